@@ -1,0 +1,163 @@
+"""What the forms of files share: patterns to files by split, and lines out of plain or gzipped files."""
+
+import codecs
+import glob
+import gzip
+import os
+import re
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from t5x_like.data.sources import check_split, wanted
+from t5x_like.errors import UserError, one_line
+
+_SPLIT_WORDS = {"train", "training", "validation", "valid", "val", "dev", "test"}
+_SPLIT_NAME = re.compile(r"(?:^|,)([A-Za-z][A-Za-z0-9_]*)=")
+
+
+class FileSource:
+  """Documents of local files, read one file after the other.
+
+  Args:
+    form: the name of the form, for messages.
+    rest: a glob pattern, or `split=pattern,...`; a split named twice gets the files of both patterns.
+    read: yields the documents of one file.
+    facts: what else defines the content, for `fingerprint_facts`.
+  """
+
+  def __init__(self, form: str, rest: str, read: Callable[[str], Iterator[str]], **facts):
+    self._form, self._read, self._facts = form, read, facts
+    self._files = {split: _files(form, patterns) for split, patterns in _patterns(form, rest).items()}
+    self.name = _name(form, sorted({path for files in self._files.values() for path in files}))
+    self.splits = tuple(self._files)
+    self.skipped = {split: Counter() for split in self.splits}
+
+  def documents(self, split: str) -> Iterator[str]:
+    check_split(self, split)
+    skipped = self.skipped[split] = Counter()
+    count = 0
+    for path in self._files[split]:
+      for document in wanted(self._read(path), skipped):
+        count += 1
+        yield document
+    if not count:
+      reasons = ", ".join(f"{n} skipped: {reason}" for reason, n in sorted(skipped.items())) or "no lines"
+      files = self._files[split]
+      raise UserError(
+        f"{self._form}:{files[0]}: found 0 documents in {len(files)} file(s) of split {split!r} ({reasons}), "
+        "expected at least one"
+      )
+
+  def fingerprint_facts(self) -> dict:
+    splits = {
+      split: [{"file": os.path.basename(path), "bytes": os.path.getsize(path)} for path in files]
+      for split, files in self._files.items()
+    }
+    return {"form": self._form, **self._facts, "splits": splits}
+
+
+def lines(path: str) -> Iterator[tuple[int, str]]:
+  """Yields (line number from 1, line without its end) of a plain or gzipped UTF-8 file, holding one line at a time."""
+  number = 0
+  try:
+    with _opened(path) as file:
+      for number, line in enumerate(file, 1):
+        line = line.removesuffix(b"\n").removesuffix(b"\r")
+        yield number, decode(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, f"{path}:{number}")
+  except _UNREADABLE as error:
+    raise _unreadable(f"{path}:{number + 1}", error) from error
+
+
+def whole(path: str) -> str:
+  """The text of a plain or gzipped UTF-8 file."""
+  try:
+    with _opened(path) as file:
+      data = file.read()
+  except _UNREADABLE as error:
+    raise _unreadable(path, error) from error
+  try:
+    return data.removeprefix(codecs.BOM_UTF8).decode()
+  except UnicodeDecodeError as error:
+    line = error.object.count(b"\n", 0, error.start) + 1
+    raise _not_utf8(f"{path}:{line}", error) from None
+
+
+def decode(data: bytes, where: str) -> str:
+  """UTF-8 text of bytes; raises UserError naming the place and the byte."""
+  try:
+    return data.decode()
+  except UnicodeDecodeError as error:
+    raise _not_utf8(where, error) from None
+
+
+def _not_utf8(where: str, error: UnicodeDecodeError) -> UserError:
+  byte = error.object[error.start]
+  return UserError(f"{where}: found byte 0x{byte:02x} that is not UTF-8 ({error.reason}), expected UTF-8 text")
+
+
+_UNREADABLE = (OSError, EOFError, zlib.error)
+
+
+def _unreadable(where: str, error: Exception) -> UserError:
+  if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
+    return UserError(f"{where}: cannot be read ({one_line(error)})")
+  return UserError(f"{where}: found truncated or damaged gzip data ({one_line(error)}), expected a complete .gz file; "
+                   "fetch it again")
+
+
+def _opened(path: str):
+  with open(path, "rb") as file:
+    gzipped = file.read(2) == b"\x1f\x8b" or path.endswith(".gz")
+  return gzip.open(path, "rb") if gzipped else open(path, "rb")
+
+
+def _patterns(form: str, rest: str) -> dict[str, list[str]]:
+  """`train=a,validation=b` or a bare pattern, which is the split train, as patterns by split."""
+  if not rest:
+    raise UserError(f"source '{form}:': found no files, expected a path or pattern after the colon, such as "
+                    f"{form}:corpus/* or {form}:train=a/*,validation=b/*")
+  names = list(_SPLIT_NAME.finditer(rest))
+  if not names or names[0].start() != 0:
+    return {"train": [rest]}
+  patterns: dict[str, list[str]] = {}
+  for name, following in zip(names, [*names[1:], None]):
+    pattern = rest[name.end() : following.start() if following else len(rest)]
+    if not pattern:
+      raise UserError(f"source '{form}:{rest}': found no files for split {name[1]!r}, expected {name[1]}=PATTERN")
+    patterns.setdefault(name[1], []).append(pattern)
+  return patterns
+
+
+def _files(form: str, patterns: list[str]) -> list[str]:
+  """The files of the patterns, sorted within each; raises UserError for no match, a missing or an empty file."""
+  files: dict[str, None] = {}
+  for pattern in patterns:
+    literal = os.path.exists(pattern)
+    matches = [pattern] if literal else sorted(glob.glob(pattern, recursive=True))
+    found = [path for path in matches if os.path.isfile(path)]
+    if not found:
+      what = "a directory" if literal else f"{len(matches)} directories" if matches else "no file of that name"
+      mend = f"name its files by a pattern such as {os.path.join(pattern, '*')}" if literal else "check the path"
+      raise UserError(f"source {form}:{pattern}: found {what}, expected at least one file; {mend}")
+    files.update(dict.fromkeys(found))
+  for path in files:
+    try:
+      size = os.path.getsize(path)
+    except OSError as error:
+      raise _unreadable(path, error) from error
+    if not size:
+      raise UserError(f"{path}: found an empty file, expected documents; fetch it again or leave it out")
+  return list(files)
+
+
+def _name(form: str, files: list[str]) -> str:
+  """A corpus name: the stem of a single file, else the nearest folder that holds all files, else the form.
+
+  The stem of a file that is named after its split says nothing, so its folder counts instead.
+  """
+  files = [os.path.abspath(path) for path in files]
+  word = os.path.basename(files[0]).split(".")[0]
+  if len(files) > 1 or word in _SPLIT_WORDS:
+    word = os.path.basename(os.path.commonpath([os.path.dirname(path) for path in files]))
+  return re.sub(r"[^A-Za-z0-9_.-]+", "_", word).strip("_.-") or form

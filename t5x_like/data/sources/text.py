@@ -1,0 +1,13 @@
+"""`text:PATTERN`: one document a file."""
+
+from collections.abc import Iterator
+
+from t5x_like.data.sources import _files
+
+
+def open_form(rest: str, *, data_dir: str | None, text_field: str) -> _files.FileSource:
+  return _files.FileSource("text", rest, _documents)
+
+
+def _documents(path: str) -> Iterator[str]:
+  yield _files.whole(path)

@@ -1,0 +1,116 @@
+"""`tfds:NAME[/config][:version]`: a TensorFlow dataset, read if it is prepared in `data_dir`, else built there.
+
+Both record formats are read, in the order of the shards: `array_record` by random access, `tfrecord` through tf.data.
+Only the text feature is decoded. Building never consults Google's bucket of prepared datasets.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+from t5x_like.data.sources import check_split, wanted
+from t5x_like.data.sources._files import decode
+from t5x_like.errors import UserError, did_you_mean, one_line
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read when TensorFlow is imported: no start-up notices
+
+import tensorflow_datasets as tfds  # noqa: E402
+
+_RECORDS_AT_ONCE = 256
+
+
+def open_form(rest: str, *, data_dir: str | None, text_field: str) -> "TfdsSource":
+  if not rest:
+    raise UserError("source 'tfds:': found no dataset name, expected tfds:NAME[/config][:version]")
+  try:
+    builder = tfds.builder(rest, data_dir=data_dir)
+  except tfds.core.DatasetNotFoundError:
+    raise UserError(
+      f"source tfds:{rest}: found no such dataset, neither prepared in {data_dir or tfds.core.constants.DATA_DIR} nor "
+      f"registered with TFDS{did_you_mean(re.split('[/:]', rest)[0], tfds.list_builders())}; check the name and "
+      "the data directory"
+    ) from None
+  except (ValueError, AssertionError, KeyError, TypeError, RuntimeError) as error:
+    raise UserError(f"source tfds:{rest}: cannot be opened ({one_line(error)})") from error
+  prepare(builder)
+  return TfdsSource(builder, text_field)
+
+
+def prepare(builder: tfds.core.DatasetBuilder, file_format: str | None = None) -> None:
+  """Builds the dataset in its data directory unless it is prepared there already."""
+  if builder.is_prepared():
+    return
+  config = tfds.download.DownloadConfig(try_download_gcs=False)
+  tfds.disable_progress_bar()
+  try:
+    builder.download_and_prepare(download_config=config, file_format=file_format)
+  except UserError:
+    raise
+  except Exception as error:  # whatever the dataset's own code and its downloads raise
+    raise UserError(
+      f"dataset {builder.info.full_name}: cannot be built in {builder.data_dir} "
+      f"({type(error).__name__}: {one_line(error)})"
+    ) from error
+
+
+class TfdsSource:
+  """Documents of a prepared TensorFlow dataset."""
+
+  def __init__(self, builder: tfds.core.DatasetBuilder, text_field: str):
+    info = builder.info
+    features = info.features
+    if not isinstance(features, tfds.features.FeaturesDict) or text_field not in features:
+      names = list(features) if isinstance(features, tfds.features.FeaturesDict) else []
+      raise UserError(
+        f"dataset {info.full_name}: found no feature {text_field!r} among {', '.join(names) or 'none'}, expected the "
+        f"documents there{did_you_mean(text_field, names)}; choose the feature with the text field option"
+      )
+    if features[text_field].shape != () or features[text_field].np_dtype not in (object, str, bytes):
+      found = one_line(Exception(features[text_field]))
+      raise UserError(f"dataset {info.full_name}: found feature {text_field!r} of {found}, expected Text")
+    self._builder, self._text_field = builder, text_field
+    self.name = info.name
+    self.splits = tuple(info.splits)
+    self.skipped = {split: Counter() for split in self.splits}
+
+  def documents(self, split: str) -> Iterator[str]:
+    check_split(self, split)
+    skipped = self.skipped[split] = Counter()
+    where = f"dataset {self._builder.info.full_name}, split {split}"
+    texts = (decode(text, f"{where}, example {number}") for number, text in enumerate(self._texts(split)))
+    count = 0
+    for document in wanted(texts, skipped):
+      count += 1
+      yield document
+    if not count:
+      raise UserError(f"{where}: found 0 documents, expected at least one")
+
+  def fingerprint_facts(self) -> dict:
+    info = self._builder.info
+    return {
+      "form": "tfds",
+      "name": info.full_name,
+      "text_field": self._text_field,
+      "splits": {name: {"examples": s.num_examples, "bytes": s.num_bytes} for name, s in info.splits.items()},
+      "metadata": dict(info.metadata or {}),
+    }
+
+  def _texts(self, split: str) -> Iterator[bytes]:
+    only_text = tfds.decode.PartialDecoding({self._text_field: True})
+    try:
+      if self._builder.info.file_format.file_suffix == "array_record":
+        records = self._builder.as_data_source(split, decoders=only_text)
+        for start in range(0, len(records), _RECORDS_AT_ONCE):
+          for record in records.__getitems__(range(start, min(start + _RECORDS_AT_ONCE, len(records)))):
+            yield record[self._text_field]
+      else:
+        in_order = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False, skip_prefetch=True)
+        dataset = self._builder.as_dataset(split=split, shuffle_files=False, decoders=only_text, read_config=in_order)
+        for record in dataset.as_numpy_iterator():
+          yield record[self._text_field]
+    except Exception as error:  # the two readers raise their own families of errors for damaged and missing files
+      raise UserError(
+        f"dataset {self._builder.info.full_name}: cannot be read from {self._builder.data_dir} "
+        f"({type(error).__name__}: {one_line(error)}); if files are damaged, delete that directory and build it again"
+      ) from error
