@@ -1,0 +1,134 @@
+"""Batches of a task: a pure function of the step, so the state of the input pipeline is the step number.
+
+Global example i is in epoch i // num_examples, at place i % num_examples of that epoch's permutation; step s holds the
+global examples s * batch_size to (s + 1) * batch_size - 1, of which a host makes its rows. Nothing is replayed to
+start at a step, no iterator state is saved, and the batches do not change with the number of hosts.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+
+import jax
+import numpy as np
+
+from t5x_like.data import random
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.task import Task
+from t5x_like.errors import UserError
+
+EVAL_SEED = 0
+_PREFETCH = 4
+
+
+def train_batches(task: Task, *, batch_size: int, seed: int, start_step: int = 0,
+                  rows: tuple[int, int] | None = None) -> Iterator[dict[str, np.ndarray]]:
+  """The endless training batches of this host.
+
+  Args:
+    task: what to train on.
+    batch_size: rows of the global batch.
+    seed: of the order and of whatever the task draws.
+    start_step: the first batch yielded is that of this step; any step opens as fast as step 0.
+    rows: this host's rows [lo, hi) of the global batch; None is all of them.
+
+  Returns:
+    An iterator over the task's features, each [hi - lo, *shape].
+
+  Raises:
+    UserError: rows outside the batch, or a negative step.
+  """
+  rows = _checked_rows(batch_size, rows)
+  if start_step < 0:
+    raise UserError(f"start_step: found {start_step}, expected at least 0")
+
+  def batch(step: tf.Tensor) -> dict[str, tf.Tensor]:
+    global_index_B = step * batch_size + tf.range(*rows, dtype=tf.int64)
+    epoch_B, place_B = global_index_B // task.num_examples, global_index_B % task.num_examples
+    example_B = random.shuffled(place_B, epoch_B, seed, task.num_examples)
+    return task.batch(example_B, epoch_B, seed)
+
+  last_step = np.iinfo(np.int64).max // (2 * batch_size)
+  return _iterate(tf.data.Dataset.range(start_step, last_step), batch)
+
+
+def eval_batches(task: Task, *, batch_size: int, rows: tuple[int, int] | None = None,
+                 max_examples: int | None = None) -> Iterator[dict[str, np.ndarray]]:
+  """Every example once, in the order of their index, with noise that is the same in every evaluation.
+
+  Args:
+    task: what to evaluate on.
+    batch_size: rows of the global batch.
+    rows: this host's rows [lo, hi) of the global batch; None is all of them.
+    max_examples: only the first so many examples; None is all of them.
+
+  Returns:
+    An iterator over ceil(examples / batch_size) batches, equally many on every host, of the task's features, each
+    [hi - lo, *shape], and `example_index` int32 [hi - lo]. Rows past the last example are 0 in every feature (so their
+    loss weights are 0) and have example_index -1.
+
+  Raises:
+    UserError: rows outside the batch, or max_examples below 1.
+  """
+  rows = _checked_rows(batch_size, rows)
+  if max_examples is not None and max_examples < 1:
+    raise UserError(f"max_examples: found {max_examples}, expected at least 1, or None for all")
+  num_examples = min(task.num_examples, max_examples or task.num_examples)
+
+  def batch(step: tf.Tensor) -> dict[str, tf.Tensor]:
+    index_B = step * batch_size + tf.range(*rows, dtype=tf.int64)
+    real_B = index_B < num_examples
+    features = task.batch(tf.where(real_B, index_B, 0), tf.zeros_like(index_B), EVAL_SEED)
+    features = {
+      name: tf.where(tf.reshape(real_B, [-1] + [1] * (value.shape.rank - 1)), value, tf.zeros([], value.dtype))
+      for name, value in features.items()
+    }
+    return features | {"example_index": tf.cast(tf.where(real_B, index_B, -1), tf.int32)}
+
+  return _iterate(tf.data.Dataset.range(-(-num_examples // batch_size)), batch)
+
+
+def to_global(batch: dict[str, np.ndarray], sharding_of: Callable[[str, np.ndarray], jax.sharding.Sharding],
+              global_batch_size: int) -> dict[str, jax.Array]:
+  """This host's rows -> arrays of the global batch.
+
+  Args:
+    batch: features, each [host rows, ...].
+    sharding_of: the sharding of a feature, from its name and this host's array.
+    global_batch_size: rows of the global batch.
+
+  Returns:
+    The same features as arrays of shape [global_batch_size, ...].
+  """
+  return {
+    name: jax.make_array_from_process_local_data(sharding_of(name, value), value, (global_batch_size, *value.shape[1:]))
+    for name, value in batch.items()
+  }
+
+
+def _checked_rows(batch_size: int, rows: tuple[int, int] | None) -> tuple[int, int]:
+  if batch_size < 1:
+    raise UserError(f"batch_size: found {batch_size}, expected at least 1")
+  low, high = rows or (0, batch_size)
+  if not 0 <= low < high <= batch_size:
+    raise UserError(f"rows: found [{low}, {high}), expected a part of [0, {batch_size}), the global batch")
+  return low, high
+
+
+def _iterate(steps: tf.data.Dataset, batch: Callable[[tf.Tensor], dict[str, tf.Tensor]]):
+  _hide_accelerators()
+  options = tf.data.Options()
+  options.deterministic = True
+  options.autotune.enabled = False
+  options.threading.max_intra_op_parallelism = 1  # whole batches are made side by side, which costs no splitting
+  parallel = max(2, min(16, os.cpu_count() or 2))
+  dataset = steps.map(batch, num_parallel_calls=parallel).prefetch(_PREFETCH).with_options(options)
+  return dataset.as_numpy_iterator()
+
+
+def _hide_accelerators() -> None:
+  """Leaves accelerators to JAX; TensorFlow would otherwise claim their memory with its first operation."""
+  for kind in ("GPU", "TPU"):
+    try:
+      tf.config.set_visible_devices([], kind)
+    except (RuntimeError, ValueError):  # TensorFlow has started already, or does not know the kind
+      pass

@@ -1,0 +1,181 @@
+"""T5's span corruption, drawn for a whole batch at once.
+
+Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer", section 3.1.4
+and figure 2. A window of raw tokens is cut into alternating spans, kept first and noise last. In the inputs every
+noise span becomes one sentinel; in the targets every sentinel is followed by the tokens it stands for. Sentinels
+count down from `vocabulary.size - 1`, both sequences end with EOS, and no sentinel closes the targets.
+
+There is no per-example map: the cut points of all rows are two `top_k` calls, and inputs and targets are each one
+gather whose indices are a cumulative sum with a jump at every sentinel.
+"""
+
+import dataclasses
+
+from t5x_like.data import random
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.errors import UserError
+
+
+def noise_counts(length: int, noise_density: float, mean_noise_span_length: float) -> tuple[int, int]:
+  """How many of `length` tokens are noise, and in how many spans: T5's rounding, at least one of each."""
+  tokens = min(max(round(length * noise_density), 1), length - 1)
+  spans = min(max(round(tokens / mean_noise_span_length), 1), length - tokens)
+  return tokens, spans
+
+
+def random_spans_lengths(inputs_length: int, noise_density: float, mean_noise_span_length: float) -> tuple[int, int]:
+  """The raw window that corrupts to exactly `inputs_length` inputs, and its targets length, both counting EOS.
+
+  512 inputs at 0.15 and 3.0 need 568 raw tokens and give 114 targets.
+
+  Raises:
+    UserError: inputs of this length cannot hold a kept token, a sentinel and EOS.
+  """
+  def corrupted(length: int) -> tuple[int, int]:
+    tokens, spans = noise_counts(length, noise_density, mean_noise_span_length)
+    return length - tokens + spans + 1, tokens + spans + 1
+
+  if inputs_length < 3:
+    raise UserError(f"inputs_length: found {inputs_length}, expected at least 3 (a token, a sentinel and EOS)")
+  window = max(2, inputs_length - 1)
+  while corrupted(window + 1)[0] <= inputs_length:
+    window += 1
+  targets_length = corrupted(window)[1]
+  if noise_density == 0.5 and targets_length > inputs_length:  # T5 prefers two equal, round lengths here
+    window, targets_length = window - 1, targets_length - 1
+  return window, targets_length
+
+
+def random_segments(bits_BN: tf.Tensor, segments: int) -> tf.Tensor:
+  """Ends of a uniformly random cut of N + 1 items into non-empty segments: uint32 [B, N] -> int32 [B, segments].
+
+  N + 1 items have N places to cut; a uniform choice of `segments - 1` of them is a uniform random composition.
+  """
+  items = bits_BN.shape[1] + 1
+  cuts = random.subsets(bits_BN, segments - 1) + 1
+  return tf.pad(cuts, [[0, 0], [0, 1]], constant_values=items)
+
+
+def _lengths(ends_BN: tf.Tensor) -> tf.Tensor:
+  """Segment lengths from segment ends: int32 [B, N] -> int32 [B, N]."""
+  return ends_BN - tf.pad(ends_BN[:, :-1], [[0, 0], [1, 0]])
+
+
+@dataclasses.dataclass(frozen=True)
+class SpanCorruption:
+  """Windows of raw tokens -> inputs and targets of fixed lengths.
+
+  Attributes:
+    vocabulary_size: all ids, sentinels included; sentinel i is `vocabulary_size - 1 - i`.
+    extra_ids: how many sentinels the vocabulary has.
+    inputs_length: length of the inputs with EOS.
+    targets_length: length of the targets with EOS; None takes the derived one, a larger one is padded with 0.
+    noise_density: fraction of raw tokens that is noise.
+    mean_noise_span_length: noise tokens per span.
+    eos_id: the id that closes both sequences.
+    window: raw tokens of one example (derived).
+    noise_tokens: how many of them are noise (derived).
+    noise_spans: in how many spans (derived).
+
+  Raises:
+    UserError: on construction, for impossible lengths or more spans than sentinels.
+  """
+
+  vocabulary_size: int
+  extra_ids: int
+  inputs_length: int = 512
+  targets_length: int | None = None
+  noise_density: float = 0.15
+  mean_noise_span_length: float = 3.0
+  eos_id: int = 1
+  window: int = dataclasses.field(init=False)
+  noise_tokens: int = dataclasses.field(init=False)
+  noise_spans: int = dataclasses.field(init=False)
+
+  def __post_init__(self):
+    if not 0 < self.noise_density < 1:
+      raise UserError(f"noise_density: found {self.noise_density}, expected a fraction between 0 and 1")
+    if not self.mean_noise_span_length >= 1:
+      raise UserError(f"mean_noise_span_length: found {self.mean_noise_span_length}, expected at least 1")
+    window, derived = random_spans_lengths(self.inputs_length, self.noise_density, self.mean_noise_span_length)
+    if self.targets_length is None:
+      object.__setattr__(self, "targets_length", derived)
+    if self.targets_length < derived:
+      raise UserError(
+        f"targets_length: found {self.targets_length}, but inputs_length={self.inputs_length} at noise_density="
+        f"{self.noise_density} and mean_noise_span_length={self.mean_noise_span_length} makes targets of {derived} "
+        f"tokens: set it to at least {derived}, or leave it out")
+    tokens, spans = noise_counts(window, self.noise_density, self.mean_noise_span_length)
+    if spans > self.extra_ids:
+      raise UserError(
+        f"inputs_length={self.inputs_length}: a window of {window} tokens has {spans} noise spans but the vocabulary "
+        f"has {self.extra_ids} sentinels: shorten inputs_length, lengthen mean_noise_span_length "
+        f"({self.mean_noise_span_length}), or use a vocabulary with at least {spans} extra ids")
+    object.__setattr__(self, "window", window)
+    object.__setattr__(self, "noise_tokens", tokens)
+    object.__setattr__(self, "noise_spans", spans)
+
+  def span_ends(self, key_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Where spans end, counted in kept and in noise tokens: uint64 [B] -> two int32 [B, noise_spans]."""
+    kept_tokens = self.window - self.noise_tokens
+    bits = random.bits(key_B, self.window - 2)  # a cut between any two neighbours of one kind
+    kept_ends = random_segments(bits[:, :kept_tokens - 1], self.noise_spans)
+    noise_ends = random_segments(bits[:, kept_tokens - 1:], self.noise_spans)
+    return kept_ends, noise_ends
+
+  def noise_mask(self, key_B: tf.Tensor) -> tf.Tensor:
+    """Which raw tokens are noise: uint64 [B] -> bool [B, window]; every row starts false and ends true."""
+    kept_ends, noise_ends = self.span_ends(key_B)
+    starts = kept_ends + noise_ends - _lengths(noise_ends)
+    ends = kept_ends + noise_ends
+    steps = _scatter(starts, tf.ones_like(starts), self.window + 1) - _scatter(
+      ends, tf.ones_like(ends), self.window + 1)
+    return tf.cumsum(steps, axis=1)[:, :self.window] > 0
+
+  def __call__(self, window_BW: tf.Tensor, key_B: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Corrupts windows.
+
+    Args:
+      window_BW: int32 [B, window] raw tokens.
+      key_B: uint64 [B], one random key per row (`random.row_keys`).
+
+    Returns:
+      `inputs` int32 [B, inputs_length] and `targets` int32 [B, targets_length].
+    """
+    kept_ends, noise_ends = self.span_ends(key_B)
+    kept_lengths, noise_lengths = _lengths(kept_ends), _lengths(noise_ends)
+    order = tf.range(self.noise_spans, dtype=tf.int32)
+    # Sentinel i stands after kept span i in the inputs: there the source jumps over noise span i.
+    inputs = self._assemble(
+      window_BW, sentinels=kept_ends + order, jumps=noise_lengths - 1, start=0,
+      length=self.window - self.noise_tokens + self.noise_spans, padded=self.inputs_length)
+    # Sentinel i stands before noise span i in the targets: there the source jumps over kept span i.
+    targets = self._assemble(
+      window_BW, sentinels=noise_ends - noise_lengths + order, jumps=kept_lengths - 1, start=-1,
+      length=self.noise_tokens + self.noise_spans, padded=self.targets_length)
+    return {"inputs": inputs, "targets": targets}
+
+  def _assemble(self, window_BW, sentinels, jumps, start, length, padded):
+    """Tokens of the window with sentinels at `sentinels` [B, N], then EOS, then padding: int32 [B, padded].
+
+    Before the first sentinel, place j holds raw token `start + j` plus the jumps so far; `start` is -1 where a
+    jump applies to the place of its own sentinel already, 0 where it applies from the next place on.
+    """
+    source = tf.cumsum(1 + _scatter(sentinels, jumps, length), axis=1, exclusive=start == 0)
+    source = source if start == 0 else source + start
+    batch = tf.shape(window_BW)[0]
+    offset_B1 = tf.range(batch)[:, None]
+    tokens = tf.gather(tf.reshape(window_BW, [-1]), tf.reshape(source + offset_B1 * self.window, [-1]))
+    ids_N = self.vocabulary_size - 1 - tf.range(self.noise_spans, dtype=tf.int32)
+    places = tf.reshape(sentinels + offset_B1 * length, [-1, 1])
+    tokens = tf.tensor_scatter_nd_update(tokens, places, tf.tile(ids_N, [batch]))
+    tail = tf.constant([self.eos_id] + [0] * (padded - length - 1), tf.int32)
+    tail = tf.tile(tail[None], [batch, 1])
+    return tf.ensure_shape(tf.concat([tf.reshape(tokens, [-1, length]), tail], axis=1), [None, padded])
+
+
+def _scatter(places_BN: tf.Tensor, values_BN: tf.Tensor, length: int) -> tf.Tensor:
+  """Zeros [B, length] with `values_BN` added at `places_BN`, all int32."""
+  batch = tf.shape(places_BN)[0]
+  flat = tf.reshape(places_BN + tf.range(batch)[:, None] * length, [-1, 1])
+  return tf.reshape(tf.scatter_nd(flat, tf.reshape(values_BN, [-1]), [batch * length]), [-1, length])

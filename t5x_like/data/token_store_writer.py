@@ -1,0 +1,209 @@
+"""Writing a token store: documents of ids in, one split out, all of it or nothing.
+
+Shards close at the first document end at or after `shard_tokens`, so the bytes depend only on the documents and their
+order, never on how they were batched or how many processes tokenised them. Everything is written to the sibling
+`.<split>.incomplete`, flushed to disk and renamed when complete; a directory left by a killed run is emptied and used
+again, one that a live process holds is refused.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import pathlib
+import shutil
+from typing import Any
+
+import numpy as np
+import tensorstore as ts
+
+from t5x_like.data import token_store_manifest
+from t5x_like.data.token_store_manifest import Manifest, Shard, StoredFile, VocabularyRecord
+from t5x_like.data.vocabularies import Vocabulary
+from t5x_like.errors import UserError, one_line
+
+INNER_CHUNK = 16384
+SHARD_TOKENS = 2**26
+
+
+class TokenStoreWriter(contextlib.AbstractContextManager):
+  """Writes the store of one split; leaving the `with` block normally publishes it, an exception removes it.
+
+  Args:
+    path: the directory to make, `<root>/<split>`; local.
+    name: the corpus, part of metric names.
+    split: the split, for the record.
+    vocabulary: what the ids belong to; saved with the store.
+    append_eos: whether the writer adds EOS after every document (T5 adds none).
+    source: a JSON object recorded as provenance.
+    shard_tokens: a shard closes at the first document end at or after this many tokens.
+
+  Raises:
+    UserError: the path exists, is remote, cannot be written, or another process is writing it.
+  """
+
+  def __init__(self, path: str | os.PathLike, *, name: str, split: str, vocabulary: Vocabulary,
+               append_eos: bool = False, source: dict[str, Any] | None = None, shard_tokens: int = SHARD_TOKENS):
+    if "://" in os.fspath(path):
+      raise UserError(f"{path}: stores are written to a local directory; write it there, then copy it")
+    self.path = pathlib.Path(path)
+    self._work = self.path.with_name(f".{self.path.name}.incomplete")
+    self._name, self._split, self._vocabulary = name, split, vocabulary
+    self._append_eos, self._source, self._shard_tokens = append_eos, dict(source or {}), shard_tokens
+    self._dtype = np.dtype(np.uint16 if vocabulary.size <= 2**16 else np.int32)
+    self._tokens, self._lengths, self._held = [], [], 0
+    self._shards: list[Shard] = []
+
+  def __enter__(self) -> "TokenStoreWriter":
+    if self.path.exists():
+      raise UserError(f"{self.path}: exists already, expected a new path: a token store is never overwritten; remove "
+                      "it or choose another output")
+    with _refusals(self._work):
+      self._work.mkdir(parents=True, exist_ok=True)
+      self._lock = os.open(self._work, os.O_RDONLY)
+    try:
+      fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+      os.close(self._lock)
+      raise UserError(f"{self._work}: another process is writing this store: wait for it or stop it") from error
+    with _refusals(self._work):
+      for leftover in self._work.iterdir():
+        shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+    return self
+
+  def __exit__(self, kind, error, traceback) -> None:
+    published = False
+    try:
+      if kind is None:
+        self._publish()
+        published = True
+    finally:
+      if not published:
+        shutil.rmtree(self._work, ignore_errors=True)
+      os.close(self._lock)
+
+  @property
+  def num_tokens(self) -> int:
+    """Tokens added so far."""
+    return self._held + sum(shard.tokens for shard in self._shards)
+
+  def add(self, tokens_N: np.ndarray, lengths_D: np.ndarray) -> None:
+    """Adds documents.
+
+    Args:
+      tokens_N: integers [N], the ids of D documents one after the other, without EOS.
+      lengths_D: integers [D] that sum to N; documents of length 0 are dropped.
+
+    Raises:
+      UserError: an id is 0 (padding) or outside the vocabulary, or a shard cannot be written.
+    """
+    lengths_D = np.asarray(lengths_D, np.int64)
+    lengths_D = lengths_D[lengths_D > 0]
+    tokens_N = np.asarray(tokens_N)
+    if not lengths_D.size:
+      return
+    low, high = int(tokens_N.min()), int(tokens_N.max())
+    if low < 1 or high >= self._vocabulary.size:
+      raise UserError(f"{self.path}: found id {low if low < 1 else high} in a document, expected 1 to "
+                      f"{self._vocabulary.size - 1} (0 is padding)")
+    tokens_N = tokens_N.astype(self._dtype)
+    if self._append_eos:
+      tokens_N = np.insert(tokens_N, np.cumsum(lengths_D), self._vocabulary.eos_id)
+      lengths_D = lengths_D + 1
+    self._tokens.append(tokens_N)
+    self._lengths.append(lengths_D)
+    self._held += tokens_N.size
+    if self._held >= self._shard_tokens:
+      self._close_shards()
+
+  def _close_shards(self, last: bool = False) -> None:
+    """Writes every full shard that is held, and with `last` the rest."""
+    tokens, ends = np.concatenate(self._tokens), np.cumsum(np.concatenate(self._lengths))
+    while tokens.size >= self._shard_tokens or (last and tokens.size):
+      documents = min(int(np.searchsorted(ends, self._shard_tokens)) + 1, ends.size)
+      cut = int(ends[documents - 1])
+      self._write_shard(tokens[:cut], ends[:documents])
+      tokens, ends = tokens[cut:], ends[documents:] - cut
+    self._tokens, self._lengths, self._held = [tokens], [np.diff(ends, prepend=0)], tokens.size
+
+  def _write_shard(self, tokens: np.ndarray, document_ends: np.ndarray) -> None:
+    name = f"{len(self._shards):05d}"
+    files = {}
+    for array, data in (("tokens", tokens), ("document_ends", document_ends.astype(np.int64))):
+      directory = self._work / "shards" / name / array
+      _write_array(directory, data)
+      for file in ("zarr.json", "c/0"):
+        with open(directory / file, "rb") as stream:
+          digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        files[f"{array}/{file}"] = StoredFile(os.stat(directory / file).st_size, digest)
+    self._shards.append(Shard(name, int(tokens.size), int(document_ends.size), files))
+
+  def _publish(self) -> None:
+    if self._held:
+      self._close_shards(last=True)
+    if not self._shards:
+      raise UserError(f"{self.path}: split {self._split!r} has no documents with any tokens, expected at least one: "
+                      "check the source, or for a split by validation_fraction raise the fraction")
+    vocabulary = self._vocabulary
+    manifest = Manifest(
+      name=self._name, split=self._split,
+      vocabulary=VocabularyRecord(vocabulary.fingerprint, vocabulary.size, vocabulary.extra_ids),
+      append_eos=self._append_eos, dtype=self._dtype.name,
+      num_tokens=sum(shard.tokens for shard in self._shards),
+      num_documents=sum(shard.documents for shard in self._shards),
+      shards=tuple(self._shards), source=self._source)
+    with _refusals(self._work):
+      vocabulary.save(self._work / token_store_manifest.VOCABULARY)
+      (self._work / token_store_manifest.FILE).write_text(manifest.to_json())
+      for directory, _, names in os.walk(self._work):
+        for path in (directory, *(os.path.join(directory, name) for name in names)):
+          _flush(path)
+      os.rename(self._work, self.path)
+      _flush(self.path.parent)
+
+
+def _write_array(directory: pathlib.Path, data: np.ndarray) -> None:
+  """Writes one Zarr array and proves that its chunk file begins with the plain array.
+
+  The sharding codec may place inner chunks anywhere in the file; TensorStore writes them in order when a whole chunk
+  is written at once, which is what makes the memory map possible, so it is checked and not assumed.
+  """
+  padded = -(-data.size // INNER_CHUNK) * INNER_CHUNK
+  index = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+  spec = {
+    "driver": "zarr3", "kvstore": {"driver": "file", "path": f"{directory}/"}, "create": True,
+    "store_data_equal_to_fill_value": True,
+    "metadata": {
+      "shape": [data.size], "data_type": data.dtype.name, "fill_value": 0,
+      "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [padded]}},
+      "codecs": [{"name": "sharding_indexed", "configuration": {
+        "chunk_shape": [INNER_CHUNK], "index_location": "end", "index_codecs": index,
+        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}]}}],
+    },
+  }
+  with _refusals(directory):
+    ts.open(spec).result().write(data).result()
+    path = directory / "c" / "0"
+    written = np.memmap(path, data.dtype.newbyteorder("<"), mode="r", shape=data.shape)
+    size = padded * data.dtype.itemsize + padded // INNER_CHUNK * 16 + 4  # index: two uint64 a chunk, and a CRC
+    if os.stat(path).st_size != size or not np.array_equal(written, data):
+      raise UserError(f"{path}: this TensorStore does not write inner chunks in order and without "
+                      "gaps, which memory maps need: install the version in the project's constraints")
+
+
+@contextlib.contextmanager
+def _refusals(path: pathlib.Path):
+  """A full disk, a read-only directory and the like as one line; TensorStore reports them as ValueError too."""
+  try:
+    yield
+  except (OSError, ValueError, RuntimeError) as error:
+    raise UserError(f"{path}: cannot be written ({one_line(error)}): free some space or choose another "
+                    "output") from error
+
+
+def _flush(path: str | os.PathLike) -> None:
+  descriptor = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(descriptor)
+  finally:
+    os.close(descriptor)

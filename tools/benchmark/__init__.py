@@ -1,0 +1,1 @@
+"""Measurements of this machine that print their method and, as their last line, one JSON object."""

@@ -1,0 +1,38 @@
+"""Measures one part of the system on this machine.
+
+Example:
+  python -m tools.benchmark data
+  python -m tools.benchmark step --config=configs/t5/small.py
+
+Each prints its method in plain words and, as its last line, one JSON object. Figures mean something on idle cores.
+"""
+
+import argparse
+import importlib
+import sys
+
+from t5x_like.errors import door
+
+_SUBJECTS = {
+  "data": "the input pipeline, from the token store to host batches",
+  "step": "the train step, against the machine's own matrix multiplication",
+}
+
+
+@door
+def main(argv: list[str] | None = None) -> int | None:
+  argv = sys.argv[1:] if argv is None else argv
+  parser = argparse.ArgumentParser(
+    prog="python -m tools.benchmark", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  subparsers = parser.add_subparsers(dest="subject", required=True, metavar="{" + ",".join(_SUBJECTS) + "}")
+  subject = None
+  for name, words in _SUBJECTS.items():
+    subparser = subparsers.add_parser(name, help=words, description=words)
+    if argv[:1] == [name]:  # only what is measured is imported
+      subject = importlib.import_module(f"tools.benchmark.{name}")
+      subject.add_arguments(subparser)
+  return subject.main(parser.parse_args(argv)) if subject else parser.parse_args(argv) and None
+
+
+if __name__ == "__main__":
+  sys.exit(main())
