@@ -1,0 +1,103 @@
+"""The manifest of a checkpoint step: what is in it, tensor by tensor, and the proof that it is still the same."""
+
+import hashlib
+import json
+from typing import Any
+
+import jax
+from etils import epath
+
+from t5x_like.errors import UserError, did_you_mean, one_line
+
+FORMAT = "t5x_like.checkpoint.v1"
+NAME = "manifest"
+
+
+class Damaged(Exception):
+  """A step that cannot be believed; the message is the reason."""
+
+
+def flatten(tree: dict[str, Any]) -> dict[str, Any]:
+  """Names every leaf by its path (`params/encoder/kernel`), in the order of `jax.tree.leaves`.
+
+  Raises:
+    TypeError: if the tree is not nested dicts whose keys are strings without a slash.
+  """
+  named = {}
+  for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+    keys = [entry.key if isinstance(entry, jax.tree_util.DictKey) else None for entry in path]
+    if not all(isinstance(key, str) and key and "/" not in key for key in keys):
+      raise TypeError(f"state must be nested dicts with string keys, found {jax.tree_util.keystr(path)}")
+    named["/".join(keys)] = leaf
+  return named
+
+
+def nest(named: dict[str, Any]) -> dict[str, Any]:
+  """The nested dicts of named leaves, without empty ones."""
+  tree: dict[str, Any] = {}
+  for name, leaf in named.items():
+    *parents, last = name.split("/")
+    node = tree
+    for parent in parents:
+      node = node.setdefault(parent, {})
+    node[last] = leaf
+  return tree
+
+
+def build(step: int, tensors: dict[str, Any], prints: dict[str, str], metadata: dict[str, Any]) -> dict[str, Any]:
+  """The manifest to write: `tensors` and their fingerprints by name, with a digest over all of it."""
+  manifest = {
+    "format": FORMAT,
+    "step": int(step),
+    "metadata": metadata,
+    "tensors": {
+      name: {"shape": list(x.shape), "dtype": str(x.dtype), "fingerprint": prints[name]} for name, x in tensors.items()
+    },
+  }
+  manifest["digest"] = _digest(manifest)
+  return manifest
+
+
+def read(step_path: epath.Path, step: int) -> dict[str, Any]:
+  """Reads the manifest of a step.
+
+  Raises:
+    Damaged: if it is missing, not JSON, of another format or step, or differs from its digest.
+  """
+  try:
+    manifest = json.loads((step_path / NAME / "metadata").read_text())
+  except OSError as error:
+    raise Damaged(f"manifest: {error.strerror or one_line(error)}") from error
+  except ValueError as error:
+    raise Damaged(f"manifest is not JSON: {one_line(error)}") from None
+  if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+    found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
+    raise Damaged(f"manifest has format {found!r}, expected {FORMAT!r}")
+  if manifest.pop("digest", None) != _digest(manifest) or manifest["step"] != step:
+    raise Damaged("manifest does not match its own digest")
+  return manifest
+
+
+def check_tensors(where, saved: dict[str, dict], wanted: dict[str, Any]) -> None:
+  """Compares the tensors of a manifest with those to restore (anything with `shape` and `dtype`), by name.
+
+  Raises:
+    UserError: naming the first tensor that is missing, extra, or of another shape or type.
+  """
+  advice = "use the config it was saved with"
+  for name, x in wanted.items():
+    expected = f"{x.dtype}{list(x.shape)}"
+    if name not in saved:
+      near = did_you_mean(name, set(saved) - set(wanted))
+      raise UserError(f"{where}: tensor {name} is not in the checkpoint{near}; expected {expected}; {advice}")
+    found = f"{saved[name]['dtype']}{saved[name]['shape']}"
+    if found != expected:
+      raise UserError(f"{where}: tensor {name} is {found}, expected {expected}; {advice}")
+  for name, entry in saved.items():
+    if name not in wanted:
+      found = f"{entry['dtype']}{entry['shape']}"
+      raise UserError(f"{where}: tensor {name} {found} is in the checkpoint, expected no such tensor; {advice}")
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+  return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
