@@ -4,18 +4,14 @@ Both record formats are read, in the order of the shards: `array_record` by rand
 Only the text feature is decoded. Building never consults Google's bucket of prepared datasets.
 """
 
-import os
 import re
 from collections import Counter
 from collections.abc import Iterator
 
+from t5x_like.data.quiet_tensorflow import tfds
 from t5x_like.data.sources import check_split, wanted
 from t5x_like.data.sources._files import decode
 from t5x_like.errors import UserError, did_you_mean, one_line
-
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read when TensorFlow is imported: no start-up notices
-
-import tensorflow_datasets as tfds  # noqa: E402
 
 _RECORDS_AT_ONCE = 256
 
@@ -33,18 +29,17 @@ def open_form(rest: str, *, data_dir: str | None, text_field: str) -> "TfdsSourc
     ) from None
   except (ValueError, AssertionError, KeyError, TypeError, RuntimeError) as error:
     raise UserError(f"source tfds:{rest}: cannot be opened ({one_line(error)})") from error
-  prepare(builder)
+  _prepare(builder)
   return TfdsSource(builder, text_field)
 
 
-def prepare(builder: tfds.core.DatasetBuilder, file_format: str | None = None) -> None:
+def _prepare(builder: tfds.core.DatasetBuilder) -> None:
   """Builds the dataset in its data directory unless it is prepared there already."""
   if builder.is_prepared():
     return
   config = tfds.download.DownloadConfig(try_download_gcs=False)
-  tfds.disable_progress_bar()
   try:
-    builder.download_and_prepare(download_config=config, file_format=file_format)
+    builder.download_and_prepare(download_config=config)
   except UserError:
     raise
   except Exception as error:  # whatever the dataset's own code and its downloads raise
@@ -92,25 +87,28 @@ class TfdsSource:
       "form": "tfds",
       "name": info.full_name,
       "text_field": self._text_field,
-      "splits": {name: {"examples": s.num_examples, "bytes": s.num_bytes} for name, s in info.splits.items()},
+      "splits": {name: {"examples": s.num_examples, "bytes": int(s.num_bytes)} for name, s in info.splits.items()},
       "metadata": dict(info.metadata or {}),
     }
 
   def _texts(self, split: str) -> Iterator[bytes]:
-    only_text = tfds.decode.PartialDecoding({self._text_field: True})
+    info = self._builder.info
     try:
-      if self._builder.info.file_format.file_suffix == "array_record":
-        records = self._builder.as_data_source(split, decoders=only_text)
+      if info.file_format.file_suffix == "array_record":
+        only_text = tfds.features.FeaturesDict({self._text_field: info.features[self._text_field]})
+        raw = tfds.decode.DeserializeMethod.RAW_BYTES
+        records = self._builder.as_data_source(split, deserialize_method=raw)
         for start in range(0, len(records), _RECORDS_AT_ONCE):
           for record in records.__getitems__(range(start, min(start + _RECORDS_AT_ONCE, len(records)))):
-            yield record[self._text_field]
+            yield only_text.deserialize_example_np(record)[self._text_field]
       else:
+        only_text = tfds.decode.PartialDecoding({self._text_field: True})
         in_order = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False, skip_prefetch=True)
         dataset = self._builder.as_dataset(split=split, shuffle_files=False, decoders=only_text, read_config=in_order)
         for record in dataset.as_numpy_iterator():
           yield record[self._text_field]
     except Exception as error:  # the two readers raise their own families of errors for damaged and missing files
       raise UserError(
-        f"dataset {self._builder.info.full_name}: cannot be read from {self._builder.data_dir} "
+        f"dataset {info.full_name}: cannot be read from {self._builder.data_dir} "
         f"({type(error).__name__}: {one_line(error)}); if files are damaged, delete that directory and build it again"
       ) from error

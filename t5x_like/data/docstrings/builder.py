@@ -1,0 +1,141 @@
+"""The TFDS builder `docstrings`: a real corpus of English technical prose that is already on the machine.
+
+Documents are the docstrings of the Python standard library and of this project's dependencies, as installed. Whole
+modules go to train or validation by a hash of the module's name, and a text that occurs twice anywhere is kept once, so
+no validation document is seen in training. The same installed files give the same records in the same order.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from absl import logging
+from etils import epath
+
+from t5x_like.data.docstrings import extract
+from t5x_like.data.quiet_tensorflow import tfds
+from t5x_like.errors import UserError, one_line
+
+DEPENDENCIES = (
+  "numpy", "scipy", "jax", "jaxlib", "flax", "optax", "orbax", "ml_collections", "tensorflow", "keras",
+  "tensorflow_datasets", "etils", "absl", "matplotlib", "tensorboardX", "jinja2", "tqdm", "h5py", "PIL", "treescope",
+  "rich", "pyarrow", "einops", "opt_einsum", "optree", "fontTools", "psutil", "humanize",
+)  # fmt: skip
+VALIDATION_SHARE = 0.035
+
+_DESCRIPTION = """
+Docstrings of the Python standard library and of installed Python packages, as English technical prose: one document a
+docstring, cleaned of indentation, at least 80 characters and mostly letters; exact duplicates removed; split by module.
+"""
+
+
+@dataclasses.dataclass
+class DocstringsConfig(tfds.core.BuilderConfig):
+  """Which packages to read: top-level names or `stdlib`; what is not installed is passed over."""
+
+  packages: tuple[str, ...] = ()
+
+
+class Docstrings(tfds.core.GeneratorBasedBuilder):
+  """The docstrings of installed packages; features `text`, `package`, `module`, `qualname`, all strings.
+
+  Args:
+    config: a name among BUILDER_CONFIGS (`installed` by default) or a `DocstringsConfig` of one's own.
+    data_dir: where TFDS keeps prepared datasets; its default when None.
+    file_format: the record format to write.
+    progress: called with (files read, files in all) as the packages are read.
+
+  Raises (when prepared):
+    UserError: no package is installed, or one split would be empty.
+  """
+
+  VERSION = tfds.core.Version("1.0.0")
+  RELEASE_NOTES = {"1.0.0": "First version."}
+  BUILDER_CONFIGS = [
+    DocstringsConfig(
+      name="installed",
+      description="The standard library and this project's dependencies.",
+      packages=(extract.STANDARD_LIBRARY, *DEPENDENCIES),
+    )
+  ]
+  code_path = epath.Path(__file__)  # TFDS 4.9.10 finds it only with importlib_resources, which it does not require
+
+  def __init__(
+    self,
+    *,
+    file_format: str = "array_record",
+    progress: Callable[[int, int], None] | None = None,
+    **arguments,
+  ):
+    self._progress = progress or (lambda done, total: None)
+    super().__init__(file_format=file_format, **arguments)
+
+  def _info(self) -> tfds.core.DatasetInfo:
+    features = {name: tfds.features.Text() for name in extract.Docstring._fields}
+    return tfds.core.DatasetInfo(
+      builder=self,
+      description=_DESCRIPTION,
+      features=tfds.features.FeaturesDict(features),
+      metadata=tfds.core.MetadataDict(),
+    )
+
+  def _split_generators(self, dl_manager: tfds.download.DownloadManager):
+    del dl_manager  # nothing is downloaded
+    documents = {"train": [], "validation": []}
+    seen, characters, content = set(), Counter(), hashlib.sha256()
+    for done, total, docstrings in extract.scan(self.builder_config.packages):
+      for docstring in docstrings:
+        digest = hashlib.sha256(docstring.text.encode()).digest()
+        if digest in seen:
+          continue
+        seen.add(digest)
+        characters[docstring.package] += len(docstring.text)
+        content.update("\0".join(docstring).encode() + b"\n")
+        documents[split_of(docstring.module)].append(docstring)
+      self._progress(done, total)
+    self.info.metadata["sha256"] = content.hexdigest()
+    self.info.metadata["characters"] = dict(characters)
+    return {split: self._generate_examples(docstrings) for split, docstrings in documents.items()}
+
+  def _generate_examples(self, docstrings: list[extract.Docstring]):
+    for number, docstring in enumerate(docstrings):
+      yield number, docstring._asdict()
+
+
+def prepare(builder: Docstrings) -> bool:
+  """Builds the corpus in its data directory, silently; returns False if it was there already.
+
+  Raises:
+    UserError: the directory cannot be written, or no package is installed.
+  """
+  with _quietly():
+    if builder.is_prepared():
+      return False
+    try:
+      builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
+    except OSError as error:
+      raise UserError(f"{builder.data_dir}: cannot build the corpus there ({one_line(error)})") from error
+  return True
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+  """Without TFDS's notices, of which it prints some and logs others."""
+  verbosity = logging.get_verbosity()
+  logging.set_verbosity(logging.ERROR)
+  try:
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+      tfds.display_progress_bar(False)
+      yield
+  finally:
+    tfds.display_progress_bar(True)
+    logging.set_verbosity(verbosity)
+
+
+def split_of(module: str) -> str:
+  """The split of all docstrings of a module; the same everywhere and always."""
+  draw = int.from_bytes(hashlib.sha256(module.encode()).digest()[:8], "big") / 2**64
+  return "validation" if draw < VALIDATION_SHARE else "train"

@@ -1,0 +1,159 @@
+"""Docstrings of installed packages, read from their source files by `ast`; nothing is imported or executed.
+
+`scan` yields them in a fixed order (package as given, then path, then position), so that the result is the same for
+the same installed files. Parsing runs in child processes of this very module, each of which takes every n-th file and
+writes one line of JSON a file; the parent takes the lines in turn, so only a few files' worth is held at any time.
+"""
+
+import ast
+import importlib.util
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from t5x_like.errors import UserError
+
+STANDARD_LIBRARY = "stdlib"
+MIN_CHARACTERS = 80
+MIN_LETTERS = 0.6  # of the characters that are not white space
+
+_NOT_PROSE = frozenset({"test", "tests", "site-packages", "dist-packages", "__pycache__", "_vendor"})
+_LETTERS = re.compile(r"[^\W\d_]+")
+_NOT_TEXT = re.compile("[\0\ud800-\udfff]")  # NUL and lone surrogates
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class Docstring(NamedTuple):
+  """One docstring: its text without indentation, and where it comes from (`qualname` is empty for a module's own)."""
+
+  text: str
+  package: str
+  module: str
+  qualname: str
+
+
+def source_files(packages: Sequence[str]) -> list[tuple[str, str, str]]:
+  """(package, module, path) of every Python file of the packages that are installed, in order.
+
+  Raises:
+    UserError: none of the packages is installed as source files.
+  """
+  found = []
+  for package in packages:
+    for root, prefix in _roots(package):
+      for path in sorted([root] if root.is_file() else root.rglob("*.py")):
+        inner = path.relative_to(root.parent if root.is_file() else root).with_suffix("").parts
+        inner = inner[:-1] if inner[-1] == "__init__" else inner
+        module = ".".join((*prefix, *inner))
+        if not _NOT_PROSE.intersection(inner) and module:
+          found.append((package, module, str(path)))
+  if not found:
+    raise UserError(f"docstrings: found no Python source files of {', '.join(packages) or 'no packages'}, expected at "
+                    "least one installed package")
+  return found
+
+
+def scan(packages: Sequence[str], processes: int = 2) -> Iterator[tuple[int, int, list[Docstring]]]:
+  """Yields (number of files done, number of files, docstrings of the next file), file after file.
+
+  Args:
+    packages: top-level names of packages or modules, or `stdlib`; what is not installed is passed over.
+    processes: how many child processes parse; the result does not depend on it.
+
+  Raises:
+    UserError: no package is installed, or a child process died.
+  """
+  files = source_files(packages)
+  root = str(Path(__file__).resolve().parents[3])
+  environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))}
+  pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "encoding": "utf-8"}
+  children = [subprocess.Popen([sys.executable, "-m", __name__], env=environment, **pipes) for _ in range(processes)]
+  try:
+    for k, child in enumerate(children):
+      with child.stdin:
+        json.dump([path for _, _, path in files[k::processes]], child.stdin)
+    for number in range(len(files)):
+      package, module, path = files[number]
+      line = children[number % processes].stdout.readline()
+      if not line.endswith("\n"):
+        code = children[number % processes].wait()
+        raise UserError(
+          f"docstrings: the process parsing {path} ended with code {code}, expected the docstrings of that file; "
+          "is memory short?"
+        )
+      yield number + 1, len(files), [Docstring(text, package, module, name) for text, name in json.loads(line)]
+  finally:
+    for child in children:
+      child.kill()
+      child.stdout.close()
+      child.wait()
+
+
+def parse(source: bytes) -> list[tuple[str, str]]:
+  """(text, qualname) of the docstrings worth reading in one file's source; none if it is not Python."""
+  if b'"""' not in source and b"'''" not in source:
+    return []
+  try:
+    with warnings.catch_warnings():
+      warnings.simplefilter("ignore")  # of the parsed code, such as invalid escapes
+      tree = ast.parse(source)
+  except (SyntaxError, ValueError, RecursionError, MemoryError):
+    return []
+  return [(text, name) for text, name in _docstrings(tree, "") if is_prose(text)]
+
+
+def is_prose(text: str) -> bool:
+  """Whether a text is long enough, mostly letters, and free of characters that no text file should hold."""
+  if len(text) < MIN_CHARACTERS or _NOT_TEXT.search(text):
+    return False
+  visible = sum(map(len, text.split()))
+  letters = sum(map(len, _LETTERS.findall(text)))
+  return letters >= MIN_LETTERS * visible
+
+
+def _docstrings(node: ast.AST, outer: str) -> Iterator[tuple[str, str]]:
+  if isinstance(node, _DOCUMENTED):
+    name = getattr(node, "name", "")
+    outer = f"{outer}.{name}" if outer else name
+    text = ast.get_docstring(node, clean=False)
+    if text is not None:
+      yield inspect.cleandoc(text).strip(), outer
+  for child in ast.iter_child_nodes(node):
+    if isinstance(child, ast.stmt | ast.ExceptHandler | ast.match_case):
+      yield from _docstrings(child, outer)
+
+
+def _roots(package: str) -> list[tuple[Path, tuple[str, ...]]]:
+  """(directory or single file, module prefix) of a top-level package, found without importing it."""
+  if package == STANDARD_LIBRARY:
+    return [(Path(sysconfig.get_path("stdlib")), ())]
+  try:
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+  except (ImportError, ValueError):
+    return []
+  if spec is None:
+    return []
+  if spec.submodule_search_locations:
+    return [(Path(location), (package,)) for location in sorted(spec.submodule_search_locations)]
+  return [(Path(spec.origin), ())] if str(spec.origin).endswith(".py") else []
+
+
+def _child() -> None:
+  for path in json.load(sys.stdin):
+    try:
+      source = Path(path).read_bytes()
+    except OSError:
+      source = b""
+    print(json.dumps(parse(source)))
+
+
+if __name__ == "__main__":
+  _child()

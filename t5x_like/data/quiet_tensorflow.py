@@ -1,0 +1,20 @@
+"""TensorFlow and TFDS without start-up notices: `from t5x_like.data.quiet_tensorflow import tf, tfds`.
+
+The notice about oneDNN ignores the log level and can only be avoided by switching oneDNN off in TensorFlow, which the
+input pipeline does not use; the setting is withdrawn at once, so that nothing else in the process sees it.
+"""
+
+import os
+
+_ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
+_chosen = os.environ.get(_ONEDNN)
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault(_ONEDNN, "0")
+try:
+  import tensorflow as tf
+  import tensorflow_datasets as tfds
+finally:
+  if _chosen is None:
+    os.environ.pop(_ONEDNN, None)
+
+__all__ = ["tf", "tfds"]
