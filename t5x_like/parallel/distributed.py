@@ -1,0 +1,245 @@
+"""Joining the processes of one job, with a time limit and a name for whatever is wrong.
+
+jax's own start ends the process from C++ when a port is taken or a process is missing. So the processes first meet over
+a plain socket on the coordinator's port, where every failure can be said in one line; then jax takes the port over.
+"""
+
+import contextlib
+import functools
+import hashlib
+import itertools
+import json
+import os
+import pathlib
+import socket
+import time
+from dataclasses import dataclass
+
+import jax
+
+from t5x_like.errors import UserError, one_line
+
+_ENVIRONMENT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+_GREETING = "t5x_like.rendezvous.v1"
+_LINE_BYTES = 4096
+_agreements = itertools.count()
+
+
+@dataclass(frozen=True)
+class _Job:
+  address: str
+  num_processes: int
+  process_id: int
+  local_device_ids: list[int] | None = None
+
+
+def initialize(*, timeout_seconds: float = 300) -> None:
+  """Joins the job this process belongs to; does nothing for a process on its own, or when called again.
+
+  The job is read from `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`, or else detected as jax does
+  (TPU pod slice, GKE, Slurm, Open MPI). Must come before the first use of a device.
+
+  Raises:
+    UserError: if the variables are incomplete or wrong, the coordinator's port is in use, the coordinator cannot be
+      reached or not all processes came within `timeout_seconds`.
+  """
+  if jax.distributed.is_initialized():
+    return
+  job = _job(timeout_seconds)
+  if job is None or job.num_processes == 1:
+    return
+  deadline = time.monotonic() + timeout_seconds
+  host, port = _split(job.address)
+  if job.process_id == 0:
+    _gather(port, job.num_processes, deadline, timeout_seconds)
+  else:
+    _report(host, port, job, deadline, timeout_seconds)
+  jax.config.update("jax_cpu_collectives_implementation", "gloo")
+  try:
+    jax.distributed.initialize(
+      job.address,
+      job.num_processes,
+      job.process_id,
+      local_device_ids=job.local_device_ids,
+      cluster_detection_method="deactivate",
+      initialization_timeout=max(30, int(deadline - time.monotonic())),
+    )
+  except RuntimeError as error:
+    raise UserError(
+      f"{job.address}: process {job.process_id} could not join the job: {one_line(error)[:300]}"
+    ) from error
+
+
+def agree(facts: dict[str, str], *, timeout_seconds: float = 300) -> None:
+  """Checks that all processes have the same facts (config hash, code version, …); all must call it equally often.
+
+  Raises:
+    UserError: naming the process and the fact that differ, or the process that did not report in time.
+  """
+  count = next(_agreements)
+  if not jax.distributed.is_initialized() or jax.process_count() == 1:
+    return
+  from jax._src import distributed  # the key-value store has no public door
+
+  client = distributed.global_state.client
+  mine = jax.process_index()
+  client.key_value_set(f"t5x_like/agree/{count}/{mine}", json.dumps(facts))
+  deadline = time.monotonic() + timeout_seconds
+  reports = []
+  for index in range(jax.process_count()):
+    left = max(0.001, deadline - time.monotonic())
+    try:
+      reports.append(json.loads(client.blocking_key_value_get(f"t5x_like/agree/{count}/{index}", int(left * 1000))))
+    except RuntimeError as error:
+      if "DEADLINE_EXCEEDED" not in str(error):
+        raise
+      raise UserError(
+        f"process {index} of {jax.process_count()} did not report within {timeout_seconds:g} s; see its log"
+      ) from None
+  for index, report in enumerate(reports):
+    for name in sorted({*reports[0], *report}):
+      if report.get(name) != reports[0].get(name):
+        raise UserError(
+          f"process {index} has {name} {report.get(name)}, process 0 has {reports[0].get(name)}; start all processes "
+          "with the same code and the same config"
+        )
+
+
+@functools.cache
+def code_version() -> str:
+  """A hash over the names and contents of the package's source files: 16 hexadecimal digits."""
+  package = pathlib.Path(__file__).resolve().parents[1]
+  digest = hashlib.sha256()
+  for path in sorted(package.rglob("*.py"), key=lambda p: p.relative_to(package).as_posix()):
+    content = path.read_bytes()
+    digest.update(f"{path.relative_to(package).as_posix()}\0{len(content)}\0".encode() + content)
+  return digest.hexdigest()[:16]
+
+
+def _job(timeout_seconds: float) -> _Job | None:
+  found = {name: os.environ[name] for name in _ENVIRONMENT if os.environ.get(name)}
+  if found.get("JAX_NUM_PROCESSES") == "1":
+    return None
+  if not found:
+    return _detected_job(timeout_seconds)
+  missing = [name for name in _ENVIRONMENT if name not in found]
+  if missing:
+    raise UserError(f"environment: {', '.join(found)} set, {', '.join(missing)} missing; set all three, or none")
+  for name in _ENVIRONMENT[1:]:
+    if not found[name].isdecimal():
+      raise UserError(f"environment: {name} is {found[name]!r}, expected a whole number")
+  count, index = (int(found[name]) for name in _ENVIRONMENT[1:])
+  if not 0 <= index < count:
+    raise UserError(f"environment: JAX_PROCESS_ID is {index}, expected less than JAX_NUM_PROCESSES, which is {count}")
+  return _Job(found["JAX_COORDINATOR_ADDRESS"], count, index)
+
+
+def _detected_job(timeout_seconds: float) -> _Job | None:
+  from jax._src import clusters  # jax shows what it detected only by acting on it
+
+  try:
+    detected = clusters.ClusterEnv.auto_detect_unset_distributed_params(
+      None, None, None, None, None, int(timeout_seconds)
+    )
+  except Exception as error:
+    raise UserError(
+      f"this looks like a cluster, but jax cannot read how many processes there are: {one_line(error)[:200]}; set "
+      f"{', '.join(_ENVIRONMENT)} (JAX_NUM_PROCESSES=1 for a process on its own)"
+    ) from error
+  return None if None in detected[:3] else _Job(*detected)
+
+
+def _split(address: str) -> tuple[str, int]:
+  host, _, port = address.rpartition(":")
+  if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+    raise UserError(f"coordinator address is {address!r}, expected host:port, for example 10.0.0.2:8476")
+  return host.strip("[]"), int(port)
+
+
+def _gather(port: int, count: int, deadline: float, timeout_seconds: float) -> None:
+  """Process 0: waits until all others have come, then lets all go on."""
+  dual = socket.has_dualstack_ipv6()
+  try:
+    server = socket.create_server(
+      ("", port), family=socket.AF_INET6 if dual else socket.AF_INET, dualstack_ipv6=dual, backlog=count
+    )
+  except OSError as error:
+    raise UserError(
+      f"coordinator port {port} cannot be opened: {error.strerror or error}; end the job that uses it, or give another "
+      "port in JAX_COORDINATOR_ADDRESS (launch/local.py: --port)"
+    ) from None
+  with contextlib.ExitStack() as stack:
+    stack.enter_context(server)
+    came: dict[int, socket.socket] = {}
+
+    def dismiss(message: str) -> UserError:
+      for peer in came.values():
+        _send(peer, {"refused": message})
+      return UserError(message)
+
+    while len(came) < count - 1:
+      server.settimeout(max(0.001, deadline - time.monotonic()))
+      try:
+        peer = stack.enter_context(server.accept()[0])
+      except TimeoutError:
+        missing = [str(i) for i in range(1, count) if i not in came]
+        raise dismiss(
+          f"only {len(came) + 1} of {count} processes came within {timeout_seconds:g} s; missing: process "
+          f"{', '.join(missing)}; start the same command on every host"
+        ) from None
+      greeting = _receive(peer, 5)
+      if greeting.get("greeting") != _GREETING:
+        continue  # a port scanner or a health check
+      index = greeting.get("process")
+      if greeting.get("processes") != count or index in came or index not in range(1, count):
+        message = f"process {index} of {greeting.get('processes')} came to a job of {count} processes"
+        came[-1] = peer
+        raise dismiss(f"{message} (twice, or counted otherwise); give every process its own JAX_PROCESS_ID")
+      came[index] = peer
+    for peer in came.values():
+      _send(peer, {"go": True})
+
+
+def _report(host: str, port: int, job: _Job, deadline: float, timeout_seconds: float) -> None:
+  """The other processes: reach process 0 and wait for its word."""
+  reason = "no answer"
+  while time.monotonic() < deadline:
+    try:
+      peer = socket.create_connection((host, port), timeout=max(0.001, min(5, deadline - time.monotonic())))
+    except OSError as error:
+      reason = error.strerror or one_line(error)
+      time.sleep(min(0.2, max(0, deadline - time.monotonic())))
+      continue
+    with peer:
+      _send(peer, {"greeting": _GREETING, "process": job.process_id, "processes": job.num_processes})
+      answer = _receive(peer, max(1, deadline + 5 - time.monotonic()))
+    if answer.get("go"):
+      return
+    if "refused" in answer:
+      raise UserError(str(answer["refused"]))
+    reason = "it answers, but not as a coordinator"
+    time.sleep(0.2)
+  raise UserError(
+    f"process {job.process_id} could not reach the coordinator at {host}:{port} within {timeout_seconds:g} s: {reason}"
+    "; is process 0 running, and is the address in JAX_COORDINATOR_ADDRESS its own?"
+  )
+
+
+def _send(peer: socket.socket, message: dict) -> None:
+  with contextlib.suppress(OSError):
+    peer.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _receive(peer: socket.socket, seconds: float) -> dict:
+  """One line of JSON, or {} for anything else."""
+  peer.settimeout(seconds)
+  line = b""
+  with contextlib.suppress(OSError, ValueError):
+    while not line.endswith(b"\n") and len(line) < _LINE_BYTES:
+      part = peer.recv(_LINE_BYTES)
+      if not part:
+        break
+      line += part
+    message = json.loads(line)
+    return message if isinstance(message, dict) else {}
+  return {}

@@ -1,0 +1,56 @@
+"""Stopping in order: a signal asks, all processes stop after the same step, the state is saved.
+
+One process: SIGTERM or SIGINT sets a flag that the loop reads between steps. Several: the signal reaches jax's own
+notifier, which tells the coordination service, which picks one step that no process has passed yet.
+"""
+
+import os
+import signal
+import threading
+
+import jax
+from jax.experimental import multihost_utils
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopRequest:
+  """A context manager around the loop that turns SIGTERM and SIGINT into an answer to `requested(step)`.
+
+  A second SIGINT ends the process at once (committed checkpoints are not harmed). Outside the main thread, where
+  Python cannot take signals, it only follows the other processes. The handlers found on entry are put back on exit.
+  """
+
+  def __init__(self):
+    self._flag = threading.Event()
+    self._previous = {}
+
+  def __enter__(self) -> "StopRequest":
+    # In several processes SIGTERM belongs to jax's notifier, a C++ handler installed by jax.distributed.initialize; a
+    # Python handler would replace it and the other processes would never hear.
+    self._distributed = jax.distributed.is_initialized() and jax.process_count() > 1
+    if threading.current_thread() is threading.main_thread():
+      for number in (signal.SIGINT,) if self._distributed else _SIGNALS:
+        self._previous[number] = signal.signal(number, self._on_signal)
+    return self
+
+  def __exit__(self, *_) -> None:
+    for number, handler in self._previous.items():
+      signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+    self._previous = {}
+
+  def requested(self, step: int) -> bool:
+    """Whether to save and stop after `step`; True in all processes for the same step.
+
+    In several processes all of them must call it once for every step, in order.
+    """
+    if self._distributed:
+      return multihost_utils.reached_preemption_sync_point(step)
+    return self._flag.is_set()
+
+  def _on_signal(self, number: int, _frame) -> None:
+    if number == signal.SIGINT:
+      signal.signal(signal.SIGINT, signal.SIG_DFL)  # the next one ends the process
+    self._flag.set()
+    if self._distributed:
+      os.kill(os.getpid(), signal.SIGTERM)

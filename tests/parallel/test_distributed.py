@@ -1,0 +1,129 @@
+"""Real processes meet, or say in one line why not."""
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from t5x_like.parallel import distributed
+
+REPO = pathlib.Path(__file__).resolve().parents[2]
+PROGRAM = """
+import sys
+sys.path[:0] = [{repo!r}]
+from t5x_like.errors import door
+from t5x_like.parallel import distributed
+
+@door
+def main():
+  distributed.initialize(timeout_seconds={timeout})
+  import jax
+  {body}
+  print("met", jax.process_index(), jax.process_count(), flush=True)
+
+sys.exit(main())
+"""
+
+
+def free_port():
+  with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    return probe.getsockname()[1]
+
+
+def start(environment, timeout=60, body="pass"):
+  env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", **environment}
+  command = [sys.executable, "-c", PROGRAM.format(repo=str(REPO), timeout=timeout, body=body)]
+  return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def start_job(port, indices, count, **options):
+  return [
+    start({"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": str(count), "JAX_PROCESS_ID": str(i)},
+          **options)
+    for i in indices
+  ]  # fmt: skip
+
+
+def finish(processes, seconds=60):
+  done = [process.communicate(timeout=seconds) for process in processes]
+  return [(process.returncode, out.strip(), err.strip()) for process, (out, err) in zip(processes, done)]
+
+
+def assert_refused(result, *words):
+  code, out, err = result
+  assert code == 2 and out == "" and err.startswith("error: ") and "\n" not in err, result
+  assert all(word in err for word in words), err
+
+
+def test_processes_meet_and_agree():
+  facts = "distributed.agree({'config': 'a', 'code': distributed.code_version()}, timeout_seconds=30)"
+  results = finish(start_job(free_port(), range(3), 3, body=f"{facts}; {facts}"))
+  assert [(code, out) for code, out, _ in results] == [(0, f"met {i} 3") for i in range(3)], results
+
+
+def test_a_difference_names_process_and_fact():
+  body = "distributed.agree({'config hash': 'ab'[jax.process_index()], 'code': 'x'}, timeout_seconds=30)"
+  for result in finish(start_job(free_port(), range(2), 2, body=body)):
+    assert_refused(result, "process 1 has config hash b, process 0 has a")
+
+
+def test_a_process_that_does_not_report_is_named():
+  body = "distributed.agree({}, timeout_seconds=1) if jax.process_index() == 0 else __import__('time').sleep(4)"
+  results = finish(start_job(free_port(), range(2), 2, body=body))
+  assert_refused(results[0], "process 1 of 2 did not report within 1 s")
+
+
+def test_a_missing_process_is_named_by_all():
+  started = time.time()
+  for result in finish(start_job(free_port(), (0, 2), 3, timeout=4)):
+    assert_refused(result, "only 2 of 3 processes came within 4 s", "missing: process 1")
+  assert time.time() - started < 20
+
+
+def test_an_unreachable_coordinator():
+  port = free_port()
+  assert_refused(finish(start_job(port, [1], 2, timeout=2))[0], f"127.0.0.1:{port} within 2 s", "Connection refused")
+
+
+def test_a_port_in_use():
+  with socket.create_server(("127.0.0.1", 0)) as taken:
+    port = taken.getsockname()[1]
+    assert_refused(finish(start_job(port, [0], 2))[0], f"coordinator port {port}", "Address already in use")
+
+
+@pytest.mark.parametrize(
+  "environment, words",
+  [
+    ({"JAX_COORDINATOR_ADDRESS": "127.0.0.1:1"}, "JAX_NUM_PROCESSES, JAX_PROCESS_ID missing"),
+    ({"JAX_COORDINATOR_ADDRESS": "h:1", "JAX_NUM_PROCESSES": "two", "JAX_PROCESS_ID": "0"}, "is 'two'"),
+    ({"JAX_COORDINATOR_ADDRESS": "h:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "2"}, "JAX_PROCESS_ID is 2"),
+    ({"JAX_COORDINATOR_ADDRESS": "nowhere", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}, "expected host:port"),
+  ],
+)
+def test_wrong_variables(environment, words, monkeypatch):
+  for name, value in environment.items():
+    monkeypatch.setenv(name, value)
+  with pytest.raises(distributed.UserError, match=words):
+    distributed.initialize()
+
+
+def test_slurm_is_detected():
+  port = free_port()
+  processes = [
+    start({
+      "SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2", "SLURM_PROCID": str(i),
+      "SLURM_LOCALID": str(i), "JAX_COORDINATOR_PORT": str(port),
+    })
+    for i in range(2)
+  ]  # fmt: skip
+  assert [r[:2] for r in finish(processes)] == [(0, "met 0 2"), (0, "met 1 2")]
+
+
+def test_one_process_needs_nothing():
+  assert finish([start({}), start({"JAX_NUM_PROCESSES": "1"})]) == [(0, "met 0 1", "")] * 2
+  assert len(distributed.code_version()) == 16

@@ -1,0 +1,101 @@
+"""A signal stops real processes after one and the same step."""
+
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from t5x_like.training.preemption import StopRequest
+
+REPO = pathlib.Path(__file__).resolve().parents[2]
+LOOP = """
+import sys, time
+sys.path[:0] = [{repo!r}]
+import jax
+from t5x_like.parallel import distributed
+distributed.initialize(timeout_seconds=60)
+from t5x_like.training.preemption import StopRequest
+with StopRequest() as stop:
+  for step in range(1, 100000):
+    if step == 3: print("running", flush=True)
+    time.sleep(0.01)
+    if stop.requested(step):
+      print("stopped at", step, flush=True)
+      if {linger}: time.sleep(60)
+      break
+"""
+
+
+def start(processes=1, linger=False):
+  with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    port = probe.getsockname()[1]
+  started = []
+  for index in range(processes):
+    env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    if processes > 1:
+      env |= {
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+        "JAX_NUM_PROCESSES": str(processes),
+        "JAX_PROCESS_ID": str(index),
+      }
+    command = [sys.executable, "-c", LOOP.format(repo=str(REPO), linger=linger)]
+    started.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+  for process in started:
+    assert process.stdout.readline() == "running\n", process.communicate(timeout=30)[1]
+  return started
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_one_process_stops_at_a_step_boundary(number):
+  (process,) = start()
+  process.send_signal(number)
+  out, _ = process.communicate(timeout=30)
+  assert out.startswith("stopped at ") and process.returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_one_of_two_processes_stops_both_after_the_same_step(number):
+  processes = start(2)
+  processes[1].send_signal(number)
+  outs = [process.communicate(timeout=60)[0] for process in processes]
+  assert outs[0] == outs[1] and outs[0].startswith("stopped at ")
+  assert [process.returncode for process in processes] == [0, 0]
+
+
+def test_a_second_sigint_ends_the_process_at_once():
+  (process,) = start(linger=True)
+  process.send_signal(signal.SIGINT)
+  assert process.stdout.readline().startswith("stopped at ")
+  process.send_signal(signal.SIGINT)
+  started = time.time()
+  process.communicate(timeout=30)
+  assert process.returncode == -signal.SIGINT and time.time() - started < 5
+
+
+def test_puts_the_handlers_back_and_sees_a_signal_in_this_process():
+  before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+  with StopRequest() as stop:
+    assert not stop.requested(1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.requested(2)
+  assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_works_in_a_thread_that_cannot_take_signals():
+  seen = []
+
+  def body():
+    with StopRequest() as stop:
+      seen.append(stop.requested(1))
+
+  thread = threading.Thread(target=body)
+  thread.start()
+  thread.join()
+  assert seen == [False]
