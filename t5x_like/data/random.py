@@ -37,7 +37,7 @@ def bits(key_B: tf.Tensor, n: int) -> tf.Tensor:
   """The first `n` 32-bit words of every row's stream: uint64 [B] -> uint32 [B, n] (low half of each word first)."""
   counters = np.arange(1, (n + 1) // 2 + 1, dtype=np.uint64) * np.uint64(GOLDEN_GAMMA)
   words = _mix(key_B[:, None] + tf.constant(counters))
-  return tf.reshape(tf.bitcast(words, tf.uint32), [-1, 2 * counters.size])[:, :n]
+  return tf.reshape(tf.bitcast(words, tf.uint32), [tf.shape(key_B)[0], 2 * counters.size])[:, :n]
 
 
 def subsets(bits_BN: tf.Tensor, k: int) -> tf.Tensor:

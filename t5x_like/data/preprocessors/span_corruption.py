@@ -42,7 +42,7 @@ def random_spans_lengths(inputs_length: int, noise_density: float, mean_noise_sp
     window += 1
   targets_length = corrupted(window)[1]
   if noise_density == 0.5 and targets_length > inputs_length:  # T5 prefers two equal, round lengths here
-    window, targets_length = window - 1, targets_length - 1
+    window, targets_length = window - 1, corrupted(window - 1)[1]
   return window, targets_length
 
 

@@ -1,0 +1,213 @@
+"""Batches as a pure function of the step: any step, any host, any epoch; and every eval example exactly once."""
+
+import itertools
+import time
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from t5x_like.data import loader, task
+from t5x_like.data.token_store_writer import TokenStoreWriter
+from t5x_like.data.vocabularies import ByteVocabulary
+from t5x_like.errors import UserError
+
+WINDOW = 70  # of 64 inputs
+EXAMPLES = 53
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+  """A corpus whose token at place i tells i modulo 30,000, in shards that no window respects."""
+  root = tmp_path_factory.mktemp("corpus")
+  vocabulary = ByteVocabulary(extra_ids=40_000)
+  for split, tokens in (("train", EXAMPLES * WINDOW + 11), ("validation", 10 * WINDOW), ("tiny", WINDOW - 1)):
+    with TokenStoreWriter(root / split, name="corpus", split=split, vocabulary=vocabulary, shard_tokens=97) as writer:
+      ids = np.arange(tokens) % 30_000 + 2
+      writer.add(ids, [13] * (tokens // 13) + [tokens % 13])
+  return str(root)
+
+
+@pytest.fixture(scope="module")
+def train(root):
+  return task.build("span_corruption", "train", store=root, inputs_length=64)
+
+
+@pytest.fixture(scope="module")
+def validation(root):
+  return task.build("span_corruption", "validation", store=root, inputs_length=64)
+
+
+def take(batches, n):
+  return list(itertools.islice(batches, n))
+
+
+def assert_same(found, expected):
+  assert found.keys() == expected.keys()
+  for name in expected:
+    np.testing.assert_array_equal(found[name], expected[name], err_msg=name, strict=True)
+
+
+def examples_of(batch):
+  """The index of each row's example, from its first token."""
+  return (batch["encoder_input_tokens"][:, 0] - 2) // WINDOW
+
+
+def test_features_are_as_declared(train):
+  batch = next(loader.train_batches(train, batch_size=8, seed=0))
+  assert {name: (value.shape, value.dtype.name) for name, value in batch.items()} == {
+    name: ((8, *feature.shape), feature.dtype) for name, feature in train.features.items()}
+  assert train.features["encoder_input_tokens"].shape == (64,)
+  assert train.features["decoder_target_tokens"].shape == (14,)
+  assert train.num_examples == EXAMPLES and train.name == "corpus_span_corruption"
+  targets = batch["decoder_target_tokens"]
+  assert (targets[:, 0] == train.vocabulary.size - 1).all() and (targets[:, -1] == 1).all()
+  np.testing.assert_array_equal(batch["decoder_input_tokens"][:, 1:], targets[:, :-1])
+  assert not batch["decoder_input_tokens"][:, 0].any() and (batch["decoder_loss_weights"] == 1).all()
+
+
+def test_inputs_and_targets_hold_the_window(train):
+  for batch in take(loader.train_batches(train, batch_size=16, seed=3), 3):
+    for inputs, targets, example in zip(
+        batch["encoder_input_tokens"], batch["decoder_target_tokens"], examples_of(batch)):
+      tokens = np.concatenate([inputs, targets])
+      tokens = np.sort(tokens[(tokens > 1) & (tokens < 30_002)])
+      np.testing.assert_array_equal(tokens, np.arange(WINDOW) + example * WINDOW + 2)
+
+
+def test_reached_by_iterating_or_opened_there(train):
+  reached = take(loader.train_batches(train, batch_size=7, seed=5), 20)
+  for step in (0, 1, 13):
+    for offset, batch in enumerate(take(loader.train_batches(train, batch_size=7, seed=5, start_step=step), 3)):
+      assert_same(batch, reached[step + offset])
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_hosts_concatenate_to_the_one_host_batch(train, validation, hosts):
+  slices = [(8 * host // hosts, 8 * (host + 1) // hosts) for host in range(hosts)]
+  for make, data in ((lambda **kw: loader.train_batches(train, batch_size=8, seed=1, start_step=4, **kw), 12),
+                     (lambda **kw: loader.eval_batches(validation, batch_size=8, **kw), 2)):
+    whole = take(make(), data)
+    parts = [take(make(rows=rows), data) for rows in slices]
+    assert len(whole) == data
+    for step, batch in enumerate(whole):
+      assert_same({name: np.concatenate([part[step][name] for part in parts]) for name in batch}, batch)
+
+
+def test_rows_do_not_depend_on_the_batch_size(train):
+  flat = [np.concatenate([batch["encoder_input_tokens"] for batch in take(
+    loader.train_batches(train, batch_size=size, seed=9), 60 // size)]) for size in (1, 4, 60)]
+  np.testing.assert_array_equal(flat[0], flat[1])
+  np.testing.assert_array_equal(flat[0], flat[2])
+
+
+def test_each_epoch_is_another_permutation_with_other_noise(train):
+  rows = take(loader.train_batches(train, batch_size=EXAMPLES, seed=2), 4)
+  orders = [examples_of(batch).tolist() for batch in rows]
+  for order in orders:
+    assert sorted(order) == list(range(EXAMPLES))
+  assert len(set(map(tuple, orders))) == 4 and list(range(EXAMPLES)) not in orders
+  by_example = [batch["encoder_input_tokens"][np.argsort(order)] for batch, order in zip(rows, orders)]
+  assert (by_example[0] != by_example[1]).any(axis=1).mean() > 0.9
+  other_seed = next(loader.train_batches(train, batch_size=EXAMPLES, seed=3))
+  assert examples_of(other_seed).tolist() != orders[0]
+
+
+def test_fewer_examples_than_a_batch(validation):
+  batch = next(loader.train_batches(validation, batch_size=25, seed=0))
+  epochs = np.split(examples_of(batch), [10, 20])
+  assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(10)) and len(set(epochs[2])) == 5
+
+
+def test_far_steps_open_as_fast_and_stay_exact(train):
+  far = 10**9
+  next(loader.train_batches(train, batch_size=16, seed=0))
+  seconds = {}
+  for step in (0, far) * 3:
+    begin = time.perf_counter()
+    batch = next(loader.train_batches(train, batch_size=16, seed=0, start_step=step))
+    seconds.setdefault(step, []).append(time.perf_counter() - begin)
+  assert min(seconds[far]) < 3 * min(seconds[0]) + 0.1
+  assert len(set(examples_of(batch))) > 8
+  before, after = take(loader.train_batches(train, batch_size=16, seed=0, start_step=far - 1), 2)
+  assert_same(after, batch)
+  assert (before["encoder_input_tokens"] != after["encoder_input_tokens"]).any()
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 10, 16])
+def test_eval_covers_every_example_exactly_once(validation, batch_size):
+  batches = list(loader.eval_batches(validation, batch_size=batch_size))
+  index = np.concatenate([batch["example_index"] for batch in batches])
+  assert index.dtype == np.int32
+  assert index[index >= 0].tolist() == list(range(10))
+  for batch in batches:
+    padding = batch["example_index"] < 0
+    assert all(len(value) == batch_size for value in batch.values())
+    assert all(not value[padding].any() for name, value in batch.items() if name != "example_index")
+    np.testing.assert_array_equal(examples_of(batch)[~padding], batch["example_index"][~padding])
+    assert batch["decoder_loss_weights"][~padding].all()
+  for again, batch in zip(loader.eval_batches(validation, batch_size=batch_size), batches):
+    assert_same(again, batch)
+
+
+def test_eval_of_the_first_examples(validation):
+  batches = list(loader.eval_batches(validation, batch_size=4, max_examples=6))
+  assert [batch["example_index"].tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, -1, -1]]
+  assert len(list(loader.eval_batches(validation, batch_size=4, max_examples=99))) == 3
+
+
+def test_to_global_shards_over_the_mesh(train):
+  mesh = jax.make_mesh((4, 2), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
+  sharding = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+  batch = next(loader.train_batches(train, batch_size=16, seed=0))
+  arrays = loader.to_global(batch, lambda name, value: sharding, 16)
+  for name, array in arrays.items():
+    assert array.sharding == sharding and array.addressable_shards[0].data.shape[0] == 2
+    np.testing.assert_array_equal(array, batch[name])
+
+
+@pytest.mark.parametrize("call, message", [
+  (lambda t: loader.train_batches(t, batch_size=4, seed=0, rows=(2, 5)), r"rows: found \[2, 5\)"),
+  (lambda t: loader.train_batches(t, batch_size=0, seed=0), "batch_size: found 0"),
+  (lambda t: loader.train_batches(t, batch_size=4, seed=0, start_step=-1), "start_step: found -1"),
+  (lambda t: loader.eval_batches(t, batch_size=4, max_examples=0), "max_examples: found 0"),
+])
+def test_loader_refuses(train, call, message):
+  with pytest.raises(UserError, match=message):
+    call(train)
+
+
+@pytest.mark.parametrize("name, arguments, message", [
+  ("span_coruption", {}, "task.name: found 'span_coruption'.*did you mean 'span_corruption'"),
+  ("span_corruption", dict(input_length=64), "task.input_length: .*did you mean 'inputs_length'"),
+  ("span_corruption", dict(inputs_length="64"), "task.inputs_length: found '64' of type str, expected int"),
+  ("span_corruption", dict(inputs_length=True), "task.inputs_length: found True of type bool, expected int"),
+  ("span_corruption", dict(targets_length=2.5), "task.targets_length: .*expected int or None"),
+  ("span_corruption", dict(noise_density="0.15"), "task.noise_density: .*expected float"),
+  ("span_corruption", dict(verify="never"), "task.verify: .*expected 'auto' or 'full' or 'size'"),
+  ("span_corruption", dict(store=None), "task.store: found None"),
+  ("span_corruption", dict(split="test"), "no such split; there are tiny, train, validation"),
+  ("span_corruption", dict(split="tiny", inputs_length=64), "69 tokens are no example.*windows of 70 tokens"),
+  ("span_corruption", dict(targets_length=7, inputs_length=64), "targets_length: found 7.*at least 14"),
+])
+def test_task_arguments_are_checked(root, name, arguments, message):
+  with pytest.raises(UserError, match=message) as error:
+    task.build(name, **{"split": "train", "store": root, **arguments})
+  assert "\n" not in str(error.value)
+
+
+def test_missing_argument_is_named():
+  with pytest.raises(UserError, match="task.store: missing"):
+    task.build("span_corruption", "train")
+
+
+def test_fingerprint_follows_everything_but_the_label(root, train):
+  def fingerprint(split="train", **kwargs):
+    return task.build("span_corruption", split, store=root, **{"inputs_length": 64, **kwargs}).fingerprint
+
+  assert fingerprint(label="x", verify="size", noise_density=0.15, targets_length=14) == train.fingerprint
+  others = [fingerprint("validation"), fingerprint(inputs_length=65), fingerprint(targets_length=15),
+            fingerprint(noise_density=0.2), fingerprint(mean_noise_span_length=4)]
+  assert len({train.fingerprint, *others}) == 6
+  assert task.build("span_corruption", "train", store=root, inputs_length=64, label="mine").name == "mine"

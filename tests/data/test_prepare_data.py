@@ -1,0 +1,110 @@
+"""tools.prepare_data from text to stores, as a command."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from t5x_like.data.token_store import TokenStore
+from tools import prepare_data
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+  """2,000 documents in two files, some empty, some twice."""
+  folder = tmp_path_factory.mktemp("text")
+  generator = np.random.default_rng(0)
+  texts = ["".join(map(chr, generator.integers(97, 123, n))) + " \u00e9\u00df\u4e2d"
+           for n in generator.integers(1, 1_500, 1_900)]
+  texts += texts[:100]
+  for part in range(2):
+    with open(folder / f"part{part}.jsonl", "w") as file:
+      for text in texts[part::2]:
+        file.write(json.dumps({"text": text}) + "\n")
+  return folder, texts[0::2] + texts[1::2]
+
+
+def prepare(corpus, output, *flags):
+  return prepare_data.main(["--source", f"jsonl:{corpus[0]}/*.jsonl", "--vocabulary=bytes", f"--output={output}",
+                            "--shard_tokens=400000", *flags])
+
+
+def texts_of(store):
+  stream = store.windows([0], store.num_tokens)[0]
+  return [store.vocabulary.decode(part) for part in np.split(stream, store.document_ends()[:-1])]
+
+
+@pytest.fixture(scope="module")
+def prepared(corpus, tmp_path_factory):
+  output = tmp_path_factory.mktemp("prepared")
+  assert prepare(corpus, output, "--workers=1") == 0
+  return output
+
+
+def test_every_document_is_in_one_split(corpus, prepared):
+  parts = {split: texts_of(TokenStore.open(prepared / split)) for split in ("train", "validation")}
+  assert sorted(parts["train"] + parts["validation"]) == sorted(corpus[1])
+  assert not set(parts["train"]) & set(parts["validation"])
+  assert 5 <= len(parts["validation"]) <= 50
+  assert parts["train"] == [text for text in corpus[1] if text in set(parts["train"])]
+  assert len(TokenStore.open(prepared / "train").manifest.shards) > 1
+
+
+def test_workers_make_the_same_bytes(corpus, prepared, tmp_path):
+  command = [sys.executable, "-m", "tools.prepare_data", "--source", f"jsonl:{corpus[0]}/*.jsonl",
+             "--vocabulary=bytes", f"--output={tmp_path}", "--shard_tokens=400000", "--workers=3"]
+  done = subprocess.run(command, capture_output=True, text=True, check=True)
+  assert "fingerprint" in done.stdout and done.stderr == ""
+  for split in ("train", "validation"):
+    files = [file for file in (prepared / split).rglob("*") if file.is_file()]
+    assert len(files) >= 6
+    for file in files:
+      assert file.read_bytes() == (tmp_path / split / file.relative_to(prepared / split)).read_bytes(), file
+
+
+def test_again_is_kept_and_other_inputs_are_refused(corpus, prepared, capsys):
+  before = {file: file.stat().st_mtime_ns for file in prepared.rglob("*")}
+  assert prepare(corpus, prepared, "--workers=2") == 0
+  assert capsys.readouterr().out.count("exists already") == 2
+  for flag, key in (("--append_eos", "append_eos"), ("--name=other", "name"), ("--shard_tokens=7", "shard_tokens"),
+                    ("--validation_fraction=0.1", "part")):
+    assert prepare(corpus, prepared, flag) == 2
+    assert f"was made with {key}" in capsys.readouterr().err
+  assert before == {file: file.stat().st_mtime_ns for file in prepared.rglob("*")}
+
+
+def test_changed_source_is_noticed(tmp_path, capsys):
+  file = tmp_path / "a.jsonl"
+  flags = ["--source", f"jsonl:{file}", "--vocabulary=bytes", f"--output={tmp_path / 'out'}", "--split=train"]
+  file.write_text('{"text": "one"}\n')
+  assert prepare_data.main(flags) == 0
+  file.write_text('{"text": "one"}\n{"text": "two"}\n')
+  assert prepare_data.main(flags) == 2
+  assert "was made with documents" in capsys.readouterr().err
+
+
+def test_append_eos_and_chosen_splits(corpus, tmp_path):
+  assert prepare(corpus, tmp_path, "--append_eos", "--split=everything=train", "--name=letters", "--workers=1") == 0
+  store = TokenStore.open(tmp_path / "everything")
+  assert [child.name for child in tmp_path.iterdir()] == ["everything"]
+  assert store.manifest.append_eos and store.name == "letters" and store.num_documents == len(corpus[1])
+  ends = store.document_ends()
+  assert (store.windows(ends - 1, 1) == 1).all()
+
+
+@pytest.mark.parametrize("flags, message", [
+  (["--workers=0"], "--workers=0: expected at least 1"),
+  (["--validation_fraction=1"], "--validation_fraction=1.0"),
+  (["--split=train=training"], "no split 'training'"),
+  (["--split=../x=train"], "--split=../x=train"),
+  (["--split=a=train", "--split=a=train"], "--split=a=train"),
+  (["--source=nothing:x"], "nothing"),
+  (["--vocabulary=/nowhere"], "/nowhere"),
+  (["--validation_fraction=0.0000000001", "--workers=1"], "raise the fraction"),
+])
+def test_bad_flags_are_one_line(corpus, tmp_path, flags, message, capsys):
+  assert prepare(corpus, tmp_path, *flags) == 2
+  error = capsys.readouterr().err
+  assert message in error and error.count("\n") == 1
