@@ -1,0 +1,197 @@
+"""Trains a SentencePiece vocabulary on any source.
+
+Example:
+  python -m tools.train_vocabulary --source=docstrings --data_dir=data/tfds --size=8192 --output=data/vocabulary
+  python -m tools.train_vocabulary --source=jsonl:corpus/*.jsonl.gz --size=32100 --model_type=bpe --output=vocabulary
+
+The size counts everything: pad (0), eos (1), unk (2), the pieces and the sentinels (100 at the top). Documents are cut
+into lines; of more than --max_bytes of them a fixed random sample is used. The same input, options and number of
+threads give the same vocabulary. If the output holds the vocabulary that would be trained, nothing is done.
+"""
+
+import argparse
+import heapq
+import io
+import json
+import random
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from t5x_like.data import vocabularies
+from t5x_like.errors import UserError, door, one_line
+
+RECORD = "training.json"
+LONGEST_LINE = 4096  # bytes; the trainer would pass over longer ones
+_SEED = 0
+
+
+@door
+def main(arguments: Sequence[str] | None = None) -> int:
+  options = _options(arguments)
+  output = Path(options.output)
+  if options.size - options.extra_ids < 8:
+    raise UserError(f"--size: found {options.size} with {options.extra_ids} sentinels, expected at least "
+                    f"{options.extra_ids + 8}, since the size counts the sentinels")
+  for name, lowest in (("extra_ids", 0), ("max_bytes", 1), ("threads", 1)):
+    if getattr(options, name) < lowest:
+      raise UserError(f"--{name}: found {getattr(options, name)}, expected {lowest} or more")
+  if not 0.5 < options.character_coverage <= 1:
+    raise UserError(f"--character_coverage: found {options.character_coverage}, expected a share above 0.5 and up to 1")
+  from t5x_like.data.sources import open_source
+
+  source = open_source(options.source, data_dir=options.data_dir, text_field=options.text_field)
+  record = {
+    "source": source.fingerprint_facts(),
+    **{key: value for key, value in vars(options).items() if key not in ("source", "data_dir", "output")},
+  }
+  record = json.loads(json.dumps(record))
+  if _exists(output, record):
+    print(f"vocabulary {output} exists already and is the one asked for, nothing to do")
+    return 0
+  started = time.monotonic()
+  lines, total = sample(cut_into_lines(source.documents(options.split)), options.max_bytes)
+  used = sum(map(len, lines))
+  print(f"training on {used / 1e6:.1f} of {total / 1e6:.1f} MB of {source.name}/{options.split} ...", flush=True)
+  model = train(
+    lines, size=options.size - options.extra_ids, model_type=options.model_type, threads=options.threads,
+    character_coverage=options.character_coverage, byte_fallback=options.byte_fallback,
+  )  # fmt: skip
+  vocabulary = vocabularies.SentencePieceVocabulary(model, options.extra_ids)
+  vocabulary.save(output)
+  try:
+    (output / RECORD).write_text(json.dumps(record, indent=2) + "\n")
+  except OSError as error:
+    raise UserError(f"{output / RECORD}: cannot be written ({one_line(error)})") from error
+  some = [line.decode() for line in lines[:: max(1, len(lines) // 2000)]]
+  per_token = sum(len(line.encode()) for line in some) / max(1, sum(map(len, vocabulary.encode_batch(some))))
+  print(
+    f"vocabulary {output}: {vocabulary.size:,} ids ({vocabulary.pieces:,} pieces, {vocabulary.extra_ids} sentinels), "
+    f"{per_token:.2f} bytes a token, fingerprint {vocabulary.fingerprint[:12]}, {time.monotonic() - started:.0f} s"
+  )
+  return 0
+
+
+def cut_into_lines(documents: Iterable[str]) -> Iterator[bytes]:
+  """The lines of the documents that are not blank, in UTF-8, cut at spaces (or anywhere) to LONGEST_LINE bytes."""
+  for document in documents:
+    for line in document.splitlines():
+      data = line.strip().encode(errors="replace")
+      while len(data) > LONGEST_LINE:
+        cut = data.rfind(b" ", 1, LONGEST_LINE)
+        if cut < 0:
+          cut = LONGEST_LINE
+          while data[cut] & 0xC0 == 0x80:  # inside a character
+            cut -= 1
+        yield data[:cut]
+        data = data[cut:].strip()
+      if data:
+        yield data
+
+
+def sample(lines: Iterable[bytes], max_bytes: int) -> tuple[list[bytes], int]:
+  """A uniform sample of lines of at most `max_bytes`, in their order, and the bytes there were; always the same.
+
+  Each line draws a number, and those with the smallest are kept; memory holds no more than the sample.
+  """
+  draw = random.Random(_SEED).random
+  kept: list[tuple[float, int, bytes]] = []
+  total = held = 0
+  for number, line in enumerate(lines):
+    total += len(line)
+    key = -draw()
+    if held + len(line) > max_bytes and kept and key < kept[0][0]:
+      continue
+    heapq.heappush(kept, (key, number, line))
+    held += len(line)
+    while held > max_bytes and len(kept) > 1:
+      held -= len(heapq.heappop(kept)[2])
+  return [line for _, _, line in sorted(kept, key=lambda entry: entry[1])], total
+
+
+def train(
+  lines: Sequence[bytes],
+  *,
+  size: int,
+  model_type: str = "unigram",
+  character_coverage: float = 0.9995,
+  byte_fallback: bool = False,
+  threads: int = 2,
+) -> bytes:
+  """Trains a SentencePiece model with pad 0, eos 1, unk 2 and no bos; returns the serialised model.
+
+  Args:
+    lines: UTF-8 text.
+    size: the number of pieces, control symbols included and sentinels not.
+    model_type: `unigram` or `bpe`.
+    character_coverage: the share of characters that get pieces; the rest is unknown, or bytes.
+    byte_fallback: spell characters without pieces as bytes (256 of the pieces).
+    threads: the model may depend on it, by rounding.
+
+  Raises:
+    UserError: the text is too small or too varied for the size.
+  """
+  import sentencepiece
+
+  model = io.BytesIO()
+  try:
+    sentencepiece.SentencePieceTrainer.train(
+      sentence_iterator=iter(lines), model_writer=model, vocab_size=size, model_type=model_type,
+      pad_id=vocabularies.PAD_ID, eos_id=vocabularies.EOS_ID, unk_id=vocabularies.UNK_ID, bos_id=-1,
+      character_coverage=character_coverage, byte_fallback=byte_fallback, num_threads=threads,
+      max_sentence_length=2 * LONGEST_LINE, minloglevel=2,
+    )  # fmt: skip
+  except (RuntimeError, OSError) as error:
+    raise UserError(_training_error(one_line(error), size)) from None
+  return model.getvalue()
+
+
+def _training_error(message: str, size: int) -> str:
+  if match := re.search(r"too high \(\d+\).*?<= (\d+)", message):
+    return (f"--size: found a size of {size} pieces without sentinels, expected at most {match[1]} for this text; "
+            "ask for a smaller vocabulary or give more text")
+  if match := re.search(r"(\d+) vs (\d+)", message):
+    return (f"--size: found a size too small for the characters of this text ({match[0]}), expected more, or a lower "
+            "--character_coverage, or --byte_fallback")
+  return f"SentencePiece cannot train a model of {size} pieces: {message}"
+
+
+def _exists(output: Path, record: dict) -> bool:
+  """Whether the output holds the vocabulary of this record; raises UserError if it holds another one."""
+  if not (output / vocabularies.MANIFEST).exists():
+    return False
+  vocabularies.load(str(output))
+  try:
+    found = json.loads((output / RECORD).read_text())
+  except (OSError, ValueError):
+    found = None
+  if found == record:
+    return True
+  keys = [key for key in record if not isinstance(found, dict) or found.get(key) != record[key]]
+  raise UserError(f"{output}: found a vocabulary trained with other {', '.join(keys)}, expected none or the same one; "
+                  "choose another --output or delete that directory")
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+  parser = argparse.ArgumentParser(
+    prog="python -m tools.train_vocabulary", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument("--source", required=True, help="form:rest, see t5x_like/data/sources, such as jsonl:corpus/*.gz")
+  parser.add_argument("--data_dir", help="where TensorFlow datasets are or will be prepared")
+  parser.add_argument("--text_field", default="text", help="the key, feature or column of the text (default: text)")
+  parser.add_argument("--split", default="train", help="the split to train on (default: train)")
+  parser.add_argument("--output", required=True, help="the directory to write")
+  parser.add_argument("--size", type=int, required=True, help="the number of ids, sentinels included")
+  parser.add_argument("--extra_ids", type=int, default=vocabularies.T5_EXTRA_IDS, help="sentinels (default: 100)")
+  parser.add_argument("--model_type", choices=("unigram", "bpe"), default="unigram", help="(default: unigram)")
+  parser.add_argument("--character_coverage", type=float, default=0.9995, help="share of characters with pieces")
+  parser.add_argument("--byte_fallback", action="store_true", help="spell characters without pieces as bytes")
+  parser.add_argument("--max_bytes", type=int, default=10_000_000, help="text to train on at most (default: 10 MB)")
+  parser.add_argument("--threads", type=int, default=2, help="threads of the trainer (default: 2)")
+  return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+  sys.exit(main())
