@@ -1,0 +1,188 @@
+"""Metrics of a run: one gapless `metrics.jsonl`, TensorBoard events, and progress for whoever watches.
+
+A line of `metrics.jsonl` is one flat JSON object: `step` first, then names such as `train/loss` with numbers. JSON has
+no infinities, so a value that is not finite is written as null (read it as: measured, and not a number).
+"""
+
+import contextlib
+import json
+import math
+import os
+import pathlib
+import sys
+import time
+from typing import Any
+
+from t5x_like.errors import UserError, one_line
+
+FILE = "metrics.jsonl"
+_SHOWN = (
+  "train/loss", "train/accuracy", "train/learning_rate", "train/gradient_norm", "train/seconds_per_step",
+  "train/tokens_per_second", "train/mfu",
+)  # fmt: skip
+
+
+def read_metrics(workdir) -> list[dict[str, Any]]:
+  """The lines of `metrics.jsonl`, in order; [] if there is none. A partial last line, as a kill leaves it, is left out.
+
+  Raises:
+    UserError: naming file and line for a line that is not a JSON object with a whole `step`.
+  """
+  path = pathlib.Path(workdir) / FILE
+  return [row for row, _ in _rows(path)]
+
+
+class MetricsWriter:
+  """Appends metrics; on resume first drops what lies after the step that is resumed from.
+
+  Args:
+    workdir: a local directory, made if missing.
+    resume_step: the step of the checkpoint the run goes on from, 0 for a new one. Lines of later steps are dropped
+      (with a rename, so that a kill loses nothing), and TensorBoard is told to forget them.
+    total_steps: the last step, for the progress bar.
+    primary: False makes every method do nothing; only one process of a job may write.
+
+  Raises:
+    UserError: if the directory cannot be written or a line in the middle of `metrics.jsonl` is not JSON.
+  """
+
+  def __init__(self, workdir, *, resume_step: int, total_steps: int, primary: bool = True):
+    self._file = None
+    if not primary:
+      return
+    self._path = pathlib.Path(workdir) / FILE
+    self._total_steps = total_steps
+    self._bar = None
+    self._last_line = -math.inf
+    with self._disk_errors():
+      self._path.parent.mkdir(parents=True, exist_ok=True)
+      self._drop_after(resume_step)
+      self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 -- closed by close()
+      from tensorboardX import SummaryWriter  # slow to import, and only one process needs it
+
+      self._events = SummaryWriter(
+        str(workdir),
+        purge_step=resume_step + 1,
+        flush_secs=30,
+        filename_suffix=f".{resume_step}.{os.getpid()}",  # two starts within a second must not share a file
+      )
+    if sys.stderr.isatty():
+      from tqdm import tqdm
+
+      self._bar = tqdm(total=total_steps, initial=resume_step, unit="step", dynamic_ncols=True, file=sys.stderr)
+
+  def write(self, step: int, metrics: dict[str, float]) -> None:
+    """Appends one line; evaluations (names `eval/…`) are always shown, training steps about every 10 s.
+
+    Raises:
+      UserError: if the disk refuses.
+    """
+    if self._file is None:
+      return
+    values = {name: float(value) for name, value in metrics.items()}
+    row = {"step": int(step), **{n: v if math.isfinite(v) else None for n, v in values.items()}}
+    with self._disk_errors():
+      self._file.write(json.dumps(row, allow_nan=False) + "\n")
+      self._file.flush()
+      for name, value in values.items():
+        self._events.add_scalar(name, value, step)
+    self._show(int(step), values)
+
+  def flush(self) -> None:
+    """Puts everything written so far on the disk; call it before a checkpoint of the same step commits.
+
+    Raises:
+      UserError: if the disk refuses.
+    """
+    if self._file is None:
+      return
+    with self._disk_errors():
+      self._file.flush()
+      os.fsync(self._file.fileno())
+      self._events.flush()
+
+  def close(self) -> None:
+    """Flushes and closes; safe to call twice.
+
+    Raises:
+      UserError: if the disk refuses.
+    """
+    if self._file is None:
+      return
+    try:
+      self.flush()
+    finally:
+      file, self._file = self._file, None
+      with self._disk_errors():
+        file.close()
+        self._events.close()
+      if self._bar is not None:
+        self._bar.close()
+
+  def __enter__(self) -> "MetricsWriter":
+    return self
+
+  def __exit__(self, *_) -> None:
+    self.close()
+
+  def _drop_after(self, resume_step: int) -> None:
+    if not self._path.exists():
+      return
+    kept = [line for row, line in _rows(self._path) if row["step"] <= resume_step]
+    temporary = self._path.with_name(FILE + ".tmp")
+    with open(temporary, "wb") as file:
+      file.writelines(line.rstrip(b"\r\n") + b"\n" for line in kept)
+      file.flush()
+      os.fsync(file.fileno())
+    os.replace(temporary, self._path)
+
+  def _show(self, step: int, values: dict[str, float]) -> None:
+    evaluation = {name: value for name, value in values.items() if name.startswith("eval/")}
+    shown = evaluation or {name: values[name] for name in _SHOWN if name in values} or values
+    text = "  ".join(f"{name.removeprefix('train/')} {_short(value)}" for name, value in shown.items())
+    if self._bar is not None:
+      self._bar.update(step - self._bar.n)
+      if evaluation:
+        self._bar.write(f"step {step}  {text}", file=sys.stderr)
+      elif "train/loss" in values:
+        self._bar.set_postfix_str(f"loss {_short(values['train/loss'])}", refresh=False)
+    elif evaluation or step >= self._total_steps or time.monotonic() - self._last_line >= 10:
+      self._last_line = time.monotonic()
+      print(f"step {step}/{self._total_steps}  {text}", file=sys.stderr, flush=True)
+
+  @contextlib.contextmanager
+  def _disk_errors(self):
+    try:
+      yield
+    except OSError as error:
+      raise UserError(
+        f"{self._path}: metrics could not be written: {error.strerror or one_line(error)}; free space or mend the "
+        "permissions and run the same command again"
+      ) from error
+
+
+def _rows(path: pathlib.Path):
+  """Yields (row, line of bytes) of every whole line."""
+  try:
+    file = open(path, "rb")  # noqa: SIM115
+  except FileNotFoundError:
+    return
+  with file:
+    for number, line in enumerate(file, start=1):
+      try:
+        row = json.loads(line)
+        if not isinstance(row, dict) or type(row.get("step")) is not int:
+          raise ValueError("not an object with a whole step")
+      except ValueError as error:
+        if not line.endswith(b"\n"):
+          return
+        raise UserError(
+          f"{path}:{number}: {one_line(error)}; expected a JSON object with a step; remove or mend this line"
+        ) from None
+      if not line.endswith(b"\n"):
+        return
+      yield row, line
+
+
+def _short(value: float) -> str:
+  return f"{value:,.0f}" if abs(value) >= 10000 else f"{value:.4g}"
