@@ -1,0 +1,238 @@
+"""Runs a real multi-process job on this machine: N processes, each with its own simulated CPU devices.
+
+Example:
+  python launch/local.py --processes=2 --devices_per_process=4 --restarts=3 -- \\
+    python -m t5x_like.train --config=configs/t5/quickstart.py --workdir=runs/pair
+
+Every line of output carries the process it came from ([p0], [p1], …). When one process fails the others are stopped
+and, with --restarts, all start again, resuming from the last checkpoint. Exit code 75 (preempted, state saved) and 2
+(an error for the user to mend) are passed on and not retried. SIGTERM and SIGINT are passed to the processes. If this
+launcher dies, its processes die with it.
+"""
+
+import argparse
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+
+if __package__ in (None, ""):
+  sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+
+from t5x_like.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, UserError, door
+
+_DEVICE_FLAG = "--xla_force_host_platform_device_count"
+_FOREIGN = ("JAX_COORDINATOR_BIND_ADDRESS", "JAX_COORDINATOR_PORT", "JAX_LOCAL_DEVICE_IDS")  # of another job
+# Ties the life of a process to the launcher's: on Linux the kernel kills it when its parent is gone (prctl 1 is
+# PR_SET_PDEATHSIG, and survives exec).
+_TIED = """
+import ctypes, os, sys
+if sys.platform == "linux":
+  ctypes.CDLL(None).prctl(1, 9)
+  if os.getppid() != int(sys.argv[1]): sys.exit(1)
+try:
+  os.execvp(sys.argv[2], sys.argv[2:])
+except OSError as error:
+  print(f"error: {sys.argv[2]}: {error.strerror}; give a command that exists after --", file=sys.stderr)
+  sys.exit(2)
+"""
+
+
+@dataclass
+class Attempt:
+  """How one start of all processes ended: the exit code of each, and which failed first."""
+
+  codes: list[int]
+  first_bad: int | None = None
+
+
+@dataclass
+class Launcher:
+  """Starts, watches and restarts the processes of one job.
+
+  Attributes:
+    command: the program each process runs.
+    processes: how many.
+    devices_per_process: simulated CPU devices of each.
+    port: of the coordinator; None takes a free one for every attempt.
+    grace_seconds: between SIGTERM and SIGKILL when stopping what is left of a failed attempt.
+  """
+
+  command: list[str]
+  processes: int
+  devices_per_process: int
+  port: int | None
+  grace_seconds: float
+  _children: list[subprocess.Popen] = field(default_factory=list)
+  _signals: list[int] = field(default_factory=list)
+
+  def run(self, restarts: int) -> int:
+    """Runs until all processes end well, a person must act, or the restarts are used up; returns the exit code."""
+    previous = {number: signal.signal(number, self._forward) for number in (signal.SIGTERM, signal.SIGINT)}
+    failures = 0
+    try:
+      while True:
+        attempt = self._attempt()
+        if attempt.first_bad is None:
+          _say(f"all {self.processes} processes ended well ({failures} failures before)")
+          return 0
+        code = _exit_code(attempt.codes[attempt.first_bad])
+        if code == EXIT_PREEMPTED:
+          _say(f"preempted, state saved; run the same command to continue ({failures} failures, 1 preemption)")
+          return code
+        failures += 1
+        _say(f"process {attempt.first_bad} failed: {_describe(attempt.codes[attempt.first_bad])}")
+        if code == EXIT_USER_ERROR:
+          _say("not restarting: an error to mend first")
+          return code
+        if self._signals or failures > restarts:
+          _say(f"not restarting: {'asked to stop' if self._signals else f'{restarts} restarts allowed'}"
+               f" ({failures} failures, 0 preemptions)")  # fmt: skip
+          return code
+        _say(f"restart {failures} of {restarts}")
+    finally:
+      for number, handler in previous.items():
+        signal.signal(number, handler)
+
+  def _attempt(self) -> Attempt:
+    port = self.port or _free_port()
+    _check_free(port)
+    readers = []
+    self._children = []
+    try:
+      for index in range(self.processes):
+        child = subprocess.Popen(
+          [sys.executable, "-c", _TIED, str(os.getpid()), *self.command],
+          env=_environment(os.environ, index, self.processes, self.devices_per_process, port),
+          stdin=subprocess.DEVNULL,
+          stdout=subprocess.PIPE,
+          stderr=subprocess.STDOUT,
+          start_new_session=True,  # a ^C at the terminal reaches them once, through us
+        )
+        self._children.append(child)
+        readers.append(threading.Thread(target=_copy_lines, args=(child.stdout, f"[p{index}] "), daemon=True))
+        readers[-1].start()
+      for number in self._signals[:1]:  # one that came while we were starting
+        self._forward(number, None, record=False)
+      attempt = self._watch()
+    finally:
+      self._stop_all()
+    for reader in readers:
+      reader.join(timeout=5)  # a grandchild may still hold the pipe
+    return attempt
+
+  def _watch(self) -> Attempt:
+    """Waits for all, or for the first that fails; then the others get SIGTERM, the grace, and SIGKILL."""
+    first_bad, deadline = None, float("inf")
+    while any(child.poll() is None for child in self._children):
+      if first_bad is None:
+        first_bad = self._first_bad()
+        if first_bad is not None:
+          deadline = time.monotonic() + self.grace_seconds
+          # Processes that were preempted together end by themselves, one after the other.
+          if self._children[first_bad].returncode != EXIT_PREEMPTED:
+            self._signal_all(signal.SIGTERM)
+      if time.monotonic() > deadline:
+        self._signal_all(signal.SIGKILL)
+      time.sleep(0.02)
+    if first_bad is None:
+      first_bad = self._first_bad()
+    return Attempt([child.returncode for child in self._children], first_bad)
+
+  def _first_bad(self) -> int | None:
+    """The process whose end to report: one that failed on its own comes before those that fell with it."""
+    bad = [index for index, child in enumerate(self._children) if child.poll() not in (None, 0)]
+    rank = {EXIT_USER_ERROR: 0, EXIT_PREEMPTED: 2}
+    return min(bad, key=lambda index: (rank.get(self._children[index].returncode, 1), index), default=None)
+
+  def _stop_all(self) -> None:
+    self._signal_all(signal.SIGKILL)
+    for child in self._children:
+      child.wait()
+
+  def _signal_all(self, number: int) -> None:
+    for child in self._children:
+      if child.poll() is None:
+        child.send_signal(number)
+
+  def _forward(self, number: int, _frame, record: bool = True) -> None:
+    if record:
+      self._signals.append(number)
+    self._signal_all(number)
+
+
+def _environment(base, index: int, processes: int, devices: int, port: int) -> dict[str, str]:
+  """The environment of one process: CPU only, its own devices, its place in the job."""
+  env = {k: v for k, v in base.items() if k not in _FOREIGN}
+  flags = re.sub(rf"{_DEVICE_FLAG}=\S*", "", env.get("XLA_FLAGS", ""))
+  return env | {
+    "JAX_PLATFORMS": "cpu",
+    "XLA_FLAGS": f"{flags} {_DEVICE_FLAG}={devices}".strip(),
+    "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+    "JAX_NUM_PROCESSES": str(processes),
+    "JAX_PROCESS_ID": str(index),
+    "PYTHONUNBUFFERED": "1",
+  }
+
+
+def _copy_lines(stream, prefix: str) -> None:
+  for line in stream:
+    sys.stdout.buffer.write(prefix.encode() + line.rstrip(b"\r\n") + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _free_port() -> int:
+  with socket.socket() as probe:
+    probe.bind(("127.0.0.1", 0))
+    return probe.getsockname()[1]
+
+
+def _check_free(port: int) -> None:
+  try:
+    socket.create_server(("", port)).close()
+  except OSError as error:
+    raise UserError(f"--port={port}: {os.strerror(error.errno)}; end the job that uses it, or leave --port away") from None
+
+
+def _exit_code(code: int) -> int:
+  return 128 - code if code < 0 else code
+
+
+def _describe(code: int) -> str:
+  return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _say(message: str) -> None:
+  print(f"[launcher] {message}", file=sys.stderr, flush=True)
+
+
+@door
+def main(argv: list[str] | None = None) -> int:
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--processes", type=int, default=2, help="how many processes (default 2)")
+  parser.add_argument("--devices_per_process", type=int, default=4, help="simulated CPU devices of each (default 4)")
+  parser.add_argument("--restarts", type=int, default=0, help="how often to start again after a failure (default 0)")
+  parser.add_argument("--port", type=int, help="the coordinator's port (default: a free one)")
+  parser.add_argument("--grace_seconds", type=float, default=30, help="between SIGTERM and SIGKILL (default 30)")
+  parser.add_argument("command", nargs=argparse.REMAINDER, help="after --: the command every process runs")
+  args = parser.parse_args(argv)
+  command = args.command[1:] if args.command[:1] == ["--"] else args.command
+  if not command:
+    raise UserError("no command; give it after --, for example: -- python -m t5x_like.train --config=… --workdir=…")
+  for name, least in (("processes", 1), ("devices_per_process", 1), ("restarts", 0), ("grace_seconds", 0)):
+    if getattr(args, name) < least:
+      raise UserError(f"--{name}={getattr(args, name)}: expected at least {least}")
+  if args.port is not None and not 0 < args.port < 65536:
+    raise UserError(f"--port={args.port}: expected 1 to 65535")
+  launcher = Launcher(command, args.processes, args.devices_per_process, args.port, args.grace_seconds)
+  return launcher.run(args.restarts)
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -1,0 +1,126 @@
+"""The launcher runs real processes, stops and restarts them together, and passes on how they ended."""
+
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+REPO = pathlib.Path(__file__).resolve().parents[2]
+LAUNCHER = [sys.executable, str(REPO / "launch" / "local.py"), "--devices_per_process=2", "--grace_seconds=2"]
+
+
+def command(*options, program):
+  return [*LAUNCHER, *options, "--", sys.executable, "-c", program]
+
+
+def launch(*options, program, seconds=90, **environment):
+  env = {**os.environ, **environment}
+  return subprocess.run(
+    command(*options, program=program), capture_output=True, text=True, timeout=seconds, env=env, cwd="/"
+  )
+
+
+def start(*options, program):
+  return subprocess.Popen(
+    command(*options, program=program), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/"
+  )
+
+
+ME = "import os, sys, time, signal\nme = os.environ['JAX_PROCESS_ID']\n"
+
+
+def test_a_real_job_of_two_processes_with_their_own_devices():
+  program = (
+    f"import sys; sys.path[:0] = [{str(REPO)!r}]\n"
+    "from t5x_like.parallel import distributed\ndistributed.initialize()\n"
+    "import jax, jax.numpy as jnp\nfrom jax.experimental import multihost_utils\n"
+    "print(jax.process_index(), jax.local_device_count(), jax.device_count())\n"
+    "print('sum', multihost_utils.process_allgather(jnp.int32(jax.process_index() + 1)).sum())\n"
+  )
+  done = launch(program=program, XLA_FLAGS="--xla_force_host_platform_device_count=7 --xla_cpu_enable_fast_math=false")
+  assert done.returncode == 0, done.stderr
+  lines = sorted(line for line in done.stdout.splitlines() if "Gloo" not in line)
+  assert lines == ["[p0] 0 2 4", "[p0] sum 3", "[p1] 1 2 4", "[p1] sum 3"]
+
+
+def test_when_one_dies_the_others_are_stopped_even_if_they_do_not_listen():
+  program = ME + (
+    "if me == '1': time.sleep(0.5); os.kill(os.getpid(), signal.SIGKILL)\n"
+    "signal.signal(signal.SIGTERM, lambda *_: print('deaf', flush=True))\nprint('up', flush=True)\n"
+    "while True: time.sleep(1)\n"
+  )
+  started = time.time()
+  done = launch("--processes=3", program=program)
+  assert done.returncode == 128 + signal.SIGKILL and time.time() - started < 20
+  assert "process 1 failed: killed by SIGKILL" in done.stderr and "(1 failures, 0 preemptions)" in done.stderr
+  assert "[p0] deaf" in done.stdout and "[p2] deaf" in done.stdout
+
+
+def test_restarts_after_failures_up_to_the_limit(tmp_path):
+  program = ME + (
+    f"path = {str(tmp_path)!r} + '/' + me\n"
+    "open(path, 'a').write('x')\nn = len(open(path).read())\n"
+    "if me == '0' and n < 3: sys.exit(7)\n"
+    "time.sleep(1 if n < 3 else 0)\n"
+  )
+  done = launch("--restarts=2", program=program)
+  assert done.returncode == 0 and (tmp_path / "0").read_text() == "xxx", done.stderr
+  assert "restart 2 of 2" in done.stderr and "(2 failures before)" in done.stderr
+  (tmp_path / "0").unlink()
+  done = launch("--restarts=1", program=program)
+  assert done.returncode == 7 and "1 restarts allowed (2 failures, 0 preemptions)" in done.stderr
+
+
+def test_user_errors_and_preemptions_are_passed_on_and_not_retried():
+  for code, words in [(2, "an error to mend first"), (75, "preempted, state saved")]:
+    done = launch("--restarts=5", program=ME + f"sys.exit({code})")
+    assert done.returncode == code and words in done.stderr and "restart 1" not in done.stderr
+
+
+def test_signals_are_passed_on_and_waited_for():
+  for number in (signal.SIGTERM, signal.SIGINT):
+    program = ME + (
+      f"def stop(*_): time.sleep(0.3); print('saved', flush=True); sys.exit(75)\nsignal.signal({int(number)}, stop)\n"
+      "print('up', flush=True)\nwhile True: time.sleep(0.1)\n"
+    )
+    process = start("--restarts=3", program=program)
+    assert {process.stdout.readline(), process.stdout.readline()} == {"[p0] up\n", "[p1] up\n"}
+    process.send_signal(number)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 75 and "[p0] saved" in out and "[p1] saved" in out, err
+
+
+def test_a_killed_launcher_leaves_nothing_behind():
+  process = start(program=ME + "print(os.getpid(), flush=True)\nwhile True: time.sleep(0.1)\n")
+  pids = [int(process.stdout.readline().split()[1]) for _ in range(2)]
+  process.kill()
+  process.communicate(timeout=10)
+  deadline = time.time() + 10
+  while any(alive(pid) for pid in pids) and time.time() < deadline:
+    time.sleep(0.05)
+  assert not any(alive(pid) for pid in pids)
+
+
+def alive(pid):
+  try:
+    state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+  except FileNotFoundError:
+    return False
+  return state != "Z"
+
+
+def test_mistakes_are_one_line():
+  with socket.create_server(("127.0.0.1", 0)) as taken:
+    port = taken.getsockname()[1]
+    done = launch(f"--port={port}", program="")
+    assert done.returncode == 2
+    expected = f"error: --port={port}: Address already in use; end the job that uses it, or leave --port away\n"
+  assert done.stderr == expected
+  done = subprocess.run(LAUNCHER, capture_output=True, text=True, timeout=30)
+  assert done.returncode == 2 and done.stderr.startswith("error: no command; give it after --")
+  assert launch("--processes=0", program="").stderr == "error: --processes=0: expected at least 1\n"
+  done = subprocess.run([*LAUNCHER, "--", "no-such-program"], capture_output=True, text=True, timeout=30)
+  assert done.returncode == 2 and "error: no-such-program: No such file or directory" in done.stdout
