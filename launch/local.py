@@ -197,7 +197,8 @@ def _check_free(port: int) -> None:
   try:
     socket.create_server(("", port)).close()
   except OSError as error:
-    raise UserError(f"--port={port}: {os.strerror(error.errno)}; end the job that uses it, or leave --port away") from None
+    reason = os.strerror(error.errno)
+    raise UserError(f"--port={port}: {reason}; end the job that uses it, or leave --port away") from None
 
 
 def _exit_code(code: int) -> int:

@@ -165,8 +165,8 @@ def _gather(port: int, count: int, deadline: float, timeout_seconds: float) -> N
     )
   except OSError as error:
     raise UserError(
-      f"coordinator port {port} cannot be opened: {os.strerror(error.errno)}; end the job that uses it, or give another "
-      "port in JAX_COORDINATOR_ADDRESS (launch/local.py: --port)"
+      f"coordinator port {port} cannot be opened: {os.strerror(error.errno)}; end the job that uses it, or give "
+      "another port in JAX_COORDINATOR_ADDRESS (launch/local.py: --port)"
     ) from None
   with contextlib.ExitStack() as stack:
     stack.enter_context(server)

@@ -1,0 +1,157 @@
+"""The pictures of a report: SVG that takes its text colour from the page, so that it reads in light and in dark."""
+
+import io
+import math
+import re
+from typing import Any
+
+import numpy as np
+
+_INK = "#010203"  # drawn with this, then replaced by the page's own colour
+_COLOURS = ("#3b82f6", "#f97316", "#10b981", "#a855f7", "#ef4444", "#14b8a6")
+_POINTS = 1500
+Rows = list[dict[str, Any]]
+
+
+def series(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
+  """The steps (int64 [N]) and finite values (float64 [N]) of one metric; of lines with one step the last counts."""
+  found = {row["step"]: row[name] for row in rows if isinstance(row.get(name), int | float)}
+  kept = [(step, value) for step, value in sorted(found.items()) if math.isfinite(value)]
+  steps, values = zip(*kept) if kept else ((), ())
+  return np.asarray(steps, np.int64), np.asarray(values, np.float64)
+
+
+def charts(rows: Rows) -> list[dict[str, str]]:
+  """One {title, svg, width} for every metric there is data for; `width` is "wide" for the loss, else ""."""
+  drawn = []
+  if len(series(rows, "train/loss")[0]) or _eval_names(rows, "loss"):
+    drawn.append({"title": "Loss", "svg": _loss_chart(rows), "width": "wide"})
+  for title, name, options in (
+    ("Learning rate", "train/learning_rate", {}),
+    ("Gradient norm", "train/gradient_norm", {"log": True}),
+    ("Tokens per second", "train/tokens_per_second", {"from_zero": True}),
+    ("Model FLOPs utilisation", "train/mfu", {"from_zero": True, "percent": True}),
+  ):
+    steps, values = series(rows, name)
+    if len(steps):
+      drawn.append({"title": title, "svg": _line_chart(title, steps, values, **options), "width": ""})
+  return drawn
+
+
+def _eval_names(rows: Rows, metric: str) -> list[str]:
+  return sorted({n for row in rows for n in row if n.startswith("eval/") and n.endswith(f"/{metric}")})
+
+
+def _loss_chart(rows: Rows) -> str:
+  figure, axes = _axes("loss", 9.4, 3.7)
+  steps, values = series(rows, "train/loss")
+  seen = []
+  if len(steps):
+    _curve(axes, steps, values, "train")
+    seen.append(values)
+  for index, name in enumerate(_eval_names(rows, "loss")):
+    colour = _COLOURS[1 + index % (len(_COLOURS) - 1)]
+    task = name.removeprefix("eval/").removesuffix("/loss")
+    steps, values = series(rows, name)
+    if len(steps):
+      axes.plot(steps, values, color=colour, linewidth=1.6, marker="o", markersize=4.5, label=f"eval {task}")
+      seen.append(values)
+    _, entropy = series(rows, f"eval/{task}/unigram_entropy")
+    if len(entropy):
+      axes.axhline(entropy[-1], color=colour, linestyle=(0, (5, 4)), linewidth=1.3, alpha=0.85,
+                   label=f"unigram entropy of {task}'s targets")  # fmt: skip
+      seen.append(entropy[-1:])
+  everything = np.concatenate(seen) if seen else np.zeros(1)
+  low, high = everything.min(), np.percentile(everything, 99.5)
+  axes.set_ylim(low - 0.05 * (high - low or 1), high + 0.08 * (high - low or 1))
+  axes.set_xlabel("step")
+  axes.set_ylabel("nats per target token")
+  axes.legend(frameon=False, fontsize=9, labelcolor=_INK, loc="upper right")
+  return _svg(figure, "loss")
+
+
+def _line_chart(title: str, steps, values, *, log=False, from_zero=False, percent=False) -> str:
+  figure, axes = _axes(title, 4.7, 2.7)
+  values = values * 100 if percent else values
+  _curve(axes, steps, values, None)
+  if log and values.min() > 0 and values.max() > 30 * values.min():
+    axes.set_yscale("log")
+  elif from_zero:  # the first step compiles: do not let it squeeze the rest
+    axes.set_ylim(0, 1.15 * max(np.percentile(values, 99), 1e-12))
+  if percent:
+    axes.yaxis.set_major_formatter("{x:g}%")
+  axes.set_xlabel("step")
+  return _svg(figure, title)
+
+
+def _curve(axes, steps, values, label: str | None) -> None:
+  """A noisy curve is drawn faint, with its running mean over it."""
+  noisy = len(steps) >= 30
+  axes.plot(*_thinned(steps, values), color=_COLOURS[0], linewidth=0.8 if noisy else 1.7, alpha=0.35 if noisy else 1,
+            label=None if noisy else label, marker="o" if len(steps) < 3 else None, markersize=4.5)  # fmt: skip
+  if noisy:
+    axes.plot(*_thinned(steps, _smoothed(values)), color=_COLOURS[0], linewidth=1.8,
+              label=label and f"{label} (smoothed)")  # fmt: skip
+
+
+def _axes(title: str, width: float, height: float):
+  from matplotlib.backends.backend_svg import FigureCanvasSVG
+  from matplotlib.figure import Figure
+  from matplotlib.ticker import EngFormatter, MaxNLocator
+
+  figure = Figure(figsize=(width, height), layout="constrained")
+  FigureCanvasSVG(figure)
+  axes = figure.add_subplot()
+  figure.patch.set_alpha(0)
+  axes.patch.set_alpha(0)
+  axes.grid(True, color=_INK, alpha=0.12, linewidth=0.7)
+  axes.spines[["top", "right"]].set_visible(False)
+  axes.spines[["left", "bottom"]].set_color(_INK)
+  axes.spines[["left", "bottom"]].set_alpha(0.35)
+  axes.tick_params(colors=_INK, labelsize=9, length=3)
+  axes.xaxis.label.set_color(_INK)
+  axes.yaxis.label.set_color(_INK)
+  axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True))
+  axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+  if title == "Tokens per second":
+    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+  return figure, axes
+
+
+def _svg(figure, name: str) -> str:
+  """The figure as an <svg> element: no fixed size, no date, ids of its own, the page's colours and fonts."""
+  import matplotlib
+
+  buffer = io.StringIO()
+  with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif"}):
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
+  text = buffer.getvalue()
+  text = text[text.index("<svg") :].replace(_INK, "currentColor")
+  text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+  text = re.sub(r"font: [^;\"]*?([\d.]+)px[^;\"]*", r"font-size: \1px; font-family: inherit", text)
+  head, rest = text.split(">", 1)
+  head = re.sub(r' (width|height)="[^"]*"', "", head) + f' role="img" aria-label="{name}"'
+  prefix = re.sub(r"\W+", "_", name.lower())
+  rest = re.sub(r'\bid="', f'id="{prefix}-', rest)
+  rest = re.sub(r"url\(#", f"url(#{prefix}-", rest)
+  return head + ">" + re.sub(r'xlink:href="#', f'xlink:href="#{prefix}-', rest)
+
+
+def _thinned(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """At most about `_POINTS` points that keep every stretch's lowest and highest value."""
+  if len(steps) <= _POINTS:
+    return steps, values
+  kept = {0, len(steps) - 1}
+  for part in np.array_split(np.arange(len(steps)), _POINTS // 2):
+    kept |= {int(part[values[part].argmin()]), int(part[values[part].argmax()])}
+  index = sorted(kept)
+  return steps[index], values[index]
+
+
+def _smoothed(values: np.ndarray) -> np.ndarray:
+  """A running mean over a fiftieth of the run, shorter at both ends."""
+  half = max(2, len(values) // 100)
+  total = np.concatenate([[0.0], np.cumsum(values)])
+  place = np.arange(len(values))
+  low, high = np.maximum(place - half, 0), np.minimum(place + half + 1, len(values))
+  return (total[high] - total[low]) / (high - low)
