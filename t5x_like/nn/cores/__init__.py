@@ -1,0 +1,1 @@
+"""Attention cores: `(q, k, v, mask, bias) -> out`. A core that cannot honour its arguments raises, naming itself."""

@@ -1,0 +1,55 @@
+"""Who may attend to whom, kept symbolic until an attention core needs it.
+
+A `Mask` holds what the rule is made of (positions, segments, which keys exist), so that a core can read the fields it
+has a fast path for, and the dense core can ask for the boolean array.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+
+@dataclasses.dataclass(frozen=True)
+class Mask:
+  """Attention is allowed where every rule that is present allows it.
+
+  Leading axes may be 1 where a field is the same for the whole batch (positions of unpacked sequences are), which
+  keeps position biases and masks from being materialised once per example.
+
+  Attributes:
+    q_pos: int32 [B or 1, T], position of each query within its own sequence.
+    k_pos: int32 [B or 1, S], position of each key.
+    q_segments, k_segments: int32 [B, T] and [B, S]; packed sequences see only their own segment. Both or neither.
+    k_valid: bool [B, S]; False for padding and for empty cache slots.
+    causal: keys after the query (by position) are hidden.
+  """
+
+  q_pos: jax.Array
+  k_pos: jax.Array
+  q_segments: jax.Array | None = None
+  k_segments: jax.Array | None = None
+  k_valid: jax.Array | None = None
+  causal: bool = dataclasses.field(default=False, metadata={"static": True})
+
+  def dense(self) -> jax.Array | None:
+    """Bool [B or 1, 1, T, S], True where attention is allowed; None where everything is."""
+    rules = []
+    if self.causal:
+      rules.append(self.k_pos[:, None, None, :] <= self.q_pos[:, None, :, None])
+    if self.q_segments is not None:
+      rules.append(self.q_segments[:, None, :, None] == self.k_segments[:, None, None, :])
+    if self.k_valid is not None:
+      rules.append(self.k_valid[:, None, None, :])
+    allowed = None
+    for rule in rules:
+      allowed = rule if allowed is None else jnp.logical_and(allowed, rule)
+    return allowed
+
+
+jax.tree_util.register_dataclass(Mask)
+
+
+def positions(length: int) -> jax.Array:
+  """int32 [1, length]: the positions of unpacked sequences, shared by the whole batch."""
+  return jnp.arange(length, dtype=jnp.int32)[None]

@@ -1,0 +1,45 @@
+"""Linear projections and the position-wise feed-forward layer."""
+
+from collections.abc import Callable
+
+import jax
+from flax import nnx
+
+from t5x_like.nn import params
+from t5x_like.nn.dims import dropout, subkey
+from t5x_like.parallel.constrain import constrain
+
+
+class Linear(nnx.Module):
+  """`x @ kernel`, computed in the dtype of `x`."""
+
+  def __init__(
+    self, shape: tuple[int, int], axes: params.Axes, init: Callable, rngs: nnx.Rngs, *, unit: tuple[int, ...] = ()
+  ):
+    self.kernel = params.param(rngs, init, shape, axes, unit)
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    return x @ self.kernel[...].astype(x.dtype)
+
+
+class Mlp(nnx.Module):
+  """`wo(dropout(activation(wi(x))))`; gated, `wo(dropout(activation(gate(x)) * wi(x)))` (Shazeer 2020, section 2)."""
+
+  def __init__(
+    self, embed: int, mlp: int, rngs: nnx.Rngs, *, activation: Callable, gated: bool, dropout_rate: float = 0.0
+  ):
+    init = params.fan_in_normal(embed)
+    self.gate = Linear((embed, mlp), ("embed", "mlp"), init, rngs) if gated else None
+    self.wi = Linear((embed, mlp), ("embed", "mlp"), init, rngs)
+    self.wo = Linear((mlp, embed), ("mlp", "embed"), params.fan_in_normal(mlp), rngs)
+    self.activation = activation
+    self.dropout_rate = dropout_rate
+
+  def __call__(self, x_BTD: jax.Array, context, cache, key: jax.Array | None) -> tuple[jax.Array, dict, None]:
+    h_BTF = constrain(self.wi(x_BTD), "batch", "length", "activation_mlp")
+    if self.gate is None:
+      h_BTF = self.activation(h_BTF)
+    else:
+      h_BTF = self.activation(self.gate(x_BTD)) * h_BTF
+    h_BTF = dropout(h_BTF, self.dropout_rate, subkey(key, 0))
+    return self.wo(h_BTF), {}, None

@@ -1,0 +1,73 @@
+"""The one place where parameters are made: an array plus the logical name of each of its axes.
+
+Logical axes of parameters: `vocab embed heads kv_heads mlp expert layers`, or None for an axis that is never split.
+A recipe's `rules` map them to mesh axes (see `parallel.rules`).
+"""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+Axes = tuple[str | None, ...]
+
+
+def param(rngs: nnx.Rngs, init: Callable, shape: tuple[int, ...], axes: Axes, unit: tuple[int, ...] = ()) -> nnx.Param:
+  """A float32 parameter.
+
+  Args:
+    rngs: source of the random key (stream `params`).
+    init: `(key, shape, dtype) -> array`.
+    shape: its shape.
+    axes: one logical name for each axis.
+    unit: for each axis the length that must stay on one device. `heads` axes hold whole heads side by side, so their
+      unit is the head width: a mesh that would cut a head in two is refused. Ones when omitted.
+  """
+  if len(axes) != len(shape):
+    raise ValueError(f"shape {shape} needs {len(shape)} logical axes, got {axes}")
+  return nnx.Param(init(rngs.params(), shape, jnp.float32), axes=axes, unit=unit or (1,) * len(shape))
+
+
+def normal(stddev: float) -> Callable:
+  return lambda key, shape, dtype: stddev * jax.random.normal(key, shape, dtype)
+
+
+def fan_in_normal(fan_in: int, gain: float = 1.0) -> Callable:
+  """Normal with standard deviation `gain / sqrt(fan_in)`."""
+  return normal(gain / math.sqrt(fan_in))
+
+
+def ones(key, shape, dtype):
+  return jnp.ones(shape, dtype)
+
+
+def zeros(key, shape, dtype):
+  return jnp.zeros(shape, dtype)
+
+
+def is_param(x) -> bool:
+  return isinstance(x, nnx.Param)
+
+
+def named_params(model) -> dict[str, nnx.Param]:
+  """Parameters by name, such as `encoder/blocks/mlp/layer/wi/kernel`, in the order of the tree."""
+  leaves, _ = jax.tree_util.tree_flatten_with_path(model, is_leaf=is_param)
+  return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def arrays(model) -> dict[str, jax.Array]:
+  """The parameters of a model as plain arrays by name: what is optimised, sharded and saved."""
+  return {name: p.get_value() for name, p in named_params(model).items()}
+
+
+def with_arrays(model, values: dict[str, jax.Array]):
+  """The model with its parameters replaced, by name. `model` may be abstract (`jax.eval_shape`)."""
+  _, treedef = jax.tree.flatten(model)
+  return jax.tree.unflatten(treedef, [values[name] for name in named_params(model)])
+
+
+def count(model) -> int:
+  """Number of parameters of a model or of its abstract evaluation."""
+  return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(model))

@@ -1,0 +1,59 @@
+"""The device mesh: which devices, arranged along which named axes."""
+
+import math
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
+
+from t5x_like.errors import UserError
+
+AXES = ("replica", "data", "fsdp", "sequence", "tensor", "expert", "stage")
+
+
+def make_mesh(sizes: dict[str, int], devices: list[jax.Device] | None = None) -> Mesh:
+  """Builds a mesh over all devices.
+
+  Args:
+    sizes: length of each axis of `AXES`, 1 when left out; one axis may be -1 and takes what the others leave.
+      `replica` is laid across slices, over the data-centre network; all others within a slice.
+    devices: all devices of the job when None.
+  Returns:
+    A mesh with every axis of `AXES` (most of length 1), of type Auto.
+  Raises:
+    UserError: an axis is unknown, or the sizes do not multiply to the number of devices.
+  """
+  devices = jax.devices() if devices is None else devices
+  unknown = sorted(set(sizes) - set(AXES))
+  if unknown:
+    raise UserError(f"mesh.{unknown[0]}: unknown mesh axis; the axes are {', '.join(AXES)}")
+  shape = [int(sizes.get(axis, 1)) for axis in AXES]
+  free = [axis for axis, n in zip(AXES, shape) if n == -1]
+  if len(free) > 1 or any(n < 1 and n != -1 for n in shape):
+    raise UserError(f"mesh: sizes must be positive, with at most one -1; found {dict(sizes)}")
+  fixed = math.prod(n for n in shape if n != -1)
+  if free:
+    if len(devices) % fixed:
+      raise UserError(
+        f"mesh: {dict(sizes)} needs a multiple of {fixed} devices for mesh.{free[0]}=-1, found {len(devices)}"
+      )
+    shape = [len(devices) // fixed if n == -1 else n for n in shape]
+  elif fixed != len(devices):
+    raise UserError(
+      f"mesh: {dict(sizes)} multiplies to {fixed} devices, found {len(devices)}; set one axis to -1 to use all of them"
+    )
+  return Mesh(_arrange(shape, devices), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def _arrange(shape: list[int], devices: list[jax.Device]) -> np.ndarray:
+  """Places devices so that neighbours on the wire are neighbours on the mesh, slices along `replica`."""
+  from jax.experimental import mesh_utils
+
+  slices = len({getattr(d, "slice_index", 0) for d in devices})
+  if slices > 1:
+    if shape[0] % slices:
+      raise UserError(f"mesh.replica={shape[0]} must be a multiple of the {slices} slices of this job")
+    inner = [shape[0] // slices, *shape[1:]]
+    across = [slices] + [1] * (len(shape) - 1)
+    return mesh_utils.create_hybrid_device_mesh(inner, across, devices)
+  return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)

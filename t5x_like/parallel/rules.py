@@ -1,0 +1,152 @@
+"""From logical axis names to shardings.
+
+Parameters and activations name their axes (`embed`, `heads`, `batch`, …); a recipe's rules say which mesh axes each of
+those is split over. This is all there is to data, FSDP and tensor parallelism: other rules or another mesh, same model.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from t5x_like.errors import UserError, did_you_mean
+from t5x_like.parallel.constrain import constraint
+
+DEFAULT = {
+  # Parameters
+  "vocab": ("tensor",),
+  "embed": ("fsdp",),
+  "heads": ("tensor",),
+  "kv_heads": ("tensor",),
+  "mlp": ("tensor",),
+  "expert": ("expert",),
+  "layers": (),
+  # Activations
+  "batch": ("replica", "data", "fsdp"),
+  "length": ("sequence",),
+  "activation_embed": (),
+  "activation_heads": ("tensor",),
+  "activation_kv_heads": ("tensor",),
+  "activation_mlp": ("tensor",),
+  "activation_vocab": ("tensor",),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+  """Logical axis -> mesh axes, on one mesh.
+
+  Raises:
+    UserError: from `make`, naming a logical or mesh axis that does not exist.
+  """
+
+  mesh: Mesh
+  table: Mapping[str, tuple[str, ...]]
+
+  @classmethod
+  def make(cls, mesh: Mesh, changes: Mapping[str, str | tuple[str, ...] | None] | None = None) -> "Rules":
+    """The default rules with a recipe's changes; a value is a mesh axis, several, or None for not split."""
+    table = dict(DEFAULT)
+    for name, axes in (changes or {}).items():
+      if name not in DEFAULT:
+        raise UserError(f"rules.{name}: unknown logical axis{did_you_mean(name, DEFAULT)}")
+      axes = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+      for axis in axes:
+        if axis not in mesh.shape:
+          raise UserError(f"rules.{name}: unknown mesh axis {axis!r}{did_you_mean(axis, mesh.shape)}")
+      table[name] = axes
+    return cls(mesh, table)
+
+  def spec(self, axes: tuple[str | None, ...]) -> PartitionSpec:
+    """The partition of an array whose axes have these logical names; a mesh axis is used once, first come."""
+    used: set[str] = set()
+    parts = []
+    for name in axes:
+      split = tuple(a for a in self.table[name] if self.mesh.shape[a] > 1 and a not in used) if name else ()
+      used.update(split)
+      parts.append(split if len(split) > 1 else split[0] if split else None)
+    return PartitionSpec(*parts)
+
+  def sharding(self, axes: tuple[str | None, ...]) -> NamedSharding:
+    return NamedSharding(self.mesh, self.spec(axes))
+
+  @property
+  def replicated(self) -> NamedSharding:
+    return NamedSharding(self.mesh, PartitionSpec())
+
+  def split(self, name: str) -> int:
+    """Into how many parts the logical axis `name` is cut."""
+    return math.prod(self.mesh.shape[a] for a in self.table[name])
+
+  def batch(self) -> NamedSharding:
+    """Sharding of any batch feature: rows over the batch axes, the rest whole."""
+    return self.sharding(("batch",))
+
+  def of_params(self, params: dict) -> dict[str, NamedSharding]:
+    """Shardings of named parameters (objects with `.shape`, `.axes` and `.unit`).
+
+    Raises:
+      UserError: an axis does not divide into whole units, naming the parameter, the axis and the rule.
+    """
+    shardings = {}
+    for name, p in params.items():
+      spec = self.spec(p.axes)
+      for axis, size, unit, part in zip(p.axes, p.shape, p.unit, spec):
+        over = (part,) if isinstance(part, str) else part or ()
+        ways = math.prod(self.mesh.shape[a] for a in over)
+        if (size // unit) % ways:
+          what = f"{size // unit} {axis}" + (f" of width {unit}" if unit > 1 else "")
+          raise UserError(
+            f"{name}: axis {axis!r} holds {what}, which rule {axis}->{'+'.join(over)} cannot cut into {ways} equal"
+            f" parts; change the mesh or set rules.{axis}=None"
+          )
+      shardings[name] = NamedSharding(self.mesh, spec)
+    return shardings
+
+  @contextlib.contextmanager
+  def activate(self) -> Iterator[None]:
+    """Within the block (a traced step), `constrain` in the layers pins activations by these rules."""
+    if self.mesh.size == 1:
+      yield
+      return
+
+    def apply(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
+      divisible = tuple(a if a and x.shape[i] % self.split(a) == 0 else None for i, a in enumerate(axes))
+      return jax.lax.with_sharding_constraint(x, self.sharding(divisible))
+
+    with constraint(apply):
+      yield
+
+
+def local_rows(sharding: NamedSharding, batch_size: int) -> tuple[int, int]:
+  """The half-open range of batch rows that this process's devices hold.
+
+  Raises:
+    UserError: the rows are not contiguous (the mesh interleaves processes along the batch).
+  """
+  cuts = {s[0].indices(batch_size)[:2] for s in sharding.addressable_devices_indices_map((batch_size,)).values()}
+  low, high = min(c[0] for c in cuts), max(c[1] for c in cuts)
+  if sum(b - a for a, b in cuts) != high - low:
+    raise UserError(f"mesh: this process holds batch rows {sorted(cuts)}, not contiguous; reorder the mesh axes")
+  return low, high
+
+
+def sharding_table(params: dict, rules: Rules) -> str:
+  """A printable table: parameter, shape, logical axes, mesh axes and bytes per device, then the totals."""
+  rows = [("parameter", "shape", "logical axes", "mesh axes", "MiB/device")]
+  total = per_device = 0
+  for name, sharding in rules.of_params(params).items():
+    p = params[name]
+    parts = [x if isinstance(x, str) else "+".join(x) if x else "-" for x in sharding.spec]
+    local = math.prod(sharding.shard_shape(p.shape))
+    total, per_device = total + math.prod(p.shape), per_device + local
+    shape = "x".join(map(str, p.shape))
+    rows.append((name, shape, ",".join(a or "-" for a in p.axes), ",".join(parts), f"{4 * local / 2**20:.2f}"))
+  widths = [max(len(row[i]) for row in rows) for i in range(5)]
+  lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
+  mesh = " ".join(f"{a}={n}" for a, n in rules.mesh.shape.items() if n > 1) or "one device"
+  lines.append(f"mesh: {mesh}; {total:,} parameters, {4 * per_device / 2**20:.1f} MiB of them on each device (float32)")
+  return "\n".join(lines)

@@ -1,0 +1,113 @@
+"""Optimizers, by name: `config.optimizer = {"name": ..., ...}`. optax does the arithmetic.
+
+A stack keeps the parameters of its layers in one array with a leading axis. Statistics such as Adafactor's must not
+mix layers, so the optimizer sees each layer by itself: it is mapped over that axis, once for every depth of stack.
+"""
+
+import jax
+import numpy as np
+import optax
+
+from t5x_like.training.schedule import Schedule
+
+Named = dict[str, jax.Array]
+
+
+def adafactor(
+  schedule: Schedule,
+  *,
+  decay_rate: float = 0.8,
+  clipping_threshold: float = 1.0,
+  multiply_by_parameter_scale: bool = True,
+  weight_decay: float = 0.0,
+) -> optax.GradientTransformation:
+  """Adafactor (Shazeer & Stern 2018) as T5 uses it: factored second moments, no momentum, relative step sizes."""
+  return optax.adafactor(
+    schedule,
+    decay_rate=decay_rate,
+    clipping_threshold=clipping_threshold,
+    multiply_by_parameter_scale=multiply_by_parameter_scale,
+    weight_decay_rate=weight_decay or None,
+  )
+
+
+def adamw(
+  schedule: Schedule, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.01
+) -> optax.GradientTransformation:
+  """AdamW (Loshchilov & Hutter 2019). Decays matrices only: not norm scales, biases or other vectors."""
+  return optax.adamw(schedule, b1, b2, eps, weight_decay=weight_decay, mask=_matrices)
+
+
+def sgd(schedule: Schedule, *, momentum: float = 0.0) -> optax.GradientTransformation:
+  return optax.sgd(schedule, momentum or None)
+
+
+OPTIMIZERS = {"adafactor": adafactor, "adamw": adamw, "sgd": sgd}
+
+
+def _matrices(params: Named):
+  return jax.tree.map(lambda p: p.ndim > 1, params)
+
+
+def layerwise(optimizer: optax.GradientTransformation, axes: dict[str, tuple]) -> optax.GradientTransformation:
+  """`optimizer`, applied to each layer of stacked parameters by itself.
+
+  Args:
+    optimizer: a transformation of `{name: array}`.
+    axes: logical axes by parameter name; a leading "layers" marks a stacked one.
+  Returns:
+    A transformation with one inner state for parameters outside of stacks and one for each depth of stack.
+  """
+
+  def groups(named: Named) -> dict[str, Named]:
+    split: dict[str, Named] = {}
+    for name, array in named.items():
+      group = f"layers_{array.shape[0]}" if axes[name][:1] == ("layers",) else "whole"
+      split.setdefault(group, {})[name] = array
+    return split
+
+  def init(params: Named):
+    return {g: optimizer.init(p) if g == "whole" else jax.vmap(optimizer.init)(p) for g, p in groups(params).items()}
+
+  def update(grads: Named, state, params: Named):
+    params_of, updates, new_state = groups(params), {}, {}
+    for group, group_grads in groups(grads).items():
+      apply = optimizer.update if group == "whole" else jax.vmap(optimizer.update)
+      group_updates, new_state[group] = apply(group_grads, state[group], params_of[group])
+      updates.update(group_updates)
+    return {name: updates[name] for name in grads}, new_state
+
+  return optax.GradientTransformation(init, update)
+
+
+def state_axes(opt_state, params: dict) -> object:
+  """Logical axes of every array of an optimizer state, from those of the parameter it belongs to.
+
+  An array named after a parameter and of its shape is split as it is. Adafactor's factored statistics lack one of
+  its axes: `v_row` the largest, `v_col` the second largest (the last of equals), as optax chooses them; their other
+  axes are split as the parameter's. All else (counts, placeholders of length one) is replicated.
+
+  Args:
+    opt_state: abstract or concrete state over `{name: array}`.
+    params: objects with `.shape` and `.axes`, by name.
+  """
+
+  def axes_of(path, leaf):
+    keys = [getattr(entry, "key", getattr(entry, "name", None)) for entry in path]
+    name = next((k for k in reversed(keys) if k in params), None)
+    none = (None,) * leaf.ndim
+    if name is None:
+      return none
+    shape, axes = params[name].shape, params[name].axes
+    if leaf.shape == shape:
+      return axes
+    if leaf.ndim != len(shape) - 1:
+      return none
+    first = 1 if axes[:1] == ("layers",) else 0
+    order = first + np.argsort(shape[first:])
+    dropped = next((order[i] for key, i in (("v_row", -1), ("v_col", -2)) if key in keys), None)
+    if dropped is None or leaf.shape != tuple(np.delete(shape, dropped)):
+      return none
+    return tuple(a for i, a in enumerate(axes) if i != dropped)
+
+  return jax.tree_util.tree_map_with_path(axes_of, opt_state)

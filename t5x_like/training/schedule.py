@@ -1,0 +1,30 @@
+"""Learning-rate schedules, by name: `config.schedule = {"name": ..., ...}`. All are optax's or made of its parts."""
+
+import jax.numpy as jnp
+import optax
+
+Schedule = optax.Schedule
+
+
+def constant(*, learning_rate: float) -> Schedule:
+  return optax.constant_schedule(learning_rate)
+
+
+def rsqrt(*, learning_rate: float = 1.0, warmup_steps: int = 10_000) -> Schedule:
+  """`learning_rate / sqrt(max(step, warmup_steps))`: constant, then inverse square root (Raffel et al. 2020, 3.1.2)."""
+  return lambda step: learning_rate / jnp.sqrt(jnp.maximum(step, warmup_steps))
+
+
+def linear(*, learning_rate: float, warmup_steps: int, total_steps: int, end: float = 0.0) -> Schedule:
+  """Linear warm-up from zero, then linear decay to `end * learning_rate` at `total_steps` (Devlin et al. 2019, A.2)."""
+  warmup = optax.linear_schedule(0.0, learning_rate, warmup_steps)
+  decay = optax.linear_schedule(learning_rate, end * learning_rate, total_steps - warmup_steps)
+  return optax.join_schedules([warmup, decay], [warmup_steps])
+
+
+def cosine(*, learning_rate: float, warmup_steps: int, total_steps: int, end: float = 0.0) -> Schedule:
+  """Linear warm-up from zero, then a half cosine down to `end * learning_rate` (Loshchilov & Hutter 2017)."""
+  return optax.warmup_cosine_decay_schedule(0.0, learning_rate, warmup_steps, total_steps, end * learning_rate)
+
+
+SCHEDULES = {"constant": constant, "rsqrt": rsqrt, "linear": linear, "cosine": cosine}

@@ -1,0 +1,86 @@
+"""One training step: sums of losses over the global batch, divided once, and one update."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from t5x_like.nn import params
+from t5x_like.parallel.rules import Rules
+from t5x_like.training.schedule import Schedule
+from t5x_like.training.state import TrainState
+
+Batch = dict[str, jax.Array]
+
+
+def make_step(
+  model,
+  objective: Callable,
+  optimizer: optax.GradientTransformation,
+  schedule: Schedule,
+  rules: Rules,
+  *,
+  seed: int,
+  accumulation_steps: int = 1,
+) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
+  """Builds the function of one step, to be jitted with the state donated.
+
+  Args:
+    model: the abstract model; parameters come from the state.
+    objective: `(model, batch, key) -> (loss sum, sums)`.
+    schedule: only for the learning rate among the metrics; the optimizer holds its own.
+    seed: the key of step n is `fold_in(key(seed), n)`, so that a resumed run drops out what it would have.
+    accumulation_steps: the batch is cut into so many parts, run one after another.
+  Returns:
+    `(state, batch) -> (state, metrics)`: metrics are float32 scalars (`loss`, `accuracy`, …).
+  """
+
+  def loss_sum(arrays, batch, key):
+    return objective(params.with_arrays(model, arrays), batch, key)
+
+  def whole(arrays, batch, key):
+    """(mean gradients, sums) of the batch in one piece: the division rides on the backward pass."""
+    _, backward, sums = jax.vjp(lambda arrays: loss_sum(arrays, batch, key), arrays, has_aux=True)
+    return backward(1.0 / jnp.maximum(sums["weights"], 1.0))[0], sums
+
+  def accumulated(arrays, batch, key):
+    """(mean gradients, sums): gradients of sums, added over the parts of the batch and divided once."""
+    gradient = jax.grad(loss_sum, has_aux=True)
+
+    def part(totals, indexed):
+      index, part_batch = indexed
+      return jax.tree.map(jnp.add, totals, gradient(arrays, part_batch, jax.random.fold_in(key, index))), None
+
+    parts = jax.tree.map(lambda x: _split(x, accumulation_steps, rules), batch)
+    one = jax.tree.map(lambda x: x[0], parts)
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(gradient, arrays, one, key))
+    (grads, sums), _ = jax.lax.scan(part, zeros, (jnp.arange(accumulation_steps), parts))
+    return jax.tree.map(lambda g: g / jnp.maximum(sums["weights"], 1.0), grads), sums
+
+  gradients = whole if accumulation_steps == 1 else accumulated
+
+  def step(state: TrainState, batch: Batch):
+    with rules.activate():
+      key = jax.random.fold_in(jax.random.key(seed), state.step)
+      grads, sums = gradients(state.params, batch, key)
+      weights = jnp.maximum(sums["weights"], 1.0)
+      updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+      metrics = {
+        "loss": sums["loss"] / weights,
+        "accuracy": sums["correct"] / weights,
+        "z_loss": sums["z_loss"] / weights,
+        "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
+        "gradient_norm": optax.global_norm(grads),
+        "parameter_norm": optax.global_norm(state.params),
+        "target_tokens": sums["weights"],
+      }
+      return TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state), metrics
+
+  return step
+
+
+def _split(x: jax.Array, parts: int, rules: Rules) -> jax.Array:
+  """[B, ...] -> [parts, B / parts, ...], every device keeping rows it already holds."""
+  x = jnp.swapaxes(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 0, 1)
+  return jax.lax.with_sharding_constraint(x, rules.sharding((None, "batch")))
