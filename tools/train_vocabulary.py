@@ -150,11 +150,11 @@ def train(
 
 def _training_error(message: str, size: int) -> str:
   if match := re.search(r"too high \(\d+\).*?<= (\d+)", message):
-    return (f"--size: found a size of {size} pieces without sentinels, expected at most {match[1]} for this text; "
-            "ask for a smaller vocabulary or give more text")
+    return (f"--size: found {size} pieces, sentinels not counted, expected at most {match[1]} for this text; ask for a "
+            "smaller vocabulary or give more text")
   if match := re.search(r"(\d+) vs (\d+)", message):
-    return (f"--size: found a size too small for the characters of this text ({match[0]}), expected more, or a lower "
-            "--character_coverage, or --byte_fallback")
+    return (f"--size: found {size} pieces, sentinels not counted, too few for the characters of this text, expected "
+            f"at least {match[2]}, or a lower --character_coverage")
   return f"SentencePiece cannot train a model of {size} pieces: {message}"
 
 

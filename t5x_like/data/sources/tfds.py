@@ -93,6 +93,7 @@ class TfdsSource:
 
   def _texts(self, split: str) -> Iterator[bytes]:
     info = self._builder.info
+    count = 0
     try:
       if info.file_format.file_suffix == "array_record":
         only_text = tfds.features.FeaturesDict({self._text_field: info.features[self._text_field]})
@@ -101,14 +102,22 @@ class TfdsSource:
         for start in range(0, len(records), _RECORDS_AT_ONCE):
           for record in records.__getitems__(range(start, min(start + _RECORDS_AT_ONCE, len(records)))):
             yield only_text.deserialize_example_np(record)[self._text_field]
+            count += 1
       else:
         only_text = tfds.decode.PartialDecoding({self._text_field: True})
         in_order = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False, skip_prefetch=True)
         dataset = self._builder.as_dataset(split=split, shuffle_files=False, decoders=only_text, read_config=in_order)
         for record in dataset.as_numpy_iterator():
           yield record[self._text_field]
+          count += 1
     except Exception as error:  # the two readers raise their own families of errors for damaged and missing files
       raise UserError(
         f"dataset {info.full_name}: cannot be read from {self._builder.data_dir} "
         f"({type(error).__name__}: {one_line(error)}); if files are damaged, delete that directory and build it again"
       ) from error
+    expected = info.splits[split].num_examples
+    if count != expected:
+      raise UserError(
+        f"dataset {info.full_name}: found {count} examples of split {split!r} in {self._builder.data_dir}, expected "
+        f"{expected} as its dataset_info.json states; delete that directory and build it again"
+      )
