@@ -116,7 +116,7 @@ def prepare(builder: Docstrings) -> bool:
       return False
     try:
       builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # the record writer says RuntimeError when the disk is full
       raise UserError(f"{builder.data_dir}: cannot build the corpus there ({one_line(error)})") from error
   return True
 
