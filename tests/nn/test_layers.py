@@ -1,0 +1,215 @@
+"""Norms, dropout, masks, the dense core, residuals and parameters, each against its definition."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from t5x_like.nn import params
+from t5x_like.nn.block import Block, Residual
+from t5x_like.nn.cores.dense import dense
+from t5x_like.nn.dims import Dims, dropout, subkey
+from t5x_like.nn.embed import Embed
+from t5x_like.nn.mask import Mask, positions
+from t5x_like.nn.mlp import Mlp
+from t5x_like.nn.norm import RMSNorm
+
+
+def normal(*shape, seed=0, scale=1.0):
+  return (scale * np.random.default_rng(seed).standard_normal(shape)).astype(np.float32)
+
+
+def rngs():
+  return nnx.Rngs(params=jax.random.key(0))
+
+
+# Norm
+
+
+def test_rms_norm():
+  norm = params.with_arrays(RMSNorm(8, rngs()), {"scale": jnp.asarray(normal(8))})
+  x = 3.0 + normal(2, 5, 8, seed=1)
+  x64 = x.astype(np.float64)
+  expected = x64 / np.sqrt((x64**2).mean(-1, keepdims=True) + 1e-6) * normal(8)
+  np.testing.assert_allclose(norm(x), expected, rtol=1e-5, atol=1e-6)
+  assert norm(jnp.zeros((1, 1, 8))).tolist() == np.zeros((1, 1, 8)).tolist()
+
+
+def test_rms_norm_statistics_are_float32():
+  norm = RMSNorm(4096, rngs())
+  out = norm(jnp.full((1, 1, 4096), 300.0, jnp.bfloat16))  # the sum of squares in bfloat16 would be far off
+  assert out.dtype == jnp.bfloat16 and float(jnp.abs(out - 1).max()) < 4e-3
+
+
+# Dropout
+
+
+def test_dropout_without_a_key_or_rate_is_the_identity():
+  x = jnp.asarray(normal(2, 3, 4))
+  assert dropout(x, 0.5, None) is x and dropout(x, 0.0, jax.random.key(0)) is x
+  assert subkey(None, 3) is None
+
+
+def test_dropout_keeps_the_expectation_and_shares_its_mask_along_the_length():
+  x = jnp.ones((64, 7, 512))
+  y = np.asarray(dropout(x, 0.1, jax.random.key(3)))
+  values = np.unique(y)
+  np.testing.assert_allclose(values, [0.0, 1 / 0.9], rtol=1e-6)
+  assert (y == y[:, :1]).all()  # one mask for all positions
+  kept = y[:, 0] > 0
+  deviation = np.sqrt(0.9 * 0.1 / kept.size)
+  assert abs(kept.mean() - 0.9) < 4 * deviation
+  assert abs(y.mean() - 1.0) < 4 * deviation / 0.9
+  assert (kept[0] != kept[1]).any()  # rows differ
+
+
+def test_dropout_gradient_is_its_own_mask():
+  x, key = jnp.asarray(normal(4, 5, 6)), jax.random.key(1)
+  y = dropout(x, 0.5, key)
+  g = jax.grad(lambda x: dropout(x, 0.5, key).sum())(x)
+  np.testing.assert_allclose(y, g * x, rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_dropout_keeps_the_dtype(dtype):
+  assert dropout(jnp.ones((2, 3, 4), dtype), 0.5, jax.random.key(0)).dtype == dtype
+
+
+def test_subkeys_differ():
+  keys = [jax.random.key_data(subkey(jax.random.key(0), i)).tolist() for i in range(10)]
+  assert len({tuple(k) for k in keys}) == 10
+
+
+# Mask
+
+
+def test_masks_combine():
+  q, k = np.array([[0, 1, 0]], np.int32), np.array([[0, 1, 0, 1]], np.int32)
+  q_seg, k_seg = np.array([[1, 1, 2]], np.int32), np.array([[1, 1, 2, 2]], np.int32)
+  valid = np.array([[True, True, False, True]])
+  mask = Mask(*map(jnp.asarray, (q, k, q_seg, k_seg, valid)), causal=True).dense()
+  assert mask.shape == (1, 1, 3, 4)
+  for t, s in np.ndindex(3, 4):
+    assert bool(mask[0, 0, t, s]) == (k[0, s] <= q[0, t] and q_seg[0, t] == k_seg[0, s] and valid[0, s]), (t, s)
+  assert Mask(positions(3), positions(3)).dense() is None
+  assert Mask(positions(3), positions(3), causal=True).dense()[0, 0].tolist() == np.tri(3, dtype=bool).tolist()
+
+
+# Dense core
+
+
+def attention_reference(q, k, v, allowed, bias, scale):
+  B, T, N, H = q.shape
+  repeat = N // k.shape[2]
+  k, v = (np.repeat(a.astype(np.float64), repeat, axis=2) for a in (k, v))
+  logits = np.einsum("btnh,bsnh->bnts", q.astype(np.float64) * scale, k) + (0 if bias is None else bias)
+  logits = np.where(allowed, logits, -np.inf)
+  p = np.exp(logits - logits.max(-1, keepdims=True))
+  return np.einsum("bnts,bsnh->btnh", p / p.sum(-1, keepdims=True), v)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 6])
+@pytest.mark.parametrize("biased", [False, True])
+def test_dense_core(kv_heads, biased):
+  q, k, v = normal(2, 5, 6, 8), normal(2, 7, kv_heads, 8, seed=1), normal(2, 7, kv_heads, 8, seed=2)
+  bias = normal(1, 6, 5, 7, seed=3) if biased else None
+  valid = np.arange(7)[None] < np.array([[7], [4]])
+  q_pos, k_pos = positions(5) + 2, positions(7)
+  allowed = valid[:, None, None] & (np.asarray(k_pos)[:, None, None] <= np.asarray(q_pos)[:, None, :, None])
+  mask = Mask(q_pos, k_pos, k_valid=jnp.asarray(valid), causal=True)
+  out = dense(*map(jnp.asarray, (q, k, v)), mask, bias, scale=0.5)
+  np.testing.assert_allclose(out, attention_reference(q, k, v, allowed, bias, 0.5), rtol=2e-5, atol=2e-5)
+
+
+def test_dense_core_is_finite_without_any_visible_key():
+  q, k, v = (jnp.asarray(normal(1, 3, 2, 4, seed=i)) for i in range(3))
+  mask = Mask(positions(3), positions(3), k_valid=jnp.zeros((1, 3), bool))
+  out, gradient = jax.value_and_grad(lambda q: dense(q, k, v, mask, None, scale=1.0).sum())(q)
+  assert np.isfinite(out) and (np.asarray(gradient) == 0).all()
+
+
+def test_dense_core_softmax_is_float32_in_bfloat16():
+  q, k, v = (normal(1, 4, 1, 16, seed=i) for i in range(3))
+  low = [jnp.asarray(a, jnp.bfloat16) for a in (q, k, v)]
+  out = dense(*low, Mask(positions(4), positions(4)), None, scale=1.0)
+  expected = attention_reference(*(np.asarray(a, np.float64) for a in low), True, None, 1.0)
+  assert out.dtype == jnp.bfloat16
+  np.testing.assert_allclose(np.asarray(out, np.float64), expected, atol=2e-2)
+
+
+# Blocks
+
+
+class Double(nnx.Module):
+  def __call__(self, x, context, cache, key):
+    return 2 * x, {"balance": jnp.float32(1.5)}, cache
+
+
+class Add(nnx.Module):
+  def __init__(self, n):
+    self.n = n
+
+  def __call__(self, x):
+    return x + self.n
+
+
+def test_residual_places_norms_where_its_equation_says():
+  x = jnp.asarray(normal(1, 2, 3))
+  full = Residual(Double(), in_norm=Add(1.0), res_norm=Add(10.0), out_norm=Add(100.0), alpha=3.0)
+  np.testing.assert_allclose(full(x, None, None, None)[0], 100 + 3 * x + (10 + 2 * (x + 1)), rtol=1e-6)
+  np.testing.assert_allclose(Residual(Double())(x, None, None, None)[0], 3 * x)
+
+
+def test_block_applies_sublayers_in_order_and_names_their_losses():
+  block = Block(first=Residual(Double()), second=Residual(Double(), alpha=0.0))
+  y, aux, cache = block(jnp.ones((1, 1, 1)), None, {"first": {"k": 1}, "second": None}, None)
+  assert y.item() == 6.0 and cache == {"first": {"k": 1}, "second": None}
+  assert {n: float(a) for n, a in aux.items()} == {"first/balance": 1.5, "second/balance": 1.5}
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_mlp(gated):
+  mlp = Mlp(4, 6, rngs(), activation=jax.nn.relu, gated=gated)
+  w = {n: np.asarray(a, np.float64) for n, a in params.arrays(mlp).items()}
+  x = normal(2, 3, 4)
+  h = x @ w["wi/kernel"]
+  h = np.maximum(x @ w["gate/kernel"], 0) * h if gated else np.maximum(h, 0)
+  np.testing.assert_allclose(mlp(x, None, None, None)[0], h @ w["wo/kernel"], rtol=1e-5, atol=1e-6)
+
+
+def test_embed_reads_rows_and_attends_to_the_same_table():
+  embed = Embed(10, 4, rngs(), init=params.normal(1.0))
+  table = np.asarray(embed.table[...])
+  ids = np.array([[3, 0, 9]], np.int32)
+  np.testing.assert_array_equal(embed(ids, jnp.float32), table[ids])
+  np.testing.assert_allclose(embed.attend(embed(ids, jnp.float32)), table[ids] @ table.T, rtol=1e-5)
+
+
+# Parameters and sizes
+
+
+def test_parameters_are_named_replaced_and_counted():
+  mlp = Mlp(4, 6, rngs(), activation=jax.nn.relu, gated=True)
+  named = params.named_params(mlp)
+  assert {n: p.axes for n, p in named.items()} == {
+    "gate/kernel": ("embed", "mlp"), "wi/kernel": ("embed", "mlp"), "wo/kernel": ("mlp", "embed"),
+  }  # fmt: skip
+  assert params.count(mlp) == 72 == params.count(jax.eval_shape(lambda: mlp))
+  other = {n: jnp.full(p.shape, i, jnp.float32) for i, (n, p) in enumerate(named.items())}
+  replaced = params.with_arrays(jax.eval_shape(lambda: mlp), other)
+  assert all((params.arrays(replaced)[n] == a).all() for n, a in other.items())
+  assert {n: p.axes for n, p in params.named_params(replaced).items()} == {n: p.axes for n, p in named.items()}
+
+
+def test_parameters_are_drawn_with_the_stated_deviation_and_independently():
+  source = rngs()
+  a, b = (params.param(source, params.fan_in_normal(64, gain=0.5), (64, 512), (None, None))[...] for _ in range(2))
+  assert abs(float(a.std()) - 0.5 / 8) < 1e-3 and abs(float((a * b).mean())) < 1e-4
+
+
+def test_sizes_that_do_not_fit_are_refused():
+  with pytest.raises(ValueError, match="heads=6 must be a multiple of kv_heads=4"):
+    Dims(embed=8, heads=6, kv_heads=4, head_dim=2, mlp=8, layers=1)
+  with pytest.raises(ValueError, match="logical axes"):
+    params.param(rngs(), params.ones, (2, 3), ("embed",))

@@ -1,0 +1,103 @@
+"""Relative buckets against the published facts and against the formula in exact arithmetic."""
+
+import fractions
+
+import jax
+import numpy as np
+import pytest
+
+from t5x_like.nn import params
+from t5x_like.nn.position import Position, RelativeBias, relative_buckets
+
+# First distance of each logarithmic bucket at 32 buckets and distance 128, as T5's own code gives them.
+BIDIRECTIONAL = {8: 8, 12: 9, 16: 10, 23: 11, 32: 12, 46: 13, 64: 14, 91: 15}
+CAUSAL = {16: 16, 19: 17, 21: 18, 24: 19, 27: 20, 31: 21, 35: 22, 40: 23,
+          46: 24, 52: 25, 59: 26, 67: 27, 77: 28, 87: 29, 99: 30, 113: 31}  # fmt: skip
+
+
+def past(distances, *, bidirectional, buckets=32, max_distance=128):
+  relative = -np.asarray(distances, np.int32)
+  return np.asarray(
+    relative_buckets(jax.numpy.asarray(relative), bidirectional=bidirectional, buckets=buckets, max_distance=max_distance)
+  )
+
+
+def exact_bucket(d, buckets, max_distance):
+  """`exact + floor(log(d/exact) / log(max/exact) * (buckets-exact))` by comparing rationals: no rounding anywhere."""
+  exact = buckets // 2
+  if d < exact:
+    return d
+  n, bucket = buckets - exact, exact
+  while bucket < buckets - 1 and fractions.Fraction(d, exact) ** n >= fractions.Fraction(max_distance, exact) ** (
+    bucket + 1 - exact
+  ):
+    bucket += 1
+  return bucket
+
+
+@pytest.mark.parametrize("bidirectional, first", [(True, BIDIRECTIONAL), (False, CAUSAL)])
+def test_buckets_of_the_past(bidirectional, first):
+  got = past(range(400), bidirectional=bidirectional)
+  small = min(first)
+  expected, bucket = [], 0
+  for d in range(400):
+    bucket = d if d < small else first.get(d, bucket)
+    expected.append(bucket)
+  np.testing.assert_array_equal(got, expected)
+  assert (np.diff(got) >= 0).all() and (got[list(first)[-1] :] == got[-1]).all()
+  last = 15 if bidirectional else 31
+  assert past([2**31 - 1, 10**6], bidirectional=bidirectional).tolist() == [last, last]
+
+
+@pytest.mark.parametrize("buckets, max_distance", [(32, 128), (16, 128), (32, 64), (64, 1000), (8, 20)])
+def test_buckets_equal_the_formula_in_rationals(buckets, max_distance):
+  distances = list(range(3 * max_distance))
+  expected = [exact_bucket(d, buckets, max_distance) for d in distances]
+  np.testing.assert_array_equal(
+    past(distances, bidirectional=False, buckets=buckets, max_distance=max_distance), expected
+  )
+  np.testing.assert_array_equal(
+    past(distances, bidirectional=True, buckets=2 * buckets, max_distance=max_distance), expected
+  )
+
+
+def test_the_future():
+  distances = np.arange(1, 300)
+  np.testing.assert_array_equal(past(-distances, bidirectional=True), 16 + past(distances, bidirectional=True))
+  assert (past(-distances, bidirectional=False) == 0).all()
+  assert past([0], bidirectional=True) == 0 and past([0], bidirectional=False) == 0
+
+
+def test_bias_reads_the_table_at_explicit_positions():
+  position = RelativeBias(3, tiny_rngs(), bidirectional=True)
+  q, k = np.array([[5, 0, 90], [7, 7, 7]], np.int32), np.array([[0, 5, 6, 300], [1, 2, 3, 4]], np.int32)
+  bias = np.asarray(position.bias(q, k))
+  table = np.asarray(position.table[...])
+  assert bias.shape == (2, 3, 3, 4) and bias.dtype == np.float32
+  for b, t, s in np.ndindex(2, 3, 4):
+    d = int(k[b, s]) - int(q[b, t])
+    row = (16 if d > 0 else 0) + exact_bucket(abs(d), 16, 128)
+    np.testing.assert_allclose(bias[b, :, t, s], table[row], rtol=1e-6)
+
+
+def test_bias_trains_the_table():
+  position = RelativeBias(2, tiny_rngs(), bidirectional=False)
+  at = np.arange(6, dtype=np.int32)[None]
+
+  def total(arrays):
+    return params.with_arrays(position, arrays).bias(at, at).sum()
+
+  gradient = np.asarray(jax.grad(total)(params.arrays(position))["table"])
+  counts = np.bincount(past(np.maximum(at.T - at, 0).ravel(), bidirectional=False), minlength=32)
+  np.testing.assert_allclose(gradient, np.repeat(counts[:, None], 2, axis=1))
+
+
+def test_no_position_is_the_identity():
+  x = np.ones((1, 2, 3), np.float32)
+  assert Position().embed(x, None) is x and Position().rotate(x, None) is x and Position().bias(None, None) is None
+
+
+def tiny_rngs():
+  from flax import nnx
+
+  return nnx.Rngs(params=jax.random.key(1))

@@ -1,0 +1,71 @@
+"""Small T5s, batches and runs for tests: real code at sizes that compile in a second or two."""
+
+from unittest import mock
+
+import jax
+import numpy as np
+from flax import nnx
+
+from t5x_like.models import t5
+from t5x_like.nn import params
+
+VOCAB = 64
+
+
+def sizes(version: str = "1.1", **changes) -> t5.Variant:
+  """A tiny `Variant` of either version."""
+  fields = dict(embed=16, mlp=32, heads=4, head_dim=4, layers=2, gated=version == "1.1", tied=version == "1.0")
+  return t5.Variant(**{**fields, **changes})
+
+
+def maker(size: t5.Variant, **arguments):
+  """`key -> model` for a size that is not among the published ones."""
+  arguments = {"vocab_size": VOCAB, **arguments}
+
+  def make(key):
+    with mock.patch.dict(t5.VARIANTS, {"test": size}):
+      return t5.Model(nnx.Rngs(params=key), variant="test", **arguments)
+
+  return make
+
+
+def model(size: t5.Variant, *, noisy: bool = True, **arguments) -> t5.Model:
+  """A model with random weights; `noisy` moves norm scales off one and tables off zero, so that none can hide."""
+  made = jax.jit(maker(size, **arguments))(jax.random.key(7))
+  if not noisy:
+    return made
+  generator = np.random.default_rng(3)
+  arrays = {n: np.asarray(a) for n, a in params.arrays(made).items()}
+  moved = {n: (a + 0.1 * generator.standard_normal(a.shape)).astype(np.float32) for n, a in arrays.items()}
+  return params.with_arrays(made, moved)
+
+
+def batch(rows: int, S: int, T: int, *, vocab: int = VOCAB, seed: int = 0, padded: bool = True) -> dict[str, np.ndarray]:
+  """Random features of an encoder-decoder; rows end in padding of different lengths."""
+  generator = np.random.default_rng(seed)
+  encoder = generator.integers(2, vocab, (rows, S)).astype(np.int32)
+  targets = generator.integers(2, vocab, (rows, T)).astype(np.int32)
+  weights = np.ones((rows, T), np.float32)
+  if padded:
+    for row in range(rows):
+      encoder[row, S - generator.integers(0, S // 2) :] = 0
+      end = T - generator.integers(0, T // 2)
+      targets[row, end:], weights[row, end:] = 0, 0.0
+  decoder = np.concatenate([np.zeros((rows, 1), np.int32), targets[:, :-1]], axis=1)
+  return {
+    "encoder_input_tokens": encoder,
+    "decoder_input_tokens": decoder,
+    "decoder_target_tokens": targets,
+    "decoder_loss_weights": weights,
+  }
+
+
+def relative_error(actual: dict, expected: dict) -> float:
+  """The largest distance between two trees of arrays, each leaf measured against its own norm."""
+  errors = jax.tree.map(
+    lambda a, b: float(np.linalg.norm(np.asarray(a, np.float64) - np.asarray(b, np.float64)))
+    / max(float(np.linalg.norm(np.asarray(b, np.float64))), 1e-30),
+    actual,
+    expected,
+  )
+  return max(jax.tree.leaves(errors))
