@@ -1,0 +1,76 @@
+"""Evaluators, one per file: the module path is the registry (`config.evals = {"loss": {}, …}`).
+
+An evaluator is made once from a `Setting` and its own arguments, and called with the parameters of any step. It returns
+a `Result`; the metric names it uses are put under `eval/<task>/`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from t5x_like.nn import params
+from t5x_like.parallel.rules import Rules, local_rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+  """What evaluators share.
+
+  Attributes:
+    model: the abstract model.
+    objective: `(model, batch, key) -> (loss sum, sums)`.
+    task: the task evaluated on, see `data.task.Task`.
+    batches: `(max_examples) -> iterator` of this host's rows of fixed-shape batches, each example once; see
+      `data.loader.eval_batches`.
+    batch_size: rows of a global batch.
+    rules: mesh and sharding rules.
+  """
+
+  model: object
+  objective: Callable
+  task: object
+  batches: Callable[[int | None], Iterator[dict[str, np.ndarray]]]
+  batch_size: int
+  rules: Rules
+
+  def global_batches(self, max_examples: int | None) -> Iterator[dict[str, jax.Array]]:
+    """Batches as global arrays, rows split as in training."""
+    sharding = self.rules.batch()
+    for batch in self.batches(max_examples):
+      yield {
+        name: jax.make_array_from_process_local_data(sharding, rows, (self.batch_size, *rows.shape[1:]))
+        for name, rows in batch.items()
+      }
+
+  def jit(self, function: Callable) -> Callable:
+    """`function(model, batch)` compiled to take (named parameters, batch), on this mesh."""
+
+    @jax.jit
+    def run(arrays, batch):
+      with self.rules.activate():
+        return function(params.with_arrays(self.model, arrays), batch)
+
+    return run
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """`metrics`: numbers by name. `samples`: a few examples for the report, dicts of text."""
+
+  metrics: dict[str, float]
+  samples: list[dict[str, str]] = dataclasses.field(default_factory=list)
+
+
+def fetch(x: jax.Array) -> np.ndarray:
+  """The whole of a global array on this host, whichever processes hold it."""
+  if x.is_fully_addressable:
+    return np.asarray(x)
+  return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+
+
+def rows_of(rules: Rules, batch_size: int) -> tuple[int, int]:
+  """The rows of a global batch that this process feeds."""
+  return local_rows(rules.batch(), batch_size)

@@ -7,6 +7,7 @@ output, whose input is then scaled by 1/sqrt(D); 1.1 has a gated GELU (Shazeer 2
 
 import dataclasses
 from functools import partial
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -73,9 +74,9 @@ class Model(nnx.Module):
     variant: str,
     vocab_size: int,
     dropout: float = 0.0,
-    dtype: str = "float32",
-    remat: str = "none",
-    layers: str = "scan",
+    dtype: Literal["float32", "bfloat16", "auto"] = "float32",
+    remat: Literal["none", "dots", "full"] = "none",
+    layers: Literal["scan", "loop", "auto"] = "scan",
   ):
     size = VARIANTS[variant]
     dims, D = size.dims, size.embed

@@ -9,6 +9,7 @@ import optax
 
 from t5x_like.nn import params
 from t5x_like.parallel.rules import Rules
+from t5x_like.training.checkpoint_manifest import flatten, nest
 from t5x_like.training.optimizer import state_axes
 
 
@@ -54,6 +55,22 @@ def abstract_state(model, optimizer: optax.GradientTransformation, rules: Rules)
 def shardings(state: TrainState):
   """The shardings of an abstract state, as a tree of the same form."""
   return jax.tree.map(lambda leaf: leaf.sharding, state)
+
+
+def to_tree(state: TrainState) -> dict:
+  """The state as nested dicts with string keys, as checkpoints hold it."""
+  return nest(_named(state))
+
+
+def from_tree(tree: dict, like: TrainState) -> TrainState:
+  """The inverse of `to_tree`; `like` is an abstract state of the same form."""
+  named = flatten(tree)
+  return jax.tree.unflatten(jax.tree.structure(like), [named[name] for name in _named(like)])
+
+
+def _named(state: TrainState) -> dict:
+  leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+  return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def init_state(make_model, optimizer: optax.GradientTransformation, abstract: TrainState, seed: int) -> TrainState:

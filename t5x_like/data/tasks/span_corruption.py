@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 
-from t5x_like.data import random
+from t5x_like.data import builtin, random
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.preprocessors.span_corruption import SpanCorruption
 from t5x_like.data.quiet_tensorflow import tf
@@ -23,7 +23,8 @@ def task(*, store: str, split: str, inputs_length: int = 512, targets_length: in
   """Makes the task.
 
   Args:
-    store: the directory or address that holds a token store per split (the `--output` of tools.prepare_data).
+    store: the directory or address that holds a token store per split (the `--output` of tools.prepare_data), or
+      `builtin` for the small corpus of `data/builtin.py`.
     split: which of them.
     inputs_length: encoder length, EOS included; the raw window follows from it.
     targets_length: decoder length, EOS included; None derives it (114 for 512).
@@ -36,6 +37,7 @@ def task(*, store: str, split: str, inputs_length: int = 512, targets_length: in
     UserError: the store cannot be used, is shorter than one window, or its vocabulary lacks sentinels; impossible
       lengths or densities.
   """
+  store = builtin.prepared() if store == builtin.NAME else store
   path = f"{store}/{split}" if "://" in store else os.path.join(store, split)
   tokens = TokenStore.open(path, verify=verify)
   print(f"data: {path}: {tokens.num_tokens:,} tokens in {tokens.num_documents:,} documents, {tokens.verification}",

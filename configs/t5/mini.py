@@ -1,0 +1,12 @@
+"""A small T5 (31M parameters in version 1.0, as in Tay et al. 2021, table 2).
+
+  python -m t5x_like.train --config=configs/t5/mini.py --workdir=runs/t5_mini
+
+The hyper-parameters are those of `base.py`.
+"""
+
+from configs.t5 import base
+
+
+def get_config(arg: str = ""):
+  return base.get_config(arg, size="mini")

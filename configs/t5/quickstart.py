@@ -1,0 +1,27 @@
+"""A first run: a 10M-parameter T5.1.1 learns to fill in technical English, in a few minutes on two CPU cores.
+
+  make quickstart
+
+The corpus is the docstrings of the installed Python packages (about 6M tokens of an 8,192-piece vocabulary).
+Expected: validation loss clearly below the unigram entropy of the targets within the first hundred steps.
+"""
+
+from configs.t5 import base
+
+
+def get_config(arg: str = ""):
+  config = base.get_config("", size="tiny")
+  config.model.vocab_size = 8192
+  config.task.store = "data/docstrings"
+  config.task.inputs_length, config.task.targets_length = 128, 29
+
+  config.batch_size = 32
+  config.total_steps = 600
+  config.schedule = {"name": "rsqrt", "warmup_steps": 1_000}
+
+  config.eval_every = 200
+  config.evals = {"loss": {"max_examples": 512}, "span_infilling": {"max_examples": 32}}
+  config.checkpoint = {"every": 200, "keep_last": 2}
+  if "debug" in arg:
+    base.debug(config)
+  return config

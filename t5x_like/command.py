@@ -1,0 +1,46 @@
+"""The command line that all doors share: `--config=RECIPE --workdir=DIR [--config.KEY=VALUE …]`."""
+
+import argparse
+from collections.abc import Sequence
+
+from t5x_like.errors import UserError
+
+
+def parse(
+  argv: Sequence[str], description: str, *extra: tuple[str, dict], config_required: bool = True
+) -> tuple[argparse.Namespace, list[str]]:
+  """Parses a door's arguments.
+
+  Args:
+    argv: arguments without the program's name.
+    description: for `--help`.
+    extra: the door's own flags, as (name, keyword arguments of `add_argument`).
+  Returns:
+    (namespace, overrides of the recipe as `KEY=VALUE`)
+  Raises:
+    UserError: an argument that is neither a flag nor an override.
+  """
+  parser = _Parser(
+    description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+  )
+  recipe = "a recipe, with an argument for it after a colon: configs/t5/small.py:debug"
+  parser.add_argument("--config", required=config_required, metavar="RECIPE", help=recipe)
+  parser.add_argument("--workdir", required=True, metavar="DIR", help="where the run is, or will be")
+  for name, options in extra:
+    parser.add_argument(name, **options)
+  args, rest = parser.parse_known_args(_joined(argv))
+  for word in rest:
+    if not word.startswith("--config."):
+      raise UserError(f"{word}: unknown argument; keys of the recipe are set by --config.KEY=VALUE")
+  return args, [word.removeprefix("--config.") for word in rest]
+
+
+class _Parser(argparse.ArgumentParser):
+  def error(self, message: str):
+    raise UserError(f"{message}; --help tells more")
+
+
+def _joined(argv: Sequence[str]) -> list[str]:
+  """`--config.key value` as `--config.key=value`."""
+  words = iter(argv)
+  return [f"{w}={next(words, '')}" if w.startswith("--config.") and "=" not in w else w for w in words]

@@ -1,0 +1,72 @@
+"""Greedy span infilling: how often the model writes back exactly the spans that were taken out of the text."""
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from t5x_like.evals import Result, Setting, fetch
+from t5x_like.nn.decode import greedy
+
+
+class Evaluator:
+  """Decodes corrupted inputs greedily and compares the spans after each sentinel.
+
+  Args:
+    max_examples: how many examples to decode; None is all of them.
+    samples: how many decoded examples to keep for the report.
+  """
+
+  def __init__(self, setting: Setting, *, max_examples: int | None = 64, samples: int = 8):
+    self._setting = setting
+    self._max_examples = max_examples
+    self._samples = samples
+    (length,) = setting.task.features["decoder_target_tokens"].shape
+    self._decode = setting.jit(lambda model, batch: greedy(model, batch, max_length=length))
+
+  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+    """`span_exact_match` and `sequence_exact_match`, fractions of spans and of whole target sequences."""
+    vocabulary = self._setting.task.vocabulary
+    spans_right = spans = sequences_right = sequences = 0
+    samples = []
+    for batch in self._setting.global_batches(self._max_examples):
+      predicted_BT = fetch(self._decode(arrays, batch))
+      batch = {name: fetch(batch[name]) for name in ("encoder_input_tokens", "decoder_target_tokens", "example_index")}
+      for row in np.flatnonzero(batch["example_index"] >= 0):
+        target, predicted = batch["decoder_target_tokens"][row].tolist(), predicted_BT[row].tolist()
+        wanted, found = (spans_by_sentinel(ids, vocabulary) for ids in (target, predicted))
+        spans += len(wanted)
+        spans_right += sum(found.get(sentinel) == span for sentinel, span in wanted.items())
+        sequences += 1
+        sequences_right += _until_eos(target, vocabulary.eos_id) == _until_eos(predicted, vocabulary.eos_id)
+        if len(samples) < self._samples:
+          inputs = batch["encoder_input_tokens"][row].tolist()
+          texts = {"input": inputs, "target": target, "prediction": predicted}
+          samples.append({name: vocabulary.decode(ids) for name, ids in texts.items()})
+    return Result(
+      {
+        "span_exact_match": spans_right / max(spans, 1),
+        "sequence_exact_match": sequences_right / max(sequences, 1),
+      },
+      samples,
+    )
+
+
+def spans_by_sentinel(ids: Sequence[int], vocabulary) -> dict[int, tuple[int, ...]]:
+  """`<s0> a b <s1> c </s>` -> {s0: (a, b), s1: (c,)}; what precedes the first sentinel is left out."""
+  first = vocabulary.size - vocabulary.extra_ids
+  spans: dict[int, tuple[int, ...]] = {}
+  current = None
+  for token in _until_eos(ids, vocabulary.eos_id):
+    if first <= token < vocabulary.size:
+      current = token
+      spans.setdefault(current, ())
+    elif current is not None:
+      spans[current] += (token,)
+  return spans
+
+
+def _until_eos(ids: Sequence[int], eos_id: int) -> list[int]:
+  ids = list(ids)
+  end = ids.index(eos_id) if eos_id in ids else len(ids)
+  return [token for token in ids[:end] if token != 0]

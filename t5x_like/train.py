@@ -1,0 +1,45 @@
+"""Pretrains a model: python -m t5x_like.train --config=configs/t5/small.py --workdir=runs/small [--config.KEY=VALUE …]
+
+Running the same command again in the same workdir resumes. Exit codes: 0 finished, 2 refused or failed with one line
+that says why, 75 stopped by a signal with its state saved.
+"""
+
+import sys
+
+from t5x_like import command
+from t5x_like import config as config_lib
+from t5x_like.errors import UserError, door
+
+
+@door
+def main(argv: list[str]) -> None:
+  profile = ("--profile", {"metavar": "FIRST:LAST", "help": "record a profiler trace of these steps"})
+  args, overrides = command.parse(argv, __doc__, profile)
+  window = _window(args.profile)
+  config = config_lib.load(args.config, overrides)
+
+  from t5x_like.training import process, setup
+
+  process.prepare()
+  config = setup.resolve(config)
+  process.say(config_lib.to_json(config))
+
+  from t5x_like.training.loop import train
+  from t5x_like.training.run import Run
+
+  with Run(config, args.workdir) as run:
+    train(run, profile=window)
+
+
+def _window(text: str | None) -> range | None:
+  if text is None:
+    return None
+  try:
+    first, last = map(int, text.split(":"))
+    return range(first, last + 1)
+  except ValueError:
+    raise UserError(f"--profile={text}: expected FIRST:LAST, two step numbers") from None
+
+
+if __name__ == "__main__":
+  sys.exit(main(sys.argv[1:]))

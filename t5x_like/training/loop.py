@@ -1,0 +1,59 @@
+"""The training loop."""
+
+import contextlib
+from collections.abc import Iterator
+
+import jax
+
+from t5x_like.errors import Preempted
+from t5x_like.training.preemption import StopRequest
+from t5x_like.training.run import Run
+
+
+def train(run: Run, *, profile: range | None = None) -> None:
+  """Steps a run to its end: dispatch a step, read the one before it, evaluate, save, and stop in order when asked.
+
+  Args:
+    run: an open run; the caller closes it.
+    profile: the steps to record a profiler trace of.
+  Raises:
+    Preempted: a signal asked to stop; the state of the step it stopped at is saved.
+  """
+  evaluate_every, save_every = run.config.eval_every, run.config.checkpoint.every
+  with StopRequest() as stop, _profiler(run) as trace:
+    while run.step < run.total_steps:
+      trace(run.step, profile)
+      run.advance()
+      stopping = stop.requested(run.step)
+      last = run.step == run.total_steps
+      if last or run.step % evaluate_every == 0 and not stopping:
+        run.evaluate()
+      if last or stopping or run.step % save_every == 0:
+        run.save()
+      if stopping and not last:
+        run.wait_for_save()
+        raise Preempted(f"saved step {run.step} of {run.total_steps} in {run.workdir}; the same command continues it")
+    run.finish()
+
+
+@contextlib.contextmanager
+def _profiler(run: Run) -> Iterator:
+  """Records `profile/` in the workdir while the step is in the window asked for."""
+  active = False
+
+  def trace(step: int, window: range | None) -> None:
+    nonlocal active
+    if window is None or active == (step in window):
+      return
+    run.drain()
+    active = step in window
+    if active:
+      jax.profiler.start_trace(str(run.workdir / "profile"))
+    else:
+      jax.profiler.stop_trace()
+
+  try:
+    yield trace
+  finally:
+    if active:
+      jax.profiler.stop_trace()

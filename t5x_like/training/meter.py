@@ -1,0 +1,58 @@
+"""Where the time of a run goes, and how full its batches are."""
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+
+class Meter:
+  """Times steps without making the host wait for the one just dispatched.
+
+  Args:
+    batches: this host's batches.
+    tokens_per_step: positions, padding included, of one global batch.
+    flops_per_step: model FLOPs of one step.
+    peak_flops: FLOP/s of all devices together.
+  """
+
+  def __init__(
+    self, batches: Iterator[dict[str, np.ndarray]], *, tokens_per_step: int, flops_per_step: float, peak_flops: float
+  ):
+    self._batches = batches
+    self._tokens, self._flops, self._peak = tokens_per_step, flops_per_step, peak_flops
+    self._last = time.perf_counter()
+    self._waited = self._away = 0.0
+    self._padding: list[float] = []
+
+  def next_batch(self) -> dict[str, np.ndarray]:
+    """The next batch, the wait for it counted as data wait."""
+    start = time.perf_counter()
+    batch = next(self._batches)
+    self._waited += time.perf_counter() - start
+    tokens = [x for name, x in batch.items() if name.endswith("_tokens") and "_input_" not in name or name == _ENCODER]
+    empty, total = sum(np.count_nonzero(x == 0) for x in tokens), sum(x.size for x in tokens)
+    self._padding.append(empty / total)
+    return batch
+
+  def away(self, since: float) -> None:
+    """Takes the time from `since` (of `time.perf_counter`) until now out of the steps: an evaluation, a save."""
+    self._away += time.perf_counter() - since
+
+  def step_done(self) -> dict[str, float]:
+    """The figures of the step whose metrics have just arrived."""
+    now = time.perf_counter()
+    seconds = max(now - self._last - self._away, 1e-9)
+    figures = {
+      "seconds_per_step": seconds,
+      "tokens_per_second": self._tokens / seconds,
+      "model_flops_per_second": self._flops / seconds,
+      "mfu": self._flops / seconds / self._peak,
+      "data_wait_fraction": min(1.0, self._waited / seconds),
+      "padding_fraction": self._padding.pop(0),
+    }
+    self._last, self._waited, self._away = now, 0.0, 0.0
+    return figures
+
+
+_ENCODER = "encoder_input_tokens"

@@ -1,0 +1,26 @@
+"""What a process does before it uses a device, and who of several processes speaks."""
+
+import logging
+import os
+
+import jax
+
+from t5x_like.parallel import distributed
+
+
+def prepare() -> None:
+  """Joins the job this process belongs to, if any, and sets jax and logging up.
+
+  Raises:
+    UserError: the job cannot be joined.
+  """
+  logging.basicConfig(level=logging.WARNING, format="warning: %(message)s")
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+  jax.config.update("jax_threefry_partitionable", True)
+  distributed.initialize()
+
+
+def say(text: str) -> None:
+  """Prints in the first process only."""
+  if jax.process_index() == 0:
+    print(text, flush=True)

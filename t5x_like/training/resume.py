@@ -1,0 +1,78 @@
+"""What a workdir says about the run in it, and which changes a resumed run may make."""
+
+import json
+import os
+import pathlib
+from typing import Any
+
+from t5x_like import config as config_lib
+from t5x_like.errors import UserError, one_line
+
+FILE = "config.json"
+# A change of any of these would go on from a state or a data order that belongs to something else.
+_FIXED = ("model.", "seed", "batch_size", "fingerprints.", "optimizer.name", "objective.name")
+# … except for how the same model is computed.
+_FREE = ("model.dtype", "model.layers", "model.remat")
+
+
+def identity(config, task) -> dict[str, Any]:
+  """The content of `config.json`: the resolved config and the fingerprints of the training data and vocabulary."""
+  return config.to_dict() | {
+    "fingerprints": {"data": task.fingerprint, "vocabulary": task.vocabulary.fingerprint}
+  }
+
+
+def read(workdir) -> dict[str, Any] | None:
+  """The saved identity of the run in a workdir, None where there is none.
+
+  Raises:
+    UserError: the file is not a JSON object.
+  """
+  path = pathlib.Path(workdir) / FILE
+  try:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+      raise ValueError("not a JSON object")
+  except FileNotFoundError:
+    return None
+  except ValueError as error:
+    raise UserError(f"{path}: damaged ({one_line(error)}); put back the config of this run or use a new workdir") from None
+  except OSError as error:
+    raise UserError(f"{path}: cannot be read: {error.strerror}; use a directory for --workdir") from None
+  return found
+
+
+def check(saved: dict[str, Any], current: dict[str, Any], workdir) -> list[str]:
+  """Compares two identities.
+
+  Returns:
+    A line for each key that differs and may.
+  Raises:
+    UserError: listing every key whose change makes resuming meaningless.
+  """
+  before, now = config_lib.flat(saved), config_lib.flat(current)
+  changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+  refused = [key for key in changed if key.startswith(_FIXED) and key not in _FREE]
+  if refused:
+    told = ", ".join(f"{key}: {_short(before.get(key))} there, {_short(now.get(key))} here" for key in refused)
+    raise UserError(
+      f"{workdir}: holds a run of another config ({told}); use a new --workdir, or the config that run was started with"
+    )
+  return [f"{key}: {before.get(key)!r} -> {now.get(key)!r}" for key in changed]
+
+
+def write(workdir, name: str, content: dict[str, Any]) -> None:
+  """Writes a JSON file of the workdir in one piece: an old one is replaced, or stays as it was."""
+  path = pathlib.Path(workdir) / name
+  temporary = path.with_name(f"{name}.tmp")
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+  except OSError as error:
+    raise UserError(f"{path}: cannot be written: {error.strerror}; free space, or use another --workdir") from error
+
+
+def _short(value: Any) -> str:
+  text = repr(value)
+  return text if len(text) <= 24 else f"{text[:18]}…"

@@ -1,0 +1,153 @@
+"""From a checked recipe to the objects of a run. Everything that can be refused is refused here, before any work."""
+
+import dataclasses
+import importlib
+from collections.abc import Callable
+
+import jax
+import optax
+from flax import nnx
+from ml_collections import ConfigDict
+
+import t5x_like.evals
+import t5x_like.models
+import t5x_like.objectives
+from t5x_like import config as config_lib
+from t5x_like.errors import UserError, did_you_mean
+from t5x_like.nn import params
+from t5x_like.parallel.mesh import make_mesh
+from t5x_like.parallel.rules import Rules
+from t5x_like.training.optimizer import OPTIMIZERS, layerwise
+from t5x_like.training.schedule import SCHEDULES, Schedule
+from t5x_like.training.state import TrainState, abstract_state
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+  """What a step is made of.
+
+  Attributes:
+    model: the abstract model; `make_model(key)` makes a real one.
+    state: the abstract state, with shardings.
+  """
+
+  model: nnx.Module
+  make_model: Callable[[jax.Array], nnx.Module]
+  objective: Callable
+  optimizer: optax.GradientTransformation
+  schedule: Schedule
+  rules: Rules
+  state: TrainState
+
+
+def checkpoints(every: int, keep_last: int = 3, keep_every: int | None = None, save_timeout_seconds: int = 1200):
+  """The keys of `config.checkpoint`; a save every so many steps and at the end."""
+
+
+def resolve(config: ConfigDict) -> ConfigDict:
+  """Checks every slot against what it names and fills in all defaults.
+
+  `auto` in `model.dtype` becomes bfloat16 on accelerators and float32 on CPU; in `model.layers`, scan and loop.
+
+  Raises:
+    UserError: naming the key, what was found and what was expected.
+  """
+  resolved = ConfigDict(config.to_dict())
+  module = _module("model", config.model.get("name"), t5x_like.models)
+  resolved.model = config_lib.fill_slot("model", config.model, module.Model, given=("name", "rngs"))
+  variants = getattr(module, "VARIANTS", {})
+  if "variant" in resolved.model and resolved.model.variant not in variants:
+    found = resolved.model.variant
+    raise UserError(f"config.model.variant: found {found!r}, expected one of {', '.join(variants)}"
+                    f"{did_you_mean(found, variants)}")  # fmt: skip
+  on_cpu = jax.default_backend() == "cpu"
+  if resolved.model.get("dtype") == "auto":
+    resolved.model.dtype = "float32" if on_cpu else "bfloat16"
+  if resolved.model.get("layers") == "auto":
+    resolved.model.layers = "loop" if on_cpu else "scan"
+  objective = _module("objective", config.objective.get("name"), t5x_like.objectives).Objective
+  resolved.objective = config_lib.fill_slot("objective", config.objective, objective)
+  optimizer = OPTIMIZERS[config_lib.pick("optimizer", config.optimizer.get("name"), OPTIMIZERS)]
+  resolved.optimizer = config_lib.fill_slot("optimizer", config.optimizer, optimizer, given=("name", "schedule"))
+  schedule = SCHEDULES[config_lib.pick("schedule", config.schedule.get("name"), SCHEDULES)]
+  values = ConfigDict(config.schedule.to_dict())
+  if schedule in (SCHEDULES["linear"], SCHEDULES["cosine"]) and "total_steps" not in values:
+    values.total_steps = config.total_steps
+  resolved.schedule = config_lib.fill_slot("schedule", values, schedule)
+  resolved.checkpoint = config_lib.fill_slot("checkpoint", config.checkpoint, checkpoints)
+  for name in config.evals:
+    evaluator = _module("evals", name, t5x_like.evals).Evaluator
+    resolved.evals[name] = config_lib.fill_slot(f"evals.{name}", config.evals[name], evaluator, given=("setting",))
+  for key in ("batch_size", "accumulation_steps", "total_steps", "eval_every", "log_every"):
+    if resolved[key] < 1:
+      raise UserError(f"config.{key}: found {resolved[key]}, expected at least 1")
+  if resolved.checkpoint.every < 1:
+    raise UserError(f"config.checkpoint.every: found {resolved.checkpoint.every}, expected at least 1")
+  if resolved.clip_norm < 0:
+    raise UserError(f"config.clip_norm: found {resolved.clip_norm}, expected a norm, or 0 for no clipping")
+  return resolved
+
+
+def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
+  """Builds everything but data from a resolved config, without allocating.
+
+  Raises:
+    UserError: the mesh does not fit the devices, a parameter or the batch does not divide over it.
+  """
+  rules = Rules.make(make_mesh(config.mesh.to_dict(), devices), config.rules.to_dict())
+  _check_batch(config, rules)
+  model, make_model = _model(config)
+  named = params.named_params(model)
+  schedule_values = config.schedule.to_dict()
+  schedule = SCHEDULES[schedule_values.pop("name")](**schedule_values)
+  optimizer_values = config.optimizer.to_dict()
+  inner = OPTIMIZERS[optimizer_values.pop("name")](schedule, **optimizer_values)
+  optimizer = layerwise(inner, {name: p.axes for name, p in named.items()})
+  if config.clip_norm:
+    optimizer = optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
+  objective_values = config.objective.to_dict()
+  objective = _module("objective", objective_values.pop("name"), t5x_like.objectives).Objective(**objective_values)
+  state = abstract_state(model, optimizer, rules)
+  return Parts(model, make_model, objective, optimizer, schedule, rules, state)
+
+
+def evaluators(config: ConfigDict, setting: t5x_like.evals.Setting) -> dict[str, Callable]:
+  """The evaluators of a resolved config, by name."""
+  return {
+    name: _module("evals", name, t5x_like.evals).Evaluator(setting, **values)
+    for name, values in config.evals.to_dict().items()
+  }
+
+
+def check_vocabulary(config: ConfigDict, vocabulary) -> None:
+  """Refuses a vocabulary with ids that the model's table lacks."""
+  if vocabulary.size > config.model.vocab_size:
+    raise UserError(
+      f"config.model.vocab_size: found {config.model.vocab_size}, but the vocabulary of the data has {vocabulary.size}"
+      f" ids; set --config.model.vocab_size={-(-vocabulary.size // 128) * 128}"
+    )
+
+
+def _model(config: ConfigDict):
+  values = config.model.to_dict()
+  module = _module("model", values.pop("name"), t5x_like.models)
+
+  def make_model(key):
+    return module.Model(nnx.Rngs(params=key), **values)
+
+  return jax.eval_shape(make_model, jax.random.key(0)), make_model
+
+
+def _module(slot: str, name: str | None, package):
+  config_lib.pick(slot, name, config_lib.modules(package))
+  return importlib.import_module(f"{package.__name__}.{name}")
+
+
+def _check_batch(config: ConfigDict, rules: Rules) -> None:
+  ways, parts = rules.split("batch"), config.accumulation_steps
+  if config.batch_size % (ways * parts):
+    axes = "x".join(f"{a}={rules.mesh.shape[a]}" for a in rules.table["batch"] if rules.mesh.shape[a] > 1) or "1 device"
+    raise UserError(
+      f"config.batch_size: found {config.batch_size}, expected a multiple of {ways * parts}: it is cut over {axes}"
+      f" ({ways} ways) and into {parts} accumulation steps"
+    )
