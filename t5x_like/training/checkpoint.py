@@ -18,7 +18,6 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from absl import logging as absl_logging
 from etils import epath
 from jax.experimental import multihost_utils
 
@@ -26,6 +25,7 @@ from t5x_like.errors import UserError, one_line
 from t5x_like.training import checkpoint_manifest
 from t5x_like.training.checkpoint_manifest import Damaged, flatten, nest
 from t5x_like.training.fingerprint import fingerprints
+from t5x_like.training.quiet_orbax import quiet_abandoned_tasks, quiet_orbax
 
 _STATE = "state"
 _DISK_ERRORS = (
@@ -47,11 +47,6 @@ class _Manager(ocp.CheckpointManager):
     return False
 
 
-class _NoOrbaxChatter(logging.Filter):
-  def filter(self, record: logging.LogRecord) -> bool:
-    return f"{os.sep}orbax{os.sep}" not in record.pathname
-
-
 class Checkpoints:
   """The checkpoints of one run, one directory per step.
 
@@ -68,7 +63,7 @@ class Checkpoints:
     *,
     keep_last: int | None = 3,
     keep_every: int | None = None,
-    save_timeout_seconds: int = 1200,
+    save_timeout_seconds: int = 600,
   ):
     for name, value in (("keep_last", keep_last), ("keep_every", keep_every)):
       if value is not None and value < 1:
@@ -79,9 +74,7 @@ class Checkpoints:
     self._keep_last, self._keep_every, self._timeout = keep_last, keep_every, save_timeout_seconds
     self._manager: _Manager | None = None
     self._damaged: dict[int, str] = {}
-    absl_logger = absl_logging.get_absl_logger()
-    if not any(isinstance(f, _NoOrbaxChatter) for f in absl_logger.filters):
-      absl_logger.addFilter(_NoOrbaxChatter())
+    quiet_orbax()
 
   def save(self, step: int, state: dict[str, Any], metadata: dict[str, Any]) -> None:
     """Starts saving a step and returns once the tensors may be donated; `wait` tells when it is committed.
@@ -282,6 +275,7 @@ class Checkpoints:
       raise
     except Exception as error:
       number = _disk_errno(error)
+      quiet_abandoned_tasks()
       if number is not None:
         raise UserError(
           f"{where}: checkpoint could not be written: {os.strerror(number)}; free space or mend the permissions and "

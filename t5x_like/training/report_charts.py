@@ -27,7 +27,7 @@ def charts(rows: Rows) -> list[dict[str, str]]:
   if len(series(rows, "train/loss")[0]) or _eval_names(rows, "loss"):
     drawn.append({"title": "Loss", "svg": _loss_chart(rows), "width": "wide"})
   for title, name, options in (
-    ("Learning rate", "train/learning_rate", {}),
+    ("Learning rate", "train/learning_rate", {"noise": False}),
     ("Gradient norm", "train/gradient_norm", {"log": True}),
     ("Tokens per second", "train/tokens_per_second", {"from_zero": True}),
     ("Model FLOPs utilisation", "train/mfu", {"from_zero": True, "percent": True}),
@@ -70,10 +70,10 @@ def _loss_chart(rows: Rows) -> str:
   return _svg(figure, "loss")
 
 
-def _line_chart(title: str, steps, values, *, log=False, from_zero=False, percent=False) -> str:
+def _line_chart(title: str, steps, values, *, noise=True, log=False, from_zero=False, percent=False) -> str:
   figure, axes = _axes(title, 4.7, 2.7)
   values = values * 100 if percent else values
-  _curve(axes, steps, values, None)
+  _curve(axes, steps, values, None, noise)
   if log and values.min() > 0 and values.max() > 30 * values.min():
     axes.set_yscale("log")
   elif from_zero:  # the first step compiles: do not let it squeeze the rest
@@ -84,9 +84,9 @@ def _line_chart(title: str, steps, values, *, log=False, from_zero=False, percen
   return _svg(figure, title)
 
 
-def _curve(axes, steps, values, label: str | None) -> None:
+def _curve(axes, steps, values, label: str | None, noise: bool = True) -> None:
   """A noisy curve is drawn faint, with its running mean over it."""
-  noisy = len(steps) >= 30
+  noisy = noise and len(steps) >= 30
   axes.plot(*_thinned(steps, values), color=_COLOURS[0], linewidth=0.8 if noisy else 1.7, alpha=0.35 if noisy else 1,
             label=None if noisy else label, marker="o" if len(steps) < 3 else None, markersize=4.5)  # fmt: skip
   if noisy:
