@@ -53,7 +53,7 @@ sys.exit(main())
 def launch(directory, after="pass", timeout=60):
   program = PROGRAM.format(repo=str(REPO), directory=str(directory), after=after, timeout=timeout)
   command = [
-    sys.executable, str(REPO / "launch" / "local.py"), "--processes=2", "--devices_per_process=4", "--grace_seconds=5"
+    sys.executable, str(REPO / "launch" / "local.py"), "--processes=2", "--devices_per_process=4", "--grace_seconds=2"
   ]  # fmt: skip
   done = subprocess.run(
     [*command, "--", sys.executable, "-c", program], env=dict(os.environ), capture_output=True, text=True, timeout=120
@@ -94,9 +94,9 @@ def test_a_save_that_one_process_cannot_write_ends_the_job_in_one_line_and_harms
     "  if jax.process_index() == 1: resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"
     "  checkpoints.save(9, state(9), {})"
   )
-  code, lines, err = launch(tmp_path, after=limit, timeout=5)
+  code, lines, err = launch(tmp_path, after=limit, timeout=4)
   errors = [line for line in lines if "error:" in line]
   assert code == 2 and any("File too large" in line for line in errors), (lines, err)
-  assert any("not written by all processes within 5 s" in line for line in errors), lines
+  assert any("not written by all processes within 4 s" in line for line in errors), lines
   assert not any("Traceback" in line for line in lines), "\n".join(lines)
   assert Checkpoints(tmp_path).steps() == [4, 5, 6]
