@@ -1,8 +1,8 @@
 """Recipes: how a file in `configs/` and the `--config.…` flags become one checked `ConfigDict`.
 
-A recipe is a Python file with `get_config(arg)`; it starts from `defaults()` and fills in its table. Top-level keys are
-those of `defaults()` and no others. A *slot* (`model`, `task`, `optimizer`, …) is a dict whose `name` picks an object and
-whose other keys are that object's arguments; `fill_slot` checks them against its signature.
+A recipe is a Python file with `get_config(arg)`; it starts from `defaults()` and fills in its table. Top-level keys
+are those of `defaults()` and no others. A *slot* (`model`, `task`, `optimizer`, …) is a dict whose `name` picks an
+object and whose other keys are its arguments; `fill_slot` checks them against its signature.
 """
 
 import hashlib
@@ -60,7 +60,9 @@ def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
   file, _, arg = path.partition(":")
   if not pathlib.Path(file).is_file():
     near = sorted(p.as_posix() for p in pathlib.Path("configs").rglob("*.py") if p.name != "__init__.py")
-    raise UserError(f"--config={path}: no recipe {file!r}{did_you_mean(file, near)}; recipes are files such as {near[:3]}")
+    raise UserError(
+      f"--config={path}: no recipe {file!r}{did_you_mean(file, near)}; recipes are files, such as {', '.join(near[:3])}"
+    )
   spec = importlib.util.spec_from_file_location(f"recipe_{pathlib.Path(file).stem}", file)
   recipe = importlib.util.module_from_spec(spec)
   root = str(pathlib.Path.cwd())
@@ -73,10 +75,27 @@ def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
     raise
   except Exception as error:
     raise UserError(f"{file}: the recipe failed: {type(error).__name__}: {one_line(error)}") from error
+  return _checked(config, overrides, file)
+
+
+def restored(saved: dict[str, Any], overrides: Sequence[str], origin) -> ConfigDict:
+  """The config a run saved (other keys are left out), with overrides applied.
+
+  Raises:
+    UserError: a key is missing, or as `load`.
+  """
+  known = defaults()
+  missing = [key for key in known if key not in saved]
+  if missing:
+    raise UserError(f"{origin}: key {missing[0]!r} is missing; it was written by another version or is damaged")
+  return _checked(ConfigDict({key: saved[key] for key in known}), overrides, origin)
+
+
+def _checked(config: ConfigDict, overrides: Sequence[str], origin) -> ConfigDict:
   known = defaults()
   for key in config:
     if key not in known:
-      raise UserError(f"{file}: unknown key {key!r}{did_you_mean(key, known)}")
+      raise UserError(f"{origin}: unknown key {key!r}{did_you_mean(key, known)}")
   for override in overrides:
     _override(config, override)
   for key, default in known.items():
@@ -169,7 +188,9 @@ def pick(slot: str, name: str | None, table: dict[str, Callable] | Sequence[str]
     UserError: naming the nearest one.
   """
   if name not in table:
-    raise UserError(f"config.{slot}.name: found {name!r}, expected one of {', '.join(table)}{did_you_mean(name, table)}")
+    raise UserError(
+      f"config.{slot}.name: found {name!r}, expected one of {', '.join(table)}{did_you_mean(str(name), table)}"
+    )
   return name
 
 

@@ -1,7 +1,7 @@
 """The built-in corpus: a few hundred docstrings of the standard library, as bytes.
 
-It needs no files, no vocabulary and about a second, so that any recipe can be run (`:debug`) before there is data. It is
-too small to learn from: `make quickstart` builds a real one.
+It needs no files, no vocabulary and about a second, so that any recipe can be run (`:debug`) before there is data. It
+is too small to learn from: `make quickstart` builds a real one.
 """
 
 import contextlib

@@ -20,7 +20,12 @@ def prepare() -> None:
   distributed.initialize()
 
 
+def first() -> bool:
+  """Whether this is the one process that prints and writes files."""
+  return jax.process_index() == 0
+
+
 def say(text: str) -> None:
   """Prints in the first process only."""
-  if jax.process_index() == 0:
+  if first():
     print(text, flush=True)

@@ -16,9 +16,10 @@ _FREE = ("model.dtype", "model.layers", "model.remat")
 
 
 def identity(config, task) -> dict[str, Any]:
-  """The content of `config.json`: the resolved config and the fingerprints of the training data and vocabulary."""
+  """The content of `config.json`: the resolved config, what the data and vocabulary are, and the feature lengths."""
   return config.to_dict() | {
-    "fingerprints": {"data": task.fingerprint, "vocabulary": task.vocabulary.fingerprint}
+    "fingerprints": {"data": task.fingerprint, "vocabulary": task.vocabulary.fingerprint},
+    "features": {name: list(feature.shape) for name, feature in task.features.items()},
   }
 
 
@@ -36,7 +37,7 @@ def read(workdir) -> dict[str, Any] | None:
   except FileNotFoundError:
     return None
   except ValueError as error:
-    raise UserError(f"{path}: damaged ({one_line(error)}); put back the config of this run or use a new workdir") from None
+    raise UserError(f"{path}: damaged ({one_line(error)}); put back this run's config or use a new workdir") from None
   except OSError as error:
     raise UserError(f"{path}: cannot be read: {error.strerror}; use a directory for --workdir") from None
   return found

@@ -1,7 +1,6 @@
 """A run: the objects of a recipe opened in a workdir, checked, restored and ready to step."""
 
 import json
-import logging
 import math
 import pathlib
 import time
@@ -17,7 +16,7 @@ from t5x_like.evals import Setting
 from t5x_like.nn import params
 from t5x_like.parallel import distributed
 from t5x_like.parallel.rules import local_rows, sharding_table
-from t5x_like.training import flops, resume, setup
+from t5x_like.training import flops, process, resume, setup
 from t5x_like.training.checkpoint import Checkpoints
 from t5x_like.training.compile import compiler_options
 from t5x_like.training.environment import environment
@@ -26,8 +25,6 @@ from t5x_like.training.report import write_report
 from t5x_like.training.state import TrainState, from_tree, init_state, shardings, to_tree
 from t5x_like.training.step import make_step
 from t5x_like.training.writer import MetricsWriter, read_metrics
-
-_log = logging.getLogger("t5x_like")
 
 
 class Run:
@@ -50,7 +47,7 @@ class Run:
     from t5x_like.data import task as tasks
 
     self.config, self.workdir, self.total_steps = config, pathlib.Path(workdir), config.total_steps
-    self._primary = jax.process_index() == 0
+    self._primary = process.first()
     parts = self._parts = setup.build(config)
     rows = local_rows(parts.rules.batch(), config.batch_size)
     task = tasks.build(split=config.train_split, **config.task.to_dict())
@@ -58,9 +55,9 @@ class Run:
     setup.check_vocabulary(config, task.vocabulary)
     self._identity = resume.identity(config, task)
     changes = self._check_workdir()
-    self._say(sharding_table(params.named_params(parts.model), parts.rules))
+    process.say(sharding_table(params.named_params(parts.model), parts.rules))
     for change in changes:
-      self._say(f"resuming with a changed config: {change}")
+      process.say(f"resuming with a changed config: {change}")
 
     self._checkpoints = Checkpoints(
       self.workdir / "checkpoints", **{k: v for k, v in config.checkpoint.to_dict().items() if k != "every"}
@@ -106,7 +103,7 @@ class Run:
     self._step = lowered.compile(compiler_options=compiler_options())
     cost = flops.step_flops(parts.model, parts.objective, abstract)
     peak, source = flops.peak_flops(jax.devices()[0]) if not config.peak_flops else (config.peak_flops, "the config")
-    self._say(
+    process.say(
       f"step compiled in {time.perf_counter() - start:.1f} s: {cost / 1e9:,.1f} model GFLOPs; attention core: dense;"
       f" MFU against {peak * jax.device_count() / 1e12:,.3f} TFLOP/s ({jax.device_count()} devices, {source})"
     )
@@ -182,7 +179,7 @@ class Run:
     self._checkpoints.wait()
     self._writer.flush()
     if self._primary:
-      self._say(f"report: {write_report(self.workdir)}")
+      process.say(f"report: {write_report(self.workdir)}")
 
   def saved_at(self, step: int) -> bool:
     return self._saved == step
@@ -217,11 +214,11 @@ class Run:
     abstract = self._parts.state
     restored = self._checkpoints.restore(to_tree(abstract))
     if restored is None:
-      self._say(f"new run in {self.workdir}")
+      process.say(f"new run in {self.workdir}")
       return init_state(self._parts.make_model, self._parts.optimizer, abstract, self.config.seed), 0
     step, tree, metadata = restored
     resume.check(metadata, self._identity, self._checkpoints_path(step))
-    self._say(f"resuming {self.workdir} from step {step} of {self.total_steps}")
+    process.say(f"resuming {self.workdir} from step {step} of {self.total_steps}")
     return from_tree(tree, abstract), step
 
   def _checkpoints_path(self, step: int) -> pathlib.Path:
@@ -232,11 +229,6 @@ class Run:
       resume.write(self.workdir, resume.FILE, self._identity)
       resume.write(self.workdir, "environment.json", environment())
       task.vocabulary.save(self.workdir / "vocabulary")
-
-  def _say(self, text: str) -> None:
-    if self._primary:
-      print(text, flush=True)
-
 
 def write_samples(workdir, step: int, samples: list[dict]) -> None:
   """Writes decoded examples to `samples/<step>.jsonl`, whole or not at all."""

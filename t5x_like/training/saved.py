@@ -1,0 +1,65 @@
+"""A finished or running training run, as evaluation and prediction see it: its config and its parameters."""
+
+import pathlib
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from t5x_like import config as config_lib
+from t5x_like.errors import UserError
+from t5x_like.training import resume
+from t5x_like.training.checkpoint import Checkpoints
+from t5x_like.training.setup import Parts
+from t5x_like.training.state import from_tree, to_tree
+
+
+def open_config(workdir: str, recipe: str | None, overrides: list[str]) -> tuple[ConfigDict, dict[str, Any]]:
+  """The config to use, and the identity the run was trained with.
+
+  Args:
+    workdir: of the run.
+    recipe: a recipe as for training, or None for the config that the run saved.
+    overrides: `KEY=VALUE` of `--config.KEY=VALUE`.
+  Raises:
+    UserError: the workdir holds no run.
+  """
+  identity = resume.read(workdir)
+  if identity is None:
+    raise UserError(f"{pathlib.Path(workdir) / resume.FILE}: not found, so {workdir} holds no run; check --workdir")
+  if recipe is not None:
+    return config_lib.load(recipe, overrides), identity
+  return config_lib.restored(identity, overrides, pathlib.Path(workdir) / resume.FILE), identity
+
+
+def check_model(identity: dict[str, Any], config: ConfigDict, workdir: str, vocabulary=None) -> None:
+  """Refuses a model or a vocabulary other than the run was trained with.
+
+  Raises:
+    UserError: listing the keys that differ.
+  """
+  now = {"model": config.model.to_dict()}
+  then = {"model": identity["model"]}
+  if vocabulary is not None:
+    now["fingerprints"] = {"vocabulary": vocabulary.fingerprint}
+    then["fingerprints"] = {"vocabulary": identity["fingerprints"]["vocabulary"]}
+  for tree in (now, then):  # dropout is no part of a trained model
+    tree["model"] = {k: v for k, v in tree["model"].items() if k != "dropout"}
+  resume.check(then, now, workdir)
+
+
+def restore_params(workdir: str, parts: Parts, step: int | None) -> tuple[int, dict[str, jax.Array]]:
+  """The parameters of a checkpoint, on the mesh of `parts`.
+
+  Args:
+    step: None for the newest intact one.
+  Raises:
+    UserError: no such checkpoint, or a damaged one.
+  """
+  directory = pathlib.Path(workdir) / "checkpoints"
+  with Checkpoints(directory) as checkpoints:
+    restored = checkpoints.restore(to_tree(parts.state), step)
+  if restored is None:
+    raise UserError(f"{directory}: no checkpoint yet; train first, or check --workdir")
+  found, tree, _ = restored
+  return found, from_tree(tree, parts.state).params
