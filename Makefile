@@ -1,0 +1,28 @@
+# `make quickstart` and `make test` do all their own set-up in .venv; nothing else is needed but Python 3.11+ and pip.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+VENV := .venv
+RUN := $(VENV)/bin/python
+
+.PHONY: quickstart test lint clean
+
+quickstart: $(VENV)/.ready
+	$(RUN) -m tools.quickstart $(QUICKSTART)
+
+test: $(VENV)/.ready
+	$(RUN) -m ruff check --quiet .
+	$(RUN) -m pytest $(PYTEST)
+
+lint: $(VENV)/.ready
+	$(RUN) -m ruff check .
+
+# Exactly the versions of constraints.txt on the Python they were frozen for, the bounds of requirements.txt elsewhere.
+$(VENV)/.ready: requirements.txt requirements-test.txt constraints.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --disable-pip-version-check \
+	  $$($(RUN) -c 'import sys; print("-c constraints.txt" if sys.version_info[:2] == (3, 11) else "")') \
+	  -r requirements.txt -r requirements-test.txt -e .
+	touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .ruff_cache
