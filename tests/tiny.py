@@ -1,5 +1,6 @@
 """Small T5s, batches and runs for tests: real code at sizes that compile in a second or two."""
 
+import functools
 from unittest import mock
 
 import jax
@@ -10,6 +11,9 @@ from t5x_like.models import t5
 from t5x_like.nn import params
 
 VOCAB = 64
+
+# Most of a test's time is the compiler's; code as small as this runs as well without its last optimizations.
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
 def sizes(version: str = "1.1", **changes) -> t5.Variant:
@@ -31,7 +35,7 @@ def maker(size: t5.Variant, **arguments):
 
 def model(size: t5.Variant, *, noisy: bool = True, **arguments) -> t5.Model:
   """A model with random weights; `noisy` moves norm scales off one and tables off zero, so that none can hide."""
-  made = jax.jit(maker(size, **arguments))(jax.random.key(7))
+  made = jit(maker(size, **arguments))(jax.random.key(7))
   if not noisy:
     return made
   generator = np.random.default_rng(3)
@@ -40,7 +44,7 @@ def model(size: t5.Variant, *, noisy: bool = True, **arguments) -> t5.Model:
   return params.with_arrays(made, moved)
 
 
-def batch(rows: int, S: int, T: int, *, vocab: int = VOCAB, seed: int = 0, padded: bool = True) -> dict[str, np.ndarray]:
+def batch(rows: int, S: int, T: int, *, vocab: int = VOCAB, seed: int = 0, padded: bool = True) -> dict:
   """Random features of an encoder-decoder; rows end in padding of different lengths."""
   generator = np.random.default_rng(seed)
   encoder = generator.integers(2, vocab, (rows, S)).astype(np.int32)

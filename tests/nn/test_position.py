@@ -3,8 +3,10 @@
 import fractions
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from t5x_like.nn import params
 from t5x_like.nn.position import Position, RelativeBias, relative_buckets
@@ -16,9 +18,9 @@ CAUSAL = {16: 16, 19: 17, 21: 18, 24: 19, 27: 20, 31: 21, 35: 22, 40: 23,
 
 
 def past(distances, *, bidirectional, buckets=32, max_distance=128):
-  relative = -np.asarray(distances, np.int32)
+  relative = jnp.asarray(-np.asarray(distances, np.int32))
   return np.asarray(
-    relative_buckets(jax.numpy.asarray(relative), bidirectional=bidirectional, buckets=buckets, max_distance=max_distance)
+    relative_buckets(relative, bidirectional=bidirectional, buckets=buckets, max_distance=max_distance)
   )
 
 
@@ -69,7 +71,7 @@ def test_the_future():
 
 
 def test_bias_reads_the_table_at_explicit_positions():
-  position = RelativeBias(3, tiny_rngs(), bidirectional=True)
+  position = RelativeBias(3, rngs(), bidirectional=True)
   q, k = np.array([[5, 0, 90], [7, 7, 7]], np.int32), np.array([[0, 5, 6, 300], [1, 2, 3, 4]], np.int32)
   bias = np.asarray(position.bias(q, k))
   table = np.asarray(position.table[...])
@@ -81,7 +83,7 @@ def test_bias_reads_the_table_at_explicit_positions():
 
 
 def test_bias_trains_the_table():
-  position = RelativeBias(2, tiny_rngs(), bidirectional=False)
+  position = RelativeBias(2, rngs(), bidirectional=False)
   at = np.arange(6, dtype=np.int32)[None]
 
   def total(arrays):
@@ -97,7 +99,5 @@ def test_no_position_is_the_identity():
   assert Position().embed(x, None) is x and Position().rotate(x, None) is x and Position().bias(None, None) is None
 
 
-def tiny_rngs():
-  from flax import nnx
-
+def rngs():
   return nnx.Rngs(params=jax.random.key(1))

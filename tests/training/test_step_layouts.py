@@ -1,0 +1,142 @@
+"""The same training on every layout of devices: one device, data, FSDP and tensor parallelism, and accumulation."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from t5x_like.nn import params
+from t5x_like.objectives.encoder_decoder import Objective
+from t5x_like.parallel.mesh import make_mesh
+from t5x_like.parallel.rules import Rules
+from t5x_like.training.optimizer import OPTIMIZERS, layerwise
+from t5x_like.training.schedule import SCHEDULES
+from t5x_like.training.state import abstract_state, init_state, shardings
+from t5x_like.training.step import make_step
+
+STEPS, ROWS, VOCAB = 10, 16, 256
+# Wide enough for Adafactor to factor its statistics (both axes at least 128) and for FSDP and tensor to cut everything.
+WIDTHS = dict(embed=128, mlp=256, heads=4, head_dim=32, layers=2)
+LAYOUTS = {  # mesh, devices, accumulation steps
+  "one": ({}, 1, 1),
+  "data": ({"data": 8}, 8, 1),
+  "fsdp": ({"fsdp": 8}, 8, 1),
+  "data_fsdp_tensor": ({"data": 2, "fsdp": 2, "tensor": 2}, 8, 1),
+  "accumulated": ({}, 1, 4),
+  "accumulated_data_fsdp": ({"data": 2, "fsdp": 2}, 4, 4),
+}
+RUNS = {  # T5 version, dropout rate, optimizer, schedule
+  "adafactor": ("1.1", 0.0, dict(name="adafactor"), dict(name="rsqrt", learning_rate=0.1, warmup_steps=4)),
+  "adamw_dropout": (
+    "1.0", 0.1, dict(name="adamw", weight_decay=0.1),
+    dict(name="linear", learning_rate=1e-3, warmup_steps=4, total_steps=20),
+  ),
+}  # fmt: skip
+
+
+def named(table, *, name, **arguments):
+  return functools.partial(table[name], **arguments)
+
+
+def set_up(run, layout):
+  version, dropout, optimizer, schedule = RUNS[run]
+  mesh, devices, accumulation_steps = LAYOUTS[layout]
+  rules = Rules.make(make_mesh(mesh, jax.devices()[:devices]))
+  make = tiny.maker(tiny.sizes(version, **WIDTHS), vocab_size=VOCAB, dropout=dropout)
+  model = jax.eval_shape(make, jax.random.key(0))
+  schedule = named(SCHEDULES, **schedule)()
+  axes = {n: p.axes for n, p in params.named_params(model).items()}
+  update = layerwise(named(OPTIMIZERS, **optimizer)(schedule), axes)
+  step = make_step(
+    model,
+    Objective(label_smoothing=0.1, z_loss=1e-4),
+    update,
+    schedule,
+    rules,
+    seed=11,
+    accumulation_steps=accumulation_steps,
+  )
+  return make, update, rules, abstract_state(model, update, rules), tiny.jit(step, donate_argnums=0)
+
+
+@functools.cache
+def first_state(run):
+  """The state at step 0, drawn on one device."""
+  make, update, _, abstract, _ = set_up(run, "one")
+  return jax.tree.map(np.asarray, init_state(make, update, abstract, seed=5))
+
+
+@functools.cache
+def train(run: str, layout: str):
+  """Ten steps. Returns (metrics by name, each [10]; final parameters; final state on its devices; abstract state)."""
+  *_, rules, abstract, step = set_up(run, layout)
+  state = jax.device_put(first_state(run), shardings(abstract))
+  history = []
+  for n in range(STEPS):
+    batch = tiny.batch(ROWS, 16, 12, vocab=VOCAB, seed=n % 3)
+    state, metrics = step(state, {name: jax.device_put(x, rules.batch()) for name, x in batch.items()})
+    history.append(metrics)
+  metrics = {name: np.array([float(m[name]) for m in history]) for name in history[0]}
+  return metrics, jax.tree.map(np.asarray, state.params), state, abstract
+
+
+PAIRS = [
+  ("adafactor", "data", "one"),
+  ("adafactor", "fsdp", "one"),
+  ("adafactor", "data_fsdp_tensor", "one"),
+  ("adafactor", "accumulated", "one"),
+  ("adamw_dropout", "fsdp", "one"),
+  ("adamw_dropout", "data_fsdp_tensor", "one"),
+  ("adamw_dropout", "accumulated_data_fsdp", "accumulated"),  # every part has a dropout key of its own
+]
+
+
+@pytest.mark.parametrize("run, layout, base", PAIRS, ids=[f"{r}-{a}" for r, a, _ in PAIRS])
+def test_every_layout_trains_alike(run, layout, base):
+  metrics, final, *_ = train(run, layout)
+  expected_metrics, expected, *_ = train(run, base)
+  assert metrics.keys() == expected_metrics.keys()
+  for name in metrics:
+    np.testing.assert_allclose(metrics[name], expected_metrics[name], rtol=1e-5, err_msg=name)
+  for name in expected:
+    size = np.sqrt(np.mean(expected[name] ** 2))
+    np.testing.assert_allclose(final[name], expected[name], rtol=1e-5, atol=1e-5 * size, err_msg=name)
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_the_runs_compared_do_learn(run):
+  """Equality would be empty if the parameters had hardly moved."""
+  metrics, final, *_ = train(run, "one")
+  start = first_state(run).params
+  assert metrics["loss"][-1] < metrics["loss"][0] - 0.5
+  moved = {n: np.linalg.norm(final[n] - start[n]) / np.linalg.norm(start[n]) for n in final}
+  assert min(moved.values()) > 1e-3, moved
+
+
+def test_dropout_is_on_and_differs_from_part_to_part():
+  whole, parts = train("adamw_dropout", "one")[0]["loss"], train("adamw_dropout", "accumulated")[0]["loss"]
+  assert abs(whole[0] - parts[0]) > 1e-3 and np.abs(whole - parts).max() < 0.3
+
+
+def assert_as_planned(leaf, planned):
+  assert (leaf.shape, leaf.dtype) == (planned.shape, planned.dtype)
+  assert leaf.sharding.is_equivalent_to(planned.sharding, leaf.ndim), (leaf.sharding, planned.sharding)
+
+
+@pytest.mark.parametrize("run, layout", [("adafactor", "fsdp"), ("adafactor", "data_fsdp_tensor"),
+                                         ("adamw_dropout", "data_fsdp_tensor")])  # fmt: skip
+def test_a_trained_state_stays_where_the_abstract_state_puts_it(run, layout):
+  *_, state, abstract = train(run, layout)
+
+  jax.tree.map(assert_as_planned, state, abstract)
+
+
+def test_every_mesh_draws_the_same_first_state():
+  expected = first_state("adafactor")
+  for layout in ("data_fsdp_tensor", "fsdp"):
+    make, update, _, abstract, _ = set_up("adafactor", layout)
+    state = init_state(make, update, abstract, seed=5)
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, state), expected)
+    jax.tree.map(assert_as_planned, state, abstract)
