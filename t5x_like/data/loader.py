@@ -5,8 +5,12 @@ global examples s * batch_size to (s + 1) * batch_size - 1, of which a host make
 start at a step, no iterator state is saved, and the batches do not change with the number of hosts.
 """
 
+import collections
+import concurrent.futures
+import itertools
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 
 import jax
 import numpy as np
@@ -17,7 +21,7 @@ from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 
 EVAL_SEED = 0
-_PREFETCH = 4
+_PREFETCH = 2  # finished batches held, besides those being made
 
 
 def train_batches(task: Task, *, batch_size: int, seed: int, start_step: int = 0,
@@ -47,8 +51,7 @@ def train_batches(task: Task, *, batch_size: int, seed: int, start_step: int = 0
     example_B = random.shuffled(place_B, epoch_B, seed, task.num_examples)
     return task.batch(example_B, epoch_B, seed)
 
-  last_step = np.iinfo(np.int64).max // (2 * batch_size)
-  return _iterate(tf.data.Dataset.range(start_step, last_step), batch)
+  return _iterate(itertools.count(start_step), batch)
 
 
 def eval_batches(task: Task, *, batch_size: int, rows: tuple[int, int] | None = None,
@@ -84,7 +87,7 @@ def eval_batches(task: Task, *, batch_size: int, rows: tuple[int, int] | None = 
     }
     return features | {"example_index": tf.cast(tf.where(real_B, index_B, -1), tf.int32)}
 
-  return _iterate(tf.data.Dataset.range(-(-num_examples // batch_size)), batch)
+  return _iterate(range(-(-num_examples // batch_size)), batch)
 
 
 def to_global(batch: dict[str, np.ndarray], sharding_of: Callable[[str, np.ndarray], jax.sharding.Sharding],
@@ -114,15 +117,33 @@ def _checked_rows(batch_size: int, rows: tuple[int, int] | None) -> tuple[int, i
   return low, high
 
 
-def _iterate(steps: tf.data.Dataset, batch: Callable[[tf.Tensor], dict[str, tf.Tensor]]):
+def _iterate(steps: Iterable[int], batch: Callable[[tf.Tensor], dict[str, tf.Tensor]]):
+  """Batches of `steps`, in order, made ahead of their use by a few threads, each a whole batch at a time.
+
+  Threads of Python drive one compiled function, and not tf.data: a tf.data iterator that calls back into Python was
+  measured to deadlock, once in some dozens of times, when it is dropped or the program ends while calls are under way.
+  These threads finish the few batches that were asked for and end with the iterator, or before the interpreter does.
+  """
   _hide_accelerators()
-  options = tf.data.Options()
-  options.deterministic = True
-  options.autotune.enabled = False
-  options.threading.max_intra_op_parallelism = 1  # whole batches are made side by side, which costs no splitting
-  parallel = max(2, min(16, os.cpu_count() or 2))
-  dataset = steps.map(batch, num_parallel_calls=parallel).prefetch(_PREFETCH).with_options(options)
-  return dataset.as_numpy_iterator()
+  signature = [tf.TensorSpec([], tf.int64)]
+  compiled = tf.function(batch, input_signature=signature, autograph=False).get_concrete_function()
+
+  def make(step: int) -> dict[str, np.ndarray]:
+    try:
+      return {name: value.numpy() for name, value in compiled(tf.constant(step, tf.int64)).items()}
+    except tf.errors.OpError as error:  # a UserError below is raised as itself, not as TensorFlow's report of it
+      refusal = re.search(r"\bUserError: (.*)", error.message)
+      if refusal is None:
+        raise
+      raise UserError(refusal[1]) from error
+
+  steps, workers = iter(steps), max(2, min(16, os.cpu_count() or 2))
+  pool = concurrent.futures.ThreadPoolExecutor(workers, thread_name_prefix="data")
+  ahead = collections.deque(pool.submit(make, step) for step in itertools.islice(steps, workers + _PREFETCH))
+  while ahead:
+    made = ahead.popleft().result()
+    ahead.extend(pool.submit(make, step) for step in itertools.islice(steps, 1))
+    yield made
 
 
 def _hide_accelerators() -> None:

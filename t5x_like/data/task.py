@@ -38,8 +38,8 @@ class Task:
     num_examples: examples in an epoch.
     features: what every example has.
     batch: (example_index int64 [B] in 0..num_examples-1, epoch int64 [B], seed) -> features with a leading axis B.
-      TensorFlow operations only, so it works eagerly and inside tf.data. Row b depends on element b of its arguments
-      and the seed, on nothing else.
+      TensorFlow operations only, so it works eagerly and inside `tf.function`. Row b depends on element b of its
+      arguments and the seed, on nothing else.
   """
 
   name: str

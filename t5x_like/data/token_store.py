@@ -29,7 +29,7 @@ import numpy as np
 from t5x_like.data import token_store_files, token_store_manifest, vocabularies
 from t5x_like.data.token_store_files import Files
 from t5x_like.data.token_store_manifest import REMEDY, Manifest
-from t5x_like.errors import UserError
+from t5x_like.errors import UserError, one_line
 
 Verify = Literal["auto", "full", "size"]
 FULL_VERIFY_BYTES = 2 * 2**30  # "auto" checks every byte of stores up to this size
@@ -114,6 +114,7 @@ class TokenStore:
 
     Raises:
       ValueError: a window does not lie inside the store.
+      UserError: a shard that was there when the store was opened cannot be read.
     """
     starts = np.asarray(starts_B, np.int64).tolist()
     if starts and not 0 <= min(starts) <= max(starts) <= self.num_tokens - length:
@@ -130,10 +131,14 @@ class TokenStore:
         if isinstance(part, np.ndarray):
           into[:] = part
         else:
-          reads.append((into, part.read()))
+          reads.append((shard, into, part.read()))
         shard, done = shard + 1, stop - start
-    for into, read in reads:
-      into[:] = read.result()
+    for shard, into, read in reads:
+      try:
+        into[:] = read.result()
+      except Exception as error:  # TensorStore raises many types; each means that the shard could not be read
+        name = self._files.name(f"shards/{self.manifest.shards[shard].name}/tokens")
+        raise UserError(f"{name}: cannot be read ({one_line(error)})") from error
     return window_BW
 
   def document_ends(self) -> np.ndarray:

@@ -1,6 +1,9 @@
 """Batches as a pure function of the step: any step, any host, any epoch; and every eval example exactly once."""
 
 import itertools
+import shutil
+import subprocess
+import sys
 import time
 
 import jax
@@ -167,6 +170,20 @@ def test_to_global_shards_over_the_mesh(train):
     np.testing.assert_array_equal(array, batch[name])
 
 
+def test_dropped_and_unfinished_iterators_end(root):
+  """In a program of its own: many iterators dropped with batches under way, and one alive when the program ends."""
+  program = f"""
+from t5x_like.data import loader, task
+train = task.build("span_corruption", "train", store={root!r}, inputs_length=64)
+for i in range(12):
+  batches = loader.train_batches(train, batch_size=64, seed=0)
+  for _ in range(i % 4):
+    next(batches)
+"""
+  done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+  assert done.stderr == ""
+
+
 @pytest.mark.parametrize("call, message", [
   (lambda t: loader.train_batches(t, batch_size=4, seed=0, rows=(2, 5)), r"rows: found \[2, 5\)"),
   (lambda t: loader.train_batches(t, batch_size=0, seed=0), "batch_size: found 0"),
@@ -194,6 +211,16 @@ def test_loader_refuses(train, call, message):
 def test_task_arguments_are_checked(root, name, arguments, message):
   with pytest.raises(UserError, match=message) as error:
     task.build(name, **{"split": "train", "store": root, **arguments})
+  assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("address", ["{}", "file://{}"])
+def test_shard_lost_after_opening_is_named(root, tmp_path, address):
+  shutil.copytree(root, tmp_path / "corpus")
+  lost = task.build("span_corruption", "train", store=address.format(tmp_path / "corpus"), inputs_length=64)
+  shutil.rmtree(tmp_path / "corpus" / "train" / "shards" / "00003")
+  with pytest.raises(UserError, match="shards/00003/tokens") as error:
+    take(loader.train_batches(lost, batch_size=EXAMPLES, seed=0), 1)
   assert "\n" not in str(error.value)
 
 

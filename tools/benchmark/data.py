@@ -1,6 +1,7 @@
 """`python -m tools.benchmark data`: how many raw tokens a second the span-corruption pipeline makes into batches."""
 
 import argparse
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -10,7 +11,6 @@ import tempfile
 import time
 
 import numpy as np
-import tensorstore
 
 from t5x_like.data import loader, task, vocabularies
 from t5x_like.data.preprocessors.span_corruption import random_spans_lengths
@@ -85,7 +85,7 @@ def _measure(args: argparse.Namespace, span_corruption: task.Task, opened: float
     "inputs_length": args.inputs_length, "targets_length": targets_length, "window": window,
     "batch_size": args.batch_size, "steps": args.steps, "start_step": args.start_step, "cpu_count": os.cpu_count(),
     "load_average": round(load, 2), "python": platform.python_version(), "tensorflow": tf.__version__,
-    "numpy": np.__version__, "tensorstore": tensorstore.__version__ if hasattr(tensorstore, "__version__") else None,
+    "numpy": np.__version__, "tensorstore": importlib.metadata.version("tensorstore"),
   }), flush=True)
 
 
