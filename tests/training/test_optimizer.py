@@ -1,0 +1,208 @@
+"""Optimizers see every layer of a stack by itself, and their state is split like the parameters it belongs to."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny
+
+from t5x_like.nn import params
+from t5x_like.parallel.mesh import make_mesh
+from t5x_like.parallel.rules import Rules
+from t5x_like.training.optimizer import OPTIMIZERS, adafactor, adamw, layerwise, state_axes
+from t5x_like.training.state import abstract_state
+
+LAYERS = 3
+AXES = {
+  "blocks/mlp": ("layers", "embed", "mlp"),
+  "blocks/square": ("layers", "embed", "heads"),
+  "blocks/norm": ("layers", None),
+  "deeper/mlp": ("layers", "mlp", "embed"),
+  "table": ("vocab", "embed"),
+}
+SHAPES = {
+  "blocks/mlp": (LAYERS, 128, 160),
+  "blocks/square": (LAYERS, 128, 128),
+  "blocks/norm": (LAYERS, 128),
+  "deeper/mlp": (2, 160, 128),
+  "table": (192, 128),
+}
+
+
+def random(seed, scale=1.0):
+  """Layers of very different magnitude, so that statistics mixed across layers would show."""
+  generator = np.random.default_rng(seed)
+  arrays = {}
+  for name, shape in SHAPES.items():
+    a = generator.standard_normal(shape) * scale
+    if AXES[name][0] == "layers":
+      a *= 10.0 ** np.arange(shape[0]).reshape(-1, *[1] * (len(shape) - 1))
+    arrays[name] = jnp.asarray(a, jnp.float32)
+  return arrays
+
+
+def run(optimizer, values, gradients):
+  state, update = optimizer.init(values), jax.jit(optimizer.update)
+  for gradient in gradients:
+    updates, state = update(gradient, state, values)
+    values = optax.apply_updates(values, updates)
+  return values
+
+
+def one_layer(arrays, layer):
+  return {n: a[layer] for n, a in arrays.items() if AXES[n][0] == "layers" and layer < a.shape[0]}
+
+
+RATE = optax.linear_schedule(0.1, 0.02, 3)
+CASES = {  # ours, and optax's for one layer
+  "adafactor": (adafactor(RATE), optax.adafactor(RATE)),
+  "adafactor_decay": (adafactor(RATE, weight_decay=0.01), optax.adafactor(RATE, weight_decay_rate=0.01)),
+  "adafactor_plain": (
+    adafactor(RATE, decay_rate=0.5, clipping_threshold=2.0, multiply_by_parameter_scale=False),
+    optax.adafactor(RATE, decay_rate=0.5, clipping_threshold=2.0, multiply_by_parameter_scale=False),
+  ),
+  "adamw": (
+    adamw(RATE, b1=0.8, b2=0.98, eps=1e-6, weight_decay=0.1),
+    optax.adamw(RATE, 0.8, 0.98, 1e-6, weight_decay=0.1, mask=lambda p: jax.tree.map(lambda a: a.ndim > 1, p)),
+  ),
+  "sgd": (OPTIMIZERS["sgd"](RATE, momentum=0.9), optax.sgd(RATE, 0.9)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_stacked_layers_are_optimised_one_by_one(case):
+  ours, alone = CASES[case]
+  start, gradients = random(0), [random(s, 0.1 * s) for s in range(1, 4)]
+  final = run(layerwise(ours, AXES), start, gradients)
+  assert final.keys() == start.keys()
+  expected = [(None, run(alone, {"table": start["table"]}, [{"table": g["table"]} for g in gradients]))]
+  for layer in range(LAYERS):
+    expected.append((layer, run(alone, one_layer(start, layer), [one_layer(g, layer) for g in gradients])))
+  for layer, arrays in expected:
+    for name, array in arrays.items():
+      got = final[name][layer] if isinstance(layer, int) else final[name]
+      size = float(np.sqrt(np.mean(np.square(array))))
+      np.testing.assert_allclose(got, array, rtol=1e-5, atol=1e-5 * size, err_msg=f"{name} {layer}")
+
+
+def test_stacking_does_mix_layers_without_it():
+  """The control of the test above: plain Adafactor over stacked arrays gives something else."""
+  start, gradients = random(0), [random(1)]
+  plain = run(adafactor(optax.constant_schedule(0.1)), start, gradients)
+  layered = run(layerwise(adafactor(optax.constant_schedule(0.1)), AXES), start, gradients)
+  assert tiny.relative_error({"mlp": plain["blocks/mlp"][0]}, {"mlp": layered["blocks/mlp"][0]}) > 1e-2
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_of_zero_leave_everything_finite(case):
+  start = random(0)
+  gradients = [jax.tree.map(jnp.zeros_like, start), {n: g.at[..., 5:].set(0) for n, g in random(1).items()}]
+  final = run(layerwise(CASES[case][0], AXES), start, gradients)
+  assert all(np.isfinite(a).all() for a in final.values())
+  if case == "adafactor":
+    np.testing.assert_array_equal(final["table"][:, 5:], start["table"][:, 5:])
+
+
+def test_adamw_decays_matrices_only():
+  start = random(0)
+  zero = jax.tree.map(jnp.zeros_like, start)
+  final = run(layerwise(adamw(optax.constant_schedule(0.1), weight_decay=0.5), AXES), start, [zero])
+  for name in start:
+    kept = 1.0 if name == "blocks/norm" else 0.95
+    np.testing.assert_allclose(final[name], kept * start[name], rtol=1e-6, err_msg=name)
+
+
+def test_adafactor_first_step_is_the_paper_s():
+  """One factored matrix, step 1: decay is 0, so the statistics are the gradient's own row and column means."""
+  g, p = np.asarray(random(1)["table"], np.float64), np.asarray(random(0)["table"], np.float64)
+  final = run(adafactor(optax.constant_schedule(0.01)), {"w": jnp.asarray(p)}, [{"w": jnp.asarray(g, jnp.float32)}])
+  square = g**2 + 1e-30
+  v = np.outer(square.mean(1), square.mean(0)) / square.mean()
+  u = g / np.sqrt(v)
+  u /= max(1.0, np.sqrt(np.mean(u**2)))
+  np.testing.assert_allclose(final["w"], p - 0.01 * max(np.sqrt(np.mean(p**2)), 1e-3) * u, rtol=1e-4, atol=1e-5)
+
+
+# The sharding of optimizer states
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+  shape: tuple
+  axes: tuple
+
+
+def axes_by_statistic(optimizer, shapes, axes):
+  named = {n: Named(shapes[n], axes[n]) for n in shapes}
+  arrays = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in shapes.items()}
+  state = jax.eval_shape(layerwise(optimizer, axes).init, arrays)
+  tree = state_axes(state, named)
+  found = {}
+  is_axes = lambda x: type(x) is tuple and all(a is None or isinstance(a, str) for a in x)  # noqa: E731
+  leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_axes)
+  for (path, leaf_axes), leaf in zip(leaves, jax.tree.leaves(state), strict=True):
+    assert len(leaf_axes) == leaf.ndim
+    keys = [getattr(k, "key", getattr(k, "name", None)) for k in path]
+    name = next((k for k in keys if k in shapes), None)
+    statistic = next((k for k in keys if k in ("v_row", "v_col", "v", "mu", "nu", "count")), None)
+    found[name, statistic] = (leaf.shape, leaf_axes)
+  return found
+
+
+def test_adafactor_statistics_keep_the_axes_they_keep():
+  found = axes_by_statistic(adafactor(optax.constant_schedule(0.1)), SHAPES, AXES)
+  assert found["table", "v_row"] == ((128,), ("embed",)) and found["table", "v_col"] == ((192,), ("vocab",))
+  assert found["blocks/mlp", "v_row"] == ((3, 128), ("layers", "embed"))
+  assert found["blocks/mlp", "v_col"] == ((3, 160), ("layers", "mlp"))
+  assert found["deeper/mlp", "v_row"] == ((2, 128), ("layers", "embed"))
+  assert found["deeper/mlp", "v_col"] == ((2, 160), ("layers", "mlp"))
+  assert found["blocks/norm", "v"] == ((3, 128), ("layers", None))
+  assert found["table", "v"] == ((1,), (None,)) and found["blocks/mlp", "v"][1] == (None, None)
+  assert found["blocks/norm", "v_row"][1] == (None, None)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_equal_dimensions_are_told_apart_by_the_values_themselves(stacked):
+  """With both axes equal the shape cannot tell rows from columns: a gradient that differs by row only can."""
+  axes = ("layers", "embed", "heads") if stacked else ("embed", "heads")
+  shape = (2, 128, 128) if stacked else (128, 128)
+  found = axes_by_statistic(adafactor(optax.constant_schedule(0.1)), {"w": shape}, {"w": axes})
+  optimizer = layerwise(adafactor(optax.constant_schedule(0.1)), {"w": axes})
+  by_row = jnp.broadcast_to(jnp.arange(1.0, 129.0)[:, None], shape)  # differs along `embed`, equal along `heads`
+  _, state = optimizer.update({"w": by_row}, optimizer.init({"w": by_row}), {"w": by_row})
+  for statistic in ("v_row", "v_col"):
+    (values,) = [
+      leaf
+      for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+      if any(getattr(k, "name", None) == statistic for k in path)
+    ]
+    varies = bool(np.ptp(np.asarray(values).reshape(-1, 128)[0]) > 1)
+    assert found["w", statistic][1][-1] == ("embed" if varies else "heads")
+
+
+def test_adam_moments_are_split_as_their_parameter():
+  found = axes_by_statistic(adamw(optax.constant_schedule(0.1)), SHAPES, AXES)
+  for name in SHAPES:
+    assert found[name, "mu"] == found[name, "nu"] == (SHAPES[name], AXES[name])
+  assert found[None, "count"][1] in [(), (None,)]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_whole_state_of_a_model_is_as_split_as_its_parameters(name):
+  """On a mesh of FSDP and tensor, no statistic of a matrix is kept whole on every device."""
+  rules = Rules.make(make_mesh({"fsdp": 4, "tensor": 2}))
+  make = tiny.maker(tiny.sizes("1.1", embed=128, mlp=256, heads=4, head_dim=32), vocab_size=256)
+  model = jax.eval_shape(make, jax.random.key(0))
+  named = params.named_params(model)
+  optimizer = layerwise(OPTIMIZERS[name](optax.constant_schedule(0.1)), {n: p.axes for n, p in named.items()})
+  state = abstract_state(model, optimizer, rules)
+  shapes = {p.shape for p in named.values()}
+  for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+    local = int(np.prod(leaf.sharding.shard_shape(leaf.shape)))
+    if leaf.shape in shapes and leaf.ndim > 1 and min(leaf.shape[-2:]) >= 128:
+      assert local * 8 == leaf.size, (path, leaf.sharding)
+    elif leaf.ndim and leaf.shape[-1] >= 128 and any(getattr(k, "name", "") in ("v_row", "v_col") for k in path):
+      assert local < leaf.size, (path, leaf.sharding)

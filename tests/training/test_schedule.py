@@ -1,0 +1,60 @@
+"""Learning-rate schedules against their closed forms."""
+
+import math
+
+import numpy as np
+import pytest
+
+from t5x_like.training.schedule import SCHEDULES
+
+STEPS = [0, 1, 5, 9, 10, 11, 37, 60, 99, 100, 101, 5000]
+
+
+def linear_warmup(step, peak, warmup, decay):
+  return peak * step / warmup if step < warmup else decay(step)
+
+
+CASES = [
+  ("constant", dict(learning_rate=0.3), lambda s: 0.3),
+  ("rsqrt", dict(learning_rate=2.0, warmup_steps=10), lambda s: 2.0 / math.sqrt(max(s, 10))),
+  ("rsqrt", dict(), lambda s: 1.0 / math.sqrt(max(s, 10_000))),
+  (
+    "linear",
+    dict(learning_rate=0.4, warmup_steps=10, total_steps=100, end=0.25),
+    lambda s: linear_warmup(s, 0.4, 10, lambda s: 0.4 + (0.1 - 0.4) * min(1, (s - 10) / 90)),
+  ),
+  (
+    "linear",
+    dict(learning_rate=0.4, warmup_steps=10, total_steps=100),
+    lambda s: linear_warmup(s, 0.4, 10, lambda s: 0.4 * max(0, (100 - s) / 90)),
+  ),
+  (
+    "cosine",
+    dict(learning_rate=0.4, warmup_steps=10, total_steps=100, end=0.1),
+    lambda s: linear_warmup(
+      s, 0.4, 10, lambda s: 0.04 + 0.36 * 0.5 * (1 + math.cos(math.pi * min(1, (s - 10) / 90)))
+    ),
+  ),
+]
+
+
+@pytest.mark.parametrize("name, arguments, expected", CASES)
+def test_closed_form(name, arguments, expected):
+  schedule = SCHEDULES[name](**arguments)
+  got = np.array([float(schedule(np.int32(step))) for step in STEPS])
+  np.testing.assert_allclose(got, [expected(step) for step in STEPS], rtol=1e-5, atol=1e-8)
+
+
+def test_all_schedules_are_tested():
+  assert {name for name, *_ in CASES} == set(SCHEDULES)
+
+
+@pytest.mark.parametrize("name", ["linear", "cosine"])
+def test_without_warm_up_the_first_step_has_the_full_rate(name):
+  schedule = SCHEDULES[name](learning_rate=0.4, warmup_steps=0, total_steps=100)
+  np.testing.assert_allclose(float(schedule(0)), 0.4, rtol=1e-6)
+  np.testing.assert_allclose(float(schedule(100)), 0.0, atol=1e-7)
+
+
+def test_rsqrt_at_a_late_step():
+  np.testing.assert_allclose(float(SCHEDULES["rsqrt"]()(np.int32(10**9))), 1e-9**0.5, rtol=1e-5)
