@@ -30,7 +30,8 @@ def main(argv: list[str] | None = None) -> None:
   vocabulary, store = data / "vocabulary", data / "docstrings"
   _run("1/4 corpus: the docstrings of the installed packages", "tools.build_docstrings", f"--data_dir={data / 'tfds'}")
   source = ["--source=docstrings", f"--data_dir={data / 'tfds'}"]
-  _run("2/4 vocabulary: 8,192 SentencePiece ids", "tools.train_vocabulary", *source, "--size=8192", f"--output={vocabulary}")
+  size = ["--size=8192", f"--output={vocabulary}"]
+  _run("2/4 vocabulary: 8,192 SentencePiece ids", "tools.train_vocabulary", *source, *size)
   _run("3/4 tokens", "tools.prepare_data", *source, f"--vocabulary={vocabulary}", f"--output={store}")
   train = [f"--config={RECIPE}", f"--workdir={args.workdir}"]
   if str(store) != "data/docstrings":
@@ -77,7 +78,7 @@ def _closing(workdir: str, train: list[str], seconds: float) -> None:
 """)
   saved = resume.read(workdir)
   if figures["loss"] >= figures["unigram_entropy"] and saved["total_steps"] >= 200:
-    raise UserError(f"{workdir}: the validation loss is not below the unigram entropy; something is wrong, please report")
+    raise UserError(f"{workdir}: the validation loss is not below the unigram entropy; this should not happen")
 
 
 if __name__ == "__main__":

@@ -6,16 +6,15 @@ The module path is the registry: the task named `span_corruption` is the functio
 
 import dataclasses
 import importlib
-import inspect
 import pathlib
-import types
-import typing
 from collections.abc import Callable
 from typing import Any
 
+from ml_collections import ConfigDict
+
+from t5x_like import config as config_lib
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.vocabularies import Vocabulary
-from t5x_like.errors import UserError, did_you_mean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +55,7 @@ def names() -> list[str]:
   return sorted(file.stem for file in folder.glob("*.py") if not file.stem.startswith("_"))
 
 
-def build(name: str, split: str, **kwargs: Any) -> Task:
+def build(name: str | None, split: str, **kwargs: Any) -> Task:
   """Makes a task by name.
 
   Args:
@@ -65,42 +64,10 @@ def build(name: str, split: str, **kwargs: Any) -> Task:
     **kwargs: the arguments of the module's `task` function, as a recipe gives them.
 
   Raises:
-    UserError: no such task; an argument it does not have, lacks or has with another type, each named `task.<key>`;
-      and whatever the task itself refuses.
+    UserError: no such task; an argument it does not have, lacks or has with another type, each named
+      `config.task.<key>`; and whatever the task itself refuses.
   """
-  if name not in names():
-    raise UserError(f"task.name: found {name!r}, expected one of {', '.join(names())}{did_you_mean(name, names())}")
+  config_lib.pick("task", name, names())
   function = importlib.import_module(f"t5x_like.data.tasks.{name}").task
-  arguments = {"split": split, **kwargs}
-  parameters = inspect.signature(function).parameters
-  declared = typing.get_type_hints(function)
-  for key, value in arguments.items():
-    if key not in parameters:
-      raise UserError(f"task.{key}: {name} has no such argument{did_you_mean(key, parameters)}; it has "
-                      f"{', '.join(parameters)}")
-    if not _is(value, declared[key]):
-      raise UserError(f"task.{key}: found {value!r} of type {type(value).__name__}, expected {_words(declared[key])}")
-  for key, parameter in parameters.items():
-    if parameter.default is parameter.empty and key not in arguments:
-      raise UserError(f"task.{key}: missing, {name} needs it: set it to a {_words(declared[key])}")
-  return function(**arguments)
-
-
-def _is(value: Any, kind: Any) -> bool:
-  """Whether a recipe's value is of a declared type; a whole number is a float too, a truth value is no number."""
-  origin = typing.get_origin(kind)
-  if origin in (typing.Union, types.UnionType):
-    return any(_is(value, member) for member in typing.get_args(kind))
-  if origin is typing.Literal:
-    return value in typing.get_args(kind)
-  if kind in (int, float):
-    return isinstance(value, (int, kind)) and not isinstance(value, bool)
-  return isinstance(value, origin or kind)
-
-
-def _words(kind: Any) -> str:
-  if typing.get_origin(kind) in (typing.Union, types.UnionType):
-    return " or ".join(_words(member) for member in typing.get_args(kind))
-  if typing.get_origin(kind) is typing.Literal:
-    return " or ".join(map(repr, typing.get_args(kind)))
-  return "None" if kind is types.NoneType else getattr(kind, "__name__", str(kind))
+  config_lib.fill_slot("task", ConfigDict(kwargs), function, given=("split",))
+  return function(split=split, **kwargs)
