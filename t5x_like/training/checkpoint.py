@@ -126,7 +126,7 @@ class Checkpoints:
 
     Args:
       abstract_state: the tree to restore: `jax.ShapeDtypeStruct` leaves with `.sharding`, on any mesh of any number of
-        processes.
+        processes. Only its top-level parts are read: `{"params": …}` leaves the optimizer's state where it is.
       step: which step, or None for the newest intact one. Damaged steps are passed over with a warning each, and moved
         aside (`<step>.damaged`) by the next `save`.
 
@@ -231,9 +231,10 @@ class Checkpoints:
     else:
       refused = False
     _agree(path, reason, refused)
-    checkpoint_manifest.check_tensors(path, manifest["tensors"], wanted)
+    saved = {name: entry for name, entry in manifest["tensors"].items() if name.split("/")[0] in abstract_state}
+    checkpoint_manifest.check_tensors(path, saved, wanted)
     try:
-      tensors = _read_tensors(path / _STATE, wanted)
+      tensors = _read_tensors(path / _STATE, wanted, partial=len(saved) < len(manifest["tensors"]))
     except Exception as error:  # the readers below orbax raise many types for a damaged file
       refused, reason = _disk_errno(error) in _REFUSALS, f"a tensor cannot be read: {one_line(error)[:300]}"
     _agree(path, reason, refused)
@@ -318,7 +319,7 @@ def _disk_errno(error: BaseException | None) -> int | None:
   return None
 
 
-def _read_tensors(path: epath.Path, wanted: dict[str, Any]) -> dict[str, jax.Array]:
+def _read_tensors(path: epath.Path, wanted: dict[str, Any], *, partial: bool) -> dict[str, jax.Array]:
   """Reads the tensors through orbax's handler, which has no barriers: a process that fails keeps no other waiting."""
   if not wanted:
     return {}
@@ -328,7 +329,8 @@ def _read_tensors(path: epath.Path, wanted: dict[str, Any]) -> dict[str, jax.Arr
   }
   handler = ocp.PyTreeCheckpointHandler()
   try:
-    tree = handler.restore(path, args=ocp.args.PyTreeRestore(item=nest(wanted), restore_args=nest(restore_args)))
+    args = ocp.args.PyTreeRestore(item=nest(wanted), restore_args=nest(restore_args), partial_restore=partial)
+    tree = handler.restore(path, args=args)
   finally:
     handler.close()
   tensors = flatten(tree)

@@ -10,8 +10,9 @@ from t5x_like import config as config_lib
 from t5x_like.errors import UserError
 from t5x_like.training import resume
 from t5x_like.training.checkpoint import Checkpoints
+from t5x_like.training.checkpoint_manifest import flatten
 from t5x_like.training.setup import Parts
-from t5x_like.training.state import from_tree, to_tree
+from t5x_like.training.state import to_tree
 
 
 def open_config(workdir: str, recipe: str | None, overrides: list[str]) -> tuple[ConfigDict, dict[str, Any]]:
@@ -58,8 +59,9 @@ def restore_params(workdir: str, parts: Parts, step: int | None) -> tuple[int, d
   """
   directory = pathlib.Path(workdir) / "checkpoints"
   with Checkpoints(directory) as checkpoints:
-    restored = checkpoints.restore(to_tree(parts.state), step)
+    restored = checkpoints.restore({"params": to_tree(parts.state)["params"]}, step)
   if restored is None:
     raise UserError(f"{directory}: no checkpoint yet; train first, or check --workdir")
   found, tree, _ = restored
-  return found, from_tree(tree, parts.state).params
+  named = flatten(tree["params"])
+  return found, {name: named[name] for name in parts.state.params}
