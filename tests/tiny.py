@@ -4,6 +4,7 @@ import functools
 from unittest import mock
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -40,7 +41,7 @@ def model(size: t5.Variant, *, noisy: bool = True, **arguments) -> t5.Model:
     return made
   generator = np.random.default_rng(3)
   arrays = {n: np.asarray(a) for n, a in params.arrays(made).items()}
-  moved = {n: (a + 0.1 * generator.standard_normal(a.shape)).astype(np.float32) for n, a in arrays.items()}
+  moved = {n: jnp.asarray(a + 0.1 * generator.standard_normal(a.shape), jnp.float32) for n, a in arrays.items()}
   return params.with_arrays(made, moved)
 
 

@@ -1,0 +1,261 @@
+"""Properties of T5: what may see what, and that every way of computing the same thing gives the same thing."""
+
+import functools
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from t5x_like.models import t5
+from t5x_like.nn import params
+from t5x_like.nn.decode import EOS_ID, greedy
+from t5x_like.objectives.encoder_decoder import Objective, token_losses
+
+S, T = 11, 20  # T reaches the logarithmic buckets of the decoder
+SIZES = {"1.0": tiny.sizes("1.0"), "1.1": tiny.sizes("1.1")}
+
+
+@functools.cache
+def model(version="1.1", **arguments):
+  return tiny.model(SIZES[version], **arguments)
+
+
+@tiny.jit
+def logits(model, batch):
+  return model(batch)["logits"]
+
+
+def features(*rows):
+  """A batch of the given (encoder tokens, decoder tokens), padded to S and T."""
+  batch = {"encoder_input_tokens": np.zeros((len(rows), S), np.int32),
+           "decoder_input_tokens": np.zeros((len(rows), T), np.int32)}  # fmt: skip
+  for i, (encoder, decoder) in enumerate(rows):
+    batch["encoder_input_tokens"][i, : len(encoder)] = encoder
+    batch["decoder_input_tokens"][i, : len(decoder)] = decoder
+  return batch
+
+
+def tokens(length, seed):
+  return np.random.default_rng(seed).integers(2, tiny.VOCAB, length).astype(np.int32)
+
+
+def random_batch(rows=3, **arguments):
+  return {n: x for n, x in tiny.batch(rows, S, T, **arguments).items() if n.endswith("input_tokens")}
+
+
+# What may see what
+
+
+def test_causality():
+  """Changing decoder token t changes the logits from t on, every one of them, and not a bit of those before."""
+  batch = {n: np.repeat(x, T, axis=0) for n, x in random_batch(1, padded=False).items()}
+  changed = {n: x.copy() for n, x in batch.items()}
+  np.fill_diagonal(changed["decoder_input_tokens"], 1)
+  moved = np.abs(logits(model(), changed) - logits(model(), batch)).max(-1)  # [changed position, position]
+  from_then_on = np.triu(np.ones((T, T), bool))
+  assert (moved[from_then_on] > 1e-5).all() and (moved[~from_then_on] == 0).all()
+
+
+def test_causality_by_gradient():
+  m, batch = model(), random_batch(1, padded=False)
+  made = m.encode(batch)
+
+  @tiny.jit
+  def reach(x_TD):
+    """d logits[t] / d decoder embedding[s], as [T, T] norms."""
+
+    def run(x_TD):
+      pos = t5.positions(T)
+      context = t5.Context(mask=t5.Mask(pos, pos, causal=True), memory=made[0],
+                           memory_mask=t5.Mask(pos, made[1], k_valid=made[2]))  # fmt: skip
+      return m.logits(m.decoder(x_TD[None], context)[0])[0]
+
+    return jnp.abs(jax.jacrev(lambda x: run(x).sum(-1))(x_TD)).max(-1)
+
+  got = np.asarray(reach(m.embed(batch["decoder_input_tokens"], jnp.float32)[0]))
+  assert (np.tril(got) == got).all() and (got[np.tri(T, dtype=bool)] > 0).all()
+
+
+def test_encoder_padding_is_invisible():
+  short, decoder = tokens(6, 1), tokens(T, 2)
+  padded = logits(model(), features((short, decoder)))
+  bare = {"encoder_input_tokens": short[None], "decoder_input_tokens": decoder[None]}
+  np.testing.assert_allclose(padded, logits(model(), bare), rtol=1e-5, atol=1e-5)
+
+
+def test_rows_do_not_see_each_other():
+  batch = random_batch(3)
+  other = {n: np.concatenate([x[:1], x[:0:-1]]) for n, x in batch.items()}
+  np.testing.assert_array_equal(logits(model(), batch)[0], logits(model(), other)[0])
+
+
+@pytest.mark.parametrize("version", SIZES)
+def test_packed_sequences_are_those_unpacked(version):
+  pairs = [(tokens(5, 1), tokens(9, 2)), (tokens(3, 3), tokens(4, 4)), (tokens(2, 5), tokens(6, 6))]
+  apart = np.asarray(logits(model(version), features(*pairs)))
+  packed = {}
+  for side, index, length in (("encoder", 0, S), ("decoder", 1, T)):
+    parts = [pair[index] for pair in pairs]
+    fill = length - sum(map(len, parts))
+    packed[f"{side}_input_tokens"] = np.concatenate([*parts, np.zeros(fill, np.int32)])[None]
+    ids = [np.full(len(p), i + 1, np.int32) for i, p in enumerate(parts)]
+    packed[f"{side}_segment_ids"] = np.concatenate([*ids, np.zeros(fill, np.int32)])[None]
+    at = [np.arange(len(p), dtype=np.int32) for p in parts]
+    packed[f"{side}_positions"] = np.concatenate([*at, np.zeros(fill, np.int32)])[None]
+  together = np.asarray(logits(model(version), packed))[0]
+  start = 0
+  for i, (_, decoder) in enumerate(pairs):
+    np.testing.assert_allclose(together[start : start + len(decoder)], apart[i, : len(decoder)], rtol=1e-5, atol=1e-5)
+    start += len(decoder)
+  assert np.isfinite(together).all()
+
+
+# One computation, many forms
+
+
+@functools.cache
+def loss_and_gradients(version, dropout, **form):
+  """The value and gradients of the objective; the weights are the same whatever the form."""
+  m, batch = tiny.model(SIZES[version], dropout=dropout, **form), tiny.batch(2, 9, 7)
+  arrays = params.arrays(model(version))
+  key = jax.random.key(1) if dropout else None
+
+  def total(arrays):
+    return Objective(z_loss=1e-3)(params.with_arrays(m, arrays), batch, key)[0]
+
+  value, gradients = tiny.jit(jax.value_and_grad(total))(arrays)
+  return np.asarray(value), jax.tree.map(np.asarray, gradients)
+
+
+@pytest.mark.parametrize(
+  "version, dropout, form",
+  [
+    ("1.1", 0.1, dict(layers="loop")),
+    ("1.1", 0.1, dict(remat="full")),
+    ("1.1", 0.1, dict(remat="dots")),
+    ("1.1", 0.1, dict(remat="full", layers="loop")),
+    ("1.0", 0.0, dict(layers="loop", remat="dots")),
+  ],
+)
+def test_scan_loop_and_remat_are_the_same_function(version, dropout, form):
+  value, gradients = loss_and_gradients(version, dropout, **form)
+  expected, expected_gradients = loss_and_gradients(version, dropout)
+  np.testing.assert_allclose(value, expected, rtol=1e-6)
+  for name, g in expected_gradients.items():
+    np.testing.assert_allclose(gradients[name], g, rtol=1e-4, atol=1e-5 * np.abs(g).max(), err_msg=name)
+
+
+def test_remat_keeps_less():
+  """`full` recomputes the products of the forward pass, `dots` does not: seen in the number of products."""
+
+  def products(**form):
+    m, batch = tiny.model(SIZES["1.1"], **form), tiny.batch(2, 9, 7)
+    gradient = jax.grad(lambda m: Objective()(m, batch)[0], allow_int=True)
+    return str(jax.make_jaxpr(gradient)(m)).count("dot_general[")
+
+  assert products(remat="full") > products(remat="dots") >= products(remat="none")
+
+
+def test_gradients_equal_finite_differences():
+  m, batch = model("1.1"), tiny.batch(2, 9, 7)
+  arrays = params.arrays(m)
+  generator = np.random.default_rng(0)
+  way = {n: generator.standard_normal(a.shape).astype(np.float32) for n, a in arrays.items()}
+
+  @tiny.jit
+  def total(arrays):
+    return Objective(z_loss=1e-3)(params.with_arrays(m, arrays), batch)[0]
+
+  h = 1e-3
+  ahead, behind = (float(total({n: a + s * way[n] for n, a in arrays.items()})) for s in (h, -h))
+  slope = (ahead - behind) / (2 * h)
+  _, gradients = loss_and_gradients("1.1", 0.0)
+  np.testing.assert_allclose(sum((gradients[n] * way[n]).sum() for n in way), slope, rtol=2e-3)
+
+
+@pytest.mark.parametrize("version", SIZES)
+@pytest.mark.parametrize("chunks", [[1] * T, [3, 1, 8, T - 12]], ids=["one_by_one", "chunks"])
+def test_decoding_through_the_cache_equals_the_forward_pass(version, chunks):
+  m, batch = model(version), random_batch(2)
+  start, decode = tiny.jit(m.start_decoding, static_argnums=1), tiny.jit(m.decode)
+  state, parts, at = start(batch, T), [], 0
+  for length in chunks:
+    part, state = decode(batch["decoder_input_tokens"][:, at : at + length], state)
+    parts.append(part)
+    at += length
+  np.testing.assert_allclose(np.concatenate(parts, axis=1), logits(m, batch), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("layers", ["scan", "loop"])
+def test_greedy_decoding_is_the_argmax_of_the_full_model(layers):
+  m = model("1.1", layers=layers)
+  # Make the end of sequence likely enough that rows end at different steps.
+  arrays = params.arrays(m)
+  arrays["head/kernel"] = arrays["head/kernel"].at[:, EOS_ID].multiply(1.6)
+  m, length = params.with_arrays(m, arrays), 12
+  encoder = np.concatenate([random_batch(5, seed=3)["encoder_input_tokens"], np.zeros((1, S), np.int32)])
+  batch = {"encoder_input_tokens": encoder}
+  got = np.asarray(tiny.jit(functools.partial(greedy, max_length=length))(m, batch))
+  fed, expected = np.zeros((2, 6, length), np.int32)
+  ended = np.array([False] * 5 + [True])
+  for t in range(length):
+    best = np.asarray(logits(m, {**batch, "decoder_input_tokens": fed}))[:, t].argmax(-1)
+    expected[:, t] = np.where(ended, 0, best)
+    ended |= best == EOS_ID
+    if t + 1 < length:
+      fed[:, t + 1] = expected[:, t]
+  np.testing.assert_array_equal(got, expected)
+  ends = (got == EOS_ID).any(1)
+  assert ends.any() and not ends[:5].all() and (got[5] == 0).all()
+
+
+# Precision
+
+
+@pytest.mark.parametrize("version", SIZES)
+def test_bfloat16_is_close_to_float32(version):
+  """bfloat16 keeps 8 bits, relative steps of 2**-8: logits stay within 3% of their spread, the mean loss within 1%."""
+  full, low = model(version), tiny.model(SIZES[version], dtype="bfloat16")
+  assert all(a.dtype == jnp.float32 for a in jax.tree.leaves(low))
+  batch = tiny.batch(4, S, T)
+  expected, got = (np.asarray(logits(m, batch)) for m in (full, low))
+  assert got.dtype == np.float32
+  assert np.sqrt(np.mean((got - expected) ** 2)) < 0.03 * expected.std()
+  features = batch["decoder_target_tokens"], batch["decoder_loss_weights"]
+  low_loss, full_loss = (float(token_losses(x, *features, 0.0, 0.0)[0]) for x in (got, expected))
+  assert abs(low_loss - full_loss) < 0.01 * full_loss
+  assert np.abs(got - expected).max() > 0  # it did compute in another precision
+
+
+# Dropout
+
+
+def test_dropout():
+  m, batch = tiny.model(SIZES["1.1"], dropout=0.1), random_batch(2)
+  run = tiny.jit(lambda m, b, key: m(b, key)["logits"])
+  plain = np.asarray(run(m, batch, None))
+  np.testing.assert_array_equal(plain, run(m, batch, None))
+  np.testing.assert_allclose(plain, logits(model("1.1"), batch), rtol=1e-6, atol=1e-6)  # no key: no dropout
+  one, again, two = (np.asarray(run(m, batch, jax.random.key(k))) for k in (0, 0, 1))
+  np.testing.assert_array_equal(one, again)
+  assert np.abs(one - two).max() > 1e-2 and np.abs(one - plain).max() > 1e-2
+
+
+def test_every_dropout_has_a_key_of_its_own():
+  """2 stacks x (input, output, 2 layers x (attention, MLP and residuals)): no two share a key."""
+  m, batch, original = tiny.model(SIZES["1.1"], dropout=0.5, layers="loop"), random_batch(1), jax.random.bernoulli
+
+  @tiny.jit
+  def keys():
+    used = []
+    with mock.patch.object(jax.random, "bernoulli", lambda key, *a: (used.append(key), original(key, *a))[1]):
+      m(batch, jax.random.key(0))
+    return [jax.random.key_data(key) for key in used]
+
+  used = keys()
+  encoder = 2 + 2 * (2 + 2)  # attention and its residual, MLP and its residual
+  decoder = 2 + 2 * (2 + 2 + 2)
+  assert len(used) == len({tuple(np.asarray(key).tolist()) for key in used}) == encoder + decoder

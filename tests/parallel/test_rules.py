@@ -1,0 +1,183 @@
+"""Logical axes become shardings, and what cannot be cut is refused by name, in one line."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from t5x_like.errors import UserError
+from t5x_like.nn import params
+from t5x_like.parallel.constrain import constrain
+from t5x_like.parallel.mesh import AXES, make_mesh
+from t5x_like.parallel.rules import DEFAULT, Rules, local_rows, sharding_table
+
+
+def rules(changes=None, **mesh):
+  return Rules.make(make_mesh(mesh, jax.devices()[: int(np.prod(list(mesh.values()), initial=1))]), changes)
+
+
+def named(**sizes):
+  make = tiny.maker(tiny.sizes("1.1", **sizes), vocab_size=64)
+  return params.named_params(jax.eval_shape(make, jax.random.key(0)))
+
+
+def refusal(do, *arguments, **named_arguments):
+  with pytest.raises(UserError) as caught:
+    do(*arguments, **named_arguments)
+  message = str(caught.value)
+  assert "\n" not in message and len(message) < 300
+  return message
+
+
+# Mesh
+
+
+def test_mesh_has_every_axis_and_is_of_type_auto():
+  mesh = make_mesh({"data": 2, "tensor": 2, "fsdp": -1})
+  assert mesh.axis_names == AXES and mesh.size == 8
+  assert {a: n for a, n in mesh.shape.items() if n > 1} == {"data": 2, "fsdp": 2, "tensor": 2}
+  assert all(kind == jax.sharding.AxisType.Auto for kind in mesh.axis_types)
+  assert set(mesh.devices.flat) == set(jax.devices())
+  assert make_mesh({"data": -1}).shape["data"] == 8 and make_mesh({}, jax.devices()[:1]).size == 1
+
+
+@pytest.mark.parametrize(
+  "sizes, words",
+  [
+    ({"data": 4}, ["multiplies to 4", "found 8", "-1"]),
+    ({"data": 16}, ["multiplies to 16", "found 8"]),
+    ({"data": -1, "tensor": 3}, ["multiple of 3", "mesh.data=-1", "found 8"]),
+    ({"data": -1, "fsdp": -1}, ["at most one -1"]),
+    ({"data": 0, "fsdp": 8}, ["positive"]),
+    ({"data": -2}, ["positive"]),
+    ({"tensr": 8}, ["mesh.tensr", "unknown mesh axis", "tensor"]),
+  ],
+)
+def test_meshes_that_do_not_fit_are_refused(sizes, words):
+  message = refusal(make_mesh, sizes)
+  assert all(word in message for word in words), message
+
+
+# Rules
+
+
+def test_specs():
+  r = rules(data=2, fsdp=2, tensor=2)
+  assert r.spec(("layers", "embed", "mlp")) == PartitionSpec(None, "fsdp", "tensor")
+  assert r.spec(("vocab", "embed")) == PartitionSpec("tensor", "fsdp")
+  assert r.spec((None,)) == PartitionSpec(None)
+  assert r.batch().spec == PartitionSpec(("data", "fsdp"))
+  assert r.spec(("batch", "length", "activation_mlp")) == PartitionSpec(("data", "fsdp"), None, "tensor")
+  assert r.spec(("mlp", "heads")) == PartitionSpec("tensor", None)  # a mesh axis cuts one array once
+  assert (r.split("batch"), r.split("mlp"), r.split("layers")) == (4, 2, 1)
+
+
+def test_a_recipe_changes_rules():
+  r = rules({"embed": ("fsdp", "data"), "mlp": None, "vocab": "data"}, data=2, fsdp=2, tensor=2)
+  assert r.spec(("embed", "mlp")) == PartitionSpec(("fsdp", "data"), None)
+  assert r.spec(("vocab", "embed")) == PartitionSpec("data", "fsdp")
+  assert rules(fsdp=8).table == DEFAULT
+
+
+def test_unknown_names_are_refused_with_the_nearest():
+  message = refusal(rules, {"embd": "fsdp"}, fsdp=8)
+  assert "rules.embd" in message and "did you mean 'embed'?" in message
+  message = refusal(rules, {"embed": "fspd"}, fsdp=8)
+  assert "rules.embed" in message and "'fspd'" in message and "did you mean 'fsdp'?" in message
+
+
+def test_tensor_must_divide_whole_heads():
+  """6 heads of 64 are 384 numbers, which 4 divides; but a head may not be cut."""
+  message = refusal(rules(data=2, tensor=4).of_params, named(heads=6, head_dim=64, embed=64, mlp=64))
+  for word in ("attention/layer/", "/kernel", "heads", "6 ", "width 64", "tensor", "into 4", "rules."):
+    assert word in message, (word, message)
+  split = rules(tensor=2).of_params(named(heads=6, head_dim=64, embed=64, mlp=64))
+  assert split["encoder/blocks/self_attention/layer/query/kernel"].spec == PartitionSpec(None, None, "tensor")
+  assert split["encoder/blocks/self_attention/layer/out/kernel"].spec == PartitionSpec(None, "tensor", None)
+  assert split["encoder/position/table"].spec == PartitionSpec(None, "tensor")
+
+
+def test_other_axes_that_do_not_divide_are_refused_by_name():
+  message = refusal(rules(fsdp=8).of_params, named(embed=20))
+  assert "embed" in message and "20 embed" in message and "embed->fsdp" in message and "into 8" in message
+  assert "rules.embed=None" in message
+  message = refusal(rules({"embed": None}, tensor=8).of_params, named(heads=8, mlp=36))
+  assert "mlp" in message and "36 mlp" in message and "into 8" in message
+  message = refusal(rules({"embed": ("fsdp", "data")}, data=2, fsdp=4).of_params, named(embed=12))
+  assert "fsdp+data" in message and "into 8" in message
+
+
+def test_every_parameter_is_cut_by_fsdp_and_tensor_except_vectors():
+  shardings = rules(fsdp=4, tensor=2).of_params(named())
+  for name, p in named().items():
+    local = np.prod(shardings[name].shard_shape(p.shape))
+    ways = 1 if "scale" in name else 2 if "position" in name else 8
+    assert local * ways == np.prod(p.shape), name
+
+
+def test_sharding_table():
+  r, parameters = rules(data=2, fsdp=2, tensor=2), named()
+  header, *rows, total = sharding_table(parameters, r).splitlines()
+  assert header.split() == ["parameter", "shape", "logical", "axes", "mesh", "axes", "MiB/device"]
+  assert [row.split()[0] for row in rows] == list(parameters)
+  row = next(row for row in rows if row.startswith("encoder/blocks/mlp/layer/wo/kernel")).split()
+  assert row[1:] == ["2x32x16", "layers,mlp,embed", "-,tensor,fsdp", f"{2 * 32 * 16 / 4 * 4 / 2**20:.2f}"]
+  count = sum(int(np.prod(p.shape)) for p in parameters.values())
+  local = sum(np.prod(s.shard_shape(parameters[n].shape)) for n, s in r.of_params(parameters).items())
+  assert "data=2 fsdp=2 tensor=2" in total and f"{count:,} parameters" in total
+  assert f"{4 * local / 2**20:.1f} MiB" in total
+  assert "one device" in sharding_table(parameters, rules())
+
+
+# Activations
+
+
+def test_constrain_does_nothing_outside_and_pins_inside():
+  x = jnp.ones((8, 4, 16))
+  assert constrain(x, "batch", "length", "activation_mlp") is x
+  r = rules(data=2, fsdp=2, tensor=2)
+
+  @jax.jit
+  def run(x):
+    with r.activate():
+      return constrain(x, "batch", "length", "activation_mlp"), constrain(x[:3], "batch", None, "activation_mlp")
+
+  whole, odd = run(jax.device_put(x, r.replicated))
+  assert whole.sharding.spec == PartitionSpec(("data", "fsdp"), None, "tensor")
+  assert odd.sharding.shard_shape(odd.shape) == (3, 4, 8)  # three rows cannot be cut into four: left whole
+  assert constrain(x, "batch", "length", "activation_mlp") is x
+
+
+# The rows of a process
+
+
+def test_local_rows():
+  assert local_rows(rules(data=4, tensor=2).batch(), 32) == (0, 32)
+
+
+class Elsewhere:
+  """A sharding as another process sees it: only some of the devices are its own."""
+
+  def __init__(self, sharding, devices):
+    self.sharding, self.devices = sharding, devices
+
+  def addressable_devices_indices_map(self, shape):
+    cuts = self.sharding.devices_indices_map(shape)
+    return {d: cuts[d] for d in self.devices}
+
+
+@pytest.mark.parametrize("process, rows", [(0, (0, 16)), (1, (16, 32))])
+def test_local_rows_of_two_processes(process, rows):
+  mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "tensor"))
+  sharding = NamedSharding(mesh, PartitionSpec("data"))
+  assert local_rows(Elsewhere(sharding, mesh.devices[2 * process : 2 * process + 2].ravel()), 32) == rows
+  whole = NamedSharding(mesh, PartitionSpec())
+  assert local_rows(Elsewhere(whole, mesh.devices[:2].ravel()), 32) == (0, 32)
+
+
+def test_interleaved_rows_are_refused():
+  mesh = Mesh(np.array(jax.devices()), ("data",))
+  sharding = Elsewhere(NamedSharding(mesh, PartitionSpec("data")), mesh.devices[::2])
+  assert "not contiguous" in refusal(local_rows, sharding, 32)
