@@ -32,6 +32,8 @@ def parse(
   for word in rest:
     if not word.startswith("--config."):
       raise UserError(f"{word}: unknown argument; keys of the recipe are set by --config.KEY=VALUE")
+  if "://" in args.workdir:
+    raise UserError(f"--workdir={args.workdir}: expected a directory; mount the bucket (gcsfuse) and give its path")
   return args, [word.removeprefix("--config.") for word in rest]
 
 

@@ -1,6 +1,6 @@
 """T5.1.1 xl (2.85B parameters; version 1.0 is T5-3B).
 
-  python -m t5x_like.train --config=configs/t5/xl.py --workdir=gs://BUCKET/t5_xl
+  python -m t5x_like.train --config=configs/t5/xl.py --workdir=runs/t5_xl
 
 The hyper-parameters are those of `base.py`; parameters and optimizer state are split over all chips (FSDP).
 """

@@ -1,6 +1,6 @@
 """T5.1.1 xxl (11.1B parameters; version 1.0 is T5-11B).
 
-  python -m t5x_like.train --config=configs/t5/xxl.py --workdir=gs://BUCKET/t5_xxl
+  python -m t5x_like.train --config=configs/t5/xxl.py --workdir=runs/t5_xxl
 
 The hyper-parameters are those of `base.py`; parameters and optimizer state are split over all chips (FSDP).
 """
