@@ -1,0 +1,150 @@
+"""The step: sums divided once, however the batch is cut; exact in everything that is repeated."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny
+
+from t5x_like.nn import params
+from t5x_like.objectives.encoder_decoder import Objective
+from t5x_like.parallel.mesh import make_mesh
+from t5x_like.parallel.rules import Rules
+from t5x_like.training.optimizer import OPTIMIZERS, layerwise
+from t5x_like.training.schedule import SCHEDULES
+from t5x_like.training.state import abstract_state, init_state
+from t5x_like.training.step import make_step
+
+ROWS, RATE = 8, 0.5
+OBJECTIVE = Objective(label_smoothing=0.1, z_loss=1e-3)
+
+
+@functools.cache
+def set_up(optimizer="sgd", *, accumulation_steps=1, dropout=0.0, mesh=(), seed=3):
+  """(step, first state): the weights are the same for all arguments."""
+  rules = Rules.make(make_mesh(dict(mesh), jax.devices()[: dict(mesh).get("data", 1)]))
+  make = tiny.maker(tiny.sizes("1.1"), dropout=dropout)
+  model = jax.eval_shape(make, jax.random.key(0))
+  schedule = SCHEDULES["constant"](learning_rate=RATE if optimizer == "sgd" else 0.01)
+  axes = {n: p.axes for n, p in params.named_params(model).items()}
+  update = layerwise(OPTIMIZERS[optimizer](schedule), axes)
+  step = make_step(
+    model, OBJECTIVE, update, schedule, rules, seed=seed, accumulation_steps=accumulation_steps
+  )
+  state = init_state(make, update, abstract_state(model, update, rules), seed=1)
+  return tiny.jit(step), state
+
+
+def uneven(seed=0):
+  """Rows whose weights differ widely, so that a mean of means would be far from the mean."""
+  batch = tiny.batch(ROWS, 9, 7, seed=seed, padded=False)
+  ends = [7, 1, 2, 7, 0, 1, 3, 7]
+  batch["decoder_loss_weights"] = (np.arange(7) < np.array(ends)[:, None]).astype(np.float32)
+  batch["decoder_loss_weights"][0] *= 0.5
+  return batch
+
+
+@functools.cache
+def reference():
+  """(mean loss, gradients) by plain differentiation of the objective over the whole batch."""
+  _, state = set_up()
+  model, batch = tiny.model(tiny.sizes("1.1"), noisy=False), uneven()
+
+  def mean(arrays):
+    loss, sums = OBJECTIVE(params.with_arrays(model, arrays), batch)
+    return loss / batch["decoder_loss_weights"].sum(), sums
+
+  (_, sums), gradients = tiny.jit(jax.value_and_grad(mean, has_aux=True))(state.params)
+  return {n: float(s) for n, s in sums.items()}, jax.tree.map(np.asarray, gradients)
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 2, 4, 8])
+def test_one_step_of_plain_descent(accumulation_steps):
+  """With SGD the change of the parameters is the gradient itself: that of the mean over all weights of the batch."""
+  step, state = set_up(accumulation_steps=accumulation_steps)
+  after, metrics = step(state, uneven())
+  sums, gradients = reference()
+  weights = uneven()["decoder_loss_weights"].sum()
+  assert int(after.step) == 1 and float(metrics["target_tokens"]) == weights == sums["weights"]
+  for name, g in gradients.items():
+    got = (np.asarray(state.params[name], np.float64) - np.asarray(after.params[name], np.float64)) / RATE
+    size = np.abs(state.params[name]).max() * 2e-7 / RATE  # what subtracting float32 parameters leaves uncertain
+    np.testing.assert_allclose(got, g, rtol=1e-4, atol=2e-5 * np.abs(g).max() + size, err_msg=name)
+  expected = {
+    "loss": sums["loss"] / weights,
+    "accuracy": sums["correct"] / weights,
+    "z_loss": sums["z_loss"] / weights,
+    "learning_rate": RATE,
+    "gradient_norm": float(optax.global_norm(gradients)),
+    "parameter_norm": float(optax.global_norm(state.params)),
+  }
+  for name, value in expected.items():
+    np.testing.assert_allclose(metrics[name], value, rtol=1e-5, err_msg=name)
+
+
+def test_accumulation_would_show_a_mean_of_means():
+  """The control: gradients of parts, each divided by its own weights, are far from the gradient of the whole."""
+  batch, step = uneven(), set_up()[0]
+  _, state = set_up()
+  halves = [{n: x[i::2] for n, x in batch.items()} for i in (0, 1)]
+  after = [step(state, half)[0].params for half in halves]
+  whole = step(state, batch)[0].params
+  mean = jax.tree.map(lambda a, b: (a + b) / 2, *after)
+  moved = jax.tree.map(lambda a, b: a - b, whole, state.params)
+  wrong = jax.tree.map(lambda a, b: a - b, mean, state.params)
+  assert tiny.relative_error(wrong, moved) > 0.1
+
+
+@pytest.mark.parametrize("optimizer", ["adafactor", "adamw"])
+@pytest.mark.parametrize("accumulation_steps", [1, 4])
+def test_a_step_repeats_bit_for_bit(optimizer, accumulation_steps):
+  step, state = set_up(optimizer, accumulation_steps=accumulation_steps, dropout=0.2)
+  runs = []
+  for _ in range(2):
+    now, losses = state, []
+    for n in range(3):
+      now, metrics = step(now, uneven(n))
+      losses.append(float(metrics["loss"]))
+    runs.append((jax.tree.map(np.asarray, now), losses))
+  assert runs[0][1] == runs[1][1]
+  jax.tree.map(np.testing.assert_array_equal, runs[0][0], runs[1][0])
+
+
+def test_dropout_is_a_function_of_seed_and_step_alone():
+  step, state = set_up(dropout=0.3)
+  loss = lambda step, state: float(step(state, uneven())[1]["loss"])  # noqa: E731
+  at = {n: loss(step, jax.tree.map(lambda x: x, _at_step(state, n))) for n in (0, 1, 7)}
+  assert len(set(at.values())) == 3  # every step drops something else
+  assert loss(step, _at_step(state, 7)) == at[7]  # and a resumed run what the first would have
+  other, _ = set_up(dropout=0.3, seed=4)
+  assert loss(other, state) != at[0]
+  plain, _ = set_up()
+  assert abs(at[0] - loss(plain, state)) > 1e-3
+
+
+def _at_step(state, n):
+  return type(state)(jnp.int32(n), state.params, state.opt_state)
+
+
+def test_a_batch_without_any_weight_changes_nothing_and_stays_finite():
+  for accumulation_steps in (1, 4):
+    step, state = set_up(accumulation_steps=accumulation_steps)
+    batch = {**uneven(), "decoder_loss_weights": np.zeros((ROWS, 7), np.float32)}
+    after, metrics = step(state, batch)
+    assert all(np.isfinite(float(m)) for m in metrics.values()) and float(metrics["loss"]) == 0
+    jax.tree.map(np.testing.assert_array_equal, after.params, state.params)
+
+
+def test_accumulation_on_a_mesh_cuts_rows_where_they_are():
+  """Two parts of eight rows on four devices: the parts are cut within each device's rows, and the step is the same."""
+  step, state = set_up(accumulation_steps=2, mesh=(("data", 4),))
+  rules = Rules.make(make_mesh({"data": 4}, jax.devices()[:4]))
+  batch = {n: jax.device_put(x, rules.batch()) for n, x in uneven().items()}
+  after, metrics = step(state, batch)
+  expected, expected_metrics = set_up()[0](set_up()[1], uneven())
+  for name in metrics:
+    np.testing.assert_allclose(metrics[name], expected_metrics[name], rtol=1e-5, err_msg=name)
+  assert tiny.relative_error(after.params, expected.params) < 1e-6
