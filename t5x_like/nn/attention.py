@@ -9,8 +9,8 @@ from flax import nnx
 from t5x_like.nn import params
 from t5x_like.nn.cores.dense import dense
 from t5x_like.nn.dims import Dims, subkey
+from t5x_like.nn.linear import Linear
 from t5x_like.nn.mask import Mask
-from t5x_like.nn.mlp import Linear
 from t5x_like.nn.position import Position
 from t5x_like.parallel.constrain import constrain
 

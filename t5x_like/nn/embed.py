@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.nn import params
+from t5x_like.nn.linear import matmul
 from t5x_like.parallel.constrain import constrain
 
 
@@ -37,5 +38,5 @@ class LogitsHead(nnx.Module):
 
 def vocabulary_logits(x_BTD: jax.Array, kernel_DV: jax.Array) -> jax.Array:
   """float32 [B, T, V]: inputs in the compute dtype, accumulated and returned in float32."""
-  logits = jnp.einsum("BTD,DV->BTV", x_BTD, kernel_DV.astype(x_BTD.dtype), preferred_element_type=jnp.float32)
+  logits = matmul(x_BTD, kernel_DV.astype(x_BTD.dtype), jnp.float32)
   return constrain(logits, "batch", "length", "activation_vocab")

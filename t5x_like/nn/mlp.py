@@ -1,4 +1,4 @@
-"""Linear projections and the position-wise feed-forward layer."""
+"""The position-wise feed-forward layer."""
 
 from collections.abc import Callable
 
@@ -7,19 +7,8 @@ from flax import nnx
 
 from t5x_like.nn import params
 from t5x_like.nn.dims import dropout, subkey
+from t5x_like.nn.linear import Linear
 from t5x_like.parallel.constrain import constrain
-
-
-class Linear(nnx.Module):
-  """`x @ kernel`, computed in the dtype of `x`."""
-
-  def __init__(
-    self, shape: tuple[int, int], axes: params.Axes, init: Callable, rngs: nnx.Rngs, *, unit: tuple[int, ...] = ()
-  ):
-    self.kernel = params.param(rngs, init, shape, axes, unit)
-
-  def __call__(self, x: jax.Array) -> jax.Array:
-    return x @ self.kernel[...].astype(x.dtype)
 
 
 class Mlp(nnx.Module):

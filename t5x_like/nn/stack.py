@@ -11,6 +11,7 @@ from t5x_like.nn import params
 from t5x_like.nn.attention import Context
 from t5x_like.nn.block import Block
 from t5x_like.nn.dims import Dims, dropout, subkey
+from t5x_like.nn.mask import Mask
 from t5x_like.nn.position import Position
 
 REMAT = {
@@ -65,7 +66,7 @@ class Stack(nnx.Module):
       ([B, T, D], summed auxiliary losses, cache)
     """
     mask = context.mask
-    context = dataclasses.replace(context, bias=self.position.bias(mask.q_pos, mask.k_pos))
+    context = dataclasses.replace(context, bias=self._bias(mask, x_BTD.shape[0]))
     x_BTD = dropout(self.position.embed(x_BTD, mask.q_pos), self.dropout_rate, subkey(key, 0))
     keys_L = None if key is None else jax.random.split(subkey(key, 1), self.dims.layers)
 
@@ -81,6 +82,12 @@ class Stack(nnx.Module):
     x_BTD = dropout(self.final_norm(x_BTD), self.dropout_rate, subkey(key, 2))
     return x_BTD, jax.tree.map(jnp.sum, aux_L), cache
 
+  def _bias(self, mask: Mask, batch: int) -> jax.Array | None:
+    """What the layers share, [B or 1, N, T, S]. A loop gets it for the whole batch: so its layers' gradients are
+    added first and summed over the batch once, instead of once for each layer."""
+    bias = self.position.bias(mask.q_pos, mask.k_pos)
+    return bias if bias is None or self.layers == "scan" else jnp.broadcast_to(bias, (batch, *bias.shape[1:]))
+
   def self_cache(self, batch: int, slots: int, dtype: jnp.dtype) -> dict[str, jax.Array]:
     """Zeroed keys and values for `slots` tokens: {"k", "v"} of [L, B, slots, K, H]."""
     shape = (self.dims.layers, batch, slots, self.dims.kv_heads, self.dims.head_dim)
@@ -95,8 +102,11 @@ def _add_layers_axis(blocks: Block) -> Block:
 
 def _loop(body, carry, layers):
   """`jax.lax.scan` as a Python loop."""
+  leaves, treedef = jax.tree.flatten(layers)
+  # A split, whose gradient is one concatenation: indexing each layer would add up L arrays of zeros around it.
+  layers_of = [[x.squeeze(0) for x in jax.lax.split(a, [1] * a.shape[0])] for a in leaves]
   outs = []
-  for index in range(len(jax.tree.leaves(layers)[0])):
-    carry, out = body(carry, jax.tree.map(lambda a, i=index: a[i], layers))
+  for layer in zip(*layers_of, strict=True):
+    carry, out = body(carry, treedef.unflatten(layer))
     outs.append(out)
   return carry, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outs)

@@ -1,4 +1,4 @@
-"""Optimizers, by name: `config.optimizer = {"name": ..., ...}`. optax does the arithmetic.
+"""Optimizers, by name: `config.optimizer = {"name": ..., ...}`. optax does the arithmetic of all but Adafactor.
 
 A stack keeps the parameters of its layers in one array with a leading axis. Statistics such as Adafactor's must not
 mix layers, so the optimizer sees each layer by itself: it is mapped over that axis, once for every depth of stack.
@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import optax
 
+from t5x_like.training.adafactor import adafactor as streaming_adafactor
 from t5x_like.training.schedule import Schedule
 
 Named = dict[str, jax.Array]
@@ -22,13 +23,13 @@ def adafactor(
   weight_decay: float = 0.0,
 ) -> optax.GradientTransformation:
   """Adafactor (Shazeer & Stern 2018) as T5 uses it: factored second moments, no momentum, relative step sizes."""
-  return optax.adafactor(
+  scaled = streaming_adafactor(
     schedule,
     decay_rate=decay_rate,
     clipping_threshold=clipping_threshold,
     multiply_by_parameter_scale=multiply_by_parameter_scale,
-    weight_decay_rate=weight_decay or None,
   )
+  return optax.chain(scaled, optax.add_decayed_weights(-weight_decay)) if weight_decay else scaled
 
 
 def adamw(

@@ -8,6 +8,7 @@ import optax
 
 from t5x_like.nn import params
 from t5x_like.parallel.rules import Rules
+from t5x_like.training.adafactor import reread
 from t5x_like.training.schedule import Schedule
 from t5x_like.training.state import TrainState
 
@@ -71,7 +72,7 @@ def make_step(
         "accuracy": sums["correct"] / weights,
         "z_loss": sums["z_loss"] / weights,
         "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
-        "gradient_norm": optax.global_norm(grads),
+        "gradient_norm": optax.global_norm(reread(grads)),
         "parameter_norm": optax.global_norm(state.params),
         "target_tokens": sums["weights"],
       }

@@ -1,0 +1,51 @@
+"""Linear projections, and the matrix product all of them are."""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.nn import params
+
+
+class Linear(nnx.Module):
+  """`x @ kernel`, computed in the dtype of `x`."""
+
+  def __init__(
+    self, shape: tuple[int, int], axes: params.Axes, init: Callable, rngs: nnx.Rngs, *, unit: tuple[int, ...] = ()
+  ):
+    self.kernel = params.param(rngs, init, shape, axes, unit)
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    return matmul(x, self.kernel[...].astype(x.dtype), x.dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def matmul(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
+  """`x @ kernel`: [..., D] and [D, F] -> [..., F], accumulated and returned in `dtype`.
+
+  The gradient of the kernel is one product `x^T @ g`. JAX's own rule computes `(g^T @ x)^T`; on CPU, XLA then writes
+  the transpose of `g`, often the wider of the two, and recomputes within that strided copy whatever made `g`, such as
+  the gradient of a GELU.
+  """
+  return _contract(x, kernel, x.ndim - 1, 0, dtype)
+
+
+def _matmul_forward(x, kernel, dtype):
+  return _contract(x, kernel, x.ndim - 1, 0, dtype), (x, kernel)
+
+
+def _matmul_backward(dtype, residuals, g):
+  x, kernel = residuals
+  batch = tuple(range(x.ndim - 1))
+  return _contract(g, kernel, x.ndim - 1, 1, x.dtype), _contract(x, g, batch, batch, kernel.dtype)
+
+
+matmul.defvjp(_matmul_forward, _matmul_backward)
+
+
+def _contract(a, b, a_axes: int | tuple[int, ...], b_axes: int | tuple[int, ...], dtype):
+  axes = tuple((i,) if isinstance(i, int) else i for i in (a_axes, b_axes))
+  return jax.lax.dot_general(a, b, (axes, ((), ())), preferred_element_type=dtype)

@@ -1,0 +1,94 @@
+"""Adafactor, arranged so that every pass over a gradient only reads it.
+
+The arithmetic is that of `optax.adafactor`, whose state it uses. optax computes the squared gradient once and averages
+it along rows and along columns; XLA on CPU then writes the square (and the clipped update's, and the parameter's) to
+memory for each of its readers, and the update of T5-1.1-small takes more than twice as long (docs/measurements.md).
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from t5x_like.training.schedule import Schedule
+
+_MIN_FACTORED = 128  # a matrix with a smaller second-largest side keeps a full second moment
+_EPSILON = 1e-30  # added to squared gradients
+_PANEL = 8192  # columns summed at once on CPU: sums over all rows of 32,128 columns take 20 times as long
+_MIN_SCALE = 1e-3  # of a parameter, so that zeros can grow
+
+
+def reread(tree):
+  """The same values, as if they were others: on CPU, XLA then computes what is made of them again where it is used.
+
+  XLA's CPU backend writes a cheap elementwise result with two consumers to memory; behind a barrier each consumer
+  has its own and fuses it. Other backends fuse siblings and are left alone.
+  """
+  return jax.lax.optimization_barrier(tree) if jax.default_backend() == "cpu" else tree
+
+
+def adafactor(
+  schedule: Schedule,
+  *,
+  decay_rate: float = 0.8,
+  clipping_threshold: float = 1.0,
+  multiply_by_parameter_scale: bool = True,
+) -> optax.GradientTransformation:
+  """Adafactor (Shazeer & Stern 2018, algorithms 4 and 5) without momentum; updates are ready to be added.
+
+  Args:
+    decay_rate: the second moment of step t (from 1) decays by `1 - t**-decay_rate`.
+    clipping_threshold: root mean square above which an update is scaled down.
+    multiply_by_parameter_scale: step sizes are relative to the root mean square of the parameter.
+  Returns:
+    A transformation whose state is an `optax.FactoredState`.
+  """
+
+  def update_one(g, v_row, v_col, v, p, step):
+    t = step.astype(jnp.float32) + 1
+    decay = 1 - t**-decay_rate
+    factored = factored_axes(p.shape)
+    if factored is None:
+      v = decay * v + (1 - decay) * (jnp.square(g) + _EPSILON)
+      u = g * v**-0.5
+    else:
+      shorter, longer = factored
+      v_row = decay * v_row + (1 - decay) * (_mean_square(g, longer) + _EPSILON)
+      g = reread(g)
+      v_col = decay * v_col + (1 - decay) * (_mean_square(g, shorter) + _EPSILON)
+      row = v_row / jnp.mean(v_row, axis=shorter - (shorter > longer), keepdims=True)
+      u = reread(g) * jnp.expand_dims(row**-0.5, longer) * jnp.expand_dims(v_col**-0.5, shorter)
+    size = schedule(step) / jnp.maximum(1.0, _rms(u) / clipping_threshold)
+    if multiply_by_parameter_scale:
+      size *= jnp.maximum(_rms(p), _MIN_SCALE)
+    return -size * u, v_row, v_col, v
+
+  def update(grads, state, params):
+    leaves, treedef = jax.tree.flatten(grads)
+    rest = (treedef.flatten_up_to(t) for t in (state.v_row, state.v_col, state.v, params))
+    out = [update_one(*leaf, state.count) for leaf in zip(leaves, *rest, strict=True)]
+    updates, v_row, v_col, v = (treedef.unflatten(column) for column in zip(*out, strict=True))
+    return updates, optax.FactoredState(optax.safe_increment(state.count), v_row, v_col, v)
+
+  init = optax.scale_by_factored_rms(min_dim_size_to_factor=_MIN_FACTORED).init
+  return optax.GradientTransformation(init, update)
+
+
+def factored_axes(shape: tuple[int, ...]) -> tuple[int, int] | None:
+  """The second largest and the largest axis (the last of equals), or None where the second is too small to factor."""
+  if len(shape) < 2:
+    return None
+  shorter, longer = np.argsort(shape, kind="stable")[-2:]
+  return (int(shorter), int(longer)) if shape[shorter] >= _MIN_FACTORED else None
+
+
+def _mean_square(g: jax.Array, axis: int) -> jax.Array:
+  """Mean of the squares along one of the axes of a matrix, in panels where the CPU would thrash on wide rows."""
+  panels = [g]
+  if axis == 0 and g.shape[1] > 2 * _PANEL and jax.default_backend() == "cpu":
+    panels = [jax.lax.slice_in_dim(g, at, min(at + _PANEL, g.shape[1]), axis=1) for at in range(0, g.shape[1], _PANEL)]
+  return jnp.concatenate([jnp.mean(jnp.square(panel), axis=axis) for panel in panels], axis=-1)
+
+
+def _rms(x):
+  return jnp.sqrt(jnp.mean(jnp.square(x)))
