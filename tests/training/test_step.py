@@ -15,7 +15,7 @@ from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.training.optimizer import OPTIMIZERS, layerwise
 from t5x_like.training.schedule import SCHEDULES
-from t5x_like.training.state import abstract_state, init_state
+from t5x_like.training.state import TrainState, abstract_state, shardings
 from t5x_like.training.step import make_step
 
 ROWS, RATE = 8, 0.5
@@ -31,11 +31,15 @@ def set_up(optimizer="sgd", *, accumulation_steps=1, dropout=0.0, mesh=(), seed=
   schedule = SCHEDULES["constant"](learning_rate=RATE if optimizer == "sgd" else 0.01)
   axes = {n: p.axes for n, p in params.named_params(model).items()}
   update = layerwise(OPTIMIZERS[optimizer](schedule), axes)
-  step = make_step(
-    model, OBJECTIVE, update, schedule, rules, seed=seed, accumulation_steps=accumulation_steps
-  )
-  state = init_state(make, update, abstract_state(model, update, rules), seed=1)
-  return tiny.jit(step), state
+  step = make_step(model, OBJECTIVE, update, schedule, rules, seed=seed, accumulation_steps=accumulation_steps)
+  arrays = first_arrays()
+  state = TrainState(jnp.int32(0), arrays, tiny.jit(update.init)(arrays))
+  return tiny.jit(step), jax.device_put(state, shardings(abstract_state(model, update, rules)))
+
+
+@functools.cache
+def first_arrays():
+  return params.arrays(tiny.model(tiny.sizes("1.1"), noisy=False))
 
 
 def uneven(seed=0):
@@ -61,7 +65,7 @@ def reference():
   return {n: float(s) for n, s in sums.items()}, jax.tree.map(np.asarray, gradients)
 
 
-@pytest.mark.parametrize("accumulation_steps", [1, 2, 4, 8])
+@pytest.mark.parametrize("accumulation_steps", [1, 2, 4])
 def test_one_step_of_plain_descent(accumulation_steps):
   """With SGD the change of the parameters is the gradient itself: that of the mean over all weights of the batch."""
   step, state = set_up(accumulation_steps=accumulation_steps)
@@ -87,19 +91,16 @@ def test_one_step_of_plain_descent(accumulation_steps):
 
 def test_accumulation_would_show_a_mean_of_means():
   """The control: gradients of parts, each divided by its own weights, are far from the gradient of the whole."""
-  batch, step = uneven(), set_up()[0]
-  _, state = set_up()
+  batch, (step, state) = uneven(), set_up()
   halves = [{n: x[i::2] for n, x in batch.items()} for i in (0, 1)]
-  after = [step(state, half)[0].params for half in halves]
-  whole = step(state, batch)[0].params
-  mean = jax.tree.map(lambda a, b: (a + b) / 2, *after)
-  moved = jax.tree.map(lambda a, b: a - b, whole, state.params)
-  wrong = jax.tree.map(lambda a, b: a - b, mean, state.params)
-  assert tiny.relative_error(wrong, moved) > 0.1
+  states = [state, *(step(state, part)[0] for part in (batch, *halves))]
+  first, *after = (jax.tree.map(np.asarray, s.params) for s in states)
+  right = {n: after[0][n] - first[n] for n in first}
+  wrong = {n: (after[1][n] + after[2][n]) / 2 - first[n] for n in first}
+  assert tiny.relative_error(wrong, right) > 0.1
 
 
-@pytest.mark.parametrize("optimizer", ["adafactor", "adamw"])
-@pytest.mark.parametrize("accumulation_steps", [1, 4])
+@pytest.mark.parametrize("optimizer, accumulation_steps", [("adafactor", 4), ("adamw", 1)])
 def test_a_step_repeats_bit_for_bit(optimizer, accumulation_steps):
   step, state = set_up(optimizer, accumulation_steps=accumulation_steps, dropout=0.2)
   runs = []
@@ -116,7 +117,7 @@ def test_a_step_repeats_bit_for_bit(optimizer, accumulation_steps):
 def test_dropout_is_a_function_of_seed_and_step_alone():
   step, state = set_up(dropout=0.3)
   loss = lambda step, state: float(step(state, uneven())[1]["loss"])  # noqa: E731
-  at = {n: loss(step, jax.tree.map(lambda x: x, _at_step(state, n))) for n in (0, 1, 7)}
+  at = {n: loss(step, _at_step(state, n)) for n in (0, 1, 7)}
   assert len(set(at.values())) == 3  # every step drops something else
   assert loss(step, _at_step(state, 7)) == at[7]  # and a resumed run what the first would have
   other, _ = set_up(dropout=0.3, seed=4)
