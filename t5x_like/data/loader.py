@@ -5,17 +5,13 @@ global examples s * batch_size to (s + 1) * batch_size - 1, of which a host make
 start at a step, no iterator state is saved, and the batches do not change with the number of hosts.
 """
 
-import collections
-import concurrent.futures
-import itertools
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
 
-from t5x_like.data import random
+from t5x_like.data import dataset_iterator, random
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
@@ -51,7 +47,8 @@ def train_batches(task: Task, *, batch_size: int, seed: int, start_step: int = 0
     example_B = random.shuffled(place_B, epoch_B, seed, task.num_examples)
     return task.batch(example_B, epoch_B, seed)
 
-  return _iterate(itertools.count(start_step), batch)
+  last_step = np.iinfo(np.int64).max // batch_size - 1  # whose examples still have an int64 index
+  return _iterate(tf.data.Dataset.range(start_step, last_step), batch)
 
 
 def eval_batches(task: Task, *, batch_size: int, rows: tuple[int, int] | None = None,
@@ -87,7 +84,7 @@ def eval_batches(task: Task, *, batch_size: int, rows: tuple[int, int] | None = 
     }
     return features | {"example_index": tf.cast(tf.where(real_B, index_B, -1), tf.int32)}
 
-  return _iterate(range(-(-num_examples // batch_size)), batch)
+  return _iterate(tf.data.Dataset.range(-(-num_examples // batch_size)), batch)
 
 
 def to_global(batch: dict[str, np.ndarray], sharding_of: Callable[[str, np.ndarray], jax.sharding.Sharding],
@@ -117,33 +114,16 @@ def _checked_rows(batch_size: int, rows: tuple[int, int] | None) -> tuple[int, i
   return low, high
 
 
-def _iterate(steps: Iterable[int], batch: Callable[[tf.Tensor], dict[str, tf.Tensor]]):
-  """Batches of `steps`, in order, made ahead of their use by a few threads, each a whole batch at a time.
-
-  Threads of Python drive one compiled function, and not tf.data: a tf.data iterator that calls back into Python was
-  measured to deadlock, once in some dozens of times, when it is dropped or the program ends while calls are under way.
-  These threads finish the few batches that were asked for and end with the iterator, or before the interpreter does.
-  """
+def _iterate(steps: tf.data.Dataset, batch: Callable[[tf.Tensor], dict[str, tf.Tensor]]):
+  """The batches of `steps`, in order, some of them made side by side and ahead of their use."""
   _hide_accelerators()
-  signature = [tf.TensorSpec([], tf.int64)]
-  compiled = tf.function(batch, input_signature=signature, autograph=False).get_concrete_function()
-
-  def make(step: int) -> dict[str, np.ndarray]:
-    try:
-      return {name: value.numpy() for name, value in compiled(tf.constant(step, tf.int64)).items()}
-    except tf.errors.OpError as error:  # a UserError below is raised as itself, not as TensorFlow's report of it
-      refusal = re.search(r"\bUserError: (.*)", error.message)
-      if refusal is None:
-        raise
-      raise UserError(refusal[1]) from error
-
-  steps, workers = iter(steps), max(2, min(16, os.cpu_count() or 2))
-  pool = concurrent.futures.ThreadPoolExecutor(workers, thread_name_prefix="data")
-  ahead = collections.deque(pool.submit(make, step) for step in itertools.islice(steps, workers + _PREFETCH))
-  while ahead:
-    made = ahead.popleft().result()
-    ahead.extend(pool.submit(make, step) for step in itertools.islice(steps, 1))
-    yield made
+  batch = tf.autograph.experimental.do_not_convert(batch)
+  workers = max(2, min(16, os.cpu_count() or 2))
+  options = tf.data.Options()
+  options.autotune.enabled = False
+  options.threading.max_intra_op_parallelism = 1  # a batch is one worker's, which costs no splitting
+  return dataset_iterator.iterate(steps, lambda steps: steps.map(
+    batch, num_parallel_calls=workers, deterministic=True).prefetch(_PREFETCH).with_options(options))
 
 
 def _hide_accelerators() -> None:

@@ -171,16 +171,23 @@ def test_to_global_shards_over_the_mesh(train):
 
 
 def test_dropped_and_unfinished_iterators_end(root):
-  """In a program of its own: many iterators dropped with batches under way, and one alive when the program ends."""
+  """In a program of its own: iterators dropped with batches under way, and two alive when the program ends.
+
+  tests/data/test_dataset_iterator.py goes through the ways to drop an iterator and to end a program.
+  """
   program = f"""
+import random, time
 from t5x_like.data import loader, task
 train = task.build("span_corruption", "train", store={root!r}, inputs_length=64)
-for i in range(12):
+beside = loader.train_batches(train, batch_size=64, seed=0)
+for i in range(30):
   batches = loader.train_batches(train, batch_size=64, seed=0)
   for _ in range(i % 4):
     next(batches)
+  next(beside)
+  time.sleep(random.random() * 0.004)
 """
-  done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+  done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
   assert done.stderr == ""
 
 

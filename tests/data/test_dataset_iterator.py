@@ -1,0 +1,197 @@
+"""Pipelines that call back into Python may be dropped at any moment, on any thread, and outlive the program.
+
+What would go wrong is a hang, so each of these is a program of its own, with a time it must end in.
+"""
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from t5x_like.data import dataset_iterator
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.errors import UserError
+
+PIPELINE = """
+import gc, itertools, random, sys, threading, time
+import numpy as np
+from t5x_like.data import dataset_iterator
+from t5x_like.data.quiet_tensorflow import tf
+
+def work(step):  # holds the interpreter's lock, gives it up, and takes it again
+  for _ in range(random.randrange(4)):
+    garbage = [[] for _ in range(1000)]
+    garbage.append(garbage)
+    time.sleep(0.0005)
+  return np.full(64, step)
+
+def elements(steps=2**60):
+  def element(step):
+    return {"a": tf.ensure_shape(tf.numpy_function(work, [step], tf.int64), [64])}
+  return dataset_iterator.iterate(
+    tf.data.Dataset.range(steps), lambda steps: steps.map(element, num_parallel_calls=3).prefetch(2))
+
+def take(iterator, n):
+  assert [int(e["a"][0]) for e in itertools.islice(iterator, n)] == list(range(n))
+
+def drop(times):
+  for i in range(times):
+    iterator = elements()
+    take(iterator, random.randrange(4))
+    time.sleep(random.random() * 0.004)
+    if i % 3 == 0:
+      iterator.close()
+    elif i % 3 == 1:  # left to the garbage collector, which the calls of other pipelines set off too
+      cycle = [iterator]
+      cycle.append(cycle)
+      del cycle
+    del iterator
+"""
+
+DROPS = {
+  "one after another": "drop(160)",
+  "beside one in use": "kept = elements(); take(kept, 3); drop(60); assert int(next(kept)['a'][0]) == 3",
+  "on three threads": """
+failed = []
+def run():
+  try:
+    drop(50)
+  except BaseException as error:
+    failed.append(error)
+threads = [threading.Thread(target=run) for _ in range(3)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+assert not failed, failed
+""",
+}
+
+ALIVE = """
+first, second = elements(), elements()
+take(first, 2), take(second, 1)
+thread = threading.Thread(target=lambda: take(elements(), 5))
+thread.start()
+cycle = [elements()]
+next(cycle[0])
+cycle.append(cycle)
+"""
+
+# The end of a program, its exit status, and the last line it leaves on stderr.
+ENDS = {
+  "the last line": ("", 0, ""),
+  "sys.exit": ("sys.exit(3)", 3, ""),
+  "sys.exit within a loop": ("for e in first: sys.exit(4)", 4, ""),
+  "an exception": ("raise ValueError('mine')", 1, "ValueError: mine"),
+  "an exception within a loop": ("for e in first: raise ValueError('mine')", 1, "ValueError: mine"),
+  "a daemon thread that iterates": (
+    "threading.Thread(target=lambda: [e for e in itertools.chain(second)], daemon=True).start(); time.sleep(0.02)",
+    0, ("", "RuntimeError: the program is ending, and with it the input pipeline")),
+  "an atexit function that drops": ("import atexit; atexit.register(first.close)", 0, ""),
+}
+
+
+def start(program):
+  return subprocess.Popen([sys.executable, "-c", PIPELINE + program], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                          text=True)
+
+
+def ended(process, seconds=120):
+  """(stdout, last line of stderr) of a program that must end."""
+  try:
+    out, err = process.communicate(timeout=seconds)
+  except subprocess.TimeoutExpired:
+    process.kill()
+    process.communicate()
+    pytest.fail("the program hangs")
+  return out, (err.splitlines() or [""])[-1]
+
+
+@pytest.mark.parametrize("program", DROPS.values(), ids=DROPS)
+def test_dropped(program):
+  process = start(program)
+  assert ended(process) == ("", "")
+  assert process.returncode == 0
+
+
+def test_alive_when_the_program_ends():
+  processes = {name: start(ALIVE + program) for name, (program, _, _) in ENDS.items()}
+  for name, process in processes.items():
+    _, status, line = ENDS[name]
+    out, last = ended(process)
+    assert last in line if isinstance(line, tuple) else last == line, (name, last)
+    assert (process.returncode, out) == (status, ""), name
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_interrupted(signals):
+  process = start(ALIVE + "print('ready', flush=True)\nfor e in first: pass")
+  assert process.stdout.readline() == "ready\n"
+  time.sleep(0.05)
+  for _ in range(signals):
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.01)
+  _, last = ended(process)
+  assert process.returncode in (-signal.SIGINT, 130) and last.startswith("KeyboardInterrupt")
+
+
+def numbers(steps, function=lambda step: step, **kwargs):
+  return dataset_iterator.iterate(
+    tf.data.Dataset.range(steps),
+    lambda steps: steps.map(lambda step: {"a": tf.numpy_function(function, [step], tf.int64)}, **kwargs).prefetch(2))
+
+
+def test_elements_in_order_and_their_end():
+  iterator = numbers(100, num_parallel_calls=4)
+  assert [int(element["a"]) for element in iterator] == list(range(100))
+  assert list(iterator) == []
+  assert list(numbers(0)) == []
+
+
+def test_on_another_thread():
+  found = []
+  thread = threading.Thread(target=lambda: found.extend(int(element["a"]) for element in numbers(50)))
+  thread.start()
+  thread.join(60)
+  assert found == list(range(50))
+
+
+@pytest.mark.parametrize("parallel", [None, 3])
+def test_errors_are_raised_as_themselves(parallel):
+  def refuse(step):
+    if step == 3:
+      raise UserError("store/x: found 3, expected 4: do it")
+    return step
+
+  iterator, found = numbers(9, refuse, num_parallel_calls=parallel), []
+  with pytest.raises(UserError, match="^store/x: found 3, expected 4: do it$"):
+    for element in iterator:
+      found.append(int(element["a"]))
+  assert found == [0, 1, 2]
+
+  def fail(step):
+    raise KeyError("a bug")
+
+  with pytest.raises(tf.errors.OpError, match="KeyError: 'a bug'"):
+    next(numbers(9, fail, num_parallel_calls=parallel))
+
+
+def test_a_dropped_pipeline_stops_and_lets_go():
+  calls, big = [], np.zeros(1000)
+
+  def count(step):
+    calls.append(int(step))
+    return step + np.int64(big[0])
+
+  iterator = numbers(2**60, count, num_parallel_calls=3)
+  next(iterator)
+  del iterator
+  deadline = time.monotonic() + 60
+  while dataset_iterator._open and time.monotonic() < deadline:
+    time.sleep(0.01)
+  assert not dataset_iterator._open
+  made = len(calls)
+  time.sleep(0.05)
+  assert len(calls) == made <= 12
