@@ -12,6 +12,7 @@ import importlib
 import sys
 
 from t5x_like.errors import door
+from t5x_like.training.huge_pages import use_huge_pages
 
 _SUBJECTS = {
   "data": "the input pipeline, from the token store to host batches",
@@ -35,4 +36,5 @@ def main(argv: list[str] | None = None) -> int | None:
 
 
 if __name__ == "__main__":
+  use_huge_pages()
   sys.exit(main())

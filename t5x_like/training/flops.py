@@ -1,0 +1,118 @@
+"""What a step costs and what a device can do: the two numbers of a model FLOP utilisation (MFU)."""
+
+import math
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+
+# Peak dense bfloat16 FLOP/s of one jax device, from the vendors' data sheets, by the start of `device_kind`.
+_PEAK = {
+  "TPU v2": 22.5e12,  # a device is one of two cores of a chip
+  "TPU v3": 61.5e12,
+  "TPU v4 lite": 138e12,
+  "TPU v4": 275e12,
+  "TPU v5 lite": 197e12,
+  "TPU v5e": 197e12,
+  "TPU v5p": 459e12,
+  "TPU v5": 459e12,
+  "TPU v6 lite": 918e12,
+  "TPU v6e": 918e12,
+  "TPU7x": 1153.5e12,
+  "NVIDIA B200": 2250e12,
+  "NVIDIA H200": 989e12,
+  "NVIDIA H100 PCIe": 756e12,
+  "NVIDIA H100": 989e12,
+  "NVIDIA A100": 312e12,
+  "NVIDIA L40S": 362e12,
+  "NVIDIA L4": 121e12,
+  "NVIDIA A10": 125e12,
+  "Tesla V100": 125e12,
+  "Tesla T4": 65e12,
+}
+
+
+def step_flops(model, objective: Callable, batch: dict[str, jax.ShapeDtypeStruct]) -> float:
+  """Model FLOPs of one train step: three times the matrix products of the forward pass.
+
+  The usual convention of MFU: a multiplication and an addition are two FLOPs; the backward pass costs twice the
+  forward pass; recomputation, elementwise work, gathers and the optimizer are free. Attention logits and values are
+  counted in full, masked or not, since the dense core computes them so. The count walks the traced forward pass (the
+  dot_generals and convolutions in it, times the lengths of the scans around them), so it holds for any model.
+
+  Args:
+    model: an abstract or concrete model.
+    objective: `(model, batch, key) -> (loss sum, sums)`.
+    batch: abstract features of the global batch.
+  """
+  return 3.0 * forward_flops(lambda model, batch: objective(model, batch, None)[0], model, batch)
+
+
+def forward_flops(function: Callable, *args) -> float:
+  """FLOPs of the matrix products of one call of `function` on (abstract) arguments."""
+  return _flops(jax.make_jaxpr(function)(*args).jaxpr)
+
+
+def peak_flops(device: jax.Device) -> tuple[float, str]:
+  """(FLOP/s, where the figure is from) of one device.
+
+  For accelerators the data sheet's dense bfloat16 rate; for a CPU, or an accelerator not in the table, the float32
+  rate of a large matrix product, measured now on all of the process's cores and shared among its CPU devices.
+  """
+  kind = device.device_kind
+  for name in sorted(_PEAK, key=len, reverse=True):
+    if kind.startswith(name):
+      return _PEAK[name], f"{name} data sheet, bfloat16"
+  rate = matmul_flops_per_second() / (jax.local_device_count() if device.platform == "cpu" else 1)
+  return rate, "float32 matrix product measured on this machine"
+
+
+def matmul_flops_per_second(sizes: tuple[int, ...] = (2048, 4096), repeats: int = 5, seconds: float = 1.0) -> float:
+  """The best float32 rate of `sizes` square matrix products, each timed `repeats` times or for `seconds`."""
+  best = 0.0
+  for size in sizes:
+    a = jnp.ones((size, size), jnp.float32)
+    product = jax.jit(jnp.matmul).lower(a, a).compile()
+    product(a, a).block_until_ready()
+    end = time.perf_counter() + seconds
+    for _ in range(repeats):
+      start = time.perf_counter()
+      product(a, a).block_until_ready()
+      best = max(best, 2.0 * size**3 / (time.perf_counter() - start))
+      if time.perf_counter() > end:
+        break
+  return best
+
+
+def _flops(jaxpr: core.Jaxpr) -> float:
+  return sum(_equation_flops(equation) for equation in jaxpr.eqns)
+
+
+def _equation_flops(equation) -> float:
+  name, params = equation.primitive.name, equation.params
+  if name == "dot_general":
+    (lhs_contracted, _), _ = params["dimension_numbers"]
+    contracted = math.prod(equation.invars[0].aval.shape[axis] for axis in lhs_contracted)
+    return 2.0 * math.prod(equation.outvars[0].aval.shape) * contracted
+  if name == "conv_general_dilated":
+    kernel, out_features = equation.invars[1].aval, params["dimension_numbers"].rhs_spec[0]
+    window = math.prod(kernel.shape) / kernel.shape[out_features]  # already divided by feature groups
+    return 2.0 * math.prod(equation.outvars[0].aval.shape) * window
+  if name == "cond":
+    return max(_flops(branch.jaxpr) for branch in params["branches"])
+  if name == "custom_vjp_call":
+    return _flops(params["call_jaxpr"].jaxpr)
+  times = params["length"] if name == "scan" else 1
+  return times * sum(_flops(inner) for inner in _inner(params))
+
+
+def _inner(params) -> list[core.Jaxpr]:
+  """The jaxprs an equation calls: each among its parameters, such as those of jit, scan, checkpoint and while."""
+  found = []
+  for value in params.values():
+    jaxpr = getattr(value, "jaxpr", value)
+    if isinstance(jaxpr, core.Jaxpr):
+      found.append(jaxpr)
+  return found
