@@ -65,7 +65,7 @@ def set_up(run, layout):
 def first_state(run):
   """The state at step 0, drawn on one device."""
   make, update, _, abstract, _ = set_up(run, "one")
-  return jax.tree.map(np.asarray, tiny.jit(lambda: init_state(make, update, abstract, seed=5))())
+  return jax.tree.map(np.asarray, init_state(make, update, abstract, seed=5))
 
 
 @functools.cache
