@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
-# Peak dense bfloat16 FLOP/s of one jax device, from the vendors' data sheets, by the start of `device_kind`.
+# Peak dense 16-bit FLOP/s of one jax device, from the vendors' data sheets, by the start of `device_kind`.
 _PEAK = {
   "TPU v2": 22.5e12,  # a device is one of two cores of a chip
   "TPU v3": 61.5e12,
@@ -25,9 +25,12 @@ _PEAK = {
   "NVIDIA H200": 989e12,
   "NVIDIA H100 PCIe": 756e12,
   "NVIDIA H100": 989e12,
+  "NVIDIA GH200": 989e12,
   "NVIDIA A100": 312e12,
   "NVIDIA L40S": 362e12,
+  "NVIDIA L40": 181e12,
   "NVIDIA L4": 121e12,
+  "NVIDIA A10G": 70e12,
   "NVIDIA A10": 125e12,
   "Tesla V100": 125e12,
   "Tesla T4": 65e12,
@@ -58,13 +61,13 @@ def forward_flops(function: Callable, *args) -> float:
 def peak_flops(device: jax.Device) -> tuple[float, str]:
   """(FLOP/s, where the figure is from) of one device.
 
-  For accelerators the data sheet's dense bfloat16 rate; for a CPU, or an accelerator not in the table, the float32
+  For accelerators the data sheet's dense 16-bit rate; for a CPU, or an accelerator not in the table, the float32
   rate of a large matrix product, measured now on all of the process's cores and shared among its CPU devices.
   """
   kind = device.device_kind
   for name in sorted(_PEAK, key=len, reverse=True):
     if kind.startswith(name):
-      return _PEAK[name], f"{name} data sheet, bfloat16"
+      return _PEAK[name], f"{name} data sheet, 16-bit"
   rate = matmul_flops_per_second() / (jax.local_device_count() if device.platform == "cpu" else 1)
   return rate, "float32 matrix product measured on this machine"
 

@@ -1,0 +1,56 @@
+"""Our Adafactor is optax's, step for step, however it is arranged."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from t5x_like.training import adafactor as ours
+from t5x_like.training import optimizer, schedule
+
+SHAPES = {"square": (128, 128), "wide": (130, 300), "tall": (300, 130), "narrow": (200, 20), "vector": (40,),
+          "cube": (3, 128, 160), "panels": (128, 2 * ours._PANEL + 100)}  # fmt: skip
+
+
+def draw(seed, scale=1.0):
+  keys = jax.random.split(jax.random.key(seed), len(SHAPES))
+  return {n: scale * jax.random.normal(k, s) for (n, s), k in zip(SHAPES.items(), keys, strict=True)}
+
+
+@pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.01}, {"multiply_by_parameter_scale": False},
+                                      {"clipping_threshold": 0.3, "decay_rate": 0.7}])  # fmt: skip
+def test_equals_optax(settings):
+  rate = schedule.rsqrt(warmup_steps=2)
+  expected = {("weight_decay_rate" if k == "weight_decay" else k): v for k, v in settings.items()}
+  a, b = optimizer.adafactor(rate, **settings), optax.adafactor(rate, **expected)
+  params = draw(0) | {"vector": jnp.zeros(40)}
+  state_a, state_b = a.init(params), b.init(params)
+  step_a, step_b = jax.jit(a.update), jax.jit(b.update)
+  for seed in range(1, 4):
+    grads = draw(seed, 10.0 ** (2 * seed - 5))
+    updates_a, state_a = step_a(grads, state_a, params)
+    updates_b, state_b = step_b(grads, state_b, params)
+    for name in SHAPES:
+      np.testing.assert_allclose(updates_a[name], updates_b[name], rtol=3e-5, atol=1e-8, err_msg=f"{name} {seed}")
+    params = optax.apply_updates(params, updates_b)
+  found = next(s for s in jax.tree.leaves(state_a, is_leaf=is_factored) if is_factored(s))
+  known = next(s for s in jax.tree.leaves(state_b, is_leaf=is_factored) if is_factored(s))
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=3e-5), found, known)
+
+
+def is_factored(x):
+  return isinstance(x, optax.FactoredState)
+
+
+def test_layers_of_a_stack_do_not_mix():
+  rate = schedule.constant(learning_rate=0.1)
+  axes = {"w": ("layers", "embed", "mlp")}
+  stacked = optimizer.layerwise(optimizer.adafactor(rate), axes)
+  params, grads = ({"w": jax.random.normal(jax.random.key(k), (3, 128, 130))} for k in range(2))
+  together, _ = stacked.update(grads, stacked.init(params), params)
+  alone = optimizer.adafactor(rate)
+  for layer in range(3):
+    p, g = ({"w": x["w"][layer]} for x in (params, grads))
+    apart, _ = alone.update(g, alone.init(p), p)
+    np.testing.assert_allclose(together["w"][layer], apart["w"], rtol=1e-5)

@@ -1,0 +1,72 @@
+"""The count of model FLOPs, against closed forms."""
+
+import types
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from t5x_like.models import t5
+from t5x_like.objectives.encoder_decoder import Objective
+from t5x_like.training import flops
+
+B, S, T = 8, 128, 32
+
+
+def batch():
+  lengths = {"encoder_input_tokens": S, "decoder_input_tokens": T, "decoder_target_tokens": T}
+  made = {name: jax.ShapeDtypeStruct((B, length), jnp.int32) for name, length in lengths.items()}
+  return made | {"decoder_loss_weights": jax.ShapeDtypeStruct((B, T), jnp.float32)}
+
+
+@pytest.mark.parametrize("form", [{"layers": "scan"}, {"layers": "loop"}, {"remat": "full"}, {"remat": "dots"}])
+def test_t5_small_by_hand(form):
+  model = jax.eval_shape(
+    lambda key: t5.Model(nnx.Rngs(params=key), variant="t5-v1_1-small", vocab_size=32128, **form), jax.random.key(0)
+  )
+  L, D, F, NH = 8, 512, 1024, 384
+  encoder = B * S * L * (4 * D * NH + 3 * D * F)
+  decoder = B * T * (L * (6 * D * NH + 3 * D * F) + D * 32128) + B * S * L * 2 * D * NH
+  attention = B * L * 2 * NH * (S * S + T * T + T * S)
+  position_bias = 32 * 6 * (S * S + T * T)  # a one-hot product
+  expected = 6 * (encoder + decoder + attention + position_bias)
+  assert flops.step_flops(model, Objective(), batch()) == expected == 200_742_666_240
+
+
+def test_counts_through_control_flow():
+  a = jnp.ones((4, 5))
+
+  def function(a):
+    def product(x):
+      return x @ x.T @ x  # 2*4*5*4 twice
+
+    a = jax.lax.scan(lambda x, _: (product(x), None), a, None, length=3)[0]
+    a = jax.lax.cond(a.sum() > 0, product, lambda x: x, a)
+    return jax.checkpoint(jax.jit(product))(a)
+
+  assert flops.forward_flops(function, a) == (3 + 1 + 1) * 2 * 160
+
+
+def test_convolution():
+  x, kernel = jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 16))
+
+  def convolve(x, kernel):
+    return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+
+  assert flops.forward_flops(convolve, x, kernel) == 2 * (2 * 8 * 8 * 16) * (3 * 3 * 3)
+
+
+@pytest.mark.parametrize("kind, peak", [("TPU v4", 275e12), ("TPU v5 lite", 197e12), ("TPU v5p", 459e12),
+                                        ("TPU v6 lite", 918e12), ("NVIDIA H100 80GB HBM3", 989e12),
+                                        ("NVIDIA H100 PCIe", 756e12), ("NVIDIA H200", 989e12),
+                                        ("NVIDIA A100-SXM4-80GB", 312e12), ("NVIDIA L4", 121e12),
+                                        ("NVIDIA L40S", 362e12), ("NVIDIA A10G", 70e12)])  # fmt: skip
+def test_peaks_of_data_sheets(kind, peak):
+  found, source = flops.peak_flops(types.SimpleNamespace(device_kind=kind, platform="any"))
+  assert found == peak and "data sheet" in source
+
+
+def test_peak_of_a_cpu_is_measured():
+  rate, source = flops.peak_flops(jax.devices("cpu")[0])
+  assert rate > 1e8 and "measured" in source
