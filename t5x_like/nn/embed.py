@@ -18,7 +18,10 @@ class Embed(nnx.Module):
     self.table = params.param(rngs, init, (vocab, embed), ("vocab", "embed"))
 
   def __call__(self, ids_BT: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    x_BTD = jnp.take(self.table[...], ids_BT, axis=0, mode="clip").astype(dtype)
+    # Whole vectors before the lookup: left to itself, the partitioner looks up parts of them for the global batch on
+    # every device and then moves the result ("involuntary full rematerialization").
+    table_VD = constrain(self.table[...], "vocab", "activation_embed")
+    x_BTD = jnp.take(table_VD, ids_BT, axis=0, mode="clip").astype(dtype)
     return constrain(x_BTD, "batch", "length", "activation_embed")
 
   def attend(self, x_BTD: jax.Array) -> jax.Array:
