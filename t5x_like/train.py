@@ -9,6 +9,7 @@ import sys
 from t5x_like import command
 from t5x_like import config as config_lib
 from t5x_like.errors import UserError, door
+from t5x_like.training.huge_pages import use_huge_pages
 
 
 @door
@@ -42,4 +43,5 @@ def _window(text: str | None) -> range | None:
 
 
 if __name__ == "__main__":
+  use_huge_pages()
   sys.exit(main(sys.argv[1:]))

@@ -16,12 +16,12 @@ def get_config(arg: str = ""):
   config.task.inputs_length, config.task.targets_length = 128, 29
 
   config.batch_size = 32
-  config.total_steps = 600
+  config.total_steps = 300
   config.schedule = {"name": "rsqrt", "warmup_steps": 1_000}
 
-  config.eval_every = 200
+  config.eval_every = 100
   config.evals = {"loss": {"max_examples": 512}, "span_infilling": {"max_examples": 32}}
-  config.checkpoint = {"every": 200, "keep_last": 2}
+  config.checkpoint = {"every": 100, "keep_last": 2}
   if "debug" in arg:
     base.debug(config)
   return config
