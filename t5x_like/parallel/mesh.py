@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-from t5x_like.errors import UserError
+from t5x_like.errors import UserError, did_you_mean
 
 AXES = ("replica", "data", "fsdp", "sequence", "tensor", "expert", "stage")
 
@@ -26,8 +26,11 @@ def make_mesh(sizes: dict[str, int], devices: list[jax.Device] | None = None) ->
   devices = jax.devices() if devices is None else devices
   unknown = sorted(set(sizes) - set(AXES))
   if unknown:
-    raise UserError(f"mesh.{unknown[0]}: unknown mesh axis; the axes are {', '.join(AXES)}")
-  shape = [int(sizes.get(axis, 1)) for axis in AXES]
+    raise UserError(f"mesh.{unknown[0]}: unknown mesh axis{did_you_mean(unknown[0], AXES)}; there are {', '.join(AXES)}")
+  for axis, n in sizes.items():
+    if type(n) is not int:
+      raise UserError(f"mesh.{axis}: found {n!r}, expected a whole number of devices, or -1 for what is left")
+  shape = [sizes.get(axis, 1) for axis in AXES]
   free = [axis for axis, n in zip(AXES, shape) if n == -1]
   if len(free) > 1 or any(n < 1 and n != -1 for n in shape):
     raise UserError(f"mesh: sizes must be positive, with at most one -1; found {dict(sizes)}")
