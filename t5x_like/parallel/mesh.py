@@ -26,7 +26,8 @@ def make_mesh(sizes: dict[str, int], devices: list[jax.Device] | None = None) ->
   devices = jax.devices() if devices is None else devices
   unknown = sorted(set(sizes) - set(AXES))
   if unknown:
-    raise UserError(f"mesh.{unknown[0]}: unknown mesh axis{did_you_mean(unknown[0], AXES)}; there are {', '.join(AXES)}")
+    near = did_you_mean(unknown[0], AXES)
+    raise UserError(f"mesh.{unknown[0]}: unknown mesh axis{near}; the axes are {', '.join(AXES)}")
   for axis, n in sizes.items():
     if type(n) is not int:
       raise UserError(f"mesh.{axis}: found {n!r}, expected a whole number of devices, or -1 for what is left")
