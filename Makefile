@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: quickstart test lint clean
+.PHONY: quickstart test test-heavy lint clean
 
 quickstart: $(VENV)/.ready
 	$(RUN) -m tools.quickstart $(QUICKSTART)
@@ -12,6 +12,10 @@ quickstart: $(VENV)/.ready
 test: $(VENV)/.ready
 	$(RUN) -m ruff check --quiet .
 	$(RUN) -m pytest $(PYTEST)
+
+# What make test leaves out because it takes long: runs killed at many moments, each start compiled anew.
+test-heavy: $(VENV)/.ready
+	$(RUN) -m pytest -m heavy $(PYTEST)
 
 lint: $(VENV)/.ready
 	$(RUN) -m ruff check .

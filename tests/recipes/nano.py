@@ -1,0 +1,23 @@
+"""The smallest run there can be: a T5 of two narrow layers on the built-in corpus, with dropout on.
+
+It compiles in a second or two, which is most of what a run of it costs; tests override what they need.
+"""
+
+from configs.t5 import base
+from t5x_like.models import t5
+
+t5.VARIANTS["nano"] = t5.V1_1(embed=32, mlp=64, heads=4, head_dim=8, layers=2)
+
+
+def get_config(arg: str = ""):
+  config = base.get_config("debug")
+  config.model.variant = "nano"
+  config.model.dropout = 0.1
+  config.model.layers = "scan"
+  config.task.inputs_length, config.task.targets_length = 32, 8
+  config.total_steps = 60
+  config.eval_every = 60
+  config.evals = {}
+  config.checkpoint = {"every": 7}
+  config.peak_flops = 1e11  # or every start would measure it
+  return config

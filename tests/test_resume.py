@@ -1,0 +1,143 @@
+"""Exact resume: however a run is stopped and started again, it ends with the bits of the run that never stopped.
+
+Every run here is a real process, with dropout on and a checkpoint every seven steps. They compile through one cache;
+the heavy variants (`make test-heavy`) compile anew at every start and are killed many times.
+"""
+
+import os
+import random
+import shutil
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from t5x_like.data import loader
+from t5x_like.data import task as tasks
+from tests.runs import LAUNCHER, Process, assert_same_bits, lines, losses, run, saving, steps, train
+
+STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+  return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, cache):
+  """The run that is never stopped."""
+  workdir = tmp_path_factory.mktemp("whole")
+  code, output = run(train(workdir), cache=cache)
+  assert code == 0, output
+  assert [step for step, _ in losses(workdir)] == list(range(1, STEPS + 1))
+  return workdir
+
+
+def stop(workdir, number: int, condition, command, **where) -> tuple[int, str]:
+  """Starts the run, sends a signal when the condition holds; its exit code and what it said."""
+  with Process(command, **where) as process:
+    assert process.until(condition), f"ended before it could be stopped: {process.end()}"
+    process.send(number)
+    return process.end()
+
+
+def test_a_run_stopped_in_every_way_ends_with_the_bits_of_one_that_was_not(whole, cache, tmp_path):
+  command = train(tmp_path)
+  early, late = random.randint(1, 6), random.randint(22, 27)
+  print(f"SIGKILL at line {early} and in a save; SIGTERM; SIGKILL at line {late} after it; SIGINT")
+  code, _ = stop(tmp_path, signal.SIGKILL, lambda: lines(tmp_path) >= early, command, cache=cache)
+  assert code == -signal.SIGKILL
+  code, _ = stop(tmp_path, signal.SIGKILL, lambda: any(s >= 14 for s in saving(tmp_path)), command, cache=cache)
+  assert code == -signal.SIGKILL and 14 not in steps(tmp_path)
+  code, output = stop(tmp_path, signal.SIGTERM, lambda: lines(tmp_path) >= late, command, cache=cache)
+  assert code == 75 and "the same command continues it" in output and "resuming" in output, output
+  stopped = steps(tmp_path)[-1]
+  assert late <= stopped < STEPS - 3 and f"saved step {stopped} of {STEPS}" in output
+  code, output = stop(tmp_path, signal.SIGINT, lambda: lines(tmp_path) >= stopped + 3, command, cache=cache)
+  assert code == 75 and f"from step {stopped} of {STEPS}" in output, output
+  code, output = run(command, cache=cache)
+  assert code == 0, output
+  assert losses(tmp_path) == losses(whole)
+  assert_same_bits(tmp_path, whole, STEPS)
+
+
+@pytest.fixture(scope="module", params=[(12, 4), pytest.param((STEPS, 7), marks=pytest.mark.heavy)], ids=str)
+def pair(request, tmp_path_factory, cache):
+  """A run of two processes, four devices each: (workdir, its command, steps, steps between checkpoints)."""
+  total, every = request.param
+  workdir = tmp_path_factory.mktemp("pair")
+  flags = (f"--config.total_steps={total}", f"--config.checkpoint.every={every}", "--config.checkpoint.keep_last=20")
+  code, output = run([*LAUNCHER, "--", *train(workdir, *flags, "--config.mesh.fsdp=4")], cache=cache)
+  assert code == 0, output
+  return workdir, flags, total, every
+
+
+def test_two_processes_of_which_one_is_killed_in_a_save_end_with_the_same_bits(pair, cache, tmp_path):
+  workdir, flags, total, every = pair
+  command = [*LAUNCHER, "--restarts=1", "--", *train(tmp_path, *flags, "--config.mesh.fsdp=4")]
+  with Process(command, cache=cache) as launcher:
+    assert launcher.until(lambda: any(step > every for step in saving(tmp_path)))
+    os.kill(random.choice(launcher.children()), signal.SIGKILL)
+    code, output = launcher.end()
+  assert code == 0 and "killed by SIGKILL" in output and "restart 1 of 1" in output, output
+  assert "resuming" in output
+  assert losses(tmp_path) == losses(workdir)
+  assert_same_bits(tmp_path, workdir, total)
+
+
+def test_a_run_of_two_processes_goes_on_in_one(pair, cache, tmp_path):
+  workdir, flags, total, every = pair
+  mine, start = tmp_path / "run", total // every // 2 * every
+  shutil.copytree(workdir, mine)
+  for step in steps(mine):
+    if step > start:
+      shutil.rmtree(mine / "checkpoints" / str(step))
+  code, output = run(train(mine, *flags), cache=cache, devices=8)
+  assert code == 0 and f"from step {start} of {total}" in output, output
+  ours, theirs = losses(mine), losses(workdir)
+  assert [s for s, _ in ours] == [s for s, _ in theirs] == list(range(1, total + 1))
+  assert ours[:start] == theirs[:start]
+  assert [x for _, x in ours] == pytest.approx([x for _, x in theirs], rel=1e-5)
+
+
+def test_the_batches_of_two_processes_are_those_of_one():
+  task = tasks.build(name="span_corruption", split="train", store="builtin", inputs_length=32)
+  whole = loader.train_batches(task, batch_size=8, seed=0, start_step=20)
+  halves = [loader.train_batches(task, batch_size=8, seed=0, start_step=20, rows=r) for r in ((0, 4), (4, 8))]
+  for _, batch, *parts in zip(range(3), whole, *halves):
+    assert all(np.array_equal(x, np.concatenate([part[name] for part in parts])) for name, x in batch.items())
+
+
+VARIANTS = {
+  "float32": (),
+  "bfloat16, AdamW, accumulation, clipping, evaluations": (
+    "--config.model.dtype=bfloat16", '--config.optimizer={"name": "adamw"}', "--config.accumulation_steps=2",
+    "--config.clip_norm=1.0", '--config.evals={"loss": {"max_examples": 16}}', "--config.eval_every=9",
+    '--config.schedule={"name": "linear", "learning_rate": 0.001, "warmup_steps": 10}',
+  ),
+}  # fmt: skip
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("flags", VARIANTS.values(), ids=VARIANTS.keys())
+def test_killed_at_ten_random_moments(flags, tmp_path):
+  """Without a cache: every start compiles anew."""
+  code, output = run(train(tmp_path / "whole", *flags))
+  assert code == 0, output
+  workdir, kills, code = tmp_path / "killed", 0, None
+  while code != 0:
+    assert kills <= 30, "it does not get further"
+    before = lines(workdir)
+    with Process(train(workdir, *flags)) as process:
+      process.until(lambda: kills > 10 or lines(workdir) not in (0, before))  # noqa: B023 -- called at once
+      if kills <= 10:
+        time.sleep(random.uniform(0, 0.4))
+        process.send(random.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)))
+      code, output = process.end()
+    assert code in (0, 75, -signal.SIGKILL), output
+    kills += 1
+  print(f"{kills - 1} kills")
+  assert losses(workdir) == losses(tmp_path / "whole")
+  assert_same_bits(workdir, tmp_path / "whole", STEPS, *flags)
