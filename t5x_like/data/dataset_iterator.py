@@ -9,6 +9,9 @@ A drop can be the work of the garbage collector, on any thread, one of the pipel
 there could wait for itself. A drop therefore only queues the pipeline for the one thread that drains. Iterators alive
 when the program ends are drained by an `atexit` function: after the program's threads have ended, and before the
 interpreter refuses its lock to TensorFlow's.
+
+Autotuning is off, for the same reason: deleting an iterator also waits for the thread that tunes it, which now and then
+misses its cancellation and sleeps on, up to a minute (TensorFlow 2.21), still with the interpreter's lock held.
 """
 
 import atexit
@@ -29,7 +32,8 @@ def iterate(steps: tf.data.Dataset, through: Callable[[tf.data.Dataset], tf.data
 
   Args:
     steps: where the pipeline begins; endless is fine.
-    through: what follows, such as maps; each element must need no more than a few of `steps`.
+    through: what follows, such as maps; each element must need no more than a few of `steps`. Parallelism is as given
+      there: nothing is autotuned.
 
   Returns:
     An iterator that starts to work when first asked. Close or drop it whenever and wherever; its memory is released a
@@ -51,9 +55,12 @@ class _Pipeline:
   """A pipeline over steps that can be ended."""
 
   def __init__(self, steps: tf.data.Dataset, through: Callable[[tf.data.Dataset], tf.data.Dataset]):
+    options = tf.data.Options()
+    options.autotune.enabled = False
     with tf.device("CPU:0"):
       running = tf.Variable(True, trainable=False)
-      self._elements = steps.take_while(lambda _: running.read_value()).apply(through).as_numpy_iterator()
+      steps = steps.take_while(lambda _: running.read_value())
+      self._elements = steps.apply(through).with_options(options).as_numpy_iterator()
     self._running, self._drained = running, False
 
   def __iter__(self) -> Iterator[dict[str, np.ndarray]]:

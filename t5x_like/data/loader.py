@@ -120,7 +120,6 @@ def _iterate(steps: tf.data.Dataset, batch: Callable[[tf.Tensor], dict[str, tf.T
   batch = tf.autograph.experimental.do_not_convert(batch)
   workers = max(2, min(16, os.cpu_count() or 2))
   options = tf.data.Options()
-  options.autotune.enabled = False
   options.threading.max_intra_op_parallelism = 1  # a batch is one worker's, which costs no splitting
   return dataset_iterator.iterate(steps, lambda steps: steps.map(
     batch, num_parallel_calls=workers, deterministic=True).prefetch(_PREFETCH).with_options(options))

@@ -54,12 +54,12 @@ def drop(times):
 
 DROPS = {
   "one after another": "drop(160)",
-  "beside one in use": "kept = elements(); take(kept, 3); drop(60); assert int(next(kept)['a'][0]) == 3",
+  "beside one in use": "kept = elements(); take(kept, 3); drop(40); assert int(next(kept)['a'][0]) == 3",
   "on three threads": """
 failed = []
 def run():
   try:
-    drop(50)
+    drop(20)
   except BaseException as error:
     failed.append(error)
 threads = [threading.Thread(target=run) for _ in range(3)]
