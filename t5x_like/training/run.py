@@ -18,7 +18,6 @@ from t5x_like.parallel import distributed
 from t5x_like.parallel.rules import local_rows, sharding_table
 from t5x_like.training import flops, process, resume, setup
 from t5x_like.training.checkpoint import Checkpoints
-from t5x_like.training.compile import compiler_options
 from t5x_like.training.environment import environment
 from t5x_like.training.meter import Meter
 from t5x_like.training.report import write_report
@@ -101,7 +100,7 @@ class Run:
     start = time.perf_counter()
     out = (shardings(parts.state), parts.rules.replicated)
     lowered = jax.jit(step, donate_argnums=0, out_shardings=out).lower(parts.state, abstract)
-    self._step = lowered.compile(compiler_options=compiler_options())
+    self._step = lowered.compile()
     cost = flops.step_flops(parts.model, parts.objective, abstract)
     peak, source = flops.peak_flops(jax.devices()[0]) if not config.peak_flops else (config.peak_flops, "the config")
     process.say(

@@ -41,8 +41,8 @@ def main(args: argparse.Namespace) -> None:
   compiled, state, batch, model_flops, compile_seconds = _compile(config, args)
   print(
     f"Method: {args.config} with {' '.join(overrides)}; layers={config.model.layers}, dtype={config.model.dtype}. One"
-    f" step of the training loop (forward, backward, {config.optimizer.name}, metrics), compiled with the loop's"
-    f" options, on a fixed batch of random tokens: {args.batch} x ({args.inputs} + {args.targets}). After"
+    f" step of the training loop (forward, backward, {config.optimizer.name}, metrics), compiled as"
+    f" the loop compiles it, on a fixed batch of random tokens: {args.batch} x ({args.inputs} + {args.targets}). After"
     f" {args.warmup} steps, {args.steps} are timed one by one, each until all its outputs are there; seconds_per_step"
     " is their median. model_flops: three times the matrix products of the forward pass (attention in full; gathers,"
     " elementwise work and the optimizer free). matmul_flops_per_second: the fastest float32 product of two square"
@@ -93,7 +93,6 @@ def _compile(config, args: argparse.Namespace):
   import jax.numpy as jnp
 
   from t5x_like.training import flops, setup
-  from t5x_like.training.compile import compiler_options
   from t5x_like.training.state import init_state, shardings
   from t5x_like.training.step import make_step
 
@@ -115,7 +114,7 @@ def _compile(config, args: argparse.Namespace):
   start = time.perf_counter()
   out = (shardings(parts.state), parts.rules.replicated)
   lowered = jax.jit(step, donate_argnums=0, out_shardings=out).lower(parts.state, abstract)
-  compiled = lowered.compile(compiler_options=compiler_options())
+  compiled = lowered.compile()
   compile_seconds = time.perf_counter() - start
   state = init_state(parts.make_model, parts.optimizer, parts.state, config.seed)
   return compiled, state, batch, flops.step_flops(parts.model, parts.objective, abstract), compile_seconds

@@ -1,30 +1,11 @@
-"""Compiler options that the installed jaxlib takes, and a process that gives itself huge pages."""
+"""A process that gives itself huge pages."""
 
 import json
 import os
 import subprocess
 import sys
 
-import jax
-import jax.numpy as jnp
-import pytest
-
-from t5x_like.training import compile as compile_lib
 from t5x_like.training import huge_pages
-
-
-@pytest.mark.parametrize("backend", ["cpu", "gpu", "tpu"])
-def test_options_are_those_the_compiler_takes(backend):
-  options = compile_lib.compiler_options(backend)
-  jax.jit(lambda x: x @ x).lower(jnp.ones((4, 4))).compile(compiler_options=options)
-
-
-def test_options_of_another_jaxlib_are_left_out(monkeypatch):
-  table = {"cpu": {"xla_cpu_no_such_option": "1", "xla_cpu_enable_fast_min_max": "no such value"}}
-  monkeypatch.setattr(compile_lib, "_OPTIONS", table)
-  compile_lib.compiler_options.cache_clear()
-  assert compile_lib.compiler_options("cpu") == {}
-  compile_lib.compiler_options.cache_clear()
 
 
 def test_tunables_are_extended_once():
