@@ -4,8 +4,6 @@ Without --config it takes the config the run was trained with. Prints a table an
 workdir.
 """
 
-import sys
-
 from t5x_like import command
 from t5x_like.errors import door
 
@@ -54,4 +52,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  sys.exit(main(sys.argv[1:]))
+  command.program(main)

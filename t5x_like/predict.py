@@ -8,7 +8,6 @@ import json
 import os
 import pathlib
 import re
-import sys
 
 import numpy as np
 
@@ -132,4 +131,4 @@ def fill(text: str, prediction: str) -> str:
 
 
 if __name__ == "__main__":
-  sys.exit(main(sys.argv[1:]))
+  command.program(main)

@@ -4,8 +4,6 @@ Running the same command again in the same workdir resumes. Exit codes: 0 finish
 that says why, 75 stopped by a signal with its state saved.
 """
 
-import sys
-
 from t5x_like import command
 from t5x_like import config as config_lib
 from t5x_like.errors import UserError, door
@@ -44,4 +42,4 @@ def _window(text: str | None) -> range | None:
 
 if __name__ == "__main__":
   use_huge_pages()
-  sys.exit(main(sys.argv[1:]))
+  command.program(main)

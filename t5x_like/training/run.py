@@ -101,6 +101,8 @@ class Run:
     out = (shardings(parts.state), parts.rules.replicated)
     lowered = jax.jit(step, donate_argnums=0, out_shardings=out).lower(parts.state, abstract)
     self._step = lowered.compile()
+    # Whoever compiled faster (from a cache) would give up waiting for the others in the first collective after 30 s.
+    distributed.agree({"compiled step": "yes"}, timeout_seconds=3600)
     cost = flops.step_flops(parts.model, parts.objective, abstract)
     peak, source = flops.peak_flops(jax.devices()[0]) if not config.peak_flops else (config.peak_flops, "the config")
     process.say(
