@@ -58,10 +58,11 @@ def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
     UserError: no such recipe, a recipe that fails, a key that does not exist, or a value of the wrong type.
   """
   file, _, arg = path.partition(":")
-  if not pathlib.Path(file).is_file():
+  if not pathlib.Path(file).is_file() or not file.endswith(".py"):
     near = sorted(p.as_posix() for p in pathlib.Path("configs").rglob("*.py") if p.name != "__init__.py")
     raise UserError(
-      f"--config={path}: no recipe {file!r}{did_you_mean(file, near)}; recipes are files, such as {', '.join(near[:3])}"
+      f"--config={path}: no recipe {file!r}{did_you_mean(file, near)}; recipes are Python files, such as"
+      f" {', '.join(near[:3])}"
     )
   spec = importlib.util.spec_from_file_location(f"recipe_{pathlib.Path(file).stem}", file)
   recipe = importlib.util.module_from_spec(spec)
@@ -164,9 +165,14 @@ def fill_slot(slot: str, values: ConfigDict, function: Callable, *, given: Seque
   function = function.__init__ if inspect.isclass(function) else function
   signature, kinds = inspect.signature(function), typing.get_type_hints(function)
   names = [n for n in signature.parameters if n not in given and n != "self"]
+  if not isinstance(values, ConfigDict):
+    raise UserError(f"config.{slot}: found {values!r}, expected keys and values; {slot} takes {', '.join(names)}")
   for key in values:
     if key not in names and key not in given:
-      raise UserError(f"config.{slot}.{key}: unknown key{did_you_mean(key, names)}; {slot} takes {', '.join(names)}")
+      raise UserError(
+        f"config.{slot}.{key}: unknown key{did_you_mean(key, names)}; {values.get('name', slot)} takes"
+        f" {', '.join(names)}{_whole(slot, values)}"
+      )
   filled = ConfigDict({k: values[k] for k in given if k in values})
   for name in names:
     default = signature.parameters[name].default
@@ -181,15 +187,35 @@ def fill_slot(slot: str, values: ConfigDict, function: Callable, *, given: Seque
   return filled
 
 
-def pick(slot: str, name: str | None, table: dict[str, Callable] | Sequence[str]) -> str:
-  """The `name` of a slot, if it is one of those that exist.
+def _whole(slot: str, values: ConfigDict) -> str:
+  """How to leave the recipe's arguments for another `name` behind."""
+  return f"; --config.{slot}='{json.dumps({'name': values.name})}' replaces the whole slot" if "name" in values else ""
+
+
+def words(arg: str, known: Sequence[str]) -> list[str]:
+  """The words of a recipe's argument (`configs/t5/small.py:v1_0,debug`), each one of `known`.
+
+  Raises:
+    UserError: naming the one that is not.
+  """
+  found = [word.strip() for word in arg.split(",") if word.strip()]
+  for word in found:
+    if word not in known:
+      raise UserError(
+        f"recipe argument {word!r}: unknown{did_you_mean(word, known)}; the recipe takes {', '.join(known)}"
+      )
+  return found
+
+
+def pick(slot: str, name: str | None, table: dict[str, Callable] | Sequence[str], *, key: str = ".name") -> str:
+  """The `name` of a slot, if it is one of those that exist; `key` is where under `config.<slot>` it was found.
 
   Raises:
     UserError: naming the nearest one.
   """
   if name not in table:
     raise UserError(
-      f"config.{slot}.name: found {name!r}, expected one of {', '.join(table)}{did_you_mean(str(name), table)}"
+      f"config.{slot}{key}: found {name!r}, expected one of {', '.join(table)}{did_you_mean(str(name), table)}"
     )
   return name
 

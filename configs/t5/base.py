@@ -8,12 +8,13 @@ original T5 with dropout and tied embeddings; `:debug` runs two steps of a tiny 
 Expected after fine-tuning (paper, table 14, base, version 1.0): GLUE 82.7, SuperGLUE 76.2, SQuAD F1 92.08.
 """
 
-from t5x_like.config import defaults
+from t5x_like.config import defaults, words
 
 SIZE = "base"
 
 
 def get_config(arg: str = "", size: str = SIZE):
+  options = words(arg, ("v1_0", "debug"))
   config = defaults()
 
   config.model = {
@@ -45,11 +46,11 @@ def get_config(arg: str = "", size: str = SIZE):
   config.checkpoint = {"every": 2_000, "keep_last": 3, "keep_every": 50_000}
   config.mesh = {"data": -1}
 
-  if "v1_0" in arg:
+  if "v1_0" in options:
     config.model.variant = {"xl": "t5-3b", "xxl": "t5-11b"}.get(size, f"t5-{size}")
     config.model.dropout = 0.1
     config.objective.z_loss = 0.0
-  if "debug" in arg:
+  if "debug" in options:
     debug(config)
   return config
 

@@ -53,6 +53,8 @@ class Rules:
     for name, axes in (changes or {}).items():
       if name not in DEFAULT:
         raise UserError(f"rules.{name}: unknown logical axis{did_you_mean(name, DEFAULT)}")
+      if not isinstance(axes, str | list | tuple | None):
+        raise UserError(f"rules.{name}: found {axes!r}, expected a mesh axis, a list of them, or None for not split")
       axes = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
       for axis in axes:
         if axis not in mesh.shape:

@@ -76,6 +76,7 @@ def resolve(config: ConfigDict) -> ConfigDict:
   resolved.schedule = config_lib.fill_slot("schedule", values, schedule)
   resolved.checkpoint = config_lib.fill_slot("checkpoint", config.checkpoint, checkpoints)
   for name in config.evals:
+    config_lib.pick("evals", name, config_lib.modules(t5x_like.evals), key="")
     evaluator = _module("evals", name, t5x_like.evals).Evaluator
     resolved.evals[name] = config_lib.fill_slot(f"evals.{name}", config.evals[name], evaluator, given=("setting",))
   for key in ("batch_size", "accumulation_steps", "total_steps", "eval_every", "log_every"):
@@ -83,6 +84,10 @@ def resolve(config: ConfigDict) -> ConfigDict:
       raise UserError(f"config.{key}: found {resolved[key]}, expected at least 1")
   if resolved.checkpoint.every < 1:
     raise UserError(f"config.checkpoint.every: found {resolved.checkpoint.every}, expected at least 1")
+  if not 0 <= resolved.model.get("dropout", 0) < 1:
+    raise UserError(f"config.model.dropout: found {resolved.model.dropout}, expected at least 0 and less than 1")
+  if resolved.peak_flops < 0:
+    raise UserError(f"config.peak_flops: found {resolved.peak_flops}, expected FLOP/s, or 0 to look the device up")
   if resolved.clip_norm < 0:
     raise UserError(f"config.clip_norm: found {resolved.clip_norm}, expected a norm, or 0 for no clipping")
   return resolved
