@@ -53,7 +53,8 @@ def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
 
   Args:
     path: `configs/t5/small.py`, or with an argument for `get_config`, `configs/t5/small.py:debug`.
-    overrides: such as `model.dropout=0.1`, left to right. Values are JSON, or else plain strings.
+    overrides: such as `model.dropout=0.1`, left to right. Values are JSON, or else plain strings. Another `name` for a
+      slot (`optimizer.name=adamw`) leaves the arguments of the old one behind.
   Raises:
     UserError: no such recipe, a recipe that fails, a key that does not exist, or a value of the wrong type.
   """
@@ -97,7 +98,8 @@ def _checked(config: ConfigDict, overrides: Sequence[str], origin) -> ConfigDict
   for key in config:
     if key not in known:
       raise UserError(f"{origin}: unknown key {key!r}{did_you_mean(key, known)}")
-  for override in overrides:
+  names_first = sorted(overrides, key=lambda override: not override.partition("=")[0].endswith(".name"))
+  for override in names_first:
     _override(config, override)
   for key, default in known.items():
     _check_type(key, config[key], type(default))
@@ -125,6 +127,9 @@ def _override(config: ConfigDict, override: str) -> None:
   if isinstance(old, str) and not isinstance(value, str):
     value = text
   with node.unlocked(), node.ignore_type():
+    if last == "name" and len(path) == 1 and value != old:  # the arguments of what was there before mean nothing to it
+      for argument in [k for k in node if k != "name"]:
+        del node[argument]
     node[last] = float(value) if isinstance(old, float) and type(value) is int else value
 
 
@@ -171,7 +176,7 @@ def fill_slot(slot: str, values: ConfigDict, function: Callable, *, given: Seque
     if key not in names and key not in given:
       raise UserError(
         f"config.{slot}.{key}: unknown key{did_you_mean(key, names)}; {values.get('name', slot)} takes"
-        f" {', '.join(names)}{_whole(slot, values)}"
+        f" {', '.join(names)}"
       )
   filled = ConfigDict({k: values[k] for k in given if k in values})
   for name in names:
@@ -185,11 +190,6 @@ def fill_slot(slot: str, values: ConfigDict, function: Callable, *, given: Seque
       )
     filled[name] = value
   return filled
-
-
-def _whole(slot: str, values: ConfigDict) -> str:
-  """How to leave the recipe's arguments for another `name` behind."""
-  return f"; --config.{slot}='{json.dumps({'name': values.name})}' replaces the whole slot" if "name" in values else ""
 
 
 def words(arg: str, known: Sequence[str]) -> list[str]:

@@ -82,7 +82,11 @@ class Run:
     batches = loader.train_batches(
       task, batch_size=config.batch_size, seed=config.seed, start_step=self.step, rows=rows
     )
-    self._compile(task, batches)
+    self._meter = None
+    if self.finished:
+      process.say(f"{workdir} is finished at step {self.step}; set --config.total_steps={2 * self.step} to go on")
+    else:
+      self._compile(task, batches)
 
   def _compile(self, task, batches: Iterator[dict[str, np.ndarray]]) -> None:
     """Compiles the step for the shapes of the task and says what one step costs."""
@@ -158,7 +162,8 @@ class Run:
     self._writer.write(self.step, metrics)
     if samples and self._primary:
       write_samples(self.workdir, self.step, samples)
-    self._meter.away(since)
+    if self._meter:
+      self._meter.away(since)
 
   def save(self) -> None:
     """Starts a checkpoint of this step; metrics up to it are on the disk before it can be."""
@@ -173,7 +178,7 @@ class Run:
     """Waits for the last checkpoint and writes the report."""
     self.drain()
     evaluated = any(
-      row["step"] == self.total_steps and any(name.startswith("eval/") for name in row)
+      row["step"] == self.step and any(name.startswith("eval/") for name in row)
       for row in (read_metrics(self.workdir) if self._primary else [])
     )
     if not _any_process(evaluated):
@@ -220,7 +225,8 @@ class Run:
       return init_state(self._parts.make_model, self._parts.optimizer, abstract, self.config.seed), 0
     step, tree, metadata = restored
     resume.check(metadata, self._identity, self._checkpoints_path(step))
-    process.say(f"resuming {self.workdir} from step {step} of {self.total_steps}")
+    if step < self.total_steps:
+      process.say(f"resuming {self.workdir} from step {step} of {self.total_steps}")
     return from_tree(tree, abstract), step
 
   def _checkpoints_path(self, step: int) -> pathlib.Path:
