@@ -1,0 +1,76 @@
+"""Every recipe: what it describes, by abstract evaluation, and two steps of its `:debug` form."""
+
+import json
+import math
+import pathlib
+
+import pytest
+
+from t5x_like import config as config_lib
+from t5x_like import train
+from t5x_like.errors import UserError
+from t5x_like.nn import params
+from t5x_like.training import setup
+from t5x_like.training.writer import read_metrics
+
+pytestmark = pytest.mark.usefixtures("compiled")
+
+RECIPES = sorted(p.as_posix() for p in pathlib.Path("configs").rglob("*.py") if p.name != "__init__.py")
+# Parameters of T5 1.1 and 1.0 with the vocabulary of 32,128.
+GOLDEN = {
+  "small": (76_961_152, 60_506_624),
+  "base": (247_577_856, 222_903_552),
+  "large": (783_150_080, 737_668_096),
+  "xl": (2_849_757_184, 2_851_598_336),
+  "xxl": (11_135_332_352, 11_307_321_344),
+}
+
+
+def parts(recipe: str, *overrides: str):
+  config = setup.resolve(config_lib.load(recipe, overrides))
+  built = setup.build(config)
+  return config, built, sum(math.prod(p.shape) for p in params.named_params(built.model).values())
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_resolves_and_builds_without_allocating(recipe):
+  config, built, count = parts(recipe)
+  assert set(config) == set(config_lib.defaults()) and count == sum(x.size for x in built.state.params.values())
+  task = config.task
+  assert (task.inputs_length, task.targets_length) == ((128, 29) if "quickstart" in recipe else (512, 114))
+  assert pathlib.Path(recipe).read_text().count(f"--config={recipe}") or "quickstart" in recipe
+
+
+@pytest.mark.parametrize(("size", "counts"), GOLDEN.items())
+def test_the_sizes_of_the_paper(size, counts):
+  recipe = f"configs/t5/{size}.py"
+  assert (parts(recipe)[2], parts(f"{recipe}:v1_0")[2]) == counts
+  new, old = parts(recipe)[0], parts(f"{recipe}:v1_0")[0]
+  assert (new.model.vocab_size, new.batch_size, new.total_steps) == (32128, 128, 524288)
+  assert (new.model.dropout, old.model.dropout) == (0.0, 0.1)
+  assert (new.optimizer.name, new.schedule.name, new.schedule.warmup_steps) == ("adafactor", "rsqrt", 10_000)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_runs_two_debug_steps(recipe, tmp_path, capsys):
+  flags = ("--config.peak_flops=1e11",)
+  assert train.main([f"--config={recipe}:debug", f"--workdir={tmp_path}", *flags]) == 0, capsys.readouterr().err
+  rows = read_metrics(tmp_path)
+  assert [row["step"] for row in rows if "train/loss" in row] == [1, 2]
+  assert rows[1]["train/loss"] < rows[0]["train/loss"]
+  assert rows[-1]["eval/builtin_span_corruption/examples"] == 16
+  saved = json.loads((tmp_path / "config.json").read_text())
+  assert saved["total_steps"] == 2 and saved["task"]["store"] == "builtin"
+  assert (tmp_path / "report.html").stat().st_size > 10_000 and (tmp_path / "checkpoints" / "2").is_dir()
+
+
+def test_the_first_version_runs_too(tmp_path, capsys):
+  recipe = "configs/t5/tiny.py:v1_0,debug"
+  assert train.main([f"--config={recipe}", f"--workdir={tmp_path}", "--config.peak_flops=1e11", "--config.evals={}"]) == 0
+  assert "t5-tiny" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_an_unknown_argument_is_refused(recipe):
+  with pytest.raises(UserError, match="'debgu': unknown .did you mean 'debug'"):
+    config_lib.load(f"{recipe}:debgu")
