@@ -121,13 +121,16 @@ def _drain_dropped() -> None:
 @atexit.register
 def _drain_open() -> None:
   global _exiting
-  with _lock:
-    _exiting = True
-  for pipeline in list(_open):
-    _dropped.put(pipeline)
-  _dropped.put(None)
-  while _drainer is not None and _drainer.is_alive():
+  ended = False
+  while not ended:
     try:
-      _drainer.join()
-    except KeyboardInterrupt:  # the wait is short, and ending without it may hang
+      with _lock:
+        _exiting = True
+      for pipeline in list(_open):
+        _dropped.put(pipeline)
+      _dropped.put(None)
+      if _drainer is not None:
+        _drainer.join()
+      ended = True
+    except KeyboardInterrupt:  # impatience; but the wait is short, and ending without it may hang
       pass
