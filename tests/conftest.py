@@ -20,3 +20,14 @@ def compiled(tmp_path_factory):
   yield path
   jax.config.update("jax_compilation_cache_dir", None)
   compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory, compiled):
+  """The workdir of a finished run of four steps, with checkpoints of steps 2 and 4; not to be changed."""
+  from t5x_like import train
+
+  workdir = tmp_path_factory.mktemp("trained")
+  flags = ("--config.total_steps=4", "--config.eval_every=4", "--config.checkpoint.every=2", "--config.evals.loss={}")
+  assert train.main(["--config=tests/recipes/nano.py", f"--workdir={workdir}", *flags]) == 0
+  return workdir

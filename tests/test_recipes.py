@@ -65,8 +65,8 @@ def test_a_recipe_runs_two_debug_steps(recipe, tmp_path, capsys):
 
 
 def test_the_first_version_runs_too(tmp_path, capsys):
-  recipe = "configs/t5/tiny.py:v1_0,debug"
-  assert train.main([f"--config={recipe}", f"--workdir={tmp_path}", "--config.peak_flops=1e11", "--config.evals={}"]) == 0
+  flags = ("--config.peak_flops=1e11", "--config.evals={}")
+  assert train.main(["--config=configs/t5/tiny.py:v1_0,debug", f"--workdir={tmp_path}", *flags]) == 0
   assert "t5-tiny" in capsys.readouterr().out
 
 
