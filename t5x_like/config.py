@@ -95,6 +95,8 @@ def restored(saved: dict[str, Any], overrides: Sequence[str], origin) -> ConfigD
 
 def _checked(config: ConfigDict, overrides: Sequence[str], origin) -> ConfigDict:
   known = defaults()
+  if not isinstance(config, ConfigDict) or not set(known) <= set(config):
+    raise UserError(f"{origin}: get_config gives a {type(config).__name__}, expected all of config.defaults(), changed")
   for key in config:
     if key not in known:
       raise UserError(f"{origin}: unknown key {key!r}{did_you_mean(key, known)}")
