@@ -1,0 +1,316 @@
+"""Bad input: one line on stderr that names what is wrong, exit code 2, and nothing that was saved is touched."""
+
+import hashlib
+import json
+import pathlib
+import re
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from launch import local
+from t5x_like import evaluate, predict, train
+from t5x_like.data import builtin
+from t5x_like.data.token_store_writer import TokenStoreWriter
+from t5x_like.data.vocabularies import ByteVocabulary
+from tests.runs import NANO, REPO, environment, steps
+from tests.runs import train as command
+
+pytestmark = pytest.mark.usefixtures("compiled")
+SMALL = ("--config.total_steps=4", "--config.eval_every=4", "--config.checkpoint.every=2", "--config.evals.loss={}")
+
+
+def contents(folder) -> dict[str, str]:
+  """A hash of every file."""
+  files = sorted(p for p in pathlib.Path(folder).rglob("*") if p.is_file())
+  return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+
+
+def only_error(code: int, err: str) -> str:
+  """The one line of an orderly refusal; besides it there may be progress and warnings."""
+  errors = [line for line in err.splitlines() if line.startswith("error: ")]
+  others = [line for line in err.splitlines() if not re.match(r"error: |warning: |step \d", line)]
+  assert code == 2 and len(errors) == 1 and "Traceback" not in err and not others, err
+  return errors[0]
+
+
+@pytest.fixture
+def refused(capsys, tmp_path):
+  """Calls a door in this process; checks that it refuses with one line holding all `parts`; returns the line."""
+
+  def call(door, *flags: str, parts: tuple[str, ...], workdir=None, recipe: str | None = NANO) -> str:
+    where = (f"--workdir={workdir or tmp_path / 'run'}",) + ((f"--config={recipe}",) if recipe else ())
+    capsys.readouterr()
+    line = only_error(door(list(where + flags)), capsys.readouterr().err)
+    assert all(part in line for part in parts), line
+    return line
+
+  return call
+
+
+FLAGS = {
+  "--config.model.dropuot=0.1": ("config.model.dropuot", "did you mean 'dropout'", "variant, vocab_size"),
+  "--config.totl_steps=5": ("--config.totl_steps", "did you mean 'total_steps'"),
+  "--config.modle.dropout=5": ("--config.modle.dropout", "did you mean 'model'"),
+  "--config.task.inputs_lenght=5": ("config.task.inputs_lenght", "did you mean 'inputs_length'"),
+  "--config.optimizer.decay_rat=5": ("config.optimizer.decay_rat", "did you mean 'decay_rate'"),
+  "--config.schedule.warmup=5": ("config.schedule.warmup", "warmup_steps"),
+  "--config.checkpoint.evry=5": ("config.checkpoint.evry", "did you mean 'every'"),
+  '--config.evals={"loss": {"max": 3}}': ("config.evals.loss.max", "max_examples"),
+  "--config.rules.embd=data": ("rules.embd", "did you mean 'embed'"),
+  "--config.mesh.dta=2": ("mesh.dta", "did you mean 'data'"),
+  "--config.total_steps=abc": ("config.total_steps", "'abc'", "expected int"),
+  "--config.total_steps=1.5": ("config.total_steps", "1.5", "expected int"),
+  "--config.total_steps=0": ("config.total_steps", "found 0", "at least 1"),
+  "--config.seed=None": ("config.seed", "None", "expected int"),
+  "--config.batch_size=true": ("config.batch_size", "True", "expected int"),
+  "--config.model.dropout=high": ("config.model.dropout", "'high'", "expected float"),
+  "--config.model.dropout=1.5": ("config.model.dropout", "1.5", "less than 1"),
+  "--config.model.dtype=float99": ("config.model.dtype", "'float99'", "'bfloat16'"),
+  "--config.model=5": ("--config.model", "'5'", "--config.model.KEY=VALUE"),
+  '--config.evals={"loss": 3}': ("config.evals.loss", "found 3"),
+  "--config.rules.embed=5": ("rules.embed", "found 5"),
+  "--config.rules.embed=dta": ("rules.embed", "did you mean 'data'"),
+  "--config.mesh.data=two": ("mesh.data", "'two'", "whole number"),
+  "--config.mesh.data=0": ("mesh", "'data': 0"),
+  "--config.task.inputs_length=true": ("config.task.inputs_length", "True", "expected int"),
+  "--config.task.inputs_length=2": ("inputs_length", "found 2", "at least 3"),
+  "--config.task.noise_density=2.0": ("noise_density", "found 2.0", "between 0 and 1"),
+  "--config.model.name=t6": ("config.model.name", "'t6'", "t5"),
+  "--config.model.variant=t5-smal": ("config.model.variant", "did you mean 't5-small'"),
+  "--config.optimizer.name=adam": ("config.optimizer.name", "did you mean 'adamw'"),
+  "--config.schedule.name=cosin": ("config.schedule.name", "did you mean 'cosine'"),
+  "--config.objective.name=mlm": ("config.objective.name", "'mlm'", "encoder_decoder"),
+  "--config.task.name=span_coruption": ("config.task.name", "did you mean 'span_corruption'"),
+  '--config.evals={"los": {}}': ("config.evals", "did you mean 'loss'"),
+  "--config.batch_size=12": ("config.batch_size", "found 12", "multiple of 8", "data=8"),
+  "--config.accumulation_steps=3": ("config.batch_size", "found 8", "multiple of 24", "3 accumulation steps"),
+  '--config.mesh={"tensor": 8}': ("kernel", "'kv_heads'", "4 kv_heads of width 8", "8 equal parts"),
+  '--config.mesh={"data": 3}': ("mesh", "3 devices", "found 8"),
+  '--config.mesh={"tensor": 3, "data": -1}': ("mesh", "multiple of 3 devices", "found 8"),
+  "--config.model.vocab_size=100": ("config.model.vocab_size", "found 100", "384"),
+  "--config.eval_split=test": ("test", "no such split; there are train, validation"),
+  "--config.task.inputs_length=30000 --config.task.targets_length=None": ("30000", "1667 noise spans", "125 sentinels"),
+  "--foo=3": ("--foo=3", "--config.KEY=VALUE"),
+  "foo": ("foo: unknown argument",),
+  "--profile=3": ("--profile=3", "FIRST:LAST"),
+}
+
+
+@pytest.mark.parametrize(("flags", "parts"), FLAGS.items(), ids=FLAGS.keys())
+def test_a_flag_that_cannot_be(flags, parts, refused, tmp_path):
+  words = re.split(r" (?=--)", flags)
+  refused(train.main, *words, parts=parts)
+  assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_embed_that_does_not_divide_over_fsdp(refused, tmp_path):
+  recipe = tmp_path / "odd.py"
+  recipe.write_text(
+    "from tests.recipes import nano\nfrom t5x_like.models import t5\n"
+    "t5.VARIANTS['odd'] = t5.V1_1(embed=36, mlp=64, heads=4, head_dim=8, layers=1)\n"
+    "def get_config():\n  c = nano.get_config()\n  c.model.variant = 'odd'\n  c.mesh = {'fsdp': 8}\n  return c\n"
+  )
+  refused(train.main, recipe=str(recipe), parts=("'embed' holds 36 embed", "embed->fsdp", "8 equal parts"))
+
+
+RECIPES = {
+  "from t5x_like.config import defaults\ndef get_config():\n  c = defaults()\n  c.totl_steps = 3\n  return c\n": (
+    "unknown key 'totl_steps'", "did you mean 'total_steps'"
+  ),
+  "def get_config():\n  return {}['model']\n": ("the recipe failed: KeyError", "model"),
+  "def get_config(:\n": ("the recipe failed: SyntaxError",),
+  "x = 3\n": ("the recipe failed: AttributeError", "get_config"),
+  "def get_config():\n  return 3\n": ("get_config gives a int", "expected"),
+  "def get_config():\n  pass\n": ("get_config gives a NoneType", "expected"),
+  "def get_config():\n  return {'model': {}}\n": ("get_config gives a dict", "expected"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "parts"), RECIPES.items(), ids=range(len(RECIPES)))
+def test_a_recipe_that_is_none(text, parts, refused, tmp_path):
+  recipe = tmp_path / "recipe.py"
+  recipe.write_text(text)
+  refused(train.main, recipe=str(recipe), parts=(str(recipe), *parts))
+
+
+def test_a_recipe_that_is_not_there(refused, capsys, tmp_path):
+  refused(train.main, recipe="configs/t5/smal.py", parts=("configs/t5/smal.py", "did you mean 'configs/t5/small.py'"))
+  refused(train.main, recipe="configs/t5/small.py:debgu", parts=("'debgu'", "did you mean 'debug'"))
+  refused(train.main, recipe="LICENSE", parts=("LICENSE", "recipes are Python files"))
+  assert "--workdir" in only_error(train.main([f"--config={NANO}"]), capsys.readouterr().err)
+  assert "--config" in only_error(train.main([f"--workdir={tmp_path}"]), capsys.readouterr().err)
+
+
+@pytest.fixture
+def store(tmp_path):
+  return pathlib.Path(shutil.copytree(builtin.prepared(), tmp_path / "store"))
+
+
+def _flip(path):
+  content = bytearray(path.read_bytes())
+  content[1000] ^= 1
+  path.write_bytes(content)
+
+
+TOKENS = "train/shards/00000/tokens/c/0"
+DAMAGES = {
+  "missing": (lambda s: shutil.rmtree(s), "train", ("no token store", "no such directory", "tools.prepare_data")),
+  "no manifest": (lambda s: (s / "train/manifest.json").unlink(), "train", ("without manifest.json",)),
+  "empty manifest": (lambda s: (s / "train/manifest.json").write_text(""), "train/manifest.json", ()),
+  "truncated": (lambda s: (s / TOKENS).write_bytes((s / TOKENS).read_bytes()[:-9]), TOKENS, ("expected", "truncated")),
+  "empty": (lambda s: (s / TOKENS).write_bytes(b""), TOKENS, ("found 0 bytes", "expected")),
+  "lost": (lambda s: (s / TOKENS).unlink(), TOKENS, ("no such file",)),
+  "corrupt": (lambda s: _flip(s / TOKENS), TOKENS, ("SHA-256", "expected", "corrupt")),
+  "validation": (lambda s: shutil.rmtree(s / "validation"), "validation", ("no such split; there are train",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "file", "parts"), DAMAGES.values(), ids=DAMAGES.keys())
+def test_a_store_that_is_damaged(damage, file, parts, store, refused):
+  damage(store)
+  refused(train.main, f"--config.task.store={store}", parts=(str(store / file), *parts))
+
+
+def write_store(path, vocabulary, text: str):
+  for split in ("train", "validation"):
+    about = dict(name="other", split=split, vocabulary=vocabulary, append_eos=False, source={})
+    with TokenStoreWriter(path / split, **about) as writer:
+      ids = vocabulary.encode_batch([text])[0]
+      writer.add(ids, [len(ids)])
+  return path
+
+
+def test_a_store_without_one_window(refused, tmp_path):
+  store = write_store(tmp_path / "short", ByteVocabulary(), "0123456789")
+  parts = (str(store / "train"), "10 tokens are no example", "windows of 3", "task.inputs_length")
+  refused(train.main, f"--config.task.store={store}", parts=parts)
+
+
+@pytest.fixture
+def other_vocabulary(tmp_path):
+  """A store whose ids are of another vocabulary."""
+  return write_store(tmp_path / "other", ByteVocabulary(extra_ids=100), "a document of some length " * 20)
+
+
+@pytest.fixture
+def untouched(trained):
+  """The finished run, which the test must leave as it is."""
+  before = contents(trained)
+  yield trained
+  assert contents(trained) == before
+
+
+def test_another_vocabulary(untouched, other_vocabulary, refused, tmp_path):
+  store = f"--config.task.store={other_vocabulary}"
+  keys = ("fingerprints.data", "fingerprints.vocabulary")
+  refused(train.main, store, *SMALL, workdir=untouched, parts=(str(untouched), *keys))
+  refused(evaluate.main, store, workdir=untouched, parts=(str(untouched), "fingerprints.vocabulary"))
+  copy = shutil.copytree(untouched, tmp_path / "copy")
+  shutil.rmtree(copy / "vocabulary")
+  shutil.copytree(other_vocabulary / "train" / "vocabulary", copy / "vocabulary")
+  lines = tmp_path / "lines.txt"
+  lines.write_text("a <extra_id_0> b\n")
+  flags = (f"--input={lines}", f"--output={tmp_path / 'out.jsonl'}")
+  refused(predict.main, *flags, workdir=copy, parts=(str(copy), "fingerprints.vocabulary"))
+  assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_workdir_of_another_config(untouched, refused):
+  flags = ("--config.seed=5", "--config.batch_size=16", "--config.model.dropout=0.2", "--config.optimizer.name=adamw")
+  keys = ("batch_size: 8 there, 16 here", "model.dropout: 0.1 there, 0.2 here", "seed: 0 there, 5 here",
+          "optimizer.name")  # fmt: skip
+  refused(train.main, *SMALL, *flags, workdir=untouched, parts=(str(untouched), *keys))
+  refused(evaluate.main, "--config.model.variant=t5-tiny", workdir=untouched, parts=("model.variant", "'nano' there"))
+
+
+def test_a_workdir_that_cannot_be(refused, tmp_path):
+  file = tmp_path / "file"
+  file.write_text("")
+  refused(train.main, workdir=file, parts=(str(file), "Not a directory"))
+  refused(train.main, workdir=file / "run", parts=(str(file), "Not a directory"))
+  refused(train.main, workdir="/proc/run", parts=("/proc/run", "cannot be written"))
+
+
+def test_a_workdir_with_damage(untouched, refused, tmp_path):
+  copy = shutil.copytree(untouched, tmp_path / "copy")
+  for text in ("{", "[]", ""):
+    (copy / "config.json").write_text(text)
+    refused(train.main, *SMALL, workdir=copy, parts=(str(copy / "config.json"), "damaged"))
+    refused(evaluate.main, workdir=copy, recipe=None, parts=(str(copy / "config.json"), "damaged"))
+  (copy / "config.json").write_text("{}")
+  refused(evaluate.main, workdir=copy, recipe=None, parts=(str(copy / "config.json"), "is missing"))
+  (copy / "config.json").write_text((untouched / "config.json").read_text())
+  with open(copy / "metrics.jsonl", "r+") as file:
+    file.write("garbage")
+  refused(train.main, *SMALL, workdir=copy, parts=(f"{copy / 'metrics.jsonl'}:1",))
+
+
+def test_nothing_to_evaluate(untouched, refused, tmp_path):
+  missing = tmp_path / "nothing"
+  refused(evaluate.main, workdir=missing, recipe=None, parts=(str(missing), "holds no run", "--workdir"))
+  refused(evaluate.main, workdir=missing, parts=(str(missing), "holds no run"))
+  assert not missing.exists()
+  refused(evaluate.main, "--step=3", workdir=untouched, parts=("no checkpoint of step 3", "[2, 4]"))
+  refused(evaluate.main, "--step=x", workdir=untouched, parts=("--step", "'x'"))
+  copy = shutil.copytree(untouched, tmp_path / "copy")
+  shutil.rmtree(copy / "checkpoints")
+  refused(evaluate.main, workdir=copy, parts=(str(copy / "checkpoints"), "no checkpoint yet"))
+
+
+def test_nothing_to_predict(untouched, refused, tmp_path):
+  file = tmp_path / "lines.txt"
+  flags = (f"--input={file}", f"--output={tmp_path / 'out.jsonl'}")
+  refused(predict.main, *flags, workdir=untouched, parts=(str(file), "No such file"))
+  file.write_text("\n \n")
+  refused(predict.main, *flags, workdir=untouched, parts=(str(file), "no text"))
+  file.write_bytes(b"good\n\xff\xfe")
+  refused(predict.main, *flags, workdir=untouched, parts=(str(file), "not UTF-8 at byte 5"))
+  file.write_text("short\n" + "long " * 40)
+  refused(predict.main, *flags, workdir=untouched, parts=(str(file), "text 2", "201 tokens", "at most 32"))
+  file.write_text("short\n")
+  refused(predict.main, *flags, "--batch_size=0", workdir=untouched, parts=("--batch_size=0", "at least 1"))
+  refused(predict.main, flags[0], "--output=/proc/no/out", workdir=untouched, parts=("/proc/no/out",))
+  assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_loss_that_is_no_number(refused, tmp_path):
+  flags = ("--config.schedule.learning_rate=1e30", "--config.checkpoint.every=1", "--config.total_steps=8")
+  refused(train.main, *flags, parts=("train/loss is", "at step", "--config.clip_norm"))
+  for step in steps(tmp_path / "run"):
+    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[step - 1])
+    assert row["step"] == step and row["train/loss"] is not None
+
+
+def test_a_port_in_use(capsys):
+  with socket.create_server(("", 0)) as server:
+    port = server.getsockname()[1]
+    assert f"--port={port}" in only_error(local.main([f"--port={port}", "--", "true"]), capsys.readouterr().err)
+
+
+LIMITED = """
+import resource, sys
+from t5x_like.train import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_full_disk_at_a_save(untouched, compiled, tmp_path):
+  """In a process of its own, whose files may not grow; what was saved before is left as it was and is gone on from."""
+  workdir = shutil.copytree(untouched, tmp_path / "run")
+  before = contents(workdir / "checkpoints")
+  flags = (*SMALL[1:], "--config.total_steps=8")
+  done = subprocess.run(
+    [sys.executable, "-c", LIMITED, *command(workdir, *flags)[3:]], cwd=REPO, env=environment(8, compiled),
+    capture_output=True, text=True,
+  )  # fmt: skip
+  line = only_error(done.returncode, done.stderr)
+  assert str(workdir) in line and "File too large" in line and "free space" in line, line
+  after = contents(workdir / "checkpoints")
+  assert before.items() <= after.items() and steps(workdir) == [2, 4]
+  assert train.main(command(workdir, *flags)[3:]) == 0
+  assert steps(workdir)[-1] == 8

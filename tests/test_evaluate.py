@@ -1,0 +1,128 @@
+"""Evaluation covers every example exactly once whatever the batch size, and all doors agree with each other."""
+
+import collections
+import json
+import math
+
+import numpy as np
+import pytest
+
+from t5x_like import evaluate, predict
+from t5x_like.data import loader, vocabularies
+from t5x_like.data import task as tasks
+from t5x_like.evals import Setting, loss, span_infilling
+from t5x_like.training import saved, setup
+from t5x_like.training.writer import read_metrics
+from tests.runs import NANO
+
+pytestmark = pytest.mark.usefixtures("compiled")
+
+
+@pytest.fixture(scope="module")
+def restored(trained):
+  """(parts, task, arrays) of the finished run."""
+  config, _ = saved.open_config(str(trained), NANO, [])
+  parts = setup.build(setup.resolve(config))
+  task = tasks.build(split="validation", **config.task.to_dict())
+  return parts, task, saved.restore_params(str(trained), parts, None)[1]
+
+
+def setting(restored, batch_size: int, rows=None) -> Setting:
+  parts, task, _ = restored
+
+  def batches(max_examples):
+    return loader.eval_batches(task, batch_size=batch_size, rows=rows, max_examples=max_examples)
+
+  return Setting(parts.model, parts.objective, task, batches, batch_size, parts.rules)
+
+
+def targets(task) -> np.ndarray:
+  """The target tokens of every example with weight, one by one."""
+  examples = list(loader.eval_batches(task, batch_size=1))
+  assert len(examples) == task.num_examples
+  return np.concatenate([x["decoder_target_tokens"][x["decoder_loss_weights"] > 0] for x in examples])
+
+
+@pytest.mark.parametrize("batch_size", [8, 24, 40])
+def test_every_example_counts_once_whatever_the_batch_size(batch_size, restored):
+  _, task, arrays = restored
+  assert task.num_examples % 24 and task.num_examples % 40, "no tail to test with"
+  result = loss.Evaluator(setting(restored, batch_size))(arrays).metrics
+  tokens = targets(task)
+  assert result["examples"] == task.num_examples and result["target_tokens"] == len(tokens)
+  share = np.array(list(collections.Counter(tokens.tolist()).values())) / len(tokens)
+  assert result["unigram_entropy"] == pytest.approx(-np.sum(share * np.log(share)), rel=1e-6)
+  assert result["perplexity"] == pytest.approx(math.exp(result["loss"]))
+  reference = loss.Evaluator(setting(restored, 8))(arrays).metrics
+  assert result["loss"] == pytest.approx(reference["loss"], rel=1e-6)
+  assert result["accuracy"] == reference["accuracy"]
+
+
+def test_the_first_examples_only(restored):
+  _, task, arrays = restored
+  result = loss.Evaluator(setting(restored, 8), max_examples=11)(arrays).metrics
+  assert result["examples"] == 11
+  batches = list(loader.eval_batches(task, batch_size=8, max_examples=11))
+  assert np.concatenate([x["example_index"] for x in batches]).tolist() == [*range(11), *[-1] * 5]
+  assert not any(x[name][-5:].any() for x in batches[1:] for name in task.features)
+
+
+def test_the_door_finds_what_the_loop_found(trained, tmp_path, capsys):
+  assert evaluate.main([f"--config={NANO}", f"--workdir={trained}", "--config.evals.loss={}"]) == 0
+  output = capsys.readouterr().out
+  name = "builtin_span_corruption"
+  written = json.loads((trained / "evaluations" / f"4_{name}_validation.json").read_text())
+  loop = [row for row in read_metrics(trained) if f"eval/{name}/loss" in row][-1]
+  assert loop["step"] == written["step"] == 4 and written["task"] == name
+  for metric, value in written["metrics"].items():
+    assert value == loop[f"eval/{name}/{metric}"], metric
+    assert metric in output
+
+
+def test_an_older_step_and_another_batch_size(trained, capsys):
+  flags = ("--step=2", "--config.batch_size=24", "--config.evals.loss={}")
+  assert evaluate.main([f"--config={NANO}", f"--workdir={trained}", *flags]) == 0
+  assert "step 2" in capsys.readouterr().out
+  folder = trained / "evaluations"
+  older, newer = (json.loads((folder / f"{n}_builtin_span_corruption_validation.json").read_text()) for n in (2, 4))
+  assert older["metrics"]["loss"] > newer["metrics"]["loss"]
+  assert older["metrics"]["unigram_entropy"] == newer["metrics"]["unigram_entropy"]
+
+
+def test_predict_writes_what_the_evaluator_decodes(trained, restored, tmp_path, capsys):
+  parts, task, arrays = restored
+  vocabulary = vocabularies.load(str(trained / "vocabulary"))
+  result = span_infilling.Evaluator(setting(restored, 8), max_examples=64, samples=64)(arrays)
+  # Only texts that come back as the same ids when they are read from a file, one to a line.
+  clean = [
+    s for s in result.samples
+    if s["input"].isprintable() and s["input"].strip()
+    and len(vocabularies.encode_sentinels(vocabulary, s["input"])) == task.features["encoder_input_tokens"].shape[0] - 1
+  ]  # fmt: skip
+  assert len(clean) >= 5
+  file, output = tmp_path / "lines.txt", tmp_path / "out.jsonl"
+  file.write_text("\n".join(s["input"] for s in clean) + "\n\n")
+  flags = (f"--input={file}", f"--output={output}", "--batch_size=16")
+  assert predict.main([f"--config={NANO}", f"--workdir={trained}", *flags]) == 0
+  rows = [json.loads(line) for line in output.read_text().splitlines()]
+  assert [set(row) for row in rows] == [{"input", "prediction", "filled"}] * len(clean)
+  assert [row["input"] for row in rows] == [s["input"] for s in clean]
+  assert [row["prediction"] for row in rows] == [s["prediction"] for s in clean]
+  assert f"{len(clean)} lines" in capsys.readouterr().out
+
+
+def test_span_infilling_counts_spans(restored):
+  _, task, arrays = restored
+  first = task.vocabulary.size - 1
+  target, eos = [first, 5, 6, first - 1, 7, 1, 0, 0], 1
+  spans = span_infilling.spans_by_sentinel(target, task.vocabulary)
+  assert spans == {first: (5, 6), first - 1: (7,)}
+  assert span_infilling.spans_by_sentinel([9, first, 5, eos, first - 1, 7], task.vocabulary) == {first: (5,)}
+  result = span_infilling.Evaluator(setting(restored, 8), max_examples=12, samples=3)(arrays)
+  assert len(result.samples) == 3 and 0 <= result.metrics["span_exact_match"] <= 1
+
+
+def test_filling_in():
+  text = "a <extra_id_0> c <extra_id_1> e <extra_id_2>"
+  assert predict.fill(text, "x<extra_id_0> b <extra_id_1>d d") == "a b c d d e <extra_id_2>"
+  assert predict.fill(text, "") == text
