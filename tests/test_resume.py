@@ -1,7 +1,7 @@
 """Exact resume: however a run is stopped and started again, it ends with the bits of the run that never stopped.
 
-Every run here is a real process, with dropout on and a checkpoint every seven steps. They compile through one cache;
-the heavy variants (`make test-heavy`) compile anew at every start and are killed many times.
+Every run here is a real process, with dropout on and a checkpoint every seven steps. They compile quickly;
+the heavy variants (`make test-heavy`) compile in full, anew at every start, and are killed many times.
 """
 
 import os
@@ -21,15 +21,16 @@ STEPS = 60
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-  return tmp_path_factory.mktemp("compiled")
+def quick(tmp_path_factory):
+  """Where the light tests run: compiled once, and without the last optimizations, which take most of the time."""
+  return {"cache": tmp_path_factory.mktemp("compiled"), "xla": "--xla_backend_optimization_level=0"}
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, cache):
+def whole(tmp_path_factory, quick):
   """The run that is never stopped."""
   workdir = tmp_path_factory.mktemp("whole")
-  code, output = run(train(workdir), cache=cache)
+  code, output = run(train(workdir), **quick)
   assert code == 0, output
   assert [step for step, _ in losses(workdir)] == list(range(1, STEPS + 1))
   return workdir
@@ -43,41 +44,41 @@ def stop(workdir, number: int, condition, command, **where) -> tuple[int, str]:
     return process.end()
 
 
-def test_a_run_stopped_in_every_way_ends_with_the_bits_of_one_that_was_not(whole, cache, tmp_path):
+def test_a_run_stopped_in_every_way_ends_with_the_bits_of_one_that_was_not(whole, quick, tmp_path):
   command = train(tmp_path)
   early, late = random.randint(1, 6), random.randint(22, 27)
   print(f"SIGKILL at line {early} and in a save; SIGTERM; SIGKILL at line {late} after it; SIGINT")
-  code, _ = stop(tmp_path, signal.SIGKILL, lambda: lines(tmp_path) >= early, command, cache=cache)
+  code, _ = stop(tmp_path, signal.SIGKILL, lambda: lines(tmp_path) >= early, command, **quick)
   assert code == -signal.SIGKILL
-  code, _ = stop(tmp_path, signal.SIGKILL, lambda: any(s >= 14 for s in saving(tmp_path)), command, cache=cache)
+  code, _ = stop(tmp_path, signal.SIGKILL, lambda: any(s >= 14 for s in saving(tmp_path)), command, **quick)
   assert code == -signal.SIGKILL and 14 not in steps(tmp_path)
-  code, output = stop(tmp_path, signal.SIGTERM, lambda: lines(tmp_path) >= late, command, cache=cache)
+  code, output = stop(tmp_path, signal.SIGTERM, lambda: lines(tmp_path) >= late, command, **quick)
   assert code == 75 and "the same command continues it" in output and "resuming" in output, output
   stopped = steps(tmp_path)[-1]
   assert late <= stopped < STEPS - 3 and f"saved step {stopped} of {STEPS}" in output
-  code, output = stop(tmp_path, signal.SIGINT, lambda: lines(tmp_path) >= stopped + 3, command, cache=cache)
+  code, output = stop(tmp_path, signal.SIGINT, lambda: lines(tmp_path) >= stopped + 3, command, **quick)
   assert code == 75 and f"from step {stopped} of {STEPS}" in output, output
-  code, output = run(command, cache=cache)
+  code, output = run(command, **quick)
   assert code == 0, output
   assert losses(tmp_path) == losses(whole)
   assert_same_bits(tmp_path, whole, STEPS)
 
 
-@pytest.fixture(scope="module", params=[(12, 4), pytest.param((STEPS, 7), marks=pytest.mark.heavy)], ids=str)
-def pair(request, tmp_path_factory, cache):
+@pytest.fixture(scope="module", params=[(9, 3), pytest.param((STEPS, 7), marks=pytest.mark.heavy)], ids=str)
+def pair(request, tmp_path_factory, quick):
   """A run of two processes, four devices each: (workdir, its command, steps, steps between checkpoints)."""
   total, every = request.param
   workdir = tmp_path_factory.mktemp("pair")
   flags = (f"--config.total_steps={total}", f"--config.checkpoint.every={every}", "--config.checkpoint.keep_last=20")
-  code, output = run([*LAUNCHER, "--", *train(workdir, *flags, "--config.mesh.fsdp=4")], cache=cache)
+  code, output = run([*LAUNCHER, "--", *train(workdir, *flags, "--config.mesh.fsdp=4")], **quick)
   assert code == 0, output
   return workdir, flags, total, every
 
 
-def test_two_processes_of_which_one_is_killed_in_a_save_end_with_the_same_bits(pair, cache, tmp_path):
+def test_two_processes_of_which_one_is_killed_in_a_save_end_with_the_same_bits(pair, quick, tmp_path):
   workdir, flags, total, every = pair
   command = [*LAUNCHER, "--restarts=1", "--", *train(tmp_path, *flags, "--config.mesh.fsdp=4")]
-  with Process(command, cache=cache) as launcher:
+  with Process(command, **quick) as launcher:
     assert launcher.until(lambda: any(step > every for step in saving(tmp_path)))
     os.kill(random.choice(launcher.children()), signal.SIGKILL)
     code, output = launcher.end()
@@ -87,14 +88,14 @@ def test_two_processes_of_which_one_is_killed_in_a_save_end_with_the_same_bits(p
   assert_same_bits(tmp_path, workdir, total)
 
 
-def test_a_run_of_two_processes_goes_on_in_one(pair, cache, tmp_path):
+def test_a_run_of_two_processes_goes_on_in_one(pair, quick, tmp_path):
   workdir, flags, total, every = pair
   mine, start = tmp_path / "run", total // every // 2 * every
   shutil.copytree(workdir, mine)
   for step in steps(mine):
     if step > start:
       shutil.rmtree(mine / "checkpoints" / str(step))
-  code, output = run(train(mine, *flags), cache=cache, devices=8)
+  code, output = run(train(mine, *flags), **quick, devices=8)
   assert code == 0 and f"from step {start} of {total}" in output, output
   ours, theirs = losses(mine), losses(workdir)
   assert [s for s, _ in ours] == [s for s, _ in theirs] == list(range(1, total + 1))
