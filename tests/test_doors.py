@@ -16,6 +16,7 @@ from t5x_like import evaluate, predict, train
 from t5x_like.data import builtin
 from t5x_like.data.token_store_writer import TokenStoreWriter
 from t5x_like.data.vocabularies import ByteVocabulary
+from t5x_like.training import resume
 from tests.runs import NANO, REPO, environment, steps
 from tests.runs import train as command
 
@@ -233,6 +234,13 @@ def test_a_workdir_that_cannot_be(refused, tmp_path):
   refused(train.main, workdir=file, parts=(str(file), "Not a directory"))
   refused(train.main, workdir=file / "run", parts=(str(file), "Not a directory"))
   refused(train.main, workdir="/proc/run", parts=("/proc/run", "cannot be written"))
+
+
+def test_a_workdir_in_use(untouched, refused, tmp_path):
+  workdir = shutil.copytree(untouched, tmp_path / "run")
+  with resume.hold(workdir):
+    refused(train.main, *SMALL, workdir=workdir, parts=(str(workdir), "another process is training in it"))
+  assert train.main(command(workdir, *SMALL)[3:]) == 0
 
 
 def test_a_workdir_with_damage(untouched, refused, tmp_path):

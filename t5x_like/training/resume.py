@@ -1,9 +1,10 @@
 """What a workdir says about the run in it, and which changes a resumed run may make."""
 
+import fcntl
 import json
 import os
 import pathlib
-from typing import Any
+from typing import IO, Any
 
 from t5x_like import config as config_lib
 from t5x_like.errors import UserError, one_line
@@ -72,6 +73,30 @@ def write(workdir, name: str, content: dict[str, Any]) -> None:
     os.replace(temporary, path)
   except OSError as error:
     raise UserError(f"{path}: cannot be written: {error.strerror}; free space, or use another --workdir") from error
+
+
+def hold(workdir) -> IO:
+  """Takes the workdir for this process, until the file it returns is closed or the process ends, however it ends.
+
+  Raises:
+    UserError: another process has it, or the directory cannot be written.
+  """
+  path = pathlib.Path(workdir) / "lock"
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = open(path, "a", encoding="utf-8")  # noqa: SIM115 -- held until the run ends
+  except OSError as error:
+    raise UserError(f"{path}: cannot be written: {error.strerror}; use another --workdir") from error
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    file.close()
+    raise UserError(
+      f"{workdir}: another process is training in it; wait for it or stop it, or use another --workdir"
+    ) from None
+  except OSError:
+    pass  # a file system without locks
+  return file
 
 
 def _short(value: Any) -> str:

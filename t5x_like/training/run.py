@@ -202,6 +202,8 @@ class Run:
       self._checkpoints.close()
     finally:
       self._writer.close()
+      if self._primary:
+        self._lock.close()
 
   def _check_workdir(self) -> list[str]:
     """Compares the workdir with this config, in all processes alike. Returns the changes that are allowed."""
@@ -234,6 +236,7 @@ class Run:
 
   def _write_workdir(self, task) -> None:
     if self._primary:
+      self._lock = resume.hold(self.workdir)
       resume.write(self.workdir, resume.FILE, self._identity)
       resume.write(self.workdir, "environment.json", environment())
       task.vocabulary.save(self.workdir / "vocabulary")
