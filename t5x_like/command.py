@@ -9,6 +9,8 @@ from typing import NoReturn
 
 from t5x_like.errors import EXIT_PREEMPTED, UserError
 
+_INTERRUPTED = 130
+
 
 def parse(
   argv: Sequence[str], description: str, *extra: tuple[str, dict], config_required: bool = True
@@ -49,10 +51,14 @@ def program(main: Callable[[list[str]], int]) -> NoReturn:
   """
   try:
     code = main(sys.argv[1:])
+  except KeyboardInterrupt:  # before or after the loop, which saves and stops in order
+    print("interrupted", file=sys.stderr)
+    code = _INTERRUPTED
   except Exception:
     traceback.print_exc()
     code = 1
-  if code not in (0, EXIT_PREEMPTED) and "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized():
+  together = "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()
+  if code == _INTERRUPTED or together and code not in (0, EXIT_PREEMPTED):
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
