@@ -97,8 +97,10 @@ ENDS = {
 
 
 def start(program):
-  process = subprocess.Popen([sys.executable, "-c", PIPELINE + program], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                             text=True)
+  # A shell that starts the tests in the background has its children ignore ^C.
+  heeding = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+  process = subprocess.Popen([sys.executable, "-c", heeding + PIPELINE + program], stdout=subprocess.PIPE,
+                             stderr=subprocess.PIPE, text=True)
   assert process.stdout.readline() == "ready\n", process.communicate()[1]
   return process
 
