@@ -123,7 +123,7 @@ VARIANTS = {
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("flags", VARIANTS.values(), ids=VARIANTS.keys())
-def test_killed_at_ten_random_moments(flags, tmp_path):
+def test_killed_at_random_moments(flags, tmp_path):
   """Without a cache: every start compiles anew."""
   code, output = run(train(tmp_path / "whole", *flags))
   assert code == 0, output
@@ -134,10 +134,10 @@ def test_killed_at_ten_random_moments(flags, tmp_path):
     with Process(train(workdir, *flags)) as process:
       process.until(lambda: kills > 10 or lines(workdir) not in (0, before))  # noqa: B023 -- called at once
       if kills <= 10:
-        time.sleep(random.uniform(0, 0.4))
+        time.sleep(random.uniform(0, 0.25))
         process.send(random.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)))
       code, output = process.end()
-    assert code in (0, 75, -signal.SIGKILL), output
+    assert code in (0, 75, 130, -signal.SIGTERM, -signal.SIGKILL), output  # 130 and SIGTERM: while it was starting
     kills += 1
   print(f"{kills - 1} kills")
   assert losses(workdir) == losses(tmp_path / "whole")
