@@ -41,7 +41,8 @@ def iterate(steps: tf.data.Dataset, through: Callable[[tf.data.Dataset], tf.data
 
   Raises:
     UserError: what a Python function of the pipeline raised as such.
-    RuntimeError: asked for more when the program has ended.
+    SystemExit: asked for more when the program has ended; it ends a thread without a word.
+    RuntimeError: begun when the program has ended.
   """
   pipeline, dropped = _Pipeline(steps, through), _dropped  # the module's names may be gone when this is closed
   try:
@@ -75,7 +76,7 @@ class _Pipeline:
         raise
       raise UserError(refusal[1]) from error
     if self._drained:  # by the program's end; elements between the last and this one may be lost
-      raise RuntimeError("the program is ending, and with it the input pipeline")
+      raise SystemExit("the program is ending, and with it the input pipeline")
     if element is None:
       raise StopIteration
     return element

@@ -11,7 +11,10 @@ from absl import logging as absl_logging
 @functools.cache
 def quiet_orbax() -> None:
   """Drops orbax's log lines, and what its event loop prints when a failed save is abandoned; once per process."""
-  absl_logging.get_absl_logger().addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
+  orbax = f"{os.sep}orbax{os.sep}"
+  absl_logging.get_absl_logger().addFilter(lambda record: orbax not in record.pathname)
+  # Coroutines of a save that failed may be collected before the failure is noticed.
+  logging.getLogger("asyncio").addFilter(lambda record: orbax not in record.getMessage())
   show = sys.unraisablehook
 
   def unraisablehook(raised):

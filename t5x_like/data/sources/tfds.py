@@ -22,9 +22,10 @@ def open_form(rest: str, *, data_dir: str | None, text_field: str) -> "TfdsSourc
   try:
     builder = tfds.builder(rest, data_dir=data_dir)
   except tfds.core.DatasetNotFoundError:
+    known = tfds.list_builders(with_community_datasets=False)  # the others' names are asked of the network
     raise UserError(
       f"source tfds:{rest}: found no such dataset, neither prepared in {data_dir or tfds.core.constants.DATA_DIR} nor "
-      f"registered with TFDS{did_you_mean(re.split('[/:]', rest)[0], tfds.list_builders())}; check the name and "
+      f"registered with TFDS{did_you_mean(re.split('[/:]', rest)[0], known)}; check the name and "
       "the data directory"
     ) from None
   except (ValueError, AssertionError, KeyError, TypeError, RuntimeError) as error:
