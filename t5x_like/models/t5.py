@@ -1,178 +1,87 @@
-"""T5: the encoder-decoder of Raffel et al. 2020 (https://arxiv.org/abs/1910.10683), versions 1.0 and 1.1.
+"""T5: the encoder-decoder of Raffel et al. 2020 (https://arxiv.org/abs/1910.10683) and its descendants.
 
-Both are pre-norm with RMSNorm, without biases, with one relative position table for each stack and no 1/sqrt(H) in
-attention (the query initialisation absorbs it). 1.0 has a ReLU feed-forward layer and shares the embedding with the
-output, whose input is then scaled by 1/sqrt(D); 1.1 has a gated GELU (Shazeer 2020) and an output matrix of its own.
+All are pre-norm with RMSNorm, without biases, with learned relative position buckets and no 1/sqrt(H) in attention (the
+query initialisation absorbs it). T5 1.0 has a ReLU feed-forward layer and shares the embedding with the output, whose
+input is then scaled by 1/sqrt(D); 1.1 has a gated GELU (Shazeer 2020) and an output matrix of its own. mT5 (Xue et al.
+2021) and ByT5 (Xue et al. 2022) are 1.1 with other vocabularies and depths; umT5 (Chung et al. 2023) gives every layer
+its own position table.
 """
 
-import dataclasses
-from functools import partial
-from typing import Literal
+from dataclasses import replace
 
-import jax
-import jax.numpy as jnp
-from flax import nnx
+from t5x_like.nn.architectures import EncoderDecoder, Variant
+from t5x_like.nn.design import Design
+from t5x_like.nn.dims import Dims
 
-from t5x_like.nn import params
-from t5x_like.nn.attention import Context, CrossAttention, SelfAttention
-from t5x_like.nn.block import Block, Residual
-from t5x_like.nn.decode import DecodeState
-from t5x_like.nn.dims import Dims, subkey
-from t5x_like.nn.embed import Embed, LogitsHead
-from t5x_like.nn.mask import Mask, positions
-from t5x_like.nn.mlp import Mlp
-from t5x_like.nn.norm import RMSNorm
-from t5x_like.nn.position import RelativeBias
-from t5x_like.nn.stack import Stack
-
-
-@dataclasses.dataclass(frozen=True)
-class Variant:
-  """One published size: widths as in the paper's table, and what version 1.1 changed."""
-
-  embed: int
-  mlp: int
-  heads: int
-  head_dim: int
-  layers: int  # of the encoder, and again of the decoder
-  gated: bool = False
-  tied: bool = True
-
-  @property
-  def dims(self) -> Dims:
-    return Dims(self.embed, self.heads, self.heads, self.head_dim, self.mlp, self.layers)
+V1_0 = Design(
+  norm="rmsnorm",
+  norm_position="pre",
+  activation="relu",
+  position="relative_bias",
+  attention_scale=1.0,
+  mlp_dropout=True,
+  tied=True,
+  logits_scale=True,
+)
+V1_1 = replace(V1_0, activation="geglu_tanh", tied=False, logits_scale=False)
+UMT5 = replace(V1_1, position={"name": "relative_bias", "shared": False})
 
 
-V1_1 = partial(Variant, gated=True, tied=False)
+def _t5(embed, mlp, heads, head_dim, layers, design=V1_0, vocab_size=32128, **options) -> Variant:
+  return Variant(Dims(embed, heads, heads, head_dim, mlp, layers), design, vocab_size, **options)
+
+
+def _v1_1(*sizes) -> Variant:
+  return _t5(*sizes, design=V1_1)
+
+
+def _mt5(*sizes) -> Variant:
+  return _t5(*sizes, design=V1_1, vocab_size=250_112)
+
+
+def _umt5(*sizes) -> Variant:
+  return _t5(*sizes, design=UMT5, vocab_size=256_384)
+
+
+def _byt5(*sizes, decoder_layers) -> Variant:
+  return _t5(*sizes, design=V1_1, vocab_size=384, decoder_layers=decoder_layers)
+
 
 VARIANTS = {
-  #                          embed    mlp heads head_dim layers
-  "t5-tiny":         Variant(  256,  1024,   4,      64,     4),
-  "t5-mini":         Variant(  384,  1536,   8,      64,     4),
-  "t5-small":        Variant(  512,  2048,   8,      64,     6),
-  "t5-base":         Variant(  768,  3072,  12,      64,    12),
-  "t5-large":        Variant( 1024,  4096,  16,      64,    24),
-  "t5-3b":           Variant( 1024, 16384,  32,     128,    24),
-  "t5-11b":          Variant( 1024, 65536, 128,     128,    24),
-  "t5-v1_1-tiny":    V1_1(     256,   512,   4,      64,     4),
-  "t5-v1_1-mini":    V1_1(     384,   768,   8,      64,     4),
-  "t5-v1_1-small":   V1_1(     512,  1024,   6,      64,     8),
-  "t5-v1_1-base":    V1_1(     768,  2048,  12,      64,    12),
-  "t5-v1_1-large":   V1_1(    1024,  2816,  16,      64,    24),
-  "t5-v1_1-xl":      V1_1(    2048,  5120,  32,      64,    24),
-  "t5-v1_1-xxl":     V1_1(    4096, 10240,  64,      64,    24),
+  #                       embed    mlp heads head_dim layers
+  "t5-tiny":         _t5(   256,  1024,   4,      64,     4),
+  "t5-mini":         _t5(   384,  1536,   8,      64,     4),
+  "t5-small":        _t5(   512,  2048,   8,      64,     6),
+  "t5-base":         _t5(   768,  3072,  12,      64,    12),
+  "t5-base-shared":  _t5(   768,  3072,  12,      64,    12, shared=True),
+  "t5-large":        _t5(  1024,  4096,  16,      64,    24),
+  "t5-3b":           _t5(  1024, 16384,  32,     128,    24),
+  "t5-11b":          _t5(  1024, 65536, 128,     128,    24),
+  "t5-v1_1-tiny":  _v1_1(   256,   512,   4,      64,     4),
+  "t5-v1_1-mini":  _v1_1(   384,   768,   8,      64,     4),
+  "t5-v1_1-small": _v1_1(   512,  1024,   6,      64,     8),
+  "t5-v1_1-base":  _v1_1(   768,  2048,  12,      64,    12),
+  "t5-v1_1-large": _v1_1(  1024,  2816,  16,      64,    24),
+  "t5-v1_1-xl":    _v1_1(  2048,  5120,  32,      64,    24),
+  "t5-v1_1-xxl":   _v1_1(  4096, 10240,  64,      64,    24),
+  "mt5-small":      _mt5(   512,  1024,   6,      64,     8),
+  "mt5-base":       _mt5(   768,  2048,  12,      64,    12),
+  "mt5-large":      _mt5(  1024,  2816,  16,      64,    24),
+  "mt5-xl":         _mt5(  2048,  5120,  32,      64,    24),
+  "mt5-xxl":        _mt5(  4096, 10240,  64,      64,    24),
+  "umt5-small":    _umt5(   512,  1024,   6,      64,     8),
+  "umt5-base":     _umt5(   768,  2048,  12,      64,    12),
+  "umt5-xl":       _umt5(  2048,  5120,  32,      64,    24),
+  "umt5-xxl":      _umt5(  4096, 10240,  64,      64,    24),
+  "byt5-small":    _byt5(  1472,  3584,   6,      64,    12, decoder_layers=4),
+  "byt5-base":     _byt5(  1536,  3968,  12,      64,    18, decoder_layers=6),
+  "byt5-large":    _byt5(  1536,  3840,  16,      64,    36, decoder_layers=12),
+  "byt5-xl":       _byt5(  2560,  6720,  32,      64,    36, decoder_layers=12),
+  "byt5-xxl":      _byt5(  4672, 12352,  64,      64,    36, decoder_layers=12),
 }  # fmt: skip
 
 
-class Model(nnx.Module):
-  """A T5 of one of `VARIANTS`; see `__call__` for what goes in and out."""
+class Model(EncoderDecoder):
+  """A T5 of one of `VARIANTS`; features and arguments are those of every encoder-decoder."""
 
-  def __init__(
-    self,
-    rngs: nnx.Rngs,
-    *,
-    variant: str,
-    vocab_size: int,
-    dropout: float = 0.0,
-    dtype: Literal["float32", "bfloat16", "auto"] = "float32",
-    remat: Literal["none", "dots", "full"] = "none",
-    layers: Literal["scan", "loop", "auto"] = "scan",
-  ):
-    size = VARIANTS[variant]
-    dims, D = size.dims, size.embed
-    activation = partial(jax.nn.gelu, approximate=True) if size.gated else jax.nn.relu
-
-    def attention(kind, rngs):
-      # T5 leaves out the 1/sqrt(H) of the logits and makes queries smaller by it instead.
-      query_init = params.fan_in_normal(D, gain=dims.head_dim**-0.5)
-      return kind(dims, rngs, scale=1.0, query_init=query_init, dropout_rate=dropout)
-
-    def residual(layer, rngs):
-      return Residual(layer, in_norm=RMSNorm(D, rngs), dropout_rate=dropout)
-
-    def mlp(rngs):
-      return Mlp(D, dims.mlp, rngs, activation=activation, gated=size.gated, dropout_rate=dropout)
-
-    def encoder_block(rngs):
-      return Block(
-        self_attention=residual(attention(SelfAttention, rngs), rngs),
-        mlp=residual(mlp(rngs), rngs),
-      )
-
-    def decoder_block(rngs):
-      return Block(
-        self_attention=residual(attention(SelfAttention, rngs), rngs),
-        cross_attention=residual(attention(CrossAttention, rngs), rngs),
-        mlp=residual(mlp(rngs), rngs),
-      )
-
-    def stack(make_block, bidirectional):
-      position = RelativeBias(dims.heads, rngs, bidirectional=bidirectional)
-      norm = RMSNorm(D, rngs)
-      return Stack(
-        dims, make_block, rngs, position=position, final_norm=norm, dropout_rate=dropout, remat=remat, layers=layers
-      )
-
-    self.embed = Embed(vocab_size, D, rngs, init=params.normal(1.0))
-    self.encoder = stack(encoder_block, bidirectional=True)
-    self.decoder = stack(decoder_block, bidirectional=False)
-    self.head = None if size.tied else LogitsHead(D, vocab_size, rngs, init=params.fan_in_normal(D))
-    self.dtype = jnp.dtype(dtype)
-
-  def __call__(self, batch: dict[str, jax.Array], key: jax.Array | None = None) -> dict[str, jax.Array]:
-    """Teacher-forced logits.
-
-    Args:
-      batch: `encoder_input_tokens` [B, S] and `decoder_input_tokens` [B, T] int32; packed batches add
-        `{encoder,decoder}_segment_ids` and `{encoder,decoder}_positions`.
-      key: dropout key, or None for evaluation.
-    Returns:
-      {"logits": float32 [B, T, V]}
-    """
-    memory_BSD, k_pos, k_valid = self.encode(batch, subkey(key, 0))
-    tokens_BT = batch["decoder_input_tokens"]
-    q_pos = batch.get("decoder_positions", positions(tokens_BT.shape[1]))
-    q_segments, k_segments = batch.get("decoder_segment_ids"), batch.get("encoder_segment_ids")
-    context = Context(
-      mask=Mask(q_pos, q_pos, q_segments, q_segments, causal=True),
-      memory=memory_BSD,
-      memory_mask=Mask(q_pos, k_pos, q_segments, k_segments, k_valid),
-    )
-    x_BTD, _, _ = self.decoder(self.embed(tokens_BT, self.dtype), context, key=subkey(key, 1))
-    return {"logits": self.logits(x_BTD)}
-
-  def encode(self, batch: dict[str, jax.Array], key: jax.Array | None = None):
-    """Runs the encoder. Returns (memory [B, S, D], key positions, key validity bool [B, S])."""
-    tokens_BS = batch["encoder_input_tokens"]
-    pos = batch.get("encoder_positions", positions(tokens_BS.shape[1]))
-    segments, valid_BS = batch.get("encoder_segment_ids"), tokens_BS > 0
-    context = Context(mask=Mask(pos, pos, segments, segments, valid_BS))
-    x_BSD, _, _ = self.encoder(self.embed(tokens_BS, self.dtype), context, key=key)
-    return x_BSD, pos, valid_BS
-
-  def logits(self, x_BTD: jax.Array) -> jax.Array:
-    if self.head is None:
-      return self.embed.attend(x_BTD * self.decoder.dims.embed**-0.5)
-    return self.head(x_BTD)
-
-  def start_decoding(self, batch: dict[str, jax.Array], slots: int) -> DecodeState:
-    """Encodes `encoder_input_tokens` and makes an empty cache for `slots` decoded tokens."""
-    memory_BSD, k_pos, k_valid = self.encode(batch)
-    cross = jax.vmap(lambda block: block.cross_attention.layer.project_memory(memory_BSD, Mask(k_pos, k_pos)))
-    cache = {
-      "self_attention": self.decoder.self_cache(memory_BSD.shape[0], slots, self.dtype),
-      "cross_attention": cross(self.decoder.blocks),
-      "mlp": None,
-    }
-    return DecodeState.empty(cache, memory_BSD.shape[0], slots, k_pos, k_valid)
-
-  def decode(self, tokens_BT: jax.Array, state: DecodeState) -> tuple[jax.Array, DecodeState]:
-    """Feeds the next tokens through the cache. Returns (logits float32 [B, T, V], state)."""
-    q_pos, state = state.advance(tokens_BT)
-    context = Context(
-      mask=Mask(q_pos, state.pos, k_valid=state.pos >= 0, causal=True),
-      memory_mask=Mask(q_pos, state.memory_pos, k_valid=state.memory_valid),
-      slot=state.slot - tokens_BT.shape[1],
-    )
-    x_BTD, _, cache = self.decoder(self.embed(tokens_BT, self.dtype), context, cache=state.cache)
-    return self.logits(x_BTD), dataclasses.replace(state, cache=cache)
+  VARIANTS = VARIANTS

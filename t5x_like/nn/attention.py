@@ -4,43 +4,35 @@ import dataclasses
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.nn import params
-from t5x_like.nn.cores.dense import dense
+from t5x_like.nn.cores import Core
+from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.dims import Dims, subkey
+from t5x_like.nn.layer import CacheStart, Context, Layer
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.mask import Mask
+from t5x_like.nn.norm import Identity
 from t5x_like.nn.position import Position
 from t5x_like.parallel.constrain import constrain
 
 
-@dataclasses.dataclass(frozen=True)
-class Context:
-  """What all layers of one call share.
-
-  Attributes:
-    mask: who sees whom among the tokens of this stack; its positions also drive the position scheme.
-    bias: float32 [B or 1, N, T, S] from the position table that the stack's layers share.
-    memory: [B, S, D] output of the encoder, for stacks with cross-attention.
-    memory_mask: from this stack's queries to the encoder's keys.
-    slot: int32 scalar, where in the cache this call's keys and values are written; None without a cache.
-  """
-
-  mask: Mask
-  bias: jax.Array | None = None
-  memory: jax.Array | None = None
-  memory_mask: Mask | None = None
-  slot: jax.Array | None = None
-
-
-jax.tree_util.register_dataclass(Context)
-
-
-class Attention(nnx.Module):
+class Attention(Layer):
   """Query, key, value and output projections around an attention core.
 
   Kernels are two-dimensional ([D, N*H] and [N*H, D]), so that Adafactor factors them as T5 does.
+
+  Args:
+    scale: of the logits, 1/sqrt(H) almost everywhere.
+    init: of keys and values, and of queries and the output unless they have their own.
+    biases: which projections have a bias, of "qkv" and "out".
+    q_norm, k_norm: norms over the head width, before positions (Henry et al. 2020, Dehghani et al. 2023).
+    position: the layer's own position scheme, next to what the stack shares.
+    core: how the softmax is computed.
+    softcap: logits become `softcap * tanh(logits / softcap)` (Gemma 2).
+    window: how far a query sees; see `Mask`.
   """
 
   def __init__(
@@ -49,38 +41,54 @@ class Attention(nnx.Module):
     rngs: nnx.Rngs,
     *,
     scale: float,
-    query_init: Callable,
+    init: Callable | None = None,
+    query_init: Callable | None = None,
+    value_init: Callable | None = None,
+    out_init: Callable | None = None,
+    biases: tuple[str, ...] = (),
+    q_norm: nnx.Module | None = None,
+    k_norm: nnx.Module | None = None,
     position: Position | None = None,
-    core: Callable = dense,
+    core: Core | None = None,
+    softcap: float | None = None,
+    window: int | None = None,
     dropout_rate: float = 0.0,
   ):
     D, N, K, H = dims.embed, dims.heads, dims.kv_heads, dims.head_dim
-    init = params.fan_in_normal(D)
-    self.query = Linear((D, N * H), ("embed", "heads"), query_init, rngs, unit=(1, H))
-    self.key = Linear((D, K * H), ("embed", "kv_heads"), init, rngs, unit=(1, H))
-    self.value = Linear((D, K * H), ("embed", "kv_heads"), init, rngs, unit=(1, H))
-    self.out = Linear((N * H, D), ("heads", "embed"), params.fan_in_normal(N * H), rngs, unit=(H, 1))
+    init = init or params.fan_in_normal(D)
+    out_init = out_init or params.fan_in_normal(N * H)
+    qkv = "qkv" in biases
+    self.query = Linear((D, N * H), ("embed", "heads"), query_init or init, rngs, unit=(1, H), bias=qkv)
+    self.key = Linear((D, K * H), ("embed", "kv_heads"), init, rngs, unit=(1, H), bias=qkv)
+    self.value = Linear((D, K * H), ("embed", "kv_heads"), value_init or init, rngs, unit=(1, H), bias=qkv)
+    self.out = Linear((N * H, D), ("heads", "embed"), out_init, rngs, unit=(H, 1), bias="out" in biases)
+    self.q_norm = q_norm or Identity()
+    self.k_norm = k_norm or Identity()
     self.position = position or Position()
-    self.core = core
+    self.core = core or Dense()
     self.scale = scale
+    self.softcap = softcap
+    self.window = window
     self.head_dim = H
+    self.kv_heads = K
     self.dropout_rate = dropout_rate
 
   def project_kv(self, x_BSD: jax.Array, pos_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Keys and values, each [B, S, K, H]."""
-    k_BSKH = self._heads(self.key(x_BSD), "activation_kv_heads")
+    k_BSKH = self.k_norm(self._heads(self.key(x_BSD), "activation_kv_heads"))
     v_BSKH = self._heads(self.value(x_BSD), "activation_kv_heads")
     return self.position.rotate(k_BSKH, pos_BS), v_BSKH
 
-  def attend(self, x_BTD, k_BSKH, v_BSKH, mask: Mask, bias, key: jax.Array | None) -> jax.Array:
+  def attend(self, core: Core, x_BTD, k_BSKH, v_BSKH, mask: Mask, bias, key: jax.Array | None) -> jax.Array:
     """[B, T, D]: attention from `x` to the given keys and values."""
-    q_BTNH = self.position.rotate(self._heads(self.query(x_BTD), "activation_heads"), mask.q_pos)
-    own_bias = self.position.bias(mask.q_pos, mask.k_pos)
-    if own_bias is not None:
-      bias = own_bias if bias is None else bias + own_bias
-    o_BTNH = self.core(
-      q_BTNH, k_BSKH, v_BSKH, mask, bias, scale=self.scale, dropout_rate=self.dropout_rate, key=subkey(key, 0)
-    )
+    q_BTNH = self.q_norm(self._heads(self.query(x_BTD), "activation_heads"))
+    q_BTNH = self.position.rotate(q_BTNH, mask.q_pos)
+    if self.window is not None:
+      mask = dataclasses.replace(mask, window=self.window)
+    o_BTNH = core(
+      q_BTNH, k_BSKH, v_BSKH, mask, bias, self.position,
+      scale=self.scale, softcap=self.softcap, dropout_rate=self.dropout_rate, key=subkey(key, 0),
+    )  # fmt: skip
     return self.out(o_BTNH.reshape(*o_BTNH.shape[:2], -1))
 
   def _heads(self, x: jax.Array, axis: str) -> jax.Array:
@@ -92,24 +100,32 @@ class SelfAttention(Attention):
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: dict | None, key: jax.Array | None):
     """Returns ([B, T, D], {}, cache). A cache is {"k", "v"}: [B, S, K, H], new entries go to `context.slot` onwards."""
-    mask = context.mask
+    mask, core = context.mask, self.core
     k_BSKH, v_BSKH = self.project_kv(x_BTD, mask.q_pos)
     if cache is not None:
+      core = core.decoding()
       at = (0, context.slot, 0, 0)
       k_BSKH = jax.lax.dynamic_update_slice(cache["k"], k_BSKH.astype(cache["k"].dtype), at)
       v_BSKH = jax.lax.dynamic_update_slice(cache["v"], v_BSKH.astype(cache["v"].dtype), at)
       cache = {"k": k_BSKH, "v": v_BSKH}
-    return self.attend(x_BTD, k_BSKH, v_BSKH, mask, context.bias, key), {}, cache
+    return self.attend(core, x_BTD, k_BSKH, v_BSKH, mask, context.bias, key), {}, cache
+
+  def start_cache(self, start: CacheStart) -> dict[str, jax.Array]:
+    shape = (start.batch, start.slots, self.kv_heads, self.head_dim)
+    empty = constrain(jnp.zeros(shape, start.dtype), "batch", None, "activation_kv_heads", None)
+    return {"k": empty, "v": empty}
 
 
 class CrossAttention(Attention):
   """Attention from a decoder to the encoder's output; its cache holds the projected memory, written once."""
 
-  def project_memory(self, memory_BSD: jax.Array, mask: Mask) -> dict[str, jax.Array]:
-    """The cache of this layer: keys and values of the whole memory."""
-    k_BSKH, v_BSKH = self.project_kv(memory_BSD, mask.k_pos)
-    return {"k": k_BSKH, "v": v_BSKH}
-
   def __call__(self, x_BTD: jax.Array, context: Context, cache: dict | None, key: jax.Array | None):
-    kv = cache if cache is not None else self.project_memory(context.memory, context.memory_mask)
-    return self.attend(x_BTD, kv["k"], kv["v"], context.memory_mask, None, key), {}, cache
+    if cache is None:
+      kv = self.project_kv(context.memory, context.memory_mask.k_pos)
+    else:
+      kv = cache["k"], cache["v"]
+    return self.attend(self.core, x_BTD, *kv, context.memory_mask, None, key), {}, cache
+
+  def start_cache(self, start: CacheStart) -> dict[str, jax.Array]:
+    k_BSKH, v_BSKH = self.project_kv(start.memory, start.memory_mask.k_pos)
+    return {"k": k_BSKH, "v": v_BSKH}

@@ -4,10 +4,11 @@ import jax
 from flax import nnx
 
 from t5x_like.nn.dims import dropout, subkey
+from t5x_like.nn.layer import CacheStart, Layer
 from t5x_like.nn.norm import Identity
 
 
-class Residual(nnx.Module):
+class Residual(Layer):
   """`out_norm(alpha * x + dropout(res_norm(layer(in_norm(x)))))`.
 
   Pre-norm fills `in_norm`, post-norm `out_norm`, sandwich norm `in_norm` and `res_norm`; DeepNorm is post-norm with
@@ -27,15 +28,14 @@ class Residual(nnx.Module):
     y_BTD = dropout(self.res_norm(y_BTD), self.dropout_rate, subkey(key, 1))
     return self.out_norm(self.alpha * x_BTD + y_BTD), aux, cache
 
+  def start_cache(self, start: CacheStart):
+    return self.layer.start_cache(start)
 
-class Block(nnx.Module):
-  """Residual sublayers applied in order, kept under the names they are given.
 
-  A layer is called as `layer(x, context, cache, key) -> (y, aux, cache)`, where `aux` is a dict of scalar losses and
-  the cache of a layer that keeps none is None.
-  """
+class Block(Layer):
+  """Sublayers applied in order, kept under the names they are given."""
 
-  def __init__(self, **sublayers: Residual):
+  def __init__(self, **sublayers: Layer):
     self.names = tuple(sublayers)
     for name, sublayer in sublayers.items():
       setattr(self, name, sublayer)
@@ -45,5 +45,41 @@ class Block(nnx.Module):
     for index, name in enumerate(self.names):
       layer_cache = None if cache is None else cache[name]
       x_BTD, layer_aux, caches[name] = getattr(self, name)(x_BTD, context, layer_cache, subkey(key, index))
-      aux.update({f"{name}/{k}": v for k, v in layer_aux.items()})
+      add_scalars(aux, layer_aux)
     return x_BTD, aux, (None if cache is None else caches)
+
+  def start_cache(self, start: CacheStart) -> dict:
+    return {name: getattr(self, name).start_cache(start) for name in self.names}
+
+
+class Parallel(Block):
+  """Sublayers that all read the same input, their outputs added (GPT-J, PaLM); goes inside one `Residual`."""
+
+  def __call__(self, x_BTD: jax.Array, context, cache: dict | None, key: jax.Array | None):
+    total_BTD, aux, caches = 0.0, {}, {}
+    for index, name in enumerate(self.names):
+      layer_cache = None if cache is None else cache[name]
+      y_BTD, layer_aux, caches[name] = getattr(self, name)(x_BTD, context, layer_cache, subkey(key, index))
+      total_BTD = total_BTD + y_BTD
+      add_scalars(aux, layer_aux)
+    return total_BTD, aux, (None if cache is None else caches)
+
+
+class Normed(Layer):
+  """`layer(norm(x))`: a branch of a `Parallel` with a norm of its own (GPT-NeoX)."""
+
+  def __init__(self, layer, *, norm):
+    self.layer = layer
+    self.norm = norm
+
+  def __call__(self, x_BTD: jax.Array, context, cache, key: jax.Array | None):
+    return self.layer(self.norm(x_BTD), context, cache, key)
+
+  def start_cache(self, start: CacheStart):
+    return self.layer.start_cache(start)
+
+
+def add_scalars(total: dict[str, jax.Array], more: dict[str, jax.Array]) -> None:
+  """Adds `more` to `total` in place, name by name."""
+  for name, value in more.items():
+    total[name] = total[name] + value if name in total else value

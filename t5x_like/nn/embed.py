@@ -1,4 +1,4 @@
-"""Token embeddings and the projection back to the vocabulary."""
+"""Token embeddings, what is added to them, and the projection back to the vocabulary."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.nn import params
+from t5x_like.nn.dims import dropout
 from t5x_like.nn.linear import matmul
+from t5x_like.nn.norm import Identity
+from t5x_like.nn.position import Position
 from t5x_like.parallel.constrain import constrain
 
 
@@ -29,14 +32,45 @@ class Embed(nnx.Module):
     return vocabulary_logits(x_BTD, self.table[...].T)
 
 
-class LogitsHead(nnx.Module):
-  """An output projection of its own (untied)."""
+class Inputs(nnx.Module):
+  """From token vectors to what a stack takes in: `project(dropout(norm(scale * x + position + type)))`.
 
-  def __init__(self, embed: int, vocab: int, rngs: nnx.Rngs, *, init: Callable):
-    self.kernel = params.param(rngs, init, (embed, vocab), ("embed", "vocab"))
+  Args:
+    scale: of the token vectors, sqrt(D) in Vaswani et al. 2017 and Gemma.
+    position: a scheme with absolute positions.
+    types: number of token types (segments A and B of BERT); 0 for none.
+    norm: BERT, BLOOM and BART normalise here.
+    project: from a narrower embedding to the width of the stack (ELECTRA small).
+  """
 
-  def __call__(self, x_BTD: jax.Array) -> jax.Array:
-    return vocabulary_logits(x_BTD, self.kernel[...])
+  def __init__(
+    self, *, scale: float = 1.0, position: Position | None = None, types: nnx.Module | None = None,
+    norm: nnx.Module | None = None, project: nnx.Module | None = None, dropout_rate: float = 0.0,
+  ):  # fmt: skip
+    self.scale = scale
+    self.position = position or Position()
+    self.types = types
+    self.norm = norm or Identity()
+    self.project = project or Identity()
+    self.dropout_rate = dropout_rate
+
+  def __call__(self, x_BTD, pos_BT, types_BT: jax.Array | None = None, key: jax.Array | None = None) -> jax.Array:
+    if self.scale != 1.0:
+      x_BTD = x_BTD * jnp.asarray(self.scale, x_BTD.dtype)
+    if self.types is not None:
+      x_BTD = x_BTD + self.types(jnp.zeros_like(pos_BT) if types_BT is None else types_BT)
+    x_BTD = self.norm(self.position.embed(x_BTD, pos_BT))
+    return self.project(dropout(x_BTD, self.dropout_rate, key))
+
+
+class Types(nnx.Module):
+  """A vector for each token type."""
+
+  def __init__(self, types: int, embed: int, rngs: nnx.Rngs, *, init: Callable):
+    self.table = params.param(rngs, init, (types, embed), (None, "embed"))
+
+  def __call__(self, types_BT: jax.Array) -> jax.Array:
+    return jnp.take(self.table[...], types_BT, axis=0, mode="clip")
 
 
 def vocabulary_logits(x_BTD: jax.Array, kernel_DV: jax.Array) -> jax.Array:

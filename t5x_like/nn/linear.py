@@ -11,15 +11,24 @@ from t5x_like.nn import params
 
 
 class Linear(nnx.Module):
-  """`x @ kernel`, computed in the dtype of `x`."""
+  """`x @ kernel`, or `x @ kernel + bias`, computed in the dtype of `x`."""
 
   def __init__(
-    self, shape: tuple[int, int], axes: params.Axes, init: Callable, rngs: nnx.Rngs, *, unit: tuple[int, ...] = ()
+    self,
+    shape: tuple[int, int],
+    axes: params.Axes,
+    init: Callable,
+    rngs: nnx.Rngs,
+    *,
+    unit: tuple[int, ...] = (),
+    bias: bool = False,
   ):
     self.kernel = params.param(rngs, init, shape, axes, unit)
+    self.bias = params.param(rngs, params.zeros, shape[1:], axes[1:], unit[1:]) if bias else None
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    return matmul(x, self.kernel[...].astype(x.dtype), x.dtype)
+    y = matmul(x, self.kernel[...].astype(x.dtype), x.dtype)
+    return y if self.bias is None else y + self.bias[...].astype(x.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))

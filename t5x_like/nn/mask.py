@@ -10,6 +10,10 @@ import jax
 import jax.numpy as jnp
 
 
+def _static(default):
+  return dataclasses.field(default=default, metadata={"static": True})
+
+
 @dataclasses.dataclass(frozen=True)
 class Mask:
   """Attention is allowed where every rule that is present allows it.
@@ -22,7 +26,10 @@ class Mask:
     k_pos: int32 [B or 1, S], position of each key.
     q_segments, k_segments: int32 [B, T] and [B, S]; packed sequences see only their own segment. Both or neither.
     k_valid: bool [B, S]; False for padding and for empty cache slots.
+    k_prefix: bool [B, S]; keys that causality does not hide (the inputs of a prefix LM).
     causal: keys after the query (by position) are hidden.
+    window: causal, a query sees the `window` latest keys, itself among them; otherwise those less than `window` away
+      on either side. None does not limit.
   """
 
   q_pos: jax.Array
@@ -30,13 +37,21 @@ class Mask:
   q_segments: jax.Array | None = None
   k_segments: jax.Array | None = None
   k_valid: jax.Array | None = None
-  causal: bool = dataclasses.field(default=False, metadata={"static": True})
+  k_prefix: jax.Array | None = None
+  causal: bool = _static(False)
+  window: int | None = _static(None)
 
   def dense(self) -> jax.Array | None:
     """Bool [B or 1, 1, T, S], True where attention is allowed; None where everything is."""
+    q_pos, k_pos = self.q_pos[:, None, :, None], self.k_pos[:, None, None, :]
     rules = []
     if self.causal:
-      rules.append(self.k_pos[:, None, None, :] <= self.q_pos[:, None, :, None])
+      before = k_pos <= q_pos
+      rules.append(before if self.k_prefix is None else before | self.k_prefix[:, None, None, :])
+    if self.window is not None:
+      rules.append(k_pos > q_pos - self.window)
+      if not self.causal or self.k_prefix is not None:
+        rules.append(k_pos < q_pos + self.window)
     if self.q_segments is not None:
       rules.append(self.q_segments[:, None, :, None] == self.k_segments[:, None, None, :])
     if self.k_valid is not None:

@@ -7,20 +7,31 @@ from flax import nnx
 
 from t5x_like.nn import params
 from t5x_like.nn.dims import dropout, subkey
+from t5x_like.nn.layer import Layer
 from t5x_like.nn.linear import Linear
 from t5x_like.parallel.constrain import constrain
 
 
-class Mlp(nnx.Module):
+class Mlp(Layer):
   """`wo(dropout(activation(wi(x))))`; gated, `wo(dropout(activation(gate(x)) * wi(x)))` (Shazeer 2020, section 2)."""
 
   def __init__(
-    self, embed: int, mlp: int, rngs: nnx.Rngs, *, activation: Callable, gated: bool, dropout_rate: float = 0.0
+    self,
+    embed: int,
+    mlp: int,
+    rngs: nnx.Rngs,
+    *,
+    activation: Callable,
+    gated: bool,
+    bias: bool = False,
+    init: Callable | None = None,
+    out_init: Callable | None = None,
+    dropout_rate: float = 0.0,
   ):
-    init = params.fan_in_normal(embed)
-    self.gate = Linear((embed, mlp), ("embed", "mlp"), init, rngs) if gated else None
-    self.wi = Linear((embed, mlp), ("embed", "mlp"), init, rngs)
-    self.wo = Linear((mlp, embed), ("mlp", "embed"), params.fan_in_normal(mlp), rngs)
+    init = init or params.fan_in_normal(embed)
+    self.gate = Linear((embed, mlp), ("embed", "mlp"), init, rngs, bias=bias) if gated else None
+    self.wi = Linear((embed, mlp), ("embed", "mlp"), init, rngs, bias=bias)
+    self.wo = Linear((mlp, embed), ("mlp", "embed"), out_init or params.fan_in_normal(mlp), rngs, bias=bias)
     self.activation = activation
     self.dropout_rate = dropout_rate
 

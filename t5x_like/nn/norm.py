@@ -8,16 +8,36 @@ from t5x_like.nn import params
 
 
 class RMSNorm(nnx.Module):
-  """`x / rms(x) * scale` over the last axis: no centring, no bias (Zhang & Sennrich 2019; T5's "layer norm")."""
+  """`x / rms(x) * scale` over the last axis: no centring, no bias (Zhang & Sennrich 2019; T5's "layer norm").
 
-  def __init__(self, dim: int, rngs: nnx.Rngs, *, epsilon: float = 1e-6):
-    self.scale = params.param(rngs, params.ones, (dim,), (None,))
+  `plus_one` stores the distance of the scale from one (Gemma), so that weight decay pulls it there.
+  """
+
+  def __init__(self, dim: int, rngs: nnx.Rngs, *, epsilon: float = 1e-6, plus_one: bool = False):
+    self.scale = params.param(rngs, params.zeros if plus_one else params.ones, (dim,), (None,))
     self.epsilon = epsilon
+    self.base = 1.0 if plus_one else 0.0
 
   def __call__(self, x_BTD: jax.Array) -> jax.Array:
     x32 = x_BTD.astype(jnp.float32)
     mean_square = jnp.mean(jnp.square(x32), axis=-1, keepdims=True)
-    return (x32 * jax.lax.rsqrt(mean_square + self.epsilon) * self.scale[...]).astype(x_BTD.dtype)
+    return (x32 * jax.lax.rsqrt(mean_square + self.epsilon) * (self.base + self.scale[...])).astype(x_BTD.dtype)
+
+
+class LayerNorm(nnx.Module):
+  """`(x - mean(x)) / std(x) * scale + bias` over the last axis (Ba et al. 2016); the bias can be left out."""
+
+  def __init__(self, dim: int, rngs: nnx.Rngs, *, epsilon: float = 1e-5, bias: bool = True):
+    self.scale = params.param(rngs, params.ones, (dim,), (None,))
+    self.bias = params.param(rngs, params.zeros, (dim,), (None,)) if bias else None
+    self.epsilon = epsilon
+
+  def __call__(self, x_BTD: jax.Array) -> jax.Array:
+    x32 = x_BTD.astype(jnp.float32)
+    centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
+    variance = jnp.mean(jnp.square(centred), axis=-1, keepdims=True)
+    y32 = centred * jax.lax.rsqrt(variance + self.epsilon) * self.scale[...]
+    return (y32 if self.bias is None else y32 + self.bias[...]).astype(x_BTD.dtype)
 
 
 class Identity(nnx.Module):

@@ -1,4 +1,4 @@
-"""A stack: L equal blocks whose parameters are stored with a leading layers axis, run by one scan."""
+"""A stack: equal blocks whose parameters are stored with a leading layers axis, run by one scan."""
 
 import dataclasses
 from collections.abc import Callable
@@ -8,10 +8,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.nn import params
-from t5x_like.nn.attention import Context
 from t5x_like.nn.block import Block
-from t5x_like.nn.dims import Dims, dropout, subkey
+from t5x_like.nn.dims import dropout, subkey
+from t5x_like.nn.layer import CacheStart, Context
 from t5x_like.nn.mask import Mask
+from t5x_like.nn.norm import Identity
 from t5x_like.nn.position import Position
 
 REMAT = {
@@ -26,7 +27,9 @@ class Stack(nnx.Module):
 
   Args:
     make_block: builds one block from its own `nnx.Rngs`.
+    repeats: how many of them; where layers differ in turn, a block holds one period of them.
     position: the scheme the layers share; a table in it belongs to the stack, not to a layer.
+    pieces: hand the layers the scheme itself instead of its [T, S] bias, for cores that compute it piece by piece.
     final_norm: applied to the output of the last block.
     remat: what the backward pass keeps: "none" keeps all activations, "dots" the matrix products, "full" only the
       input of each block.
@@ -35,21 +38,23 @@ class Stack(nnx.Module):
 
   def __init__(
     self,
-    dims: Dims,
     make_block: Callable[[nnx.Rngs], Block],
+    repeats: int,
     rngs: nnx.Rngs,
     *,
-    position: Position,
-    final_norm: nnx.Module,
+    position: Position | None = None,
+    pieces: bool = False,
+    final_norm: nnx.Module | None = None,
     dropout_rate: float = 0.0,
     remat: str = "none",
     layers: str = "scan",
   ):
-    keys_L = jax.random.split(rngs.params(), dims.layers)
+    keys_L = jax.random.split(rngs.params(), repeats)
     self.blocks = _add_layers_axis(jax.vmap(lambda key: make_block(nnx.Rngs(params=key)))(keys_L))
-    self.position = position
-    self.final_norm = final_norm
-    self.dims = dims
+    self.position = position or Position()
+    self.pieces = pieces
+    self.final_norm = final_norm or Identity()
+    self.repeats = repeats
     self.dropout_rate = dropout_rate
     self.remat = remat
     self.layers = layers
@@ -58,17 +63,15 @@ class Stack(nnx.Module):
     """Runs all blocks.
 
     Args:
-      x_BTD: token embeddings.
-      context: masks, memory and cache slot; its `bias` is filled in here from the shared position table.
+      x_BTD: what `Inputs` made of the tokens.
+      context: masks, memory and cache slot; its `bias` is filled in here from the shared position scheme.
       cache: pytree with a leading layers axis, or None.
       key: dropout key, or None for no dropout.
     Returns:
-      ([B, T, D], summed auxiliary losses, cache)
+      ([B, T, D], summed auxiliary scalars, cache)
     """
-    mask = context.mask
-    context = dataclasses.replace(context, bias=self._bias(mask, x_BTD.shape[0]))
-    x_BTD = dropout(self.position.embed(x_BTD, mask.q_pos), self.dropout_rate, subkey(key, 0))
-    keys_L = None if key is None else jax.random.split(subkey(key, 1), self.dims.layers)
+    context = dataclasses.replace(context, bias=self._bias(context.mask, x_BTD.shape[0]))
+    keys_L = None if key is None else jax.random.split(subkey(key, 0), self.repeats)
 
     def body(x_BTD, layer):
       block, layer_cache, layer_key = layer
@@ -79,19 +82,30 @@ class Stack(nnx.Module):
       body = jax.checkpoint(body, policy=REMAT[self.remat], prevent_cse=self.layers == "loop")
     run = jax.lax.scan if self.layers == "scan" else _loop
     x_BTD, (aux_L, cache) = run(body, x_BTD, (self.blocks, cache, keys_L))
-    x_BTD = dropout(self.final_norm(x_BTD), self.dropout_rate, subkey(key, 2))
+    x_BTD = dropout(self.final_norm(x_BTD), self.dropout_rate, subkey(key, 1))
     return x_BTD, jax.tree.map(jnp.sum, aux_L), cache
 
-  def _bias(self, mask: Mask, batch: int) -> jax.Array | None:
+  def _bias(self, mask: Mask, batch: int):
     """What the layers share, [B or 1, N, T, S]. A loop gets it for the whole batch: so its layers' gradients are
     added first and summed over the batch once, instead of once for each layer."""
+    if not self.position.biased:
+      return None
+    if self.pieces:
+      return self.position
     bias = self.position.bias(mask.q_pos, mask.k_pos)
-    return bias if bias is None or self.layers == "scan" else jnp.broadcast_to(bias, (batch, *bias.shape[1:]))
+    return bias if self.layers == "scan" else jnp.broadcast_to(bias, (batch, *bias.shape[1:]))
 
-  def self_cache(self, batch: int, slots: int, dtype: jnp.dtype) -> dict[str, jax.Array]:
-    """Zeroed keys and values for `slots` tokens: {"k", "v"} of [L, B, slots, K, H]."""
-    shape = (self.dims.layers, batch, slots, self.dims.kv_heads, self.dims.head_dim)
-    return {"k": jnp.zeros(shape, dtype), "v": jnp.zeros(shape, dtype)}
+  def start_cache(self, start: CacheStart) -> dict:
+    """The empty cache of every layer, with a leading layers axis."""
+    return jax.vmap(lambda block: block.start_cache(start))(self.blocks)
+
+  def without(self, *names: str, **changes) -> "Stack":
+    """The same stack, sharing its parameters, with some sublayers left out and attributes changed."""
+    kept = {name: getattr(self.blocks, name) for name in self.blocks.names if name not in names}
+    other = nnx.Module.__new__(Stack)
+    for name, value in {**vars(self), "blocks": Block(**kept), **changes}.items():
+      setattr(other, name, value)
+    return other
 
 
 def _add_layers_axis(blocks: Block) -> Block:

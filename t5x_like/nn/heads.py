@@ -1,0 +1,164 @@
+"""Heads: from the last hidden states to the answers of a task.
+
+A head is called as `head(x_BTD, embed, valid_BT, key) -> dict`, where `embed` is the token table (tied heads read it)
+and `valid_BT` tells tokens from padding; what it returns has `logits`, float32.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.nn import params
+from t5x_like.nn.dims import dropout, subkey
+from t5x_like.nn.embed import Embed, vocabulary_logits
+from t5x_like.nn.linear import Linear
+
+
+class LmHead(nnx.Module):
+  """Logits over the vocabulary: against the embedding table, or with a kernel of its own (untied).
+
+  Args:
+    embed, vocab: widths of an untied kernel; None ties.
+    scale: of the hidden states (T5 1.0 ties, and divides them by sqrt(D)).
+    softcap: logits become `softcap * tanh(logits / softcap)`.
+    bias: size of a bias of its own; None for none.
+  """
+
+  def __init__(
+    self, rngs: nnx.Rngs, *, shape: tuple[int, int] | None = None, init: Callable | None = None, scale: float = 1.0,
+    softcap: float | None = None, bias: int | None = None,
+  ):  # fmt: skip
+    self.kernel = None if shape is None else params.param(rngs, init, shape, ("embed", "vocab"))
+    self.bias = None if bias is None else params.param(rngs, params.zeros, (bias,), ("vocab",))
+    self.scale = scale
+    self.softcap = softcap
+
+  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, jax.Array]:
+    if self.scale != 1.0:
+      x_BTD = x_BTD * self.scale
+    logits_BTV = embed.attend(x_BTD) if self.kernel is None else vocabulary_logits(x_BTD, self.kernel[...])
+    if self.bias is not None:
+      logits_BTV = logits_BTV + self.bias[...]
+    if self.softcap is not None:
+      logits_BTV = self.softcap * jnp.tanh(logits_BTV / self.softcap)
+    return {"logits": logits_BTV}
+
+
+class MlmHead(nnx.Module):
+  """BERT's: `norm(activation(dense(x)))` against the embedding table, plus a bias (Devlin et al. 2019, its code)."""
+
+  def __init__(
+    self, dim: int, width: int, vocab: int, rngs: nnx.Rngs, *, activation: Callable, norm: nnx.Module, init: Callable,
+    bias: bool = True, dense_bias: bool = True,
+  ):  # fmt: skip
+    self.dense = Linear((dim, width), ("embed", None), init, rngs, bias=dense_bias)
+    self.norm = norm
+    self.lm = LmHead(rngs, bias=vocab if bias else None)
+    self.activation = activation
+
+  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, jax.Array]:
+    return self.lm(self.norm(self.activation(self.dense(x_BTD))), embed)
+
+
+class Pooler(nnx.Module):
+  """`activation(dense(x))` of one token of each sequence: the first, or the last that is not padding."""
+
+  def __init__(self, dim: int, rngs: nnx.Rngs, *, activation: Callable | None, init: Callable, token: str = "first"):
+    self.dense = None if activation is None else Linear((dim, dim), ("embed", None), init, rngs, bias=True)
+    self.activation = activation
+    self.token = token
+
+  def __call__(self, x_BTD: jax.Array, valid_BT: jax.Array | None) -> jax.Array:
+    x_BD = x_BTD[:, 0] if self.token == "first" else last_token(x_BTD, valid_BT)
+    return x_BD if self.activation is None else self.activation(self.dense(x_BD))
+
+
+def last_token(x_BTD: jax.Array, valid_BT: jax.Array | None) -> jax.Array:
+  """[B, D]: of each row the last position that is not padding."""
+  if valid_BT is None:
+    return x_BTD[:, -1]
+  last_B = x_BTD.shape[1] - 1 - jnp.argmax(valid_BT[:, ::-1], axis=1)
+  return jnp.take_along_axis(x_BTD, last_B[:, None, None], axis=1)[:, 0]
+
+
+class PretrainingHead(nnx.Module):
+  """BERT's two: the masked tokens, and whether the second segment follows the first (0: it does, 1: it is random)."""
+
+  def __init__(self, mlm: MlmHead, pooler: Pooler, dim: int, rngs: nnx.Rngs, *, init: Callable):
+    self.mlm = mlm
+    self.pooler = pooler
+    self.next_sentence = Linear((dim, 2), ("embed", None), init, rngs, bias=True)
+
+  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, jax.Array]:
+    """Returns {"logits" [B, T, V], "next_sentence_logits" [B, 2]}."""
+    next_sentence_B2 = self.next_sentence(self.pooler(x_BTD, valid_BT)).astype(jnp.float32)
+    return self.mlm(x_BTD, embed) | {"next_sentence_logits": next_sentence_B2}
+
+
+class SequenceClassifier(nnx.Module):
+  """Logits [B, labels] from a pooled token; one label is a regression."""
+
+  def __init__(self, pooler: Pooler, dim: int, labels: int, rngs: nnx.Rngs, *, init: Callable, bias: bool = True,
+               dropout_rate: float = 0.0):  # fmt: skip
+    self.pooler = pooler
+    self.out = Linear((dim, labels), ("embed", None), init, rngs, bias=bias)
+    self.dropout_rate = dropout_rate
+
+  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, jax.Array]:
+    x_BD = dropout(self.pooler(x_BTD, valid_BT), self.dropout_rate, subkey(key, 0), broadcast_axes=())
+    return {"logits": self.out(x_BD).astype(jnp.float32)}
+
+
+class MultipleChoice(SequenceClassifier):
+  """One score for each choice. A batch holds the choices of an example in consecutive rows: [B * choices, T]."""
+
+  def __init__(self, pooler: Pooler, dim: int, choices: int, rngs: nnx.Rngs, **options):
+    super().__init__(pooler, dim, 1, rngs, **options)
+    self.choices = choices
+
+  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, jax.Array]:
+    """Returns {"logits" [B, choices]}."""
+    return {"logits": super().__call__(x_BTD, embed, valid_BT, key)["logits"].reshape(-1, self.choices)}
+
+
+class TokenClassifier(nnx.Module):
+  """Logits [B, T, labels]."""
+
+  def __init__(self, dim: int, labels: int, rngs: nnx.Rngs, *, init: Callable, dropout_rate: float = 0.0):
+    self.out = Linear((dim, labels), ("embed", None), init, rngs, bias=True)
+    self.dropout_rate = dropout_rate
+
+  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, jax.Array]:
+    return {"logits": self.out(dropout(x_BTD, self.dropout_rate, subkey(key, 0))).astype(jnp.float32)}
+
+
+class SpanHead(TokenClassifier):
+  """Where an answer starts and ends: {"logits" [B, T, 2], "start_logits" [B, T], "end_logits" [B, T]} (SQuAD)."""
+
+  def __init__(self, dim: int, rngs: nnx.Rngs, *, init: Callable):
+    super().__init__(dim, 2, rngs, init=init)
+
+  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, jax.Array]:
+    logits_BT2 = super().__call__(x_BTD, embed, valid_BT, key)["logits"]
+    return {"logits": logits_BT2, "start_logits": logits_BT2[..., 0], "end_logits": logits_BT2[..., 1]}
+
+
+class DiscriminatorHead(nnx.Module):
+  """ELECTRA's: a logit [B, T] for each token, positive where it was replaced (Clark et al. 2020, section 2)."""
+
+  def __init__(self, dim: int, rngs: nnx.Rngs, *, activation: Callable, init: Callable):
+    self.dense = Linear((dim, dim), ("embed", None), init, rngs, bias=True)
+    self.out = Linear((dim, 1), ("embed", None), init, rngs, bias=True)
+    self.activation = activation
+
+  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, jax.Array]:
+    return {"logits": self.out(self.activation(self.dense(x_BTD)))[..., 0].astype(jnp.float32)}
+
+
+class NoHead(nnx.Module):
+  """The hidden states themselves: {"logits": float32 [B, T, D]}."""
+
+  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, jax.Array]:
+    return {"logits": x_BTD.astype(jnp.float32)}
