@@ -24,7 +24,7 @@ def train(run: Run, *, profile: range | None = None) -> None:
     while run.step < run.total_steps:
       trace(run.step, profile)
       run.advance()
-      stopping = stop.requested(run.step)
+      stopping = stop.requested()
       last = run.step == run.total_steps
       if last or run.step % evaluate_every == 0 and not stopping:
         run.evaluate()

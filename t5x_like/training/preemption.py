@@ -15,7 +15,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopRequest:
-  """A context manager around the loop that turns SIGTERM and SIGINT into an answer to `requested(step)`.
+  """A context manager around the loop that turns SIGTERM and SIGINT into an answer to `requested()`.
 
   A second SIGINT ends the process at once (committed checkpoints are not harmed). Outside the main thread, where
   Python cannot take signals, it only follows the other processes. The handlers found on entry are put back on exit.
@@ -24,6 +24,7 @@ class StopRequest:
   def __init__(self):
     self._flag = threading.Event()
     self._previous = {}
+    self._calls = 0
 
   def __enter__(self) -> "StopRequest":
     # In several processes SIGTERM belongs to jax's notifier, a C++ handler installed by jax.distributed.initialize; a
@@ -39,13 +40,16 @@ class StopRequest:
       signal.signal(number, handler if handler is not None else signal.SIG_DFL)
     self._previous = {}
 
-  def requested(self, step: int) -> bool:
-    """Whether to save and stop after `step`; True in all processes for the same step.
+  def requested(self) -> bool:
+    """Whether to save and stop now, after a step; True in all processes after the same one.
 
-    In several processes all of them must call it once for every step, in order.
+    In several processes all of them must call it once after every step.
     """
+    self._calls += 1
     if self._distributed:
-      return multihost_utils.reached_preemption_sync_point(step)
+      # Counted from one in every start: the service answers a signal that came before the first call by naming count 1,
+      # which a resumed run would already be past if it gave its step.
+      return multihost_utils.reached_preemption_sync_point(self._calls)
     return self._flag.is_set()
 
   def _on_signal(self, number: int, _frame) -> None:

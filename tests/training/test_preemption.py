@@ -21,18 +21,21 @@ import jax
 from t5x_like.parallel import distributed
 distributed.initialize(timeout_seconds=60)
 from t5x_like.training.preemption import StopRequest
+if {early}:
+  print("running", flush=True)
+  time.sleep(3)  # the time a step takes to compile
 with StopRequest() as stop:
-  for step in range(1, 100000):
-    if step == 3: print("running", flush=True)
+  for step in range(1, 3000):
+    if step == 3 and not {early}: print("running", flush=True)
     time.sleep(0.01)
-    if stop.requested(step):
+    if stop.requested():
       print("stopped at", step, flush=True)
       if {linger}: time.sleep(60)
       break
 """
 
 
-def start(processes=1, linger=False):
+def start(processes=1, linger=False, early=False):
   with socket.socket() as probe:
     probe.bind(("127.0.0.1", 0))
     port = probe.getsockname()[1]
@@ -45,7 +48,7 @@ def start(processes=1, linger=False):
         "JAX_NUM_PROCESSES": str(processes),
         "JAX_PROCESS_ID": str(index),
       }
-    command = [sys.executable, "-c", LOOP.format(repo=str(REPO), linger=linger)]
+    command = [sys.executable, "-c", LOOP.format(repo=str(REPO), linger=linger, early=early)]
     started.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
   for process in started:
     assert process.stdout.readline() == "running\n", process.communicate(timeout=30)[1]
@@ -69,6 +72,13 @@ def test_a_signal_to_one_of_two_processes_stops_both_after_the_same_step(number)
   assert [process.returncode for process in processes] == [0, 0]
 
 
+def test_a_signal_before_the_first_step_stops_both_after_it():
+  processes = start(2, early=True)
+  processes[1].send_signal(signal.SIGTERM)
+  outs = [process.communicate(timeout=60)[0] for process in processes]
+  assert outs == ["stopped at 1\n"] * 2
+
+
 def test_a_second_sigint_ends_the_process_at_once():
   (process,) = start(linger=True)
   process.send_signal(signal.SIGINT)
@@ -82,9 +92,9 @@ def test_a_second_sigint_ends_the_process_at_once():
 def test_puts_the_handlers_back_and_sees_a_signal_in_this_process():
   before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
   with StopRequest() as stop:
-    assert not stop.requested(1)
+    assert not stop.requested()
     os.kill(os.getpid(), signal.SIGTERM)
-    assert stop.requested(2)
+    assert stop.requested()
   assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
 
 
@@ -93,7 +103,7 @@ def test_works_in_a_thread_that_cannot_take_signals():
 
   def body():
     with StopRequest() as stop:
-      seen.append(stop.requested(1))
+      seen.append(stop.requested())
 
   thread = threading.Thread(target=body)
   thread.start()
