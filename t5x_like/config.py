@@ -115,6 +115,9 @@ def _override(config: ConfigDict, override: str) -> None:
   *path, last = key.split(".")
   node, where = config, "config"
   for part in path:
+    if isinstance(node, ConfigDict) and node is not config and part not in node:
+      with node.unlocked():
+        node[part] = {}  # whoever takes the slot's arguments refuses what it does not know
     if not isinstance(node, ConfigDict) or part not in node:
       raise UserError(f"--config.{key}: {where} has no key {part!r}{_near(part, node)}")
     node, where = node[part], f"{where}.{part}"
@@ -230,6 +233,8 @@ def modules(package: types.ModuleType) -> list[str]:
 def fits(value: Any, kind: Any) -> bool:
   """Whether a recipe's value is of a declared type; a whole number is a float too, a truth value is no number."""
   origin = typing.get_origin(kind)
+  if isinstance(value, ConfigDict):
+    value = value.to_dict()
   if kind is typing.Any:
     return True
   if origin in (typing.Union, types.UnionType):

@@ -93,6 +93,11 @@ FLAGS = {
   '--config.mesh={"data": 3}': ("mesh", "3 devices", "found 8"),
   '--config.mesh={"tensor": 3, "data": -1}': ("mesh", "multiple of 3 devices", "found 8"),
   "--config.model.vocab_size=100": ("config.model.vocab_size", "found 100", "384"),
+  "--config.model.desgin.norm=layernorm": ("config.model.desgin", "did you mean 'design'"),
+  "--config.model.design.positon=rope": ("config.model.design.positon", "did you mean 'position'", "norm_position"),
+  "--config.model.design.position=ropes": ("design.position", "found 'ropes'", "did you mean 'rope'"),
+  "--config.model.design.norm=3": ("config.model.design.norm", "found 3", "expected str"),
+  '--config.model.design.position={"name": "learned", "length": 16}': ("positions for 16 tokens", "length of 32"),
   "--config.eval_split=test": ("test", "no such split; there are train, validation"),
   "--config.task.inputs_length=30000 --config.task.targets_length=None": ("30000", "1667 noise spans", "125 sentinels"),
   "--foo=3": ("--foo=3", "--config.KEY=VALUE"),
@@ -111,8 +116,8 @@ def test_a_flag_that_cannot_be(flags, parts, refused, tmp_path):
 def test_embed_that_does_not_divide_over_fsdp(refused, tmp_path):
   recipe = tmp_path / "odd.py"
   recipe.write_text(
-    "from tests.recipes import nano\nfrom t5x_like.models import t5\n"
-    "t5.VARIANTS['odd'] = t5.V1_1(embed=36, mlp=64, heads=4, head_dim=8, layers=1)\n"
+    "from tests.recipes import nano\nfrom t5x_like.models import t5\nfrom dataclasses import replace\n"
+    "t5.VARIANTS['odd'] = replace(t5.VARIANTS['nano'], dims=replace(t5.VARIANTS['nano'].dims, embed=36))\n"
     "def get_config():\n  c = nano.get_config()\n  c.model.variant = 'odd'\n  c.mesh = {'fsdp': 8}\n  return c\n"
   )
   refused(train.main, recipe=str(recipe), parts=("'embed' holds 36 embed", "embed->fsdp", "8 equal parts"))

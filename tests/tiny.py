@@ -1,7 +1,6 @@
 """Small T5s, batches and runs for tests: real code at sizes that compile in a second or two."""
 
 import functools
-from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +9,8 @@ from flax import nnx
 
 from t5x_like.models import t5
 from t5x_like.nn import params
+from t5x_like.nn.architectures import Variant
+from t5x_like.nn.dims import Dims
 
 VOCAB = 64
 
@@ -17,28 +18,25 @@ VOCAB = 64
 jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
 
-def sizes(version: str = "1.1", **changes) -> t5.Variant:
-  """A tiny `Variant` of either version."""
-  fields = dict(embed=16, mlp=32, heads=4, head_dim=4, layers=2, gated=version == "1.1", tied=version == "1.0")
-  return t5.Variant(**{**fields, **changes})
+def sizes(version: str = "1.1", **changes) -> Variant:
+  """A tiny T5 of either version; `changes` are fields of `Dims`."""
+  fields = dict(embed=16, heads=4, head_dim=4, mlp=32, layers=2) | changes
+  return Variant(Dims(kv_heads=fields["heads"], **fields), t5.V1_1 if version == "1.1" else t5.V1_0, VOCAB)
 
 
-def maker(size: t5.Variant, **arguments):
-  """`key -> model` for a size that is not among the published ones."""
-  arguments = {"vocab_size": VOCAB, **arguments}
-
-  def make(key):
-    with mock.patch.dict(t5.VARIANTS, {"test": size}):
-      return t5.Model(nnx.Rngs(params=key), variant="test", **arguments)
-
-  return make
+def maker(size: Variant, *, family=t5, **arguments):
+  """`key -> model` for a size that is not among the published ones; the family is a module of `models/`."""
+  return lambda key: family.Model(nnx.Rngs(params=key), variant=size, **arguments)
 
 
-def model(size: t5.Variant, *, noisy: bool = True, **arguments) -> t5.Model:
-  """A model with random weights; `noisy` moves norm scales off one and tables off zero, so that none can hide."""
+def model(size: Variant, *, noisy: bool = True, **arguments):
+  """A model with random weights; see `maker`."""
   made = jit(maker(size, **arguments))(jax.random.key(7))
-  if not noisy:
-    return made
+  return noised(made) if noisy else made
+
+
+def noised(made):
+  """The model with norm scales moved off one and tables and biases off zero, so that none can hide."""
   generator = np.random.default_rng(3)
   arrays = {n: np.asarray(a) for n, a in params.arrays(made).items()}
   moved = {n: jnp.asarray(a + 0.1 * generator.standard_normal(a.shape), jnp.float32) for n, a in arrays.items()}

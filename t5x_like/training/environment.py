@@ -7,7 +7,9 @@ from importlib import metadata
 from typing import Any
 
 import jax
+from flax import nnx
 
+from t5x_like.nn.attention import Attention, CrossAttention
 from t5x_like.parallel.distributed import code_version
 
 _PACKAGES = (
@@ -37,6 +39,28 @@ def environment() -> dict[str, Any]:
     except metadata.PackageNotFoundError:
       continue
   return found
+
+
+def attention_cores(model) -> dict[str, str]:
+  """The attention cores a model really has: {"attention_core": "dense", "cross_attention_core": "dense"}.
+
+  Where layers differ, the names of all are joined by "+"; models without attention give an empty dict.
+  """
+  found: dict[str, list[str]] = {}
+
+  def visit(module):
+    if isinstance(module, Attention):
+      place = "cross_attention_core" if isinstance(module, CrossAttention) else "attention_core"
+      names = found.setdefault(place, [])
+      if module.core.name not in names:
+        names.append(module.core.name)
+    for part in vars(module).values():
+      for item in part if isinstance(part, list | tuple) else (part,):
+        if isinstance(item, nnx.Module):
+          visit(item)
+
+  visit(model)
+  return {place: "+".join(names) for place, names in sorted(found.items())}
 
 
 def _cpu_model() -> str:

@@ -18,7 +18,7 @@ from t5x_like.parallel import distributed
 from t5x_like.parallel.rules import local_rows, sharding_table
 from t5x_like.training import flops, process, resume, setup
 from t5x_like.training.checkpoint import Checkpoints
-from t5x_like.training.environment import environment
+from t5x_like.training.environment import attention_cores, environment
 from t5x_like.training.meter import Meter
 from t5x_like.training.report import write_report
 from t5x_like.training.state import TrainState, from_tree, init_state, shardings, to_tree
@@ -109,8 +109,10 @@ class Run:
     distributed.agree({"compiled step": "yes"}, timeout_seconds=3600)
     cost = flops.step_flops(parts.model, parts.objective, abstract)
     peak, source = flops.peak_flops(jax.devices()[0]) if not config.peak_flops else (config.peak_flops, "the config")
+    cores = attention_cores(parts.model)
     process.say(
-      f"step compiled in {time.perf_counter() - start:.1f} s: {cost / 1e9:,.1f} model GFLOPs; attention core: dense;"
+      f"step compiled in {time.perf_counter() - start:.1f} s: {cost / 1e9:,.1f} model GFLOPs;"
+      f" {', '.join(f'{place}: {name}'.replace('_', ' ') for place, name in cores.items())};"
       f" MFU against {peak * jax.device_count() / 1e12:,.3f} TFLOP/s ({jax.device_count()} devices, {source})"
     )
     positions = sum(math.prod(x.shape) for n, x in abstract.items() if n.endswith("_input_tokens"))
@@ -238,7 +240,7 @@ class Run:
     if self._primary:
       self._lock = resume.hold(self.workdir)
       resume.write(self.workdir, resume.FILE, self._identity)
-      resume.write(self.workdir, "environment.json", environment())
+      resume.write(self.workdir, "environment.json", environment() | attention_cores(self._parts.model))
       task.vocabulary.save(self.workdir / "vocabulary")
 
 def write_samples(workdir, step: int, samples: list[dict]) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import json
 from collections.abc import Callable
 
 import jax
@@ -47,7 +48,8 @@ def checkpoints(every: int, keep_last: int = 3, keep_every: int | None = None, s
 def resolve(config: ConfigDict) -> ConfigDict:
   """Checks every slot against what it names and fills in all defaults.
 
-  `auto` in `model.dtype` becomes bfloat16 on accelerators and float32 on CPU; in `model.layers`, scan and loop.
+  `auto` in `model.dtype` becomes bfloat16 on accelerators and float32 on CPU; in `model.layers`, scan and loop. A
+  `model.vocab_size` of None becomes the published one.
 
   Raises:
     UserError: naming the key, what was found and what was expected.
@@ -60,6 +62,7 @@ def resolve(config: ConfigDict) -> ConfigDict:
     found = resolved.model.variant
     raise UserError(f"config.model.variant: found {found!r}, expected one of {', '.join(variants)}"
                     f"{did_you_mean(found, variants)}")  # fmt: skip
+  _resolve_design(resolved.model, variants)
   on_cpu = jax.default_backend() == "cpu"
   if resolved.model.get("dtype") == "auto":
     resolved.model.dtype = "float32" if on_cpu else "bfloat16"
@@ -131,6 +134,17 @@ def check_vocabulary(config: ConfigDict, vocabulary) -> None:
       f"config.model.vocab_size: found {config.model.vocab_size}, but the vocabulary of the data has {vocabulary.size}"
       f" ids; set --config.model.vocab_size={-(-vocabulary.size // 128) * 128}"
     )
+
+
+def _resolve_design(model: ConfigDict, variants: dict) -> None:
+  """Refuses changes to the family's design that it does not take, and fills in the published vocabulary."""
+  if "design" in model:
+    changes = model.design.to_dict()
+    variants[model.variant].design.changed(changes)
+    with model.ignore_type():
+      model.design = ConfigDict(json.loads(json.dumps(changes)))  # as a saved config has it: lists, no tuples
+  if "vocab_size" in model and model.vocab_size is None:
+    model.vocab_size = variants[model.variant].vocab_size
 
 
 def _model(config: ConfigDict):

@@ -35,11 +35,11 @@ class T5:
   """Reads the weights of a model by name; `logits` answers for one example."""
 
   def __init__(self, size, weights):
-    self.size, self.w = size, {name: np.asarray(a, np.float64) for name, a in weights.items()}
+    self.dims, self.design, self.w = size.dims, size.design, {name: np.asarray(a, np.float64) for name, a in weights.items()}
 
   def attention(self, name, layer, x, memory, table, bidirectional, see):
     """`see(query, key)` says whether a key is visible; `table` is None in cross-attention."""
-    N, H = self.size.heads, self.size.head_dim
+    N, H = self.dims.heads, self.dims.head_dim
     q, k, v = (
       (y @ self.w[f"{name}/{p}/kernel"][layer]).reshape(len(y), N, H)
       for p, y in (("query", x), ("key", memory), ("value", memory))
@@ -57,7 +57,7 @@ class T5:
 
   def mlp(self, name, layer, x):
     h = x @ self.w[f"{name}/wi/kernel"][layer]
-    if self.size.gated:
+    if self.design.activation == "geglu_tanh":
       h = gelu(x @ self.w[f"{name}/gate/kernel"][layer]) * h
     else:
       h = np.maximum(h, 0.0)
@@ -66,7 +66,7 @@ class T5:
   def stack(self, stack, tokens, see, memory=None, see_memory=None):
     x = self.w["embed/table"][tokens]
     table, blocks = self.w[f"{stack}/position/table"], f"{stack}/blocks"
-    for layer in range(self.size.layers):
+    for layer in range(self.dims.layers):
       y = rms_norm(x, self.w[f"{blocks}/self_attention/in_norm/scale"][layer])
       x = x + self.attention(f"{blocks}/self_attention/layer", layer, y, y, table, stack == "encoder", see)
       if memory is not None:
@@ -81,6 +81,6 @@ class T5:
     real = encoder_tokens > 0
     memory = self.stack("encoder", encoder_tokens, lambda t, s: real[s])
     x = self.stack("decoder", decoder_tokens, lambda t, s: s <= t, memory, lambda t, s: real[s])
-    if self.size.tied:
-      return (x / math.sqrt(self.size.embed)) @ self.w["embed/table"].T
+    if self.design.tied:
+      return (x / math.sqrt(self.dims.embed)) @ self.w["embed/table"].T
     return x @ self.w["head/kernel"]

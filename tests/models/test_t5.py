@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import tiny
 
-from t5x_like.models import t5
 from t5x_like.nn import params
 from t5x_like.nn.decode import EOS_ID, greedy
+from t5x_like.nn.layer import Context
+from t5x_like.nn.mask import Mask, positions
 from t5x_like.objectives.encoder_decoder import Objective, token_losses
 
 S, T = 11, 20  # T reaches the logarithmic buckets of the decoder
@@ -61,17 +62,16 @@ def test_causality():
 
 def test_causality_by_gradient():
   m, batch = model(), random_batch(1, padded=False)
-  made = m.encode(batch)
+  memory, k_pos, _, k_valid, _ = m.encode(batch)
 
   @tiny.jit
   def reach(x_TD):
     """d logits[t] / d decoder embedding[s], as [T, T] norms."""
 
     def run(x_TD):
-      pos = t5.positions(T)
-      context = t5.Context(mask=t5.Mask(pos, pos, causal=True), memory=made[0],
-                           memory_mask=t5.Mask(pos, made[1], k_valid=made[2]))  # fmt: skip
-      return m.logits(m.decoder(x_TD[None], context)[0])[0]
+      pos = positions(T)
+      context = Context(mask=Mask(pos, pos, causal=True), memory=memory, memory_mask=Mask(pos, k_pos, k_valid=k_valid))
+      return m.head(m.decoder(x_TD[None], context)[0], m.embed)["logits"][0]
 
     return jnp.abs(jax.jacrev(lambda x: run(x).sum(-1))(x_TD)).max(-1)
 

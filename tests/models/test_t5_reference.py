@@ -14,16 +14,22 @@ EXACT = {"t5-small": 60_506_624, "t5-v1_1-small": 76_961_152}
 MILLIONS = {
   "t5-small": 60.51, "t5-base": 222.90, "t5-large": 737.67,
   "t5-v1_1-small": 76.96, "t5-v1_1-base": 247.58, "t5-v1_1-large": 783.15,
+  "mt5-small": 300.18, "mt5-base": 582.40, "byt5-small": 299.64, "byt5-base": 581.65,
+  "t5-base-shared": 137.95,  # t5-base without the 12 x 7,079,424 of its encoder, its final norm and its table
 }  # fmt: skip
-BILLIONS = {"t5-3b": 2.852, "t5-11b": 11.307, "t5-v1_1-xl": 2.850, "t5-v1_1-xxl": 11.135}
+BILLIONS = {"t5-3b": 2.852, "t5-11b": 11.307, "t5-v1_1-xl": 2.850, "t5-v1_1-xxl": 11.135,
+            "mt5-large": 1.230, "mt5-xl": 3.743, "mt5-xxl": 12.921,
+            "byt5-large": 1.228, "byt5-xl": 3.738, "byt5-xxl": 12.907}  # fmt: skip
+
+
+def abstract(variant, **arguments):
+  return jax.eval_shape(lambda key: t5.Model(nnx.Rngs(params=key), variant=variant, **arguments), jax.random.key(0))
 
 
 @pytest.mark.parametrize("layers", ["scan", "loop"])
 @pytest.mark.parametrize("variant", sorted({*MILLIONS, *BILLIONS}))
 def test_published_parameter_counts(variant, layers):
-  model = jax.eval_shape(
-    lambda key: t5.Model(nnx.Rngs(params=key), variant=variant, vocab_size=32128, layers=layers), jax.random.key(0)
-  )
+  model = abstract(variant, layers=layers)
   count = params.count(model)
   assert count == EXACT.get(variant, count)
   if variant in MILLIONS:
@@ -33,9 +39,20 @@ def test_published_parameter_counts(variant, layers):
   assert count == sum(a.size for a in params.named_params(model).values())
 
 
+UMT5 = ("small", "base", "xl", "xxl")
+
+
+@pytest.mark.parametrize("size", UMT5)
+def test_umt5_is_mt5_with_more_tokens_and_a_position_table_in_every_layer(size):
+  dims = t5.VARIANTS[f"mt5-{size}"].dims
+  tokens = 2 * (256_384 - 250_112) * dims.embed
+  tables = 2 * (dims.layers - 1) * 32 * dims.heads
+  assert params.count(abstract(f"umt5-{size}")) == params.count(abstract(f"mt5-{size}")) + tokens + tables
+
+
 def test_every_variant_is_counted_or_ours():
   ours = {"t5-tiny", "t5-mini", "t5-v1_1-tiny", "t5-v1_1-mini"}
-  assert set(t5.VARIANTS) == ours | set(MILLIONS) | set(BILLIONS)
+  assert set(t5.VARIANTS) - {"nano", "odd"} == ours | set(MILLIONS) | set(BILLIONS) | {f"umt5-{size}" for size in UMT5}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import pytest
 from flax import nnx
 
 from t5x_like.nn import params
-from t5x_like.nn.position import Position, RelativeBias, relative_buckets
+from t5x_like.nn.position import Position
+from t5x_like.nn.relative_position import RelativeBias, relative_buckets
 
 # First distance of each logarithmic bucket at 32 buckets and distance 128, as T5's own code gives them.
 BIDIRECTIONAL = {8: 8, 12: 9, 16: 10, 23: 11, 32: 12, 46: 13, 64: 14, 91: 15}

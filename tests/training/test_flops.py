@@ -48,6 +48,11 @@ def test_counts_through_control_flow():
   assert flops.forward_flops(function, a) == (3 + 1 + 1) * 2 * 160
 
 
+def test_ragged_product():
+  x, kernels, sizes = jnp.ones((7, 4)), jnp.ones((3, 4, 5)), jnp.array([2, 0, 5])
+  assert flops.forward_flops(jax.lax.ragged_dot, x, kernels, sizes) == 2 * 7 * 4 * 5
+
+
 def test_convolution():
   x, kernel = jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 16))
 
