@@ -92,7 +92,7 @@ def decode(parts, arrays, tokens: np.ndarray, batch_size: int, max_length: int) 
 
   from t5x_like.evals import fetch, rows_of
   from t5x_like.nn import params
-  from t5x_like.nn.decode import greedy
+  from t5x_like.nn.generate import greedy
 
   @jax.jit
   def run(arrays, batch):

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from t5x_like.evals import Result, Setting, fetch
-from t5x_like.nn.decode import greedy
+from t5x_like.nn.generate import greedy
 
 
 class Evaluator:

@@ -1,0 +1,198 @@
+"""Beam search: the best sequences found by keeping the likeliest few at every step.
+
+Finished sequences compete by `log probability / penalty(length)`, the length being that of the new tokens with the one
+that ends them. Two rules for what counts as finished and when to stop are here: `Attainable`, that of T5X, and
+`Transformers`, that of the library of this name.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.errors import UserError
+from t5x_like.nn.generate import Batch, begin, of_memory, parts
+from t5x_like.nn.sampling import Step, Transform, apply, is_in
+from t5x_like.parallel.constrain import constrain
+
+
+class Penalty(Protocol):
+  """Called with a length (a number or float32 scalar), gives what the log-probability is divided by."""
+
+  def __call__(self, length): ...
+
+
+@dataclasses.dataclass(frozen=True)
+class GnmtPenalty:
+  """`((5 + length) / 6)^alpha` (Wu et al. 2016, equation 14), the one of T5X."""
+
+  alpha: float = 0.6
+
+  def __call__(self, length):
+    return ((5.0 + length) / 6.0) ** self.alpha
+
+
+@dataclasses.dataclass(frozen=True)
+class PowerPenalty:
+  """`length^power`, the one of transformers; at 1 it is the mean log-probability of a token."""
+
+  power: float = 1.0
+
+  def __call__(self, length):
+    return length**self.power
+
+
+class NoPenalty:
+  """The log-probability as it is."""
+
+  def __call__(self, length):
+    return 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Attainable:
+  """T5X's rule: exact for any penalty that is monotone in the length.
+
+  Every candidate that ends may finish. A row is done when its worst finished sequence is better than the best that a
+  running one could still become. What runs at `max_length` has not finished; it is returned only where nothing has.
+  """
+
+  def finishing(self, ended_BC: jax.Array, beams: int, last: jax.Array) -> jax.Array:
+    """Which of the candidates, best first, go to the finished ones. `last` is whether this is the last step."""
+    return ended_BC
+
+  def open(self, best_B: jax.Array, done_BK: jax.Array, length, max_length: int, penalty: Penalty) -> jax.Array:
+    """Rows where going on may help, from the best running log-probability and the scores of the finished."""
+    return best_B / jnp.maximum(penalty(length), penalty(max_length)) > jnp.min(done_BK, axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Transformers(Attainable):
+  """The rule of `transformers.generate(num_beams=…)`, release 5: the same sequences, token for token.
+
+  A candidate finishes only if it is among the best `beams` of its step, and all that run at `max_length` finish there.
+
+  Args:
+    early_stopping: `False` guesses that no sequence gains from growing further, `"never"` bounds what it could gain as
+      T5X does, `True` also stops as soon as as many sequences as beams have finished.
+  """
+
+  early_stopping: bool | Literal["never"] = False
+
+  def finishing(self, ended_BC: jax.Array, beams: int, last: jax.Array) -> jax.Array:
+    return (ended_BC | last) & (jnp.arange(ended_BC.shape[1]) < beams)
+
+  def open(self, best_B: jax.Array, done_BK: jax.Array, length, max_length: int, penalty: Penalty) -> jax.Array:
+    if self.early_stopping == "never":
+      return super().open(best_B, done_BK, length, max_length, penalty)
+    worst_B = jnp.min(done_BK, axis=1)
+    hopeful_B = best_B / penalty(length) > worst_B
+    return hopeful_B & jnp.isneginf(worst_B) if self.early_stopping else hopeful_B
+
+
+def beam_search(
+  model,
+  batch: Batch,
+  *,
+  max_length: int,
+  beams: int,
+  length_penalty: Penalty | None = GnmtPenalty(0.6),  # noqa: B008 (frozen)
+  rule: Attainable = Attainable(),  # noqa: B008
+  transforms: Sequence[Transform] = (),
+  eos: Sequence[int] | None = None,
+) -> tuple[jax.Array, jax.Array]:
+  """The best `beams` sequences found, best first.
+
+  The prompt is read once for all beams of a row. The encoder's keys and values are laid out once for every beam and
+  then stay where they are; a step copies only the decoder's own, to follow the beams.
+
+  Args:
+    model, batch, max_length, eos: as for `generate.greedy`.
+    beams: K, how many sequences are kept at every step and returned.
+    length_penalty: `GnmtPenalty(alpha)`, `PowerPenalty(power)` or None.
+    rule: what finishes and when to stop: `Attainable()` or `Transformers(early_stopping)`.
+    transforms: what is done to the log-probabilities of the next token; see `sampling`.
+  Returns:
+    (int32 [B, K, max_length] as `greedy` gives them, float32 [B, K] scores: penalised log-probabilities of the new
+    tokens). Where fewer than K were found, and in rows without input, the rest is padding with a score of -inf.
+  Raises:
+    UserError: `beams` is not positive, or what `greedy` raises.
+  """
+  if beams < 1:
+    raise UserError(f"beams: found {beams}, expected at least 1")
+  K, L, V = beams, max_length, model.variant.vocab_size
+  penalty = NoPenalty() if length_penalty is None else length_penalty
+  start = begin(model, batch, max_length, eos)
+  changing, join = parts(jax.tree_util.tree_map_with_path(lambda path, x: _spread(path, x, K), start.state))
+  B = start.last_B1.shape[0]
+  C = min((1 + len(start.eos)) * K, K * V)  # so many that K of them do not end
+
+  def more(carry):
+    *_, open_B, index = carry
+    return (index < L) & jnp.any(open_B)
+
+  def step(carry):
+    changing, last_BK, running, running_BK, done, done_BK, open_B, index = carry
+    logits_MV, state = start.next_logits(model, last_BK.reshape(B * K, 1), join(changing), index)
+    scores_MV = apply(transforms, jax.nn.log_softmax(logits_MV, axis=-1), Step(index, L, start.eos))
+    scores_BKV = running_BK[..., None] + scores_MV.reshape(B, K, V)
+    best_BC, at_BC = jax.lax.top_k(constrain(scores_BKV.reshape(B, K * V), "batch", None), C)
+    parent_BC, token_BC = at_BC // V, at_BC % V
+    candidates = jax.lax.dynamic_update_slice(_pick(running, parent_BC), token_BC[..., None], (0, 0, index))
+    ended_BC, length = is_in(token_BC, start.eos), (index + 1).astype(jnp.float32)
+
+    finishing_BC = rule.finishing(ended_BC, K, index == L - 1) & open_B[:, None]
+    finished_BC = jnp.where(finishing_BC, best_BC / penalty(length), -jnp.inf)
+    done_BK, kept_BK = jax.lax.top_k(jnp.concatenate([done_BK, finished_BC], axis=1), K)
+    done = _pick(jnp.concatenate([done, candidates], axis=1), kept_BK)
+
+    running_BK, kept_BK = jax.lax.top_k(jnp.where(ended_BC, -jnp.inf, best_BC), K)
+    running, last_BK, parent_BK = (_pick(x, kept_BK) for x in (candidates, token_BC, parent_BC))
+    state = jax.tree_util.tree_map_with_path(lambda path, x: _follow(path, x, parent_BK), state)
+    open_B = open_B & rule.open(running_BK[:, 0], done_BK, length, L, penalty)
+    return parts(state)[0], last_BK, running, running_BK, done, done_BK, open_B, index + 1
+
+  empty = constrain(jnp.full((B, K, L), start.pad, jnp.int32), "batch", None, None)
+  nothing_BK = constrain(jnp.full((B, K), -jnp.inf, jnp.float32), "batch", None)
+  running_BK = nothing_BK.at[:, 0].set(0.0)  # the beams are still equal: only the first counts
+  last_BK = jnp.broadcast_to(start.last_B1, (B, K))
+  carry = changing, last_BK, empty, running_BK, empty, nothing_BK, start.alive_B, jnp.int32(0)
+  _, _, running, running_BK, done, done_BK, _, _ = jax.lax.while_loop(more, step, carry)
+
+  unfinished_B1 = jnp.isneginf(done_BK[:, :1])
+  scores_BK = jnp.where(unfinished_B1, running_BK / penalty(float(L)), done_BK)
+  scores_BK = jnp.where(start.alive_B[:, None], scores_BK, -jnp.inf)
+  tokens = jnp.where(unfinished_B1[..., None], running, done)
+  return jnp.where(jnp.isneginf(scores_BK)[..., None], start.pad, tokens), scores_BK
+
+
+def _pick(x: jax.Array, at_BK: jax.Array) -> jax.Array:
+  """[B, C, …] -> [B, K, …]: for each row, some of its C entries. By row, so that no device needs rows of another."""
+  return jax.vmap(lambda x_C, at_K: jnp.take(x_C, at_K, axis=0, mode="clip"))(x, at_BK)
+
+
+def _batch_axis(path) -> int:
+  return 1 if path[0].name == "cache" else 0
+
+
+def _spread(path, x: jax.Array, beams: int) -> jax.Array:
+  """A leaf of a `DecodeState` with every row repeated for each of its beams."""
+  if x.ndim == 0:
+    return x
+  axis = _batch_axis(path)
+  x = jnp.expand_dims(x, axis + 1)
+  shape = (*x.shape[: axis + 1], beams, *x.shape[axis + 2 :])
+  return jnp.broadcast_to(x, shape).reshape(*shape[:axis], -1, *shape[axis + 2 :])
+
+
+def _follow(path, x: jax.Array, parent_BK: jax.Array) -> jax.Array:
+  """A leaf after each beam has taken the place of its parent. Of the encoder's output, and of where tokens are, all
+  beams of a row have the same."""
+  if path[0].name != "cache" or of_memory(path):
+    return x
+  B, K = parent_BK.shape
+  x = x.reshape(x.shape[0], B, K, *x.shape[2:])
+  x = jax.vmap(_pick, in_axes=(0, None))(x, parent_BK)
+  return x.reshape(x.shape[0], B * K, *x.shape[3:])

@@ -1,0 +1,179 @@
+"""Generation from a key/value cache: greedy and by sampling; `beam` has the search for the best sequence.
+
+Everything here is made to be called under `jax.jit`, in the rules of a mesh where there is one: shapes are static, one
+compilation serves every batch of a size, and rows stay on their devices. What a model must have is `prompt`,
+`start_decoding`, `decode` and `variant.tokens` (see `architectures`). A prompt is a decoder's input, or the start token
+and what a batch forces after it (`decoder_prefix_tokens`) in an encoder-decoder.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.errors import UserError
+from t5x_like.nn.decode import DecodeState
+from t5x_like.nn.sampling import Step, Transform, apply, is_in
+from t5x_like.parallel.constrain import constrain
+
+Batch = dict[str, jax.Array]
+
+
+def greedy(
+  model, batch: Batch, *, max_length: int, transforms: Sequence[Transform] = (), eos: Sequence[int] | None = None
+) -> jax.Array:
+  """The most likely next token, again and again, until every row has ended.
+
+  Args:
+    model: a decoder or an encoder-decoder.
+    batch: what its `prompt` and `start_decoding` read. Prompts of unequal length have padding on either side; a row
+      that is nothing but padding has ended from the start.
+    max_length: number of tokens generated at most, those of the prompt not counted.
+    transforms: what is done to the logits first; see `sampling`.
+    eos: ids that end a row; None is the model's.
+  Returns:
+    int32 [B, max_length]: the new tokens; padding (0 where the model has none) after the one that ends a row.
+  Raises:
+    UserError: `max_length` or an id of `eos` is out of range.
+  """
+
+  def choose(scores_BV, step):
+    return jnp.argmax(scores_BV, axis=-1)
+
+  return _generate(model, batch, choose, max_length, transforms, eos)
+
+
+def sample(
+  model,
+  batch: Batch,
+  key: jax.Array,
+  *,
+  max_length: int,
+  transforms: Sequence[Transform] = (),
+  eos: Sequence[int] | None = None,
+) -> jax.Array:
+  """Next tokens drawn from the model's distribution, or from what `transforms` leave of it.
+
+  The key of a row and step is folded from `key`, the row's number and the step's: what a row gets does not depend on
+  what else is in the batch, nor on how the batch is laid out over devices.
+
+  Args:
+    key: random key.
+    transforms: such as `Temperature(0.7), TopK(40), TopP(0.9), MinP(0.05)`, applied in this order.
+    model, batch, max_length, eos: as for `greedy`.
+  Returns:
+    int32 [B, max_length], as `greedy`.
+  """
+
+  def choose(scores_BV, step):
+    rows_B = jnp.arange(scores_BV.shape[0])
+    keys_B = jax.vmap(lambda row: jax.random.fold_in(jax.random.fold_in(key, row), step.index))(rows_B)
+    return jax.vmap(jax.random.categorical)(keys_B, scores_BV)
+
+  return _generate(model, batch, choose, max_length, transforms, eos)
+
+
+def _generate(model, batch: Batch, choose: Callable, max_length: int, transforms, eos) -> jax.Array:
+  start = begin(model, batch, max_length, eos)
+  changing, join = parts(start.state)
+
+  def more(carry):
+    _, _, _, ended_B, index = carry
+    return (index < max_length) & ~jnp.all(ended_B)
+
+  def step(carry):
+    tokens_BT, last_B1, changing, ended_B, index = carry
+    logits_BV, state = start.next_logits(model, last_B1, join(changing), index)
+    scores_BV = apply(transforms, logits_BV, Step(index, max_length, start.eos))
+    next_B = jnp.where(ended_B, start.pad, choose(scores_BV, Step(index, max_length, start.eos)).astype(jnp.int32))
+    next_B1 = constrain(next_B[:, None], "batch", None)
+    tokens_BT = jax.lax.dynamic_update_slice(tokens_BT, next_B1, (0, index))
+    return tokens_BT, next_B1, parts(state)[0], ended_B | is_in(next_B, start.eos), index + 1
+
+  tokens_BT = constrain(jnp.full((start.last_B1.shape[0], max_length), start.pad, jnp.int32), "batch", None)
+  carry = tokens_BT, start.last_B1, changing, ~start.alive_B, jnp.int32(0)
+  return jax.lax.while_loop(more, step, carry)[0]
+
+
+# What all ways of generating share
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+  """A model that has read its prompt.
+
+  The last token of a longer prompt is asked twice: with the prompt, for its keys and values, and in the first step, for
+  the logits of what follows it. So the logits of a whole prompt, [B, P, V], are never made, and prompts of any length
+  go on with the same step.
+
+  Attributes:
+    state: the cache, with the prompt in it.
+    last_B1: int32, the last token of each prompt.
+    alive_B: rows that have any input.
+    remembered: whether `last_B1` is in the cache already.
+    pad, eos: what follows the end of a row, and what ends it.
+  """
+
+  state: DecodeState
+  last_B1: jax.Array
+  alive_B: jax.Array
+  remembered: bool
+  pad: int
+  eos: tuple[int, ...]
+
+  def next_logits(self, model, last_B1: jax.Array, state: DecodeState, index: jax.Array):
+    """What follows `last_B1`, chosen in the step before: (float32 [B, V], state)."""
+    if not self.remembered:
+      logits_B1V, state = model.decode(last_B1, state)
+      return logits_B1V[:, 0], state
+    first = index == 0
+    back = first.astype(jnp.int32)  # the first query stands at the position of the last token, and leaves no key
+    state = dataclasses.replace(state, next_pos=state.next_pos - back)
+    logits_B1V, state = model.decode(last_B1, state, jnp.broadcast_to(~first, last_B1.shape))
+    return logits_B1V[:, 0], dataclasses.replace(state, next_pos=state.next_pos + back)
+
+
+def begin(model, batch: Batch, max_length: int, eos: Sequence[int] | None) -> Start:
+  """Reads the prompt, all of it in one call."""
+  tokens, V = model.variant.tokens, model.variant.vocab_size
+  eos = (tokens.eos,) if eos is None else tuple(eos)
+  if max_length < 1:
+    raise UserError(f"max_length: found {max_length}, expected at least 1")
+  if wrong := [id for id in eos if not 0 <= id < V]:
+    raise UserError(f"eos: found {wrong[0]}, expected ids from 0 to {V - 1}, those of the vocabulary")
+  prompt_BP, valid_BP = model.prompt(batch)
+  P = prompt_BP.shape[1]
+  remembered = P > 1
+  state = model.start_decoding(batch, max_length + (P if remembered else 0))
+  alive_B = jnp.any(valid_BP, axis=1)
+  if state.memory_valid is not None:
+    alive_B = alive_B & jnp.any(state.memory_valid, axis=1)
+  if remembered:
+    prefix_BP = batch["decoder_causal_attention"] > 0 if state.prefix is not None else None
+    _, state = model.decode(prompt_BP, state, valid_BP, prefix_BP)
+  at_B1 = jnp.max(jnp.where(valid_BP, jnp.arange(P), 0), axis=1, keepdims=True)
+  last_B1 = jnp.take_along_axis(prompt_BP, at_B1, axis=1).astype(jnp.int32)
+  return Start(state, constrain(last_B1, "batch", None), alive_B, remembered, tokens.pad or 0, eos)
+
+
+def parts(state: DecodeState) -> tuple[list[jax.Array], Callable[[list[jax.Array]], DecodeState]]:
+  """What steps change in a state, and the function that puts it back to what they do not.
+
+  The encoder's keys and values, by far the larger part of many caches, stay out of the loop's carry: they are neither
+  copied from step to step nor reordered with the beams.
+  """
+  leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
+  changing = [leaf for path, leaf in leaves if not of_memory(path)]
+
+  def join(changing):
+    rest = iter(changing)
+    return treedef.unflatten([leaf if of_memory(path) else next(rest) for path, leaf in leaves])
+
+  return changing, join
+
+
+def of_memory(path) -> bool:
+  """Whether a leaf of a `DecodeState` belongs to the encoder's output."""
+  names = (str(getattr(part, "key", getattr(part, "name", ""))) for part in path)
+  return any(name.startswith(("cross_attention", "memory_")) for name in names)
