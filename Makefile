@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: quickstart test test-heavy lint clean
+.PHONY: quickstart test test-heavy parity lint clean
 
 quickstart: $(VENV)/.ready
 	$(RUN) -m tools.quickstart $(QUICKSTART)
@@ -16,6 +16,11 @@ test: $(VENV)/.ready
 # What make test leaves out because it takes long: runs killed at many moments, each start compiled anew.
 test-heavy: $(VENV)/.ready
 	$(RUN) -m pytest -m heavy $(PYTEST)
+
+# Every family against torch and transformers, live; they are installed for it alone.
+parity: $(VENV)/.ready
+	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-parity.txt
+	$(RUN) -m pytest -m parity $(PYTEST) tests/parity
 
 lint: $(VENV)/.ready
 	$(RUN) -m ruff check .

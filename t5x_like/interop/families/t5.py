@@ -1,0 +1,112 @@
+"""T5 1.0 and 1.1, mT5, umT5 and ByT5."""
+
+import dataclasses
+
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.hf import only
+from t5x_like.interop.mapping import Mapping, places
+from t5x_like.models import t5
+from t5x_like.nn.architectures import Tokens, Variant
+from t5x_like.nn.dims import Dims
+
+MODEL_TYPES = ("t5", "mt5", "umt5")
+MODELS = (t5.Model,)
+ACTIVATIONS = {"relu": "relu", "gated-gelu": "geglu_tanh", "gated-silu": "swiglu", "gelu": "gelu"}
+NAMES = ("q", "k", "v", "o")
+
+
+def build(fields: Fields, names: set[str]):
+  umt5 = fields.values["model_type"] == "umt5"
+  tied = "lm_head.weight" not in names
+  # Whether the output is scaled: T5 files of version 5 of the library name it; older ones, and umT5, mean it by tied
+  # weights; mT5 never is.
+  scaled = fields.take("scale_decoder_outputs", fields.take("tie_word_embeddings", True))
+  fields.ignore("dropout_rate", "dense_act_fn", "is_gated_act", "n_positions")
+  design = dataclasses.replace(
+    t5.V1_0,
+    activation=fields.choose("feed_forward_proj", ACTIVATIONS, "relu"),
+    norm_epsilon=fields.take("layer_norm_epsilon", 1e-6),
+    position={
+      "name": "relative_bias",
+      "buckets": fields.take("relative_attention_num_buckets", 32),
+      "max_distance": fields.take("relative_attention_max_distance", 128),
+      "shared": not umt5,
+    },
+    tied=tied,
+    logits_scale=scaled and fields.values["model_type"] != "mt5",
+  )
+  heads, layers = fields.take("num_heads"), fields.take("num_layers")
+  dims = Dims(fields.take("d_model"), heads, heads, fields.take("d_kv"), fields.take("d_ff"), layers)
+  pad, eos = fields.take("pad_token_id", 0), fields.take("eos_token_id", 1)
+  tokens = Tokens(pad, fields.values.get("decoder_start_token_id") or pad, eos)
+  decoder_layers = fields.take("num_decoder_layers", layers)
+  return t5.Model, {
+    "variant": Variant(dims, design, fields.take("vocab_size"), tokens, decoder_layers=decoder_layers)
+  }
+
+
+def config(model, model_type: str | None) -> dict:
+  only(model, norm="rmsnorm", norm_position="pre", parallel="no", biases=(), qk_norm=False, attention_scale=1.0,
+       softcap=None, windows=(None,), experts=None, activation=list(ACTIVATIONS.values()))  # fmt: skip
+  variant, design = model.variant, model.variant.design
+  position = {"name": design.position} if isinstance(design.position, str) else design.position
+  only(model, position=[p for p in (design.position,) if position["name"] == "relative_bias"] or ["relative_bias"])
+  dims = variant.dims
+  if not position.get("shared", True):
+    model_type = "umt5"
+  elif model_type != "mt5" or design.logits_scale:
+    model_type = "t5"
+  return {
+    "architectures": [f"{model_type.upper()}ForConditionalGeneration"],
+    "model_type": model_type,
+    "is_encoder_decoder": True,
+    "vocab_size": variant.vocab_size,
+    "d_model": dims.embed,
+    "d_kv": dims.head_dim,
+    "d_ff": dims.mlp,
+    "num_layers": dims.layers,
+    "num_decoder_layers": variant.decoder_layers or dims.layers,
+    "num_heads": dims.heads,
+    "relative_attention_num_buckets": position.get("buckets", 32),
+    "relative_attention_max_distance": position.get("max_distance", 128),
+    "layer_norm_epsilon": design.norm_epsilon,
+    "feed_forward_proj": {ours: theirs for theirs, ours in ACTIVATIONS.items()}[design.activation],
+    "tie_word_embeddings": design.logits_scale,  # what the library takes it to mean for this family
+    **({"scale_decoder_outputs": design.logits_scale} if model_type == "t5" else {}),
+    "pad_token_id": variant.tokens.pad,
+    "eos_token_id": variant.tokens.eos,
+    "decoder_start_token_id": variant.tokens.start,
+  }
+
+
+def tensors(m: Mapping) -> None:
+  variant, gated = m.model.variant, "encoder/blocks/mlp/layer/gate/kernel" in m.names
+  m.copy("shared.weight", "embed/table")
+  m.copies = {f"{side}.embed_tokens.weight": "shared.weight" for side in ("encoder", "decoder")}
+  if variant.design.tied:
+    m.copies["lm_head.weight"] = "shared.weight"
+  else:
+    m.transposed("lm_head.weight", "head/kernel")
+  m.ignored = ("EncDecAttention.relative_attention_bias.weight",)  # in old files, never used
+  for side, layers in (("encoder", variant.dims.layers), ("decoder", variant.decoder_layers or variant.dims.layers)):
+    m.norm(f"{side}.final_layer_norm", f"{side}/final_norm")
+    if f"{side}/position/table" in m.names:
+      m.copy(f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight", f"{side}/position/table")
+    for layer, (_, at) in enumerate(places(getattr(m.model, side), layers)):
+      theirs, ours = f"{side}.block.{layer}.layer", f"{side}/blocks"
+      if f"{ours}/self_attention/layer/position/table" in m.names:
+        bias = f"{theirs}.0.SelfAttention.relative_attention_bias.weight"
+        m.copy(bias, f"{ours}/self_attention/layer/position/table", at)
+      m.attention(f"{theirs}.0.SelfAttention", f"{ours}/self_attention/layer", at, names=NAMES)
+      m.norm(f"{theirs}.0.layer_norm", f"{ours}/self_attention/in_norm", at)
+      last = 1
+      if side == "decoder":
+        m.attention(f"{theirs}.1.EncDecAttention", f"{ours}/cross_attention/layer", at, names=NAMES)
+        m.norm(f"{theirs}.1.layer_norm", f"{ours}/cross_attention/in_norm", at)
+        last = 2
+      m.norm(f"{theirs}.{last}.layer_norm", f"{ours}/mlp/in_norm", at)
+      mlp = f"{theirs}.{last}.DenseReluDense"
+      if gated:
+        m.linear(f"{mlp}.wi_0", f"{ours}/mlp/layer/gate", at)
+      m.linear(f"{mlp}.{'wi_1' if gated else 'wi'}", f"{ours}/mlp/layer/wi", at)
+      m.linear(f"{mlp}.wo", f"{ours}/mlp/layer/wo", at)

@@ -1,0 +1,87 @@
+"""Reading a Hugging Face `config.json`: every field is used, known not to matter, or refused by name."""
+
+from typing import Any
+
+from t5x_like.errors import UserError
+
+# What a config says about training, generation, the tokenizer or the file itself; logits do not depend on it.
+_WITHOUT_EFFECT = {
+  "_name_or_path", "_commit_hash", "_attn_implementation", "_attn_implementation_autoset", "architectures", "auto_map",
+  "model_type", "transformers_version", "torch_dtype", "dtype", "torchscript", "use_bfloat16", "return_dict",
+  "return_dict_in_generate", "output_attentions", "output_hidden_states", "output_past", "output_scores", "use_cache",
+  "id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "task_specific_params", "tokenizer_class",
+  "prefix", "bos_token_id", "sep_token_id", "cls_token_id", "mask_token_id", "unk_token_id", "decoder_start_token_id",
+  "forced_bos_token_id", "forced_eos_token_id", "begin_suppress_tokens", "suppress_tokens", "bad_words_ids",
+  "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty",
+  "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size",
+  "encoder_no_repeat_ngram_size", "num_return_sequences", "exponential_decay_length_penalty", "remove_invalid_values",
+  "renormalize_logits", "initializer_range", "initializer_factor", "init_std", "gradient_checkpointing",
+  "classifier_dropout", "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
+  "summary_first_dropout", "summary_last_dropout", "is_encoder_decoder", "tf_legacy_loss", "pretraining_tp",
+}  # fmt: skip
+
+# What would change the model if it were otherwise.
+_ONLY = {
+  "is_decoder": (False,), "add_cross_attention": (False,), "cross_attention_hidden_size": (None,),
+  "chunk_size_feed_forward": (0,), "pruned_heads": ({}, None), "tie_encoder_decoder": (False,),
+  "quantization_config": (None,),
+}  # fmt: skip
+
+
+class Fields:
+  """A config's fields, each to be taken once.
+
+  Args:
+    values: the parsed JSON.
+    origin: of the file, for messages.
+  """
+
+  def __init__(self, values: dict[str, Any], origin: str):
+    self.values, self.origin = values, origin
+    self._left = set(values) - _WITHOUT_EFFECT
+
+  def take(self, name: str, default: Any = ...) -> Any:
+    """The value of a field, or the default where it is missing or null.
+
+    Raises:
+      UserError: missing, and there is no default.
+    """
+    self._left.discard(name)
+    value = self.values.get(name)
+    if value is None and default is ...:
+      raise UserError(f"{self.origin}: field {name!r} is missing; the config is incomplete")
+    return default if value is None else value
+
+  def choose(self, name: str, table: dict, default: Any = ...) -> Any:
+    """What a table says about the value of a field."""
+    value = self.take(name, default)
+    if value not in table:
+      raise self.refusal(name, value, " or ".join(map(repr, table)))
+    return table[value]
+
+  def only(self, name: str, *allowed: Any) -> None:
+    """Refuses a field that is there and has none of these values."""
+    self._left.discard(name)
+    if name in self.values and self.values[name] not in allowed:
+      raise self.refusal(name, self.values[name], " or ".join(map(repr, allowed)))
+
+  def ignore(self, *names: str) -> None:
+    """Fields that logits do not depend on: dropout rates and the like."""
+    self._left -= set(names)
+
+  def finish(self) -> None:
+    """Refuses what nobody took.
+
+    Raises:
+      UserError: naming the field.
+    """
+    for name, allowed in _ONLY.items():
+      self.only(name, *allowed)
+    for name in sorted(self._left):
+      raise UserError(
+        f"{self.origin}: field {name!r} is {self.values[name]!r}, which this model type is not known to have; remove it"
+        " if it does not matter"
+      )
+
+  def refusal(self, name: str, found: Any, expected: str) -> UserError:
+    return UserError(f"{self.origin}: field {name!r} is {found!r}, expected {expected}; no model here computes that")

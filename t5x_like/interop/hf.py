@@ -1,0 +1,297 @@
+"""Hugging Face model directories: `load(path) -> model` and `save(model, path)`.
+
+A directory holds `config.json` and `model.safetensors`, or several files and `model.safetensors.index.json`. Tensors
+are read and written one at a time and pickles are never opened. The families known are the modules of
+`interop/families`, each with `MODEL_TYPES`, `build`, `config` and `tensors`.
+"""
+
+import contextlib
+import dataclasses
+import importlib
+import json
+import math
+import pathlib
+import pkgutil
+import shutil
+from collections.abc import Iterable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from t5x_like.errors import UserError, did_you_mean, one_line
+from t5x_like.interop import families
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.mapping import Mapping
+from t5x_like.nn import params
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+SHARD_BYTES = 5 * 10**9
+TOKENIZER_FILES = (
+  "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "spiece.model",
+  "tokenizer.model", "sentencepiece.bpe.model", "vocab.json", "merges.txt", "vocab.txt", "source.spm", "target.spm",
+  "generation_config.json", "chat_template.jinja",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+  """Where a loaded model came from: what `save` carries along.
+
+  Attributes:
+    path: the directory.
+    config: its config.json, as text.
+    dtype: of its tensors.
+  """
+
+  path: str
+  config: str
+  dtype: str
+
+
+def load(path: str, *, rules=None, dtype: str = "float32", layers: str = "scan") -> nnx.Module:
+  """Reads a Hugging Face directory into one of our models.
+
+  Args:
+    path: the directory.
+    rules: `parallel.rules.Rules` to place parameters by, each on its devices before the next is read; None keeps all on
+      the default device.
+    dtype: compute dtype of the model; parameters are float32 always.
+    layers: "scan" or "loop".
+  Returns:
+    A model called as `model(batch) -> {"logits", …}`.
+  Raises:
+    UserError: naming the file and the field or tensor that is missing, unknown, of another shape or not supported.
+  """
+  directory = pathlib.Path(path)
+  text = _read_text(directory / "config.json")
+  try:
+    values = json.loads(text)
+  except ValueError as error:
+    raise UserError(f"{directory}/config.json: not JSON ({one_line(error)}); copy it again") from error
+  files = _Files(directory)
+  family = _family(values.get("model_type"), f"{directory}/config.json")
+  fields = Fields(values, f"{directory}/config.json")
+  model_class, arguments = family.build(fields, files.names)
+  fields.finish()
+
+  def make(key):
+    return model_class(nnx.Rngs(params=key), dtype=dtype, layers=layers, **arguments)
+
+  model = jax.eval_shape(make, jax.random.key(0))
+  mapping = Mapping(model)
+  family.tensors(mapping)
+  _check(mapping, files)
+  arrays = {}
+  for name, holder in params.named_params(model).items():
+    array = _assemble(name, holder.shape, mapping, files)
+    sharding = rules.sharding(holder.axes) if rules is not None else None
+    arrays[name] = jax.device_put(array, sharding)
+    jax.block_until_ready(arrays[name])
+  model = params.with_arrays(model, arrays)
+  model.origin = Origin(str(directory), text, files.dtype)
+  return model
+
+
+def save(model: nnx.Module, path: str, *, dtype: str | None = None) -> None:
+  """Writes a model as a directory that `transformers` loads; tokenizer files of where it came from are copied.
+
+  Args:
+    path: a new directory, or an empty one.
+    dtype: of the tensors; None is what they had where they were loaded from, or float32.
+  Raises:
+    UserError: the directory holds something, the model has no Hugging Face form, or a file cannot be written.
+  """
+  from safetensors.flax import save_file
+
+  directory = pathlib.Path(path)
+  origin = getattr(model, "origin", None)
+  old = json.loads(origin.config) if origin else {}
+  family, config = _config_of(model, old.get("model_type"))
+  dtype = dtype or (origin.dtype if origin else "float32")
+  config["dtype"] = dtype
+  mapping = Mapping(model)
+  family.tensors(mapping)
+  if old.get("model_type") == config["model_type"]:
+    names = {t.name for t in mapping.tensors}
+    same = family.build(Fields(old, f"{origin.path}/config.json"), names)[1]["variant"] == model.variant
+    config = (config | old if same else old | config) | {"dtype": dtype}
+  arrays = params.arrays(model)
+  try:
+    directory.mkdir(parents=True, exist_ok=True)
+    if any(directory.iterdir()):
+      raise UserError(f"{directory}: not empty; give another directory, or empty this one")
+    shards, weight_map, total = _shards(mapping, arrays, jnp.dtype(dtype).itemsize), {}, 0
+    for number, tensors in enumerate(shards, 1):
+      file = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+      held = {t.name: jnp.asarray(_joined(t, arrays), jnp.dtype(dtype)) for t in tensors}
+      save_file(held, directory / file, metadata={"format": "pt"})
+      weight_map |= dict.fromkeys(held, file)
+      total += sum(x.nbytes for x in held.values())
+    if len(shards) > 1:
+      index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+      (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    for name in TOKENIZER_FILES if origin else ():
+      if (pathlib.Path(origin.path) / name).is_file():
+        shutil.copyfile(pathlib.Path(origin.path) / name, directory / name)
+    (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")  # last: without it nothing loads
+  except OSError as error:
+    raise UserError(f"{directory}: cannot be written: {error.strerror or one_line(error)}") from error
+
+
+def model_types() -> dict[str, str]:
+  """Hugging Face model type -> module of `interop.families`."""
+  names = [module.name for module in pkgutil.iter_modules(families.__path__)]
+  return {t: name for name in names for t in _module(name).MODEL_TYPES}
+
+
+def _module(name: str):
+  return importlib.import_module(f"{families.__name__}.{name}")
+
+
+def _family(model_type: str | None, origin: str):
+  known = model_types()
+  if model_type not in known:
+    near = did_you_mean(str(model_type), known)
+    raise UserError(f"{origin}: model_type is {model_type!r}, expected one of {', '.join(sorted(known))}{near}")
+  return _module(known[model_type])
+
+
+def _config_of(model, model_type: str | None) -> tuple:
+  """(family module, config) of the family that has a form for this model; that of `model_type` comes first."""
+  reasons, known = [], model_types()
+  for name in sorted(set(known.values()), key=lambda name: (name != known.get(model_type), name)):
+    family = _module(name)
+    if isinstance(model, family.MODELS):
+      try:
+        return family, family.config(model, model_type)
+      except UserError as error:
+        reasons.append(str(error))
+  why = "; ".join(reasons) or "no family of Hugging Face's is like it"
+  raise UserError(f"{type(model).__module__}: this model has no Hugging Face form: {why}")
+
+
+def _check(mapping: Mapping, files: "_Files") -> None:
+  """Every tensor is known, every parameter is filled, once."""
+  expected = {t.name for t in mapping.tensors}
+  for name in sorted(expected - files.names):
+    raise UserError(f"{files.where}: tensor {name!r} is missing{did_you_mean(name, files.names - expected)}; the file "
+                    "is of another model or incomplete")  # fmt: skip
+  for name in sorted(files.names - expected - set(mapping.copies)):
+    if not any(name.endswith(end) for end in mapping.ignored):
+      raise UserError(f"{files.where}: tensor {name!r} is unknown{did_you_mean(name, expected)}; this model has no such "
+                      "part")  # fmt: skip
+  for copy, name in mapping.copies.items():
+    if copy in files.names and not np.array_equal(files.read(copy), files.read(name)):
+      raise UserError(f"{files.where}: tensor {copy!r} differs from {name!r}, with which it is tied")
+
+
+def _assemble(name: str, shape: tuple[int, ...], mapping: Mapping, files: "_Files") -> np.ndarray:
+  """One parameter, float32, from the tensors that hold its slices."""
+  out = np.empty(shape, np.float32)
+  filled = 0
+  for tensor in mapping.tensors:
+    for number, (ours, index) in enumerate(tensor.parts):
+      if ours != name:
+        continue
+      raw = files.read(tensor.name)
+      try:
+        part = np.asarray(tensor.split(raw)[number])
+      except ValueError:
+        part = raw
+      if part.shape != shape[len(index) :]:
+        raise UserError(f"{files.where}: tensor {tensor.name!r} has shape {list(raw.shape)}, expected what fits "
+                        f"{name} of {list(shape[len(index) :])}; config.json is of another model")  # fmt: skip
+      out[index] = part
+      filled += part.size
+  assert filled == math.prod(shape), f"{name}: {filled} of {math.prod(shape)} values mapped"
+  return out
+
+
+def _joined(tensor, arrays: dict[str, jax.Array]) -> np.ndarray:
+  return np.ascontiguousarray(tensor.join([np.asarray(arrays[name][index]) for name, index in tensor.parts]))
+
+
+def _shards(mapping: Mapping, arrays: dict[str, jax.Array], itemsize: int) -> list[list]:
+  """The tensors in their order, cut so that each file holds at most SHARD_BYTES."""
+  shards, size = [[]], 0
+  for tensor in mapping.tensors:
+    values = sum(math.prod(arrays[name].shape[len(index) :]) for name, index in tensor.parts)
+    if shards[-1] and size + values * itemsize > SHARD_BYTES:
+      shards.append([])
+      size = 0
+    shards[-1].append(tensor)
+    size += values * itemsize
+  return shards
+
+
+class _Files:
+  """The tensors of a directory, read when asked for."""
+
+  def __init__(self, directory: pathlib.Path):
+    self.where = str(directory)
+    index = directory / INDEX
+    if index.is_file():
+      try:
+        weight_map = json.loads(_read_text(index))["weight_map"]
+      except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{index}: cannot be read ({one_line(error)}); copy it again") from error
+      files = {file: self._open(directory / file) for file in sorted(set(weight_map.values()))}
+      self._at = {name: files[file] for name, file in weight_map.items()}
+      for name, file in weight_map.items():
+        if name not in files[file].keys():
+          raise UserError(f"{directory / file}: tensor {name!r} is missing, which {INDEX} says is there; copy it again")
+    elif (directory / WEIGHTS).is_file():
+      file = self._open(directory / WEIGHTS)
+      self._at = dict.fromkeys(file.keys(), file)
+    else:
+      pickles = [p.name for p in directory.glob("*.bin")]
+      more = f"; {pickles[0]} is a pickle, which is not opened: save it again as safetensors" if pickles else ""
+      raise UserError(f"{directory}: found neither {WEIGHTS} nor {INDEX}{more}")
+    self.names = set(self._at)
+    dtypes = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+    found = {name: file.get_slice(name).get_dtype() for name, file in self._at.items()}
+    self.dtype = next((dtypes[d] for d in found.values() if d in dtypes), "float32")
+
+  def read(self, name: str) -> np.ndarray:
+    return np.asarray(self._at[name].get_tensor(name))
+
+  @staticmethod
+  def _open(path: pathlib.Path):
+    import safetensors
+
+    try:
+      return safetensors.safe_open(path, framework="flax")
+    except (OSError, safetensors.SafetensorError) as error:
+      raise UserError(f"{path}: cannot be read ({one_line(error)}); copy it again") from error
+
+
+def _read_text(path: pathlib.Path) -> str:
+  try:
+    return path.read_text(encoding="utf-8")
+  except OSError as error:
+    raise UserError(f"{path}: cannot be read: {error.strerror}; give a Hugging Face model directory") from error
+  except UnicodeDecodeError as error:
+    raise UserError(f"{path}: not UTF-8 at byte {error.start}; copy it again") from error
+
+
+def only(model, **expected) -> None:
+  """Refuses a model whose design differs from what a Hugging Face model type can say.
+
+  Raises:
+    UserError: naming the cell.
+  """
+  with contextlib.suppress(AttributeError):
+    for name, allowed in expected.items():
+      value = getattr(model.variant.design, name)
+      allowed = allowed if isinstance(allowed, list) else [allowed]
+      if value not in allowed:
+        raise UserError(f"design.{name} is {value!r}, which only {' or '.join(map(repr, allowed))} can be written as")
+
+
+def tensor_names(family: str, model) -> Iterable[str]:
+  """The names a model's tensors have in a Hugging Face file."""
+  mapping = Mapping(model)
+  _module(family).tensors(mapping)
+  return [t.name for t in mapping.tensors]

@@ -1,0 +1,83 @@
+"""Which tensor of a Hugging Face file is which slice of which parameter, in both directions."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from t5x_like.nn import params
+from t5x_like.nn.stack import Stack
+
+Part = tuple[str, tuple[int, ...]]  # a parameter's name, and the indices of its leading axes (layer, expert)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+  """One tensor of a file, made of one or several slices of parameters.
+
+  Attributes:
+    name: in the file.
+    parts: the slices it holds.
+    split: the tensor -> one array for each part.
+    join: one array for each part -> the tensor.
+  """
+
+  name: str
+  parts: tuple[Part, ...]
+  split: Callable[[np.ndarray], Sequence[np.ndarray]]
+  join: Callable[[Sequence[np.ndarray]], np.ndarray]
+
+
+class Mapping:
+  """Collects the tensors of one model. Biases are mapped where the model has them.
+
+  Attributes:
+    tensors: all that make up the model.
+    copies: names of tensors that a file may hold once more (tied weights) -> the name of the one they equal.
+    ignored: prefixes or suffixes of names without meaning (buffers of older versions).
+  """
+
+  def __init__(self, model):
+    self.model = model
+    self.names = set(params.named_params(model))
+    self.tensors: list[Tensor] = []
+    self.copies: dict[str, str] = {}
+    self.ignored: tuple[str, ...] = ()
+
+  def copy(self, theirs: str, ours: str, *index: int) -> None:
+    """Equal as it is."""
+    self.tensors.append(Tensor(theirs, ((ours, index),), lambda x: [x], lambda xs: xs[0]))
+
+  def transposed(self, theirs: str, ours: str, *index: int) -> None:
+    """torch keeps the kernels of linear layers as [out, in]."""
+    self.tensors.append(Tensor(theirs, ((ours, index),), lambda x: [x.T], lambda xs: xs[0].T))
+
+  def linear(self, theirs: str, ours: str, *index: int) -> None:
+    """A torch `Linear`: kernel, and bias if there is one."""
+    self.transposed(f"{theirs}.weight", f"{ours}/kernel", *index)
+    if f"{ours}/bias" in self.names:
+      self.copy(f"{theirs}.bias", f"{ours}/bias", *index)
+
+  def norm(self, theirs: str, ours: str, *index: int) -> None:
+    """A norm: scale, and bias if there is one."""
+    self.copy(f"{theirs}.weight", f"{ours}/scale", *index)
+    if f"{ours}/bias" in self.names:
+      self.copy(f"{theirs}.bias", f"{ours}/bias", *index)
+
+  def fused(self, theirs: str, ours: Sequence[str], *index: int, split: Callable, join: Callable) -> None:
+    """One tensor that holds several parameters."""
+    self.tensors.append(Tensor(theirs, tuple((name, index) for name in ours), split, join))
+
+  def attention(self, theirs: str, ours: str, *index: int, names: Sequence[str]) -> None:
+    """Four linear layers; `names` are theirs for query, key, value and output."""
+    for their_name, name in zip(names, ("query", "key", "value", "out"), strict=True):
+      self.linear(f"{theirs}.{their_name}", f"{ours}/{name}", *index)
+
+
+def places(stack: Stack, layers: int) -> list[tuple[str, int]]:
+  """For each layer: the suffix of its sublayers' names in the block, and the block's index.
+
+  Blocks hold one layer, without a suffix, or one period of layers, numbered.
+  """
+  period = layers // stack.repeats
+  return [(f"_{layer % period}" if period > 1 else "", layer // period) for layer in range(layers)]

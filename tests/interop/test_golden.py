@@ -1,0 +1,47 @@
+"""Every family against logits that `transformers` gave once (`tests/golden`, written by parity/write_golden.py)."""
+
+import json
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+import tiny
+from parity import cases
+from safetensors.numpy import load_file, save_file
+
+from t5x_like.interop import hf
+
+GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
+
+
+def write(name, directory) -> dict:
+  """The Hugging Face directory of a case; returns what the golden file says."""
+  golden = dict(np.load(GOLDEN / f"{name}.npz", allow_pickle=False))
+  directory.mkdir()
+  (directory / "config.json").write_text(str(golden["config"]))
+  tensors = {n: cases.tensor(n, tuple(shape)) for n, shape in json.loads(str(golden["shapes"])).items()}
+  save_file(tensors, directory / "model.safetensors")
+  return golden
+
+
+def test_every_case_has_its_file():
+  assert sorted(path.stem for path in GOLDEN.glob("*.npz")) == sorted(cases.CASES)
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_same_logits_and_the_same_files_back(name, tmp_path):
+  golden, case = write(name, tmp_path / "theirs"), cases.CASES[name]
+  batch = {n.removeprefix("batch/"): x for n, x in golden.items() if n.startswith("batch/")}
+  mask = cases.valid(case, batch, int(golden["pad"]))
+  model = hf.load(str(tmp_path / "theirs"))
+  got = tiny.jit(lambda model, batch: model(batch))(model, batch)
+  for output, values in golden.items():
+    if output.startswith("outputs/"):
+      found = np.asarray(got[output.removeprefix("outputs/")])
+      assert np.abs(cases.compared(found, mask) - cases.compared(values, mask)).max() <= 1e-4
+  hf.save(model, str(tmp_path / "back"))
+  before, after = (load_file(tmp_path / side / "model.safetensors") for side in ("theirs", "back"))
+  assert before.keys() == after.keys() and all(np.array_equal(before[n], after[n]) for n in before)
+  config = json.loads((tmp_path / "back" / "config.json").read_text())
+  assert jax.tree.map(str, config) == jax.tree.map(str, json.loads(str(golden["config"])) | {"dtype": "float32"})

@@ -1,0 +1,90 @@
+"""Tiny random models of `transformers`, one for each thing a family can be: names, configs and inputs, no torch here.
+
+Every tensor's values follow from its name and shape, so a golden file needs to keep only names, shapes and logits.
+"""
+
+import dataclasses
+import zlib
+
+import numpy as np
+
+VOCAB = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """One model.
+
+  Attributes:
+    model, config: classes of `transformers`.
+    values: arguments of the config.
+    kind: "encoder_decoder", "decoder" or "encoder", which decides the inputs.
+    untied: the output has a matrix of its own although the library ties it unless a file says otherwise.
+    length: of the inputs.
+    outputs: theirs -> ours, besides logits.
+  """
+
+  model: str
+  config: str
+  values: dict
+  kind: str
+  untied: bool = False
+  length: int = 11
+  outputs: dict = dataclasses.field(default_factory=dict)
+  logits: str = "logits"
+
+
+T5 = dict(vocab_size=VOCAB, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4, decoder_start_token_id=0)
+GATED = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
+
+CASES = {
+  "t5": Case("T5ForConditionalGeneration", "T5Config", T5, "encoder_decoder"),
+  "t5-v1_1": Case("T5ForConditionalGeneration", "T5Config", T5 | GATED, "encoder_decoder", untied=True),
+  "byt5": Case("T5ForConditionalGeneration", "T5Config", T5 | GATED | dict(num_layers=3, num_decoder_layers=1),
+               "encoder_decoder", untied=True),
+  "mt5": Case("MT5ForConditionalGeneration", "MT5Config", T5, "encoder_decoder", untied=True),
+  "umt5": Case("UMT5ForConditionalGeneration", "UMT5Config", T5, "encoder_decoder", untied=True),
+}  # fmt: skip
+
+
+def tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
+  """The float32 values of a tensor: scales of norms near one, everything else around zero."""
+  noise = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32)
+  words = name.lower()
+  norm = len(shape) == 1 and name.endswith("weight") or ("norm" in words and name.endswith("weight"))
+  return 1 + 0.2 * noise if norm else (0.3 if len(shape) > 1 else 0.1) * noise
+
+
+def inputs(case: Case, pad: int, start: int) -> dict[str, np.ndarray]:
+  """Batch features, int32: three rows, two of them padded at the end."""
+  generator = np.random.default_rng(7)
+  B, T = 3, case.length
+
+  def rows():
+    tokens = generator.integers(3, VOCAB, (B, T)).astype(np.int32)
+    tokens[1, T - 3 :] = pad
+    tokens[2, T // 2 :] = pad
+    return tokens
+
+  if case.kind == "decoder":
+    return {"decoder_input_tokens": rows()}
+  batch = {"encoder_input_tokens": rows()}
+  if case.kind == "encoder_decoder":
+    decoder = generator.integers(3, VOCAB, (B, T - 2)).astype(np.int32)
+    decoder[:, 0] = start
+    return batch | {"decoder_input_tokens": decoder}
+  if case.values.get("type_vocab_size", 2) > 1:
+    batch["encoder_token_types"] = np.broadcast_to(np.arange(T) > T // 3, (B, T)).astype(np.int32).copy()
+  return batch
+
+
+def valid(case: Case, batch: dict[str, np.ndarray], pad: int) -> np.ndarray:
+  """Bool: the positions whose logits mean something."""
+  if case.kind == "encoder_decoder":
+    return np.ones(batch["decoder_input_tokens"].shape, bool)
+  return batch[f"{case.kind}_input_tokens"] != pad
+
+
+def compared(logits: np.ndarray, mask: np.ndarray) -> np.ndarray:
+  """The values to compare: those of valid tokens, or all where there is one answer for a row."""
+  return logits[mask] if logits.shape[:2] == mask.shape else logits

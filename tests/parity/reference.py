@@ -1,0 +1,61 @@
+"""The independent side: `transformers` models made, saved and run (torch on CPU)."""
+
+import logging
+import os
+import pathlib
+
+import numpy as np
+from parity import cases
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+logging.getLogger("transformers").setLevel(logging.ERROR)
+
+
+def make(case: cases.Case, directory: pathlib.Path):
+  """Saves the random model of a case to a directory and returns it as loaded from there."""
+  import torch
+  import transformers
+  from safetensors.numpy import load_file, save_file
+
+  transformers.utils.logging.disable_progress_bar()
+  torch.manual_seed(0)
+  cls = getattr(transformers, case.model)
+  model = cls(getattr(transformers, case.config)(**case.values)).eval()
+  if case.untied:
+    head = model.get_output_embeddings()
+    head.weight = torch.nn.Parameter(torch.randn_like(head.weight))
+  model.save_pretrained(directory)
+  path = directory / "model.safetensors"
+  saved = load_file(path)
+  save_file({n: cases.tensor(n, x.shape) for n, x in saved.items()}, path, metadata={"format": "pt"})
+  return read(case, directory)
+
+
+def read(case: cases.Case, directory: pathlib.Path):
+  import transformers
+
+  transformers.utils.logging.disable_progress_bar()
+  return getattr(transformers, case.model).from_pretrained(directory).eval()
+
+
+def ids(model) -> tuple[int, int]:
+  """(padding, decoder start) of a model; padding is 0 where it has none."""
+  config = model.config
+  return getattr(config, "pad_token_id", None) or 0, getattr(config, "decoder_start_token_id", None) or 0
+
+
+def run(case: cases.Case, model, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Its logits, under our names."""
+  import torch
+
+  pad, _ = ids(model)
+  tokens = batch.get("encoder_input_tokens", batch.get("decoder_input_tokens"))
+  arguments = {"input_ids": tokens, "attention_mask": tokens != pad}
+  if case.kind == "encoder_decoder":
+    arguments["decoder_input_ids"] = batch["decoder_input_tokens"]
+  if "encoder_token_types" in batch:
+    arguments["token_type_ids"] = batch["encoder_token_types"]
+  with torch.no_grad():
+    out = model(**{n: torch.tensor(np.asarray(x, np.int64)) for n, x in arguments.items()})
+  names = {case.logits: "logits"} | case.outputs
+  return {ours: getattr(out, theirs).numpy() for theirs, ours in names.items()}
