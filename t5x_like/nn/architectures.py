@@ -263,6 +263,7 @@ class EncoderDecoder(Architecture):
       mask=Mask(q_pos, q_pos, q_segments, q_segments, causal=True),
       memory=memory_BSD,
       memory_mask=Mask(q_pos, k_pos, q_segments if both else None, k_segments if both else None, k_valid),
+      valid=_after_start(tokens_BT, self.variant.tokens.pad) if q_segments is None else None,
     )
     x_BTD = self.decoder_inputs(self.embed(tokens_BT, self.dtype), q_pos, key=subkey(key, 1))
     x_BTD, decoder_aux, _ = self.decoder(x_BTD, context, key=subkey(key, 2))
@@ -305,6 +306,12 @@ class EncoderDecoder(Architecture):
     x_BTD = self.decoder_inputs(self.embed(tokens_BT, self.dtype), q_pos)
     x_BTD, _, cache = self.decoder(x_BTD, context, cache=state.cache)
     return self.head(x_BTD, self.embed)["logits"], dataclasses.replace(state, cache=cache)
+
+
+def _after_start(tokens_BT: jax.Array, pad: int | None) -> jax.Array | None:
+  """bool [B, T], what is not padding: a decoder's first token counts, though T5's is the padding id."""
+  first_1T = jnp.arange(tokens_BT.shape[1])[None] == 0
+  return None if pad is None else (tokens_BT != pad) | first_1T
 
 
 def _prefix(batch: Batch, valid) -> jax.Array | None:

@@ -20,6 +20,8 @@ class Context:
     memory: [B, S, D] output of the encoder, for stacks with cross-attention.
     memory_mask: from this stack's queries to the encoder's keys.
     slot: int32 scalar, where in the cache this call's keys and values are written; None without a cache.
+    valid: bool [B, T], the tokens of this stack that are not padding, where `mask` cannot tell (a causal mask needs
+      no validity).
   """
 
   mask: Mask
@@ -27,6 +29,7 @@ class Context:
   memory: jax.Array | None = None
   memory_mask: Mask | None = None
   slot: jax.Array | None = None
+  valid: jax.Array | None = None
 
 
 jax.tree_util.register_dataclass(Context)

@@ -1,5 +1,278 @@
-"""Mixture of experts: placeholder until the layer lands in the next change."""
+"""Mixture of experts: feed-forward layers of which each token passes through a few.
+
+Two ways to bring tokens to experts, the same where nothing is dropped:
+
+- `dropless` sorts all choices of the batch by expert and multiplies them in one grouped product
+  (`jax.lax.ragged_dot`). TPUs and GPUs have kernels for it, whose cost is that of the chosen experts. On CPU, JAX
+  replaces it by a masked product with every expert: exact in every dtype, but E times the work and E copies of the
+  rows. Sorting is over the whole batch, so that on a mesh the rows of all devices are brought together: for one device
+  and for tests; train over many with `capacity`.
+- `capacity` gives every expert `ceil(capacity_factor * T * k / E)` slots in each row of the batch (Lepikhin et al.
+  2021; the row is the group). All first choices come before all second ones, earlier tokens before later ones; what
+  finds no slot is dropped and only the residual passes it on. Padding takes no slot and gets zeros. Finding slots is a
+  sort, moving tokens a gather: O(T k log(T k)) and O(T k D), where the one-hot products of GShard are quadratic in T.
+  Experts cost `capacity_factor` times those chosen. While decoding an expert has a slot for every token of the row, so
+  that nothing depends on how many tokens come at once.
+
+On a mesh whose axis `expert` is longer than 1, kernels stay where they are: slots go from being split over rows to
+being split over experts and back, which is an all-to-all each way.
+"""
+
+import dataclasses
+import math
+import typing
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.config import fits, type_words
+from t5x_like.errors import UserError, did_you_mean
+from t5x_like.nn import params
+from t5x_like.nn.dims import dropout, subkey
+from t5x_like.nn.layer import Context, Layer
+from t5x_like.nn.router import Router, Routing, balance_loss, z_loss
+from t5x_like.parallel.constrain import constrain
 
 
-def make(*args, **kwargs):
-  raise NotImplementedError
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """What a design says of its experts (`design.experts`).
+
+  Attributes:
+    experts, top_k: how many there are and how many each token gets.
+    normalise: the gates of a token add up to one (Mixtral) or stay the probabilities they are (Switch); None is True
+      for more than one expert a token. A single normalised gate would be the constant 1 and teach the router nothing.
+    router: "softmax", or "noisy_top_k" with learned noise in training (Shazeer et al. 2017, section 2.1).
+    dispatch: "dropless" or "capacity"; see the module.
+    capacity_factor: slots for each choice, of the "capacity" dispatch.
+    balance_loss, z_loss: weights of the two losses.
+    jitter: in training, the router's input is multiplied by uniform numbers this close to 1 (Switch: 0.01).
+  """
+
+  experts: int = 8
+  top_k: int = 2
+  normalise: bool | None = None
+  router: Literal["softmax", "noisy_top_k"] = "softmax"
+  dispatch: Literal["dropless", "capacity"] = "dropless"
+  capacity_factor: float = 1.25
+  balance_loss: float = 0.01
+  z_loss: float = 0.001
+  jitter: float = 0.0
+
+  @classmethod
+  def checked(cls, values: dict) -> "Options":
+    """Options from a recipe or a family.
+
+    Raises:
+      UserError: naming the key, what was found and what was expected.
+    """
+    kinds = typing.get_type_hints(cls)
+    for key, value in values.items():
+      if key not in kinds:
+        raise UserError(f"design.experts.{key}: unknown key{did_you_mean(key, kinds)}; experts take {', '.join(kinds)}")
+      if not fits(value, kinds[key]):
+        raise UserError(f"design.experts.{key}: found {value!r}, expected {type_words(kinds[key])}")
+    options = cls(**values)
+    bounds = {
+      "experts": (options.experts >= 1, "at least 1"),
+      "top_k": (1 <= options.top_k <= options.experts, f"1 to {options.experts}, the number of experts"),
+      "normalise": (options.top_k > 1 or not options.normalise, "False with top_k=1: a gate of 1 has no gradient"),
+      "capacity_factor": (options.capacity_factor > 0, "more than 0"),
+      "balance_loss": (options.balance_loss >= 0, "at least 0"),
+      "z_loss": (options.z_loss >= 0, "at least 0"),
+      "jitter": (0 <= options.jitter < 1, "at least 0 and less than 1"),
+    }
+    for key, (good, expected) in bounds.items():
+      if not good:
+        raise UserError(f"design.experts.{key}: found {getattr(options, key)!r}, expected {expected}")
+    return options
+
+
+def make(embed: int, mlp: int, rngs: nnx.Rngs, options: dict, **arguments) -> "Moe":
+  """A mixture of experts in place of an `Mlp`; `arguments` are those of `Moe`, `options` the fields of `Options`.
+
+  Raises:
+    UserError: an option does not exist, or has a value it cannot have.
+  """
+  return Moe(embed, mlp, rngs, Options.checked(options), **arguments)
+
+
+class Moe(Layer):
+  """Router and experts. Each expert is what `Mlp` is: `wo(activation(wi(x)))`, gated or not, without biases.
+
+  Called as every layer, it returns these scalars, which `Stack` adds up over its layers:
+    moe_balance_loss, moe_z_loss: already weighted means over the tokens that are not padding; an objective adds them
+      to its loss for each target token. Where a step accumulates gradients, each part of the batch is balanced alone.
+    moe_dropped: the fraction of choices that found no slot.
+
+  Kernels are `wi` and `gate` [E, D, F] and `wo` [E, F, D].
+  """
+
+  def __init__(
+    self,
+    embed: int,
+    mlp: int,
+    rngs: nnx.Rngs,
+    options: Options,
+    *,
+    activation: Callable,
+    gated: bool,
+    init: Callable | None = None,
+    out_init: Callable | None = None,
+    dropout_rate: float = 0.0,
+  ):
+    E = options.experts
+    init = init or params.fan_in_normal(embed)
+    inwards, outwards = ("expert", "embed", "mlp"), ("expert", "mlp", "embed")
+    self.router = Router(
+      embed, E, options.top_k, rngs,
+      normalise=options.top_k > 1 if options.normalise is None else options.normalise,
+      noisy=options.router == "noisy_top_k", jitter=options.jitter, init=init,
+    )  # fmt: skip
+    self.gate = params.param(rngs, init, (E, embed, mlp), inwards) if gated else None
+    self.wi = params.param(rngs, init, (E, embed, mlp), inwards)
+    self.wo = params.param(rngs, out_init or params.fan_in_normal(mlp), (E, mlp, embed), outwards)
+    self.options = options
+    self.activation = activation
+    self.dropout_rate = dropout_rate
+
+  def __call__(self, x_BTD: jax.Array, context: Context, cache, key: jax.Array | None) -> tuple[jax.Array, dict, None]:
+    valid_BT = None if cache is not None else _valid(context, x_BTD.shape[:2])
+    routing = self.router(x_BTD, subkey(key, 0))
+    if self.options.dispatch == "dropless":
+      y_BTD, dropped = self._dropless(x_BTD, routing, subkey(key, 1)), jnp.float32(0)
+    else:
+      y_BTD, dropped = self._capacity(x_BTD, routing, valid_BT, cache is not None, subkey(key, 1))
+    aux = {
+      "moe_balance_loss": self.options.balance_loss * balance_loss(routing, valid_BT),
+      "moe_z_loss": self.options.z_loss * z_loss(routing, valid_BT),
+      "moe_dropped": dropped,
+    }
+    return y_BTD, aux, None
+
+  def _dropless(self, x_BTD: jax.Array, routing: Routing, key) -> jax.Array:
+    B, T, D = x_BTD.shape
+    k = self.options.top_k
+    experts_M = routing.experts_BTk.reshape(B * T, k).T.reshape(-1)
+    order_M, place_M, _, sizes_E = _by_expert(experts_M, self.options.experts)
+    rows_MD = exchange(x_BTD.reshape(B * T, D), order_M, place_M, k)
+    product = partial(_grouped_product, sizes_E)
+    y_MD = exchange(self._experts(rows_MD, product, (None, "activation_mlp"), key), place_M, order_M, 1)
+    y_ND = _combine(y_MD.reshape(k, B * T, D), routing.gates_BTk.reshape(B * T, k).T)
+    return constrain(y_ND.reshape(B, T, D), "batch", "length", "activation_embed")
+
+  def _capacity(self, x_BTD: jax.Array, routing: Routing, valid_BT, decoding: bool, key) -> tuple[jax.Array, jax.Array]:
+    """Returns (output, fraction of the choices of valid tokens that were dropped)."""
+    B, T, D = x_BTD.shape
+    E, k = self.options.experts, self.options.top_k
+    C = T if decoding else min(T, math.ceil(self.options.capacity_factor * T * k / E))
+    experts_BkT = jnp.swapaxes(routing.experts_BTk, 1, 2)
+    if valid_BT is not None:
+      experts_BkT = jnp.where(valid_BT[:, None, :], experts_BkT, E)  # no expert: padding takes no slot
+    experts_BM = experts_BkT.reshape(B, k * T)
+    source_BS, slot_BM = jax.vmap(partial(_slots, experts=E, capacity=C))(experts_BM)
+    move = jax.vmap(exchange, in_axes=(0, 0, 0, None))
+    # Rows may be split over the expert axis too. These two constraints are the all-to-all, the other pair its way back.
+    x_BECD = constrain(move(x_BTD, source_BS, slot_BM, k).reshape(B, E, C, D), *_ROWS)
+    x_EBCD = constrain(jnp.swapaxes(x_BECD, 0, 1), *_EXPERTS, "activation_embed")
+    y_EBCD = self._experts(x_EBCD, _batched_product, (*_EXPERTS, "activation_mlp"), key)
+    y_EBCD = constrain(y_EBCD, *_EXPERTS, "activation_embed")
+    y_BECD = constrain(jnp.swapaxes(y_EBCD, 0, 1), *_ROWS)
+    y_BkTD = move(y_BECD.reshape(B, E * C, D), slot_BM, source_BS, 1).reshape(B, k, T, D)
+    y_BTD = jax.vmap(_combine)(y_BkTD, jnp.swapaxes(routing.gates_BTk, 1, 2))
+    wanted = jnp.sum(experts_BM < E, dtype=jnp.float32)
+    dropped = (wanted - jnp.sum(slot_BM < E * C, dtype=jnp.float32)) / jnp.maximum(wanted, 1.0)
+    return constrain(y_BTD, "batch", "length", "activation_embed"), dropped
+
+  def _experts(self, rows: jax.Array, product: Callable, axes: tuple, key) -> jax.Array:
+    """What the experts make of their rows; `product(rows, kernel_EXY)` multiplies each by its expert's matrix."""
+    h = constrain(product(rows, self.wi[...]), *axes)
+    if self.gate is None:
+      h = self.activation(h)
+    else:
+      h = self.activation(constrain(product(rows, self.gate[...]), *axes)) * h
+    return product(dropout(h, self.dropout_rate, key, broadcast_axes=()), self.wo[...])
+
+
+_ROWS = ("batch", None, None, "activation_embed")
+_EXPERTS = ("activation_expert", "batch", None)  # the expert axis of the mesh goes to the experts, not to the rows
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def exchange(x_ND: jax.Array, index_M: jax.Array, back: jax.Array, copies: int) -> jax.Array:
+  """Moves rows: `y[m] = x[index[m] % N]`, zeros where `index[m]` is `copies * N`.
+
+  Args:
+    x_ND: rows, of which there are thought to be so many `copies`, one after another.
+    index_M: int32, no copy of a row more than once.
+    back: int32 [copies * N], the inverse: where each copy went, M if nowhere. The gradient is a gather with it, which
+      unlike a scatter is deterministic and fast everywhere.
+  """
+  N = x_ND.shape[0]
+  return _take(x_ND, jnp.where(index_M < copies * N, index_M % N, N))
+
+
+def _exchange_backward(copies, back, g_MD):
+  return jnp.sum(_take(g_MD, back).reshape(copies, -1, g_MD.shape[1]), axis=0), None, None
+
+
+exchange.defvjp(lambda x, index, back, copies: (exchange(x, index, back, copies), back), _exchange_backward)
+
+
+def _take(x_ND: jax.Array, index_M: jax.Array) -> jax.Array:
+  return jnp.take(x_ND, index_M, axis=0, mode="fill", fill_value=0)
+
+
+def _by_expert(experts_M: jax.Array, experts: int):
+  """Sorts choices by expert, in order within each; choices of no expert (E) come last.
+
+  Returns:
+    (int32 [M] choices in order, int32 [M] place of each choice in it, int32 [E] first place of each expert, int32 [E]
+    number of its choices)
+  """
+  order_M = jnp.argsort(experts_M, stable=True).astype(jnp.int32)
+  place_M = jnp.argsort(order_M).astype(jnp.int32)
+  is_E = experts_M[:, None] == jnp.arange(experts, dtype=jnp.int32)[None, :]
+  sizes_E = jnp.sum(is_E, axis=0, dtype=jnp.int32)
+  return order_M, place_M, jnp.cumsum(sizes_E, dtype=jnp.int32) - sizes_E, sizes_E
+
+
+def _slots(experts_M: jax.Array, *, experts: int, capacity: int) -> tuple[jax.Array, jax.Array]:
+  """Slots of one row: (int32 [E * C] the choice in each, M if empty; int32 [M] the slot of a choice, E * C if none)."""
+  M, C = experts_M.shape[0], capacity
+  order_M, place_M, first_E, sizes_E = _by_expert(experts_M, experts)
+  rank_EC = jnp.broadcast_to(jnp.arange(C, dtype=jnp.int32)[None, :], (experts, C))
+  choice_EC = jnp.take(order_M, first_E[:, None] + rank_EC, mode="clip")
+  source_EC = jnp.where(rank_EC < sizes_E[:, None], choice_EC, M)
+  rank_M = place_M - jnp.take(first_E, experts_M, mode="clip")
+  slot_M = jnp.where((experts_M < experts) & (rank_M < C), experts_M * C + rank_M, experts * C)
+  return source_EC.reshape(-1), slot_M
+
+
+def _combine(y_kND: jax.Array, gates_kN: jax.Array) -> jax.Array:
+  """The sum of a token's experts, each times its gate, added in float32."""
+  return jnp.sum(y_kND.astype(jnp.float32) * gates_kN[..., None], axis=0).astype(y_kND.dtype)
+
+
+def _grouped_product(sizes_E: jax.Array, rows_MX: jax.Array, kernel_EXY: jax.Array) -> jax.Array:
+  dtype = rows_MX.dtype
+  return jax.lax.ragged_dot(rows_MX, kernel_EXY.astype(dtype), sizes_E, preferred_element_type=dtype)
+
+
+def _batched_product(rows_EBCX: jax.Array, kernel_EXY: jax.Array) -> jax.Array:
+  dtype = rows_EBCX.dtype
+  return jnp.einsum("EBCX,EXY->EBCY", rows_EBCX, kernel_EXY.astype(dtype), preferred_element_type=dtype)
+
+
+def _valid(context: Context, shape: tuple[int, int]) -> jax.Array | None:
+  """bool [B, T], which tokens are not padding; None where the context does not say."""
+  mask = context.mask
+  if context.valid is not None:
+    return context.valid
+  if mask.q_segments is not None:
+    return mask.q_segments > 0
+  return mask.k_valid if mask.k_valid is not None and mask.k_valid.shape == shape else None

@@ -28,12 +28,23 @@ class Objective:
       batch: the model's features and `decoder_target_tokens` [B, T] int32, `decoder_loss_weights` [B, T] float32.
       key: dropout key; None evaluates.
     Returns:
-      (sum of the weighted losses, sums): the sums are `loss` (cross-entropy alone), `z_loss`, `correct` and `weights`.
+      (sum of the weighted losses, sums): the sums are `loss` (cross-entropy alone), `z_loss`, `correct` and `weights`,
+      and what the model says of itself; see `add_auxiliary`.
     """
-    logits_BTV = model(batch, key)["logits"]
-    return token_losses(
-      logits_BTV, batch["decoder_target_tokens"], batch["decoder_loss_weights"], self.label_smoothing, self.z_loss
-    )
+    outputs = model(batch, key)
+    targets_BT, weights_BT = batch["decoder_target_tokens"], batch["decoder_loss_weights"]
+    loss, sums = token_losses(outputs["logits"], targets_BT, weights_BT, self.label_smoothing, self.z_loss)
+    return add_auxiliary(loss, sums, outputs)
+
+
+def add_auxiliary(loss: jax.Array, sums: Sums, outputs: dict[str, jax.Array]) -> tuple[jax.Array, Sums]:
+  """Adds the scalars among a model's outputs, such as those of a router, to an objective's (loss sum, sums).
+
+  They are means, so each counts once for every unit of weight; those named `…_loss` are trained on, as they are.
+  """
+  scalars = {name: value * sums["weights"] for name, value in outputs.items() if jnp.ndim(value) == 0}
+  losses = [value for name, value in scalars.items() if name.endswith("_loss")]
+  return sum(losses, loss), sums | scalars
 
 
 def token_losses(

@@ -25,13 +25,14 @@ DEFAULT = {
   "expert": ("expert",),
   "layers": (),
   # Activations
-  "batch": ("replica", "data", "fsdp"),
+  "batch": ("replica", "data", "fsdp", "expert"),
   "length": ("sequence",),
   "activation_embed": (),
   "activation_heads": ("tensor",),
   "activation_kv_heads": ("tensor",),
   "activation_mlp": ("tensor",),
   "activation_vocab": ("tensor",),
+  "activation_expert": ("expert",),
 }
 
 

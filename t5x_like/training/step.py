@@ -14,6 +14,8 @@ from t5x_like.training.state import TrainState
 
 Batch = dict[str, jax.Array]
 
+_METRICS = {"correct": "accuracy"}  # sums whose mean over the weights has another name
+
 
 def make_step(
   model,
@@ -34,7 +36,8 @@ def make_step(
     seed: the key of step n is `fold_in(key(seed), n)`, so that a resumed run drops out what it would have.
     accumulation_steps: the batch is cut into so many parts, run one after another.
   Returns:
-    `(state, batch) -> (state, metrics)`: metrics are float32 scalars (`loss`, `accuracy`, …).
+    `(state, batch) -> (state, metrics)`: metrics are float32 scalars: every sum of the objective divided by `weights`
+    (`loss`, `accuracy`, …), and those of the update.
   """
 
   def loss_sum(arrays, batch, key):
@@ -67,10 +70,8 @@ def make_step(
       grads, sums = gradients(state.params, batch, key)
       weights = jnp.maximum(sums["weights"], 1.0)
       updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-      metrics = {
-        "loss": sums["loss"] / weights,
-        "accuracy": sums["correct"] / weights,
-        "z_loss": sums["z_loss"] / weights,
+      metrics = {_METRICS.get(name, name): total / weights for name, total in sums.items() if name != "weights"}
+      metrics |= {
         "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
         "gradient_norm": optax.global_norm(reread(grads)),
         "parameter_norm": optax.global_norm(state.params),

@@ -1,0 +1,1 @@
+"""Switch Transformers (Fedus et al. 2022)."""

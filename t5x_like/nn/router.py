@@ -1,0 +1,99 @@
+"""Which experts each token goes to, and the losses that keep experts evenly loaded."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.nn import params
+from t5x_like.nn.dims import subkey
+
+
+@dataclasses.dataclass(frozen=True)
+class Routing:
+  """The choices of a router; all of it float32, whatever the compute dtype.
+
+  Attributes:
+    logits_BTE: router logits, noise included.
+    probs_BTE: their softmax over all experts.
+    experts_BTk: int32, the chosen experts of each token, best first.
+    gates_BTk: by what the output of each is multiplied.
+  """
+
+  logits_BTE: jax.Array
+  probs_BTE: jax.Array
+  experts_BTk: jax.Array
+  gates_BTk: jax.Array
+
+
+jax.tree_util.register_dataclass(Routing)
+
+
+class Router(nnx.Module):
+  """Top-k of a softmax over experts: top-1 is Switch (Fedus et al. 2022), top-2 renormalised is Mixtral (Jiang et al.
+  2024); with `noisy` it is Shazeer et al. 2017, section 2.1.
+
+  Args:
+    experts, top_k: of how many experts each token gets how many.
+    normalise: the gates of a token add up to one. Equal to a softmax over the chosen logits alone.
+    noisy: a second kernel learns how much normal noise is added to each logit; it starts at zero, so the standard
+      deviation starts at softplus(0).
+    jitter: half the width of the uniform factor around 1 on the router's input (Fedus et al. 2022, section 2.4).
+  """
+
+  def __init__(
+    self, embed: int, experts: int, top_k: int, rngs: nnx.Rngs, *, normalise: bool, noisy: bool, jitter: float,
+    init: Callable,
+  ):  # fmt: skip
+    self.kernel = params.param(rngs, init, (embed, experts), ("embed", None))
+    self.noise = params.param(rngs, params.zeros, (embed, experts), ("embed", None)) if noisy else None
+    self.top_k = top_k
+    self.normalise = normalise
+    self.jitter = jitter
+
+  def __call__(self, x_BTD: jax.Array, key: jax.Array | None) -> Routing:
+    """Routes every token; jitter and noise only where there is a key."""
+    x_BTD = x_BTD.astype(jnp.float32)
+    if key is not None and self.jitter:
+      low, high = 1.0 - self.jitter, 1.0 + self.jitter
+      x_BTD = x_BTD * jax.random.uniform(subkey(key, 0), x_BTD.shape, jnp.float32, low, high)
+    logits_BTE = _float32_product(x_BTD, self.kernel[...])
+    if key is not None and self.noise is not None:
+      deviation_BTE = jax.nn.softplus(_float32_product(x_BTD, self.noise[...]))
+      logits_BTE += deviation_BTE * jax.random.normal(subkey(key, 1), logits_BTE.shape, jnp.float32)
+    probs_BTE = jax.nn.softmax(logits_BTE, axis=-1)
+    gates_BTk, experts_BTk = jax.lax.top_k(probs_BTE, self.top_k)
+    if self.normalise:
+      gates_BTk = gates_BTk / jnp.sum(gates_BTk, axis=-1, keepdims=True)
+    return Routing(logits_BTE, probs_BTE, experts_BTk, gates_BTk)
+
+
+def balance_loss(routing: Routing, valid_BT: jax.Array | None) -> jax.Array:
+  """`E * sum_e f_e P_e` (Fedus et al. 2022, equations 4 to 6), 1 where experts are loaded evenly.
+
+  `f_e` is the fraction of all choices (k for each token) that fell on expert e, `P_e` its mean probability; both over
+  the valid tokens of the whole batch.
+  """
+  E = routing.probs_BTE.shape[-1]
+  chosen_BTE = jnp.sum(jax.nn.one_hot(routing.experts_BTk, E, dtype=jnp.float32), axis=2) / routing.gates_BTk.shape[-1]
+  return E * jnp.sum(_mean(chosen_BTE, valid_BT) * _mean(routing.probs_BTE, valid_BT))
+
+
+def z_loss(routing: Routing, valid_BT: jax.Array | None) -> jax.Array:
+  """Mean over valid tokens of `logsumexp(logits)^2` (Zoph et al. 2022, equation 5)."""
+  return _mean(jnp.square(jax.nn.logsumexp(routing.logits_BTE, axis=-1)), valid_BT)
+
+
+def _mean(x: jax.Array, valid_BT: jax.Array | None) -> jax.Array:
+  """Mean over the first two axes, of valid tokens only."""
+  if valid_BT is None:
+    return jnp.mean(x, axis=(0, 1))
+  valid = valid_BT.reshape(*valid_BT.shape, *[1] * (x.ndim - 2))
+  return jnp.sum(jnp.where(valid, x, 0.0), axis=(0, 1)) / jnp.maximum(jnp.sum(valid_BT, dtype=jnp.float32), 1.0)
+
+
+def _float32_product(x_BTD: jax.Array, kernel_DE: jax.Array) -> jax.Array:
+  """True float32: accelerators would round the factors of a default product to fewer bits."""
+  return jnp.einsum("BTD,DE->BTE", x_BTD, kernel_DE, precision=jax.lax.Precision.HIGHEST)

@@ -1,0 +1,304 @@
+"""Mixtures of experts against a plain numpy reference, one token and one expert at a time."""
+
+import functools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from flax import nnx
+
+from t5x_like.errors import UserError
+from t5x_like.nn import moe, params
+from t5x_like.nn.layer import Context
+from t5x_like.nn.mask import Mask, positions
+from t5x_like.parallel.mesh import make_mesh
+from t5x_like.parallel.rules import Rules
+from t5x_like.training import flops
+
+B, T, D, F, E = 4, 8, 16, 32, 4
+KINDS = {
+  "switch": {"top_k": 1, "normalise": False},
+  "mixtral": {"top_k": 2},
+  "shazeer": {"top_k": 3, "router": "noisy_top_k"},
+  "unnormalised": {"top_k": 2, "normalise": False},
+}
+ENOUGH = {"dispatch": "capacity", "capacity_factor": float(E)}
+
+
+def layer(gated=True, dropout_rate=0.0, **options):
+  made = moe.make(
+    D, F, nnx.Rngs(params=jax.random.key(5)), {"experts": E, **options}, activation=jax.nn.silu, gated=gated,
+    init=params.normal(0.5), out_init=params.normal(0.5), dropout_rate=dropout_rate,
+  )  # fmt: skip
+  if made.router.noise is not None:
+    arrays = params.arrays(made)
+    made = params.with_arrays(made, arrays | {"router/noise": 0.3 * jax.random.normal(jax.random.key(6), (D, E))})
+  return made
+
+
+def tokens(seed=0, rows=B, length=T):
+  return jnp.asarray(np.random.default_rng(seed).standard_normal((rows, length, D)), jnp.float32)
+
+
+def valid_tokens():
+  return np.arange(T)[None] < np.array([T, 3, 5, 1])[:, None]
+
+
+def context(**fields):
+  return Context(mask=Mask(positions(T), positions(T), **fields))
+
+
+@functools.partial(tiny.jit, static_argnames="decoding")
+def run(made, x_BTD, context, key=None, decoding=False):
+  return made(x_BTD, context, {} if decoding else None, key)[:2]
+
+
+def reference(made, x, valid=None):
+  """(outputs, chosen experts, probabilities, logits, dropped choices); loops over everything."""
+  arrays = {name: np.asarray(a, np.float64) for name, a in params.arrays(made).items()}
+  options, x = made.options, np.asarray(x, np.float64)
+  k, (rows, length, _) = options.top_k, x.shape
+  capacity = min(length, math.ceil(options.capacity_factor * length * k / E))
+  capacity = capacity if options.dispatch == "capacity" else length
+  logits = np.einsum("btd,de->bte", x, arrays["router/kernel"])
+  probs = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
+  chosen = np.argsort(-probs, axis=-1)[..., :k]
+  y, dropped = np.zeros_like(x), 0
+  for b in range(rows):
+    load = np.zeros(E, int)
+    for j in range(k):
+      for t in range(length):
+        if valid is not None and not valid[b, t]:
+          continue
+        e = chosen[b, t, j]
+        load[e] += 1
+        if load[e] > capacity:
+          dropped += 1
+          continue
+        gate = probs[b, t, e] / (probs[b, t, chosen[b, t]].sum() if made.router.normalise else 1.0)
+        h = x[b, t] @ arrays["wi"][e]
+        g = x[b, t] @ arrays["gate"][e] if "gate" in arrays else h
+        h = g / (1 + np.exp(-g)) * (h if "gate" in arrays else 1.0)
+        y[b, t] += gate * (h @ arrays["wo"][e])
+  return y, chosen, probs, logits, dropped
+
+
+@pytest.mark.parametrize("dispatch", [{}, ENOUGH], ids=["dropless", "capacity"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs(kind, dispatch):
+  made = layer(gated=kind != "switch", **KINDS[kind], **dispatch)
+  y, aux = run(made, tokens(), context())
+  np.testing.assert_allclose(y, reference(made, tokens())[0], rtol=1e-4, atol=1e-4)
+  assert aux.keys() == {"moe_balance_loss", "moe_z_loss", "moe_dropped"} and float(aux["moe_dropped"]) == 0
+
+
+@pytest.mark.parametrize("kind", ["switch", "mixtral"])
+def test_full_experts_drop_later_choices(kind):
+  made = layer(**KINDS[kind], dispatch="capacity", capacity_factor=0.6)
+  valid = valid_tokens()
+  for marks in (None, valid):
+    fields = {} if marks is None else {"k_valid": jnp.asarray(marks)}
+    y, aux = run(made, tokens(), context(**fields))
+    expected, *_, dropped = reference(made, tokens(), marks)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
+    choices = (valid.sum() if marks is not None else B * T) * made.options.top_k
+    assert dropped > 0 or marks is not None
+    np.testing.assert_allclose(aux["moe_dropped"], dropped / choices, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dispatches_agree_in_values_and_gradients(kind):
+  marks = jnp.asarray(valid_tokens())
+  here = context(q_segments=marks.astype(jnp.int32), k_segments=marks.astype(jnp.int32))
+  key = jax.random.key(3) if kind == "shazeer" else None
+
+  def loss(arrays, x, model):
+    y, aux, _ = params.with_arrays(model, arrays)(x, here, None, key)
+    y = jnp.where(marks[..., None], y, 0.0)
+    return jnp.sum(jnp.sin(y)) + aux["moe_balance_loss"] + aux["moe_z_loss"], y
+
+  results = []
+  for dispatch in ({}, ENOUGH):
+    made = layer(**KINDS[kind], **dispatch, balance_loss=1.0, z_loss=1.0)
+    gradient = tiny.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+    results.append(gradient(params.arrays(made), tokens(), made))
+  ((_, y), (by_name, by_x)), ((_, y2), (by_name2, by_x2)) = results
+  np.testing.assert_allclose(y, y2, atol=1e-5)
+  np.testing.assert_allclose(by_x, by_x2, atol=1e-5 * np.abs(by_x).max())
+  for name, g in by_name.items():
+    np.testing.assert_allclose(g, by_name2[name], atol=1e-5 * np.abs(g).max(), err_msg=name)
+    assert np.abs(g).max() > 0, name  # the router and its noise learn too
+
+
+def test_gradients_are_those_of_the_values():
+  """The moves have gradients of their own; finite differences know nothing of them."""
+  for dispatch in ({}, {"dispatch": "capacity", "capacity_factor": 0.6}):
+    made = layer(**KINDS["mixtral"], **dispatch)
+
+    def f(x, made=made):
+      return jnp.sum(jnp.sin(made(x, context(), None, None)[0]))
+
+    x, direction = tokens(), tokens(1)
+    value = tiny.jit(f)
+    slope = (float(value(x + 1e-3 * direction)) - float(value(x - 1e-3 * direction))) / 2e-3
+    np.testing.assert_allclose(float(jnp.sum(tiny.jit(jax.grad(f))(x) * direction)), slope, rtol=2e-2)
+
+
+# Losses
+
+
+@pytest.mark.parametrize("where", ["k_valid", "q_segments", "valid", "nowhere"])
+@pytest.mark.parametrize("kind", ["switch", "mixtral"])
+def test_losses_are_means_over_valid_tokens(kind, where):
+  made = layer(**KINDS[kind], balance_loss=0.3, z_loss=0.2)
+  valid = valid_tokens()
+  if where == "q_segments":
+    segments = jnp.asarray(valid, jnp.int32) * 2
+    here = context(q_segments=segments, k_segments=segments)
+  elif where == "valid":
+    here = Context(mask=context().mask, valid=jnp.asarray(valid))
+  else:
+    here = context(**({} if where == "nowhere" else {"k_valid": jnp.asarray(valid)}))
+  marks = np.ones((B, T), bool) if where == "nowhere" else valid
+  loud = jnp.where(marks[..., None], tokens(), 50.0)  # what padding holds must not matter
+  _, aux = run(made, loud, here)
+  _, chosen, probs, logits, _ = reference(made, tokens())
+  fractions = np.array([(chosen[marks] == e).sum() for e in range(E)]) / (marks.sum() * made.options.top_k)
+  balance = E * np.sum(fractions * probs[marks].mean(0))
+  np.testing.assert_allclose(aux["moe_balance_loss"], 0.3 * balance, rtol=1e-5)
+  np.testing.assert_allclose(aux["moe_z_loss"], 0.2 * np.mean(np.log(np.exp(logits[marks]).sum(-1)) ** 2), rtol=1e-5)
+
+
+def test_a_batch_of_padding_is_finite_and_even_loads_cost_one():
+  made = layer(top_k=E, balance_loss=1.0)
+  _, aux = run(made, tokens(), context())
+  np.testing.assert_allclose(aux["moe_balance_loss"], 1.0, rtol=1e-6)  # every expert chosen by every token
+  made = layer(dispatch="capacity")
+  y, aux = run(made, tokens(), context(k_valid=jnp.zeros((B, T), bool)))
+  assert float(jnp.abs(y).max()) == 0 and {float(value) for value in aux.values()} == {0.0}
+
+
+# Randomness and precision
+
+
+def test_noise_only_with_a_key():
+  made, x = layer(top_k=2, router="noisy_top_k"), tokens(rows=64, length=64)
+  route = tiny.jit(lambda router, x, key: router(x, key))
+  clean, noisy = route(made.router, x, None).logits_BTE, route(made.router, x, jax.random.key(0)).logits_BTE
+  np.testing.assert_allclose(clean, np.asarray(x) @ np.asarray(made.router.kernel[...]), atol=1e-4)
+  deviation = np.log1p(np.exp(np.asarray(x, np.float64) @ np.asarray(made.router.noise[...], np.float64)))
+  z = (np.asarray(noisy) - np.asarray(clean)) / deviation
+  assert abs(z.mean()) < 4 / math.sqrt(z.size) and abs(z.std() - 1) < 4 / math.sqrt(2 * z.size)
+  jittered = layer(top_k=2, jitter=0.1).router
+  np.testing.assert_array_equal(route(jittered, x, None).logits_BTE, clean)
+  moved = jnp.abs(route(jittered, x, jax.random.key(0)).logits_BTE - clean)
+  bound = 0.1 * jnp.abs(x) @ jnp.abs(jittered.kernel[...])
+  assert float(jnp.max(moved - bound)) < 1e-4 and float(moved.mean()) > 1e-2
+  plain = layer(top_k=2).router
+  np.testing.assert_array_equal(route(plain, x, jax.random.key(0)).logits_BTE, clean)
+
+
+def test_dropout_only_with_a_key():
+  for dispatch in ({}, ENOUGH):
+    made = layer(dropout_rate=0.5, **dispatch)
+    first, second = (run(made, tokens(), context(), jax.random.key(n))[0] for n in (0, 1))
+    assert float(jnp.abs(first - second).max()) > 1e-2
+    assert (run(made, tokens(), context())[0] == run(layer(**dispatch), tokens(), context())[0]).all()
+
+
+@pytest.mark.parametrize("dispatch", [{}, ENOUGH], ids=["dropless", "capacity"])
+def test_the_router_is_float32_under_bfloat16(dispatch):
+  made = layer(**dispatch)
+  x = tokens().astype(jnp.bfloat16)
+  y, aux = run(made, x, context())
+  assert y.dtype == jnp.bfloat16 and {value.dtype for value in aux.values()} == {jnp.dtype("float32")}
+  routing = made.router(x, None)
+  assert {a.dtype for a in (routing.logits_BTE, routing.probs_BTE, routing.gates_BTk)} == {jnp.dtype("float32")}
+  expected, *_, logits, _ = reference(made, np.asarray(x, np.float32))
+  np.testing.assert_allclose(routing.logits_BTE, logits, rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(np.asarray(y, np.float32), expected, atol=0.03 * np.abs(expected).max())
+
+
+# While decoding
+
+
+def test_decoding_never_drops():
+  made, x = layer(dispatch="capacity", capacity_factor=0.1), tokens()
+  slots = context(k_valid=jnp.ones((B, 20), bool))  # a cache is longer than the tokens fed
+  y, _ = run(made, x, slots, decoding=True)
+  np.testing.assert_allclose(y, run(layer(), x, context())[0], atol=1e-5)
+  one = run(made, x[:, 3:4], slots, decoding=True)[0]
+  np.testing.assert_allclose(one, y[:, 3:4], atol=1e-5)
+
+
+# On a mesh
+
+
+@pytest.mark.parametrize("dispatch", ["dropless", "capacity"])
+def test_sharded_is_unsharded(dispatch):
+  """Values and gradients on expert=2 x data=2 x tensor=2; with capacities kernels stay and tokens go."""
+  rules = Rules.make(make_mesh({"expert": 2, "data": 2, "tensor": 2}, jax.devices()))
+  made = layer(dispatch=dispatch, capacity_factor=1.0)
+  x = tokens()
+
+  def loss(arrays, x):
+    y, aux, _ = params.with_arrays(made, arrays)(x, context(), None, None)
+    return jnp.sum(jnp.sin(y)) + aux["moe_balance_loss"], (y, aux)
+
+  def on_mesh(arrays, x):
+    with rules.activate():
+      return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(arrays, x)
+
+  shardings = rules.of_params(params.named_params(made))
+  assert shardings["wi"].spec == jax.sharding.PartitionSpec("expert", None, "tensor")
+  arrays = jax.device_put(params.arrays(made), shardings)
+  out = (None, (None, None)), (shardings, None)
+  step = tiny.jit(on_mesh, in_shardings=(shardings, rules.batch()), out_shardings=out)
+  compiled = step.lower(arrays, x).compile()
+  (_, (y, aux)), (by_name, by_x) = compiled(arrays, jax.device_put(x, rules.batch()))
+  (_, (y1, aux1)), (by_name1, by_x1) = tiny.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(
+    params.arrays(made), x
+  )
+  np.testing.assert_allclose(y, y1, atol=1e-5 * np.abs(y1).max())
+  np.testing.assert_allclose(by_x, by_x1, atol=1e-5 * np.abs(by_x1).max())
+  for name in aux:
+    np.testing.assert_allclose(aux[name], aux1[name], rtol=1e-5, err_msg=name)
+  for name in by_name:
+    np.testing.assert_allclose(by_name[name], by_name1[name], atol=1e-5 * np.abs(by_name1[name]).max(), err_msg=name)
+  text = compiled.as_text()
+  gathered = {m.group(1) for m in re.finditer(r"= \(?\w+\[([\d,]*)\][^=]* all-gather(?:-start)?\(", text)}
+  kernels = {f"{E},{a},{b}" for f in (F, F // 2) for a, b in ((D, f), (f, D))}  # those of all experts
+  if dispatch == "capacity":
+    assert float(aux["moe_dropped"]) > 0
+    assert " all-to-all(" in text and not gathered & kernels, gathered
+
+
+# Cost and options
+
+
+@pytest.mark.parametrize("kind", ["switch", "mixtral"])
+def test_flops_are_those_of_the_chosen_experts(kind):
+  made = layer(**KINDS[kind])
+  k, n = made.options.top_k, B * T
+  count = flops.forward_flops(lambda made, x: made(x, context(), None, None)[0], made, tokens())
+  assert count == 2 * n * k * 3 * D * F + 2 * n * D * E
+  made = layer(**KINDS[kind], dispatch="capacity", capacity_factor=1.0)
+  assert count == flops.forward_flops(lambda made, x: made(x, context(), None, None)[0], made, tokens())
+
+
+@pytest.mark.parametrize("options, message", [
+  ({"expert": 8}, "design.experts.expert: unknown key .did you mean 'experts'"),
+  ({"top_k": "two"}, "design.experts.top_k: found 'two'"),
+  ({"top_k": 9}, "design.experts.top_k: found 9, expected 1 to 8"),
+  ({"router": "hash"}, "design.experts.router: found 'hash'"),
+  ({"top_k": 1, "normalise": True}, "design.experts.normalise: found True, expected False"),
+  ({"capacity_factor": 0.0}, "design.experts.capacity_factor: found 0.0, expected more than 0"),
+])  # fmt: skip
+def test_wrong_options_are_refused(options, message):
+  with pytest.raises(UserError, match=message) as error:
+    moe.make(D, F, nnx.Rngs(0), options, activation=jax.nn.relu, gated=False)
+  assert "\n" not in str(error.value)
