@@ -37,6 +37,12 @@ class Case:
 T5 = dict(vocab_size=VOCAB, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4, decoder_start_token_id=0)
 GATED = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
 
+BART = dict(
+  vocab_size=VOCAB, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+  decoder_attention_heads=4, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=32,
+)  # fmt: skip
+MARIAN = dict(pad_token_id=63, eos_token_id=0, decoder_start_token_id=63, decoder_vocab_size=VOCAB)
+
 CASES = {
   "t5": Case("T5ForConditionalGeneration", "T5Config", T5, "encoder_decoder"),
   "t5-v1_1": Case("T5ForConditionalGeneration", "T5Config", T5 | GATED, "encoder_decoder", untied=True),
@@ -44,6 +50,11 @@ CASES = {
                "encoder_decoder", untied=True),
   "mt5": Case("MT5ForConditionalGeneration", "MT5Config", T5, "encoder_decoder", untied=True),
   "umt5": Case("UMT5ForConditionalGeneration", "UMT5Config", T5, "encoder_decoder", untied=True),
+  "bart": Case("BartForConditionalGeneration", "BartConfig", BART, "encoder_decoder"),
+  "bart-deep": Case("BartForConditionalGeneration", "BartConfig",
+                    BART | dict(encoder_layers=3, scale_embedding=True, activation_function="relu"), "encoder_decoder"),
+  "mbart": Case("MBartForConditionalGeneration", "MBartConfig", BART, "encoder_decoder"),
+  "marian": Case("MarianMTModel", "MarianConfig", BART | MARIAN, "encoder_decoder"),
 }  # fmt: skip
 
 

@@ -1,0 +1,131 @@
+"""BART, mBART and Marian, whose files are laid out alike."""
+
+import dataclasses
+
+from t5x_like.errors import UserError
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.hf import only
+from t5x_like.interop.mapping import Mapping, places
+from t5x_like.models import bart, transformer
+from t5x_like.nn.architectures import Tokens, Variant
+from t5x_like.nn.dims import Dims
+
+MODEL_TYPES = ("bart", "mbart", "marian")
+MODELS = (bart.Model, transformer.Model)
+ACTIVATIONS = {
+  "gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu", "gelu_new": "gelu_tanh", "tanh": "tanh"
+}  # fmt: skip
+NAMES = ("q_proj", "k_proj", "v_proj", "out_proj")
+
+
+def build(fields: Fields, names: set[str]):
+  kind = fields.values["model_type"]
+  activation = fields.choose("activation_function", ACTIVATIONS, "gelu")
+  length, D = fields.take("max_position_embeddings", 1024), fields.take("d_model")
+  heads, mlp = fields.take("encoder_attention_heads"), fields.take("encoder_ffn_dim")
+  layers = fields.take("encoder_layers")
+  decoder_layers = fields.take("decoder_layers", layers)
+  fields.only("decoder_attention_heads", heads)
+  fields.only("decoder_ffn_dim", mlp)
+  fields.only("num_hidden_layers", layers)
+  fields.only("share_encoder_decoder_embeddings", True)
+  fields.only("decoder_vocab_size", fields.values.get("vocab_size"))
+  fields.only("normalize_before", kind == "mbart")
+  fields.only("normalize_embedding", kind != "marian")
+  fields.only("add_final_layer_norm", kind == "mbart")
+  fields.only("static_position_embeddings", kind == "marian")
+  fields.only("add_bias_logits", False)
+  fields.only("extra_pos_embeddings", 2)
+  fields.only("tie_word_embeddings", True)
+  fields.ignore("dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop",
+                "classif_dropout", "force_bos_token_to_be_generated", "_num_labels")  # fmt: skip
+  design, model = {"bart": bart.BART, "mbart": bart.MBART, "marian": transformer.MARIAN}[kind], bart.Model
+  if kind == "marian":
+    model, position = transformer.Model, design.position
+  else:
+    position = {"name": "learned", "length": length, "offset": 2}
+  design = dataclasses.replace(
+    design,
+    activation=activation,
+    position=position,
+    embed_scale=fields.take("scale_embedding", kind != "bart"),
+    logits_bias="final_logits_bias" in names,
+  )
+  pad = fields.take("pad_token_id", 1)
+  eos = fields.take("eos_token_id", 2)
+  start = fields.values.get("decoder_start_token_id")
+  tokens = Tokens(pad, eos if start is None else start, eos)
+  dims = Dims(D, heads, heads, D // heads, mlp, layers)
+  vocab_size = fields.take("vocab_size")
+  return model, {"variant": Variant(dims, design, vocab_size, tokens, decoder_layers=decoder_layers)}
+
+
+def config(model, model_type: str | None) -> dict:
+  variant, design = model.variant, model.variant.design
+  marian = isinstance(model, transformer.Model)
+  like = transformer.MARIAN if marian else bart.MBART if design.norm_position == "pre" else bart.BART
+  free = ("activation", "position", "embed_scale", "logits_bias", "embed_init", "init_stddev", "mlp_dropout", "core")
+  for field in dataclasses.fields(design):
+    if field.name not in free:
+      only(model, **{field.name: [getattr(like, field.name)]})
+  position = {"name": design.position} if isinstance(design.position, str) else dict(design.position)
+  wanted = {"name": "sinusoidal", "interleaved": False} if marian else {"name": "learned", "offset": 2}
+  if {name: position.get(name) for name in wanted} != wanted:
+    raise UserError(f"design.position is {design.position!r}, which only {wanted!r} can be written as")
+  kind = "marian" if marian else "mbart" if design.norm_position == "pre" else "bart"
+  dims, tokens = variant.dims, variant.tokens
+  if dims.heads * dims.head_dim != dims.embed or dims.kv_heads != dims.heads:
+    raise UserError(f"heads of width {dims.head_dim} are not the embedding width {dims.embed} over {dims.heads} heads")
+  theirs = {ours: name for name, ours in reversed(ACTIVATIONS.items())}
+  class_name = {"marian": "MarianMTModel", "mbart": "MBartForConditionalGeneration"}.get(kind)
+  return {
+    "architectures": [class_name or "BartForConditionalGeneration"],
+    "model_type": kind,
+    "is_encoder_decoder": True,
+    "vocab_size": variant.vocab_size,
+    "d_model": dims.embed,
+    "encoder_layers": dims.layers,
+    "decoder_layers": variant.decoder_layers or dims.layers,
+    "encoder_attention_heads": dims.heads,
+    "decoder_attention_heads": dims.heads,
+    "encoder_ffn_dim": dims.mlp,
+    "decoder_ffn_dim": dims.mlp,
+    "max_position_embeddings": position.get("length", 1024),
+    "activation_function": theirs[design.activation],
+    "scale_embedding": design.embed_scale,
+    "pad_token_id": tokens.pad,
+    "bos_token_id": 0,
+    "eos_token_id": tokens.eos,
+    "decoder_start_token_id": tokens.start,
+    **({"forced_eos_token_id": tokens.eos} if not marian else {}),
+  }
+
+
+def tensors(m: Mapping) -> None:
+  variant = m.model.variant
+  m.copy("model.shared.weight", "embed/table")
+  m.copies = dict.fromkeys(
+    ("model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight", "lm_head.weight"), "model.shared.weight"
+  )
+  m.ignored = ("final_logits_bias",)
+  if variant.design.logits_bias:
+    m.fused("final_logits_bias", ["head/bias"], split=lambda x: [x[0]], join=lambda xs: xs[0][None])
+  if isinstance(m.model, transformer.Model):
+    m.ignored += ("embed_positions.weight",)  # sines and cosines
+  for side, layers in (("encoder", variant.dims.layers), ("decoder", variant.decoder_layers or variant.dims.layers)):
+    if f"{side}_inputs/position/table" in m.names:
+      m.copy(f"model.{side}.embed_positions.weight", f"{side}_inputs/position/table")
+    if f"{side}_inputs/norm/scale" in m.names:
+      m.norm(f"model.{side}.layernorm_embedding", f"{side}_inputs/norm")
+    if f"{side}/final_norm/scale" in m.names:
+      m.norm(f"model.{side}.layer_norm", f"{side}/final_norm")
+    norm = "in_norm" if variant.design.norm_position == "pre" else "out_norm"
+    for layer, (_, at) in enumerate(places(getattr(m.model, side), layers)):
+      theirs, ours = f"model.{side}.layers.{layer}", f"{side}/blocks"
+      kinds = {"self_attention": "self_attn"} | ({"cross_attention": "encoder_attn"} if side == "decoder" else {})
+      for name, their_name in kinds.items():
+        m.attention(f"{theirs}.{their_name}", f"{ours}/{name}/layer", at, names=NAMES)
+        m.norm(f"{theirs}.{their_name}_layer_norm", f"{ours}/{name}/{norm}", at)
+      m.linear(f"{theirs}.fc1", f"{ours}/mlp/layer/wi", at)
+      m.linear(f"{theirs}.fc2", f"{ours}/mlp/layer/wo", at)
+      m.norm(f"{theirs}.final_layer_norm", f"{ours}/mlp/{norm}", at)
