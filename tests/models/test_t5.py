@@ -10,7 +10,7 @@ import pytest
 import tiny
 
 from t5x_like.nn import params
-from t5x_like.nn.decode import EOS_ID, greedy
+from t5x_like.nn.generate import greedy
 from t5x_like.nn.layer import Context
 from t5x_like.nn.mask import Mask, positions
 from t5x_like.objectives.encoder_decoder import Objective, token_losses
@@ -191,9 +191,10 @@ def test_decoding_through_the_cache_equals_the_forward_pass(version, chunks):
 @pytest.mark.parametrize("layers", ["scan", "loop"])
 def test_greedy_decoding_is_the_argmax_of_the_full_model(layers):
   m = model("1.1", layers=layers)
+  eos = m.variant.tokens.eos
   # Make the end of sequence likely enough that rows end at different steps.
   arrays = params.arrays(m)
-  arrays["head/kernel"] = arrays["head/kernel"].at[:, EOS_ID].multiply(1.6)
+  arrays["head/kernel"] = arrays["head/kernel"].at[:, eos].multiply(1.6)
   m, length = params.with_arrays(m, arrays), 12
   encoder = np.concatenate([random_batch(5, seed=3)["encoder_input_tokens"], np.zeros((1, S), np.int32)])
   batch = {"encoder_input_tokens": encoder}
@@ -203,11 +204,11 @@ def test_greedy_decoding_is_the_argmax_of_the_full_model(layers):
   for t in range(length):
     best = np.asarray(logits(m, {**batch, "decoder_input_tokens": fed}))[:, t].argmax(-1)
     expected[:, t] = np.where(ended, 0, best)
-    ended |= best == EOS_ID
+    ended |= best == eos
     if t + 1 < length:
       fed[:, t + 1] = expected[:, t]
   np.testing.assert_array_equal(got, expected)
-  ends = (got == EOS_ID).any(1)
+  ends = (got == eos).any(1)
   assert ends.any() and not ends[:5].all() and (got[5] == 0).all()
 
 
