@@ -1,0 +1,167 @@
+"""BigBird: block-sparse attention (Zaheer et al. 2020, https://arxiv.org/abs/2007.14062, section 2 and appendix D; the
+internal transformer construction, ITC, whose global tokens are tokens of the sequence).
+
+The first and the last block of queries see every key. Each block between them sees the first and the last block of
+keys, itself and its two neighbours, and `random_blocks` others.
+
+Cost, with blocks of b and r random ones: T * (5 + r) * b logits per head, and 4 * b * T for the two global blocks of
+queries, in FLOPs and in memory: linear in the length.
+"""
+
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from t5x_like.errors import UserError
+from t5x_like.nn.cores import Core
+from t5x_like.nn.cores.blocks import blocked, capped, check_positive, padded
+from t5x_like.nn.cores.dense import NEGATIVE, Dense
+from t5x_like.nn.dims import dropout
+from t5x_like.nn.mask import Mask
+
+Plan = Literal["random", "first"]
+
+
+class BigBird(Core):
+  """Bidirectional attention within one sequence longer than `(5 + 2 * random_blocks) * block` tokens.
+
+  Shorter ones are refused: there, other implementations change to full attention. The core pads to a multiple of the
+  block. What it returns for padding is zero (padding is where the mask's keys are not valid).
+
+  The random blocks are drawn once from the seed, the length and the head: a key/value head has its own, training and
+  evaluation have the same, and so do all layers, because they are one scanned program. (Hugging Face seeds the
+  plan of each layer by its index while training, and puts the first block in the place of every random one in
+  evaluation, so that block counts `1 + random_blocks` times in the softmax; `plan="first"` computes that.)
+
+  Args:
+    block: tokens in a block.
+    random_blocks: that each block of queries sees beyond window and global ones; 0 for none.
+    seed: of the random plan.
+    plan: "random", or "first" for what Hugging Face computes in evaluation.
+  """
+
+  name = "bigbird"
+
+  def __init__(self, *, block: int = 64, random_blocks: int = 3, seed: int = 0, plan: Plan = "random"):
+    check_positive(self.name, block=block)
+    if random_blocks != 0:
+      check_positive(self.name, random_blocks=random_blocks)
+    if plan not in get_args(Plan):
+      raise UserError(f"core 'bigbird': plan: found {plan!r}, expected one of {', '.join(get_args(Plan))}")
+    self.block = block
+    self.random_blocks = random_blocks
+    self.seed = seed
+    self.plan = plan
+
+  def __call__(
+    self,
+    q_BTNH: jax.Array,
+    k_BSKH: jax.Array,
+    v_BSKH: jax.Array,
+    mask: Mask,
+    bias=None,
+    position=None,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    dropout_rate: float = 0.0,
+    key: jax.Array | None = None,
+  ) -> jax.Array:
+    """Returns [B, T, N, H] in the dtype of `q`; logits and softmax are float32."""
+    refuses = ("causal", "window", "segments", "prefix", "bias", "query_bias")
+    self.check(mask=mask, bias=bias, position=position, refuses=refuses)
+    B, T, N, H = q_BTNH.shape
+    K, b = k_BSKH.shape[2], self.block
+    if k_BSKH.shape[1] != T:
+      raise self.refusal(f"attention from {T} queries to {k_BSKH.shape[1]} keys, which must be as many")
+    least = (5 + 2 * self.random_blocks) * b + 1
+    if T < least:
+      raise UserError(f"attention core 'bigbird': found a length of {T}, expected at least {least} with block={b} and "
+                      f"random_blocks={self.random_blocks}; use core='dense' for short sequences")  # fmt: skip
+    n = -(-T // b)
+    valid_BS = jnp.broadcast_to(jnp.ones((1, T), bool) if mask.k_valid is None else mask.k_valid, (B, T))
+    q, k, v, valid = (padded(x, n * b) for x in (q_BTNH, k_BSKH, v_BSKH, valid_BS))
+    keys = (None, None) if key is None else jax.random.split(key)
+
+    # The global rows: the first and the last block of queries, to every key.
+    ends = jnp.concatenate([q[:, :b], q[:, -b:]], axis=1)
+    slots = jnp.arange(n * b, dtype=jnp.int32)[None]
+    all_keys = Mask(slots[:, : 2 * b], slots, k_valid=valid)
+    options = dict(scale=scale, softcap=softcap, dropout_rate=dropout_rate, key=keys[0])
+    ends = Dense()(ends, k, v, all_keys, **options)
+
+    # The rows between, each to its (5 + r) * b keys.
+    q = blocked(q * scale, n, b)[:, 1:-1].reshape(B, n - 2, b, K, N // K, H)
+    sights = self._sights(n, K)
+    (k_ends, k_near, k_far), (v_ends, v_near, v_far) = _sparse(k, n, sights), _sparse(v, n, sights)
+    far = sights.shape[-1] > 0
+    logits = [
+      jnp.einsum("BnTKGH,BSKH->BnKGTS", q, k_ends, preferred_element_type=jnp.float32),
+      jnp.einsum("BnTKGH,BnSKH->BnKGTS", q, k_near, preferred_element_type=jnp.float32),
+    ]
+    if far:
+      logits.append(jnp.einsum("BnTKGH,BKnSH->BnKGTS", q, k_far, preferred_element_type=jnp.float32))
+    logits = capped(jnp.concatenate(logits, axis=-1), softcap)
+    if self.plan == "first":
+      first = jnp.arange(logits.shape[-1]) < b
+      logits = logits + jnp.where(first, np.float32(np.log1p(self.random_blocks)), np.float32(0))
+    logits = jnp.where(_visible(valid, n, b, sights), logits, NEGATIVE)
+    probs = dropout(jax.nn.softmax(logits, axis=-1).astype(v.dtype), dropout_rate, keys[1])
+    at_ends, at_near, at_far = jnp.split(probs, [2 * b, 5 * b], axis=-1)
+    middle = jnp.einsum("BnKGTS,BSKH->BnTKGH", at_ends, v_ends) + jnp.einsum("BnKGTS,BnSKH->BnTKGH", at_near, v_near)
+    if far:
+      middle = middle + jnp.einsum("BnKGTS,BKnSH->BnTKGH", at_far, v_far)
+    out = jnp.concatenate([ends[:, :b], middle.reshape(B, -1, N, H), ends[:, b:]], axis=1)[:, :T]
+    return jnp.where(valid_BS[:, :, None, None], out, jnp.zeros_like(out))
+
+  def _sights(self, n: int, kv_heads: int) -> np.ndarray:
+    """int32 [K, n - 2, r]: the random blocks of the blocks of queries between first and last."""
+    if self.plan == "first":
+      return np.zeros((kv_heads, n - 2, 0), np.int32)
+    return random_plan(n, kv_heads, self.random_blocks, self.seed)
+
+
+def random_plan(blocks: int, heads: int, random_blocks: int, seed: int) -> np.ndarray:
+  """int32 [heads, blocks - 2, random_blocks]: for each block between first and last, distinct others that are neither
+  global nor next to it."""
+  generator = np.random.default_rng([seed, blocks])
+  plan = np.zeros((heads, blocks - 2, random_blocks), np.int32)
+  for head, row in np.ndindex(heads, blocks - 2):
+    free = [j for j in range(1, blocks - 1) if abs(j - (row + 1)) > 1]
+    plan[head, row] = generator.choice(free, random_blocks, replace=False)
+  return plan
+
+
+def _sparse(x_BSKH: jax.Array, n: int, sights: np.ndarray):
+  """What rows see: global blocks [B, 2b, K, H], the window [B, n - 2, 3b, K, H], random blocks [B, K, n - 2, rb, H]."""
+  B, S, K, H = x_BSKH.shape
+  b = S // n
+  x = blocked(x_BSKH, n, b)
+  ends = jnp.concatenate([x[:, 0], x[:, -1]], axis=1)
+  near = jnp.concatenate([x[:, :-2], x[:, 1:-1], x[:, 2:]], axis=2)
+  far = jax.vmap(lambda x, ids: x[:, ids], in_axes=(3, 0), out_axes=1)(x, jnp.asarray(sights))  # [B, K, n-2, r, b, H]
+  return ends, near, far.reshape(B, K, n - 2, -1, H)
+
+
+def _visible(valid_BS: jax.Array, n: int, b: int, sights: np.ndarray) -> jax.Array:
+  """bool [B, n - 2, K, 1, 1, (5 + r) * b] in the order of the logits; a block in sight twice is seen once."""
+  B, K = valid_BS.shape[0], sights.shape[0]
+  valid = blocked(valid_BS, n, b)
+  ends = jnp.broadcast_to(jnp.concatenate([valid[:, 0], valid[:, -1]], axis=1)[:, None], (B, n - 2, 2 * b))
+  row = np.arange(1, n - 1)[:, None]
+  window = row + np.asarray([[-1, 0, 1]])
+  once = np.repeat((window > 0) & (window < n - 1), b, axis=1)
+  near = jnp.concatenate([valid[:, :-2], valid[:, 1:-1], valid[:, 2:]], axis=2) & once
+  shared = jnp.concatenate([ends, near], axis=2)[:, :, None]
+  shared = jnp.broadcast_to(shared, (B, n - 2, K, 5 * b))
+  far = jnp.moveaxis(valid[:, jnp.asarray(sights)], 1, 2).reshape(B, n - 2, K, -1)
+  return jnp.concatenate([shared, far], axis=-1)[:, :, :, None, None]
+
+
+def make(
+  rngs: nnx.Rngs, sizes: dict, *, block: int = 64, random_blocks: int = 3, seed: int = 0, plan: Plan = "random"
+) -> BigBird:
+  return BigBird(block=block, random_blocks=random_blocks, seed=seed, plan=plan)

@@ -1,0 +1,31 @@
+"""What cores that cut sequences into blocks share."""
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.errors import UserError
+
+
+def padded(x: jax.Array, length: int, axis: int = 1) -> jax.Array:
+  """`x` with zeros (False) after its end, up to `length` along `axis`."""
+  missing = length - x.shape[axis]
+  if missing == 0:
+    return x
+  return jnp.pad(x, [(0, missing) if a == axis % x.ndim else (0, 0) for a in range(x.ndim)])
+
+
+def blocked(x: jax.Array, blocks: int, size: int, axis: int = 1) -> jax.Array:
+  """[..., length, ...] -> [..., blocks, size, ...], padded with zeros at the end."""
+  axis %= x.ndim
+  return padded(x, blocks * size, axis).reshape(*x.shape[:axis], blocks, size, *x.shape[axis + 1 :])
+
+
+def capped(logits: jax.Array, softcap: float | None) -> jax.Array:
+  return logits if softcap is None else softcap * jnp.tanh(logits / softcap)
+
+
+def check_positive(core: str, **values) -> None:
+  """Raises a UserError for an option that is no whole number above zero."""
+  for name, value in values.items():
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+      raise UserError(f"core {core!r}: {name}: found {value!r}, expected a whole number above 0")

@@ -1,0 +1,88 @@
+"""Linformer: keys and values projected along the length to a fixed number (Wang et al. 2020,
+https://arxiv.org/abs/2006.04768, section 4): `softmax(q (E k)^T) (F v)`.
+
+Cost, with `k` projected keys: T * k logits per head and S * k * H multiplications per key/value head for each of the
+two projections, all linear in the length, in FLOPs and in memory. Parameters: k * length for each projection.
+"""
+
+from typing import Literal, get_args
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.errors import UserError
+from t5x_like.nn import params
+from t5x_like.nn.cores import Core
+from t5x_like.nn.cores.blocks import check_positive
+from t5x_like.nn.cores.dense import Dense
+from t5x_like.nn.mask import Mask, positions
+
+Share = Literal["none", "headwise", "kv"]
+
+
+class Linformer(Core):
+  """Bidirectional attention to `k` learned mixtures of the keys.
+
+  Padding keys count as zeros, so that padding changes nothing. A sequence shorter than `length` uses the first columns
+  of the projections; a longer one is refused. The entries start with a variance of 1/length, so that mixtures are of
+  the size of keys.
+
+  Args:
+    k: projected keys.
+    length: of the longest sequence.
+    share: "none": every key/value head has its own E and F; "headwise": one E and one F for all heads of the layer;
+      "kv": a single matrix for both (section 4, "parameter sharing"). The paper's layerwise sharing is not offered.
+  """
+
+  name = "linformer"
+
+  def __init__(self, heads: int, rngs: nnx.Rngs, *, k: int = 256, length: int = 512, share: Share = "headwise"):
+    check_positive(self.name, k=k, length=length)
+    if share not in get_args(Share):
+      raise UserError(f"core 'linformer': share: found {share!r}, expected one of {', '.join(get_args(Share))}")
+    shape, axes = ((heads, k, length), ("kv_heads", None, None)) if share == "none" else ((k, length), (None, None))
+    init = params.fan_in_normal(length)
+    self.keys = params.param(rngs, init, shape, axes)
+    self.values = None if share == "kv" else params.param(rngs, init, shape, axes)
+    self.k = k
+    self.length = length
+
+  def __call__(
+    self,
+    q_BTNH: jax.Array,
+    k_BSKH: jax.Array,
+    v_BSKH: jax.Array,
+    mask: Mask,
+    bias=None,
+    position=None,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    dropout_rate: float = 0.0,
+    key: jax.Array | None = None,
+  ) -> jax.Array:
+    """Returns [B, T, N, H] in the dtype of `q`; logits and softmax are float32."""
+    refuses = ("causal", "window", "segments", "prefix", "bias", "query_bias")
+    self.check(mask=mask, bias=bias, position=position, refuses=refuses)
+    S = k_BSKH.shape[1]
+    if S > self.length:
+      raise UserError(f"attention core 'linformer': found {S} keys, expected at most {self.length}; shorten the "
+                      "sequences or give it a greater 'length'")  # fmt: skip
+    values = self.keys if self.values is None else self.values
+    k_BSKH, v_BSKH = _project(self.keys, k_BSKH, mask.k_valid), _project(values, v_BSKH, mask.k_valid)
+    projected = Mask(mask.q_pos, positions(self.k))
+    options = dict(scale=scale, softcap=softcap, dropout_rate=dropout_rate, key=key)
+    return Dense()(q_BTNH, k_BSKH, v_BSKH, projected, **options)
+
+
+def _project(matrix: nnx.Param, x_BSKH: jax.Array, valid_BS: jax.Array | None) -> jax.Array:
+  """[B, k, K, H]: the length mixed, in the dtype of `x`."""
+  if valid_BS is not None:
+    x_BSKH = jnp.where(valid_BS[:, :, None, None], x_BSKH, jnp.zeros_like(x_BSKH))
+  weights = matrix[...][..., : x_BSKH.shape[1]].astype(x_BSKH.dtype)
+  return jnp.einsum("KPS,BSKH->BPKH" if weights.ndim == 3 else "PS,BSKH->BPKH", weights, x_BSKH)
+
+
+def make(rngs: nnx.Rngs, sizes: dict, *, k: int = 256, length: int = 512, share: Share = "headwise") -> Linformer:
+  return Linformer(sizes["kv_heads"], rngs, k=k, length=length, share=share)

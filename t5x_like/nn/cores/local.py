@@ -1,0 +1,147 @@
+"""Sliding-window attention whose cost is linear in the length (Beltagy et al. 2020, section 3.1; Child et al. 2019).
+
+The sequence is cut into blocks as long as the window. A block of queries is given its own block of keys, the one
+before it and, unless causality hides it, the one after it; within these the mask's window is exact, so the result is
+that of dense attention with the same mask.
+
+Blocks are cut by slot, the window is measured in positions: the two agree where positions grow by one from slot to
+slot within a sequence, as they do in plain and in packed rows. A packed sequence lies in neighbouring slots, so a key
+outside of the three blocks is a window or more away, or belongs to another sequence.
+
+Cost, with window W: T * 2W (causal) or T * 3W logits per head in FLOPs and in memory, forward and backward.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.nn.cores import Core, position_bias
+from t5x_like.nn.cores.blocks import blocked, capped, check_positive
+from t5x_like.nn.cores.dense import NEGATIVE, Dense
+from t5x_like.nn.dims import dropout
+from t5x_like.nn.mask import Mask
+
+
+class Local(Core):
+  """Equal to the dense core with the same window, wherever a query sees any key at all (elsewhere: finite).
+
+  Args:
+    window: the core's own, as `Mask.window` counts; where the mask has one too, the narrower holds. None leaves it to
+      the mask (`design.windows`).
+  """
+
+  name = "local"
+  pieces = True
+
+  def __init__(self, *, window: int | None = None):
+    if window is not None:
+      check_positive(self.name, window=window)
+    self.window = window
+
+  def __call__(
+    self,
+    q_BTNH: jax.Array,
+    k_BSKH: jax.Array,
+    v_BSKH: jax.Array,
+    mask: Mask,
+    bias=None,
+    position=None,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    dropout_rate: float = 0.0,
+    key: jax.Array | None = None,
+  ) -> jax.Array:
+    """Returns [B, T, N, H] in the dtype of `q`; logits and softmax are float32."""
+    self.check(position=position, refuses=("query_bias",))
+    mask = narrowed(mask, self.window)
+    if mask.window is None:
+      raise self.refusal("attention without a window (set design.windows or the core's own 'window')")
+    B, T, N, H = q_BTNH.shape
+    if k_BSKH.shape[1] != T:
+      raise self.refusal(f"attention from {T} queries to {k_BSKH.shape[1]} keys, which must be as many")
+    K = k_BSKH.shape[2]
+    w = min(mask.window, T)
+    n = -(-T // w)
+    offsets = (0,) if n == 1 else (-1, 0) if mask.causal and mask.k_prefix is None else (-1, 0, 1)
+
+    def near(x):
+      """[B, T, ...] -> [B, n, keys of the neighbourhood, ...]; False or zero beyond the ends."""
+      x = blocked(x, n, w)
+      x = jnp.pad(x, [(0, 0), (1, 1)] + [(0, 0)] * (x.ndim - 2))
+      return jnp.concatenate([x[:, 1 + o : 1 + o + n] for o in offsets], axis=2)
+
+    def rows(x, cut):
+      """[b, T] -> [b * n, ...]: every block is a row of its own."""
+      x = cut(x)
+      return x.reshape(-1, x.shape[2])
+
+    def own(x):
+      return blocked(x, n, w)
+
+    q = own((q_BTNH * scale).reshape(B, T, K, N // K, H))
+    logits = jnp.einsum("BnTKGH,BnSKH->BnKGTS", q, near(k_BSKH), preferred_element_type=jnp.float32)
+    logits = capped(logits.reshape(B, n, N, w, -1), softcap)
+    scheme = None
+    if isinstance(bias, jax.Array):
+      logits = logits + _diagonals(bias, n, w, offsets)
+    else:
+      scheme = bias
+    lead = max(mask.q_pos.shape[0], mask.k_pos.shape[0])
+    q_pos, k_pos = _broadcast(mask.q_pos, lead), _broadcast(mask.k_pos, lead)
+    added = position_bias(scheme, position, rows(q_pos, own), rows(k_pos, near))
+    if added is not None:
+      logits = logits + added.reshape(-1, n, *added.shape[1:])
+
+    valid = jnp.ones((1, T), bool) if mask.k_valid is None else mask.k_valid
+    fields = mask.q_pos, mask.k_pos, mask.q_segments, mask.k_segments, valid, mask.k_prefix
+    lead = max(x.shape[0] for x in fields if x is not None)
+    cuts = own, near, own, near, near, near
+    fields = [x if x is None else rows(_broadcast(x, lead), cut) for x, cut in zip(fields, cuts, strict=True)]
+    allowed = Mask(*fields, causal=mask.causal, window=mask.window).dense()
+    logits = jnp.where(allowed.reshape(lead, n, *allowed.shape[1:]), logits, NEGATIVE)
+
+    probs = dropout(jax.nn.softmax(logits, axis=-1).astype(v_BSKH.dtype), dropout_rate, key)
+    probs = probs.reshape(B, n, K, N // K, w, -1)
+    out = jnp.einsum("BnKGTS,BnSKH->BnTKGH", probs, near(v_BSKH))
+    return out.reshape(B, n * w, N, H)[:, :T]
+
+  def decoding(self) -> Core:
+    return Dense() if self.window is None else WindowedDense(self.window)
+
+
+class WindowedDense(Dense):
+  """The dense core under a window of its own: what `Local` is for steps against a cache."""
+
+  name = "local"
+
+  def __init__(self, window: int):
+    self.window = window
+
+  def __call__(self, q_BTNH, k_BSKH, v_BSKH, mask: Mask, bias=None, position=None, **options) -> jax.Array:
+    return super().__call__(q_BTNH, k_BSKH, v_BSKH, narrowed(mask, self.window), bias, position, **options)
+
+
+def narrowed(mask: Mask, window: int | None) -> Mask:
+  """The mask under a further window."""
+  if window is None:
+    return mask
+  return dataclasses.replace(mask, window=window if mask.window is None else min(window, mask.window))
+
+
+def _broadcast(x: jax.Array, lead: int) -> jax.Array:
+  return jnp.broadcast_to(x, (lead, *x.shape[1:]))
+
+
+def _diagonals(bias_BNTS: jax.Array, n: int, w: int, offsets: tuple[int, ...]) -> jax.Array:
+  """[B or 1, n, N, w, keys of the neighbourhood]: the blocks of a whole bias on and beside its diagonal."""
+  grid = blocked(blocked(bias_BNTS, n, w, axis=3), n, w, axis=2)  # [B or 1, N, n, w, n, w]
+  i = jnp.arange(n)
+  pieces = [grid[:, :, i, :, jnp.clip(i + o, 0, n - 1)] for o in offsets]  # each [n, B or 1, N, w, w]
+  return jnp.moveaxis(jnp.concatenate(pieces, axis=-1), 0, 1)
+
+
+def make(rngs: nnx.Rngs, sizes: dict, *, window: int | None = None) -> Local:
+  return Local(window=window)

@@ -1,0 +1,97 @@
+"""Memory-compressed attention: keys and values shortened by a strided convolution (Liu et al. 2018,
+https://arxiv.org/abs/1801.10198, section 4.2.3).
+
+Cost, with a stride of C (3 in the paper): T * S / C logits per head in FLOPs and in memory, a C-th of dense attention
+and still quadratic, and S * H * H multiplications per key/value head for each of the two convolutions. Parameters:
+2 * C * H * H per key/value head.
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.nn import params
+from t5x_like.nn.cores import Core
+from t5x_like.nn.cores.blocks import blocked, check_positive
+from t5x_like.nn.cores.dense import Dense
+from t5x_like.nn.mask import Mask
+
+
+class MemoryCompressed(Core):
+  """Attention to one compressed key for every `stride` keys in neighbouring slots.
+
+  The convolution's kernel is as long as its stride and mixes the channels of one key/value head, so that heads can be
+  sharded. Padding counts as zeros. Where the last slots do not fill a stride they are filled up with padding.
+
+  Causal: a compressed key is seen only by queries to which all tokens under it are visible, and only if all of them
+  are tokens; those of its own incomplete stride a query does not see (the paper alternates with local layers). So the
+  first queries would see nothing: all may also look at a null key and value, learned for each head from zero.
+  Bidirectional: a compressed key is seen if any token under it is one; there is no null key.
+
+  Args:
+    causal: whether the stack is.
+    stride: keys that become one.
+  """
+
+  name = "memory_compressed"
+
+  def __init__(self, heads: int, head_dim: int, rngs: nnx.Rngs, *, causal: bool, stride: int = 3):
+    check_positive(self.name, stride=stride)
+    K, H = heads, head_dim
+    init, axes = params.fan_in_normal(stride * H), ("kv_heads", None, None, None)
+    self.keys = params.param(rngs, init, (K, stride, H, H), axes)
+    self.values = params.param(rngs, init, (K, stride, H, H), axes)
+    self.null_key = params.param(rngs, params.zeros, (K, H), ("kv_heads", None)) if causal else None
+    self.null_value = params.param(rngs, params.zeros, (K, H), ("kv_heads", None)) if causal else None
+    self.causal = causal
+    self.stride = stride
+
+  def __call__(
+    self,
+    q_BTNH: jax.Array,
+    k_BSKH: jax.Array,
+    v_BSKH: jax.Array,
+    mask: Mask,
+    bias=None,
+    position=None,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    dropout_rate: float = 0.0,
+    key: jax.Array | None = None,
+  ) -> jax.Array:
+    """Returns [B, T, N, H] in the dtype of `q`; logits and softmax are float32."""
+    refuses = ("window", "segments", "prefix", "bias", "query_bias")
+    self.check(mask=mask, bias=bias, position=position, refuses=refuses)
+    if mask.causal != self.causal:
+      mine, asked = ("causal", "bidirectional") if self.causal else ("bidirectional", "causal")
+      raise self.refusal(f"{asked} attention when it was made for a {mine} stack")
+    B, S = k_BSKH.shape[:2]
+    n = -(-S // self.stride)
+    valid_BS = jnp.ones((1, S), bool) if mask.k_valid is None else mask.k_valid
+    valid = blocked(valid_BS, n, self.stride)
+    valid = valid.all(-1) if self.causal else valid.any(-1)
+    pos = blocked(mask.k_pos, n, self.stride).max(-1)
+    k, v = self._compress(self.keys, k_BSKH, valid_BS), self._compress(self.values, v_BSKH, valid_BS)
+    if self.causal:
+      k, v = _behind(self.null_key, k), _behind(self.null_value, v)
+      pos = jnp.pad(pos, ((0, 0), (1, 0)), constant_values=-1)
+      valid = jnp.pad(valid, ((0, 0), (1, 0)), constant_values=True)
+    compressed = Mask(mask.q_pos, pos, k_valid=valid, causal=self.causal)
+    return Dense()(q_BTNH, k, v, compressed, scale=scale, softcap=softcap, dropout_rate=dropout_rate, key=key)
+
+  def _compress(self, kernel: nnx.Param, x_BSKH: jax.Array, valid_BS: jax.Array) -> jax.Array:
+    """[B, ceil(S / stride), K, H], in the dtype of `x`."""
+    x_BSKH = jnp.where(valid_BS[:, :, None, None], x_BSKH, jnp.zeros_like(x_BSKH))
+    x = blocked(x_BSKH, -(-x_BSKH.shape[1] // self.stride), self.stride)
+    return jnp.einsum("BnCKH,KCHI->BnKI", x, kernel[...].astype(x.dtype))
+
+
+def _behind(null: nnx.Param, x_BSKH: jax.Array) -> jax.Array:
+  """`x` behind the null entry."""
+  null = jnp.broadcast_to(null[...].astype(x_BSKH.dtype), (x_BSKH.shape[0], 1, *x_BSKH.shape[2:]))
+  return jnp.concatenate([null, x_BSKH], axis=1)
+
+
+def make(rngs: nnx.Rngs, sizes: dict, *, stride: int = 3) -> MemoryCompressed:
+  return MemoryCompressed(sizes["kv_heads"], sizes["head_dim"], rngs, causal=sizes["causal"], stride=stride)

@@ -1,0 +1,109 @@
+"""What the tests of the attention cores share: random inputs, kinds of masks, comparisons with the dense core."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from t5x_like.nn.cores.dense import Dense
+from t5x_like.nn.mask import Mask, positions
+from t5x_like.nn.position import Alibi
+from t5x_like.nn.relative_position import RelativeBias
+
+# Most of a test's time is the compiler's; code as small as this runs as well without its last optimizations.
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def normal(*shape, seed=0, scale=1.0):
+  return (scale * np.random.default_rng(seed).standard_normal(shape)).astype(np.float32)
+
+
+def rngs(seed=0):
+  return nnx.Rngs(params=jax.random.key(seed))
+
+
+def qkv(B=2, T=37, S=None, N=4, K=2, H=8, seed=0):
+  S = S or T
+  shapes = (B, T, N, H), (B, S, K, H), (B, S, K, H)
+  return tuple(jnp.asarray(normal(*shape, seed=seed + i)) for i, shape in enumerate(shapes))
+
+
+def packed(T=37):
+  """(segments, positions) int32 [2, T]: rows of several sequences, the last segment (0) padding."""
+  lengths = [(11, 9, 14), (20, 6, 7)]
+  segments, pos = np.zeros((2, T), np.int32), np.zeros((2, T), np.int32)
+  for row, parts in enumerate(lengths):
+    start = 0
+    for number, length in enumerate(parts):
+      segments[row, start : start + length] = number + 1
+      pos[row, start : start + length] = np.arange(length)
+      start += length
+  return jnp.asarray(segments), jnp.asarray(pos)
+
+
+def mask(kind: str, T=37) -> Mask:
+  """One of `KINDS` for two rows of T tokens; a suffix `_w5` gives it a window."""
+  kind, _, window = kind.partition("_w")
+  window = int(window) if window else None
+  pos = positions(T)
+  valid = jnp.asarray(np.arange(T)[None] < np.array([[T], [T - 9]]))
+  prefix = jnp.asarray(np.arange(T)[None] < np.array([[7], [12]]))
+  segments, packed_pos = packed(T)
+  return {
+    "full": lambda: Mask(pos, pos, window=window),
+    "padded": lambda: Mask(pos, pos, k_valid=valid, window=window),
+    "causal": lambda: Mask(pos, pos, k_valid=valid, causal=True, window=window),
+    "prefix": lambda: Mask(pos, pos, k_valid=valid, k_prefix=prefix, causal=True, window=window),
+    "packed": lambda: Mask(packed_pos, packed_pos, segments, segments, segments > 0, window=window),
+    "packed_causal": lambda: Mask(packed_pos, packed_pos, segments, segments, segments > 0, causal=True, window=window),
+  }[kind]()
+
+
+KINDS = ("full", "padded", "causal", "prefix", "packed", "packed_causal")
+BIASES = ("none", "table", "array", "alibi_layer")
+
+
+def bias(kind: str, T=37, N=4):
+  """(the stack's bias, the layer's position)"""
+  if kind == "table":
+    return RelativeBias(N, rngs(5), bidirectional=True, buckets=8, max_distance=20), None
+  if kind == "array":
+    return jnp.asarray(normal(1, N, T, T, seed=9)), None
+  return None, (Alibi(N) if kind == "alibi_layer" else None)
+
+
+def seen(mask: Mask, B=2) -> jax.Array:
+  """bool [B, T]: queries that see any key."""
+  allowed = mask.dense()
+  T = mask.q_pos.shape[1]
+  return jnp.ones((B, T), bool) if allowed is None else jnp.broadcast_to(allowed[:, 0].any(-1), (B, T))
+
+
+def with_gradients(core, mask: Mask, rows: jax.Array, *, scale=0.4, **options):
+  """Jitted `(q, k, v, bias, position) -> (output where `rows` says, gradients for all five)`."""
+  weights = jnp.asarray(normal(1, rows.shape[1], 1, 1, seed=20))
+
+  def loss(q, k, v, bias, position):
+    out = core(q, k, v, mask, bias, position, scale=scale, **options)
+    out = jnp.where(rows[:, :, None, None], out, 0.0)
+    return jnp.sum(jnp.sin(out) * weights), out
+
+  run = jax.value_and_grad(loss, argnums=(0, 1, 2, 3, 4), has_aux=True)
+
+  def call(*args):
+    (_, out), gradients = run(*args)
+    return out, gradients
+
+  return jit(call)
+
+
+def assert_equals_dense(core, mask: Mask, args, rows=None, **options):
+  """Output and every gradient, parameters of the bias among them."""
+  rows = seen(mask) if rows is None else rows
+  actual = with_gradients(core, mask, rows, **options)(*args)
+  expected = with_gradients(Dense(), mask, rows, **options)(*args)
+  for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+    assert a.dtype == e.dtype
+    np.testing.assert_allclose(a, e, rtol=2e-4, atol=3e-5)

@@ -1,0 +1,175 @@
+"""The exact cores: chunked and local attention are dense attention, in values and gradients, at less memory or work."""
+
+import itertools
+
+import core_cases as cases
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t5x_like.nn.cores.chunked import Chunked
+from t5x_like.nn.cores.dense import Dense
+from t5x_like.nn.cores.local import Local
+from t5x_like.nn.mask import Mask, positions
+
+# Chunked
+
+GRID = [  # mask, bias, softcap, kv heads; every kind of mask, each with another bias and grouping
+  *zip(cases.KINDS, itertools.cycle(cases.BIASES), [None, 2.0] * 3, [1, 2, 4] * 2, strict=False),
+  ("causal_w5", "table", 2.0, 2),
+  ("packed_w6", "array", None, 1),
+]
+
+
+@pytest.mark.parametrize("kind, bias, softcap, kv_heads", GRID)
+def test_chunked_equals_dense(kind, bias, softcap, kv_heads):
+  args = (*cases.qkv(K=kv_heads), *cases.bias(bias))
+  core = Chunked(query_chunk=8, key_chunk=10)  # 37 tokens are a multiple of neither
+  everywhere = jnp.ones((2, 37), bool)  # rows that see nothing are the mean of all values, as dense has it
+  cases.assert_equals_dense(core, cases.mask(kind), args, everywhere, softcap=softcap)
+
+
+@pytest.mark.parametrize("chunks", [(64, 64), (1, 7), (37, 1)])
+def test_chunked_of_any_size(chunks):
+  core = Chunked(query_chunk=chunks[0], key_chunk=chunks[1])
+  cases.assert_equals_dense(core, cases.mask("causal"), (*cases.qkv(), *cases.bias("table")))
+
+
+def test_chunked_cross_attention_and_cache():
+  """Queries and keys of different lengths, positions explicit, empty slots of a cache."""
+  args = (*cases.qkv(T=5, S=23), None, None)
+  k_pos = jnp.asarray(np.where(np.arange(23) < 14, np.arange(23), -1)[None], jnp.int32)
+  mask = Mask(positions(5) + 9, k_pos, k_valid=jnp.broadcast_to(k_pos >= 0, (2, 23)), causal=True)
+  core = Chunked(query_chunk=2, key_chunk=4)
+  assert core.decoding() is core
+  cases.assert_equals_dense(core, mask, args)
+
+
+def test_chunked_bfloat16():
+  q, k, v = (x.astype(jnp.bfloat16) for x in cases.qkv())
+  mask = cases.mask("causal")
+  out = Chunked(query_chunk=8, key_chunk=8)(q, k, v, mask, scale=0.4)
+  assert out.dtype == jnp.bfloat16
+  exact = Dense()(*(x.astype(jnp.float32) for x in (q, k, v)), mask, scale=0.4)
+  assert float(jnp.abs(out.astype(jnp.float32) - exact).max()) < 0.03
+
+
+def test_chunked_dropout():
+  """One mask for all chunks of queries, the same in both passes; unbiased."""
+  q, k, v = cases.qkv()
+  other = jnp.asarray(cases.normal(*q.shape, seed=30))
+
+  half = jax.random.key(2)
+
+  def run(q, k, v, key=half, chunk=8, rate=0.5):
+    core = Chunked(query_chunk=chunk, key_chunk=10)
+    return core(q, k, v, cases.mask("causal"), scale=0.4, dropout_rate=rate, key=key)
+
+  out = cases.jit(run)(q, k, v)
+  np.testing.assert_allclose(out, cases.jit(lambda *a: run(*a, chunk=37))(q, k, v), rtol=1e-4, atol=1e-5)
+
+  def apart(*args):
+    return jnp.vdot(run(*args), other)
+
+  loss = cases.jit(apart)
+  dq, dk, dv = cases.jit(jax.grad(apart, argnums=(0, 1, 2)))(q, k, v)
+  np.testing.assert_allclose(jnp.vdot(dv, v), loss(q, k, v), rtol=1e-3, atol=1e-3)  # linear in v
+  # A central difference in q and k, which holds only if both passes drop the same weights.
+  to_q, to_k = (jnp.asarray(cases.normal(*x.shape, seed=31 + i)) for i, x in enumerate((q, k)))
+  ahead, behind = (loss(q + step * to_q, k + step * to_k, v) for step in (5e-3, -5e-3))
+  np.testing.assert_allclose(jnp.vdot(dq, to_q) + jnp.vdot(dk, to_k), (ahead - behind) / 1e-2, rtol=2e-2)
+  keys = jax.random.split(jax.random.key(0), 256)
+  draws = cases.jit(jax.vmap(lambda key: run(q, k, v, key=key, chunk=37, rate=0.2)))(keys)
+  error = jnp.abs(draws.mean(0) - run(q, k, v, key=None))
+  assert float(error.max()) < 6 * float(draws.std(0).max()) / 16 and float(draws.std(0).max()) > 0.1
+
+
+def temporary_bytes(core, T, bias=None):
+  """Of the compiled forward and backward pass on one row of T tokens."""
+  shapes = [jax.ShapeDtypeStruct((1, T, heads, 8), jnp.float32) for heads in (2, 1, 1)]
+  mask = Mask(positions(T), positions(T), causal=True)
+  run = jax.grad(lambda q, k, v: jnp.sum(core(q, k, v, mask, bias, None, scale=0.4) ** 2), argnums=(0, 1, 2))
+  return cases.jit(run).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
+
+
+def test_chunked_memory_grows_linearly():
+  bias = cases.bias("table", N=2)[0]
+  core = Chunked(query_chunk=64, key_chunk=64)
+  small, large = (temporary_bytes(core, T, bias) for T in (2048, 8192))
+  assert large < 4.2 * small
+  assert large - small < 200 * 8 * (8192 - 2048)  # bytes: some dozens of floats for each token
+  dense_small, dense_large = (temporary_bytes(Dense(), T) for T in (512, 2048))
+  assert dense_large > 12 * dense_small  # what it is measured against is quadratic
+
+
+# Local
+
+
+@pytest.mark.parametrize("kind, bias, softcap, kv_heads", [
+  ("full_w5", "table", None, 2),
+  ("padded_w8", "array", 2.0, 1),
+  ("causal_w5", "alibi_layer", None, 4),
+  ("prefix_w6", "array", 2.0, 2),
+  ("packed_w4", "table", 2.0, 1),
+  ("packed_causal_w7", "none", None, 2),
+  ("causal_w1", "table", None, 2),
+  ("full_w36", "none", None, 2),
+  ("causal_w500", "array", None, 2),
+])  # fmt: skip
+def test_local_equals_dense(kind, bias, softcap, kv_heads):
+  args = (*cases.qkv(K=kv_heads), *cases.bias(bias))
+  cases.assert_equals_dense(Local(), cases.mask(kind), args, softcap=softcap)
+
+
+def test_the_narrower_of_two_windows_holds():
+  q, k, v = cases.qkv()
+  for own, masked in ((4, None), (4, 9), (9, 4)):
+    mask = cases.mask("causal" if masked is None else f"causal_w{masked}")
+    out = cases.jit(lambda *qkv: Local(window=own)(*qkv, mask, scale=0.4))(q, k, v)  # noqa: B023
+    expected = Dense()(q, k, v, cases.mask("causal_w4"), scale=0.4)
+    rows = cases.seen(cases.mask("causal_w4"))[:, :, None, None]
+    np.testing.assert_allclose(jnp.where(rows, out, 0), jnp.where(rows, expected, 0), rtol=1e-4, atol=1e-5)
+
+
+def test_local_decodes_under_its_own_window():
+  q, k, v = cases.qkv()
+  full = Local(window=4)(q, k, v, cases.mask("causal"), scale=0.4)
+  for t in (0, 3, 20):
+    last = Mask(positions(37)[:, t : t + 1], positions(37), k_valid=cases.mask("causal").k_valid, causal=True)
+    step = Local(window=4).decoding()(q[:, t : t + 1], k, v, last, scale=0.4)
+    np.testing.assert_allclose(step[:, 0], full[:, t], rtol=1e-4, atol=1e-5)
+
+
+def test_packed_rows_equal_each_sequence_alone():
+  q, k, v = cases.qkv()
+  for core in (Local(window=4), Chunked(query_chunk=8, key_chunk=8)):
+    run = cases.jit(lambda mask, *qkv: core(*qkv, mask, scale=0.4))  # noqa: B023
+    out = run(cases.mask("packed"), q, k, v)
+    alone = run(Mask(positions(9), positions(9)), *(x[:1, 11:20] for x in (q, k, v)))
+    np.testing.assert_allclose(out[:1, 11:20], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_local_dropout_keeps_the_expectation():
+  q, k, v = cases.qkv()
+  mask = cases.mask("causal_w6")
+  run = cases.jit(jax.vmap(lambda key: Local()(q, k, v, mask, scale=0.4, dropout_rate=0.2, key=key)))
+  out = run(jax.random.split(jax.random.key(0), 256))
+  rows = cases.seen(mask)
+  error = jnp.abs(out.mean(0) - Local()(q, k, v, mask, scale=0.4))[rows]
+  assert float(error.max()) < 6 * float(out.std(0)[rows].max()) / 16 and float(out.std(0).max()) > 0.1
+
+
+def test_the_backward_pass_runs_inside_remat_scan_and_vmap():
+  q, k, v = cases.qkv()
+  core = Chunked(query_chunk=8, key_chunk=8)
+
+  def gradient(core):
+    def loss(q):
+      body = jax.checkpoint(lambda x, _: (core(x, k, v, cases.mask("causal"), scale=0.4), None))
+      return jnp.sum(jax.lax.scan(body, q, None, length=2)[0] ** 2)
+
+    return jax.vmap(jax.grad(loss))
+
+  both = jnp.stack([q, 2 * q])
+  np.testing.assert_allclose(cases.jit(gradient(core))(both), cases.jit(gradient(Dense()))(both), rtol=1e-3, atol=1e-5)
