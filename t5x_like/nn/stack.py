@@ -1,5 +1,6 @@
 """A stack: equal blocks whose parameters are stored with a leading layers axis, run by one scan."""
 
+import copy
 import dataclasses
 from collections.abc import Callable
 
@@ -102,8 +103,8 @@ class Stack(nnx.Module):
   def without(self, *names: str, **changes) -> "Stack":
     """The same stack, sharing its parameters, with some sublayers left out and attributes changed."""
     kept = {name: getattr(self.blocks, name) for name in self.blocks.names if name not in names}
-    other = nnx.Module.__new__(Stack)
-    for name, value in {**vars(self), "blocks": Block(**kept), **changes}.items():
+    other = copy.copy(self)
+    for name, value in {"blocks": Block(**kept), **changes}.items():
       setattr(other, name, value)
     return other
 

@@ -35,7 +35,8 @@ class T5:
   """Reads the weights of a model by name; `logits` answers for one example."""
 
   def __init__(self, size, weights):
-    self.dims, self.design, self.w = size.dims, size.design, {name: np.asarray(a, np.float64) for name, a in weights.items()}
+    self.dims, self.design = size.dims, size.design
+    self.w = {name: np.asarray(a, np.float64) for name, a in weights.items()}
 
   def attention(self, name, layer, x, memory, table, bidirectional, see):
     """`see(query, key)` says whether a key is visible; `table` is None in cross-attention."""

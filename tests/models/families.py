@@ -1,0 +1,305 @@
+"""Every family of `models/` shrunk to a size that compiles at once, and what its outputs are under each property.
+
+Families are found by the registry: whatever module has `VARIANTS` and `Model` is tested.
+"""
+
+import dataclasses
+import functools
+import importlib
+import math
+import pkgutil
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tiny
+from flax import nnx
+
+import t5x_like.models
+from t5x_like.nn import params
+from t5x_like.nn.architectures import Architecture, Decoder, Encoder, EncoderDecoder, Variant
+from t5x_like.nn.design import Design
+from t5x_like.nn.dims import Dims
+from t5x_like.parallel.mesh import make_mesh
+from t5x_like.parallel.rules import Rules
+
+VOCAB, S, T = 64, 10, 8  # S and T differ: a nudge of the embeddings finds its side by its length
+REPRESENTATIVES = 2  # of a family
+
+SMALL_CORES = {  # arguments of cores at lengths of 8 and 10
+  "bigbird": {"block": 1, "random_blocks": 1}, "linformer": {"k": 4, "length": 16},
+  "chunked": {"query_chunk": 4, "key_chunk": 4}, "local": {"window": 3},
+}  # fmt: skip
+
+# What a core cannot do by its definition. BigBird's last block, which all tokens see, is that of the padded length.
+EXCEPTIONS = {
+  "bigbird": {"packing", "length"},
+  "linformer": {"packing"},
+  "memory_compressed": {"packing"},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """A shrunk variant of a family."""
+
+  name: str
+  family: str
+  variant: Variant
+
+  @property
+  def model_class(self) -> type[Architecture]:
+    return importlib.import_module(f"t5x_like.models.{self.family}").Model
+
+  @property
+  def sides(self) -> tuple[str, ...]:
+    kinds = {Encoder: ("encoder",), Decoder: ("decoder",), EncoderDecoder: ("encoder", "decoder")}
+    return next(sides for kind, sides in kinds.items() if issubclass(self.model_class, kind))
+
+  @property
+  def core(self) -> str:
+    core = self.variant.design.core
+    return core if isinstance(core, str) else core["name"]
+
+  def lacks(self, what: str) -> bool:
+    return what in EXCEPTIONS.get(self.core, ())
+
+  def __hash__(self):
+    return hash(self.name)
+
+
+def families() -> list[str]:
+  names = [m.name for m in pkgutil.iter_modules(t5x_like.models.__path__) if m.name[0] != "_"]
+  return [n for n in names if hasattr(importlib.import_module(f"t5x_like.models.{n}"), "VARIANTS")]
+
+
+def representatives() -> list[Case]:
+  """The first variant of each of the first few designs of every family."""
+  cases = []
+  for family in families():
+    designs: dict = {}
+    for name, variant in importlib.import_module(f"t5x_like.models.{family}").VARIANTS.items():
+      small = shrunk(variant)
+      designs.setdefault(repr(small), Case(f"{family}:{name}", family, small))
+    cases += list(designs.values())[:REPRESENTATIVES]
+  return cases
+
+
+def shrunk(variant: Variant, **changes) -> Variant:
+  """The variant at width 16, two layers or one turn of its layers, with `changes` to its design."""
+  design, dims = dataclasses.replace(variant.design, **changes), variant.dims
+  positions = design.position if isinstance(design.position, tuple) else (design.position,)
+  partial = any(isinstance(p, dict) and p.get("fraction", 1.0) < 1 for p in positions)
+  kv_heads = {dims.heads: 4, 1: 1}.get(dims.kv_heads, 2)
+  period = math.lcm(len(design.windows), design.experts_every if design.experts else 1, len(positions))
+  layers = 2 if period == 1 else period
+  core = design.core if isinstance(design.core, dict) else {"name": design.core}
+  experts = design.experts and {**design.experts, "experts": 4, "capacity_factor": 4.0}  # nothing is dropped
+  position = [{**p, "length": 16} if isinstance(p, dict) and "length" in p else p for p in positions]
+  design = dataclasses.replace(
+    design,
+    windows=tuple(None if w is None else 3 for w in design.windows),
+    core={**core, **SMALL_CORES.get(core["name"], {})},
+    experts=experts,
+    position=tuple(position) if isinstance(design.position, tuple) else position[0],
+  )
+  return dataclasses.replace(
+    variant,
+    dims=Dims(embed=16, heads=4, kv_heads=kv_heads, head_dim=8 if partial else 4, mlp=32, layers=layers),
+    design=design,
+    vocab_size=VOCAB,
+    embed=8 if variant.embed else None,
+    decoder_layers=layers if variant.decoder_layers else None,
+  )
+
+
+@functools.cache
+def arrays(case: Case) -> dict[str, jax.Array]:
+  """Weights drawn with numpy: nothing is zero or one, whatever the initialisation; no compilation."""
+  return {name: jnp.asarray(drawn(name, p.shape)) for name, p in params.named_params(abstract(case)).items()}
+
+
+def drawn(name: str, shape) -> np.ndarray:
+  generator = np.random.default_rng(zlib.crc32(name.encode()))
+  noise = generator.standard_normal(shape).astype(np.float32)
+  if name.endswith("scale"):
+    return 1 + 0.1 * noise
+  return 0.1 * noise if name.endswith("bias") else noise / math.sqrt(shape[-2] if "embed" not in name else 1)
+
+
+@functools.cache
+def abstract(case: Case, **arguments):
+  make = lambda key: case.model_class(nnx.Rngs(params=key), variant=case.variant, **arguments)  # noqa: E731
+  return jax.eval_shape(make, jax.random.key(0))
+
+
+def model(case: Case, values=None, **arguments):
+  return params.with_arrays(abstract(case, **arguments), arrays(case) if values is None else values)
+
+
+# Batches
+
+
+def tokens(length: int, seed: int) -> np.ndarray:
+  return np.random.default_rng(seed).integers(3, VOCAB, length).astype(np.int32)
+
+
+LENGTHS = {"encoder": (S, (4, 5)), "decoder": (T, (3, 4))}  # of a row, and of the two sequences in it
+
+
+def apart(case: Case) -> dict[str, np.ndarray]:
+  """Two rows, a sequence and padding in each."""
+  batch = {}
+  for side in case.sides:
+    length, of = LENGTHS[side]
+    rows = np.full((2, length), case.variant.tokens.pad or 0, np.int32)
+    for row, n in enumerate(of):
+      rows[row, :n] = tokens(n, row)
+    batch |= features(case, side, rows)
+  return batch
+
+
+def short(case: Case) -> dict[str, np.ndarray]:
+  """The first sequence alone, without padding."""
+  return {name: x[:1, : LENGTHS[name.split("_")[0]][1][0]] for name, x in apart(case).items()}
+
+
+def packed(case: Case) -> dict[str, np.ndarray]:
+  """Both sequences in one row, and garbage where its padding is."""
+  batch = {}
+  for side in case.sides:
+    length, (a, b) = LENGTHS[side]
+    garbage = length - a - b
+    row = np.concatenate([tokens(a, 0), tokens(b, 1), tokens(garbage, 9)])[None]
+    batch |= features(case, side, row)
+    batch[f"{side}_segment_ids"] = np.repeat([1, 2, 0], (a, b, garbage)).astype(np.int32)[None]
+    batch[f"{side}_positions"] = np.concatenate([np.arange(n, dtype=np.int32) for n in (a, b, garbage)])[None]
+    if f"{side}_token_types" in batch:
+      types = features(case, side, row[:, :1].repeat(length, 1))[f"{side}_token_types"][0]
+      batch[f"{side}_token_types"] = np.concatenate([types[:a], types[:b], types[:garbage]])[None]
+  return batch
+
+
+def whole(case: Case, rows: int) -> dict[str, np.ndarray]:
+  """Rows without padding."""
+  batch = {}
+  for side in case.sides:
+    length = LENGTHS[side][0]
+    batch |= features(case, side, tokens(rows * length, 5).reshape(rows, length))
+  return batch
+
+
+def features(case: Case, side: str, rows: np.ndarray) -> dict[str, np.ndarray]:
+  made = {f"{side}_input_tokens": rows}
+  if case.variant.types and side == "encoder":
+    made["encoder_token_types"] = np.broadcast_to(np.arange(rows.shape[1]) % 2, rows.shape).astype(np.int32)
+  return made
+
+
+# What is computed, each compiled once
+
+
+class Nudged(nnx.Module):
+  """A token table that adds to the vectors of sequences as long as the nudge."""
+
+  def __init__(self, embed, nudge_TD):
+    self.inner = embed
+    self.nudge = nudge_TD
+
+  def __call__(self, ids_BT, dtype):
+    x_BTD = self.inner(ids_BT, dtype)
+    return x_BTD + self.nudge if ids_BT.shape[1] == self.nudge.shape[0] else x_BTD
+
+  def attend(self, x_BTD):
+    return self.inner.attend(x_BTD)
+
+
+@functools.cache
+def forward(case: Case) -> dict[str, np.ndarray]:
+  """Logits of `apart`, `short`, `packed` and `whole`, of `whole` in bfloat16 and from a cache, and `reach`.
+
+  `reach` [T, T] is how strongly the output at t depends on the input vector at s of the last stack.
+  """
+  length = LENGTHS[case.sides[-1]][0]
+  skipped = {n for n, what in (("short", "length"), ("packed", "packing")) if case.lacks(what)}
+  batches = {f.__name__: f(case) for f in (apart, short, packed) if f.__name__ not in skipped}
+  batches["whole"] = whole(case, 2)
+  one = {name: x[:1] for name, x in batches["whole"].items()}
+  decodes = "decoder" in case.sides and not case.lacks("decoding")
+
+  @tiny.jit
+  def run(arrays):
+    m = model(case, arrays)
+    found = {name: m(batch)["logits"] for name, batch in batches.items()}
+    found["bfloat16"] = model(case, arrays, dtype="bfloat16")(batches["whole"])["logits"]
+
+    def project(nudge_TD):
+      nudged = model(case, arrays)
+      nudged.embed = Nudged(nudged.embed, nudge_TD)
+      logits = nudged(one)["logits"][0]
+      return logits.reshape(length, -1) @ jnp.asarray(drawn("way", (logits.size // length,)[:1] + (1,)))[:, 0]
+
+    zero = jnp.zeros((length, case.variant.embed or case.variant.dims.embed))
+    _, pull = jax.vjp(project, zero)
+    found["reach"] = jnp.abs(jax.lax.map(lambda row: pull(row)[0], jnp.eye(length))).max(-1)
+    if decodes:
+      found["decoded"] = decoded(m, batches["whole"])
+    return found
+
+  return jax.tree.map(np.asarray, run(arrays(case)))
+
+
+def decoded(m, batch: dict) -> jax.Array:
+  """Logits of the decoder's tokens fed through a cache: three at once, then one by one."""
+  tokens_BT = jnp.asarray(batch["decoder_input_tokens"])
+  first, state = m.decode(tokens_BT[:, :3], m.start_decoding(batch, T))
+
+  def step(state, tokens_B):
+    logits_B1V, state = m.decode(tokens_B[:, None], state)
+    return state, logits_B1V[:, 0]
+
+  _, rest_TBV = jax.lax.scan(step, state, tokens_BT[:, 3:].T)
+  return jnp.concatenate([first, jnp.swapaxes(rest_TBV, 0, 1)], axis=1)
+
+
+def value_and_gradients(case: Case, rules: Rules | None = None, **form):
+  """A loss of the logits and every auxiliary scalar: (value, gradients), as numpy."""
+  batch = whole(case, 4)
+
+  def total(arrays, batch):
+    out = model(case, arrays, **form)(batch)
+    logits = out.pop("logits")
+    way = jnp.asarray(drawn("way", (*logits.shape, 1))[..., 0])
+    return jnp.mean(logits * way) + sum(jnp.mean(x) for x in out.values())
+
+  def run(arrays, batch):
+    if rules is None:
+      return jax.value_and_grad(total)(arrays, batch)
+    with rules.activate():
+      return jax.value_and_grad(total)(arrays, batch)
+
+  values = arrays(case)
+  if rules is not None:
+    values = jax.device_put(values, rules.of_params(params.named_params(abstract(case))))
+    batch = jax.device_put(batch, rules.batch())
+  return jax.tree.map(np.asarray, tiny.jit(run)(values, batch))
+
+
+@functools.cache
+def plain(case: Case):
+  return value_and_gradients(case)
+
+
+def rules(case: Case) -> Rules:
+  """Data, FSDP and tensor parallelism; data, experts and tensor where there are experts."""
+  mesh = {"data": 2, "expert" if case.variant.design.experts else "fsdp": 2, "tensor": 2}
+  changes = {"kv_heads": None, "activation_kv_heads": None} if case.variant.dims.kv_heads % 2 else None
+  return Rules.make(make_mesh(mesh), changes)
+
+
+def design_case(family: str, name: str, design: Design, **options) -> Case:
+  """A case of a family's architecture with any design."""
+  variants = importlib.import_module(f"t5x_like.models.{family}").VARIANTS
+  base = dataclasses.replace(next(iter(variants.values())), design=design, **options)
+  return Case(f"{family}:{name}", family, shrunk(base))

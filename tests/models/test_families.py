@@ -1,0 +1,97 @@
+"""What holds for every family: what may see what, and that every way of computing a model gives the same model."""
+
+import families
+import numpy as np
+import pytest
+
+CASES = families.representatives()
+FIRST = list({case.family: case for case in reversed(CASES)}.values())[::-1]
+
+
+def cases(chosen):
+  return pytest.mark.parametrize("case", chosen, ids=[case.name for case in chosen])
+
+
+def close(got, expected, rtol=1e-5, atol=1e-5, name=""):
+  scale = max(np.abs(expected).max(), 1e-30)
+  np.testing.assert_allclose(got, expected, rtol=rtol, atol=atol * scale, err_msg=name)
+
+
+def check_sight(case):
+  """Decoders see themselves and what came before, by gradient; encoders see everything."""
+  reach, length = families.forward(case)["reach"], families.LENGTHS[case.sides[-1]][0]
+  near = np.eye(length, dtype=bool) | np.eye(length, k=-1, dtype=bool)
+  seen = np.tri(length, dtype=bool) if case.sides[-1] == "decoder" else np.ones((length, length), bool)
+  assert (reach[~seen] == 0).all(), "an output depends on a token it may not see"
+  bounded = any(case.variant.design.windows) or case.core in ("local", "bigbird", "memory_compressed")
+  assert (reach[near if bounded else seen] > 0).all(), "an output does not depend on a token it may see"
+
+
+def check_padding(case):
+  """Padding changes nothing: neither how much of it there is, nor what it holds."""
+  logits = families.forward(case)
+  if "short" in logits:
+    n = logits["short"].shape[1]
+    close(logits["apart"][0, :n], logits["short"][0])
+  assert all(np.isfinite(x).all() for x in logits.values())
+
+
+def check_packing(case):
+  """Two sequences in one row, with garbage behind them, are the two sequences in rows of their own."""
+  if case.lacks("packing"):
+    return
+  logits, (a, b) = families.forward(case), families.LENGTHS[case.sides[-1]][1]
+  close(logits["packed"][0, :a], logits["apart"][0, :a])
+  close(logits["packed"][0, a : a + b], logits["apart"][1, :b])
+
+
+def check_decoding(case):
+  if "decoded" in families.forward(case):
+    close(families.forward(case)["decoded"], families.forward(case)["whole"])
+
+
+def check_bfloat16(case):
+  """bfloat16 has steps of 2**-8: half of the tokens stay within 4% of the spread of the logits, and all but those
+  that a router sends elsewhere within 12%."""
+  low, full = families.forward(case)["bfloat16"], families.forward(case)["whole"]
+  assert low.dtype == np.float32 and (low != full).any()
+  errors = np.sqrt(np.mean((low - full).reshape(*full.shape[:2], -1) ** 2, axis=-1)) / full.std()
+  assert np.median(errors) < 0.04, np.median(errors)
+  assert case.variant.design.experts or errors.max() < 0.12, errors.max()
+
+
+CHECKS = [check_sight, check_padding, check_packing, check_decoding, check_bfloat16]
+
+
+@cases(CASES)
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__.removeprefix("check_"))
+def test_property(check, case):
+  check(case)
+
+
+FORMS = [dict(layers="loop", remat="dots"), dict(layers="scan", remat="full")]
+
+
+def same(got, expected):
+  close(got[0], expected[0], rtol=1e-4)
+  assert got[1].keys() == expected[1].keys()
+  largest = max(np.abs(g).max() for g in expected[1].values())
+  for name, gradient in expected[1].items():
+    np.testing.assert_allclose(got[1][name], gradient, rtol=1e-3, atol=2e-5 * largest, err_msg=name)
+
+
+@cases(FIRST)
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: "-".join(form.values()))
+def test_scan_loop_and_remat_are_the_same_function(form, case):
+  same(families.value_and_gradients(case, **form), families.plain(case))
+
+
+@cases(FIRST)
+def test_every_parameter_is_trained(case):
+  for name, gradient in families.plain(case)[1].items():
+    assert np.isfinite(gradient).all() and np.abs(gradient).max() > 0, name
+
+
+@cases(FIRST)
+def test_sharded_is_single_device(case):
+  same(families.value_and_gradients(case, families.rules(case)), families.plain(case))
