@@ -48,5 +48,6 @@ def get_config(arg: str = ""):
     base.debug(config)
     config.model.variant = "switch-tiny-8"
     config.model.design.experts.experts = 8
+    config.model.layers = "scan"  # half of the compile time
     config.mesh = {"data": -1}
   return config

@@ -141,12 +141,13 @@ class Moe(Layer):
     self.dropout_rate = dropout_rate
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache, key: jax.Array | None) -> tuple[jax.Array, dict, None]:
-    valid_BT = None if cache is not None else _valid(context, x_BTD.shape[:2])
+    decoding = context.slot is not None  # the layer itself keeps no cache
+    valid_BT = None if decoding else _valid(context, x_BTD.shape[:2])
     routing = self.router(x_BTD, subkey(key, 0))
     if self.options.dispatch == "dropless":
       y_BTD, dropped = self._dropless(x_BTD, routing, subkey(key, 1)), jnp.float32(0)
     else:
-      y_BTD, dropped = self._capacity(x_BTD, routing, valid_BT, cache is not None, subkey(key, 1))
+      y_BTD, dropped = self._capacity(x_BTD, routing, valid_BT, decoding, subkey(key, 1))
     aux = {
       "moe_balance_loss": self.options.balance_loss * balance_loss(routing, valid_BT),
       "moe_z_loss": self.options.z_loss * z_loss(routing, valid_BT),

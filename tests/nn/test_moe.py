@@ -52,9 +52,9 @@ def context(**fields):
   return Context(mask=Mask(positions(T), positions(T), **fields))
 
 
-@functools.partial(tiny.jit, static_argnames="decoding")
-def run(made, x_BTD, context, key=None, decoding=False):
-  return made(x_BTD, context, {} if decoding else None, key)[:2]
+@tiny.jit
+def run(made, x_BTD, context, key=None):
+  return made(x_BTD, context, None, key)[:2]
 
 
 def reference(made, x, valid=None):
@@ -228,53 +228,60 @@ def test_the_router_is_float32_under_bfloat16(dispatch):
 
 def test_decoding_never_drops():
   made, x = layer(dispatch="capacity", capacity_factor=0.1), tokens()
-  slots = context(k_valid=jnp.ones((B, 20), bool))  # a cache is longer than the tokens fed
-  y, _ = run(made, x, slots, decoding=True)
+  mask = Mask(positions(T), positions(20), k_valid=jnp.ones((B, 20), bool))  # a cache is longer than the tokens fed
+  slots = Context(mask=mask, slot=jnp.int32(0))
+  y, _ = run(made, x, slots)
   np.testing.assert_allclose(y, run(layer(), x, context())[0], atol=1e-5)
-  one = run(made, x[:, 3:4], slots, decoding=True)[0]
+  one = run(made, x[:, 3:4], slots)[0]
   np.testing.assert_allclose(one, y[:, 3:4], atol=1e-5)
 
 
 # On a mesh
 
 
-@pytest.mark.parametrize("dispatch", ["dropless", "capacity"])
-def test_sharded_is_unsharded(dispatch):
-  """Values and gradients on expert=2 x data=2 x tensor=2; with capacities kernels stay and tokens go."""
-  rules = Rules.make(make_mesh({"expert": 2, "data": 2, "tensor": 2}, jax.devices()))
-  made = layer(dispatch=dispatch, capacity_factor=1.0)
-  x = tokens()
-
-  def loss(arrays, x):
-    y, aux, _ = params.with_arrays(made, arrays)(x, context(), None, None)
-    return jnp.sum(jnp.sin(y)) + aux["moe_balance_loss"], (y, aux)
+def compiled_on_mesh(made, x, **changes):
+  """(loss and gradients compiled for expert=2 x data=2 x tensor=2, shardings of the parameters, of the rows)."""
+  rules = Rules.make(make_mesh({"expert": 2, "data": 2, "tensor": 2}, jax.devices()), changes)
 
   def on_mesh(arrays, x):
     with rules.activate():
-      return jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(arrays, x)
+      return jax.value_and_grad(functools.partial(loss, made), argnums=(0, 1), has_aux=True)(arrays, x)
 
   shardings = rules.of_params(params.named_params(made))
   assert shardings["wi"].spec == jax.sharding.PartitionSpec("expert", None, "tensor")
-  arrays = jax.device_put(params.arrays(made), shardings)
   out = (None, (None, None)), (shardings, None)
   step = tiny.jit(on_mesh, in_shardings=(shardings, rules.batch()), out_shardings=out)
-  compiled = step.lower(arrays, x).compile()
-  (_, (y, aux)), (by_name, by_x) = compiled(arrays, jax.device_put(x, rules.batch()))
-  (_, (y1, aux1)), (by_name1, by_x1) = tiny.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(
-    params.arrays(made), x
-  )
-  np.testing.assert_allclose(y, y1, atol=1e-5 * np.abs(y1).max())
-  np.testing.assert_allclose(by_x, by_x1, atol=1e-5 * np.abs(by_x1).max())
-  for name in aux:
-    np.testing.assert_allclose(aux[name], aux1[name], rtol=1e-5, err_msg=name)
-  for name in by_name:
-    np.testing.assert_allclose(by_name[name], by_name1[name], atol=1e-5 * np.abs(by_name1[name]).max(), err_msg=name)
-  text = compiled.as_text()
-  gathered = {m.group(1) for m in re.finditer(r"= \(?\w+\[([\d,]*)\][^=]* all-gather(?:-start)?\(", text)}
+  return step.lower(params.arrays(made), x).compile(), shardings, rules.batch()
+
+
+def loss(made, arrays, x):
+  y, aux, _ = params.with_arrays(made, arrays)(x, context(), None, None)
+  return jnp.sum(jnp.sin(y)) + aux["moe_balance_loss"], (y, aux)
+
+
+@pytest.mark.parametrize("dispatch", ["dropless", "capacity"])
+def test_sharded_is_unsharded(dispatch):
+  made, x = layer(dispatch=dispatch, capacity_factor=1.0), tokens()
+  step, shardings, rows = compiled_on_mesh(made, x)
+  (_, (y, aux)), gradients = step(jax.device_put(params.arrays(made), shardings), jax.device_put(x, rows))
+  alone = tiny.jit(jax.value_and_grad(functools.partial(loss, made), argnums=(0, 1), has_aux=True))
+  (_, (y1, aux1)), gradients1 = alone(params.arrays(made), x)
+  assert (float(aux["moe_dropped"]) > 0) == (dispatch == "capacity")
+
+  def assert_close(a, b):
+    np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * np.abs(b).max())
+
+  jax.tree.map(assert_close, (y, aux, gradients), (y1, aux1, gradients1))
+
+
+def test_tokens_go_to_experts_and_kernels_stay():
+  """Two all-to-alls forward and two backward; what would be gathered if the rows stayed instead is the control."""
+  made = layer(dispatch="capacity", capacity_factor=1.0)
   kernels = {f"{E},{a},{b}" for f in (F, F // 2) for a, b in ((D, f), (f, D))}  # those of all experts
-  if dispatch == "capacity":
-    assert float(aux["moe_dropped"]) > 0
-    assert " all-to-all(" in text and not gathered & kernels, gathered
+  texts = [compiled_on_mesh(made, tokens(), **changes)[0].as_text() for changes in ({}, {"activation_expert": None})]
+  ours, control = ({m.group(1) for m in re.finditer(r"= \w+\[([\d,]*)\]\S* all-gather\(", text)} for text in texts)
+  assert texts[0].count(" all-to-all(") == 4 and not ours & kernels, ours
+  assert control & kernels
 
 
 # Cost and options

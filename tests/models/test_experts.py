@@ -1,0 +1,180 @@
+"""Switch Transformers and Mixtral: published sizes, and what experts mean for training and decoding."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from flax import nnx
+
+from t5x_like.models import mixtral, switch
+from t5x_like.nn import params
+from t5x_like.nn.architectures import Variant
+from t5x_like.nn.dims import Dims
+from t5x_like.objectives.encoder_decoder import Objective
+from t5x_like.parallel.mesh import make_mesh
+from t5x_like.parallel.rules import Rules
+from t5x_like.training import flops
+from t5x_like.training.optimizer import OPTIMIZERS, layerwise
+from t5x_like.training.schedule import SCHEDULES
+from t5x_like.training.state import TrainState
+from t5x_like.training.step import make_step
+
+COUNTS = {  # as published, to the digits published
+  (switch, "switch-base-8"): (619.3e6, 0.1e6),
+  (switch, "switch-base-16"): (1.07e9, 0.01e9),
+  (switch, "switch-base-32"): (1.98e9, 0.01e9),
+  (switch, "switch-base-64"): (3.79e9, 0.01e9),
+  (switch, "switch-base-128"): (7.4e9, 0.05e9),
+  (switch, "switch-base-256"): (14.7e9, 0.05e9),
+  (switch, "switch-large-128"): (26.3e9, 0.05e9),
+  (switch, "switch-xxl-128"): (395e9, 0.5e9),
+  (switch, "switch-c-2048"): (1571e9, 0.5e9),
+  (mixtral, "8x7b"): (46.7e9, 0.05e9),
+  (mixtral, "8x22b"): (140.6e9, 0.05e9),
+}
+
+
+def abstract(family, variant, **arguments):
+  return jax.eval_shape(lambda key: family.Model(nnx.Rngs(params=key), variant=variant, **arguments), jax.random.key(0))
+
+
+@pytest.mark.parametrize("family, name", COUNTS, ids=[name for _, name in COUNTS])
+def test_published_sizes(family, name):
+  count, digits = COUNTS[family, name]
+  assert abs(params.count(abstract(family, name)) - count) < digits
+
+
+@pytest.mark.parametrize("family, name, active", [(mixtral, "8x7b", 12.9e9), (mixtral, "8x22b", 39.1e9)])
+def test_published_active_sizes(family, name, active):
+  """What one token meets: all but the experts it is not sent to."""
+  named = params.named_params(abstract(family, name))
+  size = sum(np.prod(p.shape) * (2 / 8 if "expert" in p.axes else 1) for p in named.values())
+  assert abs(size - active) < 0.1e9
+
+
+def test_experts_are_where_the_checkpoints_have_them():
+  """The second layer of every pair (layers 1, 3, 5, … from 0); all of c."""
+  for name, layers in (("switch-base-8", ["mlp_0", "moe_1"]), ("switch-c-2048", ["moe"])):
+    model = abstract(switch, name)
+    for stack in (model.encoder, model.decoder):
+      assert [n for n in stack.blocks.names if n[:3] in ("mlp", "moe")] == layers
+      assert stack.repeats == model.variant.dims.layers // len(layers)
+
+
+# Tiny ones
+
+
+SWITCH = Variant(Dims(16, 4, 4, 4, 32, 2), switch.VARIANTS["switch-base-8"].design, tiny.VOCAB)
+MIXTRAL = Variant(Dims(16, 4, 2, 4, 32, 2), mixtral.DESIGN, tiny.VOCAB, mixtral.TOKENS)
+EXPERTS = {"experts": 4, **switch.ROUTING}
+
+
+@functools.cache
+def tiny_switch(**arguments):
+  make = tiny.maker(SWITCH, family=switch, design={"experts": {**EXPERTS, "z_loss": 0.01}}, **arguments)
+  return make, tiny.jit(make)(jax.random.key(1))
+
+
+def mixtral_with(**experts):
+  changes = {"experts": {**mixtral.DESIGN.experts, "experts": 4, **experts}, "init_stddev": 0.3}
+  return tiny.jit(tiny.maker(MIXTRAL, family=mixtral, design=changes))(jax.random.key(2))
+
+
+@pytest.mark.parametrize(
+  "experts", [{}, {"dispatch": "capacity", "capacity_factor": 0.5}], ids=["dropless", "capacity"]
+)
+def test_decoding_a_mixtral_is_its_forward_pass(experts):
+  """Prefill of five, then one at a time; capacities must not bind while decoding, so both equal the dropless pass."""
+  tokens = jnp.asarray(np.random.default_rng(0).integers(3, tiny.VOCAB, (3, 9)), jnp.int32)
+  expected = tiny.jit(lambda model: model({"decoder_input_tokens": tokens})["logits"])(mixtral_with())
+  model = mixtral_with(**experts)
+  decode = tiny.jit(lambda model, tokens, state: model.decode(tokens, state))
+  state = model.start_decoding({"decoder_input_tokens": tokens}, 9)
+  pieces = []
+  for start, end in [(0, 5), *((t, t + 1) for t in range(5, 9))]:
+    logits, state = decode(model, tokens[:, start:end], state)
+    pieces.append(logits)
+  np.testing.assert_allclose(np.concatenate(pieces, axis=1), expected, atol=1e-5 * np.abs(expected).max())
+  assert np.abs(expected).max() > 1
+
+
+def test_scan_and_remat_change_nothing():
+  batch = tiny.batch(4, 8, 6)
+  results = []
+  for form in ({"layers": "loop"}, {"layers": "scan", "remat": "full"}):
+    _, model = tiny_switch(**form)
+
+    def loss(arrays, model=model):
+      return Objective()(params.with_arrays(model, arrays), batch, jax.random.key(0))
+
+    results.append(tiny.jit(jax.value_and_grad(loss, has_aux=True))(params.arrays(model)))
+  (first, sums), gradients = results[0]
+  for (value, others), other_gradients in results[1:]:
+    np.testing.assert_allclose(value, first, rtol=1e-5)
+    np.testing.assert_allclose([others[n] for n in sums], [sums[n] for n in sums], rtol=1e-5, atol=1e-6)
+    assert tiny.relative_error(other_gradients, gradients) < 1e-4
+
+
+def test_padding_and_neighbours_do_not_matter():
+  """More padding, on both sides, leaves the losses of the router and the logits as they are."""
+  _, model = tiny_switch()
+  batch = {n: x for n, x in tiny.batch(3, 8, 6).items() if "input" in n}
+  longer = {n: np.pad(x, ((0, 0), (0, 4))) for n, x in batch.items()}
+  run = tiny.jit(lambda model, batch: model(batch))
+  short, long = run(model, batch), run(model, longer)
+  valid = (batch["decoder_input_tokens"] != 0) | (np.arange(6) == 0)
+  np.testing.assert_allclose(long["logits"][:, :6][valid], short["logits"][valid], atol=1e-5)
+  for name in ("moe_balance_loss", "moe_z_loss"):
+    np.testing.assert_allclose(long[name], short[name], rtol=1e-5, err_msg=name)
+
+
+def test_the_objective_adds_the_losses_of_the_routers():
+  _, model = tiny_switch()
+  batch = tiny.batch(4, 8, 6)
+  outputs = tiny.jit(lambda model: model(batch))(model)
+  loss, sums = tiny.jit(lambda model: Objective(z_loss=1e-3)(model, batch))(model)
+  weights = batch["decoder_loss_weights"].sum()
+  for name in ("moe_balance_loss", "moe_z_loss", "moe_dropped"):
+    np.testing.assert_allclose(sums[name], outputs[name] * weights, rtol=1e-6)
+  assert float(outputs["moe_balance_loss"]) >= 2 * 0.01 * 0.99  # one layer with experts in each of two stacks
+  added = sums["loss"] + sums["z_loss"] + sums["moe_balance_loss"] + sums["moe_z_loss"]
+  np.testing.assert_allclose(loss, added, rtol=1e-6)
+
+
+def test_accumulated_steps_show_and_lower_the_losses():
+  """Each part of the batch is balanced by itself, and counts by its target tokens; every parameter moves."""
+  rules = Rules.make(make_mesh({"data": 1}, jax.devices()[:1]))
+  make = tiny.maker(SWITCH, family=switch, design={"experts": {**EXPERTS, "z_loss": 0.01, "jitter": 0.0}})
+  model = tiny.jit(make)(jax.random.key(1))
+  schedule = SCHEDULES["constant"](learning_rate=0.01)
+  axes = {n: p.axes for n, p in params.named_params(model).items()}
+  optimizer = layerwise(OPTIMIZERS["adamw"](schedule), axes)
+  batch = tiny.batch(8, 8, 6)
+  evaluate = tiny.jit(lambda model, batch: Objective()(model, batch)[1])
+  halves = [evaluate(model, {n: x[i::2] for n, x in batch.items()}) for i in (0, 1)]
+  abstract_model = jax.eval_shape(make, jax.random.key(0))
+  step = tiny.jit(make_step(abstract_model, Objective(), optimizer, schedule, rules, seed=0, accumulation_steps=2))
+  arrays = params.arrays(model)
+  state, history = TrainState(jnp.int32(0), arrays, optimizer.init(arrays)), []
+  for _ in range(8):
+    state, metrics = step(state, batch)
+    history.append({name: float(value) for name, value in metrics.items()})
+  weights = batch["decoder_loss_weights"].sum()
+  for name in ("loss", "z_loss", "moe_balance_loss", "moe_z_loss", "moe_dropped"):
+    np.testing.assert_allclose(history[0][name], sum(h[name] for h in halves) / weights, rtol=1e-5, err_msg=name)
+  assert history[-1]["loss"] < history[0]["loss"] - 0.5
+  for name, before in arrays.items():
+    assert float(jnp.abs(state.params[name] - before).max()) > 1e-3, name
+
+
+def test_flops_of_mixtral_are_those_of_two_experts():
+  B, T = 2, 128
+  model = abstract(mixtral, "8x7b")
+  batch = {"decoder_input_tokens": jax.ShapeDtypeStruct((B, T), jnp.int32)}
+  count = flops.forward_flops(lambda model, batch: model(batch)["logits"], model, batch)
+  D, F, L = 4096, 14336, 32
+  layer = 2 * (2 * D * D + 2 * D * 1024) + 2 * 2 * 3 * D * F + 2 * D * 8 + 4 * T * D
+  assert count == B * T * (L * layer + 2 * D * 32000)
