@@ -1,6 +1,7 @@
 """T5 1.0 and 1.1, mT5, umT5 and ByT5."""
 
 import dataclasses
+from collections.abc import Callable
 
 from t5x_like.interop.fields import Fields
 from t5x_like.interop.hf import only
@@ -80,7 +81,12 @@ def config(model, model_type: str | None) -> dict:
 
 
 def tensors(m: Mapping) -> None:
-  variant, gated = m.model.variant, "encoder/blocks/mlp/layer/gate/kernel" in m.names
+  map_stacks(m, dense)
+
+
+def map_stacks(m: Mapping, feed_forward: Callable) -> None:
+  """All but the feed-forward layers, which `feed_forward(mapping, their prefix, our prefix, block)` maps."""
+  variant = m.model.variant
   m.copy("shared.weight", "embed/table")
   m.copies = {f"{side}.embed_tokens.weight": "shared.weight" for side in ("encoder", "decoder")}
   if variant.design.tied:
@@ -92,21 +98,27 @@ def tensors(m: Mapping) -> None:
     m.norm(f"{side}.final_layer_norm", f"{side}/final_norm")
     if f"{side}/position/table" in m.names:
       m.copy(f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight", f"{side}/position/table")
-    for layer, (_, at) in enumerate(places(getattr(m.model, side), layers)):
+    for layer, (suffix, at) in enumerate(places(getattr(m.model, side), layers)):
       theirs, ours = f"{side}.block.{layer}.layer", f"{side}/blocks"
-      if f"{ours}/self_attention/layer/position/table" in m.names:
-        bias = f"{theirs}.0.SelfAttention.relative_attention_bias.weight"
-        m.copy(bias, f"{ours}/self_attention/layer/position/table", at)
-      m.attention(f"{theirs}.0.SelfAttention", f"{ours}/self_attention/layer", at, names=NAMES)
-      m.norm(f"{theirs}.0.layer_norm", f"{ours}/self_attention/in_norm", at)
+      own = f"{ours}/self_attention{suffix}/layer/position/table"
+      if own in m.names:
+        m.copy(f"{theirs}.0.SelfAttention.relative_attention_bias.weight", own, at)
+      m.attention(f"{theirs}.0.SelfAttention", f"{ours}/self_attention{suffix}/layer", at, names=NAMES)
+      m.norm(f"{theirs}.0.layer_norm", f"{ours}/self_attention{suffix}/in_norm", at)
       last = 1
       if side == "decoder":
-        m.attention(f"{theirs}.1.EncDecAttention", f"{ours}/cross_attention/layer", at, names=NAMES)
-        m.norm(f"{theirs}.1.layer_norm", f"{ours}/cross_attention/in_norm", at)
+        m.attention(f"{theirs}.1.EncDecAttention", f"{ours}/cross_attention{suffix}/layer", at, names=NAMES)
+        m.norm(f"{theirs}.1.layer_norm", f"{ours}/cross_attention{suffix}/in_norm", at)
         last = 2
-      m.norm(f"{theirs}.{last}.layer_norm", f"{ours}/mlp/in_norm", at)
-      mlp = f"{theirs}.{last}.DenseReluDense"
-      if gated:
-        m.linear(f"{mlp}.wi_0", f"{ours}/mlp/layer/gate", at)
-      m.linear(f"{mlp}.{'wi_1' if gated else 'wi'}", f"{ours}/mlp/layer/wi", at)
-      m.linear(f"{mlp}.wo", f"{ours}/mlp/layer/wo", at)
+      name = next(kind for kind in ("mlp", "moe") if f"{ours}/{kind}{suffix}/in_norm/scale" in m.names)
+      m.norm(f"{theirs}.{last}.layer_norm", f"{ours}/{name}{suffix}/in_norm", at)
+      feed_forward(m, f"{theirs}.{last}", f"{ours}/{name}{suffix}/layer", at)
+
+
+def dense(m: Mapping, theirs: str, ours: str, at: int) -> None:
+  """The feed-forward layer, gated or not."""
+  gated = f"{ours}/gate/kernel" in m.names
+  if gated:
+    m.linear(f"{theirs}.DenseReluDense.wi_0", f"{ours}/gate", at)
+  m.linear(f"{theirs}.DenseReluDense.{'wi_1' if gated else 'wi'}", f"{ours}/wi", at)
+  m.linear(f"{theirs}.DenseReluDense.wo", f"{ours}/wo", at)

@@ -1,0 +1,115 @@
+"""Switch Transformers.
+
+Here no token is dropped, so that logits are those of the library as long as no expert gets more than the config's
+`expert_capacity` tokens (64 by default) of one sequence.
+"""
+
+import dataclasses
+
+from t5x_like.errors import UserError
+from t5x_like.interop.families.t5 import map_stacks
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.hf import only
+from t5x_like.interop.mapping import Mapping
+from t5x_like.models import switch
+from t5x_like.models.t5 import V1_0
+from t5x_like.nn.architectures import Tokens, Variant
+from t5x_like.nn.dims import Dims
+
+MODEL_TYPES = ("switch_transformers",)
+MODELS = (switch.Model,)
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "silu"}
+
+
+def build(fields: Fields, names: set[str]):
+  layers, heads = fields.take("num_layers"), fields.take("num_heads")
+  decoder_layers = fields.take("num_decoder_layers", layers)
+  sparse = fields.take("num_sparse_encoder_layers", 3)
+  every = fields.take("encoder_sparse_step", layers // sparse if sparse else 0)
+  fields.only("decoder_sparse_step", every)
+  if every not in (1, 2):
+    raise fields.refusal("encoder_sparse_step", every, "1 or 2")
+  fields.only("router_bias", False)
+  fields.only("router_type", "tokens_masked")
+  fields.only("feed_forward_proj", "relu")
+  fields.ignore("num_sparse_decoder_layers", "expert_capacity", "router_dtype", "router_ignore_padding_tokens",
+                "add_router_probs", "dropout_rate", "batch_prioritized_routing", "n_positions", "is_gated_act",
+                "num_selected_experts")  # fmt: skip
+  routing = switch.ROUTING | {
+    "experts": fields.take("num_experts"),
+    "jitter": fields.take("router_jitter_noise", 0.01),
+    "balance_loss": fields.take("router_aux_loss_coef", 0.001),
+    "z_loss": fields.take("router_z_loss_coef", 0.001),
+  }
+  design = dataclasses.replace(
+    V1_0,
+    activation=fields.choose("dense_act_fn", ACTIVATIONS, "relu"),
+    norm_epsilon=fields.take("layer_norm_epsilon", 1e-6),
+    position={
+      "name": "relative_bias",
+      "buckets": fields.take("relative_attention_num_buckets", 32),
+      "max_distance": fields.take("relative_attention_max_distance", 128),
+    },
+    experts=routing,
+    experts_every=every,
+    tied="lm_head.weight" not in names,
+    logits_scale=fields.take("tie_word_embeddings", True),
+  )
+  dims = Dims(fields.take("d_model"), heads, heads, fields.take("d_kv"), fields.take("d_ff"), layers)
+  pad = fields.take("pad_token_id", 0)
+  tokens = Tokens(pad, fields.values.get("decoder_start_token_id") or pad, fields.take("eos_token_id", 1))
+  variant = Variant(dims, design, fields.take("vocab_size"), tokens, decoder_layers=decoder_layers)
+  return switch.Model, {"variant": variant}
+
+
+def config(model, model_type: str | None) -> dict:
+  only(model, norm="rmsnorm", norm_position="pre", parallel="no", biases=(), qk_norm=False, attention_scale=1.0,
+       softcap=None, windows=(None,), activation=list(ACTIVATIONS.values()))  # fmt: skip
+  variant, design = model.variant, model.variant.design
+  position = {"name": design.position} if isinstance(design.position, str) else design.position
+  experts, dims = design.experts or {}, variant.dims
+  if position["name"] != "relative_bias" or not position.get("shared", True):
+    raise UserError(f"design.position is {design.position!r}, which only 'relative_bias' can be written as")
+  if experts.get("top_k") != 1 or experts.get("normalise") or experts.get("router", "softmax") != "softmax":
+    raise UserError(f"design.experts is {experts!r}, which only one expert a token can be written as")
+  decoder_layers = variant.decoder_layers or dims.layers
+  return {
+    "architectures": ["SwitchTransformersForConditionalGeneration"],
+    "model_type": "switch_transformers",
+    "is_encoder_decoder": True,
+    "vocab_size": variant.vocab_size,
+    "d_model": dims.embed,
+    "d_kv": dims.head_dim,
+    "d_ff": dims.mlp,
+    "num_layers": dims.layers,
+    "num_decoder_layers": decoder_layers,
+    "num_sparse_encoder_layers": dims.layers // design.experts_every,
+    "num_sparse_decoder_layers": decoder_layers // design.experts_every,
+    "num_heads": dims.heads,
+    "num_experts": experts["experts"],
+    "router_jitter_noise": experts.get("jitter", 0.0),
+    "router_aux_loss_coef": experts.get("balance_loss", 0.01),
+    "router_z_loss_coef": experts.get("z_loss", 0.001),
+    "relative_attention_num_buckets": position.get("buckets", 32),
+    "relative_attention_max_distance": position.get("max_distance", 128),
+    "layer_norm_epsilon": design.norm_epsilon,
+    "dense_act_fn": {ours: theirs for theirs, ours in ACTIVATIONS.items()}[design.activation],
+    "tie_word_embeddings": design.logits_scale,
+    "pad_token_id": variant.tokens.pad,
+    "eos_token_id": variant.tokens.eos,
+    "decoder_start_token_id": variant.tokens.start,
+  }
+
+
+def tensors(m: Mapping) -> None:
+  def feed_forward(m: Mapping, theirs: str, ours: str, at: int) -> None:
+    if f"{ours}/wi/kernel" in m.names:
+      m.linear(f"{theirs}.mlp.wi", f"{ours}/wi", at)
+      m.linear(f"{theirs}.mlp.wo", f"{ours}/wo", at)
+      return
+    m.linear(f"{theirs}.mlp.router.classifier", f"{ours}/router", at)
+    for expert in range(m.model.variant.design.experts["experts"]):
+      for name in ("wi", "wo"):
+        m.transposed(f"{theirs}.mlp.experts.expert_{expert}.{name}.weight", f"{ours}/{name}", at, expert)
+
+  map_stacks(m, feed_forward)
