@@ -49,7 +49,7 @@ def test_chunked_cross_attention_and_cache():
 def test_chunked_bfloat16():
   q, k, v = (x.astype(jnp.bfloat16) for x in cases.qkv())
   mask = cases.mask("causal")
-  out = Chunked(query_chunk=8, key_chunk=8)(q, k, v, mask, scale=0.4)
+  out = cases.jit(lambda *qkv: Chunked(query_chunk=8, key_chunk=8)(*qkv, mask, scale=0.4))(q, k, v)
   assert out.dtype == jnp.bfloat16
   exact = Dense()(*(x.astype(jnp.float32) for x in (q, k, v)), mask, scale=0.4)
   assert float(jnp.abs(out.astype(jnp.float32) - exact).max()) < 0.03
@@ -134,10 +134,12 @@ def test_the_narrower_of_two_windows_holds():
 
 def test_local_decodes_under_its_own_window():
   q, k, v = cases.qkv()
-  full = Local(window=4)(q, k, v, cases.mask("causal"), scale=0.4)
+  core = Local(window=4)
+  full = cases.jit(lambda *qkv: core(*qkv, cases.mask("causal"), scale=0.4))(q, k, v)
+  decode = cases.jit(lambda mask, *qkv: core.decoding()(*qkv, mask, scale=0.4))
   for t in (0, 3, 20):
     last = Mask(positions(37)[:, t : t + 1], positions(37), k_valid=cases.mask("causal").k_valid, causal=True)
-    step = Local(window=4).decoding()(q[:, t : t + 1], k, v, last, scale=0.4)
+    step = decode(last, q[:, t : t + 1], k, v)
     np.testing.assert_allclose(step[:, 0], full[:, t], rtol=1e-4, atol=1e-5)
 
 
@@ -153,10 +155,13 @@ def test_packed_rows_equal_each_sequence_alone():
 def test_local_dropout_keeps_the_expectation():
   q, k, v = cases.qkv()
   mask = cases.mask("causal_w6")
-  run = cases.jit(jax.vmap(lambda key: Local()(q, k, v, mask, scale=0.4, dropout_rate=0.2, key=key)))
-  out = run(jax.random.split(jax.random.key(0), 256))
+
+  def attend(key):
+    return Local()(q, k, v, mask, scale=0.4, dropout_rate=0.2, key=key)
+
+  out = cases.jit(jax.vmap(attend))(jax.random.split(jax.random.key(0), 256))
   rows = cases.seen(mask)
-  error = jnp.abs(out.mean(0) - Local()(q, k, v, mask, scale=0.4))[rows]
+  error = jnp.abs(out.mean(0) - cases.jit(lambda: attend(None))())[rows]
   assert float(error.max()) < 6 * float(out.std(0)[rows].max()) / 16 and float(out.std(0).max()) > 0.1
 
 

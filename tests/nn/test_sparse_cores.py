@@ -274,7 +274,7 @@ def test_refusals_of_lengths():
   for T in (1, 36):
     with pytest.raises(UserError, match=f"core 'bigbird': found a length of {T}, expected at least 37"):
       core(*cases.qkv(T=T), Mask(positions(T), positions(T)), scale=0.4)
-  core(*cases.qkv(T=37), M["full"], scale=0.4)
+  jax.eval_shape(lambda: core(*cases.qkv(T=37), M["full"], scale=0.4))
   with pytest.raises(UserError, match="core 'linformer': found 37 keys, expected at most 36"):
     Linformer(2, cases.rngs(), k=4, length=36)(*cases.qkv(), M["full"], scale=0.4)
 
@@ -315,7 +315,9 @@ SPECS = {
 
 def model(kind, core, position="rope", **options):
   variant = Variant(DIMS, Design(norm="rmsnorm", position=position), 32)
-  return kind(nnx.Rngs(0), variant=variant, design={"core": core}, **options)
+  return cases.jit(lambda key: kind(nnx.Rngs(params=key), variant=variant, design={"core": core}, **options))(
+    jax.random.key(0)
+  )
 
 
 def batch(side):
@@ -324,19 +326,22 @@ def batch(side):
   return {f"{side}_input_tokens": jnp.asarray(tokens)}
 
 
-MODELS = [(Encoder, name, "rope") for name in ("local", "bigbird", "linformer", "memory_compressed")]
+MODELS = [(Encoder, name, "rope") for name in ("bigbird", "linformer", "memory_compressed")]
 MODELS += [(Decoder, "memory_compressed", "rope"), (Decoder, "chunked", "relative_bias")]
-MODELS += [(Encoder, "chunked", "relative_bias"), (Decoder, "local", "relative_bias")]
+MODELS += [(Decoder, "local", "relative_bias")]
 
 
 @pytest.mark.parametrize("kind, name, position", MODELS)
 def test_models_scan_equals_loop(kind, name, position):
-  """Outputs and all gradients, with rematerialisation in the scanned one; dense agrees where the core is exact."""
+  """Outputs, and all gradients of cores with parameters or a backward pass of their own, rematerialised in the scan;
+  the dense core agrees where the core is exact."""
   features = batch("encoder" if kind is Encoder else "decoder")
   valid = next(iter(features.values()))[..., None] != 0
 
   def run(core, **options):
     made = model(kind, core, position, **options)
+    if name in ("local", "bigbird"):
+      return cases.jit(lambda m: jnp.where(valid, m(features)["logits"], 0))(made), {"none": jnp.ones(())}
     loss = cases.jit(jax.value_and_grad(lambda m: jnp.sum(jnp.where(valid, m(features)["logits"], 0) ** 2)))
     value, gradients = loss(made)
     return value, params.arrays(gradients)
@@ -368,12 +373,12 @@ def test_decoding_equals_the_forward_pass(name, position):
 def test_models_refuse_what_their_core_refuses():
   for core in BIDIRECTIONAL:
     with pytest.raises(UserError, match=f"core '{core}' cannot do causal attention"):
-      model(Decoder, SPECS[core])(batch("decoder"))
-    with pytest.raises(UserError, match=f"core '{core}' cannot do causal attention"):
-      model(EncoderDecoder, SPECS[core])(batch("encoder") | batch("decoder"))
+      jax.eval_shape(model(Decoder, SPECS[core]), batch("decoder"))
+  with pytest.raises(UserError, match="core 'linformer' cannot do causal attention"):
+    jax.eval_shape(model(EncoderDecoder, SPECS["linformer"]), batch("encoder") | batch("decoder"))
   made = model(Decoder, SPECS["memory_compressed"])
   state = made.start_decoding(batch("decoder"), T)
   with pytest.raises(UserError, match="core 'memory_compressed' cannot do decoding from a cache"):
-    made.decode(batch("decoder")["decoder_input_tokens"], state)
+    jax.eval_shape(made.decode, batch("decoder")["decoder_input_tokens"], state)
   with pytest.raises(UserError, match="core 'bigbird' cannot do a position bias on the logits"):
-    model(Encoder, SPECS["bigbird"], "alibi")(batch("encoder"))
+    jax.eval_shape(model(Encoder, SPECS["bigbird"], "alibi"), batch("encoder"))
