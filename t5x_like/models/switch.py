@@ -5,8 +5,8 @@ those of the published checkpoints (google/switch-*). Base and large have the Re
 with the output; xxl has T5 1.1's gated GELU, and it and c an output matrix of their own. The paper's table 9 gives
 other widths for base and large (gated, as many parameters) and 32 heads for c, whose checkpoint has 30.
 
-Without capacities as they stand here (nothing is dropped), a token's output does not depend on its neighbours in the
-batch. The paper trains with `dispatch="capacity"`, as its recipe in `configs/switch` does.
+As they stand here they drop nothing, so that a token's output does not depend on its neighbours in the batch. The
+paper trains with `dispatch="capacity"`, as the recipe in `configs/switch` does.
 """
 
 from dataclasses import replace

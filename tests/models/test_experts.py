@@ -131,6 +131,28 @@ def test_padding_and_neighbours_do_not_matter():
     np.testing.assert_allclose(long[name], short[name], rtol=1e-5, err_msg=name)
 
 
+def test_a_switch_on_a_mesh_is_one_on_one_device():
+  rules = Rules.make(make_mesh({"expert": 2, "data": 2, "tensor": 2}))
+  experts = {**EXPERTS, "dispatch": "capacity", "z_loss": 0.01}
+  model = tiny.jit(tiny.maker(SWITCH, family=switch, design={"experts": experts}))(jax.random.key(1))
+  arrays, batch = params.arrays(model), tiny.batch(8, 8, 6)
+
+  def loss(arrays, batch):
+    return Objective()(params.with_arrays(model, arrays), batch)
+
+  def on_mesh(arrays, batch):
+    with rules.activate():
+      return jax.value_and_grad(loss, has_aux=True)(arrays, batch)
+
+  (expected, sums), gradients = tiny.jit(jax.value_and_grad(loss, has_aux=True))(arrays, batch)
+  shardings = rules.of_params(params.named_params(model))
+  step = tiny.jit(on_mesh, in_shardings=(shardings, rules.batch()), out_shardings=(None, shardings))
+  (value, others), sharded = step(jax.device_put(arrays, shardings), jax.device_put(batch, rules.batch()))
+  np.testing.assert_allclose(value, expected, rtol=1e-5)
+  np.testing.assert_allclose([others[n] for n in sums], list(sums.values()), rtol=1e-5)
+  assert tiny.relative_error(sharded, gradients) < 1e-5 and float(sums["moe_dropped"]) > 0
+
+
 def test_the_objective_adds_the_losses_of_the_routers():
   _, model = tiny_switch()
   batch = tiny.batch(4, 8, 6)
