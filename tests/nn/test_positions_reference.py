@@ -1,0 +1,163 @@
+"""Position schemes and DeepNorm against the formulas of their papers, in plain numpy, one number at a time."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from t5x_like.nn import params
+from t5x_like.nn.block import Residual
+from t5x_like.nn.cores.dense import Dense
+from t5x_like.nn.design import Design, deepnorm_weights
+from t5x_like.nn.dims import Dims
+from t5x_like.nn.mask import Mask
+from t5x_like.nn.position import Alibi, LearnedPosition, LinearScaling, Llama3Scaling, Rope, SinusoidalPosition, alibi_slopes
+from t5x_like.nn.relative_position import ShawPosition
+
+POS = np.array([[0, 1, 2, 7, 31], [5, 0, 3, 3, 400]], np.int32)  # any order: positions are explicit
+
+
+def normal(*shape, seed=0):
+  return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def rngs():
+  return nnx.Rngs(params=jax.random.key(0))
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_sinusoidal(interleaved):
+  """Vaswani et al. 2017, section 3.5: PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos of the same."""
+  D, x = 8, normal(2, 5, 8)
+  expected = x.astype(np.float64)
+  for b, t in np.ndindex(*POS.shape):
+    for i in range(D // 2):
+      angle = POS[b, t] / 10_000 ** (2 * i / D)
+      sine, cosine = (2 * i, 2 * i + 1) if interleaved else (i, D // 2 + i)
+      expected[b, t, sine] += math.sin(angle)
+      expected[b, t, cosine] += math.cos(angle)
+  got = SinusoidalPosition(interleaved=interleaved).embed(jnp.asarray(x), POS)
+  np.testing.assert_allclose(got, expected, atol=5e-5)
+
+
+@pytest.mark.parametrize("offset", [0, 2])
+def test_learned(offset):
+  scheme, pos = LearnedPosition(40, 8, rngs(), init=params.normal(1.0), offset=offset), np.minimum(POS, 39)
+  table, x = np.asarray(scheme.table[...]), normal(2, 5, 8)
+  assert table.shape == (40 + offset, 8)
+  got = scheme.embed(jnp.asarray(x), pos)
+  for b, t in np.ndindex(*pos.shape):
+    np.testing.assert_allclose(got[b, t], x[b, t] + table[pos[b, t] + offset], rtol=1e-6)
+
+
+def llama3(frequency):
+  """The three regions of Llama 3.1's scaling at factor 8, low 1, high 4, original length 64."""
+  wavelength = 2 * math.pi / frequency
+  if wavelength < 64 / 4:
+    return frequency
+  if wavelength > 64 / 1:
+    return frequency / 8
+  smooth = (64 / wavelength - 1) / (4 - 1)
+  return (1 - smooth) * frequency / 8 + smooth * frequency
+
+
+SCALINGS = {"none": (None, lambda f: f), "linear": (LinearScaling(3.0), lambda f: f / 3.0),
+            "llama3": (Llama3Scaling(8.0, 1.0, 4.0, 64), llama3)}  # fmt: skip
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("interleaved, fraction", [(False, 1.0), (True, 1.0), (False, 0.5), (True, 0.25)])
+def test_rope(interleaved, fraction, scaling):
+  """Su et al. 2021, equation 15: the pair (x1, x2) turns by pos * theta^(-2i/R)."""
+  H, x = 16, normal(2, 5, 3, 16)
+  R, (ours, scale) = int(H * fraction), SCALINGS[scaling]
+  expected = x.astype(np.float64)
+  for b, t in np.ndindex(*POS.shape):
+    for i in range(R // 2):
+      angle = POS[b, t] * scale(100.0 ** (-2 * i / R))
+      one, two = (2 * i, 2 * i + 1) if interleaved else (i, R // 2 + i)
+      x1, x2 = x[b, t, :, one].astype(np.float64), x[b, t, :, two].astype(np.float64)
+      expected[b, t, :, one] = x1 * math.cos(angle) - x2 * math.sin(angle)
+      expected[b, t, :, two] = x1 * math.sin(angle) + x2 * math.cos(angle)
+  rope = Rope(theta=100.0, fraction=fraction, interleaved=interleaved, scaling=ours)
+  np.testing.assert_allclose(rope.rotate(jnp.asarray(x), POS), expected, atol=2e-4)
+
+
+def test_llama3_scaling_has_all_its_regions():
+  frequencies = [100.0 ** (-2 * i / 16) for i in range(8)]
+  kept = [round(llama3(f) / f, 6) for f in frequencies]
+  assert kept[0] == 1.0 and kept[-1] == 0.125 and any(0.125 < k < 1 for k in kept)
+
+
+@pytest.mark.parametrize("heads", [1, 4, 8])
+def test_alibi(heads):
+  """Press et al. 2022, section 3: a penalty of m times the distance, m = 2^(-8/n), 2^(-16/n), …"""
+  bias = np.asarray(Alibi(heads).bias(POS, POS[:, ::-1]))
+  assert bias.shape == (2, heads, 5, 5) and bias.dtype == np.float32
+  for b, n, t, s in np.ndindex(*bias.shape):
+    slope = (2 ** (-8 / heads)) ** (n + 1)
+    assert bias[b, n, t, s] == pytest.approx(-slope * abs(int(POS[b, t]) - int(POS[b, 4 - s])))
+
+
+def test_alibi_slopes_of_other_head_counts():
+  """The paper's code for 6 heads: those of 4, then every second of 8; MPT: all of 8, every second first."""
+  eight = [2.0**-i for i in range(1, 9)]
+  assert alibi_slopes(6) == (2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, eight[0], eight[2])
+  assert alibi_slopes(6, mpt=True) == (eight[1], eight[3], eight[5], eight[7], eight[0], eight[2])
+  assert alibi_slopes(8, mpt=True) == alibi_slopes(8) == tuple(eight)
+
+
+@pytest.mark.parametrize("values", [True, False])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_shaw(values, kv_heads):
+  """Shaw et al. 2018, equations 3 to 5: e_ij = q_i (k_j + aK_ij) / sqrt(H), z_i = sum_j alpha_ij (v_j + aV_ij)."""
+  B, T, N, H, clip = 2, 5, 4, 6, 3
+  scheme = ShawPosition(H, rngs(), clip=clip, values=values)
+  a_key = np.asarray(scheme.keys[...], np.float64)
+  a_value = np.asarray(scheme.value_table[...], np.float64) if values else np.zeros_like(a_key)
+  q, k, v = normal(B, T, N, H), normal(B, T, kv_heads, H, seed=1), normal(B, T, kv_heads, H, seed=2)
+  mask = Mask(jnp.asarray(POS), jnp.asarray(POS), causal=True)
+  got = Dense()(*map(jnp.asarray, (q, k, v)), mask, None, scheme, scale=H**-0.5)
+  for b, t, n in np.ndindex(B, T, N):
+    seen = [s for s in range(T) if POS[b, s] <= POS[b, t]]
+    at = [min(max(int(POS[b, s]) - int(POS[b, t]), -clip), clip) + clip for s in seen]
+    head = n * kv_heads // N
+    e = np.array([q[b, t, n] @ (k[b, s, head] + a_key[r]) / math.sqrt(H) for s, r in zip(seen, at, strict=True)])
+    alpha = np.exp(e - e.max()) / np.exp(e - e.max()).sum()
+    z = sum(p * (v[b, s, head] + a_value[r]) for p, s, r in zip(alpha, seen, at, strict=True))
+    np.testing.assert_allclose(got[b, t, n], z, rtol=1e-4, atol=1e-5)
+
+
+# DeepNorm
+
+
+def test_deepnorm_weights():
+  """Wang et al. 2022, figure 2, at the depths of its table: N encoder layers, M decoder layers."""
+  N, M = 18, 6
+  assert deepnorm_weights(N, 0)["encoder"] == pytest.approx(((2 * N) ** (1 / 4), (8 * N) ** (-1 / 4)))
+  assert deepnorm_weights(0, M)["decoder"] == pytest.approx(((2 * M) ** (1 / 4), (8 * M) ** (-1 / 4)))
+  both = deepnorm_weights(N, M)
+  assert both["encoder"] == pytest.approx((0.81 * (N**4 * M) ** (1 / 16), 0.87 * (N**4 * M) ** (-1 / 16)))
+  assert both["decoder"] == pytest.approx(((3 * M) ** (1 / 4), (12 * M) ** (-1 / 4)))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_deepnorm_blocks(causal):
+  """`LayerNorm(alpha x + G(x))`; the gain `beta` on value, output and feed-forward kernels, not on query and key."""
+  design, dims = Design(norm="layernorm", norm_position="deepnorm"), Dims(64, 4, 4, 16, 128, 6)
+  alpha, beta = deepnorm_weights(*((0, 6) if causal else (6, 0)))["decoder" if causal else "encoder"]
+  stack = design.make_stack(dims, rngs(), causal=causal, deepnorm=(alpha, beta))
+  attention, mlp = stack.blocks.self_attention, stack.blocks.mlp
+  assert isinstance(attention, Residual) and attention.alpha == mlp.alpha == alpha
+  for linear, gain in ((attention.layer.query, 1), (attention.layer.key, 1), (attention.layer.value, beta),
+                       (attention.layer.out, beta), (mlp.layer.wi, beta), (mlp.layer.wo, beta)):  # fmt: skip
+    kernel = np.asarray(linear.kernel[...])
+    assert kernel.std() * math.sqrt(kernel.shape[1]) == pytest.approx(gain, rel=0.03)
+  x, y = normal(1, 3, 64).astype(np.float64), 0.0
+  residual = Residual(lambda x, *_: (jnp.tanh(x), {}, None), out_norm=design.make_norm(64, rngs()), alpha=alpha)
+  y = alpha * x + np.tanh(x)
+  expected = (y - y.mean(-1, keepdims=True)) / np.sqrt(y.var(-1, keepdims=True) + design.norm_epsilon)
+  np.testing.assert_allclose(residual(jnp.asarray(x, jnp.float32), None, None, None)[0], expected, atol=2e-5)
