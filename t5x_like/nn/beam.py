@@ -138,17 +138,17 @@ def beam_search(
     logits_MV, state = start.next_logits(model, last_BK.reshape(B * K, 1), join(changing), index)
     scores_MV = apply(transforms, jax.nn.log_softmax(logits_MV, axis=-1), Step(index, L, start.eos))
     scores_BKV = running_BK[..., None] + scores_MV.reshape(B, K, V)
-    best_BC, at_BC = jax.lax.top_k(constrain(scores_BKV.reshape(B, K * V), "batch", None), C)
+    best_BC, at_BC = _best(constrain(scores_BKV.reshape(B, K * V), "batch", None), C)
     parent_BC, token_BC = at_BC // V, at_BC % V
     candidates = jax.lax.dynamic_update_slice(_pick(running, parent_BC), token_BC[..., None], (0, 0, index))
     ended_BC, length = is_in(token_BC, start.eos), (index + 1).astype(jnp.float32)
 
     finishing_BC = rule.finishing(ended_BC, K, index == L - 1) & open_B[:, None]
     finished_BC = jnp.where(finishing_BC, best_BC / penalty(length), -jnp.inf)
-    done_BK, kept_BK = jax.lax.top_k(jnp.concatenate([done_BK, finished_BC], axis=1), K)
+    done_BK, kept_BK = _best(jnp.concatenate([done_BK, finished_BC], axis=1), K)
     done = _pick(jnp.concatenate([done, candidates], axis=1), kept_BK)
 
-    running_BK, kept_BK = jax.lax.top_k(jnp.where(ended_BC, -jnp.inf, best_BC), K)
+    running_BK, kept_BK = _best(jnp.where(ended_BC, -jnp.inf, best_BC), K)
     running, last_BK, parent_BK = (_pick(x, kept_BK) for x in (candidates, token_BC, parent_BC))
     state = jax.tree_util.tree_map_with_path(lambda path, x: _follow(path, x, parent_BK), state)
     open_B = open_B & rule.open(running_BK[:, 0], done_BK, length, L, penalty)
@@ -166,6 +166,19 @@ def beam_search(
   scores_BK = jnp.where(start.alive_B[:, None], scores_BK, -jnp.inf)
   tokens = jnp.where(unfinished_B1[..., None], running, done)
   return jnp.where(jnp.isneginf(scores_BK)[..., None], start.pad, tokens), scores_BK
+
+
+def _best(scores_BC: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+  """What `jax.lax.top_k` gives, as [B, count] values and places, in so many passes of an argmax: these split over
+  devices by rows, where the partitioner gathers the whole operand of a top-k on every device."""
+
+  def take(scores_BC, _):
+    at_B = jnp.argmax(scores_BC, axis=1).astype(jnp.int32)
+    taken_BC = jnp.arange(scores_BC.shape[1]) == at_B[:, None]
+    return jnp.where(taken_BC, -jnp.inf, scores_BC), (jnp.max(scores_BC, axis=1), at_B)
+
+  _, (values_KB, at_KB) = jax.lax.scan(take, scores_BC, length=count)
+  return values_KB.T, at_KB.T
 
 
 def _pick(x: jax.Array, at_BK: jax.Array) -> jax.Array:

@@ -65,8 +65,8 @@ class TopK:
       raise UserError(f"TopK: found {self.k}, expected at least 1; leave it out to keep all tokens")
 
   def __call__(self, scores_BV: jax.Array, step: Step) -> jax.Array:
-    best_BK = jax.lax.top_k(scores_BV, min(self.k, scores_BV.shape[-1]))[0]
-    return jnp.where(scores_BV >= best_BK[:, -1:], scores_BV, -jnp.inf)
+    k = min(self.k, scores_BV.shape[-1])  # a sort splits over devices by rows, a `jax.lax.top_k` does not
+    return jnp.where(scores_BV >= -jnp.sort(-scores_BV, axis=-1)[:, k - 1 : k], scores_BV, -jnp.inf)
 
 
 @dataclasses.dataclass(frozen=True)
