@@ -22,7 +22,7 @@ from t5x_like.training.schedule import SCHEDULES
 from t5x_like.training.state import TrainState
 from t5x_like.training.step import make_step
 
-COUNTS = {  # as published, to the digits published
+COUNTS = {  # the paper's for 1.1B (16 experts) to 14.7B, large, xxl and c, to about its digits; the rest by the formula
   (switch, "switch-base-8"): (619.3e6, 0.1e6),
   (switch, "switch-base-16"): (1.07e9, 0.01e9),
   (switch, "switch-base-32"): (1.98e9, 0.01e9),
@@ -56,7 +56,7 @@ def test_published_active_sizes(family, name, active):
 
 
 def test_experts_are_where_the_checkpoints_have_them():
-  """The second layer of every pair (layers 1, 3, 5, … from 0); all of c."""
+  """Layers 1, 3, 5, … from 0, as transformers places them; all of c."""
   for name, layers in (("switch-base-8", ["mlp_0", "moe_1"]), ("switch-c-2048", ["moe"])):
     model = abstract(switch, name)
     for stack in (model.encoder, model.decoder):
