@@ -2,7 +2,8 @@
 
 A directory holds `config.json` and `model.safetensors`, or several files and `model.safetensors.index.json`. Tensors
 are read and written one at a time and pickles are never opened. The families known are the modules of
-`interop/families`, each with `MODEL_TYPES`, `build`, `config` and `tensors`.
+`interop/families`, each with `MODEL_TYPES`, `build`, `config` and `tensors`, and with `renamed` where files may have
+other names for some tensors.
 """
 
 import contextlib
@@ -13,7 +14,7 @@ import math
 import pathlib
 import pkgutil
 import shutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -70,8 +71,8 @@ def load(path: str, *, rules=None, dtype: str = "float32", layers: str = "scan")
     values = json.loads(text)
   except ValueError as error:
     raise UserError(f"{directory}/config.json: not JSON ({one_line(error)}); copy it again") from error
-  files = _Files(directory)
   family = _family(values.get("model_type"), f"{directory}/config.json")
+  files = _Files(directory, getattr(family, "renamed", str))
   fields = Fields(values, f"{directory}/config.json")
   model_class, arguments = family.build(fields, files.names)
   fields.finish()
@@ -227,9 +228,9 @@ def _shards(mapping: Mapping, arrays: dict[str, jax.Array], itemsize: int) -> li
 
 
 class _Files:
-  """The tensors of a directory, read when asked for."""
+  """The tensors of a directory, read when asked for, under the names that `renamed` gives them."""
 
-  def __init__(self, directory: pathlib.Path):
+  def __init__(self, directory: pathlib.Path, renamed: Callable[[str], str]):
     self.where = str(directory)
     index = directory / INDEX
     if index.is_file():
@@ -249,13 +250,15 @@ class _Files:
       pickles = [p.name for p in directory.glob("*.bin")]
       more = f"; {pickles[0]} is a pickle, which is not opened: save it again as safetensors" if pickles else ""
       raise UserError(f"{directory}: found neither {WEIGHTS} nor {INDEX}{more}")
-    self.names = set(self._at)
+    self._written = {renamed(name): name for name in self._at}
+    self.names = set(self._written)
     dtypes = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
     found = {name: file.get_slice(name).get_dtype() for name, file in self._at.items()}
     self.dtype = next((dtypes[d] for d in found.values() if d in dtypes), "float32")
 
   def read(self, name: str) -> np.ndarray:
-    return np.asarray(self._at[name].get_tensor(name))
+    written = self._written[name]
+    return np.asarray(self._at[written].get_tensor(written))
 
   @staticmethod
   def _open(path: pathlib.Path):

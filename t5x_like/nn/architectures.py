@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t5x_like.nn import heads, params
+from t5x_like.errors import UserError, did_you_mean
+from t5x_like.nn import heads
 from t5x_like.nn.decode import DecodeState
 from t5x_like.nn.design import ACTIVATIONS, Design, deepnorm_weights
 from t5x_like.nn.dims import Dims, subkey
@@ -129,7 +130,8 @@ class Encoder(Architecture):
     self.encoder = design.make_stack(
       dims, rngs, causal=False, deepnorm=deepnorm, dropout_rate=dropout, remat=remat, layers=layers
     )
-    self.head = make_head(head or variant.head, variant, rngs, dropout_rate=dropout)
+    self.variant = dataclasses.replace(variant, head=head or variant.head)
+    self.head = make_head(self.variant.head, variant, rngs, dropout_rate=dropout)
 
   def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
     """What the head says.
@@ -322,15 +324,17 @@ def _prefix(batch: Batch, valid) -> jax.Array | None:
 
 
 def make_head(spec: str | dict, variant: Variant, rngs: nnx.Rngs, *, dropout_rate: float = 0.0) -> nnx.Module:
-  """A head of an encoder by name: mlm, pretraining (MLM and next sentence), classification, tokens, spans,
-  multiple_choice, discriminator, none.
+  """A head of an encoder by name: mlm, pretraining (MLM and next sentence), next_sentence, classification, tokens,
+  spans, multiple_choice, discriminator, pooled, none.
 
   Args:
     spec: the name, or {"name": …} with `labels` (classification, tokens), `choices`, and `activation`, that of the
       pooled token's layer ("tanh" in BERT and RoBERTa, "gelu" in ELECTRA).
+  Raises:
+    UserError: no such head, or arguments it does not take.
   """
   options = {"name": spec} if isinstance(spec, str) else dict(spec)
-  name = options.pop("name")
+  name = options.pop("name", None)
   design, D = variant.design, variant.dims.embed
   init = design.kernel_init(D)
   pooled = options.pop("activation", "tanh")
@@ -340,15 +344,15 @@ def make_head(spec: str | dict, variant: Variant, rngs: nnx.Rngs, *, dropout_rat
 
   def mlm():
     width = variant.embed or D
-    activation = ACTIVATIONS[design.activation]
     return heads.MlmHead(
-      D, width, variant.vocab_size, rngs, activation=jax.nn.gelu if activation[1] else activation[0],
-      norm=design.make_norm(width, rngs), init=init,
+      D, width, variant.vocab_size, rngs, activation=ACTIVATIONS[design.activation][0],
+      norm=design.make_norm(width, rngs), init=init, dense_bias="mlp" in design.biases,
     )  # fmt: skip
 
   makers = {
     "mlm": mlm,
     "pretraining": lambda: heads.PretrainingHead(mlm(), pooler(), D, rngs, init=init),
+    "next_sentence": lambda: heads.SequenceClassifier(pooler(), D, 2, rngs, init=init, dropout_rate=dropout_rate),
     "classification": lambda labels=2: heads.SequenceClassifier(
       pooler(), D, labels, rngs, init=init, dropout_rate=dropout_rate
     ),
@@ -360,6 +364,14 @@ def make_head(spec: str | dict, variant: Variant, rngs: nnx.Rngs, *, dropout_rat
     "discriminator": lambda: heads.DiscriminatorHead(
       D, rngs, activation=ACTIVATIONS[design.activation][0], init=init
     ),
+    "pooled": lambda: heads.PooledHead(pooler()),
     "none": lambda: heads.NoHead(),
   }
-  return makers[name](**options)
+  if name not in makers:
+    raise UserError(f"head: found {name!r}, expected one of {', '.join(makers)}{did_you_mean(str(name), makers)}")
+  if pooled not in ACTIVATIONS:
+    raise UserError(f"head.activation: found {pooled!r}, expected one of {', '.join(ACTIVATIONS)}")
+  try:
+    return makers[name](**options)
+  except TypeError as error:
+    raise UserError(f"head {name!r}: found {', '.join(options)}, some of which it does not take") from error

@@ -162,3 +162,13 @@ class NoHead(nnx.Module):
 
   def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, jax.Array]:
     return {"logits": x_BTD.astype(jnp.float32)}
+
+
+class PooledHead(nnx.Module):
+  """The hidden states and a pooled token: {"logits": float32 [B, T, D], "pooled": float32 [B, D]}."""
+
+  def __init__(self, pooler: Pooler):
+    self.pooler = pooler
+
+  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, jax.Array]:
+    return {"logits": x_BTD.astype(jnp.float32), "pooled": self.pooler(x_BTD, valid_BT).astype(jnp.float32)}

@@ -21,7 +21,9 @@ class Case:
     kind: "encoder_decoder", "decoder" or "encoder", which decides the inputs.
     untied: the output has a matrix of its own although the library ties it unless a file says otherwise.
     length: of the inputs.
+    rows: of the inputs.
     outputs: theirs -> ours, besides logits.
+    logits: their name of them; empty where they have none.
   """
 
   model: str
@@ -30,6 +32,7 @@ class Case:
   kind: str
   untied: bool = False
   length: int = 11
+  rows: int = 3
   outputs: dict = dataclasses.field(default_factory=dict)
   logits: str = "logits"
 
@@ -42,6 +45,24 @@ BART = dict(
   decoder_attention_heads=4, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=32,
 )  # fmt: skip
 MARIAN = dict(pad_token_id=63, eos_token_id=0, decoder_start_token_id=63, decoder_vocab_size=VOCAB)
+
+BERT = dict(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32,
+            max_position_embeddings=64)  # fmt: skip
+ELECTRA = BERT | dict(embedding_size=8)
+SPARSE = BERT | dict(block_size=4, num_random_blocks=1)
+NEXT = dict(logits="prediction_logits", outputs={"seq_relationship_logits": "next_sentence_logits"})
+SPANS = dict(logits="", outputs={"start_logits": "start_logits", "end_logits": "end_logits"})
+POOLED = dict(logits="last_hidden_state", outputs={"pooler_output": "pooled"})
+
+
+def _encoder(task: str, prefix: str = "Bert", values: dict = BERT, **options) -> Case:
+  values, config = dict(values), f"{prefix}Config"
+  if "Roberta" in prefix:
+    values |= dict(type_vocab_size=1, layer_norm_eps=1e-5)
+  if "Classification" in task:
+    values |= dict(num_labels=3)
+  return Case(f"{prefix}{task}", config, values, "encoder", rows=4 if "Choice" in task else 3, **options)
+
 
 CASES = {
   "t5": Case("T5ForConditionalGeneration", "T5Config", T5, "encoder_decoder"),
@@ -58,6 +79,29 @@ CASES = {
                     BART | dict(encoder_layers=3, scale_embedding=True, activation_function="relu"), "encoder_decoder"),
   "mbart": Case("MBartForConditionalGeneration", "MBartConfig", BART, "encoder_decoder"),
   "marian": Case("MarianMTModel", "MarianConfig", BART | MARIAN, "encoder_decoder"),
+  "bert": _encoder("ForPreTraining", **NEXT),
+  "bert-mlm": _encoder("ForMaskedLM", values=BERT | dict(hidden_act="gelu_new")),
+  "bert-next-sentence": _encoder("ForNextSentencePrediction"),
+  "bert-classification": _encoder("ForSequenceClassification"),
+  "bert-multiple-choice": _encoder("ForMultipleChoice"),
+  "bert-tokens": _encoder("ForTokenClassification"),
+  "bert-spans": _encoder("ForQuestionAnswering", **SPANS),
+  "bert-body": _encoder("Model", **POOLED),
+  "roberta": _encoder("ForMaskedLM", "Roberta"),
+  "roberta-classification": _encoder("ForSequenceClassification", "Roberta"),
+  "roberta-multiple-choice": _encoder("ForMultipleChoice", "Roberta"),
+  "roberta-tokens": _encoder("ForTokenClassification", "Roberta"),
+  "roberta-spans": _encoder("ForQuestionAnswering", "Roberta", **SPANS),
+  "roberta-body": _encoder("Model", "Roberta", **POOLED),
+  "xlm-roberta": _encoder("ForMaskedLM", "XLMRoberta"),
+  "electra": _encoder("ForPreTraining", "Electra", ELECTRA),
+  "electra-generator": _encoder("ForMaskedLM", "Electra", ELECTRA),
+  "electra-wide": _encoder("ForMaskedLM", "Electra", ELECTRA | dict(embedding_size=16)),
+  "electra-classification": _encoder("ForSequenceClassification", "Electra", ELECTRA),
+  "electra-multiple-choice": _encoder("ForMultipleChoice", "Electra", ELECTRA),
+  "electra-tokens": _encoder("ForTokenClassification", "Electra", ELECTRA),
+  "electra-spans": _encoder("ForQuestionAnswering", "Electra", ELECTRA, **SPANS),
+  "electra-body": _encoder("Model", "Electra", ELECTRA, logits="last_hidden_state"),
 }  # fmt: skip
 
 
@@ -70,9 +114,9 @@ def tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def inputs(case: Case, pad: int, start: int) -> dict[str, np.ndarray]:
-  """Batch features, int32: three rows, two of them padded at the end."""
+  """Batch features, int32: three rows or more, two of them padded at the end."""
   generator = np.random.default_rng(7)
-  B, T = 3, case.length
+  B, T = case.rows, case.length
 
   def rows():
     tokens = generator.integers(3, VOCAB, (B, T)).astype(np.int32)

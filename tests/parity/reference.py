@@ -55,7 +55,9 @@ def run(case: cases.Case, model, batch: dict[str, np.ndarray]) -> dict[str, np.n
     arguments["decoder_input_ids"] = batch["decoder_input_tokens"]
   if "encoder_token_types" in batch:
     arguments["token_type_ids"] = batch["encoder_token_types"]
+  if "MultipleChoice" in case.model:  # one example, whose choices are the rows
+    arguments = {n: x[None] for n, x in arguments.items()}
   with torch.no_grad():
     out = model(**{n: torch.tensor(np.asarray(x, np.int64)) for n, x in arguments.items()})
-  names = {case.logits: "logits"} | case.outputs
+  names = ({case.logits: "logits"} if case.logits else {}) | case.outputs
   return {ours: getattr(out, theirs).numpy() for theirs, ours in names.items()}

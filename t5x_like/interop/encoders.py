@@ -1,0 +1,195 @@
+"""What the Hugging Face forms of BERT and its descendants share: the body, and a table of heads for each family."""
+
+import dataclasses
+
+from t5x_like.errors import UserError
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.hf import only
+from t5x_like.interop.mapping import Mapping, places
+from t5x_like.nn.architectures import Tokens, Variant
+from t5x_like.nn.design import Design
+from t5x_like.nn.dims import Dims
+
+ACTIVATIONS = {
+  "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu",
+  "swish": "silu",
+}  # fmt: skip
+ATTENTION = ("self.query", "self.key", "self.value", "output.dense")
+IGNORED = ("embeddings.position_ids", "embeddings.token_type_ids")  # buffers of older versions
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+  """One class of a family.
+
+  Attributes:
+    task: end of the class's name, "ForMaskedLM"; "Model" for the body alone, whose tensors have no prefix.
+    name: of our head.
+    tensors: theirs -> ours, within the head. A linear layer, a norm, or a single tensor that ends in "bias".
+    activation: of the pooled token's layer.
+  """
+
+  task: str
+  name: str
+  tensors: dict[str, str]
+  activation: str = "tanh"
+
+  def spec(self, labels: int) -> str | dict:
+    """As `Variant.head` has it."""
+    options = {"labels": labels} if self.name in ("classification", "tokens") else {}
+    if self.activation != "tanh":
+      options["activation"] = self.activation
+    return {"name": self.name, **options} if options else self.name
+
+  def complete(self, names: set[str]) -> bool:
+    """Whether a file has its tensors."""
+    return all(n in names or f"{n}.weight" in names for n in self.tensors)
+
+
+def under(part: str, tensors: dict[str, str]) -> dict[str, str]:
+  """The same tensors inside a part of a head."""
+  return {theirs: f"{part}/{ours}" for theirs, ours in tensors.items()}
+
+
+def find_head(fields: Fields, names: set[str], prefix: str, heads: tuple[Head, ...]) -> str | dict:
+  """The head of a file: that of `architectures`, or else the first whose tensors are there.
+
+  Raises:
+    UserError: the class is not among `heads`.
+  """
+  found = (fields.values.get("architectures") or [None])[0]
+  chosen = [h for h in heads if found in (None, prefix + h.task)]
+  if not chosen:
+    raise fields.refusal("architectures", found, " or ".join(dict.fromkeys(prefix + h.task for h in heads)))
+  labels = len(fields.values.get("id2label") or {}) or fields.values.get("num_labels") or 2
+  return next((h for h in chosen if h.complete(names)), chosen[0]).spec(labels)
+
+
+def special(fields: Fields, default: Tokens) -> Tokens:
+  """Padding, start and end of a config; the defaults are those of the family's variants."""
+  pad = fields.take("pad_token_id", None if "pad_token_id" in fields.values else default.pad)
+  start, eos = fields.values.get("bos_token_id"), fields.take("eos_token_id", default.eos)
+  return Tokens(pad, default.start if start is None else start, eos if isinstance(eos, int) else eos[0])
+
+
+def build(
+  fields: Fields, names: set[str], base: Variant, prefix: str, heads: tuple[Head, ...], **changes
+) -> Variant:
+  """The variant of a config with BERT's fields.
+
+  Args:
+    base: of which design and special tokens are those of the family; `changes` are made to the design.
+    prefix: of its classes, "Bert".
+  """
+  fields.ignore("hidden_dropout_prob", "attention_probs_dropout_prob")
+  fields.only("position_embedding_type", "absolute")
+  fields.only("tie_word_embeddings", True)
+  D, N = fields.take("hidden_size"), fields.take("num_attention_heads")
+  tokens = special(fields, base.tokens)
+  offset = 0 if not _offset(base.design) else tokens.pad + 1  # as fairseq numbers positions
+  position = {"name": "learned", "length": fields.take("max_position_embeddings", 512) - offset}
+  design = dataclasses.replace(
+    base.design,
+    norm_epsilon=fields.take("layer_norm_eps", 1e-12),
+    position=position | ({"offset": offset} if offset else {}),
+    init_stddev=fields.values.get("initializer_range", 0.02),
+    **changes,
+  )
+  return dataclasses.replace(
+    base,
+    dims=Dims(D, N, N, D // N, fields.take("intermediate_size"), fields.take("num_hidden_layers")),
+    design=design,
+    vocab_size=fields.take("vocab_size"),
+    tokens=tokens,
+    types=fields.take("type_vocab_size", 2),
+    head=find_head(fields, names, prefix, heads),
+  )
+
+
+def _offset(design: Design) -> int:
+  return design.position.get("offset", 0) if isinstance(design.position, dict) else 0
+
+
+def config(model, model_type: str, prefix: str, heads: tuple[Head, ...], **expected) -> dict:
+  """BERT's fields of a model.
+
+  Args:
+    prefix: of its classes, "Bert".
+    expected: what else `hf.only` must find in the design, or in place of the usual.
+  Raises:
+    UserError: naming the cell of the design, or the head, that the type has no field for.
+  """
+  variant, design, dims = model.variant, model.variant.design, model.variant.dims
+  usual = dict(norm="layernorm", norm_position="post", parallel="no", biases=("qkv", "out", "mlp"), qk_norm=False,
+               attention_scale=None, softcap=None, windows=(None,), experts=None, activation=list(ACTIVATIONS.values()),
+               embed_scale=False, embed_norm=True, core=["dense", "chunked"])  # fmt: skip
+  only(model, **(usual | expected))
+  position = {"name": design.position} if isinstance(design.position, str) else design.position
+  if not isinstance(position, dict) or position["name"] != "learned":
+    raise UserError(f"design.position is {design.position!r}, which only 'learned' can be written as")
+  if dims.kv_heads != dims.heads or dims.head_dim * dims.heads != dims.embed or not variant.types:
+    raise UserError(f"{dims} with types={variant.types}: {model_type} has as many key/value heads as heads, heads that "
+                    "share the width, and token types")  # fmt: skip
+  labels = variant.head.get("labels", 2) if isinstance(variant.head, dict) else 2
+  head = next((h for h in heads if _meant(h.spec(labels)) == _meant(variant.head)), None)
+  if head is None:
+    raise UserError(f"the head {variant.head!r} is not one of those of {model_type}: "
+                    f"{', '.join(dict.fromkeys(str(h.spec(2)) for h in heads))}")  # fmt: skip
+  names = {i: f"LABEL_{i}" for i in range(labels)}
+  return {
+    "architectures": [prefix + head.task],
+    "model_type": model_type,
+    "vocab_size": variant.vocab_size,
+    "hidden_size": dims.embed,
+    "num_hidden_layers": dims.layers,
+    "num_attention_heads": dims.heads,
+    "intermediate_size": dims.mlp,
+    "hidden_act": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == design.activation),
+    "max_position_embeddings": position.get("length", 512) + position.get("offset", 0),
+    "type_vocab_size": variant.types,
+    "layer_norm_eps": design.norm_epsilon,
+    "initializer_range": design.init_stddev or 0.02,
+    "pad_token_id": variant.tokens.pad,
+    "tie_word_embeddings": True,
+    **({"id2label": {str(i): n for i, n in names.items()}, "label2id": {n: i for i, n in names.items()}} if labels != 2
+       else {}),
+  }  # fmt: skip
+
+
+def _meant(spec: str | dict) -> dict:
+  """A head's spec with its defaults, without what no tensor or field depends on."""
+  spec = {"name": spec} if isinstance(spec, str) else {n: v for n, v in spec.items() if n != "choices"}
+  return {"activation": "tanh", **({"labels": 2} if spec["name"] in ("classification", "tokens") else {}), **spec}
+
+
+def tensors(m: Mapping, prefix: str, heads: tuple[Head, ...]) -> None:
+  """Every tensor of the body and of the head.
+
+  Args:
+    prefix: of the body's tensors, "bert".
+  """
+  variant = m.model.variant
+  name = _meant(variant.head)["name"]
+  head = next(h for h in heads if h.name == name)
+  body = "" if head.task == "Model" else f"{prefix}."
+  m.ignored = IGNORED
+  if not any("pooler" in theirs for theirs in head.tensors):
+    m.ignored += ("pooler.dense.weight", "pooler.dense.bias")  # in hub files of heads that never read it
+  m.copy(f"{body}embeddings.word_embeddings.weight", "embed/table")
+  m.copy(f"{body}embeddings.position_embeddings.weight", "inputs/position/table")
+  m.copy(f"{body}embeddings.token_type_embeddings.weight", "inputs/types/table")
+  m.norm(f"{body}embeddings.LayerNorm", "inputs/norm")
+  if variant.embed:
+    m.linear(f"{body}embeddings_project", "inputs/project")
+  for layer, (_, at) in enumerate(places(m.model.encoder, variant.dims.layers)):
+    theirs, ours = f"{body}encoder.layer.{layer}", "encoder/blocks"
+    m.attention(f"{theirs}.attention", f"{ours}/self_attention/layer", at, names=ATTENTION)
+    m.norm(f"{theirs}.attention.output.LayerNorm", f"{ours}/self_attention/out_norm", at)
+    m.linear(f"{theirs}.intermediate.dense", f"{ours}/mlp/layer/wi", at)
+    m.linear(f"{theirs}.output.dense", f"{ours}/mlp/layer/wo", at)
+    m.norm(f"{theirs}.output.LayerNorm", f"{ours}/mlp/out_norm", at)
+  for theirs, ours in head.tensors.items():
+    if ours.endswith("bias"):
+      m.copy(theirs, f"head/{ours}")
+    else:
+      (m.norm if f"head/{ours}/scale" in m.names else m.linear)(theirs, f"head/{ours}")

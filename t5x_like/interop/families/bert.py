@@ -1,0 +1,60 @@
+"""BERT.
+
+A `BertModel` becomes a model whose logits are the last hidden states, with `pooled` beside them where the file has a
+pooler. Poolers that a class never reads are left out.
+"""
+
+from t5x_like.interop import encoders
+from t5x_like.interop.encoders import Head, under
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.mapping import Mapping
+from t5x_like.models import bert
+
+MODEL_TYPES = ("bert",)
+MODELS = (bert.Model,)
+
+MLM = {
+  "cls.predictions.transform.dense": "dense",
+  "cls.predictions.transform.LayerNorm": "norm",
+  "cls.predictions.bias": "lm/bias",
+}
+POOLER = {"bert.pooler.dense": "pooler/dense"}
+NEXT = {"cls.seq_relationship": "next_sentence"}
+CLASSIFIER = {"classifier": "out"}
+HEADS = (
+  Head("ForPreTraining", "pretraining", under("mlm", MLM) | POOLER | NEXT),
+  Head("ForMaskedLM", "pretraining", under("mlm", MLM) | POOLER | NEXT),  # what the files of the hub hold
+  Head("ForMaskedLM", "mlm", MLM),
+  Head("ForNextSentencePrediction", "next_sentence", POOLER | {"cls.seq_relationship": "out"}),
+  Head("ForSequenceClassification", "classification", POOLER | CLASSIFIER),
+  Head("ForMultipleChoice", "multiple_choice", POOLER | CLASSIFIER),
+  Head("ForTokenClassification", "tokens", CLASSIFIER),
+  Head("ForQuestionAnswering", "spans", {"qa_outputs": "out"}),
+  Head("Model", "pooled", {"pooler.dense": "pooler/dense"}),
+  Head("Model", "none", {}),
+)
+
+
+def renamed(name: str) -> str:
+  """Hub files name scales and biases of norms as TensorFlow does."""
+  return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+
+
+def build(fields: Fields, names: set[str]):
+  fields.ignore("directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
+                "pooler_size_per_head", "pooler_type")  # fmt: skip
+  activation = fields.choose("hidden_act", encoders.ACTIVATIONS, "gelu")
+  base = bert.VARIANTS["bert-base-uncased"]
+  return bert.Model, {"variant": encoders.build(fields, names, base, "Bert", HEADS, activation=activation)}
+
+
+def config(model, model_type: str | None) -> dict:
+  return encoders.config(model, "bert", "Bert", HEADS)
+
+
+def tensors(m: Mapping) -> None:
+  encoders.tensors(m, "bert", HEADS)
+  m.copies = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+  }

@@ -1,0 +1,55 @@
+"""ELECTRA: generators are `ElectraForMaskedLM`, everything else is a discriminator's.
+
+A joint `electra.Model` is written as the two it is made of: `generator, discriminator = model.networks()`.
+"""
+
+import dataclasses
+
+from t5x_like.interop import encoders
+from t5x_like.interop.encoders import Head
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.mapping import Mapping
+from t5x_like.models import electra
+
+MODEL_TYPES = ("electra",)
+MODELS = (electra.Discriminator, electra.Generator)
+
+HEADS = (
+  Head("ForPreTraining", "discriminator",
+       {"discriminator_predictions.dense": "dense", "discriminator_predictions.dense_prediction": "out"}),
+  Head("ForMaskedLM", "mlm", {"generator_predictions.dense": "dense", "generator_predictions.LayerNorm": "norm",
+                              "generator_lm_head.bias": "lm/bias"}),
+  Head("ForSequenceClassification", "classification",
+       {"classifier.dense": "pooler/dense", "classifier.out_proj": "out"}, activation="gelu"),
+  Head("ForMultipleChoice", "multiple_choice",
+       {"sequence_summary.summary": "pooler/dense", "classifier": "out"}, activation="gelu"),
+  Head("ForTokenClassification", "tokens", {"classifier": "out"}),
+  Head("ForQuestionAnswering", "spans", {"qa_outputs": "out"}),
+  Head("Model", "none", {}),
+)  # fmt: skip
+
+
+def build(fields: Fields, names: set[str]):
+  for name, value in (("summary_type", "first"), ("summary_use_proj", True), ("summary_activation", "gelu")):
+    fields.only(name, value)
+  activation = fields.choose("hidden_act", {"gelu": "gelu"}, "gelu")  # some of the heads have no other
+  table = fields.take("embedding_size", 128)
+  base = electra.VARIANTS["electra-base"]
+  variant = encoders.build(fields, names, base, "Electra", HEADS, activation=activation)
+  variant = dataclasses.replace(variant, embed=None if table == variant.dims.embed else table)
+  return electra.Generator if variant.head == "mlm" else electra.Discriminator, {"variant": variant}
+
+
+def config(model, model_type: str | None) -> dict:
+  values = encoders.config(model, "electra", "Electra", HEADS, activation="gelu")
+  return values | {
+    "embedding_size": model.variant.embed or model.variant.dims.embed,
+    "summary_type": "first",
+    "summary_use_proj": True,
+    "summary_activation": "gelu",
+  }
+
+
+def tensors(m: Mapping) -> None:
+  encoders.tensors(m, "electra", HEADS)
+  m.copies = {"generator_lm_head.weight": "electra.embeddings.word_embeddings.weight"}

@@ -1,0 +1,55 @@
+"""RoBERTa and XLM-RoBERTa.
+
+Their classification head drops out twice while training; ours once, after its first layer.
+"""
+
+from t5x_like.interop import encoders
+from t5x_like.interop.encoders import Head
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.mapping import Mapping
+from t5x_like.models import roberta
+
+MODEL_TYPES = ("roberta", "xlm-roberta")
+MODELS = (roberta.Model,)
+CLASSES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta"}
+
+HEADS = (
+  Head("ForMaskedLM", "mlm", {"lm_head.dense": "dense", "lm_head.layer_norm": "norm", "lm_head.bias": "lm/bias"}),
+  Head("ForSequenceClassification", "classification",
+       {"classifier.dense": "pooler/dense", "classifier.out_proj": "out"}),
+  Head("ForMultipleChoice", "multiple_choice", {"roberta.pooler.dense": "pooler/dense", "classifier": "out"}),
+  Head("ForTokenClassification", "tokens", {"classifier": "out"}),
+  Head("ForQuestionAnswering", "spans", {"qa_outputs": "out"}),
+  Head("Model", "pooled", {"pooler.dense": "pooler/dense"}),
+  Head("Model", "none", {}),
+)  # fmt: skip
+
+
+def build(fields: Fields, names: set[str]):
+  fields.take("pad_token_id")  # positions count from it
+  activation = fields.choose("hidden_act", {"gelu": "gelu"}, "gelu")  # the language model's head has no other
+  base, prefix = roberta.VARIANTS["roberta-base"], CLASSES[fields.values["model_type"]]
+  return roberta.Model, {"variant": encoders.build(fields, names, base, prefix, HEADS, activation=activation)}
+
+
+def config(model, model_type: str | None) -> dict:
+  model_type = model_type if model_type in CLASSES else "roberta"
+  tokens = model.variant.tokens
+  pad = -1 if tokens.pad is None else tokens.pad
+  position = [{"name": "learned", "length": length, "offset": pad + 1} for length in _lengths(model)]
+  values = encoders.config(model, model_type, CLASSES[model_type], HEADS, activation="gelu", position=position)
+  return values | {"bos_token_id": tokens.start, "eos_token_id": tokens.eos}
+
+
+def _lengths(model) -> list[int]:
+  """Its number of positions, which may be any."""
+  position = model.variant.design.position
+  return [position.get("length", 512) if isinstance(position, dict) else 512]
+
+
+def tensors(m: Mapping) -> None:
+  encoders.tensors(m, "roberta", HEADS)
+  m.copies = {
+    "lm_head.decoder.weight": "roberta.embeddings.word_embeddings.weight",
+    "lm_head.decoder.bias": "lm_head.bias",
+  }

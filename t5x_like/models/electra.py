@@ -1,0 +1,115 @@
+"""ELECTRA: an encoder that tells replaced tokens from real ones (Clark et al. 2020, https://arxiv.org/abs/2003.10555).
+
+Both networks are BERTs. The generator has the depth of the discriminator and a fraction of its width (table 6). What
+comes before the stacks, tables of tokens, positions and types and their norm, is one for both (section 3.2, "weight
+sharing"); each network projects it to its own width. Small models have a token table of width 128.
+"""
+
+import copy
+from dataclasses import replace
+
+import jax
+from flax import nnx
+
+from t5x_like.models import bert
+from t5x_like.nn.architectures import Batch, Dtype, Encoder, Layers, Remat, Variant
+from t5x_like.nn.dims import Dims, subkey
+
+
+def _discriminator(embed, mlp, heads, layers, table=None) -> Variant:
+  dims = Dims(embed, heads, heads, embed // heads, mlp, layers)
+  return Variant(dims, bert.DESIGN, 30522, bert.TOKENS, types=2, embed=table, head="discriminator")
+
+
+def generator(variant: Variant, size: float) -> Variant:
+  """The generator of a discriminator: `size` times its width, in heads of the same width."""
+  dims, D = variant.dims, round(variant.dims.embed * size)
+  heads = max(1, D // dims.head_dim)
+  mlp = round(dims.mlp * size)
+  table = variant.embed or dims.embed
+  dims = Dims(D, heads, heads, D // heads, mlp, dims.layers)
+  return replace(variant, dims=dims, embed=None if table == D else table, head="mlm")
+
+
+VARIANTS = {
+  #                              embed   mlp heads layers
+  "electra-small": _discriminator( 256, 1024,  4, 12, table=128),
+  "electra-base":  _discriminator( 768, 3072, 12, 12),
+  "electra-large": _discriminator(1024, 4096, 16, 24),
+}  # fmt: skip
+GENERATOR_SIZES = {"electra-small": 1 / 4, "electra-base": 1 / 3, "electra-large": 1 / 4}
+GENERATORS = {name: generator(variant, GENERATOR_SIZES[name]) for name, variant in VARIANTS.items()}
+# The file released beside electra-small, of a generator as wide as its discriminator.
+GENERATORS["electra-small-released"] = generator(VARIANTS["electra-small"], 1)
+
+
+class Discriminator(Encoder):
+  """The discriminator alone, what is kept for fine-tuning: `head` says for what."""
+
+  VARIANTS = VARIANTS
+
+
+class Generator(Encoder):
+  """The generator alone: a masked language model, one of `GENERATORS`."""
+
+  VARIANTS = GENERATORS
+
+
+class Model(Encoder):
+  """Both for pretraining: a discriminator, and in `generator` what it does not share with that.
+
+  Args:
+    generator_size: width of the generator as a fraction of the discriminator's; None is that of the paper for its
+      sizes, and a half for others (sizes between a quarter and a half worked best there).
+  """
+
+  VARIANTS = VARIANTS
+
+  def __init__(
+    self,
+    rngs: nnx.Rngs,
+    *,
+    variant: str | Variant,
+    vocab_size: int | None = None,
+    generator_size: float | None = None,
+    dropout: float = 0.0,
+    dtype: Dtype = "float32",
+    remat: Remat = "none",
+    layers: Layers = "scan",
+    design: dict = {},  # noqa: B006 (never written to)
+  ):
+    size = generator_size or (GENERATOR_SIZES.get(variant) if isinstance(variant, str) else None) or 0.5
+    options = dict(dropout=dropout, dtype=dtype, remat=remat, layers=layers)
+    super().__init__(rngs, variant=variant, vocab_size=vocab_size, design=design, head="discriminator", **options)
+    self.generator = Generator(rngs, variant=generator(self.variant, size), **options)
+    del self.generator.embed
+    self.generator.inputs = self.generator.inputs.project
+
+  def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
+    """Both networks on the same tokens; pretraining generates, samples, and discriminates what came of it.
+
+    Returns:
+      {"logits": float32 [B, S] of the discriminator, "generator_logits": float32 [B, S, V]}, and auxiliary scalars.
+    """
+    generated = self.generate(batch, subkey(key, 0))["logits"]
+    return self.discriminate(batch, subkey(key, 1)) | {"generator_logits": generated}
+
+  def discriminate(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
+    """{"logits": float32 [B, S]}, positive where a token of the batch was replaced."""
+    return super().__call__(batch, key)
+
+  def generate(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
+    """{"logits": float32 [B, S, V]} of what stands at each position of the batch."""
+    return self.networks()[0](batch, key)
+
+  def networks(self) -> tuple[Generator, Discriminator]:
+    """The two as models of their own that share their parameters with this one: to fine-tune, or to save."""
+    inputs = copy.copy(self.inputs)
+    inputs.project = self.generator.inputs
+    generating = copy.copy(self.generator)
+    generating.embed, generating.inputs = self.embed, inputs
+    make = lambda key: Discriminator(nnx.Rngs(params=key), variant=self.variant, dtype=self.dtype)  # noqa: E731
+    discriminating = jax.eval_shape(make, jax.random.key(0))
+    for name in ("embed", "inputs", "encoder", "head"):
+      setattr(discriminating, name, getattr(self, name))
+    return generating, discriminating

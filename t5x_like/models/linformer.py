@@ -1,0 +1,29 @@
+"""Linformer: RoBERTa with keys and values projected to a fixed length (Wang et al. 2020,
+https://arxiv.org/abs/2006.04768, section 5: sequences of 512, projected to 128 or 256).
+
+The projections E and F are shared by the heads of a layer ("headwise", section 4).
+"""
+
+from dataclasses import replace
+
+from t5x_like.models import roberta
+from t5x_like.nn.architectures import Encoder, Variant
+
+_BASE = roberta.VARIANTS["roberta-base"]
+
+
+def _linformer(k) -> Variant:
+  core = {"name": "linformer", "k": k, "length": 512, "share": "headwise"}
+  return replace(_BASE, design=replace(_BASE.design, core=core))
+
+
+VARIANTS = {
+  "linformer-base-256": _linformer(256),
+  "linformer-base-128": _linformer(128),
+}
+
+
+class Model(Encoder):
+  """A Linformer of one of `VARIANTS`; features and arguments are those of every encoder."""
+
+  VARIANTS = VARIANTS
