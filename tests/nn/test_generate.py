@@ -314,8 +314,9 @@ def reference(logprobs, beams, penalty, rule):
 RULES = [Attainable(), *map(Transformers, (False, True, "never"))]
 SEARCHES = [
   *itertools.product(RULES, [2], [PowerPenalty(1.0)]),
-  *itertools.product(RULES, [3], [GnmtPenalty(0.6)]),
-  *itertools.product(RULES[:2], [2], [PowerPenalty(-1.0), None]),
+  *itertools.product(RULES[:3:2], [3], [GnmtPenalty(0.6)]),
+  (Attainable(), 2, PowerPenalty(-1.0)),
+  (Transformers(), 2, None),
 ]
 
 
