@@ -4,8 +4,8 @@
   python -m t5x_like.train --config=configs/switch/base.py --workdir=runs/switch_base_8
   python -m t5x_like.train --config=configs/switch/base.py:128 --workdir=runs/switch_base_128
 
-An argument is the number of experts (8 without one: 619M parameters; 128: 7.4B). Eight chips or a multiple: experts, and
-the rows of the batch, are split over the mesh axis `expert`. `:debug` runs two steps of a tiny model on any laptop,
+An argument is the number of experts (8 without one: 619M parameters; 128: 7.4B). Eight chips or a multiple: experts
+and the rows of the batch, are split over the mesh axis `expert`. `:debug` runs two steps of a tiny model on any laptop,
 without data. The paper's negative log-perplexities (table 7; T5 base -1.636): -1.505 with 16 experts, -1.474 with 32,
 -1.444 with 64, -1.432 with 128, -1.427 with 256. They are not what to expect here: this has batches of 2^16 tokens, as
 `configs/t5`, where section 4.1 has 2^20; kernels start at full size, not a tenth of the variance scale (section 2.4);

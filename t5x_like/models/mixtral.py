@@ -1,7 +1,7 @@
 """Mixtral: a decoder whose every feed-forward layer is two of eight experts (Jiang et al. 2024, arXiv:2401.04088).
 
 Otherwise it is Mistral without its window: pre-norm with RMSNorm, SwiGLU, rotary positions of base 1e6, eight
-key/value heads, no biases, an output matrix of its own.
+key/value heads, no biases, an output matrix of its own. The weight of its balance loss is that of transformers' config.
 """
 
 from t5x_like.nn.architectures import Decoder, Tokens, Variant
@@ -14,7 +14,7 @@ DESIGN = Design(
   norm_position="pre",
   activation="swiglu",
   position={"name": "rope", "theta": 1e6},
-  experts={"experts": 8, "top_k": 2, "normalise": True, "balance_loss": 0.02, "z_loss": 0.0},
+  experts={"experts": 8, "top_k": 2, "normalise": True, "balance_loss": 0.001, "z_loss": 0.0},
   init_stddev=0.02,
   tied=False,
 )
