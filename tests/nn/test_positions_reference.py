@@ -14,7 +14,15 @@ from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.design import Design, deepnorm_weights
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.mask import Mask
-from t5x_like.nn.position import Alibi, LearnedPosition, LinearScaling, Llama3Scaling, Rope, SinusoidalPosition, alibi_slopes
+from t5x_like.nn.position import (
+  Alibi,
+  LearnedPosition,
+  LinearScaling,
+  Llama3Scaling,
+  Rope,
+  SinusoidalPosition,
+  alibi_slopes,
+)  # fmt: skip
 from t5x_like.nn.relative_position import ShawPosition
 
 POS = np.array([[0, 1, 2, 7, 31], [5, 0, 3, 3, 400]], np.int32)  # any order: positions are explicit
