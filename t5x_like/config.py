@@ -19,6 +19,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from t5x_like.errors import UserError, did_you_mean, one_line
+from t5x_like.kinds import fits, type_words
 
 SLOTS = ("model", "task", "objective", "optimizer", "schedule", "mesh", "rules", "evals", "checkpoint")
 
@@ -228,31 +229,6 @@ def pick(slot: str, name: str | None, table: dict[str, Callable] | Sequence[str]
 def modules(package: types.ModuleType) -> list[str]:
   """The plug-ins of a package whose module path is the registry: its public modules."""
   return sorted(p.stem for folder in package.__path__ for p in pathlib.Path(folder).glob("*.py") if p.stem[0] != "_")
-
-
-def fits(value: Any, kind: Any) -> bool:
-  """Whether a recipe's value is of a declared type; a whole number is a float too, a truth value is no number."""
-  origin = typing.get_origin(kind)
-  if isinstance(value, ConfigDict):
-    value = value.to_dict()
-  if kind is typing.Any:
-    return True
-  if origin in (typing.Union, types.UnionType):
-    return any(fits(value, member) for member in typing.get_args(kind))
-  if origin is typing.Literal:
-    return value in typing.get_args(kind)
-  if kind in (int, float):
-    return isinstance(value, (int, kind)) and not isinstance(value, bool)
-  return isinstance(value, origin or kind)
-
-
-def type_words(kind: Any) -> str:
-  """A declared type as a person would say it."""
-  if typing.get_origin(kind) in (typing.Union, types.UnionType):
-    return " or ".join(type_words(member) for member in typing.get_args(kind))
-  if typing.get_origin(kind) is typing.Literal:
-    return " or ".join(map(repr, typing.get_args(kind)))
-  return "None" if kind is types.NoneType else getattr(kind, "__name__", str(kind))
 
 
 def to_json(config: ConfigDict) -> str:

@@ -67,7 +67,9 @@ class Architecture(nnx.Module):
 
   VARIANTS: ClassVar[dict[str, Variant]] = {}
 
-  def _open(self, variant: str | Variant, vocab_size: int | None, design: dict, dtype: Dtype, rngs: nnx.Rngs) -> Variant:
+  def _open(
+    self, variant: str | Variant, vocab_size: int | None, design: dict, dtype: Dtype, rngs: nnx.Rngs
+  ) -> Variant:
     variant = self.VARIANTS[variant] if isinstance(variant, str) else variant
     variant = dataclasses.replace(
       variant, design=variant.design.changed(design), vocab_size=vocab_size or variant.vocab_size
@@ -98,12 +100,6 @@ class Architecture(nnx.Module):
     if segments is not None:
       valid = segments > 0
     return tokens_BT, pos, segments, valid
-
-  @property
-  def core(self) -> str:
-    """The attention core in use, as the log and the run's record call it."""
-    core = self.variant.design.core
-    return core if isinstance(core, str) else core["name"]
 
 
 class Encoder(Architecture):

@@ -1,7 +1,6 @@
 """A block: named sublayers, each inside a residual connection."""
 
 import jax
-from flax import nnx
 
 from t5x_like.nn.dims import dropout, subkey
 from t5x_like.nn.layer import CacheStart, Layer

@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t5x_like.config import fits, type_words
 from t5x_like.errors import UserError, did_you_mean
+from t5x_like.kinds import fits, type_words
 from t5x_like.nn import cores, moe, params
 from t5x_like.nn.attention import CrossAttention, SelfAttention
 from t5x_like.nn.block import Block, Normed, Parallel, Residual
@@ -26,7 +26,15 @@ from t5x_like.nn.embed import Inputs, Types
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.mlp import Mlp
 from t5x_like.nn.norm import LayerNorm, RMSNorm
-from t5x_like.nn.position import Alibi, LearnedPosition, LinearScaling, Llama3Scaling, Position, Rope, SinusoidalPosition
+from t5x_like.nn.position import (
+  Alibi,
+  LearnedPosition,
+  LinearScaling,
+  Llama3Scaling,
+  Position,
+  Rope,
+  SinusoidalPosition,
+)
 from t5x_like.nn.relative_position import RelativeBias, ShawPosition
 from t5x_like.nn.stack import Stack
 
@@ -73,7 +81,8 @@ class Design:
     attention_scale: of the logits; None is 1/sqrt(head_dim).
     softcap: bound of the attention logits.
     windows: how far a query sees, None for without bound, by layers in turn.
-    core: the attention core, a name or {"name": …} with its arguments; see `nn.cores`.
+    core: the attention core, a name or {"name": …} with its arguments, see `nn.cores`; {"encoder": …, "decoder": …}
+      where the two differ.
     experts: arguments of a mixture of experts in place of the MLP; see `nn.moe`. None for an MLP.
     experts_every: the last of so many layers in turn has the experts.
     mlp_dropout: dropout also inside the MLP.
@@ -114,13 +123,16 @@ class Design:
     for field, table in (("norm", NORMS), ("activation", ACTIVATIONS)):
       if getattr(self, field) not in table:
         found = getattr(self, field)
-        raise UserError(f"design.{field}: found {found!r}, expected one of {', '.join(table)}{did_you_mean(found, table)}")
+        near = did_you_mean(found, table)
+        raise UserError(f"design.{field}: found {found!r}, expected one of {', '.join(table)}{near}")
     for spec in self.position if isinstance(self.position, tuple) else (self.position,):
       _position_spec(spec)
     if unknown := set(self.biases) - {"qkv", "out", "mlp"}:
       raise UserError(f"design.biases: found {sorted(unknown)[0]!r}, expected some of 'qkv', 'out', 'mlp'")
-    if self.parallel != "no" and self.norm_position not in ("pre",):
-      raise UserError(f"design.parallel: found {self.parallel!r} with norm_position {self.norm_position!r}, expected 'pre'")
+    if self.parallel != "no" and self.norm_position != "pre":
+      raise UserError(
+        f"design.parallel: found {self.parallel!r} with norm_position {self.norm_position!r}, expected 'pre'"
+      )
 
   def changed(self, changes: dict) -> "Design":
     """This design with a recipe's changes; lists count as tuples.
@@ -132,7 +144,8 @@ class Design:
     values = {key: tuple(value) if isinstance(value, list) else value for key, value in dict(changes).items()}
     for key, value in values.items():
       if key not in kinds:
-        raise UserError(f"config.model.design.{key}: unknown key{did_you_mean(key, kinds)}; a design has {', '.join(kinds)}")
+        near = did_you_mean(key, kinds)
+        raise UserError(f"config.model.design.{key}: unknown key{near}; a design has {', '.join(kinds)}")
       if not fits(value, kinds[key]):
         raise UserError(f"config.model.design.{key}: found {value!r}, expected {type_words(kinds[key])}")
     return dataclasses.replace(self, **values)
@@ -155,7 +168,8 @@ class Design:
     name, options = _position_spec(self.position if not isinstance(self.position, tuple) else "none")
     scheme = None
     if name == "learned":
-      scheme = LearnedPosition(options.get("length", 512), dim, rngs, init=self.table_init(), offset=options.get("offset", 0))
+      length = options.pop("length", 512)
+      scheme = LearnedPosition(length, dim, rngs, init=self.table_init(), **options)
     elif name == "sinusoidal":
       scheme = SinusoidalPosition(**options)
     return Inputs(
@@ -194,7 +208,7 @@ class Design:
     if self.residual_init:
       gain = (2 * dims.layers) ** -0.5
     block = partial(self._block, dims, positions, period, causal, cross, alpha, gain, dropout_rate)
-    core = cores.make(self.core, nnx.Rngs(0), heads=dims.heads, kv_heads=dims.kv_heads, head_dim=dims.head_dim, causal=causal)
+    core = cores.make(self._core(causal), nnx.Rngs(0), **_sizes(dims, causal))
     return Stack(
       block,
       dims.layers // period,
@@ -214,26 +228,30 @@ class Design:
       window, spec = self.windows[turn % len(self.windows)], positions[turn % len(positions)]
       experts = self.experts if self.experts and (turn + 1) % self.experts_every == 0 else None
       attention = partial(self._attention, dims, gain=gain, dropout_rate=dropout_rate, rngs=rngs, causal=causal)
-      kinds = {"self_attention": lambda: attention(SelfAttention, window=window, spec=spec)}
+      parts = {"self_attention": attention(SelfAttention, window=window, spec=spec)}
       if cross:
-        kinds["cross_attention"] = lambda: attention(CrossAttention, window=None, spec="none")
-      kinds["moe" if experts else "mlp"] = lambda: self._mlp(dims, gain, dropout_rate, experts, rngs)
-      residual = partial(self._residual, dims.embed, alpha, dropout_rate, rngs)
+        parts["cross_attention"] = attention(CrossAttention, window=None, spec="none")
+      parts["moe" if experts else "mlp"] = self._mlp(dims, gain, dropout_rate, experts, rngs)
       if self.parallel == "no":
-        sublayers.update({name + suffix: residual(make()) for name, make in kinds.items()})
+        sublayers |= {n + suffix: self._residual(dims.embed, alpha, dropout_rate, rngs, p) for n, p in parts.items()}
       elif self.parallel == "one_norm":
-        sublayers["parallel" + suffix] = residual(Parallel(**{name: make() for name, make in kinds.items()}))
+        sublayers["parallel" + suffix] = self._residual(dims.embed, alpha, dropout_rate, rngs, Parallel(**parts))
       else:
-        branches = {name: Normed(make(), norm=self.make_norm(dims.embed, rngs)) for name, make in kinds.items()}
+        branches = {name: Normed(part, norm=self.make_norm(dims.embed, rngs)) for name, part in parts.items()}
         sublayers["parallel" + suffix] = Residual(Parallel(**branches), dropout_rate=dropout_rate)
     return Block(**sublayers)
+
+  def _core(self, causal: bool) -> str | dict:
+    """The core of encoders or of decoders."""
+    if isinstance(self.core, str) or "name" in self.core:
+      return self.core
+    return self.core.get("decoder" if causal else "encoder", "dense")
 
   def _attention(self, dims, kind, *, window, spec, gain, dropout_rate, rngs, causal):
     D, N, H = dims.embed, dims.heads, dims.head_dim
     scale = 1 / math.sqrt(H) if self.attention_scale is None else self.attention_scale
     # T5 leaves out the 1/sqrt(H) of the logits and makes queries smaller by it instead.
     query_gain = H**-0.5 if scale == 1.0 and self.init_stddev is None else 1.0
-    sizes = dict(heads=N, kv_heads=dims.kv_heads, head_dim=H, causal=causal)
     return kind(
       dims, rngs,
       scale=scale,
@@ -245,7 +263,7 @@ class Design:
       q_norm=self.make_norm(H, rngs) if self.qk_norm else None,
       k_norm=self.make_norm(H, rngs) if self.qk_norm else None,
       position=_layer_position(spec, dims, causal, rngs),
-      core=cores.make(self.core if kind is SelfAttention else "dense", rngs, **sizes),
+      core=cores.make(self._core(causal) if kind is SelfAttention else "dense", rngs, **_sizes(dims, causal)),
       softcap=self.softcap,
       window=window,
       dropout_rate=dropout_rate,
@@ -292,12 +310,18 @@ def _layer_position(spec, dims: Dims, causal: bool, rngs: nnx.Rngs) -> Position 
   return None
 
 
+def _sizes(dims: Dims, causal: bool) -> dict:
+  """What cores with parameters may read."""
+  return dict(heads=dims.heads, kv_heads=dims.kv_heads, head_dim=dims.head_dim, causal=causal)
+
+
 def _position_spec(spec: str | dict) -> tuple[str, dict]:
   """(name, arguments), checked."""
   options = {"name": spec} if isinstance(spec, str) else dict(spec)
   name = options.pop("name", None)
   if name not in POSITIONS:
-    raise UserError(f"design.position: found {name!r}, expected one of {', '.join(POSITIONS)}{did_you_mean(str(name), POSITIONS)}")
+    near = did_you_mean(str(name), POSITIONS)
+    raise UserError(f"design.position: found {name!r}, expected one of {', '.join(POSITIONS)}{near}")
   for key in options:
     if key not in POSITIONS[name]:
       known = ", ".join(sorted(POSITIONS[name])) or "no arguments"

@@ -29,8 +29,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t5x_like.config import fits, type_words
 from t5x_like.errors import UserError, did_you_mean
+from t5x_like.kinds import fits, type_words
 from t5x_like.nn import params
 from t5x_like.nn.dims import dropout, subkey
 from t5x_like.nn.layer import Context, Layer

@@ -31,7 +31,6 @@ def test_a_recipe_changes_the_design_of_its_family():
 def test_the_attention_cores_in_use_are_named():
   parts = setup.build(resolved())
   assert attention_cores(parts.model) == {"attention_core": "dense", "cross_attention_core": "dense"}
-  assert parts.model.core == "dense"
 
 
 def test_a_run_records_its_cores(trained):
