@@ -7,6 +7,7 @@ import dataclasses
 import zlib
 
 import numpy as np
+from parity import decoders
 
 VOCAB = 64
 
@@ -103,6 +104,8 @@ CASES = {
   "electra-spans": _encoder("ForQuestionAnswering", "Electra", ELECTRA, **SPANS),
   "electra-body": _encoder("Model", "Electra", ELECTRA, logits="last_hidden_state"),
 }  # fmt: skip
+
+CASES |= {name: Case(*classes, "decoder") for name, classes in decoders.MODELS.items()}
 
 
 def tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -1,0 +1,131 @@
+"""What the configs of decoder-only families have in common: special ids, rotary positions, and what they cannot say."""
+
+from typing import Any
+
+from t5x_like.errors import UserError
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.hf import only
+from t5x_like.nn.architectures import Tokens
+
+GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh",
+         "gelu_new": "geglu_tanh", "relu": "reglu"}  # fmt: skip
+PLAIN = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu",
+         "swish": "silu", "tanh": "tanh"}  # fmt: skip
+
+_LLAMA3 = {"factor": "factor", "low_freq_factor": "low", "high_freq_factor": "high",
+           "original_max_position_embeddings": "original_length"}  # fmt: skip
+
+
+def name_of(table: dict[str, str], ours: str) -> str:
+  """The first of their names for one of our activations."""
+  return next(theirs for theirs, name in table.items() if name == ours)
+
+
+def optional(fields: Fields, name: str, default: Any) -> Any:
+  """The value of a field that may be null and mean it; the default where it is missing."""
+  value = fields.take(name, None)
+  return value if name in fields.values else default
+
+
+def special_ids(fields: Fields, *, pad: int | None = None, start: int | None = None, eos: int | None = None) -> Tokens:
+  """Padding, start and end of a config, or a family's defaults; no padding where it is negative; the first of several
+  ends."""
+  pad, start, eos = (optional(fields, f"{n}_token_id", d) for n, d in (("pad", pad), ("bos", start), ("eos", eos)))
+  eos = eos[0] if isinstance(eos, list) else eos
+  return Tokens(None if pad is None or pad < 0 else pad, start or 0, eos or 0)
+
+
+def ids_config(tokens: Tokens) -> dict[str, int | None]:
+  return {"pad_token_id": tokens.pad, "bos_token_id": tokens.start, "eos_token_id": tokens.eos}
+
+
+def rope(
+  fields: Fields, *, theta: float = 1e4, fraction: float | None = None, names=("rope_theta", "partial_rotary_factor")
+) -> dict:
+  """The rotary positions of a config.
+
+  Version 5 of the library writes everything to `rope_parameters`; older files have the base and the fraction next to a
+  `rope_scaling`, which comes first where both are there.
+
+  Args:
+    theta, fraction: where the config does not say; a fraction of None is a family that turns whole heads only.
+    names: of the base and the fraction in older files.
+  Raises:
+    UserError: another kind of scaling, or one with other parameters.
+  """
+  whole = fraction is None
+  theta, fraction = fields.take(names[0], theta), fields.take(names[1], fraction or 1.0)
+  new, old = fields.take("rope_parameters", None), fields.take("rope_scaling", None)
+  field, values = ("rope_scaling", old) if old else ("rope_parameters", new or {})
+  kind = values.get("rope_type", values.get("type", "default"))
+  left = set(values) - {"rope_type", "type", "rope_theta", "partial_rotary_factor"}
+  position: dict[str, Any] = {"name": "rope", "theta": float(values.get("rope_theta", theta))}
+  fraction = values.get("partial_rotary_factor", fraction)
+  if fraction != 1.0:
+    if whole:
+      raise fields.refusal(names[1], fraction, "1.0")
+    position["fraction"] = fraction
+  if kind == "linear" and left == {"factor"}:
+    position["linear"] = {"factor": float(values["factor"])}
+  elif kind == "llama3" and left | {"original_max_position_embeddings"} == set(_LLAMA3):
+    length = fields.values.get("max_position_embeddings", 2048)
+    values = {"original_max_position_embeddings": length, **values}
+    position["llama3"] = {ours: values[name] for name, ours in _LLAMA3.items()}
+  elif kind != "default" or left:
+    raise fields.refusal(field, values, "rope_type 'default', 'linear' or 'llama3' with its parameters")
+  return position
+
+
+def rope_config(position: dict, **more: float) -> dict:
+  """`rope_parameters` of a design's position; `more` adds to them."""
+  if position.get("linear"):
+    scaling = {"rope_type": "linear", **position["linear"]}
+  elif position.get("llama3"):
+    values = {"factor": 8.0, "low": 1.0, "high": 4.0, "original_length": 8192, **position["llama3"]}
+    scaling = {"rope_type": "llama3", **{name: values[ours] for name, ours in _LLAMA3.items()}}
+  else:
+    scaling = {"rope_type": "default"}
+  return {**scaling, "rope_theta": position.get("theta", 1e4), **more}
+
+
+def position_of(model, name: str, *cells: str) -> dict:
+  """The position of a design, with its arguments.
+
+  Raises:
+    UserError: it is another, or has arguments besides `cells`.
+  """
+  found = model.variant.design.position
+  position = found if isinstance(found, dict) else {"name": found}
+  extra = {key for key, value in position.items() if key not in cells and key != "name" and value}
+  if position["name"] != name or extra:
+    only(model, position=[name])
+  return position
+
+
+def refuse_others(model, *, square: bool = True, heads: bool = True, mlp: bool = True, **expected) -> None:
+  """Refuses designs that differ from what a type can say.
+
+  Args:
+    square: the heads together are as wide as the embedding.
+    heads: as many keys and values as queries.
+    mlp: the feed-forward layer is four times as wide as the embedding.
+    expected: by cell of the design, what it can be; other cells must be as a plain `Design` has them.
+  Raises:
+    UserError: naming the cell or the sizes.
+  """
+  D, H = model.variant.dims.embed, model.variant.dims.head_dim
+  core = model.variant.design.core
+  exact = [core] if (core if isinstance(core, str) else core["name"]) in ("dense", "chunked") else ["dense", "chunked"]
+  plain = dict(
+    norm_position="pre", parallel="no", biases=(), qk_norm=False, attention_scale=[None, H**-0.5], softcap=None,
+    windows=(None,), core=exact, experts=None, embed_scale=False, embed_norm=False, tied=True, logits_scale=False,
+    logits_softcap=None, logits_bias=False,
+  )  # fmt: skip
+  only(model, **(plain | expected))
+  dims = model.variant.dims
+  if square and dims.heads * H != D:
+    raise UserError(f"{dims.heads} heads of width {H} are not the embedding width {D}, which this type needs")
+  if heads and dims.kv_heads != dims.heads:
+    raise UserError(f"{dims.kv_heads} key/value heads for {dims.heads} heads: this model type has as many as heads")
+  if mlp and dims.mlp != 4 * D:
+    raise UserError(f"feed-forward width {dims.mlp} is not four times the embedding width {D}, as it is here")

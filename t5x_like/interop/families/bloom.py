@@ -1,0 +1,74 @@
+"""BLOOM."""
+
+import dataclasses
+
+from t5x_like.interop import causal, fused
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.mapping import Mapping, places
+from t5x_like.models import bloom
+from t5x_like.nn.architectures import Variant
+from t5x_like.nn.dims import Dims
+
+MODEL_TYPES = ("bloom",)
+MODELS = (bloom.Model,)
+
+
+def build(fields: Fields, names: set[str]):
+  D = fields.take("n_embed", fields.take("hidden_size", None) or fields.values.get("n_embed", ...))
+  heads = fields.take("n_head", fields.take("num_attention_heads", 8))
+  layers = fields.take("n_layer", fields.take("num_hidden_layers", 2))
+  fields.only("apply_residual_connection_post_layernorm", False)
+  fields.only("n_inner", None, 4 * D)
+  fields.ignore("hidden_dropout", "attention_dropout", "slow_but_exact", "attention_softmax_in_fp32", "seq_length",
+                "bias_dropout_fusion", "masked_softmax_fusion", "offset_alibi", "skip_bias_add", "skip_bias_add_qkv",
+                )  # fmt: skip
+  design = dataclasses.replace(
+    bloom.DESIGN,
+    norm_epsilon=fields.take("layer_norm_epsilon", 1e-5),
+    tied=fields.take("tie_word_embeddings", True),
+  )
+  dims = Dims(D, heads, heads, D // heads, 4 * D, layers)
+  tokens = causal.special_ids(fields, start=1, eos=2)
+  return bloom.Model, {"variant": Variant(dims, design, fields.take("vocab_size"), tokens)}
+
+
+def config(model, model_type: str | None) -> dict:
+  variant, design = model.variant, model.variant.design
+  causal.refuse_others(model, norm="layernorm", activation="gelu_tanh", biases=("qkv", "out", "mlp"), embed_norm=True,
+                       tied=[True, False])  # fmt: skip
+  causal.position_of(model, "alibi")
+  return {
+    "architectures": ["BloomForCausalLM"],
+    "model_type": "bloom",
+    "vocab_size": variant.vocab_size,
+    "hidden_size": variant.dims.embed,
+    "n_layer": variant.dims.layers,
+    "n_head": variant.dims.heads,
+    "layer_norm_epsilon": design.norm_epsilon,
+    "tie_word_embeddings": design.tied,
+    **causal.ids_config(variant.tokens),
+  }
+
+
+def renamed(name: str) -> str:
+  """The first files lack the prefix."""
+  return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
+
+
+def tensors(m: Mapping) -> None:
+  m.copy("transformer.word_embeddings.weight", "embed/table")
+  m.norm("transformer.word_embeddings_layernorm", "inputs/norm")
+  m.norm("transformer.ln_f", "decoder/final_norm")
+  if m.model.variant.design.tied:
+    m.copies["lm_head.weight"] = "transformer.word_embeddings.weight"
+  else:
+    m.transposed("lm_head.weight", "head/kernel")
+  dims = m.model.variant.dims
+  for layer, (_, at) in enumerate(places(m.model.decoder, dims.layers)):
+    theirs, attention, mlp = f"transformer.h.{layer}", "decoder/blocks/self_attention", "decoder/blocks/mlp"
+    m.norm(f"{theirs}.input_layernorm", f"{attention}/in_norm", at)
+    m.norm(f"{theirs}.post_attention_layernorm", f"{mlp}/in_norm", at)
+    fused.interleaved_qkv(m, f"{theirs}.self_attention.query_key_value", f"{attention}/layer", at, heads=dims.heads)
+    m.linear(f"{theirs}.self_attention.dense", f"{attention}/layer/out", at)
+    m.linear(f"{theirs}.mlp.dense_h_to_4h", f"{mlp}/layer/wi", at)
+    m.linear(f"{theirs}.mlp.dense_4h_to_h", f"{mlp}/layer/wo", at)

@@ -1,0 +1,85 @@
+"""Gemma 2."""
+
+import dataclasses
+
+from t5x_like.errors import UserError
+from t5x_like.interop import causal
+from t5x_like.interop.families import llama
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.mapping import Mapping
+from t5x_like.models import gemma2
+from t5x_like.nn.architectures import Variant
+
+MODEL_TYPES = ("gemma2",)
+MODELS = (gemma2.Model,)
+KINDS = ("sliding_attention", "full_attention")
+
+
+def build(fields: Fields, names: set[str]):
+  layers = fields.take("num_hidden_layers")
+  types = fields.take("layer_types", [KINDS[layer % 2] for layer in range(layers)])
+  if len(types) != layers or set(types) - set(KINDS):
+    raise fields.refusal("layer_types", types, f"{layers} of {' or '.join(map(repr, KINDS))}")
+  period = next(p for p in range(1, layers + 1) if layers % p == 0 and types == types[:p] * (layers // p))
+  window = causal.optional(fields, "sliding_window", 4096)
+  fields.only("use_bidirectional_attention", None, False)
+  fields.ignore("hidden_act", "cache_implementation")
+  design = dataclasses.replace(
+    gemma2.DESIGN,
+    norm_epsilon=fields.take("rms_norm_eps", 1e-6),
+    activation=fields.choose("hidden_activation", causal.GATED, "gelu_pytorch_tanh"),
+    biases=("qkv", "out") if fields.take("attention_bias", False) else (),
+    position=causal.rope(fields),
+    attention_scale=fields.take("query_pre_attn_scalar", 256) ** -0.5,
+    softcap=causal.optional(fields, "attn_logit_softcapping", 50.0),
+    windows=tuple(window if kind == KINDS[0] else None for kind in types[:period]),
+    tied=fields.take("tie_word_embeddings", True),
+    logits_softcap=causal.optional(fields, "final_logit_softcapping", 30.0),
+  )
+  head_dim = fields.take("head_dim", 256)
+  variant = llama.variant_of(fields, design, kv_heads=4)
+  dims = dataclasses.replace(variant.dims, head_dim=head_dim)
+  tokens = causal.special_ids(fields, pad=0, start=2, eos=1)
+  return gemma2.Model, {"variant": Variant(dims, design, variant.vocab_size, tokens)}
+
+
+def config(model, model_type: str | None) -> dict:
+  design, dims = model.variant.design, model.variant.dims
+  wide = {window for window in design.windows if window is not None}
+  causal.refuse_others(
+    model, square=False, heads=False, mlp=False, norm="rmsnorm_plus_one", norm_position="sandwich", tied=[True, False],
+    biases=[(), ("qkv", "out")], activation=list(causal.GATED.values()), attention_scale=[design.attention_scale],
+    softcap=[design.softcap], embed_scale=True, logits_softcap=[design.logits_softcap],
+    windows=[design.windows] if len(wide) < 2 else [(None,), "one window, and None"],
+  )  # fmt: skip
+  scale = dims.head_dim**-0.5 if design.attention_scale is None else design.attention_scale
+  scalar = round(scale**-2)
+  if abs(scalar**-0.5 - scale) > 1e-6 * scale:
+    raise UserError(f"design.attention_scale is {scale!r}, where only 1/sqrt(integer) can be written")
+  sizes = llama.sizes_config(model)
+  activation = sizes.pop("hidden_act")
+  windows = [design.windows[layer % len(design.windows)] for layer in range(dims.layers)]
+  return {
+    "architectures": ["Gemma2ForCausalLM"],
+    "model_type": "gemma2",
+    **sizes,
+    "hidden_activation": {"gelu": "gelu", "gelu_new": "gelu_pytorch_tanh"}.get(activation, activation),
+    "attention_bias": "qkv" in design.biases,
+    "query_pre_attn_scalar": scalar,
+    "attn_logit_softcapping": design.softcap,
+    "final_logit_softcapping": design.logits_softcap,
+    "sliding_window": max(wide, default=4096),
+    "layer_types": [KINDS[window is None] for window in windows],
+  }
+
+
+def tensors(m: Mapping) -> None:
+  llama.map_decoder(m, _feed_forward)
+
+
+def _feed_forward(m: Mapping, theirs: str, ours: str, at: int) -> None:
+  m.norm(f"{theirs}.post_attention_layernorm", f"{ours.format('self_attention')}/res_norm", at)
+  ours = ours.format("mlp")
+  m.norm(f"{theirs}.pre_feedforward_layernorm", f"{ours}/in_norm", at)
+  m.norm(f"{theirs}.post_feedforward_layernorm", f"{ours}/res_norm", at)
+  llama.gated(m, theirs, ours, at)

@@ -1,0 +1,97 @@
+"""GPT and GPT-2."""
+
+import dataclasses
+
+from t5x_like.interop import causal, fused
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.mapping import Mapping, places
+from t5x_like.models import gpt
+from t5x_like.nn.architectures import Variant
+from t5x_like.nn.dims import Dims
+
+MODEL_TYPES = ("openai-gpt", "gpt2")
+MODELS = (gpt.Model,)
+GPT1_ACTIVATIONS = {"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}  # its "gelu" is the tanh form
+
+
+def build(fields: Fields, names: set[str]):
+  first = fields.values["model_type"] == "openai-gpt"
+  if first:
+    activation, mlp = fields.choose("afn", GPT1_ACTIVATIONS, "gelu"), None
+    fields.ignore("predict_special_tokens")
+  else:
+    activation, mlp = fields.choose("activation_function", causal.PLAIN, "gelu_new"), fields.take("n_inner", None)
+    fields.only("scale_attn_weights", True)
+    fields.only("scale_attn_by_inverse_layer_idx", False)
+    fields.ignore("reorder_and_upcast_attn")  # the same in float32
+  fields.ignore("n_ctx", "resid_pdrop", "embd_pdrop", "attn_pdrop")
+  design = dataclasses.replace(
+    gpt.GPT1 if first else gpt.GPT2,
+    activation=activation,
+    norm_epsilon=fields.take("layer_norm_epsilon", 1e-5),
+    position={"name": "learned", "length": fields.take("n_positions", 512 if first else 1024)},
+    tied=fields.take("tie_word_embeddings", True),
+  )
+  D, heads, layers = fields.take("n_embd", 768), fields.take("n_head", 12), fields.take("n_layer", 12)
+  dims = Dims(D, heads, heads, D // heads, mlp or 4 * D, layers)
+  tokens = causal.special_ids(fields) if first else causal.special_ids(fields, start=50256, eos=50256)
+  return gpt.Model, {"variant": Variant(dims, design, fields.take("vocab_size"), tokens)}
+
+
+def config(model, model_type: str | None) -> dict:
+  variant, design = model.variant, model.variant.design
+  dims, first = variant.dims, design.norm_position == "post"
+  causal.refuse_others(
+    model, mlp=first, norm="layernorm", norm_position=["pre", "post"], biases=("qkv", "out", "mlp"), tied=[True, False],
+    activation=list((GPT1_ACTIVATIONS if first else causal.PLAIN).values()),
+  )  # fmt: skip
+  common = {
+    "vocab_size": variant.vocab_size,
+    "n_positions": causal.position_of(model, "learned", "length").get("length", 512),
+    "n_embd": dims.embed,
+    "n_layer": dims.layers,
+    "n_head": dims.heads,
+    "layer_norm_epsilon": design.norm_epsilon,
+    "tie_word_embeddings": design.tied,
+    **causal.ids_config(variant.tokens),
+  }
+  if first:
+    afn = causal.name_of(GPT1_ACTIVATIONS, design.activation)
+    return {"architectures": ["OpenAIGPTLMHeadModel"], "model_type": "openai-gpt", "afn": afn, **common}
+  return {
+    "architectures": ["GPT2LMHeadModel"],
+    "model_type": "gpt2",
+    "n_inner": dims.mlp,
+    "activation_function": {"gelu_tanh": "gelu_new"}.get(
+      design.activation, causal.name_of(causal.PLAIN, design.activation)
+    ),
+    **common,
+  }
+
+
+def renamed(name: str) -> str:
+  """Files of the first models lack the prefix."""
+  return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
+
+
+def tensors(m: Mapping) -> None:
+  design, first = m.model.variant.design, m.model.variant.design.norm_position == "post"
+  table, positions = ("tokens_embed", "positions_embed") if first else ("wte", "wpe")
+  m.copy(f"transformer.{table}.weight", "embed/table")
+  m.copy(f"transformer.{positions}.weight", "inputs/position/table")
+  m.ignored = ("attn.bias", "attn.masked_bias", "position_ids")
+  if design.tied:
+    m.copies["lm_head.weight"] = f"transformer.{table}.weight"
+  else:
+    m.transposed("lm_head.weight", "head/kernel")
+  if not first:
+    m.norm("transformer.ln_f", "decoder/final_norm")
+  norm, layers = "out_norm" if first else "in_norm", m.model.variant.dims.layers
+  for layer, (_, at) in enumerate(places(m.model.decoder, layers)):
+    theirs, attention, mlp = f"transformer.h.{layer}", "decoder/blocks/self_attention", "decoder/blocks/mlp"
+    m.norm(f"{theirs}.ln_1", f"{attention}/{norm}", at)
+    m.norm(f"{theirs}.ln_2", f"{mlp}/{norm}", at)
+    fused.conv1d_qkv(m, f"{theirs}.attn.c_attn", f"{attention}/layer", at)
+    fused.conv1d(m, f"{theirs}.attn.c_proj", f"{attention}/layer/out", at)
+    fused.conv1d(m, f"{theirs}.mlp.c_fc", f"{mlp}/layer/wi", at)
+    fused.conv1d(m, f"{theirs}.mlp.c_proj", f"{mlp}/layer/wo", at)

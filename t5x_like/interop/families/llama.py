@@ -1,0 +1,120 @@
+"""Llama and Mistral."""
+
+import dataclasses
+from collections.abc import Callable
+
+from t5x_like.errors import UserError
+from t5x_like.interop import causal
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.mapping import Mapping, places
+from t5x_like.models import llama
+from t5x_like.nn.architectures import Variant
+from t5x_like.nn.dims import Dims
+
+MODEL_TYPES = ("llama", "mistral")
+MODELS = (llama.Model,)
+NAMES = ("q_proj", "k_proj", "v_proj", "o_proj")
+EPSILON = 1e-6  # of a config that does not say
+
+
+def build(fields: Fields, names: set[str]):
+  biases, windows = (), (None,)
+  if fields.values["model_type"] == "mistral":
+    windows = (causal.optional(fields, "sliding_window", 4096),)
+  else:
+    biases = ("qkv", "out") if fields.take("attention_bias", False) else ()
+    biases += ("mlp",) if fields.take("mlp_bias", False) else ()
+  design = dataclasses.replace(
+    llama.LLAMA2,
+    norm_epsilon=fields.take("rms_norm_eps", EPSILON),
+    activation=fields.choose("hidden_act", causal.GATED, "silu"),
+    biases=biases,
+    position=causal.rope(fields),
+    windows=windows,
+    tied=fields.take("tie_word_embeddings", False),
+  )
+  kv_heads = None if fields.values["model_type"] == "llama" else 8
+  return llama.Model, {"variant": variant_of(fields, design, kv_heads=kv_heads)}
+
+
+def variant_of(fields: Fields, design, *, kv_heads: int | None) -> Variant:
+  """The sizes; `kv_heads` where the config does not say, None for as many as heads."""
+  fields.ignore("max_position_embeddings", "attention_dropout")
+  D, heads = fields.take("hidden_size"), fields.take("num_attention_heads")
+  dims = Dims(
+    D,
+    heads,
+    (causal.optional(fields, "num_key_value_heads", kv_heads) or heads),
+    fields.take("head_dim", D // heads),
+    fields.take("intermediate_size"),
+    fields.take("num_hidden_layers"),
+  )
+  return Variant(dims, design, fields.take("vocab_size"), causal.special_ids(fields, start=1, eos=2))
+
+
+def config(model, model_type: str | None) -> dict:
+  design = model.variant.design
+  biases, window = set(design.biases), design.windows[0]
+  mistral = window is not None or (model_type == "mistral" and not biases)
+  both = [() if mistral else tuple(b for b in ("qkv", "out", "mlp") if b in biases)]
+  if not mistral and ("qkv" in biases) != ("out" in biases):
+    both = [(), ("qkv", "out"), ("mlp",), ("qkv", "out", "mlp")]
+  causal.refuse_others(model, square=False, heads=False, mlp=False, norm="rmsnorm", tied=[True, False], biases=both,
+                       activation=list(causal.GATED.values()), windows=(window,))  # fmt: skip
+  kind = {"sliding_window": window} if mistral else {
+    "attention_bias": "qkv" in biases, "mlp_bias": "mlp" in biases
+  }  # fmt: skip
+  class_name, model_type = ("MistralForCausalLM", "mistral") if mistral else ("LlamaForCausalLM", "llama")
+  return {"architectures": [class_name], "model_type": model_type, **kind, **sizes_config(model)}
+
+
+def sizes_config(model) -> dict:
+  """What Llama and its relatives write alike."""
+  variant, design, dims = model.variant, model.variant.design, model.variant.dims
+  if dims.embed % dims.heads:
+    raise UserError(f"embedding width {dims.embed} is no multiple of {dims.heads} heads, which this model type needs")
+  return {
+    "vocab_size": variant.vocab_size,
+    "hidden_size": dims.embed,
+    "intermediate_size": dims.mlp,
+    "num_hidden_layers": dims.layers,
+    "num_attention_heads": dims.heads,
+    "num_key_value_heads": dims.kv_heads,
+    "head_dim": dims.head_dim,
+    "hidden_act": causal.name_of(causal.GATED, design.activation),
+    "rms_norm_eps": design.norm_epsilon,
+    "rope_parameters": causal.rope_config(causal.position_of(model, "rope", "theta", "linear", "llama3")),
+    "tie_word_embeddings": design.tied,
+    **causal.ids_config(variant.tokens),
+  }
+
+
+def tensors(m: Mapping) -> None:
+  map_decoder(m, mlp)
+
+
+def map_decoder(m: Mapping, feed_forward: Callable) -> None:
+  """All but the feed-forward layers, which `feed_forward(mapping, their prefix, our prefix, block)` maps."""
+  m.copy("model.embed_tokens.weight", "embed/table")
+  if m.model.variant.design.tied:
+    m.copies["lm_head.weight"] = "model.embed_tokens.weight"
+  else:
+    m.transposed("lm_head.weight", "head/kernel")
+  m.ignored = ("rotary_emb.inv_freq",)
+  m.norm("model.norm", "decoder/final_norm")
+  for layer, (suffix, at) in enumerate(places(m.model.decoder, m.model.variant.dims.layers)):
+    theirs, attention = f"model.layers.{layer}", f"decoder/blocks/self_attention{suffix}"
+    m.attention(f"{theirs}.self_attn", f"{attention}/layer", at, names=NAMES)
+    m.norm(f"{theirs}.input_layernorm", f"{attention}/in_norm", at)
+    feed_forward(m, theirs, f"decoder/blocks/{{}}{suffix}", at)
+
+
+def mlp(m: Mapping, theirs: str, ours: str, at: int) -> None:
+  ours = ours.format("mlp")
+  m.norm(f"{theirs}.post_attention_layernorm", f"{ours}/in_norm", at)
+  gated(m, theirs, ours, at)
+
+
+def gated(m: Mapping, theirs: str, ours: str, at: int) -> None:
+  for their_name, name in (("gate_proj", "gate"), ("up_proj", "wi"), ("down_proj", "wo")):
+    m.linear(f"{theirs}.mlp.{their_name}", f"{ours}/layer/{name}", at)

@@ -1,0 +1,72 @@
+"""Mixtral: Llama's layout, with experts."""
+
+import dataclasses
+
+from t5x_like.errors import UserError
+from t5x_like.interop import causal
+from t5x_like.interop.families import llama
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.mapping import Mapping
+from t5x_like.models import mixtral
+from t5x_like.nn.moe import Options
+
+MODEL_TYPES = ("mixtral",)
+MODELS = (mixtral.Model,)
+
+
+def build(fields: Fields, names: set[str]):
+  experts, top_k = fields.take("num_local_experts", 8), fields.take("num_experts_per_tok", 2)
+  if not 2 <= top_k <= experts:  # a single gate, made to add up to one, would be constant
+    raise fields.refusal("num_experts_per_tok", top_k, f"2 to {experts}")
+  fields.ignore("output_router_logits")
+  design = dataclasses.replace(
+    mixtral.DESIGN,
+    norm_epsilon=fields.take("rms_norm_eps", 1e-5),
+    activation=fields.choose("hidden_act", causal.GATED, "silu"),
+    position=causal.rope(fields, theta=1e6),
+    windows=(fields.take("sliding_window", None),),
+    experts={
+      **mixtral.DESIGN.experts, "experts": experts, "top_k": top_k,
+      "balance_loss": float(fields.take("router_aux_loss_coef", 0.001)),
+      "jitter": float(fields.take("router_jitter_noise", 0.0)),
+    },
+    tied=fields.take("tie_word_embeddings", False),
+  )  # fmt: skip
+  return mixtral.Model, {"variant": llama.variant_of(fields, design, kv_heads=8)}
+
+
+def config(model, model_type: str | None) -> dict:
+  design = model.variant.design
+  if not design.experts:
+    raise UserError("design.experts is None, which this model type has in every layer")
+  options = Options.checked(design.experts)
+  causal.refuse_others(
+    model, square=False, heads=False, mlp=False, norm="rmsnorm", tied=[True, False], windows=(design.windows[0],),
+    activation=list(causal.GATED.values()), experts=[design.experts], experts_every=1,
+  )  # fmt: skip
+  if options.top_k < 2 or options.normalise is False or options.router != "softmax" or options.dispatch != "dropless":
+    raise UserError(f"design.experts is {design.experts!r}, which only a softmax over two or more experts whose gates "
+                    "add up to one, with dispatch 'dropless', can be written as")  # fmt: skip
+  return {
+    "architectures": ["MixtralForCausalLM"],
+    "model_type": "mixtral",
+    **llama.sizes_config(model),
+    "sliding_window": design.windows[0],
+    "num_local_experts": options.experts,
+    "num_experts_per_tok": options.top_k,
+    "router_aux_loss_coef": options.balance_loss,
+    "router_jitter_noise": options.jitter,
+  }
+
+
+def tensors(m: Mapping) -> None:
+  llama.map_decoder(m, _experts)
+
+
+def _experts(m: Mapping, theirs: str, ours: str, at: int) -> None:
+  ours, block = ours.format("moe"), f"{theirs}.block_sparse_moe"
+  m.norm(f"{theirs}.post_attention_layernorm", f"{ours}/in_norm", at)
+  m.transposed(f"{block}.gate.weight", f"{ours}/layer/router/kernel", at)
+  for expert in range(m.model.variant.design.experts["experts"]):
+    for their_name, name in (("w1", "gate"), ("w2", "wo"), ("w3", "wi")):
+      m.transposed(f"{block}.experts.{expert}.{their_name}.weight", f"{ours}/layer/{name}", at, expert)

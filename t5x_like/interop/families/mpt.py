@@ -1,0 +1,80 @@
+"""MPT."""
+
+import dataclasses
+
+from t5x_like.interop import causal, fused
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.mapping import Mapping, places
+from t5x_like.models import mpt
+from t5x_like.nn.architectures import Variant
+from t5x_like.nn.dims import Dims
+
+MODEL_TYPES = ("mpt",)
+MODELS = (mpt.Model,)
+
+
+def build(fields: Fields, names: set[str]):
+  attention = Fields(fields.take("attn_config", {}), f"{fields.origin} (attn_config)")
+  attention.only("alibi", True)
+  attention.only("alibi_bias_max", 8)
+  attention.only("attn_type", "multihead_attention")
+  attention.only("attn_uses_sequence_id", False)
+  attention.only("clip_qkv", None)
+  attention.only("prefix_lm", False)
+  attention.only("qk_ln", False)
+  attention.ignore("attn_impl", "attn_pdrop")
+  fields.only("expansion_ratio", 4)
+  fields.only("logit_scale", None)
+  fields.only("no_bias", True)
+  # The library adds no learned positions whatever the config says.
+  fields.ignore("learned_pos_emb", "max_seq_len", "resid_pdrop", "emb_pdrop", "init_device", "init_config", "norm_type",
+                "embedding_fraction", "verbose")  # fmt: skip
+  design = dataclasses.replace(
+    mpt.DESIGN,
+    norm_epsilon=fields.take("layer_norm_epsilon", 1e-5),
+    attention_scale=attention.take("softmax_scale", None),
+    tied=fields.take("tie_word_embeddings", True),
+  )
+  attention.finish()
+  D, heads, layers = fields.take("d_model", 2048), fields.take("n_heads", 16), fields.take("n_layers", 24)
+  dims = Dims(D, heads, heads, D // heads, 4 * D, layers)
+  return mpt.Model, {"variant": Variant(dims, design, fields.take("vocab_size"), causal.special_ids(fields))}
+
+
+def config(model, model_type: str | None) -> dict:
+  variant, design, dims = model.variant, model.variant.design, model.variant.dims
+  causal.refuse_others(model, norm="layernorm_no_bias", activation="gelu", attention_scale=[design.attention_scale],
+                       tied=[True, False])  # fmt: skip
+  power_of_two = dims.heads & (dims.heads - 1) == 0  # then all agree on the slopes
+  if not power_of_two and not causal.position_of(model, "alibi", "mpt").get("mpt"):
+    causal.only(model, position=[{"name": "alibi", "mpt": True}])
+  causal.position_of(model, "alibi", "mpt")
+  return {
+    "architectures": ["MptForCausalLM"],
+    "model_type": "mpt",
+    "vocab_size": variant.vocab_size,
+    "d_model": dims.embed,
+    "n_layers": dims.layers,
+    "n_heads": dims.heads,
+    "layer_norm_epsilon": design.norm_epsilon,
+    "attn_config": {"alibi": True, "softmax_scale": design.attention_scale},
+    "tie_word_embeddings": design.tied,
+    **causal.ids_config(variant.tokens),
+  }
+
+
+def tensors(m: Mapping) -> None:
+  m.copy("transformer.wte.weight", "embed/table")
+  m.norm("transformer.norm_f", "decoder/final_norm")
+  if m.model.variant.design.tied:
+    m.copies["lm_head.weight"] = "transformer.wte.weight"
+  else:
+    m.transposed("lm_head.weight", "head/kernel")
+  for layer, (_, at) in enumerate(places(m.model.decoder, m.model.variant.dims.layers)):
+    theirs, attention, mlp = f"transformer.blocks.{layer}", "decoder/blocks/self_attention", "decoder/blocks/mlp"
+    m.norm(f"{theirs}.norm_1", f"{attention}/in_norm", at)
+    m.norm(f"{theirs}.norm_2", f"{mlp}/in_norm", at)
+    fused.stacked_qkv(m, f"{theirs}.attn.Wqkv", f"{attention}/layer", at)
+    m.linear(f"{theirs}.attn.out_proj", f"{attention}/layer/out", at)
+    m.linear(f"{theirs}.ffn.up_proj", f"{mlp}/layer/wi", at)
+    m.linear(f"{theirs}.ffn.down_proj", f"{mlp}/layer/wo", at)

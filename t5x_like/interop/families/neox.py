@@ -1,0 +1,75 @@
+"""GPT-NeoX and Pythia."""
+
+import dataclasses
+
+from t5x_like.interop import causal, fused
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.mapping import Mapping, places
+from t5x_like.models import neox
+from t5x_like.nn.architectures import Variant
+from t5x_like.nn.dims import Dims
+
+MODEL_TYPES = ("gpt_neox",)
+MODELS = (neox.Model,)
+
+
+def build(fields: Fields, names: set[str]):
+  fields.ignore("max_position_embeddings", "attention_dropout", "hidden_dropout", "bos_token_id")
+  design = dataclasses.replace(
+    neox.DESIGN,
+    norm_epsilon=fields.take("layer_norm_eps", 1e-5),
+    parallel="two_norms" if fields.take("use_parallel_residual", True) else "no",
+    activation=fields.choose("hidden_act", causal.PLAIN, "gelu"),
+    biases=("qkv", "out", "mlp") if fields.take("attention_bias", True) else ("mlp",),
+    position=causal.rope(fields, fraction=0.25, names=("rotary_emb_base", "rotary_pct")),
+    tied=fields.take("tie_word_embeddings", False),
+  )
+  D, heads = fields.take("hidden_size"), fields.take("num_attention_heads")
+  dims = Dims(D, heads, heads, D // heads, fields.take("intermediate_size"), fields.take("num_hidden_layers"))
+  tokens = causal.special_ids(fields, start=0, eos=2)
+  return neox.Model, {"variant": Variant(dims, design, fields.take("vocab_size"), tokens)}
+
+
+def config(model, model_type: str | None) -> dict:
+  variant, design, dims = model.variant, model.variant.design, model.variant.dims
+  causal.refuse_others(
+    model, mlp=False, norm="layernorm", parallel=["no", "two_norms"], tied=[True, False],
+    biases=[("qkv", "out", "mlp"), ("mlp",)], activation=list(causal.PLAIN.values()),
+  )  # fmt: skip
+  position = causal.position_of(model, "rope", "theta", "fraction", "linear", "llama3")
+  return {
+    "architectures": ["GPTNeoXForCausalLM"],
+    "model_type": "gpt_neox",
+    "vocab_size": variant.vocab_size,
+    "hidden_size": dims.embed,
+    "num_hidden_layers": dims.layers,
+    "num_attention_heads": dims.heads,
+    "intermediate_size": dims.mlp,
+    "hidden_act": causal.name_of(causal.PLAIN, design.activation),
+    "layer_norm_eps": design.norm_epsilon,
+    "use_parallel_residual": design.parallel != "no",
+    "attention_bias": "qkv" in design.biases,
+    "rope_parameters": causal.rope_config(position, partial_rotary_factor=position.get("fraction", 1.0)),
+    "tie_word_embeddings": design.tied,
+    **causal.ids_config(variant.tokens),
+  }
+
+
+def tensors(m: Mapping) -> None:
+  dims, design = m.model.variant.dims, m.model.variant.design
+  m.copy("gpt_neox.embed_in.weight", "embed/table")
+  m.norm("gpt_neox.final_layer_norm", "decoder/final_norm")
+  if design.tied:
+    m.copies["embed_out.weight"] = "gpt_neox.embed_in.weight"
+  else:
+    m.transposed("embed_out.weight", "head/kernel")
+  m.ignored = ("attention.bias", "attention.masked_bias", "rotary_emb.inv_freq")
+  blocks, norm = ("decoder/blocks", "in_norm") if design.parallel == "no" else ("decoder/blocks/parallel/layer", "norm")
+  for layer, (_, at) in enumerate(places(m.model.decoder, dims.layers)):
+    theirs, attention, mlp = f"gpt_neox.layers.{layer}", f"{blocks}/self_attention", f"{blocks}/mlp"
+    m.norm(f"{theirs}.input_layernorm", f"{attention}/{norm}", at)
+    m.norm(f"{theirs}.post_attention_layernorm", f"{mlp}/{norm}", at)
+    fused.interleaved_qkv(m, f"{theirs}.attention.query_key_value", f"{attention}/layer", at, heads=dims.heads)
+    m.linear(f"{theirs}.attention.dense", f"{attention}/layer/out", at)
+    m.linear(f"{theirs}.mlp.dense_h_to_4h", f"{mlp}/layer/wi", at)
+    m.linear(f"{theirs}.mlp.dense_4h_to_h", f"{mlp}/layer/wo", at)

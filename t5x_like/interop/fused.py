@@ -1,0 +1,51 @@
+"""Query, key and value in one tensor, in the orders families keep them; biases where the model has them."""
+
+import numpy as np
+
+from t5x_like.interop.mapping import Mapping
+
+QKV = ("query", "key", "value")
+
+
+def conv1d(m: Mapping, theirs: str, ours: str, *index: int) -> None:
+  """A linear layer of GPT and GPT-2, which keep kernels as [in, out], as here."""
+  m.copy(f"{theirs}.weight", f"{ours}/kernel", *index)
+  m.copy(f"{theirs}.bias", f"{ours}/bias", *index)
+
+
+def conv1d_qkv(m: Mapping, theirs: str, ours: str, *index: int) -> None:
+  """[in, 3 N H]: all queries, all keys, all values (GPT and GPT-2)."""
+  for their_name, name in (("weight", "kernel"), ("bias", "bias")):
+    m.fused(
+      f"{theirs}.{their_name}", [f"{ours}/{part}/{name}" for part in QKV], *index,
+      split=lambda x: np.split(x, 3, axis=-1), join=lambda xs: np.concatenate(xs, axis=-1),
+    )  # fmt: skip
+
+
+def stacked_qkv(m: Mapping, theirs: str, ours: str, *index: int) -> None:
+  """[3 N H, in]: all queries, all keys, all values (MPT)."""
+  for their_name, name in _held(m, ours):
+    m.fused(
+      f"{theirs}.{their_name}", [f"{ours}/{part}/{name}" for part in QKV], *index,
+      split=lambda x: [part.T for part in np.split(x, 3)], join=lambda xs: np.concatenate([x.T for x in xs]),
+    )  # fmt: skip
+
+
+def interleaved_qkv(m: Mapping, theirs: str, ours: str, *index: int, heads: int) -> None:
+  """[N 3 H, in]: query, key and value of a head, then those of the next (BLOOM, GPT-NeoX)."""
+
+  def split(x):
+    x_N3H = x.reshape(heads, 3, x.shape[0] // heads // 3, *x.shape[1:])
+    return [x_N3H[:, part].reshape(-1, *x.shape[1:]).T for part in range(3)]
+
+  def join(xs):
+    parts = [x.T.reshape(heads, x.shape[-1] // heads, *x.shape[:-1]) for x in xs]
+    return np.stack(parts, axis=1).reshape(-1, *xs[0].shape[:-1])
+
+  for their_name, name in _held(m, ours):
+    m.fused(f"{theirs}.{their_name}", [f"{ours}/{part}/{name}" for part in QKV], *index, split=split, join=join)
+
+
+def _held(m: Mapping, ours: str) -> list[tuple[str, str]]:
+  biased = f"{ours}/query/bias" in m.names
+  return [("weight", "kernel")] + ([("bias", "bias")] if biased else [])

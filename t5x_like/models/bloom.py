@@ -1,0 +1,47 @@
+"""BLOOM (BigScience Workshop 2022, arXiv:2211.05100): pre-norm, LayerNorm, GELU (tanh), biases everywhere, ALiBi, a
+norm on the token vectors, which the output shares.
+
+Kernels start from N(0, 1/(3 D)), those that write to the residual stream smaller by sqrt(2 L). The table has 250,680
+tokens and 200 rows to spare. Padding is id 0, as everywhere in `data/`; the published tokenizer pads with 3.
+"""
+
+from dataclasses import replace
+
+from t5x_like.nn.architectures import Decoder, Variant
+from t5x_like.nn.design import Design
+from t5x_like.nn.dims import Dims
+
+DESIGN = Design(
+  norm="layernorm",
+  norm_epsilon=1e-5,
+  norm_position="pre",
+  activation="gelu_tanh",
+  biases=("qkv", "out", "mlp"),
+  position="alibi",
+  residual_init=True,
+  embed_norm=True,
+  tied=True,
+)
+
+
+def _bloom(embed, heads, layers) -> Variant:
+  dims = Dims(embed, heads, heads, embed // heads, 4 * embed, layers)
+  return Variant(dims, replace(DESIGN, init_stddev=(3 * embed) ** -0.5), vocab_size=250_880)
+
+
+VARIANTS = {
+  #              embed heads layers
+  "tiny": _bloom(  256,    4,     4),
+  "560m": _bloom( 1024,   16,    24),
+  "1b1":  _bloom( 1536,   16,    24),
+  "1b7":  _bloom( 2048,   16,    24),
+  "3b":   _bloom( 2560,   32,    30),
+  "7b1":  _bloom( 4096,   32,    30),
+  "176b": _bloom(14336,  112,    70),
+}  # fmt: skip
+
+
+class Model(Decoder):
+  """A BLOOM of one of `VARIANTS`; features and arguments are those of every decoder."""
+
+  VARIANTS = VARIANTS

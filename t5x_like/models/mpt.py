@@ -1,0 +1,34 @@
+"""MPT (MosaicML 2023, mosaicml.com/blog/mpt-7b): pre-norm, LayerNorm and projections without biases, GELU, ALiBi, the
+output shares the token table. The vocabulary of GPT-NeoX (50,277 tokens) is padded to 50,432 rows."""
+
+from t5x_like.nn.architectures import Decoder, Variant
+from t5x_like.nn.design import Design
+from t5x_like.nn.dims import Dims
+
+DESIGN = Design(
+  norm="layernorm_no_bias",
+  norm_epsilon=1e-5,
+  norm_position="pre",
+  activation="gelu",
+  position={"name": "alibi", "mpt": True},
+  init_stddev=0.02,
+  tied=True,
+)
+
+
+def _mpt(embed, heads, layers) -> Variant:
+  return Variant(Dims(embed, heads, heads, embed // heads, 4 * embed, layers), DESIGN, vocab_size=50_432)
+
+
+VARIANTS = {
+  #            embed heads layers
+  "tiny": _mpt(  256,    4,     4),
+  "7b":   _mpt( 4096,   32,    32),
+  "30b":  _mpt( 7168,   64,    48),
+}  # fmt: skip
+
+
+class Model(Decoder):
+  """An MPT of one of `VARIANTS`; features and arguments are those of every decoder."""
+
+  VARIANTS = VARIANTS

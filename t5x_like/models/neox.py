@@ -1,0 +1,52 @@
+"""GPT-NeoX-20B (Black et al. 2022, arXiv:2204.06745) and Pythia (Biderman et al. 2023, arXiv:2304.01373).
+
+Attention and feed-forward layer read the same input, each through a norm of its own, and are added; LayerNorm, GELU,
+biases everywhere, rotary positions on a quarter of each head, an output matrix of its own. Kernels start from
+N(0, 2/(5 D)); those that write to the residual stream start smaller by sqrt(2 L), where the papers' start from
+2/(L sqrt(D)). Sizes of Pythia are those of the checkpoints, whose tables are padded differently.
+"""
+
+from dataclasses import replace
+
+from t5x_like.nn.architectures import Decoder, Variant
+from t5x_like.nn.design import Design
+from t5x_like.nn.dims import Dims
+
+DESIGN = Design(
+  norm="layernorm",
+  norm_epsilon=1e-5,
+  norm_position="pre",
+  parallel="two_norms",
+  activation="gelu",
+  biases=("qkv", "out", "mlp"),
+  position={"name": "rope", "theta": 1e4, "fraction": 0.25},
+  residual_init=True,
+  tied=False,
+)
+
+
+def _neox(embed, heads, layers, vocab_size=50_304) -> Variant:
+  dims = Dims(embed, heads, heads, embed // heads, 4 * embed, layers)
+  return Variant(dims, replace(DESIGN, init_stddev=(0.4 / embed) ** 0.5), vocab_size)
+
+
+VARIANTS = {
+  #                     embed heads layers vocab
+  "tiny":        _neox(   256,    4,    4),
+  "neox-20b":    _neox(  6144,   64,   44, 50_432),
+  "pythia-14m":  _neox(   128,    4,    6),
+  "pythia-70m":  _neox(   512,    8,    6),
+  "pythia-160m": _neox(   768,   12,   12),
+  "pythia-410m": _neox(  1024,   16,   24),
+  "pythia-1b":   _neox(  2048,    8,   16),
+  "pythia-1.4b": _neox(  2048,   16,   24),
+  "pythia-2.8b": _neox(  2560,   32,   32),
+  "pythia-6.9b": _neox(  4096,   32,   32, 50_432),
+  "pythia-12b":  _neox(  5120,   40,   36, 50_688),
+}  # fmt: skip
+
+
+class Model(Decoder):
+  """A GPT-NeoX or Pythia of one of `VARIANTS`; features and arguments are those of every decoder."""
+
+  VARIANTS = VARIANTS

@@ -1,0 +1,42 @@
+"""PaLM (Chowdhery et al. 2022, arXiv:2204.02311).
+
+Attention and feed-forward layer read the same normalised input and are added (section 2); all query heads share one key
+and one value; SwiGLU, rotary positions, LayerNorm and projections without biases. The output shares the token table and
+its input is scaled by 1/sqrt(D); the table starts from N(0, 1), kernels from 1/sqrt(fan in) (section 5). The
+vocabulary has 256,000 tokens: with it, the counts are those of table 1.
+"""
+
+from t5x_like.nn.architectures import Decoder, Variant
+from t5x_like.nn.design import Design
+from t5x_like.nn.dims import Dims
+
+DESIGN = Design(
+  norm="layernorm_no_bias",
+  norm_epsilon=1e-6,
+  norm_position="pre",
+  parallel="one_norm",
+  activation="swiglu",
+  position={"name": "rope", "theta": 1e4, "interleaved": True},
+  embed_init=1.0,
+  tied=True,
+  logits_scale=True,
+)
+
+
+def _palm(embed, heads, layers, head_dim=256) -> Variant:
+  return Variant(Dims(embed, heads, 1, head_dim, 4 * embed, layers), DESIGN, vocab_size=256_000)
+
+
+VARIANTS = {
+  #             embed heads layers
+  "tiny": _palm(  256,   4,    4, head_dim=64),
+  "8b":   _palm( 4096,  16,   32),
+  "62b":  _palm( 8192,  32,   64),
+  "540b": _palm(18432,  48,  118),
+}  # fmt: skip
+
+
+class Model(Decoder):
+  """A PaLM of one of `VARIANTS`; features and arguments are those of every decoder."""
+
+  VARIANTS = VARIANTS

@@ -1,0 +1,73 @@
+"""Parameter counts of all published sizes, by abstract evaluation: (family, variant, count, how far it may be off).
+
+A tolerance of 0 is a count published to the last digit, or that of the published checkpoint; otherwise it is half of
+the last digit stated, as a fraction.
+"""
+
+import importlib
+import math
+
+import jax
+import pytest
+from flax import nnx
+
+from t5x_like.nn import params
+
+M, B = 10**6, 10**9
+
+SIZES = [
+  ("gpt", "gpt1", 117 * M, 0.005),  # Radford et al. 2018 as cited in Radford et al. 2019, table 2
+  ("gpt", "gpt2", 124_439_808, 0),
+  ("gpt", "gpt2-medium", 354_823_168, 0),
+  ("gpt", "gpt2-large", 774_030_080, 0),
+  ("gpt", "gpt2-xl", 1_557_611_200, 0),
+  ("gpt", "gpt3-small", 125 * M, 0.004),  # Brown et al. 2020, table D.1
+  ("gpt", "gpt3-medium", 356 * M, 0.0015),
+  ("gpt", "gpt3-large", 760 * M, 0.0007),
+  ("gpt", "gpt3-xl", 1.320 * B, 0.004),
+  ("gpt", "gpt3-2.7b", 2.650 * B, 0.002),
+  ("gpt", "gpt3-6.7b", 6.660 * B, 0.001),
+  ("gpt", "gpt3-13b", 12.850 * B, 0.0004),
+  ("gpt", "gpt3-175b", 174.600 * B, 0.0003),
+  ("llama", "llama2-7b", 6_738_415_616, 0),
+  ("llama", "llama2-13b", 13_015_864_320, 0),
+  ("llama", "llama2-70b", 68_976_648_192, 0),
+  ("llama", "llama3.1-8b", 8_030_261_248, 0),
+  ("llama", "llama3.1-70b", 70_553_706_496, 0),
+  ("llama", "llama3.1-405b", 405_853_388_800, 0),
+  ("llama", "mistral-7b-v0.1", 7_241_732_096, 0),
+  ("llama", "mistral-7b-v0.2", 7_241_732_096, 0),
+  ("llama", "mistral-7b-v0.3", 7_248_023_552, 0),
+  ("mixtral", "8x7b", 46_702_792_704, 0),
+  ("palm", "8b", 8.63 * B, 0.0006),  # Chowdhery et al. 2022, table 1
+  ("palm", "62b", 62.50 * B, 0.0001),
+  ("palm", "540b", 540.35 * B, 0.00002),
+  ("gemma2", "2b", 2_614_341_888, 0),
+  ("gemma2", "9b", 9_241_705_984, 0),
+  ("gemma2", "27b", 27_227_128_320, 0),
+  ("bloom", "560m", 559_214_592, 0),
+  ("bloom", "1b1", 1_065_314_304, 0),
+  ("bloom", "1b7", 1_722_408_960, 0),
+  ("bloom", "3b", 3_002_557_440, 0),
+  ("bloom", "7b1", 7_069_016_064, 0),
+  ("bloom", "176b", 176_247_271_424, 0),
+  ("mpt", "7b", 6_649_286_656, 0),
+  ("mpt", "30b", 30 * B, 0.02),
+  ("neox", "neox-20b", 20_554_567_680, 0),
+  ("neox", "pythia-70m", 70_426_624, 0),
+  ("neox", "pythia-160m", 162_322_944, 0),
+  ("neox", "pythia-410m", 405_334_016, 0),
+  ("neox", "pythia-1b", 1_011_781_632, 0),
+  ("neox", "pythia-1.4b", 1_414_647_808, 0),
+  ("neox", "pythia-2.8b", 2_775_208_960, 0),
+  ("neox", "pythia-6.9b", 6_857_302_016, 0),
+  ("neox", "pythia-12b", 11_846_072_320, 0),
+]
+
+
+@pytest.mark.parametrize("family, variant, expected, tolerance", SIZES, ids=[f"{s[0]}:{s[1]}" for s in SIZES])
+def test_published_count(family, variant, expected, tolerance):
+  model_class = importlib.import_module(f"t5x_like.models.{family}").Model
+  model = jax.eval_shape(lambda key: model_class(nnx.Rngs(params=key), variant=variant), jax.random.key(0))
+  count = sum(math.prod(p.shape) for p in params.named_params(model).values())
+  assert abs(count - expected) <= tolerance * expected, f"{count:,} parameters, expected {expected:,}"
