@@ -110,11 +110,12 @@ def _offset(design: Design) -> int:
   return design.position.get("offset", 0) if isinstance(design.position, dict) else 0
 
 
-def config(model, model_type: str, prefix: str, heads: tuple[Head, ...], **expected) -> dict:
+def config(model, model_type: str, prefix: str, heads: tuple[Head, ...], *, offset: int = 0, **expected) -> dict:
   """BERT's fields of a model.
 
   Args:
     prefix: of its classes, "Bert".
+    offset: the row of position 0.
     expected: what else `hf.only` must find in the design, or in place of the usual.
   Raises:
     UserError: naming the cell of the design, or the head, that the type has no field for.
@@ -125,8 +126,9 @@ def config(model, model_type: str, prefix: str, heads: tuple[Head, ...], **expec
                embed_scale=False, embed_norm=True, core=["dense", "chunked"])  # fmt: skip
   only(model, **(usual | expected))
   position = {"name": design.position} if isinstance(design.position, str) else design.position
-  if not isinstance(position, dict) or position["name"] != "learned":
-    raise UserError(f"design.position is {design.position!r}, which only 'learned' can be written as")
+  if not isinstance(position, dict) or position["name"] != "learned" or position.get("offset", 0) != offset:
+    raise UserError(f"design.position is {design.position!r}, which only 'learned' with an offset of {offset} can be "
+                    "written as")  # fmt: skip
   if dims.kv_heads != dims.heads or dims.head_dim * dims.heads != dims.embed or not variant.types:
     raise UserError(f"{dims} with types={variant.types}: {model_type} has as many key/value heads as heads, heads that "
                     "share the width, and token types")  # fmt: skip
@@ -174,7 +176,7 @@ def tensors(m: Mapping, prefix: str, heads: tuple[Head, ...]) -> None:
   body = "" if head.task == "Model" else f"{prefix}."
   m.ignored = IGNORED
   if not any("pooler" in theirs for theirs in head.tensors):
-    m.ignored += ("pooler.dense.weight", "pooler.dense.bias")  # in hub files of heads that never read it
+    m.unread = tuple(f"{prefix}.pooler.{end}" for end in ("dense.weight", "dense.bias", "weight", "bias"))
   m.copy(f"{body}embeddings.word_embeddings.weight", "embed/table")
   m.copy(f"{body}embeddings.position_embeddings.weight", "inputs/position/table")
   m.copy(f"{body}embeddings.token_type_embeddings.weight", "inputs/types/table")

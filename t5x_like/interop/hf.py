@@ -114,11 +114,13 @@ def save(model: nnx.Module, path: str, *, dtype: str | None = None) -> None:
   config["dtype"] = dtype
   mapping = Mapping(model)
   family.tensors(mapping)
+  same = False
   if old.get("model_type") == config["model_type"]:
     names = {t.name for t in mapping.tensors}
     same = family.build(Fields(old, f"{origin.path}/config.json"), names)[1]["variant"] == model.variant
     config = (config | old if same else old | config) | {"dtype": dtype}
   arrays = params.arrays(model)
+  unread = _unread(mapping, pathlib.Path(origin.path), family) if same else {}
   try:
     directory.mkdir(parents=True, exist_ok=True)
     if any(directory.iterdir()):
@@ -127,6 +129,8 @@ def save(model: nnx.Module, path: str, *, dtype: str | None = None) -> None:
     for number, tensors in enumerate(shards, 1):
       file = WEIGHTS if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
       held = {t.name: jnp.asarray(_joined(t, arrays), jnp.dtype(dtype)) for t in tensors}
+      if number == len(shards):
+        held |= {name: jnp.asarray(x, jnp.dtype(dtype)) for name, x in unread.items()}
       save_file(held, directory / file, metadata={"format": "pt"})
       weight_map |= dict.fromkeys(held, file)
       total += sum(x.nbytes for x in held.values())
@@ -180,12 +184,20 @@ def _check(mapping: Mapping, files: "_Files") -> None:
     raise UserError(f"{files.where}: tensor {name!r} is missing{did_you_mean(name, files.names - expected)}; the file "
                     "is of another model or incomplete")  # fmt: skip
   for name in sorted(files.names - expected - set(mapping.copies)):
-    if not any(name.endswith(end) for end in mapping.ignored):
+    if not name.endswith(mapping.ignored + mapping.unread):
       raise UserError(f"{files.where}: tensor {name!r} is unknown{did_you_mean(name, expected)}; this model has no such "
                       "part")  # fmt: skip
   for copy, name in mapping.copies.items():
     if copy in files.names and not np.array_equal(files.read(copy), files.read(name)):
       raise UserError(f"{files.where}: tensor {copy!r} differs from {name!r}, with which it is tied")
+
+
+def _unread(mapping: Mapping, directory: pathlib.Path, family) -> dict[str, np.ndarray]:
+  """What the files a model came from hold for nobody, if they are still there: it goes along."""
+  if not mapping.unread or not (directory / "config.json").is_file():
+    return {}
+  files = _Files(directory, getattr(family, "renamed", str))
+  return {name: files.read(name) for name in sorted(files.names) if name.endswith(mapping.unread)}
 
 
 def _assemble(name: str, shape: tuple[int, ...], mapping: Mapping, files: "_Files") -> np.ndarray:

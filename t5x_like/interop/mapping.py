@@ -34,7 +34,8 @@ class Mapping:
   Attributes:
     tensors: all that make up the model.
     copies: names of tensors that a file may hold once more (tied weights) -> the name of the one they equal.
-    ignored: prefixes or suffixes of names without meaning (buffers of older versions).
+    ignored: suffixes of names without meaning (buffers of older versions).
+    unread: suffixes of names that a class has or had without reading them; no part of our model, kept for files.
   """
 
   def __init__(self, model):
@@ -43,6 +44,7 @@ class Mapping:
     self.tensors: list[Tensor] = []
     self.copies: dict[str, str] = {}
     self.ignored: tuple[str, ...] = ()
+    self.unread: tuple[str, ...] = ()
 
   def copy(self, theirs: str, ours: str, *index: int) -> None:
     """Equal as it is."""

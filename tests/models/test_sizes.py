@@ -71,3 +71,48 @@ def test_published_count(family, variant, expected, tolerance):
   model = jax.eval_shape(lambda key: model_class(nnx.Rngs(params=key), variant=variant), jax.random.key(0))
   count = sum(math.prod(p.shape) for p in params.named_params(model).values())
   assert abs(count - expected) <= tolerance * expected, f"{count:,} parameters, expected {expected:,}"
+
+
+# family, variant, count, how it is stated; and arguments, where the count is that of another head or network
+ENCODERS = [
+  ("bert", "bert-tiny", 4_433_468, "4.4M, Turc et al. 2019, table 1"),
+  ("bert", "bert-mini", 11_267_900, "11.3M, Turc et al. 2019, table 1"),
+  ("bert", "bert-small", 29_058_876, "29.1M, Turc et al. 2019, table 1"),
+  ("bert", "bert-medium", 41_668_412, "41.7M, Turc et al. 2019, table 1"),
+  ("bert", "bert-base-uncased", 109_482_240, "110M, Devlin et al. 2019, section 3; BertModel", dict(head="pooled")),
+  ("bert", "bert-base-uncased", 110_106_428, "BertForPreTraining"),
+  ("bert", "bert-base-cased", 108_310_272, "BertModel", dict(head="pooled")),
+  ("bert", "bert-base-cased", 108_932_934, "BertForPreTraining"),
+  ("bert", "bert-base-multilingual-cased", 177_853_440, "BertModel", dict(head="pooled")),
+  ("bert", "bert-base-multilingual-cased", 178_566_653, "179M, its model card; BertForPreTraining"),
+  ("bert", "bert-large-uncased", 335_141_888, "340M, Devlin et al. 2019, section 3; BertModel", dict(head="pooled")),
+  ("bert", "bert-large-uncased", 336_226_108, "BertForPreTraining"),
+  ("bert", "bert-large-cased", 334_661_958, "BertForPreTraining"),
+  ("roberta", "roberta-base", 124_645_632, "125M, its release; RobertaModel", dict(head="pooled")),
+  ("roberta", "roberta-base", 124_697_433, "RobertaForMaskedLM"),
+  ("roberta", "roberta-large", 355_359_744, "355M, its release; RobertaModel", dict(head="pooled")),
+  ("roberta", "roberta-large", 355_412_057, "RobertaForMaskedLM"),
+  ("roberta", "xlm-roberta-base", 278_295_186, "XLMRobertaForMaskedLM"),
+  ("roberta", "xlm-roberta-large", 560_142_482, "XLMRobertaForMaskedLM"),
+  ("electra", "electra-small", 13_549_057, "14M, Clark et al. 2020, table 1", dict(network="Discriminator")),
+  ("electra", "electra-base", 109_483_009, "110M, Clark et al. 2020, table 8", dict(network="Discriminator")),
+  ("electra", "electra-large", 335_142_913, "335M, Clark et al. 2020, table 2", dict(network="Discriminator")),
+  ("electra", "electra-small", 4_620_026, "ElectraForMaskedLM of table 6's sizes", dict(network="Generator")),
+  ("electra", "electra-base", 33_740_602, "ElectraForMaskedLM", dict(network="Generator")),
+  ("electra", "electra-large", 51_295_290, "ElectraForMaskedLM", dict(network="Generator")),
+  ("electra", "electra-small-released", 13_546_682, "ElectraForMaskedLM", dict(network="Generator")),
+  ("electra", "electra-small", 13_549_057 + 4_620_026 - 3_972_864, "both, less the tables they share"),
+  ("bigbird", "bigbird-roberta-base", 128_111_286 - 590_592, "BigBirdForMaskedLM less the pooler it does not read"),
+  ("bigbird", "bigbird-roberta-large", 360_225_974 - 1_049_600, "BigBirdForMaskedLM less the pooler it does not read"),
+  ("linformer", "linformer-base-256", 124_697_433 + 12 * 2 * 256 * 512, "RoBERTa and two projections in each layer"),
+]
+IDS = [":".join([*row[:2], *(value for arguments in row[4:] for value in arguments.values())]) for row in ENCODERS]
+
+
+@pytest.mark.parametrize("row", ENCODERS, ids=IDS)
+def test_published_count_of_an_encoder(row):
+  family, variant, expected, _, *more = row
+  arguments = dict(*more)
+  network = getattr(importlib.import_module(f"t5x_like.models.{family}"), arguments.pop("network", "Model"))
+  made = jax.eval_shape(lambda key: network(nnx.Rngs(params=key), variant=variant, **arguments), jax.random.key(0))
+  assert params.count(made) == expected, f"{params.count(made):,} parameters, expected {expected:,}"

@@ -103,6 +103,13 @@ CASES = {
   "electra-tokens": _encoder("ForTokenClassification", "Electra", ELECTRA),
   "electra-spans": _encoder("ForQuestionAnswering", "Electra", ELECTRA, **SPANS),
   "electra-body": _encoder("Model", "Electra", ELECTRA, logits="last_hidden_state"),
+  "bigbird": _encoder("ForPreTraining", "BigBird", SPARSE, length=42, **NEXT),
+  "bigbird-mlm": _encoder("ForMaskedLM", "BigBird", SPARSE | dict(rescale_embeddings=True, use_bias=False), length=44),
+  "bigbird-full": _encoder("ForMaskedLM", "BigBird", BERT | dict(attention_type="original_full")),
+  "bigbird-classification": _encoder("ForSequenceClassification", "BigBird", SPARSE, length=40),
+  "bigbird-multiple-choice": _encoder("ForMultipleChoice", "BigBird", SPARSE, length=40),
+  "bigbird-tokens": _encoder("ForTokenClassification", "BigBird", SPARSE, length=40),
+  "bigbird-body": _encoder("Model", "BigBird", SPARSE, length=40, **POOLED),
 }  # fmt: skip
 
 CASES |= {name: Case(*classes, "decoder") for name, classes in decoders.MODELS.items()}

@@ -1,7 +1,7 @@
 """BERT.
 
 A `BertModel` becomes a model whose logits are the last hidden states, with `pooled` beside them where the file has a
-pooler. Poolers that a class never reads are left out.
+pooler. A pooler that a class never reads is no part of a model, and is written as it was in the file.
 """
 
 from t5x_like.interop import encoders

@@ -3,6 +3,7 @@
 Their classification head drops out twice while training; ours once, after its first layer.
 """
 
+from t5x_like.errors import UserError
 from t5x_like.interop import encoders
 from t5x_like.interop.encoders import Head
 from t5x_like.interop.fields import Fields
@@ -35,16 +36,10 @@ def build(fields: Fields, names: set[str]):
 def config(model, model_type: str | None) -> dict:
   model_type = model_type if model_type in CLASSES else "roberta"
   tokens = model.variant.tokens
-  pad = -1 if tokens.pad is None else tokens.pad
-  position = [{"name": "learned", "length": length, "offset": pad + 1} for length in _lengths(model)]
-  values = encoders.config(model, model_type, CLASSES[model_type], HEADS, activation="gelu", position=position)
+  if tokens.pad is None:
+    raise UserError(f"tokens.pad is None, from which {model_type} counts positions; name a padding id")
+  values = encoders.config(model, model_type, CLASSES[model_type], HEADS, offset=tokens.pad + 1, activation="gelu")
   return values | {"bos_token_id": tokens.start, "eos_token_id": tokens.eos}
-
-
-def _lengths(model) -> list[int]:
-  """Its number of positions, which may be any."""
-  position = model.variant.design.position
-  return [position.get("length", 512) if isinstance(position, dict) else 512]
 
 
 def tensors(m: Mapping) -> None:

@@ -1,0 +1,74 @@
+"""BigBird.
+
+`attention_type` "block_sparse" becomes the bigbird core with the plan that the library has in evaluation, where the
+first block stands for every random one; to train, choose another by `design.core = {"name": "bigbird", …}`. Both plans
+are written as "block_sparse". The library changes to full attention where a sequence is too short; ours refuses it, and
+`design.core = "dense"` computes that.
+"""
+
+from t5x_like.interop import encoders
+from t5x_like.interop.encoders import Head
+from t5x_like.interop.families.bert import MLM, NEXT
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.hf import only
+from t5x_like.interop.mapping import Mapping
+from t5x_like.models import bigbird
+
+MODEL_TYPES = ("big_bird",)
+MODELS = (bigbird.Model,)
+
+POOLER = {"bert.pooler": "pooler/dense"}
+PRETRAINING = encoders.under("mlm", MLM) | POOLER | NEXT
+HEADS = (
+  Head("ForPreTraining", "pretraining", PRETRAINING),
+  Head("ForMaskedLM", "mlm", MLM),
+  Head("ForSequenceClassification", "classification",
+       {"classifier.dense": "pooler/dense", "classifier.out_proj": "out"}, activation="gelu_tanh"),
+  Head("ForMultipleChoice", "multiple_choice", POOLER | {"classifier": "out"}),
+  Head("ForTokenClassification", "tokens", {"classifier": "out"}),
+  Head("Model", "pooled", {"pooler": "pooler/dense"}),
+  Head("Model", "none", {}),
+)  # fmt: skip
+
+
+def build(fields: Fields, names: set[str]):
+  sparse = fields.choose("attention_type", {"block_sparse": True, "original_full": False}, "block_sparse")
+  blocks = {"block": fields.take("block_size", 64), "random_blocks": fields.take("num_random_blocks", 3)}
+  variant = encoders.build(
+    fields, names, bigbird.VARIANTS["bigbird-roberta-base"], "BigBird", HEADS,
+    activation=fields.choose("hidden_act", {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}, "gelu_new"),
+    biases=("qkv", "out", "mlp") if fields.take("use_bias", True) else ("out", "mlp"),
+    embed_scale=fields.take("rescale_embeddings", False),
+    core={"name": "bigbird", **blocks, "plan": "first"} if sparse else "dense",
+  )  # fmt: skip
+  return bigbird.Model, {"variant": variant}
+
+
+def config(model, model_type: str | None) -> dict:
+  design = model.variant.design
+  biases = [("qkv", "out", "mlp"), ("out", "mlp")]
+  values = encoders.config(model, "big_bird", "BigBird", HEADS, activation="gelu_tanh", biases=biases,
+                           embed_scale=[False, True], core=[design.core])  # fmt: skip
+  values |= {
+    "bos_token_id": model.variant.tokens.start,
+    "eos_token_id": model.variant.tokens.eos,
+    "use_bias": "qkv" in design.biases,
+    "rescale_embeddings": design.embed_scale,
+  }
+  core = {"name": design.core} if isinstance(design.core, str) else design.core
+  if core["name"] != "bigbird":
+    only(model, core=["dense", "chunked", "bigbird"])
+    return values | {"attention_type": "original_full"}
+  return values | {
+    "attention_type": "block_sparse",
+    "block_size": core.get("block", 64),
+    "num_random_blocks": core.get("random_blocks", 3),
+  }
+
+
+def tensors(m: Mapping) -> None:
+  encoders.tensors(m, "bert", HEADS)
+  m.copies = {
+    "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+  }

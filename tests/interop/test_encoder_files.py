@@ -1,0 +1,116 @@
+"""Files of encoders as they are found on the hub, and models that have no Hugging Face form."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import test_golden
+import tiny
+from safetensors.numpy import load_file, save_file
+
+from t5x_like.errors import UserError
+from t5x_like.interop import hf
+from t5x_like.models import bert, bigbird, electra, linformer, roberta
+from t5x_like.nn import params
+from t5x_like.nn.dims import Dims
+
+
+def rewrite(directory, tensors=None, **config):
+  """Changes to the directory of a case: tensors -> tensors, and fields of config.json (None removes)."""
+  path = directory / "model.safetensors"
+  if tensors:
+    save_file(tensors(load_file(path)), path)
+  values = json.loads((directory / "config.json").read_text()) | config
+  (directory / "config.json").write_text(json.dumps({k: v for k, v in values.items() if v is not None}))
+
+
+def test_bert_as_on_the_hub(tmp_path):
+  """Names of norms from TensorFlow, tied tensors and a buffer once more, both heads under the class of one."""
+  test_golden.write("bert", tmp_path / "plain")
+  test_golden.write("bert", tmp_path / "hub")
+
+  def old(tensors):
+    end = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    renamed = {name.replace(*next(((a, b) for a, b in end.items() if name.endswith(a)), ("", ""))): x
+               for name, x in tensors.items()}  # fmt: skip
+    return renamed | {
+      "cls.predictions.decoder.weight": tensors["bert.embeddings.word_embeddings.weight"],
+      "cls.predictions.decoder.bias": tensors["cls.predictions.bias"],
+      "bert.embeddings.position_ids": np.arange(64)[None],
+    }
+
+  rewrite(tmp_path / "hub", old, architectures=["BertForMaskedLM"], position_embedding_type="absolute",
+          pooler_type="first_token_transform")  # fmt: skip
+  plain, hub = (hf.load(str(tmp_path / name)) for name in ("plain", "hub"))
+  assert hub.variant == plain.variant and hub.variant.head == "pretraining"
+  for name, array in params.arrays(plain).items():
+    assert np.array_equal(array, params.arrays(hub)[name])
+
+
+def test_without_a_class_the_tensors_say_which_head(tmp_path):
+  for case, head in (("bert", "pretraining"), ("bert-mlm", "mlm"), ("bert-spans", "spans"), ("bert-body", "pooled"),
+                     ("electra", "discriminator"), ("electra-generator", "mlm")):  # fmt: skip
+    test_golden.write(case, tmp_path / case)
+    rewrite(tmp_path / case, architectures=None)
+    assert hf.load(str(tmp_path / case)).variant.head == head
+
+
+def test_a_pooler_that_nobody_reads_goes_along(tmp_path):
+  test_golden.write("roberta", tmp_path / "theirs")
+  pooler = {"roberta.pooler.dense.weight": np.eye(16, dtype=np.float32)}
+  rewrite(tmp_path / "theirs", lambda tensors: tensors | pooler)
+  hf.save(hf.load(str(tmp_path / "theirs")), str(tmp_path / "back"))
+  before, after = (load_file(tmp_path / side / "model.safetensors") for side in ("theirs", "back"))
+  assert before.keys() == after.keys() and all(np.array_equal(before[n], after[n]) for n in before)
+
+
+@pytest.mark.parametrize("case, change, message", [
+  ("bert", dict(position_embedding_type="relative_key"), "'position_embedding_type' is 'relative_key'"),
+  ("bert", dict(architectures=["BertLMHeadModel"]), "'architectures' is 'BertLMHeadModel'"),
+  ("bert", dict(tie_word_embeddings=False), "'tie_word_embeddings' is False"),
+  ("roberta", dict(hidden_act="relu"), "'hidden_act' is 'relu'"),
+  ("electra", dict(summary_type="last"), "'summary_type' is 'last'"),
+  ("bigbird", dict(attention_type="random"), "'attention_type' is 'random'"),
+], ids=lambda x: str(x) if isinstance(x, dict) else None)  # fmt: skip
+def test_what_our_parts_cannot_do_is_refused_by_name(case, change, message, tmp_path):
+  test_golden.write(case, tmp_path / "theirs")
+  rewrite(tmp_path / "theirs", **change)
+  with pytest.raises(UserError, match=message):
+    hf.load(str(tmp_path / "theirs"))
+
+
+def shrunk(variant):
+  dims = Dims(embed=16, heads=4, kv_heads=4, head_dim=4, mlp=32, layers=2)
+  return dataclasses.replace(variant, dims=dims, vocab_size=64, embed=8 if variant.embed else None)
+
+
+BERT = shrunk(bert.VARIANTS["bert-base-uncased"])
+
+
+@pytest.mark.parametrize("family, variant, arguments, message", [
+  (bert, BERT, dict(design={"norm_position": "pre"}), "design.norm_position is 'pre'"),
+  (bert, BERT, dict(design={"activation": "geglu"}), "design.activation is 'geglu'"),
+  (bert, BERT, dict(design={"position": "alibi"}), "design.position is 'alibi'"),
+  (bert, BERT, dict(design={"position": {"name": "learned", "offset": 2}}), "design.position is"),
+  (bert, BERT, dict(design={"core": "local"}), "design.core is 'local'"),
+  (bert, BERT, dict(head="discriminator"), "head 'discriminator'"),
+  (bert, BERT, dict(head={"name": "classification", "activation": "gelu"}), "head {'name': 'classification'"),
+  (bert, dataclasses.replace(BERT, types=0), {}, "types=0"),
+  (roberta, shrunk(roberta.VARIANTS["roberta-base"]), dict(design={"position": "learned"}), "design.position is"),
+  (bigbird, shrunk(bigbird.VARIANTS["bigbird-roberta-base"]), dict(design={"core": "local"}), "design.core is 'local'"),
+  (linformer, shrunk(linformer.VARIANTS["linformer-base-256"]), {}, "no family of Hugging Face's"),
+  (electra, shrunk(electra.VARIANTS["electra-small"]), {}, "no family of Hugging Face's"),
+], ids=lambda x: x if isinstance(x, str) else None)  # fmt: skip
+def test_what_a_type_cannot_say_is_not_written(family, variant, arguments, message, tmp_path):
+  with pytest.raises(UserError, match=message):
+    hf.save(tiny.model(variant, family=family, noisy=False, **arguments), str(tmp_path / "out"))
+
+
+def test_electra_networks_are_written_each_by_itself(tmp_path):
+  model = tiny.model(shrunk(electra.VARIANTS["electra-small"]), family=electra)
+  for network, task in zip(model.networks(), ("ElectraForMaskedLM", "ElectraForPreTraining"), strict=True):
+    hf.save(network, str(tmp_path / task))
+    again = hf.load(str(tmp_path / task))
+    assert json.loads((tmp_path / task / "config.json").read_text())["architectures"] == [task]
+    assert all(np.array_equal(x, params.arrays(again)[n]) for n, x in params.arrays(network).items())

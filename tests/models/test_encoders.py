@@ -1,0 +1,98 @@
+"""Encoders: fine-tuning heads, and ELECTRA's two networks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from families import shrunk
+
+from t5x_like.errors import UserError
+from t5x_like.models import bert, electra, roberta
+from t5x_like.nn import params
+
+B, T = 4, 10
+BERT = shrunk(bert.VARIANTS["bert-base-uncased"])
+ELECTRA = shrunk(electra.VARIANTS["electra-small"])
+
+
+def batch(pad: int = 0) -> dict[str, jax.Array]:
+  tokens = np.random.default_rng(0).integers(3, 64, (B, T)).astype(np.int32)
+  tokens[1, 7:] = pad
+  return {"encoder_input_tokens": jnp.asarray(tokens)}
+
+
+HEADS = [  # head, shapes, whether it drops out
+  ("pretraining", {"logits": (B, T, 64), "next_sentence_logits": (B, 2)}, False),
+  ("next_sentence", {"logits": (B, 2)}, True),
+  ({"name": "classification", "labels": 3}, {"logits": (B, 3)}, True),
+  ({"name": "classification", "labels": 1, "activation": "gelu"}, {"logits": (B, 1)}, True),
+  ({"name": "multiple_choice", "choices": 2}, {"logits": (B // 2, 2)}, True),
+  ({"name": "tokens", "labels": 5}, {"logits": (B, T, 5)}, True),
+  ("spans", {"logits": (B, T, 2), "start_logits": (B, T), "end_logits": (B, T)}, False),
+  ("discriminator", {"logits": (B, T)}, False),
+  ("pooled", {"logits": (B, T, 16), "pooled": (B, 16)}, False),
+  ("none", {"logits": (B, T, 16)}, False),
+]
+
+
+@pytest.mark.parametrize("head, shapes, drops", HEADS, ids=[h if isinstance(h, str) else "-".join(map(str, h.values()))
+                                                            for h, *_ in HEADS])  # fmt: skip
+def test_heads(head, shapes, drops):
+  """Shapes are as said, the variant remembers the head, and only a key makes it drop out."""
+  model = tiny.model(BERT, family=bert, head=head, dropout=0.5)
+  assert model.variant.head == head
+
+  @tiny.jit
+  def run(model, batch):
+    x_BTD, valid, _ = model.encode(batch)
+    keys = None, None, jax.random.key(1), jax.random.key(2)
+    return model(batch), [model.head(x_BTD, model.embed, valid, key) for key in keys]
+
+  whole, (one, same, dropped, other) = run(model, batch())
+  assert {name: x.shape for name, x in whole.items()} == shapes
+  assert all(x.dtype == jnp.float32 for x in whole.values())
+  for name in shapes:
+    assert (one[name] == same[name]).all()
+    assert (one[name] != dropped[name]).any() == drops and (other[name] != dropped[name]).any() == drops
+    np.testing.assert_allclose(one[name], whole[name], atol=1e-6)
+
+
+@pytest.mark.parametrize("head, message", [
+  ("mlmm", "did you mean 'mlm'"),
+  ({"name": "tokens", "choices": 3}, "head 'tokens': found choices"),
+  ({"name": "classification", "activation": "tan"}, "head.activation: found 'tan'"),
+])  # fmt: skip
+def test_a_head_that_is_not_there_is_refused(head, message):
+  with pytest.raises(UserError, match=message):
+    tiny.model(BERT, family=bert, head=head)
+
+
+def test_roberta_keeps_two_rows_of_positions():
+  model = tiny.model(shrunk(roberta.VARIANTS["roberta-base"]), family=roberta)
+  table = model.inputs.position.table
+  first = model.inputs.position.embed(jnp.zeros((1, 1, 16)), jnp.zeros((1, 1), jnp.int32))
+  assert table.shape == (18, 16) and (first[0, 0] == table[...][2]).all()
+
+
+@pytest.mark.parametrize("variant", [ELECTRA, shrunk(electra.VARIANTS["electra-base"])], ids=["narrow table", "base"])
+def test_electra_networks_share_what_comes_before_the_stacks(variant):
+  """Alone, each network computes what it does in the joint model; the tables are counted once."""
+  model = tiny.model(variant, family=electra)
+  generator, discriminator = model.networks()
+  assert generator.variant.dims.embed == 8 and generator.variant.head == "mlm"
+  joint, alone = tiny.jit(lambda m, g, d, b: (m(b), (g(b), d(b))))(model, generator, discriminator, batch())
+  np.testing.assert_allclose(joint["generator_logits"], alone[0]["logits"], atol=1e-6)
+  np.testing.assert_allclose(joint["logits"], alone[1]["logits"], atol=1e-6)
+  assert joint["generator_logits"].shape == (B, T, 64) and joint["logits"].shape == (B, T)
+  shared = {n for n in params.named_params(generator) if n.split("/")[0] in ("embed", "inputs") and "project" not in n}
+  assert {"embed/table", "inputs/position/table", "inputs/types/table", "inputs/norm/scale"} <= shared
+  both = params.count(generator) + params.count(discriminator)
+  assert params.count(model) == both - sum(params.named_params(generator)[n].size for n in shared)
+
+
+def test_the_generator_of_the_paper():
+  assert electra.GENERATORS["electra-small"].dims.embed == 64 and electra.GENERATORS["electra-small"].embed == 128
+  for name in ("electra-base", "electra-large"):
+    dims = electra.GENERATORS[name].dims
+    assert (dims.embed, dims.mlp, dims.heads) == (256, 1024, 4)
