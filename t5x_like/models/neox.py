@@ -3,7 +3,8 @@
 Attention and feed-forward layer read the same input, each through a norm of its own, and are added; LayerNorm, GELU,
 biases everywhere, rotary positions on a quarter of each head, an output matrix of its own. Kernels start from
 N(0, 2/(5 D)); those that write to the residual stream start smaller by sqrt(2 L), where the papers' start from
-2/(L sqrt(D)). Sizes of Pythia are those of the checkpoints, whose tables are padded differently.
+2/(L sqrt(D)). The GELU of 20B is the tanh form, that of Pythia exact. Sizes of Pythia are those of the checkpoints,
+whose tables are padded differently.
 """
 
 from dataclasses import replace
@@ -25,15 +26,15 @@ DESIGN = Design(
 )
 
 
-def _neox(embed, heads, layers, vocab_size=50_304) -> Variant:
+def _neox(embed, heads, layers, vocab_size=50_304, **changes) -> Variant:
   dims = Dims(embed, heads, heads, embed // heads, 4 * embed, layers)
-  return Variant(dims, replace(DESIGN, init_stddev=(0.4 / embed) ** 0.5), vocab_size)
+  return Variant(dims, replace(DESIGN, init_stddev=(0.4 / embed) ** 0.5, **changes), vocab_size)
 
 
 VARIANTS = {
   #                     embed heads layers vocab
   "tiny":        _neox(   256,    4,    4),
-  "neox-20b":    _neox(  6144,   64,   44, 50_432),
+  "neox-20b":    _neox(  6144,   64,   44, 50_432, activation="gelu_tanh"),
   "pythia-14m":  _neox(   128,    4,    6),
   "pythia-70m":  _neox(   512,    8,    6),
   "pythia-160m": _neox(   768,   12,   12),

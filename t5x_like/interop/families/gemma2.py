@@ -63,7 +63,7 @@ def config(model, model_type: str | None) -> dict:
     "architectures": ["Gemma2ForCausalLM"],
     "model_type": "gemma2",
     **sizes,
-    "hidden_activation": {"gelu": "gelu", "gelu_new": "gelu_pytorch_tanh"}.get(activation, activation),
+    "hidden_activation": activation,
     "attention_bias": "qkv" in design.biases,
     "query_pre_attn_scalar": scalar,
     "attn_logit_softcapping": design.softcap,

@@ -62,9 +62,7 @@ def config(model, model_type: str | None) -> dict:
     "architectures": ["GPT2LMHeadModel"],
     "model_type": "gpt2",
     "n_inner": dims.mlp,
-    "activation_function": {"gelu_tanh": "gelu_new"}.get(
-      design.activation, causal.name_of(causal.PLAIN, design.activation)
-    ),
+    "activation_function": causal.name_of(causal.PLAIN, design.activation),
     **common,
   }
 

@@ -19,6 +19,7 @@ def build(fields: Fields, names: set[str]):
   if not 2 <= top_k <= experts:  # a single gate, made to add up to one, would be constant
     raise fields.refusal("num_experts_per_tok", top_k, f"2 to {experts}")
   fields.ignore("output_router_logits")
+  jitter = float(fields.take("router_jitter_noise", 0.0))
   design = dataclasses.replace(
     mixtral.DESIGN,
     norm_epsilon=fields.take("rms_norm_eps", 1e-5),
@@ -28,7 +29,7 @@ def build(fields: Fields, names: set[str]):
     experts={
       **mixtral.DESIGN.experts, "experts": experts, "top_k": top_k,
       "balance_loss": float(fields.take("router_aux_loss_coef", 0.001)),
-      "jitter": float(fields.take("router_jitter_noise", 0.0)),
+      **({"jitter": jitter} if jitter else {}),
     },
     tied=fields.take("tie_word_embeddings", False),
   )  # fmt: skip

@@ -14,7 +14,8 @@ MODELS = (neox.Model,)
 
 
 def build(fields: Fields, names: set[str]):
-  fields.ignore("max_position_embeddings", "attention_dropout", "hidden_dropout", "bos_token_id")
+  fields.ignore("max_position_embeddings", "attention_dropout", "hidden_dropout", "attention_probs_dropout_prob",
+                "hidden_dropout_prob")  # fmt: skip
   design = dataclasses.replace(
     neox.DESIGN,
     norm_epsilon=fields.take("layer_norm_eps", 1e-5),
