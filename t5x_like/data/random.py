@@ -60,3 +60,9 @@ def shuffled(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int, size: int) -> tf
   key_B3 = bits(row_keys(seed, epoch_B), 3)
   last = tf.fill(tf.shape(index_B), tf.constant(size - 1, tf.int64))
   return tf.raw_ops.RandomIndexShuffle(index=index_B, seed=key_B3, max_index=last, rounds=4)
+
+
+def integers(bits_BN: tf.Tensor, n: int) -> tf.Tensor:
+  """Uniform integers 0..n-1 from 32-bit words: uint32 [...] -> int32 [...]; off uniform by less than n / 2^32."""
+  scaled = tf.cast(bits_BN, tf.uint64) * tf.constant(n, tf.uint64)
+  return tf.cast(tf.bitwise.right_shift(scaled, tf.constant(32, tf.uint64)), tf.int32)

@@ -5,7 +5,9 @@ The module path is the registry: the task named `span_corruption` is the functio
 """
 
 import dataclasses
+import hashlib
 import importlib
+import json
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +16,7 @@ from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
 from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.token_store import TokenStore
 from t5x_like.data.vocabularies import Vocabulary
 
 
@@ -67,7 +70,18 @@ def build(name: str | None, split: str, **kwargs: Any) -> Task:
     UserError: no such task; an argument it does not have, lacks or has with another type, each named
       `config.task.<key>`; and whatever the task itself refuses.
   """
-  config_lib.pick("task", name, names())
+  return build_at("task", name, split, kwargs)
+
+
+def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any]) -> Task:
+  """`build` for the arguments that stand at `config.<slot>`, such as a part of a mixture."""
+  config_lib.pick(slot, name, names())
   function = importlib.import_module(f"t5x_like.data.tasks.{name}").task
-  config_lib.fill_slot("task", ConfigDict(kwargs), function, given=("split",))
-  return function(split=split, **kwargs)
+  config_lib.fill_slot(slot, ConfigDict(arguments), function, given=("split",))
+  return function(split=split, **arguments)
+
+
+def fingerprint(task: str, tokens: TokenStore, **arguments: Any) -> str:
+  """The SHA-256 of a task over one token store: its name and version, the store's content, the arguments (as JSON)."""
+  content = {"task": task, "store": tokens.fingerprint, **arguments}
+  return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

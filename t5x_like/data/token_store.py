@@ -49,6 +49,7 @@ class TokenStore:
     self._files = files
     self._ends = list(itertools.accumulate(shard.tokens for shard in manifest.shards))
     self._tokens = [None] * len(manifest.shards)
+    self._document_ends = [None] * len(manifest.shards)
 
   @classmethod
   def open(cls, path: str | os.PathLike, verify: Verify = "auto") -> "TokenStore":
@@ -145,10 +146,37 @@ class TokenStore:
     """Where every document ends in the token stream, ascending, the last at `num_tokens`: int64 [num_documents]."""
     ends = []
     for index, shard in enumerate(self.manifest.shards):
-      array = self._files.array(f"shards/{shard.name}/document_ends", "int64", shard.documents)
-      ends.append(np.asarray(array if isinstance(array, np.ndarray) else array.read().result()) +
-                  (self._ends[index] - shard.tokens))
+      ends.append(self._shard_document_ends(index) + (self._ends[index] - shard.tokens))
     return np.concatenate(ends)
+
+  def document_starts(self, start: int, stop: int) -> np.ndarray:
+    """Where documents begin among the tokens [start, stop), ascending, as places of the token stream: int64 [N].
+
+    A search in the memory maps of the shards concerned; of a remote store, the ends of a shard are read on first touch.
+    """
+    shard, places = bisect.bisect_right(self._ends, start), [np.zeros(0, np.int64)]
+    while shard < len(self._ends) and (first := self._ends[shard] - self.manifest.shards[shard].tokens) < stop:
+      ends = self._shard_document_ends(shard)
+      low, high = np.searchsorted(ends, (start - first, stop - first))
+      places.append(ends[low:high] + first)
+      if first >= start:
+        places.append(np.array([first]))
+      shard += 1
+    return np.unique(np.concatenate(places))
+
+  def _shard_document_ends(self, index: int) -> np.ndarray:
+    """Where documents end in a shard, mapped (or, of a remote store, read) on first touch: int64 [documents]."""
+    if self._document_ends[index] is None:
+      shard = self.manifest.shards[index]
+      array = self._files.array(f"shards/{shard.name}/document_ends", "int64", shard.documents)
+      if not isinstance(array, np.ndarray):
+        try:
+          array = np.asarray(array.read().result())
+        except Exception as error:  # as in `windows`
+          name = self._files.name(f"shards/{shard.name}/document_ends")
+          raise UserError(f"{name}: cannot be read ({one_line(error)})") from error
+      self._document_ends[index] = array
+    return self._document_ends[index]
 
   def _shard(self, index: int):
     """The tokens of a shard, mapped on first touch: an ndarray, or a TensorStore for a remote store."""

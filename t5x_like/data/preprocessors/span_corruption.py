@@ -7,11 +7,17 @@ count down from `vocabulary.size - 1`, both sequences end with EOS, and no senti
 
 There is no per-example map: the cut points of all rows are two `top_k` calls, and inputs and targets are each one
 gather whose indices are a cumulative sum with a jump at every sentinel.
+
+T5's windows never begin with noise and always end with it (T5 issue 905): where a window has few spans, as short ones
+do, the last tokens are noise far more often than others. `random_roll` (its name in the T5 library) turns the noise of
+every window, as a ring, by a uniformly random number of tokens, so that each token is noise equally often. A span that
+comes to lie across the ends is two spans there; both sequences have room for its sentinel, and end with a 0 otherwise.
 """
 
 import dataclasses
 
 from t5x_like.data import random
+from t5x_like.data.preprocessors import noise
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 
@@ -73,6 +79,7 @@ class SpanCorruption:
     noise_density: fraction of raw tokens that is noise.
     mean_noise_span_length: noise tokens per span.
     eos_id: the id that closes both sequences.
+    random_roll: noise anywhere, the ends of the window included; False is T5's pretraining.
     window: raw tokens of one example (derived).
     noise_tokens: how many of them are noise (derived).
     noise_spans: in how many spans (derived).
@@ -88,6 +95,7 @@ class SpanCorruption:
   noise_density: float = 0.15
   mean_noise_span_length: float = 3.0
   eos_id: int = 1
+  random_roll: bool = False
   window: int = dataclasses.field(init=False)
   noise_tokens: int = dataclasses.field(init=False)
   noise_spans: int = dataclasses.field(init=False)
@@ -97,7 +105,9 @@ class SpanCorruption:
       raise UserError(f"noise_density: found {self.noise_density}, expected a fraction between 0 and 1")
     if not self.mean_noise_span_length >= 1:
       raise UserError(f"mean_noise_span_length: found {self.mean_noise_span_length}, expected at least 1")
-    window, derived = random_spans_lengths(self.inputs_length, self.noise_density, self.mean_noise_span_length)
+    room = int(self.random_roll)  # for the sentinel of a span cut in two
+    window, derived = random_spans_lengths(self.inputs_length - room, self.noise_density, self.mean_noise_span_length)
+    derived += room
     if self.targets_length is None:
       object.__setattr__(self, "targets_length", derived)
     if self.targets_length < derived:
@@ -106,11 +116,11 @@ class SpanCorruption:
         f"{self.noise_density} and mean_noise_span_length={self.mean_noise_span_length} makes targets of {derived} "
         f"tokens: set it to at least {derived}, or leave it out")
     tokens, spans = noise_counts(window, self.noise_density, self.mean_noise_span_length)
-    if spans > self.extra_ids:
+    if spans + room > self.extra_ids:
       raise UserError(
-        f"inputs_length={self.inputs_length}: a window of {window} tokens has {spans} noise spans but the vocabulary "
-        f"has {self.extra_ids} sentinels: shorten inputs_length, lengthen mean_noise_span_length "
-        f"({self.mean_noise_span_length}), or use a vocabulary with at least {spans} extra ids")
+        f"inputs_length={self.inputs_length}: a window of {window} tokens has {spans + room} noise spans but the "
+        f"vocabulary has {self.extra_ids} sentinels: shorten inputs_length, lengthen mean_noise_span_length "
+        f"({self.mean_noise_span_length}), or use a vocabulary with at least {spans + room} extra ids")
     object.__setattr__(self, "window", window)
     object.__setattr__(self, "noise_tokens", tokens)
     object.__setattr__(self, "noise_spans", spans)
@@ -124,13 +134,21 @@ class SpanCorruption:
     return kept_ends, noise_ends
 
   def noise_mask(self, key_B: tf.Tensor) -> tf.Tensor:
-    """Which raw tokens are noise: uint64 [B] -> bool [B, window]; every row starts false and ends true."""
+    """Which raw tokens are noise: uint64 [B] -> bool [B, window]; unless rolled, every row starts false and ends true.
+    """
     kept_ends, noise_ends = self.span_ends(key_B)
     starts = kept_ends + noise_ends - _lengths(noise_ends)
     ends = kept_ends + noise_ends
     steps = _scatter(starts, tf.ones_like(starts), self.window + 1) - _scatter(
       ends, tf.ones_like(ends), self.window + 1)
-    return tf.cumsum(steps, axis=1)[:, :self.window] > 0
+    noise_BW = tf.cumsum(steps, axis=1)[:, :self.window] > 0
+    if not self.random_roll:
+      return noise_BW
+    word_B = random.bits(key_B, self.window - 1)[:, -1]  # the one after those of the cuts
+    shift_B = random.integers(word_B, self.window)
+    source_BW = (tf.range(self.window) + shift_B[:, None]) % self.window
+    source_BW += tf.range(tf.shape(shift_B)[0])[:, None] * self.window
+    return tf.reshape(tf.gather(tf.reshape(noise_BW, [-1]), tf.reshape(source_BW, [-1])), [-1, self.window])
 
   def __call__(self, window_BW: tf.Tensor, key_B: tf.Tensor) -> dict[str, tf.Tensor]:
     """Corrupts windows.
@@ -142,6 +160,10 @@ class SpanCorruption:
     Returns:
       `inputs` int32 [B, inputs_length] and `targets` int32 [B, targets_length].
     """
+    if self.random_roll:
+      return noise.replace_spans(window_BW, self.noise_mask(key_B), vocabulary_size=self.vocabulary_size,
+                                 inputs_length=self.inputs_length, targets_length=self.targets_length,
+                                 eos_id=self.eos_id)
     kept_ends, noise_ends = self.span_ends(key_B)
     kept_lengths, noise_lengths = _lengths(kept_ends), _lengths(noise_ends)
     order = tf.range(self.noise_spans, dtype=tf.int32)

@@ -1,0 +1,65 @@
+"""Targets -> the features of a decoder-only model, under T5X's names.
+
+Every token is a target and the input of the next one: `decoder_input_tokens` are the targets one place later behind
+`start_id`. Worked example, targets [5, 6, 7, 8], start 1, the last two in a second document:
+
+    decoder_input_tokens   1 5 6 7    with documents   1 5 1 7
+    decoder_segment_ids                                1 1 2 2
+    decoder_positions                                  0 1 0 1
+
+and with a prefix of 2 tokens (Raffel et al. 2020, section 3.2.1 and figure 3), whose tokens see each other and cost
+nothing:
+
+    decoder_input_tokens      1 5 6 7
+    decoder_loss_weights      0 0 1 1
+    decoder_causal_attention  1 1 1 0
+"""
+
+from t5x_like.data.quiet_tensorflow import tf
+
+
+def start_id(vocabulary) -> int:
+  """What stands before the first token: the vocabulary's `bos_id`, or where it has none its EOS.
+
+  Never padding, which a decoder would not see. In a token stream the token before a document is the EOS of the one
+  before it, so EOS says the same (as GPT-2's only special token does).
+  """
+  bos_id = getattr(vocabulary, "bos_id", None)
+  return vocabulary.eos_id if bos_id is None else bos_id
+
+
+def decoder_only(targets_BT: tf.Tensor, start_id: int, documents_BT: tf.Tensor | None = None,
+                 prefix_B: tf.Tensor | None = None) -> dict[str, tf.Tensor]:
+  """Makes the features of a batch without padding.
+
+  Args:
+    targets_BT: int32 [B, T].
+    start_id: the first input, of every document where there are documents.
+    documents_BT: int32 [B, T], 1 and counting: attention stays inside each document.
+    prefix_B: int32 [B], 1..T-1: the first so many targets are given; the inputs that hold them see each other.
+
+  Returns:
+    `decoder_input_tokens`, `decoder_target_tokens` int32 [B, T], `decoder_loss_weights` float32 [B, T]; with documents
+    `decoder_segment_ids`, `decoder_positions` int32 [B, T]; with a prefix `decoder_causal_attention` int32 [B, T], 1 on
+    the start and the prefix.
+  """
+  inputs_BT = tf.pad(targets_BT[:, :-1], [[0, 0], [1, 0]], constant_values=start_id)
+  features = {"decoder_input_tokens": inputs_BT, "decoder_target_tokens": targets_BT,
+              "decoder_loss_weights": tf.ones_like(targets_BT, tf.float32)}
+  if documents_BT is not None:
+    first_BT = tf.concat([tf.ones_like(documents_BT[:, :1], tf.bool), documents_BT[:, 1:] != documents_BT[:, :-1]], 1)
+    features["decoder_input_tokens"] = tf.where(first_BT, start_id, inputs_BT)
+    features["decoder_segment_ids"] = documents_BT
+    features["decoder_positions"] = _positions(first_BT)
+  if prefix_B is not None:
+    place_T = tf.range(tf.shape(targets_BT)[1])
+    features["decoder_loss_weights"] = tf.cast(place_T >= prefix_B[:, None], tf.float32)
+    features["decoder_causal_attention"] = tf.cast(place_T <= prefix_B[:, None], tf.int32)
+  return features
+
+
+def _positions(first_BT: tf.Tensor) -> tf.Tensor:
+  """Places counted from the nearest true to the left; the first of every row is true: bool [B, T] -> int32 [B, T]."""
+  start_N = tf.cast(tf.where(first_BT)[:, 1], tf.int32)
+  which_BT = tf.reshape(tf.cumsum(tf.cast(tf.reshape(first_BT, [-1]), tf.int32)) - 1, tf.shape(first_BT))
+  return tf.range(tf.shape(first_BT)[1]) - tf.gather(start_N, which_BT)

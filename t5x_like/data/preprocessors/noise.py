@@ -1,0 +1,116 @@
+"""What becomes of a window once it is known which of its tokens are noise: T5's input and target formats.
+
+Raffel et al. 2020, table 3 and sections 3.3.1 and 3.3.2. Worked example: tokens [10, 11, 12, 13, 14, 15], noise
+TTFFTF, a vocabulary of 1000 whose mask is 50, no EOS:
+
+    masked          inputs [50, 50, 12, 13, 50, 15]    whole original as targets    BERT-style, MASS-style
+    replace_spans   inputs [999, 12, 13, 998, 15]      targets [999, 10, 11, 998, 14]
+    drop_tokens     inputs [12, 13, 15]                targets [10, 11, 14]
+
+Sentinel i stands for the i-th run of noise in inputs and targets alike, also where a window begins with noise; no
+sentinel closes the targets. All work on whole batches and on any noise; whoever calls proves that the lengths suffice.
+"""
+
+from t5x_like.data.quiet_tensorflow import tf
+
+
+def left_justified(tokens_BW: tf.Tensor, keep_BW: tf.Tensor, length: int, eos_id: int | None = 1) -> tf.Tensor:
+  """The kept tokens of every row side by side, then EOS (unless None), then zeros.
+
+  Args:
+    tokens_BW: int32 [B, W].
+    keep_BW: bool [B, W]; no row keeps more than fit.
+    length: of the result.
+    eos_id: closes every row.
+
+  Returns:
+    int32 [B, length].
+  """
+  if eos_id is not None:
+    tokens_BW = tf.pad(tokens_BW, [[0, 0], [0, 1]], constant_values=eos_id)
+    keep_BW = tf.pad(keep_BW, [[0, 0], [0, 1]], constant_values=True)
+  place_BW = tf.cumsum(tf.cast(keep_BW, tf.int32), axis=1, exclusive=True)
+  return _placed([(tokens_BW, place_BW, keep_BW)], length)
+
+
+def replace_spans(tokens_BW: tf.Tensor, noise_BW: tf.Tensor, *, vocabulary_size: int, inputs_length: int,
+                  targets_length: int, eos_id: int | None = 1) -> dict[str, tf.Tensor]:
+  """Every run of noise becomes a sentinel of its own; the targets are the runs, each behind its sentinel.
+
+  Args:
+    tokens_BW: int32 [B, W].
+    noise_BW: bool [B, W].
+    vocabulary_size: sentinel i is `vocabulary_size - 1 - i`.
+    inputs_length: at least the kept tokens, the runs and EOS.
+    targets_length: at least the noise, the runs and EOS.
+    eos_id: closes both, unless None.
+
+  Returns:
+    `inputs` int32 [B, inputs_length] and `targets` int32 [B, targets_length], padded with 0.
+  """
+  first_BW = noise_BW & ~tf.pad(noise_BW[:, :-1], [[0, 0], [1, 0]])
+  runs_BW = tf.cumsum(tf.cast(first_BW, tf.int32), axis=1)  # begun so far
+  sentinels_BW = vocabulary_size - runs_BW
+  inputs = left_justified(tf.where(first_BW, sentinels_BW, tokens_BW), ~noise_BW | first_BW, inputs_length, eos_id)
+  noises_BW = tf.cumsum(tf.cast(noise_BW, tf.int32), axis=1)
+  place_BW = noises_BW + runs_BW - 1  # of a noise token; its run's sentinel stands one place before the first of them
+  parts = [(tokens_BW, place_BW, noise_BW), (sentinels_BW, place_BW - 1, first_BW)]
+  if eos_id is not None:
+    last_B1 = noises_BW[:, -1:] + runs_BW[:, -1:]
+    parts.append((tf.fill(tf.shape(last_B1), eos_id), last_B1, tf.ones_like(last_B1, tf.bool)))
+  return {"inputs": inputs, "targets": _placed(parts, targets_length)}
+
+
+def drop_tokens(tokens_BW: tf.Tensor, noise_BW: tf.Tensor, *, inputs_length: int, targets_length: int,
+                eos_id: int | None = 1) -> dict[str, tf.Tensor]:
+  """Noise is left out of the inputs and is the targets; see `replace_spans` for shapes."""
+  return {"inputs": left_justified(tokens_BW, ~noise_BW, inputs_length, eos_id),
+          "targets": left_justified(tokens_BW, noise_BW, targets_length, eos_id)}
+
+
+def masked(tokens_BW: tf.Tensor, noise_BW: tf.Tensor, *, mask_id: int, random_fraction: float = 0.0,
+           ordinary_ids: tf.Tensor | None = None, bits_BW: tf.Tensor | None = None) -> tf.Tensor:
+  """Noise replaced by `mask_id`, or with probability `random_fraction` by a uniformly random one of `ordinary_ids`.
+
+  Args:
+    tokens_BW: int32 [B, W].
+    noise_BW: bool [B, W].
+    mask_id: the one id for all noise.
+    random_fraction: of the noise.
+    ordinary_ids: int32 [N].
+    bits_BW: uint32 [B, W] random words; needed where there is a random fraction, as the ids are.
+
+  Returns:
+    int32 [B, W].
+  """
+  replacement_BW = tf.fill(tf.shape(tokens_BW), mask_id)
+  if random_fraction:
+    # One word decides both: below the fraction, how far below it is uniform.
+    share_BW = tf.cast(bits_BW, tf.float64) / (2.0**32 * random_fraction)
+    which_BW = tf.cast(tf.minimum(share_BW, 1.0) * len(ordinary_ids), tf.int32)
+    drawn_BW = tf.gather(ordinary_ids, tf.minimum(which_BW, len(ordinary_ids) - 1))
+    replacement_BW = tf.where(share_BW < 1.0, drawn_BW, replacement_BW)
+  return tf.where(noise_BW, replacement_BW, tokens_BW)
+
+
+def shuffled(tokens_BW: tf.Tensor, bits_BW: tf.Tensor) -> tf.Tensor:
+  """Every row in a uniformly random order: int32 [B, W], random words uint32 [B, W] -> int32 [B, W]."""
+  order_BW = tf.argsort(tf.bitcast(bits_BW, tf.int32), axis=1, stable=True)
+  return tf.gather(tokens_BW, order_BW, batch_dims=1)
+
+
+def noise_mask(bits_BW: tf.Tensor, k: int) -> tf.Tensor:
+  """`k` tokens of every row, each such choice equally likely: random words uint32 [B, W] -> bool [B, W]."""
+  places = tf.math.top_k(tf.bitcast(bits_BW, tf.int32), k=k, sorted=False).indices
+  batch, length = tf.shape(bits_BW)[0], bits_BW.shape[1]
+  flat = tf.reshape(places + tf.range(batch)[:, None] * length, [-1, 1])
+  return tf.reshape(tf.scatter_nd(flat, tf.ones([batch * k], tf.int32), [batch * length]), [-1, length]) > 0
+
+
+def _placed(parts, length: int) -> tf.Tensor:
+  """Zeros [B, length] with, for each (values, places, which) [B, N], the values that are meant put at their places."""
+  batch = tf.shape(parts[0][0])[0]
+  row_B1 = tf.range(batch)[:, None] * length
+  places = tf.concat([tf.boolean_mask(places + row_B1, which) for _, places, which in parts], 0)
+  values = tf.concat([tf.boolean_mask(values, which) for values, _, which in parts], 0)
+  return tf.reshape(tf.scatter_nd(places[:, None], values, [batch * length]), [-1, length])

@@ -1,0 +1,46 @@
+"""Language modelling: every token of a window is predicted from those before it, by a decoder-only model.
+
+Example i is window i of `length` tokens, all of them targets, so that an epoch predicts every token once; the inputs
+are the window one place later behind a start token (see `preprocessors/decoder_only.py`, with a worked example).
+Documents are packed as they follow each other in the stream (Radford et al. 2019; Brown et al. 2020, section 2.3, who
+do not mask attention between them); `document_mask` keeps attention inside a document and starts its positions at 0
+(as Grattafiori et al. 2024, section 3.2, do for Llama 3).
+"""
+
+from t5x_like.data.preprocessors.decoder_only import decoder_only, start_id
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.task import Feature, Task, fingerprint
+from t5x_like.data.token_store import Verify
+from t5x_like.data.windows import Windows
+
+
+def task(*, store: str, split: str, length: int = 1024, document_mask: bool = False, label: str | None = None,
+         verify: Verify = "auto") -> Task:
+  """Makes the task.
+
+  Args:
+    store: the directory or address that holds a token store per split, or `builtin`; see `Windows`.
+    split: which of them.
+    length: tokens in a window, and of every feature.
+    document_mask: adds `decoder_segment_ids` and `decoder_positions`, which restart with every document.
+    label: the name in metrics; by default `<corpus>_causal_lm`.
+    verify: what opening the store checks, see `TokenStore.open`.
+
+  Raises:
+    UserError: the store cannot be used or is shorter than one window.
+  """
+  windows = Windows(store, split, length, verify)
+  start = start_id(windows.vocabulary)
+
+  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+    documents_BT = windows.documents(example_index_B) if document_mask else None
+    return decoder_only(windows.read(example_index_B), start, documents_BT)
+
+  names = ["input_tokens", "target_tokens"] + ["segment_ids", "positions"] * document_mask
+  return Task(
+    name=label or f"{windows.tokens.name}_causal_lm", vocabulary=windows.vocabulary,
+    fingerprint=fingerprint("causal_lm.v1", windows.tokens, length=length, document_mask=document_mask),
+    num_examples=windows.num_examples,
+    features={f"decoder_{name}": Feature((length,), "int32") for name in names} |
+             {"decoder_loss_weights": Feature((length,), "float32")},
+    batch=batch)

@@ -1,0 +1,123 @@
+"""The unsupervised objectives T5 was chosen among, but for span corruption: Raffel et al. 2020, section 3.3, table 3.
+
+Example i is window i of the token stream. `style` is what becomes of it; the worked example is the window
+[10, 11, 12, 13, 14, 15] with noise TTFFTF, mask 50, sentinels 999, 998, ..., EOS 1:
+
+    bert_style     [50, 50, 12, 13, 731, 15, 1]   the whole window, [10, 11, 12, 13, 14, 15, 1]
+    mass_style     [50, 50, 12, 13, 50, 15, 1]    the whole window
+    replace_spans  [999, 12, 13, 998, 15, 1]      [999, 10, 11, 998, 14, 1]
+    drop_tokens    [12, 13, 15, 1]                [10, 11, 14, 1]
+    deshuffling    [13, 10, 15, 11, 14, 12, 1]    the whole window
+
+BERT-style noise is the mask nine times in ten and otherwise a random ordinary token (table 3's "apple"); MASS-style
+noise is always the mask (Song et al. 2019, without their contiguity). In replace_spans, runs of noise become one
+sentinel each, as in T5's later span corruption, whose spans are chosen and not chance. No sentinel closes the targets.
+
+The paper's noise is a coin for every token. Here exactly `round(noise_density * window)` tokens are noise, every choice
+of so many equally likely: the same places, given their number, and lengths that are known beforehand.
+"""
+
+from typing import Literal
+
+import numpy as np
+
+from t5x_like.data import random, vocabularies
+from t5x_like.data.preprocessors import noise
+from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder, features
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.task import Task, fingerprint
+from t5x_like.data.token_store import Verify
+from t5x_like.data.windows import Windows, open_tokens
+from t5x_like.errors import UserError
+
+RANDOM_FRACTION = 0.1  # of BERT-style noise
+
+Style = Literal["bert_style", "mass_style", "replace_spans", "drop_tokens", "deshuffling"]
+
+
+def task(*, store: str, split: str, style: Style, inputs_length: int = 512, noise_density: float = 0.15,
+         label: str | None = None, verify: Verify = "auto") -> Task:
+  """Makes the task.
+
+  Args:
+    store: the directory or address that holds a token store per split, or `builtin`; see `Windows`.
+    split: which of them.
+    style: the objective.
+    inputs_length: encoder length, EOS included; window and targets length follow, such that all fits.
+    noise_density: fraction of tokens that is noise; deshuffling has none.
+    label: the name in metrics; by default `<corpus>_<style>`.
+    verify: what opening the store checks, see `TokenStore.open`.
+
+  Raises:
+    UserError: the store cannot be used, is shorter than one window, or its vocabulary lacks a mask or sentinels;
+      impossible lengths or densities.
+  """
+  if not 0 < noise_density < 1:
+    raise UserError(f"noise_density: found {noise_density}, expected a fraction between 0 and 1")
+  if inputs_length < 3:
+    raise UserError(f"inputs_length: found {inputs_length}, expected at least 3 (two tokens and EOS)")
+  window, tokens_of_noise, targets_length = lengths(style, inputs_length, noise_density)
+  tokens = open_tokens(store, split, verify)
+  vocabulary = tokens.vocabulary
+  runs = min(tokens_of_noise, window - tokens_of_noise + 1)
+  if style == "replace_spans" and runs > vocabulary.extra_ids:
+    raise UserError(
+      f"inputs_length={inputs_length}: a window of {window} tokens can have {runs} runs of noise but the vocabulary "
+      f"has {vocabulary.extra_ids} sentinels: shorten inputs_length, lower noise_density ({noise_density}), or use a "
+      f"vocabulary with at least {runs} extra ids")
+  mask_id = vocabularies.special(vocabulary, "mask") if style in ("bert_style", "mass_style") else None
+  windows = Windows(tokens, split, window)
+  ordinary = tf.constant(ordinary_ids(vocabulary))
+
+  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+    window_BW = windows.read(example_index_B)
+    bits_BN = random.bits(random.row_keys(seed, epoch_B, example_index_B), 2 * window)
+    whole = tf.pad(window_BW, [[0, 0], [0, 1]], constant_values=vocabulary.eos_id)
+    if style == "deshuffling":
+      inputs = noise.shuffled(window_BW, bits_BN[:, :window])
+      return encoder_decoder(tf.pad(inputs, [[0, 0], [0, 1]], constant_values=vocabulary.eos_id), whole)
+    noise_BW = noise.noise_mask(bits_BN[:, :window], tokens_of_noise)
+    sizes = dict(inputs_length=inputs_length, targets_length=targets_length, eos_id=vocabulary.eos_id)
+    if style == "replace_spans":
+      out = noise.replace_spans(window_BW, noise_BW, vocabulary_size=vocabulary.size, **sizes)
+      return encoder_decoder(out["inputs"], out["targets"])
+    if style == "drop_tokens":
+      out = noise.drop_tokens(window_BW, noise_BW, **sizes)
+      return encoder_decoder(out["inputs"], out["targets"])
+    inputs = noise.masked(
+      window_BW, noise_BW, mask_id=mask_id, random_fraction=RANDOM_FRACTION if style == "bert_style" else 0.0,
+      ordinary_ids=ordinary, bits_BW=bits_BN[:, window:])
+    return encoder_decoder(tf.pad(inputs, [[0, 0], [0, 1]], constant_values=vocabulary.eos_id), whole)
+
+  return Task(
+    name=label or f"{tokens.name}_{style}", vocabulary=vocabulary,
+    fingerprint=fingerprint(
+      "denoising.v1", tokens, style=style, inputs_length=inputs_length,
+      noise_density=None if style == "deshuffling" else float(noise_density), mask_id=mask_id),
+    num_examples=windows.num_examples, features=features(inputs_length, targets_length), batch=batch)
+
+
+def lengths(style: Style, inputs_length: int, noise_density: float) -> tuple[int, int, int]:
+  """(tokens of a window, how many of them are noise, the targets' length) such that nothing is ever cut off.
+
+  512 inputs at 0.15: 511, 77 and 512 where the targets are the whole window; 511, 77 and 155 for replace_spans, whose
+  runs are at most as many as noisy tokens; 601, 90 and 91 for drop_tokens.
+  """
+  def noisy(window: int) -> int:
+    return min(max(round(window * noise_density), 1), window - 1)
+
+  window = inputs_length - 1
+  if style == "drop_tokens":
+    while window + 1 - noisy(window + 1) + 1 <= inputs_length:
+      window += 1
+    return window, noisy(window), noisy(window) + 1
+  if style == "replace_spans":
+    runs = min(noisy(window), window - noisy(window) + 1)
+    return window, noisy(window), noisy(window) + runs + 1
+  return window, noisy(window), window + 1
+
+
+def ordinary_ids(vocabulary) -> np.ndarray:
+  """Ids of text: all but padding, EOS, unknown, sentinels and what the vocabulary calls special: int32 [N]."""
+  special = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id, *getattr(vocabulary, "special_ids", ())}
+  return np.setdiff1d(np.arange(vocabulary.size - vocabulary.extra_ids, dtype=np.int32), np.array(sorted(special)))

@@ -1,0 +1,78 @@
+"""Prefix language modelling: a window is cut at a random place, the first part is given, the second predicted.
+
+Raffel et al. 2020, section 3.2.1: the decoder-only form is their prefix LM, whose tokens of the prefix all see each
+other. The encoder-decoder form is the language modelling objective their encoder-decoders are trained with (section
+3.2.3 and tables 2 and 4): the first part is encoded. The place is uniform: of W tokens, the prefix has 1..W-1.
+Worked example, the window [5, 6, 7, 8] cut after 2, EOS 1:
+
+    encoder_decoder   encoder_input_tokens 5 6 1 0   decoder_target_tokens 7 8 1 0
+    decoder           decoder_target_tokens 5 6 7 8, loss on 7 8, `decoder_causal_attention` 1 1 1 0
+
+The decoder-only form reads windows of `length` tokens; the encoder-decoder form windows of `length - 1`, so that any
+part and its EOS fit `length` inputs and `length` targets.
+"""
+
+from typing import Literal
+
+from t5x_like.data import random
+from t5x_like.data.preprocessors.decoder_only import decoder_only, start_id
+from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder, features
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.task import Feature, Task, fingerprint
+from t5x_like.data.token_store import Verify
+from t5x_like.data.windows import Windows
+from t5x_like.errors import UserError
+
+
+def task(*, store: str, split: str, length: int = 512, architecture: Literal["decoder", "encoder_decoder"] = "decoder",
+         label: str | None = None, verify: Verify = "auto") -> Task:
+  """Makes the task.
+
+  Args:
+    store: the directory or address that holds a token store per split, or `builtin`; see `Windows`.
+    split: which of them.
+    length: of every feature; the window follows from it.
+    architecture: what the features are for.
+    label: the name in metrics; by default `<corpus>_prefix_lm`.
+    verify: what opening the store checks, see `TokenStore.open`.
+
+  Raises:
+    UserError: a length that cannot be cut; the store cannot be used or is shorter than one window.
+  """
+  decoder = architecture == "decoder"
+  window = length if decoder else length - 1
+  if window < 2:
+    raise UserError(f"length: found {length}, expected at least {length - window + 2}: a token on each side of the cut")
+  windows = Windows(store, split, window, verify)
+  vocabulary = windows.vocabulary
+  start = start_id(vocabulary)
+
+  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+    tokens_BW = windows.read(example_index_B)
+    bits_B1 = random.bits(random.row_keys(seed, epoch_B, example_index_B), 1)
+    prefix_B = 1 + random.integers(bits_B1[:, 0], window - 1)
+    if decoder:
+      return decoder_only(tokens_BW, start, prefix_B=prefix_B)
+    return encoder_decoder(*split_at(tokens_BW, prefix_B, vocabulary.eos_id))
+
+  names = ("input_tokens", "target_tokens", "causal_attention")
+  decoder_features = {f"decoder_{name}": Feature((length,), "int32") for name in names}
+  return Task(
+    name=label or f"{windows.tokens.name}_prefix_lm", vocabulary=vocabulary,
+    fingerprint=fingerprint("prefix_lm.v1", windows.tokens, length=length, architecture=architecture),
+    num_examples=windows.num_examples,
+    features=decoder_features | {"decoder_loss_weights": Feature((length,), "float32")} if decoder
+             else features(length, length),
+    batch=batch)
+
+
+def split_at(tokens_BW: tf.Tensor, prefix_B: tf.Tensor, eos_id: int) -> tuple[tf.Tensor, tf.Tensor]:
+  """Cuts windows: int32 [B, W] and int32 [B] in 0..W -> inputs and targets, int32 [B, W + 1], each with EOS behind."""
+  batch, length = tf.shape(tokens_BW)[0], tokens_BW.shape[1]
+  place_T, prefix_B1 = tf.range(length + 1), prefix_B[:, None]
+  closed_BT = tf.pad(tokens_BW, [[0, 0], [0, 1]], constant_values=eos_id)
+  inputs = tf.where(place_T < prefix_B1, closed_BT, tf.where(place_T == prefix_B1, eos_id, 0))
+  # The rest, moved to the front: place j holds token prefix + j; past the EOS there is nothing.
+  source_BT = tf.range(batch)[:, None] * (length + 1) + tf.minimum(place_T + prefix_B1, length)
+  moved_BT = tf.reshape(tf.gather(tf.reshape(closed_BT, [-1]), tf.reshape(source_BT, [-1])), [-1, length + 1])
+  return inputs, tf.where(place_T + prefix_B1 <= length, moved_BT, 0)

@@ -1,0 +1,91 @@
+"""Consecutive windows of a token store: where every task that pretrains on running text begins.
+
+Window i of length W is tokens [i * W, (i + 1) * W) of one split's token stream; the tokens after the last whole window
+are not used. A window may begin in the middle of a document and hold parts of several.
+"""
+
+import os
+
+import numpy as np
+
+from t5x_like.data import builtin
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.token_store import TokenStore, Verify
+from t5x_like.data.vocabularies import Vocabulary
+from t5x_like.errors import UserError
+
+
+def open_tokens(store: str, split: str, verify: Verify = "auto") -> TokenStore:
+  """Opens `<store>/<split>` and says so.
+
+  Args:
+    store: the directory or address that holds a token store per split (the `--output` of tools.prepare_data), or
+      `builtin` for the small corpus of `data/builtin.py`.
+    split: which of them.
+    verify: what opening the store checks: `size`, `full` (all checksums) or `auto`, see `TokenStore.open`.
+
+  Raises:
+    UserError: the store cannot be used.
+  """
+  root = builtin.prepared() if store == builtin.NAME else store
+  path = f"{root}/{split}" if "://" in root else os.path.join(root, split)
+  tokens = TokenStore.open(path, verify=verify)
+  print(f"data: {path}: {tokens.num_tokens:,} tokens in {tokens.num_documents:,} documents, {tokens.verification}",
+        flush=True)
+  return tokens
+
+
+class Windows:
+  """The windows of one split of a store.
+
+  Args:
+    store: where it is, see `open_tokens`, or one that is open.
+    split: which split; of no meaning where the store is open.
+    length: tokens in a window.
+    verify: see `open_tokens`.
+
+  Attributes:
+    tokens: the open store.
+    length: tokens in a window.
+    num_examples: how many windows there are.
+
+  Raises:
+    UserError: the store cannot be used or is shorter than one window.
+  """
+
+  def __init__(self, store: str | TokenStore, split: str, length: int, verify: Verify = "auto"):
+    if length < 1:
+      raise UserError(f"length: found {length}, expected windows of at least 1 token")
+    self.tokens = open_tokens(store, split, verify) if isinstance(store, str) else store
+    self.length = length
+    self.num_examples = self.tokens.num_tokens // length
+    if not self.num_examples:
+      raise UserError(f"{self.tokens.path}: {self.tokens.num_tokens} tokens are no example: the task needs windows of "
+                      f"{length} tokens: shorten the task's lengths or prepare a larger corpus")
+
+  @property
+  def vocabulary(self) -> Vocabulary:
+    """What the ids belong to."""
+    return self.tokens.vocabulary
+
+  def read(self, example_index_B: tf.Tensor) -> tf.Tensor:
+    """Raw tokens: int64 [B], each in 0..num_examples-1 -> int32 [B, length]."""
+    return self._call(lambda starts_B: self.tokens.windows(starts_B, self.length), example_index_B)
+
+  def documents(self, example_index_B: tf.Tensor) -> tf.Tensor:
+    """Which document of its window each token belongs to, counted from 1: int64 [B] -> int32 [B, length]."""
+    return self._call(lambda starts_B: documents(self.tokens, starts_B, self.length), example_index_B)
+
+  def _call(self, function, example_index_B: tf.Tensor) -> tf.Tensor:
+    out_BW = tf.numpy_function(function, [example_index_B * self.length], tf.int32, stateful=False)
+    return tf.ensure_shape(out_BW, [example_index_B.shape[0], self.length])
+
+
+def documents(tokens: TokenStore, starts_B: np.ndarray, length: int) -> np.ndarray:
+  """The number of its document inside the window, from 1, for every token of windows: [B] -> int32 [B, length]."""
+  first_BW = np.zeros((len(starts_B), length), np.int32)
+  if length:
+    first_BW[:, 0] = 1
+  for row, start in enumerate(np.asarray(starts_B, np.int64).tolist()):
+    first_BW[row, tokens.document_starts(start, start + length) - start] = 1
+  return np.cumsum(first_BW, axis=1, dtype=np.int32)

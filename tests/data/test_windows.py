@@ -1,0 +1,55 @@
+"""Windows of a store and the documents in them, against a plain loop."""
+
+import corpora
+import numpy as np
+import pytest
+
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.windows import Windows, open_tokens
+from t5x_like.errors import UserError
+
+TOKENS, LENGTH = 1_003, 50
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+  return tmp_path_factory.mktemp("corpus")
+
+
+@pytest.fixture(scope="module")
+def lengths(root):
+  return corpora.write(root / "train", TOKENS, [1, 13, 50, 7, 0, 0, 111, 2, 30])
+
+
+@pytest.mark.parametrize("address", ["{}", "file://{}"])
+def test_windows_and_documents(root, lengths, address):
+  windows = Windows(address.format(root), "train", LENGTH)
+  assert windows.num_examples == TOKENS // LENGTH == 20 and windows.vocabulary.size == corpora.SIZE
+  index = np.random.default_rng(0).permutation(20)
+  document = corpora.document_of(lengths)
+  tokens, documents = (f(tf.constant(index, tf.int64)).numpy() for f in (windows.read, windows.documents))
+  assert tokens.dtype == documents.dtype == np.int32
+  for row, i in enumerate(index):
+    places = np.arange(i * LENGTH, (i + 1) * LENGTH)
+    assert tokens[row].tolist() == (places + corpora.FIRST).tolist()
+    _, numbers = np.unique(document[places], return_inverse=True)
+    assert documents[row].tolist() == (numbers + 1).tolist()
+  assert windows.read(tf.zeros([0], tf.int64)).shape == windows.documents(tf.zeros([0], tf.int64)).shape == (0, LENGTH)
+
+
+def test_document_starts(root, lengths):
+  tokens = open_tokens(str(root), "train")
+  starts = np.unique(np.cumsum([0, *lengths])[:-1])
+  starts = starts[starts < TOKENS]
+  for start, stop in ((0, TOKENS), (0, 1), (1, 1), (96, 98), (13, 400), (1_000, TOKENS), (50, 51)):
+    assert tokens.document_starts(start, stop).tolist() == [s for s in starts if start <= s < stop]
+
+
+def test_refusals(root, lengths):
+  with pytest.raises(UserError, match="1003 tokens are no example: the task needs windows of 1004 tokens"):
+    Windows(str(root), "train", TOKENS + 1)
+  with pytest.raises(UserError, match="length: found 0"):
+    Windows(str(root), "train", 0)
+  with pytest.raises(UserError, match="no such split; there are train"):
+    Windows(str(root), "test", 5)
+  assert Windows("builtin", "train", 64).num_examples > 100
