@@ -222,3 +222,32 @@ def test_a_vocabulary_works_without_tensorflow():
     "assert 'tensorflow' not in sys.modules and 'tensorflow_datasets' not in sys.modules"
   )
   subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_special_pieces_and_their_stand_ins(pieces):
+  """Without own pieces the first sentinels are lent; a model that has them gives them, and text never does."""
+  for vocabulary in (pieces, ByteVocabulary()):
+    top = vocabulary.size - 1
+    assert [vocabularies.special(vocabulary, n) for n in ("mask", "cls", "sep", "bos")] == [top - i for i in range(4)]
+    assert (vocabulary.mask_id, vocabulary.bos_id) == (None, None)
+    assert vocabulary.special_ids == {0, 1, *range(vocabulary.size - vocabulary.extra_ids, vocabulary.size)}
+  own = SentencePieceVocabulary(sentencepiece_model(control_symbols=["[CLS]", "[SEP]", "[MASK]"]))
+  assert [vocabularies.special(own, n) for n in ("cls", "sep", "mask")] == [own.cls_id, own.sep_id, own.mask_id]
+  assert (own.cls_id, own.sep_id, own.mask_id) == (3, 4, 5) and {3, 4, 5} < own.special_ids
+  assert not set(own.encode("[CLS] the [MASK] fox[SEP]")) & own.special_ids
+  fox = own.encode("fox")
+  assert own.decode([3, *fox, 5, *fox, 4, 1]) == "fox [MASK] fox"
+  assert own.pieces_of([0, 3, own.size - 1, own.size]) == ["<pad>", "[CLS]", "<extra_id_0>", f"<{own.size}?>"]
+  with pytest.raises(UserError, match="found no mask piece and 0 sentinels.*--with_mask"):
+    vocabularies.special(ByteVocabulary(0), "mask")
+  with pytest.raises(UserError, match="found name 'msk'"):
+    vocabularies.special(own, "msk")
+
+
+def test_words_start_where_they_do(pieces):
+  ids = pieces.encode("the quick brown fox")
+  assert pieces.starts_word.dtype == bool and pieces.starts_word.shape == (pieces.size,)
+  assert pieces.starts_word[ids].sum() == 4 and pieces.starts_word[ids[0]]
+  assert pieces.starts_word[sorted(pieces.special_ids)].all()
+  byt5 = ByteVocabulary()
+  assert byt5.starts_word[byt5.encode("a b\nc")].tolist() == [False, True, False, True, False]

@@ -1,0 +1,94 @@
+"""Vocabularies: text to ids and back, behind one protocol, with T5's special ids and sentinels.
+
+Every vocabulary has pad 0, `extra_ids` sentinels at the top: sentinel i is id `size - 1 - i` and is spelled
+`<extra_id_i>`, and, where it was trained here, eos 1 and unk 2. The kinds:
+
+- `SentencePieceVocabulary`: a SentencePiece model (Kudo and Richardson 2018); the sentinels are added on top of its
+  pieces, so T5's model of 32,000 pieces has size 32,100 and sentinel 0 is id 32,099 (Raffel et al. 2020). What the
+  model's normaliser folds does not come back from `decode`: NFKC forms, runs of spaces, line ends and, without byte
+  fallback, characters that are in no piece. Text after a sentinel starts a new word.
+- `TokenizerVocabulary`: a `tokenizer.json` of the tokenizers library: WordPiece, byte-level BPE and others.
+- `ByteVocabulary`: UTF-8 bytes (ByT5, Xue et al. 2022), id = byte + 3; `decode(encode(text)) == text` for any Unicode
+  text. 125 sentinels by default, so 384 ids as in the released models' embedding tables. (Those models were pretrained
+  with the last bytes, ids 258, 257, ..., as sentinels; here no byte is spent on them.)
+
+Nothing here imports TensorFlow: prediction works on a machine without it.
+"""
+
+from etils import epath
+
+from t5x_like.data.vocabularies import protocol, sentence_piece, storage, utf8_bytes
+from t5x_like.data.vocabularies.protocol import (
+  BYT5_EXTRA_IDS,
+  EOS_ID,
+  PAD_ID,
+  T5_EXTRA_IDS,
+  UNK_ID,
+  Vocabulary,
+  encode_sentinels,
+  special,
+)
+from t5x_like.data.vocabularies.sentence_piece import MODEL_FILE, SentencePieceVocabulary
+from t5x_like.data.vocabularies.storage import FORMAT, MANIFEST
+from t5x_like.data.vocabularies.utf8_bytes import ByteVocabulary
+from t5x_like.errors import UserError
+
+__all__ = [
+  "BYT5_EXTRA_IDS", "EOS_ID", "FORMAT", "MANIFEST", "MODEL_FILE", "PAD_ID", "T5_EXTRA_IDS", "UNK_ID", "ByteVocabulary",
+  "SentencePieceVocabulary", "Vocabulary", "encode_sentinels", "load", "special",
+]  # fmt: skip
+
+
+def load(path_or_name: str) -> Vocabulary:
+  """Opens a vocabulary.
+
+  Args:
+    path_or_name: a directory written by `save`, a SentencePiece `*.model` file (100 sentinels, as T5's), or `bytes`.
+
+  Raises:
+    UserError: there is no such file, or it is damaged, or its contents are not those its manifest states.
+  """
+  if str(path_or_name) == "bytes":
+    return ByteVocabulary()
+  path = epath.Path(path_or_name)
+  if path.is_dir():
+    return _load_directory(path)
+  if not path.exists():
+    raise UserError(
+      f"vocabulary {path}: found nothing there, expected a directory with {MANIFEST}, a SentencePiece .model file or "
+      "the name 'bytes' (python -m tools.train_vocabulary makes a vocabulary)"
+    )
+  return SentencePieceVocabulary(storage.read(path), T5_EXTRA_IDS, origin=f"vocabulary {path}")
+
+
+def _load_directory(directory: epath.Path) -> Vocabulary:
+  path = directory / MANIFEST
+  if not path.exists():
+    raise UserError(f"vocabulary {directory}: found no {MANIFEST} there, expected a directory written by "
+                    "python -m tools.train_vocabulary")
+  manifest = storage.manifest(path)
+  kind, extra_ids = manifest["kind"], protocol.checked_extra_ids(manifest["extra_ids"], str(path))
+  if kind == sentence_piece.KIND:
+    model = _model(directory / MODEL_FILE, kind, extra_ids, manifest)
+    vocabulary = SentencePieceVocabulary(model, extra_ids, origin=str(directory / MODEL_FILE))
+  elif kind == utf8_bytes.KIND:
+    vocabulary = ByteVocabulary(extra_ids)
+  else:
+    raise UserError(f"{path}: found kind {kind!r}, expected 'sentencepiece' or 'bytes'")
+  for key in ("size", "fingerprint"):
+    if getattr(vocabulary, key) != manifest[key]:
+      found, expected = manifest[key], getattr(vocabulary, key)
+      raise UserError(f"{path}: found {key} {found!r}, expected {expected!r}; the file is damaged")
+  return vocabulary
+
+
+def _model(path: epath.Path, kind: str, extra_ids: int, manifest: dict) -> bytes:
+  """The model file of a directory, checked against the manifest's fingerprint."""
+  model = storage.read(path)
+  expected = protocol.fingerprint(kind, model, extra_ids)
+  if expected != manifest["fingerprint"]:
+    raise UserError(
+      f"{path}: found a model of {len(model)} bytes with fingerprint {expected[:12]}, expected "
+      f"{str(manifest['fingerprint'])[:12]} as {MANIFEST} states; the directory is damaged, copy or train it again"
+    )
+  return model

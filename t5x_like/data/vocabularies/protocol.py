@@ -1,0 +1,175 @@
+"""What a vocabulary is: the protocol, its special ids, and what the kinds share."""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from t5x_like.errors import UserError
+
+PAD_ID, EOS_ID, UNK_ID = 0, 1, 2
+T5_EXTRA_IDS = 100
+BYT5_EXTRA_IDS = 125
+SPECIAL = ("mask", "cls", "sep", "bos")  # the order of the sentinels that stand in for them, see `special`
+SPELLINGS = {"mask": ("[MASK]", "<mask>"), "cls": ("[CLS]", "<cls>"), "sep": ("[SEP]", "<sep>"),
+             "bos": ("[BOS]", "<s>", "<bos>", "<|startoftext|>")}
+
+_SENTINEL = re.compile(r"<extra_id_(0|[1-9][0-9]{0,8})>")
+
+
+class Vocabulary(Protocol):
+  """What the rest of the system knows of a vocabulary; ids are 0..size-1.
+
+  Attributes:
+    size: the number of ids, sentinels included.
+    extra_ids: the number of sentinels; sentinel i is id `size - 1 - i`.
+    mask_id, cls_id, sep_id, bos_id: pieces of those meanings, None where the vocabulary has none; `special` gives a
+      sentinel instead.
+    special_ids: the ids that never stand for text: pad, EOS, the four above that exist, and the sentinels. The unknown
+      id is not among them, as it stands for text.
+    starts_word: bool [size], whether an id begins a new word, for masking and cutting by whole words; true of every
+      special id. What a word is depends on the kind: see each.
+    fingerprint: SHA-256, hexadecimal, of all that determines ids.
+  """
+
+  size: int
+  extra_ids: int
+  pad_id: int = PAD_ID
+  eos_id: int = EOS_ID
+  unk_id: int = UNK_ID
+  mask_id: int | None
+  cls_id: int | None
+  sep_id: int | None
+  bos_id: int | None
+  special_ids: frozenset[int]
+  starts_word: np.ndarray
+  fingerprint: str
+
+  def encode(self, text: str) -> list[int]:
+    """Ids of plain text, without EOS; `<extra_id_0>` in the text is spelled out like any other text."""
+
+  def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+    """`encode` of each text as an int32 array [length]."""
+
+  def decode(self, ids: Sequence[int]) -> str:
+    """Text of ids: pad, EOS, BOS, CLS and SEP are dropped, sentinel i is rendered `<extra_id_i>`, the mask as itself.
+
+    Ids at or above `size` are rendered as unknown, since a model's table may be padded beyond the vocabulary. Raises
+    UserError for a negative id.
+    """
+
+  def pieces_of(self, ids: Sequence[int]) -> list[str]:
+    """The spelling of each id alone, special ones included, for people to look at."""
+
+  def save(self, directory) -> None:
+    """Writes a directory that `load` reads; saving the same vocabulary again writes the same bytes."""
+
+
+def special(vocabulary: Vocabulary, name: str) -> int:
+  """The id of a special piece: `mask`, `cls`, `sep` or `bos`.
+
+  A vocabulary without the piece lends a sentinel: 0 is the mask, 1 CLS, 2 SEP, 3 BOS. Objectives that use both
+  sentinels and these pieces need a vocabulary that has them.
+
+  Raises:
+    UserError: an unknown name, or the vocabulary has neither the piece nor so many sentinels.
+  """
+  if name not in SPECIAL:
+    raise UserError(f"special id: found name {name!r}, expected one of {', '.join(SPECIAL)}")
+  own = getattr(vocabulary, f"{name}_id", None)
+  if own is not None:
+    return own
+  sentinel = SPECIAL.index(name)
+  if sentinel < vocabulary.extra_ids:
+    return vocabulary.size - 1 - sentinel
+  raise UserError(
+    f"vocabulary of {vocabulary.size} ids: found no {name} piece and {vocabulary.extra_ids} sentinels, expected the "
+    f"piece, or {sentinel + 1} sentinels to lend one; python -m tools.train_vocabulary --with_mask makes one"
+  )
+
+
+def encode_sentinels(vocabulary: Vocabulary, text: str) -> list[int]:
+  """Ids of text in which each `<extra_id_N>`, N < extra_ids, stands for its sentinel; no EOS.
+
+  Each stretch of text between sentinels is encoded on its own. A sentinel the vocabulary lacks is plain text.
+  """
+  ids, start = [], 0
+  for match in _SENTINEL.finditer(text):
+    if int(match[1]) < vocabulary.extra_ids:
+      ids += vocabulary.encode(text[start : match.start()])
+      ids.append(vocabulary.size - 1 - int(match[1]))
+      start = match.end()
+  return ids + vocabulary.encode(text[start:])
+
+
+def find_specials(piece_id: Callable[[str], int | None]) -> dict[str, int | None]:
+  """The ids of mask, cls, sep and bos by their usual spellings; `piece_id` gives None for a piece that is not there."""
+  found = {}
+  for name, spellings in SPELLINGS.items():
+    ids = (piece_id(spelling) for spelling in spellings)
+    found[name] = next((i for i in ids if i is not None), None)
+  return found
+
+
+def special_ids(vocabulary: Vocabulary) -> frozenset[int]:
+  """The ids of a vocabulary that never stand for text."""
+  own = (getattr(vocabulary, f"{name}_id") for name in SPECIAL)
+  sentinels = range(vocabulary.size - vocabulary.extra_ids, vocabulary.size)
+  return frozenset([PAD_ID, vocabulary.eos_id, *(i for i in own if i is not None), *sentinels])
+
+
+def words(vocabulary: Vocabulary, starts: Iterable[bool]) -> np.ndarray:
+  """`starts_word` from the answer for each piece that is no sentinel: specials start words, read-only."""
+  table = np.ones(vocabulary.size, bool)
+  table[: vocabulary.size - vocabulary.extra_ids] = np.fromiter(starts, bool)
+  table[list(vocabulary.special_ids)] = True
+  table.flags.writeable = False
+  return table
+
+
+def parts(ids: Sequence[int], vocabulary: Vocabulary) -> Iterator[list[int] | str]:
+  """Yields runs of ids of text as lists, and sentinels as their spelling; drops pad, EOS, BOS, CLS and SEP."""
+  run = []
+  first_sentinel = vocabulary.size - vocabulary.extra_ids
+  dropped = {PAD_ID, vocabulary.eos_id, vocabulary.bos_id, vocabulary.cls_id, vocabulary.sep_id}
+  for i in map(int, ids):
+    if i < 0:
+      raise UserError(f"decode: found id {i}, expected ids in 0..{vocabulary.size - 1} (the vocabulary's size is "
+                      f"{vocabulary.size})")
+    if first_sentinel <= i < vocabulary.size or i == vocabulary.mask_id:
+      if run:
+        yield run
+      run = []
+      yield f"<extra_id_{vocabulary.size - 1 - i}>" if i >= first_sentinel else vocabulary.pieces_of([i])[0]
+    elif i not in dropped:
+      run.append(i)
+  if run:
+    yield run
+
+
+def sentinel_piece(vocabulary: Vocabulary, i: int) -> str | None:
+  """How a sentinel or an id beyond the vocabulary is shown; None for the others."""
+  if i >= vocabulary.size:
+    return f"<{i}?>"
+  return f"<extra_id_{vocabulary.size - 1 - i}>" if i >= vocabulary.size - vocabulary.extra_ids else None
+
+
+def checked_extra_ids(extra_ids, origin: str) -> int:
+  if not isinstance(extra_ids, int) or isinstance(extra_ids, bool) or extra_ids < 0:
+    raise UserError(f"{origin}: found extra_ids {extra_ids!r}, expected a whole number of sentinels, 0 or more")
+  return extra_ids
+
+
+def fingerprint(kind: str, model: bytes, extra_ids: int) -> str:
+  return hashlib.sha256(f"{kind}\n{extra_ids}\n".encode() + model).hexdigest()
+
+
+def well_formed(text: str) -> str:
+  """The text with lone surrogates, which no UTF-8 can hold, replaced by U+FFFD (and surrogate pairs joined)."""
+  try:
+    text.encode()
+    return text
+  except UnicodeEncodeError:
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -1,0 +1,58 @@
+"""Directories that hold a vocabulary: `vocabulary.json` and the model file of its kind."""
+
+import json
+
+from etils import epath
+
+from t5x_like.data.vocabularies.protocol import PAD_ID, Vocabulary
+from t5x_like.errors import UserError, one_line
+
+MANIFEST = "vocabulary.json"
+FORMAT = "t5x_like.vocabulary.v1"
+
+
+def save(directory, kind: str, vocabulary: Vocabulary, files: dict[str, bytes]) -> None:
+  """Writes the files and the manifest; UserError where that fails."""
+  directory = epath.Path(directory)
+  own = {name: getattr(vocabulary, name) for name in ("mask_id", "cls_id", "sep_id", "bos_id")}
+  manifest = {
+    "format": FORMAT,
+    "kind": kind,
+    "files": {name: {"bytes": len(data)} for name, data in files.items()},
+    "size": vocabulary.size,
+    "extra_ids": vocabulary.extra_ids,
+    "pad_id": PAD_ID,
+    "eos_id": vocabulary.eos_id,
+    "unk_id": vocabulary.unk_id,
+    **{name: i for name, i in own.items() if i is not None},
+    "fingerprint": vocabulary.fingerprint,
+  }
+  try:
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+      (directory / name).write_bytes(data)
+    (directory / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+  except OSError as error:
+    raise UserError(f"vocabulary {directory}: cannot be written ({one_line(error)})") from error
+
+
+def manifest(path: epath.Path) -> dict:
+  """The manifest at a path, its keys checked to be there."""
+  try:
+    found = json.loads(read(path))
+  except (ValueError, RecursionError) as error:
+    raise UserError(f"{path}: found damaged JSON ({one_line(error)}), expected the file save wrote") from None
+  if not isinstance(found, dict) or found.get("format") != FORMAT:
+    kind = found.get("format") if isinstance(found, dict) else type(found).__name__
+    raise UserError(f"{path}: found format {kind!r}, expected {FORMAT!r}")
+  missing = [key for key in ("kind", "size", "extra_ids", "fingerprint") if key not in found]
+  if missing:
+    raise UserError(f"{path}: found no key {missing[0]!r}, expected the file save wrote")
+  return found
+
+
+def read(path: epath.Path) -> bytes:
+  try:
+    return path.read_bytes()
+  except OSError as error:
+    raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
