@@ -14,7 +14,6 @@ import math
 import pathlib
 import pkgutil
 import shutil
-from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +23,10 @@ from flax import nnx
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.interop import families
 from t5x_like.interop.fields import Fields
+from t5x_like.interop.files import INDEX, WEIGHTS, Files, read_text
 from t5x_like.interop.mapping import Mapping
 from t5x_like.nn import params
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9
 TOKENIZER_FILES = (
   "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "spiece.model",
@@ -66,13 +65,13 @@ def load(path: str, *, rules=None, dtype: str = "float32", layers: str = "scan")
     UserError: naming the file and the field or tensor that is missing, unknown, of another shape or not supported.
   """
   directory = pathlib.Path(path)
-  text = _read_text(directory / "config.json")
+  text = read_text(directory / "config.json")
   try:
     values = json.loads(text)
   except ValueError as error:
     raise UserError(f"{directory}/config.json: not JSON ({one_line(error)}); copy it again") from error
   family = _family(values.get("model_type"), f"{directory}/config.json")
-  files = _Files(directory, getattr(family, "renamed", str))
+  files = Files(directory, getattr(family, "renamed", str))
   fields = Fields(values, f"{directory}/config.json")
   model_class, arguments = family.build(fields, files.names)
   fields.finish()
@@ -177,7 +176,7 @@ def _config_of(model, model_type: str | None) -> tuple:
   raise UserError(f"{type(model).__module__}: this model has no Hugging Face form: {why}")
 
 
-def _check(mapping: Mapping, files: "_Files") -> None:
+def _check(mapping: Mapping, files: Files) -> None:
   """Every tensor is known, every parameter is filled, once."""
   expected = {t.name for t in mapping.tensors}
   for name in sorted(expected - files.names):
@@ -185,8 +184,8 @@ def _check(mapping: Mapping, files: "_Files") -> None:
                     "is of another model or incomplete")  # fmt: skip
   for name in sorted(files.names - expected - set(mapping.copies)):
     if not name.endswith(mapping.ignored + mapping.unread):
-      raise UserError(f"{files.where}: tensor {name!r} is unknown{did_you_mean(name, expected)}; this model has no such "
-                      "part")  # fmt: skip
+      near = did_you_mean(name, expected)
+      raise UserError(f"{files.where}: tensor {name!r} is unknown{near}; this model has no such part")
   for copy, name in mapping.copies.items():
     if copy in files.names and not np.array_equal(files.read(copy), files.read(name)):
       raise UserError(f"{files.where}: tensor {copy!r} differs from {name!r}, with which it is tied")
@@ -196,11 +195,11 @@ def _unread(mapping: Mapping, directory: pathlib.Path, family) -> dict[str, np.n
   """What the files a model came from hold for nobody, if they are still there: it goes along."""
   if not mapping.unread or not (directory / "config.json").is_file():
     return {}
-  files = _Files(directory, getattr(family, "renamed", str))
+  files = Files(directory, getattr(family, "renamed", str))
   return {name: files.read(name) for name in sorted(files.names) if name.endswith(mapping.unread)}
 
 
-def _assemble(name: str, shape: tuple[int, ...], mapping: Mapping, files: "_Files") -> np.ndarray:
+def _assemble(name: str, shape: tuple[int, ...], mapping: Mapping, files: Files) -> np.ndarray:
   """One parameter, float32, from the tensors that hold its slices."""
   out = np.empty(shape, np.float32)
   filled = 0
@@ -239,58 +238,6 @@ def _shards(mapping: Mapping, arrays: dict[str, jax.Array], itemsize: int) -> li
   return shards
 
 
-class _Files:
-  """The tensors of a directory, read when asked for, under the names that `renamed` gives them."""
-
-  def __init__(self, directory: pathlib.Path, renamed: Callable[[str], str]):
-    self.where = str(directory)
-    index = directory / INDEX
-    if index.is_file():
-      try:
-        weight_map = json.loads(_read_text(index))["weight_map"]
-      except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{index}: cannot be read ({one_line(error)}); copy it again") from error
-      files = {file: self._open(directory / file) for file in sorted(set(weight_map.values()))}
-      self._at = {name: files[file] for name, file in weight_map.items()}
-      for name, file in weight_map.items():
-        if name not in files[file].keys():
-          raise UserError(f"{directory / file}: tensor {name!r} is missing, which {INDEX} says is there; copy it again")
-    elif (directory / WEIGHTS).is_file():
-      file = self._open(directory / WEIGHTS)
-      self._at = dict.fromkeys(file.keys(), file)
-    else:
-      pickles = [p.name for p in directory.glob("*.bin")]
-      more = f"; {pickles[0]} is a pickle, which is not opened: save it again as safetensors" if pickles else ""
-      raise UserError(f"{directory}: found neither {WEIGHTS} nor {INDEX}{more}")
-    self._written = {renamed(name): name for name in self._at}
-    self.names = set(self._written)
-    dtypes = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-    found = {name: file.get_slice(name).get_dtype() for name, file in self._at.items()}
-    self.dtype = next((dtypes[d] for d in found.values() if d in dtypes), "float32")
-
-  def read(self, name: str) -> np.ndarray:
-    written = self._written[name]
-    return np.asarray(self._at[written].get_tensor(written))
-
-  @staticmethod
-  def _open(path: pathlib.Path):
-    import safetensors
-
-    try:
-      return safetensors.safe_open(path, framework="flax")
-    except (OSError, safetensors.SafetensorError) as error:
-      raise UserError(f"{path}: cannot be read ({one_line(error)}); copy it again") from error
-
-
-def _read_text(path: pathlib.Path) -> str:
-  try:
-    return path.read_text(encoding="utf-8")
-  except OSError as error:
-    raise UserError(f"{path}: cannot be read: {error.strerror}; give a Hugging Face model directory") from error
-  except UnicodeDecodeError as error:
-    raise UserError(f"{path}: not UTF-8 at byte {error.start}; copy it again") from error
-
-
 def only(model, **expected) -> None:
   """Refuses a model whose design differs from what a Hugging Face model type can say.
 
@@ -303,10 +250,3 @@ def only(model, **expected) -> None:
       allowed = allowed if isinstance(allowed, list) else [allowed]
       if value not in allowed:
         raise UserError(f"design.{name} is {value!r}, which only {' or '.join(map(repr, allowed))} can be written as")
-
-
-def tensor_names(family: str, model) -> Iterable[str]:
-  """The names a model's tensors have in a Hugging Face file."""
-  mapping = Mapping(model)
-  _module(family).tensors(mapping)
-  return [t.name for t in mapping.tensors]

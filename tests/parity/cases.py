@@ -51,6 +51,8 @@ BERT = dict(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_attention
             max_position_embeddings=64)  # fmt: skip
 ELECTRA = BERT | dict(embedding_size=8)
 SPARSE = BERT | dict(block_size=4, num_random_blocks=1)
+MODERN = dict(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=5, num_attention_heads=4, intermediate_size=24,
+              local_attention=4, pad_token_id=0, bos_token_id=1, cls_token_id=1, eos_token_id=2, sep_token_id=2)  # fmt: skip
 NEXT = dict(logits="prediction_logits", outputs={"seq_relationship_logits": "next_sentence_logits"})
 SPANS = dict(logits="", outputs={"start_logits": "start_logits", "end_logits": "end_logits"})
 POOLED = dict(logits="last_hidden_state", outputs={"pooler_output": "pooled"})
@@ -109,6 +111,9 @@ CASES = {
   "bigbird-classification": _encoder("ForSequenceClassification", "BigBird", SPARSE, length=40),
   "bigbird-multiple-choice": _encoder("ForMultipleChoice", "BigBird", SPARSE, length=40),
   "bigbird-tokens": _encoder("ForTokenClassification", "BigBird", SPARSE, length=40),
+  "modernbert": Case("ModernBertForMaskedLM", "ModernBertConfig", MODERN, "encoder"),
+  "modernbert-short": Case("ModernBertForMaskedLM", "ModernBertConfig", MODERN | dict(
+    num_hidden_layers=1, norm_bias=True), "encoder"),
   "bigbird-body": _encoder("Model", "BigBird", SPARSE, length=40, **POOLED),
 }  # fmt: skip
 
@@ -141,7 +146,7 @@ def inputs(case: Case, pad: int, start: int) -> dict[str, np.ndarray]:
     decoder = generator.integers(3, VOCAB, (B, T - 2)).astype(np.int32)
     decoder[:, 0] = start
     return batch | {"decoder_input_tokens": decoder}
-  if case.values.get("type_vocab_size", 2) > 1:
+  if case.values.get("type_vocab_size", 2) > 1 and case.config != "ModernBertConfig":  # which has no types
     batch["encoder_token_types"] = np.broadcast_to(np.arange(T) > T // 3, (B, T)).astype(np.int32).copy()
   return batch
 

@@ -3,14 +3,10 @@
 import jax
 import numpy as np
 import pytest
+from parity import cases, reference
+from safetensors.numpy import load_file
 
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from parity import cases, reference  # noqa: E402
-from safetensors.numpy import load_file  # noqa: E402
-
-from t5x_like.interop import hf  # noqa: E402
+from t5x_like.interop import hf
 
 pytestmark = pytest.mark.parity
 

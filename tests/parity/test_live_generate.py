@@ -5,16 +5,13 @@ import functools
 import jax
 import numpy as np
 import pytest
+import torch
+from parity import cases, reference
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
-from parity import cases, reference  # noqa: E402
-
-from t5x_like.interop import hf  # noqa: E402
-from t5x_like.nn.beam import PowerPenalty, Transformers, beam_search  # noqa: E402
-from t5x_like.nn.generate import greedy  # noqa: E402
-from t5x_like.nn.sampling import ForcedBos, ForcedEos, MinLength  # noqa: E402
+from t5x_like.interop import hf
+from t5x_like.nn.beam import PowerPenalty, Transformers, beam_search
+from t5x_like.nn.generate import greedy
+from t5x_like.nn.sampling import ForcedBos, ForcedEos, MinLength
 
 pytestmark = pytest.mark.parity
 
