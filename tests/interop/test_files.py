@@ -1,4 +1,4 @@
-"""Reading and writing directories: several files, 16-bit tensors, sharded arrays, tokenizers, and nothing overwritten."""
+"""Directories: several files, 16-bit tensors, sharded arrays, tokenizers, refusals, and nothing overwritten."""
 
 import json
 
