@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from t5x_like.errors import UserError
 from t5x_like.interop import hf
-from t5x_like.models import bert, bigbird, electra, linformer, roberta
+from t5x_like.models import bert, bigbird, electra, linformer, modernbert, roberta
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 
@@ -48,6 +48,15 @@ def test_bert_as_on_the_hub(tmp_path):
     assert np.array_equal(array, params.arrays(hub)[name])
 
 
+def test_modernbert_as_on_the_hub(tmp_path):
+  """Older configs say how often a layer sees all, and name two bases."""
+  test_golden.write("modernbert", tmp_path / "plain")
+  test_golden.write("modernbert", tmp_path / "hub")
+  rewrite(tmp_path / "hub", layer_types=None, rope_parameters=None, global_attn_every_n_layers=3,
+          global_rope_theta=160000.0, local_rope_theta=10000.0, reference_compile=True)  # fmt: skip
+  assert hf.load(str(tmp_path / "hub")).variant == hf.load(str(tmp_path / "plain")).variant
+
+
 def test_without_a_class_the_tensors_say_which_head(tmp_path):
   for case, head in (("bert", "pretraining"), ("bert-mlm", "mlm"), ("bert-spans", "spans"), ("bert-body", "pooled"),
                      ("electra", "discriminator"), ("electra-generator", "mlm")):  # fmt: skip
@@ -72,6 +81,9 @@ def test_a_pooler_that_nobody_reads_goes_along(tmp_path):
   ("roberta", dict(hidden_act="relu"), "'hidden_act' is 'relu'"),
   ("electra", dict(summary_type="last"), "'summary_type' is 'last'"),
   ("bigbird", dict(attention_type="random"), "'attention_type' is 'random'"),
+  ("modernbert", dict(mlp_bias=True), "'mlp_bias' is True"),
+  ("modernbert", dict(layer_types=["full_attention", "chunked_attention"]), "'layer_types' is 'chunked_attention'"),
+  ("modernbert", dict(rope_parameters={"full_attention": {"rope_type": "yarn"}}), "rope_parameters.full_attention"),
 ], ids=lambda x: str(x) if isinstance(x, dict) else None)  # fmt: skip
 def test_what_our_parts_cannot_do_is_refused_by_name(case, change, message, tmp_path):
   test_golden.write(case, tmp_path / "theirs")
@@ -81,11 +93,11 @@ def test_what_our_parts_cannot_do_is_refused_by_name(case, change, message, tmp_
 
 
 def shrunk(variant):
-  dims = Dims(embed=16, heads=4, kv_heads=4, head_dim=4, mlp=32, layers=2)
+  dims = Dims(embed=16, heads=4, kv_heads=4, head_dim=4, mlp=32, layers=3)
   return dataclasses.replace(variant, dims=dims, vocab_size=64, embed=8 if variant.embed else None)
 
 
-BERT = shrunk(bert.VARIANTS["bert-base-uncased"])
+BERT, MODERN = shrunk(bert.VARIANTS["bert-base-uncased"]), shrunk(modernbert.VARIANTS["modernbert-base"])
 
 
 @pytest.mark.parametrize("family, variant, arguments, message", [
@@ -99,6 +111,9 @@ BERT = shrunk(bert.VARIANTS["bert-base-uncased"])
   (bert, dataclasses.replace(BERT, types=0), {}, "types=0"),
   (roberta, shrunk(roberta.VARIANTS["roberta-base"]), dict(design={"position": "learned"}), "design.position is"),
   (bigbird, shrunk(bigbird.VARIANTS["bigbird-roberta-base"]), dict(design={"core": "local"}), "design.core is 'local'"),
+  (modernbert, MODERN, dict(design={"windows": (None, 3, 4)}), "design.windows has"),
+  (modernbert, MODERN, dict(design={"position": "none"}), "design.position has"),
+  (modernbert, MODERN, dict(head="spans"), "head 'spans'"),
   (linformer, shrunk(linformer.VARIANTS["linformer-base-256"]), {}, "no family of Hugging Face's"),
   (electra, shrunk(electra.VARIANTS["electra-small"]), {}, "no family of Hugging Face's"),
 ], ids=lambda x: x if isinstance(x, str) else None)  # fmt: skip

@@ -1,5 +1,7 @@
 """Encoders: fine-tuning heads, and ELECTRA's two networks."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import tiny
 from families import shrunk
 
 from t5x_like.errors import UserError
-from t5x_like.models import bert, electra, roberta
+from t5x_like.models import bert, electra, modernbert, roberta
 from t5x_like.nn import params
 
 B, T = 4, 10
@@ -96,3 +98,13 @@ def test_the_generator_of_the_paper():
   for name in ("electra-base", "electra-large"):
     dims = electra.GENERATORS[name].dims
     assert (dims.embed, dims.mlp, dims.heads) == (256, 1024, 4)
+
+
+def test_layers_of_modernbert_come_in_turns_that_need_not_come_out_even():
+  variant = shrunk(modernbert.VARIANTS["modernbert-base"])
+  variant = dataclasses.replace(variant, dims=dataclasses.replace(variant.dims, layers=5))
+  model = tiny.model(variant, family=modernbert, noisy=False)
+  assert model.variant.design.windows == (None, 3, 3, None, 3)
+  assert [p["theta"] for p in model.variant.design.position] == [160_000.0, 10_000.0, 10_000.0, 160_000.0, 10_000.0]
+  norms = [n.split("/")[2] for n in params.named_params(model) if "in_norm" in n and "self_attention" in n]
+  assert norms == [f"self_attention_{layer}" for layer in range(1, 5)]

@@ -95,7 +95,7 @@ ENCODERS = [
   ("roberta", "xlm-roberta-base", 278_295_186, "XLMRobertaForMaskedLM"),
   ("roberta", "xlm-roberta-large", 560_142_482, "XLMRobertaForMaskedLM"),
   ("electra", "electra-small", 13_549_057, "14M, Clark et al. 2020, table 1", dict(network="Discriminator")),
-  ("electra", "electra-base", 109_483_009, "110M, Clark et al. 2020, table 8", dict(network="Discriminator")),
+  ("electra", "electra-base", 109_483_009, "110M, Clark et al. 2020, table 1", dict(network="Discriminator")),
   ("electra", "electra-large", 335_142_913, "335M, Clark et al. 2020, table 2", dict(network="Discriminator")),
   ("electra", "electra-small", 4_620_026, "ElectraForMaskedLM of table 6's sizes", dict(network="Generator")),
   ("electra", "electra-base", 33_740_602, "ElectraForMaskedLM", dict(network="Generator")),
@@ -104,6 +104,8 @@ ENCODERS = [
   ("electra", "electra-small", 13_549_057 + 4_620_026 - 3_972_864, "both, less the tables they share"),
   ("bigbird", "bigbird-roberta-base", 128_111_286 - 590_592, "BigBirdForMaskedLM less the pooler it does not read"),
   ("bigbird", "bigbird-roberta-large", 360_225_974 - 1_049_600, "BigBirdForMaskedLM less the pooler it does not read"),
+  ("modernbert", "modernbert-base", 149_655_232, "149M, Warner et al. 2024, section 2.1; ModernBertForMaskedLM"),
+  ("modernbert", "modernbert-large", 395_881_664, "395M, Warner et al. 2024, section 2.1; ModernBertForMaskedLM"),
   ("linformer", "linformer-base-256", 124_697_433 + 12 * 2 * 256 * 512, "RoBERTa and two projections in each layer"),
 ]
 IDS = [":".join([*row[:2], *(value for arguments in row[4:] for value in arguments.values())]) for row in ENCODERS]

@@ -52,7 +52,8 @@ BERT = dict(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_attention
 ELECTRA = BERT | dict(embedding_size=8)
 SPARSE = BERT | dict(block_size=4, num_random_blocks=1)
 MODERN = dict(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=5, num_attention_heads=4, intermediate_size=24,
-              local_attention=4, pad_token_id=0, bos_token_id=1, cls_token_id=1, eos_token_id=2, sep_token_id=2)  # fmt: skip
+              local_attention=4, pad_token_id=0, bos_token_id=1, cls_token_id=1, eos_token_id=2,
+              sep_token_id=2)  # fmt: skip
 NEXT = dict(logits="prediction_logits", outputs={"seq_relationship_logits": "next_sentence_logits"})
 SPANS = dict(logits="", outputs={"start_logits": "start_logits", "end_logits": "end_logits"})
 POOLED = dict(logits="last_hidden_state", outputs={"pooler_output": "pooled"})

@@ -56,7 +56,7 @@ def config(model, model_type: str | None) -> dict:
     "rescale_embeddings": design.embed_scale,
   }
   core = {"name": design.core} if isinstance(design.core, str) else design.core
-  if core["name"] != "bigbird":
+  if core.get("name") != "bigbird":
     only(model, core=["dense", "chunked", "bigbird"])
     return values | {"attention_type": "original_full"}
   return values | {

@@ -1,0 +1,122 @@
+"""ModernBERT, with its masked language model's head."""
+
+import dataclasses
+
+import numpy as np
+
+from t5x_like.errors import UserError
+from t5x_like.interop.encoders import special
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.fused import stacked_qkv
+from t5x_like.interop.hf import only
+from t5x_like.interop.mapping import Mapping, places
+from t5x_like.models import modernbert
+from t5x_like.nn.architectures import Variant
+from t5x_like.nn.dims import Dims
+
+MODEL_TYPES = ("modernbert",)
+MODELS = (modernbert.Model,)
+NORMS = {False: "layernorm_no_bias", True: "layernorm"}
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def build(fields: Fields, names: set[str]):
+  fields.ignore("attention_dropout", "embedding_dropout", "mlp_dropout", "classifier_pooling", "reference_compile",
+                "deterministic_flash_attn", "initializer_cutoff_factor", "sparse_prediction", "layer_norm_eps",
+                "sparse_pred_ignore_index", "repad_logits_with_grad", "max_position_embeddings")  # fmt: skip
+  fields.only("architectures", ["ModernBertForMaskedLM"])
+  fields.only("position_embedding_type", "absolute")
+  fields.only("classifier_activation", "gelu")
+  for name, value in dict(attention_bias=False, mlp_bias=False, classifier_bias=False, decoder_bias=True,
+                          tie_word_embeddings=True).items():  # fmt: skip
+    fields.only(name, value)
+  D, N, layers = fields.take("hidden_size"), fields.take("num_attention_heads"), fields.take("num_hidden_layers")
+  every = fields.take("global_attn_every_n_layers", 3)
+  kinds = fields.take("layer_types", [SLIDING if layer % every else FULL for layer in range(layers)])
+  rope = fields.take("rope_parameters", {})
+  old = {FULL: fields.take("global_rope_theta", 160_000.0), SLIDING: fields.take("local_rope_theta", 10_000.0)}
+  positions = {}
+  for kind, theta in old.items():
+    values = {"rope_type": "default", "rope_theta": theta} | (rope.get(kind) or {})
+    if values.keys() > {"rope_type", "rope_theta"} or values["rope_type"] != "default":
+      raise fields.refusal(f"rope_parameters.{kind}", values, "rope_type 'default' and a rope_theta")
+    positions[kind] = {"name": "rope", "theta": float(values["rope_theta"])}
+  windows = {FULL: None, SLIDING: fields.take("local_attention", 128) // 2 + 1}  # as many on either side, and itself
+  if unknown := set(kinds) - set(windows):
+    raise fields.refusal("layer_types", sorted(unknown)[0], f"{FULL!r} or {SLIDING!r}")
+  design = dataclasses.replace(
+    modernbert.DESIGN,
+    norm=fields.choose("norm_bias", NORMS, False),
+    norm_epsilon=fields.take("norm_eps", 1e-5),
+    activation=fields.choose("hidden_activation", {"gelu": "geglu"}, "gelu"),
+    windows=tuple(windows[kind] for kind in kinds),
+    position=tuple(positions[kind] for kind in kinds),
+    init_stddev=fields.values.get("initializer_range", 0.02),
+  )
+  dims = Dims(D, N, N, D // N, fields.take("intermediate_size"), layers)
+  tokens = special(fields, modernbert.TOKENS)
+  return modernbert.Model, {"variant": Variant(dims, design, fields.take("vocab_size"), tokens)}
+
+
+def config(model, model_type: str | None) -> dict:
+  variant, design, dims = model.variant, model.variant.design, model.variant.dims
+  only(model, norm=list(NORMS.values()), norm_position="pre", parallel="no", activation="geglu", biases=(),
+       qk_norm=False, attention_scale=None, softcap=None, experts=None, embed_scale=False, embed_norm=True,
+       core=["dense", "chunked"])  # fmt: skip
+  if variant.head != "mlm" or variant.types or variant.embed or dims.kv_heads != dims.heads:
+    raise UserError(f"the head {variant.head!r}, types={variant.types}, embed={variant.embed}, {dims}: ModernBERT is "
+                    "written with the head 'mlm', no types, and as many key/value heads as heads")  # fmt: skip
+  kinds = [FULL if window is None else SLIDING for window in design.windows]
+  thetas, windows = {}, {window for window in design.windows if window is not None}
+  for kind, position in zip(kinds, design.position, strict=True):
+    spec = {"name": position} if isinstance(position, str) else position
+    theta = spec.get("theta", 10_000.0)
+    if spec["name"] != "rope" or spec.keys() - {"name", "theta"} or thetas.setdefault(kind, theta) != theta:
+      raise UserError(f"design.position has {position!r}, which only 'rope' with one theta for the layers that see all "
+                      "and one for the others can be written as")  # fmt: skip
+  if len(windows) > 1:
+    raise UserError(f"design.windows has {sorted(windows)}, which only one width can be written as")
+  return {
+    "architectures": ["ModernBertForMaskedLM"],
+    "model_type": "modernbert",
+    "vocab_size": variant.vocab_size,
+    "hidden_size": dims.embed,
+    "intermediate_size": dims.mlp,
+    "num_hidden_layers": dims.layers,
+    "num_attention_heads": dims.heads,
+    "hidden_activation": "gelu",
+    "norm_eps": design.norm_epsilon,
+    "norm_bias": design.norm == "layernorm",
+    "initializer_range": design.init_stddev or 0.02,
+    "layer_types": kinds,
+    "local_attention": 2 * (max(windows, default=65) - 1),
+    "rope_parameters": {kind: {"rope_theta": theta, "rope_type": "default"} for kind, theta in thetas.items()},
+    "pad_token_id": variant.tokens.pad,
+    "bos_token_id": variant.tokens.start,
+    "cls_token_id": variant.tokens.start,
+    "eos_token_id": variant.tokens.eos,
+    "sep_token_id": variant.tokens.eos,
+    "tie_word_embeddings": True,
+  }
+
+
+def tensors(m: Mapping) -> None:
+  m.copies = {"decoder.weight": "model.embeddings.tok_embeddings.weight"}
+  m.copy("model.embeddings.tok_embeddings.weight", "embed/table")
+  m.norm("model.embeddings.norm", "inputs/norm")
+  for layer, (suffix, at) in enumerate(places(m.model.encoder, m.model.variant.dims.layers)):
+    theirs = f"model.layers.{layer}"
+    attention, mlp = (f"encoder/blocks/{name}{suffix}" for name in ("self_attention", "mlp"))
+    if f"{attention}/in_norm/scale" in m.names:
+      m.norm(f"{theirs}.attn_norm", f"{attention}/in_norm", at)
+    stacked_qkv(m, f"{theirs}.attn.Wqkv", f"{attention}/layer", at)
+    m.linear(f"{theirs}.attn.Wo", f"{attention}/layer/out", at)
+    m.norm(f"{theirs}.mlp_norm", f"{mlp}/in_norm", at)
+    m.fused(f"{theirs}.mlp.Wi.weight", [f"{mlp}/layer/{name}/kernel" for name in ("gate", "wi")], at,
+            split=lambda x: [part.T for part in np.split(x, 2)],
+            join=lambda xs: np.concatenate([x.T for x in xs]))  # fmt: skip
+    m.linear(f"{theirs}.mlp.Wo", f"{mlp}/layer/wo", at)
+  m.norm("model.final_norm", "encoder/final_norm")
+  m.linear("head.dense", "head/dense")
+  m.norm("head.norm", "head/norm")
+  m.copy("decoder.bias", "head/lm/bias")

@@ -1,0 +1,82 @@
+"""ModernBERT: the encoder of Warner et al. 2024 (https://arxiv.org/abs/2412.13663).
+
+Pre-norm without biases in the stack, exact GeGLU, rotary positions. Every third layer sees all tokens (rotary base
+160,000), the others those at most 64 away (base 10,000). The first layer's attention has no norm of its own, because
+the token vectors are normalised already (section 2.1.1). So no two turns of layers are equal, and the stack is one
+block of all its layers: it compiles unrolled, and rematerialisation has no layer boundaries to keep.
+"""
+
+from dataclasses import replace
+from itertools import cycle, islice
+
+from flax import nnx
+
+from t5x_like.nn.architectures import Dtype, Encoder, Layers, Remat, Tokens, Variant
+from t5x_like.nn.design import Design
+from t5x_like.nn.dims import Dims
+from t5x_like.nn.norm import Identity
+
+GLOBAL, LOCAL = {"name": "rope", "theta": 160_000.0}, {"name": "rope", "theta": 10_000.0}
+DESIGN = Design(
+  norm="layernorm_no_bias",
+  norm_epsilon=1e-5,
+  norm_position="pre",
+  activation="geglu",
+  position=(GLOBAL, LOCAL, LOCAL),
+  windows=(None, 65, 65),
+  init_stddev=0.02,
+  residual_init=True,
+  embed_norm=True,
+)
+TOKENS = Tokens(pad=50283, start=50281, eos=50282)  # [PAD], [CLS], [SEP]
+
+
+def _modernbert(embed, mlp, heads, layers) -> Variant:
+  return Variant(Dims(embed, heads, heads, embed // heads, mlp, layers), DESIGN, 50368, TOKENS)
+
+
+VARIANTS = {
+  #                               embed   mlp heads layers
+  "modernbert-base":  _modernbert(  768, 1152,  12,  22),
+  "modernbert-large": _modernbert( 1024, 2624,  16,  28),
+}  # fmt: skip
+
+
+class Model(Encoder):
+  """A ModernBERT of one of `VARIANTS`; features and arguments are those of every encoder.
+
+  `design.windows` and `design.position` are given for the layers in turn, which need not come out even; the model's own
+  design names them for each layer.
+  """
+
+  VARIANTS = VARIANTS
+
+  def __init__(
+    self,
+    rngs: nnx.Rngs,
+    *,
+    variant: str | Variant,
+    vocab_size: int | None = None,
+    head: str | dict | None = None,
+    dropout: float = 0.0,
+    dtype: Dtype = "float32",
+    remat: Remat = "none",
+    layers: Layers = "scan",
+    design: dict = {},  # noqa: B006 (never written to)
+  ):
+    variant = VARIANTS[variant] if isinstance(variant, str) else variant
+    variant = replace(variant, design=every_layer(variant.design.changed(design), variant.dims.layers))
+    options = dict(head=head, dropout=dropout, dtype=dtype, remat=remat, layers=layers)
+    super().__init__(rngs, variant=variant, vocab_size=vocab_size, **options)
+    first = self.encoder.blocks.names[0]
+    getattr(self.encoder.blocks, first).in_norm = Identity()
+
+
+def every_layer(design: Design, layers: int) -> Design:
+  """The design with windows and positions spelled out for every layer."""
+  position = design.position if isinstance(design.position, tuple) else (design.position,)
+  return replace(
+    design,
+    windows=tuple(islice(cycle(design.windows), layers)),
+    position=tuple(islice(cycle(position), layers)),
+  )
