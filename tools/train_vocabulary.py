@@ -1,10 +1,13 @@
-"""Trains a SentencePiece vocabulary on any source.
+"""Trains a vocabulary on any source: SentencePiece (unigram, bpe), WordPiece or byte-level BPE.
 
 Example:
   python -m tools.train_vocabulary --source=docstrings --data_dir=data/tfds --size=8192 --output=data/vocabulary
-  python -m tools.train_vocabulary --source=jsonl:corpus/*.jsonl.gz --size=32100 --model_type=bpe --output=vocabulary
+  python -m tools.train_vocabulary --source=jsonl:corpus/*.jsonl.gz --size=32100 --kind=bpe --output=vocabulary
+  python -m tools.train_vocabulary --source=text:b/*.txt --size=30000 --kind=wordpiece --with_mask --output=vocabulary
 
-The size counts everything: pad (0), eos (1), unk (2), the pieces and the sentinels (100 at the top). Documents are cut
+The size counts everything: pad (0), eos (1), unk (2), with --with_mask also [CLS] (3), [SEP] (4) and [MASK] (5), the
+pieces, and the sentinels (100 at the top). unigram and bpe are SentencePiece models, wordpiece (BERT's) and
+bytelevel_bpe (GPT-2's) a tokenizer.json. Documents are cut
 into lines; of more than --max_bytes of them a fixed random sample is used. The same input, options and number of
 threads give the same vocabulary. If the output holds the vocabulary that would be trained, nothing is done.
 """
@@ -22,6 +25,7 @@ from pathlib import Path
 
 from t5x_like.data import vocabularies
 from t5x_like.errors import UserError, door, one_line
+from tools import train_tokenizer
 
 RECORD = "training.json"
 LONGEST_LINE = 4096  # bytes; the trainer would pass over longer ones
@@ -55,11 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
   lines, total = sample(cut_into_lines(source.documents(options.split)), options.max_bytes)
   used = sum(map(len, lines))
   print(f"training on {used / 1e6:.1f} of {total / 1e6:.1f} MB of {source.name}/{options.split} ...", flush=True)
-  model = train(
-    lines, size=options.size - options.extra_ids, model_type=options.model_type, threads=options.threads,
-    character_coverage=options.character_coverage, byte_fallback=options.byte_fallback,
-  )  # fmt: skip
-  vocabulary = vocabularies.SentencePieceVocabulary(model, options.extra_ids)
+  vocabulary = _train(lines, options)
   vocabulary.save(output)
   try:
     (output / RECORD).write_text(json.dumps(record, indent=2) + "\n")
@@ -68,10 +68,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
   some = [line.decode() for line in lines[:: max(1, len(lines) // 2000)]]
   per_token = sum(len(line.encode()) for line in some) / max(1, sum(map(len, vocabulary.encode_batch(some))))
   print(
-    f"vocabulary {output}: {vocabulary.size:,} ids ({vocabulary.pieces:,} pieces, {vocabulary.extra_ids} sentinels), "
+    f"vocabulary {output}: {vocabulary.size:,} ids ({vocabulary.extra_ids} of them sentinels), "
     f"{per_token:.2f} bytes a token, fingerprint {vocabulary.fingerprint[:12]}, {time.monotonic() - started:.0f} s"
   )
   return 0
+
+
+def _train(lines: Sequence[bytes], options: argparse.Namespace) -> vocabularies.Vocabulary:
+  size = options.size - options.extra_ids
+  if options.kind in train_tokenizer.KINDS:
+    return train_tokenizer.train(lines, size=size, kind=options.kind, extra_ids=options.extra_ids,
+                                 with_mask=options.with_mask, lowercase=options.lowercase,
+                                 character_coverage=options.character_coverage)
+  model = train(
+    lines, size=size, model_type=options.kind, threads=options.threads, with_mask=options.with_mask,
+    character_coverage=options.character_coverage, byte_fallback=options.byte_fallback,
+  )  # fmt: skip
+  return vocabularies.SentencePieceVocabulary(model, options.extra_ids)
 
 
 def cut_into_lines(documents: Iterable[str]) -> Iterator[bytes]:
@@ -119,6 +132,7 @@ def train(
   character_coverage: float = 0.9995,
   byte_fallback: bool = False,
   threads: int = 2,
+  with_mask: bool = False,
 ) -> bytes:
   """Trains a SentencePiece model with pad 0, eos 1, unk 2 and no bos; returns the serialised model.
 
@@ -129,6 +143,7 @@ def train(
     character_coverage: the share of characters that get pieces; the rest is unknown, or bytes.
     byte_fallback: spell characters without pieces as bytes (256 of the pieces).
     threads: the model may depend on it, by rounding.
+    with_mask: make [CLS], [SEP] and [MASK] the control pieces 3, 4 and 5, which no text gives.
 
   Raises:
     UserError: the text is too small or too varied for the size.
@@ -141,6 +156,7 @@ def train(
       sentence_iterator=iter(lines), model_writer=model, vocab_size=size, model_type=model_type,
       pad_id=vocabularies.PAD_ID, eos_id=vocabularies.EOS_ID, unk_id=vocabularies.UNK_ID, bos_id=-1,
       character_coverage=character_coverage, byte_fallback=byte_fallback, num_threads=threads,
+      control_symbols=list(vocabularies.MASK_TOKENS) if with_mask else [],
       max_sentence_length=2 * LONGEST_LINE, minloglevel=2,
     )  # fmt: skip
   except (RuntimeError, OSError) as error:
@@ -167,6 +183,9 @@ def _exists(output: Path, record: dict) -> bool:
     found = json.loads((output / RECORD).read_text())
   except (OSError, ValueError):
     found = None
+  if isinstance(found, dict):
+    found = {"with_mask": False, "lowercase": False, **found, "kind": found.get("kind", found.get("model_type"))}
+    found.pop("model_type", None)
   if found == record:
     return True
   keys = [key for key in record if not isinstance(found, dict) or found.get(key) != record[key]]
@@ -185,7 +204,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
   parser.add_argument("--output", required=True, help="the directory to write")
   parser.add_argument("--size", type=int, required=True, help="the number of ids, sentinels included")
   parser.add_argument("--extra_ids", type=int, default=vocabularies.T5_EXTRA_IDS, help="sentinels (default: 100)")
-  parser.add_argument("--model_type", choices=("unigram", "bpe"), default="unigram", help="(default: unigram)")
+  parser.add_argument("--kind", "--model_type", choices=("unigram", "bpe", *train_tokenizer.KINDS), default="unigram",
+                      help="(default: unigram)")
+  parser.add_argument("--with_mask", action="store_true", help="add [CLS], [SEP] and [MASK], as BERT's family needs")
+  parser.add_argument("--lowercase", action="store_true", help="fold case and accents (wordpiece only)")
   parser.add_argument("--character_coverage", type=float, default=0.9995, help="share of characters with pieces")
   parser.add_argument("--byte_fallback", action="store_true", help="spell characters without pieces as bytes")
   parser.add_argument("--max_bytes", type=int, default=10_000_000, help="text to train on at most (default: 10 MB)")

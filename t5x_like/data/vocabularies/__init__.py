@@ -17,7 +17,7 @@ Nothing here imports TensorFlow: prediction works on a machine without it.
 
 from etils import epath
 
-from t5x_like.data.vocabularies import protocol, sentence_piece, storage, utf8_bytes
+from t5x_like.data.vocabularies import protocol, sentence_piece, storage, tokenizer_json, utf8_bytes
 from t5x_like.data.vocabularies.protocol import (
   BYT5_EXTRA_IDS,
   EOS_ID,
@@ -30,12 +30,14 @@ from t5x_like.data.vocabularies.protocol import (
 )
 from t5x_like.data.vocabularies.sentence_piece import MODEL_FILE, SentencePieceVocabulary
 from t5x_like.data.vocabularies.storage import FORMAT, MANIFEST
+from t5x_like.data.vocabularies.tokenizer_json import MASK_TOKENS, TokenizerVocabulary
 from t5x_like.data.vocabularies.utf8_bytes import ByteVocabulary
 from t5x_like.errors import UserError
 
 __all__ = [
-  "BYT5_EXTRA_IDS", "EOS_ID", "FORMAT", "MANIFEST", "MODEL_FILE", "PAD_ID", "T5_EXTRA_IDS", "UNK_ID", "ByteVocabulary",
-  "SentencePieceVocabulary", "Vocabulary", "encode_sentinels", "load", "special",
+  "BYT5_EXTRA_IDS", "EOS_ID", "FORMAT", "MANIFEST", "MASK_TOKENS", "MODEL_FILE", "PAD_ID", "T5_EXTRA_IDS", "UNK_ID",
+  "ByteVocabulary", "SentencePieceVocabulary", "TokenizerVocabulary", "Vocabulary", "encode_sentinels",
+  "load", "special",
 ]  # fmt: skip
 
 
@@ -43,7 +45,8 @@ def load(path_or_name: str) -> Vocabulary:
   """Opens a vocabulary.
 
   Args:
-    path_or_name: a directory written by `save`, a SentencePiece `*.model` file (100 sentinels, as T5's), or `bytes`.
+    path_or_name: a directory written by `save`, a `tokenizer.json` or a directory with one, a SentencePiece `*.model`
+      file (100 sentinels, as T5's), or `bytes`.
 
   Raises:
     UserError: there is no such file, or it is damaged, or its contents are not those its manifest states.
@@ -55,15 +58,20 @@ def load(path_or_name: str) -> Vocabulary:
     return _load_directory(path)
   if not path.exists():
     raise UserError(
-      f"vocabulary {path}: found nothing there, expected a directory with {MANIFEST}, a SentencePiece .model file or "
-      "the name 'bytes' (python -m tools.train_vocabulary makes a vocabulary)"
+      f"vocabulary {path}: found nothing there, expected a directory with {MANIFEST}, a SentencePiece .model file, "
+      "a tokenizer.json or the name 'bytes' (python -m tools.train_vocabulary makes a vocabulary)"
     )
+  if path.suffix == ".json":
+    return TokenizerVocabulary(storage.read(path), origin=f"vocabulary {path}")
   return SentencePieceVocabulary(storage.read(path), T5_EXTRA_IDS, origin=f"vocabulary {path}")
 
 
 def _load_directory(directory: epath.Path) -> Vocabulary:
   path = directory / MANIFEST
   if not path.exists():
+    bare = directory / tokenizer_json.MODEL_FILE
+    if bare.exists():
+      return TokenizerVocabulary(storage.read(bare), origin=f"vocabulary {bare}")
     raise UserError(f"vocabulary {directory}: found no {MANIFEST} there, expected a directory written by "
                     "python -m tools.train_vocabulary")
   manifest = storage.manifest(path)
@@ -71,10 +79,13 @@ def _load_directory(directory: epath.Path) -> Vocabulary:
   if kind == sentence_piece.KIND:
     model = _model(directory / MODEL_FILE, kind, extra_ids, manifest)
     vocabulary = SentencePieceVocabulary(model, extra_ids, origin=str(directory / MODEL_FILE))
+  elif kind == tokenizer_json.KIND:
+    path_of_model = directory / tokenizer_json.MODEL_FILE
+    vocabulary = TokenizerVocabulary(_model(path_of_model, kind, extra_ids, manifest), origin=str(path_of_model))
   elif kind == utf8_bytes.KIND:
     vocabulary = ByteVocabulary(extra_ids)
   else:
-    raise UserError(f"{path}: found kind {kind!r}, expected 'sentencepiece' or 'bytes'")
+    raise UserError(f"{path}: found kind {kind!r}, expected 'sentencepiece', 'tokenizer' or 'bytes'")
   for key in ("size", "fingerprint"):
     if getattr(vocabulary, key) != manifest[key]:
       found, expected = manifest[key], getattr(vocabulary, key)

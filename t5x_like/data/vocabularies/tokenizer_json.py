@@ -1,0 +1,147 @@
+"""Tokenizers of the tokenizers library: WordPiece, byte-level BPE and whatever else a `tokenizer.json` describes."""
+
+import functools
+import json
+from collections.abc import Sequence
+
+import numpy as np
+
+from t5x_like.data.vocabularies import protocol, storage
+from t5x_like.data.vocabularies.protocol import PAD_ID
+from t5x_like.errors import UserError, one_line
+
+KIND = "tokenizer"
+MODEL_FILE = "tokenizer.json"
+SPELLINGS = {"pad": ("[PAD]", "<pad>"), "unk": ("[UNK]", "<unk>"),
+             "eos": ("</s>", "[EOS]", "<eos>", "<|endoftext|>", "<|end_of_text|>", "[SEP]")}
+SPECIAL_TOKENS = ("[PAD]", "</s>", "[UNK]")  # ids 0, 1, 2 of those trained here; then, where asked for:
+MASK_TOKENS = ("[CLS]", "[SEP]", "[MASK]")  # ids 3, 4, 5
+
+_SPACES = " \t\n\r\v\f\u0085\u00a0\u2581"
+
+
+class TokenizerVocabulary:
+  """A `tokenizer.json`; ids are the file's own, so `size` is the highest of them and one.
+
+  Its sentinels are the special tokens `<extra_id_i>` at the ids `size - 1 - i`, as trained here; a file from elsewhere
+  may have none. Special tokens are never made from text: `[MASK]` in a text is spelled out. What its normaliser folds
+  (case and accents in BERT's) and runs of spaces do not come back from `decode`; byte-level BPE gives back every text.
+  Lone surrogates, which UTF-8 cannot hold, are encoded as U+FFFD. A post-processor's templates ([CLS] ... [SEP]),
+  truncation and padding are left out: the data system adds what an objective needs.
+
+  A word of WordPiece begins at a piece without the `##` mark, so punctuation is a word; of the other models at a piece
+  that begins with whitespace. EOS is the first there is of `</s>`, `[EOS]`, `<eos>`, `<|endoftext|>` and `[SEP]`.
+
+  Args:
+    model: the bytes of the file.
+    origin: what to call it in messages.
+
+  Raises:
+    UserError: no such tokenizer, its padding token is not id 0, or it has neither an end token nor, where the model
+      needs one, an unknown token.
+  """
+
+  pad_id = PAD_ID
+
+  def __init__(self, model: bytes, origin: str = "tokenizer.json"):
+    self._tokenizer, self._model = _tokenizer(model, origin), model
+    ids = self._tokenizer.get_vocab(with_added_tokens=True)
+    self.size = max(ids.values()) + 1
+    self.extra_ids = next(i for i in range(self.size + 1) if ids.get(f"<extra_id_{i}>") != self.size - 1 - i)
+    _check_pad(ids, origin)
+    self.eos_id = _first(ids, "eos")
+    if self.eos_id is None:
+      raise UserError(f"{origin}: found no end token, expected one of {', '.join(SPELLINGS['eos'])}; add one to it")
+    self.unk_id = _first(ids, "unk")
+    if self.unk_id is None:  # a byte-level model knows every text
+      self.unk_id = self.eos_id
+    added = {token.content: i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
+    found = protocol.find_specials(added.get)
+    self.mask_id, self.cls_id, self.sep_id, self.bos_id = (found[name] for name in protocol.SPECIAL)
+    self._never = np.zeros(self.size, bool)  # special tokens that no text may give
+    self._never[[i for i in added.values() if i != self.unk_id]] = True
+    self.special_ids = protocol.special_ids(self) | frozenset(added.values()) - {self.unk_id}
+    self._spelled = [""] * self.size
+    for piece, i in ids.items():
+      self._spelled[i] = piece
+    described = json.loads(model)
+    self._byte_level = '"ByteLevel"' in json.dumps([described.get("decoder"), described.get("pre_tokenizer")])
+    self._mark = (described["model"].get("continuing_subword_prefix") or "") if not self._byte_level else ""
+    text_pieces = self._spelled[: self.size - self.extra_ids]
+    self.starts_word = protocol.words(self, map(self._starts_word, text_pieces))
+    self.fingerprint = protocol.fingerprint(KIND, model, self.extra_ids)
+
+  def encode(self, text: str) -> list[int]:
+    return self._checked(self._tokenizer.encode(protocol.well_formed(text), add_special_tokens=False).ids).tolist()
+
+  def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+    # On all cores, unless TOKENIZERS_PARALLELISM=false: tools that run one process a core set it.
+    batch = self._tokenizer.encode_batch_fast([protocol.well_formed(text) for text in texts], add_special_tokens=False)
+    return [self._checked(encoding.ids) for encoding in batch]
+
+  def decode(self, ids: Sequence[int]) -> str:
+    text = ""
+    for part in protocol.parts(ids, self):
+      if isinstance(part, str):
+        text += f" {part}" if text and not self._byte_level else part
+        continue
+      known = [i if i < self.size and self._spelled[i] else self.unk_id for i in part]
+      decoded = self._tokenizer.decode(known, skip_special_tokens=False)
+      spaced = text and not self._byte_level and self.starts_word[known[0]] and not decoded.startswith(" ")
+      text += f" {decoded}" if spaced else decoded
+    return text
+
+  def pieces_of(self, ids: Sequence[int]) -> list[str]:
+    return [protocol.sentinel_piece(self, i) or self._spelled[i] or f"<{i}?>" for i in map(int, ids)]
+
+  def save(self, directory) -> None:
+    storage.save(directory, KIND, self, {MODEL_FILE: self._model})
+
+  def _checked(self, ids: list[int]) -> np.ndarray:
+    """Ids as int32 with no special ones among them: a word that is spelled like one is unknown."""
+    found = np.asarray(ids, np.int32)
+    special = self._never[found]
+    return np.where(special, np.int32(self.unk_id), found) if special.any() else found
+
+  def _starts_word(self, piece: str) -> bool:
+    if self._byte_level:
+      return _characters().get(piece[:1], "") in _SPACES if piece else True
+    return not piece.startswith(self._mark) if self._mark else piece[:1] in _SPACES
+
+
+@functools.cache
+def _characters() -> dict[str, str]:
+  """What the printable stand-ins of byte-level BPE stand for, by ASCII; other bytes are no spaces."""
+  shifted = [b for b in range(256) if not (33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255)]
+  return {chr(256 + n): chr(b) for n, b in enumerate(shifted) if b < 128} | {chr(b): chr(b) for b in range(33, 127)}
+
+
+def _tokenizer(model: bytes, origin: str):
+  import tokenizers
+
+  try:
+    tokenizer = tokenizers.Tokenizer.from_buffer(model)
+  except Exception as error:  # the library raises plain Exception for what it cannot read
+    raise UserError(f"{origin}: found {len(model)} bytes that are not a tokenizer of the tokenizers library, expected "
+                    f"a complete tokenizer.json ({one_line(error)})") from None
+  tokenizer.no_truncation()
+  tokenizer.no_padding()
+  tokenizer.encode_special_tokens = True
+  if not tokenizer.get_vocab_size(with_added_tokens=True):
+    raise UserError(f"{origin}: found a tokenizer without any pieces, expected a trained one")
+  return tokenizer
+
+
+def _check_pad(ids: dict[str, int], origin: str) -> None:
+  pad = _first(ids, "pad")
+  if pad != PAD_ID:
+    at_zero = next((piece for piece, i in ids.items() if i == PAD_ID), None)
+    found = "no padding token" if pad is None else f"padding at id {pad}"
+    raise UserError(
+      f"{origin}: found {found} and {at_zero!r} at id 0, expected [PAD] or <pad> at id 0, since 0 is padding "
+      "everywhere here; train one with python -m tools.train_vocabulary"
+    )
+
+
+def _first(ids: dict[str, int], name: str) -> int | None:
+  return next((ids[spelling] for spelling in SPELLINGS[name] if spelling in ids), None)

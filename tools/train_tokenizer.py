@@ -1,0 +1,82 @@
+"""WordPiece and byte-level BPE for tools.train_vocabulary, trained by the tokenizers library.
+
+Ids: [PAD] 0, </s> 1, [UNK] 2, then if asked for [CLS] 3, [SEP] 4, [MASK] 5, the pieces, and the sentinels from
+`<extra_id_0>` at the highest id downwards.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from t5x_like.data.vocabularies import MASK_TOKENS, TokenizerVocabulary
+from t5x_like.data.vocabularies.tokenizer_json import SPECIAL_TOKENS
+from t5x_like.errors import UserError
+
+KINDS = ("wordpiece", "bytelevel_bpe")
+
+
+def train(lines: Sequence[bytes], *, size: int, kind: str, extra_ids: int = 100, with_mask: bool = False,
+          lowercase: bool = False, character_coverage: float = 0.9995) -> TokenizerVocabulary:
+  """Trains a vocabulary; the same lines and options give the same one.
+
+  Args:
+    lines: UTF-8 text.
+    size: the number of ids without the sentinels.
+    kind: `wordpiece` (BERT's: words and punctuation, continued by ##) or `bytelevel_bpe` (GPT-2's: any text comes
+      back).
+    extra_ids: sentinels on top.
+    with_mask: also [CLS], [SEP] and [MASK].
+    lowercase: fold case and accents; wordpiece only.
+    character_coverage: the share of characters that get pieces; words with others are unknown; wordpiece only.
+
+  Raises:
+    UserError: the text is too small for the size, or the size too small for the characters; `lowercase` for bytes.
+  """
+  from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+  special = [*SPECIAL_TOKENS, *(MASK_TOKENS if with_mask else ())]
+  if kind == "wordpiece":
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer(
+      clean_text=True, handle_chinese_chars=True, strip_accents=lowercase, lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(cleanup=False)
+    alphabet = _alphabet((tokenizer.normalizer.normalize_str(line.decode()) for line in lines), character_coverage)
+    # The trainer numbers ##x in the order of a hash map, and ids break ties: named beforehand they have one order.
+    inside = [f"##{character}" for character in alphabet]
+    trainer = trainers.WordPieceTrainer(
+      vocab_size=size, special_tokens=[*special, *inside], show_progress=False, initial_alphabet=alphabet,
+      limit_alphabet=len(alphabet))
+  else:
+    if lowercase:
+      raise UserError("--lowercase: found it with --kind=bytelevel_bpe, expected wordpiece; lower the text beforehand")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=special, show_progress=False,
+                                  initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
+  tokenizer.train_from_iterator((line.decode() for line in lines), trainer)
+  found = tokenizer.get_vocab_size()
+  if found != size:
+    remedy = "ask for a smaller vocabulary or give more text" if found < size else "ask for a larger vocabulary"
+    raise UserError(f"--size: found {size} ids, sentinels not counted, expected {found} for this text; {remedy}")
+  tokenizer.add_special_tokens([AddedToken(f"<extra_id_{i}>", special=True) for i in reversed(range(extra_ids))])
+  described = json.loads(tokenizer.to_str())
+  described["added_tokens"] = [token for token in described["added_tokens"] if not token["content"].startswith("##")]
+  text = json.dumps(described, ensure_ascii=False, indent=1) + "\n"
+  return TokenizerVocabulary(text.encode(), origin=f"trained {kind}")
+
+
+def _alphabet(texts: Iterable[str], coverage: float) -> list[str]:
+  """The most frequent characters that make up a share `coverage` of the texts, spaces aside, sorted."""
+  counts: Counter[str] = Counter()
+  for text in texts:
+    counts.update(text)
+  ranked = sorted(((count, c) for c, count in counts.items() if not c.isspace()), key=lambda one: (-one[0], one[1]))
+  wanted, held, kept = coverage * sum(count for count, _ in ranked), 0, []
+  for count, character in ranked:
+    if held >= wanted:
+      break
+    held += count
+    kept.append(character)
+  return sorted(kept)
