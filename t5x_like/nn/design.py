@@ -60,7 +60,7 @@ ACTIVATIONS = {  # (function, gated)
 
 POSITIONS = {
   "none": {}, "sinusoidal": {"interleaved"}, "learned": {"length", "offset"}, "alibi": {"mpt"},
-  "relative_bias": {"buckets", "max_distance", "shared"}, "shaw": {"clip", "values"},
+  "relative_bias": {"buckets", "max_distance", "shared", "bidirectional"}, "shaw": {"clip", "values"},
   "rope": {"theta", "fraction", "interleaved", "linear", "llama3"},
 }  # fmt: skip
 
@@ -292,7 +292,7 @@ class Design:
     if name == "alibi":
       return Alibi(dims.heads, **options)
     if name == "relative_bias" and options.pop("shared", True):
-      return RelativeBias(dims.heads, rngs, bidirectional=not causal, **options)
+      return RelativeBias(dims.heads, rngs, **{"bidirectional": not causal, **options})
     return None
 
 
@@ -306,7 +306,7 @@ def _layer_position(spec, dims: Dims, causal: bool, rngs: nnx.Rngs) -> Position 
   if name == "shaw":
     return ShawPosition(dims.head_dim, rngs, **options)
   if name == "relative_bias" and not options.pop("shared", True):
-    return RelativeBias(dims.heads, rngs, bidirectional=not causal, **options)
+    return RelativeBias(dims.heads, rngs, **{"bidirectional": not causal, **options})
   return None
 
 

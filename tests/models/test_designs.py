@@ -40,7 +40,7 @@ DESIGNS = {  # design, and the heads that share keys and values
                                                                        "buckets": 8, "max_distance": 6}), 1),
   "positions_in_turn": (Design(position=("none", {"name": "rope"}), activation="silu"), 4),
   "chunked_alibi": (Design(position="alibi", core="chunked", softcap=6.0), 2),
-  "local_relative": (Design(position="relative_bias", core="local", windows=(3,)), 4),
+  "local_relative": (Design(position={"name": "relative_bias", "bidirectional": True}, core="local", windows=(3,)), 4),
 }  # fmt: skip
 
 # An encoder-decoder is an encoder and a decoder: it gets those designs that its two stacks take differently.

@@ -68,7 +68,7 @@ def config(model, model_type: str | None) -> dict:
   variant, design = model.variant, model.variant.design
   position = {"name": design.position} if isinstance(design.position, str) else design.position
   experts, dims = design.experts or {}, variant.dims
-  if position["name"] != "relative_bias" or not position.get("shared", True):
+  if position["name"] != "relative_bias" or not position.get("shared", True) or "bidirectional" in position:
     raise UserError(f"design.position is {design.position!r}, which only 'relative_bias' can be written as")
   if experts.get("top_k") != 1 or experts.get("normalise") or experts.get("router", "softmax") != "softmax":
     raise UserError(f"design.experts is {experts!r}, which only one expert a token can be written as")

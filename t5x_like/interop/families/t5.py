@@ -51,7 +51,8 @@ def config(model, model_type: str | None) -> dict:
        softcap=None, windows=(None,), experts=None, activation=list(ACTIVATIONS.values()))  # fmt: skip
   variant, design = model.variant, model.variant.design
   position = {"name": design.position} if isinstance(design.position, str) else design.position
-  only(model, position=[p for p in (design.position,) if position["name"] == "relative_bias"] or ["relative_bias"])
+  ours = position["name"] == "relative_bias" and "bidirectional" not in position
+  only(model, position=[design.position] if ours else ["relative_bias"])
   dims = variant.dims
   if not position.get("shared", True):
     model_type = "umt5"
