@@ -1,0 +1,187 @@
+"""Mixtures of tasks: how often each is drawn, and which of its examples stands at a global index, in closed form.
+
+The schedule is periodic. A period of P places holds task t exactly `counts[t]` times, its rate times P, rounded so
+that the counts add up to P, and spread evenly; the loader shuffles the places of every period anew by the seed. Before
+the shuffle, a place q of period p that is the k-th of its task in the period is the `p * counts[t] + k`-th draw of that
+task ever made. So the draws of a task are counted without gaps, whatever the step a run is opened at, and are spent on
+its epochs: each visits every example of the task once, in an order of its own.
+
+Worked example, counts (2, 1), so P = 3: the places of period 0, before the shuffle, are (task 0, draw 0), (1, 0),
+(0, 1); those of period 5 are (0, 10), (1, 5), (0, 11).
+
+Rates follow Raffel et al. 2020, section 3.5.2: `equal`; `proportional` to the number of examples, of which at most
+`maximum` (their K) count; and `temperature`: proportional ones raised to 1 / T and normalised again, T = 1 being
+proportional and T -> infinity equal (section 3.5.2; multilingual BERT and mT5 use the exponents 0.7 and 0.3).
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from t5x_like.data import random
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.task import Feature, Task
+from t5x_like.errors import UserError
+
+
+def equal(num_examples: Sequence[int]) -> list[float]:
+  """The same rate for every task."""
+  return [1.0 / len(num_examples)] * len(num_examples)
+
+
+def proportional(num_examples: Sequence[int], maximum: int | None = None) -> list[float]:
+  """Rates proportional to the number of examples, a task of more than `maximum` counting as one of `maximum`."""
+  return temperature(num_examples, 1.0, maximum)
+
+
+def temperature(num_examples: Sequence[int], temperature: float, maximum: int | None = None) -> list[float]:
+  """Proportional rates to the power of 1 / temperature, normalised.
+
+  Raises:
+    UserError: a temperature or maximum that is not positive.
+  """
+  if not temperature > 0:
+    raise UserError(f"temperature: found {temperature}, expected more than 0 (1 is proportional, larger is more equal)")
+  if maximum is not None and maximum < 1:
+    raise UserError(f"maximum: found {maximum}, expected at least 1 example, or None for no limit")
+  counted = np.array([min(n, maximum or n) for n in num_examples], np.float64)
+  powers = (counted / counted.max()) ** (1.0 / temperature)
+  return (powers / powers.sum()).tolist()
+
+
+def counts(rates: Mapping[str, float], period: int) -> list[int]:
+  """How often each task stands in a period: rates, of any sum, to whole numbers that add up to `period`.
+
+  The largest remainders are rounded up (of equal ones, the first).
+
+  Raises:
+    UserError: a rate that is negative or no number, a task that would never be drawn, or a period below 1.
+  """
+  if period < 1:
+    raise UserError(f"period: found {period}, expected at least 1")
+  for name, rate in rates.items():
+    if not 0 < rate < float("inf"):
+      raise UserError(f"rate of {name}: found {rate}, expected a positive number; leave out a task that is not wanted")
+  total = sum(rates.values())
+  shares = [rate / total * period for rate in rates.values()]
+  whole = [int(share) for share in shares]
+  by_remainder = sorted(range(len(shares)), key=lambda i: (round(whole[i] - shares[i], 9), i))
+  for i in by_remainder[:period - sum(whole)]:
+    whole[i] += 1
+  for name, share, count in zip(rates, shares, whole, strict=True):
+    if not count:
+      raise UserError(f"rate of {name}: {share / period:.3g} of a period of {period} is no example: "
+                      f"set period to at least {int(period / share) + 1}, or a larger rate")
+  return whole
+
+
+class Schedule:
+  """Which draw of which task stands where; see the module.
+
+  Args:
+    counts: how often each task stands in a period.
+
+  Attributes:
+    counts: these.
+    period: their sum.
+  """
+
+  def __init__(self, counts: Sequence[int]):
+    self.counts, self.period = tuple(counts), sum(counts)
+    task_P = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    which_P = np.concatenate([np.arange(count, dtype=np.int64) for count in counts])
+    # The k-th of c belongs at the middle of the k-th of c equal parts, so any stretch holds the tasks at their rates.
+    order_P = np.argsort((which_P + 0.5) / np.asarray(counts)[task_P], kind="stable")
+    self._task_P, self._which_P = task_P[order_P], which_P[order_P]
+
+  def at(self, place_B: tf.Tensor, period_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """(task int32 [B], which of its draws int64 [B]) of places int64 [B] in 0..period-1 before the shuffle."""
+    task_B = tf.gather(self._task_P, place_B)
+    return task_B, period_B * tf.gather(tf.constant(self.counts, tf.int64), task_B) + tf.gather(self._which_P, place_B)
+
+  def draws(self, global_index_B: tf.Tensor, seed: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """`at` for global indices int64 [B]: what the loader and `mix` make of them together."""
+    place_B, period_B = global_index_B % self.period, global_index_B // self.period
+    return self.at(random.shuffled(place_B, period_B, seed, self.period), period_B)
+
+
+def mix(parts: Mapping[str, Task], rates: Mapping[str, float], *, period: int, name: str) -> Task:
+  """One task whose examples are those of several, each as often as its rate says.
+
+  Its epoch is a period of the schedule, so `num_examples` is `period`, and the loader's order of an epoch is the
+  shuffle of that period. Of a batch, every part makes only the rows that are its own. Shorter parts are padded at the
+  end of every axis with 0.
+
+  Args:
+    parts: at least one task by a name of it; they are kept in the order of their names.
+    rates: one for each, of any sum.
+    period: places in a period.
+    name: what metrics call the mixture.
+
+  Raises:
+    UserError: parts with other features, dtypes or vocabularies than the first, or see `counts`.
+  """
+  labels = sorted(parts)
+  tasks = [parts[label] for label in labels]
+  features = _common_features(dict(zip(labels, tasks)))
+  schedule = Schedule(counts({label: rates[label] for label in labels}, period))
+
+  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+    task_B, draw_B = schedule.at(example_index_B, epoch_B)
+    rows = tf.dynamic_partition(tf.range(tf.size(task_B)), task_B, len(tasks))
+    draws = tf.dynamic_partition(draw_B, task_B, len(tasks))
+    made = [_examples(part, draw_N, part_seed(seed, label), features)
+            for label, part, draw_N in zip(labels, tasks, draws, strict=True)]
+    return {name: _stitched(rows, [one[name] for one in made], task_B, feature) for name, feature in features.items()}
+
+  content = [[label, part.fingerprint, count]
+             for label, part, count in zip(labels, tasks, schedule.counts, strict=True)]
+  return Task(
+    name=name, vocabulary=tasks[0].vocabulary,
+    fingerprint=hashlib.sha256(repr(["mixture.v1", content]).encode()).hexdigest(),
+    num_examples=schedule.period, features=features, batch=batch)
+
+
+def part_seed(seed: int, label: str) -> int:
+  """The seed of a part, from the mixture's and the part's name: parts over one corpus draw apart from each other."""
+  return int.from_bytes(hashlib.sha256(f"{seed}/{label}".encode()).digest()[:8], "little")
+
+
+def _examples(part: Task, draw_N: tf.Tensor, seed: int, features: dict[str, Feature]) -> dict[str, tf.Tensor]:
+  """Draws of a part, in its own order of every epoch, padded to the common shapes."""
+  epoch_N, place_N = draw_N // part.num_examples, draw_N % part.num_examples
+  made = part.batch(random.shuffled(place_N, epoch_N, seed, part.num_examples), epoch_N, seed)
+  padded = {}
+  for name, value in made.items():
+    room = [wanted - found for wanted, found in zip(features[name].shape, part.features[name].shape, strict=True)]
+    padded[name] = tf.pad(value, [[0, 0], *([0, n] for n in room)]) if any(room) else value
+  return padded
+
+
+def _stitched(rows: list[tf.Tensor], values: list[tf.Tensor], task_B: tf.Tensor, feature: Feature) -> tf.Tensor:
+  """The parts' rows, each back at its place: [B, *shape]."""
+  return tf.ensure_shape(tf.dynamic_stitch(rows, values), [task_B.shape[0], *feature.shape])
+
+
+def _common_features(parts: dict[str, Task]) -> dict[str, Feature]:
+  first, *_ = parts
+  expected = parts[first]
+  for label, part in parts.items():
+    if set(part.features) != set(expected.features):
+      odd = sorted(set(part.features) ^ set(expected.features))
+      raise UserError(f"mixture: parts {first} and {label} do not have the same features ({', '.join(odd)} in only one "
+                      "of them): mix tasks for one architecture, with the same options of packing")
+    if part.vocabulary.fingerprint != expected.vocabulary.fingerprint:
+      raise UserError(f"mixture: part {label} has vocabulary {part.vocabulary.fingerprint[:12]}, part {first} "
+                      f"{expected.vocabulary.fingerprint[:12]}, expected one: prepare their stores with the same")
+    for name, feature in part.features.items():
+      other = expected.features[name]
+      if (feature.dtype, len(feature.shape)) != (other.dtype, len(other.shape)):
+        raise UserError(f"mixture: {name} is {feature.dtype} of {len(feature.shape)} axes in part {label} and "
+                        f"{other.dtype} of {len(other.shape)} in part {first}, expected the same in all")
+  return {
+    name: Feature(tuple(max(sizes) for sizes in zip(*(part.features[name].shape for part in parts.values()))),
+                  feature.dtype)
+    for name, feature in expected.features.items()
+  }

@@ -1,0 +1,220 @@
+"""Mixtures: rates exact in every period, draws without gaps, rows as the parts make them, the same from any step."""
+
+import collections
+import itertools
+
+import corpora
+import numpy as np
+import pytest
+
+from t5x_like.data import loader, mixture, task
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.tasks import ul2
+from t5x_like.data.token_store_writer import TokenStoreWriter
+from t5x_like.data.vocabularies import ByteVocabulary
+from t5x_like.errors import UserError
+
+SIZES = {"a": 700, "b": 330, "c": 64 * 3}  # tokens of each corpus
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("corpora")
+  for i, (name, tokens) in enumerate(SIZES.items()):
+    corpora.write(folder / name / "train", tokens, [17 + i], name=name)
+  with TokenStoreWriter(folder / "bytes" / "train", name="bytes", split="train", vocabulary=ByteVocabulary()) as writer:
+    writer.add(np.full(900, 50), [900])
+  return folder
+
+
+def causal(root, name, **arguments):
+  return {"name": "causal_lm", "store": str(root / name), "length": 32} | arguments
+
+
+def denoising(root, name, style, **arguments):
+  return {"name": "denoising", "store": str(root / name), "style": style, "inputs_length": 32} | arguments
+
+
+def build(parts, **arguments):
+  return task.build("mixture", "train", parts=parts, **arguments)
+
+
+@pytest.fixture(scope="module")
+def three(root):
+  parts = {"a": causal(root, "a", rate=5), "b": causal(root, "b", rate=3, length=20), "c": causal(root, "c", rate=2)}
+  return build(parts, period=20)
+
+
+def test_rates():
+  assert mixture.equal([5, 900]) == [0.5, 0.5]
+  assert mixture.proportional([100, 300]) == [0.25, 0.75]
+  assert mixture.proportional([100, 10**9], maximum=300) == [0.25, 0.75]
+  np.testing.assert_allclose(mixture.temperature([1, 16], 2.0), [0.2, 0.8])
+  np.testing.assert_allclose(mixture.temperature([1, 10**6], 2.0, maximum=16), [0.2, 0.8])
+  np.testing.assert_allclose(mixture.temperature([7, 10**9], 1e6), [0.5, 0.5], atol=1e-4)
+
+
+def test_counts_are_the_rounded_rates():
+  assert mixture.counts({"a": 0.5, "b": 0.3, "c": 0.2}, 10) == [5, 3, 2]
+  assert mixture.counts({"a": 1, "b": 1, "c": 1}, 10) == [4, 3, 3]
+  generator = np.random.default_rng(0)
+  for _ in range(200):
+    rates, period = generator.random(5) + 0.05, int(generator.integers(60, 5_000))
+    found = mixture.counts(dict(zip("abcde", rates)), period)
+    assert sum(found) == period and (abs(np.array(found) - rates / rates.sum() * period) < 1).all()
+
+
+@pytest.mark.parametrize("rates, period, message", [
+  ({"a": 1, "b": 0}, 10, "rate of b: found 0"), ({"a": 1, "b": -1.0}, 10, "rate of b: found -1.0"),
+  ({"a": float("nan")}, 10, "rate of a: found nan"), ({"a": 1}, 0, "period: found 0"),
+  ({"a": 1, "b": 1e-3}, 100, "rate of b: 0.000999 of a period of 100 is no example: set period to at least 1001")])
+def test_impossible_rates_are_refused(rates, period, message):
+  with pytest.raises(UserError, match=message):
+    mixture.counts(rates, period)
+  with pytest.raises(UserError, match="temperature: found 0"):
+    mixture.temperature([1, 2], 0)
+
+
+def test_the_schedule_counts_draws_without_gaps():
+  schedule = mixture.Schedule([2, 1])
+  for period, expected in ((0, [(0, 0), (1, 0), (0, 1)]), (5, [(0, 10), (1, 5), (0, 11)])):
+    found = schedule.at(tf.range(3, dtype=tf.int64), tf.fill([3], tf.constant(period, tf.int64)))
+    assert list(zip(*(part.numpy().tolist() for part in found))) == expected
+  schedule, periods = mixture.Schedule([50, 30, 7]), 20
+  tasks, draws = (part.numpy() for part in schedule.draws(tf.range(87 * periods, dtype=tf.int64), seed=3))
+  for number, count in enumerate(schedule.counts):
+    assert ((tasks.reshape(periods, 87) == number).sum(axis=1) == count).all()
+    of_period = draws[tasks == number].reshape(periods, count)
+    np.testing.assert_array_equal(np.sort(of_period, axis=1).ravel(), np.arange(count * periods))
+  orders = {tuple(order) for order in tasks.reshape(periods, 87)}
+  assert len(orders) == periods
+  other = schedule.draws(tf.range(87, dtype=tf.int64), seed=4)[0].numpy()
+  assert tuple(other) not in orders
+  # Before the shuffle, which evaluations see, every stretch has the rates too.
+  unshuffled = schedule.at(tf.range(87, dtype=tf.int64), tf.zeros([87], tf.int64))[0].numpy()
+  for number, count in enumerate(schedule.counts):
+    assert (abs(np.cumsum(unshuffled == number) - np.arange(1, 88) * count / 87) <= 1.5).all()
+
+
+def test_rows_are_the_parts_own_and_their_epochs_are_whole(root, three):
+  """Every part's draws, collected over many batches, are epochs of its windows, each window once."""
+  assert three.num_examples == 20 and three.name == "mixture"
+  assert three.features["decoder_target_tokens"].shape == (32,)
+  seen = collections.defaultdict(list)
+  rows = {name: [] for name in three.features}
+  for batch in itertools.islice(loader.train_batches(three, batch_size=16, seed=1), 50):
+    for name, value in batch.items():
+      rows[name].append(value)
+  rows = {name: np.concatenate(value) for name, value in rows.items()}
+  tasks, draws = (part.numpy() for part in mixture.Schedule([10, 6, 4]).draws(tf.range(800, dtype=tf.int64), seed=1))
+  for row in range(800):
+    targets = rows["decoder_target_tokens"][row]
+    length = 20 if tasks[row] == 1 else 32
+    np.testing.assert_array_equal(np.diff(targets[:length]), 1)
+    assert not targets[length:].any() and rows["decoder_loss_weights"][row].sum() == length
+    seen[tasks[row]].append((draws[row], (targets[0] - corpora.FIRST) // length))
+  for number, (size, length) in enumerate(zip(SIZES.values(), (32, 20, 32))):
+    examples, count = size // length, 400 * (10, 6, 4)[number] // 10 // 1
+    order = [example for _, example in sorted(seen[number])]
+    assert len(order) == count and len(order) > 3 * examples
+    epochs = [tuple(order[i:i + examples]) for i in range(0, len(order) - examples + 1, examples)]
+    assert all(sorted(epoch) == list(range(examples)) for epoch in epochs)
+    assert len(set(epochs)) > len(epochs) // 2 or examples < 5
+
+
+def test_a_part_draws_as_it_would_alone(root):
+  """The noise of a part depends on its own draw, seed and epoch only."""
+  parts = {style: denoising(root, "a", style) for style in ("drop_tokens", "replace_spans", "bert_style")}
+  built = build(parts, period=30)
+  styles = sorted(parts)
+  alone = {label: task.build(part["name"], "train", **{k: v for k, v in part.items() if k != "name"})
+           for label, part in parts.items()}
+  batch = next(loader.train_batches(built, batch_size=60, seed=9, start_step=100))
+  tasks, draws = mixture.Schedule([10, 10, 10]).draws(tf.range(60, dtype=tf.int64) + 6_000, seed=9)
+  for row in range(60):
+    label = styles[tasks[row]]
+    part, seed = alone[label], mixture.part_seed(9, label)
+    epoch, place = draws[row:row + 1] // part.num_examples, draws[row:row + 1] % part.num_examples
+    example = loader.random.shuffled(place, epoch, seed, part.num_examples)
+    for name, value in part.batch(example, epoch, seed).items():
+      found = batch[name][row]
+      np.testing.assert_array_equal(found[:value.shape[1]], value[0])
+      assert not found[value.shape[1]:].any()
+
+
+def test_addressing(three):
+  corpora.check_addressing(three)
+
+
+def test_more_rows_than_parts_and_fewer(three):
+  for size in (1, 2, 40):
+    whole = [next(loader.train_batches(three, batch_size=40, seed=2))]
+    cut = list(itertools.islice(loader.train_batches(three, batch_size=size, seed=2), 40 // size))
+    corpora.assert_same({name: np.concatenate([part[name] for part in cut]) for name in cut[0]}, whole[0])
+
+
+def test_evaluation_is_one_period(three):
+  batches = list(loader.eval_batches(three, batch_size=8))
+  assert [(batch["example_index"] >= 0).sum() for batch in batches] == [8, 8, 4]
+
+
+def test_rates_of_a_recipe(root):
+  parts = {"a": causal(root, "a"), "b": causal(root, "b")}  # 21 and 10 windows
+  shared = {"name": "causal_lm", "length": 32}
+  short = {name: {"store": str(root / name)} for name in "ab"}
+  alike = [build(parts, rates="proportional", period=31), build(short, rates="proportional", period=31, shared=shared)]
+  assert alike[0].fingerprint == alike[1].fingerprint
+  others = [build(parts, rates="equal", period=31), build(parts, rates="proportional", maximum=10, period=31),
+            build(parts, rates="temperature", temperature=2.0, period=31), build(parts, rates="equal", period=32),
+            build({"x": parts["a"], "b": parts["b"]}, rates="proportional", period=31)]
+  found = [built.fingerprint for built in others]
+  assert found[0] == found[1] and len({alike[0].fingerprint, *found}) == 5
+
+
+@pytest.mark.parametrize("parts, arguments, message", [
+  ({}, {}, "task.parts: found none"),
+  ({"a": 3}, {}, "config.task.parts.a: found 3"),
+  ({"a": dict(name="causal_ln")}, {}, "config.task.parts.a.name: found 'causal_ln'.*did you mean 'causal_lm'"),
+  ({"a": dict(store="x")}, {}, "config.task.parts.a.name: found None"),
+  ({"a": dict(name="causal_lm")}, {}, "config.task.parts.a.store: missing"),
+  ({"a": dict(name="causal_lm", store="x", lenth=3)}, {}, "config.task.parts.a.lenth: .*did you mean 'length'"),
+  ({"a": dict(name="causal_lm", store="x", rate="2")}, {}, "config.task.parts.a.rate: found '2'"),
+  ({"a": dict(name="causal_lm", store="x", rate=2)}, dict(rates="equal"), "parts.a.rate: found 2, but rates are equal"),
+  ({"a": dict(name="mixture", parts={})}, {}, "a mixture in the mixture"),
+  ({}, dict(rates="sizes"), "task.rates: found 'sizes'"),
+])
+def test_recipes_that_do_not_fit_are_refused(parts, arguments, message):
+  with pytest.raises(UserError, match=message) as error:
+    build(parts, **arguments)
+  assert "\n" not in str(error.value)
+
+
+def test_parts_that_do_not_go_together_are_refused(root):
+  one = causal(root, "a")
+  for other, message in ((causal(root, "b", document_mask=True), "decoder_positions, decoder_segment_ids in only one"),
+                         (denoising(root, "b", "drop_tokens"), "encoder_input_tokens in only one"),
+                         (causal(root, "bytes"), "expected one: prepare their stores")):
+    with pytest.raises(UserError, match=message):
+      build({"a": one, "b": other})
+
+
+def test_ul2_has_its_seven_denoisers(root):
+  built = task.build("ul2", "train", store=str(root / "a"), length=32, mode_tokens=True, period=70)
+  modes = {name: tuple(ByteVocabulary().encode(text)) for name, text in ul2.MODES.items()}
+  batch = next(loader.train_batches(built, batch_size=70, seed=0))
+  found = collections.Counter(tuple(row[:5]) for row in batch["encoder_input_tokens"])
+  assert found == {modes["r"]: 20, modes["s"]: 10, modes["x"]: 40}
+  for inputs, targets in zip(batch["encoder_input_tokens"], batch["decoder_target_tokens"]):
+    if tuple(inputs[:5]) == modes["s"]:  # three quarters, then the last one behind a sentinel
+      start = inputs[5]
+      assert inputs[5:31].tolist() == [*range(start, start + 24), corpora.SIZE - 1, 1] and not inputs[31:].any()
+      assert targets[:10].tolist() == [corpora.SIZE - 1, *range(start + 24, start + 32), 1] and not targets[10:].any()
+  half = next(loader.train_batches(built, batch_size=10, seed=0, start_step=3, rows=(5, 10)))
+  corpora.assert_same(half, {name: value[35:40] for name, value in batch.items()})
+  rates = {name: 0 for name in ul2.DENOISERS} | {"s": 1}
+  only = task.build("ul2", "train", store=str(root / "a"), length=32, rates=rates)
+  assert only.features["decoder_target_tokens"].shape == (10,) and only.fingerprint != built.fingerprint
+  with pytest.raises(UserError, match="config.task.rates.r_4: no such denoiser"):
+    task.build("ul2", "train", store=str(root / "a"), rates={"r_4": 1})
+  with pytest.raises(UserError, match="0 for every denoiser"):
+    task.build("ul2", "train", store=str(root / "a"), length=32, rates=dict.fromkeys(ul2.DENOISERS, 0))
