@@ -164,6 +164,35 @@ class TokenStore:
       shard += 1
     return np.unique(np.concatenate(places))
 
+  def documents_at(self, places_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The documents that hold tokens: places in the stream [N] -> their (indices, starts, ends), each int64 [N]."""
+    places = np.asarray(places_N, np.int64)
+    return self._documents(places, np.searchsorted(self._ends, places, side="right"), by_place=True)
+
+  def document_spans(self, documents_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where documents begin and end: indices [N] in 0..num_documents-1 -> (starts, ends), each int64 [N]."""
+    documents = np.asarray(documents_N, np.int64)
+    shards = np.searchsorted(self._first_documents, documents, side="right") - 1
+    return self._documents(documents, shards, by_place=False)[1:]
+
+  @functools.cached_property
+  def _first_documents(self) -> np.ndarray:
+    """The index of every shard's first document: int64 [shards]."""
+    counts = [shard.documents for shard in self.manifest.shards]
+    return np.cumsum([0, *counts[:-1]], dtype=np.int64)
+
+  def _documents(self, values: np.ndarray, shards: np.ndarray, *, by_place: bool) -> tuple[np.ndarray, ...]:
+    """(indices, starts, ends) of documents given by a place in them or by index, and the shard of each."""
+    found = np.empty((3, values.size), np.int64)
+    for shard in np.unique(shards).tolist():
+      rows, ends = shards == shard, self._shard_document_ends(shard)
+      first = self._ends[shard] - self.manifest.shards[shard].tokens
+      first_document = self._first_documents[shard]
+      inside = np.searchsorted(ends, values[rows] - first, side="right") if by_place else values[rows] - first_document
+      starts = np.where(inside > 0, ends[np.maximum(inside - 1, 0)], 0)
+      found[:, rows] = inside + first_document, starts + first, ends[inside] + first
+    return found[0], found[1], found[2]
+
   def _shard_document_ends(self, index: int) -> np.ndarray:
     """Where documents end in a shard, mapped (or, of a remote store, read) on first touch: int64 [documents]."""
     if self._document_ends[index] is None:

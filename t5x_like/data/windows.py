@@ -83,9 +83,20 @@ class Windows:
 
 def documents(tokens: TokenStore, starts_B: np.ndarray, length: int) -> np.ndarray:
   """The number of its document inside the window, from 1, for every token of windows: [B] -> int32 [B, length]."""
-  first_BW = np.zeros((len(starts_B), length), np.int32)
-  if length:
-    first_BW[:, 0] = 1
-  for row, start in enumerate(np.asarray(starts_B, np.int64).tolist()):
-    first_BW[row, tokens.document_starts(start, start + length) - start] = 1
+  first_BW = document_begins(tokens, starts_B, length)
+  first_BW[:, :1] = True
   return np.cumsum(first_BW, axis=1, dtype=np.int32)
+
+
+def document_begins(tokens: TokenStore, starts_B: np.ndarray, length: int) -> np.ndarray:
+  """Whether a document begins at each token of windows: [B] -> bool [B, length]."""
+  begins_BW = np.zeros((len(starts_B), length), bool)
+  first_B, begin_B, _ = tokens.documents_at(starts_B)
+  last_B = tokens.documents_at(starts_B + max(length - 1, 0))[0]
+  begins_BW[begin_B == starts_B, :1] = True
+  inner_B = last_B - first_B  # documents that begin after the first token
+  rows_N = np.repeat(np.arange(len(starts_B)), inner_B)
+  nth_N = np.arange(len(rows_N)) - np.repeat(np.cumsum(inner_B) - inner_B, inner_B)
+  places_N = tokens.document_spans(first_B[rows_N] + 1 + nth_N)[0]
+  begins_BW[rows_N, places_N - starts_B[rows_N]] = True
+  return begins_BW

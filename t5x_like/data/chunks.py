@@ -1,0 +1,96 @@
+"""Stretches of single documents, found by any token in them: for objectives that must know where documents begin.
+
+A document is cut from its beginning into chunks of `length` tokens, the last one shorter. Example i is the chunk that
+holds a token drawn uniformly from window i of the stream (tokens [i * length, (i + 1) * length)), so that a document
+is seen in proportion to its length and an epoch passes over the stream once, without an index of chunks: opening and
+memory do not depend on the corpus. An EOS that the store put at the end of every document is no part of it.
+"""
+
+import numpy as np
+
+from t5x_like.data import random
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.token_store import TokenStore
+from t5x_like.errors import UserError
+
+
+class Chunks:
+  """The chunks of an open store.
+
+  Args:
+    tokens: the store.
+    length: most tokens in a chunk.
+
+  Attributes:
+    num_examples: windows of `length` tokens in the store.
+
+  Raises:
+    UserError: the store is shorter than one window.
+  """
+
+  def __init__(self, tokens: TokenStore, length: int):
+    self.tokens, self.length = tokens, length
+    self.num_examples = tokens.num_tokens // length
+    self._eos = int(tokens.manifest.append_eos)
+    if not self.num_examples:
+      raise UserError(f"{tokens.path}: {tokens.num_tokens} tokens are no example: the task needs windows of {length} "
+                      "tokens: shorten the task's lengths or prepare a larger corpus")
+
+  def read(self, example_index_B: tf.Tensor, key_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The chunks of examples: int64 [B], uint64 [B] -> (int32 [B, length], 0 after the chunk; int32 [B], its size)."""
+    place_B = self._anchors(example_index_B, key_B)
+    return self._call(lambda places: self._read(*self._chunks(places)[1:]), place_B)
+
+  def read_with_others(self, example_index_B: tf.Tensor, key_B: tf.Tensor):
+    """As `read`, and for each a stretch of another document.
+
+    The other document is drawn uniformly from all others; its stretch begins at a uniformly drawn token of it and ends
+    with it, or after `length` tokens.
+
+    Returns:
+      (chunk, size, other, size of the other), as in `read`.
+    Raises:
+      UserError: there is no other document.
+    """
+    documents = self.tokens.num_documents
+    if documents < 2:
+      raise UserError(f"{self.tokens.path}: found {documents} document, expected at least 2: the second segment must "
+                      "come from another one")
+    bits_B2 = tf.cast(random.bits(random.row_keys(5, key_B), 2), tf.int64)
+
+    def read(places, bits):
+      index, starts, sizes = self._chunks(places)
+      other = bits[:, 0] * (documents - 1) >> 32
+      begins, ends = self.tokens.document_spans(other + (other >= index))
+      ends = ends - self._eos
+      begins = begins + (bits[:, 1] * np.maximum(ends - begins, 1) >> 32)
+      return *self._read(starts, sizes), *self._read(begins, np.clip(ends - begins, 0, self.length))
+
+    return self._call(read, self._anchors(example_index_B, key_B), bits_B2)
+
+  def _anchors(self, example_index_B, key_B):
+    bits_B = random.bits(random.row_keys(6, key_B), 1)[:, 0]
+    return example_index_B * self.length + tf.cast(random.integers(bits_B, self.length), tf.int64)
+
+  def _chunks(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(document, first token, tokens) of the chunks that hold places: each int64 [B]."""
+    index, starts, ends = self.tokens.documents_at(places)
+    ends = ends - self._eos
+    places = np.minimum(places, np.maximum(ends - 1, starts))
+    begins = starts + (places - starts) // self.length * self.length
+    return index, begins, np.minimum(ends - begins, self.length)
+
+  def _read(self, begins: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens int32 [B, length], sizes int32 [B])."""
+    last = self.tokens.num_tokens - self.length
+    window = self.tokens.windows(np.minimum(begins, last), self.length)
+    for row in np.flatnonzero(begins > last).tolist():  # near the end of the stream
+      window[row] = np.roll(window[row], -(begins[row] - last))
+    window[np.arange(self.length) >= sizes[:, None]] = 0
+    return window, sizes.astype(np.int32)
+
+  def _call(self, function, *arguments):
+    """Runs on the host; every output is int32, [B, length] and [B] in turn."""
+    batch, outputs = arguments[0].shape[0], 4 if len(arguments) > 1 else 2
+    found = tf.numpy_function(function, arguments, [tf.int32] * outputs, stateful=False)
+    return tuple(tf.ensure_shape(x, [batch] if i % 2 else [batch, self.length]) for i, x in enumerate(found))

@@ -1,0 +1,202 @@
+"""Masked language modelling: which positions are predicted, and what stands there instead, for a whole batch at once.
+
+BERT (Devlin et al. 2019, section 3.1): 15% of the tokens are chosen; of these 80% become the mask, 10% a random token,
+10% stay; the loss is on the chosen ones. The budget of a row is exactly `round(rate * n)`, n its tokens that are not
+special (ties to even as Python rounds, and at least 1), so 76 of 510. Special tokens are never chosen, and random
+tokens are uniform over the ordinary ids. Which tokens are chosen, within the budget:
+
+- `tokens`: a uniformly random subset of exactly that size.
+- `words`: whole words in a uniformly random order, every one that still fits (BERT's whole-word masking). The budget is
+  never exceeded, and left over only where no word fits.
+- `spans`: SpanBERT (Joshi et al. 2020, section 3.1): spans of a geometric number of words (p = 0.2, at most 10, so 3.8
+  on average) that start at uniformly random words, until the budget is spent; the last is cut to the words that fit.
+  Spans neither overlap nor touch: the tokens on both sides of one are always there for the span-boundary objective
+  (the paper does not say what it does there). All tokens of a span are masked, replaced or kept alike.
+
+Worked example, budget 2, mask 9: [101, 5, 6, 7, 102] with 6 and 7 chosen, 6 masked and 7 kept gives inputs
+[101, 5, 9, 7, 102], targets [0, 0, 6, 7, 0], weights [0, 0, 1, 1, 0].
+"""
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+
+from t5x_like.data import random
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.vocabularies import Vocabulary, special
+from t5x_like.errors import UserError
+
+Mode = Literal["tokens", "words", "spans"]
+GEOMETRIC_P, MAX_SPAN_WORDS = 0.2, 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Masking:
+  """Chooses and corrupts.
+
+  Attributes:
+    vocabulary: of the ids.
+    length: of every row.
+    mode: what is chosen, see above.
+    rate: share of the ordinary tokens that is chosen.
+    mask_share: of the chosen positions, how many become the mask.
+    random_share: of the chosen positions, how many become a random token; the others stay.
+
+  Raises:
+    UserError: on construction, for shares that are none.
+  """
+
+  vocabulary: Vocabulary
+  length: int
+  mode: Mode = "tokens"
+  rate: float = 0.15
+  mask_share: float = 0.8
+  random_share: float = 0.1
+
+  def __post_init__(self):
+    if not 0 < self.rate < 1:
+      raise UserError(f"rate: found {self.rate}, expected a fraction between 0 and 1")
+    if min(self.mask_share, self.random_share) < 0 or self.mask_share + self.random_share > 1:
+      raise UserError(f"mask_share, random_share: found {self.mask_share} and {self.random_share}, expected fractions "
+                      "that add up to at most 1")
+    budgets = [max(1, round(self.rate * n)) if n else 0 for n in range(self.length + 1)]
+    ordinary = ordinary_ids(self.vocabulary)
+    set_ = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731 -- frozen
+    set_("_budgets", np.array(budgets, np.int32))
+    set_("_ordinary", ordinary)
+    # Two bits for each id: 1 it may be chosen, 2 it begins a word.
+    marks = np.array(self.vocabulary.starts_word, np.int32) * 2
+    marks[ordinary] += 1
+    set_("_marks", marks)
+    set_("_mask_id", special(self.vocabulary, "mask"))
+
+  def __call__(self, tokens_BL: tf.Tensor, key_B: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Masks a batch.
+
+    Args:
+      tokens_BL: int32 [B, length].
+      key_B: uint64 [B], one random key per row (`random.row_keys`).
+
+    Returns:
+      `inputs`, `targets` (0 where nothing is predicted) int32 [B, length], `weights` float32 [B, length]; with mode
+      `spans` also `span_starts` and `span_ends` int32 [B, length], the places of the tokens before and after the span
+      that a chosen token is in.
+    """
+    marks_BL = tf.gather(tf.constant(self._marks), tokens_BL)
+    maskable_BL = marks_BL % 2 == 1
+    count_B = tf.reduce_sum(tf.cast(maskable_BL, tf.int32), axis=1)
+    budget_B = tf.gather(tf.constant(self._budgets), count_B)
+    spans, kind = {}, tf.cast(random.bits(random.row_keys(1, key_B), self.length), tf.int64)
+    if self.mode == "tokens":
+      chosen_BL = self._tokens(maskable_BL, budget_B, key_B)
+    elif self.mode == "words":
+      chosen_BL = self._words(self._word_starts(marks_BL, maskable_BL), maskable_BL, budget_B, key_B)
+    else:
+      chosen_BL, starts_BL, ends_BL = self._spans(
+        self._word_starts(marks_BL, maskable_BL), maskable_BL, budget_B, key_B)
+      spans = {"span_starts": starts_BL, "span_ends": ends_BL}
+      kind = tf.gather(kind, starts_BL, batch_dims=1)
+    random_bits = random.bits(random.row_keys(2, key_B), self.length)
+    replacement = tf.gather(tf.constant(self._ordinary), random.integers(random_bits, len(self._ordinary)))
+    mask_below = round(self.mask_share * 2**32)
+    random_below = mask_below + round(self.random_share * 2**32)
+    corrupted = tf.where(kind < mask_below, self._mask_id, tf.where(kind < random_below, replacement, tokens_BL))
+    return {
+      "inputs": tf.where(chosen_BL, corrupted, tokens_BL), "targets": tf.where(chosen_BL, tokens_BL, 0),
+      "weights": tf.cast(chosen_BL, tf.float32), **spans,
+    }
+
+  def _tokens(self, maskable_BL, budget_B, key_B):
+    """The `budget` maskable places of highest score: scores are random, then by place, so no two are equal."""
+    score_BL = tf.where(maskable_BL, self._scores(key_B, tf.range(self.length)[None]), -1)
+    best = tf.math.top_k(score_BL, k=max(1, int(self._budgets.max())), sorted=True).values
+    last = tf.gather(best, tf.maximum(budget_B - 1, 0), batch_dims=1)
+    return (score_BL >= last[:, None]) & maskable_BL & (budget_B > 0)[:, None]
+
+  def _scores(self, key_B, number_BL):
+    """Random scores 0..2^31-1 for the items of every row, whose numbers make them different."""
+    low = max(1, (self.length - 1).bit_length())
+    bits_BL = tf.cast(tf.bitwise.right_shift(random.bits(key_B, self.length), tf.constant(1, tf.uint32)), tf.int32)
+    return tf.bitwise.left_shift(tf.bitwise.right_shift(bits_BL, low), low) + number_BL
+
+  def _word_starts(self, marks_BL, maskable_BL):
+    """Whether a word begins: where the id says so, at special tokens, and after them."""
+    after_special = tf.pad(~maskable_BL[:, :-1], [[0, 0], [1, 0]], constant_values=True)
+    return (marks_BL >= 2) | ~maskable_BL | after_special
+
+  def _words(self, starts_BL, maskable_BL, budget_B, key_B):
+    word_BL = tf.cumsum(tf.cast(starts_BL, tf.int32), axis=1) - 1
+    size_BW = _scatter(word_BL, tf.cast(maskable_BL, tf.int32), self.length)
+    order_BW = tf.argsort(self._scores(key_B, tf.range(self.length)[None]), axis=1, direction="DESCENDING")
+    sorted_BW = tf.gather(size_BW, order_BW, batch_dims=1)
+
+    def more(taken_BW, left_B, going):
+      return going
+
+    def step(taken_BW, left_B, going):
+      # One by one, a word is taken if it fits; as what is left only shrinks, a word that did not fit never will.
+      fits_BW = ~taken_BW & (sorted_BW > 0) & (sorted_BW <= left_B[:, None])
+      sum_BW = tf.cumsum(tf.where(fits_BW, sorted_BW, 0), axis=1)
+      new_BW = fits_BW & (sum_BW <= left_B[:, None])
+      left_B -= tf.reduce_sum(tf.where(new_BW, sorted_BW, 0), axis=1)
+      return taken_BW | new_BW, left_B, tf.reduce_any(new_BW)
+
+    taken_BW, _, _ = tf.while_loop(more, step, (tf.zeros_like(sorted_BW, tf.bool), budget_B, tf.constant(True)))
+    taken_BW = _scatter(order_BW, tf.cast(taken_BW, tf.int32), self.length) > 0
+    return tf.gather(taken_BW, word_BL, batch_dims=1) & maskable_BL
+
+  def _spans(self, starts_BL, maskable_BL, budget_B, key_B):
+    L, tries = self.length, 4 * int(self._budgets.max()) + 32
+    place_L = tf.range(L)
+    word_BL = tf.cumsum(tf.cast(starts_BL, tf.int32), axis=1)
+    words_B = tf.reduce_max(tf.where(maskable_BL, word_BL, 0), axis=1)  # up to the last that may be chosen
+    # Where words begin, and one more at the end of the row.
+    begin_BW = tf.sort(tf.pad(tf.where(starts_BL, place_L, L), [[0, 0], [0, MAX_SPAN_WORDS]], constant_values=L), axis=1)
+    where_BT = tf.cast(random.bits(random.row_keys(3, key_B), tries), tf.int64)
+    length_BT = geometric(random.bits(random.row_keys(4, key_B), tries))
+
+    def more(t, left_B, *_):
+      return (t < tries) & tf.reduce_any(left_B > 0)
+
+    def step(t, left_B, spans_B, before_BL, after_BL):
+      first_B = tf.cast(tf.bitwise.right_shift(where_BT[:, t] * tf.cast(words_B, tf.int64), 32), tf.int32)
+      wanted_B = tf.gather(length_BT, spans_B, batch_dims=1)
+      a_B = tf.gather(begin_BW, first_B, batch_dims=1)
+      fitting_B = tf.reduce_sum(tf.cast((begin_BW > a_B[:, None]) & (begin_BW <= (a_B + left_B)[:, None]) &
+                                        (begin_BW < L), tf.int32), axis=1)
+      b_B = tf.gather(begin_BW, first_B + tf.minimum(wanted_B, fitting_B), batch_dims=1)
+      inside_BL = (place_L >= a_B[:, None]) & (place_L < b_B[:, None])
+      beside_BL = (place_L >= a_B[:, None] - 1) & (place_L <= b_B[:, None])
+      bad_BL = (inside_BL & ~maskable_BL) | (beside_BL & (after_BL > 0))
+      good_B = (a_B > 0) & (b_B > a_B) & ~tf.reduce_any(bad_BL, axis=1)
+      new_BL = inside_BL & good_B[:, None]
+      left_B -= tf.where(good_B, b_B - a_B, 0)
+      return (t + 1, left_B, spans_B + tf.cast(good_B, tf.int32), tf.where(new_BL, a_B[:, None] - 1, before_BL),
+              tf.where(new_BL, b_B[:, None], after_BL))
+
+    none_BL = tf.zeros_like(word_BL)
+    _, _, _, before_BL, after_BL = tf.while_loop(
+      more, step, (tf.constant(0), budget_B, tf.zeros_like(budget_B), none_BL, none_BL))
+    return after_BL > 0, before_BL, after_BL
+
+
+def ordinary_ids(vocabulary: Vocabulary) -> np.ndarray:
+  """The ids of text, ascending; neither special nor lent for a special piece: int32 [N]."""
+  ordinary = np.ones(vocabulary.size, bool)
+  ordinary[[*vocabulary.special_ids, vocabulary.pad_id]] = False
+  return np.flatnonzero(ordinary).astype(np.int32)
+
+
+def geometric(bits_BN: tf.Tensor) -> tf.Tensor:
+  """Span lengths 1..10, P(l) in proportion to 0.2 * 0.8^(l - 1), from random words: uint32 [B, N] -> int32 [B, N]."""
+  share = GEOMETRIC_P * (1 - GEOMETRIC_P) ** np.arange(MAX_SPAN_WORDS)
+  below = np.round(np.cumsum(share / share.sum())[:-1] * 2**32).astype(np.int64)
+  return 1 + tf.reduce_sum(tf.cast(tf.cast(bits_BN, tf.int64)[..., None] >= tf.constant(below), tf.int32), axis=-1)
+
+
+def _scatter(place_BN: tf.Tensor, value_BN: tf.Tensor, length: int) -> tf.Tensor:
+  """Zeros [B, length] with values added at places, all int32."""
+  batch = tf.shape(place_BN)[0]
+  flat = tf.reshape(place_BN + tf.range(batch)[:, None] * length, [-1, 1])
+  return tf.reshape(tf.scatter_nd(flat, tf.reshape(value_BN, [-1]), [batch * length]), [-1, length])

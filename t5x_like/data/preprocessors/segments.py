@@ -1,0 +1,134 @@
+"""Segments -> the inputs of BERT: [CLS] A [SEP], or [CLS] A [SEP] B [SEP] with token types (Devlin et al. 2019, 3.1).
+
+Worked example, A = 5 6 7, B = 8 9, length 10, [CLS] 2, [SEP] 3:
+
+    tokens    2 5 6 7 3 8 9 3 0 0
+    types     0 0 0 0 0 1 1 1 0 0
+    segments  1 1 1 1 1 1 1 1 0 0      (1 on what is not padding)
+"""
+
+from t5x_like.data import random
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.sentences import Sentences
+
+
+def one(a_BT: tf.Tensor, size_B: tf.Tensor, length: int, cls_id: int, sep_id: int) -> dict[str, tf.Tensor]:
+  """[CLS] A [SEP].
+
+  Args:
+    a_BT: int32 [B, T]; the first `size` tokens of each row count.
+    size_B: int32 [B], at most `length - 2`.
+    length: of the result.
+
+  Returns:
+    `tokens`, `types` and `segments`, int32 [B, length].
+  """
+  none_B = tf.zeros_like(size_B)
+  out = pair(a_BT, none_B, size_B, a_BT[:, :1], none_B, none_B, length, cls_id, sep_id)
+  place, end = tf.range(length), size_B[:, None] + 2
+  return {"tokens": tf.where(place < end, out["tokens"], 0), "types": tf.zeros_like(out["types"]),
+          "segments": tf.cast(place < end, tf.int32)}
+
+
+def pair(a_BT, a_start_B, a_size_B, b_BU, b_start_B, b_size_B, length: int, cls_id: int, sep_id: int):
+  """[CLS] A [SEP] B [SEP]; A is tokens `a_start` to `a_start + a_size` of each row of `a_BT`, and B likewise.
+
+  Sizes add up to at most `length - 3`. Returns `tokens`, `types` and `segments` as `one` does.
+  """
+  place = tf.range(length)[None]
+  a_end = a_size_B[:, None] + 1  # of its [SEP]
+  b_end = a_end + b_size_B[:, None] + 1
+  a = _gather(a_BT, place - 1 + a_start_B[:, None])
+  b = _gather(b_BU, place - a_end - 1 + b_start_B[:, None])
+  tokens = tf.where(place < a_end, a, tf.where(place < b_end, b, 0))
+  tokens = tf.where((place == a_end) | (place == b_end), sep_id, tf.where(place == 0, cls_id, tokens))
+  return {"tokens": tokens, "types": tf.cast((place > a_end) & (place <= b_end), tf.int32),
+          "segments": tf.cast(place <= b_end, tf.int32)}
+
+
+def _gather(x_BT: tf.Tensor, place_BL: tf.Tensor) -> tf.Tensor:
+  T = tf.shape(x_BT)[1]
+  flat = tf.clip_by_value(place_BL, 0, T - 1) + tf.range(tf.shape(x_BT)[0])[:, None] * T
+  return tf.gather(tf.reshape(x_BT, [-1]), flat)
+
+
+def separated(window_BR: tf.Tensor, start_B: tf.Tensor, end_B: tf.Tensor, first_BR: tf.Tensor, eos_id: int,
+              sep_id: int, length: int) -> tuple[tf.Tensor, tf.Tensor]:
+  """Text with a separator between documents, in place of any EOS.
+
+  Args:
+    window_BR: int32 [B, R]; the text is tokens start to end of each row.
+    first_BR: bool [B, R], where documents begin.
+    length: of the result; what does not fit is left out.
+
+  Returns:
+    (int32 [B, length], int32 [B] its size).
+  """
+  place_R = tf.range(tf.shape(window_BR)[1])
+  inside = (place_R >= start_B[:, None]) & (place_R < end_B[:, None])
+  keep = inside & (window_BR != eos_id)
+  split = inside & first_BR & (place_R > start_B[:, None])
+  after = tf.cumsum(tf.cast(keep, tf.int32) + tf.cast(split, tf.int32), axis=1)  # places used with this one
+  size_B = tf.minimum(after[:, -1], length)
+  row = tf.range(tf.shape(window_BR)[0])[:, None] * (length + 1)
+  to_token = row + tf.minimum(tf.where(keep, after - 1, length), length)
+  # A document begins with a token that is kept: its separator is one place before it.
+  to_split = row + tf.minimum(tf.where(split, after - 1 - tf.cast(keep, tf.int32), length), length)
+  out = tf.zeros([tf.shape(window_BR)[0] * (length + 1)], tf.int32)
+  out = tf.tensor_scatter_nd_update(out, tf.reshape(to_token, [-1, 1]), tf.reshape(window_BR, [-1]))
+  separators = tf.fill([tf.size(to_split)], sep_id)
+  out = tf.tensor_scatter_nd_update(out, tf.reshape(to_split, [-1, 1]), separators)
+  return tf.reshape(out, [-1, length + 1])[:, :length], size_B
+
+
+def split_pair(chunk_BT: tf.Tensor, size_B: tf.Tensor, other_BT: tf.Tensor, other_size_B: tf.Tensor, *,
+               sentences: Sentences, single: bool, random_next: float, short: float, key_B: tf.Tensor):
+  """Cuts chunks into A and the B that follows, and for a share of the rows takes B from elsewhere.
+
+  The cut is before a sentence, uniformly drawn from those of the chunk but its first (before any token but the first
+  where the chunk has only one). A B from elsewhere begins with the first sentence of `other` that begins there, or
+  where none does with its first token.
+
+  Args:
+    chunk_BT, size_B, other_BT, other_size_B: from `Chunks.read_with_others`.
+    single: A and B are one sentence each: the last before the cut and the first after it.
+    random_next: the share of rows whose B is from elsewhere.
+    short: the share of rows whose chunk is first cut to a uniformly drawn size, 2 to T (Devlin et al. 2019, their
+      code: a tenth, so that fine-tuning on short sequences is no surprise).
+
+  Returns:
+    (a_start, a_size, b, b_start, b_size, label): B's tokens int32 [B, T]; label 1 where B is from elsewhere. A chunk
+    of one token has no B that follows, and always label 1; an `other` without tokens (only an EOS) label 0.
+  """
+  T = chunk_BT.shape[1]
+  word_B4 = random.bits(random.row_keys(7, key_B), 4)
+  is_short = tf.cast(word_B4[:, 0], tf.int64) < round(short * 2**32)
+  size_B = tf.where(is_short, tf.minimum(size_B, 2 + random.integers(word_B4[:, 1], max(T - 1, 1))), size_B)
+  place = tf.range(1, T)[None]
+  starts = sentences.starts(chunk_BT) & (place < size_B[:, None])
+  count = tf.cumsum(tf.cast(starts, tf.int32), axis=1)
+  total_B = count[:, -1]
+  drawn = lambda n_B: tf.cast(tf.bitwise.right_shift(  # noqa: E731 -- uniform below n
+    tf.cast(word_B4[:, 2], tf.int64) * tf.cast(n_B, tf.int64), 32), tf.int32)
+  which_B1 = drawn(total_B)[:, None] + 1
+  first_at = lambda n_B1: 1 + tf.reduce_sum(tf.cast(count < n_B1, tf.int32), axis=1)  # noqa: E731 -- nth sentence's place
+  cut_B = tf.where(total_B > 0, first_at(which_B1), tf.minimum(1 + drawn(tf.maximum(size_B - 1, 1)), size_B))
+  wanted = tf.cast(word_B4[:, 3], tf.int64) < round(random_next * 2**32)
+  label_B = ((wanted | (size_B < 2)) & (other_size_B > 0))
+  other_place = tf.range(1, other_BT.shape[1])[None]
+  other_count = tf.cumsum(tf.cast(sentences.starts(other_BT) & (other_place < other_size_B[:, None]), tf.int32), axis=1)
+  other_at = lambda n: 1 + tf.reduce_sum(tf.cast(other_count < n, tf.int32), axis=1)  # noqa: E731
+  other_start_B = tf.where(other_count[:, -1] > 0, other_at(1), 0)
+  b_start_B = tf.where(label_B, other_start_B, cut_B)
+  b_end_B = tf.where(label_B, other_size_B, size_B)
+  a_start_B = tf.zeros_like(cut_B)
+  if single:
+    a_start_B = tf.where(which_B1[:, 0] > 1, first_at(which_B1 - 1), 0)
+    next_B = tf.where(label_B, tf.where(other_count[:, -1] > 1, other_at(2), other_size_B),
+                      tf.where(total_B > which_B1[:, 0], first_at(which_B1 + 1), size_B))
+    b_end_B = tf.minimum(b_end_B, next_B)
+  a_size_B = cut_B - a_start_B
+  room_B = tf.where(is_short, size_B, T) - a_size_B
+  b_size_B = tf.maximum(tf.minimum(b_end_B - b_start_B, room_B), 0)
+  b_BT = tf.where(label_B[:, None], other_BT, chunk_BT)
+  return a_start_B, a_size_B, b_BT, b_start_B, b_size_B, tf.cast(label_B, tf.int32)

@@ -1,0 +1,62 @@
+"""Where sentences begin in a stream of tokens: a rule on stored ids, so that a store needs no second index.
+
+The rule: a sentence ends with a token whose text ends in `.`, `!` or `?` (in their full-width forms too; closing
+quotes and brackets may follow inside it), and the next begins with the token after it, if that one begins a word
+(`vocabulary.starts_word`; so not inside `3.14`). Documents begin sentences. It is wrong after abbreviations ("Dr.
+Smith"), as simple splitters are. Another rule is a function `(vocabulary) -> bool [size]`, which ids may end a
+sentence, named as `module:function`.
+"""
+
+import importlib
+import re
+
+import numpy as np
+
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.vocabularies import Vocabulary
+from t5x_like.errors import UserError
+
+DEFAULT_RULE = "t5x_like.data.sentences:punctuation"
+_END = re.compile("[.!?\u3002\uff01\uff1f\u2026][\"')\\]}\u2019\u201d\u00bb]*$")
+
+
+def punctuation(vocabulary: Vocabulary) -> np.ndarray:
+  """Which ids end in a full stop or mark, by their spellings: bool [size]."""
+  ends = np.fromiter((bool(_END.search(piece)) for piece in vocabulary.pieces_of(range(vocabulary.size))), bool)
+  ends[list(vocabulary.special_ids)] = False
+  ends[vocabulary.unk_id] = False
+  return ends
+
+
+class Sentences:
+  """The rule as an operation on batches.
+
+  Args:
+    vocabulary: of the ids.
+    rule: `module:function`, see above.
+
+  Raises:
+    UserError: there is no such function, or it does not return bool [size].
+  """
+
+  def __init__(self, vocabulary: Vocabulary, rule: str = DEFAULT_RULE):
+    ends = np.asarray(load(rule, "sentence_rule")(vocabulary))
+    if ends.shape != (vocabulary.size,) or ends.dtype != np.bool_:
+      raise UserError(f"sentence_rule={rule}: returned {ends.dtype} {list(ends.shape)}, expected bool "
+                      f"[{vocabulary.size}], one for each id of the vocabulary")
+    # Two bits for each id: 1 it may end a sentence, 2 it may begin one.
+    self._table = tf.constant(ends.astype(np.int32) + 2 * np.asarray(vocabulary.starts_word, np.int32))
+
+  def starts(self, tokens_BT: tf.Tensor) -> tf.Tensor:
+    """Whether a sentence begins at each token but the first, which has nothing before it: [B, T] -> bool [B, T - 1]."""
+    marks_BT = tf.gather(self._table, tokens_BT)
+    return tf.logical_and(marks_BT[:, :-1] % 2 == 1, marks_BT[:, 1:] >= 2)
+
+
+def load(name: str, key: str):
+  """The function `module:function`; UserError, naming the key, if there is none."""
+  module, _, function = name.partition(":")
+  try:
+    return getattr(importlib.import_module(module), function)
+  except (ImportError, AttributeError, ValueError) as error:
+    raise UserError(f"{key}={name}: no such function, expected module:function ({error})") from error

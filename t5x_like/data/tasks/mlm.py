@@ -1,0 +1,173 @@
+"""Masked language modelling of encoders, with next sentences or without: BERT, RoBERTa, SpanBERT and ELECTRA's data.
+
+What a row holds is one of the four formats that RoBERTa compares (Liu et al. 2019, section 4.2):
+
+- `segment_pair`: [CLS] A [SEP] B [SEP], two stretches of sentences, with the label of BERT's next sentence prediction:
+  in half of the rows B follows A in its document, in the other half it is from another document.
+- `sentence_pair`: the same with one sentence each; rows are short.
+- `full_sentences`: [CLS] text [SEP], whole sentences of the stream across documents, [SEP] between documents. Example
+  i begins with the first sentence at or after token i * stride and ends where example i + 1 begins, so an epoch has
+  every token once. A sentence is looked for in `length // 16` tokens, and the row begins between two words, or
+  anywhere, where none begins; the stride leaves as many free.
+- `doc_sentences`: [CLS] text [SEP], up to `length - 2` tokens of one document; rows at the end of documents are short.
+  (RoBERTa then takes more rows into a batch; shapes are fixed here.)
+
+Sentences are told by a rule on ids, see `data/sentences.py`; pairs and single documents by `data/chunks.py`. What is
+predicted is drawn anew in every epoch, or with `static_copies` as many times as the corpus was copied in the original
+BERT (ten copies, so with 40 epochs each mask is seen four times; RoBERTa, section 4.1).
+"""
+
+from typing import Literal
+
+import numpy as np
+
+from t5x_like.data import random, sentences, windows
+from t5x_like.data.chunks import Chunks
+from t5x_like.data.preprocessors import segments
+from t5x_like.data.preprocessors.masking import Masking, Mode
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.task import Feature, Task, fingerprint
+from t5x_like.data.token_store import TokenStore, Verify
+from t5x_like.data.vocabularies import special
+from t5x_like.errors import UserError
+
+Format = Literal["segment_pair", "sentence_pair", "full_sentences", "doc_sentences"]
+
+
+def task(*, store: str, split: str, length: int = 512, input_format: Format = "full_sentences",
+         masking: Mode = "tokens", rate: float = 0.15, mask_share: float = 0.8, random_share: float = 0.1,
+         static_copies: int | None = None, random_next: float = 0.5, short_pairs: float = 0.1,
+         sentence_rule: str = sentences.DEFAULT_RULE, label: str | None = None, verify: Verify = "auto") -> Task:
+  """Makes the task.
+
+  Args:
+    store: the directory or address that holds a token store per split, or `builtin`; see `windows.open_tokens`.
+    split: which of them.
+    length: of every feature, special tokens included.
+    input_format: see above.
+    masking: `tokens`, `words` (whole words) or `spans` (SpanBERT); see `preprocessors/masking.py`.
+    rate: share of the tokens that is predicted.
+    mask_share, random_share: of these, how many become the mask and how many a random token.
+    static_copies: so many masks of each example in turn, from epoch to epoch; None draws a new one every time.
+    random_next: share of pairs whose second segment is from another document.
+    short_pairs: share of segment pairs that are cut to a random size.
+    sentence_rule: `module:function`, see `data/sentences.py`.
+    label: the name in metrics; by default `<corpus>_mlm`.
+    verify: what opening the store checks, see `TokenStore.open`.
+
+  Raises:
+    UserError: the store cannot be used or is shorter than one row, its vocabulary has no mask, [CLS] or [SEP] and no
+      sentinels to lend; shares or a length that cannot be.
+  """
+  tokens = windows.open_tokens(store, split, verify)
+  vocabulary = tokens.vocabulary
+  masks = Masking(vocabulary, length, masking, float(rate), float(mask_share), float(random_share))
+  if not 0 <= random_next <= 1 or not 0 <= short_pairs <= 1:
+    raise UserError(f"random_next, short_pairs: found {random_next} and {short_pairs}, expected shares of 0 to 1")
+  if static_copies is not None and static_copies < 1:
+    raise UserError(f"static_copies: found {static_copies}, expected at least 1, or None for a new mask every time")
+  if length < 16:
+    raise UserError(f"length: found {length}, expected at least 16")
+  rule = sentences.Sentences(vocabulary, sentence_rule)
+  ids = special(vocabulary, "cls"), special(vocabulary, "sep")
+  pairs = input_format in ("segment_pair", "sentence_pair")
+  if input_format == "full_sentences":
+    reader = FullSentences(tokens, length, rule, *ids)
+  elif pairs:
+    reader = Pairs(tokens, length, rule, *ids, single=input_format == "sentence_pair", random_next=float(random_next),
+                   short=float(short_pairs) if input_format == "segment_pair" else 0.0)
+  else:
+    reader = DocSentences(tokens, length, *ids)
+
+  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+    copy_B = epoch_B if static_copies is None else epoch_B % static_copies
+    key_B = random.row_keys(seed, copy_B, example_index_B)
+    row = reader(example_index_B, key_B)
+    masked = masks(row["tokens"], random.row_keys(8, key_B))
+    features = {
+      "encoder_input_tokens": masked["inputs"], "encoder_target_tokens": masked["targets"],
+      "encoder_loss_weights": masked["weights"], "encoder_token_types": row["types"],
+      "encoder_segment_ids": row["segments"],
+    }
+    if masking == "spans":
+      features |= {"encoder_span_starts": masked["span_starts"], "encoder_span_ends": masked["span_ends"]}
+    return features | ({"next_sentence_label": row["label"]} if pairs else {})
+
+  names = ["input_tokens", "target_tokens", "token_types", "segment_ids"]
+  names += ["span_starts", "span_ends"] if masking == "spans" else []
+  features = {f"encoder_{name}": Feature((length,), "int32") for name in names}
+  features["encoder_loss_weights"] = Feature((length,), "float32")
+  if pairs:
+    features["next_sentence_label"] = Feature((), "int32")
+  return Task(
+    name=label or f"{tokens.name}_mlm", vocabulary=vocabulary,
+    fingerprint=fingerprint(
+      "mlm.v1", tokens, length=length, input_format=input_format, masking=masking, rate=rate, mask_share=mask_share,
+      random_share=random_share, static_copies=static_copies, sentence_rule=sentence_rule,
+      **({"random_next": random_next, "short_pairs": short_pairs} if pairs else {})),
+    num_examples=reader.num_examples, features=features, batch=batch)
+
+
+class FullSentences:
+  """[CLS] text [SEP] across documents; see above."""
+
+  def __init__(self, tokens: TokenStore, length: int, rule: sentences.Sentences, cls_id: int, sep_id: int):
+    self._tokens, self._rule, self._cls, self._sep = tokens, rule, cls_id, sep_id
+    self._length, self._search = length, max(1, length // 16)
+    self._stride = length - 2 - self._search
+    self.num_examples = (tokens.num_tokens - self._search) // self._stride
+    if self.num_examples < 1:
+      raise UserError(f"{tokens.path}: {tokens.num_tokens} tokens are no example: length={length} needs {length - 2}: "
+                      "shorten task.length or prepare a larger corpus")
+
+  def __call__(self, example_index_B, key_B):
+    stride, search, R = self._stride, self._search, 1 + self._stride + self._search
+    window_BR, first_BR = tf.numpy_function(self._read, [example_index_B], [tf.int32, tf.bool], stateful=False)
+    batch = example_index_B.shape[0]
+    window_BR, first_BR = tf.ensure_shape(window_BR, [batch, R]), tf.ensure_shape(first_BR, [batch, R])
+
+    def begin(place):
+      """Of the first sentence among `search` tokens at a place, or the place itself."""
+      here = self._rule.starts(window_BR[:, place - 1:place + search]) | first_BR[:, place:place + search]
+      return place + tf.argmax(here, axis=1, output_type=tf.int32)  # 0 where there is none
+
+    text_BT, size_B = segments.separated(
+      window_BR, begin(1), begin(1 + stride), first_BR, self._tokens.vocabulary.eos_id, self._sep, self._length - 2)
+    return segments.one(text_BT, size_B, self._length, self._cls, self._sep)
+
+  def _read(self, example_index_B):
+    """Tokens i * stride - 1 and on (0 before the first of the stream), and where documents begin among them."""
+    R, starts = 1 + self._stride + self._search, example_index_B * self._stride - 1
+    window = self._tokens.windows(np.maximum(starts, 0), R)
+    first = windows.document_begins(self._tokens, np.maximum(starts, 0), R)
+    for row in np.flatnonzero(starts < 0).tolist():
+      window[row], first[row] = np.roll(window[row], 1), np.roll(first[row], 1)
+      window[row, 0], first[row, 0] = 0, False
+    return window, first
+
+
+class DocSentences:
+  """[CLS] text [SEP] of one document; see above."""
+
+  def __init__(self, tokens: TokenStore, length: int, cls_id: int, sep_id: int):
+    self._chunks, self._length, self._cls, self._sep = Chunks(tokens, length - 2), length, cls_id, sep_id
+    self.num_examples = self._chunks.num_examples
+
+  def __call__(self, example_index_B, key_B):
+    chunk_BT, size_B = self._chunks.read(example_index_B, key_B)
+    return segments.one(chunk_BT, size_B, self._length, self._cls, self._sep)
+
+
+class Pairs:
+  """[CLS] A [SEP] B [SEP] and whether B is from elsewhere; see above."""
+
+  def __init__(self, tokens: TokenStore, length: int, rule: sentences.Sentences, cls_id: int, sep_id: int, *,
+               single: bool, random_next: float, short: float):
+    self._chunks, self._length, self._cls, self._sep = Chunks(tokens, length - 3), length, cls_id, sep_id
+    self._options = dict(sentences=rule, single=single, random_next=random_next, short=short)
+    self.num_examples = self._chunks.num_examples
+
+  def __call__(self, example_index_B, key_B):
+    chunk_BT, size_B, other_BT, other_size_B = self._chunks.read_with_others(example_index_B, key_B)
+    *places, label_B = segments.split_pair(chunk_BT, size_B, other_BT, other_size_B, key_B=key_B, **self._options)
+    return segments.pair(chunk_BT, *places, self._length, self._cls, self._sep) | {"label": label_B}
