@@ -172,7 +172,7 @@ def test_tables_of_another_shape_are_refused(tmp_path):
 
 
 def test_unknown_forms_and_splits_are_refused(tmp_path):
-  assert forms() == ("docstrings", "jsonl", "lines", "text", "tfds", "tsv")
+  assert forms() == ("conll", "conllu", "docstrings", "json", "jsonl", "lines", "parquet", "text", "tfds", "tsv")
   assert "found form 'jsnl'" in refusal("jsnl:x") and "(did you mean 'jsonl'?)" in refusal("jsnl:x")
   assert "found form ''" in refusal(":x")
   write(tmp_path / "a", "one")

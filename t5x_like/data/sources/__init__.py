@@ -5,16 +5,22 @@
     text:books/**/*.txt                                     one document a file
     lines:news.en.gz                                        one document a line
     tsv:reviews.tsv                                         one document a row, from a named or numbered column
+    json:records.json                                       one JSON array a file, of objects or of strings
+    parquet:corpus/*.parquet                                one document a row, from a named column
+    conll:ner.conll, conllu:en_ewt.conllu                   tokens by line; a document, else a sentence, is one document
     tfds:NAME[/config][:version]                            any TensorFlow dataset, prepared already or buildable
     docstrings                                              the embedded corpus, built on first use
 
-A pattern without split names is the split `train`. Files are read in sorted order, gzip is recognised by its first
-bytes, text is UTF-8 (a byte order mark is dropped). Empty documents and documents with NUL characters are passed over
-and counted in `skipped`; everything else that is wrong raises a `UserError` naming file and line.
+A pattern without split names is the split `train`; `{00000..00007}` stands for those numbers, each of which must be
+there. Files are local or remote (`gs://`, or any scheme fsspec knows), read in sorted order; gzip, bzip2, xz and zstd
+are recognised by their first bytes; text is UTF-8 (a byte order mark is dropped). Empty documents, documents with NUL
+characters and lines of over 128 MiB are passed over and counted in `skipped`; everything else that is wrong raises a
+`UserError` naming file and line.
 
 To add a form `x`, add `x.py` here with `open_form(rest, *, data_dir, text_field) -> Source`.
 """
 
+import dataclasses
 import importlib
 import pkgutil
 from collections import Counter
@@ -22,6 +28,13 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from t5x_like.errors import UserError, did_you_mean
+
+
+@dataclasses.dataclass(frozen=True)
+class Skip:
+  """In the place of a document that is passed over."""
+
+  reason: str
 
 
 class Source(Protocol):
@@ -45,6 +58,12 @@ class Source(Protocol):
       UserError: unknown split, or unreadable, damaged or empty data.
     """
 
+  def parts(self, split: str) -> list[tuple[int, int]]:
+    """Ranges that cut the split into parts to be read apart, always the same ones."""
+
+  def read(self, split: str, part: tuple[int, int] | None = None) -> Iterator[str | Skip]:
+    """All documents of a split or of one part, unwanted ones too, and a Skip for what cannot be a document."""
+
   def fingerprint_facts(self) -> dict:
     """What defines the content and can be told without reading it all, JSON-serialisable, free of absolute paths."""
 
@@ -60,8 +79,8 @@ def open_source(source: str, *, data_dir: str | None = None, text_field: str = "
   Args:
     source: `form:rest`, or a form alone where there is no rest.
     data_dir: where TensorFlow datasets are or will be prepared; TFDS's own default when None.
-    text_field: the JSON key, TFDS feature, or TSV column that holds the document. A column is a header's name, or a
-      number counted from 0 for files without a header.
+    text_field: the JSON key, TFDS feature, or TSV, CoNLL or Parquet column that holds the document. A column is a
+      header's name, or a number counted from 0 for files without a header.
 
   Raises:
     UserError: unknown form, no such files or dataset, an empty file.
@@ -85,12 +104,19 @@ def check_split(source: Source, split: str) -> None:
     )
 
 
-def wanted(documents: Iterator[str], skipped: Counter) -> Iterator[str]:
-  """Yields the documents that are neither empty nor hold a NUL, counting the others."""
+def unwanted(document: str | Skip) -> str | None:
+  """Why a document is passed over, or None."""
+  if isinstance(document, Skip):
+    return document.reason
+  if not document or document.isspace():
+    return "empty"
+  return "NUL character" if "\0" in document else None
+
+
+def wanted(documents: Iterator[str | Skip], skipped: Counter) -> Iterator[str]:
+  """Yields the documents that are neither skipped nor empty nor hold a NUL, counting the others by reason."""
   for document in documents:
-    if not document or document.isspace():
-      skipped["empty"] += 1
-    elif "\0" in document:
-      skipped["NUL character"] += 1
+    if reason := unwanted(document):
+      skipped[reason] += 1
     else:
       yield document

@@ -1,27 +1,30 @@
-"""What the forms of files share: patterns to files by split, and lines out of plain or gzipped files."""
+"""What the forms of files share: patterns to files by split, and lines out of plain or compressed files."""
 
 import codecs
-import glob
-import gzip
+import itertools
 import os
 import re
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from t5x_like.data.sources import check_split, wanted
+from t5x_like.data.sources import Skip, _compression, _places, check_split, wanted
 from t5x_like.errors import UserError, one_line
 
+LONGEST = 2**27  # bytes of a line or of a file that is one document; longer ones are passed over and counted
+
 _SPLIT_WORDS = {"train", "training", "validation", "valid", "val", "dev", "test"}
+_PIECE = 2**20
+_PART_BYTES = 2**26
 _SPLIT_NAME = re.compile(r"(?:^|,)([A-Za-z][A-Za-z0-9_]*)=")
 
 
 class FileSource:
-  """Documents of local files, read one file after the other.
+  """Documents of files, local or remote, read one file after the other.
 
   Args:
     form: the name of the form, for messages.
-    rest: a glob pattern, or `split=pattern,...`; a split named twice gets the files of both patterns.
+    rest: a glob pattern (`{00000..00007}` stands for those numbers), or `split=pattern,...`; a split named
+      twice gets the files of both patterns.
     read: yields the documents of one file.
     facts: what else defines the content, for `fingerprint_facts`.
   """
@@ -37,10 +40,9 @@ class FileSource:
     check_split(self, split)
     skipped = self.skipped[split] = Counter()
     count = 0
-    for path in self._files[split]:
-      for document in wanted(self._read(path), skipped):
-        count += 1
-        yield document
+    for document in wanted(self.read(split), skipped):
+      count += 1
+      yield document
     if not count:
       reasons = ", ".join(f"{n} skipped: {reason}" for reason, n in sorted(skipped.items())) or "no lines"
       files = self._files[split]
@@ -49,33 +51,61 @@ class FileSource:
         "expected at least one"
       )
 
+  def parts(self, split: str) -> list[tuple[int, int]]:
+    """Runs of files, as numbers [first, past) of those of the split, of about `_PART_BYTES` in the files."""
+    check_split(self, split)
+    parts, first, held = [], 0, 0
+    for number, path in enumerate(self._files[split]):
+      held += _places.size(path)
+      if held >= _PART_BYTES:
+        parts.append((first, number + 1))
+        first, held = number + 1, 0
+    return [*parts, (first, len(self._files[split]))] if held else parts
+
+  def read(self, split: str, part: tuple[int, int] | None = None) -> Iterator[str | Skip]:
+    """All documents of a split, or of one of its `parts`, and a Skip for each that cannot be one."""
+    for path in self._files[split][slice(*part) if part else slice(None)]:
+      yield from self._read(path)
+
   def fingerprint_facts(self) -> dict:
     splits = {
-      split: [{"file": os.path.basename(path), "bytes": os.path.getsize(path)} for path in files]
+      split: [{"file": _places.base_name(path), "bytes": _places.size(path)} for path in files]
       for split, files in self._files.items()
     }
     return {"form": self._form, **self._facts, "splits": splits}
 
 
-def lines(path: str) -> Iterator[tuple[int, str]]:
-  """Yields (line number from 1, line without its end) of a plain or gzipped UTF-8 file, holding one line at a time."""
+def lines(path: str) -> Iterator[tuple[int, str | Skip]]:
+  """Yields (line number from 1, line without its end) of a plain or compressed UTF-8 file.
+
+  One line at a time is held. A line ends with LF or CR LF; one of more than `LONGEST` bytes is passed over in pieces
+  and yields a `Skip`.
+  """
   number = 0
   try:
-    with _opened(path) as file:
-      for number, line in enumerate(file, 1):
+    with _compression.opened(path) as file:
+      while line := file.readline(LONGEST + 1):
+        number += 1
+        if len(line) > LONGEST and not line.endswith(b"\n"):
+          while line and not line.endswith(b"\n"):
+            line = file.readline(_PIECE)
+          yield number, Skip(f"line of over {LONGEST >> 20} MiB")
+          continue
         line = line.removesuffix(b"\n").removesuffix(b"\r")
         yield number, decode(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, f"{path}:{number}")
-  except _UNREADABLE as error:
-    raise _unreadable(f"{path}:{number + 1}", error) from error
+  except _compression.DAMAGED as error:
+    raise _unreadable(f"{path}:{number + 1}", path, error) from error
 
 
-def whole(path: str) -> str:
-  """The text of a plain or gzipped UTF-8 file."""
+def whole(path: str) -> str | Skip:
+  """The text of a plain or compressed UTF-8 file, or a `Skip` for one of more than `LONGEST` bytes."""
   try:
-    with _opened(path) as file:
-      data = file.read()
-  except _UNREADABLE as error:
-    raise _unreadable(path, error) from error
+    with _compression.opened(path) as file:
+      data = file.read(LONGEST + 1)
+  except _compression.DAMAGED as error:
+    raise _unreadable(path, path, error) from error
+  if len(data) > LONGEST:
+    return Skip(f"file of over {LONGEST >> 20} MiB")
   try:
     return data.removeprefix(codecs.BOM_UTF8).decode()
   except UnicodeDecodeError as error:
@@ -96,20 +126,15 @@ def _not_utf8(where: str, error: UnicodeDecodeError) -> UserError:
   return UserError(f"{where}: found byte 0x{byte:02x} that is not UTF-8 ({error.reason}), expected UTF-8 text")
 
 
-_UNREADABLE = (OSError, EOFError, zlib.error)
-
-
-def _unreadable(where: str, error: Exception) -> UserError:
-  if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
+def _unreadable(where: str, path: str, error: Exception) -> UserError:
+  try:
+    kind = _compression.kind(path)
+  except OSError:
+    kind = None
+  if kind is None or isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError)):
     return UserError(f"{where}: cannot be read ({one_line(error)})")
-  return UserError(f"{where}: found truncated or damaged gzip data ({one_line(error)}), expected a complete .gz file; "
+  return UserError(f"{where}: found truncated or damaged {kind} data ({one_line(error)}), expected a complete file; "
                    "fetch it again")
-
-
-def _opened(path: str):
-  with open(path, "rb") as file:
-    gzipped = file.read(2) == b"\x1f\x8b" or path.endswith(".gz")
-  return gzip.open(path, "rb") if gzipped else open(path, "rb")
 
 
 def _patterns(form: str, rest: str) -> dict[str, list[str]]:
@@ -132,10 +157,10 @@ def _patterns(form: str, rest: str) -> dict[str, list[str]]:
 def _files(form: str, patterns: list[str]) -> list[str]:
   """The files of the patterns, sorted within each; raises UserError for no match, a missing or an empty file."""
   files: dict[str, None] = {}
-  for pattern in patterns:
-    literal = os.path.exists(pattern)
-    matches = [pattern] if literal else sorted(glob.glob(pattern, recursive=True))
-    found = [path for path in matches if os.path.isfile(path)]
+  for pattern in itertools.chain.from_iterable(map(_places.expand, patterns)):
+    literal = _places.exists(pattern)
+    matches = [pattern] if literal else _places.matches(pattern)
+    found = [path for path in matches if _places.is_file(path)]
     if not found:
       what = "a directory" if literal else f"{len(matches)} directories" if matches else "no file of that name"
       mend = f"name its files by a pattern such as {os.path.join(pattern, '*')}" if literal else "check the path"
@@ -143,9 +168,9 @@ def _files(form: str, patterns: list[str]) -> list[str]:
     files.update(dict.fromkeys(found))
   for path in files:
     try:
-      size = os.path.getsize(path)
+      size = _places.size(path)
     except OSError as error:
-      raise _unreadable(path, error) from error
+      raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
     if not size:
       raise UserError(f"{path}: found an empty file, expected documents; fetch it again or leave it out")
   return list(files)
@@ -156,7 +181,7 @@ def _name(form: str, files: list[str]) -> str:
 
   The stem of a file that is named after its split says nothing, so its folder counts instead.
   """
-  files = [os.path.abspath(path) for path in files]
+  files = [_places.absolute(path) for path in files]
   word = os.path.basename(files[0]).split(".")[0]
   if len(files) > 1 or word in _SPLIT_WORDS:
     word = os.path.basename(os.path.commonpath([os.path.dirname(path) for path in files]))

@@ -73,14 +73,20 @@ class TfdsSource:
   def documents(self, split: str) -> Iterator[str]:
     check_split(self, split)
     skipped = self.skipped[split] = Counter()
-    where = f"dataset {self._builder.info.full_name}, split {split}"
-    texts = (decode(text, f"{where}, example {number}") for number, text in enumerate(self._texts(split)))
     count = 0
-    for document in wanted(texts, skipped):
+    for document in wanted(self.read(split), skipped):
       count += 1
       yield document
     if not count:
-      raise UserError(f"{where}: found 0 documents, expected at least one")
+      raise UserError(f"dataset {self._builder.info.full_name}, split {split}: found 0 documents, expected some")
+
+  def parts(self, split: str) -> list[tuple[int, int]]:
+    check_split(self, split)
+    return [(0, 1)]
+
+  def read(self, split: str, part: tuple[int, int] | None = None) -> Iterator[str]:
+    where = f"dataset {self._builder.info.full_name}, split {split}"
+    return (decode(text, f"{where}, example {number}") for number, text in enumerate(self._texts(split)))
 
   def fingerprint_facts(self) -> dict:
     info = self._builder.info

@@ -1,0 +1,104 @@
+"""Where files are: local paths; `gs://`, `s3://` and `az://` through etils; any other `scheme://` through fsspec."""
+
+import glob
+import itertools
+import os
+import re
+from typing import BinaryIO
+
+from etils import epath
+
+from t5x_like.errors import UserError, one_line
+
+_ETILS = ("gs://", "s3://", "az://")
+_RANGE = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
+_MOST_NUMBERS = 100_000
+
+
+def is_remote(path: str) -> bool:
+  return "://" in path
+
+
+def base_name(path: str) -> str:
+  return os.path.basename(path.rstrip("/"))
+
+
+def absolute(path: str) -> str:
+  return path if is_remote(path) else os.path.abspath(path)
+
+
+def expand(pattern: str) -> list[str]:
+  """A pattern for each number of its `{00000..00007}`, zero-padded as the first is; the pattern alone without any."""
+  pieces, ranges, start = [], [], 0
+  for match in _RANGE.finditer(pattern):
+    low, high = int(match[1]), int(match[2])
+    if not low <= high < low + _MOST_NUMBERS:
+      raise UserError(f"{pattern}: found the range {match[0]}, expected {{LOW..HIGH}} with LOW at most HIGH and at "
+                      f"most {_MOST_NUMBERS} numbers")
+    pieces.append(pattern[start : match.start()])
+    ranges.append([f"{number:0{len(match[1])}d}" for number in range(low, high + 1)])
+    start = match.end()
+  tails = (*pieces, pattern[start:])
+  return ["".join(itertools.chain.from_iterable(itertools.zip_longest(tails, numbers, fillvalue="")))
+          for numbers in itertools.product(*ranges)]
+
+
+def exists(path: str) -> bool:
+  if not is_remote(path):
+    return os.path.exists(path)
+  with _refusals(path):
+    return epath.Path(path).exists() if path.startswith(_ETILS) else _fsspec(path).exists(path)
+
+
+def is_file(path: str) -> bool:
+  if not is_remote(path):
+    return os.path.isfile(path)
+  with _refusals(path):
+    return not epath.Path(path).is_dir() if path.startswith(_ETILS) else _fsspec(path).isfile(path)
+
+
+def matches(pattern: str) -> list[str]:
+  """The paths that match a glob pattern, sorted."""
+  if not is_remote(pattern):
+    return sorted(glob.glob(pattern, recursive=True))
+  fixed = re.split(r"[*?\[]", pattern, maxsplit=1)[0].rpartition("/")[0]
+  with _refusals(pattern):
+    if pattern.startswith(_ETILS):
+      return sorted(str(path) for path in epath.Path(fixed).glob(pattern[len(fixed) + 1 :]))
+    files = _fsspec(pattern)
+    return sorted(files.unstrip_protocol(path) for path in files.glob(pattern))
+
+
+def size(path: str) -> int:
+  """Bytes of a file."""
+  if not is_remote(path):
+    return os.path.getsize(path)
+  return epath.Path(path).stat().length if path.startswith(_ETILS) else _fsspec(path).size(path)
+
+
+def open_file(path: str) -> BinaryIO:
+  """A file open for reading bytes."""
+  if not is_remote(path):
+    return open(path, "rb")
+  return epath.Path(path).open("rb") if path.startswith(_ETILS) else _fsspec(path).open(path, "rb")
+
+
+def _fsspec(path: str):
+  import fsspec
+
+  return fsspec.core.url_to_fs(path)[0]
+
+
+class _refusals:
+  """What a place that cannot be reached raises, as one line."""
+
+  def __init__(self, path: str):
+    self._path = path
+
+  def __enter__(self) -> None:
+    pass
+
+  def __exit__(self, kind, error, traceback) -> None:
+    if isinstance(error, Exception) and not isinstance(error, UserError):
+      raise UserError(f"{self._path}: cannot be reached ({type(error).__name__}: {one_line(error)}); check the "
+                      "address, the credentials and that the library of its scheme is installed") from error

@@ -1,0 +1,72 @@
+"""`conllu:PATTERN`: treebanks of Universal Dependencies, ten tab-separated columns a token (CoNLL-U).
+
+A document is what stands between `# newdoc` comments, its paragraphs (`# newpar`) on lines of their own; in a file
+without them each sentence is a document. The text is that of the `# text` comments, or the word forms joined as
+`SpaceAfter=No` says.
+"""
+
+from collections.abc import Iterator
+
+from t5x_like.data.sources import Skip
+from t5x_like.data.sources._files import FileSource, lines
+from t5x_like.errors import UserError
+
+COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+
+
+def open_form(rest: str, *, data_dir: str | None, text_field: str) -> FileSource:
+  return FileSource("conllu", rest, _documents)
+
+
+def sentences(path: str) -> Iterator[tuple[list[str], list[list[str]]]]:
+  """Yields (comments without `# `, rows of ten columns) of each sentence; UserError for a row of another width."""
+  comments: list[str] = []
+  rows: list[list[str]] = []
+  for number, line in lines(path):
+    if isinstance(line, Skip):
+      raise UserError(f"{path}:{number}: found a {line.reason}, expected one token a line")
+    if line.startswith("#"):
+      comments.append(line[1:].strip())
+    elif line.strip():
+      row = line.split("\t")
+      if len(row) != len(COLUMNS):
+        raise UserError(f"{path}:{number}: found {len(row)} tab-separated columns, expected {len(COLUMNS)} (CoNLL-U)")
+      rows.append(row)
+    elif rows:
+      yield comments, rows
+      comments, rows = [], []
+  if rows:
+    yield comments, rows
+
+
+def text(comments: list[str], rows: list[list[str]]) -> str:
+  """The text of a sentence."""
+  for comment in comments:
+    key, _, value = comment.partition("=")
+    if key.strip() == "text":
+      return value.strip()
+  words, last = "", 0  # a range (3-4) is the surface form of the words it spans; 5.1 is no surface word
+  for row in rows:
+    if "." in row[0] or ("-" not in row[0] and row[0].isdecimal() and int(row[0]) <= last):
+      continue
+    if "-" in row[0]:
+      last = int(row[0].split("-")[1])
+    words += row[1] + ("" if "SpaceAfter=No" in row[9].split("|") else " ")
+  return words.strip()
+
+
+def _documents(path: str) -> Iterator[str]:
+  held, marked = "", False
+  for comments, rows in sentences(path):
+    begins = [name for comment in comments if (name := comment.split("=")[0].split(" ")[0]) in ("newdoc", "newpar")]
+    if "newdoc" in begins:
+      marked = True
+      if held:
+        yield held
+      held = ""
+    if not marked:
+      yield text(comments, rows)
+    else:
+      held += (("\n" if "newpar" in begins else " ") if held else "") + text(comments, rows)
+  if held:
+    yield held
