@@ -1,4 +1,4 @@
-"""`python -m tools.benchmark data`: how many raw tokens a second the span-corruption pipeline makes into batches."""
+"""`python -m tools.benchmark data --objective=...`: how many raw tokens a second a pipeline makes into batches."""
 
 import argparse
 import importlib.metadata
@@ -9,12 +9,13 @@ import platform
 import statistics
 import tempfile
 import time
+from typing import Any
 
 import numpy as np
 
-from t5x_like.data import loader, task, vocabularies
-from t5x_like.data.preprocessors.span_corruption import random_spans_lengths
+from t5x_like.data import loader, mixture, task, vocabularies
 from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.token_store import TokenStore
 from t5x_like.data.token_store_writer import TokenStoreWriter
 from t5x_like.errors import UserError
 
@@ -23,14 +24,42 @@ _SENTINELS = 100
 _SIZE = 32_100
 _DOCUMENT = 500
 
+# Objective -> what it is in words, the task and its arguments.
+_OBJECTIVES: dict[str, tuple[str, str, dict[str, Any]]] = {
+  "span_corruption": ("T5 span corruption", "span_corruption", {"inputs_length": 512}),
+  "span_corruption_rolled": ("T5 span corruption with noise anywhere", "span_corruption",
+                             {"inputs_length": 512, "random_roll": True}),
+  "causal_lm": ("causal language modelling", "causal_lm", {"length": 2048}),
+  "causal_lm_documents": ("causal language modelling inside documents", "causal_lm",
+                          {"length": 2048, "document_mask": True}),
+  "prefix_lm": ("prefix language modelling", "prefix_lm", {"length": 512}),
+  "bert_style": ("T5's BERT-style denoising", "denoising", {"style": "bert_style", "inputs_length": 512}),
+  "replace_spans": ("T5's replaced spans", "denoising", {"style": "replace_spans", "inputs_length": 512}),
+  "drop_tokens": ("T5's dropped tokens", "denoising", {"style": "drop_tokens", "inputs_length": 512}),
+  "deshuffling": ("T5's deshuffling", "denoising", {"style": "deshuffling", "inputs_length": 512}),
+  "ul2": ("UL2's seven denoisers", "ul2", {"length": 512}),
+}
+# The parts of --objective=mixture, drawn equally often: task and arguments by label.
+_PARTS: dict[str, tuple[str, dict[str, Any]]] = {
+  "span_3": ("span_corruption", {"inputs_length": 512}),
+  "span_8": ("span_corruption", {"inputs_length": 512, "mean_noise_span_length": 8.0}),
+  "prefix_lm": ("prefix_lm", {"length": 512, "architecture": "encoder_decoder"}),
+  "bert_style": ("denoising", {"style": "bert_style", "inputs_length": 512}),
+  "replace_spans": ("denoising", {"style": "replace_spans", "inputs_length": 512}),
+}
+_PERIOD = 1_000
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Declares the command's flags."""
+  parser.add_argument("--objective", default="span_corruption", choices=[*_OBJECTIVES, "mixture"],
+                      help="what becomes of the windows (default: span_corruption); mixture is five of them")
+  parser.add_argument("--argument", action="append", default=[], metavar="KEY=VALUE",
+                      help="changes an argument of the objective's task, such as inputs_length=1024; again for more")
   parser.add_argument("--store", help="a store made by tools.prepare_data (default: a synthetic one of random tokens, "
                       "in a temporary directory)")
   parser.add_argument("--split", default="train", help="the split of --store (default: train)")
   parser.add_argument("--tokens", type=int, default=100_000_000, help="size of the synthetic store (default: 1e8)")
-  parser.add_argument("--inputs_length", type=int, default=512)
   parser.add_argument("--batch_size", type=int, default=128)
   parser.add_argument("--steps", type=int, default=2000, help="batches measured in each repeat (default: 2000)")
   parser.add_argument("--repeats", type=int, default=3)
@@ -44,54 +73,107 @@ def main(args: argparse.Namespace) -> None:
   with tempfile.TemporaryDirectory() as directory:
     if args.store is None:
       _synthetic_store(pathlib.Path(directory, args.split), args.tokens)
+    store = args.store or directory
     begin = time.perf_counter()
-    span_corruption = task.build("span_corruption", args.split, store=args.store or directory,
-                                 inputs_length=args.inputs_length)
-    opened = time.perf_counter() - begin
-    _measure(args, span_corruption, opened)
+    if args.objective == "mixture":
+      _measure_mixture(args, store)
+      return
+    words, name, arguments = _OBJECTIVES[args.objective]
+    built = task.build(name, args.split, store=store, **arguments | _changes(args.argument))
+    _measure(args, built, words, _raw_tokens(args, store, built), time.perf_counter() - begin)
 
 
-def _measure(args: argparse.Namespace, span_corruption: task.Task, opened: float) -> None:
-  window, targets_length = random_spans_lengths(args.inputs_length, 0.15, 3.0)
-  _first_batch(span_corruption, args.batch_size, 0)  # TensorFlow's own start-up is not the pipeline's
-  first = {}
-  for step in (0, _FAR_STEP) * args.repeats:
-    first.setdefault(step, []).append(_first_batch(span_corruption, args.batch_size, step))
-  batches = loader.train_batches(span_corruption, batch_size=args.batch_size, seed=0, start_step=args.start_step)
+def _changes(arguments: list[str]) -> dict[str, Any]:
+  changes = {}
+  for argument in arguments:
+    key, equals, text = argument.partition("=")
+    if not equals:
+      raise UserError(f"--argument={argument}: found no value, expected KEY=VALUE")
+    try:
+      changes[key] = json.loads(text)
+    except ValueError:
+      changes[key] = text
+  return changes
+
+
+def _raw_tokens(args: argparse.Namespace, store: str, built: task.Task) -> float:
+  """Tokens of the store that an example reads. A task's windows lie side by side, so they can be counted."""
+  if args.objective == "ul2":
+    return dict(_OBJECTIVES["ul2"][2] | _changes(args.argument))["length"]
+  tokens = TokenStore.open(os.path.join(store, args.split), verify="size")
+  return round(tokens.num_tokens / built.num_examples)
+
+
+def _rates(args: argparse.Namespace, built: task.Task, raw_tokens: float) -> list[float]:
+  """Raw tokens a second, of every repeat."""
+  batches = loader.train_batches(built, batch_size=args.batch_size, seed=0, start_step=args.start_step)
   for _ in range(50):
     next(batches)
-  rates, load = [], os.getloadavg()[0]
+  rates = []
   for _ in range(args.repeats):
     begin = time.perf_counter()
     for _ in range(args.steps):
       next(batches)
-    rates.append(args.steps * args.batch_size * window / (time.perf_counter() - begin))
+    rates.append(args.steps * args.batch_size * raw_tokens / (time.perf_counter() - begin))
+  return rates
+
+
+def _measure(args: argparse.Namespace, built: task.Task, words: str, raw_tokens: float, opened: float,
+             **more: Any) -> None:
+  _first_batch(built, args.batch_size, 0)  # TensorFlow's own start-up is not the pipeline's
+  first = {}
+  for step in (0, _FAR_STEP) * args.repeats:
+    first.setdefault(step, []).append(_first_batch(built, args.batch_size, step))
+  load = os.getloadavg()[0]
+  rates = _rates(args, built, raw_tokens)
   where = args.store or f"a synthetic store of {args.tokens:,} random tokens"
-  print(f"Method: T5 span corruption from {where}, windows of {window} raw tokens to {args.inputs_length} inputs and "
-        f"{targets_length} targets, shuffled, batches of {args.batch_size} as numpy arrays on the host, consumed as "
-        f"fast as they come by one process. After 50 batches of warm-up, {args.repeats} repeats of {args.steps} "
-        f"batches; the figure is the median repeat. Raw tokens are tokens of the store, {args.batch_size} * {window} "
-        "a batch.")
+  shapes = ", ".join(f"{name} {'x'.join(map(str, feature.shape))}" for name, feature in built.features.items())
+  print(f"Method: {words} from {where}, windows of {raw_tokens:g} raw tokens to {shapes}; shuffled, batches of "
+        f"{args.batch_size} as numpy arrays on the host, consumed as fast as they come by one process. After 50 "
+        f"batches of warm-up, {args.repeats} repeats of {args.steps} batches; the figure is the median repeat. Raw "
+        f"tokens are tokens of the store, {args.batch_size} * {raw_tokens:g} a batch.")
   print(f"Opening is the time from asking for a step to having its batch, median of {args.repeats}; the store itself "
         f"was opened and checked in {opened:.2f} s.")
   print(f"Load average when measuring began: {load:.2f} on {os.cpu_count()} cores; the figure needs idle cores.")
+  median = statistics.median(rates)
+  if "weighted_rate" in more:
+    more["of_weighted_rate"] = round(median / more["weighted_rate"], 3)
+    more["of_slowest_part"] = round(median / min(more["parts"].values()), 3)
   print(json.dumps({
-    "raw_tokens_per_second": round(statistics.median(rates)),
+    "objective": args.objective,
+    "raw_tokens_per_second": round(median),
     "raw_tokens_per_second_repeats": [round(rate) for rate in rates],
-    "batches_per_second": round(statistics.median(rates) / (args.batch_size * window), 2),
+    "batches_per_second": round(median / (args.batch_size * raw_tokens), 2),
     "open_seconds_step_0": round(statistics.median(first[0]), 4),
     "open_seconds_step_1e9": round(statistics.median(first[_FAR_STEP]), 4),
-    "store_open_seconds": round(opened, 4),
-    "inputs_length": args.inputs_length, "targets_length": targets_length, "window": window,
+    "store_open_seconds": round(opened, 4), **more,
+    "features": {name: list(feature.shape) for name, feature in built.features.items()}, "window": raw_tokens,
     "batch_size": args.batch_size, "steps": args.steps, "start_step": args.start_step, "cpu_count": os.cpu_count(),
     "load_average": round(load, 2), "python": platform.python_version(), "tensorflow": tf.__version__,
     "numpy": np.__version__, "tensorstore": importlib.metadata.version("tensorstore"),
   }), flush=True)
 
 
-def _first_batch(span_corruption: task.Task, batch_size: int, step: int) -> float:
+def _measure_mixture(args: argparse.Namespace, store: str) -> None:
+  """Every part alone, then the mixture, beside the rate at which the parts would take turns at no cost."""
   begin = time.perf_counter()
-  next(loader.train_batches(span_corruption, batch_size=batch_size, seed=0, start_step=step))
+  parts = {label: task.build(name, args.split, store=store, **arguments | _changes(args.argument))
+           for label, (name, arguments) in _PARTS.items()}
+  mixed = mixture.mix(parts, dict.fromkeys(parts, 1.0), period=_PERIOD, name="mixture")
+  opened = time.perf_counter() - begin
+  raw_tokens = {label: _raw_tokens(args, store, part) for label, part in parts.items()}
+  rates = {label: statistics.median(_rates(args, part, raw_tokens[label])) for label, part in parts.items()}
+  mean = statistics.mean(raw_tokens.values())
+  seconds = statistics.mean(raw_tokens[label] / rates[label] for label in parts)  # of an example
+  print("Parts alone, raw tokens a second: " + ", ".join(f"{label} {rate:,.0f}" for label, rate in rates.items()))
+  print(f"Weighted: {mean / seconds:,.0f} raw tokens a second if every part kept its own rate for its share of a batch")
+  _measure(args, mixed, f"a mixture of {', '.join(parts)}, equally often,", mean, opened,
+           parts={label: round(rate) for label, rate in rates.items()}, weighted_rate=round(mean / seconds))
+
+
+def _first_batch(built: task.Task, batch_size: int, step: int) -> float:
+  begin = time.perf_counter()
+  next(loader.train_batches(built, batch_size=batch_size, seed=0, start_step=step))
   return time.perf_counter() - begin
 
 
