@@ -60,6 +60,7 @@ def debug(config) -> None:
   tied = "v1_1" not in config.model.variant
   config.model.variant = "t5-tiny" if tied else "t5-v1_1-tiny"
   config.model.vocab_size = 384
+  config.model.layers = "scan"  # compiles sooner
   config.task.store = "builtin"
   config.task.inputs_length, config.task.targets_length = 64, 14
   config.batch_size = 8

@@ -43,7 +43,7 @@ def step_flops(model, objective: Callable, batch: dict[str, jax.ShapeDtypeStruct
   The usual convention of MFU: a multiplication and an addition are two FLOPs; the backward pass costs twice the
   forward pass; recomputation, elementwise work, gathers and the optimizer are free. Attention logits and values are
   counted as the core computes them: the dense one in full, masked or not. The count walks the traced forward pass (the
-  dot_generals, ragged_dots and convolutions in it, times the lengths of the scans around them), so it holds for any model.
+  dot_generals and convolutions in it, times the lengths of the scans around them), so it holds for any model.
 
   Args:
     model: an abstract or concrete model.
@@ -103,12 +103,6 @@ def _equation_flops(equation) -> float:
     (lhs_contracted, _), _ = params["ragged_dot_dimension_numbers"].dot_dimension_numbers
     contracted = math.prod(equation.invars[0].aval.shape[axis] for axis in lhs_contracted)
     return 2.0 * math.prod(equation.outvars[0].aval.shape) * contracted
-  if name == "ragged_dot_general":  # every row meets one group's matrix only
-    numbers = params["ragged_dot_dimension_numbers"]
-    (lhs_contracted, _), _ = numbers.dot_dimension_numbers
-    contracted = math.prod(equation.invars[0].aval.shape[axis] for axis in lhs_contracted)
-    groups = 1 if numbers.rhs_group_dimensions else equation.invars[2].aval.shape[-1]  # rows may be what is summed over
-    return 2.0 * math.prod(equation.outvars[0].aval.shape) * contracted / groups
   if name == "conv_general_dilated":
     kernel, out_features = equation.invars[1].aval, params["dimension_numbers"].rhs_spec[0]
     window = math.prod(kernel.shape) / kernel.shape[out_features]  # already divided by feature groups
