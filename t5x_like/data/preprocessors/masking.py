@@ -147,38 +147,42 @@ class Masking:
     return tf.gather(taken_BW, word_BL, batch_dims=1) & maskable_BL
 
   def _spans(self, starts_BL, maskable_BL, budget_B, key_B):
-    L, tries = self.length, 4 * int(self._budgets.max()) + 32
-    place_L = tf.range(L)
-    word_BL = tf.cumsum(tf.cast(starts_BL, tf.int32), axis=1)
+    L, most = self.length, int(self._budgets.max())
+    tries = 4 * most + 32
+    word_BL = tf.cumsum(tf.cast(starts_BL, tf.int32), axis=1)  # words begun so far
     words_B = tf.reduce_max(tf.where(maskable_BL, word_BL, 0), axis=1)  # up to the last that may be chosen
-    # Where words begin, and one more at the end of the row.
-    begin_BW = tf.sort(tf.pad(tf.where(starts_BL, place_L, L), [[0, 0], [0, MAX_SPAN_WORDS]], constant_values=L), axis=1)
+    special_BL = tf.cumsum(tf.cast(~maskable_BL, tf.int32), axis=1, exclusive=True)  # before each place
+    begin_BW = tf.where(starts_BL, tf.range(L), L)  # where words begin, and after the last of them the row's end
+    begin_BW = tf.sort(tf.pad(begin_BW, [[0, 0], [0, MAX_SPAN_WORDS]], constant_values=L), axis=1)
     where_BT = tf.cast(random.bits(random.row_keys(3, key_B), tries), tf.int64)
     length_BT = geometric(random.bits(random.row_keys(4, key_B), tries))
+    at = lambda x_BN, place_B: tf.gather(x_BN, place_B, batch_dims=1)  # noqa: E731
 
     def more(t, left_B, *_):
       return (t < tries) & tf.reduce_any(left_B > 0)
 
-    def step(t, left_B, spans_B, before_BL, after_BL):
+    def step(t, left_B, spans_B, a_BS, b_BS):
+      """One draw for every row: a span [a, b), kept where it is free."""
       first_B = tf.cast(tf.bitwise.right_shift(where_BT[:, t] * tf.cast(words_B, tf.int64), 32), tf.int32)
-      wanted_B = tf.gather(length_BT, spans_B, batch_dims=1)
-      a_B = tf.gather(begin_BW, first_B, batch_dims=1)
-      fitting_B = tf.reduce_sum(tf.cast((begin_BW > a_B[:, None]) & (begin_BW <= (a_B + left_B)[:, None]) &
-                                        (begin_BW < L), tf.int32), axis=1)
-      b_B = tf.gather(begin_BW, first_B + tf.minimum(wanted_B, fitting_B), batch_dims=1)
-      inside_BL = (place_L >= a_B[:, None]) & (place_L < b_B[:, None])
-      beside_BL = (place_L >= a_B[:, None] - 1) & (place_L <= b_B[:, None])
-      bad_BL = (inside_BL & ~maskable_BL) | (beside_BL & (after_BL > 0))
-      good_B = (a_B > 0) & (b_B > a_B) & ~tf.reduce_any(bad_BL, axis=1)
-      new_BL = inside_BL & good_B[:, None]
-      left_B -= tf.where(good_B, b_B - a_B, 0)
-      return (t + 1, left_B, spans_B + tf.cast(good_B, tf.int32), tf.where(new_BL, a_B[:, None] - 1, before_BL),
-              tf.where(new_BL, b_B[:, None], after_BL))
+      a_B = at(begin_BW, first_B)
+      fitting_B = at(word_BL, tf.minimum(a_B + left_B, L - 1)) - 1 - first_B  # words that end within the budget
+      b_B = at(begin_BW, first_B + tf.minimum(at(length_BT, spans_B), tf.maximum(fitting_B, 0)))
+      free_B = (a_B > 0) & (b_B > a_B) & (b_B < L)
+      free_B &= at(special_BL, tf.minimum(b_B, L - 1)) == at(special_BL, a_B)
+      free_B &= ~tf.reduce_any((a_B[:, None] <= b_BS) & (a_BS <= b_B[:, None]), axis=1)
+      here_BS = (tf.range(most) == spans_B[:, None]) & free_B[:, None]
+      return (t + 1, left_B - tf.where(free_B, b_B - a_B, 0), spans_B + tf.cast(free_B, tf.int32),
+              tf.where(here_BS, a_B[:, None], a_BS), tf.where(here_BS, b_B[:, None], b_BS))
 
-    none_BL = tf.zeros_like(word_BL)
-    _, _, _, before_BL, after_BL = tf.while_loop(
-      more, step, (tf.constant(0), budget_B, tf.zeros_like(budget_B), none_BL, none_BL))
-    return after_BL > 0, before_BL, after_BL
+    none_BS = tf.fill([tf.shape(budget_B)[0], most], L + 1)  # as if behind the row; ends before they begin
+    zero_B = tf.zeros_like(budget_B)
+    _, _, spans_B, a_BS, b_BS = tf.while_loop(more, step, (tf.constant(0), budget_B, zero_B, none_BS, none_BS - L - 3))
+    real_BS = tf.range(most) < spans_B[:, None]
+    a_BS, b_BS = tf.where(real_BS, a_BS, 0), tf.where(real_BS, b_BS, 0)
+    inside = lambda value_BS: tf.cumsum(  # noqa: E731 -- the value of the span that a place is in, else 0
+      _scatter(a_BS, value_BS, L) - _scatter(b_BS, value_BS, L), axis=1)
+    chosen_BL = inside(tf.cast(real_BS, tf.int32)) > 0
+    return chosen_BL, inside(tf.where(real_BS, a_BS - 1, 0)), inside(b_BS)
 
 
 def ordinary_ids(vocabulary: Vocabulary) -> np.ndarray:

@@ -46,15 +46,20 @@ def pair(a_BT, a_start_B, a_size_B, b_BU, b_start_B, b_size_B, length: int, cls_
           "segments": tf.cast(place <= b_end, tf.int32)}
 
 
+def cut(x_BT: tf.Tensor, start_B: tf.Tensor, length: int) -> tf.Tensor:
+  """`length` tokens of each row from `start` on: [B, T] -> [B, length], the last one repeated past the end."""
+  return _gather(x_BT, tf.range(length) + start_B[:, None])
+
+
 def _gather(x_BT: tf.Tensor, place_BL: tf.Tensor) -> tf.Tensor:
   T = tf.shape(x_BT)[1]
   flat = tf.clip_by_value(place_BL, 0, T - 1) + tf.range(tf.shape(x_BT)[0])[:, None] * T
   return tf.gather(tf.reshape(x_BT, [-1]), flat)
 
 
-def separated(window_BR: tf.Tensor, start_B: tf.Tensor, end_B: tf.Tensor, first_BR: tf.Tensor, eos_id: int,
-              sep_id: int, length: int) -> tuple[tf.Tensor, tf.Tensor]:
-  """Text with a separator between documents, in place of any EOS.
+def separated(window_BR: tf.Tensor, start_B: tf.Tensor, end_B: tf.Tensor, first_BR: tf.Tensor, sep_id: int,
+              length: int) -> tuple[tf.Tensor, tf.Tensor]:
+  """Text of documents that follow each other, with a separator before each but the first.
 
   Args:
     window_BR: int32 [B, R]; the text is tokens start to end of each row.
@@ -64,21 +69,18 @@ def separated(window_BR: tf.Tensor, start_B: tf.Tensor, end_B: tf.Tensor, first_
   Returns:
     (int32 [B, length], int32 [B] its size).
   """
-  place_R = tf.range(tf.shape(window_BR)[1])
-  inside = (place_R >= start_B[:, None]) & (place_R < end_B[:, None])
-  keep = inside & (window_BR != eos_id)
-  split = inside & first_BR & (place_R > start_B[:, None])
-  after = tf.cumsum(tf.cast(keep, tf.int32) + tf.cast(split, tf.int32), axis=1)  # places used with this one
-  size_B = tf.minimum(after[:, -1], length)
-  row = tf.range(tf.shape(window_BR)[0])[:, None] * (length + 1)
-  to_token = row + tf.minimum(tf.where(keep, after - 1, length), length)
-  # A document begins with a token that is kept: its separator is one place before it.
-  to_split = row + tf.minimum(tf.where(split, after - 1 - tf.cast(keep, tf.int32), length), length)
-  out = tf.zeros([tf.shape(window_BR)[0] * (length + 1)], tf.int32)
-  out = tf.tensor_scatter_nd_update(out, tf.reshape(to_token, [-1, 1]), tf.reshape(window_BR, [-1]))
-  separators = tf.fill([tf.size(to_split)], sep_id)
-  out = tf.tensor_scatter_nd_update(out, tf.reshape(to_split, [-1, 1]), separators)
-  return tf.reshape(out, [-1, length + 1])[:, :length], size_B
+  batch, R = tf.shape(window_BR)[0], tf.shape(window_BR)[1]
+  place_R = tf.range(R)
+  split_BR = first_BR & (place_R > start_B[:, None]) & (place_R < end_B[:, None])
+  found_N2 = tf.cast(tf.where(split_BR), tf.int32)  # few, row by row
+  row_N, splits_B = found_N2[:, 0], tf.reduce_sum(tf.cast(split_BR, tf.int32), axis=1)
+  nth_N = tf.range(tf.shape(row_N)[0]) - tf.gather(tf.cumsum(splits_B, exclusive=True), row_N)
+  place_N = tf.minimum(found_N2[:, 1] - tf.gather(start_B, row_N) + nth_N, length)
+  here_N2 = tf.stack([row_N, place_N], axis=1)
+  separator_BL = tf.scatter_nd(here_N2, tf.ones_like(row_N), [batch, length + 1])[:, :length]
+  source_BL = tf.range(length) + start_B[:, None] - tf.cumsum(separator_BL, axis=1)
+  text_BL = tf.where(separator_BL > 0, sep_id, _gather(window_BR, source_BL))
+  return text_BL, tf.minimum(end_B - start_B + splits_B, length)
 
 
 def split_pair(chunk_BT: tf.Tensor, size_B: tf.Tensor, other_BT: tf.Tensor, other_size_B: tf.Tensor, *,

@@ -115,13 +115,14 @@ class FullSentences:
     self._tokens, self._rule, self._cls, self._sep = tokens, rule, cls_id, sep_id
     self._length, self._search = length, max(1, length // 16)
     self._stride = length - 2 - self._search
-    self.num_examples = (tokens.num_tokens - self._search) // self._stride
+    self._read_length = 2 + self._stride + self._search
+    self.num_examples = (tokens.num_tokens - self._search - 1) // self._stride
     if self.num_examples < 1:
       raise UserError(f"{tokens.path}: {tokens.num_tokens} tokens are no example: length={length} needs {length - 2}: "
                       "shorten task.length or prepare a larger corpus")
 
   def __call__(self, example_index_B, key_B):
-    stride, search, R = self._stride, self._search, 1 + self._stride + self._search
+    stride, search, R = self._stride, self._search, self._read_length
     window_BR, first_BR = tf.numpy_function(self._read, [example_index_B], [tf.int32, tf.bool], stateful=False)
     batch = example_index_B.shape[0]
     window_BR, first_BR = tf.ensure_shape(window_BR, [batch, R]), tf.ensure_shape(first_BR, [batch, R])
@@ -131,13 +132,18 @@ class FullSentences:
       here = self._rule.starts(window_BR[:, place - 1:place + search]) | first_BR[:, place:place + search]
       return place + tf.argmax(here, axis=1, output_type=tf.int32)  # 0 where there is none
 
-    text_BT, size_B = segments.separated(
-      window_BR, begin(1), begin(1 + stride), first_BR, self._tokens.vocabulary.eos_id, self._sep, self._length - 2)
+    start_B, end_B = begin(1), begin(1 + stride)
+    if self._tokens.manifest.append_eos:  # a separator stands between documents already
+      text_BT = tf.where(window_BR == self._tokens.vocabulary.eos_id, self._sep, window_BR)
+      text_BT = segments.cut(text_BT, start_B, self._length - 2)
+      size_B = end_B - start_B - tf.cast(tf.gather(first_BR, end_B, batch_dims=1), tf.int32)
+    else:
+      text_BT, size_B = segments.separated(window_BR, start_B, end_B, first_BR, self._sep, self._length - 2)
     return segments.one(text_BT, size_B, self._length, self._cls, self._sep)
 
   def _read(self, example_index_B):
     """Tokens i * stride - 1 and on (0 before the first of the stream), and where documents begin among them."""
-    R, starts = 1 + self._stride + self._search, example_index_B * self._stride - 1
+    R, starts = self._read_length, example_index_B * self._stride - 1
     window = self._tokens.windows(np.maximum(starts, 0), R)
     first = windows.document_begins(self._tokens, np.maximum(starts, 0), R)
     for row in np.flatnonzero(starts < 0).tolist():
