@@ -62,6 +62,11 @@ SIZES = [
   ("neox", "pythia-2.8b", 2_775_208_960, 0),
   ("neox", "pythia-6.9b", 6_857_302_016, 0),
   ("neox", "pythia-12b", 11_846_072_320, 0),
+  ("transformer", "transformer-base", 65 * M, 0.031),  # Vaswani et al. 2017, table 3, whose 37,000 pieces are rounded
+  ("transformer", "transformer-big", 213 * M, 0.006),
+  ("bart", "bart-base", 139_420_416 + 50_265, 0),  # the checkpoints keep the bias of the output as a buffer
+  ("bart", "bart-large", 406_291_456 + 50_265, 0),
+  ("bart", "mbart-large-cc25", 610_851_840 + 250_027, 0),
 ]
 
 
