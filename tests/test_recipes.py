@@ -45,7 +45,7 @@ def parts(recipe: str, *overrides: str):
 def test_a_recipe_resolves_and_builds_without_allocating(recipe):
   config, built, count = parts(recipe)
   assert set(config) == set(config_lib.defaults()) and count == sum(x.size for x in built.state.params.values())
-  if config.task.name == "span_corruption" and "quickstart" not in recipe:
+  if config.task.name == "span_corruption" and "quickstart" not in recipe and "byt5" not in recipe:
     assert (config.task.inputs_length, config.task.targets_length) == (512, 114)
   assert pathlib.Path(recipe).read_text().count(f"--config={recipe}") or "quickstart" in recipe
 

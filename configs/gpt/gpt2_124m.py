@@ -1,0 +1,59 @@
+"""GPT-2 of 124M parameters, pretrained as a language model (Radford et al. 2019).
+
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --output=data/c4_en
+  python -m t5x_like.train --config=configs/gpt/gpt2_124m.py --workdir=runs/gpt2_124m
+
+The paper gives batches of 512 windows of 1,024 tokens and no more; learning rate, warm-up, decay, betas, weight decay
+and clipping are those of GPT-3 at this size (Brown et al. 2020, table 2.1 and appendix B). 100,000 steps are 52 billion
+tokens; eight accelerators of 16 GB or more. `:debug` runs two steps of a tiny model on any laptop, without data.
+The paper's scores (table 3, its first column, its own corpus): LAMBADA perplexity 35.13, WikiText-103 37.50. It has
+not been run at full size here.
+"""
+
+from t5x_like.config import defaults, words
+
+
+def get_config(arg: str = ""):
+  options = words(arg, ("debug",))
+  config = defaults()
+
+  config.model = {
+    "name": "gpt",
+    "variant": "gpt2",
+    "vocab_size": 50304,  # 50,257 rounded up to a multiple of 128
+    "dropout": 0.1,
+    "dtype": "auto",
+    "layers": "auto",
+    "remat": "none",
+  }
+  config.task = {"name": "causal_lm", "store": "data/c4_en", "length": 1024, "document_mask": False}
+  config.objective = {"name": "decoder", "z_loss": 0.0, "label_smoothing": 0.0}
+
+  config.batch_size = 512
+  config.total_steps = 100_000
+  config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+  config.schedule = {"name": "cosine", "learning_rate": 6e-4, "warmup_steps": 715, "end": 0.1}  # 375 M tokens
+  config.clip_norm = 1.0
+
+  config.eval_every = 2_000
+  config.evals = {"loss": {"max_examples": 4_096}}
+  config.checkpoint = {"every": 2_000, "keep_last": 3, "keep_every": 20_000}
+  config.mesh = {"data": -1}
+
+  if "debug" in options:
+    debug(config, "gpt2-tiny")
+  return config
+
+
+def debug(config, variant: str) -> None:
+  """Two steps of a tiny model on the built-in corpus: proves that the recipe runs, not that it learns."""
+  config.model.variant = variant
+  config.model.vocab_size = 384
+  config.task.store = "builtin"
+  config.task.length = 64
+  config.batch_size = 8
+  config.total_steps = 2
+  if "warmup_steps" in config.schedule:
+    config.schedule.warmup_steps = 1
+  config.eval_every = 2
+  config.evals = {"loss": {"max_examples": 16}}

@@ -1,0 +1,43 @@
+"""Llama 3.1 8B, pretrained as a language model (Grattafiori et al. 2024).
+
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --output=data/c4_en
+  python -m t5x_like.train --config=configs/llama/8b.py --workdir=runs/llama_8b
+
+Windows of 8,192 tokens in batches of 2^22 tokens, attention inside documents only (section 3.2), AdamW up to 3e-4
+(table 3) after 8,000 steps and down by a half cosine to a hundredth (section 3.4.1, there for 405B). Parameters and
+optimizer are split over 8 chips (`fsdp`: 12 GB each), batches over all; 64 chips of 95 GB or more. The vocabulary is
+the store's and not the published one. 200,000 steps are 0.8 trillion tokens; the paper trained on 15 trillion. `:debug`
+runs two steps of a tiny model on any laptop, without data. The published model has 66.7 on MMLU with 5 shots. It has
+not been run at full size here.
+"""
+
+from configs.gpt import gpt2_124m
+from t5x_like.config import words
+
+
+def get_config(arg: str = ""):
+  options = words(arg, ("debug",))
+  config = gpt2_124m.get_config()
+
+  config.model = {
+    "name": "llama",
+    "variant": "llama3.1-8b",
+    "vocab_size": 128_256,
+    "dropout": 0.0,
+    "dtype": "auto",
+    "layers": "auto",
+    "remat": "full",
+  }
+  config.task = {"name": "causal_lm", "store": "data/c4_en", "length": 8192, "document_mask": True}
+
+  config.batch_size = 512
+  config.total_steps = 200_000
+  config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+  config.schedule = {"name": "cosine", "learning_rate": 3e-4, "warmup_steps": 8_000, "end": 0.01}
+  config.clip_norm = 1.0
+  config.mesh = {"data": -1, "fsdp": 8}
+
+  if "debug" in options:
+    gpt2_124m.debug(config, "tiny")
+    config.mesh = {"data": -1}
+  return config

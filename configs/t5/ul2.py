@@ -1,0 +1,31 @@
+"""UL2 at base size: T5's encoder-decoder, pretrained on a mixture of seven denoisers (Tay et al. 2022, section 3).
+
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --output=data/c4_en
+  python -m t5x_like.train --config=configs/t5/ul2.py --workdir=runs/ul2_base
+
+Windows of 512 tokens, batches of 128, 500,000 steps, as in the paper's ablations; every input begins with its mode
+([NLU], [S2S] or [NLG]), which a prompt can then ask for. The vocabulary needs 85 sentinels, fewer than T5's 100.
+Hardware as for `base.py`. `:debug` runs two steps of a tiny model on any laptop, without data. It has not been run at
+full size here.
+"""
+
+from configs.t5 import base
+from t5x_like.config import words
+
+
+def get_config(arg: str = ""):
+  options = words(arg, ("debug",))
+  config = base.get_config()
+
+  config.task = {"name": "ul2", "store": "data/c4_en", "length": 512, "mode_tokens": True}
+  config.total_steps = 500_000
+
+  if "debug" in options:
+    config.model.variant = "t5-v1_1-tiny"
+    config.model.vocab_size = 384
+    config.task.store, config.task.length = "builtin", 64
+    config.batch_size = 8
+    config.total_steps = 2
+    config.eval_every = 2
+    config.evals = {"loss": {"max_examples": 16}}
+  return config
