@@ -12,7 +12,7 @@ too and the plan of fewer rows is taken: the examples, longest first, go in roun
 emptiest, and among examples and rows of about one size those long in the first stream to the rows with room in it;
 what does not fit goes by best fit, one example a row, into what is left, then into new rows.
 
-Worked example (`row_features`), two examples of inputs [7,8,5,1], [8,4,9,3,1] and targets [3,9,1], [4,1]:
+Worked example (`scatter`, and `shifted` for the inputs of the decoder), two examples of inputs [7,8,5,1], [8,4,9,3,1] and targets [3,9,1], [4,1]:
 
     encoder_input_tokens  7 8 5 1 8 4 9 3 1 0    decoder_target_tokens  3 9 1 4 1 0 0
     encoder_segment_ids   1 1 1 1 2 2 2 2 2 0    decoder_segment_ids    1 1 1 2 2 0 0
@@ -239,3 +239,31 @@ def _place(examples, row, lengths_ND, room_RD, row_N) -> np.ndarray:
   room_RD[row[fits]] -= lengths_ND[examples[fits]]
   row_N[examples[fits]] = row[fits]
   return examples[~fits]
+
+
+def scatter(tokens_nL: np.ndarray, valid_nL: np.ndarray, row_n: np.ndarray, number_n: np.ndarray, offset_n: np.ndarray,
+            shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Lays examples into rows.
+
+  Args:
+    tokens_nL, valid_nL: int32 and bool [n, L], the examples and which of their places count.
+    row_n, number_n, offset_n: integers [n], each one's row, number within the row (from 0), and where it begins there.
+    shape: (rows, length of a row).
+
+  Returns:
+    int32 [B, S] each: tokens, segments (from 1) and positions within the segment; all 0 where nothing is.
+  """
+  place_nL = (row_n * shape[1] + offset_n)[:, None] + np.arange(tokens_nL.shape[1])
+  places, out = place_nL[valid_nL], np.zeros((3, shape[0] * shape[1]), np.int32)
+  within_nL = np.broadcast_to(np.arange(tokens_nL.shape[1], dtype=np.int32), valid_nL.shape)
+  number_nL = np.broadcast_to(number_n[:, None] + 1, valid_nL.shape)
+  for i, values_nL in enumerate((tokens_nL, number_nL, within_nL)):
+    out[i, places] = values_nL[valid_nL]
+  tokens_BS, segments_BS, positions_BS = out.reshape(3, *shape)
+  return tokens_BS, segments_BS, positions_BS
+
+
+def shifted(targets_BT: np.ndarray, segments_BT: np.ndarray, positions_BT: np.ndarray, start_id: int) -> np.ndarray:
+  """A decoder's inputs: in every segment `start_id` and then its targets but the last; 0 outside of segments."""
+  before_BT = np.roll(targets_BT, 1, axis=1)
+  return np.where(positions_BT > 0, before_BT, np.where(segments_BT > 0, start_id, 0)).astype(np.int32)

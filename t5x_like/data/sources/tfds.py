@@ -17,6 +17,11 @@ _RECORDS_AT_ONCE = 256
 
 
 def open_form(rest: str, *, data_dir: str | None, text_field: str) -> "TfdsSource":
+  return TfdsSource(open_builder(rest, data_dir), text_field)
+
+
+def open_builder(rest: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
+  """The builder of NAME[/config][:version], prepared; raises UserError if it is unknown or cannot be."""
   if not rest:
     raise UserError("source 'tfds:': found no dataset name, expected tfds:NAME[/config][:version]")
   try:
@@ -31,7 +36,7 @@ def open_form(rest: str, *, data_dir: str | None, text_field: str) -> "TfdsSourc
   except (ValueError, AssertionError, KeyError, TypeError, RuntimeError) as error:
     raise UserError(f"source tfds:{rest}: cannot be opened ({one_line(error)})") from error
   _prepare(builder)
-  return TfdsSource(builder, text_field)
+  return builder
 
 
 def _prepare(builder: tfds.core.DatasetBuilder) -> None:

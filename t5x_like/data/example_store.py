@@ -1,0 +1,230 @@
+"""Examples of several token streams and labels, prepared once: what supervised tasks read.
+
+    <cache>/<name>-<split>-<key>/examples.json      what is here: source, counts, checksums, fingerprint
+    <cache>/<name>-<split>-<key>/streams/inputs/    a token store (see `token_store.py`), example i is its document i
+    <cache>/<name>-<split>-<key>/streams/targets/
+    <cache>/<name>-<split>-<key>/arrays/label.npy   numbers, one per example, or per token of a stream
+
+A task prepares its examples when it first needs them, under a key of all they depend on (the source's files and their
+sizes, templates, vocabulary), and finds them there ever after; training never tokenises. Whoever comes while they are
+being prepared waits. Rows that cannot be examples are counted by reason in `examples.json` and said.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from t5x_like.data.sources import Skip
+from t5x_like.data.token_store import TokenStore, Verify
+from t5x_like.data.token_store_writer import TokenStoreWriter
+from t5x_like.data.vocabularies import Vocabulary
+from t5x_like.errors import UserError, one_line
+
+FORMAT = "t5x_like.examples.v1"
+FILE = "examples.json"
+_BATCH = 1024  # examples handed to the writers at once
+
+Example = dict[str, Any]  # ids (int32 [n]) of each stream, numbers of each array
+
+
+@dataclasses.dataclass(frozen=True)
+class ExampleStore:
+  """Open examples; make one with `open_store`.
+
+  Attributes:
+    path: where they lie.
+    streams: token stores by name, each with a document per example.
+    arrays: numbers by name, [N, …] or one per token of a stream.
+    skipped: how many rows of the source are no examples, by reason.
+  """
+
+  path: str
+  streams: dict[str, TokenStore]
+  arrays: dict[str, np.ndarray]
+  skipped: dict[str, int]
+  fingerprint: str
+
+  @property
+  def num_examples(self) -> int:
+    return next(iter(self.streams.values())).num_documents
+
+  @property
+  def vocabulary(self) -> Vocabulary:
+    return next(iter(self.streams.values())).vocabulary
+
+  @functools.cached_property
+  def ends(self) -> dict[str, np.ndarray]:
+    """Where each example ends in each stream: int64 [N]."""
+    return {name: store.document_ends() for name, store in self.streams.items()}
+
+  @functools.cached_property
+  def lengths(self) -> dict[str, np.ndarray]:
+    """Tokens of each example in each stream: int64 [N]."""
+    return {name: np.diff(ends, prepend=0) for name, ends in self.ends.items()}
+
+  def read(self, stream: str, example_n: np.ndarray, length_n: np.ndarray,
+           skip_n: np.ndarray | int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """The beginnings of some examples, or what follows their first `skip_n` tokens.
+
+    Returns:
+      (int32 [n, L], bool [n, L]): the tokens and which of them are of the example; L is the longest of `length_n`.
+    """
+    store = self.streams[stream]
+    L = max(int(length_n.max(initial=0)), 1)
+    start_n = self.ends[stream][example_n] - self.lengths[stream][example_n] + skip_n
+    shift_n = np.maximum(start_n + L - store.num_tokens, 0)  # the last examples are read with what precedes them
+    if not shift_n.any():
+      tokens_nL = store.windows(start_n, L)
+    elif L <= store.num_tokens:
+      tokens_nL = store.windows(start_n - shift_n, L)
+      places_nL = np.minimum(np.arange(L) + shift_n[:, None], L - 1)
+      tokens_nL = np.take_along_axis(tokens_nL, places_nL, axis=1)
+    else:
+      raise ValueError(f"{L} tokens of a stream of {store.num_tokens}")
+    return tokens_nL, np.arange(L) < length_n[:, None]
+
+
+def open_store(*, cache: str, name: str, split: str, facts: dict[str, Any], vocabulary: Vocabulary,
+               streams: dict[str, bool], examples: Iterator[Example | Skip], verify: Verify = "auto") -> ExampleStore:
+  """Opens examples, preparing them where they have not been.
+
+  Args:
+    cache: the directory of all prepared examples; local.
+    name, split: of the corpus.
+    facts: all that examples depend on besides the vocabulary, JSON-serialisable.
+    vocabulary: what the ids belong to.
+    streams: the names of the token streams, and whether EOS ends each of their examples.
+    examples: makes them; not touched if they are there. A `Skip` is counted.
+    verify: what opening checks, see `TokenStore.open`.
+
+  Raises:
+    UserError: nothing can be written in the cache, no example is left, or a file was changed since.
+  """
+  content = {"format": FORMAT, "facts": facts, "vocabulary": vocabulary.fingerprint, "streams": streams}
+  key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+  path = pathlib.Path(cache) / f"{name}-{split}-{key[:16]}"
+  if not (path / FILE).exists():
+    with _lock(path):
+      if not (path / FILE).exists():
+        _prepare(path, name, split, content, vocabulary, examples)
+  return _open(path, verify)
+
+
+@contextlib.contextmanager
+def _lock(path: pathlib.Path):
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_CREAT | os.O_RDWR)
+  except OSError as error:
+    raise UserError(f"config.task.cache: {path.parent} cannot be written ({one_line(error)}); choose another directory"
+                    ) from error
+  try:
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    yield
+  finally:
+    os.close(descriptor)
+
+
+def _prepare(path: pathlib.Path, name: str, split: str, content: dict, vocabulary: Vocabulary, examples) -> None:
+  skipped: Counter[str] = Counter()
+  arrays: dict[str, list] = {}
+  count = 0
+  work = pathlib.Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+  try:
+    with contextlib.ExitStack() as stack:
+      writers = {
+        stream: stack.enter_context(TokenStoreWriter(
+          work / "streams" / stream, name=name, split=split, vocabulary=vocabulary, append_eos=append_eos))
+        for stream, append_eos in content["streams"].items()}
+      for batch in _batches(examples, skipped):
+        count += len(batch)
+        for stream, writer in writers.items():
+          writer.add(np.concatenate([example[stream] for example in batch]),
+                     np.array([len(example[stream]) for example in batch]))
+        for array in batch[0].keys() - writers.keys():
+          arrays.setdefault(array, []).append(np.concatenate([np.atleast_1d(example[array]) for example in batch]))
+      if not count:
+        raise UserError(f"{name}, split {split!r}: found 0 examples{_reasons(skipped)}, expected at least one: check "
+                        "the source and the fields of the task")
+    record = {**content, "num_examples": count, "skipped": dict(sorted(skipped.items())), "arrays": {}}
+    (work / "arrays").mkdir()
+    for array, parts in sorted(arrays.items()):
+      np.save(work / "arrays" / f"{array}.npy", np.concatenate(parts), allow_pickle=False)
+      record["arrays"][array] = _sha256(work / "arrays" / f"{array}.npy")
+    record["fingerprints"] = {stream: TokenStore.open(work / "streams" / stream, "size").fingerprint
+                              for stream in writers}
+    (work / FILE).write_text(json.dumps(record, indent=1) + "\n")
+    os.rename(work, path)
+  finally:
+    shutil.rmtree(work, ignore_errors=True)
+  print(f"data: {path}: prepared {count:,} examples{_reasons(skipped)}", flush=True)
+
+
+def _batches(examples: Iterator[Example | Skip], skipped: Counter) -> Iterator[list[Example]]:
+  batch = []
+  for example in examples:
+    if isinstance(example, Skip):
+      skipped[example.reason] += 1
+      continue
+    batch.append(example)
+    if len(batch) == _BATCH:
+      yield batch
+      batch = []
+  if batch:
+    yield batch
+
+
+def _reasons(skipped: dict[str, int]) -> str:
+  return "".join(f", {number:,} rows skipped ({reason})" for reason, number in sorted(skipped.items()))
+
+
+def _sha256(path: pathlib.Path) -> str:
+  with open(path, "rb") as stream:
+    return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _open(path: pathlib.Path, verify: Verify) -> ExampleStore:
+  remedy = "remove the directory to have it made again"
+  try:
+    record = json.loads((path / FILE).read_bytes())
+    if record["format"] != FORMAT:
+      raise ValueError(f"format {record['format']!r}")
+    streams, arrays = dict(record["fingerprints"]), dict(record["arrays"])
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    raise UserError(f"{path / FILE}: found a damaged record ({one_line(error)}); {remedy}") from error
+  stores = {}
+  for stream, fingerprint in streams.items():
+    try:
+      stores[stream] = TokenStore.open(path / "streams" / stream, verify)
+    except UserError as error:
+      raise UserError(f"{error}; here: remove {path} to have it made again") from error
+    if stores[stream].fingerprint != fingerprint:
+      raise UserError(f"{path / 'streams' / stream}: fingerprint: found {stores[stream].fingerprint[:12]}, expected "
+                      f"{fingerprint[:12]} from {FILE}; {remedy}")
+  loaded = {}
+  for array, expected in arrays.items():
+    file = path / "arrays" / f"{array}.npy"
+    if not file.exists() or (found := _sha256(file)) != expected:
+      found = found[:12] if file.exists() else "no such file"
+      raise UserError(f"{file}: found SHA-256 {found}, expected {expected[:12]}: the file is missing or was changed; "
+                      f"{remedy}")
+    loaded[array] = np.load(file, mmap_mode="r", allow_pickle=False)
+  content = {"streams": streams, "arrays": arrays}
+  fingerprint = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+  store = ExampleStore(str(path), stores, loaded, record["skipped"], fingerprint)
+  tokens = ", ".join(f"{s.num_tokens:,} tokens of {name}" for name, s in stores.items())
+  print(f"data: {path}: {store.num_examples:,} examples, {tokens}{_reasons(record['skipped'])}; "
+        f"{next(iter(stores.values())).verification}", flush=True)
+  return store

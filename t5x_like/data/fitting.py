@@ -1,0 +1,45 @@
+"""Examples that are longer than a row: what a task does with them, counted and said, never silently."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from t5x_like.errors import UserError
+
+TooLong = Literal["refuse", "skip", "truncate"]
+
+
+def fit(lengths_ND: np.ndarray, limits: Sequence[int], too_long: TooLong, where: str,
+        names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+  """Which examples are used, and how long they are.
+
+  Args:
+    lengths_ND: integers [N, D], of each stream.
+    limits: the longest there is room for.
+    too_long: `refuse` raises, `skip` leaves them out, `truncate` shortens them.
+    where, names: the examples and their streams, for messages; `names` are the keys of the task that set the limits.
+
+  Returns:
+    (int64 [n], int64 [n, D]): the examples used, ascending, and their lengths.
+
+  Raises:
+    UserError: too_long is `refuse` and some are, or none are left.
+  """
+  over_ND = lengths_ND > np.asarray(limits)
+  over = over_ND.any(axis=1)
+  if not over.any():
+    return np.arange(len(lengths_ND)), lengths_ND
+  longest = ", ".join(f"{name}: {over_ND[:, d].sum():,} over {limits[d]:,}, the longest {lengths_ND[:, d].max():,}"
+                      for d, name in enumerate(names) if over_ND[:, d].any())
+  if too_long == "refuse":
+    raise UserError(f"{where}: {over.sum():,} of {over.size:,} examples are too long ({longest} tokens): raise that "
+                    "length, or set config.task.too_long to skip or truncate")
+  if too_long == "truncate":
+    print(f"data: {where}: {over.sum():,} of {over.size:,} examples truncated ({longest} tokens)", flush=True)
+    return np.arange(len(lengths_ND)), np.minimum(lengths_ND, limits)
+  kept = np.flatnonzero(~over)
+  if not kept.size:
+    raise UserError(f"{where}: all {over.size:,} examples are too long ({longest} tokens): raise that length")
+  print(f"data: {where}: {over.sum():,} of {over.size:,} examples left out, too long ({longest} tokens)", flush=True)
+  return kept, lengths_ND[kept]

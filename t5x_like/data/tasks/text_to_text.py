@@ -1,0 +1,217 @@
+"""Supervised text-to-text: rows of several fields, and a template each for input and target (Raffel et al. 2020, 2.4).
+
+  config.task = {"name": "text_to_text", "source": "parallel:corpus/{split}.{field}.gz", "vocabulary": "vocabulary",
+                 "inputs": "translate English to German: {en}", "targets": "{de}",
+                 "inputs_length": 512, "targets_length": 512}
+
+Sources are those of `data/rows.py`, templates those of `data/templates.py`. The first use tokenises the split into
+`cache` (see `data/example_store.py`; `python -m tools.prepare_examples --config=…` does only that); training reads ids.
+
+For an encoder-decoder an example is (inputs + EOS, targets + EOS). For a decoder it is one sequence, inputs then
+targets + EOS, with loss on the targets only; with `prefix` the start token and the inputs see each other whole (Raffel
+et al. 2020, section 3.2.1). Packed rows (see `data/pack.py`) hold several examples that do not see each other, and an
+"example" of the loader, an epoch and an evaluation's `max_examples` is then a row; every epoch has every example once.
+"""
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+
+from t5x_like.data import builtin, example_store, pack, vocabularies
+from t5x_like.data.example_store import Example, ExampleStore
+from t5x_like.data.fitting import TooLong, fit
+from t5x_like.data.preprocessors.decoder_only import start_id
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.rows import Rows, open_rows
+from t5x_like.data.sources import Skip
+from t5x_like.data.task import Feature, Task
+from t5x_like.data.templates import Template
+from t5x_like.data.token_store import Verify
+from t5x_like.errors import UserError
+
+_ROWS_AT_ONCE = 1024
+
+
+def task(*, source: str, split: str, inputs: str, targets: str, vocabulary: str = "bytes", inputs_length: int = 512,
+         targets_length: int | None = None, architecture: Literal["encoder_decoder", "decoder"] = "encoder_decoder",
+         prefix: bool = False, packed: bool = True, too_long: TooLong = "refuse", pack_seed: int = 0,
+         cache: str = "data/prepared", data_dir: str | None = None, label: str | None = None,
+         verify: Verify = "auto") -> Task:
+  """Makes the task.
+
+  Args:
+    source, split: where the rows come from, see `data/rows.py`.
+    inputs, targets: templates over a row's fields. Rows where one is empty are skipped and counted.
+    vocabulary: a vocabulary's directory or file, or `bytes`.
+    inputs_length: tokens in a row of the encoder; for a decoder, in a row.
+    targets_length: tokens in a row of the decoder of an encoder-decoder; None is inputs_length.
+    architecture: what the features are for.
+    prefix: for a decoder, adds `decoder_causal_attention`.
+    packed: several examples to a row; otherwise one.
+    too_long: what becomes of examples that fit no row: `refuse` them all, `skip` (with a report), or `truncate`.
+    pack_seed: of the plan; which examples share a row.
+    cache: the directory of prepared examples.
+    data_dir: where TensorFlow datasets are prepared.
+    label: the name in metrics; by default `<corpus>_text_to_text`.
+    verify: what opening the prepared examples checks, see `TokenStore.open`.
+
+  Raises:
+    UserError: unusable source, templates or lengths; no examples; a file changed since it was prepared.
+  """
+  decoder = architecture == "decoder"
+  if decoder and targets_length is not None:
+    raise UserError(f"config.task.targets_length: found {targets_length}, expected None: a decoder's row is one sequence "
+                    "of inputs_length tokens")
+  if prefix and not decoder:
+    raise UserError("config.task.prefix: found True, expected architecture 'decoder': encoders see their inputs whole")
+  templates = {"inputs": Template(inputs, "inputs"), "targets": Template(targets, "targets")}
+  fields = tuple(dict.fromkeys(itertools.chain.from_iterable(t.fields for t in templates.values())))
+  rows = open_rows(source, split, fields=fields, data_dir=data_dir)
+  encoding = vocabularies.load(vocabulary)
+  store = example_store.open_store(
+    cache=builtin.prepared() + "_examples" if source == builtin.NAME else cache, name=rows.name, split=split,
+    facts={"task": "text_to_text.v1", "rows": rows.facts, "split": split, "inputs": inputs, "targets": targets},
+    vocabulary=encoding, streams={"inputs": not decoder, "targets": True},
+    examples=_examples(rows, templates, encoding), verify=verify)
+
+  limits = (inputs_length,) if decoder else (inputs_length, inputs_length if targets_length is None else targets_length)
+  lengths_N2 = np.stack([store.lengths["inputs"], store.lengths["targets"]], axis=1)
+  if decoder:  # a sequence that is too long loses the end of its inputs
+    used, total_n1 = fit(lengths_N2.sum(axis=1, keepdims=True), limits, too_long, store.path, ("inputs_length",))
+    lengths_n2 = lengths_N2[used]
+    lengths_n2[:, 0] = np.maximum(total_n1[:, 0] - lengths_n2[:, 1], 0)
+    lengths_n2[:, 1] = total_n1[:, 0] - lengths_n2[:, 0]
+    packing_nD = total_n1
+  else:
+    used, lengths_n2 = fit(lengths_N2, limits, too_long, store.path, ("inputs_length", "targets_length"))
+    packing_nD = lengths_n2
+  plan = pack.plan(packing_nD, limits, pack_seed) if packed else pack.alone(packing_nD, limits)
+  _report(store, plan, packed)
+  pieces = Pieces(store, plan, used, lengths_n2, encoding.eos_id)
+
+  make = pieces.decoder if decoder else pieces.encoder_decoder
+  features = _features(limits, decoder, prefix, packed)
+  start = start_id(encoding) if decoder else 0
+
+  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+    def read(row_B: np.ndarray) -> list[np.ndarray]:
+      made = make(row_B, start)
+      return [made[name] for name in features]
+
+    out = tf.numpy_function(read, [example_index_B], [getattr(tf, f.dtype) for f in features.values()], stateful=False)
+    return {name: tf.ensure_shape(x, [example_index_B.shape[0], *features[name].shape])
+            for name, x in zip(features, out)}
+
+  content = {
+    "task": "text_to_text.v1", "examples": store.fingerprint, "limits": limits, "architecture": architecture,
+    "prefix": prefix, "packed": packed, "too_long": too_long, "pack_seed": pack_seed, "vocabulary": encoding.fingerprint}
+  return Task(
+    name=label or f"{rows.name}_text_to_text", vocabulary=encoding,
+    fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
+    num_examples=plan.num_rows, features=features, batch=batch)
+
+
+def _examples(rows: Rows, templates: dict[str, Template], vocabulary) -> Iterator[Example | Skip]:
+  """Tokenised rows, a batch of them at once."""
+  for held in _batched(rows.read()):
+    texts: dict[str, list[str]] = {name: [] for name in templates}
+    for where, row in held:
+      if isinstance(row, Skip):
+        yield row
+        continue
+      made = {name: template(row, where) for name, template in templates.items()}
+      empty = [name for name, text in made.items() if text is None]
+      if empty:
+        yield Skip(f"empty {empty[0]}")
+        continue
+      for name, text in made.items():
+        texts[name].append(text)
+    encoded = {name: vocabulary.encode_batch(lines) for name, lines in texts.items()}
+    for ids in zip(*encoded.values()):
+      example = dict(zip(encoded, ids))
+      yield example if all(len(ids) for ids in example.values()) else Skip("no tokens")
+
+
+def _batched(items: Iterator) -> Iterator[list]:
+  while held := list(itertools.islice(items, _ROWS_AT_ONCE)):
+    yield held
+
+
+def _report(store: ExampleStore, plan: pack.Plan, packed: bool) -> None:
+  streams = [f"{100 * part:.1f}% of {limit:,}" for part, limit in zip(plan.utilisation, plan.limits)]
+  how = f"packed into {plan.num_rows:,} rows" if packed else "unpacked"
+  print(f"data: {store.path}: {plan.examples.size:,} examples {how}, {100 * plan.utilisation[-1]:.1f}% of positions "
+        f"used ({', '.join(streams)})", flush=True)
+
+
+class Pieces:
+  """Rows of a plan, read from the store.
+
+  Args:
+    used: int64 [n], the example of the store that each example of the plan is.
+    lengths_n2: int64 [n, 2], how many tokens of its inputs and targets are used; fewer than it has end with EOS.
+  """
+
+  def __init__(self, store: ExampleStore, plan: pack.Plan, used: np.ndarray, lengths_n2: np.ndarray, eos_id: int):
+    self._store, self._plan, self._used, self._lengths_n2, self._eos_id = store, plan, used, lengths_n2, eos_id
+
+  def _stream(self, stream: int, which_n: np.ndarray, ends: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    name, length_n = ("inputs", "targets")[stream], self._lengths_n2[which_n, stream]
+    tokens_nL, valid_nL = self._store.read(name, self._used[which_n], length_n)
+    cut = np.flatnonzero(length_n < self._store.lengths[name][self._used[which_n]]) if ends else []
+    tokens_nL[cut, length_n[cut] - 1] = self._eos_id
+    return tokens_nL, valid_nL
+
+  def encoder_decoder(self, row_B: np.ndarray, start: int) -> dict[str, np.ndarray]:
+    """Rows int64 [B] -> the features of an encoder-decoder."""
+    place_n, row_n, number_n = self._plan.members(row_B)
+    which_n, offset_n2 = self._plan.examples[place_n], self._plan.offsets[place_n]
+    out = {}
+    for stream, side in enumerate(("encoder", "decoder")):
+      tokens, segments, positions = pack.scatter(
+        *self._stream(stream, which_n), row_n, number_n, offset_n2[:, stream], (row_B.size, self._plan.limits[stream]))
+      out |= {f"{side}_segment_ids": segments, f"{side}_positions": positions}
+      out["encoder_input_tokens" if side == "encoder" else "decoder_target_tokens"] = tokens
+    segments = out["decoder_segment_ids"]
+    inputs = pack.shifted(out["decoder_target_tokens"], segments, out["decoder_positions"], start)
+    return out | {"decoder_input_tokens": inputs, "decoder_loss_weights": (segments > 0).astype(np.float32)}
+
+  def decoder(self, row_B: np.ndarray, start: int) -> dict[str, np.ndarray]:
+    """Rows int64 [B] -> the features of a decoder: inputs and targets in one sequence."""
+    place_n, row_n, number_n = self._plan.members(row_B)
+    which_n = self._plan.examples[place_n]
+    inputs_nL, valid_nL = self._stream(0, which_n, ends=False)
+    targets_nT, valid_nT = self._stream(1, which_n)
+    prompt_n, total_n = self._lengths_n2[which_n, 0], self._lengths_n2[which_n].sum(axis=1)
+    whole_nL = np.zeros((which_n.size, max(int(total_n.max(initial=0)), 1)), np.int32)
+    places_L = np.arange(whole_nL.shape[1])
+    whole_nL[places_L < prompt_n[:, None]] = inputs_nL[valid_nL]
+    whole_nL[(places_L >= prompt_n[:, None]) & (places_L < total_n[:, None])] = targets_nT[valid_nT]
+    shape = (row_B.size, self._plan.limits[0])
+    tokens, segments, positions = pack.scatter(
+      whole_nL, places_L < total_n[:, None], row_n, number_n, self._plan.offsets[place_n, 0], shape)
+    prompt = np.zeros(shape, np.int32)
+    prompt[segments > 0] = np.repeat(prompt_n, total_n)  # rows hold their examples in the order of `members`
+    target = (segments > 0) & (positions >= prompt)
+    return {
+      "decoder_input_tokens": pack.shifted(tokens, segments, positions, start), "decoder_target_tokens": tokens,
+      "decoder_loss_weights": target.astype(np.float32), "decoder_segment_ids": segments,
+      "decoder_positions": positions,
+      "decoder_causal_attention": ((segments > 0) & (positions <= prompt)).astype(np.int32)}
+
+
+def _features(limits: tuple[int, ...], decoder: bool, prefix: bool, packed: bool) -> dict[str, Feature]:
+  lengths = {"decoder": limits[-1]} if decoder else dict(zip(("encoder", "decoder"), limits))
+  features = {f"{side}_input_tokens": Feature((length,), "int32") for side, length in lengths.items()}
+  features["decoder_target_tokens"] = Feature((limits[-1],), "int32")
+  features["decoder_loss_weights"] = Feature((limits[-1],), "float32")
+  if prefix:
+    features["decoder_causal_attention"] = Feature((limits[-1],), "int32")
+  if packed or decoder:  # a decoder's padding is told by its segment: its start may be any id
+    for side, length in lengths.items():
+      features |= {f"{side}_{name}": Feature((length,), "int32") for name in ("segment_ids", "positions")}
+  return features

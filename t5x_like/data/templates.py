@@ -1,0 +1,59 @@
+"""Templates: a row's fields -> text. `translate English to German: {en}` takes the field `en` of each row.
+
+A field is a name or a path into nested rows, `{answers.0.text}`; `{{` and `}}` are braces.
+"""
+
+import string
+from typing import Any
+
+from t5x_like.data.rows import Row, value
+from t5x_like.errors import UserError, one_line
+
+
+class Template:
+  """A parsed template.
+
+  Attributes:
+    fields: the names it takes, in order.
+
+  Raises:
+    UserError: it is not one; formats and conversions (`{x:>5}`, `{x!r}`) are not known.
+  """
+
+  def __init__(self, text: str, key: str):
+    try:
+      self._parts = [(literal, field) for literal, field, form, conversion in string.Formatter().parse(text)
+                     if not (form or conversion) or _refuse(field)]
+    except ValueError as error:
+      raise UserError(f"config.task.{key}: found {text!r} ({one_line(error)}), expected text with fields in braces, "
+                      "such as 'summarize: {document}'") from error
+    self.fields = tuple(field for _, field in self._parts if field is not None)
+    if not self.fields or "" in self.fields:
+      raise UserError(f"config.task.{key}: found {text!r}, expected the name of a field in braces, such as '{{text}}'")
+
+  def __call__(self, row: Row, where: str) -> str | None:
+    """The text, or None if a field is null or empty; UserError for an unknown field or one that is no text."""
+    out = []
+    for literal, field in self._parts:
+      out.append(literal)
+      if field is not None:
+        text = as_text(value(row, field, where), field, where)
+        if not text:
+          return None
+        out.append(text)
+    return "".join(out)
+
+
+def as_text(found: Any, field: str, where: str) -> str:
+  """A field's text, "" for null or blanks; numbers are written out."""
+  if found is None:
+    return ""
+  if isinstance(found, bool) or not isinstance(found, str | int | float):
+    raise UserError(f"{where}: found {type(found).__name__} in field {field!r}, expected text or a number; a list's "
+                    f"items are {field}.0, {field}.1, …")
+  text = str(found)
+  return "" if text.isspace() else text
+
+
+def _refuse(field: str) -> bool:
+  raise ValueError(f"a format or conversion of {field!r}")
