@@ -1,0 +1,81 @@
+"""The objective of decoder-only models, on the features that the tasks make."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from t5x_like.data.preprocessors.decoder_only import decoder_only
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.models import gpt, t5_lm
+from t5x_like.nn.architectures import Variant
+from t5x_like.nn.dims import Dims
+from t5x_like.objectives import decoder, encoder_decoder
+
+DIMS = Dims(embed=16, heads=4, kv_heads=4, head_dim=4, mlp=32, layers=2)
+MODELS = {
+  "gpt": (gpt, Variant(DIMS, gpt.VARIANTS["gpt2-tiny"].design, tiny.VOCAB)),
+  "prefix": (t5_lm, Variant(DIMS, t5_lm.VARIANTS["prefix-tiny"].design, tiny.VOCAB)),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request):
+  family, variant = MODELS[request.param]
+  return tiny.model(variant, family=family, layers="loop")
+
+
+def features(targets, *arguments, **named):
+  made = decoder_only(tf.constant(targets, tf.int32), 1, *arguments, **named)
+  return {name: jnp.asarray(value.numpy()) for name, value in made.items()}
+
+
+TARGETS = np.random.default_rng(0).integers(2, tiny.VOCAB, (3, 12))
+evaluated = tiny.jit(lambda model, batch: decoder.Objective(z_loss=1e-3, label_smoothing=0.1)(model, batch))
+
+
+def test_sums_are_those_of_the_shared_arithmetic(model):
+  batch = features(TARGETS, prefix_B=tf.constant([1, 6, 11]))
+  loss, sums = evaluated(model, batch)
+  logits = tiny.jit(lambda model, batch: model(batch))(model, batch)["logits"]
+  expected = encoder_decoder.token_losses(
+    logits, batch["decoder_target_tokens"], batch["decoder_loss_weights"], 0.1, 1e-3)
+  np.testing.assert_allclose(loss, expected[0], rtol=1e-5)
+  assert set(sums) == set(expected[1]) and sums["weights"] == 11 + 6 + 1
+  for name, value in expected[1].items():
+    np.testing.assert_allclose(sums[name], value, rtol=1e-5)
+
+
+def test_packed_documents_cost_what_they_cost_alone(model):
+  documents = np.array([[1] * 5 + [2] * 7, [1] * 12, [1] + [2] * 3 + [3] * 8])
+  packed, _ = evaluated(model, features(TARGETS, tf.constant(documents, tf.int32)))
+  alone = 0.0
+  for row in range(3):
+    for number in np.unique(documents[row]):
+      targets = TARGETS[row][documents[row] == number]
+      padded = np.pad(targets, (0, 12 - len(targets)))
+      batch = features(padded[None])
+      batch["decoder_loss_weights"] = batch["decoder_loss_weights"] * (jnp.arange(12) < len(targets))
+      alone += evaluated(model, batch)[0]
+  np.testing.assert_allclose(packed, alone, rtol=1e-5)
+  unmasked, _ = evaluated(model, features(TARGETS))
+  assert abs(unmasked - packed) > 1e-3 * packed
+
+
+def test_nothing_predicted_is_seen(model):
+  """A target of the rest moves only the logits behind it; a token of the prefix moves those of the prefix too."""
+  logits = tiny.jit(lambda model, batch: model(batch)["logits"])
+  cut = tf.constant([5] * 3)
+  before = logits(model, features(TARGETS, prefix_B=cut))
+  for place in (2, 7):
+    changed = TARGETS.copy()
+    changed[:, place] = (changed[:, place] - 1) % (tiny.VOCAB - 2) + 2
+    moved = jnp.abs(logits(model, features(changed, prefix_B=cut)) - before).max(axis=(0, 2)) > 1e-6
+    assert moved.tolist() == [place < 5 or i > place for i in range(12)]
+
+
+def test_targets_of_the_prefix_cost_nothing(model):
+  batch = features(TARGETS, prefix_B=tf.constant([5] * 3))
+  other = dict(batch, decoder_target_tokens=batch["decoder_target_tokens"].at[:, :5].set(3))
+  np.testing.assert_array_equal(*(jax.device_get(evaluated(model, each)[0]) for each in (batch, other)))
