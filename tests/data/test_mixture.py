@@ -216,5 +216,7 @@ def test_ul2_has_its_seven_denoisers(root):
   assert only.features["decoder_target_tokens"].shape == (10,) and only.fingerprint != built.fingerprint
   with pytest.raises(UserError, match="config.task.rates.r_4: no such denoiser"):
     task.build("ul2", "train", store=str(root / "a"), rates={"r_4": 1})
+  with pytest.raises(UserError, match="config.task.rates.s: found 'often', expected a number"):
+    task.build("ul2", "train", store=str(root / "a"), rates={"s": "often"})
   with pytest.raises(UserError, match="0 for every denoiser"):
     task.build("ul2", "train", store=str(root / "a"), length=32, rates=dict.fromkeys(ul2.DENOISERS, 0))

@@ -1,5 +1,6 @@
 """Span corruption: the T5 library's figures, the distribution of spans, and nothing lost between inputs and targets."""
 
+import hashlib
 import math
 
 import numpy as np
@@ -181,3 +182,13 @@ def test_keys_differ_by_seed_epoch_and_index():
   assert len(np.unique(all_keys)) == all_keys.size
   ones = np.unpackbits(all_keys.view(np.uint8)).mean()
   assert abs(ones - 0.5) < 0.01
+
+
+@pytest.mark.parametrize("random_roll, expected", [(False, "cd30a74e2dfe07c4"), (True, "24c0e0312c4c9f09")])
+def test_examples_are_frozen(random_roll, expected):
+  """As `test_keys_and_orders_are_frozen`, for what is made of a window."""
+  corruption = SpanCorruption(SIZE, SENTINELS, random_roll=random_roll)
+  raw = np.arange(4 * corruption.window, dtype=np.int32).reshape(4, -1) + 3
+  out = corruption(tf.constant(raw), keys(4, seed=7))
+  digest = hashlib.sha256(out["inputs"].numpy().tobytes() + out["targets"].numpy().tobytes())
+  assert digest.hexdigest()[:16] == expected

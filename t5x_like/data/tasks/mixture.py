@@ -16,6 +16,7 @@ often as its rate says; evaluate a part on its own to see each of its examples o
 
 from typing import Literal
 
+from t5x_like import config as config_lib
 from t5x_like.data import mixture
 from t5x_like.data.task import Task, build_at
 from t5x_like.errors import UserError
@@ -54,7 +55,7 @@ def task(*, split: str, parts: dict, rates: Literal["explicit", "proportional", 
     if rates != "explicit" and "rate" in part:
       raise UserError(f"config.{slot}.rate: found {part['rate']!r}, but rates are {rates}: set rates=explicit or "
                       "leave the rate out")
-    if not isinstance(explicit[name], (int, float)) or isinstance(explicit[name], bool):
+    if not config_lib.fits(explicit[name], float):
       raise UserError(f"config.{slot}.rate: found {explicit[name]!r}, expected a positive number")
     made[name] = build_at(slot, arguments.pop("name", None), split, arguments)
   sizes = [part.num_examples for part in made.values()]

@@ -15,6 +15,7 @@ With `mode_tokens` every input begins with the text of its mode, as in the relea
 has these spellings as pieces gives one token for each, any other spells them out.
 """
 
+from t5x_like import config as config_lib
 from t5x_like.data import mixture
 from t5x_like.data.preprocessors.span_corruption import noise_counts
 from t5x_like.data.task import Task
@@ -52,7 +53,9 @@ def task(*, store: str, split: str, length: int = 512, mode_tokens: bool = False
   """
   if length < 8:
     raise UserError(f"length: found {length}, expected windows of at least 8 tokens")
-  for name in rates:
+  for name, rate in rates.items():
+    if not config_lib.fits(rate, float) or rate < 0:
+      raise UserError(f"config.task.rates.{name}: found {rate!r}, expected a number, 0 to leave it out")
     if name not in DENOISERS:
       raise UserError(f"config.task.rates.{name}: no such denoiser{did_you_mean(name, DENOISERS)}; there are "
                       f"{', '.join(DENOISERS)}")
