@@ -12,7 +12,8 @@ too and the plan of fewer rows is taken: the examples, longest first, go in roun
 emptiest, and among examples and rows of about one size those long in the first stream to the rows with room in it;
 what does not fit goes by best fit, one example a row, into what is left, then into new rows.
 
-Worked example (`scatter`, and `shifted` for the inputs of the decoder), two examples of inputs [7,8,5,1], [8,4,9,3,1] and targets [3,9,1], [4,1]:
+Worked example (`scatter`, and `shifted` for the inputs of the decoder), two examples of inputs [7,8,5,1], [8,4,9,3,1]
+and targets [3,9,1], [4,1]:
 
     encoder_input_tokens  7 8 5 1 8 4 9 3 1 0    decoder_target_tokens  3 9 1 4 1 0 0
     encoder_segment_ids   1 1 1 1 2 2 2 2 2 0    decoder_segment_ids    1 1 1 2 2 0 0

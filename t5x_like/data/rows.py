@@ -144,7 +144,8 @@ def _parquet(path: str) -> Iterator[tuple[str, Row]]:
   try:
     with _places.open_file(path) as file:
       for batch in pyarrow.parquet.ParquetFile(file).iter_batches(batch_size=1024):
-        for number, row in enumerate(batch.to_pylist(), number + 1):
+        for row in batch.to_pylist():
+          number += 1
           yield f"{path}, row {number}", row
   except (pyarrow.ArrowException, OSError) as error:
     raise UserError(f"{path}: found damaged Parquet data ({one_line(error)}), expected a complete file; fetch it again"

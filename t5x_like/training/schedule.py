@@ -15,6 +15,19 @@ def rsqrt(*, learning_rate: float = 1.0, warmup_steps: int = 10_000) -> Schedule
   return lambda step: learning_rate / jnp.sqrt(jnp.maximum(step, warmup_steps))
 
 
+def warmup_rsqrt(*, learning_rate: float, warmup_steps: int) -> Schedule:
+  """Linear warm-up from zero to `learning_rate`, then inverse square root decay (Vaswani et al. 2017, section 5.3).
+
+  The paper's `D^-0.5 * min(step^-0.5, step * warmup^-1.5)` peaks at `(D * warmup)^-0.5`.
+  """
+
+  def rate(step):
+    step = jnp.asarray(step, jnp.float32)
+    return learning_rate * jnp.minimum(step / warmup_steps, jnp.sqrt(warmup_steps / jnp.maximum(step, 1.0)))
+
+  return rate
+
+
 def linear(*, learning_rate: float, warmup_steps: int, total_steps: int, end: float = 0.0) -> Schedule:
   """Linear warm-up from zero, then linear decay to `end * learning_rate` at `total_steps` (Devlin et al. 2019, A.2)."""
   warmup = optax.linear_schedule(0.0, learning_rate, warmup_steps)
@@ -27,4 +40,4 @@ def cosine(*, learning_rate: float, warmup_steps: int, total_steps: int, end: fl
   return optax.warmup_cosine_decay_schedule(0.0, learning_rate, warmup_steps, total_steps, end * learning_rate)
 
 
-SCHEDULES = {"constant": constant, "rsqrt": rsqrt, "linear": linear, "cosine": cosine}
+SCHEDULES = {"constant": constant, "rsqrt": rsqrt, "warmup_rsqrt": warmup_rsqrt, "linear": linear, "cosine": cosine}

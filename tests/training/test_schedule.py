@@ -19,6 +19,11 @@ CASES = [
   ("rsqrt", dict(learning_rate=2.0, warmup_steps=10), lambda s: 2.0 / math.sqrt(max(s, 10))),
   ("rsqrt", dict(), lambda s: 1.0 / math.sqrt(max(s, 10_000))),
   (
+    "warmup_rsqrt",  # as the formula of the paper with a width of 512
+    dict(learning_rate=(512 * 10) ** -0.5, warmup_steps=10),
+    lambda s: 512**-0.5 * min(s**-0.5, s * 10**-1.5) if s else 0.0,
+  ),
+  (
     "linear",
     dict(learning_rate=0.4, warmup_steps=10, total_steps=100, end=0.25),
     lambda s: linear_warmup(s, 0.4, 10, lambda s: 0.4 + (0.1 - 0.4) * min(1, (s - 10) / 90)),

@@ -64,8 +64,8 @@ def task(*, source: str, split: str, inputs: str, targets: str, vocabulary: str 
   """
   decoder = architecture == "decoder"
   if decoder and targets_length is not None:
-    raise UserError(f"config.task.targets_length: found {targets_length}, expected None: a decoder's row is one sequence "
-                    "of inputs_length tokens")
+    raise UserError(f"config.task.targets_length: found {targets_length}, expected None: a decoder's row is one "
+                    "sequence of inputs_length tokens")
   if prefix and not decoder:
     raise UserError("config.task.prefix: found True, expected architecture 'decoder': encoders see their inputs whole")
   templates = {"inputs": Template(inputs, "inputs"), "targets": Template(targets, "targets")}
@@ -108,7 +108,8 @@ def task(*, source: str, split: str, inputs: str, targets: str, vocabulary: str 
 
   content = {
     "task": "text_to_text.v1", "examples": store.fingerprint, "limits": limits, "architecture": architecture,
-    "prefix": prefix, "packed": packed, "too_long": too_long, "pack_seed": pack_seed, "vocabulary": encoding.fingerprint}
+    "prefix": prefix, "packed": packed, "too_long": too_long, "pack_seed": pack_seed,
+    "vocabulary": encoding.fingerprint}
   return Task(
     name=label or f"{rows.name}_text_to_text", vocabulary=encoding,
     fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),

@@ -1,0 +1,51 @@
+"""T5.1.1 base, fine-tuned on any text-to-text task (Raffel et al. 2020, sections 2.4 and 3.1.2).
+
+  python -m t5x_like.train --config=configs/t5/finetune.py --workdir=runs/t5_cola \\
+      --config.task.source=tsv:train=cola/train.tsv,validation=cola/dev.tsv --config.task.vocabulary=VOCABULARY \\
+      '--config.task.inputs=cola sentence: {sentence}' '--config.task.targets={label}'
+
+To start from published weights, make the workdir with `python -m tools.convert_hf`. Examples are packed into rows of
+512 inputs and as many targets, so a batch of 128 rows holds a few thousand short ones, and the paper's 2^18 steps are
+more than most tasks need. `:debug` runs two steps of a tiny model, which reverses words, on any laptop, without data.
+"""
+
+from configs.t5 import base
+from t5x_like.config import words
+
+
+def get_config(arg: str = ""):
+  options = words(arg, ("debug",))
+  config = base.get_config()
+
+  config.model.dropout = 0.1
+  config.task = {
+    "name": "text_to_text",
+    "source": "tsv:train=data/train.tsv,validation=data/validation.tsv",
+    "vocabulary": "vocabulary",
+    "inputs": "{inputs}",
+    "targets": "{targets}",
+    "inputs_length": 512,
+    "targets_length": 512,
+    "too_long": "refuse",
+    "cache": "data/prepared",
+  }
+  config.objective.z_loss = 0.0
+  config.batch_size = 128
+  config.total_steps = 2**18
+  config.optimizer = {"name": "adafactor", "decay_rate": 0.8}
+  config.schedule = {"name": "constant", "learning_rate": 1e-3}
+  config.eval_every = 1_000
+  config.evals = {"loss": {}}
+  config.checkpoint = {"every": 1_000, "keep_last": 3}
+
+  if "debug" in options:
+    config.model.variant = "t5-v1_1-tiny"
+    config.model.layers = "scan"  # compiles sooner
+    config.model.vocab_size = 384
+    config.task.source, config.task.vocabulary = "builtin", "bytes"
+    config.task.inputs, config.task.targets = "reverse: {text}", "{reversed}"
+    config.task.inputs_length = config.task.targets_length = 128
+    config.batch_size = 8
+    config.total_steps = config.eval_every = 2
+    config.evals = {"loss": {"max_examples": 16}}
+  return config
