@@ -1,64 +1,56 @@
-"""Tokenises a corpus into a token store per split, which training reads.
+"""Cleans and tokenises a corpus into a token store per split, which training reads.
 
 Example:
   python -m tools.prepare_data --source='jsonl:corpus/*.jsonl.gz' --vocabulary=vocabulary --output=data/corpus
+  python -m tools.prepare_data --source='jsonl:gs://b/c4-*.gz' --vocabulary=gs://b/vocabulary \\
+    --output=gs://b/stores/c4 --clean=c4,exact --engine=beam --runner=DataflowRunner --project=p --region=r --temp_location=gs://b/tmp
 
-The store is the same, byte for byte, whatever the number of workers. What exists already for the same inputs is kept,
-so the command may be repeated after an interruption; what exists for other inputs is refused.
+The store is the same, byte for byte, whatever the engine and the number of workers. The command may be repeated after
+an interruption: finished shards are kept if their checksums hold, and a finished store too; what exists for other
+inputs is refused. With --engine=beam every flag that is not listed here is an option of the Beam pipeline.
 """
 
 import argparse
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
+import fcntl
+import functools
 import hashlib
+import importlib.util
 import itertools
+import json
 import multiprocessing
 import os
 import pathlib
 import sys
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
+from etils import epath
 from tqdm import tqdm
 
-from t5x_like.data import sources, token_store, vocabularies
-from t5x_like.data.token_store_writer import SHARD_TOKENS, TokenStoreWriter
+from t5x_like.data import cleaning, preparation, preparation_job, sources, token_store, vocabularies
+from t5x_like.data.preparation_job import Batch, Job, Tokenised
+from t5x_like.data.token_store_writer import SHARD_TOKENS
 from t5x_like.errors import UserError, door
 
-_BATCH_CHARACTERS = 2**19  # text handed to a worker at once
 _BATCHES_AHEAD = 3  # per worker, so that a slow consumer holds memory bounded
-
-Tokenised = tuple[np.ndarray, np.ndarray]  # ids of several documents one after the other, and their lengths
-
-_vocabulary: vocabularies.Vocabulary | None = None  # each worker's own
+_POLL_SECONDS = 2
 
 
-def _load_vocabulary(path: str) -> None:
-  global _vocabulary
-  _vocabulary = vocabularies.load(path)
+def _one_thread() -> None:
+  """The tokenizers library would start threads in each process."""
+  os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-def _tokenise(texts: list[str]) -> Tokenised:
-  documents = _vocabulary.encode_batch(texts)
-  return np.concatenate(documents), np.array([document.size for document in documents], np.int64)
-
-
-def _tokenised(documents: Iterable[str], vocabulary: str, workers: int) -> Iterator[Tokenised]:
-  """Ids of documents, in their order, made by `workers` processes (in this one if 1)."""
-  batches = _batches(documents)
-  if workers == 1:
-    _load_vocabulary(vocabulary)
-    yield from map(_tokenise, batches)
-    return
-  with concurrent.futures.ProcessPoolExecutor(
-      workers, multiprocessing.get_context("spawn"), _load_vocabulary, (vocabulary,)) as pool:
-    ahead = collections.deque(pool.submit(_tokenise, b) for b in itertools.islice(batches, workers * _BATCHES_AHEAD))
+@contextlib.contextmanager
+def _pool(workers: int) -> Iterator[concurrent.futures.Executor]:
+  with concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _one_thread) as pool:
     try:
-      while ahead:
-        yield ahead.popleft().result()
-        ahead.extend(pool.submit(_tokenise, batch) for batch in itertools.islice(batches, 1))
+      yield pool
     except concurrent.futures.process.BrokenProcessPool as error:
       raise UserError("a tokenising process was killed, by the system if memory ran out: lower --workers and run the "
                       "same command again") from error
@@ -66,16 +58,92 @@ def _tokenised(documents: Iterable[str], vocabulary: str, workers: int) -> Itera
       pool.shutdown(cancel_futures=True)
 
 
-def _batches(documents: Iterable[str]) -> Iterator[list[str]]:
-  batch, characters = [], 0
-  for document in documents:
-    batch.append(document)
-    characters += len(document)
-    if characters >= _BATCH_CHARACTERS:
-      yield batch
-      batch, characters = [], 0
-  if batch:
-    yield batch
+def _spread(pool: concurrent.futures.Executor, workers: int, job: Job, batches: Iterator[Batch]) -> Iterator[Tokenised]:
+  """Tokens of batches, in their order, made by the processes of the pool."""
+  def submit(batch: Batch) -> concurrent.futures.Future:
+    return pool.submit(preparation_job.tokenise, job, batch)
+
+  ahead = collections.deque(map(submit, itertools.islice(batches, workers * _BATCHES_AHEAD)))
+  while ahead:
+    yield ahead.popleft().result()
+    ahead.extend(map(submit, itertools.islice(batches, 1)))
+
+
+def _make_in_processes(job: Job, parts: int, workers: int, progress: Callable[[int], None]) -> None:
+  """Makes the parts: one a process where there are enough of them, else one after the other, batches spread."""
+  if workers == 1:
+    for number in range(parts):
+      preparation.make_part(job, number, progress=progress)
+    return
+  with _pool(workers) as pool:
+    if parts < 2 * workers:
+      for number in range(parts):
+        preparation.make_part(job, number, functools.partial(_spread, pool, workers, job), progress)
+      return
+    futures = [pool.submit(preparation.make_part, job, number) for number in range(parts)]
+    for future in concurrent.futures.as_completed(futures):
+      progress(sum(shard["tokens"] for shard in future.result()["shards"]))
+
+
+def _mark_duplicates(job: Job, parts: int, workers: int) -> None:
+  """Finds the duplicates of the whole split, unless an interrupted run has found them."""
+  done = epath.Path(job.progress) / "marks.done"
+  if not set(job.steps) - {"c4"} or done.exists():
+    return
+  if workers == 1 or parts == 1:
+    preparation.find_duplicates(job, (preparation.signatures(job, number) for number in range(parts)))
+  else:
+    with _pool(workers) as pool:
+      preparation.find_duplicates(job, pool.map(functools.partial(preparation.signatures, job), range(parts)))
+  done.write_text(job.key)
+
+
+@contextlib.contextmanager
+def _watched(job: Job, bar: tqdm) -> Iterator[None]:
+  """Moves the bar by the records that parts leave, wherever they are made."""
+  stop = threading.Event()
+
+  def look() -> None:
+    while not stop.wait(_POLL_SECONDS):
+      with contextlib.suppress(OSError, ValueError):
+        records = [json.loads(path.read_text()) for path in (epath.Path(job.progress) / "parts").glob("*.json")]
+        bar.n = sum(shard["tokens"] for record in records for shard in record["shards"])
+        bar.refresh()
+
+  thread = threading.Thread(target=look, daemon=True)
+  thread.start()
+  try:
+    yield
+  finally:
+    stop.set()
+    thread.join()
+
+
+@contextlib.contextmanager
+def _begun(job: Job) -> Iterator[None]:
+  """The job's directories, emptied if they were another's; a local one is held against other processes."""
+  progress, work, lock = epath.Path(job.progress), epath.Path(job.work), None
+  try:
+    progress.mkdir(parents=True, exist_ok=True)
+    if "://" not in job.progress:
+      lock = os.open(job.progress, os.O_RDONLY)
+      try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except OSError as error:
+        raise UserError(f"{progress}: another process is writing this store: wait for it or stop it") from error
+    record = progress / "job"
+    if not record.exists() or record.read_text() != job.key:
+      for leftover in (*progress.iterdir(), work):
+        if leftover.exists():
+          leftover.rmtree() if leftover.is_dir() else leftover.unlink()
+      record.write_text(job.key)
+    work.mkdir(parents=True, exist_ok=True)
+    yield
+  except OSError as error:
+    raise UserError(f"{progress}: cannot be written ({error}): free some space or choose another --output") from error
+  finally:
+    if lock is not None:
+      os.close(lock)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,13 +153,6 @@ class _Part:
   split: str
   low: float = 0.0
   high: float = 1.0
-
-  def __contains__(self, document: str) -> bool:
-    if (self.low, self.high) == (0, 1):
-      return True
-    # A hash of the text, so copies of one text are on one side, and the sides do not depend on the order.
-    digest = hashlib.blake2b(document.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return self.low * 2**64 <= int.from_bytes(digest, "big") < self.high * 2**64
 
 
 def _plan(source: sources.Source, pairs: list[str], fraction: float) -> dict[str, _Part]:
@@ -111,9 +172,9 @@ def _plan(source: sources.Source, pairs: list[str], fraction: float) -> dict[str
   return plan
 
 
-def _exists(path: pathlib.Path, vocabulary: vocabularies.Vocabulary, expected: dict[str, Any]) -> bool:
+def _exists(path: str, vocabulary: vocabularies.Vocabulary, expected: dict[str, Any]) -> bool:
   """Whether the store is there, made from the same inputs; UserError if made from others."""
-  if not path.exists():
+  if not (epath.Path(path) / "manifest.json").exists() and ("://" in path or not os.path.exists(path)):
     return False
   manifest = token_store.TokenStore.open(path, verify="size").manifest
   found = {**manifest.source, "vocabulary": manifest.vocabulary.fingerprint, "name": manifest.name,
@@ -147,42 +208,100 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument("--append_eos", action="store_true", help="end documents with EOS (T5 joins them without)")
   parser.add_argument("--text_field", default="text", help="key, feature or column of the text (default: text)")
   parser.add_argument("--data_dir", help="where TensorFlow datasets are prepared")
+  parser.add_argument("--clean", default="", metavar="STEPS",
+                      help=f"of {', '.join(cleaning.STEPS)}, with commas: page filters, exact and near duplicates, "
+                      "repeated three-sentence spans (t5x_like/data/cleaning.py; default: none)")
+  parser.add_argument("--min_words", type=int, default=5, help="words of a line, for c4 (default: %(default)s)")
+  parser.add_argument("--min_sentences", type=int, default=3, help="of a page, for c4 (default: %(default)s)")
+  parser.add_argument("--bad_words", help="file of words, one a line: pages with one go, for c4")
+  parser.add_argument("--language_id", default="", metavar="MODULE:FUNCTION",
+                      help="a function from text to a language, for c4; pages in others than --language go")
+  parser.add_argument("--language", default="en", help="(default: %(default)s)")
+  parser.add_argument("--engine", choices=("processes", "beam"), default="processes",
+                      help="what makes the parts: processes of this machine, or Apache Beam (default: %(default)s)")
   parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (default: one a core)")
   parser.add_argument("--shard_tokens", type=int, default=SHARD_TOKENS,
                       help="a shard closes at the first document end at or after so many tokens (default: %(default)s)")
+  parser.add_argument("--part_bytes", type=int, default=2**26,
+                      help="bytes of the files that are one part, made by one worker (default: %(default)s)")
   return parser
+
+
+def _steps(args: argparse.Namespace) -> tuple[tuple[str, ...], cleaning.C4]:
+  steps = tuple(step for step in args.clean.split(",") if step)
+  for step in steps:
+    if step not in cleaning.STEPS:
+      raise UserError(f"--clean={args.clean}: found {step!r}, expected some of {', '.join(cleaning.STEPS)}")
+  if args.language_id:
+    cleaning.hook(args.language_id)
+  words: tuple[str, ...] = ()
+  if args.bad_words:
+    try:
+      lines = pathlib.Path(args.bad_words).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+      raise UserError(f"--bad_words={args.bad_words}: cannot be read ({error})") from error
+    words = tuple(sorted({line.strip().lower() for line in lines if line.strip()}))
+  return steps, cleaning.C4(args.min_words, args.min_sentences, words, args.language_id, args.language)
+
+
+def _prepare(job: Job, path: str, parts: int, args: argparse.Namespace, pipeline: list[str],
+             **of_manifest: Any) -> None:
+  with _begun(job):
+    _mark_duplicates(job, parts, args.workers)
+    with tqdm(desc=of_manifest["split"], unit=" tokens", unit_scale=True, disable=None) as bar:
+      if args.engine == "beam":
+        from t5x_like.data import beam
+
+        with _watched(job, bar):
+          beam.run_parts(job, parts, pipeline)
+      else:
+        _make_in_processes(job, parts, args.workers, bar.update)
+    records = [preparation.make_part(job, number) for number in range(parts)]  # reads what the workers recorded
+    preparation.publish(job, path, preparation.manifest(job, records, **of_manifest))
 
 
 @door
 def main(argv: list[str] | None = None) -> None:
-  args = _parser().parse_args(argv)
+  args, pipeline = _parser().parse_known_args(argv)
+  if pipeline and args.engine != "beam":
+    _parser().error(f"unrecognized arguments: {' '.join(pipeline)}")
   if args.workers < 1:
     raise UserError(f"--workers={args.workers}: expected at least 1")
-  if args.shard_tokens < 1:
-    raise UserError(f"--shard_tokens={args.shard_tokens}: expected at least 1")
+  for name in ("shard_tokens", "part_bytes"):
+    if getattr(args, name) < 1:
+      raise UserError(f"--{name}={getattr(args, name)}: expected at least 1")
   if not 0 <= args.validation_fraction < 1:
     raise UserError(f"--validation_fraction={args.validation_fraction}: expected a fraction from 0 to below 1")
+  if args.engine == "beam" and not importlib.util.find_spec("apache_beam"):
+    raise UserError("--engine=beam: found no Apache Beam here; pip install -r requirements-beam.txt")
+  steps, c4 = _steps(args)
   vocabulary = vocabularies.load(args.vocabulary)
   source = sources.open_source(args.source, data_dir=args.data_dir, text_field=args.text_field)
   for output, part in _plan(source, args.split, args.validation_fraction).items():
-    path = pathlib.Path(args.output) / output
+    root = args.output.rstrip("/") if "://" in args.output else str(pathlib.Path(args.output))
+    path = f"{root}/{output}"
     record = {"documents": source.fingerprint_facts(), "part": dataclasses.asdict(part),
-              "shard_tokens": args.shard_tokens}
+              "shard_tokens": args.shard_tokens, "part_bytes": args.part_bytes}
+    if steps:
+      record["cleaning"] = json.loads(json.dumps({"steps": steps, **(dataclasses.asdict(c4) if "c4" in steps else {})}))
     name = args.name or source.name
+    progress = f"{root}/.{output}.progress"
     if _exists(path, vocabulary, {**record, "name": name, "append_eos": args.append_eos}):
+      epath.Path(progress).rmtree(missing_ok=True)
       print(f"{path}: exists already, made from the same inputs; nothing to do", flush=True)
       continue
-    with (TokenStoreWriter(path, name=name, split=output, vocabulary=vocabulary, append_eos=args.append_eos,
-                           source=record, shard_tokens=args.shard_tokens) as writer,
-          tqdm(desc=output, unit=" tokens", unit_scale=True, disable=None) as bar):
-      documents = filter(part.__contains__, source.documents(part.split))
-      for tokens_N, lengths_D in _tokenised(documents, args.vocabulary, args.workers):
-        writer.add(tokens_N, lengths_D)
-        bar.update(tokens_N.size)
+    job = Job(
+      args.source, args.data_dir, args.text_field, preparation_job.facts_hash(source), part.split, part.low, part.high,
+      args.vocabulary, vocabulary.fingerprint, args.append_eos, args.shard_tokens, args.part_bytes, steps, c4,
+      work=path if "://" in path else f"{root}/.{output}.incomplete", progress=progress)
+    _prepare(job, path, len(preparation_job.parts_of(job)), args, pipeline, name=name, split=output, source=record)
     store = token_store.TokenStore.open(path, verify="full")
-    skipped = "".join(f", {count} skipped ({reason})" for reason, count in sorted(source.skipped[part.split].items()))
+    counts = store.manifest.source["counts"]
+    skipped = "".join(f", {n} skipped ({reason})" for reason, n in counts["documents_skipped"].items())
     print(f"{path}: {store.num_tokens:,} tokens in {store.num_documents:,} documents{skipped}; fingerprint "
           f"{store.fingerprint[:12]}; {store.verification}", flush=True)
+    if counts["removed_within_documents"]:
+      print("  removed: " + ", ".join(f"{n:,} {reason}" for reason, n in counts["removed_within_documents"].items()))
 
 
 if __name__ == "__main__":

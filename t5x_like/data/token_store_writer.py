@@ -127,16 +127,7 @@ class TokenStoreWriter(contextlib.AbstractContextManager):
     self._tokens, self._lengths, self._held = [tokens], [np.diff(ends, prepend=0)], tokens.size
 
   def _write_shard(self, tokens: np.ndarray, document_ends: np.ndarray) -> None:
-    name = f"{len(self._shards):05d}"
-    files = {}
-    for array, data in (("tokens", tokens), ("document_ends", document_ends.astype(np.int64))):
-      directory = self._work / "shards" / name / array
-      _write_array(directory, data)
-      for file in ("zarr.json", "c/0"):
-        with open(directory / file, "rb") as stream:
-          digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        files[f"{array}/{file}"] = StoredFile(os.stat(directory / file).st_size, digest)
-    self._shards.append(Shard(name, int(tokens.size), int(document_ends.size), files))
+    self._shards.append(write_shard(self._work / "shards", f"{len(self._shards):05d}", tokens, document_ends))
 
   def _publish(self) -> None:
     if self._held:
@@ -160,6 +151,19 @@ class TokenStoreWriter(contextlib.AbstractContextManager):
           _flush(path)
       os.rename(self._work, self.path)
       _flush(self.path.parent)
+
+
+def write_shard(shards: pathlib.Path, name: str, tokens_N: np.ndarray, document_ends_D: np.ndarray) -> Shard:
+  """Writes the shard `<shards>/<name>` and says what it is; ids of the store's dtype, ends in tokens."""
+  files = {}
+  for array, data in (("tokens", tokens_N), ("document_ends", document_ends_D.astype(np.int64))):
+    directory = shards / name / array
+    _write_array(directory, data)
+    for file in ("zarr.json", "c/0"):
+      with open(directory / file, "rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+      files[f"{array}/{file}"] = StoredFile(os.stat(directory / file).st_size, digest)
+  return Shard(name, int(tokens_N.size), int(document_ends_D.size), files)
 
 
 def _write_array(directory: pathlib.Path, data: np.ndarray) -> None:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -108,3 +109,81 @@ def test_bad_flags_are_one_line(corpus, tmp_path, flags, message, capsys):
   assert prepare(corpus, tmp_path, *flags) == 2
   error = capsys.readouterr().err
   assert message in error and error.count("\n") == 1
+
+
+def files_of(root):
+  return {str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()}
+
+
+def test_killed_and_repeated_ends_with_the_same_bytes(corpus, prepared, tmp_path):
+  """Killed when some shards are written, one of them then damaged: the rest is kept and the end is the same."""
+  command = [sys.executable, "-m", "tools.prepare_data", "--source", f"jsonl:{corpus[0]}/*.jsonl", "--vocabulary=bytes",
+             "--shard_tokens=20000", "--workers=1", "--split=train"]
+  whole, again = tmp_path / "whole", tmp_path / "again"
+  assert prepare_data.main([*command[3:], f"--output={whole}"]) == 0
+  run = subprocess.Popen([*command, f"--output={again}"], stdout=subprocess.DEVNULL)
+  shards = again / ".train.incomplete" / "shards"
+  record = again / ".train.progress" / "parts" / "000000.json"
+  while run.poll() is None and not (record.exists() and len(json.loads(record.read_text())["shards"]) >= 5):
+    time.sleep(0.002)
+  run.kill()
+  assert run.wait() == -9, "the run was over before it could be killed"
+  kept = json.loads(record.read_text())["shards"]
+  (shards / kept[3]["name"] / "tokens" / "c" / "0").write_bytes(b"damaged")
+  first = (shards / kept[0]["name"] / "tokens" / "c" / "0").stat().st_mtime_ns
+  subprocess.run([*command, f"--output={again}"], check=True, stdout=subprocess.DEVNULL)
+  assert files_of(whole) == files_of(again)
+  assert (again / "train" / "shards" / kept[0]["name"] / "tokens" / "c" / "0").stat().st_mtime_ns == first
+
+
+def test_what_was_skipped_and_how_long_documents_are_is_in_the_manifest(tmp_path):
+  (tmp_path / "a.txt").write_text("one\n\nt\0wo\nthree three\n")
+  flags = [f"--source=lines:{tmp_path}/a.txt", "--vocabulary=bytes", f"--output={tmp_path}/out", "--split=train"]
+  assert prepare_data.main([*flags, "--workers=1"]) == 0
+  assert TokenStore.open(tmp_path / "out" / "train").manifest.source["counts"] == {
+    "documents_skipped": {"NUL character": 1, "empty": 1}, "removed_within_documents": {},
+    "document_lengths": {"2-3": 1, "8-15": 1}}
+
+
+def web_pages(folder):
+  """Pages over three parts: good ones, copies, near copies, junk."""
+  pages = []
+  for i in range(40):
+    words = [f"w{(i * 37 + j * j) % 997}" for j in range(60)]
+    pages.append(". ".join(" ".join(words[j : j + 12]) for j in range(0, 60, 12)) + ".")
+  pages += [pages[3].upper(), pages[4].replace("w", "w", 1) + " And this one ends here.", "Short page.",
+            "Click here\nPlease enable javascript to see this page.\n" + pages[7].replace("w1", "v1")]
+  for part in range(3):
+    (folder / f"{part}.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in pages[part::3]))
+  return pages
+
+
+def test_cleaning_is_counted_and_the_same_with_any_workers(tmp_path, capsys):
+  pages = web_pages(tmp_path)
+  flags = [f"--source=jsonl:{tmp_path}/*.jsonl", "--vocabulary=bytes", "--split=train", "--part_bytes=1",
+           "--clean=c4,exact,near,spans"]
+  for workers in (1, 2):
+    assert prepare_data.main([*flags, f"--output={tmp_path}/{workers}", f"--workers={workers}"]) == 0
+  assert "exact duplicate" in capsys.readouterr().out
+  assert files_of(tmp_path / "1") == files_of(tmp_path / "2")
+  store = TokenStore.open(tmp_path / "1" / "train")
+  counts = store.manifest.source["counts"]
+  assert counts["documents_skipped"]["exact duplicate"] == 1 and counts["documents_skipped"]["under 3 sentences"] == 1
+  assert counts["removed_within_documents"]["line: no terminal punctuation"] == 1
+  assert store.num_documents + sum(counts["documents_skipped"].values()) == len(pages)
+  assert prepare_data.main([*flags[:4], f"--output={tmp_path}/1", "--clean=exact"]) == 2
+  assert "was made with cleaning" in capsys.readouterr().err
+
+
+def test_beam_makes_the_same_bytes(corpus, tmp_path, capsys):
+  pytest.importorskip("apache_beam")
+  flags = ["--clean=exact", "--shard_tokens=100000", "--workers=1"]
+  assert prepare(corpus, tmp_path / "processes", *flags) == 0
+  assert prepare(corpus, tmp_path / "beam", *flags, "--engine=beam", "--runner=FnApiRunner") == 0
+  assert files_of(tmp_path / "processes") == files_of(tmp_path / "beam")
+  bad = tmp_path / "bad.jsonl"
+  bad.write_text('{"text": "one"}\n{"text": \n')
+  assert prepare_data.main([f"--source=jsonl:{bad}", "--vocabulary=bytes", f"--output={tmp_path}/x", "--split=train",
+                            "--engine=beam", "--runner=FnApiRunner"]) == 2
+  error = capsys.readouterr().err.strip().splitlines()[-1]
+  assert error.startswith(f"error: {bad}:2: found invalid JSON")

@@ -143,11 +143,10 @@ def test_endless_lines_are_passed_over_in_bounded_memory(tmp_path, monkeypatch):
   assert open_source(f"text:{path}").read("train").__next__().reason == "file of over 1 MiB"
 
 
-def test_parts_cover_the_split_in_order(tmp_path, monkeypatch):
-  monkeypatch.setattr(_files, "_PART_BYTES", 10)
+def test_parts_cover_the_split_in_order(tmp_path):
   for i in range(9):
     (tmp_path / f"{i}").write_text(f"{i}" * (i + 1))
   source = open_source(f"text:{tmp_path}/*")
-  parts = source.parts("train")
-  assert len(parts) == 4 and parts == source.parts("train")
+  parts = source.parts("train", 10)
+  assert len(parts) == 4 and parts == source.parts("train", 10)
   assert [d for part in parts for d in source.read("train", part)] == list(source.documents("train"))

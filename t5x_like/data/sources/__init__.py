@@ -58,8 +58,8 @@ class Source(Protocol):
       UserError: unknown split, or unreadable, damaged or empty data.
     """
 
-  def parts(self, split: str) -> list[tuple[int, int]]:
-    """Ranges that cut the split into parts to be read apart, always the same ones."""
+  def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
+    """Ranges that cut the split into parts to be read apart, of about so many bytes, always the same ones."""
 
   def read(self, split: str, part: tuple[int, int] | None = None) -> Iterator[str | Skip]:
     """All documents of a split or of one part, unwanted ones too, and a Skip for what cannot be a document."""

@@ -14,7 +14,6 @@ LONGEST = 2**27  # bytes of a line or of a file that is one document; longer one
 
 _SPLIT_WORDS = {"train", "training", "validation", "valid", "val", "dev", "test"}
 _PIECE = 2**20
-_PART_BYTES = 2**26
 _SPLIT_NAME = re.compile(r"(?:^|,)([A-Za-z][A-Za-z0-9_]*)=")
 
 
@@ -51,13 +50,13 @@ class FileSource:
         "expected at least one"
       )
 
-  def parts(self, split: str) -> list[tuple[int, int]]:
-    """Runs of files, as numbers [first, past) of those of the split, of about `_PART_BYTES` in the files."""
+  def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
+    """Runs of files, as numbers [first, past) of those of the split, of at least `part_bytes` in the files."""
     check_split(self, split)
     parts, first, held = [], 0, 0
     for number, path in enumerate(self._files[split]):
       held += _places.size(path)
-      if held >= _PART_BYTES:
+      if held >= part_bytes:
         parts.append((first, number + 1))
         first, held = number + 1, 0
     return [*parts, (first, len(self._files[split]))] if held else parts

@@ -85,7 +85,7 @@ class TfdsSource:
     if not count:
       raise UserError(f"dataset {self._builder.info.full_name}, split {split}: found 0 documents, expected some")
 
-  def parts(self, split: str) -> list[tuple[int, int]]:
+  def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
     check_split(self, split)
     return [(0, 1)]
 

@@ -1,0 +1,267 @@
+"""Making a token store of a source in parts: read, clean, tokenise, write shards; any part anywhere, at any time.
+
+A source cuts a split into parts (runs of files), and a part's shards depend on the job and the part alone, so parts
+may be made in any order, by any number of processes or machines. Each shard is written aside, renamed, and recorded in
+`<progress>/parts/<number>.json` with its checksums and with how far the part has been read; making a part again keeps
+the recorded shards whose files are as recorded and goes on after them. `publish` joins the parts to a store.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from t5x_like.data import cleaning, token_store_manifest, vocabularies
+from t5x_like.data.preparation_job import (
+  Batch,
+  Job,
+  Marks,
+  Tokenised,
+  batches,
+  cleaned,
+  parts_of,
+  source_of,
+  tokenise,
+  vocabulary_of,
+)
+from t5x_like.data.token_store_manifest import Manifest, Shard, StoredFile, VocabularyRecord
+from t5x_like.data.token_store_writer import write_shard
+from t5x_like.errors import UserError, one_line
+
+_COUNTS = ("skipped", "lines", "lengths")
+
+
+def make_part(job: Job, number: int, spread: Callable[[Iterator[Batch]], Iterator[Tokenised]] | None = None,
+              progress: Callable[[int], None] = lambda tokens: None) -> dict[str, Any]:
+  """Makes the shards of one part, keeping those that are there, and returns the part's record.
+
+  Args:
+    job: the job.
+    number: of the part.
+    spread: maps batches to their tokens in order, where other processes help.
+    progress: called with the tokens of each batch.
+  """
+  source = source_of(job)
+  record_path = epath.Path(job.progress) / "parts" / f"{number:06d}.json"
+  record = _resumed(job, record_path)
+  if record["done"]:
+    return record
+  documents = itertools.islice(source.read(job.split, parts_of(job)[number]), record["read"], None)
+  stream = batches(documents, _marks(job, number), record["read"])
+  vocabulary = vocabulary_of(job)
+  held = _Held(job, vocabulary)
+  for made in spread(stream) if spread else (tokenise(job, batch) for batch in stream):
+    held.add(made)
+    progress(made.tokens_N.size)
+    while held.tokens >= job.shard_tokens:
+      _write(job, number, record, *held.take(job.shard_tokens))
+      _save(record_path, record)
+  if held.documents:
+    _write(job, number, record, *held.take(None))
+  record["done"] = True
+  _save(record_path, record)
+  return record
+
+
+class _Held:
+  """Documents that are tokenised and in no shard yet."""
+
+  def __init__(self, job: Job, vocabulary: vocabularies.Vocabulary):
+    self._append_eos, self._vocabulary = job.append_eos, vocabulary
+    self._dtype = dtype_of(vocabulary)
+    self._ids, self._lengths = np.zeros(0, self._dtype), np.zeros(0, np.int64)
+    self._waiting: list[tuple[np.ndarray, np.ndarray]] = []
+    self._reasons: list[str | None] = []
+    self._lines: list[Counter] = []
+    self.tokens = 0
+
+  @property
+  def documents(self) -> int:
+    return len(self._reasons)
+
+  def add(self, made: Tokenised) -> None:
+    tokens_N, lengths_D = made.tokens_N, made.lengths_D
+    if tokens_N.size and (int(tokens_N.min()) < 1 or int(tokens_N.max()) >= self._vocabulary.size):
+      raise UserError(f"vocabulary: found an id outside 1..{self._vocabulary.size - 1} in a document (0 is padding)")
+    tokens_N = tokens_N.astype(self._dtype)
+    if self._append_eos:
+      tokens_N = np.insert(tokens_N, np.cumsum(lengths_D)[lengths_D > 0], self._vocabulary.eos_id)
+      lengths_D = lengths_D + (lengths_D > 0)
+    self._waiting.append((tokens_N, lengths_D))
+    self._reasons += made.reasons
+    self._lines += made.lines
+    self.tokens += tokens_N.size
+
+  def take(self, tokens: int | None) -> tuple[np.ndarray, np.ndarray, list[str | None], list[Counter]]:
+    """What a shard of at least so many tokens, or all there is, is made of: ids, lengths, reasons, lines."""
+    self._ids = np.concatenate([self._ids, *(ids for ids, _ in self._waiting)])
+    self._lengths = np.concatenate([self._lengths, *(lengths for _, lengths in self._waiting)])
+    self._waiting = []
+    ends = np.cumsum(self._lengths)
+    documents = ends.size if tokens is None else min(int(np.searchsorted(ends, tokens)) + 1, ends.size)
+    cut = int(ends[documents - 1])
+    taken = self._ids[:cut], self._lengths[:documents], self._reasons[:documents], self._lines[:documents]
+    self._ids, self._lengths = self._ids[cut:], self._lengths[documents:]
+    self._reasons, self._lines = self._reasons[documents:], self._lines[documents:]
+    self.tokens -= cut
+    return taken
+
+
+def dtype_of(vocabulary: vocabularies.Vocabulary) -> np.dtype:
+  return np.dtype(np.uint16 if vocabulary.size <= 2**16 else np.int32)
+
+
+def _write(job: Job, number: int, record: dict, ids: np.ndarray, lengths_D: np.ndarray, reasons: list[str | None],
+           lines: list[Counter]) -> None:
+  """Writes one shard, unless nothing is in it, and enters it in the record."""
+  record["read"] += len(reasons)
+  skipped = Counter(reason for reason in reasons if reason)
+  lengths_D = lengths_D[lengths_D > 0]
+  histogram = Counter((np.frexp(lengths_D)[1] - 1).tolist())  # floor of the logarithm to base 2
+  for key, counts in (("skipped", skipped), ("lines", sum(lines, Counter())),
+                      ("lengths", {str(power): n for power, n in histogram.items()})):
+    record[key] = dict(sorted((Counter(record[key]) + Counter(counts)).items()))
+  if not ids.size:
+    return
+  name = f"{number:06d}{len(record['shards']):06d}"
+  target = epath.Path(job.work) / "shards" / name
+  local = "://" not in job.work
+  try:
+    if local:
+      os.makedirs(os.path.join(job.work, "shards"), exist_ok=True)
+    aside = pathlib.Path(tempfile.mkdtemp(prefix=".", dir=os.path.join(job.progress) if local else None))
+    try:
+      shard = write_shard(aside, name, ids, np.cumsum(lengths_D))
+      if target.exists():
+        target.rmtree()
+      if local:
+        os.rename(aside / name, target)
+      else:
+        for file in shard.files:
+          copy = target / file
+          copy.parent.mkdir(parents=True, exist_ok=True)
+          copy.write_bytes((aside / name / file).read_bytes())
+    finally:
+      shutil.rmtree(aside, ignore_errors=True)
+  except OSError as error:
+    raise UserError(f"{target}: cannot be written ({one_line(error)}): free some space or choose another output"
+                    ) from error
+  record["shards"].append({**dataclasses.asdict(shard), "read": record["read"], **{
+    key: dict(record[key]) for key in _COUNTS}})
+
+
+def _resumed(job: Job, path: epath.Path) -> dict[str, Any]:
+  """The record of a part as far as its shards are as recorded; a fresh one if there is none for this job."""
+  fresh = {"key": job.key, "done": False, "read": 0, "shards": [], "skipped": {}, "lines": {}, "lengths": {}}
+  try:
+    found = json.loads(path.read_text()) if path.exists() else fresh
+  except (OSError, ValueError):
+    return fresh
+  if found.get("key") != job.key:
+    return fresh
+  kept = list(itertools.takewhile(functools.partial(_intact, epath.Path(job.work) / "shards"), found["shards"]))
+  if len(kept) == len(found["shards"]):
+    return found
+  last = kept[-1] if kept else fresh
+  return {**fresh, "shards": kept, **{key: last[key] for key in ("read", *_COUNTS)}}
+
+
+def _intact(shards: epath.Path, shard: dict[str, Any]) -> bool:
+  try:
+    return all(hashlib.sha256((shards / shard["name"] / file).read_bytes()).hexdigest() == stored["sha256"]
+               for file, stored in shard["files"].items())
+  except OSError:
+    return False
+
+
+def _save(path: epath.Path, record: dict[str, Any]) -> None:
+  path.parent.mkdir(parents=True, exist_ok=True)
+  aside = path.with_name(f".{path.name}.{os.getpid()}")
+  aside.write_text(json.dumps(record))
+  aside.replace(path)
+
+
+def _marks_path(job: Job, number: int) -> epath.Path:
+  return epath.Path(job.progress) / "marks" / f"{number:06d}.npz"
+
+
+def _marks(job: Job, number: int) -> Marks | None:
+  """Duplicates of a part, as `find_duplicates` left them."""
+  if not set(job.steps) - {"c4"}:
+    return None
+  with _marks_path(job, number).open("rb") as file, np.load(file, allow_pickle=False) as marks:
+    return marks["dropped"], np.split(marks["spans"], np.cumsum(marks["lengths"])[:-1])
+
+
+def signatures(job: Job, number: int) -> list[cleaning.Signature | None]:
+  """The signatures of a part's documents, None for those that cleaning skips."""
+  source = source_of(job)
+  texts = (cleaned(job, one)[0] for one in source.read(job.split, parts_of(job)[number]))
+  return [None if text is None else cleaning.signature(text, job.steps) for text in texts]
+
+
+def find_duplicates(job: Job, parts: Iterable[list[cleaning.Signature | None]]) -> None:
+  """Resolves the signatures of all parts, in their order, and leaves each part's marks for `make_part`."""
+  parts = list(parts)
+  flat = [one for part in parts for one in part if one is not None]
+  dropped, spans = cleaning.duplicates(flat, job.steps)
+  at = 0
+  for number, part in enumerate(parts):
+    marks = np.zeros(len(part), np.uint8)
+    cut = [np.zeros(0, bool)] * len(part)
+    for i, one in enumerate(part):
+      if one is not None:
+        marks[i], cut[i] = dropped[at], spans[at]
+        at += 1
+    path = _marks_path(job, number)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+      np.savez(file, dropped=marks, spans=np.concatenate([*cut, np.zeros(0, bool)]),
+               lengths=np.array([one.size for one in cut], np.int64))
+
+
+def manifest(job: Job, records: list[dict[str, Any]], *, name: str, split: str, source: dict[str, Any]) -> Manifest:
+  """The manifest of the store that all parts make; `source` gains counts by reason and a histogram of lengths."""
+  totals = {key: sum((Counter(record[key]) for record in records), Counter()) for key in _COUNTS}
+  shards = tuple(
+    Shard(one["name"], one["tokens"], one["documents"], {f: StoredFile(**s) for f, s in one["files"].items()})
+    for record in records for one in record["shards"])
+  if not shards:
+    reasons = ", ".join(f"{n} skipped: {reason}" for reason, n in sorted(totals["skipped"].items())) or "none skipped"
+    raise UserError(f"{job.work}: split {split!r} has no documents with any tokens ({reasons}), expected at least one: "
+                    "check the source, or for a split by validation_fraction raise the fraction")
+  vocabulary = vocabulary_of(job)
+  powers = sorted((int(power), n) for power, n in totals["lengths"].items())
+  return Manifest(
+    name=name, split=split, vocabulary=VocabularyRecord(vocabulary.fingerprint, vocabulary.size, vocabulary.extra_ids),
+    append_eos=job.append_eos, dtype=dtype_of(vocabulary).name, num_tokens=sum(shard.tokens for shard in shards),
+    num_documents=sum(shard.documents for shard in shards), shards=shards,
+    source={**source, "counts": {"documents_skipped": dict(sorted(totals["skipped"].items())),
+                                 "removed_within_documents": dict(sorted(totals["lines"].items())),
+                                 "document_lengths": {f"{2**p}-{2 ** (p + 1) - 1}": n for p, n in powers}}})
+
+
+def publish(job: Job, path: str, made: Manifest) -> None:
+  """Turns the work directory into the store: vocabulary and manifest, flushed, renamed; the progress goes."""
+  work = epath.Path(job.work)
+  vocabulary_of(job).save(work / token_store_manifest.VOCABULARY)
+  (work / token_store_manifest.FILE).write_text(made.to_json())
+  if "://" not in job.work:
+    for directory, _, names in os.walk(job.work):
+      for place in (directory, *(os.path.join(directory, name) for name in names)):
+        descriptor = os.open(place, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+    os.rename(job.work, path)
+  epath.Path(job.progress).rmtree(missing_ok=True)

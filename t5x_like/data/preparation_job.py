@@ -1,0 +1,174 @@
+"""One job of preparing a token store, and what is done with its documents: sides, cleaning, tokens."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from t5x_like.data import cleaning, sources, vocabularies
+from t5x_like.errors import UserError
+
+_BATCH_CHARACTERS = 2**19  # text cleaned and tokenised at once
+_DROPPED = {1: "exact duplicate", 2: "near duplicate"}
+_OTHER_SIDE = ""  # the reason of documents that belong to another split; not counted
+
+Marks = tuple[np.ndarray, list[np.ndarray]]  # of a part's documents: uint8 [documents] and bool [spans] of each
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """All that decides a store's bytes, and where it is made; goes to other processes and machines whole.
+
+  Attributes:
+    source, data_dir, text_field: what to open; `facts` is the SHA-256 of the source's facts, checked wherever it is
+      opened.
+    split, low, high: the documents of the source's split whose hash, as a fraction of all, lies in [low, high).
+    vocabulary: where it is; `vocabulary_fingerprint` is checked where it is opened.
+    steps: of `cleaning.STEPS`; c4: the filters, if among the steps.
+    work: the directory that becomes the store; progress: that of the records. Local or remote.
+  """
+
+  source: str
+  data_dir: str | None
+  text_field: str
+  facts: str
+  split: str
+  low: float
+  high: float
+  vocabulary: str
+  vocabulary_fingerprint: str
+  append_eos: bool
+  shard_tokens: int
+  part_bytes: int
+  steps: tuple[str, ...]
+  c4: cleaning.C4
+  work: str
+  progress: str
+
+  @functools.cached_property
+  def key(self) -> str:
+    """SHA-256 over what decides the bytes."""
+    places = ("source", "data_dir", "vocabulary", "work", "progress")
+    content = {key: value for key, value in dataclasses.asdict(self).items() if key not in places}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+  """Documents of a part that follow one another: texts or skips, the duplicates' marks, the spans to cut out."""
+
+  documents: list[str | sources.Skip]
+  dropped: np.ndarray | None = None
+  spans: list[np.ndarray] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenised:
+  """Ids of documents one after the other, their lengths (0 where skipped), reasons by document, lines by reason."""
+
+  tokens_N: np.ndarray
+  lengths_D: np.ndarray
+  reasons: list[str | None]
+  lines: list[Counter]
+
+
+def facts_hash(source: sources.Source) -> str:
+  return hashlib.sha256(json.dumps(source.fingerprint_facts(), sort_keys=True).encode()).hexdigest()
+
+
+@functools.lru_cache(2)
+def _source(name: str, data_dir: str | None, text_field: str, facts: str) -> sources.Source:
+  source = sources.open_source(name, data_dir=data_dir, text_field=text_field)
+  if facts_hash(source) != facts:
+    raise UserError(f"source {name}: found other files than when the preparation began; run the same command again")
+  return source
+
+
+@functools.lru_cache(2)
+def _opened_vocabulary(path: str, fingerprint: str) -> vocabularies.Vocabulary:
+  vocabulary = vocabularies.load(path)
+  if vocabulary.fingerprint != fingerprint:
+    raise UserError(f"vocabulary {path}: found another one than when the preparation began; run the same command again")
+  return vocabulary
+
+
+def vocabulary_of(job: Job) -> vocabularies.Vocabulary:
+  return _opened_vocabulary(job.vocabulary, job.vocabulary_fingerprint)
+
+
+def source_of(job: Job) -> sources.Source:
+  return _source(job.source, job.data_dir, job.text_field, job.facts)
+
+
+def parts_of(job: Job) -> list[tuple[int, int]]:
+  return source_of(job).parts(job.split, job.part_bytes)
+
+
+def is_inside(job: Job, text: str) -> bool:
+  """Whether a document is of this job's side of the split."""
+  if (job.low, job.high) == (0, 1):
+    return True
+  # A hash of the text, so copies of one text are on one side, and the sides do not depend on the order.
+  digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+  return job.low * 2**64 <= int.from_bytes(digest, "big") < job.high * 2**64
+
+
+def cleaned(job: Job, document: str | sources.Skip) -> tuple[str | None, str | None, Counter]:
+  """(text, None, lines that went by reason), or (None, why it is skipped, lines)."""
+  if reason := sources.unwanted(document):
+    return None, reason, Counter()
+  if not is_inside(job, document):
+    return None, _OTHER_SIDE, Counter()
+  if "c4" not in job.steps:
+    return document, None, Counter()
+  text, counts = job.c4.clean(document)
+  lines = Counter({reason: n for reason, n in counts.items() if reason.startswith("line: ")})
+  return text, next((reason for reason in counts if reason not in lines), None), lines
+
+
+def tokenise(job: Job, batch: Batch) -> Tokenised:
+  """Cleans and tokenises a batch."""
+  vocabulary = vocabulary_of(job)
+  texts, reasons, lines = [], [], []
+  for number, document in enumerate(batch.documents):
+    text, reason, gone = cleaned(job, document)
+    if text is not None and batch.dropped is not None:
+      if reason := _DROPPED.get(int(batch.dropped[number])):
+        text = None
+      elif batch.spans[number].any():
+        text = cleaning.without_spans(text, batch.spans[number])
+        gone["span: repeated"] += int(batch.spans[number].sum())
+        if not text or ("c4" in job.steps and len(cleaning.sentences(text)) < job.c4.min_sentences):
+          text, reason = None, "too short without repeated spans"
+    texts.append(text or "")
+    reasons.append(reason)
+    lines.append(gone)
+  ids = vocabulary.encode_batch(texts)
+  for number, document in enumerate(ids):
+    if texts[number] and not document.size:
+      reasons[number] = "no tokens"
+  lengths_D = np.array([document.size for document in ids], np.int64)
+  return Tokenised(np.concatenate(ids), lengths_D, reasons, lines)
+
+
+def batches(documents: Iterable[str | sources.Skip], marks: Marks | None,
+            start: int) -> Iterator[Batch]:
+  """Cuts documents, the first of them number `start` of its part, into batches of about 512 K characters."""
+  held, characters, first = [], 0, start
+
+  def batch() -> Batch:
+    past = first + len(held)
+    return Batch(held) if marks is None else Batch(held, marks[0][first:past], marks[1][first:past])
+
+  for document in documents:
+    held.append(document)
+    characters += len(document) if isinstance(document, str) else 1
+    if characters >= _BATCH_CHARACTERS or len(held) >= 2**16:
+      yield batch()
+      first, held, characters = first + len(held), [], 0
+  if held:
+    yield batch()

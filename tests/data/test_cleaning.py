@@ -1,0 +1,101 @@
+"""Cleaning: each filter of C4, and duplicates by each of three measures."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from t5x_like.data import cleaning
+from t5x_like.data.cleaning import C4
+from t5x_like.errors import UserError
+
+GOOD = "The quick brown fox jumps over it. A lazy dog sleeps through it all. Nobody knows the reason why!"
+
+
+def only_english(text: str) -> str:
+  return "en" if " the " in text.lower() else "xx"
+
+
+@pytest.mark.parametrize("text, kept, counts", [
+  (GOOD, GOOD, {}),
+  (f"Menu | Home\n{GOOD}\nToo few words.\n\nTo be continued so they say...", GOOD,
+   {"line: no terminal punctuation": 2, "line: under 5 words": 1}),
+  (f"Please turn JavaScript on for this.\n{GOOD}", GOOD, {"line: javascript": 1}),
+  (f"{GOOD}\nLorem Ipsum dolor sit amet here.", None, {"lorem ipsum": 1}),
+  (f"{GOOD}\nif (a) {{ b and c or d.", None, {"curly brace": 1}),
+  ("One sentence of five words. Two such sentences there are.", None, {"under 3 sentences": 1}),
+  (f"{GOOD} It is a darned shame.", None, {"word of the list": 1}),
+  (f"{GOOD} Undarnedly said.", f"{GOOD} Undarnedly said.", {}),
+  (GOOD.replace("the", "la"), None, {"not in en": 1}),
+  ("", None, {"under 3 sentences": 1}),
+])
+def test_filters_of_a_page(text, kept, counts):
+  c4 = C4(bad_words=("darned", "two words"), language_id=f"{__name__}:only_english")
+  assert c4.clean(text) == (kept, Counter(counts))
+
+
+def test_a_hook_that_is_not_there_is_refused():
+  for name in ("nowhere:f", "t5x_like.errors:nothing", "plain", "t5x_like.errors:EXIT_PREEMPTED"):
+    with pytest.raises(UserError, match="language id"):
+      cleaning.hook(name)
+
+
+def words(seed: int, count: int = 300) -> list[str]:
+  return [f"w{i}" for i in np.random.default_rng(seed).integers(0, 5000, count)]
+
+
+def test_exact_and_near_duplicates_are_dropped_but_the_first():
+  base, other = words(0), words(1)
+  near = base[:150] + ["changed"] + base[151:]
+  far = base[:100] + words(2, 200)
+  texts = [" ".join(one) for one in (base, other, near, far)] + [" ".join(base).upper() + "  "]
+  signatures = [cleaning.signature(text) for text in texts]
+  assert cleaning.duplicates(signatures, ("exact",))[0].tolist() == [0, 0, 0, 0, 1]
+  assert cleaning.duplicates(signatures, ("exact", "near"))[0].tolist() == [0, 0, 2, 0, 1]
+  assert cleaning.duplicates([])[0].size == 0
+  again = cleaning.signature(texts[0])
+  assert (again.minhash == signatures[0].minhash).all() and again.exact == signatures[0].exact
+
+
+def test_minhash_estimates_the_similarity_of_shingles():
+  base = words(3, 2000)
+  mixed = base[:1000] + words(4, 1000)
+  a, b = (cleaning.signature(" ".join(one)).minhash for one in (base, mixed))
+  assert abs(np.mean(a == b) - 1 / 3) < 0.13  # 3 standard deviations of 128 draws
+
+
+def test_of_repeated_three_sentences_the_first_stays():
+  common = "One common thing was said. Then came another. And so it ended."
+  texts = [f"First of all this. {common}", f"{common} Something new came after it.", "Quite alone. Really so. Yes."]
+  signatures = [cleaning.signature(text) for text in texts]
+  dropped, spans = cleaning.duplicates(signatures, ("spans",))
+  assert not dropped.any() and [one.tolist() for one in spans] == [[False, False], [True, False], [False]]
+  assert [cleaning.without_spans(text, one) for text, one in zip(texts, spans)] == [
+    texts[0], "Something new came after it.", texts[2]]
+  twice = cleaning.signature(f"{common} {common}")
+  assert cleaning.duplicates([twice], ("spans",))[1][0].tolist() == [False, False, False, True]
+
+
+def test_sentences_add_up_to_the_text():
+  text = 'He said "Stop." Then he left.\nA line without an end\n\nMr. X came!  Really?'
+  assert "".join(cleaning.sentences(text)) == text.replace("\n\n", "\n")
+  assert len(cleaning.sentences(text)) == 6
+
+
+def test_beam_transforms_do_the_same():
+  pytest.importorskip("apache_beam")
+  import apache_beam as beam
+  from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+  from apache_beam.testing.util import assert_that, equal_to
+
+  from t5x_like.data.beam import Clean, WithoutDuplicates, WithoutRepeatedSpans
+
+  base = " ".join(words(0)) + ". And more of it now. The end of the page."
+  near = base.replace("the page", "this page")
+  common = "One common thing was said today. Then came another one of them. And so it ended at last."
+  pages = {"0": GOOD, "1": GOOD.upper(), "2": "Junk", "3": base, "4": near, "5": common,
+           "6": f"{common} It was new to me."}
+  with beam.Pipeline(runner=FnApiRunner()) as pipeline:
+    cleaned = (pipeline | beam.Create(list(pages.items())) | Clean(C4()) | "exact" >> WithoutDuplicates()
+               | "near" >> WithoutDuplicates(near=True) | WithoutRepeatedSpans())
+    assert_that(cleaned, equal_to([("0", GOOD), ("3", base), ("5", common), ("6", "It was new to me.")]))
