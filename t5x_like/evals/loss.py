@@ -26,14 +26,16 @@ class Evaluator:
 
     def sums(model, batch):
       _, sums = setting.objective(model, batch)
-      targets, weights = batch["decoder_target_tokens"], batch["decoder_loss_weights"]
+      side = "decoder" if "decoder_target_tokens" in batch else "encoder"
+      targets, weights = batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"]
       counts_V = jnp.zeros(size, jnp.float32).at[targets].add((weights > 0).astype(jnp.float32))
       return sums | {"counts": counts_V, "examples": jnp.sum(batch["example_index"] >= 0)}
 
     self._sums = setting.jit(sums)
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """`loss`, `perplexity`, `accuracy`, `unigram_entropy`, `examples` and `target_tokens` of these parameters."""
+    """`loss`, `perplexity`, `accuracy`, `unigram_entropy`, `examples` and `target_tokens` of these parameters, and the
+    means of what else the objective sums."""
     pending, total = [], None
     for batch in self._setting.global_batches(self._max_examples):
       pending.append(self._sums(arrays, batch))
@@ -43,6 +45,7 @@ class Evaluator:
       total = _add(total, sums)
     weights = max(float(total["weights"]), 1.0)
     loss = float(total["loss"]) / weights
+    further = {name: float(total[name]) / weights for name in total.keys() - _TOKENS}
     share = total["counts"][total["counts"] > 0] / max(total["counts"].sum(), 1.0)
     return Result(
       {
@@ -53,7 +56,11 @@ class Evaluator:
         "examples": float(total["examples"]),
         "target_tokens": float(total["weights"]),
       }
+      | further
     )
+
+
+_TOKENS = {"loss", "z_loss", "correct", "weights", "counts", "examples"}  # sums with a place of their own, or none
 
 
 def _add(total: dict[str, np.ndarray] | None, sums: dict[str, jax.Array]) -> dict[str, np.ndarray]:

@@ -33,11 +33,12 @@ def generator(variant: Variant, size: float) -> Variant:
 
 VARIANTS = {
   #                              embed   mlp heads layers
+  "electra-tiny":  _discriminator( 128,  512,  2,  2, table=64),  # for debugging
   "electra-small": _discriminator( 256, 1024,  4, 12, table=128),
   "electra-base":  _discriminator( 768, 3072, 12, 12),
   "electra-large": _discriminator(1024, 4096, 16, 24),
 }  # fmt: skip
-GENERATOR_SIZES = {"electra-small": 1 / 4, "electra-base": 1 / 3, "electra-large": 1 / 4}
+GENERATOR_SIZES = {"electra-tiny": 1 / 2, "electra-small": 1 / 4, "electra-base": 1 / 3, "electra-large": 1 / 4}
 GENERATORS = {name: generator(variant, GENERATOR_SIZES[name]) for name, variant in VARIANTS.items()}
 # The file released beside electra-small, of a generator as wide as its discriminator.
 GENERATORS["electra-small-released"] = generator(VARIANTS["electra-small"], 1)

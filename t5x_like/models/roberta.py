@@ -20,6 +20,7 @@ def _roberta(embed, mlp, heads, layers, vocab_size) -> Variant:
 
 VARIANTS = {
   #                            embed   mlp heads layers vocab
+  "roberta-tiny":      _roberta( 128,  512,  2,  2, 50265),  # for debugging; BERT's tiny size
   "roberta-base":      _roberta( 768, 3072, 12, 12,  50265),
   "roberta-large":     _roberta(1024, 4096, 16, 24,  50265),
   "xlm-roberta-base":  _roberta( 768, 3072, 12, 12, 250002),

@@ -34,6 +34,17 @@ class Tokens:
   start: int = 0
   eos: int = 1
 
+  def changed(self, changes: dict) -> "Tokens":
+    """These ids with a recipe's changes.
+
+    Raises:
+      UserError: a key that is none, or an id that is none.
+    """
+    for key, value in dict(changes).items():
+      if key not in ("pad", "start", "eos") or not (type(value) is int or key == "pad" and value is None):
+        raise UserError(f"config.model.tokens.{key}: found {value!r}, expected ids for pad, start and eos")
+    return dataclasses.replace(self, **dict(changes))
+
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
@@ -68,11 +79,15 @@ class Architecture(nnx.Module):
   VARIANTS: ClassVar[dict[str, Variant]] = {}
 
   def _open(
-    self, variant: str | Variant, vocab_size: int | None, design: dict, dtype: Dtype, rngs: nnx.Rngs
+    self, variant: str | Variant, vocab_size: int | None, design: dict, dtype: Dtype, rngs: nnx.Rngs, tokens: dict
   ) -> Variant:
+    """The variant with a recipe's changes; `tokens` are those of a vocabulary that is not the published one."""
     variant = self.VARIANTS[variant] if isinstance(variant, str) else variant
     variant = dataclasses.replace(
-      variant, design=variant.design.changed(design), vocab_size=vocab_size or variant.vocab_size
+      variant,
+      design=variant.design.changed(design),
+      vocab_size=vocab_size or variant.vocab_size,
+      tokens=variant.tokens.changed(tokens),
     )
     self.variant = variant
     self.dtype = jnp.dtype(dtype)
@@ -117,8 +132,9 @@ class Encoder(Architecture):
     remat: Remat = "none",
     layers: Layers = "scan",
     design: dict = {},  # noqa: B006 (never written to)
+    tokens: dict = {},  # noqa: B006
   ):
-    variant = self._open(variant, vocab_size, design, dtype, rngs)
+    variant = self._open(variant, vocab_size, design, dtype, rngs, tokens)
     dims, design = variant.dims, variant.design
     deepnorm = deepnorm_weights(dims.layers, 0)["encoder"]
     width = variant.embed or dims.embed
@@ -165,8 +181,9 @@ class Decoder(Architecture):
     remat: Remat = "none",
     layers: Layers = "scan",
     design: dict = {},  # noqa: B006
+    tokens: dict = {},  # noqa: B006
   ):
-    variant = self._open(variant, vocab_size, design, dtype, rngs)
+    variant = self._open(variant, vocab_size, design, dtype, rngs, tokens)
     dims, design = variant.dims, variant.design
     deepnorm = deepnorm_weights(0, dims.layers)["decoder"]
     self.inputs = design.make_inputs(dims.embed, dims.embed, rngs, dropout_rate=dropout)
@@ -226,8 +243,9 @@ class EncoderDecoder(Architecture):
     remat: Remat = "none",
     layers: Layers = "scan",
     design: dict = {},  # noqa: B006
+    tokens: dict = {},  # noqa: B006
   ):
-    variant = self._open(variant, vocab_size, design, dtype, rngs)
+    variant = self._open(variant, vocab_size, design, dtype, rngs, tokens)
     dims, design = variant.dims, variant.design
     decoder_dims = dataclasses.replace(dims, layers=variant.decoder_layers or dims.layers)
     deepnorm = deepnorm_weights(dims.layers, decoder_dims.layers)
@@ -320,8 +338,8 @@ def _prefix(batch: Batch, valid) -> jax.Array | None:
 
 
 def make_head(spec: str | dict, variant: Variant, rngs: nnx.Rngs, *, dropout_rate: float = 0.0) -> nnx.Module:
-  """A head of an encoder by name: mlm, pretraining (MLM and next sentence), next_sentence, classification, tokens,
-  spans, multiple_choice, discriminator, pooled, none.
+  """A head of an encoder by name: mlm, pretraining (MLM and next sentence), span_boundary (MLM and SpanBERT's),
+  next_sentence, classification, tokens, spans, multiple_choice, discriminator, pooled, none.
 
   Args:
     spec: the name, or {"name": …} with `labels` (classification, tokens), `choices`, and `activation`, that of the
@@ -347,6 +365,10 @@ def make_head(spec: str | dict, variant: Variant, rngs: nnx.Rngs, *, dropout_rat
 
   makers = {
     "mlm": mlm,
+    "span_boundary": lambda: heads.SpanBoundaryHead(
+      mlm(), D, variant.vocab_size, rngs, activation=ACTIVATIONS[design.activation][0],
+      norm=lambda: design.make_norm(D, rngs), init=init,
+    ),
     "pretraining": lambda: heads.PretrainingHead(mlm(), pooler(), D, rngs, init=init),
     "next_sentence": lambda: heads.SequenceClassifier(pooler(), D, 2, rngs, init=init, dropout_rate=dropout_rate),
     "classification": lambda labels=2: heads.SequenceClassifier(

@@ -97,6 +97,38 @@ class PretrainingHead(nnx.Module):
     return self.mlm(x_BTD, embed) | {"next_sentence_logits": next_sentence_B2}
 
 
+class SpanBoundaryHead(nnx.Module):
+  """SpanBERT's: the masked tokens, and each again from the tokens beside its span and its place in the span.
+
+  h = norm(activation(dense([x_before; x_after; p]))), twice, and the logits of h against the token table (Joshi et al.
+  2020, section 3.2); the table of places p has `places` rows, the last one for all places further on.
+  """
+
+  def __init__(self, mlm: MlmHead, dim: int, vocab: int, rngs: nnx.Rngs, *, activation: Callable, norm: Callable,
+               init: Callable, places: int = 32, place_dim: int = 200):  # fmt: skip
+    self.mlm = mlm
+    self.places = params.param(rngs, init, (places, place_dim), (None, "embed"))
+    self.dense = Linear((2 * dim + place_dim, dim), ("embed", None), init, rngs, bias=True)
+    self.norm = norm()
+    self.dense_2 = Linear((dim, dim), ("embed", None), init, rngs, bias=True)
+    self.norm_2 = norm()
+    self.lm = LmHead(rngs, bias=vocab)
+    self.activation = activation
+
+  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, jax.Array]:
+    return self.mlm(x_BTD, embed)
+
+  def boundary(self, x_BTD: jax.Array, starts_BT: jax.Array, ends_BT: jax.Array, embed: Embed) -> jax.Array:
+    """Logits float32 [B, T, V] from the tokens at `starts` and `ends`, int32 [B, T], beside the span of each place."""
+    before_BTD, after_BTD = (jnp.take_along_axis(x_BTD, at_BT[..., None], axis=1) for at_BT in (starts_BT, ends_BT))
+    place_BT = jnp.arange(x_BTD.shape[1])[None] - starts_BT - 1
+    p_BTP = jnp.take(self.places[...], place_BT, axis=0, mode="clip").astype(x_BTD.dtype)
+    h_BTD = jnp.concatenate([before_BTD, after_BTD, p_BTP], axis=-1)
+    h_BTD = self.norm(self.activation(self.dense(h_BTD)))
+    h_BTD = self.norm_2(self.activation(self.dense_2(h_BTD)))
+    return self.lm(h_BTD, embed)["logits"]
+
+
 class SequenceClassifier(nnx.Module):
   """Logits [B, labels] from a pooled token; one label is a regression."""
 

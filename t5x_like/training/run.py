@@ -16,7 +16,7 @@ from t5x_like.evals import Setting
 from t5x_like.nn import params
 from t5x_like.parallel import distributed
 from t5x_like.parallel.rules import local_rows, sharding_table
-from t5x_like.training import flops, process, resume, setup
+from t5x_like.training import flops, phases, process, resume, setup
 from t5x_like.training.checkpoint import Checkpoints
 from t5x_like.training.environment import attention_cores, environment
 from t5x_like.training.meter import Meter
@@ -49,11 +49,12 @@ class Run:
     self._primary = process.first()
     parts = self._parts = setup.build(config)
     rows = local_rows(parts.rules.batch(), config.batch_size)
-    task_values = {"name": None} | config.task.to_dict()
-    task = tasks.build(split=config.train_split, **task_values)
-    eval_task = tasks.build(split=config.eval_split, **task_values)
+    self._phases = phases.build(config, lambda values: tasks.build(split=config.train_split, **values))
+    task = self._phases[-1].task
+    eval_task = tasks.build(split=config.eval_split, **({"name": None} | config.task.to_dict()))
     setup.check_vocabulary(config, task.vocabulary)
     self._identity = resume.identity(config, task)
+    self._identity["fingerprints"] |= {f"data_{phase.name}": phase.task.fingerprint for phase in self._phases[:-1]}
     changes = self._check_workdir()
     process.say(sharding_table(params.named_params(parts.model), parts.rules))
     for change in changes:
@@ -79,14 +80,21 @@ class Run:
       workdir, resume_step=self.step, total_steps=self.total_steps, primary=self._primary
     )
     self._pending: tuple[int, dict[str, jax.Array]] | None = None
-    batches = loader.train_batches(
+    self._batches = lambda task: loader.train_batches(
       task, batch_size=config.batch_size, seed=config.seed, start_step=self.step, rows=rows
     )
     self._meter = None
     if self.finished:
       process.say(f"{workdir} is finished at step {self.step}; set --config.total_steps={2 * self.step} to go on")
     else:
-      self._compile(task, batches)
+      self._enter_phase()
+
+  def _enter_phase(self) -> None:
+    """Compiles the step for the phase that this step is in and opens its batches."""
+    self._phase = next(phase for phase in self._phases if self.step < phase.until)
+    if len(self._phases) > 1:
+      process.say(f"phase {self._phase.name} from step {self.step}")
+    self._compile(self._phase.task, self._batches(self._phase.task))
 
   def _compile(self, task, batches: Iterator[dict[str, np.ndarray]]) -> None:
     """Compiles the step for the shapes of the task and says what one step costs."""
@@ -122,6 +130,9 @@ class Run:
 
   def advance(self) -> None:
     """Dispatches the next step, then writes the metrics of the one before it."""
+    if self.step == self._phase.until:
+      self.drain()
+      self._enter_phase()
     batch = {
       name: jax.make_array_from_process_local_data(self._batch_sharding, x, (self.config.batch_size, *x.shape[1:]))
       for name, x in self._meter.next_batch().items()

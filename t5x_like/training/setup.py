@@ -18,6 +18,7 @@ from t5x_like.errors import UserError, did_you_mean
 from t5x_like.nn import params
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
+from t5x_like.training import phases
 from t5x_like.training.optimizer import OPTIMIZERS, layerwise
 from t5x_like.training.schedule import SCHEDULES, Schedule
 from t5x_like.training.state import TrainState, abstract_state
@@ -82,6 +83,7 @@ def resolve(config: ConfigDict) -> ConfigDict:
     config_lib.pick("evals", name, config_lib.modules(t5x_like.evals), key="")
     evaluator = _module("evals", name, t5x_like.evals).Evaluator
     resolved.evals[name] = config_lib.fill_slot(f"evals.{name}", config.evals[name], evaluator, given=("setting",))
+  phases.check(config)
   for key in ("batch_size", "accumulation_steps", "total_steps", "eval_every", "log_every"):
     if resolved[key] < 1:
       raise UserError(f"config.{key}: found {resolved[key]}, expected at least 1")

@@ -31,7 +31,7 @@ def make_step(
 
   Args:
     model: the abstract model; parameters come from the state.
-    objective: `(model, batch, key) -> (loss sum, sums)`.
+    objective: `(model, batch, key) -> (loss sum, sums)`; its `prepare(batch) -> batch`, if any, sees the global batch.
     schedule: only for the learning rate among the metrics; the optimizer holds its own.
     seed: the key of step n is `fold_in(key(seed), n)`, so that a resumed run drops out what it would have.
     accumulation_steps: the batch is cut into so many parts, run one after another.
@@ -64,8 +64,12 @@ def make_step(
 
   gradients = whole if accumulation_steps == 1 else accumulated
 
+  # What an objective must know of the whole batch before it is cut into parts, such as how many rows are real.
+  prepare = getattr(objective, "prepare", lambda batch: batch)
+
   def step(state: TrainState, batch: Batch):
     with rules.activate():
+      batch = prepare(batch)
       key = jax.random.fold_in(jax.random.key(seed), state.step)
       grads, sums = gradients(state.params, batch, key)
       weights = jnp.maximum(sums["weights"], 1.0)

@@ -1,0 +1,81 @@
+"""ELECTRA: a generator fills in masked tokens, a discriminator tells which tokens were replaced."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.nn.dims import subkey
+from t5x_like.objectives.encoder_decoder import Sums, add_auxiliary, token_losses
+from t5x_like.objectives.mlm import shared
+
+Batch = dict[str, jax.Array]
+_EVALUATION_KEY = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+  """Mean MLM loss of the generator over masked tokens + 50 * mean loss of the discriminator over all tokens (Clark et
+  al. 2020, section 2 and appendix A).
+
+  What the generator puts in is sampled in the step, by argmax of its logits and Gumbel noise, and no gradient goes
+  through the choice. A token that it guesses right counts as original. Evaluation samples with a fixed key.
+
+  The two means have different denominators; as in `objectives.mlm`, `prepare` gives every token of the global batch
+  the weight that makes one division enough.
+
+  Attributes:
+    discriminator: weight of the second mean.
+    temperature: of the sampling.
+  """
+
+  discriminator: float = 50.0
+  temperature: float = 1.0
+
+  def prepare(self, batch: Batch) -> Batch:
+    """Adds `discriminator_weights` float32 [B, S]: on real tokens, the masked tokens each counts as."""
+    tokens_BS = batch["encoder_input_tokens"]
+    real_BS = (batch.get("encoder_segment_ids", tokens_BS) > 0).astype(jnp.float32)
+    return batch | {"discriminator_weights": shared(jnp.sum(batch["encoder_loss_weights"]), real_BS)}
+
+  def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+    """Runs both networks on a batch.
+
+    Args:
+      model: of `models.electra`, with `generate` and `discriminate`.
+      batch: the model's features, `encoder_target_tokens` int32 [B, S] and `encoder_loss_weights` float32 [B, S].
+      key: of dropout and sampling; None evaluates.
+    Returns:
+      (loss sum, sums): `loss`, `z_loss`, `correct`, `weights` of the generator; `discriminator_loss`,
+      `discriminator_accuracy` and `replaced` (the share of all tokens that are), which divided by `weights` are means
+      over all tokens.
+    """
+    if "discriminator_weights" not in batch:
+      batch = self.prepare(batch)
+    targets_BS, weights_BS = batch["encoder_target_tokens"], batch["encoder_loss_weights"]
+    generated = model.generate(batch, subkey(key, 0))
+    loss, sums = token_losses(generated["logits"], targets_BS, weights_BS, 0.0, 0.0)
+    loss, sums = add_auxiliary(loss, sums, generated)
+    sampling_key = jax.random.key(_EVALUATION_KEY) if key is None else subkey(key, 1)
+    sampled_BS = sample(generated["logits"], sampling_key, self.temperature)
+    chosen_BS = weights_BS > 0
+    corrupted = batch | {"encoder_input_tokens": jnp.where(chosen_BS, sampled_BS, batch["encoder_input_tokens"])}
+    replaced_BS = (chosen_BS & (sampled_BS != targets_BS)).astype(jnp.float32)
+    judged = model.discriminate(corrupted, subkey(key, 2))
+    logits_BS, each_BS = judged["logits"].astype(jnp.float32), batch["discriminator_weights"]
+    # -log sigmoid(x) for replaced tokens, -log sigmoid(-x) for the others
+    cost_BS = jax.nn.softplus(logits_BS) - replaced_BS * logits_BS
+    sums |= {
+      "discriminator_loss": jnp.sum(cost_BS * each_BS),
+      "discriminator_accuracy": jnp.sum(((logits_BS > 0) == (replaced_BS > 0)) * each_BS),
+      "replaced": jnp.sum(replaced_BS * each_BS),
+    }
+    judged_loss, judged_sums = add_auxiliary(jnp.zeros(()), {"weights": sums["weights"]}, judged)
+    sums |= {f"discriminator_{name}": value for name, value in judged_sums.items() if name != "weights"}
+    return loss + self.discriminator * sums["discriminator_loss"] + judged_loss, sums
+
+
+def sample(logits_BSV: jax.Array, key: jax.Array, temperature: float) -> jax.Array:
+  """One id for every position from softmax(logits / temperature): int32 [B, S], without gradient."""
+  logits_BSV = jax.lax.stop_gradient(logits_BSV.astype(jnp.float32)) / temperature
+  return jnp.argmax(logits_BSV + jax.random.gumbel(key, logits_BSV.shape), axis=-1).astype(jnp.int32)

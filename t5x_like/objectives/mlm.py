@@ -1,0 +1,70 @@
+"""Masked language modelling, with BERT's next sentence prediction where data and model have it."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.objectives.encoder_decoder import Sums, add_auxiliary, token_losses
+
+Batch = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+  """Mean over predicted tokens + mean over examples (Devlin et al. 2019, appendix A.2: "the sum of the mean masked LM
+  likelihood and the mean next sentence prediction likelihood").
+
+  A step divides sums by one number, the predicted tokens of the global batch. So every example's next-sentence loss
+  counts as many tokens as an example of the global batch has on average: the quotient is the sum of the two means
+  exactly. That average is taken by `prepare`, which a step calls on the global batch before cutting it up, so it is
+  the same however many devices or accumulation steps there are.
+
+  Attributes:
+    z_loss: coefficient of `log(Z)^2` of the token predictions.
+    next_sentence: weight of the second mean.
+  """
+
+  z_loss: float = 0.0
+  next_sentence: float = 1.0
+
+  def prepare(self, batch: Batch) -> Batch:
+    """Adds `next_sentence_weights` float32 [B], the tokens each example counts as, if the batch has labels."""
+    if "next_sentence_label" not in batch:
+      return batch
+    weights_BS = batch["encoder_loss_weights"]
+    real_B = jnp.any(weights_BS > 0, axis=1).astype(jnp.float32)
+    return batch | {"next_sentence_weights": shared(jnp.sum(weights_BS), real_B)}
+
+  def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+    """Runs the model on a batch.
+
+    Args:
+      batch: the model's features, `encoder_target_tokens` int32 [B, S], `encoder_loss_weights` float32 [B, S], and for
+        next sentences `next_sentence_label` int32 [B] (0 follows, 1 is from elsewhere).
+      key: dropout key; None evaluates.
+    Returns:
+      (loss sum, sums): `loss`, `z_loss`, `correct` and `weights` of the masked tokens; with next sentences
+      `next_sentence_loss` and `next_sentence_accuracy`, which divided by `weights` are means over examples; and what
+      the model says of itself.
+    """
+    outputs = model(batch, key)
+    loss, sums = token_losses(
+      outputs["logits"], batch["encoder_target_tokens"], batch["encoder_loss_weights"], 0.0, self.z_loss
+    )
+    loss, sums = add_auxiliary(loss, sums, outputs)
+    if "next_sentence_logits" not in outputs or "next_sentence_label" not in batch:
+      return loss, sums
+    if "next_sentence_weights" not in batch:
+      batch = self.prepare(batch)
+    weights_B, label_B = batch["next_sentence_weights"], batch["next_sentence_label"]
+    logits_B2 = outputs["next_sentence_logits"].astype(jnp.float32)
+    log_p_B = jnp.take_along_axis(jax.nn.log_softmax(logits_B2), label_B[:, None], axis=1)[:, 0]
+    sums["next_sentence_loss"] = -jnp.sum(log_p_B * weights_B)
+    sums["next_sentence_accuracy"] = jnp.sum((jnp.argmax(logits_B2, axis=1) == label_B) * weights_B)
+    return loss + self.next_sentence * sums["next_sentence_loss"], sums
+
+
+def shared(total: jax.Array, real: jax.Array) -> jax.Array:
+  """`total` in equal shares for the places where `real` is 1: a sum with these weights, over `total`, is a mean."""
+  return real * (total / jnp.maximum(jnp.sum(real), 1.0))

@@ -1,0 +1,47 @@
+"""SpanBERT: masked language modelling of spans, and the same tokens again from what stands beside their span."""
+
+import dataclasses
+
+import jax
+
+from t5x_like.errors import UserError
+from t5x_like.nn.dims import subkey
+from t5x_like.objectives.encoder_decoder import Sums, add_auxiliary, token_losses
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+  """L = L_MLM + L_SBO over the same tokens (Joshi et al. 2020, sections 3.2 and 3.3), so one division serves both.
+
+  Attributes:
+    span_boundary: weight of the second.
+  """
+
+  span_boundary: float = 1.0
+
+  def __call__(self, model, batch: dict[str, jax.Array], key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+    """Runs an encoder with the head `span_boundary` on a batch.
+
+    Args:
+      batch: as for `objectives.mlm`, with `encoder_span_starts` and `encoder_span_ends` int32 [B, S], the places before
+        and after the span of each predicted token.
+      key: dropout key; None evaluates.
+    Returns:
+      (loss sum, sums): `loss`, `z_loss`, `correct`, `weights` of the masked language model, `span_boundary_loss` and
+      `span_boundary_accuracy`.
+    Raises:
+      UserError: the data has no spans, or the model no such head.
+    """
+    if "encoder_span_starts" not in batch:
+      raise UserError("objective span_boundary: the batch has no encoder_span_starts; set --config.task.masking=spans")
+    if not hasattr(model.head, "boundary"):
+      raise UserError("objective span_boundary: the model has no head for it; set --config.model.head=span_boundary")
+    x_BSD, valid, aux = model.encode(batch, subkey(key, 0))
+    outputs = model.head(x_BSD, model.embed, valid, subkey(key, 1)) | aux
+    targets_BS, weights_BS = batch["encoder_target_tokens"], batch["encoder_loss_weights"]
+    loss, sums = token_losses(outputs["logits"], targets_BS, weights_BS, 0.0, 0.0)
+    loss, sums = add_auxiliary(loss, sums, outputs)
+    logits_BSV = model.head.boundary(x_BSD, batch["encoder_span_starts"], batch["encoder_span_ends"], model.embed)
+    boundary_loss, boundary = token_losses(logits_BSV, targets_BS, weights_BS, 0.0, 0.0)
+    sums |= {"span_boundary_loss": boundary["loss"], "span_boundary_accuracy": boundary["correct"]}
+    return loss + self.span_boundary * boundary_loss, sums
