@@ -49,6 +49,7 @@ def debug(config, variant: str) -> None:
   """Two steps of a tiny model on the built-in corpus: proves that the recipe runs, not that it learns."""
   config.model.variant = variant
   config.model.vocab_size = 384
+  config.model.layers = "scan"  # compiles sooner
   config.task.store = "builtin"
   config.task.length = 64
   config.batch_size = 8
