@@ -28,6 +28,7 @@ TOKENS = Tokens(pad=1, start=2, eos=2)
 
 VARIANTS = {
   #                              embed heads kv head_dim  mlp layers
+  "bart-tiny":        Variant(Dims( 128,  2,  2, 64,  512,  2), BART, 50265, TOKENS),  # for debugging
   "bart-base":        Variant(Dims( 768, 12, 12, 64, 3072,  6), BART, 50265, TOKENS),
   "bart-large":       Variant(Dims(1024, 16, 16, 64, 4096, 12), BART, 50265, TOKENS),
   "mbart-large-cc25": Variant(Dims(1024, 16, 16, 64, 4096, 12), MBART, 250_027, TOKENS),

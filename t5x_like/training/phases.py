@@ -1,6 +1,6 @@
 """Phases: a run that begins on other lengths than it ends on, in one workdir (BERT: 90% of the steps at length 128).
 
-A recipe's `task` is what the run ends on, and what evaluations are of throughout. `config.phases` says what is different
+A recipe's `task` is what the run ends on, and what evaluations are of throughout. `config.phases` says what differs
 before: `{"short": {"until": 900_000, "task": {"length": 128}}}` trains on `config.task` with length 128 up to step
 900,000. The phase is a function of the step alone, and so is every batch of it, so a run resumes on either side of a
 boundary as it does elsewhere. A step is compiled for one shape; at a boundary it is compiled again, once. The batch

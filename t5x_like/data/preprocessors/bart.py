@@ -1,0 +1,116 @@
+"""BART's noise (Lewis et al. 2020, section 2.2), for a whole batch at once. Each takes and returns windows.
+
+Worked examples on A B C . D E ., mask _:
+
+    permute_sentences  D E . A B C .      sentences in a uniformly random order
+    rotate             C . D E . A B      begins with a uniformly drawn token
+    mask               A _ C . _ E .      exactly `round(rate * W)` tokens become the mask
+    delete             A C . E .          exactly so many are left out
+    infill             A _ . D _ E .      spans of Poisson(3) tokens become one mask each; of no tokens, one is put in
+
+Infilling: span lengths are drawn until they sum to `round(rate * W)` tokens, the last one cut to reach it exactly; the
+spans are put between the tokens that stay, at uniformly drawn different places, so no two touch. Which rates belong
+together is the task's business; orders of sentences and rotation come first.
+"""
+
+import math
+
+import numpy as np
+
+from t5x_like.data import random
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.sentences import Sentences
+
+
+def permute_sentences(tokens_BW: tf.Tensor, sentences: Sentences, key_B: tf.Tensor) -> tf.Tensor:
+  """Sentences in a random order; what is before the first and after the last full stop counts as one each."""
+  W = tokens_BW.shape[1]
+  which_BW = tf.pad(tf.cumsum(tf.cast(sentences.starts(tokens_BW), tf.int32), axis=1), [[0, 0], [1, 0]])
+  score_BW = tf.gather(tf.bitwise.right_shift(random.bits(key_B, W), tf.constant(1, tf.uint32)), which_BW, batch_dims=1)
+  # One sort of (random word of the sentence, sentence, place): equal words do not mix two sentences.
+  order_BW = tf.cast(score_BW, tf.int64) * W + tf.cast(which_BW, tf.int64)
+  order_BW = tf.sort(order_BW * W + tf.range(W, dtype=tf.int64), axis=1)
+  return tf.gather(tokens_BW, tf.cast(order_BW % W, tf.int32), batch_dims=1)
+
+
+def rotate(tokens_BW: tf.Tensor, key_B: tf.Tensor) -> tf.Tensor:
+  """The document as a ring that begins at a random token."""
+  W = tokens_BW.shape[1]
+  first_B = random.integers(random.bits(key_B, 1)[:, 0], W)
+  return tf.gather(tokens_BW, (tf.range(W) + first_B[:, None]) % W, batch_dims=1)
+
+
+def mask(tokens_BW: tf.Tensor, rate: float, mask_id: int, key_B: tf.Tensor) -> tf.Tensor:
+  """Token masking."""
+  W = tokens_BW.shape[1]
+  return tf.where(_marked(_subset(W, round(rate * W), key_B), W), mask_id, tokens_BW)
+
+
+def delete(tokens_BW: tf.Tensor, rate: float, key_B: tf.Tensor) -> tf.Tensor:
+  """Token deletion: [B, W] -> [B, W - round(rate * W)]."""
+  W = tokens_BW.shape[1]
+  return tf.gather(tokens_BW, _subset(W, W - round(rate * W), key_B), batch_dims=1)
+
+
+def most_spans(noise_tokens: int, mean: float) -> int:
+  """How many spans infilling draws at most: ten standard deviations above what `noise_tokens` need."""
+  expected = noise_tokens / mean
+  return min(math.ceil(expected + 10 * math.sqrt(expected / mean + 1) + 4), 2 * noise_tokens + 8)
+
+
+def infill(tokens_BW: tf.Tensor, rate: float, mean: float, mask_id: int, key_B: tf.Tensor):
+  """Text infilling.
+
+  Returns:
+    (int32 [B, W - noise + most spans], 0 after the end; int32 [B], its size).
+  """
+  W = tokens_BW.shape[1]
+  noise = round(rate * W)
+  kept, most = W - noise, min(most_spans(noise, mean), W - noise + 1)
+  length_BS = poisson(random.bits(random.row_keys(1, key_B), most), mean)
+  sum_BS = tf.minimum(tf.cumsum(length_BS, axis=1), noise)
+  sum_BS = tf.concat([sum_BS[:, :-1], tf.fill([tf.shape(sum_BS)[0], 1], noise)], axis=1)  # the last one takes the rest
+  length_BS = sum_BS - tf.pad(sum_BS[:, :-1], [[0, 0], [1, 0]])
+  spans_B = 1 + tf.reduce_sum(tf.cast(sum_BS[:, :-1] < noise, tf.int32), axis=1)
+  # Places between kept tokens, `spans` of kept + 1, uniformly; those not wanted go behind the end.
+  bits = tf.bitcast(random.bits(random.row_keys(2, key_B), kept + 1), tf.int32)
+  place_BS = tf.math.top_k(bits, k=most, sorted=True).indices
+  wanted_BS = tf.range(most) < spans_B[:, None]
+  place_BS = tf.sort(tf.where(wanted_BS, place_BS, kept + most), axis=1)
+  out = kept + most
+  at_BS = tf.where(wanted_BS, place_BS + tf.range(most), out)  # of masks in the result
+  here_BO = _scatter(at_BS, tf.ones_like(at_BS), out)
+  source_BO = tf.cumsum(1 + _scatter(at_BS, length_BS - 1, out), axis=1, exclusive=True)
+  size_B = kept + spans_B
+  text_BO = tf.gather(tokens_BW, tf.minimum(source_BO, W - 1), batch_dims=1)
+  text_BO = tf.where(here_BO > 0, mask_id, text_BO)
+  return tf.where(tf.range(out) < size_B[:, None], text_BO, 0), size_B
+
+
+def poisson(bits_BN: tf.Tensor, mean: float) -> tf.Tensor:
+  """Poisson numbers from random words, by the inverse of the distribution: uint32 [B, N] -> int32 [B, N]."""
+  share, below, k = math.exp(-mean), [], 0
+  total = share
+  while total < 1 - 2**-33 and k < 200:
+    below.append(min(round(total * 2**32), 2**32))
+    k += 1
+    share *= mean / k
+    total += share
+  found = tf.searchsorted(tf.constant(np.array(below, np.int64)), tf.reshape(tf.cast(bits_BN, tf.int64), [-1]), "right")
+  return tf.reshape(found, tf.shape(bits_BN))
+
+
+def _subset(W: int, k: int, key_B: tf.Tensor) -> tf.Tensor:
+  """Ascending places of a uniformly random subset: int32 [B, k]."""
+  return random.subsets(random.bits(key_B, W), k)
+
+
+def _marked(place_BK: tf.Tensor, length: int) -> tf.Tensor:
+  return _scatter(place_BK, tf.ones_like(place_BK), length) > 0
+
+
+def _scatter(place_BN: tf.Tensor, value_BN: tf.Tensor, length: int) -> tf.Tensor:
+  """Zeros [B, length] with values put at places; those at `length` or above are left out."""
+  batch, width = tf.shape(place_BN)[0], length + 1
+  flat = tf.reshape(tf.minimum(place_BN, length) + tf.range(batch)[:, None] * width, [-1, 1])
+  return tf.reshape(tf.scatter_nd(flat, tf.reshape(value_BN, [-1]), [batch * width]), [-1, width])[:, :length]

@@ -1,0 +1,90 @@
+"""BART's pretraining task: restore a window of text that was noised (Lewis et al. 2020, section 2.2).
+
+By default what the large model is trained with (section 5.1): 30% of the tokens in text infilling, and all sentences
+permuted. Example i is window i of `length - 1` tokens; the encoder sees it noised, the decoder restores it; both end
+with EOS and are padded with 0 to `length`. See `preprocessors/bart.py` for each noise.
+"""
+
+from t5x_like.data import random, sentences
+from t5x_like.data.preprocessors import bart
+from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder, features
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.task import Feature, Task, fingerprint
+from t5x_like.data.token_store import Verify
+from t5x_like.data.vocabularies import special
+from t5x_like.data.windows import Windows
+from t5x_like.errors import UserError
+
+
+def task(*, store: str, split: str, length: int = 512, infill: float = 0.3, poisson_mean: float = 3.0,
+         permute_sentences: bool = True, rotate: bool = False, mask: float = 0.0, delete: float = 0.0,
+         sentence_rule: str = sentences.DEFAULT_RULE, label: str | None = None, verify: Verify = "auto") -> Task:
+  """Makes the task.
+
+  Args:
+    store: the directory or address that holds a token store per split, or `builtin`; see `Windows`.
+    split: which of them.
+    length: of inputs and targets, EOS included.
+    infill: share of the tokens in spans that become one mask each.
+    poisson_mean: mean tokens of such a span.
+    permute_sentences: whether sentences are in a random order.
+    rotate: whether the window begins at a random token.
+    mask: share of tokens that become the mask.
+    delete: share of tokens left out.
+    sentence_rule: `module:function`, see `data/sentences.py`.
+    label: the name in metrics; by default `<corpus>_bart`.
+    verify: what opening the store checks, see `TokenStore.open`.
+
+  Raises:
+    UserError: more than one of infill, mask and delete, which the paper does not combine; shares that are none; the
+      store cannot be used.
+  """
+  rates = {"infill": infill, "mask": mask, "delete": delete}
+  for key, rate in rates.items():
+    if not 0 <= rate < 1:
+      raise UserError(f"{key}: found {rate}, expected a share of at least 0 and less than 1")
+  if sum(rate > 0 for rate in rates.values()) > 1:
+    found = ", ".join(f"{key}={rate}" for key, rate in rates.items() if rate)
+    raise UserError(f"bart: found {found}, expected one of infill, mask and delete above 0; set the others to 0")
+  if not poisson_mean >= 1:
+    raise UserError(f"poisson_mean: found {poisson_mean}, expected at least 1")
+  if length < 8:
+    raise UserError(f"length: found {length}, expected at least 8")
+  W = length - 1
+  windows = Windows(store, split, W, verify)
+  vocabulary = windows.vocabulary
+  mask_id, eos_id = special(vocabulary, "mask"), vocabulary.eos_id
+  rule = sentences.Sentences(vocabulary, sentence_rule)
+
+  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+    text_BW = windows.read(example_index_B)
+    key_B = random.row_keys(seed, epoch_B, example_index_B)
+    noised, size_B = text_BW, None
+    if permute_sentences:
+      noised = bart.permute_sentences(noised, rule, random.row_keys(1, key_B))
+    if rotate:
+      noised = bart.rotate(noised, random.row_keys(2, key_B))
+    if infill and round(infill * W):
+      noised, size_B = bart.infill(noised, infill, poisson_mean, mask_id, random.row_keys(3, key_B))
+    elif mask:
+      noised = bart.mask(noised, mask, mask_id, random.row_keys(3, key_B))
+    elif delete:
+      noised = bart.delete(noised, delete, random.row_keys(3, key_B))
+    inputs_BS = _closed(noised, size_B, length, eos_id)
+    made = encoder_decoder(inputs_BS, _closed(text_BW, None, length, eos_id))
+    return made | {"encoder_segment_ids": tf.cast(inputs_BS != 0, tf.int32)}
+
+  return Task(
+    name=label or f"{windows.tokens.name}_bart", vocabulary=vocabulary,
+    fingerprint=fingerprint("bart.v1", windows.tokens, length=length, poisson_mean=poisson_mean, rotate=rotate,
+                            permute_sentences=permute_sentences, sentence_rule=sentence_rule, **rates),
+    num_examples=windows.num_examples,
+    features=features(length, length) | {"encoder_segment_ids": Feature((length,), "int32")}, batch=batch)
+
+
+def _closed(tokens_BT: tf.Tensor, size_B: tf.Tensor | None, length: int, eos_id: int) -> tf.Tensor:
+  """Tokens up to their size, EOS, zeros: int32 [B, length]; what does not fit before EOS is left out."""
+  T = min(tokens_BT.shape[1], length - 1)
+  padded = tf.pad(tokens_BT[:, :T], [[0, 0], [0, length - T]])
+  end = T if size_B is None else tf.minimum(size_B, length - 1)[:, None]
+  return tf.where(tf.range(length) == end, eos_id, padded)
