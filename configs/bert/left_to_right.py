@@ -2,7 +2,7 @@
 
   python -m t5x_like.train --config=configs/bert/left_to_right.py --workdir=runs/bert_left_to_right
 
-A causal language model of BERT's size and blocks, on the data and with the schedule of configs/bert/base.py; every token
+A causal language model of BERT's size and blocks, on the data and with the schedule of configs/bert/base.py; each token
 is a target. Expected (table 5, base): MNLI 82.1, SQuAD F1 77.8 on the dev sets. It has not been run at full size here.
 """
 

@@ -1,0 +1,68 @@
+"""Salient spans: dates, numbers and names in text, found without any dependency, and the tokens they cover.
+
+Guu et al. 2020 (REALM, section 3.4) mask dates and named entities, found by a tagger and a regular expression; Roberts
+et al. 2020 (section 3.3) continue T5 so. A finder is a function `(text) -> list of (start, end)` in characters, named as
+`module:function`; `dates_numbers_and_names` is the default. It knows months, years, numbers, and runs of capitalised
+words that do not begin a sentence, so it needs no tagger and is wrong where a language writes nouns large.
+"""
+
+import re
+
+import numpy as np
+
+from t5x_like.data.vocabularies import Vocabulary
+
+DEFAULT_FINDER = "t5x_like.data.preprocessors.salient_spans:dates_numbers_and_names"
+
+_MONTH = ("(?:January|February|March|April|May|June|July|August|September|October|November|December|"
+          r"(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec)\.)")
+_DATE = (rf"\d{{1,2}}(?:st|nd|rd|th)?\s+(?:of\s+)?{_MONTH}(?:,?\s+\d{{4}})?|{_MONTH}\s+\d{{1,2}}(?:st|nd|rd|th)?"
+         rf"(?:,?\s+\d{{4}})?|{_MONTH},?\s+\d{{4}}|\d{{4}}-\d{{2}}-\d{{2}}|\d{{1,2}}/\d{{1,2}}/\d{{2,4}}")
+_NUMBER = r"\d+(?:[.,]\d+)*"
+_CAPITAL = r"(?:(?:[A-Z]\.){2,}|[^\W\d_a-z][^\W\d_]*(?:[-'\u2019][^\W\d_]+)*)"
+_NAME = rf"(?<![.!?]\s)(?<![.!?][\"')\u201d]\s)(?<=[\w,;:]\s){_CAPITAL}(?:\s(?:of\s|the\s|de\s|von\s)?{_CAPITAL})*"
+_SALIENT = re.compile(rf"(?<!\w)(?:{_DATE}|{_NUMBER}|{_NAME})(?!\w)")
+_NOT_NAMES = {"I", "I'm", "I've", "I'll", "I'd"}
+
+
+def dates_numbers_and_names(text: str) -> list[tuple[int, int]]:
+  """Spans of characters, from left to right, that do not overlap."""
+  return [match.span() for match in _SALIENT.finditer(text) if match[0] not in _NOT_NAMES]
+
+
+class TokenSpans:
+  """A finder on tokens.
+
+  Args:
+    vocabulary: of the ids; text is its spellings one after the other, with a space before what begins a word.
+    finder: `(text) -> list of (start, end)`.
+    most: tokens of a span; longer ones are left out.
+  """
+
+  def __init__(self, vocabulary: Vocabulary, finder, most: int):
+    self._finder, self._most = finder, most
+    self._spellings = np.array([_spelling(vocabulary, i) for i in range(vocabulary.size)], object)
+    self._lengths = np.array([len(spelling) for spelling in self._spellings], np.int64)
+
+  def __call__(self, tokens_BW: np.ndarray, bits_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """One of each row's spans, uniformly: int32 [B, W], uint32 [B] -> (starts, ends), int32 [B]; 0, 0 without any."""
+    found = np.zeros((2, len(tokens_BW)), np.int32)
+    ends_BW = np.cumsum(self._lengths[tokens_BW], axis=1)
+    for row, spellings in enumerate(self._spellings[tokens_BW]):
+      spans = np.array(self._finder("".join(spellings)), np.int64).reshape(-1, 2)
+      # The tokens that hold the first and the last character of each span; the space before a word is part of it.
+      first = np.searchsorted(ends_BW[row], spans[:, 0], side="right")
+      last = np.searchsorted(ends_BW[row], spans[:, 1] - 1, side="right") + 1
+      short = np.flatnonzero(last - first <= self._most)
+      if short.size:
+        one = short[int(bits_B[row]) * short.size >> 32]
+        found[:, row] = first[one], last[one]
+    return found[0], found[1]
+
+
+def _spelling(vocabulary: Vocabulary, i: int) -> str:
+  """An id as text; what stands for no text, or for a part of a character, is a line end, which no span crosses."""
+  text = vocabulary.decode([i]) if i not in vocabulary.special_ids else "\n"
+  if "\ufffd" in text:
+    return "\n"
+  return f" {text}" if vocabulary.starts_word[i] and text[:1].strip() and i not in vocabulary.special_ids else text

@@ -1,0 +1,70 @@
+"""Salient span masking of T5: one date, number or name of a window is the target (Roberts et al. 2020, section 3.3).
+
+Example i is window i of `inputs_length - 1` tokens. One of the spans that the finder sees in it is drawn uniformly and
+becomes sentinel 0; the target is the sentinel and the span, both sequences end with EOS. A window without any span that
+fits the targets has a random one of three tokens, so that no example is lost (the papers leave such sentences out).
+
+    inputs   The tower was built in <extra_id_0> by his company </s>     targets   <extra_id_0> 1889 </s>
+"""
+
+from t5x_like.data import random, sentences
+from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder, features
+from t5x_like.data.preprocessors.salient_spans import DEFAULT_FINDER, TokenSpans
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.task import Task, fingerprint
+from t5x_like.data.token_store import Verify
+from t5x_like.data.windows import Windows
+from t5x_like.errors import UserError
+
+_FALLBACK = 3
+
+
+def task(*, store: str, split: str, inputs_length: int = 512, targets_length: int = 32, finder: str = DEFAULT_FINDER,
+         label: str | None = None, verify: Verify = "auto") -> Task:
+  """Makes the task.
+
+  Args:
+    store: the directory or address that holds a token store per split, or `builtin`; see `Windows`.
+    split: which of them.
+    inputs_length: encoder length, EOS included.
+    targets_length: decoder length; a span has at most two tokens fewer.
+    finder: `module:function`, `(text) -> list of (start, end)`; see `preprocessors/salient_spans.py`.
+    label: the name in metrics; by default `<corpus>_salient_spans`.
+    verify: what opening the store checks, see `TokenStore.open`.
+
+  Raises:
+    UserError: no such finder, lengths too short, a vocabulary without sentinels, or the store cannot be used.
+  """
+  if targets_length < _FALLBACK + 2 or inputs_length < _FALLBACK + 3:
+    raise UserError(f"inputs_length, targets_length: found {inputs_length} and {targets_length}, expected at least "
+                    f"{_FALLBACK + 3} and {_FALLBACK + 2}")
+  W = inputs_length - 1
+  windows = Windows(store, split, W, verify)
+  vocabulary = windows.vocabulary
+  if not vocabulary.extra_ids:
+    raise UserError(f"{windows.tokens.path}: its vocabulary has no sentinels, expected at least 1")
+  find = TokenSpans(vocabulary, sentences.load(finder, "finder"), min(targets_length - 2, W - 1))
+  sentinel, eos_id = vocabulary.size - 1, vocabulary.eos_id
+
+  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+    text_BW = windows.read(example_index_B)
+    bits_B2 = random.bits(random.row_keys(seed, epoch_B, example_index_B), 2)
+    start_B, end_B = tf.numpy_function(find, [text_BW, bits_B2[:, 0]], [tf.int32, tf.int32], stateful=False)
+    none_B = end_B == 0
+    start_B = tf.where(none_B, random.integers(bits_B2[:, 1], W - _FALLBACK + 1), start_B)[:, None]
+    end_B = tf.where(none_B[:, None], start_B + _FALLBACK, end_B[:, None])
+    closed = tf.pad(text_BW, [[0, 0], [0, 1]], constant_values=eos_id)  # EOS is token W
+    place = tf.range(inputs_length)
+    source = tf.where(place <= start_B, place, place + end_B - start_B - 1)
+    inputs = tf.where(source <= W, tf.gather(closed, tf.minimum(source, W), batch_dims=1), 0)
+    inputs = tf.where(place == start_B, sentinel, inputs)
+    place, size = tf.range(targets_length), end_B - start_B
+    targets = tf.gather(closed, tf.clip_by_value(start_B + place - 1, 0, W), batch_dims=1)
+    targets = tf.where(place <= size, targets, tf.where(place == size + 1, eos_id, 0))
+    return encoder_decoder(inputs, tf.where(place == 0, sentinel, targets))
+
+  return Task(
+    name=label or f"{windows.tokens.name}_salient_spans", vocabulary=vocabulary,
+    fingerprint=fingerprint("salient_spans.v1", windows.tokens, inputs_length=inputs_length,
+                            targets_length=targets_length, finder=finder),
+    num_examples=windows.num_examples, features=features(inputs_length, targets_length), batch=batch)
