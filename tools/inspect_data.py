@@ -1,0 +1,197 @@
+"""Shows examples of a recipe's task exactly as the model sees them: in colour in a terminal, or as an HTML page.
+
+Example:
+  python -m tools.inspect_data --config=configs/t5/base.py:debug
+  python -m tools.inspect_data --config=configs/bert/base.py --config.task.store=data/corpus --step=9 --html=seen.html
+
+Row after row is that of the global batch at --step, so --step=9 shows what step 9 trains on. The colour of a piece is
+its segment; padding and places without weight are grey, special ids bold, targets that count for nothing a dot.
+"""
+
+import argparse
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jinja2
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from t5x_like import config as config_lib
+from t5x_like.data.vocabularies import PAD_ID, Vocabulary
+from t5x_like.errors import UserError, door, one_line
+
+_COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
+_TOKENS = "_tokens"
+_NOTHING = "\u00b7"  # a target that counts for nothing
+_SHOWN = 24  # values of a feature that is no tokens
+
+_PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{{ title }}</title><style>
+body { font: 15px/1.7 system-ui, sans-serif; margin: 2em; max-width: 75em }
+h3 { margin: 1em 0 .2em; font-size: 1em } span { padding: 1px 2px; margin-right: 1px; border-radius: 3px }
+code { white-space: pre-wrap; font: 13px monospace; unicode-bidi: isolate } .special { font-weight: bold }
+.off { color: #999 }
+{% for colour in colours %}.s{{ loop.index0 }} { background: {{ colour }} }
+{% endfor %}</style><h1>{{ title }}</h1><p>{{ facts }}</p>
+{% for example in examples %}<h2>Example {{ loop.index0 }}</h2>
+{% for feature in example %}<h3>{{ feature.name }} <small>{{ feature.shape }}</small></h3>
+{% if feature.cells %}<code>{% for c in feature.cells %}<span class="{{ c.style }}" title="{{ c.title }}"
+>{{ c.piece }}</span>{% endfor %}{% if feature.padding
+%} <span class="off">+ {{ feature.padding }} padding</span>{% endif %}</code>{% else %}<code>{{ feature.values
+}}</code>{% endif %}
+{% endfor %}{% endfor %}</html>
+"""
+_BACKGROUNDS = ("#e3f4f4", "#fbf3d0", "#e2f3e0", "#f3e3f3", "#e2e8fb", "#fbe2e0")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+  """One place of a sequence: its id, how that is spelled, weight and segment where there are such features."""
+
+  id: int
+  piece: str
+  special: bool
+  weight: float | None
+  segment: int | None
+
+  @property
+  def off(self) -> bool:
+    return self.id == PAD_ID or self.weight == 0
+
+  @property
+  def style(self) -> str:
+    names = [("off", self.off), ("special", self.special), (f"s{(self.segment or 0) % len(_COLOURS)}", not self.off)]
+    return " ".join(name for name, holds in names if holds)
+
+  @property
+  def title(self) -> str:
+    facts = (("id", self.id), ("weight", self.weight), ("segment", self.segment))
+    return ", ".join(f"{name} {value:g}" for name, value in facts if value is not None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shown:
+  """A feature of one example: cells if it is tokens, with the padding at its end counted, else its values."""
+
+  name: str
+  shape: str
+  cells: list[Cell]
+  padding: int
+  values: str
+
+
+def describe(example: dict[str, np.ndarray], vocabulary: Vocabulary) -> list[Shown]:
+  """One example for people: token features first, with the weights and segments that stand beside them."""
+  shown = []
+  for name in sorted(example, key=lambda name: (not name.endswith(_TOKENS), name)):
+    value = np.asarray(example[name])
+    shape = f"{value.dtype}{list(value.shape)}"
+    if name.endswith(_TOKENS) and value.ndim == 1:
+      shown.append(Shown(name, shape, *_cells(name, value, example, vocabulary), ""))
+    else:
+      flat = value.reshape(-1)
+      values = " ".join(f"{one:g}" for one in flat[:_SHOWN].tolist()) if value.dtype.kind in "iufb" else str(value)
+      rest = f" ... ({flat.size} values, {np.count_nonzero(flat)} of them not 0)" if flat.size > _SHOWN else ""
+      shown.append(Shown(name, shape, [], 0, values + rest))
+  return shown
+
+
+def _cells(name: str, ids_T: np.ndarray, example: dict[str, np.ndarray], vocabulary: Vocabulary):
+  side = name.split("_")[0]
+
+  def beside(*features: str) -> np.ndarray | None:
+    found = (np.asarray(example[f"{side}_{feature}"]) for feature in features if f"{side}_{feature}" in example)
+    return next((value for value in found if value.shape == ids_T.shape), None)
+
+  weights = beside("loss_weights") if name.endswith("_target_tokens") else None
+  packed, types = beside("segment_ids"), beside("token_types")
+  segments = packed if types is None else types if packed is None else packed + types
+  length = int(np.flatnonzero(ids_T)[-1]) + 1 if ids_T.any() else 0
+  pieces = vocabulary.pieces_of(ids_T[:length])
+  if weights is not None:
+    pieces = [_NOTHING if not ids_T[i] and not weights[i] else piece for i, piece in enumerate(pieces)]
+  cells = [Cell(int(ids_T[i]), visible(pieces[i]), int(ids_T[i]) in vocabulary.special_ids,
+                None if weights is None else float(weights[i]), None if segments is None else int(segments[i]))
+           for i in range(length)]
+  return cells, ids_T.size - length
+
+
+def visible(piece: str) -> str:
+  """A piece with what does not print, and what turns the direction of writing, as escapes."""
+  return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in piece)
+
+
+def to_terminal(console: Console, examples: list[list[Shown]], ids: bool) -> None:
+  for number, example in enumerate(examples):
+    console.print(Text(f"\nExample {number}", style="bold underline"))
+    for feature in example:
+      console.print(Text.assemble((feature.name, "bold"), f" {feature.shape}"))
+      line = Text(feature.values)
+      for cell in feature.cells:
+        style = "bright_black" if cell.off else f"{_COLOURS[(cell.segment or 0) % len(_COLOURS)]}"
+        line.append(f"{cell.piece}{f':{cell.id}' if ids else ''}", f"bold {style}" if cell.special else style)
+        line.append("|" if cell.piece != _NOTHING else "", "bright_black")
+      if feature.padding:
+        line.append(f" + {feature.padding} padding", "bright_black")
+      console.print(line)
+
+
+def to_html(examples: list[list[Shown]], title: str, facts: str) -> str:
+  environment = jinja2.Environment(autoescape=True)
+  return environment.from_string(_PAGE).render(examples=examples, title=title, facts=facts, colours=_BACKGROUNDS)
+
+
+def examples_of(config: Any, split: str, step: int, count: int) -> tuple[list[list[Shown]], str]:
+  """The first rows of the batch at a step, and a line about the task."""
+  from t5x_like.data import loader
+  from t5x_like.data import task as task_lib
+  from t5x_like.training import phases
+
+  built = phases.build(config, lambda values: task_lib.build(split=split, **values))
+  task = next(phase.task for phase in built if step < phase.until)
+  batches = loader.train_batches(task, batch_size=max(1, config.batch_size), seed=config.seed, start_step=step)
+  batch = next(iter(batches))
+  rows = min(count, len(next(iter(batch.values()))))
+  facts = (f"task {task.name}, split {split}, {task.num_examples:,} examples, step {step}, batch of "
+           f"{config.batch_size}, seed {config.seed}, vocabulary of {task.vocabulary.size:,} ids, fingerprint "
+           f"{task.fingerprint[:12]}")
+  shown = [describe({name: value[row] for name, value in batch.items()}, task.vocabulary) for row in range(rows)]
+  return shown, facts
+
+
+@door
+def main(argv: Sequence[str] | None = None) -> None:
+  parser = argparse.ArgumentParser(
+    prog="python -m tools.inspect_data", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--config", required=True, help="the recipe; --config.KEY=VALUE changes it as for training")
+  parser.add_argument("--split", help="of the corpus (default: that which the recipe trains on)")
+  parser.add_argument("--step", type=int, default=0, help="whose batch is shown (default: 0)")
+  parser.add_argument("--examples", type=int, default=3, help="rows shown at most (default: 3)")
+  parser.add_argument("--ids", action="store_true", help="print ids beside the pieces in the terminal")
+  parser.add_argument("--html", help="write a page there instead")
+  args, rest = parser.parse_known_args(argv)
+  for flag in rest:
+    if not flag.startswith("--config."):
+      parser.error(f"unrecognized arguments: {flag}")
+  for name, least in (("step", 0), ("examples", 1)):
+    if getattr(args, name) < least:
+      raise UserError(f"--{name}={getattr(args, name)}: expected at least {least}")
+  config = config_lib.load(args.config, rest)
+  examples, facts = examples_of(config, args.split or config.train_split, args.step, args.examples)
+  if not args.html:
+    console = Console()
+    console.print(Text(facts))
+    to_terminal(console, examples, args.ids)
+    return
+  try:
+    pathlib.Path(args.html).write_text(to_html(examples, args.config, facts), encoding="utf-8")
+  except OSError as error:
+    raise UserError(f"--html={args.html}: cannot be written ({one_line(error)})") from error
+  print(f"{args.html}: {len(examples)} examples; {facts}")
+
+
+if __name__ == "__main__":
+  sys.exit(main())
