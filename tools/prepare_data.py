@@ -85,16 +85,22 @@ def _make_in_processes(job: Job, parts: int, workers: int, progress: Callable[[i
       progress(sum(shard["tokens"] for shard in future.result()["shards"]))
 
 
-def _mark_duplicates(job: Job, parts: int, workers: int) -> None:
+def _mark_duplicates(job: Job, parts: int, workers: int, pipeline: list[str] | None) -> None:
   """Finds the duplicates of the whole split, unless an interrupted run has found them."""
   done = epath.Path(job.progress) / "marks.done"
   if not set(job.steps) - {"c4"} or done.exists():
     return
-  if workers == 1 or parts == 1:
-    preparation.find_duplicates(job, (preparation.signatures(job, number) for number in range(parts)))
+  each = functools.partial(preparation.sign, job)
+  if pipeline is not None:
+    from t5x_like.data import beam
+
+    beam.run(each, parts, pipeline)
+  elif workers == 1 or parts == 1:
+    collections.deque(map(each, range(parts)), maxlen=0)
   else:
     with _pool(workers) as pool:
-      preparation.find_duplicates(job, pool.map(functools.partial(preparation.signatures, job), range(parts)))
+      collections.deque(pool.map(each, range(parts)), maxlen=0)
+  preparation.find_duplicates(job)
   done.write_text(job.key)
 
 
@@ -247,13 +253,13 @@ def _steps(args: argparse.Namespace) -> tuple[tuple[str, ...], cleaning.C4]:
 def _prepare(job: Job, path: str, parts: int, args: argparse.Namespace, pipeline: list[str],
              **of_manifest: Any) -> None:
   with _begun(job):
-    _mark_duplicates(job, parts, args.workers)
+    _mark_duplicates(job, parts, args.workers, pipeline if args.engine == "beam" else None)
     with tqdm(desc=of_manifest["split"], unit=" tokens", unit_scale=True, disable=None) as bar:
       if args.engine == "beam":
         from t5x_like.data import beam
 
         with _watched(job, bar):
-          beam.run_parts(job, parts, pipeline)
+          beam.run(functools.partial(preparation.make_part, job), parts, pipeline)
       else:
         _make_in_processes(job, parts, args.workers, bar.update)
     records = [preparation.make_part(job, number) for number in range(parts)]  # reads what the workers recorded

@@ -1,29 +1,30 @@
 """Preparation and cleaning with Apache Beam (`pip install -r requirements-beam.txt`), on any of its runners.
 
-`run_parts` makes the parts of a job, `t5x_like.data.preparation` deciding every byte; `Clean`, `WithoutDuplicates` and
+`run` spreads the parts of a job, `t5x_like.data.preparation` deciding every byte; `Clean`, `WithoutDuplicates` and
 `WithoutRepeatedSpans` are the steps of `t5x_like.data.cleaning` as transforms of (key, text), for pipelines of one's
 own. Keys order the corpus: of equal texts the one with the least key stays. Each counts what goes by reason in Beam's
 metrics, namespace `cleaning`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import apache_beam as beam
 import numpy as np
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from t5x_like.data import cleaning, preparation
-from t5x_like.data.preparation_job import Job
+from t5x_like.data import cleaning
 from t5x_like.errors import UserError, one_line
 
 Document = tuple[str, str]  # key, text
 
 
-def run_parts(job: Job, parts: int, options: Sequence[str]) -> None:
-  """Makes all parts of a job on a Beam runner; what they leave is in the job's directories.
+def run(work: Callable[[int], Any], parts: int, options: Sequence[str]) -> None:
+  """Calls a function for every part of a job on a Beam runner; what it leaves is in the job's directories.
 
   Args:
-    job: the job; its paths must be the same on every worker, so remote ones on a cluster.
+    work: `preparation.sign` or `make_part` of a job, given the part's number. The job's paths must be the same on every
+      worker, so remote ones on a cluster.
     parts: how many there are.
     options: of the pipeline, as on a command line: --runner=DataflowRunner --project=... and so on.
 
@@ -33,7 +34,7 @@ def run_parts(job: Job, parts: int, options: Sequence[str]) -> None:
   try:
     with beam.Pipeline(options=PipelineOptions(list(options))) as pipeline:
       (pipeline | "parts" >> beam.Create(range(parts)) | beam.Reshuffle()
-       | "make" >> beam.Map(_make, job=job) | "refuse" >> beam.Map(_refuse))
+       | "make" >> beam.Map(_call, work=work) | "refuse" >> beam.Map(_refuse))
   except Exception as error:  # runners wrap what a worker raised, each in its own type
     marked = str(error).partition(_MARK)[2].partition(_MARK)[0]
     if marked:
@@ -44,9 +45,9 @@ def run_parts(job: Job, parts: int, options: Sequence[str]) -> None:
 _MARK = "\u00a7"
 
 
-def _make(number: int, job: Job) -> str:
+def _call(number: int, work: Callable[[int], Any]) -> str:
   try:
-    preparation.make_part(job, number)
+    work(number)
   except UserError as error:
     return one_line(error)
   return ""

@@ -16,7 +16,7 @@ import pathlib
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -204,16 +204,39 @@ def _marks(job: Job, number: int) -> Marks | None:
     return marks["dropped"], np.split(marks["spans"], np.cumsum(marks["lengths"])[:-1])
 
 
-def signatures(job: Job, number: int) -> list[cleaning.Signature | None]:
-  """The signatures of a part's documents, None for those that cleaning skips."""
+def sign(job: Job, number: int) -> None:
+  """Leaves the signatures of a part's documents for `find_duplicates`, unless they are there."""
+  path = epath.Path(job.progress) / "signatures" / f"{number:06d}.npz"
+  if path.exists():
+    return
   source = source_of(job)
   texts = (cleaned(job, one)[0] for one in source.read(job.split, parts_of(job)[number]))
-  return [None if text is None else cleaning.signature(text, job.steps) for text in texts]
+  signed = [None if text is None else cleaning.signature(text, job.steps) for text in texts]
+  some = [one for one in signed if one is not None]
+  path.parent.mkdir(parents=True, exist_ok=True)
+  aside = path.with_name(f".{path.name}.{os.getpid()}")
+  with aside.open("wb") as file:
+    np.savez(file, kept=np.array([one is not None for one in signed], bool),
+             exact=np.array([one.exact for one in some], np.uint64),
+             minhash=np.array([one.minhash for one in some], np.uint32).reshape(
+               len(some), cleaning.HASHES if "near" in job.steps else 0),
+             spans=np.concatenate([*(one.spans for one in some), np.zeros(0, np.uint64)]),
+             lengths=np.array([one.spans.size for one in some], np.int64))
+  aside.replace(path)
 
 
-def find_duplicates(job: Job, parts: Iterable[list[cleaning.Signature | None]]) -> None:
+def _signatures(job: Job, number: int) -> list[cleaning.Signature | None]:
+  """What `sign` left, None for the documents that cleaning skips."""
+  with (epath.Path(job.progress) / "signatures" / f"{number:06d}.npz").open("rb") as file:
+    with np.load(file, allow_pickle=False) as signed:
+      spans = np.split(signed["spans"], np.cumsum(signed["lengths"])[:-1])
+      some = map(cleaning.Signature, signed["exact"], signed["minhash"], spans)
+      return [next(some) if kept else None for kept in signed["kept"]]
+
+
+def find_duplicates(job: Job) -> None:
   """Resolves the signatures of all parts, in their order, and leaves each part's marks for `make_part`."""
-  parts = list(parts)
+  parts = [_signatures(job, number) for number in range(len(parts_of(job)))]
   flat = [one for part in parts for one in part if one is not None]
   dropped, spans = cleaning.duplicates(flat, job.steps)
   at = 0

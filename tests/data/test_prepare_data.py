@@ -8,7 +8,9 @@ import time
 import numpy as np
 import pytest
 
+from t5x_like.data import cleaning, preparation, preparation_job, sources, vocabularies
 from t5x_like.data.token_store import TokenStore
+from t5x_like.errors import UserError
 from tools import prepare_data
 
 
@@ -187,3 +189,27 @@ def test_beam_makes_the_same_bytes(corpus, tmp_path, capsys):
                             "--engine=beam", "--runner=FnApiRunner"]) == 2
   error = capsys.readouterr().err.strip().splitlines()[-1]
   assert error.startswith(f"error: {bad}:2: found invalid JSON")
+
+
+def test_parts_and_splits_without_documents(tmp_path, capsys):
+  """A part may be empty; a split may not, and says what became of its documents."""
+  (tmp_path / "a.txt").write_text("\n \n")
+  (tmp_path / "b.txt").write_text("some words of text\n")
+  flags = ["--vocabulary=bytes", f"--output={tmp_path}/out", "--part_bytes=1", "--clean=exact,near,spans", "--workers=1"]
+  assert prepare_data.main([*flags, f"--source=lines:{tmp_path}/*.txt", "--split=train"]) == 0
+  assert TokenStore.open(tmp_path / "out" / "train").num_documents == 1
+  assert prepare_data.main([*flags, f"--source=lines:{tmp_path}/a.txt", "--split=none=train"]) == 2
+  assert "has no documents with any tokens (2 skipped: empty)" in capsys.readouterr().err
+  assert prepare_data.main([*flags, f"--source=lines:{tmp_path}/b.txt", "--clean=c5"]) == 2
+  assert "found 'c5', expected some of c4" in capsys.readouterr().err
+
+
+def test_a_source_that_changes_meanwhile_is_refused(tmp_path):
+  (tmp_path / "a.txt").write_text("one\n")
+  source = sources.open_source(f"lines:{tmp_path}/a.txt")
+  job = preparation_job.Job(
+    f"lines:{tmp_path}/a.txt", None, "text", preparation_job.facts_hash(source), "train", 0.0, 1.0, "bytes",
+    vocabularies.load("bytes").fingerprint, False, 100, 100, (), cleaning.C4(), f"{tmp_path}/w", f"{tmp_path}/p")
+  (tmp_path / "a.txt").write_text("one more\n")
+  with pytest.raises(UserError, match="found other files than when the preparation began"):
+    preparation.make_part(job, 0)
