@@ -147,13 +147,13 @@ def _best_fit(lengths_ND: np.ndarray, limits_D: np.ndarray, seed: int) -> np.nda
         break
       found = rooms.pop(key_C[place])
       row = found[0] if len(found) == 1 else np.concatenate(found)
-      each = int((room_CD[place] // np.maximum(length_D, 1)).min())
+      each = _times(room_CD[place], length_D)
       used = min(-(-todo.size // each), row.size)
       if used < row.size:
         rooms[key_C[place]] = [row[used:]]
       todo = _fill(row_N, todo, row[:used], each, room_CD[place], length_D, changed)
     if todo.size:
-      each = int((limits_D // np.maximum(length_D, 1)).min())
+      each = _times(limits_D, length_D)
       new = np.arange(rows, rows - (-todo.size // each))
       rows += new.size
       _fill(row_N, todo, new, each, limits_D, length_D, changed)
@@ -162,6 +162,11 @@ def _best_fit(lengths_ND: np.ndarray, limits_D: np.ndarray, seed: int) -> np.nda
     key_C = list(rooms)
     room_CD = np.array(key_C, np.int64).reshape(-1, limits_D.size)
   return row_N
+
+
+def _times(room_D: np.ndarray, length_D: np.ndarray) -> int:
+  """How often an example that fits does; nothing fits a thousand million times."""
+  return int(np.where(length_D > 0, room_D // np.maximum(length_D, 1), 2**30).min())
 
 
 def _fill(row_N, todo, row, each, room_D, length_D, changed) -> np.ndarray:
