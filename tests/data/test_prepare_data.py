@@ -195,7 +195,8 @@ def test_parts_and_splits_without_documents(tmp_path, capsys):
   """A part may be empty; a split may not, and says what became of its documents."""
   (tmp_path / "a.txt").write_text("\n \n")
   (tmp_path / "b.txt").write_text("some words of text\n")
-  flags = ["--vocabulary=bytes", f"--output={tmp_path}/out", "--part_bytes=1", "--clean=exact,near,spans", "--workers=1"]
+  flags = ["--vocabulary=bytes", f"--output={tmp_path}/out", "--part_bytes=1", "--workers=1",
+           "--clean=exact,near,spans"]
   assert prepare_data.main([*flags, f"--source=lines:{tmp_path}/*.txt", "--split=train"]) == 0
   assert TokenStore.open(tmp_path / "out" / "train").num_documents == 1
   assert prepare_data.main([*flags, f"--source=lines:{tmp_path}/a.txt", "--split=none=train"]) == 2
