@@ -44,8 +44,12 @@ class Sentences:
     if ends.shape != (vocabulary.size,) or ends.dtype != np.bool_:
       raise UserError(f"sentence_rule={rule}: returned {ends.dtype} {list(ends.shape)}, expected bool "
                       f"[{vocabulary.size}], one for each id of the vocabulary")
+    begins = np.array(vocabulary.starts_word)
+    begins[list(vocabulary.special_ids)] = False  # an EOS belongs to the sentence before it
+    ends = ends.copy()
+    ends[vocabulary.eos_id] = True
     # Two bits for each id: 1 it may end a sentence, 2 it may begin one.
-    self._table = tf.constant(ends.astype(np.int32) + 2 * np.asarray(vocabulary.starts_word, np.int32))
+    self._table = tf.constant(ends.astype(np.int32) + 2 * begins.astype(np.int32))
 
   def starts(self, tokens_BT: tf.Tensor) -> tf.Tensor:
     """Whether a sentence begins at each token but the first, which has nothing before it: [B, T] -> bool [B, T - 1]."""

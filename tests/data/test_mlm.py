@@ -1,0 +1,145 @@
+"""The rows of masked language modelling: formats, next sentences, static masks, and indices."""
+
+import math
+
+import numpy as np
+import pytest
+
+from t5x_like.data import loader, task
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.token_store_writer import TokenStoreWriter
+from t5x_like.data.vocabularies import ByteVocabulary, special
+from t5x_like.errors import UserError
+
+VOCABULARY = ByteVocabulary()
+CLS, SEP, MASK = (special(VOCABULARY, name) for name in ("cls", "sep", "mask"))
+STOP, SPACE, FIRST = ord(".") + 3, ord(" ") + 3, 70
+DOCUMENTS = 60
+
+
+def document(number, size):
+  """Sentences of one letter that is the document's own: ` xxxxx.`, seven tokens each."""
+  letter = FIRST + number
+  return np.array(([SPACE] + [letter] * 5 + [STOP]) * (size // 7 + 1), np.int32)[:size]
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["joined", "append_eos"])
+def store(request, tmp_path_factory):
+  path = tmp_path_factory.mktemp("store")
+  sizes = np.random.default_rng(0).integers(40, 400, DOCUMENTS)
+  with TokenStoreWriter(path / "train", name="letters", split="train", vocabulary=VOCABULARY, shard_tokens=3000,
+                        append_eos=request.param) as writer:
+    for number, size in enumerate(sizes):
+      writer.add(document(number, size), np.array([size]))
+  return str(path)
+
+
+def batch(store, rows, start=0, **arguments):
+  """(task, features) of examples 0..rows-1, as they are in further epochs where an epoch is shorter."""
+  made = task.build("mlm", "train", store=store, **arguments)
+  index = np.arange(start, start + rows)
+  out = made.batch(tf.constant(index % made.num_examples), tf.constant(index // made.num_examples), 0)
+  return made, {name: x.numpy() for name, x in out.items()}
+
+
+def restored(out):
+  return np.where(out["encoder_loss_weights"] > 0, out["encoder_target_tokens"], out["encoder_input_tokens"])
+
+
+def letters(tokens):
+  return {int(t) for t in tokens if t >= FIRST and t < FIRST + DOCUMENTS}
+
+
+@pytest.mark.parametrize("input_format", ["segment_pair", "sentence_pair"])
+def test_pairs(store, input_format):
+  rows = 2000
+  made, out = batch(store, rows, length=64, input_format=input_format)
+  tokens, types, label = restored(out), out["encoder_token_types"], out["next_sentence_label"]
+  other = np.zeros((DOCUMENTS, DOCUMENTS))
+  for row in range(rows):
+    size = (tokens[row] != 0).sum()
+    assert tokens[row, 0] == CLS and tokens[row, size - 1] == SEP and (tokens[row] == SEP).sum() == 2
+    assert (out["encoder_segment_ids"][row] == (np.arange(64) < size)).all()
+    cut = int(np.argmax(tokens[row] == SEP))
+    assert (types[row] == ((np.arange(64) > cut) & (np.arange(64) < size))).all()
+    a, b = tokens[row, 1:cut], tokens[row, cut + 1:size - 1]
+    assert len(a) and len(b) and (a != 1).all() and (b != 1).all()
+    first, second = letters(a), letters(b)
+    assert len(first) <= 1 and len(second) <= 1
+    if first and second:
+      assert (first != second) == bool(label[row])
+      other[min(first) - FIRST, min(second) - FIRST] += label[row]
+    if not label[row] and len(a) + len(b) > 14:
+      assert b[0] == SPACE and a[-1] == STOP
+    if input_format == "sentence_pair":
+      assert (a[:-1] == STOP).sum() == 0 and (b[:-1] == STOP).sum() == 0
+  assert abs(label.mean() - 0.5) < 5 * 0.5 / math.sqrt(rows)
+  assert not np.diag(other).any()
+  counts = other.sum(axis=0)  # every other document equally often, not in proportion to its length
+  assert ((counts - counts.mean()) ** 2 / counts.mean()).sum() < DOCUMENTS + 5 * math.sqrt(2 * DOCUMENTS)
+
+
+def test_full_sentences_have_every_token_once(store):
+  made = task.build("mlm", "train", store=store, length=64)
+  rows = made.num_examples
+  out = batch(store, rows, length=64)[1]
+  tokens = restored(out)
+  assert (tokens[:, 0] == CLS).all()
+  text = []
+  for row in tokens:
+    row = row[row != 0]
+    assert row[-1] == SEP
+    text += [t for t in row[1:-1] if t != SEP]
+    assert row[1] in (SPACE, *range(FIRST, FIRST + DOCUMENTS), STOP)
+  whole = np.concatenate([document(n, s) for n, s in enumerate(np.random.default_rng(0).integers(40, 400, DOCUMENTS))])
+  assert len(text) > len(whole) - 70 - 64 and text == whole[:len(text)].tolist()
+  begins = np.mean([row[1] == SPACE for row in tokens])
+  assert begins > 0.5  # seven tokens a sentence, four searched
+
+
+def test_doc_sentences_are_of_one_document(store):
+  tokens = restored(batch(store, 600, length=64, input_format="doc_sentences")[1])
+  found = [letters(row) for row in tokens]
+  assert all(len(f) == 1 for f in found) and len(set.union(*found)) == DOCUMENTS
+  assert ((tokens == SEP).sum(axis=1) == 1).all() and not (tokens == 1).any()
+
+
+def test_static_masks_repeat_and_dynamic_ones_do_not(store):
+  def epoch(number, **arguments):
+    made = task.build("mlm", "train", store=store, length=64, **arguments)
+    out = made.batch(tf.range(20, dtype=tf.int64), tf.fill([20], tf.constant(number, tf.int64)), 0)
+    return {name: x.numpy() for name, x in out.items()}
+
+  same = lambda a, b: all(np.array_equal(a[n], b[n]) for n in a)  # noqa: E731
+  static = [epoch(n, static_copies=10) for n in range(12)]
+  assert same(static[0], static[10]) and same(static[1], static[11])
+  assert not any(same(static[i], static[j]) for i in range(10) for j in range(i))
+  assert not same(epoch(0), epoch(10)) and same(epoch(3), epoch(3))
+
+
+@pytest.mark.parametrize("arguments", [
+  {}, {"masking": "words"}, {"masking": "spans", "input_format": "doc_sentences"}, {"input_format": "segment_pair"},
+  {"input_format": "sentence_pair", "masking": "words"}], ids=str)
+def test_batches_open_at_any_step_and_in_any_number_of_parts(store, arguments):
+  made = task.build("mlm", "train", store=store, length=64, **arguments)
+  read = lambda start, rows=None: next(loader.train_batches(  # noqa: E731
+    made, batch_size=8, seed=3, start_step=start, rows=rows))
+  whole = loader.train_batches(made, batch_size=8, seed=3)
+  batches = [next(whole) for _ in range(30)]
+  for step in (7, 29):
+    parts = [read(step, (i, i + 4)) for i in range(0, 8, 4)]
+    for name, value in batches[step].items():
+      assert (value.shape, value.dtype) == ((8, *made.features[name].shape), made.features[name].dtype)
+      assert np.array_equal(value, read(step)[name]) and np.array_equal(value, np.concatenate([p[name] for p in parts]))
+
+
+def test_refusals(store, tmp_path):
+  for arguments, words in (({"length": 8}, "length"), ({"static_copies": 0}, "static_copies"), ({"rate": 2.0}, "rate"),
+                           ({"sentence_rule": "nowhere:at_all"}, "sentence_rule"), ({"input_format": "x"}, "format")):
+    with pytest.raises(UserError, match=words):
+      task.build("mlm", "train", store=store, **arguments)
+  with TokenStoreWriter(tmp_path / "train", name="one", split="train", vocabulary=VOCABULARY) as writer:
+    writer.add(document(0, 400), np.array([400]))
+  made = task.build("mlm", "train", store=str(tmp_path), length=64, input_format="segment_pair")
+  with pytest.raises(Exception, match="another"):
+    made.batch(tf.zeros([1], tf.int64), tf.zeros([1], tf.int64), 0)
