@@ -30,7 +30,7 @@ def train(lines: Sequence[bytes], *, size: int, kind: str, extra_ids: int = 100,
     character_coverage: the share of characters that get pieces; words with others are unknown; wordpiece only.
 
   Raises:
-    UserError: the text is too small for the size, or the size too small for the characters; `lowercase` for bytes.
+    UserError: the text is too small for the size, or the size too small for the characters.
   """
   from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -48,8 +48,6 @@ def train(lines: Sequence[bytes], *, size: int, kind: str, extra_ids: int = 100,
       vocab_size=size, special_tokens=[*special, *inside], show_progress=False, initial_alphabet=alphabet,
       limit_alphabet=len(alphabet))
   else:
-    if lowercase:
-      raise UserError("--lowercase: found it with --kind=bytelevel_bpe, expected wordpiece; lower the text beforehand")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

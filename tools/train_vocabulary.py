@@ -42,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
   for name, lowest in (("extra_ids", 0), ("max_bytes", 1), ("threads", 1)):
     if getattr(options, name) < lowest:
       raise UserError(f"--{name}: found {getattr(options, name)}, expected {lowest} or more")
+  if options.lowercase and options.kind != "wordpiece":
+    raise UserError(f"--lowercase: found it with --kind={options.kind}, expected wordpiece; lower the text beforehand")
   if not 0.5 < options.character_coverage <= 1:
     raise UserError(f"--character_coverage: found {options.character_coverage}, expected a share above 0.5 and up to 1")
   from t5x_like.data.sources import open_source

@@ -128,3 +128,35 @@ def test_a_sample_covers_the_whole_corpus():
 def test_a_model_of_too_many_pieces_is_refused():
   with pytest.raises(UserError, match="found 5000 pieces"):
     train_vocabulary.train([b"few words"], size=5000)
+
+
+@pytest.mark.parametrize("kind, size", [("unigram", 170), ("bpe", 170), ("wordpiece", 250), ("bytelevel_bpe", 400)])
+def test_every_kind_has_its_mask_and_is_kept(kind, size, corpus, tmp_path, capsys):
+  flags = (f"--size={size}", f"--kind={kind}", "--with_mask")
+  assert run(corpus, tmp_path / "v", *flags) == 0
+  vocabulary = vocabularies.load(str(tmp_path / "v"))
+  assert (vocabulary.size, vocabulary.extra_ids) == (size, 100)
+  assert (vocabulary.cls_id, vocabulary.sep_id, vocabulary.mask_id) == (3, 4, 5)
+  assert vocabulary.decode(vocabulary.encode("transformed reporting")) == "transformed reporting"
+  assert run(corpus, tmp_path / "v", *flags) == 0 and "exists already" in capsys.readouterr().out
+  assert run(corpus, tmp_path / "v", *flags[:2]) == 2 and "trained with other with_mask" in capsys.readouterr().err
+
+
+def test_records_of_before_the_kinds_are_understood(corpus, tmp_path, capsys):
+  assert run(corpus, tmp_path / "v", "--size=160") == 0
+  path = tmp_path / "v" / train_vocabulary.RECORD
+  record = json.loads(path.read_text())
+  record["model_type"] = record.pop("kind")
+  path.write_text(json.dumps({key: value for key, value in record.items() if key not in ("with_mask", "lowercase")}))
+  capsys.readouterr()
+  assert run(corpus, tmp_path / "v", "--size=160") == 0 and "exists already" in capsys.readouterr().out
+
+
+def test_lowercase_is_wordpieces(corpus, tmp_path, capsys):
+  assert run(corpus, tmp_path / "v", "--size=400", "--kind=bytelevel_bpe", "--lowercase") == 2
+  assert "--lowercase" in capsys.readouterr().err
+  assert run(corpus, tmp_path / "w", "--size=250", "--kind=wordpiece", "--lowercase") == 0
+  vocabulary = vocabularies.load(str(tmp_path / "w"))
+  assert vocabulary.encode("RÉPORTED") == vocabulary.encode("reported")
+  assert run(corpus, tmp_path / "x", "--size=160", "--lowercase") == 2
+  assert "--lowercase: found it with --kind=unigram" in capsys.readouterr().err
