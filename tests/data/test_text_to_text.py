@@ -1,0 +1,218 @@
+"""Text-to-text tasks: from rows to packed features, read back as text; every example once; bad input."""
+
+import gzip
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from t5x_like.data import loader, rows, task, vocabularies
+from t5x_like.data.templates import Template
+from t5x_like.errors import UserError
+from t5x_like.models import t5
+from t5x_like.nn.architectures import Variant
+from t5x_like.nn.dims import Dims
+from t5x_like.objectives.encoder_decoder import Objective
+
+WORDS = "ten green bottles stood upon a wall and one of them fell".split()
+PAIRS = [(" ".join(WORDS[: 1 + i % 7]) + f" {i}", " ".join(WORDS[-1 - i % 5 :])) for i in range(60)]
+BYTES = vocabularies.load("bytes")
+
+
+@pytest.fixture
+def tsv(tmp_path):
+  path = tmp_path / "pairs.tsv"
+  path.write_text("source\ttarget\n" + "".join(f"{a}\t{b}\n" for a, b in PAIRS))
+  return path
+
+
+def build(tmp_path, path, **changes):
+  arguments = dict(source=f"tsv:{path}", inputs="say: {source}", targets="{target}", inputs_length=96,
+                   targets_length=80, cache=str(tmp_path / "cache")) | changes
+  return task.build("text_to_text", "train", **arguments)
+
+
+def epoch(built, batch_size=4, seed=1, start=0):
+  """The rows of one epoch of training, whatever batches they come in."""
+  batches = loader.train_batches(built, batch_size=batch_size, seed=seed, start_step=start)
+  rows_needed = built.num_examples
+  held = [next(batches) for _ in range(-(-rows_needed // batch_size))]
+  return {name: np.concatenate([batch[name] for batch in held])[:rows_needed] for name in held[0]}
+
+
+def pairs_of(features):
+  """(inputs, targets) texts of every segment of packed encoder-decoder rows."""
+  found = []
+  for row in range(len(features["encoder_input_tokens"])):
+    for segment in range(1, features["encoder_segment_ids"][row].max() + 1):
+      texts = []
+      for side, tokens in (("encoder", "encoder_input_tokens"), ("decoder", "decoder_target_tokens")):
+        ids = features[tokens][row][features[f"{side}_segment_ids"][row] == segment]
+        assert ids[-1] == 1 and (ids != 0).all()
+        texts.append(BYTES.decode(ids))
+      found.append(tuple(texts))
+  return found
+
+
+EXPECTED = sorted((f"say: {a}", b) for a, b in PAIRS)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_an_epoch_has_every_pair_once(tmp_path, tsv, packed, capsys):
+  built = build(tmp_path, tsv, packed=packed)
+  assert "60 examples" in capsys.readouterr().out
+  features = epoch(built)
+  assert {name: (x.shape[1:], x.dtype.name) for name, x in features.items()} == {
+    name: (f.shape, f.dtype) for name, f in built.features.items()}
+  if packed:
+    assert built.num_examples < 30 and sorted(pairs_of(features)) == EXPECTED
+  else:
+    decoded = [tuple(BYTES.decode(features[name][i]) for name in ("encoder_input_tokens", "decoder_target_tokens"))
+               for i in range(60)]
+    assert sorted(decoded) == EXPECTED and "encoder_segment_ids" not in features
+  again = epoch(built, seed=2)
+  assert not np.array_equal(again["encoder_input_tokens"], features["encoder_input_tokens"])
+
+
+def test_evaluation_has_every_pair_once(tmp_path, tsv):
+  batches = list(loader.eval_batches(build(tmp_path, tsv), batch_size=7))
+  assert sorted(pair for batch in batches for pair in pairs_of(batch)) == EXPECTED
+
+
+def test_any_step_opens_as_it_would_be_reached(tmp_path, tsv):
+  built = build(tmp_path, tsv)
+  reached = loader.train_batches(built, batch_size=4, seed=3)
+  steps = [next(reached) for _ in range(9)]
+  halves = [next(loader.train_batches(built, batch_size=4, seed=3, start_step=8, rows=r)) for r in ((0, 2), (2, 4))]
+  for name, value in steps[8].items():
+    np.testing.assert_array_equal(np.concatenate([half[name] for half in halves]), value)
+
+
+def test_it_is_tokenised_once(tmp_path, tsv, capsys):
+  first = build(tmp_path, tsv)
+  assert "prepared 60" in capsys.readouterr().out
+  assert build(tmp_path, tsv, inputs_length=128).fingerprint != first.fingerprint
+  assert "prepared" not in capsys.readouterr().out.replace("/prepared", "")
+  assert build(tmp_path, tsv).fingerprint == first.fingerprint
+  assert build(tmp_path, tsv, targets="{source}").fingerprint != first.fingerprint
+  assert "prepared 60" in capsys.readouterr().out
+
+
+def test_a_decoder_reads_prompt_and_target_and_pays_for_the_target(tmp_path, tsv):
+  built = build(tmp_path, tsv, architecture="decoder", prefix=True, inputs_length=128, targets_length=None)
+  features = epoch(built)
+  found = []
+  for row in range(built.num_examples):
+    one = {name: x[row] for name, x in features.items()}
+    for segment in range(1, one["decoder_segment_ids"].max() + 1):
+      at = one["decoder_segment_ids"] == segment
+      tokens, inputs, paid, seen = (one[f"decoder_{name}"][at] for name in (
+        "target_tokens", "input_tokens", "loss_weights", "causal_attention"))
+      assert inputs[0] == 1 and np.array_equal(inputs[1:], tokens[:-1])
+      assert np.array_equal(one["decoder_positions"][at], np.arange(at.sum()))
+      prompt = int((paid == 0).sum())
+      assert (paid[prompt:] == 1).all() and seen.tolist() == [1] * (prompt + 1) + [0] * (at.sum() - prompt - 1)
+      assert tokens[-1] == 1
+      found.append((BYTES.decode(tokens[:prompt]), BYTES.decode(tokens[prompt:])))
+    assert not one["decoder_loss_weights"][one["decoder_segment_ids"] == 0].any()
+  assert sorted(found) == EXPECTED
+
+
+def test_packed_and_unpacked_losses_are_equal(tmp_path, tsv):
+  size = Variant(Dims(embed=16, heads=4, kv_heads=4, head_dim=4, mlp=32, layers=2), t5.V1_1, BYTES.size)
+  model = tiny.model(size, layers="loop")
+  evaluate = tiny.jit(Objective())
+  losses = []
+  for packed in (True, False):
+    total = {"loss": 0.0, "weights": 0.0, "correct": 0.0}
+    for batch in loader.eval_batches(build(tmp_path, tsv, packed=packed), batch_size=20):
+      batch = {name: jnp.asarray(x) for name, x in batch.items() if name != "example_index"}
+      _, sums = jax.device_get(evaluate(model, batch))
+      total = {name: total[name] + float(sums[name]) for name in total}
+    losses.append(total)
+  assert losses[0]["weights"] == losses[1]["weights"] == sum(len(b) + 1 for _, b in PAIRS)
+  assert abs(losses[0]["loss"] / losses[1]["loss"] - 1) < 1e-5 and losses[0]["correct"] == losses[1]["correct"]
+
+
+def test_too_long_examples_are_refused_skipped_or_cut(tmp_path, tsv, capsys):
+  with pytest.raises(UserError, match=r"of 60 examples are too long \(inputs_length: \d+ over 24, the longest \d+"):
+    build(tmp_path, tsv, inputs_length=24)
+  short = [pair for pair in EXPECTED if len(pair[0]) < 24]
+  built = build(tmp_path, tsv, inputs_length=24, too_long="skip")
+  assert f"{60 - len(short)} of 60 examples left out, too long" in capsys.readouterr().out
+  assert sorted(pairs_of(epoch(built))) == short
+  built = build(tmp_path, tsv, inputs_length=24, too_long="truncate")
+  assert f"{60 - len(short)} of 60 examples truncated" in capsys.readouterr().out
+  assert sorted(pairs_of(epoch(built))) == sorted((a[:23], b) for a, b in EXPECTED)
+  with pytest.raises(UserError, match="all 60 examples are too long"):
+    build(tmp_path, tsv, inputs_length=2, too_long="skip")
+
+
+def test_empty_fields_are_counted(tmp_path, tsv, capsys):
+  tsv.write_text("source\ttarget\na\tb\n\tx\ny\t \nz\tw\n")
+  assert epoch(build(tmp_path, tsv), batch_size=1)["encoder_input_tokens"].shape[0] == 1
+  assert "prepared 2 examples, 1 rows skipped (empty inputs), 1 rows skipped (empty targets)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text, changes, message", [
+  ("source\ttargte\na\tb\n", {}, r"pairs.tsv:2: found no field 'target' among source, targte.*did you mean 'targte'"),
+  ("source\ttarget\na\n", {}, r"pairs.tsv:2: found 1 tab-separated columns, expected the 2 of the header"),
+  ("source\ttarget\n", {}, r"split 'train': found 0 examples, expected at least one"),
+  ("source\ttarget\n\t\n", {}, r"found 0 examples, 1 rows skipped \(empty inputs\)"),
+  ("a\tb\n1\t2\n", {"inputs": "{"}, r"config.task.inputs: found '\{'"),
+  ("a\tb\n1\t2\n", {"inputs": "nothing"}, r"config.task.inputs: found 'nothing', expected the name of a field"),
+  ("a\tb\n1\t2\n", {"inputs": "{a!r}"}, r"config.task.inputs.*conversion of 'a'"),
+  ("a\tb\n1\t2\n", {"source": "tvs:x"}, r"found form 'tvs'.*did you mean 'tsv'"),
+  ("a\tb\n1\t2\n", {"prefix": True}, r"config.task.prefix: found True"),
+  ("a\tb\n1\t2\n", {"architecture": "decoder"}, r"config.task.targets_length: found 80, expected None"),
+])
+def test_bad_input_is_one_line(tmp_path, tsv, text, changes, message):
+  tsv.write_text(text)
+  with pytest.raises(UserError, match=message) as error:
+    build(tmp_path, tsv, **changes)
+  assert "\n" not in str(error.value)
+  assert not list((tmp_path / "cache").glob("*/")) if (tmp_path / "cache").exists() else True
+
+
+def test_a_file_changed_since_is_named(tmp_path, tsv):
+  build(tmp_path, tsv)
+  (shard,) = (tmp_path / "cache").glob("*/streams/targets/shards/00000/tokens/c/0")
+  data = bytearray(shard.read_bytes())
+  data[3] ^= 1
+  shard.write_bytes(data)
+  with pytest.raises(UserError, match=r"streams/targets/shards/00000/tokens/c/0: found SHA-256.*remove .* made again"):
+    build(tmp_path, tsv)
+
+
+def test_forms_of_rows(tmp_path):
+  for name, lines in (("en", "one\ntwo\n"), ("de", "eins\nzwei\n"), ("fr", "un\n")):
+    with gzip.open(tmp_path / f"train.{name}.gz", "wt") as file:
+      file.write(lines)
+  pattern = f"parallel:{tmp_path}/{{split}}.{{field}}.gz"
+  read = [row for _, row in rows.open_rows(pattern, "train", fields=("en", "de")).read()]
+  assert read == [{"en": "one", "de": "eins"}, {"en": "two", "de": "zwei"}]
+  with pytest.raises(UserError, match=r"train.fr.gz: found 1 lines, expected as many as in the other files"):
+    list(rows.open_rows(pattern, "train", fields=("en", "fr")).read())
+
+  answers = [{"text": "Ada", "answer_start": 0}]
+  questions = [{"id": "q1", "question": "Who?", "answers": answers},
+               {"id": "q2", "question": "Why?", "answers": [], "is_impossible": True}]
+  squad = {"data": [{"title": "T", "paragraphs": [{"context": "Ada wrote.", "qas": questions}]}]}
+  (tmp_path / "s.json").write_text(json.dumps(squad))
+  read = [row for _, row in rows.open_rows(f"squad:{tmp_path}/s.json", "train").read()]
+  assert [(row["id"], row["answers"]) for row in read] == [("q1", answers), ("q2", [])]
+  template = Template("{question} {answers.0.text} {{}}", "inputs")
+  assert template(read[0], "here") == "Who? Ada {}" and template(read[1], "here") is None
+
+  (tmp_path / "c.conll").write_text("Ada\tB-PER\nwrote\tO\n\nIt\tO\n")
+  read = [row for _, row in rows.open_rows(f"conll:{tmp_path}/c.conll", "train").read()]
+  assert read[0] == {"tokens": ["Ada", "wrote"], "0": ["Ada", "wrote"], "1": ["B-PER", "O"]} and len(read) == 2
+
+  (tmp_path / "j.jsonl").write_text('{"a": {"b": ["x", 3]}}\n')
+  ((where, row),) = rows.open_rows(f"jsonl:{tmp_path}/j.jsonl", "train").read()
+  assert Template("{a.b.1}", "inputs")(row, where) == "3"
+  with pytest.raises(UserError, match="found list in field 'a.b', expected text or a number"):
+    Template("{a.b}", "inputs")(row, where)
