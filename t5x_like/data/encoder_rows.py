@@ -1,0 +1,96 @@
+"""Examples of an encoder: [CLS] a [SEP] or [CLS] a [SEP] b [SEP], a row each, and words cut into tokens.
+
+A vocabulary without such pieces lends sentinels to them, see `vocabularies.special`.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from t5x_like.data import vocabularies
+from t5x_like.data.example_store import ExampleStore
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.task import Feature
+
+
+class Sequences:
+  """Lays one or two streams of a store into rows.
+
+  Args:
+    store: with the streams to join, without EOS.
+    streams: one or two names.
+    length: of a row.
+
+  Attributes:
+    extra: how many special tokens a row has.
+  """
+
+  def __init__(self, store: ExampleStore, streams: tuple[str, ...], length: int):
+    self._store, self._streams, self._length = store, streams, length
+    self._cls = vocabularies.special(store.vocabulary, "cls")
+    self._sep = vocabularies.special(store.vocabulary, "sep")
+    self.extra = 1 + len(streams)
+
+  def __call__(self, example_B: np.ndarray, lengths_BD: np.ndarray,
+               skip_B: np.ndarray | int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the first `lengths` tokens of each stream, of the last stream those after the first `skip`.
+
+    Returns:
+      `encoder_input_tokens` and `encoder_token_types` (0 up to the first [SEP], 1 after it), int32 [B, length].
+    """
+    tokens_BS, types_BS = np.zeros((2, example_B.size, self._length), np.int32)
+    tokens_BS[:, 0] = self._cls
+    rows, place_B = np.arange(example_B.size), np.ones(example_B.size, np.int64)
+    for number, stream in enumerate(self._streams):
+      length_B = lengths_BD[:, number]
+      skip = skip_B if number == len(self._streams) - 1 else 0
+      part_BL, valid_BL = self._store.read(stream, example_B, length_B, skip)
+      at = place_B[:, None] + np.arange(part_BL.shape[1])
+      row_BL = np.broadcast_to(rows[:, None], at.shape)
+      tokens_BS[row_BL[valid_BL], at[valid_BL]] = part_BL[valid_BL]
+      tokens_BS[rows, place_B + length_B] = self._sep
+      places = np.arange(self._length)
+      types_BS[(places >= place_B[:, None]) & (places <= (place_B + length_B)[:, None])] = number
+      place_B = place_B + length_B + 1
+    return tokens_BS, types_BS
+
+
+def features(length: int) -> dict[str, Feature]:
+  """What every encoder task has."""
+  return {name: Feature((length,), "int32") for name in ("encoder_input_tokens", "encoder_token_types")}
+
+
+def batch_of(read: Callable[[np.ndarray], dict[str, np.ndarray]], described: dict[str, Feature]):
+  """A task's `batch` from a function of the example indices alone."""
+
+  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+    def arrays(index_B: np.ndarray) -> list[np.ndarray]:
+      made = read(index_B)
+      return [made[name].astype(feature.dtype, copy=False) for name, feature in described.items()]
+
+    kinds = [getattr(tf, feature.dtype) for feature in described.values()]
+    out = tf.numpy_function(arrays, [example_index_B], kinds, stateful=False)
+    return {name: tf.ensure_shape(x, [example_index_B.shape[0], *described[name].shape])
+            for name, x in zip(described, out)}
+
+  return batch
+
+
+class Words:
+  """Cuts words into the tokens they have in running text, each word on its own, remembering those it has seen."""
+
+  def __init__(self, vocabulary):
+    self._vocabulary, self._known = vocabulary, {}
+    together = [int(i) for i in vocabulary.encode("a b")]
+    alone = [int(i) for word in ("a", "b") for i in vocabulary.encode(word)]
+    self._lead = "" if together == alone else " "  # bytes and byte-level BPE see the space before a word
+
+  def __call__(self, words: list[str]) -> list[list[int]]:
+    """The ids of each word; a word the vocabulary has no ids for is the unknown id."""
+    out = []
+    for number, word in enumerate(words):
+      text = (self._lead if number else "") + word
+      if text not in self._known:
+        self._known[text] = [int(i) for i in self._vocabulary.encode(text)] or [self._vocabulary.unk_id]
+      out.append(self._known[text])
+    return out

@@ -1,0 +1,122 @@
+"""Classification and regression of a text or a pair of texts, for encoders (Devlin et al. 2019, section 4.1).
+
+  config.task = {"name": "classification", "source": "tsv:train=rte/train.tsv,validation=rte/dev.tsv",
+                 "text": "{sentence1}", "pair": "{sentence2}", "label_field": "label",
+                 "labels": ["entailment", "not_entailment"], "vocabulary": "vocabulary"}
+
+A row is [CLS] text [SEP] or [CLS] text [SEP] pair [SEP], types 0 and 1; `label` is the number of its label in `labels`,
+or without `labels` the number in the field itself (regression). `example_weights` is 1, and 0 in the rows that fill up
+the last batch of an evaluation.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+
+import numpy as np
+
+from t5x_like.data import builtin, encoder_rows, example_store, fitting, vocabularies
+from t5x_like.data.example_store import Example
+from t5x_like.data.fitting import TooLong
+from t5x_like.data.rows import open_rows, value
+from t5x_like.data.sources import Skip
+from t5x_like.data.task import Feature, Task
+from t5x_like.data.templates import Template, as_text
+from t5x_like.data.token_store import Verify
+from t5x_like.errors import UserError, did_you_mean
+
+
+def task(*, source: str, split: str, text: str, pair: str | None = None, label_field: str = "label",
+         labels: list | tuple | None = None, vocabulary: str = "bytes", length: int = 128,
+         too_long: TooLong = "truncate", cache: str = "data/prepared", data_dir: str | None = None,
+         label: str | None = None, verify: Verify = "auto") -> Task:
+  """Makes the task.
+
+  Args:
+    source, split: where the rows come from, see `data/rows.py`.
+    text, pair: templates of the text or texts.
+    label_field: the field of the label.
+    labels: what it may be, in the order of the classes; None for regression.
+    vocabulary: a vocabulary's directory or file, or `bytes`.
+    length: of a row, its special tokens included.
+    too_long: what becomes of longer ones; cut, the longer text loses its end first.
+    cache, data_dir, verify: as in `text_to_text`.
+    label: the name in metrics; by default `<corpus>_classification`.
+
+  Raises:
+    UserError: unusable source or templates, an unknown label, no examples, a file changed since it was prepared.
+  """
+  templates = {"text": Template(text, "text")} | ({"pair": Template(pair, "pair")} if pair else {})
+  fields = tuple(dict.fromkeys([*(f for t in templates.values() for f in t.fields), label_field]))
+  rows = open_rows(source, split, fields=fields, data_dir=data_dir)
+  encoding = vocabularies.load(vocabulary)
+  numbers = None if labels is None else {str(name): number for number, name in enumerate(labels)}
+
+  def examples() -> Iterator[Example | Skip]:
+    for where, row in rows.read():
+      if isinstance(row, Skip):
+        yield row
+        continue
+      texts = {name: template(row, where) for name, template in templates.items()}
+      found = as_text(value(row, label_field, where), label_field, where)
+      empty = next((name for name, part in texts.items() if part is None), None if found else "label")
+      if empty:
+        yield Skip(f"empty {empty}")
+        continue
+      ids = {name: np.asarray(encoding.encode(part), np.int32) for name, part in texts.items()}
+      if not all(part.size for part in ids.values()):
+        yield Skip("no tokens")
+        continue
+      yield ids | {"label": number_of(found, numbers, label_field, where)}
+
+  store = example_store.open_store(
+    cache=builtin.prepared() + "_examples" if source == builtin.NAME else cache, name=rows.name, split=split,
+    facts={"task": "classification.v1", "rows": rows.facts, "split": split, "text": text, "pair": pair,
+           "label_field": label_field, "labels": None if labels is None else list(numbers)},
+    vocabulary=encoding, streams=dict.fromkeys(templates, False), examples=examples(), verify=verify)
+  sequences = encoder_rows.Sequences(store, tuple(templates), length)
+  used, lengths_nD = _fitted(store, sequences, tuple(templates), length, too_long)
+  kind = "float32" if numbers is None else "int32"
+
+  def read(index_B: np.ndarray) -> dict[str, np.ndarray]:
+    tokens, types = sequences(used[index_B], lengths_nD[index_B])
+    return {"encoder_input_tokens": tokens, "encoder_token_types": types,
+            "label": np.asarray(store.arrays["label"][used[index_B]]),
+            "example_weights": np.ones(index_B.size, np.float32)}
+
+  described = encoder_rows.features(length) | {"label": Feature((), kind), "example_weights": Feature((), "float32")}
+  content = {"task": "classification.v1", "examples": store.fingerprint, "length": length, "too_long": too_long}
+  return Task(
+    name=label or f"{rows.name}_classification", vocabulary=encoding,
+    fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(), num_examples=used.size,
+    features=described, batch=encoder_rows.batch_of(read, described))
+
+
+def number_of(found: str, numbers: dict[str, int] | None, field: str, where: str) -> np.ndarray:
+  """A label's class (int32), or the number it is (float32)."""
+  if numbers is None:
+    try:
+      return np.float32(found)
+    except ValueError:
+      raise UserError(f"{where}: found {found!r} in field {field!r}, expected a number; name the classes with "
+                      "config.task.labels") from None
+  if found not in numbers:
+    raise UserError(f"{where}: found label {found!r} in field {field!r}, expected one of {', '.join(numbers)}"
+                    f"{did_you_mean(found, numbers)}")
+  return np.int32(numbers[found])
+
+
+def _fitted(store, sequences, streams, length, too_long) -> tuple[np.ndarray, np.ndarray]:
+  """The examples used and the lengths of their texts, the longer one cut first."""
+  lengths_ND = np.stack([store.lengths[name] for name in streams], axis=1)
+  room = length - sequences.extra
+  if room < len(streams):
+    raise UserError(f"config.task.length: found {length}, expected at least {sequences.extra + len(streams)}")
+  used, total_n1 = fitting.fit(lengths_ND.sum(axis=1, keepdims=True), (room,), too_long, store.path, ("length",))
+  lengths_nD = lengths_ND[used]
+  if len(streams) == 1:
+    return used, total_n1
+  short_n = np.minimum(lengths_nD.min(axis=1), np.maximum(room // 2, total_n1[:, 0] - lengths_nD.max(axis=1)))
+  first_is_short = lengths_nD[:, 0] <= lengths_nD[:, 1]
+  first_n = np.where(first_is_short, short_n, total_n1[:, 0] - short_n)
+  return used, np.stack([first_n, total_n1[:, 0] - first_n], axis=1)

@@ -1,0 +1,135 @@
+"""Extractive question answering, as SQuAD's, for encoders (Devlin et al. 2019, section 4.2; Rajpurkar et al. 2016).
+
+  config.task = {"name": "span_qa", "source": "squad:train=train-v1.1.json,validation=dev-v1.1.json",
+                 "vocabulary": "vocabulary", "length": 384, "stride": 128}
+
+A row is [CLS] question [SEP] context [SEP]. A context that is too long is read in windows that begin `stride` tokens
+apart, each an example. `span_start` and `span_end` are the places of the answer's first and last token in the row; both
+are 0, the place of [CLS], where the window does not hold the whole answer or there is none. Of several answers the
+first counts. The answer is found in the context by its `answer_start`; the words it touches are cut into tokens, and
+within those the fewest that decode to the answer are taken (all, if none do).
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+
+import numpy as np
+
+from t5x_like.data import builtin, encoder_rows, example_store, vocabularies
+from t5x_like.data.example_store import Example
+from t5x_like.data.rows import open_rows, value
+from t5x_like.data.sources import Skip
+from t5x_like.data.task import Feature, Task
+from t5x_like.data.templates import as_text
+from t5x_like.data.token_store import Verify
+from t5x_like.errors import UserError
+
+
+def task(*, source: str, split: str, vocabulary: str = "bytes", length: int = 384, stride: int = 128,
+         question_length: int = 64, cache: str = "data/prepared", data_dir: str | None = None,
+         label: str | None = None, verify: Verify = "auto") -> Task:
+  """Makes the task.
+
+  Args:
+    source, split: where the rows come from, see `data/rows.py`; with fields question, context and answers, the last a
+      list of {text, answer_start} (or TFDS's dict of lists), possibly empty.
+    vocabulary: a vocabulary's directory or file, or `bytes`.
+    length: of a row, its special tokens included.
+    stride: tokens of the context from the beginning of a window to that of the next.
+    question_length: the longest question; of longer ones the end is cut off, and said.
+    cache, data_dir, verify: as in `text_to_text`.
+    label: the name in metrics; by default `<corpus>_span_qa`.
+
+  Raises:
+    UserError: unusable source or lengths, an answer that is not in its context, no examples, a file changed since.
+  """
+  rows = open_rows(source, split, fields=("question", "context", "answers"), data_dir=data_dir)
+  encoding = vocabularies.load(vocabulary)
+  store = example_store.open_store(
+    cache=builtin.prepared() + "_examples" if source == builtin.NAME else cache, name=rows.name, split=split,
+    facts={"task": "span_qa.v1", "rows": rows.facts, "split": split}, vocabulary=encoding,
+    streams={"question": False, "context": False}, examples=_examples(rows, encoding), verify=verify)
+  sequences = encoder_rows.Sequences(store, ("question", "context"), length)
+  question_N, context_N = np.minimum(store.lengths["question"], question_length), store.lengths["context"]
+  room_N = length - sequences.extra - question_N
+  if room_N.min() < stride or stride < 1 or question_length < 1:
+    raise UserError(f"config.task.length: found {length} with stride {stride}, but questions of up to "
+                    f"{question_N.max()} tokens leave {room_N.min()} for the context: raise length, or lower stride or "
+                    "question_length")
+  cut = int((store.lengths["question"] > question_length).sum())
+  windows_N = 1 + np.maximum(-(-(context_N - room_N) // stride), 0)
+  example_W = np.repeat(np.arange(store.num_examples), windows_N)
+  begin_W = stride * (np.arange(example_W.size) - np.repeat(np.cumsum(windows_N) - windows_N, windows_N))
+  print(f"data: {store.path}: {store.num_examples:,} questions ({cut:,} cut to {question_length} tokens) in "
+        f"{example_W.size:,} windows", flush=True)
+
+  def read(index_B: np.ndarray) -> dict[str, np.ndarray]:
+    example_B, begin_B = example_W[index_B], begin_W[index_B]
+    held_B = np.minimum(context_N[example_B] - begin_B, room_N[example_B])
+    tokens, types = sequences(example_B, np.stack([question_N[example_B], held_B], axis=1), begin_B)
+    start_B, end_B = (store.arrays[f"answer_{side}"][example_B] - begin_B for side in ("start", "end"))
+    inside_B = (store.arrays["answer_start"][example_B] >= 0) & (start_B >= 0) & (end_B < held_B)
+    before_B = 2 + question_N[example_B]  # [CLS] question [SEP]
+    return {"encoder_input_tokens": tokens, "encoder_token_types": types,
+            "span_start": np.where(inside_B, before_B + start_B, 0),
+            "span_end": np.where(inside_B, before_B + end_B, 0), "example_weights": np.ones(index_B.size)}
+
+  described = encoder_rows.features(length) | {
+    "span_start": Feature((), "int32"), "span_end": Feature((), "int32"), "example_weights": Feature((), "float32")}
+  content = {"task": "span_qa.v1", "examples": store.fingerprint, "length": length, "stride": stride,
+             "question_length": question_length}
+  return Task(
+    name=label or f"{rows.name}_span_qa", vocabulary=encoding,
+    fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(), num_examples=example_W.size,
+    features=described, batch=encoder_rows.batch_of(read, described))
+
+
+def _examples(rows, vocabulary) -> Iterator[Example | Skip]:
+  cut = encoder_rows.Words(vocabulary)
+  for where, row in rows.read():
+    if isinstance(row, Skip):
+      yield row
+      continue
+    question, context = (as_text(value(row, name, where), name, where) for name in ("question", "context"))
+    if not question.split() or not context.split():
+      yield Skip("empty question" if not question.split() else "empty context")
+      continue
+    tokens, start, end = _locate(context, _first(value(row, "answers", where)), cut, vocabulary, where)
+    yield {"question": np.concatenate(cut(question.split())).astype(np.int32), "context": tokens,
+           "answer_start": np.int32(start), "answer_end": np.int32(end)}
+
+
+def _first(answers) -> tuple[str, int] | None:
+  """The first answer's text and place in the context; None where there is none."""
+  if isinstance(answers, dict):  # TFDS has lists side by side
+    answers = [{"text": text, "answer_start": at} for text, at in zip(answers["text"], answers["answer_start"])]
+  return (answers[0]["text"], int(answers[0]["answer_start"])) if answers else None
+
+
+def _locate(context: str, answer, cut, vocabulary, where: str) -> tuple[np.ndarray, int, int]:
+  """The tokens of the context, and the first and last of the answer's (-1 without one)."""
+  words, places, at = context.split(), [], 0
+  for word in words:
+    at = context.index(word, at)
+    places.append(at)
+    at += len(word)
+  pieces = cut(words)
+  tokens = np.concatenate(pieces).astype(np.int32)
+  if answer is None:
+    return tokens, -1, -1
+  text, begin = answer
+  begin += len(text) - len(text.lstrip())
+  text = text.strip()
+  if not text or context[begin : begin + len(text)] != text:
+    raise UserError(f"{where}: found {context[begin : begin + len(text)]!r} at place {begin} of the context, expected "
+                    f"the answer {text!r}")
+  first, last = (int(np.searchsorted(places, x, side="right")) - 1 for x in (begin, begin + len(text) - 1))
+  starts = np.cumsum([0, *map(len, pieces)])
+  low, high = int(starts[first]), int(starts[last + 1]) - 1
+  # Only the first and the last word can have tokens too many.
+  heads = range(low, min(int(starts[first + 1]), high + 1))
+  tails = range(high, max(int(starts[last]), low) - 1, -1)
+  fitting = [(j - i, i, j) for i in heads for j in tails
+             if i <= j and vocabulary.decode(tokens[i : j + 1].tolist()).strip() == text]
+  return tokens, *(min(fitting)[1:] if fitting else (low, high))

@@ -1,0 +1,99 @@
+"""Tagging of words, such as named entities, for encoders (Devlin et al. 2019, section 5.3).
+
+  config.task = {"name": "tagging", "source": "conll:train=train.conll,validation=dev.conll", "tags_field": "1",
+                 "tags": ["O", "B-PER", "I-PER"], "vocabulary": "vocabulary"}
+
+A row is [CLS] tokens [SEP]. The first token of each word has the number of its tag in `encoder_target_tokens` and
+weight 1 in `encoder_loss_weights`; all others have weight 0.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+
+import numpy as np
+
+from t5x_like.data import builtin, encoder_rows, example_store, fitting, vocabularies
+from t5x_like.data.example_store import Example
+from t5x_like.data.fitting import TooLong
+from t5x_like.data.rows import open_rows, value
+from t5x_like.data.sources import Skip
+from t5x_like.data.task import Feature, Task
+from t5x_like.data.tasks.classification import number_of
+from t5x_like.data.token_store import Verify
+from t5x_like.errors import UserError
+
+
+def task(*, source: str, split: str, tags: list | tuple, tokens_field: str = "tokens", tags_field: str = "tags",
+         vocabulary: str = "bytes", length: int = 128, too_long: TooLong = "truncate", cache: str = "data/prepared",
+         data_dir: str | None = None, label: str | None = None, verify: Verify = "auto") -> Task:
+  """Makes the task.
+
+  Args:
+    source, split: where the rows come from, see `data/rows.py`.
+    tags: all tags, in the order of the classes.
+    tokens_field, tags_field: fields with a list of words and one of as many tags.
+    vocabulary: a vocabulary's directory or file, or `bytes`.
+    length: of a row, [CLS] and [SEP] included.
+    too_long: what becomes of longer ones; cut, they lose words that are then not counted.
+    cache, data_dir, verify: as in `text_to_text`.
+    label: the name in metrics; by default `<corpus>_tagging`.
+
+  Raises:
+    UserError: unusable source, an unknown tag, lists of different lengths, no examples, a file changed since.
+  """
+  rows = open_rows(source, split, fields=(tokens_field, tags_field), data_dir=data_dir)
+  encoding = vocabularies.load(vocabulary)
+  numbers = {str(tag): number for number, tag in enumerate(tags)}
+  cut = encoder_rows.Words(encoding)
+
+  def examples() -> Iterator[Example | Skip]:
+    for where, row in rows.read():
+      if isinstance(row, Skip):
+        yield row
+        continue
+      words, found = value(row, tokens_field, where), value(row, tags_field, where)
+      if not isinstance(words, list) or not isinstance(found, list) or len(words) != len(found):
+        raise UserError(f"{where}: found {_size(words)} in {tokens_field!r} and {_size(found)} in {tags_field!r}, "
+                        "expected a list of words and one of as many tags")
+      if not words:
+        yield Skip("no words")
+        continue
+      pieces = cut([str(word) for word in words])
+      targets = np.full(sum(map(len, pieces)), -1, np.int32)
+      starts = np.cumsum([0, *map(len, pieces[:-1])])
+      targets[starts] = [number_of(str(tag), numbers, tags_field, where) for tag in found]
+      yield {"tokens": np.concatenate(pieces).astype(np.int32), "tags": targets}
+
+  store = example_store.open_store(
+    cache=builtin.prepared() + "_examples" if source == builtin.NAME else cache, name=rows.name, split=split,
+    facts={"task": "tagging.v1", "rows": rows.facts, "split": split, "tags": list(numbers), "tokens": tokens_field,
+           "field": tags_field},
+    vocabulary=encoding, streams={"tokens": False}, examples=examples(), verify=verify)
+  sequences = encoder_rows.Sequences(store, ("tokens",), length)
+  if length <= sequences.extra:
+    raise UserError(f"config.task.length: found {length}, expected at least {sequences.extra + 1}")
+  used, lengths_n1 = fitting.fit(
+    store.lengths["tokens"][:, None], (length - sequences.extra,), too_long, store.path, ("length",))
+  starts_N = store.ends["tokens"] - store.lengths["tokens"]
+
+  def read(index_B: np.ndarray) -> dict[str, np.ndarray]:
+    tokens, types = sequences(used[index_B], lengths_n1[index_B])
+    inside = np.arange(length) - 1
+    valid = (inside >= 0) & (inside < lengths_n1[index_B])
+    places = np.where(valid, starts_N[used[index_B]][:, None] + inside, 0)
+    targets = np.where(valid, store.arrays["tags"][places], -1)
+    return {"encoder_input_tokens": tokens, "encoder_token_types": types,
+            "encoder_target_tokens": np.maximum(targets, 0), "encoder_loss_weights": targets >= 0}
+
+  described = encoder_rows.features(length) | {
+    "encoder_target_tokens": Feature((length,), "int32"), "encoder_loss_weights": Feature((length,), "float32")}
+  content = {"task": "tagging.v1", "examples": store.fingerprint, "length": length, "too_long": too_long}
+  return Task(
+    name=label or f"{rows.name}_tagging", vocabulary=encoding,
+    fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(), num_examples=used.size,
+    features=described, batch=encoder_rows.batch_of(read, described))
+
+
+def _size(found) -> str:
+  return f"{len(found)} items" if isinstance(found, list) else type(found).__name__

@@ -1,0 +1,38 @@
+"""Classification or regression of whole sequences."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.objectives.encoder_decoder import Sums, add_auxiliary, token_losses
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+  """Cross-entropy of `label` int32 [B], or the squared error where `label` is float32 [B] and the head has one output.
+
+  Attributes:
+    label_smoothing: probability moved from the label to the others.
+  """
+
+  label_smoothing: float = 0.0
+
+  def __call__(self, model, batch: dict[str, jax.Array], key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+    """Runs the model on a batch.
+
+    Args:
+      batch: the model's features, `label` [B] and `example_weights` float32 [B].
+      key: dropout key; None evaluates.
+    Returns:
+      (loss sum, sums): `loss`, `correct` (not of a regression) and `weights`, and what the model says of itself.
+    """
+    outputs = model(batch, key)
+    label_B, weights_B = batch["label"], batch["example_weights"]
+    if jnp.issubdtype(label_B.dtype, jnp.floating):
+      error_B = jnp.square(outputs["logits"].astype(jnp.float32)[:, 0] - label_B)
+      loss = jnp.sum(error_B * weights_B)
+      return add_auxiliary(loss, {"loss": loss, "weights": jnp.sum(weights_B)}, outputs)
+    logits_B1V, label_B1, weights_B1 = outputs["logits"][:, None], label_B[:, None], weights_B[:, None]
+    loss, sums = token_losses(logits_B1V, label_B1, weights_B1, self.label_smoothing, 0.0)
+    return add_auxiliary(loss, {name: sums[name] for name in ("loss", "correct", "weights")}, outputs)

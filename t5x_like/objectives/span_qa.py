@@ -1,0 +1,37 @@
+"""Extractive question answering: where the answer begins and ends (Devlin et al. 2019, section 4.2)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.objectives.encoder_decoder import Sums, add_auxiliary, token_losses
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+  """The mean of the cross-entropies of the two ends over the positions that hold tokens."""
+
+  def __call__(self, model, batch: dict[str, jax.Array], key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+    """Runs the model, with a head of spans, on a batch.
+
+    Args:
+      batch: the model's features, `span_start` and `span_end` int32 [B] (0, the first token, where there is no answer)
+        and `example_weights` float32 [B].
+      key: dropout key; None evaluates.
+    Returns:
+      (loss sum, sums): `loss`, `correct` (both ends), `weights`, and what the model says of itself.
+    """
+    outputs = model(batch, key)
+    weights_B1 = batch["example_weights"][:, None]
+    tokens_BS = batch["encoder_input_tokens"]
+    hidden_BS = (tokens_BS == 0) & (jnp.arange(tokens_BS.shape[1]) > 0)
+    ends = []
+    for end in ("start", "end"):
+      logits_BS = jnp.where(hidden_BS, -1e9, outputs[f"{end}_logits"].astype(jnp.float32))
+      target_B = batch[f"span_{end}"]
+      right_B = jnp.argmax(logits_BS, axis=1) == target_B
+      ends.append((token_losses(logits_BS[:, None], target_B[:, None], weights_B1, 0.0, 0.0)[0], right_B))
+    loss = 0.5 * (ends[0][0] + ends[1][0])
+    correct = jnp.sum((ends[0][1] & ends[1][1]).astype(jnp.float32) * weights_B1[:, 0])
+    return add_auxiliary(loss, {"loss": loss, "correct": correct, "weights": jnp.sum(weights_B1)}, outputs)

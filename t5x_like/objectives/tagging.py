@@ -1,0 +1,29 @@
+"""Tagging: cross-entropy of the tag of each word's first token."""
+
+import dataclasses
+
+import jax
+
+from t5x_like.objectives.encoder_decoder import Sums, add_auxiliary, token_losses
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+  """Sums over tagged tokens."""
+
+  label_smoothing: float = 0.0
+
+  def __call__(self, model, batch: dict[str, jax.Array], key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+    """Runs the model, with a head of tokens, on a batch.
+
+    Args:
+      batch: the model's features, `encoder_target_tokens` int32 [B, S] (tags) and `encoder_loss_weights` float32
+        [B, S].
+      key: dropout key; None evaluates.
+    Returns:
+      (loss sum, sums): `loss`, `correct` and `weights`, and what the model says of itself.
+    """
+    outputs = model(batch, key)
+    loss, sums = token_losses(outputs["logits"], batch["encoder_target_tokens"], batch["encoder_loss_weights"],
+                              self.label_smoothing, 0.0)  # fmt: skip
+    return add_auxiliary(loss, {name: sums[name] for name in ("loss", "correct", "weights")}, outputs)
