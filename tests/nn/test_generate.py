@@ -114,7 +114,7 @@ POSITIONS = ["relative_bias", "sinusoidal", (("name", "learned"), ("length", 64)
 @pytest.mark.parametrize("position", POSITIONS, ids=str)
 def test_greedy_of_an_encoder_decoder_is_the_argmax_of_the_full_model(position):
   m, batch = encoder_decoder(position), inputs()
-  ends = (EOS, 5, 8)
+  ends = (EOS, int(run(greedy, m, batch, max_length=L)[0, 3]))  # one that does come
   got = run(greedy, m, batch, max_length=L, eos=ends)
   np.testing.assert_array_equal(got, rerun_greedily(m, batch, L, np.zeros((5, 1), np.int32), eos=ends))
   assert np.isin(got, ends).any() and (got[-1] == 0).all() and len({tuple(row) for row in got}) > 1
