@@ -20,7 +20,6 @@ from t5x_like.data.token_store_writer import TokenStoreWriter
 from t5x_like.errors import UserError
 
 _FAR_STEP = 1_000_000_000
-_SENTINELS = 100
 _SIZE = 32_100
 _DOCUMENT = 500
 
@@ -37,6 +36,13 @@ _OBJECTIVES: dict[str, tuple[str, str, dict[str, Any]]] = {
   "replace_spans": ("T5's replaced spans", "denoising", {"style": "replace_spans", "inputs_length": 512}),
   "drop_tokens": ("T5's dropped tokens", "denoising", {"style": "drop_tokens", "inputs_length": 512}),
   "deshuffling": ("T5's deshuffling", "denoising", {"style": "deshuffling", "inputs_length": 512}),
+  "mlm": ("masked language modelling of full sentences", "mlm", {"length": 512}),
+  "mlm_words": ("masked language modelling of whole words", "mlm", {"length": 512, "masking": "words"}),
+  "mlm_spans": ("SpanBERT's spans", "mlm", {"length": 512, "input_format": "doc_sentences", "masking": "spans"}),
+  "nsp": ("BERT's segment pairs", "mlm", {"length": 512, "input_format": "segment_pair"}),
+  "electra": ("ELECTRA's rows", "mlm", {"length": 512, "mask_share": 1.0, "random_share": 0.0}),
+  "bart": ("BART's text infilling and sentence permutation", "bart", {"length": 512}),
+  "salient_spans": ("salient span masking", "salient_spans", {"inputs_length": 512}),
   "ul2": ("UL2's seven denoisers", "ul2", {"length": 512}),
 }
 # The parts of --objective=mixture, drawn equally often: task and arguments by label.
@@ -178,13 +184,13 @@ def _first_batch(built: task.Task, batch_size: int, step: int) -> float:
 
 
 def _synthetic_store(path: pathlib.Path, tokens: int) -> None:
-  """Random ids in documents of 500, under a byte vocabulary with as many ids as T5's (32,100)."""
+  """Random bytes in documents of 500, under a byte vocabulary with as many ids as T5's (32,100)."""
   vocabulary = vocabularies.ByteVocabulary(extra_ids=_SIZE - vocabularies.ByteVocabulary(extra_ids=0).size)
   generator = np.random.default_rng(0)
   with TokenStoreWriter(path, name="synthetic", split=path.name, vocabulary=vocabulary) as writer:
     for start in range(0, tokens, 10_000_000):
       count = min(10_000_000, tokens - start)
-      ids = generator.integers(3, _SIZE - _SENTINELS, count, dtype=np.uint16)
+      ids = generator.integers(3, 3 + 256, count, dtype=np.uint16)  # the other ids are no text, so never masked
       lengths = np.full(-(-count // _DOCUMENT), _DOCUMENT)
       lengths[-1] -= lengths.sum() - count
       writer.add(ids, lengths)

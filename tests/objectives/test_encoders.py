@@ -1,0 +1,169 @@
+"""Objectives of encoders against plain numpy, and the same from whole batches and from parts of them."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t5x_like.errors import UserError
+from t5x_like.models import bert, electra
+from t5x_like.nn import params
+from t5x_like.nn.dims import Dims
+from t5x_like.objectives import electra as electra_objective
+from t5x_like.objectives import mlm, span_boundary
+from t5x_like.parallel.mesh import make_mesh
+from t5x_like.parallel.rules import Rules
+from t5x_like.training.optimizer import OPTIMIZERS
+from t5x_like.training.schedule import SCHEDULES
+from t5x_like.training.state import abstract_state, init_state
+from t5x_like.training.step import make_step
+from tests import tiny
+
+V, B, S = 64, 8, 12
+SIZE = dataclasses.replace(
+  bert.VARIANTS["bert-tiny"], dims=Dims(embed=16, heads=2, kv_heads=2, head_dim=8, mlp=32, layers=2), vocab_size=V
+)
+
+
+def batch(seed=0):
+  """Rows of different lengths with different numbers of predicted tokens, in spans of one or two."""
+  generator = np.random.default_rng(seed)
+  tokens = generator.integers(3, V, (B, S)).astype(np.int32)
+  real = np.arange(S) < generator.integers(8, S + 1, (B, 1))
+  weights = np.zeros((B, S), np.float32)
+  starts, ends = np.zeros((B, S), np.int32), np.zeros((B, S), np.int32)
+  for row in range(B):
+    for a in (1, 4)[: 1 + row % 2]:
+      b = a + 1 + row % 2
+      weights[row, a:b], starts[row, a:b], ends[row, a:b] = 1, a - 1, b
+  return {
+    "encoder_input_tokens": np.where(weights > 0, 2, tokens * real),
+    "encoder_target_tokens": np.where(weights > 0, tokens, 0).astype(np.int32),
+    "encoder_loss_weights": weights,
+    "encoder_segment_ids": real.astype(np.int32),
+    "encoder_token_types": generator.integers(0, 2, (B, S)).astype(np.int32),
+    "encoder_span_starts": starts,
+    "encoder_span_ends": ends,
+    "next_sentence_label": generator.integers(0, 2, B).astype(np.int32),
+  }
+
+
+def log_softmax(x):
+  x = np.asarray(x, np.float64)
+  return x - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True)) - x.max(-1, keepdims=True)
+
+
+def token_mean(logits, targets, weights):
+  """(mean loss, accuracy) over the weighted tokens."""
+  at = np.nonzero(weights)
+  log_p = log_softmax(np.asarray(logits)[at])
+  return -log_p[np.arange(len(log_p)), targets[at]].mean(), (log_p.argmax(-1) == targets[at]).mean()
+
+
+def test_mlm_with_next_sentences():
+  model, data = tiny.model(SIZE, family=bert), batch()
+  loss, sums = tiny.jit(mlm.Objective())(model, data)
+  outputs, count = tiny.jit(model.__class__.__call__)(model, data), data["encoder_loss_weights"].sum()
+  masked, accuracy = token_mean(outputs["logits"], data["encoder_target_tokens"], data["encoder_loss_weights"])
+  log_p = log_softmax(outputs["next_sentence_logits"])
+  label = data["next_sentence_label"]
+  following = -log_p[np.arange(B), label].mean()
+  assert float(loss / count) == pytest.approx(masked + following, rel=1e-5)
+  found = {name: float(value / count) for name, value in sums.items()}
+  assert found["loss"] == pytest.approx(masked, rel=1e-5) and found["correct"] == pytest.approx(accuracy)
+  assert found["next_sentence_loss"] == pytest.approx(following, rel=1e-5)
+  assert found["next_sentence_accuracy"] == pytest.approx((log_p.argmax(-1) == label).mean())
+  assert float(sums["weights"]) == count
+
+
+def test_span_boundary():
+  model, data = tiny.model(SIZE, family=bert, head="span_boundary"), batch()
+  loss, sums = tiny.jit(span_boundary.Objective())(model, data)
+  targets, weights = data["encoder_target_tokens"], data["encoder_loss_weights"]
+  x, head = np.asarray(model.encode(data)[0], np.float64), model.head
+  gelu = lambda h: 0.5 * h * (1 + np.vectorize(math.erf)(h / math.sqrt(2)))  # noqa: E731
+  named = {name: np.asarray(value, np.float64) for name, value in params.arrays(head).items()}
+
+  def layer(h, dense, norm):
+    weight, bias = (named[f"{dense}/{part}"] for part in ("kernel", "bias"))
+    h = gelu(h @ weight + bias)
+    h = (h - h.mean()) / np.sqrt(h.var() + 1e-12)
+    return h * named[f"{norm}/scale"] + named[f"{norm}/bias"]
+
+  losses, table = [], np.asarray(model.embed.table[...], np.float64)
+  for row, place in zip(*np.nonzero(weights)):
+    start, end = data["encoder_span_starts"][row, place], data["encoder_span_ends"][row, place]
+    h = np.concatenate([x[row, start], x[row, end], named["places"][place - start - 1]])
+    h = layer(layer(h, "dense", "norm"), "dense_2", "norm_2")
+    losses.append(-log_softmax(table @ h + named["lm/bias"])[targets[row, place]])
+  masked, _ = token_mean(head(jnp.asarray(x, jnp.float32), model.embed)["logits"], targets, weights)
+  count = weights.sum()
+  assert float(sums["span_boundary_loss"] / count) == pytest.approx(np.mean(losses), rel=1e-4)
+  assert float(loss / count) == pytest.approx(masked + np.mean(losses), rel=1e-4)
+  with pytest.raises(UserError, match="head=span_boundary"):
+    span_boundary.Objective()(tiny.model(SIZE, family=bert), data)
+
+
+ELECTRA = dataclasses.replace(SIZE, head="discriminator", embed=8)
+
+
+def test_electra():
+  model, data = tiny.model(ELECTRA, family=electra), batch()
+  loss, sums = tiny.jit(electra_objective.Objective())(model, data)
+  targets, weights, real = (data[f"encoder_{n}"] for n in ("target_tokens", "loss_weights", "segment_ids"))
+  generated = model.generate(data)["logits"]
+  masked, _ = token_mean(generated, targets, weights)
+  sampled = np.asarray(electra_objective.sample(generated, jax.random.key(0), 1.0))
+  corrupted = np.where(weights > 0, sampled, data["encoder_input_tokens"])
+  judged = np.asarray(model.discriminate(data | {"encoder_input_tokens": corrupted})["logits"], np.float64)
+  replaced = (weights > 0) & (sampled != targets)
+  each = np.log1p(np.exp(np.where(replaced, -judged, judged)))[real > 0]
+  assert float(loss / weights.sum()) == pytest.approx(masked + 50 * each.mean(), rel=1e-4)
+  found = {name: float(value / weights.sum()) for name, value in sums.items()}
+  assert found["loss"] == pytest.approx(masked, rel=1e-4)
+  assert found["discriminator_loss"] == pytest.approx(each.mean(), rel=1e-4)
+  assert found["discriminator_accuracy"] == pytest.approx(((judged > 0) == replaced)[real > 0].mean())
+  assert found["replaced"] == pytest.approx(replaced.sum() / real.sum())
+
+
+def test_what_the_generator_samples_has_its_distribution_and_no_gradient():
+  logits = jnp.tile(jnp.log(jnp.array([0.5, 0.3, 0.2])), (1, 60_000, 1))
+  share = np.bincount(np.asarray(electra_objective.sample(logits, jax.random.key(1), 1.0))[0]) / 60_000
+  assert share == pytest.approx([0.5, 0.3, 0.2], abs=0.01)
+  model, data = tiny.model(ELECTRA, family=electra), batch()
+  arrays = params.arrays(model)
+
+  def judged(arrays):
+    _, sums = electra_objective.Objective()(params.with_arrays(model, arrays), data)
+    return sums["discriminator_loss"]
+
+  gradients = tiny.jit(jax.grad(judged))(arrays)
+  own = [name for name in gradients if name.startswith(("generator/head", "generator/encoder"))]
+  assert own and all(not np.asarray(gradients[name]).any() for name in own)
+  assert any(np.asarray(gradients[name]).any() for name in gradients if name.startswith("head"))
+
+
+@pytest.mark.parametrize(("objective", "family", "size"), [
+  (mlm.Objective(), bert, SIZE),
+  (electra_objective.Objective(temperature=1e-4), electra, ELECTRA),  # near zero it samples alike in any order of rows
+], ids=["mlm", "electra"])  # fmt: skip
+def test_parts_of_a_batch_and_devices_change_nothing(objective, family, size):
+  make = tiny.maker(size, family=family)
+  losses = []
+  for devices, parts in ((1, 1), (1, 4), (4, 2)):
+    rules = Rules.make(make_mesh({"data": -1}, jax.devices()[:devices]), {})
+    model, schedule = jax.eval_shape(make, jax.random.key(0)), SCHEDULES["constant"](learning_rate=1.0)
+    optimizer = OPTIMIZERS["sgd"](schedule)
+    abstract = abstract_state(model, optimizer, rules)
+    state = init_state(make, optimizer, abstract, 0)
+    step = make_step(model, objective, optimizer, schedule, rules, seed=0, accumulation_steps=parts)
+    data = {name: jax.device_put(x, rules.batch()) for name, x in batch().items()}
+    state, metrics = tiny.jit(step)(state, data)
+    losses.append(({n: np.asarray(x) for n, x in state.params.items()}, {n: float(x) for n, x in metrics.items()}))
+  for arrays, metrics in losses[1:]:
+    assert metrics == pytest.approx(losses[0][1], rel=2e-4, abs=1e-5)
+    for name, x in arrays.items():
+      assert np.allclose(x, losses[0][0][name], atol=2e-4), name
