@@ -26,9 +26,9 @@ class Evaluator:
 
     def sums(model, batch):
       _, sums = setting.objective(model, batch)
-      side = "decoder" if "decoder_target_tokens" in batch else "encoder"
-      targets, weights = batch[f"{side}_target_tokens"], batch[f"{side}_loss_weights"]
-      counts_V = jnp.zeros(size, jnp.float32).at[targets].add((weights > 0).astype(jnp.float32))
+      name, weights = next((name, batch[weights]) for name, weights in _TARGETS.items() if name in batch)
+      targets = batch[name].astype(jnp.int32)  # of a regression no classes, and its entropy says little
+      counts_V = jnp.zeros(size, jnp.float32).at[targets].add((weights > 0).astype(jnp.float32), mode="drop")
       return sums | {"counts": counts_V, "examples": jnp.sum(batch["example_index"] >= 0)}
 
     self._sums = setting.jit(sums)
@@ -51,7 +51,7 @@ class Evaluator:
       {
         "loss": loss,
         "perplexity": math.exp(min(loss, 700.0)),
-        "accuracy": float(total["correct"]) / weights,
+        **({"accuracy": float(total["correct"]) / weights} if "correct" in total else {}),
         "unigram_entropy": float(-np.sum(share * np.log(share))),
         "examples": float(total["examples"]),
         "target_tokens": float(total["weights"]),
@@ -60,6 +60,10 @@ class Evaluator:
     )
 
 
+_TARGETS = {  # what is predicted, by the first of these names that a batch has, and its weights
+  "decoder_target_tokens": "decoder_loss_weights", "encoder_target_tokens": "encoder_loss_weights",
+  "label": "example_weights", "span_start": "example_weights",
+}  # fmt: skip
 _TOKENS = {"loss", "z_loss", "correct", "weights", "counts", "examples"}  # sums with a place of their own, or none
 
 

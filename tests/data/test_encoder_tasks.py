@@ -1,0 +1,144 @@
+"""Tasks and objectives to fine-tune encoders: features read back, losses against scipy, bad input."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+from flax import nnx
+from scipy import special
+
+from t5x_like.data import loader, task, vocabularies
+from t5x_like.errors import UserError
+from t5x_like.models import bert
+from t5x_like.nn.architectures import Variant
+from t5x_like.nn.dims import Dims
+from t5x_like.objectives import classification, span_qa, tagging
+
+BYTES = vocabularies.load("bytes")
+CLS, SEP = BYTES.size - 2, BYTES.size - 3
+CONTEXT = "Ada Lovelace, born in 1815, wrote the first program."
+
+
+def build(name, tmp_path, contents, form="tsv", **arguments):
+  path = tmp_path / "data.txt"
+  path.write_text(contents)
+  return task.build(name, "train", source=f"{form}:{path}", cache=str(tmp_path / "cache"), **arguments)
+
+
+def rows_of(built, batch_size=2):
+  batches = list(loader.eval_batches(built, batch_size=batch_size))
+  return {name: np.concatenate([b[name] for b in batches])[: built.num_examples] for name in batches[0]}
+
+
+def model(head):
+  size = Variant(Dims(16, 4, 4, 4, 32, 2), bert.DESIGN.changed({"position": {"name": "learned", "length": 128}}),
+                 BYTES.size, types=2)
+  return tiny.noised(tiny.jit(lambda key: bert.Model(nnx.Rngs(params=key), variant=size, head=head, layers="loop"))(
+    jax.random.key(0)))
+
+
+def evaluated(objective, head, built):
+  """(sums over all batches of an evaluation whose last batch is not full, [(batch, logits)])."""
+  made, totals, seen = model(head), {}, []
+  run = tiny.jit(lambda m, b: (objective(m, b)[1], m(b)))
+  for batch in loader.eval_batches(built, batch_size=2):
+    batch = {name: jnp.asarray(x) for name, x in batch.items() if name != "example_index"}
+    sums, outputs = jax.device_get(run(made, batch))
+    totals = {name: totals.get(name, 0.0) + float(x) for name, x in sums.items()}
+    seen.append((batch, outputs))
+  return totals, seen
+
+
+PAIRS = "a\tb\tlabel\none\ttwo words\tyes\nthree\tfour\tno\nfive six seven eight\tnine\tyes\n"
+
+
+def test_pairs_are_joined_and_classified(tmp_path):
+  built = build("classification", tmp_path, PAIRS, text="{a}", pair="{b}", labels=["no", "yes"], length=24)
+  rows = rows_of(built)
+  first = [CLS, *BYTES.encode("one"), SEP, *BYTES.encode("two words"), SEP]
+  assert rows["encoder_input_tokens"][0].tolist() == first + [0] * (24 - len(first))
+  assert rows["encoder_token_types"][0].tolist() == [0] * 5 + [1] * 10 + [0] * 9
+  assert rows["label"].tolist() == [1, 0, 1] and rows["example_weights"].tolist() == [1, 1, 1]
+  third = [CLS, *BYTES.encode("five six seven eight")[:17], SEP, *BYTES.encode("nine"), SEP]
+  assert rows["encoder_input_tokens"][2].tolist() == third  # the longer text is cut
+  sums, seen = evaluated(classification.Objective(), {"name": "classification", "labels": 2}, built)
+  logits = np.concatenate([outputs["logits"] for _, outputs in seen])[:3]
+  expected = -special.log_softmax(logits, axis=1)[[0, 1, 2], [1, 0, 1]].sum()
+  assert abs(sums["loss"] - expected) < 1e-4 and sums["weights"] == 3
+
+
+def test_a_regression_is_squared(tmp_path):
+  text = "a\tscore\none\t2.5\ntwo\t-1\nthree\t0\n"
+  built = build("classification", tmp_path, text, text="{a}", label_field="score", length=16)
+  assert rows_of(built)["label"].tolist() == [2.5, -1.0, 0.0] and built.features["label"].dtype == "float32"
+  sums, seen = evaluated(classification.Objective(), {"name": "classification", "labels": 1}, built)
+  scores = np.concatenate([outputs["logits"] for _, outputs in seen])[:3, 0]
+  assert abs(sums["loss"] - np.square(scores - [2.5, -1, 0]).sum()) < 1e-4 and sums["weights"] == 3
+
+
+def test_the_first_token_of_a_word_has_its_tag(tmp_path):
+  text = "Ada B\nwrote O\n\nIn O\nParis B\n\nwith O\nBob B\n"
+  built = build("tagging", tmp_path, text, form="conll", tags_field="1", tags=["O", "B"], length=12)
+  rows = rows_of(built)
+  assert rows["encoder_input_tokens"][0].tolist() == [CLS, *BYTES.encode("Ada wrote"), SEP, 0]
+  assert rows["encoder_loss_weights"][0].tolist() == [0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]
+  assert rows["encoder_target_tokens"][0, [1, 4]].tolist() == [1, 0]
+  sums, seen = evaluated(tagging.Objective(), {"name": "tokens", "labels": 2}, built)
+  expected = 0.0
+  for batch, outputs in seen:
+    log_p = special.log_softmax(outputs["logits"], axis=-1)
+    picked = np.take_along_axis(log_p, np.asarray(batch["encoder_target_tokens"])[..., None], -1)[..., 0]
+    expected -= (picked * batch["encoder_loss_weights"]).sum()
+  assert abs(sums["loss"] - expected) < 1e-4 and sums["weights"] == 6
+
+
+def squad(*answers):
+  return json.dumps({"data": [{"title": "t", "paragraphs": [{"context": CONTEXT, "qas": [
+    {"id": str(i), "question": "Who?", "answers": [{"text": text, "answer_start": at}] if text else []}
+    for i, (text, at) in enumerate(answers)]}]}]})
+
+
+def test_answers_are_found_in_their_windows(tmp_path):
+  answers = [(text, CONTEXT.index(text)) for text in ("Ada Lovelace", "1815", "program")] + [("", 0)]
+  built = build("span_qa", tmp_path, squad(*answers), form="squad", length=40, stride=10)
+  rows = rows_of(built)
+  found = set()
+  for tokens, types, start, end in zip(*(rows[name] for name in (
+      "encoder_input_tokens", "encoder_token_types", "span_start", "span_end"))):
+    assert tokens[0] == CLS and tokens[5] == SEP and BYTES.decode(tokens[1:5]) == "Who?"
+    assert (start > 0) == (end > 0) and (types[start : end + 1] == (1 if start else 0)).all()
+    if start:
+      found.add(BYTES.decode(tokens[start : end + 1]).strip())
+  assert found == {"Ada Lovelace", "1815", "program"}
+  contexts = [BYTES.decode(row[6:].tolist()) for row in rows["encoder_input_tokens"][: built.num_examples // 4]]
+  assert contexts[0].startswith("Ada Lovelace") and any("program." in text for text in contexts)
+  sums, seen = evaluated(span_qa.Objective(), "spans", built)
+  expected = 0.0
+  for batch, outputs in seen:
+    hidden = np.asarray(batch["encoder_input_tokens"]) == 0
+    for end in ("start", "end"):
+      logits = np.where(hidden, -1e9, outputs[f"{end}_logits"])
+      picked = np.take_along_axis(special.log_softmax(logits, axis=1), np.asarray(batch[f"span_{end}"])[:, None], 1)
+      expected -= 0.5 * (picked[:, 0] * batch["example_weights"]).sum()
+  assert abs(sums["loss"] / expected - 1) < 1e-4 and sums["weights"] == built.num_examples
+
+
+@pytest.mark.parametrize("name, contents, arguments, message", [
+  ("classification", PAIRS, dict(text="{a}", labels=["no", "yse"]), "found label 'yes' in field 'label'.*'yse'"),
+  ("classification", PAIRS, dict(text="{a}"), "found 'yes' in field 'label', expected a number"),
+  ("classification", PAIRS, dict(text="{c}"), "found no field 'c' among a, b, label"),
+  ("classification", PAIRS, dict(text="{a}", pair="{b}", labels=["no", "yes"], length=4),
+   "config.task.length: found 4"),
+  ("tagging", "a X\n", dict(form="conll", tags=["O"], tags_field="1"), "found label 'X' in field '1'"),
+  ("span_qa", squad(("Bob", 0)), dict(form="squad"),
+   "found 'Ada' at place 0 of the context, expected the answer 'Bob'"),
+  ("span_qa", squad(("Ada", 0)), dict(form="squad", length=20), "config.task.length: found 20 with stride 128"),
+  ("span_qa", "[]", dict(form="squad"), "found a JSON list, expected an object"),
+])
+def test_bad_input_is_one_line(tmp_path, name, contents, arguments, message):
+  with pytest.raises(UserError, match=message) as error:
+    build(name, tmp_path, contents, **arguments)
+  assert "\n" not in str(error.value)

@@ -1,0 +1,35 @@
+"""Prepares the examples of a recipe's task, which training would otherwise do when it starts.
+
+Example:
+  python -m tools.prepare_examples --config=configs/t5/finetune.py --config.task.source=tsv:train=a.tsv,validation=b.tsv
+
+Takes the `--config.…` flags of training, builds its task for the training and the evaluation split, and says how many
+examples there are, how many rows were skipped and why, and how full packed rows are.
+"""
+
+import argparse
+import sys
+
+from t5x_like import config as config_lib
+from t5x_like.errors import UserError, door
+
+
+@door
+def main(argv: list[str] | None = None) -> None:
+  parser = argparse.ArgumentParser(
+    prog="python -m tools.prepare_examples", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--config", required=True, metavar="RECIPE", help="such as configs/t5/finetune.py")
+  args, rest = parser.parse_known_args(argv)
+  for flag in rest:
+    if not flag.startswith("--config."):
+      raise UserError(f"{flag}: unknown flag, expected --config=RECIPE and --config.KEY=VALUE")
+  config = config_lib.load(args.config, [flag.removeprefix("--config.") for flag in rest])
+  from t5x_like.data import task
+
+  for split in dict.fromkeys((config.train_split, config.eval_split)):
+    built = task.build(split=split, **{"name": None} | config.task.to_dict())
+    print(f"{built.name}, split {split}: {built.num_examples:,} rows an epoch; fingerprint {built.fingerprint[:12]}")
+
+
+if __name__ == "__main__":
+  sys.exit(main())
