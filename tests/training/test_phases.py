@@ -1,0 +1,50 @@
+"""Phases: a run stopped before, at and after a boundary ends with the bits of one that was not."""
+
+import json
+
+import pytest
+
+from t5x_like import config as config_lib
+from t5x_like import train
+from t5x_like.errors import UserError
+from t5x_like.training import setup
+from tests.runs import losses, prints
+
+FLAGS = (
+  "--config=configs/bert/base.py:debug", '--config.phases={"short": {"until": 2, "task": {"length": 32}}}',
+  '--config.schedule={"name": "constant", "learning_rate": 0.001}', "--config.evals={}", "--config.checkpoint.every=1",
+  "--config.checkpoint.keep_last=9", "--config.peak_flops=1e11", "--config.model.dropout=0.1",
+)  # fmt: skip
+
+
+def go(workdir, steps):
+  assert train.main([*FLAGS, f"--workdir={workdir}", f"--config.total_steps={steps}"]) == 0
+
+
+@pytest.mark.usefixtures("compiled")
+def test_resume_on_either_side_of_a_boundary(tmp_path, capsys):
+  go(tmp_path / "whole", 4)
+  said = capsys.readouterr().out
+  assert "phase short from step 0" in said and "phase main from step 2" in said
+  for steps in (1, 2, 4):
+    go(tmp_path / "parts", steps)
+  said = capsys.readouterr().out
+  assert "phase short from step 1" in said and said.count("phase main from step 2") == 1
+  assert losses(tmp_path / "parts") == losses(tmp_path / "whole") and len(losses(tmp_path / "whole")) == 4
+  assert prints(tmp_path / "parts", 4) == prints(tmp_path / "whole", 4)
+  saved = json.loads((tmp_path / "whole" / "config.json").read_text())
+  assert saved["features"]["encoder_input_tokens"] == [64] and "data_short" in saved["fingerprints"]
+  other = FLAGS[1].replace("32", "48")
+  assert train.main([*FLAGS, other, f"--workdir={tmp_path / 'whole'}", "--config.total_steps=5"]) == 2
+  assert "fingerprints.data_short" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("phases", "words"), [
+  ('{"a": {"until": 0, "task": {}}}', "phases.a.until: found 0"),
+  ('{"a": {"until": 3, "task": {}}, "b": {"until": 3, "task": {}}}', "phases.b.until"),
+  ('{"a": {"untl": 3, "task": {}}}', "untl.*did you mean 'until'"),
+  ('{"a": {"until": 3, "task": {"name": "bart"}}}', "phases.a.task.name"),
+])  # fmt: skip
+def test_what_is_no_phase_is_refused(phases, words):
+  with pytest.raises(UserError, match=words):
+    setup.resolve(config_lib.load("configs/bert/base.py:debug", [f"phases={phases}"]))
