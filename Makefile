@@ -11,7 +11,7 @@ quickstart: $(VENV)/.ready
 
 test: $(VENV)/.ready
 	$(RUN) -m ruff check --quiet .
-	$(RUN) -m pytest $(PYTEST)
+	$(RUN) -m pytest -n logical --maxprocesses 4 --dist loadfile $(PYTEST)
 
 # What make test leaves out because it takes long: runs killed at many moments, each start compiled anew.
 test-heavy: $(VENV)/.ready
