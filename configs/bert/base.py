@@ -5,7 +5,7 @@
 
 Batches of 256 pairs of segments, 900,000 steps at length 128 and 100,000 at 512, in one run (`phases`); Adam to 1e-4
 over 10,000 steps and linearly down to 0, decay 0.01 of what is not bias or gain, dropout 0.1. `:static` repeats ten
-masks per example as the original data did; `:whole_words` masks whole words. The paper trained four days on 16 TPU chips
+masks per example as the original data did; `:whole_words` masks whole words. The paper took four days on 16 TPU chips
 (4 Cloud TPUs); expected after fine-tuning (its table 1): GLUE 79.6, MNLI 84.6. It has not been run at full size here.
 `:debug` runs two steps of a tiny model on any laptop, one in each phase, without data.
 """

@@ -5,8 +5,8 @@
 
 A million steps of 128 rows of 128: AdamW up to 5e-4 over 10,000 steps and linearly down, eps 1e-6, decay 0.01, dropout
 0.1, discriminator weight 50, 15% predicted, all of them masked in the generator's input. The paper trained four days
-on one V100; expected after fine-tuning (table 1): GLUE dev 79.9. It has not been run at full size here. `:debug` runs two
-steps of a tiny model on any laptop, without data.
+on one V100; expected after fine-tuning (table 1): GLUE dev 79.9. It has not been run at full size here. `:debug` runs
+two steps of a tiny model on any laptop, without data.
 """
 
 from configs.bert import base

@@ -76,7 +76,8 @@ def test_sentences_are_permuted_whole_and_uniformly():
 
 
 @pytest.mark.parametrize("arguments", [
-  {}, {"infill": 0.0, "delete": 0.2}, {"infill": 0.0, "mask": 0.2, "rotate": True, "permute_sentences": False}], ids=str)
+  {}, {"infill": 0.0, "delete": 0.2}, {"infill": 0.0, "mask": 0.2, "rotate": True, "permute_sentences": False},
+], ids=str)  # fmt: skip
 def test_the_task(arguments):
   made = task.build("bart", "train", store="builtin", length=64, **arguments)
   whole = loader.train_batches(made, batch_size=8, seed=1)
@@ -98,7 +99,7 @@ def test_bart_refuses_two_noises():
 
 
 def test_dates_numbers_and_names():
-  text = "In Paris the tower of Gustave Eiffel rose by May 6, 1889. It is 330.5 m tall, they say in the U.S. since 2020-01-02."
+  text = "In Paris the tower of Gustave Eiffel rose by May 6, 1889. It is 330.5 m tall, say the U.S. since 2020-01-02."
   found = [text[a:b] for a, b in dates_numbers_and_names(text)]
   assert found == ["Paris", "Gustave Eiffel", "May 6, 1889", "330.5", "U.S.", "2020-01-02"]
 

@@ -1,7 +1,7 @@
 """Salient spans: dates, numbers and names in text, found without any dependency, and the tokens they cover.
 
 Guu et al. 2020 (REALM, section 3.4) mask dates and named entities, found by a tagger and a regular expression; Roberts
-et al. 2020 (section 3.3) continue T5 so. A finder is a function `(text) -> list of (start, end)` in characters, named as
+et al. 2020 (section 3.3) continue T5 so. A finder is a function `(text) -> list of (start, end)` in characters, named
 `module:function`; `dates_numbers_and_names` is the default. It knows months, years, numbers, and runs of capitalised
 words that do not begin a sentence, so it needs no tagger and is wrong where a language writes nouns large.
 """
