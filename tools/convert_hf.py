@@ -112,7 +112,8 @@ def _check_same(theirs, ours, directory: str, recipe: str) -> None:
                   for m in (theirs, ours))  # fmt: skip
   for name in ("dims", "vocab_size"):
     if file[name] != wanted[name]:
-      raise UserError(f"{recipe}: its model has {name} {wanted[name]}, {directory} holds {file[name]}; choose the variant")
+      held = file[name]
+      raise UserError(f"{recipe}: its model has {name} {wanted[name]}, {directory} holds {held}; choose the variant")
   for tree in (file, wanted):
     tree["design"]["position"] = _plain(tree["design"]["position"])
   training = ("core", "init_stddev", "residual_init", "embed_init", "mlp_dropout")

@@ -87,7 +87,8 @@ def test_damaged_directories_are_refused_by_name(exported, tmp_path, capsys):
   assert "field 'd_model' is missing" in damaged("incomplete", d_model=...)
   assert "model_type is 't6', expected one of" in damaged("type", model_type="t6")
   (tmp_path / "missing" / "model.safetensors").write_bytes(b"\0" * 50)
-  assert "model.safetensors: cannot be read" in refusal(capsys, f"--input={tmp_path / 'missing'}", out, f"--config={NANO}")
+  missing = f"--input={tmp_path / 'missing'}"
+  assert "model.safetensors: cannot be read" in refusal(capsys, missing, out, f"--config={NANO}")
   (tmp_path / "missing" / "model.safetensors").rename(tmp_path / "missing" / "pytorch_model.bin")
-  said = refusal(capsys, f"--input={tmp_path / 'missing'}", out, f"--config={NANO}")
+  said = refusal(capsys, missing, out, f"--config={NANO}")
   assert "found neither model.safetensors nor" in said and "pytorch_model.bin is a pickle" in said
