@@ -84,7 +84,8 @@ FLAGS = {
   "--config.model.variant=t5-smal": ("config.model.variant", "did you mean 't5-small'"),
   "--config.optimizer.name=adam": ("config.optimizer.name", "did you mean 'adamw'"),
   "--config.schedule.name=cosin": ("config.schedule.name", "did you mean 'cosine'"),
-  "--config.objective.name=mlm": ("config.objective.name", "'mlm'", "encoder_decoder"),
+  "--config.objective.name=mlmm": ("config.objective.name", "did you mean 'mlm'", "encoder_decoder"),
+  "--config.objective.name=mlm": ("config.objective", "'encoder_target_tokens'", "span_corruption", "decoder_target"),
   "--config.task.name=span_coruption": ("config.task.name", "did you mean 'span_corruption'"),
   '--config.evals={"los": {}}': ("config.evals", "did you mean 'loss'"),
   "--config.batch_size=12": ("config.batch_size", "found 12", "multiple of 8", "data=8"),
@@ -192,7 +193,7 @@ def write_store(path, vocabulary, text: str):
 
 def test_a_store_without_one_window(refused, tmp_path):
   store = write_store(tmp_path / "short", ByteVocabulary(), "0123456789")
-  parts = (str(store / "train"), "10 tokens are no example", "windows of 3", "task.inputs_length")
+  parts = (str(store / "train"), "10 tokens are no example", "windows of 34 tokens", "shorten the task's lengths")
   refused(train.main, f"--config.task.store={store}", parts=parts)
 
 

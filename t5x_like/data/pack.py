@@ -172,7 +172,7 @@ def _times(room_D: np.ndarray, length_D: np.ndarray) -> int:
 def _fill(row_N, todo, row, each, room_D, length_D, changed) -> np.ndarray:
   """Puts `each` of the examples `todo` into every row, fewer into the last; notes the rooms left, returns the rest."""
   placed = min(todo.size, row.size * each)
-  row_N[todo[:placed]] = np.repeat(row, each)[:placed]
+  row_N[todo[:placed]] = np.repeat(row, min(each, todo.size))[:placed]  # empty examples fit without end
   full = placed // each
   for part, number in ((row[:full], each), (row[full:], placed - full * each)):
     room_after = tuple((room_D - number * length_D).tolist())

@@ -25,6 +25,8 @@ from t5x_like.training.state import TrainState, from_tree, init_state, shardings
 from t5x_like.training.step import make_step
 from t5x_like.training.writer import MetricsWriter, read_metrics
 
+FEATURES = [f"{side}_{kind}_tokens" for side in ("encoder", "decoder") for kind in ("input", "target")] + ["label"]
+
 
 class Run:
   """Opens a run, resuming it if the workdir holds one.
@@ -111,7 +113,15 @@ class Run:
     self._batch_sharding = sharding
     start = time.perf_counter()
     out = (shardings(parts.state), parts.rules.replicated)
-    lowered = jax.jit(step, donate_argnums=0, out_shardings=out).lower(parts.state, abstract)
+    try:
+      lowered = jax.jit(step, donate_argnums=0, out_shardings=out).lower(parts.state, abstract)
+    except KeyError as error:
+      if error.args[:1] not in [(name,) for name in FEATURES if name not in abstract]:
+        raise
+      raise UserError(
+        f"config.objective and config.model: need the feature {error.args[0]!r}, which task {config.task.name} does not"
+        f" make; it makes {', '.join(abstract)}; choose a model, an objective and a task for each other"
+      ) from None
     self._step = lowered.compile()
     # Whoever compiled faster (from a cache) would give up waiting for the others in the first collective after 30 s.
     distributed.agree({"compiled step": "yes"}, timeout_seconds=3600)
