@@ -1,4 +1,5 @@
-"""What a decoder remembers between calls. Static shapes throughout: one compilation serves every batch of a size."""
+"""What a decoder remembers between calls; `generate`, `sampling` and `beam` use it. Static shapes: one compilation serves
+every batch of a size."""
 
 import dataclasses
 
