@@ -1,5 +1,7 @@
-"""What a decoder remembers between calls; `generate`, `sampling` and `beam` use it. Static shapes: one compilation serves
-every batch of a size."""
+"""What a decoder remembers between calls; `generate`, `sampling` and `beam` use it.
+
+Static shapes throughout: one compilation serves every batch of a size.
+"""
 
 import dataclasses
 
