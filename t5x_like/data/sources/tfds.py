@@ -62,7 +62,7 @@ class TfdsSource:
     info = builder.info
     features = info.features
     if not isinstance(features, tfds.features.FeaturesDict) or text_field not in features:
-      names = list(features) if isinstance(features, tfds.features.FeaturesDict) else []
+      names = sorted(features) if isinstance(features, tfds.features.FeaturesDict) else []
       raise UserError(
         f"dataset {info.full_name}: found no feature {text_field!r} among {', '.join(names) or 'none'}, expected the "
         f"documents there{did_you_mean(text_field, names)}; choose the feature with the text field option"
