@@ -26,6 +26,7 @@ def _bigbird(embed, mlp, heads, layers) -> Variant:
 
 
 VARIANTS = {
+  "bigbird-tiny":          _bigbird(   128,  512,  2,  2),  # for debugging
   #                                  embed   mlp heads layers
   "bigbird-roberta-base":  _bigbird(   768, 3072, 12, 12),
   "bigbird-roberta-large": _bigbird(  1024, 4096, 16, 24),

@@ -9,15 +9,15 @@ from dataclasses import replace
 from t5x_like.models import roberta
 from t5x_like.nn.architectures import Encoder, Variant
 
-_BASE = roberta.VARIANTS["roberta-base"]
 
-
-def _linformer(k) -> Variant:
+def _linformer(k, like="roberta-base") -> Variant:
   core = {"name": "linformer", "k": k, "length": 512, "share": "headwise"}
-  return replace(_BASE, design=replace(_BASE.design, core=core))
+  like = roberta.VARIANTS[like]
+  return replace(like, design=replace(like.design, core=core))
 
 
 VARIANTS = {
+  "linformer-tiny-64": _linformer(64, like="roberta-tiny"),  # for debugging
   "linformer-base-256": _linformer(256),
   "linformer-base-128": _linformer(128),
 }

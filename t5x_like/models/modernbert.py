@@ -36,6 +36,7 @@ def _modernbert(embed, mlp, heads, layers) -> Variant:
 
 
 VARIANTS = {
+  "modernbert-tiny":  _modernbert(  128,  192,   2,   3),  # for debugging
   #                               embed   mlp heads layers
   "modernbert-base":  _modernbert(  768, 1152,  12,  22),
   "modernbert-large": _modernbert( 1024, 2624,  16,  28),

@@ -37,7 +37,8 @@ Format = Literal["segment_pair", "sentence_pair", "full_sentences", "doc_sentenc
 def task(*, store: str, split: str, length: int = 512, input_format: Format = "full_sentences",
          masking: Mode = "tokens", rate: float = 0.15, mask_share: float = 0.8, random_share: float = 0.1,
          static_copies: int | None = None, random_next: float = 0.5, short_pairs: float = 0.1,
-         sentence_rule: str = sentences.DEFAULT_RULE, label: str | None = None, verify: Verify = "auto") -> Task:
+         sentence_rule: str = sentences.DEFAULT_RULE, segment_ids: bool = True, label: str | None = None,
+         verify: Verify = "auto") -> Task:
   """Makes the task.
 
   Args:
@@ -52,6 +53,8 @@ def task(*, store: str, split: str, length: int = 512, input_format: Format = "f
     random_next: share of pairs whose second segment is from another document.
     short_pairs: share of segment pairs that are cut to a random size.
     sentence_rule: `module:function`, see `data/sentences.py`.
+    segment_ids: tells tokens (1) from padding (0). Attention cores that take no segments, such as BigBird's, need them
+      left out; padding is then what has id 0.
     label: the name in metrics; by default `<corpus>_mlm`.
     verify: what opening the store checks, see `TokenStore.open`.
 
@@ -87,13 +90,14 @@ def task(*, store: str, split: str, length: int = 512, input_format: Format = "f
     features = {
       "encoder_input_tokens": masked["inputs"], "encoder_target_tokens": masked["targets"],
       "encoder_loss_weights": masked["weights"], "encoder_token_types": row["types"],
-      "encoder_segment_ids": row["segments"],
     }
+    if segment_ids:
+      features["encoder_segment_ids"] = row["segments"]
     if masking == "spans":
       features |= {"encoder_span_starts": masked["span_starts"], "encoder_span_ends": masked["span_ends"]}
     return features | ({"next_sentence_label": row["label"]} if pairs else {})
 
-  names = ["input_tokens", "target_tokens", "token_types", "segment_ids"]
+  names = ["input_tokens", "target_tokens", "token_types"] + ["segment_ids"] * segment_ids
   names += ["span_starts", "span_ends"] if masking == "spans" else []
   features = {f"encoder_{name}": Feature((length,), "int32") for name in names}
   features["encoder_loss_weights"] = Feature((length,), "float32")

@@ -1,0 +1,32 @@
+"""BigBird base: masked language modelling of 4,096 tokens by block-sparse attention (Zaheer et al. 2020).
+
+  python -m tools.prepare_data --source=text:web/*.txt --vocabulary=VOCABULARY --append_eos --output=data/web
+  python -m t5x_like.train --config=configs/bigbird/base.py --workdir=runs/bigbird_base
+
+Batches of 256 rows of 4,096 for 500,000 steps, AdamW up to 1e-4 over 10,000 steps and linearly down, dropout 0.1, the
+blocks of 64 tokens and three random ones that the design has (appendix E; there from RoBERTa's published weights, here
+from scratch). 64 accelerators of 16 GB or more. `:debug` runs two steps of a tiny model on any laptop, without data.
+It has not been run at full size here.
+"""
+
+from configs.bert.base import debug
+from configs.roberta import base
+from t5x_like.config import words
+
+
+def get_config(arg: str = ""):
+  options = words(arg, ("debug",))
+  config = base.get_config()
+  config.model.name, config.model.variant = "bigbird", "bigbird-roberta-base"
+  config.model.vocab_size = 50_432  # 50,358 rounded up to a multiple of 128
+  config.task.length = 4096
+  config.task.input_format = "doc_sentences"  # one sequence a row: the core takes no more
+  config.task.segment_ids = False
+  config.batch_size = 256
+  config.schedule = {"name": "linear", "learning_rate": 1e-4, "warmup_steps": 10_000}
+
+  if "debug" in options:
+    debug(config)
+    config.model.variant = "bigbird-tiny"
+    config.model.design = {"core": {"name": "bigbird", "block": 4, "random_blocks": 1}}
+  return config

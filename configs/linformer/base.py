@@ -1,0 +1,27 @@
+"""Linformer base: RoBERTa with keys and values projected to 256 places (Wang et al. 2020, arXiv:2006.04768).
+
+  python -m tools.prepare_data --source=text:web/*.txt --vocabulary=VOCABULARY --append_eos --output=data/web
+  python -m t5x_like.train --config=configs/linformer/base.py --workdir=runs/linformer_base
+
+250,000 steps on RoBERTa's objective at length 512 (section 5.1, which leaves the rest to RoBERTa). 64 accelerators of
+16 GB or more. `:debug` runs two steps of a tiny model on any laptop, without data. It has not been run at full size
+here.
+"""
+
+from configs.bert.base import debug
+from configs.roberta import base
+from t5x_like.config import words
+
+
+def get_config(arg: str = ""):
+  options = words(arg, ("debug",))
+  config = base.get_config()
+  config.model.name, config.model.variant = "linformer", "linformer-base-256"
+  config.task.input_format = "doc_sentences"  # one sequence a row: the core takes no more
+  config.task.segment_ids = False
+  config.total_steps = 250_000
+
+  if "debug" in options:
+    debug(config)
+    config.model.variant = "linformer-tiny-64"
+  return config
