@@ -27,4 +27,4 @@ def get_config(arg: str = ""):
   config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.98, "eps": 1e-6, "weight_decay": 1e-5}
   config.schedule = {"name": "linear", "learning_rate": 8e-4, "warmup_steps": 636}  # 3 * 10^9 tokens
 
-  return laptop(config, options, "modernbert-tiny", batch_size=64)
+  return laptop(config, options, "modernbert-tiny", batch_size=64, design={"init_stddev": 0.06})

@@ -125,6 +125,19 @@ def test_linformer(share, S):
     np.testing.assert_allclose(out[row], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("share", ["none", "kv"])
+@pytest.mark.parametrize("length", [5, 15])
+def test_linformer_that_starts_by_pooling(share, length):
+  core = cores.make({"name": "linformer", "k": 5, "length": length, "share": share, "start": "pooling"}, cases.rngs(),
+                    **SIZES, causal=False)  # fmt: skip
+  q, k, v = (np.asarray(x) for x in cases.qkv(T=length))
+  out = core(q, k, v, Mask(positions(length), positions(length)), scale=0.4)
+  for row in range(2):
+    pooled = lambda x: x[row].reshape(5, -1, 2, 8).sum(1) / (length // 5) ** 0.5  # noqa: B023, E731
+    expected = attention(q[row], pooled(k), pooled(v), np.ones((4, length, 5)), 0.4)
+    np.testing.assert_allclose(out[row], expected, rtol=1e-4, atol=1e-5)
+
+
 # Memory-compressed
 
 
@@ -291,6 +304,7 @@ def test_memory_compressed_refuses_the_other_kind_of_stack():
   ({"name": "bigbird", "plan": "none"}, "core 'bigbird': plan: found 'none', expected one of random, first"),
   ({"name": "bigbird", "random_blocks": -1}, "core 'bigbird': random_blocks: found -1"),
   ({"name": "linformer", "share": "layerwise"}, "core 'linformer': share: found 'layerwise', expected one of none"),
+  ({"name": "linformer", "start": "mean"}, "core 'linformer': start: found 'mean', expected one of random, pooling"),
   ({"name": "memory_compressed", "stride": True}, "core 'memory_compressed': stride: found True"),
   ({"name": "memory_compressed", "kernel": 3}, "core 'memory_compressed': .*unexpected keyword argument 'kernel'"),
   ("bigbrid", "did you mean 'bigbird'"),

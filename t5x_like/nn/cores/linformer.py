@@ -19,30 +19,35 @@ from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.mask import Mask, positions
 
 Share = Literal["none", "headwise", "kv"]
+Start = Literal["random", "pooling"]
 
 
 class Linformer(Core):
   """Bidirectional attention to `k` learned mixtures of the keys.
 
   Padding keys count as zeros, so that padding changes nothing. A sequence shorter than `length` uses the first columns
-  of the projections; a longer one is refused. The entries start with a variance of 1/length, so that mixtures are of
-  the size of keys.
+  of the projections; a longer one is refused.
 
   Args:
     k: projected keys.
     length: of the longest sequence.
     share: "none": every key/value head has its own E and F; "headwise": one E and one F for all heads of the layer;
       "kv": a single matrix for both (section 4, "parameter sharing"). The paper's layerwise sharing is not offered.
+    start: what the projections are before they learn. "random": mixtures of all keys, of a variance of 1/length;
+      "pooling": each pools length/k neighbours (section 4, "general projections"), which tells places apart from the
+      first step on. Both make mixtures of the size of keys.
   """
 
   name = "linformer"
 
-  def __init__(self, heads: int, rngs: nnx.Rngs, *, k: int = 256, length: int = 512, share: Share = "headwise"):
+  def __init__(self, heads: int, rngs: nnx.Rngs, *, k: int = 256, length: int = 512, share: Share = "headwise",
+               start: Start = "random"):  # fmt: skip
     check_positive(self.name, k=k, length=length)
-    if share not in get_args(Share):
-      raise UserError(f"core 'linformer': share: found {share!r}, expected one of {', '.join(get_args(Share))}")
+    for key, found, expected in (("share", share, Share), ("start", start, Start)):
+      if found not in get_args(expected):
+        raise UserError(f"core 'linformer': {key}: found {found!r}, expected one of {', '.join(get_args(expected))}")
     shape, axes = ((heads, k, length), ("kv_heads", None, None)) if share == "none" else ((k, length), (None, None))
-    init = params.fan_in_normal(length)
+    init = params.fan_in_normal(length) if start == "random" else _pooling
     self.keys = params.param(rngs, init, shape, axes)
     self.values = None if share == "kv" else params.param(rngs, init, shape, axes)
     self.k = k
@@ -76,6 +81,14 @@ class Linformer(Core):
     return Dense()(q_BTNH, k_BSKH, v_BSKH, projected, **options)
 
 
+def _pooling(key: jax.Array, shape: tuple[int, ...], dtype) -> jax.Array:
+  """[..., k, length]: row i sums the columns of its share of the length, divided by the square root of their number."""
+  k, length = shape[-2:]
+  owner = jnp.arange(length) * k // length
+  one_hot = (owner == jnp.arange(k)[:, None]).astype(dtype)
+  return jnp.broadcast_to(one_hot / jnp.sqrt(jnp.maximum(one_hot.sum(-1, keepdims=True), 1)), shape)
+
+
 def _project(matrix: nnx.Param, x_BSKH: jax.Array, valid_BS: jax.Array | None) -> jax.Array:
   """[B, k, K, H]: the length mixed, in the dtype of `x`."""
   if valid_BS is not None:
@@ -84,5 +97,6 @@ def _project(matrix: nnx.Param, x_BSKH: jax.Array, valid_BS: jax.Array | None) -
   return jnp.einsum("KPS,BSKH->BPKH" if weights.ndim == 3 else "PS,BSKH->BPKH", weights, x_BSKH)
 
 
-def make(rngs: nnx.Rngs, sizes: dict, *, k: int = 256, length: int = 512, share: Share = "headwise") -> Linformer:
-  return Linformer(sizes["kv_heads"], rngs, k=k, length=length, share=share)
+def make(rngs: nnx.Rngs, sizes: dict, *, k: int = 256, length: int = 512, share: Share = "headwise",
+         start: Start = "random") -> Linformer:  # fmt: skip
+  return Linformer(sizes["kv_heads"], rngs, k=k, length=length, share=share, start=start)
