@@ -24,4 +24,4 @@ def get_config(arg: str = ""):
   config.task = {"name": "bart", "store": "data/web", "length": 512, "infill": 0.3, "permute_sentences": True}
   config.objective = {"name": "encoder_decoder"}
   config.batch_size = 8000
-  return laptop(config, options, "bart-tiny", design={"init_stddev": 0.06})
+  return laptop(config, options, "bart-tiny", design={"init_stddev": 0.06, "norm_position": "pre"})
