@@ -8,7 +8,7 @@ Cost, with blocks of b and r random ones: T * (5 + r) * b logits per head, and 4
 queries, in FLOPs and in memory: linear in the length.
 """
 
-from typing import Literal, get_args
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from flax import nnx
 
 from t5x_like.errors import UserError
 from t5x_like.nn.cores import Core
-from t5x_like.nn.cores.blocks import blocked, capped, check_positive, padded
+from t5x_like.nn.cores.blocks import blocked, capped, check_choice, check_positive, padded
 from t5x_like.nn.cores.dense import NEGATIVE, Dense
 from t5x_like.nn.dims import dropout
 from t5x_like.nn.mask import Mask
@@ -49,8 +49,7 @@ class BigBird(Core):
     check_positive(self.name, block=block)
     if random_blocks != 0:
       check_positive(self.name, random_blocks=random_blocks)
-    if plan not in get_args(Plan):
-      raise UserError(f"core 'bigbird': plan: found {plan!r}, expected one of {', '.join(get_args(Plan))}")
+    check_choice(self.name, Plan, plan=plan)
     self.block = block
     self.random_blocks = random_blocks
     self.seed = seed

@@ -1,4 +1,6 @@
-"""What cores that cut sequences into blocks share."""
+"""What cores share that cut or project sequences."""
+
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -29,3 +31,10 @@ def check_positive(core: str, **values) -> None:
   for name, value in values.items():
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
       raise UserError(f"core {core!r}: {name}: found {value!r}, expected a whole number above 0")
+
+
+def check_choice(core: str, choices: Any, **values) -> None:
+  """Raises a UserError for an option that is none of a Literal's `choices`."""
+  for name, value in values.items():
+    if value not in get_args(choices):
+      raise UserError(f"core {core!r}: {name}: found {value!r}, expected one of {', '.join(get_args(choices))}")

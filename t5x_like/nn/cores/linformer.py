@@ -5,7 +5,7 @@ Cost, with `k` projected keys: T * k logits per head and S * k * H multiplicatio
 two projections, all linear in the length, in FLOPs and in memory. Parameters: k * length for each projection.
 """
 
-from typing import Literal, get_args
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from flax import nnx
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.cores import Core
-from t5x_like.nn.cores.blocks import check_positive
+from t5x_like.nn.cores.blocks import check_choice, check_positive
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.mask import Mask, positions
 
@@ -43,9 +43,8 @@ class Linformer(Core):
   def __init__(self, heads: int, rngs: nnx.Rngs, *, k: int = 256, length: int = 512, share: Share = "headwise",
                start: Start = "random"):  # fmt: skip
     check_positive(self.name, k=k, length=length)
-    for key, found, expected in (("share", share, Share), ("start", start, Start)):
-      if found not in get_args(expected):
-        raise UserError(f"core 'linformer': {key}: found {found!r}, expected one of {', '.join(get_args(expected))}")
+    check_choice(self.name, Share, share=share)
+    check_choice(self.name, Start, start=start)
     shape, axes = ((heads, k, length), ("kv_heads", None, None)) if share == "none" else ((k, length), (None, None))
     init = params.fan_in_normal(length) if start == "random" else _pooling
     self.keys = params.param(rngs, init, shape, axes)
