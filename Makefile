@@ -11,6 +11,7 @@ quickstart: $(VENV)/.ready
 
 test: $(VENV)/.ready
 	$(RUN) -m ruff check --quiet .
+	$(RUN) -m ruff format --check --quiet .
 	$(RUN) -m pytest -n logical --maxprocesses 4 --dist loadfile $(PYTEST)
 
 # What make test leaves out because it takes long: runs killed at many moments, each start compiled anew.
@@ -24,6 +25,7 @@ parity: $(VENV)/.ready
 
 lint: $(VENV)/.ready
 	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
 
 # Exactly the versions of constraints.txt on the Python they were frozen for, the bounds of requirements.txt elsewhere.
 $(VENV)/.ready: requirements.txt requirements-test.txt constraints.txt pyproject.toml

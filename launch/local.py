@@ -92,8 +92,10 @@ class Launcher:
           _say("not restarting: an error to mend first")
           return code
         if self._signals or failures > restarts:
-          _say(f"not restarting: {'asked to stop' if self._signals else f'{restarts} restarts allowed'}"
-               f" ({failures} failures, 0 preemptions)")  # fmt: skip
+          _say(
+            f"not restarting: {'asked to stop' if self._signals else f'{restarts} restarts allowed'}"
+            f" ({failures} failures, 0 preemptions)"
+          )
           return code
         _say(f"restart {failures} of {restarts}")
     finally:

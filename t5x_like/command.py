@@ -26,9 +26,7 @@ def parse(
   Raises:
     UserError: an argument that is neither a flag nor an override.
   """
-  parser = _Parser(
-    description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-  )
+  parser = _Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
   recipe = "a recipe, with an argument for it after a colon: configs/t5/small.py:debug"
   parser.add_argument("--config", required=config_required, metavar="RECIPE", help=recipe)
   parser.add_argument("--workdir", required=True, metavar="DIR", help="where the run is, or will be")

@@ -14,8 +14,9 @@ _STEPS, _WARMUP, _LENGTH = 400, 50, 128
 _DEBUG_LENGTH = 64
 
 
-def laptop(config: ConfigDict, options: list[str], variant: str, *, learning_rate: float = 2e-3, batch_size: int = 32,
-           **model) -> ConfigDict:  # fmt: skip
+def laptop(
+  config: ConfigDict, options: list[str], variant: str, *, learning_rate: float = 2e-3, batch_size: int = 32, **model
+) -> ConfigDict:
   """The last line of a recipe: its laptop form if one is among the options, else the recipe itself.
 
   `:tiny` is 400 steps on rows of 128 tokens of the recipe's corpus, or of that given by `--config.task.store`; the loss

@@ -31,7 +31,8 @@ def assert_share(found: int, of: int, share: float):
   """A number of successes is that of `of` independent ones of chance `share`, by the normal law."""
   deviation = (found - of * share) / np.sqrt(of * share * (1 - share))
   assert special.erfc(abs(deviation) / np.sqrt(2)) > SIGNIFICANCE, (
-    f"{found} of {of} are {found / of:.5f}, expected {share:.5f}: {deviation:.1f} standard deviations")
+    f"{found} of {of} are {found / of:.5f}, expected {share:.5f}: {deviation:.1f} standard deviations"
+  )
 
 
 def expected_spans(chances, total: int) -> np.ndarray:

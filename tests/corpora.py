@@ -1,6 +1,5 @@
 """Small corpora for the tests of tasks: every token tells where it lies."""
 
-
 import numpy as np
 
 from t5x_like.data.token_store_writer import TokenStoreWriter

@@ -38,9 +38,14 @@ class Process:
   def __init__(self, command: list[str], **where):
     self._output = tempfile.TemporaryFile("w+")  # not a pipe: nobody reads while it runs
     self._popen = subprocess.Popen(
-      command, cwd=REPO, env=environment(**where), stdin=subprocess.DEVNULL, stdout=self._output,
-      stderr=subprocess.STDOUT, start_new_session=True,
-    )  # fmt: skip
+      command,
+      cwd=REPO,
+      env=environment(**where),
+      stdin=subprocess.DEVNULL,
+      stdout=self._output,
+      stderr=subprocess.STDOUT,
+      start_new_session=True,
+    )
 
   def until(self, condition, seconds: float = 120) -> bool:
     """Waits for `condition()`; False if the process ended before it came true."""

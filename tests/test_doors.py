@@ -126,7 +126,8 @@ def test_embed_that_does_not_divide_over_fsdp(refused, tmp_path):
 
 RECIPES = {
   "from t5x_like.config import defaults\ndef get_config():\n  c = defaults()\n  c.totl_steps = 3\n  return c\n": (
-    "unknown key 'totl_steps'", "did you mean 'total_steps'"
+    "unknown key 'totl_steps'",
+    "did you mean 'total_steps'",
   ),
   "def get_config():\n  return {}['model']\n": ("the recipe failed: KeyError", "model"),
   "def get_config(:\n": ("the recipe failed: SyntaxError",),
@@ -134,7 +135,7 @@ RECIPES = {
   "def get_config():\n  return 3\n": ("get_config gives a int", "expected"),
   "def get_config():\n  pass\n": ("get_config gives a NoneType", "expected"),
   "def get_config():\n  return {'model': {}}\n": ("get_config gives a dict", "expected"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("text", "parts"), RECIPES.items(), ids=range(len(RECIPES)))
@@ -173,7 +174,7 @@ DAMAGES = {
   "lost": (lambda s: (s / TOKENS).unlink(), TOKENS, ("no such file",)),
   "corrupt": (lambda s: _flip(s / TOKENS), TOKENS, ("SHA-256", "expected", "corrupt")),
   "validation": (lambda s: shutil.rmtree(s / "validation"), "validation", ("no such split; there are train",)),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("damage", "file", "parts"), DAMAGES.values(), ids=DAMAGES.keys())
@@ -228,8 +229,12 @@ def test_another_vocabulary(untouched, other_vocabulary, refused, tmp_path):
 
 def test_a_workdir_of_another_config(untouched, refused):
   flags = ("--config.seed=5", "--config.batch_size=16", "--config.model.dropout=0.2", "--config.optimizer.name=adamw")
-  keys = ("batch_size: 8 there, 16 here", "model.dropout: 0.1 there, 0.2 here", "seed: 0 there, 5 here",
-          "optimizer.name")  # fmt: skip
+  keys = (
+    "batch_size: 8 there, 16 here",
+    "model.dropout: 0.1 there, 0.2 here",
+    "seed: 0 there, 5 here",
+    "optimizer.name",
+  )
   refused(train.main, *SMALL, *flags, workdir=untouched, parts=(str(untouched), *keys))
   refused(evaluate.main, "--config.model.variant=t5-tiny", workdir=untouched, parts=("model.variant", "'nano' there"))
 
@@ -319,9 +324,12 @@ def test_a_full_disk_at_a_save(untouched, compiled, tmp_path):
   before = contents(workdir / "checkpoints")
   flags = (*SMALL[1:], "--config.total_steps=8")
   done = subprocess.run(
-    [sys.executable, "-c", LIMITED, *command(workdir, *flags)[3:]], cwd=REPO, env=environment(8, compiled),
-    capture_output=True, text=True,
-  )  # fmt: skip
+    [sys.executable, "-c", LIMITED, *command(workdir, *flags)[3:]],
+    cwd=REPO,
+    env=environment(8, compiled),
+    capture_output=True,
+    text=True,
+  )
   line = only_error(done.returncode, done.stderr)
   assert str(workdir) in line and "File too large" in line and "free space" in line, line
   after = contents(workdir / "checkpoints")

@@ -95,10 +95,12 @@ def test_predict_writes_what_the_evaluator_decodes(trained, restored, tmp_path, 
   result = span_infilling.Evaluator(setting(restored, 8), max_examples=64, samples=64)(arrays)
   # Only texts that come back as the same ids when they are read from a file, one to a line.
   clean = [
-    s for s in result.samples
-    if s["input"].isprintable() and s["input"].strip()
+    s
+    for s in result.samples
+    if s["input"].isprintable()
+    and s["input"].strip()
     and len(vocabularies.encode_sentinels(vocabulary, s["input"])) == task.features["encoder_input_tokens"].shape[0] - 1
-  ]  # fmt: skip
+  ]
   assert len(clean) >= 5
   file, output = tmp_path / "lines.txt", tmp_path / "out.jsonl"
   file.write_text("\n".join(s["input"] for s in clean) + "\n\n")

@@ -77,9 +77,16 @@ def test_the_first_version_runs_too(tmp_path, capsys):
 def test_the_laptop_forms_keep_what_a_recipe_is_about(recipe):
   full, tiny, debug = (config_lib.load(f"{recipe}{form}") for form in ("", ":tiny", ":debug"))
   about = lambda config: (  # noqa: E731
-    config.model.name, config.model.get("head"), config.objective.name, config.optimizer, config.schedule.name,
-    config.clip_norm, config.phases.keys(), config.task.name,
-    {k: v for k, v in config.task.items() if k not in ("length", "inputs_length", "targets_length", *CORPUS)})
+    config.model.name,
+    config.model.get("head"),
+    config.objective.name,
+    config.optimizer,
+    config.schedule.name,
+    config.clip_norm,
+    config.phases.keys(),
+    config.task.name,
+    {k: v for k, v in config.task.items() if k not in ("length", "inputs_length", "targets_length", *CORPUS)},
+  )
   assert about(tiny) == about(full) == about(debug)
   corpus = [key for key in CORPUS[:5] if key in full.task]
   assert all(tiny.task[key] == full.task[key] for key in corpus)

@@ -114,11 +114,15 @@ def test_the_batches_of_two_processes_are_those_of_one():
 VARIANTS = {
   "float32": (),
   "bfloat16, AdamW, accumulation, clipping, evaluations": (
-    "--config.model.dtype=bfloat16", '--config.optimizer={"name": "adamw"}', "--config.accumulation_steps=2",
-    "--config.clip_norm=1.0", '--config.evals={"loss": {"max_examples": 16}}', "--config.eval_every=9",
+    "--config.model.dtype=bfloat16",
+    '--config.optimizer={"name": "adamw"}',
+    "--config.accumulation_steps=2",
+    "--config.clip_norm=1.0",
+    '--config.evals={"loss": {"max_examples": 16}}',
+    "--config.eval_every=9",
     '--config.schedule={"name": "linear", "learning_rate": 0.001, "warmup_steps": 10}',
   ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.heavy

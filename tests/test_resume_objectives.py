@@ -11,41 +11,79 @@ from t5x_like import config as config_lib
 from tests.runs import Process, assert_same_bits, lines, losses, run, train
 
 STEPS = 12
-FLAGS = (f"--config.total_steps={STEPS}", "--config.eval_every=5", "--config.checkpoint.every=2",
-         "--config.checkpoint.keep_last=20", "--config.peak_flops=1e11")  # fmt: skip
+FLAGS = (
+  f"--config.total_steps={STEPS}",
+  "--config.eval_every=5",
+  "--config.checkpoint.every=2",
+  "--config.checkpoint.keep_last=20",
+  "--config.peak_flops=1e11",
+)
 RECIPES = {  # one of every objective, and of every way to make its examples
-  "configs/bart/base.py": (), "configs/bert/base.py": ('--config.phases.short.until=7',),
-  "configs/bert/base.py:static,whole_words": (), "configs/bert/left_to_right.py": (),
-  "configs/bert/spanbert.py": (), "configs/electra/small.py": (), "configs/gpt/gpt2_124m.py": (),
-  "configs/llama/8b.py": (), "configs/mt5/base.py": (), "configs/roberta/base.py": (), "configs/switch/base.py": (),
-  "configs/t5/base.py": (), "configs/t5/finetune.py": (), "configs/t5/prefix_lm.py": (),
-  "configs/t5/prefix_lm.py:encoder_decoder": (), "configs/t5/ul2.py": (),
-}  # fmt: skip
+  "configs/bart/base.py": (),
+  "configs/bert/base.py": ("--config.phases.short.until=7",),
+  "configs/bert/base.py:static,whole_words": (),
+  "configs/bert/left_to_right.py": (),
+  "configs/bert/spanbert.py": (),
+  "configs/electra/small.py": (),
+  "configs/gpt/gpt2_124m.py": (),
+  "configs/llama/8b.py": (),
+  "configs/mt5/base.py": (),
+  "configs/roberta/base.py": (),
+  "configs/switch/base.py": (),
+  "configs/t5/base.py": (),
+  "configs/t5/finetune.py": (),
+  "configs/t5/prefix_lm.py": (),
+  "configs/t5/prefix_lm.py:encoder_decoder": (),
+  "configs/t5/ul2.py": (),
+}
 STYLES = ("bert_style", "mass_style", "replace_spans", "drop_tokens", "deshuffling")
 
 
 def cases():
   yield from RECIPES.items()
   for style in STYLES:
-    yield "configs/t5/base.py", ("--config.task.name=denoising", "--config.task.store=builtin",
-                                 f"--config.task.style={style}", "--config.task.inputs_length=64")  # fmt: skip
-  yield "configs/t5/base.py", ("--config.task.name=salient_spans", "--config.task.store=builtin",
-                               "--config.task.inputs_length=64")  # fmt: skip
+    yield (
+      "configs/t5/base.py",
+      (
+        "--config.task.name=denoising",
+        "--config.task.store=builtin",
+        f"--config.task.style={style}",
+        "--config.task.inputs_length=64",
+      ),
+    )
+  yield (
+    "configs/t5/base.py",
+    ("--config.task.name=salient_spans", "--config.task.store=builtin", "--config.task.inputs_length=64"),
+  )
 
 
 NUMBERS = "one two three four five six seven eight nine ten eleven twelve".split()
 FINE_TUNING = {  # objective: form of its data, that data, the task, the head
   "classification": (
-    "tsv", "text\tlabel\n" + "".join(f"{w} {v}\t{'same' if w == v else 'other'}\n" for w in NUMBERS for v in NUMBERS),
-    {"text": "{text}", "labels": ["same", "other"]}, {"name": "classification", "labels": 2}),
+    "tsv",
+    "text\tlabel\n" + "".join(f"{w} {v}\t{'same' if w == v else 'other'}\n" for w in NUMBERS for v in NUMBERS),
+    {"text": "{text}", "labels": ["same", "other"]},
+    {"name": "classification", "labels": 2},
+  ),
   "tagging": (
-    "conll", "".join(f"{w} O\nbefore B\n{v} O\n\n" for w in NUMBERS for v in NUMBERS),
-    {"tags_field": "1", "tags": ["O", "B"]}, {"name": "tokens", "labels": 2}),
+    "conll",
+    "".join(f"{w} O\nbefore B\n{v} O\n\n" for w in NUMBERS for v in NUMBERS),
+    {"tags_field": "1", "tags": ["O", "B"]},
+    {"name": "tokens", "labels": 2},
+  ),
   "span_qa": (
-    "jsonl", "\n".join(json.dumps({"question": f"which of {w} {v}?", "context": f"{w}, not {v}.",
-                                   "answers": [{"text": w, "answer_start": 0}]}) for w in NUMBERS for v in NUMBERS),
-    {"stride": 16}, {"name": "spans"}),
-}  # fmt: skip
+    "jsonl",
+    "\n".join(
+      json.dumps(
+        {"question": f"which of {w} {v}?", "context": f"{w}, not {v}.", "answers": [{"text": w, "answer_start": 0}]}
+      )
+      for w in NUMBERS
+      for v in NUMBERS
+    ),
+    {"stride": 16},
+    {"name": "spans"},
+  ),
+}
 
 
 @pytest.fixture(scope="module")

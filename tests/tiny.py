@@ -61,8 +61,10 @@ def batch(rows: int, S: int, T: int, *, vocab: int = VOCAB, seed: int = 0, padde
 def relative_error(actual: dict, expected: dict) -> float:
   """The largest distance between two trees of arrays, each leaf measured against its own norm."""
   errors = jax.tree.map(
-    lambda a, b: float(np.linalg.norm(np.asarray(a, np.float64) - np.asarray(b, np.float64)))
-    / max(float(np.linalg.norm(np.asarray(b, np.float64))), 1e-30),
+    lambda a, b: (
+      float(np.linalg.norm(np.asarray(a, np.float64) - np.asarray(b, np.float64)))
+      / max(float(np.linalg.norm(np.asarray(b, np.float64))), 1e-30)
+    ),
     actual,
     expected,
   )

@@ -62,7 +62,7 @@ def _export(workdir: str, output: str, step: int | None, dtype: str | None) -> N
   from t5x_like.training import process, saved, setup
 
   process.prepare()
-  config, _ = saved.open_config(workdir, None, ["mesh={\"data\": -1}", "batch_size=65536", "accumulation_steps=1"])
+  config, _ = saved.open_config(workdir, None, ['mesh={"data": -1}', "batch_size=65536", "accumulation_steps=1"])
   parts = setup.build(setup.resolve(config))
   found, arrays = saved.restore_params(workdir, parts, step)
   hf.save(params.with_arrays(parts.model, arrays), output, dtype=dtype)
@@ -108,8 +108,9 @@ def _check_same(theirs, ours, directory: str, recipe: str) -> None:
 
   if type(theirs) is not type(ours):
     raise UserError(f"{recipe}: its model is {type(ours).__module__}, {directory} holds {type(theirs).__module__}")
-  file, wanted = (dict(dataclasses.asdict(m.variant), design=dataclasses.asdict(m.variant.design))
-                  for m in (theirs, ours))  # fmt: skip
+  file, wanted = (
+    dict(dataclasses.asdict(m.variant), design=dataclasses.asdict(m.variant.design)) for m in (theirs, ours)
+  )
   for name in ("dims", "vocab_size"):
     if file[name] != wanted[name]:
       held = file[name]
@@ -119,14 +120,17 @@ def _check_same(theirs, ours, directory: str, recipe: str) -> None:
   training = ("core", "init_stddev", "residual_init", "embed_init", "mlp_dropout")
   for name, value in file["design"].items():
     if name not in training and wanted["design"][name] != value:
-      raise UserError(f"{recipe}: its design has {name} {wanted['design'][name]!r}, {directory} holds {value!r}; set "
-                      f"--config.model.design={json.dumps({name: value})}")  # fmt: skip
+      raise UserError(
+        f"{recipe}: its design has {name} {wanted['design'][name]!r}, {directory} holds {value!r}; set "
+        f"--config.model.design={json.dumps({name: value})}"
+      )
   # What is left, such as untied heads and tables of other lengths, shows in the parameters.
   shapes = [{n: p.shape for n, p in params.named_params(m).items()} for m in (theirs, ours)]
   for name in sorted({*shapes[0], *shapes[1]}):
     if shapes[0].get(name) != shapes[1].get(name):
-      raise UserError(f"{recipe}: parameter {name} has shape {shapes[1].get(name)}, that of {directory} has "
-                      f"{shapes[0].get(name)}")  # fmt: skip
+      raise UserError(
+        f"{recipe}: parameter {name} has shape {shapes[1].get(name)}, that of {directory} has {shapes[0].get(name)}"
+      )
 
 
 def _plain(position):
@@ -134,8 +138,18 @@ def _plain(position):
   if isinstance(position, (list, tuple)):
     return [_plain(spec) for spec in position]
   spec = {"name": position} if isinstance(position, str) else dict(position)
-  usual = {"buckets": 32, "max_distance": 128, "shared": True, "offset": 0, "theta": 10_000.0, "fraction": 1.0,
-           "interleaved": spec["name"] == "sinusoidal", "mpt": False, "linear": None, "llama3": None}  # fmt: skip
+  usual = {
+    "buckets": 32,
+    "max_distance": 128,
+    "shared": True,
+    "offset": 0,
+    "theta": 10_000.0,
+    "fraction": 1.0,
+    "interleaved": spec["name"] == "sinusoidal",
+    "mpt": False,
+    "linear": None,
+    "llama3": None,
+  }
   return {key: value for key, value in spec.items() if key == "name" or usual.get(key, ...) != value}
 
 

@@ -113,9 +113,16 @@ def _cells(name: str, ids_T: np.ndarray, example: dict[str, np.ndarray], vocabul
   pieces = vocabulary.pieces_of(ids_T[:length])
   if weights is not None:
     pieces = [_NOTHING if not ids_T[i] and not weights[i] else piece for i, piece in enumerate(pieces)]
-  cells = [Cell(int(ids_T[i]), visible(pieces[i]), int(ids_T[i]) in vocabulary.special_ids,
-                None if weights is None else float(weights[i]), None if segments is None else int(segments[i]))
-           for i in range(length)]
+  cells = [
+    Cell(
+      int(ids_T[i]),
+      visible(pieces[i]),
+      int(ids_T[i]) in vocabulary.special_ids,
+      None if weights is None else float(weights[i]),
+      None if segments is None else int(segments[i]),
+    )
+    for i in range(length)
+  ]
   return cells, ids_T.size - length
 
 
@@ -155,9 +162,11 @@ def examples_of(config: Any, split: str, step: int, count: int) -> tuple[list[li
   batches = loader.train_batches(task, batch_size=max(1, config.batch_size), seed=config.seed, start_step=step)
   batch = next(iter(batches))
   rows = min(count, len(next(iter(batch.values()))))
-  facts = (f"task {task.name}, split {split}, {task.num_examples:,} examples, step {step}, batch of "
-           f"{config.batch_size}, seed {config.seed}, vocabulary of {task.vocabulary.size:,} ids, fingerprint "
-           f"{task.fingerprint[:12]}")
+  facts = (
+    f"task {task.name}, split {split}, {task.num_examples:,} examples, step {step}, batch of "
+    f"{config.batch_size}, seed {config.seed}, vocabulary of {task.vocabulary.size:,} ids, fingerprint "
+    f"{task.fingerprint[:12]}"
+  )
   shown = [describe({name: value[row] for name, value in batch.items()}, task.vocabulary) for row in range(rows)]
   return shown, facts
 
@@ -165,7 +174,8 @@ def examples_of(config: Any, split: str, step: int, count: int) -> tuple[list[li
 @door
 def main(argv: Sequence[str] | None = None) -> None:
   parser = argparse.ArgumentParser(
-    prog="python -m tools.inspect_data", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    prog="python -m tools.inspect_data", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   parser.add_argument("--config", required=True, help="the recipe; --config.KEY=VALUE changes it as for training")
   parser.add_argument("--split", help="of the corpus (default: that which the recipe trains on)")
   parser.add_argument("--step", type=int, default=0, help="whose batch is shown (default: 0)")

@@ -68,14 +68,17 @@ def _pool(workers: int) -> Iterator[concurrent.futures.Executor]:
     try:
       yield pool
     except concurrent.futures.process.BrokenProcessPool as error:
-      raise UserError("a tokenising process was killed, by the system if memory ran out: lower --workers and run the "
-                      "same command again") from error
+      raise UserError(
+        "a tokenising process was killed, by the system if memory ran out: lower --workers and run the "
+        "same command again"
+      ) from error
     finally:
       pool.shutdown(cancel_futures=True)
 
 
 def _spread(pool: concurrent.futures.Executor, workers: int, job: Job, batches: Iterator[Batch]) -> Iterator[Tokenised]:
   """Tokens of batches, in their order, made by the processes of the pool."""
+
   def submit(batch: Batch) -> concurrent.futures.Future:
     return pool.submit(preparation_job.tokenise, job, batch)
 
@@ -177,13 +180,19 @@ def _exists(path: str, vocabulary: vocabularies.Vocabulary, expected: dict[str, 
   if not (epath.Path(path) / "manifest.json").exists() and ("://" in path or not os.path.exists(path)):
     return False
   manifest = token_store.TokenStore.open(path, verify="size").manifest
-  found = {**manifest.source, "vocabulary": manifest.vocabulary.fingerprint, "name": manifest.name,
-           "append_eos": manifest.append_eos}
+  found = {
+    **manifest.source,
+    "vocabulary": manifest.vocabulary.fingerprint,
+    "name": manifest.name,
+    "append_eos": manifest.append_eos,
+  }
   expected = {**expected, "vocabulary": vocabulary.fingerprint}
   for key, value in expected.items():
     if found.get(key) != value:
-      raise UserError(f"{path}: exists and was made with {key} {_short(found.get(key))}, but now it is "
-                      f"{_short(value)}: remove it or choose another --output")
+      raise UserError(
+        f"{path}: exists and was made with {key} {_short(found.get(key))}, but now it is "
+        f"{_short(value)}: remove it or choose another --output"
+      )
   return True
 
 
@@ -192,16 +201,21 @@ def _warn_of_changes(source: sources.Source, split: str, path: str) -> None:
     made = os.stat(os.path.join(path, "manifest.json")).st_mtime_ns
     count = sum(changed is not None and changed > made for changed in source.changed(split))
     if count:
-      print(f"{path}: warning: {count} of the source's files were written to since, at the same size: if their text is "
-            f"another, remove {path} to prepare it anew", flush=True)
+      print(
+        f"{path}: warning: {count} of the source's files were written to since, at the same size: if their text is "
+        f"another, remove {path} to prepare it anew",
+        flush=True,
+      )
 
 
 def _check_reached(output: str) -> None:
   try:
     epath.Path(output).exists()
   except Exception as error:  # each scheme's library raises its own types
-    raise UserError(f"--output={output}: cannot be reached ({type(error).__name__}: {one_line(error)}); expected a "
-                    "local directory or a gs:// or s3:// address that this machine may write to") from error
+    raise UserError(
+      f"--output={output}: cannot be reached ({type(error).__name__}: {one_line(error)}); expected a "
+      "local directory or a gs:// or s3:// address that this machine may write to"
+    ) from error
 
 
 def _short(value: Any) -> str:
@@ -211,36 +225,69 @@ def _short(value: Any) -> str:
 
 def _parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
-    prog="python -m tools.prepare_data", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--source", required=True, help="where documents come from, FORM:REST; forms: "
-                      f"{', '.join(sources.forms())} (t5x_like/data/sources)")
+    prog="python -m tools.prepare_data", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument(
+    "--source",
+    required=True,
+    help=f"where documents come from, FORM:REST; forms: {', '.join(sources.forms())} (t5x_like/data/sources)",
+  )
   parser.add_argument("--vocabulary", required=True, help="a vocabulary directory, a SentencePiece .model, or bytes")
   parser.add_argument("--output", required=True, help="directory to make; each split is a token store inside it")
-  parser.add_argument("--split", action="append", default=[], metavar="OUTPUT=SOURCE",
-                      help="a split to make from a split of the source, repeatable (default: every split)")
-  parser.add_argument("--validation_fraction", type=float, default=0.01,
-                      help="of documents held out of train by a hash of their text when the source has no validation "
-                      "split and --split is not given; 0 holds out none (default: %(default)s)")
+  parser.add_argument(
+    "--split",
+    action="append",
+    default=[],
+    metavar="OUTPUT=SOURCE",
+    help="a split to make from a split of the source, repeatable (default: every split)",
+  )
+  parser.add_argument(
+    "--validation_fraction",
+    type=float,
+    default=0.01,
+    help="of documents held out of train by a hash of their text when the source has no validation "
+    "split and --split is not given; 0 holds out none (default: %(default)s)",
+  )
   parser.add_argument("--name", help="the corpus in metric names (default: the source's)")
   parser.add_argument("--append_eos", action="store_true", help="end documents with EOS (T5 joins them without)")
   parser.add_argument("--text_field", default="text", help="key, feature or column of the text (default: text)")
   parser.add_argument("--data_dir", help="where TensorFlow datasets are prepared")
-  parser.add_argument("--clean", default="", metavar="STEPS",
-                      help=f"of {', '.join(cleaning.STEPS)}, with commas: page filters, exact and near duplicates, "
-                      "repeated three-sentence spans (t5x_like/data/cleaning.py; default: none)")
+  parser.add_argument(
+    "--clean",
+    default="",
+    metavar="STEPS",
+    help=f"of {', '.join(cleaning.STEPS)}, with commas: page filters, exact and near duplicates, "
+    "repeated three-sentence spans (t5x_like/data/cleaning.py; default: none)",
+  )
   parser.add_argument("--min_words", type=int, default=5, help="words of a line, for c4 (default: %(default)s)")
   parser.add_argument("--min_sentences", type=int, default=3, help="of a page, for c4 (default: %(default)s)")
   parser.add_argument("--bad_words", help="file of words, one a line: pages with one go, for c4")
-  parser.add_argument("--language_id", default="", metavar="MODULE:FUNCTION",
-                      help="a function from text to a language, for c4; pages in others than --language go")
+  parser.add_argument(
+    "--language_id",
+    default="",
+    metavar="MODULE:FUNCTION",
+    help="a function from text to a language, for c4; pages in others than --language go",
+  )
   parser.add_argument("--language", default="en", help="(default: %(default)s)")
-  parser.add_argument("--engine", choices=("processes", "beam"), default="processes",
-                      help="what makes the parts: processes of this machine, or Apache Beam (default: %(default)s)")
+  parser.add_argument(
+    "--engine",
+    choices=("processes", "beam"),
+    default="processes",
+    help="what makes the parts: processes of this machine, or Apache Beam (default: %(default)s)",
+  )
   parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (default: one a core)")
-  parser.add_argument("--shard_tokens", type=int, default=SHARD_TOKENS,
-                      help="a shard closes at the first document end at or after so many tokens (default: %(default)s)")
-  parser.add_argument("--part_bytes", type=int, default=2**26,
-                      help="bytes of the files that are one part, made by one worker (default: %(default)s)")
+  parser.add_argument(
+    "--shard_tokens",
+    type=int,
+    default=SHARD_TOKENS,
+    help="a shard closes at the first document end at or after so many tokens (default: %(default)s)",
+  )
+  parser.add_argument(
+    "--part_bytes",
+    type=int,
+    default=2**26,
+    help="bytes of the files that are one part, made by one worker (default: %(default)s)",
+  )
   return parser
 
 
@@ -261,8 +308,9 @@ def _steps(args: argparse.Namespace) -> tuple[tuple[str, ...], cleaning.C4]:
   return steps, cleaning.C4(args.min_words, args.min_sentences, words, args.language_id, args.language)
 
 
-def _prepare(job: Job, path: str, parts: int, args: argparse.Namespace, pipeline: list[str],
-             **of_manifest: Any) -> None:
+def _prepare(
+  job: Job, path: str, parts: int, args: argparse.Namespace, pipeline: list[str], **of_manifest: Any
+) -> None:
   split = of_manifest["split"]
   with _begun(job):
     if preparation_duplicates.wanted(job) and not preparation_duplicates.marked(job):
@@ -301,8 +349,12 @@ def main(argv: list[str] | None = None) -> None:
   for output, part in _plan(source, args.split, args.validation_fraction).items():
     root = args.output.rstrip("/") if "://" in args.output else str(pathlib.Path(args.output))
     path = f"{root}/{output}"
-    record = {"documents": source.fingerprint_facts(), "part": dataclasses.asdict(part),
-              "shard_tokens": args.shard_tokens, "part_bytes": args.part_bytes}
+    record = {
+      "documents": source.fingerprint_facts(),
+      "part": dataclasses.asdict(part),
+      "shard_tokens": args.shard_tokens,
+      "part_bytes": args.part_bytes,
+    }
     if steps:
       record["cleaning"] = json.loads(json.dumps({"steps": steps, **(dataclasses.asdict(c4) if "c4" in steps else {})}))
     name = args.name or source.name
@@ -313,16 +365,33 @@ def main(argv: list[str] | None = None) -> None:
       _warn_of_changes(source, part.split, path)
       continue
     job = Job(
-      args.source, args.data_dir, args.text_field, preparation_job.facts_hash(source),
-      tuple(source.changed(part.split)), part.split, part.low, part.high, args.vocabulary, vocabulary.fingerprint,
-      args.append_eos, args.shard_tokens, args.part_bytes, steps, c4,
-      work=path if "://" in path else f"{root}/.{output}.incomplete", progress=progress)
+      args.source,
+      args.data_dir,
+      args.text_field,
+      preparation_job.facts_hash(source),
+      tuple(source.changed(part.split)),
+      part.split,
+      part.low,
+      part.high,
+      args.vocabulary,
+      vocabulary.fingerprint,
+      args.append_eos,
+      args.shard_tokens,
+      args.part_bytes,
+      steps,
+      c4,
+      work=path if "://" in path else f"{root}/.{output}.incomplete",
+      progress=progress,
+    )
     _prepare(job, path, len(preparation_job.parts_of(job)), args, pipeline, name=name, split=output, source=record)
     store = token_store.TokenStore.open(path, verify="full")
     counts = store.manifest.source["counts"]
     skipped = "".join(f", {n} skipped ({reason})" for reason, n in counts["documents_skipped"].items())
-    print(f"{path}: {store.num_tokens:,} tokens in {store.num_documents:,} documents{skipped}; fingerprint "
-          f"{store.fingerprint[:12]}; {store.verification}", flush=True)
+    print(
+      f"{path}: {store.num_tokens:,} tokens in {store.num_documents:,} documents{skipped}; fingerprint "
+      f"{store.fingerprint[:12]}; {store.verification}",
+      flush=True,
+    )
     if counts["removed_within_documents"]:
       print("  removed: " + ", ".join(f"{n:,} {reason}" for reason, n in counts["removed_within_documents"].items()))
 

@@ -17,7 +17,8 @@ from t5x_like.errors import UserError, door
 @door
 def main(argv: list[str] | None = None) -> None:
   parser = argparse.ArgumentParser(
-    prog="python -m tools.prepare_examples", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    prog="python -m tools.prepare_examples", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   parser.add_argument("--config", required=True, metavar="RECIPE", help="such as configs/t5/finetune.py")
   args, rest = parser.parse_known_args(argv)
   for flag in rest:

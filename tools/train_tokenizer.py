@@ -15,8 +15,16 @@ from t5x_like.errors import UserError
 KINDS = ("wordpiece", "bytelevel_bpe")
 
 
-def train(lines: Sequence[bytes], *, size: int, kind: str, extra_ids: int = 100, with_mask: bool = False,
-          lowercase: bool = False, character_coverage: float = 0.9995) -> TokenizerVocabulary:
+def train(
+  lines: Sequence[bytes],
+  *,
+  size: int,
+  kind: str,
+  extra_ids: int = 100,
+  with_mask: bool = False,
+  lowercase: bool = False,
+  character_coverage: float = 0.9995,
+) -> TokenizerVocabulary:
   """Trains a vocabulary; the same lines and options give the same one.
 
   Args:
@@ -38,21 +46,30 @@ def train(lines: Sequence[bytes], *, size: int, kind: str, extra_ids: int = 100,
   if kind == "wordpiece":
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]", max_input_chars_per_word=100))
     tokenizer.normalizer = normalizers.BertNormalizer(
-      clean_text=True, handle_chinese_chars=True, strip_accents=lowercase, lowercase=lowercase)
+      clean_text=True, handle_chinese_chars=True, strip_accents=lowercase, lowercase=lowercase
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(cleanup=False)
     alphabet = _alphabet((tokenizer.normalizer.normalize_str(line.decode()) for line in lines), character_coverage)
     # The trainer numbers ##x in the order of a hash map, and ids break ties: named beforehand they have one order.
     inside = [f"##{character}" for character in alphabet]
     trainer = trainers.WordPieceTrainer(
-      vocab_size=size, special_tokens=[*special, *inside], show_progress=False, initial_alphabet=alphabet,
-      limit_alphabet=len(alphabet))
+      vocab_size=size,
+      special_tokens=[*special, *inside],
+      show_progress=False,
+      initial_alphabet=alphabet,
+      limit_alphabet=len(alphabet),
+    )
   else:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=special, show_progress=False,
-                                  initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
+    trainer = trainers.BpeTrainer(
+      vocab_size=size,
+      special_tokens=special,
+      show_progress=False,
+      initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
   tokenizer.train_from_iterator((line.decode() for line in lines), trainer)
   found = tokenizer.get_vocab_size()
   if found != size:

@@ -37,8 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
   options = _options(arguments)
   output = Path(options.output)
   if options.size - options.extra_ids < 8:
-    raise UserError(f"--size: found {options.size} with {options.extra_ids} sentinels, expected at least "
-                    f"{options.extra_ids + 8}, since the size counts the sentinels")
+    raise UserError(
+      f"--size: found {options.size} with {options.extra_ids} sentinels, expected at least "
+      f"{options.extra_ids + 8}, since the size counts the sentinels"
+    )
   for name, lowest in (("extra_ids", 0), ("max_bytes", 1), ("threads", 1)):
     if getattr(options, name) < lowest:
       raise UserError(f"--{name}: found {getattr(options, name)}, expected {lowest} or more")
@@ -61,8 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
   lines, total = sample(cut_into_lines(source.documents(options.split)), options.max_bytes)
   used = sum(map(len, lines))
   skipped = "".join(f", {n:,} skipped ({reason})" for reason, n in sorted(source.skipped[options.split].items()))
-  print(f"training on {used / 1e6:.1f} of {total / 1e6:.1f} MB of {source.name}/{options.split}{skipped} ...",
-        flush=True)
+  print(
+    f"training on {used / 1e6:.1f} of {total / 1e6:.1f} MB of {source.name}/{options.split}{skipped} ...", flush=True
+  )
   vocabulary = _train(lines, options)
   vocabulary.save(output)
   try:
@@ -81,13 +84,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _train(lines: Sequence[bytes], options: argparse.Namespace) -> vocabularies.Vocabulary:
   size = options.size - options.extra_ids
   if options.kind in train_tokenizer.KINDS:
-    return train_tokenizer.train(lines, size=size, kind=options.kind, extra_ids=options.extra_ids,
-                                 with_mask=options.with_mask, lowercase=options.lowercase,
-                                 character_coverage=options.character_coverage)
+    return train_tokenizer.train(
+      lines,
+      size=size,
+      kind=options.kind,
+      extra_ids=options.extra_ids,
+      with_mask=options.with_mask,
+      lowercase=options.lowercase,
+      character_coverage=options.character_coverage,
+    )
   model = train(
-    lines, size=size, model_type=options.kind, threads=options.threads, with_mask=options.with_mask,
-    character_coverage=options.character_coverage, byte_fallback=options.byte_fallback,
-  )  # fmt: skip
+    lines,
+    size=size,
+    model_type=options.kind,
+    threads=options.threads,
+    with_mask=options.with_mask,
+    character_coverage=options.character_coverage,
+    byte_fallback=options.byte_fallback,
+  )
   return vocabularies.SentencePieceVocabulary(model, options.extra_ids)
 
 
@@ -160,12 +174,21 @@ def train(
   model = io.BytesIO()
   try:
     sentencepiece.SentencePieceTrainer.train(
-      sentence_iterator=iter(lines), model_writer=model, vocab_size=size, model_type=model_type,
-      pad_id=vocabularies.PAD_ID, eos_id=vocabularies.EOS_ID, unk_id=vocabularies.UNK_ID, bos_id=-1,
-      character_coverage=character_coverage, byte_fallback=byte_fallback, num_threads=threads,
+      sentence_iterator=iter(lines),
+      model_writer=model,
+      vocab_size=size,
+      model_type=model_type,
+      pad_id=vocabularies.PAD_ID,
+      eos_id=vocabularies.EOS_ID,
+      unk_id=vocabularies.UNK_ID,
+      bos_id=-1,
+      character_coverage=character_coverage,
+      byte_fallback=byte_fallback,
+      num_threads=threads,
       control_symbols=list(vocabularies.MASK_TOKENS) if with_mask else [],
-      max_sentence_length=2 * LONGEST_LINE, minloglevel=2,
-    )  # fmt: skip
+      max_sentence_length=2 * LONGEST_LINE,
+      minloglevel=2,
+    )
   except (RuntimeError, OSError) as error:
     raise UserError(_training_error(one_line(error), size)) from None
   return model.getvalue()
@@ -173,11 +196,15 @@ def train(
 
 def _training_error(message: str, size: int) -> str:
   if match := re.search(r"too high \(\d+\).*?<= (\d+)", message):
-    return (f"--size: found {size} pieces, sentinels not counted, expected at most {match[1]} for this text; ask for a "
-            "smaller vocabulary or give more text")
+    return (
+      f"--size: found {size} pieces, sentinels not counted, expected at most {match[1]} for this text; ask for a "
+      "smaller vocabulary or give more text"
+    )
   if match := re.search(r"(\d+) vs (\d+)", message):
-    return (f"--size: found {size} pieces, sentinels not counted, too few for the characters of this text, expected "
-            f"at least {match[2]}, or a lower --character_coverage")
+    return (
+      f"--size: found {size} pieces, sentinels not counted, too few for the characters of this text, expected "
+      f"at least {match[2]}, or a lower --character_coverage"
+    )
   return f"SentencePiece cannot train a model of {size} pieces: {message}"
 
 
@@ -196,8 +223,10 @@ def _exists(output: Path, record: dict) -> bool:
   if found == record:
     return True
   keys = [key for key in record if not isinstance(found, dict) or found.get(key) != record[key]]
-  raise UserError(f"{output}: found a vocabulary trained with other {', '.join(keys)}, expected none or the same one; "
-                  "choose another --output or delete that directory")
+  raise UserError(
+    f"{output}: found a vocabulary trained with other {', '.join(keys)}, expected none or the same one; "
+    "choose another --output or delete that directory"
+  )
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -211,8 +240,13 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
   parser.add_argument("--output", required=True, help="the directory to write")
   parser.add_argument("--size", type=int, required=True, help="the number of ids, sentinels included")
   parser.add_argument("--extra_ids", type=int, default=vocabularies.T5_EXTRA_IDS, help="sentinels (default: 100)")
-  parser.add_argument("--kind", "--model_type", choices=("unigram", "bpe", *train_tokenizer.KINDS), default="unigram",
-                      help="(default: unigram)")
+  parser.add_argument(
+    "--kind",
+    "--model_type",
+    choices=("unigram", "bpe", *train_tokenizer.KINDS),
+    default="unigram",
+    help="(default: unigram)",
+  )
   parser.add_argument("--with_mask", action="store_true", help="add [CLS], [SEP] and [MASK], as BERT's family needs")
   parser.add_argument("--lowercase", action="store_true", help="fold case and accents (wordpiece only)")
   parser.add_argument("--character_coverage", type=float, default=0.9995, help="share of characters with pieces")

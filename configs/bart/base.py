@@ -18,8 +18,14 @@ def get_config(arg: str = ""):
   options = words(arg, FORMS)
   config = base.get_config()
   config.model = {
-    "name": "bart", "variant": "bart-base", "vocab_size": 50304, "dropout": 0.1, "dtype": "auto", "layers": "auto",
-    "remat": "none", "tokens": {"pad": 0, "start": 0, "eos": 1},
+    "name": "bart",
+    "variant": "bart-base",
+    "vocab_size": 50304,
+    "dropout": 0.1,
+    "dtype": "auto",
+    "layers": "auto",
+    "remat": "none",
+    "tokens": {"pad": 0, "start": 0, "eos": 1},
   }
   config.task = {"name": "bart", "store": "data/web", "length": 512, "infill": 0.3, "permute_sentences": True}
   config.objective = {"name": "encoder_decoder"}

@@ -17,8 +17,14 @@ def get_config(arg: str = ""):
   options = words(arg, FORMS)
   config = base.get_config()
   config.model = {
-    "name": "gpt", "variant": "gpt1", "vocab_size": 30720, "dropout": 0.1, "dtype": "auto", "layers": "auto",
-    "remat": "none", "design": BLOCKS,
+    "name": "gpt",
+    "variant": "gpt1",
+    "vocab_size": 30720,
+    "dropout": 0.1,
+    "dtype": "auto",
+    "layers": "auto",
+    "remat": "none",
+    "design": BLOCKS,
   }
   config.task = {"name": "causal_lm", "store": "data/books_wiki", "length": 512}
   config.objective = {"name": "decoder"}

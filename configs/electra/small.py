@@ -20,11 +20,20 @@ def get_config(arg: str = ""):
   options = words(arg, FORMS)
   config = base.get_config()
   config.model = {
-    "name": "electra", "variant": "electra-small", "vocab_size": 30720, "dropout": 0.1, "dtype": "auto",
-    "layers": "auto", "remat": "none",
+    "name": "electra",
+    "variant": "electra-small",
+    "vocab_size": 30720,
+    "dropout": 0.1,
+    "dtype": "auto",
+    "layers": "auto",
+    "remat": "none",
   }
   config.task = {
-    "name": "mlm", "store": "data/books_wiki", "length": 128, "input_format": "full_sentences", "mask_share": 1.0,
+    "name": "mlm",
+    "store": "data/books_wiki",
+    "length": 128,
+    "input_format": "full_sentences",
+    "mask_share": 1.0,
     "random_share": 0.0,
   }
   config.objective = {"name": "electra", "discriminator": 50.0}

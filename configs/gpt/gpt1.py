@@ -15,8 +15,11 @@ from t5x_like.laptop import FORMS, laptop
 
 # GPT-1's blocks on the tiny size of GPT-2. So narrow, post-norm blocks of deviation 0.02 stay at the unigram entropy.
 TINY = {
-  "norm_position": "post", "residual_init": False, "position": {"name": "learned", "length": 512}, "init_stddev": 0.06,
-}  # fmt: skip
+  "norm_position": "post",
+  "residual_init": False,
+  "position": {"name": "learned", "length": 512},
+  "init_stddev": 0.06,
+}
 
 
 def get_config(arg: str = ""):

@@ -44,8 +44,12 @@ def run(work: Callable[[int], Any], parts: int, options: Sequence[str], refusals
   except ValueError as error:
     raise UserError(f"--engine=beam: {one_line(error)}") from error
   with pipeline:
-    (pipeline | "parts" >> beam.Create(range(parts)) | beam.Reshuffle()
-     | "make" >> beam.Map(_call, work=work, refusals=refusals))
+    (
+      pipeline
+      | "parts" >> beam.Create(range(parts))
+      | beam.Reshuffle()
+      | "make" >> beam.Map(_call, work=work, refusals=refusals)
+    )
   if left.exists():
     raise UserError(min(left.iterdir()).read_text())
 
@@ -58,8 +62,10 @@ def _options(flags: Sequence[str]) -> PipelineOptions:
     return options
   known = PipelineOptions([f"--runner={given['runner']}"] if given["runner"] else []).get_all_options()
   if unknown := sorted(given.keys() - known.keys()):
-    raise UserError(f"--{unknown[0]}: found a flag of neither tools.prepare_data nor Apache Beam"
-                    f"{did_you_mean(unknown[0], known)}; --help lists those of the former")
+    raise UserError(
+      f"--{unknown[0]}: found a flag of neither tools.prepare_data nor Apache Beam"
+      f"{did_you_mean(unknown[0], known)}; --help lists those of the former"
+    )
   return options
 
 
@@ -105,10 +111,20 @@ class WithoutDuplicates(beam.PTransform):
 
   def expand(self, pages):
     if not self._near:
-      return (pages | beam.Map(lambda page: (cleaning.signature(page[1], ("exact",)).exact.tobytes(), page))
-              | beam.GroupByKey() | beam.Map(lambda group: _first(group[1], "exact duplicate")))
-    later = (pages | beam.FlatMap(_bands) | "by band" >> beam.GroupByKey() | beam.FlatMap(_like_the_first)
-             | beam.Distinct() | beam.Map(lambda key: (key, None)))
+      return (
+        pages
+        | beam.Map(lambda page: (cleaning.signature(page[1], ("exact",)).exact.tobytes(), page))
+        | beam.GroupByKey()
+        | beam.Map(lambda group: _first(group[1], "exact duplicate"))
+      )
+    later = (
+      pages
+      | beam.FlatMap(_bands)
+      | "by band" >> beam.GroupByKey()
+      | beam.FlatMap(_like_the_first)
+      | beam.Distinct()
+      | beam.Map(lambda key: (key, None))
+    )
     return {"pages": pages, "later": later} | beam.CoGroupByKey() | beam.FlatMap(_not_later)
 
 
@@ -116,8 +132,13 @@ class WithoutRepeatedSpans(beam.PTransform):
   """(key, text) -> (key, text) without the three sentences in a row that this or an earlier page has before."""
 
   def expand(self, pages):
-    repeated = (pages | beam.FlatMap(_spans) | "by span" >> beam.GroupByKey()
-                | beam.FlatMap(lambda group: sorted(group[1])[1:]) | "repeats by page" >> beam.GroupByKey())
+    repeated = (
+      pages
+      | beam.FlatMap(_spans)
+      | "by span" >> beam.GroupByKey()
+      | beam.FlatMap(lambda group: sorted(group[1])[1:])
+      | "repeats by page" >> beam.GroupByKey()
+    )
     return {"pages": pages, "repeated": repeated} | beam.CoGroupByKey() | beam.FlatMap(_cut)
 
 

@@ -36,8 +36,10 @@ class Chunks:
     self.search = max(0, min(length // 2, tokens.num_tokens - length))
     self._eos = int(tokens.manifest.append_eos)
     if not self.num_examples:
-      raise UserError(f"{tokens.path}: {tokens.num_tokens} tokens are no example: the task needs windows of {length} "
-                      "tokens: shorten the task's lengths or prepare a larger corpus")
+      raise UserError(
+        f"{tokens.path}: {tokens.num_tokens} tokens are no example: the task needs windows of {length} "
+        "tokens: shorten the task's lengths or prepare a larger corpus"
+      )
 
   def read(self, example_index_B: tf.Tensor, key_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """The chunks of examples: int64 [B], uint64 [B] -> (int32 [B, length], 0 after the chunk; int32 [B], its size)."""
@@ -66,8 +68,12 @@ class Chunks:
       ends = ends - self._eos
       drawn = begins + (bits[:, 1] * np.maximum(ends - begins, 1) >> 32)
       firsts = np.maximum(begins, drawn - self.search)
-      return (*self._read(starts, sizes, self.length), *self._read(firsts, np.clip(ends - firsts, 0, room), room),
-              (drawn - firsts).astype(np.int32), (firsts == begins).astype(np.int32))
+      return (
+        *self._read(starts, sizes, self.length),
+        *self._read(firsts, np.clip(ends - firsts, 0, room), room),
+        (drawn - firsts).astype(np.int32),
+        (firsts == begins).astype(np.int32),
+      )
 
     return self._call(read, (self.length, None, room, None, None, None), self._anchors(example_index_B, key_B), bits_B2)
 

@@ -126,8 +126,9 @@ def hook(name: str) -> Callable[[str], str]:
   try:
     found = getattr(importlib.import_module(module), function)
   except (ImportError, AttributeError, ValueError) as error:
-    raise UserError(f"language id {name!r}: cannot be imported ({one_line(error)}), expected module:function"
-                    ) from error
+    raise UserError(
+      f"language id {name!r}: cannot be imported ({one_line(error)}), expected module:function"
+    ) from error
   if not callable(found):
     raise UserError(f"language id {name!r}: found {type(found).__name__}, expected a function from text to a language")
   return found
@@ -184,8 +185,12 @@ class Signatures:
   def of(cls, pages: Sequence[Signature]) -> "Signatures":
     if not pages:
       return cls(np.zeros(0, np.uint64), np.zeros((0, 0), np.uint32), np.zeros(0, np.uint64), np.zeros(0, np.int64))
-    return cls(np.array([page.exact for page in pages], np.uint64), np.stack([page.minhash for page in pages]),
-               np.concatenate([page.spans for page in pages]), np.array([page.spans.size for page in pages], np.int64))
+    return cls(
+      np.array([page.exact for page in pages], np.uint64),
+      np.stack([page.minhash for page in pages]),
+      np.concatenate([page.spans for page in pages]),
+      np.array([page.spans.size for page in pages], np.int64),
+    )
 
 
 def signature(text: str, steps: Sequence[str] = STEPS) -> Signature:
@@ -289,8 +294,10 @@ def _mix(x: np.ndarray) -> np.ndarray:
 @functools.cache
 def _multipliers() -> tuple[np.ndarray, np.ndarray]:
   generator = np.random.default_rng(20)  # part of what a signature is
-  return (generator.integers(0, 2**32, HASHES, dtype=np.uint32) | np.uint32(1),
-          generator.integers(0, 2**32, HASHES, dtype=np.uint32))
+  return (
+    generator.integers(0, 2**32, HASHES, dtype=np.uint32) | np.uint32(1),
+    generator.integers(0, 2**32, HASHES, dtype=np.uint32),
+  )
 
 
 def _minhash(words: list[str]) -> np.ndarray:

@@ -26,8 +26,9 @@ from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 
 
-def iterate(steps: tf.data.Dataset, through: Callable[[tf.data.Dataset], tf.data.Dataset],
-            ) -> Iterator[dict[str, np.ndarray]]:
+def iterate(
+  steps: tf.data.Dataset, through: Callable[[tf.data.Dataset], tf.data.Dataset]
+) -> Iterator[dict[str, np.ndarray]]:
   """The elements of `through(steps)` as numpy arrays, which are not to be written to.
 
   Args:

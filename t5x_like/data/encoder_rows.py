@@ -31,8 +31,9 @@ class Sequences:
     self._sep = vocabularies.special(store.vocabulary, "sep")
     self.extra = 1 + len(streams)
 
-  def __call__(self, example_B: np.ndarray, lengths_BD: np.ndarray,
-               skip_B: np.ndarray | int = 0) -> tuple[np.ndarray, np.ndarray]:
+  def __call__(
+    self, example_B: np.ndarray, lengths_BD: np.ndarray, skip_B: np.ndarray | int = 0
+  ) -> tuple[np.ndarray, np.ndarray]:
     """Rows of the first `lengths` tokens of each stream, of the last stream those after the first `skip`.
 
     Returns:
@@ -70,8 +71,9 @@ def batch_of(read: Callable[[np.ndarray], dict[str, np.ndarray]], described: dic
 
     kinds = [getattr(tf, feature.dtype) for feature in described.values()]
     out = tf.numpy_function(arrays, [example_index_B], kinds, stateful=False)
-    return {name: tf.ensure_shape(x, [example_index_B.shape[0], *described[name].shape])
-            for name, x in zip(described, out)}
+    return {
+      name: tf.ensure_shape(x, [example_index_B.shape[0], *described[name].shape]) for name, x in zip(described, out)
+    }
 
   return batch
 

@@ -75,8 +75,9 @@ class ExampleStore:
     """Tokens of each example in each stream: int64 [N]."""
     return {name: np.diff(ends, prepend=0) for name, ends in self.ends.items()}
 
-  def read(self, stream: str, example_n: np.ndarray, length_n: np.ndarray,
-           skip_n: np.ndarray | int = 0) -> tuple[np.ndarray, np.ndarray]:
+  def read(
+    self, stream: str, example_n: np.ndarray, length_n: np.ndarray, skip_n: np.ndarray | int = 0
+  ) -> tuple[np.ndarray, np.ndarray]:
     """The beginnings of some examples, or what follows their first `skip_n` tokens.
 
     Returns:
@@ -97,8 +98,17 @@ class ExampleStore:
     return tokens_nL, np.arange(L) < length_n[:, None]
 
 
-def open_store(*, cache: str, name: str, split: str, facts: dict[str, Any], vocabulary: Vocabulary,
-               streams: dict[str, bool], examples: Iterator[Example | Skip], verify: Verify = "auto") -> ExampleStore:
+def open_store(
+  *,
+  cache: str,
+  name: str,
+  split: str,
+  facts: dict[str, Any],
+  vocabulary: Vocabulary,
+  streams: dict[str, bool],
+  examples: Iterator[Example | Skip],
+  verify: Verify = "auto",
+) -> ExampleStore:
   """Opens examples, preparing them where they have not been.
 
   Args:
@@ -122,8 +132,10 @@ def open_store(*, cache: str, name: str, split: str, facts: dict[str, Any], voca
         try:
           _prepare(path, name, split, content, vocabulary, examples)
         except OSError as error:
-          raise UserError(f"config.task.cache: {path} cannot be written ({one_line(error)}): free some space or choose "
-                          "another directory") from error
+          raise UserError(
+            f"config.task.cache: {path} cannot be written ({one_line(error)}): free some space or choose "
+            "another directory"
+          ) from error
   return _open(path, verify)
 
 
@@ -133,8 +145,9 @@ def _lock(path: pathlib.Path):
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_CREAT | os.O_RDWR)
   except OSError as error:
-    raise UserError(f"config.task.cache: {path.parent} cannot be written ({one_line(error)}); choose another directory"
-                    ) from error
+    raise UserError(
+      f"config.task.cache: {path.parent} cannot be written ({one_line(error)}); choose another directory"
+    ) from error
   try:
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     yield
@@ -150,26 +163,35 @@ def _prepare(path: pathlib.Path, name: str, split: str, content: dict, vocabular
   try:
     with contextlib.ExitStack() as stack:
       writers = {
-        stream: stack.enter_context(TokenStoreWriter(
-          work / "streams" / stream, name=name, split=split, vocabulary=vocabulary, append_eos=append_eos))
-        for stream, append_eos in content["streams"].items()}
+        stream: stack.enter_context(
+          TokenStoreWriter(
+            work / "streams" / stream, name=name, split=split, vocabulary=vocabulary, append_eos=append_eos
+          )
+        )
+        for stream, append_eos in content["streams"].items()
+      }
       for batch in _batches(examples, skipped):
         count += len(batch)
         for stream, writer in writers.items():
-          writer.add(np.concatenate([example[stream] for example in batch]),
-                     np.array([len(example[stream]) for example in batch]))
+          writer.add(
+            np.concatenate([example[stream] for example in batch]),
+            np.array([len(example[stream]) for example in batch]),
+          )
         for array in batch[0].keys() - writers.keys():
           arrays.setdefault(array, []).append(np.concatenate([np.atleast_1d(example[array]) for example in batch]))
       if not count:
-        raise UserError(f"{name}, split {split!r}: found 0 examples{_reasons(skipped)}, expected at least one: check "
-                        "the source and the fields of the task")
+        raise UserError(
+          f"{name}, split {split!r}: found 0 examples{_reasons(skipped)}, expected at least one: check "
+          "the source and the fields of the task"
+        )
     record = {**content, "num_examples": count, "skipped": dict(sorted(skipped.items())), "arrays": {}}
     (work / "arrays").mkdir()
     for array, parts in sorted(arrays.items()):
       np.save(work / "arrays" / f"{array}.npy", np.concatenate(parts), allow_pickle=False)
       record["arrays"][array] = _sha256(work / "arrays" / f"{array}.npy")
-    record["fingerprints"] = {stream: TokenStore.open(work / "streams" / stream, "size").fingerprint
-                              for stream in writers}
+    record["fingerprints"] = {
+      stream: TokenStore.open(work / "streams" / stream, "size").fingerprint for stream in writers
+    }
     (work / FILE).write_text(json.dumps(record, indent=1) + "\n")
     os.rename(work, path)
   finally:
@@ -216,20 +238,26 @@ def _open(path: pathlib.Path, verify: Verify) -> ExampleStore:
     except UserError as error:
       raise UserError(f"{error}; here: remove {path} to have it made again") from error
     if stores[stream].fingerprint != fingerprint:
-      raise UserError(f"{path / 'streams' / stream}: fingerprint: found {stores[stream].fingerprint[:12]}, expected "
-                      f"{fingerprint[:12]} from {FILE}; {remedy}")
+      raise UserError(
+        f"{path / 'streams' / stream}: fingerprint: found {stores[stream].fingerprint[:12]}, expected "
+        f"{fingerprint[:12]} from {FILE}; {remedy}"
+      )
   loaded = {}
   for array, expected in arrays.items():
     file = path / "arrays" / f"{array}.npy"
     if not file.exists() or (found := _sha256(file)) != expected:
       found = found[:12] if file.exists() else "no such file"
-      raise UserError(f"{file}: found SHA-256 {found}, expected {expected[:12]}: the file is missing or was changed; "
-                      f"{remedy}")
+      raise UserError(
+        f"{file}: found SHA-256 {found}, expected {expected[:12]}: the file is missing or was changed; {remedy}"
+      )
     loaded[array] = np.load(file, mmap_mode="r", allow_pickle=False)
   content = {"streams": streams, "arrays": arrays}
   fingerprint = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
   store = ExampleStore(str(path), stores, loaded, record["skipped"], fingerprint)
   tokens = ", ".join(f"{s.num_tokens:,} tokens of {name}" for name, s in stores.items())
-  print(f"data: {path}: {store.num_examples:,} examples, {tokens}{_reasons(record['skipped'])}; "
-        f"{next(iter(stores.values())).verification}", flush=True)
+  print(
+    f"data: {path}: {store.num_examples:,} examples, {tokens}{_reasons(record['skipped'])}; "
+    f"{next(iter(stores.values())).verification}",
+    flush=True,
+  )
   return store

@@ -10,8 +10,9 @@ from t5x_like.errors import UserError
 TooLong = Literal["refuse", "skip", "truncate"]
 
 
-def fit(lengths_ND: np.ndarray, limits: Sequence[int], too_long: TooLong, where: str,
-        names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+def fit(
+  lengths_ND: np.ndarray, limits: Sequence[int], too_long: TooLong, where: str, names: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
   """Which examples are used, and how long they are.
 
   Args:
@@ -30,11 +31,16 @@ def fit(lengths_ND: np.ndarray, limits: Sequence[int], too_long: TooLong, where:
   over = over_ND.any(axis=1)
   if not over.any():
     return np.arange(len(lengths_ND)), lengths_ND
-  longest = ", ".join(f"{name}: {over_ND[:, d].sum():,} over {limits[d]:,}, the longest {lengths_ND[:, d].max():,}"
-                      for d, name in enumerate(names) if over_ND[:, d].any())
+  longest = ", ".join(
+    f"{name}: {over_ND[:, d].sum():,} over {limits[d]:,}, the longest {lengths_ND[:, d].max():,}"
+    for d, name in enumerate(names)
+    if over_ND[:, d].any()
+  )
   if too_long == "refuse":
-    raise UserError(f"{where}: {over.sum():,} of {over.size:,} examples are too long ({longest} tokens): raise that "
-                    "length, or set config.task.too_long to skip or truncate")
+    raise UserError(
+      f"{where}: {over.sum():,} of {over.size:,} examples are too long ({longest} tokens): raise that "
+      "length, or set config.task.too_long to skip or truncate"
+    )
   if too_long == "truncate":
     print(f"data: {where}: {over.sum():,} of {over.size:,} examples truncated ({longest} tokens)", flush=True)
     return np.arange(len(lengths_ND)), np.minimum(lengths_ND, limits)

@@ -23,8 +23,9 @@ _PREFETCH = 2  # finished batches held, besides those being made
 _TOGETHER, _MOST_STEPS = 2**20, 64
 
 
-def train_batches(task: Task, *, batch_size: int, seed: int, start_step: int = 0,
-                  rows: tuple[int, int] | None = None) -> Iterator[dict[str, np.ndarray]]:
+def train_batches(
+  task: Task, *, batch_size: int, seed: int, start_step: int = 0, rows: tuple[int, int] | None = None
+) -> Iterator[dict[str, np.ndarray]]:
   """The endless training batches of this host.
 
   Args:
@@ -54,8 +55,9 @@ def train_batches(task: Task, *, batch_size: int, seed: int, start_step: int = 0
   return _iterate(tf.data.Dataset.range(start_step, last_step), made, task, rows)
 
 
-def eval_batches(task: Task, *, batch_size: int, rows: tuple[int, int] | None = None,
-                 max_examples: int | None = None) -> Iterator[dict[str, np.ndarray]]:
+def eval_batches(
+  task: Task, *, batch_size: int, rows: tuple[int, int] | None = None, max_examples: int | None = None
+) -> Iterator[dict[str, np.ndarray]]:
   """Every example once, in the order of their index, with noise that is the same in every evaluation.
 
   Args:
@@ -90,8 +92,9 @@ def eval_batches(task: Task, *, batch_size: int, rows: tuple[int, int] | None = 
   return _iterate(tf.data.Dataset.range(-(-num_examples // batch_size)), made, task, rows)
 
 
-def to_global(batch: dict[str, np.ndarray], sharding_of: Callable[[str, np.ndarray], jax.sharding.Sharding],
-              global_batch_size: int) -> dict[str, jax.Array]:
+def to_global(
+  batch: dict[str, np.ndarray], sharding_of: Callable[[str, np.ndarray], jax.sharding.Sharding], global_batch_size: int
+) -> dict[str, jax.Array]:
   """This host's rows -> arrays of the global batch.
 
   Args:
@@ -111,8 +114,9 @@ def to_global(batch: dict[str, np.ndarray], sharding_of: Callable[[str, np.ndarr
 def _features(task: Task, example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
   """`task.batch`, held to the shapes that the task declares; what comes from a Python function has none of its own."""
   made = task.batch(example_index_B, epoch_B, seed)
-  return {name: tf.ensure_shape(value, [example_index_B.shape[0], *task.features[name].shape])
-          for name, value in made.items()}
+  return {
+    name: tf.ensure_shape(value, [example_index_B.shape[0], *task.features[name].shape]) for name, value in made.items()
+  }
 
 
 def _rows_of(step_S: tf.Tensor, batch_size: int, rows: tuple[int, int]) -> tf.Tensor:
@@ -129,8 +133,9 @@ def _checked_rows(batch_size: int, rows: tuple[int, int] | None) -> tuple[int, i
   return low, high
 
 
-def _iterate(steps: tf.data.Dataset, made: Callable[[tf.Tensor], dict[str, tf.Tensor]], task: Task,
-             rows: tuple[int, int]) -> Iterator[dict[str, np.ndarray]]:
+def _iterate(
+  steps: tf.data.Dataset, made: Callable[[tf.Tensor], dict[str, tf.Tensor]], task: Task, rows: tuple[int, int]
+) -> Iterator[dict[str, np.ndarray]]:
   """The batches of `steps`, in order, some of them made together, side by side and ahead of their use."""
   _hide_accelerators()
   made = tf.autograph.experimental.do_not_convert(made)
@@ -140,8 +145,16 @@ def _iterate(steps: tf.data.Dataset, made: Callable[[tf.Tensor], dict[str, tf.Te
   batch = rows[1] - rows[0]
   numbers = batch * sum(math.prod(feature.shape) for feature in task.features.values())
   together = max(1, min(_TOGETHER // numbers, _MOST_STEPS))
-  return dataset_iterator.iterate(steps, lambda steps: steps.batch(together).map(
-    made, num_parallel_calls=workers, deterministic=True).rebatch(batch).prefetch(_PREFETCH).with_options(options))
+  return dataset_iterator.iterate(
+    steps,
+    lambda steps: (
+      steps.batch(together)
+      .map(made, num_parallel_calls=workers, deterministic=True)
+      .rebatch(batch)
+      .prefetch(_PREFETCH)
+      .with_options(options)
+    ),
+  )
 
 
 def _hide_accelerators() -> None:

@@ -62,12 +62,14 @@ def counts(rates: Mapping[str, float], period: int) -> list[int]:
   shares = [rate / total * period for rate in rates.values()]
   whole = [int(share) for share in shares]
   by_remainder = sorted(range(len(shares)), key=lambda i: (round(whole[i] - shares[i], 9), i))
-  for i in by_remainder[:period - sum(whole)]:
+  for i in by_remainder[: period - sum(whole)]:
     whole[i] += 1
   for name, share, count in zip(rates, shares, whole, strict=True):
     if not count:
-      raise UserError(f"rate of {name}: {share / period:.3g} of a period of {period} is no example: "
-                      f"set period to at least {int(period / share) + 1}, or a larger rate")
+      raise UserError(
+        f"rate of {name}: {share / period:.3g} of a period of {period} is no example: "
+        f"set period to at least {int(period / share) + 1}, or a larger rate"
+      )
   return whole
 
 
@@ -126,16 +128,23 @@ def mix(parts: Mapping[str, Task], rates: Mapping[str, float], *, period: int, n
     task_B, draw_B = schedule.at(example_index_B, epoch_B)
     rows = tf.dynamic_partition(tf.range(tf.size(task_B)), task_B, len(tasks))
     draws = tf.dynamic_partition(draw_B, task_B, len(tasks))
-    made = [_examples(part, draw_N, part_seed(seed, label), features)
-            for label, part, draw_N in zip(labels, tasks, draws, strict=True)]
+    made = [
+      _examples(part, draw_N, part_seed(seed, label), features)
+      for label, part, draw_N in zip(labels, tasks, draws, strict=True)
+    ]
     return {name: tf.dynamic_stitch(rows, [one[name] for one in made]) for name in features}  # back at their places
 
-  content = [[label, part.fingerprint, count]
-             for label, part, count in zip(labels, tasks, schedule.counts, strict=True)]
+  content = [
+    [label, part.fingerprint, count] for label, part, count in zip(labels, tasks, schedule.counts, strict=True)
+  ]
   return Task(
-    name=name, vocabulary=tasks[0].vocabulary,
+    name=name,
+    vocabulary=tasks[0].vocabulary,
     fingerprint=hashlib.sha256(repr(["mixture.v1", content]).encode()).hexdigest(),
-    num_examples=schedule.period, features=features, batch=batch)
+    num_examples=schedule.period,
+    features=features,
+    batch=batch,
+  )
 
 
 def part_seed(seed: int, label: str) -> int:
@@ -160,18 +169,25 @@ def _common_features(parts: dict[str, Task]) -> dict[str, Feature]:
   for label, part in parts.items():
     if set(part.features) != set(expected.features):
       odd = sorted(set(part.features) ^ set(expected.features))
-      raise UserError(f"mixture: parts {first} and {label} do not have the same features ({', '.join(odd)} in only one "
-                      "of them): mix tasks for one architecture, with the same options of packing")
+      raise UserError(
+        f"mixture: parts {first} and {label} do not have the same features ({', '.join(odd)} in only one "
+        "of them): mix tasks for one architecture, with the same options of packing"
+      )
     if part.vocabulary.fingerprint != expected.vocabulary.fingerprint:
-      raise UserError(f"mixture: part {label} has vocabulary {part.vocabulary.fingerprint[:12]}, part {first} "
-                      f"{expected.vocabulary.fingerprint[:12]}, expected one: prepare their stores with the same")
+      raise UserError(
+        f"mixture: part {label} has vocabulary {part.vocabulary.fingerprint[:12]}, part {first} "
+        f"{expected.vocabulary.fingerprint[:12]}, expected one: prepare their stores with the same"
+      )
     for name, feature in part.features.items():
       other = expected.features[name]
       if (feature.dtype, len(feature.shape)) != (other.dtype, len(other.shape)):
-        raise UserError(f"mixture: {name} is {feature.dtype} of {len(feature.shape)} axes in part {label} and "
-                        f"{other.dtype} of {len(other.shape)} in part {first}, expected the same in all")
+        raise UserError(
+          f"mixture: {name} is {feature.dtype} of {len(feature.shape)} axes in part {label} and "
+          f"{other.dtype} of {len(other.shape)} in part {first}, expected the same in all"
+        )
   return {
-    name: Feature(tuple(max(sizes) for sizes in zip(*(part.features[name].shape for part in parts.values()))),
-                  feature.dtype)
+    name: Feature(
+      tuple(max(sizes) for sizes in zip(*(part.features[name].shape for part in parts.values()))), feature.dtype
+    )
     for name, feature in expected.features.items()
   }

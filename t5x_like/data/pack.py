@@ -87,8 +87,10 @@ def plan(lengths_ND: np.ndarray, limits: Sequence[int], seed: int = 0) -> Plan:
   if limits_D.min(initial=1) < 1:
     raise UserError(f"row lengths: found {list(limits)}, expected at least 1")
   if (over := (lengths_ND > limits_D).any(axis=1)).any():
-    raise UserError(f"example {np.flatnonzero(over)[0]}: found lengths {lengths_ND[over][0].tolist()}, expected at "
-                    f"most {limits_D.tolist()}, the length of a row; {over.sum()} examples are too long")
+    raise UserError(
+      f"example {np.flatnonzero(over)[0]}: found lengths {lengths_ND[over][0].tolist()}, expected at "
+      f"most {limits_D.tolist()}, the length of a row; {over.sum()} examples are too long"
+    )
   row_N = pack_rows.rows(lengths_ND, limits_D, seed)
   _, row_N = np.unique(row_N, return_inverse=True)
   rows = int(row_N.max(initial=-1)) + 1
@@ -104,8 +106,14 @@ def _sums(lengths_ND: np.ndarray) -> tuple[int, ...]:
   return tuple(lengths_ND.sum(axis=0, dtype=np.int64).tolist())
 
 
-def scatter(tokens_nL: np.ndarray, valid_nL: np.ndarray, row_n: np.ndarray, number_n: np.ndarray, offset_n: np.ndarray,
-            shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def scatter(
+  tokens_nL: np.ndarray,
+  valid_nL: np.ndarray,
+  row_n: np.ndarray,
+  number_n: np.ndarray,
+  offset_n: np.ndarray,
+  shape: tuple[int, int],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Lays examples into rows.
 
   Args:

@@ -221,8 +221,12 @@ def _compose(left: _Left, limits: list[int], forced: list[int], seed: int) -> li
       drawn_PM = many_PM[fits[np.argsort(uneven, kind="stable")[:_COMPLETED]]]
   best, row = None, []
   for drawn_M in drawn_PM:
-    composed, x, y = _complete(left, count_K - np.bincount(drawn_M, minlength=count_K.size),
-                               room_x - int(left.x_K[drawn_M].sum()), room_y - int(left.y_K[drawn_M].sum()))
+    composed, x, y = _complete(
+      left,
+      count_K - np.bincount(drawn_M, minlength=count_K.size),
+      room_x - int(left.x_K[drawn_M].sum()),
+      room_y - int(left.y_K[drawn_M].sum()),
+    )
     short = max((limits[0] - x) * all_y - (limits[1] - y) * all_x, 0)
     if best is None or (x, short) < best:
       best, row = (x, short), [*forced, *drawn_M.tolist(), *composed]

@@ -24,16 +24,7 @@ import numpy as np
 from etils import epath
 
 from t5x_like.data import preparation_duplicates, preparation_records, token_store_manifest, vocabularies
-from t5x_like.data.preparation_job import (
-  Batch,
-  Job,
-  Tokenised,
-  batches,
-  parts_of,
-  source_of,
-  tokenise,
-  vocabulary_of,
-)
+from t5x_like.data.preparation_job import Batch, Job, Tokenised, batches, parts_of, source_of, tokenise, vocabulary_of
 from t5x_like.data.token_store_manifest import Manifest, Shard, StoredFile, VocabularyRecord
 from t5x_like.data.token_store_writer import write_shard
 from t5x_like.errors import UserError, one_line
@@ -41,8 +32,9 @@ from t5x_like.errors import UserError, one_line
 _COUNTS = ("skipped", "removed", "lengths")
 
 
-def make_part(job: Job, number: int, spread: Callable[[Iterator[Batch]], Iterator[Tokenised]] | None = None
-              ) -> dict[str, Any]:
+def make_part(
+  job: Job, number: int, spread: Callable[[Iterator[Batch]], Iterator[Tokenised]] | None = None
+) -> dict[str, Any]:
   """Makes the shards of one part, keeping those that are there, and returns the part's record.
 
   Args:
@@ -54,8 +46,9 @@ def make_part(job: Job, number: int, spread: Callable[[Iterator[Batch]], Iterato
     return _make_part(job, number, spread)
 
 
-def _make_part(job: Job, number: int, spread: Callable[[Iterator[Batch]], Iterator[Tokenised]] | None
-               ) -> dict[str, Any]:
+def _make_part(
+  job: Job, number: int, spread: Callable[[Iterator[Batch]], Iterator[Tokenised]] | None
+) -> dict[str, Any]:
   source = source_of(job)
   record_path = epath.Path(job.progress) / "parts" / f"{number:06d}"
   record = _resumed(job, record_path)
@@ -130,8 +123,15 @@ def dtype_of(vocabulary: vocabularies.Vocabulary) -> np.dtype:
   return np.dtype(np.uint16 if vocabulary.size <= 2**16 else np.int32)
 
 
-def _write(job: Job, number: int, record: dict, ids: np.ndarray, lengths_D: np.ndarray, reasons: list[str | None],
-           removed: list[Counter | None]) -> None:
+def _write(
+  job: Job,
+  number: int,
+  record: dict,
+  ids: np.ndarray,
+  lengths_D: np.ndarray,
+  reasons: list[str | None],
+  removed: list[Counter | None],
+) -> None:
   """Writes one shard, unless nothing is in it, and enters it in the record."""
   record["read"] += len(reasons)
   skipped = Counter(reason for reason in reasons if reason)
@@ -140,8 +140,11 @@ def _write(job: Job, number: int, record: dict, ids: np.ndarray, lengths_D: np.n
   total: Counter[str] = Counter()
   for counts in filter(None, removed):
     total.update(counts)
-  for key, counts in (("skipped", skipped), ("removed", total),
-                      ("lengths", {str(power): n for power, n in histogram.items()})):
+  for key, counts in (
+    ("skipped", skipped),
+    ("removed", total),
+    ("lengths", {str(power): n for power, n in histogram.items()}),
+  ):
     record[key] = dict(sorted((Counter(record[key]) + Counter(counts)).items()))
   if not ids.size:
     return
@@ -166,10 +169,12 @@ def _write(job: Job, number: int, record: dict, ids: np.ndarray, lengths_D: np.n
     finally:
       shutil.rmtree(aside, ignore_errors=True)
   except OSError as error:
-    raise UserError(f"{target}: cannot be written ({one_line(error)}): free some space or choose another output"
-                    ) from error
-  record["shards"].append({**dataclasses.asdict(shard), "read": record["read"], **{
-    key: dict(record[key]) for key in _COUNTS}})
+    raise UserError(
+      f"{target}: cannot be written ({one_line(error)}): free some space or choose another output"
+    ) from error
+  record["shards"].append(
+    {**dataclasses.asdict(shard), "read": record["read"], **{key: dict(record[key]) for key in _COUNTS}}
+  )
 
 
 def _resumed(job: Job, path: epath.Path) -> dict[str, Any]:
@@ -188,8 +193,10 @@ def _resumed(job: Job, path: epath.Path) -> dict[str, Any]:
 
 def _intact(shards: epath.Path, shard: dict[str, Any]) -> bool:
   try:
-    return all(hashlib.sha256((shards / shard["name"] / file).read_bytes()).hexdigest() == stored["sha256"]
-               for file, stored in shard["files"].items())
+    return all(
+      hashlib.sha256((shards / shard["name"] / file).read_bytes()).hexdigest() == stored["sha256"]
+      for file, stored in shard["files"].items()
+    )
   except OSError:
     return False
 
@@ -203,20 +210,35 @@ def manifest(job: Job, records: list[dict[str, Any]], *, name: str, split: str, 
   totals = {key: sum((Counter(record[key]) for record in records), Counter()) for key in _COUNTS}
   shards = tuple(
     Shard(one["name"], one["tokens"], one["documents"], {f: StoredFile(**s) for f, s in one["files"].items()})
-    for record in records for one in record["shards"])
+    for record in records
+    for one in record["shards"]
+  )
   if not shards:
     reasons = ", ".join(f"{n} skipped: {reason}" for reason, n in sorted(totals["skipped"].items())) or "none skipped"
-    raise UserError(f"{job.work}: split {split!r} has no documents with any tokens ({reasons}), expected at least one: "
-                    "check the source, or for a split by validation_fraction raise the fraction")
+    raise UserError(
+      f"{job.work}: split {split!r} has no documents with any tokens ({reasons}), expected at least one: "
+      "check the source, or for a split by validation_fraction raise the fraction"
+    )
   vocabulary = vocabulary_of(job)
   powers = sorted((int(power), n) for power, n in totals["lengths"].items())
   return Manifest(
-    name=name, split=split, vocabulary=VocabularyRecord(vocabulary.fingerprint, vocabulary.size, vocabulary.extra_ids),
-    append_eos=job.append_eos, dtype=dtype_of(vocabulary).name, num_tokens=sum(shard.tokens for shard in shards),
-    num_documents=sum(shard.documents for shard in shards), shards=shards,
-    source={**source, "counts": {"documents_skipped": dict(sorted(totals["skipped"].items())),
-                                 "removed_within_documents": dict(sorted(totals["removed"].items())),
-                                 "document_lengths": {f"{2**p}-{2 ** (p + 1) - 1}": n for p, n in powers}}})
+    name=name,
+    split=split,
+    vocabulary=VocabularyRecord(vocabulary.fingerprint, vocabulary.size, vocabulary.extra_ids),
+    append_eos=job.append_eos,
+    dtype=dtype_of(vocabulary).name,
+    num_tokens=sum(shard.tokens for shard in shards),
+    num_documents=sum(shard.documents for shard in shards),
+    shards=shards,
+    source={
+      **source,
+      "counts": {
+        "documents_skipped": dict(sorted(totals["skipped"].items())),
+        "removed_within_documents": dict(sorted(totals["removed"].items())),
+        "document_lengths": {f"{2**p}-{2 ** (p + 1) - 1}": n for p, n in powers},
+      },
+    },
+  )
 
 
 def publish(job: Job, path: str, made: Manifest) -> None:

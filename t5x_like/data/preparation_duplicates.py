@@ -49,8 +49,9 @@ def _sign(job: Job, number: int, path: epath.Path) -> None:
       signed.append(cleaning.signature(text, job.steps))
     pulse(len(kept))
   found = cleaning.Signatures.of(signed)
-  preparation_records.save_arrays(path, kept=np.array(kept, bool), exact=found.exact, minhash=found.minhash,
-                                  spans=found.spans, lengths=found.lengths)
+  preparation_records.save_arrays(
+    path, kept=np.array(kept, bool), exact=found.exact, minhash=found.minhash, spans=found.spans, lengths=found.lengths
+  )
   pulse(len(kept), done=True)
 
 
@@ -87,8 +88,9 @@ def resolve(job: Job) -> None:
     kept, pages, spans = found["kept"], found["exact"].size, found["spans"].size
     marks_D, lengths_D = np.zeros(kept.size, np.uint8), np.zeros(kept.size, np.int64)
     marks_D[kept], lengths_D[kept] = dropped[page : page + pages], found["lengths"]
-    preparation_records.save_arrays(_path(job, "marks", number), dropped=marks_D, lengths=lengths_D,
-                                    spans=repeated[span : span + spans])
+    preparation_records.save_arrays(
+      _path(job, "marks", number), dropped=marks_D, lengths=lengths_D, spans=repeated[span : span + spans]
+    )
     page, span = page + pages, span + spans
 
 

@@ -158,8 +158,7 @@ def tokenise(job: Job, batch: Batch) -> Tokenised:
   return Tokenised(np.concatenate(ids), lengths_D, reasons, removed)
 
 
-def batches(documents: Iterable[str | sources.Skip], marks: Marks | None,
-            start: int) -> Iterator[Batch]:
+def batches(documents: Iterable[str | sources.Skip], marks: Marks | None, start: int) -> Iterator[Batch]:
   """Cuts documents, the first of them number `start` of its part, into batches of about 512 K characters."""
   held, characters, first = [], 0, start
 

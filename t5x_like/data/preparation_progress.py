@@ -49,8 +49,16 @@ def shown(job: Job, stage: str, title: str, unit: str) -> Iterator[None]:
   parts, stop = _Parts(job, stage), threading.Event()
   first_size, first_amount = parts.look()
   began = said = time.monotonic()
-  bar = tqdm(total=parts.total, initial=first_size, desc=title, unit="B", unit_scale=True, smoothing=0, disable=None,
-             dynamic_ncols=True)
+  bar = tqdm(
+    total=parts.total,
+    initial=first_size,
+    desc=title,
+    unit="B",
+    unit_scale=True,
+    smoothing=0,
+    disable=None,
+    dynamic_ncols=True,
+  )
 
   def show() -> None:
     nonlocal said
@@ -64,8 +72,11 @@ def shown(job: Job, stage: str, title: str, unit: str) -> Iterator[None]:
       said = time.monotonic()
       rate = (size - first_size) / seconds
       left = f"about {tqdm.format_interval((parts.total - size) / rate)} left" if rate else "time left not known yet"
-      print(f"{title}: {100 * size / max(1, parts.total):.0f}% of {tqdm.format_sizeof(parts.total)}B, {made}, {left}",
-            file=sys.stderr, flush=True)
+      print(
+        f"{title}: {100 * size / max(1, parts.total):.0f}% of {tqdm.format_sizeof(parts.total)}B, {made}, {left}",
+        file=sys.stderr,
+        flush=True,
+      )
 
   def watch() -> None:
     while not stop.wait(_LOOK_SECONDS):

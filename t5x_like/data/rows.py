@@ -76,8 +76,10 @@ def _opened(source: str, split: str, fields: tuple[str, ...], data_dir: str | No
   if form == "tfds":
     return _tfds(rest, split, fields, data_dir)
   if form not in _FILES:
-    raise UserError(f"config.task.source: found form {form!r}, expected one of {', '.join(forms())}"
-                    f"{did_you_mean(form, forms())}; write it as form:rest, such as tsv:train=a.tsv,validation=b.tsv")
+    raise UserError(
+      f"config.task.source: found form {form!r}, expected one of {', '.join(forms())}"
+      f"{did_you_mean(form, forms())}; write it as form:rest, such as tsv:train=a.tsv,validation=b.tsv"
+    )
   files = FileSource(form, rest, _FILES[form])
   check_split(files, split)
   facts = files.fingerprint_facts() | {"changed": files.changed(split)}
@@ -114,8 +116,10 @@ def value(row: Row, field: str, where: str) -> Any:
       rest = field.split(".*.", 1)[1:]
       return [value({"": one}, f".{rest[0]}", where) for one in found] if rest else found
     else:
-      raise UserError(f"{where}: found no field {part!r} among {', '.join(map(str, list(row)[:12]))}, expected "
-                      f"{field!r}{did_you_mean(part, [str(name) for name in row])}")
+      raise UserError(
+        f"{where}: found no field {part!r} among {', '.join(map(str, list(row)[:12]))}, expected "
+        f"{field!r}{did_you_mean(part, [str(name) for name in row])}"
+      )
   return found
 
 
@@ -133,8 +137,9 @@ def _tsv(path: str) -> Iterator[tuple[str, Row | Skip]]:
     if names is None:
       if len(set(cells)) < len(cells):
         twice = next(name for name in cells if cells.count(name) > 1)
-        raise UserError(f"{where}: found {cells.count(twice)} columns {twice!r} in the header, expected one: name them "
-                        "apart")
+        raise UserError(
+          f"{where}: found {cells.count(twice)} columns {twice!r} in the header, expected one: name them apart"
+        )
       names = cells
     elif len(cells) != len(names):
       raise UserError(f"{where}: found {len(cells)} tab-separated columns, expected the {len(names)} of the header")
@@ -176,8 +181,9 @@ def _parquet(path: str) -> Iterator[tuple[str, Row]]:
           number += 1
           yield f"{path}, row {number}", row
   except (pyarrow.ArrowException, OSError, LookupError, OverflowError, ValueError) as error:
-    raise UserError(f"{path}: found damaged Parquet data ({one_line(error)}), expected a complete file; fetch it again"
-                    ) from error
+    raise UserError(
+      f"{path}: found damaged Parquet data ({one_line(error)}), expected a complete file; fetch it again"
+    ) from error
 
 
 def _squad(path: str) -> Iterator[tuple[str, Row]]:
@@ -189,12 +195,21 @@ def _squad(path: str) -> Iterator[tuple[str, Row]]:
       for paragraph in article["paragraphs"]:
         for question in paragraph["qas"]:
           answers = [] if question.get("is_impossible") else question["answers"]
-          yield f"{path}, question {question['id']}", {
-            "id": question["id"], "title": article.get("title", ""), "context": paragraph["context"],
-            "question": question["question"], "answers": answers}
+          yield (
+            f"{path}, question {question['id']}",
+            {
+              "id": question["id"],
+              "title": article.get("title", ""),
+              "context": paragraph["context"],
+              "question": question["question"],
+              "answers": answers,
+            },
+          )
   except (AttributeError, KeyError, TypeError) as error:
-    raise UserError(f"{path}: found no SQuAD data ({one_line(error)}), expected data > paragraphs > context, qas > id, "
-                    "question, answers") from None
+    raise UserError(
+      f"{path}: found no SQuAD data ({one_line(error)}), expected data > paragraphs > context, qas > id, "
+      "question, answers"
+    ) from None
 
 
 def _conll(path: str) -> Iterator[tuple[str, Row]]:
@@ -216,11 +231,15 @@ _FILES = {"conll": _conll, "conllu": _conllu, "jsonl": _jsonl, "parquet": _parqu
 
 def _parallel(pattern: str, split: str, fields: tuple[str, ...]) -> Rows:
   if "{field}" not in pattern:
-    raise UserError(f"config.task.source: found parallel:{pattern}, expected a path with {{field}} in it, such as "
-                    "parallel:corpus/{split}.{field}.gz")
+    raise UserError(
+      f"config.task.source: found parallel:{pattern}, expected a path with {{field}} in it, such as "
+      "parallel:corpus/{split}.{field}.gz"
+    )
   if "{split}" not in pattern and split != "train":
-    raise UserError(f"config.task.source: found no {{split}} in parallel:{pattern}, which is then the split train, "
-                    f"expected it for {split!r} too, as in parallel:corpus/{{split}}.{{field}}.gz")
+    raise UserError(
+      f"config.task.source: found no {{split}} in parallel:{pattern}, which is then the split train, "
+      f"expected it for {split!r} too, as in parallel:corpus/{{split}}.{{field}}.gz"
+    )
   paths = {field: pattern.replace("{split}", split).replace("{field}", field) for field in fields}
   sides = {field: FileSource("lines", path, lines) for field, path in paths.items()}
   name = next(iter(sides.values())).name if sides else "parallel"
@@ -233,8 +252,10 @@ def _parallel(pattern: str, split: str, fields: tuple[str, ...]) -> Rows:
     for number, row in enumerate(itertools.zip_longest(*columns, fillvalue=end), 1):
       short = [path for path, line in zip(paths.values(), row) if line is end]
       if short:
-        raise UserError(f"{short[0]}: found {number - 1} lines, expected as many as in the other files "
-                        f"({', '.join(path for path in paths.values() if path not in short)})")
+        raise UserError(
+          f"{short[0]}: found {number - 1} lines, expected as many as in the other files "
+          f"({', '.join(path for path in paths.values() if path not in short)})"
+        )
       bad = next((line for _, line in row if isinstance(line, Skip)), None)
       yield f"{pattern}:{number}", bad or dict(zip(paths, (line for _, line in row)))
 
@@ -247,18 +268,30 @@ def _tfds(rest: str, split: str, fields: tuple[str, ...], data_dir: str | None) 
   known = list(builder.info.features) if hasattr(builder.info.features, "keys") else []
   for field in fields:
     if field.partition(".")[0] not in known:
-      raise UserError(f"dataset {builder.info.full_name}: found no feature {field!r} among {', '.join(known) or 'none'}"
-                      f"{did_you_mean(field, known)}")
+      raise UserError(
+        f"dataset {builder.info.full_name}: found no feature {field!r} among {', '.join(known) or 'none'}"
+        f"{did_you_mean(field, known)}"
+      )
   if split not in builder.info.splits:
-    raise UserError(f"dataset {builder.info.full_name}: found no split {split!r}, expected one of "
-                    f"{', '.join(builder.info.splits)}{did_you_mean(split, list(builder.info.splits))}")
+    raise UserError(
+      f"dataset {builder.info.full_name}: found no split {split!r}, expected one of "
+      f"{', '.join(builder.info.splits)}{did_you_mean(split, list(builder.info.splits))}"
+    )
   info = builder.info
-  facts = {"form": "tfds", "name": info.full_name, "split": split, "examples": info.splits[split].num_examples,
-           "bytes": int(info.splits[split].num_bytes)}
+  facts = {
+    "form": "tfds",
+    "name": info.full_name,
+    "split": split,
+    "examples": info.splits[split].num_examples,
+    "bytes": int(info.splits[split].num_bytes),
+  }
 
   def read() -> Iterator[tuple[str, Row]]:
-    for number, row in enumerate(builder.as_data_source(split) if info.file_format.file_suffix == "array_record" else
-                                 builder.as_dataset(split=split, shuffle_files=False).as_numpy_iterator()):
+    for number, row in enumerate(
+      builder.as_data_source(split)
+      if info.file_format.file_suffix == "array_record"
+      else builder.as_dataset(split=split, shuffle_files=False).as_numpy_iterator()
+    ):
       yield f"dataset {info.full_name}, split {split}, example {number}", _plain(row, info.features)
 
   return Rows(info.name, facts, read)
@@ -285,8 +318,16 @@ def _builtin(split: str) -> Iterator[tuple[str, Row]]:
     if 3 <= len(words) <= 12:
       joined = " ".join(words)
       longest = max(words, key=len)
-      yield f"built-in corpus, line {number}", {
-        "text": joined, "reversed": " ".join(reversed(words)), "label": "long" if len(words) > 7 else "short",
-        "tokens": words, "tags": ["long" if len(word) > 4 else "short" for word in words],
-        "question": "Which word is the longest?", "context": joined,
-        "answers": [{"text": longest, "answer_start": joined.index(longest)}]}
+      yield (
+        f"built-in corpus, line {number}",
+        {
+          "text": joined,
+          "reversed": " ".join(reversed(words)),
+          "label": "long" if len(words) > 7 else "short",
+          "tokens": words,
+          "tags": ["long" if len(word) > 4 else "short" for word in words],
+          "question": "Which word is the longest?",
+          "context": joined,
+          "answers": [{"text": longest, "answer_start": joined.index(longest)}],
+        },
+      )

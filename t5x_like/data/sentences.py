@@ -42,8 +42,10 @@ class Sentences:
   def __init__(self, vocabulary: Vocabulary, rule: str = DEFAULT_RULE):
     ends = np.asarray(load(rule, "sentence_rule")(vocabulary))
     if ends.shape != (vocabulary.size,) or ends.dtype != np.bool_:
-      raise UserError(f"sentence_rule={rule}: returned {ends.dtype} {list(ends.shape)}, expected bool "
-                      f"[{vocabulary.size}], one for each id of the vocabulary")
+      raise UserError(
+        f"sentence_rule={rule}: returned {ends.dtype} {list(ends.shape)}, expected bool "
+        f"[{vocabulary.size}], one for each id of the vocabulary"
+      )
     begins = np.array(vocabulary.starts_word)
     begins[list(vocabulary.special_ids)] = False  # an EOS belongs to the sentence before it
     ends = ends.copy()

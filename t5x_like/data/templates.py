@@ -24,11 +24,16 @@ class Template:
 
   def __init__(self, text: str, key: str):
     try:
-      self._parts = [(literal, field) for literal, field, form, conversion in string.Formatter().parse(text)
-                     if not (form or conversion) or _refuse(field)]
+      self._parts = [
+        (literal, field)
+        for literal, field, form, conversion in string.Formatter().parse(text)
+        if not (form or conversion) or _refuse(field)
+      ]
     except ValueError as error:
-      raise UserError(f"config.task.{key}: found {text!r} ({one_line(error)}), expected text with fields in braces, "
-                      "such as 'summarize: {document}'") from error
+      raise UserError(
+        f"config.task.{key}: found {text!r} ({one_line(error)}), expected text with fields in braces, "
+        "such as 'summarize: {document}'"
+      ) from error
     self.fields = tuple(field for _, field in self._parts if field is not None)
     if not self.fields or "" in self.fields:
       raise UserError(f"config.task.{key}: found {text!r}, expected the name of a field in braces, such as '{{text}}'")
@@ -55,8 +60,10 @@ def as_text(found: Any, field: str, where: str) -> str:
   if found is None:
     return ""
   if not isinstance(found, str | int | float):
-    raise UserError(f"{where}: found {type(found).__name__} in field {field!r}, expected text or a number; a list's "
-                    f"items are {field}.0, {field}.1, … and {field}.* all of them, joined by spaces")
+    raise UserError(
+      f"{where}: found {type(found).__name__} in field {field!r}, expected text or a number; a list's "
+      f"items are {field}.0, {field}.1, … and {field}.* all of them, joined by spaces"
+    )
   if isinstance(found, float) and not math.isfinite(found):
     raise UserError(f"{where}: found {found} in field {field!r}, expected text or a finite number; null is for none")
   text = str(found)

@@ -100,7 +100,8 @@ class TokenStore:
       if found != expected:
         raise UserError(
           f"{self._files.name(token_store_manifest.VOCABULARY)}: {key}: found {found!r}, expected {expected!r} from "
-          f"{token_store_manifest.FILE}: {REMEDY}")
+          f"{token_store_manifest.FILE}: {REMEDY}"
+        )
     return vocabulary
 
   def windows(self, starts_B: np.ndarray, length: int) -> np.ndarray:
@@ -127,8 +128,8 @@ class TokenStore:
       while done < length:
         first = self._ends[shard] - self.manifest.shards[shard].tokens
         stop = min(start + length, self._ends[shard])
-        part = self._shard(shard)[start + done - first:stop - first]
-        into = window_BW[row, done:stop - start]
+        part = self._shard(shard)[start + done - first : stop - first]
+        into = window_BW[row, done : stop - start]
         if isinstance(part, np.ndarray):
           into[:] = part
         else:
@@ -224,11 +225,15 @@ def _verify(files: Files, manifest: Manifest, verify: Verify) -> str:
   def check(name, expected):
     found = files.differs(name, expected.bytes)
     if found is not None:
-      raise UserError(f"{files.name(name)}: found {found}, expected {expected.bytes} bytes: the file is missing or "
-                      f"truncated; copy it again or {REMEDY}")
+      raise UserError(
+        f"{files.name(name)}: found {found}, expected {expected.bytes} bytes: the file is missing or "
+        f"truncated; copy it again or {REMEDY}"
+      )
     if full and (found := files.sha256(name, expected.bytes)) != expected.sha256:
-      raise UserError(f"{files.name(name)}: found SHA-256 {found[:12]}, expected {expected.sha256[:12]}: the file is "
-                      f"corrupt; copy it again or {REMEDY}")
+      raise UserError(
+        f"{files.name(name)}: found SHA-256 {found[:12]}, expected {expected.sha256[:12]}: the file is "
+        f"corrupt; copy it again or {REMEDY}"
+      )
 
   with concurrent.futures.ThreadPoolExecutor(min(16, 2 * (os.cpu_count() or 1))) as pool:
     checks = [pool.submit(check, *item) for item in manifest.files()]
@@ -253,5 +258,7 @@ def _missing(path: str) -> str:
       found = f"a directory without {token_store_manifest.FILE}"
     if directory.with_name(f".{directory.name}.incomplete").exists():
       found += "; an unfinished one is there, the same prepare_data command finishes it"
-  return (f"{path}: no token store ({found}): make one with python -m tools.prepare_data --source=... "
-          f"--vocabulary=... --output={directory.parent if '://' not in path else 'DIR'}")
+  return (
+    f"{path}: no token store ({found}): make one with python -m tools.prepare_data --source=... "
+    f"--vocabulary=... --output={directory.parent if '://' not in path else 'DIR'}"
+  )

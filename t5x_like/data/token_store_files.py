@@ -134,8 +134,10 @@ class RemoteFiles:
     except Exception as error:
       raise UserError(f"{self.name(file)}: cannot be opened ({one_line(error)}): {REMEDY}") from error
     if array.shape != (length,) or array.dtype.name != dtype:
-      raise UserError(f"{self.name(file)}: found {array.dtype.name} of shape {array.shape}, expected {dtype} of shape "
-                      f"({length},): {REMEDY}")
+      raise UserError(
+        f"{self.name(file)}: found {array.dtype.name} of shape {array.shape}, expected {dtype} of shape "
+        f"({length},): {REMEDY}"
+      )
     return array
 
   @contextlib.contextmanager

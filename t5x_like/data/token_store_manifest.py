@@ -63,8 +63,12 @@ class Manifest:
   def fingerprint(self) -> str:
     """SHA-256 over what determines the token stream; independent of names, provenance and TensorStore's metadata."""
     content = {
-      "format": FORMAT, "vocabulary": dataclasses.asdict(self.vocabulary), "append_eos": self.append_eos,
-      "dtype": self.dtype, "num_tokens": self.num_tokens, "num_documents": self.num_documents,
+      "format": FORMAT,
+      "vocabulary": dataclasses.asdict(self.vocabulary),
+      "append_eos": self.append_eos,
+      "dtype": self.dtype,
+      "num_tokens": self.num_tokens,
+      "num_documents": self.num_documents,
       "shards": [
         [shard.tokens, shard.documents, *(shard.files[f"{array}/c/0"].sha256 for array in ARRAYS)]
         for shard in self.shards
@@ -107,7 +111,8 @@ def parse(text: bytes, where: str) -> Manifest:
   if fingerprint != manifest.fingerprint:
     raise UserError(
       f"{where}: fingerprint: found {str(fingerprint)[:12]!r}, but the fields give {manifest.fingerprint[:12]!r}: the "
-      f"manifest was edited or damaged; {REMEDY}")
+      f"manifest was edited or damaged; {REMEDY}"
+    )
   return manifest
 
 
@@ -135,8 +140,9 @@ def _value(declared: Any, value: Any, where: str, key: str) -> Any:
     items = _typed(list, value, where, key)
     return tuple(_read(Shard, item, where, f"{key}[{i}]") for i, item in enumerate(items))
   if declared == dict[str, StoredFile]:
-    return {name: _read(StoredFile, item, where, f"{key}.{name}") for name, item in
-            _typed(dict, value, where, key).items()}
+    return {
+      name: _read(StoredFile, item, where, f"{key}.{name}") for name, item in _typed(dict, value, where, key).items()
+    }
   return _typed(dict if declared == dict[str, Any] else declared, value, where, key)
 
 

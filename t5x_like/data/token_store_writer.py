@@ -42,8 +42,17 @@ class TokenStoreWriter(contextlib.AbstractContextManager):
     UserError: the path exists, is remote, cannot be written, or another process is writing it.
   """
 
-  def __init__(self, path: str | os.PathLike, *, name: str, split: str, vocabulary: Vocabulary,
-               append_eos: bool = False, source: dict[str, Any] | None = None, shard_tokens: int = SHARD_TOKENS):
+  def __init__(
+    self,
+    path: str | os.PathLike,
+    *,
+    name: str,
+    split: str,
+    vocabulary: Vocabulary,
+    append_eos: bool = False,
+    source: dict[str, Any] | None = None,
+    shard_tokens: int = SHARD_TOKENS,
+  ):
     if "://" in os.fspath(path):
       raise UserError(f"{path}: stores are written to a local directory; write it there, then copy it")
     self.path = pathlib.Path(path)
@@ -56,8 +65,10 @@ class TokenStoreWriter(contextlib.AbstractContextManager):
 
   def __enter__(self) -> "TokenStoreWriter":
     if self.path.exists():
-      raise UserError(f"{self.path}: exists already, expected a new path: a token store is never overwritten; remove "
-                      "it or choose another output")
+      raise UserError(
+        f"{self.path}: exists already, expected a new path: a token store is never overwritten; remove "
+        "it or choose another output"
+      )
     with _refusals(self._work):
       self._work.mkdir(parents=True, exist_ok=True)
       self._lock = os.open(self._work, os.O_RDONLY)
@@ -104,8 +115,10 @@ class TokenStoreWriter(contextlib.AbstractContextManager):
       return
     low, high = int(tokens_N.min()), int(tokens_N.max())
     if low < 1 or high >= self._vocabulary.size:
-      raise UserError(f"{self.path}: found id {low if low < 1 else high} in a document, expected 1 to "
-                      f"{self._vocabulary.size - 1} (0 is padding)")
+      raise UserError(
+        f"{self.path}: found id {low if low < 1 else high} in a document, expected 1 to "
+        f"{self._vocabulary.size - 1} (0 is padding)"
+      )
     tokens_N = tokens_N.astype(self._dtype)
     if self._append_eos:
       tokens_N = np.insert(tokens_N, np.cumsum(lengths_D), self._vocabulary.eos_id)
@@ -133,16 +146,22 @@ class TokenStoreWriter(contextlib.AbstractContextManager):
     if self._held:
       self._close_shards(last=True)
     if not self._shards:
-      raise UserError(f"{self.path}: split {self._split!r} has no documents with any tokens, expected at least one: "
-                      "check the source, or for a split by validation_fraction raise the fraction")
+      raise UserError(
+        f"{self.path}: split {self._split!r} has no documents with any tokens, expected at least one: "
+        "check the source, or for a split by validation_fraction raise the fraction"
+      )
     vocabulary = self._vocabulary
     manifest = Manifest(
-      name=self._name, split=self._split,
+      name=self._name,
+      split=self._split,
       vocabulary=VocabularyRecord(vocabulary.fingerprint, vocabulary.size, vocabulary.extra_ids),
-      append_eos=self._append_eos, dtype=self._dtype.name,
+      append_eos=self._append_eos,
+      dtype=self._dtype.name,
       num_tokens=sum(shard.tokens for shard in self._shards),
       num_documents=sum(shard.documents for shard in self._shards),
-      shards=tuple(self._shards), source=self._source)
+      shards=tuple(self._shards),
+      source=self._source,
+    )
     with _refusals(self._work):
       vocabulary.save(self._work / token_store_manifest.VOCABULARY)
       (self._work / token_store_manifest.FILE).write_text(manifest.to_json())
@@ -175,14 +194,26 @@ def _write_array(directory: pathlib.Path, data: np.ndarray) -> None:
   padded = -(-data.size // INNER_CHUNK) * INNER_CHUNK
   index = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
   spec = {
-    "driver": "zarr3", "kvstore": {"driver": "file", "path": f"{directory}/"}, "create": True,
+    "driver": "zarr3",
+    "kvstore": {"driver": "file", "path": f"{directory}/"},
+    "create": True,
     "store_data_equal_to_fill_value": True,
     "metadata": {
-      "shape": [data.size], "data_type": data.dtype.name, "fill_value": 0,
+      "shape": [data.size],
+      "data_type": data.dtype.name,
+      "fill_value": 0,
       "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [padded]}},
-      "codecs": [{"name": "sharding_indexed", "configuration": {
-        "chunk_shape": [INNER_CHUNK], "index_location": "end", "index_codecs": index,
-        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}]}}],
+      "codecs": [
+        {
+          "name": "sharding_indexed",
+          "configuration": {
+            "chunk_shape": [INNER_CHUNK],
+            "index_location": "end",
+            "index_codecs": index,
+            "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+          },
+        }
+      ],
     },
   }
   with _refusals(directory):
@@ -191,8 +222,10 @@ def _write_array(directory: pathlib.Path, data: np.ndarray) -> None:
     written = np.memmap(path, data.dtype.newbyteorder("<"), mode="r", shape=data.shape)
     size = padded * data.dtype.itemsize + padded // INNER_CHUNK * 16 + 4  # index: two uint64 a chunk, and a CRC
     if os.stat(path).st_size != size or not np.array_equal(written, data):
-      raise UserError(f"{path}: this TensorStore does not write inner chunks in order and without "
-                      "gaps, which memory maps need: install the version in the project's constraints")
+      raise UserError(
+        f"{path}: this TensorStore does not write inner chunks in order and without "
+        "gaps, which memory maps need: install the version in the project's constraints"
+      )
 
 
 @contextlib.contextmanager
@@ -201,8 +234,9 @@ def _refusals(path: pathlib.Path):
   try:
     yield
   except (OSError, ValueError, RuntimeError) as error:
-    raise UserError(f"{path}: cannot be written ({one_line(error)}): free some space or choose another "
-                    "output") from error
+    raise UserError(
+      f"{path}: cannot be written ({one_line(error)}): free some space or choose another output"
+    ) from error
 
 
 def _flush(path: str | os.PathLike) -> None:

@@ -30,8 +30,10 @@ def open_tokens(store: str, split: str, verify: Verify = "auto") -> TokenStore:
   root = builtin.prepared() if store == builtin.NAME else store
   path = f"{root}/{split}" if "://" in root else os.path.join(root, split)
   tokens = TokenStore.open(path, verify=verify)
-  print(f"data: {path}: {tokens.num_tokens:,} tokens in {tokens.num_documents:,} documents, {tokens.verification}",
-        flush=True)
+  print(
+    f"data: {path}: {tokens.num_tokens:,} tokens in {tokens.num_documents:,} documents, {tokens.verification}",
+    flush=True,
+  )
   return tokens
 
 
@@ -60,8 +62,10 @@ class Windows:
     self.length = length
     self.num_examples = self.tokens.num_tokens // length
     if not self.num_examples:
-      raise UserError(f"{self.tokens.path}: {self.tokens.num_tokens} tokens are no example: the task needs windows of "
-                      f"{length} tokens: shorten the task's lengths or prepare a larger corpus")
+      raise UserError(
+        f"{self.tokens.path}: {self.tokens.num_tokens} tokens are no example: the task needs windows of "
+        f"{length} tokens: shorten the task's lengths or prepare a larger corpus"
+      )
 
   @property
   def vocabulary(self) -> Vocabulary:

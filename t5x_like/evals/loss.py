@@ -61,9 +61,11 @@ class Evaluator:
 
 
 _TARGETS = {  # what is predicted, by the first of these names that a batch has, and its weights
-  "decoder_target_tokens": "decoder_loss_weights", "encoder_target_tokens": "encoder_loss_weights",
-  "label": "example_weights", "span_start": "example_weights",
-}  # fmt: skip
+  "decoder_target_tokens": "decoder_loss_weights",
+  "encoder_target_tokens": "encoder_loss_weights",
+  "label": "example_weights",
+  "span_start": "example_weights",
+}
 _TOKENS = {"loss", "z_loss", "correct", "weights", "counts", "examples"}  # sums with a place of their own, or none
 
 

@@ -44,10 +44,7 @@ class Evaluator:
           texts = {"input": inputs, "target": target, "prediction": predicted}
           samples.append({name: vocabulary.decode(ids) for name, ids in texts.items()})
     return Result(
-      {
-        "span_exact_match": spans_right / max(spans, 1),
-        "sequence_exact_match": sequences_right / max(sequences, 1),
-      },
+      {"span_exact_match": spans_right / max(spans, 1), "sequence_exact_match": sequences_right / max(sequences, 1)},
       samples,
     )
 

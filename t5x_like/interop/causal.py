@@ -7,13 +7,31 @@ from t5x_like.interop.fields import Fields
 from t5x_like.interop.hf import only
 from t5x_like.nn.architectures import Tokens
 
-GATED = {"silu": "swiglu", "swish": "swiglu", "gelu": "geglu", "gelu_pytorch_tanh": "geglu_tanh",
-         "gelu_new": "geglu_tanh", "relu": "reglu"}  # fmt: skip
-PLAIN = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "gelu_fast": "gelu_tanh",
-         "relu": "relu", "silu": "silu", "swish": "silu", "tanh": "tanh"}  # fmt: skip
+GATED = {
+  "silu": "swiglu",
+  "swish": "swiglu",
+  "gelu": "geglu",
+  "gelu_pytorch_tanh": "geglu_tanh",
+  "gelu_new": "geglu_tanh",
+  "relu": "reglu",
+}
+PLAIN = {
+  "gelu": "gelu",
+  "gelu_new": "gelu_tanh",
+  "gelu_pytorch_tanh": "gelu_tanh",
+  "gelu_fast": "gelu_tanh",
+  "relu": "relu",
+  "silu": "silu",
+  "swish": "silu",
+  "tanh": "tanh",
+}
 
-_LLAMA3 = {"factor": "factor", "low_freq_factor": "low", "high_freq_factor": "high",
-           "original_max_position_embeddings": "original_length"}  # fmt: skip
+_LLAMA3 = {
+  "factor": "factor",
+  "low_freq_factor": "low",
+  "high_freq_factor": "high",
+  "original_max_position_embeddings": "original_length",
+}
 
 
 EXACT = ("dense", "chunked")  # cores that compute what a config means
@@ -121,10 +139,22 @@ def refuse_others(model, *, square: bool = True, heads: bool = True, mlp: bool =
   own = core if isinstance(core, str) or "name" in core else core.get("decoder", "dense")
   exact = [core] if (own if isinstance(own, str) else own["name"]) in EXACT else list(EXACT)
   plain = dict(
-    norm_position="pre", parallel="no", biases=(), qk_norm=False, attention_scale=[None, H**-0.5], softcap=None,
-    windows=(None,), core=exact, experts=None, embed_scale=False, embed_norm=False, tied=True, logits_scale=False,
-    logits_softcap=None, logits_bias=False,
-  )  # fmt: skip
+    norm_position="pre",
+    parallel="no",
+    biases=(),
+    qk_norm=False,
+    attention_scale=[None, H**-0.5],
+    softcap=None,
+    windows=(None,),
+    core=exact,
+    experts=None,
+    embed_scale=False,
+    embed_norm=False,
+    tied=True,
+    logits_scale=False,
+    logits_softcap=None,
+    logits_bias=False,
+  )
   only(model, **(plain | expected))
   dims = model.variant.dims
   if square and dims.heads * H != D:

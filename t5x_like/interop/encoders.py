@@ -11,9 +11,13 @@ from t5x_like.nn.design import Design
 from t5x_like.nn.dims import Dims
 
 ACTIVATIONS = {
-  "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "silu": "silu",
+  "gelu": "gelu",
+  "gelu_new": "gelu_tanh",
+  "gelu_pytorch_tanh": "gelu_tanh",
+  "relu": "relu",
+  "silu": "silu",
   "swish": "silu",
-}  # fmt: skip
+}
 ATTENTION = ("self.query", "self.key", "self.value", "output.dense")
 IGNORED = ("embeddings.position_ids", "embeddings.token_type_ids")  # buffers of older versions
 
@@ -72,9 +76,7 @@ def special(fields: Fields, default: Tokens) -> Tokens:
   return Tokens(pad, default.start if start is None else start, eos if isinstance(eos, int) else eos[0])
 
 
-def build(
-  fields: Fields, names: set[str], base: Variant, prefix: str, heads: tuple[Head, ...], **changes
-) -> Variant:
+def build(fields: Fields, names: set[str], base: Variant, prefix: str, heads: tuple[Head, ...], **changes) -> Variant:
   """The variant of a config with BERT's fields.
 
   Args:
@@ -121,22 +123,39 @@ def config(model, model_type: str, prefix: str, heads: tuple[Head, ...], *, offs
     UserError: naming the cell of the design, or the head, that the type has no field for.
   """
   variant, design, dims = model.variant, model.variant.design, model.variant.dims
-  usual = dict(norm="layernorm", norm_position="post", parallel="no", biases=("qkv", "out", "mlp"), qk_norm=False,
-               attention_scale=None, softcap=None, windows=(None,), experts=None, activation=list(ACTIVATIONS.values()),
-               embed_scale=False, embed_norm=True, core=["dense", "chunked"])  # fmt: skip
+  usual = dict(
+    norm="layernorm",
+    norm_position="post",
+    parallel="no",
+    biases=("qkv", "out", "mlp"),
+    qk_norm=False,
+    attention_scale=None,
+    softcap=None,
+    windows=(None,),
+    experts=None,
+    activation=list(ACTIVATIONS.values()),
+    embed_scale=False,
+    embed_norm=True,
+    core=["dense", "chunked"],
+  )
   only(model, **(usual | expected))
   position = {"name": design.position} if isinstance(design.position, str) else design.position
   if not isinstance(position, dict) or position["name"] != "learned" or position.get("offset", 0) != offset:
-    raise UserError(f"design.position is {design.position!r}, which only 'learned' with an offset of {offset} can be "
-                    "written as")  # fmt: skip
+    raise UserError(
+      f"design.position is {design.position!r}, which only 'learned' with an offset of {offset} can be written as"
+    )
   if dims.kv_heads != dims.heads or dims.head_dim * dims.heads != dims.embed or not variant.types:
-    raise UserError(f"{dims} with types={variant.types}: {model_type} has as many key/value heads as heads, heads that "
-                    "share the width, and token types")  # fmt: skip
+    raise UserError(
+      f"{dims} with types={variant.types}: {model_type} has as many key/value heads as heads, heads that "
+      "share the width, and token types"
+    )
   labels = variant.head.get("labels", 2) if isinstance(variant.head, dict) else 2
   head = next((h for h in heads if _meant(h.spec(labels)) == _meant(variant.head)), None)
   if head is None:
-    raise UserError(f"the head {variant.head!r} is not one of those of {model_type}: "
-                    f"{', '.join(dict.fromkeys(str(h.spec(2)) for h in heads))}")  # fmt: skip
+    raise UserError(
+      f"the head {variant.head!r} is not one of those of {model_type}: "
+      f"{', '.join(dict.fromkeys(str(h.spec(2)) for h in heads))}"
+    )
   names = {i: f"LABEL_{i}" for i in range(labels)}
   return {
     "architectures": [prefix + head.task],
@@ -153,9 +172,12 @@ def config(model, model_type: str, prefix: str, heads: tuple[Head, ...], *, offs
     "initializer_range": design.init_stddev or 0.02,
     "pad_token_id": variant.tokens.pad,
     "tie_word_embeddings": True,
-    **({"id2label": {str(i): n for i, n in names.items()}, "label2id": {n: i for i, n in names.items()}} if labels != 2
-       else {}),
-  }  # fmt: skip
+    **(
+      {"id2label": {str(i): n for i, n in names.items()}, "label2id": {n: i for i, n in names.items()}}
+      if labels != 2
+      else {}
+    ),
+  }
 
 
 def _meant(spec: str | dict) -> dict:

@@ -5,27 +5,32 @@ from typing import Any
 from t5x_like.errors import UserError
 
 # What a config says about training, generation, the tokenizer or the file itself; logits do not depend on it.
-_WITHOUT_EFFECT = {
-  "_name_or_path", "_commit_hash", "_attn_implementation", "_attn_implementation_autoset", "architectures", "auto_map",
-  "model_type", "transformers_version", "torch_dtype", "dtype", "torchscript", "use_bfloat16", "return_dict",
-  "return_dict_in_generate", "output_attentions", "output_hidden_states", "output_past", "output_scores", "use_cache",
-  "id2label", "label2id", "num_labels", "problem_type", "finetuning_task", "task_specific_params", "tokenizer_class",
-  "prefix", "bos_token_id", "sep_token_id", "cls_token_id", "mask_token_id", "unk_token_id", "decoder_start_token_id",
-  "forced_bos_token_id", "forced_eos_token_id", "begin_suppress_tokens", "suppress_tokens", "bad_words_ids",
-  "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty",
-  "temperature", "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size",
-  "encoder_no_repeat_ngram_size", "num_return_sequences", "exponential_decay_length_penalty", "remove_invalid_values",
-  "renormalize_logits", "initializer_range", "initializer_factor", "init_std", "gradient_checkpointing",
-  "classifier_dropout", "summary_type", "summary_use_proj", "summary_activation", "summary_proj_to_labels",
-  "summary_first_dropout", "summary_last_dropout", "is_encoder_decoder", "tf_legacy_loss", "pretraining_tp",
-}  # fmt: skip
+_WITHOUT_EFFECT = frozenset(
+  """
+  _name_or_path _commit_hash _attn_implementation _attn_implementation_autoset architectures auto_map model_type
+  transformers_version torch_dtype dtype torchscript use_bfloat16 return_dict return_dict_in_generate
+  output_attentions output_hidden_states output_past output_scores use_cache id2label label2id num_labels
+  problem_type finetuning_task task_specific_params tokenizer_class prefix bos_token_id sep_token_id cls_token_id
+  mask_token_id unk_token_id decoder_start_token_id forced_bos_token_id forced_eos_token_id begin_suppress_tokens
+  suppress_tokens bad_words_ids max_length min_length do_sample early_stopping num_beams num_beam_groups
+  diversity_penalty temperature top_k top_p typical_p repetition_penalty length_penalty no_repeat_ngram_size
+  encoder_no_repeat_ngram_size num_return_sequences exponential_decay_length_penalty remove_invalid_values
+  renormalize_logits initializer_range initializer_factor init_std gradient_checkpointing classifier_dropout
+  summary_type summary_use_proj summary_activation summary_proj_to_labels summary_first_dropout summary_last_dropout
+  is_encoder_decoder tf_legacy_loss pretraining_tp
+  """.split()
+)
 
 # What would change the model if it were otherwise.
 _ONLY = {
-  "is_decoder": (False,), "add_cross_attention": (False,), "cross_attention_hidden_size": (None,),
-  "chunk_size_feed_forward": (0,), "pruned_heads": ({}, None), "tie_encoder_decoder": (False,),
+  "is_decoder": (False,),
+  "add_cross_attention": (False,),
+  "cross_attention_hidden_size": (None,),
+  "chunk_size_feed_forward": (0,),
+  "pruned_heads": ({}, None),
+  "tie_encoder_decoder": (False,),
   "quantization_config": (None,),
-}  # fmt: skip
+}
 
 
 class Fields:

@@ -17,18 +17,24 @@ def conv1d_qkv(m: Mapping, theirs: str, ours: str, *index: int) -> None:
   """[in, 3 N H]: all queries, all keys, all values (GPT and GPT-2)."""
   for their_name, name in (("weight", "kernel"), ("bias", "bias")):
     m.fused(
-      f"{theirs}.{their_name}", [f"{ours}/{part}/{name}" for part in QKV], *index,
-      split=lambda x: np.split(x, 3, axis=-1), join=lambda xs: np.concatenate(xs, axis=-1),
-    )  # fmt: skip
+      f"{theirs}.{their_name}",
+      [f"{ours}/{part}/{name}" for part in QKV],
+      *index,
+      split=lambda x: np.split(x, 3, axis=-1),
+      join=lambda xs: np.concatenate(xs, axis=-1),
+    )
 
 
 def stacked_qkv(m: Mapping, theirs: str, ours: str, *index: int) -> None:
   """[3 N H, in]: all queries, all keys, all values (MPT)."""
   for their_name, name in _held(m, ours):
     m.fused(
-      f"{theirs}.{their_name}", [f"{ours}/{part}/{name}" for part in QKV], *index,
-      split=lambda x: [part.T for part in np.split(x, 3)], join=lambda xs: np.concatenate([x.T for x in xs]),
-    )  # fmt: skip
+      f"{theirs}.{their_name}",
+      [f"{ours}/{part}/{name}" for part in QKV],
+      *index,
+      split=lambda x: [part.T for part in np.split(x, 3)],
+      join=lambda xs: np.concatenate([x.T for x in xs]),
+    )
 
 
 def interleaved_qkv(m: Mapping, theirs: str, ours: str, *index: int, heads: int) -> None:

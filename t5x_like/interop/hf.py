@@ -29,10 +29,21 @@ from t5x_like.nn import params
 
 SHARD_BYTES = 5 * 10**9
 TOKENIZER_FILES = (
-  "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "spiece.model",
-  "tokenizer.model", "sentencepiece.bpe.model", "vocab.json", "merges.txt", "vocab.txt", "source.spm", "target.spm",
-  "generation_config.json", "chat_template.jinja",
-)  # fmt: skip
+  "tokenizer.json",
+  "tokenizer_config.json",
+  "special_tokens_map.json",
+  "added_tokens.json",
+  "spiece.model",
+  "tokenizer.model",
+  "sentencepiece.bpe.model",
+  "vocab.json",
+  "merges.txt",
+  "vocab.txt",
+  "source.spm",
+  "target.spm",
+  "generation_config.json",
+  "chat_template.jinja",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,8 +191,10 @@ def _check(mapping: Mapping, files: Files) -> None:
   """Every tensor is known, every parameter is filled, once."""
   expected = {t.name for t in mapping.tensors}
   for name in sorted(expected - files.names):
-    raise UserError(f"{files.where}: tensor {name!r} is missing{did_you_mean(name, files.names - expected)}; the file "
-                    "is of another model or incomplete")  # fmt: skip
+    raise UserError(
+      f"{files.where}: tensor {name!r} is missing{did_you_mean(name, files.names - expected)}; the file "
+      "is of another model or incomplete"
+    )
   for name in sorted(files.names - expected - set(mapping.copies)):
     if not name.endswith(mapping.ignored + mapping.unread):
       near = did_you_mean(name, expected)
@@ -213,8 +226,10 @@ def _assemble(name: str, shape: tuple[int, ...], mapping: Mapping, files: Files)
       except ValueError:
         part = raw
       if part.shape != shape[len(index) :]:
-        raise UserError(f"{files.where}: tensor {tensor.name!r} has shape {list(raw.shape)}, expected what fits "
-                        f"{name} of {list(shape[len(index) :])}; config.json is of another model")  # fmt: skip
+        raise UserError(
+          f"{files.where}: tensor {tensor.name!r} has shape {list(raw.shape)}, expected what fits "
+          f"{name} of {list(shape[len(index) :])}; config.json is of another model"
+        )
       out[index] = part
       filled += part.size
   assert filled == math.prod(shape), f"{name}: {filled} of {math.prod(shape)} values mapped"

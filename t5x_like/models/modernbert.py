@@ -77,7 +77,5 @@ def every_layer(design: Design, layers: int) -> Design:
   """The design with windows and positions spelled out for every layer."""
   position = design.position if isinstance(design.position, tuple) else (design.position,)
   return replace(
-    design,
-    windows=tuple(islice(cycle(design.windows), layers)),
-    position=tuple(islice(cycle(position), layers)),
+    design, windows=tuple(islice(cycle(design.windows), layers)), position=tuple(islice(cycle(position), layers))
   )

@@ -362,15 +362,26 @@ def make_head(spec: str | dict, variant: Variant, rngs: nnx.Rngs, *, dropout_rat
   def mlm():
     width = variant.embed or D
     return heads.MlmHead(
-      D, width, variant.vocab_size, rngs, activation=ACTIVATIONS[design.activation][0],
-      norm=design.make_norm(width, rngs), init=init, dense_bias="mlp" in design.biases,
-    )  # fmt: skip
+      D,
+      width,
+      variant.vocab_size,
+      rngs,
+      activation=ACTIVATIONS[design.activation][0],
+      norm=design.make_norm(width, rngs),
+      init=init,
+      dense_bias="mlp" in design.biases,
+    )
 
   makers = {
     "mlm": mlm,
     "span_boundary": lambda: heads.SpanBoundaryHead(
-      mlm(), D, variant.vocab_size, rngs, activation=ACTIVATIONS[design.activation][0],
-      norm=lambda: design.make_norm(D, rngs), init=init,
+      mlm(),
+      D,
+      variant.vocab_size,
+      rngs,
+      activation=ACTIVATIONS[design.activation][0],
+      norm=lambda: design.make_norm(D, rngs),
+      init=init,
     ),
     "pretraining": lambda: heads.PretrainingHead(mlm(), pooler(), D, rngs, init=init),
     "next_sentence": lambda: heads.SequenceClassifier(pooler(), D, 2, rngs, init=init, dropout_rate=dropout_rate),
@@ -382,9 +393,7 @@ def make_head(spec: str | dict, variant: Variant, rngs: nnx.Rngs, *, dropout_rat
     ),
     "tokens": lambda labels=2: heads.TokenClassifier(D, labels, rngs, init=init, dropout_rate=dropout_rate),
     "spans": lambda: heads.SpanHead(D, rngs, init=init),
-    "discriminator": lambda: heads.DiscriminatorHead(
-      D, rngs, activation=ACTIVATIONS[design.activation][0], init=init
-    ),
+    "discriminator": lambda: heads.DiscriminatorHead(D, rngs, activation=ACTIVATIONS[design.activation][0], init=init),
     "pooled": lambda: heads.PooledHead(pooler()),
     "none": lambda: heads.NoHead(),
   }

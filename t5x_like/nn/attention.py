@@ -86,9 +86,17 @@ class Attention(Layer):
     if self.window is not None:
       mask = dataclasses.replace(mask, window=self.window)
     o_BTNH = core(
-      q_BTNH, k_BSKH, v_BSKH, mask, bias, self.position,
-      scale=self.scale, softcap=self.softcap, dropout_rate=self.dropout_rate, key=subkey(key, 0),
-    )  # fmt: skip
+      q_BTNH,
+      k_BSKH,
+      v_BSKH,
+      mask,
+      bias,
+      self.position,
+      scale=self.scale,
+      softcap=self.softcap,
+      dropout_rate=self.dropout_rate,
+      key=subkey(key, 0),
+    )
     return self.out(o_BTNH.reshape(*o_BTNH.shape[:2], -1))
 
   def _heads(self, x: jax.Array, axis: str) -> jax.Array:

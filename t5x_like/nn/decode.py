@@ -38,9 +38,14 @@ class DecodeState:
     if memory_pos is not None:  # rows of their own, so that beams can be reordered
       memory_pos = jnp.broadcast_to(memory_pos, (batch, memory_pos.shape[1]))
     return cls(
-      cache, jnp.full((batch, slots), -1, jnp.int32), jnp.zeros(batch, jnp.int32), jnp.int32(0), marks, memory_pos,
+      cache,
+      jnp.full((batch, slots), -1, jnp.int32),
+      jnp.zeros(batch, jnp.int32),
+      jnp.int32(0),
+      marks,
+      memory_pos,
       memory_valid,
-    )  # fmt: skip
+    )
 
   def advance(self, tokens_BT: jax.Array, valid_BT=None, prefix_BT=None) -> tuple[jax.Array, "DecodeState"]:
     """Gives the next T tokens their positions and slots.

@@ -59,10 +59,14 @@ ACTIVATIONS = {  # (function, gated)
 }
 
 POSITIONS = {
-  "none": {}, "sinusoidal": {"interleaved"}, "learned": {"length", "offset"}, "alibi": {"mpt"},
-  "relative_bias": {"buckets", "max_distance", "shared", "bidirectional"}, "shaw": {"clip", "values"},
+  "none": {},
+  "sinusoidal": {"interleaved"},
+  "learned": {"length", "offset"},
+  "alibi": {"mpt"},
+  "relative_bias": {"buckets", "max_distance", "shared", "bidirectional"},
+  "shaw": {"clip", "values"},
   "rope": {"theta", "fraction", "interleaved", "linear", "llama3"},
-}  # fmt: skip
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,7 +257,8 @@ class Design:
     # T5 leaves out the 1/sqrt(H) of the logits and makes queries smaller by it instead.
     query_gain = H**-0.5 if scale == 1.0 and self.init_stddev is None else 1.0
     return kind(
-      dims, rngs,
+      dims,
+      rngs,
       scale=scale,
       init=self.kernel_init(D),
       query_init=self.kernel_init(D, query_gain),
@@ -267,7 +272,7 @@ class Design:
       softcap=self.softcap,
       window=window,
       dropout_rate=dropout_rate,
-    )  # fmt: skip
+    )
 
   def _mlp(self, dims, gain, dropout_rate, experts, rngs):
     activation, gated = ACTIVATIONS[self.activation]

@@ -44,9 +44,15 @@ class Inputs(nnx.Module):
   """
 
   def __init__(
-    self, *, scale: float = 1.0, position: Position | None = None, types: nnx.Module | None = None,
-    norm: nnx.Module | None = None, project: nnx.Module | None = None, dropout_rate: float = 0.0,
-  ):  # fmt: skip
+    self,
+    *,
+    scale: float = 1.0,
+    position: Position | None = None,
+    types: nnx.Module | None = None,
+    norm: nnx.Module | None = None,
+    project: nnx.Module | None = None,
+    dropout_rate: float = 0.0,
+  ):
     self.scale = scale
     self.position = position or Position()
     self.types = types

@@ -27,9 +27,15 @@ class LmHead(nnx.Module):
   """
 
   def __init__(
-    self, rngs: nnx.Rngs, *, shape: tuple[int, int] | None = None, init: Callable | None = None, scale: float = 1.0,
-    softcap: float | None = None, bias: int | None = None,
-  ):  # fmt: skip
+    self,
+    rngs: nnx.Rngs,
+    *,
+    shape: tuple[int, int] | None = None,
+    init: Callable | None = None,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    bias: int | None = None,
+  ):
     self.kernel = None if shape is None else params.param(rngs, init, shape, ("embed", "vocab"))
     self.bias = None if bias is None else params.param(rngs, params.zeros, (bias,), ("vocab",))
     self.scale = scale
@@ -50,9 +56,18 @@ class MlmHead(nnx.Module):
   """BERT's: `norm(activation(dense(x)))` against the embedding table, plus a bias (Devlin et al. 2019, its code)."""
 
   def __init__(
-    self, dim: int, width: int, vocab: int, rngs: nnx.Rngs, *, activation: Callable, norm: nnx.Module, init: Callable,
-    bias: bool = True, dense_bias: bool = True,
-  ):  # fmt: skip
+    self,
+    dim: int,
+    width: int,
+    vocab: int,
+    rngs: nnx.Rngs,
+    *,
+    activation: Callable,
+    norm: nnx.Module,
+    init: Callable,
+    bias: bool = True,
+    dense_bias: bool = True,
+  ):
     self.dense = Linear((dim, width), ("embed", None), init, rngs, bias=dense_bias)
     self.norm = norm
     self.lm = LmHead(rngs, bias=vocab if bias else None)
@@ -111,8 +126,19 @@ class SpanBoundaryHead(nnx.Module):
   2020, section 3.2); the table of places p has `places` rows, the last one for all places further on.
   """
 
-  def __init__(self, mlm: MlmHead, dim: int, vocab: int, rngs: nnx.Rngs, *, activation: Callable, norm: Callable,
-               init: Callable, places: int = 32, place_dim: int = 200):  # fmt: skip
+  def __init__(
+    self,
+    mlm: MlmHead,
+    dim: int,
+    vocab: int,
+    rngs: nnx.Rngs,
+    *,
+    activation: Callable,
+    norm: Callable,
+    init: Callable,
+    places: int = 32,
+    place_dim: int = 200,
+  ):
     self.mlm = mlm
     self.places = params.param(rngs, init, (places, place_dim), (None, "embed"))
     self.dense = Linear((2 * dim + place_dim, dim), ("embed", None), init, rngs, bias=True)
@@ -139,8 +165,17 @@ class SpanBoundaryHead(nnx.Module):
 class SequenceClassifier(nnx.Module):
   """Logits [B, labels] from a pooled token; one label is a regression."""
 
-  def __init__(self, pooler: Pooler, dim: int, labels: int, rngs: nnx.Rngs, *, init: Callable, bias: bool = True,
-               dropout_rate: float = 0.0):  # fmt: skip
+  def __init__(
+    self,
+    pooler: Pooler,
+    dim: int,
+    labels: int,
+    rngs: nnx.Rngs,
+    *,
+    init: Callable,
+    bias: bool = True,
+    dropout_rate: float = 0.0,
+  ):
     self.pooler = pooler
     self.out = Linear((dim, labels), ("embed", None), init, rngs, bias=bias)
     self.dropout_rate = dropout_rate

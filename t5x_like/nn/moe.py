@@ -129,10 +129,15 @@ class Moe(Layer):
     init = init or params.fan_in_normal(embed)
     inwards, outwards = ("expert", "embed", "mlp"), ("expert", "mlp", "embed")
     self.router = Router(
-      embed, E, options.top_k, rngs,
+      embed,
+      E,
+      options.top_k,
+      rngs,
       normalise=options.top_k > 1 if options.normalise is None else options.normalise,
-      noisy=options.router == "noisy_top_k", jitter=options.jitter, init=init,
-    )  # fmt: skip
+      noisy=options.router == "noisy_top_k",
+      jitter=options.jitter,
+      init=init,
+    )
     self.gate = params.param(rngs, init, (E, embed, mlp), inwards) if gated else None
     self.wi = params.param(rngs, init, (E, embed, mlp), inwards)
     self.wo = params.param(rngs, out_init or params.fan_in_normal(mlp), (E, mlp, embed), outwards)

@@ -67,8 +67,10 @@ class LearnedPosition(Position):
 
   def embed(self, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
     if x_BTD.shape[1] > self.length:
-      raise UserError(f"the model has positions for {self.length} tokens, found a length of {x_BTD.shape[1]}; shorten "
-                      "the sequences or make a model with more positions")  # fmt: skip
+      raise UserError(
+        f"the model has positions for {self.length} tokens, found a length of {x_BTD.shape[1]}; shorten "
+        "the sequences or make a model with more positions"
+      )
     return x_BTD + jnp.take(self.table[...], pos_BT + self.offset, axis=0, mode="clip").astype(x_BTD.dtype)
 
 

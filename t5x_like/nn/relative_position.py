@@ -58,9 +58,7 @@ class RelativeBias(Position):
 
   biased = True
 
-  def __init__(
-    self, heads: int, rngs: nnx.Rngs, *, bidirectional: bool, buckets: int = 32, max_distance: int = 128
-  ):
+  def __init__(self, heads: int, rngs: nnx.Rngs, *, bidirectional: bool, buckets: int = 32, max_distance: int = 128):
     init = params.normal(math.sqrt(2.0 / (buckets + heads)))
     self.table = params.param(rngs, init, (buckets, heads), (None, "heads"))
     self.bidirectional = bidirectional

@@ -44,9 +44,17 @@ class Router(nnx.Module):
   """
 
   def __init__(
-    self, embed: int, experts: int, top_k: int, rngs: nnx.Rngs, *, normalise: bool, noisy: bool, jitter: float,
+    self,
+    embed: int,
+    experts: int,
+    top_k: int,
+    rngs: nnx.Rngs,
+    *,
+    normalise: bool,
+    noisy: bool,
+    jitter: float,
     init: Callable,
-  ):  # fmt: skip
+  ):
     self.kernel = params.param(rngs, init, (embed, experts), ("embed", None))
     self.noise = params.param(rngs, params.zeros, (embed, experts), ("embed", None)) if noisy else None
     self.top_k = top_k

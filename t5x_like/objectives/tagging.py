@@ -24,6 +24,7 @@ class Objective:
       (loss sum, sums): `loss`, `correct` and `weights`, and what the model says of itself.
     """
     outputs = model(batch, key)
-    loss, sums = token_losses(outputs["logits"], batch["encoder_target_tokens"], batch["encoder_loss_weights"],
-                              self.label_smoothing, 0.0)  # fmt: skip
+    loss, sums = token_losses(
+      outputs["logits"], batch["encoder_target_tokens"], batch["encoder_loss_weights"], self.label_smoothing, 0.0
+    )
     return add_auxiliary(loss, {name: sums[name] for name in ("loss", "correct", "weights")}, outputs)

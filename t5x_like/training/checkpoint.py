@@ -29,8 +29,15 @@ from t5x_like.training.quiet_orbax import quiet_abandoned_tasks, quiet_orbax
 
 _STATE = "state"
 _DISK_ERRORS = (
-  errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR
-)  # fmt: skip
+  errno.ENOSPC,
+  errno.EDQUOT,
+  errno.EFBIG,
+  errno.EROFS,
+  errno.EACCES,
+  errno.EPERM,
+  errno.EIO,
+  errno.ENOTDIR,
+)
 _REFUSALS = (errno.EACCES, errno.EPERM)
 _TIMEOUT_WORDS = ("DEADLINE_EXCEEDED", "timed out", "Timeout")
 _log = logging.getLogger("t5x_like.checkpoint")
@@ -58,12 +65,7 @@ class Checkpoints:
   """
 
   def __init__(
-    self,
-    directory,
-    *,
-    keep_last: int | None = 3,
-    keep_every: int | None = None,
-    save_timeout_seconds: int = 600,
+    self, directory, *, keep_last: int | None = 3, keep_every: int | None = None, save_timeout_seconds: int = 600
   ):
     for name, value in (("keep_last", keep_last), ("keep_every", keep_every)):
       if value is not None and value < 1:

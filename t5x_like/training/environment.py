@@ -13,9 +13,19 @@ from t5x_like.nn.attention import Attention, CrossAttention
 from t5x_like.parallel.distributed import code_version
 
 _PACKAGES = (
-  "t5x-like", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "tensorstore", "numpy", "tensorflow",
-  "tensorflow-cpu", "tensorflow-datasets", "sentencepiece",
-)  # fmt: skip
+  "t5x-like",
+  "jax",
+  "jaxlib",
+  "flax",
+  "optax",
+  "orbax-checkpoint",
+  "tensorstore",
+  "numpy",
+  "tensorflow",
+  "tensorflow-cpu",
+  "tensorflow-datasets",
+  "sentencepiece",
+)
 
 
 def environment() -> dict[str, Any]:

@@ -41,8 +41,9 @@ def check(config: ConfigDict) -> None:
   for name, values in config.phases.items():
     config_lib.fill_slot(f"phases.{name}", values, phase)
     if values.until < 1 or values.until in ends:
-      raise UserError(f"config.phases.{name}.until: found {values.until}, expected a step of at least 1, another for "
-                      "every phase")
+      raise UserError(
+        f"config.phases.{name}.until: found {values.until}, expected a step of at least 1, another for every phase"
+      )
     if "name" in values.task:
       raise UserError(f"config.phases.{name}.task.name: a phase changes arguments of config.task, not which task it is")
     ends[values.until] = name

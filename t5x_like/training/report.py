@@ -158,7 +158,9 @@ def _samples(directory: pathlib.Path) -> list[dict[str, Any]]:
     newest = max(entry["step"] for entry in found[task])
     for entry in [e for e in found[task] if e["step"] == newest][:_SAMPLES_SHOWN]:
       texts = entry["texts"]
-      cut = {name: [(part, bool(_SENTINEL.fullmatch(part))) for part in _SENTINEL.split(text) if part]
-             for name, text in texts.items()}  # fmt: skip
+      cut = {
+        name: [(part, bool(_SENTINEL.fullmatch(part))) for part in _SENTINEL.split(text) if part]
+        for name, text in texts.items()
+      }
       shown.append({"task": task, "step": newest, "exact": texts["target"] == texts["prediction"], **cut})
   return shown

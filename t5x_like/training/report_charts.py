@@ -58,8 +58,14 @@ def _loss_chart(rows: Rows) -> str:
       seen.append(values)
     _, entropy = series(rows, f"eval/{task}/unigram_entropy")
     if len(entropy):
-      axes.axhline(entropy[-1], color=colour, linestyle=(0, (5, 4)), linewidth=1.3, alpha=0.85,
-                   label=f"unigram entropy of {task}'s targets")  # fmt: skip
+      axes.axhline(
+        entropy[-1],
+        color=colour,
+        linestyle=(0, (5, 4)),
+        linewidth=1.3,
+        alpha=0.85,
+        label=f"unigram entropy of {task}'s targets",
+      )
       seen.append(entropy[-1:])
   everything = np.concatenate(seen) if seen else np.zeros(1)
   low, high = everything.min(), np.percentile(everything, 99.5)
@@ -87,11 +93,19 @@ def _line_chart(title: str, steps, values, *, noise=True, log=False, from_zero=F
 def _curve(axes, steps, values, label: str | None, noise: bool = True) -> None:
   """A noisy curve is drawn faint, with its running mean over it."""
   noisy = noise and len(steps) >= 30
-  axes.plot(*_thinned(steps, values), color=_COLOURS[0], linewidth=0.8 if noisy else 1.7, alpha=0.35 if noisy else 1,
-            label=None if noisy else label, marker="o" if len(steps) < 3 else None, markersize=4.5)  # fmt: skip
+  axes.plot(
+    *_thinned(steps, values),
+    color=_COLOURS[0],
+    linewidth=0.8 if noisy else 1.7,
+    alpha=0.35 if noisy else 1,
+    label=None if noisy else label,
+    marker="o" if len(steps) < 3 else None,
+    markersize=4.5,
+  )
   if noisy:
-    axes.plot(*_thinned(steps, _smoothed(values)), color=_COLOURS[0], linewidth=1.8,
-              label=label and f"{label} (smoothed)")  # fmt: skip
+    axes.plot(
+      *_thinned(steps, _smoothed(values)), color=_COLOURS[0], linewidth=1.8, label=label and f"{label} (smoothed)"
+    )
 
 
 def _axes(title: str, width: float, height: float):

@@ -78,9 +78,7 @@ class Run:
       parts.rules,
     )
     self._evaluators = setup.evaluators(config, self._setting)
-    self._writer = MetricsWriter(
-      workdir, resume_step=self.step, total_steps=self.total_steps, primary=self._primary
-    )
+    self._writer = MetricsWriter(workdir, resume_step=self.step, total_steps=self.total_steps, primary=self._primary)
     self._pending: tuple[int, dict[str, jax.Array]] | None = None
     self._batches = lambda task: loader.train_batches(
       task, batch_size=config.batch_size, seed=config.seed, start_step=self.step, rows=rows
@@ -102,9 +100,14 @@ class Run:
     """Compiles the step for the shapes of the task and says what one step costs."""
     config, parts = self.config, self._parts
     step = make_step(
-      parts.model, parts.objective, parts.optimizer, parts.schedule, parts.rules,
-      seed=config.seed, accumulation_steps=config.accumulation_steps,
-    )  # fmt: skip
+      parts.model,
+      parts.objective,
+      parts.optimizer,
+      parts.schedule,
+      parts.rules,
+      seed=config.seed,
+      accumulation_steps=config.accumulation_steps,
+    )
     sharding = parts.rules.batch()
     abstract = {
       name: jax.ShapeDtypeStruct((config.batch_size, *feature.shape), feature.dtype, sharding=sharding)
@@ -134,9 +137,7 @@ class Run:
       f" MFU against {peak * jax.device_count() / 1e12:,.3f} TFLOP/s ({jax.device_count()} devices, {source})"
     )
     positions = sum(math.prod(x.shape) for n, x in abstract.items() if n.endswith("_input_tokens"))
-    self._meter = Meter(
-      batches, tokens_per_step=positions, flops_per_step=cost, peak_flops=peak * jax.device_count()
-    )
+    self._meter = Meter(batches, tokens_per_step=positions, flops_per_step=cost, peak_flops=peak * jax.device_count())
 
   def advance(self) -> None:
     """Dispatches the next step, then writes the metrics of the one before it."""
@@ -263,6 +264,7 @@ class Run:
       resume.write(self.workdir, resume.FILE, self._identity)
       resume.write(self.workdir, "environment.json", environment() | attention_cores(self._parts.model))
       task.vocabulary.save(self.workdir / "vocabulary")
+
 
 def write_samples(workdir, step: int, samples: list[dict]) -> None:
   """Writes decoded examples to `samples/<step>.jsonl`, whole or not at all."""

@@ -65,8 +65,9 @@ def resolve(config: ConfigDict) -> ConfigDict:
   variants = getattr(module, "VARIANTS", {})
   if "variant" in resolved.model and resolved.model.variant not in variants:
     found = resolved.model.variant
-    raise UserError(f"config.model.variant: found {found!r}, expected one of {', '.join(variants)}"
-                    f"{did_you_mean(found, variants)}")  # fmt: skip
+    raise UserError(
+      f"config.model.variant: found {found!r}, expected one of {', '.join(variants)}{did_you_mean(found, variants)}"
+    )
   _resolve_design(resolved.model, variants)
   on_cpu = jax.default_backend() == "cpu"
   if resolved.model.get("dtype") == "auto":

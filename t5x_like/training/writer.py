@@ -17,9 +17,14 @@ from t5x_like.errors import UserError, one_line
 
 FILE = "metrics.jsonl"
 _SHOWN = (
-  "train/loss", "train/accuracy", "train/learning_rate", "train/gradient_norm", "train/seconds_per_step",
-  "train/tokens_per_second", "train/mfu",
-)  # fmt: skip
+  "train/loss",
+  "train/accuracy",
+  "train/learning_rate",
+  "train/gradient_norm",
+  "train/seconds_per_step",
+  "train/tokens_per_second",
+  "train/mfu",
+)
 
 
 def read_metrics(workdir) -> list[dict[str, Any]]:

@@ -15,32 +15,65 @@ BUILTIN = {"store": "builtin"}
 WORDS = "one two three four five six seven eight nine ten".split()
 TSV = "\n".join(["a\tb\tlabel", *(f"{x} {y}\t{y} {x} {x}\t{'yes' if x < y else 'no'}" for x in WORDS for y in WORDS)])
 CONLL = "\n\n".join("\n".join(f"{word}\tO" for word in WORDS[i % 7 :]) for i in range(60)) + "\n"
-SQUAD = json.dumps({"data": [{"title": "t", "paragraphs": [{"context": " ".join(WORDS * 3), "qas": [
-  {"id": word, "question": f"After {word}?", "answers": [{"text": word, "answer_start": " ".join(WORDS).index(word)}]}
-  for word in WORDS]}]}]})  # fmt: skip
+SQUAD = json.dumps(
+  {
+    "data": [
+      {
+        "title": "t",
+        "paragraphs": [
+          {
+            "context": " ".join(WORDS * 3),
+            "qas": [
+              {
+                "id": word,
+                "question": f"After {word}?",
+                "answers": [{"text": word, "answer_start": " ".join(WORDS).index(word)}],
+              }
+              for word in WORDS
+            ],
+          }
+        ],
+      }
+    ]
+  }
+)
 FILES = {"tsv": TSV, "conll": CONLL, "squad": SQUAD}
 TEXTS = {"file": "tsv", "inputs": "{a}", "targets": "{b}", "inputs_length": 64, "targets_length": 64}
 CASES = {
   "span_corruption": [{"inputs_length": 64}, {"inputs_length": 64, "random_roll": True}],
-  "denoising": [{"style": style, "inputs_length": 64}
-                for style in ("bert_style", "mass_style", "replace_spans", "drop_tokens", "deshuffling")],
+  "denoising": [
+    {"style": style, "inputs_length": 64}
+    for style in ("bert_style", "mass_style", "replace_spans", "drop_tokens", "deshuffling")
+  ],
   "causal_lm": [{"length": 64}, {"length": 64, "document_mask": True}],
   "prefix_lm": [{"length": 64}, {"length": 64, "architecture": "encoder_decoder"}],
   "ul2": [{"length": 64}],
   "bart": [{"length": 64}, {"length": 64, "rotate": True}],
   "salient_spans": [{"inputs_length": 64}],
-  "mlm": [{"length": 64}, {"length": 64, "masking": "words"}, {"length": 64, "input_format": "segment_pair"},
-          {"length": 64, "masking": "spans", "input_format": "doc_sentences"},
-          {"length": 64, "input_format": "sentence_pair", "static_copies": 2}],
-  "mixture": [{"parts": {"x": {"name": "span_corruption"}, "y": {"name": "denoising", "style": "replace_spans"}},
-               "shared": {"store": "builtin", "inputs_length": 64}, "period": 20},
-              {"parts": {"x": {"masking": "words"}, "y": {"static_copies": 2}}, "period": 20,
-               "shared": {"name": "mlm", "store": "builtin", "length": 64}}],
+  "mlm": [
+    {"length": 64},
+    {"length": 64, "masking": "words"},
+    {"length": 64, "input_format": "segment_pair"},
+    {"length": 64, "masking": "spans", "input_format": "doc_sentences"},
+    {"length": 64, "input_format": "sentence_pair", "static_copies": 2},
+  ],
+  "mixture": [
+    {
+      "parts": {"x": {"name": "span_corruption"}, "y": {"name": "denoising", "style": "replace_spans"}},
+      "shared": {"store": "builtin", "inputs_length": 64},
+      "period": 20,
+    },
+    {
+      "parts": {"x": {"masking": "words"}, "y": {"static_copies": 2}},
+      "period": 20,
+      "shared": {"name": "mlm", "store": "builtin", "length": 64},
+    },
+  ],
   "text_to_text": [TEXTS, TEXTS | {"packed": False}, TEXTS | {"architecture": "decoder", "targets_length": None}],
   "classification": [{"file": "tsv", "text": "{a}", "pair": "{b}", "labels": ["no", "yes"], "length": 48}],
   "tagging": [{"file": "conll", "tags": ["O"], "tags_field": "1", "length": 64}],
   "span_qa": [{"file": "squad", "length": 64, "stride": 16}],
-}  # fmt: skip
+}
 
 
 def test_every_task_is_here():
@@ -50,11 +83,18 @@ def test_every_task_is_here():
 @pytest.mark.parametrize(("name", "arguments"), [(n, a) for n, cases in CASES.items() for a in cases], ids=str)
 def test_addressing(name, arguments, tmp_path):
   built = build(name, arguments, tmp_path)
-  read = lambda start, rows=None: next(loader.train_batches(  # noqa: E731
-    built, batch_size=B, seed=5, start_step=start, rows=rows))
+
+  def read(start, rows=None):
+    return next(
+      loader.train_batches(  # noqa: E731
+        built, batch_size=B, seed=5, start_step=start, rows=rows
+      )
+    )
+
   *_, reached = itertools.islice(loader.train_batches(built, batch_size=B, seed=5), STEP + 1)
   assert {n: (x.shape, x.dtype) for n, x in reached.items()} == {
-    n: ((B, *feature.shape), np.dtype(feature.dtype)) for n, feature in built.features.items()}
+    n: ((B, *feature.shape), np.dtype(feature.dtype)) for n, feature in built.features.items()
+  }
   assert_same(read(STEP), reached)
   parts = [read(STEP, rows) for rows in ROWS]
   assert_same({n: np.concatenate([part[n] for part in parts]) for n in reached}, reached)

@@ -35,7 +35,7 @@ def test_spans_of_infilling():
   missing = np.ones((rows, W), bool)
   for row in range(rows):
     text = out[row, : size[row]]
-    assert not out[row, size[row]:].any()
+    assert not out[row, size[row] :].any()
     kept = text[text != MASK] - 1000
     assert (np.diff(kept) > 0).all() and len(kept) == W - noise
     assert not ((text[1:] == MASK) & (text[:-1] == MASK)).any()
@@ -97,9 +97,11 @@ def test_sentences_are_permuted_whole_and_uniformly():
     assert sorted(re.findall(r" ?[^.!?]*(?:\.14)?[^.!?]*[.!?]", VOCABULARY.decode(row))) == sorted(pieces)
 
 
-@pytest.mark.parametrize("arguments", [
-  {}, {"infill": 0.0, "delete": 0.2}, {"infill": 0.0, "mask": 0.2, "rotate": True, "permute_sentences": False},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+  "arguments",
+  [{}, {"infill": 0.0, "delete": 0.2}, {"infill": 0.0, "mask": 0.2, "rotate": True, "permute_sentences": False}],
+  ids=str,
+)
 def test_the_task(arguments):
   made = task.build("bart", "train", store="builtin", length=64, **arguments)
   whole = loader.train_batches(made, batch_size=8, seed=1)
@@ -144,7 +146,7 @@ def test_a_salient_span_has_all_pieces_of_its_words(tmp_path):
   made = task.build("salient_spans", "train", store=str(tmp_path), inputs_length=len(ids) + 1)
   index = tf.range(40, dtype=tf.int64)
   targets = made.batch(index, tf.zeros_like(index), 0)["decoder_target_tokens"].numpy().tolist()
-  assert {vocabulary.decode(row[1:row.index(1)]) for row in targets} == {"Arthur Pendragon", "Camelot"}
+  assert {vocabulary.decode(row[1 : row.index(1)]) for row in targets} == {"Arthur Pendragon", "Camelot"}
 
 
 def test_salient_spans_are_drawn_uniformly(tmp_path):
@@ -174,10 +176,10 @@ def test_salient_spans_task():
     out = {name: x.numpy() for name, x in made.batch(at, tf.zeros_like(at), 0).items()}
     for inputs, targets in zip(out["encoder_input_tokens"].tolist(), out["decoder_target_tokens"].tolist()):
       assert inputs.count(383) == 1 and targets[0] == 383 and targets.count(1) == 1
-      span = targets[1:targets.index(1)]
-      text = inputs[:inputs.index(1)]
+      span = targets[1 : targets.index(1)]
+      text = inputs[: inputs.index(1)]
       place = text.index(383)
-      text[place:place + 1] = span
+      text[place : place + 1] = span
       assert len(text) == 127
       spans += bool(re.fullmatch("[a-z]{3}", vocabulary.decode(span)))
   assert spans >= 95  # a few windows have no such word

@@ -33,7 +33,8 @@ def batch_of(built, rows=None, seed=0, epoch=0):
   index = tf.range(rows or built.num_examples, dtype=tf.int64) % built.num_examples
   out = built.batch(index, tf.range(len(index), dtype=tf.int64) // built.num_examples + epoch, seed)
   assert {name: (value.shape[1:], value.dtype.name) for name, value in out.items()} == {
-    name: (feature.shape, feature.dtype) for name, feature in built.features.items()}
+    name: (feature.shape, feature.dtype) for name, feature in built.features.items()
+  }
   return {name: value.numpy() for name, value in out.items()}
 
 
@@ -50,7 +51,7 @@ def test_documents_are_apart(root):
   batch = batch_of(build(root, "causal_lm", document_mask=True))
   documents = np.resize(np.repeat(np.arange(4), [1, 9, 40, 3]), LENGTH * EXAMPLES)
   for row in range(EXAMPLES):
-    mine = documents[row * LENGTH:(row + 1) * LENGTH]
+    mine = documents[row * LENGTH : (row + 1) * LENGTH]
     inputs, segments, positions, number, place = [], [], [], 0, 0
     for i, document in enumerate(mine):
       first = i == 0 or document != mine[i - 1]
@@ -65,10 +66,16 @@ def test_documents_are_apart(root):
 def test_the_worked_examples():
   out = decoder_only(tf.constant([[5, 6, 7, 8]]), 1, tf.constant([[1, 1, 2, 2]]))
   assert [out[f"decoder_{n}"].numpy().tolist() for n in ("input_tokens", "segment_ids", "positions")] == [
-    [[1, 5, 1, 7]], [[1, 1, 2, 2]], [[0, 1, 0, 1]]]
+    [[1, 5, 1, 7]],
+    [[1, 1, 2, 2]],
+    [[0, 1, 0, 1]],
+  ]
   out = decoder_only(tf.constant([[5, 6, 7, 8]]), 1, prefix_B=tf.constant([2]))
   assert [out[f"decoder_{n}"].numpy().tolist() for n in ("input_tokens", "loss_weights", "causal_attention")] == [
-    [[1, 5, 6, 7]], [[0, 0, 1, 1]], [[1, 1, 1, 0]]]
+    [[1, 5, 6, 7]],
+    [[0, 0, 1, 1]],
+    [[1, 1, 1, 0]],
+  ]
   inputs, targets = split_at(tf.constant([[5, 6, 7, 8]] * 3), tf.constant([2, 0, 4]), 1)
   assert inputs.numpy().tolist() == [[5, 6, 1, 0, 0], [1, 0, 0, 0, 0], [5, 6, 7, 8, 1]]
   assert targets.numpy().tolist() == [[7, 8, 1, 0, 0], [5, 6, 7, 8, 1], [1, 0, 0, 0, 0]]
@@ -97,7 +104,7 @@ def test_the_cut_is_uniform_in_both_forms(root):
   counts = np.bincount(prefix, minlength=LENGTH)[1:]
   assert prefix.min() == 1 and prefix.max() == LENGTH - 1
   expected = n / (LENGTH - 1)
-  assert ((counts - expected)**2 / expected).sum() < 56  # 22 degrees of freedom: P < 1e-4
+  assert ((counts - expected) ** 2 / expected).sum() < 56  # 22 degrees of freedom: P < 1e-4
 
 
 def test_each_epoch_has_every_window_in_a_new_order(root):
@@ -109,13 +116,20 @@ def test_each_epoch_has_every_window_in_a_new_order(root):
 
 
 def test_refusals_and_fingerprints(root):
-  for arguments, message in (({"length": 1}, "length: found 1, expected at least 2"),
-                             ({"length": 2, "architecture": "encoder_decoder"}, "found 2, expected at least 3"),
-                             ({"architecture": "encoder"}, "task.architecture: found 'encoder'")):
+  for arguments, message in (
+    ({"length": 1}, "length: found 1, expected at least 2"),
+    ({"length": 2, "architecture": "encoder_decoder"}, "found 2, expected at least 3"),
+    ({"architecture": "encoder"}, "task.architecture: found 'encoder'"),
+  ):
     with pytest.raises(UserError, match=message):
       build(root, "prefix_lm", **arguments)
-  tasks = [build(root, "causal_lm"), build(root, "causal_lm", document_mask=True), build(root, "causal_lm", length=25),
-           build(root, "prefix_lm"), build(root, "prefix_lm", architecture="encoder_decoder")]
+  tasks = [
+    build(root, "causal_lm"),
+    build(root, "causal_lm", document_mask=True),
+    build(root, "causal_lm", length=25),
+    build(root, "prefix_lm"),
+    build(root, "prefix_lm", architecture="encoder_decoder"),
+  ]
   assert len({built.fingerprint for built in tasks}) == 5
   assert build(root, "causal_lm", label="x").fingerprint == tasks[0].fingerprint
   assert [built.name for built in tasks[2:4]] == ["corpus_causal_lm", "corpus_prefix_lm"]

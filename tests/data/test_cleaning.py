@@ -16,23 +16,29 @@ def only_english(text: str) -> str:
   return "en" if " the " in text.lower() else "xx"
 
 
-@pytest.mark.parametrize("text, kept, counts", [
-  (GOOD, GOOD, {}),
-  (f"Menu | Home\n{GOOD}\nToo few words.\n\nTo be continued so they say...", GOOD,
-   {"line: no terminal punctuation": 2, "line: under 5 words": 1}),
-  (f"Please turn JavaScript on for this.\n{GOOD}", GOOD, {"line: javascript": 1}),
-  (f"By going on you accept our Privacy Policy.\n{GOOD}", GOOD, {"line: policy": 1}),
-  (f"There is a word of {'x' * 1001} in here.\n{GOOD}", GOOD, {"line: word of over 1000 characters": 1}),
-  (f"History[edit]\n[1]\n{GOOD}[12][citation needed]", GOOD, {"citation": 4, "line: no terminal punctuation": 1}),
-  (f"{GOOD}\nLorem Ipsum dolor sit amet here.", None, {"lorem ipsum": 1}),
-  (f"{GOOD}\nif (a) {{ b and c or d.", None, {"curly brace": 1}),
-  ("One sentence of five words. Two such sentences there are.", None, {"under 3 sentences": 1}),
-  (f"{GOOD} It is a darned shame.", None, {"word of the list": 1}),
-  (f"{GOOD} Undarnedly said.", f"{GOOD} Undarnedly said.", {}),
-  (f"{GOOD} \u3042\u60aa\u3044\u3044.", None, {"word of the list": 1}),
-  (GOOD.replace("the", "la"), None, {"not in en": 1}),
-  ("", None, {"under 3 sentences": 1}),
-])
+@pytest.mark.parametrize(
+  "text, kept, counts",
+  [
+    (GOOD, GOOD, {}),
+    (
+      f"Menu | Home\n{GOOD}\nToo few words.\n\nTo be continued so they say...",
+      GOOD,
+      {"line: no terminal punctuation": 2, "line: under 5 words": 1},
+    ),
+    (f"Please turn JavaScript on for this.\n{GOOD}", GOOD, {"line: javascript": 1}),
+    (f"By going on you accept our Privacy Policy.\n{GOOD}", GOOD, {"line: policy": 1}),
+    (f"There is a word of {'x' * 1001} in here.\n{GOOD}", GOOD, {"line: word of over 1000 characters": 1}),
+    (f"History[edit]\n[1]\n{GOOD}[12][citation needed]", GOOD, {"citation": 4, "line: no terminal punctuation": 1}),
+    (f"{GOOD}\nLorem Ipsum dolor sit amet here.", None, {"lorem ipsum": 1}),
+    (f"{GOOD}\nif (a) {{ b and c or d.", None, {"curly brace": 1}),
+    ("One sentence of five words. Two such sentences there are.", None, {"under 3 sentences": 1}),
+    (f"{GOOD} It is a darned shame.", None, {"word of the list": 1}),
+    (f"{GOOD} Undarnedly said.", f"{GOOD} Undarnedly said.", {}),
+    (f"{GOOD} \u3042\u60aa\u3044\u3044.", None, {"word of the list": 1}),
+    (GOOD.replace("the", "la"), None, {"not in en": 1}),
+    ("", None, {"under 3 sentences": 1}),
+  ],
+)
 def test_filters_of_a_page(text, kept, counts):
   c4 = C4(bad_words=("darned", "two words", "\u60aa\u3044"), language_id=f"{__name__}:only_english")
   page, reason, removed = c4.clean(text)
@@ -83,7 +89,10 @@ def test_of_repeated_three_sentences_the_first_stays():
   dropped, spans = duplicates(signatures, ("spans",))
   assert not dropped.any() and spans.tolist() == [False, False, True, False, False]
   assert [cleaning.without_spans(text, one) for text, one in zip(texts, np.split(spans, [2, 4]))] == [
-    texts[0], "Something new came after it.", texts[2]]
+    texts[0],
+    "Something new came after it.",
+    texts[2],
+  ]
   twice = cleaning.signature(f"{common} {common}")
   assert duplicates([twice], ("spans",))[1].tolist() == [False, False, False, True]
 
@@ -105,9 +114,22 @@ def test_beam_transforms_do_the_same():
   base = " ".join(words(0)) + ". And more of it now. The end of the page."
   near = base.replace("the page", "this page")
   common = "One common thing was said today. Then came another one of them. And so it ended at last."
-  pages = {"0": GOOD, "1": GOOD.upper(), "2": "Junk", "3": base, "4": near, "5": common,
-           "6": f"{common} It was new to me."}
+  pages = {
+    "0": GOOD,
+    "1": GOOD.upper(),
+    "2": "Junk",
+    "3": base,
+    "4": near,
+    "5": common,
+    "6": f"{common} It was new to me.",
+  }
   with beam.Pipeline(runner=FnApiRunner()) as pipeline:
-    cleaned = (pipeline | beam.Create(list(pages.items())) | Clean(C4()) | "exact" >> WithoutDuplicates()
-               | "near" >> WithoutDuplicates(near=True) | WithoutRepeatedSpans())
+    cleaned = (
+      pipeline
+      | beam.Create(list(pages.items()))
+      | Clean(C4())
+      | "exact" >> WithoutDuplicates()
+      | "near" >> WithoutDuplicates(near=True)
+      | WithoutRepeatedSpans()
+    )
     assert_that(cleaned, equal_to([("0", GOOD), ("3", base), ("5", common), ("6", "It was new to me.")]))

@@ -91,7 +91,9 @@ ENDS = {
   "an exception within a loop": ("for e in first: raise ValueError('mine')", 1, "ValueError: mine"),
   "a daemon thread that iterates": (
     "threading.Thread(target=lambda: [e for e in itertools.chain(second)], daemon=True).start(); time.sleep(0.02)",
-    0, ""),
+    0,
+    "",
+  ),
   "an atexit function that drops": ("import atexit; atexit.register(first.close)", 0, ""),
 }
 
@@ -99,8 +101,9 @@ ENDS = {
 def start(program):
   # A shell that starts the tests in the background has its children ignore ^C.
   heeding = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-  process = subprocess.Popen([sys.executable, "-c", heeding + PIPELINE + program], stdout=subprocess.PIPE,
-                             stderr=subprocess.PIPE, text=True)
+  process = subprocess.Popen(
+    [sys.executable, "-c", heeding + PIPELINE + program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+  )
   assert process.stdout.readline() == "ready\n", process.communicate()[1]
   return process
 
@@ -146,7 +149,8 @@ def test_interrupted(signals):
 def numbers(steps, function=lambda step: step, **kwargs):
   return dataset_iterator.iterate(
     tf.data.Dataset.range(steps),
-    lambda steps: steps.map(lambda step: {"a": tf.numpy_function(function, [step], tf.int64)}, **kwargs).prefetch(2))
+    lambda steps: steps.map(lambda step: {"a": tf.numpy_function(function, [step], tf.int64)}, **kwargs).prefetch(2),
+  )
 
 
 def test_elements_in_order_and_their_end():

@@ -127,9 +127,12 @@ def test_source_is_read_and_never_run(package, tmp_path):
   )
   found = {(d.module, d.qualname): d.text for d in docstrings}
   assert set(found) == {
-    ("odd_package.a", ""), ("odd_package.a", "A"), ("odd_package.a", "A.f"), ("odd_package.a", "A.f.g"),
+    ("odd_package.a", ""),
+    ("odd_package.a", "A"),
+    ("odd_package.a", "A.f"),
+    ("odd_package.a", "A.f.g"),
     ("odd_package.latin", ""),
-  }  # fmt: skip
+  }
   assert found["odd_package.a", "A.f"] == PROSE.format(3) + "\n\nThen:\n  indented."
   assert found["odd_package.latin", ""].endswith("café")
   assert not (tmp_path / "executed").exists()

@@ -34,10 +34,12 @@ def rows_of(built, batch_size=2):
 
 
 def model(head):
-  size = Variant(Dims(16, 4, 4, 4, 32, 2), bert.DESIGN.changed({"position": {"name": "learned", "length": 128}}),
-                 BYTES.size, types=2)
-  return tiny.noised(jax.jit(lambda key: bert.Model(nnx.Rngs(params=key), variant=size, head=head, layers="loop"))(
-    jax.random.key(0)))
+  size = Variant(
+    Dims(16, 4, 4, 4, 32, 2), bert.DESIGN.changed({"position": {"name": "learned", "length": 128}}), BYTES.size, types=2
+  )
+  return tiny.noised(
+    jax.jit(lambda key: bert.Model(nnx.Rngs(params=key), variant=size, head=head, layers="loop"))(jax.random.key(0))
+  )
 
 
 def evaluated(objective, head, built):
@@ -96,9 +98,24 @@ def test_the_first_token_of_a_word_has_its_tag(tmp_path):
 
 
 def squad(*answers):
-  return json.dumps({"data": [{"title": "t", "paragraphs": [{"context": CONTEXT, "qas": [
-    {"id": str(i), "question": "Who?", "answers": [{"text": text, "answer_start": at}] if text else []}
-    for i, (text, at) in enumerate(answers)]}]}]})
+  return json.dumps(
+    {
+      "data": [
+        {
+          "title": "t",
+          "paragraphs": [
+            {
+              "context": CONTEXT,
+              "qas": [
+                {"id": str(i), "question": "Who?", "answers": [{"text": text, "answer_start": at}] if text else []}
+                for i, (text, at) in enumerate(answers)
+              ],
+            }
+          ],
+        }
+      ]
+    }
+  )
 
 
 def test_answers_are_found_in_their_windows(tmp_path):
@@ -106,8 +123,9 @@ def test_answers_are_found_in_their_windows(tmp_path):
   built = build("span_qa", tmp_path, squad(*answers), form="squad", length=40, stride=10)
   rows = rows_of(built)
   found = set()
-  for tokens, types, start, end in zip(*(rows[name] for name in (
-      "encoder_input_tokens", "encoder_token_types", "span_start", "span_end"))):
+  for tokens, types, start, end in zip(
+    *(rows[name] for name in ("encoder_input_tokens", "encoder_token_types", "span_start", "span_end"))
+  ):
     assert tokens[0] == CLS and tokens[5] == SEP and BYTES.decode(tokens[1:5]) == "Who?"
     assert (start > 0) == (end > 0) and (types[start : end + 1] == (1 if start else 0)).all()
     if start:
@@ -126,28 +144,44 @@ def test_answers_are_found_in_their_windows(tmp_path):
   assert abs(sums["loss"] / expected - 1) < 1e-4 and sums["weights"] == built.num_examples
 
 
-@pytest.mark.parametrize("name, contents, arguments, message", [
-  ("classification", PAIRS, dict(text="{a}", labels=["no", "yse"]), "found label 'yes' in field 'label'.*'yse'"),
-  ("classification", PAIRS, dict(text="{a}"), "found 'yes' in field 'label', expected a number"),
-  ("classification", PAIRS, dict(text="{c}"), "found no field 'c' among a, b, label"),
-  ("classification", PAIRS, dict(text="{a}", pair="{b}", labels=["no", "yes"], length=4),
-   "config.task.length: found 4"),
-  ("tagging", "a X\n", dict(form="conll", tags=["O"], tags_field="1"), "found label 'X' in field '1'"),
-  ("span_qa", squad(("Bob", 0)), dict(form="squad"),
-   "found 'Ada' at place 0 of the context, expected the answer 'Bob'"),
-  ("span_qa", squad(("Ada", 0)), dict(form="squad", length=20), "config.task.length: found 20 with stride 128"),
-  ("span_qa", "[]", dict(form="squad"), "found a JSON list, expected an object"),
-  ("span_qa", squad(("program.", -8)), dict(form="squad"), "found '' at place -8 of the context"),
-  ("span_qa", squad(("Ada", None)), dict(form="squad"), "in field 'answers', expected .text, answer_start."),
-  ("span_qa", squad((3, 0)), dict(form="squad"), "in field 'answers', expected .text, answer_start."),
-  ("classification", PAIRS, dict(text="{a}", labels=["yes", "yes"]), "config.task.labels: found .*a name twice"),
-  ("classification", PAIRS, dict(text="{a}", labels=[]), "config.task.labels: found none"),
-  ("classification", "a\tlabel\nx\tnan\n", dict(text="{a}"), "found 'nan' in field 'label', expected a finite number"),
-  ("classification", "a\tlabel\nx\t1e39\n", dict(text="{a}"), "found '1e39' in field 'label', expected a finite"),
-  ("tagging", '{"tokens": [null], "tags": ["O"]}', dict(form="jsonl", tags=["O"]), "found null at tokens.0"),
-  ("tagging", '{"tokens": [["a"]], "tags": ["O"]}', dict(form="jsonl", tags=["O"]), "found list in field 'tokens'"),
-  ("tagging", '{"tokens": ["a", "b"], "tags": ["O"]}', dict(form="jsonl", tags=["O"]), "found 2 items in 'tokens'"),
-])
+@pytest.mark.parametrize(
+  "name, contents, arguments, message",
+  [
+    ("classification", PAIRS, dict(text="{a}", labels=["no", "yse"]), "found label 'yes' in field 'label'.*'yse'"),
+    ("classification", PAIRS, dict(text="{a}"), "found 'yes' in field 'label', expected a number"),
+    ("classification", PAIRS, dict(text="{c}"), "found no field 'c' among a, b, label"),
+    (
+      "classification",
+      PAIRS,
+      dict(text="{a}", pair="{b}", labels=["no", "yes"], length=4),
+      "config.task.length: found 4",
+    ),
+    ("tagging", "a X\n", dict(form="conll", tags=["O"], tags_field="1"), "found label 'X' in field '1'"),
+    (
+      "span_qa",
+      squad(("Bob", 0)),
+      dict(form="squad"),
+      "found 'Ada' at place 0 of the context, expected the answer 'Bob'",
+    ),
+    ("span_qa", squad(("Ada", 0)), dict(form="squad", length=20), "config.task.length: found 20 with stride 128"),
+    ("span_qa", "[]", dict(form="squad"), "found a JSON list, expected an object"),
+    ("span_qa", squad(("program.", -8)), dict(form="squad"), "found '' at place -8 of the context"),
+    ("span_qa", squad(("Ada", None)), dict(form="squad"), "in field 'answers', expected .text, answer_start."),
+    ("span_qa", squad((3, 0)), dict(form="squad"), "in field 'answers', expected .text, answer_start."),
+    ("classification", PAIRS, dict(text="{a}", labels=["yes", "yes"]), "config.task.labels: found .*a name twice"),
+    ("classification", PAIRS, dict(text="{a}", labels=[]), "config.task.labels: found none"),
+    (
+      "classification",
+      "a\tlabel\nx\tnan\n",
+      dict(text="{a}"),
+      "found 'nan' in field 'label', expected a finite number",
+    ),
+    ("classification", "a\tlabel\nx\t1e39\n", dict(text="{a}"), "found '1e39' in field 'label', expected a finite"),
+    ("tagging", '{"tokens": [null], "tags": ["O"]}', dict(form="jsonl", tags=["O"]), "found null at tokens.0"),
+    ("tagging", '{"tokens": [["a"]], "tags": ["O"]}', dict(form="jsonl", tags=["O"]), "found list in field 'tokens'"),
+    ("tagging", '{"tokens": ["a", "b"], "tags": ["O"]}', dict(form="jsonl", tags=["O"]), "found 2 items in 'tokens'"),
+  ],
+)
 def test_bad_input_is_one_line(tmp_path, name, contents, arguments, message):
   with pytest.raises(UserError, match=message) as error:
     build(name, tmp_path, contents, **arguments)

@@ -60,7 +60,8 @@ def examples_of(batch):
 def test_features_are_as_declared(train):
   batch = next(loader.train_batches(train, batch_size=8, seed=0))
   assert {name: (value.shape, value.dtype.name) for name, value in batch.items()} == {
-    name: ((8, *feature.shape), feature.dtype) for name, feature in train.features.items()}
+    name: ((8, *feature.shape), feature.dtype) for name, feature in train.features.items()
+  }
   assert train.features["encoder_input_tokens"].shape == (64,)
   assert train.features["decoder_target_tokens"].shape == (14,)
   assert train.num_examples == EXAMPLES and train.name == "corpus_span_corruption"
@@ -73,7 +74,8 @@ def test_features_are_as_declared(train):
 def test_inputs_and_targets_hold_the_window(train):
   for batch in take(loader.train_batches(train, batch_size=16, seed=3), 3):
     for inputs, targets, example in zip(
-        batch["encoder_input_tokens"], batch["decoder_target_tokens"], examples_of(batch)):
+      batch["encoder_input_tokens"], batch["decoder_target_tokens"], examples_of(batch)
+    ):
       tokens = np.concatenate([inputs, targets])
       tokens = np.sort(tokens[(tokens > 1) & (tokens < 30_002)])
       np.testing.assert_array_equal(tokens, np.arange(WINDOW) + example * WINDOW + 2)
@@ -89,8 +91,10 @@ def test_reached_by_iterating_or_opened_there(train):
 @pytest.mark.parametrize("hosts", [2, 4, 8])
 def test_hosts_concatenate_to_the_one_host_batch(train, validation, hosts):
   slices = [(8 * host // hosts, 8 * (host + 1) // hosts) for host in range(hosts)]
-  for make, data in ((lambda **kw: loader.train_batches(train, batch_size=8, seed=1, start_step=4, **kw), 12),
-                     (lambda **kw: loader.eval_batches(validation, batch_size=8, **kw), 2)):
+  for make, data in (
+    (lambda **kw: loader.train_batches(train, batch_size=8, seed=1, start_step=4, **kw), 12),
+    (lambda **kw: loader.eval_batches(validation, batch_size=8, **kw), 2),
+  ):
     whole = take(make(), data)
     parts = [take(make(rows=rows), data) for rows in slices]
     assert len(whole) == data
@@ -99,8 +103,15 @@ def test_hosts_concatenate_to_the_one_host_batch(train, validation, hosts):
 
 
 def test_rows_do_not_depend_on_the_batch_size(train):
-  flat = [np.concatenate([batch["encoder_input_tokens"] for batch in take(
-    loader.train_batches(train, batch_size=size, seed=9), 60 // size)]) for size in (1, 4, 60)]
+  flat = [
+    np.concatenate(
+      [
+        batch["encoder_input_tokens"]
+        for batch in take(loader.train_batches(train, batch_size=size, seed=9), 60 // size)
+      ]
+    )
+    for size in (1, 4, 60)
+  ]
   np.testing.assert_array_equal(flat[0], flat[1])
   np.testing.assert_array_equal(flat[0], flat[2])
 
@@ -191,30 +202,36 @@ for i in range(30):
   assert done.stderr == ""
 
 
-@pytest.mark.parametrize("call, message", [
-  (lambda t: loader.train_batches(t, batch_size=4, seed=0, rows=(2, 5)), r"rows: found \[2, 5\)"),
-  (lambda t: loader.train_batches(t, batch_size=0, seed=0), "batch_size: found 0"),
-  (lambda t: loader.train_batches(t, batch_size=4, seed=0, start_step=-1), "start_step: found -1"),
-  (lambda t: loader.eval_batches(t, batch_size=4, max_examples=0), "max_examples: found 0"),
-])
+@pytest.mark.parametrize(
+  "call, message",
+  [
+    (lambda t: loader.train_batches(t, batch_size=4, seed=0, rows=(2, 5)), r"rows: found \[2, 5\)"),
+    (lambda t: loader.train_batches(t, batch_size=0, seed=0), "batch_size: found 0"),
+    (lambda t: loader.train_batches(t, batch_size=4, seed=0, start_step=-1), "start_step: found -1"),
+    (lambda t: loader.eval_batches(t, batch_size=4, max_examples=0), "max_examples: found 0"),
+  ],
+)
 def test_loader_refuses(train, call, message):
   with pytest.raises(UserError, match=message):
     call(train)
 
 
-@pytest.mark.parametrize("name, arguments, message", [
-  ("span_coruption", {}, "task.name: found 'span_coruption'.*did you mean 'span_corruption'"),
-  ("span_corruption", dict(input_length=64), "task.input_length: .*did you mean 'inputs_length'"),
-  ("span_corruption", dict(inputs_length="64"), "task.inputs_length: found '64' of type str, expected int"),
-  ("span_corruption", dict(inputs_length=True), "task.inputs_length: found True of type bool, expected int"),
-  ("span_corruption", dict(targets_length=2.5), "task.targets_length: .*expected int or None"),
-  ("span_corruption", dict(noise_density="0.15"), "task.noise_density: .*expected float"),
-  ("span_corruption", dict(verify="never"), "task.verify: .*expected 'auto' or 'full' or 'size'"),
-  ("span_corruption", dict(store=None), "task.store: found None"),
-  ("span_corruption", dict(split="test"), "no such split; there are tiny, train, validation"),
-  ("span_corruption", dict(split="tiny", inputs_length=64), "69 tokens are no example.*windows of 70 tokens"),
-  ("span_corruption", dict(targets_length=7, inputs_length=64), "targets_length: found 7.*at least 14"),
-])
+@pytest.mark.parametrize(
+  "name, arguments, message",
+  [
+    ("span_coruption", {}, "task.name: found 'span_coruption'.*did you mean 'span_corruption'"),
+    ("span_corruption", dict(input_length=64), "task.input_length: .*did you mean 'inputs_length'"),
+    ("span_corruption", dict(inputs_length="64"), "task.inputs_length: found '64' of type str, expected int"),
+    ("span_corruption", dict(inputs_length=True), "task.inputs_length: found True of type bool, expected int"),
+    ("span_corruption", dict(targets_length=2.5), "task.targets_length: .*expected int or None"),
+    ("span_corruption", dict(noise_density="0.15"), "task.noise_density: .*expected float"),
+    ("span_corruption", dict(verify="never"), "task.verify: .*expected 'auto' or 'full' or 'size'"),
+    ("span_corruption", dict(store=None), "task.store: found None"),
+    ("span_corruption", dict(split="test"), "no such split; there are tiny, train, validation"),
+    ("span_corruption", dict(split="tiny", inputs_length=64), "69 tokens are no example.*windows of 70 tokens"),
+    ("span_corruption", dict(targets_length=7, inputs_length=64), "targets_length: found 7.*at least 14"),
+  ],
+)
 def test_task_arguments_are_checked(root, name, arguments, message):
   with pytest.raises(UserError, match=message) as error:
     task.build(name, **{"split": "train", "store": root, **arguments})
@@ -241,7 +258,12 @@ def test_fingerprint_follows_everything_but_the_label(root, train):
     return task.build("span_corruption", split, store=root, **{"inputs_length": 64, **kwargs}).fingerprint
 
   assert fingerprint(label="x", verify="size", noise_density=0.15, targets_length=14) == train.fingerprint
-  others = [fingerprint("validation"), fingerprint(inputs_length=65), fingerprint(targets_length=15),
-            fingerprint(noise_density=0.2), fingerprint(mean_noise_span_length=4)]
+  others = [
+    fingerprint("validation"),
+    fingerprint(inputs_length=65),
+    fingerprint(targets_length=15),
+    fingerprint(noise_density=0.2),
+    fingerprint(mean_noise_span_length=4),
+  ]
   assert len({train.fingerprint, *others}) == 6
   assert task.build("span_corruption", "train", store=root, inputs_length=64, label="mine").name == "mine"

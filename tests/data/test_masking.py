@@ -145,7 +145,7 @@ def test_spans_are_those_of_a_plain_loop():
       if words[first] is None:
         continue
       end = words[first][0]
-      for word in words[first:first + lengths[row, placed]]:
+      for word in words[first : first + lengths[row, placed]]:
         end = word[1] if word else end
         if word is None or end - words[first][0] > left:
           break
@@ -153,7 +153,7 @@ def test_spans_are_those_of_a_plain_loop():
       if not span:
         continue
       a, b = span[0][0], span[-1][1]
-      if ends[a - 1:b + 1].any():
+      if ends[a - 1 : b + 1].any():
         continue
       starts[a:b], ends[a:b] = a - 1, b
       left, placed = left - (b - a), placed + 1
@@ -189,7 +189,7 @@ def test_spans_in_a_row_have_the_lengths_drawn_and_may_lie_up_to_the_end_of_the_
   length, fates = 512, np.zeros(3)
   for end in (511, 300):
     tokens = np.full((2000, length), 35, np.int32)
-    tokens[:, 0], tokens[:, end], tokens[:, end + 1:] = CLS, SEP, 0
+    tokens[:, 0], tokens[:, end], tokens[:, end + 1 :] = CLS, SEP, 0
     out = masked(Masking(VOCABULARY, length, "spans"), tokens, seed=end)
     steps = np.diff(np.pad(out["weights"], [[0, 0], [1, 1]]), axis=1)
     row, begin = np.nonzero(steps == 1)
@@ -199,7 +199,7 @@ def test_spans_in_a_row_have_the_lengths_drawn_and_may_lie_up_to_the_end_of_the_
     share = expected_spans([0, *GEOMETRIC], round(0.15 * (end - 1)))[1:]
     assert_fits(np.bincount(lengths[inner], minlength=11)[1:], share)
     starts = np.bincount(begin, minlength=length)
-    assert starts[end - 5:end].mean() > 0.9 * starts[20:end - 20].mean() and not starts[end:].any()
+    assert starts[end - 5 : end].mean() > 0.9 * starts[20 : end - 20].mean() and not starts[end:].any()
     inputs = out["inputs"][row, begin]
     fates += [(inputs == MASK).sum(), (inputs == 35).sum(), ((inputs != MASK) & (inputs != 35)).sum()]
   for fate, share in zip(fates, (0.8, 0.1 + 0.1 / 256, 0.1 - 0.1 / 256), strict=True):

@@ -63,10 +63,16 @@ def test_counts_are_the_rounded_rates():
     assert sum(found) == period and (abs(np.array(found) - rates / rates.sum() * period) < 1).all()
 
 
-@pytest.mark.parametrize("rates, period, message", [
-  ({"a": 1, "b": 0}, 10, "rate of b: found 0"), ({"a": 1, "b": -1.0}, 10, "rate of b: found -1.0"),
-  ({"a": float("nan")}, 10, "rate of a: found nan"), ({"a": 1}, 0, "period: found 0"),
-  ({"a": 1, "b": 1e-3}, 100, "rate of b: 0.000999 of a period of 100 is no example: set period to at least 1001")])
+@pytest.mark.parametrize(
+  "rates, period, message",
+  [
+    ({"a": 1, "b": 0}, 10, "rate of b: found 0"),
+    ({"a": 1, "b": -1.0}, 10, "rate of b: found -1.0"),
+    ({"a": float("nan")}, 10, "rate of a: found nan"),
+    ({"a": 1}, 0, "period: found 0"),
+    ({"a": 1, "b": 1e-3}, 100, "rate of b: 0.000999 of a period of 100 is no example: set period to at least 1001"),
+  ],
+)
 def test_impossible_rates_are_refused(rates, period, message):
   with pytest.raises(UserError, match=message):
     mixture.counts(rates, period)
@@ -116,7 +122,7 @@ def test_rows_are_the_parts_own_and_their_epochs_are_whole(root, three):
     examples, count = size // length, 400 * (10, 6, 4)[number] // 10 // 1
     order = [example for _, example in sorted(seen[number])]
     assert len(order) == count and len(order) > 3 * examples
-    epochs = [tuple(order[i:i + examples]) for i in range(0, len(order) - examples + 1, examples)]
+    epochs = [tuple(order[i : i + examples]) for i in range(0, len(order) - examples + 1, examples)]
     assert all(sorted(epoch) == list(range(examples)) for epoch in epochs)
     assert len(set(epochs)) > len(epochs) // 2 or examples < 5
 
@@ -126,19 +132,21 @@ def test_a_part_draws_as_it_would_alone(root):
   parts = {style: denoising(root, "a", style) for style in ("drop_tokens", "replace_spans", "bert_style")}
   built = build(parts, period=30)
   styles = sorted(parts)
-  alone = {label: task.build(part["name"], "train", **{k: v for k, v in part.items() if k != "name"})
-           for label, part in parts.items()}
+  alone = {
+    label: task.build(part["name"], "train", **{k: v for k, v in part.items() if k != "name"})
+    for label, part in parts.items()
+  }
   batch = next(loader.train_batches(built, batch_size=60, seed=9, start_step=100))
   tasks, draws = mixture.Schedule([10, 10, 10]).draws(tf.range(60, dtype=tf.int64) + 6_000, seed=9)
   for row in range(60):
     label = styles[tasks[row]]
     part, seed = alone[label], mixture.part_seed(9, label)
-    epoch, place = draws[row:row + 1] // part.num_examples, draws[row:row + 1] % part.num_examples
+    epoch, place = draws[row : row + 1] // part.num_examples, draws[row : row + 1] % part.num_examples
     example = loader.random.shuffled(place, epoch, seed, part.num_examples)
     for name, value in part.batch(example, epoch, seed).items():
       found = batch[name][row]
-      np.testing.assert_array_equal(found[:value.shape[1]], value[0])
-      assert not found[value.shape[1]:].any()
+      np.testing.assert_array_equal(found[: value.shape[1]], value[0])
+      assert not found[value.shape[1] :].any()
 
 
 def test_more_rows_than_parts_and_fewer(three):
@@ -159,27 +167,34 @@ def test_rates_of_a_recipe(root):
   short = {name: {"store": str(root / name)} for name in "ab"}
   alike = [build(parts, rates="proportional", period=31), build(short, rates="proportional", period=31, shared=shared)]
   assert alike[0].fingerprint == alike[1].fingerprint
-  others = [build(parts, rates="equal", period=31), build(parts, rates="proportional", maximum=10, period=31),
-            build(parts, rates="temperature", temperature=2.0, period=31), build(parts, rates="equal", period=32),
-            build({"x": parts["a"], "b": parts["b"]}, rates="proportional", period=31),
-            build(parts, rates={"a": 2, "b": 2}, period=31)]
+  others = [
+    build(parts, rates="equal", period=31),
+    build(parts, rates="proportional", maximum=10, period=31),
+    build(parts, rates="temperature", temperature=2.0, period=31),
+    build(parts, rates="equal", period=32),
+    build({"x": parts["a"], "b": parts["b"]}, rates="proportional", period=31),
+    build(parts, rates={"a": 2, "b": 2}, period=31),
+  ]
   found = [built.fingerprint for built in others]
   assert found[0] == found[1] == found[5] and len({alike[0].fingerprint, *found}) == 5
 
 
-@pytest.mark.parametrize("parts, arguments, message", [
-  ({}, {}, "task.parts: found none"),
-  ({"a": 3}, {}, "config.task.parts.a: found 3"),
-  ({"a": dict(name="causal_ln")}, {}, "config.task.parts.a.name: found 'causal_ln'.*did you mean 'causal_lm'"),
-  ({"a": dict(store="x")}, {}, "config.task.parts.a.name: found None"),
-  ({"a": dict(name="causal_lm")}, {}, "config.task.parts.a.store: missing"),
-  ({"a": dict(name="causal_lm", store="x", lenth=3)}, {}, "config.task.parts.a.lenth: .*did you mean 'length'"),
-  ({"a": dict(name="causal_lm", store="x", rate=2)}, {}, "config.task.parts.a.rate: unknown key"),
-  ({"a": dict(name="causal_lm", store="x")}, dict(rates={"a": "2"}), "config.task.rates.a: found '2'"),
-  ({"news": dict(name="causal_lm", store="x")}, dict(rates={"new": 2}), "rates.new: no such part.*mean 'news'"),
-  ({"a": dict(name="mixture", parts={})}, {}, "a mixture in the mixture"),
-  ({}, dict(rates="sizes"), "task.rates: found 'sizes'"),
-])
+@pytest.mark.parametrize(
+  "parts, arguments, message",
+  [
+    ({}, {}, "task.parts: found none"),
+    ({"a": 3}, {}, "config.task.parts.a: found 3"),
+    ({"a": dict(name="causal_ln")}, {}, "config.task.parts.a.name: found 'causal_ln'.*did you mean 'causal_lm'"),
+    ({"a": dict(store="x")}, {}, "config.task.parts.a.name: found None"),
+    ({"a": dict(name="causal_lm")}, {}, "config.task.parts.a.store: missing"),
+    ({"a": dict(name="causal_lm", store="x", lenth=3)}, {}, "config.task.parts.a.lenth: .*did you mean 'length'"),
+    ({"a": dict(name="causal_lm", store="x", rate=2)}, {}, "config.task.parts.a.rate: unknown key"),
+    ({"a": dict(name="causal_lm", store="x")}, dict(rates={"a": "2"}), "config.task.rates.a: found '2'"),
+    ({"news": dict(name="causal_lm", store="x")}, dict(rates={"new": 2}), "rates.new: no such part.*mean 'news'"),
+    ({"a": dict(name="mixture", parts={})}, {}, "a mixture in the mixture"),
+    ({}, dict(rates="sizes"), "task.rates: found 'sizes'"),
+  ],
+)
 def test_recipes_that_do_not_fit_are_refused(parts, arguments, message):
   with pytest.raises(UserError, match=message) as error:
     build(parts, **arguments)
@@ -188,9 +203,11 @@ def test_recipes_that_do_not_fit_are_refused(parts, arguments, message):
 
 def test_parts_that_do_not_go_together_are_refused(root):
   one = causal(root, "a")
-  for other, message in ((causal(root, "b", document_mask=True), "decoder_positions, decoder_segment_ids in only one"),
-                         (denoising(root, "b", "drop_tokens"), "encoder_input_tokens in only one"),
-                         (causal(root, "bytes"), "expected one: prepare their stores")):
+  for other, message in (
+    (causal(root, "b", document_mask=True), "decoder_positions, decoder_segment_ids in only one"),
+    (denoising(root, "b", "drop_tokens"), "encoder_input_tokens in only one"),
+    (causal(root, "bytes"), "expected one: prepare their stores"),
+  ):
     with pytest.raises(UserError, match=message):
       build({"a": one, "b": other})
 

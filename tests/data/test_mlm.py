@@ -29,8 +29,9 @@ def store(request, tmp_path_factory):
 
 def written(path, sizes, append_eos=False):
   """A store of `document`s of these sizes."""
-  with TokenStoreWriter(path / "train", name="letters", split="train", vocabulary=VOCABULARY, shard_tokens=3000,
-                        append_eos=append_eos) as writer:
+  with TokenStoreWriter(
+    path / "train", name="letters", split="train", vocabulary=VOCABULARY, shard_tokens=3000, append_eos=append_eos
+  ) as writer:
     for number, size in enumerate(sizes):
       writer.add(document(number % DOCUMENTS, size), np.array([size]))
   return str(path)
@@ -64,7 +65,7 @@ def test_pairs(store, input_format):
     assert (out["encoder_segment_ids"][row] == (np.arange(64) < size)).all()
     cut = int(np.argmax(tokens[row] == SEP))
     assert (types[row] == ((np.arange(64) > cut) & (np.arange(64) < size))).all()
-    a, b = tokens[row, 1:cut], tokens[row, cut + 1:size - 1]
+    a, b = tokens[row, 1:cut], tokens[row, cut + 1 : size - 1]
     assert len(a) and len(b) and (a != 1).all() and (b != 1).all()
     first, second = letters(a), letters(b)
     assert len(first) <= 1 and len(second) <= 1
@@ -82,8 +83,11 @@ def test_pairs(store, input_format):
   assert_fits(other.sum(axis=0), (elsewhere * (other.sum(axis=1) / (DOCUMENTS - 1))[:, None]).sum(axis=0))
 
 
-@pytest.mark.parametrize("sizes", [[280, 420], [14, 2800], [2800] + [21] * 50, [14] * 60, [7] * 60], ids=[
-  "two", "two, one tiny", "one huge", "all tiny", "one sentence each"])
+@pytest.mark.parametrize(
+  "sizes",
+  [[280, 420], [14, 2800], [2800] + [21] * 50, [14] * 60, [7] * 60],
+  ids=["two", "two, one tiny", "one huge", "all tiny", "one sentence each"],
+)
 @pytest.mark.parametrize("input_format", ["segment_pair", "sentence_pair"])
 def test_half_of_the_pairs_follow_and_how_b_begins_does_not_tell_which(tmp_path, sizes, input_format):
   rows = 6000
@@ -128,7 +132,7 @@ def test_full_sentences_have_every_token_once(store):
     text += [t for t in row[1:-1] if t != SEP]
     assert row[1] in (SPACE, *range(FIRST, FIRST + DOCUMENTS), STOP)
   whole = np.concatenate([document(n, s) for n, s in enumerate(np.random.default_rng(0).integers(40, 400, DOCUMENTS))])
-  assert len(text) > len(whole) - 70 - 64 and text == whole[:len(text)].tolist()
+  assert len(text) > len(whole) - 70 - 64 and text == whole[: len(text)].tolist()
   begins = np.mean([row[1] == SPACE for row in tokens])
   assert begins > 0.5  # seven tokens a sentence, four searched
 
@@ -154,8 +158,13 @@ def test_static_masks_repeat_and_dynamic_ones_do_not(store):
 
 
 def test_refusals(store, tmp_path):
-  for arguments, words in (({"length": 8}, "length"), ({"static_copies": 0}, "static_copies"), ({"rate": 2.0}, "rate"),
-                           ({"sentence_rule": "nowhere:at_all"}, "sentence_rule"), ({"input_format": "x"}, "format")):
+  for arguments, words in (
+    ({"length": 8}, "length"),
+    ({"static_copies": 0}, "static_copies"),
+    ({"rate": 2.0}, "rate"),
+    ({"sentence_rule": "nowhere:at_all"}, "sentence_rule"),
+    ({"input_format": "x"}, "format"),
+  ):
     with pytest.raises(UserError, match=words):
       task.build("mlm", "train", store=store, **arguments)
   with TokenStoreWriter(tmp_path / "train", name="one", split="train", vocabulary=VOCABULARY) as writer:

@@ -76,13 +76,16 @@ def test_more_kinds_than_are_told_apart(monkeypatch):
   assert np.array_equal(np.sort(plan.examples), np.arange(6000)) and min(plan.utilisation) > 0.9
 
 
-@pytest.mark.parametrize("lengths, rows", [
-  ([[0, 0]] * 5, 1),  # nothing at all
-  ([[0, 5]] * 7, 4),  # one stream empty
-  ([[0, 0], [10, 10], [0, 0]], 1),
-  ([[10, 1], [1, 10]], 2),
-  ([[9, 1], [1, 9], [5, 5], [5, 5]], 2),
-])
+@pytest.mark.parametrize(
+  "lengths, rows",
+  [
+    ([[0, 0]] * 5, 1),  # nothing at all
+    ([[0, 5]] * 7, 4),  # one stream empty
+    ([[0, 0], [10, 10], [0, 0]], 1),
+    ([[10, 1], [1, 10]], 2),
+    ([[9, 1], [1, 9], [5, 5], [5, 5]], 2),
+  ],
+)
 def test_small_plans(lengths, rows):
   assert pack.plan(np.array(lengths), (10, 10)).num_rows == rows
 
@@ -120,10 +123,13 @@ FROZEN_PAIRS = (235, [13, 422, 495, 792, 868, 1190, 1566, 1591], [0, 9, 17, 26])
 FROZEN_DIGEST = "27be6aa58034109e"
 
 
-@pytest.mark.parametrize("lengths, limits, message", [
-  ([[3], [11], [12]], (10,), r"example 1: found lengths \[11\], expected at most \[10\].*2 examples are too long"),
-  ([[3]], (0,), "row lengths: found .0., expected at least 1"),
-])
+@pytest.mark.parametrize(
+  "lengths, limits, message",
+  [
+    ([[3], [11], [12]], (10,), r"example 1: found lengths \[11\], expected at most \[10\].*2 examples are too long"),
+    ([[3]], (0,), "row lengths: found .0., expected at least 1"),
+  ],
+)
 def test_what_no_row_holds_is_refused(lengths, limits, message):
   with pytest.raises(UserError, match=message):
     pack.plan(np.array(lengths), limits)
@@ -141,6 +147,5 @@ def test_rows_as_seqio_lays_them_out():
     tokens[valid] = np.concatenate(examples)
     laid[side] = pack.scatter(tokens, valid, row, number, plan.offsets[place, stream], (1, plan.limits[stream]))
   digits = {side: ["".join(map(str, part[0])) for part in parts] for side, parts in laid.items()}
-  assert digits == {"encoder": ["7851849310", "1111222220", "0123012340"],
-                    "decoder": ["3914100", "1112200", "0120100"]}
+  assert digits == {"encoder": ["7851849310", "1111222220", "0123012340"], "decoder": ["3914100", "1112200", "0120100"]}
   assert pack.shifted(*laid["decoder"], 0).tolist() == [[0, 3, 9, 0, 4, 0, 0]]

@@ -29,8 +29,10 @@ def corpus(tmp_path_factory):
   """2,000 documents in two files, some empty, some twice."""
   folder = tmp_path_factory.mktemp("text")
   generator = np.random.default_rng(0)
-  texts = ["".join(map(chr, generator.integers(97, 123, n))) + " \u00e9\u00df\u4e2d"
-           for n in generator.integers(1, 1_500, 1_900)]
+  texts = [
+    "".join(map(chr, generator.integers(97, 123, n))) + " \u00e9\u00df\u4e2d"
+    for n in generator.integers(1, 1_500, 1_900)
+  ]
   texts += texts[:100]
   for part in range(2):
     with open(folder / f"part{part}.jsonl", "w") as file:
@@ -40,8 +42,16 @@ def corpus(tmp_path_factory):
 
 
 def prepare(corpus, output, *flags):
-  return prepare_data.main(["--source", f"jsonl:{corpus[0]}/*.jsonl", "--vocabulary=bytes", f"--output={output}",
-                            "--shard_tokens=400000", *flags])
+  return prepare_data.main(
+    [
+      "--source",
+      f"jsonl:{corpus[0]}/*.jsonl",
+      "--vocabulary=bytes",
+      f"--output={output}",
+      "--shard_tokens=400000",
+      *flags,
+    ]
+  )
 
 
 def texts_of(store):
@@ -66,8 +76,17 @@ def test_every_document_is_in_one_split(corpus, prepared):
 
 
 def test_workers_make_the_same_bytes(corpus, prepared, tmp_path):
-  command = [sys.executable, "-m", "tools.prepare_data", "--source", f"jsonl:{corpus[0]}/*.jsonl",
-             "--vocabulary=bytes", f"--output={tmp_path}", "--shard_tokens=400000", "--workers=3"]
+  command = [
+    sys.executable,
+    "-m",
+    "tools.prepare_data",
+    "--source",
+    f"jsonl:{corpus[0]}/*.jsonl",
+    "--vocabulary=bytes",
+    f"--output={tmp_path}",
+    "--shard_tokens=400000",
+    "--workers=3",
+  ]
   done = subprocess.run(command, capture_output=True, text=True, check=True)
   assert "fingerprint" in done.stdout and done.stderr == ""
   for split in ("train", "validation"):
@@ -81,8 +100,12 @@ def test_again_is_kept_and_other_inputs_are_refused(corpus, prepared, capsys):
   before = {file: file.stat().st_mtime_ns for file in prepared.rglob("*")}
   assert prepare(corpus, prepared, "--workers=2") == 0
   assert capsys.readouterr().out.count("exists already") == 2
-  for flag, key in (("--append_eos", "append_eos"), ("--name=other", "name"), ("--shard_tokens=7", "shard_tokens"),
-                    ("--validation_fraction=0.1", "part")):
+  for flag, key in (
+    ("--append_eos", "append_eos"),
+    ("--name=other", "name"),
+    ("--shard_tokens=7", "shard_tokens"),
+    ("--validation_fraction=0.1", "part"),
+  ):
     assert prepare(corpus, prepared, flag) == 2
     assert f"was made with {key}" in capsys.readouterr().err
   assert before == {file: file.stat().st_mtime_ns for file in prepared.rglob("*")}
@@ -122,16 +145,19 @@ def test_append_eos_and_chosen_splits(corpus, tmp_path):
   assert (store.windows(ends - 1, 1) == 1).all()
 
 
-@pytest.mark.parametrize("flags, message", [
-  (["--workers=0"], "--workers=0: expected at least 1"),
-  (["--validation_fraction=1"], "--validation_fraction=1.0"),
-  (["--split=train=training"], "no split 'training'"),
-  (["--split=../x=train"], "--split=../x=train"),
-  (["--split=a=train", "--split=a=train"], "--split=a=train"),
-  (["--source=nothing:x"], "nothing"),
-  (["--vocabulary=/nowhere"], "/nowhere"),
-  (["--validation_fraction=0.0000000001", "--workers=1"], "raise the fraction"),
-])
+@pytest.mark.parametrize(
+  "flags, message",
+  [
+    (["--workers=0"], "--workers=0: expected at least 1"),
+    (["--validation_fraction=1"], "--validation_fraction=1.0"),
+    (["--split=train=training"], "no split 'training'"),
+    (["--split=../x=train"], "--split=../x=train"),
+    (["--split=a=train", "--split=a=train"], "--split=a=train"),
+    (["--source=nothing:x"], "nothing"),
+    (["--vocabulary=/nowhere"], "/nowhere"),
+    (["--validation_fraction=0.0000000001", "--workers=1"], "raise the fraction"),
+  ],
+)
 def test_bad_flags_are_one_line(corpus, tmp_path, flags, message, capsys):
   assert prepare(corpus, tmp_path, *flags) == 2
   error = capsys.readouterr().err
@@ -146,14 +172,20 @@ def shards_of(record):
   return json.loads(preparation_records.load(record) or '{"shards": []}')["shards"]
 
 
-@pytest.mark.parametrize("engine", [["--workers=2"], ["--workers=1", "--engine=beam", "--runner=FnApiRunner"]],
-                         ids=["processes", "beam"])
+@pytest.mark.parametrize(
+  "engine", [["--workers=2"], ["--workers=1", "--engine=beam", "--runner=FnApiRunner"]], ids=["processes", "beam"]
+)
 def test_killed_and_repeated_ends_with_the_same_bytes(engine, corpus, tmp_path):
   """Killed when some shards are written, one of them then damaged: the rest is kept and the end is the same."""
   if "--engine=beam" in engine:
     pytest.importorskip("apache_beam")
-  command = [f"--source=jsonl:{corpus[0]}/*.jsonl", "--vocabulary=bytes", "--shard_tokens=50000", "--split=train",
-             "--part_bytes=1"]
+  command = [
+    f"--source=jsonl:{corpus[0]}/*.jsonl",
+    "--vocabulary=bytes",
+    "--shard_tokens=50000",
+    "--split=train",
+    "--part_bytes=1",
+  ]
   whole, again = tmp_path / "whole", tmp_path / "again"
   assert prepare_data.main([*command, f"--output={whole}", "--workers=1"]) == 0
   command += [f"--output={again}", *engine]
@@ -176,8 +208,14 @@ def test_killed_and_repeated_ends_with_the_same_bytes(engine, corpus, tmp_path):
 
 def test_what_an_interrupted_run_left_damaged_is_made_again(tmp_path, monkeypatch):
   web_pages(tmp_path)
-  flags = [f"--source=jsonl:{tmp_path}/*.jsonl", "--vocabulary=bytes", "--split=train", "--part_bytes=1", "--workers=1",
-           "--clean=c4,exact,near,spans"]
+  flags = [
+    f"--source=jsonl:{tmp_path}/*.jsonl",
+    "--vocabulary=bytes",
+    "--split=train",
+    "--part_bytes=1",
+    "--workers=1",
+    "--clean=c4,exact,near,spans",
+  ]
   assert prepare_data.main([*flags, f"--output={tmp_path}/whole"]) == 0
   with monkeypatch.context() as patched:
     patched.setattr(preparation, "publish", lambda *_: (_ for _ in ()).throw(UserError("stopped here")))
@@ -209,8 +247,9 @@ def test_progress_is_lines_where_there_is_no_terminal(corpus, tmp_path, monkeypa
   assert prepare(corpus, tmp_path, "--workers=1", "--split=train", "--part_bytes=1", "--clean=exact") == 0
   lines = capsys.readouterr().err.splitlines()
   size = sum(file.stat().st_size for file in corpus[0].iterdir())
-  assert any(re.fullmatch(r"train, signatures: 100% of \S+B, 2\.00k documents, \S+/s, about 00:00 left", one)
-             for one in lines)
+  assert any(
+    re.fullmatch(r"train, signatures: 100% of \S+B, 2\.00k documents, \S+/s, about 00:00 left", one) for one in lines
+  )
   assert re.fullmatch(rf"train: 100% of {size / 1e6:.2f}MB, 1\.\d+M tokens, \S+/s, about 00:00 left", lines[-1])
 
 
@@ -219,8 +258,10 @@ def test_what_was_skipped_and_how_long_documents_are_is_in_the_manifest(tmp_path
   flags = [f"--source=lines:{tmp_path}/a.txt", "--vocabulary=bytes", f"--output={tmp_path}/out", "--split=train"]
   assert prepare_data.main([*flags, "--workers=1"]) == 0
   assert TokenStore.open(tmp_path / "out" / "train").manifest.source["counts"] == {
-    "documents_skipped": {"NUL character": 1, "empty": 1}, "removed_within_documents": {},
-    "document_lengths": {"2-3": 1, "8-15": 1}}
+    "documents_skipped": {"NUL character": 1, "empty": 1},
+    "removed_within_documents": {},
+    "document_lengths": {"2-3": 1, "8-15": 1},
+  }
 
 
 def web_pages(folder):
@@ -229,8 +270,12 @@ def web_pages(folder):
   for i in range(40):
     words = [f"w{(i * 37 + j * j) % 997}" for j in range(60)]
     pages.append(". ".join(" ".join(words[j : j + 12]) for j in range(0, 60, 12)) + ".")
-  pages += [pages[3].upper(), pages[4].replace("w", "w", 1) + " And this one ends here.", "Short page.",
-            "Click here\nPlease enable javascript to see this page.\n" + pages[7].replace("w1", "v1")]
+  pages += [
+    pages[3].upper(),
+    pages[4].replace("w", "w", 1) + " And this one ends here.",
+    "Short page.",
+    "Click here\nPlease enable javascript to see this page.\n" + pages[7].replace("w1", "v1"),
+  ]
   for part in range(3):
     (folder / f"{part}.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in pages[part::3]))
   return pages
@@ -238,8 +283,13 @@ def web_pages(folder):
 
 def test_cleaning_is_counted_and_the_same_with_any_workers(tmp_path, capsys):
   pages = web_pages(tmp_path)
-  flags = [f"--source=jsonl:{tmp_path}/*.jsonl", "--vocabulary=bytes", "--split=train", "--part_bytes=1",
-           "--clean=c4,exact,near,spans"]
+  flags = [
+    f"--source=jsonl:{tmp_path}/*.jsonl",
+    "--vocabulary=bytes",
+    "--split=train",
+    "--part_bytes=1",
+    "--clean=c4,exact,near,spans",
+  ]
   for workers in (1, 2):
     assert prepare_data.main([*flags, f"--output={tmp_path}/{workers}", f"--workers={workers}"]) == 0
   assert "exact duplicate" in capsys.readouterr().out
@@ -266,8 +316,12 @@ def test_what_beam_refuses_is_one_line(tmp_path, capsys, caplog):
   bad = tmp_path / "bad.jsonl"
   bad.write_text('{"text": "one"}\n{"text": \n')
   flags = [f"--source=jsonl:{bad}", "--vocabulary=bytes", f"--output={tmp_path}/x", "--split=train", "--engine=beam"]
-  for more, said in (([], f"error: {bad}:2: found invalid JSON"), (["--clean=exact"], f"error: {bad}:2: found invalid"),
-                     (["--clen=c4"], "--clen: found a flag of neither"), (["--runner=NoRunner"], "NoRunner")):
+  for more, said in (
+    ([], f"error: {bad}:2: found invalid JSON"),
+    (["--clean=exact"], f"error: {bad}:2: found invalid"),
+    (["--clen=c4"], "--clen: found a flag of neither"),
+    (["--runner=NoRunner"], "NoRunner"),
+  ):
     caplog.clear()
     assert prepare_data.main([*flags, "--runner=FnApiRunner", *more]) == 2
     error = capsys.readouterr().err.strip().splitlines()
@@ -280,8 +334,13 @@ def test_parts_and_splits_without_documents(tmp_path, capsys):
   """A part may be empty; a split may not, and says what became of its documents."""
   (tmp_path / "a.txt").write_text("\n \n")
   (tmp_path / "b.txt").write_text("some words of text\n")
-  flags = ["--vocabulary=bytes", f"--output={tmp_path}/out", "--part_bytes=1", "--workers=1",
-           "--clean=exact,near,spans"]
+  flags = [
+    "--vocabulary=bytes",
+    f"--output={tmp_path}/out",
+    "--part_bytes=1",
+    "--workers=1",
+    "--clean=exact,near,spans",
+  ]
   assert prepare_data.main([*flags, f"--source=lines:{tmp_path}/*.txt", "--split=train"]) == 0
   assert TokenStore.open(tmp_path / "out" / "train").num_documents == 1
   assert prepare_data.main([*flags, f"--source=lines:{tmp_path}/a.txt", "--split=none=train"]) == 2
@@ -294,8 +353,24 @@ def test_a_source_that_changes_meanwhile_is_refused(tmp_path):
   (tmp_path / "a.txt").write_text("one\n")
   source = sources.open_source(f"lines:{tmp_path}/a.txt")
   job = preparation_job.Job(
-    f"lines:{tmp_path}/a.txt", None, "text", preparation_job.facts_hash(source), (), "train", 0.0, 1.0, "bytes",
-    vocabularies.load("bytes").fingerprint, False, 100, 100, (), cleaning.C4(), f"{tmp_path}/w", f"{tmp_path}/p")
+    f"lines:{tmp_path}/a.txt",
+    None,
+    "text",
+    preparation_job.facts_hash(source),
+    (),
+    "train",
+    0.0,
+    1.0,
+    "bytes",
+    vocabularies.load("bytes").fingerprint,
+    False,
+    100,
+    100,
+    (),
+    cleaning.C4(),
+    f"{tmp_path}/w",
+    f"{tmp_path}/p",
+  )
   (tmp_path / "a.txt").write_text("one more\n")
   with pytest.raises(UserError, match="found other files than when the preparation began"):
     preparation.make_part(job, 0)

@@ -57,8 +57,13 @@ def zstd(data: bytes) -> bytes:
 def test_json_arrays(tmp_path):
   (tmp_path / "a.json").write_text(json.dumps(["one", {"text": "two", "n": 1}]))
   assert read(f"json:{tmp_path}/a.json") == ["one", "two"]
-  for text, said in (("[1]", "element 0: found a JSON number"), ("{}", "found a JSON object, expected an array"),
-                     ('["a"', "found invalid JSON"), ('[{"txet": ""}]', "did you mean 'txet'"), ("[]", "found 0 doc")):
+  for text, said in (
+    ("[1]", "element 0: found a JSON number"),
+    ("{}", "found a JSON object, expected an array"),
+    ('["a"', "found invalid JSON"),
+    ('[{"txet": ""}]', "did you mean 'txet'"),
+    ("[]", "found 0 doc"),
+  ):
     (tmp_path / "a.json").write_text(text)
     assert said in refusal(f"json:{tmp_path}/a.json")
 
@@ -92,8 +97,9 @@ def test_conll_and_conllu(tmp_path):
   assert "d:1: found 2 tab-separated columns, expected 10" in refusal(f"conllu:{tmp_path}/d")
 
 
-@pytest.mark.parametrize("kind, compress", [("gzip", gzip.compress), ("bzip2", bz2.compress), ("xz", lzma.compress),
-                                            ("zstd", zstd)])
+@pytest.mark.parametrize(
+  "kind, compress", [("gzip", gzip.compress), ("bzip2", bz2.compress), ("xz", lzma.compress), ("zstd", zstd)]
+)
 def test_compressed_files_are_known_by_their_bytes_and_cut_ones_refused(kind, compress, tmp_path):
   lines = [f"line {i * i * i}" for i in range(3000)]
   data = compress("\n".join(lines).encode())
@@ -107,8 +113,9 @@ def test_compressed_files_are_known_by_their_bytes_and_cut_ones_refused(kind, co
   assert read(f"lines:{path}") == ["BZhello, plain text"]
 
 
-@pytest.mark.parametrize("kind, compress", [("gzip", gzip.compress), ("bzip2", bz2.compress), ("xz", lzma.compress),
-                                            ("zstd", zstd)])
+@pytest.mark.parametrize(
+  "kind, compress", [("gzip", gzip.compress), ("bzip2", bz2.compress), ("xz", lzma.compress), ("zstd", zstd)]
+)
 def test_several_streams_are_one_text_and_what_is_no_stream_is_refused(kind, compress, tmp_path):
   one, two = (compress(f"{name} {'x' * 300_000}\n".encode()) for name in ("one", "two"))
   path = tmp_path / "a.any"

@@ -217,7 +217,8 @@ def dataset(request, tmp_path_factory):
 
   directory = tmp_path_factory.mktemp(request.param)
   MyTexts(data_dir=directory, file_format=request.param).download_and_prepare(
-    download_config=tfds.download.DownloadConfig(num_shards=3))
+    download_config=tfds.download.DownloadConfig(num_shards=3)
+  )
   return directory
 
 

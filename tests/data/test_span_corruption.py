@@ -32,20 +32,22 @@ def windows(corruption, rows, seed=0):
 def reassembled(inputs, targets, size, sentinels):
   """The raw window: every sentinel of the inputs replaced by what follows it in the targets."""
   spans, current = {}, None
-  for token in targets[:list(targets).index(1)]:
+  for token in targets[: list(targets).index(1)]:
     if token >= size - sentinels:
       current = spans.setdefault(token, [])
     else:
       current.append(token)
   raw = []
-  for token in inputs[:list(inputs).index(1)]:
+  for token in inputs[: list(inputs).index(1)]:
     raw.extend(spans.pop(token) if token >= size - sentinels else [token])
   assert not spans
   return raw
 
 
-@pytest.mark.parametrize("inputs_length, window, targets_length", [
-  (512, 568, 114), (64, 70, 14), (128, 141, 29), (256, 284, 58), (1024, 1137, 229)])
+@pytest.mark.parametrize(
+  "inputs_length, window, targets_length",
+  [(512, 568, 114), (64, 70, 14), (128, 141, 29), (256, 284, 58), (1024, 1137, 229)],
+)
 def test_lengths_are_the_t5_librarys(inputs_length, window, targets_length):
   assert random_spans_lengths(inputs_length, 0.15, 3.0) == (window, targets_length)
 
@@ -121,8 +123,12 @@ def noise_chance(place, kept, noise, spans):
   chance, span = 0.0, np.arange(1, spans)
   for before in range(max(0, place - kept), min(place, noise - 1) + 1):
     a = place - before  # kept tokens before it, the last of which ends its span
-    ways = (special.comb(a - 1, span - 1) * special.comb(kept - 1 - a, spans - 1 - span) *
-            special.comb(before, span - 1) * special.comb(noise - 1 - before, spans - span)).sum()
+    ways = (
+      special.comb(a - 1, span - 1)
+      * special.comb(kept - 1 - a, spans - 1 - span)
+      * special.comb(before, span - 1)
+      * special.comb(noise - 1 - before, spans - span)
+    ).sum()
     if a == kept:  # the last span
       ways = special.comb(kept - 1, spans - 1) * special.comb(before, spans - 1)
     chance += ways
@@ -163,15 +169,18 @@ def test_rows_depend_on_nothing_but_their_key():
     np.testing.assert_array_equal(value[7:8], corruption(raw[7:8], key[7:8])[name])
 
 
-@pytest.mark.parametrize("kwargs, message", [
-  (dict(extra_ids=27), "568 tokens has 28 noise spans but the vocabulary has 27 sentinels"),
-  (dict(targets_length=113), "targets_length: found 113.*at least 114"),
-  (dict(inputs_length=2), "inputs_length: found 2, expected at least 3"),
-  (dict(noise_density=0.0), "noise_density: found 0.0"),
-  (dict(noise_density=1.0), "noise_density: found 1.0"),
-  (dict(noise_density=float("nan")), "noise_density: found nan"),
-  (dict(mean_noise_span_length=0.5), "mean_noise_span_length: found 0.5"),
-])
+@pytest.mark.parametrize(
+  "kwargs, message",
+  [
+    (dict(extra_ids=27), "568 tokens has 28 noise spans but the vocabulary has 27 sentinels"),
+    (dict(targets_length=113), "targets_length: found 113.*at least 114"),
+    (dict(inputs_length=2), "inputs_length: found 2, expected at least 3"),
+    (dict(noise_density=0.0), "noise_density: found 0.0"),
+    (dict(noise_density=1.0), "noise_density: found 1.0"),
+    (dict(noise_density=float("nan")), "noise_density: found nan"),
+    (dict(mean_noise_span_length=0.5), "mean_noise_span_length: found 0.5"),
+  ],
+)
 def test_impossible_arguments_are_refused(kwargs, message):
   with pytest.raises(UserError, match=message) as error:
     SpanCorruption(**{"vocabulary_size": SIZE, "extra_ids": SENTINELS, **kwargs})
@@ -180,8 +189,12 @@ def test_impossible_arguments_are_refused(kwargs, message):
 
 def test_encoder_decoder_features():
   features = encoder_decoder(tf.constant([[5, 6, 1]]), tf.constant([[9, 8, 1, 0]]))
-  expected = {"encoder_input_tokens": [[5, 6, 1]], "decoder_input_tokens": [[0, 9, 8, 1]],
-              "decoder_target_tokens": [[9, 8, 1, 0]], "decoder_loss_weights": [[1, 1, 1, 0]]}
+  expected = {
+    "encoder_input_tokens": [[5, 6, 1]],
+    "decoder_input_tokens": [[0, 9, 8, 1]],
+    "decoder_target_tokens": [[9, 8, 1, 0]],
+    "decoder_loss_weights": [[1, 1, 1, 0]],
+  }
   assert {name: value.numpy().tolist() for name, value in features.items()} == expected
   assert features["decoder_loss_weights"].dtype == tf.float32
 

@@ -88,7 +88,8 @@ def test_bert_style_noise_is_nine_masks_in_ten():
   ordinary = tf.range(10, 60)
   mask = noise.noise_mask(bits[:, :length], 15)
   out = noise.masked(
-    raw, mask, mask_id=99, random_fraction=0.1, ordinary_ids=ordinary, bits_BW=bits[:, length:]).numpy()
+    raw, mask, mask_id=99, random_fraction=0.1, ordinary_ids=ordinary, bits_BW=bits[:, length:]
+  ).numpy()
   mask = mask.numpy()
   assert (out[~mask] == 7).all() and (out != 7).sum() == 15 * n
   assert_share((out == 99).sum(), mask.sum(), 0.9)
@@ -113,14 +114,16 @@ def test_a_style_against_a_plain_loop(root, style):
   index = tf.range(built.num_examples, dtype=tf.int64)
   out = {name: value.numpy() for name, value in built.batch(index, tf.zeros_like(index), 0).items()}
   assert {name: (value.shape[1:], value.dtype.name) for name, value in out.items()} == {
-    name: (feature.shape, feature.dtype) for name, feature in built.features.items()}
+    name: (feature.shape, feature.dtype) for name, feature in built.features.items()
+  }
   assert out["decoder_target_tokens"].shape[1] == targets_length
   bits = random.bits(random.row_keys(0, tf.zeros_like(index), index), window)
   masks = noise.noise_mask(bits, tokens_of_noise).numpy()
   for row in range(built.num_examples):
     raw = (np.arange(window) + row * window + corpora.FIRST).tolist()
-    inputs, targets = ([t for t in out[name][row].tolist() if t] for name in (
-      "encoder_input_tokens", "decoder_target_tokens"))
+    inputs, targets = (
+      [t for t in out[name][row].tolist() if t] for name in ("encoder_input_tokens", "decoder_target_tokens")
+    )
     spans = plain(raw, masks[row].tolist(), SIZE)
     assert inputs.pop() == targets.pop() == 1
     if style == "replace_spans":
@@ -139,7 +142,12 @@ def test_a_style_against_a_plain_loop(root, style):
 
 def test_lengths_hold_the_worst_case_and_waste_nothing():
   assert [denoising.lengths(style, 512, 0.15) for style in STYLES] == [
-    (511, 77, 512), (511, 77, 512), (511, 77, 155), (601, 90, 91), (511, 77, 512)]
+    (511, 77, 512),
+    (511, 77, 512),
+    (511, 77, 155),
+    (601, 90, 91),
+    (511, 77, 512),
+  ]
   for inputs_length in range(3, 200):
     for density in (0.01, 0.15, 0.5, 0.99):
       window, k, targets = denoising.lengths("replace_spans", inputs_length, density)
@@ -192,12 +200,15 @@ def test_a_prefix_and_the_fingerprint_of_options(root):
   assert build(random_roll=False, prefix="").fingerprint == build().fingerprint
 
 
-@pytest.mark.parametrize("arguments, message", [
-  (dict(style="bert"), "task.style: found 'bert'"),
-  (dict(style="bert_style", noise_density=1.0), "noise_density: found 1.0"),
-  (dict(style="drop_tokens", inputs_length=2), "inputs_length: found 2, expected at least 3"),
-  (dict(style="drop_tokens", inputs_length=9_000), "2000 tokens are no example"),
-])
+@pytest.mark.parametrize(
+  "arguments, message",
+  [
+    (dict(style="bert"), "task.style: found 'bert'"),
+    (dict(style="bert_style", noise_density=1.0), "noise_density: found 1.0"),
+    (dict(style="drop_tokens", inputs_length=2), "inputs_length: found 2, expected at least 3"),
+    (dict(style="drop_tokens", inputs_length=9_000), "2000 tokens are no example"),
+  ],
+)
 def test_refusals(root, arguments, message):
   with pytest.raises(UserError, match=message):
     task.build("denoising", "train", store=root, **arguments)

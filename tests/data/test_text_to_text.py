@@ -34,8 +34,17 @@ def tsv(tmp_path):
 
 
 def build(tmp_path, path, **changes):
-  arguments = dict(source=f"tsv:{path}", inputs="say: {source}", targets="{target}", inputs_length=96,
-                   targets_length=80, cache=str(tmp_path / "cache")) | changes
+  arguments = (
+    dict(
+      source=f"tsv:{path}",
+      inputs="say: {source}",
+      targets="{target}",
+      inputs_length=96,
+      targets_length=80,
+      cache=str(tmp_path / "cache"),
+    )
+    | changes
+  )
   return task.build("text_to_text", "train", **arguments)
 
 
@@ -66,18 +75,35 @@ EXPECTED = sorted((f"say: {a}", b) for a, b in PAIRS)
 
 def test_rows_are_those_of_seqio(tmp_path):
   """SeqIO's own example, with its ids, from rows of text to features."""
-  tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(
-    {"[PAD]": 0, "</s>": 1, "[UNK]": 2} | {f"w{i}": i for i in range(3, 10)}, unk_token="[UNK]"))
+  tokenizer = tokenizers.Tokenizer(
+    tokenizers.models.WordLevel(
+      {"[PAD]": 0, "</s>": 1, "[UNK]": 2} | {f"w{i}": i for i in range(3, 10)}, unk_token="[UNK]"
+    )
+  )
   tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
   tokenizer.save(str(tmp_path / "tokenizer.json"))
   (tmp_path / "rows.jsonl").write_text('{"a": "w7 w8 w5", "b": "w3 w9"}\n{"a": "w8 w4 w9 w3", "b": "w4"}\n')
-  built = build(tmp_path, None, source=f"jsonl:{tmp_path}/rows.jsonl", inputs="{a}", targets="{b}",
-                vocabulary=str(tmp_path / "tokenizer.json"), inputs_length=10, targets_length=7)
+  built = build(
+    tmp_path,
+    None,
+    source=f"jsonl:{tmp_path}/rows.jsonl",
+    inputs="{a}",
+    targets="{b}",
+    vocabulary=str(tmp_path / "tokenizer.json"),
+    inputs_length=10,
+    targets_length=7,
+  )
   row = next(loader.train_batches(built, batch_size=1, seed=0))
   assert {name: "".join(str(int(x)) for x in values[0]) for name, values in row.items()} == {
-    "encoder_input_tokens": "7851849310", "encoder_segment_ids": "1111222220", "encoder_positions": "0123012340",
-    "decoder_target_tokens": "3914100", "decoder_input_tokens": "0390400", "decoder_loss_weights": "1111100",
-    "decoder_segment_ids": "1112200", "decoder_positions": "0120100"}
+    "encoder_input_tokens": "7851849310",
+    "encoder_segment_ids": "1111222220",
+    "encoder_positions": "0123012340",
+    "decoder_target_tokens": "3914100",
+    "decoder_input_tokens": "0390400",
+    "decoder_loss_weights": "1111100",
+    "decoder_segment_ids": "1112200",
+    "decoder_positions": "0120100",
+  }
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -86,12 +112,15 @@ def test_an_epoch_has_every_pair_once(tmp_path, tsv, packed, capsys):
   assert "60 examples" in capsys.readouterr().out
   features = epoch(built)
   assert {name: (x.shape[1:], x.dtype.name) for name, x in features.items()} == {
-    name: (f.shape, f.dtype) for name, f in built.features.items()}
+    name: (f.shape, f.dtype) for name, f in built.features.items()
+  }
   if packed:
     assert built.num_examples < 30 and sorted(pairs_of(features)) == EXPECTED
   else:
-    decoded = [tuple(BYTES.decode(features[name][i]) for name in ("encoder_input_tokens", "decoder_target_tokens"))
-               for i in range(60)]
+    decoded = [
+      tuple(BYTES.decode(features[name][i]) for name in ("encoder_input_tokens", "decoder_target_tokens"))
+      for i in range(60)
+    ]
     assert sorted(decoded) == EXPECTED and "encoder_segment_ids" not in features
   again = epoch(built, seed=2)
   assert not np.array_equal(again["encoder_input_tokens"], features["encoder_input_tokens"])
@@ -120,8 +149,9 @@ def test_a_decoder_reads_prompt_and_target_and_pays_for_the_target(tmp_path, tsv
     one = {name: x[row] for name, x in features.items()}
     for segment in range(1, one["decoder_segment_ids"].max() + 1):
       at = one["decoder_segment_ids"] == segment
-      tokens, inputs, paid, seen = (one[f"decoder_{name}"][at] for name in (
-        "target_tokens", "input_tokens", "loss_weights", "causal_attention"))
+      tokens, inputs, paid, seen = (
+        one[f"decoder_{name}"][at] for name in ("target_tokens", "input_tokens", "loss_weights", "causal_attention")
+      )
       assert inputs[0] == 1 and np.array_equal(inputs[1:], tokens[:-1])
       assert np.array_equal(one["decoder_positions"][at], np.arange(at.sum()))
       prompt = int((paid == 0).sum())
@@ -168,18 +198,21 @@ def test_empty_fields_are_counted(tmp_path, tsv, capsys):
   assert "prepared 2 examples, 1 rows skipped (empty inputs), 1 rows skipped (empty targets)" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("text, changes, message", [
-  ("source\ttargte\na\tb\n", {}, r"pairs.tsv:2: found no field 'target' among source, targte.*did you mean 'targte'"),
-  ("source\ttarget\na\n", {}, r"pairs.tsv:2: found 1 tab-separated columns, expected the 2 of the header"),
-  ("source\ttarget\n", {}, r"split 'train': found 0 examples, expected at least one"),
-  ("source\ttarget\n\t\n", {}, r"found 0 examples, 1 rows skipped \(empty inputs\)"),
-  ("a\tb\n1\t2\n", {"inputs": "{"}, r"config.task.inputs: found '\{'"),
-  ("a\tb\n1\t2\n", {"inputs": "nothing"}, r"config.task.inputs: found 'nothing', expected the name of a field"),
-  ("a\tb\n1\t2\n", {"inputs": "{a!r}"}, r"config.task.inputs.*conversion of 'a'"),
-  ("a\tb\n1\t2\n", {"source": "tvs:x"}, r"found form 'tvs'.*did you mean 'tsv'"),
-  ("a\tb\n1\t2\n", {"prefix": True}, r"config.task.prefix: found True"),
-  ("a\tb\n1\t2\n", {"architecture": "decoder"}, r"config.task.targets_length: found 80, expected None"),
-])
+@pytest.mark.parametrize(
+  "text, changes, message",
+  [
+    ("source\ttargte\na\tb\n", {}, r"pairs.tsv:2: found no field 'target' among source, targte.*did you mean 'targte'"),
+    ("source\ttarget\na\n", {}, r"pairs.tsv:2: found 1 tab-separated columns, expected the 2 of the header"),
+    ("source\ttarget\n", {}, r"split 'train': found 0 examples, expected at least one"),
+    ("source\ttarget\n\t\n", {}, r"found 0 examples, 1 rows skipped \(empty inputs\)"),
+    ("a\tb\n1\t2\n", {"inputs": "{"}, r"config.task.inputs: found '\{'"),
+    ("a\tb\n1\t2\n", {"inputs": "nothing"}, r"config.task.inputs: found 'nothing', expected the name of a field"),
+    ("a\tb\n1\t2\n", {"inputs": "{a!r}"}, r"config.task.inputs.*conversion of 'a'"),
+    ("a\tb\n1\t2\n", {"source": "tvs:x"}, r"found form 'tvs'.*did you mean 'tsv'"),
+    ("a\tb\n1\t2\n", {"prefix": True}, r"config.task.prefix: found True"),
+    ("a\tb\n1\t2\n", {"architecture": "decoder"}, r"config.task.targets_length: found 80, expected None"),
+  ],
+)
 def test_bad_input_is_one_line(tmp_path, tsv, text, changes, message):
   tsv.write_text(text)
   with pytest.raises(UserError, match=message) as error:
@@ -222,17 +255,26 @@ def test_a_full_disk_is_one_line(tmp_path, tsv, monkeypatch):
   assert not list((tmp_path / "cache").glob("*/"))
 
 
-@pytest.mark.parametrize("line, said", [
-  ('{"a": NaN, "b": 1}', "j.jsonl:1: found nan in field 'a', expected text or a finite number"),
-  ('{"a": 1e999, "b": 1}', "found inf in field 'a'"),
-  ('{"a": ["x"], "b": 1}', "found list in field 'a'"),
-  ('{"a": "x\\u0000y", "b": 1}', r"found 0 examples, 1 rows skipped \(NUL character\)"),
-])
+@pytest.mark.parametrize(
+  "line, said",
+  [
+    ('{"a": NaN, "b": 1}', "j.jsonl:1: found nan in field 'a', expected text or a finite number"),
+    ('{"a": 1e999, "b": 1}', "found inf in field 'a'"),
+    ('{"a": ["x"], "b": 1}', "found list in field 'a'"),
+    ('{"a": "x\\u0000y", "b": 1}', r"found 0 examples, 1 rows skipped \(NUL character\)"),
+  ],
+)
 def test_fields_that_are_no_text(tmp_path, line, said):
   (tmp_path / "j.jsonl").write_text(line + "\n")
   with pytest.raises(UserError, match=said):
-    task.build("text_to_text", "train", source=f"jsonl:{tmp_path}/j.jsonl", inputs="{a}", targets="{b}",
-               cache=str(tmp_path / "cache"))
+    task.build(
+      "text_to_text",
+      "train",
+      source=f"jsonl:{tmp_path}/j.jsonl",
+      inputs="{a}",
+      targets="{b}",
+      cache=str(tmp_path / "cache"),
+    )
 
 
 def test_rows_that_cannot_be_told_apart_are_refused(tmp_path):
@@ -247,8 +289,9 @@ def test_rows_that_cannot_be_told_apart_are_refused(tmp_path):
   table = pyarrow.Table.from_arrays([pyarrow.array(["a"])] * 2, names=["y", "y"])
   pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
   assert "found several columns 'y'" in refused(f"parquet:{tmp_path}/a.parquet")
-  bad = pyarrow.Array.from_buffers(pyarrow.string(), 1, [None, pyarrow.py_buffer(np.array([0, 1], np.int32)),
-                                                         pyarrow.py_buffer(b"\xff")])
+  bad = pyarrow.Array.from_buffers(
+    pyarrow.string(), 1, [None, pyarrow.py_buffer(np.array([0, 1], np.int32)), pyarrow.py_buffer(b"\xff")]
+  )
   pyarrow.parquet.write_table(pyarrow.table({"en": bad}), tmp_path / "a.parquet")
   assert "found damaged Parquet data" in refused(f"parquet:{tmp_path}/a.parquet")
   assert "found no {split} in parallel:" in refused(f"parallel:{tmp_path}/train.{{field}}", "validation")
@@ -267,8 +310,10 @@ def test_forms_of_rows(tmp_path):
     list(rows.open_rows(pattern, "train", fields=("en", "fr")).read())
 
   answers = [{"text": "Ada", "answer_start": 0}]
-  questions = [{"id": "q1", "question": "Who?", "answers": answers},
-               {"id": "q2", "question": "Why?", "answers": [], "is_impossible": True}]
+  questions = [
+    {"id": "q1", "question": "Who?", "answers": answers},
+    {"id": "q2", "question": "Why?", "answers": [], "is_impossible": True},
+  ]
   squad = {"data": [{"title": "T", "paragraphs": [{"context": "Ada wrote.", "qas": questions}]}]}
   (tmp_path / "s.json").write_text(json.dumps(squad))
   read = [row for _, row in rows.open_rows(f"squad:{tmp_path}/s.json", "train").read()]

@@ -18,8 +18,9 @@ from t5x_like.errors import UserError
 
 
 def write(path, documents, vocabulary=None, **kwargs):
-  with TokenStoreWriter(path, name="corpus", split=path.name, vocabulary=vocabulary or ByteVocabulary(),
-                        **kwargs) as writer:
+  with TokenStoreWriter(
+    path, name="corpus", split=path.name, vocabulary=vocabulary or ByteVocabulary(), **kwargs
+  ) as writer:
     for document in documents:
       writer.add(document, [len(document)])
   return TokenStore.open(path)
@@ -71,13 +72,20 @@ def test_windows_anywhere_locally_and_through_tensorstore(intact, address):
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.lists(st.integers(1, 70_000), min_size=0, max_size=40), min_size=1, max_size=12).filter(
-  lambda documents: any(documents)), st.integers(1, 100), st.booleans(), st.sampled_from([70_100, 65_536]))
+@given(
+  st.lists(st.lists(st.integers(1, 70_000), min_size=0, max_size=40), min_size=1, max_size=12).filter(
+    lambda documents: any(documents)
+  ),
+  st.integers(1, 100),
+  st.booleans(),
+  st.sampled_from([70_100, 65_536]),
+)
 def test_any_documents_any_shards(tmp_path, documents, shard_tokens, append_eos, size):
   shutil.rmtree(tmp_path / "any", ignore_errors=True)
   documents = [[min(token, size - 1) for token in document] for document in documents]
-  store = write(tmp_path / "any", documents, ByteVocabulary(extra_ids=size - 259), shard_tokens=shard_tokens,
-                append_eos=append_eos)
+  store = write(
+    tmp_path / "any", documents, ByteVocabulary(extra_ids=size - 259), shard_tokens=shard_tokens, append_eos=append_eos
+  )
   assert store.manifest.dtype == ("uint16" if size <= 65_536 else "int32")
   stream = [token for document in documents if document for token in [*document, *[1] * append_eos]]
   assert store.windows([0], store.num_tokens)[0].tolist() == stream
@@ -86,10 +94,11 @@ def test_any_documents_any_shards(tmp_path, documents, shard_tokens, append_eos,
 
 def test_bytes_and_fingerprint_do_not_depend_on_batching(intact, tmp_path):
   path, documents = intact
-  with TokenStoreWriter(tmp_path / "train", name="other name", split="x", vocabulary=ByteVocabulary(),
-                        shard_tokens=8_000) as writer:
+  with TokenStoreWriter(
+    tmp_path / "train", name="other name", split="x", vocabulary=ByteVocabulary(), shard_tokens=8_000
+  ) as writer:
     for i in range(0, len(documents), 50):
-      part = documents[i:i + 50]
+      part = documents[i : i + 50]
       writer.add(np.concatenate(part), [len(document) for document in part])
   for file in sorted((path / "shards").rglob("*")):
     if file.is_file():
@@ -100,8 +109,10 @@ def test_bytes_and_fingerprint_do_not_depend_on_batching(intact, tmp_path):
 def test_fingerprint_sees_content_vocabulary_and_eos(tmp_path):
   documents = random_documents(5, 50)
   stores = [
-    write(tmp_path / "a", documents), write(tmp_path / "b", documents[::-1]),
-    write(tmp_path / "c", documents, ByteVocabulary(extra_ids=130)), write(tmp_path / "d", documents, append_eos=True),
+    write(tmp_path / "a", documents),
+    write(tmp_path / "b", documents[::-1]),
+    write(tmp_path / "c", documents, ByteVocabulary(extra_ids=130)),
+    write(tmp_path / "d", documents, append_eos=True),
   ]
   assert len({store.fingerprint for store in stores}) == 4
 
@@ -110,7 +121,7 @@ def test_files_are_plain_zarr(intact):
   path, documents = intact
   array = ts.open({"driver": "zarr3", "kvstore": f"file://{path}/shards/00000/tokens/"}).result()
   assert array.dtype.name == "uint16"
-  np.testing.assert_array_equal(array.read().result(), np.concatenate(documents)[:array.shape[0]])
+  np.testing.assert_array_equal(array.read().result(), np.concatenate(documents)[: array.shape[0]])
 
 
 def test_opening_maps_nothing_and_survives_many_shards(tmp_path):
@@ -148,18 +159,21 @@ def edit(path, change):
   (path / "manifest.json").write_text(json.dumps(manifest))
 
 
-@pytest.mark.parametrize("change, message", [
-  (lambda m: m.update(format="v0"), "format: found 'v0'"),
-  (lambda m: m.pop("dtype"), "dtype: missing"),
-  (lambda m: m.update(num_token=1), "num_token: unknown field.*did you mean 'num_tokens'"),
-  (lambda m: m.update(num_tokens="7"), "num_tokens: found str, expected int"),
-  (lambda m: m.update(append_eos=0), "append_eos: found int, expected bool"),
-  (lambda m: m.update(num_documents=m["num_documents"] + 1), "num_documents: .*the sum over the shards"),
-  (lambda m: m["shards"][0].update(name="../x"), r"shards\[0\].name"),
-  (lambda m: m["shards"][0]["files"].pop("tokens/c/0"), r"shards\[0\].files"),
-  (lambda m: m["vocabulary"].update(size=7), "fingerprint: .*edited or damaged"),
-  (lambda m: m.update(fingerprint=None), "fingerprint: .*edited or damaged"),
-])
+@pytest.mark.parametrize(
+  "change, message",
+  [
+    (lambda m: m.update(format="v0"), "format: found 'v0'"),
+    (lambda m: m.pop("dtype"), "dtype: missing"),
+    (lambda m: m.update(num_token=1), "num_token: unknown field.*did you mean 'num_tokens'"),
+    (lambda m: m.update(num_tokens="7"), "num_tokens: found str, expected int"),
+    (lambda m: m.update(append_eos=0), "append_eos: found int, expected bool"),
+    (lambda m: m.update(num_documents=m["num_documents"] + 1), "num_documents: .*the sum over the shards"),
+    (lambda m: m["shards"][0].update(name="../x"), r"shards\[0\].name"),
+    (lambda m: m["shards"][0]["files"].pop("tokens/c/0"), r"shards\[0\].files"),
+    (lambda m: m["vocabulary"].update(size=7), "fingerprint: .*edited or damaged"),
+    (lambda m: m.update(fingerprint=None), "fingerprint: .*edited or damaged"),
+  ],
+)
 def test_wrong_manifests_are_refused(damaged, change, message):
   edit(damaged, change)
   with pytest.raises(UserError, match=f"manifest.json: {message}"):

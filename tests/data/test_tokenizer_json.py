@@ -15,11 +15,17 @@ from tools import train_tokenizer
 WORDS = "the quick brown fox jumps over a lazy dog while seven wizards box with jugs of liquid quartz".split()
 LINES = [" ".join(WORDS[i % 18 :] + WORDS[: i % 7] + [str(i)]).encode() for i in range(300)]
 HOSTILE = {
-  "NULs": "a\0b\0\0", "combining": "e\u0301\u0323\u0308o\u0308", "emoji": "\U0001f469\u200d\U0001f469\u200d\U0001f467",
-  "right to left": "\u05e9\u05dc\u05d5\u05dd \u202eabc\u202c \u0645", "long word": "x" * 10_000,
-  "Latin-1": bytes(range(256)).decode("latin-1"), "spaces": "  a \t\n\r\n b\u00a0\u3000 ", "empty": "",
-  "planes": "\U0010ffff\ufeff\ufffd\u2028", "specials": "[MASK] </s> <extra_id_0>[PAD][UNK] <extra_id_99>",
-}  # fmt: skip
+  "NULs": "a\0b\0\0",
+  "combining": "e\u0301\u0323\u0308o\u0308",
+  "emoji": "\U0001f469\u200d\U0001f469\u200d\U0001f467",
+  "right to left": "\u05e9\u05dc\u05d5\u05dd \u202eabc\u202c \u0645",
+  "long word": "x" * 10_000,
+  "Latin-1": bytes(range(256)).decode("latin-1"),
+  "spaces": "  a \t\n\r\n b\u00a0\u3000 ",
+  "empty": "",
+  "planes": "\U0010ffff\ufeff\ufffd\u2028",
+  "specials": "[MASK] </s> <extra_id_0>[PAD][UNK] <extra_id_99>",
+}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +51,8 @@ def test_ids_lie_where_documented(trained, kind, tmp_path):
   ids = encode_sentinels(vocabulary, "<extra_id_0> the fox<extra_id_99>")
   assert (ids[0], ids[-1]) == (vocabulary.size - 1, vocabulary.size - 100)
   assert vocabulary.decode([3, *ids, 5, 4, 1, 0]).split() == ["<extra_id_0>", "the"] + (
-    ["fox", "<extra_id_99>", "[MASK]"] if kind == "wordpiece" else ["fox<extra_id_99>[MASK]"])
+    ["fox", "<extra_id_99>", "[MASK]"] if kind == "wordpiece" else ["fox<extra_id_99>[MASK]"]
+  )
   assert vocabulary.pieces_of([0, 5, vocabulary.size - 1]) == ["[PAD]", "[MASK]", "<extra_id_0>"]
   vocabulary.save(tmp_path)
   for path in (tmp_path, tmp_path / "tokenizer.json"):
@@ -72,8 +79,9 @@ def test_hostile_text(trained, name):
 
 
 @settings(max_examples=100)
-@given(st.text(st.characters(exclude_categories=[]) | st.sampled_from("ab'1\u00e9\u0301\u4e2d.   \t\x1c\u00a0"),
-               max_size=80))
+@given(
+  st.text(st.characters(exclude_categories=[]) | st.sampled_from("ab'1\u00e9\u0301\u4e2d.   \t\x1c\u00a0"), max_size=80)
+)
 def test_a_long_text_in_pieces_has_the_ids_of_the_whole(trained, lowercase, text):
   for vocabulary in (*trained.values(), lowercase):
     whole = vocabulary.encode(text)
@@ -103,7 +111,8 @@ def test_texts_are_cut_only_where_it_makes_no_difference(trained, tmp_path, monk
 def test_any_text_comes_back_from_byte_level(trained, text):
   vocabulary = trained["bytelevel_bpe"]
   assert vocabulary.decode(vocabulary.encode(text)) == text.encode("utf-16-le", "surrogatepass").decode(
-    "utf-16-le", "replace")
+    "utf-16-le", "replace"
+  )
 
 
 @given(st.lists(st.integers(0, 500), max_size=20))
@@ -135,8 +144,15 @@ def swap_pad(data):
     token["id"] = ids.get(token["content"], token["id"])
 
 
-@pytest.mark.parametrize("data, said", [(b"", "0 bytes that are not a tokenizer"), (b"{}", "not a tokenizer"),
-                                        (b'{"model": 3}', "not a tokenizer"), (b"\xff\0", "not a tokenizer")])
+@pytest.mark.parametrize(
+  "data, said",
+  [
+    (b"", "0 bytes that are not a tokenizer"),
+    (b"{}", "not a tokenizer"),
+    (b'{"model": 3}', "not a tokenizer"),
+    (b"\xff\0", "not a tokenizer"),
+  ],
+)
 def test_what_is_no_tokenizer_is_refused(data, said):
   with pytest.raises(UserError, match=said) as caught:
     TokenizerVocabulary(data, origin="x.json")

@@ -119,8 +119,10 @@ def test_saved_and_loaded_is_the_same(vocabulary, tmp_path):
   loaded = vocabularies.load(str(tmp_path / "a" / "b"))
   assert type(loaded) is type(vocabulary)
   assert (loaded.fingerprint, loaded.size, loaded.extra_ids) == (
-    vocabulary.fingerprint, vocabulary.size, vocabulary.extra_ids
-  )  # fmt: skip
+    vocabulary.fingerprint,
+    vocabulary.size,
+    vocabulary.extra_ids,
+  )
   assert loaded.encode(TEXT[0]) == vocabulary.encode(TEXT[0])
   names = sorted(path.name for path in (tmp_path / "again").iterdir())
   assert all((tmp_path / "a/b" / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in names)
@@ -133,8 +135,12 @@ def test_a_model_file_and_the_name_bytes_are_vocabularies_too(model, pieces, tmp
 
 
 def test_fingerprints_tell_kind_model_and_sentinels_apart(model, pieces):
-  others = [SentencePieceVocabulary(model, 99), SentencePieceVocabulary(sentencepiece_model(vocab_size=70)),
-            ByteVocabulary(), ByteVocabulary(100)]
+  others = [
+    SentencePieceVocabulary(model, 99),
+    SentencePieceVocabulary(sentencepiece_model(vocab_size=70)),
+    ByteVocabulary(),
+    ByteVocabulary(100),
+  ]
   assert len({v.fingerprint for v in [pieces, *others]}) == 5
   assert SentencePieceVocabulary(model).fingerprint == pieces.fingerprint
 

@@ -23,49 +23,186 @@ from t5x_like.nn.dims import Dims
 SCALED = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 PUBLISHED = {  # config.json of checkpoints, without what has no effect
-  "gpt:gpt2-xl": dict(model_type="gpt2", n_embd=1600, n_head=25, n_layer=48, n_ctx=1024, n_positions=1024,
-                      vocab_size=50257, activation_function="gelu_new", layer_norm_epsilon=1e-5, attn_pdrop=0.1),
-  "gpt:gpt1": dict(model_type="openai-gpt", afn="gelu", n_ctx=512, n_embd=768, n_head=12, n_layer=12, n_positions=512,
-                   vocab_size=40478, predict_special_tokens=True),
-  "llama:llama2-70b": dict(model_type="llama", hidden_act="silu", hidden_size=8192, intermediate_size=28672,
-                           num_attention_heads=64, num_hidden_layers=80, num_key_value_heads=8, pretraining_tp=1,
-                           rms_norm_eps=1e-5, rope_scaling=None, tie_word_embeddings=False, vocab_size=32000),
-  "llama:llama3.1-8b": dict(model_type="llama", attention_bias=False, hidden_act="silu", hidden_size=4096,
-                            intermediate_size=14336, max_position_embeddings=131072, mlp_bias=False,
-                            num_attention_heads=32, num_hidden_layers=32, num_key_value_heads=8, rms_norm_eps=1e-5,
-                            rope_scaling={**SCALED, "rope_type": "llama3"}, rope_theta=500000.0, vocab_size=128256,
-                            eos_token_id=[128001, 128008]),
-  "llama:mistral-7b-v0.1": dict(model_type="mistral", hidden_size=4096, intermediate_size=14336, rope_theta=10000.0,
-                                num_attention_heads=32, num_hidden_layers=32, num_key_value_heads=8,
-                                rms_norm_eps=1e-5, sliding_window=4096, vocab_size=32000),
-  "llama:mistral-7b-v0.3": dict(model_type="mistral", hidden_size=4096, intermediate_size=14336, rope_theta=1000000.0,
-                                num_attention_heads=32, num_hidden_layers=32, num_key_value_heads=8,
-                                rms_norm_eps=1e-5, sliding_window=None, vocab_size=32768),
-  "mixtral:8x7b": dict(model_type="mixtral", hidden_size=4096, intermediate_size=14336, rope_theta=1000000.0,
-                       num_attention_heads=32, num_hidden_layers=32, num_key_value_heads=8, num_experts_per_tok=2,
-                       num_local_experts=8, rms_norm_eps=1e-5, router_aux_loss_coef=0.001, sliding_window=None,
-                       output_router_logits=False, vocab_size=32000),
-  "gemma2:27b": dict(model_type="gemma2", hidden_size=4608, intermediate_size=36864, head_dim=128, sliding_window=4096,
-                     num_attention_heads=32, num_hidden_layers=46, num_key_value_heads=16, query_pre_attn_scalar=144,
-                     attn_logit_softcapping=50.0, final_logit_softcapping=30.0, hidden_act="gelu_pytorch_tanh",
-                     hidden_activation="gelu_pytorch_tanh", rope_theta=10000.0, vocab_size=256000,
-                     cache_implementation="hybrid"),
-  "bloom:560m": dict(model_type="bloom", n_embed=1024, n_inner=None, n_layer=24, num_attention_heads=16,
-                     offset_alibi=100, seq_length=2048, skip_bias_add=True, skip_bias_add_qkv=False,
-                     masked_softmax_fusion=True, bias_dropout_fusion=True, attention_softmax_in_fp32=True,
-                     apply_residual_connection_post_layernorm=False, pad_token_id=3, vocab_size=250880),
-  "mpt:7b": dict(model_type="mpt", d_model=4096, n_heads=32, n_layers=32, expansion_ratio=4, learned_pos_emb=True,
-                 attn_config=dict(alibi=True, alibi_bias_max=8, attn_impl="torch", attn_pdrop=0, clip_qkv=None,
-                                  attn_type="multihead_attention", prefix_lm=False, qk_ln=False, softmax_scale=None,
-                                  attn_uses_sequence_id=False),
-                 no_bias=True, norm_type="low_precision_layernorm", max_seq_len=2048, vocab_size=50432, verbose=0),
-  "neox:neox-20b": dict(model_type="gpt_neox", hidden_size=6144, num_attention_heads=64, num_hidden_layers=44,
-                        intermediate_size=24576, hidden_act="gelu_fast", layer_norm_eps=1e-5, rotary_pct=0.25,
-                        rotary_emb_base=10000, vocab_size=50432),
-  "neox:pythia-1b": dict(model_type="gpt_neox", hidden_size=2048, num_attention_heads=8, num_hidden_layers=16,
-                         intermediate_size=8192, hidden_act="gelu", rotary_pct=0.25, rotary_emb_base=10000,
-                         tie_word_embeddings=False, use_parallel_residual=True, vocab_size=50304),
-}  # fmt: skip
+  "gpt:gpt2-xl": dict(
+    model_type="gpt2",
+    n_embd=1600,
+    n_head=25,
+    n_layer=48,
+    n_ctx=1024,
+    n_positions=1024,
+    vocab_size=50257,
+    activation_function="gelu_new",
+    layer_norm_epsilon=1e-5,
+    attn_pdrop=0.1,
+  ),
+  "gpt:gpt1": dict(
+    model_type="openai-gpt",
+    afn="gelu",
+    n_ctx=512,
+    n_embd=768,
+    n_head=12,
+    n_layer=12,
+    n_positions=512,
+    vocab_size=40478,
+    predict_special_tokens=True,
+  ),
+  "llama:llama2-70b": dict(
+    model_type="llama",
+    hidden_act="silu",
+    hidden_size=8192,
+    intermediate_size=28672,
+    num_attention_heads=64,
+    num_hidden_layers=80,
+    num_key_value_heads=8,
+    pretraining_tp=1,
+    rms_norm_eps=1e-5,
+    rope_scaling=None,
+    tie_word_embeddings=False,
+    vocab_size=32000,
+  ),
+  "llama:llama3.1-8b": dict(
+    model_type="llama",
+    attention_bias=False,
+    hidden_act="silu",
+    hidden_size=4096,
+    intermediate_size=14336,
+    max_position_embeddings=131072,
+    mlp_bias=False,
+    num_attention_heads=32,
+    num_hidden_layers=32,
+    num_key_value_heads=8,
+    rms_norm_eps=1e-5,
+    rope_scaling={**SCALED, "rope_type": "llama3"},
+    rope_theta=500000.0,
+    vocab_size=128256,
+    eos_token_id=[128001, 128008],
+  ),
+  "llama:mistral-7b-v0.1": dict(
+    model_type="mistral",
+    hidden_size=4096,
+    intermediate_size=14336,
+    rope_theta=10000.0,
+    num_attention_heads=32,
+    num_hidden_layers=32,
+    num_key_value_heads=8,
+    rms_norm_eps=1e-5,
+    sliding_window=4096,
+    vocab_size=32000,
+  ),
+  "llama:mistral-7b-v0.3": dict(
+    model_type="mistral",
+    hidden_size=4096,
+    intermediate_size=14336,
+    rope_theta=1000000.0,
+    num_attention_heads=32,
+    num_hidden_layers=32,
+    num_key_value_heads=8,
+    rms_norm_eps=1e-5,
+    sliding_window=None,
+    vocab_size=32768,
+  ),
+  "mixtral:8x7b": dict(
+    model_type="mixtral",
+    hidden_size=4096,
+    intermediate_size=14336,
+    rope_theta=1000000.0,
+    num_attention_heads=32,
+    num_hidden_layers=32,
+    num_key_value_heads=8,
+    num_experts_per_tok=2,
+    num_local_experts=8,
+    rms_norm_eps=1e-5,
+    router_aux_loss_coef=0.001,
+    sliding_window=None,
+    output_router_logits=False,
+    vocab_size=32000,
+  ),
+  "gemma2:27b": dict(
+    model_type="gemma2",
+    hidden_size=4608,
+    intermediate_size=36864,
+    head_dim=128,
+    sliding_window=4096,
+    num_attention_heads=32,
+    num_hidden_layers=46,
+    num_key_value_heads=16,
+    query_pre_attn_scalar=144,
+    attn_logit_softcapping=50.0,
+    final_logit_softcapping=30.0,
+    hidden_act="gelu_pytorch_tanh",
+    hidden_activation="gelu_pytorch_tanh",
+    rope_theta=10000.0,
+    vocab_size=256000,
+    cache_implementation="hybrid",
+  ),
+  "bloom:560m": dict(
+    model_type="bloom",
+    n_embed=1024,
+    n_inner=None,
+    n_layer=24,
+    num_attention_heads=16,
+    offset_alibi=100,
+    seq_length=2048,
+    skip_bias_add=True,
+    skip_bias_add_qkv=False,
+    masked_softmax_fusion=True,
+    bias_dropout_fusion=True,
+    attention_softmax_in_fp32=True,
+    apply_residual_connection_post_layernorm=False,
+    pad_token_id=3,
+    vocab_size=250880,
+  ),
+  "mpt:7b": dict(
+    model_type="mpt",
+    d_model=4096,
+    n_heads=32,
+    n_layers=32,
+    expansion_ratio=4,
+    learned_pos_emb=True,
+    attn_config=dict(
+      alibi=True,
+      alibi_bias_max=8,
+      attn_impl="torch",
+      attn_pdrop=0,
+      clip_qkv=None,
+      attn_type="multihead_attention",
+      prefix_lm=False,
+      qk_ln=False,
+      softmax_scale=None,
+      attn_uses_sequence_id=False,
+    ),
+    no_bias=True,
+    norm_type="low_precision_layernorm",
+    max_seq_len=2048,
+    vocab_size=50432,
+    verbose=0,
+  ),
+  "neox:neox-20b": dict(
+    model_type="gpt_neox",
+    hidden_size=6144,
+    num_attention_heads=64,
+    num_hidden_layers=44,
+    intermediate_size=24576,
+    hidden_act="gelu_fast",
+    layer_norm_eps=1e-5,
+    rotary_pct=0.25,
+    rotary_emb_base=10000,
+    vocab_size=50432,
+  ),
+  "neox:pythia-1b": dict(
+    model_type="gpt_neox",
+    hidden_size=2048,
+    num_attention_heads=8,
+    num_hidden_layers=16,
+    intermediate_size=8192,
+    hidden_act="gelu",
+    rotary_pct=0.25,
+    rotary_emb_base=10000,
+    tie_word_embeddings=False,
+    use_parallel_residual=True,
+    vocab_size=50304,
+  ),
+}
 
 
 def built(values: dict):
@@ -91,36 +228,47 @@ WITHOUT = {key: value for key, value in LLAMA.items() if not key.startswith("rop
 MISTRAL = PUBLISHED["llama:mistral-7b-v0.1"]
 
 
-@pytest.mark.parametrize("old, new", [
-  (LLAMA, WITHOUT | dict(rope_parameters={**SCALED, "rope_type": "llama3", "rope_theta": 500000.0})),
-  (WITHOUT | dict(rope_theta=2e4, rope_scaling={"type": "linear", "factor": 4}),
-   WITHOUT | dict(rope_parameters={"rope_type": "linear", "rope_theta": 2e4, "factor": 4.0})),
-  ({k: v for k, v in MISTRAL.items() if k != "sliding_window"}, MISTRAL),
-  (LLAMA | dict(pad_token_id=-1), LLAMA),
-  (PUBLISHED["neox:pythia-1b"], {k: v for k, v in PUBLISHED["neox:pythia-1b"].items() if "rotary" not in k} | dict(
-    rope_parameters={"rope_type": "default", "rope_theta": 10000, "partial_rotary_factor": 0.25})),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  "old, new",
+  [
+    (LLAMA, WITHOUT | dict(rope_parameters={**SCALED, "rope_type": "llama3", "rope_theta": 500000.0})),
+    (
+      WITHOUT | dict(rope_theta=2e4, rope_scaling={"type": "linear", "factor": 4}),
+      WITHOUT | dict(rope_parameters={"rope_type": "linear", "rope_theta": 2e4, "factor": 4.0}),
+    ),
+    ({k: v for k, v in MISTRAL.items() if k != "sliding_window"}, MISTRAL),
+    (LLAMA | dict(pad_token_id=-1), LLAMA),
+    (
+      PUBLISHED["neox:pythia-1b"],
+      {k: v for k, v in PUBLISHED["neox:pythia-1b"].items() if "rotary" not in k}
+      | dict(rope_parameters={"rope_type": "default", "rope_theta": 10000, "partial_rotary_factor": 0.25}),
+    ),
+  ],
+)
 def test_old_and_new_spellings_are_the_same(old, new):
   assert built(old) == built(new)
 
 
-@pytest.mark.parametrize("name, field, value", [
-  ("gpt:gpt2-xl", "scale_attn_by_inverse_layer_idx", True),
-  ("gpt:gpt2-xl", "add_cross_attention", True),
-  ("gpt:gpt1", "afn", "tanh"),
-  ("llama:llama3.1-8b", "rope_scaling", {"rope_type": "yarn", "factor": 2.0}),
-  ("llama:llama3.1-8b", "rope_scaling", {**SCALED, "rope_type": "llama3", "attention_factor": 2.0}),
-  ("llama:llama3.1-8b", "partial_rotary_factor", 0.5),
-  ("llama:llama3.1-8b", "hidden_act", "gelu_fastest"),
-  ("llama:llama3.1-8b", "qk_layernorm", True),
-  ("mixtral:8x7b", "num_experts_per_tok", 1),
-  ("gemma2:27b", "layer_types", ["sliding_attention", "chunked_attention"] * 23),
-  ("gemma2:27b", "use_bidirectional_attention", True),
-  ("bloom:560m", "apply_residual_connection_post_layernorm", True),
-  ("mpt:7b", "logit_scale", 0.5),
-  ("mpt:7b", "attn_config", {"alibi": False}),
-  ("mpt:7b", "attn_config", {"clip_qkv": 6.0}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  "name, field, value",
+  [
+    ("gpt:gpt2-xl", "scale_attn_by_inverse_layer_idx", True),
+    ("gpt:gpt2-xl", "add_cross_attention", True),
+    ("gpt:gpt1", "afn", "tanh"),
+    ("llama:llama3.1-8b", "rope_scaling", {"rope_type": "yarn", "factor": 2.0}),
+    ("llama:llama3.1-8b", "rope_scaling", {**SCALED, "rope_type": "llama3", "attention_factor": 2.0}),
+    ("llama:llama3.1-8b", "partial_rotary_factor", 0.5),
+    ("llama:llama3.1-8b", "hidden_act", "gelu_fastest"),
+    ("llama:llama3.1-8b", "qk_layernorm", True),
+    ("mixtral:8x7b", "num_experts_per_tok", 1),
+    ("gemma2:27b", "layer_types", ["sliding_attention", "chunked_attention"] * 23),
+    ("gemma2:27b", "use_bidirectional_attention", True),
+    ("bloom:560m", "apply_residual_connection_post_layernorm", True),
+    ("mpt:7b", "logit_scale", 0.5),
+    ("mpt:7b", "attn_config", {"alibi": False}),
+    ("mpt:7b", "attn_config", {"clip_qkv": 6.0}),
+  ],
+)
 def test_what_no_part_computes_is_refused_by_name(name, field, value):
   with pytest.raises(UserError) as error:
     built(PUBLISHED[name] | {field: value})
@@ -139,10 +287,14 @@ def test_the_first_files_of_gpt2_lack_the_prefix_and_hold_masks(tmp_path):
   assert old.keys() == new.keys() and all(np.array_equal(old[n], new[n]) for n in new)
 
 
-@pytest.mark.parametrize("name, tensor", [
-  ("gpt2", "transformer.h.0.attn.c_attn.weight"), ("mpt", "transformer.blocks.1.attn.Wqkv.weight"),
-  ("neox", "gpt_neox.layers.1.attention.query_key_value.weight"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  "name, tensor",
+  [
+    ("gpt2", "transformer.h.0.attn.c_attn.weight"),
+    ("mpt", "transformer.blocks.1.attn.Wqkv.weight"),
+    ("neox", "gpt_neox.layers.1.attention.query_key_value.weight"),
+  ],
+)
 def test_a_fused_tensor_of_another_shape_is_refused_by_name(name, tensor, tmp_path):
   write(name, tmp_path / "model")
   tensors = load_file(tmp_path / "model" / hf.WEIGHTS)
@@ -155,21 +307,25 @@ def test_a_fused_tensor_of_another_shape_is_refused_by_name(name, tensor, tmp_pa
 
 def small(family, name, **changes):
   variant = dataclasses.replace(family.VARIANTS[name], dims=Dims(16, 4, 4, 4, 64, 2), vocab_size=tiny.VOCAB)
-  return family.Model(nnx.Rngs(params=0), variant=dataclasses.replace(
-    variant, design=dataclasses.replace(variant.design, **changes)))  # fmt: skip
+  return family.Model(
+    nnx.Rngs(params=0), variant=dataclasses.replace(variant, design=dataclasses.replace(variant.design, **changes))
+  )
 
 
-@pytest.mark.parametrize("family, name, changes", [
-  (gpt, "gpt2", dict(position="alibi")),
-  (gpt, "gpt2", dict(norm="rmsnorm")),
-  (gpt, "gpt2", dict(core={"name": "local", "window": 4})),
-  (llama, "tiny", dict(qk_norm=True)),
-  (llama, "tiny", dict(position={"name": "rope", "interleaved": True})),
-  (llama, "tiny", dict(windows=(4, None))),
-  (llama, "tiny", dict(biases=("qkv",))),
-  (mpt, "tiny", dict(biases=("out",))),
-  (neox, "tiny", dict(softcap=20.0)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  "family, name, changes",
+  [
+    (gpt, "gpt2", dict(position="alibi")),
+    (gpt, "gpt2", dict(norm="rmsnorm")),
+    (gpt, "gpt2", dict(core={"name": "local", "window": 4})),
+    (llama, "tiny", dict(qk_norm=True)),
+    (llama, "tiny", dict(position={"name": "rope", "interleaved": True})),
+    (llama, "tiny", dict(windows=(4, None))),
+    (llama, "tiny", dict(biases=("qkv",))),
+    (mpt, "tiny", dict(biases=("out",))),
+    (neox, "tiny", dict(softcap=20.0)),
+  ],
+)
 def test_a_design_no_type_can_say_is_refused_by_its_cell(family, name, changes, tmp_path):
   with pytest.raises(UserError, match=f"design.{next(iter(changes))}") as error:
     hf.save(small(family, name, **changes), str(tmp_path / "model"))

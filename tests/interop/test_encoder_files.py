@@ -32,16 +32,23 @@ def test_bert_as_on_the_hub(tmp_path):
 
   def old(tensors):
     end = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
-    renamed = {name.replace(*next(((a, b) for a, b in end.items() if name.endswith(a)), ("", ""))): x
-               for name, x in tensors.items()}  # fmt: skip
+    renamed = {
+      name.replace(*next(((a, b) for a, b in end.items() if name.endswith(a)), ("", ""))): x
+      for name, x in tensors.items()
+    }
     return renamed | {
       "cls.predictions.decoder.weight": tensors["bert.embeddings.word_embeddings.weight"],
       "cls.predictions.decoder.bias": tensors["cls.predictions.bias"],
       "bert.embeddings.position_ids": np.arange(64)[None],
     }
 
-  rewrite(tmp_path / "hub", old, architectures=["BertForMaskedLM"], position_embedding_type="absolute",
-          pooler_type="first_token_transform")  # fmt: skip
+  rewrite(
+    tmp_path / "hub",
+    old,
+    architectures=["BertForMaskedLM"],
+    position_embedding_type="absolute",
+    pooler_type="first_token_transform",
+  )
   plain, hub = (hf.load(str(tmp_path / name)) for name in ("plain", "hub"))
   assert hub.variant == plain.variant and hub.variant.head == "pretraining"
   for name, array in params.arrays(plain).items():
@@ -52,14 +59,27 @@ def test_modernbert_as_on_the_hub(tmp_path):
   """Older configs say how often a layer sees all, and name two bases."""
   test_golden.write("modernbert", tmp_path / "plain")
   test_golden.write("modernbert", tmp_path / "hub")
-  rewrite(tmp_path / "hub", layer_types=None, rope_parameters=None, global_attn_every_n_layers=3,
-          global_rope_theta=160000.0, local_rope_theta=10000.0, reference_compile=True)  # fmt: skip
+  rewrite(
+    tmp_path / "hub",
+    layer_types=None,
+    rope_parameters=None,
+    global_attn_every_n_layers=3,
+    global_rope_theta=160000.0,
+    local_rope_theta=10000.0,
+    reference_compile=True,
+  )
   assert hf.load(str(tmp_path / "hub")).variant == hf.load(str(tmp_path / "plain")).variant
 
 
 def test_without_a_class_the_tensors_say_which_head(tmp_path):
-  for case, head in (("bert", "pretraining"), ("bert-mlm", "mlm"), ("bert-spans", "spans"), ("bert-body", "pooled"),
-                     ("electra", "discriminator"), ("electra-generator", "mlm")):  # fmt: skip
+  for case, head in (
+    ("bert", "pretraining"),
+    ("bert-mlm", "mlm"),
+    ("bert-spans", "spans"),
+    ("bert-body", "pooled"),
+    ("electra", "discriminator"),
+    ("electra-generator", "mlm"),
+  ):
     test_golden.write(case, tmp_path / case)
     rewrite(tmp_path / case, architectures=None)
     assert hf.load(str(tmp_path / case)).variant.head == head
@@ -74,17 +94,21 @@ def test_a_pooler_that_nobody_reads_goes_along(tmp_path):
   assert before.keys() == after.keys() and all(np.array_equal(before[n], after[n]) for n in before)
 
 
-@pytest.mark.parametrize("case, change, message", [
-  ("bert", dict(position_embedding_type="relative_key"), "'position_embedding_type' is 'relative_key'"),
-  ("bert", dict(architectures=["BertLMHeadModel"]), "'architectures' is 'BertLMHeadModel'"),
-  ("bert", dict(tie_word_embeddings=False), "'tie_word_embeddings' is False"),
-  ("roberta", dict(hidden_act="relu"), "'hidden_act' is 'relu'"),
-  ("electra", dict(summary_type="last"), "'summary_type' is 'last'"),
-  ("bigbird", dict(attention_type="random"), "'attention_type' is 'random'"),
-  ("modernbert", dict(mlp_bias=True), "'mlp_bias' is True"),
-  ("modernbert", dict(layer_types=["full_attention", "chunked_attention"]), "'layer_types' is 'chunked_attention'"),
-  ("modernbert", dict(rope_parameters={"full_attention": {"rope_type": "yarn"}}), "rope_parameters.full_attention"),
-], ids=lambda x: str(x) if isinstance(x, dict) else None)  # fmt: skip
+@pytest.mark.parametrize(
+  "case, change, message",
+  [
+    ("bert", dict(position_embedding_type="relative_key"), "'position_embedding_type' is 'relative_key'"),
+    ("bert", dict(architectures=["BertLMHeadModel"]), "'architectures' is 'BertLMHeadModel'"),
+    ("bert", dict(tie_word_embeddings=False), "'tie_word_embeddings' is False"),
+    ("roberta", dict(hidden_act="relu"), "'hidden_act' is 'relu'"),
+    ("electra", dict(summary_type="last"), "'summary_type' is 'last'"),
+    ("bigbird", dict(attention_type="random"), "'attention_type' is 'random'"),
+    ("modernbert", dict(mlp_bias=True), "'mlp_bias' is True"),
+    ("modernbert", dict(layer_types=["full_attention", "chunked_attention"]), "'layer_types' is 'chunked_attention'"),
+    ("modernbert", dict(rope_parameters={"full_attention": {"rope_type": "yarn"}}), "rope_parameters.full_attention"),
+  ],
+  ids=lambda x: str(x) if isinstance(x, dict) else None,
+)
 def test_what_our_parts_cannot_do_is_refused_by_name(case, change, message, tmp_path):
   test_golden.write(case, tmp_path / "theirs")
   rewrite(tmp_path / "theirs", **change)
@@ -100,23 +124,32 @@ def shrunk(variant):
 BERT, MODERN = shrunk(bert.VARIANTS["bert-base-uncased"]), shrunk(modernbert.VARIANTS["modernbert-base"])
 
 
-@pytest.mark.parametrize("family, variant, arguments, message", [
-  (bert, BERT, dict(design={"norm_position": "pre"}), "design.norm_position is 'pre'"),
-  (bert, BERT, dict(design={"activation": "geglu"}), "design.activation is 'geglu'"),
-  (bert, BERT, dict(design={"position": "alibi"}), "design.position is 'alibi'"),
-  (bert, BERT, dict(design={"position": {"name": "learned", "offset": 2}}), "design.position is"),
-  (bert, BERT, dict(design={"core": "local"}), "design.core is 'local'"),
-  (bert, BERT, dict(head="discriminator"), "head 'discriminator'"),
-  (bert, BERT, dict(head={"name": "classification", "activation": "gelu"}), "head {'name': 'classification'"),
-  (bert, dataclasses.replace(BERT, types=0), {}, "types=0"),
-  (roberta, shrunk(roberta.VARIANTS["roberta-base"]), dict(design={"position": "learned"}), "design.position is"),
-  (bigbird, shrunk(bigbird.VARIANTS["bigbird-roberta-base"]), dict(design={"core": "local"}), "design.core is 'local'"),
-  (modernbert, MODERN, dict(design={"windows": (None, 3, 4)}), "design.windows has"),
-  (modernbert, MODERN, dict(design={"position": "none"}), "design.position has"),
-  (modernbert, MODERN, dict(head="spans"), "head 'spans'"),
-  (linformer, shrunk(linformer.VARIANTS["linformer-base-256"]), {}, "no family of Hugging Face's"),
-  (electra, shrunk(electra.VARIANTS["electra-small"]), {}, "no family of Hugging Face's"),
-], ids=lambda x: x if isinstance(x, str) else None)  # fmt: skip
+@pytest.mark.parametrize(
+  "family, variant, arguments, message",
+  [
+    (bert, BERT, dict(design={"norm_position": "pre"}), "design.norm_position is 'pre'"),
+    (bert, BERT, dict(design={"activation": "geglu"}), "design.activation is 'geglu'"),
+    (bert, BERT, dict(design={"position": "alibi"}), "design.position is 'alibi'"),
+    (bert, BERT, dict(design={"position": {"name": "learned", "offset": 2}}), "design.position is"),
+    (bert, BERT, dict(design={"core": "local"}), "design.core is 'local'"),
+    (bert, BERT, dict(head="discriminator"), "head 'discriminator'"),
+    (bert, BERT, dict(head={"name": "classification", "activation": "gelu"}), "head {'name': 'classification'"),
+    (bert, dataclasses.replace(BERT, types=0), {}, "types=0"),
+    (roberta, shrunk(roberta.VARIANTS["roberta-base"]), dict(design={"position": "learned"}), "design.position is"),
+    (
+      bigbird,
+      shrunk(bigbird.VARIANTS["bigbird-roberta-base"]),
+      dict(design={"core": "local"}),
+      "design.core is 'local'",
+    ),
+    (modernbert, MODERN, dict(design={"windows": (None, 3, 4)}), "design.windows has"),
+    (modernbert, MODERN, dict(design={"position": "none"}), "design.position has"),
+    (modernbert, MODERN, dict(head="spans"), "head 'spans'"),
+    (linformer, shrunk(linformer.VARIANTS["linformer-base-256"]), {}, "no family of Hugging Face's"),
+    (electra, shrunk(electra.VARIANTS["electra-small"]), {}, "no family of Hugging Face's"),
+  ],
+  ids=lambda x: x if isinstance(x, str) else None,
+)
 def test_what_a_type_cannot_say_is_not_written(family, variant, arguments, message, tmp_path):
   with pytest.raises(UserError, match=message):
     hf.save(tiny.model(variant, family=family, noisy=False, **arguments), str(tmp_path / "out"))

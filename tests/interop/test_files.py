@@ -85,9 +85,10 @@ def test_a_tied_tensor_that_differs_is_refused(directory, tmp_path):
     hf.load(str(tmp_path))
 
 
-@pytest.mark.parametrize("design, said", [
-  ({"position": "rope"}, "position"), ({"norm_position": "post"}, "norm_position"), ({"qk_norm": True}, "qk_norm"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  "design, said",
+  [({"position": "rope"}, "position"), ({"norm_position": "post"}, "norm_position"), ({"qk_norm": True}, "qk_norm")],
+)
 def test_a_design_that_no_file_can_say_is_refused(design, said, tmp_path):
   with pytest.raises(UserError, match=f"design.{said} is"):
     hf.save(tiny.model(tiny.sizes("1.1"), design=design), str(tmp_path / "out"))

@@ -27,16 +27,14 @@ VOCAB, S, T = 64, 10, 8  # S and T differ: a nudge of the embeddings finds its s
 REPRESENTATIVES = 2  # of a family
 
 SMALL_CORES = {  # arguments of cores at lengths of 8 and 10
-  "bigbird": {"block": 1, "random_blocks": 1}, "linformer": {"k": 4, "length": 16},
-  "chunked": {"query_chunk": 4, "key_chunk": 4}, "local": {"window": 3},
-}  # fmt: skip
+  "bigbird": {"block": 1, "random_blocks": 1},
+  "linformer": {"k": 4, "length": 16},
+  "chunked": {"query_chunk": 4, "key_chunk": 4},
+  "local": {"window": 3},
+}
 
 # What a core cannot do by its definition. BigBird's last block, which all tokens see, is that of the padded length.
-EXCEPTIONS = {
-  "bigbird": {"packing", "length"},
-  "linformer": {"packing"},
-  "memory_compressed": {"packing"},
-}
+EXCEPTIONS = {"bigbird": {"packing", "length"}, "linformer": {"packing"}, "memory_compressed": {"packing"}}
 
 
 @dataclasses.dataclass(frozen=True)

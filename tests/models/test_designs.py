@@ -15,37 +15,96 @@ LLAMA3 = {"factor": 4.0, "low": 1.0, "high": 2.0, "original_length": 4}
 
 DESIGNS = {  # design, and the heads that share keys and values
   "pre_relative_shared": (Design(norm="rmsnorm", position="relative_bias", mlp_dropout=True, logits_scale=True), 4),
-  "post_sinusoidal": (Design(norm="layernorm", norm_position="post", position="sinusoidal", embed_scale=True,
-                             biases=("qkv", "out", "mlp"), activation="gelu"), 4),
-  "sandwich_rope_softcap_windows": (Design(norm="rmsnorm_plus_one", norm_position="sandwich", position="rope",
-                                           softcap=5.0, logits_softcap=3.0, windows=(3, None),
-                                           activation="geglu_tanh"), 2),
-  "deepnorm_learned": (Design(norm="layernorm", norm_position="deepnorm", activation="gelu_tanh", tied=False,
-                              norm_epsilon=1e-5, position={"name": "learned", "length": 16, "offset": 2}), 4),
-  "parallel_one_norm_rope_interleaved": (Design(norm="layernorm_no_bias", parallel="one_norm", activation="swiglu",
-                                                position={"name": "rope", "interleaved": True}), 1),
-  "parallel_two_norms_rope_partial": (Design(norm="layernorm", parallel="two_norms", activation="silu",
-                                             position={"name": "rope", "fraction": 0.25}, tied=False), 4),
-  "rope_llama3_qk_norm": (Design(position={"name": "rope", "theta": 100.0, "llama3": LLAMA3}, qk_norm=True,
-                                 activation="reglu", attention_scale=0.7, logits_bias=True), 2),
-  "rope_linear_windows": (Design(position={"name": "rope", "linear": {"factor": 2.0}}, windows=(3,),
-                                 activation="geglu"), 1),
-  "alibi_embed_norm": (Design(position="alibi", embed_norm=True, activation="tanh", init_stddev=0.02,
-                              embed_init=0.05, residual_init=True), 4),
-  "alibi_mpt_turns_of_experts": (Design(position={"name": "alibi", "mpt": True}, experts={"top_k": 2}, experts_every=2,
-                                        activation="swiglu"), 2),
+  "post_sinusoidal": (
+    Design(
+      norm="layernorm",
+      norm_position="post",
+      position="sinusoidal",
+      embed_scale=True,
+      biases=("qkv", "out", "mlp"),
+      activation="gelu",
+    ),
+    4,
+  ),
+  "sandwich_rope_softcap_windows": (
+    Design(
+      norm="rmsnorm_plus_one",
+      norm_position="sandwich",
+      position="rope",
+      softcap=5.0,
+      logits_softcap=3.0,
+      windows=(3, None),
+      activation="geglu_tanh",
+    ),
+    2,
+  ),
+  "deepnorm_learned": (
+    Design(
+      norm="layernorm",
+      norm_position="deepnorm",
+      activation="gelu_tanh",
+      tied=False,
+      norm_epsilon=1e-5,
+      position={"name": "learned", "length": 16, "offset": 2},
+    ),
+    4,
+  ),
+  "parallel_one_norm_rope_interleaved": (
+    Design(
+      norm="layernorm_no_bias", parallel="one_norm", activation="swiglu", position={"name": "rope", "interleaved": True}
+    ),
+    1,
+  ),
+  "parallel_two_norms_rope_partial": (
+    Design(
+      norm="layernorm", parallel="two_norms", activation="silu", position={"name": "rope", "fraction": 0.25}, tied=False
+    ),
+    4,
+  ),
+  "rope_llama3_qk_norm": (
+    Design(
+      position={"name": "rope", "theta": 100.0, "llama3": LLAMA3},
+      qk_norm=True,
+      activation="reglu",
+      attention_scale=0.7,
+      logits_bias=True,
+    ),
+    2,
+  ),
+  "rope_linear_windows": (
+    Design(position={"name": "rope", "linear": {"factor": 2.0}}, windows=(3,), activation="geglu"),
+    1,
+  ),
+  "alibi_embed_norm": (
+    Design(position="alibi", embed_norm=True, activation="tanh", init_stddev=0.02, embed_init=0.05, residual_init=True),
+    4,
+  ),
+  "alibi_mpt_turns_of_experts": (
+    Design(position={"name": "alibi", "mpt": True}, experts={"top_k": 2}, experts_every=2, activation="swiglu"),
+    2,
+  ),
   "shaw_post": (Design(norm_position="post", position={"name": "shaw", "clip": 3}, activation="relu"), 2),
   "shaw_keys_softcap": (Design(position={"name": "shaw", "clip": 2, "values": False}, softcap=4.0, qk_norm=True), 4),
-  "relative_own_sandwich": (Design(norm_position="sandwich", position={"name": "relative_bias", "shared": False,
-                                                                       "buckets": 8, "max_distance": 6}), 1),
+  "relative_own_sandwich": (
+    Design(
+      norm_position="sandwich", position={"name": "relative_bias", "shared": False, "buckets": 8, "max_distance": 6}
+    ),
+    1,
+  ),
   "positions_in_turn": (Design(position=("none", {"name": "rope"}), activation="silu"), 4),
   "chunked_alibi": (Design(position="alibi", core="chunked", softcap=6.0), 2),
   "local_relative": (Design(position={"name": "relative_bias", "bidirectional": True}, core="local", windows=(3,)), 4),
-}  # fmt: skip
+}
 
 # An encoder-decoder is an encoder and a decoder: it gets those designs that its two stacks take differently.
-BOTH = ("pre_relative_shared", "post_sinusoidal", "deepnorm_learned", "shaw_post", "relative_own_sandwich",
-        "alibi_mpt_turns_of_experts")  # fmt: skip
+BOTH = (
+  "pre_relative_shared",
+  "post_sinusoidal",
+  "deepnorm_learned",
+  "shaw_post",
+  "relative_own_sandwich",
+  "alibi_mpt_turns_of_experts",
+)
 TURNS = ("sandwich_rope_softcap_windows", "relative_own_sandwich", "positions_in_turn", "alibi_mpt_turns_of_experts")
 KINDS = {"bert": tuple(DESIGNS), "mixtral": tuple(DESIGNS), "t5": BOTH}
 

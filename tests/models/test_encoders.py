@@ -38,8 +38,9 @@ HEADS = [  # head, shapes, whether it drops out
 ]
 
 
-@pytest.mark.parametrize("head, shapes, drops", HEADS, ids=[h if isinstance(h, str) else "-".join(map(str, h.values()))
-                                                            for h, *_ in HEADS])  # fmt: skip
+@pytest.mark.parametrize(
+  "head, shapes, drops", HEADS, ids=[h if isinstance(h, str) else "-".join(map(str, h.values())) for h, *_ in HEADS]
+)
 def test_heads(head, shapes, drops):
   """Shapes are as said, the variant remembers the head, and only a key makes it drop out."""
   model = tiny.model(BERT, family=bert, head=head, dropout=0.5)
@@ -60,11 +61,14 @@ def test_heads(head, shapes, drops):
     np.testing.assert_allclose(one[name], whole[name], atol=1e-6)
 
 
-@pytest.mark.parametrize("head, message", [
-  ("mlmm", "did you mean 'mlm'"),
-  ({"name": "tokens", "choices": 3}, "head 'tokens': found choices"),
-  ({"name": "classification", "activation": "tan"}, "head.activation: found 'tan'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  "head, message",
+  [
+    ("mlmm", "did you mean 'mlm'"),
+    ({"name": "tokens", "choices": 3}, "head 'tokens': found choices"),
+    ({"name": "classification", "activation": "tan"}, "head.activation: found 'tan'"),
+  ],
+)
 def test_a_head_that_is_not_there_is_refused(head, message):
   with pytest.raises(UserError, match=message):
     tiny.model(BERT, family=bert, head=head)

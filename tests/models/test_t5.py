@@ -31,8 +31,10 @@ def logits(model, batch):
 
 def features(*rows):
   """A batch of the given (encoder tokens, decoder tokens), padded to S and T."""
-  batch = {"encoder_input_tokens": np.zeros((len(rows), S), np.int32),
-           "decoder_input_tokens": np.zeros((len(rows), T), np.int32)}  # fmt: skip
+  batch = {
+    "encoder_input_tokens": np.zeros((len(rows), S), np.int32),
+    "decoder_input_tokens": np.zeros((len(rows), T), np.int32),
+  }
   for i, (encoder, decoder) in enumerate(rows):
     batch["encoder_input_tokens"][i, : len(encoder)] = encoder
     batch["decoder_input_tokens"][i, : len(decoder)] = decoder

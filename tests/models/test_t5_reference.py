@@ -12,14 +12,30 @@ from t5x_like.nn import params
 
 EXACT = {"t5-small": 60_506_624, "t5-v1_1-small": 76_961_152}
 MILLIONS = {
-  "t5-small": 60.51, "t5-base": 222.90, "t5-large": 737.67,
-  "t5-v1_1-small": 76.96, "t5-v1_1-base": 247.58, "t5-v1_1-large": 783.15,
-  "mt5-small": 300.18, "mt5-base": 582.40, "byt5-small": 299.64, "byt5-base": 581.65,
+  "t5-small": 60.51,
+  "t5-base": 222.90,
+  "t5-large": 737.67,
+  "t5-v1_1-small": 76.96,
+  "t5-v1_1-base": 247.58,
+  "t5-v1_1-large": 783.15,
+  "mt5-small": 300.18,
+  "mt5-base": 582.40,
+  "byt5-small": 299.64,
+  "byt5-base": 581.65,
   "t5-base-shared": 137.95,  # t5-base without the 12 x 7,079,424 of its encoder, its final norm and its table
-}  # fmt: skip
-BILLIONS = {"t5-3b": 2.852, "t5-11b": 11.307, "t5-v1_1-xl": 2.850, "t5-v1_1-xxl": 11.135,
-            "mt5-large": 1.230, "mt5-xl": 3.743, "mt5-xxl": 12.921,
-            "byt5-large": 1.228, "byt5-xl": 3.738, "byt5-xxl": 12.907}  # fmt: skip
+}
+BILLIONS = {
+  "t5-3b": 2.852,
+  "t5-11b": 11.307,
+  "t5-v1_1-xl": 2.850,
+  "t5-v1_1-xxl": 11.135,
+  "mt5-large": 1.230,
+  "mt5-xl": 3.743,
+  "mt5-xxl": 12.921,
+  "byt5-large": 1.228,
+  "byt5-xl": 3.738,
+  "byt5-xxl": 12.907,
+}
 
 
 def abstract(variant, **arguments):

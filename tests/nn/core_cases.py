@@ -1,6 +1,5 @@
 """What the tests of the attention cores share: random inputs, kinds of masks, comparisons with the dense core."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np

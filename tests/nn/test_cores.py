@@ -106,17 +106,20 @@ def test_chunked_memory_grows_linearly():
 # Local
 
 
-@pytest.mark.parametrize("kind, bias, softcap, kv_heads", [
-  ("full_w5", "table", None, 2),
-  ("padded_w8", "array", 2.0, 1),
-  ("causal_w5", "alibi_layer", None, 4),
-  ("prefix_w6", "array", 2.0, 2),
-  ("packed_w4", "table", 2.0, 1),
-  ("packed_causal_w7", "none", None, 2),
-  ("causal_w1", "table", None, 2),
-  ("full_w36", "none", None, 2),
-  ("causal_w500", "array", None, 2),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  "kind, bias, softcap, kv_heads",
+  [
+    ("full_w5", "table", None, 2),
+    ("padded_w8", "array", 2.0, 1),
+    ("causal_w5", "alibi_layer", None, 4),
+    ("prefix_w6", "array", 2.0, 2),
+    ("packed_w4", "table", 2.0, 1),
+    ("packed_causal_w7", "none", None, 2),
+    ("causal_w1", "table", None, 2),
+    ("full_w36", "none", None, 2),
+    ("causal_w500", "array", None, 2),
+  ],
+)
 def test_local_equals_dense(kind, bias, softcap, kv_heads):
   args = (*cases.qkv(K=kv_heads), *cases.bias(bias))
   cases.assert_equals_dense(Local(), cases.mask(kind), args, softcap=softcap)

@@ -200,12 +200,23 @@ def kept(*transforms):
 @pytest.mark.parametrize(
   "transforms, tokens",
   [
-    ((TopK(1),), 1), ((TopK(4),), 4), ((TopK(99),), 6),
-    ((TopP(0.39),), 1), ((TopP(0.41),), 2), ((TopP(0.66),), 3), ((TopP(0.95),), 5), ((TopP(1.0),), 6),
-    ((MinP(1.0),), 1), ((MinP(0.6),), 2), ((MinP(0.24),), 4), ((MinP(0.05),), 6),
-    ((TopK(2), TopP(0.62)), 2), ((TopK(2), TopP(0.6)), 1), ((TopP(0.9), MinP(0.3)), 3),
+    ((TopK(1),), 1),
+    ((TopK(4),), 4),
+    ((TopK(99),), 6),
+    ((TopP(0.39),), 1),
+    ((TopP(0.41),), 2),
+    ((TopP(0.66),), 3),
+    ((TopP(0.95),), 5),
+    ((TopP(1.0),), 6),
+    ((MinP(1.0),), 1),
+    ((MinP(0.6),), 2),
+    ((MinP(0.24),), 4),
+    ((MinP(0.05),), 6),
+    ((TopK(2), TopP(0.62)), 2),
+    ((TopK(2), TopP(0.6)), 1),
+    ((TopP(0.9), MinP(0.3)), 3),
   ],
-)  # fmt: skip
+)
 def test_filters_keep_what_their_definitions_say(transforms, tokens):
   assert kept(*transforms) == tokens
 
@@ -394,7 +405,7 @@ def test_sharded_is_single(make, mesh):
     (lambda: greedy(decoder(), prompts(), max_length=2, eos=(V,)), f"eos: found {V}"),
     (lambda: beam_search(decoder(), prompts(), max_length=2, beams=0), "beams: found 0"),
   ],
-)  # fmt: skip
+)
 def test_refusals(call, words):
   with pytest.raises(UserError, match=words):
     call()

@@ -195,8 +195,10 @@ def test_parameters_are_named_replaced_and_counted():
   mlp = Mlp(4, 6, rngs(), activation=jax.nn.relu, gated=True)
   named = params.named_params(mlp)
   assert {n: p.axes for n, p in named.items()} == {
-    "gate/kernel": ("embed", "mlp"), "wi/kernel": ("embed", "mlp"), "wo/kernel": ("mlp", "embed"),
-  }  # fmt: skip
+    "gate/kernel": ("embed", "mlp"),
+    "wi/kernel": ("embed", "mlp"),
+    "wo/kernel": ("mlp", "embed"),
+  }
   assert params.count(mlp) == 72 == params.count(jax.eval_shape(lambda: mlp))
   other = {n: jnp.full(p.shape, i, jnp.float32) for i, (n, p) in enumerate(named.items())}
   replaced = params.with_arrays(jax.eval_shape(lambda: mlp), other)

@@ -30,9 +30,16 @@ ENOUGH = {"dispatch": "capacity", "capacity_factor": float(E)}
 
 def layer(gated=True, dropout_rate=0.0, **options):
   made = moe.make(
-    D, F, nnx.Rngs(params=jax.random.key(5)), {"experts": E, **options}, activation=jax.nn.silu, gated=gated,
-    init=params.normal(0.5), out_init=params.normal(0.5), dropout_rate=dropout_rate,
-  )  # fmt: skip
+    D,
+    F,
+    nnx.Rngs(params=jax.random.key(5)),
+    {"experts": E, **options},
+    activation=jax.nn.silu,
+    gated=gated,
+    init=params.normal(0.5),
+    out_init=params.normal(0.5),
+    dropout_rate=dropout_rate,
+  )
   if made.router.noise is not None:
     arrays = params.arrays(made)
     made = params.with_arrays(made, arrays | {"router/noise": 0.3 * jax.random.normal(jax.random.key(6), (D, E))})
@@ -296,14 +303,17 @@ def test_flops_are_those_of_the_chosen_experts(kind):
   assert count == flops.forward_flops(lambda made, x: made(x, context(), None, None)[0], made, tokens())
 
 
-@pytest.mark.parametrize("options, message", [
-  ({"expert": 8}, "design.experts.expert: unknown key .did you mean 'experts'"),
-  ({"top_k": "two"}, "design.experts.top_k: found 'two'"),
-  ({"top_k": 9}, "design.experts.top_k: found 9, expected 1 to 8"),
-  ({"router": "hash"}, "design.experts.router: found 'hash'"),
-  ({"top_k": 1, "normalise": True}, "design.experts.normalise: found True, expected False"),
-  ({"capacity_factor": 0.0}, "design.experts.capacity_factor: found 0.0, expected more than 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  "options, message",
+  [
+    ({"expert": 8}, "design.experts.expert: unknown key .did you mean 'experts'"),
+    ({"top_k": "two"}, "design.experts.top_k: found 'two'"),
+    ({"top_k": 9}, "design.experts.top_k: found 9, expected 1 to 8"),
+    ({"router": "hash"}, "design.experts.router: found 'hash'"),
+    ({"top_k": 1, "normalise": True}, "design.experts.normalise: found True, expected False"),
+    ({"capacity_factor": 0.0}, "design.experts.capacity_factor: found 0.0, expected more than 0"),
+  ],
+)
 def test_wrong_options_are_refused(options, message):
   with pytest.raises(UserError, match=message) as error:
     moe.make(D, F, nnx.Rngs(0), options, activation=jax.nn.relu, gated=False)

@@ -14,15 +14,29 @@ from t5x_like.nn.relative_position import RelativeBias, relative_buckets
 
 # First distance of each logarithmic bucket at 32 buckets and distance 128, as T5's own code gives them.
 BIDIRECTIONAL = {8: 8, 12: 9, 16: 10, 23: 11, 32: 12, 46: 13, 64: 14, 91: 15}
-CAUSAL = {16: 16, 19: 17, 21: 18, 24: 19, 27: 20, 31: 21, 35: 22, 40: 23,
-          46: 24, 52: 25, 59: 26, 67: 27, 77: 28, 87: 29, 99: 30, 113: 31}  # fmt: skip
+CAUSAL = {
+  16: 16,
+  19: 17,
+  21: 18,
+  24: 19,
+  27: 20,
+  31: 21,
+  35: 22,
+  40: 23,
+  46: 24,
+  52: 25,
+  59: 26,
+  67: 27,
+  77: 28,
+  87: 29,
+  99: 30,
+  113: 31,
+}
 
 
 def past(distances, *, bidirectional, buckets=32, max_distance=128):
   relative = jnp.asarray(-np.asarray(distances, np.int32))
-  return np.asarray(
-    relative_buckets(relative, bidirectional=bidirectional, buckets=buckets, max_distance=max_distance)
-  )
+  return np.asarray(relative_buckets(relative, bidirectional=bidirectional, buckets=buckets, max_distance=max_distance))
 
 
 def exact_bucket(d, buckets, max_distance):

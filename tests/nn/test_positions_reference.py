@@ -22,7 +22,7 @@ from t5x_like.nn.position import (
   Rope,
   SinusoidalPosition,
   alibi_slopes,
-)  # fmt: skip
+)
 from t5x_like.nn.relative_position import ShawPosition
 
 POS = np.array([[0, 1, 2, 7, 31], [5, 0, 3, 3, 400]], np.int32)  # any order: positions are explicit
@@ -72,8 +72,11 @@ def llama3(frequency):
   return (1 - smooth) * frequency / 8 + smooth * frequency
 
 
-SCALINGS = {"none": (None, lambda f: f), "linear": (LinearScaling(3.0), lambda f: f / 3.0),
-            "llama3": (Llama3Scaling(8.0, 1.0, 4.0, 64), llama3)}  # fmt: skip
+SCALINGS = {
+  "none": (None, lambda f: f),
+  "linear": (LinearScaling(3.0), lambda f: f / 3.0),
+  "llama3": (Llama3Scaling(8.0, 1.0, 4.0, 64), llama3),
+}
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
@@ -160,8 +163,14 @@ def test_deepnorm_blocks(causal):
   stack = design.make_stack(dims, rngs(), causal=causal, deepnorm=(alpha, beta))
   attention, mlp = stack.blocks.self_attention, stack.blocks.mlp
   assert isinstance(attention, Residual) and attention.alpha == mlp.alpha == alpha
-  for linear, gain in ((attention.layer.query, 1), (attention.layer.key, 1), (attention.layer.value, beta),
-                       (attention.layer.out, beta), (mlp.layer.wi, beta), (mlp.layer.wo, beta)):  # fmt: skip
+  for linear, gain in (
+    (attention.layer.query, 1),
+    (attention.layer.key, 1),
+    (attention.layer.value, beta),
+    (attention.layer.out, beta),
+    (mlp.layer.wi, beta),
+    (mlp.layer.wo, beta),
+  ):
     kernel = np.asarray(linear.kernel[...])
     assert kernel.std() * math.sqrt(kernel.shape[1]) == pytest.approx(gain, rel=0.03)
   x, y = normal(1, 3, 64).astype(np.float64), 0.0

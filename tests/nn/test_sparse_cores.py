@@ -128,8 +128,12 @@ def test_linformer(share, S):
 @pytest.mark.parametrize("share", ["none", "kv"])
 @pytest.mark.parametrize("length", [5, 15])
 def test_linformer_that_starts_by_pooling(share, length):
-  core = cores.make({"name": "linformer", "k": 5, "length": length, "share": share, "start": "pooling"}, cases.rngs(),
-                    **SIZES, causal=False)  # fmt: skip
+  core = cores.make(
+    {"name": "linformer", "k": 5, "length": length, "share": share, "start": "pooling"},
+    cases.rngs(),
+    **SIZES,
+    causal=False,
+  )
   q, k, v = (np.asarray(x) for x in cases.qkv(T=length))
   out = core(q, k, v, Mask(positions(length), positions(length)), scale=0.4)
   for row in range(2):
@@ -167,8 +171,10 @@ def test_memory_compressed(causal, S, stride):
         tokens = [s < S and valid[row, s] for s in under]
         counts[:, t, block] = all(tokens) and max(under) <= t if causal else any(tokens)
     if causal:
-      short = {"k": np.concatenate([np.asarray(core.null_key[...])[None], short["k"]]),
-               "v": np.concatenate([np.asarray(core.null_value[...])[None], short["v"]])}  # fmt: skip
+      short = {
+        "k": np.concatenate([np.asarray(core.null_key[...])[None], short["k"]]),
+        "v": np.concatenate([np.asarray(core.null_value[...])[None], short["v"]]),
+      }
       counts = np.concatenate([np.ones((4, S, 1)), counts], axis=2)
     expected = attention(np.asarray(q[row]), short["k"], short["v"], counts, 0.4)
     np.testing.assert_allclose(out[row], expected, rtol=1e-4, atol=1e-5)
@@ -215,12 +221,15 @@ def flops(spec, T, causal=False):
   return jax.jit(jax.grad(run, argnums=(0, 1, 2, 3))).lower(core, *shapes).compile().cost_analysis()["flops"]
 
 
-@pytest.mark.parametrize("spec, causal", [
-  ({"name": "local", "window": 16}, False),
-  ({"name": "local", "window": 16}, True),
-  ({"name": "bigbird", "block": 8, "random_blocks": 1}, False),
-  ({"name": "bigbird", "block": 8, "random_blocks": 1, "plan": "first"}, False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  "spec, causal",
+  [
+    ({"name": "local", "window": 16}, False),
+    ({"name": "local", "window": 16}, True),
+    ({"name": "bigbird", "block": 8, "random_blocks": 1}, False),
+    ({"name": "bigbird", "block": 8, "random_blocks": 1, "plan": "first"}, False),
+  ],
+)
 def test_flops_grow_linearly_with_the_length(spec, causal):
   assert 3.7 < flops(spec, 1024, causal) / flops(spec, 256, causal) < 4.3
 
@@ -243,16 +252,19 @@ BIDIRECTIONAL = ("linformer", "bigbird")
 
 
 @pytest.mark.parametrize("name", ["linformer", "bigbird", "memory_compressed"])
-@pytest.mark.parametrize("what, words", [
-  ("causal", "causal attention"),
-  ("full_w5", "a sliding window"),
-  ("packed", "packed sequences (segment ids)"),
-  ("prefix", "a bidirectional prefix"),
-  ("bias", "a position bias on the logits"),
-  ("layer_bias", "a position bias on the logits"),
-  ("shaw", "positions that depend on the query (Shaw)"),
-  ("decoding", "decoding from a cache"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  "what, words",
+  [
+    ("causal", "causal attention"),
+    ("full_w5", "a sliding window"),
+    ("packed", "packed sequences (segment ids)"),
+    ("prefix", "a bidirectional prefix"),
+    ("bias", "a position bias on the logits"),
+    ("layer_bias", "a position bias on the logits"),
+    ("shaw", "positions that depend on the query (Shaw)"),
+    ("decoding", "decoding from a cache"),
+  ],
+)
 def test_refusals_of_the_approximate_cores(name, what, words):
   causal = name == "memory_compressed" and what == "prefix"
   core = cores.make(name, cases.rngs(), **SIZES, causal=causal)
@@ -298,17 +310,20 @@ def test_memory_compressed_refuses_the_other_kind_of_stack():
     core(*cases.qkv(), M["full"], scale=0.4)
 
 
-@pytest.mark.parametrize("spec, words", [
-  ({"name": "chunked", "key_chunk": 0}, "core 'chunked': key_chunk: found 0, expected a whole number above 0"),
-  ({"name": "local", "window": 2.5}, "core 'local': window: found 2.5"),
-  ({"name": "bigbird", "plan": "none"}, "core 'bigbird': plan: found 'none', expected one of random, first"),
-  ({"name": "bigbird", "random_blocks": -1}, "core 'bigbird': random_blocks: found -1"),
-  ({"name": "linformer", "share": "layerwise"}, "core 'linformer': share: found 'layerwise', expected one of none"),
-  ({"name": "linformer", "start": "mean"}, "core 'linformer': start: found 'mean', expected one of random, pooling"),
-  ({"name": "memory_compressed", "stride": True}, "core 'memory_compressed': stride: found True"),
-  ({"name": "memory_compressed", "kernel": 3}, "core 'memory_compressed': .*unexpected keyword argument 'kernel'"),
-  ("bigbrid", "did you mean 'bigbird'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  "spec, words",
+  [
+    ({"name": "chunked", "key_chunk": 0}, "core 'chunked': key_chunk: found 0, expected a whole number above 0"),
+    ({"name": "local", "window": 2.5}, "core 'local': window: found 2.5"),
+    ({"name": "bigbird", "plan": "none"}, "core 'bigbird': plan: found 'none', expected one of random, first"),
+    ({"name": "bigbird", "random_blocks": -1}, "core 'bigbird': random_blocks: found -1"),
+    ({"name": "linformer", "share": "layerwise"}, "core 'linformer': share: found 'layerwise', expected one of none"),
+    ({"name": "linformer", "start": "mean"}, "core 'linformer': start: found 'mean', expected one of random, pooling"),
+    ({"name": "memory_compressed", "stride": True}, "core 'memory_compressed': stride: found True"),
+    ({"name": "memory_compressed", "kernel": 3}, "core 'memory_compressed': .*unexpected keyword argument 'kernel'"),
+    ("bigbrid", "did you mean 'bigbird'"),
+  ],
+)
 def test_bad_options(spec, words):
   with pytest.raises(UserError, match=words):
     cores.make(spec, cases.rngs(), **SIZES, causal=False)

@@ -149,10 +149,20 @@ def test_what_the_generator_samples_has_its_distribution_and_no_gradient():
   assert any(np.asarray(gradients[name]).any() for name in gradients if name.startswith("head"))
 
 
-@pytest.mark.parametrize(("objective", "family", "size", "head"), [
-  (mlm.Objective(z_loss=0.1), bert, SIZE, "pretraining"), (span_boundary.Objective(), bert, SIZE, "span_boundary"),
-  (electra_objective.Objective(temperature=1e-4), electra, ELECTRA, None),  # near zero samples do not depend on shapes
-], ids=["mlm", "span_boundary", "electra"])  # fmt: skip
+@pytest.mark.parametrize(
+  ("objective", "family", "size", "head"),
+  [
+    (mlm.Objective(z_loss=0.1), bert, SIZE, "pretraining"),
+    (span_boundary.Objective(), bert, SIZE, "span_boundary"),
+    (
+      electra_objective.Objective(temperature=1e-4),
+      electra,
+      ELECTRA,
+      None,
+    ),  # near zero samples do not depend on shapes
+  ],
+  ids=["mlm", "span_boundary", "electra"],
+)
 def test_logits_at_masked_positions_alone_change_nothing(objective, family, size, head):
   model = tiny.model(size, family=family, **({"head": head} if head else {}))
   everywhere = batch()
@@ -175,10 +185,18 @@ def test_logits_at_masked_positions_alone_change_nothing(objective, family, size
   assert all(np.allclose(gradients_2[name], g, rtol=1e-4, atol=1e-6 * largest) for name, g in gradients.items())
 
 
-@pytest.mark.parametrize(("objective", "family", "size"), [
-  (mlm.Objective(), bert, SIZE),
-  (electra_objective.Objective(temperature=1e-4), electra, ELECTRA),  # near zero it samples alike in any order of rows
-], ids=["mlm", "electra"])  # fmt: skip
+@pytest.mark.parametrize(
+  ("objective", "family", "size"),
+  [
+    (mlm.Objective(), bert, SIZE),
+    (
+      electra_objective.Objective(temperature=1e-4),
+      electra,
+      ELECTRA,
+    ),  # near zero it samples alike in any order of rows
+  ],
+  ids=["mlm", "electra"],
+)
 def test_parts_of_a_batch_and_devices_change_nothing(objective, family, size):
   make = tiny.maker(size, family=family)
   losses = []

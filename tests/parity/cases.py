@@ -42,18 +42,41 @@ T5 = dict(vocab_size=VOCAB, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads
 GATED = dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False)
 
 BART = dict(
-  vocab_size=VOCAB, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
-  decoder_attention_heads=4, encoder_ffn_dim=32, decoder_ffn_dim=32, max_position_embeddings=32,
-)  # fmt: skip
+  vocab_size=VOCAB,
+  d_model=16,
+  encoder_layers=2,
+  decoder_layers=2,
+  encoder_attention_heads=4,
+  decoder_attention_heads=4,
+  encoder_ffn_dim=32,
+  decoder_ffn_dim=32,
+  max_position_embeddings=32,
+)
 MARIAN = dict(pad_token_id=63, eos_token_id=0, decoder_start_token_id=63, decoder_vocab_size=VOCAB)
 
-BERT = dict(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, intermediate_size=32,
-            max_position_embeddings=64)  # fmt: skip
+BERT = dict(
+  vocab_size=VOCAB,
+  hidden_size=16,
+  num_hidden_layers=2,
+  num_attention_heads=4,
+  intermediate_size=32,
+  max_position_embeddings=64,
+)
 ELECTRA = BERT | dict(embedding_size=8)
 SPARSE = BERT | dict(block_size=4, num_random_blocks=1)
-MODERN = dict(vocab_size=VOCAB, hidden_size=16, num_hidden_layers=5, num_attention_heads=4, intermediate_size=24,
-              local_attention=4, pad_token_id=0, bos_token_id=1, cls_token_id=1, eos_token_id=2,
-              sep_token_id=2)  # fmt: skip
+MODERN = dict(
+  vocab_size=VOCAB,
+  hidden_size=16,
+  num_hidden_layers=5,
+  num_attention_heads=4,
+  intermediate_size=24,
+  local_attention=4,
+  pad_token_id=0,
+  bos_token_id=1,
+  cls_token_id=1,
+  eos_token_id=2,
+  sep_token_id=2,
+)
 NEXT = dict(logits="prediction_logits", outputs={"seq_relationship_logits": "next_sentence_logits"})
 SPANS = dict(logits="", outputs={"start_logits": "start_logits", "end_logits": "end_logits"})
 POOLED = dict(logits="last_hidden_state", outputs={"pooler_output": "pooled"})
@@ -71,16 +94,29 @@ def _encoder(task: str, prefix: str = "Bert", values: dict = BERT, **options) ->
 CASES = {
   "t5": Case("T5ForConditionalGeneration", "T5Config", T5, "encoder_decoder"),
   "t5-v1_1": Case("T5ForConditionalGeneration", "T5Config", T5 | GATED, "encoder_decoder", untied=True),
-  "byt5": Case("T5ForConditionalGeneration", "T5Config", T5 | GATED | dict(num_layers=3, num_decoder_layers=1),
-               "encoder_decoder", untied=True),
+  "byt5": Case(
+    "T5ForConditionalGeneration",
+    "T5Config",
+    T5 | GATED | dict(num_layers=3, num_decoder_layers=1),
+    "encoder_decoder",
+    untied=True,
+  ),
   "mt5": Case("MT5ForConditionalGeneration", "MT5Config", T5, "encoder_decoder", untied=True),
   "umt5": Case("UMT5ForConditionalGeneration", "UMT5Config", T5, "encoder_decoder", untied=True),
-  "switch": Case("SwitchTransformersForConditionalGeneration", "SwitchTransformersConfig",
-                 T5 | dict(num_layers=4, num_decoder_layers=4, num_sparse_encoder_layers=2, num_sparse_decoder_layers=2,
-                           num_experts=4), "encoder_decoder"),
+  "switch": Case(
+    "SwitchTransformersForConditionalGeneration",
+    "SwitchTransformersConfig",
+    T5
+    | dict(num_layers=4, num_decoder_layers=4, num_sparse_encoder_layers=2, num_sparse_decoder_layers=2, num_experts=4),
+    "encoder_decoder",
+  ),
   "bart": Case("BartForConditionalGeneration", "BartConfig", BART, "encoder_decoder"),
-  "bart-deep": Case("BartForConditionalGeneration", "BartConfig",
-                    BART | dict(encoder_layers=3, scale_embedding=True, activation_function="relu"), "encoder_decoder"),
+  "bart-deep": Case(
+    "BartForConditionalGeneration",
+    "BartConfig",
+    BART | dict(encoder_layers=3, scale_embedding=True, activation_function="relu"),
+    "encoder_decoder",
+  ),
   "mbart": Case("MBartForConditionalGeneration", "MBartConfig", BART, "encoder_decoder"),
   "marian": Case("MarianMTModel", "MarianConfig", BART | MARIAN, "encoder_decoder"),
   "bert": _encoder("ForPreTraining", **NEXT),
@@ -113,10 +149,11 @@ CASES = {
   "bigbird-multiple-choice": _encoder("ForMultipleChoice", "BigBird", SPARSE, length=40),
   "bigbird-tokens": _encoder("ForTokenClassification", "BigBird", SPARSE, length=40),
   "modernbert": Case("ModernBertForMaskedLM", "ModernBertConfig", MODERN, "encoder"),
-  "modernbert-short": Case("ModernBertForMaskedLM", "ModernBertConfig", MODERN | dict(
-    num_hidden_layers=1, norm_bias=True), "encoder"),
+  "modernbert-short": Case(
+    "ModernBertForMaskedLM", "ModernBertConfig", MODERN | dict(num_hidden_layers=1, norm_bias=True), "encoder"
+  ),
   "bigbird-body": _encoder("Model", "BigBird", SPARSE, length=40, **POOLED),
-}  # fmt: skip
+}
 
 CASES |= {name: Case(*classes, "decoder") for name, classes in decoders.MODELS.items()}
 

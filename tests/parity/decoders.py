@@ -1,10 +1,17 @@
 """The cases of decoder-only families: name -> (model class, config class, arguments of the config)."""
 
 GPT = dict(vocab_size=64, n_embd=16, n_layer=2, n_head=4, n_positions=32)
-LLAMA = dict(vocab_size=64, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-             intermediate_size=40)  # fmt: skip
-LLAMA3 = dict(rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
-              original_max_position_embeddings=16)  # fmt: skip
+LLAMA = dict(
+  vocab_size=64, hidden_size=16, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, intermediate_size=40
+)
+LLAMA3 = dict(
+  rope_type="llama3",
+  rope_theta=5e5,
+  factor=8.0,
+  low_freq_factor=1.0,
+  high_freq_factor=4.0,
+  original_max_position_embeddings=16,
+)
 GEMMA2 = LLAMA | dict(head_dim=8, query_pre_attn_scalar=16, sliding_window=4)
 BLOOM = dict(vocab_size=64, hidden_size=16, n_layer=2, n_head=4)
 MPT = dict(vocab_size=64, d_model=16, n_layers=2, n_heads=4)
@@ -14,29 +21,67 @@ MIXTRAL = LLAMA | dict(num_local_experts=4, num_experts_per_tok=2)
 MODELS = {
   "gpt1": ("OpenAIGPTLMHeadModel", "OpenAIGPTConfig", GPT),
   "gpt2": ("GPT2LMHeadModel", "GPT2Config", GPT),
-  "gpt2-inner": ("GPT2LMHeadModel", "GPT2Config", GPT | dict(n_inner=24, activation_function="relu", pad_token_id=0,
-                                                            tie_word_embeddings=False)),
+  "gpt2-inner": (
+    "GPT2LMHeadModel",
+    "GPT2Config",
+    GPT | dict(n_inner=24, activation_function="relu", pad_token_id=0, tie_word_embeddings=False),
+  ),
   "llama": ("LlamaForCausalLM", "LlamaConfig", LLAMA),
   "llama-3.1": ("LlamaForCausalLM", "LlamaConfig", LLAMA | dict(rope_parameters=LLAMA3, eos_token_id=[2, 3])),
-  "llama-biases": ("LlamaForCausalLM", "LlamaConfig", LLAMA | dict(
-    attention_bias=True, mlp_bias=True, head_dim=8, tie_word_embeddings=True, hidden_act="gelu", pad_token_id=0,
-    rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=2.0))),
+  "llama-biases": (
+    "LlamaForCausalLM",
+    "LlamaConfig",
+    LLAMA
+    | dict(
+      attention_bias=True,
+      mlp_bias=True,
+      head_dim=8,
+      tie_word_embeddings=True,
+      hidden_act="gelu",
+      pad_token_id=0,
+      rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=2.0),
+    ),
+  ),
   "mistral": ("MistralForCausalLM", "MistralConfig", LLAMA | dict(sliding_window=4)),
-  "mistral-v0.3": ("MistralForCausalLM", "MistralConfig", LLAMA | dict(
-    sliding_window=None, head_dim=6, rope_parameters=dict(rope_type="default", rope_theta=1e6))),
+  "mistral-v0.3": (
+    "MistralForCausalLM",
+    "MistralConfig",
+    LLAMA | dict(sliding_window=None, head_dim=6, rope_parameters=dict(rope_type="default", rope_theta=1e6)),
+  ),
   "mixtral": ("MixtralForCausalLM", "MixtralConfig", MIXTRAL),
   "mixtral-window": ("MixtralForCausalLM", "MixtralConfig", MIXTRAL | dict(num_experts_per_tok=3, sliding_window=4)),
   "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", GEMMA2),
-  "gemma2-layers": ("Gemma2ForCausalLM", "Gemma2Config", GEMMA2 | dict(
-    num_hidden_layers=3, layer_types=["full_attention", "full_attention", "sliding_attention"],
-    attn_logit_softcapping=None, final_logit_softcapping=5.0, attention_bias=True)),
+  "gemma2-layers": (
+    "Gemma2ForCausalLM",
+    "Gemma2Config",
+    GEMMA2
+    | dict(
+      num_hidden_layers=3,
+      layer_types=["full_attention", "full_attention", "sliding_attention"],
+      attn_logit_softcapping=None,
+      final_logit_softcapping=5.0,
+      attention_bias=True,
+    ),
+  ),
   "bloom": ("BloomForCausalLM", "BloomConfig", BLOOM | dict(pad_token_id=0)),
   "bloom-six-heads": ("BloomForCausalLM", "BloomConfig", BLOOM | dict(hidden_size=24, n_head=6)),
   "mpt": ("MptForCausalLM", "MptConfig", MPT),
-  "mpt-six-heads": ("MptForCausalLM", "MptConfig", MPT | dict(d_model=24, n_heads=6,
-                                                              attn_config=dict(softmax_scale=0.3))),
+  "mpt-six-heads": (
+    "MptForCausalLM",
+    "MptConfig",
+    MPT | dict(d_model=24, n_heads=6, attn_config=dict(softmax_scale=0.3)),
+  ),
   "neox": ("GPTNeoXForCausalLM", "GPTNeoXConfig", NEOX),
-  "neox-serial": ("GPTNeoXForCausalLM", "GPTNeoXConfig", NEOX | dict(
-    use_parallel_residual=False, attention_bias=False, hidden_act="gelu_new", tie_word_embeddings=True,
-    rope_parameters=dict(rope_type="default", rope_theta=500.0, partial_rotary_factor=0.5))),
-}  # fmt: skip
+  "neox-serial": (
+    "GPTNeoXForCausalLM",
+    "GPTNeoXConfig",
+    NEOX
+    | dict(
+      use_parallel_residual=False,
+      attention_bias=False,
+      hidden_act="gelu_new",
+      tie_word_embeddings=True,
+      rope_parameters=dict(rope_type="default", rope_theta=500.0, partial_rotary_factor=0.5),
+    ),
+  ),
+}

@@ -18,9 +18,14 @@ pytestmark = pytest.mark.parity
 NEW, ROWS, LENGTH = 10, 4, 9
 GPT2 = dict(vocab_size=cases.VOCAB, n_embd=16, n_layer=2, n_head=4, n_positions=32, bos_token_id=0, eos_token_id=0)
 LLAMA = dict(
-  vocab_size=cases.VOCAB, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
-  num_key_value_heads=2, max_position_embeddings=32,
-)  # fmt: skip
+  vocab_size=cases.VOCAB,
+  hidden_size=16,
+  intermediate_size=32,
+  num_hidden_layers=2,
+  num_attention_heads=4,
+  num_key_value_heads=2,
+  max_position_embeddings=32,
+)
 FAMILIES = {
   "t5-v1_1": cases.CASES["t5-v1_1"],
   "bart": cases.CASES["bart"],
@@ -72,9 +77,17 @@ def compare(both, eos, options, transforms=(), **forced):
   theirs, ours, inputs, batch = both
   K, fill = options["num_beams"], 0 if ours.variant.tokens.pad is None else ours.variant.tokens.pad
   out = theirs.generate(
-    **inputs, **options, **forced, max_new_tokens=NEW, num_return_sequences=K, do_sample=False, pad_token_id=fill,
-    eos_token_id=list(eos), return_dict_in_generate=True, output_scores=True,
-  )  # fmt: skip
+    **inputs,
+    **options,
+    **forced,
+    max_new_tokens=NEW,
+    num_return_sequences=K,
+    do_sample=False,
+    pad_token_id=fill,
+    eos_token_id=list(eos),
+    return_dict_in_generate=True,
+    output_scores=True,
+  )
   prompt = inputs["input_ids"].shape[1] if "decoder_input_tokens" in batch else 1
   expected = out.sequences[:, prompt:].numpy()
   expected = np.pad(expected, ((0, 0), (0, NEW - expected.shape[1])), constant_values=fill).reshape(ROWS, K, NEW)

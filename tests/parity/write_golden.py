@@ -28,8 +28,9 @@ def main(names: list[str]) -> None:
       shapes = {n: x.shape for n, x in load_file(directory / "model.safetensors").items()}
       config = (directory / "config.json").read_text()
     arrays = {f"batch/{n}": x for n, x in batch.items()} | {f"outputs/{n}": x for n, x in outputs.items()}
-    np.savez_compressed(GOLDEN / f"{name}.npz", config=config, shapes=json.dumps(shapes), pad=reference.ids(model)[0],
-                        **arrays)  # fmt: skip
+    np.savez_compressed(
+      GOLDEN / f"{name}.npz", config=config, shapes=json.dumps(shapes), pad=reference.ids(model)[0], **arrays
+    )
     print(name, {n: x.shape for n, x in outputs.items()})
 
 

@@ -37,10 +37,17 @@ def test_texts_cannot_act_and_hidden_things_are_seen():
   vocabulary = ByteVocabulary()
   ids = np.array([*vocabulary.encode("<script>[red]\x1b\0"), 383, 1, 0, 0], np.int32)
   ones = np.ones_like(ids)
-  shown = inspect_data.describe({
-    "encoder_input_tokens": ids, "encoder_target_tokens": np.where(np.arange(ids.size) == 2, ids, 0),
-    "encoder_loss_weights": (np.arange(ids.size) == 2).astype(np.float32), "encoder_segment_ids": ones,
-    "next_sentence_label": np.int32(1), "image": np.zeros((4, 4, 3), np.float32)}, vocabulary)
+  shown = inspect_data.describe(
+    {
+      "encoder_input_tokens": ids,
+      "encoder_target_tokens": np.where(np.arange(ids.size) == 2, ids, 0),
+      "encoder_loss_weights": (np.arange(ids.size) == 2).astype(np.float32),
+      "encoder_segment_ids": ones,
+      "next_sentence_label": np.int32(1),
+      "image": np.zeros((4, 4, 3), np.float32),
+    },
+    vocabulary,
+  )
   by_name = {one.name: one for one in shown}
   assert by_name["encoder_input_tokens"].padding == 2
   target = by_name["encoder_target_tokens"].cells
@@ -54,9 +61,16 @@ def test_texts_cannot_act_and_hidden_things_are_seen():
   assert inspect_data.visible("a\u202eb\x07\u200f") == "a\\u202eb\\x07\\u200f"
 
 
-@pytest.mark.parametrize("flags, said", [(["--step=-1"], "--step=-1"), (["--examples=0"], "--examples=0"),
-                                         (["--split=nothing"], "nothing"), (["--config.no=1"], "--config.no: "),
-                                         (["--config.task.store=nowhere"], "nowhere/train: no token store")])
+@pytest.mark.parametrize(
+  "flags, said",
+  [
+    (["--step=-1"], "--step=-1"),
+    (["--examples=0"], "--examples=0"),
+    (["--split=nothing"], "nothing"),
+    (["--config.no=1"], "--config.no: "),
+    (["--config.task.store=nowhere"], "nowhere/train: no token store"),
+  ],
+)
 def test_bad_flags_are_one_line(flags, said, capsys):
   assert inspect_data.main(["--config=configs/t5/base.py:debug", *flags]) == 2
   error = capsys.readouterr().err.strip().splitlines()[-1]

@@ -9,8 +9,15 @@ import pytest
 from t5x_like.training import adafactor as ours
 from t5x_like.training import optimizer, schedule
 
-SHAPES = {"square": (128, 128), "wide": (130, 300), "tall": (300, 130), "narrow": (200, 20), "vector": (40,),
-          "cube": (3, 128, 160), "panels": (128, 2 * ours._PANEL + 100)}  # fmt: skip
+SHAPES = {
+  "square": (128, 128),
+  "wide": (130, 300),
+  "tall": (300, 130),
+  "narrow": (200, 20),
+  "vector": (40,),
+  "cube": (3, 128, 160),
+  "panels": (128, 2 * ours._PANEL + 100),
+}
 
 
 def draw(seed, scale=1.0):
@@ -18,8 +25,10 @@ def draw(seed, scale=1.0):
   return {n: scale * jax.random.normal(k, s) for (n, s), k in zip(SHAPES.items(), keys, strict=True)}
 
 
-@pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.01}, {"multiply_by_parameter_scale": False},
-                                      {"clipping_threshold": 0.3, "decay_rate": 0.7}])  # fmt: skip
+@pytest.mark.parametrize(
+  "settings",
+  [{}, {"weight_decay": 0.01}, {"multiply_by_parameter_scale": False}, {"clipping_threshold": 0.3, "decay_rate": 0.7}],
+)
 def test_equals_optax(settings):
   rate = schedule.rsqrt(warmup_steps=2)
   expected = {("weight_decay_rate" if k == "weight_decay" else k): v for k, v in settings.items()}

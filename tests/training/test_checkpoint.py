@@ -80,9 +80,13 @@ def test_fingerprints_do_not_depend_on_sharding_and_see_every_bit_and_place():
   seen.add(fingerprints({"x": jnp.asarray(words[::-1].copy())})["x"])
   assert len(seen) == 6
   types = {
-    "half": jnp.ones(3, jnp.float16), "flag": jnp.ones(3, bool), "byte": jnp.ones(3, jnp.int8),
-    "empty": jnp.zeros((0, 4)), "scalar": jnp.float32(2), "key": jax.random.key(0),
-  }  # fmt: skip
+    "half": jnp.ones(3, jnp.float16),
+    "flag": jnp.ones(3, bool),
+    "byte": jnp.ones(3, jnp.int8),
+    "empty": jnp.zeros((0, 4)),
+    "scalar": jnp.float32(2),
+    "key": jax.random.key(0),
+  }
   assert all(len(v) == 16 for v in fingerprints(types).values())
 
 

@@ -53,8 +53,12 @@ sys.exit(main())
 def launch(directory, after="pass", timeout=60):
   program = PROGRAM.format(repo=str(REPO), directory=str(directory), after=after, timeout=timeout)
   command = [
-    sys.executable, str(REPO / "launch" / "local.py"), "--processes=2", "--devices_per_process=4", "--grace_seconds=2"
-  ]  # fmt: skip
+    sys.executable,
+    str(REPO / "launch" / "local.py"),
+    "--processes=2",
+    "--devices_per_process=4",
+    "--grace_seconds=2",
+  ]
   done = subprocess.run(
     [*command, "--", sys.executable, "-c", program], env=dict(os.environ), capture_output=True, text=True, timeout=120
   )
@@ -65,8 +69,11 @@ def launch(directory, after="pass", timeout=60):
 def test_two_processes_save_one_restores_and_two_go_on(tmp_path):
   code, lines, err = launch(tmp_path)
   assert code == 0 and sorted(lines) == [
-    "[p0] from 0", "[p0] saved [1, 2, 3]", "[p1] from 0", "[p1] saved [1, 2, 3]"
-  ], (lines, err)  # fmt: skip
+    "[p0] from 0",
+    "[p0] saved [1, 2, 3]",
+    "[p1] from 0",
+    "[p1] saved [1, 2, 3]",
+  ], (lines, err)
   mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
   abstract = {
     "w": jax.ShapeDtypeStruct((64, 256), np.float32, sharding=NamedSharding(mesh, P(None, "data"))),

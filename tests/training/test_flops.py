@@ -62,11 +62,22 @@ def test_convolution():
   assert flops.forward_flops(convolve, x, kernel) == 2 * (2 * 8 * 8 * 16) * (3 * 3 * 3)
 
 
-@pytest.mark.parametrize("kind, peak", [("TPU v4", 275e12), ("TPU v5 lite", 197e12), ("TPU v5p", 459e12),
-                                        ("TPU v6 lite", 918e12), ("NVIDIA H100 80GB HBM3", 989e12),
-                                        ("NVIDIA H100 PCIe", 756e12), ("NVIDIA H200", 989e12),
-                                        ("NVIDIA A100-SXM4-80GB", 312e12), ("NVIDIA L4", 121e12),
-                                        ("NVIDIA L40S", 362e12), ("NVIDIA A10G", 70e12)])  # fmt: skip
+@pytest.mark.parametrize(
+  "kind, peak",
+  [
+    ("TPU v4", 275e12),
+    ("TPU v5 lite", 197e12),
+    ("TPU v5p", 459e12),
+    ("TPU v6 lite", 918e12),
+    ("NVIDIA H100 80GB HBM3", 989e12),
+    ("NVIDIA H100 PCIe", 756e12),
+    ("NVIDIA H200", 989e12),
+    ("NVIDIA A100-SXM4-80GB", 312e12),
+    ("NVIDIA L4", 121e12),
+    ("NVIDIA L40S", 362e12),
+    ("NVIDIA A10G", 70e12),
+  ],
+)
 def test_peaks_of_data_sheets(kind, peak):
   found, source = flops.peak_flops(types.SimpleNamespace(device_kind=kind, platform="any"))
   assert found == peak and "data sheet" in source

@@ -11,10 +11,15 @@ from t5x_like.training import setup
 from tests.runs import losses, prints
 
 FLAGS = (
-  "--config=configs/bert/base.py:debug", '--config.phases={"short": {"until": 2, "task": {"length": 32}}}',
-  '--config.schedule={"name": "constant", "learning_rate": 0.001}', "--config.evals={}", "--config.checkpoint.every=1",
-  "--config.checkpoint.keep_last=9", "--config.peak_flops=1e11", "--config.model.dropout=0.1",
-)  # fmt: skip
+  "--config=configs/bert/base.py:debug",
+  '--config.phases={"short": {"until": 2, "task": {"length": 32}}}',
+  '--config.schedule={"name": "constant", "learning_rate": 0.001}',
+  "--config.evals={}",
+  "--config.checkpoint.every=1",
+  "--config.checkpoint.keep_last=9",
+  "--config.peak_flops=1e11",
+  "--config.model.dropout=0.1",
+)
 
 
 def go(workdir, steps):
@@ -39,12 +44,15 @@ def test_resume_on_either_side_of_a_boundary(tmp_path, capsys):
   assert "fingerprints.data_short" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("phases", "words"), [
-  ('{"a": {"until": 0, "task": {}}}', "phases.a.until: found 0"),
-  ('{"a": {"until": 3, "task": {}}, "b": {"until": 3, "task": {}}}', "phases.b.until"),
-  ('{"a": {"untl": 3, "task": {}}}', "untl.*did you mean 'until'"),
-  ('{"a": {"until": 3, "task": {"name": "bart"}}}', "phases.a.task.name"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+  ("phases", "words"),
+  [
+    ('{"a": {"until": 0, "task": {}}}', "phases.a.until: found 0"),
+    ('{"a": {"until": 3, "task": {}}, "b": {"until": 3, "task": {}}}', "phases.b.until"),
+    ('{"a": {"untl": 3, "task": {}}}', "untl.*did you mean 'until'"),
+    ('{"a": {"until": 3, "task": {"name": "bart"}}}', "phases.a.task.name"),
+  ],
+)
 def test_what_is_no_phase_is_refused(phases, words):
   with pytest.raises(UserError, match=words):
     setup.resolve(config_lib.load("configs/bert/base.py:debug", [f"phases={phases}"]))

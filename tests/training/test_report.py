@@ -13,8 +13,17 @@ from t5x_like.training.report import write_report
 
 def fill(workdir):
   (workdir / "samples").mkdir(parents=True)
-  rows = [{"step": s, "train/loss": 9 - s / 20, "train/learning_rate": 0.01, "train/gradient_norm": 1.0 + s % 3,
-           "train/tokens_per_second": 20000.0, "train/mfu": 0.45} for s in range(1, 101)]  # fmt: skip
+  rows = [
+    {
+      "step": s,
+      "train/loss": 9 - s / 20,
+      "train/learning_rate": 0.01,
+      "train/gradient_norm": 1.0 + s % 3,
+      "train/tokens_per_second": 20000.0,
+      "train/mfu": 0.45,
+    }
+    for s in range(1, 101)
+  ]
   rows[40]["train/loss"] = None
   rows.append({"step": 100, "eval/books/loss": 4.25, "eval/books/unigram_entropy": 6.5, "eval/books/accuracy": 0.4})
   (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -36,9 +36,7 @@ CASES = [
   (
     "cosine",
     dict(learning_rate=0.4, warmup_steps=10, total_steps=100, end=0.1),
-    lambda s: linear_warmup(
-      s, 0.4, 10, lambda s: 0.04 + 0.36 * 0.5 * (1 + math.cos(math.pi * min(1, (s - 10) / 90)))
-    ),
+    lambda s: linear_warmup(s, 0.4, 10, lambda s: 0.04 + 0.36 * 0.5 * (1 + math.cos(math.pi * min(1, (s - 10) / 90)))),
   ),
 ]
 

@@ -30,10 +30,12 @@ LAYOUTS = {  # mesh, devices, accumulation steps
 RUNS = {  # T5 version, dropout rate, optimizer, schedule
   "adafactor": ("1.1", 0.0, dict(name="adafactor"), dict(name="rsqrt", learning_rate=0.1, warmup_steps=4)),
   "adamw_dropout": (
-    "1.0", 0.1, dict(name="adamw", weight_decay=0.1),
+    "1.0",
+    0.1,
+    dict(name="adamw", weight_decay=0.1),
     dict(name="linear", learning_rate=1e-3, warmup_steps=4, total_steps=20),
   ),
-}  # fmt: skip
+}
 
 
 def named(table, *, name, **arguments):
@@ -126,8 +128,9 @@ def assert_as_planned(leaf, planned):
   assert leaf.sharding.is_equivalent_to(planned.sharding, leaf.ndim), (leaf.sharding, planned.sharding)
 
 
-@pytest.mark.parametrize("run, layout", [("adafactor", "fsdp"), ("adafactor", "data_fsdp_tensor"),
-                                         ("adamw_dropout", "data_fsdp_tensor")])  # fmt: skip
+@pytest.mark.parametrize(
+  "run, layout", [("adafactor", "fsdp"), ("adafactor", "data_fsdp_tensor"), ("adamw_dropout", "data_fsdp_tensor")]
+)
 def test_a_trained_state_stays_where_the_abstract_state_puts_it(run, layout):
   *_, state, abstract = train(run, layout)
 

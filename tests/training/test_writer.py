@@ -67,8 +67,9 @@ def test_killed_and_resumed_the_sequence_is_gapless(tmp_path):
   for start, kill in [(0, 12), (10, 17), (5, 9), (8, 99)]:
     done = subprocess.run(
       [sys.executable, "-c", ROGUE.format(repo=str(REPO)), str(tmp_path), str(start), str(kill)],
-      capture_output=True, timeout=60,
-    )  # fmt: skip
+      capture_output=True,
+      timeout=60,
+    )
     assert done.returncode == (0 if kill == 99 else -signal.SIGKILL), done.stderr
   assert [(row["step"], row["train/loss"]) for row in read_metrics(tmp_path)] == [(s, 1 / s) for s in range(1, 31)]
   assert tensorboard_steps(tmp_path) == list(range(1, 31))
@@ -124,9 +125,7 @@ def test_progress_is_a_bar_on_a_terminal_and_few_lines_elsewhere(tmp_path, capfd
   write(tmp_path, range(1, 9), **{"train/tokens_per_second": 12345.6})
   write(tmp_path, [8], resume_step=7, **{"eval/books/loss": 2.5})
   lines = capfd.readouterr().err.splitlines()
-  assert lines == [
-    "step 1/10  loss 1  tokens_per_second 12,346", "step 8/10  eval/books/loss 2.5"
-  ]  # fmt: skip
+  assert lines == ["step 1/10  loss 1  tokens_per_second 12,346", "step 8/10  eval/books/loss 2.5"]
   main, terminal = pty.openpty()
   termios.tcsetwinsize(terminal, (24, 100))
   command = [sys.executable, "-c", ROGUE.format(repo=str(REPO)), str(tmp_path / "bar"), "0", "99"]

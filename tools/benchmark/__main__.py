@@ -24,7 +24,8 @@ _SUBJECTS = {
 def main(argv: list[str] | None = None) -> int | None:
   argv = sys.argv[1:] if argv is None else argv
   parser = argparse.ArgumentParser(
-    prog="python -m tools.benchmark", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    prog="python -m tools.benchmark", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
   subparsers = parser.add_subparsers(dest="subject", required=True, metavar="{" + ",".join(_SUBJECTS) + "}")
   subject = None
   for name, words in _SUBJECTS.items():

@@ -26,11 +26,17 @@ _DOCUMENT = 500
 # Objective -> what it is in words, the task and its arguments.
 _OBJECTIVES: dict[str, tuple[str, str, dict[str, Any]]] = {
   "span_corruption": ("T5 span corruption", "span_corruption", {"inputs_length": 512}),
-  "span_corruption_rolled": ("T5 span corruption with noise anywhere", "span_corruption",
-                             {"inputs_length": 512, "random_roll": True}),
+  "span_corruption_rolled": (
+    "T5 span corruption with noise anywhere",
+    "span_corruption",
+    {"inputs_length": 512, "random_roll": True},
+  ),
   "causal_lm": ("causal language modelling", "causal_lm", {"length": 2048}),
-  "causal_lm_documents": ("causal language modelling inside documents", "causal_lm",
-                          {"length": 2048, "document_mask": True}),
+  "causal_lm_documents": (
+    "causal language modelling inside documents",
+    "causal_lm",
+    {"length": 2048, "document_mask": True},
+  ),
   "prefix_lm": ("prefix language modelling", "prefix_lm", {"length": 512}),
   "bert_style": ("T5's BERT-style denoising", "denoising", {"style": "bert_style", "inputs_length": 512}),
   "replace_spans": ("T5's replaced spans", "denoising", {"style": "replace_spans", "inputs_length": 512}),
@@ -58,12 +64,23 @@ _PERIOD = 1_000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Declares the command's flags."""
-  parser.add_argument("--objective", default="span_corruption", choices=[*_OBJECTIVES, "mixture"],
-                      help="what becomes of the windows (default: span_corruption); mixture is five of them")
-  parser.add_argument("--argument", action="append", default=[], metavar="KEY=VALUE",
-                      help="changes an argument of the objective's task, such as inputs_length=1024; again for more")
-  parser.add_argument("--store", help="a store made by tools.prepare_data (default: a synthetic one of random tokens, "
-                      "in a temporary directory)")
+  parser.add_argument(
+    "--objective",
+    default="span_corruption",
+    choices=[*_OBJECTIVES, "mixture"],
+    help="what becomes of the windows (default: span_corruption); mixture is five of them",
+  )
+  parser.add_argument(
+    "--argument",
+    action="append",
+    default=[],
+    metavar="KEY=VALUE",
+    help="changes an argument of the objective's task, such as inputs_length=1024; again for more",
+  )
+  parser.add_argument(
+    "--store",
+    help="a store made by tools.prepare_data (default: a synthetic one of random tokens, in a temporary directory)",
+  )
   parser.add_argument("--split", default="train", help="the split of --store (default: train)")
   parser.add_argument("--tokens", type=int, default=100_000_000, help="size of the synthetic store (default: 1e8)")
   parser.add_argument("--batch_size", type=int, default=128)
@@ -134,8 +151,9 @@ def _megabytes() -> float | None:
   return round(int(status.partition("RssAnon:")[2].split()[0]) / 1e3, 1)
 
 
-def _measure(args: argparse.Namespace, built: task.Task, words: str, raw_tokens: float, opened: float,
-             **more: Any) -> None:
+def _measure(
+  args: argparse.Namespace, built: task.Task, words: str, raw_tokens: float, opened: float, **more: Any
+) -> None:
   _first_batch(built, args.batch_size, 0)  # TensorFlow's own start-up is not the pipeline's
   first = {}
   for step in (0, _FAR_STEP) * args.repeats:
@@ -144,37 +162,57 @@ def _measure(args: argparse.Namespace, built: task.Task, words: str, raw_tokens:
   rates, memory = _rates(args, built, raw_tokens)
   where = args.store or f"a synthetic store of {args.tokens:,} random tokens"
   shapes = ", ".join(f"{name} {'x'.join(map(str, feature.shape))}" for name, feature in built.features.items())
-  print(f"Method: {words} from {where}, windows of {raw_tokens:g} raw tokens to {shapes}; shuffled, batches of "
-        f"{args.batch_size} as numpy arrays on the host, consumed as fast as they come by one process. After 50 "
-        f"batches of warm-up, {args.repeats} repeats of {args.steps} batches; the figure is the median repeat. Raw "
-        f"tokens are tokens of the store, {args.batch_size} * {raw_tokens:g} a batch.")
-  print(f"Opening is the time from asking for a step to having its batch, median of {args.repeats}; the store itself "
-        f"was opened and checked in {opened:.2f} s.")
+  print(
+    f"Method: {words} from {where}, windows of {raw_tokens:g} raw tokens to {shapes}; shuffled, batches of "
+    f"{args.batch_size} as numpy arrays on the host, consumed as fast as they come by one process. After 50 "
+    f"batches of warm-up, {args.repeats} repeats of {args.steps} batches; the figure is the median repeat. Raw "
+    f"tokens are tokens of the store, {args.batch_size} * {raw_tokens:g} a batch."
+  )
+  print(
+    f"Opening is the time from asking for a step to having its batch, median of {args.repeats}; the store itself "
+    f"was opened and checked in {opened:.2f} s."
+  )
   print(f"Load average when measuring began: {load:.2f} on {os.cpu_count()} cores; the figure needs idle cores.")
   median = statistics.median(rates)
   if "weighted_rate" in more:
     more["of_weighted_rate"] = round(median / more["weighted_rate"], 3)
     more["of_slowest_part"] = round(median / min(more["parts"].values()), 3)
-  print(json.dumps({
-    "objective": args.objective,
-    "raw_tokens_per_second": round(median),
-    "raw_tokens_per_second_repeats": [round(rate) for rate in rates], "anonymous_megabytes": memory,
-    "batches_per_second": round(median / (args.batch_size * raw_tokens), 2),
-    "open_seconds_step_0": round(statistics.median(first[0]), 4),
-    "open_seconds_step_1e9": round(statistics.median(first[_FAR_STEP]), 4),
-    "store_open_seconds": round(opened, 4), **more,
-    "features": {name: list(feature.shape) for name, feature in built.features.items()}, "window": raw_tokens,
-    "batch_size": args.batch_size, "steps": args.steps, "start_step": args.start_step, "cpu_count": os.cpu_count(),
-    "load_average": round(load, 2), "python": platform.python_version(), "tensorflow": tf.__version__,
-    "numpy": np.__version__, "tensorstore": importlib.metadata.version("tensorstore"),
-  }), flush=True)
+  print(
+    json.dumps(
+      {
+        "objective": args.objective,
+        "raw_tokens_per_second": round(median),
+        "raw_tokens_per_second_repeats": [round(rate) for rate in rates],
+        "anonymous_megabytes": memory,
+        "batches_per_second": round(median / (args.batch_size * raw_tokens), 2),
+        "open_seconds_step_0": round(statistics.median(first[0]), 4),
+        "open_seconds_step_1e9": round(statistics.median(first[_FAR_STEP]), 4),
+        "store_open_seconds": round(opened, 4),
+        **more,
+        "features": {name: list(feature.shape) for name, feature in built.features.items()},
+        "window": raw_tokens,
+        "batch_size": args.batch_size,
+        "steps": args.steps,
+        "start_step": args.start_step,
+        "cpu_count": os.cpu_count(),
+        "load_average": round(load, 2),
+        "python": platform.python_version(),
+        "tensorflow": tf.__version__,
+        "numpy": np.__version__,
+        "tensorstore": importlib.metadata.version("tensorstore"),
+      }
+    ),
+    flush=True,
+  )
 
 
 def _measure_mixture(args: argparse.Namespace, store: str) -> None:
   """Every part alone, then the mixture, beside the rate at which the parts would take turns at no cost."""
   begin = time.perf_counter()
-  parts = {label: task.build(name, args.split, store=store, **arguments | _changes(args.argument))
-           for label, (name, arguments) in _PARTS.items()}
+  parts = {
+    label: task.build(name, args.split, store=store, **arguments | _changes(args.argument))
+    for label, (name, arguments) in _PARTS.items()
+  }
   mixed = mixture.mix(parts, dict.fromkeys(parts, 1.0), period=_PERIOD, name="mixture")
   opened = time.perf_counter() - begin
   raw_tokens = {label: _raw_tokens(args, store, part) for label, part in parts.items()}
@@ -183,8 +221,15 @@ def _measure_mixture(args: argparse.Namespace, store: str) -> None:
   seconds = statistics.mean(raw_tokens[label] / rates[label] for label in parts)  # of an example
   print("Parts alone, raw tokens a second: " + ", ".join(f"{label} {rate:,.0f}" for label, rate in rates.items()))
   print(f"Weighted: {mean / seconds:,.0f} raw tokens a second if every part kept its own rate for its share of a batch")
-  _measure(args, mixed, f"a mixture of {', '.join(parts)}, equally often,", mean, opened,
-           parts={label: round(rate) for label, rate in rates.items()}, weighted_rate=round(mean / seconds))
+  _measure(
+    args,
+    mixed,
+    f"a mixture of {', '.join(parts)}, equally often,",
+    mean,
+    opened,
+    parts={label: round(rate) for label, rate in rates.items()},
+    weighted_rate=round(mean / seconds),
+  )
 
 
 def _first_batch(built: task.Task, batch_size: int, step: int) -> float:

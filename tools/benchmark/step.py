@@ -68,23 +68,27 @@ def main(args: argparse.Namespace) -> None:
     f" {after / 1e9:.0f}): {model_flops / median / matmul:.1%}. A machine with other work on it shows in the spread.",
     flush=True,
   )
-  print(json.dumps({
-    "model_flops": model_flops,
-    "seconds_per_step": median,
-    "matmul_flops_per_second": matmul,
-    "fraction_of_matmul": model_flops / median / matmul,
-    "fastest_seconds_per_step": min(seconds),
-    "cpu_seconds_per_step": cpu_seconds / args.steps,
-    "matmul_before": before,
-    "matmul_after": after,
-    "compile_seconds": compile_seconds,
-    "loss": float(metrics["loss"]),
-    "device": jax.devices()[0].device_kind,
-    "devices": jax.device_count(),
-    "load_average": os.getloadavg()[0],
-    "versions": {name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")},
-    "seconds": [round(s, 4) for s in seconds],
-  }))  # fmt: skip
+  print(
+    json.dumps(
+      {
+        "model_flops": model_flops,
+        "seconds_per_step": median,
+        "matmul_flops_per_second": matmul,
+        "fraction_of_matmul": model_flops / median / matmul,
+        "fastest_seconds_per_step": min(seconds),
+        "cpu_seconds_per_step": cpu_seconds / args.steps,
+        "matmul_before": before,
+        "matmul_after": after,
+        "compile_seconds": compile_seconds,
+        "loss": float(metrics["loss"]),
+        "device": jax.devices()[0].device_kind,
+        "devices": jax.device_count(),
+        "load_average": os.getloadavg()[0],
+        "versions": {name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax")},
+        "seconds": [round(s, 4) for s in seconds],
+      }
+    )
+  )
 
 
 def _compile(config, args: argparse.Namespace):
@@ -97,8 +101,11 @@ def _compile(config, args: argparse.Namespace):
   from t5x_like.training.step import make_step
 
   parts = setup.build(config)
-  lengths = {"encoder_input_tokens": args.inputs, "decoder_input_tokens": args.targets,
-             "decoder_target_tokens": args.targets}  # fmt: skip
+  lengths = {
+    "encoder_input_tokens": args.inputs,
+    "decoder_input_tokens": args.targets,
+    "decoder_target_tokens": args.targets,
+  }
   sharding = parts.rules.batch()
   keys = jax.random.split(jax.random.key(0), len(lengths))
   batch = {
@@ -108,9 +115,14 @@ def _compile(config, args: argparse.Namespace):
   batch = jax.device_put(batch, sharding)
   abstract = {n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding) for n, x in batch.items()}
   step = make_step(
-    parts.model, parts.objective, parts.optimizer, parts.schedule, parts.rules,
-    seed=config.seed, accumulation_steps=config.accumulation_steps,
-  )  # fmt: skip
+    parts.model,
+    parts.objective,
+    parts.optimizer,
+    parts.schedule,
+    parts.rules,
+    seed=config.seed,
+    accumulation_steps=config.accumulation_steps,
+  )
   start = time.perf_counter()
   out = (shardings(parts.state), parts.rules.replicated)
   lowered = jax.jit(step, donate_argnums=0, out_shardings=out).lower(parts.state, abstract)

@@ -20,10 +20,35 @@ from t5x_like.data.quiet_tensorflow import tfds
 from t5x_like.errors import UserError, one_line
 
 DEPENDENCIES = (
-  "numpy", "scipy", "jax", "jaxlib", "flax", "optax", "orbax", "ml_collections", "tensorflow", "keras",
-  "tensorflow_datasets", "etils", "absl", "matplotlib", "tensorboardX", "jinja2", "tqdm", "h5py", "PIL", "treescope",
-  "rich", "pyarrow", "einops", "opt_einsum", "optree", "fontTools", "psutil", "humanize",
-)  # fmt: skip
+  "numpy",
+  "scipy",
+  "jax",
+  "jaxlib",
+  "flax",
+  "optax",
+  "orbax",
+  "ml_collections",
+  "tensorflow",
+  "keras",
+  "tensorflow_datasets",
+  "etils",
+  "absl",
+  "matplotlib",
+  "tensorboardX",
+  "jinja2",
+  "tqdm",
+  "h5py",
+  "PIL",
+  "treescope",
+  "rich",
+  "pyarrow",
+  "einops",
+  "opt_einsum",
+  "optree",
+  "fontTools",
+  "psutil",
+  "humanize",
+)
 VALIDATION_SHARE = 0.035
 
 _DESCRIPTION = """
@@ -64,11 +89,7 @@ class Docstrings(tfds.core.GeneratorBasedBuilder):
   code_path = epath.Path(__file__)  # TFDS 4.9.10 finds it only with importlib_resources, which it does not require
 
   def __init__(
-    self,
-    *,
-    file_format: str = "array_record",
-    progress: Callable[[int, int], None] | None = None,
-    **arguments,
+    self, *, file_format: str = "array_record", progress: Callable[[int, int], None] | None = None, **arguments
   ):
     self._progress = progress or (lambda done, total: None)
     super().__init__(file_format=file_format, **arguments)

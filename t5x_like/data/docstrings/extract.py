@@ -57,8 +57,10 @@ def source_files(packages: Sequence[str]) -> list[tuple[str, str, str]]:
         if not _NOT_PROSE.intersection(inner) and module:
           found.append((package, module, str(path)))
   if not found:
-    raise UserError(f"docstrings: found no Python source files of {', '.join(packages) or 'no packages'}, expected at "
-                    "least one installed package")
+    raise UserError(
+      f"docstrings: found no Python source files of {', '.join(packages) or 'no packages'}, expected at "
+      "least one installed package"
+    )
   return found
 
 

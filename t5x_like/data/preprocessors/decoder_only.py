@@ -28,8 +28,9 @@ def start_id(vocabulary) -> int:
   return vocabulary.eos_id if bos_id is None else bos_id
 
 
-def decoder_only(targets_BT: tf.Tensor, start_id: int, documents_BT: tf.Tensor | None = None,
-                 prefix_B: tf.Tensor | None = None) -> dict[str, tf.Tensor]:
+def decoder_only(
+  targets_BT: tf.Tensor, start_id: int, documents_BT: tf.Tensor | None = None, prefix_B: tf.Tensor | None = None
+) -> dict[str, tf.Tensor]:
   """Makes the features of a batch without padding.
 
   Args:
@@ -44,8 +45,11 @@ def decoder_only(targets_BT: tf.Tensor, start_id: int, documents_BT: tf.Tensor |
     the start and the prefix.
   """
   inputs_BT = tf.pad(targets_BT[:, :-1], [[0, 0], [1, 0]], constant_values=start_id)
-  features = {"decoder_input_tokens": inputs_BT, "decoder_target_tokens": targets_BT,
-              "decoder_loss_weights": tf.ones_like(targets_BT, tf.float32)}
+  features = {
+    "decoder_input_tokens": inputs_BT,
+    "decoder_target_tokens": targets_BT,
+    "decoder_loss_weights": tf.ones_like(targets_BT, tf.float32),
+  }
   if documents_BT is not None:
     first_BT = tf.concat([tf.ones_like(documents_BT[:, :1], tf.bool), documents_BT[:, 1:] != documents_BT[:, :-1]], 1)
     features["decoder_input_tokens"] = tf.where(first_BT, start_id, inputs_BT)

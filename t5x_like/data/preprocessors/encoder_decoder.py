@@ -33,6 +33,7 @@ def features(inputs_length: int, targets_length: int) -> dict[str, Feature]:
   targets = Feature((targets_length,), "int32")
   return {
     "encoder_input_tokens": Feature((inputs_length,), "int32"),
-    "decoder_input_tokens": targets, "decoder_target_tokens": targets,
+    "decoder_input_tokens": targets,
+    "decoder_target_tokens": targets,
     "decoder_loss_weights": Feature((targets_length,), "float32"),
   }

@@ -64,8 +64,10 @@ class Masking:
     if not 0 < self.rate < 1:
       raise UserError(f"rate: found {self.rate}, expected a fraction between 0 and 1")
     if min(self.mask_share, self.random_share) < 0 or self.mask_share + self.random_share > 1:
-      raise UserError(f"mask_share, random_share: found {self.mask_share} and {self.random_share}, expected fractions "
-                      "that add up to at most 1")
+      raise UserError(
+        f"mask_share, random_share: found {self.mask_share} and {self.random_share}, expected fractions "
+        "that add up to at most 1"
+      )
     budgets = [max(1, round(self.rate * n)) if n else 0 for n in range(self.length + 1)]
     ordinary = ordinary_ids(self.vocabulary)
     set_ = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731 -- frozen
@@ -105,7 +107,8 @@ class Masking:
       chosen_BL = self._words(self._word_starts(marks_BL, maskable_BL), maskable_BL, budget_B, key_B)
     else:
       chosen_BL, starts_BL, ends_BL = self._spans(
-        self._word_starts(marks_BL, maskable_BL), maskable_BL, budget_B, key_B)
+        self._word_starts(marks_BL, maskable_BL), maskable_BL, budget_B, key_B
+      )
       spans = {"span_starts": starts_BL, "span_ends": ends_BL}
       kind = tf.gather(kind, starts_BL, batch_dims=1)
     random_bits = random.bits(random.row_keys(2, key_B), self.length)
@@ -114,8 +117,10 @@ class Masking:
     random_below = mask_below + round(self.random_share * 2**32)
     corrupted = tf.where(kind < mask_below, self._mask_id, tf.where(kind < random_below, replacement, tokens_BL))
     return {
-      "inputs": tf.where(chosen_BL, corrupted, tokens_BL), "targets": tf.where(chosen_BL, tokens_BL, 0),
-      "weights": tf.cast(chosen_BL, tf.float32), **spans,
+      "inputs": tf.where(chosen_BL, corrupted, tokens_BL),
+      "targets": tf.where(chosen_BL, tokens_BL, 0),
+      "weights": tf.cast(chosen_BL, tf.float32),
+      **spans,
     }
 
   def _tokens(self, maskable_BL, budget_B, key_B):
@@ -184,8 +189,13 @@ class Masking:
       free_B = (a_B > 0) & (b_B > a_B) & (b_B < L)
       free_B &= ~tf.reduce_any((a_B[:, None] <= b_BS) & (a_BS <= b_B[:, None]), axis=1)
       here_BS = (tf.range(most) == spans_B[:, None]) & free_B[:, None]
-      return (t + 1, left_B - tf.where(free_B, b_B - a_B, 0), spans_B + tf.cast(free_B, tf.int32),
-              tf.where(here_BS, a_B[:, None], a_BS), tf.where(here_BS, b_B[:, None], b_BS))
+      return (
+        t + 1,
+        left_B - tf.where(free_B, b_B - a_B, 0),
+        spans_B + tf.cast(free_B, tf.int32),
+        tf.where(here_BS, a_B[:, None], a_BS),
+        tf.where(here_BS, b_B[:, None], b_BS),
+      )
 
     none_BS = tf.fill([tf.shape(budget_B)[0], most], L + 1)  # as if behind the row; ends before they begin
     zero_B = tf.zeros_like(budget_B)
@@ -193,7 +203,8 @@ class Masking:
     real_BS = tf.range(most) < spans_B[:, None]
     a_BS, b_BS = tf.where(real_BS, a_BS, 0), tf.where(real_BS, b_BS, 0)
     inside = lambda value_BS: tf.cumsum(  # noqa: E731 -- the value of the span that a place is in, else 0
-      _scatter(a_BS, value_BS, L) - _scatter(b_BS, value_BS, L), axis=1)
+      _scatter(a_BS, value_BS, L) - _scatter(b_BS, value_BS, L), axis=1
+    )
     chosen_BL = inside(tf.cast(real_BS, tf.int32)) > 0
     return chosen_BL, inside(tf.where(real_BS, a_BS - 1, 0)), inside(b_BS)
 

@@ -37,8 +37,15 @@ def left_justified(tokens_BW: tf.Tensor, keep_BW: tf.Tensor, length: int, eos_id
   return _placed([(tokens_BW, place_BW, keep_BW)], length)
 
 
-def replace_spans(tokens_BW: tf.Tensor, noise_BW: tf.Tensor, *, vocabulary_size: int, inputs_length: int,
-                  targets_length: int, eos_id: int | None = 1) -> dict[str, tf.Tensor]:
+def replace_spans(
+  tokens_BW: tf.Tensor,
+  noise_BW: tf.Tensor,
+  *,
+  vocabulary_size: int,
+  inputs_length: int,
+  targets_length: int,
+  eos_id: int | None = 1,
+) -> dict[str, tf.Tensor]:
   """Every run of noise becomes a sentinel of its own; the targets are the runs, each behind its sentinel.
 
   Args:
@@ -65,15 +72,25 @@ def replace_spans(tokens_BW: tf.Tensor, noise_BW: tf.Tensor, *, vocabulary_size:
   return {"inputs": inputs, "targets": _placed(parts, targets_length)}
 
 
-def drop_tokens(tokens_BW: tf.Tensor, noise_BW: tf.Tensor, *, inputs_length: int, targets_length: int,
-                eos_id: int | None = 1) -> dict[str, tf.Tensor]:
+def drop_tokens(
+  tokens_BW: tf.Tensor, noise_BW: tf.Tensor, *, inputs_length: int, targets_length: int, eos_id: int | None = 1
+) -> dict[str, tf.Tensor]:
   """Noise is left out of the inputs and is the targets; see `replace_spans` for shapes."""
-  return {"inputs": left_justified(tokens_BW, ~noise_BW, inputs_length, eos_id),
-          "targets": left_justified(tokens_BW, noise_BW, targets_length, eos_id)}
+  return {
+    "inputs": left_justified(tokens_BW, ~noise_BW, inputs_length, eos_id),
+    "targets": left_justified(tokens_BW, noise_BW, targets_length, eos_id),
+  }
 
 
-def masked(tokens_BW: tf.Tensor, noise_BW: tf.Tensor, *, mask_id: int, random_fraction: float = 0.0,
-           ordinary_ids: tf.Tensor | None = None, bits_BW: tf.Tensor | None = None) -> tf.Tensor:
+def masked(
+  tokens_BW: tf.Tensor,
+  noise_BW: tf.Tensor,
+  *,
+  mask_id: int,
+  random_fraction: float = 0.0,
+  ordinary_ids: tf.Tensor | None = None,
+  bits_BW: tf.Tensor | None = None,
+) -> tf.Tensor:
   """Noise replaced by `mask_id`, or with probability `random_fraction` by a uniformly random one of `ordinary_ids`.
 
   Args:

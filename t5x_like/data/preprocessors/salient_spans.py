@@ -16,11 +16,15 @@ from t5x_like.data.vocabularies import Vocabulary
 
 DEFAULT_FINDER = "t5x_like.data.preprocessors.salient_spans:dates_numbers_and_names"
 
-_MONTH = ("(?:January|February|March|April|May|June|July|August|September|October|November|December|"
-          r"(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec)\.)")
+_MONTH = (
+  "(?:January|February|March|April|May|June|July|August|September|October|November|December|"
+  r"(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sept?|Oct|Nov|Dec)\.)"
+)
 _YEAR = r"(?:\s?,?\s+\d{4})"
-_DATE = (rf"\d{{1,2}}(?:st|nd|rd|th)?\s+(?:of\s+)?{_MONTH}{_YEAR}?|{_MONTH}\s+\d{{1,2}}(?:st|nd|rd|th)?{_YEAR}?|"
-         rf"{_MONTH}{_YEAR}|\d{{4}}-\d{{2}}-\d{{2}}|\d{{1,2}}/\d{{1,2}}/\d{{2,4}}")
+_DATE = (
+  rf"\d{{1,2}}(?:st|nd|rd|th)?\s+(?:of\s+)?{_MONTH}{_YEAR}?|{_MONTH}\s+\d{{1,2}}(?:st|nd|rd|th)?{_YEAR}?|"
+  rf"{_MONTH}{_YEAR}|\d{{4}}-\d{{2}}-\d{{2}}|\d{{1,2}}/\d{{1,2}}/\d{{2,4}}"
+)
 _NUMBER = r"\d+(?:[.,]\d+)*"
 _CAPITAL = r"(?!I\b)(?:(?:[A-Z]\.){2,}|[^\W\d_a-z][^\W\d_]*(?:[-'\u2019][^\W\d_]+)*)"
 _NAMES = rf"{_CAPITAL}(?:\s(?:of\s|the\s|de\s|von\s)?{_CAPITAL})*"

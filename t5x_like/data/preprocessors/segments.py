@@ -26,8 +26,11 @@ def one(a_BT: tf.Tensor, size_B: tf.Tensor, length: int, cls_id: int, sep_id: in
   none_B = tf.zeros_like(size_B)
   out = pair(a_BT, none_B, size_B, a_BT[:, :1], none_B, none_B, length, cls_id, sep_id)
   place, end = tf.range(length), size_B[:, None] + 2
-  return {"tokens": tf.where(place < end, out["tokens"], 0), "types": tf.zeros_like(out["types"]),
-          "segments": tf.cast(place < end, tf.int32)}
+  return {
+    "tokens": tf.where(place < end, out["tokens"], 0),
+    "types": tf.zeros_like(out["types"]),
+    "segments": tf.cast(place < end, tf.int32),
+  }
 
 
 def pair(a_BT, a_start_B, a_size_B, b_BU, b_start_B, b_size_B, length: int, cls_id: int, sep_id: int):
@@ -42,8 +45,11 @@ def pair(a_BT, a_start_B, a_size_B, b_BU, b_start_B, b_size_B, length: int, cls_
   b = _gather(b_BU, place - a_end - 1 + b_start_B[:, None])
   tokens = tf.where(place < a_end, a, tf.where(place < b_end, b, 0))
   tokens = tf.where((place == a_end) | (place == b_end), sep_id, tf.where(place == 0, cls_id, tokens))
-  return {"tokens": tokens, "types": tf.cast((place > a_end) & (place <= b_end), tf.int32),
-          "segments": tf.cast(place <= b_end, tf.int32)}
+  return {
+    "tokens": tokens,
+    "types": tf.cast((place > a_end) & (place <= b_end), tf.int32),
+    "segments": tf.cast(place <= b_end, tf.int32),
+  }
 
 
 def cut(x_BT: tf.Tensor, start_B: tf.Tensor, length: int) -> tf.Tensor:
@@ -57,8 +63,9 @@ def _gather(x_BT: tf.Tensor, place_BL: tf.Tensor) -> tf.Tensor:
   return tf.gather(tf.reshape(x_BT, [-1]), flat)
 
 
-def separated(window_BR: tf.Tensor, start_B: tf.Tensor, end_B: tf.Tensor, first_BR: tf.Tensor, sep_id: int,
-              length: int) -> tuple[tf.Tensor, tf.Tensor]:
+def separated(
+  window_BR: tf.Tensor, start_B: tf.Tensor, end_B: tf.Tensor, first_BR: tf.Tensor, sep_id: int, length: int
+) -> tuple[tf.Tensor, tf.Tensor]:
   """Text of documents that follow each other, with a separator before each but the first.
 
   Args:
@@ -83,9 +90,20 @@ def separated(window_BR: tf.Tensor, start_B: tf.Tensor, end_B: tf.Tensor, first_
   return text_BL, tf.minimum(end_B - start_B + splits_B, length)
 
 
-def split_pair(chunk_BT: tf.Tensor, size_B: tf.Tensor, other_BU: tf.Tensor, other_size_B: tf.Tensor,
-               drawn_B: tf.Tensor, whole_B: tf.Tensor, *, sentences: Sentences, single: bool, random_next: float,
-               short: float, key_B: tf.Tensor):
+def split_pair(
+  chunk_BT: tf.Tensor,
+  size_B: tf.Tensor,
+  other_BU: tf.Tensor,
+  other_size_B: tf.Tensor,
+  drawn_B: tf.Tensor,
+  whole_B: tf.Tensor,
+  *,
+  sentences: Sentences,
+  single: bool,
+  random_next: float,
+  short: float,
+  key_B: tf.Tensor,
+):
   """Cuts chunks into A and the B that follows, and for a share of the rows takes B from elsewhere.
 
   The cut is before a sentence, uniformly drawn from those of the chunk but its first. A B from elsewhere begins with
@@ -114,17 +132,25 @@ def split_pair(chunk_BT: tf.Tensor, size_B: tf.Tensor, other_BU: tf.Tensor, othe
   starts = sentences.starts(chunk_BT) & (place < size_B[:, None])
   count = tf.cumsum(tf.cast(starts, tf.int32), axis=1)
   total_B = count[:, -1]
-  drawn = lambda n_B: tf.cast(tf.bitwise.right_shift(  # noqa: E731 -- uniform below n
-    tf.cast(word_B4[:, 2], tf.int64) * tf.cast(n_B, tf.int64), 32), tf.int32)
+
+  def drawn(n_B):
+    return tf.cast(
+      tf.bitwise.right_shift(  # noqa: E731 -- uniform below n
+        tf.cast(word_B4[:, 2], tf.int64) * tf.cast(n_B, tf.int64), 32
+      ),
+      tf.int32,
+    )
+
   which_B1 = drawn(total_B)[:, None] + 1
   first_at = lambda n_B1: 1 + tf.reduce_sum(tf.cast(count < n_B1, tf.int32), axis=1)  # noqa: E731 -- nth sentence's place
   cut_B = tf.where(total_B > 0, first_at(which_B1), tf.minimum(1 + drawn(tf.maximum(size_B - 1, 1)), size_B))
   wanted = tf.cast(word_B4[:, 3], tf.int64) < round(random_next * 2**32)
-  label_B = ((wanted | (size_B < 2)) & (other_size_B > 0))
+  label_B = (wanted | (size_B < 2)) & (other_size_B > 0)
   place_U = tf.range(U)
   begins = tf.concat([whole_B[:, None] > 0, sentences.starts(other_BU)], axis=1) & (place_U < other_size_B[:, None])
   after = lambda at_B, none: tf.reduce_min(  # noqa: E731 -- where the next sentence begins
-    tf.where(begins & (place_U > at_B[:, None]), place_U, none), axis=1)
+    tf.where(begins & (place_U > at_B[:, None]), place_U, none), axis=1
+  )
   before_B = tf.reduce_max(tf.where(begins & (place_U <= drawn_B[:, None]), place_U, -1), axis=1)
   next_B = after(drawn_B, U)
   other_start_B = tf.where(before_B >= 0, before_B, tf.where(next_B < U, next_B, drawn_B))

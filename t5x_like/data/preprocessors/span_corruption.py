@@ -41,6 +41,7 @@ def random_spans_lengths(inputs_length: int, noise_density: float, mean_noise_sp
   Raises:
     UserError: inputs of this length cannot hold a kept token, a sentinel and EOS.
   """
+
   def corrupted(length: int) -> tuple[int, int]:
     tokens, spans = noise_counts(length, noise_density, mean_noise_span_length)
     return length - tokens + spans + 1, tokens + spans + 1
@@ -118,13 +119,15 @@ class SpanCorruption:
       raise UserError(
         f"targets_length: found {self.targets_length}, but inputs_length={self.inputs_length} at noise_density="
         f"{self.noise_density} and mean_noise_span_length={self.mean_noise_span_length} makes targets of {derived} "
-        f"tokens: set it to at least {derived}, or leave it out")
+        f"tokens: set it to at least {derived}, or leave it out"
+      )
     tokens, spans = noise_counts(window, self.noise_density, self.mean_noise_span_length)
     if spans + room > self.extra_ids:
       raise UserError(
         f"inputs_length={self.inputs_length}: a window of {window} tokens has {spans + room} noise spans but the "
         f"vocabulary has {self.extra_ids} sentinels: shorten inputs_length, lengthen mean_noise_span_length "
-        f"({self.mean_noise_span_length}), or use a vocabulary with at least {spans + room} extra ids")
+        f"({self.mean_noise_span_length}), or use a vocabulary with at least {spans + room} extra ids"
+      )
     object.__setattr__(self, "window", window)
     object.__setattr__(self, "noise_tokens", tokens)
     object.__setattr__(self, "noise_spans", spans)
@@ -133,19 +136,19 @@ class SpanCorruption:
     """Where spans end, counted in kept and in noise tokens: uint64 [B] -> two int32 [B, noise_spans]."""
     kept_tokens = self.window - self.noise_tokens
     bits = random.bits(key_B, self.window - 2)  # a cut between any two neighbours of one kind
-    kept_ends = random_segments(bits[:, :kept_tokens - 1], self.noise_spans)
-    noise_ends = random_segments(bits[:, kept_tokens - 1:], self.noise_spans)
+    kept_ends = random_segments(bits[:, : kept_tokens - 1], self.noise_spans)
+    noise_ends = random_segments(bits[:, kept_tokens - 1 :], self.noise_spans)
     return kept_ends, noise_ends
 
   def noise_mask(self, key_B: tf.Tensor) -> tf.Tensor:
-    """Which raw tokens are noise: uint64 [B] -> bool [B, window]; unless rolled, every row starts false and ends true.
-    """
+    """Which raw tokens are noise: uint64 [B] -> bool [B, window]; unless rolled, rows start false and end true."""
     kept_ends, noise_ends = self.span_ends(key_B)
     starts = kept_ends + noise_ends - _lengths(noise_ends)
     ends = kept_ends + noise_ends
     steps = _scatter(starts, tf.ones_like(starts), self.window + 1) - _scatter(
-      ends, tf.ones_like(ends), self.window + 1)
-    noise_BW = tf.cumsum(steps, axis=1)[:, :self.window] > 0
+      ends, tf.ones_like(ends), self.window + 1
+    )
+    noise_BW = tf.cumsum(steps, axis=1)[:, : self.window] > 0
     if not self.random_roll:
       return noise_BW
     word_B = random.bits(key_B, self.window - 1)[:, -1]  # the one after those of the cuts
@@ -165,20 +168,35 @@ class SpanCorruption:
       `inputs` int32 [B, inputs_length] and `targets` int32 [B, targets_length].
     """
     if self.random_roll:
-      return noise.replace_spans(window_BW, self.noise_mask(key_B), vocabulary_size=self.vocabulary_size,
-                                 inputs_length=self.inputs_length, targets_length=self.targets_length,
-                                 eos_id=self.eos_id)
+      return noise.replace_spans(
+        window_BW,
+        self.noise_mask(key_B),
+        vocabulary_size=self.vocabulary_size,
+        inputs_length=self.inputs_length,
+        targets_length=self.targets_length,
+        eos_id=self.eos_id,
+      )
     kept_ends, noise_ends = self.span_ends(key_B)
     kept_lengths, noise_lengths = _lengths(kept_ends), _lengths(noise_ends)
     order = tf.range(self.noise_spans, dtype=tf.int32)
     # Sentinel i stands after kept span i in the inputs: there the source jumps over noise span i.
     inputs = self._assemble(
-      window_BW, sentinels=kept_ends + order, jumps=noise_lengths - 1, start=0,
-      length=self.window - self.noise_tokens + self.noise_spans, padded=self.inputs_length)
+      window_BW,
+      sentinels=kept_ends + order,
+      jumps=noise_lengths - 1,
+      start=0,
+      length=self.window - self.noise_tokens + self.noise_spans,
+      padded=self.inputs_length,
+    )
     # Sentinel i stands before noise span i in the targets: there the source jumps over kept span i.
     targets = self._assemble(
-      window_BW, sentinels=noise_ends - noise_lengths + order, jumps=kept_lengths - 1, start=-1,
-      length=self.noise_tokens + self.noise_spans, padded=self.targets_length)
+      window_BW,
+      sentinels=noise_ends - noise_lengths + order,
+      jumps=kept_lengths - 1,
+      start=-1,
+      length=self.noise_tokens + self.noise_spans,
+      padded=self.targets_length,
+    )
     return {"inputs": inputs, "targets": targets}
 
   def _assemble(self, window_BW, sentinels, jumps, start, length, padded):

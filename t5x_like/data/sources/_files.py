@@ -139,15 +139,18 @@ def _unreadable(where: str, path: str, error: Exception) -> UserError:
     kind = None
   if kind is None or isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError)):
     return UserError(f"{where}: cannot be read ({one_line(error)})")
-  return UserError(f"{where}: found truncated or damaged {kind} data ({one_line(error)}), expected a complete file; "
-                   "fetch it again")
+  return UserError(
+    f"{where}: found truncated or damaged {kind} data ({one_line(error)}), expected a complete file; fetch it again"
+  )
 
 
 def _patterns(form: str, rest: str) -> dict[str, list[str]]:
   """`train=a,validation=b` or a bare pattern, which is the split train, as patterns by split."""
   if not rest:
-    raise UserError(f"source '{form}:': found no files, expected a path or pattern after the colon, such as "
-                    f"{form}:corpus/* or {form}:train=a/*,validation=b/*")
+    raise UserError(
+      f"source '{form}:': found no files, expected a path or pattern after the colon, such as "
+      f"{form}:corpus/* or {form}:train=a/*,validation=b/*"
+    )
   names = list(_SPLIT_NAME.finditer(rest))
   if not names or names[0].start() != 0:
     return {"train": [rest]}

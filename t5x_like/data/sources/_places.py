@@ -36,14 +36,18 @@ def expand(pattern: str) -> list[str]:
   for match in _RANGE.finditer(pattern):
     low, high = int(match[1]), int(match[2])
     if not low <= high < low + _MOST_NUMBERS:
-      raise UserError(f"{pattern}: found the range {match[0]}, expected {{LOW..HIGH}} with LOW at most HIGH and at "
-                      f"most {_MOST_NUMBERS} numbers")
+      raise UserError(
+        f"{pattern}: found the range {match[0]}, expected {{LOW..HIGH}} with LOW at most HIGH and at "
+        f"most {_MOST_NUMBERS} numbers"
+      )
     pieces.append(pattern[start : match.start()])
     ranges.append([f"{number:0{len(match[1])}d}" for number in range(low, high + 1)])
     start = match.end()
   tails = (*pieces, pattern[start:])
-  return ["".join(itertools.chain.from_iterable(itertools.zip_longest(tails, numbers, fillvalue="")))
-          for numbers in itertools.product(*ranges)]
+  return [
+    "".join(itertools.chain.from_iterable(itertools.zip_longest(tails, numbers, fillvalue="")))
+    for numbers in itertools.product(*ranges)
+  ]
 
 
 def exists(path: str) -> bool:
@@ -89,8 +93,12 @@ def _local_matches(pattern: str) -> list[str]:
     if part == "**":
       found = [below for path in found for below in _directories(path, set())]
     elif glob.has_magic(part):
-      found = [os.path.join(path, name) for path in found for name in fnmatch.filter(_names(path), part)
-               if part.startswith(".") or not name.startswith(".")]
+      found = [
+        os.path.join(path, name)
+        for path in found
+        for name in fnmatch.filter(_names(path), part)
+        if part.startswith(".") or not name.startswith(".")
+      ]
     else:
       found = [path for path in (os.path.join(path, part) for path in found) if _is_there(path)]
   return list(dict.fromkeys(found))
@@ -164,5 +172,7 @@ class _refusals:
 
   def __exit__(self, kind, error, traceback) -> None:
     if isinstance(error, Exception) and not isinstance(error, UserError):
-      raise UserError(f"{self._path}: cannot be reached ({type(error).__name__}: {one_line(error)}); check the "
-                      "address, the credentials and that the library of its scheme is installed") from error
+      raise UserError(
+        f"{self._path}: cannot be reached ({type(error).__name__}: {one_line(error)}); check the "
+        "address, the credentials and that the library of its scheme is installed"
+      ) from error

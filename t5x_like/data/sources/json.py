@@ -24,8 +24,9 @@ def _documents(path: str, key: str) -> Iterator[str]:
   try:
     records = json.loads(text)
   except (ValueError, RecursionError) as error:
-    raise UserError(f"{path}: found invalid JSON ({one_line(error)}), expected one JSON array; for one object a line "
-                    f"say jsonl:{path}") from None
+    raise UserError(
+      f"{path}: found invalid JSON ({one_line(error)}), expected one JSON array; for one object a line say jsonl:{path}"
+    ) from None
   if not isinstance(records, list):
     raise UserError(f"{path}: found a JSON {kind(records)}, expected an array of objects or strings")
   for number, record in enumerate(records):

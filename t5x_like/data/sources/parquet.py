@@ -39,5 +39,6 @@ def _documents(path: str, column: str) -> Iterator[str | Skip]:
           else:
             yield text if len(text) <= LONGEST else Skip(f"text of over {LONGEST >> 20} Mi characters")
   except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-    raise UserError(f"{path}: found damaged Parquet data ({one_line(error)}), expected a complete file; fetch it again"
-                    ) from error
+    raise UserError(
+      f"{path}: found damaged Parquet data ({one_line(error)}), expected a complete file; fetch it again"
+    ) from error

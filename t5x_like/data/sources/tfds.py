@@ -104,8 +104,9 @@ class TfdsSource:
   def read(self, split: str, part: tuple[int, int] | None = None) -> Iterator[str]:
     first, past = part or (0, self._builder.info.splits[split].num_examples)
     where = f"dataset {self._builder.info.full_name}, split {split}"
-    return (decode(text, f"{where}, example {number}")
-            for number, text in enumerate(self._texts(split, first, past), first))
+    return (
+      decode(text, f"{where}, example {number}") for number, text in enumerate(self._texts(split, first, past), first)
+    )
 
   def changed(self, split: str) -> list[int | None]:
     return []  # a dataset's version says what is in it
@@ -138,8 +139,9 @@ class TfdsSource:
       else:
         only_text = tfds.decode.PartialDecoding({self._text_field: True})
         in_order = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False, skip_prefetch=True)
-        dataset = self._builder.as_dataset(split=f"{split}[{first}:{past}]", shuffle_files=False, decoders=only_text,
-                                           read_config=in_order)
+        dataset = self._builder.as_dataset(
+          split=f"{split}[{first}:{past}]", shuffle_files=False, decoders=only_text, read_config=in_order
+        )
         for record in dataset.as_numpy_iterator():
           yield record[self._text_field]
           count += 1

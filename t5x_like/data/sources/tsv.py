@@ -47,6 +47,8 @@ def _index(column: str, first: list[str], where: str) -> int:
       f"column there{did_you_mean(column, first)}; a file without header takes a column number, counted from 0"
     )
   if first.count(column) > 1:
-    raise UserError(f"{where}: found {first.count(column)} columns {column!r} in the header, expected one: name them "
-                    "apart, or remove the header and give a column number, counted from 0")
+    raise UserError(
+      f"{where}: found {first.count(column)} columns {column!r} in the header, expected one: name them "
+      "apart, or remove the header and give a column number, counted from 0"
+    )
   return first.index(column)

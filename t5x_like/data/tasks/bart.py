@@ -16,9 +16,21 @@ from t5x_like.data.windows import Windows
 from t5x_like.errors import UserError
 
 
-def task(*, store: str, split: str, length: int = 512, infill: float = 0.3, poisson_mean: float = 3.0,
-         permute_sentences: bool = True, rotate: bool = False, mask: float = 0.0, delete: float = 0.0,
-         sentence_rule: str = sentences.DEFAULT_RULE, label: str | None = None, verify: Verify = "auto") -> Task:
+def task(
+  *,
+  store: str,
+  split: str,
+  length: int = 512,
+  infill: float = 0.3,
+  poisson_mean: float = 3.0,
+  permute_sentences: bool = True,
+  rotate: bool = False,
+  mask: float = 0.0,
+  delete: float = 0.0,
+  sentence_rule: str = sentences.DEFAULT_RULE,
+  label: str | None = None,
+  verify: Verify = "auto",
+) -> Task:
   """Makes the task.
 
   Args:
@@ -75,11 +87,22 @@ def task(*, store: str, split: str, length: int = 512, infill: float = 0.3, pois
     return made | {"encoder_segment_ids": tf.cast(inputs_BS != 0, tf.int32)}
 
   return Task(
-    name=label or f"{windows.tokens.name}_bart", vocabulary=vocabulary,
-    fingerprint=fingerprint("bart.v2", windows.tokens, length=length, poisson_mean=poisson_mean, rotate=rotate,
-                            permute_sentences=permute_sentences, sentence_rule=sentence_rule, **rates),
+    name=label or f"{windows.tokens.name}_bart",
+    vocabulary=vocabulary,
+    fingerprint=fingerprint(
+      "bart.v2",
+      windows.tokens,
+      length=length,
+      poisson_mean=poisson_mean,
+      rotate=rotate,
+      permute_sentences=permute_sentences,
+      sentence_rule=sentence_rule,
+      **rates,
+    ),
     num_examples=windows.num_examples,
-    features=features(length, length) | {"encoder_segment_ids": Feature((length,), "int32")}, batch=batch)
+    features=features(length, length) | {"encoder_segment_ids": Feature((length,), "int32")},
+    batch=batch,
+  )
 
 
 def _closed(tokens_BT: tf.Tensor, size_B: tf.Tensor | None, length: int, eos_id: int) -> tf.Tensor:

@@ -14,8 +14,15 @@ from t5x_like.data.token_store import Verify
 from t5x_like.data.windows import Windows
 
 
-def task(*, store: str, split: str, length: int = 1024, document_mask: bool = False, label: str | None = None,
-         verify: Verify = "auto") -> Task:
+def task(
+  *,
+  store: str,
+  split: str,
+  length: int = 1024,
+  document_mask: bool = False,
+  label: str | None = None,
+  verify: Verify = "auto",
+) -> Task:
   """Makes the task.
 
   Args:
@@ -38,9 +45,11 @@ def task(*, store: str, split: str, length: int = 1024, document_mask: bool = Fa
 
   names = ["input_tokens", "target_tokens"] + ["segment_ids", "positions"] * document_mask
   return Task(
-    name=label or f"{windows.tokens.name}_causal_lm", vocabulary=windows.vocabulary,
+    name=label or f"{windows.tokens.name}_causal_lm",
+    vocabulary=windows.vocabulary,
     fingerprint=fingerprint("causal_lm.v1", windows.tokens, length=length, document_mask=document_mask),
     num_examples=windows.num_examples,
-    features={f"decoder_{name}": Feature((length,), "int32") for name in names} |
-             {"decoder_loss_weights": Feature((length,), "float32")},
-    batch=batch)
+    features={f"decoder_{name}": Feature((length,), "int32") for name in names}
+    | {"decoder_loss_weights": Feature((length,), "float32")},
+    batch=batch,
+  )

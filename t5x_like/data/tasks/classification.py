@@ -26,10 +26,22 @@ from t5x_like.data.token_store import Verify
 from t5x_like.errors import UserError, did_you_mean
 
 
-def task(*, source: str, split: str, text: str, pair: str | None = None, label_field: str = "label",
-         labels: list | tuple | None = None, vocabulary: str = "bytes", length: int = 128,
-         too_long: TooLong = "truncate", cache: str = "data/prepared", data_dir: str | None = None,
-         label: str | None = None, verify: Verify = "auto") -> Task:
+def task(
+  *,
+  source: str,
+  split: str,
+  text: str,
+  pair: str | None = None,
+  label_field: str = "label",
+  labels: list | tuple | None = None,
+  vocabulary: str = "bytes",
+  length: int = 128,
+  too_long: TooLong = "truncate",
+  cache: str = "data/prepared",
+  data_dir: str | None = None,
+  label: str | None = None,
+  verify: Verify = "auto",
+) -> Task:
   """Makes the task.
 
   Args:
@@ -70,26 +82,46 @@ def task(*, source: str, split: str, text: str, pair: str | None = None, label_f
       yield ids | {"label": number_of(found, numbers, label_field, where)}
 
   store = example_store.open_store(
-    cache=builtin.prepared() + "_examples" if source == builtin.NAME else cache, name=rows.name, split=split,
-    facts={"task": "classification.v1", "rows": rows.facts, "split": split, "text": text, "pair": pair,
-           "label_field": label_field, "labels": None if labels is None else list(numbers)},
-    vocabulary=encoding, streams=dict.fromkeys(templates, False), examples=examples(), verify=verify)
+    cache=builtin.prepared() + "_examples" if source == builtin.NAME else cache,
+    name=rows.name,
+    split=split,
+    facts={
+      "task": "classification.v1",
+      "rows": rows.facts,
+      "split": split,
+      "text": text,
+      "pair": pair,
+      "label_field": label_field,
+      "labels": None if labels is None else list(numbers),
+    },
+    vocabulary=encoding,
+    streams=dict.fromkeys(templates, False),
+    examples=examples(),
+    verify=verify,
+  )
   sequences = encoder_rows.Sequences(store, tuple(templates), length)
   used, lengths_nD = _fitted(store, sequences, tuple(templates), length, too_long)
   kind = "float32" if numbers is None else "int32"
 
   def read(index_B: np.ndarray) -> dict[str, np.ndarray]:
     tokens, types = sequences(used[index_B], lengths_nD[index_B])
-    return {"encoder_input_tokens": tokens, "encoder_token_types": types,
-            "label": np.asarray(store.arrays["label"][used[index_B]]),
-            "example_weights": np.ones(index_B.size, np.float32)}
+    return {
+      "encoder_input_tokens": tokens,
+      "encoder_token_types": types,
+      "label": np.asarray(store.arrays["label"][used[index_B]]),
+      "example_weights": np.ones(index_B.size, np.float32),
+    }
 
   described = encoder_rows.features(length) | {"label": Feature((), kind), "example_weights": Feature((), "float32")}
   content = {"task": "classification.v1", "examples": store.fingerprint, "length": length, "too_long": too_long}
   return Task(
-    name=label or f"{rows.name}_classification", vocabulary=encoding,
-    fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(), num_examples=used.size,
-    features=described, batch=encoder_rows.batch_of(read, described))
+    name=label or f"{rows.name}_classification",
+    vocabulary=encoding,
+    fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
+    num_examples=used.size,
+    features=described,
+    batch=encoder_rows.batch_of(read, described),
+  )
 
 
 def numbered(names: list | tuple, key: str) -> dict[str, int]:
@@ -107,14 +139,17 @@ def number_of(found: str, numbers: dict[str, int] | None, field: str, where: str
     try:
       number = float(found)
     except ValueError:
-      raise UserError(f"{where}: found {found!r} in field {field!r}, expected a number; name the classes with "
-                      "config.task.labels") from None
+      raise UserError(
+        f"{where}: found {found!r} in field {field!r}, expected a number; name the classes with config.task.labels"
+      ) from None
     if not abs(number) <= float(np.finfo(np.float32).max):
       raise UserError(f"{where}: found {found!r} in field {field!r}, expected a finite number")
     return np.float32(number)
   if found not in numbers:
-    raise UserError(f"{where}: found label {found!r} in field {field!r}, expected one of {', '.join(numbers)}"
-                    f"{did_you_mean(found, numbers)}")
+    raise UserError(
+      f"{where}: found label {found!r} in field {field!r}, expected one of {', '.join(numbers)}"
+      f"{did_you_mean(found, numbers)}"
+    )
   return np.int32(numbers[found])
 
 

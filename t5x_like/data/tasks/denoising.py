@@ -35,8 +35,16 @@ RANDOM_FRACTION = 0.1  # of BERT-style noise
 Style = Literal["bert_style", "mass_style", "replace_spans", "drop_tokens", "deshuffling"]
 
 
-def task(*, store: str, split: str, style: Style, inputs_length: int = 512, noise_density: float = 0.15,
-         label: str | None = None, verify: Verify = "auto") -> Task:
+def task(
+  *,
+  store: str,
+  split: str,
+  style: Style,
+  inputs_length: int = 512,
+  noise_density: float = 0.15,
+  label: str | None = None,
+  verify: Verify = "auto",
+) -> Task:
   """Makes the task.
 
   Args:
@@ -64,7 +72,8 @@ def task(*, store: str, split: str, style: Style, inputs_length: int = 512, nois
     raise UserError(
       f"inputs_length={inputs_length}: a window of {window} tokens can have {runs} runs of noise but the vocabulary "
       f"has {vocabulary.extra_ids} sentinels: shorten inputs_length, lower noise_density ({noise_density}), or use a "
-      f"vocabulary with at least {runs} extra ids")
+      f"vocabulary with at least {runs} extra ids"
+    )
   mask_id = vocabularies.special(vocabulary, "mask") if style in ("bert_style", "mass_style") else None
   windows = Windows(tokens, split, window)
   ordinary = tf.constant(ordinary_ids(vocabulary))
@@ -86,16 +95,30 @@ def task(*, store: str, split: str, style: Style, inputs_length: int = 512, nois
       out = noise.drop_tokens(window_BW, noise_BW, **sizes)
       return encoder_decoder(out["inputs"], out["targets"])
     inputs = noise.masked(
-      window_BW, noise_BW, mask_id=mask_id, random_fraction=RANDOM_FRACTION if style == "bert_style" else 0.0,
-      ordinary_ids=ordinary, bits_BW=bits_BN[:, window:])
+      window_BW,
+      noise_BW,
+      mask_id=mask_id,
+      random_fraction=RANDOM_FRACTION if style == "bert_style" else 0.0,
+      ordinary_ids=ordinary,
+      bits_BW=bits_BN[:, window:],
+    )
     return encoder_decoder(tf.pad(inputs, [[0, 0], [0, 1]], constant_values=vocabulary.eos_id), whole)
 
   return Task(
-    name=label or f"{tokens.name}_{style}", vocabulary=vocabulary,
+    name=label or f"{tokens.name}_{style}",
+    vocabulary=vocabulary,
     fingerprint=fingerprint(
-      "denoising.v1", tokens, style=style, inputs_length=inputs_length,
-      noise_density=None if style == "deshuffling" else float(noise_density), mask_id=mask_id),
-    num_examples=windows.num_examples, features=features(inputs_length, targets_length), batch=batch)
+      "denoising.v1",
+      tokens,
+      style=style,
+      inputs_length=inputs_length,
+      noise_density=None if style == "deshuffling" else float(noise_density),
+      mask_id=mask_id,
+    ),
+    num_examples=windows.num_examples,
+    features=features(inputs_length, targets_length),
+    batch=batch,
+  )
 
 
 def lengths(style: Style, inputs_length: int, noise_density: float) -> tuple[int, int, int]:
@@ -104,6 +127,7 @@ def lengths(style: Style, inputs_length: int, noise_density: float) -> tuple[int
   512 inputs at 0.15: 511, 77 and 512 where the targets are the whole window; 511, 77 and 155 for replace_spans, whose
   runs are at most as many as noisy tokens; 601, 90 and 91 for drop_tokens.
   """
+
   def noisy(window: int) -> int:
     return min(max(round(window * noise_density), 1), window - 1)
 

@@ -22,9 +22,17 @@ from t5x_like.data.task import Task, build_at
 from t5x_like.errors import UserError, did_you_mean
 
 
-def task(*, split: str, parts: dict, rates: dict | Literal["equal", "proportional", "temperature"] = "equal",
-         maximum: int | None = None, temperature: float = 1.0, period: int = 10_000, shared: dict = {},  # noqa: B006
-         label: str | None = None) -> Task:
+def task(
+  *,
+  split: str,
+  parts: dict,
+  rates: dict | Literal["equal", "proportional", "temperature"] = "equal",
+  maximum: int | None = None,
+  temperature: float = 1.0,
+  period: int = 10_000,
+  shared: dict = {},  # noqa: B006
+  label: str | None = None,
+) -> Task:
   """Makes the task.
 
   Args:
@@ -48,8 +56,9 @@ def task(*, split: str, parts: dict, rates: dict | Literal["equal", "proportiona
   explicit = dict(rates) if hasattr(rates, "keys") else {}
   for name, rate in explicit.items():
     if name not in parts:
-      raise UserError(f"config.task.rates.{name}: no such part{did_you_mean(name, parts)}; there are "
-                      f"{', '.join(parts)}")
+      raise UserError(
+        f"config.task.rates.{name}: no such part{did_you_mean(name, parts)}; there are {', '.join(parts)}"
+      )
     if not config_lib.fits(rate, float):
       raise UserError(f"config.task.rates.{name}: found {rate!r}, expected a positive number")
   made = {}

@@ -37,11 +37,24 @@ from t5x_like.errors import UserError
 Format = Literal["segment_pair", "sentence_pair", "full_sentences", "doc_sentences"]
 
 
-def task(*, store: str, split: str, length: int = 512, input_format: Format = "full_sentences",
-         masking: Mode = "tokens", rate: float = 0.15, mask_share: float = 0.8, random_share: float = 0.1,
-         static_copies: int | None = None, random_next: float = 0.5, short_pairs: float = 0.1,
-         sentence_rule: str = sentences.DEFAULT_RULE, segment_ids: bool = True, label: str | None = None,
-         verify: Verify = "auto") -> Task:
+def task(
+  *,
+  store: str,
+  split: str,
+  length: int = 512,
+  input_format: Format = "full_sentences",
+  masking: Mode = "tokens",
+  rate: float = 0.15,
+  mask_share: float = 0.8,
+  random_share: float = 0.1,
+  static_copies: int | None = None,
+  random_next: float = 0.5,
+  short_pairs: float = 0.1,
+  sentence_rule: str = sentences.DEFAULT_RULE,
+  segment_ids: bool = True,
+  label: str | None = None,
+  verify: Verify = "auto",
+) -> Task:
   """Makes the task.
 
   Args:
@@ -74,8 +87,10 @@ def task(*, store: str, split: str, length: int = 512, input_format: Format = "f
     raise UserError(f"static_copies: found {static_copies}, expected at least 1, or None for a new mask every time")
   pairs = input_format in ("segment_pair", "sentence_pair")
   if pairs and random_next and tokens.num_documents < 2:
-    raise UserError(f"{tokens.path}: found {tokens.num_documents} document, expected at least 2: second segments come "
-                    "from another one; prepare a corpus of several, or set task.input_format=full_sentences")
+    raise UserError(
+      f"{tokens.path}: found {tokens.num_documents} document, expected at least 2: second segments come "
+      "from another one; prepare a corpus of several, or set task.input_format=full_sentences"
+    )
   if length < 16:
     raise UserError(f"length: found {length}, expected at least 16")
   rule = sentences.Sentences(vocabulary, sentence_rule)
@@ -83,8 +98,15 @@ def task(*, store: str, split: str, length: int = 512, input_format: Format = "f
   if input_format == "full_sentences":
     reader = FullSentences(tokens, length, rule, *ids)
   elif pairs:
-    reader = Pairs(tokens, length, rule, *ids, single=input_format == "sentence_pair", random_next=float(random_next),
-                   short=float(short_pairs) if input_format == "segment_pair" else 0.0)
+    reader = Pairs(
+      tokens,
+      length,
+      rule,
+      *ids,
+      single=input_format == "sentence_pair",
+      random_next=float(random_next),
+      short=float(short_pairs) if input_format == "segment_pair" else 0.0,
+    )
   else:
     reader = DocSentences(tokens, length, *ids)
 
@@ -94,8 +116,10 @@ def task(*, store: str, split: str, length: int = 512, input_format: Format = "f
     row = reader(example_index_B, key_B)
     masked = masks(row["tokens"], random.row_keys(8, key_B))
     features = {
-      "encoder_input_tokens": masked["inputs"], "encoder_target_tokens": masked["targets"],
-      "encoder_loss_weights": masked["weights"], "encoder_token_types": row["types"],
+      "encoder_input_tokens": masked["inputs"],
+      "encoder_target_tokens": masked["targets"],
+      "encoder_loss_weights": masked["weights"],
+      "encoder_token_types": row["types"],
       "encoder_masked_positions": places(masked["weights"], masks.most),
     }
     if segment_ids:
@@ -112,12 +136,25 @@ def task(*, store: str, split: str, length: int = 512, input_format: Format = "f
   if pairs:
     features["next_sentence_label"] = Feature((), "int32")
   return Task(
-    name=label or f"{tokens.name}_mlm", vocabulary=vocabulary,
+    name=label or f"{tokens.name}_mlm",
+    vocabulary=vocabulary,
     fingerprint=fingerprint(
-      "mlm.v2", tokens, length=length, input_format=input_format, masking=masking, rate=rate, mask_share=mask_share,
-      random_share=random_share, static_copies=static_copies, sentence_rule=sentence_rule,
-      **({"random_next": random_next, "short_pairs": short_pairs} if pairs else {})),
-    num_examples=reader.num_examples, features=features, batch=batch)
+      "mlm.v2",
+      tokens,
+      length=length,
+      input_format=input_format,
+      masking=masking,
+      rate=rate,
+      mask_share=mask_share,
+      random_share=random_share,
+      static_copies=static_copies,
+      sentence_rule=sentence_rule,
+      **({"random_next": random_next, "short_pairs": short_pairs} if pairs else {}),
+    ),
+    num_examples=reader.num_examples,
+    features=features,
+    batch=batch,
+  )
 
 
 def places(weights_BL: tf.Tensor, most: int) -> tf.Tensor:
@@ -140,8 +177,10 @@ class FullSentences:
     self._read_length = 2 + self._stride + self._search
     self.num_examples = (tokens.num_tokens - self._search - 1) // self._stride
     if self.num_examples < 1:
-      raise UserError(f"{tokens.path}: {tokens.num_tokens} tokens are no example: length={length} needs {length - 2}: "
-                      "shorten task.length or prepare a larger corpus")
+      raise UserError(
+        f"{tokens.path}: {tokens.num_tokens} tokens are no example: length={length} needs {length - 2}: "
+        "shorten task.length or prepare a larger corpus"
+      )
 
   def __call__(self, example_index_B, key_B):
     stride, search, R = self._stride, self._search, self._read_length
@@ -151,7 +190,7 @@ class FullSentences:
 
     def begin(place):
       """Of the first sentence among `search` tokens at a place, or the place itself."""
-      here = self._rule.starts(window_BR[:, place - 1:place + search]) | first_BR[:, place:place + search]
+      here = self._rule.starts(window_BR[:, place - 1 : place + search]) | first_BR[:, place : place + search]
       return place + tf.argmax(here, axis=1, output_type=tf.int32)  # 0 where there is none
 
     start_B, end_B = begin(1), begin(1 + stride)
@@ -189,8 +228,18 @@ class DocSentences:
 class Pairs:
   """[CLS] A [SEP] B [SEP] and whether B is from elsewhere; see above."""
 
-  def __init__(self, tokens: TokenStore, length: int, rule: sentences.Sentences, cls_id: int, sep_id: int, *,
-               single: bool, random_next: float, short: float):
+  def __init__(
+    self,
+    tokens: TokenStore,
+    length: int,
+    rule: sentences.Sentences,
+    cls_id: int,
+    sep_id: int,
+    *,
+    single: bool,
+    random_next: float,
+    short: float,
+  ):
     self._chunks, self._length, self._cls, self._sep = Chunks(tokens, length - 3), length, cls_id, sep_id
     self._options = dict(sentences=rule, single=single, random_next=random_next, short=short)
     self.num_examples = self._chunks.num_examples

@@ -24,8 +24,15 @@ from t5x_like.data.windows import Windows
 from t5x_like.errors import UserError
 
 
-def task(*, store: str, split: str, length: int = 512, architecture: Literal["decoder", "encoder_decoder"] = "decoder",
-         label: str | None = None, verify: Verify = "auto") -> Task:
+def task(
+  *,
+  store: str,
+  split: str,
+  length: int = 512,
+  architecture: Literal["decoder", "encoder_decoder"] = "decoder",
+  label: str | None = None,
+  verify: Verify = "auto",
+) -> Task:
   """Makes the task.
 
   Args:
@@ -58,12 +65,15 @@ def task(*, store: str, split: str, length: int = 512, architecture: Literal["de
   names = ("input_tokens", "target_tokens", "causal_attention")
   decoder_features = {f"decoder_{name}": Feature((length,), "int32") for name in names}
   return Task(
-    name=label or f"{windows.tokens.name}_prefix_lm", vocabulary=vocabulary,
+    name=label or f"{windows.tokens.name}_prefix_lm",
+    vocabulary=vocabulary,
     fingerprint=fingerprint("prefix_lm.v1", windows.tokens, length=length, architecture=architecture),
     num_examples=windows.num_examples,
-    features=decoder_features | {"decoder_loss_weights": Feature((length,), "float32")} if decoder
-             else features(length, length),
-    batch=batch)
+    features=decoder_features | {"decoder_loss_weights": Feature((length,), "float32")}
+    if decoder
+    else features(length, length),
+    batch=batch,
+  )
 
 
 def split_at(tokens_BW: tf.Tensor, prefix_B: tf.Tensor, eos_id: int) -> tuple[tf.Tensor, tf.Tensor]:

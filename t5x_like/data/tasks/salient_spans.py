@@ -19,8 +19,16 @@ from t5x_like.errors import UserError
 _FALLBACK = 3
 
 
-def task(*, store: str, split: str, inputs_length: int = 512, targets_length: int = 32, finder: str = DEFAULT_FINDER,
-         label: str | None = None, verify: Verify = "auto") -> Task:
+def task(
+  *,
+  store: str,
+  split: str,
+  inputs_length: int = 512,
+  targets_length: int = 32,
+  finder: str = DEFAULT_FINDER,
+  label: str | None = None,
+  verify: Verify = "auto",
+) -> Task:
   """Makes the task.
 
   Args:
@@ -36,8 +44,10 @@ def task(*, store: str, split: str, inputs_length: int = 512, targets_length: in
     UserError: no such finder, lengths too short, a vocabulary without sentinels, or the store cannot be used.
   """
   if targets_length < _FALLBACK + 2 or inputs_length < _FALLBACK + 3:
-    raise UserError(f"inputs_length, targets_length: found {inputs_length} and {targets_length}, expected at least "
-                    f"{_FALLBACK + 3} and {_FALLBACK + 2}")
+    raise UserError(
+      f"inputs_length, targets_length: found {inputs_length} and {targets_length}, expected at least "
+      f"{_FALLBACK + 3} and {_FALLBACK + 2}"
+    )
   W = inputs_length - 1
   windows = Windows(store, split, W, verify)
   vocabulary = windows.vocabulary
@@ -64,7 +74,12 @@ def task(*, store: str, split: str, inputs_length: int = 512, targets_length: in
     return encoder_decoder(inputs, tf.where(place == 0, sentinel, targets))
 
   return Task(
-    name=label or f"{windows.tokens.name}_salient_spans", vocabulary=vocabulary,
-    fingerprint=fingerprint("salient_spans.v2", windows.tokens, inputs_length=inputs_length,
-                            targets_length=targets_length, finder=finder),
-    num_examples=windows.num_examples, features=features(inputs_length, targets_length), batch=batch)
+    name=label or f"{windows.tokens.name}_salient_spans",
+    vocabulary=vocabulary,
+    fingerprint=fingerprint(
+      "salient_spans.v2", windows.tokens, inputs_length=inputs_length, targets_length=targets_length, finder=finder
+    ),
+    num_examples=windows.num_examples,
+    features=features(inputs_length, targets_length),
+    batch=batch,
+  )

@@ -13,9 +13,19 @@ from t5x_like.data.token_store import TokenStore, Verify
 from t5x_like.data.windows import Windows, open_tokens
 
 
-def task(*, store: str, split: str, inputs_length: int = 512, targets_length: int | None = None,
-         noise_density: float = 0.15, mean_noise_span_length: float = 3.0, random_roll: bool = False,
-         prefix: str = "", label: str | None = None, verify: Verify = "auto") -> Task:
+def task(
+  *,
+  store: str,
+  split: str,
+  inputs_length: int = 512,
+  targets_length: int | None = None,
+  noise_density: float = 0.15,
+  mean_noise_span_length: float = 3.0,
+  random_roll: bool = False,
+  prefix: str = "",
+  label: str | None = None,
+  verify: Verify = "auto",
+) -> Task:
   """Makes the task.
 
   Args:
@@ -36,21 +46,41 @@ def task(*, store: str, split: str, inputs_length: int = 512, targets_length: in
       lengths or densities.
   """
   return over(
-    open_tokens(store, split, verify), inputs_length=inputs_length, targets_length=targets_length,
-    noise_density=noise_density, mean_noise_span_length=mean_noise_span_length, random_roll=random_roll, prefix=prefix,
-    label=label)
+    open_tokens(store, split, verify),
+    inputs_length=inputs_length,
+    targets_length=targets_length,
+    noise_density=noise_density,
+    mean_noise_span_length=mean_noise_span_length,
+    random_roll=random_roll,
+    prefix=prefix,
+    label=label,
+  )
 
 
-def over(tokens: TokenStore, *, inputs_length: int, targets_length: int | None = None, noise_density: float = 0.15,
-         mean_noise_span_length: float = 3.0, random_roll: bool = False, prefix: str = "",
-         label: str | None = None) -> Task:
+def over(
+  tokens: TokenStore,
+  *,
+  inputs_length: int,
+  targets_length: int | None = None,
+  noise_density: float = 0.15,
+  mean_noise_span_length: float = 3.0,
+  random_roll: bool = False,
+  prefix: str = "",
+  label: str | None = None,
+) -> Task:
   """The task over a store that is open already; arguments as in `task`."""
   vocabulary = tokens.vocabulary
   prefix_ids = vocabulary.encode(prefix) if prefix else []
   corruption = SpanCorruption(
-    vocabulary_size=vocabulary.size, extra_ids=vocabulary.extra_ids, inputs_length=inputs_length - len(prefix_ids),
-    targets_length=targets_length, noise_density=float(noise_density),
-    mean_noise_span_length=float(mean_noise_span_length), eos_id=vocabulary.eos_id, random_roll=random_roll)
+    vocabulary_size=vocabulary.size,
+    extra_ids=vocabulary.extra_ids,
+    inputs_length=inputs_length - len(prefix_ids),
+    targets_length=targets_length,
+    noise_density=float(noise_density),
+    mean_noise_span_length=float(mean_noise_span_length),
+    eos_id=vocabulary.eos_id,
+    random_roll=random_roll,
+  )
   windows = Windows(tokens, "", corruption.window)
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
@@ -63,9 +93,18 @@ def over(tokens: TokenStore, *, inputs_length: int, targets_length: int | None =
 
   options = {"random_roll": random_roll, "prefix": prefix_ids}
   return Task(
-    name=label or f"{tokens.name}_span_corruption", vocabulary=vocabulary,
+    name=label or f"{tokens.name}_span_corruption",
+    vocabulary=vocabulary,
     fingerprint=fingerprint(
-      "span_corruption.v1", tokens, inputs_length=inputs_length, targets_length=corruption.targets_length,
-      noise_density=corruption.noise_density, mean_noise_span_length=corruption.mean_noise_span_length,
-      **{name: value for name, value in options.items() if value}),  # absent where off: older runs resume
-    num_examples=windows.num_examples, features=features(inputs_length, corruption.targets_length), batch=batch)
+      "span_corruption.v1",
+      tokens,
+      inputs_length=inputs_length,
+      targets_length=corruption.targets_length,
+      noise_density=corruption.noise_density,
+      mean_noise_span_length=corruption.mean_noise_span_length,
+      **{name: value for name, value in options.items() if value},
+    ),  # absent where off: older runs resume
+    num_examples=windows.num_examples,
+    features=features(inputs_length, corruption.targets_length),
+    batch=batch,
+  )

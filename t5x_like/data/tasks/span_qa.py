@@ -26,9 +26,19 @@ from t5x_like.data.token_store import Verify
 from t5x_like.errors import UserError
 
 
-def task(*, source: str, split: str, vocabulary: str = "bytes", length: int = 384, stride: int = 128,
-         question_length: int = 64, cache: str = "data/prepared", data_dir: str | None = None,
-         label: str | None = None, verify: Verify = "auto") -> Task:
+def task(
+  *,
+  source: str,
+  split: str,
+  vocabulary: str = "bytes",
+  length: int = 384,
+  stride: int = 128,
+  question_length: int = 64,
+  cache: str = "data/prepared",
+  data_dir: str | None = None,
+  label: str | None = None,
+  verify: Verify = "auto",
+) -> Task:
   """Makes the task.
 
   Args:
@@ -47,22 +57,33 @@ def task(*, source: str, split: str, vocabulary: str = "bytes", length: int = 38
   rows = open_rows(source, split, fields=("question", "context", "answers"), data_dir=data_dir)
   encoding = vocabularies.load(vocabulary)
   store = example_store.open_store(
-    cache=builtin.prepared() + "_examples" if source == builtin.NAME else cache, name=rows.name, split=split,
-    facts={"task": "span_qa.v1", "rows": rows.facts, "split": split}, vocabulary=encoding,
-    streams={"question": False, "context": False}, examples=_examples(rows, encoding), verify=verify)
+    cache=builtin.prepared() + "_examples" if source == builtin.NAME else cache,
+    name=rows.name,
+    split=split,
+    facts={"task": "span_qa.v1", "rows": rows.facts, "split": split},
+    vocabulary=encoding,
+    streams={"question": False, "context": False},
+    examples=_examples(rows, encoding),
+    verify=verify,
+  )
   sequences = encoder_rows.Sequences(store, ("question", "context"), length)
   question_N, context_N = np.minimum(store.lengths["question"], question_length), store.lengths["context"]
   room_N = length - sequences.extra - question_N
   if room_N.min() < stride or stride < 1 or question_length < 1:
-    raise UserError(f"config.task.length: found {length} with stride {stride}, but questions of up to "
-                    f"{question_N.max()} tokens leave {room_N.min()} for the context: raise length, or lower stride or "
-                    "question_length")
+    raise UserError(
+      f"config.task.length: found {length} with stride {stride}, but questions of up to "
+      f"{question_N.max()} tokens leave {room_N.min()} for the context: raise length, or lower stride or "
+      "question_length"
+    )
   cut = int((store.lengths["question"] > question_length).sum())
   windows_N = 1 + np.maximum(-(-(context_N - room_N) // stride), 0)
   example_W = np.repeat(np.arange(store.num_examples), windows_N)
   begin_W = stride * (np.arange(example_W.size) - np.repeat(np.cumsum(windows_N) - windows_N, windows_N))
-  print(f"data: {store.path}: {store.num_examples:,} questions ({cut:,} cut to {question_length} tokens) in "
-        f"{example_W.size:,} windows", flush=True)
+  print(
+    f"data: {store.path}: {store.num_examples:,} questions ({cut:,} cut to {question_length} tokens) in "
+    f"{example_W.size:,} windows",
+    flush=True,
+  )
 
   def read(index_B: np.ndarray) -> dict[str, np.ndarray]:
     example_B, begin_B = example_W[index_B], begin_W[index_B]
@@ -71,18 +92,34 @@ def task(*, source: str, split: str, vocabulary: str = "bytes", length: int = 38
     start_B, end_B = (store.arrays[f"answer_{side}"][example_B] - begin_B for side in ("start", "end"))
     inside_B = (store.arrays["answer_start"][example_B] >= 0) & (start_B >= 0) & (end_B < held_B)
     before_B = 2 + question_N[example_B]  # [CLS] question [SEP]
-    return {"encoder_input_tokens": tokens, "encoder_token_types": types,
-            "span_start": np.where(inside_B, before_B + start_B, 0),
-            "span_end": np.where(inside_B, before_B + end_B, 0), "example_weights": np.ones(index_B.size)}
+    return {
+      "encoder_input_tokens": tokens,
+      "encoder_token_types": types,
+      "span_start": np.where(inside_B, before_B + start_B, 0),
+      "span_end": np.where(inside_B, before_B + end_B, 0),
+      "example_weights": np.ones(index_B.size),
+    }
 
   described = encoder_rows.features(length) | {
-    "span_start": Feature((), "int32"), "span_end": Feature((), "int32"), "example_weights": Feature((), "float32")}
-  content = {"task": "span_qa.v1", "examples": store.fingerprint, "length": length, "stride": stride,
-             "question_length": question_length}
+    "span_start": Feature((), "int32"),
+    "span_end": Feature((), "int32"),
+    "example_weights": Feature((), "float32"),
+  }
+  content = {
+    "task": "span_qa.v1",
+    "examples": store.fingerprint,
+    "length": length,
+    "stride": stride,
+    "question_length": question_length,
+  }
   return Task(
-    name=label or f"{rows.name}_span_qa", vocabulary=encoding,
-    fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(), num_examples=example_W.size,
-    features=described, batch=encoder_rows.batch_of(read, described))
+    name=label or f"{rows.name}_span_qa",
+    vocabulary=encoding,
+    fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
+    num_examples=example_W.size,
+    features=described,
+    batch=encoder_rows.batch_of(read, described),
+  )
 
 
 def _examples(rows, vocabulary) -> Iterator[Example | Skip]:
@@ -96,8 +133,12 @@ def _examples(rows, vocabulary) -> Iterator[Example | Skip]:
       yield Skip("empty question" if not question.split() else "empty context")
       continue
     tokens, start, end = _locate(context, _first(value(row, "answers", where), where), cut, vocabulary, where)
-    yield {"question": np.concatenate(cut(question.split())).astype(np.int32), "context": tokens,
-           "answer_start": np.int32(start), "answer_end": np.int32(end)}
+    yield {
+      "question": np.concatenate(cut(question.split())).astype(np.int32),
+      "context": tokens,
+      "answer_start": np.int32(start),
+      "answer_end": np.int32(end),
+    }
 
 
 def _first(answers, where: str) -> tuple[str, int] | None:
@@ -113,8 +154,10 @@ def _first(answers, where: str) -> tuple[str, int] | None:
   except (KeyError, OverflowError, TypeError, ValueError):
     text, begin = None, 0
   if not isinstance(text, str):
-    raise UserError(f"{where}: found {str(first)[:80]!r} in field 'answers', expected {{text, answer_start}}: text and "
-                    "where it stands in the context")
+    raise UserError(
+      f"{where}: found {str(first)[:80]!r} in field 'answers', expected {{text, answer_start}}: text and "
+      "where it stands in the context"
+    )
   return text, begin
 
 
@@ -141,6 +184,10 @@ def _locate(context: str, answer, cut, vocabulary, where: str) -> tuple[np.ndarr
   # Only the first and the last word can have tokens too many.
   heads = range(low, min(int(starts[first + 1]), high + 1))
   tails = range(high, max(int(starts[last]), low) - 1, -1)
-  fitting = [(j - i, i, j) for i in heads for j in tails
-             if i <= j and vocabulary.decode(tokens[i : j + 1].tolist()).strip() == text]
+  fitting = [
+    (j - i, i, j)
+    for i in heads
+    for j in tails
+    if i <= j and vocabulary.decode(tokens[i : j + 1].tolist()).strip() == text
+  ]
   return tokens, *(min(fitting)[1:] if fitting else (low, high))

@@ -25,9 +25,21 @@ from t5x_like.data.token_store import Verify
 from t5x_like.errors import UserError
 
 
-def task(*, source: str, split: str, tags: list | tuple, tokens_field: str = "tokens", tags_field: str = "tags",
-         vocabulary: str = "bytes", length: int = 128, too_long: TooLong = "truncate", cache: str = "data/prepared",
-         data_dir: str | None = None, label: str | None = None, verify: Verify = "auto") -> Task:
+def task(
+  *,
+  source: str,
+  split: str,
+  tags: list | tuple,
+  tokens_field: str = "tokens",
+  tags_field: str = "tags",
+  vocabulary: str = "bytes",
+  length: int = 128,
+  too_long: TooLong = "truncate",
+  cache: str = "data/prepared",
+  data_dir: str | None = None,
+  label: str | None = None,
+  verify: Verify = "auto",
+) -> Task:
   """Makes the task.
 
   Args:
@@ -55,8 +67,10 @@ def task(*, source: str, split: str, tags: list | tuple, tokens_field: str = "to
         continue
       words, found = value(row, tokens_field, where), value(row, tags_field, where)
       if not isinstance(words, list) or not isinstance(found, list) or len(words) != len(found):
-        raise UserError(f"{where}: found {_size(words)} in {tokens_field!r} and {_size(found)} in {tags_field!r}, "
-                        "expected a list of words and one of as many tags")
+        raise UserError(
+          f"{where}: found {_size(words)} in {tokens_field!r} and {_size(found)} in {tags_field!r}, "
+          "expected a list of words and one of as many tags"
+        )
       if None in words:
         raise UserError(f"{where}: found null at {tokens_field}.{words.index(None)}, expected a word")
       if not words:
@@ -69,15 +83,28 @@ def task(*, source: str, split: str, tags: list | tuple, tokens_field: str = "to
       yield {"tokens": np.concatenate(pieces).astype(np.int32), "tags": targets}
 
   store = example_store.open_store(
-    cache=builtin.prepared() + "_examples" if source == builtin.NAME else cache, name=rows.name, split=split,
-    facts={"task": "tagging.v1", "rows": rows.facts, "split": split, "tags": list(numbers), "tokens": tokens_field,
-           "field": tags_field},
-    vocabulary=encoding, streams={"tokens": False}, examples=examples(), verify=verify)
+    cache=builtin.prepared() + "_examples" if source == builtin.NAME else cache,
+    name=rows.name,
+    split=split,
+    facts={
+      "task": "tagging.v1",
+      "rows": rows.facts,
+      "split": split,
+      "tags": list(numbers),
+      "tokens": tokens_field,
+      "field": tags_field,
+    },
+    vocabulary=encoding,
+    streams={"tokens": False},
+    examples=examples(),
+    verify=verify,
+  )
   sequences = encoder_rows.Sequences(store, ("tokens",), length)
   if length <= sequences.extra:
     raise UserError(f"config.task.length: found {length}, expected at least {sequences.extra + 1}")
   used, lengths_n1 = fitting.fit(
-    store.lengths["tokens"][:, None], (length - sequences.extra,), too_long, store.path, ("length",))
+    store.lengths["tokens"][:, None], (length - sequences.extra,), too_long, store.path, ("length",)
+  )
   starts_N = store.ends["tokens"] - store.lengths["tokens"]
 
   def read(index_B: np.ndarray) -> dict[str, np.ndarray]:
@@ -86,16 +113,26 @@ def task(*, source: str, split: str, tags: list | tuple, tokens_field: str = "to
     valid = (inside >= 0) & (inside < lengths_n1[index_B])
     places = np.where(valid, starts_N[used[index_B]][:, None] + inside, 0)
     targets = np.where(valid, store.arrays["tags"][places], -1)
-    return {"encoder_input_tokens": tokens, "encoder_token_types": types,
-            "encoder_target_tokens": np.maximum(targets, 0), "encoder_loss_weights": targets >= 0}
+    return {
+      "encoder_input_tokens": tokens,
+      "encoder_token_types": types,
+      "encoder_target_tokens": np.maximum(targets, 0),
+      "encoder_loss_weights": targets >= 0,
+    }
 
   described = encoder_rows.features(length) | {
-    "encoder_target_tokens": Feature((length,), "int32"), "encoder_loss_weights": Feature((length,), "float32")}
+    "encoder_target_tokens": Feature((length,), "int32"),
+    "encoder_loss_weights": Feature((length,), "float32"),
+  }
   content = {"task": "tagging.v1", "examples": store.fingerprint, "length": length, "too_long": too_long}
   return Task(
-    name=label or f"{rows.name}_tagging", vocabulary=encoding,
-    fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(), num_examples=used.size,
-    features=described, batch=encoder_rows.batch_of(read, described))
+    name=label or f"{rows.name}_tagging",
+    vocabulary=encoding,
+    fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
+    num_examples=used.size,
+    features=described,
+    batch=encoder_rows.batch_of(read, described),
+  )
 
 
 def _size(found) -> str:

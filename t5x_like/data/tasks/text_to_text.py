@@ -36,11 +36,25 @@ from t5x_like.errors import UserError
 _ROWS_AT_ONCE = 1024
 
 
-def task(*, source: str, split: str, inputs: str, targets: str, vocabulary: str = "bytes", inputs_length: int = 512,
-         targets_length: int | None = None, architecture: Literal["encoder_decoder", "decoder"] = "encoder_decoder",
-         prefix: bool = False, packed: bool = True, too_long: TooLong = "refuse", pack_seed: int = 0,
-         cache: str = "data/prepared", data_dir: str | None = None, label: str | None = None,
-         verify: Verify = "auto") -> Task:
+def task(
+  *,
+  source: str,
+  split: str,
+  inputs: str,
+  targets: str,
+  vocabulary: str = "bytes",
+  inputs_length: int = 512,
+  targets_length: int | None = None,
+  architecture: Literal["encoder_decoder", "decoder"] = "encoder_decoder",
+  prefix: bool = False,
+  packed: bool = True,
+  too_long: TooLong = "refuse",
+  pack_seed: int = 0,
+  cache: str = "data/prepared",
+  data_dir: str | None = None,
+  label: str | None = None,
+  verify: Verify = "auto",
+) -> Task:
   """Makes the task.
 
   Args:
@@ -64,8 +78,10 @@ def task(*, source: str, split: str, inputs: str, targets: str, vocabulary: str 
   """
   decoder = architecture == "decoder"
   if decoder and targets_length is not None:
-    raise UserError(f"config.task.targets_length: found {targets_length}, expected None: a decoder's row is one "
-                    "sequence of inputs_length tokens")
+    raise UserError(
+      f"config.task.targets_length: found {targets_length}, expected None: a decoder's row is one "
+      "sequence of inputs_length tokens"
+    )
   if prefix and not decoder:
     raise UserError("config.task.prefix: found True, expected architecture 'decoder': encoders see their inputs whole")
   templates = {"inputs": Template(inputs, "inputs"), "targets": Template(targets, "targets")}
@@ -73,10 +89,15 @@ def task(*, source: str, split: str, inputs: str, targets: str, vocabulary: str 
   rows = open_rows(source, split, fields=fields, data_dir=data_dir)
   encoding = vocabularies.load(vocabulary)
   store = example_store.open_store(
-    cache=builtin.prepared() + "_examples" if source == builtin.NAME else cache, name=rows.name, split=split,
+    cache=builtin.prepared() + "_examples" if source == builtin.NAME else cache,
+    name=rows.name,
+    split=split,
     facts={"task": "text_to_text.v1", "rows": rows.facts, "split": split, "inputs": inputs, "targets": targets},
-    vocabulary=encoding, streams={"inputs": not decoder, "targets": True},
-    examples=_examples(rows, templates, encoding), verify=verify)
+    vocabulary=encoding,
+    streams={"inputs": not decoder, "targets": True},
+    examples=_examples(rows, templates, encoding),
+    verify=verify,
+  )
 
   limits = (inputs_length,) if decoder else (inputs_length, inputs_length if targets_length is None else targets_length)
   lengths_N2 = np.stack([store.lengths["inputs"], store.lengths["targets"]], axis=1)
@@ -103,17 +124,29 @@ def task(*, source: str, split: str, inputs: str, targets: str, vocabulary: str 
       return [made[name] for name in features]
 
     out = tf.numpy_function(read, [example_index_B], [getattr(tf, f.dtype) for f in features.values()], stateful=False)
-    return {name: tf.ensure_shape(x, [example_index_B.shape[0], *features[name].shape])
-            for name, x in zip(features, out)}
+    return {
+      name: tf.ensure_shape(x, [example_index_B.shape[0], *features[name].shape]) for name, x in zip(features, out)
+    }
 
   content = {
-    "task": "text_to_text.v2", "examples": store.fingerprint, "limits": limits, "architecture": architecture,
-    "prefix": prefix, "packed": packed, "too_long": too_long, "pack_seed": pack_seed,
-    "vocabulary": encoding.fingerprint}
+    "task": "text_to_text.v2",
+    "examples": store.fingerprint,
+    "limits": limits,
+    "architecture": architecture,
+    "prefix": prefix,
+    "packed": packed,
+    "too_long": too_long,
+    "pack_seed": pack_seed,
+    "vocabulary": encoding.fingerprint,
+  }
   return Task(
-    name=label or f"{rows.name}_text_to_text", vocabulary=encoding,
+    name=label or f"{rows.name}_text_to_text",
+    vocabulary=encoding,
     fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
-    num_examples=plan.num_rows, features=features, batch=batch)
+    num_examples=plan.num_rows,
+    features=features,
+    batch=batch,
+  )
 
 
 def _examples(rows: Rows, templates: dict[str, Template], vocabulary) -> Iterator[Example | Skip]:
@@ -145,8 +178,11 @@ def _batched(items: Iterator) -> Iterator[list]:
 def _report(store: ExampleStore, plan: pack.Plan, packed: bool) -> None:
   streams = [f"{100 * part:.1f}% of {limit:,}" for part, limit in zip(plan.utilisation, plan.limits)]
   how = f"packed into {plan.num_rows:,} rows" if packed else "unpacked"
-  print(f"data: {store.path}: {plan.examples.size:,} examples {how}, {100 * plan.utilisation[-1]:.1f}% of positions "
-        f"used ({', '.join(streams)})", flush=True)
+  print(
+    f"data: {store.path}: {plan.examples.size:,} examples {how}, {100 * plan.utilisation[-1]:.1f}% of positions "
+    f"used ({', '.join(streams)})",
+    flush=True,
+  )
 
 
 class Pieces:
@@ -174,7 +210,8 @@ class Pieces:
     out = {}
     for stream, side in enumerate(("encoder", "decoder")):
       tokens, segments, positions = pack.scatter(
-        *self._stream(stream, which_n), row_n, number_n, offset_n2[:, stream], (row_B.size, self._plan.limits[stream]))
+        *self._stream(stream, which_n), row_n, number_n, offset_n2[:, stream], (row_B.size, self._plan.limits[stream])
+      )
       out |= {f"{side}_segment_ids": segments, f"{side}_positions": positions}
       out["encoder_input_tokens" if side == "encoder" else "decoder_target_tokens"] = tokens
     segments = out["decoder_segment_ids"]
@@ -194,15 +231,19 @@ class Pieces:
     whole_nL[(places_L >= prompt_n[:, None]) & (places_L < total_n[:, None])] = targets_nT[valid_nT]
     shape = (row_B.size, self._plan.limits[0])
     tokens, segments, positions = pack.scatter(
-      whole_nL, places_L < total_n[:, None], row_n, number_n, self._plan.offsets[place_n, 0], shape)
+      whole_nL, places_L < total_n[:, None], row_n, number_n, self._plan.offsets[place_n, 0], shape
+    )
     prompt = np.zeros(shape, np.int32)
     prompt[segments > 0] = np.repeat(prompt_n, total_n)  # rows hold their examples in the order of `members`
     target = (segments > 0) & (positions >= prompt)
     return {
-      "decoder_input_tokens": pack.shifted(tokens, segments, positions, start), "decoder_target_tokens": tokens,
-      "decoder_loss_weights": target.astype(np.float32), "decoder_segment_ids": segments,
+      "decoder_input_tokens": pack.shifted(tokens, segments, positions, start),
+      "decoder_target_tokens": tokens,
+      "decoder_loss_weights": target.astype(np.float32),
+      "decoder_segment_ids": segments,
       "decoder_positions": positions,
-      "decoder_causal_attention": ((segments > 0) & (positions <= prompt)).astype(np.int32)}
+      "decoder_causal_attention": ((segments > 0) & (positions <= prompt)).astype(np.int32),
+    }
 
 
 def _features(limits: tuple[int, ...], decoder: bool, prefix: bool, packed: bool) -> dict[str, Feature]:

@@ -30,13 +30,28 @@ from t5x_like.errors import UserError, did_you_mean
 MODES = {"r": "[NLU]", "s": "[S2S]", "x": "[NLG]"}
 _QUARTER = None  # a mean span of a quarter of the window
 DENOISERS = {  # label -> (mean span, noise density)
-  "r_3": (3.0, 0.15), "r_8": (8.0, 0.15), "s": (_QUARTER, 0.25), "x_3": (3.0, 0.5), "x_8": (8.0, 0.5),
-  "x_64_low": (64.0, 0.15), "x_64": (64.0, 0.5),
+  "r_3": (3.0, 0.15),
+  "r_8": (8.0, 0.15),
+  "s": (_QUARTER, 0.25),
+  "x_3": (3.0, 0.5),
+  "x_8": (8.0, 0.5),
+  "x_64_low": (64.0, 0.15),
+  "x_64": (64.0, 0.5),
 }
 
 
-def task(*, store: str, split: str, length: int = 512, mode_tokens: bool = False, rates: dict = {},  # noqa: B006
-         random_roll: bool = False, period: int = 7_000, label: str | None = None, verify: Verify = "auto") -> Task:
+def task(
+  *,
+  store: str,
+  split: str,
+  length: int = 512,
+  mode_tokens: bool = False,
+  rates: dict = {},  # noqa: B006
+  random_roll: bool = False,
+  period: int = 7_000,
+  label: str | None = None,
+  verify: Verify = "auto",
+) -> Task:
   """Makes the task.
 
   Args:
@@ -60,8 +75,9 @@ def task(*, store: str, split: str, length: int = 512, mode_tokens: bool = False
     if not config_lib.fits(rate, float) or rate < 0:
       raise UserError(f"config.task.rates.{name}: found {rate!r}, expected a number, 0 to leave it out")
     if name not in DENOISERS:
-      raise UserError(f"config.task.rates.{name}: no such denoiser{did_you_mean(name, DENOISERS)}; there are "
-                      f"{', '.join(DENOISERS)}")
+      raise UserError(
+        f"config.task.rates.{name}: no such denoiser{did_you_mean(name, DENOISERS)}; there are {', '.join(DENOISERS)}"
+      )
   tokens = open_tokens(store, split, verify)
   all_rates = {name: rates.get(name, 1.0) for name in DENOISERS}
   parts = {}
@@ -73,9 +89,16 @@ def task(*, store: str, split: str, length: int = 512, mode_tokens: bool = False
     prefix = MODES[name[0]] if mode_tokens else ""
     prefix_length = len(tokens.vocabulary.encode(prefix)) if prefix else 0
     parts[name] = span_corruption.over(
-      tokens, inputs_length=length - noise + spans + 1 + roll + prefix_length, noise_density=density,
-      mean_noise_span_length=noise if mean is _QUARTER else mean, random_roll=roll, prefix=prefix, label=name)
+      tokens,
+      inputs_length=length - noise + spans + 1 + roll + prefix_length,
+      noise_density=density,
+      mean_noise_span_length=noise if mean is _QUARTER else mean,
+      random_roll=roll,
+      prefix=prefix,
+      label=name,
+    )
   if not parts:
     raise UserError("config.task.rates: found 0 for every denoiser, expected at least one that is drawn")
-  return mixture.mix(parts, {name: all_rates[name] for name in parts}, period=period,
-                     name=label or f"{tokens.name}_ul2")
+  return mixture.mix(
+    parts, {name: all_rates[name] for name in parts}, period=period, name=label or f"{tokens.name}_ul2"
+  )

@@ -35,10 +35,23 @@ from t5x_like.data.vocabularies.utf8_bytes import ByteVocabulary
 from t5x_like.errors import UserError, one_line
 
 __all__ = [
-  "BYT5_EXTRA_IDS", "EOS_ID", "FORMAT", "MANIFEST", "MASK_TOKENS", "MODEL_FILE", "PAD_ID", "T5_EXTRA_IDS", "UNK_ID",
-  "ByteVocabulary", "SentencePieceVocabulary", "TokenizerVocabulary", "Vocabulary", "encode_sentinels",
-  "load", "special",
-]  # fmt: skip
+  "BYT5_EXTRA_IDS",
+  "EOS_ID",
+  "FORMAT",
+  "MANIFEST",
+  "MASK_TOKENS",
+  "MODEL_FILE",
+  "PAD_ID",
+  "T5_EXTRA_IDS",
+  "UNK_ID",
+  "ByteVocabulary",
+  "SentencePieceVocabulary",
+  "TokenizerVocabulary",
+  "Vocabulary",
+  "encode_sentinels",
+  "load",
+  "special",
+]
 
 
 def load(path_or_name: str) -> Vocabulary:
@@ -58,8 +71,10 @@ def load(path_or_name: str) -> Vocabulary:
     is_directory = path.is_dir()
     found = is_directory or path.exists()
   except Exception as error:  # each scheme's library raises its own types
-    raise UserError(f"vocabulary {path_or_name}: cannot be reached ({type(error).__name__}: {one_line(error)}), "
-                    "expected a local path or a gs:// or s3:// address that this machine may read") from error
+    raise UserError(
+      f"vocabulary {path_or_name}: cannot be reached ({type(error).__name__}: {one_line(error)}), "
+      "expected a local path or a gs:// or s3:// address that this machine may read"
+    ) from error
   if is_directory:
     return _load_directory(path)
   if not found:
@@ -78,8 +93,10 @@ def _load_directory(directory: epath.Path) -> Vocabulary:
     bare = directory / tokenizer_json.MODEL_FILE
     if bare.exists():
       return TokenizerVocabulary(storage.read(bare), origin=f"vocabulary {bare}")
-    raise UserError(f"vocabulary {directory}: found no {MANIFEST} there, expected a directory written by "
-                    "python -m tools.train_vocabulary")
+    raise UserError(
+      f"vocabulary {directory}: found no {MANIFEST} there, expected a directory written by "
+      "python -m tools.train_vocabulary"
+    )
   manifest = storage.manifest(path)
   kind, extra_ids = manifest["kind"], protocol.checked_extra_ids(manifest["extra_ids"], str(path))
   if kind == sentence_piece.KIND:

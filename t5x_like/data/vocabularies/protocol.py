@@ -13,8 +13,12 @@ PAD_ID, EOS_ID, UNK_ID = 0, 1, 2
 T5_EXTRA_IDS = 100
 BYT5_EXTRA_IDS = 125
 SPECIAL = ("mask", "cls", "sep", "bos")  # the order of the sentinels that stand in for them, see `special`
-SPELLINGS = {"mask": ("[MASK]", "<mask>"), "cls": ("[CLS]", "<cls>"), "sep": ("[SEP]", "<sep>"),
-             "bos": ("[BOS]", "<s>", "<bos>", "<|startoftext|>")}
+SPELLINGS = {
+  "mask": ("[MASK]", "<mask>"),
+  "cls": ("[CLS]", "<cls>"),
+  "sep": ("[SEP]", "<sep>"),
+  "bos": ("[BOS]", "<s>", "<bos>", "<|startoftext|>"),
+}
 
 _SENTINEL = re.compile(r"<extra_id_(0|[1-9][0-9]{0,8})>")
 
@@ -136,8 +140,9 @@ def parts(ids: Sequence[int], vocabulary: Vocabulary) -> Iterator[list[int] | st
   dropped = {PAD_ID, vocabulary.eos_id, vocabulary.bos_id, vocabulary.cls_id, vocabulary.sep_id}
   for i in map(int, ids):
     if i < 0:
-      raise UserError(f"decode: found id {i}, expected ids in 0..{vocabulary.size - 1} (the vocabulary's size is "
-                      f"{vocabulary.size})")
+      raise UserError(
+        f"decode: found id {i}, expected ids in 0..{vocabulary.size - 1} (the vocabulary's size is {vocabulary.size})"
+      )
     if first_sentinel <= i < vocabulary.size or i == vocabulary.mask_id:
       if run:
         yield run

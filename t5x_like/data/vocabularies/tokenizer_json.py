@@ -13,8 +13,11 @@ from t5x_like.errors import UserError, one_line
 
 KIND = "tokenizer"
 MODEL_FILE = "tokenizer.json"
-SPELLINGS = {"pad": ("[PAD]", "<pad>"), "unk": ("[UNK]", "<unk>"),
-             "eos": ("</s>", "[EOS]", "<eos>", "<|endoftext|>", "<|end_of_text|>", "[SEP]")}
+SPELLINGS = {
+  "pad": ("[PAD]", "<pad>"),
+  "unk": ("[UNK]", "<unk>"),
+  "eos": ("</s>", "[EOS]", "<eos>", "<|endoftext|>", "<|end_of_text|>", "[SEP]"),
+}
 SPECIAL_TOKENS = ("[PAD]", "</s>", "[UNK]")  # ids 0, 1, 2 of those trained here; then, where asked for:
 MASK_TOKENS = ("[CLS]", "[SEP]", "[MASK]")  # ids 3, 4, 5
 
@@ -138,8 +141,11 @@ def _cuts_before_spaces(described: dict) -> bool:
   """Whether a text may be cut before a space between two words, its parts having the ids that the whole has."""
   normaliser, words = (described.get(key) or {} for key in ("normalizer", "pre_tokenizer"))
   byte_level = words.get("type") == "ByteLevel" and not words.get("add_prefix_space") and words.get("use_regex", True)
-  return (normaliser.get("type") in (None, "BertNormalizer") and (byte_level or words.get("type") == "BertPreTokenizer")
-          and all(token["special"] for token in described["added_tokens"]))
+  return (
+    normaliser.get("type") in (None, "BertNormalizer")
+    and (byte_level or words.get("type") == "BertPreTokenizer")
+    and all(token["special"] for token in described["added_tokens"])
+  )
 
 
 @functools.cache
@@ -155,8 +161,10 @@ def _tokenizer(model: bytes, origin: str):
   try:
     tokenizer = tokenizers.Tokenizer.from_buffer(model)
   except Exception as error:  # the library raises plain Exception for what it cannot read
-    raise UserError(f"{origin}: found {len(model)} bytes that are not a tokenizer of the tokenizers library, expected "
-                    f"a complete tokenizer.json ({one_line(error)})") from None
+    raise UserError(
+      f"{origin}: found {len(model)} bytes that are not a tokenizer of the tokenizers library, expected "
+      f"a complete tokenizer.json ({one_line(error)})"
+    ) from None
   tokenizer.no_truncation()
   tokenizer.no_padding()
   tokenizer.encode_special_tokens = True

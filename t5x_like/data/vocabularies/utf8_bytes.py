@@ -29,8 +29,9 @@ class ByteVocabulary:
     self.extra_ids = protocol.checked_extra_ids(extra_ids, "byte vocabulary")
     self.size = 256 + _BYTE_OFFSET + self.extra_ids
     self.special_ids = protocol.special_ids(self)
-    self.starts_word = protocol.words(self, (i - _BYTE_OFFSET in _WHITESPACE if i >= _BYTE_OFFSET else False
-                                             for i in range(256 + _BYTE_OFFSET)))
+    self.starts_word = protocol.words(
+      self, (i - _BYTE_OFFSET in _WHITESPACE if i >= _BYTE_OFFSET else False for i in range(256 + _BYTE_OFFSET))
+    )
     self.fingerprint = protocol.fingerprint(KIND, b"", self.extra_ids)
 
   def encode(self, text: str) -> list[int]:

@@ -12,9 +12,7 @@ from t5x_like.nn.dims import Dims
 
 MODEL_TYPES = ("bart", "mbart", "marian")
 MODELS = (bart.Model, transformer.Model)
-ACTIVATIONS = {
-  "gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu", "gelu_new": "gelu_tanh", "tanh": "tanh"
-}  # fmt: skip
+ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "silu": "silu", "swish": "silu", "gelu_new": "gelu_tanh", "tanh": "tanh"}
 NAMES = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
@@ -37,8 +35,16 @@ def build(fields: Fields, names: set[str]):
   fields.only("add_bias_logits", False)
   fields.only("extra_pos_embeddings", 2)
   fields.only("tie_word_embeddings", True)
-  fields.ignore("dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop", "decoder_layerdrop",
-                "classif_dropout", "force_bos_token_to_be_generated", "_num_labels")  # fmt: skip
+  fields.ignore(
+    "dropout",
+    "attention_dropout",
+    "activation_dropout",
+    "encoder_layerdrop",
+    "decoder_layerdrop",
+    "classif_dropout",
+    "force_bos_token_to_be_generated",
+    "_num_labels",
+  )
   design, model = {"bart": bart.BART, "mbart": bart.MBART, "marian": transformer.MARIAN}[kind], bart.Model
   if kind == "marian":
     model, position = transformer.Model, design.position

@@ -41,8 +41,14 @@ def renamed(name: str) -> str:
 
 
 def build(fields: Fields, names: set[str]):
-  fields.ignore("directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers",
-                "pooler_size_per_head", "pooler_type")  # fmt: skip
+  fields.ignore(
+    "directionality",
+    "pooler_fc_size",
+    "pooler_num_attention_heads",
+    "pooler_num_fc_layers",
+    "pooler_size_per_head",
+    "pooler_type",
+  )
   activation = fields.choose("hidden_act", encoders.ACTIVATIONS, "gelu")
   base = bert.VARIANTS["bert-base-uncased"]
   return bert.Model, {"variant": encoders.build(fields, names, base, "Bert", HEADS, activation=activation)}

@@ -22,33 +22,49 @@ PRETRAINING = encoders.under("mlm", MLM) | POOLER | NEXT
 HEADS = (
   Head("ForPreTraining", "pretraining", PRETRAINING),
   Head("ForMaskedLM", "mlm", MLM),
-  Head("ForSequenceClassification", "classification",
-       {"classifier.dense": "pooler/dense", "classifier.out_proj": "out"}, activation="gelu_tanh"),
+  Head(
+    "ForSequenceClassification",
+    "classification",
+    {"classifier.dense": "pooler/dense", "classifier.out_proj": "out"},
+    activation="gelu_tanh",
+  ),
   Head("ForMultipleChoice", "multiple_choice", POOLER | {"classifier": "out"}),
   Head("ForTokenClassification", "tokens", {"classifier": "out"}),
   Head("Model", "pooled", {"pooler": "pooler/dense"}),
   Head("Model", "none", {}),
-)  # fmt: skip
+)
 
 
 def build(fields: Fields, names: set[str]):
   sparse = fields.choose("attention_type", {"block_sparse": True, "original_full": False}, "block_sparse")
   blocks = {"block": fields.take("block_size", 64), "random_blocks": fields.take("num_random_blocks", 3)}
   variant = encoders.build(
-    fields, names, bigbird.VARIANTS["bigbird-roberta-base"], "BigBird", HEADS,
+    fields,
+    names,
+    bigbird.VARIANTS["bigbird-roberta-base"],
+    "BigBird",
+    HEADS,
     activation=fields.choose("hidden_act", {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}, "gelu_new"),
     biases=("qkv", "out", "mlp") if fields.take("use_bias", True) else ("out", "mlp"),
     embed_scale=fields.take("rescale_embeddings", False),
     core={"name": "bigbird", **blocks, "plan": "first"} if sparse else "dense",
-  )  # fmt: skip
+  )
   return bigbird.Model, {"variant": variant}
 
 
 def config(model, model_type: str | None) -> dict:
   design = model.variant.design
   biases = [("qkv", "out", "mlp"), ("out", "mlp")]
-  values = encoders.config(model, "big_bird", "BigBird", HEADS, activation="gelu_tanh", biases=biases,
-                           embed_scale=[False, True], core=[design.core])  # fmt: skip
+  values = encoders.config(
+    model,
+    "big_bird",
+    "BigBird",
+    HEADS,
+    activation="gelu_tanh",
+    biases=biases,
+    embed_scale=[False, True],
+    core=[design.core],
+  )
   values |= {
     "bos_token_id": model.variant.tokens.start,
     "eos_token_id": model.variant.tokens.eos,

@@ -19,13 +19,20 @@ def build(fields: Fields, names: set[str]):
   layers = fields.take("n_layer", fields.take("num_hidden_layers", 2))
   fields.only("apply_residual_connection_post_layernorm", False)
   fields.only("n_inner", None, 4 * D)
-  fields.ignore("hidden_dropout", "attention_dropout", "slow_but_exact", "attention_softmax_in_fp32", "seq_length",
-                "bias_dropout_fusion", "masked_softmax_fusion", "offset_alibi", "skip_bias_add", "skip_bias_add_qkv",
-                )  # fmt: skip
+  fields.ignore(
+    "hidden_dropout",
+    "attention_dropout",
+    "slow_but_exact",
+    "attention_softmax_in_fp32",
+    "seq_length",
+    "bias_dropout_fusion",
+    "masked_softmax_fusion",
+    "offset_alibi",
+    "skip_bias_add",
+    "skip_bias_add_qkv",
+  )
   design = dataclasses.replace(
-    bloom.DESIGN,
-    norm_epsilon=fields.take("layer_norm_epsilon", 1e-5),
-    tied=fields.take("tie_word_embeddings", True),
+    bloom.DESIGN, norm_epsilon=fields.take("layer_norm_epsilon", 1e-5), tied=fields.take("tie_word_embeddings", True)
   )
   dims = Dims(D, heads, heads, D // heads, 4 * D, layers)
   tokens = causal.special_ids(fields, start=1, eos=2)
@@ -34,8 +41,9 @@ def build(fields: Fields, names: set[str]):
 
 def config(model, model_type: str | None) -> dict:
   variant, design = model.variant, model.variant.design
-  causal.refuse_others(model, norm="layernorm", activation="gelu_tanh", biases=("qkv", "out", "mlp"), embed_norm=True,
-                       tied=[True, False])  # fmt: skip
+  causal.refuse_others(
+    model, norm="layernorm", activation="gelu_tanh", biases=("qkv", "out", "mlp"), embed_norm=True, tied=[True, False]
+  )
   causal.position_of(model, "alibi")
   return {
     "architectures": ["BloomForCausalLM"],

@@ -15,18 +15,36 @@ MODEL_TYPES = ("electra",)
 MODELS = (electra.Discriminator, electra.Generator)
 
 HEADS = (
-  Head("ForPreTraining", "discriminator",
-       {"discriminator_predictions.dense": "dense", "discriminator_predictions.dense_prediction": "out"}),
-  Head("ForMaskedLM", "mlm", {"generator_predictions.dense": "dense", "generator_predictions.LayerNorm": "norm",
-                              "generator_lm_head.bias": "lm/bias"}),
-  Head("ForSequenceClassification", "classification",
-       {"classifier.dense": "pooler/dense", "classifier.out_proj": "out"}, activation="gelu"),
-  Head("ForMultipleChoice", "multiple_choice",
-       {"sequence_summary.summary": "pooler/dense", "classifier": "out"}, activation="gelu"),
+  Head(
+    "ForPreTraining",
+    "discriminator",
+    {"discriminator_predictions.dense": "dense", "discriminator_predictions.dense_prediction": "out"},
+  ),
+  Head(
+    "ForMaskedLM",
+    "mlm",
+    {
+      "generator_predictions.dense": "dense",
+      "generator_predictions.LayerNorm": "norm",
+      "generator_lm_head.bias": "lm/bias",
+    },
+  ),
+  Head(
+    "ForSequenceClassification",
+    "classification",
+    {"classifier.dense": "pooler/dense", "classifier.out_proj": "out"},
+    activation="gelu",
+  ),
+  Head(
+    "ForMultipleChoice",
+    "multiple_choice",
+    {"sequence_summary.summary": "pooler/dense", "classifier": "out"},
+    activation="gelu",
+  ),
   Head("ForTokenClassification", "tokens", {"classifier": "out"}),
   Head("ForQuestionAnswering", "spans", {"qa_outputs": "out"}),
   Head("Model", "none", {}),
-)  # fmt: skip
+)
 
 
 def build(fields: Fields, names: set[str]):

@@ -47,11 +47,21 @@ def config(model, model_type: str | None) -> dict:
   design, dims = model.variant.design, model.variant.dims
   wide = {window for window in design.windows if window is not None}
   causal.refuse_others(
-    model, square=False, heads=False, mlp=False, norm="rmsnorm_plus_one", norm_position="sandwich", tied=[True, False],
-    biases=[(), ("qkv", "out")], activation=list(causal.GATED.values()), attention_scale=[design.attention_scale],
-    softcap=[design.softcap], embed_scale=True, logits_softcap=[design.logits_softcap],
+    model,
+    square=False,
+    heads=False,
+    mlp=False,
+    norm="rmsnorm_plus_one",
+    norm_position="sandwich",
+    tied=[True, False],
+    biases=[(), ("qkv", "out")],
+    activation=list(causal.GATED.values()),
+    attention_scale=[design.attention_scale],
+    softcap=[design.softcap],
+    embed_scale=True,
+    logits_softcap=[design.logits_softcap],
     windows=[design.windows] if len(wide) < 2 else [(None,), "one window, and None"],
-  )  # fmt: skip
+  )
   scale = dims.head_dim**-0.5 if design.attention_scale is None else design.attention_scale
   scalar = round(scale**-2)
   if abs(scalar**-0.5 - scale) > 1e-6 * scale:

@@ -42,9 +42,14 @@ def config(model, model_type: str | None) -> dict:
   variant, design = model.variant, model.variant.design
   dims, first = variant.dims, design.norm_position == "post"
   causal.refuse_others(
-    model, mlp=first, norm="layernorm", norm_position=["pre", "post"], biases=("qkv", "out", "mlp"), tied=[True, False],
+    model,
+    mlp=first,
+    norm="layernorm",
+    norm_position=["pre", "post"],
+    biases=("qkv", "out", "mlp"),
+    tied=[True, False],
     activation=list((GPT1_ACTIVATIONS if first else causal.PLAIN).values()),
-  )  # fmt: skip
+  )
   common = {
     "vocab_size": variant.vocab_size,
     "n_positions": causal.position_of(model, "learned", "length").get("length", 512),

@@ -59,11 +59,18 @@ def config(model, model_type: str | None) -> dict:
   both = [() if mistral else tuple(b for b in ("qkv", "out", "mlp") if b in biases)]
   if not mistral and ("qkv" in biases) != ("out" in biases):
     both = [(), ("qkv", "out"), ("mlp",), ("qkv", "out", "mlp")]
-  causal.refuse_others(model, square=False, heads=False, mlp=False, norm="rmsnorm", tied=[True, False], biases=both,
-                       activation=list(causal.GATED.values()), windows=(window,))  # fmt: skip
-  kind = {"sliding_window": window} if mistral else {
-    "attention_bias": "qkv" in biases, "mlp_bias": "mlp" in biases
-  }  # fmt: skip
+  causal.refuse_others(
+    model,
+    square=False,
+    heads=False,
+    mlp=False,
+    norm="rmsnorm",
+    tied=[True, False],
+    biases=both,
+    activation=list(causal.GATED.values()),
+    windows=(window,),
+  )
+  kind = {"sliding_window": window} if mistral else {"attention_bias": "qkv" in biases, "mlp_bias": "mlp" in biases}
   class_name, model_type = ("MistralForCausalLM", "mistral") if mistral else ("LlamaForCausalLM", "llama")
   return {"architectures": [class_name], "model_type": model_type, **kind, **sizes_config(model)}
 

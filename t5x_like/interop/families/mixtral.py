@@ -27,12 +27,14 @@ def build(fields: Fields, names: set[str]):
     position=causal.rope(fields, theta=1e6),
     windows=(fields.take("sliding_window", None),),
     experts={
-      **mixtral.DESIGN.experts, "experts": experts, "top_k": top_k,
+      **mixtral.DESIGN.experts,
+      "experts": experts,
+      "top_k": top_k,
       "balance_loss": float(fields.take("router_aux_loss_coef", 0.001)),
       **({"jitter": jitter} if jitter else {}),
     },
     tied=fields.take("tie_word_embeddings", False),
-  )  # fmt: skip
+  )
   return mixtral.Model, {"variant": llama.variant_of(fields, design, kv_heads=8)}
 
 
@@ -42,12 +44,22 @@ def config(model, model_type: str | None) -> dict:
     raise UserError("design.experts is None, which this model type has in every layer")
   options = Options.checked(design.experts)
   causal.refuse_others(
-    model, square=False, heads=False, mlp=False, norm="rmsnorm", tied=[True, False], windows=(design.windows[0],),
-    activation=list(causal.GATED.values()), experts=[design.experts], experts_every=1,
-  )  # fmt: skip
+    model,
+    square=False,
+    heads=False,
+    mlp=False,
+    norm="rmsnorm",
+    tied=[True, False],
+    windows=(design.windows[0],),
+    activation=list(causal.GATED.values()),
+    experts=[design.experts],
+    experts_every=1,
+  )
   if options.top_k < 2 or options.normalise is False or options.router != "softmax" or options.dispatch != "dropless":
-    raise UserError(f"design.experts is {design.experts!r}, which only a softmax over two or more experts whose gates "
-                    "add up to one, with dispatch 'dropless', can be written as")  # fmt: skip
+    raise UserError(
+      f"design.experts is {design.experts!r}, which only a softmax over two or more experts whose gates "
+      "add up to one, with dispatch 'dropless', can be written as"
+    )
   return {
     "architectures": ["MixtralForCausalLM"],
     "model_type": "mixtral",

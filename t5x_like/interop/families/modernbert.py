@@ -21,14 +21,26 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 def build(fields: Fields, names: set[str]):
-  fields.ignore("attention_dropout", "embedding_dropout", "mlp_dropout", "classifier_pooling", "reference_compile",
-                "deterministic_flash_attn", "initializer_cutoff_factor", "sparse_prediction", "layer_norm_eps",
-                "sparse_pred_ignore_index", "repad_logits_with_grad", "max_position_embeddings")  # fmt: skip
+  fields.ignore(
+    "attention_dropout",
+    "embedding_dropout",
+    "mlp_dropout",
+    "classifier_pooling",
+    "reference_compile",
+    "deterministic_flash_attn",
+    "initializer_cutoff_factor",
+    "sparse_prediction",
+    "layer_norm_eps",
+    "sparse_pred_ignore_index",
+    "repad_logits_with_grad",
+    "max_position_embeddings",
+  )
   fields.only("architectures", ["ModernBertForMaskedLM"])
   fields.only("position_embedding_type", "absolute")
   fields.only("classifier_activation", "gelu")
-  for name, value in dict(attention_bias=False, mlp_bias=False, classifier_bias=False, decoder_bias=True,
-                          tie_word_embeddings=True).items():  # fmt: skip
+  for name, value in dict(
+    attention_bias=False, mlp_bias=False, classifier_bias=False, decoder_bias=True, tie_word_embeddings=True
+  ).items():
     fields.only(name, value)
   D, N, layers = fields.take("hidden_size"), fields.take("num_attention_heads"), fields.take("num_hidden_layers")
   every = fields.take("global_attn_every_n_layers", 3)
@@ -60,20 +72,36 @@ def build(fields: Fields, names: set[str]):
 
 def config(model, model_type: str | None) -> dict:
   variant, design, dims = model.variant, model.variant.design, model.variant.dims
-  only(model, norm=list(NORMS.values()), norm_position="pre", parallel="no", activation="geglu", biases=(),
-       qk_norm=False, attention_scale=None, softcap=None, experts=None, embed_scale=False, embed_norm=True,
-       core=["dense", "chunked"])  # fmt: skip
+  only(
+    model,
+    norm=list(NORMS.values()),
+    norm_position="pre",
+    parallel="no",
+    activation="geglu",
+    biases=(),
+    qk_norm=False,
+    attention_scale=None,
+    softcap=None,
+    experts=None,
+    embed_scale=False,
+    embed_norm=True,
+    core=["dense", "chunked"],
+  )
   if variant.head != "mlm" or variant.types or variant.embed or dims.kv_heads != dims.heads:
-    raise UserError(f"the head {variant.head!r}, types={variant.types}, embed={variant.embed}, {dims}: ModernBERT is "
-                    "written with the head 'mlm', no types, and as many key/value heads as heads")  # fmt: skip
+    raise UserError(
+      f"the head {variant.head!r}, types={variant.types}, embed={variant.embed}, {dims}: ModernBERT is "
+      "written with the head 'mlm', no types, and as many key/value heads as heads"
+    )
   kinds = [FULL if window is None else SLIDING for window in design.windows]
   thetas, windows = {}, {window for window in design.windows if window is not None}
   for kind, position in zip(kinds, design.position, strict=True):
     spec = {"name": position} if isinstance(position, str) else position
     theta = spec.get("theta", 10_000.0)
     if spec["name"] != "rope" or spec.keys() - {"name", "theta"} or thetas.setdefault(kind, theta) != theta:
-      raise UserError(f"design.position has {position!r}, which only 'rope' with one theta for the layers that see all "
-                      "and one for the others can be written as")  # fmt: skip
+      raise UserError(
+        f"design.position has {position!r}, which only 'rope' with one theta for the layers that see all "
+        "and one for the others can be written as"
+      )
   if len(windows) > 1:
     raise UserError(f"design.windows has {sorted(windows)}, which only one width can be written as")
   return {
@@ -112,9 +140,13 @@ def tensors(m: Mapping) -> None:
     stacked_qkv(m, f"{theirs}.attn.Wqkv", f"{attention}/layer", at)
     m.linear(f"{theirs}.attn.Wo", f"{attention}/layer/out", at)
     m.norm(f"{theirs}.mlp_norm", f"{mlp}/in_norm", at)
-    m.fused(f"{theirs}.mlp.Wi.weight", [f"{mlp}/layer/{name}/kernel" for name in ("gate", "wi")], at,
-            split=lambda x: [part.T for part in np.split(x, 2)],
-            join=lambda xs: np.concatenate([x.T for x in xs]))  # fmt: skip
+    m.fused(
+      f"{theirs}.mlp.Wi.weight",
+      [f"{mlp}/layer/{name}/kernel" for name in ("gate", "wi")],
+      at,
+      split=lambda x: [part.T for part in np.split(x, 2)],
+      join=lambda xs: np.concatenate([x.T for x in xs]),
+    )
     m.linear(f"{theirs}.mlp.Wo", f"{mlp}/layer/wo", at)
   m.norm("model.final_norm", "encoder/final_norm")
   m.linear("head.dense", "head/dense")

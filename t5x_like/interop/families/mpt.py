@@ -27,8 +27,17 @@ def build(fields: Fields, names: set[str]):
   fields.only("logit_scale", None)
   fields.only("no_bias", True)
   # The library adds no learned positions whatever the config says.
-  fields.ignore("learned_pos_emb", "max_seq_len", "resid_pdrop", "emb_pdrop", "init_device", "init_config", "norm_type",
-                "embedding_fraction", "verbose")  # fmt: skip
+  fields.ignore(
+    "learned_pos_emb",
+    "max_seq_len",
+    "resid_pdrop",
+    "emb_pdrop",
+    "init_device",
+    "init_config",
+    "norm_type",
+    "embedding_fraction",
+    "verbose",
+  )
   design = dataclasses.replace(
     mpt.DESIGN,
     norm_epsilon=fields.take("layer_norm_epsilon", 1e-5),
@@ -43,8 +52,9 @@ def build(fields: Fields, names: set[str]):
 
 def config(model, model_type: str | None) -> dict:
   variant, design, dims = model.variant, model.variant.design, model.variant.dims
-  causal.refuse_others(model, norm="layernorm_no_bias", activation="gelu", attention_scale=[design.attention_scale],
-                       tied=[True, False])  # fmt: skip
+  causal.refuse_others(
+    model, norm="layernorm_no_bias", activation="gelu", attention_scale=[design.attention_scale], tied=[True, False]
+  )
   power_of_two = dims.heads & (dims.heads - 1) == 0  # then all agree on the slopes
   if not power_of_two and not causal.position_of(model, "alibi", "mpt").get("mpt"):
     causal.only(model, position=[{"name": "alibi", "mpt": True}])

@@ -14,8 +14,13 @@ MODELS = (neox.Model,)
 
 
 def build(fields: Fields, names: set[str]):
-  fields.ignore("max_position_embeddings", "attention_dropout", "hidden_dropout", "attention_probs_dropout_prob",
-                "hidden_dropout_prob")  # fmt: skip
+  fields.ignore(
+    "max_position_embeddings",
+    "attention_dropout",
+    "hidden_dropout",
+    "attention_probs_dropout_prob",
+    "hidden_dropout_prob",
+  )
   design = dataclasses.replace(
     neox.DESIGN,
     norm_epsilon=fields.take("layer_norm_eps", 1e-5),
@@ -34,9 +39,14 @@ def build(fields: Fields, names: set[str]):
 def config(model, model_type: str | None) -> dict:
   variant, design, dims = model.variant, model.variant.design, model.variant.dims
   causal.refuse_others(
-    model, mlp=False, norm="layernorm", parallel=["no", "two_norms"], tied=[True, False],
-    biases=[("qkv", "out", "mlp"), ("mlp",)], activation=list(causal.PLAIN.values()),
-  )  # fmt: skip
+    model,
+    mlp=False,
+    norm="layernorm",
+    parallel=["no", "two_norms"],
+    tied=[True, False],
+    biases=[("qkv", "out", "mlp"), ("mlp",)],
+    activation=list(causal.PLAIN.values()),
+  )
   position = causal.position_of(model, "rope", "theta", "fraction", "linear", "llama3")
   return {
     "architectures": ["GPTNeoXForCausalLM"],

@@ -16,14 +16,15 @@ CLASSES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta"}
 
 HEADS = (
   Head("ForMaskedLM", "mlm", {"lm_head.dense": "dense", "lm_head.layer_norm": "norm", "lm_head.bias": "lm/bias"}),
-  Head("ForSequenceClassification", "classification",
-       {"classifier.dense": "pooler/dense", "classifier.out_proj": "out"}),
+  Head(
+    "ForSequenceClassification", "classification", {"classifier.dense": "pooler/dense", "classifier.out_proj": "out"}
+  ),
   Head("ForMultipleChoice", "multiple_choice", {"roberta.pooler.dense": "pooler/dense", "classifier": "out"}),
   Head("ForTokenClassification", "tokens", {"classifier": "out"}),
   Head("ForQuestionAnswering", "spans", {"qa_outputs": "out"}),
   Head("Model", "pooled", {"pooler.dense": "pooler/dense"}),
   Head("Model", "none", {}),
-)  # fmt: skip
+)
 
 
 def build(fields: Fields, names: set[str]):

@@ -32,9 +32,18 @@ def build(fields: Fields, names: set[str]):
   fields.only("router_bias", False)
   fields.only("router_type", "tokens_masked")
   fields.only("feed_forward_proj", "relu")
-  fields.ignore("num_sparse_decoder_layers", "expert_capacity", "router_dtype", "router_ignore_padding_tokens",
-                "add_router_probs", "dropout_rate", "batch_prioritized_routing", "n_positions", "is_gated_act",
-                "num_selected_experts")  # fmt: skip
+  fields.ignore(
+    "num_sparse_decoder_layers",
+    "expert_capacity",
+    "router_dtype",
+    "router_ignore_padding_tokens",
+    "add_router_probs",
+    "dropout_rate",
+    "batch_prioritized_routing",
+    "n_positions",
+    "is_gated_act",
+    "num_selected_experts",
+  )
   routing = switch.ROUTING | {
     "experts": fields.take("num_experts"),
     "jitter": fields.take("router_jitter_noise", 0.01),
@@ -63,8 +72,18 @@ def build(fields: Fields, names: set[str]):
 
 
 def config(model, model_type: str | None) -> dict:
-  only(model, norm="rmsnorm", norm_position="pre", parallel="no", biases=(), qk_norm=False, attention_scale=1.0,
-       softcap=None, windows=(None,), activation=list(ACTIVATIONS.values()))  # fmt: skip
+  only(
+    model,
+    norm="rmsnorm",
+    norm_position="pre",
+    parallel="no",
+    biases=(),
+    qk_norm=False,
+    attention_scale=1.0,
+    softcap=None,
+    windows=(None,),
+    activation=list(ACTIVATIONS.values()),
+  )
   variant, design = model.variant, model.variant.design
   position = {"name": design.position} if isinstance(design.position, str) else design.position
   experts, dims = design.experts or {}, variant.dims

@@ -41,14 +41,23 @@ def build(fields: Fields, names: set[str]):
   pad, eos = fields.take("pad_token_id", 0), fields.take("eos_token_id", 1)
   tokens = Tokens(pad, fields.values.get("decoder_start_token_id") or pad, eos)
   decoder_layers = fields.take("num_decoder_layers", layers)
-  return t5.Model, {
-    "variant": Variant(dims, design, fields.take("vocab_size"), tokens, decoder_layers=decoder_layers)
-  }
+  return t5.Model, {"variant": Variant(dims, design, fields.take("vocab_size"), tokens, decoder_layers=decoder_layers)}
 
 
 def config(model, model_type: str | None) -> dict:
-  only(model, norm="rmsnorm", norm_position="pre", parallel="no", biases=(), qk_norm=False, attention_scale=1.0,
-       softcap=None, windows=(None,), experts=None, activation=list(ACTIVATIONS.values()))  # fmt: skip
+  only(
+    model,
+    norm="rmsnorm",
+    norm_position="pre",
+    parallel="no",
+    biases=(),
+    qk_norm=False,
+    attention_scale=1.0,
+    softcap=None,
+    windows=(None,),
+    experts=None,
+    activation=list(ACTIVATIONS.values()),
+  )
   variant, design = model.variant, model.variant.design
   position = {"name": design.position} if isinstance(design.position, str) else design.position
   ours = position["name"] == "relative_bias" and "bidirectional" not in position

@@ -78,8 +78,10 @@ class BigBird(Core):
       raise self.refusal(f"attention from {T} queries to {k_BSKH.shape[1]} keys, which must be as many")
     least = (5 + 2 * self.random_blocks) * b + 1
     if T < least:
-      raise UserError(f"attention core 'bigbird': found a length of {T}, expected at least {least} with block={b} and "
-                      f"random_blocks={self.random_blocks}; use core='dense' for short sequences")  # fmt: skip
+      raise UserError(
+        f"attention core 'bigbird': found a length of {T}, expected at least {least} with block={b} and "
+        f"random_blocks={self.random_blocks}; use core='dense' for short sequences"
+      )
     n = -(-T // b)
     valid_BS = jnp.broadcast_to(jnp.ones((1, T), bool) if mask.k_valid is None else mask.k_valid, (B, T))
     q, k, v, valid = (padded(x, n * b) for x in (q_BTNH, k_BSKH, v_BSKH, valid_BS))

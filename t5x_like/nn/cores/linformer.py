@@ -40,8 +40,16 @@ class Linformer(Core):
 
   name = "linformer"
 
-  def __init__(self, heads: int, rngs: nnx.Rngs, *, k: int = 256, length: int = 512, share: Share = "headwise",
-               start: Start = "random"):  # fmt: skip
+  def __init__(
+    self,
+    heads: int,
+    rngs: nnx.Rngs,
+    *,
+    k: int = 256,
+    length: int = 512,
+    share: Share = "headwise",
+    start: Start = "random",
+  ):
     check_positive(self.name, k=k, length=length)
     check_choice(self.name, Share, share=share)
     check_choice(self.name, Start, start=start)
@@ -71,8 +79,10 @@ class Linformer(Core):
     self.check(mask=mask, bias=bias, position=position, refuses=refuses)
     S = k_BSKH.shape[1]
     if S > self.length:
-      raise UserError(f"attention core 'linformer': found {S} keys, expected at most {self.length}; shorten the "
-                      "sequences or give it a greater 'length'")  # fmt: skip
+      raise UserError(
+        f"attention core 'linformer': found {S} keys, expected at most {self.length}; shorten the "
+        "sequences or give it a greater 'length'"
+      )
     values = self.keys if self.values is None else self.values
     k_BSKH, v_BSKH = _project(self.keys, k_BSKH, mask.k_valid), _project(values, v_BSKH, mask.k_valid)
     projected = Mask(mask.q_pos, positions(self.k))
@@ -96,6 +106,7 @@ def _project(matrix: nnx.Param, x_BSKH: jax.Array, valid_BS: jax.Array | None) -
   return jnp.einsum("KPS,BSKH->BPKH" if weights.ndim == 3 else "PS,BSKH->BPKH", weights, x_BSKH)
 
 
-def make(rngs: nnx.Rngs, sizes: dict, *, k: int = 256, length: int = 512, share: Share = "headwise",
-         start: Start = "random") -> Linformer:  # fmt: skip
+def make(
+  rngs: nnx.Rngs, sizes: dict, *, k: int = 256, length: int = 512, share: Share = "headwise", start: Start = "random"
+) -> Linformer:
   return Linformer(sizes["kv_heads"], rngs, k=k, length=length, share=share, start=start)
