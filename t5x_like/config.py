@@ -2,26 +2,21 @@
 
 A recipe is a Python file with `get_config(arg)`; it starts from `defaults()` and fills in its table. Top-level keys
 are those of `defaults()` and no others. A *slot* (`model`, `task`, `optimizer`, …) is a dict whose `name` picks an
-object and whose other keys are its arguments; `fill_slot` checks them against its signature.
+object and whose other keys are its arguments; see `t5x_like.slots`.
 """
 
 import hashlib
 import importlib.util
-import inspect
 import json
 import pathlib
 import sys
-import types
-import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
+from t5x_like import slots
 from t5x_like.errors import UserError, did_you_mean, one_line
-from t5x_like.kinds import fits, type_words
-
-SLOTS = ("model", "task", "objective", "optimizer", "schedule", "mesh", "rules", "evals", "checkpoint")
 
 
 def defaults() -> ConfigDict:
@@ -106,7 +101,7 @@ def _checked(config: ConfigDict, overrides: Sequence[str], origin) -> ConfigDict
   for override in names_first:
     _override(config, override)
   for key, default in known.items():
-    _check_type(key, config[key], type(default))
+    slots.typed(f"config.{key}", config[key], dict if isinstance(default, ConfigDict) else type(default))
   return config
 
 
@@ -154,51 +149,6 @@ def _value(text: str) -> Any:
     return text
 
 
-def _check_type(key: str, value: Any, kind: type) -> None:
-  """A top-level value has the type of its default; a whole number is a float too, a truth value is no number."""
-  fits = isinstance(value, kind) or (kind is float and type(value) is int)
-  if not fits or (kind in (int, float) and isinstance(value, bool)):
-    raise UserError(f"config.{key}: found {value!r} of type {type(value).__name__}, expected {kind.__name__}")
-
-
-def fill_slot(slot: str, values: ConfigDict, function: Callable, *, given: Sequence[str] = ("name",)) -> ConfigDict:
-  """Checks a slot against the signature of what it configures and fills in the defaults.
-
-  Args:
-    slot: its key in the config, for messages.
-    values: what recipe and flags say.
-    function: a function, class or dataclass; its arguments without the name in `given` are the slot's keys.
-    given: arguments supplied by the program, and keys that are not arguments.
-  Returns:
-    A ConfigDict of `name` (if it is there) and every argument.
-  Raises:
-    UserError: an unknown key, a missing one, or a value of the wrong type.
-  """
-  function = function.__init__ if inspect.isclass(function) else function
-  signature, kinds = inspect.signature(function), typing.get_type_hints(function)
-  names = [n for n in signature.parameters if n not in given and n != "self"]
-  if not isinstance(values, ConfigDict):
-    raise UserError(f"config.{slot}: found {values!r}, expected keys and values; {slot} takes {', '.join(names)}")
-  for key in values:
-    if key not in names and key not in given:
-      raise UserError(
-        f"config.{slot}.{key}: unknown key{did_you_mean(key, names)}; {values.get('name', slot)} takes"
-        f" {', '.join(names)}"
-      )
-  filled = ConfigDict({k: values[k] for k in given if k in values})
-  for name in names:
-    default = signature.parameters[name].default
-    if name not in values and default is inspect.Parameter.empty:
-      raise UserError(f"config.{slot}.{name}: missing; {slot} needs it")
-    value = values.get(name, default)
-    if not fits(value, kinds.get(name, typing.Any)):
-      raise UserError(
-        f"config.{slot}.{name}: found {value!r} of type {type(value).__name__}, expected {type_words(kinds[name])}"
-      )
-    filled[name] = value
-  return filled
-
-
 def words(arg: str, known: Sequence[str]) -> list[str]:
   """The words of a recipe's argument (`configs/t5/small.py:v1_0,debug`), each one of `known`.
 
@@ -212,24 +162,6 @@ def words(arg: str, known: Sequence[str]) -> list[str]:
         f"recipe argument {word!r}: unknown{did_you_mean(word, known)}; the recipe takes {', '.join(known)}"
       )
   return found
-
-
-def pick(slot: str, name: str | None, table: dict[str, Callable] | Sequence[str], *, key: str = ".name") -> str:
-  """The `name` of a slot, if it is one of those that exist; `key` is where under `config.<slot>` it was found.
-
-  Raises:
-    UserError: naming the nearest one.
-  """
-  if name not in table:
-    raise UserError(
-      f"config.{slot}{key}: found {name!r}, expected one of {', '.join(table)}{did_you_mean(str(name), table)}"
-    )
-  return name
-
-
-def modules(package: types.ModuleType) -> list[str]:
-  """The plug-ins of a package whose module path is the registry: its public modules."""
-  return sorted(p.stem for folder in package.__path__ for p in pathlib.Path(folder).glob("*.py") if p.stem[0] != "_")
 
 
 def to_json(config: ConfigDict) -> str:

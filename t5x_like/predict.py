@@ -11,14 +11,14 @@ import re
 
 import numpy as np
 
-from t5x_like import command
+from t5x_like import command_line
 from t5x_like.data import vocabularies
 from t5x_like.errors import UserError, door
 
 
 @door
 def main(argv: list[str]) -> None:
-  args, overrides = command.parse(
+  args, overrides = command_line.parse(
     argv,
     __doc__,
     ("--input", {"required": True, "metavar": "FILE", "help": "UTF-8 text, an input a line"}),
@@ -31,19 +31,19 @@ def main(argv: list[str]) -> None:
     raise UserError(f"--batch_size={args.batch_size}: expected at least 1")
   lines = read_lines(args.input)
 
-  from t5x_like.training import process, saved, setup
+  from t5x_like.training import assembly, process, trained
 
   process.prepare()
-  config, identity = saved.open_config(args.workdir, args.config, overrides)
+  config, identity = trained.open_config(args.workdir, args.config, overrides)
   vocabulary = vocabularies.load(str(pathlib.Path(args.workdir) / "vocabulary"))
   config.batch_size, config.accumulation_steps = args.batch_size, 1
-  config = setup.resolve(config)
-  saved.check_model(identity, config, args.workdir, vocabulary)
+  config = assembly.resolve(config)
+  trained.check_model(identity, config, args.workdir, vocabulary)
   (inputs_length,) = identity["features"]["encoder_input_tokens"]
   (targets_length,) = identity["features"]["decoder_target_tokens"]
   tokens = encode(vocabulary, lines, inputs_length, args.input)
-  parts = setup.build(config)
-  step, arrays = saved.restore_params(args.workdir, parts, args.step)
+  parts = assembly.build(config)
+  step, arrays = trained.restore_params(args.workdir, parts, args.step)
   process.say(f"{args.workdir}: step {step}; {len(lines)} lines")
   predictions = decode(parts, arrays, tokens, args.batch_size, targets_length)
   if process.first():
@@ -131,4 +131,4 @@ def fill(text: str, prediction: str) -> str:
 
 
 if __name__ == "__main__":
-  command.program(main)
+  command_line.program(main)

@@ -4,7 +4,7 @@ Running the same command again in the same workdir resumes. Exit codes: 0 finish
 that says why, 75 stopped by a signal with its state saved.
 """
 
-from t5x_like import command
+from t5x_like import command_line
 from t5x_like import config as config_lib
 from t5x_like.errors import UserError, door
 from t5x_like.training.huge_pages import use_huge_pages
@@ -13,14 +13,14 @@ from t5x_like.training.huge_pages import use_huge_pages
 @door
 def main(argv: list[str]) -> None:
   profile = ("--profile", {"metavar": "FIRST:LAST", "help": "record a profiler trace of these steps"})
-  args, overrides = command.parse(argv, __doc__, profile)
+  args, overrides = command_line.parse(argv, __doc__, profile)
   window = _window(args.profile)
   config = config_lib.load(args.config, overrides)
 
-  from t5x_like.training import process, setup
+  from t5x_like.training import assembly, process
 
   process.prepare()
-  config = setup.resolve(config)
+  config = assembly.resolve(config)
   process.say(config_lib.to_json(config))
 
   from t5x_like.training.loop import train
@@ -42,4 +42,4 @@ def _window(text: str | None) -> range | None:
 
 if __name__ == "__main__":
   use_huge_pages()
-  command.program(main)
+  command_line.program(main)

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from t5x_like.data.token_store_writer import TokenStoreWriter
+from t5x_like.data.store.writer import TokenStoreWriter
 from t5x_like.data.vocabularies import ByteVocabulary
 
 SIZE, SENTINELS = 40_000, 1_000

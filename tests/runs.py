@@ -126,14 +126,14 @@ def steps(workdir) -> list[int]:
 
 def restored(workdir, step: int) -> dict[str, np.ndarray]:
   """Every tensor of a checkpoint, parameters and optimizer state, by name."""
-  from t5x_like.training import saved, setup
+  from t5x_like.training import assembly, trained
   from t5x_like.training.checkpoint import Checkpoints
   from t5x_like.training.checkpoint_manifest import flatten
   from t5x_like.training.state import to_tree
 
-  config, _ = saved.open_config(str(workdir), None, [])
+  config, _ = trained.open_config(str(workdir), None, [])
   config.batch_size, config.accumulation_steps, config.mesh = jax.device_count(), 1, {"data": -1}
-  abstract = to_tree(setup.build(setup.resolve(config)).state)
+  abstract = to_tree(assembly.build(assembly.resolve(config)).state)
   with Checkpoints(pathlib.Path(workdir) / "checkpoints") as checkpoints:
     _, tree, _ = checkpoints.restore(abstract, step)
   return {name: np.asarray(x) for name, x in flatten(tree).items()}

@@ -13,10 +13,10 @@ import pytest
 
 from launch import local
 from t5x_like import evaluate, predict, train
-from t5x_like.data import builtin
-from t5x_like.data.token_store_writer import TokenStoreWriter
+from t5x_like.data.store import builtin
+from t5x_like.data.store.writer import TokenStoreWriter
 from t5x_like.data.vocabularies import ByteVocabulary
-from t5x_like.training import resume
+from t5x_like.training import workdir as workdirs
 from tests.runs import NANO, REPO, environment, steps
 from tests.runs import train as command
 
@@ -249,7 +249,7 @@ def test_a_workdir_that_cannot_be(refused, tmp_path):
 
 def test_a_workdir_in_use(untouched, refused, tmp_path):
   workdir = shutil.copytree(untouched, tmp_path / "run")
-  with resume.hold(workdir):
+  with workdirs.hold(workdir):
     refused(train.main, *SMALL, workdir=workdir, parts=(str(workdir), "another process is training in it"))
   assert train.main(command(workdir, *SMALL)[3:]) == 0
 

@@ -11,7 +11,8 @@ from t5x_like import evaluate, predict
 from t5x_like.data import loader, vocabularies
 from t5x_like.data import task as tasks
 from t5x_like.evals import Setting, loss, span_infilling
-from t5x_like.training import saved, setup
+from t5x_like.training import assembly
+from t5x_like.training import trained as trained_run
 from t5x_like.training.writer import read_metrics
 from tests.runs import NANO
 
@@ -21,10 +22,10 @@ pytestmark = pytest.mark.usefixtures("compiled")
 @pytest.fixture(scope="module")
 def restored(trained):
   """(parts, task, arrays) of the finished run."""
-  config, _ = saved.open_config(str(trained), NANO, [])
-  parts = setup.build(setup.resolve(config))
+  config, _ = trained_run.open_config(str(trained), NANO, [])
+  parts = assembly.build(assembly.resolve(config))
   task = tasks.build(split="validation", **config.task.to_dict())
-  return parts, task, saved.restore_params(str(trained), parts, None)[1]
+  return parts, task, trained_run.restore_params(str(trained), parts, None)[1]
 
 
 def setting(restored, batch_size: int, rows=None) -> Setting:

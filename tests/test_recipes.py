@@ -10,7 +10,7 @@ from t5x_like import config as config_lib
 from t5x_like import train
 from t5x_like.errors import UserError
 from t5x_like.nn import params
-from t5x_like.training import setup
+from t5x_like.training import assembly
 from t5x_like.training.writer import read_metrics
 
 pytestmark = pytest.mark.usefixtures("compiled")
@@ -30,8 +30,8 @@ GOLDEN = {
 
 
 def parts(recipe: str, *overrides: str):
-  config = setup.resolve(config_lib.load(recipe, overrides))
-  built = setup.build(config)
+  config = assembly.resolve(config_lib.load(recipe, overrides))
+  built = assembly.build(config)
   return config, built, sum(math.prod(p.shape) for p in params.named_params(built.model).values())
 
 

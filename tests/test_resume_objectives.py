@@ -8,6 +8,7 @@ import time
 import pytest
 
 from t5x_like import config as config_lib
+from t5x_like import slots
 from tests.runs import Process, assert_same_bits, lines, losses, run, train
 
 STEPS = 12
@@ -95,7 +96,7 @@ def test_every_objective_is_here():
   from t5x_like import objectives
 
   found = {config_lib.load(recipe).objective.name for recipe in RECIPES}
-  assert found | set(FINE_TUNING) == set(config_lib.modules(objectives))
+  assert found | set(FINE_TUNING) == set(slots.names(objectives))
 
 
 @pytest.mark.heavy

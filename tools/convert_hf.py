@@ -59,12 +59,12 @@ def _is_workdir(path: str) -> bool:
 def _export(workdir: str, output: str, step: int | None, dtype: str | None) -> None:
   from t5x_like.interop import hf
   from t5x_like.nn import params
-  from t5x_like.training import process, saved, setup
+  from t5x_like.training import assembly, process, trained
 
   process.prepare()
-  config, _ = saved.open_config(workdir, None, ['mesh={"data": -1}', "batch_size=65536", "accumulation_steps=1"])
-  parts = setup.build(setup.resolve(config))
-  found, arrays = saved.restore_params(workdir, parts, step)
+  config, _ = trained.open_config(workdir, None, ['mesh={"data": -1}', "batch_size=65536", "accumulation_steps=1"])
+  parts = assembly.build(assembly.resolve(config))
+  found, arrays = trained.restore_params(workdir, parts, step)
   hf.save(params.with_arrays(parts.model, arrays), output, dtype=dtype)
   vocabulary = pathlib.Path(workdir) / "vocabulary"
   for model_file in vocabulary.glob("*.model"):
@@ -78,26 +78,27 @@ def _import(directory: str, workdir: str, recipe: str, overrides: list[str]) -> 
   from t5x_like.data import task as tasks
   from t5x_like.interop import hf
   from t5x_like.nn import params
-  from t5x_like.training import process, resume, setup
+  from t5x_like.training import assembly, process
+  from t5x_like.training import workdir as workdirs
   from t5x_like.training.checkpoint import Checkpoints
   from t5x_like.training.environment import environment
   from t5x_like.training.state import init_state, to_tree
 
   process.prepare()
-  config = setup.resolve(config_lib.load(recipe, overrides))
-  parts = setup.build(config)
+  config = assembly.resolve(config_lib.load(recipe, overrides))
+  parts = assembly.build(config)
   task = tasks.build(split=config.train_split, **({"name": None} | config.task.to_dict()))
-  setup.check_vocabulary(config, task.vocabulary)
+  assembly.check_vocabulary(config, task.vocabulary)
   model = hf.load(directory, rules=parts.rules)
   _check_same(model, parts.model, directory, recipe)
   state = init_state(parts.make_model, parts.optimizer, parts.state, config.seed)
   state = dataclasses.replace(state, params=params.arrays(model))
-  identity = resume.identity(config, task)
+  identity = workdirs.identity(config, task)
   with Checkpoints(pathlib.Path(workdir) / "checkpoints") as checkpoints:
     checkpoints.save(0, to_tree(state), identity)
     checkpoints.wait()
-  resume.write(pathlib.Path(workdir), resume.FILE, identity)
-  resume.write(pathlib.Path(workdir), "environment.json", environment())
+  workdirs.write(pathlib.Path(workdir), workdirs.FILE, identity)
+  workdirs.write(pathlib.Path(workdir), "environment.json", environment())
   task.vocabulary.save(pathlib.Path(workdir) / "vocabulary")
   process.say(f"{workdir}: step 0 with the weights of {directory}; train with --config={recipe} --workdir={workdir}")
 

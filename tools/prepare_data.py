@@ -32,19 +32,14 @@ from typing import Any
 
 from etils import epath
 
-from t5x_like.data import (
-  cleaning,
-  preparation,
-  preparation_duplicates,
-  preparation_job,
-  preparation_progress,
-  preparation_records,
-  sources,
-  token_store,
-  vocabularies,
-)
-from t5x_like.data.preparation_job import Batch, Job, Tokenised
-from t5x_like.data.token_store_writer import SHARD_TOKENS
+from t5x_like.data import sources, vocabularies
+from t5x_like.data.prepare import cleaning, duplicates, progress_files
+from t5x_like.data.prepare import job as jobs
+from t5x_like.data.prepare import parts as preparation
+from t5x_like.data.prepare import progress as progress_bars
+from t5x_like.data.prepare.job import Batch, Job, Tokenised
+from t5x_like.data.store import reader
+from t5x_like.data.store.writer import SHARD_TOKENS
 from t5x_like.errors import UserError, door, one_line
 
 _BATCHES_AHEAD = 3  # per worker, so that a slow consumer holds memory bounded
@@ -80,7 +75,7 @@ def _spread(pool: concurrent.futures.Executor, workers: int, job: Job, batches: 
   """Tokens of batches, in their order, made by the processes of the pool."""
 
   def submit(batch: Batch) -> concurrent.futures.Future:
-    return pool.submit(preparation_job.tokenise, job, batch)
+    return pool.submit(jobs.tokenise, job, batch)
 
   ahead = collections.deque(map(submit, itertools.islice(batches, workers * _BATCHES_AHEAD)))
   while ahead:
@@ -105,9 +100,9 @@ def _make_in_processes(job: Job, parts: int, workers: int) -> None:
 
 def _mark_duplicates(job: Job, parts: int, workers: int, pipeline: list[str] | None) -> None:
   """Finds the duplicates of the whole split, unless an interrupted run has found them."""
-  each = functools.partial(preparation_duplicates.sign, job)
+  each = functools.partial(duplicates.sign, job)
   if pipeline is not None:
-    from t5x_like.data import beam
+    from t5x_like.data.prepare import beam
 
     beam.run(each, parts, pipeline, f"{job.progress}/refusals")
   elif workers == 1 or parts == 1:
@@ -115,7 +110,7 @@ def _mark_duplicates(job: Job, parts: int, workers: int, pipeline: list[str] | N
   else:
     with _pool(workers) as pool:
       collections.deque(pool.map(each, range(parts)), maxlen=0)
-  preparation_duplicates.resolve(job)
+  duplicates.resolve(job)
 
 
 @contextlib.contextmanager
@@ -130,7 +125,7 @@ def _begun(job: Job) -> Iterator[None]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
       except OSError as error:
         raise UserError(f"{progress}: another process is writing this store: wait for it or stop it") from error
-    if preparation_records.is_written(job.progress):
+    if progress_files.is_written(job.progress):
       raise UserError(f"{progress}: a process of an interrupted run still writes this store: wait for it or stop it")
     record = progress / "job"
     if not record.exists() or record.read_text() != job.key:
@@ -179,7 +174,7 @@ def _exists(path: str, vocabulary: vocabularies.Vocabulary, expected: dict[str, 
   """Whether the store is there, made from the same inputs; UserError if made from others."""
   if not (epath.Path(path) / "manifest.json").exists() and ("://" in path or not os.path.exists(path)):
     return False
-  manifest = token_store.TokenStore.open(path, verify="size").manifest
+  manifest = reader.TokenStore.open(path, verify="size").manifest
   found = {
     **manifest.source,
     "vocabulary": manifest.vocabulary.fingerprint,
@@ -257,7 +252,7 @@ def _parser() -> argparse.ArgumentParser:
     default="",
     metavar="STEPS",
     help=f"of {', '.join(cleaning.STEPS)}, with commas: page filters, exact and near duplicates, "
-    "repeated three-sentence spans (t5x_like/data/cleaning.py; default: none)",
+    "repeated three-sentence spans (t5x_like/data/prepare/cleaning.py; default: none)",
   )
   parser.add_argument("--min_words", type=int, default=5, help="words of a line, for c4 (default: %(default)s)")
   parser.add_argument("--min_sentences", type=int, default=3, help="of a page, for c4 (default: %(default)s)")
@@ -313,12 +308,12 @@ def _prepare(
 ) -> None:
   split = of_manifest["split"]
   with _begun(job):
-    if preparation_duplicates.wanted(job) and not preparation_duplicates.marked(job):
-      with preparation_progress.shown(job, "signatures", f"{split}, signatures", "documents"):
+    if duplicates.wanted(job) and not duplicates.marked(job):
+      with progress_bars.shown(job, "signatures", f"{split}, signatures", "documents"):
         _mark_duplicates(job, parts, args.workers, pipeline if args.engine == "beam" else None)
-    with preparation_progress.shown(job, "parts", split, "tokens"):
+    with progress_bars.shown(job, "parts", split, "tokens"):
       if args.engine == "beam":
-        from t5x_like.data import beam
+        from t5x_like.data.prepare import beam
 
         beam.run(functools.partial(preparation.make_part, job), parts, pipeline, f"{job.progress}/refusals")
       else:
@@ -368,7 +363,7 @@ def main(argv: list[str] | None = None) -> None:
       args.source,
       args.data_dir,
       args.text_field,
-      preparation_job.facts_hash(source),
+      jobs.facts_hash(source),
       tuple(source.changed(part.split)),
       part.split,
       part.low,
@@ -383,8 +378,8 @@ def main(argv: list[str] | None = None) -> None:
       work=path if "://" in path else f"{root}/.{output}.incomplete",
       progress=progress,
     )
-    _prepare(job, path, len(preparation_job.parts_of(job)), args, pipeline, name=name, split=output, source=record)
-    store = token_store.TokenStore.open(path, verify="full")
+    _prepare(job, path, len(jobs.parts_of(job)), args, pipeline, name=name, split=output, source=record)
+    store = reader.TokenStore.open(path, verify="full")
     counts = store.manifest.source["counts"]
     skipped = "".join(f", {n} skipped ({reason})" for reason, n in counts["documents_skipped"].items())
     print(

@@ -12,7 +12,7 @@ import sys
 import time
 
 from t5x_like.errors import UserError, door
-from t5x_like.training import resume
+from t5x_like.training import workdir as workdirs
 from t5x_like.training.writer import read_metrics
 
 RECIPE = "configs/t5/quickstart.py"
@@ -76,7 +76,7 @@ def _closing(workdir: str, train: list[str], seconds: float) -> None:
     evaluate:    {python} -m t5x_like.evaluate --workdir={workdir}
     fill in:     {python} -m t5x_like.predict --workdir={workdir} --input={sample} --output={workdir}/filled.jsonl
 """)
-  saved = resume.read(workdir)
+  saved = workdirs.read(workdir)
   if figures["loss"] >= figures["unigram_entropy"] and saved["total_steps"] >= 200:
     raise UserError(f"{workdir}: the validation loss is not below the unigram entropy; this should not happen")
 

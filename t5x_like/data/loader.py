@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
-from t5x_like.data import dataset_iterator, random
+from t5x_like.data import iterator, random
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
@@ -145,7 +145,7 @@ def _iterate(
   batch = rows[1] - rows[0]
   numbers = batch * sum(math.prod(feature.shape) for feature in task.features.values())
   together = max(1, min(_TOGETHER // numbers, _MOST_STEPS))
-  return dataset_iterator.iterate(
+  return iterator.iterate(
     steps,
     lambda steps: (
       steps.batch(together)

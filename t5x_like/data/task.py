@@ -6,17 +6,14 @@ The module path is the registry: the task named `span_corruption` is the functio
 
 import dataclasses
 import hashlib
-import importlib
 import json
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from ml_collections import ConfigDict
-
-from t5x_like import config as config_lib
+from t5x_like import slots
+from t5x_like.data import tasks
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.token_store import TokenStore
+from t5x_like.data.store.reader import TokenStore
 from t5x_like.data.vocabularies import Vocabulary
 
 
@@ -52,12 +49,6 @@ class Task:
   batch: Callable[[tf.Tensor, tf.Tensor, int], dict[str, tf.Tensor]]
 
 
-def names() -> list[str]:
-  """The names of all tasks there are."""
-  folder = pathlib.Path(__file__).with_name("tasks")
-  return sorted(file.stem for file in folder.glob("*.py") if not file.stem.startswith("_"))
-
-
 def build(name: str | None, split: str, **kwargs: Any) -> Task:
   """Makes a task by name.
 
@@ -75,10 +66,8 @@ def build(name: str | None, split: str, **kwargs: Any) -> Task:
 
 def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any]) -> Task:
   """`build` for the arguments that stand at `config.<slot>`, such as a part of a mixture."""
-  config_lib.pick(slot, name, names())
-  function = importlib.import_module(f"t5x_like.data.tasks.{name}").task
-  config_lib.fill_slot(slot, ConfigDict(arguments), function, given=("split",))
-  return function(split=split, **arguments)
+  function = slots.find(f"config.{slot}.name", name, tasks, "task")
+  return function(split=split, **slots.fill(f"config.{slot}", arguments, function, given=("split",)))
 
 
 def fingerprint(task: str, tokens: TokenStore, **arguments: Any) -> str:

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.errors import UserError, did_you_mean
-from t5x_like.kinds import fits, type_words
 from t5x_like.nn import cores, moe, params
 from t5x_like.nn.attention import CrossAttention, SelfAttention
 from t5x_like.nn.block import Block, Normed, Parallel, Residual
@@ -37,6 +36,7 @@ from t5x_like.nn.position import (
 )
 from t5x_like.nn.relative_position import RelativeBias, ShawPosition
 from t5x_like.nn.stack import Stack
+from t5x_like.slots import fits, words
 
 NORMS = {
   "layernorm": LayerNorm,
@@ -151,7 +151,7 @@ class Design:
         near = did_you_mean(key, kinds)
         raise UserError(f"config.model.design.{key}: unknown key{near}; a design has {', '.join(kinds)}")
       if not fits(value, kinds[key]):
-        raise UserError(f"config.model.design.{key}: found {value!r}, expected {type_words(kinds[key])}")
+        raise UserError(f"config.model.design.{key}: found {value!r}, expected {words(kinds[key])}")
     return dataclasses.replace(self, **values)
 
   # The parts

@@ -30,12 +30,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.errors import UserError, did_you_mean
-from t5x_like.kinds import fits, type_words
 from t5x_like.nn import params
 from t5x_like.nn.dims import dropout, subkey
 from t5x_like.nn.layer import Context, Layer
 from t5x_like.nn.router import Router, Routing, balance_loss, z_loss
 from t5x_like.parallel.constrain import constrain
+from t5x_like.slots import fits, words
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Options:
       if key not in kinds:
         raise UserError(f"design.experts.{key}: unknown key{did_you_mean(key, kinds)}; experts take {', '.join(kinds)}")
       if not fits(value, kinds[key]):
-        raise UserError(f"design.experts.{key}: found {value!r}, expected {type_words(kinds[key])}")
+        raise UserError(f"design.experts.{key}: found {value!r}, expected {words(kinds[key])}")
     options = cls(**values)
     bounds = {
       "experts": (options.experts >= 1, "at least 1"),

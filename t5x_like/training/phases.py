@@ -14,7 +14,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from t5x_like import config as config_lib
+from t5x_like import slots
 from t5x_like.errors import UserError
 
 
@@ -39,7 +39,7 @@ def check(config: ConfigDict) -> None:
   """
   ends = {}
   for name, values in config.phases.items():
-    config_lib.fill_slot(f"phases.{name}", values, phase)
+    slots.fill(f"config.phases.{name}", values, phase)
     if values.until < 1 or values.until in ends:
       raise UserError(
         f"config.phases.{name}.until: found {values.until}, expected a step of at least 1, another for every phase"

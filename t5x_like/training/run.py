@@ -16,7 +16,8 @@ from t5x_like.evals import Setting
 from t5x_like.nn import params
 from t5x_like.parallel import distributed
 from t5x_like.parallel.rules import local_rows, sharding_table
-from t5x_like.training import flops, phases, process, resume, setup
+from t5x_like.training import assembly, flops, phases, process
+from t5x_like.training import workdir as workdirs
 from t5x_like.training.checkpoint import Checkpoints
 from t5x_like.training.environment import attention_cores, environment
 from t5x_like.training.meter import Meter
@@ -49,13 +50,13 @@ class Run:
 
     self.config, self.workdir, self.total_steps = config, pathlib.Path(workdir), config.total_steps
     self._primary = process.first()
-    parts = self._parts = setup.build(config)
+    parts = self._parts = assembly.build(config)
     rows = local_rows(parts.rules.batch(), config.batch_size)
     self._phases = phases.build(config, lambda values: tasks.build(split=config.train_split, **values))
     task = self._phases[-1].task
     eval_task = tasks.build(split=config.eval_split, **({"name": None} | config.task.to_dict()))
-    setup.check_vocabulary(config, task.vocabulary)
-    self._identity = resume.identity(config, task)
+    assembly.check_vocabulary(config, task.vocabulary)
+    self._identity = workdirs.identity(config, task)
     self._identity["fingerprints"] |= {f"data_{phase.name}": phase.task.fingerprint for phase in self._phases[:-1]}
     changes = self._check_workdir()
     process.say(sharding_table(params.named_params(parts.model), parts.rules))
@@ -77,7 +78,7 @@ class Run:
       config.batch_size,
       parts.rules,
     )
-    self._evaluators = setup.evaluators(config, self._setting)
+    self._evaluators = assembly.evaluators(config, self._setting)
     self._writer = MetricsWriter(workdir, resume_step=self.step, total_steps=self.total_steps, primary=self._primary)
     self._pending: tuple[int, dict[str, jax.Array]] | None = None
     self._batches = lambda task: loader.train_batches(
@@ -231,8 +232,8 @@ class Run:
 
   def _check_workdir(self) -> list[str]:
     """Compares the workdir with this config, in all processes alike. Returns the changes that are allowed."""
-    saved = resume.read(self.workdir)
-    changes = [] if saved is None else resume.check(saved, self._identity, self.workdir)
+    saved = workdirs.read(self.workdir)
+    changes = [] if saved is None else workdirs.check(saved, self._identity, self.workdir)
     distributed.agree(
       {
         "config": config_lib.digest(self.config),
@@ -250,7 +251,7 @@ class Run:
       process.say(f"new run in {self.workdir}")
       return init_state(self._parts.make_model, self._parts.optimizer, abstract, self.config.seed), 0
     step, tree, metadata = restored
-    resume.check(metadata, self._identity, self._checkpoints_path(step))
+    workdirs.check(metadata, self._identity, self._checkpoints_path(step))
     if step < self.total_steps:
       process.say(f"resuming {self.workdir} from step {step} of {self.total_steps}")
     return from_tree(tree, abstract), step
@@ -260,9 +261,9 @@ class Run:
 
   def _write_workdir(self, task) -> None:
     if self._primary:
-      self._lock = resume.hold(self.workdir)
-      resume.write(self.workdir, resume.FILE, self._identity)
-      resume.write(self.workdir, "environment.json", environment() | attention_cores(self._parts.model))
+      self._lock = workdirs.hold(self.workdir)
+      workdirs.write(self.workdir, workdirs.FILE, self._identity)
+      workdirs.write(self.workdir, "environment.json", environment() | attention_cores(self._parts.model))
       task.vocabulary.save(self.workdir / "vocabulary")
 
 

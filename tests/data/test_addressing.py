@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from corpora import assert_same
 
-from t5x_like.data import loader, task
+from t5x_like import slots
+from t5x_like.data import loader, task, tasks
 
 B, STEP = 8, 5
 ROWS = ((0, 4), (4, 6), (6, 7), (7, 8))  # what the first of 2 hosts, the third of 4 and the last two of 8 make
@@ -77,7 +78,7 @@ CASES = {
 
 
 def test_every_task_is_here():
-  assert sorted(CASES) == task.names()
+  assert sorted(CASES) == slots.names(tasks)
 
 
 @pytest.mark.parametrize(("name", "arguments"), [(n, a) for n, cases in CASES.items() for a in cases], ids=str)

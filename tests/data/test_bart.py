@@ -10,9 +10,9 @@ from chances import assert_fits, expected_spans
 from t5x_like.data import loader, random, task
 from t5x_like.data.preprocessors import bart
 from t5x_like.data.preprocessors.salient_spans import dates_numbers_and_names
+from t5x_like.data.preprocessors.sentences import Sentences
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.sentences import Sentences
-from t5x_like.data.token_store_writer import TokenStoreWriter
+from t5x_like.data.store.writer import TokenStoreWriter
 from t5x_like.data.vocabularies import ByteVocabulary
 from t5x_like.errors import UserError
 from tools import train_tokenizer

@@ -5,8 +5,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from t5x_like.data import cleaning
-from t5x_like.data.cleaning import C4
+from t5x_like.data.prepare import cleaning
+from t5x_like.data.prepare.cleaning import C4
 from t5x_like.errors import UserError
 
 GOOD = "The quick brown fox jumps over it. A lazy dog sleeps through it all. Nobody knows the reason why!"
@@ -109,7 +109,7 @@ def test_beam_transforms_do_the_same():
   from apache_beam.runners.portability.fn_api_runner import FnApiRunner
   from apache_beam.testing.util import assert_that, equal_to
 
-  from t5x_like.data.beam import Clean, WithoutDuplicates, WithoutRepeatedSpans
+  from t5x_like.data.prepare.beam import Clean, WithoutDuplicates, WithoutRepeatedSpans
 
   base = " ".join(words(0)) + ". And more of it now. The end of the page."
   near = base.replace("the page", "this page")

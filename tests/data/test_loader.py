@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from t5x_like.data import loader, task
-from t5x_like.data.token_store_writer import TokenStoreWriter
+from t5x_like.data.store.writer import TokenStoreWriter
 from t5x_like.data.vocabularies import ByteVocabulary
 from t5x_like.errors import UserError
 
@@ -184,7 +184,7 @@ def test_to_global_shards_over_the_mesh(train):
 def test_dropped_and_unfinished_iterators_end(root):
   """In a program of its own: iterators dropped with batches under way, and two alive when the program ends.
 
-  tests/data/test_dataset_iterator.py goes through the ways to drop an iterator and to end a program.
+  tests/data/test_iterator.py goes through the ways to drop an iterator and to end a program.
   """
   program = f"""
 import random, time

@@ -9,8 +9,8 @@ import pytest
 
 from t5x_like.data import loader, mixture, task
 from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.store.writer import TokenStoreWriter
 from t5x_like.data.tasks import ul2
-from t5x_like.data.token_store_writer import TokenStoreWriter
 from t5x_like.data.vocabularies import ByteVocabulary
 from t5x_like.errors import UserError
 

@@ -6,7 +6,7 @@ from chances import assert_fits, assert_share
 
 from t5x_like.data import task
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.token_store_writer import TokenStoreWriter
+from t5x_like.data.store.writer import TokenStoreWriter
 from t5x_like.data.vocabularies import ByteVocabulary, special
 from t5x_like.errors import UserError
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from t5x_like.data import pack, pack_rows
+from t5x_like.data.supervised import bins, packing
 from t5x_like.errors import UserError
 
 
@@ -23,7 +23,7 @@ def packings(draw):
 @given(packings())
 def test_every_example_once_and_no_row_too_long(case):
   lengths, limits, seed = case
-  plan = pack.plan(lengths, limits, seed)
+  plan = packing.plan(lengths, limits, seed)
   assert sorted(plan.examples.tolist()) == list(range(len(lengths)))
   assert plan.row_starts[0] == 0 and plan.row_starts[-1] == len(lengths) and (np.diff(plan.row_starts) > 0).all()
   for row in range(plan.num_rows):
@@ -31,7 +31,7 @@ def test_every_example_once_and_no_row_too_long(case):
     held = lengths[plan.examples[members]]
     assert (held.sum(axis=0) <= limits).all()
     assert np.array_equal(plan.offsets[members], np.cumsum(held, axis=0) - held)
-  again = pack.plan(lengths.copy(), limits, seed)
+  again = packing.plan(lengths.copy(), limits, seed)
   assert np.array_equal(again.examples, plan.examples) and np.array_equal(again.row_starts, plan.row_starts)
 
 
@@ -59,7 +59,7 @@ def test_rows_are_full(name):
   """The stream that needs more rows is full; the other is as full as the ratio of their tokens lets it be."""
   lengths, limits = CASES[name]
   lengths = np.clip(lengths, 1, limits).astype(int)
-  plan = pack.plan(lengths, limits)
+  plan = packing.plan(lengths, limits)
   assert max(plan.utilisation[:-1]) > 0.99
   assert plan.num_rows <= 1.01 * max(lengths.sum(axis=0) / limits) + 1
   assert np.array_equal(np.sort(plan.examples), np.arange(len(lengths)))
@@ -67,11 +67,11 @@ def test_rows_are_full(name):
 
 def test_more_kinds_than_are_told_apart(monkeypatch):
   """Lengths are rounded up, and kinds are dealt into several parts; no row gets too long by that."""
-  monkeypatch.setattr(pack_rows, "_KINDS", {"patterns": 300, "best_fit": 100})
-  monkeypatch.setattr(pack_rows, "_TOGETHER", 64)
+  monkeypatch.setattr(bins, "_KINDS", {"patterns": 300, "best_fit": 100})
+  monkeypatch.setattr(bins, "_TOGETHER", 64)
   lengths = np.random.default_rng(2).integers(1, 40, (6000, 2))
   assert len(np.unique(lengths, axis=0)) > 1000
-  plan = pack.plan(lengths, (256, 256))
+  plan = packing.plan(lengths, (256, 256))
   assert (np.add.reduceat(lengths[plan.examples], plan.row_starts[:-1]) <= 256).all() and plan.num_rows > 4 * 64
   assert np.array_equal(np.sort(plan.examples), np.arange(6000)) and min(plan.utilisation) > 0.9
 
@@ -87,33 +87,33 @@ def test_more_kinds_than_are_told_apart(monkeypatch):
   ],
 )
 def test_small_plans(lengths, rows):
-  assert pack.plan(np.array(lengths), (10, 10)).num_rows == rows
+  assert packing.plan(np.array(lengths), (10, 10)).num_rows == rows
 
 
 def test_cost_is_by_kinds(monkeypatch):
   """Far fewer rows are composed than there are: each is repeated while its kinds last."""
   composed = []
-  compose = pack_rows._compose
-  monkeypatch.setattr(pack_rows, "_compose", lambda *arguments: composed.append(1) or compose(*arguments))
+  compose = bins._compose
+  monkeypatch.setattr(bins, "_compose", lambda *arguments: composed.append(1) or compose(*arguments))
   n = np.arange(150_000)
   lengths = np.stack([8 + n % 29, 8 + n % 31], axis=1)
-  plan = pack.plan(lengths, (256, 256))
+  plan = packing.plan(lengths, (256, 256))
   assert plan.num_rows > 10_000 and len(composed) < 4000 and max(plan.utilisation) > 0.998
 
 
 def test_the_seed_decides_who_shares_a_row_and_nothing_else():
   lengths = lognormal(20, 0.5, 2000)[:, None].clip(max=64)
-  one, two = (pack.plan(lengths, (64,), seed) for seed in (0, 1))
+  one, two = (packing.plan(lengths, (64,), seed) for seed in (0, 1))
   assert one.num_rows == two.num_rows and not np.array_equal(one.examples, two.examples)
 
 
 def test_frozen():
   """Runs resume into the same rows only while this stays as it is; another plan is another version of the tasks."""
   lengths = np.array([[5], [3], [3], [7], [2], [9], [1], [4]])
-  plan = pack.plan(lengths, (10,), 3)
+  plan = packing.plan(lengths, (10,), 3)
   assert plan.examples.tolist() == FROZEN[0] and plan.row_starts.tolist() == FROZEN[1]
   n = np.arange(2000)
-  plan = pack.plan(np.stack([4 + n % 23, 4 + n % 19 + n % 5], axis=1), (128, 128), 3)
+  plan = packing.plan(np.stack([4 + n % 23, 4 + n % 19 + n % 5], axis=1), (128, 128), 3)
   assert (plan.num_rows, plan.examples[:8].tolist(), plan.row_starts[:4].tolist()) == FROZEN_PAIRS
   assert hashlib.sha256(plan.examples.astype("<i8").tobytes()).hexdigest()[:16] == FROZEN_DIGEST
 
@@ -132,12 +132,12 @@ FROZEN_DIGEST = "27be6aa58034109e"
 )
 def test_what_no_row_holds_is_refused(lengths, limits, message):
   with pytest.raises(UserError, match=message):
-    pack.plan(np.array(lengths), limits)
+    packing.plan(np.array(lengths), limits)
 
 
 def test_rows_as_seqio_lays_them_out():
   inputs, targets = [[7, 8, 5, 1], [8, 4, 9, 3, 1]], [[3, 9, 1], [4, 1]]
-  plan = pack.Plan(np.array([0, 1]), np.array([0, 2]), np.array([[0, 0], [4, 3]]), (9, 5), (10, 7))
+  plan = packing.Plan(np.array([0, 1]), np.array([0, 2]), np.array([[0, 0], [4, 3]]), (9, 5), (10, 7))
   place, row, number = plan.members(np.array([0]))
   laid = {}
   for side, examples, stream in (("encoder", inputs, 0), ("decoder", targets, 1)):
@@ -145,7 +145,7 @@ def test_rows_as_seqio_lays_them_out():
     valid = np.arange(lengths.max()) < lengths[:, None]
     tokens = np.zeros(valid.shape, np.int32)
     tokens[valid] = np.concatenate(examples)
-    laid[side] = pack.scatter(tokens, valid, row, number, plan.offsets[place, stream], (1, plan.limits[stream]))
+    laid[side] = packing.scatter(tokens, valid, row, number, plan.offsets[place, stream], (1, plan.limits[stream]))
   digits = {side: ["".join(map(str, part[0])) for part in parts] for side, parts in laid.items()}
   assert digits == {"encoder": ["7851849310", "1111222220", "0123012340"], "decoder": ["3914100", "1112200", "0120100"]}
-  assert pack.shifted(*laid["decoder"], 0).tolist() == [[0, 3, 9, 0, 4, 0, 0]]
+  assert packing.shifted(*laid["decoder"], 0).tolist() == [[0, 3, 9, 0, 4, 0, 0]]

@@ -10,16 +10,12 @@ import numpy as np
 import psutil
 import pytest
 
-from t5x_like.data import (
-  cleaning,
-  preparation,
-  preparation_job,
-  preparation_progress,
-  preparation_records,
-  sources,
-  vocabularies,
-)
-from t5x_like.data.token_store import TokenStore
+from t5x_like.data import sources, vocabularies
+from t5x_like.data.prepare import cleaning, progress_files
+from t5x_like.data.prepare import job as jobs
+from t5x_like.data.prepare import parts as preparation
+from t5x_like.data.prepare import progress as progress_bars
+from t5x_like.data.store.reader import TokenStore
 from t5x_like.errors import UserError
 from tools import prepare_data
 
@@ -169,7 +165,7 @@ def files_of(root):
 
 
 def shards_of(record):
-  return json.loads(preparation_records.load(record) or '{"shards": []}')["shards"]
+  return json.loads(progress_files.load(record) or '{"shards": []}')["shards"]
 
 
 @pytest.mark.parametrize(
@@ -225,16 +221,16 @@ def test_what_an_interrupted_run_left_damaged_is_made_again(tmp_path, monkeypatc
   (progress / "marks" / "000001").unlink()
   record = progress / "parts" / "000002"
   record.write_bytes(record.read_bytes().replace(b'"near duplicate": 1', b'"near duplicate": 7'))
-  assert preparation_records.load(record) is None
+  assert progress_files.load(record) is None
   assert prepare_data.main([*flags, f"--output={tmp_path}/again"]) == 0
   assert files_of(tmp_path / "whole") == files_of(tmp_path / "again") and not progress.exists()
 
 
 def test_a_store_that_something_still_writes_is_left_alone(corpus, tmp_path, monkeypatch, capsys):
-  monkeypatch.setattr(preparation_records, "_PATIENCE_SECONDS", 0)
+  monkeypatch.setattr(progress_files, "_PATIENCE_SECONDS", 0)
   progress = tmp_path / ".train.progress"
   progress.mkdir()
-  with preparation_records.writing(str(progress)):
+  with progress_files.writing(str(progress)):
     assert prepare(corpus, tmp_path, "--workers=1", "--split=train") == 2
   assert f"{progress}: a process of an interrupted run still writes this store" in capsys.readouterr().err
   assert prepare(corpus, tmp_path, "--workers=1", "--split=train") == 0
@@ -243,7 +239,7 @@ def test_a_store_that_something_still_writes_is_left_alone(corpus, tmp_path, mon
 
 
 def test_progress_is_lines_where_there_is_no_terminal(corpus, tmp_path, monkeypatch, capsys):
-  monkeypatch.setattr(preparation_progress, "_LINE_SECONDS", 0)
+  monkeypatch.setattr(progress_bars, "_LINE_SECONDS", 0)
   assert prepare(corpus, tmp_path, "--workers=1", "--split=train", "--part_bytes=1", "--clean=exact") == 0
   lines = capsys.readouterr().err.splitlines()
   size = sum(file.stat().st_size for file in corpus[0].iterdir())
@@ -352,11 +348,11 @@ def test_parts_and_splits_without_documents(tmp_path, capsys):
 def test_a_source_that_changes_meanwhile_is_refused(tmp_path):
   (tmp_path / "a.txt").write_text("one\n")
   source = sources.open_source(f"lines:{tmp_path}/a.txt")
-  job = preparation_job.Job(
+  job = jobs.Job(
     f"lines:{tmp_path}/a.txt",
     None,
     "text",
-    preparation_job.facts_hash(source),
+    jobs.facts_hash(source),
     (),
     "train",
     0.0,

@@ -13,8 +13,9 @@ import pytest
 import tiny
 import tokenizers
 
-from t5x_like.data import loader, rows, task, vocabularies
-from t5x_like.data.templates import Template
+from t5x_like.data import loader, task, vocabularies
+from t5x_like.data.supervised import records
+from t5x_like.data.supervised.templates import Template
 from t5x_like.errors import UserError
 from t5x_like.models import t5
 from t5x_like.nn.architectures import Variant
@@ -280,7 +281,7 @@ def test_fields_that_are_no_text(tmp_path, line, said):
 def test_rows_that_cannot_be_told_apart_are_refused(tmp_path):
   def refused(source, split="train"):
     with pytest.raises(UserError) as error:
-      list(rows.open_rows(source, split, fields=("en",)).read())
+      list(records.open_rows(source, split, fields=("en",)).read())
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -304,10 +305,10 @@ def test_forms_of_rows(tmp_path):
     with gzip.open(tmp_path / f"train.{name}.gz", "wt") as file:
       file.write(lines)
   pattern = f"parallel:{tmp_path}/{{split}}.{{field}}.gz"
-  read = [row for _, row in rows.open_rows(pattern, "train", fields=("en", "de")).read()]
+  read = [row for _, row in records.open_rows(pattern, "train", fields=("en", "de")).read()]
   assert read == [{"en": "one", "de": "eins"}, {"en": "two", "de": "zwei"}]
   with pytest.raises(UserError, match=r"train.fr.gz: found 1 lines, expected as many as in the other files"):
-    list(rows.open_rows(pattern, "train", fields=("en", "fr")).read())
+    list(records.open_rows(pattern, "train", fields=("en", "fr")).read())
 
   answers = [{"text": "Ada", "answer_start": 0}]
   questions = [
@@ -316,17 +317,17 @@ def test_forms_of_rows(tmp_path):
   ]
   squad = {"data": [{"title": "T", "paragraphs": [{"context": "Ada wrote.", "qas": questions}]}]}
   (tmp_path / "s.json").write_text(json.dumps(squad))
-  read = [row for _, row in rows.open_rows(f"squad:{tmp_path}/s.json", "train").read()]
+  read = [row for _, row in records.open_rows(f"squad:{tmp_path}/s.json", "train").read()]
   assert [(row["id"], row["answers"]) for row in read] == [("q1", answers), ("q2", [])]
   template = Template("{question} {answers.0.text} {{}}", "inputs")
   assert template(read[0], "here") == "Who? Ada {}" and template(read[1], "here") is None
 
   (tmp_path / "c.conll").write_text("Ada\tB-PER\nwrote\tO\n\nIt\tO\n")
-  read = [row for _, row in rows.open_rows(f"conll:{tmp_path}/c.conll", "train").read()]
+  read = [row for _, row in records.open_rows(f"conll:{tmp_path}/c.conll", "train").read()]
   assert read[0] == {"tokens": ["Ada", "wrote"], "0": ["Ada", "wrote"], "1": ["B-PER", "O"]} and len(read) == 2
 
   (tmp_path / "j.jsonl").write_text('{"a": {"b": ["x", 3]}, "c": [{"d": "y"}, {"d": null}, {"d": true}], "e": []}\n')
-  ((where, row),) = rows.open_rows(f"jsonl:{tmp_path}/j.jsonl", "train").read()
+  ((where, row),) = records.open_rows(f"jsonl:{tmp_path}/j.jsonl", "train").read()
   assert Template("{a.b.1}", "inputs")(row, where) == "3"
   assert Template("{a.b.*} {c.*.d}", "inputs")(row, where) == "x 3 y True"
   assert Template("{e.*}", "inputs")(row, where) is None

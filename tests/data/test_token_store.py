@@ -10,9 +10,9 @@ import tensorstore as ts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from t5x_like.data import token_store_manifest
-from t5x_like.data.token_store import TokenStore
-from t5x_like.data.token_store_writer import TokenStoreWriter
+from t5x_like.data.store import manifest as manifests
+from t5x_like.data.store.reader import TokenStore
+from t5x_like.data.store.writer import TokenStoreWriter
 from t5x_like.data.vocabularies import ByteVocabulary
 from t5x_like.errors import UserError
 
@@ -249,4 +249,4 @@ def test_writer_refuses(tmp_path):
 
 def test_manifest_text_round_trips(intact):
   text = (intact[0] / "manifest.json").read_bytes()
-  assert token_store_manifest.parse(text, "here").to_json().encode() == text
+  assert manifests.parse(text, "here").to_json().encode() == text

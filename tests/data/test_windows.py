@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.windows import Windows, open_tokens
+from t5x_like.data.store.windows import Windows, open_tokens
 from t5x_like.errors import UserError
 
 TOKENS, LENGTH = 1_003, 50

@@ -15,7 +15,7 @@ from t5x_like.errors import UserError
 from t5x_like.models import t5
 from t5x_like.nn import params
 from t5x_like.nn.architectures import Decoder, EncoderDecoder, Tokens, Variant
-from t5x_like.nn.beam import Attainable, GnmtPenalty, PowerPenalty, Transformers, beam_search
+from t5x_like.nn.beam_search import Attainable, GnmtPenalty, PowerPenalty, Transformers, beam_search
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.generate import greedy, sample
 from t5x_like.nn.sampling import ForcedBos, ForcedEos, MinLength, MinP, Step, Temperature, TopK, TopP

@@ -9,7 +9,7 @@ import torch
 from parity import cases, reference
 
 from t5x_like.interop import hf
-from t5x_like.nn.beam import PowerPenalty, Transformers, beam_search
+from t5x_like.nn.beam_search import PowerPenalty, Transformers, beam_search
 from t5x_like.nn.generate import greedy
 from t5x_like.nn.sampling import ForcedBos, ForcedEos, MinLength
 

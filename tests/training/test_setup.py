@@ -3,12 +3,12 @@
 import json
 
 from t5x_like import config as config_lib
-from t5x_like.training import setup
+from t5x_like.training import assembly
 from t5x_like.training.environment import attention_cores
 
 
 def resolved(*overrides):
-  return setup.resolve(config_lib.load("tests/recipes/nano.py", overrides))
+  return assembly.resolve(config_lib.load("tests/recipes/nano.py", overrides))
 
 
 def test_a_vocabulary_that_is_not_given_is_the_published_one():
@@ -16,14 +16,14 @@ def test_a_vocabulary_that_is_not_given_is_the_published_one():
   assert resolved("model.vocab_size=500").model.vocab_size == 500
   config = config_lib.load("tests/recipes/nano.py")
   config.model = {"name": "t5", "variant": "byt5-small"}
-  assert setup.resolve(config).model.vocab_size == 384
+  assert assembly.resolve(config).model.vocab_size == 384
 
 
 def test_a_recipe_changes_the_design_of_its_family():
   config = resolved("model.design.activation=swiglu", "model.design.windows=[null, 4]", "model.layers=loop")
   assert config.model.design.to_dict() == {"activation": "swiglu", "windows": [None, 4]}
   assert config.model.to_dict() == json.loads(config_lib.to_json(config))["model"]
-  design = setup.build(config).model.variant.design
+  design = assembly.build(config).model.variant.design
   assert (design.activation, design.windows, design.norm) == ("swiglu", (None, 4), "rmsnorm")
   assert resolved().model.design.to_dict() == {}
 
@@ -35,7 +35,7 @@ def test_a_word_stays_one_unless_a_table_replaces_it():
 
 
 def test_the_attention_cores_in_use_are_named():
-  parts = setup.build(resolved())
+  parts = assembly.build(resolved())
   assert attention_cores(parts.model) == {"attention_core": "dense", "cross_attention_core": "dense"}
 
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from t5x_like.data import loader, mixture, task, vocabularies
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.token_store import TokenStore
-from t5x_like.data.token_store_writer import TokenStoreWriter
+from t5x_like.data.store.reader import TokenStore
+from t5x_like.data.store.writer import TokenStoreWriter
 from t5x_like.errors import UserError
 
 _FAR_STEP = 1_000_000_000

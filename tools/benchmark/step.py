@@ -34,10 +34,10 @@ def main(args: argparse.Namespace) -> None:
 
   import jax
 
-  from t5x_like.training import flops, process, setup
+  from t5x_like.training import assembly, flops, process
 
   process.prepare()
-  config = setup.resolve(config)
+  config = assembly.resolve(config)
   compiled, state, batch, model_flops, compile_seconds = _compile(config, args)
   print(
     f"Method: {args.config} with {' '.join(overrides)}; layers={config.model.layers}, dtype={config.model.dtype}. One"
@@ -96,11 +96,11 @@ def _compile(config, args: argparse.Namespace):
   import jax
   import jax.numpy as jnp
 
-  from t5x_like.training import flops, setup
+  from t5x_like.training import assembly, flops
   from t5x_like.training.state import init_state, shardings
   from t5x_like.training.step import make_step
 
-  parts = setup.build(config)
+  parts = assembly.build(config)
   lengths = {
     "encoder_input_tokens": args.inputs,
     "decoder_input_tokens": args.targets,

@@ -21,8 +21,8 @@ import math
 import numpy as np
 
 from t5x_like.data import random
+from t5x_like.data.preprocessors.sentences import Sentences
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.sentences import Sentences
 
 
 def permute_sentences(tokens_BW: tf.Tensor, sentences: Sentences, key_B: tf.Tensor) -> tf.Tensor:

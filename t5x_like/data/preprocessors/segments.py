@@ -8,8 +8,8 @@ Worked example, A = 5 6 7, B = 8 9, length 10, [CLS] 2, [SEP] 3:
 """
 
 from t5x_like.data import random
+from t5x_like.data.preprocessors.sentences import Sentences
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.sentences import Sentences
 
 
 def one(a_BT: tf.Tensor, size_B: tf.Tensor, length: int, cls_id: int, sep_id: int) -> dict[str, tf.Tensor]:

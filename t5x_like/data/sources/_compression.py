@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable
 from typing import BinaryIO
 
-from t5x_like.data.sources import _places
+from t5x_like.data.sources import _filesystem
 
 _MAGIC = {"gzip": b"\x1f\x8b", "bzip2": b"BZh", "xz": b"\xfd7zXZ\0", "zstd": b"\x28\xb5\x2f\xfd"}
 _BZIP2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")  # text may well begin with "BZh"
@@ -20,7 +20,7 @@ DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError)
 
 def kind(path: str) -> str | None:
   """gzip, bzip2, xz, zstd, or None for a plain file."""
-  with _places.open_file(path) as file:
+  with _filesystem.open_file(path) as file:
     head = file.read(10)
   for name, magic in _MAGIC.items():
     if head.startswith(magic) and (name != "bzip2" or head[4:10] in _BZIP2_BLOCKS):
@@ -31,7 +31,7 @@ def kind(path: str) -> str | None:
 def opened(path: str) -> BinaryIO:
   """The file's plain bytes; reading raises one of `DAMAGED` for damaged or truncated data."""
   found = kind(path)
-  file = _places.open_file(path)
+  file = _filesystem.open_file(path)
   if found is None:
     return file
   if found == "zstd":

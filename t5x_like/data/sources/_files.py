@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from t5x_like.data.sources import Skip, _compression, _places, check_split, wanted
+from t5x_like.data.sources import Skip, _compression, _filesystem, check_split, wanted
 from t5x_like.errors import UserError, one_line
 
 LONGEST = 2**27  # bytes of a line or of a file that is one document; longer ones are passed over and counted
@@ -55,14 +55,14 @@ class FileSource:
     check_split(self, split)
     parts, first, held = [], 0, 0
     for number, path in enumerate(self._files[split]):
-      held += _places.size(path)
+      held += _filesystem.size(path)
       if held >= part_bytes:
         parts.append((first, number + 1))
         first, held = number + 1, 0
     return [*parts, (first, len(self._files[split]))] if held else parts
 
   def part_size(self, split: str, part: tuple[int, int]) -> int:
-    return sum(map(_places.size, self._files[split][slice(*part)]))
+    return sum(map(_filesystem.size, self._files[split][slice(*part)]))
 
   def read(self, split: str, part: tuple[int, int] | None = None) -> Iterator[str | Skip]:
     """All documents of a split, or of one of its `parts`, and a Skip for each that cannot be one."""
@@ -71,11 +71,11 @@ class FileSource:
 
   def changed(self, split: str) -> list[int | None]:
     """When each file of the split was last written, in nanoseconds; None for remote ones."""
-    return [_places.changed(path) for path in self._files[split]]
+    return [_filesystem.changed(path) for path in self._files[split]]
 
   def fingerprint_facts(self) -> dict:
     splits = {
-      split: [{"file": _places.base_name(path), "bytes": _places.size(path)} for path in files]
+      split: [{"file": _filesystem.base_name(path), "bytes": _filesystem.size(path)} for path in files]
       for split, files in self._files.items()
     }
     return {"form": self._form, **self._facts, "splits": splits}
@@ -166,10 +166,10 @@ def _patterns(form: str, rest: str) -> dict[str, list[str]]:
 def _files(form: str, patterns: list[str]) -> list[str]:
   """The files of the patterns, sorted within each; raises UserError for no match, a missing or an empty file."""
   files: dict[str, None] = {}
-  for pattern in itertools.chain.from_iterable(map(_places.expand, patterns)):
-    literal = _places.exists(pattern)
-    matches = [pattern] if literal else _places.matches(pattern)
-    kinds = {path: _places.kind(path) for path in matches}
+  for pattern in itertools.chain.from_iterable(map(_filesystem.expand, patterns)):
+    literal = _filesystem.exists(pattern)
+    matches = [pattern] if literal else _filesystem.matches(pattern)
+    kinds = {path: _filesystem.kind(path) for path in matches}
     if odd := next((path for path, kind in kinds.items() if kind not in ("file", "directory")), None):
       raise UserError(f"source {form}:{odd}: found {kinds[odd]}, expected a file; remove it or name the others")
     found = [path for path, kind in kinds.items() if kind == "file"]
@@ -180,7 +180,7 @@ def _files(form: str, patterns: list[str]) -> list[str]:
     files.update(dict.fromkeys(found))
   for path in files:
     try:
-      size = _places.size(path)
+      size = _filesystem.size(path)
     except OSError as error:
       raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
     if not size:
@@ -193,7 +193,7 @@ def _name(form: str, files: list[str]) -> str:
 
   The stem of a file that is named after its split says nothing, so its folder counts instead.
   """
-  files = [_places.absolute(path) for path in files]
+  files = [_filesystem.absolute(path) for path in files]
   word = os.path.basename(files[0]).split(".")[0]
   if len(files) > 1 or word in _SPLIT_WORDS:
     word = os.path.basename(os.path.commonpath([os.path.dirname(path) for path in files]))

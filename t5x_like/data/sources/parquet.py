@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Iterator
 
-from t5x_like.data.sources import Skip, _places
+from t5x_like.data.sources import Skip, _filesystem
 from t5x_like.data.sources._files import LONGEST, FileSource
 from t5x_like.errors import UserError, did_you_mean, one_line
 
@@ -19,7 +19,7 @@ def _documents(path: str, column: str) -> Iterator[str | Skip]:
   import pyarrow.parquet
 
   try:
-    with _places.open_file(path) as file:
+    with _filesystem.open_file(path) as file:
       table = pyarrow.parquet.ParquetFile(file)
       names = table.schema_arrow.names
       if column not in names:

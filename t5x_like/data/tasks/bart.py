@@ -5,14 +5,14 @@ permuted. Example i is window i of `length - 1` tokens; the encoder sees it nois
 with EOS and are padded with 0 to `length`. See `preprocessors/bart.py` for each noise.
 """
 
-from t5x_like.data import random, sentences
-from t5x_like.data.preprocessors import bart
+from t5x_like.data import random
+from t5x_like.data.preprocessors import bart, sentences
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder, features
 from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.store.reader import Verify
+from t5x_like.data.store.windows import Windows
 from t5x_like.data.task import Feature, Task, fingerprint
-from t5x_like.data.token_store import Verify
 from t5x_like.data.vocabularies import special
-from t5x_like.data.windows import Windows
 from t5x_like.errors import UserError
 
 
@@ -43,7 +43,7 @@ def task(
     rotate: whether the window begins at a random token.
     mask: share of tokens that become the mask.
     delete: share of tokens left out.
-    sentence_rule: `module:function`, see `data/sentences.py`.
+    sentence_rule: `module:function`, see `data/preprocessors/sentences.py`.
     label: the name in metrics; by default `<corpus>_bart`.
     verify: what opening the store checks, see `TokenStore.open`.
 

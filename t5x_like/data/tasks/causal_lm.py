@@ -9,9 +9,9 @@ do not mask attention between them); `document_mask` keeps attention inside a do
 
 from t5x_like.data.preprocessors.decoder_only import decoder_only, start_id
 from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.store.reader import Verify
+from t5x_like.data.store.windows import Windows
 from t5x_like.data.task import Feature, Task, fingerprint
-from t5x_like.data.token_store import Verify
-from t5x_like.data.windows import Windows
 
 
 def task(

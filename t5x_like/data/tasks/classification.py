@@ -15,14 +15,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from t5x_like.data import builtin, encoder_rows, example_store, fitting, vocabularies
-from t5x_like.data.example_store import Example
-from t5x_like.data.fitting import TooLong
-from t5x_like.data.rows import open_rows, value
+from t5x_like.data import vocabularies
 from t5x_like.data.sources import Skip
+from t5x_like.data.store import builtin
+from t5x_like.data.store.reader import Verify
+from t5x_like.data.supervised import encoder_inputs, example_store
+from t5x_like.data.supervised.example_store import Example
+from t5x_like.data.supervised.records import open_rows, value
+from t5x_like.data.supervised.templates import Template, as_text
+from t5x_like.data.supervised.too_long import TooLong, fit
 from t5x_like.data.task import Feature, Task
-from t5x_like.data.templates import Template, as_text
-from t5x_like.data.token_store import Verify
 from t5x_like.errors import UserError, did_you_mean
 
 
@@ -45,7 +47,7 @@ def task(
   """Makes the task.
 
   Args:
-    source, split: where the rows come from, see `data/rows.py`.
+    source, split: where the rows come from, see `data/supervised/records.py`.
     text, pair: templates of the text or texts.
     label_field: the field of the label.
     labels: what it may be, in the order of the classes; None for regression.
@@ -99,7 +101,7 @@ def task(
     examples=examples(),
     verify=verify,
   )
-  sequences = encoder_rows.Sequences(store, tuple(templates), length)
+  sequences = encoder_inputs.Sequences(store, tuple(templates), length)
   used, lengths_nD = _fitted(store, sequences, tuple(templates), length, too_long)
   kind = "float32" if numbers is None else "int32"
 
@@ -112,7 +114,7 @@ def task(
       "example_weights": np.ones(index_B.size, np.float32),
     }
 
-  described = encoder_rows.features(length) | {"label": Feature((), kind), "example_weights": Feature((), "float32")}
+  described = encoder_inputs.features(length) | {"label": Feature((), kind), "example_weights": Feature((), "float32")}
   content = {"task": "classification.v1", "examples": store.fingerprint, "length": length, "too_long": too_long}
   return Task(
     name=label or f"{rows.name}_classification",
@@ -120,7 +122,7 @@ def task(
     fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
     num_examples=used.size,
     features=described,
-    batch=encoder_rows.batch_of(read, described),
+    batch=encoder_inputs.batch_of(read, described),
   )
 
 
@@ -159,7 +161,7 @@ def _fitted(store, sequences, streams, length, too_long) -> tuple[np.ndarray, np
   room = length - sequences.extra
   if room < len(streams):
     raise UserError(f"config.task.length: found {length}, expected at least {sequences.extra + len(streams)}")
-  used, total_n1 = fitting.fit(lengths_ND.sum(axis=1, keepdims=True), (room,), too_long, store.path, ("length",))
+  used, total_n1 = fit(lengths_ND.sum(axis=1, keepdims=True), (room,), too_long, store.path, ("length",))
   lengths_nD = lengths_ND[used]
   if len(streams) == 1:
     return used, total_n1

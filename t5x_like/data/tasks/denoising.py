@@ -25,9 +25,9 @@ from t5x_like.data import random, vocabularies
 from t5x_like.data.preprocessors import noise
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder, features
 from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.store.reader import Verify
+from t5x_like.data.store.windows import Windows, open_tokens
 from t5x_like.data.task import Task, fingerprint
-from t5x_like.data.token_store import Verify
-from t5x_like.data.windows import Windows, open_tokens
 from t5x_like.errors import UserError
 
 RANDOM_FRACTION = 0.1  # of BERT-style noise

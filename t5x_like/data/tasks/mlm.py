@@ -15,22 +15,24 @@ What a row holds is one of the four formats that RoBERTa compares (Liu et al. 20
 - `doc_sentences`: [CLS] text [SEP], up to `length - 2` tokens of one document, which may begin within a sentence, as
   above; rows at the end of documents are short. (RoBERTa then takes more rows into a batch; shapes are fixed here.)
 
-Sentences are told by a rule on ids, see `data/sentences.py`; pairs and single documents by `data/chunks.py`. What is
-predicted is drawn anew in every epoch, or with `static_copies` as many times as the corpus was copied in the original
-BERT (ten copies, so with 40 epochs each mask is seen four times; RoBERTa, section 4.1).
+Sentences are told by a rule on ids, see `data/preprocessors/sentences.py`; pairs and single documents by
+`data/store/document_chunks.py`. What is predicted is drawn anew in every epoch, or with `static_copies` as many times
+as the corpus was copied in the original BERT (ten copies, so with 40 epochs each mask is seen four times; RoBERTa,
+section 4.1).
 """
 
 from typing import Literal
 
 import numpy as np
 
-from t5x_like.data import random, sentences, windows
-from t5x_like.data.chunks import Chunks
-from t5x_like.data.preprocessors import segments
+from t5x_like.data import random
+from t5x_like.data.preprocessors import segments, sentences
 from t5x_like.data.preprocessors.masking import Masking, Mode
 from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.store import windows
+from t5x_like.data.store.document_chunks import Chunks
+from t5x_like.data.store.reader import TokenStore, Verify
 from t5x_like.data.task import Feature, Task, fingerprint
-from t5x_like.data.token_store import TokenStore, Verify
 from t5x_like.data.vocabularies import special
 from t5x_like.errors import UserError
 
@@ -68,7 +70,7 @@ def task(
     static_copies: so many masks of each example in turn, from epoch to epoch; None draws a new one every time.
     random_next: share of pairs whose second segment is from another document.
     short_pairs: share of segment pairs that are cut to a random size.
-    sentence_rule: `module:function`, see `data/sentences.py`.
+    sentence_rule: `module:function`, see `data/preprocessors/sentences.py`.
     segment_ids: tells tokens (1) from padding (0). Attention cores that take no segments, such as BigBird's, need them
       left out; padding is then what has id 0.
     label: the name in metrics; by default `<corpus>_mlm`.

@@ -7,13 +7,14 @@ fits the targets has a random one of three tokens, so that no example is lost (t
     inputs   The tower was built in <extra_id_0> by his company </s>     targets   <extra_id_0> 1889 </s>
 """
 
-from t5x_like.data import random, sentences
+from t5x_like import slots
+from t5x_like.data import random
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder, features
 from t5x_like.data.preprocessors.salient_spans import DEFAULT_FINDER, TokenSpans
 from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.store.reader import Verify
+from t5x_like.data.store.windows import Windows
 from t5x_like.data.task import Task, fingerprint
-from t5x_like.data.token_store import Verify
-from t5x_like.data.windows import Windows
 from t5x_like.errors import UserError
 
 _FALLBACK = 3
@@ -53,7 +54,7 @@ def task(
   vocabulary = windows.vocabulary
   if not vocabulary.extra_ids:
     raise UserError(f"{windows.tokens.path}: its vocabulary has no sentinels, expected at least 1")
-  find = TokenSpans(vocabulary, sentences.load(finder, "finder"), min(targets_length - 2, W - 1))
+  find = TokenSpans(vocabulary, slots.outside("finder", finder), min(targets_length - 2, W - 1))
   sentinel, eos_id = vocabulary.size - 1, vocabulary.eos_id
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:

@@ -8,9 +8,9 @@ from t5x_like.data import random
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder, features
 from t5x_like.data.preprocessors.span_corruption import SpanCorruption
 from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.store.reader import TokenStore, Verify
+from t5x_like.data.store.windows import Windows, open_tokens
 from t5x_like.data.task import Task, fingerprint
-from t5x_like.data.token_store import TokenStore, Verify
-from t5x_like.data.windows import Windows, open_tokens
 
 
 def task(
@@ -30,7 +30,7 @@ def task(
 
   Args:
     store: the directory or address that holds a token store per split (the `--output` of tools.prepare_data), or
-      `builtin` for the small corpus of `data/builtin.py`.
+      `builtin` for the small corpus of `data/store/builtin.py`.
     split: which of them.
     inputs_length: encoder length, EOS included; the raw window follows from it.
     targets_length: decoder length, EOS included; None derives it (114 for 512).

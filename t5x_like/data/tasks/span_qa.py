@@ -16,13 +16,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from t5x_like.data import builtin, encoder_rows, example_store, vocabularies
-from t5x_like.data.example_store import Example
-from t5x_like.data.rows import open_rows, value
+from t5x_like.data import vocabularies
 from t5x_like.data.sources import Skip
+from t5x_like.data.store import builtin
+from t5x_like.data.store.reader import Verify
+from t5x_like.data.supervised import encoder_inputs, example_store
+from t5x_like.data.supervised.example_store import Example
+from t5x_like.data.supervised.records import open_rows, value
+from t5x_like.data.supervised.templates import as_text
 from t5x_like.data.task import Feature, Task
-from t5x_like.data.templates import as_text
-from t5x_like.data.token_store import Verify
 from t5x_like.errors import UserError
 
 
@@ -42,8 +44,8 @@ def task(
   """Makes the task.
 
   Args:
-    source, split: where the rows come from, see `data/rows.py`; with fields question, context and answers, the last a
-      list of {text, answer_start} (or TFDS's dict of lists), possibly empty.
+    source, split: where the rows come from, see `data/supervised/records.py`; with fields question, context
+      and answers, the last a list of {text, answer_start} (or TFDS's dict of lists), possibly empty.
     vocabulary: a vocabulary's directory or file, or `bytes`.
     length: of a row, its special tokens included.
     stride: tokens of the context from the beginning of a window to that of the next.
@@ -66,7 +68,7 @@ def task(
     examples=_examples(rows, encoding),
     verify=verify,
   )
-  sequences = encoder_rows.Sequences(store, ("question", "context"), length)
+  sequences = encoder_inputs.Sequences(store, ("question", "context"), length)
   question_N, context_N = np.minimum(store.lengths["question"], question_length), store.lengths["context"]
   room_N = length - sequences.extra - question_N
   if room_N.min() < stride or stride < 1 or question_length < 1:
@@ -100,7 +102,7 @@ def task(
       "example_weights": np.ones(index_B.size),
     }
 
-  described = encoder_rows.features(length) | {
+  described = encoder_inputs.features(length) | {
     "span_start": Feature((), "int32"),
     "span_end": Feature((), "int32"),
     "example_weights": Feature((), "float32"),
@@ -118,12 +120,12 @@ def task(
     fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
     num_examples=example_W.size,
     features=described,
-    batch=encoder_rows.batch_of(read, described),
+    batch=encoder_inputs.batch_of(read, described),
   )
 
 
 def _examples(rows, vocabulary) -> Iterator[Example | Skip]:
-  cut = encoder_rows.Words(vocabulary)
+  cut = encoder_inputs.Words(vocabulary)
   for where, row in rows.read():
     if isinstance(row, Skip):
       yield row

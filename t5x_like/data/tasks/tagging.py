@@ -13,15 +13,17 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from t5x_like.data import builtin, encoder_rows, example_store, fitting, vocabularies
-from t5x_like.data.example_store import Example
-from t5x_like.data.fitting import TooLong
-from t5x_like.data.rows import open_rows, value
+from t5x_like.data import vocabularies
 from t5x_like.data.sources import Skip
+from t5x_like.data.store import builtin
+from t5x_like.data.store.reader import Verify
+from t5x_like.data.supervised import encoder_inputs, example_store
+from t5x_like.data.supervised.example_store import Example
+from t5x_like.data.supervised.records import open_rows, value
+from t5x_like.data.supervised.templates import as_text
+from t5x_like.data.supervised.too_long import TooLong, fit
 from t5x_like.data.task import Feature, Task
 from t5x_like.data.tasks.classification import number_of, numbered
-from t5x_like.data.templates import as_text
-from t5x_like.data.token_store import Verify
 from t5x_like.errors import UserError
 
 
@@ -43,7 +45,7 @@ def task(
   """Makes the task.
 
   Args:
-    source, split: where the rows come from, see `data/rows.py`.
+    source, split: where the rows come from, see `data/supervised/records.py`.
     tags: all tags, in the order of the classes.
     tokens_field, tags_field: fields with a list of words and one of as many tags.
     vocabulary: a vocabulary's directory or file, or `bytes`.
@@ -58,7 +60,7 @@ def task(
   rows = open_rows(source, split, fields=(tokens_field, tags_field), data_dir=data_dir)
   encoding = vocabularies.load(vocabulary)
   numbers = numbered(tags, "tags")
-  cut = encoder_rows.Words(encoding)
+  cut = encoder_inputs.Words(encoding)
 
   def examples() -> Iterator[Example | Skip]:
     for where, row in rows.read():
@@ -99,10 +101,10 @@ def task(
     examples=examples(),
     verify=verify,
   )
-  sequences = encoder_rows.Sequences(store, ("tokens",), length)
+  sequences = encoder_inputs.Sequences(store, ("tokens",), length)
   if length <= sequences.extra:
     raise UserError(f"config.task.length: found {length}, expected at least {sequences.extra + 1}")
-  used, lengths_n1 = fitting.fit(
+  used, lengths_n1 = fit(
     store.lengths["tokens"][:, None], (length - sequences.extra,), too_long, store.path, ("length",)
   )
   starts_N = store.ends["tokens"] - store.lengths["tokens"]
@@ -120,7 +122,7 @@ def task(
       "encoder_loss_weights": targets >= 0,
     }
 
-  described = encoder_rows.features(length) | {
+  described = encoder_inputs.features(length) | {
     "encoder_target_tokens": Feature((length,), "int32"),
     "encoder_loss_weights": Feature((length,), "float32"),
   }
@@ -131,7 +133,7 @@ def task(
     fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
     num_examples=used.size,
     features=described,
-    batch=encoder_rows.batch_of(read, described),
+    batch=encoder_inputs.batch_of(read, described),
   )
 
 

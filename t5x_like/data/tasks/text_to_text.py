@@ -4,13 +4,14 @@
                  "inputs": "translate English to German: {en}", "targets": "{de}",
                  "inputs_length": 512, "targets_length": 512}
 
-Sources are those of `data/rows.py`, templates those of `data/templates.py`. The first use tokenises the split into
-`cache` (see `data/example_store.py`; `python -m tools.prepare_examples --config=…` does only that); training reads ids.
+Sources, templates, the store of examples and packed rows are those of `data/supervised/`. The first use tokenises the
+split into `cache` (`python -m tools.prepare_examples --config=…` does only that); training reads ids.
 
 For an encoder-decoder an example is (inputs + EOS, targets + EOS). For a decoder it is one sequence, inputs then
 targets + EOS, with loss on the targets only; with `prefix` the start token and the inputs see each other whole (Raffel
-et al. 2020, section 3.2.1). Packed rows (see `data/pack.py`) hold several examples that do not see each other, and an
-"example" of the loader, an epoch and an evaluation's `max_examples` is then a row; every epoch has every example once.
+et al. 2020, section 3.2.1). Packed rows hold several examples that do not see each other; an
+"example" of the loader, an epoch and an evaluation's `max_examples` is then a row, and every epoch has every example
+once.
 """
 
 import hashlib
@@ -21,16 +22,18 @@ from typing import Literal
 
 import numpy as np
 
-from t5x_like.data import builtin, example_store, pack, vocabularies
-from t5x_like.data.example_store import Example, ExampleStore
-from t5x_like.data.fitting import TooLong, fit
+from t5x_like.data import vocabularies
 from t5x_like.data.preprocessors.decoder_only import start_id
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.rows import Rows, open_rows
 from t5x_like.data.sources import Skip
+from t5x_like.data.store import builtin
+from t5x_like.data.store.reader import Verify
+from t5x_like.data.supervised import example_store, packing
+from t5x_like.data.supervised.example_store import Example, ExampleStore
+from t5x_like.data.supervised.records import Rows, open_rows
+from t5x_like.data.supervised.templates import Template
+from t5x_like.data.supervised.too_long import TooLong, fit
 from t5x_like.data.task import Feature, Task
-from t5x_like.data.templates import Template
-from t5x_like.data.token_store import Verify
 from t5x_like.errors import UserError
 
 _ROWS_AT_ONCE = 1024
@@ -58,7 +61,7 @@ def task(
   """Makes the task.
 
   Args:
-    source, split: where the rows come from, see `data/rows.py`.
+    source, split: where the rows come from, see `data/supervised/records.py`.
     inputs, targets: templates over a row's fields. Rows where one is empty are skipped and counted.
     vocabulary: a vocabulary's directory or file, or `bytes`.
     inputs_length: tokens in a row of the encoder; for a decoder, in a row.
@@ -110,7 +113,7 @@ def task(
   else:
     used, lengths_n2 = fit(lengths_N2, limits, too_long, store.path, ("inputs_length", "targets_length"))
     packing_nD = lengths_n2
-  plan = pack.plan(packing_nD, limits, pack_seed) if packed else pack.alone(packing_nD, limits)
+  plan = packing.plan(packing_nD, limits, pack_seed) if packed else packing.alone(packing_nD, limits)
   _report(store, plan, packed)
   pieces = Pieces(store, plan, used, lengths_n2, encoding.eos_id)
 
@@ -175,7 +178,7 @@ def _batched(items: Iterator) -> Iterator[list]:
     yield held
 
 
-def _report(store: ExampleStore, plan: pack.Plan, packed: bool) -> None:
+def _report(store: ExampleStore, plan: packing.Plan, packed: bool) -> None:
   streams = [f"{100 * part:.1f}% of {limit:,}" for part, limit in zip(plan.utilisation, plan.limits)]
   how = f"packed into {plan.num_rows:,} rows" if packed else "unpacked"
   print(
@@ -193,7 +196,7 @@ class Pieces:
     lengths_n2: int64 [n, 2], how many tokens of its inputs and targets are used; fewer than it has end with EOS.
   """
 
-  def __init__(self, store: ExampleStore, plan: pack.Plan, used: np.ndarray, lengths_n2: np.ndarray, eos_id: int):
+  def __init__(self, store: ExampleStore, plan: packing.Plan, used: np.ndarray, lengths_n2: np.ndarray, eos_id: int):
     self._store, self._plan, self._used, self._lengths_n2, self._eos_id = store, plan, used, lengths_n2, eos_id
 
   def _stream(self, stream: int, which_n: np.ndarray, ends: bool = True) -> tuple[np.ndarray, np.ndarray]:
@@ -209,13 +212,13 @@ class Pieces:
     which_n, offset_n2 = self._plan.examples[place_n], self._plan.offsets[place_n]
     out = {}
     for stream, side in enumerate(("encoder", "decoder")):
-      tokens, segments, positions = pack.scatter(
+      tokens, segments, positions = packing.scatter(
         *self._stream(stream, which_n), row_n, number_n, offset_n2[:, stream], (row_B.size, self._plan.limits[stream])
       )
       out |= {f"{side}_segment_ids": segments, f"{side}_positions": positions}
       out["encoder_input_tokens" if side == "encoder" else "decoder_target_tokens"] = tokens
     segments = out["decoder_segment_ids"]
-    inputs = pack.shifted(out["decoder_target_tokens"], segments, out["decoder_positions"], start)
+    inputs = packing.shifted(out["decoder_target_tokens"], segments, out["decoder_positions"], start)
     return out | {"decoder_input_tokens": inputs, "decoder_loss_weights": (segments > 0).astype(np.float32)}
 
   def decoder(self, row_B: np.ndarray, start: int) -> dict[str, np.ndarray]:
@@ -230,14 +233,14 @@ class Pieces:
     whole_nL[places_L < prompt_n[:, None]] = inputs_nL[valid_nL]
     whole_nL[(places_L >= prompt_n[:, None]) & (places_L < total_n[:, None])] = targets_nT[valid_nT]
     shape = (row_B.size, self._plan.limits[0])
-    tokens, segments, positions = pack.scatter(
+    tokens, segments, positions = packing.scatter(
       whole_nL, places_L < total_n[:, None], row_n, number_n, self._plan.offsets[place_n, 0], shape
     )
     prompt = np.zeros(shape, np.int32)
     prompt[segments > 0] = np.repeat(prompt_n, total_n)  # rows hold their examples in the order of `members`
     target = (segments > 0) & (positions >= prompt)
     return {
-      "decoder_input_tokens": pack.shifted(tokens, segments, positions, start),
+      "decoder_input_tokens": packing.shifted(tokens, segments, positions, start),
       "decoder_target_tokens": tokens,
       "decoder_loss_weights": target.astype(np.float32),
       "decoder_segment_ids": segments,

@@ -21,10 +21,10 @@ has these spellings as pieces gives one token for each, any other spells them ou
 from t5x_like import config as config_lib
 from t5x_like.data import mixture
 from t5x_like.data.preprocessors.span_corruption import noise_counts
+from t5x_like.data.store.reader import Verify
+from t5x_like.data.store.windows import open_tokens
 from t5x_like.data.task import Task
 from t5x_like.data.tasks import span_corruption
-from t5x_like.data.token_store import Verify
-from t5x_like.data.windows import open_tokens
 from t5x_like.errors import UserError, did_you_mean
 
 MODES = {"r": "[NLU]", "s": "[S2S]", "x": "[NLG]"}

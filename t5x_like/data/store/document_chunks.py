@@ -11,7 +11,7 @@ import numpy as np
 
 from t5x_like.data import random
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.token_store import TokenStore
+from t5x_like.data.store.reader import TokenStore
 from t5x_like.errors import UserError
 
 

@@ -1,9 +1,8 @@
 """From a checked recipe to the objects of a run. Everything that can be refused is refused here, before any work."""
 
 import dataclasses
-import importlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import optax
@@ -13,8 +12,8 @@ from ml_collections import ConfigDict
 import t5x_like.evals
 import t5x_like.models
 import t5x_like.objectives
-from t5x_like import config as config_lib
-from t5x_like.errors import UserError, did_you_mean
+from t5x_like import slots
+from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
@@ -56,38 +55,34 @@ def resolve(config: ConfigDict) -> ConfigDict:
     UserError: naming the key, what was found and what was expected.
   """
   resolved = ConfigDict(config.to_dict())
-  module = _module("model", config.model.get("name"), t5x_like.models)
+  model_class = slots.find("config.model.name", config.model.get("name"), t5x_like.models, "Model")
   values = ConfigDict(config.model.to_dict())
   if values.get("vocab_size") == "auto":
     with values.ignore_type():
       values.vocab_size = _table_size(config)
-  resolved.model = config_lib.fill_slot("model", values, module.Model, given=("name", "rngs"))
-  variants = getattr(module, "VARIANTS", {})
-  if "variant" in resolved.model and resolved.model.variant not in variants:
-    found = resolved.model.variant
-    raise UserError(
-      f"config.model.variant: found {found!r}, expected one of {', '.join(variants)}{did_you_mean(found, variants)}"
-    )
+  resolved.model = _filled("model", values, model_class, given=("rngs",))
+  variants = getattr(model_class, "VARIANTS", {})
+  if "variant" in resolved.model:
+    slots.find("config.model.variant", resolved.model.variant, variants)
   _resolve_design(resolved.model, variants)
   on_cpu = jax.default_backend() == "cpu"
   if resolved.model.get("dtype") == "auto":
     resolved.model.dtype = "float32" if on_cpu else "bfloat16"
   if resolved.model.get("layers") == "auto":
     resolved.model.layers = "loop" if on_cpu else "scan"
-  objective = _module("objective", config.objective.get("name"), t5x_like.objectives).Objective
-  resolved.objective = config_lib.fill_slot("objective", config.objective, objective)
-  optimizer = OPTIMIZERS[config_lib.pick("optimizer", config.optimizer.get("name"), OPTIMIZERS)]
-  resolved.optimizer = config_lib.fill_slot("optimizer", config.optimizer, optimizer, given=("name", "schedule"))
-  schedule = SCHEDULES[config_lib.pick("schedule", config.schedule.get("name"), SCHEDULES)]
+  objective = slots.find("config.objective.name", config.objective.get("name"), t5x_like.objectives, "Objective")
+  resolved.objective = _filled("objective", config.objective, objective)
+  optimizer = slots.find("config.optimizer.name", config.optimizer.get("name"), OPTIMIZERS)
+  resolved.optimizer = _filled("optimizer", config.optimizer, optimizer, given=("schedule",))
+  schedule = slots.find("config.schedule.name", config.schedule.get("name"), SCHEDULES)
   values = ConfigDict(config.schedule.to_dict())
   if schedule in (SCHEDULES["linear"], SCHEDULES["cosine"]) and "total_steps" not in values:
     values.total_steps = config.total_steps
-  resolved.schedule = config_lib.fill_slot("schedule", values, schedule)
-  resolved.checkpoint = config_lib.fill_slot("checkpoint", config.checkpoint, checkpoints)
-  for name in config.evals:
-    config_lib.pick("evals", name, config_lib.modules(t5x_like.evals), key="")
-    evaluator = _module("evals", name, t5x_like.evals).Evaluator
-    resolved.evals[name] = config_lib.fill_slot(f"evals.{name}", config.evals[name], evaluator, given=("setting",))
+  resolved.schedule = _filled("schedule", values, schedule)
+  resolved.checkpoint = _filled("checkpoint", config.checkpoint, checkpoints)
+  for name, values in config.evals.items():
+    evaluator = slots.find("config.evals", name, t5x_like.evals, "Evaluator")
+    resolved.evals[name] = _filled(f"evals.{name}", values, evaluator, given=("setting",))
   phases.check(config)
   for key in ("batch_size", "accumulation_steps", "total_steps", "eval_every", "log_every"):
     if resolved[key] < 1:
@@ -113,15 +108,12 @@ def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
   _check_batch(config, rules)
   model, make_model = _model(config)
   named = params.named_params(model)
-  schedule_values = config.schedule.to_dict()
-  schedule = SCHEDULES[schedule_values.pop("name")](**schedule_values)
-  optimizer_values = config.optimizer.to_dict()
-  inner = OPTIMIZERS[optimizer_values.pop("name")](schedule, **optimizer_values)
+  schedule = slots.make("config.schedule", config.schedule, SCHEDULES)
+  inner = slots.make("config.optimizer", config.optimizer, OPTIMIZERS, schedule=schedule)
   optimizer = layerwise(inner, {name: p.axes for name, p in named.items()})
   if config.clip_norm:
     optimizer = optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
-  objective_values = config.objective.to_dict()
-  objective = _module("objective", objective_values.pop("name"), t5x_like.objectives).Objective(**objective_values)
+  objective = slots.make("config.objective", config.objective, t5x_like.objectives, "Objective")
   state = abstract_state(model, optimizer, rules)
   return Parts(model, make_model, objective, optimizer, schedule, rules, state)
 
@@ -129,7 +121,7 @@ def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
 def evaluators(config: ConfigDict, setting: t5x_like.evals.Setting) -> dict[str, Callable]:
   """The evaluators of a resolved config, by name."""
   return {
-    name: _module("evals", name, t5x_like.evals).Evaluator(setting, **values)
+    name: slots.make(f"config.evals.{name}", {"name": name} | values, t5x_like.evals, "Evaluator", setting=setting)
     for name, values in config.evals.to_dict().items()
   }
 
@@ -166,18 +158,16 @@ def _resolve_design(model: ConfigDict, variants: dict) -> None:
 
 
 def _model(config: ConfigDict):
-  values = config.model.to_dict()
-  module = _module("model", values.pop("name"), t5x_like.models)
-
   def make_model(key):
-    return module.Model(nnx.Rngs(params=key), **values)
+    return slots.make("config.model", config.model, t5x_like.models, "Model", rngs=nnx.Rngs(params=key))
 
   return jax.eval_shape(make_model, jax.random.key(0)), make_model
 
 
-def _module(slot: str, name: str | None, package):
-  config_lib.pick(slot, name, config_lib.modules(package))
-  return importlib.import_module(f"{package.__name__}.{name}")
+def _filled(slot: str, values: ConfigDict, function: Callable, given: Sequence[str] = ()) -> ConfigDict:
+  """A slot with all its arguments, and its name if it has one."""
+  name, arguments = slots.split(f"config.{slot}", values)
+  return ConfigDict(({"name": name} if name else {}) | slots.fill(f"config.{slot}", arguments, function, given))
 
 
 def _check_batch(config: ConfigDict, rules: Rules) -> None:

@@ -12,14 +12,14 @@ import time
 import numpy as np
 import pytest
 
-from t5x_like.data import dataset_iterator
+from t5x_like.data import iterator as dataset_iterator
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 
 PIPELINE = """
 import gc, itertools, random, sys, threading, time
 import numpy as np
-from t5x_like.data import dataset_iterator
+from t5x_like.data import iterator as dataset_iterator
 from t5x_like.data.quiet_tensorflow import tf
 
 def work(step):  # holds the interpreter's lock, gives it up, and takes it again

@@ -8,7 +8,7 @@ import math
 import string
 from typing import Any
 
-from t5x_like.data.rows import Row, value
+from t5x_like.data.supervised.records import Row, value
 from t5x_like.errors import UserError, one_line
 
 

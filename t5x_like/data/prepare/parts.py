@@ -23,10 +23,12 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from t5x_like.data import preparation_duplicates, preparation_records, token_store_manifest, vocabularies
-from t5x_like.data.preparation_job import Batch, Job, Tokenised, batches, parts_of, source_of, tokenise, vocabulary_of
-from t5x_like.data.token_store_manifest import Manifest, Shard, StoredFile, VocabularyRecord
-from t5x_like.data.token_store_writer import write_shard
+from t5x_like.data import vocabularies
+from t5x_like.data.prepare import duplicates, progress_files
+from t5x_like.data.prepare.job import Batch, Job, Tokenised, batches, parts_of, source_of, tokenise, vocabulary_of
+from t5x_like.data.store import manifest as manifests
+from t5x_like.data.store.manifest import Manifest, Shard, StoredFile, VocabularyRecord
+from t5x_like.data.store.writer import write_shard
 from t5x_like.errors import UserError, one_line
 
 _COUNTS = ("skipped", "removed", "lengths")
@@ -42,7 +44,7 @@ def make_part(
     number: of the part.
     spread: maps batches to their tokens in order, where other processes help.
   """
-  with preparation_records.writing(job.progress):
+  with progress_files.writing(job.progress):
     return _make_part(job, number, spread)
 
 
@@ -55,10 +57,10 @@ def _make_part(
   if record["done"]:
     return record
   documents = itertools.islice(source.read(job.split, parts_of(job)[number]), record["read"], None)
-  stream = batches(documents, preparation_duplicates.marks(job, number), record["read"])
+  stream = batches(documents, duplicates.marks(job, number), record["read"])
   vocabulary = vocabulary_of(job)
   held = _Held(job, vocabulary)
-  pulse = preparation_records.Pulse(epath.Path(job.progress) / "now" / "parts" / f"{number:06d}")
+  pulse = progress_files.Pulse(epath.Path(job.progress) / "now" / "parts" / f"{number:06d}")
   tokens = sum(shard["tokens"] for shard in record["shards"])
   for made in spread(stream) if spread else (tokenise(job, batch) for batch in stream):
     held.add(made)
@@ -180,7 +182,7 @@ def _write(
 def _resumed(job: Job, path: epath.Path) -> dict[str, Any]:
   """The record of a part as far as its shards are as recorded; a fresh one if there is none for this job."""
   fresh = {"key": job.key, "done": False, "read": 0, "shards": [], "skipped": {}, "removed": {}, "lengths": {}}
-  content = preparation_records.load(path)
+  content = progress_files.load(path)
   found = json.loads(content) if content else fresh
   if found["key"] != job.key:
     return fresh
@@ -202,7 +204,7 @@ def _intact(shards: epath.Path, shard: dict[str, Any]) -> bool:
 
 
 def _save(path: epath.Path, record: dict[str, Any]) -> None:
-  preparation_records.save(path, json.dumps(record).encode())
+  progress_files.save(path, json.dumps(record).encode())
 
 
 def manifest(job: Job, records: list[dict[str, Any]], *, name: str, split: str, source: dict[str, Any]) -> Manifest:
@@ -244,8 +246,8 @@ def manifest(job: Job, records: list[dict[str, Any]], *, name: str, split: str, 
 def publish(job: Job, path: str, made: Manifest) -> None:
   """Turns the work directory into the store: vocabulary and manifest, flushed, renamed; the progress goes."""
   work = epath.Path(job.work)
-  vocabulary_of(job).save(work / token_store_manifest.VOCABULARY)
-  (work / token_store_manifest.FILE).write_text(made.to_json())
+  vocabulary_of(job).save(work / manifests.VOCABULARY)
+  (work / manifests.FILE).write_text(made.to_json())
   if "://" not in job.work:
     for directory, _, names in os.walk(job.work):
       for place in (directory, *(os.path.join(directory, name) for name in names)):

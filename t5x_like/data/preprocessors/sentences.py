@@ -7,16 +7,16 @@ Smith"), as simple splitters are. Another rule is a function `(vocabulary) -> bo
 sentence, named as `module:function`.
 """
 
-import importlib
 import re
 
 import numpy as np
 
+from t5x_like import slots
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.vocabularies import Vocabulary
 from t5x_like.errors import UserError
 
-DEFAULT_RULE = "t5x_like.data.sentences:punctuation"
+DEFAULT_RULE = "t5x_like.data.preprocessors.sentences:punctuation"
 _END = re.compile("[.!?\u3002\uff01\uff1f\u2026][\"')\\]}\u2019\u201d\u00bb]*$")
 
 
@@ -40,7 +40,7 @@ class Sentences:
   """
 
   def __init__(self, vocabulary: Vocabulary, rule: str = DEFAULT_RULE):
-    ends = np.asarray(load(rule, "sentence_rule")(vocabulary))
+    ends = np.asarray(slots.outside("sentence_rule", rule)(vocabulary))
     if ends.shape != (vocabulary.size,) or ends.dtype != np.bool_:
       raise UserError(
         f"sentence_rule={rule}: returned {ends.dtype} {list(ends.shape)}, expected bool "
@@ -57,12 +57,3 @@ class Sentences:
     """Whether a sentence begins at each token but the first, which has nothing before it: [B, T] -> bool [B, T - 1]."""
     marks_BT = tf.gather(self._table, tokens_BT)
     return tf.logical_and(marks_BT[:, :-1] % 2 == 1, marks_BT[:, 1:] >= 2)
-
-
-def load(name: str, key: str):
-  """The function `module:function`; UserError, naming the key, if there is none."""
-  module, _, function = name.partition(":")
-  try:
-    return getattr(importlib.import_module(module), function)
-  except (ImportError, AttributeError, ValueError) as error:
-    raise UserError(f"{key}={name}: no such function, expected module:function ({error})") from error

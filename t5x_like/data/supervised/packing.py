@@ -5,7 +5,7 @@ like any other: rows are shuffled anew in every epoch, opened at any step and cu
 and every epoch has every example once. An example has one length per stream (the inputs and the targets of an
 encoder-decoder, or one sequence) and a row a limit for each.
 
-How rows are found is told in `data/pack_rows.py`.
+How rows are found is told in `data/supervised/bins.py`.
 
 Worked example (`scatter`, and `shifted` for the inputs of the decoder), two examples of inputs [7,8,5,1], [8,4,9,3,1]
 and targets [3,9,1], [4,1]:
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from t5x_like.data import pack_rows
+from t5x_like.data.supervised import bins
 from t5x_like.errors import UserError
 
 
@@ -91,10 +91,10 @@ def plan(lengths_ND: np.ndarray, limits: Sequence[int], seed: int = 0) -> Plan:
       f"example {np.flatnonzero(over)[0]}: found lengths {lengths_ND[over][0].tolist()}, expected at "
       f"most {limits_D.tolist()}, the length of a row; {over.sum()} examples are too long"
     )
-  row_N = pack_rows.rows(lengths_ND, limits_D, seed)
+  row_N = bins.rows(lengths_ND, limits_D, seed)
   _, row_N = np.unique(row_N, return_inverse=True)
   rows = int(row_N.max(initial=-1)) + 1
-  row_N = np.argsort(np.argsort(pack_rows.random(seed + 1, np.arange(rows)), kind="stable"))[row_N]
+  row_N = np.argsort(np.argsort(bins.random(seed + 1, np.arange(rows)), kind="stable"))[row_N]
   examples = np.argsort(row_N, kind="stable")
   row_starts = np.concatenate([[0], np.cumsum(np.bincount(row_N, minlength=rows))])
   before_ND = np.cumsum(lengths_ND[examples], axis=0) - lengths_ND[examples]

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from t5x_like.data import cleaning, sources, vocabularies
+from t5x_like.data import sources, vocabularies
+from t5x_like.data.prepare import cleaning
 from t5x_like.errors import UserError
 
 _BATCH_CHARACTERS = 2**19  # text cleaned and tokenised at once

@@ -15,7 +15,7 @@ import tempfile
 import numpy as np
 
 from t5x_like.data.docstrings import extract
-from t5x_like.data.token_store_writer import TokenStoreWriter
+from t5x_like.data.store.writer import TokenStoreWriter
 from t5x_like.data.vocabularies import ByteVocabulary
 
 NAME = "builtin"

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from t5x_like.data import token_store_manifest
-from t5x_like.data.token_store_manifest import Manifest, Shard, StoredFile, VocabularyRecord
+from t5x_like.data.store import manifest as manifests
+from t5x_like.data.store.manifest import Manifest, Shard, StoredFile, VocabularyRecord
 from t5x_like.data.vocabularies import Vocabulary
 from t5x_like.errors import UserError, one_line
 
@@ -163,8 +163,8 @@ class TokenStoreWriter(contextlib.AbstractContextManager):
       source=self._source,
     )
     with _refusals(self._work):
-      vocabulary.save(self._work / token_store_manifest.VOCABULARY)
-      (self._work / token_store_manifest.FILE).write_text(manifest.to_json())
+      vocabulary.save(self._work / manifests.VOCABULARY)
+      (self._work / manifests.FILE).write_text(manifest.to_json())
       for directory, _, names in os.walk(self._work):
         for path in (directory, *(os.path.join(directory, name) for name in names)):
           _flush(path)

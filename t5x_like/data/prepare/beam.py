@@ -1,7 +1,7 @@
 """Preparation and cleaning with Apache Beam (`pip install -r requirements-beam.txt`), on any of its runners.
 
-`run` spreads the parts of a job, `t5x_like.data.preparation` deciding every byte; `Clean`, `WithoutDuplicates` and
-`WithoutRepeatedSpans` are the steps of `t5x_like.data.cleaning` as transforms of (key, text), for pipelines of one's
+`run` spreads the parts of a job, `data.prepare.parts` deciding every byte; `Clean`, `WithoutDuplicates` and
+`WithoutRepeatedSpans` are the steps of `data.prepare.cleaning` as transforms of (key, text), for pipelines of one's
 own. Keys order the corpus: of equal texts the one with the least key stays. Each counts what goes by reason in Beam's
 metrics, namespace `cleaning`.
 """
@@ -14,7 +14,7 @@ import numpy as np
 from apache_beam.options.pipeline_options import PipelineOptions
 from etils import epath
 
-from t5x_like.data import cleaning
+from t5x_like.data.prepare import cleaning
 from t5x_like.errors import UserError, did_you_mean, one_line
 
 Document = tuple[str, str]  # key, text

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from t5x_like.data import vocabularies
-from t5x_like.data.example_store import ExampleStore
 from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.supervised.example_store import ExampleStore
 from t5x_like.data.task import Feature
 
 

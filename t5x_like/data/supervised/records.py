@@ -22,11 +22,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from t5x_like.data import builtin
-from t5x_like.data.sources import Skip, _places, check_split, conll, conllu
+from t5x_like.data.sources import Skip, _filesystem, check_split, conll, conllu
 from t5x_like.data.sources import tfds as tfds_form
 from t5x_like.data.sources._files import FileSource, lines, whole
-from t5x_like.data.token_store import TokenStore
+from t5x_like.data.store import builtin
+from t5x_like.data.store.reader import TokenStore
 from t5x_like.errors import UserError, did_you_mean, one_line
 
 Row = dict[str, Any]
@@ -172,7 +172,7 @@ def _parquet(path: str) -> Iterator[tuple[str, Row]]:
 
   number = 0
   try:
-    with _places.open_file(path) as file:
+    with _filesystem.open_file(path) as file:
       table = pyarrow.parquet.ParquetFile(file)
       if twice := [name for name, count in Counter(table.schema_arrow.names).items() if count > 1]:
         raise UserError(f"{path}: found several columns {twice[0]!r}, expected one: name them apart")

@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 
 from t5x_like.data.sources import Skip
-from t5x_like.data.token_store import TokenStore, Verify
-from t5x_like.data.token_store_writer import TokenStoreWriter
+from t5x_like.data.store.reader import TokenStore, Verify
+from t5x_like.data.store.writer import TokenStoreWriter
 from t5x_like.data.vocabularies import Vocabulary
 from t5x_like.errors import UserError, one_line
 

@@ -8,9 +8,9 @@ import os
 
 import numpy as np
 
-from t5x_like.data import builtin
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.token_store import TokenStore, Verify
+from t5x_like.data.store import builtin
+from t5x_like.data.store.reader import TokenStore, Verify
 from t5x_like.data.vocabularies import Vocabulary
 from t5x_like.errors import UserError
 
@@ -20,7 +20,7 @@ def open_tokens(store: str, split: str, verify: Verify = "auto") -> TokenStore:
 
   Args:
     store: the directory or address that holds a token store per split (the `--output` of tools.prepare_data), or
-      `builtin` for the small corpus of `data/builtin.py`.
+      `builtin` for the small corpus of `data/store/builtin.py`.
     split: which of them.
     verify: what opening the store checks: `size`, `full` (all checksums) or `auto`, see `TokenStore.open`.
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from etils import epath
 from tqdm import tqdm
 
-from t5x_like.data.preparation_job import Job, parts_of, source_of
+from t5x_like.data.prepare.job import Job, parts_of, source_of
 
 _LOOK_SECONDS = 1.0
 _LINE_SECONDS = 30.0

@@ -26,9 +26,11 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from t5x_like.data import token_store_files, token_store_manifest, vocabularies
-from t5x_like.data.token_store_files import Files
-from t5x_like.data.token_store_manifest import REMEDY, Manifest
+from t5x_like.data import vocabularies
+from t5x_like.data.store import files as store_files
+from t5x_like.data.store import manifest as manifests
+from t5x_like.data.store.files import Files
+from t5x_like.data.store.manifest import REMEDY, Manifest
 from t5x_like.errors import UserError, one_line
 
 Verify = Literal["auto", "full", "size"]
@@ -67,11 +69,11 @@ class TokenStore:
     if verify not in get_args(Verify):
       raise UserError(f"verify: found {verify!r}, expected one of {', '.join(get_args(Verify))}")
     path = os.fspath(path)
-    files = token_store_files.at(path)
-    text = files.read(token_store_manifest.FILE)
+    files = store_files.at(path)
+    text = files.read(manifests.FILE)
     if text is None:
       raise UserError(_missing(path))
-    manifest = token_store_manifest.parse(text, files.name(token_store_manifest.FILE))
+    manifest = manifests.parse(text, files.name(manifests.FILE))
     return cls(path, files, manifest, _verify(files, manifest, verify))
 
   @property
@@ -93,14 +95,14 @@ class TokenStore:
   @functools.cached_property
   def vocabulary(self) -> vocabularies.Vocabulary:
     """The vocabulary saved with the store; UserError if it is not the one the manifest names."""
-    with self._files.local(token_store_manifest.VOCABULARY) as directory:
+    with self._files.local(manifests.VOCABULARY) as directory:
       vocabulary = vocabularies.load(str(directory))
     for key in ("fingerprint", "size", "extra_ids"):
       found, expected = getattr(vocabulary, key), getattr(self.manifest.vocabulary, key)
       if found != expected:
         raise UserError(
-          f"{self._files.name(token_store_manifest.VOCABULARY)}: {key}: found {found!r}, expected {expected!r} from "
-          f"{token_store_manifest.FILE}: {REMEDY}"
+          f"{self._files.name(manifests.VOCABULARY)}: {key}: found {found!r}, expected {expected!r} from "
+          f"{manifests.FILE}: {REMEDY}"
         )
     return vocabulary
 
@@ -251,11 +253,11 @@ def _missing(path: str) -> str:
   directory = pathlib.Path(path)
   found = "no such directory"
   if directory.parent.is_dir() and "://" not in path:
-    splits = sorted(child.name for child in directory.parent.iterdir() if (child / token_store_manifest.FILE).is_file())
+    splits = sorted(child.name for child in directory.parent.iterdir() if (child / manifests.FILE).is_file())
     if splits:
       found = f"no such split; there are {', '.join(splits)}"
     if directory.is_dir():
-      found = f"a directory without {token_store_manifest.FILE}"
+      found = f"a directory without {manifests.FILE}"
     if directory.with_name(f".{directory.name}.incomplete").exists():
       found += "; an unfinished one is there, the same prepare_data command finishes it"
   return (

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from etils import epath
 
-from t5x_like.data import cleaning, preparation_records
-from t5x_like.data.preparation_job import Job, Marks, cleaned, parts_of, source_of
+from t5x_like.data.prepare import cleaning, progress_files
+from t5x_like.data.prepare.job import Job, Marks, cleaned, parts_of, source_of
 from t5x_like.errors import UserError
 
 
@@ -17,14 +17,14 @@ def wanted(job: Job) -> bool:
 
 def marked(job: Job) -> bool:
   """Whether the marks of every part are there."""
-  return all(preparation_records.load(_path(job, "marks", number)) is not None for number in range(len(parts_of(job))))
+  return all(progress_files.load(_path(job, "marks", number)) is not None for number in range(len(parts_of(job))))
 
 
 def marks(job: Job, number: int) -> Marks | None:
   """Duplicates of a part, as `resolve` left them; None if none are looked for."""
   if not wanted(job):
     return None
-  found = preparation_records.load_arrays(_path(job, "marks", number))
+  found = progress_files.load_arrays(_path(job, "marks", number))
   if found is None:
     raise UserError(f"{_path(job, 'marks', number)}: found it missing or damaged; run the same command again")
   return found["dropped"], np.split(found["spans"], np.cumsum(found["lengths"])[:-1])
@@ -33,13 +33,13 @@ def marks(job: Job, number: int) -> Marks | None:
 def sign(job: Job, number: int) -> None:
   """Leaves the signatures of a part's documents for `resolve`, unless they are there."""
   path = _path(job, "signatures", number)
-  if preparation_records.load(path) is None:
-    with preparation_records.writing(job.progress):
+  if progress_files.load(path) is None:
+    with progress_files.writing(job.progress):
       _sign(job, number, path)
 
 
 def _sign(job: Job, number: int, path: epath.Path) -> None:
-  pulse = preparation_records.Pulse(epath.Path(job.progress) / "now" / "signatures" / f"{number:06d}")
+  pulse = progress_files.Pulse(epath.Path(job.progress) / "now" / "signatures" / f"{number:06d}")
   kept: list[bool] = []
   signed: list[cleaning.Signature] = []
   for document in source_of(job).read(job.split, parts_of(job)[number]):
@@ -49,7 +49,7 @@ def _sign(job: Job, number: int, path: epath.Path) -> None:
       signed.append(cleaning.signature(text, job.steps))
     pulse(len(kept))
   found = cleaning.Signatures.of(signed)
-  preparation_records.save_arrays(
+  progress_files.save_arrays(
     path, kept=np.array(kept, bool), exact=found.exact, minhash=found.minhash, spans=found.spans, lengths=found.lengths
   )
   pulse(len(kept), done=True)
@@ -72,7 +72,7 @@ class _Signed(Sequence[cleaning.Signatures]):
 
   def arrays(self, number: int) -> dict[str, np.ndarray]:
     path = _path(self._job, "signatures", number)
-    found = preparation_records.load_arrays(path)
+    found = progress_files.load_arrays(path)
     if found is None:
       raise UserError(f"{path}: found it missing or damaged; run the same command again")
     return found
@@ -88,7 +88,7 @@ def resolve(job: Job) -> None:
     kept, pages, spans = found["kept"], found["exact"].size, found["spans"].size
     marks_D, lengths_D = np.zeros(kept.size, np.uint8), np.zeros(kept.size, np.int64)
     marks_D[kept], lengths_D[kept] = dropped[page : page + pages], found["lengths"]
-    preparation_records.save_arrays(
+    progress_files.save_arrays(
       _path(job, "marks", number), dropped=marks_D, lengths=lengths_D, spans=repeated[span : span + spans]
     )
     page, span = page + pages, span + spans

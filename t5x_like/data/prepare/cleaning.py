@@ -11,13 +11,12 @@ the corpus, the first of equals being kept:
 - spans: of every three sentences in a row that occur more than once, but for case and spaces, all but the first are
   cut out of their pages.
 
-Everything here is a pure function of texts; t5x_like/data/beam.py has the same as Beam transforms.
+Everything here is a pure function of texts; t5x_like/data/prepare/beam.py has the same as Beam transforms.
 """
 
 import dataclasses
 import functools
 import hashlib
-import importlib
 import itertools
 import re
 from collections import Counter
@@ -25,7 +24,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from t5x_like.errors import UserError, one_line
+from t5x_like import slots
+from t5x_like.errors import UserError
 
 ENDINGS = (".", "!", "?", '"', "\u201d")
 STEPS = ("c4", "exact", "near", "spans")
@@ -122,13 +122,7 @@ def _any_of(words: tuple[str, ...]) -> re.Pattern:
 @functools.cache
 def hook(name: str) -> Callable[[str], str]:
   """The function at `module:function`; UserError if there is none."""
-  module, _, function = name.partition(":")
-  try:
-    found = getattr(importlib.import_module(module), function)
-  except (ImportError, AttributeError, ValueError) as error:
-    raise UserError(
-      f"language id {name!r}: cannot be imported ({one_line(error)}), expected module:function"
-    ) from error
+  found = slots.outside("language id", name)
   if not callable(found):
     raise UserError(f"language id {name!r}: found {type(found).__name__}, expected a function from text to a language")
   return found

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import tensorstore as ts
 
-from t5x_like.data.token_store_manifest import REMEDY
+from t5x_like.data.store.manifest import REMEDY
 from t5x_like.errors import UserError, one_line
 
 _READ_BYTES = 2**24

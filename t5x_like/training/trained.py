@@ -8,10 +8,10 @@ from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
 from t5x_like.errors import UserError
-from t5x_like.training import resume
+from t5x_like.training import workdir as workdirs
+from t5x_like.training.assembly import Parts
 from t5x_like.training.checkpoint import Checkpoints
 from t5x_like.training.checkpoint_manifest import flatten
-from t5x_like.training.setup import Parts
 from t5x_like.training.state import to_tree
 
 
@@ -25,12 +25,12 @@ def open_config(workdir: str, recipe: str | None, overrides: list[str]) -> tuple
   Raises:
     UserError: the workdir holds no run.
   """
-  identity = resume.read(workdir)
+  identity = workdirs.read(workdir)
   if identity is None:
-    raise UserError(f"{pathlib.Path(workdir) / resume.FILE}: not found, so {workdir} holds no run; check --workdir")
+    raise UserError(f"{pathlib.Path(workdir) / workdirs.FILE}: not found, so {workdir} holds no run; check --workdir")
   if recipe is not None:
     return config_lib.load(recipe, overrides), identity
-  return config_lib.restored(identity, overrides, pathlib.Path(workdir) / resume.FILE), identity
+  return config_lib.restored(identity, overrides, pathlib.Path(workdir) / workdirs.FILE), identity
 
 
 def check_model(identity: dict[str, Any], config: ConfigDict, workdir: str, vocabulary=None) -> None:
@@ -46,7 +46,7 @@ def check_model(identity: dict[str, Any], config: ConfigDict, workdir: str, voca
     then["fingerprints"] = {"vocabulary": identity["fingerprints"]["vocabulary"]}
   for tree in (now, then):  # dropout is no part of a trained model
     tree["model"] = {k: v for k, v in tree["model"].items() if k != "dropout"}
-  resume.check(then, now, workdir)
+  workdirs.check(then, now, workdir)
 
 
 def restore_params(workdir: str, parts: Parts, step: int | None) -> tuple[int, dict[str, jax.Array]]:

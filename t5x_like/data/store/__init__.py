@@ -1,0 +1,1 @@
+"""Token stores: a corpus tokenised once, written, checked, and read as windows or chunks of documents."""

@@ -1,0 +1,177 @@
+"""Slots: the one place where a name with arguments, as recipes write them, becomes a checked object.
+
+A slot's value is a name, or `{"name": …}` with arguments. Which names exist is what a registry holds: the public
+modules of a package, each of which defines the member asked for (the module path is the registry), or the keys of a
+table. Which arguments a name takes, and of which types, is its signature. There is no second list of either.
+
+  slots.make("config.schedule", {"name": "cosine", "learning_rate": 1e-3, …}, SCHEDULES)
+  slots.make("config.model.design.core", "local", nn.cores, "make", rngs=rngs, dims=dims, causal=True)
+"""
+
+import importlib
+import inspect
+import pathlib
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from t5x_like.errors import UserError, did_you_mean, one_line
+
+Registry = types.ModuleType | Mapping[str, Callable]
+
+
+def names(registry: Registry) -> list[str]:
+  """The names a registry holds, sorted; modules that begin with an underscore are private."""
+  if isinstance(registry, Mapping):
+    return sorted(registry)
+  folders = map(pathlib.Path, registry.__path__)
+  return sorted(p.stem for folder in folders for p in folder.glob("*.py") if not p.stem.startswith("_"))
+
+
+def split(where: str, value: Any) -> tuple[str | None, dict[str, Any]]:
+  """`"rope"` or `{"name": "rope", "theta": 1e4}` -> (name, arguments); the name is None where none is given.
+
+  Raises:
+    UserError: the value is neither.
+  """
+  if isinstance(value, str):
+    return value, {}
+  if isinstance(value, Mapping) or hasattr(value, "to_dict"):
+    arguments = dict(plain(value))
+    return arguments.pop("name", None), arguments
+  raise UserError(f"{where}: found {value!r}, expected a name, or a name and its arguments: {{'name': …}}")
+
+
+def find(where: str, name: str | None, registry: Registry, member: str = "") -> Callable:
+  """What a name stands for.
+
+  Args:
+    where: the key, for messages, such as `config.task`.
+    name: a name in the registry; where that is a package, also `module:function` for one from outside of it.
+    member: what a package's modules define, such as `Objective`.
+  Raises:
+    UserError: no such name, with the nearest one; or a module that cannot be imported or lacks the function.
+  """
+  if isinstance(name, str) and ":" in name and not isinstance(registry, Mapping):
+    return outside(where, name)
+  known = names(registry)
+  if name not in known:
+    found = "no name" if name is None else repr(name)
+    raise UserError(f"{where}: found {found}, expected one of {', '.join(known)}{did_you_mean(str(name), known)}")
+  if isinstance(registry, Mapping):
+    return registry[name]
+  return getattr(importlib.import_module(f"{registry.__name__}.{name}"), member)
+
+
+def outside(where: str, name: str) -> Callable:
+  """The function `module:function`, from the installed packages or the present directory.
+
+  Raises:
+    UserError: the module cannot be imported, or has no such function.
+  """
+  module, _, attribute = name.partition(":")
+  here = str(pathlib.Path.cwd())
+  if here not in sys.path:
+    sys.path.insert(0, here)
+  try:
+    return getattr(importlib.import_module(module), attribute)
+  except Exception as error:
+    raise UserError(f"{where}: {name!r} cannot be used: {type(error).__name__}: {one_line(error)}") from error
+
+
+def fill(where: str, values: Any, function: Callable, given: Sequence[str] = ()) -> dict[str, Any]:
+  """Arguments for a function, checked against its signature, with its defaults filled in.
+
+  Args:
+    where: the key they stand at, for messages.
+    values: the arguments that recipe and flags give.
+    function: a function, class or dataclass; of what it takes, `given` is supplied by the program and is no key.
+  Raises:
+    UserError: an unknown key, a missing one, or a value of the wrong type.
+  """
+  parameters, kinds = _signature(function)
+  keys = [key for key in parameters if key not in given]
+  takes = f"it takes {', '.join(keys)}" if keys else "it takes no arguments"
+  values = plain(values)
+  if not isinstance(values, Mapping):
+    raise UserError(f"{where}: found {values!r}, expected keys and values; {takes}")
+  for key in values:
+    if key not in keys:
+      raise UserError(f"{where}.{key}: unknown key{did_you_mean(key, keys)}; {takes}")
+  filled = {}
+  for key in keys:
+    default = parameters[key].default
+    if key not in values and default is inspect.Parameter.empty:
+      raise UserError(f"{where}.{key}: missing; {takes}")
+    filled[key] = typed(f"{where}.{key}", values.get(key, default), kinds.get(key, Any))
+  return filled
+
+
+def make(where: str, value: Any, registry: Registry, member: str = "", **supplied: Any) -> Any:
+  """The object of a slot: what its name stands for, called with its arguments.
+
+  Args:
+    where: the key it stands at, for messages.
+    value: a name, or {"name": …} with arguments.
+    registry, member: see `find`.
+    **supplied: what the program has to offer. Of these a function gets those that its signature names.
+  Raises:
+    UserError: as `find` and `fill`.
+  """
+  name, arguments = split(where, value)
+  function = find(where, name, registry, member)
+  parameters, _ = _signature(function)
+  supplied = {key: thing for key, thing in supplied.items() if key in parameters}
+  return function(**supplied, **fill(where, arguments, function, given=tuple(supplied)))
+
+
+def _signature(function: Callable) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
+  """(parameters, their declared types) by name; of a class those of its constructor."""
+  function = function.__init__ if inspect.isclass(function) else function
+  parameters = dict(inspect.signature(function).parameters)
+  parameters.pop("self", None)
+  return parameters, typing.get_type_hints(function)
+
+
+def typed(where: str, value: Any, kind: Any) -> Any:
+  """The value, if it is of the declared type; a list becomes a tuple where only a tuple is.
+
+  Raises:
+    UserError: it is not, naming what was found and expected.
+  """
+  if isinstance(value, list) and not fits(value, kind) and fits(tuple(value), kind):
+    return tuple(value)
+  if not fits(value, kind):
+    raise UserError(f"{where}: found {value!r} of type {type(value).__name__}, expected {words(kind)}")
+  return value
+
+
+def fits(value: Any, kind: Any) -> bool:
+  """Whether a value is of a declared type. A whole number is a float too; a Boolean is not a number."""
+  origin = typing.get_origin(kind)
+  value = plain(value)
+  if kind is Any:
+    return True
+  if origin in (typing.Union, types.UnionType):
+    return any(fits(value, member) for member in typing.get_args(kind))
+  if origin is typing.Literal:
+    return value in typing.get_args(kind)
+  if kind in (int, float):
+    return isinstance(value, (int, kind)) and not isinstance(value, bool)
+  return isinstance(value, origin or kind)
+
+
+def words(kind: Any) -> str:
+  """A declared type as a person would say it: `int | None` is "int or None"."""
+  if typing.get_origin(kind) in (typing.Union, types.UnionType):
+    return " or ".join(words(member) for member in typing.get_args(kind))
+  if typing.get_origin(kind) is typing.Literal:
+    return " or ".join(map(repr, typing.get_args(kind)))
+  return "None" if kind is types.NoneType else getattr(kind, "__name__", str(kind))
+
+
+def plain(value: Any) -> Any:
+  """A `ConfigDict` as the dictionary it is; anything else as it is."""
+  return value.to_dict() if hasattr(value, "to_dict") else value

@@ -1,0 +1,65 @@
+"""Slots: names found in packages and tables, arguments checked against signatures, both refused in one line."""
+
+import types
+from typing import Literal
+
+import pytest
+from ml_collections import ConfigDict
+
+from t5x_like import objectives, slots
+from t5x_like.errors import UserError
+
+
+def wave(length: int, *, height: float = 1.0, kind: Literal["sine", "square"] = "sine", bends: tuple = (), sea=None):
+  return length, height, kind, bends, sea
+
+
+TABLE = {"wave": wave, "flat": lambda: 0}
+
+
+def test_a_word_and_a_dictionary_are_the_same_slot():
+  assert slots.make("config.x", {"name": "flat"}, TABLE) == slots.make("config.x", "flat", TABLE) == 0
+
+
+def test_arguments_are_filled_in_and_what_is_supplied_is_no_key():
+  values = ConfigDict({"name": "wave", "length": 3, "bends": [1, 2]})
+  assert slots.make("config.x", values, TABLE, sea="calm", shore="unused") == (3, 1.0, "sine", (1, 2), "calm")
+  with pytest.raises(UserError, match=r"config\.x\.sea: unknown key; it takes length, height, kind, bends"):
+    slots.make("config.x", {"name": "wave", "length": 3, "sea": "rough"}, TABLE, sea="calm")
+
+
+@pytest.mark.parametrize(
+  "value, message",
+  [
+    ("wavy", r"config\.x: found 'wavy', expected one of flat, wave \(did you mean 'wave'\?\)"),
+    ({"length": 3}, r"config\.x: found no name, expected one of flat, wave"),
+    (3, r"config\.x: found 3, expected a name, or a name and its arguments"),
+    ({"name": "flat", "length": 3}, r"config\.x\.length: unknown key; it takes no arguments"),
+    ({"name": "wave"}, r"config\.x\.length: missing; it takes length"),
+    ({"name": "wave", "lenght": 3}, r"config\.x\.lenght: unknown key \(did you mean 'length'\?\)"),
+    ({"name": "wave", "length": 3.5}, r"config\.x\.length: found 3\.5 of type float, expected int"),
+    ({"name": "wave", "length": True}, r"config\.x\.length: found True of type bool, expected int"),
+    ({"name": "wave", "length": 3, "kind": "saw"}, r"config\.x\.kind: found 'saw' .*expected 'sine' or 'square'"),
+  ],
+)
+def test_refusals_name_the_key_and_what_was_expected(value, message):
+  with pytest.raises(UserError, match=message):
+    slots.make("config.x", value, TABLE)
+
+
+def test_a_package_is_a_registry_of_its_public_modules():
+  assert {"mlm", "encoder_decoder"} <= set(slots.names(objectives))
+  assert not [name for name in slots.names(objectives) if name.startswith("_")]
+  assert slots.find("config.objective", "mlm", objectives, "Objective").__module__ == "t5x_like.objectives.mlm"
+
+
+def test_a_function_from_outside(tmp_path, monkeypatch):
+  (tmp_path / "my_waves.py").write_text("def long(scale: int = 2):\n  return 10 * scale\n")
+  monkeypatch.chdir(tmp_path)
+  package = types.ModuleType("package")
+  package.__path__ = []
+  assert slots.make("config.task", {"name": "my_waves:long", "scale": 3}, package, "task") == 30
+  with pytest.raises(UserError, match=r"config\.task: 'my_waves:short' cannot be used: AttributeError"):
+    slots.make("config.task", "my_waves:short", package, "task")
+  with pytest.raises(UserError, match=r"config\.task: 'no_waves:long' cannot be used: ModuleNotFoundError"):
+    slots.make("config.task", "no_waves:long", package, "task")
