@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t5x_like.errors import UserError, did_you_mean
+from t5x_like.errors import UserError
 from t5x_like.nn import heads
 from t5x_like.nn.decode import DecodeState
-from t5x_like.nn.design import ACTIVATIONS, Design, deepnorm_weights
+from t5x_like.nn.design import Design, deepnorm_weights
 from t5x_like.nn.dims import Dims, subkey
 from t5x_like.nn.embed import Embed
 from t5x_like.nn.layer import CacheStart, Context
@@ -60,7 +60,7 @@ class Variant:
     embed: width of the token table where it is not that of the stack.
     decoder_layers: of an encoder-decoder; None is as many as the encoder has.
     shared: the encoder is the decoder without its cross-attention (Raffel et al. 2020, section 3.2.2).
-    head: of an encoder; see `make_head`.
+    head: of an encoder; see `nn.heads.make_head`.
   """
 
   dims: Dims
@@ -144,7 +144,7 @@ class Encoder(Architecture):
       dims, rngs, causal=False, deepnorm=deepnorm, dropout_rate=dropout, remat=remat, layers=layers
     )
     self.variant = dataclasses.replace(variant, head=head or variant.head)
-    self.head = make_head(self.variant.head, variant, rngs, dropout_rate=dropout)
+    self.head = heads.make_head(self.variant.head, variant, rngs, dropout_rate=dropout)
 
   def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
     """What the head says.
@@ -338,70 +338,3 @@ def _prefix(batch: Batch, valid) -> jax.Array | None:
   if prefix is None:
     return None
   return prefix > 0 if valid is None else (prefix > 0) & valid
-
-
-def make_head(spec: str | dict, variant: Variant, rngs: nnx.Rngs, *, dropout_rate: float = 0.0) -> nnx.Module:
-  """A head of an encoder by name: mlm, pretraining (MLM and next sentence), span_boundary (MLM and SpanBERT's),
-  next_sentence, classification, tokens, spans, multiple_choice, discriminator, pooled, none.
-
-  Args:
-    spec: the name, or {"name": …} with `labels` (classification, tokens), `choices`, and `activation`, that of the
-      pooled token's layer ("tanh" in BERT and RoBERTa, "gelu" in ELECTRA).
-  Raises:
-    UserError: no such head, or arguments it does not take.
-  """
-  options = {"name": spec} if isinstance(spec, str) else dict(spec)
-  name = options.pop("name", None)
-  design, D = variant.design, variant.dims.embed
-  init = design.kernel_init(D)
-  pooled = options.pop("activation", "tanh")
-
-  def pooler():
-    return heads.Pooler(D, rngs, activation=ACTIVATIONS[pooled][0], init=init)
-
-  def mlm():
-    width = variant.embed or D
-    return heads.MlmHead(
-      D,
-      width,
-      variant.vocab_size,
-      rngs,
-      activation=ACTIVATIONS[design.activation][0],
-      norm=design.make_norm(width, rngs),
-      init=init,
-      dense_bias="mlp" in design.biases,
-    )
-
-  makers = {
-    "mlm": mlm,
-    "span_boundary": lambda: heads.SpanBoundaryHead(
-      mlm(),
-      D,
-      variant.vocab_size,
-      rngs,
-      activation=ACTIVATIONS[design.activation][0],
-      norm=lambda: design.make_norm(D, rngs),
-      init=init,
-    ),
-    "pretraining": lambda: heads.PretrainingHead(mlm(), pooler(), D, rngs, init=init),
-    "next_sentence": lambda: heads.SequenceClassifier(pooler(), D, 2, rngs, init=init, dropout_rate=dropout_rate),
-    "classification": lambda labels=2: heads.SequenceClassifier(
-      pooler(), D, labels, rngs, init=init, dropout_rate=dropout_rate
-    ),
-    "multiple_choice": lambda choices=4: heads.MultipleChoice(
-      pooler(), D, choices, rngs, init=init, dropout_rate=dropout_rate
-    ),
-    "tokens": lambda labels=2: heads.TokenClassifier(D, labels, rngs, init=init, dropout_rate=dropout_rate),
-    "spans": lambda: heads.SpanHead(D, rngs, init=init),
-    "discriminator": lambda: heads.DiscriminatorHead(D, rngs, activation=ACTIVATIONS[design.activation][0], init=init),
-    "pooled": lambda: heads.PooledHead(pooler()),
-    "none": lambda: heads.NoHead(),
-  }
-  if name not in makers:
-    raise UserError(f"head: found {name!r}, expected one of {', '.join(makers)}{did_you_mean(str(name), makers)}")
-  if pooled not in ACTIVATIONS:
-    raise UserError(f"head.activation: found {pooled!r}, expected one of {', '.join(ACTIVATIONS)}")
-  try:
-    return makers[name](**options)
-  except TypeError as error:
-    raise UserError(f"head {name!r}: found {', '.join(options)}, some of which it does not take") from error

@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from t5x_like.errors import UserError, did_you_mean
 from t5x_like.nn import params
+from t5x_like.nn.design import ACTIVATIONS
 from t5x_like.nn.dims import dropout, subkey
 from t5x_like.nn.embed import Embed, vocabulary_logits
 from t5x_like.nn.linear import Linear
@@ -246,3 +248,70 @@ class PooledHead(nnx.Module):
 
   def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, jax.Array]:
     return {"logits": x_BTD.astype(jnp.float32), "pooled": self.pooler(x_BTD, valid_BT).astype(jnp.float32)}
+
+
+def make_head(spec: str | dict, variant, rngs: nnx.Rngs, *, dropout_rate: float = 0.0) -> nnx.Module:
+  """A head of an encoder by name: mlm, pretraining (MLM and next sentence), span_boundary (MLM and SpanBERT's),
+  next_sentence, classification, tokens, spans, multiple_choice, discriminator, pooled, none.
+
+  Args:
+    spec: the name, or {"name": …} with `labels` (classification, tokens), `choices`, and `activation`, that of the
+      pooled token's layer ("tanh" in BERT and RoBERTa, "gelu" in ELECTRA).
+  Raises:
+    UserError: no such head, or arguments it does not take.
+  """
+  options = {"name": spec} if isinstance(spec, str) else dict(spec)
+  name = options.pop("name", None)
+  design, D = variant.design, variant.dims.embed
+  init = design.kernel_init(D)
+  pooled = options.pop("activation", "tanh")
+
+  def pooler():
+    return Pooler(D, rngs, activation=ACTIVATIONS[pooled][0], init=init)
+
+  def mlm():
+    width = variant.embed or D
+    return MlmHead(
+      D,
+      width,
+      variant.vocab_size,
+      rngs,
+      activation=ACTIVATIONS[design.activation][0],
+      norm=design.make_norm(width, rngs),
+      init=init,
+      dense_bias="mlp" in design.biases,
+    )
+
+  makers = {
+    "mlm": mlm,
+    "span_boundary": lambda: SpanBoundaryHead(
+      mlm(),
+      D,
+      variant.vocab_size,
+      rngs,
+      activation=ACTIVATIONS[design.activation][0],
+      norm=lambda: design.make_norm(D, rngs),
+      init=init,
+    ),
+    "pretraining": lambda: PretrainingHead(mlm(), pooler(), D, rngs, init=init),
+    "next_sentence": lambda: SequenceClassifier(pooler(), D, 2, rngs, init=init, dropout_rate=dropout_rate),
+    "classification": lambda labels=2: SequenceClassifier(
+      pooler(), D, labels, rngs, init=init, dropout_rate=dropout_rate
+    ),
+    "multiple_choice": lambda choices=4: MultipleChoice(
+      pooler(), D, choices, rngs, init=init, dropout_rate=dropout_rate
+    ),
+    "tokens": lambda labels=2: TokenClassifier(D, labels, rngs, init=init, dropout_rate=dropout_rate),
+    "spans": lambda: SpanHead(D, rngs, init=init),
+    "discriminator": lambda: DiscriminatorHead(D, rngs, activation=ACTIVATIONS[design.activation][0], init=init),
+    "pooled": lambda: PooledHead(pooler()),
+    "none": lambda: NoHead(),
+  }
+  if name not in makers:
+    raise UserError(f"head: found {name!r}, expected one of {', '.join(makers)}{did_you_mean(str(name), makers)}")
+  if pooled not in ACTIVATIONS:
+    raise UserError(f"head.activation: found {pooled!r}, expected one of {', '.join(ACTIVATIONS)}")
+  try:
+    return makers[name](**options)
+  except TypeError as error:
+    raise UserError(f"head {name!r}: found {', '.join(options)}, some of which it does not take") from error

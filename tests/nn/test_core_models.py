@@ -1,0 +1,94 @@
+"""Whole models with each core: scan equals loop, decoding equals the forward pass, and what they refuse."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from t5x_like.errors import UserError
+from t5x_like.nn import params
+from t5x_like.nn.architectures import Decoder, Encoder, EncoderDecoder, Variant
+from t5x_like.nn.design import Design
+from t5x_like.nn.dims import Dims
+
+T = 30
+DIMS = Dims(embed=16, heads=4, kv_heads=2, head_dim=4, mlp=32, layers=2)
+SPECS = {
+  "chunked": {"name": "chunked", "query_chunk": 8, "key_chunk": 8},
+  "local": {"name": "local", "window": 6},
+  "bigbird": {"name": "bigbird", "block": 4, "random_blocks": 1},
+  "linformer": {"name": "linformer", "k": 6, "length": T},
+  "memory_compressed": {"name": "memory_compressed", "stride": 3},
+}
+
+
+def model(kind, core, position="rope", **options):
+  variant = Variant(DIMS, Design(norm="rmsnorm", position=position), 32)
+  return jax.jit(lambda key: kind(nnx.Rngs(params=key), variant=variant, design={"core": core}, **options))(
+    jax.random.key(0)
+  )
+
+
+def batch(side):
+  tokens = np.random.default_rng(0).integers(2, 32, (2, T)).astype(np.int32)
+  tokens[1, 25:] = 0
+  return {f"{side}_input_tokens": jnp.asarray(tokens)}
+
+
+MODELS = [(Encoder, name, "rope") for name in ("bigbird", "linformer", "memory_compressed")]
+MODELS += [(Decoder, "memory_compressed", "rope"), (Decoder, "chunked", "relative_bias")]
+MODELS += [(Decoder, "local", "relative_bias")]
+
+
+@pytest.mark.parametrize("kind, name, position", MODELS)
+def test_models_scan_equals_loop(kind, name, position):
+  """Outputs, and all gradients of cores with parameters or a backward pass of their own, rematerialised in the scan;
+  the dense core agrees where the core is exact."""
+  features = batch("encoder" if kind is Encoder else "decoder")
+  valid = next(iter(features.values()))[..., None] != 0
+
+  def run(core, **options):
+    made = model(kind, core, position, **options)
+    if name in ("local", "bigbird"):
+      return jax.jit(lambda m: jnp.where(valid, m(features)["logits"], 0))(made), {"none": jnp.ones(())}
+    loss = jax.jit(jax.value_and_grad(lambda m: jnp.sum(jnp.where(valid, m(features)["logits"], 0) ** 2)))
+    value, gradients = loss(made)
+    return value, params.arrays(gradients)
+
+  scan, loop = run(SPECS[name], remat="full"), run(SPECS[name], layers="loop")
+  exact = run("dense") if name == "chunked" else scan
+  scale = max(float(jnp.abs(g).max()) for g in scan[1].values())
+  for a, b, c in zip(jax.tree.leaves(scan), jax.tree.leaves(loop), jax.tree.leaves(exact), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5 * scale)
+    np.testing.assert_allclose(a, c, rtol=1e-3, atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("name", ["chunked", "local"])
+@pytest.mark.parametrize("position", ["rope", "relative_bias"])
+def test_decoding_equals_the_forward_pass(name, position):
+  made, features = model(Decoder, SPECS[name], position), batch("decoder")
+  tokens = features["decoder_input_tokens"]
+  expected = jax.jit(lambda b: made(b)["logits"])(features)
+  state = made.start_decoding(features, T)
+  decode = jax.jit(lambda tokens, state: made.decode(tokens, state, tokens != 0))
+  first, state = decode(tokens[:, :20], state)
+  steps = [first]
+  for t in range(20, 25):
+    logits, state = decode(tokens[:, t : t + 1], state)
+    steps.append(logits)
+  np.testing.assert_allclose(jnp.concatenate(steps, axis=1), expected[:, :25], rtol=1e-4, atol=1e-5)
+
+
+def test_models_refuse_what_their_core_refuses():
+  for core in ("linformer", "bigbird"):
+    with pytest.raises(UserError, match=f"core '{core}' cannot do causal attention"):
+      jax.eval_shape(model(Decoder, SPECS[core]), batch("decoder"))
+  with pytest.raises(UserError, match="core 'linformer' cannot do causal attention"):
+    jax.eval_shape(model(EncoderDecoder, SPECS["linformer"]), batch("encoder") | batch("decoder"))
+  made = model(Decoder, SPECS["memory_compressed"])
+  state = made.start_decoding(batch("decoder"), T)
+  with pytest.raises(UserError, match="core 'memory_compressed' cannot do decoding from a cache"):
+    jax.eval_shape(made.decode, batch("decoder")["decoder_input_tokens"], state)
+  with pytest.raises(UserError, match="core 'bigbird' cannot do a position bias on the logits"):
+    jax.eval_shape(model(Encoder, SPECS["bigbird"], "alibi"), batch("encoder"))
