@@ -1,6 +1,6 @@
 """The three architectures: encoder, decoder, encoder-decoder. A family in `models/` is one of these and its table.
 
-All are called as `model(batch, key) -> {"logits", …}` with the batch features of T5X (docs/architecture.md). Id
+All are called as `model(batch, key) -> {"logits", …}` with the batch features of T5X (docs/explanation/architecture.md). Id
 `tokens.pad` is padding where a batch has no segment ids; with segment ids, segment 0 is.
 """
 

@@ -2,7 +2,7 @@
 
 `orbax` writes them (OCDBT, committed by an atomic rename); this file adds a manifest with the shape, type and
 fingerprint of every tensor, checks it when a step is read, falls back loudly to the newest intact step, and turns what
-goes wrong with the disk into one line. See docs/checkpoints.md.
+goes wrong with the disk into one line. See docs/reference/checkpoints.md.
 """
 
 import atexit
