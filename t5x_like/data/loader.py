@@ -9,7 +9,6 @@ import math
 import os
 from collections.abc import Callable, Iterator
 
-import jax
 import numpy as np
 
 from t5x_like.data import iterator, random
@@ -90,25 +89,6 @@ def eval_batches(
     return features | {"example_index": tf.cast(tf.where(real_B, index_B, -1), tf.int32)}
 
   return _iterate(tf.data.Dataset.range(-(-num_examples // batch_size)), made, task, rows)
-
-
-def to_global(
-  batch: dict[str, np.ndarray], sharding_of: Callable[[str, np.ndarray], jax.sharding.Sharding], global_batch_size: int
-) -> dict[str, jax.Array]:
-  """This host's rows -> arrays of the global batch.
-
-  Args:
-    batch: features, each [host rows, ...].
-    sharding_of: the sharding of a feature, from its name and this host's array.
-    global_batch_size: rows of the global batch.
-
-  Returns:
-    The same features as arrays of shape [global_batch_size, ...].
-  """
-  return {
-    name: jax.make_array_from_process_local_data(sharding_of(name, value), value, (global_batch_size, *value.shape[1:]))
-    for name, value in batch.items()
-  }
 
 
 def _features(task: Task, example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:

@@ -101,35 +101,3 @@ def test_sentences_add_up_to_the_text():
   text = 'He said "Stop." Then he left.\nA line without an end\n\nMr. X came!  Really?'
   assert "".join(cleaning.sentences(text)) == text.replace("\n\n", "\n")
   assert len(cleaning.sentences(text)) == 6
-
-
-def test_beam_transforms_do_the_same():
-  pytest.importorskip("apache_beam")
-  import apache_beam as beam
-  from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-  from apache_beam.testing.util import assert_that, equal_to
-
-  from t5x_like.data.prepare.beam import Clean, WithoutDuplicates, WithoutRepeatedSpans
-
-  base = " ".join(words(0)) + ". And more of it now. The end of the page."
-  near = base.replace("the page", "this page")
-  common = "One common thing was said today. Then came another one of them. And so it ended at last."
-  pages = {
-    "0": GOOD,
-    "1": GOOD.upper(),
-    "2": "Junk",
-    "3": base,
-    "4": near,
-    "5": common,
-    "6": f"{common} It was new to me.",
-  }
-  with beam.Pipeline(runner=FnApiRunner()) as pipeline:
-    cleaned = (
-      pipeline
-      | beam.Create(list(pages.items()))
-      | Clean(C4())
-      | "exact" >> WithoutDuplicates()
-      | "near" >> WithoutDuplicates(near=True)
-      | WithoutRepeatedSpans()
-    )
-    assert_that(cleaned, equal_to([("0", GOOD), ("3", base), ("5", common), ("6", "It was new to me.")]))

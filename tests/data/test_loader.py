@@ -6,10 +6,8 @@ import subprocess
 import sys
 import time
 
-import jax
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from t5x_like.data import loader, task
 from t5x_like.data.store.writer import TokenStoreWriter
@@ -169,16 +167,6 @@ def test_eval_of_the_first_examples(validation):
   batches = list(loader.eval_batches(validation, batch_size=4, max_examples=6))
   assert [batch["example_index"].tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, -1, -1]]
   assert len(list(loader.eval_batches(validation, batch_size=4, max_examples=99))) == 3
-
-
-def test_to_global_shards_over_the_mesh(train):
-  mesh = jax.make_mesh((4, 2), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
-  sharding = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
-  batch = next(loader.train_batches(train, batch_size=16, seed=0))
-  arrays = loader.to_global(batch, lambda name, value: sharding, 16)
-  for name, array in arrays.items():
-    assert array.sharding == sharding and array.addressable_shards[0].data.shape[0] == 2
-    np.testing.assert_array_equal(array, batch[name])
 
 
 def test_dropped_and_unfinished_iterators_end(root):

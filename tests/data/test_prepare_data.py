@@ -168,19 +168,32 @@ def shards_of(record):
   return json.loads(progress_files.load(record) or '{"shards": []}')["shards"]
 
 
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+  """Two files of pages that C4 keeps but for one line of each; every tenth page occurs twice."""
+  folder = tmp_path_factory.mktemp("pages")
+  texts = [f"A menu of page {i}\n" + f"Page {i} says this in words. " * (3 + i % 40) for i in range(1_500)]
+  texts += texts[::10]
+  for part in range(2):
+    (folder / f"{part}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[part::2]))
+  return folder
+
+
+@pytest.mark.parametrize("cleaning", ["", "c4,exact"])
 @pytest.mark.parametrize(
   "engine", [["--workers=2"], ["--workers=1", "--engine=beam", "--runner=FnApiRunner"]], ids=["processes", "beam"]
 )
-def test_killed_and_repeated_ends_with_the_same_bytes(engine, corpus, tmp_path):
+def test_killed_and_repeated_ends_with_the_same_bytes(engine, cleaning, corpus, pages, tmp_path):
   """Killed when some shards are written, one of them then damaged: the rest is kept and the end is the same."""
   if "--engine=beam" in engine:
     pytest.importorskip("apache_beam")
   command = [
-    f"--source=jsonl:{corpus[0]}/*.jsonl",
+    f"--source=jsonl:{pages if cleaning else corpus[0]}/*.jsonl",
     "--vocabulary=bytes",
     "--shard_tokens=50000",
     "--split=train",
     "--part_bytes=1",
+    f"--clean={cleaning}",
   ]
   whole, again = tmp_path / "whole", tmp_path / "again"
   assert prepare_data.main([*command, f"--output={whole}", "--workers=1"]) == 0
@@ -200,6 +213,12 @@ def test_killed_and_repeated_ends_with_the_same_bytes(engine, corpus, tmp_path):
   assert prepare_data.main(command) == 0
   assert files_of(whole) == files_of(again)
   assert (again / "train" / "shards" / kept[0]["name"] / "tokens" / "c" / "0").stat().st_mtime_ns == first
+  manifest = TokenStore.open(again / "train").manifest
+  assert len(manifest.shards) > 10
+  if cleaning:
+    counts = manifest.source["counts"]
+    assert counts["documents_skipped"] == {"exact duplicate": 150}
+    assert counts["removed_within_documents"] == {"line: no terminal punctuation": 1_650}  # also of the copies
 
 
 def test_what_an_interrupted_run_left_damaged_is_made_again(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.store.windows import Windows, open_tokens
+from t5x_like.data.store.windows import Windows, document_begins, open_tokens
 from t5x_like.errors import UserError
 
 TOKENS, LENGTH = 1_003, 50
@@ -37,12 +37,13 @@ def test_windows_and_documents(root, lengths, address):
   assert windows.read(tf.zeros([0], tf.int64)).shape == windows.documents(tf.zeros([0], tf.int64)).shape == (0, LENGTH)
 
 
-def test_document_starts(root, lengths):
+def test_where_documents_begin(root, lengths):
   tokens = open_tokens(str(root), "train")
   starts = np.unique(np.cumsum([0, *lengths])[:-1])
   starts = starts[starts < TOKENS]
   for start, stop in ((0, TOKENS), (0, 1), (1, 1), (96, 98), (13, 400), (1_000, TOKENS), (50, 51)):
-    assert tokens.document_starts(start, stop).tolist() == [s for s in starts if start <= s < stop]
+    begins = document_begins(tokens, np.array([start]), stop - start)[0]
+    assert (start + np.flatnonzero(begins)).tolist() == [s for s in starts if start <= s < stop]
 
 
 def test_refusals(root, lengths):

@@ -11,7 +11,7 @@ the corpus, the first of equals being kept:
 - spans: of every three sentences in a row that occur more than once, but for case and spaces, all but the first are
   cut out of their pages.
 
-Everything here is a pure function of texts; t5x_like/data/prepare/beam.py has the same as Beam transforms.
+Everything here is a pure function of texts.
 """
 
 import dataclasses

@@ -116,7 +116,7 @@ class _Held:
     cut = int(ends[documents - 1])
     taken = self._ids[:cut], self._lengths[:documents], self._reasons[:documents], self._removed[:documents]
     self._ids, self._lengths = self._ids[cut:], self._lengths[documents:]
-    self._reasons, self._lines = self._reasons[documents:], self._removed[documents:]
+    self._reasons, self._removed = self._reasons[documents:], self._removed[documents:]
     self.tokens -= cut
     return taken
 

@@ -58,15 +58,15 @@ class Chunks:
       with its document); the others int32 [B].
     """
     documents = self.tokens.num_documents
-    bits_B2 = tf.cast(random.bits(random.row_keys(5, key_B), 2), tf.int64)
+    bits_B2 = tf.cast(random.bits(random.row_keys(5, key_B), 2), tf.uint64)
     room = self.length + self.search
 
     def read(places, bits):
       index, starts, sizes = self._chunks(places)
-      other = bits[:, 0] * (documents - 1) >> 32
+      other = _below(documents - 1, bits[:, 0])
       begins, ends = self.tokens.document_spans(other + (other >= index))
       ends = ends - self._eos
-      drawn = begins + (bits[:, 1] * np.maximum(ends - begins, 1) >> 32)
+      drawn = begins + _below(np.maximum(ends - begins, 1), bits[:, 1])
       firsts = np.maximum(begins, drawn - self.search)
       return (
         *self._read(starts, sizes, self.length),
@@ -103,3 +103,10 @@ class Chunks:
     batch = arguments[0].shape[0]
     found = tf.numpy_function(function, arguments, [tf.int32] * len(lengths), stateful=False)
     return tuple(tf.ensure_shape(x, [batch] if n is None else [batch, n]) for x, n in zip(found, lengths, strict=True))
+
+
+def _below(n: int | np.ndarray, bits_B: np.ndarray) -> np.ndarray:
+  """floor(n * bits / 2^32) without overflow, so uniform in 0..n-1: 32-bit words as uint64 [B] -> int64 [B]."""
+  n = np.asarray(n, np.uint64)
+  low = bits_B * (n & np.uint64(2**32 - 1)) >> np.uint64(32)
+  return (bits_B * (n >> np.uint64(32)) + low).astype(np.int64)

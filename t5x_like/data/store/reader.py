@@ -152,21 +152,6 @@ class TokenStore:
       ends.append(self._shard_document_ends(index) + (self._ends[index] - shard.tokens))
     return np.concatenate(ends)
 
-  def document_starts(self, start: int, stop: int) -> np.ndarray:
-    """Where documents begin among the tokens [start, stop), ascending, as places of the token stream: int64 [N].
-
-    A search in the memory maps of the shards concerned; of a remote store, the ends of a shard are read on first touch.
-    """
-    shard, places = bisect.bisect_right(self._ends, start), [np.zeros(0, np.int64)]
-    while shard < len(self._ends) and (first := self._ends[shard] - self.manifest.shards[shard].tokens) < stop:
-      ends = self._shard_document_ends(shard)
-      low, high = np.searchsorted(ends, (start - first, stop - first))
-      places.append(ends[low:high] + first)
-      if first >= start:
-        places.append(np.array([first]))
-      shard += 1
-    return np.unique(np.concatenate(places))
-
   def documents_at(self, places_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The documents that hold tokens: places in the stream [N] -> their (indices, starts, ends), each int64 [N]."""
     places = np.asarray(places_N, np.int64)
