@@ -1,0 +1,8 @@
+"""Scores of saved predictions: pure functions of references and predictions, one metric family a file.
+
+Every metric is a `metric.Metric`: it first turns each example into a row of numbers, then any set of rows into scores.
+So what resamples examples, the intervals and the paired test of `resampling`, is written once for all of them.
+
+All shares, F1 scores and correlations are in percent (0 to 100, correlations -100 to 100), as leaderboards, papers and
+T5's `evaluation/metrics.py` print them. Libraries are imported where they are used: each takes up to a second to load.
+"""

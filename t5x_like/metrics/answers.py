@@ -1,0 +1,83 @@
+"""How texts are made alike before answers are compared, and the overlap of their tokens.
+
+SQuAD's rules, and T5's of the same name (`evaluation/qa_utils.py`), delete ASCII punctuation; TriviaQA's put a space in
+its place and know four more quotes; MLQA's delete all of Unicode's punctuation, and the articles of each language.
+"""
+
+import collections
+import functools
+import re
+import string
+import sys
+import unicodedata
+from collections.abc import Callable
+
+_ENGLISH_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_DELETED = str.maketrans("", "", string.punctuation)
+_TO_SPACE = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`", " "))
+
+
+def normalize_squad(text: str) -> str:
+  """Lower case, without ASCII punctuation, without the words a, an, the; one space between words (evaluate-v1.1.py).
+
+  `"The U.S.-led  Army"` -> `"usled army"`
+  """
+  return _words(_ENGLISH_ARTICLES.sub(" ", text.lower().translate(_DELETED)))
+
+
+def normalize_trivia_qa(text: str) -> str:
+  """The same with a space for each sign of punctuation (triviaqa_evaluation.py): `"U.S.-led"` -> `"u s led"`."""
+  return _words(_ENGLISH_ARTICLES.sub(" ", text.lower().translate(_TO_SPACE)))
+
+
+def normalize_mlqa(text: str, language: str) -> str:
+  """MLQA's rules (mlqa_evaluation_v1.py): no Unicode punctuation, none of the language's articles.
+
+  Chinese is cut into single ideographs. Languages that MLQA lacks are treated like its Hindi: no articles are removed,
+  words are what is between spaces (of Thai, therefore, whole phrases).
+  """
+  text = text.lower().translate(_unicode_punctuation())
+  if language in _ARTICLES:
+    text = _ARTICLES[language].sub(" ", text)
+  return _words(_IDEOGRAPH.sub(r" \1 ", text) if language == "zh" else text)
+
+
+_ARTICLES = {
+  "en": _ENGLISH_ARTICLES,
+  "es": re.compile(r"\b(un|una|unos|unas|el|la|los|las)\b"),
+  "vi": re.compile(r"\b(của|là|cái|chiếc|những)\b"),
+  "de": re.compile(r"\b(ein|eine|einen|einem|eines|einer|der|die|das|den|dem|des)\b"),
+  "ar": re.compile(r"\sال^|ال"),  # as in the script: everywhere, not only at the beginning of a word
+}
+_IDEOGRAPH = re.compile("([\u4e00-\u9fa5])")
+
+
+@functools.cache
+def _unicode_punctuation() -> dict[int, None]:
+  """Characters of category P, and ASCII's punctuation (of which $+<=>^`|~ are symbols), for `str.translate`."""
+  named = filter(lambda i: unicodedata.category(chr(i)).startswith("P"), range(sys.maxunicode))
+  return dict.fromkeys([*named, *map(ord, string.punctuation)])
+
+
+def _words(text: str) -> str:
+  return " ".join(text.split())
+
+
+def token_f1(gold: str, predicted: str) -> float:
+  """F1 of the multisets of words of two normalised texts; 0 if none is common, as of two empty texts (v1.1's rule)."""
+  gold_words, predicted_words = gold.split(), predicted.split()
+  same = sum((collections.Counter(gold_words) & collections.Counter(predicted_words)).values())
+  if not same:
+    return 0.0
+  precision, recall = same / len(predicted_words), same / len(gold_words)
+  return 2 * precision * recall / (precision + recall)
+
+
+def token_f1_or_empty(gold: str, predicted: str) -> float:
+  """`token_f1`, but 1 of two empty texts: the rule of SQuAD 2.0, where no answer can be the right one."""
+  return float(gold == predicted) if not gold or not predicted else token_f1(gold, predicted)
+
+
+def best(score: Callable[[str, str], float], golds: list[str], predicted: str) -> float:
+  """The maximum over several right answers."""
+  return max(float(score(gold, predicted)) for gold in golds)

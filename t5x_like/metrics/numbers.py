@@ -1,0 +1,24 @@
+"""The final number of a worked answer (GSM8K)."""
+
+import re
+
+_MARKED = re.compile(r"####\s*(-?\$?[\d.,]*\d)")
+_NUMBER = re.compile(r"(?:(?<![\w)])-)?\$?\d[\d,]*(?:\.\d+)?")  # the minus of "16-3" is no sign
+
+
+def final_number(text: str) -> str | None:
+  """The number after `####`, as GSM8K writes its answers, else the last one in the text; None if there is none.
+
+  Dollar signs, thousands separators and zeros that say nothing go: `"… so it is $1,050.00."` -> `"1050"`.
+  """
+  marked = _MARKED.findall(text)
+  found = marked or _NUMBER.findall(text)
+  if not found:
+    return None
+  number = found[-1].replace(",", "").replace("$", "")
+  sign, digits = ("-", number[1:]) if number.startswith("-") else ("", number)
+  whole, _, fraction = digits.partition(".")
+  fraction = fraction.rstrip("0")
+  whole = whole.lstrip("0") or "0"
+  number = f"{whole}.{fraction}" if fraction else whole
+  return f"{sign}{number}" if number != "0" else number

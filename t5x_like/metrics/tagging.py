@@ -1,0 +1,66 @@
+"""Scores of tag sequences: accuracy a token, and F1 of entities as seqeval finds them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from t5x_like.metrics.metric import Metric, percent, ratio
+
+
+class TagAccuracy(Metric):
+  """The share of tokens whose tag is right; examples are sentences, each a sequence of tags."""
+
+  def rows(self, references: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]) -> np.ndarray:
+    pairs = list(zip(references, predictions))
+    return np.array([(sum(g == p for g, p in zip(*pair)), len(pair[0])) for pair in pairs], np.int64)
+
+  def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
+    right, tokens = rows_NC.sum(0)
+    return {"accuracy": ratio(right, tokens)}
+
+  def details(self, rows_NC: np.ndarray, references, predictions) -> dict[str, Any]:
+    return {"tokens": int(rows_NC[:, 1].sum())}
+
+
+class EntityF1(Metric):
+  """Precision, recall and F1 of entities, micro-averaged as conlleval does; by type in `details`.
+
+  Which entities a sequence of BIO (or BIOES) tags holds is seqeval's doing, in its default mode, conlleval's: an I-
+  without its B- begins an entity. An entity counts if its type and both its ends are right.
+  """
+
+  def rows(self, references: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]) -> np.ndarray:
+    """[N, 3]: right, predicted and true entities of each sentence."""
+    from seqeval.metrics.sequence_labeling import get_entities
+
+    pairs = [(set(get_entities(list(g))), set(get_entities(list(p)))) for g, p in zip(references, predictions)]
+    return np.array([(len(gold & given), len(given), len(gold)) for gold, given in pairs], np.int64)
+
+  def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
+    """0 where there is nothing to divide by, as seqeval has it."""
+    right, predicted, true = rows_NC.sum(0).tolist()
+    return {
+      "precision": ratio(right, predicted) if predicted else 0.0,
+      "recall": ratio(right, true) if true else 0.0,
+      "f1": ratio(2 * right, predicted + true) if predicted + true else 0.0,
+    }
+
+  def details(self, rows_NC: np.ndarray, references, predictions) -> dict[str, Any]:
+    from seqeval.metrics import classification_report
+
+    if not rows_NC[:, 1:].any():
+      return {"entities": 0}
+    gold, given = [list(map(list, side)) for side in (references, predictions)]
+    report = classification_report(gold, given, output_dict=True, zero_division=0)
+    types = {
+      kind: {
+        "precision": percent(part["precision"]),
+        "recall": percent(part["recall"]),
+        "f1": percent(part["f1-score"]),
+        "entities": int(part["support"]),
+      }
+      for kind, part in report.items()
+      if not kind.endswith(" avg")
+    }
+    return {"entities": int(rows_NC[:, 2].sum()), "types": types}

@@ -1,0 +1,63 @@
+"""BLEU and chrF of whole corpora, by sacrebleu, with its signature."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from t5x_like.metrics.metric import Metric
+
+
+class _SacreBleu(Metric):
+  """Rows are the statistics of each sentence that sacrebleu itself resamples (`sacrebleu.significance`).
+
+  A reference is a sequence of translations; not every sentence needs the same number of them.
+  """
+
+  def __init__(self, name: str, metric):
+    self._name = name
+    self._metric = metric
+
+  def rows(self, references: Sequence[Sequence[str]], predictions: Sequence[str]) -> np.ndarray:
+    most = max(map(len, references))
+    streams = [[several[i] if i < len(several) else None for several in references] for i in range(most)]
+    return np.array(self._metric._extract_corpus_statistics(predictions, streams))
+
+  def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
+    return {self._name: float(self._metric._compute_score_from_stats(rows_NC.sum(0).tolist()).score)}
+
+  def details(self, rows_NC: np.ndarray, references, predictions) -> dict[str, Any]:
+    return {"signature": str(self._metric.get_signature())}
+
+
+class Bleu(_SacreBleu):
+  """Corpus BLEU.
+
+  Args:
+    tokenize: sacrebleu's tokenizer: 13a (WMT's), intl, zh, char, none, …
+    lowercase: compare without case.
+  """
+
+  def __init__(self, tokenize: str = "13a", lowercase: bool = False):
+    from sacrebleu.metrics import BLEU
+
+    super().__init__("bleu", BLEU(tokenize=tokenize, lowercase=lowercase))
+
+  def details(self, rows_NC: np.ndarray, references, predictions) -> dict[str, Any]:
+    score = self._metric._compute_score_from_stats(rows_NC.sum(0).tolist())
+    return {
+      **super().details(rows_NC, references, predictions),
+      "precisions": score.precisions,
+      "brevity_penalty": score.bp,
+      "predicted_length": score.sys_len,
+      "reference_length": score.ref_len,
+    }
+
+
+class Chrf(_SacreBleu):
+  """Corpus chrF; with `word_order=2` chrF++."""
+
+  def __init__(self, char_order: int = 6, word_order: int = 0, beta: int = 2, lowercase: bool = False):
+    from sacrebleu.metrics import CHRF
+
+    super().__init__("chrf", CHRF(char_order=char_order, word_order=word_order, beta=beta, lowercase=lowercase))

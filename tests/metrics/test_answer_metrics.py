@@ -1,0 +1,122 @@
+"""SQuAD 1.1 and 2.0, MLQA, T5's normalisation and final numbers, on examples worked by hand."""
+
+import math
+
+import pytest
+
+from t5x_like.metrics.answers import normalize_mlqa, normalize_squad, normalize_trivia_qa, token_f1
+from t5x_like.metrics.numbers import final_number
+from t5x_like.metrics.squad import Answers, AnswersOrNone, LocalAnswers
+
+
+@pytest.mark.parametrize(
+  "text, squad, trivia_qa",
+  [
+    ("The  Dog's a-b", "dogs ab", "dog s b"),  # TriviaQA's a is a word of its own
+    ("an apple, A pear; the theme", "apple pear theme", "apple pear theme"),
+    ("U.S. Army", "us army", "u s army"),
+    ("under_score", "underscore", "under score"),
+    ("‘quoted’ `this´", "‘quoted’ this´", "quoted this"),
+    ("Été\u00a0—\u2003ÄÖ", "été — äö", "été — äö"),  # dashes of Unicode are no ASCII punctuation, its spaces are spaces
+    ("the", "", ""),
+    ("...", "", ""),
+    ("$1,000.50", "100050", "1 000 50"),
+  ],
+)
+def test_t5_and_official_normalisation(text, squad, trivia_qa):
+  assert normalize_squad(text) == squad
+  assert normalize_trivia_qa(text) == trivia_qa
+
+
+@pytest.mark.parametrize(
+  "language, text, expected",
+  [
+    ("en", "The “big” dog", "big dog"),
+    ("de", "Der Hund, die Katze und eine Maus", "hund katze und maus"),
+    ("es", "los años y la noche", "años y noche"),
+    ("vi", "những con mèo của tôi", "con mèo tôi"),
+    ("ar", "الكتاب", "كتاب"),
+    ("hi", "एक किताब।", "एक किताब"),
+    ("zh", "北京 2008年，NBA 球队", "北 京 2008 年 nba 球 队"),
+    ("ru", "«Москва» — a город", "москва a город"),  # not in MLQA: no articles
+  ],
+)
+def test_mlqa_normalisation(language, text, expected):
+  assert normalize_mlqa(text, language) == expected
+
+
+def test_f1_is_of_multisets():
+  assert token_f1("a a b", "a b b") == pytest.approx(2 / 3)
+  assert token_f1("x", "y") == 0 and token_f1("", "") == 0
+
+
+def test_squad_takes_the_best_answer_for_each_score():
+  golds = [["Denver Broncos", "the Broncos", "Carolina"], ["1 2 3 4", "5"]]
+  assert Answers()(golds, ["broncos!", "1 2 5"]) == {
+    "exact_match": 50.0,
+    "f1": pytest.approx(100 * (1 + 2 * (2 / 3) * (2 / 4) / (2 / 3 + 2 / 4)) / 2),
+  }
+
+
+def test_unanswered_and_empty_score_nothing():
+  assert Answers()([["x"], ["x"]], [None, ""]) == {"exact_match": 0.0, "f1": 0.0}
+  # as in evaluate-v1.1.py, nothing equals an answer that normalises to nothing, but shares no word with it
+  assert Answers()([["The"]], [""]) == {"exact_match": 100.0, "f1": 0.0}
+  assert Answers()([["The"]], [None]) == {"exact_match": 0.0, "f1": 0.0}
+
+
+def test_languages_in_one_set():
+  metric = LocalAnswers(normalize_mlqa)
+  assert metric([("de", ["der Hund"]), ("en", ["der Hund"])], ["Hund", "Hund"]) == {
+    "exact_match": 50.0,
+    "f1": pytest.approx(100 * (1 + 2 / 3) / 2),
+  }
+
+
+GOLDS = [["Paris", "the city of Paris"], ["Rome"], [], [], ["a"]]
+
+
+def test_squad_2():
+  given = [("paris", 0.1), ("", 0.9), ("", 0.8), ("Berlin", 0.3), ("", 0.2)]
+  found = AnswersOrNone()(GOLDS, given)
+  # ["a"] normalises to nothing, so that an empty prediction is right
+  assert found["exact"] == found["f1"] == pytest.approx(100 * 3 / 5)
+  assert found["HasAns_exact"] == pytest.approx(100 * 2 / 3) and found["NoAns_f1"] == 50.0
+
+
+def test_squad_2_threshold():
+  given = [("paris", 0.1), ("rome", 0.9), ("", 0.8), ("Berlin", 0.4), ("x", 0.2)]
+  found = AnswersOrNone(threshold=0.3)(GOLDS, given)
+  assert found["HasAns_exact"] == pytest.approx(100 / 3)  # Rome falls
+  assert found["NoAns_exact"] == 100.0  # Berlin too
+  metric = AnswersOrNone()
+  details = metric.details(metric.rows(GOLDS, given), GOLDS, given)
+  # from 2 (nothing answered): +1 paris, 0 x, -1 Berlin, 0 (empty), +1 rome: the first best is 3, at 0.1
+  assert details["best_exact"] == pytest.approx(60.0) and details["best_exact_thresh"] == 0.1
+  assert (details["total"], details["HasAns_total"], details["NoAns_total"]) == (5, 3, 2)
+
+
+def test_squad_2_leaves_out_what_has_no_prediction():
+  found = AnswersOrNone()(GOLDS, [("paris", 0.0), None, None, None, None])
+  assert found["exact"] == 100.0 and math.isnan(found["NoAns_exact"])
+
+
+@pytest.mark.parametrize(
+  "text, number",
+  [
+    ("She has 3 + 4 = 7 eggs.\n#### 7", "7"),
+    ("#### 1,050", "1050"),
+    ("so it costs $1,050.00.", "1050"),
+    ("it is 16-3", "3"),
+    ("it fell to -3.50 degrees", "-3.5"),
+    ("#### -0012", "-12"),
+    ("-0", "0"),
+    ("0.50", "0.5"),
+    ("2 of 3, then 4", "4"),
+    ("#### 5\nQuestion: 9", "5"),
+    ("none", None),
+    ("", None),
+  ],
+)
+def test_final_number(text, number):
+  assert final_number(text) == number

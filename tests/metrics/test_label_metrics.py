@@ -1,0 +1,134 @@
+"""Scores of labels and tags equal the values that scikit-learn, scipy and seqeval document, and their own answers."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import seqeval.metrics
+import sklearn.metrics
+
+from t5x_like.errors import UserError
+from t5x_like.metrics import leaderboards
+from t5x_like.metrics.classification import SCORES, Classification, Matches
+from t5x_like.metrics.correlation import Correlation
+from t5x_like.metrics.multirc import MultiRc
+from t5x_like.metrics.tagging import EntityF1, TagAccuracy
+
+
+def test_documented_values():
+  matthews = Classification(2, ("matthews_correlation",))([1, 1, 1, 0], [1, 0, 1, 1])  # of +1 and -1 there
+  assert matthews["matthews_correlation"] == pytest.approx(-100 / 3)
+  assert Classification(4)([0, 1, 2, 3], [0, 2, 1, 3]) == {"accuracy": 50.0}
+  macro = Classification(3, ("macro_f1",))([0, 1, 2, 0, 1, 2], [0, 2, 1, 0, 0, 1])
+  assert macro["macro_f1"] == pytest.approx(26.6666, abs=1e-3)
+  assert Correlation()([1, 2, 3, 4, 5], [5, 6, 7, 8, 7])["spearman"] == pytest.approx(82.07826816681233)
+  assert Correlation()(list(range(1, 8)), [10, 9, 2.5, 6, 4, 3, 2])["pearson"] == pytest.approx(-82.85038835884279)
+  gold = [["O", "O", "O", "B-MISC", "I-MISC", "I-MISC", "O"], ["B-PER", "I-PER", "O"]]
+  given = [["O", "O", "B-MISC", "I-MISC", "I-MISC", "I-MISC", "O"], ["B-PER", "I-PER", "O"]]
+  assert EntityF1()(gold, given) == {"precision": 50.0, "recall": 50.0, "f1": 50.0}
+  types = EntityF1().details(EntityF1().rows(gold, given), gold, given)["types"]
+  assert types["PER"] == {"precision": 100.0, "recall": 100.0, "f1": 100.0, "entities": 1}
+  assert types["MISC"]["f1"] == 0.0
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_scores_of_counted_pairs_equal_those_of_all_examples(classes):
+  rng = np.random.default_rng(classes)
+  gold = rng.integers(classes, size=300).tolist()
+  given = [g if rng.random() < 0.6 else int(rng.integers(classes)) for g in gold]
+  found = Classification(classes, tuple(SCORES))(gold, given)
+  assert found["accuracy"] == pytest.approx(100 * sklearn.metrics.accuracy_score(gold, given))
+  assert found["matthews_correlation"] == pytest.approx(100 * sklearn.metrics.matthews_corrcoef(gold, given))
+  assert found["macro_f1"] == pytest.approx(100 * sklearn.metrics.f1_score(gold, given, average="macro"))
+  if classes == 2:
+    assert found["f1"] == pytest.approx(100 * sklearn.metrics.f1_score(gold, given))
+
+
+def test_macro_f1_counts_a_class_that_does_not_occur():
+  assert Classification(3, ("macro_f1",))([0, 1], [0, 1])["macro_f1"] == pytest.approx(200 / 3)
+
+
+def test_no_label_is_wrong():
+  both = Classification(2, ("accuracy", "f1"))
+  assert both([1, 0, 1], [1, None, None]) == both([1, 0, 1], [1, 1, 0])  # T5's f1_score_with_invalid
+  three = Classification(3, ("accuracy", "macro_f1"))([0, 1, 2, 2], [0, 1, 2, None])
+  assert three == {"accuracy": 75.0, "macro_f1": pytest.approx(100 * (1 + 1 + 2 / 3) / 3)}
+
+
+def test_correlation_of_what_does_not_vary_is_not_defined():
+  for gold, given in (([1, 2, 3], [2, 2, 2]), ([2, 2, 2], [1, 2, 3]), ([1], [1])):
+    assert all(math.isnan(score) for score in Correlation()(gold, given).values())
+
+
+def test_correlations_equal_scipy_with_ties():
+  rng = np.random.default_rng(0)
+  gold, given = rng.integers(6, size=(2, 100)).astype(float)
+  found = Correlation()(gold.tolist(), given.tolist())
+  assert found["pearson"] == pytest.approx(100 * scipy.stats.pearsonr(gold, given)[0])
+  assert found["spearman"] == pytest.approx(100 * scipy.stats.spearmanr(gold, given)[0])
+
+
+def test_entities_equal_seqeval_on_random_tags():
+  rng = np.random.default_rng(1)
+  tags = ["O", "B-A", "I-A", "B-B", "I-B", "O"]
+  lengths = rng.integers(1, 12, size=200)
+  gold = [[tags[i] for i in rng.integers(6, size=n)] for n in lengths]
+  given = [[tag if rng.random() < 0.7 else tags[rng.integers(6)] for tag in sentence] for sentence in gold]
+  found = EntityF1()(gold, given)
+  for name, score in (("f1", "f1_score"), ("precision", "precision_score"), ("recall", "recall_score")):
+    assert found[name] == pytest.approx(100 * getattr(seqeval.metrics, score)(gold, given))
+  assert TagAccuracy()(gold, given)["accuracy"] == pytest.approx(100 * seqeval.metrics.accuracy_score(gold, given))
+
+
+def test_no_entities_anywhere_scores_zero():
+  assert EntityF1()([["O"]], [["O"]]) == {"precision": 0.0, "recall": 0.0, "f1": 0.0}
+
+
+def test_multirc_equals_sklearn_over_all_answers():
+  gold = [[1, 0, 1], [0, 0], [1, 1, 0, 0]]
+  given = [[1, 0, 1], [0, 1], [1, 0, 0, 0]]
+  found = MultiRc()(gold, given)
+  flat = sklearn.metrics.f1_score(sum(gold, []), sum(given, []))
+  assert found == {"f1a": pytest.approx(100 * flat), "exact_match": pytest.approx(100 / 3)}
+  assert MultiRc()([[0]], [[0]]) == {"f1a": 0.0, "exact_match": 100.0}
+
+
+def test_glue_average_is_the_leaderboards():
+  """BERT-large's row of the GLUE leaderboard: 80.5."""
+  row = {
+    "cola": {"matthews_correlation": 60.5},
+    "sst2": {"accuracy": 94.9},
+    "mrpc": {"f1": 89.3, "accuracy": 85.4},
+    "stsb": {"pearson": 87.6, "spearman": 86.5},
+    "qqp": {"f1": 72.1, "accuracy": 89.3},
+    "mnli": {"matched": 86.7, "mismatched": 85.9},
+    "qnli": {"accuracy": 92.7},
+    "rte": {"accuracy": 70.1},
+    "wnli": {"accuracy": 65.1},
+  }
+  assert round(leaderboards.average(row), 1) == 80.5
+  with pytest.raises(KeyError, match="cola"):
+    leaderboards.average({})
+
+
+def test_superglue_average_is_the_leaderboards():
+  """T5-11B's row of the SuperGLUE leaderboard: 89.3."""
+  row = {
+    "boolq": {"accuracy": 91.2},
+    "cb": {"macro_f1": 93.9, "accuracy": 96.8},
+    "copa": {"accuracy": 94.8},
+    "multirc": {"f1a": 88.1, "exact_match": 63.3},
+    "record": {"f1": 94.1, "exact_match": 93.4},
+    "rte": {"accuracy": 92.5},
+    "wic": {"accuracy": 76.9},
+    "wsc": {"accuracy": 93.8},
+  }
+  assert leaderboards.average(row, leaderboards.SUPERGLUE) == pytest.approx(89.3, abs=0.051)  # of rounded scores
+
+
+def test_lengths_and_zero_examples_are_refused():
+  with pytest.raises(UserError, match="2 predictions for 1 references"):
+    Matches()(["a"], ["a", "b"])
+  with pytest.raises(UserError, match="zero examples"):
+    Matches()([], [])

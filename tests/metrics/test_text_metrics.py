@@ -1,0 +1,68 @@
+"""BLEU, chrF and ROUGE equal what sacrebleu and rouge-score document and answer themselves."""
+
+import pytest
+from rouge_score.rouge_scorer import RougeScorer
+from sacrebleu.metrics import BLEU, CHRF
+
+from t5x_like.metrics.summarization import Rouge, split_sentences
+from t5x_like.metrics.translation import Bleu, Chrf
+
+# From sacrebleu's README.
+STREAMS = [
+  ["The dog bit the man.", "It was not unexpected.", "The man bit him first."],
+  ["The dog had bit the man.", "No one was surprised.", "The man had bitten the dog."],
+]
+SYSTEM = ["The dog bit the man.", "It wasn't surprising.", "The man had just bitten him."]
+REFERENCES = [list(several) for several in zip(*STREAMS)]
+
+
+def test_documented_bleu_and_chrf():
+  assert Bleu()(REFERENCES, SYSTEM)["bleu"] == pytest.approx(48.530827009929865)
+  assert Chrf()(REFERENCES, SYSTEM)["chrf"] == pytest.approx(59.73, abs=0.005)
+
+
+@pytest.mark.parametrize("options", [{}, {"tokenize": "char"}, {"lowercase": True}])
+def test_bleu_equals_sacrebleu(options):
+  metric = Bleu(**options)
+  rows = metric.rows(REFERENCES, SYSTEM)
+  score = BLEU(**options).corpus_score(SYSTEM, STREAMS)
+  assert metric.scores(rows)["bleu"] == pytest.approx(score.score)
+  details = metric.details(rows, REFERENCES, SYSTEM)
+  assert details["signature"].startswith("nrefs:2|case:") and "|tok:" in details["signature"]
+  assert (details["brevity_penalty"], details["reference_length"]) == (score.bp, score.ref_len)
+
+
+def test_chrf_plus_plus_equals_sacrebleu():
+  metric = Chrf(word_order=2)
+  assert metric(REFERENCES, SYSTEM)["chrf"] == pytest.approx(CHRF(word_order=2).corpus_score(SYSTEM, STREAMS).score)
+  assert "nw:2" in metric.details(metric.rows(REFERENCES, SYSTEM), REFERENCES, SYSTEM)["signature"]
+
+
+def test_sentences_may_have_different_numbers_of_references():
+  uneven = [REFERENCES[0], REFERENCES[1][:1], REFERENCES[2]]
+  padded = [REFERENCES[0], [REFERENCES[1][0]] * 2, REFERENCES[2]]
+  for metric in (Bleu, Chrf):
+    assert metric()(uneven, SYSTEM) == metric()(padded, SYSTEM)
+
+
+def test_documented_rouge():
+  found = Rouge()([["The quick brown fox jumps over the lazy dog"]], ["The quick brown dog jumps on the log."])
+  assert found["rouge1"] == pytest.approx(70.588, abs=1e-3) and found["rougeL"] == pytest.approx(58.823, abs=1e-3)
+
+
+def test_rouge_takes_the_best_reference_for_each_type_and_means_over_examples():
+  references = [["a b c d", "a c"], ["x y . z"]]
+  predictions = ["a b x c", "z . x y"]
+  scorer = RougeScorer(["rouge1", "rouge2", "rougeL", "rougeLsum"])
+  found = Rouge(use_stemmer=False)(references, predictions)
+  for name in ("rouge1", "rouge2", "rougeL", "rougeLsum"):
+    first = max(scorer.score(one, predictions[0])[name].fmeasure for one in references[0])
+    second = scorer.score("x y .\nz", "z .\nx y")[name].fmeasure
+    assert found[name] == pytest.approx(50 * (first + second))
+  assert found["rougeLsum"] > found["rougeL"]  # sentences in another order cost nothing
+
+
+def test_stemming_and_sentences():
+  assert Rouge()([["the dogs jumped"]], ["the dog jumps"])["rouge1"] == pytest.approx(100.0)
+  assert Rouge(use_stemmer=False)([["the dogs jumped"]], ["the dog jumps"])["rouge1"] == pytest.approx(100 / 3)
+  assert split_sentences("One . Two . ") == "One .\nTwo .\n"
