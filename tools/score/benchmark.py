@@ -1,0 +1,150 @@
+"""What a benchmark is to this tool, and how its predictions find their references."""
+
+import collections
+import dataclasses
+from collections.abc import Callable, Container, Sequence
+from typing import Any
+
+from t5x_like.errors import UserError
+from t5x_like.metrics.metric import Metric
+from tools.score.predictions import Predictions, load
+
+_NAMED = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+  """One example of the references.
+
+  id, aliases: what predictions may call it by; an alias that several examples share is none.
+  reference: what the metric takes.
+  context: what reading its prediction needs, such as the labels of its choices.
+  group: the subset that is also scored by itself, such as a subject.
+  """
+
+  id: str
+  reference: Any
+  aliases: tuple[str, ...] = ()
+  context: Any = None
+  group: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Benchmark:
+  """How one benchmark is scored.
+
+  metric: its scores.
+  examples: the files given by --references -> its examples, in order.
+  prediction: (a value as the file has it, its example) -> what the metric takes; a ValueError says what was expected.
+  predictions: a file -> Predictions.
+  partial: an example without prediction is given to the metric as None, and predictions of no example are counted;
+    else both are refused.
+  invalid: what a ValueError of `prediction` does: "refuse", or "wrong", which is None to the metric, and counted.
+  part: where references and predictions may come as several pairs of files: a file's name -> the name of its part.
+  """
+
+  metric: Metric
+  examples: Callable[[Sequence[str]], list[Example]]
+  prediction: Callable[[Any, Example], Any]
+  predictions: Callable[[str], Predictions] = load
+  partial: bool = False
+  invalid: str = "refuse"
+  part: Callable[[str], str] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Aligned:
+  """Examples with one prediction each, as the metric takes them, and what was counted on the way."""
+
+  examples: list[Example]
+  predictions: list[Any]
+  counts: dict[str, Any]
+
+
+def align(benchmark: Benchmark, examples: list[Example], given: Predictions) -> Aligned:
+  """Gives every example its prediction.
+
+  Raises:
+    UserError: examples without prediction or predictions of no example, if the benchmark does not allow them; another
+      number of predictions than of examples, where they have no ids; or a value that is none of the benchmark's.
+  """
+  by_id = dict(zip(given.ids, zip(given.values, given.places))) if given.ids else {}
+  if given.ids is None:
+    if len(given.values) != len(examples):
+      raise UserError(
+        f"{given.path}: found {len(given.values)} predictions without ids for {len(examples)} examples, expected one "
+        "for each, in order"
+      )
+    found = list(zip(given.values, given.places))
+  else:
+    names = _names(examples, by_id)
+    found = [by_id.get(name) for name in names]
+    missing = [name for name, value in zip(names, found) if value is None]
+    known = set(names)
+    extra = [name for name in by_id if name not in known]
+    if len(missing) == len(examples):
+      raise UserError(
+        f"{given.path}: none of its ids ({_some(list(by_id))}) is one of the references' ({_some(names)}); are these "
+        "the predictions of this split?"
+      )
+    if missing and not benchmark.partial:
+      raise UserError(f"{given.path}: no prediction for {len(missing)} of {len(examples)} examples: {_some(missing)}")
+    if extra and not benchmark.partial:
+      raise UserError(f"{given.path}: {len(extra)} predictions of no example of the references: {_some(extra)}")
+  counts = {} if given.ids is None or not benchmark.partial else {"missing": len(missing), "extra": len(extra)}
+  values, invalid = [], 0
+  for example, entry in zip(examples, found):
+    try:
+      values.append(None if entry is None else benchmark.prediction(entry[0], example))
+    except ValueError as error:
+      if benchmark.invalid == "refuse":
+        raise UserError(f"{entry[1]}: {error}") from error
+      values.append(None)
+      invalid += 1
+  if benchmark.invalid == "wrong":
+    counts["invalid"] = invalid
+  return Aligned(examples, values, counts)
+
+
+def _names(examples: list[Example], given: Container[str]) -> list[str]:
+  """What the predictions call each example: its id, or, where they know no id, an alias."""
+  if any(example.id in given for example in examples):
+    return [example.id for example in examples]
+  often = collections.Counter(alias for example in examples for alias in set(example.aliases))
+  return [
+    next((alias for alias in example.aliases if often[alias] == 1 and alias in given), example.id)
+    for example in examples
+  ]
+
+
+def _some(names: list[str]) -> str:
+  return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+
+
+def merged(parts: dict[str, Aligned]) -> Aligned:
+  """The examples of several pairs of files as one set, each pair a group of its own."""
+  examples = [
+    dataclasses.replace(example, id=f"{part}/{example.id}", group=part)
+    for part, aligned in parts.items()
+    for example in aligned.examples
+  ]
+  counts: collections.Counter = collections.Counter()
+  for aligned in parts.values():
+    counts.update(aligned.counts)
+  return Aligned(examples, [value for aligned in parts.values() for value in aligned.predictions], dict(counts))
+
+
+def text(value: Any, example: Example) -> str:
+  """A prediction that is free text: a string, or a number as it is written."""
+  if isinstance(value, str):
+    return value
+  if isinstance(value, (int, float)) and not isinstance(value, bool):
+    return str(value)
+  raise ValueError(f"found {value!r}, expected a text")
+
+
+def one_file(paths: Sequence[str]) -> str:
+  """The only path of a benchmark whose references are one file."""
+  if len(paths) != 1:
+    raise UserError(f"--references: found {len(paths)} files, expected one: {', '.join(paths)}")
+  return paths[0]

@@ -1,0 +1,86 @@
+"""Class labels as files and models spell them."""
+
+from collections.abc import Callable
+from typing import Any
+
+from t5x_like.metrics.classification import Classification
+from tools.score.benchmark import Benchmark, Example
+from tools.score.files import first_of, read, table
+
+COLUMNS = ("label", "gold_label", "Label", "is_duplicate", "Quality", "score", "similarity")
+_IDS = ("index", "idx")
+_OTHER_IDS = ("id", "pairID", "guid")
+
+
+class Labels:
+  """Maps spellings to class indices.
+
+  Args:
+    classes: the spellings of each class, in the order of TFDS, divided by bars: `"0|unacceptable"`. The first is the
+      official one. A class's index is a spelling of it too, unless it is another class's.
+  """
+
+  def __init__(self, *classes: str):
+    self.official = [spellings.split("|")[0] for spellings in classes]
+    self._index = {str(index): index for index in range(len(classes))}
+    self._index |= {spelling.lower(): index for index, both in enumerate(classes) for spelling in both.split("|")}
+
+  def __call__(self, value: Any, example: Example | None = None) -> int:
+    """The class of a label.
+
+    Raises:
+      ValueError: it is none of them.
+    """
+    whole = isinstance(value, float) and value.is_integer()
+    index = self._index.get(str(int(value) if whole else value).strip().lower())
+    if index is None:
+      raise ValueError(f"found the label {str(value)[:40]!r}, expected one of {', '.join(self.official)}")
+    return index
+
+
+def classification(
+  labels: Labels,
+  scores: tuple[str, ...] = ("accuracy",),
+  *,
+  headerless: tuple[str, ...] = (),
+  invalid: str,
+  part: Callable[[str], str] | None = None,
+) -> Benchmark:
+  """A benchmark of one label an example, whose references are TSV or JSONL with a label column (COLUMNS).
+
+  Args:
+    headerless: the columns of a TSV file without a header.
+    invalid: see `Benchmark`.
+  """
+  return Benchmark(
+    Classification(len(labels.official), scores),
+    lambda paths: labelled(paths, labels, headerless),
+    labels,
+    invalid=invalid,
+    part=part,
+  )
+
+
+def labelled(paths, parse: Callable[[Any], Any], headerless: tuple[str, ...] = ()) -> list[Example]:
+  """Examples of a table with a label column; their ids are its index, else the number of the row, from 0."""
+  from t5x_like.errors import UserError
+  from tools.score.benchmark import one_file
+
+  file = read(one_file(paths))
+  examples = []
+  for line, row in table(file, headerless, header=(*COLUMNS, "index", "sentence", "sentence1")):
+    label = first_of(row, COLUMNS)
+    if label is None:
+      raise UserError(
+        f"{file.path}, line {line}: no label; found {', '.join(row)}, expected one of {', '.join(COLUMNS)}"
+      )
+    try:
+      reference = parse(label)
+    except ValueError as error:
+      raise UserError(f"{file.path}, line {line}: {error}") from error
+    index = first_of(row, _IDS)
+    aliases = tuple(str(row[name]) for name in _OTHER_IDS if name in row)
+    examples.append(Example(str(len(examples) if index is None else index), reference, aliases))
+  if not examples:
+    raise UserError(f"{file.path}: a header, but no examples: a score over zero examples is not defined")
+  return examples
