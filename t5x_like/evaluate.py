@@ -1,54 +1,49 @@
-"""Evaluates a checkpoint: python -m t5x_like.evaluate --workdir=runs/small [--step=N] [--config.KEY=VALUE …]
+"""Evaluates a checkpoint: python -m t5x_like.evaluate --workdir=runs/small [--step=N] [--evals=NAME,NAME]
 
-Without --config it takes the config the run was trained with. Prints a table and writes it to evaluations/ in the
-workdir.
+Without --config it takes the config the run was trained with. Prints what the evaluators of `config.evals` find, and
+writes it to evaluations/<step>_<group>_<split>.json in the workdir, with decoded samples beside it in a .jsonl file. A
+group is what metrics of the run are named after; see t5x_like/training/evaluation.py.
 """
 
 from t5x_like import command_line
-from t5x_like.errors import door
+from t5x_like.errors import UserError, door
 
 
 @door
 def main(argv: list[str]) -> None:
-  step = ("--step", {"type": int, "help": "the checkpoint to evaluate (default: the newest)"})
-  args, overrides = command_line.parse(argv, __doc__, step, config_required=False)
+  args, overrides = command_line.parse(
+    argv,
+    __doc__,
+    ("--step", {"type": int, "help": "the checkpoint to evaluate (default: the newest)"}),
+    ("--evals", {"metavar": "NAME,NAME", "help": "which of config.evals (default: all)"}),
+    config_required=False,
+  )
 
   from t5x_like.training import assembly, process, trained, workdir
+  from t5x_like.training.evaluation import Evaluation
 
   process.prepare()
   config, identity = trained.open_config(args.workdir, args.config, overrides)
   config = assembly.resolve(config)
   trained.check_model(identity, config, args.workdir)
   parts = assembly.build(config)
-
-  from t5x_like.data import loader
-  from t5x_like.data import task as tasks
-  from t5x_like.evals import Setting, rows_of
-  from t5x_like.training.run import write_samples
-
-  task = tasks.build(split=config.eval_split, **config.task.to_dict())
-  trained.check_model(identity, config, args.workdir, task.vocabulary)
-  rows = rows_of(parts.rules, config.batch_size)
-
-  def batches(max_examples):
-    return loader.eval_batches(task, batch_size=config.batch_size, rows=rows, max_examples=max_examples)
-
-  setting = Setting(parts.model, parts.objective, task, batches, config.batch_size, parts.rules)
+  only = None if args.evals is None else args.evals.split(",")
+  evaluation = Evaluation(config, parts.model, parts.objective, parts.rules, only)
+  trained.check_model(identity, config, args.workdir, evaluation.task.vocabulary)
   step, arrays = trained.restore_params(args.workdir, parts, args.step)
-  process.say(f"{args.workdir}: step {step}, {task.name}, split {config.eval_split}")
-  metrics, samples = {}, []
-  for evaluator in assembly.evaluators(config, setting).values():
-    result = evaluator(arrays)
-    metrics.update(result.metrics)
-    samples += [sample | {"task": task.name, "step": step} for sample in result.samples]
-  width = max(map(len, metrics))
-  for name, value in metrics.items():
-    process.say(f"  {name:<{width}}  {value:12,.4f}".rstrip("0").rstrip("."))
-  if process.first():
-    content = {"step": step, "task": task.name, "split": config.eval_split, "metrics": metrics}
-    workdir.write(f"{args.workdir}/evaluations", f"{step}_{task.name}_{config.eval_split}.json", content)
-    if samples:
-      write_samples(args.workdir, step, samples)
+  if not config.evals:
+    raise UserError("config.evals: found no evaluators; name one, such as --config.evals.loss={}")
+  for label, group in evaluation(arrays).items():
+    process.say(f"{args.workdir}: step {step}, {label}: task {group.task}, split {group.split}")
+    width = max(map(len, group.metrics))
+    for name, value in group.metrics.items():
+      process.say(f"  {name:<{width}}  {value:12,.4f}".rstrip("0").rstrip("."))
+    if process.first():
+      folder, name = f"{args.workdir}/evaluations", f"{step}_{label}_{group.split}"
+      content = {"step": step, "task": group.task, "split": group.split, "metrics": group.metrics}
+      workdir.write(folder, f"{name}.json", content)
+      if group.samples:
+        workdir.write_lines(folder, f"{name}.jsonl", group.samples)
 
 
 if __name__ == "__main__":

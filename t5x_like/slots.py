@@ -81,17 +81,23 @@ def outside(where: str, name: str) -> Callable:
     raise UserError(f"{where}: {name!r} cannot be used: {type(error).__name__}: {one_line(error)}") from error
 
 
-def fill(where: str, values: Any, function: Callable, given: Sequence[str] = ()) -> dict[str, Any]:
+def fill(
+  where: str, values: Any, function: Callable, given: Sequence[str] = (), also: Sequence[Callable] = ()
+) -> dict[str, Any]:
   """Arguments for a function, checked against its signature, with its defaults filled in.
 
   Args:
     where: the key they stand at, for messages.
     values: the arguments that recipe and flags give.
     function: a function, class or dataclass; of what it takes, `given` is supplied by the program and is no key.
+    also: functions whose arguments stand at the same key.
   Raises:
     UserError: an unknown key, a missing one, or a value of the wrong type.
   """
-  parameters, kinds = _signature(function)
+  parameters, kinds = {}, {}
+  for one in (*also, function):
+    more, their_kinds = _signature(one)
+    parameters, kinds = parameters | more, kinds | their_kinds
   keys = [key for key in parameters if key not in given]
   takes = f"it takes {', '.join(keys)}" if keys else "it takes no arguments"
   values = plain(values)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from t5x_like import evaluate, predict
+from t5x_like import evaluate, predict, train
 from t5x_like.data import loader, vocabularies
 from t5x_like.data import task as tasks
 from t5x_like.evals import Setting, loss, span_infilling
@@ -78,6 +78,78 @@ def test_the_door_finds_what_the_loop_found(trained, tmp_path, capsys):
   for metric, value in written["metrics"].items():
     assert value == loop[f"eval/{name}/{metric}"], metric
     assert metric in output
+
+
+INSTANCES = {
+  "loss": {"max_examples": 16},
+  "same": {"name": "loss", "max_examples": 16},
+  "trained_on": {"name": "loss", "split": "train", "max_examples": 24},
+  "shorter": {"name": "loss", "task": {"inputs_length": 16, "targets_length": 8}, "max_examples": 16},
+  "others": {
+    "name": "loss",
+    "task": {"name": "denoising", "style": "drop_tokens", "store": "builtin", "inputs_length": 24},
+    "max_examples": 16,
+  },
+  "spans": {"name": "span_infilling", "max_examples": 3, "samples": 2},
+}
+
+
+def test_several_tasks_and_splits_in_one_run_are_those_of_the_door(tmp_path, restored, capsys):
+  flags = ("--config.total_steps=1", "--config.eval_every=1", f"--config.evals={json.dumps(INSTANCES)}")
+  assert train.main([f"--config={NANO}", f"--workdir={tmp_path}", *flags]) == 0
+  (loop,) = [row for row in read_metrics(tmp_path) if "eval/same/loss" in row]
+  parts, task, _ = restored
+  arrays = trained_run.restore_params(str(tmp_path), parts, None)[1]
+  for name, changes, split, most in (
+    (task.name, {}, "validation", 16),
+    ("same", {}, "validation", 16),
+    ("trained_on", {}, "train", 24),
+    ("shorter", {"inputs_length": 16, "targets_length": 8}, "validation", 16),
+  ):
+    config, _ = trained_run.open_config(str(tmp_path), NANO, [])
+    other = tasks.build(split=split, **(config.task.to_dict() | changes))
+    expected = loss.Evaluator(setting((parts, other, None), 8), max_examples=most)(arrays).metrics
+    assert {metric: loop[f"eval/{name}/{metric}"] for metric in expected} == expected
+  assert len({loop[f"eval/{name}/loss"] for name in ("same", "trained_on", "shorter", "others")}) == 4
+  samples = [json.loads(line) for line in (tmp_path / "samples" / "000000001.jsonl").read_text().splitlines()]
+  assert [sample["task"] for sample in samples] == ["spans"] * 2
+  # All of them again from the checkpoint: the config is the one the run saved.
+  assert evaluate.main([f"--workdir={tmp_path}"]) == 0
+  found = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "evaluations").glob("*.json")}
+  assert found.keys() == {f"1_{task.name}_validation", "1_trained_on_train"} | {
+    f"1_{name}_validation" for name in ("same", "shorter", "others", "spans")
+  }
+  for stem, written in found.items():
+    group = stem.removeprefix("1_").removesuffix(f"_{written['split']}")
+    assert {f"eval/{group}/{metric}": value for metric, value in written["metrics"].items()}.items() <= loop.items()
+  assert found["1_others_validation"]["task"] != found["1_same_validation"]["task"] == task.name
+  written = (tmp_path / "evaluations" / "1_spans_validation.jsonl").read_text()
+  assert [json.loads(line) | {"task": "spans", "step": 1} for line in written.splitlines()] == samples
+  capsys.readouterr()
+  assert evaluate.main([f"--workdir={tmp_path}", "--evals=trained_on,spans"]) == 0
+  said = capsys.readouterr().out
+  assert "trained_on: task" in said and "spans: task" in said and "same" not in said
+
+
+def test_evaluators_that_cannot_be(trained, capsys):
+  for flags, words in (
+    (["--evals=los"], "--evals=los: the config has no evaluator 'los' (did you mean 'loss'?); it has loss"),
+    (['--config.evals={"a": {}}'], "config.evals.a.name: found 'a', expected one of loss"),
+    (
+      ['--config.evals={"a": {"name": "loss", "splt": "train"}}'],
+      "config.evals.a.splt: unknown key (did you mean 'split'?)",
+    ),
+    (['--config.evals={"a": {"name": "loss", "split": "tst"}}'], "no such split; there are train, validation"),
+    (['--config.evals={"a": {"name": "loss", "task": {"name": "causl_lm"}}}'], "did you mean 'causal_lm'"),
+    (["--config.evals={}"], "config.evals: found no evaluators"),
+    (
+      ['--config.evals={"builtin_span_corruption": {"name": "loss", "split": "train"}}'],
+      "config.evals.builtin_span_corruption: the run's own task is called so",
+    ),
+  ):
+    assert evaluate.main([f"--config={NANO}", f"--workdir={trained}", "--config.evals.loss={}", *flags]) == 2
+    error = capsys.readouterr().err
+    assert words in error and error.count("\n") == 1, error
 
 
 def test_an_older_step_and_another_batch_size(trained, capsys):

@@ -9,7 +9,6 @@ import optax
 from flax import nnx
 from ml_collections import ConfigDict
 
-import t5x_like.evals
 import t5x_like.models
 import t5x_like.objectives
 from t5x_like import slots
@@ -17,7 +16,7 @@ from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training import phases
+from t5x_like.training import evaluation, phases
 from t5x_like.training.optimizer import OPTIMIZERS, layerwise
 from t5x_like.training.schedule import SCHEDULES, Schedule
 from t5x_like.training.state import TrainState, abstract_state
@@ -80,9 +79,7 @@ def resolve(config: ConfigDict) -> ConfigDict:
     values.total_steps = config.total_steps
   resolved.schedule = _filled("schedule", values, schedule)
   resolved.checkpoint = _filled("checkpoint", config.checkpoint, checkpoints)
-  for name, values in config.evals.items():
-    evaluator = slots.find("config.evals", name, t5x_like.evals, "Evaluator")
-    resolved.evals[name] = _filled(f"evals.{name}", values, evaluator, given=("setting",))
+  resolved.evals = evaluation.resolve(config)
   phases.check(config)
   for key in ("batch_size", "accumulation_steps", "total_steps", "eval_every", "log_every"):
     if resolved[key] < 1:
@@ -116,14 +113,6 @@ def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
   objective = slots.make("config.objective", config.objective, t5x_like.objectives, "Objective")
   state = abstract_state(model, optimizer, rules)
   return Parts(model, make_model, objective, optimizer, schedule, rules, state)
-
-
-def evaluators(config: ConfigDict, setting: t5x_like.evals.Setting) -> dict[str, Callable]:
-  """The evaluators of a resolved config, by name."""
-  return {
-    name: slots.make(f"config.evals.{name}", {"name": name} | values, t5x_like.evals, "Evaluator", setting=setting)
-    for name, values in config.evals.to_dict().items()
-  }
 
 
 def check_vocabulary(config: ConfigDict, vocabulary) -> None:

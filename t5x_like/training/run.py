@@ -12,7 +12,6 @@ from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
 from t5x_like.errors import UserError
-from t5x_like.evals import Setting
 from t5x_like.nn import params
 from t5x_like.parallel import distributed
 from t5x_like.parallel.rules import local_rows, sharding_table
@@ -20,6 +19,7 @@ from t5x_like.training import assembly, flops, phases, process
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.checkpoint import Checkpoints
 from t5x_like.training.environment import attention_cores, environment
+from t5x_like.training.evaluation import Evaluation
 from t5x_like.training.meter import Meter
 from t5x_like.training.report import write_report
 from t5x_like.training.state import TrainState, from_tree, init_state, shardings, to_tree
@@ -54,7 +54,7 @@ class Run:
     rows = local_rows(parts.rules.batch(), config.batch_size)
     self._phases = phases.build(config, lambda values: tasks.build(split=config.train_split, **values))
     task = self._phases[-1].task
-    eval_task = tasks.build(split=config.eval_split, **({"name": None} | config.task.to_dict()))
+    self._evaluation = Evaluation(config, parts.model, parts.objective, parts.rules)
     assembly.check_vocabulary(config, task.vocabulary)
     self._identity = workdirs.identity(config, task)
     self._identity["fingerprints"] |= {f"data_{phase.name}": phase.task.fingerprint for phase in self._phases[:-1]}
@@ -70,15 +70,6 @@ class Run:
     self._write_workdir(task)
     self._saved = self.step if self.step else None
     self.finished = self.step >= self.total_steps
-    self._setting = Setting(
-      parts.model,
-      parts.objective,
-      eval_task,
-      lambda most: loader.eval_batches(eval_task, batch_size=config.batch_size, rows=rows, max_examples=most),
-      config.batch_size,
-      parts.rules,
-    )
-    self._evaluators = assembly.evaluators(config, self._setting)
     self._writer = MetricsWriter(workdir, resume_step=self.step, total_steps=self.total_steps, primary=self._primary)
     self._pending: tuple[int, dict[str, jax.Array]] | None = None
     self._batches = lambda task: loader.train_batches(
@@ -177,16 +168,15 @@ class Run:
     """Runs every evaluator on the present parameters and writes what they find."""
     self.drain()
     since = time.perf_counter()
-    name = self._setting.task.name
     metrics, samples = {}, []
-    for evaluator in self._evaluators.values():
-      result = evaluator(self.state.params)
-      metrics.update({f"eval/{name}/{metric}": value for metric, value in result.metrics.items()})
-      samples += [sample | {"task": name, "step": self.step} for sample in result.samples]
-    metrics[f"eval/{name}/seconds"] = time.perf_counter() - since
-    self._writer.write(self.step, metrics)
+    for group, found in self._evaluation(self.state.params).items():
+      values = found.metrics | {"seconds": found.seconds}
+      metrics |= {f"eval/{group}/{metric}": value for metric, value in values.items()}
+      samples += [sample | {"task": group, "step": self.step} for sample in found.samples]
+    if metrics:
+      self._writer.write(self.step, metrics)
     if samples and self._primary:
-      write_samples(self.workdir, self.step, samples)
+      workdirs.write_lines(self.workdir / "samples", f"{self.step:09d}.jsonl", samples)
     if self._meter:
       self._meter.away(since)
 
@@ -265,18 +255,6 @@ class Run:
       workdirs.write(self.workdir, workdirs.FILE, self._identity)
       workdirs.write(self.workdir, "environment.json", environment() | attention_cores(self._parts.model))
       task.vocabulary.save(self.workdir / "vocabulary")
-
-
-def write_samples(workdir, step: int, samples: list[dict]) -> None:
-  """Writes decoded examples to `samples/<step>.jsonl`, whole or not at all."""
-  path = pathlib.Path(workdir) / "samples" / f"{step:09d}.jsonl"
-  try:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(json.dumps(sample) + "\n" for sample in samples), encoding="utf-8")
-    temporary.replace(path)
-  except OSError as error:
-    raise UserError(f"{path}: samples could not be written: {error.strerror}; free space and run again") from error
 
 
 def _any_process(value: bool) -> bool:

@@ -64,12 +64,24 @@ def check(saved: dict[str, Any], current: dict[str, Any], workdir) -> list[str]:
 
 
 def write(workdir, name: str, content: dict[str, Any]) -> None:
-  """Writes a JSON file of the workdir in one piece: an old one is replaced, or stays as it was."""
-  path = pathlib.Path(workdir) / name
-  temporary = path.with_name(f"{name}.tmp")
+  """Writes a JSON file in one piece: an old one is replaced, or stays as it was.
+
+  Raises:
+    UserError: the disk refuses.
+  """
+  _replace(pathlib.Path(workdir) / name, json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def write_lines(workdir, name: str, rows: list[dict[str, Any]]) -> None:
+  """Writes a JSONL file as `write` does a JSON file."""
+  _replace(pathlib.Path(workdir) / name, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def _replace(path: pathlib.Path, text: str) -> None:
+  temporary = path.with_name(f"{path.name}.tmp")
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
   except OSError as error:
     raise UserError(f"{path}: cannot be written: {error.strerror}; free space, or use another --workdir") from error

@@ -1,0 +1,146 @@
+"""Evaluation during a run and after it: the named evaluators of `config.evals`, made and called in this one place.
+
+  config.evals = {
+    "loss": {},  # the evaluator of that name, on the run's own task and split
+    "french": {"name": "loss", "task": {"store": "data/fr"}, "max_examples": 4096},
+    "trained_on": {"name": "loss", "split": "train", "max_examples": 4096},
+  }
+
+An instance's `name` is a module of `t5x_like/evals/`, by default the instance's own name. `task` is what differs from
+`config.task`, or another task altogether where it has a `name`; `split` is by default `config.eval_split`. All other
+keys are arguments of the evaluator.
+
+Metrics are named `eval/<group>/<metric>`. The group is the task's name for an instance that is called as its evaluator
+and keeps the run's own task and split (`eval/c4_span_corruption/loss`), and the instance's name for any other
+(`eval/french/loss`).
+"""
+
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from t5x_like import evals, slots
+from t5x_like.errors import UserError, did_you_mean
+from t5x_like.evals import Setting, rows_of
+
+
+def instance(*, task: dict = {}, split: str | None = None):  # noqa: B006 (never written to)
+  """The keys of every one of `config.evals`, next to the arguments of its evaluator."""
+
+
+def resolve(config: ConfigDict) -> dict[str, dict[str, Any]]:
+  """`config.evals`, checked, with all defaults filled in.
+
+  Raises:
+    UserError: naming the key, what was found and what was expected.
+  """
+  resolved = {}
+  for name, value in config.evals.items():
+    where = f"config.evals.{name}"
+    evaluator, arguments = slots.split(where, value)
+    evaluator = evaluator or name
+    function = slots.find(f"{where}.name", evaluator, evals, "Evaluator")
+    filled = slots.fill(where, arguments, function, given=("setting",), also=(instance,))
+    resolved[name] = {"name": evaluator} | filled
+  return resolved
+
+
+@dataclasses.dataclass
+class Group:
+  """What was found of one task and split.
+
+  Attributes:
+    task, split: names.
+    seconds: how long it took.
+    metrics, samples: see `evals.Result`.
+  """
+
+  task: str
+  split: str
+  seconds: float = 0.0
+  metrics: dict[str, float] = dataclasses.field(default_factory=dict)
+  samples: list[dict[str, str]] = dataclasses.field(default_factory=list)
+
+
+class Evaluation:
+  """The evaluators of a resolved config; call it with the parameters of any step.
+
+  Args:
+    config: a resolved config.
+    model: the abstract model.
+    objective, rules: see `evals.Setting`.
+    only: names of the instances to make; None makes all.
+
+  Attributes:
+    task: the run's own task, on `config.eval_split`.
+
+  Raises:
+    UserError: no such instance or split, a task that cannot be built or whose ids are of another vocabulary.
+  """
+
+  def __init__(self, config: ConfigDict, model, objective, rules, only: Sequence[str] | None = None):
+    from t5x_like.data import loader  # tensorflow: only where data is read
+    from t5x_like.data import task as tasks
+
+    own, batch_size, rows = {"name": None} | config.task.to_dict(), config.batch_size, rows_of(rules, config.batch_size)
+    settings: dict[str, Setting] = {}
+
+    def setting(slot: str, values: dict[str, Any], split: str) -> Setting:
+      key = json.dumps([values, split], sort_keys=True)
+      if key not in settings:
+        arguments = dict(values)
+        task = tasks.build_at(slot, arguments.pop("name"), split, arguments)
+        batches = lambda most: loader.eval_batches(task, batch_size=batch_size, rows=rows, max_examples=most)  # noqa: E731
+        settings[key] = Setting(model, objective, task, batches, batch_size, rules)
+      return settings[key]
+
+    self.task = setting("task", own, config.eval_split).task
+    self._instances = {}
+    for name in _chosen(config.evals.to_dict(), only):
+      where, values = f"config.evals.{name}", config.evals[name].to_dict()
+      if name == self.task.name:
+        raise UserError(
+          f"{where}: the run's own task is called so, and eval/{name}/… are its metrics; use another name"
+        )
+      changes, split = values.pop("task"), values.pop("split") or config.eval_split
+      made = setting(f"evals.{name}.task", changes if "name" in changes else own | changes, split)
+      if made.task.vocabulary.fingerprint != self.task.vocabulary.fingerprint:
+        raise UserError(
+          f"{where}.task: its ids are of another vocabulary than those of config.task; prepare it with that"
+        )
+      evaluator = slots.make(where, values, evals, "Evaluator", setting=made)
+      usual = name == values["name"] and made.task is self.task
+      self._instances[name] = (self.task.name if usual else name, made.task.name, split, evaluator)
+
+  def __call__(self, arrays: dict[str, jax.Array]) -> dict[str, Group]:
+    """What all evaluators find of these parameters, by group.
+
+    Raises:
+      UserError: two evaluators write the same metric.
+    """
+    groups: dict[str, Group] = {}
+    for name, (label, task, split, evaluator) in self._instances.items():
+      since = time.perf_counter()
+      result = evaluator(arrays)
+      group = groups.setdefault(label, Group(task, split))
+      for metric in (metric for metric in result.metrics if metric in group.metrics):
+        raise UserError(f"config.evals.{name}: eval/{label}/{metric} is written twice; give this instance another name")
+      group.metrics |= result.metrics
+      group.samples += result.samples
+      group.seconds += time.perf_counter() - since
+    return groups
+
+
+def _chosen(known: dict[str, Any], only: Sequence[str] | None) -> list[str]:
+  for name in only or ():
+    if name not in known:
+      raise UserError(
+        f"--evals={','.join(only)}: the config has no evaluator {name!r}{did_you_mean(name, known)};"
+        f" it has {', '.join(known) or 'none'}"
+      )
+  return list(known if only is None else dict.fromkeys(only))
