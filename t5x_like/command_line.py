@@ -1,4 +1,4 @@
-"""The command line that all doors share: `--config=RECIPE --workdir=DIR [--config.KEY=VALUE …]`."""
+"""What the doors and tools share of their command lines: `--config=RECIPE --workdir=DIR [--config.KEY=VALUE …]`."""
 
 import argparse
 import os
@@ -24,28 +24,48 @@ def parse(
   Returns:
     (namespace, overrides of the recipe as `KEY=VALUE`)
   Raises:
-    UserError: an argument that is neither a flag nor an override.
+    UserError: as `Parser.parse`, or a workdir that is not a directory of this machine.
   """
-  parser = _Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-  recipe = "a recipe, with an argument for it after a colon: configs/t5/small.py:debug"
+  parser = Parser(description)
+  recipe = "a recipe, with an argument for it after a colon: configs/t5/base.py:small,debug"
   parser.add_argument("--config", required=config_required, metavar="RECIPE", help=recipe)
   parser.add_argument("--workdir", required=True, metavar="DIR", help="where the run is, or will be")
   for name, options in extra:
     parser.add_argument(name, **options)
-  args, rest = parser.parse_known_args(_joined(argv))
-  for word in rest:
-    if not word.startswith("--config."):
-      raise UserError(f"{word}: unknown argument; keys of the recipe are set by --config.KEY=VALUE")
+  args, overrides = parser.parse(argv)
   if "://" in args.workdir:
     raise UserError(f"--workdir={args.workdir}: expected a directory; mount the bucket (gcsfuse) and give its path")
-  return args, [word.removeprefix("--config.") for word in rest]
+  return args, overrides
+
+
+class Parser(argparse.ArgumentParser):
+  """A parser of a program's own flags and of `--config.KEY=VALUE`; what it refuses is a `UserError`."""
+
+  def __init__(self, description: str, **options):
+    formatter = argparse.RawDescriptionHelpFormatter
+    super().__init__(description=description, formatter_class=formatter, allow_abbrev=False, **options)
+
+  def parse(self, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """Returns (the flags, the overrides as `KEY=VALUE`); of `sys.argv` if `argv` is None.
+
+    Raises:
+      UserError: an argument that is neither a flag nor an override.
+    """
+    args, rest = self.parse_known_args(_joined(sys.argv[1:] if argv is None else argv))
+    for word in rest:
+      if not word.startswith("--config."):
+        raise UserError(f"{word}: unknown argument; keys of the recipe are set by --config.KEY=VALUE")
+    return args, [word.removeprefix("--config.") for word in rest]
+
+  def error(self, message: str):
+    raise UserError(f"{message}; --help tells more")
 
 
 def program(main: Callable[[list[str]], int]) -> NoReturn:
   """Ends the program with what the door returns.
 
-  A failed process of a job of several ends at once: jax's own end would wait minutes for the others, who wait for this
-  one in a collective. Without it they end too, and the launcher hears of it in time.
+  In a job of several processes one that fails exits at once. An orderly shutdown of jax would wait minutes for the
+  others, which in turn wait for this one in a collective; after a hard exit they fail too, and the launcher can act.
   """
   try:
     code = main(sys.argv[1:])
@@ -61,11 +81,6 @@ def program(main: Callable[[list[str]], int]) -> NoReturn:
     sys.stderr.flush()
     os._exit(code)
   sys.exit(code)
-
-
-class _Parser(argparse.ArgumentParser):
-  def error(self, message: str):
-    raise UserError(f"{message}; --help tells more")
 
 
 def _joined(argv: Sequence[str]) -> list[str]:

@@ -1,23 +1,33 @@
 """The laptop forms of a recipe: `:tiny` learns within minutes, `:debug` proves in two steps that it runs.
 
 Both keep what a recipe is about, its objective, its data's arithmetic, its optimizer and the shape of its schedule, and
-change what a laptop cannot afford: model, lengths, batch, steps.
+change what a laptop cannot afford: model, lengths, batch, steps. Any recipe has both; where the usual change does not
+suit it, the recipe says so in a table `LAPTOP` of keys and values, named as the flags name them:
+
+  LAPTOP = {"schedule.learning_rate": 1e-3, "model.design.windows": [16]}
 """
 
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
 from ml_collections import ConfigDict
+
+import t5x_like.models
+from t5x_like import slots
+from t5x_like.config import place
+from t5x_like.errors import UserError
 
 FORMS = ("tiny", "debug")
 # The design of a tiny encoder. It predicts one token in seven from its neighbours, and learned positions take thousands
 # of steps to tell it which those are; rotations do from the start. BERT's deviation of 0.02 is for a width of 768.
-ENCODER = {"init_stddev": 0.06, "position": "rope"}
+_ENCODER = {"init_stddev": 0.06, "position": "rope"}
 _STEPS, _WARMUP, _LENGTH = 400, 50, 128
 _DEBUG_LENGTH = 64
 
 
-def laptop(
-  config: ConfigDict, options: list[str], variant: str, *, learning_rate: float = 2e-3, batch_size: int = 32, **model
-) -> ConfigDict:
-  """The last line of a recipe: its laptop form if one is among the options, else the recipe itself.
+def shrink(config: ConfigDict, form: str, changes: Mapping[str, Any] = {}) -> None:  # noqa: B006 (never written to)
+  """Changes a recipe at full size to one of its laptop forms, in place.
 
   `:tiny` is 400 steps on rows of 128 tokens of the recipe's corpus, or of that given by `--config.task.store`; the loss
   should end well below `unigram_entropy`. `:debug` is two steps of 8 rows of 64 on a corpus that is built in, one in
@@ -25,48 +35,71 @@ def laptop(
 
   Args:
     config: the recipe at full size.
-    options: words of its argument.
-    variant: the family's tiny size.
-    learning_rate: what suits that size, at the schedule's peak; T5's inverse square root gives its own.
-    batch_size: rows; an encoder that predicts one token in seven needs more of them.
-    **model: other keys of `config.model` that go with the size.
+    form: one of `FORMS`.
+    changes: the recipe's `LAPTOP`, which has the last word on everything but the corpus of `:debug`.
+  Raises:
+    UserError: a change of a key that does not exist, or a family without a tiny size.
   """
-  if not set(FORMS) & set(options):
-    return config
-  debug = "debug" in options
-  config.model = config.model.to_dict() | {"variant": variant, "vocab_size": "auto", "remat": "none"} | model
-  if debug:
-    config.model.layers = "scan"  # compiles sooner
-  else:
-    config.model.dropout = 0.0  # a few hundred steps do not overfit
-  _corpus(config.task, builtin=debug)
+  debug = form == "debug"
+  if "model.variant" not in changes:
+    config.model.variant = tiny_variant(config.model.get("name"), config.model.get("variant"))
+  with config.model.unlocked(), config.model.ignore_type():
+    config.model.vocab_size, config.model.remat = "auto", "none"
+    if debug:
+      config.model.layers = "scan"  # compiles sooner
+    else:
+      config.model.dropout = 0.0  # a few hundred steps do not overfit
+  _shorten(config.task, _DEBUG_LENGTH if debug else _LENGTH)
   if config.phases:
     until, length = (1, _DEBUG_LENGTH // 2) if debug else (_STEPS * 9 // 10, _LENGTH // 2)
     config.phases = {"short": {"until": until, "task": {"length": length}}}
   if config.schedule.name == "rsqrt":
     config.schedule.warmup_steps = 1_000
   else:
-    config.schedule.learning_rate = learning_rate
+    config.schedule.learning_rate = 2e-3
     if "warmup_steps" in config.schedule:
       config.schedule.warmup_steps = 1 if debug else _WARMUP
-  config.batch_size, config.accumulation_steps = 8 if debug else batch_size, 1
+  config.batch_size, config.accumulation_steps = 8 if debug else 32, 1
   config.total_steps = 2 if debug else _STEPS
   config.eval_every = 2 if debug else 100
   for name, values in config.evals.items():
     values.max_examples = (16 if name == "loss" else 8) if debug else 512 if name == "loss" else 32
   config.checkpoint = {"every": 2 if debug else 100, "keep_last": 2}
   config.mesh = {"data": -1}
-  return config
+  if config.task.name == "mlm":
+    with config.model.unlocked():
+      config.model.design = dict(_ENCODER)
+    config.batch_size = 8 if debug else 64  # only one token in seven is predicted
+  for key, value in changes.items():
+    node, last = place(config, key, f"LAPTOP[{key!r}]")
+    with node.unlocked(), node.ignore_type():
+      node[last] = value
+  if debug:
+    _build_in(config.task)
 
 
-def _corpus(task: ConfigDict, *, builtin: bool) -> None:
-  """Short rows; and the corpus that needs no data."""
-  length = _DEBUG_LENGTH if builtin else _LENGTH
+def tiny_variant(family: str, variant: str) -> str:
+  """The tiny size of a family, such as `t5-v1_1-tiny` for `mt5-base`: of those whose names have the word "tiny" the one
+  whose design has most in common with that of the variant given.
+
+  Raises:
+    UserError: no such family or variant, or none of its sizes is tiny.
+  """
+  variants = slots.find("config.model.name", family, t5x_like.models, "Model").VARIANTS
+  full = _design(slots.find("config.model.variant", variant, variants))
+  tiny = [name for name in variants if "tiny" in name.split("-")]
+  if not tiny:
+    raise UserError(f"config.model.name: {family!r} has no tiny size; give one in the recipe, LAPTOP['model.variant']")
+  return max(tiny, key=lambda name: sum(full[key] == value for key, value in _design(variants[name]).items()))
+
+
+def _design(variant) -> dict[str, Any]:
+  return {field.name: getattr(variant.design, field.name) for field in dataclasses.fields(variant.design)}
+
+
+def _shorten(task: ConfigDict, length: int) -> None:
   if task.name == "text_to_text":
     task.inputs_length = task.targets_length = _LENGTH
-    if builtin:
-      task.source, task.vocabulary = "builtin", "bytes"
-      task.inputs, task.targets = "reverse: {text}", "{reversed}"
     return
   values = task.get("shared", task)
   if "inputs_length" in values:
@@ -75,5 +108,12 @@ def _corpus(task: ConfigDict, *, builtin: bool) -> None:
       del values.targets_length  # follows from the inputs
   else:
     values.length = length
-  if builtin:
-    values.store = "builtin"
+
+
+def _build_in(task: ConfigDict) -> None:
+  """The corpus that needs no data."""
+  if task.name == "text_to_text":
+    task.source, task.vocabulary = "builtin", "bytes"
+    task.inputs, task.targets = "reverse: {text}", "{reversed}"
+  else:
+    task.get("shared", task).store = "builtin"

@@ -1,10 +1,10 @@
-"""Pretrains a model: python -m t5x_like.train --config=configs/t5/small.py --workdir=runs/small [--config.KEY=VALUE …]
+"""Pretrains a model: python -m t5x_like.train --config=configs/t5/base.py --workdir=runs/base [--config.KEY=VALUE …]
 
 Running the same command again in the same workdir resumes. Exit codes: 0 finished, 2 refused or failed with one line
 that says why, 75 stopped by a signal with its state saved.
 """
 
-from t5x_like import command_line
+from t5x_like import command_line, recipes
 from t5x_like import config as config_lib
 from t5x_like.errors import UserError, door
 from t5x_like.training.huge_pages import use_huge_pages
@@ -15,7 +15,7 @@ def main(argv: list[str]) -> None:
   profile = ("--profile", {"metavar": "FIRST:LAST", "help": "record a profiler trace of these steps"})
   args, overrides = command_line.parse(argv, __doc__, profile)
   window = _window(args.profile)
-  config = config_lib.load(args.config, overrides)
+  config = recipes.load(args.config, overrides)
 
   from t5x_like.training import assembly, process
 

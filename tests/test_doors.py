@@ -146,8 +146,8 @@ def test_a_recipe_that_is_none(text, parts, refused, tmp_path):
 
 
 def test_a_recipe_that_is_not_there(refused, capsys, tmp_path):
-  refused(train.main, recipe="configs/t5/smal.py", parts=("configs/t5/smal.py", "did you mean 'configs/t5/small.py'"))
-  refused(train.main, recipe="configs/t5/small.py:debgu", parts=("'debgu'", "did you mean 'debug'"))
+  refused(train.main, recipe="configs/t5/bse.py", parts=("configs/t5/bse.py", "did you mean 'configs/t5/base.py'"))
+  refused(train.main, recipe="configs/t5/base.py:debgu", parts=("'debgu'", "did you mean 'debug'", "large, xl, xxl"))
   refused(train.main, recipe="LICENSE", parts=("LICENSE", "recipes are Python files"))
   assert "--workdir" in only_error(train.main([f"--config={NANO}"]), capsys.readouterr().err)
   assert "--config" in only_error(train.main([f"--workdir={tmp_path}"]), capsys.readouterr().err)

@@ -10,9 +10,10 @@ import pytest
 REPO = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = "t5x_like"
 FLOORS = {
-  **dict.fromkeys(("config", "errors", "slots", "laptop", "metrics", "data", "nn", "parallel"), 0),
+  **dict.fromkeys(("config", "errors", "slots", "metrics", "data", "nn", "parallel"), 0),
   **dict.fromkeys(("models", "objectives"), 1),
-  **dict.fromkeys(("evals", "interop"), 2),
+  **dict.fromkeys(("evals", "interop", "laptop"), 2),
+  "recipes": 2.5,
   "training": 3,
   "command_line": 3.5,  # what the doors share
   **dict.fromkeys(("train", "evaluate", "predict", "plan"), 4),

@@ -1,5 +1,6 @@
 """Every recipe: what it describes, by abstract evaluation, and two steps of its `:debug` form."""
 
+import inspect
 import json
 import math
 import pathlib
@@ -7,7 +8,7 @@ import pathlib
 import pytest
 
 from t5x_like import config as config_lib
-from t5x_like import train
+from t5x_like import laptop, models, recipes, slots, train
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.training import assembly
@@ -16,8 +17,8 @@ from t5x_like.training.writer import read_metrics
 pytestmark = pytest.mark.usefixtures("compiled")
 
 RECIPES = sorted(p.as_posix() for p in pathlib.Path("configs").rglob("*.py") if p.name != "__init__.py")
-# Recipes that differ in size alone have one `:debug` form, which runs once.
-DEBUG = {config_lib.to_json(config_lib.load(f"{recipe}:debug")): recipe for recipe in RECIPES}
+# Recipes with one `:debug` form run it once.
+DEBUG = {config_lib.to_json(recipes.load(f"{recipe}:debug")): recipe for recipe in RECIPES}
 CORPUS = ("store", "source", "vocabulary", "inputs", "targets", "parts", "shared", "period")  # keys that say which
 # Parameters of T5 1.1 and 1.0 with the vocabulary of 32,128.
 GOLDEN = {
@@ -30,7 +31,7 @@ GOLDEN = {
 
 
 def parts(recipe: str, *overrides: str):
-  config = assembly.resolve(config_lib.load(recipe, overrides))
+  config = assembly.resolve(recipes.load(recipe, overrides))
   built = assembly.build(config)
   return config, built, sum(math.prod(p.shape) for p in params.named_params(built.model).values())
 
@@ -46,9 +47,9 @@ def test_a_recipe_resolves_and_builds_without_allocating(recipe):
 
 @pytest.mark.parametrize(("size", "counts"), GOLDEN.items())
 def test_the_sizes_of_the_paper(size, counts):
-  recipe = f"configs/t5/{size}.py"
-  assert (parts(recipe)[2], parts(f"{recipe}:v1_0")[2]) == counts
-  new, old = parts(recipe)[0], parts(f"{recipe}:v1_0")[0]
+  recipe = f"configs/t5/base.py:{size}"
+  assert (parts(recipe)[2], parts(f"{recipe},v1_0")[2]) == counts
+  new, old = parts(recipe)[0], parts(f"{recipe},v1_0")[0]
   assert (new.model.vocab_size, new.batch_size, new.total_steps) == (32128, 128, 524288)
   assert (new.model.dropout, old.model.dropout) == (0.0, 0.1)
   assert (new.optimizer.name, new.schedule.name, new.schedule.warmup_steps) == ("adafactor", "rsqrt", 10_000)
@@ -69,13 +70,13 @@ def test_a_recipe_runs_two_debug_steps(recipe, tmp_path, capsys):
 
 def test_the_first_version_runs_too(tmp_path, capsys):
   flags = ("--config.peak_flops=1e11", "--config.evals={}")
-  assert train.main(["--config=configs/t5/tiny.py:v1_0,debug", f"--workdir={tmp_path}", *flags]) == 0
+  assert train.main(["--config=configs/t5/base.py:v1_0,debug", f"--workdir={tmp_path}", *flags]) == 0
   assert "t5-tiny" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_laptop_forms_keep_what_a_recipe_is_about(recipe):
-  full, tiny, debug = (config_lib.load(f"{recipe}{form}") for form in ("", ":tiny", ":debug"))
+  full, tiny, debug = (recipes.load(f"{recipe}{form}") for form in ("", ":tiny", ":debug"))
   about = lambda config: (  # noqa: E731
     config.model.name,
     config.model.get("head"),
@@ -96,4 +97,53 @@ def test_the_laptop_forms_keep_what_a_recipe_is_about(recipe):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_an_unknown_argument_is_refused(recipe):
   with pytest.raises(UserError, match="'debgu': unknown .did you mean 'debug'"):
-    config_lib.load(f"{recipe}:debgu")
+    recipes.load(f"{recipe}:debgu")
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_argument_resolves_to_a_config_of_its_own(recipe):
+  words = [word for word, (parameter, _) in recipes.arguments(recipes.module(recipe).get_config).items()]
+  assert words[-2:] == ["tiny", "debug"]
+  default = config_lib.to_json(assembly.resolve(recipes.load(recipe)))
+  resolved = {config_lib.to_json(assembly.resolve(recipes.load(f"{recipe}:{word}"))) for word in words[:-2]}
+  parameters = inspect.signature(recipes.module(recipe).get_config).parameters
+  defaults = sum(str(parameter.default) in words for parameter in parameters.values())  # the size of the recipe itself
+  assert len(resolved) == len(words) - 2 and (default in resolved) == bool(defaults)
+
+
+@pytest.mark.parametrize("words", ["small,large", "small,small", "tiny,debug"])
+def test_of_words_that_exclude_each_other_one_is_taken(words):
+  with pytest.raises(UserError, match=f"'{words.split(',')[1]}': found '{words.split(',')[0]}' before it"):
+    recipes.load(f"configs/t5/base.py:{words}")
+
+
+def test_a_laptop_takes_the_tiny_size_with_the_design_of_the_full_one():
+  tiny = {
+    ("t5", "mt5-base"): "t5-v1_1-tiny",
+    ("t5", "umt5-base"): "t5-v1_1-tiny",
+    ("t5", "t5-3b"): "t5-tiny",
+    ("t5_lm", "prefix-base"): "prefix-tiny",
+    ("t5_lm", "v1_1-base"): "v1_1-tiny",
+    ("gpt", "gpt1"): "gpt2-tiny",
+    ("switch", "switch-base-128"): "switch-tiny-8",
+    ("llama", "llama3.1-8b"): "tiny",
+  }
+  assert {key: laptop.tiny_variant(*key) for key in tiny} == tiny
+  for family in slots.names(models):
+    variants = slots.find("family", family, models, "Model").VARIANTS
+    assert all("tiny" in laptop.tiny_variant(family, variant) for variant in variants)
+
+
+def test_what_a_recipe_says_of_its_laptop_form_has_the_last_word(tmp_path):
+  recipe = tmp_path / "recipe.py"
+  text = "from configs.t5 import base\nLAPTOP = {'batch_size': 16, '%s': 3}\nget_config = base.get_config\n"
+  recipe.write_text(text % "model.design.softcap")
+  assert recipes.load(str(recipe)).batch_size == 128
+  config = recipes.load(f"{recipe}:small,tiny", ["model.dropout=0.2"])
+  assert (config.batch_size, config.model.design.softcap, config.model.dropout) == (16, 3, 0.2)
+  assert config.model.variant == "t5-v1_1-tiny"
+  recipe.write_text(text % "totl_steps")
+  with pytest.raises(
+    UserError, match="LAPTOP.'totl_steps'.: config has no key 'totl_steps' .did you mean 'total_steps'"
+  ):
+    recipes.load(f"{recipe}:tiny")

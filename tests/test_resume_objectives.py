@@ -7,8 +7,7 @@ import time
 
 import pytest
 
-from t5x_like import config as config_lib
-from t5x_like import slots
+from t5x_like import recipes, slots
 from tests.runs import Process, assert_same_bits, lines, losses, run, train
 
 STEPS = 12
@@ -95,7 +94,7 @@ def quick(tmp_path_factory):
 def test_every_objective_is_here():
   from t5x_like import objectives
 
-  found = {config_lib.load(recipe).objective.name for recipe in RECIPES}
+  found = {recipes.load(recipe).objective.name for recipe in RECIPES}
   assert found | set(FINE_TUNING) == set(slots.names(objectives))
 
 

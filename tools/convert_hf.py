@@ -1,43 +1,38 @@
 """Converts between Hugging Face model directories and workdirs, either way.
 
 Examples:
-  python -m tools.convert_hf --input=t5-v1_1-small --output=runs/tuned --config=configs/t5/small.py
+  python -m tools.convert_hf --input=t5-v1_1-small --output=runs/tuned --config=configs/t5/base.py:small
   python -m tools.convert_hf --input=runs/small --output=exported
 
 From a Hugging Face directory, the workdir holds step 0 of the recipe's run with those weights: training in it goes on
 from them. From a workdir, the directory holds the newest checkpoint (or --step) and loads with `transformers`.
 """
 
-import argparse
 import dataclasses
 import json
 import pathlib
 import shutil
 
-from t5x_like import config as config_lib
+from t5x_like import command_line, recipes
 from t5x_like.errors import UserError, door
 from t5x_like.training.huge_pages import use_huge_pages
 
 
 @door
 def main(argv: list[str] | None = None) -> None:
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = command_line.Parser(__doc__, prog="python -m tools.convert_hf")
   parser.add_argument("--input", required=True, metavar="DIR", help="a Hugging Face directory, or a workdir")
   parser.add_argument("--output", required=True, metavar="DIR", help="the new workdir or Hugging Face directory")
   parser.add_argument("--config", metavar="RECIPE", help="the recipe of a new workdir")
   parser.add_argument("--step", type=int, help="of a workdir's checkpoints (default: the newest)")
   parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="of the tensors written")
-  args, rest = parser.parse_known_args(argv)
-  for word in rest:
-    if not word.startswith("--config."):
-      raise UserError(f"{word}: unknown argument; keys of the recipe are set by --config.KEY=VALUE")
-  overrides = [word.removeprefix("--config.") for word in rest]
+  args, overrides = parser.parse(argv)
   output = pathlib.Path(args.output)
   if output.exists() and (not output.is_dir() or any(output.iterdir())):
     raise UserError(f"--output={output}: exists and is not empty; give a new directory")
   if _is_workdir(args.input):
     if args.config or overrides:
-      raise UserError(f"--config: {args.input} is a workdir, which has its own; leave the flag away")
+      raise UserError(f"--config: {args.input} is a workdir, which has its own; leave the flag out")
     _export(args.input, args.output, args.step, args.dtype)
   else:
     if not args.config:
@@ -85,7 +80,7 @@ def _import(directory: str, workdir: str, recipe: str, overrides: list[str]) -> 
   from t5x_like.training.state import init_state, to_tree
 
   process.prepare()
-  config = assembly.resolve(config_lib.load(recipe, overrides))
+  config = assembly.resolve(recipes.load(recipe, overrides))
   parts = assembly.build(config)
   task = tasks.build(split=config.train_split, **({"name": None} | config.task.to_dict()))
   assembly.check_vocabulary(config, task.vocabulary)

@@ -8,7 +8,6 @@ Row after row is that of the global batch at --step, so --step=9 shows what step
 its segment; padding and places without weight are grey, special ids bold, targets that count for nothing a dot.
 """
 
-import argparse
 import dataclasses
 import pathlib
 import sys
@@ -20,7 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
-from t5x_like import config as config_lib
+from t5x_like import command_line, recipes
 from t5x_like.data.vocabularies import PAD_ID, Vocabulary
 from t5x_like.errors import UserError, door, one_line
 
@@ -173,23 +172,18 @@ def examples_of(config: Any, split: str, step: int, count: int) -> tuple[list[li
 
 @door
 def main(argv: Sequence[str] | None = None) -> None:
-  parser = argparse.ArgumentParser(
-    prog="python -m tools.inspect_data", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
+  parser = command_line.Parser(__doc__, prog="python -m tools.inspect_data")
   parser.add_argument("--config", required=True, help="the recipe; --config.KEY=VALUE changes it as for training")
   parser.add_argument("--split", help="of the corpus (default: that which the recipe trains on)")
   parser.add_argument("--step", type=int, default=0, help="whose batch is shown (default: 0)")
   parser.add_argument("--examples", type=int, default=3, help="rows shown at most (default: 3)")
   parser.add_argument("--ids", action="store_true", help="print ids beside the pieces in the terminal")
   parser.add_argument("--html", help="write a page there instead")
-  args, rest = parser.parse_known_args(argv)
-  for flag in rest:
-    if not flag.startswith("--config."):
-      parser.error(f"unrecognized arguments: {flag}")
+  args, overrides = parser.parse(argv)
   for name, least in (("step", 0), ("examples", 1)):
     if getattr(args, name) < least:
       raise UserError(f"--{name}={getattr(args, name)}: expected at least {least}")
-  config = config_lib.load(args.config, [flag.removeprefix("--config.") for flag in rest])
+  config = recipes.load(args.config, overrides)
   examples, facts = examples_of(config, args.split or config.train_split, args.step, args.examples)
   if not args.html:
     console = Console()

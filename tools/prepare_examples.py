@@ -7,24 +7,18 @@ Takes the `--config.…` flags of training, builds its task for the training and
 examples there are, how many rows were skipped and why, and how full packed rows are.
 """
 
-import argparse
 import sys
 
-from t5x_like import config as config_lib
-from t5x_like.errors import UserError, door
+from t5x_like import command_line, recipes
+from t5x_like.errors import door
 
 
 @door
 def main(argv: list[str] | None = None) -> None:
-  parser = argparse.ArgumentParser(
-    prog="python -m tools.prepare_examples", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-  )
+  parser = command_line.Parser(__doc__, prog="python -m tools.prepare_examples")
   parser.add_argument("--config", required=True, metavar="RECIPE", help="such as configs/t5/finetune.py")
-  args, rest = parser.parse_known_args(argv)
-  for flag in rest:
-    if not flag.startswith("--config."):
-      raise UserError(f"{flag}: unknown flag, expected --config=RECIPE and --config.KEY=VALUE")
-  config = config_lib.load(args.config, [flag.removeprefix("--config.") for flag in rest])
+  args, overrides = parser.parse(argv)
+  config = recipes.load(args.config, overrides)
   from t5x_like.data import task
 
   for split in dict.fromkeys((config.train_split, config.eval_split)):

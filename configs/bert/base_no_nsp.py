@@ -1,17 +1,18 @@
-"""BERT base without next sentences, on full sentences: the ablation "No NSP" (Devlin et al. 2019, section 5.1).
+"""BERT without next sentences, on full sentences: the ablation "No NSP" (Devlin et al. 2019, section 5.1).
 
   python -m t5x_like.train --config=configs/bert/base_no_nsp.py --workdir=runs/bert_base_no_nsp
 
-As configs/bert/base.py with masked tokens alone. Rows are whole sentences across documents, the format RoBERTa found as
-good without next sentences (Liu et al. 2019, table 2). Expected (Devlin et al., table 5, base): MNLI 83.9, SQuAD F1
-87.9 on the dev sets. It has not been run at full size here.
+As `base.py`, with masked tokens alone. Rows are whole sentences across documents, the format that RoBERTa found to be
+as good without next sentences (Liu et al. 2019, table 2). Expected (Devlin et al., table 5, base): MNLI 83.9, SQuAD F1
+87.9 on the dev sets. Not run at full size here.
 """
 
 from configs.bert import base
 
 
-def get_config(arg: str = ""):
-  config = base.get_config(arg)
+def get_config(size: base.Size = "base", static: bool = False, whole_words: bool = False):
+  config = base.get_config(size, static, whole_words)
+
   config.model.head = "mlm"
   config.task.input_format = "full_sentences"
   return config

@@ -4,27 +4,42 @@
   python -m t5x_like.train --config=configs/modernbert/base.py --workdir=runs/modernbert_base
 
 The first of the paper's phases (section 2.2): rows of 1,024 tokens in batches of 4,608, rates up to 8e-4, decay 1e-5,
-30% of the tokens predicted. There the optimizer is StableAdamW and the rate stays up to the end; here they are AdamW
-and a linear descent. 360,000 steps are 1.7 trillion tokens. 64 accelerators of 40 GB or more. `:tiny` learns within
-minutes on a laptop, `:debug` takes two steps without data. It has not been run at full size here.
+30% of the tokens predicted. There the optimizer is StableAdamW and the rate stays constant after the warm-up; here it
+is AdamW with a linear decay. 360,000 steps are 1.7 trillion tokens. 64 accelerators of 40 GB or more. Not run at full
+size here.
 """
 
-from configs.roberta import base
-from t5x_like.config import words
-from t5x_like.laptop import FORMS, laptop
+from t5x_like.config import defaults
+
+LAPTOP = {"model.design": {"init_stddev": 0.06}}  # its positions are rotations as they are
 
 
-def get_config(arg: str = ""):
-  options = words(arg, FORMS)
-  config = base.get_config()
-  config.model.name, config.model.variant = "modernbert", "modernbert-base"
-  config.model.vocab_size = 50_432
-  config.model.dropout = 0.0
-  del config.model.tokens  # its own; rows are told apart by segments
-  config.task.length, config.task.rate = 1024, 0.3
+def get_config():
+  config = defaults()
+
+  config.model = {
+    "name": "modernbert",
+    "variant": "modernbert-base",
+    "vocab_size": 50_432,
+    "head": "mlm",
+    "dropout": 0.0,
+  }
+  config.task = {
+    "name": "mlm",
+    "store": "data/web",
+    "length": 1024,
+    "input_format": "full_sentences",
+    "masking": "tokens",
+    "rate": 0.3,
+  }
+  config.objective = {"name": "mlm"}
+
   config.batch_size = 4608
   config.total_steps = 360_000
   config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.98, "eps": 1e-6, "weight_decay": 1e-5}
   config.schedule = {"name": "linear", "learning_rate": 8e-4, "warmup_steps": 636}  # 3 * 10^9 tokens
 
-  return laptop(config, options, "modernbert-tiny", batch_size=64, design={"init_stddev": 0.06})
+  config.eval_every = 10_000
+  config.evals = {"loss": {"max_examples": 16_384}}
+  config.checkpoint = {"every": 10_000, "keep_last": 3, "keep_every": 100_000}
+  return config

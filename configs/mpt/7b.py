@@ -4,33 +4,27 @@
   python -m t5x_like.train --config=configs/mpt/7b.py --workdir=runs/mpt_7b
 
 Batches of 1,760 windows of 2,048 tokens for a trillion tokens, as published. There the optimizer is Lion; here it is
-AdamW with the rates of Llama 2 7B (Touvron et al. 2023, section 2.2). 64 chips or more. `:tiny` learns within minutes
-on a laptop, `:debug` takes two steps without data. It has not been run at full size here.
+AdamW with the rates of Llama 2 7B (Touvron et al. 2023, section 2.2). 64 chips or more. Not run at full size here.
 """
 
-from configs.gpt import gpt2_124m
-from t5x_like.config import words
-from t5x_like.laptop import FORMS, laptop
+from t5x_like.config import defaults
 
 
-def get_config(arg: str = ""):
-  options = words(arg, FORMS)
-  config = gpt2_124m.get_config()
+def get_config():
+  config = defaults()
 
-  config.model = {
-    "name": "mpt",
-    "variant": "7b",
-    "vocab_size": 50_432,
-    "dropout": 0.0,
-    "dtype": "auto",
-    "layers": "auto",
-    "remat": "full",
-  }
+  config.model = {"name": "mpt", "variant": "7b", "vocab_size": 50_432, "dropout": 0.0, "remat": "full"}
   config.task = {"name": "causal_lm", "store": "data/c4_en", "length": 2048, "document_mask": False}
+  config.objective = {"name": "decoder"}
 
   config.batch_size = 1760
   config.total_steps = 280_000
+  config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
   config.schedule = {"name": "cosine", "learning_rate": 3e-4, "warmup_steps": 2_000, "end": 0.1}
+  config.clip_norm = 1.0
   config.mesh = {"data": -1, "fsdp": 8}
 
-  return laptop(config, options, "tiny")
+  config.eval_every = 2_000
+  config.evals = {"loss": {"max_examples": 4_096}}
+  config.checkpoint = {"every": 2_000, "keep_last": 3, "keep_every": 20_000}
+  return config

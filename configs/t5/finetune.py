@@ -1,22 +1,19 @@
-"""T5.1.1 base, fine-tuned on any text-to-text task (Raffel et al. 2020, sections 2.4 and 3.1.2).
+"""T5.1.1, fine-tuned on any text-to-text task (Raffel et al. 2020, sections 2.4 and 3.1.2).
 
   python -m t5x_like.train --config=configs/t5/finetune.py --workdir=runs/t5_cola \\
       --config.task.source=tsv:train=cola/train.tsv,validation=cola/dev.tsv --config.task.vocabulary=VOCABULARY \\
       '--config.task.inputs=cola sentence: {sentence}' '--config.task.targets={label}'
 
 To start from published weights, make the workdir with `python -m tools.convert_hf`. Examples are packed into rows of
-512 inputs and as many targets, so a batch of 128 rows holds a few thousand short ones, and the paper's 2^18 steps are
-more than most tasks need. `:tiny` learns within minutes on a laptop, `:debug` takes two steps without data.
+512 inputs and as many targets, so a batch of 128 rows holds a few thousand short examples, and the paper's 2^18 steps
+are more than most tasks need. Sizes and `:v1_0` as in `base.py`.
 """
 
 from configs.t5 import base
-from t5x_like.config import words
-from t5x_like.laptop import FORMS, laptop
 
 
-def get_config(arg: str = ""):
-  options = words(arg, FORMS)
-  config = base.get_config()
+def get_config(size: base.Size = "base", v1_0: bool = False):
+  config = base.get_config(size, v1_0)
 
   config.model.dropout = 0.1
   config.task = {
@@ -31,12 +28,11 @@ def get_config(arg: str = ""):
     "cache": "data/prepared",
   }
   config.objective.z_loss = 0.0
-  config.batch_size = 128
+
   config.total_steps = 2**18
-  config.optimizer = {"name": "adafactor", "decay_rate": 0.8}
   config.schedule = {"name": "constant", "learning_rate": 1e-3}
+
   config.eval_every = 1_000
   config.evals = {"loss": {}}
   config.checkpoint = {"every": 1_000, "keep_last": 3}
-
-  return laptop(config, options, "t5-v1_1-tiny")
+  return config

@@ -2,18 +2,17 @@
 
   make quickstart
 
-The corpus is the docstrings of the installed Python packages (about 6M tokens of an 8,192-piece vocabulary).
-Expected: validation loss clearly below the unigram entropy of the targets within the first hundred steps.
+The corpus is the docstrings of the installed Python packages (about 6M tokens of an 8,192-piece vocabulary). Expected:
+validation loss clearly below the unigram entropy of the targets within the first hundred steps.
 """
 
 from configs.t5 import base
-from t5x_like.config import words
-from t5x_like.laptop import FORMS, laptop
 
 
-def get_config(arg: str = ""):
-  options = words(arg, FORMS)
-  config = base.get_config("", size="tiny")
+def get_config():
+  config = base.get_config()
+
+  config.model.variant = "t5-v1_1-tiny"
   config.model.vocab_size = 8192
   config.task.store = "data/docstrings"
   config.task.inputs_length, config.task.targets_length = 128, 29
@@ -25,4 +24,4 @@ def get_config(arg: str = ""):
   config.eval_every = 100
   config.evals = {"loss": {"max_examples": 512}, "span_infilling": {"max_examples": 32}}
   config.checkpoint = {"every": 100, "keep_last": 2}
-  return laptop(config, options, "t5-v1_1-tiny")
+  return config

@@ -3,22 +3,17 @@
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --output=data/c4_en
   python -m t5x_like.train --config=configs/t5/ul2.py --workdir=runs/ul2_base
 
-Windows of 512 tokens, batches of 128, 500,000 steps, as in the paper's ablations; every input begins with its mode
+Windows of 512 tokens, batches of 128, 500,000 steps, as in the paper's ablations. Every input begins with its mode
 ([NLU], [S2S] or [NLG]), which a prompt can then ask for. The vocabulary needs 85 sentinels, fewer than T5's 100.
-Hardware as for `base.py`. `:tiny` learns within minutes on a laptop, `:debug` takes two steps without data. It has not
-been run at full size here.
+Hardware as for `base.py`. Not run at full size here.
 """
 
 from configs.t5 import base
-from t5x_like.config import words
-from t5x_like.laptop import FORMS, laptop
 
 
-def get_config(arg: str = ""):
-  options = words(arg, FORMS)
+def get_config():
   config = base.get_config()
 
   config.task = {"name": "ul2", "store": "data/c4_en", "length": 512, "mode_tokens": True}
   config.total_steps = 500_000
-
-  return laptop(config, options, "t5-v1_1-tiny")
+  return config

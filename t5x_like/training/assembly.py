@@ -47,8 +47,8 @@ def checkpoints(every: int, keep_last: int = 3, keep_every: int | None = None, s
 def resolve(config: ConfigDict) -> ConfigDict:
   """Checks every slot against what it names and fills in all defaults.
 
-  `auto` in `model.dtype` becomes bfloat16 on accelerators and float32 on CPU; in `model.layers`, scan and loop. A
-  `model.vocab_size` of None becomes the published one, and `auto` that of the data, up to a multiple of 128.
+  `auto` in `model.dtype`, or no value, becomes bfloat16 on accelerators and float32 on CPU; in `model.layers`, scan and
+  loop. A `model.vocab_size` of None becomes the published one, and `auto` that of the data, up to a multiple of 128.
 
   Raises:
     UserError: naming the key, what was found and what was expected.
@@ -65,10 +65,10 @@ def resolve(config: ConfigDict) -> ConfigDict:
     slots.find("config.model.variant", resolved.model.variant, variants)
   _resolve_design(resolved.model, variants)
   on_cpu = jax.default_backend() == "cpu"
-  if resolved.model.get("dtype") == "auto":
-    resolved.model.dtype = "float32" if on_cpu else "bfloat16"
-  if resolved.model.get("layers") == "auto":
-    resolved.model.layers = "loop" if on_cpu else "scan"
+  suited = {"dtype": "float32", "layers": "loop"} if on_cpu else {"dtype": "bfloat16", "layers": "scan"}
+  for key, value in suited.items():
+    if key in resolved.model and config.model.get(key, "auto") == "auto":
+      resolved.model[key] = value
   objective = slots.find("config.objective.name", config.objective.get("name"), t5x_like.objectives, "Objective")
   resolved.objective = _filled("objective", config.objective, objective)
   optimizer = slots.find("config.optimizer.name", config.optimizer.get("name"), OPTIMIZERS)

@@ -7,6 +7,7 @@ import jax
 from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
+from t5x_like import recipes
 from t5x_like.errors import UserError
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.assembly import Parts
@@ -29,7 +30,7 @@ def open_config(workdir: str, recipe: str | None, overrides: list[str]) -> tuple
   if identity is None:
     raise UserError(f"{pathlib.Path(workdir) / workdirs.FILE}: not found, so {workdir} holds no run; check --workdir")
   if recipe is not None:
-    return config_lib.load(recipe, overrides), identity
+    return recipes.load(recipe, overrides), identity
   return config_lib.restored(identity, overrides, pathlib.Path(workdir) / workdirs.FILE), identity
 
 

@@ -4,6 +4,7 @@ It compiles in a second or two, which is most of what a run of it costs; tests o
 """
 
 from configs.t5 import base
+from t5x_like import laptop
 from t5x_like.models import t5
 from t5x_like.nn.architectures import Variant
 from t5x_like.nn.dims import Dims
@@ -12,7 +13,8 @@ t5.VARIANTS["nano"] = Variant(Dims(embed=32, heads=4, kv_heads=4, head_dim=8, ml
 
 
 def get_config(arg: str = ""):
-  config = base.get_config("debug")
+  config = base.get_config()
+  laptop.shrink(config, "debug")
   config.model.variant = "nano"
   config.model.dropout = 0.1
   config.model.layers = "scan"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from t5x_like import config as config_lib
+from t5x_like import recipes
 from t5x_like.data import loader, task
 from t5x_like.data.vocabularies import ByteVocabulary
 from tools import inspect_data
@@ -17,7 +17,7 @@ def test_every_piece_is_one_of_the_batch(tmp_path, capsys):
   page = tmp_path / "page.html"
   flags = ["--config=configs/t5/base.py:debug", "--step=3", "--examples=2"]
   assert inspect_data.main([*flags, f"--html={page}"]) == 0 and "2 examples" in capsys.readouterr().out
-  config = config_lib.load("configs/t5/base.py:debug")
+  config = recipes.load("configs/t5/base.py:debug")
   built = task.build(split="train", **config.task.to_dict())
   batch = next(iter(loader.train_batches(built, batch_size=config.batch_size, seed=config.seed, start_step=3)))
   shown = [int(i) for i in re.findall(r'title="id (\d+)', page.read_text())]

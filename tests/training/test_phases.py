@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from t5x_like import config as config_lib
-from t5x_like import train
+from t5x_like import recipes, train
 from t5x_like.errors import UserError
 from t5x_like.training import assembly
 from tests.runs import losses, prints
@@ -55,4 +54,4 @@ def test_resume_on_either_side_of_a_boundary(tmp_path, capsys):
 )
 def test_what_is_no_phase_is_refused(phases, words):
   with pytest.raises(UserError, match=words):
-    assembly.resolve(config_lib.load("configs/bert/base.py:debug", [f"phases={phases}"]))
+    assembly.resolve(recipes.load("configs/bert/base.py:debug", [f"phases={phases}"]))

@@ -3,18 +3,19 @@
 import json
 
 from t5x_like import config as config_lib
+from t5x_like import recipes
 from t5x_like.training import assembly
 from t5x_like.training.environment import attention_cores
 
 
 def resolved(*overrides):
-  return assembly.resolve(config_lib.load("tests/recipes/nano.py", overrides))
+  return assembly.resolve(recipes.load("tests/recipes/nano.py", overrides))
 
 
 def test_a_vocabulary_that_is_not_given_is_the_published_one():
   assert resolved("model.vocab_size=None").model.vocab_size == 32128
   assert resolved("model.vocab_size=500").model.vocab_size == 500
-  config = config_lib.load("tests/recipes/nano.py")
+  config = recipes.load("tests/recipes/nano.py")
   config.model = {"name": "t5", "variant": "byt5-small"}
   assert assembly.resolve(config).model.vocab_size == 384
 
@@ -29,7 +30,7 @@ def test_a_recipe_changes_the_design_of_its_family():
 
 
 def test_a_word_stays_one_unless_a_table_replaces_it():
-  load = lambda *overrides: config_lib.load("configs/roberta/base.py", overrides)  # noqa: E731
+  load = lambda *overrides: recipes.load("configs/roberta/base.py", overrides)  # noqa: E731
   assert load("task.store=1815").task.store == "1815"
   assert load('model.head={"name": "tokens", "labels": 3}').model.head.to_dict() == {"name": "tokens", "labels": 3}
 

@@ -2,7 +2,7 @@
 
 Example:
   python -m tools.benchmark data
-  python -m tools.benchmark step --config=configs/t5/small.py
+  python -m tools.benchmark step --config=configs/t5/base.py:small
 
 Each prints its method in plain words and, as its last line, one JSON object. Figures mean something on idle cores.
 """

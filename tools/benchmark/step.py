@@ -7,7 +7,7 @@ import statistics
 import time
 from importlib import metadata
 
-from t5x_like import config as config_lib
+from t5x_like import recipes
 from t5x_like.errors import UserError
 
 _OVERRIDES = ("model.dropout=0.0",)
@@ -15,7 +15,7 @@ _OVERRIDES = ("model.dropout=0.0",)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Declares the command's flags."""
-  parser.add_argument("--config", required=True, help="a recipe, such as configs/t5/small.py")
+  parser.add_argument("--config", required=True, help="a recipe, such as configs/t5/base.py:small")
   parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe")
   parser.add_argument("--batch", type=int, default=8, help="examples of a step (default: 8)")
   parser.add_argument("--inputs", type=int, default=128, help="encoder tokens of an example (default: 128)")
@@ -30,7 +30,7 @@ def main(args: argparse.Namespace) -> None:
   if min(args.batch, args.inputs, args.targets, args.steps) < 1 or args.warmup < 0:
     raise UserError("--batch, --inputs, --targets and --steps: expected at least 1 each, --warmup at least 0")
   overrides = [*_OVERRIDES, f"model.dtype={args.dtype}", f"batch_size={args.batch}", *args.set]
-  config = config_lib.load(args.config, overrides)
+  config = recipes.load(args.config, overrides)
 
   import jax
 

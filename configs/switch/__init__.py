@@ -1,1 +1,0 @@
-"""Switch Transformers (Fedus et al. 2022)."""

@@ -1,0 +1,103 @@
+"""Recipes: how a file in `configs/`, its argument and the `--config.…` flags become one checked `ConfigDict`.
+
+A recipe is a Python file with `get_config()`, which starts from `config.defaults()` and fills in its paper's table.
+The signature of that function says what the recipe takes after the colon: one value of each `Literal` parameter
+(`size: Literal["base", "large"] = "base"`) and the name of each `bool`. Every recipe also takes `tiny` or `debug`, its
+laptop forms; see `t5x_like.laptop`.
+"""
+
+import importlib.util
+import inspect
+import pathlib
+import sys
+import types
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from t5x_like import config as config_lib
+from t5x_like import laptop
+from t5x_like.errors import UserError, did_you_mean, one_line
+
+
+def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
+  """Reads a recipe and applies `key=value` overrides.
+
+  Args:
+    path: `configs/t5/base.py`, or with an argument `configs/t5/base.py:large` or `configs/t5/base.py:v1_0,debug`.
+    overrides: such as `model.dropout=0.1`, left to right. Values are JSON, or else plain strings. Another `name` for a
+      slot (`optimizer.name=adamw`) leaves the arguments of the old one behind.
+  Raises:
+    UserError: no such recipe, a recipe that fails, an argument it does not take, a key that does not exist, or a value
+      of the wrong type.
+  """
+  file, _, argument = path.partition(":")
+  recipe = module(file)
+  try:
+    chosen = _chosen(file, argument, arguments(recipe.get_config))
+    form = chosen.pop("laptop", None)
+    config = recipe.get_config(**chosen)
+    config_lib.check_keys(config, file)
+    if form:
+      laptop.shrink(config, form, getattr(recipe, "LAPTOP", {}))
+  except UserError:
+    raise
+  except Exception as error:
+    raise UserError(f"{file}: the recipe failed: {type(error).__name__}: {one_line(error)}") from error
+  return config_lib.override(config, overrides, file)
+
+
+def arguments(get_config: Callable[..., ConfigDict]) -> dict[str, tuple[str, Any]]:
+  """The words that a recipe takes after the colon, each with the parameter it sets and the value it gives it:
+  `{"large": ("size", "large"), "v1_0": ("v1_0", True), "tiny": ("laptop", "tiny"), …}`.
+  """
+  words = {}
+  kinds = typing.get_type_hints(get_config)
+  for name in inspect.signature(get_config).parameters:
+    if kinds.get(name) is bool:
+      words[name] = name, True
+    elif typing.get_origin(kinds.get(name)) is typing.Literal:
+      words.update({str(value): (name, value) for value in typing.get_args(kinds[name])})
+  return words | {form: ("laptop", form) for form in laptop.FORMS}
+
+
+def _chosen(file: str, argument: str, choices: dict[str, tuple[str, Any]]) -> dict[str, Any]:
+  """`large,debug` as values of parameters."""
+  chosen = {}
+  for word in filter(None, map(str.strip, argument.split(","))):
+    if word not in choices:
+      near = did_you_mean(word, choices)
+      raise UserError(f"recipe argument {word!r}: unknown{near}; {file} takes {', '.join(choices)}")
+    parameter, value = choices[word]
+    if parameter in chosen:
+      raise UserError(f"recipe argument {word!r}: found {chosen[parameter]!r} before it, expected one of the two")
+    chosen[parameter] = value
+  return chosen
+
+
+def module(file: str) -> types.ModuleType:
+  """The recipe as a module; recipes import one another from the present directory.
+
+  Raises:
+    UserError: no such file, or Python refuses it.
+  """
+  if not pathlib.Path(file).is_file() or not file.endswith(".py"):
+    near = sorted(p.as_posix() for p in pathlib.Path("configs").rglob("*.py") if p.name != "__init__.py")
+    raise UserError(
+      f"--config={file}: no such recipe{did_you_mean(file, near)}; recipes are Python files, such as"
+      f" {', '.join(near[:3])}"
+    )
+  root = str(pathlib.Path.cwd())
+  if root not in sys.path:
+    sys.path.insert(0, root)
+  spec = importlib.util.spec_from_file_location(f"recipe_{pathlib.Path(file).stem}", file)
+  loaded = importlib.util.module_from_spec(spec)
+  try:
+    spec.loader.exec_module(loaded)
+  except UserError:
+    raise
+  except Exception as error:
+    raise UserError(f"{file}: the recipe failed: {type(error).__name__}: {one_line(error)}") from error
+  return loaded
