@@ -34,7 +34,7 @@ def defaults() -> ConfigDict:
   config.clip_norm = 0.0  # global gradient norm; 0 does not clip
   config.mesh = {"data": -1}  # length of each mesh axis, -1 for "what is left"
   config.rules = {}  # changes to parallel.rules.DEFAULT
-  config.evals = {"loss": {}}  # modules of evals/ and their arguments
+  config.evals = {"loss": {}}  # instances of evals/ by name, {"valid": {"name": "loss", …}}; see training/evaluation.py
   config.eval_every = 1000
   config.log_every = 1
   config.checkpoint = {"every": 1000, "keep_last": 3}

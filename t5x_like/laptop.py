@@ -63,7 +63,10 @@ def shrink(config: ConfigDict, form: str, changes: Mapping[str, Any] = {}) -> No
   config.total_steps = 2 if debug else _STEPS
   config.eval_every = 2 if debug else 100
   for name, values in config.evals.items():
-    values.max_examples = (16 if name == "loss" else 8) if debug else 512 if name == "loss" else 32
+    loss = values.get("name", name) == "loss"
+    values.max_examples = (16 if loss else 8) if debug else (512 if loss else 32)
+    if "task" in values:
+      del values.task  # there is one corpus, that of the run
   config.checkpoint = {"every": 2 if debug else 100, "keep_last": 2}
   config.mesh = {"data": -1}
   if config.task.name == "mlm":
