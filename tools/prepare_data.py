@@ -283,6 +283,13 @@ def _parser() -> argparse.ArgumentParser:
     default=2**26,
     help="bytes of the files that are one part, made by one worker (default: %(default)s)",
   )
+  parser.add_argument(
+    "--verify",
+    choices=("size", "full"),
+    default="size",
+    help="what is checked of the finished store: that every file is there with its size, or every checksum too, which "
+    "reads it all again; the checksums published are those of what was written (default: %(default)s)",
+  )
   return parser
 
 
@@ -318,8 +325,8 @@ def _prepare(
         beam.run(functools.partial(preparation.make_part, job), parts, pipeline, f"{job.progress}/refusals")
       else:
         _make_in_processes(job, parts, args.workers)
-    records = [preparation.make_part(job, number) for number in range(parts)]  # reads what the workers recorded
-    preparation.publish(job, path, preparation.manifest(job, records, **of_manifest))
+    records = [preparation.record_of(job, number) for number in range(parts)]
+    preparation.publish(job, path, preparation.described(job, records, **of_manifest))
 
 
 @door
@@ -379,7 +386,7 @@ def main(argv: list[str] | None = None) -> None:
       progress=progress,
     )
     _prepare(job, path, len(jobs.parts_of(job)), args, pipeline, name=name, split=output, source=record)
-    store = reader.TokenStore.open(path, verify="full")
+    store = reader.TokenStore.open(path, verify=args.verify)
     counts = store.manifest.source["counts"]
     skipped = "".join(f", {n} skipped ({reason})" for reason, n in counts["documents_skipped"].items())
     print(

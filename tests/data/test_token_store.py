@@ -1,7 +1,9 @@
 """The token store: what is written is what is read, wherever windows lie, and damage is refused by name."""
 
+import hashlib
 import json
 import os
+import pathlib
 import shutil
 
 import numpy as np
@@ -10,6 +12,7 @@ import tensorstore as ts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from t5x_like.data.store import local_files
 from t5x_like.data.store import manifest as manifests
 from t5x_like.data.store.reader import TokenStore
 from t5x_like.data.store.writer import TokenStoreWriter
@@ -37,7 +40,7 @@ def intact(tmp_path_factory):
   documents = random_documents(200, 400) + [np.full(40_000, 7)] + random_documents(20, 400, seed=1)
   path = tmp_path_factory.mktemp("intact") / "train"
   store = write(path, documents, shard_tokens=8_000)
-  assert len(store.manifest.shards) >= 6
+  assert store.manifest.num_shards >= 6
   return path, documents
 
 
@@ -100,9 +103,10 @@ def test_bytes_and_fingerprint_do_not_depend_on_batching(intact, tmp_path):
     for i in range(0, len(documents), 50):
       part = documents[i : i + 50]
       writer.add(np.concatenate(part), [len(document) for document in part])
-  for file in sorted((path / "shards").rglob("*")):
-    if file.is_file():
-      assert file.read_bytes() == (tmp_path / "train" / file.relative_to(path)).read_bytes()
+  files = [file for array in ("tokens", "document_ends") for file in (path / array).iterdir()]
+  assert len(files) == 2 * TokenStore.open(path).manifest.num_shards
+  for file in files:
+    assert file.read_bytes() == (tmp_path / "train" / file.relative_to(path)).read_bytes()
   assert TokenStore.open(tmp_path / "train").fingerprint == TokenStore.open(path).fingerprint
 
 
@@ -117,45 +121,242 @@ def test_fingerprint_sees_content_vocabulary_and_eos(tmp_path):
   assert len({store.fingerprint for store in stores}) == 4
 
 
-def test_files_are_plain_zarr(intact):
-  path, documents = intact
-  array = ts.open({"driver": "zarr3", "kvstore": f"file://{path}/shards/00000/tokens/"}).result()
-  assert array.dtype.name == "uint16"
-  np.testing.assert_array_equal(array.read().result(), np.concatenate(documents)[: array.shape[0]])
+def first_edition(path):
+  """Turns a store into what the first edition of the format made of the same documents."""
+  shards = np.load(path / "shards.npy").tolist()
+  manifest = json.loads((path / "manifest.json").read_text())
+  digits = manifest["name_digits"]
+  entries = []
+  for number, (name, tokens, documents) in enumerate(shards):
+    files = {}
+    for array, dtype, length in (("tokens", manifest["dtype"], tokens), ("document_ends", "int64", documents)):
+      target = path / "shards" / f"{number:05d}" / array
+      (target / "c").mkdir(parents=True)
+      (path / array / f"{name:0{digits}d}").rename(target / "c" / "0")
+      (target / "zarr.json").write_text(json.dumps(zarr_metadata(dtype, length)))
+      for file in ("zarr.json", "c/0"):
+        data = (target / file).read_bytes()
+        files[f"{array}/{file}"] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    entries.append({"name": f"{number:05d}", "tokens": tokens, "documents": documents, "files": files})
+  for file in ("shards.npy", "checksums.npy", "tokens", "document_ends"):
+    shutil.rmtree(path / file) if (path / file).is_dir() else (path / file).unlink()
+  for key in ("num_shards", "name_digits", "tables", "checksum"):
+    manifest.pop(key)
+  manifest |= {"format": "t5x_like.token_store.v1", "shards": entries}
+  (path / "manifest.json").write_text(json.dumps(manifest))
+  return path
 
 
-def test_opening_maps_nothing_and_survives_many_shards(tmp_path):
-  store = write(tmp_path / "train", random_documents(120, 20), shard_tokens=1)
-  assert len(store.manifest.shards) == 120
-  assert not any(tokens is not None for tokens in store._tokens)
+def zarr_metadata(dtype, length):
+  little = {"name": "bytes", "configuration": {"endian": "little"}}
+  sharding = {"chunk_shape": [16384], "codecs": [little], "index_codecs": [little, {"name": "crc32c"}]}
+  return {
+    "zarr_format": 3,
+    "node_type": "array",
+    "shape": [length],
+    "data_type": dtype,
+    "fill_value": 0,
+    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [-(-length // 16384) * 16384]}},
+    "chunk_key_encoding": {"name": "default"},
+    "codecs": [{"name": "sharding_indexed", "configuration": sharding}],
+  }
+
+
+@pytest.mark.parametrize("shard_tokens", [8_000, 50_000])
+def test_files_are_shards_of_zarr(intact, tmp_path, shard_tokens):
+  """Of one inner chunk and of several, read by TensorStore and, as the first edition of the format, by ours."""
+  stream = np.concatenate(intact[1])
+  store = write(tmp_path / "train", intact[1], shard_tokens=shard_tokens)
+  path = first_edition(shutil.copytree(tmp_path / "train", tmp_path / "first"))
+  for array, expected in (("tokens", stream), ("document_ends", np.cumsum([len(d) for d in intact[1]]))):
+    opened = ts.open({"driver": "zarr3", "kvstore": f"file://{path}/shards/00000/{array}/"}).result()
+    np.testing.assert_array_equal(opened.read().result(), expected[: opened.shape[0]])
+  first = TokenStore.open(path, verify="full")
+  assert first.fingerprint == store.fingerprint and first.vocabulary.fingerprint == store.vocabulary.fingerprint
+  np.testing.assert_array_equal(first.windows([0], stream.size)[0], stream)
+  np.testing.assert_array_equal(first.document_ends(), store.document_ends())
+
+
+def test_the_fingerprint_is_the_first_editions(tmp_path):
+  """The number is of the code that wrote the first edition."""
+  with TokenStoreWriter(
+    tmp_path / "train", name="corpus", split="train", vocabulary=ByteVocabulary(), shard_tokens=20_000
+  ) as writer:
+    writer.add(np.arange(60_000) % 250 + 1, np.full(120, 500))
+  expected = "68e8c3701f6b02720ed1f9c348685f446ad6da582645a999b8b179fb11dda43e"
+  assert TokenStore.open(tmp_path / "train", verify="full").fingerprint == expected
+  assert TokenStore.open(first_edition(tmp_path / "train")).fingerprint == expected
+
+
+def test_damage_in_a_store_of_the_first_edition_is_named(intact, tmp_path):
+  path = first_edition(shutil.copytree(intact[0], tmp_path / "train"))
+  file = path / "shards" / "00001" / "tokens" / "c" / "0"
+  content = file.read_bytes()
+  file.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+  with pytest.raises(UserError, match="00001/tokens/c/0: found SHA-256 .*corrupt"):
+    TokenStore.open(path)
+  file.unlink()
+  with pytest.raises(UserError, match="00001/tokens/c/0: found no such file"):
+    TokenStore.open(path, verify="size")
+  for change, message in (
+    (lambda m: m["shards"][0].update(name="../x"), r"shards\[0\].name"),
+    (lambda m: m["shards"][0]["files"].pop("tokens/c/0"), r"shards\[0\].files"),
+    (lambda m: m.update(num_documents=m["num_documents"] + 1), "num_documents: .*the sum over the shards"),
+    (lambda m: m["vocabulary"].update(size=7), "fingerprint: .*edited or damaged"),
+    (lambda m: m.update(fingerprint=None), "fingerprint: .*edited or damaged"),
+  ):
+    before = (path / "manifest.json").read_text()
+    edit(path, change)
+    with pytest.raises(UserError, match=f"manifest.json: {message}"):
+      TokenStore.open(path)
+    (path / "manifest.json").write_text(before)
+
+
+def open_descriptors():
+  return sum(1 for link in pathlib.Path("/proc/self/fd").iterdir() if "corpus_of_many" in os.path.realpath(link))
+
+
+def test_opening_opens_no_shard_and_the_pool_is_bounded(tmp_path, monkeypatch):
+  monkeypatch.setattr(local_files._pool, "_limit", 50)
+  documents = random_documents(120, 20)
+  store = write(tmp_path / "corpus_of_many", documents, shard_tokens=1)
+  assert store.manifest.num_shards == 120 and open_descriptors() == 0
+  stream = np.concatenate(documents)
   store.windows([0], 1)
-  assert sum(tokens is not None for tokens in store._tokens) == 1
+  assert open_descriptors() == 1
+  for _ in range(2):
+    np.testing.assert_array_equal(store.windows(np.arange(stream.size), 1)[:, 0], stream)
+    np.testing.assert_array_equal(store.documents_at([stream.size - 1])[2], [stream.size])
+    assert 0 < open_descriptors() <= 50
+  del store
+  assert open_descriptors() == 0
 
 
-@pytest.mark.parametrize("file", ["tokens/c/0", "tokens/zarr.json", "document_ends/c/0"])
+def test_files_are_closed_for_others_when_they_run_out(tmp_path, monkeypatch):
+  store = write(tmp_path / "train", random_documents(8, 20), shard_tokens=1)
+  stream = store.windows([0], store.num_tokens)
+  opened, failed = os.open, []
+
+  def scarce(path, *args):
+    if not failed:
+      failed.append(path)
+      raise OSError(24, "Too many open files")
+    return opened(path, *args)
+
+  local_files._pool._drop(1_000)
+  monkeypatch.setattr(os, "open", scarce)
+  np.testing.assert_array_equal(store.windows([0], store.num_tokens), stream)
+  assert failed
+
+
+@pytest.mark.parametrize("array", ["tokens", "document_ends"])
+def test_files_lost_or_cut_after_opening_are_named(damaged, array):
+  def read(store):
+    return store.windows([0], store.num_tokens) if array == "tokens" else store.document_ends()
+
+  store = TokenStore.open(damaged)
+  file = damaged / array / "00000001"
+  content = file.read_bytes()
+  file.write_bytes(content[:100])
+  with pytest.raises(UserError, match=f"{array}/00000001: found 100 bytes.*truncated"):
+    read(store)
+  file.unlink()
+  with pytest.raises(UserError, match=f"{array}/00000001: cannot be read"):
+    read(TokenStore(store.path, local_files.LocalFiles(str(damaged)), b"", store.manifest, store._shards, ""))
+
+
+@pytest.mark.parametrize("nowait", [True, False])
+@pytest.mark.parametrize("longest", [3, 3_000])
+def test_documents_are_found_among_many(tmp_path, monkeypatch, nowait, longest):
+  """As many as need several steps of the search; of even lengths, and with one that is as long as all others."""
+  monkeypatch.setattr(local_files, "_NOWAIT", local_files._NOWAIT if nowait else None)
+  generator = np.random.default_rng(longest)
+  lengths = np.concatenate([generator.integers(1, 4, 5_000), [longest * 10], generator.integers(1, longest, 3_000)])
+  with TokenStoreWriter(
+    tmp_path / "train", name="n", split="train", vocabulary=ByteVocabulary(), shard_tokens=10**9 if nowait else 9_000
+  ) as writer:
+    writer.add(np.full(lengths.sum(), 7), lengths)
+  store, ends = TokenStore.open(tmp_path / "train"), np.cumsum(lengths)
+  np.testing.assert_array_equal(store.document_ends(), ends)
+  places = np.concatenate([[0, ends[-1] - 1], generator.integers(0, ends[-1], 2_000), ends[:300] - 1, ends[:300]])
+  documents = np.searchsorted(ends, places, side="right")
+  for found, expected in zip(
+    store.documents_at(places), (documents, ends[documents] - lengths[documents], ends[documents]), strict=True
+  ):
+    np.testing.assert_array_equal(found, expected)
+  for found, expected in zip(
+    store.document_spans(documents), (ends[documents] - lengths[documents], ends[documents]), strict=True
+  ):
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("file", ["tokens/00000001", "document_ends/00000001"])
 @pytest.mark.parametrize("address", ["{}", "file://{}"])
 def test_damaged_files_are_named(damaged, file, address):
-  path = damaged / "shards" / "00001" / file
+  path = damaged / file
   content = path.read_bytes()
   url = address.format(damaged)
 
   path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-  with pytest.raises(UserError, match=f"00001/{file}.*SHA-256.*corrupt"):
+  with pytest.raises(UserError, match=f"{file}.*SHA-256.*corrupt"):
     TokenStore.open(url, verify="full")
   TokenStore.open(url, verify="size")
 
   for wrong in (content[:-10], content + b"x"):
     path.write_bytes(wrong)
-    with pytest.raises(UserError, match=f"00001/{file}.*expected {len(content)} bytes"):
+    with pytest.raises(UserError, match=f"{file}.*expected {len(content)} bytes"):
       TokenStore.open(url, verify="size")
   path.unlink()
-  with pytest.raises(UserError, match=f"00001/{file}: found no such file"):
+  with pytest.raises(UserError, match=f"{file}: found no such file"):
     TokenStore.open(url, verify="size")
 
 
-def edit(path, change):
+@pytest.mark.parametrize("file", ["shards.npy", "checksums.npy"])
+def test_damaged_tables_are_named(damaged, file):
+  path = damaged / file
+  content = path.read_bytes()
+  for wrong in (content[:-10], b"", content[:-1] + bytes([content[-1] ^ 1])):
+    path.write_bytes(wrong)
+    with pytest.raises(UserError, match=f"{file}: found SHA-256 .*corrupt"):
+      TokenStore.open(damaged)
+  path.unlink()
+  with pytest.raises(UserError, match=f"{file}: found no such file"):
+    TokenStore.open(damaged)
+
+
+@pytest.mark.parametrize(
+  "change, message",
+  [
+    (lambda table: table[:-1], r"shards.npy: found uint64 of shape"),
+    (lambda table: table.astype(np.int32), "shards.npy: found int32 of shape"),
+    (lambda table: table + [[0, 0, 10**9]], "shards.npy: row 0: found 10000.* documents, expected 1 to"),
+    (lambda table: table + [[0, 1, 0]], "shards.npy: num_tokens: found .* in all, expected"),
+  ],
+)
+def test_tables_that_contradict_the_manifest_are_refused(damaged, change, message):
+  table = change(np.load(damaged / "shards.npy"))
+  np.save(damaged / "shards.npy", table if table.dtype == np.int32 else table.astype(np.uint64))
+  digest = hashlib.sha256((damaged / "shards.npy").read_bytes()).hexdigest()
+  edit(damaged, lambda m: m["tables"].update({"shards.npy": digest}), checked=True)
+  with pytest.raises(UserError, match=message):
+    TokenStore.open(damaged)
+
+
+def test_the_manifest_does_not_grow_with_shards(tmp_path):
+  sizes = [
+    (tmp_path / str(shards) / "manifest.json").stat().st_size
+    for shards in (1, 100)
+    if write(tmp_path / str(shards), [[5]] * shards, shard_tokens=1)
+  ]
+  assert sizes[1] - sizes[0] < 10  # digits of the counts
+
+
+def edit(path, change, checked=False):
   manifest = json.loads((path / "manifest.json").read_text())
   change(manifest)
+  if checked:
+    fields = {key: value for key, value in manifest.items() if key not in ("format", "checksum")}
+    manifest["checksum"] = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
   (path / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -167,11 +368,13 @@ def edit(path, change):
     (lambda m: m.update(num_token=1), "num_token: unknown field.*did you mean 'num_tokens'"),
     (lambda m: m.update(num_tokens="7"), "num_tokens: found str, expected int"),
     (lambda m: m.update(append_eos=0), "append_eos: found int, expected bool"),
-    (lambda m: m.update(num_documents=m["num_documents"] + 1), "num_documents: .*the sum over the shards"),
-    (lambda m: m["shards"][0].update(name="../x"), r"shards\[0\].name"),
-    (lambda m: m["shards"][0]["files"].pop("tokens/c/0"), r"shards\[0\].files"),
-    (lambda m: m["vocabulary"].update(size=7), "fingerprint: .*edited or damaged"),
-    (lambda m: m.update(fingerprint=None), "fingerprint: .*edited or damaged"),
+    (lambda m: m.update(num_documents=m["num_documents"] + 1), "checksum: .*edited or damaged"),
+    (lambda m: m.update(dtype="int8"), "dtype: found 'int8', expected one of uint16, int32"),
+    (lambda m: m["tables"].update({"shards.npy": 7}), "tables.shards.npy: found int, expected str"),
+    (lambda m: m.update(num_shards=0), "num_shards: found 0"),
+    (lambda m: m["vocabulary"].update(size=7), "checksum: .*edited or damaged"),
+    (lambda m: m.update(fingerprint=None), "fingerprint: found NoneType, expected str"),
+    (lambda m: m.update(fingerprint="0"), "checksum: .*edited or damaged"),
   ],
 )
 def test_wrong_manifests_are_refused(damaged, change, message):
@@ -219,13 +422,14 @@ def test_writer_publishes_all_or_nothing(tmp_path):
       raise RuntimeError("stop")
   assert list(tmp_path.iterdir()) == []
 
-  leftover = tmp_path / ".train.incomplete" / "shards" / "00077"  # as a killed run leaves it
-  leftover.mkdir(parents=True)
+  leftover = tmp_path / ".train.incomplete" / "tokens" / "00000077"  # as a killed run leaves it
+  leftover.parent.mkdir(parents=True)
+  leftover.write_bytes(b"")
   with pytest.raises(UserError, match="unfinished one is there"):
     TokenStore.open(path)
   write(path, [[5, 6]])
   assert [child.name for child in tmp_path.iterdir()] == ["train"]
-  assert not (path / "shards" / "00077").exists()
+  assert not (path / "tokens" / "00000077").exists()
 
   with pytest.raises(UserError, match="exists already"):
     write(path, [[5, 6]])
@@ -249,4 +453,10 @@ def test_writer_refuses(tmp_path):
 
 def test_manifest_text_round_trips(intact):
   text = (intact[0] / "manifest.json").read_bytes()
-  assert manifests.parse(text, "here").to_json().encode() == text
+  assert manifests.parse(json.loads(text), "here").to_json().encode() == text
+
+
+def test_a_fingerprint_that_is_not_the_contents_is_found(damaged):
+  edit(damaged, lambda m: m.update(fingerprint="0" * 64), checked=True)
+  with pytest.raises(UserError, match="manifest.json: fingerprint: found '000000000000', but the content gives"):
+    TokenStore.open(damaged, verify="full")

@@ -1,5 +1,7 @@
 """Windows of a store and the documents in them, against a plain loop."""
 
+import shutil
+
 import corpora
 import numpy as np
 import pytest
@@ -54,3 +56,13 @@ def test_refusals(root, lengths):
   with pytest.raises(UserError, match="no such split; there are train"):
     Windows(str(root), "test", 5)
   assert Windows("builtin", "train", 64).num_examples > 100
+
+
+def test_a_store_is_opened_once_for_all_who_have_it(tmp_path, capsys):
+  corpora.write(tmp_path / "train", TOKENS, [13])
+  first, again = (Windows(str(tmp_path), "train", length) for length in (50, 20))
+  assert again.tokens is first.tokens and capsys.readouterr().out.count("data: ") == 1
+  assert Windows(str(tmp_path), "train", 50, verify="size").tokens is not first.tokens
+  shutil.rmtree(tmp_path / "train")
+  corpora.write(tmp_path / "train", TOKENS - 1, [13])
+  assert Windows(str(tmp_path), "train", 50).tokens.num_tokens == TOKENS - 1

@@ -15,7 +15,7 @@ from t5x_like.errors import UserError
 
 _BATCH_CHARACTERS = 2**19  # text cleaned and tokenised at once
 _DROPPED = {1: "exact duplicate", 2: "near duplicate"}
-_VERSION = 2  # of what parts and signatures are; what a run of other code left is not gone on with
+_VERSION = 3  # of what parts and signatures are; what a run of other code left is not gone on with
 _OTHER_SIDE = ""  # the reason of documents that belong to another split; not counted
 
 Marks = tuple[np.ndarray, list[np.ndarray]]  # of a part's documents: uint8 [documents] and bool [spans] of each

@@ -3,8 +3,9 @@
 A source cuts a split into parts (runs of files), and a part's shards depend on the job and the part alone, so parts
 may be made in any order, by any number of processes or machines. Each shard is written aside, renamed, and recorded in
 `<progress>/parts/<number>` with its checksums and with how far the part has been read; making a part again keeps the
-recorded shards whose files are as recorded and goes on after them. `publish` joins the parts to a store. What is left
-in `<progress>` has checksums too: a file that is damaged is one that is not there.
+recorded shards whose files are as recorded and goes on after them. `publish` joins the parts to a store by what the
+records say; nothing is read again for that. What is left in `<progress>` has checksums too: a file that is damaged is
+one that is not there.
 """
 
 import dataclasses
@@ -27,8 +28,8 @@ from t5x_like.data import vocabularies
 from t5x_like.data.prepare import duplicates, progress_files
 from t5x_like.data.prepare.job import Batch, Job, Tokenised, batches, parts_of, source_of, tokenise, vocabulary_of
 from t5x_like.data.store import manifest as manifests
-from t5x_like.data.store.manifest import Manifest, Shard, StoredFile, VocabularyRecord
-from t5x_like.data.store.writer import write_shard
+from t5x_like.data.store.shards import ARRAYS, Shard
+from t5x_like.data.store.writer import description, dtype_of, flush, flush_small, write_shard
 from t5x_like.errors import UserError, one_line
 
 _COUNTS = ("skipped", "removed", "lengths")
@@ -121,10 +122,6 @@ class _Held:
     return taken
 
 
-def dtype_of(vocabulary: vocabularies.Vocabulary) -> np.dtype:
-  return np.dtype(np.uint16 if vocabulary.size <= 2**16 else np.int32)
-
-
 def _write(
   job: Job,
   number: int,
@@ -151,28 +148,23 @@ def _write(
   if not ids.size:
     return
   name = f"{number:06d}{len(record['shards']):06d}"
-  target = epath.Path(job.work) / "shards" / name
-  local = "://" not in job.work
+  work, local = epath.Path(job.work), "://" not in job.work
   try:
-    if local:
-      os.makedirs(os.path.join(job.work, "shards"), exist_ok=True)
     aside = pathlib.Path(tempfile.mkdtemp(prefix=".", dir=os.path.join(job.progress) if local else None))
     try:
       shard = write_shard(aside, name, ids, np.cumsum(lengths_D))
-      if target.exists():
-        target.rmtree()
-      if local:
-        os.rename(aside / name, target)
-      else:
-        for file in shard.files:
-          copy = target / file
-          copy.parent.mkdir(parents=True, exist_ok=True)
-          copy.write_bytes((aside / name / file).read_bytes())
+      for array in ARRAYS:
+        target = work / array / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if local:
+          os.replace(aside / array / name, target)
+        else:
+          target.write_bytes((aside / array / name).read_bytes())
     finally:
       shutil.rmtree(aside, ignore_errors=True)
   except OSError as error:
     raise UserError(
-      f"{target}: cannot be written ({one_line(error)}): free some space or choose another output"
+      f"{work}: cannot be written ({one_line(error)}): free some space or choose another output"
     ) from error
   record["shards"].append(
     {**dataclasses.asdict(shard), "read": record["read"], **{key: dict(record[key]) for key in _COUNTS}}
@@ -186,52 +178,60 @@ def _resumed(job: Job, path: epath.Path) -> dict[str, Any]:
   found = json.loads(content) if content else fresh
   if found["key"] != job.key:
     return fresh
-  kept = list(itertools.takewhile(functools.partial(_intact, epath.Path(job.work) / "shards"), found["shards"]))
+  kept = list(itertools.takewhile(functools.partial(_intact, epath.Path(job.work)), found["shards"]))
   if len(kept) == len(found["shards"]):
     return found
   last = kept[-1] if kept else fresh
   return {**fresh, "shards": kept, **{key: last[key] for key in ("read", *_COUNTS)}}
 
 
-def _intact(shards: epath.Path, shard: dict[str, Any]) -> bool:
+def _intact(work: epath.Path, shard: dict[str, Any]) -> bool:
+  return all(_sha256(work / array / shard["name"]) == sha256 for array, sha256 in shard["sha256"].items())
+
+
+def _sha256(path: epath.Path) -> str | None:
   try:
-    return all(
-      hashlib.sha256((shards / shard["name"] / file).read_bytes()).hexdigest() == stored["sha256"]
-      for file, stored in shard["files"].items()
-    )
+    with path.open("rb") as stream:
+      return hashlib.file_digest(stream, "sha256").hexdigest()
   except OSError:
-    return False
+    return None
+
+
+def record_of(job: Job, number: int) -> dict[str, Any]:
+  """The record of a part that has been made; UserError if it is not there."""
+  path = epath.Path(job.progress) / "parts" / f"{number:06d}"
+  record = json.loads(progress_files.load(path) or "{}")
+  if not record.get("done") or record["key"] != job.key:
+    raise UserError(f"{path}: found it missing or damaged; run the same command again")
+  return record
 
 
 def _save(path: epath.Path, record: dict[str, Any]) -> None:
   progress_files.save(path, json.dumps(record).encode())
 
 
-def manifest(job: Job, records: list[dict[str, Any]], *, name: str, split: str, source: dict[str, Any]) -> Manifest:
-  """The manifest of the store that all parts make; `source` gains counts by reason and a histogram of lengths."""
+def described(
+  job: Job, records: list[dict[str, Any]], *, name: str, split: str, source: dict[str, Any]
+) -> dict[str, bytes]:
+  """The manifest and tables of the store that all parts make, contents by file; `source` gains counts by reason and a
+  histogram of lengths."""
   totals = {key: sum((Counter(record[key]) for record in records), Counter()) for key in _COUNTS}
-  shards = tuple(
-    Shard(one["name"], one["tokens"], one["documents"], {f: StoredFile(**s) for f, s in one["files"].items()})
-    for record in records
-    for one in record["shards"]
-  )
+  shards = [
+    Shard(one["name"], one["tokens"], one["documents"], one["sha256"]) for record in records for one in record["shards"]
+  ]
   if not shards:
     reasons = ", ".join(f"{n} skipped: {reason}" for reason, n in sorted(totals["skipped"].items())) or "none skipped"
     raise UserError(
       f"{job.work}: split {split!r} has no documents with any tokens ({reasons}), expected at least one: "
       "check the source, or for a split by validation_fraction raise the fraction"
     )
-  vocabulary = vocabulary_of(job)
   powers = sorted((int(power), n) for power, n in totals["lengths"].items())
-  return Manifest(
+  return description(
+    shards,
     name=name,
     split=split,
-    vocabulary=VocabularyRecord(vocabulary.fingerprint, vocabulary.size, vocabulary.extra_ids),
+    vocabulary=vocabulary_of(job),
     append_eos=job.append_eos,
-    dtype=dtype_of(vocabulary).name,
-    num_tokens=sum(shard.tokens for shard in shards),
-    num_documents=sum(shard.documents for shard in shards),
-    shards=shards,
     source={
       **source,
       "counts": {
@@ -243,16 +243,14 @@ def manifest(job: Job, records: list[dict[str, Any]], *, name: str, split: str, 
   )
 
 
-def publish(job: Job, path: str, made: Manifest) -> None:
-  """Turns the work directory into the store: vocabulary and manifest, flushed, renamed; the progress goes."""
+def publish(job: Job, path: str, made: dict[str, bytes]) -> None:
+  """Turns the work directory into the store: vocabulary, tables and manifest, flushed, renamed; the progress goes."""
   work = epath.Path(job.work)
   vocabulary_of(job).save(work / manifests.VOCABULARY)
-  (work / manifests.FILE).write_text(made.to_json())
+  for file, content in made.items():
+    (work / file).write_bytes(content)
   if "://" not in job.work:
-    for directory, _, names in os.walk(job.work):
-      for place in (directory, *(os.path.join(directory, name) for name in names)):
-        descriptor = os.open(place, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.close(descriptor)
+    flush_small(pathlib.Path(job.work))
     os.rename(job.work, path)
+    flush(pathlib.Path(path).parent)
   epath.Path(job.progress).rmtree(missing_ok=True)

@@ -1,36 +1,39 @@
 """A token store: one split of a corpus, tokenised once, read as random windows of one long token stream.
 
-    <root>/<split>/manifest.json                        what is here: counts, vocabulary, checksums, fingerprint
-    <root>/<split>/vocabulary/                          the vocabulary the ids belong to
-    <root>/<split>/shards/00000/tokens/zarr.json, c/0   ids, uint16 or int32
-    <root>/<split>/shards/00000/document_ends/...       where documents end in this shard's tokens, int64
+    <root>/<split>/manifest.json           what is here: counts, vocabulary, checksums of the tables, fingerprint
+    <root>/<split>/shards.npy              tokens and documents of each shard
+    <root>/<split>/checksums.npy           SHA-256 of each file
+    <root>/<split>/vocabulary/             the vocabulary the ids belong to
+    <root>/<split>/tokens/00000            ids, uint16 or int32
+    <root>/<split>/document_ends/00000     where documents end in this shard's tokens, int64
 
-Each array is a Zarr v3 array with one chunk, the single file `c/0`, cut by the `sharding_indexed` codec into inner
-chunks of 16,384 elements that are neither compressed nor elided. The inner chunks lie in order and without gaps (the
-writer proves it for every file), so the file begins with the plain little-endian array and is followed only by the
-padding of the last inner chunk and the index. A local store is therefore a memory map of those files, and a remote one
-(any `scheme://` TensorStore knows, such as `gs://`) is read by TensorStore, which fetches only the inner chunks needed.
+Element i of a file stands at byte i times its size (`shards.py`), so a window is one read of a range, from a local
+file (`local_files.py`) or over the network (`remote_files.py`). What is held in memory is the table of shards; document
+ends are read when asked for (`documents.py`). Opening costs the manifest, the table and one listing of the files,
+whatever the number of tokens. Checking the checksums reads every byte once, in parallel, and is optional.
 
-Opening costs O(shards), whatever the number of tokens; shards are mapped on first touch. Checking the checksums reads
-every byte once, in parallel, and is optional.
+Stores of the first edition of the format are read on (`first_edition.py`).
 """
 
-import bisect
 import concurrent.futures
 import functools
-import itertools
+import json
 import os
 import pathlib
 import time
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from t5x_like.data import vocabularies
 from t5x_like.data.store import files as store_files
+from t5x_like.data.store import first_edition
 from t5x_like.data.store import manifest as manifests
+from t5x_like.data.store import shards as store_shards
+from t5x_like.data.store.documents import Documents
 from t5x_like.data.store.files import Files
 from t5x_like.data.store.manifest import REMEDY, Manifest
+from t5x_like.data.store.shards import ARRAYS, CHECKSUMS, TABLE, Shards
 from t5x_like.errors import UserError, one_line
 
 Verify = Literal["auto", "full", "size"]
@@ -46,12 +49,10 @@ class TokenStore:
     verification: what `open` checked, in words.
   """
 
-  def __init__(self, path: str, files: Files, manifest: Manifest, verification: str):
+  def __init__(self, path: str, files: Files, text: bytes, manifest: Manifest, shards: Shards, verification: str):
     self.path, self.manifest, self.verification = path, manifest, verification
-    self._files = files
-    self._ends = list(itertools.accumulate(shard.tokens for shard in manifest.shards))
-    self._tokens = [None] * len(manifest.shards)
-    self._document_ends = [None] * len(manifest.shards)
+    self._files, self._text, self._shards = files, text, shards
+    self._documents = Documents(files, shards)
 
   @classmethod
   def open(cls, path: str | os.PathLike, verify: Verify = "auto") -> "TokenStore":
@@ -63,8 +64,8 @@ class TokenStore:
         `full` for stores up to 2 GiB.
 
     Raises:
-      UserError: the store is missing, its manifest is not one or contradicts itself, or a file is missing, truncated
-        or (full) corrupt; the message names the file.
+      UserError: the store is missing, its manifest or table is not one or contradicts itself, or a file is missing,
+        truncated or (full) corrupt; the message names the file.
     """
     if verify not in get_args(Verify):
       raise UserError(f"verify: found {verify!r}, expected one of {', '.join(get_args(Verify))}")
@@ -73,8 +74,22 @@ class TokenStore:
     text = files.read(manifests.FILE)
     if text is None:
       raise UserError(_missing(path))
-    manifest = manifests.parse(text, files.name(manifests.FILE))
-    return cls(path, files, manifest, _verify(files, manifest, verify))
+    where = files.name(manifests.FILE)
+    data = _load(text, where)
+    checksums_SA = None
+    if data["format"] == first_edition.FORMAT:
+      manifest, shards, checksums_SA = first_edition.parse(data, where)
+    else:
+      manifest = manifests.parse(data, where)
+      shards = store_shards.read_shards(manifest, _table(files, TABLE), files.name(TABLE))
+    full = verify == "full" or (verify == "auto" and shards.num_bytes <= FULL_VERIFY_BYTES)
+    if full and checksums_SA is None:
+      checksums_SA = store_shards.read_checksums(manifest, _table(files, CHECKSUMS), files.name(CHECKSUMS))
+    return cls(path, files, text, manifest, shards, _verify(files, manifest, shards, checksums_SA if full else None))
+
+  def is_current(self) -> bool:
+    """Whether the manifest at `path` is still the one that was opened."""
+    return self._files.read(manifests.FILE) == self._text
 
   @property
   def name(self) -> str:
@@ -88,7 +103,7 @@ class TokenStore:
   def num_documents(self) -> int:
     return self.manifest.num_documents
 
-  @functools.cached_property
+  @property
   def fingerprint(self) -> str:
     return self.manifest.fingerprint
 
@@ -120,117 +135,106 @@ class TokenStore:
       ValueError: a window does not lie inside the store.
       UserError: a shard that was there when the store was opened cannot be read.
     """
-    starts = np.asarray(starts_B, np.int64).tolist()
-    if starts and not 0 <= min(starts) <= max(starts) <= self.num_tokens - length:
-      raise ValueError(f"windows {min(starts)}..{max(starts)} + {length} outside 0..{self.num_tokens}")
-    window_BW = np.empty((len(starts), length), np.int32)
+    start_B = np.asarray(starts_B, np.int64)
+    if start_B.size and not 0 <= start_B.min() <= start_B.max() <= self.num_tokens - length:
+      raise ValueError(f"windows {start_B.min()}..{start_B.max()} + {length} outside 0..{self.num_tokens}")
+    dtype, firsts = self._shards.dtypes["tokens"], self._shards.first_token
+    window_BW = np.empty((start_B.size, length), dtype)
+    if not window_BW.size:
+      return window_BW.astype(np.int32)
+    data, bytes_of = memoryview(window_BW).cast("B"), dtype.itemsize
+    shard_B = np.searchsorted(firsts, start_B, side="right") - 1
+    offset_B, left_B = start_B - firsts[shard_B], firsts[shard_B + 1] - start_B
     reads = []
-    for row, start in enumerate(starts):
-      shard, done = bisect.bisect_right(self._ends, start), 0
-      while done < length:
-        first = self._ends[shard] - self.manifest.shards[shard].tokens
-        stop = min(start + length, self._ends[shard])
-        part = self._shard(shard)[start + done - first : stop - first]
-        into = window_BW[row, done : stop - start]
-        if isinstance(part, np.ndarray):
-          into[:] = part
-        else:
-          reads.append((shard, into, part.read()))
-        shard, done = shard + 1, stop - start
-    for shard, into, read in reads:
-      try:
-        into[:] = read.result()
-      except Exception as error:  # TensorStore raises many types; each means that the shard could not be read
-        name = self._files.name(f"shards/{self.manifest.shards[shard].name}/tokens")
-        raise UserError(f"{name}: cannot be read ({one_line(error)})") from error
-    return window_BW
+    rows = zip(shard_B.tolist(), (bytes_of * offset_B).tolist(), (bytes_of * left_B).tolist(), strict=True)
+    for row, (shard, offset, left) in enumerate(rows):
+      into = data[row * length * bytes_of : (row + 1) * length * bytes_of]
+      while len(into) > left:
+        reads.append((shard, offset, into[:left]))
+        into, shard, offset = into[left:], shard + 1, 0
+        left = bytes_of * int(firsts[shard + 1] - firsts[shard])
+      reads.append((shard, offset, into))
+    self._files.fill(self._shards, "tokens", reads)
+    return window_BW.astype(np.int32, copy=False)
 
   def document_ends(self) -> np.ndarray:
-    """Where every document ends in the token stream, ascending, the last at `num_tokens`: int64 [num_documents]."""
-    ends = []
-    for index, shard in enumerate(self.manifest.shards):
-      ends.append(self._shard_document_ends(index) + (self._ends[index] - shard.tokens))
-    return np.concatenate(ends)
+    """Where every document ends in the token stream, ascending, the last at `num_tokens`: int64 [num_documents].
+
+    All are read and held; at scale, ask for those of some tokens (`documents_at`) or documents (`document_spans`).
+    """
+    return self._documents.ends()
 
   def documents_at(self, places_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The documents that hold tokens: places in the stream [N] -> their (indices, starts, ends), each int64 [N]."""
-    places = np.asarray(places_N, np.int64)
-    return self._documents(places, np.searchsorted(self._ends, places, side="right"), by_place=True)
+    return self._documents.at(np.asarray(places_N, np.int64))
 
   def document_spans(self, documents_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where documents begin and end: indices [N] in 0..num_documents-1 -> (starts, ends), each int64 [N]."""
-    documents = np.asarray(documents_N, np.int64)
-    shards = np.searchsorted(self._first_documents, documents, side="right") - 1
-    return self._documents(documents, shards, by_place=False)[1:]
-
-  @functools.cached_property
-  def _first_documents(self) -> np.ndarray:
-    """The index of every shard's first document: int64 [shards]."""
-    counts = [shard.documents for shard in self.manifest.shards]
-    return np.cumsum([0, *counts[:-1]], dtype=np.int64)
-
-  def _documents(self, values: np.ndarray, shards: np.ndarray, *, by_place: bool) -> tuple[np.ndarray, ...]:
-    """(indices, starts, ends) of documents given by a place in them or by index, and the shard of each."""
-    found = np.empty((3, values.size), np.int64)
-    for shard in np.unique(shards).tolist():
-      rows, ends = shards == shard, self._shard_document_ends(shard)
-      first = self._ends[shard] - self.manifest.shards[shard].tokens
-      first_document = self._first_documents[shard]
-      inside = np.searchsorted(ends, values[rows] - first, side="right") if by_place else values[rows] - first_document
-      starts = np.where(inside > 0, ends[np.maximum(inside - 1, 0)], 0)
-      found[:, rows] = inside + first_document, starts + first, ends[inside] + first
-    return found[0], found[1], found[2]
-
-  def _shard_document_ends(self, index: int) -> np.ndarray:
-    """Where documents end in a shard, mapped (or, of a remote store, read) on first touch: int64 [documents]."""
-    if self._document_ends[index] is None:
-      shard = self.manifest.shards[index]
-      array = self._files.array(f"shards/{shard.name}/document_ends", "int64", shard.documents)
-      if not isinstance(array, np.ndarray):
-        try:
-          array = np.asarray(array.read().result())
-        except Exception as error:  # as in `windows`
-          name = self._files.name(f"shards/{shard.name}/document_ends")
-          raise UserError(f"{name}: cannot be read ({one_line(error)})") from error
-      self._document_ends[index] = array
-    return self._document_ends[index]
-
-  def _shard(self, index: int):
-    """The tokens of a shard, mapped on first touch: an ndarray, or a TensorStore for a remote store."""
-    if self._tokens[index] is None:
-      shard = self.manifest.shards[index]
-      self._tokens[index] = self._files.array(f"shards/{shard.name}/tokens", self.manifest.dtype, shard.tokens)
-    return self._tokens[index]
+    return self._documents.spans(np.asarray(documents_N, np.int64))
 
 
-def _verify(files: Files, manifest: Manifest, verify: Verify) -> str:
-  """Checks every data file, in parallel; returns what was done, in words."""
-  total = sum(file.bytes for _, file in manifest.files())
-  full = verify == "full" or (verify == "auto" and total <= FULL_VERIFY_BYTES)
+def _load(text: bytes, where: str) -> dict[str, Any]:
+  """The JSON object of a manifest of either edition; UserError if it is none, or of another format."""
+  try:
+    data = json.loads(text)
+  except (ValueError, RecursionError) as error:
+    raise UserError(f"{where}: not valid JSON ({one_line(error)}): {REMEDY}") from error
+  if not isinstance(data, dict) or data.get("format") not in (manifests.FORMAT, first_edition.FORMAT):
+    found = data.get("format") if isinstance(data, dict) else type(data).__name__
+    raise UserError(f"{where}: format: found {found!r}, expected {manifests.FORMAT!r}: {REMEDY}")
+  return data
+
+
+def _table(files: Files, file: str) -> bytes:
+  table = files.read(file)
+  if table is None:
+    raise UserError(f"{files.name(file)}: found no such file: copy it again or {REMEDY}")
+  return table
+
+
+def _verify(files: Files, manifest: Manifest, shards: Shards, checksums_SA: np.ndarray | None) -> str:
+  """Checks that all files are there and, given their checksums, what they hold; returns what was done, in words."""
   begin = time.monotonic()
-
-  def check(name, expected):
-    found = files.differs(name, expected.bytes)
-    if found is not None:
+  sizes, found = shards.sizes(), files.listing(shards.roots)
+  for file, expected in sizes.items() if found is not None else ():
+    size = found.get(file, "no such file")
+    if size not in (expected, None):
       raise UserError(
-        f"{files.name(name)}: found {found}, expected {expected.bytes} bytes: the file is missing or "
-        f"truncated; copy it again or {REMEDY}"
+        f"{files.name(file)}: found {size if isinstance(size, str) else f'{size} bytes'}, expected {expected} bytes: "
+        f"the file is missing or truncated; copy it again or {REMEDY}"
       )
-    if full and (found := files.sha256(name, expected.bytes)) != expected.sha256:
+  what = "nothing but the manifest, as this address cannot be listed" if found is None else "that every file is there"
+  if found is not None and None not in found.values():
+    what = "file sizes"
+  if checksums_SA is not None:
+    what = "all checksums"
+    _verify_checksums(files, shards, checksums_SA)
+    if (computed := store_shards.fingerprint(manifest, shards, checksums_SA)) != manifest.fingerprint:
       raise UserError(
-        f"{files.name(name)}: found SHA-256 {found[:12]}, expected {expected.sha256[:12]}: the file is "
-        f"corrupt; copy it again or {REMEDY}"
+        f"{files.name(manifests.FILE)}: fingerprint: found {manifest.fingerprint[:12]!r}, but the content gives "
+        f"{computed[:12]!r}; {REMEDY}"
+      )
+  else:
+    what += " (verify=full would check the checksums)"
+  return f"checked {what}: {len(sizes)} files, {shards.num_bytes / 1e6:.1f} MB in {time.monotonic() - begin:.2f} s"
+
+
+def _verify_checksums(files: Files, shards: Shards, checksums_SA: np.ndarray) -> None:
+  def check(array: str, shard: int) -> None:
+    file, expected = shards.file(array, shard), checksums_SA[shard, ARRAYS.index(array)].tobytes().hex()
+    if (found := files.sha256(file, shards.size(array, shard))) != expected:
+      raise UserError(
+        f"{files.name(file)}: found SHA-256 {found[:12]}, expected {expected[:12]}: the file is corrupt; copy it "
+        f"again or {REMEDY}"
       )
 
   with concurrent.futures.ThreadPoolExecutor(min(16, 2 * (os.cpu_count() or 1))) as pool:
-    checks = [pool.submit(check, *item) for item in manifest.files()]
+    checks = [pool.submit(check, array, shard) for shard in range(len(shards)) for array in ARRAYS]
     try:
       for done in checks:
         done.result()
     finally:
       pool.shutdown(cancel_futures=True)
-  what = "all checksums" if full else "file sizes (verify=full would check the checksums)"
-  return f"checked {what}: {len(checks)} files, {total / 1e6:.1f} MB in {time.monotonic() - begin:.2f} s"
 
 
 def _missing(path: str) -> str:

@@ -5,6 +5,8 @@ are not used. A window may begin in the middle of a document and hold parts of s
 """
 
 import os
+import threading
+import weakref
 
 import numpy as np
 
@@ -14,9 +16,12 @@ from t5x_like.data.store.reader import TokenStore, Verify
 from t5x_like.data.vocabularies import Vocabulary
 from t5x_like.errors import UserError
 
+_open: weakref.WeakValueDictionary[tuple[str, Verify], TokenStore] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
 
 def open_tokens(store: str, split: str, verify: Verify = "auto") -> TokenStore:
-  """Opens `<store>/<split>` and says so.
+  """Opens `<store>/<split>` and says so, or returns it as some task of this process has it open.
 
   Args:
     store: the directory or address that holds a token store per split (the `--output` of tools.prepare_data), or
@@ -29,11 +34,14 @@ def open_tokens(store: str, split: str, verify: Verify = "auto") -> TokenStore:
   """
   root = builtin.prepared() if store == builtin.NAME else store
   path = f"{root}/{split}" if "://" in root else os.path.join(root, split)
-  tokens = TokenStore.open(path, verify=verify)
-  print(
-    f"data: {path}: {tokens.num_tokens:,} tokens in {tokens.num_documents:,} documents, {tokens.verification}",
-    flush=True,
-  )
+  with _lock:
+    tokens = _open.get((path, verify))
+    if tokens is None or not tokens.is_current():
+      tokens = _open[path, verify] = TokenStore.open(path, verify=verify)
+      print(
+        f"data: {path}: {tokens.num_tokens:,} tokens in {tokens.num_documents:,} documents, {tokens.verification}",
+        flush=True,
+      )
   return tokens
 
 

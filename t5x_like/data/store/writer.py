@@ -7,22 +7,24 @@ again, one that a live process holds is refused.
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import os
 import pathlib
 import shutil
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorstore as ts
 
 from t5x_like.data.store import manifest as manifests
-from t5x_like.data.store.manifest import Manifest, Shard, StoredFile, VocabularyRecord
+from t5x_like.data.store import shards as store_shards
+from t5x_like.data.store.manifest import Manifest, VocabularyRecord
+from t5x_like.data.store.shards import CHECKSUMS, Shard
 from t5x_like.data.vocabularies import Vocabulary
 from t5x_like.errors import UserError, one_line
 
-INNER_CHUNK = 16384
 SHARD_TOKENS = 2**26
 
 
@@ -59,7 +61,7 @@ class TokenStoreWriter(contextlib.AbstractContextManager):
     self._work = self.path.with_name(f".{self.path.name}.incomplete")
     self._name, self._split, self._vocabulary = name, split, vocabulary
     self._append_eos, self._source, self._shard_tokens = append_eos, dict(source or {}), shard_tokens
-    self._dtype = np.dtype(np.uint16 if vocabulary.size <= 2**16 else np.int32)
+    self._dtype = dtype_of(vocabulary)
     self._tokens, self._lengths, self._held = [], [], 0
     self._shards: list[Shard] = []
 
@@ -140,7 +142,7 @@ class TokenStoreWriter(contextlib.AbstractContextManager):
     self._tokens, self._lengths, self._held = [tokens], [np.diff(ends, prepend=0)], tokens.size
 
   def _write_shard(self, tokens: np.ndarray, document_ends: np.ndarray) -> None:
-    self._shards.append(write_shard(self._work / "shards", f"{len(self._shards):05d}", tokens, document_ends))
+    self._shards.append(write_shard(self._work, f"{len(self._shards):08d}", tokens, document_ends))
 
   def _publish(self) -> None:
     if self._held:
@@ -150,82 +152,77 @@ class TokenStoreWriter(contextlib.AbstractContextManager):
         f"{self.path}: split {self._split!r} has no documents with any tokens, expected at least one: "
         "check the source, or for a split by validation_fraction raise the fraction"
       )
-    vocabulary = self._vocabulary
-    manifest = Manifest(
+    contents = description(
+      self._shards,
       name=self._name,
       split=self._split,
-      vocabulary=VocabularyRecord(vocabulary.fingerprint, vocabulary.size, vocabulary.extra_ids),
+      vocabulary=self._vocabulary,
       append_eos=self._append_eos,
-      dtype=self._dtype.name,
-      num_tokens=sum(shard.tokens for shard in self._shards),
-      num_documents=sum(shard.documents for shard in self._shards),
-      shards=tuple(self._shards),
       source=self._source,
     )
     with _refusals(self._work):
-      vocabulary.save(self._work / manifests.VOCABULARY)
-      (self._work / manifests.FILE).write_text(manifest.to_json())
-      for directory, _, names in os.walk(self._work):
-        for path in (directory, *(os.path.join(directory, name) for name in names)):
-          _flush(path)
+      self._vocabulary.save(self._work / manifests.VOCABULARY)
+      for file, content in contents.items():
+        (self._work / file).write_bytes(content)
+      flush_small(self._work)
       os.rename(self._work, self.path)
-      _flush(self.path.parent)
+      flush(self.path.parent)
 
 
-def write_shard(shards: pathlib.Path, name: str, tokens_N: np.ndarray, document_ends_D: np.ndarray) -> Shard:
-  """Writes the shard `<shards>/<name>` and says what it is; ids of the store's dtype, ends in tokens."""
-  files = {}
-  for array, data in (("tokens", tokens_N), ("document_ends", document_ends_D.astype(np.int64))):
-    directory = shards / name / array
-    _write_array(directory, data)
-    for file in ("zarr.json", "c/0"):
-      with open(directory / file, "rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-      files[f"{array}/{file}"] = StoredFile(os.stat(directory / file).st_size, digest)
-  return Shard(name, int(tokens_N.size), int(document_ends_D.size), files)
+def description(
+  shards: Sequence[Shard], *, name: str, split: str, vocabulary: Vocabulary, append_eos: bool, source: dict[str, Any]
+) -> dict[str, bytes]:
+  """The manifest and the tables of a store of these shards: contents by file, the manifest last."""
+  names = {len(shard.name) for shard in shards}
+  tables = store_shards.tables(shards)
+  manifest = Manifest(
+    name=name,
+    split=split,
+    vocabulary=VocabularyRecord(vocabulary.fingerprint, vocabulary.size, vocabulary.extra_ids),
+    append_eos=append_eos,
+    dtype=dtype_of(vocabulary).name,
+    num_tokens=sum(shard.tokens for shard in shards),
+    num_documents=sum(shard.documents for shard in shards),
+    num_shards=len(shards),
+    name_digits=names.pop(),
+    tables={file: hashlib.sha256(content).hexdigest() for file, content in tables.items()},
+    source=source,
+    fingerprint="",
+  )
+  found = store_shards.read_shards(manifest, tables[store_shards.TABLE], name)
+  checksums_SA = store_shards.read_checksums(manifest, tables[CHECKSUMS], name)
+  manifest = dataclasses.replace(manifest, fingerprint=store_shards.fingerprint(manifest, found, checksums_SA))
+  return {**tables, manifests.FILE: manifest.to_json().encode()}
 
 
-def _write_array(directory: pathlib.Path, data: np.ndarray) -> None:
-  """Writes one Zarr array and proves that its chunk file begins with the plain array.
+def dtype_of(vocabulary: Vocabulary) -> np.dtype:
+  """The dtype of a vocabulary's ids in a store."""
+  return np.dtype(np.uint16 if vocabulary.size <= 2**16 else np.int32)
 
-  The sharding codec may place inner chunks anywhere in the file; TensorStore writes them in order when a whole chunk
-  is written at once, which is what makes the memory map possible, so it is checked and not assumed.
+
+def write_shard(root: pathlib.Path, name: str, tokens_N: np.ndarray, document_ends_D: np.ndarray) -> Shard:
+  """Writes the files of a shard under a store's root, flushed to disk, and says what they are.
+
+  Args:
+    root: the directory.
+    name: of the shard, digits.
+    tokens_N: ids of the store's dtype.
+    document_ends_D: where each document ends among them.
   """
-  padded = -(-data.size // INNER_CHUNK) * INNER_CHUNK
-  index = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
-  spec = {
-    "driver": "zarr3",
-    "kvstore": {"driver": "file", "path": f"{directory}/"},
-    "create": True,
-    "store_data_equal_to_fill_value": True,
-    "metadata": {
-      "shape": [data.size],
-      "data_type": data.dtype.name,
-      "fill_value": 0,
-      "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [padded]}},
-      "codecs": [
-        {
-          "name": "sharding_indexed",
-          "configuration": {
-            "chunk_shape": [INNER_CHUNK],
-            "index_location": "end",
-            "index_codecs": index,
-            "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
-          },
-        }
-      ],
-    },
-  }
-  with _refusals(directory):
-    ts.open(spec).result().write(data).result()
-    path = directory / "c" / "0"
-    written = np.memmap(path, data.dtype.newbyteorder("<"), mode="r", shape=data.shape)
-    size = padded * data.dtype.itemsize + padded // INNER_CHUNK * 16 + 4  # index: two uint64 a chunk, and a CRC
-    if os.stat(path).st_size != size or not np.array_equal(written, data):
-      raise UserError(
-        f"{path}: this TensorStore does not write inner chunks in order and without "
-        "gaps, which memory maps need: install the version in the project's constraints"
-      )
+  sha256 = {}
+  for array, data in (("tokens", tokens_N), ("document_ends", document_ends_D.astype("<i8"))):
+    path, data = root / array / name, data.astype(data.dtype.newbyteorder("<"), copy=False)
+    with _refusals(path):
+      path.parent.mkdir(parents=True, exist_ok=True)
+      digest = hashlib.sha256()
+      with open(path, "wb") as stream:
+        for content in (np.ascontiguousarray(data).data, store_shards.tail(data.size, data.itemsize)):
+          stream.write(content)
+          digest.update(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+      sha256[array] = digest.hexdigest()
+  return Shard(name, int(tokens_N.size), int(document_ends_D.size), sha256)
 
 
 @contextlib.contextmanager
@@ -239,7 +236,16 @@ def _refusals(path: pathlib.Path):
     ) from error
 
 
-def _flush(path: str | os.PathLike) -> None:
+def flush_small(root: pathlib.Path) -> None:
+  """Flushes to disk the directories of a store and the files that are no shards, which were flushed when written."""
+  for directory, _, names in os.walk(root):
+    for path in (directory, *(os.path.join(directory, name) for name in names)):
+      if os.path.basename(directory) not in store_shards.ARRAYS or path == directory:
+        flush(path)
+
+
+def flush(path: str | os.PathLike) -> None:
+  """Flushes a file or directory to disk."""
   descriptor = os.open(path, os.O_RDONLY)
   try:
     os.fsync(descriptor)

@@ -1,0 +1,90 @@
+"""Where documents begin and end, found in the files of a token store without holding them.
+
+A shard's file of document ends is ascending. The document of a token is found by interpolation: the share of the
+shard's tokens that lie before the token says about where in the file its document is, and a block of ends read there
+holds it, or tells on which side to look on and between which ends. Every other step cuts what is left in half instead,
+so that no corpus takes more than a few steps. The tokens of a batch take each step together.
+"""
+
+import numpy as np
+
+from t5x_like.data.store.files import Files
+from t5x_like.data.store.manifest import REMEDY
+from t5x_like.data.store.shards import Shards
+from t5x_like.errors import UserError
+
+_BLOCK = 256  # ends read in a step: half a page
+_BYTES = 8  # of an end
+
+
+class Documents:
+  """The documents of the shards of a store."""
+
+  def __init__(self, files: Files, shards: Shards):
+    self._files, self._shards = files, shards
+
+  def at(self, places_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The documents that hold tokens: places in the stream [N] -> their (indices, starts, ends), each int64 [N]."""
+    shards = self._shards
+    shard_N = np.searchsorted(shards.first_token, places_N, side="right") - 1
+    first_token_N = shards.first_token[shard_N]
+    place_N = places_N - first_token_N
+    # The document is among [low, high) of its shard; the one before `low` ends at `start`, the last one at `end`.
+    low_N, high_N = np.zeros_like(place_N), shards.first_document[shard_N + 1] - shards.first_document[shard_N]
+    start_N, end_N = np.zeros_like(place_N), shards.first_token[shard_N + 1] - first_token_N
+    found_3N = np.zeros((3, place_N.size), np.int64)
+    open_n, halve = np.arange(place_N.size), False
+    while open_n.size:
+      low, high, start, end, place = (x[open_n] for x in (low_N, high_N, start_N, end_N, place_N))
+      share = 0.5 if halve else (place - start) / np.maximum(end - start, 1)
+      size = np.minimum(high - low, _BLOCK)
+      begin = np.clip(low + ((high - low) * share).astype(np.int64) - size // 2, low, high - size)
+      ends_nK = self._read(shard_N[open_n], begin, size)
+      before = np.count_nonzero((ends_nK <= place[:, None]) & (np.arange(_BLOCK) < size[:, None]), axis=1)
+      left, right = (before == 0) & (begin > low), before == size
+      if (damaged := right & (begin + size >= high)).any():
+        self._refuse(int(shard_N[open_n[damaged][0]]))
+      row = np.arange(open_n.size)
+      high_N[open_n[left]], end_N[open_n[left]] = begin[left] + 1, ends_nK[left, 0]
+      low_N[open_n[right]], start_N[open_n[right]] = (begin + size)[right], ends_nK[row, size - 1][right]
+      previous = np.where(before > 0, ends_nK[row, np.maximum(before - 1, 0)], start)
+      found_3n = np.stack([begin + before, previous, ends_nK[row, np.minimum(before, _BLOCK - 1)]])
+      done = ~(left | right)
+      found_3N[:, open_n[done]] = found_3n[:, done]
+      open_n, halve = open_n[~done], not halve
+    return found_3N[0] + shards.first_document[shard_N], found_3N[1] + first_token_N, found_3N[2] + first_token_N
+
+  def spans(self, documents_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where documents begin and end: indices [N] -> (starts, ends), places in the stream, each int64 [N]."""
+    shards = self._shards
+    shard_N = np.searchsorted(shards.first_document, documents_N, side="right") - 1
+    inside_N = documents_N - shards.first_document[shard_N]
+    ends_N2 = self._read(shard_N, np.maximum(inside_N - 1, 0), np.minimum(inside_N + 1, 2), 2)
+    row_N, first_token_N = np.arange(documents_N.size), shards.first_token[shard_N]
+    start_N = np.where(inside_N > 0, ends_N2[:, 0], 0)
+    return start_N + first_token_N, ends_N2[row_N, np.minimum(inside_N, 1)] + first_token_N
+
+  def ends(self) -> np.ndarray:
+    """Where every document ends in the stream: int64 [documents], all in memory."""
+    shards = self._shards
+    ends_D = np.empty(shards.first_document[-1], "<i8")
+    data, bounds = memoryview(ends_D).cast("B"), (_BYTES * shards.first_document).tolist()
+    reads = [(shard, 0, data[bounds[shard] : bounds[shard + 1]]) for shard in range(len(shards))]
+    self._files.fill(shards, "document_ends", reads)
+    return ends_D + np.repeat(shards.first_token[:-1], np.diff(shards.first_document))
+
+  def _read(self, shard_N: np.ndarray, begin_N: np.ndarray, size_N: np.ndarray, most: int = _BLOCK) -> np.ndarray:
+    """Ends [begin, begin + size) of shards: int64 [N, most], 0 after those that are asked for."""
+    ends_NK = np.zeros((shard_N.size, most), "<i8")
+    data = memoryview(ends_NK).cast("B") if ends_NK.size else memoryview(b"")
+    rows = zip(shard_N.tolist(), (_BYTES * begin_N).tolist(), (_BYTES * size_N).tolist(), strict=True)
+    reads = [
+      (shard, offset, data[row * most * _BYTES : row * most * _BYTES + size])
+      for row, (shard, offset, size) in enumerate(rows)
+    ]
+    self._files.fill(self._shards, "document_ends", reads)
+    return ends_NK
+
+  def _refuse(self, shard: int) -> None:
+    name = self._files.name(self._shards.file("document_ends", shard))
+    raise UserError(f"{name}: found ends that do not reach the shard's last token: copy the file again or {REMEDY}")

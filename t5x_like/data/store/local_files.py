@@ -1,0 +1,194 @@
+"""A token store's files in a local directory, read with `preadv` through one pool of open files.
+
+Of a batch of windows, what the page cache holds is taken at once (`RWF_NOWAIT`); the rest is announced to the kernel
+(`POSIX_FADV_WILLNEED`), which reads all of it side by side, and only then waited for. Against memory maps this is
+as fast where the files are cached and 15 to 50 times as fast where they are not (docs/data.md); a map also costs one of
+`vm.max_map_count`, and Python keeps a descriptor open for each, so maps of 10^5 shards cannot be had.
+
+The pool is shared by all stores of the process and takes a quarter of the files it may have open (`ulimit -n`).
+Opening a file anew costs 2 to 3 microseconds, so it does not matter that a store may have more shards.
+"""
+
+import contextlib
+import errno
+import hashlib
+import itertools
+import os
+import pathlib
+import resource
+import stat
+import threading
+from collections.abc import Iterator, Sequence
+
+from t5x_like.data.store.manifest import REMEDY
+from t5x_like.data.store.shards import Shards
+from t5x_like.errors import UserError, one_line
+
+_MOST_OPEN = 4096
+_NOWAIT = getattr(os, "RWF_NOWAIT", None)  # Linux only, as is the announcement
+_serials = itertools.count()
+
+
+class _Descriptor:
+  """An open file, closed when nobody refers to it."""
+
+  __slots__ = ("fd",)
+
+  def __init__(self, path: pathlib.Path):
+    self.fd = -1
+    self.fd = os.open(path, os.O_RDONLY)
+
+  def __del__(self, close=os.close):
+    if self.fd >= 0:
+      close(self.fd)
+
+
+class _Pool:
+  """The open files of all stores, by (store, array, shard); those opened first go first."""
+
+  def __init__(self):
+    self._open: dict[tuple[int, str, int], _Descriptor] = {}
+    self._lock = threading.Lock()
+    self._limit = max(8, min(_MOST_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+    self.get = self._open.get
+
+  def open(self, key: tuple[int, str, int], path: pathlib.Path) -> _Descriptor:
+    try:
+      descriptor = _Descriptor(path)
+    except OSError as error:
+      if error.errno not in (errno.EMFILE, errno.ENFILE):
+        raise
+      self._drop(len(self._open))  # others have many files open: these can be had again
+      descriptor = _Descriptor(path)
+    if len(self._open) >= self._limit:
+      self._drop(1 + len(self._open) - self._limit)
+    self._open[key] = descriptor
+    return descriptor
+
+  def forget(self, serial: int) -> None:
+    """Closes the files of a store."""
+    with self._lock:
+      for key in [key for key in list(self._open) if key[0] == serial]:
+        self._open.pop(key, None)
+
+  def _drop(self, count: int) -> None:
+    with self._lock:
+      for key in list(itertools.islice(list(self._open), count)):
+        self._open.pop(key, None)
+
+
+_pool = _Pool()
+
+
+class LocalFiles:
+  """A directory."""
+
+  def __init__(self, root: str):
+    self._root, self._serial = pathlib.Path(root), next(_serials)
+
+  def __del__(self, pool=_pool):
+    pool.forget(self._serial)
+
+  def name(self, file: str) -> str:
+    return str(self._root / file)
+
+  def read(self, file: str) -> bytes | None:
+    try:
+      if not stat.S_ISREG(os.stat(self._root / file).st_mode):
+        raise OSError("not a regular file")  # reading a pipe would wait for ever
+      return (self._root / file).read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+      return None
+    except OSError as error:
+      raise UserError(f"{self.name(file)}: cannot be read ({one_line(error)})") from error
+
+  def listing(self, directories: Sequence[str]) -> dict[str, int | None]:
+    found, waiting = {}, list(directories)
+    while waiting:
+      directory = waiting.pop()
+      try:
+        with os.scandir(self._root / directory) as entries:
+          for entry in entries:
+            if entry.is_dir():
+              waiting.append(f"{directory}/{entry.name}")
+            else:
+              with contextlib.suppress(FileNotFoundError):  # a link to nothing
+                found[f"{directory}/{entry.name}"] = entry.stat().st_size
+      except (FileNotFoundError, NotADirectoryError):
+        continue
+      except OSError as error:
+        raise UserError(f"{self.name(directory)}: cannot be listed ({one_line(error)})") from error
+    return found
+
+  def sha256(self, file: str, size: int) -> str:
+    try:
+      with open(self._root / file, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+      raise UserError(f"{self.name(file)}: cannot be read ({one_line(error)}): {REMEDY}") from error
+
+  def fill(self, shards: Shards, array: str, reads: Sequence[tuple[int, int, memoryview]]) -> None:
+    late = []
+    for read in reads:
+      shard, offset, into = read
+      try:
+        descriptor = _pool.get((self._serial, array, shard)) or self._open(shards, array, shard)
+        if (done := _cached(descriptor.fd, into, offset)) < len(into):
+          late.append((shard, offset + done, into[done:]))
+          _announce(descriptor.fd, offset + done, len(into) - done)
+      except OSError as error:
+        raise self._refusal(shards.file(array, shard), error) from error
+    for shard, offset, into in late:
+      try:
+        descriptor = _pool.get((self._serial, array, shard)) or self._open(shards, array, shard)
+        while len(into):
+          done = _read(descriptor.fd, into, offset)
+          if not done:
+            raise UserError(
+              f"{self.name(shards.file(array, shard))}: found {os.fstat(descriptor.fd).st_size} bytes, expected over "
+              f"{offset}: the file is truncated; copy it again or {REMEDY}"
+            )
+          offset, into = offset + done, into[done:]
+      except OSError as error:
+        raise self._refusal(shards.file(array, shard), error) from error
+
+  @contextlib.contextmanager
+  def local(self, directory: str) -> Iterator[pathlib.Path]:
+    yield self._root / directory
+
+  def _open(self, shards: Shards, array: str, shard: int) -> _Descriptor:
+    return _pool.open((self._serial, array, shard), self._root / shards.file(array, shard))
+
+  def _refusal(self, file: str, error: OSError) -> UserError:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+      return UserError(
+        f"{self.name(file)}: cannot be opened ({error.strerror}): raise the limit of open files (ulimit -n)"
+      )
+    return UserError(f"{self.name(file)}: cannot be read ({error.strerror}): copy it again or {REMEDY}")
+
+
+def _cached(fd: int, into: memoryview, offset: int) -> int:
+  """Fills what is at hand without waiting, and returns how many bytes that is; not every file system can tell."""
+  if _NOWAIT is None:
+    return 0
+  try:
+    return os.preadv(fd, (into,), offset, _NOWAIT)
+  except BlockingIOError:
+    return 0
+  except OSError as error:
+    if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+      raise
+    return 0
+
+
+def _announce(fd: int, offset: int, size: int) -> None:
+  if hasattr(os, "posix_fadvise"):
+    os.posix_fadvise(fd, offset, size, os.POSIX_FADV_WILLNEED)
+
+
+def _read(fd: int, into: memoryview, offset: int) -> int:
+  if hasattr(os, "preadv"):
+    return os.preadv(fd, (into,), offset)
+  data = os.pread(fd, len(into), offset)
+  into[: len(data)] = data
+  return len(data)

@@ -1,0 +1,209 @@
+"""A token store's files at an address, read in ranges through TensorStore's `gs://`, `s3://` or `http(s)://` drivers.
+
+Where an element lies in its file is computed, so nothing of a shard is read but the windows asked for, those of a batch
+at once. A store that fits the process's cache is read in blocks that stay: once warm, it is as good as in memory.
+Windows of a larger one will not be asked for again before an epoch has passed, so they are read as they are and not
+kept. Transient errors (429, 5xx, connections that are refused or break) are tried again with growing delays, a read
+without an answer is asked for anew, and after five minutes the run ends with one line.
+"""
+
+import contextlib
+import hashlib
+import json
+import pathlib
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+import tensorstore as ts
+
+from t5x_like.data.store.manifest import REMEDY
+from t5x_like.data.store.shards import Shards
+from t5x_like.errors import UserError, one_line
+
+CACHE_BYTES = 2**30  # of all stores of a process
+PATIENCE_SECONDS = 300.0  # for a read, with all its attempts
+_ATTEMPT_SECONDS = 30.0
+_BLOCK = 2**18
+_READ_BYTES = 2**24  # of a file that is read from end to end
+_DRIVERS = ("gcs", "s3", "http")
+_CONTEXT = {
+  **{f"{d}_request_retries": {"max_retries": 1000, "initial_delay": "100ms", "max_delay": "8s"} for d in _DRIVERS},
+  **{f"{d}_request_concurrency": {"limit": 128} for d in _DRIVERS},
+}
+
+_Range = tuple[str, slice | None]  # a file, the bytes of it or all
+
+
+class _Budget:
+  """What is left of the cache of all stores."""
+
+  def __init__(self, left: int):
+    self._left, self._lock = left, threading.Lock()
+
+  def take(self, size: int) -> bool:
+    """Whether there is so much left, which then is taken; a negative size gives back."""
+    with self._lock:
+      if size > self._left:
+        return False
+      self._left -= size
+      return True
+
+
+_budget = _Budget(CACHE_BYTES)
+
+
+class RemoteFiles:
+  """An address.
+
+  Args:
+    url: of the store.
+
+  Raises:
+    UserError: TensorStore cannot open the address.
+  """
+
+  def __init__(self, url: str):
+    self._url = url.rstrip("/") + "/"
+    self._taken = 0  # of the cache
+    self._kept: bool | None = None  # whether blocks are kept; decided when the first is read
+    self._blocks: dict[tuple[str, int], ts.Future | bytes] = {}
+    self._lock = threading.Lock()
+    try:
+      self._files = ts.KvStore.open(self._url, context=ts.Context(_CONTEXT)).result()
+    except Exception as error:  # TensorStore raises many types; each means that the address cannot be used
+      raise UserError(f"{url}: cannot be opened ({one_line(error)})") from error
+
+  def __del__(self, budget=_budget):
+    if self._taken:
+      budget.take(-self._taken)
+
+  def name(self, file: str) -> str:
+    return self._url + file
+
+  def read(self, file: str) -> bytes | None:
+    return self._answers([(file, None)])[0]
+
+  def listing(self, directories: Sequence[str]) -> dict[str, int | None] | None:
+    pages = [self._files.list(ts.KvStore.KeyRange(f"{one}/", f"{one}0")) for one in directories]
+    try:
+      return {key.decode(): None for page in pages for key in page.result(timeout=PATIENCE_SECONDS)}
+    except NotImplementedError:  # plain HTTP
+      return None
+    except Exception as error:
+      raise UserError(f"{self._url}: cannot be listed ({one_line(error)})") from error
+
+  def sha256(self, file: str, size: int) -> str:
+    digest = hashlib.sha256()
+    for start in range(0, size, _READ_BYTES):
+      digest.update(self._present([(file, slice(start, min(start + _READ_BYTES, size)))])[0])
+    return digest.hexdigest()
+
+  def fill(self, shards: Shards, array: str, reads: Sequence[tuple[int, int, memoryview]]) -> None:
+    if self._kept is None:
+      self._decide(shards.num_bytes)
+    if not self._kept:
+      ranges = [(shards.file(array, shard), slice(offset, offset + len(into))) for shard, offset, into in reads]
+      for (_, _, into), data in zip(reads, self._present(ranges), strict=True):
+        into[:] = data
+      return
+    files = {shard: shards.file(array, shard) for shard, _, _ in reads}
+    keys = {
+      (files[shard], block): (shard, block)
+      for shard, offset, into in reads
+      for block in range(offset // _BLOCK, (offset + len(into) - 1) // _BLOCK + 1)
+    }
+    blocks = self._read_blocks({key: shards.size(array, shard) for key, (shard, _) in keys.items()})
+    for shard, offset, into in reads:
+      while len(into):
+        block, begin = divmod(offset, _BLOCK)
+        part = blocks[files[shard], block][begin : begin + len(into)]
+        into[: len(part)] = part
+        into, offset = into[len(part) :], offset + len(part)
+
+  @contextlib.contextmanager
+  def local(self, directory: str) -> Iterator[pathlib.Path]:
+    """A copy of a directory with a `vocabulary.json`, which names its files, so that it need not be listed."""
+    index = f"{directory}/vocabulary.json"
+    text = self.read(index)
+    try:
+      names = [name for name in json.loads(text or b"{}").get("files", {}) if name == pathlib.PurePosixPath(name).name]
+    except (ValueError, AttributeError) as error:
+      raise UserError(f"{self.name(index)}: not valid JSON ({one_line(error)}): {REMEDY}") from error
+    with tempfile.TemporaryDirectory() as copy:
+      if text is not None:
+        pathlib.Path(copy, "vocabulary.json").write_bytes(text)
+      for name, data in zip(names, self._answers([(f"{directory}/{name}", None) for name in names]), strict=True):
+        if data is not None:
+          pathlib.Path(copy, name).write_bytes(data)
+      yield pathlib.Path(copy)
+
+  def _decide(self, size: int) -> None:
+    with self._lock:
+      if self._kept is None:
+        self._kept = _budget.take(size)
+        self._taken = size if self._kept else 0
+
+  def _read_blocks(self, sizes: dict[tuple[str, int], int]) -> dict[tuple[str, int], bytes]:
+    """Blocks of files, given the files' sizes; each is read once, whoever asks for it."""
+    blocks, own = {}, {}
+    with self._lock:
+      for key, size in sizes.items():
+        found = self._blocks.get(key)
+        if found is None:
+          found = self._blocks[key] = threading.Event()
+          own[key] = slice(key[1] * _BLOCK, min((key[1] + 1) * _BLOCK, size))
+        blocks[key] = found
+    if own:
+      events = {key: blocks[key] for key in own}
+      try:
+        found = dict(zip(own, self._present([(file, own[file, block]) for file, block in own]), strict=True))
+        self._blocks.update(found)
+        blocks.update(found)
+      except BaseException:
+        for key in own:  # whoever asks next tries again
+          self._blocks.pop(key, None)
+        raise
+      finally:
+        for event in events.values():
+          event.set()
+    for key, found in blocks.items():
+      if isinstance(found, threading.Event):
+        found.wait()
+        data = self._blocks.get(key)
+        blocks[key] = data if isinstance(data, bytes) else self._read_blocks({key: sizes[key]})[key]
+    return blocks
+
+  def _present(self, ranges: Sequence[_Range]) -> list[bytes]:
+    """As `_answers`; UserError for a file that is not there."""
+    answers = self._answers(ranges)
+    for (file, _), answer in zip(ranges, answers, strict=True):
+      if answer is None:
+        raise UserError(f"{self.name(file)}: found no such file: copy it again or {REMEDY}")
+    return answers
+
+  def _answers(self, ranges: Sequence[_Range]) -> list[bytes | None]:
+    """The bytes of all ranges, asked for at once; None where there is no such file."""
+    begin = time.monotonic()
+    waiting = [self._files.read(file, byte_range=part) for file, part in ranges]
+    answers = []
+    for (file, part), future in zip(ranges, waiting, strict=True):
+      while True:
+        left = begin + PATIENCE_SECONDS - time.monotonic()
+        try:
+          result = future.result(timeout=max(0.0, min(_ATTEMPT_SECONDS, left)))
+          break
+        except TimeoutError as error:
+          if left <= _ATTEMPT_SECONDS:
+            raise UserError(
+              f"{self.name(file)}: no answer for {PATIENCE_SECONDS:g} s, tried again all the while: check the network "
+              "and that the store is still there, then run the same command again"
+            ) from error
+          future = self._files.read(file, byte_range=part)
+        except Exception as error:
+          raise UserError(
+            f"{self.name(file)}: cannot be read ({one_line(error)}): copy it again or {REMEDY}"
+          ) from error
+      answers.append(None if result.state == "missing" else bytes(result.value))
+    return answers

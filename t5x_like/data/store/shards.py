@@ -1,0 +1,206 @@
+"""The shards of a token store: where each lies in the token stream, its files, their sizes and checksums.
+
+Two tables stand beside the manifest, in NumPy's format, with a row per shard:
+
+    shards.npy      uint64 [shards, 3]     name (a number), tokens, documents
+    checksums.npy   uint8 [shards, 2, 32]  SHA-256 of its file of tokens and of that of document ends
+
+Where a shard begins in the stream of tokens or documents is a prefix sum of the first table, which is all that is held
+of a shard: 10^5 of them take 5 MB. The second table is read when files are verified.
+
+A file is one shard of Zarr v3: the plain little-endian array, zeros up to a multiple of 16,384 elements, and the index
+that the `sharding_indexed` codec keeps at the end of a shard, of inner chunks that are neither compressed nor elided.
+Element i is at byte i times the size of an element, so any range can be read from disk or over the network without an
+index; and given a `zarr.json`, any reader of Zarr reads the file as well. The first edition of the format had the same
+bytes in a directory per array, so the checksums, and with them the fingerprint, are the same in both.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+
+import numpy as np
+
+from t5x_like.data.store.manifest import REMEDY, Manifest
+from t5x_like.errors import UserError, one_line
+
+TABLE, CHECKSUMS = "shards.npy", "checksums.npy"
+ARRAYS = ("tokens", "document_ends")
+INNER_CHUNK = 16384
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+  """A shard that was written: `tokens` ids of `documents` whole documents, the hexadecimal SHA-256 of each array."""
+
+  name: str
+  tokens: int
+  documents: int
+  sha256: dict[str, str]
+
+
+class Shards:
+  """The shards S of a store, in the order of the stream.
+
+  Args:
+    names: of each, all of the same number of digits.
+    counts_S2: tokens and documents of each, int64.
+    dtype: of the tokens.
+    pattern: a file's path relative to the store, of `array` and `name`.
+
+  Attributes:
+    first_token: int64 [S + 1], the tokens before each shard, and all tokens at the end.
+    first_document: int64 [S + 1], likewise.
+    dtypes: of the arrays, by name.
+  """
+
+  def __init__(self, names: Sequence[str], counts_S2: np.ndarray, dtype: str, pattern: str = "{array}/{name}"):
+    self._names, self._pattern = names, pattern
+    firsts_2S = np.zeros((2, len(names) + 1), np.int64)
+    np.cumsum(counts_S2.T, axis=1, out=firsts_2S[:, 1:])
+    self.first_token, self.first_document = firsts_2S
+    self.dtypes = {"tokens": np.dtype(dtype).newbyteorder("<"), "document_ends": np.dtype("<i8")}
+
+  def __len__(self) -> int:
+    return len(self._names)
+
+  def file(self, array: str, shard: int) -> str:
+    """The path of a file, relative to the store."""
+    return self._pattern.format(array=array, name=self._names[shard])
+
+  def sizes(self) -> dict[str, int]:
+    """The bytes of every file."""
+    return {self.file(array, shard): size for array in ARRAYS for shard, size in enumerate(self._bytes(array).tolist())}
+
+  def size(self, array: str, shard: int) -> int:
+    """The bytes of a file."""
+    firsts = self.first_token if array == "tokens" else self.first_document
+    return file_bytes(int(firsts[shard + 1] - firsts[shard]), self.dtypes[array].itemsize)
+
+  @property
+  def num_bytes(self) -> int:
+    """The bytes of all files."""
+    return sum(int(self._bytes(array).sum()) for array in ARRAYS)
+
+  @property
+  def roots(self) -> list[str]:
+    """The directories of the store that hold the files."""
+    return sorted({self.file(array, 0).partition("/")[0] for array in ARRAYS})
+
+  def _bytes(self, array: str) -> np.ndarray:
+    firsts = self.first_token if array == "tokens" else self.first_document
+    return file_bytes(np.diff(firsts), self.dtypes[array].itemsize)
+
+
+def file_bytes(length, itemsize: int):
+  """Bytes of the file of an array of `length` elements, a number or an array of them."""
+  chunks = -(-length // INNER_CHUNK)
+  return chunks * (INNER_CHUNK * itemsize + 16) + 4
+
+
+def tail(length: int, itemsize: int) -> bytes:
+  """What follows the array in its file: padding, the offset and size of every inner chunk, their CRC-32C."""
+  chunks, chunk_bytes = -(-length // INNER_CHUNK), INNER_CHUNK * itemsize
+  index_C2 = np.empty((chunks, 2), "<u8")
+  index_C2[:, 0], index_C2[:, 1] = np.arange(chunks) * chunk_bytes, chunk_bytes
+  index = index_C2.tobytes()
+  return bytes(chunks * chunk_bytes - length * itemsize) + index + _crc32c(index).to_bytes(4, "little")
+
+
+def _crc32c(data: bytes) -> int:
+  """The CRC of Castagnoli, RFC 3720, section 12.1 and appendix B.4."""
+  table, crc = _crc32c_table(), 0xFFFFFFFF
+  for byte in data:
+    crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+  return crc ^ 0xFFFFFFFF
+
+
+@functools.cache
+def _crc32c_table() -> list[int]:
+  table = list(range(256))
+  for _ in range(8):
+    table = [(entry >> 1) ^ (0x82F63B78 if entry & 1 else 0) for entry in table]
+  return table
+
+
+def tables(written: Sequence[Shard]) -> dict[str, bytes]:
+  """The contents of the tables of shards that were written, by file."""
+  table_S3 = np.array([[int(shard.name), shard.tokens, shard.documents] for shard in written], np.uint64)
+  digests = [bytes.fromhex(shard.sha256[array]) for shard in written for array in ARRAYS]
+  checksums_SA = np.frombuffer(b"".join(digests), np.uint8).reshape(len(written), len(ARRAYS), 32)
+  return {TABLE: _npy(table_S3), CHECKSUMS: _npy(checksums_SA)}
+
+
+def _npy(array: np.ndarray) -> bytes:
+  buffer = io.BytesIO()
+  np.save(buffer, array, allow_pickle=False)
+  return buffer.getvalue()
+
+
+def read_shards(manifest: Manifest, table: bytes, where: str) -> Shards:
+  """The shards of a manifest from `shards.npy`; UserError, naming the row, if they cannot be those."""
+  table_S3 = _read_table(table, np.uint64, (manifest.num_shards, 3), manifest.tables.get(TABLE), where)
+  name_S, tokens_S, documents_S = table_S3.astype(np.int64).T
+  wrong = np.flatnonzero((documents_S < 1) | (documents_S > tokens_S))
+  if wrong.size:
+    shard = wrong[0]
+    raise UserError(
+      f"{where}: row {shard}: found {documents_S[shard]} documents, expected 1 to {tokens_S[shard]} (the shard's "
+      f"tokens): {REMEDY}"
+    )
+  for key, counts_S in (("num_tokens", tokens_S), ("num_documents", documents_S)):
+    if getattr(manifest, key) != counts_S.sum():
+      raise UserError(
+        f"{where}: {key}: found {counts_S.sum()} in all, expected {getattr(manifest, key)} from the manifest: {REMEDY}"
+      )
+  names = [f"{name:0{manifest.name_digits}d}" for name in name_S.tolist()]
+  return Shards(names, np.stack([tokens_S, documents_S], axis=1), manifest.dtype)
+
+
+def read_checksums(manifest: Manifest, table: bytes, where: str) -> np.ndarray:
+  """`checksums.npy`: uint8 [S, 2, 32]; UserError if it is not the manifest's."""
+  shape = (manifest.num_shards, len(ARRAYS), 32)
+  return _read_table(table, np.uint8, shape, manifest.tables.get(CHECKSUMS), where)
+
+
+def _read_table(table: bytes, dtype: type, shape: tuple[int, ...], sha256: str | None, where: str) -> np.ndarray:
+  found = hashlib.sha256(table).hexdigest()
+  if found != sha256:
+    raise UserError(
+      f"{where}: found SHA-256 {found[:12]}, expected {str(sha256)[:12]} from the manifest: the file is corrupt; copy "
+      f"it again or {REMEDY}"
+    )
+  try:
+    array = np.load(io.BytesIO(table), allow_pickle=False)
+  except (ValueError, EOFError) as error:
+    raise UserError(f"{where}: not a NumPy array ({one_line(error)}): {REMEDY}") from error
+  if array.dtype != dtype or array.shape != shape:
+    raise UserError(
+      f"{where}: found {array.dtype} of shape {array.shape}, expected {np.dtype(dtype)} of shape {shape}: {REMEDY}"
+    )
+  return array
+
+
+def fingerprint(manifest: Manifest, shards: Shards, checksums_SA: np.ndarray) -> str:
+  """SHA-256 over what determines the token stream: vocabulary, EOS, dtype, counts and checksums of every shard.
+
+  It is that of the first edition of the format, so a store keeps it when it is made again in the second one.
+  """
+  counts_S2 = np.stack([np.diff(shards.first_token), np.diff(shards.first_document)], axis=1).tolist()
+  digests = checksums_SA.tobytes().hex()
+  content = {
+    "format": "t5x_like.token_store.v1",
+    "vocabulary": dataclasses.asdict(manifest.vocabulary),
+    "append_eos": manifest.append_eos,
+    "dtype": manifest.dtype,
+    "num_tokens": manifest.num_tokens,
+    "num_documents": manifest.num_documents,
+    "shards": [
+      [*counts, digests[128 * shard : 128 * shard + 64], digests[128 * shard + 64 : 128 * shard + 128]]
+      for shard, counts in enumerate(counts_S2)
+    ],
+  }
+  return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
