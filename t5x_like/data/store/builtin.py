@@ -15,6 +15,7 @@ import tempfile
 import numpy as np
 
 from t5x_like.data.docstrings import extract
+from t5x_like.data.store.manifest import FORMAT
 from t5x_like.data.store.writer import TokenStoreWriter
 from t5x_like.data.vocabularies import ByteVocabulary
 
@@ -28,7 +29,10 @@ _MODULES = {
 def prepared() -> str:
   """The directory of the corpus's token stores, made in the temporary folder when this user has none yet."""
   owner = f"{os.getuid()}_" if hasattr(os, "getuid") else ""
-  root = pathlib.Path(tempfile.gettempdir()) / f"t5x_like_{owner}builtin_{platform.python_version()}"
+  root = (
+    pathlib.Path(tempfile.gettempdir())
+    / f"t5x_like_{owner}builtin_{FORMAT.rpartition('.')[2]}_{platform.python_version()}"
+  )
   if not root.exists():
     fresh = pathlib.Path(tempfile.mkdtemp(prefix=f"{root.name}.", dir=root.parent))
     for split, modules in _MODULES.items():

@@ -16,7 +16,7 @@ often as its rate says; evaluate a part on its own to see each of its examples o
 
 from typing import Literal
 
-from t5x_like import config as config_lib
+from t5x_like import slots
 from t5x_like.data import mixture
 from t5x_like.data.task import Task, build_at
 from t5x_like.errors import UserError, did_you_mean
@@ -59,7 +59,7 @@ def task(
       raise UserError(
         f"config.task.rates.{name}: no such part{did_you_mean(name, parts)}; there are {', '.join(parts)}"
       )
-    if not config_lib.fits(rate, float):
+    if not slots.fits(rate, float):
       raise UserError(f"config.task.rates.{name}: found {rate!r}, expected a positive number")
   made = {}
   for name, part in sorted(parts.items()):

@@ -18,7 +18,7 @@ With `mode_tokens` every input begins with the text of its mode, as in the relea
 has these spellings as pieces gives one token for each, any other spells them out.
 """
 
-from t5x_like import config as config_lib
+from t5x_like import slots
 from t5x_like.data import mixture
 from t5x_like.data.preprocessors.span_corruption import noise_counts
 from t5x_like.data.store.reader import Verify
@@ -72,7 +72,7 @@ def task(
   if length < 8:
     raise UserError(f"length: found {length}, expected windows of at least 8 tokens")
   for name, rate in rates.items():
-    if not config_lib.fits(rate, float) or rate < 0:
+    if not slots.fits(rate, float) or rate < 0:
       raise UserError(f"config.task.rates.{name}: found {rate!r}, expected a number, 0 to leave it out")
     if name not in DENOISERS:
       raise UserError(
