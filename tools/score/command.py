@@ -10,6 +10,7 @@ Files are plain or gzip, in the formats of docs/scoring.md. Flags that are not l
 """
 
 import argparse
+import inspect
 import json
 import math
 import pathlib
@@ -22,10 +23,11 @@ import numpy as np
 from t5x_like import slots
 from t5x_like.errors import UserError, did_you_mean, door
 from t5x_like.metrics import resampling
-from tools.score.benchmark import Aligned, Benchmark, align, merged
+from tools.score.benchmark import Aligned, Benchmark, Example, align, merged
 from tools.score.benchmarks import BENCHMARKS
 from tools.score.suites import SUITES, Suite
 
+_FLAGS = ("references", "predictions", "compare", "bootstrap", "seed", "output")
 _SAMPLES = 1000
 
 
@@ -37,7 +39,11 @@ class _Parser(argparse.ArgumentParser):
 @door
 def main(argv: Sequence[str] | None = None) -> None:
   args, options = _arguments(sys.argv[1:] if argv is None else argv)
-  made = slots.make("NAME", {"name": args.name, **options}, BENCHMARKS | SUITES)
+  make = slots.find("NAME", args.name, BENCHMARKS | SUITES)
+  for key in options.keys() - inspect.signature(make).parameters.keys():
+    if near := did_you_mean(key, _FLAGS):
+      raise UserError(f"--{key}: unknown flag{near}")
+  made = make(**slots.fill(args.name, options, make))
   result = {"benchmark": args.name}
   if isinstance(made, Suite):
     result |= _suite_result(made, args)
@@ -73,13 +79,10 @@ def _arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]
   if args.seed < 0:
     raise UserError(f"--seed={args.seed}: expected 0 or more")
   options = {}
-  flags = ("references", "predictions", "compare", "bootstrap", "seed", "output")
   for word in rest:
     key, equals, value = word.removeprefix("--").partition("=")
     if not word.startswith("--") or not equals:
-      raise UserError(f"{word}: unknown argument, expected --FLAG=VALUE{did_you_mean(key, flags)}")
-    if near := did_you_mean(key, flags):
-      raise UserError(f"--{key}: unknown flag{near}")
+      raise UserError(f"{word}: unknown argument, expected --FLAG=VALUE{did_you_mean(key, _FLAGS)}")
     options[key] = _value(value)
   return args, options
 
@@ -91,10 +94,17 @@ def _value(text: str) -> Any:
     return text
 
 
+def _examples(benchmark: Benchmark, references: Sequence[str]) -> list[Example]:
+  examples = benchmark.examples(references)
+  if not examples:
+    raise UserError(f"{references[0]}: holds no examples: a score over zero examples is not defined")
+  return examples
+
+
 def _aligned(benchmark: Benchmark, references: Sequence[str], predictions: Sequence[str]) -> Aligned:
   """The examples of one set of references, or of several pairs of files where the benchmark has parts."""
   if len(predictions) == 1 and (benchmark.part is None or len(references) == 1):
-    return align(benchmark, benchmark.examples(references), benchmark.predictions(predictions[0]))
+    return align(benchmark, _examples(benchmark, references), benchmark.predictions(predictions[0]))
   if benchmark.part is None:
     raise UserError(f"--predictions: found {len(predictions)} files, expected one")
   if len(references) != len(predictions):
@@ -104,7 +114,7 @@ def _aligned(benchmark: Benchmark, references: Sequence[str], predictions: Seque
     part = benchmark.part(reference)
     if part in parts:
       raise UserError(f"--references={reference}: {part} is given twice")
-    parts[part] = align(benchmark, benchmark.examples([reference]), benchmark.predictions(prediction))
+    parts[part] = align(benchmark, _examples(benchmark, [reference]), benchmark.predictions(prediction))
   return merged(parts)
 
 

@@ -45,6 +45,8 @@ def load(path: str, tabular: bool = True) -> Predictions:
   values = file.values()
   if values is not None:
     whole, rows = values
+    if not whole and not rows:
+      raise UserError(f"{path}: holds no predictions")
     if isinstance(whole, dict) and not _is_record(whole):
       return Predictions(path, list(whole.values()), [f"{path}, id {key}" for key in whole], list(whole))
     if rows is None:
@@ -61,8 +63,6 @@ def _is_record(value: dict) -> bool:
 
 
 def _from_rows(file: File, rows: list[tuple[int, Any]]) -> Predictions:
-  if not rows:
-    raise UserError(f"{file.path}: holds no predictions")
   ids, values, places = [], [], [f"{file.path}, line {line}" for line, _ in rows]
   for (_, row), place in zip(rows, places):
     if not isinstance(row, dict):

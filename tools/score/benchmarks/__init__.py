@@ -1,9 +1,15 @@
-"""Every benchmark by name: functions whose arguments are the benchmark's own flags. One file a kind, one entry each."""
+"""Every benchmark by name: the tables `BENCHMARKS` of this folder's files, one file for each kind.
 
-from tools.score.benchmarks import choices, generation, glue, questions, superglue, tags
+An entry is a function that returns a `Benchmark`; its keyword arguments are the benchmark's own flags.
+"""
+
+import importlib
+import sys
+
+from t5x_like import slots
 
 BENCHMARKS = {
   name: make
-  for part in (glue, superglue, questions, choices, tags, generation)
-  for name, make in part.BENCHMARKS.items()
+  for file in slots.names(sys.modules[__name__])
+  for name, make in importlib.import_module(f"{__name__}.{file}").BENCHMARKS.items()
 }

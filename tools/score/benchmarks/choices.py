@@ -14,6 +14,7 @@ from t5x_like.errors import UserError
 from t5x_like.metrics.classification import Matches
 from tools.score.benchmark import Benchmark, Example, one_file
 from tools.score.files import File, first_of, read, table
+from tools.score.labels import Invalid
 
 _LETTERS = string.ascii_uppercase
 _GOLD = ("gold", "answerKey", "correct_answer", "label", "answer", "0")
@@ -115,36 +116,43 @@ def _labels(gold: Any, options: list[str] | None, choices: int, first: str) -> t
   return tuple(options)
 
 
-def _set(choices: int, first: Literal["0", "1"] = "0", group: str | None = None) -> Callable[..., Benchmark]:
+def _set(
+  choices: int, first: Literal["0", "1"] = "0", *, labels: tuple[str, ...] = (), group: str | None = None
+) -> Callable[..., Benchmark]:
   """A set of questions: rows with a gold choice under any of _GOLD.
 
   Args:
     choices: how many there are, where a file of labels does not show it.
     first: the label of the first choice, where labels are digits.
+    labels: of all questions, if they are the same.
     group: the column that names subsets.
   """
 
-  def examples(paths) -> list[Example]:
+  def examples(paths, split: str | None) -> list[Example]:
     file, rows = _rows(paths)
+    if split is not None:
+      splits = {str(row.get("split")) for _, row in rows}
+      rows = [(line, row) for line, row in rows if row.get("split") == split]
+      if not rows:
+        raise UserError(f"--split={split}: {file.path} has the splits {', '.join(sorted(splits))}")
     found = []
     for line, row in rows:
       gold = first_of(row, _GOLD)
       if gold is None:
-        raise UserError(f"{file.path}, line {line}: no gold choice; found {', '.join(row)}, expected one of {_GOLD}")
+        raise UserError(
+          f"{file.path}, line {line}: no gold choice; found {', '.join(row)}, expected one of {', '.join(_GOLD[:-1])}"
+        )
       start = "0" if isinstance(row.get("gold"), int) else first
-      labels = _labels(gold, _options(row), choices, start)
+      spelled = labels or _labels(gold, _options(row), choices, start)
       name = first_of(row, ("id", "idx", "ind", "qID"))
       of_group = str(row[group]) if group and group in row else None
-      found.append(_example(f"{file.path}, line {line}", len(found), name, gold, labels, group=of_group))
+      found.append(_example(f"{file.path}, line {line}", len(found), name, gold, spelled, group=of_group))
     return found
 
-  return lambda invalid="refuse": _benchmark(examples, _checked(invalid))
+  def make(invalid: Invalid = "refuse", split: str | None = None) -> Benchmark:
+    return _benchmark(lambda paths: examples(paths, split), invalid)
 
-
-def _checked(invalid: str) -> str:
-  if invalid not in ("refuse", "wrong"):
-    raise UserError(f"--invalid={invalid}: expected refuse or wrong")
-  return invalid
+  return make
 
 
 def _race_examples(paths) -> list[Example]:
@@ -195,7 +203,10 @@ def _required(file: File, line: int, row: dict, name: str) -> Any:
 
 
 def _plain(examples: Callable) -> Callable[..., Benchmark]:
-  return lambda invalid="refuse": _benchmark(examples, _checked(invalid))
+  def make(invalid: Invalid = "refuse") -> Benchmark:
+    return _benchmark(examples, invalid)
+
+  return make
 
 
 BENCHMARKS = {
@@ -211,6 +222,6 @@ BENCHMARKS = {
   "winograd": _set(2),
   "hellaswag": _set(4),
   "copa": _set(2),
-  "boolq": _set(2),
+  "boolq": _set(2, labels=("false", "true")),
   "mmlu": _set(4, group="subject"),
 }

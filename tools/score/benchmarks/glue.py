@@ -1,26 +1,14 @@
 """GLUE (Wang et al. 2018): dev files as in its archive, predictions as in its submissions."""
 
 import math
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 from t5x_like.metrics.correlation import Correlation
 from tools.score.benchmark import Benchmark, Example
-from tools.score.benchmarks.labels import Labels, classification, labelled
-
-Invalid = Literal["refuse", "wrong"]  # what a prediction that is no label does
+from tools.score.labels import labelled, task
 
 _NLI = ("entailment", "neutral", "contradiction")
 _TWO = ("entailment", "not_entailment")
-
-
-def _task(*classes: str, scores: tuple[str, ...] = ("accuracy",), **options) -> Callable[..., Benchmark]:
-  labels = Labels(*classes)
-
-  def make(invalid: Invalid = "refuse") -> Benchmark:
-    return classification(labels, scores, invalid=invalid, **options)
-
-  return make
 
 
 def _similarity(value: Any, example: Example | None = None) -> float:
@@ -42,24 +30,24 @@ def _mnli_part(path: str) -> str:
   return "mismatched" if "mismatched" in name or "-mm" in name else "matched"
 
 
-_MNLI = _task(*_NLI, headerless=("label", "premise", "hypothesis"), part=_mnli_part)
+_MNLI = task(*_NLI, headerless=("label", "premise", "hypothesis"), part=_mnli_part)
 
 BENCHMARKS = {
-  "glue/cola": _task(
+  "glue/cola": task(
     "0|unacceptable",
     "1|acceptable",
     scores=("matthews_correlation", "accuracy"),
     headerless=("source", "label", "mark", "sentence"),
   ),
-  "glue/sst2": _task("0|negative", "1|positive"),
-  "glue/mrpc": _task("0|not_equivalent", "1|equivalent", scores=("f1", "accuracy")),
-  "glue/qqp": _task("0|not_duplicate", "1|duplicate", scores=("f1", "accuracy")),
+  "glue/sst2": task("0|negative", "1|positive"),
+  "glue/mrpc": task("0|not_equivalent", "1|equivalent", scores=("f1", "accuracy")),
+  "glue/qqp": task("0|not_duplicate", "1|duplicate", scores=("f1", "accuracy")),
   "glue/stsb": _stsb,
   "glue/mnli": _MNLI,
   "glue/mnli_matched": _MNLI,
   "glue/mnli_mismatched": _MNLI,
-  "glue/qnli": _task(*_TWO),
-  "glue/rte": _task(*_TWO),
-  "glue/wnli": _task("0|not_entailment", "1|entailment"),
-  "glue/ax": _task(*_NLI, scores=("matthews_correlation", "accuracy")),
+  "glue/qnli": task(*_TWO),
+  "glue/rte": task(*_TWO),
+  "glue/wnli": task("0|not_entailment", "1|entailment"),
+  "glue/ax": task(*_NLI, scores=("matthews_correlation", "accuracy")),
 }

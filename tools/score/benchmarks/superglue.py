@@ -6,8 +6,8 @@ from t5x_like.errors import UserError
 from t5x_like.metrics.multirc import MultiRc
 from t5x_like.metrics.squad import Answers
 from tools.score.benchmark import Benchmark, Example, one_file, text
-from tools.score.benchmarks.glue import _task
 from tools.score.files import File, read, table
+from tools.score.labels import task
 from tools.score.predictions import Predictions, load
 
 
@@ -101,13 +101,13 @@ def _record() -> Benchmark:
 
 
 BENCHMARKS = {
-  "superglue/boolq": _task("false|no", "true|yes"),
-  "superglue/cb": _task("entailment", "contradiction", "neutral", scores=("accuracy", "macro_f1")),
-  "superglue/copa": _task("0|choice1", "1|choice2"),
+  "superglue/boolq": task("false|no", "true|yes"),
+  "superglue/cb": task("entailment", "contradiction", "neutral", scores=("accuracy", "macro_f1")),
+  "superglue/copa": task("0|choice1", "1|choice2"),
   "superglue/multirc": _multirc,
   "superglue/record": _record,
-  "superglue/rte": _task("entailment", "not_entailment"),
-  "superglue/wic": _task("false|no", "true|yes"),
-  "superglue/wsc": _task("false|no", "true|yes"),
-  "superglue/axb": _task("entailment", "not_entailment", scores=("matthews_correlation", "accuracy")),
+  "superglue/rte": task("entailment", "not_entailment"),
+  "superglue/wic": task("false|no", "true|yes"),
+  "superglue/wsc": task("false|no", "true|yes"),
+  "superglue/axb": task("entailment", "not_entailment", scores=("matthews_correlation", "accuracy")),
 }

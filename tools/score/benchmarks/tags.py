@@ -19,7 +19,12 @@ Sentence = tuple[list[str] | None, list[str]]  # tokens (None: the file has only
 
 def _is_conllu(file: File) -> bool:
   rows = [line for line in file.lines() if line.strip() and not line.startswith("#")]
-  return bool(rows) and len(rows[0].split("\t")) == 10 and rows[0].split("\t")[0].split("-")[0].isdigit()
+  return (
+    file.suffix == ".conllu"
+    or bool(rows)
+    and len(rows[0].split("\t")) == 10
+    and rows[0].split("\t")[0].split("-")[0].isdigit()
+  )
 
 
 def sentences(file: File, column: str) -> list[Sentence]:
@@ -74,8 +79,6 @@ def _tag(file: File, line: int, cells: list[str], column: str) -> str:
 def _examples(paths, column: str, metric: Metric) -> list[Example]:
   file = read(one_file(paths))
   found = [Example(str(n), tags, context=tokens) for n, (tokens, tags) in enumerate(sentences(file, column))]
-  if not found:
-    raise UserError(f"{file.path}: holds no sentences: a score over zero examples is not defined")
   for example in found:
     _check(example.reference, metric, f"{file.path}, sentence {int(example.id) + 1}")
   return found

@@ -1,11 +1,14 @@
 """Class labels as files and models spell them."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
+from t5x_like.errors import UserError
 from t5x_like.metrics.classification import Classification
-from tools.score.benchmark import Benchmark, Example
+from tools.score.benchmark import Benchmark, Example, one_file
 from tools.score.files import first_of, read, table
+
+Invalid = Literal["refuse", "wrong"]  # what a prediction that is no label does: end the program, or count as wrong
 
 COLUMNS = ("label", "gold_label", "Label", "is_duplicate", "Quality", "score", "similarity")
 _IDS = ("index", "idx")
@@ -38,34 +41,31 @@ class Labels:
     return index
 
 
-def classification(
-  labels: Labels,
+def task(
+  *classes: str,
   scores: tuple[str, ...] = ("accuracy",),
-  *,
   headerless: tuple[str, ...] = (),
-  invalid: str,
   part: Callable[[str], str] | None = None,
-) -> Benchmark:
-  """A benchmark of one label an example, whose references are TSV or JSONL with a label column (COLUMNS).
+) -> Callable[..., Benchmark]:
+  """An entry for a benchmark of one label an example, whose references are TSV or JSONL with one of COLUMNS.
 
   Args:
+    classes: see `Labels`.
+    scores: see `Classification`.
     headerless: the columns of a TSV file without a header.
-    invalid: see `Benchmark`.
+    part: see `Benchmark`.
   """
-  return Benchmark(
-    Classification(len(labels.official), scores),
-    lambda paths: labelled(paths, labels, headerless),
-    labels,
-    invalid=invalid,
-    part=part,
-  )
+  labels = Labels(*classes)
+
+  def make(invalid: Invalid = "refuse") -> Benchmark:
+    metric = Classification(len(classes), scores)
+    return Benchmark(metric, lambda paths: labelled(paths, labels, headerless), labels, invalid=invalid, part=part)
+
+  return make
 
 
 def labelled(paths, parse: Callable[[Any], Any], headerless: tuple[str, ...] = ()) -> list[Example]:
   """Examples of a table with a label column; their ids are its index, else the number of the row, from 0."""
-  from t5x_like.errors import UserError
-  from tools.score.benchmark import one_file
-
   file = read(one_file(paths))
   examples = []
   for line, row in table(file, headerless, header=(*COLUMNS, "index", "sentence", "sentence1")):
@@ -81,6 +81,4 @@ def labelled(paths, parse: Callable[[Any], Any], headerless: tuple[str, ...] = (
     index = first_of(row, _IDS)
     aliases = tuple(str(row[name]) for name in _OTHER_IDS if name in row)
     examples.append(Example(str(len(examples) if index is None else index), reference, aliases))
-  if not examples:
-    raise UserError(f"{file.path}: a header, but no examples: a score over zero examples is not defined")
   return examples

@@ -1,0 +1,181 @@
+"""tools.score on choices, tags, texts and open questions, in the format of their official files."""
+
+import pytest
+from scoring import jsonl, run, write
+
+CHOICES = {
+  # name: reference rows, right predictions, wrong ones
+  "arc": (
+    [
+      {"id": "A1", "question": {"stem": "?", "choices": [{"label": c, "text": c} for c in "ABCD"]}, "answerKey": "B"},
+      {"id": "A2", "question": {"stem": "?", "choices": [{"label": c, "text": c} for c in "1234"]}, "answerKey": "4"},
+    ],
+    ["B", "4"],
+    ["A", "1"],
+  ),
+  "piqa": ([{"goal": "?", "sol1": "a", "sol2": "b", "label": 1}] * 2, [1, 1], [1, 0]),
+  "siqa": ([{"query": "?", "choices": ["A", "B", "C"], "gold": 2}], [2], [0]),
+  "openbookqa": ([{"query": "?", "choices": ["a", "b"], "gold": 0}], ["A"], ["B"]),
+  "csqa": ([{"answerKey": "E", "question": {"choices": [{"label": c, "text": c} for c in "ABCDE"]}}], ["E"], ["A"]),
+  "winogrande": ([{"sentence": "_", "option1": "a", "option2": "b", "answer": "2"}], ["2"], ["1"]),
+  "winograd": ([{"context_options": ["a", "b"], "continuation": "c", "gold": 0}], [0], [1]),
+  "hellaswag": ([{"ind": 24, "endings": ["a", "b", "c", "d"], "label": 3}], [3], [2]),
+  "copa": ([{"premise": "?", "choice1": "a", "choice2": "b", "label": 1, "idx": 0}], [1], [0]),
+  "boolq": ([{"question": "?", "answer": True}, {"question": "!", "answer": False}], [True, "no"], ["true", 1]),
+  "mmlu": ([{"subject": "law", "question": "?", "choices": ["0", "1", "2", "3"], "answer": "C"}], ["C"], ["A"]),
+  "swag": ([{"video-id": "v", "label": 2}], [2], [1]),
+  "codah": ([{"id": 0, "label": 3}], [3], [1]),
+}  # fmt: off
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_choices(score, name):
+  rows, right, wrong = CHOICES[name]
+  references = ("questions.jsonl", jsonl(rows))
+  by_id = jsonl({"id": i, "prediction": choice} for i, choice in enumerate(right))
+  assert score(name, references, ("p.jsonl", by_id))["accuracy"] == 100
+  assert score(name, references, ("p.json", wrong))["accuracy"] < 100
+  found = score(name, references, ("p.txt", [str(one) for one in right]))
+  assert found["accuracy"] == 100 and found["examples"] == len(rows)
+
+
+def test_scores_of_choices(score):
+  rows, *_ = CHOICES["arc"]
+  given = jsonl(
+    {"id": name, "prediction": scores} for name, scores in (("A1", [-3.0, -1, -2, -9]), ("A2", [0, 0, 0, -1]))
+  )
+  assert score("arc", ("q.jsonl", jsonl(rows)), ("p.jsonl", given))["accuracy"] == 50
+
+
+def test_labels_in_a_file_of_their_own(score):
+  questions = jsonl([{"context": "c", "question": "?", "answerA": "a", "answerB": "b", "answerC": "c"}] * 2)
+  references = [("dev.jsonl", questions), ("dev-labels.lst", ["3", "1"])]
+  assert score("siqa", references, ("p.txt", ["3", "2"]))["accuracy"] == 50
+  assert score("siqa", ("dev-labels.lst", ["3", "1"]), ("p.txt", ["C", "1"]))["accuracy"] == 100
+  assert score("piqa", ("valid-labels.lst", ["0", "1"]), ("p.lst", ["0", "0"]))["accuracy"] == 50
+
+
+def test_mmlu_csv_and_subjects(score):
+  csv = ['"Which, of these?",a,b,c,d,D', "Second,a,b,c,d,A"]
+  assert score("mmlu", ("law_test.csv", csv), ("p.txt", ["D", "B"]))["accuracy"] == 50
+  rows = [{"split": s, "subject": x, "question": "?", "choices": list("abcd"), "answer": "A"} for s, x in
+          (("dev", "law"), ("test", "law"), ("test", "law"), ("test", "art"))]  # fmt: skip
+  found = score("mmlu", ("mmlu.jsonl", jsonl(rows)), ("p.txt", ["A", "B", "A"]), "--split=test")
+  assert found["accuracy"] == pytest.approx(200 / 3) and found["groups"]["law"] == {"accuracy": 50.0, "examples": 2}
+  assert found["mean_of_groups"]["accuracy"] == 75
+
+
+def test_race(tmp_path, capsys, score):
+  for level, answers in (("high", ["A", "C"]), ("middle", ["B"])):
+    text = {"id": f"{level}7.txt", "article": "…", "questions": ["?"] * len(answers), "answers": answers, "options": []}
+    write(tmp_path / "dev" / level / "7.txt", text)
+  given = write(tmp_path / "p.json", {"high7.txt-0": "A", "high7.txt-1": "B", "middle7.txt-0": "B"})
+  code, found = run(capsys, "race", f"--references={tmp_path / 'dev'}", f"--predictions={given}")
+  assert code == 0 and found["accuracy"] == pytest.approx(200 / 3)
+  assert found["groups"]["high"]["accuracy"] == 50 and found["groups"]["middle"]["accuracy"] == 100
+  rows = jsonl({"example_id": "high7.txt", "answer": answer} for answer in "AC")
+  assert score("race", ("dev.jsonl", rows), ("p.txt", ["A", "C"]))["accuracy"] == 100
+
+
+def test_swag_and_codah_files(score):
+  header = ",video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label"
+  csv = [header, '0,v,1,"a, b",s,t,gold,w,x,y,z,1', "1,v,1,a,s,t,gold,w,x,y,z,3"]
+  assert score("swag", ("val.csv", csv), ("p.txt", ["1", "0"]))["accuracy"] == 50
+  tsv = ["i\tPrompt\ta\tb\tc\td\t2", "o\tPrompt\ta\tb\tc\td\t0"]
+  assert score("codah", ("full_data.tsv", tsv), ("p.csv", ["index,prediction", "1,0", "0,2"]))["accuracy"] == 100
+
+
+CONLL = ["-DOCSTART- -X- O", "", "Ann\tNNP\tB-PER", "Lee\tNNP\tI-PER", "ran\tVBD\tO", "\t", "Rome\tNNP\tB-LOC", ""]
+CONLLU = [
+  "# sent_id = 1",
+  "1-2\tdon't\t_\t_\t_\t_\t_\t_\t_\t_",
+  "1\tdo\tdo\tAUX\tVBP\t_\t0\t_\t_\tNER=O",
+  "2\tn't\tnot\tPART\tRB\t_\t0\t_\t_\tSpaceAfter=No|NER=B-X",
+  "2.1\tgo\tgo\tVERB\tVB\t_\t_\t_\t_\t_",
+  "",
+  "1\t#go\tgo\tVERB\tVB\t_\t0\t_\t_\tNER=O",
+  "",
+]
+
+
+def test_entities(score):
+  given = [line.replace("I-PER", "O") for line in CONLL]
+  found = score("ner", ("dev.conll", CONLL), ("p.conll", given))
+  assert found["f1"] == 50 and found["entities"] == 2 and found["types"]["LOC"]["f1"] == 100
+  tags = [["B-PER", "O", "O"], ["B-LOC"]]
+  assert (
+    score("ner", ("dev.conll", CONLL), ("p.jsonl", jsonl({"id": i, "tags": t} for i, t in enumerate(tags)))) == found
+  )
+  assert score("ner", ("dev.conll", CONLL), ("p.txt", [" ".join(one) for one in tags])) == found
+  assert score("ner", ("dev.conll", CONLL), ("p.json", tags)) == found
+  assert score("ner", ("dev.conllu", CONLLU), ("p.txt", ["O B-X", "O"]))["f1"] == 100
+
+
+def test_parts_of_speech(score):
+  given = [line.replace("\tPART\t", "\tADV\t") for line in CONLLU]
+  found = score("pos", ("dev.conllu", CONLLU), ("p.conllu", given))
+  assert found == {"accuracy": pytest.approx(200 / 3), "examples": 2, "tokens": 3}
+  assert score("pos", ("dev.conllu", CONLLU), ("p.conllu", given), "--column=xpos")["accuracy"] == 100
+  assert score("pos", ("dev.conll", CONLL), ("p.conll", CONLL), "--column=1")["tokens"] == 4
+
+
+def test_translation(score):
+  streams = [
+    ["The dog bit the man.", "It was not unexpected.", "The man bit him first."],
+    ["The dog had bit the man.", "No one was surprised.", "The man had bitten the dog."],
+  ]  # sacrebleu's README
+  system = ["The dog bit the man.", "It wasn't surprising.", "The man had just bitten him."]
+  references = [("ref0.en", streams[0]), ("ref1.en.gz", streams[1])]
+  found = score("bleu", references, ("system.txt", system))
+  assert found["bleu"] == pytest.approx(48.530827009929865) and found["signature"].startswith("nrefs:2|")
+  rows = jsonl({"id": f"s{i}", "references": list(both)} for i, both in enumerate(zip(*streams)))
+  given = {f"s{i}": text for i, text in reversed(list(enumerate(system)))}
+  assert score("bleu", ("refs.jsonl", rows), ("p.json", given)) == found
+  assert score("chrf", references, ("system.txt", system))["chrf"] == pytest.approx(59.73, abs=0.005)
+  char = score("bleu", references, ("system.txt", system), "--tokenize=char", "--lowercase=true")
+  assert "tok:char" in char["signature"] and "case:lc" in char["signature"]
+
+
+def test_odd_lines_stay_what_they_are(score):
+  lines = ['["Applause"] he said', "a\tb", "", "{}", "x\u2028y"]
+  found = score("chrf", ("ref.txt", lines), ("system.txt", lines))
+  assert found["chrf"] == pytest.approx(100) and found["examples"] == 5 and found["empty"] == 1
+
+
+def test_summaries(score):
+  rows = jsonl([{"paper_id": "p1", "target": ["the quick brown fox", "a dog"], "source": ["…"]}])
+  found = score("rouge", ("test.jsonl", rows), ("p.txt", ["a dog"]))
+  assert found == {"rouge1": 100, "rouge2": 100, "rougeL": 100, "rougeLsum": 100, "examples": 1}
+  stemmed = score("rouge", ("r.txt", ["dogs"]), ("p.jsonl", jsonl([{"id": "0", "prediction": "dog"}])))
+  assert stemmed["rouge1"] == 100
+  assert score("rouge", ("r.txt", ["dogs"]), ("p.txt", ["dog"]), "--use_stemmer=false")["rouge1"] == 0
+
+
+def test_open_questions(score):
+  nq = jsonl([{"question": "who?", "answer": ["Ann Lee", "Lee"]}, {"question": "where?", "answer": ["the U.S."]}])
+  given = jsonl([{"question": "where?", "prediction": "US"}, {"question": "who?", "prediction": "ann"}])
+  assert score("nq", ("dev.jsonl", nq), ("p.jsonl", given))["exact_match"] == 50
+  trivia = {
+    "Data": [
+      {"QuestionId": "tc_1", "Question": "?", "Answer": {"NormalizedAliases": ["u s"], "HumanAnswers": ["America!"]}}
+    ]
+  }
+  assert score("triviaqa", ("qa.json", trivia), ("p.json", {"tc_1": "the U.S."}))["exact_match"] == 100
+  assert score("triviaqa", ("qa.json", trivia), ("p.json", {"tc_1": "america"}))["exact_match"] == 100
+  rows = jsonl([{"context": "Question: ?", "answer": "Onion", "aliases": ["Allium cepa"]}])
+  assert score("triviaqa", ("sub.jsonl", rows), ("p.txt", ["the allium-cepa"]))["exact_match"] == 100
+  official = [
+    {"url": "u", "utterance": "who?", "targetValue": '(list (description "Ann \\"A\\" Lee") (description Rome))'}
+  ]
+  for text in ('Ann "A" Lee', "rome"):
+    assert score("webquestions", ("test.json", official), ("p.txt", [text]))["exact_match"] == 100
+  questions = [{"qId": "w1", "qText": "who?", "answers": ["Ann"]}]
+  assert score("webquestions", ("test.json", questions), ("p.json", {"w1": "ann."}))["exact_match"] == 100
+
+
+def test_last_words_and_sums(score):
+  rows = jsonl([{"context": "a", "continuation": "signs"}, {"text": "and then Ann said hello"}])
+  assert score("lambada", ("test.jsonl", rows), ("p.txt", ["signs", "goodbye"]))["accuracy"] == 50
+  rows = jsonl([{"question": "?", "answer": "1+1=2\n#### 2"}, {"question": "!", "answer": "#### 1,000"}])
+  given = jsonl([{"id": 0, "prediction": "so 2."}, {"id": 1, "prediction": "no idea"}])
+  assert score("gsm8k", ("test.jsonl", rows), ("p.jsonl", given)) == {"exact_match": 50.0, "examples": 2, "invalid": 1}

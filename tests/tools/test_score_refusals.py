@@ -1,0 +1,153 @@
+"""tools.score on bad input: one line that names what is wrong, exit code 2, nothing on stdout; and the flags."""
+
+import gzip
+import json
+
+import pytest
+from scoring import jsonl, run, submission, write
+
+DEV = ["index\tsentence1\tsentence2\tlabel", *(f"{i}\ta\tb\t{label}" for i, label in enumerate("110"))]
+
+
+@pytest.fixture
+def refused(tmp_path, capsys):
+  """Scores contents (None: no such file; bytes as they are) and returns the refusal."""
+
+  def of(benchmark, references, predictions, *flags):
+    paths = []
+    for flag, (name, content) in (("references", references), ("predictions", predictions)):
+      paths.append(f"--{flag}={tmp_path / name}")
+      if isinstance(content, bytes):
+        (tmp_path / name).write_bytes(content)
+      elif content is not None:
+        write(tmp_path / name, content)
+    code, said = run(capsys, benchmark, *paths, *flags)
+    assert code == 2
+    return said
+
+  return of
+
+
+def test_names_and_flags(refused, tmp_path):
+  files = (("dev.tsv", DEV), ("p.tsv", submission("110")))
+  assert "did you mean 'glue/wnli'?" in refused("glue/wnl", *files)
+  assert "did you mean 'squad'?" in refused("sqaud", *files)
+  assert "--bootstrp: unknown flag (did you mean 'bootstrap'?)" in refused("glue/wnli", *files, "--bootstrp=10")
+  assert "bleu.tokenise: unknown key (did you mean 'tokenize'?)" in refused("bleu", *files, "--tokenise=13a")
+  assert "expected one of" in refused("bleu", *files, "--tokenize=13b")
+  assert "expected 'refuse' or 'wrong'" in refused("glue/wnli", *files, "--invalid=no")
+  assert "--bootstrap=0: expected at least 1" in refused("glue/wnli", *files, "--bootstrap=0")
+  assert "invalid int value" in refused("glue/wnli", *files, "--bootstrap=many")
+  assert "unknown argument" in refused("glue/wnli", *files, "stray")
+  assert "found 2 files, expected one" in refused("glue/wnli", *files, f"--references={tmp_path / 'dev.tsv'}")
+  assert "expected a directory" in refused("glue", *files)
+
+
+def test_required_flags(capsys):
+  assert "--predictions" in run(capsys, "squad", "--references=x")[1]
+
+
+@pytest.mark.parametrize(
+  "predictions, expected",
+  [
+    (("p.tsv", submission("11")), "no prediction for 1 of 3 examples: 2"),
+    (("p.tsv", submission("1101")), "1 predictions of no example of the references: 3"),
+    (("p.tsv", submission(["1", "2", "0"])), "p.tsv, line 3: found the label '2', expected one of 0, 1"),
+    (("p.tsv", submission(["1", "", "0"])), "line 3: found the label ''"),
+    (("p.tsv", [*submission("110"), "1\t1"]), "p.tsv, line 5: id 1 stands twice (first:"),
+    (("p.tsv", ["index\tprediction"]), "holds a header, but no predictions"),
+    (("p.tsv", ["index\tprediction", "0\t1", "1"]), "line 3: found 1 columns, expected 2"),
+    (("p.tsv", ["index\tprediction\n7\t1\n8\t1"]), "none of its ids (7, 8) is one of the references' (0, 1, 2)"),
+    (("p.txt", ["1", "1"]), "found 2 predictions without ids for 3 examples"),
+    (("p.txt", ""), "p.txt: empty"),
+    (("p.txt", "\n \n"), "p.txt: empty"),
+    (("p.json", {}), "holds no predictions"),
+    (("p.json", []), "holds no predictions"),
+    (("p.jsonl", ['{"idx": 0, "label": 1}', '{"idx": 1, "label"']), "p.jsonl, line 2, column 19: broken JSON"),
+    (("p.jsonl", jsonl([{"idx": 0, "value": 1}])), "line 1: found the keys idx, value, expected one of prediction,"),
+    (("p.jsonl", jsonl([{"idx": 0, "label": 1}, {"label": 1}])), "line 2: no id, but other rows have one"),
+    (("p.jsonl", ['{"idx": 0, "idx": 1, "label": 1}']), "the key 'idx' stands twice"),
+    (("p", '{\n "0": 1,\n "1": }\n'), "line 3, column 7: broken JSON"),
+    (("p.tsv", None), "p.tsv: cannot be read: No such file or directory"),
+    (("p.gz", gzip.compress(b"1\n" * 100_000)[:-20]), "broken gzip"),
+    (("p.gz", b"\x1f\x8b\x08 and no more"), "p.gz, line 1: broken gzip"),
+    (("p.txt", b"1\n\xff\n0"), "p.txt, line 2: not UTF-8"),
+  ],
+)
+def test_predictions(refused, predictions, expected):
+  assert expected in refused("glue/wnli", ("dev.tsv", DEV), predictions)
+
+
+@pytest.mark.parametrize(
+  "benchmark, references, expected",
+  [
+    ("glue/wnli", ("test.tsv", ["index\tsentence", "0\ta"]), "test.tsv, line 2: no label; found index, sentence"),
+    ("glue/wnli", ("dev.tsv", DEV[:1]), "dev.tsv: holds no examples: a score over zero examples"),
+    ("glue/wnli", ("dev.tsv", [*DEV, "3\ta"]), "line 5: found 2 columns, expected 4"),
+    ("glue/wnli", ("dev.tsv", [*DEV, "3\ta\tb\tyes"]), "dev.tsv, line 5: found the label 'yes'"),
+    ("glue/stsb", ("dev.tsv", ["sentence1\tscore", "a\tnan"]), "found 'nan', expected a number"),
+    ("squad", ("dev.json", {"data": [{"paragraphs": [{"qas": [{"id": "1"}]}]}]}), "expected SQuAD's JSON"),
+    ("squad", ("dev.json", {"data": []}), "zero examples"),
+    ("squad", ("dev.json", {"data": [{"paragraphs": [{"qas": [{"id": "1", "answers": []}]}]}]}), "squad_v2 scores"),
+    ("xquad", ("dev.json", {"data": []}), "expected --language"),
+    ("nq", ("dev.jsonl", jsonl([{"question": "?"}])), "line 1: no answers"),
+    ("arc", ("dev.jsonl", jsonl([{"question": "?"}])), "no gold choice"),
+    ("arc", ("dev.jsonl", jsonl([{"choices": ["a", "b"], "gold": 2}])), "found the choice '2', expected one of 0, 1"),
+    ("gsm8k", ("dev.jsonl", jsonl([{"answer": "none"}])), "expected an answer with a number"),
+    ("lambada", ("dev.jsonl", jsonl([{"context": "a"}])), "expected continuation, or text"),
+    ("rouge", ("dev.jsonl", jsonl([{"target": []}])), "expected a text or a list of texts"),
+    ("superglue/multirc", ("val.jsonl", jsonl([{"idx": 0}])), "expected idx and passage.questions[]"),
+    ("ner", ("dev.conll", ["Ann\tPERSON", ""]), "sentence 1: found the tag 'PERSON'"),
+    ("pos", ("dev.conllu", ["# nothing", ""]), "holds no examples"),
+  ],
+)
+def test_references(refused, benchmark, references, expected):
+  assert expected in refused(benchmark, references, ("p.json", {"0": "1", "1": "1", "2": "0"}))
+
+
+def test_values_of_other_benchmarks(refused, tmp_path):
+  qas = [{"id": "1", "answers": [{"text": "a"}]}]
+  squad = ("dev.json", {"data": [{"paragraphs": [{"qas": qas}]}]})
+  assert "id 1: found None, expected a text" in refused("squad", squad, ("p.json", {"1": None}))
+  na = write(tmp_path / "na.json", {"2": 0.5})
+  flag = f"--na_probabilities={na}"
+  assert "no probability for the question 1" in refused("squad_v2", squad, ("p.json", {"1": "a"}), flag)
+  write(na, {"1": "high"})
+  assert "found 'high', expected a probability" in refused("squad_v2", squad, ("p.json", {"1": "a"}), flag)
+  stsb = ("dev.tsv", ["sentence1\tscore", "a\t1", "b\t2"])
+  assert "pearson and spearman are not defined" in refused("glue/stsb", stsb, ("p.txt", ["3", "3"]))
+  assert "expected a number" in refused("glue/stsb", stsb, ("p.txt", ["3", "inf"]))
+  conll = ("dev.conll", ["Ann\tB-PER", "ran\tO", ""])
+  assert "found 1 tags, expected 2" in refused("ner", conll, ("p.conll", ["Ann\tB-PER", ""]))
+  assert "found the token 'Bob', expected 'Ann'" in refused("ner", conll, ("p.conll", ["Bob\tB-PER", "ran\tO", ""]))
+  assert "found the tag 'PER'" in refused("ner", conll, ("p.txt", ["PER O"]))
+  assert "1 predictions without ids for 2 examples" in refused("bleu", ("r.txt", ["a", "b"]), ("p.txt", ["a"]))
+  one_based = ("dev.jsonl", jsonl([{"option1": "a", "option2": "b", "answer": "1"}]))
+  assert "expected one of 1, 2, as a text, or a letter" in refused("winogrande", one_based, ("p.json", [1]))
+  assert "found 1 scores, expected 2" in refused("winogrande", one_based, ("p.json", [[0.5]]))
+
+
+def test_parallel_references_differ_in_length(tmp_path, capsys):
+  paths = [write(tmp_path / f"r{n}.txt", ["a"] * n) for n in (2, 3)]
+  flags = [f"--references={path}" for path in paths]
+  code, said = run(capsys, "bleu", *flags, f"--predictions={paths[0]}")
+  assert code == 2 and "r3.txt: found 3 texts, expected 2, as in" in said
+
+
+def test_bootstrap_and_comparison(tmp_path, capsys):
+  dev = write(tmp_path / "dev.jsonl", jsonl({"label": label} for label in [0, 1] * 50))
+  ours = write(tmp_path / "ours.txt", ["0", "1"] * 40 + ["1", "0"] * 10)
+  theirs = write(tmp_path / "theirs.txt", ["0", "1"] * 30 + ["1", "0"] * 20)
+  out = tmp_path / "result.json"
+  flags = (f"--references={dev}", f"--predictions={ours}", f"--compare={theirs}", "--bootstrap=120", "--seed=3")
+  code, found = run(capsys, "glue/sst2", *flags, f"--output={out}")
+  assert code == 0 and json.loads(out.read_text()) == found
+  interval = found["bootstrap"]["intervals"]["accuracy"]
+  assert interval["low"] < 80 < interval["high"] and (found["bootstrap"]["samples"], found["bootstrap"]["seed"]) == (
+    500,
+    3,
+  )
+  compared = found["compare"]
+  assert compared["accuracy"] == 60.0 and "approximate randomisation" in compared["method"]
+  difference = compared["differences"]["accuracy"]
+  assert difference["difference"] == pytest.approx(-20) and difference["p_value"] < 0.01 and difference["high"] < 0
