@@ -153,8 +153,12 @@ def test_glue_average(tmp_path, capsys):
   code, found = run(capsys, "glue", *flags)
   assert code == 0 and found["average"] == pytest.approx((7 * 100 + 2 * 50) / 9) and "missing" not in found
   assert found["tasks"]["glue/rte"]["accuracy"] == 50
+  write(tmp_path / "ours" / "WNLI.tsv", submission(["banana", "0"]))
+  code, said = run(capsys, "glue", *flags)
+  assert code == 2 and "WNLI.tsv, line 2: found the label 'banana'" in said
+  assert run(capsys, "glue", *flags, "--invalid=wrong")[1]["average"] == found["average"]
   (tmp_path / "ours" / "MNLI-mm.tsv").unlink()
-  code, found = run(capsys, "glue", *flags)
+  code, found = run(capsys, "glue", *flags, "--invalid=wrong")
   assert code == 0 and found["average"] is None and found["missing"] == ["mnli"]
 
 

@@ -144,7 +144,7 @@ def test_bootstrap_and_comparison(tmp_path, capsys):
   assert code == 0 and json.loads(out.read_text()) == found
   interval = found["bootstrap"]["intervals"]["accuracy"]
   assert interval["low"] < 80 < interval["high"] and (found["bootstrap"]["samples"], found["bootstrap"]["seed"]) == (
-    500,
+    120,
     3,
   )
   compared = found["compare"]

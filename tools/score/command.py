@@ -183,6 +183,8 @@ def _suite_result(suite: Suite, args: argparse.Namespace) -> dict[str, Any]:
     raise UserError(f"{suite.name}: takes one directory of --references and one of --predictions, and no --compare")
   tasks = {}
   for name, (reference, prediction) in suite.found(args.references[0], args.predictions[0]).items():
-    benchmark = slots.make("NAME", name, BENCHMARKS)
+    make = BENCHMARKS[name]
+    takes = inspect.signature(make).parameters
+    benchmark = make(**{key: value for key, value in suite.options.items() if key in takes})
     tasks[name] = _result(benchmark, [reference], [prediction], args)
   return {**suite.average(tasks), "tasks": tasks}

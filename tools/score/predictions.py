@@ -6,8 +6,21 @@ from typing import Any
 from t5x_like.errors import UserError
 from tools.score.files import File, first_of, read
 
-IDS = ("index", "idx", "id", "qid", "question_id", "qId", "QuestionId", "example_id", "pairID", "guid", "question")
-VALUES = ("prediction", "label", "answer", "pred", "predicted", "output", "text", "tags")
+IDS = (
+  "index",
+  "idx",
+  "id",
+  "qid",
+  "question_id",
+  "qId",
+  "QuestionId",
+  "example_id",
+  "pairID",
+  "doc_id",
+  "guid",
+  "question",
+)
+VALUES = ("prediction", "prediction_text", "label", "answer", "pred", "predicted", "output", "text", "tags")
 
 
 @dataclasses.dataclass(frozen=True)

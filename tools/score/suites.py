@@ -7,6 +7,7 @@ from typing import Any
 
 from t5x_like.errors import UserError
 from t5x_like.metrics import leaderboards
+from tools.score.labels import Invalid
 
 Files = tuple[tuple[str, ...], tuple[str, ...]]  # references, predictions; their names, the likeliest first
 
@@ -17,11 +18,13 @@ class Suite:
 
   files: by benchmark, what its files are called below the two directories, with any of the endings.
   tasks: by task, the scores whose mean counts (`leaderboards`).
+  options: flags of its benchmarks, for those that have them.
   """
 
   name: str
   files: Mapping[str, Files]
   tasks: Mapping[str, Sequence[str]]
+  options: Mapping[str, Any]
 
   def found(self, references: str, predictions: str) -> dict[str, tuple[str, str]]:
     """(references, predictions) of every benchmark that has a file of predictions.
@@ -69,7 +72,7 @@ def _find(folder: str, names: Sequence[str]) -> str | None:
 
 def _glue(folder: str, submitted: str, split: str = "dev", source: str = "") -> Files:
   references = (f"{folder}/{split}.tsv", f"{folder}/{split}.jsonl", f"{submitted}.tsv", f"{submitted}.jsonl")
-  return (*((source,) if source else ()), *references), _endings(submitted, ".tsv", ".jsonl", ".json", ".txt")
+  return (*references, *((source,) if source else ())), _endings(submitted, ".tsv", ".jsonl", ".json", ".txt")
 
 
 def _superglue(submitted: str) -> Files:
@@ -80,7 +83,7 @@ def _endings(name: str, *endings: str) -> tuple[str, ...]:
   return tuple(name + ending for ending in endings)
 
 
-def glue() -> Suite:
+def glue(invalid: Invalid = "refuse") -> Suite:
   files = {
     "glue/cola": _glue("CoLA", "CoLA"),
     "glue/sst2": _glue("SST-2", "SST-2"),
@@ -93,14 +96,13 @@ def glue() -> Suite:
     "glue/rte": _glue("RTE", "RTE"),
     "glue/wnli": _glue("WNLI", "WNLI"),
   }
-  return Suite("glue", files, leaderboards.GLUE)
+  return Suite("glue", files, leaderboards.GLUE, {"invalid": invalid})
 
 
-def superglue() -> Suite:
+def superglue(invalid: Invalid = "refuse") -> Suite:
   official = ("BoolQ", "CB", "COPA", "MultiRC", "ReCoRD", "RTE", "WiC", "WSC")
-  return Suite(
-    "superglue", {f"superglue/{name.lower()}": _superglue(name) for name in official}, leaderboards.SUPERGLUE
-  )
+  files = {f"superglue/{name.lower()}": _superglue(name) for name in official}
+  return Suite("superglue", files, leaderboards.SUPERGLUE, {"invalid": invalid})
 
 
 SUITES = {"glue": glue, "superglue": superglue}
