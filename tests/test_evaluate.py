@@ -11,6 +11,7 @@ from t5x_like import evaluate, predict, train
 from t5x_like.data import loader, vocabularies
 from t5x_like.data import task as tasks
 from t5x_like.evals import Setting, loss, span_infilling
+from t5x_like.inference import generation
 from t5x_like.training import assembly
 from t5x_like.training import trained as trained_run
 from t5x_like.training.writer import read_metrics
@@ -180,7 +181,7 @@ def test_predict_writes_what_the_evaluator_decodes(trained, restored, tmp_path, 
   flags = (f"--input={file}", f"--output={output}", "--batch_size=16")
   assert predict.main([f"--config={NANO}", f"--workdir={trained}", *flags]) == 0
   rows = [json.loads(line) for line in output.read_text().splitlines()]
-  assert [set(row) for row in rows] == [{"input", "prediction", "filled"}] * len(clean)
+  assert [set(row) for row in rows] == [{"input", "prediction", "score", "filled"}] * len(clean)
   assert [row["input"] for row in rows] == [s["input"] for s in clean]
   assert [row["prediction"] for row in rows] == [s["prediction"] for s in clean]
   assert f"{len(clean)} lines" in capsys.readouterr().out
@@ -199,5 +200,5 @@ def test_span_infilling_counts_spans(restored):
 
 def test_filling_in():
   text = "a <extra_id_0> c <extra_id_1> e <extra_id_2>"
-  assert predict.fill(text, "x<extra_id_0> b <extra_id_1>d d") == "a b c d d e <extra_id_2>"
-  assert predict.fill(text, "") == text
+  assert generation.fill(text, "x<extra_id_0> b <extra_id_1>d d") == "a b c d d e <extra_id_2>"
+  assert generation.fill(text, "") == text

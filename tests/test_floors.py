@@ -14,7 +14,7 @@ FLOORS = {
   **dict.fromkeys(("models", "objectives"), 1),
   **dict.fromkeys(("evals", "interop", "laptop"), 2),
   "recipes": 2.5,
-  "training": 3,
+  **dict.fromkeys(("training", "inference"), 3),
   "command_line": 3.5,  # what the doors share
   **dict.fromkeys(("train", "evaluate", "predict", "plan"), 4),
 }

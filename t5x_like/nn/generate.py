@@ -37,11 +37,7 @@ def greedy(
   Raises:
     UserError: `max_length` or an id of `eos` is out of range.
   """
-
-  def choose(scores_BV, step):
-    return jnp.argmax(scores_BV, axis=-1)
-
-  return _generate(model, batch, choose, max_length, transforms, eos)
+  return generate(model, batch, likeliest, max_length=max_length, transforms=transforms, eos=eos)[0]
 
 
 def sample(
@@ -65,35 +61,70 @@ def sample(
   Returns:
     int32 [B, max_length], as `greedy`.
   """
+  rows_B = jnp.arange(model.prompt(batch)[0].shape[0])
+  keys_B = jax.vmap(lambda row: jax.random.fold_in(key, row))(rows_B)
+  return generate(model, batch, drawn(keys_B), max_length=max_length, transforms=transforms, eos=eos)[0]
+
+
+Choose = Callable[[jax.Array, Step], jax.Array]
+
+
+def likeliest(scores_BV: jax.Array, step: Step) -> jax.Array:
+  return jnp.argmax(scores_BV, axis=-1)
+
+
+def drawn(keys_B: jax.Array) -> Choose:
+  """Draws with a key for each row, folded with the step."""
 
   def choose(scores_BV, step):
-    rows_B = jnp.arange(scores_BV.shape[0])
-    keys_B = jax.vmap(lambda row: jax.random.fold_in(jax.random.fold_in(key, row), step.index))(rows_B)
-    return jax.vmap(jax.random.categorical)(keys_B, scores_BV)
+    step_keys_B = jax.vmap(lambda key: jax.random.fold_in(key, step.index))(keys_B)
+    return jax.vmap(jax.random.categorical)(step_keys_B, scores_BV)
 
-  return _generate(model, batch, choose, max_length, transforms, eos)
+  return choose
 
 
-def _generate(model, batch: Batch, choose: Callable, max_length: int, transforms, eos) -> jax.Array:
+def generate(
+  model,
+  batch: Batch,
+  choose: Choose,
+  *,
+  max_length: int,
+  transforms: Sequence[Transform] = (),
+  eos: Sequence[int] | None = None,
+) -> tuple[jax.Array, jax.Array]:
+  """One token after the other, each chosen from what the transforms make of the logits.
+
+  Args:
+    choose: `(scores_BV, step) -> int [B]`, `likeliest` or `drawn(keys)`.
+    model, batch, max_length, transforms, eos: as for `greedy`.
+  Returns:
+    (int32 [B, max_length] as `greedy`, float32 [B] log-probabilities of the new tokens with the one that ends them:
+    those of the model itself, before any transform).
+  """
   start = begin(model, batch, max_length, eos)
   changing, join = parts(start.state)
 
   def more(carry):
-    _, _, _, ended_B, index = carry
+    *_, ended_B, index = carry
     return (index < max_length) & ~jnp.all(ended_B)
 
-  def step(carry):
-    tokens_BT, last_B1, changing, ended_B, index = carry
+  def advance(carry):
+    tokens_BT, log_p_B, last_B1, changing, ended_B, index = carry
     logits_BV, state = start.next_logits(model, last_B1, join(changing), index)
-    scores_BV = apply(transforms, logits_BV, Step(index, max_length, start.eos))
-    next_B = jnp.where(ended_B, start.pad, choose(scores_BV, Step(index, max_length, start.eos)).astype(jnp.int32))
+    step = Step(index, max_length, start.eos)
+    chosen_B = choose(apply(transforms, logits_BV, step), step).astype(jnp.int32)
+    chosen_log_p_B = jnp.take_along_axis(jax.nn.log_softmax(logits_BV), chosen_B[:, None], axis=1)[:, 0]
+    log_p_B = log_p_B + jnp.where(ended_B, 0.0, chosen_log_p_B)
+    next_B = jnp.where(ended_B, start.pad, chosen_B)
     next_B1 = constrain(next_B[:, None], "batch", None)
     tokens_BT = jax.lax.dynamic_update_slice(tokens_BT, next_B1, (0, index))
-    return tokens_BT, next_B1, parts(state)[0], ended_B | is_in(next_B, start.eos), index + 1
+    return tokens_BT, log_p_B, next_B1, parts(state)[0], ended_B | is_in(next_B, start.eos), index + 1
 
-  tokens_BT = constrain(jnp.full((start.last_B1.shape[0], max_length), start.pad, jnp.int32), "batch", None)
-  carry = tokens_BT, start.last_B1, changing, ~start.alive_B, jnp.int32(0)
-  return jax.lax.while_loop(more, step, carry)[0]
+  B = start.last_B1.shape[0]
+  tokens_BT = constrain(jnp.full((B, max_length), start.pad, jnp.int32), "batch", None)
+  log_p_B = constrain(jnp.zeros(B, jnp.float32), "batch")
+  carry = tokens_BT, log_p_B, start.last_B1, changing, ~start.alive_B, jnp.int32(0)
+  return jax.lax.while_loop(more, advance, carry)[:2]
 
 
 # What all ways of generating share

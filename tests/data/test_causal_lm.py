@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from t5x_like.data import loader, task
-from t5x_like.data.preprocessors.decoder_only import decoder_only, start_id
+from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.tasks.prefix_lm import split_at
-from t5x_like.data.vocabularies import ByteVocabulary
+from t5x_like.data.vocabularies import ByteVocabulary, start_id
 from t5x_like.errors import UserError
 
 LENGTH, EXAMPLES = 24, 40

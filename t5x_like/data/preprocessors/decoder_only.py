@@ -18,16 +18,6 @@ nothing:
 from t5x_like.data.quiet_tensorflow import tf
 
 
-def start_id(vocabulary) -> int:
-  """What stands before the first token: the vocabulary's `bos_id`, or where it has none its EOS.
-
-  Never padding, which a decoder would not see. In a token stream the token before a document is the EOS of the one
-  before it, so EOS says the same (as GPT-2's only special token does).
-  """
-  bos_id = getattr(vocabulary, "bos_id", None)
-  return vocabulary.eos_id if bos_id is None else bos_id
-
-
 def decoder_only(
   targets_BT: tf.Tensor, start_id: int, documents_BT: tf.Tensor | None = None, prefix_B: tf.Tensor | None = None
 ) -> dict[str, tf.Tensor]:

@@ -7,11 +7,12 @@ do not mask attention between them); `document_mask` keeps attention inside a do
 (as Grattafiori et al. 2024, section 3.2, do for Llama 3).
 """
 
-from t5x_like.data.preprocessors.decoder_only import decoder_only, start_id
+from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.store.windows import Windows
 from t5x_like.data.task import Feature, Task, fingerprint
+from t5x_like.data.vocabularies import start_id
 
 
 def task(

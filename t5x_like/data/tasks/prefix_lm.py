@@ -15,12 +15,13 @@ part and its EOS fit `length` inputs and `length` targets.
 from typing import Literal
 
 from t5x_like.data import random
-from t5x_like.data.preprocessors.decoder_only import decoder_only, start_id
+from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder, features
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.store.windows import Windows
 from t5x_like.data.task import Feature, Task, fingerprint
+from t5x_like.data.vocabularies import start_id
 from t5x_like.errors import UserError
 
 

@@ -23,7 +23,6 @@ from typing import Literal
 import numpy as np
 
 from t5x_like.data import vocabularies
-from t5x_like.data.preprocessors.decoder_only import start_id
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.sources import Skip
 from t5x_like.data.store import builtin
@@ -34,6 +33,7 @@ from t5x_like.data.supervised.records import Rows, open_rows
 from t5x_like.data.supervised.templates import Template
 from t5x_like.data.supervised.too_long import TooLong, fit
 from t5x_like.data.task import Feature, Task
+from t5x_like.data.vocabularies import start_id
 from t5x_like.errors import UserError
 
 _ROWS_AT_ONCE = 1024

@@ -27,6 +27,7 @@ from t5x_like.data.vocabularies.protocol import (
   Vocabulary,
   encode_sentinels,
   special,
+  start_id,
 )
 from t5x_like.data.vocabularies.sentence_piece import MODEL_FILE, SentencePieceVocabulary
 from t5x_like.data.vocabularies.storage import FORMAT, MANIFEST
@@ -51,6 +52,7 @@ __all__ = [
   "encode_sentinels",
   "load",
   "special",
+  "start_id",
 ]
 
 

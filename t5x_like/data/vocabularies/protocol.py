@@ -94,6 +94,15 @@ def special(vocabulary: Vocabulary, name: str) -> int:
   )
 
 
+def start_id(vocabulary: Vocabulary) -> int:
+  """What stands before a decoder's first token: the vocabulary's `bos_id`, or its EOS where it has none.
+
+  Never padding, which a decoder would not see. In a token stream the token before a document is the EOS of the one
+  before it, so EOS says the same (as GPT-2's only special token does).
+  """
+  return vocabulary.eos_id if vocabulary.bos_id is None else vocabulary.bos_id
+
+
 def encode_sentinels(vocabulary: Vocabulary, text: str) -> list[int]:
   """Ids of text in which each `<extra_id_N>`, N < extra_ids, stands for its sentinel; no EOS.
 

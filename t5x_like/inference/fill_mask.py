@@ -1,0 +1,140 @@
+"""Masked tokens from encoders: the likeliest pieces for each mask of a text, with their probabilities."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t5x_like.data.vocabularies import special
+from t5x_like.data.vocabularies.protocol import SPELLINGS
+from t5x_like.errors import UserError
+from t5x_like.inference import masks
+from t5x_like.inference.rows import Runner, padded_length
+from t5x_like.inference.texts import shown
+
+
+def options(flags: dict[str, Any]) -> dict[str, Any]:
+  """The flags that filling takes.
+
+  Raises:
+    UserError: naming one that it does not.
+  """
+  if other := [name for name in flags if name != "top_k"]:
+    raise UserError(
+      f"--{other[0]}={flags[other[0]]}: the model is an encoder, which fills masks and generates nothing; of these"
+      " flags it takes --top_k, the candidates for each mask"
+    )
+  return flags
+
+
+class MaskFilling:
+  """Fills `[MASK]`, `<mask>` or how else the vocabulary spells its mask.
+
+  Args:
+    model: the abstract model.
+    vocabulary: that it was trained with.
+    features: names and shapes of what it was trained on.
+    top_k: candidates for each mask.
+  Raises:
+    UserError: the model has no masked language model's head.
+  """
+
+  def __init__(self, model, vocabulary, features: dict[str, list[int]], *, top_k: int = 5):
+    if top_k < 1:
+      raise UserError(f"--top_k={top_k}: expected at least 1")
+    _masked_lm(model)
+    self.vocabulary = vocabulary
+    self.features = features
+    self.mask_id = special(vocabulary, "mask")
+    self.spellings = tuple(dict.fromkeys((*vocabulary.pieces_of([self.mask_id]), *SPELLINGS["mask"])))
+    ordinary = np.arange(model.variant.vocab_size) < vocabulary.size
+    ordinary[list(vocabulary.special_ids)] = False
+    self.ordinary = ordinary
+    self.top_k = min(top_k, int(ordinary.sum()))
+    self.dense = model.variant.design.core == "dense"
+
+  def encode(self, texts: Sequence[str], origin: str) -> list[list[int]]:
+    """Ids of each text between CLS and SEP.
+
+    Raises:
+      UserError: a text has no mask, or is longer than the model was trained for.
+    """
+    (longest,) = self.features["encoder_input_tokens"]
+    cls_id, sep_id = (special(self.vocabulary, name) for name in ("cls", "sep"))
+    rows = []
+    for number, text in enumerate(texts):
+      ids = masks.encode_masks(self.vocabulary, text, self.mask_id, self.spellings)
+      where = f"--input={origin}: {shown(text, number)}"
+      if self.mask_id not in ids:
+        raise UserError(f"{where} has nothing to fill; write {self.spellings[0]} where a token is missing")
+      if len(ids) + 2 > longest:
+        raise UserError(
+          f"{where} has {len(ids) + 2} tokens with those that begin and end it, expected at most {longest}, the length"
+          " the model was trained with; shorten or split it"
+        )
+      rows.append([cls_id, *ids, sep_id])
+    return rows
+
+  def __call__(self, run: Runner, ids: Sequence[Sequence[int]], texts: Sequence[str]) -> list[dict[str, Any]]:
+    """An answer for each text: `input`, `predictions` (for each mask its candidates, likeliest first, each with `text`,
+    `piece` and `probability`) and `filled`, the text with the likeliest at every mask.
+
+    Probabilities are those among all ids of the model; ids that stand for no text are no candidates.
+    """
+    places = [[place for place, i in enumerate(row) if i == self.mask_id] for row in ids]
+    most = 1 << (max(map(len, places)) - 1).bit_length()
+    places_nK = np.array([row + [0] * (most - len(row)) for row in places], np.int32)
+    results = run(self._candidates, ids, {"places": places_nK}, self._padded)
+    return [self._answer(*each) for each in zip(texts, ids, places, results)]
+
+  def _padded(self, length: int) -> int:
+    """Sparse cores have a least length, or a plan for the length they were trained with."""
+    (longest,) = self.features["encoder_input_tokens"]
+    return padded_length(length, longest) if self.dense else longest
+
+  def _candidates(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """(int32 ids, float32 probabilities) [B, K, top_k] at the places of masks."""
+    tokens_BS = batch["tokens"]
+    features = {"encoder_input_tokens": tokens_BS, "encoder_masked_positions": batch["places"]}
+    if "encoder_segment_ids" in self.features:
+      features["encoder_segment_ids"] = batch["valid"]
+    p_BKV = jax.nn.softmax(_masked_lm(model)(features)["logits"], axis=-1)
+    # A sort splits over devices by rows, where a `top_k` gathers the rows of all.
+    ids_BKC = jnp.argsort(jnp.where(self.ordinary, -p_BKV, 1.0), axis=-1)[..., : self.top_k]
+    return ids_BKC.astype(jnp.int32), jnp.take_along_axis(p_BKV, ids_BKC, axis=-1)
+
+  def _answer(self, text: str, ids: Sequence[int], places: list[int], found) -> dict[str, Any]:
+    ids_KC, p_KC = (x[: len(places)].tolist() for x in found)
+    filled = np.array(ids)
+    filled[places] = [candidates[0] for candidates in ids_KC]
+    return {
+      "input": text,
+      "predictions": [[self._candidate(*pair) for pair in zip(*both)] for both in zip(ids_KC, p_KC)],
+      "filled": self.vocabulary.decode(filled[1:-1].tolist()),
+    }
+
+  def _candidate(self, i: int, p: float) -> dict[str, Any]:
+    return {
+      "text": self.vocabulary.decode([i]),
+      "piece": self.vocabulary.pieces_of([i])[0],
+      "probability": float(f"{p:.6g}"),
+    }
+
+
+def _masked_lm(model) -> Callable:
+  """What gives logits over the vocabulary at masked positions: the model, or ELECTRA's generator.
+
+  Raises:
+    UserError: nothing does.
+  """
+  if hasattr(model, "generate"):
+    return model.generate
+  head = type(model.head).__name__
+  if hasattr(model.head, "lm") or hasattr(model.head, "mlm"):
+    return model
+  raise UserError(
+    f"--workdir: the model is an encoder whose head ({head}) says nothing about masked tokens; give the workdir of its"
+    " pretraining, or evaluate this one with python -m t5x_like.evaluate"
+  )

@@ -1,0 +1,195 @@
+"""Text from encoder-decoders and decoders."""
+
+import logging
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from t5x_like.data import vocabularies
+from t5x_like.errors import UserError
+from t5x_like.inference import masks
+from t5x_like.inference.rows import Runner, padded_length
+from t5x_like.inference.strategies import Strategy
+from t5x_like.inference.texts import shown
+from t5x_like.nn.position import LearnedPosition
+from t5x_like.nn.sampling import MinLength
+
+Batch = dict[str, Any]
+
+
+class Generation:
+  """What the two architectures share.
+
+  Args:
+    model: the abstract model.
+    vocabulary: that it was trained with.
+    features: names and shapes of what it was trained on.
+    strategy: how tokens are found.
+    new_tokens: that are generated at most; None is a length that suits the architecture.
+  """
+
+  def __init__(self, model, vocabulary, features: dict[str, list[int]], strategy: Strategy, new_tokens: int | None):
+    if new_tokens is not None and new_tokens < 1:
+      raise UserError(f"--max_new_tokens={new_tokens}: expected at least 1")
+    self.vocabulary = vocabulary
+    self.features = features
+    self.strategy = strategy
+    (self.trained_length,) = features["decoder_target_tokens"]
+    self.new_tokens = self.default_new_tokens() if new_tokens is None else new_tokens
+    self.positions = _positions(self.decoder_inputs(model))
+    for shortest in [t.length for t in strategy.transforms if isinstance(t, MinLength)]:
+      if shortest > self.new_tokens:
+        raise UserError(
+          f"--min_new_tokens={shortest}: at most {self.new_tokens} tokens are generated; raise --max_new_tokens"
+        )
+
+  def __call__(self, run: Runner, ids: Sequence[Sequence[int]], texts: Sequence[str]) -> list[dict[str, Any]]:
+    """An answer for each text: `input`, `prediction`, `score` and, where the text has sentinels, `filled`; where there
+    are several for a text, `predictions`, `scores` and `filled` are lists."""
+    options = dict(max_length=self.new_tokens, eos=(self.vocabulary.eos_id,))
+
+    def function(model, batch):
+      return self.strategy(model, self.batch(batch), batch["numbers"], **options)
+
+    copies = self.strategy.rows
+    numbers = np.stack(np.meshgrid(np.arange(len(ids)), np.arange(copies), indexing="ij"), -1).reshape(-1, 2)
+    repeated = [ids[text] for text, _ in numbers]
+    results = run(function, repeated, {"numbers": numbers.astype(np.uint32)}, self.padded)
+    answers = []
+    for number, text in enumerate(texts):
+      found = results[number * copies : (number + 1) * copies]
+      pairs = [(tokens, score) for t, s in found for tokens, score in zip(t.tolist(), s.tolist()) if score > -np.inf]
+      answers.append(self._answer(text, ids[number], pairs))
+    return answers
+
+  def _answer(self, text: str, prompt: Sequence[int], found: list[tuple[list[int], float]]) -> dict[str, Any]:
+    predictions = [self.text_of(prompt, self._until_eos(tokens)) for tokens, _ in found]
+    scores = [round(score, 4) for _, score in found]
+    filled = [fill(text, prediction) for prediction in predictions] if self.fills(text) else None
+    if self.strategy.predictions == 1:
+      answer = {"input": text, "prediction": predictions[0], "score": scores[0]}
+      return answer if filled is None else answer | {"filled": filled[0]}
+    answer = {"input": text, "predictions": predictions, "scores": scores}
+    return answer if filled is None else answer | {"filled": filled}
+
+  def _until_eos(self, ids: list[int]) -> list[int]:
+    """The ids before EOS that stand for something: tables have rows beyond the vocabulary."""
+    end = ids.index(self.vocabulary.eos_id) if self.vocabulary.eos_id in ids else len(ids)
+    return [i for i in ids[:end] if i < self.vocabulary.size]
+
+  def _check_new_tokens(self, length: int, what: str) -> None:
+    if self.positions is not None and length + self.new_tokens > self.positions:
+      raise UserError(
+        f"{what}--max_new_tokens={self.new_tokens}: the model has positions for {self.positions} tokens in all; "
+        "generate fewer, or use a model with more positions"
+      )
+
+
+class TextToText(Generation):
+  """An encoder-decoder: the text is encoded, the answer decoded."""
+
+  def default_new_tokens(self) -> int:
+    return self.trained_length
+
+  def decoder_inputs(self, model):
+    return model.decoder_inputs
+
+  def encode(self, texts: Sequence[str], origin: str) -> list[list[int]]:
+    """Ids of each text, with sentinels and masks as they are spelled, and EOS.
+
+    Raises:
+      UserError: a text is longer than the model was trained for; more new tokens than it has positions.
+    """
+    self._check_new_tokens(0, "")
+    (longest,) = self.features["encoder_input_tokens"]
+    rows = []
+    for number, text in enumerate(texts):
+      ids = [*masks.encode_pieces(self.vocabulary, text), self.vocabulary.eos_id]
+      if len(ids) > longest:
+        raise UserError(
+          f"--input={origin}: {shown(text, number)} has {len(ids)} tokens, expected at most {longest}, the length the"
+          " model was trained with; shorten or split it"
+        )
+      rows.append(ids)
+    return rows
+
+  def padded(self, length: int) -> int:
+    (longest,) = self.features["encoder_input_tokens"]
+    return padded_length(length, longest)
+
+  def batch(self, batch: Batch) -> Batch:
+    segments = {"encoder_segment_ids": batch["valid"]} if "encoder_segment_ids" in self.features else {}
+    return {"encoder_input_tokens": batch["tokens"]} | segments
+
+  def text_of(self, prompt: Sequence[int], ids: list[int]) -> str:
+    return self.vocabulary.decode(ids)
+
+  def fills(self, text: str) -> bool:
+    return SENTINEL.search(text) is not None
+
+
+class Continuation(Generation):
+  """A decoder: what follows the text, as a document that begins with it would go on. A prefix LM sees it whole."""
+
+  def default_new_tokens(self) -> int:
+    return min(64, max(1, self.trained_length // 2))
+
+  def decoder_inputs(self, model):
+    return model.inputs
+
+  def encode(self, texts: Sequence[str], origin: str) -> list[list[int]]:
+    """Ids of each text behind the start token.
+
+    Raises:
+      UserError: the model has not so many positions.
+    """
+    rows, longest = [], 0
+    for number, text in enumerate(texts):
+      ids = [vocabularies.start_id(self.vocabulary), *self.vocabulary.encode(text)]
+      # The last token that is generated is never read, so it needs no position.
+      self._check_new_tokens(len(ids) - 1, f"--input={origin}: {shown(text, number)} has {len(ids) - 1} tokens, ")
+      longest = max(longest, len(ids))
+      rows.append(ids)
+    if longest > self.trained_length:
+      logging.warning(
+        "--input=%s: the longest text has %d tokens, the model was trained on %d; what follows may be poor",
+        origin,
+        longest - 1,
+        self.trained_length,
+      )
+    return rows
+
+  def padded(self, length: int) -> int:
+    return padded_length(length, self.positions)
+
+  def batch(self, batch: Batch) -> Batch:
+    features = {"decoder_input_tokens": batch["tokens"], "decoder_segment_ids": batch["valid"]}
+    prefix = {"decoder_causal_attention": batch["valid"]} if "decoder_causal_attention" in self.features else {}
+    return features | prefix
+
+  def text_of(self, prompt: Sequence[int], ids: list[int]) -> str:
+    """The new text: what is decoded after the prompt may begin with a space that it would lose by itself."""
+    special = self.vocabulary.special_ids
+    before, after = ([i for i in part if i not in special] for part in (prompt, ids))
+    start, whole = self.vocabulary.decode(before), self.vocabulary.decode(before + after)
+    return whole.removeprefix(start) if whole.startswith(start) else self.vocabulary.decode(after)
+
+  def fills(self, text: str) -> bool:
+    return False
+
+
+SENTINEL = re.compile(r"<extra_id_\d+>")
+
+
+def fill(text: str, prediction: str) -> str:
+  """The text with each sentinel replaced by what the prediction says follows it; sentinels it lacks stay."""
+  parts = re.split(f"({SENTINEL.pattern})", prediction)
+  spans = dict(zip(parts[1::2], (span.strip() for span in parts[2::2])))
+  return SENTINEL.sub(lambda found: spans.get(found[0], found[0]), text)
+
+
+def _positions(inputs) -> int | None:
+  """How many positions a stack can tell apart, None where there is no limit."""
+  return inputs.position.length if isinstance(inputs.position, LearnedPosition) else None

@@ -1,0 +1,72 @@
+"""Texts in, JSON lines out."""
+
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from t5x_like.errors import UserError, did_you_mean, one_line
+
+
+def read(path: str, field: str | None = None) -> list[str]:
+  """The texts of a file: its lines that are not blank or, where it is JSON lines, what they have under a key.
+
+  Args:
+    path: a UTF-8 file, `-` for standard input. One that ends in `.jsonl` has a JSON object on every line.
+    field: the key of the text, `text` unless told; says that any file is JSON lines.
+  Raises:
+    UserError: no such file, not UTF-8, nothing in it, or a line that is no such object.
+  """
+  try:
+    data = sys.stdin.buffer.read() if path == "-" else pathlib.Path(path).read_bytes()
+    content = data.decode("utf-8")
+  except OSError as error:
+    raise UserError(f"--input={path}: cannot be read: {error.strerror}") from error
+  except UnicodeDecodeError as error:
+    raise UserError(f"--input={path}: not UTF-8 at byte {error.start}; convert it to UTF-8") from error
+  lines = [(number, line) for number, line in enumerate(content.removeprefix("\ufeff").split("\n"), 1) if line.strip()]
+  if not lines:
+    raise UserError(f"--input={path}: found no text in it, expected an input on every line")
+  if field is None and not path.endswith(".jsonl"):
+    return [line.removesuffix("\r") for _, line in lines]
+  return [_text(line, field or "text", f"--input={path}: line {number}") for number, line in lines]
+
+
+def _text(line: str, field: str, where: str) -> str:
+  try:
+    record = json.loads(line)
+  except (ValueError, RecursionError) as error:
+    raise UserError(f"{where}: not JSON ({one_line(error)}), expected a JSON object on every line") from None
+  if not isinstance(record, dict):
+    raise UserError(f"{where}: found a JSON {type(record).__name__}, expected an object with the key {field!r}")
+  if not isinstance(record.get(field), str):
+    found = f"{record[field]!r:.40} under the key {field!r}" if field in record else f"no key {field!r}"
+    near = "" if field in record else did_you_mean(field, record)
+    raise UserError(f"{where}: found {found}{near}, expected a string; name its key with --text_field")
+  return record[field]
+
+
+def write(path: str, rows: Iterable[dict[str, Any]]) -> None:
+  """Writes a JSONL file in one piece, or to standard output where the path is `-`.
+
+  Raises:
+    UserError: the file cannot be written.
+  """
+  lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+  if path == "-":
+    sys.stdout.writelines(lines)
+    return
+  temporary = pathlib.Path(f"{path}.tmp")
+  try:
+    with open(temporary, "w", encoding="utf-8") as file:
+      file.writelines(lines)
+    os.replace(temporary, path)
+  except OSError as error:
+    raise UserError(f"--output={path}: cannot be written: {error.strerror}") from error
+
+
+def shown(text: str, number: int) -> str:
+  """How a message names a text, counted from 0."""
+  return f"text {number + 1} ({text[:40]!r}{'…' if len(text) > 40 else ''})"
