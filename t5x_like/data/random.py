@@ -8,12 +8,30 @@ seed with the epoch and the example index absorbed one after the other; a row's 
 key, that is `mix(key + (j + 1) * GOLDEN_GAMMA)` for j = 0, 1, 2, ...
 """
 
+import math
+
 import numpy as np
 
 from t5x_like.data.quiet_tensorflow import tf
 
 GOLDEN_GAMMA = 0x9E3779B97F4A7C15
+LARGEST_SIZE = 2**62
 _WORD = 2**64
+_SORTED_SIZES = 256
+# One for each round: the first words of SplitMix64 started at 0.
+_ROUND_CONSTANTS = np.array(
+  [
+    0xE220A8397B1DCDAF,
+    0x6E789E6AA1B965F4,
+    0x06C45D188009454F,
+    0xF88BB8A8724C81EC,
+    0x1B39896A51A8749B,
+    0x53CB9F0C747EA2EA,
+    0x2C829ABE1F4532E1,
+    0xC584133AC916AB3C,
+  ],
+  np.uint64,
+)
 
 
 def _mix(word: tf.Tensor) -> tf.Tensor:
@@ -26,11 +44,14 @@ def _mix(word: tf.Tensor) -> tf.Tensor:
 
 def row_keys(seed: int, *words_B: tf.Tensor) -> tf.Tensor:
   """One 64-bit key per row from an integer seed and any number of integer tensors [B]; returns uint64 [B]."""
-  gamma = tf.constant(GOLDEN_GAMMA, tf.uint64)
   key_B = _mix(tf.constant((int(seed) + GOLDEN_GAMMA) % _WORD, tf.uint64))
   for word_B in words_B:
-    key_B = _mix(tf.bitwise.bitwise_xor(key_B, tf.cast(word_B, tf.uint64)) + gamma)
+    key_B = _absorbed(key_B, tf.cast(word_B, tf.uint64))
   return key_B
+
+
+def _absorbed(key_B: tf.Tensor, word_B: tf.Tensor) -> tf.Tensor:
+  return _mix(tf.bitwise.bitwise_xor(key_B, word_B) + tf.constant(GOLDEN_GAMMA, tf.uint64))
 
 
 def bits(key_B: tf.Tensor, n: int) -> tf.Tensor:
@@ -52,14 +73,97 @@ def subsets(bits_BN: tf.Tensor, k: int) -> tf.Tensor:
 
 
 def shuffled(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int, size: int) -> tf.Tensor:
-  """Where example `index` of an epoch lies in that epoch's random order of range(size): int64 [B] -> int64 [B].
+  """Which example stands at place `index` of an epoch's random order of range(size).
 
-  For every (seed, epoch) a permutation of range(size), computed without materialising it by the cipher of
-  `tf.random.experimental.index_shuffle` (called as the raw op because the wrapper pads a matrix of seeds wrongly).
+  For every (seed, epoch) a permutation of range(size), computed without materialising it: `permuted` by the key of the
+  epoch. docs/permutation.md defines it and shows how random it is.
+
+  Args:
+    index_B: int64 [B], each in 0..size-1.
+    epoch_B: int64 [B].
+    seed: any integer; only its value modulo 2^64 counts.
+    size: 1 to 2^62.
+
+  Returns:
+    int64 [B], each in 0..size-1.
+
+  Raises:
+    ValueError: a size outside its range.
+    tf.errors.InvalidArgumentError: an index outside its range; inside `tf.function`, when it runs.
   """
-  key_B3 = bits(row_keys(seed, epoch_B), 3)
-  last = tf.fill(tf.shape(index_B), tf.constant(size - 1, tf.int64))
-  return tf.raw_ops.RandomIndexShuffle(index=index_B, seed=key_B3, max_index=last, rounds=4)
+  return permuted(index_B, row_keys(seed, epoch_B), size)
+
+
+def permuted(index_B: tf.Tensor, key_B: tf.Tensor, size: int) -> tf.Tensor:
+  """Where the permutation of range(size) that belongs to a key takes an index: int64 [B], uint64 [B] -> int64 [B].
+
+  Sizes up to 256 sort keyed words; larger ones are enciphered by a Feistel network whose halves are digits of mixed
+  radix (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002), walking on from what falls outside
+  of range(size). Raises what `shuffled` raises.
+  """
+  if not 1 <= size <= LARGEST_SIZE:
+    raise ValueError(f"size: found {size}, expected 1 to 2^62")
+  inside = tf.reduce_all((index_B >= 0) & (index_B < size))
+  found = [f"index: expected each in [0, {size}), found", tf.reduce_min(index_B), "to", tf.reduce_max(index_B)]
+  # The raw operation: `tf.debugging.Assert` adds a conditional, which costs more than what it saves.
+  checked = tf.raw_ops.Assert(condition=inside, data=found, summarize=1)
+  with tf.control_dependencies([checked]):
+    index_B = tf.identity(index_B)
+  key_B = _absorbed(key_B, tf.constant(size, tf.uint64))  # a corpus that grew has an order of its own
+  return _sorted_words(index_B, key_B, size) if size <= _SORTED_SIZES else _enciphered(index_B, key_B, size)
+
+
+def _sorted_words(index_B: tf.Tensor, key_B: tf.Tensor, size: int) -> tf.Tensor:
+  """The place of the `index`-th largest, read as signed, of the first `size` words of the key's stream."""
+  key_U, which_B = tf.unique(key_B)  # rows of one epoch share their order
+  counters_N = tf.constant(np.arange(1, size + 1, dtype=np.uint64) * np.uint64(GOLDEN_GAMMA))
+  words_UN = tf.bitcast(_mix(key_U[:, None] + counters_N), tf.int64)
+  order_UN = tf.math.top_k(words_UN, k=size).indices  # of equal words the lower place comes first
+  return tf.cast(tf.gather_nd(order_UN, tf.stack([tf.cast(which_B, tf.int64), index_B], axis=1)), tf.int64)
+
+
+def _enciphered(index_B: tf.Tensor, key_B: tf.Tensor, size: int) -> tf.Tensor:
+  """The Feistel network with cycle walking."""
+  radices = high, low = _radices(size)
+  place_B = _feistel(tf.cast(index_B, tf.uint64), key_B, radices)
+  if high * low > size:
+    end = tf.constant(size, tf.uint64)
+
+    def walk(place_B: tf.Tensor) -> tuple[tf.Tensor]:
+      outside = tf.where(place_B >= end)
+      moved = _feistel(tf.gather_nd(place_B, outside), tf.gather_nd(key_B, outside), radices)
+      return (tf.tensor_scatter_nd_update(place_B, outside, moved),)
+
+    (place_B,) = tf.while_loop(lambda place_B: tf.reduce_any(place_B >= end), walk, (place_B,))
+  return tf.cast(place_B, tf.int64)
+
+
+def _radices(size: int) -> tuple[int, int]:
+  """Two numbers close to the square root of `size` whose product is `size` or little more, so that walks are rare."""
+  root = math.isqrt(size - 1) + 1
+  high = min(range(root, min(2 * root, root + 1024)), key=lambda high: -size % high)
+  return high, -(-size // high)
+
+
+def _feistel(value_B: tf.Tensor, key_B: tf.Tensor, radices: tuple[int, int]) -> tf.Tensor:
+  """A permutation of range(high * low) by the key: uint64 [B], uint64 [B] -> uint64 [B].
+
+  With value = left * low + right, each round adds to one digit a random function of the other: word number `other` of
+  the SplitMix64 stream that starts at the round's key.
+  """
+  radix = high, low = [tf.constant(number, tf.uint64) for number in radices]
+  left_B = value_B // low
+  digits = [left_B, value_B - left_B * low]
+  half, gamma = tf.constant(32, tf.uint64), tf.constant(GOLDEN_GAMMA, tf.uint64)
+  round_key_RB = tf.unstack(key_B + tf.constant(_ROUND_CONSTANTS, tf.uint64)[:, None])
+  for number, round_key_B in enumerate(round_key_RB):
+    to = number % 2
+    word_B = _mix(round_key_B + digits[1 - to] * gamma)
+    # The upper half of the word, scaled to the digit's range (Lemire, "Fast Random Integer Generation", 2019).
+    added_B = tf.bitwise.right_shift(tf.bitwise.right_shift(word_B, half) * radix[to], half)
+    sum_B = digits[to] + added_B
+    digits[to] = tf.minimum(sum_B, sum_B - radix[to])  # modulo the radix: the difference wraps where it is negative
+  return digits[0] * low + digits[1]
 
 
 def integers(bits_BN: tf.Tensor, n: int) -> tf.Tensor:

@@ -1,0 +1,282 @@
+"""The order of an epoch: a permutation of every size, as defined in docs/permutation.md, and random by every test."""
+
+import collections
+import functools
+import math
+
+import numpy as np
+import pytest
+
+from t5x_like.data import random
+from t5x_like.data.quiet_tensorflow import tf
+from tools.benchmark import randomness
+
+# Of some 6,000 scores, one of a perfectly random order is beyond this with a chance of 1e-6; seeds are fixed.
+MOST = 6.4
+WORD = 2**64
+LARGE = [10**6, 2**33 + 1, 976_562_500, 10**12, 2**62 - 1, 2**62]
+
+
+def order(size, count=None, *, epoch=0, seed=0):
+  """The first `count` places of an epoch's order."""
+  index = tf.range(size if count is None else count, dtype=tf.int64)
+  return random.shuffled(index, tf.fill(tf.shape(index), np.int64(epoch)), seed, size).numpy()
+
+
+# The definition once more, in plain integers.
+
+
+def mix(word):
+  word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 % WORD
+  word = (word ^ word >> 27) * 0x94D049BB133111EB % WORD
+  return word ^ word >> 31
+
+
+def stream(key, number):
+  return mix((key + number * random.GOLDEN_GAMMA) % WORD)
+
+
+def key_of(seed, epoch, size):
+  key = mix((seed + random.GOLDEN_GAMMA) % WORD)
+  for word in (epoch % WORD, size):
+    key = mix(((key ^ word) + random.GOLDEN_GAMMA) % WORD)
+  return key
+
+
+@functools.cache
+def radices(size):
+  root = math.isqrt(size)
+  root += root * root < size
+  best = None
+  for high in range(root, min(2 * root, root + 1024)):
+    low = (size + high - 1) // high
+    if best is None or high * low < best[0] * best[1]:
+      best = high, low
+  return best
+
+
+def added(key, number, other, radix):
+  return (stream((key + stream(0, number + 1)) % WORD, other) >> 32) * radix >> 32
+
+
+def encrypt(value, key, high, low):
+  left, right = divmod(value, low)
+  for number in range(0, 8, 2):
+    left = (left + added(key, number, right, high)) % high
+    right = (right + added(key, number + 1, left, low)) % low
+  return left * low + right
+
+
+def decrypt(value, key, high, low):
+  left, right = divmod(value, low)
+  for number in range(6, -1, -2):
+    right = (right - added(key, number + 1, left, low)) % low
+    left = (left - added(key, number, right, high)) % high
+  return left * low + right
+
+
+def signed(word):
+  return word - WORD if word >= WORD // 2 else word
+
+
+def place_of(index, epoch, seed, size):
+  key = key_of(seed, epoch, size)
+  if size <= 256:
+    return sorted(range(size), key=lambda place: (-signed(stream(key, place + 1)), place))[index]
+  sides = radices(size)
+  index = encrypt(index, key, *sides)
+  while index >= size:
+    index = encrypt(index, key, *sides)
+  return index
+
+
+def index_of(place, epoch, seed, size):
+  """The inverse of `place_of` for sizes above 256."""
+  key, sides = key_of(seed, epoch, size), radices(size)
+  place = decrypt(place, key, *sides)
+  while place >= size:
+    place = decrypt(place, key, *sides)
+  return place
+
+
+@pytest.mark.parametrize("first", range(1, 2**12 + 1, 2**9))
+def test_every_small_size_is_permuted_as_defined(first):
+  for size in range(first, first + 2**9):
+    epoch, seed = size % 5, size % 7
+    found = order(size, epoch=epoch, seed=seed)
+    assert (np.bincount(found, minlength=size) == 1).all(), size
+    for index in {0, size // 3, size - 1}:
+      assert found[index] == place_of(index, epoch, seed, size), (size, index)
+
+
+@pytest.mark.parametrize("size", [2**16 - 1, 2**16, 2**16 + 1, 500_009, 10**6 + 3])
+def test_a_whole_epoch_is_a_permutation(size):
+  assert (np.bincount(order(size), minlength=size) == 1).all()
+
+
+@pytest.mark.parametrize("size", LARGE[1:])
+def test_a_million_examples_are_different(size):
+  found = order(size, 10**6, epoch=3)
+  assert len(np.unique(found)) == 10**6
+  assert 0 <= found.min() and found.max() < size
+
+
+@pytest.mark.parametrize("size", [257, 4097, 65537, *LARGE])
+def test_equals_the_definition_and_goes_back(size):
+  generator = np.random.default_rng(size % 2**32)
+  index, epoch = generator.integers(0, size, 50), generator.integers(-(2**63), 2**63 - 1, 50)
+  index[:2] = 0, size - 1
+  for seed in (0, 2**64 - 1, -3):
+    found = random.shuffled(tf.constant(index), tf.constant(epoch), seed, size).numpy().tolist()
+    expected = [place_of(*pair, seed, size) for pair in zip(index.tolist(), epoch.tolist())]
+    assert found == expected
+    assert [index_of(*pair, seed, size) for pair in zip(found, epoch.tolist())] == index.tolist()
+
+
+def test_a_walk_takes_few_steps():
+  """The network permutes at most two in a hundred numbers too many, and far fewer for corpora that are not tiny."""
+  for size in randomness.sizes():
+    if size > 256:
+      high, low = random._radices(size)
+      assert 0 <= high * low - size <= min(0.02 * size, high)
+      assert size < 10**4 or (high * low - size) * 2_000 <= size
+      assert low <= high < 3 * low
+
+
+@pytest.mark.parametrize("size", [3, 87, 300, 1031, 10**9])
+def test_rows_depend_on_their_own_index_and_epoch_alone(size):
+  """Row by row, eagerly, in a function of unknown length and in tf.data: the same places."""
+  generator = np.random.default_rng(0)
+  index, epoch = generator.integers(0, size, 40), generator.integers(0, 9, 40)
+  one_by_one = [
+    random.shuffled(tf.constant(index[[i]]), tf.constant(epoch[[i]]), 5, size).numpy()[0] for i in range(40)
+  ]
+  assert random.shuffled(tf.constant(index), tf.constant(epoch), 5, size).numpy().tolist() == one_by_one
+  vector = tf.TensorSpec([None], tf.int64)
+  function = tf.function(lambda index, epoch: random.shuffled(index, epoch, 5, size), input_signature=[vector, vector])
+  assert function(tf.constant(index), tf.constant(epoch)).numpy().tolist() == one_by_one
+  dataset = tf.data.Dataset.from_tensor_slices((index, epoch)).batch(16).map(function)
+  assert np.concatenate(list(dataset.as_numpy_iterator())).tolist() == one_by_one
+  assert function(tf.zeros([0], tf.int64), tf.zeros([0], tf.int64)).shape == (0,)
+
+
+@pytest.mark.parametrize("size", [10, 1000])
+@pytest.mark.parametrize("outside", [-1, 0, 2**62])
+def test_an_index_outside_is_refused(size, outside):
+  index, epoch = tf.constant([0, outside or size], tf.int64), tf.zeros([2], tf.int64)
+  with pytest.raises(tf.errors.InvalidArgumentError, match=rf"index: expected each in \[0, {size}\)"):
+    random.shuffled(index, epoch, 1, size)
+  with pytest.raises(tf.errors.InvalidArgumentError, match="index: expected each in"):
+    tf.function(lambda index: random.shuffled(index, epoch, 1, size))(index)
+  with pytest.raises(tf.errors.InvalidArgumentError, match="index: expected each in"):
+    list(tf.data.Dataset.from_tensors(index).map(lambda index: random.shuffled(index, epoch, 1, size)))
+
+
+@pytest.mark.parametrize("size", [0, -1, 2**62 + 1])
+def test_a_size_outside_is_refused(size):
+  with pytest.raises(ValueError, match=f"size: found {size}, expected 1 to 2"):
+    random.shuffled(tf.constant([0], tf.int64), tf.constant([0], tf.int64), 1, size)
+
+
+def test_round_constants_are_the_stream_of_seed_0():
+  assert random._ROUND_CONSTANTS.tolist() == [stream(0, number) for number in range(1, 9)]
+
+
+def test_orders_are_frozen():
+  """Runs go on with the same data only while these stay as they are: a change of them is a new edition of the data."""
+  found = {size: order(size, min(size, 6), epoch=2, seed=42).tolist() for size in GOLDEN}
+  assert found == GOLDEN
+
+
+GOLDEN = {
+  1: [0],
+  2: [1, 0],
+  3: [0, 1, 2],
+  7: [2, 5, 0, 1, 3, 6],
+  10: [8, 1, 3, 4, 5, 2],
+  255: [221, 111, 35, 189, 180, 243],
+  256: [61, 177, 190, 85, 234, 185],
+  257: [0, 100, 16, 48, 206, 239],
+  1000: [321, 541, 735, 193, 743, 255],
+  4096: [257, 1351, 1249, 1296, 556, 3132],
+  65537: [21830, 31588, 55503, 39550, 47783, 28013],
+  1000003: [331093, 928259, 435213, 2870, 315248, 265751],
+  2147483648: [774894481, 1532659475, 1016310922, 362933378, 702785573, 1371902434],
+  976562500: [235225471, 318633064, 399333149, 630932948, 711438052, 677558614],
+  17000000000: [15306151800, 5260575295, 3818589803, 14844044751, 965740771, 4002196785],
+  1000000000000: [989395401790, 741245336509, 714259408036, 495611492599, 404944634989, 388911408785],
+  1099511627777: [998129801517, 421138517881, 300420814672, 924641882073, 999847488985, 504325148008],
+  1125899906842624: [
+    303193477964470,
+    282493821190150,
+    558529755166930,
+    536371941000477,
+    719257800172185,
+    1032313433284628,
+  ],
+  4611686018427387903: [
+    193770490056768332,
+    4158212906256758225,
+    3631879205482049341,
+    604748018208692823,
+    1167810231519010958,
+    2389382612861011885,
+  ],
+  4611686018427387904: [
+    524483972884781684,
+    2880162984087803781,
+    2109009983346828522,
+    1502544753129928412,
+    1367329846049918813,
+    3676815281054950522,
+  ],
+}
+
+
+@pytest.mark.parametrize("size", randomness.sizes())
+def test_orders_are_random(size):
+  scores = randomness.study(random.permuted, size, seed=0)
+  far = {name: found.round(1).tolist() for name, found in scores.items() if np.abs(found).max() > MOST}
+  assert not far
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 6])
+def test_every_order_of_a_tiny_corpus_is_as_likely(size):
+  assert abs(randomness.permutation_score(random.permuted, size, seed=7, epochs=40_000)) < MOST
+  over_seeds = random.permuted(
+    tf.tile(tf.range(size, dtype=tf.int64), [4096]), tf.repeat(randomness.seed_keys(0, 4096), size), size
+  )
+  if size < 6:
+    found = collections.Counter(map(tuple, over_seeds.numpy().reshape(4096, size).tolist())).values()
+    cells = math.factorial(size)
+    assert len(found) == cells
+    chi_square = sum((count - 4096 / cells) ** 2 for count in found) * cells / 4096
+    assert abs(randomness._chi_square_score(chi_square, cells - 1)[0]) < MOST
+
+
+def _failed(permute, size):
+  return {name for name, found in randomness.study(permute, size, 0).items() if np.abs(found).max() > MOST}
+
+
+@pytest.mark.parametrize("size", [257, 1000])
+def test_the_tests_find_a_network_of_four_rounds(monkeypatch, size):
+  monkeypatch.setattr(random, "_ROUND_CONSTANTS", random._ROUND_CONSTANTS[:4])
+  assert "lags 1 to 64" in _failed(random.permuted, size)
+
+
+def test_the_tests_find_orders_that_are_not_random():
+  """An order without a key, one that only starts at random, a stride, and one key for all epochs and seeds."""
+  size, everything = 10_007, set(randomness.study(random.permuted, 10_007, 0))
+
+  def start(key_B):
+    return tf.cast(key_B % np.uint64(size), tf.int64)
+
+  def keyless(index_B, key_B, size):
+    return random.permuted(index_B, tf.zeros_like(key_B), size)
+
+  assert _failed(lambda index_B, key_B, size: index_B, size) == everything
+  assert _failed(keyless, size) >= {"epochs", "neighbouring seeds", "first place over seeds", "last place over seeds"}
+  started = _failed(lambda index_B, key_B, size: (index_B + start(key_B)) % size, size)
+  assert started >= {"lags 1 to 64", "runs", "batches over regions", "first two over seeds"}
+  strided = _failed(lambda index_B, key_B, size: (index_B * 3_847 + start(key_B)) % size, size)
+  assert strided >= {"lags 1 to 64", "runs", "batches over regions", "first two over seeds"}

@@ -1,0 +1,208 @@
+"""Statistical tests of permutations of range(size): is an epoch's order what a random order would be?
+
+Each test gives normal scores, deviations from the expectation in standard deviations, so that one threshold holds for
+all of them and both sides count: an order can be too even as well as too uneven. Expectations and variances are those
+of places drawn without replacement, exact for the correlations and the runs at every size; chi-squares have the exact
+expectation, and are turned into normal scores by the cube root of Wilson and Hilferty (1931).
+"""
+
+import collections
+import functools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from t5x_like.data import random
+
+LAGS = 64
+_PLACES = 50_000  # looked at in an epoch
+_EPOCHS = 4
+_SEEDS = 4096
+_BATCH, _REGIONS = 256, 16
+
+# (index int64 [B], key uint64 [B], size) -> place int64 [B]
+Permute = Callable[[tf.Tensor, tf.Tensor, int], tf.Tensor]
+
+
+def sizes() -> list[int]:
+  """Sizes from 2 to 2^62: powers of two and four and what is one below and above, and sizes of real corpora."""
+  powers = [*range(1, 11), 12, 13, 16, 17, 20, 21, 24, 25, 30, 31, 33, 34, 40, 41, 48, 50, 55, 61, 62]
+  around = {2**power + step for power in powers for step in (-1, 0, 1)}
+  found = around | {1_000, 50_000, 10**6, 10**6 + 3, 976_562_500, 17_000_000_000, 10**12}
+  return sorted(size for size in found if 2 <= size <= random.LARGEST_SIZE)
+
+
+def study(permute: Permute, size: int, seed: int) -> dict[str, np.ndarray]:
+  """All tests that a size is large enough for; by name, the normal scores.
+
+  The orders are those of several epochs under `seed` and under `seed + 1` (more epochs where `size` is small), the
+  first places those of 4,096 consecutive seeds.
+  """
+  found = {}
+  epochs = max(_EPOCHS, 2 * _PLACES // size)
+  first_EN, other_EN = (orders(permute, size, key, epochs) for key in (seed, seed + 1))
+  places_EN = np.concatenate([first_EN, other_EN])
+  if size >= 8:
+    found["lags 1 to 64"] = lags = lag_scores(places_EN, size)[0]
+    if size > 16 * LAGS:
+      found["lags together"] = _chi_square_score((lags**2).sum(), len(lags))[0]
+    found["runs"] = runs_score(places_EN)
+  if size >= 2 * _REGIONS**2:
+    found["batches over regions"] = region_score(places_EN, size)[0]
+  if size <= 2 * _REGIONS**2:
+    found["place by index"] = place_score(places_EN)
+  if size >= 3:
+    found["epochs"] = agreement_score(first_EN[:-1], first_EN[1:], size)
+    found["neighbouring seeds"] = agreement_score(first_EN, other_EN, size)
+  if 3 <= size < random.LARGEST_SIZE:
+    grown_EN = orders(permute, size + 1, seed, epochs)[:, : first_EN.shape[1]]
+    found["neighbouring sizes"] = agreement_score(first_EN, grown_EN, size, size + 1)
+  key_S = seed_keys(seed, _SEEDS)
+  ends = [0, min(1, size - 1), size - 1]
+  first_S, second_S, last_S = (permute(tf.fill([_SEEDS], np.int64(end)), key_S, size).numpy() for end in ends)
+  found["first place over seeds"] = uniform_score(first_S, size)
+  found["last place over seeds"] = uniform_score(last_S, size)
+  if size >= 3:
+    found["first two over seeds"] = pair_score(first_S, second_S, size)
+  return {name: np.atleast_1d(scores) for name, scores in found.items()}
+
+
+def orders(permute: Permute, size: int, seed: int, epochs: int) -> np.ndarray:
+  """The first places of some epochs' orders: int64 [epochs, up to 50,000]."""
+  count = min(size, _PLACES)
+  index = np.tile(np.arange(count, dtype=np.int64), epochs)
+  key_E = random.row_keys(seed, tf.range(epochs, dtype=tf.int64))
+  return permute(tf.constant(index), tf.repeat(key_E, count), size).numpy().reshape(epochs, count)
+
+
+@functools.cache
+def seed_keys(seed: int, count: int) -> tf.Tensor:
+  """The keys of epoch 0 under consecutive seeds: uint64 [count]."""
+  epoch = tf.zeros([1], tf.int64)
+  return tf.concat([random.row_keys(number, epoch) for number in range(seed, seed + count)], axis=0)
+
+
+def lag_scores(places_EN: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
+  """Serial correlations of places, around the end, at lags 1, 2, ...: normal scores and correlations."""
+  centred_EN, (square, _, _) = _centred(places_EN, size), _moments(size)
+  epochs, count = centred_EN.shape
+  spectrum = np.fft.rfft(centred_EN)
+  product = np.fft.irfft((np.abs(spectrum) ** 2).sum(0), n=count)[1 : min(LAGS, (count - 1) // 2) + 1]
+  correlation = product / (epochs * count * square)
+  mean, variance = _serial_moments(size, count)
+  return (product - epochs * mean) / math.sqrt(epochs * variance), correlation
+
+
+def runs_score(places_EN: np.ndarray) -> float:
+  """The number of runs up and down (Levene and Wolfowitz 1944)."""
+  epochs, count = places_EN.shape
+  up = np.diff(places_EN) > 0
+  runs = epochs + (up[:, 1:] != up[:, :-1]).sum()
+  return (runs - epochs * (2 * count - 1) / 3) / math.sqrt(epochs * (16 * count - 29) / 90)
+
+
+def region_score(places_EN: np.ndarray, size: int) -> tuple[float, float]:
+  """Batches over equal regions of the corpus: normal score, and chi-square by its degrees of freedom."""
+  half = places_EN[:, : max(1, min(places_EN.shape[1], size // 2))]
+  batch = min(_BATCH, size // 4)
+  regions = min(_REGIONS, batch // 8)
+  batches = half.shape[1] // batch
+  region, share = _bins(half[:, : batches * batch], size, regions)
+  at = np.arange(len(half) * batches)[:, None] * regions
+  counts = np.bincount((region.reshape(-1, batch) + at).ravel(), minlength=at.size * regions)
+  counts = counts.reshape(-1, batches, regions)
+  expected = batch * share
+  chi_square = ((counts - expected) ** 2 / expected).sum()
+  rest = (size - batches * batch) * share  # what is left of each region for the rest of the epoch
+  chi_square += ((counts.sum(1) - batches * expected) ** 2 / rest).sum()
+  return _chi_square_score(chi_square * (1 - 1 / size), len(half) * batches * (regions - 1))
+
+
+def place_score(places_EN: np.ndarray) -> float:
+  """How often each index came to each place, over epochs that are whole."""
+  epochs, size = places_EN.shape
+  counts = np.zeros((size, size))
+  np.add.at(counts, (np.arange(size)[None], places_EN), 1)
+  chi_square = ((counts - epochs / size) ** 2).sum() * size / epochs
+  return _chi_square_score(chi_square * (1 - 1 / size), (size - 1) ** 2)[0]
+
+
+def agreement_score(one_EN: np.ndarray, other_EN: np.ndarray, size: int, other_size: int | None = None) -> float:
+  """The correlation between orders that should be independent, index by index, of one size or two."""
+  other_size = other_size or size
+  (square, _, pair), (other_square, _, other_pair) = _moments(size), _moments(other_size)
+  epochs, count = one_EN.shape
+  product = (_centred(one_EN, size) * _centred(other_EN, other_size)).sum()
+  return product / math.sqrt(epochs * (count * square * other_square + count * (count - 1) * pair * other_pair))
+
+
+def uniform_score(place_S: np.ndarray, size: int) -> float:
+  """Independent places over 64 regions, or over all places where they are fewer."""
+  region, share = _bins(place_S, size, min(_REGIONS * 4, size))
+  expected = len(place_S) * share
+  counts = np.bincount(region, minlength=len(share))
+  return _chi_square_score(((counts - expected) ** 2 / expected).sum(), len(share) - 1)[0]
+
+
+def pair_score(one_S: np.ndarray, other_S: np.ndarray, size: int) -> float:
+  """Pairs of different places over 8 x 8 regions, or over all pairs where they are fewer."""
+  (one, share), (other, _) = (_bins(place_S, size, min(_REGIONS // 2, size)) for place_S in (one_S, other_S))
+  regions = len(share)
+  chance = (np.outer(share, share) - np.diag(share) / size) * (size / (size - 1))
+  counts = np.bincount(one * regions + other, minlength=regions**2).reshape(regions, regions)
+  possible = chance > 1e-12
+  expected = len(one_S) * chance[possible]
+  chi_square = ((counts[possible] - expected) ** 2 / expected).sum() + 1e9 * counts[~possible].sum()
+  return _chi_square_score(chi_square, possible.sum() - 1)[0]
+
+
+def permutation_score(permute: Permute, size: int, seed: int, epochs: int) -> float:
+  """How often each of the size! orders came, for a tiny size."""
+  found = collections.Counter(map(tuple, orders(permute, size, seed, epochs).tolist()))
+  cells = math.factorial(size)
+  expected = epochs / cells
+  chi_square = sum((count - expected) ** 2 for count in found.values()) / expected + (cells - len(found)) * expected
+  return _chi_square_score(chi_square, cells - 1)[0]
+
+
+def _centred(places: np.ndarray, size: int) -> np.ndarray:
+  return (places - (size - 1) / 2) / size
+
+
+def _moments(size: int) -> tuple[float, float, float]:
+  """Of centred places: the mean square, the mean fourth power, the mean product of two different ones."""
+  square = (1 - 1 / size**2) / 12
+  return square, (1 - 1 / size**2) * (3 - 7 / size**2) / 240, -square / (size - 1)
+
+
+def _serial_moments(size: int, count: int) -> tuple[float, float]:
+  """Mean and variance of the sum over i of x[i] * x[(i + lag) % count], x being drawn without replacement.
+
+  After Wald and Wolfowitz (1943), who draw all: the `count` products fall into pairs that are one and the same, share
+  a factor or share none. Exact where no lag is half of `count` or more.
+  """
+  square, fourth, pair = _moments(size)
+  same = (size * square**2 - fourth) / (size - 1)
+  sharing = (2 * fourth - size * square**2) / ((size - 1) * (size - 2))
+  apart = (3 * size * square**2 - 6 * fourth) / ((size - 1) * (size - 2) * (size - 3))
+  mean = count * pair
+  return mean, count * same + 2 * count * sharing + (count**2 - 3 * count) * apart - mean**2
+
+
+def _bins(places: np.ndarray, size: int, regions: int) -> tuple[np.ndarray, np.ndarray]:
+  """The region of each place, and each region's share of all places."""
+
+  def region(places: np.ndarray) -> np.ndarray:
+    return np.minimum((places * (regions / size)).astype(np.int64), regions - 1)
+
+  if size > 2**20:
+    return region(places), np.full(regions, 1 / regions)
+  return region(places), np.bincount(region(np.arange(size)), minlength=regions) / size
+
+
+def _chi_square_score(chi_square: float, freedom: int) -> tuple[float, float]:
+  """The normal score, and chi-square by its degrees of freedom."""
+  by_freedom, spread = chi_square / freedom, 2 / (9 * freedom)
+  return (by_freedom ** (1 / 3) - (1 - spread)) / math.sqrt(spread), by_freedom
