@@ -12,10 +12,11 @@ import sys
 import pytest
 
 from launch import local
-from t5x_like import evaluate, predict, train
+from t5x_like import data, evaluate, predict, train
 from t5x_like.data.store import builtin
 from t5x_like.data.store.writer import TokenStoreWriter
 from t5x_like.data.vocabularies import ByteVocabulary
+from t5x_like.training import checkpoint_manifest
 from t5x_like.training import workdir as workdirs
 from tests.runs import NANO, REPO, environment, steps
 from tests.runs import train as command
@@ -237,6 +238,24 @@ def test_a_workdir_of_another_config(untouched, refused):
   )
   refused(train.main, *SMALL, *flags, workdir=untouched, parts=(str(untouched), *keys))
   refused(evaluate.main, "--config.model.variant=t5-tiny", workdir=untouched, parts=("model.variant", "'nano' there"))
+
+
+def test_a_run_on_data_of_the_first_edition(untouched, refused, tmp_path):
+  """Training does not go on; evaluating and predicting do, for they need only its model."""
+  copy = shutil.copytree(untouched, tmp_path / "copy")
+  saved = json.loads((copy / "config.json").read_text())
+  assert saved["fingerprints"].pop("data_edition") == data.EDITION == 2
+  parts = ("edition 1", "edition 2", "finish the run with the version that began it", "another --workdir")
+  flags = (*SMALL, f"--config.total_steps={2 * saved['total_steps']}")
+  (copy / "config.json").write_text(json.dumps(saved))
+  refused(train.main, *flags, workdir=copy, parts=(str(copy), *parts))
+  assert evaluate.main([f"--workdir={copy}"]) == 0
+  (copy / "config.json").unlink()  # then the checkpoint tells
+  for file in (copy / "checkpoints").glob("*/manifest/metadata"):
+    manifest = json.loads(file.read_text())
+    del manifest["digest"], manifest["metadata"]["fingerprints"]["data_edition"]
+    file.write_text(json.dumps(manifest | {"digest": checkpoint_manifest._digest(manifest)}))
+  refused(train.main, *flags, workdir=copy, parts=(str(copy / "checkpoints"), *parts))
 
 
 def test_a_workdir_that_cannot_be(refused, tmp_path):

@@ -7,6 +7,7 @@ import pathlib
 from typing import IO, Any
 
 from t5x_like import config as config_lib
+from t5x_like import data
 from t5x_like.errors import UserError, one_line
 
 FILE = "config.json"
@@ -14,12 +15,13 @@ FILE = "config.json"
 _FIXED = ("model.", "seed", "batch_size", "fingerprints.", "optimizer.name", "objective.name")
 # … except for how the same model is computed.
 _FREE = ("model.dtype", "model.layers", "model.remat")
+_EDITION = "data_edition"  # of `data.EDITION`; runs of the first edition recorded none
 
 
 def identity(config, task) -> dict[str, Any]:
   """The content of `config.json`: the resolved config, what the data and vocabulary are, and the feature lengths."""
   return config.to_dict() | {
-    "fingerprints": {"data": task.fingerprint, "vocabulary": task.vocabulary.fingerprint},
+    "fingerprints": {"data": task.fingerprint, _EDITION: data.EDITION, "vocabulary": task.vocabulary.fingerprint},
     "features": {name: list(feature.shape) for name, feature in task.features.items()},
   }
 
@@ -50,9 +52,17 @@ def check(saved: dict[str, Any], current: dict[str, Any], workdir) -> list[str]:
   Returns:
     A line for each key that differs and may.
   Raises:
-    UserError: listing every key whose change makes resuming meaningless.
+    UserError: the run's data are of another edition, or listing every key whose change makes resuming meaningless.
   """
   before, now = config_lib.flat(saved), config_lib.flat(current)
+  edition = now.get(f"fingerprints.{_EDITION}")  # none where only models are compared
+  found = before.get(f"fingerprints.{_EDITION}", 1)
+  if edition is not None and found != edition:
+    raise UserError(
+      f"{workdir}: holds a run on data of edition {found}, and this version of t5x_like makes edition {edition}, other "
+      "batches at every step; finish the run with the version that began it, or begin a new one in another --workdir "
+      "(token stores can stay as they are)"
+    )
   changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
   refused = [key for key in changed if key.startswith(_FIXED) and key not in _FREE]
   if refused:
