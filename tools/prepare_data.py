@@ -37,6 +37,7 @@ from t5x_like.data.prepare import cleaning, duplicates, progress_files
 from t5x_like.data.prepare import job as jobs
 from t5x_like.data.prepare import parts as preparation
 from t5x_like.data.prepare import progress as progress_bars
+from t5x_like.data.prepare.documents import Documents
 from t5x_like.data.prepare.job import Batch, Job, Tokenised
 from t5x_like.data.store import reader
 from t5x_like.data.store.writer import SHARD_TOKENS
@@ -225,7 +226,7 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument(
     "--source",
     required=True,
-    help=f"where documents come from, FORM:REST; forms: {', '.join(sources.forms())} (t5x_like/data/sources)",
+    help=f"where documents come from, FORMAT:REST; formats: {', '.join(sources.formats())} (t5x_like/data/sources)",
   )
   parser.add_argument("--vocabulary", required=True, help="a vocabulary directory, a SentencePiece .model, or bytes")
   parser.add_argument("--output", required=True, help="directory to make; each split is a token store inside it")
@@ -347,12 +348,13 @@ def main(argv: list[str] | None = None) -> None:
     _check_reached(args.output)
   steps, c4 = _steps(args)
   vocabulary = vocabularies.load(args.vocabulary)
-  source = sources.open_source(args.source, data_dir=args.data_dir, text_field=args.text_field)
+  documents = Documents(args.source, data_dir=args.data_dir, text_field=args.text_field)
+  source = documents.source
   for output, part in _plan(source, args.split, args.validation_fraction).items():
     root = args.output.rstrip("/") if "://" in args.output else str(pathlib.Path(args.output))
     path = f"{root}/{output}"
     record = {
-      "documents": source.fingerprint_facts(),
+      "documents": documents.facts(),
       "part": dataclasses.asdict(part),
       "shard_tokens": args.shard_tokens,
       "part_bytes": args.part_bytes,
@@ -370,7 +372,7 @@ def main(argv: list[str] | None = None) -> None:
       args.source,
       args.data_dir,
       args.text_field,
-      jobs.facts_hash(source),
+      jobs.facts_hash(documents),
       tuple(source.changed(part.split)),
       part.split,
       part.low,

@@ -28,17 +28,21 @@ def main(argv: list[str] | None = None) -> None:
   start = time.monotonic()
   data = pathlib.Path(args.data_dir)
   vocabulary, store = data / "vocabulary", data / "docstrings"
-  _run("1/4 corpus: the docstrings of the installed packages", "tools.build_docstrings", f"--data_dir={data / 'tfds'}")
   source = ["--source=docstrings", f"--data_dir={data / 'tfds'}"]
   size = ["--size=8192", f"--output={vocabulary}"]
-  _run("2/4 vocabulary: 8,192 SentencePiece ids", "tools.train_vocabulary", *source, *size)
-  _run("3/4 tokens", "tools.prepare_data", *source, f"--vocabulary={vocabulary}", f"--output={store}")
+  _run(
+    "1/3 the docstrings of the installed packages, and 8,192 SentencePiece ids",
+    "tools.train_vocabulary",
+    *source,
+    *size,
+  )
+  _run("2/3 tokens", "tools.prepare_data", *source, f"--vocabulary={vocabulary}", f"--output={store}")
   train = [f"--config={RECIPE}", f"--workdir={args.workdir}"]
   if str(store) != "data/docstrings":
     train.append(f"--config.task.store={store}")
   if args.steps:
     train.append(f"--config.total_steps={args.steps}")
-  _run("4/4 training, checkpoints, evaluation, report", "t5x_like.train", *train)
+  _run("3/3 training, checkpoints, evaluation, report", "t5x_like.train", *train)
   _closing(args.workdir, train, time.monotonic() - start)
 
 

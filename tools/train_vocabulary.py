@@ -48,11 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     raise UserError(f"--lowercase: found it with --kind={options.kind}, expected wordpiece; lower the text beforehand")
   if not 0.5 < options.character_coverage <= 1:
     raise UserError(f"--character_coverage: found {options.character_coverage}, expected a share above 0.5 and up to 1")
-  from t5x_like.data.sources import open_source
+  from t5x_like.data.prepare.documents import Documents
 
-  source = open_source(options.source, data_dir=options.data_dir, text_field=options.text_field)
+  documents = Documents(options.source, data_dir=options.data_dir, text_field=options.text_field)
   record = {
-    "source": source.fingerprint_facts(),
+    "source": documents.facts(),
     **{key: value for key, value in vars(options).items() if key not in ("source", "data_dir", "output")},
   }
   record = json.loads(json.dumps(record))
@@ -60,11 +60,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"vocabulary {output} exists already and is the one asked for, nothing to do")
     return 0
   started = time.monotonic()
-  lines, total = sample(cut_into_lines(source.documents(options.split)), options.max_bytes)
+  lines, total = sample(cut_into_lines(documents.wanted(options.split)), options.max_bytes)
   used = sum(map(len, lines))
-  skipped = "".join(f", {n:,} skipped ({reason})" for reason, n in sorted(source.skipped[options.split].items()))
+  skipped = "".join(f", {n:,} skipped ({reason})" for reason, n in sorted(documents.skipped[options.split].items()))
   print(
-    f"training on {used / 1e6:.1f} of {total / 1e6:.1f} MB of {source.name}/{options.split}{skipped} ...", flush=True
+    f"training on {used / 1e6:.1f} of {total / 1e6:.1f} MB of {documents.source.name}/{options.split}{skipped} ...",
+    flush=True,
   )
   vocabulary = _train(lines, options)
   vocabulary.save(output)
@@ -233,7 +234,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
   parser = argparse.ArgumentParser(
     prog="python -m tools.train_vocabulary", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  parser.add_argument("--source", required=True, help="form:rest, see t5x_like/data/sources, such as jsonl:corpus/*.gz")
+  parser.add_argument("--source", required=True, help="format:rest, see t5x_like/data/sources: jsonl:corpus/*.gz")
   parser.add_argument("--data_dir", help="where TensorFlow datasets are or will be prepared")
   parser.add_argument("--text_field", default="text", help="the key, feature or column of the text (default: text)")
   parser.add_argument("--split", default="train", help="the split to train on (default: train)")

@@ -72,5 +72,9 @@ def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any])
 
 def fingerprint(task: str, tokens: TokenStore, **arguments: Any) -> str:
   """The SHA-256 of a task over one token store: its name and version, the store's content, the arguments (as JSON)."""
-  content = {"task": task, "store": tokens.fingerprint, **arguments}
+  return digest(task=task, store=tokens.fingerprint, **arguments)
+
+
+def digest(**content: Any) -> str:
+  """The SHA-256 of JSON-serialisable content, hexadecimal."""
   return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

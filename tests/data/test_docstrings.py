@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from t5x_like.data.docstrings import extract
 from t5x_like.errors import UserError
-from tools import build_docstrings
 
 PACKAGES = ("json", "email", "logging", "asyncio", "argparse")
 PROSE = "This sentence is long enough to be taken for a document of English technical prose, number {}."
@@ -68,8 +67,9 @@ def test_the_prepared_corpus_is_an_ordinary_tensorflow_dataset(built):
 
   source = open_source("tfds:docstrings/small", data_dir=str(built[0].data_dir).split("/docstrings/")[0])
   assert source.name == "docstrings" and set(source.splits) == {"train", "validation"}
-  assert list(source.documents("train")) == [d["text"] for d in records(built[0], "train")]
-  assert source.fingerprint_facts()["metadata"]["sha256"] == built[0].info.metadata["sha256"]
+  assert list(source.documents("train", "text")) == [d["text"] for d in records(built[0], "train")]
+  assert [record for _, record in source.records("train")] == records(built[0], "train")
+  assert source.facts("text")["metadata"]["sha256"] == built[0].info.metadata["sha256"]
 
 
 def test_the_result_does_not_depend_on_the_number_of_processes():
@@ -158,18 +158,30 @@ def test_the_extractor_needs_no_tensorflow():
   subprocess.run([sys.executable, "-c", program], check=True)
 
 
-def test_the_tool_builds_once(tmp_path, capsys, monkeypatch):
+def test_the_source_builds_once(tmp_path, capsys, monkeypatch):
   from t5x_like.data.docstrings import builder
+  from t5x_like.data.sources import open_source
 
   monkeypatch.setattr(builder.Docstrings.BUILDER_CONFIGS[0], "packages", ("json", "email"))
-  for said in ("built in", "exists already, nothing to do"):
-    assert build_docstrings.main([f"--data_dir={tmp_path}"]) == 0
-    out = capsys.readouterr()
-    assert said in out.out and ("files" in out.err) == (said == "built in")
+  for builds in (True, False):
+    open_source("docstrings", data_dir=str(tmp_path))
+    assert ("files" in capsys.readouterr().err) == builds
+  with pytest.raises(UserError, match=r"found 'tny' after the colon.*did you mean 'tiny'"):
+    open_source("docstrings:tny", data_dir=str(tmp_path))
 
 
-def test_a_directory_that_cannot_be_written_is_refused(tmp_path, capsys):
+def test_the_tiny_corpus_is_split_by_name(tmp_path):
+  from t5x_like.data.sources import open_source
+
+  source = open_source("docstrings:tiny", data_dir=str(tmp_path))
+  packages = {split: {record["package"] for _, record in source.records(split)} for split in source.splits}
+  assert packages["validation"] == {"statistics", "tarfile", "textwrap"} and len(packages["train"]) == 6
+
+
+def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
+  from t5x_like.data.sources import open_source
+
   (tmp_path / "file").write_text("")
-  assert build_docstrings.main([f"--data_dir={tmp_path}/file/deeper"]) == 2
-  error = capsys.readouterr().err
-  assert error.startswith("error: ") and error.count("\n") == 1 and str(tmp_path) in error
+  with pytest.raises(UserError) as caught:
+    open_source("docstrings", data_dir=f"{tmp_path}/file/deeper")
+  assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)

@@ -164,7 +164,7 @@ def test_answers_are_found_in_their_windows(tmp_path):
       "found 'Ada' at place 0 of the context, expected the answer 'Bob'",
     ),
     ("span_qa", squad(("Ada", 0)), dict(form="squad", length=20), "config.task.length: found 20 with stride 128"),
-    ("span_qa", "[]", dict(form="squad"), "found a JSON list, expected an object"),
+    ("span_qa", "[]", dict(form="squad"), "found a JSON array, expected an object"),
     ("span_qa", squad(("program.", -8)), dict(form="squad"), "found '' at place -8 of the context"),
     ("span_qa", squad(("Ada", None)), dict(form="squad"), "in field 'answers', expected .text, answer_start."),
     ("span_qa", squad((3, 0)), dict(form="squad"), "in field 'answers', expected .text, answer_start."),

@@ -10,11 +10,12 @@ import numpy as np
 import psutil
 import pytest
 
-from t5x_like.data import sources, vocabularies
+from t5x_like.data import vocabularies
 from t5x_like.data.prepare import cleaning, progress_files
 from t5x_like.data.prepare import job as jobs
 from t5x_like.data.prepare import parts as preparation
 from t5x_like.data.prepare import progress as progress_bars
+from t5x_like.data.prepare.documents import Documents
 from t5x_like.data.store.reader import TokenStore
 from t5x_like.errors import UserError
 from tools import prepare_data
@@ -366,12 +367,12 @@ def test_parts_and_splits_without_documents(tmp_path, capsys):
 
 def test_a_source_that_changes_meanwhile_is_refused(tmp_path):
   (tmp_path / "a.txt").write_text("one\n")
-  source = sources.open_source(f"lines:{tmp_path}/a.txt")
+  documents = Documents(f"lines:{tmp_path}/a.txt")
   job = jobs.Job(
     f"lines:{tmp_path}/a.txt",
     None,
     "text",
-    jobs.facts_hash(source),
+    jobs.facts_hash(documents),
     (),
     "train",
     0.0,

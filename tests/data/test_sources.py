@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from t5x_like.data.sources import forms, open_source
+from t5x_like.data.prepare.documents import Documents
+from t5x_like.data.sources import formats
 from t5x_like.errors import UserError
 
 DOCUMENT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")).filter(lambda s: s.strip())
@@ -27,7 +28,7 @@ def write(path, data: str | bytes):
 
 
 def read(source: str, split="train", **options) -> list[str]:
-  return list(open_source(source, **options).documents(split))
+  return list(Documents(source, **options).wanted(split))
 
 
 def refusal(source: str, split="train", **options) -> str:
@@ -54,8 +55,8 @@ def test_every_form_of_files_yields_its_documents(tmp_path):
 def test_jsonl_gives_back_every_document(tmp_path_factory, documents, zipped, ascii_only):
   path = tmp_path_factory.mktemp("jsonl") / ("a.jsonl.gz" if zipped else "a.jsonl")
   write(path, "".join(json.dumps({"text": text}, ensure_ascii=ascii_only) + "\n" for text in documents))
-  source = open_source(f"jsonl:{path}")
-  assert list(source.documents("train")) == documents
+  source = Documents(f"jsonl:{path}")
+  assert list(source.wanted("train")) == documents
   assert not source.skipped["train"]
 
 
@@ -71,10 +72,10 @@ def test_files_come_in_sorted_order_and_splits_apart(tmp_path):
     write(tmp_path / name, name)
   assert read(f"lines:{tmp_path}/**/[0-9]*") == ["a/1", "b/10", "b/2", "v/1"]
   assert read(f"lines:{tmp_path}/odd[1]") == ["odd[1]"]
-  source = open_source(f"lines:train={tmp_path}/b/*,validation={tmp_path}/v/1,train={tmp_path}/a/*")
-  assert source.splits == ("train", "validation")
-  assert list(source.documents("train")) == ["b/10", "b/2", "a/1"] == list(source.documents("train"))
-  assert list(source.documents("validation")) == ["v/1"]
+  source = Documents(f"lines:train={tmp_path}/b/*,validation={tmp_path}/v/1,train={tmp_path}/a/*")
+  assert source.source.splits == ("train", "validation")
+  assert list(source.wanted("train")) == ["b/10", "b/2", "a/1"] == list(source.wanted("train"))
+  assert list(source.wanted("validation")) == ["v/1"]
 
 
 def test_names_and_facts_are_free_of_absolute_paths(tmp_path):
@@ -82,26 +83,26 @@ def test_names_and_facts_are_free_of_absolute_paths(tmp_path):
     write(tmp_path / place / "my corpus" / "train.txt", "one")
     write(tmp_path / place / "my corpus" / "validation.txt", "two")
   here, there = (
-    open_source(f"text:train={tmp_path}/{place}/my corpus/train.txt,validation={tmp_path}/{place}/my corpus/v*")
+    Documents(f"text:train={tmp_path}/{place}/my corpus/train.txt,validation={tmp_path}/{place}/my corpus/v*")
     for place in ("here", "there")
   )
-  assert here.name == there.name == "my_corpus"
-  assert here.fingerprint_facts() == there.fingerprint_facts() == json.loads(json.dumps(here.fingerprint_facts()))
-  assert str(tmp_path) not in json.dumps(here.fingerprint_facts())
-  assert open_source(f"text:{tmp_path}/here/my corpus/train.txt").name == "my_corpus"
+  assert here.source.name == there.source.name == "my_corpus"
+  assert here.facts() == there.facts() == json.loads(json.dumps(here.facts()))
+  assert str(tmp_path) not in json.dumps(here.facts())
+  assert Documents(f"text:{tmp_path}/here/my corpus/train.txt").source.name == "my_corpus"
   write(tmp_path / "news.en.gz", "one")
-  assert open_source(f"lines:{tmp_path}/news.en.gz").name == "news"
-  before = here.fingerprint_facts()
+  assert Documents(f"lines:{tmp_path}/news.en.gz").source.name == "news"
+  before = here.facts()
   write(tmp_path / "here" / "my corpus" / "train.txt", "one more")
-  assert here.fingerprint_facts() != before
+  assert here.facts() != before
 
 
 def test_empty_documents_and_nuls_are_skipped_and_counted(tmp_path):
   write(tmp_path / "a", "one\n\n \t\nn\0l\n\u3000\ntwo\n")
-  source = open_source(f"lines:{tmp_path}/a")
-  assert list(source.documents("train")) == ["one", "two"]
+  source = Documents(f"lines:{tmp_path}/a")
+  assert list(source.wanted("train")) == ["one", "two"]
   assert source.skipped["train"] == {"empty": 3, "NUL character": 1}
-  assert list(source.documents("train")) and source.skipped["train"]["empty"] == 3
+  assert list(source.wanted("train")) and source.skipped["train"]["empty"] == 3
 
 
 def test_missing_files_are_refused(tmp_path):
@@ -119,7 +120,7 @@ def test_empty_files_and_files_without_documents_are_refused(tmp_path):
   write(tmp_path / "empty", "")
   assert f"{tmp_path}/empty: found an empty file" in refusal(f"lines:{tmp_path}/empty")
   write(tmp_path / "blank", "\n \n")
-  assert "found 0 documents in 1 file(s) of split 'train' (2 skipped: empty)" in refusal(f"lines:{tmp_path}/blank")
+  assert "blank: found 0 documents in split 'train' (2 skipped: empty)" in refusal(f"lines:{tmp_path}/blank")
   write(tmp_path / "header.tsv", "text\n")
   assert "found 0 documents" in refusal(f"tsv:{tmp_path}/header.tsv")
   write(tmp_path / "empty.gz", "")
@@ -152,11 +153,11 @@ def test_bytes_that_are_not_utf8_are_refused_with_their_line(form, tmp_path):
     ("9" * 10_000, "found invalid JSON"),
     ('["a"]', "found a JSON array, expected one JSON object"),
     ("null", "found a JSON null"),
-    ('{"texts": "a"}', "found no key 'text' among 'texts', expected the document's text there (did you mean 'texts'?)"),
-    ("{}", "found no key 'text' among none"),
-    ('{"text": 3}', "found a JSON number under key 'text', expected a string"),
-    ('{"text": null}', "found a JSON null under key 'text'"),
-    ('{"text": true}', "found a JSON boolean under key 'text'"),
+    ('{"texts": "a"}', "found no field 'text' among texts, expected 'text' (did you mean 'texts'?)"),
+    ("{}", "found no field 'text' among none"),
+    ('{"text": 3}', "found number in field 'text', expected text"),
+    ('{"text": null}', "found null in field 'text'"),
+    ('{"text": true}', "found boolean in field 'text'"),
   ],
 )
 def test_lines_that_are_no_documents_are_refused_with_their_line(line, said, tmp_path):
@@ -166,16 +167,16 @@ def test_lines_that_are_no_documents_are_refused_with_their_line(line, said, tmp
 
 def test_tables_of_another_shape_are_refused(tmp_path):
   path = write(tmp_path / "a.tsv", "sentence\tlabel\nok\t1\n\tx\nodd\n")
-  assert f"{path}:1: found no column 'sentense'" in refusal(f"tsv:{path}", text_field="sentense")
+  assert f"{path}:1: found no field 'sentense'" in refusal(f"tsv:{path}", text_field="sentense")
   assert "(did you mean 'sentence'?)" in refusal(f"tsv:{path}", text_field="sentense")
   assert f"{path}:4: found 1 tab-separated columns, expected 2" in refusal(f"tsv:{path}", text_field="sentence")
   assert f"{path}:1: found 2 tab-separated columns, expected 8" in refusal(f"tsv:{path}", text_field="7")
 
 
 def test_unknown_forms_and_splits_are_refused(tmp_path):
-  assert forms() == ("conll", "conllu", "docstrings", "json", "jsonl", "lines", "parquet", "text", "tfds", "tsv")
-  assert "found form 'jsnl'" in refusal("jsnl:x") and "(did you mean 'jsonl'?)" in refusal("jsnl:x")
-  assert "found form ''" in refusal(":x")
+  assert set(formats()) >= {"conll", "conllu", "docstrings", "json", "jsonl", "lines", "parquet", "text", "tfds", "tsv"}
+  assert "found format 'jsnl'" in refusal("jsnl:x") and "(did you mean 'jsonl'?)" in refusal("jsnl:x")
+  assert "found format ''" in refusal(":x")
   write(tmp_path / "a", "one")
   said = refusal(f"lines:{tmp_path}/a", "trian")
   assert "found no split 'trian', expected one of train (did you mean 'train'?)" in said
@@ -184,8 +185,8 @@ def test_unknown_forms_and_splits_are_refused(tmp_path):
 def test_files_are_read_without_tensorflow(tmp_path):
   write(tmp_path / "a", "one")
   program = (
-    "import sys; from t5x_like.data.sources import open_source;"
-    f"assert list(open_source('lines:{tmp_path}/a').documents('train')) == ['one'];"
+    "import sys; from t5x_like.data.prepare.documents import Documents;"
+    f"assert list(Documents('lines:{tmp_path}/a').wanted('train')) == ['one'];"
     "assert 'tensorflow' not in sys.modules"
   )
   subprocess.run([sys.executable, "-c", program], check=True)
@@ -224,19 +225,19 @@ def dataset(request, tmp_path_factory):
 
 def test_a_prepared_dataset_is_read_in_order_in_both_formats(dataset):
   for name in ("my_texts", "my_texts:1.2.0", "my_texts:1.*.*"):
-    source = open_source(f"tfds:{name}", data_dir=str(dataset), text_field="body")
-    assert (source.name, source.splits) == ("my_texts", ("train",))
-    assert list(source.documents("train")) == [f"document {i} é" for i in range(600) if i % 100]
+    source = Documents(f"tfds:{name}", data_dir=str(dataset), text_field="body")
+    assert (source.source.name, source.source.splits) == ("my_texts", ("train",))
+    assert list(source.wanted("train")) == [f"document {i} é" for i in range(600) if i % 100]
     assert source.skipped["train"] == {"empty": 6}
-    facts = source.fingerprint_facts()
+    facts = source.facts()
     assert facts == json.loads(json.dumps(facts)) and facts["splits"]["train"]["examples"] == 600
     assert facts["name"] == "my_texts/1.2.0" and str(dataset) not in json.dumps(facts)
 
 
 def test_shards_of_a_dataset_are_parts_that_make_up_the_split(dataset):
-  source = open_source("tfds:my_texts", data_dir=str(dataset), text_field="body")
-  parts = source.parts("train", 1)
-  assert len(parts) == 3 and source.parts("train", 2**40) == [(0, 600)]
+  source = Documents("tfds:my_texts", data_dir=str(dataset), text_field="body")
+  parts = source.source.parts("train", 1)
+  assert len(parts) == 3 and source.source.parts("train", 2**40) == [(0, 600)]
   assert [text for part in parts for text in source.read("train", part)] == list(source.read("train"))
   assert list(source.read("train", parts[1]))[0] == f"document {parts[1][0]} é" or parts[1][0] % 100 == 0
 
@@ -244,7 +245,7 @@ def test_shards_of_a_dataset_are_parts_that_make_up_the_split(dataset):
 def test_features_and_datasets_that_are_not_there_are_refused(dataset):
   options = {"data_dir": str(dataset)}
   assert "found no feature 'text' among body, number" in refusal("tfds:my_texts", **options)
-  assert "found feature 'number' of" in refusal("tfds:my_texts", text_field="number", **options)
+  assert "found number in field 'number', expected text" in refusal("tfds:my_texts", text_field="number", **options)
   assert "tfds:my_text: found no such dataset" in refusal("tfds:my_text", **options)
   assert "tfds:my_texts:9.0.0: found no such dataset" in refusal("tfds:my_texts:9.0.0", **options)
   assert "found no dataset name" in refusal("tfds:", **options)

@@ -14,7 +14,7 @@ import tiny
 import tokenizers
 
 from t5x_like.data import loader, task, vocabularies
-from t5x_like.data.supervised import records
+from t5x_like.data.sources import check_split, open_source
 from t5x_like.data.supervised.templates import Template
 from t5x_like.errors import UserError
 from t5x_like.models import t5
@@ -196,20 +196,21 @@ def test_too_long_examples_are_refused_skipped_or_cut(tmp_path, tsv, capsys):
 def test_empty_fields_are_counted(tmp_path, tsv, capsys):
   tsv.write_text("source\ttarget\na\tb\n\tx\ny\t \nz\tw\n")
   assert epoch(build(tmp_path, tsv), batch_size=1)["encoder_input_tokens"].shape[0] == 1
-  assert "prepared 2 examples, 1 rows skipped (empty inputs), 1 rows skipped (empty targets)" in capsys.readouterr().out
+  out = capsys.readouterr().out
+  assert "prepared 2 examples, 1 records skipped (empty inputs), 1 records skipped (empty targets)" in out
 
 
 @pytest.mark.parametrize(
   "text, changes, message",
   [
-    ("source\ttargte\na\tb\n", {}, r"pairs.tsv:2: found no field 'target' among source, targte.*did you mean 'targte'"),
-    ("source\ttarget\na\n", {}, r"pairs.tsv:2: found 1 tab-separated columns, expected the 2 of the header"),
+    ("source\ttargte\na\tb\n", {}, r"pairs.tsv:1: found no field 'target' among source, targte.*did you mean 'targte'"),
+    ("source\ttarget\na\n", {}, r"pairs.tsv:2: found 1 tab-separated columns, expected 2"),
     ("source\ttarget\n", {}, r"split 'train': found 0 examples, expected at least one"),
-    ("source\ttarget\n\t\n", {}, r"found 0 examples, 1 rows skipped \(empty inputs\)"),
+    ("source\ttarget\n\t\n", {}, r"found 0 examples, 1 records skipped \(empty inputs\)"),
     ("a\tb\n1\t2\n", {"inputs": "{"}, r"config.task.inputs: found '\{'"),
     ("a\tb\n1\t2\n", {"inputs": "nothing"}, r"config.task.inputs: found 'nothing', expected the name of a field"),
     ("a\tb\n1\t2\n", {"inputs": "{a!r}"}, r"config.task.inputs.*conversion of 'a'"),
-    ("a\tb\n1\t2\n", {"source": "tvs:x"}, r"found form 'tvs'.*did you mean 'tsv'"),
+    ("a\tb\n1\t2\n", {"source": "tvs:x"}, r"found format 'tvs'.*did you mean 'tsv'"),
     ("a\tb\n1\t2\n", {"prefix": True}, r"config.task.prefix: found True"),
     ("a\tb\n1\t2\n", {"architecture": "decoder"}, r"config.task.targets_length: found 80, expected None"),
   ],
@@ -262,7 +263,7 @@ def test_a_full_disk_is_one_line(tmp_path, tsv, monkeypatch):
     ('{"a": NaN, "b": 1}', "j.jsonl:1: found nan in field 'a', expected text or a finite number"),
     ('{"a": 1e999, "b": 1}', "found inf in field 'a'"),
     ('{"a": ["x"], "b": 1}', "found list in field 'a'"),
-    ('{"a": "x\\u0000y", "b": 1}', r"found 0 examples, 1 rows skipped \(NUL character\)"),
+    ('{"a": "x\\u0000y", "b": 1}', r"found 0 examples, 1 records skipped \(NUL character\)"),
   ],
 )
 def test_fields_that_are_no_text(tmp_path, line, said):
@@ -279,36 +280,41 @@ def test_fields_that_are_no_text(tmp_path, line, said):
 
 
 def test_rows_that_cannot_be_told_apart_are_refused(tmp_path):
-  def refused(source, split="train"):
+  def refused(source, split="train", field="en"):
     with pytest.raises(UserError) as error:
-      list(records.open_rows(source, split, fields=("en",)).read())
+      opened = open_source(source, fields=(field,))
+      check_split(opened, split)
+      list(opened.records(split))
     assert "\n" not in str(error.value)
     return str(error.value)
 
   (tmp_path / "a.tsv").write_text("x\ty\ty\n1\t2\t3\n")
-  assert "a.tsv:1: found 2 columns 'y' in the header" in refused(f"tsv:{tmp_path}/a.tsv")
+  assert "a.tsv:1: found 2 columns 'y', expected one" in refused(f"tsv:{tmp_path}/a.tsv", field="y")
   table = pyarrow.Table.from_arrays([pyarrow.array(["a"])] * 2, names=["y", "y"])
   pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-  assert "found several columns 'y'" in refused(f"parquet:{tmp_path}/a.parquet")
+  assert "found 2 columns 'y', expected one" in refused(f"parquet:{tmp_path}/a.parquet", field="y")
   bad = pyarrow.Array.from_buffers(
     pyarrow.string(), 1, [None, pyarrow.py_buffer(np.array([0, 1], np.int32)), pyarrow.py_buffer(b"\xff")]
   )
   pyarrow.parquet.write_table(pyarrow.table({"en": bad}), tmp_path / "a.parquet")
   assert "found damaged Parquet data" in refused(f"parquet:{tmp_path}/a.parquet")
-  assert "found no {split} in parallel:" in refused(f"parallel:{tmp_path}/train.{{field}}", "validation")
+  (tmp_path / "train.en").write_text("one")
+  assert "found no split 'validation', expected one of train" in refused(
+    f"parallel:{tmp_path}/train.{{field}}", "validation"
+  )
   (tmp_path / "s.json").write_text('{"data": [{"paragraphs": [{"context": "a", "qas": ["x"]}]}]}')
   assert "found no SQuAD data" in refused(f"squad:{tmp_path}/s.json")
 
 
-def test_forms_of_rows(tmp_path):
+def test_records_of_formats(tmp_path):
   for name, lines in (("en", "one\ntwo\n"), ("de", "eins\nzwei\n"), ("fr", "un\n")):
     with gzip.open(tmp_path / f"train.{name}.gz", "wt") as file:
       file.write(lines)
   pattern = f"parallel:{tmp_path}/{{split}}.{{field}}.gz"
-  read = [row for _, row in records.open_rows(pattern, "train", fields=("en", "de")).read()]
+  read = [row for _, row in open_source(pattern, fields=("en", "de")).records("train")]
   assert read == [{"en": "one", "de": "eins"}, {"en": "two", "de": "zwei"}]
   with pytest.raises(UserError, match=r"train.fr.gz: found 1 lines, expected as many as in the other files"):
-    list(records.open_rows(pattern, "train", fields=("en", "fr")).read())
+    list(open_source(pattern, fields=("en", "fr")).records("train"))
 
   answers = [{"text": "Ada", "answer_start": 0}]
   questions = [
@@ -317,17 +323,17 @@ def test_forms_of_rows(tmp_path):
   ]
   squad = {"data": [{"title": "T", "paragraphs": [{"context": "Ada wrote.", "qas": questions}]}]}
   (tmp_path / "s.json").write_text(json.dumps(squad))
-  read = [row for _, row in records.open_rows(f"squad:{tmp_path}/s.json", "train").read()]
+  read = [row for _, row in open_source(f"squad:{tmp_path}/s.json").records("train")]
   assert [(row["id"], row["answers"]) for row in read] == [("q1", answers), ("q2", [])]
   template = Template("{question} {answers.0.text} {{}}", "inputs")
   assert template(read[0], "here") == "Who? Ada {}" and template(read[1], "here") is None
 
   (tmp_path / "c.conll").write_text("Ada\tB-PER\nwrote\tO\n\nIt\tO\n")
-  read = [row for _, row in records.open_rows(f"conll:{tmp_path}/c.conll", "train").read()]
+  read = [row for _, row in open_source(f"conll:{tmp_path}/c.conll").records("train")]
   assert read[0] == {"tokens": ["Ada", "wrote"], "0": ["Ada", "wrote"], "1": ["B-PER", "O"]} and len(read) == 2
 
   (tmp_path / "j.jsonl").write_text('{"a": {"b": ["x", 3]}, "c": [{"d": "y"}, {"d": null}, {"d": true}], "e": []}\n')
-  ((where, row),) = records.open_rows(f"jsonl:{tmp_path}/j.jsonl", "train").read()
+  ((where, row),) = open_source(f"jsonl:{tmp_path}/j.jsonl").records("train")
   assert Template("{a.b.1}", "inputs")(row, where) == "3"
   assert Template("{a.b.*} {c.*.d}", "inputs")(row, where) == "x 3 y True"
   assert Template("{e.*}", "inputs")(row, where) is None

@@ -77,7 +77,7 @@ def test_byte_fallback_leaves_nothing_unknown(corpus, tmp_path):
     (["--size=110"], "too few for the characters"),
     (["--size=100"], "--size: found 100 with 100 sentinels, expected at least 108"),
     (["--size=160", "--split=validation"], "found no split 'validation'"),
-    (["--size=160", "--text_field=txt"], "found no key 'txt'"),
+    (["--size=160", "--text_field=txt"], "found no field 'txt'"),
     (["--size=160", "--threads=0"], "--threads: found 0"),
     (["--size=160", "--max_bytes=0"], "--max_bytes: found 0"),
     (["--size=160", "--extra_ids=-1"], "--extra_ids: found -1"),

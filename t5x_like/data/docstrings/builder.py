@@ -50,6 +50,8 @@ DEPENDENCIES = (
   "humanize",
 )
 VALIDATION_SHARE = 0.035
+_TINY_TRAIN = ("argparse", "difflib", "logging", "socket", "subprocess", "typing")
+_TINY_VALIDATION = ("statistics", "tarfile", "textwrap")
 
 _DESCRIPTION = """
 Docstrings of the Python standard library and of installed Python packages, as English technical prose: one document a
@@ -59,9 +61,15 @@ docstring, cleaned of indentation, at least 80 characters and mostly letters; ex
 
 @dataclasses.dataclass
 class DocstringsConfig(tfds.core.BuilderConfig):
-  """Which packages to read: top-level names or `stdlib`; what is not installed is passed over."""
+  """What to read.
+
+  Attributes:
+    packages: top-level names, or `stdlib`; those that are not installed are left out.
+    validation: those of them that are the split validation; with none, a share of all modules is.
+  """
 
   packages: tuple[str, ...] = ()
+  validation: tuple[str, ...] = ()
 
 
 class Docstrings(tfds.core.GeneratorBasedBuilder):
@@ -84,7 +92,13 @@ class Docstrings(tfds.core.GeneratorBasedBuilder):
       name="installed",
       description="The standard library and this project's dependencies.",
       packages=(extract.STANDARD_LIBRARY, *DEPENDENCIES),
-    )
+    ),
+    DocstringsConfig(
+      name="tiny",
+      description="Nine modules of the standard library.",
+      packages=(*_TINY_TRAIN, *_TINY_VALIDATION),
+      validation=_TINY_VALIDATION,
+    ),
   ]
   code_path = epath.Path(__file__)  # TFDS 4.9.10 finds it only with importlib_resources, which it does not require
 
@@ -115,11 +129,16 @@ class Docstrings(tfds.core.GeneratorBasedBuilder):
         seen.add(digest)
         characters[docstring.package] += len(docstring.text)
         content.update("\0".join(docstring).encode() + b"\n")
-        documents[split_of(docstring.module)].append(docstring)
+        documents[self._split_of(docstring)].append(docstring)
       self._progress(done, total)
     self.info.metadata["sha256"] = content.hexdigest()
     self.info.metadata["characters"] = dict(characters)
     return {split: self._generate_examples(docstrings) for split, docstrings in documents.items()}
+
+  def _split_of(self, docstring: extract.Docstring) -> str:
+    if named := self.builder_config.validation:
+      return "validation" if docstring.package in named else "train"
+    return split_of(docstring.module)
 
   def _generate_examples(self, docstrings: list[extract.Docstring]):
     for number, docstring in enumerate(docstrings):

@@ -6,7 +6,7 @@ import numpy as np
 from etils import epath
 
 from t5x_like.data.prepare import cleaning, progress_files
-from t5x_like.data.prepare.job import Job, Marks, cleaned, parts_of, source_of
+from t5x_like.data.prepare.job import Job, Marks, cleaned, documents_of, parts_of
 from t5x_like.errors import UserError
 
 
@@ -42,7 +42,7 @@ def _sign(job: Job, number: int, path: epath.Path) -> None:
   pulse = progress_files.Pulse(epath.Path(job.progress) / "now" / "signatures" / f"{number:06d}")
   kept: list[bool] = []
   signed: list[cleaning.Signature] = []
-  for document in source_of(job).read(job.split, parts_of(job)[number]):
+  for document in documents_of(job).read(job.split, parts_of(job)[number]):
     text = cleaned(job, document)[0]
     kept.append(text is not None)
     if text is not None:

@@ -9,8 +9,10 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from t5x_like.data import sources, vocabularies
+from t5x_like.data import vocabularies
 from t5x_like.data.prepare import cleaning
+from t5x_like.data.prepare.documents import Documents, unwanted
+from t5x_like.data.sources import Skip
 from t5x_like.errors import UserError
 
 _BATCH_CHARACTERS = 2**19  # text cleaned and tokenised at once
@@ -66,7 +68,7 @@ class Job:
 class Batch:
   """Documents of a part that follow one another: texts or skips, the duplicates' marks, the spans to cut out."""
 
-  documents: list[str | sources.Skip]
+  documents: list[str | Skip]
   dropped: np.ndarray | None = None
   spans: list[np.ndarray] | None = None
 
@@ -81,16 +83,16 @@ class Tokenised:
   removed: list[Counter | None]
 
 
-def facts_hash(source: sources.Source) -> str:
-  return hashlib.sha256(json.dumps(source.fingerprint_facts(), sort_keys=True).encode()).hexdigest()
+def facts_hash(documents: Documents) -> str:
+  return hashlib.sha256(json.dumps(documents.facts(), sort_keys=True).encode()).hexdigest()
 
 
 @functools.lru_cache(2)
-def _source(name: str, data_dir: str | None, text_field: str, facts: str) -> sources.Source:
-  source = sources.open_source(name, data_dir=data_dir, text_field=text_field)
-  if facts_hash(source) != facts:
-    raise UserError(f"source {name}: found other files than when the preparation began; run the same command again")
-  return source
+def _opened_documents(source: str, data_dir: str | None, text_field: str, facts: str) -> Documents:
+  documents = Documents(source, data_dir=data_dir, text_field=text_field)
+  if facts_hash(documents) != facts:
+    raise UserError(f"source {source}: found other files than when the preparation began; run the same command again")
+  return documents
 
 
 @functools.lru_cache(2)
@@ -105,13 +107,13 @@ def vocabulary_of(job: Job) -> vocabularies.Vocabulary:
   return _opened_vocabulary(job.vocabulary, job.vocabulary_fingerprint)
 
 
-def source_of(job: Job) -> sources.Source:
-  return _source(job.source, job.data_dir, job.text_field, job.facts)
+def documents_of(job: Job) -> Documents:
+  return _opened_documents(job.source, job.data_dir, job.text_field, job.facts)
 
 
 @functools.lru_cache(2)
 def parts_of(job: Job) -> list[tuple[int, int]]:
-  return source_of(job).parts(job.split, job.part_bytes)
+  return documents_of(job).source.parts(job.split, job.part_bytes)
 
 
 def is_inside(job: Job, text: str) -> bool:
@@ -123,9 +125,9 @@ def is_inside(job: Job, text: str) -> bool:
   return job.low * 2**64 <= int.from_bytes(digest, "big") < job.high * 2**64
 
 
-def cleaned(job: Job, document: str | sources.Skip) -> tuple[str | None, str | None, Counter]:
+def cleaned(job: Job, document: str | Skip) -> tuple[str | None, str | None, Counter]:
   """(text, None, what went from it by reason), or (None, why it is skipped, what went)."""
-  if reason := sources.unwanted(document):
+  if reason := unwanted(document):
     return None, reason, Counter()
   if not is_inside(job, document):
     return None, _OTHER_SIDE, Counter()
@@ -159,7 +161,7 @@ def tokenise(job: Job, batch: Batch) -> Tokenised:
   return Tokenised(np.concatenate(ids), lengths_D, reasons, removed)
 
 
-def batches(documents: Iterable[str | sources.Skip], marks: Marks | None, start: int) -> Iterator[Batch]:
+def batches(documents: Iterable[str | Skip], marks: Marks | None, start: int) -> Iterator[Batch]:
   """Cuts documents, the first of them number `start` of its part, into batches of about 512 K characters."""
   held, characters, first = [], 0, start
 

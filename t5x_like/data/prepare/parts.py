@@ -26,7 +26,7 @@ from etils import epath
 
 from t5x_like.data import vocabularies
 from t5x_like.data.prepare import duplicates, progress_files
-from t5x_like.data.prepare.job import Batch, Job, Tokenised, batches, parts_of, source_of, tokenise, vocabulary_of
+from t5x_like.data.prepare.job import Batch, Job, Tokenised, batches, documents_of, parts_of, tokenise, vocabulary_of
 from t5x_like.data.store import manifest as manifests
 from t5x_like.data.store.shards import ARRAYS, Shard
 from t5x_like.data.store.writer import description, dtype_of, flush, flush_small, write_shard
@@ -52,12 +52,11 @@ def make_part(
 def _make_part(
   job: Job, number: int, spread: Callable[[Iterator[Batch]], Iterator[Tokenised]] | None
 ) -> dict[str, Any]:
-  source = source_of(job)
   record_path = epath.Path(job.progress) / "parts" / f"{number:06d}"
   record = _resumed(job, record_path)
   if record["done"]:
     return record
-  documents = itertools.islice(source.read(job.split, parts_of(job)[number]), record["read"], None)
+  documents = itertools.islice(documents_of(job).read(job.split, parts_of(job)[number]), record["read"], None)
   stream = batches(documents, duplicates.marks(job, number), record["read"])
   vocabulary = vocabulary_of(job)
   held = _Held(job, vocabulary)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from etils import epath
 from tqdm import tqdm
 
-from t5x_like.data.prepare.job import Job, parts_of, source_of
+from t5x_like.data.prepare.job import Job, documents_of, parts_of
 
 _LOOK_SECONDS = 1.0
 _LINE_SECONDS = 30.0
@@ -24,7 +24,7 @@ class _Parts:
 
   def __init__(self, job: Job, stage: str):
     self._directory = epath.Path(job.progress) / "now" / stage
-    self._sizes = [source_of(job).part_size(job.split, part) for part in parts_of(job)]
+    self._sizes = [documents_of(job).source.part_size(job.split, part) for part in parts_of(job)]
     self._done: dict[int, int] = {}
     self.total = sum(self._sizes)
 

@@ -1,104 +1,117 @@
-"""Sources: where documents come from. A source is spelled `form:rest`, and a form is a file of this folder.
+"""Sources: where records come from. A source is spelled `format:rest`, and a format is a file of this folder.
 
-    jsonl:/corpus/*.jsonl.gz                                one JSON object a line, the document under a key
-    jsonl:train=a/*.jsonl.gz,validation=b.jsonl.gz          several splits; so for every form of files
-    text:books/**/*.txt                                     one document a file
-    lines:news.en.gz                                        one document a line
-    tsv:reviews.tsv                                         one document a row, from a named or numbered column
-    json:records.json                                       one JSON array a file, of objects or of strings
-    parquet:corpus/*.parquet                                one document a row, from a named column
-    conll:ner.conll, conllu:en_ewt.conllu                   tokens by line; a document, else a sentence, is one document
+    jsonl:/corpus/*.jsonl.gz                                an object a line; its keys
+    jsonl:train=a/*.jsonl.gz,validation=b.jsonl.gz          several splits; likewise for every format of files
+    json:records.json                                       an array a file, of objects, or of strings (`text`)
+    parquet:corpus/*.parquet                                a row each; its columns
+    tsv:reviews.tsv                                         a line each; the header's columns, or numbers from 0
+    text:books/**/*.txt                                     a file each; `text`
+    lines:news.en.gz                                        a line each; `text`
+    parallel:corpus/{split}.{field}.gz                      translation: line n of `train.en.gz` and of `train.de.gz`
+    squad:train=train-v2.0.json.gz                          SQuAD's files; id, title, context, question, answers
+    conll:ner.conll                                         a sentence each; `tokens`, and every column by its number
+    conllu:en_ewt.conllu                                    a sentence each; `tokens`, form, lemma, upos, xpos, deprel
     tfds:NAME[/config][:version]                            any TensorFlow dataset, prepared already or buildable
     docstrings                                              the embedded corpus, built on first use
+    builtin                                                 a tiny part of it, to try recipes with; every kind of field
+
+A record is a dictionary of fields. Supervised tasks use its fields; pretraining takes one of them as the text of a
+document (`Source.documents`), where CoNLL's sentences are joined to the documents they are from.
 
 A pattern without split names is the split `train`; `{00000..00007}` stands for those numbers, each of which must be
 there. Files are local or remote (`gs://`, or any scheme fsspec knows), read in sorted order; gzip, bzip2, xz and zstd
-are recognised by their first bytes; text is UTF-8 (a byte order mark is dropped). Empty documents, documents with NUL
-characters and lines of over 128 MiB are passed over and counted in `skipped`; everything else that is wrong raises a
-`UserError` naming file and line.
+are recognised by their first bytes; text is UTF-8 (a byte order mark is dropped). Lines of over 128 MiB are skipped;
+anything else that is wrong raises a `UserError` naming file and line.
 
-To add a form `x`, add `x.py` here with `open_form(rest, *, data_dir, text_field) -> Source`.
+To add a format `x`, add `x.py` here with a class `Source`: of files, a `FileSource` that reads one of them.
 """
 
+import abc
 import dataclasses
-import importlib
-import pkgutil
-from collections import Counter
+import sys
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any
 
+from t5x_like import slots
 from t5x_like.errors import UserError, did_you_mean
+
+Record = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Skip:
-  """In the place of a document that is passed over."""
+  """Stands in the place of a record or document that cannot be used."""
 
   reason: str
 
 
-class Source(Protocol):
-  """Documents by split.
+class Source(abc.ABC):
+  """The records of a corpus by split, always in the same order; made with (rest, fields=, data_dir=) of `open_source`.
 
   Attributes:
     name: a short name of the corpus, letters, digits, `_`, `-` and `.`.
     splits: the names of its splits.
-    skipped: how many documents of each split were passed over and why, `{split: Counter({reason: count})}`; complete
-      for a split once `documents` has been read to its end.
   """
 
   name: str
   splits: tuple[str, ...]
-  skipped: dict[str, Counter]
 
-  def documents(self, split: str) -> Iterator[str]:
-    """Yields the documents of a split, always in the same order; at least one.
+  @abc.abstractmethod
+  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
+    """Yields (where a record is, for messages; the record) of a split or of one of its `parts`.
 
     Raises:
-      UserError: unknown split, or unreadable, damaged or empty data.
+      UserError: unreadable or damaged data.
     """
 
+  def documents(self, split: str, field: str, part: tuple[int, int] | None = None) -> Iterator[str | Skip]:
+    """Yields the texts of a field; UserError for a record without the field, or with something else than text."""
+    for where, record in self.records(split, part):
+      yield record if isinstance(record, Skip) else text_of(record, field, where)
+
   def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
-    """Ranges that cut the split into parts to be read apart, of about so many bytes, always the same ones."""
+    """Ranges that cut the split into parts of about so many bytes to be read separately, always the same ones."""
+    return [(0, 1)]
 
   def part_size(self, split: str, part: tuple[int, int]) -> int:
     """Bytes of a part as it is stored, for showing progress."""
-
-  def read(self, split: str, part: tuple[int, int] | None = None) -> Iterator[str | Skip]:
-    """All documents of a split or of one part, unwanted ones too, and a Skip for what cannot be a document."""
+    return 1
 
   def changed(self, split: str) -> list[int | None]:
-    """When each file of the split was last written, in nanoseconds; None where that is not told."""
+    """When each file of the split was last written, in nanoseconds; None where that is unknown."""
+    return []
 
-  def fingerprint_facts(self) -> dict:
-    """What defines the content and can be told without reading it all, JSON-serialisable, free of absolute paths."""
+  @abc.abstractmethod
+  def facts(self, field: str) -> dict[str, Any]:
+    """What defines the documents of `field` and is known without reading them; JSON, free of absolute paths."""
+
+  @abc.abstractmethod
+  def split_facts(self, split: str) -> dict[str, Any]:
+    """What defines the records of a split and is known without reading them; JSON, free of absolute paths."""
 
 
-def forms() -> tuple[str, ...]:
-  """The names of the forms: the public modules of this folder."""
-  return tuple(sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")))
+def formats() -> list[str]:
+  return slots.names(sys.modules[__name__])
 
 
-def open_source(source: str, *, data_dir: str | None = None, text_field: str = "text") -> Source:
+def open_source(source: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None) -> Source:
   """Opens a source by its spelling; see the top of this file.
 
   Args:
-    source: `form:rest`, or a form alone where there is no rest.
+    source: `format:rest`, or a format alone where there is no rest.
+    fields: the fields that will be used, for formats that can leave out the others; none are all.
     data_dir: where TensorFlow datasets are or will be prepared; TFDS's own default when None.
-    text_field: the JSON key, TFDS feature, or TSV, CoNLL or Parquet column that holds the document. A column is a
-      header's name, or a number counted from 0 for files without a header.
 
   Raises:
-    UserError: unknown form, no such files or dataset, an empty file.
+    UserError: unknown format, no such files, dataset or field, an empty file.
   """
-  form, _, rest = source.partition(":")
-  if form not in forms():
+  name, _, rest = source.partition(":")
+  if name not in formats():
     raise UserError(
-      f"source {source!r}: found form {form!r}, expected one of {', '.join(forms())}{did_you_mean(form, forms())}; "
-      "write it as form:rest, such as jsonl:corpus/*.jsonl.gz"
+      f"source {source!r}: found format {name!r}, expected one of {', '.join(formats())}"
+      f"{did_you_mean(name, formats())}; write it as format:rest, such as jsonl:corpus/*.jsonl.gz"
     )
-  module = importlib.import_module(f"{__name__}.{form}")
-  return module.open_form(rest, data_dir=data_dir, text_field=text_field)
+  return slots.find("source", name, sys.modules[__name__], "Source")(rest, fields=fields, data_dir=data_dir)
 
 
 def check_split(source: Source, split: str) -> None:
@@ -110,19 +123,66 @@ def check_split(source: Source, split: str) -> None:
     )
 
 
-def unwanted(document: str | Skip) -> str | None:
-  """Why a document is passed over, or None."""
-  if isinstance(document, Skip):
-    return document.reason
-  if not document or document.isspace():
-    return "empty"
-  return "NUL character" if "\0" in document else None
+def check_fields(fields: tuple[str, ...], names: list[str], where: str) -> None:
+  """Raises UserError for a field whose column is not among `names`, or is there more than once."""
+  for field in fields:
+    column = column_of(field, names)
+    if not names.count(column):
+      raise _missing(column, field, names, where)
+  for column in {column_of(field, names) for field in fields} or names:
+    if names.count(column) > 1:
+      raise UserError(f"{where}: found {names.count(column)} columns {column!r}, expected one: name them apart")
 
 
-def wanted(documents: Iterator[str | Skip], skipped: Counter) -> Iterator[str]:
-  """Yields the documents that are neither skipped nor empty nor hold a NUL, counting the others by reason."""
-  for document in documents:
-    if reason := unwanted(document):
-      skipped[reason] += 1
+def column_of(field: str, names: list[str]) -> str:
+  """The top-level column that holds a field: `answers` for `answers.0.text`."""
+  return field if field in names else field.partition(".")[0]
+
+
+def value(record: Record, field: str, where: str) -> Any:
+  """What a record has at `field`: a name, or a path of names and numbers such as `answers.0.text`; `*` is a whole list.
+
+  Raises:
+    UserError: there is none.
+  """
+  if field in record:
+    return record[field]
+  found: Any = record
+  for part in field.split("."):
+    if isinstance(found, dict) and part in found:
+      found = found[part]
+    elif isinstance(found, list) and part.isdecimal():
+      if int(part) >= len(found):
+        return None
+      found = found[int(part)]
+    elif isinstance(found, list) and part == "*":
+      rest = field.split(".*.", 1)[1:]
+      return [value({"": one}, f".{rest[0]}", where) for one in found] if rest else found
     else:
-      yield document
+      raise _missing(part, field, list(record), where)
+  return found
+
+
+def text_of(record: Record, field: str, where: str) -> str:
+  """The text of a field, as a document; UserError where there is none."""
+  try:
+    found = value(record, field, where)
+  except UserError as error:
+    raise UserError(f"{error}; choose the field with --text_field") from None
+  if not isinstance(found, str):
+    raise UserError(f"{where}: found {kind_of(found)} in field {field!r}, expected text")
+  return found
+
+
+def kind_of(found: Any) -> str:
+  """What a value is in JSON's words."""
+  kinds = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
+  return kinds.get(type(found), "null")
+
+
+def _missing(part: str, field: str, names: list, where: str) -> UserError:
+  known = [str(name) for name in names]
+  return UserError(
+    f"{where}: found no field {part!r} among {', '.join(known[:12]) or 'none'}, expected {field!r}"
+    f"{did_you_mean(part, known)}"
+  )

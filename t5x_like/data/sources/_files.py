@@ -1,54 +1,58 @@
-"""What the forms of files share: patterns to files by split, and lines out of plain or compressed files."""
+"""What the formats of files share: patterns to files by split, and lines out of plain or compressed files."""
 
+import abc
 import codecs
 import itertools
 import os
 import re
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from typing import Any
 
-from t5x_like.data.sources import Skip, _compression, _filesystem, check_split, wanted
+from t5x_like.data.sources import Record, Skip, Source, _compression, _filesystem, check_split, text_of
 from t5x_like.errors import UserError, one_line
 
-LONGEST = 2**27  # bytes of a line or of a file that is one document; longer ones are passed over and counted
+LONGEST = 2**27  # bytes of a line or of a file that is one text; longer ones are skipped and counted
 
 _SPLIT_WORDS = {"train", "training", "validation", "valid", "val", "dev", "test"}
 _PIECE = 2**20
 _SPLIT_NAME = re.compile(r"(?:^|,)([A-Za-z][A-Za-z0-9_]*)=")
 
 
-class FileSource:
-  """Documents of files, local or remote, read one file after the other.
+class FileSource(Source):
+  """Records of files, local or remote, read one file after the other; a format defines `read`.
 
   Args:
-    form: the name of the form, for messages.
     rest: a glob pattern (`{00000..00007}` stands for those numbers), or `split=pattern,...`; a split named
       twice gets the files of both patterns.
-    read: yields the documents of one file.
-    facts: what else defines the content, for `fingerprint_facts`.
+    fields: those that will be used; none are all.
+    data_dir: of no meaning for files.
   """
 
-  def __init__(self, form: str, rest: str, read: Callable[[str], Iterator[str]], **facts):
-    self._form, self._read, self._facts = form, read, facts
-    self._files = {split: _files(form, patterns) for split, patterns in _patterns(form, rest).items()}
-    self.name = _name(form, sorted({path for files in self._files.values() for path in files}))
-    self.splits = tuple(self._files)
-    self.skipped = {split: Counter() for split in self.splits}
+  only_text = False  # whether the field is always `text`, so that there is none to choose
 
-  def documents(self, split: str) -> Iterator[str]:
-    check_split(self, split)
-    skipped = self.skipped[split] = Counter()
-    count = 0
-    for document in wanted(self.read(split), skipped):
-      count += 1
-      yield document
-    if not count:
-      reasons = ", ".join(f"{n} skipped: {reason}" for reason, n in sorted(skipped.items())) or "no lines"
-      files = self._files[split]
-      raise UserError(
-        f"{self._form}:{files[0]}: found 0 documents in {len(files)} file(s) of split {split!r} ({reasons}), "
-        "expected at least one"
-      )
+  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+    self.fields, self.format = fields, type(self).__module__.rpartition(".")[2]
+    self._files = {split: _files(self.format, patterns) for split, patterns in _patterns(self.format, rest).items()}
+    self.name = _name(self.format, sorted({path for files in self._files.values() for path in files}))
+    self.splits = tuple(self._files)
+
+  @abc.abstractmethod
+  def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
+    """Yields (where, record) of one file."""
+
+  def documents_of(self, path: str, field: str) -> Iterator[str | Skip]:
+    """Yields the texts of one file, for pretraining."""
+    for where, record in self.read(path):
+      yield record if isinstance(record, Skip) else text_of(record, field, where)
+
+  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
+    return itertools.chain.from_iterable(map(self.read, self._paths(split, part)))
+
+  def documents(self, split: str, field: str, part: tuple[int, int] | None = None) -> Iterator[str | Skip]:
+    return itertools.chain.from_iterable(self.documents_of(path, field) for path in self._paths(split, part))
+
+  def _paths(self, split: str, part: tuple[int, int] | None) -> list[str]:
+    return self._files[split][slice(*part) if part else slice(None)]
 
   def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
     """Runs of files, as numbers [first, past) of those of the split, of at least `part_bytes` in the files."""
@@ -62,30 +66,32 @@ class FileSource:
     return [*parts, (first, len(self._files[split]))] if held else parts
 
   def part_size(self, split: str, part: tuple[int, int]) -> int:
-    return sum(map(_filesystem.size, self._files[split][slice(*part)]))
-
-  def read(self, split: str, part: tuple[int, int] | None = None) -> Iterator[str | Skip]:
-    """All documents of a split, or of one of its `parts`, and a Skip for each that cannot be one."""
-    for path in self._files[split][slice(*part) if part else slice(None)]:
-      yield from self._read(path)
+    return sum(map(_filesystem.size, self._paths(split, part)))
 
   def changed(self, split: str) -> list[int | None]:
     """When each file of the split was last written, in nanoseconds; None for remote ones."""
     return [_filesystem.changed(path) for path in self._files[split]]
 
-  def fingerprint_facts(self) -> dict:
+  def facts(self, field: str) -> dict[str, Any]:
+    facts = self._facts()
+    return facts if self.only_text else {"form": facts.pop("form"), "text_field": field, **facts}
+
+  def split_facts(self, split: str) -> dict[str, Any]:
+    return self._facts() | {"changed": self.changed(split)}
+
+  def _facts(self) -> dict[str, Any]:
     splits = {
       split: [{"file": _filesystem.base_name(path), "bytes": _filesystem.size(path)} for path in files]
       for split, files in self._files.items()
     }
-    return {"form": self._form, **self._facts, "splits": splits}
+    return {"form": self.format, "splits": splits}
 
 
 def lines(path: str) -> Iterator[tuple[int, str | Skip]]:
   """Yields (line number from 1, line without its end) of a plain or compressed UTF-8 file.
 
-  One line at a time is held. A line ends with LF or CR LF; one of more than `LONGEST` bytes is passed over in pieces
-  and yields a `Skip`.
+  One line at a time is held. A line ends with LF or CR LF; one of more than `LONGEST` bytes is read in pieces and
+  yields a `Skip`.
   """
   number = 0
   try:
@@ -144,12 +150,12 @@ def _unreadable(where: str, path: str, error: Exception) -> UserError:
   )
 
 
-def _patterns(form: str, rest: str) -> dict[str, list[str]]:
+def _patterns(format: str, rest: str) -> dict[str, list[str]]:
   """`train=a,validation=b` or a bare pattern, which is the split train, as patterns by split."""
   if not rest:
     raise UserError(
-      f"source '{form}:': found no files, expected a path or pattern after the colon, such as "
-      f"{form}:corpus/* or {form}:train=a/*,validation=b/*"
+      f"source '{format}:': found no files, expected a path or pattern after the colon, such as "
+      f"{format}:corpus/* or {format}:train=a/*,validation=b/*"
     )
   names = list(_SPLIT_NAME.finditer(rest))
   if not names or names[0].start() != 0:
@@ -158,12 +164,12 @@ def _patterns(form: str, rest: str) -> dict[str, list[str]]:
   for name, following in zip(names, [*names[1:], None]):
     pattern = rest[name.end() : following.start() if following else len(rest)]
     if not pattern:
-      raise UserError(f"source '{form}:{rest}': found no files for split {name[1]!r}, expected {name[1]}=PATTERN")
+      raise UserError(f"source '{format}:{rest}': found no files for split {name[1]!r}, expected {name[1]}=PATTERN")
     patterns.setdefault(name[1], []).append(pattern)
   return patterns
 
 
-def _files(form: str, patterns: list[str]) -> list[str]:
+def _files(format: str, patterns: list[str]) -> list[str]:
   """The files of the patterns, sorted within each; raises UserError for no match, a missing or an empty file."""
   files: dict[str, None] = {}
   for pattern in itertools.chain.from_iterable(map(_filesystem.expand, patterns)):
@@ -171,12 +177,12 @@ def _files(form: str, patterns: list[str]) -> list[str]:
     matches = [pattern] if literal else _filesystem.matches(pattern)
     kinds = {path: _filesystem.kind(path) for path in matches}
     if odd := next((path for path, kind in kinds.items() if kind not in ("file", "directory")), None):
-      raise UserError(f"source {form}:{odd}: found {kinds[odd]}, expected a file; remove it or name the others")
+      raise UserError(f"source {format}:{odd}: found {kinds[odd]}, expected a file; remove it or name the others")
     found = [path for path, kind in kinds.items() if kind == "file"]
     if not found:
       what = "a directory" if literal else "nothing but directories" if matches else "no file of that name"
       mend = f"name its files by a pattern such as {os.path.join(pattern, '*')}" if literal else "check the path"
-      raise UserError(f"source {form}:{pattern}: found {what}, expected at least one file; {mend}")
+      raise UserError(f"source {format}:{pattern}: found {what}, expected at least one file; {mend}")
     files.update(dict.fromkeys(found))
   for path in files:
     try:
@@ -188,8 +194,8 @@ def _files(form: str, patterns: list[str]) -> list[str]:
   return list(files)
 
 
-def _name(form: str, files: list[str]) -> str:
-  """A corpus name: the stem of a single file, else the nearest folder that holds all files, else the form.
+def _name(format: str, files: list[str]) -> str:
+  """A corpus name: the stem of a single file, else the nearest folder that holds all files, else the format.
 
   The stem of a file that is named after its split says nothing, so its folder counts instead.
   """
@@ -197,4 +203,4 @@ def _name(form: str, files: list[str]) -> str:
   word = os.path.basename(files[0]).split(".")[0]
   if len(files) > 1 or word in _SPLIT_WORDS:
     word = os.path.basename(os.path.commonpath([os.path.dirname(path) for path in files]))
-  return re.sub(r"[^A-Za-z0-9_.-]+", "_", word).strip("_.-") or form
+  return re.sub(r"[^A-Za-z0-9_.-]+", "_", word).strip("_.-") or format

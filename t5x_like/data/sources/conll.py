@@ -1,27 +1,56 @@
 """`conll:PATTERN`: a token a line in columns, blank lines between sentences, as the files of CoNLL-2003.
 
-A document is what stands between `-DOCSTART-` lines, its sentences a line each; in a file without them each sentence is
-a document. Tokens are joined by spaces. Columns are cut at tabs, or in a line without tabs at spaces; `text_field` is
-the number of the column with the word, 0 by default. A line that begins with `# ` where a sentence may begin is a
+A record is a sentence: `tokens`, the words of the first column, and each column as a list under its number. A document
+is what stands between `-DOCSTART-` lines, its sentences a line each; in a file without them each sentence is a
+document. Its text field is the number of the column with the word, 0 by default; words are joined by spaces. Columns
+are cut at tabs, or in a line without tabs at spaces. A line that begins with `# ` where a sentence may begin is a
 comment, unless it has the columns of the line after it: then `#` is a word.
 """
 
-import functools
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
-from t5x_like.data.sources import Skip
+from t5x_like.data.sources import Record, Skip
 from t5x_like.data.sources._files import FileSource, lines
 from t5x_like.errors import UserError
 
 _DOCUMENT = "-DOCSTART-"
 
 
-def open_form(rest: str, *, data_dir: str | None, text_field: str) -> FileSource:
-  column = "0" if text_field == "text" else text_field
+class Source(FileSource):
+  """The sentences."""
+
+  def read(self, path: str) -> Iterator[tuple[str, Record]]:
+    for number, rows in enumerate(filter(None, sentences(path)), 1):
+      columns = {str(i): list(column) for i, column in enumerate(zip(*rows))}
+      yield f"{path}, sentence {number}", {"tokens": columns["0"]} | columns
+
+  def documents_of(self, path: str, field: str) -> Iterator[str]:
+    column = int(_column(field))
+    held, marked = [], False
+    for rows in sentences(path, column):
+      if rows is None:
+        marked = True
+        if held:
+          yield "\n".join(held)
+        held = []
+      else:
+        held.append(" ".join(row[column] for row in rows))
+        if not marked:
+          yield held.pop()
+    if held:
+      yield "\n".join(held)
+
+  def facts(self, field: str) -> dict[str, Any]:
+    return super().facts(_column(field))
+
+
+def _column(field: str) -> str:
+  column = "0" if field == "text" else field
   if not column.isdecimal():
-    raise UserError(f"source conll:{rest}: found text field {text_field!r}, expected a column number, counted from 0")
-  return FileSource("conll", rest, functools.partial(_documents, column=int(column)), text_field=column)
+    raise UserError(f"source conll: found text field {field!r}, expected a column number, counted from 0")
+  return column
 
 
 def sentences(path: str, column: int = 0) -> Iterator[list[list[str]] | None]:
@@ -56,19 +85,3 @@ def sentences(path: str, column: int = 0) -> Iterator[list[list[str]] | None]:
     if len(row) < expected or (rows and len(row) != expected):
       raise UserError(f"{path}:{number}: found {len(row)} columns, expected {expected}")
     rows.append(row)
-
-
-def _documents(path: str, column: int) -> Iterator[str]:
-  held, marked = [], False
-  for rows in sentences(path, column):
-    if rows is None:
-      marked = True
-      if held:
-        yield "\n".join(held)
-      held = []
-    else:
-      held.append(" ".join(row[column] for row in rows))
-      if not marked:
-        yield held.pop()
-  if held:
-    yield "\n".join(held)

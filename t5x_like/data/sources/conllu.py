@@ -1,23 +1,48 @@
 """`conllu:PATTERN`: treebanks of Universal Dependencies, ten tab-separated columns a token (CoNLL-U).
 
-A document is what stands between `# newdoc` comments, its paragraphs (`# newpar`) on lines of their own; in a file
-without them each sentence is a document. The text is that of the `# text` comments, or the word forms joined as
-`SpaceAfter=No` says.
+A record is a sentence: `tokens`, its words, and lists under form, lemma, upos, xpos and deprel. A document is what
+stands between `# newdoc` comments, its paragraphs (`# newpar`) on lines of their own; in a file without them each
+sentence is a document. The text is that of the `# text` comments, or the word forms joined as `SpaceAfter=No` says.
 """
 
 import re
 from collections.abc import Iterator
 
-from t5x_like.data.sources import Skip
+from t5x_like.data.sources import Record, Skip
 from t5x_like.data.sources._files import FileSource, lines
 from t5x_like.errors import UserError
 
 _ID = re.compile(r"[0-9]{1,9}([-.][0-9]{1,9})?")
 COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+_FIELDS = ("form", "lemma", "upos", "xpos", "deprel")
 
 
-def open_form(rest: str, *, data_dir: str | None, text_field: str) -> FileSource:
-  return FileSource("conllu", rest, _documents)
+class Source(FileSource):
+  """The sentences."""
+
+  only_text = True
+
+  def read(self, path: str) -> Iterator[tuple[str, Record]]:
+    for number, (_, rows) in enumerate(sentences(path), 1):
+      words = [row for row in rows if row[0].isdecimal()]  # neither the ranges of contractions nor empty nodes
+      columns = {name: [word[COLUMNS.index(name)] for word in words] for name in _FIELDS}
+      yield f"{path}, sentence {number}", {"tokens": columns["form"]} | columns
+
+  def documents_of(self, path: str, field: str) -> Iterator[str]:
+    held, marked = "", False
+    for comments, rows in sentences(path):
+      begins = [name for comment in comments if (name := comment.split("=")[0].split(" ")[0]) in ("newdoc", "newpar")]
+      if "newdoc" in begins:
+        marked = True
+        if held:
+          yield held
+        held = ""
+      if not marked:
+        yield text(comments, rows)
+      else:
+        held += (("\n" if "newpar" in begins else " ") if held else "") + text(comments, rows)
+    if held:
+      yield held
 
 
 def sentences(path: str) -> Iterator[tuple[list[str], list[list[str]]]]:
@@ -57,20 +82,3 @@ def text(comments: list[str], rows: list[list[str]]) -> str:
       last = int(row[0].split("-")[1])
     words += row[1] + ("" if "SpaceAfter=No" in row[9].split("|") else " ")
   return words.strip()
-
-
-def _documents(path: str) -> Iterator[str]:
-  held, marked = "", False
-  for comments, rows in sentences(path):
-    begins = [name for comment in comments if (name := comment.split("=")[0].split(" ")[0]) in ("newdoc", "newpar")]
-    if "newdoc" in begins:
-      marked = True
-      if held:
-        yield held
-      held = ""
-    if not marked:
-      yield text(comments, rows)
-    else:
-      held += (("\n" if "newpar" in begins else " ") if held else "") + text(comments, rows)
-  if held:
-    yield held

@@ -1,13 +1,43 @@
-"""`docstrings`: the embedded corpus (`t5x_like.data.docstrings`), built in `data_dir` on first use."""
+"""`docstrings`: the embedded corpus (`data/docstrings/`), built in `data_dir` on first use.
+
+`docstrings:tiny` is the few modules of the standard library that the built-in store is made of.
+"""
+
+import sys
 
 from t5x_like.data.docstrings.builder import Docstrings, prepare
-from t5x_like.data.sources import tfds as tfds_form
-from t5x_like.errors import UserError
+from t5x_like.data.sources import tfds
+from t5x_like.errors import UserError, did_you_mean
 
 
-def open_form(rest: str, *, data_dir: str | None, text_field: str) -> tfds_form.TfdsSource:
-  if rest:
-    raise UserError(f"source 'docstrings:{rest}': found {rest!r} after the colon, expected 'docstrings' alone")
-  builder = Docstrings(data_dir=data_dir)
+def _open_builder(rest: str, data_dir: str | None) -> Docstrings:
+  configs = [config.name for config in Docstrings.BUILDER_CONFIGS]
+  if rest and rest not in configs:
+    raise UserError(
+      f"source docstrings:{rest}: found {rest!r} after the colon, expected nothing or one of {', '.join(configs)}"
+      f"{did_you_mean(rest, configs)}"
+    )
+  builder = Docstrings(config=rest or configs[0], data_dir=data_dir, progress=None if rest else _Progress())
   prepare(builder)
-  return tfds_form.TfdsSource(builder, text_field)
+  return builder
+
+
+class Source(tfds.Source):
+  """The docstrings; fields text, package, module and qualname."""
+
+  open_builder = staticmethod(_open_builder)
+
+
+class _Progress:
+  """Counts files on one line of stderr: rewritten in place on a terminal, else printed at each tenth."""
+
+  def __init__(self):
+    self._shown = 0
+
+  def __call__(self, done: int, total: int) -> None:
+    terminal = sys.stderr.isatty()
+    steps = 100 if terminal else 10
+    if done * steps // total > self._shown or done == total:
+      self._shown = done * steps // total
+      start, end = ("\r", "\n" if done == total else "") if terminal else ("", "\n")
+      print(f"{start}reading docstrings: {done:,} of {total:,} files", end=end, file=sys.stderr, flush=True)

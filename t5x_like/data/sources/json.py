@@ -1,38 +1,38 @@
-"""`json:PATTERN`: one JSON array a file, of strings or of objects with the document under the key `text_field`.
+"""`json:PATTERN`: an array a file, of objects, or of strings, which are the field `text`.
 
 A file is read at once, so one of over 128 MiB is refused: JSON lines (`jsonl`) are read one at a time.
 """
 
-import functools
 import json
 from collections.abc import Iterator
+from typing import Any
 
-from t5x_like.data.sources import Skip
+from t5x_like.data.sources import Record, Skip, kind_of
 from t5x_like.data.sources._files import FileSource, whole
-from t5x_like.data.sources.jsonl import kind, text_of
 from t5x_like.errors import UserError, one_line
 
 
-def open_form(rest: str, *, data_dir: str | None, text_field: str) -> FileSource:
-  return FileSource("json", rest, functools.partial(_documents, key=text_field), text_field=text_field)
+class Source(FileSource):
+  """The elements of the arrays."""
+
+  def read(self, path: str) -> Iterator[tuple[str, Record]]:
+    found = parsed(path, list, f"an array of objects or strings; for one object a line say jsonl:{path}")
+    for number, element in enumerate(found):
+      where = f"{path}, element {number}"
+      if not isinstance(element, str | dict):
+        raise UserError(f"{where}: found a JSON {kind_of(element)}, expected an object or a string")
+      yield where, {"text": element} if isinstance(element, str) else element
 
 
-def _documents(path: str, key: str) -> Iterator[str]:
+def parsed(path: str, kind: type, expected: str) -> Any:
+  """What a JSON file holds; UserError if it is too large, not JSON, or not of the type."""
   text = whole(path)
   if isinstance(text, Skip):
-    raise UserError(f"{path}: found a {text.reason}, expected a smaller one: write it as JSON lines for jsonl:{path}")
+    raise UserError(f"{path}: found a {text.reason}, expected a smaller one; JSON lines (jsonl) may be of any size")
   try:
-    records = json.loads(text)
+    found = json.loads(text)
   except (ValueError, RecursionError) as error:
-    raise UserError(
-      f"{path}: found invalid JSON ({one_line(error)}), expected one JSON array; for one object a line say jsonl:{path}"
-    ) from None
-  if not isinstance(records, list):
-    raise UserError(f"{path}: found a JSON {kind(records)}, expected an array of objects or strings")
-  for number, record in enumerate(records):
-    if isinstance(record, str):
-      yield record
-    elif isinstance(record, dict):
-      yield text_of(record, key, f"{path}, element {number}")
-    else:
-      raise UserError(f"{path}, element {number}: found a JSON {kind(record)}, expected an object or a string")
+    raise UserError(f"{path}: found invalid JSON ({one_line(error)}), expected {expected}") from None
+  if not isinstance(found, kind):
+    raise UserError(f"{path}: found a JSON {kind_of(found)}, expected {expected}")
+  return found

@@ -1,14 +1,15 @@
-"""`lines:PATTERN`: one document a line."""
+"""`lines:PATTERN`: a text a line."""
 
 from collections.abc import Iterator
 
-from t5x_like.data.sources import _files
+from t5x_like.data.sources import Record, Skip, _files
 
 
-def open_form(rest: str, *, data_dir: str | None, text_field: str) -> _files.FileSource:
-  return _files.FileSource("lines", rest, _documents)
+class Source(_files.FileSource):
+  """The lines, blank ones included; field `text`."""
 
+  only_text = True
 
-def _documents(path: str) -> Iterator[str]:
-  for _, line in _files.lines(path):
-    yield line
+  def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
+    for number, line in _files.lines(path):
+      yield f"{path}:{number}", line if isinstance(line, Skip) else {"text": line}

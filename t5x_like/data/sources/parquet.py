@@ -1,44 +1,41 @@
-"""`parquet:PATTERN`: one document a row of Parquet files, from the column `text_field`; nulls are skipped."""
+"""`parquet:PATTERN`: the rows of Parquet files."""
 
-import functools
 from collections.abc import Iterator
 
-from t5x_like.data.sources import Skip, _filesystem
+from t5x_like.data.sources import Record, Skip, _filesystem, check_fields, column_of, text_of
 from t5x_like.data.sources._files import LONGEST, FileSource
-from t5x_like.errors import UserError, did_you_mean, one_line
+from t5x_like.errors import UserError, one_line
 
-_ROWS = 1024
-
-
-def open_form(rest: str, *, data_dir: str | None, text_field: str) -> FileSource:
-  return FileSource("parquet", rest, functools.partial(_documents, column=text_field), text_field=text_field)
+_AT_ONCE = 1024
 
 
-def _documents(path: str, column: str) -> Iterator[str | Skip]:
-  import pyarrow
-  import pyarrow.parquet
+class Source(FileSource):
+  """The rows; of the columns only those of `fields` are read."""
 
-  try:
-    with _filesystem.open_file(path) as file:
-      table = pyarrow.parquet.ParquetFile(file)
-      names = table.schema_arrow.names
-      if column not in names:
-        raise UserError(
-          f"{path}: found no column {column!r} among {', '.join(names[:12]) or 'none'}, expected the document's text "
-          f"there{did_you_mean(column, names)}; choose the column with the text field option"
-        )
-      if names.count(column) > 1:
-        raise UserError(f"{path}: found {names.count(column)} columns {column!r}, expected one; name them apart")
-      kind = table.schema_arrow.field(column).type
-      if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-        raise UserError(f"{path}: found column {column!r} of type {kind}, expected string")
-      for batch in table.iter_batches(batch_size=_ROWS, columns=[column]):
-        for text in batch.column(0).to_pylist():
-          if text is None:
-            yield Skip("null")
-          else:
-            yield text if len(text) <= LONGEST else Skip(f"text of over {LONGEST >> 20} Mi characters")
-  except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-    raise UserError(
-      f"{path}: found damaged Parquet data ({one_line(error)}), expected a complete file; fetch it again"
-    ) from error
+  def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    try:
+      with _filesystem.open_file(path) as file:
+        table = pyarrow.parquet.ParquetFile(file)
+        names = table.schema_arrow.names
+        check_fields(self.fields, names, path)
+        columns = list({column_of(field, names): None for field in self.fields} or names)
+        for batch in table.iter_batches(batch_size=_AT_ONCE, columns=columns):
+          for record in batch.to_pylist():
+            number += 1
+            long = any(isinstance(cell, str) and len(cell) > LONGEST for cell in record.values())
+            yield f"{path}, row {number}", Skip(f"text of over {LONGEST >> 20} Mi characters") if long else record
+    except (pyarrow.ArrowException, OSError, LookupError, OverflowError, ValueError) as error:
+      raise UserError(
+        f"{path}: found damaged Parquet data ({one_line(error)}), expected a complete file; fetch it again"
+      ) from error
+
+  def documents_of(self, path: str, field: str) -> Iterator[str | Skip]:
+    for where, record in self.read(path):
+      if isinstance(record, Skip):
+        yield record
+      else:
+        yield Skip("null") if record.get(field, "") is None else text_of(record, field, where)

@@ -1,13 +1,15 @@
-"""`text:PATTERN`: one document a file."""
+"""`text:PATTERN`: a text a file."""
 
 from collections.abc import Iterator
 
-from t5x_like.data.sources import _files
+from t5x_like.data.sources import Record, Skip, _files
 
 
-def open_form(rest: str, *, data_dir: str | None, text_field: str) -> _files.FileSource:
-  return _files.FileSource("text", rest, _documents)
+class Source(_files.FileSource):
+  """The files; field `text`."""
 
+  only_text = True
 
-def _documents(path: str) -> Iterator[str]:
-  yield _files.whole(path)
+  def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
+    text = _files.whole(path)
+    yield path, text if isinstance(text, Skip) else {"text": text}

@@ -1,24 +1,21 @@
 """`tfds:NAME[/config][:version]`: a TensorFlow dataset, read if it is prepared in `data_dir`, else built there.
 
 Both record formats are read, in the order of the shards: `array_record` by random access, `tfrecord` through tf.data.
-Only the text feature is decoded. Runs of shards are the parts. Building never consults Google's bucket of prepared
-datasets.
+Only the features that are asked for are decoded. Runs of shards are the parts. Building never consults Google's bucket
+of prepared datasets.
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from t5x_like.data.quiet_tensorflow import tfds
-from t5x_like.data.sources import check_split, wanted
+from t5x_like.data.sources import Record, check_split, column_of
+from t5x_like.data.sources import Source as Base
 from t5x_like.data.sources._files import decode
 from t5x_like.errors import UserError, did_you_mean, one_line
 
-_RECORDS_AT_ONCE = 256
-
-
-def open_form(rest: str, *, data_dir: str | None, text_field: str) -> "TfdsSource":
-  return TfdsSource(open_builder(rest, data_dir), text_field)
+_EXAMPLES_AT_ONCE = 256
 
 
 def open_builder(rest: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
@@ -56,35 +53,24 @@ def _prepare(builder: tfds.core.DatasetBuilder) -> None:
     ) from error
 
 
-class TfdsSource:
-  """Documents of a prepared TensorFlow dataset."""
+class Source(Base):
+  """The examples of a prepared dataset, of each only the features of `fields`."""
 
-  def __init__(self, builder: tfds.core.DatasetBuilder, text_field: str):
-    info = builder.info
-    features = info.features
-    if not isinstance(features, tfds.features.FeaturesDict) or text_field not in features:
-      names = sorted(features) if isinstance(features, tfds.features.FeaturesDict) else []
-      raise UserError(
-        f"dataset {info.full_name}: found no feature {text_field!r} among {', '.join(names) or 'none'}, expected the "
-        f"documents there{did_you_mean(text_field, names)}; choose the feature with the text field option"
-      )
-    if features[text_field].shape != () or features[text_field].np_dtype not in (object, str, bytes):
-      found = one_line(Exception(features[text_field]))
-      raise UserError(f"dataset {info.full_name}: found feature {text_field!r} of {found}, expected Text")
-    self._builder, self._text_field = builder, text_field
+  open_builder = staticmethod(open_builder)
+
+  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+    self._builder = self.open_builder(rest, data_dir)
+    info = self._builder.info
+    known = sorted(info.features) if isinstance(info.features, tfds.features.FeaturesDict) else []
+    for field in fields:
+      if column_of(field, known) not in known:
+        raise UserError(
+          f"dataset {info.full_name}: found no feature {field!r} among {', '.join(known) or 'none'}"
+          f"{did_you_mean(field, known)}"
+        )
+    self._features = {column_of(field, known): True for field in fields} or dict.fromkeys(known, True)
     self.name = info.name
     self.splits = tuple(info.splits)
-    self.skipped = {split: Counter() for split in self.splits}
-
-  def documents(self, split: str) -> Iterator[str]:
-    check_split(self, split)
-    skipped = self.skipped[split] = Counter()
-    count = 0
-    for document in wanted(self.read(split), skipped):
-      count += 1
-      yield document
-    if not count:
-      raise UserError(f"dataset {self._builder.info.full_name}, split {split}: found 0 documents, expected some")
 
   def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
     """Runs of shards, as examples [first, past) of the split, of at least `part_bytes` in the shards."""
@@ -101,49 +87,51 @@ class TfdsSource:
     whole = self._builder.info.splits[split]  # states bytes by split only
     return int(whole.num_bytes) * (part[1] - part[0]) // max(1, whole.num_examples)
 
-  def read(self, split: str, part: tuple[int, int] | None = None) -> Iterator[str]:
-    first, past = part or (0, self._builder.info.splits[split].num_examples)
-    where = f"dataset {self._builder.info.full_name}, split {split}"
-    return (
-      decode(text, f"{where}, example {number}") for number, text in enumerate(self._texts(split, first, past), first)
-    )
+  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record]]:
+    info = self._builder.info
+    first, past = part or (0, info.splits[split].num_examples)
+    for number, example in enumerate(self._examples(split, first, past), first):
+      where = f"dataset {info.full_name}, split {split}, example {number}"
+      yield where, {name: _plain(example[name], info.features[name], where) for name in self._features}
 
-  def changed(self, split: str) -> list[int | None]:
-    return []  # a dataset's version says what is in it
-
-  def fingerprint_facts(self) -> dict:
+  def facts(self, field: str) -> dict[str, Any]:
     info = self._builder.info
     return {
       "form": "tfds",
       "name": info.full_name,
-      "text_field": self._text_field,
+      "text_field": field,
       "splits": {name: {"examples": s.num_examples, "bytes": int(s.num_bytes)} for name, s in info.splits.items()},
       "metadata": dict(info.metadata or {}),
     }
 
-  def _texts(self, split: str, first: int, past: int) -> Iterator[bytes]:
+  def split_facts(self, split: str) -> dict[str, Any]:
+    info = self._builder.info
+    examples, size = info.splits[split].num_examples, int(info.splits[split].num_bytes)
+    return {"form": "tfds", "name": info.full_name, "split": split, "examples": examples, "bytes": size}
+
+  def _examples(self, split: str, first: int, past: int) -> Iterator[dict[str, Any]]:
     info = self._builder.info
     count = 0
     try:
       if info.file_format.file_suffix == "array_record":
-        only_text = tfds.features.FeaturesDict({self._text_field: info.features[self._text_field]})
+        wanted = tfds.features.FeaturesDict({name: info.features[name] for name in self._features})
         raw = tfds.decode.DeserializeMethod.RAW_BYTES
-        records = self._builder.as_data_source(split, deserialize_method=raw)
-        for start in range(first, past, _RECORDS_AT_ONCE):
-          for record in records.__getitems__(range(start, min(start + _RECORDS_AT_ONCE, past))):
-            text = only_text.deserialize_example_np(record)[self._text_field]
-            if text is None:
-              raise ValueError(f"example {first + count} has no feature {self._text_field!r}")
-            yield text
+        examples = self._builder.as_data_source(split, deserialize_method=raw)
+        for start in range(first, past, _EXAMPLES_AT_ONCE):
+          for example in examples.__getitems__(range(start, min(start + _EXAMPLES_AT_ONCE, past))):
+            found = wanted.deserialize_example_np(example)
+            if missing := [name for name, part in found.items() if part is None]:
+              raise ValueError(f"example {first + count} has no feature {missing[0]!r}")
+            yield found
             count += 1
       else:
-        only_text = tfds.decode.PartialDecoding({self._text_field: True})
+        wanted = tfds.decode.PartialDecoding(self._features)
         in_order = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False, skip_prefetch=True)
         dataset = self._builder.as_dataset(
-          split=f"{split}[{first}:{past}]", shuffle_files=False, decoders=only_text, read_config=in_order
+          split=f"{split}[{first}:{past}]", shuffle_files=False, decoders=wanted, read_config=in_order
         )
-        for record in dataset.as_numpy_iterator():
-          yield record[self._text_field]
+        for example in dataset.as_numpy_iterator():
+          yield example
           count += 1
     except Exception as error:  # the two readers raise their own families of errors for damaged and missing files
       raise UserError(
@@ -156,3 +144,18 @@ class TfdsSource:
         f"{self._builder.data_dir}, expected {past - first} as its dataset_info.json states; delete that directory and "
         "build it again"
       )
+
+
+def _plain(found: Any, feature: Any, where: str) -> Any:
+  """A TFDS value as Python's own types: text for bytes, the names of class labels."""
+  if isinstance(found, dict):
+    return {
+      name: _plain(part, feature[name] if hasattr(feature, "keys") else None, where) for name, part in found.items()
+    }
+  if isinstance(found, bytes):
+    return decode(found, where)
+  if hasattr(feature, "int2str") and feature.names and int(found) >= 0:
+    return feature.int2str(int(found))
+  if hasattr(found, "tolist"):
+    found = found.tolist()
+  return [_plain(part, None, where) for part in found] if isinstance(found, list) else found

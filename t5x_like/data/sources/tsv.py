@@ -1,54 +1,39 @@
-"""`tsv:PATTERN`: one document a row, from one tab-separated column.
+"""`tsv:PATTERN`: tab-separated columns, a record a line.
 
-`text_field` is a column's name, and then each file starts with a header, or a number from 0, and then none does. Quotes
-are ordinary characters, as in the files of the GLUE benchmark.
+Each file starts with a header, which names the fields, unless all the fields that are asked for are numbers: then there
+is none, and columns are counted from 0. Quotes are ordinary characters, as in the files of the GLUE benchmark.
 """
 
-import functools
 from collections.abc import Iterator
 
-from t5x_like.data.sources import Skip
+from t5x_like.data.sources import Record, Skip, check_fields
 from t5x_like.data.sources._files import FileSource, lines
-from t5x_like.errors import UserError, did_you_mean
+from t5x_like.errors import UserError
 
 
-def open_form(rest: str, *, data_dir: str | None, text_field: str) -> FileSource:
-  return FileSource("tsv", rest, functools.partial(_documents, column=text_field), text_field=text_field)
+class Source(FileSource):
+  """The lines after the header."""
 
-
-def _documents(path: str, column: str) -> Iterator[str | Skip]:
-  index, columns = None, 0
-  for number, line in lines(path):
-    if isinstance(line, Skip):
-      if index is None:
-        raise UserError(f"{path}:{number}: found a {line.reason}, expected a table")
-      yield line
-    elif not line:
-      yield Skip("blank line")
-    else:
-      row = line.split("\t")
-      if index is None:
-        index, columns = _index(column, row, f"{path}:{number}"), len(row)
-        if not column.isdecimal():
+  def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
+    numbered = bool(self.fields) and all(field.isdecimal() for field in self.fields)
+    names: list[str] = []
+    for number, line in lines(path):
+      where = f"{path}:{number}"
+      if isinstance(line, Skip):
+        if not names:
+          raise UserError(f"{where}: found a {line.reason}, expected a table")
+        yield where, line
+        continue
+      if not line:
+        yield where, Skip("blank line")
+        continue
+      cells = line.split("\t")
+      if not names:
+        names = [str(i) for i in range(len(cells))] if numbered else cells
+        if not numbered:
+          check_fields(self.fields, names, where)
           continue
-      if len(row) != columns or index >= columns:
-        expected = max(columns, index + 1)
-        raise UserError(f"{path}:{number}: found {len(row)} tab-separated columns, expected {expected}")
-      yield row[index]
-
-
-def _index(column: str, first: list[str], where: str) -> int:
-  """Which column is meant, by the first row if it is named."""
-  if column.isdecimal():
-    return int(column)
-  if column not in first:
-    raise UserError(
-      f"{where}: found no column {column!r} in the header {', '.join(map(repr, first[:12]))}, expected the document's "
-      f"column there{did_you_mean(column, first)}; a file without header takes a column number, counted from 0"
-    )
-  if first.count(column) > 1:
-    raise UserError(
-      f"{where}: found {first.count(column)} columns {column!r} in the header, expected one: name them "
-      "apart, or remove the header and give a column number, counted from 0"
-    )
-  return first.index(column)
+      expected = max(len(names), *(int(field) + 1 for field in self.fields)) if numbered else len(names)
+      if len(cells) != expected:
+        raise UserError(f"{where}: found {len(cells)} tab-separated columns, expected {expected}")
+      yield where, dict(zip(names, cells))

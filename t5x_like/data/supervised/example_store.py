@@ -1,14 +1,14 @@
-"""Examples of several token streams and labels, prepared once: what supervised tasks read.
+"""Examples of several token streams and labels, prepared once from the records of a source: what supervised tasks read.
 
     <cache>/<name>-<split>-<key>/examples.json      what is here: source, counts, checksums, fingerprint
-    <cache>/<name>-<split>-<key>/streams/inputs/    a token store (see `token_store.py`), example i is its document i
+    <cache>/<name>-<split>-<key>/streams/inputs/    a token store (see `data/store/`), example i is its document i
     <cache>/<name>-<split>-<key>/streams/targets/
     <cache>/<name>-<split>-<key>/arrays/label.npy   numbers, one per example, or per token of a stream
 
 A task prepares its examples when it first needs them, under a key of all they depend on (the source's files, their
 sizes and the times of local ones, templates, vocabulary), and finds them there ever after; training never tokenises.
-Whoever comes while they are being prepared waits. Rows that cannot be examples are counted by reason in
-`examples.json` and said.
+Other processes wait while they are being prepared. Records that cannot be examples are counted by reason in
+`examples.json` and reported.
 """
 
 import contextlib
@@ -16,18 +16,20 @@ import dataclasses
 import fcntl
 import functools
 import hashlib
+import itertools
 import json
 import os
 import pathlib
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from t5x_like.data.sources import Skip
+from t5x_like.data.sources import Record, Skip, Source, check_split, open_source
+from t5x_like.data.store import builtin
 from t5x_like.data.store.reader import TokenStore, Verify
 from t5x_like.data.store.writer import TokenStoreWriter
 from t5x_like.data.vocabularies import Vocabulary
@@ -46,12 +48,14 @@ class ExampleStore:
 
   Attributes:
     path: where they lie.
+    name: of the corpus.
     streams: token stores by name, each with a document per example.
     arrays: numbers by name, [N, …] or one per token of a stream.
-    skipped: how many rows of the source are no examples, by reason.
+    skipped: how many records of the source are not examples, by reason.
   """
 
   path: str
+  name: str
   streams: dict[str, TokenStore]
   arrays: dict[str, np.ndarray]
   skipped: dict[str, int]
@@ -99,44 +103,55 @@ class ExampleStore:
 
 
 def open_store(
-  *,
-  cache: str,
-  name: str,
+  source: str,
   split: str,
+  *,
+  task: str,
+  fields: tuple[str, ...],
   facts: dict[str, Any],
   vocabulary: Vocabulary,
   streams: dict[str, bool],
-  examples: Iterator[Example | Skip],
+  examples: Callable[[Iterator[tuple[str, Record]]], Iterator[Example | Skip]],
+  cache: str,
+  data_dir: str | None = None,
   verify: Verify = "auto",
 ) -> ExampleStore:
-  """Opens examples, preparing them where they have not been.
+  """Opens the examples of a task, preparing them where they have not been.
 
   Args:
-    cache: the directory of all prepared examples; local.
-    name, split: of the corpus.
-    facts: all that examples depend on besides the vocabulary, JSON-serialisable.
+    source, split, data_dir: where the records come from, see `data/sources/__init__.py`.
+    task: its name and version.
+    fields: the fields of the records that are used.
+    facts: all that examples depend on besides these and the vocabulary, JSON-serialisable.
     vocabulary: what the ids belong to.
     streams: the names of the token streams, and whether EOS ends each of their examples.
-    examples: makes them; not touched if they are there. A `Skip` is counted.
+    examples: makes examples of (where, record); a `Skip` is counted. Not called if they are there.
+    cache: the directory of all prepared examples; local.
     verify: what opening checks, see `TokenStore.open`.
 
   Raises:
-    UserError: nothing can be written in the cache, no example is left, or a file was changed since.
+    UserError: the source cannot be used, nothing can be written in the cache, no example is left, or a file was changed
+      since.
   """
+  opened = open_source(source, fields=tuple(dict.fromkeys(fields)), data_dir=data_dir)
+  check_split(opened, split)
+  facts = {"task": task, "rows": opened.split_facts(split), "split": split, **facts}
   content = {"format": FORMAT, "facts": facts, "vocabulary": vocabulary.fingerprint, "streams": streams}
   key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-  path = pathlib.Path(cache) / f"{name}-{split}-{key[:16]}"
+  if opened.name == builtin.NAME:
+    cache = builtin.prepared() + "_examples"
+  path = pathlib.Path(cache) / f"{opened.name}-{split}-{key[:16]}"
   if not (path / FILE).exists():
     with _lock(path):
       if not (path / FILE).exists():
         try:
-          _prepare(path, name, split, content, vocabulary, examples)
+          _prepare(path, opened, split, content, vocabulary, examples)
         except OSError as error:
           raise UserError(
             f"config.task.cache: {path} cannot be written ({one_line(error)}): free some space or choose "
             "another directory"
           ) from error
-  return _open(path, verify)
+  return _open(path, opened.name, verify)
 
 
 @contextlib.contextmanager
@@ -155,7 +170,8 @@ def _lock(path: pathlib.Path):
     os.close(descriptor)
 
 
-def _prepare(path: pathlib.Path, name: str, split: str, content: dict, vocabulary: Vocabulary, examples) -> None:
+def _prepare(path: pathlib.Path, source: Source, split: str, content: dict, vocabulary: Vocabulary, examples) -> None:
+  name = source.name
   skipped: Counter[str] = Counter()
   arrays: dict[str, list] = {}
   count = 0
@@ -170,7 +186,7 @@ def _prepare(path: pathlib.Path, name: str, split: str, content: dict, vocabular
         )
         for stream, append_eos in content["streams"].items()
       }
-      for batch in _batches(examples, skipped):
+      for batch in _batches(examples(_usable(source.records(split), skipped)), skipped):
         count += len(batch)
         for stream, writer in writers.items():
           writer.add(
@@ -199,6 +215,19 @@ def _prepare(path: pathlib.Path, name: str, split: str, content: dict, vocabular
   print(f"data: {path}: prepared {count:,} examples{_reasons(skipped)}", flush=True)
 
 
+def _usable(records: Iterator[tuple[str, Record | Skip]], skipped: Counter) -> Iterator[tuple[str, Record]]:
+  """The records with no NUL in a text or a list of texts."""
+  for where, record in records:
+    if isinstance(record, Skip):
+      skipped[record.reason] += 1
+      continue
+    texts = itertools.chain.from_iterable(x if isinstance(x, list) else (x,) for x in record.values())
+    if any(isinstance(text, str) and "\0" in text for text in texts):
+      skipped["NUL character"] += 1
+    else:
+      yield where, record
+
+
 def _batches(examples: Iterator[Example | Skip], skipped: Counter) -> Iterator[list[Example]]:
   batch = []
   for example in examples:
@@ -214,7 +243,7 @@ def _batches(examples: Iterator[Example | Skip], skipped: Counter) -> Iterator[l
 
 
 def _reasons(skipped: dict[str, int]) -> str:
-  return "".join(f", {number:,} rows skipped ({reason})" for reason, number in sorted(skipped.items()))
+  return "".join(f", {number:,} records skipped ({reason})" for reason, number in sorted(skipped.items()))
 
 
 def _sha256(path: pathlib.Path) -> str:
@@ -222,7 +251,7 @@ def _sha256(path: pathlib.Path) -> str:
     return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _open(path: pathlib.Path, verify: Verify) -> ExampleStore:
+def _open(path: pathlib.Path, name: str, verify: Verify) -> ExampleStore:
   remedy = "remove the directory to have it made again"
   try:
     record = json.loads((path / FILE).read_bytes())
@@ -253,7 +282,7 @@ def _open(path: pathlib.Path, verify: Verify) -> ExampleStore:
     loaded[array] = np.load(file, mmap_mode="r", allow_pickle=False)
   content = {"streams": streams, "arrays": arrays}
   fingerprint = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-  store = ExampleStore(str(path), stores, loaded, record["skipped"], fingerprint)
+  store = ExampleStore(str(path), name, stores, loaded, record["skipped"], fingerprint)
   tokens = ", ".join(f"{s.num_tokens:,} tokens of {name}" for name, s in stores.items())
   print(
     f"data: {path}: {store.num_examples:,} examples, {tokens}{_reasons(record['skipped'])}; "

@@ -1,6 +1,6 @@
-"""Templates: a row's fields -> text. `translate English to German: {en}` takes the field `en` of each row.
+"""Templates: a record's fields -> text. `translate English to German: {en}` takes the field `en` of each record.
 
-A field is a name or a path into nested rows, `{answers.0.text}`; `{sentences.*}` is all of a list, joined by spaces.
+A field is a name or a path into nested records, `{answers.0.text}`; `{sentences.*}` is all of a list, joined by spaces.
 Truth values are the words True and False, as T5 has BoolQ's labels. `{{` and `}}` are braces.
 """
 
@@ -8,7 +8,7 @@ import math
 import string
 from typing import Any
 
-from t5x_like.data.supervised.records import Row, value
+from t5x_like.data.sources import Record, value
 from t5x_like.errors import UserError, one_line
 
 
@@ -38,13 +38,13 @@ class Template:
     if not self.fields or "" in self.fields:
       raise UserError(f"config.task.{key}: found {text!r}, expected the name of a field in braces, such as '{{text}}'")
 
-  def __call__(self, row: Row, where: str) -> str | None:
+  def __call__(self, record: Record, where: str) -> str | None:
     """The text, or None if a field is null or empty; UserError for an unknown field or one that is no text."""
     out = []
     for literal, field in self._parts:
       out.append(literal)
       if field is not None:
-        found = value(row, field, where)
+        found = value(record, field, where)
         if isinstance(found, list) and "*" in field.split("."):
           text = " ".join(filter(None, (as_text(one, field, where) for one in found)))
         else:

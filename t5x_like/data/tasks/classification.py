@@ -9,23 +9,20 @@ or without `labels` the number in the field itself (regression). `example_weight
 the last batch of an evaluation.
 """
 
-import hashlib
-import json
 from collections.abc import Iterator
 
 import numpy as np
 
 from t5x_like.data import vocabularies
-from t5x_like.data.sources import Skip
-from t5x_like.data.store import builtin
+from t5x_like.data.sources import Record, Skip, value
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.supervised import encoder_inputs, example_store
 from t5x_like.data.supervised.example_store import Example
-from t5x_like.data.supervised.records import open_rows, value
+from t5x_like.data.supervised.labels import number_of, numbered
 from t5x_like.data.supervised.templates import Template, as_text
 from t5x_like.data.supervised.too_long import TooLong, fit
-from t5x_like.data.task import Feature, Task
-from t5x_like.errors import UserError, did_you_mean
+from t5x_like.data.task import Feature, Task, digest
+from t5x_like.errors import UserError
 
 
 def task(
@@ -47,7 +44,7 @@ def task(
   """Makes the task.
 
   Args:
-    source, split: where the rows come from, see `data/supervised/records.py`.
+    source, split: where the records come from, see `data/sources/__init__.py`.
     text, pair: templates of the text or texts.
     label_field: the field of the label.
     labels: what it may be, in the order of the classes; None for regression.
@@ -61,18 +58,13 @@ def task(
     UserError: unusable source or templates, an unknown label, no examples, a file changed since it was prepared.
   """
   templates = {"text": Template(text, "text")} | ({"pair": Template(pair, "pair")} if pair else {})
-  fields = tuple(dict.fromkeys([*(f for t in templates.values() for f in t.fields), label_field]))
-  rows = open_rows(source, split, fields=fields, data_dir=data_dir)
   encoding = vocabularies.load(vocabulary)
   numbers = None if labels is None else numbered(labels, "labels")
 
-  def examples() -> Iterator[Example | Skip]:
-    for where, row in rows.read():
-      if isinstance(row, Skip):
-        yield row
-        continue
-      texts = {name: template(row, where) for name, template in templates.items()}
-      found = as_text(value(row, label_field, where), label_field, where)
+  def examples(records: Iterator[tuple[str, Record]]) -> Iterator[Example | Skip]:
+    for where, record in records:
+      texts = {name: template(record, where) for name, template in templates.items()}
+      found = as_text(value(record, label_field, where), label_field, where)
       empty = next((name for name, part in texts.items() if part is None), None if found else "label")
       if empty:
         yield Skip(f"empty {empty}")
@@ -84,21 +76,16 @@ def task(
       yield ids | {"label": number_of(found, numbers, label_field, where)}
 
   store = example_store.open_store(
-    cache=builtin.prepared() + "_examples" if source == builtin.NAME else cache,
-    name=rows.name,
-    split=split,
-    facts={
-      "task": "classification.v1",
-      "rows": rows.facts,
-      "split": split,
-      "text": text,
-      "pair": pair,
-      "label_field": label_field,
-      "labels": None if labels is None else list(numbers),
-    },
+    source,
+    split,
+    task="classification.v1",
+    fields=(*(field for template in templates.values() for field in template.fields), label_field),
+    facts={"text": text, "pair": pair, "label_field": label_field, "labels": None if labels is None else list(numbers)},
     vocabulary=encoding,
     streams=dict.fromkeys(templates, False),
-    examples=examples(),
+    examples=examples,
+    cache=cache,
+    data_dir=data_dir,
     verify=verify,
   )
   sequences = encoder_inputs.Sequences(store, tuple(templates), length)
@@ -115,44 +102,14 @@ def task(
     }
 
   described = encoder_inputs.features(length) | {"label": Feature((), kind), "example_weights": Feature((), "float32")}
-  content = {"task": "classification.v1", "examples": store.fingerprint, "length": length, "too_long": too_long}
   return Task(
-    name=label or f"{rows.name}_classification",
+    name=label or f"{store.name}_classification",
     vocabulary=encoding,
-    fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
+    fingerprint=digest(task="classification.v1", examples=store.fingerprint, length=length, too_long=too_long),
     num_examples=used.size,
     features=described,
     batch=encoder_inputs.batch_of(read, described),
   )
-
-
-def numbered(names: list | tuple, key: str) -> dict[str, int]:
-  """Names of classes to their numbers; UserError for none or one twice."""
-  numbers = {str(name): number for number, name in enumerate(names)}
-  if len(numbers) != len(names) or not names:
-    found = f"{list(names)}, with a name twice" if names else "none"
-    raise UserError(f"config.task.{key}: found {found}, expected the name of each class once")
-  return numbers
-
-
-def number_of(found: str, numbers: dict[str, int] | None, field: str, where: str) -> np.ndarray:
-  """A label's class (int32), or the number it is (float32)."""
-  if numbers is None:
-    try:
-      number = float(found)
-    except ValueError:
-      raise UserError(
-        f"{where}: found {found!r} in field {field!r}, expected a number; name the classes with config.task.labels"
-      ) from None
-    if not abs(number) <= float(np.finfo(np.float32).max):
-      raise UserError(f"{where}: found {found!r} in field {field!r}, expected a finite number")
-    return np.float32(number)
-  if found not in numbers:
-    raise UserError(
-      f"{where}: found label {found!r} in field {field!r}, expected one of {', '.join(numbers)}"
-      f"{did_you_mean(found, numbers)}"
-    )
-  return np.int32(numbers[found])
 
 
 def _fitted(store, sequences, streams, length, too_long) -> tuple[np.ndarray, np.ndarray]:

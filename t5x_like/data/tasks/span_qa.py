@@ -10,21 +10,19 @@ first counts. The answer is found in the context by its `answer_start`; the word
 within those the fewest that decode to the answer are taken (all, if none do).
 """
 
-import hashlib
-import json
+import functools
 from collections.abc import Iterator
 
 import numpy as np
 
 from t5x_like.data import vocabularies
-from t5x_like.data.sources import Skip
-from t5x_like.data.store import builtin
+from t5x_like.data.sources import Record, Skip, value
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.supervised import encoder_inputs, example_store
 from t5x_like.data.supervised.example_store import Example
-from t5x_like.data.supervised.records import open_rows, value
 from t5x_like.data.supervised.templates import as_text
-from t5x_like.data.task import Feature, Task
+from t5x_like.data.task import Feature, Task, digest
+from t5x_like.data.vocabularies import Vocabulary
 from t5x_like.errors import UserError
 
 
@@ -44,7 +42,7 @@ def task(
   """Makes the task.
 
   Args:
-    source, split: where the rows come from, see `data/supervised/records.py`; with fields question, context
+    source, split: where the records come from, see `data/sources/__init__.py`; with fields question, context
       and answers, the last a list of {text, answer_start} (or TFDS's dict of lists), possibly empty.
     vocabulary: a vocabulary's directory or file, or `bytes`.
     length: of a row, its special tokens included.
@@ -56,16 +54,18 @@ def task(
   Raises:
     UserError: unusable source or lengths, an answer that is not in its context, no examples, a file changed since.
   """
-  rows = open_rows(source, split, fields=("question", "context", "answers"), data_dir=data_dir)
   encoding = vocabularies.load(vocabulary)
   store = example_store.open_store(
-    cache=builtin.prepared() + "_examples" if source == builtin.NAME else cache,
-    name=rows.name,
-    split=split,
-    facts={"task": "span_qa.v1", "rows": rows.facts, "split": split},
+    source,
+    split,
+    task="span_qa.v1",
+    fields=("question", "context", "answers"),
+    facts={},
     vocabulary=encoding,
     streams={"question": False, "context": False},
-    examples=_examples(rows, encoding),
+    examples=functools.partial(_examples, encoding),
+    cache=cache,
+    data_dir=data_dir,
     verify=verify,
   )
   sequences = encoder_inputs.Sequences(store, ("question", "context"), length)
@@ -107,34 +107,26 @@ def task(
     "span_end": Feature((), "int32"),
     "example_weights": Feature((), "float32"),
   }
-  content = {
-    "task": "span_qa.v1",
-    "examples": store.fingerprint,
-    "length": length,
-    "stride": stride,
-    "question_length": question_length,
-  }
   return Task(
-    name=label or f"{rows.name}_span_qa",
+    name=label or f"{store.name}_span_qa",
     vocabulary=encoding,
-    fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
+    fingerprint=digest(
+      task="span_qa.v1", examples=store.fingerprint, length=length, stride=stride, question_length=question_length
+    ),
     num_examples=example_W.size,
     features=described,
     batch=encoder_inputs.batch_of(read, described),
   )
 
 
-def _examples(rows, vocabulary) -> Iterator[Example | Skip]:
+def _examples(vocabulary: Vocabulary, records: Iterator[tuple[str, Record]]) -> Iterator[Example | Skip]:
   cut = encoder_inputs.Words(vocabulary)
-  for where, row in rows.read():
-    if isinstance(row, Skip):
-      yield row
-      continue
-    question, context = (as_text(value(row, name, where), name, where) for name in ("question", "context"))
+  for where, record in records:
+    question, context = (as_text(value(record, name, where), name, where) for name in ("question", "context"))
     if not question.split() or not context.split():
       yield Skip("empty question" if not question.split() else "empty context")
       continue
-    tokens, start, end = _locate(context, _first(value(row, "answers", where), where), cut, vocabulary, where)
+    tokens, start, end = _locate(context, _first(value(record, "answers", where), where), cut, vocabulary, where)
     yield {
       "question": np.concatenate(cut(question.split())).astype(np.int32),
       "context": tokens,

@@ -7,23 +7,19 @@ A row is [CLS] tokens [SEP]. The first token of each word has the number of its 
 weight 1 in `encoder_loss_weights`; all others have weight 0.
 """
 
-import hashlib
-import json
 from collections.abc import Iterator
 
 import numpy as np
 
 from t5x_like.data import vocabularies
-from t5x_like.data.sources import Skip
-from t5x_like.data.store import builtin
+from t5x_like.data.sources import Record, Skip, value
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.supervised import encoder_inputs, example_store
 from t5x_like.data.supervised.example_store import Example
-from t5x_like.data.supervised.records import open_rows, value
+from t5x_like.data.supervised.labels import number_of, numbered
 from t5x_like.data.supervised.templates import as_text
 from t5x_like.data.supervised.too_long import TooLong, fit
-from t5x_like.data.task import Feature, Task
-from t5x_like.data.tasks.classification import number_of, numbered
+from t5x_like.data.task import Feature, Task, digest
 from t5x_like.errors import UserError
 
 
@@ -45,7 +41,7 @@ def task(
   """Makes the task.
 
   Args:
-    source, split: where the rows come from, see `data/supervised/records.py`.
+    source, split: where the records come from, see `data/sources/__init__.py`.
     tags: all tags, in the order of the classes.
     tokens_field, tags_field: fields with a list of words and one of as many tags.
     vocabulary: a vocabulary's directory or file, or `bytes`.
@@ -57,17 +53,13 @@ def task(
   Raises:
     UserError: unusable source, an unknown tag, lists of different lengths, no examples, a file changed since.
   """
-  rows = open_rows(source, split, fields=(tokens_field, tags_field), data_dir=data_dir)
   encoding = vocabularies.load(vocabulary)
   numbers = numbered(tags, "tags")
   cut = encoder_inputs.Words(encoding)
 
-  def examples() -> Iterator[Example | Skip]:
-    for where, row in rows.read():
-      if isinstance(row, Skip):
-        yield row
-        continue
-      words, found = value(row, tokens_field, where), value(row, tags_field, where)
+  def examples(records: Iterator[tuple[str, Record]]) -> Iterator[Example | Skip]:
+    for where, record in records:
+      words, found = value(record, tokens_field, where), value(record, tags_field, where)
       if not isinstance(words, list) or not isinstance(found, list) or len(words) != len(found):
         raise UserError(
           f"{where}: found {_size(words)} in {tokens_field!r} and {_size(found)} in {tags_field!r}, "
@@ -85,20 +77,16 @@ def task(
       yield {"tokens": np.concatenate(pieces).astype(np.int32), "tags": targets}
 
   store = example_store.open_store(
-    cache=builtin.prepared() + "_examples" if source == builtin.NAME else cache,
-    name=rows.name,
-    split=split,
-    facts={
-      "task": "tagging.v1",
-      "rows": rows.facts,
-      "split": split,
-      "tags": list(numbers),
-      "tokens": tokens_field,
-      "field": tags_field,
-    },
+    source,
+    split,
+    task="tagging.v1",
+    fields=(tokens_field, tags_field),
+    facts={"tags": list(numbers), "tokens": tokens_field, "field": tags_field},
     vocabulary=encoding,
     streams={"tokens": False},
-    examples=examples(),
+    examples=examples,
+    cache=cache,
+    data_dir=data_dir,
     verify=verify,
   )
   sequences = encoder_inputs.Sequences(store, ("tokens",), length)
@@ -126,11 +114,10 @@ def task(
     "encoder_target_tokens": Feature((length,), "int32"),
     "encoder_loss_weights": Feature((length,), "float32"),
   }
-  content = {"task": "tagging.v1", "examples": store.fingerprint, "length": length, "too_long": too_long}
   return Task(
-    name=label or f"{rows.name}_tagging",
+    name=label or f"{store.name}_tagging",
     vocabulary=encoding,
-    fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
+    fingerprint=digest(task="tagging.v1", examples=store.fingerprint, length=length, too_long=too_long),
     num_examples=used.size,
     features=described,
     batch=encoder_inputs.batch_of(read, described),

@@ -1,4 +1,4 @@
-"""Supervised text-to-text: rows of several fields, and a template each for input and target (Raffel et al. 2020, 2.4).
+"""Supervised text-to-text: records, and a template each for input and target (Raffel et al. 2020, section 2.4).
 
   config.task = {"name": "text_to_text", "source": "parallel:corpus/{split}.{field}.gz", "vocabulary": "vocabulary",
                  "inputs": "translate English to German: {en}", "targets": "{de}",
@@ -14,9 +14,8 @@ et al. 2020, section 3.2.1). Packed rows hold several examples that do not see e
 once.
 """
 
-import hashlib
+import functools
 import itertools
-import json
 from collections.abc import Iterator
 from typing import Literal
 
@@ -24,19 +23,17 @@ import numpy as np
 
 from t5x_like.data import vocabularies
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.sources import Skip
-from t5x_like.data.store import builtin
+from t5x_like.data.sources import Record, Skip
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.supervised import example_store, packing
 from t5x_like.data.supervised.example_store import Example, ExampleStore
-from t5x_like.data.supervised.records import Rows, open_rows
 from t5x_like.data.supervised.templates import Template
 from t5x_like.data.supervised.too_long import TooLong, fit
-from t5x_like.data.task import Feature, Task
-from t5x_like.data.vocabularies import start_id
+from t5x_like.data.task import Feature, Task, digest
+from t5x_like.data.vocabularies import Vocabulary, start_id
 from t5x_like.errors import UserError
 
-_ROWS_AT_ONCE = 1024
+_RECORDS_AT_ONCE = 1024
 
 
 def task(
@@ -61,8 +58,8 @@ def task(
   """Makes the task.
 
   Args:
-    source, split: where the rows come from, see `data/supervised/records.py`.
-    inputs, targets: templates over a row's fields. Rows where one is empty are skipped and counted.
+    source, split: where the records come from, see `data/sources/__init__.py`.
+    inputs, targets: templates over a record's fields. Records where one is empty are skipped and counted.
     vocabulary: a vocabulary's directory or file, or `bytes`.
     inputs_length: tokens in a row of the encoder; for a decoder, in a row.
     targets_length: tokens in a row of the decoder of an encoder-decoder; None is inputs_length.
@@ -88,20 +85,20 @@ def task(
   if prefix and not decoder:
     raise UserError("config.task.prefix: found True, expected architecture 'decoder': encoders see their inputs whole")
   templates = {"inputs": Template(inputs, "inputs"), "targets": Template(targets, "targets")}
-  fields = tuple(dict.fromkeys(itertools.chain.from_iterable(t.fields for t in templates.values())))
-  rows = open_rows(source, split, fields=fields, data_dir=data_dir)
   encoding = vocabularies.load(vocabulary)
   store = example_store.open_store(
-    cache=builtin.prepared() + "_examples" if source == builtin.NAME else cache,
-    name=rows.name,
-    split=split,
-    facts={"task": "text_to_text.v1", "rows": rows.facts, "split": split, "inputs": inputs, "targets": targets},
+    source,
+    split,
+    task="text_to_text.v1",
+    fields=(*templates["inputs"].fields, *templates["targets"].fields),
+    facts={"inputs": inputs, "targets": targets},
     vocabulary=encoding,
     streams={"inputs": not decoder, "targets": True},
-    examples=_examples(rows, templates, encoding),
+    examples=functools.partial(_examples, templates, encoding),
+    cache=cache,
+    data_dir=data_dir,
     verify=verify,
   )
-
   limits = (inputs_length,) if decoder else (inputs_length, inputs_length if targets_length is None else targets_length)
   lengths_N2 = np.stack([store.lengths["inputs"], store.lengths["targets"]], axis=1)
   if decoder:  # a sequence that is too long loses the end of its inputs
@@ -131,36 +128,34 @@ def task(
       name: tf.ensure_shape(x, [example_index_B.shape[0], *features[name].shape]) for name, x in zip(features, out)
     }
 
-  content = {
-    "task": "text_to_text.v2",
-    "examples": store.fingerprint,
-    "limits": limits,
-    "architecture": architecture,
-    "prefix": prefix,
-    "packed": packed,
-    "too_long": too_long,
-    "pack_seed": pack_seed,
-    "vocabulary": encoding.fingerprint,
-  }
   return Task(
-    name=label or f"{rows.name}_text_to_text",
+    name=label or f"{store.name}_text_to_text",
     vocabulary=encoding,
-    fingerprint=hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest(),
+    fingerprint=digest(
+      task="text_to_text.v2",
+      examples=store.fingerprint,
+      limits=limits,
+      architecture=architecture,
+      prefix=prefix,
+      packed=packed,
+      too_long=too_long,
+      pack_seed=pack_seed,
+      vocabulary=encoding.fingerprint,
+    ),
     num_examples=plan.num_rows,
     features=features,
     batch=batch,
   )
 
 
-def _examples(rows: Rows, templates: dict[str, Template], vocabulary) -> Iterator[Example | Skip]:
-  """Tokenised rows, a batch of them at once."""
-  for held in _batched(rows.read()):
+def _examples(
+  templates: dict[str, Template], vocabulary: Vocabulary, records: Iterator[tuple[str, Record]]
+) -> Iterator[Example | Skip]:
+  """Tokenised records, a batch of them at once."""
+  while held := list(itertools.islice(records, _RECORDS_AT_ONCE)):
     texts: dict[str, list[str]] = {name: [] for name in templates}
-    for where, row in held:
-      if isinstance(row, Skip):
-        yield row
-        continue
-      made = {name: template(row, where) for name, template in templates.items()}
+    for where, record in held:
+      made = {name: template(record, where) for name, template in templates.items()}
       empty = [name for name, text in made.items() if text is None]
       if empty:
         yield Skip(f"empty {empty[0]}")
@@ -171,11 +166,6 @@ def _examples(rows: Rows, templates: dict[str, Template], vocabulary) -> Iterato
     for ids in zip(*encoded.values()):
       example = dict(zip(encoded, ids))
       yield example if all(len(ids) for ids in example.values()) else Skip("no tokens")
-
-
-def _batched(items: Iterator) -> Iterator[list]:
-  while held := list(itertools.islice(items, _ROWS_AT_ONCE)):
-    yield held
 
 
 def _report(store: ExampleStore, plan: packing.Plan, packed: bool) -> None:

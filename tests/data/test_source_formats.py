@@ -12,8 +12,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from t5x_like.data.sources import Skip, _files, conllu, open_source
-from t5x_like.data.sources import parquet as parquet_form
+from t5x_like.data.prepare.documents import Documents
+from t5x_like.data.sources import Skip, _files, conllu
+from t5x_like.data.sources import parquet as parquet_format
 from t5x_like.errors import UserError
 
 CONLLU = """# newdoc id = a
@@ -35,7 +36,7 @@ CONLLU = """# newdoc id = a
 
 
 def read(source: str, **options) -> list[str]:
-  return list(open_source(source, **options).documents("train"))
+  return list(Documents(source, **options).wanted("train"))
 
 
 def refusal(source: str, **options) -> str:
@@ -70,13 +71,13 @@ def test_json_arrays(tmp_path):
 
 def test_parquet(tmp_path, monkeypatch):
   path = parquet(tmp_path / "a.parquet", ["one", None, "two", ""])
-  source = open_source(f"parquet:{path}")
-  assert list(source.documents("train")) == ["one", "two"]
+  source = Documents(f"parquet:{path}")
+  assert list(source.wanted("train")) == ["one", "two"]
   assert source.skipped["train"] == {"null": 1, "empty": 1}
-  monkeypatch.setattr(parquet_form, "LONGEST", 2)
+  monkeypatch.setattr(parquet_format, "LONGEST", 2)
   assert source.read("train").__next__() == Skip("text of over 0 Mi characters")
-  assert "no column 'body' among id, text" in refusal(f"parquet:{path}", text_field="body")
-  assert "column 'id' of type int64, expected string" in refusal(f"parquet:{path}", text_field="id")
+  assert "no field 'body' among id, text" in refusal(f"parquet:{path}", text_field="body")
+  assert "found number in field 'id', expected text" in refusal(f"parquet:{path}", text_field="id")
   path.write_bytes(path.read_bytes()[:-50])
   assert f"{path}: found damaged Parquet data" in refusal(f"parquet:{path}")
 
@@ -171,7 +172,7 @@ def test_directories_that_cannot_be_listed_are_refused(tmp_path, monkeypatch):
 
 def test_columns_of_one_name_are_refused(tmp_path):
   (tmp_path / "a.tsv").write_text("text\ttext\na\tb\n")
-  assert "a.tsv:1: found 2 columns 'text' in the header, expected one" in refusal(f"tsv:{tmp_path}/a.tsv")
+  assert "a.tsv:1: found 2 columns 'text', expected one" in refusal(f"tsv:{tmp_path}/a.tsv")
   assert read(f"tsv:{tmp_path}/a.tsv", text_field="1") == ["text", "b"]
   table = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
   pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
@@ -180,8 +181,8 @@ def test_columns_of_one_name_are_refused(tmp_path):
 
 def test_blank_lines_of_tables_are_counted(tmp_path):
   (tmp_path / "a.tsv").write_text("\ntext\none\n\ntwo\n")
-  source = open_source(f"tsv:{tmp_path}/a.tsv")
-  assert list(source.documents("train")) == ["one", "two"]
+  source = Documents(f"tsv:{tmp_path}/a.tsv")
+  assert list(source.wanted("train")) == ["one", "two"]
   assert source.skipped["train"] == {"blank line": 2}
 
 
@@ -212,9 +213,9 @@ def test_remote_places(scheme, tmp_path):
   for name, text in (("b.txt", "two"), ("a.txt", "one")):
     with fsspec.open(f"{root}/{name}", "wb") as file:
       file.write(gzip.compress(text.encode()))
-  source = open_source(f"lines:{root}/*.txt")
-  assert list(source.documents("train")) == ["one", "two"]
-  facts = source.fingerprint_facts()["splits"]["train"]
+  source = Documents(f"lines:{root}/*.txt")
+  assert list(source.wanted("train")) == ["one", "two"]
+  facts = source.facts()["splits"]["train"]
   assert [entry["file"] for entry in facts] == ["a.txt", "b.txt"] and str(tmp_path) not in json.dumps(facts)
   assert "found no file" in refusal(f"lines:{root}/*.none")
   assert "nosuch://x/y: cannot be reached" in refusal("lines:nosuch://x/y")
@@ -230,18 +231,18 @@ def test_endless_lines_are_passed_over_in_bounded_memory(tmp_path, monkeypatch):
       file.write(b"x" * 10**6)
     file.write(b"\r\ntwo\n" + b"y" * 2**20 + b"\n" + b"z" * (2**20 + 1))
   before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  source = open_source(f"lines:{path}")
-  documents = list(source.documents("train"))
+  source = Documents(f"lines:{path}")
+  documents = list(source.wanted("train"))
   assert [len(document) for document in documents] == [3, 3, 2**20]
   assert source.skipped["train"] == {"line of over 1 MiB": 2}
   assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024  # KiB
-  assert open_source(f"text:{path}").read("train").__next__().reason == "file of over 1 MiB"
+  assert Documents(f"text:{path}").read("train").__next__().reason == "file of over 1 MiB"
 
 
 def test_parts_cover_the_split_in_order(tmp_path):
   for i in range(9):
     (tmp_path / f"{i}").write_text(f"{i}" * (i + 1))
-  source = open_source(f"text:{tmp_path}/*")
-  parts = source.parts("train", 10)
-  assert len(parts) == 4 and parts == source.parts("train", 10)
-  assert [d for part in parts for d in source.read("train", part)] == list(source.documents("train"))
+  source = Documents(f"text:{tmp_path}/*")
+  parts = source.source.parts("train", 10)
+  assert len(parts) == 4 and parts == source.source.parts("train", 10)
+  assert [d for part in parts for d in source.read("train", part)] == list(source.wanted("train"))

@@ -1,0 +1,32 @@
+"""`squad:PATTERN`: the JSON files of SQuAD (Rajpurkar et al. 2016, 2018), a record a question."""
+
+from collections.abc import Iterator
+
+from t5x_like.data.sources import Record
+from t5x_like.data.sources._files import FileSource
+from t5x_like.data.sources.json import parsed
+from t5x_like.errors import UserError, one_line
+
+_EXPECTED = "data > paragraphs > context, qas > id, question, answers"
+
+
+class Source(FileSource):
+  """The questions; fields id, title, context, question, and answers, a list of {text, answer_start}, maybe empty."""
+
+  def read(self, path: str) -> Iterator[tuple[str, Record]]:
+    try:
+      for article in parsed(path, dict, f"an object: {_EXPECTED}")["data"]:
+        for paragraph in article["paragraphs"]:
+          for question in paragraph["qas"]:
+            yield (
+              f"{path}, question {question['id']}",
+              {
+                "id": question["id"],
+                "title": article.get("title", ""),
+                "context": paragraph["context"],
+                "question": question["question"],
+                "answers": [] if question.get("is_impossible") else question["answers"],
+              },
+            )
+    except (AttributeError, KeyError, TypeError) as error:
+      raise UserError(f"{path}: found no SQuAD data ({one_line(error)}), expected {_EXPECTED}") from None

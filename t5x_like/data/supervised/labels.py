@@ -1,0 +1,34 @@
+"""Labels and tags: their numbers among the classes of a task, or for regression the numbers that they are."""
+
+import numpy as np
+
+from t5x_like.errors import UserError, did_you_mean
+
+
+def numbered(names: list | tuple, key: str) -> dict[str, int]:
+  """Names of classes to their numbers; UserError for none or one twice."""
+  numbers = {str(name): number for number, name in enumerate(names)}
+  if len(numbers) != len(names) or not names:
+    found = f"{list(names)}, with a name twice" if names else "none"
+    raise UserError(f"config.task.{key}: found {found}, expected the name of each class once")
+  return numbers
+
+
+def number_of(found: str, numbers: dict[str, int] | None, field: str, where: str) -> np.ndarray:
+  """A label's class (int32), or the number it is (float32)."""
+  if numbers is None:
+    try:
+      number = float(found)
+    except ValueError:
+      raise UserError(
+        f"{where}: found {found!r} in field {field!r}, expected a number; name the classes with config.task.labels"
+      ) from None
+    if not abs(number) <= float(np.finfo(np.float32).max):
+      raise UserError(f"{where}: found {found!r} in field {field!r}, expected a finite number")
+    return np.float32(number)
+  if found not in numbers:
+    raise UserError(
+      f"{where}: found label {found!r} in field {field!r}, expected one of {', '.join(numbers)}"
+      f"{did_you_mean(found, numbers)}"
+    )
+  return np.int32(numbers[found])
