@@ -33,12 +33,9 @@ from typing import Any
 from etils import epath
 
 from t5x_like.data import sources, vocabularies
-from t5x_like.data.prepare import cleaning, duplicates, progress_files
-from t5x_like.data.prepare import job as jobs
-from t5x_like.data.prepare import parts as preparation
-from t5x_like.data.prepare import progress as progress_bars
+from t5x_like.data.prepare import building, cleaning, duplicates, progress_bar, progress_files
 from t5x_like.data.prepare.documents import Documents
-from t5x_like.data.prepare.job import Batch, Job, Tokenised
+from t5x_like.data.prepare.job import Batch, Job, Tokenised, facts_hash, parts_of, tokenise
 from t5x_like.data.store import reader
 from t5x_like.data.store.writer import SHARD_TOKENS
 from t5x_like.errors import UserError, door, one_line
@@ -47,13 +44,13 @@ _BATCHES_AHEAD = 3  # per worker, so that a slow consumer holds memory bounded
 
 
 def _worker() -> None:
-  """One thread, where the tokenizers library would start many, and an end with the process that started it."""
+  """One thread, where the tokenizers library would start many; ends with the process that started it."""
   os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
   parent = multiprocessing.parent_process()
 
   def follow() -> None:
     multiprocessing.connection.wait([parent.sentinel])
-    os._exit(1)  # killed, else it would have ended this one: nobody is there to be told
+    os._exit(1)  # the parent was killed, or it would have ended this process
 
   threading.Thread(target=follow, daemon=True).start()
 
@@ -76,7 +73,7 @@ def _spread(pool: concurrent.futures.Executor, workers: int, job: Job, batches: 
   """Tokens of batches, in their order, made by the processes of the pool."""
 
   def submit(batch: Batch) -> concurrent.futures.Future:
-    return pool.submit(jobs.tokenise, job, batch)
+    return pool.submit(tokenise, job, batch)
 
   ahead = collections.deque(map(submit, itertools.islice(batches, workers * _BATCHES_AHEAD)))
   while ahead:
@@ -88,14 +85,14 @@ def _make_in_processes(job: Job, parts: int, workers: int) -> None:
   """Makes the parts: one a process where there are enough of them, else one after the other, batches spread."""
   if workers == 1:
     for number in range(parts):
-      preparation.make_part(job, number)
+      building.make_part(job, number)
     return
   with _pool(workers) as pool:
     if parts < 2 * workers:
       for number in range(parts):
-        preparation.make_part(job, number, functools.partial(_spread, pool, workers, job))
+        building.make_part(job, number, functools.partial(_spread, pool, workers, job))
       return
-    for future in concurrent.futures.as_completed([pool.submit(preparation.make_part, job, n) for n in range(parts)]):
+    for future in concurrent.futures.as_completed([pool.submit(building.make_part, job, n) for n in range(parts)]):
       future.result()
 
 
@@ -131,7 +128,9 @@ def _begun(job: Job) -> Iterator[None]:
     record = progress / "job"
     if not record.exists() or record.read_text() != job.key:
       if record.exists():
-        print(f"{progress}: left by a run with other inputs, or of files written to since; begun anew", flush=True)
+        print(
+          f"{progress}: left by a run with other inputs, or of files that have changed since; begun anew", flush=True
+        )
       for leftover in (*progress.iterdir(), work):
         if leftover.exists():
           leftover.rmtree() if leftover.is_dir() else leftover.unlink()
@@ -198,8 +197,8 @@ def _warn_of_changes(source: sources.Source, split: str, path: str) -> None:
     count = sum(changed is not None and changed > made for changed in source.changed(split))
     if count:
       print(
-        f"{path}: warning: {count} of the source's files were written to since, at the same size: if their text is "
-        f"another, remove {path} to prepare it anew",
+        f"{path}: warning: {count} of the source's files were written to since, at the same size: if their text has "
+        f"changed, remove {path} to prepare it anew",
         flush=True,
       )
 
@@ -317,17 +316,17 @@ def _prepare(
   split = of_manifest["split"]
   with _begun(job):
     if duplicates.wanted(job) and not duplicates.marked(job):
-      with progress_bars.shown(job, "signatures", f"{split}, signatures", "documents"):
+      with progress_bar.shown(job, "signatures", f"{split}, signatures", "documents"):
         _mark_duplicates(job, parts, args.workers, pipeline if args.engine == "beam" else None)
-    with progress_bars.shown(job, "parts", split, "tokens"):
+    with progress_bar.shown(job, "parts", split, "tokens"):
       if args.engine == "beam":
         from t5x_like.data.prepare import beam
 
-        beam.run(functools.partial(preparation.make_part, job), parts, pipeline, f"{job.progress}/refusals")
+        beam.run(functools.partial(building.make_part, job), parts, pipeline, f"{job.progress}/refusals")
       else:
         _make_in_processes(job, parts, args.workers)
-    records = [preparation.record_of(job, number) for number in range(parts)]
-    preparation.publish(job, path, preparation.described(job, records, **of_manifest))
+    records = [building.record_of(job, number) for number in range(parts)]
+    building.publish(job, path, building.described(job, records, **of_manifest))
 
 
 @door
@@ -335,9 +334,7 @@ def main(argv: list[str] | None = None) -> None:
   args, pipeline = _parser().parse_known_args(argv)
   if pipeline and args.engine != "beam":
     _parser().error(f"unrecognized arguments: {' '.join(pipeline)}")
-  if args.workers < 1:
-    raise UserError(f"--workers={args.workers}: expected at least 1")
-  for name in ("shard_tokens", "part_bytes"):
+  for name in ("workers", "shard_tokens", "part_bytes"):
     if getattr(args, name) < 1:
       raise UserError(f"--{name}={getattr(args, name)}: expected at least 1")
   if not 0 <= args.validation_fraction < 1:
@@ -372,7 +369,7 @@ def main(argv: list[str] | None = None) -> None:
       args.source,
       args.data_dir,
       args.text_field,
-      jobs.facts_hash(documents),
+      facts_hash(documents),
       tuple(source.changed(part.split)),
       part.split,
       part.low,
@@ -387,7 +384,7 @@ def main(argv: list[str] | None = None) -> None:
       work=path if "://" in path else f"{root}/.{output}.incomplete",
       progress=progress,
     )
-    _prepare(job, path, len(jobs.parts_of(job)), args, pipeline, name=name, split=output, source=record)
+    _prepare(job, path, len(parts_of(job)), args, pipeline, name=name, split=output, source=record)
     store = reader.TokenStore.open(path, verify=args.verify)
     counts = store.manifest.source["counts"]
     skipped = "".join(f", {n} skipped ({reason})" for reason, n in counts["documents_skipped"].items())

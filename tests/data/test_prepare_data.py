@@ -11,11 +11,9 @@ import psutil
 import pytest
 
 from t5x_like.data import vocabularies
-from t5x_like.data.prepare import cleaning, progress_files
-from t5x_like.data.prepare import job as jobs
-from t5x_like.data.prepare import parts as preparation
-from t5x_like.data.prepare import progress as progress_bars
+from t5x_like.data.prepare import building, cleaning, progress_files
 from t5x_like.data.prepare.documents import Documents
+from t5x_like.data.prepare.job import Job, facts_hash
 from t5x_like.data.store.reader import TokenStore
 from t5x_like.errors import UserError
 from tools import prepare_data
@@ -126,7 +124,7 @@ def test_parts_of_a_file_changed_since_are_made_again(tmp_path, monkeypatch, cap
   flags.append(f"--source=jsonl:{file}")
   file.write_text('{"text": "one"}\n')
   with monkeypatch.context() as patched:
-    patched.setattr(preparation, "publish", lambda *_: (_ for _ in ()).throw(UserError("stopped here")))
+    patched.setattr(building, "publish", lambda *_: (_ for _ in ()).throw(UserError("stopped here")))
     assert prepare_data.main(flags) == 2
   file.write_text('{"text": "two"}\n')
   assert prepare_data.main(flags) == 0 and "begun anew" in capsys.readouterr().out
@@ -234,7 +232,7 @@ def test_what_an_interrupted_run_left_damaged_is_made_again(tmp_path, monkeypatc
   ]
   assert prepare_data.main([*flags, f"--output={tmp_path}/whole"]) == 0
   with monkeypatch.context() as patched:
-    patched.setattr(preparation, "publish", lambda *_: (_ for _ in ()).throw(UserError("stopped here")))
+    patched.setattr(building, "publish", lambda *_: (_ for _ in ()).throw(UserError("stopped here")))
     assert prepare_data.main([*flags, f"--output={tmp_path}/again"]) == 2
   progress = tmp_path / "again" / ".train.progress"
   (progress / "signatures" / "000000").write_bytes(b"")
@@ -259,7 +257,7 @@ def test_a_store_that_something_still_writes_is_left_alone(corpus, tmp_path, mon
 
 
 def test_progress_is_lines_where_there_is_no_terminal(corpus, tmp_path, monkeypatch, capsys):
-  monkeypatch.setattr(progress_bars, "_LINE_SECONDS", 0)
+  monkeypatch.setattr(progress_bar, "_LINE_SECONDS", 0)
   assert prepare(corpus, tmp_path, "--workers=1", "--split=train", "--part_bytes=1", "--clean=exact") == 0
   lines = capsys.readouterr().err.splitlines()
   size = sum(file.stat().st_size for file in corpus[0].iterdir())
@@ -368,11 +366,11 @@ def test_parts_and_splits_without_documents(tmp_path, capsys):
 def test_a_source_that_changes_meanwhile_is_refused(tmp_path):
   (tmp_path / "a.txt").write_text("one\n")
   documents = Documents(f"lines:{tmp_path}/a.txt")
-  job = jobs.Job(
+  job = Job(
     f"lines:{tmp_path}/a.txt",
     None,
     "text",
-    jobs.facts_hash(documents),
+    facts_hash(documents),
     (),
     "train",
     0.0,
@@ -389,4 +387,4 @@ def test_a_source_that_changes_meanwhile_is_refused(tmp_path):
   )
   (tmp_path / "a.txt").write_text("one more\n")
   with pytest.raises(UserError, match="found other files than when the preparation began"):
-    preparation.make_part(job, 0)
+    building.make_part(job, 0)

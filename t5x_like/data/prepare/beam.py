@@ -1,6 +1,6 @@
 """The parts of a preparation job on any runner of Apache Beam (`pip install -r requirements-beam.txt`).
 
-Beam only decides where a part is made; `data.prepare.parts` decides every byte of it.
+Beam only decides where a part is made; `data.prepare.building` decides every byte of it.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,8 +19,8 @@ def run(work: Callable[[int], Any], parts: int, options: Sequence[str], refusals
   """Calls a function for every part of a job on a Beam runner; what it leaves is in the job's directories.
 
   Args:
-    work: `preparation.sign` or `make_part` of a job, given the part's number. The job's paths must be the same on every
-      worker, so remote ones on a cluster.
+    work: `duplicates.sign` or `building.make_part` of a job, given the part's number. The job's paths must be the same
+      on every worker, so remote ones on a cluster.
     parts: how many there are.
     options: of the pipeline, as on a command line: --runner=DataflowRunner --project=... and so on. Workers log errors
       only, unless an option says otherwise.
