@@ -128,9 +128,7 @@ def _begun(job: Job) -> Iterator[None]:
     record = progress / "job"
     if not record.exists() or record.read_text() != job.key:
       if record.exists():
-        print(
-          f"{progress}: left by a run with other inputs, or of files that have changed since; begun anew", flush=True
-        )
+        print(f"{progress}: left by a run with other inputs, or of files changed since; begun anew", flush=True)
       for leftover in (*progress.iterdir(), work):
         if leftover.exists():
           leftover.rmtree() if leftover.is_dir() else leftover.unlink()

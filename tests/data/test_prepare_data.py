@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from t5x_like.data import vocabularies
-from t5x_like.data.prepare import building, cleaning, progress_files
+from t5x_like.data.prepare import building, cleaning, progress_bar, progress_files
 from t5x_like.data.prepare.documents import Documents
 from t5x_like.data.prepare.job import Job, facts_hash
 from t5x_like.data.store.reader import TokenStore
