@@ -67,6 +67,19 @@ def test_imports_go_only_to_lower_floors():
   assert not wrong, "\n".join(wrong)
 
 
+def test_plug_ins_import_no_siblings():
+  """An objective or evaluator is one file; what several share is in a private module or in the package itself."""
+  wrong = []
+  for path, tree in PACKAGE_SOURCES.items():
+    folder = path.relative_to(REPO / PACKAGE).parts[0]
+    if folder in ("objectives", "evals") and not path.stem.startswith("_"):
+      siblings = {p.stem for p in path.parent.glob("[!_]*.py")} - {path.stem}
+      prefix = f"{PACKAGE}.{folder}."
+      found = [(n, m) for n, m in imports(path, tree) if m.startswith(prefix) and m.split(".")[2] in siblings]
+      wrong += [f"{where(path, line)} imports {module}" for line, module in found]
+  assert not wrong, "\n".join(wrong)
+
+
 def test_the_package_imports_none_of_what_is_built_on_it():
   wrong = [
     f"{where(path, line)} imports {module}"

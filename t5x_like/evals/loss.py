@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting
+from t5x_like.objectives import METRICS
 
 
 class Evaluator:
@@ -17,25 +19,33 @@ class Evaluator:
 
   Args:
     max_examples: only the first so many examples; None is all of them.
+
+  Raises:
+    UserError: the task lacks a feature that the objective needs.
   """
 
   def __init__(self, setting: Setting, *, max_examples: int | None = None):
     self._setting = setting
     self._max_examples = max_examples
-    size = setting.task.vocabulary.size
+    objective, size = setting.objective, setting.task.vocabulary.size
+    if lacking := objective.missing(setting.task.features):
+      raise UserError(
+        f"evaluator loss: the objective needs the feature {lacking[0]!r}, which task {setting.task.name} does not make"
+        f" (it makes {', '.join(setting.task.features)}); choose another task"
+      )
 
     def sums(model, batch):
-      _, sums = setting.objective(model, batch)
-      name, weights = next((name, batch[weights]) for name, weights in _TARGETS.items() if name in batch)
-      targets = batch[name].astype(jnp.int32)  # of a regression no classes, and its entropy says little
-      counts_V = jnp.zeros(size, jnp.float32).at[targets].add((weights > 0).astype(jnp.float32), mode="drop")
+      _, sums = objective(model, batch)
+      targets = batch[objective.targets].astype(jnp.int32)  # a regression has no classes: its entropy says little
+      counted = (batch[objective.weights] > 0).astype(jnp.float32)
+      counts_V = jnp.zeros(size, jnp.float32).at[targets].add(counted, mode="drop")
       return sums | {"counts": counts_V, "examples": jnp.sum(batch["example_index"] >= 0)}
 
     self._sums = setting.jit(sums)
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """`loss`, `perplexity`, `accuracy`, `unigram_entropy`, `examples` and `target_tokens` of these parameters, and the
-    means of what else the objective sums."""
+    """The mean of each of the objective's sums (`loss`, `accuracy`, …), and `perplexity`, `unigram_entropy`, `examples`
+    and `target_tokens`."""
     pending, total = [], None
     for batch in self._setting.global_batches(self._max_examples):
       pending.append(self._sums(arrays, batch))
@@ -43,30 +53,18 @@ class Evaluator:
         total = _add(total, pending.pop(0))
     for sums in pending:
       total = _add(total, sums)
-    weights = max(float(total["weights"]), 1.0)
-    loss = float(total["loss"]) / weights
-    further = {name: float(total[name]) / weights for name in total.keys() - _TOKENS}
-    share = total["counts"][total["counts"] > 0] / max(total["counts"].sum(), 1.0)
+    counts, examples, target_tokens = (total.pop(name) for name in ("counts", "examples", "weights"))
+    share = counts[counts > 0] / max(counts.sum(), 1.0)
+    means = {METRICS.get(name, name): float(value) / max(float(target_tokens), 1.0) for name, value in total.items()}
     return Result(
-      {
-        "loss": loss,
-        "perplexity": math.exp(min(loss, 700.0)),
-        **({"accuracy": float(total["correct"]) / weights} if "correct" in total else {}),
+      means
+      | {
+        "perplexity": math.exp(min(means["loss"], 700.0)),
         "unigram_entropy": float(-np.sum(share * np.log(share))),
-        "examples": float(total["examples"]),
-        "target_tokens": float(total["weights"]),
+        "examples": float(examples),
+        "target_tokens": float(target_tokens),
       }
-      | further
     )
-
-
-_TARGETS = {  # what is predicted, by the first of these names that a batch has, and its weights
-  "decoder_target_tokens": "decoder_loss_weights",
-  "encoder_target_tokens": "encoder_loss_weights",
-  "label": "example_weights",
-  "span_start": "example_weights",
-}
-_TOKENS = {"loss", "z_loss", "correct", "weights", "counts", "examples"}  # sums with a place of their own, or none
 
 
 def _add(total: dict[str, np.ndarray] | None, sums: dict[str, jax.Array]) -> dict[str, np.ndarray]:

@@ -78,6 +78,7 @@ class Architecture(nnx.Module):
   """What the three share: looking up the variant, the token table and the output."""
 
   VARIANTS: ClassVar[dict[str, Variant]] = {}
+  NEEDS: ClassVar[tuple[str, ...]] = ()  # the features it cannot do without; its outputs stand beside the last
 
   def _open(
     self, variant: str | Variant, vocab_size: int | None, design: dict, dtype: Dtype, rngs: nnx.Rngs, tokens: dict
@@ -120,6 +121,8 @@ class Architecture(nnx.Module):
 
 class Encoder(Architecture):
   """Bidirectional: every token sees every other."""
+
+  NEEDS = ("encoder_input_tokens",)
 
   def __init__(
     self,
@@ -172,6 +175,8 @@ class Encoder(Architecture):
 
 class Decoder(Architecture):
   """Causal: every token sees those before it; a prefix, where the batch marks one, sees itself whole."""
+
+  NEEDS = ("decoder_input_tokens",)
 
   def __init__(
     self,
@@ -234,6 +239,8 @@ class Decoder(Architecture):
 
 class EncoderDecoder(Architecture):
   """A decoder that also attends to the output of an encoder."""
+
+  NEEDS = ("encoder_input_tokens", "decoder_input_tokens")
 
   def __init__(
     self,

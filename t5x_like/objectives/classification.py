@@ -5,16 +5,23 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from t5x_like.objectives.encoder_decoder import Sums, add_auxiliary, token_losses
+from t5x_like.objectives import Base
+from t5x_like.objectives._losses import Sums, add_auxiliary, token_losses
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective:
+class Objective(Base):
   """Cross-entropy of `label` int32 [B], or the squared error where `label` is float32 [B] and the head has one output.
 
   Attributes:
     label_smoothing: probability moved from the label to the others.
   """
+
+  beside = "encoder_input_tokens"
+  targets = "label"
+  weights = "example_weights"
+  outputs = {"logits": 2}
+  gives = ("loss", "correct")
 
   label_smoothing: float = 0.0
 
@@ -25,7 +32,7 @@ class Objective:
       batch: the model's features, `label` [B] and `example_weights` float32 [B].
       key: dropout key; None evaluates.
     Returns:
-      (loss sum, sums): `loss`, `correct` (not of a regression) and `weights`, and what the model says of itself.
+      (loss sum, sums): `loss`, `correct` (not of a regression) and `weights`, and the scalars of the model.
     """
     outputs = model(batch, key)
     label_B, weights_B = batch["label"], batch["example_weights"]

@@ -6,15 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from t5x_like.nn.dims import subkey
-from t5x_like.objectives.encoder_decoder import Sums, add_auxiliary, token_losses
-from t5x_like.objectives.mlm import predicted, shared
+from t5x_like.objectives._losses import Batch, EncoderTargets, Sums, add_auxiliary, predicted, shared, token_losses
 
-Batch = dict[str, jax.Array]
 _EVALUATION_KEY = 0
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective:
+class Objective(EncoderTargets):
   """Mean MLM loss of the generator over masked tokens + 50 * mean loss of the discriminator over all tokens (Clark et
   al. 2020, section 2 and appendix A).
 
@@ -28,6 +26,9 @@ class Objective:
     discriminator: weight of the second mean.
     temperature: of the sampling.
   """
+
+  outputs = {"generator_logits": 3, "logits": 2}
+  gives = (*EncoderTargets.gives, "discriminator_loss", "discriminator_accuracy", "replaced")
 
   discriminator: float = 50.0
   temperature: float = 1.0

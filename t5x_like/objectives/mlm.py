@@ -5,13 +5,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from t5x_like.objectives.encoder_decoder import Sums, add_auxiliary, token_losses
-
-Batch = dict[str, jax.Array]
+from t5x_like.objectives._losses import Batch, EncoderTargets, Sums, add_auxiliary, predicted, shared, token_losses
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective:
+class Objective(EncoderTargets):
   """Mean over predicted tokens + mean over examples (Devlin et al. 2019, appendix A.2: "the sum of the mean masked LM
   likelihood and the mean next sentence prediction likelihood").
 
@@ -24,6 +22,8 @@ class Objective:
     z_loss: coefficient of `log(Z)^2` of the token predictions.
     next_sentence: weight of the second mean.
   """
+
+  gives = (*EncoderTargets.gives, "next_sentence_loss", "next_sentence_accuracy")
 
   z_loss: float = 0.0
   next_sentence: float = 1.0
@@ -46,8 +46,8 @@ class Objective:
       key: dropout key; None evaluates.
     Returns:
       (loss sum, sums): `loss`, `z_loss`, `correct` and `weights` of the masked tokens; with next sentences
-      `next_sentence_loss` and `next_sentence_accuracy`, which divided by `weights` are means over examples; and what
-      the model says of itself.
+      `next_sentence_loss` and `next_sentence_accuracy`, which divided by `weights` are means over examples; and the
+      scalars of the model.
     """
     outputs = model(batch, key)
     loss, sums = token_losses(outputs["logits"], *predicted(batch), 0.0, self.z_loss)
@@ -62,23 +62,3 @@ class Objective:
     sums["next_sentence_loss"] = -jnp.sum(log_p_B * weights_B)
     sums["next_sentence_accuracy"] = jnp.sum((jnp.argmax(logits_B2, axis=1) == label_B) * weights_B)
     return loss + self.next_sentence * sums["next_sentence_loss"], sums
-
-
-def predicted(batch: Batch) -> tuple[jax.Array, jax.Array]:
-  """Targets int32 and their weights float32 [B, K] at `encoder_masked_positions`, or everywhere [B, S] without.
-
-  Places that are left over in a row name position 0, which holds [CLS] and has no weight.
-  """
-  return at_masked(batch, "encoder_target_tokens"), at_masked(batch, "encoder_loss_weights")
-
-
-def at_masked(batch: Batch, name: str) -> jax.Array:
-  """A feature [B, S] of the batch at its `encoder_masked_positions` [B, K], or everywhere without."""
-  if "encoder_masked_positions" not in batch:
-    return batch[name]
-  return jnp.take_along_axis(batch[name], batch["encoder_masked_positions"], axis=1)
-
-
-def shared(total: jax.Array, real: jax.Array) -> jax.Array:
-  """`total` in equal shares for the places where `real` is 1: a sum with these weights, over `total`, is a mean."""
-  return real * (total / jnp.maximum(jnp.sum(real), 1.0))

@@ -7,17 +7,20 @@ import jax.numpy as jnp
 
 from t5x_like.errors import UserError
 from t5x_like.nn.dims import subkey
-from t5x_like.objectives.encoder_decoder import Sums, add_auxiliary, token_losses
-from t5x_like.objectives.mlm import at_masked, predicted
+from t5x_like.objectives._losses import EncoderTargets, Sums, add_auxiliary, at_masked, predicted, token_losses
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective:
+class Objective(EncoderTargets):
   """L = L_MLM + L_SBO over the same tokens (Joshi et al. 2020, sections 3.2 and 3.3), so one division serves both.
 
   Attributes:
     span_boundary: weight of the second.
   """
+
+  also = ("encoder_span_starts", "encoder_span_ends")
+  gives = (*EncoderTargets.gives, "span_boundary_loss", "span_boundary_accuracy")
+  advice = "set --config.task.masking=spans"
 
   span_boundary: float = 1.0
 
@@ -32,10 +35,8 @@ class Objective:
       (loss sum, sums): `loss`, `z_loss`, `correct`, `weights` of the masked language model, `span_boundary_loss` and
       `span_boundary_accuracy`.
     Raises:
-      UserError: the data has no spans, or the model no such head.
+      UserError: the model has no such head.
     """
-    if "encoder_span_starts" not in batch:
-      raise UserError("objective span_boundary: the batch has no encoder_span_starts; set --config.task.masking=spans")
     if not hasattr(model.head, "boundary"):
       raise UserError("objective span_boundary: the model has no head for it; set --config.model.head=span_boundary")
     x_BSD, valid, aux = model.encode(batch, subkey(key, 0))

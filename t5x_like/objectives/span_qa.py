@@ -5,12 +5,20 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from t5x_like.objectives.encoder_decoder import Sums, add_auxiliary, token_losses
+from t5x_like.objectives import Base
+from t5x_like.objectives._losses import Sums, add_auxiliary, token_losses
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective:
+class Objective(Base):
   """The mean of the cross-entropies of the two ends over the positions that hold tokens."""
+
+  beside = "encoder_input_tokens"
+  targets = "span_start"
+  weights = "example_weights"
+  also = ("span_end",)
+  outputs = {"start_logits": 2, "end_logits": 2}
+  gives = ("loss", "correct")
 
   def __call__(self, model, batch: dict[str, jax.Array], key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
     """Runs the model, with a head of spans, on a batch.
@@ -20,7 +28,7 @@ class Objective:
         and `example_weights` float32 [B].
       key: dropout key; None evaluates.
     Returns:
-      (loss sum, sums): `loss`, `correct` (both ends), `weights`, and what the model says of itself.
+      (loss sum, sums): `loss`, `correct` (both ends), `weights`, and the scalars of the model.
     """
     outputs = model(batch, key)
     weights_B1 = batch["example_weights"][:, None]

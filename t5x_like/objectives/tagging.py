@@ -4,12 +4,14 @@ import dataclasses
 
 import jax
 
-from t5x_like.objectives.encoder_decoder import Sums, add_auxiliary, token_losses
+from t5x_like.objectives._losses import EncoderTargets, Sums, add_auxiliary, token_losses
 
 
 @dataclasses.dataclass(frozen=True)
-class Objective:
+class Objective(EncoderTargets):
   """Sums over tagged tokens."""
+
+  gives = ("loss", "correct")
 
   label_smoothing: float = 0.0
 
@@ -21,7 +23,7 @@ class Objective:
         [B, S].
       key: dropout key; None evaluates.
     Returns:
-      (loss sum, sums): `loss`, `correct` and `weights`, and what the model says of itself.
+      (loss sum, sums): `loss`, `correct` and `weights`, and the scalars of the model.
     """
     outputs = model(batch, key)
     loss, sums = token_losses(

@@ -115,6 +115,52 @@ def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
   return Parts(model, make_model, objective, optimizer, schedule, rules, state)
 
 
+def check_task(config: ConfigDict, parts: Parts, task) -> None:
+  """Refuses a task, an objective and a model that do not fit each other, before anything is compiled.
+
+  Args:
+    task: a `data.task.Task`.
+  Raises:
+    UserError: naming what lacks which feature or output, and what to choose instead.
+  """
+  objective, name, model = parts.objective, config.objective.name, config.model.name
+  makes = f"which task {config.task.name} does not make (it makes {', '.join(task.features)})"
+  fitting = [
+    other
+    for other in slots.names(t5x_like.objectives)
+    if not (found := slots.find("config.objective", other, t5x_like.objectives, "Objective")).missing(task.features)
+    and found.beside in parts.model.NEEDS[-1:]
+  ]
+  choose = f"choose another task or the objective {' or '.join(fitting)}" if fitting else "choose another task"
+  if lacking := objective.missing(task.features):
+    advice = objective.advice or choose
+    raise UserError(f"config.objective: {name} needs the feature {lacking[0]!r}, {makes}; {advice}")
+  for feature in parts.model.NEEDS:
+    if feature not in task.features:
+      raise UserError(f"config.model: {model} needs the feature {feature!r}, {makes}; choose another model or task")
+  if objective.beside != parts.model.NEEDS[-1]:
+    raise UserError(
+      f"config.objective: {name} is for models whose outputs stand beside {objective.beside}, those of {model} stand"
+      f" beside {parts.model.NEEDS[-1]}; {choose}"
+    )
+  outputs = jax.eval_shape(lambda model, batch: model(batch), parts.model, abstract_batch(config, parts, task))
+  for output, axes in objective.outputs.items():
+    found = f"{outputs[output].ndim} axes" if output in outputs else "none"
+    if found != f"{axes} axes":
+      raise UserError(
+        f"config.objective: {name} needs the output {output!r} with {axes} axes, found {found} with model {model};"
+        " choose another --config.model.head, model or objective"
+      )
+
+
+def abstract_batch(config: ConfigDict, parts: Parts, task) -> dict[str, jax.ShapeDtypeStruct]:
+  """The global batch of a task: shapes, dtypes and sharding."""
+  return {
+    name: jax.ShapeDtypeStruct((config.batch_size, *feature.shape), feature.dtype, sharding=parts.rules.batch())
+    for name, feature in task.features.items()
+  }
+
+
 def check_vocabulary(config: ConfigDict, vocabulary) -> None:
   """Refuses a vocabulary with ids that the model's table lacks."""
   if vocabulary.size > config.model.vocab_size:

@@ -26,8 +26,6 @@ from t5x_like.training.state import TrainState, from_tree, init_state, shardings
 from t5x_like.training.step import make_step
 from t5x_like.training.writer import MetricsWriter, read_metrics
 
-FEATURES = [f"{side}_{kind}_tokens" for side in ("encoder", "decoder") for kind in ("input", "target")] + ["label"]
-
 
 class Run:
   """Opens a run, resuming it if the workdir holds one.
@@ -56,6 +54,8 @@ class Run:
     task = self._phases[-1].task
     self._evaluation = Evaluation(config, parts.model, parts.objective, parts.rules)
     assembly.check_vocabulary(config, task.vocabulary)
+    for phase in self._phases:
+      assembly.check_task(config, parts, phase.task)
     self._identity = workdirs.identity(config, task)
     self._identity["fingerprints"] |= {f"data_{phase.name}": phase.task.fingerprint for phase in self._phases[:-1]}
     changes = self._check_workdir()
@@ -101,22 +101,11 @@ class Run:
       accumulation_steps=config.accumulation_steps,
     )
     sharding = parts.rules.batch()
-    abstract = {
-      name: jax.ShapeDtypeStruct((config.batch_size, *feature.shape), feature.dtype, sharding=sharding)
-      for name, feature in task.features.items()
-    }
+    abstract = assembly.abstract_batch(config, parts, task)
     self._batch_sharding = sharding
     start = time.perf_counter()
     out = (shardings(parts.state), parts.rules.replicated)
-    try:
-      lowered = jax.jit(step, donate_argnums=0, out_shardings=out).lower(parts.state, abstract)
-    except KeyError as error:
-      if error.args[:1] not in [(name,) for name in FEATURES if name not in abstract]:
-        raise
-      raise UserError(
-        f"config.objective and config.model: need the feature {error.args[0]!r}, which task {config.task.name} does not"
-        f" make; it makes {', '.join(abstract)}; choose a model, an objective and a task for each other"
-      ) from None
+    lowered = jax.jit(step, donate_argnums=0, out_shardings=out).lower(parts.state, abstract)
     self._step = lowered.compile()
     # Whoever compiled faster (from a cache) would give up waiting for the others in the first collective after 30 s.
     distributed.agree({"compiled step": "yes"}, timeout_seconds=3600)

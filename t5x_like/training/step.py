@@ -7,14 +7,13 @@ import jax.numpy as jnp
 import optax
 
 from t5x_like.nn import params
+from t5x_like.objectives import METRICS
 from t5x_like.parallel.rules import Rules
 from t5x_like.training.adafactor import reread
 from t5x_like.training.schedule import Schedule
 from t5x_like.training.state import TrainState
 
 Batch = dict[str, jax.Array]
-
-_METRICS = {"correct": "accuracy"}  # sums whose mean over the weights has another name
 
 
 def make_step(
@@ -74,7 +73,7 @@ def make_step(
       grads, sums = gradients(state.params, batch, key)
       weights = jnp.maximum(sums["weights"], 1.0)
       updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-      metrics = {_METRICS.get(name, name): total / weights for name, total in sums.items() if name != "weights"}
+      metrics = {METRICS.get(name, name): total / weights for name, total in sums.items() if name != "weights"}
       metrics |= {
         "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
         "gradient_norm": optax.global_norm(reread(grads)),

@@ -13,7 +13,8 @@ from t5x_like.nn import params
 from t5x_like.nn.generate import greedy
 from t5x_like.nn.layer import Context
 from t5x_like.nn.mask import Mask, positions
-from t5x_like.objectives.encoder_decoder import Objective, token_losses
+from t5x_like.objectives._losses import token_losses
+from t5x_like.objectives.encoder_decoder import Objective
 
 S, T = 11, 20  # T reaches the logarithmic buckets of the decoder
 SIZES = {"1.0": tiny.sizes("1.0"), "1.1": tiny.sizes("1.1")}

@@ -11,7 +11,8 @@ from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.models import gpt, t5_lm
 from t5x_like.nn.architectures import Variant
 from t5x_like.nn.dims import Dims
-from t5x_like.objectives import decoder, encoder_decoder
+from t5x_like.objectives import decoder
+from t5x_like.objectives._losses import token_losses
 
 DIMS = Dims(embed=16, heads=4, kv_heads=4, head_dim=4, mlp=32, layers=2)
 MODELS = {
@@ -39,9 +40,7 @@ def test_sums_are_those_of_the_shared_arithmetic(model):
   batch = features(TARGETS, prefix_B=tf.constant([1, 6, 11]))
   loss, sums = evaluated(model, batch)
   logits = jax.jit(lambda model, batch: model(batch))(model, batch)["logits"]
-  expected = encoder_decoder.token_losses(
-    logits, batch["decoder_target_tokens"], batch["decoder_loss_weights"], 0.1, 1e-3
-  )
+  expected = token_losses(logits, batch["decoder_target_tokens"], batch["decoder_loss_weights"], 0.1, 1e-3)
   np.testing.assert_allclose(loss, expected[0], rtol=1e-5)
   assert set(sums) == set(expected[1]) and sums["weights"] == 11 + 6 + 1
   for name, value in expected[1].items():

@@ -7,7 +7,8 @@ import pytest
 import tiny
 from scipy import special, stats
 
-from t5x_like.objectives.encoder_decoder import Objective, token_losses
+from t5x_like.objectives._losses import token_losses
+from t5x_like.objectives.encoder_decoder import Objective
 
 B, T, V = 3, 5, 11
 RNG = np.random.default_rng(0)

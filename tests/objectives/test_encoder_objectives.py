@@ -67,6 +67,7 @@ def token_mean(logits, targets, weights):
 def test_mlm_with_next_sentences():
   model, data = tiny.model(SIZE, family=bert), batch()
   loss, sums = jax.jit(mlm.Objective())(model, data)
+  assert set(sums) == {*mlm.Objective.gives, "weights"}
   outputs, count = jax.jit(model.__class__.__call__)(model, data), data["encoder_loss_weights"].sum()
   masked, accuracy = token_mean(outputs["logits"], data["encoder_target_tokens"], data["encoder_loss_weights"])
   log_p = log_softmax(outputs["next_sentence_logits"])
@@ -83,6 +84,7 @@ def test_mlm_with_next_sentences():
 def test_span_boundary():
   model, data = tiny.model(SIZE, family=bert, head="span_boundary"), batch()
   loss, sums = jax.jit(span_boundary.Objective())(model, data)
+  assert set(sums) == {*span_boundary.Objective.gives, "weights"}
   targets, weights = data["encoder_target_tokens"], data["encoder_loss_weights"]
   x, head = np.asarray(model.encode(data)[0], np.float64), model.head
   gelu = lambda h: 0.5 * h * (1 + np.vectorize(math.erf)(h / math.sqrt(2)))  # noqa: E731
@@ -114,6 +116,7 @@ ELECTRA = dataclasses.replace(SIZE, head="discriminator", embed=8)
 def test_electra():
   model, data = tiny.model(ELECTRA, family=electra), batch()
   loss, sums = jax.jit(electra_objective.Objective())(model, data)
+  assert set(sums) == {*electra_objective.Objective.gives, "weights"}
   targets, weights, real = (data[f"encoder_{n}"] for n in ("target_tokens", "loss_weights", "segment_ids"))
   generated = model.generate(data)["logits"]
   masked, _ = token_mean(generated, targets, weights)

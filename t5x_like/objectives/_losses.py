@@ -1,0 +1,109 @@
+"""What objectives share: weighted sums of cross-entropy, and weights that make one division enough for two means."""
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.objectives import Base
+
+Batch = dict[str, jax.Array]
+Sums = dict[str, jax.Array]
+
+
+class EncoderTargets(Base):
+  """Something is predicted of each token of an encoder, or of some of them."""
+
+  beside = "encoder_input_tokens"
+  targets = "encoder_target_tokens"
+  weights = "encoder_loss_weights"
+
+
+class DecoderTargets(Base):
+  """Cross-entropy of a decoder's targets. The subclasses have fields `label_smoothing` and `z_loss`."""
+
+  beside = "decoder_input_tokens"
+  targets = "decoder_target_tokens"
+  weights = "decoder_loss_weights"
+
+  def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+    """Runs the model on a batch.
+
+    Args:
+      batch: the model's features and `decoder_target_tokens` [B, T] int32, `decoder_loss_weights` [B, T] float32.
+      key: dropout key; None evaluates.
+    Returns:
+      (sum of the weighted losses, sums): the sums are `loss` (cross-entropy alone), `z_loss`, `correct` and `weights`,
+      and the scalars of the model; see `add_auxiliary`.
+    """
+    outputs = model(batch, key)
+    targets_BT, weights_BT = batch[self.targets], batch[self.weights]
+    loss, sums = token_losses(outputs["logits"], targets_BT, weights_BT, self.label_smoothing, self.z_loss)
+    return add_auxiliary(loss, sums, outputs)
+
+
+def add_auxiliary(loss: jax.Array, sums: Sums, outputs: dict[str, jax.Array]) -> tuple[jax.Array, Sums]:
+  """Adds the scalars among a model's outputs, such as those of a router, to an objective's (loss sum, sums).
+
+  They are means, so each counts once for every unit of weight; those named `…_loss` are trained on, as they are.
+  """
+  scalars = {name: value * sums["weights"] for name, value in outputs.items() if jnp.ndim(value) == 0}
+  losses = [value for name, value in scalars.items() if name.endswith("_loss")]
+  return sum(losses, loss), sums | scalars
+
+
+def token_losses(
+  logits_BTV: jax.Array, targets_BT: jax.Array, weights_BT: jax.Array, label_smoothing: float, z_loss: float
+) -> tuple[jax.Array, Sums]:
+  """Weighted sums of cross-entropy, in nats.
+
+  Args:
+    logits_BTV: any float dtype; computed in float32.
+    targets_BT: int32; weights_BT: float32.
+    label_smoothing: probability moved from the target to the other V - 1 tokens (Szegedy et al. 2016), with the
+      constant that makes a perfect prediction cost zero, as in T5X.
+    z_loss: coefficient of `log(Z)^2`, which keeps the logits from drifting (Mesh TensorFlow; T5 uses 1e-4).
+  Returns:
+    (sum of the losses, sums): `loss` is the cross-entropy alone; beside it `z_loss`, `correct` and `weights`.
+  """
+  logits_BTV = logits_BTV.astype(jnp.float32)
+  V = logits_BTV.shape[-1]
+  log_z_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
+  # A masked sum rather than a gather: it fuses, and its gradient needs no scatter when the vocabulary is split.
+  at_target_BTV = jax.lax.broadcasted_iota(jnp.int32, logits_BTV.shape, 2) == targets_BT[..., None]
+  target_logit_BT = jnp.sum(jnp.where(at_target_BTV, logits_BTV, 0.0), axis=-1)
+  cross_entropy_BT = log_z_BT - target_logit_BT
+  loss_BT = cross_entropy_BT
+  if label_smoothing:
+    low = label_smoothing / (V - 1)
+    high = 1.0 - label_smoothing
+    # -sum_v p_v log softmax_v  =  log Z - (high - low) * logit_target - low * sum_v logit_v
+    loss_BT = log_z_BT - (high - low) * target_logit_BT - low * jnp.sum(logits_BTV, axis=-1)
+    loss_BT += high * jnp.log(high) + (V - 1) * low * jnp.log(low)
+  z_BT = z_loss * jnp.square(log_z_BT)
+  correct_BT = (target_logit_BT >= jnp.max(logits_BTV, axis=-1)).astype(jnp.float32)
+  sums = {
+    "loss": jnp.sum(cross_entropy_BT * weights_BT),
+    "z_loss": jnp.sum(z_BT * weights_BT),
+    "correct": jnp.sum(correct_BT * weights_BT),
+    "weights": jnp.sum(weights_BT),
+  }
+  return jnp.sum((loss_BT + z_BT) * weights_BT), sums
+
+
+def predicted(batch: Batch) -> tuple[jax.Array, jax.Array]:
+  """Targets int32 and their weights float32 [B, K] at `encoder_masked_positions`, or everywhere [B, S] without.
+
+  Places that are left over in a row name position 0, which holds [CLS] and has no weight.
+  """
+  return at_masked(batch, "encoder_target_tokens"), at_masked(batch, "encoder_loss_weights")
+
+
+def at_masked(batch: Batch, name: str) -> jax.Array:
+  """A feature [B, S] of the batch at its `encoder_masked_positions` [B, K], or everywhere without."""
+  if "encoder_masked_positions" not in batch:
+    return batch[name]
+  return jnp.take_along_axis(batch[name], batch["encoder_masked_positions"], axis=1)
+
+
+def shared(total: jax.Array, real: jax.Array) -> jax.Array:
+  """`total` in equal shares for the places where `real` is 1: a sum with these weights, over `total`, is a mean."""
+  return real * (total / jnp.maximum(jnp.sum(real), 1.0))

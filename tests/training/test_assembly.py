@@ -1,0 +1,110 @@
+"""What `resolve` makes of a recipe, which parts fit each other, and what a run records of its model."""
+
+import dataclasses
+import json
+
+import pytest
+
+from t5x_like import config as config_lib
+from t5x_like import recipes
+from t5x_like.data import task as tasks
+from t5x_like.errors import UserError
+from t5x_like.training import assembly
+from t5x_like.training.environment import attention_cores
+
+
+def resolved(*overrides):
+  return assembly.resolve(recipes.load("tests/recipes/nano.py", overrides))
+
+
+def test_a_vocabulary_that_is_not_given_is_the_published_one():
+  assert resolved("model.vocab_size=None").model.vocab_size == 32128
+  assert resolved("model.vocab_size=500").model.vocab_size == 500
+  config = recipes.load("tests/recipes/nano.py")
+  config.model = {"name": "t5", "variant": "byt5-small"}
+  assert assembly.resolve(config).model.vocab_size == 384
+
+
+def test_a_recipe_changes_the_design_of_its_family():
+  config = resolved("model.design.activation=swiglu", "model.design.windows=[null, 4]", "model.layers=loop")
+  assert config.model.design.to_dict() == {"activation": "swiglu", "windows": [None, 4]}
+  assert config.model.to_dict() == json.loads(config_lib.to_json(config))["model"]
+  design = assembly.build(config).model.variant.design
+  assert (design.activation, design.windows, design.norm) == ("swiglu", (None, 4), "rmsnorm")
+  assert resolved().model.design.to_dict() == {}
+
+
+def test_a_word_stays_one_unless_a_table_replaces_it():
+  load = lambda *overrides: recipes.load("configs/roberta/base.py", overrides)  # noqa: E731
+  assert load("task.store=1815").task.store == "1815"
+  assert load('model.head={"name": "tokens", "labels": 3}').model.head.to_dict() == {"name": "tokens", "labels": 3}
+
+
+def test_the_attention_cores_in_use_are_named():
+  parts = assembly.build(resolved())
+  assert attention_cores(parts.model) == {"attention_core": "dense", "cross_attention_core": "dense"}
+
+
+def test_a_run_records_its_cores(trained):
+  record = json.loads((trained / "environment.json").read_text())
+  assert (record["attention_core"], record["cross_attention_core"]) == ("dense", "dense")
+
+
+ENCODER = '{"name": "bert", "variant": "bert-tiny", "vocab_size": 384, "layers": "scan"}'
+DECODER = '{"name": "gpt", "variant": "gpt2-tiny", "vocab_size": 384, "layers": "scan"}'
+CAUSAL = '{"name": "causal_lm", "store": "builtin", "length": 32}'
+MLM = '{"name": "mlm", "store": "builtin", "length": 32}'
+
+
+@pytest.mark.parametrize(
+  ("overrides", "words"),
+  [
+    (
+      ["objective.name=mlm"],
+      r"mlm needs the feature 'encoder_target_tokens', which task span_corruption does not make"
+      r" \(it makes encoder_input_tokens, .*\); choose another task or the objective decoder or encoder_decoder$",
+    ),
+    (
+      [f"model={DECODER}", f"task={CAUSAL}", "objective.name=mlm"],
+      r"mlm needs .* task causal_lm .* objective decoder or",
+    ),
+    (
+      [f"model={DECODER}", f"task={MLM}", "objective.name=mlm"],
+      r"config.model: gpt needs the feature"
+      r" 'decoder_input_tokens', which task mlm does not make",
+    ),
+    (
+      [f"model={ENCODER}"],
+      r"encoder_decoder is for models whose outputs stand beside decoder_input_tokens, those of bert"
+      r" stand beside encoder_input_tokens; choose another task$",
+    ),
+    (
+      [f"model={ENCODER}", f"task={MLM}", "objective.name=electra"],
+      r"electra needs the output 'generator_logits' with 3"
+      r" axes, found none with model bert; choose another --config.model.head",
+    ),
+    (
+      [f"model={ENCODER}", f"task={MLM}", "objective.name=span_boundary"],
+      r"'encoder_span_starts'.*; set"
+      r" --config.task.masking=spans$",
+    ),
+  ],
+)
+def test_parts_that_do_not_fit_are_refused_before_anything_is_compiled(overrides, words):
+  config = resolved(*overrides)
+  task = tasks.build(split="train", **config.task.to_dict())
+  with pytest.raises(UserError, match=words):
+    assembly.check_task(config, assembly.build(config), task)
+
+
+def test_a_head_of_another_kind_is_refused():
+  config = resolved(f"model={ENCODER}", f"task={MLM}", "objective.name=classification")
+  task = tasks.build(split="train", **config.task.to_dict())
+  labels = {"label": tasks.Feature((), "int32"), "example_weights": tasks.Feature((), "float32")}
+  tokens = {"encoder_input_tokens": task.features["encoder_input_tokens"]}
+  task = dataclasses.replace(task, features=tokens | labels)
+  with pytest.raises(UserError, match="'logits' with 2 axes, found 3 axes with model bert"):
+    assembly.check_task(config, assembly.build(config), task)
+  classifier = ENCODER.replace("}", ', "head": {"name": "classification", "labels": 2}}')
+  config = resolved(f"model={classifier}", f"task={MLM}", "objective.name=classification")
+  assembly.check_task(config, assembly.build(config), task)
