@@ -281,13 +281,8 @@ def _parser() -> argparse.ArgumentParser:
     default=2**26,
     help="bytes of the files that are one part, made by one worker (default: %(default)s)",
   )
-  parser.add_argument(
-    "--verify",
-    choices=("size", "full"),
-    default="size",
-    help="what is checked of the finished store: that every file is there with its size, or every checksum too, which "
-    "reads it all again; the checksums published are those of what was written (default: %(default)s)",
-  )
+  verify = "full reads the finished store again and compares its checksums with those of what was written"
+  parser.add_argument("--verify", choices=("size", "full"), default="size", help=f"{verify} (default: %(default)s)")
   return parser
 
 

@@ -16,6 +16,7 @@ from t5x_like.training.huge_pages import use_huge_pages
 
 _SUBJECTS = {
   "data": "the input pipeline, from the token store to host batches",
+  "store": "a token store of any size, by default a simulated one of 10^12 tokens",
   "step": "the train step, against the machine's own matrix multiplication",
 }
 

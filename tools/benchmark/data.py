@@ -95,7 +95,7 @@ def main(args: argparse.Namespace) -> None:
     raise UserError("--steps, --repeats and --tokens: expected at least 1 each")
   with tempfile.TemporaryDirectory() as directory:
     if args.store is None:
-      _synthetic_store(pathlib.Path(directory, args.split), args.tokens)
+      synthetic_store(pathlib.Path(directory, args.split), args.tokens)
     store = args.store or directory
     begin = time.perf_counter()
     if args.objective == "mixture":
@@ -238,7 +238,7 @@ def _first_batch(built: task.Task, batch_size: int, step: int) -> float:
   return time.perf_counter() - begin
 
 
-def _synthetic_store(path: pathlib.Path, tokens: int) -> None:
+def synthetic_store(path: pathlib.Path, tokens: int) -> None:
   """Random bytes in documents of 500, under a byte vocabulary with as many ids as T5's (32,100)."""
   vocabulary = vocabularies.ByteVocabulary(extra_ids=_SIZE - vocabularies.ByteVocabulary(extra_ids=0).size)
   generator = np.random.default_rng(0)

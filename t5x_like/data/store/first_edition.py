@@ -21,7 +21,7 @@ from t5x_like.data.store.shards import ARRAYS, Shards
 from t5x_like.errors import UserError
 
 FORMAT = "t5x_like.token_store.v1"
-_PATTERN = "shards/{name}/{array}/c/0"
+_PATTERN = "shards/%(name)s/%(array)s/c/0"
 
 
 @dataclasses.dataclass(frozen=True)

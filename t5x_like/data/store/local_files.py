@@ -29,12 +29,18 @@ _NOWAIT = getattr(os, "RWF_NOWAIT", None)  # Linux only, as is the announcement
 _serials = itertools.count()
 
 
+def most_open() -> int:
+  """How many files the pool holds open."""
+  soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+  return max(8, min(_MOST_OPEN, soft // 4))
+
+
 class _Descriptor:
   """An open file, closed when nobody refers to it."""
 
   __slots__ = ("fd",)
 
-  def __init__(self, path: pathlib.Path):
+  def __init__(self, path: str):
     self.fd = -1
     self.fd = os.open(path, os.O_RDONLY)
 
@@ -49,20 +55,21 @@ class _Pool:
   def __init__(self):
     self._open: dict[tuple[int, str, int], _Descriptor] = {}
     self._lock = threading.Lock()
-    self._limit = max(8, min(_MOST_OPEN, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4))
+    self._most = 0  # as of the last time that there were more
     self.get = self._open.get
 
-  def open(self, key: tuple[int, str, int], path: pathlib.Path) -> _Descriptor:
+  def open(self, key: tuple[int, str, int], path: str) -> _Descriptor:
     try:
       descriptor = _Descriptor(path)
     except OSError as error:
       if error.errno not in (errno.EMFILE, errno.ENFILE):
         raise
-      self._drop(len(self._open))  # others have many files open: these can be had again
+      self._keep(0)  # others have many files open; these can be had again
       descriptor = _Descriptor(path)
-    if len(self._open) >= self._limit:
-      self._drop(1 + len(self._open) - self._limit)
     self._open[key] = descriptor
+    if len(self._open) > self._most and len(self._open) > (most := most_open()):
+      self._most = most
+      self._keep(most * 7 // 8)
     return descriptor
 
   def forget(self, serial: int) -> None:
@@ -71,9 +78,10 @@ class _Pool:
       for key in [key for key in list(self._open) if key[0] == serial]:
         self._open.pop(key, None)
 
-  def _drop(self, count: int) -> None:
+  def _keep(self, count: int) -> None:
     with self._lock:
-      for key in list(itertools.islice(list(self._open), count)):
+      keys = list(self._open)
+      for key in keys[: max(0, len(keys) - count)]:
         self._open.pop(key, None)
 
 
@@ -84,19 +92,19 @@ class LocalFiles:
   """A directory."""
 
   def __init__(self, root: str):
-    self._root, self._serial = pathlib.Path(root), next(_serials)
+    self._root, self._serial = root.rstrip("/"), next(_serials)
 
   def __del__(self, pool=_pool):
     pool.forget(self._serial)
 
   def name(self, file: str) -> str:
-    return str(self._root / file)
+    return f"{self._root}/{file}"
 
   def read(self, file: str) -> bytes | None:
     try:
-      if not stat.S_ISREG(os.stat(self._root / file).st_mode):
+      if not stat.S_ISREG(os.stat(self.name(file)).st_mode):
         raise OSError("not a regular file")  # reading a pipe would wait for ever
-      return (self._root / file).read_bytes()
+      return pathlib.Path(self._root, file).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
       return None
     except OSError as error:
@@ -107,7 +115,7 @@ class LocalFiles:
     while waiting:
       directory = waiting.pop()
       try:
-        with os.scandir(self._root / directory) as entries:
+        with os.scandir(self.name(directory)) as entries:
           for entry in entries:
             if entry.is_dir():
               waiting.append(f"{directory}/{entry.name}")
@@ -122,7 +130,7 @@ class LocalFiles:
 
   def sha256(self, file: str, size: int) -> str:
     try:
-      with open(self._root / file, "rb") as stream:
+      with open(self.name(file), "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
       raise UserError(f"{self.name(file)}: cannot be read ({one_line(error)}): {REMEDY}") from error
@@ -154,10 +162,10 @@ class LocalFiles:
 
   @contextlib.contextmanager
   def local(self, directory: str) -> Iterator[pathlib.Path]:
-    yield self._root / directory
+    yield pathlib.Path(self._root, directory)
 
   def _open(self, shards: Shards, array: str, shard: int) -> _Descriptor:
-    return _pool.open((self._serial, array, shard), self._root / shards.file(array, shard))
+    return _pool.open((self._serial, array, shard), self.name(shards.file(array, shard)))
 
   def _refusal(self, file: str, error: OSError) -> UserError:
     if error.errno in (errno.EMFILE, errno.ENFILE):

@@ -89,9 +89,9 @@ class RemoteFiles:
     pages = [self._files.list(ts.KvStore.KeyRange(f"{one}/", f"{one}0")) for one in directories]
     try:
       return {key.decode(): None for page in pages for key in page.result(timeout=PATIENCE_SECONDS)}
-    except NotImplementedError:  # plain HTTP
-      return None
     except Exception as error:
+      if "does not support listing" in str(error):  # plain HTTP
+        return None
       raise UserError(f"{self._url}: cannot be listed ({one_line(error)})") from error
 
   def sha256(self, file: str, size: int) -> str:

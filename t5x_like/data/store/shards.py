@@ -57,7 +57,7 @@ class Shards:
     dtypes: of the arrays, by name.
   """
 
-  def __init__(self, names: Sequence[str], counts_S2: np.ndarray, dtype: str, pattern: str = "{array}/{name}"):
+  def __init__(self, names: Sequence[str], counts_S2: np.ndarray, dtype: str, pattern: str = "%(array)s/%(name)s"):
     self._names, self._pattern = names, pattern
     firsts_2S = np.zeros((2, len(names) + 1), np.int64)
     np.cumsum(counts_S2.T, axis=1, out=firsts_2S[:, 1:])
@@ -69,7 +69,7 @@ class Shards:
 
   def file(self, array: str, shard: int) -> str:
     """The path of a file, relative to the store."""
-    return self._pattern.format(array=array, name=self._names[shard])
+    return self._pattern % {"array": array, "name": self._names[shard]}
 
   def sizes(self) -> dict[str, int]:
     """The bytes of every file."""

@@ -1,0 +1,235 @@
+"""`python -m tools.benchmark store`: opening a token store and reading random windows of it, at any size.
+
+By default the store is simulated: every shard's tokens are a sparse file, which has the size of a real one and no
+blocks on the disk, and the document ends are real ones, one file of them linked into every shard. Nothing of it is in
+the page cache at first, so every window pays for opening its file and for reading it through the file system.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import multiprocessing
+import os
+import pathlib
+import resource
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+
+import numpy as np
+
+from t5x_like.data import loader, task
+from t5x_like.data.store import manifest as manifests
+from t5x_like.data.store import shards as store_shards
+from t5x_like.data.store.reader import TokenStore
+from t5x_like.data.store.shards import Shard
+from t5x_like.data.store.writer import description, dtype_of
+from t5x_like.data.vocabularies import ByteVocabulary
+from t5x_like.errors import UserError
+from tools.benchmark.data import synthetic_store
+
+_INPUTS_LENGTH, _WINDOW = 512, 568
+_SMALL = 10**7  # tokens of the store to compare with
+_SPLIT = "train"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  """Declares the command's flags."""
+  parser.add_argument("--tokens", type=_count, default=10**12, help="of the simulated store (default: 1e12)")
+  parser.add_argument("--shards", type=_count, default=10**5, help="of the simulated store (default: 1e5)")
+  parser.add_argument("--documents", type=_count, default=10**10, help="of the simulated store (default: 1e10)")
+  parser.add_argument("--directory", help="where to make it, removed afterwards (default: a temporary directory)")
+  parser.add_argument("--store", help="measure this store instead, local or remote: the --output of tools.prepare_data")
+  parser.add_argument("--split", default=_SPLIT, help="the split of --store (default: train)")
+  parser.add_argument("--open_files", type=_count, default=1024, help="the limit of open files (default: 1024)")
+  parser.add_argument("--batch_size", type=_count, default=128)
+  parser.add_argument("--steps", type=_count, default=400, help="batches measured in each repeat (default: 400)")
+  parser.add_argument("--repeats", type=_count, default=3)
+
+
+def _count(text: str) -> int:
+  value = float(text)
+  if value < 1 or value != int(value):
+    raise argparse.ArgumentTypeError(f"found {text}, expected a whole number of at least 1, such as 100000 or 1e5")
+  return int(value)
+
+
+def main(args: argparse.Namespace) -> None:
+  """Measures and prints; raises UserError for a store that cannot be made or used."""
+  limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+  directory = pathlib.Path(tempfile.mkdtemp(prefix="t5x_like_store.", dir=args.directory))
+  try:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (args.open_files, limits[1]))
+    begin = time.perf_counter()
+    making = multiprocessing.get_context("spawn").Process(
+      target=_make, args=(directory, args)
+    )  # its memory is not ours
+    making.start()
+    making.join()
+    if making.exitcode:
+      raise UserError(f"{directory}: no store could be made there; see above, or choose another --directory")
+    made = None if args.store else time.perf_counter() - begin
+    _measure(args, args.store or str(directory / "large"), str(directory / "small"), made)
+  finally:
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _make(directory: pathlib.Path, args: argparse.Namespace) -> None:
+  try:
+    synthetic_store(directory / "small" / _SPLIT, _SMALL)
+    if args.store is None:
+      simulate(directory / "large" / _SPLIT, args.tokens, args.shards, args.documents)
+  except UserError as error:
+    sys.exit(f"error: {error}")
+
+
+def simulate(path: str | os.PathLike, tokens: int, shards: int, documents: int) -> None:
+  """Makes a store of sparse files.
+
+  Args:
+    path: the directory to make.
+    tokens, shards, documents: of the store, rounded down to a multiple of the shards.
+
+  Raises:
+    UserError: fewer documents than shards or tokens than documents; or the files cannot be made.
+  """
+  path, per_shard, ends = pathlib.Path(path), tokens // shards, documents // shards
+  if not 1 <= ends <= per_shard:
+    raise UserError(f"--documents={documents}: found {ends} a shard, expected 1 to {per_shard}, its tokens")
+  vocabulary = ByteVocabulary(extra_ids=32_100 - ByteVocabulary(extra_ids=0).size)
+  dtype = dtype_of(vocabulary)
+  cuts = np.random.default_rng(0).choice(per_shard - 1, ends - 1, replace=False) + 1
+  ends_D = np.append(np.sort(cuts), per_shard).astype("<i8")
+  ends_file = ends_D.tobytes() + store_shards.tail(ends_D.size, 8)
+  size = store_shards.file_bytes(per_shard, dtype.itemsize)
+  try:
+    for array in store_shards.ARRAYS:
+      (path / array).mkdir(parents=True)
+    linked = None
+    for shard in range(shards):
+      with open(path / "tokens" / f"{shard:08d}", "wb") as stream:
+        stream.truncate(size)
+      file = path / "document_ends" / f"{shard:08d}"
+      try:
+        os.link(linked or "", file)
+      except OSError:  # the first one, or the file system's limit of links to a file
+        file.write_bytes(ends_file)
+        linked = file
+    digests = {"tokens": "0" * 64, "document_ends": "0" * 64}  # as many bytes as real ones, and not checked
+    contents = description(
+      [Shard(f"{shard:08d}", per_shard, ends, digests) for shard in range(shards)],
+      name="simulated",
+      split=_SPLIT,
+      vocabulary=vocabulary,
+      append_eos=False,
+      source={},
+    )
+    vocabulary.save(path / manifests.VOCABULARY)
+    for file, content in contents.items():
+      (path / file).write_bytes(content)
+  except OSError as error:
+    raise UserError(f"{path}: cannot be written ({error}): choose another --directory") from error
+
+
+def _measure(args: argparse.Namespace, store: str, small: str, made: float | None) -> None:
+  path = f"{store}/{args.split}"
+  before = _megabytes("VmHWM")
+  begin = time.perf_counter()
+  tokens = TokenStore.open(path, verify="size")
+  opened = time.perf_counter() - begin
+  shards = tokens.manifest.num_shards
+  print(
+    f"Store: {path}, {tokens.num_tokens:,} tokens in {shards:,} shards and {tokens.num_documents:,} documents"
+    + (f", made of sparse files in {made:.1f} s" if made else "")
+    + f"; {tokens.verification}."
+  )
+  windows = _windows_rates(args, tokens)
+  lookups = _lookup_rate(args, tokens)
+  built = {
+    name: task.build("span_corruption", split, store=where, inputs_length=_INPUTS_LENGTH, verify="size")
+    for name, where, split in (("store", store, args.split), ("small", small, _SPLIT))
+  }
+  first = _pipeline_rate(args, built["store"])
+  rates: dict[str, list[float]] = {name: [] for name in built}
+  for _ in range(args.repeats):  # taking turns, so that other work of the machine falls on both
+    for name, one in built.items():
+      rates[name].append(_pipeline_rate(args, one))
+  store_rate, small_rate = (statistics.median(rates[name]) for name in ("store", "small"))
+  print(
+    f"Method: at most {args.open_files} open files. Windows of {_WINDOW} tokens at random places, {args.batch_size} in "
+    f"a batch, {args.steps} batches, read by {os.cpu_count()} threads: for the first time, then the same ones again, "
+    f"which the page cache holds. Documents of random tokens, {args.batch_size} in a batch. Span corruption "
+    f"{_INPUTS_LENGTH}/114 as in training, also for the first time and again, the latter in turns with a store of one "
+    f"shard of {_SMALL:,} tokens; medians of {args.repeats} repeats. Load average {os.getloadavg()[0]:.2f} on "
+    f"{os.cpu_count()} cores."
+  )
+  print(
+    json.dumps(
+      {
+        "tokens": tokens.num_tokens,
+        "shards": shards,
+        "documents": tokens.num_documents,
+        "open_seconds": round(opened, 3),
+        "manifest_bytes": len((pathlib.Path(path) / manifests.FILE).read_bytes()) if "://" not in path else None,
+        "window_tokens_per_second_first": round(windows[0]),
+        "window_tokens_per_second_again": round(statistics.median(windows[1:])),
+        "document_lookups_per_second": round(lookups),
+        "raw_tokens_per_second_first": round(first),
+        "raw_tokens_per_second_again": round(store_rate),
+        "raw_tokens_per_second_small_store": round(small_rate),
+        "of_small_store": round(store_rate / small_rate, 3),
+        "open_files_limit": args.open_files,
+        "open_files": len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else None,
+        "peak_megabytes": _megabytes("VmHWM"),
+        "peak_megabytes_before_opening": before,
+        "load_average": round(os.getloadavg()[0], 2),
+      }
+    ),
+    flush=True,
+  )
+
+
+def _windows_rates(args: argparse.Namespace, tokens: TokenStore) -> list[float]:
+  """Tokens a second of random windows, for the first time and again."""
+  starts = np.random.default_rng(0).integers(0, tokens.num_tokens - _WINDOW, (args.steps, args.batch_size))
+  rates = []
+  with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    for _ in range(1 + args.repeats):
+      begin = time.perf_counter()
+      for window_BW in pool.map(lambda starts_B: tokens.windows(starts_B, _WINDOW), starts):
+        assert window_BW.shape == (args.batch_size, _WINDOW)
+      rates.append(starts.size * _WINDOW / (time.perf_counter() - begin))
+  return rates
+
+
+def _lookup_rate(args: argparse.Namespace, tokens: TokenStore) -> float:
+  """Documents a second that are found by a token in them."""
+  places = np.random.default_rng(0).integers(0, tokens.num_tokens, (args.steps, args.batch_size))
+  begin = time.perf_counter()
+  for places_B in places:
+    _, starts_B, ends_B = tokens.documents_at(places_B)
+    if not ((starts_B <= places_B) & (places_B < ends_B)).all():
+      raise UserError(f"{tokens.path}: found documents that do not hold the token they were found by")
+  return places.size / (time.perf_counter() - begin)
+
+
+def _pipeline_rate(args: argparse.Namespace, built: task.Task) -> float:
+  """Raw tokens a second of a task's first batches."""
+  batches = loader.train_batches(built, batch_size=args.batch_size, seed=0)
+  next(batches)  # the graph is traced
+  begin = time.perf_counter()
+  for _ in range(args.steps):
+    next(batches)
+  return args.steps * args.batch_size * _WINDOW / (time.perf_counter() - begin)
+
+
+def _megabytes(key: str) -> float | None:
+  """A figure of this process's memory, `VmHWM` being the most it has had."""
+  try:
+    status = pathlib.Path("/proc/self/status").read_text()
+  except OSError:
+    return None
+  return round(int(status.partition(f"{key}:")[2].split()[0]) / 1e3, 1)
