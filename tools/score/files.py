@@ -122,12 +122,15 @@ def _unzip(path: str, data: bytes) -> bytes:
   return found.getvalue()
 
 
-def table(file: File, headerless: tuple[str, ...] = (), header: tuple[str, ...] = ()) -> list[tuple[int, dict]]:
+def table(
+  file: File, headerless: tuple[str, ...] = (), header: tuple[str, ...] = (), under: str = ""
+) -> list[tuple[int, dict]]:
   """(line number, row by column) of JSONL, of a JSON array of objects, or of TSV or CSV.
 
   Args:
     headerless: the columns of a TSV or CSV file whose first row has none of the names in `header`.
     header: names that tell a first row to be a header; none: it always is one, if `headerless` is empty.
+    under: the key of a JSON object that may hold the rows, such as TriviaQA's `Data`.
   Raises:
     UserError: rows that are no objects, or that are shorter than the header.
   """
@@ -135,7 +138,10 @@ def table(file: File, headerless: tuple[str, ...] = (), header: tuple[str, ...] 
   if values is not None:
     whole, rows = values
     if rows is None:
+      whole = whole.get(under, whole) if isinstance(whole, dict) else whole
       rows = list(enumerate(whole if isinstance(whole, list) else [whole], 1))
+    elif len(rows) == 1 and isinstance(rows[0][1], dict) and isinstance(rows[0][1].get(under), list):
+      rows = list(enumerate(rows[0][1][under], 1))
     for line, row in rows:
       if not isinstance(row, dict):
         raise UserError(f"{file.path}, line {line}: found {str(row)[:40]!r}, expected a JSON object with named values")
@@ -158,3 +164,11 @@ def table(file: File, headerless: tuple[str, ...] = (), header: tuple[str, ...] 
 def first_of(row: dict, names: tuple[str, ...]) -> Any:
   """The value of the first of the names that the row has; None without any."""
   return next((row[name] for name in names if row.get(name) is not None), None)
+
+
+def strings(values: list[Any]) -> list[str]:
+  """The values, if all are texts; a TypeError names the first that is not."""
+  for value in values:
+    if not isinstance(value, str):
+      raise TypeError(f"found {str(value)[:40]!r}, expected a text")
+  return values

@@ -167,7 +167,7 @@ def _race_examples(paths) -> list[Example]:
     for line, row in table(dataclasses.replace(read(str(name)), suffix=".json" if path.is_dir() else name.suffix)):
       text = str(first_of(row, ("id", "example_id")) or name.name)
       answers = first_of(row, ("answers", "answer"))
-      if answers is None:
+      if not isinstance(answers, (str, list)):
         raise UserError(f"{name}, line {line}: found {', '.join(row)}, expected id, answers and options")
       for gold in answers:
         place = seen[text] = seen.get(text, -1) + 1

@@ -10,7 +10,7 @@ from t5x_like.errors import UserError
 from t5x_like.metrics.answers import normalize_mlqa, normalize_squad, normalize_trivia_qa
 from t5x_like.metrics.squad import Answers, AnswersOrNone, LocalAnswers
 from tools.score.benchmark import Benchmark, Example, one_file, text
-from tools.score.files import File, first_of, read, table
+from tools.score.files import File, first_of, read, strings, table
 from tools.score.predictions import Predictions, load
 
 LANGUAGES = ("ar", "de", "el", "en", "es", "hi", "ro", "ru", "th", "tr", "vi", "zh")
@@ -41,7 +41,7 @@ def squad_examples(paths, answerable: bool = True) -> list[Example]:
 
 
 def _texts(answers: Any) -> list[str]:
-  return list(answers["text"]) if isinstance(answers, dict) else [answer["text"] for answer in answers]
+  return strings(list(answers["text"]) if isinstance(answers, dict) else [answer["text"] for answer in answers])
 
 
 def _load(path: str) -> Predictions:
@@ -110,17 +110,18 @@ def _open_examples(paths) -> list[Example]:
   file = read(one_file(paths))
   if file.values() is None:
     raise UserError(f"{file.path}: expected JSON or JSONL with a question and its answers in every row")
-  rows = table(file)
-  if len(rows) == 1 and isinstance(rows[0][1].get("Data"), list):
-    rows = list(enumerate(rows[0][1]["Data"], 1))
+  rows = table(file, under="Data")
   return [_open_example(file, line, row, str(number)) for number, (line, row) in enumerate(rows)]
 
 
 def _open_example(file: File, line: int, row: dict, number: str) -> Example:
   question = first_of(row, ("question", "Question", "qText", "utterance", "context"))
   name = first_of(row, ("id", "qId", "QuestionId", "question_id", "example_id", "idx"))
-  answers = _open_answers(row)
-  if not answers:
+  try:
+    answers = _open_answers(row)
+  except TypeError:  # neither a text nor texts
+    answers = []
+  if not answers or not all(isinstance(answer, str) for answer in answers):
     raise UserError(f"{file.path}, line {line}: no answers; found {', '.join(row)}, expected answer, answers or Answer")
   aliases = () if question is None else (str(question), str(question).strip().lower())
   return Example(number if name is None else str(name), answers, (number, *aliases))

@@ -6,7 +6,7 @@ from t5x_like.errors import UserError
 from t5x_like.metrics.multirc import MultiRc
 from t5x_like.metrics.squad import Answers
 from tools.score.benchmark import Benchmark, Example, one_file, text
-from tools.score.files import File, read, table
+from tools.score.files import File, read, strings, table
 from tools.score.labels import task
 from tools.score.predictions import Predictions, load
 
@@ -77,14 +77,12 @@ def _multirc() -> Benchmark:
 def _record_examples(paths) -> list[Example]:
   """SuperGLUE's JSONL, or ReCoRD's own JSON, whose `data` holds the same with ids for idx."""
   file = read(one_file(paths))
-  rows = table(file)
-  if len(rows) == 1 and isinstance(rows[0][1].get("data"), list):
-    rows = list(enumerate(rows[0][1]["data"], 1))
+  rows = table(file, under="data")
   examples = []
   for line, row in rows:
     try:
       for query in row["qas"]:
-        answers = [answer["text"] for answer in query["answers"]]
+        answers = strings([answer["text"] for answer in query["answers"]])
         examples.append(Example(str(query["idx"] if "idx" in query else query["id"]), answers))
     except (KeyError, TypeError) as error:
       raise UserError(f"{file.path}, line {line}: {error!r}; expected qas[] with idx and answers[].text") from error
