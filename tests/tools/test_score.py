@@ -86,7 +86,7 @@ STS = ["5.00", "0", "3.2"]
 TWO = ["entailment", "not_entailment"]
 PAIR = "index\tsentence1\tsentence2\tlabel", "{i}\ta\tb\t{label}"
 MRPC = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String", '{label}\t7\t8\t"a\tb'  # quotes are text
-QQP = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", "9{i}\t1\t2\ta\tb\t{label}"
+QQP = "id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", "{i}3\t1\t2\ta\tb\t{label}"
 MNLI = "index\tpromptID\tpairID\tlabel1\tgold_label", "{i}\t1\t{i}c\tneutral\t{label}"
 GLUE = {  # the dev file as in GLUE's archive, gold labels, a label that is wrong for the first one, its name there
   "cola": ([f"gj04\t{label}\t\tA sentence." for label in "1101"], "1101", "0", "CoLA/dev.tsv"),
@@ -129,8 +129,9 @@ def test_glue_by_hand(score):
 
 
 def test_glue_ids_of_another_column(score):
-  references, gold, *_ = GLUE["qqp"]
-  by_id = ["id\tprediction", *(f"9{i}\t{label}" for i, label in reversed(list(enumerate(gold))))]
+  """Pairs 2 to 5 are called by their ids, of which two are numbers of rows too."""
+  references = [QQP[0], *(f"{i + 2}\t1\t2\ta\tb\t{label}" for i, label in enumerate("1101"))]
+  by_id = ["id\tprediction", *(f"{i + 2}\t{label}" for i, label in reversed(list(enumerate("1101"))))]
   assert score("glue/qqp", ("dev.tsv", references), ("p.tsv", by_id))["accuracy"] == 100
 
 

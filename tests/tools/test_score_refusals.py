@@ -85,6 +85,7 @@ def test_predictions(refused, predictions, expected):
     ("glue/wnli", ("dev.tsv", DEV[:1]), "dev.tsv: holds no examples: a score over zero examples"),
     ("glue/wnli", ("dev.tsv", [*DEV, "3\ta"]), "line 5: found 2 columns, expected 4"),
     ("glue/wnli", ("dev.tsv", [*DEV, "3\ta\tb\tyes"]), "dev.tsv, line 5: found the label 'yes'"),
+    ("glue/wnli", ("dev.tsv", [*DEV, "1\ta\tb\t1"]), "dev.tsv: id 1 stands 2 times, expected once"),
     ("glue/stsb", ("dev.tsv", ["sentence1\tscore", "a\tnan"]), "found 'nan', expected a number"),
     ("squad", ("dev.json", {"data": [{"paragraphs": [{"qas": [{"id": "1"}]}]}]}), "expected SQuAD's JSON"),
     ("squad", ("dev.json", {"data": []}), "zero examples"),

@@ -68,32 +68,9 @@ def align(benchmark: Benchmark, examples: list[Example], given: Predictions) -> 
     UserError: examples without prediction or predictions of no example, if the benchmark does not allow them; another
       number of predictions than of examples, where they have no ids; or a value that is none of the benchmark's.
   """
-  by_id = dict(zip(given.ids, zip(given.values, given.places))) if given.ids else {}
-  if given.ids is None:
-    if len(given.values) != len(examples):
-      raise UserError(
-        f"{given.path}: found {len(given.values)} predictions without ids for {len(examples)} examples, expected one "
-        "for each, in order"
-      )
-    found = list(zip(given.values, given.places))
-  else:
-    names = _names(examples, by_id)
-    found = [by_id.get(name) for name in names]
-    missing = [name for name, value in zip(names, found) if value is None]
-    known = set(names)
-    extra = [name for name in by_id if name not in known]
-    if len(missing) == len(examples):
-      raise UserError(
-        f"{given.path}: none of its ids ({_some(list(by_id))}) is one of the references' ({_some(names)}); are these "
-        "the predictions of this split?"
-      )
-    if missing and not benchmark.partial:
-      raise UserError(f"{given.path}: no prediction for {len(missing)} of {len(examples)} examples: {_some(missing)}")
-    if extra and not benchmark.partial:
-      raise UserError(f"{given.path}: {len(extra)} predictions of no example of the references: {_some(extra)}")
-  counts = {} if given.ids is None or not benchmark.partial else {"missing": len(missing), "extra": len(extra)}
+  entries, counts = _in_order(examples, given) if given.ids is None else _by_id(benchmark, examples, given)
   values, invalid = [], 0
-  for example, entry in zip(examples, found):
+  for example, entry in zip(examples, entries):
     try:
       values.append(None if entry is None else benchmark.prediction(entry[0], example))
     except ValueError as error:
@@ -106,15 +83,48 @@ def align(benchmark: Benchmark, examples: list[Example], given: Predictions) -> 
   return Aligned(examples, values, counts)
 
 
+Entry = tuple[Any, str]  # a value and where it stands
+
+
+def _in_order(examples: list[Example], given: Predictions) -> tuple[list[Entry | None], dict[str, Any]]:
+  if len(given.values) != len(examples):
+    raise UserError(
+      f"{given.path}: found {len(given.values)} predictions without ids for {len(examples)} examples, expected one for "
+      "each, in order"
+    )
+  return list(zip(given.values, given.places)), {}
+
+
+def _by_id(
+  benchmark: Benchmark, examples: list[Example], given: Predictions
+) -> tuple[list[Entry | None], dict[str, Any]]:
+  entries = dict(zip(given.ids, zip(given.values, given.places)))
+  names = _names(examples, entries)
+  known = set(names)
+  missing = [name for name in names if name not in entries]
+  extra = [name for name in entries if name not in known]
+  if len(missing) == len(examples):
+    raise UserError(
+      f"{given.path}: none of its ids ({_some(list(entries))}) is one of the references' ({_some(names)}); are these "
+      "the predictions of this split?"
+    )
+  if not benchmark.partial:
+    if missing:
+      raise UserError(f"{given.path}: no prediction for {len(missing)} of {len(examples)} examples: {_some(missing)}")
+    if extra:
+      raise UserError(f"{given.path}: {len(extra)} predictions of no example of the references: {_some(extra)}")
+  counts = {"missing": len(missing), "extra": len(extra)} if benchmark.partial else {}
+  return [entries.get(name) for name in names], counts
+
+
 def _names(examples: list[Example], given: Container[str]) -> list[str]:
-  """What the predictions call each example: its id, or, where they know no id, an alias."""
-  if any(example.id in given for example in examples):
-    return [example.id for example in examples]
-  often = collections.Counter(alias for example in examples for alias in set(example.aliases))
-  return [
-    next((alias for alias in example.aliases if often[alias] == 1 and alias in given), example.id)
-    for example in examples
-  ]
+  """What the predictions call the examples: their ids or one kind of alias, whichever finds most of them."""
+  kinds = [[example.id for example in examples]]
+  for place in range(max(len(example.aliases) for example in examples)):
+    names = [example.aliases[place] if place < len(example.aliases) else example.id for example in examples]
+    often = collections.Counter(names)
+    kinds.append([name if often[name] == 1 else example.id for name, example in zip(names, examples)])
+  return max(kinds, key=lambda names: sum(name in given for name in names))
 
 
 def _some(names: list[str]) -> str:

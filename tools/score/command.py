@@ -10,6 +10,7 @@ Files are plain or gzip, in the formats of docs/scoring.md. Flags that are not l
 """
 
 import argparse
+import collections
 import inspect
 import json
 import math
@@ -98,6 +99,9 @@ def _examples(benchmark: Benchmark, references: Sequence[str]) -> list[Example]:
   examples = benchmark.examples(references)
   if not examples:
     raise UserError(f"{references[0]}: holds no examples: a score over zero examples is not defined")
+  often = collections.Counter(example.id for example in examples).most_common(1)[0]
+  if often[1] > 1:
+    raise UserError(f"{references[0]}: id {often[0]} stands {often[1]} times, expected once")
   return examples
 
 
