@@ -4,13 +4,10 @@ Example i is the corrupted window i of W tokens, W = 568 for 512 inputs; the tok
 used. The noise is drawn anew for every (seed, epoch, example).
 """
 
-from t5x_like.data import random
-from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder, features
-from t5x_like.data.preprocessors.span_corruption import SpanCorruption
-from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.store.reader import TokenStore, Verify
-from t5x_like.data.store.windows import Windows, open_tokens
-from t5x_like.data.task import Task, fingerprint
+from t5x_like.data.store.reader import Verify
+from t5x_like.data.store.windows import open_tokens
+from t5x_like.data.task import Task
+from t5x_like.data.tasks._span_corruption import over
 
 
 def task(
@@ -30,7 +27,7 @@ def task(
 
   Args:
     store: the directory or address that holds a token store per split (the `--output` of tools.prepare_data), or
-      `builtin` for the small corpus of `data/store/builtin.py`.
+      `builtin`, see `data/store/builtin.py`.
     split: which of them.
     inputs_length: encoder length, EOS included; the raw window follows from it.
     targets_length: decoder length, EOS included; None derives it (114 for 512).
@@ -54,57 +51,4 @@ def task(
     random_roll=random_roll,
     prefix=prefix,
     label=label,
-  )
-
-
-def over(
-  tokens: TokenStore,
-  *,
-  inputs_length: int,
-  targets_length: int | None = None,
-  noise_density: float = 0.15,
-  mean_noise_span_length: float = 3.0,
-  random_roll: bool = False,
-  prefix: str = "",
-  label: str | None = None,
-) -> Task:
-  """The task over a store that is open already; arguments as in `task`."""
-  vocabulary = tokens.vocabulary
-  prefix_ids = vocabulary.encode(prefix) if prefix else []
-  corruption = SpanCorruption(
-    vocabulary_size=vocabulary.size,
-    extra_ids=vocabulary.extra_ids,
-    inputs_length=inputs_length - len(prefix_ids),
-    targets_length=targets_length,
-    noise_density=float(noise_density),
-    mean_noise_span_length=float(mean_noise_span_length),
-    eos_id=vocabulary.eos_id,
-    random_roll=random_roll,
-  )
-  windows = Windows(tokens, "", corruption.window)
-
-  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    window_BW = windows.read(example_index_B)
-    corrupted = corruption(window_BW, random.row_keys(seed, epoch_B, example_index_B))
-    inputs = corrupted["inputs"]
-    if prefix_ids:
-      inputs = tf.concat([tf.tile(tf.constant([prefix_ids], tf.int32), [tf.shape(inputs)[0], 1]), inputs], axis=1)
-    return encoder_decoder(inputs, corrupted["targets"])
-
-  options = {"random_roll": random_roll, "prefix": prefix_ids}
-  return Task(
-    name=label or f"{tokens.name}_span_corruption",
-    vocabulary=vocabulary,
-    fingerprint=fingerprint(
-      "span_corruption.v1",
-      tokens,
-      inputs_length=inputs_length,
-      targets_length=corruption.targets_length,
-      noise_density=corruption.noise_density,
-      mean_noise_span_length=corruption.mean_noise_span_length,
-      **{name: value for name, value in options.items() if value},
-    ),  # absent where off: older runs resume
-    num_examples=windows.num_examples,
-    features=features(inputs_length, corruption.targets_length),
-    batch=batch,
   )

@@ -24,7 +24,7 @@ from t5x_like.data.preprocessors.span_corruption import noise_counts
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.store.windows import open_tokens
 from t5x_like.data.task import Task
-from t5x_like.data.tasks import span_corruption
+from t5x_like.data.tasks._span_corruption import over
 from t5x_like.errors import UserError, did_you_mean
 
 MODES = {"r": "[NLU]", "s": "[S2S]", "x": "[NLG]"}
@@ -88,7 +88,7 @@ def task(
     noise, spans = noise_counts(length, density, length * density if mean is _QUARTER else mean)
     prefix = MODES[name[0]] if mode_tokens else ""
     prefix_length = len(tokens.vocabulary.encode(prefix)) if prefix else 0
-    parts[name] = span_corruption.over(
+    parts[name] = over(
       tokens,
       inputs_length=length - noise + spans + 1 + roll + prefix_length,
       noise_density=density,

@@ -1,0 +1,79 @@
+"""A task in a file of a user's own, named `module:function`: inspected, trained on, and refused with its reasons."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from t5x_like.data import task
+from t5x_like.errors import UserError
+
+REPO = pathlib.Path(__file__).resolve().parents[2]
+RECIPE = f"--config={REPO}/configs/t5/base.py:debug"
+ECHO = """
+from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder, features
+from t5x_like.data.store.windows import Windows
+from t5x_like.data.task import Task, fingerprint
+
+
+def echo(*, store: str, split: str, length: int = 8) -> Task:
+  windows = Windows(store, split, length)
+
+  def batch(example_index_B, epoch_B, seed):
+    window_BL = windows.read(example_index_B)
+    return encoder_decoder(window_BL, window_BL)
+
+  return Task(
+    name="echo",
+    vocabulary=windows.vocabulary,
+    fingerprint=fingerprint("echo.v1", windows.tokens, length=length),
+    num_examples=windows.num_examples,
+    features=features(length, length),
+    batch=batch,
+  )
+"""
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+  """A directory with the file, as the present one."""
+  (tmp_path / "echo_tasks.py").write_text(ECHO)
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(sys, "path", sys.path.copy())
+  return tmp_path
+
+
+def run(module, *flags):
+  command = [
+    sys.executable,
+    "-m",
+    module,
+    RECIPE,
+    '--config.task={"name": "echo_tasks:echo", "store": "builtin"}',
+    *flags,
+  ]
+  done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(REPO)}, capture_output=True, text=True)
+  assert done.returncode == 0, done.stdout + done.stderr
+  return done.stdout
+
+
+def test_it_is_inspected_and_trained_on(here):
+  shown = run("tools.inspect_data", "--ids")
+  assert "task echo" in shown and "encoder_input_tokens int32[8]" in shown
+  run("t5x_like.train", f"--workdir={here}/run", "--config.total_steps=2")
+  assert '"step": 2' in (here / "run" / "metrics.jsonl").read_text()
+
+
+def test_its_arguments_are_checked_and_it_may_be_part_of_a_mixture(here):
+  assert task.build("echo_tasks:echo", "train", store="builtin", length=16).features["encoder_input_tokens"].shape == (
+    16,
+  )
+  with pytest.raises(UserError, match=r"config.task.lenth: unknown key \(did you mean 'length'\?\)"):
+    task.build("echo_tasks:echo", "train", store="builtin", lenth=16)
+  with pytest.raises(UserError, match="config.task.name: 'echo_tasks:eco' cannot be used"):
+    task.build("echo_tasks:eco", "train", store="builtin")
+  parts = {"a": {"name": "echo_tasks:echo"}, "b": {"name": "echo_tasks:echo", "length": 4}}
+  mixed = task.build("mixture", "train", parts=parts, shared={"store": "builtin"}, period=10)
+  assert mixed.features["decoder_target_tokens"].shape == (8,)
