@@ -25,7 +25,7 @@ CHOICES = {
   "mmlu": ([{"subject": "law", "question": "?", "choices": ["0", "1", "2", "3"], "answer": "C"}], ["C"], ["A"]),
   "swag": ([{"video-id": "v", "label": 2}], [2], [1]),
   "codah": ([{"id": 0, "label": 3}], [3], [1]),
-}  # fmt: off
+}
 
 
 @pytest.mark.parametrize("name", CHOICES)
@@ -58,8 +58,10 @@ def test_labels_in_a_file_of_their_own(score):
 def test_mmlu_csv_and_subjects(score):
   csv = ['"Which, of these?",a,b,c,d,D', "Second,a,b,c,d,A"]
   assert score("mmlu", ("law_test.csv", csv), ("p.txt", ["D", "B"]))["accuracy"] == 50
-  rows = [{"split": s, "subject": x, "question": "?", "choices": list("abcd"), "answer": "A"} for s, x in
-          (("dev", "law"), ("test", "law"), ("test", "law"), ("test", "art"))]  # fmt: skip
+  rows = [
+    {"split": s, "subject": x, "question": "?", "choices": list("abcd"), "answer": "A"}
+    for s, x in (("dev", "law"), ("test", "law"), ("test", "law"), ("test", "art"))
+  ]
   found = score("mmlu", ("mmlu.jsonl", jsonl(rows)), ("p.txt", ["A", "B", "A"]), "--split=test")
   assert found["accuracy"] == pytest.approx(200 / 3) and found["groups"]["law"] == {"accuracy": 50.0, "examples": 2}
   assert found["mean_of_groups"]["accuracy"] == 75

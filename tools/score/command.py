@@ -6,7 +6,7 @@ Examples:
   python -m tools.score bleu --references=test.de --predictions=ours.txt --compare=theirs.txt --tokenize=intl
   python -m tools.score glue --references=glue_data --predictions=submission
 
-Files are plain or gzip, in the formats of docs/how-to/score-predictions.md. Flags that are not listed here belong to the benchmark.
+Files are plain or gzip; docs/how-to/score-predictions.md has their formats, and the flags of single benchmarks.
 """
 
 import argparse

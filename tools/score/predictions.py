@@ -71,6 +71,11 @@ def load(path: str, tabular: bool = True) -> Predictions:
   return Predictions(path, lines, [f"{path}, line {n}" for n in range(1, len(lines) + 1)], None)
 
 
+def load_texts(path: str) -> Predictions:
+  """`load` of free text."""
+  return load(path, tabular=False)
+
+
 def _is_record(value: dict) -> bool:
   return first_of(value, IDS) is not None and first_of(value, VALUES) is not None
 

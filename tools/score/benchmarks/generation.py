@@ -10,7 +10,7 @@ from t5x_like.metrics.summarization import Rouge
 from t5x_like.metrics.translation import Bleu, Chrf
 from tools.score.benchmark import Benchmark, Example, one_file, text
 from tools.score.files import File, first_of, read, table
-from tools.score.predictions import load
+from tools.score.predictions import load_texts
 
 _TEXTS = ("references", "reference", "target", "targets", "summary", "highlights", "translation")
 _NAMES = ("id", "idx", "index", "paper_id", "guid")
@@ -53,7 +53,7 @@ def _strings(file: File, line: int, value: Any) -> list[str]:
 
 
 def _benchmark(metric) -> Benchmark:
-  return Benchmark(metric, _columns, text, predictions=lambda path: load(path, tabular=False))
+  return Benchmark(metric, _columns, text, predictions=load_texts)
 
 
 def _bleu(tokenize: str = "13a", lowercase: bool = False) -> Benchmark:
@@ -85,8 +85,7 @@ def _lambada_examples(paths) -> list[Example]:
 
 
 def _lambada() -> Benchmark:
-  load_lines = lambda path: load(path, tabular=False)  # noqa: E731
-  return Benchmark(Matches(), _lambada_examples, lambda value, one: text(value, one).strip(), predictions=load_lines)
+  return Benchmark(Matches(), _lambada_examples, lambda value, one: text(value, one).strip(), predictions=load_texts)
 
 
 def _sums_examples(paths) -> list[Example]:
@@ -111,8 +110,7 @@ def _sums_prediction(value: Any, example: Example) -> str:
 
 def _sums() -> Benchmark:
   metric = Matches(name="exact_match")
-  load_text = lambda path: load(path, tabular=False)  # noqa: E731
-  return Benchmark(metric, _sums_examples, _sums_prediction, predictions=load_text, invalid="wrong")
+  return Benchmark(metric, _sums_examples, _sums_prediction, predictions=load_texts, invalid="wrong")
 
 
 BENCHMARKS = {"bleu": _bleu, "chrf": _chrf, "rouge": _rouge, "lambada": _lambada, "gsm8k": _sums, "svamp": _sums}

@@ -11,7 +11,7 @@ from t5x_like.metrics.answers import normalize_mlqa, normalize_squad, normalize_
 from t5x_like.metrics.squad import Answers, AnswersOrNone, LocalAnswers
 from tools.score.benchmark import Benchmark, Example, one_file, text
 from tools.score.files import File, first_of, read, strings, table
-from tools.score.predictions import Predictions, load
+from tools.score.predictions import load_texts
 
 LANGUAGES = ("ar", "de", "el", "en", "es", "hi", "ro", "ru", "th", "tr", "vi", "zh")
 _EXPECTED = "expected SQuAD's JSON: data[].paragraphs[].qas[] with id and answers[].text"
@@ -44,12 +44,8 @@ def _texts(answers: Any) -> list[str]:
   return strings(list(answers["text"]) if isinstance(answers, dict) else [answer["text"] for answer in answers])
 
 
-def _load(path: str) -> Predictions:
-  return load(path, tabular=False)
-
-
 def _squad() -> Benchmark:
-  return Benchmark(Answers(), squad_examples, text, predictions=_load, partial=True)
+  return Benchmark(Answers(), squad_examples, text, predictions=load_texts, partial=True)
 
 
 def _squad_v2(na_probabilities: str | None = None, na_threshold: float = 1.0) -> Benchmark:
@@ -58,7 +54,7 @@ def _squad_v2(na_probabilities: str | None = None, na_threshold: float = 1.0) ->
     AnswersOrNone(na_threshold),
     lambda paths: squad_examples(paths, answerable=False),
     lambda value, example: (text(value, example), probability(example.id)),
-    predictions=_load,
+    predictions=load_texts,
     partial=True,
   )
 
@@ -67,7 +63,7 @@ def _probabilities(path: str | None) -> Callable[[str], float]:
   """The no-answer probability of a question: of a JSON file `{id: probability}`, 0 without one."""
   if path is None:
     return lambda name: 0.0
-  given = _load(path)
+  given = load_texts(path)
   by_id = dict(zip(given.ids or (), zip(given.values, given.places)))
 
   def of(name: str) -> float:
@@ -89,6 +85,10 @@ def _language(path: str) -> str | None:
   return found[0] if len(set(found)) == 1 else None
 
 
+def _part(path: str) -> str:
+  return _language(path) or path
+
+
 def _multilingual(language: str | None = None, normalization: Literal["mlqa", "squad"] = "mlqa") -> Benchmark:
   if language is not None and language not in LANGUAGES:
     raise UserError(f"--language={language}: expected one of {', '.join(LANGUAGES)}")
@@ -101,8 +101,7 @@ def _multilingual(language: str | None = None, normalization: Literal["mlqa", "s
     return [Example(one.id, (spoken, one.reference)) for one in found]
 
   metric = LocalAnswers(normalize_mlqa) if normalization == "mlqa" else LocalAnswers(lambda s, _: normalize_squad(s))
-  part = lambda path: _language(path) or path  # noqa: E731
-  return Benchmark(metric, examples, text, predictions=_load, partial=True, part=part)
+  return Benchmark(metric, examples, text, predictions=load_texts, partial=True, part=_part)
 
 
 def _open_examples(paths) -> list[Example]:
@@ -143,7 +142,7 @@ def _open_answers(row: dict) -> list[str]:
 
 
 def _open(normalize: Callable[[str], str]) -> Callable[[], Benchmark]:
-  return lambda: Benchmark(Answers(normalize), _open_examples, text, predictions=_load)
+  return lambda: Benchmark(Answers(normalize), _open_examples, text, predictions=load_texts)
 
 
 BENCHMARKS = {

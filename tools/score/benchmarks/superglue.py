@@ -8,7 +8,7 @@ from t5x_like.metrics.squad import Answers
 from tools.score.benchmark import Benchmark, Example, one_file, text
 from tools.score.files import File, read, strings, table
 from tools.score.labels import task
-from tools.score.predictions import Predictions, load
+from tools.score.predictions import Predictions, load_texts
 
 
 def _multirc_examples(paths) -> list[Example]:
@@ -95,7 +95,7 @@ def _record_examples(paths) -> list[Example]:
 
 
 def _record() -> Benchmark:
-  return Benchmark(Answers(), _record_examples, text, predictions=lambda path: load(path, tabular=False))
+  return Benchmark(Answers(), _record_examples, text, predictions=load_texts)
 
 
 BENCHMARKS = {
