@@ -5,12 +5,14 @@ import os
 import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Most of a test's time is the compiler's; code as small as this runs as well without its last optimizations, and
-# without the newer fusion emitters a program compiles in a third of the time. Processes that tests start inherit this.
+# Most of a test's time is the compiler's. Code as small as this runs as well without its last optimizations; without the
+# newer fusion emitters a program compiles in a third of the time, and in one piece, where it would be cut for threads
+# that other workers of pytest keep busy, in a seventh less. Processes that tests start inherit this.
 FLAGS = (
   "--xla_force_host_platform_device_count=8",
   "--xla_backend_optimization_level=0",
   "--xla_cpu_use_fusion_emitters=false",
+  "--xla_cpu_parallel_codegen_split_count=1",
 )
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS]).strip()
 

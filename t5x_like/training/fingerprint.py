@@ -52,31 +52,24 @@ def _sums(x: jax.Array) -> jax.Array:
 
 @functools.lru_cache(maxsize=16)
 def _compiled(sharding: NamedSharding | None):
-  def fingerprints(tensors):
-    return jnp.stack([_sums(x) for x in tensors])
-
-  return jax.jit(fingerprints) if sharding is None else jax.jit(fingerprints, out_shardings=sharding)
+  """One program a tensor, so that those of one shape and sharding share it: a state has a hundred tensors of a dozen
+  shapes, and one program over all of them takes several times as long to trace and to compile."""
+  return jax.jit(_sums) if sharding is None else jax.jit(_sums, out_shardings=sharding)
 
 
 def fingerprints(tensors: dict[str, jax.Array]) -> dict[str, str]:
-  """Returns 16 hexadecimal digits for every tensor; in several processes all must call it with the same tensors.
+  """Returns 16 hexadecimal digits for every tensor; in several processes all must call it with the same tensors, in the
+  same order.
 
   Args:
     tensors: arrays of any shape (scalars and empty ones too) of a boolean, integer, floating or random-key type, on
-      any sharding. Tensors on different sets of devices are handled in one call per set.
+      any sharding.
 
   Raises:
     TypeError: for a complex tensor.
   """
-  groups: dict[frozenset, list[str]] = {}
+  sums = {}
   for name, x in tensors.items():
-    groups.setdefault(frozenset(x.sharding.device_set), []).append(name)
-  found = {}
-  for names in groups.values():
-    shardings = [tensors[name].sharding for name in names]
-    mesh = next((s.mesh for s in shardings if isinstance(s, NamedSharding)), None)
-    replicated = None if mesh is None else NamedSharding(mesh, PartitionSpec())
-    sums = _compiled(replicated)([tensors[name] for name in names])
-    rows = jax.device_get(sums.addressable_data(0))
-    found.update({name: f"{int(a):08x}{int(b):08x}" for name, (a, b) in zip(names, rows)})
-  return {name: found[name] for name in tensors}
+    mesh = x.sharding.mesh if isinstance(x.sharding, NamedSharding) else None
+    sums[name] = _compiled(mesh and NamedSharding(mesh, PartitionSpec()))(x).addressable_data(0)
+  return {name: f"{int(a):08x}{int(b):08x}" for name, (a, b) in jax.device_get(sums).items()}
