@@ -5,9 +5,9 @@ import os
 import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Most of a test's time is the compiler's. Code as small as this runs as well without its last optimizations; without the
-# newer fusion emitters a program compiles in a third of the time, and in one piece, where it would be cut for threads
-# that other workers of pytest keep busy, in a seventh less. Processes that tests start inherit this.
+# Most of a test's time is the compiler's. Code as small as this runs as well without its last optimizations. Without the
+# newer fusion emitters a program compiles in a third of the time; in one piece, not cut for threads that other workers
+# keep busy anyway, in a seventh less. Processes that tests start inherit this.
 FLAGS = (
   "--xla_force_host_platform_device_count=8",
   "--xla_backend_optimization_level=0",
