@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5x_like import predict, train
+from t5x_like import inference, predict, recipes, train
+from t5x_like.data import task as tasks
 from t5x_like.data import vocabularies
 from t5x_like.errors import UserError
 from t5x_like.inference import generation, masks, rows, strategies, texts
@@ -382,3 +383,24 @@ def test_few_shapes_and_the_order_of_the_rows(decoder):
   found = run(total, ids, {"extra": np.arange(60, dtype=np.int32)}, lambda length: rows.padded_length(length, 100))
   assert [(int(a), int(b)) for a, b in found] == [(n * n + i, n) for i, n in enumerate(lengths.tolist())]
   assert sorted(shapes) == [(16, 32), (16, 64), (16, 100)]
+
+
+@pytest.mark.parametrize(
+  "recipe, length", [("electra/small", 32), ("bigbird/base", 64), ("switch/base", 32), ("mixtral/8x7b", 32)]
+)
+def test_families_with_ways_of_their_own(recipe, length):
+  """ELECTRA fills with its generator, BigBird's core has a least length, experts have slots: by abstract evaluation."""
+  config = assembly.resolve(recipes.load(f"configs/{recipe}.py:debug"))
+  model = assembly.build(config).model
+  task = tasks.build(split="validation", **config.task.to_dict())
+  features = {name: list(feature.shape) for name, feature in task.features.items()}
+  answers = inference.predictor(model, task.vocabulary, features, {})
+
+  def run(function, ids, extras, padded):
+    assert padded(len(ids[0])) == length
+    token = jax.ShapeDtypeStruct((len(ids), length), jnp.int32)
+    found = jax.eval_shape(function, model, {"tokens": token, "valid": token} | extras)
+    return [tuple(np.zeros(x.shape[1:], x.dtype) for x in found) for _ in ids]
+
+  (answer,) = answers(run, answers.encode(["a [MASK] b"], "-"), ["a [MASK] b"])
+  assert {"input"} < set(answer)
