@@ -16,12 +16,11 @@ import pytest
 from t5x_like import inference, predict, recipes, train
 from t5x_like.data import task as tasks
 from t5x_like.data import vocabularies
-from t5x_like.errors import UserError
-from t5x_like.inference import generation, masks, rows, strategies, texts
+from t5x_like.inference import generation, masks, rows, strategies
 from t5x_like.nn import params
 from t5x_like.nn.beam_search import GnmtPenalty, beam_search
 from t5x_like.nn.generate import greedy
-from t5x_like.nn.sampling import MinLength, TopP
+from t5x_like.nn.sampling import MinLength
 from t5x_like.training import assembly
 from t5x_like.training import trained as trained_run
 from tests.runs import REPO, environment
@@ -295,49 +294,7 @@ def test_more_than_the_model_has_positions_for(decoder, trained, refused):
   assert "32 tokens are generated; raise" in refused(decoder, "short", "--min_new_tokens=33")
 
 
-@pytest.mark.parametrize(
-  "flags, words",
-  [
-    ({"beams": 4, "temperature": 0.7}, "--beams=4 --temperature: a beam search draws nothing"),
-    ({"beams": 4, "seed": 0}, "--beams=4 --seed"),
-    ({"beams": 2, "samples": 3}, "--samples=3 --beams=2: .* raise --beams"),
-    ({"beams": 0}, "--beams=0: expected at least 1"),
-    ({"samples": 0}, "--samples=0: expected at least 1"),
-    ({"min_new_tokens": -1}, "--min_new_tokens=-1: expected at least 0"),
-    ({"length_penalty": 1.0}, "--length_penalty=1.0: .*--beams=4"),
-    ({"beams": 2, "length_penalty": float("nan")}, "--length_penalty=nan: expected a finite number"),
-    ({"top_p": 1.5}, "--top_p=1.5: found 1.5, expected a number above 0 and at most 1"),
-    ({"top_p": float("nan")}, "--top_p=nan: found nan"),
-    ({"min_p": 0.0}, "--min_p=0.0: found 0.0"),
-    ({"top_k": 0}, "--top_k=0: found 0, expected at least 1"),
-    ({"temperature": 0.0}, "--temperature=0.0: .* use greedy"),
-    ({"seed": 3}, "--seed=3: nothing is drawn; add --temperature"),
-    ({"seed": 2**32, "samples": 2}, "--seed=4294967296: expected 0 to"),
-  ],
-  ids=str,
-)
-def test_flags_that_exclude_each_other(flags, words):
-  with pytest.raises(UserError, match=f"^{words}"):
-    strategies.choose(**flags)
-
-
-def test_what_flags_choose():
-  assert strategies.choose(min_new_tokens=2) == strategies.Greedy((MinLength(2),))
-  assert strategies.choose(samples=2) == strategies.Sampling(0, 2)
-  assert strategies.choose(top_p=0.5, seed=2**32 - 1) == strategies.Sampling(2**32 - 1, 1, (TopP(0.5),))
-  assert strategies.choose(beams=4, samples=2) == strategies.Beams(4, 2, 0.6)
-
-
 # Texts
-
-
-def test_texts_of_a_file(tmp_path):
-  path = tmp_path / "lines.txt"
-  path.write_bytes("\ufeffone\r\n\n two \x0c\u2028three \n".encode())
-  assert texts.read(str(path)) == ["one", " two \x0c\u2028three "]
-  path.write_text('{"text": "", "id": 3}\n\n{"body": "b", "text": "a\\nb"}\n')
-  assert texts.read(str(path), "text") == ["", "a\nb"]
-  assert texts.read(str(path.rename(tmp_path / "lines.jsonl"))) == ["", "a\nb"]
 
 
 @pytest.mark.parametrize(

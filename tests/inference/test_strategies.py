@@ -1,0 +1,40 @@
+"""What the flags of `predict` ask for, and which exclude each other."""
+
+import pytest
+
+from t5x_like.errors import UserError
+from t5x_like.inference import strategies
+from t5x_like.nn.sampling import MinLength, TopP
+
+
+@pytest.mark.parametrize(
+  "flags, words",
+  [
+    ({"beams": 4, "temperature": 0.7}, "--beams=4 --temperature: a beam search draws nothing"),
+    ({"beams": 4, "seed": 0}, "--beams=4 --seed"),
+    ({"beams": 2, "samples": 3}, "--samples=3 --beams=2: .* raise --beams"),
+    ({"beams": 0}, "--beams=0: expected at least 1"),
+    ({"samples": 0}, "--samples=0: expected at least 1"),
+    ({"min_new_tokens": -1}, "--min_new_tokens=-1: expected at least 0"),
+    ({"length_penalty": 1.0}, "--length_penalty=1.0: .*--beams=4"),
+    ({"beams": 2, "length_penalty": float("nan")}, "--length_penalty=nan: expected a finite number"),
+    ({"top_p": 1.5}, "--top_p=1.5: found 1.5, expected a number above 0 and at most 1"),
+    ({"top_p": float("nan")}, "--top_p=nan: found nan"),
+    ({"min_p": 0.0}, "--min_p=0.0: found 0.0"),
+    ({"top_k": 0}, "--top_k=0: found 0, expected at least 1"),
+    ({"temperature": 0.0}, "--temperature=0.0: .* use greedy"),
+    ({"seed": 3}, "--seed=3: nothing is drawn; add --temperature"),
+    ({"seed": 2**32, "samples": 2}, "--seed=4294967296: expected 0 to"),
+  ],
+  ids=str,
+)
+def test_flags_that_exclude_each_other(flags, words):
+  with pytest.raises(UserError, match=f"^{words}"):
+    strategies.choose(**flags)
+
+
+def test_what_flags_choose():
+  assert strategies.choose(min_new_tokens=2) == strategies.Greedy((MinLength(2),))
+  assert strategies.choose(samples=2) == strategies.Sampling(0, 2)
+  assert strategies.choose(top_p=0.5, seed=2**32 - 1) == strategies.Sampling(2**32 - 1, 1, (TopP(0.5),))
+  assert strategies.choose(beams=4, samples=2) == strategies.Beams(4, 2, 0.6)
