@@ -4,8 +4,8 @@ Example:
   python -m tools.inspect_data --config=configs/t5/base.py:debug
   python -m tools.inspect_data --config=configs/bert/base.py --config.task.store=data/corpus --step=9 --html=seen.html
 
-Row after row is that of the global batch at --step, so --step=9 shows what step 9 trains on. The colour of a piece is
-its segment; padding and places without weight are grey, special ids bold, targets that count for nothing a dot.
+The rows are those of the global batch at --step, so --step=9 shows what step 9 trains on. The colour of a piece is its
+segment; padding and places without weight are grey, special ids bold, targets without weight a dot.
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ from t5x_like.errors import UserError, door, one_line
 
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 _TOKENS = "_tokens"
-_NOTHING = "\u00b7"  # a target that counts for nothing
-_SHOWN = 24  # values of a feature that is no tokens
+_NOTHING = "\u00b7"  # a target without weight
+_SHOWN = 24  # values of a feature that is not tokens
 
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{{ title }}</title><style>
 body { font: 15px/1.7 system-ui, sans-serif; margin: 2em; max-width: 75em }

@@ -273,7 +273,7 @@ def _parser() -> argparse.ArgumentParser:
     "--shard_tokens",
     type=int,
     default=SHARD_TOKENS,
-    help="a shard closes at the first document end at or after so many tokens (default: %(default)s)",
+    help="a shard closes at the first document end at or after this many tokens (default: %(default)s)",
   )
   parser.add_argument(
     "--part_bytes",

@@ -1,6 +1,6 @@
 """WordPiece and byte-level BPE for tools.train_vocabulary, trained by the tokenizers library.
 
-Ids: [PAD] 0, </s> 1, [UNK] 2, then if asked for [CLS] 3, [SEP] 4, [MASK] 5, the pieces, and the sentinels from
+Ids: [PAD] 0, </s> 1, [UNK] 2, then with --with_mask [CLS] 3, [SEP] 4, [MASK] 5, the pieces, and the sentinels from
 `<extra_id_0>` at the highest id downwards.
 """
 

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
   }
   record = json.loads(json.dumps(record))
   if _exists(output, record):
-    print(f"vocabulary {output} exists already and is the one asked for, nothing to do")
+    print(f"vocabulary {output} exists already and is the requested one, nothing to do")
     return 0
   started = time.monotonic()
   lines, total = sample(cut_into_lines(documents.wanted(options.split)), options.max_bytes)

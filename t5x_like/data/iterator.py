@@ -3,7 +3,7 @@
 Deleting a tf.data iterator waits for the calls it has under way, with the interpreter's lock held; a call that needs
 that lock never ends then. So no iterator is deleted here before it has ended: every pipeline begins with a flag that
 ends its steps, and a dropped one is drained, that is, its flag is lowered and the few batches under way are fetched
-until it says that there are no more. Only then does its memory go.
+until there are no more. Only then is its memory released.
 
 A drop can be the work of the garbage collector, on any thread, one of the pipeline's own calls included; draining
 there could wait for itself. A drop therefore only queues the pipeline for the one thread that drains. Iterators alive
@@ -42,8 +42,8 @@ def iterate(
 
   Raises:
     UserError: what a Python function of the pipeline raised as such.
-    SystemExit: asked for more when the program has ended; it ends a thread without a word.
-    RuntimeError: begun when the program has ended.
+    SystemExit: asked for more after the program has ended; it ends the thread silently.
+    RuntimeError: started after the program has ended.
   """
   pipeline, dropped = _Pipeline(steps, through), _dropped  # the module's names may be gone when this is closed
   try:

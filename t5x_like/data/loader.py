@@ -18,7 +18,7 @@ from t5x_like.errors import UserError
 
 EVAL_SEED = 0
 _PREFETCH = 2  # finished batches held, besides those being made
-# Small batches are made several in one call, whose own cost is not small: so many numbers, of at most so many steps.
+# Small batches are made several in one call, as a call has a cost of its own: up to this many numbers and steps.
 _TOGETHER, _MOST_STEPS = 2**20, 64
 
 
@@ -63,7 +63,7 @@ def eval_batches(
     task: what to evaluate on.
     batch_size: rows of the global batch.
     rows: this host's rows [lo, hi) of the global batch; None is all of them.
-    max_examples: only the first so many examples; None is all of them.
+    max_examples: how many examples, from the first; None is all of them.
 
   Returns:
     An iterator over ceil(examples / batch_size) batches, equally many on every host, of the task's features, each

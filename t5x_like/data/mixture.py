@@ -1,7 +1,7 @@
 """Mixtures of tasks: how often each is drawn, and which of its examples stands at a global index, in closed form.
 
 The schedule is periodic. A period of P places holds task t exactly `counts[t]` times, its rate times P, rounded so
-that the counts add up to P, and spread evenly; the loader shuffles the places of every period anew by the seed. Before
+that the counts add up to P, and spread evenly; the loader shuffles the places of each period by the seed. Before
 the shuffle, a place q of period p that is the k-th of its task in the period is the `p * counts[t] + k`-th draw of that
 task ever made. So the draws of a task are counted without gaps, whatever the step a run is opened at, and are spent on
 its epochs: each visits every example of the task once, in an order of its own.
@@ -31,7 +31,7 @@ def temperature(num_examples: Sequence[int], temperature: float, maximum: int | 
   Args:
     num_examples: of each task.
     temperature: 1 is proportional, larger is more equal.
-    maximum: a task of more examples counts as one of so many.
+    maximum: a task with more examples counts as having this many.
 
   Raises:
     UserError: a temperature or maximum that is not positive.
@@ -51,7 +51,7 @@ def counts(rates: Mapping[str, float], period: int) -> list[int]:
   The largest remainders are rounded up (of equal ones, the first).
 
   Raises:
-    UserError: a rate that is negative or no number, a task that would never be drawn, or a period below 1.
+    UserError: a rate that is negative or not a number, a task that would never be drawn, or a period below 1.
   """
   if period < 1:
     raise UserError(f"period: found {period}, expected at least 1")
@@ -148,7 +148,7 @@ def mix(parts: Mapping[str, Task], rates: Mapping[str, float], *, period: int, n
 
 
 def part_seed(seed: int, label: str) -> int:
-  """The seed of a part, from the mixture's and the part's name: parts over one corpus draw apart from each other."""
+  """The seed of a part, from the mixture's and the part's name: parts over one corpus draw independently."""
   return int.from_bytes(hashlib.sha256(f"{seed}/{label}".encode()).digest()[:8], "little")
 
 

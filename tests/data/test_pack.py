@@ -65,9 +65,9 @@ def test_rows_are_full(name):
   assert np.array_equal(np.sort(plan.examples), np.arange(len(lengths)))
 
 
-def test_more_kinds_than_are_told_apart(monkeypatch):
-  """Lengths are rounded up, and kinds are dealt into several parts; no row gets too long by that."""
-  monkeypatch.setattr(bins, "_KINDS", {"patterns": 300, "best_fit": 100})
+def test_more_lengths_than_groups(monkeypatch):
+  """Lengths are rounded up, and groups are dealt into several parts; no row gets too long by that."""
+  monkeypatch.setattr(bins, "_MOST_GROUPS", {"patterns": 300, "best_fit": 100})
   monkeypatch.setattr(bins, "_TOGETHER", 64)
   lengths = np.random.default_rng(2).integers(1, 40, (6000, 2))
   assert len(np.unique(lengths, axis=0)) > 1000
@@ -90,8 +90,8 @@ def test_small_plans(lengths, rows):
   assert packing.plan(np.array(lengths), (10, 10)).num_rows == rows
 
 
-def test_cost_is_by_kinds(monkeypatch):
-  """Far fewer rows are composed than there are: each is repeated while its kinds last."""
+def test_cost_is_by_groups(monkeypatch):
+  """Far fewer rows are composed than there are: each is repeated while its groups last."""
   composed = []
   compose = bins._compose
   monkeypatch.setattr(bins, "_compose", lambda *arguments: composed.append(1) or compose(*arguments))

@@ -76,7 +76,7 @@ class Docstrings(tfds.core.GeneratorBasedBuilder):
   """The docstrings of installed packages; features `text`, `package`, `module`, `qualname`, all strings.
 
   Args:
-    config: a name among BUILDER_CONFIGS (`installed` by default) or a `DocstringsConfig` of one's own.
+    config: a name among BUILDER_CONFIGS (`installed` by default) or another `DocstringsConfig`.
     data_dir: where TFDS keeps prepared datasets; its default when None.
     file_format: the record format to write.
     progress: called with (files read, files in all) as the packages are read.

@@ -2,7 +2,7 @@
 
 `scan` yields them in a fixed order (package as given, then path, then position), so that the result is the same for
 the same installed files. Parsing runs in child processes of this very module, each of which takes every n-th file and
-writes one line of JSON a file; the parent takes the lines in turn, so only a few files' worth is held at any time.
+writes one line of JSON a file; the parent takes the lines in turn, so only a few files' worth is in memory at any time.
 """
 
 import ast
@@ -68,7 +68,7 @@ def scan(packages: Sequence[str], processes: int = 2) -> Iterator[tuple[int, int
   """Yields (number of files done, number of files, docstrings of the next file), file after file.
 
   Args:
-    packages: top-level names of packages or modules, or `stdlib`; what is not installed is passed over.
+    packages: top-level names of packages or modules, or `stdlib`; what is not installed is left out.
     processes: how many child processes parse; the result does not depend on it.
 
   Raises:

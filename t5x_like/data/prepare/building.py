@@ -3,7 +3,7 @@
 A source cuts a split into parts (runs of files), and a part's shards depend on the job and the part alone, so parts
 may be made in any order, by any number of processes or machines. Each shard is written aside, renamed, and recorded in
 `<progress>/parts/<number>` with its checksums and with how far the part has been read; making a part again keeps the
-recorded shards whose files are as recorded and goes on after them. `publish` joins the parts to a store by what the
+recorded shards whose files are as recorded and continues after them. `publish` joins the parts to a store by what the
 records say; nothing is read again for that. What is left in `<progress>` has checksums too: a file that is damaged is
 one that is not there.
 """
@@ -107,7 +107,7 @@ class _Held:
     self.tokens += tokens_N.size
 
   def take(self, tokens: int | None) -> tuple[np.ndarray, np.ndarray, list[str | None], list[Counter | None]]:
-    """What a shard of at least so many tokens, or all there is, is made of: ids, lengths, reasons, what was removed."""
+    """What goes into a shard of at least `tokens`, or all there is: ids, lengths, reasons, what was removed."""
     self._ids = np.concatenate([self._ids, *(ids for ids, _ in self._waiting)])
     self._lengths = np.concatenate([self._lengths, *(lengths for _, lengths in self._waiting)])
     self._waiting = []
@@ -171,7 +171,7 @@ def _write(
 
 
 def _resumed(job: Job, path: epath.Path) -> dict[str, Any]:
-  """The record of a part as far as its shards are as recorded; a fresh one if there is none for this job."""
+  """The record of a part, up to the first shard that is not as recorded; a fresh one if this job has none."""
   fresh = {"key": job.key, "done": False, "read": 0, "shards": [], "skipped": {}, "removed": {}, "lengths": {}}
   content = progress_files.load(path)
   found = json.loads(content) if content else fresh

@@ -1,15 +1,15 @@
 """Cleaning of web text in the spirit of C4 (Raffel et al. 2020, section 2.2), and removal of duplicates.
 
-`C4.clean` filters one page: marks of citations go; lines that do not end in terminal punctuation, of few words, with an
-endless word, that speak of JavaScript or are a notice of a policy go; pages of few sentences, with a word of the list,
-placeholder text, a curly brace or in another language go. Duplicates are found over a whole corpus in two steps, so
+`C4.clean` filters one page. It removes citation marks; lines that do not end in terminal punctuation, have few words or
+an endless word, mention JavaScript or are a policy notice; and pages that have few sentences, a bad word, placeholder
+text or a curly brace, or are in another language. Duplicates are found over a whole corpus in two steps, so
 that the work between them can be spread: `signature` of every page, then `duplicates` of all signatures in the order of
 the corpus, the first of equals being kept:
 
-- exact: pages with the same text but for case and spaces;
+- exact: pages with the same text, except for case and spaces;
 - near: pages whose sets of five-word shingles have a Jaccard similarity of about 0.8 and more (MinHash, Broder 1997);
-- spans: of every three sentences in a row that occur more than once, but for case and spaces, all but the first are
-  cut out of their pages.
+- spans: of three sentences in a row that occur more than once, except for case and spaces, all but the first
+  occurrence are cut out of their pages.
 
 Everything here is a pure function of texts.
 """
@@ -46,8 +46,8 @@ class C4:
   """The filters of one page; the numbers are the paper's, the marks of citations and the policies its code's.
 
   Attributes:
-    min_words: a line has at least so many words.
-    min_sentences: a page has at least so many sentences.
+    min_words: the fewest words of a line.
+    min_sentences: the fewest sentences of a page.
     bad_words: a page with one of these words goes; lower case.
     language_id: `module:function` of a function from text to a language's name, or none.
     language: the language kept.
@@ -149,7 +149,7 @@ class Signature:
   """What tells a page from others.
 
   Attributes:
-    exact: uint64 [], of the text but for case and spaces, or 0 where not asked for.
+    exact: uint64 [], of the text without case and spaces, or 0 if not computed.
     minhash: uint32 [HASHES], or [0].
     spans: uint64 [spans], of each three sentences in a row, or [0].
   """
@@ -260,7 +260,7 @@ def _drop_near(parts: Sequence[Signatures], dropped: np.ndarray) -> None:
   kept: dict[int, list[np.ndarray]] = {}
   for part, start in zip(parts, starts):
     for number in numbers[np.searchsorted(numbers, start) : np.searchsorted(numbers, start + part.exact.size)].tolist():
-      minhash = part.minhash[number - start].copy()  # parts may be read anew each time, and are not held
+      minhash = part.minhash[number - start].copy()  # parts may be read again each time, and are not held
       keys = bands[number].tolist()
       others = {id(other): other for key in keys for other in kept.get(key, ())}
       if others and np.mean(np.stack(list(others.values())) == minhash, axis=1).max() >= SIMILAR:

@@ -56,7 +56,7 @@ def _sign(job: Job, number: int, path: epath.Path) -> None:
 
 
 class _Signed(Sequence[cleaning.Signatures]):
-  """What `sign` left of each part, read when asked for, so that a corpus is not held."""
+  """What `sign` left of each part, read on demand, so that a corpus is never held in memory."""
 
   def __init__(self, job: Job):
     self._job = job

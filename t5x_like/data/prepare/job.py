@@ -17,7 +17,7 @@ from t5x_like.errors import UserError
 
 _BATCH_CHARACTERS = 2**19  # text cleaned and tokenised at once
 _DROPPED = {1: "exact duplicate", 2: "near duplicate"}
-_VERSION = 3  # of what parts and signatures are; what a run of other code left is not gone on with
+_VERSION = 3  # of parts and signatures; what another version left is made again
 _OTHER_SIDE = ""  # the reason of documents that belong to another split; not counted
 
 Marks = tuple[np.ndarray, list[np.ndarray]]  # of a part's documents: uint8 [documents] and bool [spans] of each
@@ -30,7 +30,7 @@ class Job:
   Attributes:
     source, data_dir, text_field: what to open; `facts` is the SHA-256 of the source's facts, checked wherever it is
       opened.
-    changed: when the source's files were last written; parts made of what they held before are not gone on with.
+    changed: when the source's files were last written; parts made from older contents are made again.
     split, low, high: the documents of the source's split whose hash, as a fraction of all, lies in [low, high).
     vocabulary: where it is; `vocabulary_fingerprint` is checked where it is opened.
     steps: of `cleaning.STEPS`; c4: the filters, if among the steps.

@@ -1,4 +1,4 @@
-"""How far a job is, by the pulses of its parts, wherever they are made: a bar in a terminal, else a line now and then.
+"""How far a job is, from what its parts report: a bar in a terminal, else a line every 30 seconds.
 
 Bytes are those of the source's files as they are stored. A part that is under way counts by its tokens or documents,
 at the bytes for each of the parts that are done.
@@ -71,7 +71,7 @@ def shown(job: Job, stage: str, title: str, unit: str) -> Iterator[None]:
     elif time.monotonic() - said >= _LINE_SECONDS:
       said = time.monotonic()
       rate = (size - first_size) / seconds
-      left = f"about {tqdm.format_interval((parts.total - size) / rate)} left" if rate else "time left not known yet"
+      left = f"about {tqdm.format_interval((parts.total - size) / rate)} left" if rate else "time left unknown"
       print(
         f"{title}: {100 * size / max(1, parts.total):.0f}% of {tqdm.format_sizeof(parts.total)}B, {made}, {left}",
         file=sys.stderr,

@@ -1,7 +1,7 @@
 """What the parts of a job leave in its progress directory, whole or not at all.
 
-A file begins with the SHA-256 of the rest. One that is cut, changed or missing reads as None, so what it held is made
-again; nothing that is damaged is gone on with.
+A file begins with the SHA-256 of the rest. One that is cut, changed or missing reads as None, so that what it held is
+made again.
 """
 
 import contextlib
@@ -63,7 +63,7 @@ def writing(progress: str) -> Iterator[None]:
 
 
 def is_written(progress: str) -> bool:
-  """Whether some process goes on `writing` a local job; one of a runner may outlive the run that started it."""
+  """Whether some process is still `writing` a local job; a runner's may outlive the run that started it."""
   patience = time.monotonic() + _PATIENCE_SECONDS  # one that has just lost its parent ends in a moment
   with _writers(progress) as lock:
     while lock is not None:
@@ -91,7 +91,7 @@ def _writers(progress: str) -> Iterator[int | None]:
 
 
 class Pulse:
-  """Leaves now and then how far a part is, for whoever shows progress; called with an amount of its stage's unit."""
+  """Notes every few seconds how far a part is, for the progress bar; called with an amount in its stage's unit."""
 
   def __init__(self, path: epath.Path):
     self._path, self._next = path, time.monotonic() + _PULSE_SECONDS

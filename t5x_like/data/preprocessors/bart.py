@@ -5,15 +5,15 @@ Worked examples on A B C . D E ., mask _:
     permute_sentences  D E . A B C .      sentences in a uniformly random order
     rotate             C . D E . A B      begins with a uniformly drawn token
     mask               A _ C . _ E .      exactly `round(rate * W)` tokens become the mask
-    delete             A C . E .          exactly so many are left out
+    delete             A C . E .          exactly as many are left out
     infill             A _ . D _ E .      spans of Poisson(3) tokens become one mask each; of no tokens, one is put in
 
 Infilling: span lengths are drawn until they sum to `round(rate * W)` tokens, the last one cut to reach it exactly; the
 spans, in any order, are put between the tokens that stay, at uniformly drawn different places, so no two touch. (Their
 code, fairseq's `denoising_dataset.py`, draws lengths until they suffice in the same way; there, spans may touch and one
 that runs into another covers less, and a tenth of the masks become random tokens, which the paper does not mention.)
-Tokens near the ends are noise a little less often, as a span lies between two that stay. Which rates belong together is
-the task's business; orders of sentences and rotation come first.
+Tokens near the ends are noise a little less often, as a span lies between two that stay. Which rates may be combined is
+up to the task; orders of sentences and rotation come first.
 """
 
 import math

@@ -27,7 +27,7 @@ def decoder_only(
     targets_BT: int32 [B, T].
     start_id: the first input, of every document where there are documents.
     documents_BT: int32 [B, T], 1 and counting: attention stays inside each document.
-    prefix_B: int32 [B], 1..T-1: the first so many targets are given; the inputs that hold them see each other.
+    prefix_B: int32 [B], 1..T-1: how many of the first targets are given; the inputs that hold them see each other.
 
   Returns:
     `decoder_input_tokens`, `decoder_target_tokens` int32 [B, T], `decoder_loss_weights` float32 [B, T]; with documents

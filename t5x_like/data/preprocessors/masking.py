@@ -50,7 +50,7 @@ class Masking:
     random_share: of the chosen positions, how many become a random token; the others stay.
 
   Raises:
-    UserError: on construction, for shares that are none.
+    UserError: on construction, for impossible shares.
   """
 
   vocabulary: Vocabulary

@@ -11,8 +11,8 @@ Sentinel i stands for the i-th run of noise in inputs and targets alike, also wh
 sentinel closes the targets. The T5 library makes targets by replacing the runs of what is kept: the same for windows
 that begin with a kept token and end with noise, as those of span corruption do. For others, such as the example, its
 targets are [10, 11, 999, 14, 998], where no sentinel of the inputs stands before the tokens it stands for, so here the
-form of the paper's figure 2 is kept, but for the sentinel it shows at the end, which its span corruption does not have.
-All work on whole batches and on any noise; whoever calls proves that the lengths suffice.
+form of the paper's figure 2 is kept, without the sentinel it shows at the end, which its span corruption does not have.
+All work on whole batches and on any noise; the caller makes sure that the lengths suffice.
 """
 
 from t5x_like.data.quiet_tensorflow import tf
@@ -129,7 +129,7 @@ def noise_mask(bits_BW: tf.Tensor, k: int) -> tf.Tensor:
 
 
 def _placed(parts, length: int) -> tf.Tensor:
-  """Zeros [B, length] with, for each (values, places, which) [B, N], the values that are meant put at their places."""
+  """Zeros [B, length] with, for each (values, places, which) [B, N], the chosen values at their places."""
   batch = tf.shape(parts[0][0])[0]
   row_B1 = tf.range(batch)[:, None] * length
   places = tf.concat([tf.boolean_mask(places + row_B1, which) for _, places, which in parts], 0)

@@ -106,7 +106,7 @@ def split_pair(
 ):
   """Cuts chunks into A and the B that follows, and for a share of the rows takes B from elsewhere.
 
-  The cut is before a sentence, uniformly drawn from those of the chunk but its first. A B from elsewhere begins with
+  The cut is before a sentence, uniformly drawn from those of the chunk except its first. A B from elsewhere begins with
   the sentence that holds the drawn token of `other` (or, where that one begins too far before it, the next), so that
   how B begins does not tell where it is from. Where the chunk has only one sentence, the cut is before any token but
   the first and a B from elsewhere begins with the drawn token or, where that begins a sentence, the next: there, too,

@@ -13,7 +13,7 @@
     conllu:en_ewt.conllu                                    a sentence each; `tokens`, form, lemma, upos, xpos, deprel
     tfds:NAME[/config][:version]                            any TensorFlow dataset, prepared already or buildable
     docstrings                                              the embedded corpus, built on first use
-    builtin                                                 a tiny part of it, to try recipes with; every kind of field
+    builtin                                                 a tiny one, with a field for every task, to try recipes
 
 A record is a dictionary of fields. Supervised tasks use its fields; pretraining takes one of them as the text of a
 document (`Source.documents`), where CoNLL's sentences are joined to the documents they are from.
@@ -70,7 +70,7 @@ class Source(abc.ABC):
       yield record if isinstance(record, Skip) else text_of(record, field, where)
 
   def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
-    """Ranges that cut the split into parts of about so many bytes to be read separately, always the same ones."""
+    """Ranges that cut the split into parts of about `part_bytes`, to be read separately; always the same ones."""
     return [(0, 1)]
 
   def part_size(self, split: str, part: tuple[int, int]) -> int:

@@ -1,4 +1,4 @@
-"""Plain bytes out of plain or compressed files; the kind is told by the first bytes, else by the name's end."""
+"""Plain bytes out of plain or compressed files; compression is known by the first bytes, else by the name's end."""
 
 import bz2
 import functools
@@ -12,7 +12,7 @@ from typing import BinaryIO
 from t5x_like.data.sources import _filesystem
 
 _MAGIC = {"gzip": b"\x1f\x8b", "bzip2": b"BZh", "xz": b"\xfd7zXZ\0", "zstd": b"\x28\xb5\x2f\xfd"}
-_BZIP2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")  # text may well begin with "BZh"
+_BZIP2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")  # text, too, can begin with "BZh"
 _ENDS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
 _PIECE = 2**17
 DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError)
@@ -47,8 +47,8 @@ def opened(path: str) -> BinaryIO:
 class _Streams(io.RawIOBase):
   """The plain bytes of bzip2 or xz streams, one after the other.
 
-  The standard library's files end without a word where something that is no stream follows one, and a stream whose
-  first byte is damaged is no stream: here all but zeros, which pad, raises one of `DAMAGED`.
+  The standard library's files end silently where something that is not a stream follows one, such as a stream whose
+  first byte is damaged. Here anything but zeros, which are padding, raises one of `DAMAGED`.
   """
 
   def __init__(self, file: BinaryIO, new_decoder: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]):

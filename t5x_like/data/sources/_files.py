@@ -25,10 +25,10 @@ class FileSource(Source):
     rest: a glob pattern (`{00000..00007}` stands for those numbers), or `split=pattern,...`; a split named
       twice gets the files of both patterns.
     fields: those that will be used; none are all.
-    data_dir: of no meaning for files.
+    data_dir: ignored for files.
   """
 
-  only_text = False  # whether the field is always `text`, so that there is none to choose
+  only_text = False  # whether documents are always the field `text`
 
   def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     self.fields, self.format = fields, type(self).__module__.rpartition(".")[2]

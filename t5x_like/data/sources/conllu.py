@@ -46,7 +46,7 @@ class Source(FileSource):
 
 
 def sentences(path: str) -> Iterator[tuple[list[str], list[list[str]]]]:
-  """Yields (comments without `# `, rows of ten columns) of each sentence; UserError for a row that is none."""
+  """Yields (comments without `# `, rows of ten columns) of each sentence; UserError for a malformed row."""
   comments: list[str] = []
   rows: list[list[str]] = []
   for number, line in lines(path):
@@ -74,7 +74,7 @@ def text(comments: list[str], rows: list[list[str]]) -> str:
     key, _, value = comment.partition("=")
     if key.strip() == "text":
       return value.strip()
-  words, last = "", 0  # a range (3-4) is the surface form of the words it spans; 5.1 is no surface word
+  words, last = "", 0  # a range (3-4) is the surface form of the words it spans; 5.1 is not a surface word
   for row in rows:
     if "." in row[0] or ("-" not in row[0] and row[0].isdecimal() and int(row[0]) <= last):
       continue

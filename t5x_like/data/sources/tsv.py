@@ -1,7 +1,7 @@
 """`tsv:PATTERN`: tab-separated columns, a record a line.
 
-Each file starts with a header, which names the fields, unless all the fields that are asked for are numbers: then there
-is none, and columns are counted from 0. Quotes are ordinary characters, as in the files of the GLUE benchmark.
+Each file starts with a header, which names the fields, unless all fields in use are numbers: then there is no header,
+and columns are counted from 0. Quotes are ordinary characters, as in the files of the GLUE benchmark.
 """
 
 from collections.abc import Iterator

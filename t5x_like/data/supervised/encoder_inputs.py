@@ -1,4 +1,4 @@
-"""Examples of an encoder: [CLS] a [SEP] or [CLS] a [SEP] b [SEP], a row each, and words cut into tokens.
+"""Examples of an encoder: [CLS] a [SEP] or [CLS] a [SEP] b [SEP], one row each, and words cut into tokens.
 
 A vocabulary without such pieces lends sentinels to them, see `vocabularies.special`.
 """

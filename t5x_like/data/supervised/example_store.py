@@ -6,7 +6,7 @@
     <cache>/<name>-<split>-<key>/arrays/label.npy   numbers, one per example, or per token of a stream
 
 A task prepares its examples when it first needs them, under a key of all they depend on (the source's files, their
-sizes and the times of local ones, templates, vocabulary), and finds them there ever after; training never tokenises.
+sizes and the times of local ones, templates, vocabulary), and finds them there from then on; training never tokenises.
 Other processes wait while they are being prepared. Records that cannot be examples are counted by reason in
 `examples.json` and reported.
 """
@@ -47,7 +47,7 @@ class ExampleStore:
   """Open examples; make one with `open_store`.
 
   Attributes:
-    path: where they lie.
+    path: the directory.
     name: of the corpus.
     streams: token stores by name, each with a document per example.
     arrays: numbers by name, [N, …] or one per token of a stream.

@@ -5,7 +5,7 @@ like any other: rows are shuffled anew in every epoch, opened at any step and cu
 and every epoch has every example once. An example has one length per stream (the inputs and the targets of an
 encoder-decoder, or one sequence) and a row a limit for each.
 
-How rows are found is told in `data/supervised/bins.py`.
+`data/supervised/bins.py` says how rows are found.
 
 Worked example (`scatter`, and `shifted` for the inputs of the decoder), two examples of inputs [7,8,5,1], [8,4,9,3,1]
 and targets [3,9,1], [4,1]:

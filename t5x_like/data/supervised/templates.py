@@ -39,7 +39,7 @@ class Template:
       raise UserError(f"config.task.{key}: found {text!r}, expected the name of a field in braces, such as '{{text}}'")
 
   def __call__(self, record: Record, where: str) -> str | None:
-    """The text, or None if a field is null or empty; UserError for an unknown field or one that is no text."""
+    """The text, or None if a field is null or empty; UserError for an unknown field or one that is not text."""
     out = []
     for literal, field in self._parts:
       out.append(literal)

@@ -1,4 +1,4 @@
-"""Examples that are longer than a row: what a task does with them, counted and said, never silently."""
+"""Examples that are longer than a row: what a task does with them, always counted and reported."""
 
 from collections.abc import Sequence
 from typing import Literal

@@ -48,7 +48,7 @@ def task(
     verify: what opening the store checks, see `TokenStore.open`.
 
   Raises:
-    UserError: more than one of infill, mask and delete, which the paper does not combine; shares that are none; the
+    UserError: more than one of infill, mask and delete, which the paper does not combine; an impossible share; the
       store cannot be used.
   """
   rates = {"infill": infill, "mask": mask, "delete": delete}

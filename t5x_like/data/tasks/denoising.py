@@ -1,4 +1,4 @@
-"""The unsupervised objectives T5 was chosen among, but for span corruption: Raffel et al. 2020, section 3.3, table 3.
+"""The unsupervised objectives that T5 compares, except for span corruption: Raffel et al. 2020, section 3.3, table 3.
 
 Example i is window i of the token stream. `style` is what becomes of it; the worked example is the window
 [10, 11, 12, 13, 14, 15] with noise TTFFTF, mask 50, sentinels 999, 998, ..., EOS 1:
@@ -14,7 +14,7 @@ noise is always the mask (Song et al. 2019, without their contiguity). In replac
 sentinel each, as in T5's later span corruption, whose spans are chosen and not chance. No sentinel closes the targets.
 
 The paper's noise is a coin for every token. Here exactly `round(noise_density * window)` tokens are noise, every choice
-of so many equally likely: the same places, given their number, and lengths that are known beforehand.
+of that many equally likely: the same places, given their number, and lengths that are known beforehand.
 """
 
 from typing import Literal

@@ -46,8 +46,8 @@ def task(
     label: the name in metrics; by default `mixture`.
 
   Raises:
-    UserError: naming the part and key: no parts, an unknown task, arguments it refuses, a rate that is no number or of
-      no part, or parts that do not go together.
+    UserError: naming the part and key: no parts, an unknown task, arguments it refuses, a rate that is not a number or
+      belongs to no part, or parts that cannot be mixed.
   """
   if not parts:
     raise UserError("config.task.parts: found none, expected at least one task by label")

@@ -15,7 +15,7 @@ What a row holds is one of the four formats that RoBERTa compares (Liu et al. 20
 - `doc_sentences`: [CLS] text [SEP], up to `length - 2` tokens of one document, which may begin within a sentence, as
   above; rows at the end of documents are short. (RoBERTa then takes more rows into a batch; shapes are fixed here.)
 
-Sentences are told by a rule on ids, see `data/preprocessors/sentences.py`; pairs and single documents by
+Sentences are found by a rule on ids, see `data/preprocessors/sentences.py`; pairs and single documents by
 `data/store/document_chunks.py`. What is predicted is drawn anew in every epoch, or with `static_copies` as many times
 as the corpus was copied in the original BERT (ten copies, so with 40 epochs each mask is seen four times; RoBERTa,
 section 4.1).
@@ -67,7 +67,7 @@ def task(
     masking: `tokens`, `words` (whole words) or `spans` (SpanBERT); see `preprocessors/masking.py`.
     rate: share of the tokens that is predicted.
     mask_share, random_share: of these, how many become the mask and how many a random token.
-    static_copies: so many masks of each example in turn, from epoch to epoch; None draws a new one every time.
+    static_copies: how many masks each example has, used in turn from epoch to epoch; None draws a new one each time.
     random_next: share of pairs whose second segment is from another document.
     short_pairs: share of segment pairs that are cut to a random size.
     sentence_rule: `module:function`, see `data/preprocessors/sentences.py`.
@@ -180,7 +180,7 @@ class FullSentences:
     self.num_examples = (tokens.num_tokens - self._search - 1) // self._stride
     if self.num_examples < 1:
       raise UserError(
-        f"{tokens.path}: {tokens.num_tokens} tokens are no example: length={length} needs {length - 2}: "
+        f"{tokens.path}: {tokens.num_tokens} tokens are not enough for an example: length={length} needs {length - 2}: "
         "shorten task.length or prepare a larger corpus"
       )
 

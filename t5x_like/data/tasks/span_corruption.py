@@ -1,7 +1,7 @@
 """T5's pretraining task: span corruption of consecutive windows of a token store, as encoder-decoder features.
 
 Example i is the corrupted window i of W tokens, W = 568 for 512 inputs; the tokens after the last whole window are not
-used. The noise is drawn anew for every (seed, epoch, example).
+used. The noise is drawn afresh for every (seed, epoch, example).
 """
 
 from t5x_like.data.store.reader import Verify

@@ -246,7 +246,7 @@ def _features(limits: tuple[int, ...], decoder: bool, prefix: bool, packed: bool
   features["decoder_loss_weights"] = Feature((limits[-1],), "float32")
   if prefix:
     features["decoder_causal_attention"] = Feature((limits[-1],), "int32")
-  if packed or decoder:  # a decoder's padding is told by its segment: its start may be any id
+  if packed or decoder:  # a decoder's padding is known by its segment: its start may be any id
     for side, length in lengths.items():
       features |= {f"{side}_{name}": Feature((length,), "int32") for name in ("segment_ids", "positions")}
   return features

@@ -64,7 +64,7 @@ def load(path_or_name: str) -> Vocabulary:
       file (100 sentinels, as T5's), or `bytes`.
 
   Raises:
-    UserError: there is no such file, or it is damaged, or its contents are not those its manifest states.
+    UserError: there is no such file, it is damaged, or its contents are not what its manifest states.
   """
   if str(path_or_name) == "bytes":
     return ByteVocabulary()

@@ -78,7 +78,7 @@ def special(vocabulary: Vocabulary, name: str) -> int:
   sentinels and these pieces need a vocabulary that has them.
 
   Raises:
-    UserError: an unknown name, or the vocabulary has neither the piece nor so many sentinels.
+    UserError: an unknown name, or the vocabulary has neither the piece nor enough sentinels.
   """
   if name not in SPECIAL:
     raise UserError(f"special id: found name {name!r}, expected one of {', '.join(SPECIAL)}")
@@ -134,7 +134,7 @@ def special_ids(vocabulary: Vocabulary) -> frozenset[int]:
 
 
 def words(vocabulary: Vocabulary, starts: Iterable[bool]) -> np.ndarray:
-  """`starts_word` from the answer for each piece that is no sentinel: specials start words, read-only."""
+  """`starts_word` from the answer for each piece that is not a sentinel; specials start words; read-only."""
   table = np.ones(vocabulary.size, bool)
   table[: vocabulary.size - vocabulary.extra_ids] = np.fromiter(starts, bool)
   table[list(vocabulary.special_ids)] = True

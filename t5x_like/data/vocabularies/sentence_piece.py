@@ -27,7 +27,7 @@ class SentencePieceVocabulary:
     origin: what to call the model in messages.
 
   Raises:
-    UserError: the bytes are no SentencePiece model, or its pad, eos and unk ids are not 0, 1 and 2, or it already
+    UserError: the bytes are not a SentencePiece model, or its pad, eos and unk ids are not 0, 1 and 2, or it already
       holds sentinels as pieces.
   """
 

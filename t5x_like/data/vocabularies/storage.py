@@ -54,7 +54,7 @@ def manifest(path: epath.Path) -> dict:
 
 def read(path: epath.Path) -> bytes:
   try:
-    if os.path.exists(path) and not os.path.isfile(path):  # a pipe would be waited for, a device never end
+    if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe would wait, reading a device never end
       raise OSError("not a regular file")
     return path.read_bytes()
   except OSError as error:

@@ -150,7 +150,7 @@ def _cuts_before_spaces(described: dict) -> bool:
 
 @functools.cache
 def _characters() -> dict[str, str]:
-  """What the printable stand-ins of byte-level BPE stand for, by ASCII; other bytes are no spaces."""
+  """What the printable stand-ins of byte-level BPE stand for, by ASCII; other bytes are not spaces."""
   shifted = [b for b in range(256) if not (33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255)]
   return {chr(256 + n): chr(b) for n, b in enumerate(shifted) if b < 128} | {chr(b): chr(b) for b in range(33, 127)}
 

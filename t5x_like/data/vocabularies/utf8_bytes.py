@@ -18,7 +18,7 @@ class ByteVocabulary:
   """UTF-8 bytes: id = byte + 3, then `extra_ids` sentinels; `size` = 259 + extra_ids.
 
   Lone surrogates, which UTF-8 cannot hold, are encoded as U+FFFD; bytes that are not UTF-8 and unknown ids are decoded
-  to U+FFFD. Words are told by the whitespace before them: an ASCII whitespace byte starts one. There is no mask, CLS,
+  to U+FFFD. Words are known by the whitespace before them: an ASCII whitespace byte starts one. There is no mask, CLS,
   SEP or BOS; `vocabularies.special` lends sentinels.
   """
 
