@@ -92,11 +92,11 @@ def _best_fit(lengths_ND: np.ndarray, limits_D: np.ndarray, seed: int) -> np.nda
   rooms: dict[tuple[int, ...], list[np.ndarray]] = {}  # room left -> the rows that have it
   rows = 0
   room_CD, key_C = np.zeros((0, limits_D.size), np.int64), []
-  for group in np.argsort(-groups.size_G, group="stable"):
+  for group in np.argsort(-groups.size_G, kind="stable"):
     length_D, todo = groups.lengths_GD[group], examples[start_G[group] : start_G[group] + groups.count_G[group]]
     fits = np.flatnonzero((room_CD >= length_D).all(axis=1))
     changed = []
-    for place in fits[np.argsort((room_CD[fits] * groups.cost_D).sum(axis=1), group="stable")]:
+    for place in fits[np.argsort((room_CD[fits] * groups.cost_D).sum(axis=1), kind="stable")]:
       if not todo.size:
         break
       found = rooms.pop(key_C[place])
@@ -221,7 +221,7 @@ def _compose(left: _Left, limits: list[int], forced: list[int], seed: int) -> li
     fits = np.flatnonzero((x_P <= room_x) & (y_P <= room_y))
     if fits.size:  # those whose streams are most nearly in the ratio of what is left
       uneven = np.abs((limits[1] - room_y + y_P[fits]) * all_x - (limits[0] - room_x + x_P[fits]) * all_y)
-      drawn_PM = many_PM[fits[np.argsort(uneven, group="stable")[:_COMPLETED]]]
+      drawn_PM = many_PM[fits[np.argsort(uneven, kind="stable")[:_COMPLETED]]]
   best, row = None, []
   for drawn_M in drawn_PM:
     composed, x, y = _complete(
@@ -283,5 +283,5 @@ def _repeat(patterns: list[np.ndarray], times: list[int], groups: _Groups, seed:
   row_m = np.arange(times_n.sum()) + np.repeat(start_n - np.cumsum(times_n) + times_n, times_n)
   row_N = np.zeros(groups.group_N.size, np.int64)
   some_N = np.repeat(groups.lengths_GD.any(axis=1), groups.count_G)
-  row_N[groups.examples(seed)[some_N]] = row_m[np.argsort(np.repeat(group_n, times_n), group="stable")]
+  row_N[groups.examples(seed)[some_N]] = row_m[np.argsort(np.repeat(group_n, times_n), kind="stable")]
   return row_N
