@@ -2,6 +2,7 @@
 
 Example:
   python -m tools.benchmark data
+  python -m tools.benchmark permutation
   python -m tools.benchmark step --config=configs/t5/base.py:small
 
 Each prints its method in plain words and, as its last line, one JSON object. Figures mean something on idle cores.
@@ -17,6 +18,7 @@ from t5x_like.training.huge_pages import use_huge_pages
 _SUBJECTS = {
   "data": "the input pipeline, from the token store to host batches",
   "store": "a token store of any size, by default a simulated one of 10^12 tokens",
+  "permutation": "the order of an epoch: how random it is and what it costs",
   "step": "the train step, against the machine's own matrix multiplication",
 }
 

@@ -12,9 +12,9 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-import tensorflow as tf
 
 from t5x_like.data import random
+from t5x_like.data.quiet_tensorflow import tf
 
 LAGS = 64
 _PLACES = 50_000  # looked at in an epoch
