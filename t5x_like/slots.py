@@ -8,6 +8,7 @@ table. Which arguments a name takes, and of which types, is its signature. There
   slots.make("config.model.design.core", "local", nn.cores, "make", rngs=rngs, dims=dims, causal=True)
 """
 
+import dataclasses
 import importlib
 import inspect
 import pathlib
@@ -15,11 +16,21 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 from t5x_like.errors import UserError, did_you_mean, one_line
 
 Registry = types.ModuleType | Mapping[str, Callable]
+
+
+class Condition(NamedTuple):
+  """What a value must be beyond its type: `Annotated[float, Condition("a number above 0", lambda x: x > 0)]`."""
+
+  words: str
+  holds: Callable[[Any], bool]
+
+
+Positive = Annotated[int, Condition("a whole number above 0", lambda n: n > 0)]
 
 
 def names(registry: Registry) -> list[str]:
@@ -133,22 +144,47 @@ def make(where: str, value: Any, registry: Registry, member: str = "", **supplie
   return function(**supplied, **fill(where, arguments, function, given=tuple(supplied)))
 
 
+def change(where: str, record: Any, changes: Any) -> Any:
+  """A dataclass with some of its fields changed, checked as `fill` does.
+
+  Raises:
+    UserError: as `fill`.
+  """
+  changes = plain(changes)
+  values = {**vars(record), **changes} if isinstance(changes, Mapping) else changes
+  return type(record)(**fill(where, values, type(record)))
+
+
 def _signature(function: Callable) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
-  """(parameters, their declared types) by name; of a class those of its constructor."""
-  function = function.__init__ if inspect.isclass(function) else function
-  parameters = dict(inspect.signature(function).parameters)
-  parameters.pop("self", None)
-  return parameters, typing.get_type_hints(function)
+  """(parameters, their declared types) by name; of a class those of its constructor, and, where that hands on
+  `**options`, of the constructor it overrides."""
+  layers = [function]
+  if inspect.isclass(function):
+    layers = [vars(base)["__init__"] for base in function.__mro__[:-1] if "__init__" in vars(base)]
+  parameters: dict[str, inspect.Parameter] = {}
+  kinds: dict[str, Any] = {}
+  for layer in layers:
+    own = dict(inspect.signature(layer).parameters)
+    open_ended = [name for name, parameter in own.items() if parameter.kind is parameter.VAR_KEYWORD]
+    parameters = {name: own[name] for name in own if name not in ("self", *open_ended)} | parameters
+    kinds = typing.get_type_hints(layer, include_extras=True) | kinds
+    if not open_ended:
+      break
+  return parameters, kinds
 
 
 def typed(where: str, value: Any, kind: Any) -> Any:
-  """The value, if it is of the declared type; a list becomes a tuple where only a tuple is.
+  """The value, if it is of the declared type; a list becomes a tuple where only a tuple is, a dictionary the dataclass.
 
   Raises:
     UserError: it is not, naming what was found and expected.
   """
   if isinstance(value, list) and not fits(value, kind) and fits(tuple(value), kind):
     return tuple(value)
+  records = [member for member in (kind, *typing.get_args(kind)) if inspect.isclass(member)]
+  record = next(filter(dataclasses.is_dataclass, records), None)
+  if record and isinstance(plain(value), Mapping):
+    return record(**fill(where, value, record))
   if not fits(value, kind):
     raise UserError(f"{where}: found {value!r} of type {type(value).__name__}, expected {words(kind)}")
   return value
@@ -164,6 +200,11 @@ def fits(value: Any, kind: Any) -> bool:
     return any(fits(value, member) for member in typing.get_args(kind))
   if origin is typing.Literal:
     return value in typing.get_args(kind)
+  if origin is Annotated:
+    inner, condition = typing.get_args(kind)
+    return fits(value, inner) and condition.holds(value)
+  if origin is tuple and typing.get_args(kind)[1:] == (...,):
+    return isinstance(value, tuple) and all(fits(item, typing.get_args(kind)[0]) for item in value)
   if kind in (int, float):
     return isinstance(value, (int, kind)) and not isinstance(value, bool)
   return isinstance(value, origin or kind)
@@ -175,6 +216,10 @@ def words(kind: Any) -> str:
     return " or ".join(words(member) for member in typing.get_args(kind))
   if typing.get_origin(kind) is typing.Literal:
     return " or ".join(map(repr, typing.get_args(kind)))
+  if typing.get_origin(kind) is Annotated:
+    return typing.get_args(kind)[1].words
+  if typing.get_origin(kind) is tuple and typing.get_args(kind)[1:] == (...,):
+    return f"a list of {words(typing.get_args(kind)[0])}"
   return "None" if kind is types.NoneType else getattr(kind, "__name__", str(kind))
 
 

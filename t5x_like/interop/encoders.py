@@ -6,8 +6,7 @@ from t5x_like.errors import UserError
 from t5x_like.interop.fields import Fields
 from t5x_like.interop.hf import only
 from t5x_like.interop.mapping import Mapping, places
-from t5x_like.nn.architectures import Tokens, Variant
-from t5x_like.nn.design import Design
+from t5x_like.nn.design import Design, Tokens, Variant
 from t5x_like.nn.dims import Dims
 
 ACTIVATIONS = {

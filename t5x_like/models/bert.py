@@ -5,9 +5,9 @@ the stack. The smaller sizes are those of Turc et al. 2019 (https://arxiv.org/ab
 heads, masked tokens (against the token table) and next sentence; fine-tuning asks for another by `head`.
 """
 
-from t5x_like.nn.architectures import Encoder, Tokens, Variant
-from t5x_like.nn.design import Design
+from t5x_like.nn.design import Design, Tokens, Variant
 from t5x_like.nn.dims import Dims
+from t5x_like.nn.encoder import Encoder
 
 DESIGN = Design(
   norm="layernorm",

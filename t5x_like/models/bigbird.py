@@ -9,8 +9,9 @@ The published models continue RoBERTa's weights with tanh-approximated GELU, the
 from dataclasses import replace
 
 from t5x_like.models import bert
-from t5x_like.nn.architectures import Encoder, Tokens, Variant
+from t5x_like.nn.design import Tokens, Variant
 from t5x_like.nn.dims import Dims
+from t5x_like.nn.encoder import Encoder
 
 DESIGN = replace(
   bert.DESIGN,

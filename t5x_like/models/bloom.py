@@ -7,8 +7,8 @@ tokens and 200 rows to spare. Padding is id 0, as everywhere in `data/`; the pub
 
 from dataclasses import replace
 
-from t5x_like.nn.architectures import Decoder, Variant
-from t5x_like.nn.design import Design
+from t5x_like.nn.decoder import Decoder
+from t5x_like.nn.design import Design, Variant
 from t5x_like.nn.dims import Dims
 
 DESIGN = Design(

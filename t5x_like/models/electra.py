@@ -7,13 +7,16 @@ sharing"); each network projects it to its own width. Small models have a token 
 
 import copy
 from dataclasses import replace
+from typing import Literal
 
 import jax
 from flax import nnx
 
 from t5x_like.models import bert
-from t5x_like.nn.architectures import MASKED, Batch, Dtype, Encoder, Layers, Remat, Variant
+from t5x_like.nn.architecture import Batch
+from t5x_like.nn.design import Variant
 from t5x_like.nn.dims import Dims, subkey
+from t5x_like.nn.encoder import MASKED, Encoder
 
 
 def _discriminator(embed, mlp, heads, layers, table=None) -> Variant:
@@ -62,6 +65,7 @@ class Model(Encoder):
   Args:
     generator_size: width of the generator as a fraction of the discriminator's; None is that of the paper for its
       sizes, and a half for others (sizes between a quarter and a half worked best there).
+    head: no other; `Discriminator` takes those of fine-tuning.
   """
 
   VARIANTS = VARIANTS
@@ -71,17 +75,12 @@ class Model(Encoder):
     rngs: nnx.Rngs,
     *,
     variant: str | Variant,
-    vocab_size: int | None = None,
     generator_size: float | None = None,
-    dropout: float = 0.0,
-    dtype: Dtype = "float32",
-    remat: Remat = "none",
-    layers: Layers = "scan",
-    design: dict = {},  # noqa: B006 (never written to)
+    head: Literal["discriminator"] = "discriminator",
+    **options,
   ):
     size = generator_size or (GENERATOR_SIZES.get(variant) if isinstance(variant, str) else None) or 0.5
-    options = dict(dropout=dropout, dtype=dtype, remat=remat, layers=layers)
-    super().__init__(rngs, variant=variant, vocab_size=vocab_size, design=design, head="discriminator", **options)
+    super().__init__(rngs, variant=variant, head=head, **options)
     self.generator = Generator(rngs, variant=generator(self.variant, size), **options)
     del self.generator.embed
     self.generator.inputs = self.generator.inputs.project

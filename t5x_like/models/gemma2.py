@@ -8,8 +8,8 @@ of the output within 30. Token vectors are multiplied by sqrt(D) and shared with
 
 from dataclasses import replace
 
-from t5x_like.nn.architectures import Decoder, Tokens, Variant
-from t5x_like.nn.design import Design
+from t5x_like.nn.decoder import Decoder
+from t5x_like.nn.design import Design, Tokens, Variant
 from t5x_like.nn.dims import Dims
 
 DESIGN = Design(

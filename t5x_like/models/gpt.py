@@ -11,8 +11,8 @@ Padding is id 0, as everywhere in `data/`; the published vocabularies have none.
 
 from dataclasses import replace
 
-from t5x_like.nn.architectures import Decoder, Variant
-from t5x_like.nn.design import Design
+from t5x_like.nn.decoder import Decoder
+from t5x_like.nn.design import Design, Variant
 from t5x_like.nn.dims import Dims
 
 GPT1 = Design(

@@ -7,7 +7,8 @@ The projections E and F are shared by the heads of a layer ("headwise", section 
 from dataclasses import replace
 
 from t5x_like.models import roberta
-from t5x_like.nn.architectures import Encoder, Variant
+from t5x_like.nn.design import Variant
+from t5x_like.nn.encoder import Encoder
 
 
 def _linformer(k, like="roberta-base") -> Variant:

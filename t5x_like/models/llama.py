@@ -8,8 +8,8 @@ sees a window of 4,096 tokens in every layer; v0.2 drops the window and has a lo
 
 from dataclasses import replace
 
-from t5x_like.nn.architectures import Decoder, Tokens, Variant
-from t5x_like.nn.design import Design
+from t5x_like.nn.decoder import Decoder
+from t5x_like.nn.design import Design, Tokens, Variant
 from t5x_like.nn.dims import Dims
 
 LLAMA2 = Design(

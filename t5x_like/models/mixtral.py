@@ -4,9 +4,10 @@ Otherwise it is Mistral without its window: pre-norm with RMSNorm, SwiGLU, rotar
 key/value heads, no biases, an output matrix of its own. The weight of its balance loss is that of transformers' config.
 """
 
-from t5x_like.nn.architectures import Decoder, Tokens, Variant
-from t5x_like.nn.design import Design
+from t5x_like.nn.decoder import Decoder
+from t5x_like.nn.design import Design, Tokens, Variant
 from t5x_like.nn.dims import Dims
+from t5x_like.nn.moe import Options
 
 DESIGN = Design(
   norm="rmsnorm",
@@ -14,7 +15,7 @@ DESIGN = Design(
   norm_position="pre",
   activation="swiglu",
   position={"name": "rope", "theta": 1e6},
-  experts={"experts": 8, "top_k": 2, "normalise": True, "balance_loss": 0.001, "z_loss": 0.0},
+  experts=Options(experts=8, top_k=2, normalise=True, balance_loss=0.001, z_loss=0.0),
   init_stddev=0.02,
   tied=False,
 )

@@ -11,9 +11,9 @@ from itertools import cycle, islice
 
 from flax import nnx
 
-from t5x_like.nn.architectures import Dtype, Encoder, Layers, Remat, Tokens, Variant
-from t5x_like.nn.design import Design
+from t5x_like.nn.design import Design, Tokens, Variant
 from t5x_like.nn.dims import Dims
+from t5x_like.nn.encoder import Encoder
 from t5x_like.nn.norm import Identity
 
 GLOBAL, LOCAL = {"name": "rope", "theta": 160_000.0}, {"name": "rope", "theta": 10_000.0}
@@ -52,23 +52,10 @@ class Model(Encoder):
 
   VARIANTS = VARIANTS
 
-  def __init__(
-    self,
-    rngs: nnx.Rngs,
-    *,
-    variant: str | Variant,
-    vocab_size: int | None = None,
-    head: str | dict | None = None,
-    dropout: float = 0.0,
-    dtype: Dtype = "float32",
-    remat: Remat = "none",
-    layers: Layers = "scan",
-    design: dict = {},  # noqa: B006 (never written to)
-  ):
-    variant = VARIANTS[variant] if isinstance(variant, str) else variant
-    variant = replace(variant, design=every_layer(variant.design.changed(design), variant.dims.layers))
-    options = dict(head=head, dropout=dropout, dtype=dtype, remat=remat, layers=layers)
-    super().__init__(rngs, variant=variant, vocab_size=vocab_size, **options)
+  def build(self, rngs: nnx.Rngs, **options) -> None:
+    variant = self.variant
+    self.variant = replace(variant, design=every_layer(variant.design, variant.dims.layers))
+    super().build(rngs, **options)
     first = self.encoder.blocks.names[0]
     getattr(self.encoder.blocks, first).in_norm = Identity()
 

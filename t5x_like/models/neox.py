@@ -9,8 +9,8 @@ whose tables are padded differently.
 
 from dataclasses import replace
 
-from t5x_like.nn.architectures import Decoder, Variant
-from t5x_like.nn.design import Design
+from t5x_like.nn.decoder import Decoder
+from t5x_like.nn.design import Design, Variant
 from t5x_like.nn.dims import Dims
 
 DESIGN = Design(

@@ -6,8 +6,8 @@ its input is scaled by 1/sqrt(D); the table starts from N(0, 1), kernels from 1/
 vocabulary has 256,000 tokens: with it, the counts are those of table 1.
 """
 
-from t5x_like.nn.architectures import Decoder, Variant
-from t5x_like.nn.design import Design
+from t5x_like.nn.decoder import Decoder
+from t5x_like.nn.design import Design, Variant
 from t5x_like.nn.dims import Dims
 
 DESIGN = Design(

@@ -12,14 +12,16 @@ paper trains with `dispatch="capacity"`, as the recipe in `configs/switch` does.
 from dataclasses import replace
 
 from t5x_like.models.t5 import V1_0
-from t5x_like.nn.architectures import EncoderDecoder, Variant
+from t5x_like.nn.design import Variant
 from t5x_like.nn.dims import Dims
+from t5x_like.nn.encoder_decoder import EncoderDecoder
+from t5x_like.nn.moe import Options
 
-ROUTING = {"top_k": 1, "normalise": False, "jitter": 0.01, "balance_loss": 0.01, "z_loss": 0.0}
+ROUTING = Options(top_k=1, normalise=False, jitter=0.01, balance_loss=0.01, z_loss=0.0)
 
 
 def _switch(embed, mlp, heads, layers, experts, **changes) -> Variant:
-  design = replace(V1_0, experts={"experts": experts, **ROUTING}, **{"experts_every": 2, **changes})
+  design = replace(V1_0, experts=replace(ROUTING, experts=experts), **{"experts_every": 2, **changes})
   return Variant(Dims(embed, heads, heads, 64, mlp, layers), design, vocab_size=32128)
 
 

@@ -9,9 +9,9 @@ its own position table.
 
 from dataclasses import replace
 
-from t5x_like.nn.architectures import EncoderDecoder, Variant
-from t5x_like.nn.design import Design
+from t5x_like.nn.design import Design, Variant
 from t5x_like.nn.dims import Dims
+from t5x_like.nn.encoder_decoder import EncoderDecoder
 
 V1_0 = Design(
   norm="rmsnorm",

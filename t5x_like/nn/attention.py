@@ -15,7 +15,7 @@ from t5x_like.nn.layer import CacheStart, Context, Layer
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.mask import Mask
 from t5x_like.nn.norm import Identity
-from t5x_like.nn.position import Position
+from t5x_like.nn.positions import Position
 from t5x_like.parallel.constrain import constrain
 
 

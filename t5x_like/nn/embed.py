@@ -10,7 +10,7 @@ from t5x_like.nn import params
 from t5x_like.nn.dims import dropout
 from t5x_like.nn.linear import matmul
 from t5x_like.nn.norm import Identity
-from t5x_like.nn.position import Position
+from t5x_like.nn.positions import Position
 from t5x_like.parallel.constrain import constrain
 
 

@@ -1,8 +1,10 @@
 """The position-wise feed-forward layer."""
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.nn import params
@@ -10,6 +12,19 @@ from t5x_like.nn.dims import dropout, subkey
 from t5x_like.nn.layer import Layer
 from t5x_like.nn.linear import Linear
 from t5x_like.parallel.constrain import constrain
+
+_gelu, _gelu_tanh = partial(jax.nn.gelu, approximate=False), partial(jax.nn.gelu, approximate=True)
+ACTIVATIONS = {  # (function, gated)
+  "relu": (jax.nn.relu, False),
+  "gelu": (_gelu, False),
+  "gelu_tanh": (_gelu_tanh, False),
+  "silu": (jax.nn.silu, False),
+  "tanh": (jnp.tanh, False),
+  "reglu": (jax.nn.relu, True),
+  "geglu": (_gelu, True),
+  "geglu_tanh": (_gelu_tanh, True),
+  "swiglu": (jax.nn.silu, True),
+}
 
 
 class Mlp(Layer):

@@ -20,22 +20,23 @@ being split over experts and back, which is an all-to-all each way.
 
 import dataclasses
 import math
-import typing
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t5x_like.errors import UserError, did_you_mean
+from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.dims import dropout, subkey
 from t5x_like.nn.layer import Context, Layer
 from t5x_like.nn.router import Router, Routing, balance_loss, z_loss
 from t5x_like.parallel.constrain import constrain
-from t5x_like.slots import fits, words
+from t5x_like.slots import Condition, Positive
+
+NotNegative = Annotated[float, Condition("a number, at least 0", lambda x: x >= 0)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,52 +54,23 @@ class Options:
     jitter: in training, the router's input is multiplied by uniform numbers this close to 1 (Switch: 0.01).
   """
 
-  experts: int = 8
-  top_k: int = 2
+  experts: Positive = 8
+  top_k: Positive = 2
   normalise: bool | None = None
   router: Literal["softmax", "noisy_top_k"] = "softmax"
   dispatch: Literal["dropless", "capacity"] = "dropless"
-  capacity_factor: float = 1.25
-  balance_loss: float = 0.01
-  z_loss: float = 0.001
-  jitter: float = 0.0
+  capacity_factor: Annotated[float, Condition("a number above 0", lambda x: x > 0)] = 1.25
+  balance_loss: NotNegative = 0.01
+  z_loss: NotNegative = 0.001
+  jitter: Annotated[float, Condition("at least 0 and less than 1", lambda x: 0 <= x < 1)] = 0.0
 
-  @classmethod
-  def checked(cls, values: dict) -> "Options":
-    """Options from a recipe or a family.
-
-    Raises:
-      UserError: naming the key, what was found and what was expected.
-    """
-    kinds = typing.get_type_hints(cls)
-    for key, value in values.items():
-      if key not in kinds:
-        raise UserError(f"design.experts.{key}: unknown key{did_you_mean(key, kinds)}; experts take {', '.join(kinds)}")
-      if not fits(value, kinds[key]):
-        raise UserError(f"design.experts.{key}: found {value!r}, expected {words(kinds[key])}")
-    options = cls(**values)
-    bounds = {
-      "experts": (options.experts >= 1, "at least 1"),
-      "top_k": (1 <= options.top_k <= options.experts, f"1 to {options.experts}, the number of experts"),
-      "normalise": (options.top_k > 1 or not options.normalise, "False with top_k=1: a gate of 1 has no gradient"),
-      "capacity_factor": (options.capacity_factor > 0, "more than 0"),
-      "balance_loss": (options.balance_loss >= 0, "at least 0"),
-      "z_loss": (options.z_loss >= 0, "at least 0"),
-      "jitter": (0 <= options.jitter < 1, "at least 0 and less than 1"),
-    }
-    for key, (good, expected) in bounds.items():
-      if not good:
-        raise UserError(f"design.experts.{key}: found {getattr(options, key)!r}, expected {expected}")
-    return options
-
-
-def make(embed: int, mlp: int, rngs: nnx.Rngs, options: dict, **arguments) -> "Moe":
-  """A mixture of experts in place of an `Mlp`; `arguments` are those of `Moe`, `options` the fields of `Options`.
-
-  Raises:
-    UserError: an option does not exist, or has a value it cannot have.
-  """
-  return Moe(embed, mlp, rngs, Options.checked(options), **arguments)
+  def __post_init__(self):
+    if self.top_k > self.experts:
+      expected = f"1 to {self.experts}, the number of experts"
+      raise UserError(f"config.model.design.experts.top_k: found {self.top_k}, expected {expected}")
+    if self.top_k == 1 and self.normalise:
+      expected = "False with top_k=1: a gate of 1 has no gradient"
+      raise UserError(f"config.model.design.experts.normalise: found True, expected {expected}")
 
 
 class Moe(Layer):

@@ -1,5 +1,7 @@
 """Normalisation layers. Statistics are always computed in float32."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -45,3 +47,11 @@ class Identity(nnx.Module):
 
   def __call__(self, x_BTD: jax.Array) -> jax.Array:
     return x_BTD
+
+
+NORMS = {
+  "layernorm": LayerNorm,
+  "layernorm_no_bias": partial(LayerNorm, bias=False),
+  "rmsnorm": RMSNorm,
+  "rmsnorm_plus_one": partial(RMSNorm, plus_one=True),
+}

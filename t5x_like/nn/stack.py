@@ -14,7 +14,7 @@ from t5x_like.nn.dims import dropout, subkey
 from t5x_like.nn.layer import CacheStart, Context
 from t5x_like.nn.mask import Mask
 from t5x_like.nn.norm import Identity
-from t5x_like.nn.position import Position
+from t5x_like.nn.positions import Position
 
 REMAT = {
   "none": None,

@@ -185,7 +185,7 @@ def _resolve_design(model: ConfigDict, variants: dict) -> None:
   """Refuses changes to the family's design that it does not take, and fills in the published vocabulary."""
   if "design" in model:
     changes = model.design.to_dict()
-    variants[model.variant].design.changed(changes)
+    slots.change("config.model.design", variants[model.variant].design, changes)
     with model.ignore_type():
       model.design = ConfigDict(json.loads(json.dumps(changes)))  # as a saved config has it: lists, no tuples
   if "vocab_size" in model and model.vocab_size is None:

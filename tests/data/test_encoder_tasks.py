@@ -1,6 +1,7 @@
 """Tasks and objectives to fine-tune encoders: features read back, losses against scipy, bad input."""
 
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from scipy import special
 from t5x_like.data import loader, task, vocabularies
 from t5x_like.errors import UserError
 from t5x_like.models import bert
-from t5x_like.nn.architectures import Variant
+from t5x_like.nn.design import Variant
 from t5x_like.nn.dims import Dims
 from t5x_like.objectives import classification, span_qa, tagging
 
@@ -35,7 +36,7 @@ def rows_of(built, batch_size=2):
 
 def model(head):
   size = Variant(
-    Dims(16, 4, 4, 4, 32, 2), bert.DESIGN.changed({"position": {"name": "learned", "length": 128}}), BYTES.size, types=2
+    Dims(16, 4, 4, 4, 32, 2), replace(bert.DESIGN, position={"name": "learned", "length": 128}), BYTES.size, types=2
   )
   return tiny.noised(
     jax.jit(lambda key: bert.Model(nnx.Rngs(params=key), variant=size, head=head, layers="loop"))(jax.random.key(0))

@@ -17,9 +17,12 @@ from flax import nnx
 
 import t5x_like.models
 from t5x_like.nn import params
-from t5x_like.nn.architectures import Architecture, Decoder, Encoder, EncoderDecoder, Variant
-from t5x_like.nn.design import Design
+from t5x_like.nn.architecture import Architecture
+from t5x_like.nn.decoder import Decoder
+from t5x_like.nn.design import Design, Variant
 from t5x_like.nn.dims import Dims
+from t5x_like.nn.encoder import Encoder
+from t5x_like.nn.encoder_decoder import EncoderDecoder
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 
@@ -92,7 +95,7 @@ def shrunk(variant: Variant, **changes) -> Variant:
   period = math.lcm(len(design.windows), design.experts_every if design.experts else 1, len(positions))
   layers = 2 if period == 1 else period
   core = design.core if isinstance(design.core, dict) else {"name": design.core}
-  experts = design.experts and {**design.experts, "experts": 4, "capacity_factor": 4.0}  # nothing is dropped
+  experts = design.experts and dataclasses.replace(design.experts, experts=4, capacity_factor=4.0)  # nothing is dropped
   position = [{**p, "length": 16} if isinstance(p, dict) and "length" in p else p for p in positions]
   design = dataclasses.replace(
     design,

@@ -4,12 +4,18 @@ A dozen designs cover the cells: each choice is in at least one of them, in comp
 """
 
 import dataclasses
+import inspect
 
 import families
 import pytest
 from test_families import CHECKS, FORMS, same
 
-from t5x_like.nn.design import ACTIVATIONS, NORMS, POSITIONS, Design
+from t5x_like import slots
+from t5x_like.nn import positions
+from t5x_like.nn.design import Design
+from t5x_like.nn.mlp import ACTIVATIONS
+from t5x_like.nn.moe import Options
+from t5x_like.nn.norm import NORMS
 
 LLAMA3 = {"factor": 4.0, "low": 1.0, "high": 2.0, "original_length": 4}
 
@@ -80,7 +86,7 @@ DESIGNS = {  # design, and the heads that share keys and values
     4,
   ),
   "alibi_mpt_turns_of_experts": (
-    Design(position={"name": "alibi", "mpt": True}, experts={"top_k": 2}, experts_every=2, activation="swiglu"),
+    Design(position={"name": "alibi", "mpt": True}, experts=Options(top_k=2), experts_every=2, activation="swiglu"),
     2,
   ),
   "shaw_post": (Design(norm_position="post", position={"name": "shaw", "clip": 3}, activation="relu"), 2),
@@ -127,10 +133,12 @@ def test_every_choice_is_in_some_design():
   assert {d.norm for d in designs} == set(NORMS) and {d.activation for d in designs} == set(ACTIVATIONS)
   assert {d.norm_position for d in designs} == {"pre", "post", "sandwich", "deepnorm"}
   specs = [p for d in designs for p in (d.position if isinstance(d.position, tuple) else (d.position,))]
-  assert {p if isinstance(p, str) else p["name"] for p in specs} == set(POSITIONS)
-  for name, arguments in POSITIONS.items():
+  assert {p if isinstance(p, str) else p["name"] for p in specs} == set(slots.names(positions))
+  for name in slots.names(positions):
     used = {key for p in specs if isinstance(p, dict) and p["name"] == name for key in p}
-    assert set(arguments) <= used | {"interleaved"}, (name, set(arguments) - used)
+    make = slots.find("position", name, positions, "make")
+    keys = {key for key, p in inspect.signature(make).parameters.items() if p.kind is p.KEYWORD_ONLY}
+    assert keys <= used | {"interleaved"}, (name, keys - used)
 
 
 @cases()

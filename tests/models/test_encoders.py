@@ -64,9 +64,10 @@ def test_heads(head, shapes, drops):
 @pytest.mark.parametrize(
   "head, message",
   [
-    ("mlmm", "did you mean 'mlm'"),
-    ({"name": "tokens", "choices": 3}, "head 'tokens': found choices"),
-    ({"name": "classification", "activation": "tan"}, "head.activation: found 'tan'"),
+    ("mlmm", "config.model.head: found 'mlmm'.*did you mean 'mlm'"),
+    ({"name": "tokens", "choices": 3}, "config.model.head.choices: unknown key; it takes labels"),
+    ({"name": "tokens", "labels": 0}, "config.model.head.labels: found 0 .*, expected a whole number above 0"),
+    ({"name": "classification", "activation": "tan"}, "config.model.head.activation: found 'tan'"),
   ],
 )
 def test_a_head_that_is_not_there_is_refused(head, message):

@@ -1,5 +1,6 @@
 """Switch Transformers and Mixtral: published sizes, and what experts mean for training and decoding."""
 
+import dataclasses
 import functools
 
 import jax
@@ -11,7 +12,7 @@ from flax import nnx
 
 from t5x_like.models import mixtral, switch
 from t5x_like.nn import params
-from t5x_like.nn.architectures import Variant
+from t5x_like.nn.design import Variant
 from t5x_like.nn.dims import Dims
 from t5x_like.objectives.encoder_decoder import Objective
 from t5x_like.parallel.mesh import make_mesh
@@ -69,7 +70,7 @@ def test_experts_are_where_the_checkpoints_have_them():
 
 SWITCH = Variant(Dims(16, 4, 4, 4, 32, 2), switch.VARIANTS["switch-base-8"].design, tiny.VOCAB)
 MIXTRAL = Variant(Dims(16, 4, 2, 4, 32, 2), mixtral.DESIGN, tiny.VOCAB, mixtral.TOKENS)
-EXPERTS = {"experts": 4, **switch.ROUTING}
+EXPERTS = {**dataclasses.asdict(switch.ROUTING), "experts": 4}
 
 
 @functools.cache
@@ -79,7 +80,7 @@ def tiny_switch(**arguments):
 
 
 def mixtral_with(**experts):
-  changes = {"experts": {**mixtral.DESIGN.experts, "experts": 4, **experts}, "init_stddev": 0.3}
+  changes = {"experts": {**dataclasses.asdict(mixtral.DESIGN.experts), "experts": 4, **experts}, "init_stddev": 0.3}
   return jax.jit(tiny.maker(MIXTRAL, family=mixtral, design=changes))(jax.random.key(2))
 
 

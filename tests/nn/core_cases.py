@@ -1,14 +1,30 @@
 """What the tests of the attention cores share: random inputs, kinds of masks, comparisons with the dense core."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from t5x_like import slots
+from t5x_like.nn import cores
 from t5x_like.nn.cores.dense import Dense
+from t5x_like.nn.dims import Dims
 from t5x_like.nn.mask import Mask, positions
-from t5x_like.nn.position import Alibi
-from t5x_like.nn.relative_position import RelativeBias
+from t5x_like.nn.positions.alibi import Alibi
+from t5x_like.nn.positions.relative_bias import RelativeBias
+
+DIMS = Dims(embed=32, heads=4, kv_heads=2, head_dim=8, mlp=64, layers=1)
+
+
+def make(spec, dims=DIMS, causal=False):
+  """A core as a recipe has it."""
+  return slots.make("core", spec, cores, "make", rngs=rngs(), dims=dims, causal=causal)
+
+
+def heads(n):
+  return dataclasses.replace(DIMS, heads=n)
 
 
 def normal(*shape, seed=0, scale=1.0):
@@ -63,10 +79,10 @@ BIASES = ("none", "table", "array", "alibi_layer")
 def bias(kind: str, T=37, N=4):
   """(the stack's bias, the layer's position)"""
   if kind == "table":
-    return RelativeBias(N, rngs(5), bidirectional=True, buckets=8, max_distance=20), None
+    return RelativeBias(rngs(5), heads(N), buckets=8, max_distance=20), None
   if kind == "array":
     return jnp.asarray(normal(1, N, T, T, seed=9)), None
-  return None, (Alibi(N) if kind == "alibi_layer" else None)
+  return None, (Alibi(heads(N)) if kind == "alibi_layer" else None)
 
 
 def seen(mask: Mask, B=2) -> jax.Array:

@@ -9,8 +9,10 @@ from flax import nnx
 
 from t5x_like.models import t5
 from t5x_like.nn import params
-from t5x_like.nn.architectures import Decoder, EncoderDecoder, Tokens, Variant
+from t5x_like.nn.decoder import Decoder
+from t5x_like.nn.design import Tokens, Variant
 from t5x_like.nn.dims import Dims
+from t5x_like.nn.encoder_decoder import EncoderDecoder
 from t5x_like.nn.generate import sample
 
 V, S, P, L, EOS = 12, 6, 5, 7, 1

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from t5x_like import slots
 from t5x_like.errors import UserError
-from t5x_like.nn import moe, params
+from t5x_like.nn import params
+from t5x_like.nn.design import Design
 from t5x_like.nn.layer import Context
 from t5x_like.nn.mask import Mask, positions
+from t5x_like.nn.moe import Moe, Options
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.training import flops
@@ -29,11 +32,11 @@ ENOUGH = {"dispatch": "capacity", "capacity_factor": float(E)}
 
 
 def layer(gated=True, dropout_rate=0.0, **options):
-  made = moe.make(
+  made = Moe(
     D,
     F,
     nnx.Rngs(params=jax.random.key(5)),
-    {"experts": E, **options},
+    Options(experts=E, **options),
     activation=jax.nn.silu,
     gated=gated,
     init=params.normal(0.5),
@@ -306,15 +309,17 @@ def test_flops_are_those_of_the_chosen_experts(kind):
 @pytest.mark.parametrize(
   "options, message",
   [
-    ({"expert": 8}, "design.experts.expert: unknown key .did you mean 'experts'"),
-    ({"top_k": "two"}, "design.experts.top_k: found 'two'"),
-    ({"top_k": 9}, "design.experts.top_k: found 9, expected 1 to 8"),
-    ({"router": "hash"}, "design.experts.router: found 'hash'"),
-    ({"top_k": 1, "normalise": True}, "design.experts.normalise: found True, expected False"),
-    ({"capacity_factor": 0.0}, "design.experts.capacity_factor: found 0.0, expected more than 0"),
+    ({"expert": 8}, "config.model.design.experts.expert: unknown key .did you mean 'experts'"),
+    ({"top_k": "two"}, "config.model.design.experts.top_k: found 'two'"),
+    ({"experts": 0}, "config.model.design.experts.experts: found 0 .*expected a whole number above 0"),
+    ({"jitter": 1.0}, "config.model.design.experts.jitter: found 1.0 .*expected at least 0 and less than 1"),
+    ({"top_k": 9}, "config.model.design.experts.top_k: found 9, expected 1 to 8"),
+    ({"router": "hash"}, "config.model.design.experts.router: found 'hash'"),
+    ({"top_k": 1, "normalise": True}, "config.model.design.experts.normalise: found True, expected False"),
+    ({"capacity_factor": 0.0}, "config.model.design.experts.capacity_factor: found 0.0 .*expected a number above 0"),
   ],
 )
 def test_wrong_options_are_refused(options, message):
   with pytest.raises(UserError, match=message) as error:
-    moe.make(D, F, nnx.Rngs(0), options, activation=jax.nn.relu, gated=False)
+    slots.change("config.model.design", Design(), {"experts": options})
   assert "\n" not in str(error.value)

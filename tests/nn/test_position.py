@@ -9,8 +9,9 @@ import pytest
 from flax import nnx
 
 from t5x_like.nn import params
-from t5x_like.nn.position import Position
-from t5x_like.nn.relative_position import RelativeBias, relative_buckets
+from t5x_like.nn.dims import Dims
+from t5x_like.nn.positions import Position
+from t5x_like.nn.positions.relative_bias import RelativeBias, relative_buckets
 
 # First distance of each logarithmic bucket at 32 buckets and distance 128, as T5's own code gives them.
 BIDIRECTIONAL = {8: 8, 12: 9, 16: 10, 23: 11, 32: 12, 46: 13, 64: 14, 91: 15}
@@ -86,7 +87,7 @@ def test_the_future():
 
 
 def test_bias_reads_the_table_at_explicit_positions():
-  position = RelativeBias(3, rngs(), bidirectional=True)
+  position = RelativeBias(rngs(), heads(3))
   q, k = np.array([[5, 0, 90], [7, 7, 7]], np.int32), np.array([[0, 5, 6, 300], [1, 2, 3, 4]], np.int32)
   bias = np.asarray(position.bias(q, k))
   table = np.asarray(position.table[...])
@@ -98,7 +99,7 @@ def test_bias_reads_the_table_at_explicit_positions():
 
 
 def test_bias_trains_the_table():
-  position = RelativeBias(2, rngs(), bidirectional=False)
+  position = RelativeBias(rngs(), heads(2), causal=True)
   at = np.arange(6, dtype=np.int32)[None]
 
   def total(arrays):
@@ -116,3 +117,7 @@ def test_no_position_is_the_identity():
 
 def rngs():
   return nnx.Rngs(params=jax.random.key(1))
+
+
+def heads(n):
+  return Dims(8 * n, n, n, 8, 32, 1)

@@ -10,20 +10,16 @@ from flax import nnx
 
 from t5x_like.nn import params
 from t5x_like.nn.block import Residual
+from t5x_like.nn.build import StackBuilder, deepnorm_weights
 from t5x_like.nn.cores.dense import Dense
-from t5x_like.nn.design import Design, deepnorm_weights
+from t5x_like.nn.design import Design
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.mask import Mask
-from t5x_like.nn.position import (
-  Alibi,
-  LearnedPosition,
-  LinearScaling,
-  Llama3Scaling,
-  Rope,
-  SinusoidalPosition,
-  alibi_slopes,
-)
-from t5x_like.nn.relative_position import ShawPosition
+from t5x_like.nn.positions.alibi import Alibi, alibi_slopes
+from t5x_like.nn.positions.learned import LearnedPosition
+from t5x_like.nn.positions.rope import LinearScaling, Llama3Scaling, Rope
+from t5x_like.nn.positions.shaw import ShawPosition
+from t5x_like.nn.positions.sinusoidal import SinusoidalPosition
 
 POS = np.array([[0, 1, 2, 7, 31], [5, 0, 3, 3, 400]], np.int32)  # any order: positions are explicit
 
@@ -53,7 +49,7 @@ def test_sinusoidal(interleaved):
 
 @pytest.mark.parametrize("offset", [0, 2])
 def test_learned(offset):
-  scheme, pos = LearnedPosition(40, 8, rngs(), init=params.normal(1.0), offset=offset), np.minimum(POS, 39)
+  scheme, pos = LearnedPosition(rngs(), 8, params.normal(1.0), length=40, offset=offset), np.minimum(POS, 39)
   table, x = np.asarray(scheme.table[...]), normal(2, 5, 8)
   assert table.shape == (40 + offset, 8)
   got = scheme.embed(jnp.asarray(x), pos)
@@ -73,9 +69,9 @@ def llama3(frequency):
 
 
 SCALINGS = {
-  "none": (None, lambda f: f),
-  "linear": (LinearScaling(3.0), lambda f: f / 3.0),
-  "llama3": (Llama3Scaling(8.0, 1.0, 4.0, 64), llama3),
+  "none": ({}, lambda f: f),
+  "linear": ({"linear": LinearScaling(3.0)}, lambda f: f / 3.0),
+  "llama3": ({"llama3": Llama3Scaling(8.0, 1.0, 4.0, 64)}, llama3),
 }
 
 
@@ -93,7 +89,7 @@ def test_rope(interleaved, fraction, scaling):
       x1, x2 = x[b, t, :, one].astype(np.float64), x[b, t, :, two].astype(np.float64)
       expected[b, t, :, one] = x1 * math.cos(angle) - x2 * math.sin(angle)
       expected[b, t, :, two] = x1 * math.sin(angle) + x2 * math.cos(angle)
-  rope = Rope(theta=100.0, fraction=fraction, interleaved=interleaved, scaling=ours)
+  rope = Rope(theta=100.0, fraction=fraction, interleaved=interleaved, **ours)
   np.testing.assert_allclose(rope.rotate(jnp.asarray(x), POS), expected, atol=2e-4)
 
 
@@ -106,7 +102,7 @@ def test_llama3_scaling_has_all_its_regions():
 @pytest.mark.parametrize("heads", [1, 4, 8])
 def test_alibi(heads):
   """Press et al. 2022, section 3: a penalty of m times the distance, m = 2^(-8/n), 2^(-16/n), …"""
-  bias = np.asarray(Alibi(heads).bias(POS, POS[:, ::-1]))
+  bias = np.asarray(Alibi(Dims(64, heads, heads, 16, 128, 1)).bias(POS, POS[:, ::-1]))
   assert bias.shape == (2, heads, 5, 5) and bias.dtype == np.float32
   for b, n, t, s in np.ndindex(*bias.shape):
     slope = (2 ** (-8 / heads)) ** (n + 1)
@@ -126,7 +122,7 @@ def test_alibi_slopes_of_other_head_counts():
 def test_shaw(values, kv_heads):
   """Shaw et al. 2018, equations 3 to 5: e_ij = q_i (k_j + aK_ij) / sqrt(H), z_i = sum_j alpha_ij (v_j + aV_ij)."""
   B, T, N, H, clip = 2, 5, 4, 6, 3
-  scheme = ShawPosition(H, rngs(), clip=clip, values=values)
+  scheme = ShawPosition(rngs(), Dims(N * H, N, N, H, 8, 1), clip=clip, values=values)
   a_key = np.asarray(scheme.keys[...], np.float64)
   a_value = np.asarray(scheme.value_table[...], np.float64) if values else np.zeros_like(a_key)
   q, k, v = normal(B, T, N, H), normal(B, T, kv_heads, H, seed=1), normal(B, T, kv_heads, H, seed=2)
@@ -160,7 +156,7 @@ def test_deepnorm_blocks(causal):
   """`LayerNorm(alpha x + G(x))`; the gain `beta` on value, output and feed-forward kernels, not on query and key."""
   design, dims = Design(norm="layernorm", norm_position="deepnorm"), Dims(64, 4, 4, 16, 128, 6)
   alpha, beta = deepnorm_weights(*((0, 6) if causal else (6, 0)))["decoder" if causal else "encoder"]
-  stack = design.make_stack(dims, rngs(), causal=causal, deepnorm=(alpha, beta))
+  stack = StackBuilder(design, dims, causal=causal, deepnorm=(alpha, beta)).stack(rngs())
   attention, mlp = stack.blocks.self_attention, stack.blocks.mlp
   assert isinstance(attention, Residual) and attention.alpha == mlp.alpha == alpha
   for linear, gain in (

@@ -6,13 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5x_like.nn import cores, params
+from t5x_like.nn import params
 from t5x_like.nn.cores.bigbird import BigBird, random_plan
 from t5x_like.nn.cores.linformer import Linformer
 from t5x_like.nn.cores.memory_compressed import MemoryCompressed
+from t5x_like.nn.dims import Dims
 from t5x_like.nn.mask import Mask, positions
-
-SIZES = dict(heads=4, kv_heads=2, head_dim=8)
 
 
 def attention(q, k, v, counts, scale):
@@ -98,7 +97,7 @@ def test_bigbird_gradient_stays_within_its_blocks():
 @pytest.mark.parametrize("S", [13, 20])
 def test_linformer(share, S):
   spec = {"name": "linformer", "k": 5, "length": 20, "share": share}
-  core = moved(cores.make(spec, cases.rngs(), **SIZES, causal=False))
+  core = moved(cases.make(spec))
   assert params.count(core) == {"none": 2 * 2, "headwise": 2, "kv": 1}[share] * 5 * 20
   q, k, v = cases.qkv(T=S)
   valid = np.arange(S)[None] < np.array([[S], [S - 6]])
@@ -121,12 +120,7 @@ def test_linformer(share, S):
 @pytest.mark.parametrize("share", ["none", "kv"])
 @pytest.mark.parametrize("length", [5, 15])
 def test_linformer_that_starts_by_pooling(share, length):
-  core = cores.make(
-    {"name": "linformer", "k": 5, "length": length, "share": share, "start": "pooling"},
-    cases.rngs(),
-    **SIZES,
-    causal=False,
-  )
+  core = cases.make({"name": "linformer", "k": 5, "length": length, "share": share, "start": "pooling"})
   q, k, v = (np.asarray(x) for x in cases.qkv(T=length))
   out = core(q, k, v, Mask(positions(length), positions(length)), scale=0.4)
   for row in range(2):
@@ -142,7 +136,7 @@ def test_linformer_that_starts_by_pooling(share, length):
 @pytest.mark.parametrize("S, stride", [(12, 3), (14, 3), (9, 2)])
 def test_memory_compressed(causal, S, stride):
   spec = {"name": "memory_compressed", "stride": stride}
-  core = moved(cores.make(spec, cases.rngs(), **SIZES, causal=causal))
+  core = moved(cases.make(spec, causal=causal))
   q, k, v = cases.qkv(T=S)
   valid = np.arange(S)[None] < np.array([[S], [S - 4]])
   mask = Mask(positions(S), positions(S), k_valid=jnp.asarray(valid), causal=causal)
@@ -174,7 +168,7 @@ def test_memory_compressed(causal, S, stride):
 
 
 def test_memory_compressed_is_causal():
-  core = moved(MemoryCompressed(2, 8, cases.rngs(), causal=True))
+  core = moved(MemoryCompressed(cases.rngs(), cases.DIMS, causal=True))
   q, k, v = cases.qkv(B=1, T=12)
   mask = Mask(positions(12), positions(12), causal=True)
   run = jax.jit(jax.grad(lambda k, v, t: core(q, k, v, mask, scale=0.4)[0, t].sum(), argnums=(0, 1)))
@@ -186,7 +180,9 @@ def test_memory_compressed_is_causal():
 
 @pytest.mark.parametrize("core", ["linformer", "bigbird"])
 def test_dropout_keeps_the_expectation(core):
-  core = Linformer(2, cases.rngs(), k=5, length=40) if core == "linformer" else BigBird(block=4, random_blocks=1)
+  core = (
+    Linformer(cases.rngs(), cases.DIMS, k=5, length=40) if core == "linformer" else BigBird(block=4, random_blocks=1)
+  )
   q, k, v = cases.qkv(T=40)
   mask = Mask(positions(40), positions(40))
 
@@ -203,8 +199,7 @@ def test_dropout_keeps_the_expectation(core):
 
 def flops(spec, T, causal=False):
   """Of the forward and the backward pass, as the compiler counts them."""
-  sizes = dict(heads=2, kv_heads=2, head_dim=16, causal=causal)
-  core = cores.make(spec, cases.rngs(), **sizes)
+  core = cases.make(spec, Dims(32, heads=2, kv_heads=2, head_dim=16, mlp=64, layers=1), causal)
   mask = Mask(positions(T), positions(T), causal=causal)
   shapes = [jax.ShapeDtypeStruct((1, T, 2, 16), jnp.float32)] * 3
 

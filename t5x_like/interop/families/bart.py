@@ -7,7 +7,7 @@ from t5x_like.interop.fields import Fields
 from t5x_like.interop.hf import only
 from t5x_like.interop.mapping import Mapping, places
 from t5x_like.models import bart, transformer
-from t5x_like.nn.architectures import Tokens, Variant
+from t5x_like.nn.design import Tokens, Variant
 from t5x_like.nn.dims import Dims
 
 MODEL_TYPES = ("bart", "mbart", "marian")

@@ -6,7 +6,7 @@ from t5x_like.interop import causal, fused
 from t5x_like.interop.fields import Fields
 from t5x_like.interop.mapping import Mapping, places
 from t5x_like.models import gpt
-from t5x_like.nn.architectures import Variant
+from t5x_like.nn.design import Variant
 from t5x_like.nn.dims import Dims
 
 MODEL_TYPES = ("openai-gpt", "gpt2")

@@ -8,7 +8,6 @@ from t5x_like.interop.families import llama
 from t5x_like.interop.fields import Fields
 from t5x_like.interop.mapping import Mapping
 from t5x_like.models import mixtral
-from t5x_like.nn.moe import Options
 
 MODEL_TYPES = ("mixtral",)
 MODELS = (mixtral.Model,)
@@ -19,20 +18,19 @@ def build(fields: Fields, names: set[str]):
   if not 2 <= top_k <= experts:  # a single gate, made to add up to one, would be constant
     raise fields.refusal("num_experts_per_tok", top_k, f"2 to {experts}")
   fields.ignore("output_router_logits")
-  jitter = float(fields.take("router_jitter_noise", 0.0))
   design = dataclasses.replace(
     mixtral.DESIGN,
     norm_epsilon=fields.take("rms_norm_eps", 1e-5),
     activation=fields.choose("hidden_act", causal.GATED, "silu"),
     position=causal.rope(fields, theta=1e6),
     windows=(fields.take("sliding_window", None),),
-    experts={
-      **mixtral.DESIGN.experts,
-      "experts": experts,
-      "top_k": top_k,
-      "balance_loss": float(fields.take("router_aux_loss_coef", 0.001)),
-      **({"jitter": jitter} if jitter else {}),
-    },
+    experts=dataclasses.replace(
+      mixtral.DESIGN.experts,
+      experts=experts,
+      top_k=top_k,
+      balance_loss=float(fields.take("router_aux_loss_coef", 0.001)),
+      jitter=float(fields.take("router_jitter_noise", 0.0)),
+    ),
     tied=fields.take("tie_word_embeddings", False),
   )
   return mixtral.Model, {"variant": llama.variant_of(fields, design, kv_heads=8)}
@@ -42,7 +40,7 @@ def config(model, model_type: str | None) -> dict:
   design = model.variant.design
   if not design.experts:
     raise UserError("design.experts is None, which this model type has in every layer")
-  options = Options.checked(design.experts)
+  options = design.experts
   causal.refuse_others(
     model,
     square=False,
@@ -80,6 +78,6 @@ def _experts(m: Mapping, theirs: str, ours: str, at: int) -> None:
   ours, block = ours.format("moe"), f"{theirs}.block_sparse_moe"
   m.norm(f"{theirs}.post_attention_layernorm", f"{ours}/in_norm", at)
   m.transposed(f"{block}.gate.weight", f"{ours}/layer/router/kernel", at)
-  for expert in range(m.model.variant.design.experts["experts"]):
+  for expert in range(m.model.variant.design.experts.experts):
     for their_name, name in (("w1", "gate"), ("w2", "wo"), ("w3", "wi")):
       m.transposed(f"{block}.experts.{expert}.{their_name}.weight", f"{ours}/layer/{name}", at, expert)

@@ -11,7 +11,7 @@ from t5x_like.interop.fused import stacked_qkv
 from t5x_like.interop.hf import only
 from t5x_like.interop.mapping import Mapping, places
 from t5x_like.models import modernbert
-from t5x_like.nn.architectures import Variant
+from t5x_like.nn.design import Variant
 from t5x_like.nn.dims import Dims
 
 MODEL_TYPES = ("modernbert",)

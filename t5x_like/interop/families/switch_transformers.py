@@ -13,7 +13,7 @@ from t5x_like.interop.hf import only
 from t5x_like.interop.mapping import Mapping
 from t5x_like.models import switch
 from t5x_like.models.t5 import V1_0
-from t5x_like.nn.architectures import Tokens, Variant
+from t5x_like.nn.design import Tokens, Variant
 from t5x_like.nn.dims import Dims
 
 MODEL_TYPES = ("switch_transformers",)
@@ -44,12 +44,13 @@ def build(fields: Fields, names: set[str]):
     "is_gated_act",
     "num_selected_experts",
   )
-  routing = switch.ROUTING | {
-    "experts": fields.take("num_experts"),
-    "jitter": fields.take("router_jitter_noise", 0.01),
-    "balance_loss": fields.take("router_aux_loss_coef", 0.001),
-    "z_loss": fields.take("router_z_loss_coef", 0.001),
-  }
+  routing = dataclasses.replace(
+    switch.ROUTING,
+    experts=fields.take("num_experts"),
+    jitter=fields.take("router_jitter_noise", 0.01),
+    balance_loss=fields.take("router_aux_loss_coef", 0.001),
+    z_loss=fields.take("router_z_loss_coef", 0.001),
+  )
   design = dataclasses.replace(
     V1_0,
     activation=fields.choose("dense_act_fn", ACTIVATIONS, "relu"),
@@ -86,10 +87,10 @@ def config(model, model_type: str | None) -> dict:
   )
   variant, design = model.variant, model.variant.design
   position = {"name": design.position} if isinstance(design.position, str) else design.position
-  experts, dims = design.experts or {}, variant.dims
+  experts, dims = design.experts, variant.dims
   if position["name"] != "relative_bias" or not position.get("shared", True) or "bidirectional" in position:
     raise UserError(f"design.position is {design.position!r}, which only 'relative_bias' can be written as")
-  if experts.get("top_k") != 1 or experts.get("normalise") or experts.get("router", "softmax") != "softmax":
+  if not experts or experts.top_k != 1 or experts.router != "softmax":
     raise UserError(f"design.experts is {experts!r}, which only one expert a token can be written as")
   decoder_layers = variant.decoder_layers or dims.layers
   return {
@@ -105,10 +106,10 @@ def config(model, model_type: str | None) -> dict:
     "num_sparse_encoder_layers": dims.layers // design.experts_every,
     "num_sparse_decoder_layers": decoder_layers // design.experts_every,
     "num_heads": dims.heads,
-    "num_experts": experts["experts"],
-    "router_jitter_noise": experts.get("jitter", 0.0),
-    "router_aux_loss_coef": experts.get("balance_loss", 0.01),
-    "router_z_loss_coef": experts.get("z_loss", 0.001),
+    "num_experts": experts.experts,
+    "router_jitter_noise": experts.jitter,
+    "router_aux_loss_coef": experts.balance_loss,
+    "router_z_loss_coef": experts.z_loss,
     "relative_attention_num_buckets": position.get("buckets", 32),
     "relative_attention_max_distance": position.get("max_distance", 128),
     "layer_norm_epsilon": design.norm_epsilon,
@@ -127,7 +128,7 @@ def tensors(m: Mapping) -> None:
       m.linear(f"{theirs}.mlp.wo", f"{ours}/wo", at)
       return
     m.linear(f"{theirs}.mlp.router.classifier", f"{ours}/router", at)
-    for expert in range(m.model.variant.design.experts["experts"]):
+    for expert in range(m.model.variant.design.experts.experts):
       for name in ("wi", "wo"):
         m.transposed(f"{theirs}.mlp.experts.expert_{expert}.{name}.weight", f"{ours}/{name}", at, expert)
 

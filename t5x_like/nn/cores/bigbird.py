@@ -8,21 +8,19 @@ Cost, with blocks of b and r random ones: T * (5 + r) * b logits per head, and 4
 queries, in FLOPs and in memory: linear in the length.
 """
 
-from typing import Literal
+import dataclasses
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from t5x_like.errors import UserError
 from t5x_like.nn.cores import Core
-from t5x_like.nn.cores.blocks import blocked, capped, check_choice, check_positive, padded
+from t5x_like.nn.cores._blocks import blocked, padded
 from t5x_like.nn.cores.dense import NEGATIVE, Dense
-from t5x_like.nn.dims import dropout
 from t5x_like.nn.mask import Mask
-
-Plan = Literal["random", "first"]
+from t5x_like.slots import Condition, Positive
 
 
 class BigBird(Core):
@@ -43,39 +41,23 @@ class BigBird(Core):
     plan: "random", or "first" for what Hugging Face computes in evaluation.
   """
 
-  name = "bigbird"
+  refuses = ("causal", "window", "segments", "prefix", "bias", "query_bias", "lengths")
 
-  def __init__(self, *, block: int = 64, random_blocks: int = 3, seed: int = 0, plan: Plan = "random"):
-    check_positive(self.name, block=block)
-    if random_blocks != 0:
-      check_positive(self.name, random_blocks=random_blocks)
-    check_choice(self.name, Plan, plan=plan)
+  def __init__(
+    self,
+    *,
+    block: Positive = 64,
+    random_blocks: Annotated[int, Condition("a whole number, at least 0", lambda n: n >= 0)] = 3,
+    seed: int = 0,
+    plan: Literal["random", "first"] = "random",
+  ):
     self.block = block
     self.random_blocks = random_blocks
     self.seed = seed
     self.plan = plan
 
-  def __call__(
-    self,
-    q_BTNH: jax.Array,
-    k_BSKH: jax.Array,
-    v_BSKH: jax.Array,
-    mask: Mask,
-    bias=None,
-    position=None,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    dropout_rate: float = 0.0,
-    key: jax.Array | None = None,
-  ) -> jax.Array:
-    """Returns [B, T, N, H] in the dtype of `q`; logits and softmax are float32."""
-    refuses = ("causal", "window", "segments", "prefix", "bias", "query_bias")
-    self.check(mask=mask, bias=bias, position=position, refuses=refuses)
-    B, T, N, H = q_BTNH.shape
-    K, b = k_BSKH.shape[2], self.block
-    if k_BSKH.shape[1] != T:
-      raise self.refusal(f"attention from {T} queries to {k_BSKH.shape[1]} keys, which must be as many")
+  def attend(self, q, k, v, mask, softmax):
+    (B, T, N, H), K, b = q.shape, k.shape[2], self.block
     least = (5 + 2 * self.random_blocks) * b + 1
     if T < least:
       raise UserError(
@@ -84,18 +66,17 @@ class BigBird(Core):
       )
     n = -(-T // b)
     valid_BS = jnp.broadcast_to(jnp.ones((1, T), bool) if mask.k_valid is None else mask.k_valid, (B, T))
-    q, k, v, valid = (padded(x, n * b) for x in (q_BTNH, k_BSKH, v_BSKH, valid_BS))
-    keys = (None, None) if key is None else jax.random.split(key)
+    q, k, v, valid = (padded(x, n * b) for x in (q, k, v, valid_BS))
+    keys = (None, None) if softmax.key is None else jax.random.split(softmax.key)
 
     # The global rows: the first and the last block of queries, to every key.
     ends = jnp.concatenate([q[:, :b], q[:, -b:]], axis=1)
     slots = jnp.arange(n * b, dtype=jnp.int32)[None]
     all_keys = Mask(slots[:, : 2 * b], slots, k_valid=valid)
-    options = dict(scale=scale, softcap=softcap, dropout_rate=dropout_rate, key=keys[0])
-    ends = Dense()(ends, k, v, all_keys, **options)
+    ends = Dense().attend(ends, k, v, all_keys, dataclasses.replace(softmax, key=keys[0]))
 
     # The rows between, each to its (5 + r) * b keys.
-    q = blocked(q * scale, n, b)[:, 1:-1].reshape(B, n - 2, b, K, N // K, H)
+    q = blocked(q, n, b)[:, 1:-1].reshape(B, n - 2, b, K, N // K, H)
     sights = self._sights(n, K)
     (k_ends, k_near, k_far), (v_ends, v_near, v_far) = _sparse(k, n, sights), _sparse(v, n, sights)
     far = sights.shape[-1] > 0
@@ -105,12 +86,13 @@ class BigBird(Core):
     ]
     if far:
       logits.append(jnp.einsum("BnTKGH,BKnSH->BnKGTS", q, k_far, preferred_element_type=jnp.float32))
-    logits = capped(jnp.concatenate(logits, axis=-1), softcap)
+    logits = softmax.capped(jnp.concatenate(logits, axis=-1))
     if self.plan == "first":
       first = jnp.arange(logits.shape[-1]) < b
       logits = logits + jnp.where(first, np.float32(np.log1p(self.random_blocks)), np.float32(0))
     logits = jnp.where(_visible(valid, n, b, sights), logits, NEGATIVE)
-    probs = dropout(jax.nn.softmax(logits, axis=-1).astype(v.dtype), dropout_rate, keys[1])
+    probs = jax.nn.softmax(logits, axis=-1).astype(v.dtype)
+    probs = dataclasses.replace(softmax, key=keys[1]).dropped(probs)
     at_ends, at_near, at_far = jnp.split(probs, [2 * b, 5 * b], axis=-1)
     middle = jnp.einsum("BnKGTS,BSKH->BnTKGH", at_ends, v_ends) + jnp.einsum("BnKGTS,BnSKH->BnTKGH", at_near, v_near)
     if far:
@@ -162,7 +144,4 @@ def _visible(valid_BS: jax.Array, n: int, b: int, sights: np.ndarray) -> jax.Arr
   return jnp.concatenate([shared, far], axis=-1)[:, :, :, None, None]
 
 
-def make(
-  rngs: nnx.Rngs, sizes: dict, *, block: int = 64, random_blocks: int = 3, seed: int = 0, plan: Plan = "random"
-) -> BigBird:
-  return BigBird(block=block, random_blocks=random_blocks, seed=seed, plan=plan)
+make = BigBird

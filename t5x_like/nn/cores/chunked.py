@@ -16,12 +16,12 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
-from t5x_like.nn.cores import Core, position_bias
-from t5x_like.nn.cores.blocks import blocked, capped, check_positive
+from t5x_like.nn.cores import Core, Softmax
+from t5x_like.nn.cores._blocks import blocked
 from t5x_like.nn.cores.dense import NEGATIVE
 from t5x_like.nn.mask import Mask
+from t5x_like.slots import Positive
 
 
 class Chunked(Core):
@@ -33,52 +33,36 @@ class Chunked(Core):
     query_chunk, key_chunk: tokens in a chunk; sequences are padded to a multiple, shorter ones are one chunk.
   """
 
-  name = "chunked"
+  refuses = ("query_bias",)
   pieces = True
 
-  def __init__(self, *, query_chunk: int = 512, key_chunk: int = 512):
-    check_positive(self.name, query_chunk=query_chunk, key_chunk=key_chunk)
+  def __init__(self, *, query_chunk: Positive = 512, key_chunk: Positive = 512):
     self.query_chunk = query_chunk
     self.key_chunk = key_chunk
 
-  def __call__(
-    self,
-    q_BTNH: jax.Array,
-    k_BSKH: jax.Array,
-    v_BSKH: jax.Array,
-    mask: Mask,
-    bias=None,
-    position=None,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    dropout_rate: float = 0.0,
-    key: jax.Array | None = None,
-  ) -> jax.Array:
-    """Returns [B, T, N, H] in the dtype of `q`; logits, softmax and sums are float32."""
-    self.check(position=position, refuses=("query_bias",))
-    B, T, N, H = q_BTNH.shape
-    S, K = k_BSKH.shape[1:3]
+  def attend(self, q, k, v, mask, softmax):
+    B, T, N, H = q.shape
+    S, K = k.shape[1:3]
     t, s = min(self.query_chunk, T), min(self.key_chunk, S)
     rows, columns = -(-T // t), -(-S // s)
     q_side, k_side = partial(_chunks, count=rows, size=t), partial(_chunks, count=columns, size=s)
-    scheme, bias_grid = bias, None
-    if isinstance(bias, jax.Array):
-      grid = blocked(blocked(bias, columns, s, axis=3), rows, t, axis=2)  # [B or 1, N, rows, t, columns, s]
+    scheme, bias_grid = softmax.bias, None
+    if isinstance(scheme, jax.Array):
+      grid = blocked(blocked(scheme, columns, s, axis=3), rows, t, axis=2)  # [B or 1, N, rows, t, columns, s]
       scheme, bias_grid = None, grid.transpose(2, 4, 0, 1, 3, 5)
-    rules = _Rules(mask.causal, mask.window, softcap, 0.0 if key is None else dropout_rate)
+    rules = _Rules(mask.causal, mask.window, softmax.softcap, 0.0 if softmax.key is None else softmax.dropout_rate)
     out = _attend(
       rules,
-      q_side((q_BTNH * scale).reshape(B, T, K, N // K, H)),
-      k_side(k_BSKH),
-      k_side(v_BSKH),
-      (scheme, position),
+      q_side(q.reshape(B, T, K, N // K, H)),
+      k_side(k),
+      k_side(v),
+      (scheme, softmax.position),
       bias_grid,
       q_side((mask.q_pos, mask.q_segments)),
       k_side((mask.k_pos, mask.k_segments, mask.k_valid, mask.k_prefix, jnp.ones((1, S), bool))),
-      key,
+      softmax.key,
     )  # [rows, B, N, t, H]
-    return out.transpose(1, 0, 3, 2, 4).reshape(B, rows * t, N, H)[:, :T].astype(q_BTNH.dtype)
+    return out.transpose(1, 0, 3, 2, 4).reshape(B, rows * t, N, H)[:, :T].astype(q.dtype)
 
   def decoding(self) -> "Chunked":
     return self
@@ -102,9 +86,9 @@ class _Rules:
     """float32 [B, N, t, s] of one chunk, before the mask: the part that has gradients."""
     B, t, K, G, _ = q.shape
     logits = jnp.einsum("BTKGH,BSKH->BKGTS", q, k, preferred_element_type=jnp.float32).reshape(B, K * G, t, -1)
-    logits = capped(logits, self.softcap)
     scheme, position = schemes
-    added = position_bias(scheme if bias is None else bias, position, q_side[0], k_side[0])
+    softmax = Softmax(scheme if bias is None else bias, position, self.softcap)
+    logits, added = softmax.capped(logits), softmax.biases(q_side[0], k_side[0])
     return logits if added is None else logits + added
 
   def allowed(self, q_side, k_side) -> tuple[jax.Array | None, jax.Array]:
@@ -216,5 +200,4 @@ def _backward(rules: _Rules, kept, d_out):
 _attend.defvjp(_forward, _backward)
 
 
-def make(rngs: nnx.Rngs, sizes: dict, *, query_chunk: int = 512, key_chunk: int = 512) -> Chunked:
-  return Chunked(query_chunk=query_chunk, key_chunk=key_chunk)
+make = Chunked

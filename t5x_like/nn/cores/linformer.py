@@ -14,12 +14,10 @@ from flax import nnx
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.cores import Core
-from t5x_like.nn.cores.blocks import check_choice, check_positive
 from t5x_like.nn.cores.dense import Dense
+from t5x_like.nn.dims import Dims
 from t5x_like.nn.mask import Mask, positions
-
-Share = Literal["none", "headwise", "kv"]
-Start = Literal["random", "pooling"]
+from t5x_like.slots import Positive
 
 
 class Linformer(Core):
@@ -38,56 +36,37 @@ class Linformer(Core):
       first step on. Both make mixtures of the size of keys.
   """
 
-  name = "linformer"
+  refuses = ("causal", "window", "segments", "prefix", "bias", "query_bias")
 
   def __init__(
     self,
-    heads: int,
     rngs: nnx.Rngs,
+    dims: Dims,
     *,
-    k: int = 256,
-    length: int = 512,
-    share: Share = "headwise",
-    start: Start = "random",
+    k: Positive = 256,
+    length: Positive = 512,
+    share: Literal["none", "headwise", "kv"] = "headwise",
+    start: Literal["random", "pooling"] = "random",
   ):
-    check_positive(self.name, k=k, length=length)
-    check_choice(self.name, Share, share=share)
-    check_choice(self.name, Start, start=start)
-    shape, axes = ((heads, k, length), ("kv_heads", None, None)) if share == "none" else ((k, length), (None, None))
+    shape, axes = (k, length), (None, None)
+    if share == "none":
+      shape, axes = (dims.kv_heads, *shape), ("kv_heads", *axes)
     init = params.fan_in_normal(length) if start == "random" else _pooling
     self.keys = params.param(rngs, init, shape, axes)
     self.values = None if share == "kv" else params.param(rngs, init, shape, axes)
     self.k = k
     self.length = length
 
-  def __call__(
-    self,
-    q_BTNH: jax.Array,
-    k_BSKH: jax.Array,
-    v_BSKH: jax.Array,
-    mask: Mask,
-    bias=None,
-    position=None,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    dropout_rate: float = 0.0,
-    key: jax.Array | None = None,
-  ) -> jax.Array:
-    """Returns [B, T, N, H] in the dtype of `q`; logits and softmax are float32."""
-    refuses = ("causal", "window", "segments", "prefix", "bias", "query_bias")
-    self.check(mask=mask, bias=bias, position=position, refuses=refuses)
-    S = k_BSKH.shape[1]
+  def attend(self, q, k, v, mask, softmax):
+    S = k.shape[1]
     if S > self.length:
       raise UserError(
         f"attention core 'linformer': found {S} keys, expected at most {self.length}; shorten the "
         "sequences or give it a greater 'length'"
       )
     values = self.keys if self.values is None else self.values
-    k_BSKH, v_BSKH = _project(self.keys, k_BSKH, mask.k_valid), _project(values, v_BSKH, mask.k_valid)
-    projected = Mask(mask.q_pos, positions(self.k))
-    options = dict(scale=scale, softcap=softcap, dropout_rate=dropout_rate, key=key)
-    return Dense()(q_BTNH, k_BSKH, v_BSKH, projected, **options)
+    k, v = _project(self.keys, k, mask.k_valid), _project(values, v, mask.k_valid)
+    return Dense().attend(q, k, v, Mask(mask.q_pos, positions(self.k)), softmax)
 
 
 def _pooling(key: jax.Array, shape: tuple[int, ...], dtype) -> jax.Array:
@@ -106,7 +85,4 @@ def _project(matrix: nnx.Param, x_BSKH: jax.Array, valid_BS: jax.Array | None) -
   return jnp.einsum("KPS,BSKH->BPKH" if weights.ndim == 3 else "PS,BSKH->BPKH", weights, x_BSKH)
 
 
-def make(
-  rngs: nnx.Rngs, sizes: dict, *, k: int = 256, length: int = 512, share: Share = "headwise", start: Start = "random"
-) -> Linformer:
-  return Linformer(sizes["kv_heads"], rngs, k=k, length=length, share=share, start=start)
+make = Linformer

@@ -15,13 +15,12 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
-from t5x_like.nn.cores import Core, position_bias
-from t5x_like.nn.cores.blocks import blocked, capped, check_positive
+from t5x_like.nn.cores import Core
+from t5x_like.nn.cores._blocks import blocked
 from t5x_like.nn.cores.dense import NEGATIVE, Dense
-from t5x_like.nn.dims import dropout
 from t5x_like.nn.mask import Mask
+from t5x_like.slots import Positive
 
 
 class Local(Core):
@@ -32,37 +31,17 @@ class Local(Core):
       the mask (`design.windows`).
   """
 
-  name = "local"
+  refuses = ("query_bias", "lengths")
   pieces = True
 
-  def __init__(self, *, window: int | None = None):
-    if window is not None:
-      check_positive(self.name, window=window)
+  def __init__(self, *, window: Positive | None = None):
     self.window = window
 
-  def __call__(
-    self,
-    q_BTNH: jax.Array,
-    k_BSKH: jax.Array,
-    v_BSKH: jax.Array,
-    mask: Mask,
-    bias=None,
-    position=None,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    dropout_rate: float = 0.0,
-    key: jax.Array | None = None,
-  ) -> jax.Array:
-    """Returns [B, T, N, H] in the dtype of `q`; logits and softmax are float32."""
-    self.check(position=position, refuses=("query_bias",))
+  def attend(self, q, k, v, mask, softmax):
     mask = narrowed(mask, self.window)
     if mask.window is None:
       raise self.refusal("attention without a window (set design.windows or the core's own 'window')")
-    B, T, N, H = q_BTNH.shape
-    if k_BSKH.shape[1] != T:
-      raise self.refusal(f"attention from {T} queries to {k_BSKH.shape[1]} keys, which must be as many")
-    K = k_BSKH.shape[2]
+    (B, T, N, H), K = q.shape, k.shape[2]
     w = min(mask.window, T)
     n = -(-T // w)
     offsets = (0,) if n == 1 else (-1, 0) if mask.causal and mask.k_prefix is None else (-1, 0, 1)
@@ -81,17 +60,15 @@ class Local(Core):
     def own(x):
       return blocked(x, n, w)
 
-    q = own((q_BTNH * scale).reshape(B, T, K, N // K, H))
-    logits = jnp.einsum("BnTKGH,BnSKH->BnKGTS", q, near(k_BSKH), preferred_element_type=jnp.float32)
-    logits = capped(logits.reshape(B, n, N, w, -1), softcap)
-    scheme = None
-    if isinstance(bias, jax.Array):
-      logits = logits + _diagonals(bias, n, w, offsets)
-    else:
-      scheme = bias
+    q = own(q.reshape(B, T, K, N // K, H))
+    logits = jnp.einsum("BnTKGH,BnSKH->BnKGTS", q, near(k), preferred_element_type=jnp.float32)
+    logits = softmax.capped(logits.reshape(B, n, N, w, -1))
+    if isinstance(softmax.bias, jax.Array):
+      logits = logits + _diagonals(softmax.bias, n, w, offsets)
+      softmax = dataclasses.replace(softmax, bias=None)
     lead = max(mask.q_pos.shape[0], mask.k_pos.shape[0])
     q_pos, k_pos = _broadcast(mask.q_pos, lead), _broadcast(mask.k_pos, lead)
-    added = position_bias(scheme, position, rows(q_pos, own), rows(k_pos, near))
+    added = softmax.biases(rows(q_pos, own), rows(k_pos, near))
     if added is not None:
       logits = logits + added.reshape(-1, n, *added.shape[1:])
 
@@ -103,9 +80,9 @@ class Local(Core):
     allowed = Mask(*fields, causal=mask.causal, window=mask.window).dense()
     logits = jnp.where(allowed.reshape(lead, n, *allowed.shape[1:]), logits, NEGATIVE)
 
-    probs = dropout(jax.nn.softmax(logits, axis=-1).astype(v_BSKH.dtype), dropout_rate, key)
+    probs = softmax.dropped(jax.nn.softmax(logits, axis=-1).astype(v.dtype))
     probs = probs.reshape(B, n, K, N // K, w, -1)
-    out = jnp.einsum("BnKGTS,BnSKH->BnTKGH", probs, near(v_BSKH))
+    out = jnp.einsum("BnKGTS,BnSKH->BnTKGH", probs, near(v))
     return out.reshape(B, n * w, N, H)[:, :T]
 
   def decoding(self) -> Core:
@@ -115,13 +92,11 @@ class Local(Core):
 class WindowedDense(Dense):
   """The dense core under a window of its own: what `Local` is for steps against a cache."""
 
-  name = "local"
-
   def __init__(self, window: int):
     self.window = window
 
-  def __call__(self, q_BTNH, k_BSKH, v_BSKH, mask: Mask, bias=None, position=None, **options) -> jax.Array:
-    return super().__call__(q_BTNH, k_BSKH, v_BSKH, narrowed(mask, self.window), bias, position, **options)
+  def attend(self, q, k, v, mask, softmax):
+    return super().attend(q, k, v, narrowed(mask, self.window), softmax)
 
 
 def narrowed(mask: Mask, window: int | None) -> Mask:
@@ -143,5 +118,4 @@ def _diagonals(bias_BNTS: jax.Array, n: int, w: int, offsets: tuple[int, ...]) -
   return jnp.moveaxis(jnp.concatenate(pieces, axis=-1), 0, 1)
 
 
-def make(rngs: nnx.Rngs, sizes: dict, *, window: int | None = None) -> Local:
-  return Local(window=window)
+make = Local

@@ -12,9 +12,11 @@ from flax import nnx
 
 from t5x_like.nn import params
 from t5x_like.nn.cores import Core
-from t5x_like.nn.cores.blocks import blocked, check_positive
+from t5x_like.nn.cores._blocks import blocked
 from t5x_like.nn.cores.dense import Dense
+from t5x_like.nn.dims import Dims
 from t5x_like.nn.mask import Mask
+from t5x_like.slots import Positive
 
 
 class MemoryCompressed(Core):
@@ -33,11 +35,10 @@ class MemoryCompressed(Core):
     stride: keys that become one.
   """
 
-  name = "memory_compressed"
+  refuses = ("window", "segments", "prefix", "bias", "query_bias")
 
-  def __init__(self, heads: int, head_dim: int, rngs: nnx.Rngs, *, causal: bool, stride: int = 3):
-    check_positive(self.name, stride=stride)
-    K, H = heads, head_dim
+  def __init__(self, rngs: nnx.Rngs, dims: Dims, causal: bool, *, stride: Positive = 3):
+    K, H = dims.kv_heads, dims.head_dim
     init, axes = params.fan_in_normal(stride * H), ("kv_heads", None, None, None)
     self.keys = params.param(rngs, init, (K, stride, H, H), axes)
     self.values = params.param(rngs, init, (K, stride, H, H), axes)
@@ -46,39 +47,23 @@ class MemoryCompressed(Core):
     self.causal = causal
     self.stride = stride
 
-  def __call__(
-    self,
-    q_BTNH: jax.Array,
-    k_BSKH: jax.Array,
-    v_BSKH: jax.Array,
-    mask: Mask,
-    bias=None,
-    position=None,
-    *,
-    scale: float,
-    softcap: float | None = None,
-    dropout_rate: float = 0.0,
-    key: jax.Array | None = None,
-  ) -> jax.Array:
-    """Returns [B, T, N, H] in the dtype of `q`; logits and softmax are float32."""
-    refuses = ("window", "segments", "prefix", "bias", "query_bias")
-    self.check(mask=mask, bias=bias, position=position, refuses=refuses)
+  def attend(self, q, k, v, mask, softmax):
     if mask.causal != self.causal:
       mine, asked = ("causal", "bidirectional") if self.causal else ("bidirectional", "causal")
       raise self.refusal(f"{asked} attention when it was made for a {mine} stack")
-    B, S = k_BSKH.shape[:2]
+    S = k.shape[1]
     n = -(-S // self.stride)
     valid_BS = jnp.ones((1, S), bool) if mask.k_valid is None else mask.k_valid
     valid = blocked(valid_BS, n, self.stride)
     valid = valid.all(-1) if self.causal else valid.any(-1)
     pos = blocked(mask.k_pos, n, self.stride).max(-1)
-    k, v = self._compress(self.keys, k_BSKH, valid_BS), self._compress(self.values, v_BSKH, valid_BS)
+    k, v = self._compress(self.keys, k, valid_BS), self._compress(self.values, v, valid_BS)
     if self.causal:
       k, v = _behind(self.null_key, k), _behind(self.null_value, v)
       pos = jnp.pad(pos, ((0, 0), (1, 0)), constant_values=-1)
       valid = jnp.pad(valid, ((0, 0), (1, 0)), constant_values=True)
     compressed = Mask(mask.q_pos, pos, k_valid=valid, causal=self.causal)
-    return Dense()(q_BTNH, k, v, compressed, scale=scale, softcap=softcap, dropout_rate=dropout_rate, key=key)
+    return Dense().attend(q, k, v, compressed, softmax)
 
   def _compress(self, kernel: nnx.Param, x_BSKH: jax.Array, valid_BS: jax.Array) -> jax.Array:
     """[B, ceil(S / stride), K, H], in the dtype of `x`."""
@@ -93,5 +78,4 @@ def _behind(null: nnx.Param, x_BSKH: jax.Array) -> jax.Array:
   return jnp.concatenate([null, x_BSKH], axis=1)
 
 
-def make(rngs: nnx.Rngs, sizes: dict, *, stride: int = 3) -> MemoryCompressed:
-  return MemoryCompressed(sizes["kv_heads"], sizes["head_dim"], rngs, causal=sizes["causal"], stride=stride)
+make = MemoryCompressed

@@ -1,4 +1,4 @@
-"""Relative positions with learned tables: T5's buckets on the logits, Shaw's vectors on keys and values."""
+"""T5's relative positions: learned scalars for buckets of distances, added to the logits."""
 
 import math
 
@@ -8,7 +8,9 @@ import numpy as np
 from flax import nnx
 
 from t5x_like.nn import params
-from t5x_like.nn.position import Position
+from t5x_like.nn.dims import Dims
+from t5x_like.nn.positions import Position
+from t5x_like.slots import Positive
 
 
 def relative_buckets(relative: jax.Array, *, bidirectional: bool, buckets: int, max_distance: int) -> jax.Array:
@@ -53,15 +55,26 @@ class RelativeBias(Position):
   """T5's learned scalar for each (bucket, head), added to the logits (Raffel et al. 2020, section 2.1).
 
   A stack that shares one table owns one of these; the bias is computed once and used by every layer. In umT5 (Chung et
-  al. 2023) every layer owns its own.
+  al. 2023) every layer owns its own (`shared=False`). Where `bidirectional` is None, all stacks but causal ones are.
   """
 
   biased = True
 
-  def __init__(self, heads: int, rngs: nnx.Rngs, *, bidirectional: bool, buckets: int = 32, max_distance: int = 128):
-    init = params.normal(math.sqrt(2.0 / (buckets + heads)))
-    self.table = params.param(rngs, init, (buckets, heads), (None, "heads"))
-    self.bidirectional = bidirectional
+  def __init__(
+    self,
+    rngs: nnx.Rngs,
+    dims: Dims,
+    causal: bool = False,
+    *,
+    buckets: Positive = 32,
+    max_distance: Positive = 128,
+    shared: bool = True,
+    bidirectional: bool | None = None,
+  ):
+    init = params.normal(math.sqrt(2.0 / (buckets + dims.heads)))
+    self.table = params.param(rngs, init, (buckets, dims.heads), (None, "heads"))
+    self.place = "stack" if shared else "layer"
+    self.bidirectional = not causal if bidirectional is None else bidirectional
     self.buckets = buckets
     self.max_distance = max_distance
 
@@ -75,35 +88,4 @@ class RelativeBias(Position):
     return jnp.einsum("BTSX,XN->BNTS", onehot_BTSX, self.table[...])
 
 
-class ShawPosition(Position):
-  """Learned vectors for each clipped distance, added to keys and to values (Shaw et al. 2018, equations 3 and 4).
-
-  The vectors are shared by the heads of a layer, as in the paper (section 3.3); every layer has its own.
-  """
-
-  query_dependent = True
-
-  def __init__(self, head_dim: int, rngs: nnx.Rngs, *, clip: int = 16, values: bool = True):
-    init = params.fan_in_normal(head_dim)
-    self.keys = params.param(rngs, init, (2 * clip + 1, head_dim), (None, None))
-    self.value_table = params.param(rngs, init, (2 * clip + 1, head_dim), (None, None)) if values else None
-    self.clip = clip
-
-  def logits(self, q_BTNH: jax.Array, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
-    # One product with every distance's vector, then a lookup: [T, S, H] is never made.
-    by_distance = jnp.einsum("BTNH,XH->BTNX", q_BTNH, self.keys[...].astype(q_BTNH.dtype))
-    onehot_BTSX = self._onehot(q_pos_BT, k_pos_BS, jnp.float32)
-    onehot_BTSX = jnp.broadcast_to(onehot_BTSX, (q_BTNH.shape[0], *onehot_BTSX.shape[1:]))
-    return jnp.einsum("BTNX,BTSX->BNTS", by_distance.astype(jnp.float32), onehot_BTSX)
-
-  def values(self, probs_BNTS: jax.Array, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
-    if self.value_table is None:
-      return jnp.zeros((), probs_BNTS.dtype)
-    onehot_BTSX = self._onehot(q_pos_BT, k_pos_BS, probs_BNTS.dtype)
-    onehot_BTSX = jnp.broadcast_to(onehot_BTSX, (probs_BNTS.shape[0], *onehot_BTSX.shape[1:]))
-    by_distance = jnp.einsum("BNTS,BTSX->BTNX", probs_BNTS, onehot_BTSX)
-    return jnp.einsum("BTNX,XH->BTNH", by_distance, self.value_table[...].astype(probs_BNTS.dtype))
-
-  def _onehot(self, q_pos_BT, k_pos_BS, dtype) -> jax.Array:
-    relative_BTS = jnp.clip(k_pos_BS[:, None, :] - q_pos_BT[:, :, None], -self.clip, self.clip)
-    return jax.nn.one_hot(relative_BTS + self.clip, 2 * self.clip + 1, dtype=dtype)
+make = RelativeBias

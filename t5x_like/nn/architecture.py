@@ -1,0 +1,81 @@
+"""What the three architectures share. A family in `models/` is one of them and its table of variants.
+
+All are called as `model(batch, key) -> {"logits", …}` with the batch features of T5X (docs/architecture.md). Id
+`tokens.pad` is padding where a batch has no segment ids; with segment ids, segment 0 is.
+"""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like import slots
+from t5x_like.nn.design import Variant
+from t5x_like.nn.embed import Embed
+from t5x_like.nn.mask import positions
+
+Batch = dict[str, jax.Array]
+Dtype = Literal["float32", "bfloat16", "auto"]
+Remat = Literal["none", "dots", "full"]
+Layers = Literal["scan", "loop", "auto"]
+
+
+class Architecture(nnx.Module):
+  """A variant with a recipe's changes, the token table, and what `build` adds to them.
+
+  Args:
+    variant: the name of one of `VARIANTS`, or one of its own. This and the others are the keys of `config.model`.
+    vocab_size: rows of the token table; None is the published number.
+    dropout: rate, wherever the design drops out.
+    dtype: of the computation; parameters are float32.
+    remat, layers: see `nn.stack.Stack`.
+    design, tokens: changes to those of the variant.
+  Raises:
+    UserError: naming the key, what was found and what was expected.
+  """
+
+  VARIANTS: ClassVar[dict[str, Variant]] = {}
+
+  def __init__(
+    self,
+    rngs: nnx.Rngs,
+    *,
+    variant: str | Variant,
+    vocab_size: int | None = None,
+    dropout: float = 0.0,
+    dtype: Dtype = "float32",
+    remat: Remat = "none",
+    layers: Layers = "scan",
+    design: dict = {},  # noqa: B006 (never written to)
+    tokens: dict = {},  # noqa: B006
+  ):
+    variant = self.published(variant)
+    self.variant = variant = dataclasses.replace(
+      variant,
+      design=slots.change("config.model.design", variant.design, design),
+      vocab_size=vocab_size or variant.vocab_size,
+      tokens=slots.change("config.model.tokens", variant.tokens, tokens),
+    )
+    self.dtype = jnp.dtype(dtype)
+    self.embed = Embed(variant.vocab_size, variant.embed or variant.dims.embed, rngs, init=variant.design.table_init())
+    self.build(rngs, dropout_rate=dropout, remat=remat, layers=layers)
+
+  @classmethod
+  def published(cls, variant: str | Variant) -> Variant:
+    return slots.find("config.model.variant", variant, cls.VARIANTS) if isinstance(variant, str) else variant
+
+  def build(self, rngs: nnx.Rngs, **options) -> None:
+    """Makes everything behind the token table; the options are those of `StackBuilder`."""
+    raise TypeError(f"{type(self).__name__} is no architecture: it has no `build`")
+
+  def _features(self, batch: Batch, side: str):
+    """(tokens, positions, segments, validity) of one side of a batch."""
+    tokens_BT = batch[f"{side}_input_tokens"]
+    pos = batch.get(f"{side}_positions", positions(tokens_BT.shape[1]))
+    segments = batch.get(f"{side}_segment_ids")
+    valid = tokens_BT != self.variant.tokens.pad if self.variant.tokens.pad is not None else None
+    if segments is not None:
+      valid = segments > 0
+    return tokens_BT, pos, segments, valid

@@ -1,0 +1,213 @@
+"""From a design to the parts of one stack. By the time a model runs, every choice is an object."""
+
+import dataclasses
+import math
+from functools import cached_property
+
+import jax
+from flax import nnx
+
+from t5x_like import slots
+from t5x_like.errors import UserError
+from t5x_like.nn import cores, positions
+from t5x_like.nn.attention import Attention, CrossAttention, SelfAttention
+from t5x_like.nn.block import Block, Normed, Parallel, Residual
+from t5x_like.nn.cores import Core
+from t5x_like.nn.design import Design
+from t5x_like.nn.dims import Dims
+from t5x_like.nn.embed import Inputs, Types
+from t5x_like.nn.layer import Layer
+from t5x_like.nn.linear import Linear
+from t5x_like.nn.mlp import ACTIVATIONS, Mlp
+from t5x_like.nn.moe import Moe
+from t5x_like.nn.positions import Position
+from t5x_like.nn.stack import Stack
+
+POSITION, CORE = "config.model.design.position", "config.model.design.core"
+
+
+@dataclasses.dataclass(frozen=True)
+class StackBuilder:
+  """Makes the inputs and the blocks of one stack.
+
+  Attributes:
+    causal: whether it is a decoder; relative buckets and some cores must know.
+    cross: with cross-attention.
+    deepnorm: (alpha, gain) where `norm_position` is deepnorm; see `deepnorm_weights`.
+    dropout_rate, remat, layers: of the `Stack`.
+  """
+
+  design: Design
+  dims: Dims
+  causal: bool
+  cross: bool = False
+  deepnorm: tuple[float, float] = (1.0, 1.0)
+  dropout_rate: float = 0.0
+  remat: str = "none"
+  layers: str = "scan"
+
+  def inputs(self, rngs: nnx.Rngs, *, width: int | None = None, types: int = 0) -> Inputs:
+    """What is added to token vectors of a width, by default the stack's, before the stack."""
+    design, D = self.design, self.dims.embed
+    width = width or D
+    return Inputs(
+      scale=math.sqrt(width) if design.embed_scale else 1.0,
+      position=self._position_at("inputs", self.schemes[0], rngs, width),
+      types=Types(types, width, rngs, init=design.table_init()) if types else None,
+      norm=design.make_norm(width, rngs) if design.embed_norm else None,
+      project=Linear((width, D), ("embed", None), design.kernel_init(width), rngs, bias=True) if width != D else None,
+      dropout_rate=self.dropout_rate,
+    )
+
+  def stack(self, rngs: nnx.Rngs) -> Stack:
+    """The blocks, the positions they share and the final norm."""
+    layers, design = self.dims.layers, self.design
+    if layers % self.period:
+      raise UserError(
+        f"config.model.design: layers differ in turns of {self.period}, found {layers} layers, expected a multiple"
+      )
+    return Stack(
+      self.block,
+      layers // self.period,
+      rngs,
+      position=self._position_at("stack", self.schemes[0], rngs),
+      pieces=jax.eval_shape(lambda: self._core(nnx.Rngs(0))).pieces,
+      final_norm=design.make_norm(self.dims.embed, rngs) if design.norm_position in ("pre", "sandwich") else None,
+      dropout_rate=self.mlp_dropout_rate,
+      remat=self.remat,
+      layers=self.layers,
+    )
+
+  def block(self, rngs: nnx.Rngs) -> Block:
+    """One turn of layers; where there are several, the names of their sublayers end in their number."""
+    turns = range(self.period)
+    return Block(**{f"{n}_{t}" if self.period > 1 else n: x for t in turns for n, x in self._layer(t, rngs).items()})
+
+  @cached_property
+  def schemes(self) -> tuple[str | dict, ...]:
+    """The positions of layers in turn.
+
+    Raises:
+      UserError: they differ, and one of them is not a layer's own.
+    """
+    found = self.design.position
+    schemes = found if isinstance(found, tuple) else (found,)
+    for scheme in schemes:
+      if any(scheme != other for other in schemes) and self._place(scheme) != "layer":
+        raise UserError(f"{POSITION}: found {scheme!r} in turn with others, expected schemes that live in layers")
+    return schemes
+
+  @cached_property
+  def period(self) -> int:
+    """Layers in a turn."""
+    return math.lcm(
+      len(self.design.windows), self.design.experts_every if self.design.experts else 1, len(self.schemes)
+    )
+
+  @property
+  def mlp_dropout_rate(self) -> float:
+    return self.dropout_rate if self.design.mlp_dropout else 0.0
+
+  @property
+  def gain(self) -> float:
+    """By which kernels that write to the residual stream start larger."""
+    if self.design.residual_init:
+      return (2 * self.dims.layers) ** -0.5
+    return self.deepnorm[1] if self.design.norm_position == "deepnorm" else 1.0
+
+  @property
+  def inner_gain(self) -> float:
+    """The same of values and of the MLP's first kernel, which DeepNorm scales too."""
+    return self.gain if self.design.norm_position == "deepnorm" else 1.0
+
+  def _layer(self, turn: int, rngs: nnx.Rngs) -> dict[str, Layer]:
+    design, dims = self.design, self.dims
+    sparse = design.experts and (turn + 1) % design.experts_every == 0
+    parts = {"self_attention": self._attention(SelfAttention, rngs, turn)}
+    if self.cross:
+      parts["cross_attention"] = self._attention(CrossAttention, rngs)
+    parts["moe" if sparse else "mlp"] = self._mlp(rngs, sparse)
+    if design.parallel == "no":
+      return {name: self._residual(part, rngs) for name, part in parts.items()}
+    if design.parallel == "one_norm":
+      return {"parallel": self._residual(Parallel(**parts), rngs)}
+    branches = {name: Normed(part, norm=design.make_norm(dims.embed, rngs)) for name, part in parts.items()}
+    return {"parallel": Residual(Parallel(**branches), dropout_rate=self.dropout_rate)}
+
+  def _attention(self, kind: type[Attention], rngs: nnx.Rngs, turn: int | None = None) -> Attention:
+    """Self-attention of a turn; without one, cross-attention, which has no positions, no window and the dense core."""
+    design, dims, own = self.design, self.dims, turn is not None
+    D, N, H = dims.embed, dims.heads, dims.head_dim
+    scale = 1 / math.sqrt(H) if design.attention_scale is None else design.attention_scale
+    # T5 leaves out the 1/sqrt(H) of the logits and makes queries smaller by it instead.
+    query_gain = H**-0.5 if scale == 1.0 and design.init_stddev is None else 1.0
+    return kind(
+      dims,
+      rngs,
+      scale=scale,
+      init=design.kernel_init(D),
+      query_init=design.kernel_init(D, query_gain),
+      value_init=design.kernel_init(D, self.inner_gain),
+      out_init=design.kernel_init(N * H, self.gain),
+      biases=design.biases,
+      q_norm=design.make_norm(H, rngs) if design.qk_norm else None,
+      k_norm=design.make_norm(H, rngs) if design.qk_norm else None,
+      position=self._position_at("layer", self.schemes[turn % len(self.schemes)], rngs) if own else None,
+      core=self._core(rngs) if own else None,
+      softcap=design.softcap,
+      window=design.windows[turn % len(design.windows)] if own else None,
+      dropout_rate=self.dropout_rate,
+    )
+
+  def _mlp(self, rngs: nnx.Rngs, sparse: bool) -> Layer:
+    design, dims = self.design, self.dims
+    activation, gated = ACTIVATIONS[design.activation]
+    options = dict(
+      activation=activation,
+      gated=gated,
+      init=design.kernel_init(dims.embed, self.inner_gain),
+      out_init=design.kernel_init(dims.mlp, self.gain),
+      dropout_rate=self.mlp_dropout_rate,
+    )
+    if sparse:
+      return Moe(dims.embed, dims.mlp, rngs, design.experts, **options)
+    return Mlp(dims.embed, dims.mlp, rngs, bias="mlp" in design.biases, **options)
+
+  def _residual(self, layer: Layer, rngs: nnx.Rngs) -> Residual:
+    design = self.design
+    places = {"pre": ("in_norm",), "sandwich": ("in_norm", "res_norm")}.get(design.norm_position, ("out_norm",))
+    norms = {place: design.make_norm(self.dims.embed, rngs) for place in places}
+    alpha = self.deepnorm[0] if design.norm_position == "deepnorm" else 1.0
+    return Residual(layer, **norms, alpha=alpha, dropout_rate=self.dropout_rate)
+
+  def _position(self, spec: str | dict, rngs: nnx.Rngs, width: int | None = None) -> Position:
+    given = dict(dims=self.dims, causal=self.causal, width=width or self.dims.embed, init=self.design.table_init())
+    return slots.make(POSITION, spec, positions, "make", rngs=rngs, **given)
+
+  def _place(self, spec: str | dict) -> str:
+    return jax.eval_shape(lambda: self._position(spec, nnx.Rngs(0))).place
+
+  def _position_at(self, place: str, spec: str | dict, rngs: nnx.Rngs, width: int | None = None) -> Position | None:
+    """The scheme, if it lives there."""
+    return self._position(spec, rngs, width) if self._place(spec) == place else None
+
+  def _core(self, rngs: nnx.Rngs) -> Core:
+    where, spec = CORE, self.design.core
+    if isinstance(spec, dict) and "name" not in spec:
+      side = "decoder" if self.causal else "encoder"
+      where, spec = f"{CORE}.{side}", slots.fill(CORE, spec, _sides)[side]
+    return slots.make(where, spec, cores, "make", rngs=rngs, dims=self.dims, causal=self.causal)
+
+
+def _sides(encoder: str | dict = "dense", decoder: str | dict = "dense"):
+  """The keys of a `core` that differs between encoder and decoder."""
+
+
+def deepnorm_weights(encoder_layers: int, decoder_layers: int) -> dict[str, tuple[float, float]]:
+  """DeepNet's (alpha, initial gain) for each stack (Wang et al. 2022, figure 2); 0 layers where a stack is missing."""
+  N, M = encoder_layers, decoder_layers
+  if N and M:
+    both = (N**4 * M) ** (1 / 16)
+    return {"encoder": (0.81 * both, 0.87 / both), "decoder": ((3 * M) ** 0.25, (12 * M) ** -0.25)}
+  layers = N or M
+  return {"encoder" if N else "decoder": ((2 * layers) ** 0.25, (8 * layers) ** -0.25)}

@@ -1,0 +1,70 @@
+"""The decoder: every token sees those before it; a prefix, where the batch marks one, sees itself whole."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.nn.architecture import Architecture, Batch
+from t5x_like.nn.build import StackBuilder, deepnorm_weights
+from t5x_like.nn.decode import DecodeState
+from t5x_like.nn.dims import subkey
+from t5x_like.nn.heads import lm
+from t5x_like.nn.layer import CacheStart, Context
+from t5x_like.nn.mask import Mask
+
+
+class Decoder(Architecture):
+  """A causal stack and the head of a language model."""
+
+  def build(self, rngs: nnx.Rngs, **options) -> None:
+    variant, dims = self.variant, self.variant.dims
+    deepnorm = deepnorm_weights(0, dims.layers)["decoder"]
+    parts = StackBuilder(variant.design, dims, causal=True, deepnorm=deepnorm, **options)
+    self.inputs = parts.inputs(rngs)
+    self.decoder = parts.stack(rngs)
+    self.head = lm.make(rngs, variant)
+
+  def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
+    """Logits of the next token everywhere.
+
+    Args:
+      batch: `decoder_input_tokens` int32 [B, T]; optional `decoder_causal_attention` (1 where attention is
+        bidirectional), and for packed batches `decoder_segment_ids` and `decoder_positions`.
+      key: dropout key, or None for evaluation.
+    Returns:
+      {"logits": float32 [B, T, V]} and auxiliary scalars.
+    """
+    tokens_BT, pos, segments, valid = self._features(batch, "decoder")
+    prefix = _prefix(batch, valid)
+    mask = Mask(pos, pos, segments, segments, valid, prefix, causal=True)
+    x_BTD = self.inputs(self.embed(tokens_BT, self.dtype), pos, key=subkey(key, 0))
+    x_BTD, aux, _ = self.decoder(x_BTD, Context(mask=mask), key=subkey(key, 1))
+    return self.head(x_BTD, self.embed, valid) | aux
+
+  def prompt(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """What generation goes on from: (int32 [B, P], which of them are tokens and not padding)."""
+    tokens_BP, _, _, valid = self._features(batch, "decoder")
+    return tokens_BP, jnp.ones(tokens_BP.shape, bool) if valid is None else valid
+
+  def start_decoding(self, batch: Batch, slots: int) -> DecodeState:
+    """An empty cache for `slots` tokens, those of the prompt included."""
+    B = batch["decoder_input_tokens"].shape[0]
+    cache = self.decoder.start_cache(CacheStart(B, slots, self.dtype))
+    return DecodeState.empty(cache, B, slots, prefix="decoder_causal_attention" in batch)
+
+  def decode(self, tokens_BT: jax.Array, state: DecodeState, valid_BT=None, prefix_BT=None):
+    """Feeds the next tokens through the cache; see `DecodeState.advance`. Returns (logits [B, T, V], state)."""
+    q_pos, state = state.advance(tokens_BT, valid_BT, prefix_BT)
+    context = Context(mask=state.mask(q_pos), slot=state.slot - tokens_BT.shape[1])
+    x_BTD = self.inputs(self.embed(tokens_BT, self.dtype), q_pos)
+    x_BTD, _, cache = self.decoder(x_BTD, context, cache=state.cache)
+    return self.head(x_BTD, self.embed)["logits"], dataclasses.replace(state, cache=cache)
+
+
+def _prefix(batch: Batch, valid) -> jax.Array | None:
+  prefix = batch.get("decoder_causal_attention")
+  if prefix is None:
+    return None
+  return prefix > 0 if valid is None else (prefix > 0) & valid

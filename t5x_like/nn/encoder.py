@@ -1,0 +1,62 @@
+"""The encoder: every token sees every other."""
+
+import dataclasses
+
+import jax
+from flax import nnx
+
+from t5x_like import slots
+from t5x_like.nn import heads
+from t5x_like.nn.architecture import Architecture, Batch
+from t5x_like.nn.build import StackBuilder, deepnorm_weights
+from t5x_like.nn.design import Variant
+from t5x_like.nn.dims import subkey
+from t5x_like.nn.layer import Context
+from t5x_like.nn.mask import Mask
+
+MASKED = "encoder_masked_positions"
+
+
+class Encoder(Architecture):
+  """A bidirectional stack and a head.
+
+  Args:
+    head: one of `nn.heads`, a name or {"name": …} with its arguments; None is the variant's.
+    others: see `Architecture`.
+  """
+
+  def __init__(self, rngs: nnx.Rngs, *, variant: str | Variant, head: str | dict | None = None, **options):
+    variant = self.published(variant)
+    super().__init__(rngs, variant=dataclasses.replace(variant, head=head or variant.head), **options)
+
+  def build(self, rngs: nnx.Rngs, **options) -> None:
+    variant, dims = self.variant, self.variant.dims
+    deepnorm = deepnorm_weights(dims.layers, 0)["encoder"]
+    parts = StackBuilder(variant.design, dims, causal=False, deepnorm=deepnorm, **options)
+    self.inputs = parts.inputs(rngs, width=variant.embed, types=variant.types)
+    self.encoder = parts.stack(rngs)
+    given = dict(rngs=rngs, variant=variant, dropout_rate=parts.dropout_rate)
+    self.head = slots.make("config.model.head", variant.head, heads, "make", **given)
+
+  def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
+    """What the head says.
+
+    Args:
+      batch: `encoder_input_tokens` int32 [B, S]; optional `encoder_token_types`, and for packed batches
+        `encoder_segment_ids` and `encoder_positions`; `encoder_masked_positions` int32 [B, K] where only some tokens
+        are predicted.
+      key: dropout key, or None for evaluation.
+    Returns:
+      {"logits", …}: float32 [B, S, V] of the MLM head, [B, K, V] at masked positions; see `nn.heads` for the others.
+    """
+    x_BSD, valid, aux = self.encode(batch, subkey(key, 0))
+    places = {"places_BK": batch[MASKED]} if MASKED in batch else {}
+    return self.head(x_BSD, self.embed, valid, subkey(key, 1), **places) | aux
+
+  def encode(self, batch: Batch, key: jax.Array | None = None):
+    """Returns (hidden states [B, S, D], validity bool [B, S] or None, auxiliary scalars)."""
+    tokens_BS, pos, segments, valid = self._features(batch, "encoder")
+    context = Context(mask=Mask(pos, pos, segments, segments, valid))
+    x_BSD = self.inputs(self.embed(tokens_BS, self.dtype), pos, batch.get("encoder_token_types"), subkey(key, 0))
+    x_BSD, aux, _ = self.encoder(x_BSD, context, key=subkey(key, 1))
+    return x_BSD, valid, aux

@@ -1,0 +1,21 @@
+"""What the heads share that read one token of a sequence."""
+
+import jax
+from flax import nnx
+
+from t5x_like import slots
+from t5x_like.nn.design import Variant
+from t5x_like.nn.linear import Linear
+from t5x_like.nn.mlp import ACTIVATIONS
+
+
+class Pooler(nnx.Module):
+  """`activation(dense(x))` of the first token of each sequence."""
+
+  def __init__(self, rngs: nnx.Rngs, variant: Variant, activation: str):
+    D = variant.dims.embed
+    self.dense = Linear((D, D), ("embed", None), variant.design.kernel_init(D), rngs, bias=True)
+    self.activation = slots.find("config.model.head.activation", activation, ACTIVATIONS)[0]
+
+  def __call__(self, x_BTD: jax.Array) -> jax.Array:
+    return self.activation(self.dense(x_BTD[:, 0]))

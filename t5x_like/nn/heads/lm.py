@@ -1,0 +1,60 @@
+"""A language model's: logits over the vocabulary."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.nn import params
+from t5x_like.nn.design import Variant
+from t5x_like.nn.embed import Embed, vocabulary_logits
+
+
+class LmHead(nnx.Module):
+  """Logits over the vocabulary: against the embedding table, or with a kernel of its own (untied).
+
+  Args:
+    embed, vocab: widths of an untied kernel; None ties.
+    scale: of the hidden states (T5 1.0 ties, and divides them by sqrt(D)).
+    softcap: logits become `softcap * tanh(logits / softcap)`.
+    bias: size of a bias of its own; None for none.
+  """
+
+  def __init__(
+    self,
+    rngs: nnx.Rngs,
+    *,
+    shape: tuple[int, int] | None = None,
+    init: Callable | None = None,
+    scale: float = 1.0,
+    softcap: float | None = None,
+    bias: int | None = None,
+  ):
+    self.kernel = None if shape is None else params.param(rngs, init, shape, ("embed", "vocab"))
+    self.bias = None if bias is None else params.param(rngs, params.zeros, (bias,), ("vocab",))
+    self.scale = scale
+    self.softcap = softcap
+
+  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, jax.Array]:
+    if self.scale != 1.0:
+      x_BTD = x_BTD * self.scale
+    logits_BTV = embed.attend(x_BTD) if self.kernel is None else vocabulary_logits(x_BTD, self.kernel[...])
+    if self.bias is not None:
+      logits_BTV = logits_BTV + self.bias[...]
+    if self.softcap is not None:
+      logits_BTV = self.softcap * jnp.tanh(logits_BTV / self.softcap)
+    return {"logits": logits_BTV}
+
+
+def make(rngs: nnx.Rngs, variant: Variant) -> LmHead:
+  """As the variant's design has its output."""
+  design, D, V = variant.design, variant.dims.embed, variant.vocab_size
+  return LmHead(
+    rngs,
+    shape=None if design.tied else (D, V),
+    init=design.kernel_init(D),
+    scale=D**-0.5 if design.logits_scale else 1.0,
+    softcap=design.logits_softcap,
+    bias=V if design.logits_bias else None,
+  )

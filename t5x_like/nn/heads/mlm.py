@@ -1,0 +1,37 @@
+"""BERT's: the tokens behind the masks."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.nn.design import Variant
+from t5x_like.nn.embed import Embed
+from t5x_like.nn.heads.lm import LmHead
+from t5x_like.nn.linear import Linear
+from t5x_like.nn.mlp import ACTIVATIONS
+
+
+class MlmHead(nnx.Module):
+  """BERT's: `norm(activation(dense(x)))` against the embedding table, plus a bias (Devlin et al. 2019, its code)."""
+
+  def __init__(self, rngs: nnx.Rngs, variant: Variant):
+    design, D = variant.design, variant.dims.embed
+    width = variant.embed or D
+    norm = design.make_norm(width, rngs)
+    self.dense = Linear((D, width), ("embed", None), design.kernel_init(D), rngs, bias="mlp" in design.biases)
+    self.norm = norm
+    self.lm = LmHead(rngs, bias=variant.vocab_size)
+    self.activation = ACTIVATIONS[design.activation][0]
+
+  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, places_BK=None) -> dict[str, jax.Array]:
+    """Returns {"logits" [B, T, V]}, or [B, K, V] at the places given: most of a large vocabulary's cost is here."""
+    x_BTD = x_BTD if places_BK is None else at_places(x_BTD, places_BK)
+    return self.lm(self.norm(self.activation(self.dense(x_BTD))), embed)
+
+
+def at_places(x_BTD: jax.Array, places_BK: jax.Array) -> jax.Array:
+  """[B, K, D]: of each row the states at some of its positions, int32."""
+  return jnp.take_along_axis(x_BTD, places_BK[..., None], axis=1)
+
+
+make = MlmHead

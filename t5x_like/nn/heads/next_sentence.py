@@ -1,0 +1,10 @@
+"""Whether the second segment follows the first (0: it does, 1: it is random)."""
+
+from flax import nnx
+
+from t5x_like.nn.design import Variant
+from t5x_like.nn.heads.classification import SequenceClassifier
+
+
+def make(rngs: nnx.Rngs, variant: Variant, dropout_rate: float, *, activation: str = "tanh") -> SequenceClassifier:
+  return SequenceClassifier(rngs, variant, dropout_rate, labels=2, activation=activation)

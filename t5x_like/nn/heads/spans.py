@@ -1,0 +1,22 @@
+"""Where an answer is (SQuAD)."""
+
+import jax
+from flax import nnx
+
+from t5x_like.nn.design import Variant
+from t5x_like.nn.embed import Embed
+from t5x_like.nn.heads.tokens import TokenClassifier
+
+
+class SpanHead(TokenClassifier):
+  """Where an answer starts and ends: {"logits" [B, T, 2], "start_logits" [B, T], "end_logits" [B, T]}."""
+
+  def __init__(self, rngs: nnx.Rngs, variant: Variant):
+    super().__init__(rngs, variant, labels=2)
+
+  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, jax.Array]:
+    logits_BT2 = super().__call__(x_BTD, embed, valid_BT, key)["logits"]
+    return {"logits": logits_BT2, "start_logits": logits_BT2[..., 0], "end_logits": logits_BT2[..., 1]}
+
+
+make = SpanHead

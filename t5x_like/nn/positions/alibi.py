@@ -1,0 +1,40 @@
+"""Attention with linear biases."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.nn.dims import Dims
+from t5x_like.nn.positions import Position
+
+
+class Alibi(Position):
+  """A penalty on the logits that grows with the distance, steeper in some heads than in others (Press et al. 2022).
+
+  For a number of heads that is no power of two, the slopes are those of the next lower one followed by every second of
+  the next higher one (the paper's code, BLOOM); `mpt` takes all of the next higher one, every second first (MPT).
+  """
+
+  place = "stack"
+  biased = True
+
+  def __init__(self, dims: Dims, *, mpt: bool = False):
+    self.slopes = alibi_slopes(dims.heads, mpt=mpt)
+
+  def bias(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
+    distance_B1TS = jnp.abs(k_pos_BS[:, None, :] - q_pos_BT[:, :, None])[:, None].astype(jnp.float32)
+    return -jnp.asarray(self.slopes, jnp.float32)[:, None, None] * distance_B1TS
+
+
+def alibi_slopes(heads: int, *, mpt: bool = False) -> tuple[float, ...]:
+  """Geometric slopes, `2^(-8 i / heads)` for a power of two (Press et al. 2022, section 3)."""
+  low = 2 ** math.floor(math.log2(heads))
+  powers = [2.0 ** (-8 * (i + 1) / low) for i in range(low)]
+  if low == heads:
+    return tuple(powers)
+  double = [2.0 ** (-8 * (i + 1) / (2 * low)) for i in range(2 * low)]
+  return tuple((double[1::2] + double[0::2])[:heads] if mpt else (powers + double[0::2])[:heads])
+
+
+make = Alibi

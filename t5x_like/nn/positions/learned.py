@@ -1,0 +1,34 @@
+"""A learned vector for each position, added to the token vectors."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.errors import UserError
+from t5x_like.nn import params
+from t5x_like.nn.positions import Position
+from t5x_like.slots import Positive
+
+
+class LearnedPosition(Position):
+  """A vector for each of `length` positions; row `offset` is that of position 0 (BART and RoBERTa keep two rows)."""
+
+  place = "inputs"
+
+  def __init__(self, rngs: nnx.Rngs, width: int, init: Callable, *, length: Positive = 512, offset: int = 0):
+    self.table = params.param(rngs, init, (length + offset, width), (None, "embed"))
+    self.length = length
+    self.offset = offset
+
+  def embed(self, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
+    if x_BTD.shape[1] > self.length:
+      raise UserError(
+        f"the model has positions for {self.length} tokens, found a length of {x_BTD.shape[1]}; shorten "
+        "the sequences or make a model with more positions"
+      )
+    return x_BTD + jnp.take(self.table[...], pos_BT + self.offset, axis=0, mode="clip").astype(x_BTD.dtype)
+
+
+make = LearnedPosition

@@ -1,0 +1,5 @@
+"""No positions."""
+
+from t5x_like.nn.positions import Position
+
+make = Position

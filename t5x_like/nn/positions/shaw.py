@@ -1,0 +1,47 @@
+"""Shaw's relative positions: learned vectors, added to keys and to values."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.nn import params
+from t5x_like.nn.dims import Dims
+from t5x_like.nn.positions import Position
+from t5x_like.slots import Positive
+
+
+class ShawPosition(Position):
+  """Learned vectors for each clipped distance, added to keys and to values (Shaw et al. 2018, equations 3 and 4).
+
+  The vectors are shared by the heads of a layer, as in the paper (section 3.3); every layer has its own.
+  """
+
+  query_dependent = True
+
+  def __init__(self, rngs: nnx.Rngs, dims: Dims, *, clip: Positive = 16, values: bool = True):
+    init, shape = params.fan_in_normal(dims.head_dim), (2 * clip + 1, dims.head_dim)
+    self.keys = params.param(rngs, init, shape, (None, None))
+    self.value_table = params.param(rngs, init, shape, (None, None)) if values else None
+    self.clip = clip
+
+  def logits(self, q_BTNH: jax.Array, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
+    # One product with every distance's vector, then a lookup: [T, S, H] is never made.
+    by_distance = jnp.einsum("BTNH,XH->BTNX", q_BTNH, self.keys[...].astype(q_BTNH.dtype))
+    onehot_BTSX = self._onehot(q_pos_BT, k_pos_BS, jnp.float32)
+    onehot_BTSX = jnp.broadcast_to(onehot_BTSX, (q_BTNH.shape[0], *onehot_BTSX.shape[1:]))
+    return jnp.einsum("BTNX,BTSX->BNTS", by_distance.astype(jnp.float32), onehot_BTSX)
+
+  def values(self, probs_BNTS: jax.Array, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
+    if self.value_table is None:
+      return jnp.zeros((), probs_BNTS.dtype)
+    onehot_BTSX = self._onehot(q_pos_BT, k_pos_BS, probs_BNTS.dtype)
+    onehot_BTSX = jnp.broadcast_to(onehot_BTSX, (probs_BNTS.shape[0], *onehot_BTSX.shape[1:]))
+    by_distance = jnp.einsum("BNTS,BTSX->BTNX", probs_BNTS, onehot_BTSX)
+    return jnp.einsum("BTNX,XH->BTNH", by_distance, self.value_table[...].astype(probs_BNTS.dtype))
+
+  def _onehot(self, q_pos_BT, k_pos_BS, dtype) -> jax.Array:
+    relative_BTS = jnp.clip(k_pos_BS[:, None, :] - q_pos_BT[:, :, None], -self.clip, self.clip)
+    return jax.nn.one_hot(relative_BTS + self.clip, 2 * self.clip + 1, dtype=dtype)
+
+
+make = ShawPosition
