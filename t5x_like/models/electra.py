@@ -76,7 +76,7 @@ class Model(Encoder):
     *,
     variant: str | Variant,
     generator_size: float | None = None,
-    head: Literal["discriminator"] = "discriminator",
+    head: Literal["discriminator"] | None = None,
     **options,
   ):
     size = generator_size or (GENERATOR_SIZES.get(variant) if isinstance(variant, str) else None) or 0.5
