@@ -1,0 +1,179 @@
+"""What adding a part costs: one file in its folder, and `config.model` names it. Nothing else is touched."""
+
+import importlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import t5x_like.models
+from t5x_like import slots
+from t5x_like.errors import UserError
+from t5x_like.nn import cores, heads, params, positions
+
+CORE = '''
+"""Attention that is the same for all visible keys, but for a power of how far they are."""
+
+import jax.numpy as jnp
+
+from t5x_like.nn.cores import Core
+from t5x_like.slots import Positive
+
+
+class Toy(Core):
+  refuses = ("causal", "bias", "softcap")
+
+  def __init__(self, dims, *, power: Positive = 1):
+    self.groups = dims.heads // dims.kv_heads
+    self.power = power
+
+  def attend(self, q, k, v, mask, softmax):
+    far = 1.0 + jnp.abs(mask.k_pos[:, None] - mask.q_pos[:, :, None])
+    weights = jnp.where(mask.k_valid[:, None], far**-self.power, 0.0)
+    weights = weights / weights.sum(-1, keepdims=True)
+    return jnp.einsum("BTS,BSNH->BTNH", weights, jnp.repeat(v, self.groups, axis=2))
+
+
+make = Toy
+'''
+
+POSITION = '''
+"""A learned step in the direction of a learned vector, added to the token vectors."""
+
+from t5x_like.nn import params
+from t5x_like.nn.positions import Position
+
+
+class Toy(Position):
+  place = "inputs"
+
+  def __init__(self, rngs, width, init, *, step: float = 1.0):
+    self.way = params.param(rngs, init, (width,), ("embed",))
+    self.step = step
+
+  def embed(self, x_BTD, pos_BT):
+    return x_BTD + self.step * pos_BT[..., None] * self.way[...]
+
+
+make = Toy
+'''
+
+HEAD = '''
+"""The mean of the hidden states, in `parts` parts."""
+
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.slots import Positive
+
+
+class Toy(nnx.Module):
+  def __init__(self, *, parts: Positive = 2):
+    self.parts = parts
+
+  def __call__(self, x_BTD, embed, valid_BT=None, key=None):
+    return {"logits": jnp.stack(jnp.split(x_BTD.mean(1), self.parts, axis=-1), axis=1).astype(jnp.float32)}
+
+
+make = Toy
+'''
+
+FAMILY = '''
+"""An encoder of no published kind."""
+
+from t5x_like.nn.design import Design, Variant
+from t5x_like.nn.dims import Dims
+from t5x_like.nn.encoder import Encoder
+
+VARIANTS = {"small": Variant(Dims(embed=16, heads=4, kv_heads=2, head_dim=4, mlp=32, layers=2), Design(), 32)}
+
+
+class Model(Encoder):
+  VARIANTS = VARIANTS
+'''
+
+PLACES = {"core": (cores, CORE), "position": (positions, POSITION), "head": (heads, HEAD)}
+
+
+@pytest.fixture
+def toys(tmp_path, monkeypatch):
+  """A file `toy.py` in each of the four folders, without writing into the package."""
+  for name, (package, source) in {**PLACES, "family": (t5x_like.models, FAMILY)}.items():
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "toy.py").write_text(source)
+    monkeypatch.setattr(package, "__path__", [*package.__path__, str(folder)])
+    monkeypatch.delitem(sys.modules, f"{package.__name__}.toy", raising=False)
+  importlib.invalidate_caches()
+  yield
+  for package in (cores, positions, heads, t5x_like.models):
+    sys.modules.pop(f"{package.__name__}.toy", None)
+    if hasattr(package, "toy"):
+      delattr(package, "toy")
+
+
+def made(**config):
+  """`config.model` as a recipe has it, made as a run makes it."""
+  config = {"name": "toy", "variant": "small", "layers": "loop", **config}
+  return slots.make("config.model", config, t5x_like.models, "Model", rngs=nnx.Rngs(params=jax.random.key(0)))
+
+
+def run(model):
+  tokens = np.random.default_rng(0).integers(2, 32, (2, 7)).astype(np.int32)
+  return model({"encoder_input_tokens": jnp.asarray(tokens)})
+
+
+def test_a_family_is_one_file(toys):
+  assert "toy" in slots.names(t5x_like.models)
+  assert run(made())["logits"].shape == (2, 7, 32)
+  assert made(tokens={"pad": 3}).variant.tokens.pad == 3
+  with pytest.raises(UserError, match=r"config\.model\.variant: found 'smal'.*did you mean 'small'"):
+    made(variant="smal")
+  with pytest.raises(UserError, match=r"config\.model\.haed: unknown key \(did you mean 'head'\?\); it takes"):
+    made(haed="none")
+
+
+def test_a_core_is_one_file(toys):
+  model = made(design={"core": {"name": "toy", "power": 2}})
+  attention = model.encoder.blocks.self_attention.layer
+  assert (attention.core.name, attention.core.power) == ("toy", 2)
+  value = np.asarray(run(model)["logits"])
+  assert np.isfinite(value).all() and not np.allclose(value, run(made(design={"core": "toy"}))["logits"])
+  with pytest.raises(UserError, match=r"config\.model\.design\.core\.power: found 0 .*expected a whole number above 0"):
+    made(design={"core": {"name": "toy", "power": 0}})
+  with pytest.raises(UserError, match=r"config\.model\.design\.core\.dims: unknown key; it takes power"):
+    made(design={"core": {"name": "toy", "dims": 3}})
+  with pytest.raises(UserError, match="attention core 'toy' cannot do a position bias on the logits"):
+    run(made(design={"core": "toy", "position": "alibi"}))
+  both = made(design={"core": {"encoder": "toy"}}).encoder.blocks.self_attention.layer.core
+  assert both.name == "toy"
+  with pytest.raises(UserError, match=r"config\.model\.design\.core\.encoder\.powr: .*did you mean 'power'"):
+    made(design={"core": {"encoder": {"name": "toy", "powr": 1}}})
+
+
+def test_a_position_is_one_file(toys):
+  model = made(design={"position": {"name": "toy", "step": 0.5}})
+  assert [n for n in params.named_params(model) if "position" in n] == ["inputs/position/way"]
+  plain, moved = run(made()), run(model)
+  assert not np.allclose(plain["logits"], moved["logits"])
+  with pytest.raises(UserError, match=r"config\.model\.design\.position\.stepp: .*did you mean 'step'"):
+    made(design={"position": {"name": "toy", "stepp": 0.5}})
+  with pytest.raises(UserError, match=r"config\.model\.design\.position: found 'toy' in turn with others"):
+    made(design={"position": ["toy", "rope"]})
+
+
+def test_a_head_is_one_file(toys):
+  assert run(made(head={"name": "toy", "parts": 4}))["logits"].shape == (2, 4, 4)
+  with pytest.raises(UserError, match=r"config\.model\.head\.part: unknown key \(did you mean 'parts'\?\)"):
+    made(head={"name": "toy", "part": 4})
+  with pytest.raises(UserError, match=r"config\.model\.head: found 'tou', expected one of .*did you mean 'toy'"):
+    made(head="tou")
+
+
+@pytest.mark.parametrize("package", [cores, positions, heads], ids=lambda package: package.__name__)
+def test_every_part_is_found_by_its_file(package):
+  for name in slots.names(package):
+    assert callable(slots.find("here", name, package, "make"))
