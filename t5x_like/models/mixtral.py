@@ -7,7 +7,7 @@ key/value heads, no biases, an output matrix of its own. The weight of its balan
 from t5x_like.nn.decoder import Decoder
 from t5x_like.nn.design import Design, Tokens, Variant
 from t5x_like.nn.dims import Dims
-from t5x_like.nn.moe import Options
+from t5x_like.nn.router import Experts
 
 DESIGN = Design(
   norm="rmsnorm",
@@ -15,7 +15,7 @@ DESIGN = Design(
   norm_position="pre",
   activation="swiglu",
   position={"name": "rope", "theta": 1e6},
-  experts=Options(experts=8, top_k=2, normalise=True, balance_loss=0.001, z_loss=0.0),
+  experts=Experts(experts=8, top_k=2, normalise=True, balance_loss=0.001, z_loss=0.0),
   init_stddev=0.02,
   tied=False,
 )

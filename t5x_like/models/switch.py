@@ -15,9 +15,9 @@ from t5x_like.models.t5 import V1_0
 from t5x_like.nn.design import Variant
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.encoder_decoder import EncoderDecoder
-from t5x_like.nn.moe import Options
+from t5x_like.nn.router import Experts
 
-ROUTING = Options(top_k=1, normalise=False, jitter=0.01, balance_loss=0.01, z_loss=0.0)
+ROUTING = Experts(top_k=1, normalise=False, jitter=0.01, balance_loss=0.01, z_loss=0.0)
 
 
 def _switch(embed, mlp, heads, layers, experts, **changes) -> Variant:

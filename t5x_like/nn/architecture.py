@@ -15,10 +15,11 @@ from t5x_like import slots
 from t5x_like.nn.design import Variant
 from t5x_like.nn.embed import Embed
 from t5x_like.nn.mask import positions
+from t5x_like.nn.stack import REMAT
 
 Batch = dict[str, jax.Array]
 Dtype = Literal["float32", "bfloat16", "auto"]
-Remat = Literal["none", "dots", "full"]
+Remat = Literal[tuple(REMAT)]
 Layers = Literal["scan", "loop", "auto"]
 
 

@@ -85,18 +85,8 @@ class Attention(Layer):
     q_BTNH = self.position.rotate(q_BTNH, mask.q_pos)
     if self.window is not None:
       mask = dataclasses.replace(mask, window=self.window)
-    o_BTNH = core(
-      q_BTNH,
-      k_BSKH,
-      v_BSKH,
-      mask,
-      bias,
-      self.position,
-      scale=self.scale,
-      softcap=self.softcap,
-      dropout_rate=self.dropout_rate,
-      key=subkey(key, 0),
-    )
+    options = dict(scale=self.scale, softcap=self.softcap, dropout_rate=self.dropout_rate, key=subkey(key, 0))
+    o_BTNH = core(q_BTNH, k_BSKH, v_BSKH, mask, bias, self.position, **options)
     return self.out(o_BTNH.reshape(*o_BTNH.shape[:2], -1))
 
   def _heads(self, x: jax.Array, axis: str) -> jax.Array:

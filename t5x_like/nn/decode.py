@@ -1,4 +1,4 @@
-"""What a decoder remembers between calls; `generate`, `sampling` and `beam` use it.
+"""What a decoder remembers between calls; `generate` and `beam_search` use it.
 
 Static shapes throughout: one compilation serves every batch of a size.
 """
@@ -37,15 +37,8 @@ class DecodeState:
     marks = jnp.zeros((batch, slots), bool) if prefix else None
     if memory_pos is not None:  # rows of their own, so that beams can be reordered
       memory_pos = jnp.broadcast_to(memory_pos, (batch, memory_pos.shape[1]))
-    return cls(
-      cache,
-      jnp.full((batch, slots), -1, jnp.int32),
-      jnp.zeros(batch, jnp.int32),
-      jnp.int32(0),
-      marks,
-      memory_pos,
-      memory_valid,
-    )
+    pos, next_pos = jnp.full((batch, slots), -1, jnp.int32), jnp.zeros(batch, jnp.int32)
+    return cls(cache, pos, next_pos, jnp.int32(0), marks, memory_pos, memory_valid)
 
   def advance(self, tokens_BT: jax.Array, valid_BT=None, prefix_BT=None) -> tuple[jax.Array, "DecodeState"]:
     """Gives the next T tokens their positions and slots.

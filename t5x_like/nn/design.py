@@ -16,8 +16,8 @@ from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.mlp import ACTIVATIONS
-from t5x_like.nn.moe import Options
 from t5x_like.nn.norm import NORMS
+from t5x_like.nn.router import Experts
 from t5x_like.slots import Positive
 
 
@@ -63,7 +63,7 @@ class Design:
   softcap: float | None = None
   windows: tuple[Positive | None, ...] = (None,)
   core: str | dict = "dense"
-  experts: Options | None = None
+  experts: Experts | None = None
   experts_every: Positive = 1
   mlp_dropout: bool = False
   init_stddev: float | None = None

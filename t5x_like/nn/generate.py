@@ -1,8 +1,8 @@
-"""Generation from a key/value cache: greedy and by sampling; `beam` has the search for the best sequence.
+"""Generation from a key/value cache: greedy and by sampling; `beam_search` has the search for the best sequence.
 
 Everything here is made to be called under `jax.jit`, in the rules of a mesh where there is one: shapes are static, one
 compilation serves every batch of a size, and rows stay on their devices. What a model must have is `prompt`,
-`start_decoding`, `decode` and `variant.tokens` (see `architectures`). A prompt is a decoder's input, or the start token
+`start_decoding`, `decode` and `variant.tokens` (see `decoder`). A prompt is a decoder's input, or the start token
 and what a batch forces after it (`decoder_prefix_tokens`) in an encoder-decoder.
 """
 

@@ -18,59 +18,19 @@ On a mesh whose axis `expert` is longer than 1, kernels stay where they are: slo
 being split over experts and back, which is an all-to-all each way.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.dims import dropout, subkey
 from t5x_like.nn.layer import Context, Layer
-from t5x_like.nn.router import Router, Routing, balance_loss, z_loss
+from t5x_like.nn.router import Experts, Router, Routing, balance_loss, z_loss
 from t5x_like.parallel.constrain import constrain
-from t5x_like.slots import Condition, Positive
-
-NotNegative = Annotated[float, Condition("a number, at least 0", lambda x: x >= 0)]
-
-
-@dataclasses.dataclass(frozen=True)
-class Options:
-  """What a design says of its experts (`design.experts`).
-
-  Attributes:
-    experts, top_k: how many there are and how many each token gets.
-    normalise: the gates of a token add up to one (Mixtral) or stay the probabilities they are (Switch); None is True
-      for more than one expert a token. A single normalised gate would be the constant 1 and teach the router nothing.
-    router: "softmax", or "noisy_top_k" with learned noise in training (Shazeer et al. 2017, section 2.1).
-    dispatch: "dropless" or "capacity"; see the module.
-    capacity_factor: slots for each choice, of the "capacity" dispatch.
-    balance_loss, z_loss: weights of the two losses.
-    jitter: in training, the router's input is multiplied by uniform numbers this close to 1 (Switch: 0.01).
-  """
-
-  experts: Positive = 8
-  top_k: Positive = 2
-  normalise: bool | None = None
-  router: Literal["softmax", "noisy_top_k"] = "softmax"
-  dispatch: Literal["dropless", "capacity"] = "dropless"
-  capacity_factor: Annotated[float, Condition("a number above 0", lambda x: x > 0)] = 1.25
-  balance_loss: NotNegative = 0.01
-  z_loss: NotNegative = 0.001
-  jitter: Annotated[float, Condition("at least 0 and less than 1", lambda x: 0 <= x < 1)] = 0.0
-
-  def __post_init__(self):
-    if self.top_k > self.experts:
-      expected = f"1 to {self.experts}, the number of experts"
-      raise UserError(f"config.model.design.experts.top_k: found {self.top_k}, expected {expected}")
-    if self.top_k == 1 and self.normalise:
-      expected = "False with top_k=1: a gate of 1 has no gradient"
-      raise UserError(f"config.model.design.experts.normalise: found True, expected {expected}")
 
 
 class Moe(Layer):
@@ -89,7 +49,7 @@ class Moe(Layer):
     embed: int,
     mlp: int,
     rngs: nnx.Rngs,
-    options: Options,
+    options: Experts,
     *,
     activation: Callable,
     gated: bool,
@@ -100,16 +60,7 @@ class Moe(Layer):
     E = options.experts
     init = init or params.fan_in_normal(embed)
     inwards, outwards = ("expert", "embed", "mlp"), ("expert", "mlp", "embed")
-    self.router = Router(
-      embed,
-      E,
-      options.top_k,
-      rngs,
-      normalise=options.top_k > 1 if options.normalise is None else options.normalise,
-      noisy=options.router == "noisy_top_k",
-      jitter=options.jitter,
-      init=init,
-    )
+    self.router = Router(embed, options, rngs, init=init)
     self.gate = params.param(rngs, init, (E, embed, mlp), inwards) if gated else None
     self.wi = params.param(rngs, init, (E, embed, mlp), inwards)
     self.wo = params.param(rngs, out_init or params.fan_in_normal(mlp), (E, mlp, embed), outwards)

@@ -2,13 +2,53 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.dims import subkey
+from t5x_like.slots import Condition, Positive
+
+NotNegative = Annotated[float, Condition("a number, at least 0", lambda x: x >= 0)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Experts:
+  """What a design says of its mixture of experts (`design.experts`).
+
+  Attributes:
+    experts, top_k: how many there are and how many each token gets.
+    normalise: the gates of a token add up to one (Mixtral) or stay the probabilities they are (Switch); None is True
+      for more than one expert a token. A single normalised gate would be the constant 1 and teach the router nothing.
+    router: "softmax", or "noisy_top_k": in training, normal noise is added to the logits, whose standard deviation a
+      second kernel learns; it starts at zero, so at softplus(0) (Shazeer et al. 2017, section 2.1).
+    dispatch: "dropless" or "capacity"; see `nn.moe`.
+    capacity_factor: slots for each choice, of the "capacity" dispatch.
+    balance_loss, z_loss: weights of the two losses.
+    jitter: in training, the router's input is multiplied by uniform numbers this close to 1 (Switch: 0.01).
+  """
+
+  experts: Positive = 8
+  top_k: Positive = 2
+  normalise: bool | None = None
+  router: Literal["softmax", "noisy_top_k"] = "softmax"
+  dispatch: Literal["dropless", "capacity"] = "dropless"
+  capacity_factor: Annotated[float, Condition("a number above 0", lambda x: x > 0)] = 1.25
+  balance_loss: NotNegative = 0.01
+  z_loss: NotNegative = 0.001
+  jitter: Annotated[float, Condition("at least 0 and less than 1", lambda x: 0 <= x < 1)] = 0.0
+
+  def __post_init__(self):
+    if self.top_k > self.experts:
+      expected = f"1 to {self.experts}, the number of experts"
+      raise UserError(f"config.model.design.experts.top_k: found {self.top_k}, expected {expected}")
+    if self.top_k == 1 and self.normalise:
+      expected = "False with top_k=1: a gate of 1 has no gradient"
+      raise UserError(f"config.model.design.experts.normalise: found True, expected {expected}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,34 +72,16 @@ jax.tree_util.register_dataclass(Routing)
 
 
 class Router(nnx.Module):
-  """Top-k of a softmax over experts: top-1 is Switch (Fedus et al. 2022), top-2 renormalised is Mixtral (Jiang et al.
-  2024); with `noisy` it is Shazeer et al. 2017, section 2.1.
+  """Top-k of a softmax over experts: top-1 is Switch (Fedus et al. 2022); top-2 renormalised, which equals a softmax
+  over the chosen logits alone, is Mixtral (Jiang et al. 2024); with noise it is Shazeer et al. 2017, section 2.1."""
 
-  Args:
-    experts, top_k: of how many experts each token gets how many.
-    normalise: the gates of a token add up to one. Equal to a softmax over the chosen logits alone.
-    noisy: a second kernel learns how much normal noise is added to each logit; it starts at zero, so the standard
-      deviation starts at softplus(0).
-    jitter: half the width of the uniform factor around 1 on the router's input (Fedus et al. 2022, section 2.4).
-  """
-
-  def __init__(
-    self,
-    embed: int,
-    experts: int,
-    top_k: int,
-    rngs: nnx.Rngs,
-    *,
-    normalise: bool,
-    noisy: bool,
-    jitter: float,
-    init: Callable,
-  ):
-    self.kernel = params.param(rngs, init, (embed, experts), ("embed", None))
-    self.noise = params.param(rngs, params.zeros, (embed, experts), ("embed", None)) if noisy else None
-    self.top_k = top_k
-    self.normalise = normalise
-    self.jitter = jitter
+  def __init__(self, embed: int, options: Experts, rngs: nnx.Rngs, *, init: Callable):
+    shape, axes, noisy = (embed, options.experts), ("embed", None), options.router == "noisy_top_k"
+    self.kernel = params.param(rngs, init, shape, axes)
+    self.noise = params.param(rngs, params.zeros, shape, axes) if noisy else None
+    self.top_k = options.top_k
+    self.normalise = options.top_k > 1 if options.normalise is None else options.normalise
+    self.jitter = options.jitter
 
   def __call__(self, x_BTD: jax.Array, key: jax.Array | None) -> Routing:
     """Routes every token; jitter and noise only where there is a key."""

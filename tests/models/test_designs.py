@@ -14,8 +14,8 @@ from t5x_like import slots
 from t5x_like.nn import positions
 from t5x_like.nn.design import Design
 from t5x_like.nn.mlp import ACTIVATIONS
-from t5x_like.nn.moe import Options
 from t5x_like.nn.norm import NORMS
+from t5x_like.nn.router import Experts
 
 LLAMA3 = {"factor": 4.0, "low": 1.0, "high": 2.0, "original_length": 4}
 
@@ -86,7 +86,7 @@ DESIGNS = {  # design, and the heads that share keys and values
     4,
   ),
   "alibi_mpt_turns_of_experts": (
-    Design(position={"name": "alibi", "mpt": True}, experts=Options(top_k=2), experts_every=2, activation="swiglu"),
+    Design(position={"name": "alibi", "mpt": True}, experts=Experts(top_k=2), experts_every=2, activation="swiglu"),
     2,
   ),
   "shaw_post": (Design(norm_position="post", position={"name": "shaw", "clip": 3}, activation="relu"), 2),

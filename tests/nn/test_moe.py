@@ -16,7 +16,8 @@ from t5x_like.nn import params
 from t5x_like.nn.design import Design
 from t5x_like.nn.layer import Context
 from t5x_like.nn.mask import Mask, positions
-from t5x_like.nn.moe import Moe, Options
+from t5x_like.nn.moe import Moe
+from t5x_like.nn.router import Experts
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.training import flops
@@ -36,7 +37,7 @@ def layer(gated=True, dropout_rate=0.0, **options):
     D,
     F,
     nnx.Rngs(params=jax.random.key(5)),
-    Options(experts=E, **options),
+    Experts(experts=E, **options),
     activation=jax.nn.silu,
     gated=gated,
     init=params.normal(0.5),

@@ -20,7 +20,7 @@ class SequenceClassifier(nnx.Module):
   """
 
   def __init__(
-    self, rngs: nnx.Rngs, variant: Variant, dropout_rate: float = 0.0, *, labels: Positive = 2, activation: str = "tanh"
+    self, rngs: nnx.Rngs, variant: Variant, dropout_rate: float, *, labels: Positive = 2, activation: str = "tanh"
   ):
     D = variant.dims.embed
     self.pooler = Pooler(rngs, variant, activation)

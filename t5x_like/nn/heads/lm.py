@@ -15,7 +15,7 @@ class LmHead(nnx.Module):
   """Logits over the vocabulary: against the embedding table, or with a kernel of its own (untied).
 
   Args:
-    embed, vocab: widths of an untied kernel; None ties.
+    shape: of a kernel of its own, [D, V]; None ties.
     scale: of the hidden states (T5 1.0 ties, and divides them by sqrt(D)).
     softcap: logits become `softcap * tanh(logits / softcap)`.
     bias: size of a bias of its own; None for none.

@@ -13,13 +13,7 @@ class MultipleChoice(SequenceClassifier):
   """One score for each choice. A batch holds the choices of an example in consecutive rows: [B * choices, T]."""
 
   def __init__(
-    self,
-    rngs: nnx.Rngs,
-    variant: Variant,
-    dropout_rate: float = 0.0,
-    *,
-    choices: Positive = 4,
-    activation: str = "tanh",
+    self, rngs: nnx.Rngs, variant: Variant, dropout_rate: float, *, choices: Positive = 4, activation: str = "tanh"
   ):
     super().__init__(rngs, variant, dropout_rate, labels=1, activation=activation)
     self.choices = choices

@@ -12,7 +12,7 @@ class SpanHead(TokenClassifier):
   """Where an answer starts and ends: {"logits" [B, T, 2], "start_logits" [B, T], "end_logits" [B, T]}."""
 
   def __init__(self, rngs: nnx.Rngs, variant: Variant):
-    super().__init__(rngs, variant, labels=2)
+    super().__init__(rngs, variant, 0.0, labels=2)
 
   def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, jax.Array]:
     logits_BT2 = super().__call__(x_BTD, embed, valid_BT, key)["logits"]

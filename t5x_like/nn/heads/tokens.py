@@ -14,7 +14,7 @@ from t5x_like.slots import Positive
 class TokenClassifier(nnx.Module):
   """Logits [B, T, labels]."""
 
-  def __init__(self, rngs: nnx.Rngs, variant: Variant, dropout_rate: float = 0.0, *, labels: Positive = 2):
+  def __init__(self, rngs: nnx.Rngs, variant: Variant, dropout_rate: float, *, labels: Positive = 2):
     D = variant.dims.embed
     self.out = Linear((D, labels), ("embed", None), variant.design.kernel_init(D), rngs, bias=True)
     self.dropout_rate = dropout_rate
