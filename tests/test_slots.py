@@ -1,7 +1,8 @@
 """Slots: names found in packages and tables, arguments checked against signatures, both refused in one line."""
 
+import dataclasses
 import types
-from typing import Literal
+from typing import Annotated, Literal
 
 import pytest
 from ml_collections import ConfigDict
@@ -45,6 +46,51 @@ def test_arguments_are_filled_in_and_what_is_supplied_is_no_key():
 def test_refusals_name_the_key_and_what_was_expected(value, message):
   with pytest.raises(UserError, match=message):
     slots.make("config.x", value, TABLE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Boat:
+  sails: slots.Positive = 2
+  crew: tuple[str | None, ...] = ()
+
+
+class Ship:
+  def __init__(self, sea, *, length: int, boat: Boat | None = None):
+    self.length, self.boat = length, boat
+
+
+class Steamer(Ship):
+  def __init__(self, sea, *, power: Annotated[float, slots.Condition("a number above 0", lambda x: x > 0)], **options):
+    super().__init__(sea, **options)
+    self.power = power
+
+
+FLEET = {"ship": Ship, "steamer": Steamer}
+
+
+def test_a_class_takes_what_its_constructor_hands_on_and_a_dictionary_makes_a_dataclass():
+  ship = slots.make(
+    "config.x", {"name": "steamer", "power": 2, "length": 3, "boat": {"crew": ["Ann", None]}}, FLEET, sea=0
+  )
+  assert (ship.power, ship.length, ship.boat) == (2, 3, Boat(2, ("Ann", None)))
+  assert slots.change("config.x", ship.boat, {"sails": 1}) == Boat(1, ("Ann", None))
+
+
+@pytest.mark.parametrize(
+  "value, message",
+  [
+    ({"lenght": 3}, r"config\.x\.lenght: unknown key \(did you mean 'length'\?\); it takes length, boat, power"),
+    ({"length": 3}, r"config\.x\.power: missing; it takes length, boat, power"),
+    ({"length": 3, "power": 0}, r"config\.x\.power: found 0 of type int, expected a number above 0"),
+    ({"length": 3, "power": 1, "boat": 1}, r"config\.x\.boat: found 1 of type int, expected Boat or None"),
+    ({"length": 3, "power": 1, "boat": {"sail": 1}}, r"config\.x\.boat\.sail: unknown key \(did you mean 'sails'\?\)"),
+    ({"length": 3, "power": 1, "boat": {"sails": 0}}, r"config\.x\.boat\.sails: found 0 .*a whole number above 0"),
+    ({"length": 3, "power": 1, "boat": {"crew": [1]}}, r"config\.x\.boat\.crew: found \[1\] .*a list of str or None"),
+  ],
+)
+def test_refusals_inside_of_arguments(value, message):
+  with pytest.raises(UserError, match=message):
+    slots.make("config.x", {"name": "steamer", **value}, FLEET, sea=0)
 
 
 def test_a_package_is_a_registry_of_its_public_modules():

@@ -13,7 +13,7 @@ from t5x_like.inference import masks
 from t5x_like.inference.rows import Runner, padded_length
 from t5x_like.inference.strategies import Strategy
 from t5x_like.inference.texts import shown
-from t5x_like.nn.position import LearnedPosition
+from t5x_like.nn.positions.learned import LearnedPosition
 from t5x_like.nn.sampling import MinLength
 
 Batch = dict[str, Any]
