@@ -177,3 +177,12 @@ def test_a_head_is_one_file(toys):
 def test_every_part_is_found_by_its_file(package):
   for name in slots.names(package):
     assert callable(slots.find("here", name, package, "make"))
+
+
+@pytest.mark.parametrize("name", slots.names(t5x_like.models))
+def test_every_family_takes_what_all_architectures_take(name):
+  model = slots.find("config.model.name", name, t5x_like.models, "Model")
+  values = {"variant": next(iter(model.VARIANTS)), "tokens": {"pad": 3}, "design": {"qk_norm": True}, "remat": "dots"}
+  filled = slots.fill("config.model", values, model, given=("rngs",))
+  made = jax.eval_shape(lambda: model(nnx.Rngs(0), **filled | {"dtype": "float32", "layers": "loop"}))
+  assert made.variant.tokens.pad == 3 and made.variant.design.qk_norm

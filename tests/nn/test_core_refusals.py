@@ -1,5 +1,8 @@
 """What the cores refuse: masks, positions, lengths and options they cannot honour."""
 
+import ast
+import pathlib
+
 import core_cases as cases
 import jax
 import pytest
@@ -118,3 +121,10 @@ def test_what_a_core_refuses_is_what_the_base_checks(name):
     mask, options = asked[what]
     with pytest.raises(UserError, match=f"core '{name}' cannot do"):
       core(*cases.qkv(S=20 if what == "lengths" else None), mask, **options, scale=0.4)
+
+
+def test_the_signature_of_attention_is_in_one_place():
+  files = sorted(pathlib.Path(cores.__file__).parent.glob("*.py"))
+  functions = [(f.stem, n) for f in files for n in ast.walk(ast.parse(f.read_text())) if isinstance(n, ast.FunctionDef)]
+  arguments = [(stem, {a.arg for a in (*n.args.args, *n.args.kwonlyargs)}) for stem, n in functions]
+  assert [stem for stem, names in arguments if names & {"scale", "softcap", "dropout_rate"}] == ["__init__"]
