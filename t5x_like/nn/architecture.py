@@ -1,7 +1,7 @@
 """What the three architectures share. A family in `models/` is one of them and its table of variants.
 
-All are called as `model(batch, key) -> {"logits", …}` with the batch features of T5X (docs/architecture.md). Id
-`tokens.pad` is padding where a batch has no segment ids; with segment ids, segment 0 is.
+All are called as `model(batch, key) -> {"logits", …}` with the batch features of T5X (docs/explanation/architecture.md).
+Id `tokens.pad` is padding where a batch has no segment ids; with segment ids, segment 0 is.
 """
 
 import dataclasses
@@ -38,6 +38,7 @@ class Architecture(nnx.Module):
   """
 
   VARIANTS: ClassVar[dict[str, Variant]] = {}
+  NEEDS: ClassVar[tuple[str, ...]] = ()  # the features it cannot do without; its outputs stand beside the last
 
   def __init__(
     self,

@@ -18,6 +18,8 @@ from t5x_like.nn.mask import Mask
 class Decoder(Architecture):
   """A causal stack and the head of a language model."""
 
+  NEEDS = ("decoder_input_tokens",)
+
   def build(self, rngs: nnx.Rngs, **options) -> None:
     variant, dims = self.variant, self.variant.dims
     deepnorm = deepnorm_weights(0, dims.layers)["decoder"]

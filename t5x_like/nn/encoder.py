@@ -25,6 +25,8 @@ class Encoder(Architecture):
     others: see `Architecture`.
   """
 
+  NEEDS = ("encoder_input_tokens",)
+
   def __init__(self, rngs: nnx.Rngs, *, variant: str | Variant, head: str | dict | None = None, **options):
     variant = self.published(variant)
     super().__init__(rngs, variant=dataclasses.replace(variant, head=head or variant.head), **options)

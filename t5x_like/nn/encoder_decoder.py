@@ -18,6 +18,8 @@ from t5x_like.nn.mask import Mask, positions
 class EncoderDecoder(Architecture):
   """A bidirectional stack, a causal one with cross-attention, and the head of a language model."""
 
+  NEEDS = ("encoder_input_tokens", "decoder_input_tokens")
+
   def build(self, rngs: nnx.Rngs, **options) -> None:
     variant, dims, design = self.variant, self.variant.dims, self.variant.design
     decoder_dims = dataclasses.replace(dims, layers=variant.decoder_layers or dims.layers)
