@@ -1,7 +1,8 @@
 """What the three architectures share. A family in `models/` is one of them and its table of variants.
 
-All are called as `model(batch, key) -> {"logits", …}` with the batch features of T5X (docs/explanation/architecture.md).
-Id `tokens.pad` is padding where a batch has no segment ids; with segment ids, segment 0 is.
+All are called as `model(batch, key) -> {"logits", …}` with the batch features of T5X, see
+docs/explanation/architecture.md. Id `tokens.pad` is padding where a batch has no segment ids; with segment ids,
+segment 0 is.
 """
 
 import dataclasses
