@@ -66,7 +66,7 @@ class RemoteFiles:
 
   def __init__(self, url: str):
     self._url = url.rstrip("/") + "/"
-    self._taken = 0  # of the cache
+    self._budget, self._taken = _budget, 0  # what is taken of the cache
     self._kept: bool | None = None  # whether blocks are kept; decided when the first is read
     self._blocks: dict[tuple[str, int], ts.Future | bytes] = {}
     self._lock = threading.Lock()
@@ -75,9 +75,8 @@ class RemoteFiles:
     except Exception as error:  # TensorStore raises many types; each means that the address cannot be used
       raise UserError(f"{url}: cannot be opened ({one_line(error)})") from error
 
-  def __del__(self, budget=_budget):
-    if self._taken:
-      budget.take(-self._taken)
+  def __del__(self):
+    self._budget.take(-self._taken)
 
   def name(self, file: str) -> str:
     return self._url + file
@@ -142,7 +141,7 @@ class RemoteFiles:
   def _decide(self, size: int) -> None:
     with self._lock:
       if self._kept is None:
-        self._kept = _budget.take(size)
+        self._kept = self._budget.take(size)
         self._taken = size if self._kept else 0
 
   def _read_blocks(self, sizes: dict[tuple[str, int], int]) -> dict[tuple[str, int], bytes]:
