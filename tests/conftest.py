@@ -5,9 +5,9 @@ import os
 import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Most of a test's time is the compiler's. Code as small as this runs as well without its last optimizations. Without the
-# newer fusion emitters a program compiles in a third of the time; in one piece, not cut for threads that other workers
-# keep busy anyway, in a seventh less. Processes that tests start inherit this.
+# Most of a test's time is the compiler's. Code as small as this runs as well without its last optimizations. Without
+# the newer fusion emitters a program compiles in a third of the time; in one piece, not cut for threads that other
+# workers keep busy anyway, in a seventh less. Processes that tests start inherit this.
 FLAGS = (
   "--xla_force_host_platform_device_count=8",
   "--xla_backend_optimization_level=0",
@@ -15,15 +15,30 @@ FLAGS = (
   "--xla_cpu_parallel_codegen_split_count=1",
 )
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS]).strip()
+LARGEST_CACHE = 2**30  # bytes
+
+
+def pytest_configure(config):
+  """Empties the compilation cache when it has grown too large, before any worker starts."""
+  if hasattr(config, "cache") and not hasattr(config, "workerinput"):
+    files = [path for path in config.cache.mkdir("compiled").iterdir() if path.is_file()]
+    if sum(path.stat().st_size for path in files) > LARGEST_CACHE:
+      for path in files:
+        path.unlink()
 
 
 @pytest.fixture(scope="session")
-def compiled(tmp_path_factory):
-  """A compilation cache for the tests that ask for it: a program that several of them run is compiled once."""
+def compiled(request, tmp_path_factory):
+  """A compilation cache for the tests that ask for it: a program that several of them run is compiled once.
+
+  All workers share it, and the next session finds it under .pytest_cache. Cached programs give the bits of compiled
+  ones, which `test_resume.py` proves with a cache of its own: processes killed there may leave half an entry.
+  """
   import jax
   from jax.experimental.compilation_cache import compilation_cache
 
-  path = tmp_path_factory.mktemp("compiled")
+  cache = getattr(request.config, "cache", None)  # None under -p no:cacheprovider
+  path = cache.mkdir("compiled") if cache else tmp_path_factory.mktemp("compiled")
   jax.config.update("jax_compilation_cache_dir", str(path))
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
   yield path
