@@ -2,7 +2,8 @@
 
 The arithmetic is that of `optax.adafactor`, whose state it uses. optax computes the squared gradient once and averages
 it along rows and along columns; XLA on CPU then writes the square (and the clipped update's, and the parameter's) to
-memory for each of its readers, and the update of T5-1.1-small takes more than twice as long (docs/explanation/measurements.md).
+memory for each of its readers, and the update of T5-1.1-small takes more than twice as long (see
+docs/explanation/measurements.md).
 """
 
 import jax

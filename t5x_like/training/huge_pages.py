@@ -2,8 +2,8 @@
 
 XLA on CPU allocates the temporaries of a step (about 1 GB for T5-1.1-small) anew each time, and the kernel hands them
 out in pages of 4 KB unless asked otherwise: several 100,000 page faults a step, a fifth of its time (see
-docs/explanation/measurements.md). glibc asks for huge pages when GLIBC_TUNABLES says so at the start of a process, so the process
-starts itself once more.
+docs/explanation/measurements.md). glibc asks for huge pages when GLIBC_TUNABLES says so at the start of a process, so
+the process starts itself once more.
 """
 
 import os
