@@ -53,8 +53,7 @@ class Model(Encoder):
   VARIANTS = VARIANTS
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
-    variant = self.variant
-    self.variant = replace(variant, design=every_layer(variant.design, variant.dims.layers))
+    self.variant = replace(self.variant, design=every_layer(self.variant.design, self.variant.dims.layers))
     super().build(rngs, **options)
     first = self.encoder.blocks.names[0]
     getattr(self.encoder.blocks, first).in_norm = Identity()

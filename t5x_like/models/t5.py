@@ -8,6 +8,7 @@ its own position table.
 """
 
 from dataclasses import replace
+from functools import partial
 
 from t5x_like.nn.design import Design, Variant
 from t5x_like.nn.dims import Dims
@@ -31,21 +32,10 @@ def _t5(embed, mlp, heads, head_dim, layers, design=V1_0, vocab_size=32128, **op
   return Variant(Dims(embed, heads, heads, head_dim, mlp, layers), design, vocab_size, **options)
 
 
-def _v1_1(*sizes) -> Variant:
-  return _t5(*sizes, design=V1_1)
-
-
-def _mt5(*sizes) -> Variant:
-  return _t5(*sizes, design=V1_1, vocab_size=250_112)
-
-
-def _umt5(*sizes) -> Variant:
-  return _t5(*sizes, design=UMT5, vocab_size=256_384)
-
-
-def _byt5(*sizes, decoder_layers) -> Variant:
-  return _t5(*sizes, design=V1_1, vocab_size=384, decoder_layers=decoder_layers)
-
+_v1_1 = partial(_t5, design=V1_1)
+_mt5 = partial(_t5, design=V1_1, vocab_size=250_112)
+_umt5 = partial(_t5, design=UMT5, vocab_size=256_384)
+_byt5 = partial(_t5, design=V1_1, vocab_size=384)
 
 VARIANTS = {
   #                       embed    mlp heads head_dim layers

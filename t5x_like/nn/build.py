@@ -63,9 +63,8 @@ class StackBuilder:
     """The blocks, the positions they share and the final norm."""
     layers, design = self.dims.layers, self.design
     if layers % self.period:
-      raise UserError(
-        f"config.model.design: layers differ in turns of {self.period}, found {layers} layers, expected a multiple"
-      )
+      turns = f"layers differ in turns of {self.period}"
+      raise UserError(f"config.model.design: {turns}, found {layers} layers, expected a multiple")
     return Stack(
       self.block,
       layers // self.period,
@@ -100,9 +99,8 @@ class StackBuilder:
   @cached_property
   def period(self) -> int:
     """Layers in a turn."""
-    return math.lcm(
-      len(self.design.windows), self.design.experts_every if self.design.experts else 1, len(self.schemes)
-    )
+    experts = self.design.experts_every if self.design.experts else 1
+    return math.lcm(len(self.design.windows), experts, len(self.schemes))
 
   @property
   def mlp_dropout_rate(self) -> float:

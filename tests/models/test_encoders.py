@@ -113,3 +113,13 @@ def test_layers_of_modernbert_come_in_turns_that_need_not_come_out_even():
   assert [p["theta"] for p in model.variant.design.position] == [160_000.0, 10_000.0, 10_000.0, 160_000.0, 10_000.0]
   norms = [n.split("/")[2] for n in params.named_params(model) if "in_norm" in n and "self_attention" in n]
   assert norms == [f"self_attention_{layer}" for layer in range(1, 5)]
+
+
+def test_a_position_of_all_layers_may_be_spelled_out_for_each():
+  """ModernBERT spells them out: a scheme that lives before the layers is still made, once."""
+  variant = shrunk(modernbert.VARIANTS["modernbert-base"])
+  learned = {"name": "learned", "length": 16}
+  model = tiny.model(variant, family=modernbert, noisy=False, design={"position": learned})
+  assert [n for n in params.named_params(model) if "position" in n] == ["inputs/position/table"]
+  with pytest.raises(UserError, match="config.model.design.position: found .*'learned'.* in turn with others"):
+    tiny.model(variant, family=modernbert, noisy=False, design={"position": [learned, "rope"]})

@@ -37,10 +37,9 @@ def build(fields: Fields, names: set[str]):
 
 
 def config(model, model_type: str | None) -> dict:
-  design = model.variant.design
-  if not design.experts:
+  design, experts = model.variant.design, model.variant.design.experts
+  if not experts:
     raise UserError("design.experts is None, which this model type has in every layer")
-  options = design.experts
   causal.refuse_others(
     model,
     square=False,
@@ -50,12 +49,12 @@ def config(model, model_type: str | None) -> dict:
     tied=[True, False],
     windows=(design.windows[0],),
     activation=list(causal.GATED.values()),
-    experts=[design.experts],
+    experts=[experts],
     experts_every=1,
   )
-  if options.top_k < 2 or options.normalise is False or options.router != "softmax" or options.dispatch != "dropless":
+  if experts.top_k < 2 or experts.normalise is False or experts.router != "softmax" or experts.dispatch != "dropless":
     raise UserError(
-      f"design.experts is {design.experts!r}, which only a softmax over two or more experts whose gates "
+      f"design.experts is {experts!r}, which only a softmax over two or more experts whose gates "
       "add up to one, with dispatch 'dropless', can be written as"
     )
   return {
@@ -63,10 +62,10 @@ def config(model, model_type: str | None) -> dict:
     "model_type": "mixtral",
     **llama.sizes_config(model),
     "sliding_window": design.windows[0],
-    "num_local_experts": options.experts,
-    "num_experts_per_tok": options.top_k,
-    "router_aux_loss_coef": options.balance_loss,
-    "router_jitter_noise": options.jitter,
+    "num_local_experts": experts.experts,
+    "num_experts_per_tok": experts.top_k,
+    "router_aux_loss_coef": experts.balance_loss,
+    "router_jitter_noise": experts.jitter,
   }
 
 
