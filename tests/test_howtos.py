@@ -1,0 +1,59 @@
+"""The how-tos, followed to the letter in a copy of the project: what they show is written, what they tell is run."""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+REPO = pathlib.Path(__file__).resolve().parents[1]
+BLOCK = re.compile(r"^```(\w+) ?(\S*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = {path.stem: BLOCK.findall(path.read_text()) for path in sorted((REPO / "docs").rglob("*.md"))}
+FOLLOWED = [name for name, blocks in PAGES.items() if any(language == "console" for language, _, _ in blocks)]
+EXTENSIONS = [name for name in FOLLOWED if name.startswith("add-")]
+
+
+def files(name):
+  """The files a page tells to write: path -> content."""
+  return {path: text for language, path, text in PAGES[name] if language == "python" and path}
+
+
+def test_there_is_a_page_for_each_thing_that_can_be_added():
+  wanted = {"model", "task", "objective", "evaluator", "position-or-a-core"}
+  assert wanted <= {name.removeprefix("add-a-").removeprefix("add-an-") for name in EXTENSIONS}
+
+
+@pytest.mark.parametrize("name", EXTENSIONS)
+def test_adding_touches_one_room(name):
+  """One folder of the package for the thing itself; a family's Hugging Face names are a thing of their own."""
+  for path in files(name):
+    assert not (REPO / path).exists(), f"{path} is there already: what the page shows is no addition"
+  rooms = {pathlib.Path(path).parts[1] for path in files(name) if path.startswith("t5x_like/")}
+  assert len(rooms - {"interop"}) == 1, rooms
+
+
+@pytest.mark.parametrize("name", FOLLOWED)
+def test_a_page_followed_to_the_letter(name, tmp_path):
+  for folder in ("t5x_like", "configs", "tools", "tests"):
+    shutil.copytree(REPO / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+  shutil.copy(REPO / "pyproject.toml", tmp_path)
+  path = os.pathsep.join([str(pathlib.Path(sys.executable).parent), os.environ["PATH"]])
+  for language, target, text in PAGES[name]:
+    if language == "python" and target:
+      (tmp_path / target).parent.mkdir(parents=True, exist_ok=True)
+      (tmp_path / target).write_text(text)
+    elif language == "console":
+      commands = text.replace("\\\n", " ").splitlines()
+      for command in (line.removeprefix("$ ") for line in commands if line.startswith("$ ")):
+        done = subprocess.run(
+          ["bash", "-c", command],
+          cwd=tmp_path,
+          env=os.environ | {"PATH": path},
+          capture_output=True,
+          text=True,
+          timeout=600,
+        )
+        assert done.returncode == 0, f"$ {command}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
