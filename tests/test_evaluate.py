@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from t5x_like import evaluate, predict, train
+from t5x_like import evals, evaluate, predict, slots, train
 from t5x_like.data import loader, vocabularies
 from t5x_like.data import task as tasks
 from t5x_like.evals import Setting, loss, span_infilling
@@ -43,6 +43,19 @@ def targets(task) -> np.ndarray:
   examples = list(loader.eval_batches(task, batch_size=1))
   assert len(examples) == task.num_examples
   return np.concatenate([x["decoder_target_tokens"][x["decoder_loss_weights"] > 0] for x in examples])
+
+
+@pytest.mark.parametrize("name", slots.names(evals))
+def test_every_evaluator_finds_the_same_in_batches_of_any_size(name, restored):
+  """Found by its path; with rows of padding in the last batch, and with the samples and figures of whole batches."""
+  *_, arrays = restored
+  found = [
+    slots.make("config.evals", {"name": name, "max_examples": 12}, evals, "Evaluator", setting=setting(restored, rows))
+    for rows in (8, 16)
+  ]
+  small, large = (evaluator(arrays) for evaluator in found)
+  assert small.metrics and small.metrics == pytest.approx(large.metrics, rel=1e-5)
+  assert small.samples == large.samples
 
 
 @pytest.mark.parametrize("batch_size", [8, 24, 40])

@@ -1,6 +1,5 @@
 """Every objective: a run killed at random moments ends with the bits of one that was not (`make test-heavy`)."""
 
-import json
 import random
 import signal
 import time
@@ -8,6 +7,7 @@ import time
 import pytest
 
 from t5x_like import recipes, slots
+from tests.fine_tuning import FINE_TUNING, fine_tuning
 from tests.runs import Process, assert_same_bits, lines, losses, run, train
 
 STEPS = 12
@@ -57,35 +57,6 @@ def cases():
   )
 
 
-NUMBERS = "one two three four five six seven eight nine ten eleven twelve".split()
-FINE_TUNING = {  # objective: form of its data, that data, the task, the head
-  "classification": (
-    "tsv",
-    "text\tlabel\n" + "".join(f"{w} {v}\t{'same' if w == v else 'other'}\n" for w in NUMBERS for v in NUMBERS),
-    {"text": "{text}", "labels": ["same", "other"]},
-    {"name": "classification", "labels": 2},
-  ),
-  "tagging": (
-    "conll",
-    "".join(f"{w} O\nbefore B\n{v} O\n\n" for w in NUMBERS for v in NUMBERS),
-    {"tags_field": "1", "tags": ["O", "B"]},
-    {"name": "tokens", "labels": 2},
-  ),
-  "span_qa": (
-    "jsonl",
-    "\n".join(
-      json.dumps(
-        {"question": f"which of {w} {v}?", "context": f"{w}, not {v}.", "answers": [{"text": w, "answer_start": 0}]}
-      )
-      for w in NUMBERS
-      for v in NUMBERS
-    ),
-    {"stride": 16},
-    {"name": "spans"},
-  ),
-}
-
-
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory):
   return {"cache": tmp_path_factory.mktemp("compiled")}
@@ -107,11 +78,7 @@ def test_killed_at_random(recipe, flags, quick, tmp_path):
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", FINE_TUNING)
 def test_fine_tuning_killed_at_random(name, quick, tmp_path):
-  form, contents, arguments, head = FINE_TUNING[name]
-  (tmp_path / "data").write_text(contents)
-  data = {"source": f"{form}:train={tmp_path}/data,validation={tmp_path}/data", "cache": str(tmp_path / "cache")}
-  slots = {"task": {"name": name, "length": 64} | data | arguments, "objective": {"name": name}, "model.head": head}
-  flags = [f"--config.{slot}={json.dumps(values)}" for slot, values in slots.items()]
+  flags = [f"--config.{override}" for override in fine_tuning(name, tmp_path)]
   killed_at_random("configs/roberta/base.py:debug", flags, quick, tmp_path)
 
 

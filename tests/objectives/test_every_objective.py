@@ -1,0 +1,67 @@
+"""What holds for every objective, on the model and the data of a recipe: new ones are found by themselves."""
+
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from t5x_like import objectives, recipes, slots
+from t5x_like.data import loader
+from t5x_like.data import task as tasks
+from t5x_like.nn import params
+from t5x_like.training import assembly
+from tests.fine_tuning import FINE_TUNING, fine_tuning
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RECIPES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.py") if path.stem != "__init__")
+USUAL = {  # for an objective without a recipe of its own, by the tokens that its outputs stand beside
+  "decoder_input_tokens": "configs/gpt/gpt2_124m.py",
+  "encoder_input_tokens": "configs/roberta/base.py",
+}
+
+
+def config_for(name, folder):
+  """A laptop recipe that trains by the objective."""
+  if name in FINE_TUNING:
+    return recipes.load("configs/roberta/base.py:debug", fine_tuning(name, folder))
+  for recipe in RECIPES:
+    if recipes.load(recipe).objective.name == name:
+      return recipes.load(f"{recipe}:debug")
+  beside = slots.find("objective", name, objectives, "Objective").beside
+  return recipes.load(f"{USUAL[beside]}:debug", [f"objective.name={name}"])
+
+
+@pytest.mark.parametrize("name", slots.names(objectives))
+def test_objective(name, tmp_path):
+  config = config_for(name, tmp_path)
+  config.model.layers, config.mesh = "loop", {"data": 1}
+  parts = assembly.build(assembly.resolve(config), jax.devices()[:1])
+  task = tasks.build(split="train", **config.task.to_dict())
+  batch = next(loader.train_batches(task, batch_size=4, seed=1))
+  objective, arrays = parts.objective, params.arrays(parts.make_model(jax.random.key(0)))
+  assert not objective.missing(task.features), "it needs features that its own recipe does not have"
+  batch = getattr(objective, "prepare", lambda whole: whole)(batch)
+
+  @jax.jit
+  def sums_and_gradients(arrays, batch):
+    def loss(arrays):
+      return objective(params.with_arrays(parts.model, arrays), batch)
+
+    gradients, sums = jax.grad(loss, has_aux=True)(arrays)
+    return sums, gradients
+
+  whole, gradients = sums_and_gradients(arrays, batch)
+  assert {"weights", *objective.gives} >= {"weights", "loss"} and set(whole) >= {"weights", "loss"}
+  assert whole["weights"] > 0 and np.isfinite(whole["loss"]) and whole["loss"] > 0
+  norms = [float(np.abs(g).max()) for g in jax.tree.leaves(gradients)]
+  assert np.isfinite(norms).all() and max(norms) > 0
+
+  none = batch | {key: np.zeros_like(x) for key, x in batch.items() if key.endswith("_weights")}
+  empty, no_gradients = sums_and_gradients(arrays, none)
+  assert empty["weights"] == 0 and empty["loss"] == 0, "what has no weight counts all the same"
+  assert max(float(np.abs(g).max()) for g in jax.tree.leaves(no_gradients)) == 0
+
+  repeated, _ = sums_and_gradients(arrays, {key: np.concatenate([x, x]) for key, x in batch.items()})
+  for key in {"weights", "loss"}:
+    np.testing.assert_allclose(repeated[key], 2 * whole[key], rtol=1e-4, err_msg=f"{key}: a mean and no sum")
