@@ -18,6 +18,8 @@ from t5x_like.nn.norm import Identity
 from t5x_like.nn.positions import Position
 from t5x_like.parallel.constrain import constrain
 
+CAUSAL = "causal_attention"  # the scope, in profiles and for the count of FLOPs, of attention that causality halves
+
 
 class Attention(Layer):
   """Query, key, value and output projections around an attention core.
@@ -86,7 +88,8 @@ class Attention(Layer):
     if self.window is not None:
       mask = dataclasses.replace(mask, window=self.window)
     options = dict(scale=self.scale, softcap=self.softcap, dropout_rate=self.dropout_rate, key=subkey(key, 0))
-    o_BTNH = core(q_BTNH, k_BSKH, v_BSKH, mask, bias, self.position, **options)
+    with jax.named_scope(CAUSAL if mask.causal and mask.k_prefix is None else "attention"):
+      o_BTNH = core(q_BTNH, k_BSKH, v_BSKH, mask, bias, self.position, **options)
     return self.out(o_BTNH.reshape(*o_BTNH.shape[:2], -1))
 
   def _heads(self, x: jax.Array, axis: str) -> jax.Array:

@@ -40,12 +40,16 @@ DEFAULT = {
 class Rules:
   """Logical axis -> mesh axes, on one mesh.
 
+  Attributes:
+    dropped: what traced steps could not split as the rules say because it does not divide.
+
   Raises:
-    UserError: from `make`, naming a logical or mesh axis that does not exist.
+    UserError: from `make`, naming a logical or mesh axis that does not exist, or a mesh axis that no rule uses.
   """
 
   mesh: Mesh
   table: Mapping[str, tuple[str, ...]]
+  dropped: set[str] = dataclasses.field(default_factory=set, compare=False)
 
   @classmethod
   def make(cls, mesh: Mesh, changes: Mapping[str, str | tuple[str, ...] | None] | None = None) -> "Rules":
@@ -61,6 +65,14 @@ class Rules:
         if axis not in mesh.shape:
           raise UserError(f"rules.{name}: unknown mesh axis {axis!r}{did_you_mean(axis, mesh.shape)}")
       table[name] = axes
+    used = {axis for axes in table.values() for axis in axes}
+    for axis, size in mesh.shape.items():
+      if size > 1 and axis not in used:
+        rules = ", ".join(f"{name}->{'+'.join(axes)}" for name, axes in table.items() if axes)
+        raise UserError(
+          f"mesh.{axis}={size}: no rule splits anything over it, so its devices would repeat each other's work; leave it"
+          f" out, or set a rule, such as rules.layers={axis} (there are {rules})"
+        )
     return cls(mesh, table)
 
   def spec(self, axes: tuple[str | None, ...]) -> PartitionSpec:
@@ -117,8 +129,9 @@ class Rules:
       return
 
     def apply(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
-      divisible = tuple(a if a and x.shape[i] % self.split(a) == 0 else None for i, a in enumerate(axes))
-      return jax.lax.with_sharding_constraint(x, self.sharding(divisible))
+      uneven = {a: size for a, size in zip(axes, x.shape) if a and size % self.split(a)}
+      self.dropped.update(f"{a} of {n} over {'+'.join(self.table[a])}={self.split(a)}" for a, n in uneven.items())
+      return jax.lax.with_sharding_constraint(x, self.sharding(tuple(None if a in uneven else a for a in axes)))
 
     with constraint(apply):
       yield

@@ -1,9 +1,8 @@
 """Adafactor, arranged so that every pass over a gradient only reads it.
 
-The arithmetic is that of `optax.adafactor`, whose state it uses. optax computes the squared gradient once and averages
-it along rows and along columns; XLA on CPU then writes the square (and the clipped update's, and the parameter's) to
-memory for each of its readers, and the update of T5-1.1-small takes more than twice as long (see
-docs/explanation/measurements.md).
+The arithmetic and the state are those of `optax.adafactor`. optax computes the squared gradient once and averages it
+along rows and along columns; XLA on CPU then writes the square (and those of the clipped update and the parameter) to
+memory for its readers, and the update of T5-1.1-small takes more than twice as long (docs/explanation/measurements.md).
 """
 
 import jax
@@ -20,7 +19,7 @@ _MIN_SCALE = 1e-3  # of a parameter, so that zeros can grow
 
 
 def reread(tree):
-  """The same values, as if they were others: on CPU, XLA then computes what is made of them again where it is used.
+  """The same values behind a barrier: on CPU, XLA then recomputes what is made of them where it is used.
 
   XLA's CPU backend writes a cheap elementwise result with two consumers to memory; behind a barrier each consumer
   has its own and fuses it. Other backends fuse siblings and are left alone.

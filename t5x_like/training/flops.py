@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core
 
+from t5x_like.nn.attention import CAUSAL
+
 # Peak dense 16-bit FLOP/s of one jax device, from the vendors' data sheets, by the start of `device_kind`.
 _PEAK = {
   "TPU v2": 22.5e12,  # a device is one of two cores of a chip
@@ -41,8 +43,9 @@ def step_flops(model, objective: Callable, batch: dict[str, jax.ShapeDtypeStruct
   """Model FLOPs of one train step: three times the matrix products of the forward pass.
 
   The usual convention of MFU: a multiplication and an addition are two FLOPs; the backward pass costs twice the
-  forward pass; recomputation, elementwise work, gathers and the optimizer are free. Attention logits and values are
-  counted as the core computes them: the dense one in full, masked or not. The count walks the traced forward pass (the
+  forward pass; recomputation, elementwise work, gathers and the optimizer are free. Causal attention counts half of
+  what its core computes, because causality hides half of the logits (Dao 2023, section 4.1); bidirectional attention,
+  and that of a batch with a bidirectional prefix, counts in full. The count walks the traced forward pass (the
   dot_generals and convolutions in it, times the lengths of the scans around them), so it holds for any model.
 
   Args:
@@ -89,11 +92,14 @@ def matmul_flops_per_second(sizes: tuple[int, ...] = (2048, 4096), repeats: int 
   return best
 
 
-def _flops(jaxpr: core.Jaxpr) -> float:
-  return sum(_equation_flops(equation) for equation in jaxpr.eqns)
+def _flops(jaxpr: core.Jaxpr, halved: bool = False) -> float:
+  return sum(_equation_flops(equation, halved) for equation in jaxpr.eqns)
 
 
-def _equation_flops(equation) -> float:
+def _equation_flops(equation, halved: bool) -> float:
+  """`halved` says that causality has been accounted for around this equation."""
+  if not halved and CAUSAL in str(equation.source_info.name_stack):
+    return 0.5 * _equation_flops(equation, True)
   name, params = equation.primitive.name, equation.params
   if name == "dot_general":
     (lhs_contracted, _), _ = params["dimension_numbers"]
@@ -108,11 +114,11 @@ def _equation_flops(equation) -> float:
     window = math.prod(kernel.shape) / kernel.shape[out_features]  # already divided by feature groups
     return 2.0 * math.prod(equation.outvars[0].aval.shape) * window
   if name == "cond":
-    return max(_flops(branch.jaxpr) for branch in params["branches"])
+    return max(_flops(branch.jaxpr, halved) for branch in params["branches"])
   if name == "custom_vjp_call":
-    return _flops(params["call_jaxpr"].jaxpr)
+    return _flops(params["call_jaxpr"].jaxpr, halved)
   times = params["length"] if name == "scan" else 1
-  return times * sum(_flops(inner) for inner in _inner(params))
+  return times * sum(_flops(inner, halved) for inner in _inner(params))
 
 
 def _inner(params) -> list[core.Jaxpr]:

@@ -1,9 +1,9 @@
 """Huge pages for a process's memory. Imports nothing of jax: it acts before anything large is allocated.
 
 XLA on CPU allocates the temporaries of a step (about 1 GB for T5-1.1-small) anew each time, and the kernel hands them
-out in pages of 4 KB unless asked otherwise: several 100,000 page faults a step, a fifth of its time (see
-docs/explanation/measurements.md). glibc asks for huge pages when GLIBC_TUNABLES says so at the start of a process, so
-the process starts itself once more.
+out in pages of 4 KB unless asked otherwise: hundreds of thousands of page faults a step, a fifth of its time
+(docs/explanation/measurements.md). glibc asks for huge pages if GLIBC_TUNABLES says so when a process starts, so the
+process starts itself again.
 """
 
 import os
@@ -16,7 +16,7 @@ _KERNEL = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def use_huge_pages() -> None:
-  """Replaces this process by itself with huge pages on, where that helps and is not decided already.
+  """Replaces this process by itself with huge pages on, where that helps and has not been decided already.
 
   To be called at the start of a program's `__main__`, before threads start or jax is imported. The process keeps its
   id, arguments, files and terminal. Does nothing unless glibc and a kernel that gives huge pages on request
@@ -29,7 +29,7 @@ def use_huge_pages() -> None:
   sys.stderr.flush()
   try:
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)
-  except OSError:  # the run is only slower without
+  except OSError:  # without, the run is only slower
     return
 
 

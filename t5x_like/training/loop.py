@@ -11,7 +11,10 @@ from t5x_like.training.run import Run
 
 
 def train(run: Run, *, profile: range | None = None) -> None:
-  """Steps a run to its end: dispatch a step, read the one before it, evaluate, save, and stop in order when asked.
+  """Steps a run to its end: dispatch a step, read the one before it, save, evaluate, and stop in order when asked.
+
+  A step is saved before it is evaluated: an evaluator that fails costs no training, and a signal waits for no
+  evaluation. One that was missed that way is made up for by the next start.
 
   Args:
     run: an open run; the caller closes it.
@@ -21,18 +24,20 @@ def train(run: Run, *, profile: range | None = None) -> None:
   """
   evaluate_every, save_every = run.config.eval_every, run.config.checkpoint.every
   with StopRequest() as stop, _profiler(run) as trace:
+    if run.step and run.step % evaluate_every == 0 and run.step < run.total_steps and not run.evaluated():
+      run.evaluate()
     while run.step < run.total_steps:
       trace(run.step, profile)
       run.advance()
       stopping = stop.requested()
       last = run.step == run.total_steps
-      if last or run.step % evaluate_every == 0 and not stopping:
-        run.evaluate()
       if last or stopping or run.step % save_every == 0:
         run.save()
-      if stopping and not last:
+      if stopping:
         run.wait_for_save()
         raise Preempted(f"saved step {run.step} of {run.total_steps} in {run.workdir}; the same command continues it")
+      if run.step % evaluate_every == 0 and not last:  # the last step is evaluated by `finish`
+        run.evaluate()
     run.finish()
 
 

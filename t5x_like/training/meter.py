@@ -5,22 +5,19 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from t5x_like.training.compilation import Cost
+
 
 class Meter:
   """Times steps without making the host wait for the one just dispatched.
 
   Args:
     batches: this host's batches.
-    tokens_per_step: positions, padding included, of one global batch.
-    flops_per_step: model FLOPs of one step.
-    peak_flops: FLOP/s of all devices together.
+    cost: of one step.
   """
 
-  def __init__(
-    self, batches: Iterator[dict[str, np.ndarray]], *, tokens_per_step: int, flops_per_step: float, peak_flops: float
-  ):
-    self._batches = batches
-    self._tokens, self._flops, self._peak = tokens_per_step, flops_per_step, peak_flops
+  def __init__(self, batches: Iterator[dict[str, np.ndarray]], cost: Cost):
+    self._batches, self._cost = batches, cost
     self._last = time.perf_counter()
     self._waited = self._away = 0.0
     self._padding: list[float] = []
@@ -45,9 +42,9 @@ class Meter:
     seconds = max(now - self._last - self._away, 1e-9)
     figures = {
       "seconds_per_step": seconds,
-      "tokens_per_second": self._tokens / seconds,
-      "model_flops_per_second": self._flops / seconds,
-      "mfu": self._flops / seconds / self._peak,
+      "tokens_per_second": self._cost.positions / seconds,
+      "model_flops_per_second": self._cost.flops / seconds,
+      "mfu": self._cost.flops / seconds / self._cost.peak,
       "data_wait_fraction": min(1.0, self._waited / seconds),
       "padding_fraction": self._padding.pop(0),
     }

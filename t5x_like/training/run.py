@@ -4,7 +4,6 @@ import json
 import math
 import pathlib
 import time
-from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -15,15 +14,15 @@ from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.parallel import distributed
 from t5x_like.parallel.rules import local_rows, sharding_table
-from t5x_like.training import assembly, flops, phases, process
+from t5x_like.training import assembly, phases, process
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.checkpoint import Checkpoints
+from t5x_like.training.compilation import compile_step
 from t5x_like.training.environment import attention_cores, environment
 from t5x_like.training.evaluation import Evaluation
 from t5x_like.training.meter import Meter
 from t5x_like.training.report import write_report
-from t5x_like.training.state import TrainState, from_tree, init_state, shardings, to_tree
-from t5x_like.training.step import make_step
+from t5x_like.training.state import TrainState, from_tree, init_state, to_tree
 from t5x_like.training.writer import MetricsWriter, read_metrics
 
 
@@ -34,7 +33,7 @@ class Run:
   workdir of another config. A context manager; leaving it closes the writer and waits for the last checkpoint.
 
   Args:
-    config: a resolved config (`setup.resolve`).
+    config: a resolved config (`assembly.resolve`).
     workdir: a directory, made if missing.
 
   Attributes:
@@ -43,90 +42,64 @@ class Run:
   """
 
   def __init__(self, config: ConfigDict, workdir: str):
-    from t5x_like.data import loader  # tensorflow: only where data is read
-    from t5x_like.data import task as tasks
-
     self.config, self.workdir, self.total_steps = config, pathlib.Path(workdir), config.total_steps
     self._primary = process.first()
     parts = self._parts = assembly.build(config)
-    rows = local_rows(parts.rules.batch(), config.batch_size)
-    self._phases = phases.build(config, lambda values: tasks.build(split=config.train_split, **values))
-    task = self._phases[-1].task
+    self._phases = self._make_phases()
     self._evaluation = Evaluation(config, parts.model, parts.objective, parts.rules)
-    assembly.check_vocabulary(config, task.vocabulary)
-    for phase in self._phases:
-      assembly.check_task(config, parts, phase.task)
-    self._identity = workdirs.identity(config, task)
-    self._identity["fingerprints"] |= {f"data_{phase.name}": phase.task.fingerprint for phase in self._phases[:-1]}
+    *early, main = self._phases
+    self._identity = workdirs.identity(config, main.task, {phase.name: phase.task for phase in early})
     changes = self._check_workdir()
     process.say(sharding_table(params.named_params(parts.model), parts.rules))
     for change in changes:
       process.say(f"resuming with a changed config: {change}")
-
-    self._checkpoints = Checkpoints(
-      self.workdir / "checkpoints", **{k: v for k, v in config.checkpoint.to_dict().items() if k != "every"}
-    )
+    options = {key: value for key, value in config.checkpoint.to_dict().items() if key != "every"}
+    self._checkpoints = Checkpoints(self.workdir / "checkpoints", **options)
     self.state, self.step = self._restore_or_init()
-    self._write_workdir(task)
-    self._saved = self.step if self.step else None
-    self.finished = self.step >= self.total_steps
+    self._record(changes)
     self._writer = MetricsWriter(workdir, resume_step=self.step, total_steps=self.total_steps, primary=self._primary)
+    self._saved = self.step
     self._pending: tuple[int, dict[str, jax.Array]] | None = None
-    self._batches = lambda task: loader.train_batches(
-      task, batch_size=config.batch_size, seed=config.seed, start_step=self.step, rows=rows
-    )
-    self._meter = None
-    if self.finished:
-      process.say(f"{workdir} is finished at step {self.step}; set --config.total_steps={2 * self.step} to go on")
-    else:
+    self._meter: Meter | None = None
+    if self.step < self.total_steps:
       self._enter_phase()
+    else:
+      process.say(f"{workdir} is finished at step {self.step}; set --config.total_steps={2 * self.step} to go on")
+
+  def _make_phases(self) -> list[phases.Phase]:
+    """The phases with their tasks, each checked against model and objective."""
+    from t5x_like.data import task as tasks  # tensorflow: only where data is read
+
+    config = self.config
+    made = phases.build(config, lambda values: tasks.build(split=config.train_split, **values))
+    assembly.check_vocabulary(config, made[-1].task.vocabulary)
+    for phase in made:
+      assembly.check_task(config, self._parts, phase.task)
+    return made
 
   def _enter_phase(self) -> None:
     """Compiles the step for the phase that this step is in and opens its batches."""
+    from t5x_like.data import loader
+
+    config, parts = self.config, self._parts
     self._phase = next(phase for phase in self._phases if self.step < phase.until)
     if len(self._phases) > 1:
       process.say(f"phase {self._phase.name} from step {self.step}")
-    self._compile(self._phase.task, self._batches(self._phase.task))
-
-  def _compile(self, task, batches: Iterator[dict[str, np.ndarray]]) -> None:
-    """Compiles the step for the shapes of the task and says what one step costs."""
-    config, parts = self.config, self._parts
-    step = make_step(
-      parts.model,
-      parts.objective,
-      parts.optimizer,
-      parts.schedule,
-      parts.rules,
-      seed=config.seed,
-      accumulation_steps=config.accumulation_steps,
+    rows = local_rows(parts.rules.batch(), config.batch_size)
+    batches = loader.train_batches(
+      self._phase.task, batch_size=config.batch_size, seed=config.seed, start_step=self.step, rows=rows
     )
-    sharding = parts.rules.batch()
-    abstract = assembly.abstract_batch(config, parts, task)
-    self._batch_sharding = sharding
-    start = time.perf_counter()
-    out = (shardings(parts.state), parts.rules.replicated)
-    lowered = jax.jit(step, donate_argnums=0, out_shardings=out).lower(parts.state, abstract)
-    self._step = lowered.compile()
-    # Whoever compiled faster (from a cache) would give up waiting for the others in the first collective after 30 s.
-    distributed.agree({"compiled step": "yes"}, timeout_seconds=3600)
-    cost = flops.step_flops(parts.model, parts.objective, abstract)
-    peak, source = flops.peak_flops(jax.devices()[0]) if not config.peak_flops else (config.peak_flops, "the config")
-    cores = attention_cores(parts.model)
-    process.say(
-      f"step compiled in {time.perf_counter() - start:.1f} s: {cost / 1e9:,.1f} model GFLOPs;"
-      f" {', '.join(f'{place}: {name}'.replace('_', ' ') for place, name in cores.items())};"
-      f" MFU against {peak * jax.device_count() / 1e12:,.3f} TFLOP/s ({jax.device_count()} devices, {source})"
-    )
-    positions = sum(math.prod(x.shape) for n, x in abstract.items() if n.endswith("_input_tokens"))
-    self._meter = Meter(batches, tokens_per_step=positions, flops_per_step=cost, peak_flops=peak * jax.device_count())
+    self._step, cost = compile_step(config, parts, self._phase.task)
+    self._meter = Meter(batches, cost)
 
   def advance(self) -> None:
     """Dispatches the next step, then writes the metrics of the one before it."""
     if self.step == self._phase.until:
       self.drain()
       self._enter_phase()
+    sharding = self._parts.rules.batch()
     batch = {
-      name: jax.make_array_from_process_local_data(self._batch_sharding, x, (self.config.batch_size, *x.shape[1:]))
+      name: jax.make_array_from_process_local_data(sharding, x, (self.config.batch_size, *x.shape[1:]))
       for name, x in self._meter.next_batch().items()
     }
     previous = self._pending
@@ -147,7 +120,7 @@ class Run:
     values = {name: float(value) for name, value in jax.device_get(metrics).items()} | self._meter.step_done()
     if not math.isfinite(values["loss"]):
       raise UserError(
-        f"train/loss is {values['loss']} at step {step}; nothing was saved since step {self._saved or 0}; lower the"
+        f"train/loss is {values['loss']} at step {step}; nothing was saved since step {self._saved}; lower the"
         " learning rate or clip gradients (--config.clip_norm=1.0) and run the same command again"
       )
     if step % self.config.log_every == 0 or step == self.total_steps:
@@ -178,22 +151,20 @@ class Run:
     self._saved = self.step
     self._meter.away(since)
 
+  def evaluated(self) -> bool:
+    """Whether the metrics hold an evaluation of this step; the same answer in all processes."""
+    rows = read_metrics(self.workdir) if self._primary else []
+    return _any_process(any(row["step"] == self.step and any(n.startswith("eval/") for n in row) for row in rows))
+
   def finish(self) -> None:
-    """Waits for the last checkpoint and writes the report."""
+    """Evaluates the last step, waits for its checkpoint and writes the report."""
     self.drain()
-    evaluated = any(
-      row["step"] == self.step and any(name.startswith("eval/") for name in row)
-      for row in (read_metrics(self.workdir) if self._primary else [])
-    )
-    if not _any_process(evaluated):
+    if not self.evaluated():
       self.evaluate()
     self._checkpoints.wait()
     self._writer.flush()
     if self._primary:
       process.say(f"report: {write_report(self.workdir)}")
-
-  def saved_at(self, step: int) -> bool:
-    return self._saved == step
 
   def wait_for_save(self) -> None:
     self._checkpoints.wait()
@@ -230,20 +201,21 @@ class Run:
       process.say(f"new run in {self.workdir}")
       return init_state(self._parts.make_model, self._parts.optimizer, abstract, self.config.seed), 0
     step, tree, metadata = restored
-    workdirs.check(metadata, self._identity, self._checkpoints_path(step))
+    workdirs.check(metadata, self._identity, self.workdir / "checkpoints" / str(step))
     if step < self.total_steps:
       process.say(f"resuming {self.workdir} from step {step} of {self.total_steps}")
     return from_tree(tree, abstract), step
 
-  def _checkpoints_path(self, step: int) -> pathlib.Path:
-    return self.workdir / "checkpoints" / str(step)
-
-  def _write_workdir(self, task) -> None:
-    if self._primary:
-      self._lock = workdirs.hold(self.workdir)
-      workdirs.write(self.workdir, workdirs.FILE, self._identity)
-      workdirs.write(self.workdir, "environment.json", environment() | attention_cores(self._parts.model))
-      task.vocabulary.save(self.workdir / "vocabulary")
+  def _record(self, changes: list[str]) -> None:
+    """Takes the workdir and writes what this start runs: the config, the vocabulary, the environment."""
+    if not self._primary:
+      return
+    self._lock = workdirs.hold(self.workdir)
+    found = environment() | attention_cores(self._parts.model)
+    workdirs.write(self.workdir, workdirs.FILE, self._identity)
+    workdirs.write(self.workdir, "environment.json", found)
+    workdirs.add_to_history(self.workdir, self.step, self._identity, changes, found)
+    self._phases[-1].task.vocabulary.save(self.workdir / "vocabulary")
 
 
 def _any_process(value: bool) -> bool:

@@ -1,6 +1,8 @@
-"""What a workdir says about the run in it, and which changes a resumed run may make."""
+"""The files of a workdir that say which run is in it, and which changes a resumed run may make."""
 
+import datetime
 import fcntl
+import hashlib
 import json
 import os
 import pathlib
@@ -11,6 +13,7 @@ from t5x_like import data
 from t5x_like.errors import UserError, one_line
 
 FILE = "config.json"
+HISTORY = "history.jsonl"
 # A change of any of these would go on from a state or a data order that belongs to something else.
 _FIXED = ("model.", "seed", "batch_size", "fingerprints.", "optimizer.name", "objective.name")
 # … except for how the same model is computed.
@@ -18,10 +21,15 @@ _FREE = ("model.dtype", "model.layers", "model.remat")
 _EDITION = "data_edition"  # of `data.EDITION`; runs of the first edition recorded none
 
 
-def identity(config, task) -> dict[str, Any]:
-  """The content of `config.json`: the resolved config, what the data and vocabulary are, and the feature lengths."""
+def identity(config, task, early: dict[str, Any] = {}) -> dict[str, Any]:  # noqa: B006 (never written to)
+  """The content of `config.json`: the resolved config, what the data and vocabulary are, and the feature lengths.
+
+  Args:
+    early: tasks of earlier phases, by phase.
+  """
+  prints = {"data": task.fingerprint, _EDITION: data.EDITION, "vocabulary": task.vocabulary.fingerprint}
   return config.to_dict() | {
-    "fingerprints": {"data": task.fingerprint, _EDITION: data.EDITION, "vocabulary": task.vocabulary.fingerprint},
+    "fingerprints": prints | {f"data_{phase}": task.fingerprint for phase, task in early.items()},
     "features": {name: list(feature.shape) for name, feature in task.features.items()},
   }
 
@@ -93,6 +101,31 @@ def _replace(path: pathlib.Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
+  except OSError as error:
+    raise UserError(f"{path}: cannot be written: {error.strerror}; free space, or use another --workdir") from error
+
+
+def add_to_history(workdir, step: int, identity: dict[str, Any], changes: list[str], environment: dict) -> None:
+  """Adds a line to `history.jsonl`: when this start was, from which step, of which config and on what.
+
+  The config itself stands in the line of the first start and of each that changes it.
+
+  Raises:
+    UserError: the disk refuses.
+  """
+  path = pathlib.Path(workdir) / HISTORY
+  row = {
+    "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    "step": step,
+    "config_digest": hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16],
+    "changes": changes,
+    "environment": environment,
+  }
+  if changes or not path.exists():
+    row["config"] = identity
+  try:
+    with open(path, "a", encoding="utf-8") as file:
+      file.write(json.dumps(row) + "\n")
   except OSError as error:
     raise UserError(f"{path}: cannot be written: {error.strerror}; free space, or use another --workdir") from error
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from t5x_like.models import t5
+from t5x_like.models import gpt, t5
 from t5x_like.objectives.encoder_decoder import Objective
 from t5x_like.training import flops
 
@@ -28,10 +28,29 @@ def test_t5_small_by_hand(form):
   L, D, F, NH = 8, 512, 1024, 384
   encoder = B * S * L * (4 * D * NH + 3 * D * F)
   decoder = B * T * (L * (6 * D * NH + 3 * D * F) + D * 32128) + B * S * L * 2 * D * NH
-  attention = B * L * 2 * NH * (S * S + T * T + T * S)
+  attention = B * L * 2 * NH * (S * S + T * T / 2 + T * S)  # the decoder's is causal
   position_bias = 32 * 6 * (S * S + T * T)  # a one-hot product
   expected = 6 * (encoder + decoder + attention + position_bias)
-  assert flops.step_flops(model, Objective(), batch()) == expected == 200_742_666_240
+  assert flops.step_flops(model, Objective(), batch()) == expected == 200_591_671_296
+
+
+@pytest.mark.parametrize("core", ["dense", "chunked", "local"])
+@pytest.mark.parametrize("form", [{"layers": "scan"}, {"layers": "loop", "remat": "full"}])
+def test_causal_attention_counts_half(core, form):
+  design = {"core": core} | ({"windows": [16]} if core == "local" else {})
+  make = lambda key: gpt.Model(nnx.Rngs(params=key), variant="gpt2-tiny", vocab_size=384, design=design, **form)  # noqa: E731
+  model, batch = jax.eval_shape(make, jax.random.key(0)), {"decoder_input_tokens": jnp.zeros((B, S), jnp.int32)}
+  L, D = 4, 256
+  keys = 32 if core == "local" else S  # the local core computes two windows of 16 for each query
+  projections = B * S * (L * 12 * D * D + 384 * D)
+  found = [flops.forward_flops(lambda model, batch: model(batch)["logits"], model, batch)]
+  found.append(
+    flops.forward_flops(
+      lambda m, b: m(b)["logits"], model, batch | {"decoder_causal_attention": batch["decoder_input_tokens"]}
+    )
+  )
+  assert found[0] == 2 * (projections + B * L * S * keys * D)
+  assert found[1] == 2 * (projections + B * L * S * {"local": 48}.get(core, S) * 2 * D), "a prefix hides less: in full"
 
 
 def test_counts_through_control_flow():

@@ -1,0 +1,57 @@
+"""Compiling the step of a run, and telling what one step costs."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+
+import jax
+from ml_collections import ConfigDict
+
+from t5x_like.parallel import distributed
+from t5x_like.training import assembly, flops, process
+from t5x_like.training.environment import attention_cores
+from t5x_like.training.state import shardings
+from t5x_like.training.step import make_step
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+  """Of one step.
+
+  Attributes:
+    positions: of inputs, padding included, in the global batch.
+    flops: model FLOPs, see `flops.step_flops`.
+    peak: FLOP/s of all devices together.
+  """
+
+  positions: int
+  flops: float
+  peak: float
+
+
+def compile_step(config: ConfigDict, parts: assembly.Parts, task) -> tuple[Callable, Cost]:
+  """The step for batches of a task, compiled in all processes; says how long that took and what the step costs.
+
+  Returns:
+    (`(state, batch) -> (state, metrics)`, which takes the state over; its cost)
+  """
+  arguments = (parts.model, parts.objective, parts.optimizer, parts.schedule, parts.rules)
+  step = make_step(*arguments, seed=config.seed, accumulation_steps=config.accumulation_steps)
+  batch = assembly.abstract_batch(config, parts, task)
+  start = time.perf_counter()
+  out = (shardings(parts.state), parts.rules.replicated)
+  compiled = jax.jit(step, donate_argnums=0, out_shardings=out).lower(parts.state, batch).compile()
+  # Whoever compiled faster (from a cache) would give up waiting for the others in the first collective after 30 s.
+  distributed.agree({"compiled step": "yes"}, timeout_seconds=3600)
+  cost, devices = flops.step_flops(parts.model, parts.objective, batch), jax.device_count()
+  peak, source = (config.peak_flops, "the config") if config.peak_flops else flops.peak_flops(jax.devices()[0])
+  cores = ", ".join(f"{place}: {name}".replace("_", " ") for place, name in attention_cores(parts.model).items())
+  process.say(
+    f"step compiled in {time.perf_counter() - start:.1f} s: {cost / 1e9:,.1f} model GFLOPs (causal attention halved);"
+    f" {cores}; MFU against {peak * devices / 1e12:,.3f} TFLOP/s ({devices} devices, {source})"
+  )
+  if parts.rules.dropped:
+    process.say(f"activations not split, because they do not divide: {', '.join(sorted(parts.rules.dropped))}")
+  positions = sum(math.prod(x.shape) for name, x in batch.items() if name.endswith("_input_tokens"))
+  return compiled, Cost(positions, cost, peak * devices)

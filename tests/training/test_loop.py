@@ -1,0 +1,86 @@
+"""The order of the loop: what is saved before an evaluation is not lost with it, and each start leaves a record."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from t5x_like import train
+from t5x_like.training import evaluation
+from t5x_like.training.writer import read_metrics
+from tests.runs import NANO, losses, prints, steps
+
+pytestmark = pytest.mark.usefixtures("compiled")
+
+
+def go(workdir, *flags) -> int:
+  every = ("--config.total_steps=6", "--config.checkpoint.every=2", "--config.eval_every=2", "--config.evals.loss={}")
+  limit = ("--config.evals.loss.max_examples=8", "--config.checkpoint.keep_last=9")
+  return train.main([f"--config={NANO}", f"--workdir={workdir}", *every, *limit, *flags])
+
+
+def evaluations(workdir) -> list[dict]:
+  found = [{n: v for n, v in row.items() if not n.endswith("/seconds")} for row in read_metrics(workdir)]
+  return [row for row in found if any(name.startswith("eval/") for name in row)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, compiled):
+  workdir = tmp_path_factory.mktemp("whole")
+  assert go(workdir) == 0
+  assert [row["step"] for row in evaluations(workdir)] == [2, 4, 6]
+  return workdir
+
+
+@pytest.mark.parametrize("failing", [4, 6])
+def test_an_evaluator_that_raises_loses_no_checkpoint(failing, whole, tmp_path, monkeypatch):
+  call, calls = evaluation.Evaluation.__call__, []
+
+  def broken(self, arrays):
+    calls.append(arrays)
+    if len(calls) == failing // 2:
+      raise RuntimeError("the evaluator is broken")
+    return call(self, arrays)
+
+  monkeypatch.setattr(evaluation.Evaluation, "__call__", broken)
+  with pytest.raises(RuntimeError, match="the evaluator is broken"):
+    go(tmp_path)
+  assert steps(tmp_path)[-1] == failing and [row["step"] for row in evaluations(tmp_path)][-1:] != [failing]
+  monkeypatch.undo()
+  assert go(tmp_path) == 0
+  assert losses(tmp_path) == losses(whole) and evaluations(tmp_path) == evaluations(whole)
+  assert prints(tmp_path, 6) == prints(whole, 6)
+
+
+@pytest.mark.parametrize("step", [2, 6])
+def test_a_signal_waits_for_no_evaluation(step, whole, tmp_path, monkeypatch):
+  from t5x_like.training.run import Run
+
+  advance = Run.advance
+
+  def signalled(self):
+    advance(self)
+    if self.step == step:
+      os.kill(os.getpid(), signal.SIGTERM)
+
+  monkeypatch.setattr(Run, "advance", signalled)
+  assert go(tmp_path) == 75
+  assert steps(tmp_path)[-1] == step and step not in [row["step"] for row in evaluations(tmp_path)]
+  monkeypatch.undo()
+  assert go(tmp_path) == 0
+  assert losses(tmp_path) == losses(whole) and evaluations(tmp_path) == evaluations(whole)
+  assert prints(tmp_path, 6) == prints(whole, 6)
+
+
+def test_every_start_leaves_a_line_of_history(tmp_path):
+  for flags in (("--config.total_steps=2",), ("--config.total_steps=2",), ("--config.total_steps=4",)):
+    assert go(tmp_path, "--config.evals={}", *flags) == 0
+  rows = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
+  assert [row["step"] for row in rows] == [0, 2, 2]
+  assert [row["changes"] for row in rows] == [[], [], ["total_steps: 2 -> 4"]]
+  assert rows[0]["config_digest"] == rows[1]["config_digest"] != rows[2]["config_digest"]
+  assert rows[0]["config"]["total_steps"] == 2 and "config" not in rows[1] and rows[2]["config"]["total_steps"] == 4
+  assert rows[2]["config"] == json.loads((tmp_path / "config.json").read_text())
+  assert rows[2]["environment"] == json.loads((tmp_path / "environment.json").read_text())
+  assert rows[0]["time"] <= rows[1]["time"] <= rows[2]["time"]
