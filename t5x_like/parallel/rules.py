@@ -70,8 +70,8 @@ class Rules:
       if size > 1 and axis not in used:
         rules = ", ".join(f"{name}->{'+'.join(axes)}" for name, axes in table.items() if axes)
         raise UserError(
-          f"mesh.{axis}={size}: no rule splits anything over it, so its devices would repeat each other's work; leave it"
-          f" out, or set a rule, such as rules.layers={axis} (there are {rules})"
+          f"mesh.{axis}={size}: no rule splits anything over it, so its devices would repeat each other's work; leave"
+          f" it out, or set a rule, such as rules.layers={axis} (there are {rules})"
         )
     return cls(mesh, table)
 
