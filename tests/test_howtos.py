@@ -21,6 +21,29 @@ def files(name):
   return {path: text for language, path, text in PAGES[name] if language == "python" and path}
 
 
+LINK = re.compile(r"\]\(([^)#:]+?)(?:#[^)]*)?\)")
+PATH = re.compile(r"`((?:t5x_like|configs|tools|launch|tests|docs)/[\w/.-]+\.\w+)`")
+
+
+def test_what_the_docs_point_to_is_there():
+  shown = {path for name in PAGES for path in files(name)}
+  missing = []
+  for page in [REPO / "README.md", *(REPO / "docs").rglob("*.md")]:
+    text = page.read_text()
+    missing += [f"{page.name}: {link}" for link in LINK.findall(text) if not (page.parent / link).exists()]
+    missing += [
+      f"{page.name}: {path}" for path in PATH.findall(text) if not (REPO / path).exists() and path not in shown
+    ]
+  assert not missing, missing
+
+
+def test_the_reading_takes_an_hour():
+  """The files of the README's list are there, and few enough lines to be read."""
+  reading = (REPO / "README.md").read_text().split("## Read it in an hour")[1].split("\n## ")[0]
+  paths = re.findall(r"`((?:configs|t5x_like)/[\w/]+\.py)`", reading)
+  assert len(paths) > 20 and sum(len((REPO / path).read_text().splitlines()) for path in paths) < 2_500
+
+
 def test_there_is_a_page_for_each_thing_that_can_be_added():
   wanted = {"model", "task", "objective", "evaluator", "position-or-a-core"}
   assert wanted <= {name.removeprefix("add-a-").removeprefix("add-an-") for name in EXTENSIONS}
