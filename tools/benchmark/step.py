@@ -44,8 +44,8 @@ def main(args: argparse.Namespace) -> None:
     f" step of the training loop (forward, backward, {config.optimizer.name}, metrics), compiled as"
     f" the loop compiles it, on a fixed batch of random tokens: {args.batch} x ({args.inputs} + {args.targets}). After"
     f" {args.warmup} steps, {args.steps} are timed one by one, each until all its outputs are there; seconds_per_step"
-    " is their median. model_flops: three times the matrix products of the forward pass (causal attention"
-    " halved; gathers, elementwise work and the optimizer free). matmul_flops_per_second: the fastest float32 product of"
+    " is their median. model_flops: three times the matrix products of the forward pass (causal attention halved;"
+    " gathers, elementwise work and the optimizer free). matmul_flops_per_second: the fastest float32 product of"
     " two square matrices of 2048 or 4096, through the same compiler, measured before and after the steps.",
     flush=True,
   )
