@@ -160,6 +160,22 @@ def test_documents_are_found_among_many(tmp_path, monkeypatch, nowait, longest):
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("shard_tokens", [1, 40, 10**6])
+def test_where_documents_begin_in_windows(tmp_path, shard_tokens):
+  """In windows of more documents than are read at once, over shards of one document and of many."""
+  lengths = np.random.default_rng(0).integers(1, 9, 60)
+  with TokenStoreWriter(
+    tmp_path / "train", name="n", split="train", vocabulary=ByteVocabulary(), shard_tokens=shard_tokens
+  ) as writer:
+    writer.add(np.full(lengths.sum(), 7), lengths)
+  store, begins = TokenStore.open(tmp_path / "train"), np.zeros(lengths.sum(), bool)
+  begins[np.cumsum(lengths) - lengths] = True
+  for length in (1, 7, 100, lengths.sum()):
+    starts = np.arange(lengths.sum() - length + 1)
+    expected = np.stack([begins[start : start + length] for start in starts])
+    np.testing.assert_array_equal(store.document_begins(starts, length), expected)
+
+
 def test_missing_stores_say_how_to_make_one(intact, tmp_path):
   with pytest.raises(UserError, match="no such directory.*tools.prepare_data --source"):
     TokenStore.open(tmp_path / "nowhere" / "train")

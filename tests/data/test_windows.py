@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.store.windows import Windows, document_begins, open_tokens
+from t5x_like.data.store.windows import Windows, open_tokens
 from t5x_like.errors import UserError
 
 TOKENS, LENGTH = 1_003, 50
@@ -44,7 +44,7 @@ def test_where_documents_begin(root, lengths):
   starts = np.unique(np.cumsum([0, *lengths])[:-1])
   starts = starts[starts < TOKENS]
   for start, stop in ((0, TOKENS), (0, 1), (1, 1), (96, 98), (13, 400), (1_000, TOKENS), (50, 51)):
-    begins = document_begins(tokens, np.array([start]), stop - start)[0]
+    begins = tokens.document_begins(np.array([start]), stop - start)[0]
     assert (start + np.flatnonzero(begins)).tolist() == [s for s in starts if start <= s < stop]
 
 

@@ -14,6 +14,7 @@ from t5x_like.data.store.shards import Shards
 from t5x_like.errors import UserError
 
 _BLOCK = 256  # ends read in a step: half a page
+_FOLLOWING = 32  # ends read at once of the documents that follow one another in a window
 _BYTES = 8  # of an end
 
 
@@ -63,6 +64,26 @@ class Documents:
     row_N, first_token_N = np.arange(documents_N.size), shards.first_token[shard_N]
     start_N = np.where(inside_N > 0, ends_N2[:, 0], 0)
     return start_N + first_token_N, ends_N2[row_N, np.minimum(inside_N, 1)] + first_token_N
+
+  def begins(self, starts_B: np.ndarray, length: int) -> np.ndarray:
+    """Whether a document begins at each token of windows: their first tokens [B] -> bool [B, length]."""
+    shards, begins_BW = self._shards, np.zeros((starts_B.size, length), bool)
+    document_B, begin_B, end_B = self.at(starts_B)
+    begins_BW[begin_B == starts_B, :1] = True
+    row_n = np.flatnonzero(end_B < starts_B + length)  # windows with the beginning of the document after this one
+    document_n = document_B[row_n]
+    while row_n.size:
+      shard_n = np.searchsorted(shards.first_document, document_n, side="right") - 1
+      inside_n = document_n - shards.first_document[shard_n]
+      size_n = np.minimum(shards.first_document[shard_n + 1] - document_n, _FOLLOWING)
+      ends_nK = self._read(shard_n, inside_n, size_n, _FOLLOWING) + shards.first_token[shard_n][:, None]
+      place_nK = ends_nK - starts_B[row_n][:, None]
+      within_nK = (place_nK < length) & (np.arange(_FOLLOWING) < size_n[:, None])
+      row_N, column_N = np.nonzero(within_nK)
+      begins_BW[row_n[row_N], place_nK[row_N, column_N]] = True
+      more_n = np.count_nonzero(within_nK, axis=1) == size_n
+      row_n, document_n = row_n[more_n], (document_n + size_n)[more_n]
+    return begins_BW
 
   def ends(self) -> np.ndarray:
     """Where every document ends in the stream: int64 [documents], all in memory."""

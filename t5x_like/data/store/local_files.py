@@ -136,12 +136,12 @@ class LocalFiles:
       raise UserError(f"{self.name(file)}: cannot be read ({one_line(error)}): {REMEDY}") from error
 
   def fill(self, shards: Shards, array: str, reads: Sequence[tuple[int, int, memoryview]]) -> None:
-    late = []
-    for read in reads:
-      shard, offset, into = read
+    late, get, serial = [], _pool.get, self._serial
+    for shard, offset, into in reads:
       try:
-        descriptor = _pool.get((self._serial, array, shard)) or self._open(shards, array, shard)
-        if (done := _cached(descriptor.fd, into, offset)) < len(into):
+        descriptor = get((serial, array, shard)) or self._open(shards, array, shard)
+        done = _cached(descriptor.fd, (into,), offset) if _NOWAIT else 0
+        if done != len(into):
           late.append((shard, offset + done, into[done:]))
           _announce(descriptor.fd, offset + done, len(into) - done)
       except OSError as error:
@@ -175,12 +175,10 @@ class LocalFiles:
     return UserError(f"{self.name(file)}: cannot be read ({error.strerror}): copy it again or {REMEDY}")
 
 
-def _cached(fd: int, into: memoryview, offset: int) -> int:
+def _cached(fd: int, into: tuple[memoryview], offset: int) -> int:
   """Fills what is at hand without waiting, and returns how many bytes that is; not every file system can tell."""
-  if _NOWAIT is None:
-    return 0
   try:
-    return os.preadv(fd, (into,), offset, _NOWAIT)
+    return os.preadv(fd, into, offset, _NOWAIT)
   except BlockingIOError:
     return 0
   except OSError as error:

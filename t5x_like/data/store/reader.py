@@ -168,6 +168,10 @@ class TokenStore:
     """The documents that hold tokens: places in the stream [N] -> their (indices, starts, ends), each int64 [N]."""
     return self._documents.at(np.asarray(places_N, np.int64))
 
+  def document_begins(self, starts_B: np.ndarray, length: int) -> np.ndarray:
+    """Whether a document begins at each token of windows: first tokens [B] -> bool [B, length]."""
+    return self._documents.begins(np.asarray(starts_B, np.int64), length)
+
   def document_spans(self, documents_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where documents begin and end: indices [N] in 0..num_documents-1 -> (starts, ends), each int64 [N]."""
     return self._documents.spans(np.asarray(documents_N, np.int64))

@@ -95,20 +95,6 @@ class Windows:
 
 def documents(tokens: TokenStore, starts_B: np.ndarray, length: int) -> np.ndarray:
   """The number of its document inside the window, from 1, for every token of windows: [B] -> int32 [B, length]."""
-  first_BW = document_begins(tokens, starts_B, length)
+  first_BW = tokens.document_begins(starts_B, length)
   first_BW[:, :1] = True
   return np.cumsum(first_BW, axis=1, dtype=np.int32)
-
-
-def document_begins(tokens: TokenStore, starts_B: np.ndarray, length: int) -> np.ndarray:
-  """Whether a document begins at each token of windows: [B] -> bool [B, length]."""
-  begins_BW = np.zeros((len(starts_B), length), bool)
-  first_B, begin_B, _ = tokens.documents_at(starts_B)
-  last_B = tokens.documents_at(starts_B + max(length - 1, 0))[0]
-  begins_BW[begin_B == starts_B, :1] = True
-  inner_B = last_B - first_B  # documents that begin after the first token
-  rows_N = np.repeat(np.arange(len(starts_B)), inner_B)
-  nth_N = np.arange(len(rows_N)) - np.repeat(np.cumsum(inner_B) - inner_B, inner_B)
-  places_N = tokens.document_spans(first_B[rows_N] + 1 + nth_N)[0]
-  begins_BW[rows_N, places_N - starts_B[rows_N]] = True
-  return begins_BW

@@ -208,7 +208,7 @@ class FullSentences:
     """Tokens i * stride - 1 and on (0 before the first of the stream), and where documents begin among them."""
     R, starts = self._read_length, example_index_B * self._stride - 1
     window = self._tokens.windows(np.maximum(starts, 0), R)
-    first = windows.document_begins(self._tokens, np.maximum(starts, 0), R)
+    first = self._tokens.document_begins(np.maximum(starts, 0), R)
     for row in np.flatnonzero(starts < 0).tolist():
       window[row], first[row] = np.roll(window[row], 1), np.roll(first[row], 1)
       window[row, 0], first[row, 0] = 0, False
