@@ -7,6 +7,7 @@ sees a window of 4,096 tokens in every layer; v0.2 drops the window and has a lo
 """
 
 from dataclasses import replace
+from functools import partial
 
 from t5x_like.nn.decoder import Decoder
 from t5x_like.nn.design import Design, Tokens, Variant
@@ -32,10 +33,9 @@ def _llama(design, embed, mlp, heads, kv_heads, layers, vocab_size=32000, tokens
   return Variant(Dims(embed, heads, kv_heads, embed // heads, mlp, layers), design, vocab_size, tokens)
 
 
-def _llama3(*sizes) -> Variant:
-  # Id 0 is "!" there: sequences of the published tokenizer are to be packed, or padded with an id they do not use.
-  return _llama(LLAMA3_1, *sizes, vocab_size=128_256, tokens=Tokens(pad=None, start=128_000, eos=128_001))
-
+# Id 0 is "!" there: sequences of the published tokenizer are to be packed, or padded with an id they do not use.
+TOKENS3 = Tokens(pad=None, start=128_000, eos=128_001)
+_llama3 = partial(_llama, LLAMA3_1, vocab_size=128_256, tokens=TOKENS3)
 
 VARIANTS = {
   #                              embed    mlp heads kv layers

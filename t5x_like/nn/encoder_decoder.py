@@ -86,11 +86,8 @@ class EncoderDecoder(Architecture):
   def decode(self, tokens_BT: jax.Array, state: DecodeState, valid_BT=None, prefix_BT=None):
     """Feeds the next tokens through the cache; see `DecodeState.advance`. Returns (logits [B, T, V], state)."""
     q_pos, state = state.advance(tokens_BT, valid_BT, prefix_BT)
-    context = Context(
-      mask=state.mask(q_pos),
-      memory_mask=Mask(q_pos, state.memory_pos, k_valid=state.memory_valid),
-      slot=state.slot - tokens_BT.shape[1],
-    )
+    memory_mask = Mask(q_pos, state.memory_pos, k_valid=state.memory_valid)
+    context = Context(state.mask(q_pos), memory_mask=memory_mask, slot=state.slot - tokens_BT.shape[1])
     x_BTD = self.decoder_inputs(self.embed(tokens_BT, self.dtype), q_pos)
     x_BTD, _, cache = self.decoder(x_BTD, context, cache=state.cache)
     return self.head(x_BTD, self.embed)["logits"], dataclasses.replace(state, cache=cache)
