@@ -35,7 +35,7 @@ from etils import epath
 from t5x_like.data import sources, vocabularies
 from t5x_like.data.prepare import building, cleaning, duplicates, progress_bar, progress_files
 from t5x_like.data.prepare.documents import Documents
-from t5x_like.data.prepare.job import Batch, Job, Tokenised, facts_hash, parts_of, tokenise
+from t5x_like.data.prepare.job import Batch, Job, Tokenised, facts_hash, parts_of, summary, tokenise
 from t5x_like.data.store import reader
 from t5x_like.data.store.writer import SHARD_TOKENS
 from t5x_like.errors import UserError, door, one_line
@@ -175,6 +175,7 @@ def _exists(path: str, vocabulary: vocabularies.Vocabulary, expected: dict[str, 
   manifest = reader.TokenStore.open(path, verify="size").manifest
   found = {
     **manifest.source,
+    "documents": summary(manifest.source.get("documents")),
     "vocabulary": manifest.vocabulary.fingerprint,
     "name": manifest.name,
     "append_eos": manifest.append_eos,
@@ -344,7 +345,7 @@ def main(argv: list[str] | None = None) -> None:
     root = args.output.rstrip("/") if "://" in args.output else str(pathlib.Path(args.output))
     path = f"{root}/{output}"
     record = {
-      "documents": documents.facts(),
+      "documents": summary(documents.facts()),
       "part": dataclasses.asdict(part),
       "shard_tokens": args.shard_tokens,
       "part_bytes": args.part_bytes,

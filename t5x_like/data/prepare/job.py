@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from t5x_like.data.prepare.documents import Documents, unwanted
 from t5x_like.data.sources import Skip
 from t5x_like.errors import UserError
 
+_LONGEST_FACTS = 4096  # characters of JSON
 _BATCH_CHARACTERS = 2**19  # text cleaned and tokenised at once
 _DROPPED = {1: "exact duplicate", 2: "near duplicate"}
 _VERSION = 3  # of parts and signatures; what another version left is made again
@@ -81,6 +83,14 @@ class Tokenised:
   lengths_D: np.ndarray
   reasons: list[str | None]
   removed: list[Counter | None]
+
+
+def summary(facts: Any) -> Any:
+  """What a manifest records of a source's facts: all of them, or of 10^5 files and the like their SHA-256."""
+  text = json.dumps(facts, sort_keys=True)
+  if len(text) <= _LONGEST_FACTS:
+    return facts
+  return {"form": facts.get("form"), "facts_sha256": hashlib.sha256(text.encode()).hexdigest()}
 
 
 def facts_hash(documents: Documents) -> str:
