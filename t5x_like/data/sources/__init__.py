@@ -1,29 +1,29 @@
-"""Sources: where records come from. A source is spelled `format:rest`, and a format is a file of this folder.
+"""Sources: where records come from. A source is spelled `format:rest`; each format is a file of this folder.
 
-    jsonl:/corpus/*.jsonl.gz                                an object a line; its keys
-    jsonl:train=a/*.jsonl.gz,validation=b.jsonl.gz          several splits; likewise for every format of files
-    json:records.json                                       an array a file, of objects, or of strings (`text`)
-    parquet:corpus/*.parquet                                a row each; its columns
-    tsv:reviews.tsv                                         a line each; the header's columns, or numbers from 0
-    text:books/**/*.txt                                     a file each; `text`
-    lines:news.en.gz                                        a line each; `text`
-    parallel:corpus/{split}.{field}.gz                      translation: line n of `train.en.gz` and of `train.de.gz`
-    squad:train=train-v2.0.json.gz                          SQuAD's files; id, title, context, question, answers
-    conll:ner.conll                                         a sentence each; `tokens`, and every column by its number
-    conllu:en_ewt.conllu                                    a sentence each; `tokens`, form, lemma, upos, xpos, deprel
-    tfds:NAME[/config][:version]                            any TensorFlow dataset, prepared already or buildable
-    docstrings                                              the embedded corpus, built on first use
-    builtin                                                 a tiny one, with a field for every task, to try recipes
+    jsonl:/corpus/*.jsonl.gz                        one record per line, a JSON object; fields are its keys
+    jsonl:train=a/*.jsonl.gz,validation=b.jsonl.gz  several splits; works for every file format
+    json:records.json                               one array per file, of objects or of strings (field `text`)
+    parquet:corpus/*.parquet                        one record per row; fields are the columns
+    tsv:reviews.tsv                                 one record per line; fields by the header, or numbered from 0
+    text:books/**/*.txt                             one record per file; field `text`
+    lines:news.en.gz                                one record per line; field `text`
+    parallel:corpus/{split}.{field}.gz              translation: line n of `train.en.gz` and of `train.de.gz`
+    squad:train=train-v2.0.json.gz                  SQuAD's files; id, title, context, question, answers
+    conll:ner.conll                                 one record per sentence; `tokens`, and each column by its number
+    conllu:en_ewt.conllu                            one record per sentence; `tokens`, form, lemma, upos, xpos, deprel
+    tfds:NAME[/config][:version]                    any TensorFlow dataset, already prepared or buildable
+    docstrings                                      the embedded corpus, built on first use
+    builtin                                         a tiny corpus with a field for every task, for trying out recipes
 
 A record is a dictionary of fields. Supervised tasks use its fields; pretraining takes one of them as the text of a
-document (`Source.documents`), where CoNLL's sentences are joined to the documents they are from.
+document (`Source.documents`), for which CoNLL's sentences are joined back into documents.
 
-A pattern without split names is the split `train`; `{00000..00007}` stands for those numbers, each of which must be
-there. Files are local or remote (`gs://`, or any scheme fsspec knows), read in sorted order; gzip, bzip2, xz and zstd
-are recognised by their first bytes; text is UTF-8 (a byte order mark is dropped). Lines of over 128 MiB are skipped;
-anything else that is wrong raises a `UserError` naming file and line.
+A pattern without split names is the split `train`; `{00000..00007}` expands to those numbers, and each file must
+exist. Files are local or remote (`gs://`, or any scheme fsspec knows) and read in sorted order; gzip, bzip2, xz and
+zstd are recognised by their first bytes; text is UTF-8 (a byte order mark is dropped). Lines over 128 MiB are skipped;
+anything else that is wrong raises a `UserError` naming the file and line.
 
-To add a format `x`, add `x.py` here with a class `Source`: of files, a `FileSource` that reads one of them.
+To add a format `x`, add `x.py` here with a class `Source`; for a file format, subclass `FileSource` and define `read`.
 """
 
 import abc
@@ -40,16 +40,16 @@ Record = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Skip:
-  """Stands in the place of a record or document that cannot be used."""
+  """Takes the place of a record or document that cannot be used."""
 
   reason: str
 
 
 class Source(abc.ABC):
-  """The records of a corpus by split, always in the same order; made with (rest, fields=, data_dir=) of `open_source`.
+  """The records of a corpus by split, always in the same order; constructed by `open_source`.
 
   Attributes:
-    name: a short name of the corpus, letters, digits, `_`, `-` and `.`.
+    name: a short name of the corpus: letters, digits, `_`, `-` and `.`.
     splits: the names of its splits.
   """
 
@@ -58,23 +58,23 @@ class Source(abc.ABC):
 
   @abc.abstractmethod
   def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
-    """Yields (where a record is, for messages; the record) of a split or of one of its `parts`.
+    """Yields (the record's location, for messages; the record) for a split or one of its `parts`.
 
     Raises:
       UserError: unreadable or damaged data.
     """
 
   def documents(self, split: str, field: str, part: tuple[int, int] | None = None) -> Iterator[str | Skip]:
-    """Yields the texts of a field; UserError for a record without the field, or with something else than text."""
+    """Yields the texts of a field; UserError for a record where the field is missing or not text."""
     for where, record in self.records(split, part):
       yield record if isinstance(record, Skip) else text_of(record, field, where)
 
   def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
-    """Ranges that cut the split into parts of about `part_bytes`, to be read separately; always the same ones."""
+    """Ranges that divide the split into parts of about `part_bytes`, read separately; deterministic."""
     return [(0, 1)]
 
   def part_size(self, split: str, part: tuple[int, int]) -> int:
-    """Bytes of a part as it is stored, for showing progress."""
+    """The stored size of a part in bytes, for showing progress."""
     return 1
 
   def changed(self, split: str) -> list[int | None]:
@@ -99,11 +99,11 @@ def open_source(source: str, *, fields: tuple[str, ...] = (), data_dir: str | No
 
   Args:
     source: `format:rest`, or a format alone where there is no rest.
-    fields: the fields that will be used, for formats that can leave out the others; none are all.
-    data_dir: where TensorFlow datasets are or will be prepared; TFDS's own default when None.
+    fields: the fields that will be used, so that formats can skip the others; empty means all.
+    data_dir: where TensorFlow datasets are or will be prepared; None is TFDS's default.
 
   Raises:
-    UserError: unknown format, no such files, dataset or field, an empty file.
+    UserError: unknown format; no such file, dataset or field; an empty file.
   """
   name, _, rest = source.partition(":")
   if name not in formats():
@@ -131,7 +131,7 @@ def check_fields(fields: tuple[str, ...], names: list[str], where: str) -> None:
       raise _missing(column, field, names, where)
   for column in {column_of(field, names) for field in fields} or names:
     if names.count(column) > 1:
-      raise UserError(f"{where}: found {names.count(column)} columns {column!r}, expected one: name them apart")
+      raise UserError(f"{where}: found {names.count(column)} columns {column!r}, expected one; rename the others")
 
 
 def column_of(field: str, names: list[str]) -> str:
@@ -140,10 +140,12 @@ def column_of(field: str, names: list[str]) -> str:
 
 
 def value(record: Record, field: str, where: str) -> Any:
-  """What a record has at `field`: a name, or a path of names and numbers such as `answers.0.text`; `*` is a whole list.
+  """The value at `field`: a name, or a path of names and indices such as `answers.0.text`; `*` is a whole list.
+
+  Returns None for an index past the end of a list.
 
   Raises:
-    UserError: there is none.
+    UserError: the record has no such field.
   """
   if field in record:
     return record[field]
@@ -164,7 +166,7 @@ def value(record: Record, field: str, where: str) -> Any:
 
 
 def text_of(record: Record, field: str, where: str) -> str:
-  """The text of a field, as a document; UserError where there is none."""
+  """The text of a field, as a document; UserError if the field is missing or not text."""
   try:
     found = value(record, field, where)
   except UserError as error:
@@ -175,7 +177,7 @@ def text_of(record: Record, field: str, where: str) -> str:
 
 
 def kind_of(found: Any) -> str:
-  """What a value is in JSON's words."""
+  """The name of a value's JSON type."""
   kinds = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
   return kinds.get(type(found), "null")
 

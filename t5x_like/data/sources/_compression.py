@@ -1,4 +1,4 @@
-"""Plain bytes out of plain or compressed files; compression is known by the first bytes, else by the name's end."""
+"""Plain bytes from plain or compressed files; compression is detected by the first bytes, else by the suffix."""
 
 import bz2
 import functools
@@ -45,10 +45,10 @@ def opened(path: str) -> BinaryIO:
 
 
 class _Streams(io.RawIOBase):
-  """The plain bytes of bzip2 or xz streams, one after the other.
+  """The plain bytes of concatenated bzip2 or xz streams.
 
-  The standard library's files end silently where something that is not a stream follows one, such as a stream whose
-  first byte is damaged. Here anything but zeros, which are padding, raises one of `DAMAGED`.
+  The standard library's readers stop silently at anything after a stream that is not another one, such as a stream
+  whose first byte is damaged. Here anything but zeros, which are padding, raises one of `DAMAGED`.
   """
 
   def __init__(self, file: BinaryIO, new_decoder: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]):

@@ -1,4 +1,4 @@
-"""What the formats of files share: patterns to files by split, and lines out of plain or compressed files."""
+"""Shared by the file formats: patterns to files by split, and lines from plain or compressed files."""
 
 import abc
 import codecs
@@ -11,7 +11,7 @@ from typing import Any
 from t5x_like.data.sources import Record, Skip, Source, _compression, _filesystem, check_split, text_of
 from t5x_like.errors import UserError, one_line
 
-LONGEST = 2**27  # bytes of a line or of a file that is one text; longer ones are skipped and counted
+LONGEST = 2**27  # bytes of a line, or of a file that is one text; longer ones are skipped and counted
 
 _SPLIT_WORDS = {"train", "training", "validation", "valid", "val", "dev", "test"}
 _PIECE = 2**20
@@ -19,16 +19,16 @@ _SPLIT_NAME = re.compile(r"(?:^|,)([A-Za-z][A-Za-z0-9_]*)=")
 
 
 class FileSource(Source):
-  """Records of files, local or remote, read one file after the other; a format defines `read`.
+  """Records of local or remote files, read one file after another; a format defines `read`.
 
   Args:
-    rest: a glob pattern (`{00000..00007}` stands for those numbers), or `split=pattern,...`; a split named
+    rest: a glob pattern (`{00000..00007}` expands to those numbers), or `split=pattern,...`; a split named
       twice gets the files of both patterns.
-    fields: those that will be used; none are all.
+    fields: those that will be used; empty means all.
     data_dir: ignored for files.
   """
 
-  only_text = False  # whether documents are always the field `text`
+  only_text = False  # whether a document's text does not depend on the field
 
   def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     self.fields, self.format = fields, type(self).__module__.rpartition(".")[2]
@@ -55,7 +55,7 @@ class FileSource(Source):
     return self._files[split][slice(*part) if part else slice(None)]
 
   def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
-    """Runs of files, as numbers [first, past) of those of the split, of at least `part_bytes` in the files."""
+    """Runs of files of at least `part_bytes` each, as ranges [first, past) of file numbers."""
     check_split(self, split)
     parts, first, held = [], 0, 0
     for number, path in enumerate(self._files[split]):
@@ -88,10 +88,9 @@ class FileSource(Source):
 
 
 def lines(path: str) -> Iterator[tuple[int, str | Skip]]:
-  """Yields (line number from 1, line without its end) of a plain or compressed UTF-8 file.
+  """Yields (line number from 1, line without its terminator) of a plain or compressed UTF-8 file.
 
-  One line at a time is held. A line ends with LF or CR LF; one of more than `LONGEST` bytes is read in pieces and
-  yields a `Skip`.
+  Holds one line at a time. A line ends with LF or CR LF; one of more than `LONGEST` bytes yields a `Skip`.
   """
   number = 0
   try:
@@ -126,7 +125,7 @@ def whole(path: str) -> str | Skip:
 
 
 def decode(data: bytes, where: str) -> str:
-  """UTF-8 text of bytes; raises UserError naming the place and the byte."""
+  """Bytes as UTF-8 text; UserError names the place and the byte that is not."""
   try:
     return data.decode()
   except UnicodeDecodeError as error:
@@ -151,7 +150,7 @@ def _unreadable(where: str, path: str, error: Exception) -> UserError:
 
 
 def _patterns(format: str, rest: str) -> dict[str, list[str]]:
-  """`train=a,validation=b` or a bare pattern, which is the split train, as patterns by split."""
+  """Patterns by split, from `train=a,validation=b` or a bare pattern, which is the split train."""
   if not rest:
     raise UserError(
       f"source '{format}:': found no files, expected a path or pattern after the colon, such as "
@@ -170,17 +169,17 @@ def _patterns(format: str, rest: str) -> dict[str, list[str]]:
 
 
 def _files(format: str, patterns: list[str]) -> list[str]:
-  """The files of the patterns, sorted within each; raises UserError for no match, a missing or an empty file."""
+  """The files of the patterns, sorted within each; UserError for no match, a missing file or an empty one."""
   files: dict[str, None] = {}
   for pattern in itertools.chain.from_iterable(map(_filesystem.expand, patterns)):
     literal = _filesystem.exists(pattern)
     matches = [pattern] if literal else _filesystem.matches(pattern)
     kinds = {path: _filesystem.kind(path) for path in matches}
     if odd := next((path for path, kind in kinds.items() if kind not in ("file", "directory")), None):
-      raise UserError(f"source {format}:{odd}: found {kinds[odd]}, expected a file; remove it or name the others")
+      raise UserError(f"source {format}:{odd}: found {kinds[odd]}, expected a file; remove it or change the pattern")
     found = [path for path, kind in kinds.items() if kind == "file"]
     if not found:
-      what = "a directory" if literal else "nothing but directories" if matches else "no file of that name"
+      what = "a directory" if literal else "only directories" if matches else "no file of that name"
       mend = f"name its files by a pattern such as {os.path.join(pattern, '*')}" if literal else "check the path"
       raise UserError(f"source {format}:{pattern}: found {what}, expected at least one file; {mend}")
     files.update(dict.fromkeys(found))
@@ -197,7 +196,7 @@ def _files(format: str, patterns: list[str]) -> list[str]:
 def _name(format: str, files: list[str]) -> str:
   """A corpus name: the stem of a single file, else the nearest folder that holds all files, else the format.
 
-  The stem of a file that is named after its split says nothing, so its folder counts instead.
+  A single file named after its split is also named by its folder.
   """
   files = [_filesystem.absolute(path) for path in files]
   word = os.path.basename(files[0]).split(".")[0]

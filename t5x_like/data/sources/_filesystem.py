@@ -1,4 +1,4 @@
-"""Where files are: local paths; `gs://`, `s3://` and `az://` through etils; any other `scheme://` through fsspec."""
+"""File access: local paths; `gs://`, `s3://` and `az://` through etils; any other `scheme://` through fsspec."""
 
 import fnmatch
 import glob
@@ -31,7 +31,7 @@ def absolute(path: str) -> str:
 
 
 def expand(pattern: str) -> list[str]:
-  """A pattern for each number of its `{00000..00007}`, zero-padded as the first is; the pattern alone without any."""
+  """One pattern per number of each `{00000..00007}`, zero-padded like the first; without one, the pattern."""
   pieces, ranges, start = [], [], 0
   for match in _RANGE.finditer(pattern):
     low, high = int(match[1]), int(match[2])
@@ -58,7 +58,7 @@ def exists(path: str) -> bool:
 
 
 def kind(path: str) -> str:
-  """`file`, `directory`, or in words what else a path that is there leads to; UserError if that cannot be told."""
+  """`file`, `directory`, or a phrase for what else an existing path is; UserError if it cannot be examined."""
   if is_remote(path):
     with _refusals(path):
       is_file = not epath.Path(path).is_dir() if path.startswith(_ETILS) else _fsspec(path).isfile(path)
@@ -86,7 +86,7 @@ def matches(pattern: str) -> list[str]:
 
 
 def _local_matches(pattern: str) -> list[str]:
-  """As `glob.glob(pattern, recursive=True)`, but no link sends `**` in circles, and nothing unreadable is left out."""
+  """Like `glob.glob(pattern, recursive=True)`, but safe from link cycles; UserError for an unreadable directory."""
   found = ["/" if pattern.startswith("/") else ""]
   *parts, last = [part for part in pattern.split("/") if part]
   for part in (*parts, *(("**", "*") if last == "**" else (last,))):
@@ -105,7 +105,7 @@ def _local_matches(pattern: str) -> list[str]:
 
 
 def _directories(path: str, seen: set[tuple[int, int]]) -> Iterator[str]:
-  """A directory and all below it that are not hidden, each once, by whichever path comes first."""
+  """A directory and every directory below it that is not hidden, each once, by the first path that reaches it."""
   if not os.path.isdir(path or "."):
     return
   found = os.stat(path or ".")
@@ -144,7 +144,7 @@ def size(path: str) -> int:
 
 
 def changed(path: str) -> int | None:
-  """When a local file was last written, in nanoseconds; None for a remote one, whose places tell it in many ways."""
+  """When a local file was last written, in nanoseconds; None for a remote one, whose stores differ."""
   return None if is_remote(path) else os.stat(path).st_mtime_ns
 
 
@@ -162,7 +162,7 @@ def _fsspec(path: str):
 
 
 class _refusals:
-  """What a place that cannot be reached raises, as one line."""
+  """Turns the error of an unreachable location into a one-line `UserError`."""
 
   def __init__(self, path: str):
     self._path = path

@@ -1,4 +1,4 @@
-"""`builtin`: lines of the tiny corpus of `data/store/builtin.py`, with a field for every task, to try recipes with."""
+"""`builtin`: lines of the tiny corpus of `data/store/builtin.py`, with a field for every task, to try recipes."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from t5x_like.data.store import builtin
 
 
 class Source(Base):
-  """The lines of 3 to 12 words; fields text, reversed, label, tokens, tags, question, context and answers."""
+  """Lines of 3 to 12 words; fields text, reversed, label, tokens, tags, question, context and answers."""
 
   splits = ("train", "validation")
   name = "builtin"

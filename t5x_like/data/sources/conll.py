@@ -1,10 +1,10 @@
-"""`conll:PATTERN`: a token a line in columns, blank lines between sentences, as the files of CoNLL-2003.
+"""`conll:PATTERN`: one token per line in columns, blank lines between sentences, as in the files of CoNLL-2003.
 
-A record is a sentence: `tokens`, the words of the first column, and each column as a list under its number. A document
-is what stands between `-DOCSTART-` lines, its sentences a line each; in a file without them each sentence is a
+A record is a sentence: `tokens`, the words of the first column, and each column as a list under its number.
+`-DOCSTART-` lines separate documents, whose sentences are one line each; in a file without them, each sentence is a
 document. Its text field is the number of the column with the word, 0 by default; words are joined by spaces. Columns
-are cut at tabs, or in a line without tabs at spaces. A line that begins with `# ` where a sentence may begin is a
-comment, unless it has the columns of the line after it: then `#` is a word.
+are separated by tabs or, in a line without tabs, by spaces. A line that begins with `# ` where a sentence may begin is
+a comment, unless it has as many columns as the next line: then `#` is a word.
 """
 
 import itertools
@@ -19,7 +19,7 @@ _DOCUMENT = "-DOCSTART-"
 
 
 class Source(FileSource):
-  """The sentences."""
+  """One record per sentence."""
 
   def read(self, path: str) -> Iterator[tuple[str, Record]]:
     for number, rows in enumerate(filter(None, sentences(path)), 1):
@@ -49,22 +49,22 @@ class Source(FileSource):
 def _column(field: str) -> str:
   column = "0" if field == "text" else field
   if not column.isdecimal():
-    raise UserError(f"source conll: found text field {field!r}, expected a column number, counted from 0")
+    raise UserError(f"source conll: found text field {field!r}, expected a column number, from 0")
   return column
 
 
 def sentences(path: str, column: int = 0) -> Iterator[list[list[str]] | None]:
-  """Yields sentences as rows of columns, and None before each document that is marked as one.
+  """Yields sentences as rows of columns, and None at each `-DOCSTART-`.
 
   Raises:
-    UserError: a row without the column, or with another number of columns than the first of its sentence.
+    UserError: a row without the column, or with a different number of columns than the first of its sentence.
   """
   rows: list[list[str]] = []
-  marked: list[list[str]] = []  # what begins with # where a sentence may begin
-  width = 0  # columns, where they are cut at spaces
+  marked: list[list[str]] = []  # lines that begin with `# ` where a sentence may begin
+  width = 0  # columns of a line separated by spaces, else 0
   for number, line in itertools.chain(lines(path), [(0, "")]):
     if isinstance(line, Skip):
-      raise UserError(f"{path}:{number}: found a {line.reason}, expected one token a line")
+      raise UserError(f"{path}:{number}: found a {line.reason}, expected one token per line")
     row = line.split("\t") if "\t" in line else [cell for cell in line.split(" ") if cell]
     if not rows and line.startswith("# ") and "\t" not in line:
       marked.append(row)

@@ -1,8 +1,8 @@
-"""`conllu:PATTERN`: treebanks of Universal Dependencies, ten tab-separated columns a token (CoNLL-U).
+"""`conllu:PATTERN`: treebanks of Universal Dependencies, ten tab-separated columns per token (CoNLL-U).
 
-A record is a sentence: `tokens`, its words, and lists under form, lemma, upos, xpos and deprel. A document is what
-stands between `# newdoc` comments, its paragraphs (`# newpar`) on lines of their own; in a file without them each
-sentence is a document. The text is that of the `# text` comments, or the word forms joined as `SpaceAfter=No` says.
+A record is a sentence: `tokens`, its words, and lists under form, lemma, upos, xpos and deprel. `# newdoc` comments
+separate documents, and each paragraph (`# newpar`) begins a new line; in a file without `# newdoc`, each sentence is a
+document. The text is that of the `# text` comments, or the word forms joined as `SpaceAfter=No` says.
 """
 
 import re
@@ -18,13 +18,13 @@ _FIELDS = ("form", "lemma", "upos", "xpos", "deprel")
 
 
 class Source(FileSource):
-  """The sentences."""
+  """One record per sentence."""
 
   only_text = True
 
   def read(self, path: str) -> Iterator[tuple[str, Record]]:
     for number, (_, rows) in enumerate(sentences(path), 1):
-      words = [row for row in rows if row[0].isdecimal()]  # neither the ranges of contractions nor empty nodes
+      words = [row for row in rows if row[0].isdecimal()]  # skips the ranges of contractions and empty nodes
       columns = {name: [word[COLUMNS.index(name)] for word in words] for name in _FIELDS}
       yield f"{path}, sentence {number}", {"tokens": columns["form"]} | columns
 
@@ -46,12 +46,12 @@ class Source(FileSource):
 
 
 def sentences(path: str) -> Iterator[tuple[list[str], list[list[str]]]]:
-  """Yields (comments without `# `, rows of ten columns) of each sentence; UserError for a malformed row."""
+  """Yields (comments without `# `, rows of ten columns) per sentence; UserError for a malformed row."""
   comments: list[str] = []
   rows: list[list[str]] = []
   for number, line in lines(path):
     if isinstance(line, Skip):
-      raise UserError(f"{path}:{number}: found a {line.reason}, expected one token a line")
+      raise UserError(f"{path}:{number}: found a {line.reason}, expected one token per line")
     if line.startswith("#"):
       comments.append(line[1:].strip())
     elif line.strip():

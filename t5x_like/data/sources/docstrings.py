@@ -1,6 +1,6 @@
 """`docstrings`: the embedded corpus (`data/docstrings/`), built in `data_dir` on first use.
 
-`docstrings:tiny` is the few modules of the standard library that the built-in store is made of.
+`docstrings:tiny` holds the few standard-library modules that the built-in store is made from.
 """
 
 import sys
@@ -23,13 +23,13 @@ def _open_builder(rest: str, data_dir: str | None) -> Docstrings:
 
 
 class Source(tfds.Source):
-  """The docstrings; fields text, package, module and qualname."""
+  """One record per docstring; fields text, package, module and qualname."""
 
   open_builder = staticmethod(_open_builder)
 
 
 class _Progress:
-  """Counts files on one line of stderr: rewritten in place on a terminal, else printed at each tenth."""
+  """Counts files on stderr: one line rewritten in place on a terminal, else a line at each tenth."""
 
   def __init__(self):
     self._shown = 0

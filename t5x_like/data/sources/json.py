@@ -1,6 +1,6 @@
-"""`json:PATTERN`: an array a file, of objects, or of strings, which are the field `text`.
+"""`json:PATTERN`: one array per file, of objects or of strings; a string is the field `text`.
 
-A file is read at once, so one of over 128 MiB is refused: JSON lines (`jsonl`) are read one at a time.
+A file is read whole, so one over 128 MiB is an error; JSON lines (`jsonl`) are read one at a time.
 """
 
 import json
@@ -13,10 +13,10 @@ from t5x_like.errors import UserError, one_line
 
 
 class Source(FileSource):
-  """The elements of the arrays."""
+  """One record per element of the arrays."""
 
   def read(self, path: str) -> Iterator[tuple[str, Record]]:
-    found = parsed(path, list, f"an array of objects or strings; for one object a line say jsonl:{path}")
+    found = parsed(path, list, f"an array of objects or strings; for one object per line use jsonl:{path}")
     for number, element in enumerate(found):
       where = f"{path}, element {number}"
       if not isinstance(element, str | dict):
@@ -25,7 +25,7 @@ class Source(FileSource):
 
 
 def parsed(path: str, kind: type, expected: str) -> Any:
-  """What a JSON file holds; UserError if it is too large, not JSON, or not of the type."""
+  """The parsed contents of a JSON file; UserError if it is too large, not JSON, or of another type."""
   text = whole(path)
   if isinstance(text, Skip):
     raise UserError(f"{path}: found a {text.reason}, expected a smaller one; JSON lines (jsonl) may be of any size")

@@ -1,4 +1,4 @@
-"""`jsonl:PATTERN`: an object a line."""
+"""`jsonl:PATTERN`: one JSON object per line."""
 
 import json
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from t5x_like.errors import UserError, one_line
 
 
 class Source(FileSource):
-  """The lines that are not blank."""
+  """One record per line; blank lines are ignored."""
 
   def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
     for number, line in lines(path):

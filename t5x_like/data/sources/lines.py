@@ -1,4 +1,4 @@
-"""`lines:PATTERN`: a text a line."""
+"""`lines:PATTERN`: one text per line."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from t5x_like.data.sources import Record, Skip, _files
 
 
 class Source(_files.FileSource):
-  """The lines, blank ones included; field `text`."""
+  """One record per line, blank lines included; field `text`."""
 
   only_text = True
 

@@ -1,6 +1,6 @@
-"""`parallel:PATTERN`: a file of lines a field, such as one for each language; line n of all files is a record.
+"""`parallel:PATTERN`: one file of lines per field, such as one per language; line n of all files is record n.
 
-The pattern has `{field}` in it, and `{split}` unless all of it is the split `train`: `corpus/{split}.{field}.gz`.
+The pattern contains `{field}` and, unless everything is the split `train`, `{split}`: `corpus/{split}.{field}.gz`.
 """
 
 import fnmatch
@@ -20,11 +20,10 @@ class Source(Base):
   def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     if "{field}" not in rest:
       raise UserError(
-        f"source parallel:{rest}: found no {{field}} in it, expected a path such as "
-        "parallel:corpus/{split}.{field}.gz"
+        f"source parallel:{rest}: found no {{field}}, expected a path such as parallel:corpus/{{split}}.{{field}}.gz"
       )
     if not fields:
-      raise UserError(f"source parallel:{rest}: found no fields asked for, expected those that name its files")
+      raise UserError(f"source parallel:{rest}: found no fields, expected those that name its files")
     self._pattern, self._fields = rest, fields
     self.splits = self._splits() if "{split}" in rest else ("train",)
     self.name = lines.Source(self._path(self.splits[0], fields[0])).name
@@ -35,7 +34,7 @@ class Source(Base):
     return self._pattern.replace("{split}", split).replace("{field}", field)
 
   def _splits(self) -> tuple[str, ...]:
-    """What stands for {split} in the files of the first field that are there."""
+    """The values of {split} for which the first field has a file."""
     first = self._fields[0]
     splits = {
       word
@@ -44,7 +43,7 @@ class Source(Base):
       if fnmatch.fnmatch(path, _filesystem.expand(self._path(word, first))[0])
     }
     if not splits:
-      raise UserError(f"source parallel:{self._path('{split}', first)}: found no files of that name for any split")
+      raise UserError(f"source parallel:{self._path('{split}', first)}: found no such files for any split")
     return tuple(sorted(splits))
 
   def _sides(self, split: str) -> dict[str, lines.Source]:

@@ -10,7 +10,7 @@ _AT_ONCE = 1024
 
 
 class Source(FileSource):
-  """The rows; of the columns only those of `fields` are read."""
+  """One record per row; only the columns in `fields` are read."""
 
   def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
     import pyarrow

@@ -1,4 +1,4 @@
-"""`squad:PATTERN`: the JSON files of SQuAD (Rajpurkar et al. 2016, 2018), a record a question."""
+"""`squad:PATTERN`: the JSON files of SQuAD (Rajpurkar et al. 2016, 2018), one record per question."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ _EXPECTED = "data > paragraphs > context, qas > id, question, answers"
 
 
 class Source(FileSource):
-  """The questions; fields id, title, context, question, and answers, a list of {text, answer_start}, maybe empty."""
+  """Fields id, title, context, question, and answers: a possibly empty list of {text, answer_start}."""
 
   def read(self, path: str) -> Iterator[tuple[str, Record]]:
     try:

@@ -1,4 +1,4 @@
-"""`text:PATTERN`: a text a file."""
+"""`text:PATTERN`: one text per file."""
 
 from collections.abc import Iterator
 
@@ -6,7 +6,7 @@ from t5x_like.data.sources import Record, Skip, _files
 
 
 class Source(_files.FileSource):
-  """The files; field `text`."""
+  """One record per file; field `text`."""
 
   only_text = True
 

@@ -1,8 +1,7 @@
 """`tfds:NAME[/config][:version]`: a TensorFlow dataset, read if it is prepared in `data_dir`, else built there.
 
-Both record formats are read, in the order of the shards: `array_record` by random access, `tfrecord` through tf.data.
-Only the features that are asked for are decoded. Runs of shards are the parts. Building never consults Google's bucket
-of prepared datasets.
+Both record formats are read in shard order: `array_record` by random access, `tfrecord` through tf.data. Only the
+requested features are decoded. Parts are runs of shards. Building never consults Google's bucket of prepared datasets.
 """
 
 import re
@@ -19,13 +18,13 @@ _EXAMPLES_AT_ONCE = 256
 
 
 def open_builder(rest: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
-  """The builder of NAME[/config][:version], prepared; raises UserError if it is unknown or cannot be."""
+  """The prepared builder of NAME[/config][:version]; UserError if it is unknown or cannot be prepared."""
   if not rest:
     raise UserError("source 'tfds:': found no dataset name, expected tfds:NAME[/config][:version]")
   try:
     builder = tfds.builder(rest, data_dir=data_dir)
   except tfds.core.DatasetNotFoundError:
-    known = tfds.list_builders(with_community_datasets=False)  # the others' names are asked of the network
+    known = tfds.list_builders(with_community_datasets=False)  # listing community datasets would use the network
     raise UserError(
       f"source tfds:{rest}: found no such dataset, neither prepared in {data_dir or tfds.core.constants.DATA_DIR} nor "
       f"registered with TFDS{did_you_mean(re.split('[/:]', rest)[0], known)}; check the name and "
@@ -38,7 +37,7 @@ def open_builder(rest: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
 
 
 def _prepare(builder: tfds.core.DatasetBuilder) -> None:
-  """Builds the dataset in its data directory unless it is prepared there already."""
+  """Builds the dataset in its data directory unless it is already prepared there."""
   if builder.is_prepared():
     return
   config = tfds.download.DownloadConfig(try_download_gcs=False)
@@ -54,7 +53,7 @@ def _prepare(builder: tfds.core.DatasetBuilder) -> None:
 
 
 class Source(Base):
-  """The examples of a prepared dataset, of each only the features of `fields`."""
+  """The records of a prepared dataset, with only the features in `fields`."""
 
   open_builder = staticmethod(open_builder)
 
@@ -73,7 +72,7 @@ class Source(Base):
     self.splits = tuple(info.splits)
 
   def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
-    """Runs of shards, as examples [first, past) of the split, of at least `part_bytes` in the shards."""
+    """Runs of shards of at least `part_bytes` each, as ranges [first, past) of records."""
     check_split(self, split)
     parts, first, past = [], 0, 0
     for examples in self._builder.info.splits[split].shard_lengths:
@@ -84,7 +83,7 @@ class Source(Base):
     return [*parts, (first, past)] if past > first else parts
 
   def part_size(self, split: str, part: tuple[int, int]) -> int:
-    whole = self._builder.info.splits[split]  # states bytes by split only
+    whole = self._builder.info.splits[split]  # sizes are known per split only
     return int(whole.num_bytes) * (part[1] - part[0]) // max(1, whole.num_examples)
 
   def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record]]:
@@ -133,7 +132,7 @@ class Source(Base):
         for example in dataset.as_numpy_iterator():
           yield example
           count += 1
-    except Exception as error:  # the two readers raise their own families of errors for damaged and missing files
+    except Exception as error:  # the two readers raise different errors for damaged and missing files
       raise UserError(
         f"dataset {info.full_name}: cannot be read from {self._builder.data_dir} "
         f"({type(error).__name__}: {one_line(error)}); if files are damaged, delete that directory and build it again"
@@ -147,7 +146,7 @@ class Source(Base):
 
 
 def _plain(found: Any, feature: Any, where: str) -> Any:
-  """A TFDS value as Python's own types: text for bytes, the names of class labels."""
+  """A TFDS value in plain Python types: bytes as text, class labels by name."""
   if isinstance(found, dict):
     return {
       name: _plain(part, feature[name] if hasattr(feature, "keys") else None, where) for name, part in found.items()

@@ -1,7 +1,7 @@
-"""`tsv:PATTERN`: tab-separated columns, a record a line.
+"""`tsv:PATTERN`: tab-separated columns, one record per line.
 
-Each file starts with a header, which names the fields, unless all fields in use are numbers: then there is no header,
-and columns are counted from 0. Quotes are ordinary characters, as in the files of the GLUE benchmark.
+Each file starts with a header that names the fields, unless all fields in use are numbers: then there is no header,
+and columns are numbered from 0. Quotes are ordinary characters, as in the files of the GLUE benchmark.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from t5x_like.errors import UserError
 
 
 class Source(FileSource):
-  """The lines after the header."""
+  """One record per line after the header."""
 
   def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
     numbered = bool(self.fields) and all(field.isdecimal() for field in self.fields)
