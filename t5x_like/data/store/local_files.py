@@ -1,12 +1,12 @@
 """A token store's files in a local directory, read with `preadv` through one pool of open files.
 
 Of a batch of windows, what the page cache holds is taken at once (`RWF_NOWAIT`); the rest is announced to the kernel
-(`POSIX_FADV_WILLNEED`), which reads all of it side by side, and only then waited for. Against memory maps this is
-as fast where the files are cached and 15 to 50 times as fast where they are not (docs/data.md); a map also costs one of
-`vm.max_map_count`, and Python keeps a descriptor open for each, so maps of 10^5 shards cannot be had.
+(`POSIX_FADV_WILLNEED`), which reads all of it side by side, and only then waited for. Memory maps are about as fast
+where the files are cached and 14 to 140 times slower where they are not (docs/reference/token-store.md). A map also
+costs one of `vm.max_map_count`, and Python keeps a descriptor open for each, so maps of 10^5 shards cannot be had.
 
-The pool is shared by all stores of the process and takes a quarter of the files it may have open (`ulimit -n`).
-Opening a file anew costs 2 to 3 microseconds, so it does not matter that a store may have more shards.
+The pool is shared by all stores of the process and takes a quarter of the files it may have open (`ulimit -n`). A
+shard that is not among them costs the opening and closing of its file, about 6 microseconds.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from t5x_like.data.store.manifest import REMEDY
 from t5x_like.data.store.shards import Shards
 from t5x_like.errors import UserError, one_line
 
-_MOST_OPEN = 4096
+_MOST_OPEN = 2**15
 _NOWAIT = getattr(os, "RWF_NOWAIT", None)  # Linux only, as is the announcement
 _serials = itertools.count()
 
@@ -80,8 +80,8 @@ class _Pool:
 
   def _keep(self, count: int) -> None:
     with self._lock:
-      keys = list(self._open)
-      for key in keys[: max(0, len(keys) - count)]:
+      excess = max(0, len(self._open) - count)
+      for key in list(self._open)[:excess]:
         self._open.pop(key, None)
 
 

@@ -58,7 +58,8 @@ class Shards:
   """
 
   def __init__(self, names: Sequence[str], counts_S2: np.ndarray, dtype: str, pattern: str = "%(array)s/%(name)s"):
-    self._names, self._pattern = names, pattern
+    self._names = names
+    self._around = {array: (pattern % {"array": array, "name": "*"}).split("*") for array in ARRAYS}
     firsts_2S = np.zeros((2, len(names) + 1), np.int64)
     np.cumsum(counts_S2.T, axis=1, out=firsts_2S[:, 1:])
     self.first_token, self.first_document = firsts_2S
@@ -69,7 +70,8 @@ class Shards:
 
   def file(self, array: str, shard: int) -> str:
     """The path of a file, relative to the store."""
-    return self._pattern % {"array": array, "name": self._names[shard]}
+    before, after = self._around[array]
+    return before + self._names[shard] + after
 
   def sizes(self) -> dict[str, int]:
     """The bytes of every file."""
