@@ -1,20 +1,20 @@
 """Pure layers, from which every model family is assembled.
 
-The dialect: a layer is an `nnx.Module` used as a plain pytree (`nnx.set_graph_mode(False)`), built once from
+Conventions: a layer is an `nnx.Module` used as a plain pytree (`nnx.set_graph_mode(False)`), built once from
 `nnx.Rngs` and called as a pure function. Everything that varies during a call (dropout keys, positions, masks,
 caches) is an argument; everything that varies between models is a different object chosen at construction.
 
 Read it from the bottom up; each line imports only from those above it:
 
-  dims params mask          sizes and their letters, parameters with names for their axes, who sees whom
-  linear norm layer         one product, one norm, the signature of every sublayer
-  positions/ cores/         schemes of position and attention cores: one file each, found by its name
+  dims params mask          sizes and their letters, parameters with named axes, attention masks
+  linear norm layer         the matrix product, the norms, the signature of every sublayer
+  positions/ cores/         position schemes and attention cores: one file each, found by its name
   attention mlp router moe  the sublayers
-  embed block stack         tokens to vectors, residual connections, equal blocks in one scan
+  embed block stack         token embeddings, residual connections, identical blocks in one scan
   design                    the choices of an architecture as data, and the variants of a family
-  heads/                    from hidden states to answers: one file each, found by its name
+  heads/                    from hidden states to outputs: one file each, found by its name
   build                     from a design to a stack
-  decode architecture       the cache between calls, what the three architectures share
+  decode architecture       the decoding state, what the three architectures share
   encoder decoder encoder_decoder
   sampling generate beam_search
 """

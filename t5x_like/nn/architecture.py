@@ -1,8 +1,7 @@
-"""What the three architectures share. A family in `models/` is one of them and its table of variants.
+"""What the three architectures share. A family in `models/` is one of them with a table of variants.
 
-All are called as `model(batch, key) -> {"logits", …}` with the batch features of T5X, see
-docs/explanation/architecture.md. Id `tokens.pad` is padding where a batch has no segment ids; with segment ids,
-segment 0 is.
+All are called as `model(batch, key) -> {"logits", …}` with the batch features of T5X; see
+docs/explanation/architecture.md. Padding is segment 0 in batches with segment ids, and id `tokens.pad` in others.
 """
 
 import dataclasses
@@ -25,21 +24,21 @@ Layers = Literal["scan", "loop", "auto"]
 
 
 class Architecture(nnx.Module):
-  """A variant with a recipe's changes, the token table, and what `build` adds to them.
+  """A variant with a recipe's changes, the token table, and the parts that `build` adds.
 
   Args:
-    variant: the name of one of `VARIANTS`, or one of its own. This and the others are the keys of `config.model`.
-    vocab_size: rows of the token table; None is the published number.
-    dropout: rate, wherever the design drops out.
-    dtype: of the computation; parameters are float32.
+    variant: a name in `VARIANTS`, or a `Variant`. All arguments but `rngs` are keys of `config.model`.
+    vocab_size: rows of the token table; None for the published number.
+    dropout: rate, wherever the design applies dropout.
+    dtype: compute dtype; parameters are float32.
     remat, layers: see `nn.stack.Stack`.
-    design, tokens: changes to those of the variant.
+    design, tokens: changes to the variant's.
   Raises:
     UserError: naming the key, what was found and what was expected.
   """
 
   VARIANTS: ClassVar[dict[str, Variant]] = {}
-  NEEDS: ClassVar[tuple[str, ...]] = ()  # the features it cannot do without; its outputs stand beside the last
+  NEEDS: ClassVar[tuple[str, ...]] = ()  # required batch features; outputs are aligned with the last
 
   def __init__(
     self,
@@ -70,8 +69,8 @@ class Architecture(nnx.Module):
     return slots.find("config.model.variant", variant, cls.VARIANTS) if isinstance(variant, str) else variant
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
-    """Makes everything behind the token table; the options are those of `StackBuilder`."""
-    raise TypeError(f"{type(self).__name__} is no architecture: it has no `build`")
+    """Makes everything after the token table; `options` go to `StackBuilder`."""
+    raise TypeError(f"{type(self).__name__} must define `build`")
 
   def _features(self, batch: Batch, side: str):
     """(tokens, positions, segments, validity) of one side of a batch."""

@@ -1,4 +1,4 @@
-"""Multi-head attention, within a sequence and from a decoder to its encoder."""
+"""Multi-head self-attention and cross-attention."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from t5x_like.nn.norm import Identity
 from t5x_like.nn.positions import Position
 from t5x_like.parallel.constrain import constrain
 
-CAUSAL = "causal_attention"  # the scope, in profiles and for the count of FLOPs, of attention that causality halves
+CAUSAL = "causal_attention"  # named scope in profiles; the FLOP count halves what is in it
 
 
 class Attention(Layer):
@@ -27,14 +27,14 @@ class Attention(Layer):
   Kernels are two-dimensional ([D, N*H] and [N*H, D]), so that Adafactor factors them as T5 does.
 
   Args:
-    scale: of the logits, 1/sqrt(H) almost everywhere.
-    init: of keys and values, and of queries and the output unless they have their own.
+    scale: factor of the logits, usually 1/sqrt(H).
+    init: of keys, and of queries and values unless they have their own.
     biases: which projections have a bias, of "qkv" and "out".
     q_norm, k_norm: norms over the head width, before positions (Henry et al. 2020, Dehghani et al. 2023).
-    position: the layer's own position scheme, next to what the stack shares.
+    position: the layer's own position scheme, in addition to the stack's.
     core: how the softmax is computed.
     softcap: logits become `softcap * tanh(logits / softcap)` (Gemma 2).
-    window: how far a query sees; see `Mask`.
+    window: see `Mask`.
   """
 
   def __init__(
@@ -97,10 +97,10 @@ class Attention(Layer):
 
 
 class SelfAttention(Attention):
-  """Attention among the tokens of one stack, through a cache where one is given."""
+  """Attention among the tokens of one stack, through a cache if one is given."""
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: dict | None, key: jax.Array | None):
-    """Returns ([B, T, D], {}, cache). A cache is {"k", "v"}: [B, S, K, H], new entries go to `context.slot` onwards."""
+    """Returns ([B, T, D], {}, cache). A cache is {"k", "v"}: [B, S, K, H]; new entries start at `context.slot`."""
     mask, core = context.mask, self.core
     k_BSKH, v_BSKH = self.project_kv(x_BTD, mask.q_pos)
     if cache is not None:

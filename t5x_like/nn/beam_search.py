@@ -1,8 +1,8 @@
-"""Beam search: the best sequences found by keeping the likeliest few at every step.
+"""Beam search: keeps the likeliest few sequences at every step.
 
-Finished sequences compete by `log probability / penalty(length)`, the length being that of the new tokens with the one
-that ends them. Two rules for what counts as finished and when to stop are here: `Attainable`, that of T5X, and
-`Transformers`, that of the library of this name.
+Finished sequences are ranked by `log probability / penalty(length)`; the length counts new tokens, the end token among
+them. There are two rules for what counts as finished and when to stop: `Attainable`, T5X's, and `Transformers`, that of
+the transformers library.
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ from t5x_like.parallel.constrain import constrain
 
 
 class Penalty(Protocol):
-  """Called with a length (a number or float32 scalar), gives what the log-probability is divided by."""
+  """Maps a length (a number or float32 scalar) to the divisor of the log-probability."""
 
   def __call__(self, length): ...
 
 
 @dataclasses.dataclass(frozen=True)
 class GnmtPenalty:
-  """`((5 + length) / 6)^alpha` (Wu et al. 2016, equation 14), the one of T5X."""
+  """`((5 + length) / 6)^alpha` (Wu et al. 2016, equation 14), as in T5X."""
 
   alpha: float = 0.6
 
@@ -36,7 +36,7 @@ class GnmtPenalty:
 
 @dataclasses.dataclass(frozen=True)
 class PowerPenalty:
-  """`length^power`, the one of transformers; at 1 it is the mean log-probability of a token."""
+  """`length^power`, as in transformers; at 1 the score is the mean log-probability per token."""
 
   power: float = 1.0
 
@@ -45,7 +45,7 @@ class PowerPenalty:
 
 
 class NoPenalty:
-  """The log-probability as it is."""
+  """The log-probability unchanged."""
 
   def __call__(self, length):
     return 1.0
@@ -55,16 +55,16 @@ class NoPenalty:
 class Attainable:
   """T5X's rule: exact for any penalty that is monotone in the length.
 
-  Every candidate that ends may finish. A row is done when its worst finished sequence is better than the best that a
-  running one could still become. What runs at `max_length` has not finished; it is returned only where nothing has.
+  Every candidate that ends may finish. A row is done when its worst finished sequence beats the best score a running
+  one could still reach. A sequence cut off at `max_length` has not finished; it is returned only if none has.
   """
 
   def finishing(self, ended_BC: jax.Array, beams: int, last: jax.Array) -> jax.Array:
-    """Which of the candidates, best first, go to the finished ones. `last` is whether this is the last step."""
+    """bool [B, C]: which candidates, best first, join the finished ones. `last`: whether this is the last step."""
     return ended_BC
 
   def open(self, best_B: jax.Array, done_BK: jax.Array, length, max_length: int, penalty: Penalty) -> jax.Array:
-    """Rows where going on may help, from the best running log-probability and the scores of the finished."""
+    """bool [B]: rows whose search goes on, from the best running log-probability and the finished scores."""
     return best_B / jnp.maximum(penalty(length), penalty(max_length)) > jnp.min(done_BK, axis=1)
 
 
@@ -72,11 +72,11 @@ class Attainable:
 class Transformers(Attainable):
   """The rule of `transformers.generate(num_beams=…)`, release 5: the same sequences, token for token.
 
-  A candidate finishes only if it is among the best `beams` of its step, and all that run at `max_length` finish there.
+  A candidate finishes only if it is among the best `beams` of its step; at `max_length`, all running ones finish.
 
   Args:
-    early_stopping: `False` guesses that no sequence gains from growing further, `"never"` bounds what it could gain as
-      T5X does, `True` also stops as soon as as many sequences as beams have finished.
+    early_stopping: `False` assumes that no score improves with length, `"never"` bounds the improvement as T5X does,
+      `True` also stops once `beams` sequences have finished.
   """
 
   early_stopping: bool | Literal["never"] = False
@@ -105,20 +105,20 @@ def beam_search(
 ) -> tuple[jax.Array, jax.Array]:
   """The best `beams` sequences found, best first.
 
-  The prompt is read once for all beams of a row. The encoder's keys and values are laid out once for every beam and
-  then stay where they are; a step copies only the decoder's own, to follow the beams.
+  The prompt is read once for all beams of a row. The encoder's keys and values are copied to every beam once; a step
+  reorders only the decoder's own cache.
 
   Args:
     model, batch, max_length, eos: as for `generate.greedy`.
-    beams: K, how many sequences are kept at every step and returned.
+    beams: K, the number of sequences kept at every step and returned.
     length_penalty: `GnmtPenalty(alpha)`, `PowerPenalty(power)` or None.
-    rule: what finishes and when to stop: `Attainable()` or `Transformers(early_stopping)`.
-    transforms: what is done to the log-probabilities of the next token; see `sampling`.
+    rule: `Attainable()` or `Transformers(early_stopping)`.
+    transforms: applied to the log-probabilities of the next token; see `sampling`.
   Returns:
-    (int32 [B, K, max_length] as `greedy` gives them, float32 [B, K] scores: penalised log-probabilities of the new
-    tokens). Where fewer than K were found, and in rows without input, the rest is padding with a score of -inf.
+    (int32 [B, K, max_length] new tokens as from `greedy`, float32 [B, K] scores: their penalised log-probabilities).
+    Missing sequences, and rows without input, are padding with a score of -inf.
   Raises:
-    UserError: `beams` is not positive, or what `greedy` raises.
+    UserError: `beams` is not positive, or as `greedy`.
   """
   if beams < 1:
     raise UserError(f"beams: found {beams}, expected at least 1")
@@ -127,7 +127,7 @@ def beam_search(
   start = begin(model, batch, max_length, eos)
   changing, join = parts(jax.tree_util.tree_map_with_path(lambda path, x: _spread(path, x, K), start.state))
   B = start.last_B1.shape[0]
-  C = min((1 + len(start.eos)) * K, K * V)  # so many that K of them do not end
+  C = min((1 + len(start.eos)) * K, K * V)  # enough that K of them do not end
 
   def more(carry):
     *_, open_B, index = carry
@@ -156,7 +156,7 @@ def beam_search(
 
   empty = constrain(jnp.full((B, K, L), start.pad, jnp.int32), "batch", None, None)
   nothing_BK = constrain(jnp.full((B, K), -jnp.inf, jnp.float32), "batch", None)
-  running_BK = nothing_BK.at[:, 0].set(0.0)  # the beams are still equal: only the first counts
+  running_BK = nothing_BK.at[:, 0].set(0.0)  # all beams are equal at first, so only one counts
   last_BK = jnp.broadcast_to(start.last_B1, (B, K))
   carry = changing, last_BK, empty, running_BK, empty, nothing_BK, start.alive_B, jnp.int32(0)
   _, _, running, running_BK, done, done_BK, _, _ = jax.lax.while_loop(more, step, carry)
@@ -169,8 +169,8 @@ def beam_search(
 
 
 def _best(scores_BC: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-  """What `jax.lax.top_k` gives, as [B, count] values and places, in so many passes of an argmax: these split over
-  devices by rows, where the partitioner gathers the whole operand of a top-k on every device."""
+  """`jax.lax.top_k`, as [B, count] values and indices, in `count` passes of an argmax. These stay sharded by rows; the
+  operand of a top-k would be gathered on every device."""
 
   def take(scores_BC, _):
     at_B = jnp.argmax(scores_BC, axis=1).astype(jnp.int32)
@@ -182,7 +182,7 @@ def _best(scores_BC: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _pick(x: jax.Array, at_BK: jax.Array) -> jax.Array:
-  """[B, C, …] -> [B, K, …]: for each row, some of its C entries. By row, so that no device needs rows of another."""
+  """[B, C, …] -> [B, K, …]: some of each row's C entries. Row by row, so that no device needs another's rows."""
   return jax.vmap(lambda x_C, at_K: jnp.take(x_C, at_K, axis=0, mode="clip"))(x, at_BK)
 
 
@@ -191,7 +191,7 @@ def _batch_axis(path) -> int:
 
 
 def _spread(path, x: jax.Array, beams: int) -> jax.Array:
-  """A leaf of a `DecodeState` with every row repeated for each of its beams."""
+  """A leaf of a `DecodeState`, every row repeated `beams` times."""
   if x.ndim == 0:
     return x
   axis = _batch_axis(path)
@@ -201,8 +201,8 @@ def _spread(path, x: jax.Array, beams: int) -> jax.Array:
 
 
 def _follow(path, x: jax.Array, parent_BK: jax.Array) -> jax.Array:
-  """A leaf after each beam has taken the place of its parent. Of the encoder's output, and of where tokens are, all
-  beams of a row have the same."""
+  """A leaf of a `DecodeState`, each beam replaced by its parent. Outside of the decoder's own cache, the beams of a row
+  are equal."""
   if path[0].name != "cache" or of_memory(path):
     return x
   B, K = parent_BK.shape

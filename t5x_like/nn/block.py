@@ -32,7 +32,7 @@ class Residual(Layer):
 
 
 class Block(Layer):
-  """Sublayers applied in order, kept under the names they are given."""
+  """Named sublayers, applied in order."""
 
   def __init__(self, **sublayers: Layer):
     self.names = tuple(sublayers)
@@ -52,7 +52,7 @@ class Block(Layer):
 
 
 class Parallel(Block):
-  """Sublayers that all read the same input, their outputs added (GPT-J, PaLM); goes inside one `Residual`."""
+  """Sublayers that read the same input and whose outputs are added (GPT-J, PaLM); used inside one `Residual`."""
 
   def __call__(self, x_BTD: jax.Array, context, cache: dict | None, key: jax.Array | None):
     total_BTD, aux, caches = 0.0, {}, {}
@@ -65,7 +65,7 @@ class Parallel(Block):
 
 
 class Normed(Layer):
-  """`layer(norm(x))`: a branch of a `Parallel` with a norm of its own (GPT-NeoX)."""
+  """`layer(norm(x))`: a branch of a `Parallel` with its own norm (GPT-NeoX)."""
 
   def __init__(self, layer, *, norm):
     self.layer = layer

@@ -1,4 +1,4 @@
-"""From a design to the parts of one stack. By the time a model runs, every choice is an object."""
+"""Builds the parts of one stack from a design, turning every choice into an object."""
 
 import dataclasses
 import math
@@ -28,12 +28,12 @@ POSITION, CORE = "config.model.design.position", "config.model.design.core"
 
 @dataclasses.dataclass(frozen=True)
 class StackBuilder:
-  """Makes the inputs and the blocks of one stack.
+  """Builds the inputs and the blocks of one stack.
 
   Attributes:
-    causal: whether it is a decoder; relative buckets and some cores must know.
-    cross: with cross-attention.
-    deepnorm: (alpha, gain) where `norm_position` is deepnorm; see `deepnorm_weights`.
+    causal: whether the stack is a decoder.
+    cross: whether blocks have cross-attention.
+    deepnorm: (alpha, gain), used if `norm_position` is "deepnorm"; see `deepnorm_weights`.
     dropout_rate, remat, layers: of the `Stack`.
   """
 
@@ -47,7 +47,7 @@ class StackBuilder:
   layers: str = "scan"
 
   def inputs(self, rngs: nnx.Rngs, *, width: int | None = None, types: int = 0) -> Inputs:
-    """What is added to token vectors of a width, by default the stack's, before the stack."""
+    """What turns token vectors into the stack's input. `width` is that of the token vectors, by default the stack's."""
     design, D = self.design, self.dims.embed
     width = width or D
     return Inputs(
@@ -63,8 +63,8 @@ class StackBuilder:
     """The blocks, the positions they share and the final norm."""
     layers, design = self.dims.layers, self.design
     if layers % self.period:
-      turns = f"layers differ in turns of {self.period}"
-      raise UserError(f"config.model.design: {turns}, found {layers} layers, expected a multiple")
+      period = f"the layer pattern repeats every {self.period} layers"
+      raise UserError(f"config.model.design: {period}, found {layers} layers, expected a multiple of {self.period}")
     return Stack(
       self.block,
       layers // self.period,
@@ -78,27 +78,27 @@ class StackBuilder:
     )
 
   def block(self, rngs: nnx.Rngs) -> Block:
-    """One turn of layers; where there are several, the names of their sublayers end in their number."""
+    """One period of layers; if it has several, their sublayers' names end in the layer's number."""
     turns = range(self.period)
     return Block(**{f"{n}_{t}" if self.period > 1 else n: x for t in turns for n, x in self._layer(t, rngs).items()})
 
   @cached_property
   def schemes(self) -> tuple[str | dict, ...]:
-    """The positions of layers in turn.
+    """The position schemes of the layers of a period.
 
     Raises:
-      UserError: they differ, and one of them is not a layer's own.
+      UserError: they differ, and one of them does not belong to a layer.
     """
     found = self.design.position
     schemes = found if isinstance(found, tuple) else (found,)
     for scheme in schemes:
       if any(scheme != other for other in schemes) and self._place(scheme) != "layer":
-        raise UserError(f"{POSITION}: found {scheme!r} in turn with others, expected schemes that live in layers")
+        raise UserError(f"{POSITION}: found {scheme!r} mixed with others, expected schemes that belong to a layer")
     return schemes
 
   @cached_property
   def period(self) -> int:
-    """Layers in a turn."""
+    """Number of layers after which the pattern repeats."""
     experts = self.design.experts_every if self.design.experts else 1
     return math.lcm(len(self.design.windows), experts, len(self.schemes))
 
@@ -108,14 +108,14 @@ class StackBuilder:
 
   @property
   def gain(self) -> float:
-    """By which kernels that write to the residual stream start larger."""
+    """Factor of the initial standard deviation of kernels that write to the residual stream."""
     if self.design.residual_init:
       return (2 * self.dims.layers) ** -0.5
     return self.deepnorm[1] if self.design.norm_position == "deepnorm" else 1.0
 
   @property
   def inner_gain(self) -> float:
-    """The same of values and of the MLP's first kernel, which DeepNorm scales too."""
+    """The same for values and the MLP's first kernel, which DeepNorm scales too."""
     return self.gain if self.design.norm_position == "deepnorm" else 1.0
 
   def _layer(self, turn: int, rngs: nnx.Rngs) -> dict[str, Layer]:
@@ -186,7 +186,7 @@ class StackBuilder:
     return jax.eval_shape(lambda: self._position(spec, nnx.Rngs(0))).place
 
   def _position_at(self, place: str, spec: str | dict, rngs: nnx.Rngs, width: int | None = None) -> Position | None:
-    """The scheme, if it lives there."""
+    """The scheme if it belongs in `place`, else None."""
     return self._position(spec, rngs, width) if self._place(spec) == place else None
 
   def _core(self, rngs: nnx.Rngs) -> Core:
@@ -202,7 +202,7 @@ def _sides(encoder: str | dict = "dense", decoder: str | dict = "dense"):
 
 
 def deepnorm_weights(encoder_layers: int, decoder_layers: int) -> dict[str, tuple[float, float]]:
-  """DeepNet's (alpha, initial gain) for each stack (Wang et al. 2022, figure 2); 0 layers where a stack is missing."""
+  """DeepNet's (alpha, initial gain) for each stack (Wang et al. 2022, figure 2); 0 layers for a missing stack."""
   N, M = encoder_layers, decoder_layers
   if N and M:
     both = (N**4 * M) ** (1 / 16)

@@ -1,6 +1,6 @@
-"""What a decoder remembers between calls; `generate` and `beam_search` use it.
+"""A decoder's state between calls; `generate` and `beam_search` use it.
 
-Static shapes throughout: one compilation serves every batch of a size.
+Shapes are static: one compilation serves every batch of the same size.
 """
 
 import dataclasses
@@ -13,13 +13,13 @@ from t5x_like.nn.mask import Mask
 
 @dataclasses.dataclass(frozen=True)
 class DecodeState:
-  """A cache and what is in it; a pytree.
+  """A key/value cache and the positions of its entries; a pytree.
 
   Attributes:
-    cache: keys and values of every layer, as the stack lays them out: the batch is axis 1.
-    pos: int32 [B, slots], the position of the token in each cache slot, -1 where the slot is empty or padding.
+    cache: keys and values of every layer; the batch is axis 1.
+    pos: int32 [B, slots], the position of the token in each cache slot, -1 if the slot is empty or padding.
     next_pos: int32 [B], the position of each row's next token.
-    slot: int32 scalar, the first slot that was not written to.
+    slot: int32 scalar, the first unused slot.
     prefix: bool [B, slots], tokens that causality does not hide; None without a prefix.
     memory_pos, memory_valid: positions and validity of the encoder's keys; None for decoder-only models.
   """
@@ -35,7 +35,7 @@ class DecodeState:
   @classmethod
   def empty(cls, cache, batch: int, slots: int, *, prefix: bool = False, memory_pos=None, memory_valid=None):
     marks = jnp.zeros((batch, slots), bool) if prefix else None
-    if memory_pos is not None:  # rows of their own, so that beams can be reordered
+    if memory_pos is not None:  # one row per example, so that beams can be reordered
       memory_pos = jnp.broadcast_to(memory_pos, (batch, memory_pos.shape[1]))
     pos, next_pos = jnp.full((batch, slots), -1, jnp.int32), jnp.zeros(batch, jnp.int32)
     return cls(cache, pos, next_pos, jnp.int32(0), marks, memory_pos, memory_valid)
@@ -44,9 +44,8 @@ class DecodeState:
     """Gives the next T tokens their positions and slots.
 
     Args:
-      valid_BT: bool, False for padding, which takes a slot but no position; prompts of unequal length have it on
-        either side.
-      prefix_BT: bool, tokens that all later calls and this one see whole.
+      valid_BT: bool, False for padding (on either side), which takes a slot but no position.
+      prefix_BT: bool, tokens that every query of this and later calls sees.
     Returns:
       (int32 [B, T] positions, state)
     """
@@ -61,7 +60,7 @@ class DecodeState:
     return q_pos, dataclasses.replace(self, pos=pos, next_pos=next_pos, slot=self.slot + T, prefix=prefix)
 
   def mask(self, q_pos_BT: jax.Array) -> Mask:
-    """From tokens at these positions to what the cache holds."""
+    """The mask from queries at these positions to the cache."""
     return Mask(q_pos_BT, self.pos, k_valid=self.pos >= 0, k_prefix=self.prefix, causal=True)
 
 

@@ -1,4 +1,4 @@
-"""The decoder: every token sees those before it; a prefix, where the batch marks one, sees itself whole."""
+"""The decoder: every token sees those before it; a prefix that the batch marks is bidirectional."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ from t5x_like.nn.mask import Mask
 
 
 class Decoder(Architecture):
-  """A causal stack and the head of a language model."""
+  """A causal stack and a language model head."""
 
   NEEDS = ("decoder_input_tokens",)
 
@@ -29,7 +29,7 @@ class Decoder(Architecture):
     self.head = lm.make(rngs, variant)
 
   def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
-    """Logits of the next token everywhere.
+    """Next-token logits at every position.
 
     Args:
       batch: `decoder_input_tokens` int32 [B, T]; optional `decoder_causal_attention` (1 where attention is
@@ -46,12 +46,12 @@ class Decoder(Architecture):
     return self.head(x_BTD, self.embed, valid) | aux
 
   def prompt(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """What generation goes on from: (int32 [B, P], which of them are tokens and not padding)."""
+    """What generation starts from: (int32 [B, P] tokens, bool [B, P] False for padding)."""
     tokens_BP, _, _, valid = self._features(batch, "decoder")
     return tokens_BP, jnp.ones(tokens_BP.shape, bool) if valid is None else valid
 
   def start_decoding(self, batch: Batch, slots: int) -> DecodeState:
-    """An empty cache for `slots` tokens, those of the prompt included."""
+    """An empty cache for `slots` tokens, the prompt included."""
     B = batch["decoder_input_tokens"].shape[0]
     cache = self.decoder.start_cache(CacheStart(B, slots, self.dtype))
     return DecodeState.empty(cache, B, slots, prefix="decoder_causal_attention" in batch)

@@ -1,8 +1,8 @@
-"""Designs and variants: every choice in which the field's Transformers differ, as data.
+"""Designs and variants: the choices in which published Transformers differ, as data.
 
-A family in `models/` is a `Design` and a table of sizes. A recipe may change any cell of the design
-(`config.model.design`): a T5 with SwiGLU and RoPE, a pre-norm BERT, a GPT with ALiBi and experts. `nn.build` makes a
-stack of it; no layer looks at a design.
+A family in `models/` is a `Design` and a table of sizes. A recipe may change any field of the design
+(`config.model.design`): a T5 with SwiGLU and RoPE, a pre-norm BERT, a GPT with ALiBi and experts. `nn.build` turns a
+design into a stack; layers never see it.
 """
 
 import dataclasses
@@ -27,28 +27,27 @@ class Design:
 
   Attributes:
     norm, norm_epsilon: one of `nn.norm.NORMS`.
-    norm_position: around every sublayer: before it, after the addition, before and after it (sandwich), or after the
-      addition with DeepNet's weights (Wang et al. 2022).
-    parallel: attention and MLP read the same input, through one norm (PaLM) or each its own (GPT-NeoX).
-    activation: one of `nn.mlp.ACTIVATIONS`; names in -glu are gated (Shazeer 2020).
+    norm_position: before every sublayer ("pre"), after the addition ("post"), before and after the sublayer
+      ("sandwich"), or after the addition with DeepNet's weights ("deepnorm", Wang et al. 2022).
+    parallel: attention and MLP read the same input, through one norm (PaLM) or one each (GPT-NeoX).
+    activation: one of `nn.mlp.ACTIVATIONS`; names ending in -glu are gated (Shazeer 2020).
     biases: which projections have one, of "qkv", "out" and "mlp".
-    position: a scheme of `nn.positions`, a name or {"name": …} with its arguments; a tuple gives layers their own in
-      turn.
+    position: a scheme of `nn.positions`, a name or {"name": …} with its arguments; layers cycle through a tuple.
     qk_norm: a norm on queries and keys.
     attention_scale: of the logits; None is 1/sqrt(head_dim).
     softcap: bound of the attention logits.
-    windows: how far a query sees, None for without bound, by layers in turn.
-    core: the attention core, one of `nn.cores`, a name or {"name": …} with its arguments; {"encoder": …,
+    windows: how far a query sees, None for no limit; layers cycle through the tuple.
+    core: an attention core of `nn.cores`, a name or {"name": …} with its arguments; {"encoder": …,
       "decoder": …} where the two differ.
     experts: a mixture of experts in place of the MLP.
-    experts_every: the last of so many layers in turn has the experts.
-    mlp_dropout: dropout also inside the MLP.
+    experts_every: N, if only every N-th layer has experts.
+    mlp_dropout: whether there is dropout inside the MLP too.
     init_stddev: of all kernels; None is 1/sqrt(fan in).
-    residual_init: kernels that write to the residual stream start smaller by sqrt(2 * layers) (GPT-2).
-    embed_init, embed_scale, embed_norm: of the token table (None is `init_stddev`, or 1), sqrt(D) times its vectors,
-      a norm on them.
-    tied: the output reads the token table.
-    logits_scale, logits_softcap, logits_bias: of the output: 1/sqrt(D) before it, a bound, a bias.
+    residual_init: divide the initial kernels that write to the residual stream by sqrt(2 * layers) (GPT-2).
+    embed_init: standard deviation of the token table; None is `init_stddev`, or 1.
+    embed_scale, embed_norm: multiply token vectors by sqrt(D); normalise them.
+    tied: the output projection is the token table.
+    logits_scale, logits_softcap, logits_bias: of the output: a factor of 1/sqrt(D) before it, a bound, a bias.
   """
 
   norm: str = "rmsnorm"
@@ -97,7 +96,7 @@ class Design:
 
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-  """Ids with a meaning: padding (None: there is none), what a decoder starts with, and what ends a sequence."""
+  """Special ids: padding (or None), the decoder's start token, and the end of a sequence."""
 
   pad: int | None = 0
   start: int = 0
@@ -110,14 +109,14 @@ class Variant:
 
   Attributes:
     dims: of the encoder, or of the only stack.
-    design: what its blocks are.
+    design: of its blocks.
     vocab_size: published size of the token table.
     tokens: special ids.
     types: token types (BERT's segments).
-    embed: width of the token table where it is not that of the stack.
-    decoder_layers: of an encoder-decoder; None is as many as the encoder has.
+    embed: width of the token table if it is not the stack's.
+    decoder_layers: of an encoder-decoder; None for as many as the encoder has.
     shared: the encoder is the decoder without its cross-attention (Raffel et al. 2020, section 3.2.2).
-    head: of an encoder, one of `nn.heads`, a name or {"name": …} with its arguments.
+    head: an encoder's, one of `nn.heads`, a name or {"name": …} with its arguments.
   """
 
   dims: Dims

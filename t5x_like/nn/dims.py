@@ -1,4 +1,4 @@
-"""The sizes of a Transformer, and the letters every shape in this package is written in.
+"""The sizes of a Transformer, and the letters that stand for them in shapes.
 
   B batch          T query length    S key length     D embed (model) width
   N query heads    K key/value heads H head width     F feed-forward width
@@ -30,7 +30,7 @@ class Dims:
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, broadcast_axes: tuple[int, ...] = (-2,)) -> jax.Array:
-  """Zeroes entries of `x` with probability `rate` and rescales the rest; the identity where `key` is None.
+  """Zeroes entries of `x` with probability `rate` and rescales the rest; the identity if `key` is None.
 
   One mask is shared along `broadcast_axes`. T5's code shares it along the length axis (axis -2), which makes random
   bits a negligible part of the step.

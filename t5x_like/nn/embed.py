@@ -1,4 +1,4 @@
-"""Token embeddings, what is added to them, and the projection back to the vocabulary."""
+"""Token embeddings, what is added to them, and the output projection."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ class Embed(nnx.Module):
     self.table = params.param(rngs, init, (vocab, embed), ("vocab", "embed"))
 
   def __call__(self, ids_BT: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    # Whole vectors before the lookup: left to itself, the partitioner looks up parts of them for the global batch on
+    # Gather whole vectors before the lookup: otherwise the partitioner looks up a part of each for the global batch on
     # every device and then moves the result ("involuntary full rematerialization").
     table_VD = constrain(self.table[...], "vocab", "activation_embed")
     x_BTD = jnp.take(table_VD, ids_BT, axis=0, mode="clip").astype(dtype)
@@ -33,13 +33,13 @@ class Embed(nnx.Module):
 
 
 class Inputs(nnx.Module):
-  """From token vectors to what a stack takes in: `project(dropout(norm(scale * x + position + type)))`.
+  """From token vectors to the input of a stack: `project(dropout(norm(scale * x + position + type)))`.
 
   Args:
     scale: of the token vectors, sqrt(D) in Vaswani et al. 2017 and Gemma.
     position: a scheme with absolute positions.
     types: number of token types (segments A and B of BERT); 0 for none.
-    norm: BERT, BLOOM and BART normalise here.
+    norm: as in BERT, BLOOM and BART.
     project: from a narrower embedding to the width of the stack (ELECTRA small).
   """
 

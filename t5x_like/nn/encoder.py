@@ -41,7 +41,7 @@ class Encoder(Architecture):
     self.head = slots.make("config.model.head", variant.head, heads, "make", **given)
 
   def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
-    """What the head says.
+    """The head's outputs.
 
     Args:
       batch: `encoder_input_tokens` int32 [B, S]; optional `encoder_token_types`, and for packed batches
@@ -49,7 +49,7 @@ class Encoder(Architecture):
         are predicted.
       key: dropout key, or None for evaluation.
     Returns:
-      {"logits", …}: float32 [B, S, V] of the MLM head, [B, K, V] at masked positions; see `nn.heads` for the others.
+      {"logits", …}; from the MLM head float32 [B, S, V], or [B, K, V] at masked positions; see `nn.heads` for others.
     """
     x_BSD, valid, aux = self.encode(batch, subkey(key, 0))
     places = {"places_BK": batch[MASKED]} if MASKED in batch else {}

@@ -1,4 +1,4 @@
-"""The encoder-decoder: a decoder that also attends to the output of an encoder."""
+"""The encoder-decoder: a decoder that also attends to an encoder's output."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ from t5x_like.nn.mask import Mask, positions
 
 
 class EncoderDecoder(Architecture):
-  """A bidirectional stack, a causal one with cross-attention, and the head of a language model."""
+  """A bidirectional stack, a causal one with cross-attention, and a language model head."""
 
   NEEDS = ("encoder_input_tokens", "decoder_input_tokens")
 
@@ -67,7 +67,7 @@ class EncoderDecoder(Architecture):
     return x_BSD, pos, segments, valid, aux
 
   def prompt(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """The decoder's start token, and after it `decoder_prefix_tokens` [B, P] where a batch forces them."""
+    """The decoder's start token, then `decoder_prefix_tokens` [B, P] if the batch has them."""
     B = batch["encoder_input_tokens"].shape[0]
     start_B1 = jnp.full((B, 1), self.variant.tokens.start, jnp.int32)
     if "decoder_prefix_tokens" not in batch:
@@ -94,6 +94,6 @@ class EncoderDecoder(Architecture):
 
 
 def _after_start(tokens_BT: jax.Array, pad: int | None) -> jax.Array | None:
-  """bool [B, T], what is not padding: a decoder's first token counts, though T5's is the padding id."""
+  """bool [B, T], False for padding. The first token always counts, because T5's start token is the padding id."""
   first_1T = jnp.arange(tokens_BT.shape[1])[None] == 0
   return None if pad is None else (tokens_BT != pad) | first_1T

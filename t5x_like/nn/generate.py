@@ -1,9 +1,9 @@
-"""Generation from a key/value cache: greedy and by sampling; `beam_search` has the search for the best sequence.
+"""Generation with a key/value cache, greedy or by sampling; see `beam_search` for beam search.
 
-Everything here is made to be called under `jax.jit`, in the rules of a mesh where there is one: shapes are static, one
-compilation serves every batch of a size, and rows stay on their devices. What a model must have is `prompt`,
-`start_decoding`, `decode` and `variant.tokens` (see `decoder`). A prompt is a decoder's input, or the start token
-and what a batch forces after it (`decoder_prefix_tokens`) in an encoder-decoder.
+Everything here is meant to be called under `jax.jit`, within the rules of a mesh if there is one: shapes are static,
+one compilation serves every batch of the same size, and rows stay on their devices. A model needs `prompt`,
+`start_decoding`, `decode` and `variant.tokens` (see `decoder`). The prompt of an encoder-decoder is the start token and
+what the batch forces after it (`decoder_prefix_tokens`).
 """
 
 import dataclasses
@@ -23,17 +23,17 @@ Batch = dict[str, jax.Array]
 def greedy(
   model, batch: Batch, *, max_length: int, transforms: Sequence[Transform] = (), eos: Sequence[int] | None = None
 ) -> jax.Array:
-  """The most likely next token, again and again, until every row has ended.
+  """Takes the most likely next token until every row has ended.
 
   Args:
     model: a decoder or an encoder-decoder.
-    batch: what its `prompt` and `start_decoding` read. Prompts of unequal length have padding on either side; a row
-      that is nothing but padding has ended from the start.
-    max_length: number of tokens generated at most, those of the prompt not counted.
-    transforms: what is done to the logits first; see `sampling`.
-    eos: ids that end a row; None is the model's.
+    batch: what its `prompt` and `start_decoding` read. Prompts may be padded on either side; a row of padding alone
+      generates nothing.
+    max_length: the most new tokens to generate.
+    transforms: applied to the logits first; see `sampling`.
+    eos: ids that end a row; None for the model's.
   Returns:
-    int32 [B, max_length]: the new tokens; padding (0 where the model has none) after the one that ends a row.
+    int32 [B, max_length]: the new tokens, then padding (0 if the model has none) after the one that ends a row.
   Raises:
     UserError: `max_length` or an id of `eos` is out of range.
   """
@@ -49,14 +49,14 @@ def sample(
   transforms: Sequence[Transform] = (),
   eos: Sequence[int] | None = None,
 ) -> jax.Array:
-  """Next tokens drawn from the model's distribution, or from what `transforms` leave of it.
+  """Draws tokens from the model's distribution as changed by `transforms`.
 
-  The key of a row and step is folded from `key`, the row's number and the step's: what a row gets does not depend on
-  what else is in the batch, nor on how the batch is laid out over devices.
+  The key of each draw is folded from `key`, the row's number and the step's, so a row's tokens depend neither on the
+  rest of the batch nor on its layout over devices.
 
   Args:
     key: random key.
-    transforms: such as `Temperature(0.7), TopK(40), TopP(0.9), MinP(0.05)`, applied in this order.
+    transforms: such as `Temperature(0.7), TopK(40), TopP(0.9), MinP(0.05)`, applied in order.
     model, batch, max_length, eos: as for `greedy`.
   Returns:
     int32 [B, max_length], as `greedy`.
@@ -74,7 +74,7 @@ def likeliest(scores_BV: jax.Array, step: Step) -> jax.Array:
 
 
 def drawn(keys_B: jax.Array) -> Choose:
-  """Draws with a key for each row, folded with the step."""
+  """Draws a token for each row, from its key folded with the step."""
 
   def choose(scores_BV, step):
     step_keys_B = jax.vmap(lambda key: jax.random.fold_in(key, step.index))(keys_B)
@@ -92,14 +92,14 @@ def generate(
   transforms: Sequence[Transform] = (),
   eos: Sequence[int] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-  """One token after the other, each chosen from what the transforms make of the logits.
+  """Generates token by token, each chosen from the transformed logits.
 
   Args:
     choose: `(scores_BV, step) -> int [B]`, `likeliest` or `drawn(keys)`.
     model, batch, max_length, transforms, eos: as for `greedy`.
   Returns:
-    (int32 [B, max_length] as `greedy`, float32 [B] log-probabilities of the new tokens with the one that ends them:
-    those of the model itself, before any transform).
+    (int32 [B, max_length] as `greedy`, float32 [B] log-probability of the new tokens, the end token included, under
+    the model itself, before any transform).
   """
   start = begin(model, batch, max_length, eos)
   changing, join = parts(start.state)
@@ -127,23 +127,23 @@ def generate(
   return jax.lax.while_loop(more, advance, carry)[:2]
 
 
-# What all ways of generating share
+# Shared by all ways of generating
 
 
 @dataclasses.dataclass(frozen=True)
 class Start:
   """A model that has read its prompt.
 
-  The last token of a longer prompt is asked twice: with the prompt, for its keys and values, and in the first step, for
-  the logits of what follows it. So the logits of a whole prompt, [B, P, V], are never made, and prompts of any length
-  go on with the same step.
+  The last token of a longer prompt is fed twice: with the prompt, for its keys and values, and in the first step, for
+  the logits of the next token. So the logits of a whole prompt, [B, P, V], are never computed, and prompts of any
+  length continue with the same step.
 
   Attributes:
     state: the cache, with the prompt in it.
     last_B1: int32, the last token of each prompt.
-    alive_B: rows that have any input.
-    remembered: whether `last_B1` is in the cache already.
-    pad, eos: what follows the end of a row, and what ends it.
+    alive_B: bool, rows that have any input.
+    remembered: whether `last_B1` is already in the cache.
+    pad, eos: the id after the end of a row, and the ids that end it.
   """
 
   state: DecodeState
@@ -154,25 +154,25 @@ class Start:
   eos: tuple[int, ...]
 
   def next_logits(self, model, last_B1: jax.Array, state: DecodeState, index: jax.Array):
-    """What follows `last_B1`, chosen in the step before: (float32 [B, V], state)."""
+    """(float32 [B, V] logits of the token after `last_B1`, state)."""
     if not self.remembered:
       logits_B1V, state = model.decode(last_B1, state)
       return logits_B1V[:, 0], state
     first = index == 0
-    back = first.astype(jnp.int32)  # the first query stands at the position of the last token, and leaves no key
+    back = first.astype(jnp.int32)  # the first query repeats the last token's position and adds no key
     state = dataclasses.replace(state, next_pos=state.next_pos - back)
     logits_B1V, state = model.decode(last_B1, state, jnp.broadcast_to(~first, last_B1.shape))
     return logits_B1V[:, 0], dataclasses.replace(state, next_pos=state.next_pos + back)
 
 
 def begin(model, batch: Batch, max_length: int, eos: Sequence[int] | None) -> Start:
-  """Reads the prompt, all of it in one call."""
+  """Reads the whole prompt in one call."""
   tokens, V = model.variant.tokens, model.variant.vocab_size
   eos = (tokens.eos,) if eos is None else tuple(eos)
   if max_length < 1:
     raise UserError(f"max_length: found {max_length}, expected at least 1")
   if wrong := [id for id in eos if not 0 <= id < V]:
-    raise UserError(f"eos: found {wrong[0]}, expected ids from 0 to {V - 1}, those of the vocabulary")
+    raise UserError(f"eos: found {wrong[0]}, expected ids of the vocabulary, 0 to {V - 1}")
   prompt_BP, valid_BP = model.prompt(batch)
   P = prompt_BP.shape[1]
   remembered = P > 1
@@ -189,10 +189,10 @@ def begin(model, batch: Batch, max_length: int, eos: Sequence[int] | None) -> St
 
 
 def parts(state: DecodeState) -> tuple[list[jax.Array], Callable[[list[jax.Array]], DecodeState]]:
-  """What steps change in a state, and the function that puts it back to what they do not.
+  """The leaves of a state that steps change, and the function that joins them with the others again.
 
-  The encoder's keys and values, by far the larger part of many caches, stay out of the loop's carry: they are neither
-  copied from step to step nor reordered with the beams.
+  The encoder's keys and values, the larger part of many caches, stay out of the loop's carry: they are neither copied
+  from step to step nor reordered with the beams.
   """
   leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
   changing = [leaf for path, leaf in leaves if not of_memory(path)]

@@ -1,4 +1,4 @@
-"""Linear projections, and the matrix product all of them are."""
+"""Linear projections and their matrix product."""
 
 from collections.abc import Callable
 from functools import partial
@@ -35,9 +35,9 @@ class Linear(nnx.Module):
 def matmul(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
   """`x @ kernel`: [..., D] and [D, F] -> [..., F], accumulated and returned in `dtype`.
 
-  The gradient of the kernel is one product `x^T @ g`. JAX's own rule computes `(g^T @ x)^T`; on CPU, XLA then writes
-  the transpose of `g`, often the wider of the two, and recomputes within that strided copy whatever made `g`, such as
-  the gradient of a GELU.
+  The gradient of the kernel is computed as `x^T @ g`. JAX's own rule computes `(g^T @ x)^T`; on CPU, XLA then
+  transposes `g`, often the wider of the two, and fuses whatever made `g`, such as the gradient of a GELU, into that
+  strided copy.
   """
   return _contract(x, kernel, x.ndim - 1, 0, dtype)
 

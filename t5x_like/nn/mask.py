@@ -1,7 +1,7 @@
-"""Who may attend to whom, kept symbolic until an attention core needs it.
+"""Attention masks, kept symbolic until a core needs them.
 
-A `Mask` holds what the rule is made of (positions, segments, which keys exist), so that a core can read the fields it
-has a fast path for, and the dense core can ask for the boolean array.
+A `Mask` holds positions, segments and valid keys, so that a core can read the fields it has a fast path for, and the
+dense core can ask for the boolean array.
 """
 
 import dataclasses
@@ -16,20 +16,20 @@ def _static(default):
 
 @dataclasses.dataclass(frozen=True)
 class Mask:
-  """Attention is allowed where every rule that is present allows it.
+  """Attention is allowed where every field that is set allows it.
 
-  Leading axes may be 1 where a field is the same for the whole batch (positions of unpacked sequences are), which
-  keeps position biases and masks from being materialised once per example.
+  The batch axis of a field may be 1 if it is the same for the whole batch, as positions of unpacked sequences are.
+  Masks and position biases are then not materialised once per example.
 
   Attributes:
     q_pos: int32 [B or 1, T], position of each query within its own sequence.
     k_pos: int32 [B or 1, S], position of each key.
-    q_segments, k_segments: int32 [B, T] and [B, S]; packed sequences see only their own segment. Both or neither.
+    q_segments, k_segments: int32 [B, T] and [B, S]; queries see only keys of their own segment. Both or neither.
     k_valid: bool [B, S]; False for padding and for empty cache slots.
     k_prefix: bool [B, S]; keys that causality does not hide (the inputs of a prefix LM).
-    causal: keys after the query (by position) are hidden.
-    window: causal, a query sees the `window` latest keys, itself among them; otherwise those less than `window` away
-      on either side. None does not limit.
+    causal: whether keys after the query (by position) are hidden.
+    window: if causal, a query sees the `window` latest keys, its own included; else those less than `window` away on
+      either side. None for no limit.
   """
 
   q_pos: jax.Array
@@ -42,7 +42,7 @@ class Mask:
   window: int | None = _static(None)
 
   def dense(self) -> jax.Array | None:
-    """Bool [B or 1, 1, T, S], True where attention is allowed; None where everything is."""
+    """bool [B or 1, 1, T, S], True where attention is allowed; None if all of it is."""
     q_pos, k_pos = self.q_pos[:, None, :, None], self.k_pos[:, None, None, :]
     rules = []
     if self.causal:

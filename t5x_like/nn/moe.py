@@ -1,21 +1,21 @@
-"""Mixture of experts: feed-forward layers of which each token passes through a few.
+"""Mixture of experts: many feed-forward layers, of which each token uses a few.
 
-Two ways to bring tokens to experts, the same where nothing is dropped:
+There are two ways to dispatch tokens to experts; they agree if no token is dropped:
 
 - `dropless` sorts all choices of the batch by expert and multiplies them in one grouped product
-  (`jax.lax.ragged_dot`). TPUs and GPUs have kernels for it, whose cost is that of the chosen experts. On CPU, JAX
+  (`jax.lax.ragged_dot`). TPUs and GPUs have kernels for it, which cost no more than the chosen experts. On CPU, JAX
   replaces it by a masked product with every expert: exact in every dtype, but E times the work and E copies of the
-  rows. Sorting is over the whole batch, so that on a mesh the rows of all devices are brought together: for one device
-  and for tests; train over many with `capacity`.
+  rows. The sort is over the whole batch and gathers the rows of all devices, so use it on one device and in tests, and
+  train on many with `capacity`.
 - `capacity` gives every expert `ceil(capacity_factor * T * k / E)` slots in each row of the batch (Lepikhin et al.
-  2021; the row is the group). All first choices come before all second ones, earlier tokens before later ones; what
-  finds no slot is dropped and only the residual passes it on. Padding takes no slot and gets zeros. Finding slots is a
-  sort, moving tokens a gather: O(T k log(T k)) and O(T k D), where the one-hot products of GShard are quadratic in T.
-  Experts cost `capacity_factor` times those chosen. While decoding an expert has a slot for every token of the row, so
-  that nothing depends on how many tokens come at once.
+  2021; the row is the group). All first choices come before all second ones, earlier tokens before later ones; a choice
+  without a slot is dropped, and only the residual connection carries the token on. Padding takes no slot and gets
+  zeros. Slots are found by a sort and tokens moved by a gather, O(T k log(T k)) and O(T k D); GShard's one-hot products
+  are quadratic in T. Experts cost `capacity_factor` times the chosen ones. While decoding, an expert has a slot for
+  every token of the row, so that outputs do not depend on how many tokens are fed at once.
 
-On a mesh whose axis `expert` is longer than 1, kernels stay where they are: slots go from being split over rows to
-being split over experts and back, which is an all-to-all each way.
+On a mesh whose axis `expert` is longer than 1, kernels stay in place: slots change from being split over rows to being
+split over experts and back, one all-to-all each way.
 """
 
 import math
@@ -34,12 +34,12 @@ from t5x_like.parallel.constrain import constrain
 
 
 class Moe(Layer):
-  """Router and experts. Each expert is what `Mlp` is: `wo(activation(wi(x)))`, gated or not, without biases.
+  """Router and experts. Each expert is `wo(activation(wi(x)))`, gated or not, without biases.
 
-  Called as every layer, it returns these scalars, which `Stack` adds up over its layers:
-    moe_balance_loss, moe_z_loss: already weighted means over the tokens that are not padding; an objective adds them
-      to its loss for each target token. Where a step accumulates gradients, each part of the batch is balanced alone.
-    moe_dropped: the fraction of choices that found no slot.
+  It returns these scalars, which `Stack` adds up over its layers:
+    moe_balance_loss, moe_z_loss: weighted means over the tokens that are not padding; an objective adds them to its
+      loss per target token. With gradient accumulation, each part of the batch is balanced by itself.
+    moe_dropped: the fraction of choices without a slot.
 
   Kernels are `wi` and `gate` [E, D, F] and `wo` [E, F, D].
   """
@@ -105,7 +105,7 @@ class Moe(Layer):
     experts_BM = experts_BkT.reshape(B, k * T)
     source_BS, slot_BM = jax.vmap(partial(_slots, experts=E, capacity=C))(experts_BM)
     move = jax.vmap(exchange, in_axes=(0, 0, 0, None))
-    # Rows may be split over the expert axis too. These two constraints are the all-to-all, the other pair its way back.
+    # Rows may be split over the expert axis too. This pair of constraints is the all-to-all, the next its inverse.
     x_BECD = constrain(move(x_BTD, source_BS, slot_BM, k).reshape(B, E, C, D), *_ROWS)
     x_EBCD = constrain(jnp.swapaxes(x_BECD, 0, 1), *_EXPERTS, "activation_embed")
     y_EBCD = self._experts(x_EBCD, _batched_product, (*_EXPERTS, "activation_mlp"), key)
@@ -118,7 +118,7 @@ class Moe(Layer):
     return constrain(y_BTD, "batch", "length", "activation_embed"), dropped
 
   def _experts(self, rows: jax.Array, product: Callable, axes: tuple, key) -> jax.Array:
-    """What the experts make of their rows; `product(rows, kernel_EXY)` multiplies each by its expert's matrix."""
+    """The experts' outputs for their rows; `product(rows, kernel_EXY)` multiplies each row by its expert's matrix."""
     h = constrain(product(rows, self.wi[...]), *axes)
     if self.gate is None:
       h = self.activation(h)
@@ -128,7 +128,7 @@ class Moe(Layer):
 
 
 _ROWS = ("batch", None, None, "activation_embed")
-_EXPERTS = ("activation_expert", "batch", None)  # the expert axis of the mesh goes to the experts, not to the rows
+_EXPERTS = ("activation_expert", "batch", None)  # the mesh's expert axis splits the experts, not the rows
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -136,10 +136,11 @@ def exchange(x_ND: jax.Array, index_M: jax.Array, back: jax.Array, copies: int) 
   """Moves rows: `y[m] = x[index[m] % N]`, zeros where `index[m]` is `copies * N`.
 
   Args:
-    x_ND: rows, of which there are thought to be so many `copies`, one after another.
-    index_M: int32, no copy of a row more than once.
-    back: int32 [copies * N], the inverse: where each copy went, M if nowhere. The gradient is a gather with it, which
+    x_ND: rows; index `c * N + n` is copy c of row n.
+    index_M: int32, each copy of a row at most once.
+    back: int32 [copies * N], the inverse: where each copy went, M if nowhere. It makes the gradient a gather, which
       unlike a scatter is deterministic and fast everywhere.
+    copies: of each row.
   """
   N = x_ND.shape[0]
   return _take(x_ND, jnp.where(index_M < copies * N, index_M % N, N))
@@ -157,11 +158,11 @@ def _take(x_ND: jax.Array, index_M: jax.Array) -> jax.Array:
 
 
 def _by_expert(experts_M: jax.Array, experts: int):
-  """Sorts choices by expert, in order within each; choices of no expert (E) come last.
+  """Sorts choices by expert, stably; choices of no expert (E) come last.
 
   Returns:
-    (int32 [M] choices in order, int32 [M] place of each choice in it, int32 [E] first place of each expert, int32 [E]
-    number of its choices)
+    (int32 [M] sorted choices, int32 [M] place of each choice among them, int32 [E] first place of each expert,
+    int32 [E] number of its choices)
   """
   order_M = jnp.argsort(experts_M, stable=True).astype(jnp.int32)
   place_M = jnp.argsort(order_M).astype(jnp.int32)
@@ -183,7 +184,7 @@ def _slots(experts_M: jax.Array, *, experts: int, capacity: int) -> tuple[jax.Ar
 
 
 def _combine(y_kND: jax.Array, gates_kN: jax.Array) -> jax.Array:
-  """The sum of a token's experts, each times its gate, added in float32."""
+  """The gated sum of each token's experts, in float32."""
   return jnp.sum(y_kND.astype(jnp.float32) * gates_kN[..., None], axis=0).astype(y_kND.dtype)
 
 
@@ -198,7 +199,7 @@ def _batched_product(rows_EBCX: jax.Array, kernel_EXY: jax.Array) -> jax.Array:
 
 
 def _valid(context: Context, shape: tuple[int, int]) -> jax.Array | None:
-  """bool [B, T], which tokens are not padding; None where the context does not say."""
+  """bool [B, T], False for padding; None if the context does not say."""
   mask = context.mask
   if context.valid is not None:
     return context.valid

@@ -12,7 +12,7 @@ from t5x_like.nn import params
 class RMSNorm(nnx.Module):
   """`x / rms(x) * scale` over the last axis: no centring, no bias (Zhang & Sennrich 2019; T5's "layer norm").
 
-  `plus_one` stores the distance of the scale from one (Gemma), so that weight decay pulls it there.
+  `plus_one` stores the scale minus one (Gemma), so that weight decay pulls the scale towards one.
   """
 
   def __init__(self, dim: int, rngs: nnx.Rngs, *, epsilon: float = 1e-6, plus_one: bool = False):
@@ -43,7 +43,7 @@ class LayerNorm(nnx.Module):
 
 
 class Identity(nnx.Module):
-  """The norm of a slot that has none."""
+  """No norm."""
 
   def __call__(self, x_BTD: jax.Array) -> jax.Array:
     return x_BTD

@@ -1,4 +1,4 @@
-"""The one place where parameters are made: an array plus the logical name of each of its axes.
+"""Parameters: arrays whose axes have logical names. Every parameter is made here.
 
 Logical axes of parameters: `vocab embed heads kv_heads mlp expert layers`, or None for an axis that is never split.
 A recipe's `rules` map them to mesh axes (see `parallel.rules`).
@@ -20,10 +20,9 @@ def param(rngs: nnx.Rngs, init: Callable, shape: tuple[int, ...], axes: Axes, un
   Args:
     rngs: source of the random key (stream `params`).
     init: `(key, shape, dtype) -> array`.
-    shape: its shape.
     axes: one logical name for each axis.
-    unit: for each axis the length that must stay on one device. `heads` axes hold whole heads side by side, so their
-      unit is the head width: a mesh that would cut a head in two is refused. Ones when omitted.
+    unit: for each axis, the length that must stay on one device; ones when omitted. The unit of `heads` axes is the
+      head width, so that a mesh that would split a head is refused.
   """
   if len(axes) != len(shape):
     raise ValueError(f"shape {shape} needs {len(shape)} logical axes, got {axes}")
@@ -58,16 +57,16 @@ def named_params(model) -> dict[str, nnx.Param]:
 
 
 def arrays(model) -> dict[str, jax.Array]:
-  """The parameters of a model as plain arrays by name: what is optimised, sharded and saved."""
+  """The model's parameters as plain arrays by name."""
   return {name: p.get_value() for name, p in named_params(model).items()}
 
 
 def with_arrays(model, values: dict[str, jax.Array]):
-  """The model with its parameters replaced, by name. `model` may be abstract (`jax.eval_shape`)."""
+  """The model with parameters replaced by name; `model` may be abstract (`jax.eval_shape`)."""
   _, treedef = jax.tree.flatten(model)
   return jax.tree.unflatten(treedef, [values[name] for name in named_params(model)])
 
 
 def count(model) -> int:
-  """Number of parameters of a model or of its abstract evaluation."""
+  """Number of parameters of a model, which may be abstract."""
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(model))

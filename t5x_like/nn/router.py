@@ -1,4 +1,4 @@
-"""Which experts each token goes to, and the losses that keep experts evenly loaded."""
+"""Routers, which choose experts for each token, and the losses that keep experts evenly loaded."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,18 +18,18 @@ NotNegative = Annotated[float, Condition("a number, at least 0", lambda x: x >= 
 
 @dataclasses.dataclass(frozen=True)
 class Experts:
-  """What a design says of its mixture of experts (`design.experts`).
+  """A design's mixture of experts (`design.experts`).
 
   Attributes:
-    experts, top_k: how many there are and how many each token gets.
-    normalise: the gates of a token add up to one (Mixtral) or stay the probabilities they are (Switch); None is True
-      for more than one expert a token. A single normalised gate would be the constant 1 and teach the router nothing.
-    router: "softmax", or "noisy_top_k": in training, normal noise is added to the logits, whose standard deviation a
-      second kernel learns; it starts at zero, so at softplus(0) (Shazeer et al. 2017, section 2.1).
+    experts, top_k: how many there are, and how many each token uses.
+    normalise: whether a token's gates are scaled to sum to one (Mixtral) or remain probabilities (Switch); None is True
+      if `top_k` is above 1. A single normalised gate would be the constant 1, without a gradient for the router.
+    router: "softmax", or "noisy_top_k", which in training adds normal noise to the logits. A second kernel, initially
+      zero, learns its standard deviation, which starts at softplus(0) (Shazeer et al. 2017, section 2.1).
     dispatch: "dropless" or "capacity"; see `nn.moe`.
-    capacity_factor: slots for each choice, of the "capacity" dispatch.
+    capacity_factor: slots per choice in the "capacity" dispatch.
     balance_loss, z_loss: weights of the two losses.
-    jitter: in training, the router's input is multiplied by uniform numbers this close to 1 (Switch: 0.01).
+    jitter: in training, the router's input is multiplied by uniform numbers in [1 - jitter, 1 + jitter] (Switch: 0.01).
   """
 
   experts: Positive = 8
@@ -53,13 +53,13 @@ class Experts:
 
 @dataclasses.dataclass(frozen=True)
 class Routing:
-  """The choices of a router; all of it float32, whatever the compute dtype.
+  """The choices of a router; floats are float32, whatever the compute dtype.
 
   Attributes:
     logits_BTE: router logits, noise included.
-    probs_BTE: their softmax over all experts.
+    probs_BTE: their softmax.
     experts_BTk: int32, the chosen experts of each token, best first.
-    gates_BTk: by what the output of each is multiplied.
+    gates_BTk: the factor of each one's output.
   """
 
   logits_BTE: jax.Array
@@ -72,8 +72,8 @@ jax.tree_util.register_dataclass(Routing)
 
 
 class Router(nnx.Module):
-  """Top-k of a softmax over experts: top-1 is Switch (Fedus et al. 2022); top-2 renormalised, which equals a softmax
-  over the chosen logits alone, is Mixtral (Jiang et al. 2024); with noise it is Shazeer et al. 2017, section 2.1."""
+  """Top-k of a softmax over experts: Switch is top-1 (Fedus et al. 2022); Mixtral is renormalised top-2, which equals a
+  softmax over the chosen logits alone (Jiang et al. 2024); with noise it is Shazeer et al. 2017, section 2.1."""
 
   def __init__(self, embed: int, options: Experts, rngs: nnx.Rngs, *, init: Callable):
     shape, axes, noisy = (embed, options.experts), ("embed", None), options.router == "noisy_top_k"
@@ -84,7 +84,7 @@ class Router(nnx.Module):
     self.jitter = options.jitter
 
   def __call__(self, x_BTD: jax.Array, key: jax.Array | None) -> Routing:
-    """Routes every token; jitter and noise only where there is a key."""
+    """Routes every token; there is jitter and noise only with a key."""
     x_BTD = x_BTD.astype(jnp.float32)
     if key is not None and self.jitter:
       low, high = 1.0 - self.jitter, 1.0 + self.jitter
@@ -101,10 +101,10 @@ class Router(nnx.Module):
 
 
 def balance_loss(routing: Routing, valid_BT: jax.Array | None) -> jax.Array:
-  """`E * sum_e f_e P_e` (Fedus et al. 2022, equations 4 to 6), 1 where experts are loaded evenly.
+  """`E * sum_e f_e P_e` (Fedus et al. 2022, equations 4 to 6); 1 if experts are loaded evenly.
 
-  `f_e` is the fraction of all choices (k for each token) that fell on expert e, `P_e` its mean probability; both over
-  the valid tokens of the whole batch.
+  `f_e` is the fraction of all choices (k per token) that fell on expert e, `P_e` its mean probability, both over the
+  valid tokens of the whole batch.
   """
   E = routing.probs_BTE.shape[-1]
   chosen_BTE = jnp.sum(jax.nn.one_hot(routing.experts_BTk, E, dtype=jnp.float32), axis=2) / routing.gates_BTk.shape[-1]
@@ -125,5 +125,5 @@ def _mean(x: jax.Array, valid_BT: jax.Array | None) -> jax.Array:
 
 
 def _float32_product(x_BTD: jax.Array, kernel_DE: jax.Array) -> jax.Array:
-  """True float32: accelerators would round the factors of a default product to fewer bits."""
+  """A product in full float32; by default, accelerators round the factors to fewer bits."""
   return jnp.einsum("BTD,DE->BTE", x_BTD, kernel_DE, precision=jax.lax.Precision.HIGHEST)

@@ -1,8 +1,7 @@
-"""What is done to the scores of the next token before one is chosen: small objects, applied in the order given.
+"""Transforms of the next token's scores, applied in the order given before a token is chosen.
 
-`Temperature(0.7), TopK(40), TopP(0.9)` is a way of sampling; `ForcedBos(5), MinLength(10)` go with greedy and beam
-search as well. A transform is called as `transform(scores_BV, step) -> scores_BV`; a token it rules out gets -inf. Any
-function of that signature will do.
+`Temperature(0.7), TopK(40), TopP(0.9)` are for sampling; `ForcedBos(5), MinLength(10)` suit greedy and beam search as
+well. A transform is any function `(scores_BV, step) -> scores_BV`; tokens it rules out get -inf.
 """
 
 import dataclasses
@@ -17,11 +16,11 @@ from t5x_like.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """Where a generation is.
+  """The progress of a generation.
 
   Attributes:
-    index: int32 scalar, how many tokens were generated so far.
-    max_length: how many will be at most.
+    index: int32 scalar, the number of tokens generated so far.
+    max_length: the most that will be generated.
     eos: the ids that end a row.
   """
 
@@ -34,7 +33,7 @@ Transform = Callable[[jax.Array, Step], jax.Array]
 
 
 def apply(transforms: Sequence[Transform], scores_BV: jax.Array, step: Step) -> jax.Array:
-  """All transforms, in order. Scores are logits when sampling, log-probabilities in a beam search; float32."""
+  """All transforms, in order. Scores are float32: logits when sampling, log-probabilities in a beam search."""
   for transform in transforms:
     scores_BV = transform(scores_BV, step)
   return scores_BV
@@ -48,7 +47,7 @@ class Temperature:
 
   def __post_init__(self):
     if not self.value > 0:
-      raise UserError(f"Temperature: found {self.value}, expected a number above 0; for the likeliest token use greedy")
+      raise UserError(f"Temperature: found {self.value}, expected a number above 0; use greedy for the likeliest token")
 
   def __call__(self, scores_BV: jax.Array, step: Step) -> jax.Array:
     return scores_BV / self.value
@@ -56,7 +55,7 @@ class Temperature:
 
 @dataclasses.dataclass(frozen=True)
 class TopK:
-  """Only the `k` likeliest tokens (Fan et al. 2018), and what ties with the last of them."""
+  """Keeps the `k` likeliest tokens (Fan et al. 2018), and ties with the last of them."""
 
   k: int
 
@@ -71,7 +70,7 @@ class TopK:
 
 @dataclasses.dataclass(frozen=True)
 class TopP:
-  """The fewest likeliest tokens whose probabilities reach `p` together (Holtzman et al. 2020), with ties."""
+  """Keeps the smallest set of likeliest tokens whose probabilities reach `p` (Holtzman et al. 2020), and ties."""
 
   p: float
 
@@ -81,14 +80,14 @@ class TopP:
   def __call__(self, scores_BV: jax.Array, step: Step) -> jax.Array:
     sorted_BV = -jnp.sort(-scores_BV, axis=-1)
     probs_BV = jax.nn.softmax(sorted_BV, axis=-1)
-    kept_BV = jnp.cumsum(probs_BV, axis=-1) - probs_BV < self.p  # what lies before a token does not suffice
+    kept_BV = jnp.cumsum(probs_BV, axis=-1) - probs_BV < self.p  # the tokens before it do not reach p
     least_B1 = jnp.min(jnp.where(kept_BV, sorted_BV, jnp.inf), axis=-1, keepdims=True)
     return jnp.where(scores_BV >= least_B1, scores_BV, -jnp.inf)
 
 
 @dataclasses.dataclass(frozen=True)
 class MinP:
-  """Tokens at least `p` times as likely as the likeliest (Nguyen et al. 2024)."""
+  """Keeps tokens at least `p` times as likely as the likeliest (Nguyen et al. 2024)."""
 
   p: float
 
@@ -122,7 +121,7 @@ class ForcedEos:
 
 @dataclasses.dataclass(frozen=True)
 class MinLength:
-  """No row ends before it has `length` new tokens, the one that ends it not counted."""
+  """No row ends before it has `length` new tokens, not counting the end token."""
 
   length: int
 
@@ -131,7 +130,7 @@ class MinLength:
 
 
 def is_in(ids: jax.Array, some: tuple[int, ...]) -> jax.Array:
-  """Bool, of the shape of `ids`: which are among `some`."""
+  """bool, of the shape of `ids`: which are among `some`."""
   return jnp.any(ids[..., None] == jnp.asarray(some, ids.dtype), axis=-1)
 
 

@@ -1,4 +1,4 @@
-"""A stack: equal blocks whose parameters are stored with a leading layers axis, run by one scan."""
+"""A stack: identical blocks whose parameters have a leading layers axis, run by one scan."""
 
 import copy
 import dataclasses
@@ -28,9 +28,9 @@ class Stack(nnx.Module):
 
   Args:
     make_block: builds one block from its own `nnx.Rngs`.
-    repeats: how many of them; where layers differ in turn, a block holds one period of them.
-    position: the scheme the layers share; a table in it belongs to the stack, not to a layer.
-    pieces: hand the layers the scheme itself instead of its [T, S] bias, for cores that compute it piece by piece.
+    repeats: number of blocks; if layers differ, a block holds one period of them.
+    position: the scheme the layers share.
+    pieces: pass the layers the scheme itself instead of its [T, S] bias, for cores that compute it piece by piece.
     final_norm: applied to the output of the last block.
     remat: what the backward pass keeps: "none" keeps all activations, "dots" the matrix products, "full" only the
       input of each block.
@@ -87,8 +87,8 @@ class Stack(nnx.Module):
     return x_BTD, jax.tree.map(jnp.sum, aux_L), cache
 
   def _bias(self, mask: Mask, batch: int):
-    """What the layers share, [B or 1, N, T, S]. A loop gets it for the whole batch: so its layers' gradients are
-    added first and summed over the batch once, instead of once for each layer."""
+    """The shared bias, [B or 1, N, T, S]. For a loop it is broadcast to the whole batch, so that the layers' gradients
+    are added first and summed over the batch once instead of once per layer."""
     if not self.position.biased:
       return None
     if self.pieces:
@@ -118,7 +118,7 @@ def _add_layers_axis(blocks: Block) -> Block:
 def _loop(body, carry, layers):
   """`jax.lax.scan` as a Python loop."""
   leaves, treedef = jax.tree.flatten(layers)
-  # A split, whose gradient is one concatenation: indexing each layer would add up L arrays of zeros around it.
+  # The gradient of a split is one concatenation; that of indexing each layer would add up L zero-padded arrays.
   layers_of = [[x.squeeze(0) for x in jax.lax.split(a, [1] * a.shape[0])] for a in leaves]
   outs = []
   for layer in zip(*layers_of, strict=True):

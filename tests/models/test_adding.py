@@ -161,7 +161,7 @@ def test_a_position_is_one_file(toys):
   assert not np.allclose(plain["logits"], moved["logits"])
   with pytest.raises(UserError, match=r"config\.model\.design\.position\.stepp: .*did you mean 'step'"):
     made(design={"position": {"name": "toy", "stepp": 0.5}})
-  with pytest.raises(UserError, match=r"config\.model\.design\.position: found 'toy' in turn with others"):
+  with pytest.raises(UserError, match=r"config\.model\.design\.position: found 'toy' mixed with others"):
     made(design={"position": ["toy", "rope"]})
 
 

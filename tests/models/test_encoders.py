@@ -121,5 +121,5 @@ def test_a_position_of_all_layers_may_be_spelled_out_for_each():
   learned = {"name": "learned", "length": 16}
   model = tiny.model(variant, family=modernbert, noisy=False, design={"position": learned})
   assert [n for n in params.named_params(model) if "position" in n] == ["inputs/position/table"]
-  with pytest.raises(UserError, match="config.model.design.position: found .*'learned'.* in turn with others"):
+  with pytest.raises(UserError, match="config.model.design.position: found .*'learned'.* mixed with others"):
     tiny.model(variant, family=modernbert, noisy=False, design={"position": [learned, "rope"]})

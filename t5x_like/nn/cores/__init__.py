@@ -1,8 +1,7 @@
-"""Attention cores: how `softmax(q k^T + bias) v` is computed. One file each; the file's name is the core's.
+"""Attention cores: how `softmax(q k^T + bias) v` is computed. One file each, named after the core.
 
-A file's `make` is called with what a recipe says of the core and, of the following, with what it names: `rngs`, the
-`dims` of the stack and whether it is `causal`. A core computes exactly what its arguments say or raises a `UserError`
-that names it; it never computes something else.
+A file's `make` takes the arguments that recipes give and, as far as its signature names them, `rngs`, the `dims` of the
+stack and whether it is `causal`. A core computes exactly what it is asked to, or raises a `UserError`.
 """
 
 import dataclasses
@@ -19,13 +18,13 @@ from t5x_like.nn.positions import Position
 
 @dataclasses.dataclass(frozen=True)
 class Softmax:
-  """What happens to logits on their way to weights, besides the mask.
+  """What turns logits into weights, besides the mask.
 
   Attributes:
-    bias: the stack's, an array [B or 1, N, T, S] or a `Position` to be asked for pieces of it.
+    bias: the stack's, an array [B or 1, N, T, S], or a `Position` that computes pieces of it.
     position: the layer's own.
     softcap: logits become `softcap * tanh(logits / softcap)`.
-    dropout_rate, key: of the weights; no dropout where the key is None.
+    dropout_rate, key: of the weights; no dropout if the key is None.
   """
 
   bias: jax.Array | Position | None = None
@@ -38,7 +37,7 @@ class Softmax:
     return logits if self.softcap is None else self.softcap * jnp.tanh(logits / self.softcap)
 
   def biases(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array | None:
-    """The stack's bias and the layer's, added: float32 [B or 1, N, T, S], or None."""
+    """The sum of the stack's and the layer's bias: float32 [B or 1, N, T, S], or None."""
     shared = self.bias.bias(q_pos_BT, k_pos_BS) if isinstance(self.bias, Position) else self.bias
     own = self.position.bias(q_pos_BT, k_pos_BS)
     if shared is None or own is None:
@@ -50,11 +49,11 @@ class Softmax:
 
 
 class Core(nnx.Module):
-  """What all cores have. Each is its `attend`; what it cannot do is checked before that is called.
+  """The base of all cores, which define `attend`; what a core cannot do is refused before that is called.
 
   Attributes:
     refuses: of `causal window segments prefix bias query_bias softcap dropout lengths`, what the core cannot do.
-    pieces: whether it asks for the bias piece by piece, so that no [T, S] array is ever made.
+    pieces: whether it computes the bias piece by piece, so that no [T, S] array is ever made.
   """
 
   refuses: tuple[str, ...] = ()
@@ -62,7 +61,7 @@ class Core(nnx.Module):
 
   @property
   def name(self) -> str:
-    """As recipes, the log and the run's record call it: the name of its file."""
+    """The name of its file."""
     return type(self).__module__.rpartition(".")[2]
 
   def __call__(
@@ -83,11 +82,11 @@ class Core(nnx.Module):
 
     Args:
       scale: of the logits.
-      others: see `Softmax`.
+      bias, position, softcap, dropout_rate, key: see `Softmax`.
     Returns:
       [B, T, N, H] in the dtype of `q`. Logits and softmax are float32 whatever the dtype of the inputs.
     Raises:
-      UserError: the core cannot do this.
+      UserError: the core cannot do what is asked.
     """
     softmax = Softmax(bias, position or Position(), softcap, dropout_rate, key)
     T, S = q_BTNH.shape[1], k_BSKH.shape[1]
@@ -109,10 +108,10 @@ class Core(nnx.Module):
 
   def attend(self, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, softmax: Softmax) -> jax.Array:
     """[B, T, N, H] from scaled queries [B, T, N, H], keys and values [B, S, K, H]."""
-    raise TypeError(f"{type(self).__name__} is no attention core: it has no `attend`")
+    raise TypeError(f"{type(self).__name__} must define `attend`")
 
   def decoding(self) -> "Core":
-    """The core for steps against a cache: the plain one, where the rule of this one is the mask's alone."""
+    """The core for steps against a cache."""
     raise self.refusal("decoding from a cache")
 
   def refusal(self, what: str) -> UserError:

@@ -1,11 +1,11 @@
-"""What cores share that cut or project sequences."""
+"""Padding and cutting of sequences, for several cores."""
 
 import jax
 import jax.numpy as jnp
 
 
 def padded(x: jax.Array, length: int, axis: int = 1) -> jax.Array:
-  """`x` with zeros (False) after its end, up to `length` along `axis`."""
+  """`x` padded at the end with zeros (False) to `length` along `axis`."""
   missing = length - x.shape[axis]
   if missing == 0:
     return x

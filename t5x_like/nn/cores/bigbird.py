@@ -4,8 +4,8 @@ internal transformer construction, ITC, whose global tokens are tokens of the se
 The first and the last block of queries see every key. Each block between them sees the first and the last block of
 keys, itself and its two neighbours, and `random_blocks` others.
 
-Cost, with blocks of b and r random ones: T * (5 + r) * b logits per head, and 4 * b * T for the two global blocks of
-queries, in FLOPs and in memory: linear in the length.
+Cost, with blocks of b tokens and r random blocks: T * (5 + r) * b logits per head, and 4 * b * T for the two global
+blocks of queries, in FLOPs and in memory: linear in the length.
 """
 
 import dataclasses
@@ -26,17 +26,17 @@ from t5x_like.slots import Condition, Positive
 class BigBird(Core):
   """Bidirectional attention within one sequence longer than `(5 + 2 * random_blocks) * block` tokens.
 
-  Shorter ones are refused: there, other implementations change to full attention. The core pads to a multiple of the
-  block. What it returns for padding is zero (padding is where the mask's keys are not valid).
+  Shorter ones are refused; other implementations switch to full attention there. The core pads to a multiple of the
+  block, and returns zeros for padding (where the mask's keys are not valid).
 
-  The random blocks are drawn once from the seed, the length and the head: a key/value head has its own, training and
-  evaluation have the same, and so do all layers, because they are one scanned program. (Hugging Face seeds the
-  plan of each layer by its index while training, and puts the first block in the place of every random one in
-  evaluation, so that block counts `1 + random_blocks` times in the softmax; `plan="first"` computes that.)
+  The random blocks depend on the seed, the length and the key/value head. They are the same in training and evaluation,
+  and in all layers, which are one scanned program. (Hugging Face seeds each layer's plan by its index in training. In
+  evaluation it puts the first block in place of every random one, so that this block counts `1 + random_blocks` times
+  in the softmax; `plan="first"` computes that.)
 
   Args:
     block: tokens in a block.
-    random_blocks: that each block of queries sees beyond window and global ones; 0 for none.
+    random_blocks: number that each block of queries sees besides window and global blocks.
     seed: of the random plan.
     plan: "random", or "first" for what Hugging Face computes in evaluation.
   """
@@ -75,7 +75,7 @@ class BigBird(Core):
     all_keys = Mask(slots[:, : 2 * b], slots, k_valid=valid)
     ends = Dense().attend(ends, k, v, all_keys, dataclasses.replace(softmax, key=keys[0]))
 
-    # The rows between, each to its (5 + r) * b keys.
+    # The blocks between them, each to its (5 + r) * b keys.
     q = blocked(q, n, b)[:, 1:-1].reshape(B, n - 2, b, K, N // K, H)
     sights = self._sights(n, K)
     (k_ends, k_near, k_far), (v_ends, v_near, v_far) = _sparse(k, n, sights), _sparse(v, n, sights)
@@ -108,8 +108,8 @@ class BigBird(Core):
 
 
 def random_plan(blocks: int, heads: int, random_blocks: int, seed: int) -> np.ndarray:
-  """int32 [heads, blocks - 2, random_blocks]: for each block between first and last, distinct others that are neither
-  global nor next to it."""
+  """int32 [heads, blocks - 2, random_blocks]: for each block between first and last, distinct blocks that are neither
+  global nor adjacent to it."""
   generator = np.random.default_rng([seed, blocks])
   plan = np.zeros((heads, blocks - 2, random_blocks), np.int32)
   for head, row in np.ndindex(heads, blocks - 2):

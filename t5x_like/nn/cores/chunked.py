@@ -1,13 +1,13 @@
-"""Exact attention in linear memory: a running softmax over chunks of keys, for one chunk of queries after another.
+"""Exact attention in linear memory: a running softmax over chunks of keys, one chunk of queries at a time.
 
 The running maximum and sum follow Milakov and Gimelshein 2018, their use in attention Rabe and Staats 2021 and Dao et
-al. 2022 (https://arxiv.org/abs/2205.14135, section 3.1); plain XLA, so it runs on every backend. The backward pass is
-its own function: it makes each chunk's probabilities again from the kept maxima and sums.
+al. 2022 (https://arxiv.org/abs/2205.14135, section 3.1). It is plain XLA and runs on every backend. The custom backward
+pass recomputes each chunk's probabilities from the saved maxima and sums.
 
-Cost: FLOPs as dense attention, T * S * (4 H per head) forward; backward makes the logits a second time, 2.5 times the
-forward. Chunks that causality hides are computed all the same. Memory: O(T + S) for activations and
-query_chunk * key_chunk logits per head, forward and backward. A position bias is asked for piece by piece; one that is
-given as an array is [T, S] already.
+Cost: as many FLOPs as dense attention, T * S * (4 H per head), in the forward pass, 2.5 times as many in the backward
+pass, which recomputes the logits. Chunks hidden by causality are computed too. Memory: O(T + S) for activations and
+query_chunk * key_chunk logits per head, forward and backward. A position bias is computed piece by piece; one given as
+an array is [T, S] already.
 """
 
 import dataclasses
@@ -25,12 +25,12 @@ from t5x_like.slots import Positive
 
 
 class Chunked(Core):
-  """Equal to the dense core for every mask, bias by positions, cap and grouping of heads; refuses Shaw's positions.
+  """Equal to the dense core for every mask, position bias, cap and grouping of heads; refuses Shaw's positions.
 
-  Where a query sees no key at all the result is the mean of all values, as the dense core's.
+  A query that sees no key at all gets the mean of all values, as in the dense core.
 
   Args:
-    query_chunk, key_chunk: tokens in a chunk; sequences are padded to a multiple, shorter ones are one chunk.
+    query_chunk, key_chunk: tokens in a chunk; sequences are padded to a multiple, and shorter ones are one chunk.
   """
 
   refuses = ("query_bias",)
@@ -75,7 +75,7 @@ def _chunks(tree, count: int, size: int):
 
 @dataclasses.dataclass(frozen=True)
 class _Rules:
-  """What is known before tracing."""
+  """What is static under tracing."""
 
   causal: bool
   window: int | None
@@ -83,7 +83,7 @@ class _Rules:
   dropout_rate: float
 
   def logits(self, q, k, schemes, bias, q_side, k_side) -> jax.Array:
-    """float32 [B, N, t, s] of one chunk, before the mask: the part that has gradients."""
+    """float32 [B, N, t, s] of one chunk, before the mask: the differentiable part."""
     B, t, K, G, _ = q.shape
     logits = jnp.einsum("BTKGH,BSKH->BKGTS", q, k, preferred_element_type=jnp.float32).reshape(B, K * G, t, -1)
     scheme, position = schemes
@@ -104,7 +104,7 @@ class _Rules:
     return jnp.where(real, logits, -math.inf)  # every chunk has a real key, so no row is all -inf
 
   def dropout(self, weights_BNTS, key, column) -> jax.Array:
-    """Shared by all queries, as the dense core's is; the same again in the backward pass."""
+    """One mask for all queries, as in the dense core; the same in the backward pass."""
     if self.dropout_rate == 0.0:
       return weights_BNTS
     B, N, _, s = weights_BNTS.shape

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from t5x_like.nn.cores import Core
 
-NEGATIVE = -1e10  # finite, so that a row without any allowed key stays finite
+NEGATIVE = -1e10  # finite, so that rows without any allowed key stay finite
 
 
 class Dense(Core):

@@ -21,19 +21,19 @@ from t5x_like.slots import Positive
 
 
 class Linformer(Core):
-  """Bidirectional attention to `k` learned mixtures of the keys.
+  """Bidirectional attention to `k` learned mixtures of keys.
 
-  Padding keys count as zeros, so that padding changes nothing. A sequence shorter than `length` uses the first columns
-  of the projections; a longer one is refused.
+  Padding keys count as zeros. A sequence shorter than `length` uses the first columns of the projections; a longer one
+  is refused.
 
   Args:
-    k: projected keys.
+    k: number of projected keys.
     length: of the longest sequence.
     share: "none": every key/value head has its own E and F; "headwise": one E and one F for all heads of the layer;
-      "kv": a single matrix for both (section 4, "parameter sharing"). The paper's layerwise sharing is not offered.
-    start: what the projections are before they learn. "random": mixtures of all keys, of a variance of 1/length;
-      "pooling": each pools length/k neighbours (section 4, "general projections"), which tells places apart from the
-      first step on. Both make mixtures of the size of keys.
+      "kv": a single matrix for both (section 4, "parameter sharing"). Layerwise sharing is not supported.
+    start: initial projections. "random": mixtures of all keys, with variance 1/length; "pooling": each pools length/k
+      neighbours (section 4, "general projections"), which tells positions apart from the first step on. Both preserve
+      the scale of keys.
   """
 
   refuses = ("causal", "window", "segments", "prefix", "bias", "query_bias")
@@ -62,7 +62,7 @@ class Linformer(Core):
     if S > self.length:
       raise UserError(
         f"attention core 'linformer': found {S} keys, expected at most {self.length}; shorten the "
-        "sequences or give it a greater 'length'"
+        "sequences or give it a larger 'length'"
       )
     values = self.keys if self.values is None else self.values
     k, v = _project(self.keys, k, mask.k_valid), _project(values, v, mask.k_valid)
@@ -70,7 +70,7 @@ class Linformer(Core):
 
 
 def _pooling(key: jax.Array, shape: tuple[int, ...], dtype) -> jax.Array:
-  """[..., k, length]: row i sums the columns of its share of the length, divided by the square root of their number."""
+  """[..., k, length]: row i sums its share of the columns, divided by the square root of their number."""
   k, length = shape[-2:]
   owner = jnp.arange(length) * k // length
   one_hot = (owner == jnp.arange(k)[:, None]).astype(dtype)
@@ -78,7 +78,7 @@ def _pooling(key: jax.Array, shape: tuple[int, ...], dtype) -> jax.Array:
 
 
 def _project(matrix: nnx.Param, x_BSKH: jax.Array, valid_BS: jax.Array | None) -> jax.Array:
-  """[B, k, K, H]: the length mixed, in the dtype of `x`."""
+  """[B, k, K, H]: `x` projected along its length, in its dtype."""
   if valid_BS is not None:
     x_BSKH = jnp.where(valid_BS[:, :, None, None], x_BSKH, jnp.zeros_like(x_BSKH))
   weights = matrix[...][..., : x_BSKH.shape[1]].astype(x_BSKH.dtype)

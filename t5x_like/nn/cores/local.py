@@ -1,12 +1,12 @@
 """Sliding-window attention whose cost is linear in the length (Beltagy et al. 2020, section 3.1; Child et al. 2019).
 
-The sequence is cut into blocks as long as the window. A block of queries is given its own block of keys, the one
-before it and, unless causality hides it, the one after it; within these the mask's window is exact, so the result is
-that of dense attention with the same mask.
+The sequence is cut into blocks as long as the window. A block of queries reads its own block of keys, the one before
+and, unless causal, the one after. The mask's window applies exactly within these, so the result equals dense attention
+with the same mask.
 
-Blocks are cut by slot, the window is measured in positions: the two agree where positions grow by one from slot to
-slot within a sequence, as they do in plain and in packed rows. A packed sequence lies in neighbouring slots, so a key
-outside of the three blocks is a window or more away, or belongs to another sequence.
+Blocks are cut by slot, the window is measured in positions. The two agree if positions grow by one from slot to slot
+within a sequence, as they do in plain and in packed rows. A packed sequence lies in adjacent slots, so a key outside of
+the three blocks is at least a window away, or belongs to another sequence.
 
 Cost, with window W: T * 2W (causal) or T * 3W logits per head in FLOPs and in memory, forward and backward.
 """
@@ -24,11 +24,11 @@ from t5x_like.slots import Positive
 
 
 class Local(Core):
-  """Equal to the dense core with the same window, wherever a query sees any key at all (elsewhere: finite).
+  """Equal to the dense core with the same window for queries that see any key at all (finite for others).
 
   Args:
-    window: the core's own, as `Mask.window` counts; where the mask has one too, the narrower holds. None leaves it to
-      the mask (`design.windows`).
+    window: the core's own, counted as in `Mask.window`; if the mask has one too, the narrower applies. None leaves it
+      to the mask (`design.windows`).
   """
 
   refuses = ("query_bias", "lengths")
@@ -90,7 +90,7 @@ class Local(Core):
 
 
 class WindowedDense(Dense):
-  """The dense core under a window of its own: what `Local` is for steps against a cache."""
+  """The dense core with a window: `Local` for steps against a cache."""
 
   def __init__(self, window: int):
     self.window = window

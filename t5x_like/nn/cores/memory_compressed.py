@@ -1,8 +1,8 @@
 """Memory-compressed attention: keys and values shortened by a strided convolution (Liu et al. 2018,
 https://arxiv.org/abs/1801.10198, section 4.2.3).
 
-Cost, with a stride of C (3 in the paper): T * S / C logits per head in FLOPs and in memory, a C-th of dense attention
-and still quadratic, and S * H * H multiplications per key/value head for each of the two convolutions. Parameters:
+Cost, with a stride of C (3 in the paper): T * S / C logits per head in FLOPs and in memory, 1/C of dense attention and
+still quadratic, and S * H * H multiplications per key/value head for each of the two convolutions. Parameters:
 2 * C * H * H per key/value head.
 """
 
@@ -20,19 +20,19 @@ from t5x_like.slots import Positive
 
 
 class MemoryCompressed(Core):
-  """Attention to one compressed key for every `stride` keys in neighbouring slots.
+  """Attention to one compressed key for every `stride` keys in adjacent slots.
 
   The convolution's kernel is as long as its stride and mixes the channels of one key/value head, so that heads can be
-  sharded. Padding counts as zeros. Where the last slots do not fill a stride they are filled up with padding.
+  sharded. Padding counts as zeros, and fills up the last stride.
 
-  Causal: a compressed key is seen only by queries to which all tokens under it are visible, and only if all of them
-  are tokens; those of its own incomplete stride a query does not see (the paper alternates with local layers). So the
-  first queries would see nothing: all may also look at a null key and value, learned for each head from zero.
-  Bidirectional: a compressed key is seen if any token under it is one; there is no null key.
+  Causal: a query sees a compressed key if it may see all of the tokens under it and none of them is padding. It does
+  not see the tokens of its own incomplete stride (the paper alternates with local layers), so that the first queries
+  would see nothing; therefore all queries also see a null key and value per head, learned and initially zero.
+  Bidirectional: a compressed key is seen unless all under it is padding; there is no null key.
 
   Args:
     causal: whether the stack is.
-    stride: keys that become one.
+    stride: number of keys compressed into one.
   """
 
   refuses = ("window", "segments", "prefix", "bias", "query_bias")
@@ -50,7 +50,7 @@ class MemoryCompressed(Core):
   def attend(self, q, k, v, mask, softmax):
     if mask.causal != self.causal:
       mine, asked = ("causal", "bidirectional") if self.causal else ("bidirectional", "causal")
-      raise self.refusal(f"{asked} attention when it was made for a {mine} stack")
+      raise self.refusal(f"{asked} attention in a core made for a {mine} stack")
     S = k.shape[1]
     n = -(-S // self.stride)
     valid_BS = jnp.ones((1, S), bool) if mask.k_valid is None else mask.k_valid
@@ -73,7 +73,7 @@ class MemoryCompressed(Core):
 
 
 def _behind(null: nnx.Param, x_BSKH: jax.Array) -> jax.Array:
-  """`x` behind the null entry."""
+  """`x` after the null entry."""
   null = jnp.broadcast_to(null[...].astype(x_BSKH.dtype), (x_BSKH.shape[0], 1, *x_BSKH.shape[2:]))
   return jnp.concatenate([null, x_BSKH], axis=1)
 

@@ -1,4 +1,4 @@
-"""What the heads share that read one token of a sequence."""
+"""The pooler of heads that read one token of a sequence."""
 
 import jax
 from flax import nnx

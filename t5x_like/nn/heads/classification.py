@@ -1,4 +1,4 @@
-"""A sequence's class, or a number."""
+"""Classification of sequences, or regression."""
 
 import jax
 import jax.numpy as jnp

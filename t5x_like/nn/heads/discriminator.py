@@ -1,4 +1,4 @@
-"""ELECTRA's: which tokens were replaced."""
+"""ELECTRA's head: which tokens were replaced."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from t5x_like.nn.mlp import ACTIVATIONS
 
 
 class DiscriminatorHead(nnx.Module):
-  """ELECTRA's: a logit [B, T] for each token, positive where it was replaced (Clark et al. 2020, section 2)."""
+  """A logit [B, T] for each token, positive where it was replaced (Clark et al. 2020, section 2)."""
 
   def __init__(self, rngs: nnx.Rngs, variant: Variant):
     D, init = variant.dims.embed, variant.design.kernel_init(variant.dims.embed)

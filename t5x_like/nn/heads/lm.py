@@ -1,4 +1,4 @@
-"""A language model's: logits over the vocabulary."""
+"""The language model head: logits over the vocabulary."""
 
 from collections.abc import Callable
 
@@ -12,13 +12,13 @@ from t5x_like.nn.embed import Embed, vocabulary_logits
 
 
 class LmHead(nnx.Module):
-  """Logits over the vocabulary: against the embedding table, or with a kernel of its own (untied).
+  """Logits over the vocabulary, from the token table (tied) or a separate kernel.
 
   Args:
-    shape: of a kernel of its own, [D, V]; None ties.
-    scale: of the hidden states (T5 1.0 ties, and divides them by sqrt(D)).
+    shape: of the separate kernel, [D, V]; None ties.
+    scale: of the hidden states (T5 1.0 divides them by sqrt(D)).
     softcap: logits become `softcap * tanh(logits / softcap)`.
-    bias: size of a bias of its own; None for none.
+    bias: size of the bias; None for none.
   """
 
   def __init__(
@@ -48,7 +48,7 @@ class LmHead(nnx.Module):
 
 
 def make(rngs: nnx.Rngs, variant: Variant) -> LmHead:
-  """As the variant's design has its output."""
+  """The head that the variant's design asks for."""
   design, D, V = variant.design, variant.dims.embed, variant.vocab_size
   return LmHead(
     rngs,

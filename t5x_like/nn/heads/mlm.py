@@ -1,4 +1,4 @@
-"""BERT's: the tokens behind the masks."""
+"""BERT's masked language model head."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from t5x_like.nn.mlp import ACTIVATIONS
 
 
 class MlmHead(nnx.Module):
-  """BERT's: `norm(activation(dense(x)))` against the embedding table, plus a bias (Devlin et al. 2019, its code)."""
+  """`norm(activation(dense(x)))` times the token table, plus a bias (the code of Devlin et al. 2019)."""
 
   def __init__(self, rngs: nnx.Rngs, variant: Variant):
     design, D = variant.design, variant.dims.embed
@@ -24,13 +24,13 @@ class MlmHead(nnx.Module):
     self.activation = ACTIVATIONS[design.activation][0]
 
   def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, places_BK=None) -> dict[str, jax.Array]:
-    """Returns {"logits" [B, T, V]}, or [B, K, V] at the places given: most of a large vocabulary's cost is here."""
+    """Returns {"logits" [B, T, V]}, or [B, K, V] at the given places, which saves most of a large vocabulary's cost."""
     x_BTD = x_BTD if places_BK is None else at_places(x_BTD, places_BK)
     return self.lm(self.norm(self.activation(self.dense(x_BTD))), embed)
 
 
 def at_places(x_BTD: jax.Array, places_BK: jax.Array) -> jax.Array:
-  """[B, K, D]: of each row the states at some of its positions, int32."""
+  """[B, K, D]: each row's states at its positions `places_BK`, int32."""
   return jnp.take_along_axis(x_BTD, places_BK[..., None], axis=1)
 
 

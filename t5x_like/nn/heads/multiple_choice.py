@@ -1,4 +1,4 @@
-"""Which of several sequences is the answer."""
+"""Multiple choice: which of several sequences is the answer."""
 
 import jax
 from flax import nnx

@@ -1,4 +1,4 @@
-"""Whether the second segment follows the first (0: it does, 1: it is random)."""
+"""Next sentence prediction: whether the second segment follows the first (0: it does, 1: it is random)."""
 
 from flax import nnx
 

@@ -1,4 +1,4 @@
-"""The hidden states, and a pooled token."""
+"""The hidden states and a pooled token."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""BERT's two: masked tokens and next sentence."""
+"""BERT's two pretraining heads: masked tokens and next sentence."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ from t5x_like.nn.linear import Linear
 
 
 class PretrainingHead(nnx.Module):
-  """BERT's two: the masked tokens, and whether the second segment follows the first (0: it does, 1: it is random)."""
+  """Masked tokens, and whether the second segment follows the first (0: it does, 1: it is random)."""
 
   def __init__(self, rngs: nnx.Rngs, variant: Variant, *, activation: str = "tanh"):
     D = variant.dims.embed

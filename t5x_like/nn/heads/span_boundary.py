@@ -1,4 +1,4 @@
-"""SpanBERT's: masked tokens, and each again from what is beside its span."""
+"""SpanBERT's head: masked tokens, and each again from the tokens beside its span."""
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,10 @@ from t5x_like.slots import Positive
 
 
 class SpanBoundaryHead(nnx.Module):
-  """SpanBERT's: the masked tokens, and each again from the tokens beside its span and its place in the span.
+  """Masked tokens, and each again from the tokens beside its span and its place in the span.
 
   h = norm(activation(dense([x_before; x_after; p]))), twice, and the logits of h against the token table (Joshi et al.
-  2020, section 3.2); the table of places p has `places` rows, the last one for all places further on.
+  2020, section 3.2); the table of places p has `places` rows, the last for all later places.
   """
 
   def __init__(self, rngs: nnx.Rngs, variant: Variant, *, places: Positive = 32, place_dim: Positive = 200):
@@ -37,8 +37,8 @@ class SpanBoundaryHead(nnx.Module):
     return self.mlm(x_BTD, embed, places_BK=places_BK)
 
   def boundary(self, x_BTD: jax.Array, places_BK: jax.Array, starts_BK: jax.Array, ends_BK: jax.Array, embed: Embed):
-    """Logits float32 [B, K, V] of the tokens at `places` from those at `starts` and `ends`, int32 [B, K], beside the
-    span that each of them is in."""
+    """Logits float32 [B, K, V] of the tokens at `places`, from those just before and after the span of each, at
+    `starts` and `ends` (all int32 [B, K])."""
     distance_BK = places_BK - starts_BK - 1
     p_BKP = jnp.take(self.places[...], distance_BK, axis=0, mode="clip").astype(x_BTD.dtype)
     h_BKD = jnp.concatenate([at_places(x_BTD, starts_BK), at_places(x_BTD, ends_BK), p_BKP], axis=-1)

@@ -1,4 +1,4 @@
-"""Where an answer is (SQuAD)."""
+"""Extractive answers: where an answer starts and ends (SQuAD)."""
 
 import jax
 from flax import nnx

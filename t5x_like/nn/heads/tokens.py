@@ -1,4 +1,4 @@
-"""A class for each token."""
+"""Classification of tokens."""
 
 import jax
 import jax.numpy as jnp

@@ -12,8 +12,8 @@ from t5x_like.nn.positions import Position
 class Alibi(Position):
   """A penalty on the logits that grows with the distance, steeper in some heads than in others (Press et al. 2022).
 
-  For a number of heads that is no power of two, the slopes are those of the next lower one followed by every second of
-  the next higher one (the paper's code, BLOOM); `mpt` takes all of the next higher one, every second first (MPT).
+  If the number of heads is not a power of two, the slopes are those of the next lower power followed by every second of
+  the next higher (the paper's code, BLOOM); `mpt` takes those of the next higher, every second one first (MPT).
   """
 
   place = "stack"

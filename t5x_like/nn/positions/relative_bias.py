@@ -16,9 +16,9 @@ from t5x_like.slots import Positive
 def relative_buckets(relative: jax.Array, *, bidirectional: bool, buckets: int, max_distance: int) -> jax.Array:
   """T5's bucket of `key position - query position` (Raffel et al. 2020, section 2.1).
 
-  Half of the buckets are exact distances, the other half grow logarithmically up to `max_distance`, and everything
-  beyond falls in the last. Bidirectional stacks spend half of all buckets on keys after the query; causal stacks put
-  those in bucket 0.
+  Half of the buckets are exact distances, the other half grow logarithmically up to `max_distance`, and the last holds
+  everything beyond. Bidirectional stacks use half of all buckets for keys after the query; causal stacks put those in
+  bucket 0.
 
   Args:
     relative: int32, any shape.
@@ -34,7 +34,7 @@ def relative_buckets(relative: jax.Array, *, bidirectional: bool, buckets: int, 
   else:
     distance = jnp.maximum(distance, 0)
   exact = buckets // 2
-  # The smallest distance of each logarithmic bucket, found in exact integers: no float rounding at the edges.
+  # The smallest distance of each logarithmic bucket, in exact integers: no float rounding at the edges.
   edges = [_first_distance(bucket, exact, buckets, max_distance) for bucket in range(exact + 1, buckets)]
   far = exact + jnp.searchsorted(np.asarray(edges, np.int32), distance, side="right").astype(jnp.int32)
   return future + jnp.where(distance < exact, distance, far)
@@ -54,8 +54,8 @@ def _first_distance(bucket: int, exact: int, buckets: int, max_distance: int) ->
 class RelativeBias(Position):
   """T5's learned scalar for each (bucket, head), added to the logits (Raffel et al. 2020, section 2.1).
 
-  A stack that shares one table owns one of these; the bias is computed once and used by every layer. In umT5 (Chung et
-  al. 2023) every layer owns its own (`shared=False`). Where `bidirectional` is None, all stacks but causal ones are.
+  By default the stack holds one table, and its bias is computed once for all layers. In umT5 (Chung et al. 2023) every
+  layer has its own table (`shared=False`). `bidirectional=None` means all stacks but causal ones.
   """
 
   biased = True

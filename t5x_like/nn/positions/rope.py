@@ -1,4 +1,4 @@
-"""Rotary positions, which turn queries and keys."""
+"""Rotary positions, which rotate queries and keys."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ from t5x_like.nn.positions import Position
 
 @dataclasses.dataclass(frozen=True)
 class LinearScaling:
-  """All wavelengths longer by `factor` (position interpolation, Chen et al. 2023)."""
+  """Multiplies all wavelengths by `factor` (position interpolation, Chen et al. 2023)."""
 
   factor: float
 
@@ -22,10 +22,10 @@ class LinearScaling:
 
 @dataclasses.dataclass(frozen=True)
 class Llama3Scaling:
-  """Long wavelengths longer by `factor`, short ones as they were, and a ramp between (Llama 3.1).
+  """Multiplies long wavelengths by `factor`, keeps short ones, and interpolates between (Llama 3.1).
 
   Attributes:
-    original_length: of the sequences before the extension.
+    original_length: sequence length before the extension.
     low, high: wavelengths above `original_length / low` are scaled, those below `original_length / high` are not.
   """
 
@@ -41,11 +41,11 @@ class Llama3Scaling:
 
 
 class Rope(Position):
-  """Rotary positions (Su et al. 2021, section 3.2.2): pairs of channels turn with the position.
+  """Rotary positions (Su et al. 2021, section 3.2.2): pairs of channels rotate with the position.
 
-  Channel i of the first half is paired with channel i of the second (GPT-NeoX, Llama), or, `interleaved`, with its
-  neighbour (the paper, PaLM). The first `fraction` of the channels turn, the others stay.
-  `linear` or `llama3` stretches the wavelengths for sequences longer than those of pretraining.
+  Channel i of the first half is paired with channel i of the second (GPT-NeoX, Llama) or, if `interleaved`, with its
+  neighbour (the paper, PaLM). The first `fraction` of the channels rotate, the others do not. `linear` or `llama3`
+  stretches the wavelengths for sequences longer than those of pretraining.
   """
 
   def __init__(

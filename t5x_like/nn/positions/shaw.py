@@ -25,7 +25,7 @@ class ShawPosition(Position):
     self.clip = clip
 
   def logits(self, q_BTNH: jax.Array, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
-    # One product with every distance's vector, then a lookup: [T, S, H] is never made.
+    # One product with the vectors of all distances, then a lookup: [T, S, H] is never made.
     by_distance = jnp.einsum("BTNH,XH->BTNX", q_BTNH, self.keys[...].astype(q_BTNH.dtype))
     onehot_BTSX = self._onehot(q_pos_BT, k_pos_BS, jnp.float32)
     onehot_BTSX = jnp.broadcast_to(onehot_BTSX, (q_BTNH.shape[0], *onehot_BTSX.shape[1:]))

@@ -7,7 +7,7 @@ from t5x_like.nn.positions import Position
 
 
 class SinusoidalPosition(Position):
-  """Sines and cosines of geometric wavelengths from 2 pi to 20,000 pi (Vaswani et al. 2017, section 3.5).
+  """Sines and cosines with geometric wavelengths from 2 pi to 20,000 pi (Vaswani et al. 2017, section 3.5).
 
   `interleaved` alternates sines and cosines as in the paper; otherwise the first half of the channels are sines.
   """
