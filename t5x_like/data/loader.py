@@ -1,17 +1,18 @@
 """Batches of a task: a pure function of the step, so the state of the input pipeline is the step number.
 
 Global example i is in epoch i // num_examples, at place i % num_examples of that epoch's permutation; step s holds the
-global examples s * batch_size to (s + 1) * batch_size - 1, of which a host makes its rows. Nothing is replayed to
-start at a step, no iterator state is saved, and the batches do not change with the number of hosts.
+global examples s * batch_size to (s + 1) * batch_size - 1, of which a host makes its rows. Where a run had other phases
+before, they are counted (`consumption.py`). Nothing is replayed to start at a step, no iterator state is saved, and the
+batches do not change with the number of hosts.
 """
 
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from t5x_like.data import iterator, random
+from t5x_like.data import consumption, iterator
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task
 from t5x_like.errors import UserError
@@ -23,7 +24,13 @@ _TOGETHER, _MOST_STEPS = 2**20, 64
 
 
 def train_batches(
-  task: Task, *, batch_size: int, seed: int, start_step: int = 0, rows: tuple[int, int] | None = None
+  task: Task,
+  *,
+  batch_size: int,
+  seed: int,
+  start_step: int = 0,
+  rows: tuple[int, int] | None = None,
+  earlier: Sequence[consumption.Phase] = (),
 ) -> Iterator[dict[str, np.ndarray]]:
   """The endless training batches of this host.
 
@@ -31,26 +38,27 @@ def train_batches(
     task: what to train on.
     batch_size: rows of the global batch.
     seed: of the order and of whatever the task draws.
-    start_step: the first batch yielded is that of this step; any step opens as fast as step 0.
+    start_step: the first batch yielded is that of this step of the run; any step opens as fast as the first.
     rows: this host's rows [lo, hi) of the global batch; None is all of them.
+    earlier: the run's phases before this one, whose steps come before this task's first.
 
   Returns:
     An iterator over the task's features, each [hi - lo, *shape].
 
   Raises:
-    UserError: rows outside the batch, or a negative step.
+    UserError: rows outside the batch, a step before the phase's first, or earlier phases of no steps.
   """
   rows = _checked_rows(batch_size, rows)
-  if start_step < 0:
-    raise UserError(f"start_step: found {start_step}, expected at least 0")
+  first_step = sum(phase.steps for phase in earlier)
+  if start_step < first_step:
+    raise UserError(f"start_step: found {start_step}, expected at least {first_step}")
+  start = consumption.start(task, seed, earlier)
 
   def made(step_S: tf.Tensor) -> dict[str, tf.Tensor]:
-    global_index_B = _rows_of(step_S, batch_size, rows)
-    epoch_B, place_B = global_index_B // task.num_examples, global_index_B % task.num_examples
-    example_B = random.shuffled(place_B, epoch_B, seed, task.num_examples)
-    return _features(task, example_B, epoch_B, seed)
+    index_B = _rows_of(step_S - first_step, batch_size, rows)
+    return task.declared(start.batch(index_B))
 
-  last_step = np.iinfo(np.int64).max // batch_size - 1  # whose examples still have an int64 index
+  last_step = np.iinfo(np.int64).max // (2 * batch_size) - 1  # whose examples still have an int64 index
   return _iterate(tf.data.Dataset.range(start_step, last_step), made, task, rows)
 
 
@@ -81,7 +89,7 @@ def eval_batches(
   def made(step_S: tf.Tensor) -> dict[str, tf.Tensor]:
     index_B = _rows_of(step_S, batch_size, rows)
     real_B = index_B < num_examples
-    features = _features(task, tf.where(real_B, index_B, 0), tf.zeros_like(index_B), EVAL_SEED)
+    features = task.declared(task.batch(tf.where(real_B, index_B, 0), tf.zeros_like(index_B), EVAL_SEED))
     features = {
       name: tf.where(tf.reshape(real_B, [-1] + [1] * (value.shape.rank - 1)), value, tf.zeros([], value.dtype))
       for name, value in features.items()
@@ -89,14 +97,6 @@ def eval_batches(
     return features | {"example_index": tf.cast(tf.where(real_B, index_B, -1), tf.int32)}
 
   return _iterate(tf.data.Dataset.range(-(-num_examples // batch_size)), made, task, rows)
-
-
-def _features(task: Task, example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-  """`task.batch`, held to the shapes that the task declares; what comes from a Python function has none of its own."""
-  made = task.batch(example_index_B, epoch_B, seed)
-  return {
-    name: tf.ensure_shape(value, [example_index_B.shape[0], *task.features[name].shape]) for name, value in made.items()
-  }
 
 
 def _rows_of(step_S: tf.Tensor, batch_size: int, rows: tuple[int, int]) -> tf.Tensor:

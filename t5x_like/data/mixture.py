@@ -14,13 +14,15 @@ Rates follow Raffel et al. 2020, section 3.5.2: equal; proportional to the numbe
 proportional and T -> infinity equal (section 3.5.2; multilingual BERT and mT5 use the exponents 0.7 and 0.3).
 """
 
+import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from t5x_like.data import random
 from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.stream import Stream
 from t5x_like.data.task import Feature, Task
 from t5x_like.errors import UserError
 
@@ -102,13 +104,48 @@ class Schedule:
     place_B, period_B = global_index_B % self.period, global_index_B // self.period
     return self.at(random.shuffled(place_B, period_B, seed, self.period), period_B)
 
+  def drawn(self, examples: int, seed: int) -> list[tuple[int, np.ndarray]]:
+    """Which draws of each task stand among the first `examples` global indices.
 
-def mix(parts: Mapping[str, Task], rates: Mapping[str, float], *, period: int, name: str) -> Task:
+    Returns:
+      For each task (n, more): draws 0 to n - 1 and, of the period that these examples end in, `more`, int64 ascending.
+    """
+    periods, rest = divmod(examples, self.period)
+    last_B = tf.range(periods * self.period, periods * self.period + rest, dtype=tf.int64)
+    task_B, draw_B = (found.numpy() for found in self.draws(last_B, seed))
+    return [(periods * count, np.sort(draw_B[task_B == task])) for task, count in enumerate(self.counts)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture(Task):
+  """A task of several: see `mix`, which makes it.
+
+  Attributes:
+    parts: the tasks by label, in the schedule's order; none is a mixture.
+    schedule: how often each stands in a period.
+    rows: (place int64 [B] before the shuffle, period int64 [B], a stream for each part) -> features: `batch` for
+      parts that have been drawn from before.
+  """
+
+  parts: dict[str, Task] = dataclasses.field(kw_only=True)
+  schedule: Schedule = dataclasses.field(kw_only=True)
+  rows: Callable[[tf.Tensor, tf.Tensor, Sequence[Stream]], dict[str, tf.Tensor]] = dataclasses.field(kw_only=True)
+
+
+def corpus_examples(task: Task) -> int:
+  """Different examples of a task, for rates that depend on it: those of a mixture are its parts' together."""
+  return sum(part.num_examples for part in task.parts.values()) if isinstance(task, Mixture) else task.num_examples
+
+
+def mix(parts: Mapping[str, Task], rates: Mapping[str, float], *, period: int, name: str) -> Mixture:
   """One task whose examples are those of several, each as often as its rate says.
 
   Its epoch is a period of the schedule, so `num_examples` is `period`, and the loader's order of an epoch is the
   shuffle of that period. Of a batch, every part makes only the rows that are its own. Shorter parts are padded at the
   end of every axis with 0.
+
+  A part that is a mixture shares out its rate among its own parts, as often as each stands in a period of it; they
+  become parts of this one, labelled `<part>/<its part>`.
 
   Args:
     parts: at least one task by a name of it; they are kept in the order of their names.
@@ -119,32 +156,55 @@ def mix(parts: Mapping[str, Task], rates: Mapping[str, float], *, period: int, n
   Raises:
     UserError: parts with other features, dtypes or vocabularies than the first, or see `counts`.
   """
+  parts, rates = _unnested(parts, rates)
   labels = sorted(parts)
   tasks = [parts[label] for label in labels]
   features = _common_features(dict(zip(labels, tasks)))
   schedule = Schedule(counts({label: rates[label] for label in labels}, period))
 
-  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    task_B, draw_B = schedule.at(example_index_B, epoch_B)
+  def rows(place_B: tf.Tensor, period_B: tf.Tensor, streams: Sequence[Stream]) -> dict[str, tf.Tensor]:
+    task_B, draw_B = schedule.at(place_B, period_B)
     rows = tf.dynamic_partition(tf.range(tf.size(task_B)), task_B, len(tasks))
     draws = tf.dynamic_partition(draw_B, task_B, len(tasks))
     made = [
-      _examples(part, draw_N, part_seed(seed, label), features)
-      for label, part, draw_N in zip(labels, tasks, draws, strict=True)
+      padded(part.declared(part.batch(*stream.at(draw_N), stream.seed)), features)
+      for part, stream, draw_N in zip(tasks, streams, draws, strict=True)
     ]
     return {name: tf.dynamic_stitch(rows, [one[name] for one in made]) for name in features}  # back at their places
+
+  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+    fresh = [Stream(part_seed(seed, label), part.num_examples) for label, part in zip(labels, tasks, strict=True)]
+    return rows(example_index_B, epoch_B, fresh)
 
   content = [
     [label, part.fingerprint, count] for label, part, count in zip(labels, tasks, schedule.counts, strict=True)
   ]
-  return Task(
+  return Mixture(
     name=name,
     vocabulary=tasks[0].vocabulary,
     fingerprint=hashlib.sha256(repr(["mixture.v1", content]).encode()).hexdigest(),
     num_examples=schedule.period,
     features=features,
     batch=batch,
+    parts=dict(zip(labels, tasks, strict=True)),
+    schedule=schedule,
+    rows=rows,
   )
+
+
+def _unnested(parts: Mapping[str, Task], rates: Mapping[str, float]) -> tuple[dict[str, Task], dict[str, float]]:
+  """Parts and rates with the parts of every mixture in its place."""
+  leaves, shares = {}, {}
+  for label, part in parts.items():
+    inner = (
+      {f"{label}/{name}": leaf for name, leaf in part.parts.items()} if isinstance(part, Mixture) else {label: part}
+    )
+    if both := leaves.keys() & inner.keys():
+      raise UserError(f"mixture: found two parts called {min(both)}, expected another label for one of them")
+    inner_counts = part.schedule.counts if isinstance(part, Mixture) else (1,)
+    leaves |= inner
+    shares |= {name: rates[label] * count / sum(inner_counts) for name, count in zip(inner, inner_counts, strict=True)}
+  return leaves, shares
 
 
 def part_seed(seed: int, label: str) -> int:
@@ -152,15 +212,16 @@ def part_seed(seed: int, label: str) -> int:
   return int.from_bytes(hashlib.sha256(f"{seed}/{label}".encode()).digest()[:8], "little")
 
 
-def _examples(part: Task, draw_N: tf.Tensor, seed: int, features: dict[str, Feature]) -> dict[str, tf.Tensor]:
-  """Draws of a part, in its own order of every epoch, padded to the common shapes."""
-  epoch_N, place_N = draw_N // part.num_examples, draw_N % part.num_examples
-  made = part.batch(random.shuffled(place_N, epoch_N, seed, part.num_examples), epoch_N, seed)
-  padded = {}
-  for name, value in made.items():
-    room = [wanted - found for wanted, found in zip(features[name].shape, part.features[name].shape, strict=True)]
-    padded[name] = tf.pad(value, [[0, 0], *([0, n] for n in room)]) if any(room) else value
-  return padded
+def padded(made: dict[str, tf.Tensor], features: dict[str, Feature]) -> dict[str, tf.Tensor]:
+  """Features [B, ...] with zeros at the end of every axis that is shorter than in `features`."""
+  room = {
+    name: [wanted - found for wanted, found in zip(features[name].shape, value.shape[1:], strict=True)]
+    for name, value in made.items()
+  }
+  return {
+    name: tf.pad(value, [[0, 0], *([0, n] for n in room[name])]) if any(room[name]) else value
+    for name, value in made.items()
+  }
 
 
 def _common_features(parts: dict[str, Task]) -> dict[str, Feature]:

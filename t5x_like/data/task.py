@@ -26,6 +26,20 @@ class Feature:
 
 
 @dataclasses.dataclass(frozen=True)
+class Numbering:
+  """What the example indices of a task count; where it is equal, one task goes on where another stopped.
+
+  Attributes:
+    corpus: identifies what is read and how it is cut into examples, but not what is then done with them.
+    stride: tokens from one example to the next, where example i is made of tokens [i * stride, (i + 1) * stride) of
+      `corpus`; None where examples are cut in another way.
+  """
+
+  corpus: str
+  stride: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Task:
   """Examples as a pure function of their index.
 
@@ -39,6 +53,7 @@ class Task:
     batch: (example_index int64 [B] in 0..num_examples-1, epoch int64 [B], seed) -> features with a leading axis B.
       TensorFlow operations only, so it works eagerly and inside `tf.function`. Row b depends on element b of its
       arguments and the seed, on nothing else.
+    numbering: what the indices count; None is a numbering of this fingerprint's own.
   """
 
   name: str
@@ -47,6 +62,11 @@ class Task:
   num_examples: int
   features: dict[str, Feature]
   batch: Callable[[tf.Tensor, tf.Tensor, int], dict[str, tf.Tensor]]
+  numbering: Numbering | None = None
+
+  def declared(self, made: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+    """Features of a batch, held to the shapes declared; what comes from a Python function has none of its own."""
+    return {name: tf.ensure_shape(value, [None, *self.features[name].shape]) for name, value in made.items()}
 
 
 def build(name: str | None, split: str, **kwargs: Any) -> Task:

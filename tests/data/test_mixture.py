@@ -7,7 +7,7 @@ import corpora
 import numpy as np
 import pytest
 
-from t5x_like.data import loader, mixture, task
+from t5x_like.data import loader, mixture, random, task
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.writer import TokenStoreWriter
 from t5x_like.data.tasks import ul2
@@ -142,7 +142,7 @@ def test_a_part_draws_as_it_would_alone(root):
     label = styles[tasks[row]]
     part, seed = alone[label], mixture.part_seed(9, label)
     epoch, place = draws[row : row + 1] // part.num_examples, draws[row : row + 1] % part.num_examples
-    example = loader.random.shuffled(place, epoch, seed, part.num_examples)
+    example = random.shuffled(place, epoch, seed, part.num_examples)
     for name, value in part.batch(example, epoch, seed).items():
       found = batch[name][row]
       np.testing.assert_array_equal(found[: value.shape[1]], value[0])
@@ -185,13 +185,18 @@ def test_rates_of_a_recipe(root):
     ({}, {}, "task.parts: found none"),
     ({"a": 3}, {}, "config.task.parts.a: found 3"),
     ({"a": dict(name="causal_ln")}, {}, "config.task.parts.a.name: found 'causal_ln'.*did you mean 'causal_lm'"),
-    ({"a": dict(store="x")}, {}, "config.task.parts.a.name: found None"),
+    ({"a": dict(store="x")}, {}, "config.task.parts.a.name: found no name"),
     ({"a": dict(name="causal_lm")}, {}, "config.task.parts.a.store: missing"),
     ({"a": dict(name="causal_lm", store="x", lenth=3)}, {}, "config.task.parts.a.lenth: .*did you mean 'length'"),
     ({"a": dict(name="causal_lm", store="x", rate=2)}, {}, "config.task.parts.a.rate: unknown key"),
     ({"a": dict(name="causal_lm", store="x")}, dict(rates={"a": "2"}), "config.task.rates.a: found '2'"),
     ({"news": dict(name="causal_lm", store="x")}, dict(rates={"new": 2}), "rates.new: no such part.*mean 'news'"),
-    ({"a": dict(name="mixture", parts={})}, {}, "a mixture in the mixture"),
+    ({"a": dict(name="mixture", parts={})}, {}, "config.task.parts.a.parts: found none"),
+    (
+      {"a": dict(name="mixture", parts={"b": dict(name="causal_lm", store="x", lenth=3)})},
+      {},
+      "config.task.parts.a.parts.b.lenth: .*did you mean 'length'",
+    ),
     ({}, dict(rates="sizes"), "task.rates: found 'sizes'"),
   ],
 )
@@ -212,12 +217,53 @@ def test_parts_that_do_not_go_together_are_refused(root):
       build({"a": one, "b": other})
 
 
+def test_a_nested_mixture_shares_out_its_rate_and_counts_the_examples_of_its_parts(root):
+  a, b, c = causal(root, "a"), causal(root, "b"), causal(root, "c")  # 21, 10 and 6 windows
+  inner = {"name": "mixture", "parts": {"b": b, "c": c}, "rates": {"b": 3, "c": 1}, "period": 8}
+  built = build({"a": a, "few": inner}, rates={"a": 1, "few": 2}, period=60)
+  assert dict(zip(built.parts, built.schedule.counts)) == {"a": 20, "few/b": 30, "few/c": 10}
+  flat = build({"a": a, "few/b": b, "few/c": c}, rates={"a": 2, "few/b": 3, "few/c": 1}, period=60)
+  assert built.fingerprint == flat.fingerprint
+  corpora.assert_same(*(next(loader.train_batches(one, batch_size=90, seed=4)) for one in (built, flat)))
+  sizes = build({"a": a, "few": inner}, rates="proportional", period=37)
+  assert dict(zip(sizes.parts, sizes.schedule.counts)) == {"a": 21, "few/b": 12, "few/c": 4}
+  shared = {"name": "causal_lm", "length": 32}
+  short = {"a": {"store": a["store"]}, "few": inner | {"parts": {n: {"store": str(root / n)} for n in "bc"}}}
+  assert build(short, rates="proportional", period=37, shared=shared).fingerprint == sizes.fingerprint
+  with pytest.raises(UserError, match="two parts called few/b"):
+    build({"few/b": a, "few": inner})
+
+
+def test_ul2_is_one_task_over_one_order_of_windows(root):
+  built = task.build("ul2", "train", store=str(root / "a"), length=32, mode_tokens=True)
+  assert built.num_examples == SIZES["a"] // 32
+  modes = {tuple(ByteVocabulary().encode(text)): name for name, text in ul2.MODES.items()}
+  rows = next(loader.train_batches(built, batch_size=140 * 21, seed=0))
+  text = np.concatenate([rows["encoder_input_tokens"][:, 5:], rows["decoder_target_tokens"]], axis=1)
+  text = np.where((text >= corpora.FIRST) & (text < corpora.FIRST + SIZES["a"]), text, 10**6).min(axis=1)
+  windows, odd = np.divmod(text - corpora.FIRST, 32)
+  assert not odd.any()  # a row holds a whole window: its first token is the least
+  for epoch in windows.reshape(140, 21):
+    assert sorted(epoch) == list(range(21))
+  found = [modes[tuple(row[:5])] for row in rows["encoder_input_tokens"]]
+  for mode, share in (("r", 2 / 7), ("s", 1 / 7), ("x", 4 / 7)):
+    assert abs(found.count(mode) / 2940 - share) < 5 * (share * (1 - share) / 2940) ** 0.5
+  met = collections.Counter(zip(windows, found))
+  assert len(met) == 21 * 3  # every window meets every mode
+  mixed = build({"a": causal(root, "c"), "b": causal(root, "b")}, rates="proportional", period=16)
+  assert mixed.schedule.counts == (6, 10)
+  sizes = {"ul2": {"name": "ul2", "length": 32}, "t5": {"name": "span_corruption", "inputs_length": 29}}
+  shared = {"store": str(root / "a")}
+  mixed = build(sizes, rates="proportional", period=420, shared=shared)
+  expected = mixture.counts({label: mixed.parts[label].num_examples for label in mixed.parts}, 420)
+  assert mixed.schedule.counts == tuple(expected) and mixed.parts["ul2"].num_examples == 21
+
+
 def test_ul2_has_its_seven_denoisers(root):
-  built = task.build("ul2", "train", store=str(root / "a"), length=32, mode_tokens=True, period=70)
+  built = task.build("ul2", "train", store=str(root / "a"), length=32, mode_tokens=True)
   modes = {name: tuple(ByteVocabulary().encode(text)) for name, text in ul2.MODES.items()}
   batch = next(loader.train_batches(built, batch_size=70, seed=0))
-  found = collections.Counter(tuple(row[:5]) for row in batch["encoder_input_tokens"])
-  assert found == {modes["r"]: 20, modes["s"]: 10, modes["x"]: 40}
+  assert {tuple(row[:5]) for row in batch["encoder_input_tokens"]} == set(modes.values())
   for inputs, targets in zip(batch["encoder_input_tokens"], batch["decoder_target_tokens"]):
     if tuple(inputs[:5]) == modes["s"]:  # three quarters, then the last one behind a sentinel
       start = inputs[5]

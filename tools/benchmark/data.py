@@ -121,8 +121,6 @@ def _changes(arguments: list[str]) -> dict[str, Any]:
 
 def _raw_tokens(args: argparse.Namespace, store: str, built: task.Task) -> float:
   """Tokens of the store that an example reads. A task's windows lie side by side, so they can be counted."""
-  if args.objective == "ul2":
-    return dict(_OBJECTIVES["ul2"][2] | _changes(args.argument))["length"]
   tokens = TokenStore.open(os.path.join(store, args.split), verify="size")
   return round(tokens.num_tokens / built.num_examples)
 

@@ -85,7 +85,7 @@ class SpanCorruption:
     mean_noise_span_length: noise tokens per span.
     eos_id: the id that closes both sequences.
     random_roll: noise anywhere, the ends of the window included; False is T5's pretraining.
-    window: raw tokens of one example (derived).
+    window: raw tokens of one example; None takes the most whose inputs fit.
     noise_tokens: how many of them are noise (derived).
     noise_spans: in how many spans (derived).
 
@@ -101,7 +101,7 @@ class SpanCorruption:
   mean_noise_span_length: float = 3.0
   eos_id: int = 1
   random_roll: bool = False
-  window: int = dataclasses.field(init=False)
+  window: int | None = None
   noise_tokens: int = dataclasses.field(init=False)
   noise_spans: int = dataclasses.field(init=False)
 
@@ -111,8 +111,16 @@ class SpanCorruption:
     if not self.mean_noise_span_length >= 1:
       raise UserError(f"mean_noise_span_length: found {self.mean_noise_span_length}, expected at least 1")
     room = int(self.random_roll)  # for the sentinel of a span cut in two
-    window, derived = random_spans_lengths(self.inputs_length - room, self.noise_density, self.mean_noise_span_length)
-    derived += room
+    window = self.window
+    if window is None:
+      window, _ = random_spans_lengths(self.inputs_length - room, self.noise_density, self.mean_noise_span_length)
+    tokens, spans = noise_counts(window, self.noise_density, self.mean_noise_span_length)
+    derived = tokens + spans + 1 + room
+    if window - tokens + spans + 1 + room > self.inputs_length:
+      raise UserError(
+        f"inputs_length: found {self.inputs_length}, but windows of {window} tokens make inputs of "
+        f"{window - tokens + spans + 1 + room}: set it to at least as much"
+      )
     if self.targets_length is None:
       object.__setattr__(self, "targets_length", derived)
     if self.targets_length < derived:
@@ -121,7 +129,6 @@ class SpanCorruption:
         f"{self.noise_density} and mean_noise_span_length={self.mean_noise_span_length} makes targets of {derived} "
         f"tokens: set it to at least {derived}, or leave it out"
       )
-    tokens, spans = noise_counts(window, self.noise_density, self.mean_noise_span_length)
     if spans + room > self.extra_ids:
       raise UserError(
         f"inputs_length={self.inputs_length}: a window of {window} tokens has {spans + room} noise spans but the "

@@ -13,6 +13,7 @@ import numpy as np
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store import builtin
 from t5x_like.data.store.reader import TokenStore, Verify
+from t5x_like.data.task import Numbering
 from t5x_like.data.vocabularies import Vocabulary
 from t5x_like.errors import UserError
 
@@ -79,6 +80,11 @@ class Windows:
   def vocabulary(self) -> Vocabulary:
     """What the ids belong to."""
     return self.tokens.vocabulary
+
+  @property
+  def numbering(self) -> Numbering:
+    """What the indices count: windows of this length of this store."""
+    return Numbering(self.tokens.fingerprint, self.length)
 
   def read(self, example_index_B: tf.Tensor) -> tf.Tensor:
     """Raw tokens: int64 [B], each in 0..num_examples-1 -> int32 [B, length]."""

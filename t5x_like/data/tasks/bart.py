@@ -100,6 +100,7 @@ def task(
       **rates,
     ),
     num_examples=windows.num_examples,
+    numbering=windows.numbering,
     features=features(length, length) | {"encoder_segment_ids": Feature((length,), "int32")},
     batch=batch,
   )

@@ -50,6 +50,7 @@ def task(
     vocabulary=windows.vocabulary,
     fingerprint=fingerprint("causal_lm.v1", windows.tokens, length=length, document_mask=document_mask),
     num_examples=windows.num_examples,
+    numbering=windows.numbering,
     features={f"decoder_{name}": Feature((length,), "int32") for name in names}
     | {"decoder_loss_weights": Feature((length,), "float32")},
     batch=batch,

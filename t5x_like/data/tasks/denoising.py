@@ -116,6 +116,7 @@ def task(
       mask_id=mask_id,
     ),
     num_examples=windows.num_examples,
+    numbering=windows.numbering,
     features=features(inputs_length, targets_length),
     batch=batch,
   )

@@ -70,6 +70,7 @@ def task(
     vocabulary=vocabulary,
     fingerprint=fingerprint("prefix_lm.v1", windows.tokens, length=length, architecture=architecture),
     num_examples=windows.num_examples,
+    numbering=windows.numbering,
     features=decoder_features | {"decoder_loss_weights": Feature((length,), "float32")}
     if decoder
     else features(length, length),

@@ -81,6 +81,7 @@ def task(
       "salient_spans.v2", windows.tokens, inputs_length=inputs_length, targets_length=targets_length, finder=finder
     ),
     num_examples=windows.num_examples,
+    numbering=windows.numbering,
     features=features(inputs_length, targets_length),
     batch=batch,
   )

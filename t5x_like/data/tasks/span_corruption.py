@@ -4,10 +4,13 @@ Example i is the corrupted window i of W tokens, W = 568 for 512 inputs; the tok
 used. The noise is drawn afresh for every (seed, epoch, example).
 """
 
+from t5x_like.data import random
+from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder, features
+from t5x_like.data.preprocessors.span_corruption import SpanCorruption
+from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import Verify
-from t5x_like.data.store.windows import open_tokens
-from t5x_like.data.task import Task
-from t5x_like.data.tasks._span_corruption import over
+from t5x_like.data.store.windows import Windows, open_tokens
+from t5x_like.data.task import Task, fingerprint
 
 
 def task(
@@ -42,13 +45,44 @@ def task(
     UserError: the store cannot be used, is shorter than one window, or its vocabulary lacks sentinels; impossible
       lengths or densities.
   """
-  return over(
-    open_tokens(store, split, verify),
-    inputs_length=inputs_length,
+  tokens = open_tokens(store, split, verify)
+  vocabulary = tokens.vocabulary
+  prefix_ids = vocabulary.encode(prefix) if prefix else []
+  corruption = SpanCorruption(
+    vocabulary_size=vocabulary.size,
+    extra_ids=vocabulary.extra_ids,
+    inputs_length=inputs_length - len(prefix_ids),
     targets_length=targets_length,
-    noise_density=noise_density,
-    mean_noise_span_length=mean_noise_span_length,
+    noise_density=float(noise_density),
+    mean_noise_span_length=float(mean_noise_span_length),
+    eos_id=vocabulary.eos_id,
     random_roll=random_roll,
-    prefix=prefix,
-    label=label,
+  )
+  windows = Windows(tokens, split, corruption.window)
+
+  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+    window_BW = windows.read(example_index_B)
+    corrupted = corruption(window_BW, random.row_keys(seed, epoch_B, example_index_B))
+    inputs = corrupted["inputs"]
+    if prefix_ids:
+      inputs = tf.concat([tf.tile(tf.constant([prefix_ids], tf.int32), [tf.shape(inputs)[0], 1]), inputs], axis=1)
+    return encoder_decoder(inputs, corrupted["targets"])
+
+  options = {"random_roll": random_roll, "prefix": prefix_ids}
+  return Task(
+    name=label or f"{tokens.name}_span_corruption",
+    vocabulary=vocabulary,
+    fingerprint=fingerprint(
+      "span_corruption.v1",
+      tokens,
+      inputs_length=inputs_length,
+      targets_length=corruption.targets_length,
+      noise_density=corruption.noise_density,
+      mean_noise_span_length=corruption.mean_noise_span_length,
+      **{name: value for name, value in options.items() if value},
+    ),  # absent where off: older runs resume
+    num_examples=windows.num_examples,
+    numbering=windows.numbering,
+    features=features(inputs_length, corruption.targets_length),
+    batch=batch,
   )

@@ -1,15 +1,18 @@
 """UL2's mixture of denoisers: seven span corruptions of one corpus (Tay et al. 2022, section 3.1 and table 1).
 
+Example i is window i of `length` raw tokens, as for every task on running text, so an epoch holds each window once.
+Which denoiser it meets is drawn anew in each epoch, from a key of seed, epoch and i: equally often each, or as `rates`
+say.
+
                   mean span  noise                       mode token
     R  regular        3, 8    15%                          [NLU]
     S  sequential     L / 4   25%, one span at the end     [S2S]
     X  extreme        3, 8    50%; 64 at 15% and at 50%    [NLG]
 
-S is the prefix LM as the paper casts it: the window's last quarter is one span of noise. The seven are drawn equally
-often unless `rates` says otherwise. Every denoiser reads windows of `length` raw tokens (or the one or two more that
-make as many inputs); features have the lengths of the longest, so the encoder's come from R and the decoder's from X.
-Worked example, L = 512: R (3, 0.15) has 462 inputs and 104 targets, S 386 and 130, X (3, 0.5) 342 inputs and 342
-targets in 85 spans, which therefore is the number of sentinels needed.
+S is the prefix LM as the paper casts it: the window's last quarter is one span of noise. Features have the lengths of
+the longest, so the encoder's come from R and the decoder's from X. Worked example, L = 512: R (3, 0.15) has 462 inputs
+and 104 targets, S 386 and 130, X (3, 0.5) 342 inputs and 342 targets in 85 spans, which therefore is the number of
+sentinels needed.
 
 Spans are cut as in T5 (uniformly among all cuts with this mean; the paper allows "normal or uniform"). So a denoiser
 with one span, as X (64, 0.15) has at L = 512 (77 tokens), has it at the end; `random_roll` puts it anywhere.
@@ -18,13 +21,17 @@ With `mode_tokens` every input begins with the text of its mode, as in the relea
 has these spellings as pieces gives one token for each, any other spells them out.
 """
 
+import numpy as np
+
 from t5x_like import slots
-from t5x_like.data import mixture
-from t5x_like.data.preprocessors.span_corruption import noise_counts
+from t5x_like.data import mixture, random
+from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder, features
+from t5x_like.data.preprocessors.span_corruption import SpanCorruption, noise_counts
+from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import Verify
-from t5x_like.data.store.windows import open_tokens
-from t5x_like.data.task import Task
-from t5x_like.data.tasks._span_corruption import over
+from t5x_like.data.store.windows import Windows
+from t5x_like.data.task import Task, fingerprint
+from t5x_like.data.vocabularies import Vocabulary
 from t5x_like.errors import UserError, did_you_mean
 
 MODES = {"r": "[NLU]", "s": "[S2S]", "x": "[NLG]"}
@@ -48,7 +55,6 @@ def task(
   mode_tokens: bool = False,
   rates: dict = {},  # noqa: B006
   random_roll: bool = False,
-  period: int = 7_000,
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
@@ -61,7 +67,6 @@ def task(
     mode_tokens: begin the inputs with `MODES`.
     rates: of some of `DENOISERS`; 1 for the others, 0 leaves one out.
     random_roll: let the noise of R and X lie anywhere; see `preprocessors/span_corruption.py`.
-    period: of the mixture's schedule.
     label: the name in metrics; by default `<corpus>_ul2`.
     verify: what opening the store checks, see `TokenStore.open`.
 
@@ -78,27 +83,73 @@ def task(
       raise UserError(
         f"config.task.rates.{name}: no such denoiser{did_you_mean(name, DENOISERS)}; there are {', '.join(DENOISERS)}"
       )
-  tokens = open_tokens(store, split, verify)
-  all_rates = {name: rates.get(name, 1.0) for name in DENOISERS}
-  parts = {}
-  for name, (mean, density) in DENOISERS.items():
-    if not all_rates[name]:
-      continue
+  shares = {name: float(rates.get(name, 1.0)) for name in DENOISERS}
+  shares = {name: share for name, share in shares.items() if share}
+  if not shares:
+    raise UserError("config.task.rates: found 0 for every denoiser, expected at least one that is drawn")
+  windows = Windows(store, split, length, verify)
+  denoisers = [_Denoiser(name, windows.vocabulary, length, mode_tokens, random_roll) for name in shares]
+  inputs_length = max(denoiser.inputs_length for denoiser in denoisers)
+  targets_length = max(denoiser.corruption.targets_length for denoiser in denoisers)
+  described = features(inputs_length, targets_length)
+  ends_N = _word_ends(list(shares.values()))
+
+  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+    window_BL = windows.read(example_index_B)
+    key_B = random.row_keys(seed, epoch_B, example_index_B)
+    word_B1 = tf.cast(random.bits(random.row_keys(1, key_B), 1), tf.int64)
+    which_B = tf.reduce_sum(tf.cast(word_B1 >= ends_N, tf.int32), axis=1)
+    rows = tf.dynamic_partition(tf.range(tf.size(which_B)), which_B, len(denoisers))
+    made = [
+      mixture.padded(denoiser(tf.gather(window_BL, row_N), tf.gather(key_B, row_N)), described)
+      for denoiser, row_N in zip(denoisers, rows, strict=True)
+    ]
+    return {name: tf.dynamic_stitch(rows, [one[name] for one in made]) for name in described}
+
+  return Task(
+    name=label or f"{windows.tokens.name}_ul2",
+    vocabulary=windows.vocabulary,
+    fingerprint=fingerprint(
+      "ul2.v2", windows.tokens, length=length, mode_tokens=mode_tokens, rates=shares, random_roll=random_roll
+    ),
+    num_examples=windows.num_examples,
+    numbering=windows.numbering,
+    features=described,
+    batch=batch,
+  )
+
+
+class _Denoiser:
+  """One of `DENOISERS` on windows of `length` tokens.
+
+  Attributes:
+    corruption: what it does to a window.
+    inputs_length: of its inputs, with EOS and the text of its mode.
+  """
+
+  def __init__(self, name: str, vocabulary: Vocabulary, length: int, mode_tokens: bool, random_roll: bool):
+    mean, density = DENOISERS[name]
     roll = random_roll and mean is not _QUARTER
     noise, spans = noise_counts(length, density, length * density if mean is _QUARTER else mean)
-    prefix = MODES[name[0]] if mode_tokens else ""
-    prefix_length = len(tokens.vocabulary.encode(prefix)) if prefix else 0
-    parts[name] = over(
-      tokens,
-      inputs_length=length - noise + spans + 1 + roll + prefix_length,
+    self._prefix = vocabulary.encode(MODES[name[0]]) if mode_tokens else []
+    self.corruption = SpanCorruption(
+      vocabulary_size=vocabulary.size,
+      extra_ids=vocabulary.extra_ids,
+      window=length,
+      inputs_length=length - noise + spans + 1 + roll,
       noise_density=density,
-      mean_noise_span_length=noise if mean is _QUARTER else mean,
+      mean_noise_span_length=float(noise if mean is _QUARTER else mean),
+      eos_id=vocabulary.eos_id,
       random_roll=roll,
-      prefix=prefix,
-      label=name,
     )
-  if not parts:
-    raise UserError("config.task.rates: found 0 for every denoiser, expected at least one that is drawn")
-  return mixture.mix(
-    parts, {name: all_rates[name] for name in parts}, period=period, name=label or f"{tokens.name}_ul2"
-  )
+    self.inputs_length = len(self._prefix) + self.corruption.inputs_length
+
+  def __call__(self, window_NL: tf.Tensor, key_N: tf.Tensor) -> dict[str, tf.Tensor]:
+    corrupted = self.corruption(window_NL, key_N)
+    prefix_NP = tf.tile(tf.constant([self._prefix], tf.int32), [tf.size(key_N), 1])
+    return encoder_decoder(tf.concat([prefix_NP, corrupted["inputs"]], axis=1), corrupted["targets"])
+
+
+def _word_ends(shares: list[float]) -> np.ndarray:
+  """Where the share of each of N but the last ends among the words of 32 bits: int64 [N - 1]."""
+  return np.round(np.cumsum(shares)[:-1] / sum(shares) * 2**32).astype(np.int64)

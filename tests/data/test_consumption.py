@@ -1,0 +1,153 @@
+"""Phases, replayed over epochs on changing hosts: no example comes twice in an epoch, and none is left out."""
+
+import collections
+import itertools
+
+import numpy as np
+import pytest
+
+from t5x_like.data import consumption, loader, mixture, random, task
+from t5x_like.data.consumption import Phase
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.vocabularies import ByteVocabulary
+from t5x_like.errors import UserError
+
+SEED = 7
+NAMES = "abcdefgh"
+
+
+def numbers(name: str, size: int, objective: str = "") -> task.Task:
+  """A task whose examples say what they are: the corpus, the example and the epoch."""
+
+  def batch(example_index_B, epoch_B, seed):
+    corpus_B = tf.fill(tf.shape(example_index_B), NAMES.index(name))
+    return {"corpus": corpus_B, "example": tf.cast(example_index_B, tf.int32), "epoch": epoch_B}
+
+  features = {"corpus": "int32", "example": "int32", "epoch": "int64"}
+  features = {name: task.Feature((), dtype) for name, dtype in features.items()}
+  numbering = task.Numbering(name)
+  return task.Task(name, ByteVocabulary(), f"{name}{size}{objective}", size, features, batch, numbering)
+
+
+SIZES = {"a": 53, "b": 30, "c": 11}
+CORPORA = {name: numbers(name, size) for name, size in SIZES.items()}
+A = CORPORA["a"]
+
+
+def mix(period=20, **rates):
+  return mixture.mix({name: CORPORA[name] for name in rates}, rates, period=period, name="m")
+
+
+SCENARIOS = {
+  "a ramp of one task": [Phase(A, 8, 5), Phase(A, 16, 3), Phase(A, 32, 3)],
+  "another objective on the same windows": [Phase(A, 16, 5), Phase(numbers("a", 53, "later"), 16, 6)],
+  "a ramp of a mixture": [Phase(mix(a=5, b=3, c=2), 8, 6), Phase(mix(a=5, b=3, c=2), 24, 15)],
+  "other rates": [
+    Phase(mix(a=5, b=3, c=2), 16, 7),
+    Phase(mix(a=1, b=3, c=2, period=17), 8, 9),
+    Phase(mix(a=5, b=3, c=2), 24, 8),
+    Phase(mix(a=9, b=1, c=1, period=30), 8, 5),
+  ],
+  "other parts": [
+    Phase(mix(a=2, b=1), 8, 11),
+    Phase(mix(b=1, c=1), 16, 5),
+    Phase(mix(a=1, c=3), 8, 13),
+    Phase(mix(a=1, b=1, c=1), 24, 9),
+  ],
+}
+
+
+def replay(phases, start=0, stop=None, hosts=1):
+  """(corpus, epoch, example) of every row of the steps start..stop-1 in their order, each host's from its loader."""
+  rows, first = [], 0
+  for number, phase in enumerate(phases):
+    begin, end = max(start, first), min(first + phase.steps, first + phase.steps if stop is None else stop)
+    first += phase.steps
+    if begin >= end:
+      continue
+    share = phase.batch_size // hosts
+    parts = [
+      itertools.islice(
+        loader.train_batches(
+          phase.task,
+          batch_size=phase.batch_size,
+          seed=SEED,
+          start_step=begin,
+          rows=(host * share, (host + 1) * share),
+          earlier=phases[:number],
+        ),
+        end - begin,
+      )
+      for host in range(hosts)
+    ]
+    for batches in zip(*parts, strict=True):
+      rows += [row for one in batches for row in zip(*(one[n].tolist() for n in ("corpus", "epoch", "example")))]
+  return rows
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_example_once_an_epoch(name):
+  phases = SCENARIOS[name]
+  steps = sum(phase.steps for phase in phases)
+  cuts = [0, steps // 4, steps // 2 + 1, 3 * steps // 4, steps]  # resumed there, on other hosts
+  rows = [
+    row
+    for begin, end, hosts in zip(cuts, cuts[1:], (1, 2, 4, 8), strict=False)
+    for row in replay(phases, begin, end, hosts)
+  ]
+  assert len(rows) == sum(phase.steps * phase.batch_size for phase in phases)
+  visits = collections.Counter(rows)
+  assert max(visits.values()) == 1
+  periods = [phase.task.num_examples for phase in phases if isinstance(phase.task, mixture.Mixture)]
+  unsettled = max(periods, default=0)  # what the last period passed over is still to come
+  for number in {row[0] for row in rows}:
+    size, mine = SIZES[NAMES[number]], [row for row in rows if row[0] == number]
+    epochs = collections.Counter(row[1] for row in mine)
+    assert all(epochs[epoch] == size for epoch in range((len(mine) - unsettled) // size))
+    assert max(epochs) <= (len(mine) + unsettled) // size
+    if name.startswith("a ramp") or name.startswith("another"):
+      assert len(mine) > 3 * size
+
+
+@pytest.mark.parametrize("name", ["a ramp of one task", "a ramp of a mixture"])
+def test_a_ramp_changes_nothing_but_where_batches_end(name):
+  phases = SCENARIOS[name]
+  examples = sum(phase.steps * phase.batch_size for phase in phases)
+  assert replay(phases) == replay([Phase(phases[0].task, 1, examples)])
+
+
+def test_what_a_period_passed_over_comes_first():
+  """Of other rates, the first draws are the least that no place of the earlier schedule held."""
+  one, other = mix(a=2, b=1, period=3), mix(a=1, b=1, period=2)
+  schedule = one.schedule
+  for examples in range(12):
+    drawn = collections.defaultdict(list)
+    for part, draw in zip(*(x.numpy() for x in schedule.draws(tf.range(examples, dtype=tf.int64), SEED))):
+      drawn[part].append(draw)
+    start = consumption.start(other, SEED, [Phase(one, examples, 1)] if examples else [])
+    for part, stream in enumerate(start.streams):
+      size, seed = SIZES["ab"[part]], mixture.part_seed(SEED, "ab"[part])
+      left = tf.constant([place for place in range(60) if place not in drawn[part]][:20], tf.int64)
+      example, epoch = stream.at(tf.range(20, dtype=tf.int64))
+      np.testing.assert_array_equal(epoch, left // size)
+      np.testing.assert_array_equal(example, random.shuffled(left % size, left // size, seed, size))
+
+
+def test_far_phases_cost_what_near_ones_do():
+  """Counts of 10^15 examples, and the step that follows them."""
+  mixed, other = mix(a=5, b=3, c=2), mix(a=1, b=1)
+  phases = [Phase(mixed, 10**6 + 1, 10**9), Phase(other, 3, 10**9), Phase(mixed, 10**6, 10**8)]
+  start = consumption.start(A, SEED, phases)
+  assert start.streams[0].next == 0  # a single task is no part of a mixture
+  start = consumption.start(other, SEED, phases)
+  total = 10**9 * (10**6 + 1) // 2 + 3 * 10**9 // 2 + 10**14 // 2
+  assert abs(start.streams[0].next - total) <= 30 and start.streams[0].passed.size <= 30
+  before = next(loader.train_batches(other, batch_size=4, seed=SEED, start_step=2 * 10**9 + 10**8, earlier=phases))
+  assert abs(int(before["epoch"][before["corpus"] == 0][0]) - total // 53) <= 1
+
+
+def test_what_is_no_phase_is_refused():
+  with pytest.raises(UserError, match="start_step: found 4, expected at least 5"):
+    loader.train_batches(A, batch_size=4, seed=0, start_step=4, earlier=[Phase(A, 8, 5)])
+  with pytest.raises(UserError, match="phase: found 0 steps of 8 examples"):
+    loader.train_batches(A, batch_size=4, seed=0, earlier=[Phase(A, 8, 0)])
