@@ -1,7 +1,7 @@
-"""Prediction with a trained model: texts to token rows, rows to answers, answers to JSON lines.
+"""Prediction with a trained model: from texts to token rows, to answers, to JSON lines.
 
-`predictor` picks what a model can do by the features it was trained on: an encoder-decoder turns text into text, a
-decoder goes on from prompts, an encoder with a masked language model's head fills masks.
+`predictor` chooses by the features a model was trained on: an encoder-decoder turns text into text, a decoder continues
+prompts, an encoder with a masked language model head fills masks.
 """
 
 from typing import Any
@@ -10,15 +10,15 @@ from t5x_like.inference import fill_mask, generation, strategies
 
 
 def predictor(model, vocabulary, features: dict[str, list[int]], flags: dict[str, Any]):
-  """What answers texts: `encode(texts, origin)` gives token rows, and called with these, it gives answers.
+  """The predictor for a model: its `encode(texts, origin)` returns token rows, and calling it on these returns answers.
 
   Args:
     model: the abstract model.
     vocabulary: that it was trained with.
-    features: names and shapes of what it was trained on, without the batch axis.
-    flags: of the door, those that were given.
+    features: names and shapes of its training features, without the batch axis.
+    flags: those given on the command line.
   Raises:
-    UserError: the model has nothing to predict text with; flags it does not take, or that exclude each other.
+    UserError: the model cannot predict text, or flags do not apply to it or exclude each other.
   """
   if "decoder_target_tokens" not in features:
     return fill_mask.MaskFilling(model, vocabulary, features, **fill_mask.options(flags))

@@ -1,4 +1,4 @@
-"""Masked tokens from encoders: the likeliest pieces for each mask of a text, with their probabilities."""
+"""Filling masks with encoders: the likeliest pieces for each mask of a text, with their probabilities."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,10 +16,10 @@ from t5x_like.inference.texts import shown
 
 
 def options(flags: dict[str, Any]) -> dict[str, Any]:
-  """The flags that filling takes.
+  """The flags that mask filling takes.
 
   Raises:
-    UserError: naming one that it does not.
+    UserError: naming a flag that it does not take.
   """
   if other := [name for name in flags if name != "top_k"]:
     raise UserError(
@@ -30,15 +30,15 @@ def options(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 class MaskFilling:
-  """Fills `[MASK]`, `<mask>` or how else the vocabulary spells its mask.
+  """Fills `[MASK]`, `<mask>` or the vocabulary's own spelling of its mask.
 
   Args:
     model: the abstract model.
     vocabulary: that it was trained with.
-    features: names and shapes of what it was trained on.
+    features: names and shapes of its training features.
     top_k: candidates for each mask.
   Raises:
-    UserError: the model has no masked language model's head.
+    UserError: the model has no masked language model head.
   """
 
   def __init__(self, model, vocabulary, features: dict[str, list[int]], *, top_k: int = 5):
@@ -79,9 +79,9 @@ class MaskFilling:
 
   def __call__(self, run: Runner, ids: Sequence[Sequence[int]], texts: Sequence[str]) -> list[dict[str, Any]]:
     """An answer for each text: `input`, `predictions` (for each mask its candidates, likeliest first, each with `text`,
-    `piece` and `probability`) and `filled`, the text with the likeliest at every mask.
+    `piece` and `probability`) and `filled`, the text with the likeliest candidates in place of its masks.
 
-    Probabilities are those among all ids of the model; ids that stand for no text are no candidates.
+    Probabilities are over all ids of the model; ids that stand for no text are not candidates.
     """
     places = [[place for place, i in enumerate(row) if i == self.mask_id] for row in ids]
     most = 1 << (max(map(len, places)) - 1).bit_length()
@@ -90,7 +90,7 @@ class MaskFilling:
     return [self._answer(*each) for each in zip(texts, ids, places, results)]
 
   def _padded(self, length: int) -> int:
-    """Sparse cores have a least length, or a plan for the length they were trained with."""
+    """Sparse cores need a minimum length, or the length they were trained with."""
     (longest,) = self.features["encoder_input_tokens"]
     return padded_length(length, longest) if self.dense else longest
 
@@ -101,7 +101,7 @@ class MaskFilling:
     if "encoder_segment_ids" in self.features:
       features["encoder_segment_ids"] = batch["valid"]
     p_BKV = jax.nn.softmax(_masked_lm(model)(features)["logits"], axis=-1)
-    # A sort splits over devices by rows, where a `top_k` gathers the rows of all.
+    # A sort stays sharded by rows; a `top_k` would gather all rows on every device.
     ids_BKC = jnp.argsort(jnp.where(self.ordinary, -p_BKV, 1.0), axis=-1)[..., : self.top_k]
     return ids_BKC.astype(jnp.int32), jnp.take_along_axis(p_BKV, ids_BKC, axis=-1)
 
@@ -124,10 +124,10 @@ class MaskFilling:
 
 
 def _masked_lm(model) -> Callable:
-  """What gives logits over the vocabulary at masked positions: the model, or ELECTRA's generator.
+  """The function that computes logits at masked positions: the model, or ELECTRA's generator.
 
   Raises:
-    UserError: nothing does.
+    UserError: the model has no such head.
   """
   if hasattr(model, "generate"):
     return model.generate

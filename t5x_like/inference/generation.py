@@ -20,14 +20,14 @@ Batch = dict[str, Any]
 
 
 class Generation:
-  """What the two architectures share.
+  """The base of text generation with both architectures.
 
   Args:
     model: the abstract model.
     vocabulary: that it was trained with.
-    features: names and shapes of what it was trained on.
-    strategy: how tokens are found.
-    new_tokens: that are generated at most; None is a length that suits the architecture.
+    features: names and shapes of its training features.
+    strategy: how tokens are chosen.
+    new_tokens: the most tokens to generate; None for a default that suits the architecture.
   """
 
   def __init__(self, model, vocabulary, features: dict[str, list[int]], strategy: Strategy, new_tokens: int | None):
@@ -46,8 +46,8 @@ class Generation:
         )
 
   def __call__(self, run: Runner, ids: Sequence[Sequence[int]], texts: Sequence[str]) -> list[dict[str, Any]]:
-    """An answer for each text: `input`, `prediction`, `score` and, where the text has sentinels, `filled`; where there
-    are several for a text, `predictions`, `scores` and `filled` are lists."""
+    """An answer for each text: `input`, `prediction`, `score` and, if the text has sentinels, `filled`. If there are
+    several predictions per text, `predictions`, `scores` and `filled` are lists."""
     options = dict(max_length=self.new_tokens, eos=(self.vocabulary.eos_id,))
 
     def function(model, batch):
@@ -75,7 +75,7 @@ class Generation:
     return answer if filled is None else answer | {"filled": filled}
 
   def _until_eos(self, ids: list[int]) -> list[int]:
-    """The ids before EOS that stand for something: tables have rows beyond the vocabulary."""
+    """The ids before EOS that the vocabulary knows; token tables may have more rows."""
     end = ids.index(self.vocabulary.eos_id) if self.vocabulary.eos_id in ids else len(ids)
     return [i for i in ids[:end] if i < self.vocabulary.size]
 
@@ -97,10 +97,10 @@ class TextToText(Generation):
     return model.decoder_inputs
 
   def encode(self, texts: Sequence[str], origin: str) -> list[list[int]]:
-    """Ids of each text, with sentinels and masks as they are spelled, and EOS.
+    """Ids of each text, its spelled-out sentinels and masks included, and EOS.
 
     Raises:
-      UserError: a text is longer than the model was trained for; more new tokens than it has positions.
+      UserError: a text is longer than the model was trained for, or it has too few positions for the new tokens.
     """
     self._check_new_tokens(0, "")
     (longest,) = self.features["encoder_input_tokens"]
@@ -131,7 +131,7 @@ class TextToText(Generation):
 
 
 class Continuation(Generation):
-  """A decoder: what follows the text, as a document that begins with it would go on. A prefix LM sees it whole."""
+  """A decoder: continues the text. A prefix LM attends to all of the text in both directions."""
 
   def default_new_tokens(self) -> int:
     return min(64, max(1, self.trained_length // 2))
@@ -140,15 +140,15 @@ class Continuation(Generation):
     return model.inputs
 
   def encode(self, texts: Sequence[str], origin: str) -> list[list[int]]:
-    """Ids of each text behind the start token.
+    """Ids of the start token and each text.
 
     Raises:
-      UserError: the model has not so many positions.
+      UserError: the model has too few positions.
     """
     rows, longest = [], 0
     for number, text in enumerate(texts):
       ids = [vocabularies.start_id(self.vocabulary), *self.vocabulary.encode(text)]
-      # The last token that is generated is never read, so it needs no position.
+      # The last generated token is never read, so it needs no position.
       self._check_new_tokens(len(ids) - 1, f"--input={origin}: {shown(text, number)} has {len(ids) - 1} tokens, ")
       longest = max(longest, len(ids))
       rows.append(ids)
@@ -170,7 +170,7 @@ class Continuation(Generation):
     return features | prefix
 
   def text_of(self, prompt: Sequence[int], ids: list[int]) -> str:
-    """The new text: what is decoded after the prompt may begin with a space that it would lose by itself."""
+    """The new text, decoded after the prompt, because by itself it would lose a leading space."""
     special = self.vocabulary.special_ids
     before, after = ([i for i in part if i not in special] for part in (prompt, ids))
     start, whole = self.vocabulary.decode(before), self.vocabulary.decode(before + after)
@@ -184,12 +184,12 @@ SENTINEL = re.compile(r"<extra_id_\d+>")
 
 
 def fill(text: str, prediction: str) -> str:
-  """The text with each sentinel replaced by what the prediction says follows it; sentinels it lacks stay."""
+  """The text with each sentinel replaced by what follows it in the prediction; sentinels not in it stay."""
   parts = re.split(f"({SENTINEL.pattern})", prediction)
   spans = dict(zip(parts[1::2], (span.strip() for span in parts[2::2])))
   return SENTINEL.sub(lambda found: spans.get(found[0], found[0]), text)
 
 
 def _positions(inputs) -> int | None:
-  """How many positions a stack can tell apart, None where there is no limit."""
+  """The number of positions a stack has, None if unlimited."""
   return inputs.position.length if isinstance(inputs.position, LearnedPosition) else None

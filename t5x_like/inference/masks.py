@@ -1,4 +1,4 @@
-"""Texts with masks and sentinels in them, as ids."""
+"""Encoding of texts that contain masks and sentinels."""
 
 import re
 from collections.abc import Iterable
@@ -8,16 +8,16 @@ from t5x_like.data.vocabularies import ByteVocabulary, Vocabulary
 
 
 def encode_pieces(vocabulary: Vocabulary, text: str) -> list[int]:
-  """Ids of a text whose sentinels, and the mask piece of a vocabulary that has one, are spelled out in it; no EOS."""
+  """Ids of a text with spelled-out sentinels and, if the vocabulary has one, mask pieces; no EOS."""
   if vocabulary.mask_id is None:
     return vocabularies.encode_sentinels(vocabulary, text)
   return encode_masks(vocabulary, text, vocabulary.mask_id, vocabulary.pieces_of([vocabulary.mask_id]))
 
 
 def encode_masks(vocabulary: Vocabulary, text: str, mask_id: int, spellings: Iterable[str]) -> list[int]:
-  """Ids of a text in which each of the spellings stands for the mask, besides sentinels; no EOS.
+  """Ids of a text with sentinels, in which each of `spellings` stands for the mask; no EOS.
 
-  A mask stands for a piece with the space before it, as pieces have it; bytes are pieces of their own.
+  A mask stands for a piece and the space before it, as in the vocabulary; for bytes, the space is a separate piece.
   """
   ids: list[int] = []
   parts = re.split("|".join(map(re.escape, spellings)), text)

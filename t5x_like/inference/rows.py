@@ -1,8 +1,7 @@
 """Token rows of unequal lengths through one compiled function, in batches of few shapes.
 
-Rows of a similar length share a batch, so short ones do not pay for long ones: lengths are padded to a power of two,
-and a program is compiled for each of those that occur. What a row is padded to depends on its own length alone, so its
-answer does not depend on which others it is with.
+Rows of similar length share a batch: lengths are padded to a power of two, and a program is compiled for each that
+occurs. The padding of a row depends only on its own length, so its answer does not depend on the rest of the batch.
 """
 
 import dataclasses
@@ -19,20 +18,20 @@ SHORTEST = 32
 
 
 def padded_length(length: int, longest: int | None) -> int:
-  """The least power of two that holds `length` tokens, at least `SHORTEST` and at most `longest`."""
+  """The smallest power of two that holds `length` tokens, at least `SHORTEST` and at most `longest`."""
   size = max(SHORTEST, 1 << (length - 1).bit_length())
   return size if longest is None else min(size, longest)
 
 
 @dataclasses.dataclass(frozen=True)
 class Runner:
-  """Calls functions of a model and a batch for rows.
+  """Applies functions of a model and a batch to rows of any length.
 
   Attributes:
     model: the abstract model.
     rules: mesh and sharding rules.
     arrays: the parameters by name.
-    batch_size: rows of a batch at most, up to a multiple of the ways in which the mesh splits a batch.
+    batch_size: the most rows in a batch, rounded up to a multiple of the parts into which the mesh splits a batch.
   """
 
   model: object
@@ -47,11 +46,10 @@ class Runner:
 
     Args:
       function: `(model, batch) -> arrays`, each with a leading axis B. The batch has `tokens` int32 [B, P], padded with
-        0 on the right, `valid` int32 [B, P], 1 on what is not padding, and the extras. Rows that fill up a batch are
-        all padding.
+        0 on the right, `valid` int32 [B, P], 0 for padding, and the extras. Rows that fill up a batch are all padding.
       ids: the token ids of each row.
-      extras: other things that rows have, with a leading axis over all rows.
-      padded: from the length of a row to what it is padded to.
+      extras: other inputs, with a leading axis over all rows.
+      padded: maps the length of a row to its padded length.
     """
 
     @jax.jit
@@ -73,7 +71,7 @@ class Runner:
     return [results[number] for number in range(len(ids))]
 
   def _placed(self, batch: dict[str, np.ndarray]) -> dict[str, jax.Array]:
-    """Global arrays; every process has all rows and gives its own."""
+    """Global arrays; every process has all rows and contributes its own."""
     sharding = self.rules.batch()
 
     def place(x):

@@ -1,9 +1,9 @@
-"""How the next tokens are found: the likeliest, drawn ones, or the best sequences of a beam search.
+"""Decoding strategies: greedy, sampling and beam search.
 
-A strategy is called as `strategy(model, batch, numbers, max_length=…, eos=…)` and gives int32 tokens [B, K, max_length]
-and float32 scores [B, K], best first where they are ranked; a score of -inf says that there is no such sequence.
-`numbers` uint32 [B, 2] are the text and the sample that each row is of. `predictions` is how many a text gets, `rows`
-how many rows of a batch it takes.
+A strategy is called as `strategy(model, batch, numbers, max_length=…, eos=…)` and returns int32 tokens
+[B, K, max_length] and float32 scores [B, K], best first if they are ranked; a score of -inf marks a missing sequence.
+`numbers` uint32 [B, 2] are the numbers of each row's text and sample. `predictions` is the number of predictions per
+text, `rows` the number of batch rows it takes.
 """
 
 import dataclasses
@@ -22,15 +22,15 @@ FILTERS: dict[str, Callable[[float], Transform]] = {
   "top_k": TopK,
   "top_p": TopP,
   "min_p": MinP,
-}  # in the order they are applied
+}  # in the order of application
 
 
 @dataclasses.dataclass(frozen=True)
 class Greedy:
-  """The likeliest next token, always."""
+  """The likeliest next token."""
 
   transforms: tuple[Transform, ...] = ()
-  predictions = rows = 1  # what a text has in the output, and in batches
+  predictions = rows = 1  # per text, in the output and in batches
 
   def __call__(self, model, batch, numbers_B2, *, max_length: int, eos: tuple[int, ...]):
     tokens_BT, score_B = generate(model, batch, likeliest, max_length=max_length, transforms=self.transforms, eos=eos)
@@ -39,9 +39,9 @@ class Greedy:
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """Tokens drawn from the model's distribution or from what the transforms leave of it.
+  """Tokens drawn from the model's distribution as changed by the transforms.
 
-  What is drawn is a function of the seed, the text's number and the sample's.
+  A sample depends only on the seed, the text's number and the sample's.
   """
 
   seed: int
@@ -96,7 +96,7 @@ def choose(
   min_new_tokens: int | None = None,
   **filters: float,
 ) -> Strategy:
-  """The strategy that the door's flags ask for.
+  """The strategy that the command line's flags ask for.
 
   Args:
     filters: of `FILTERS`; any of them samples.

@@ -1,4 +1,4 @@
-"""Texts in, JSON lines out."""
+"""Reading texts and writing JSON lines."""
 
 import json
 import os
@@ -11,13 +11,13 @@ from t5x_like.errors import UserError, did_you_mean, one_line
 
 
 def read(path: str, field: str | None = None) -> list[str]:
-  """The texts of a file: its lines that are not blank or, where it is JSON lines, what they have under a key.
+  """The texts of a file: its non-blank lines or, in JSON lines, the values of a key.
 
   Args:
-    path: a UTF-8 file, `-` for standard input. One that ends in `.jsonl` has a JSON object on every line.
-    field: the key of the text, `text` unless told; says that any file is JSON lines.
+    path: a UTF-8 file, or `-` for standard input. A `.jsonl` file has a JSON object on every line.
+    field: the key of the text, by default `text`; if given, any file is read as JSON lines.
   Raises:
-    UserError: no such file, not UTF-8, nothing in it, or a line that is no such object.
+    UserError: the file is missing, empty or not UTF-8, or a line is not such an object.
   """
   try:
     data = sys.stdin.buffer.read() if path == "-" else pathlib.Path(path).read_bytes()
@@ -49,7 +49,7 @@ def _text(line: str, field: str, where: str) -> str:
 
 
 def write(path: str, rows: Iterable[dict[str, Any]]) -> None:
-  """Writes a JSONL file in one piece, or to standard output where the path is `-`.
+  """Writes a JSONL file atomically, or to standard output if the path is `-`.
 
   Raises:
     UserError: the file cannot be written.

@@ -1,1 +1,1 @@
-"""Models of other libraries, read and written."""
+"""Reading and writing the models of other libraries."""

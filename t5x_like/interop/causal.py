@@ -1,4 +1,4 @@
-"""What the configs of decoder-only families have in common: special ids, rotary positions, and what they cannot say."""
+"""Shared by the configs of decoder-only families: special ids, rotary positions, and what they cannot express."""
 
 from typing import Any
 
@@ -34,23 +34,23 @@ _LLAMA3 = {
 }
 
 
-EXACT = ("dense", "chunked")  # cores that compute what a config means
+EXACT = ("dense", "chunked")  # cores that compute exact attention, as the library does
 
 
 def name_of(table: dict[str, str], ours: str) -> str:
-  """The first of their names for one of our activations."""
+  """The first of the library's names for one of our activations."""
   return next(theirs for theirs, name in table.items() if name == ours)
 
 
 def optional(fields: Fields, name: str, default: Any) -> Any:
-  """The value of a field that may be null and mean it; the default where it is missing."""
+  """The value of a field in which null is meaningful; the default if it is missing."""
   value = fields.take(name, None)
   return value if name in fields.values else default
 
 
 def special_ids(fields: Fields, *, pad: int | None = None, start: int | None = None, eos: int | None = None) -> Tokens:
-  """Padding, start and end of a config, or a family's defaults; no padding where it is negative; the first of several
-  ends."""
+  """The special ids of a config, or a family's defaults. A negative padding id means none; of several end ids, the
+  first is taken."""
   pad, start, eos = (optional(fields, f"{n}_token_id", d) for n, d in (("pad", pad), ("bos", start), ("eos", eos)))
   eos = eos[0] if isinstance(eos, list) else eos
   return Tokens(None if pad is None or pad < 0 else pad, start or 0, eos or 0)
@@ -65,14 +65,14 @@ def rope(
 ) -> dict:
   """The rotary positions of a config.
 
-  Version 5 of the library writes everything to `rope_parameters`; older files have the base and the fraction next to a
-  `rope_scaling`, which comes first where both are there.
+  Version 5 of the library writes everything to `rope_parameters`; older files have the base and the fraction next to
+  `rope_scaling`, which takes precedence if both exist.
 
   Args:
-    theta, fraction: where the config does not say; a fraction of None is a family that turns whole heads only.
+    theta, fraction: defaults; a fraction of None is for families that always rotate whole heads.
     names: of the base and the fraction in older files.
   Raises:
-    UserError: another kind of scaling, or one with other parameters.
+    UserError: the scaling is of another kind, or has other parameters.
   """
   whole = fraction is None
   theta, fraction = fields.take(names[0], theta), fields.take(names[1], fraction or 1.0)
@@ -98,7 +98,7 @@ def rope(
 
 
 def rope_config(position: dict, **more: float) -> dict:
-  """`rope_parameters` of a design's position; `more` adds to them."""
+  """`rope_parameters` for a design's position, and `more`."""
   if position.get("linear"):
     scaling = {"rope_type": "linear", **position["linear"]}
   elif position.get("llama3"):
@@ -110,10 +110,10 @@ def rope_config(position: dict, **more: float) -> dict:
 
 
 def position_of(model, name: str, *cells: str) -> dict:
-  """The position of a design, with its arguments.
+  """The position scheme of a design, with its arguments.
 
   Raises:
-    UserError: it is another, or has arguments besides `cells`.
+    UserError: the scheme is not `name`, or has arguments besides `cells`.
   """
   found = model.variant.design.position
   position = found if isinstance(found, dict) else {"name": found}
@@ -124,15 +124,15 @@ def position_of(model, name: str, *cells: str) -> dict:
 
 
 def refuse_others(model, *, square: bool = True, heads: bool = True, mlp: bool = True, **expected) -> None:
-  """Refuses designs that differ from what a type can say.
+  """Refuses designs that a model type cannot express.
 
   Args:
-    square: the heads together are as wide as the embedding.
-    heads: as many keys and values as queries.
-    mlp: the feed-forward layer is four times as wide as the embedding.
-    expected: by cell of the design, what it can be; other cells must be as a plain `Design` has them.
+    square: require heads that together are as wide as the embedding.
+    heads: require as many key/value heads as query heads.
+    mlp: require a feed-forward layer four times as wide as the embedding.
+    expected: by field of the design, the values allowed; other fields must be as in a plain pre-norm `Design`.
   Raises:
-    UserError: naming the cell or the sizes.
+    UserError: naming the field or the sizes.
   """
   D, H = model.variant.dims.embed, model.variant.dims.head_dim
   core = model.variant.design.core

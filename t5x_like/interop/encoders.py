@@ -1,4 +1,4 @@
-"""What the Hugging Face forms of BERT and its descendants share: the body, and a table of heads for each family."""
+"""Shared by the Hugging Face forms of BERT and its descendants: the body, and a table of heads for each family."""
 
 import dataclasses
 
@@ -26,10 +26,10 @@ class Head:
   """One class of a family.
 
   Attributes:
-    task: end of the class's name, "ForMaskedLM"; "Model" for the body alone, whose tensors have no prefix.
+    task: suffix of the class's name, such as "ForMaskedLM"; "Model" for the body alone, whose tensors have no prefix.
     name: of our head.
-    tensors: theirs -> ours, within the head. A linear layer, a norm, or a single tensor that ends in "bias".
-    activation: of the pooled token's layer.
+    tensors: library's name -> ours, within the head: linear layers, norms, or single tensors that end in "bias".
+    activation: of the pooler.
   """
 
   task: str
@@ -38,24 +38,24 @@ class Head:
   activation: str = "tanh"
 
   def spec(self, labels: int) -> str | dict:
-    """As `Variant.head` has it."""
+    """The head as in `Variant.head`."""
     options = {"labels": labels} if self.name in ("classification", "tokens") else {}
     if self.activation != "tanh":
       options["activation"] = self.activation
     return {"name": self.name, **options} if options else self.name
 
   def complete(self, names: set[str]) -> bool:
-    """Whether a file has its tensors."""
+    """Whether the head's tensors are all among `names`."""
     return all(n in names or f"{n}.weight" in names for n in self.tensors)
 
 
 def under(part: str, tensors: dict[str, str]) -> dict[str, str]:
-  """The same tensors inside a part of a head."""
+  """The same tensors, within a part of a head."""
   return {theirs: f"{part}/{ours}" for theirs, ours in tensors.items()}
 
 
 def find_head(fields: Fields, names: set[str], prefix: str, heads: tuple[Head, ...]) -> str | dict:
-  """The head of a file: that of `architectures`, or else the first whose tensors are there.
+  """The head of a file: that of `architectures`, or else the first whose tensors it has.
 
   Raises:
     UserError: the class is not among `heads`.
@@ -79,7 +79,7 @@ def build(fields: Fields, names: set[str], base: Variant, prefix: str, heads: tu
   """The variant of a config with BERT's fields.
 
   Args:
-    base: of which design and special tokens are those of the family; `changes` are made to the design.
+    base: has the family's design and special tokens; `changes` are made to the design.
     prefix: of its classes, "Bert".
   """
   fields.ignore("hidden_dropout_prob", "attention_probs_dropout_prob")
@@ -117,9 +117,9 @@ def config(model, model_type: str, prefix: str, heads: tuple[Head, ...], *, offs
   Args:
     prefix: of its classes, "Bert".
     offset: the row of position 0.
-    expected: what else `hf.only` must find in the design, or in place of the usual.
+    expected: allowed values of fields of the design, for `hf.only`, besides or instead of the usual ones.
   Raises:
-    UserError: naming the cell of the design, or the head, that the type has no field for.
+    UserError: naming the field of the design, or the head, that the type cannot express.
   """
   variant, design, dims = model.variant, model.variant.design, model.variant.dims
   usual = dict(
@@ -180,13 +180,13 @@ def config(model, model_type: str, prefix: str, heads: tuple[Head, ...], *, offs
 
 
 def _meant(spec: str | dict) -> dict:
-  """A head's spec with its defaults, without what no tensor or field depends on."""
+  """A head's spec with its defaults, without the arguments that affect no tensor and no field."""
   spec = {"name": spec} if isinstance(spec, str) else {n: v for n, v in spec.items() if n != "choices"}
   return {"activation": "tanh", **({"labels": 2} if spec["name"] in ("classification", "tokens") else {}), **spec}
 
 
 def tensors(m: Mapping, prefix: str, heads: tuple[Head, ...]) -> None:
-  """Every tensor of the body and of the head.
+  """Maps every tensor of the body and of the head.
 
   Args:
     prefix: of the body's tensors, "bert".

@@ -4,7 +4,7 @@ from typing import Any
 
 from t5x_like.errors import UserError
 
-# What a config says about training, generation, the tokenizer or the file itself; logits do not depend on it.
+# Fields about training, generation, the tokenizer or the file itself, which do not affect logits.
 _WITHOUT_EFFECT = frozenset(
   """
   _name_or_path _commit_hash _attn_implementation _attn_implementation_autoset architectures auto_map model_type
@@ -21,7 +21,7 @@ _WITHOUT_EFFECT = frozenset(
   """.split()
 )
 
-# What would change the model if it were otherwise.
+# Fields that would change the model if they had another value.
 _ONLY = {
   "is_decoder": (False,),
   "add_cross_attention": (False,),
@@ -34,11 +34,11 @@ _ONLY = {
 
 
 class Fields:
-  """A config's fields, each to be taken once.
+  """A config's fields, each to be used once.
 
   Args:
     values: the parsed JSON.
-    origin: of the file, for messages.
+    origin: the file, for messages.
   """
 
   def __init__(self, values: dict[str, Any], origin: str):
@@ -46,10 +46,10 @@ class Fields:
     self._left = set(values) - _WITHOUT_EFFECT
 
   def take(self, name: str, default: Any = ...) -> Any:
-    """The value of a field, or the default where it is missing or null.
+    """The value of a field, or the default if it is missing or null.
 
     Raises:
-      UserError: missing, and there is no default.
+      UserError: it is missing, and there is no default.
     """
     self._left.discard(name)
     value = self.values.get(name)
@@ -58,27 +58,27 @@ class Fields:
     return default if value is None else value
 
   def choose(self, name: str, table: dict, default: Any = ...) -> Any:
-    """What a table says about the value of a field."""
+    """The entry of a table for the value of a field."""
     value = self.take(name, default)
     if value not in table:
       raise self.refusal(name, value, " or ".join(map(repr, table)))
     return table[value]
 
   def only(self, name: str, *allowed: Any) -> None:
-    """Refuses a field that is there and has none of these values."""
+    """Refuses a field that is present and has none of these values."""
     self._left.discard(name)
     if name in self.values and self.values[name] not in allowed:
       raise self.refusal(name, self.values[name], " or ".join(map(repr, allowed)))
 
   def ignore(self, *names: str) -> None:
-    """Fields that logits do not depend on: dropout rates and the like."""
+    """Marks fields that do not affect logits, such as dropout rates."""
     self._left -= set(names)
 
   def finish(self) -> None:
-    """Refuses what nobody took.
+    """Refuses fields that were not used.
 
     Raises:
-      UserError: naming the field.
+      UserError: naming the first.
     """
     for name, allowed in _ONLY.items():
       self.only(name, *allowed)

@@ -10,7 +10,7 @@ import safetensors
 from t5x_like.errors import UserError, one_line
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-MAPPED_BYTES = 2**28  # of a file that are kept in memory after they were read
+MAPPED_BYTES = 2**28  # how much of a file may stay in memory after being read
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
@@ -20,12 +20,12 @@ class Files:
 
   Args:
     directory: where they are.
-    renamed: a name in the files -> the name `read` knows it by.
+    renamed: maps a name in the files to the name that `read` takes.
 
   Attributes:
     where: the directory, for messages.
     names: of all tensors.
-    dtype: of the first tensor of floats.
+    dtype: of the first floating-point tensor.
 
   Raises:
     UserError: no weights, or a file that is missing, damaged or lacks a tensor of the index.
@@ -49,7 +49,7 @@ class Files:
       at = dict.fromkeys(file.dtypes, file)
     else:
       pickles = [p.name for p in directory.glob("*.bin")]
-      more = f"; {pickles[0]} is a pickle, which is not opened: save it again as safetensors" if pickles else ""
+      more = f"; {pickles[0]} is a pickle, and pickles are not opened; save it again as safetensors" if pickles else ""
       raise UserError(f"{directory}: found neither {WEIGHTS} nor {INDEX}{more}")
     self._at = {renamed(name): (file, name) for name, file in at.items()}
     self.names = set(self._at)
@@ -62,7 +62,7 @@ class Files:
 
 
 class _File:
-  """One file. It is mapped into memory, so what was read stays there until the file is opened anew, now and then."""
+  """One memory-mapped file. It is reopened now and then, because what was read stays in memory until then."""
 
   def __init__(self, path: pathlib.Path):
     self._path, self._read = path, 0

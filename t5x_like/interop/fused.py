@@ -1,4 +1,4 @@
-"""Query, key and value in one tensor, in the orders families keep them; biases where the model has them."""
+"""Query, key and value in one tensor, in each family's order; biases if the model has them."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ QKV = ("query", "key", "value")
 
 
 def conv1d(m: Mapping, theirs: str, ours: str, *index: int) -> None:
-  """A linear layer of GPT and GPT-2, which keep kernels as [in, out], as here."""
+  """A linear layer of GPT and GPT-2, whose kernels are [in, out], as here."""
   m.copy(f"{theirs}.weight", f"{ours}/kernel", *index)
   m.copy(f"{theirs}.bias", f"{ours}/bias", *index)
 

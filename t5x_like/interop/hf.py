@@ -1,9 +1,7 @@
 """Hugging Face model directories: `load(path) -> model` and `save(model, path)`.
 
 A directory holds `config.json` and `model.safetensors`, or several files and `model.safetensors.index.json`. Tensors
-are read and written one at a time and pickles are never opened. The families known are the modules of
-`interop/families`, each with `MODEL_TYPES`, `build`, `config` and `tensors`, and with `renamed` where files may have
-other names for some tensors.
+are read and written one at a time; pickles are never opened. The known families are the modules of `interop/families`.
 """
 
 import contextlib
@@ -48,7 +46,7 @@ TOKENIZER_FILES = (
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-  """Where a loaded model came from: what `save` carries along.
+  """Where a loaded model came from, for `save`.
 
   Attributes:
     path: the directory.
@@ -66,14 +64,14 @@ def load(path: str, *, rules=None, dtype: str = "float32", layers: str = "scan")
 
   Args:
     path: the directory.
-    rules: `parallel.rules.Rules` to place parameters by, each on its devices before the next is read; None keeps all on
-      the default device.
-    dtype: compute dtype of the model; parameters are float32 always.
+    rules: `parallel.rules.Rules` by which each parameter is placed on its devices before the next is read; None keeps
+      all on the default device.
+    dtype: compute dtype of the model; parameters are float32.
     layers: "scan" or "loop".
   Returns:
     A model called as `model(batch) -> {"logits", …}`.
   Raises:
-    UserError: naming the file and the field or tensor that is missing, unknown, of another shape or not supported.
+    UserError: naming the file and the field or tensor that is missing, unknown, of another shape or unsupported.
   """
   directory = pathlib.Path(path)
   text = read_text(directory / "config.json")
@@ -106,13 +104,13 @@ def load(path: str, *, rules=None, dtype: str = "float32", layers: str = "scan")
 
 
 def save(model: nnx.Module, path: str, *, dtype: str | None = None) -> None:
-  """Writes a model as a directory that `transformers` loads; tokenizer files of where it came from are copied.
+  """Writes a model as a directory that `transformers` loads, with the tokenizer files of the directory it came from.
 
   Args:
     path: a new directory, or an empty one.
-    dtype: of the tensors; None is what they had where they were loaded from, or float32.
+    dtype: of the tensors; None for that of the files the model was loaded from, or float32.
   Raises:
-    UserError: the directory holds something, the model has no Hugging Face form, or a file cannot be written.
+    UserError: the directory is not empty, the model has no Hugging Face form, or a file cannot be written.
   """
   from safetensors.flax import save_file
 
@@ -174,7 +172,7 @@ def _family(model_type: str | None, origin: str):
 
 
 def _config_of(model, model_type: str | None) -> tuple:
-  """(family module, config) of the family that has a form for this model; that of `model_type` comes first."""
+  """(family module, config) of the first family that can express this model, starting with that of `model_type`."""
   reasons, known = [], model_types()
   for name in sorted(set(known.values()), key=lambda name: (name != known.get(model_type), name)):
     family = _module(name)
@@ -183,12 +181,12 @@ def _config_of(model, model_type: str | None) -> tuple:
         return family, family.config(model, model_type)
       except UserError as error:
         reasons.append(str(error))
-  why = "; ".join(reasons) or "no family of Hugging Face's is like it"
+  why = "; ".join(reasons) or "no Hugging Face family matches it"
   raise UserError(f"{type(model).__module__}: this model has no Hugging Face form: {why}")
 
 
 def _check(mapping: Mapping, files: Files) -> None:
-  """Every tensor is known, every parameter is filled, once."""
+  """Refuses files with missing or unknown tensors, or copies of tied ones that differ."""
   expected = {t.name for t in mapping.tensors}
   for name in sorted(expected - files.names):
     raise UserError(
@@ -205,7 +203,7 @@ def _check(mapping: Mapping, files: Files) -> None:
 
 
 def _unread(mapping: Mapping, directory: pathlib.Path, family) -> dict[str, np.ndarray]:
-  """What the files a model came from hold for nobody, if they are still there: it goes along."""
+  """The tensors that the model does not use, from the files it was loaded from, if these still exist."""
   if not mapping.unread or not (directory / "config.json").is_file():
     return {}
   files = Files(directory, getattr(family, "renamed", str))
@@ -241,7 +239,7 @@ def _joined(tensor, arrays: dict[str, jax.Array]) -> np.ndarray:
 
 
 def _shards(mapping: Mapping, arrays: dict[str, jax.Array], itemsize: int) -> list[list]:
-  """The tensors in their order, cut so that each file holds at most SHARD_BYTES."""
+  """The tensors in order, grouped so that each file holds at most SHARD_BYTES."""
   shards, size = [[]], 0
   for tensor in mapping.tensors:
     values = sum(math.prod(arrays[name].shape[len(index) :]) for name, index in tensor.parts)
@@ -254,10 +252,10 @@ def _shards(mapping: Mapping, arrays: dict[str, jax.Array], itemsize: int) -> li
 
 
 def only(model, **expected) -> None:
-  """Refuses a model whose design differs from what a Hugging Face model type can say.
+  """Refuses a model whose design a Hugging Face model type cannot express.
 
   Raises:
-    UserError: naming the cell.
+    UserError: naming the field.
   """
   with contextlib.suppress(AttributeError):
     for name, allowed in expected.items():

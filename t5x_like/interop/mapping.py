@@ -1,4 +1,4 @@
-"""Which tensor of a Hugging Face file is which slice of which parameter, in both directions."""
+"""The mapping between tensors of a Hugging Face file and slices of parameters, in both directions."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -18,8 +18,8 @@ class Tensor:
   Attributes:
     name: in the file.
     parts: the slices it holds.
-    split: the tensor -> one array for each part.
-    join: one array for each part -> the tensor.
+    split: from the tensor to one array per part.
+    join: from one array per part to the tensor.
   """
 
   name: str
@@ -33,9 +33,9 @@ class Mapping:
 
   Attributes:
     tensors: all that make up the model.
-    copies: names of tensors that a file may hold once more (tied weights) -> the name of the one they equal.
-    ignored: suffixes of names without meaning (buffers of older versions).
-    unread: suffixes of names that a class has or had without reading them; no part of our model, kept for files.
+    copies: names of tensors that a file may hold again (tied weights), each with the name of the one it equals.
+    ignored: suffixes of names to skip (buffers of older versions).
+    unread: suffixes of names that a class has or had but does not use; not part of our model, but written to files.
   """
 
   def __init__(self, model):
@@ -47,11 +47,11 @@ class Mapping:
     self.unread: tuple[str, ...] = ()
 
   def copy(self, theirs: str, ours: str, *index: int) -> None:
-    """Equal as it is."""
+    """The same array in both."""
     self.tensors.append(Tensor(theirs, ((ours, index),), lambda x: [x], lambda xs: xs[0]))
 
   def transposed(self, theirs: str, ours: str, *index: int) -> None:
-    """torch keeps the kernels of linear layers as [out, in]."""
+    """A transposed matrix: torch keeps the kernels of linear layers as [out, in]."""
     self.tensors.append(Tensor(theirs, ((ours, index),), lambda x: [x.T], lambda xs: xs[0].T))
 
   def linear(self, theirs: str, ours: str, *index: int) -> None:
@@ -77,7 +77,7 @@ class Mapping:
 
 
 def places(stack: Stack, layers: int) -> list[tuple[str, int]]:
-  """For each layer: the suffix of its sublayers' names in the block, and the block's index.
+  """(suffix of the sublayers' names in the block, index of the block) for each layer.
 
   Blocks hold one layer, without a suffix, or one period of layers, numbered.
   """

@@ -1,6 +1,6 @@
 """BART (Lewis et al. 2020, https://arxiv.org/abs/1910.13461) and mBART (Liu et al. 2020): denoising encoder-decoders.
 
-BART is the post-norm Transformer with GELU, learned positions (two rows of the table are kept for padding) and a norm
+BART is the post-norm Transformer with GELU, learned positions (two rows of the table are for padding) and a norm
 on the embeddings. mBART is pre-norm, with a norm at the end of each stack, and scales embeddings by sqrt(D).
 """
 

@@ -1,8 +1,8 @@
 """BERT: the bidirectional encoder of Devlin et al. 2019 (https://arxiv.org/abs/1810.04805).
 
-Post-norm with LayerNorm, exact GELU, biases everywhere, learned positions and token types, normalised where they enter
-the stack. The smaller sizes are those of Turc et al. 2019 (https://arxiv.org/abs/1908.08962). Pretraining has two
-heads, masked tokens (against the token table) and next sentence; fine-tuning asks for another by `head`.
+Post-norm with LayerNorm, exact GELU, biases everywhere, learned positions and token types, and a norm on the
+embeddings. The smaller sizes are those of Turc et al. 2019 (https://arxiv.org/abs/1908.08962). Pretraining has two
+heads, masked tokens (tied to the token table) and next sentence; fine-tuning selects another with `head`.
 """
 
 from t5x_like.nn.design import Design, Tokens, Variant

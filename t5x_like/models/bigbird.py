@@ -3,7 +3,7 @@ https://arxiv.org/abs/2007.14062).
 
 The published models continue RoBERTa's weights with tanh-approximated GELU, the token types of BERT and a vocabulary of
 50,358 pieces. Sequences must be longer than `(5 + 2 * random_blocks) * block` tokens (704); for shorter ones choose
-`design.core="dense"`, for which the parameters are the same.
+`design.core="dense"`, which has the same parameters.
 """
 
 from dataclasses import replace

@@ -1,8 +1,8 @@
 """BLOOM (BigScience Workshop 2022, arXiv:2211.05100): pre-norm, LayerNorm, GELU (tanh), biases everywhere, ALiBi, a
-norm on the token vectors, which the output shares.
+norm on the token vectors, and a token table shared with the output.
 
-Kernels start from N(0, 1/(3 D)), those that write to the residual stream smaller by sqrt(2 L). The table has 250,680
-tokens and 200 rows to spare. Padding is id 0, as everywhere in `data/`; the published tokenizer pads with 3.
+Kernels start from N(0, 1/(3 D)), divided by sqrt(2 L) if they write to the residual stream. The table has rows for
+250,680 tokens and 200 spare ones. Padding is id 0, as everywhere in `data/`; the published tokenizer pads with 3.
 """
 
 from dataclasses import replace

@@ -1,8 +1,8 @@
 """ELECTRA: an encoder that tells replaced tokens from real ones (Clark et al. 2020, https://arxiv.org/abs/2003.10555).
 
-Both networks are BERTs. The generator has the depth of the discriminator and a fraction of its width (table 6). What
-comes before the stacks, tables of tokens, positions and types and their norm, is one for both (section 3.2, "weight
-sharing"); each network projects it to its own width. Small models have a token table of width 128.
+Both networks are BERTs. The generator has the depth of the discriminator and a fraction of its width (table 6). They
+share the embeddings of tokens, positions and types and their norm (section 3.2, "weight sharing"); each network
+projects them to its own width. Small models have a token table of width 128.
 """
 
 import copy
@@ -25,7 +25,7 @@ def _discriminator(embed, mlp, heads, layers, table=None) -> Variant:
 
 
 def generator(variant: Variant, size: float) -> Variant:
-  """The generator of a discriminator: `size` times its width, in heads of the same width."""
+  """The generator for a discriminator: `size` times its width, with heads of the same width."""
   dims, D = variant.dims, round(variant.dims.embed * size)
   heads = max(1, D // dims.head_dim)
   mlp = round(dims.mlp * size)
@@ -43,12 +43,12 @@ VARIANTS = {
 }  # fmt: skip
 GENERATOR_SIZES = {"electra-tiny": 1 / 2, "electra-small": 1 / 4, "electra-base": 1 / 3, "electra-large": 1 / 4}
 GENERATORS = {name: generator(variant, GENERATOR_SIZES[name]) for name, variant in VARIANTS.items()}
-# The file released beside electra-small, of a generator as wide as its discriminator.
+# The generator released with electra-small, as wide as its discriminator.
 GENERATORS["electra-small-released"] = generator(VARIANTS["electra-small"], 1)
 
 
 class Discriminator(Encoder):
-  """The discriminator alone, what is kept for fine-tuning: `head` says for what."""
+  """The discriminator alone, for fine-tuning with a `head`."""
 
   VARIANTS = VARIANTS
 
@@ -60,12 +60,12 @@ class Generator(Encoder):
 
 
 class Model(Encoder):
-  """Both for pretraining: a discriminator, and in `generator` what it does not share with that.
+  """Both for pretraining: a discriminator, and in `generator` the parameters that the generator does not share with it.
 
   Args:
-    generator_size: width of the generator as a fraction of the discriminator's; None is that of the paper for its
-      sizes, and a half for others (sizes between a quarter and a half worked best there).
-    head: no other; `Discriminator` takes those of fine-tuning.
+    generator_size: width of the generator as a fraction of the discriminator's; None is the paper's for its sizes, and
+      a half for others (a quarter to a half worked best in the paper).
+    head: only the default; use `Discriminator` for fine-tuning.
   """
 
   VARIANTS = VARIANTS
@@ -86,7 +86,7 @@ class Model(Encoder):
     self.generator.inputs = self.generator.inputs.project
 
   def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
-    """Both networks on the same tokens; pretraining generates, samples, and discriminates what came of it.
+    """Both networks on the same tokens; in pretraining, the discriminator reads what was sampled from the generator.
 
     Returns:
       {"logits": float32 [B, S] of the discriminator, "generator_logits": float32 [B, S, V]}, and auxiliary scalars.
@@ -99,11 +99,11 @@ class Model(Encoder):
     return super().__call__({name: x for name, x in batch.items() if name != MASKED}, key)
 
   def generate(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
-    """{"logits": float32 [B, S, V]} of what stands at each position of the batch, or at its masked positions."""
+    """{"logits": float32 [B, S, V]} of the token at each position, or at each masked position if the batch has them."""
     return self.networks()[0](batch, key)
 
   def networks(self) -> tuple[Generator, Discriminator]:
-    """The two as models of their own that share their parameters with this one: to fine-tune, or to save."""
+    """The two as separate models that share their parameters with this one, to fine-tune or save."""
     inputs = copy.copy(self.inputs)
     inputs.project = self.generator.inputs
     generating = copy.copy(self.generator)

@@ -1,9 +1,9 @@
 """Gemma 2 (Gemma Team 2024, arXiv:2408.00118).
 
-Norms before and after every sublayer, whose scales are stored as the distance from one; GeGLU, rotary positions, no
-biases; every second layer, from the first on, sees a window of 4,096 tokens. Attention logits are kept within 50, those
-of the output within 30. Token vectors are multiplied by sqrt(D) and shared with the output. Attention is scaled by
-1/sqrt(256) in the two smaller sizes, in 27B by 1/sqrt(4608 / 32).
+Norms before and after every sublayer, whose scales are stored minus one; GeGLU, rotary positions, no biases; every
+second layer, starting with the first, sees a window of 4,096 tokens. Attention logits are capped at 50, output logits
+at 30. Token vectors are multiplied by sqrt(D) and shared with the output. Attention is scaled by 1/sqrt(256) in the two
+smaller sizes, in 27B by 1/sqrt(4608 / 32).
 """
 
 from dataclasses import replace

@@ -1,10 +1,10 @@
 """GPT: decoder-only language models of Radford et al. 2018, 2019 and Brown et al. 2020 (arXiv:2005.14165).
 
-All have LayerNorm, GELU (its tanh form), learned positions, biases everywhere and share the token table with the
+All have LayerNorm, GELU (its tanh form), learned positions and biases everywhere, and share the token table with the
 output. GPT-1 is post-norm; GPT-2 is pre-norm with a final norm, and the kernels that write to the residual stream start
-smaller. GPT-3 is GPT-2 with 2,048 positions, its attention dense in all layers, where the paper has locally banded
-sparse attention in every second one. Two sizes are not as table 2.1 has them but as the counts of table D.1 need them:
-XL has 16 heads, not 24, and 13B a width of 5,120, not 5,140.
+smaller. GPT-3 is GPT-2 with 2,048 positions; its attention is dense in all layers here, while every second one in the
+paper is locally banded sparse. Two sizes follow the counts of table D.1 instead of table 2.1: XL has 16 heads, not 24,
+and 13B a width of 5,120, not 5,140.
 
 Padding is id 0, as everywhere in `data/`; the published vocabularies have none.
 """

@@ -1,9 +1,9 @@
 """ModernBERT: the encoder of Warner et al. 2024 (https://arxiv.org/abs/2412.13663).
 
 Pre-norm without biases in the stack, exact GeGLU, rotary positions. Every third layer sees all tokens (rotary base
-160,000), the others those at most 64 away (base 10,000). The first layer's attention has no norm of its own, because
-the token vectors are normalised already (section 2.1.1). So no two turns of layers are equal, and the stack is one
-block of all its layers: it compiles unrolled, and rematerialisation has no layer boundaries to keep.
+160,000), the others those at most 64 away (base 10,000). The first layer's attention has no norm, because the token
+vectors are normalised already (section 2.1.1). So the layer pattern does not repeat, and the stack is one block of all
+its layers: it compiles unrolled, and rematerialisation has no layer boundaries to keep.
 """
 
 from dataclasses import replace
@@ -46,8 +46,8 @@ VARIANTS = {
 class Model(Encoder):
   """A ModernBERT of one of `VARIANTS`; features and arguments are those of every encoder.
 
-  `design.windows` and `design.position` are given for the layers in turn, which need not come out even; the model's own
-  design names them for each layer.
+  Layers cycle through `design.windows` and `design.position`, whose lengths need not divide their number; the model's
+  own design has one of each per layer.
   """
 
   VARIANTS = VARIANTS

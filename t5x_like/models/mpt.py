@@ -1,5 +1,5 @@
-"""MPT (MosaicML 2023, mosaicml.com/blog/mpt-7b): pre-norm, LayerNorm and projections without biases, GELU, ALiBi, the
-output shares the token table. The vocabulary of GPT-NeoX (50,277 tokens) is padded to 50,432 rows."""
+"""MPT (MosaicML 2023, mosaicml.com/blog/mpt-7b): pre-norm, LayerNorm and projections without biases, GELU, ALiBi, a
+tied output. The vocabulary of GPT-NeoX (50,277 tokens) is padded to 50,432 rows."""
 
 from t5x_like.nn.decoder import Decoder
 from t5x_like.nn.design import Design, Variant

@@ -1,10 +1,10 @@
 """GPT-NeoX-20B (Black et al. 2022, arXiv:2204.06745) and Pythia (Biderman et al. 2023, arXiv:2304.01373).
 
-Attention and feed-forward layer read the same input, each through a norm of its own, and are added; LayerNorm, GELU,
-biases everywhere, rotary positions on a quarter of each head, an output matrix of its own. Kernels start from
-N(0, 2/(5 D)); those that write to the residual stream start smaller by sqrt(2 L), where the papers' start from
-2/(L sqrt(D)). The GELU of 20B is the tanh form, that of Pythia exact. Sizes of Pythia are those of the checkpoints,
-whose tables are padded differently.
+Attention and feed-forward layer read the same input, each through its own norm, and their outputs are added; LayerNorm,
+GELU, biases everywhere, rotary positions on a quarter of each head, an untied output. Kernels start from N(0, 2/(5 D));
+those that write to the residual stream are divided by sqrt(2 L), while the papers' have a deviation of 2/(L sqrt(D)).
+20B has the tanh form of GELU, Pythia the exact one. Pythia's sizes are those of the checkpoints, whose tables are
+padded differently.
 """
 
 from dataclasses import replace

@@ -1,12 +1,12 @@
 """Switch Transformers: T5s with a mixture of experts, one for each token (Fedus et al. 2022, arXiv:2101.03961).
 
-Every second feed-forward layer, the second of each pair, has experts; in `switch-c-2048` every one has. Sizes,
-activations and outputs are those of Flaxformer's Switch configurations: base and large have the ReLU of T5 1.0 and
-share the embedding with the output; xxl has T5 1.1's gated GELU, and it and c an output matrix of their own. Table 9 of
-the paper describes base and large otherwise, as gated with 2048 and 2816 wide layers.
+The second feed-forward layer of each pair has experts; in `switch-c-2048` every one does. Sizes, activations and
+outputs are those of Flaxformer's Switch configurations: base and large have the ReLU of T5 1.0 and a tied output, xxl
+T5 1.1's gated GELU; xxl and c have an untied output. Table 9 of the paper instead describes base and large as gated,
+with feed-forward widths of 2048 and 2816.
 
-As they stand here they drop nothing, so that a token's output does not depend on its neighbours in the batch. The
-paper trains with `dispatch="capacity"`, as the recipe in `configs/switch` does.
+By default no token is dropped, so that a token's output does not depend on its neighbours in the batch. The paper
+trains with `dispatch="capacity"`, as the recipe in `configs/switch` does.
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """The Transformer of Vaswani et al. 2017 (https://arxiv.org/abs/1706.03762), for translation.
 
 Post-norm with LayerNorm, ReLU, sinusoidal positions, embeddings scaled by sqrt(D) and shared with the output. Marian's
-translation models (`opus-mt`) are the base size with SiLU and biases everywhere, one among them on the output.
+translation models (`opus-mt`) are the base size with SiLU and biases everywhere, including the output.
 """
 
 from dataclasses import replace
@@ -32,7 +32,7 @@ MARIAN = replace(
 
 
 def _vaswani(embed, heads, mlp, layers=6) -> Variant:
-  """The paper's sizes with its 37,000 pieces; vectors have length one before they are scaled by sqrt(D)."""
+  """The paper's sizes and 37,000 pieces; initial token vectors have length one before they are scaled by sqrt(D)."""
   design = replace(VASWANI, embed_init=embed**-0.5)
   return Variant(Dims(embed, heads, heads, embed // heads, mlp, layers), design, 37_000)
 

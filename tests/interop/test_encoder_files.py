@@ -145,8 +145,8 @@ BERT, MODERN = shrunk(bert.VARIANTS["bert-base-uncased"]), shrunk(modernbert.VAR
     (modernbert, MODERN, dict(design={"windows": (None, 3, 4)}), "design.windows has"),
     (modernbert, MODERN, dict(design={"position": "none"}), "design.position has"),
     (modernbert, MODERN, dict(head="spans"), "head 'spans'"),
-    (linformer, shrunk(linformer.VARIANTS["linformer-base-256"]), {}, "no family of Hugging Face's"),
-    (electra, shrunk(electra.VARIANTS["electra-small"]), {}, "no family of Hugging Face's"),
+    (linformer, shrunk(linformer.VARIANTS["linformer-base-256"]), {}, "no Hugging Face family matches"),
+    (electra, shrunk(electra.VARIANTS["electra-small"]), {}, "no Hugging Face family matches"),
   ],
   ids=lambda x: x if isinstance(x, str) else None,
 )

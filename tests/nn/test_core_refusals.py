@@ -76,7 +76,7 @@ def test_refusals_of_lengths():
 
 def test_memory_compressed_refuses_the_other_kind_of_stack():
   core = MemoryCompressed(cases.rngs(), cases.DIMS, causal=True)
-  with pytest.raises(UserError, match="cannot do bidirectional attention when it was made for a causal stack"):
+  with pytest.raises(UserError, match="cannot do bidirectional attention in a core made for a causal stack"):
     core(*cases.qkv(), M["full"], scale=0.4)
 
 

@@ -1,7 +1,11 @@
 """One file for each family of Hugging Face model types.
 
-A module has `MODEL_TYPES`; `MODELS`, our classes it writes; `build(fields, names) -> (class, arguments)`, from a
-config and the names of the tensors; `config(model, model_type) -> dict`, where `model_type` is what the model was
-loaded from or None, which raises a `UserError` for what the types cannot express; and `tensors(mapping)`, which fills
-the mapping in, the same for reading and writing.
+A module has
+  MODEL_TYPES
+  MODELS: our classes that it writes.
+  build(fields, names) -> (class, arguments): from a config and the names of the tensors.
+  config(model, model_type) -> dict: `model_type` is what the model was loaded from, or None. Raises a `UserError` for
+    what the types cannot express.
+  tensors(mapping): fills in the mapping, for reading and writing alike.
+  renamed(name), optional: the tensor that another name in a file stands for.
 """

@@ -1,7 +1,7 @@
 """BERT.
 
-A `BertModel` becomes a model whose logits are the last hidden states, with `pooled` beside them where the file has a
-pooler. A pooler that a class never reads is no part of a model, and is written as it was in the file.
+A `BertModel` becomes a model whose logits are the last hidden states, with `pooled` beside them if the file has a
+pooler. A pooler that a class does not use is not part of the model, and is written back as it was in the file.
 """
 
 from t5x_like.interop import encoders
@@ -23,7 +23,7 @@ NEXT = {"cls.seq_relationship": "next_sentence"}
 CLASSIFIER = {"classifier": "out"}
 HEADS = (
   Head("ForPreTraining", "pretraining", under("mlm", MLM) | POOLER | NEXT),
-  Head("ForMaskedLM", "pretraining", under("mlm", MLM) | POOLER | NEXT),  # what the files of the hub hold
+  Head("ForMaskedLM", "pretraining", under("mlm", MLM) | POOLER | NEXT),  # as in the hub's files
   Head("ForMaskedLM", "mlm", MLM),
   Head("ForNextSentencePrediction", "next_sentence", POOLER | {"cls.seq_relationship": "out"}),
   Head("ForSequenceClassification", "classification", POOLER | CLASSIFIER),
@@ -36,7 +36,7 @@ HEADS = (
 
 
 def renamed(name: str) -> str:
-  """Hub files name scales and biases of norms as TensorFlow does."""
+  """Older files name scales and biases of norms as TensorFlow does."""
   return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 

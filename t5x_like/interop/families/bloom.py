@@ -59,7 +59,7 @@ def config(model, model_type: str | None) -> dict:
 
 
 def renamed(name: str) -> str:
-  """The first files lack the prefix."""
+  """The oldest files lack the prefix."""
   return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
 
 

@@ -1,6 +1,6 @@
 """ELECTRA: generators are `ElectraForMaskedLM`, everything else is a discriminator's.
 
-A joint `electra.Model` is written as the two it is made of: `generator, discriminator = model.networks()`.
+A joint `electra.Model` is saved as its two networks: `generator, discriminator = model.networks()`.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ HEADS = (
 def build(fields: Fields, names: set[str]):
   for name, value in (("summary_type", "first"), ("summary_use_proj", True), ("summary_activation", "gelu")):
     fields.only(name, value)
-  activation = fields.choose("hidden_act", {"gelu": "gelu"}, "gelu")  # some of the heads have no other
+  activation = fields.choose("hidden_act", {"gelu": "gelu"}, "gelu")  # some of the heads support no other
   table = fields.take("embedding_size", 128)
   base = electra.VARIANTS["electra-base"]
   variant = encoders.build(fields, names, base, "Electra", HEADS, activation=activation)

@@ -15,7 +15,7 @@ MODELS = (mixtral.Model,)
 
 def build(fields: Fields, names: set[str]):
   experts, top_k = fields.take("num_local_experts", 8), fields.take("num_experts_per_tok", 2)
-  if not 2 <= top_k <= experts:  # a single gate, made to add up to one, would be constant
+  if not 2 <= top_k <= experts:  # a single normalised gate would be constant
     raise fields.refusal("num_experts_per_tok", top_k, f"2 to {experts}")
   fields.ignore("output_router_logits")
   design = dataclasses.replace(

@@ -1,4 +1,4 @@
-"""ModernBERT, with its masked language model's head."""
+"""ModernBERT, with its masked language model head."""
 
 import dataclasses
 
@@ -53,7 +53,7 @@ def build(fields: Fields, names: set[str]):
     if values.keys() > {"rope_type", "rope_theta"} or values["rope_type"] != "default":
       raise fields.refusal(f"rope_parameters.{kind}", values, "rope_type 'default' and a rope_theta")
     positions[kind] = {"name": "rope", "theta": float(values["rope_theta"])}
-  windows = {FULL: None, SLIDING: fields.take("local_attention", 128) // 2 + 1}  # as many on either side, and itself
+  windows = {FULL: None, SLIDING: fields.take("local_attention", 128) // 2 + 1}  # half on either side
   if unknown := set(kinds) - set(windows):
     raise fields.refusal("layer_types", sorted(unknown)[0], f"{FULL!r} or {SLIDING!r}")
   design = dataclasses.replace(

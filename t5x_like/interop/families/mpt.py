@@ -26,7 +26,7 @@ def build(fields: Fields, names: set[str]):
   fields.only("expansion_ratio", 4)
   fields.only("logit_scale", None)
   fields.only("no_bias", True)
-  # The library adds no learned positions whatever the config says.
+  # The library never adds learned positions, whatever the config says.
   fields.ignore(
     "learned_pos_emb",
     "max_seq_len",
@@ -55,7 +55,7 @@ def config(model, model_type: str | None) -> dict:
   causal.refuse_others(
     model, norm="layernorm_no_bias", activation="gelu", attention_scale=[design.attention_scale], tied=[True, False]
   )
-  power_of_two = dims.heads & (dims.heads - 1) == 0  # then all agree on the slopes
+  power_of_two = dims.heads & (dims.heads - 1) == 0  # then both definitions of the slopes agree
   if not power_of_two and not causal.position_of(model, "alibi", "mpt").get("mpt"):
     causal.only(model, position=[{"name": "alibi", "mpt": True}])
   causal.position_of(model, "alibi", "mpt")

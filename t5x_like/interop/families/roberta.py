@@ -1,6 +1,6 @@
 """RoBERTa and XLM-RoBERTa.
 
-Their classification head drops out twice while training; ours once, after its first layer.
+In training, their classification head applies dropout twice; ours once, after its first layer.
 """
 
 from t5x_like.errors import UserError
@@ -29,7 +29,7 @@ HEADS = (
 
 def build(fields: Fields, names: set[str]):
   fields.take("pad_token_id")  # positions count from it
-  activation = fields.choose("hidden_act", {"gelu": "gelu"}, "gelu")  # the language model's head has no other
+  activation = fields.choose("hidden_act", {"gelu": "gelu"}, "gelu")  # the language model head supports no other
   base, prefix = roberta.VARIANTS["roberta-base"], CLASSES[fields.values["model_type"]]
   return roberta.Model, {"variant": encoders.build(fields, names, base, prefix, HEADS, activation=activation)}
 

@@ -1,6 +1,6 @@
 """Switch Transformers.
 
-Here no token is dropped, so that logits are those of the library as long as no expert gets more than the config's
+No token is dropped here, so logits equal the library's as long as no expert gets more than the config's
 `expert_capacity` tokens (64 by default) of one sequence.
 """
 
