@@ -1,9 +1,12 @@
 """BERT base read from left to right: the ablation "LTR & No NSP" (Devlin et al. 2019, section 5.1).
 
+  python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt --vocabulary=VOCABULARY --append_eos \\
+      --output=data/books_wiki_eos
   python -m t5x_like.train --config=configs/bert/left_to_right.py --workdir=runs/bert_left_to_right
 
-A causal language model with BERT's size and blocks, on the data and with the schedule of `base.py`; every token is a
-target. Expected (table 5, base): MNLI 82.1, SQuAD F1 77.8 on the dev sets. Not run at full size here.
+A causal language model with BERT's size and blocks, on its text, with EOS after every document, and with the
+schedule of `base.py`; every token is a target. Expected (table 5, base): MNLI 82.1, SQuAD F1 77.8 on the dev sets. Not
+run at full size here.
 """
 
 from configs.bert import base
@@ -26,6 +29,6 @@ def get_config():
     "dropout": 0.1,
     "design": {"activation": "gelu", "embed_norm": True, "norm_epsilon": 1e-12},  # as BERT's blocks
   }
-  config.task = {"name": "causal_lm", "store": "data/books_wiki", "length": 512}
+  config.task = {"name": "causal_lm", "store": "data/books_wiki_eos", "length": 512}
   config.objective = {"name": "decoder"}
   return config

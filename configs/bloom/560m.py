@@ -1,6 +1,6 @@
 """BLOOM 560M, pretrained as a language model (BigScience Workshop 2022, arXiv:2211.05100).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --output=data/c4_en
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/bloom/560m.py --workdir=runs/bloom_560m
 
 Batches of 256 windows of 2,048 tokens, AdamW up to 3e-4 and down by a cosine, weight decay 0.1, clipping at 1.0 (table
@@ -15,7 +15,7 @@ def get_config():
   config = defaults()
 
   config.model = {"name": "bloom", "variant": "560m", "vocab_size": 250_880, "dropout": 0.0}
-  config.task = {"name": "causal_lm", "store": "data/c4_en", "length": 2048, "document_mask": False}
+  config.task = {"name": "causal_lm", "store": "data/c4_en_eos", "length": 2048, "document_mask": False}
   config.objective = {"name": "decoder"}
 
   config.batch_size = 256

@@ -1,6 +1,6 @@
 """GPT-1 (117M parameters), pretrained as a language model (Radford et al. 2018, section 4.1).
 
-  python -m tools.prepare_data --source=text:books/*.txt --vocabulary=VOCABULARY --output=data/books
+  python -m tools.prepare_data --source=text:books/*.txt --vocabulary=VOCABULARY --append_eos --output=data/books_eos
   python -m t5x_like.train --config=configs/gpt/gpt1.py --workdir=runs/gpt1
 
 Windows of 512 tokens, batches of 64, Adam up to 2.5e-4 over 2,000 steps and down to 0 by a half cosine, decay 0.01 of
@@ -32,7 +32,7 @@ def get_config():
     "vocab_size": 40_576,  # 40,478 rounded up to a multiple of 128
     "dropout": 0.1,
   }
-  config.task = {"name": "causal_lm", "store": "data/books", "length": 512, "document_mask": False}
+  config.task = {"name": "causal_lm", "store": "data/books_eos", "length": 512, "document_mask": False}
   config.objective = {"name": "decoder"}
 
   config.batch_size = 64

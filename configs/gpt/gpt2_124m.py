@@ -1,6 +1,6 @@
 """GPT-2 of 124M parameters, pretrained as a language model (Radford et al. 2019).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --output=data/c4_en
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/gpt/gpt2_124m.py --workdir=runs/gpt2_124m
 
 The paper gives batches of 512 windows of 1,024 tokens and no more; learning rate, warm-up, decay, betas, weight decay
@@ -21,7 +21,7 @@ def get_config():
     "vocab_size": 50_304,  # 50,257 rounded up to a multiple of 128
     "dropout": 0.1,
   }
-  config.task = {"name": "causal_lm", "store": "data/c4_en", "length": 1024, "document_mask": False}
+  config.task = {"name": "causal_lm", "store": "data/c4_en_eos", "length": 1024, "document_mask": False}
   config.objective = {"name": "decoder"}
 
   config.batch_size = 512

@@ -1,6 +1,6 @@
 """Llama 3.1 8B, pretrained as a language model (Grattafiori et al. 2024).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --output=data/c4_en
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/llama/8b.py --workdir=runs/llama_8b
 
 Windows of 8,192 tokens in batches of 2^22, attention inside documents only (section 3.2), AdamW up to 3e-4 (table 3)
@@ -17,7 +17,7 @@ def get_config():
   config = defaults()
 
   config.model = {"name": "llama", "variant": "llama3.1-8b", "vocab_size": 128_256, "dropout": 0.0, "remat": "full"}
-  config.task = {"name": "causal_lm", "store": "data/c4_en", "length": 8192, "document_mask": True}
+  config.task = {"name": "causal_lm", "store": "data/c4_en_eos", "length": 8192, "document_mask": True}
   config.objective = {"name": "decoder"}
 
   config.batch_size = 512

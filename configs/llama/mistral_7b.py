@@ -1,6 +1,6 @@
 """Mistral 7B, pretrained as a language model (Jiang et al. 2023).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --output=data/c4_en
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/llama/mistral_7b.py --workdir=runs/mistral_7b
 
 Windows of 8,192 tokens, of which each token sees the last 4,096 (section 2). The paper gives sizes but not the
@@ -24,7 +24,7 @@ def get_config():
     "remat": "full",
     "design": {"core": "local"},  # its cost grows with the window, not with the length
   }
-  config.task = {"name": "causal_lm", "store": "data/c4_en", "length": 8192, "document_mask": True}
+  config.task = {"name": "causal_lm", "store": "data/c4_en_eos", "length": 8192, "document_mask": True}
   config.objective = {"name": "decoder"}
 
   config.batch_size = 512

@@ -1,6 +1,6 @@
 """Mixtral 8x7B, pretrained as a language model (Jiang et al. 2024).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --output=data/c4_en
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/mixtral/8x7b.py --workdir=runs/mixtral_8x7b
 
 The paper gives sizes but not the training: optimizer, rates and batch are those of Llama 2 70B (Touvron et al. 2023,
@@ -34,7 +34,7 @@ def get_config():
       }
     },
   }
-  config.task = {"name": "causal_lm", "store": "data/c4_en", "length": 4096, "document_mask": True}
+  config.task = {"name": "causal_lm", "store": "data/c4_en_eos", "length": 4096, "document_mask": True}
   config.objective = {"name": "decoder"}
 
   config.batch_size = 1024

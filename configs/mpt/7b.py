@@ -1,6 +1,6 @@
 """MPT 7B, pretrained as a language model (MosaicML 2023).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --output=data/c4_en
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/mpt/7b.py --workdir=runs/mpt_7b
 
 Batches of 1,760 windows of 2,048 tokens for a trillion tokens, as published. There the optimizer is Lion; here it is
@@ -14,7 +14,7 @@ def get_config():
   config = defaults()
 
   config.model = {"name": "mpt", "variant": "7b", "vocab_size": 50_432, "dropout": 0.0, "remat": "full"}
-  config.task = {"name": "causal_lm", "store": "data/c4_en", "length": 2048, "document_mask": False}
+  config.task = {"name": "causal_lm", "store": "data/c4_en_eos", "length": 2048, "document_mask": False}
   config.objective = {"name": "decoder"}
 
   config.batch_size = 1760

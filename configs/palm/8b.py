@@ -1,6 +1,6 @@
 """PaLM 8B, pretrained as a language model (Chowdhery et al. 2022).
 
-  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --output=data/c4_en
+  python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/palm/8b.py --workdir=runs/palm_8b
 
 Adafactor with rates scaled by the parameters (section 5; there without factoring): 1e-2 for 10,000 steps, then
@@ -17,7 +17,7 @@ def get_config():
   config = defaults()
 
   config.model = {"name": "palm", "variant": "8b", "vocab_size": 256_000, "dropout": 0.0, "remat": "full"}
-  config.task = {"name": "causal_lm", "store": "data/c4_en", "length": 2048, "document_mask": False}
+  config.task = {"name": "causal_lm", "store": "data/c4_en_eos", "length": 2048, "document_mask": False}
   config.objective = {"name": "decoder", "z_loss": 1e-4}
 
   config.batch_size = 2048

@@ -26,7 +26,7 @@ def root(folder):
 
 
 def build(root, name, **arguments):
-  return task.build(name, "train", store=root, **({"length": LENGTH} | arguments))
+  return task.build(name, "train", store=root, **({"length": LENGTH, "documents_end": "nothing"} | arguments))
 
 
 def batch_of(built, rows=None, seed=0, epoch=0):
@@ -45,6 +45,64 @@ def test_every_token_is_a_target_once(root):
   assert batch["decoder_target_tokens"].ravel().tolist() == stream.tolist()
   assert (batch["decoder_input_tokens"][:, 0] == 1).all() and (batch["decoder_loss_weights"] == 1).all()
   np.testing.assert_array_equal(batch["decoder_input_tokens"][:, 1:], batch["decoder_target_tokens"][:, :-1])
+
+
+@pytest.mark.parametrize("document_mask", [False, True])
+def test_the_end_of_a_document_is_a_target(tmp_path, document_mask):
+  lengths = corpora.write(tmp_path / "train", LENGTH * EXAMPLES, [30, 9, 40, 3], append_eos=True)
+  stream, end = [], 0
+  for size in lengths:
+    stream += [*range(end + corpora.FIRST, end + corpora.FIRST + size), 1]
+    end += size
+  built = task.build("causal_lm", "train", store=str(tmp_path), length=LENGTH, document_mask=document_mask)
+  batch = batch_of(built)
+  targets, inputs = batch["decoder_target_tokens"].ravel(), batch["decoder_input_tokens"]
+  assert targets.tolist() == stream[: len(targets)] and (targets == 1).sum() > EXAMPLES
+  assert (batch["decoder_loss_weights"] == 1).all()
+  follows = np.flatnonzero((targets == 1)[:-1]) + 1  # the beginnings of documents: EOS is what they follow
+  assert (inputs.ravel()[follows] == 1).all()
+  if document_mask:  # EOS belongs to the document that it ends
+    segments = batch["decoder_segment_ids"]
+    np.testing.assert_array_equal(np.diff(segments, axis=1), batch["decoder_target_tokens"][:, :-1] == 1)
+
+
+DECODERS = [("causal_lm", {"length": 32}), ("prefix_lm", {"length": 32})]
+JOINED = [
+  ("prefix_lm", {"length": 32, "architecture": "encoder_decoder"}),
+  ("span_corruption", {"inputs_length": 32}),
+  ("denoising", {"inputs_length": 32, "style": "drop_tokens"}),
+  ("ul2", {"length": 32}),
+  ("salient_spans", {"inputs_length": 32}),
+]
+
+
+@pytest.mark.parametrize(("append_eos", "refused", "taken"), [(False, DECODERS, JOINED), (True, JOINED, DECODERS)])
+def test_a_store_whose_documents_end_otherwise_is_refused(tmp_path, append_eos, refused, taken):
+  corpora.write(tmp_path / "train", 960, [30], append_eos=append_eos)
+  found, expected, how = ("eos", "nothing", "without ") if append_eos else ("nothing", "eos", "")
+  for name, arguments in refused:
+    message = (
+      f"{tmp_path}/train: found {found} at the end of documents, expected {expected}: prepare another store with "
+      f"python -m tools.prepare_data {how}--append_eos, or set task.documents_end={found} to train on this one"
+    )
+    with pytest.raises(UserError) as error:
+      task.build(name, "train", store=str(tmp_path), **arguments)
+    assert str(error.value) == message
+    allowed = [task.build(name, "train", store=str(tmp_path), documents_end=end, **arguments) for end in (found, "any")]
+    assert allowed[0].fingerprint == allowed[1].fingerprint
+  for name, arguments in taken:
+    task.build(name, "train", store=str(tmp_path), **arguments)
+  with pytest.raises(UserError, match="documents_end: found 'EOS'"):
+    task.build("causal_lm", "train", store=str(tmp_path), documents_end="EOS")
+
+
+def test_the_builtin_store_has_both_forms():
+  decoder, joined = (
+    task.build("causal_lm", "train", store="builtin", length=512, documents_end=end) for end in ("eos", "nothing")
+  )
+  assert decoder.fingerprint != joined.fingerprint
+  ends = [(batch_of(built, 8)["decoder_target_tokens"] == 1).sum() for built in (decoder, joined)]
+  assert ends[0] > 0 and ends[1] == 0
 
 
 def test_documents_are_apart(root):

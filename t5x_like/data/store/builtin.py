@@ -1,7 +1,8 @@
 """The built-in store: the source `docstrings:tiny`, as bytes.
 
 It needs no files, no vocabulary and a few seconds, so that any recipe can be run (`:debug`) before there is data. It is
-too small to learn from: `make quickstart` builds a real corpus.
+too small to learn from: `make quickstart` builds a real corpus. It exists twice, with EOS after every document and
+without, and a task gets the one that it asks for.
 """
 
 import contextlib
@@ -23,16 +24,21 @@ NAME = "builtin"
 _VERSION = 2  # of what is in it
 
 
-def prepared() -> str:
-  """The directory of the token stores, made in the temporary folder if this user has none yet."""
+def prepared(append_eos: bool = False) -> str:
+  """The directory of the token stores, made in the temporary folder if this user has none yet.
+
+  Args:
+    append_eos: whether documents end with EOS.
+  """
   owner = f"{os.getuid()}_" if hasattr(os, "getuid") else ""
   version = f"{FORMAT.rpartition('.')[2]}.{_VERSION}"
+  version += "_eos" if append_eos else ""
   root = pathlib.Path(tempfile.gettempdir()) / f"t5x_like_{owner}builtin_{version}_{platform.python_version()}"
   if not root.exists():
     fresh = pathlib.Path(tempfile.mkdtemp(prefix=f"{root.name}.", dir=root.parent))
     documents = Documents("docstrings:tiny", data_dir=str(fresh / "tfds"))
     for split in documents.source.splits:
-      _write(fresh / split, split, list(documents.wanted(split)))
+      _write(fresh / split, split, list(documents.wanted(split)), append_eos)
     shutil.rmtree(fresh / "tfds")
     with contextlib.suppress(OSError):  # another process was first: its stores are the same
       fresh.rename(root)
@@ -47,8 +53,8 @@ def texts(split: str) -> list[str]:
   return [store.vocabulary.decode(ids) for ids in np.split(tokens, store.document_ends()[:-1])]
 
 
-def _write(path: pathlib.Path, split: str, documents: list[str]) -> None:
+def _write(path: pathlib.Path, split: str, documents: list[str], append_eos: bool) -> None:
   vocabulary = ByteVocabulary()
-  with TokenStoreWriter(path, name=NAME, split=split, vocabulary=vocabulary) as writer:
+  with TokenStoreWriter(path, name=NAME, split=split, vocabulary=vocabulary, append_eos=append_eos) as writer:
     encoded = vocabulary.encode_batch(documents)
     writer.add(np.concatenate(encoded), np.array([ids.size for ids in encoded]))

@@ -7,6 +7,7 @@ are not used. A window may begin in the middle of a document and hold parts of s
 import os
 import threading
 import weakref
+from typing import Literal
 
 import numpy as np
 
@@ -17,11 +18,13 @@ from t5x_like.data.task import Numbering
 from t5x_like.data.vocabularies import Vocabulary
 from t5x_like.errors import UserError
 
+DocumentsEnd = Literal["eos", "nothing", "any"]
+
 _open: weakref.WeakValueDictionary[tuple[str, Verify], TokenStore] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
-def open_tokens(store: str, split: str, verify: Verify = "auto") -> TokenStore:
+def open_tokens(store: str, split: str, verify: Verify = "auto", documents_end: DocumentsEnd = "any") -> TokenStore:
   """Opens `<store>/<split>` and says so, or returns it as some task of this process has it open.
 
   Args:
@@ -29,11 +32,12 @@ def open_tokens(store: str, split: str, verify: Verify = "auto") -> TokenStore:
       `builtin` for the small corpus of `data/store/builtin.py`.
     split: which of them.
     verify: what opening the store checks: `size`, `full` (all checksums) or `auto`, see `TokenStore.open`.
+    documents_end: what has to stand at the end of every document: `eos`, `nothing`, or `any` of the two.
 
   Raises:
-    UserError: the store cannot be used.
+    UserError: the store cannot be used, or its documents do not end so.
   """
-  root = builtin.prepared() if store == builtin.NAME else store
+  root = builtin.prepared(append_eos=documents_end == "eos") if store == builtin.NAME else store
   path = f"{root}/{split}" if "://" in root else os.path.join(root, split)
   with _lock:
     tokens = _open.get((path, verify))
@@ -43,7 +47,18 @@ def open_tokens(store: str, split: str, verify: Verify = "auto") -> TokenStore:
         f"data: {path}: {tokens.num_tokens:,} tokens in {tokens.num_documents:,} documents, {tokens.verification}",
         flush=True,
       )
+  _check_ends(tokens, documents_end)
   return tokens
+
+
+def _check_ends(tokens: TokenStore, expected: DocumentsEnd) -> None:
+  found = "eos" if tokens.manifest.append_eos else "nothing"
+  if expected not in (found, "any"):
+    without = "without " if expected == "nothing" else ""
+    raise UserError(
+      f"{tokens.path}: found {found} at the end of documents, expected {expected}: prepare another store with python "
+      f"-m tools.prepare_data {without}--append_eos, or set task.documents_end={found} to train on this one"
+    )
 
 
 class Windows:
@@ -53,7 +68,7 @@ class Windows:
     store: where it is, see `open_tokens`, or one that is open.
     split: which split; of no meaning where the store is open.
     length: tokens in a window.
-    verify: see `open_tokens`.
+    verify, documents_end: see `open_tokens`; of no meaning where the store is open.
 
   Attributes:
     tokens: the open store.
@@ -61,13 +76,15 @@ class Windows:
     num_examples: how many windows there are.
 
   Raises:
-    UserError: the store cannot be used or is shorter than one window.
+    UserError: the store cannot be used, its documents do not end as asked, or it is shorter than one window.
   """
 
-  def __init__(self, store: str | TokenStore, split: str, length: int, verify: Verify = "auto"):
+  def __init__(
+    self, store: str | TokenStore, split: str, length: int, verify: Verify = "auto", documents_end: DocumentsEnd = "any"
+  ):
     if length < 1:
       raise UserError(f"length: found {length}, expected windows of at least 1 token")
-    self.tokens = open_tokens(store, split, verify) if isinstance(store, str) else store
+    self.tokens = open_tokens(store, split, verify, documents_end) if isinstance(store, str) else store
     self.length = length
     self.num_examples = self.tokens.num_tokens // length
     if not self.num_examples:

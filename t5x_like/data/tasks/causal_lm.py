@@ -4,13 +4,14 @@ Example i is window i of `length` tokens, all of them targets, so that an epoch 
 are the window one place later behind a start token (see `preprocessors/decoder_only.py`, with a worked example).
 Documents are packed as they follow each other in the stream (Radford et al. 2019; Brown et al. 2020, section 2.3, who
 do not mask attention between them); `document_mask` keeps attention inside a document and starts its positions at 0
-(as Grattafiori et al. 2024, section 3.2, do for Llama 3).
+(as Grattafiori et al. 2024, section 3.2, do for Llama 3). EOS ends every document, so that the model learns where texts
+end; a store without it (`prepare_data` without `--append_eos`) is refused unless `documents_end` says otherwise.
 """
 
 from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import Verify
-from t5x_like.data.store.windows import Windows
+from t5x_like.data.store.windows import DocumentsEnd, Windows
 from t5x_like.data.task import Feature, Task, fingerprint
 from t5x_like.data.vocabularies import start_id
 
@@ -21,6 +22,7 @@ def task(
   split: str,
   length: int = 1024,
   document_mask: bool = False,
+  documents_end: DocumentsEnd = "eos",
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
@@ -31,13 +33,15 @@ def task(
     split: which of them.
     length: tokens in a window, and of every feature.
     document_mask: adds `decoder_segment_ids` and `decoder_positions`, which restart with every document.
+    documents_end: what stands at the end of the store's documents: `eos`, which the model learns to predict, `nothing`
+      or `any`.
     label: the name in metrics; by default `<corpus>_causal_lm`.
     verify: what opening the store checks, see `TokenStore.open`.
 
   Raises:
-    UserError: the store cannot be used or is shorter than one window.
+    UserError: the store cannot be used, is shorter than one window, or its documents do not end as they should.
   """
-  windows = Windows(store, split, length, verify)
+  windows = Windows(store, split, length, verify, documents_end)
   start = start_id(windows.vocabulary)
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:

@@ -26,7 +26,7 @@ from t5x_like.data.preprocessors import noise
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder, features
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import Verify
-from t5x_like.data.store.windows import Windows, open_tokens
+from t5x_like.data.store.windows import DocumentsEnd, Windows, open_tokens
 from t5x_like.data.task import Task, fingerprint
 from t5x_like.errors import UserError
 
@@ -42,6 +42,7 @@ def task(
   style: Style,
   inputs_length: int = 512,
   noise_density: float = 0.15,
+  documents_end: DocumentsEnd = "nothing",
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
@@ -53,6 +54,7 @@ def task(
     style: the objective.
     inputs_length: encoder length, EOS included; window and targets length follow, such that all fits.
     noise_density: fraction of tokens that is noise; deshuffling has none.
+    documents_end: what stands at the end of the store's documents: `nothing` (T5 joins them), `eos` or `any`.
     label: the name in metrics; by default `<corpus>_<style>`.
     verify: what opening the store checks, see `TokenStore.open`.
 
@@ -65,7 +67,7 @@ def task(
   if inputs_length < 3:
     raise UserError(f"inputs_length: found {inputs_length}, expected at least 3 (two tokens and EOS)")
   window, tokens_of_noise, targets_length = lengths(style, inputs_length, noise_density)
-  tokens = open_tokens(store, split, verify)
+  tokens = open_tokens(store, split, verify, documents_end)
   vocabulary = tokens.vocabulary
   runs = min(tokens_of_noise, window - tokens_of_noise + 1)
   if style == "replace_spans" and runs > vocabulary.extra_ids:

@@ -19,7 +19,7 @@ from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder, features
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import Verify
-from t5x_like.data.store.windows import Windows
+from t5x_like.data.store.windows import DocumentsEnd, Windows
 from t5x_like.data.task import Feature, Task, fingerprint
 from t5x_like.data.vocabularies import start_id
 from t5x_like.errors import UserError
@@ -31,6 +31,7 @@ def task(
   split: str,
   length: int = 512,
   architecture: Literal["decoder", "encoder_decoder"] = "decoder",
+  documents_end: DocumentsEnd | None = None,
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
@@ -41,17 +42,20 @@ def task(
     split: which of them.
     length: of every feature; the window follows from it.
     architecture: what the features are for.
+    documents_end: what stands at the end of the store's documents: `eos`, `nothing` or `any`; by default `eos` for
+      decoders and `nothing` for encoder-decoders, which T5 trained on joined documents.
     label: the name in metrics; by default `<corpus>_prefix_lm`.
     verify: what opening the store checks, see `TokenStore.open`.
 
   Raises:
-    UserError: a length that cannot be cut; the store cannot be used or is shorter than one window.
+    UserError: a length that cannot be cut; the store cannot be used, is shorter than one window, or its documents do
+      not end as they should.
   """
   decoder = architecture == "decoder"
   window = length if decoder else length - 1
   if window < 2:
     raise UserError(f"length: found {length}, expected at least {length - window + 2}: a token on each side of the cut")
-  windows = Windows(store, split, window, verify)
+  windows = Windows(store, split, window, verify, documents_end or ("eos" if decoder else "nothing"))
   vocabulary = windows.vocabulary
   start = start_id(vocabulary)
 

@@ -13,7 +13,7 @@ from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder, feature
 from t5x_like.data.preprocessors.salient_spans import DEFAULT_FINDER, TokenSpans
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import Verify
-from t5x_like.data.store.windows import Windows
+from t5x_like.data.store.windows import DocumentsEnd, Windows
 from t5x_like.data.task import Task, fingerprint
 from t5x_like.errors import UserError
 
@@ -27,6 +27,7 @@ def task(
   inputs_length: int = 512,
   targets_length: int = 32,
   finder: str = DEFAULT_FINDER,
+  documents_end: DocumentsEnd = "nothing",
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
@@ -38,6 +39,7 @@ def task(
     inputs_length: encoder length, EOS included.
     targets_length: decoder length; a span has at most two tokens fewer.
     finder: `module:function`, `(text) -> list of (start, end)`; see `preprocessors/salient_spans.py`.
+    documents_end: what stands at the end of the store's documents: `nothing` (T5 joins them), `eos` or `any`.
     label: the name in metrics; by default `<corpus>_salient_spans`.
     verify: what opening the store checks, see `TokenStore.open`.
 
@@ -50,7 +52,7 @@ def task(
       f"{_FALLBACK + 3} and {_FALLBACK + 2}"
     )
   W = inputs_length - 1
-  windows = Windows(store, split, W, verify)
+  windows = Windows(store, split, W, verify, documents_end)
   vocabulary = windows.vocabulary
   if not vocabulary.extra_ids:
     raise UserError(f"{windows.tokens.path}: its vocabulary has no sentinels, expected at least 1")

@@ -9,7 +9,7 @@ from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder, feature
 from t5x_like.data.preprocessors.span_corruption import SpanCorruption
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import Verify
-from t5x_like.data.store.windows import Windows, open_tokens
+from t5x_like.data.store.windows import DocumentsEnd, Windows, open_tokens
 from t5x_like.data.task import Task, fingerprint
 
 
@@ -23,6 +23,7 @@ def task(
   mean_noise_span_length: float = 3.0,
   random_roll: bool = False,
   prefix: str = "",
+  documents_end: DocumentsEnd = "nothing",
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
@@ -38,6 +39,7 @@ def task(
     mean_noise_span_length: mean noise tokens per span.
     random_roll: noise may begin or end anywhere in the window, see `preprocessors/span_corruption.py`.
     prefix: text before the inputs, such as the mode tokens of UL2; its tokens count as inputs.
+    documents_end: what stands at the end of the store's documents: `nothing` (T5 joins them), `eos` or `any`.
     label: the name in metrics; by default `<corpus>_span_corruption`.
     verify: what opening the store checks: `size`, `full` (all checksums) or `auto`, see `TokenStore.open`.
 
@@ -45,7 +47,7 @@ def task(
     UserError: the store cannot be used, is shorter than one window, or its vocabulary lacks sentinels; impossible
       lengths or densities.
   """
-  tokens = open_tokens(store, split, verify)
+  tokens = open_tokens(store, split, verify, documents_end)
   vocabulary = tokens.vocabulary
   prefix_ids = vocabulary.encode(prefix) if prefix else []
   corruption = SpanCorruption(

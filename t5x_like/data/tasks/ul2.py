@@ -29,7 +29,7 @@ from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder, feature
 from t5x_like.data.preprocessors.span_corruption import SpanCorruption, noise_counts
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import Verify
-from t5x_like.data.store.windows import Windows
+from t5x_like.data.store.windows import DocumentsEnd, Windows
 from t5x_like.data.task import Task, fingerprint
 from t5x_like.data.vocabularies import Vocabulary
 from t5x_like.errors import UserError, did_you_mean
@@ -55,6 +55,7 @@ def task(
   mode_tokens: bool = False,
   rates: dict = {},  # noqa: B006
   random_roll: bool = False,
+  documents_end: DocumentsEnd = "nothing",
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
@@ -67,6 +68,7 @@ def task(
     mode_tokens: begin the inputs with `MODES`.
     rates: of some of `DENOISERS`; 1 for the others, 0 leaves one out.
     random_roll: let the noise of R and X lie anywhere; see `preprocessors/span_corruption.py`.
+    documents_end: what stands at the end of the store's documents: `nothing` (T5 joins them), `eos` or `any`.
     label: the name in metrics; by default `<corpus>_ul2`.
     verify: what opening the store checks, see `TokenStore.open`.
 
@@ -87,7 +89,7 @@ def task(
   shares = {name: share for name, share in shares.items() if share}
   if not shares:
     raise UserError("config.task.rates: found 0 for every denoiser, expected at least one that is drawn")
-  windows = Windows(store, split, length, verify)
+  windows = Windows(store, split, length, verify, documents_end)
   denoisers = [_Denoiser(name, windows.vocabulary, length, mode_tokens, random_roll) for name in shares]
   inputs_length = max(denoiser.inputs_length for denoiser in denoisers)
   targets_length = max(denoiser.corruption.targets_length for denoiser in denoisers)
