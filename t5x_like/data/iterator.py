@@ -1,17 +1,17 @@
-"""Iterating a tf.data pipeline that calls back into Python, which may be dropped at any moment and from any thread.
+"""Iterators over tf.data pipelines that call back into Python, safe to drop at any moment and from any thread.
 
-Deleting a tf.data iterator waits for the calls it has under way, with the interpreter's lock held; a call that needs
-that lock never ends then. So no iterator is deleted here before it has ended: every pipeline begins with a flag that
-ends its steps, and a dropped one is drained, that is, its flag is lowered and the few batches under way are fetched
-until there are no more. Only then is its memory released.
+Deleting a tf.data iterator waits, with the GIL held, for the calls it has in flight; a call that needs the GIL then
+never ends. So no iterator is deleted here before it has ended: every pipeline begins with a flag that ends its steps,
+and a dropped one is drained, that is, its flag is cleared and the few batches in flight are fetched until there are no
+more. Only then is its memory released.
 
-A drop can be the work of the garbage collector, on any thread, one of the pipeline's own calls included; draining
-there could wait for itself. A drop therefore only queues the pipeline for the one thread that drains. Iterators alive
-when the program ends are drained by an `atexit` function: after the program's threads have ended, and before the
-interpreter refuses its lock to TensorFlow's.
+The garbage collector may drop an iterator on any thread, even inside one of the pipeline's own calls, where draining
+would deadlock. A drop therefore only queues the pipeline for a single draining thread. Iterators alive when the program
+ends are drained by an `atexit` function: after the program's threads have ended, and before the interpreter denies the
+GIL to TensorFlow's threads.
 
-Autotuning is off, for the same reason: deleting an iterator also waits for the thread that tunes it, which now and then
-misses its cancellation and sleeps on, up to a minute (TensorFlow 2.21), still with the interpreter's lock held.
+Autotuning is off for the same reason: deleting an iterator also waits for its tuning thread, which now and then misses
+its cancellation and sleeps for up to a minute (TensorFlow 2.21), with the GIL still held.
 """
 
 import atexit
@@ -29,19 +29,18 @@ from t5x_like.errors import UserError
 def iterate(
   steps: tf.data.Dataset, through: Callable[[tf.data.Dataset], tf.data.Dataset]
 ) -> Iterator[dict[str, np.ndarray]]:
-  """The elements of `through(steps)` as numpy arrays, which are not to be written to.
+  """The elements of `through(steps)` as numpy arrays, which must not be written to.
 
   Args:
-    steps: where the pipeline begins; endless is fine.
-    through: what follows, such as maps and batches; it must not wait for more of `steps` than there are when these end.
-      Parallelism is as given there: nothing is autotuned.
+    steps: the start of the pipeline; may be infinite.
+    through: what follows, such as maps and batches; it must end when `steps` ends. It sets its own parallelism: nothing
+      is autotuned.
 
   Returns:
-    An iterator that starts to work when first asked. Close or drop it whenever and wherever; its memory is released a
-    few batches later.
+    A lazy iterator. Close or drop it at any time, on any thread; its memory is released a few batches later.
 
   Raises:
-    UserError: what a Python function of the pipeline raised as such.
+    UserError: raised by a Python function of the pipeline.
     SystemExit: asked for more after the program has ended; it ends the thread silently.
     RuntimeError: started after the program has ended.
   """
@@ -50,11 +49,11 @@ def iterate(
     _open_one(pipeline)
     yield from pipeline
   finally:
-    dropped.put(pipeline)  # a SimpleQueue takes this in a garbage collection too
+    dropped.put(pipeline)  # a SimpleQueue is safe to use during garbage collection
 
 
 class _Pipeline:
-  """A pipeline over steps that can be ended."""
+  """A pipeline that can be ended early."""
 
   def __init__(self, steps: tf.data.Dataset, through: Callable[[tf.data.Dataset], tf.data.Dataset]):
     options = tf.data.Options()
@@ -76,14 +75,14 @@ class _Pipeline:
       if refusal is None:
         raise
       raise UserError(refusal[1]) from error
-    if self._drained:  # by the program's end; elements between the last and this one may be lost
+    if self._drained:  # at the program's end; elements before this one may have been lost
       raise SystemExit("the program is ending, and with it the input pipeline")
     if element is None:
       raise StopIteration
     return element
 
   def drain(self) -> None:
-    """Ends the pipeline and waits until nothing of it is under way."""
+    """Ends the pipeline and waits until nothing of it is in flight."""
     self._drained = True
     self._running.assign(False)
     while True:
@@ -91,7 +90,7 @@ class _Pipeline:
         for _ in self._elements:
           pass
         return
-      except tf.errors.OpError:  # an element nobody waits for could not be made; those after it are still under way
+      except tf.errors.OpError:  # an element that nobody wants failed; those after it are still in flight
         pass
 
 
@@ -117,7 +116,7 @@ def _drain_dropped() -> None:
   while (pipeline := _dropped.get()) is not None:
     pipeline.drain()
     _open.discard(pipeline)
-    del pipeline  # not kept while waiting for the next
+    del pipeline  # do not keep it alive while waiting for the next
 
 
 @atexit.register
@@ -134,5 +133,5 @@ def _drain_open() -> None:
       if _drainer is not None:
         _drainer.join()
       ended = True
-    except KeyboardInterrupt:  # impatience; but the wait is short, and ending without it may hang
+    except KeyboardInterrupt:  # the wait is short, and exiting without it may hang
       pass

@@ -1,7 +1,7 @@
 """TensorFlow and TFDS without start-up notices: `from t5x_like.data.quiet_tensorflow import tf, tfds`.
 
-The notice about oneDNN ignores the log level and can only be avoided by switching oneDNN off in TensorFlow, which the
-input pipeline does not use; the setting is withdrawn at once, so that nothing else in the process sees it.
+The oneDNN notice ignores the log level and can only be avoided by switching oneDNN off in TensorFlow, which the input
+pipeline does not need; the setting is removed after the import, so that nothing else in the process sees it.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Random numbers that are a pure function of (seed, epoch, example index), for whole batches at once.
 
-A counter-based generator: nothing is carried from one draw to the next, so any row of any batch can be made anywhere,
+A counter-based generator: no state passes from one draw to the next, so any row of any batch can be made anywhere,
 in any order, on any number of hosts, with the same result. The mixing function is the SplitMix64 finaliser (Steele,
 Lea and Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014; the constants are David Stafford's
 variant 13): a bijection of 64-bit words built from two odd multiplications and three xor-shifts. A row's key is the
@@ -73,10 +73,10 @@ def subsets(bits_BN: tf.Tensor, k: int) -> tf.Tensor:
 
 
 def shuffled(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int, size: int) -> tf.Tensor:
-  """Which example stands at place `index` of an epoch's random order of range(size).
+  """Which example is at place `index` of an epoch's random order of range(size).
 
-  For every (seed, epoch) a permutation of range(size), computed without materialising it: `permuted` by the key of the
-  epoch. docs/permutation.md defines it and shows how random it is.
+  For every (seed, epoch) a permutation of range(size), computed without materialising it: `permuted` with the epoch's
+  key. docs/permutation.md defines it and tests its randomness.
 
   Args:
     index_B: int64 [B], each in 0..size-1.
@@ -95,21 +95,21 @@ def shuffled(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int, size: int) -> tf
 
 
 def permuted(index_B: tf.Tensor, key_B: tf.Tensor, size: int) -> tf.Tensor:
-  """Where the permutation of range(size) that belongs to a key takes an index: int64 [B], uint64 [B] -> int64 [B].
+  """The image of an index under the permutation of range(size) given by a key: int64 [B], uint64 [B] -> int64 [B].
 
-  Sizes up to 256 sort keyed words; larger ones are enciphered by a Feistel network whose halves are digits of mixed
-  radix (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002), walking on from what falls outside
-  of range(size). Raises what `shuffled` raises.
+  Sizes up to 256 sort keyed words; larger ones use a Feistel network whose halves are digits of mixed radix (Black and
+  Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002), with cycle walking for values outside range(size).
+  Raises what `shuffled` raises.
   """
   if not 1 <= size <= LARGEST_SIZE:
     raise ValueError(f"size: found {size}, expected 1 to 2^62")
   inside = tf.reduce_all((index_B >= 0) & (index_B < size))
   found = [f"index: expected each in [0, {size}), found", tf.reduce_min(index_B), "to", tf.reduce_max(index_B)]
-  # The raw operation: `tf.debugging.Assert` adds a conditional, which costs more than what it saves.
+  # The raw operation: `tf.debugging.Assert` adds a conditional, which costs more than it saves.
   checked = tf.raw_ops.Assert(condition=inside, data=found, summarize=1)
   with tf.control_dependencies([checked]):
     index_B = tf.identity(index_B)
-  key_B = _absorbed(key_B, tf.constant(size, tf.uint64))  # a corpus that grew has an order of its own
+  key_B = _absorbed(key_B, tf.constant(size, tf.uint64))  # a corpus of another size has another order
   return _sorted_words(index_B, key_B, size) if size <= _SORTED_SIZES else _enciphered(index_B, key_B, size)
 
 
@@ -139,7 +139,7 @@ def _enciphered(index_B: tf.Tensor, key_B: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def _radices(size: int) -> tuple[int, int]:
-  """Two numbers close to the square root of `size` whose product is `size` or little more, so that walks are rare."""
+  """Two numbers near the square root of `size` whose product is `size` or slightly more, so that walks are rare."""
   root = math.isqrt(size - 1) + 1
   high = min(range(root, min(2 * root, root + 1024)), key=lambda high: -size % high)
   return high, -(-size // high)
@@ -167,6 +167,6 @@ def _feistel(value_B: tf.Tensor, key_B: tf.Tensor, radices: tuple[int, int]) -> 
 
 
 def integers(bits_BN: tf.Tensor, n: int) -> tf.Tensor:
-  """Uniform integers 0..n-1 from 32-bit words: uint32 [...] -> int32 [...]; off uniform by less than n / 2^32."""
+  """Integers 0..n-1 from 32-bit words: uint32 [...] -> int32 [...]; uniform to within n / 2^32."""
   scaled = tf.cast(bits_BN, tf.uint64) * tf.constant(n, tf.uint64)
   return tf.cast(tf.bitwise.right_shift(scaled, tf.constant(32, tf.uint64)), tf.int32)

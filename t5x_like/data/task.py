@@ -19,7 +19,7 @@ from t5x_like.data.vocabularies import Vocabulary
 
 @dataclasses.dataclass(frozen=True)
 class Feature:
-  """What one example has under a name: its shape, without the batch axis, and its dtype's name."""
+  """The shape, without the batch axis, and the dtype's name of a feature."""
 
   shape: tuple[int, ...]
   dtype: str
@@ -44,16 +44,16 @@ class Task:
   """Examples as a pure function of their index.
 
   Attributes:
-    name: what metrics call it (`eval/<name>/loss`).
-    vocabulary: what the ids belong to.
+    name: its name in metrics (`eval/<name>/loss`).
+    vocabulary: of the ids.
     fingerprint: SHA-256 over everything an example depends on besides seed, epoch and index: the store's content,
       the preprocessor and its arguments, the lengths.
     num_examples: examples in an epoch.
-    features: what every example has.
+    features: of every example, by name.
     batch: (example_index int64 [B] in 0..num_examples-1, epoch int64 [B], seed) -> features with a leading axis B.
-      TensorFlow operations only, so it works eagerly and inside `tf.function`. Row b depends on element b of its
-      arguments and the seed, on nothing else.
-    numbering: what the indices count; None is a numbering of this fingerprint's own.
+      TensorFlow operations only, so it works eagerly and inside `tf.function`. Row b depends only on element b of its
+      arguments and the seed.
+    numbering: what the indices count; None means a numbering particular to this fingerprint.
   """
 
   name: str
@@ -78,14 +78,14 @@ def build(name: str | None, split: str, **kwargs: Any) -> Task:
     **kwargs: the arguments of the module's `task` function, as a recipe gives them.
 
   Raises:
-    UserError: no such task; an argument it does not have, lacks or has with another type, each named
-      `config.task.<key>`; and whatever the task itself refuses.
+    UserError: no such task; an unknown, missing or wrongly typed argument, named as `config.task.<key>`; and whatever
+      the task raises.
   """
   return build_at("task", name, split, kwargs)
 
 
 def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any]) -> Task:
-  """`build` for the arguments that stand at `config.<slot>`, such as a part of a mixture."""
+  """`build` for the arguments at `config.<slot>`, such as a part of a mixture."""
   function = slots.find(f"config.{slot}.name", name, tasks, "task")
   return function(split=split, **slots.fill(f"config.{slot}", arguments, function, given=("split",)))
 

@@ -1,8 +1,8 @@
 """The TFDS builder `docstrings`: a real corpus of English technical prose that is already on the machine.
 
-Documents are the docstrings of the Python standard library and of this project's dependencies, as installed. Whole
-modules go to train or validation by a hash of the module's name, and a text that occurs twice anywhere is kept once, so
-no validation document is seen in training. The same installed files give the same records in the same order.
+Documents are the docstrings of the Python standard library and of this project's dependencies, as installed. A hash of
+a module's name assigns the whole module to train or validation, and duplicate texts are kept once, so no validation
+document is seen in training. The same installed files give the same records in the same order.
 """
 
 import contextlib
@@ -54,8 +54,8 @@ _TINY_TRAIN = ("argparse", "difflib", "logging", "socket", "subprocess", "typing
 _TINY_VALIDATION = ("statistics", "tarfile", "textwrap")
 
 _DESCRIPTION = """
-Docstrings of the Python standard library and of installed Python packages, as English technical prose: one document a
-docstring, cleaned of indentation, at least 80 characters and mostly letters; exact duplicates removed; split by module.
+Docstrings of the Python standard library and of installed Python packages, as English technical prose: one document per
+docstring, without indentation, at least 80 characters and mostly letters; exact duplicates removed; split by module.
 """
 
 
@@ -64,8 +64,8 @@ class DocstringsConfig(tfds.core.BuilderConfig):
   """What to read.
 
   Attributes:
-    packages: top-level names, or `stdlib`; those that are not installed are left out.
-    validation: those of them that are the split validation; with none, a share of all modules is.
+    packages: top-level names, or `stdlib`; those that are not installed are ignored.
+    validation: the packages of the split validation; if empty, a share of all modules.
   """
 
   packages: tuple[str, ...] = ()
@@ -79,7 +79,7 @@ class Docstrings(tfds.core.GeneratorBasedBuilder):
     config: a name among BUILDER_CONFIGS (`installed` by default) or another `DocstringsConfig`.
     data_dir: where TFDS keeps prepared datasets; its default when None.
     file_format: the record format to write.
-    progress: called with (files read, files in all) as the packages are read.
+    progress: called with (files read, total files) as the packages are read.
 
   Raises (when prepared):
     UserError: no package is installed, or one split would be empty.
@@ -100,7 +100,7 @@ class Docstrings(tfds.core.GeneratorBasedBuilder):
       validation=_TINY_VALIDATION,
     ),
   ]
-  code_path = epath.Path(__file__)  # TFDS 4.9.10 finds it only with importlib_resources, which it does not require
+  code_path = epath.Path(__file__)  # TFDS 4.9.10 finds it only with importlib_resources, which it does not depend on
 
   def __init__(
     self, *, file_format: str = "array_record", progress: Callable[[int, int], None] | None = None, **arguments
@@ -146,7 +146,7 @@ class Docstrings(tfds.core.GeneratorBasedBuilder):
 
 
 def prepare(builder: Docstrings) -> bool:
-  """Builds the corpus in its data directory, silently; returns False if it was there already.
+  """Builds the corpus in its data directory, silently; returns False if it was already there.
 
   Raises:
     UserError: the directory cannot be written, or no package is installed.
@@ -156,14 +156,14 @@ def prepare(builder: Docstrings) -> bool:
       return False
     try:
       builder.download_and_prepare(download_config=tfds.download.DownloadConfig(try_download_gcs=False))
-    except (OSError, RuntimeError) as error:  # the record writer says RuntimeError when the disk is full
+    except (OSError, RuntimeError) as error:  # the record writer raises RuntimeError when the disk is full
       raise UserError(f"{builder.data_dir}: cannot build the corpus there ({one_line(error)})") from error
   return True
 
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-  """Without TFDS's notices, of which it prints some and logs others."""
+  """Silences TFDS's notices, some printed and some logged."""
   verbosity = logging.get_verbosity()
   logging.set_verbosity(logging.ERROR)
   try:
@@ -176,6 +176,6 @@ def _quietly() -> Iterator[None]:
 
 
 def split_of(module: str) -> str:
-  """The split of all docstrings of a module; the same everywhere and always."""
+  """The split of a module's docstrings; the same on every machine."""
   draw = int.from_bytes(hashlib.sha256(module.encode()).digest()[:8], "big") / 2**64
   return "validation" if draw < VALIDATION_SHARE else "train"

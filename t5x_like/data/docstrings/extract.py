@@ -1,8 +1,8 @@
 """Docstrings of installed packages, read from their source files by `ast`; nothing is imported or executed.
 
 `scan` yields them in a fixed order (package as given, then path, then position), so that the result is the same for
-the same installed files. Parsing runs in child processes of this very module, each of which takes every n-th file and
-writes one line of JSON a file; the parent takes the lines in turn, so only a few files' worth is in memory at any time.
+the same installed files. Parsing runs in child processes of this module, each of which takes every n-th file and
+writes one line of JSON per file; the parent reads the lines in turn, so it holds only a few files at any time.
 """
 
 import ast
@@ -33,7 +33,7 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Docstring(NamedTuple):
-  """One docstring: its text without indentation, and where it comes from (`qualname` is empty for a module's own)."""
+  """One docstring: its text without indentation, and where it is from (`qualname` is empty for a module)."""
 
   text: str
   package: str
@@ -68,7 +68,7 @@ def scan(packages: Sequence[str], processes: int = 2) -> Iterator[tuple[int, int
   """Yields (number of files done, number of files, docstrings of the next file), file after file.
 
   Args:
-    packages: top-level names of packages or modules, or `stdlib`; what is not installed is left out.
+    packages: top-level names of packages or modules, or `stdlib`; those that are not installed are ignored.
     processes: how many child processes parse; the result does not depend on it.
 
   Raises:
@@ -90,7 +90,7 @@ def scan(packages: Sequence[str], processes: int = 2) -> Iterator[tuple[int, int
         code = children[number % processes].wait()
         raise UserError(
           f"docstrings: the process parsing {path} ended with code {code}, expected the docstrings of that file; "
-          "is memory short?"
+          "check that there is enough memory"
         )
       yield number + 1, len(files), [Docstring(text, package, module, name) for text, name in json.loads(line)]
   finally:
@@ -101,12 +101,12 @@ def scan(packages: Sequence[str], processes: int = 2) -> Iterator[tuple[int, int
 
 
 def parse(source: bytes) -> list[tuple[str, str]]:
-  """(text, qualname) of the docstrings worth reading in one file's source; none if it is not Python."""
+  """(text, qualname) of each docstring in one file's source that `is_prose`; none if it is not Python."""
   if b'"""' not in source and b"'''" not in source:
     return []
   try:
     with warnings.catch_warnings():
-      warnings.simplefilter("ignore")  # of the parsed code, such as invalid escapes
+      warnings.simplefilter("ignore")  # about the parsed code, such as invalid escapes
       tree = ast.parse(source)
   except (SyntaxError, ValueError, RecursionError, MemoryError):
     return []
@@ -150,7 +150,7 @@ def _roots(package: str) -> list[tuple[Path, tuple[str, ...]]]:
 
 
 def _child() -> None:
-  gc.disable()  # syntax trees have no cycles; walking them over and over takes two thirds of the time
+  gc.disable()  # syntax trees have no cycles; collecting would take two thirds of the time
   for path in json.load(sys.stdin):
     try:
       source = Path(path).read_bytes()

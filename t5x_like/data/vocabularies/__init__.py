@@ -1,16 +1,16 @@
 """Vocabularies: text to ids and back, behind one protocol, with T5's special ids and sentinels.
 
-Every vocabulary has pad 0, `extra_ids` sentinels at the top: sentinel i is id `size - 1 - i` and is spelled
-`<extra_id_i>`, and, where it was trained here, eos 1 and unk 2. The kinds:
+In every vocabulary pad is 0 and the top `extra_ids` ids are sentinels: sentinel i is id `size - 1 - i`, spelled
+`<extra_id_i>`. Those trained here have eos 1 and unk 2. The kinds:
 
 - `SentencePieceVocabulary`: a SentencePiece model (Kudo and Richardson 2018); the sentinels are added on top of its
-  pieces, so T5's model of 32,000 pieces has size 32,100 and sentinel 0 is id 32,099 (Raffel et al. 2020). What the
-  model's normaliser folds does not come back from `decode`: NFKC forms, runs of spaces, line ends and, without byte
-  fallback, characters that are in no piece. Text after a sentinel starts a new word.
+  pieces, so T5's model of 32,000 pieces has size 32,100 and sentinel 0 is id 32,099 (Raffel et al. 2020). `decode` does
+  not restore what the model's normaliser folds: NFKC forms, runs of spaces, line ends and, without byte fallback,
+  characters that are in no piece. Text after a sentinel starts a new word.
 - `TokenizerVocabulary`: a `tokenizer.json` of the tokenizers library: WordPiece, byte-level BPE and others.
 - `ByteVocabulary`: UTF-8 bytes (ByT5, Xue et al. 2022), id = byte + 3; `decode(encode(text)) == text` for any Unicode
   text. 125 sentinels by default, so 384 ids as in the released models' embedding tables. (Those models were pretrained
-  with the last bytes, ids 258, 257, ..., as sentinels; here no byte is spent on them.)
+  with the last bytes, ids 258, 257, ..., as sentinels; here sentinels have ids apart from the bytes.)
 
 Nothing here imports TensorFlow: prediction works on a machine without it.
 """
@@ -64,7 +64,7 @@ def load(path_or_name: str) -> Vocabulary:
       file (100 sentinels, as T5's), or `bytes`.
 
   Raises:
-    UserError: there is no such file, it is damaged, or its contents are not what its manifest states.
+    UserError: no such file, a damaged one, or contents that disagree with the manifest.
   """
   if str(path_or_name) == "bytes":
     return ByteVocabulary()

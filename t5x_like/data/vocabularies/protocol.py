@@ -1,4 +1,4 @@
-"""What a vocabulary is: the protocol, its special ids, and what the kinds share."""
+"""The vocabulary protocol, its special ids, and what the kinds share."""
 
 import hashlib
 import re
@@ -24,15 +24,15 @@ _SENTINEL = re.compile(r"<extra_id_(0|[1-9][0-9]{0,8})>")
 
 
 class Vocabulary(Protocol):
-  """What the rest of the system knows of a vocabulary; ids are 0..size-1.
+  """What the rest of the system uses of a vocabulary; ids are 0..size-1.
 
   Attributes:
     size: the number of ids, sentinels included.
     extra_ids: the number of sentinels; sentinel i is id `size - 1 - i`.
-    mask_id, cls_id, sep_id, bos_id: pieces of those meanings, None where the vocabulary has none; `special` gives a
+    mask_id, cls_id, sep_id, bos_id: the ids of those pieces, None where the vocabulary has none; `special` lends a
       sentinel instead.
-    special_ids: the ids that never stand for text: pad, EOS, the four above that exist, and the sentinels. The unknown
-      id is not among them, as it stands for text.
+    special_ids: the ids that never stand for text: pad, EOS, whichever of the four above exist, and the sentinels. The
+      unknown id stands for text, so it is not one of them.
     starts_word: bool [size], whether an id begins a new word, for masking and cutting by whole words; true of every
       special id. What a word is depends on the kind: see each.
     fingerprint: SHA-256, hexadecimal, of all that determines ids.
@@ -52,20 +52,20 @@ class Vocabulary(Protocol):
   fingerprint: str
 
   def encode(self, text: str) -> list[int]:
-    """Ids of plain text, without EOS; `<extra_id_0>` in the text is spelled out like any other text."""
+    """Ids of plain text, without EOS; `<extra_id_0>` in the text is encoded like any other text."""
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     """`encode` of each text as an int32 array [length]."""
 
   def decode(self, ids: Sequence[int]) -> str:
-    """Text of ids: pad, EOS, BOS, CLS and SEP are dropped, sentinel i is rendered `<extra_id_i>`, the mask as itself.
+    """Text of ids: pad, EOS, BOS, CLS and SEP are dropped, sentinel i becomes `<extra_id_i>`, the mask its spelling.
 
-    Ids at or above `size` are rendered as unknown, since a model's table may be padded beyond the vocabulary. Raises
+    Ids at or above `size` are decoded as unknown, since a model's table may be padded beyond the vocabulary. Raises
     UserError for a negative id.
     """
 
   def pieces_of(self, ids: Sequence[int]) -> list[str]:
-    """The spelling of each id alone, special ones included, for people to look at."""
+    """The spelling of each single id, special ones included, for display."""
 
   def save(self, directory) -> None:
     """Writes a directory that `load` reads; saving the same vocabulary again writes the same bytes."""
@@ -75,7 +75,7 @@ def special(vocabulary: Vocabulary, name: str) -> int:
   """The id of a special piece: `mask`, `cls`, `sep` or `bos`.
 
   A vocabulary without the piece lends a sentinel: 0 is the mask, 1 CLS, 2 SEP, 3 BOS. Objectives that use both
-  sentinels and these pieces need a vocabulary that has them.
+  sentinels and these pieces need a vocabulary that has the pieces.
 
   Raises:
     UserError: an unknown name, or the vocabulary has neither the piece nor enough sentinels.
@@ -90,23 +90,23 @@ def special(vocabulary: Vocabulary, name: str) -> int:
     return vocabulary.size - 1 - sentinel
   raise UserError(
     f"vocabulary of {vocabulary.size} ids: found no {name} piece and {vocabulary.extra_ids} sentinels, expected the "
-    f"piece, or {sentinel + 1} sentinels to lend one; python -m tools.train_vocabulary --with_mask makes one"
+    f"piece or at least {sentinel + 1} sentinels; python -m tools.train_vocabulary --with_mask makes one with the piece"
   )
 
 
 def start_id(vocabulary: Vocabulary) -> int:
-  """What stands before a decoder's first token: the vocabulary's `bos_id`, or its EOS where it has none.
+  """The decoder's first input: the vocabulary's `bos_id`, or its EOS where it has none.
 
-  Never padding, which a decoder would not see. In a token stream the token before a document is the EOS of the one
-  before it, so EOS says the same (as GPT-2's only special token does).
+  Never padding, which a decoder would not see. In a token stream a document follows the EOS of the previous one, so
+  EOS marks its start (as GPT-2's only special token does).
   """
   return vocabulary.eos_id if vocabulary.bos_id is None else vocabulary.bos_id
 
 
 def encode_sentinels(vocabulary: Vocabulary, text: str) -> list[int]:
-  """Ids of text in which each `<extra_id_N>`, N < extra_ids, stands for its sentinel; no EOS.
+  """Ids of text, with each `<extra_id_N>`, N < extra_ids, as its sentinel; no EOS.
 
-  Each stretch of text between sentinels is encoded on its own. A sentinel the vocabulary lacks is plain text.
+  The text between sentinels is encoded separately. A sentinel the vocabulary lacks is plain text.
   """
   ids, start = [], 0
   for match in _SENTINEL.finditer(text):
@@ -118,7 +118,7 @@ def encode_sentinels(vocabulary: Vocabulary, text: str) -> list[int]:
 
 
 def find_specials(piece_id: Callable[[str], int | None]) -> dict[str, int | None]:
-  """The ids of mask, cls, sep and bos by their usual spellings; `piece_id` gives None for a piece that is not there."""
+  """The ids of mask, cls, sep and bos by their usual spellings; `piece_id` returns None for an unknown piece."""
   found = {}
   for name, spellings in SPELLINGS.items():
     ids = (piece_id(spelling) for spelling in spellings)
@@ -134,7 +134,7 @@ def special_ids(vocabulary: Vocabulary) -> frozenset[int]:
 
 
 def words(vocabulary: Vocabulary, starts: Iterable[bool]) -> np.ndarray:
-  """`starts_word` from the answer for each piece that is not a sentinel; specials start words; read-only."""
+  """`starts_word` from one bool per piece that is not a sentinel; special ids start words; read-only."""
   table = np.ones(vocabulary.size, bool)
   table[: vocabulary.size - vocabulary.extra_ids] = np.fromiter(starts, bool)
   table[list(vocabulary.special_ids)] = True
@@ -143,7 +143,7 @@ def words(vocabulary: Vocabulary, starts: Iterable[bool]) -> np.ndarray:
 
 
 def parts(ids: Sequence[int], vocabulary: Vocabulary) -> Iterator[list[int] | str]:
-  """Yields runs of ids of text as lists, and sentinels as their spelling; drops pad, EOS, BOS, CLS and SEP."""
+  """Yields runs of text ids as lists and sentinels as their spelling; drops pad, EOS, BOS, CLS and SEP."""
   run = []
   first_sentinel = vocabulary.size - vocabulary.extra_ids
   dropped = {PAD_ID, vocabulary.eos_id, vocabulary.bos_id, vocabulary.cls_id, vocabulary.sep_id}
@@ -164,7 +164,7 @@ def parts(ids: Sequence[int], vocabulary: Vocabulary) -> Iterator[list[int] | st
 
 
 def sentinel_piece(vocabulary: Vocabulary, i: int) -> str | None:
-  """How a sentinel or an id beyond the vocabulary is shown; None for the others."""
+  """The spelling of a sentinel or of an id beyond the vocabulary; None for the others."""
   if i >= vocabulary.size:
     return f"<{i}?>"
   return f"<extra_id_{vocabulary.size - 1 - i}>" if i >= vocabulary.size - vocabulary.extra_ids else None
@@ -181,7 +181,7 @@ def fingerprint(kind: str, model: bytes, extra_ids: int) -> str:
 
 
 def well_formed(text: str) -> str:
-  """The text with lone surrogates, which no UTF-8 can hold, replaced by U+FFFD (and surrogate pairs joined)."""
+  """The text with lone surrogates, which UTF-8 cannot encode, replaced by U+FFFD (and surrogate pairs joined)."""
   try:
     text.encode()
     return text

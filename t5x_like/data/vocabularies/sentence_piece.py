@@ -18,8 +18,8 @@ _WORD_START = "\u2581"
 class SentencePieceVocabulary:
   """A SentencePiece model with sentinels on top; `size` = pieces + extra_ids.
 
-  A piece that begins with the word mark U+2581 starts a word. `[MASK]`, `[CLS]`, `[SEP]` (or `<mask>`, ...) among the
-  control pieces, and the model's own bos, are the ids of those names.
+  A piece that begins with the word mark U+2581 starts a word. `mask_id`, `cls_id` and `sep_id` are the control pieces
+  `[MASK]`, `[CLS]` and `[SEP]` (or `<mask>`, ...); `bos_id` is the model's bos.
 
   Args:
     model: the serialised model (the bytes of a `.model` file).
@@ -27,8 +27,8 @@ class SentencePieceVocabulary:
     origin: what to call the model in messages.
 
   Raises:
-    UserError: the bytes are not a SentencePiece model, or its pad, eos and unk ids are not 0, 1 and 2, or it already
-      holds sentinels as pieces.
+    UserError: the bytes are not a SentencePiece model, its pad, eos and unk ids are not 0, 1 and 2, or it already
+      has sentinels among its pieces.
   """
 
   pad_id, eos_id, unk_id = PAD_ID, EOS_ID, UNK_ID
@@ -51,7 +51,7 @@ class SentencePieceVocabulary:
     return self._processor.encode(protocol.well_formed(text))
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-    # One thread: tools that tokenise much text run one process a core.
+    # One thread: tools that tokenise much text run one process per core.
     batch = self._processor.encode([protocol.well_formed(text) for text in texts], num_threads=1)
     return [np.asarray(ids, np.int32) for ids in batch]
 
@@ -74,7 +74,7 @@ class SentencePieceVocabulary:
     storage.save(directory, KIND, self, {MODEL_FILE: self._model})
 
   def _special(self, spelling: str) -> int | None:
-    """The id of a control piece, which text never gives."""
+    """The id of a control piece, which encoding never produces; None for other pieces."""
     i = self._processor.piece_to_id(spelling)
     return i if i != UNK_ID and self._processor.is_control(i) else None
 
@@ -101,6 +101,6 @@ def _processor(model: bytes, origin: str) -> sentencepiece.SentencePieceProcesso
     if piece_id != UNK_ID:
       raise UserError(
         f"{origin}: found the sentinel {spelling!r} among its pieces (id {piece_id}), expected a model without "
-        "sentinels, since they are added on top of it"
+        "sentinels, since they are added here"
       )
   return processor

@@ -1,4 +1,4 @@
-"""Directories that hold a vocabulary: `vocabulary.json` and the model file of its kind."""
+"""A vocabulary's directory: `vocabulary.json` and the model file of its kind."""
 
 import json
 import os
@@ -13,7 +13,7 @@ FORMAT = "t5x_like.vocabulary.v1"
 
 
 def save(directory, kind: str, vocabulary: Vocabulary, files: dict[str, bytes]) -> None:
-  """Writes the files and the manifest; UserError where that fails."""
+  """Writes the files and the manifest; UserError if that fails."""
   directory = epath.Path(directory)
   own = {name: getattr(vocabulary, name) for name in ("mask_id", "cls_id", "sep_id", "bos_id")}
   manifest = {
@@ -38,7 +38,7 @@ def save(directory, kind: str, vocabulary: Vocabulary, files: dict[str, bytes]) 
 
 
 def manifest(path: epath.Path) -> dict:
-  """The manifest at a path, its keys checked to be there."""
+  """The manifest at a path; UserError if it is damaged or lacks a key."""
   try:
     found = json.loads(read(path))
   except (ValueError, RecursionError) as error:
@@ -54,7 +54,7 @@ def manifest(path: epath.Path) -> dict:
 
 def read(path: epath.Path) -> bytes:
   try:
-    if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe would wait, reading a device never end
+    if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe could wait, and a device never end
       raise OSError("not a regular file")
     return path.read_bytes()
   except OSError as error:

@@ -1,4 +1,4 @@
-"""Tokenizers of the tokenizers library: WordPiece, byte-level BPE and whatever else a `tokenizer.json` describes."""
+"""Tokenizers of the tokenizers library: WordPiece, byte-level BPE and anything else a `tokenizer.json` describes."""
 
 import functools
 import json
@@ -27,24 +27,24 @@ _SPACES = " \t\n\r\v\f\u0085\u00a0\u2581"
 
 
 class TokenizerVocabulary:
-  """A `tokenizer.json`; ids are the file's own, so `size` is the highest of them and one.
+  """A `tokenizer.json`; ids are the file's, so `size` is the highest plus one.
 
-  Its sentinels are the special tokens `<extra_id_i>` at the ids `size - 1 - i`, as trained here; a file from elsewhere
-  may have none. Special tokens are never made from text: `[MASK]` in a text is spelled out. What its normaliser folds
-  (case and accents in BERT's) and runs of spaces do not come back from `decode`; byte-level BPE gives back every text.
-  Lone surrogates, which UTF-8 cannot hold, are encoded as U+FFFD. A post-processor's templates ([CLS] ... [SEP]),
-  truncation and padding are left out: the data system adds what an objective needs.
+  Sentinels are the special tokens `<extra_id_i>` at the ids `size - 1 - i`, as trained here; a file from elsewhere may
+  have none. Text never produces special tokens: `[MASK]` in a text is not the mask. `decode` does not restore what the
+  normaliser folds (case and accents in BERT's) nor runs of spaces; with byte-level BPE it restores every text. Lone
+  surrogates, which UTF-8 cannot encode, become U+FFFD. The post-processor's templates ([CLS] ... [SEP]), truncation and
+  padding are ignored: the data system adds what an objective needs.
 
-  A word of WordPiece begins at a piece without the `##` mark, so punctuation is a word; of the other models at a piece
-  that begins with whitespace. EOS is the first there is of `</s>`, `[EOS]`, `<eos>`, `<|endoftext|>` and `[SEP]`.
+  In WordPiece a word begins at a piece without the `##` mark, so punctuation is a word; in other models at a piece that
+  begins with whitespace. EOS is the first that exists of `</s>`, `[EOS]`, `<eos>`, `<|endoftext|>`, `<|end_of_text|>`
+  and `[SEP]`.
 
   Args:
     model: the bytes of the file.
     origin: what to call it in messages.
 
   Raises:
-    UserError: no such tokenizer, its padding token is not id 0, or it has neither an end token nor, where the model
-      needs one, an unknown token.
+    UserError: the bytes are not a tokenizer, its padding token is not id 0, or it has no end token.
   """
 
   pad_id = PAD_ID
@@ -57,14 +57,14 @@ class TokenizerVocabulary:
     _check_pad(ids, origin)
     self.eos_id = _first(ids, "eos")
     if self.eos_id is None:
-      raise UserError(f"{origin}: found no end token, expected one of {', '.join(SPELLINGS['eos'])}; add one to it")
+      raise UserError(f"{origin}: found no end token, expected one of {', '.join(SPELLINGS['eos'])}; add one")
     self.unk_id = _first(ids, "unk")
-    if self.unk_id is None:  # a byte-level model knows every text
+    if self.unk_id is None:  # a byte-level model encodes every text
       self.unk_id = self.eos_id
     added = {token.content: i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
     found = protocol.find_specials(added.get)
     self.mask_id, self.cls_id, self.sep_id, self.bos_id = (found[name] for name in protocol.SPECIAL)
-    self._never = np.zeros(self.size, bool)  # special tokens that no text may give
+    self._never = np.zeros(self.size, bool)  # special tokens that text must not produce
     self._never[[i for i in added.values() if i != self.unk_id]] = True
     self.special_ids = protocol.special_ids(self) | frozenset(added.values()) - {self.unk_id}
     self._spelled = [""] * self.size
@@ -98,7 +98,7 @@ class TokenizerVocabulary:
     return self._cuts and len(text) > _LONG
 
   def _long(self, text: str) -> np.ndarray:
-    """The ids of a long text, made in pieces: the library holds about 200 bytes for each character it is given."""
+    """The ids of a long text, encoded in pieces: the library needs about 200 bytes per character of its input."""
     ids, start = [], 0
     while start < len(text):
       cut = _BETWEEN_WORDS.search(text, start + _LONG)
@@ -126,7 +126,7 @@ class TokenizerVocabulary:
     storage.save(directory, KIND, self, {MODEL_FILE: self._model})
 
   def _checked(self, ids: list[int]) -> np.ndarray:
-    """Ids as int32 with no special ones among them: a word that is spelled like one is unknown."""
+    """Ids as int32, special ones replaced: a word spelled like a special token is unknown."""
     found = np.asarray(ids, np.int32)
     special = self._never[found]
     return np.where(special, np.int32(self.unk_id), found) if special.any() else found
@@ -138,7 +138,7 @@ class TokenizerVocabulary:
 
 
 def _cuts_before_spaces(described: dict) -> bool:
-  """Whether a text may be cut before a space between two words, its parts having the ids that the whole has."""
+  """Whether cutting a text before a space between two words leaves its ids unchanged."""
   normaliser, words = (described.get(key) or {} for key in ("normalizer", "pre_tokenizer"))
   byte_level = words.get("type") == "ByteLevel" and not words.get("add_prefix_space") and words.get("use_regex", True)
   return (
@@ -150,7 +150,7 @@ def _cuts_before_spaces(described: dict) -> bool:
 
 @functools.cache
 def _characters() -> dict[str, str]:
-  """What the printable stand-ins of byte-level BPE stand for, by ASCII; other bytes are not spaces."""
+  """The ASCII character behind each printable stand-in of byte-level BPE; other bytes are not spaces."""
   shifted = [b for b in range(256) if not (33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255)]
   return {chr(256 + n): chr(b) for n, b in enumerate(shifted) if b < 128} | {chr(b): chr(b) for b in range(33, 127)}
 
@@ -160,7 +160,7 @@ def _tokenizer(model: bytes, origin: str):
 
   try:
     tokenizer = tokenizers.Tokenizer.from_buffer(model)
-  except Exception as error:  # the library raises plain Exception for what it cannot read
+  except Exception as error:  # the library raises plain Exception for bad input
     raise UserError(
       f"{origin}: found {len(model)} bytes that are not a tokenizer of the tokenizers library, expected "
       f"a complete tokenizer.json ({one_line(error)})"

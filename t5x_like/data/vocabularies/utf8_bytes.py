@@ -17,9 +17,8 @@ _WHITESPACE = b" \t\n\r\v\f"
 class ByteVocabulary:
   """UTF-8 bytes: id = byte + 3, then `extra_ids` sentinels; `size` = 259 + extra_ids.
 
-  Lone surrogates, which UTF-8 cannot hold, are encoded as U+FFFD; bytes that are not UTF-8 and unknown ids are decoded
-  to U+FFFD. Words are known by the whitespace before them: an ASCII whitespace byte starts one. There is no mask, CLS,
-  SEP or BOS; `vocabularies.special` lends sentinels.
+  Lone surrogates, which UTF-8 cannot encode, become U+FFFD; bytes that are not UTF-8 and unknown ids decode to U+FFFD.
+  An ASCII whitespace byte starts a word. There is no mask, CLS, SEP or BOS; `vocabularies.special` lends sentinels.
   """
 
   pad_id, eos_id, unk_id = PAD_ID, EOS_ID, UNK_ID
