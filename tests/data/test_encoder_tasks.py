@@ -169,7 +169,7 @@ def test_answers_are_found_in_their_windows(tmp_path):
     ("span_qa", squad(("program.", -8)), dict(form="squad"), "found '' at place -8 of the context"),
     ("span_qa", squad(("Ada", None)), dict(form="squad"), "in field 'answers', expected .text, answer_start."),
     ("span_qa", squad((3, 0)), dict(form="squad"), "in field 'answers', expected .text, answer_start."),
-    ("classification", PAIRS, dict(text="{a}", labels=["yes", "yes"]), "config.task.labels: found .*a name twice"),
+    ("classification", PAIRS, dict(text="{a}", labels=["yes", "yes"]), "config.task.labels: found .*a repeated name"),
     ("classification", PAIRS, dict(text="{a}", labels=[]), "config.task.labels: found none"),
     (
       "classification",

@@ -184,7 +184,7 @@ def test_too_long_examples_are_refused_skipped_or_cut(tmp_path, tsv, capsys):
     build(tmp_path, tsv, inputs_length=24)
   short = [pair for pair in EXPECTED if len(pair[0]) < 24]
   built = build(tmp_path, tsv, inputs_length=24, too_long="skip")
-  assert f"{60 - len(short)} of 60 examples left out, too long" in capsys.readouterr().out
+  assert f"{60 - len(short)} of 60 examples skipped, too long" in capsys.readouterr().out
   assert sorted(pairs_of(epoch(built))) == short
   built = build(tmp_path, tsv, inputs_length=24, too_long="truncate")
   assert f"{60 - len(short)} of 60 examples truncated" in capsys.readouterr().out
@@ -229,7 +229,7 @@ def test_a_file_changed_since_is_named(tmp_path, tsv):
   data = bytearray(shard.read_bytes())
   data[3] ^= 1
   shard.write_bytes(data)
-  with pytest.raises(UserError, match=r"streams/targets/tokens/00000000: found SHA-256.*remove .* made again"):
+  with pytest.raises(UserError, match=r"streams/targets/tokens/00000000: found SHA-256.*delete .* made again"):
     build(tmp_path, tsv)
 
 

@@ -1,19 +1,19 @@
-"""BART's noise (Lewis et al. 2020, section 2.2), for a whole batch at once. Each takes and returns windows.
+"""BART's noise functions (Lewis et al. 2020, section 2.2), on whole batches of windows.
 
 Worked examples on A B C . D E ., mask _:
 
     permute_sentences  D E . A B C .      sentences in a uniformly random order
     rotate             C . D E . A B      begins with a uniformly drawn token
     mask               A _ C . _ E .      exactly `round(rate * W)` tokens become the mask
-    delete             A C . E .          exactly as many are left out
-    infill             A _ . D _ E .      spans of Poisson(3) tokens become one mask each; of no tokens, one is put in
+    delete             A C . E .          exactly `round(rate * W)` tokens are deleted
+    infill             A _ . D _ E .      spans of Poisson(3) tokens become one mask each; an empty span inserts one
 
 Infilling: span lengths are drawn until they sum to `round(rate * W)` tokens, the last one cut to reach it exactly; the
-spans, in any order, are put between the tokens that stay, at uniformly drawn different places, so no two touch. (Their
-code, fairseq's `denoising_dataset.py`, draws lengths until they suffice in the same way; there, spans may touch and one
-that runs into another covers less, and a tenth of the masks become random tokens, which the paper does not mention.)
-Tokens near the ends are noise a little less often, as a span lies between two that stay. Which rates may be combined is
-up to the task; orders of sentences and rotation come first.
+spans, in random order, are put between the kept tokens at distinct, uniformly drawn places, so no two touch. (The
+authors' code, fairseq's `denoising_dataset.py`, draws lengths in the same way; there, spans may touch, one that runs
+into another covers less, and a tenth of the masks become random tokens, which the paper does not mention.) Tokens near
+the ends are noise slightly less often, as a span lies between two kept tokens. The task decides which rates may be
+combined; permutation and rotation come first.
 """
 
 import math
@@ -26,18 +26,18 @@ from t5x_like.data.quiet_tensorflow import tf
 
 
 def permute_sentences(tokens_BW: tf.Tensor, sentences: Sentences, key_B: tf.Tensor) -> tf.Tensor:
-  """Sentences in a random order; what is before the first and after the last full stop counts as one each."""
+  """Sentences in a random order; the text before the first and after the last boundary counts as a sentence."""
   W = tokens_BW.shape[1]
   which_BW = tf.pad(tf.cumsum(tf.cast(sentences.starts(tokens_BW), tf.int32), axis=1), [[0, 0], [1, 0]])
   score_BW = tf.gather(tf.bitwise.right_shift(random.bits(key_B, W), tf.constant(1, tf.uint32)), which_BW, batch_dims=1)
-  # One sort of (random word of the sentence, sentence, place): equal words do not mix two sentences.
+  # One sort by (the sentence's random word, sentence, place), so equal words do not mix two sentences.
   order_BW = tf.cast(score_BW, tf.int64) * W + tf.cast(which_BW, tf.int64)
   order_BW = tf.sort(order_BW * W + tf.range(W, dtype=tf.int64), axis=1)
   return tf.gather(tokens_BW, tf.cast(order_BW % W, tf.int32), batch_dims=1)
 
 
 def rotate(tokens_BW: tf.Tensor, key_B: tf.Tensor) -> tf.Tensor:
-  """The document as a ring that begins at a random token."""
+  """The window rotated to begin at a random token."""
   W = tokens_BW.shape[1]
   first_B = random.integers(random.bits(key_B, 1)[:, 0], W)
   return tf.gather(tokens_BW, (tf.range(W) + first_B[:, None]) % W, batch_dims=1)
@@ -56,8 +56,8 @@ def delete(tokens_BW: tf.Tensor, rate: float, key_B: tf.Tensor) -> tf.Tensor:
 
 
 def most_spans(noise_tokens: int, mean: float) -> int:
-  """How many spans infilling draws at most: ten standard deviations above what `noise_tokens` need, and no more than
-  these, so that the result is never longer than the text."""
+  """The most spans that infilling draws: ten standard deviations above the expected number, and at most `noise_tokens`,
+  so that the result is never longer than the text."""
   expected = noise_tokens / mean
   return min(math.ceil(expected + 10 * math.sqrt(expected / mean + 1) + 4), noise_tokens)
 
@@ -73,14 +73,14 @@ def infill(tokens_BW: tf.Tensor, rate: float, mean: float, mask_id: int, key_B: 
   kept, most = W - noise, min(most_spans(noise, mean), W - noise + 1)
   length_BS = poisson(random.bits(random.row_keys(1, key_B), most), mean)
   sum_BS = tf.minimum(tf.cumsum(length_BS, axis=1), noise)
-  sum_BS = tf.concat([sum_BS[:, :-1], tf.fill([tf.shape(sum_BS)[0], 1], noise)], axis=1)  # the last one takes the rest
+  sum_BS = tf.concat([sum_BS[:, :-1], tf.fill([tf.shape(sum_BS)[0], 1], noise)], axis=1)  # the last span takes the rest
   length_BS = sum_BS - tf.pad(sum_BS[:, :-1], [[0, 0], [1, 0]])
   spans_B = 1 + tf.reduce_sum(tf.cast(sum_BS[:, :-1] < noise, tf.int32), axis=1)
-  # Places between kept tokens, `spans` of kept + 1, uniformly; those not wanted go behind the end.
+  # `spans` of the kept + 1 places between kept tokens, uniformly; unused ones go past the end.
   bits = tf.bitcast(random.bits(random.row_keys(2, key_B), kept + 1), tf.int32)
   place_BS = tf.math.top_k(bits, k=most, sorted=True).indices
   wanted_BS = tf.range(most) < spans_B[:, None]
-  # Sorted by place, each with its length: the one that was cut to reach the sum is anywhere.
+  # Sorted by place, each with its length, so the span that was cut to reach the sum may be anywhere.
   both_BS = tf.sort(tf.where(wanted_BS, place_BS, kept + most) * most + tf.range(most), axis=1)
   place_BS, length_BS = both_BS // most, tf.gather(length_BS, both_BS % most, batch_dims=1)
   out = kept + most
@@ -94,7 +94,7 @@ def infill(tokens_BW: tf.Tensor, rate: float, mean: float, mask_id: int, key_B: 
 
 
 def poisson(bits_BN: tf.Tensor, mean: float) -> tf.Tensor:
-  """Poisson numbers from random words, by the inverse of the distribution: uint32 [B, N] -> int32 [B, N]."""
+  """Poisson variates from random words, by inverting the distribution function: uint32 [B, N] -> int32 [B, N]."""
   share, below, k = math.exp(-mean), [], 0
   total = share
   while total < 1 - 2**-33 and k < 200:
@@ -116,7 +116,7 @@ def _marked(place_BK: tf.Tensor, length: int) -> tf.Tensor:
 
 
 def _scatter(place_BN: tf.Tensor, value_BN: tf.Tensor, length: int) -> tf.Tensor:
-  """Zeros [B, length] with values put at places; those at `length` or above are left out."""
+  """Zeros [B, length] with values added at places; places at or above `length` are ignored."""
   batch, width = tf.shape(place_BN)[0], length + 1
   flat = tf.reshape(tf.minimum(place_BN, length) + tf.range(batch)[:, None] * width, [-1, 1])
   return tf.reshape(tf.scatter_nd(flat, tf.reshape(value_BN, [-1]), [batch * width]), [-1, width])[:, :length]

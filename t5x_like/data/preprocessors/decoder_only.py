@@ -1,14 +1,13 @@
 """Targets -> the features of a decoder-only model, under T5X's names.
 
-Every token is a target and the input of the next one: `decoder_input_tokens` are the targets one place later behind
+Every token is a target and the next input: `decoder_input_tokens` are the targets shifted right by one, after
 `start_id`. Worked example, targets [5, 6, 7, 8], start 1, the last two in a second document:
 
     decoder_input_tokens   1 5 6 7    with documents   1 5 1 7
     decoder_segment_ids                                1 1 2 2
     decoder_positions                                  0 1 0 1
 
-and with a prefix of 2 tokens (Raffel et al. 2020, section 3.2.1 and figure 3), whose tokens see each other and cost
-nothing:
+and with a prefix of 2 tokens (Raffel et al. 2020, section 3.2.1 and figure 3), bidirectional and without loss:
 
     decoder_input_tokens      1 5 6 7
     decoder_loss_weights      0 0 1 1
@@ -25,9 +24,9 @@ def decoder_only(
 
   Args:
     targets_BT: int32 [B, T].
-    start_id: the first input, of every document where there are documents.
-    documents_BT: int32 [B, T], 1 and counting: attention stays inside each document.
-    prefix_B: int32 [B], 1..T-1: how many of the first targets are given; the inputs that hold them see each other.
+    start_id: the first input of every row or, with documents, of every document.
+    documents_BT: int32 [B, T], the document of each token, from 1; attention stays inside each document.
+    prefix_B: int32 [B], 1..T-1: how many of the first targets are given; attention among their inputs is bidirectional.
 
   Returns:
     `decoder_input_tokens`, `decoder_target_tokens` int32 [B, T], `decoder_loss_weights` float32 [B, T]; with documents
@@ -53,7 +52,7 @@ def decoder_only(
 
 
 def _positions(first_BT: tf.Tensor) -> tf.Tensor:
-  """Places counted from the nearest true to the left; the first of every row is true: bool [B, T] -> int32 [B, T]."""
+  """Distance from the nearest true to the left; the first of every row is true: bool [B, T] -> int32 [B, T]."""
   start_N = tf.cast(tf.where(first_BT)[:, 1], tf.int32)
   which_BT = tf.reshape(tf.cumsum(tf.cast(tf.reshape(first_BT, [-1]), tf.int32)) - 1, tf.shape(first_BT))
   return tf.range(tf.shape(first_BT)[1]) - tf.gather(start_N, which_BT)

@@ -29,7 +29,7 @@ def encoder_decoder(inputs_BS: tf.Tensor, targets_BT: tf.Tensor) -> dict[str, tf
 
 
 def features(inputs_length: int, targets_length: int) -> dict[str, Feature]:
-  """What `encoder_decoder` returns, described."""
+  """The features that `encoder_decoder` returns."""
   targets = Feature((targets_length,), "int32")
   return {
     "encoder_input_tokens": Feature((inputs_length,), "int32"),

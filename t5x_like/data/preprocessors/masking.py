@@ -1,23 +1,22 @@
-"""Masked language modelling: which positions are predicted, and what stands there instead, for a whole batch at once.
+"""Masked language modelling: which positions are predicted, and what replaces them, for a whole batch at once.
 
 BERT (Devlin et al. 2019, section 3.1): 15% of the tokens are chosen; of these 80% become the mask, 10% a random token,
-10% stay; the loss is on the chosen ones. The budget of a row is exactly `round(rate * n)`, n its tokens that are not
-special (ties to even as Python rounds, and at least 1), so 76 of 510. BERT's code takes 15% of all tokens, [CLS] and
-[SEP] among them (77 of 512), and at most `max_predictions_per_seq` (20 unless told, for length 128); here the share is
-that of the tokens it is drawn from, in short rows too, and no limit cuts it. Special tokens are never chosen, and
-random tokens are uniform over the ordinary ids, where BERT's code draws from the whole vocabulary. Which tokens are
-chosen, within the budget:
+10% stay; the loss is on the chosen ones. The budget of a row is exactly `round(rate * n)` for its n tokens that are not
+special (ties to even, and at least 1), so 76 of 510. BERT's code takes 15% of all tokens, including [CLS] and [SEP] (77
+of 512), and at most `max_predictions_per_seq` (by default 20, for length 128); here the rate applies to the tokens that
+may be chosen, in short rows too, without a limit. Special tokens are never chosen, and random tokens are uniform over
+the ordinary ids, where BERT's code draws from the whole vocabulary. The modes choose, within the budget:
 
 - `tokens`: a uniformly random subset of exactly that size.
 - `words`: whole words in a uniformly random order, every one that still fits (BERT's whole-word masking; as in its
-  code, long words are chosen a little less often for that). The budget is never exceeded, and left over only where no
+  code, long words are therefore chosen slightly less often). The budget is never exceeded, and left over only where no
   word fits.
 - `spans`: SpanBERT (Joshi et al. 2020, section 3.1): spans of a geometric number of words (p = 0.2, at most 10, so 3.8
-  on average) that start at uniformly random words, until the budget is spent. A span ends where its text does, before
-  the next special token, and the last one is cut to the words that fit the budget (their code cuts it to tokens, within
-  a word). Spans neither overlap nor touch: the tokens on both sides of one are always there for the span-boundary
-  objective (the paper does not say what it does there; their code joins spans that meet, and leaves those at the ends
-  of the text out of that objective). All tokens of a span are masked, replaced or kept alike.
+  on average) that start at uniformly random words, until the budget is spent. A span ends before the next special
+  token, and the last one is cut to the whole words that fit the budget (their code cuts it within a word). Spans
+  neither overlap nor touch, so each has a neighbour on both sides for the span-boundary objective (the paper does not
+  discuss this; their code joins spans that meet, and leaves those at the ends of the text out of that objective). All
+  tokens of a span are masked, replaced or kept together.
 
 Worked example, budget 2, mask 9: [101, 5, 6, 7, 102] with 6 and 7 chosen, 6 masked and 7 kept gives inputs
 [101, 5, 9, 7, 102], targets [0, 0, 6, 7, 0], weights [0, 0, 1, 1, 0].
@@ -39,15 +38,15 @@ GEOMETRIC_P, MAX_SPAN_WORDS = 0.2, 10
 
 @dataclasses.dataclass(frozen=True)
 class Masking:
-  """Chooses and corrupts.
+  """Chooses the positions to predict and corrupts them.
 
   Attributes:
     vocabulary: of the ids.
     length: of every row.
-    mode: what is chosen, see above.
-    rate: share of the ordinary tokens that is chosen.
-    mask_share: of the chosen positions, how many become the mask.
-    random_share: of the chosen positions, how many become a random token; the others stay.
+    mode: see above.
+    rate: fraction of the ordinary tokens to choose.
+    mask_share: fraction of the chosen tokens that become the mask.
+    random_share: fraction of the chosen tokens that become a random token; the others stay.
 
   Raises:
     UserError: on construction, for impossible shares.
@@ -73,7 +72,7 @@ class Masking:
     set_ = lambda name, value: object.__setattr__(self, name, value)  # noqa: E731 -- frozen
     set_("_budgets", np.array(budgets, np.int32))
     set_("_ordinary", ordinary)
-    # Two bits for each id: 1 it may be chosen, 2 it begins a word.
+    # Two bits per id: 1 if it may be chosen, 2 if it begins a word.
     marks = np.array(self.vocabulary.starts_word, np.int32) * 2
     marks[ordinary] += 1
     set_("_marks", marks)
@@ -81,7 +80,7 @@ class Masking:
 
   @property
   def most(self) -> int:
-    """Tokens that are chosen in a row at most."""
+    """The most tokens chosen in a row."""
     return int(self._budgets.max())
 
   def __call__(self, tokens_BL: tf.Tensor, key_B: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -124,20 +123,20 @@ class Masking:
     }
 
   def _tokens(self, maskable_BL, budget_B, key_B):
-    """The `budget` maskable places of highest score: scores are random, then by place, so no two are equal."""
+    """The `budget` maskable places of highest score; scores are random with the place in the low bits, so distinct."""
     score_BL = tf.where(maskable_BL, self._scores(key_B, tf.range(self.length)[None]), -1)
     best = tf.math.top_k(score_BL, k=max(1, int(self._budgets.max())), sorted=True).values
     last = tf.gather(best, tf.maximum(budget_B - 1, 0), batch_dims=1)
     return (score_BL >= last[:, None]) & maskable_BL & (budget_B > 0)[:, None]
 
   def _scores(self, key_B, number_BL):
-    """Random scores 0..2^31-1 for the items of every row, whose numbers make them different."""
+    """Random scores 0..2^31-1 for the items of every row, distinct because their low bits are the items' numbers."""
     low = max(1, (self.length - 1).bit_length())
     bits_BL = tf.cast(tf.bitwise.right_shift(random.bits(key_B, self.length), tf.constant(1, tf.uint32)), tf.int32)
     return tf.bitwise.left_shift(tf.bitwise.right_shift(bits_BL, low), low) + number_BL
 
   def _word_starts(self, marks_BL, maskable_BL):
-    """Whether a word begins: where the id says so, at special tokens, and after them."""
+    """Whether a word begins: by the id, at special tokens, and after them."""
     after_special = tf.pad(~maskable_BL[:, :-1], [[0, 0], [1, 0]], constant_values=True)
     return (marks_BL >= 2) | ~maskable_BL | after_special
 
@@ -151,7 +150,7 @@ class Masking:
       return going
 
     def step(taken_BW, left_B, going):
-      # One by one, a word is taken if it fits; as what is left only shrinks, a word that did not fit never will.
+      # As if one by one: a word is taken if it fits; the budget only shrinks, so a word that did not fit never will.
       fits_BW = ~taken_BW & (sorted_BW > 0) & (sorted_BW <= left_B[:, None])
       sum_BW = tf.cumsum(tf.where(fits_BW, sorted_BW, 0), axis=1)
       new_BW = fits_BW & (sum_BW <= left_B[:, None])
@@ -166,7 +165,7 @@ class Masking:
     L, most = self.length, int(self._budgets.max())
     tries = 4 * most + 32
     word_BL = tf.cumsum(tf.cast(starts_BL, tf.int32), axis=1)  # words begun so far
-    words_B = tf.reduce_max(tf.where(maskable_BL, word_BL, 0), axis=1)  # up to the last that may be chosen
+    words_B = tf.reduce_max(tf.where(maskable_BL, word_BL, 0), axis=1)  # words up to the last token that may be chosen
     special_BL = tf.cumsum(tf.cast(~maskable_BL, tf.int32), axis=1, exclusive=True)  # before each place
     end_BS = L - _scatter(special_BL, tf.where(maskable_BL, 0, L - tf.range(L)), L)  # places of special tokens
     begin_BW = tf.where(starts_BL, tf.range(L), L)  # where words begin, and after the last of them the row's end
@@ -179,12 +178,12 @@ class Masking:
       return (t < tries) & tf.reduce_any(left_B > 0)
 
     def step(t, left_B, spans_B, a_BS, b_BS):
-      """One draw for every row: a span [a, b), kept where it is free."""
+      """One draw per row: a span [a, b), kept if it is free."""
       first_B = tf.cast(tf.bitwise.right_shift(where_BT[:, t] * tf.cast(words_B, tf.int64), 32), tf.int32)
       a_B = at(begin_BW, first_B)
       end_B = at(end_BS, at(special_BL, a_B))  # of the text that the word is in
       last_B = tf.minimum(tf.minimum(a_B + left_B, end_B), L - 1)
-      fitting_B = at(word_BL, last_B) - 1 - first_B  # words that end within the budget and the text
+      fitting_B = at(word_BL, last_B) - 1 - first_B  # words that fit the budget and the text
       b_B = at(begin_BW, first_B + tf.minimum(at(length_BT, spans_B), tf.maximum(fitting_B, 0)))
       free_B = (a_B > 0) & (b_B > a_B) & (b_B < L)
       free_B &= ~tf.reduce_any((a_B[:, None] <= b_BS) & (a_BS <= b_B[:, None]), axis=1)
@@ -197,12 +196,12 @@ class Masking:
         tf.where(here_BS, b_B[:, None], b_BS),
       )
 
-    none_BS = tf.fill([tf.shape(budget_B)[0], most], L + 1)  # as if behind the row; ends before they begin
+    none_BS = tf.fill([tf.shape(budget_B)[0], most], L + 1)  # unused spans: past the row, and ending before they begin
     zero_B = tf.zeros_like(budget_B)
     _, _, spans_B, a_BS, b_BS = tf.while_loop(more, step, (tf.constant(0), budget_B, zero_B, none_BS, none_BS - L - 3))
     real_BS = tf.range(most) < spans_B[:, None]
     a_BS, b_BS = tf.where(real_BS, a_BS, 0), tf.where(real_BS, b_BS, 0)
-    inside = lambda value_BS: tf.cumsum(  # noqa: E731 -- the value of the span that a place is in, else 0
+    inside = lambda value_BS: tf.cumsum(  # noqa: E731 -- the value of the span around each place, else 0
       _scatter(a_BS, value_BS, L) - _scatter(b_BS, value_BS, L), axis=1
     )
     chosen_BL = inside(tf.cast(real_BS, tf.int32)) > 0
@@ -210,7 +209,7 @@ class Masking:
 
 
 def ordinary_ids(vocabulary: Vocabulary) -> np.ndarray:
-  """The ids of text, ascending; neither special nor lent for a special piece: int32 [N]."""
+  """The ids of text, ascending, int32 [N]: no special ids, and no sentinels lent for special pieces."""
   ordinary = np.ones(vocabulary.size, bool)
   ordinary[[*vocabulary.special_ids, vocabulary.pad_id]] = False
   return np.flatnonzero(ordinary).astype(np.int32)

@@ -1,4 +1,4 @@
-"""What becomes of a window once it is known which of its tokens are noise: T5's input and target formats.
+"""T5's input and target formats, given a window and which of its tokens are noise.
 
 Raffel et al. 2020, table 3 and sections 3.3.1 and 3.3.2. Worked example: tokens [10, 11, 12, 13, 14, 15], noise
 TTFFTF, a vocabulary of 1000 whose mask is 50, no EOS:
@@ -7,12 +7,12 @@ TTFFTF, a vocabulary of 1000 whose mask is 50, no EOS:
     replace_spans   inputs [999, 12, 13, 998, 15]      targets [999, 10, 11, 998, 14]
     drop_tokens     inputs [12, 13, 15]                targets [10, 11, 14]
 
-Sentinel i stands for the i-th run of noise in inputs and targets alike, also where a window begins with noise; no
-sentinel closes the targets. The T5 library makes targets by replacing the runs of what is kept: the same for windows
-that begin with a kept token and end with noise, as those of span corruption do. For others, such as the example, its
-targets are [10, 11, 999, 14, 998], where no sentinel of the inputs stands before the tokens it stands for, so here the
-form of the paper's figure 2 is kept, without the sentinel it shows at the end, which its span corruption does not have.
-All work on whole batches and on any noise; the caller makes sure that the lengths suffice.
+Sentinel i stands for the i-th run of noise in both inputs and targets, also where a window begins with noise; no
+sentinel closes the targets. The T5 library makes targets by replacing the runs of kept tokens, which is the same for
+windows that begin with a kept token and end with noise, as in span corruption. For others, such as the example, its
+targets are [10, 11, 999, 14, 998], in which sentinels do not precede the tokens they stand for; so the targets here
+follow the paper's figure 2, without its final sentinel, which T5's span corruption does not have. Every function takes
+a whole batch and any noise; the caller ensures that the lengths suffice.
 """
 
 from t5x_like.data.quiet_tensorflow import tf
@@ -23,7 +23,7 @@ def left_justified(tokens_BW: tf.Tensor, keep_BW: tf.Tensor, length: int, eos_id
 
   Args:
     tokens_BW: int32 [B, W].
-    keep_BW: bool [B, W]; no row keeps more than fit.
+    keep_BW: bool [B, W]; no row may keep more than fit.
     length: of the result.
     eos_id: closes every row.
 
@@ -46,7 +46,7 @@ def replace_spans(
   targets_length: int,
   eos_id: int | None = 1,
 ) -> dict[str, tf.Tensor]:
-  """Every run of noise becomes a sentinel of its own; the targets are the runs, each behind its sentinel.
+  """Replaces every run of noise by a sentinel; the targets are the runs, each after its sentinel.
 
   Args:
     tokens_BW: int32 [B, W].
@@ -60,11 +60,11 @@ def replace_spans(
     `inputs` int32 [B, inputs_length] and `targets` int32 [B, targets_length], padded with 0.
   """
   first_BW = noise_BW & ~tf.pad(noise_BW[:, :-1], [[0, 0], [1, 0]])
-  runs_BW = tf.cumsum(tf.cast(first_BW, tf.int32), axis=1)  # begun so far
+  runs_BW = tf.cumsum(tf.cast(first_BW, tf.int32), axis=1)  # runs begun so far
   sentinels_BW = vocabulary_size - runs_BW
   inputs = left_justified(tf.where(first_BW, sentinels_BW, tokens_BW), ~noise_BW | first_BW, inputs_length, eos_id)
   noises_BW = tf.cumsum(tf.cast(noise_BW, tf.int32), axis=1)
-  place_BW = noises_BW + runs_BW - 1  # of a noise token; its run's sentinel stands one place before the first of them
+  place_BW = noises_BW + runs_BW - 1  # of noise tokens; a sentinel goes one place before the first token of its run
   parts = [(tokens_BW, place_BW, noise_BW), (sentinels_BW, place_BW - 1, first_BW)]
   if eos_id is not None:
     last_B1 = noises_BW[:, -1:] + runs_BW[:, -1:]
@@ -75,7 +75,7 @@ def replace_spans(
 def drop_tokens(
   tokens_BW: tf.Tensor, noise_BW: tf.Tensor, *, inputs_length: int, targets_length: int, eos_id: int | None = 1
 ) -> dict[str, tf.Tensor]:
-  """Noise is left out of the inputs and is the targets; see `replace_spans` for shapes."""
+  """Moves the noise from the inputs to the targets; see `replace_spans` for shapes."""
   return {
     "inputs": left_justified(tokens_BW, ~noise_BW, inputs_length, eos_id),
     "targets": left_justified(tokens_BW, noise_BW, targets_length, eos_id),
@@ -96,17 +96,17 @@ def masked(
   Args:
     tokens_BW: int32 [B, W].
     noise_BW: bool [B, W].
-    mask_id: the one id for all noise.
+    mask_id: the id that replaces noise.
     random_fraction: of the noise.
-    ordinary_ids: int32 [N].
-    bits_BW: uint32 [B, W] random words; needed where there is a random fraction, as the ids are.
+    ordinary_ids: int32 [N]; required with a random fraction.
+    bits_BW: uint32 [B, W] random words; required with a random fraction.
 
   Returns:
     int32 [B, W].
   """
   replacement_BW = tf.fill(tf.shape(tokens_BW), mask_id)
   if random_fraction:
-    # One word decides both: below the fraction, how far below it is uniform.
+    # One word decides both: given that it is below the fraction, it is uniform there.
     share_BW = tf.cast(bits_BW, tf.float64) / (2.0**32 * random_fraction)
     which_BW = tf.cast(tf.minimum(share_BW, 1.0) * len(ordinary_ids), tf.int32)
     drawn_BW = tf.gather(ordinary_ids, tf.minimum(which_BW, len(ordinary_ids) - 1))
@@ -121,7 +121,7 @@ def shuffled(tokens_BW: tf.Tensor, bits_BW: tf.Tensor) -> tf.Tensor:
 
 
 def noise_mask(bits_BW: tf.Tensor, k: int) -> tf.Tensor:
-  """`k` tokens of every row, each such choice equally likely: random words uint32 [B, W] -> bool [B, W]."""
+  """A uniformly random subset of `k` tokens of every row: random words uint32 [B, W] -> bool [B, W]."""
   places = tf.math.top_k(tf.bitcast(bits_BW, tf.int32), k=k, sorted=False).indices
   batch, length = tf.shape(bits_BW)[0], bits_BW.shape[1]
   flat = tf.reshape(places + tf.range(batch)[:, None] * length, [-1, 1])

@@ -1,11 +1,11 @@
 """Salient spans: dates, numbers and names in text, found without any dependency, and the tokens they cover.
 
 Guu et al. 2020 (REALM, section 3.4) mask dates and named entities, found by a tagger and a regular expression; Roberts
-et al. 2020 (section 3.3) continue T5 so. A finder is a function `(text) -> list of (start, end)` in characters, named
-`module:function`; `dates_numbers_and_names` is the default. It knows months, years, numbers, and runs of capitalised
-words that do not begin a sentence or that follow a title ("Mr. Darcy"), so it needs no tagger and is wrong where a
-language writes nouns large. Spaces before punctuation, as WordPiece gives text back, are allowed for in dates and
-titles, not inside numbers ("330 . 5" is two).
+et al. 2020 (section 3.3) continue pretraining T5 this way. A finder is a function `(text) -> list of (start, end)` in
+characters, named `module:function`; `dates_numbers_and_names` is the default. It finds months, years, numbers, and runs
+of capitalised words that do not begin a sentence or that follow a title ("Mr. Darcy"), so it needs no tagger and fails
+for languages that capitalise nouns. Spaces before punctuation, as WordPiece decodes text, are allowed in dates and
+titles but not inside numbers ("330 . 5" is two).
 """
 
 import re
@@ -34,7 +34,7 @@ _SALIENT = re.compile(rf"(?<!\w)(?:{_DATE}|{_NUMBER}|{_TITLED}|{_INSIDE})(?!\w)"
 
 
 def dates_numbers_and_names(text: str) -> list[tuple[int, int]]:
-  """Spans of characters, from left to right, that do not overlap."""
+  """Disjoint spans of characters, from left to right."""
   return [match.span() for match in _SALIENT.finditer(text)]
 
 
@@ -42,9 +42,9 @@ class TokenSpans:
   """A finder on tokens.
 
   Args:
-    vocabulary: of the ids; text is what each adds to a text that stands before it.
+    vocabulary: of the ids; an id's text is what it adds after a word.
     finder: `(text) -> list of (start, end)`.
-    most: tokens of a span; longer ones are left out.
+    most: the longest span in tokens; longer ones are ignored.
   """
 
   def __init__(self, vocabulary: Vocabulary, finder, most: int):
@@ -53,7 +53,7 @@ class TokenSpans:
     self._lengths = np.array([len(spelling) for spelling in self._spellings], np.int64)
 
   def __call__(self, tokens_BW: np.ndarray, bits_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """One of each row's spans, uniformly: int32 [B, W], uint32 [B] -> (starts, ends), int32 [B]; 0, 0 without any."""
+    """A random span of each row: int32 [B, W], uint32 [B] -> (starts, ends), int32 [B]; 0, 0 if it has none."""
     found = np.zeros((2, len(tokens_BW)), np.int32)
     ends_BW = np.cumsum(self._lengths[tokens_BW], axis=1)
     for row, spellings in enumerate(self._spellings[tokens_BW]):
@@ -69,8 +69,8 @@ class TokenSpans:
 
 
 def _spellings(vocabulary: Vocabulary) -> list[str]:
-  """Every id as the text it adds after a word; what stands for no text, or for a part of a character, is a line end,
-  which no span crosses."""
+  """The text that each id adds after a word; a line end, which no span crosses, for ids of no text or of part of a
+  character."""
   lead = vocabulary.encode("a")
   alone, none = len(vocabulary.decode(lead)), vocabulary.special_ids | {vocabulary.unk_id}
   spellings = ["\n" if i in none else vocabulary.decode([*lead, i])[alone:] for i in range(vocabulary.size)]

@@ -1,10 +1,9 @@
 """Where sentences begin in a stream of tokens: a rule on stored ids, so that a store needs no second index.
 
-The rule: a sentence ends with a token whose text ends in `.`, `!` or `?` (in their full-width forms too; closing
-quotes and brackets may follow inside it), and the next begins with the token after it, if that one begins a word
-(`vocabulary.starts_word`; so not inside `3.14`). Documents begin sentences. It is wrong after abbreviations ("Dr.
-Smith"), as simple splitters are. Another rule is a function `(vocabulary) -> bool [size]`, which ids may end a
-sentence, named as `module:function`.
+The rule: a sentence ends with a token whose text ends in `.`, `!` or `?` (or their full-width forms), possibly followed
+by closing quotes and brackets, if the next token begins a word (`vocabulary.starts_word`; so not inside `3.14`). A
+document begins a sentence. Like other simple splitters, it is wrong after abbreviations ("Dr. Smith"). Another rule is
+a function `(vocabulary) -> bool [size]`, which ids may end a sentence, named `module:function`.
 """
 
 import re
@@ -21,7 +20,7 @@ _END = re.compile("[.!?\u3002\uff01\uff1f\u2026][\"')\\]}\u2019\u201d\u00bb]*$")
 
 
 def punctuation(vocabulary: Vocabulary) -> np.ndarray:
-  """Which ids end in a full stop or mark, by their spellings: bool [size]."""
+  """Which ids end in sentence-final punctuation, by their spellings: bool [size]."""
   ends = np.fromiter((bool(_END.search(piece)) for piece in vocabulary.pieces_of(range(vocabulary.size))), bool)
   ends[list(vocabulary.special_ids)] = False
   ends[vocabulary.unk_id] = False
@@ -36,7 +35,7 @@ class Sentences:
     rule: `module:function`, see above.
 
   Raises:
-    UserError: there is no such function, or it does not return bool [size].
+    UserError: no such function, or it does not return bool [size].
   """
 
   def __init__(self, vocabulary: Vocabulary, rule: str = DEFAULT_RULE):
@@ -50,10 +49,10 @@ class Sentences:
     begins[list(vocabulary.special_ids)] = False  # an EOS belongs to the sentence before it
     ends = ends.copy()
     ends[vocabulary.eos_id] = True
-    # Two bits for each id: 1 it may end a sentence, 2 it may begin one.
+    # Two bits per id: 1 if it may end a sentence, 2 if it may begin one.
     self._table = tf.constant(ends.astype(np.int32) + 2 * begins.astype(np.int32))
 
   def starts(self, tokens_BT: tf.Tensor) -> tf.Tensor:
-    """Whether a sentence begins at each token but the first, which has nothing before it: [B, T] -> bool [B, T - 1]."""
+    """Whether a sentence begins at each token but the first: int32 [B, T] -> bool [B, T - 1]."""
     marks_BT = tf.gather(self._table, tokens_BT)
     return tf.logical_and(marks_BT[:, :-1] % 2 == 1, marks_BT[:, 1:] >= 2)

@@ -5,13 +5,13 @@ and figure 2. A window of raw tokens is cut into alternating spans, kept first a
 noise span becomes one sentinel; in the targets every sentinel is followed by the tokens it stands for. Sentinels
 count down from `vocabulary.size - 1`, both sequences end with EOS, and no sentinel closes the targets.
 
-There is no per-example map: the cut points of all rows are two `top_k` calls, and inputs and targets are each one
+There is no per-example map: two `top_k` calls find the cut points of all rows, and inputs and targets are each one
 gather whose indices are a cumulative sum with a jump at every sentinel.
 
-T5's windows never begin with noise and always end with it (T5 issue 905): where a window has few spans, as short ones
-do, the last tokens are noise far more often than others. `random_roll` (its name in the T5 library) turns the noise of
-every window, as a ring, by a uniformly random number of tokens, so that each token is noise equally often. A span that
-comes to lie across the ends is two spans there; both sequences have room for its sentinel, and end with a 0 otherwise.
+T5's windows never begin with noise and always end with it (T5 issue 905): in a window with few spans, as short ones
+are, the last tokens are noise far more often than others. `random_roll` (its name in the T5 library) rotates the noise
+mask of every window by a uniformly random number of tokens, so that each token is noise equally often. A span rotated
+across the ends becomes two; both sequences have room for the extra sentinel, and end with a 0 where there is none.
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ from t5x_like.errors import UserError
 def noise_counts(length: int, noise_density: float, mean_noise_span_length: float) -> tuple[int, int]:
   """How many of `length` tokens are noise, and in how many spans: T5's rounding, at least one of each.
 
-  In double precision, as where the T5 library works out lengths; it draws masks in single precision, where a few
-  products that are a half here lie above it (of 190 tokens at 0.15 it makes 29 noise, here 28).
+  In double precision, as the T5 library computes lengths; it draws masks in single precision, in which a few products
+  that are exactly a half here round up (of 190 tokens at 0.15 it makes 29 noise, here 28).
   """
   tokens = min(max(round(length * noise_density), 1), length - 1)
   spans = min(max(round(tokens / mean_noise_span_length), 1), length - tokens)
@@ -34,7 +34,7 @@ def noise_counts(length: int, noise_density: float, mean_noise_span_length: floa
 
 
 def random_spans_lengths(inputs_length: int, noise_density: float, mean_noise_span_length: float) -> tuple[int, int]:
-  """The raw window that corrupts to exactly `inputs_length` inputs, and its targets length, both counting EOS.
+  """The raw window that becomes exactly `inputs_length` inputs, and its targets' length, both counting EOS.
 
   512 inputs at 0.15 and 3.0 need 568 raw tokens and give 114 targets.
 
@@ -52,15 +52,15 @@ def random_spans_lengths(inputs_length: int, noise_density: float, mean_noise_sp
   while corrupted(window + 1)[0] <= inputs_length:
     window += 1
   targets_length = corrupted(window)[1]
-  if noise_density == 0.5 and targets_length > inputs_length:  # T5 prefers two equal, round lengths here
+  if noise_density == 0.5 and targets_length > inputs_length:  # T5 prefers equal lengths here
     window, targets_length = window - 1, corrupted(window - 1)[1]
   return window, targets_length
 
 
 def random_segments(bits_BN: tf.Tensor, segments: int) -> tf.Tensor:
-  """Ends of a uniformly random cut of N + 1 items into non-empty segments: uint32 [B, N] -> int32 [B, segments].
+  """Ends of a uniformly random division of N + 1 items into non-empty segments: uint32 [B, N] -> int32 [B, segments].
 
-  N + 1 items have N places to cut; a uniform choice of `segments - 1` of them is a uniform random composition.
+  N + 1 items have N places to cut; a uniform choice of `segments - 1` of them is a uniformly random composition.
   """
   items = bits_BN.shape[1] + 1
   cuts = random.subsets(bits_BN, segments - 1) + 1
@@ -77,14 +77,14 @@ class SpanCorruption:
   """Windows of raw tokens -> inputs and targets of fixed lengths.
 
   Attributes:
-    vocabulary_size: all ids, sentinels included; sentinel i is `vocabulary_size - 1 - i`.
+    vocabulary_size: sentinels included; sentinel i is `vocabulary_size - 1 - i`.
     extra_ids: how many sentinels the vocabulary has.
     inputs_length: length of the inputs with EOS.
-    targets_length: length of the targets with EOS; None takes the derived one, a larger one is padded with 0.
-    noise_density: fraction of raw tokens that is noise.
-    mean_noise_span_length: noise tokens per span.
+    targets_length: length of the targets with EOS; None derives it, a larger one is padded with 0.
+    noise_density: fraction of raw tokens that are noise.
+    mean_noise_span_length: mean noise tokens per span.
     eos_id: the id that closes both sequences.
-    random_roll: noise anywhere, the ends of the window included; False is T5's pretraining.
+    random_roll: rotates the noise, see above; False is T5's pretraining.
     window: raw tokens of one example; None takes the most whose inputs fit.
     noise_tokens: how many of them are noise (derived).
     noise_spans: in how many spans (derived).
@@ -127,12 +127,12 @@ class SpanCorruption:
       raise UserError(
         f"targets_length: found {self.targets_length}, but inputs_length={self.inputs_length} at noise_density="
         f"{self.noise_density} and mean_noise_span_length={self.mean_noise_span_length} makes targets of {derived} "
-        f"tokens: set it to at least {derived}, or leave it out"
+        f"tokens; set it to at least {derived}, or leave it out"
       )
     if spans + room > self.extra_ids:
       raise UserError(
         f"inputs_length={self.inputs_length}: a window of {window} tokens has {spans + room} noise spans but the "
-        f"vocabulary has {self.extra_ids} sentinels: shorten inputs_length, lengthen mean_noise_span_length "
+        f"vocabulary has {self.extra_ids} sentinels; shorten inputs_length, lengthen mean_noise_span_length "
         f"({self.mean_noise_span_length}), or use a vocabulary with at least {spans + room} extra ids"
       )
     object.__setattr__(self, "window", window)
@@ -148,7 +148,7 @@ class SpanCorruption:
     return kept_ends, noise_ends
 
   def noise_mask(self, key_B: tf.Tensor) -> tf.Tensor:
-    """Which raw tokens are noise: uint64 [B] -> bool [B, window]; unless rolled, rows start false and end true."""
+    """Which raw tokens are noise: uint64 [B] -> bool [B, window]; without a roll, rows start false and end true."""
     kept_ends, noise_ends = self.span_ends(key_B)
     starts = kept_ends + noise_ends - _lengths(noise_ends)
     ends = kept_ends + noise_ends
@@ -158,7 +158,7 @@ class SpanCorruption:
     noise_BW = tf.cumsum(steps, axis=1)[:, : self.window] > 0
     if not self.random_roll:
       return noise_BW
-    word_B = random.bits(key_B, self.window - 1)[:, -1]  # the one after those of the cuts
+    word_B = random.bits(key_B, self.window - 1)[:, -1]  # the word after those used for the cuts
     shift_B = random.integers(word_B, self.window)
     source_BW = (tf.range(self.window) + shift_B[:, None]) % self.window
     source_BW += tf.range(tf.shape(shift_B)[0])[:, None] * self.window
@@ -209,8 +209,8 @@ class SpanCorruption:
   def _assemble(self, window_BW, sentinels, jumps, start, length, padded):
     """Tokens of the window with sentinels at `sentinels` [B, N], then EOS, then padding: int32 [B, padded].
 
-    Before the first sentinel, place j holds raw token `start + j` plus the jumps so far; `start` is -1 where a
-    jump applies to the place of its own sentinel already, 0 where it applies from the next place on.
+    Place j holds raw token `start + j` plus the jumps so far; `start` is 0 where a jump applies from the place after
+    its sentinel, -1 where it already applies at the sentinel.
     """
     source = tf.cumsum(1 + _scatter(sentinels, jumps, length), axis=1, exclusive=start == 0)
     source = source if start == 0 else source + start

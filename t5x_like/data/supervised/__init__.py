@@ -1,1 +1,1 @@
-"""Tasks with labelled examples: columns of records become ids, ids become packed rows."""
+"""Supervised tasks: fields of records become ids, and ids become packed rows."""

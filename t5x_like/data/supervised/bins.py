@@ -1,19 +1,19 @@
-"""Which row each example goes to: packing by lengths, in one stream or in two.
+"""Bin packing: which row each example goes to, by its lengths in one or two streams.
 
-There are two ways, and the plan with fewer rows is taken. Both place all examples of equal lengths, a *group*,
-together, so their cost depends on how many groups there are rather than on how many examples.
+There are two methods; the plan with fewer rows is taken. Both place all examples of equal lengths, a *group*, together,
+so their cost depends on the number of groups rather than of examples.
 
-- **Best-fit decreasing** (one stream, and two where the other way falls short): the longest examples first, each into
-  the row in which it leaves the least room; a whole group at once, into all rows that have equal room at once.
-- **Patterns** (two streams). Best fit leaves rows that are full in one stream or the other but not in both: up to 16%
-  more rows for SST-2, 1% to 3% for translation. Here one row is composed at a time, a pattern, and repeated as often as
-  half of the examples of its scarcest group allow. It begins with examples drawn from what is left, one from each of
-  equal parts of it, sorted by length, so that what remains keeps its distribution. The room for two more is filled with
-  the one or two groups that leave the least of the stream that needs more rows and, among those, of the other. Of
-  several draws the first is taken that leaves nothing of that stream and holds as much of the other, for each token of
-  it, as what is left, or else the best. Whether rows should begin with the largest example left depends on the lengths:
-  every fourth does, or none, or all, tried in turn until a plan is within a thousandth of the bound, the tokens of a
-  stream over the length of a row.
+- **Best-fit decreasing** (one stream, and two where patterns do badly): the longest examples first, each into the row
+  where it leaves the least room; a whole group at once, into all rows of equal room at once.
+- **Patterns** (two streams). Best fit leaves rows that are full in one stream but not in the other: up to 16% more rows
+  for SST-2, 1% to 3% for translation. Here one row, a pattern, is composed at a time and repeated as often as half of
+  the examples of its scarcest group allow. Most of it is a stratified draw from the remaining examples, sorted by
+  length, so that their distribution is kept. The room for about two more is filled with the one or two groups that
+  leave the least room in the dominant stream (the one that needs more rows) and, among those, in the other. Of several
+  draws, the first is taken that fills the dominant stream and has at least as many tokens of the other per token of it
+  as the remaining examples have; failing that, the best. Whether a row should begin with the largest remaining example
+  depends on the lengths: every fourth, none and every row are tried in turn until a plan is within a thousandth of the
+  lower bound, the tokens of a stream divided by the length of a row.
 """
 
 import dataclasses
@@ -24,16 +24,16 @@ import numpy as np
 _MOST_GROUPS = {
   "best_fit": 2**12,
   "patterns": 2**15,
-}  # if there are more, lengths are rounded up, which wastes a little room
-_TOGETHER = 2**11  # groups that patterns are made of together
-_DRAWS = 16  # of the beginning of a row; the likeliest are completed
+}  # beyond these, lengths are rounded up, which wastes a little room
+_TOGETHER = 2**11  # groups handled together when patterns are made
+_DRAWS = 16  # of the beginning of a row; the most promising are completed
 _COMPLETED = 4
 _ENOUGH = 1.001  # times the bound
 _LARGEST_FIRST = (4, 0, 1)  # every fourth row, no row, every row
 
 
 def rows(lengths_ND: np.ndarray, limits_D: np.ndarray, seed: int) -> np.ndarray:
-  """The row of each example, int64 [N]; int64 [N, D] lengths none of which is above its limit."""
+  """The row of each example, int64 [N], from int64 [N, D] lengths, none above its limit."""
   return (_best_fit if limits_D.size == 1 else _fewest)(lengths_ND, limits_D, seed)
 
 
@@ -47,12 +47,12 @@ def random(seed: int, index_N: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class _Groups:
-  """Examples of equal lengths, taken together.
+  """Examples grouped by equal lengths.
 
   Attributes:
-    lengths_GD: int64, their lengths, or a little more where there would be too many groups.
-    count_G, group_N: int64, how many there are, and which one each example is of.
-    cost_D: what a token of each stream costs, as a fraction of a row: a stream with room to spare is cheap.
+    lengths_GD: int64, the lengths of each group, rounded up where there would be too many groups.
+    count_G, group_N: int64, the size of each group, and the group of each example.
+    cost_D: the cost of a token of each stream, as a fraction of a row: a stream with room to spare is cheap.
   """
 
   lengths_GD: np.ndarray
@@ -65,12 +65,12 @@ class _Groups:
     return (self.lengths_GD * self.cost_D).sum(axis=1)
 
   def examples(self, seed: int) -> np.ndarray:
-    """int64 [N], the numbers of the examples, group after group, those of one group in random order."""
+    """int64 [N], the example numbers, group by group, in random order within a group."""
     return np.lexsort((random(seed, np.arange(self.group_N.size)), self.group_N))
 
 
 def _groups(lengths_ND: np.ndarray, limits_D: np.ndarray, most: int) -> _Groups:
-  """The groups, sorted by length in the last stream, then in the first; few enough by rounding up."""
+  """At most `most` groups, sorted by length in the last stream, then in the first; lengths are rounded up if needed."""
   load_D = lengths_ND.sum(axis=0) / limits_D
   cost_D = load_D / max(load_D.max(), 1e-9) / limits_D
   step_D = np.ones_like(limits_D)
@@ -80,7 +80,7 @@ def _groups(lengths_ND: np.ndarray, limits_D: np.ndarray, most: int) -> _Groups:
     codes, first, group_N, count_G = np.unique(code_N, return_index=True, return_inverse=True, return_counts=True)
     if codes.size <= most:
       return _Groups(rounded_ND[first], count_G, group_N, cost_D)
-    step_D[np.argmin(step_D * cost_D)] *= 2  # the stream where that is cheapest
+    step_D[np.argmin(step_D * cost_D)] *= 2  # the stream where rounding is cheapest
 
 
 def _best_fit(lengths_ND: np.ndarray, limits_D: np.ndarray, seed: int) -> np.ndarray:
@@ -119,14 +119,14 @@ def _best_fit(lengths_ND: np.ndarray, limits_D: np.ndarray, seed: int) -> np.nda
 
 
 def _times(room_D: np.ndarray, length_D: np.ndarray) -> int:
-  """How often an example fits into a room; 2^30 times if it is empty."""
+  """How many times an example fits into a room; 2^30 if it is empty."""
   return int(np.where(length_D > 0, room_D // np.maximum(length_D, 1), 2**30).min())
 
 
 def _fill(row_N, todo, row, each, room_D, length_D, changed) -> np.ndarray:
-  """Puts `each` of the examples `todo` into every row, fewer into the last; notes the rooms left, returns the rest."""
+  """Puts `each` of the examples `todo` into every row, fewer into the last; records the room left, returns the rest."""
   placed = min(todo.size, row.size * each)
-  row_N[todo[:placed]] = np.repeat(row, min(each, todo.size))[:placed]  # empty examples fit without end
+  row_N[todo[:placed]] = np.repeat(row, min(each, todo.size))[:placed]  # any number of empty examples fits
   full = placed // each
   for part, number in ((row[:full], each), (row[full:], placed - full * each)):
     room_after = tuple((room_D - number * length_D).tolist())
@@ -136,12 +136,12 @@ def _fill(row_N, todo, row, each, room_D, length_D, changed) -> np.ndarray:
 
 
 def _fewest(lengths_ND: np.ndarray, limits_D: np.ndarray, seed: int) -> np.ndarray:
-  """The plan of fewest rows for two streams: the row of each example, int64 [N]."""
+  """The plan with fewer rows for two streams: the row of each example, int64 [N]."""
   groups = _groups(lengths_ND, limits_D, _MOST_GROUPS["patterns"])
   reach_D = np.array([_reach(groups.lengths_GD[:, d], int(limits_D[d])) for d in range(2)])
   load_D = groups.count_G @ groups.lengths_GD / np.maximum(reach_D, 1)
   streams = [0, 1] if load_D[0] >= load_D[1] else [1, 0]
-  some = np.flatnonzero(groups.lengths_GD.any(axis=1))  # what is empty fits anywhere
+  some = np.flatnonzero(groups.lengths_GD.any(axis=1))  # empty examples fit anywhere
   some = some[np.lexsort(groups.lengths_GD[some][:, streams[::-1]].T)]
   left = _Left(some, *groups.lengths_GD[some][:, streams].T, groups.count_G[some], groups.size_G[some])
   parts = max(min(-(-some.size // _TOGETHER), int(load_D.max()) // _TOGETHER), 1)
@@ -165,7 +165,7 @@ def _fewest(lengths_ND: np.ndarray, limits_D: np.ndarray, seed: int) -> np.ndarr
 
 
 def _reach(length_G: np.ndarray, limit: int) -> int:
-  """The most tokens, up to the limit, that any number of these lengths make."""
+  """The largest sum, up to the limit, of any multiset of these lengths."""
   sums, mask = 1, (1 << limit + 1) - 1  # bit n: n tokens can be made
   for length in np.unique(length_G[length_G > 0]).tolist():
     while length <= limit:
@@ -175,7 +175,7 @@ def _reach(length_G: np.ndarray, limit: int) -> int:
 
 
 def _patterns(left: "_Left", limits_D: np.ndarray, period: int, seed: int) -> tuple[list[np.ndarray], list[int]]:
-  """Rows as arrays of groups, and how many there are of each; every `period`-th begins with the largest example."""
+  """Rows as arrays of groups, and how often each is used; every `period`-th begins with the largest example."""
   left, patterns, times = left.among(left.count_G > 0), [], []  # a copy
   while left.group_G.size:
     forced = [int(np.argmax(left.size_G))] if period and len(patterns) % period == 0 else []
@@ -192,7 +192,7 @@ def _patterns(left: "_Left", limits_D: np.ndarray, period: int, seed: int) -> tu
 
 @dataclasses.dataclass(frozen=True)
 class _Left:
-  """Kinds that are left, sorted by x, then y: their numbers, lengths x and y, counts and sizes, each [K]."""
+  """The remaining groups, sorted by x, then y: their numbers, lengths x and y, counts and sizes, each [G]."""
 
   group_G: np.ndarray
   x_G: np.ndarray  # in the dominant stream
@@ -205,7 +205,7 @@ class _Left:
 
 
 def _compose(left: _Left, limits: list[int], forced: list[int], seed: int) -> list[int]:
-  """One row: places among the groups left, no more of any than there are."""
+  """One row, as places among the remaining groups, none used more often than its count."""
   count_G = left.count_G.copy()
   count_G[forced] -= 1
   total, all_x, all_y = int(count_G.sum()), int(left.x_G @ left.count_G), int(left.y_G @ left.count_G)
@@ -219,7 +219,7 @@ def _compose(left: _Left, limits: list[int], forced: list[int], seed: int) -> li
     many_PM = np.searchsorted(np.cumsum(count_G), rank_PM, side="right")
     x_P, y_P = left.x_G[many_PM].sum(axis=1), left.y_G[many_PM].sum(axis=1)
     fits = np.flatnonzero((x_P <= room_x) & (y_P <= room_y))
-    if fits.size:  # those whose streams are most nearly in the ratio of what is left
+    if fits.size:  # prefer those whose streams are nearest to the ratio of the remaining examples
       uneven = np.abs((limits[1] - room_y + y_P[fits]) * all_x - (limits[0] - room_x + x_P[fits]) * all_y)
       drawn_PM = many_PM[fits[np.argsort(uneven, kind="stable")[:_COMPLETED]]]
   best, row = None, []
@@ -239,7 +239,7 @@ def _compose(left: _Left, limits: list[int], forced: list[int], seed: int) -> li
 
 
 def _complete(left: _Left, count_G: np.ndarray, x: int, y: int) -> tuple[list[int], int, int]:
-  """What fills a room of x and y best, by ones and twos; and the room that remains."""
+  """The groups that best fill a room of x and y, found one or two at a time, and the room that remains."""
   row = []
   while (open_G := np.flatnonzero((count_G > 0) & (left.x_G <= x) & (left.y_G <= y))).size:
     for place in open_G[_pair(left.x_G[open_G], left.y_G[open_G], count_G[open_G], x, y)].tolist():
@@ -250,9 +250,9 @@ def _complete(left: _Left, count_G: np.ndarray, x: int, y: int) -> tuple[list[in
 
 
 def _pair(x_G: np.ndarray, y_G: np.ndarray, count_G: np.ndarray, x: int, y: int) -> list[int]:
-  """The one or two groups that leave least of x and, among those, of y. All fit; sorted by x, then y."""
+  """The one or two groups that leave the least of x and, among those, of y. All fit; sorted by x, then y."""
   key_G = x_G * (y + 1) + y_G
-  one, x_n, y_n = np.arange(x_G.size), x - x_G, y - y_G  # the first of two, and the room it leaves
+  one, x_n, y_n = np.arange(x_G.size), x - x_G, y - y_G  # the first of a pair, and the room it leaves
   first = np.lexsort((y_n, x_n))[0]
   best, pair = (x_n[first], y_n[first]), [first]
   two = np.searchsorted(key_G, x_n * (y + 1) + y_n, side="right") - 1
@@ -269,13 +269,13 @@ def _pair(x_G: np.ndarray, y_G: np.ndarray, count_G: np.ndarray, x: int, y: int)
       found = np.lexsort((room_y, room_x))[0]
       if (room_x[found], room_y[found]) < best:
         best, pair = (room_x[found], room_y[found]), [one[fits[found]], two[fits[found]]]
-    # Where the second is too long in y, the next that is not; where there is but one example, the next shorter group.
+    # Where the second is too long in y, try the next that is not; where one example is left, the next shorter group.
     two = np.where(low, two - 1, np.searchsorted(key_G, x_G[two] * (y + 1) + y_n, side="right") - 1)
     two[fits] = -1
 
 
 def _repeat(patterns: list[np.ndarray], times: list[int], groups: _Groups, seed: int) -> np.ndarray:
-  """The row of each example, int64 [N], from how often each pattern is there."""
+  """The row of each example, int64 [N], from the patterns and how often each is used."""
   times_P = np.array(times, np.int64)
   size_P = np.array([pattern.size for pattern in patterns], np.int64)
   group_n = np.concatenate([np.zeros(0, np.int64), *patterns])

@@ -1,6 +1,6 @@
-"""Examples of an encoder: [CLS] a [SEP] or [CLS] a [SEP] b [SEP], one row each, and words cut into tokens.
+"""Encoder inputs, one example per row: [CLS] a [SEP] or [CLS] a [SEP] b [SEP]; and words split into tokens.
 
-A vocabulary without such pieces lends sentinels to them, see `vocabularies.special`.
+A vocabulary without these pieces lends sentinels, see `vocabularies.special`.
 """
 
 from collections.abc import Callable
@@ -14,15 +14,15 @@ from t5x_like.data.task import Feature
 
 
 class Sequences:
-  """Lays one or two streams of a store into rows.
+  """Joins one or two streams of a store in rows.
 
   Args:
-    store: with the streams to join, without EOS.
+    store: holds the streams, without EOS.
     streams: one or two names.
     length: of a row.
 
   Attributes:
-    extra: how many special tokens a row has.
+    extra: the number of special tokens in a row.
   """
 
   def __init__(self, store: ExampleStore, streams: tuple[str, ...], length: int):
@@ -34,7 +34,7 @@ class Sequences:
   def __call__(
     self, example_B: np.ndarray, lengths_BD: np.ndarray, skip_B: np.ndarray | int = 0
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of the first `lengths` tokens of each stream, of the last stream those after the first `skip`.
+    """Rows of the first `lengths` tokens of each stream; in the last stream, those after the first `skip`.
 
     Returns:
       `encoder_input_tokens` and `encoder_token_types` (0 up to the first [SEP], 1 after it), int32 [B, length].
@@ -57,12 +57,12 @@ class Sequences:
 
 
 def features(length: int) -> dict[str, Feature]:
-  """What every encoder task has."""
+  """The features that every encoder task has."""
   return {name: Feature((length,), "int32") for name in ("encoder_input_tokens", "encoder_token_types")}
 
 
 def batch_of(read: Callable[[np.ndarray], dict[str, np.ndarray]], described: dict[str, Feature]):
-  """A task's `batch` from a function of the example indices alone."""
+  """A task's `batch`, from a function of the example indices alone."""
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
     def arrays(index_B: np.ndarray) -> list[np.ndarray]:
@@ -79,7 +79,7 @@ def batch_of(read: Callable[[np.ndarray], dict[str, np.ndarray]], described: dic
 
 
 class Words:
-  """Cuts words into the tokens they have in running text, each word on its own, remembering those it has seen."""
+  """Splits words into the tokens they have in running text, each word separately; results are cached."""
 
   def __init__(self, vocabulary):
     self._vocabulary, self._known = vocabulary, {}
@@ -88,7 +88,7 @@ class Words:
     self._lead = "" if together == alone else " "  # bytes and byte-level BPE see the space before a word
 
   def __call__(self, words: list[str]) -> list[list[int]]:
-    """The ids of each word; a word the vocabulary has no ids for is the unknown id."""
+    """The ids of each word; a word without ids becomes the unknown id."""
     out = []
     for number, word in enumerate(words):
       text = (self._lead if number else "") + word

@@ -1,14 +1,14 @@
-"""Examples of several token streams and labels, prepared once from the records of a source: what supervised tasks read.
+"""Examples of token streams and labels, prepared once from the records of a source; supervised tasks read them.
 
-    <cache>/<name>-<split>-<key>/examples.json      what is here: source, counts, checksums, fingerprint
-    <cache>/<name>-<split>-<key>/streams/inputs/    a token store (see `data/store/`), example i is its document i
+    <cache>/<name>-<split>-<key>/examples.json      the manifest: source, counts, checksums, fingerprint
+    <cache>/<name>-<split>-<key>/streams/inputs/    a token store (see `data/store/`); example i is document i
     <cache>/<name>-<split>-<key>/streams/targets/
     <cache>/<name>-<split>-<key>/arrays/label.npy   numbers, one per example, or per token of a stream
 
-A task prepares its examples when it first needs them, under a key of all they depend on (the source's files, their
-sizes and the times of local ones, templates, vocabulary), and finds them there from then on; training never tokenises.
-Other processes wait while they are being prepared. Records that cannot be examples are counted by reason in
-`examples.json` and reported.
+A task prepares its examples when it first needs them, under a key of all they depend on (the source's files and sizes,
+the modification times of local ones, templates, vocabulary), and reuses them from then on; training never tokenises.
+Other processes wait during preparation. Records that cannot be used are counted by reason in `examples.json` and
+reported.
 """
 
 import contextlib
@@ -44,14 +44,15 @@ Example = dict[str, Any]  # ids (int32 [n]) of each stream, numbers of each arra
 
 @dataclasses.dataclass(frozen=True)
 class ExampleStore:
-  """Open examples; make one with `open_store`.
+  """Prepared examples, opened by `open_store`.
 
   Attributes:
     path: the directory.
     name: of the corpus.
-    streams: token stores by name, each with a document per example.
+    streams: token stores by name, each with one document per example.
     arrays: numbers by name, [N, …] or one per token of a stream.
-    skipped: how many records of the source are not examples, by reason.
+    skipped: how many records were skipped, by reason.
+    fingerprint: SHA-256 of the streams and arrays.
   """
 
   path: str
@@ -82,15 +83,15 @@ class ExampleStore:
   def read(
     self, stream: str, example_n: np.ndarray, length_n: np.ndarray, skip_n: np.ndarray | int = 0
   ) -> tuple[np.ndarray, np.ndarray]:
-    """The beginnings of some examples, or what follows their first `skip_n` tokens.
+    """The first `length_n` tokens of some examples, after skipping `skip_n`.
 
     Returns:
-      (int32 [n, L], bool [n, L]): the tokens and which of them are of the example; L is the longest of `length_n`.
+      (int32 [n, L], bool [n, L]): tokens, and which of them belong to the example; L is the longest of `length_n`.
     """
     store = self.streams[stream]
     L = max(int(length_n.max(initial=0)), 1)
     start_n = self.ends[stream][example_n] - self.lengths[stream][example_n] + skip_n
-    shift_n = np.maximum(start_n + L - store.num_tokens, 0)  # the last examples are read with what precedes them
+    shift_n = np.maximum(start_n + L - store.num_tokens, 0)  # near the end, a window begins before its example
     if not shift_n.any():
       tokens_nL = store.windows(start_n, L)
     elif L <= store.num_tokens:
@@ -116,22 +117,21 @@ def open_store(
   data_dir: str | None = None,
   verify: Verify = "auto",
 ) -> ExampleStore:
-  """Opens the examples of a task, preparing them where they have not been.
+  """Opens the examples of a task, preparing them first if necessary.
 
   Args:
     source, split, data_dir: where the records come from, see `data/sources/__init__.py`.
     task: its name and version.
     fields: the fields of the records that are used.
-    facts: all that examples depend on besides these and the vocabulary, JSON-serialisable.
-    vocabulary: what the ids belong to.
-    streams: the names of the token streams, and whether EOS ends each of their examples.
-    examples: makes examples of (where, record); a `Skip` is counted. Not called if they are there.
-    cache: the directory of all prepared examples; local.
+    facts: what else the examples depend on besides the vocabulary; JSON-serialisable.
+    vocabulary: of the ids.
+    streams: the names of the token streams, and whether their examples end with EOS.
+    examples: turns (where, record) pairs into examples; a `Skip` is counted. Called only for preparation.
+    cache: the local directory of all prepared examples.
     verify: what opening checks, see `TokenStore.open`.
 
   Raises:
-    UserError: the source cannot be used, nothing can be written in the cache, no example is left, or a file was changed
-      since.
+    UserError: an unusable source, an unwritable cache, no usable record, or a file changed since preparation.
   """
   opened = open_source(source, fields=tuple(dict.fromkeys(fields)), data_dir=data_dir)
   check_split(opened, split)
@@ -148,7 +148,7 @@ def open_store(
           _prepare(path, opened, split, content, vocabulary, examples)
         except OSError as error:
           raise UserError(
-            f"config.task.cache: {path} cannot be written ({one_line(error)}): free some space or choose "
+            f"config.task.cache: {path} cannot be written ({one_line(error)}); free some space or choose "
             "another directory"
           ) from error
   return _open(path, opened.name, verify)
@@ -216,7 +216,7 @@ def _prepare(path: pathlib.Path, source: Source, split: str, content: dict, voca
 
 
 def _usable(records: Iterator[tuple[str, Record | Skip]], skipped: Counter) -> Iterator[tuple[str, Record]]:
-  """The records with no NUL in a text or a list of texts."""
+  """The records without NUL in a text or a list of texts; counts the others."""
   for where, record in records:
     if isinstance(record, Skip):
       skipped[record.reason] += 1
@@ -252,20 +252,20 @@ def _sha256(path: pathlib.Path) -> str:
 
 
 def _open(path: pathlib.Path, name: str, verify: Verify) -> ExampleStore:
-  remedy = "remove the directory to have it made again"
+  remedy = "delete the directory and it is made again"
   try:
     record = json.loads((path / FILE).read_bytes())
     if record["format"] != FORMAT:
       raise ValueError(f"format {record['format']!r}")
     streams, arrays = dict(record["fingerprints"]), dict(record["arrays"])
   except (OSError, ValueError, KeyError, TypeError) as error:
-    raise UserError(f"{path / FILE}: found a damaged record ({one_line(error)}); {remedy}") from error
+    raise UserError(f"{path / FILE}: found damaged contents ({one_line(error)}); {remedy}") from error
   stores = {}
   for stream, fingerprint in streams.items():
     try:
       stores[stream] = TokenStore.open(path / "streams" / stream, verify)
     except UserError as error:
-      raise UserError(f"{error}; here: remove {path} to have it made again") from error
+      raise UserError(f"{error}; or delete {path} and it is made again") from error
     if stores[stream].fingerprint != fingerprint:
       raise UserError(
         f"{path / 'streams' / stream}: fingerprint: found {stores[stream].fingerprint[:12]}, expected "

@@ -1,4 +1,4 @@
-"""Labels and tags: their numbers among the classes of a task, or for regression the numbers that they are."""
+"""Labels and tags as class numbers or, for regression, as values."""
 
 import numpy as np
 
@@ -6,16 +6,16 @@ from t5x_like.errors import UserError, did_you_mean
 
 
 def numbered(names: list | tuple, key: str) -> dict[str, int]:
-  """Names of classes to their numbers; UserError for none or one twice."""
+  """Class names to their numbers; UserError for no name or a repeated one."""
   numbers = {str(name): number for number, name in enumerate(names)}
   if len(numbers) != len(names) or not names:
-    found = f"{list(names)}, with a name twice" if names else "none"
+    found = f"{list(names)}, with a repeated name" if names else "none"
     raise UserError(f"config.task.{key}: found {found}, expected the name of each class once")
   return numbers
 
 
 def number_of(found: str, numbers: dict[str, int] | None, field: str, where: str) -> np.ndarray:
-  """A label's class (int32), or the number it is (float32)."""
+  """A label's class number (int32), or its value (float32) without `numbers`."""
   if numbers is None:
     try:
       number = float(found)

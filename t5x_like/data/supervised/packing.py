@@ -1,11 +1,11 @@
-"""Packing: several short examples in one row, by a plan made from their lengths before anything is read.
+"""Packing: several short examples in one row, by a plan made from their lengths before any token is read.
 
-A plan says which examples each row holds. It is a pure function of (lengths, limits, seed), so a row of it is an index
-like any other: rows are shuffled anew in every epoch, opened at any step and cut over hosts as unpacked examples are,
-and every epoch has every example once. An example has one length per stream (the inputs and the targets of an
-encoder-decoder, or one sequence) and a row a limit for each.
+A plan says which examples each row holds. It is a pure function of (lengths, limits, seed), so rows are addressed by
+index like unpacked examples: shuffled anew in every epoch, resumed at any step and divided among hosts, and every epoch
+has every example once. An example has one length per stream (the inputs and the targets of an encoder-decoder, or one
+sequence), and a row has one limit per stream.
 
-`data/supervised/bins.py` says how rows are found.
+`data/supervised/bins.py` finds the rows.
 
 Worked example (`scatter`, and `shifted` for the inputs of the decoder), two examples of inputs [7,8,5,1], [8,4,9,3,1]
 and targets [3,9,1], [4,1]:
@@ -31,10 +31,10 @@ class Plan:
   """Which examples each row holds.
 
   Attributes:
-    examples: int64 [N], the numbers of the examples, row after row.
-    row_starts: int64 [R + 1], where each row begins among them.
+    examples: int64 [N], the example numbers, row by row.
+    row_starts: int64 [R + 1], where each row begins in `examples`.
     offsets: int64 [N, D], where each of them begins within its row, in each stream.
-    tokens, limits: positions used of each stream, in all, and the length of a row.
+    tokens, limits: total positions used and the length of a row, in each stream.
   """
 
   examples: np.ndarray
@@ -49,7 +49,7 @@ class Plan:
 
   @functools.cached_property
   def utilisation(self) -> tuple[float, ...]:
-    """The fraction of positions that hold a token, in each stream and (last) in all."""
+    """The fraction of positions that hold a token, in each stream and, last, overall."""
     parts = [*zip(self.tokens, self.limits), (sum(self.tokens), sum(self.limits))]
     return tuple(used / max(self.num_rows * limit, 1) for used, limit in parts)
 
@@ -74,10 +74,10 @@ def plan(lengths_ND: np.ndarray, limits: Sequence[int], seed: int = 0) -> Plan:
   Args:
     lengths_ND: integers [N, D], the tokens of each example in each of one or two streams.
     limits: the length of a row in each stream.
-    seed: decides among equals, and the order of the rows.
+    seed: breaks ties and orders the rows.
 
   Returns:
-    A plan with every example exactly once, none of its rows longer than the limits.
+    A plan with every example exactly once, no row longer than the limits.
 
   Raises:
     UserError: an example is longer than a row; a limit is below 1.
@@ -114,15 +114,15 @@ def scatter(
   offset_n: np.ndarray,
   shape: tuple[int, int],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Lays examples into rows.
+  """Places examples in rows.
 
   Args:
-    tokens_nL, valid_nL: int32 and bool [n, L], the examples and which of their places count.
-    row_n, number_n, offset_n: integers [n], each one's row, number within the row (from 0), and where it begins there.
+    tokens_nL, valid_nL: int32 and bool [n, L], the examples and which of their tokens are real.
+    row_n, number_n, offset_n: integers [n], each example's row, number within the row (from 0) and offset in it.
     shape: (rows, length of a row).
 
   Returns:
-    int32 [B, S] each: tokens, segments (from 1) and positions within the segment; all 0 where nothing is.
+    int32 [B, S] each: tokens, segments (from 1) and positions within the segment; 0 where a row is empty.
   """
   place_nL = (row_n * shape[1] + offset_n)[:, None] + np.arange(tokens_nL.shape[1])
   places, out = place_nL[valid_nL], np.zeros((3, shape[0] * shape[1]), np.int32)
@@ -135,6 +135,6 @@ def scatter(
 
 
 def shifted(targets_BT: np.ndarray, segments_BT: np.ndarray, positions_BT: np.ndarray, start_id: int) -> np.ndarray:
-  """A decoder's inputs: in every segment `start_id` and then its targets but the last; 0 outside of segments."""
+  """A decoder's inputs: in every segment `start_id`, then all its targets but the last; 0 outside of segments."""
   before_BT = np.roll(targets_BT, 1, axis=1)
   return np.where(positions_BT > 0, before_BT, np.where(segments_BT > 0, start_id, 0)).astype(np.int32)

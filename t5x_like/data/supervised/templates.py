@@ -1,7 +1,7 @@
 """Templates: a record's fields -> text. `translate English to German: {en}` takes the field `en` of each record.
 
-A field is a name or a path into nested records, `{answers.0.text}`; `{sentences.*}` is all of a list, joined by spaces.
-Truth values are the words True and False, as T5 has BoolQ's labels. `{{` and `}}` are braces.
+A field is a name or a path into nested records, `{answers.0.text}`; `{sentences.*}` is a whole list, joined by spaces.
+Booleans become the words True and False, as in T5's BoolQ labels. `{{` and `}}` are literal braces.
 """
 
 import math
@@ -16,10 +16,10 @@ class Template:
   """A parsed template.
 
   Attributes:
-    fields: the names it takes, in order.
+    fields: its field names, in order.
 
   Raises:
-    UserError: it is not one; formats and conversions (`{x:>5}`, `{x!r}`) are not known.
+    UserError: a malformed template; formats and conversions (`{x:>5}`, `{x!r}`) are not supported.
   """
 
   def __init__(self, text: str, key: str):
@@ -56,7 +56,7 @@ class Template:
 
 
 def as_text(found: Any, field: str, where: str) -> str:
-  """A field's text, "" for null or blanks; numbers and truth values are written out."""
+  """A field's text, "" for null or white space; numbers and booleans are written out."""
   if found is None:
     return ""
   if not isinstance(found, str | int | float):
@@ -65,7 +65,7 @@ def as_text(found: Any, field: str, where: str) -> str:
       f"items are {field}.0, {field}.1, … and {field}.* all of them, joined by spaces"
     )
   if isinstance(found, float) and not math.isfinite(found):
-    raise UserError(f"{where}: found {found} in field {field!r}, expected text or a finite number; null is for none")
+    raise UserError(f"{where}: found {found} in field {field!r}, expected text or a finite number, or null")
   text = str(found)
   return "" if text.isspace() else text
 

@@ -1,4 +1,4 @@
-"""Examples that are longer than a row: what a task does with them, always counted and reported."""
+"""What a task does with examples longer than a row; they are always counted and reported."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -16,16 +16,16 @@ def fit(
   """Which examples are used, and how long they are.
 
   Args:
-    lengths_ND: integers [N, D], of each stream.
-    limits: the longest there is room for.
+    lengths_ND: integers [N, D], the length of each stream.
+    limits: the greatest length allowed in each stream.
     too_long: `refuse` raises, `skip` leaves them out, `truncate` shortens them.
-    where, names: the examples and their streams, for messages; `names` are the keys of the task that set the limits.
+    where, names: the examples and the task's keys that set the limits, for messages.
 
   Returns:
     (int64 [n], int64 [n, D]): the examples used, ascending, and their lengths.
 
   Raises:
-    UserError: too_long is `refuse` and some are, or none are left.
+    UserError: some are too long and `too_long` is `refuse`, or none are left.
   """
   over_ND = lengths_ND > np.asarray(limits)
   over = over_ND.any(axis=1)
@@ -38,7 +38,7 @@ def fit(
   )
   if too_long == "refuse":
     raise UserError(
-      f"{where}: {over.sum():,} of {over.size:,} examples are too long ({longest} tokens): raise that "
+      f"{where}: {over.sum():,} of {over.size:,} examples are too long ({longest} tokens); raise that "
       "length, or set config.task.too_long to skip or truncate"
     )
   if too_long == "truncate":
@@ -46,6 +46,6 @@ def fit(
     return np.arange(len(lengths_ND)), np.minimum(lengths_ND, limits)
   kept = np.flatnonzero(~over)
   if not kept.size:
-    raise UserError(f"{where}: all {over.size:,} examples are too long ({longest} tokens): raise that length")
-  print(f"data: {where}: {over.sum():,} of {over.size:,} examples left out, too long ({longest} tokens)", flush=True)
+    raise UserError(f"{where}: all {over.size:,} examples are too long ({longest} tokens); raise that length")
+  print(f"data: {where}: {over.sum():,} of {over.size:,} examples skipped, too long ({longest} tokens)", flush=True)
   return kept, lengths_ND[kept]

@@ -1,8 +1,8 @@
-"""BART's pretraining task: restore a window of text that was noised (Lewis et al. 2020, section 2.2).
+"""BART's pretraining task: restore a window of text from a noised copy (Lewis et al. 2020, section 2.2).
 
-By default what the large model is trained with (section 5.1): 30% of the tokens in text infilling, and all sentences
+The defaults are those of the large model (section 5.1): 30% of the tokens in text infilling, and all sentences
 permuted. Example i is window i of `length - 1` tokens; the encoder sees it noised, the decoder restores it; both end
-with EOS and are padded with 0 to `length`. See `preprocessors/bart.py` for each noise.
+with EOS and are padded with 0 to `length`. `preprocessors/bart.py` defines each noise.
 """
 
 from t5x_like.data import random
@@ -34,27 +34,25 @@ def task(
   """Makes the task.
 
   Args:
-    store: the directory or address that holds a token store per split, or `builtin`; see `Windows`.
-    split: which of them.
+    store, split, verify: see `span_corruption`.
     length: of inputs and targets, EOS included.
-    infill: share of the tokens in spans that become one mask each.
+    infill: fraction of the tokens in spans that become one mask each.
     poisson_mean: mean tokens of such a span.
-    permute_sentences: whether sentences are in a random order.
-    rotate: whether the window begins at a random token.
-    mask: share of tokens that become the mask.
-    delete: share of tokens left out.
+    permute_sentences: puts the sentences in a random order.
+    rotate: begins the window at a random token.
+    mask: fraction of tokens that become the mask.
+    delete: fraction of tokens deleted.
     sentence_rule: `module:function`, see `data/preprocessors/sentences.py`.
     label: the name in metrics; by default `<corpus>_bart`.
-    verify: what opening the store checks, see `TokenStore.open`.
 
   Raises:
-    UserError: more than one of infill, mask and delete, which the paper does not combine; an impossible share; the
+    UserError: more than one of infill, mask and delete, which the paper does not combine; an impossible fraction; the
       store cannot be used.
   """
   rates = {"infill": infill, "mask": mask, "delete": delete}
   for key, rate in rates.items():
     if not 0 <= rate < 1:
-      raise UserError(f"{key}: found {rate}, expected a share of at least 0 and less than 1")
+      raise UserError(f"{key}: found {rate}, expected a fraction of at least 0 and less than 1")
   if sum(rate > 0 for rate in rates.values()) > 1:
     found = ", ".join(f"{key}={rate}" for key, rate in rates.items() if rate)
     raise UserError(f"bart: found {found}, expected one of infill, mask and delete above 0; set the others to 0")
@@ -107,7 +105,7 @@ def task(
 
 
 def _closed(tokens_BT: tf.Tensor, size_B: tf.Tensor | None, length: int, eos_id: int) -> tf.Tensor:
-  """Tokens up to their size, EOS, zeros: int32 [B, length]; what does not fit before EOS is left out."""
+  """Tokens up to their size, EOS, zeros: int32 [B, length]; tokens that do not fit before EOS are dropped."""
   T = min(tokens_BT.shape[1], length - 1)
   padded = tf.pad(tokens_BT[:, :T], [[0, 0], [0, length - T]])
   end = T if size_B is None else tf.minimum(size_B, length - 1)[:, None]

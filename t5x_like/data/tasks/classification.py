@@ -4,9 +4,9 @@
                  "text": "{sentence1}", "pair": "{sentence2}", "label_field": "label",
                  "labels": ["entailment", "not_entailment"], "vocabulary": "vocabulary"}
 
-A row is [CLS] text [SEP] or [CLS] text [SEP] pair [SEP], types 0 and 1; `label` is the number of its label in `labels`,
-or without `labels` the number in the field itself (regression). `example_weights` is 1, and 0 in the rows that fill up
-the last batch of an evaluation.
+A row is [CLS] text [SEP] or [CLS] text [SEP] pair [SEP], types 0 and 1. `label` is the index of its label in
+`labels` or, without `labels`, the number in the field itself (regression). `example_weights` is 1, but 0 in the rows
+that pad the last batch of an evaluation.
 """
 
 from collections.abc import Iterator
@@ -44,14 +44,12 @@ def task(
   """Makes the task.
 
   Args:
-    source, split: where the records come from, see `data/sources/__init__.py`.
+    source, split, vocabulary, cache, data_dir, verify: see `text_to_text`.
     text, pair: templates of the text or texts.
     label_field: the field of the label.
-    labels: what it may be, in the order of the classes; None for regression.
-    vocabulary: a vocabulary's directory or file, or `bytes`.
+    labels: its possible values, in the order of the classes; None for regression.
     length: of a row, its special tokens included.
-    too_long: what becomes of longer ones; cut, the longer text loses its end first.
-    cache, data_dir, verify: as in `text_to_text`.
+    too_long: what to do with longer examples; truncation shortens the longer text first, from its end.
     label: the name in metrics; by default `<corpus>_classification`.
 
   Raises:
@@ -113,7 +111,7 @@ def task(
 
 
 def _fitted(store, sequences, streams, length, too_long) -> tuple[np.ndarray, np.ndarray]:
-  """The examples used and the lengths of their texts, the longer one cut first."""
+  """The examples used and the lengths of their texts; truncation shortens the longer text first."""
   lengths_ND = np.stack([store.lengths[name] for name in streams], axis=1)
   room = length - sequences.extra
   if room < len(streams):

@@ -1,7 +1,7 @@
-"""The unsupervised objectives that T5 compares, except for span corruption: Raffel et al. 2020, section 3.3, table 3.
+"""The unsupervised objectives that T5 compares, except span corruption: Raffel et al. 2020, section 3.3, table 3.
 
-Example i is window i of the token stream. `style` is what becomes of it; the worked example is the window
-[10, 11, 12, 13, 14, 15] with noise TTFFTF, mask 50, sentinels 999, 998, ..., EOS 1:
+Example i is window i of the token stream, corrupted in one of five styles. For the window [10, 11, 12, 13, 14, 15] with
+noise TTFFTF, mask 50, sentinels 999, 998, ..., and EOS 1, the inputs and targets are:
 
     bert_style     [50, 50, 12, 13, 731, 15, 1]   the whole window, [10, 11, 12, 13, 14, 15, 1]
     mass_style     [50, 50, 12, 13, 50, 15, 1]    the whole window
@@ -9,12 +9,12 @@ Example i is window i of the token stream. `style` is what becomes of it; the wo
     drop_tokens    [12, 13, 15, 1]                [10, 11, 14, 1]
     deshuffling    [13, 10, 15, 11, 14, 12, 1]    the whole window
 
-BERT-style noise is the mask nine times in ten and otherwise a random ordinary token (table 3's "apple"); MASS-style
-noise is always the mask (Song et al. 2019, without their contiguity). In replace_spans, runs of noise become one
-sentinel each, as in T5's later span corruption, whose spans are chosen and not chance. No sentinel closes the targets.
+BERT-style noise is the mask with probability 0.9, else a random ordinary token (table 3's "apple"); MASS-style noise is
+always the mask (Song et al. 2019, but not contiguous). In replace_spans each run of noise becomes one sentinel, as in
+T5's later span corruption, but the runs are accidental. No sentinel closes the targets.
 
-The paper's noise is a coin for every token. Here exactly `round(noise_density * window)` tokens are noise, every choice
-of that many equally likely: the same places, given their number, and lengths that are known beforehand.
+The paper draws noise independently for every token. Here exactly `round(noise_density * window)` tokens are noise, a
+uniformly random subset: the same distribution given that number, and lengths are known in advance.
 """
 
 from typing import Literal
@@ -49,14 +49,12 @@ def task(
   """Makes the task.
 
   Args:
-    store: the directory or address that holds a token store per split, or `builtin`; see `Windows`.
-    split: which of them.
+    store, split, verify: see `span_corruption`.
     style: the objective.
-    inputs_length: encoder length, EOS included; window and targets length follow, such that all fits.
-    noise_density: fraction of tokens that is noise; deshuffling has none.
+    inputs_length: encoder length, EOS included; the window and the targets' length follow from it.
+    noise_density: fraction of tokens that are noise; deshuffling has none.
     documents_end: what stands at the end of the store's documents: `nothing` (T5 joins them), `eos` or `any`.
     label: the name in metrics; by default `<corpus>_<style>`.
-    verify: what opening the store checks, see `TokenStore.open`.
 
   Raises:
     UserError: the store cannot be used, is shorter than one window, or its vocabulary lacks a mask or sentinels;
@@ -73,13 +71,13 @@ def task(
   if style == "replace_spans" and runs > vocabulary.extra_ids:
     raise UserError(
       f"inputs_length={inputs_length}: a window of {window} tokens can have {runs} runs of noise but the vocabulary "
-      f"has {vocabulary.extra_ids} sentinels: shorten inputs_length, lower noise_density ({noise_density}), or use a "
+      f"has {vocabulary.extra_ids} sentinels; shorten inputs_length, lower noise_density ({noise_density}), or use a "
       f"vocabulary with at least {runs} extra ids"
     )
   mask_id = vocabularies.special(vocabulary, "mask") if style in ("bert_style", "mass_style") else None
   windows = Windows(tokens, split, window)
   ordinary = tf.constant(ordinary_ids(vocabulary))
-  words = window * (2 if style == "bert_style" else 1)  # where there is noise, and which token it becomes
+  words = window * (2 if style == "bert_style" else 1)  # which tokens are noise, and what they become
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
     window_BW = windows.read(example_index_B)
@@ -125,10 +123,10 @@ def task(
 
 
 def lengths(style: Style, inputs_length: int, noise_density: float) -> tuple[int, int, int]:
-  """(tokens of a window, how many of them are noise, the targets' length) such that nothing is ever cut off.
+  """(tokens of a window, how many of them are noise, targets' length) such that nothing is ever cut off.
 
-  512 inputs at 0.15: 511, 77 and 512 where the targets are the whole window; 511, 77 and 155 for replace_spans, whose
-  runs are at most as many as noisy tokens; 601, 90 and 91 for drop_tokens.
+  512 inputs at 0.15: 511, 77 and 512 where the targets are the whole window; 511, 77 and 155 for replace_spans, which
+  has at most one run per noise token; 601, 90 and 91 for drop_tokens.
   """
 
   def noisy(window: int) -> int:
@@ -146,6 +144,6 @@ def lengths(style: Style, inputs_length: int, noise_density: float) -> tuple[int
 
 
 def ordinary_ids(vocabulary) -> np.ndarray:
-  """Ids of text: all but padding, EOS, unknown, sentinels and what the vocabulary calls special: int32 [N]."""
+  """Ids of text, int32 [N]: all but padding, EOS, unknown, sentinels and the vocabulary's special ids."""
   special = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id, *getattr(vocabulary, "special_ids", ())}
   return np.setdiff1d(np.arange(vocabulary.size - vocabulary.extra_ids, dtype=np.int32), np.array(sorted(special)))

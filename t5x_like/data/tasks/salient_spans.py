@@ -1,8 +1,9 @@
 """Salient span masking of T5: one date, number or name of a window is the target (Roberts et al. 2020, section 3.3).
 
-Example i is window i of `inputs_length - 1` tokens. One of the spans that the finder sees in it is drawn uniformly and
-becomes sentinel 0; the target is the sentinel and the span, both sequences end with EOS. A window without any span that
-fits the targets has a random one of three tokens, so that no example is lost (the papers leave such sentences out).
+Example i is window i of `inputs_length - 1` tokens. One of the spans that the finder finds in it, drawn uniformly,
+becomes sentinel 0; the target is the sentinel and the span; both sequences end with EOS. In a window without a span
+that fits the targets, three random consecutive tokens serve, so that no example is lost (the papers skip such
+sentences).
 
     inputs   The tower was built in <extra_id_0> by his company </s>     targets   <extra_id_0> 1889 </s>
 """
@@ -34,14 +35,12 @@ def task(
   """Makes the task.
 
   Args:
-    store: the directory or address that holds a token store per split, or `builtin`; see `Windows`.
-    split: which of them.
+    store, split, verify: see `span_corruption`.
     inputs_length: encoder length, EOS included.
     targets_length: decoder length; a span has at most two tokens fewer.
     finder: `module:function`, `(text) -> list of (start, end)`; see `preprocessors/salient_spans.py`.
     documents_end: what stands at the end of the store's documents: `nothing` (T5 joins them), `eos` or `any`.
     label: the name in metrics; by default `<corpus>_salient_spans`.
-    verify: what opening the store checks, see `TokenStore.open`.
 
   Raises:
     UserError: no such finder, lengths too short, a vocabulary without sentinels, or the store cannot be used.

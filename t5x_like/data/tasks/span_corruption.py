@@ -1,7 +1,7 @@
 """T5's pretraining task: span corruption of consecutive windows of a token store, as encoder-decoder features.
 
-Example i is the corrupted window i of W tokens, W = 568 for 512 inputs; the tokens after the last whole window are not
-used. The noise is drawn afresh for every (seed, epoch, example).
+Example i is the corrupted window i of W tokens, W = 568 for 512 inputs; tokens after the last whole window are unused.
+The noise is drawn anew for every (seed, epoch, example).
 """
 
 from t5x_like.data import random
@@ -32,13 +32,13 @@ def task(
   Args:
     store: the directory or address that holds a token store per split (the `--output` of tools.prepare_data), or
       `builtin`, see `data/store/builtin.py`.
-    split: which of them.
+    split: which split.
     inputs_length: encoder length, EOS included; the raw window follows from it.
     targets_length: decoder length, EOS included; None derives it (114 for 512).
-    noise_density: fraction of tokens that is noise.
+    noise_density: fraction of tokens that are noise.
     mean_noise_span_length: mean noise tokens per span.
-    random_roll: noise may begin or end anywhere in the window, see `preprocessors/span_corruption.py`.
-    prefix: text before the inputs, such as the mode tokens of UL2; its tokens count as inputs.
+    random_roll: lets noise begin or end anywhere in the window, see `preprocessors/span_corruption.py`.
+    prefix: text before the inputs, such as a mode token of UL2; its tokens count towards `inputs_length`.
     documents_end: what stands at the end of the store's documents: `nothing` (T5 joins them), `eos` or `any`.
     label: the name in metrics; by default `<corpus>_span_corruption`.
     verify: what opening the store checks: `size`, `full` (all checksums) or `auto`, see `TokenStore.open`.

@@ -1,13 +1,13 @@
-"""Extractive question answering, as SQuAD's, for encoders (Devlin et al. 2019, section 4.2; Rajpurkar et al. 2016).
+"""Extractive question answering, as in SQuAD, for encoders (Devlin et al. 2019, section 4.2; Rajpurkar et al. 2016).
 
   config.task = {"name": "span_qa", "source": "squad:train=train-v1.1.json,validation=dev-v1.1.json",
                  "vocabulary": "vocabulary", "length": 384, "stride": 128}
 
-A row is [CLS] question [SEP] context [SEP]. A context that is too long is read in windows that begin `stride` tokens
-apart, each an example. `span_start` and `span_end` are the places of the answer's first and last token in the row; both
-are 0, the place of [CLS], where the window does not hold the whole answer or there is none. Of several answers the
-first counts. The answer is found in the context by its `answer_start`; the words it touches are cut into tokens, and
-within those the fewest that decode to the answer are taken (all, if none do).
+A row is [CLS] question [SEP] context [SEP]. A context that is too long becomes several examples, windows that begin
+`stride` tokens apart. `span_start` and `span_end` are the places of the answer's first and last token in the row; both
+are 0, the place of [CLS], where there is no answer or the window does not hold all of it. Of several answers the first
+counts. Its words are located in the context by `answer_start`; of their tokens, the shortest run that decodes to the
+answer is taken (all of them, if none does).
 """
 
 import functools
@@ -42,17 +42,16 @@ def task(
   """Makes the task.
 
   Args:
-    source, split: where the records come from, see `data/sources/__init__.py`; with fields question, context
-      and answers, the last a list of {text, answer_start} (or TFDS's dict of lists), possibly empty.
-    vocabulary: a vocabulary's directory or file, or `bytes`.
+    source, split, vocabulary, cache, data_dir, verify: see `text_to_text`. The records have fields question, context
+      and answers, a possibly empty list of {text, answer_start} (or TFDS's dict of lists).
     length: of a row, its special tokens included.
     stride: tokens of the context from the beginning of a window to that of the next.
-    question_length: the longest question; of longer ones the end is cut off, and said.
-    cache, data_dir, verify: as in `text_to_text`.
+    question_length: longer questions are truncated to this many tokens, and counted in the report.
     label: the name in metrics; by default `<corpus>_span_qa`.
 
   Raises:
-    UserError: unusable source or lengths, an answer that is not in its context, no examples, a file changed since.
+    UserError: unusable source or lengths, an answer that is not in its context, no examples, a file changed since
+      preparation.
   """
   encoding = vocabularies.load(vocabulary)
   store = example_store.open_store(
@@ -74,7 +73,7 @@ def task(
   if room_N.min() < stride or stride < 1 or question_length < 1:
     raise UserError(
       f"config.task.length: found {length} with stride {stride}, but questions of up to "
-      f"{question_N.max()} tokens leave {room_N.min()} for the context: raise length, or lower stride or "
+      f"{question_N.max()} tokens leave {room_N.min()} for the context; raise length, or lower stride or "
       "question_length"
     )
   cut = int((store.lengths["question"] > question_length).sum())
@@ -136,10 +135,10 @@ def _examples(vocabulary: Vocabulary, records: Iterator[tuple[str, Record]]) -> 
 
 
 def _first(answers, where: str) -> tuple[str, int] | None:
-  """The first answer's text and place in the context; None where there is none."""
+  """The first answer's text and place in the context; None without answers."""
   first = answers
   try:
-    if isinstance(answers, dict):  # TFDS has lists side by side
+    if isinstance(answers, dict):  # TFDS has parallel lists
       answers = [{"text": text, "answer_start": n} for text, n in zip(answers["text"], answers["answer_start"])]
     if not answers:
       return None
@@ -149,8 +148,8 @@ def _first(answers, where: str) -> tuple[str, int] | None:
     text, begin = None, 0
   if not isinstance(text, str):
     raise UserError(
-      f"{where}: found {str(first)[:80]!r} in field 'answers', expected {{text, answer_start}}: text and "
-      "where it stands in the context"
+      f"{where}: found {str(first)[:80]!r} in field 'answers', expected {{text, answer_start}}: the text and "
+      "its place in the context"
     )
   return text, begin
 
@@ -175,7 +174,7 @@ def _locate(context: str, answer, cut, vocabulary, where: str) -> tuple[np.ndarr
   first, last = (int(np.searchsorted(places, x, side="right")) - 1 for x in (begin, begin + len(text) - 1))
   starts = np.cumsum([0, *map(len, pieces)])
   low, high = int(starts[first]), int(starts[last + 1]) - 1
-  # Only the first and the last word can have tokens too many.
+  # Only the first and the last word can have tokens outside the answer.
   heads = range(low, min(int(starts[first + 1]), high + 1))
   tails = range(high, max(int(starts[last]), low) - 1, -1)
   fitting = [

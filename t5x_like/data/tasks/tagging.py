@@ -3,7 +3,7 @@
   config.task = {"name": "tagging", "source": "conll:train=train.conll,validation=dev.conll", "tags_field": "1",
                  "tags": ["O", "B-PER", "I-PER"], "vocabulary": "vocabulary"}
 
-A row is [CLS] tokens [SEP]. The first token of each word has the number of its tag in `encoder_target_tokens` and
+A row is [CLS] tokens [SEP]. The first token of each word has the index of its tag in `encoder_target_tokens` and
 weight 1 in `encoder_loss_weights`; all others have weight 0.
 """
 
@@ -41,17 +41,16 @@ def task(
   """Makes the task.
 
   Args:
-    source, split: where the records come from, see `data/sources/__init__.py`.
+    source, split, vocabulary, cache, data_dir, verify: see `text_to_text`.
     tags: all tags, in the order of the classes.
-    tokens_field, tags_field: fields with a list of words and one of as many tags.
-    vocabulary: a vocabulary's directory or file, or `bytes`.
+    tokens_field, tags_field: the fields with the list of words and the list of their tags.
     length: of a row, [CLS] and [SEP] included.
-    too_long: what becomes of longer ones; cut, they lose words that are then not counted.
-    cache, data_dir, verify: as in `text_to_text`.
+    too_long: what to do with longer sentences; metrics do not count truncated words.
     label: the name in metrics; by default `<corpus>_tagging`.
 
   Raises:
-    UserError: unusable source, an unknown tag, lists of different lengths, no examples, a file changed since.
+    UserError: unusable source, an unknown tag, lists of different lengths, no examples, a file changed since
+      preparation.
   """
   encoding = vocabularies.load(vocabulary)
   numbers = numbered(tags, "tags")
@@ -63,7 +62,7 @@ def task(
       if not isinstance(words, list) or not isinstance(found, list) or len(words) != len(found):
         raise UserError(
           f"{where}: found {_size(words)} in {tokens_field!r} and {_size(found)} in {tags_field!r}, "
-          "expected a list of words and one of as many tags"
+          "expected a list of words and a list of as many tags"
         )
       if None in words:
         raise UserError(f"{where}: found null at {tokens_field}.{words.index(None)}, expected a word")

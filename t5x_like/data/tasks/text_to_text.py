@@ -1,17 +1,16 @@
-"""Supervised text-to-text: records, and a template each for input and target (Raffel et al. 2020, section 2.4).
+"""Supervised text-to-text: records, with templates for input and target (Raffel et al. 2020, section 2.4).
 
   config.task = {"name": "text_to_text", "source": "parallel:corpus/{split}.{field}.gz", "vocabulary": "vocabulary",
                  "inputs": "translate English to German: {en}", "targets": "{de}",
                  "inputs_length": 512, "targets_length": 512}
 
-Sources, templates, the store of examples and packed rows are those of `data/supervised/`. The first use tokenises the
-split into `cache` (`python -m tools.prepare_examples --config=…` does only that); training reads ids.
+The first use tokenises the split into `cache` (`python -m tools.prepare_examples --config=…` does only that); training
+reads ids. See `data/supervised/` for templates, prepared examples and packing.
 
-For an encoder-decoder an example is (inputs + EOS, targets + EOS). For a decoder it is one sequence, inputs then
-targets + EOS, with loss on the targets only; with `prefix` the start token and the inputs see each other whole (Raffel
-et al. 2020, section 3.2.1). Packed rows hold several examples that do not see each other; an
-"example" of the loader, an epoch and an evaluation's `max_examples` is then a row, and every epoch has every example
-once.
+For an encoder-decoder a record becomes (inputs + EOS, targets + EOS). For a decoder it is one sequence, inputs then
+targets + EOS, with loss on the targets only; with `prefix`, attention is bidirectional over the start token and the
+inputs (Raffel et al. 2020, section 3.2.1). A packed row holds several of these, which do not attend to each other; the
+loader, an epoch and an evaluation's `max_examples` then count rows as examples, and every epoch has every record once.
 """
 
 import functools
@@ -61,29 +60,29 @@ def task(
     source, split: where the records come from, see `data/sources/__init__.py`.
     inputs, targets: templates over a record's fields. Records where one is empty are skipped and counted.
     vocabulary: a vocabulary's directory or file, or `bytes`.
-    inputs_length: tokens in a row of the encoder; for a decoder, in a row.
+    inputs_length: tokens in a row of the encoder or, for a decoder, in the whole row.
     targets_length: tokens in a row of the decoder of an encoder-decoder; None is inputs_length.
-    architecture: what the features are for.
+    architecture: the kind of model that the features are for.
     prefix: for a decoder, adds `decoder_causal_attention`.
-    packed: several examples to a row; otherwise one.
-    too_long: what becomes of examples that fit no row: `refuse` them all, `skip` (with a report), or `truncate`.
-    pack_seed: of the plan; which examples share a row.
+    packed: several examples per row; otherwise one.
+    too_long: what to do with examples longer than a row: `refuse` (an error), `skip` (with a report) or `truncate`.
+    pack_seed: of the packing plan; decides which examples share a row.
     cache: the directory of prepared examples.
     data_dir: where TensorFlow datasets are prepared.
     label: the name in metrics; by default `<corpus>_text_to_text`.
     verify: what opening the prepared examples checks, see `TokenStore.open`.
 
   Raises:
-    UserError: unusable source, templates or lengths; no examples; a file changed since it was prepared.
+    UserError: unusable source, templates or lengths; no examples; a file changed since preparation.
   """
   decoder = architecture == "decoder"
   if decoder and targets_length is not None:
     raise UserError(
-      f"config.task.targets_length: found {targets_length}, expected None: a decoder's row is one "
+      f"config.task.targets_length: found {targets_length}, expected None, as a decoder's row is one "
       "sequence of inputs_length tokens"
     )
   if prefix and not decoder:
-    raise UserError("config.task.prefix: found True, expected architecture 'decoder': encoders see their inputs whole")
+    raise UserError("config.task.prefix: found True, expected architecture='decoder': encoders see their whole input")
   templates = {"inputs": Template(inputs, "inputs"), "targets": Template(targets, "targets")}
   encoding = vocabularies.load(vocabulary)
   store = example_store.open_store(
@@ -101,7 +100,7 @@ def task(
   )
   limits = (inputs_length,) if decoder else (inputs_length, inputs_length if targets_length is None else targets_length)
   lengths_N2 = np.stack([store.lengths["inputs"], store.lengths["targets"]], axis=1)
-  if decoder:  # a sequence that is too long loses the end of its inputs
+  if decoder:  # truncation shortens the inputs, from their end
     used, total_n1 = fit(lengths_N2.sum(axis=1, keepdims=True), limits, too_long, store.path, ("inputs_length",))
     lengths_n2 = lengths_N2[used]
     lengths_n2[:, 0] = np.maximum(total_n1[:, 0] - lengths_n2[:, 1], 0)
@@ -151,7 +150,7 @@ def task(
 def _examples(
   templates: dict[str, Template], vocabulary: Vocabulary, records: Iterator[tuple[str, Record]]
 ) -> Iterator[Example | Skip]:
-  """Tokenised records, a batch of them at once."""
+  """Tokenises records, a batch at a time."""
   while held := list(itertools.islice(records, _RECORDS_AT_ONCE)):
     texts: dict[str, list[str]] = {name: [] for name in templates}
     for where, record in held:
@@ -182,8 +181,8 @@ class Pieces:
   """Rows of a plan, read from the store.
 
   Args:
-    used: int64 [n], the example of the store that each example of the plan is.
-    lengths_n2: int64 [n, 2], how many tokens of its inputs and targets are used; fewer than it has end with EOS.
+    used: int64 [n], the store's number of each example of the plan.
+    lengths_n2: int64 [n, 2], how many tokens of its inputs and targets are used; truncated ones end with EOS.
   """
 
   def __init__(self, store: ExampleStore, plan: packing.Plan, used: np.ndarray, lengths_n2: np.ndarray, eos_id: int):
@@ -246,7 +245,7 @@ def _features(limits: tuple[int, ...], decoder: bool, prefix: bool, packed: bool
   features["decoder_loss_weights"] = Feature((limits[-1],), "float32")
   if prefix:
     features["decoder_causal_attention"] = Feature((limits[-1],), "int32")
-  if packed or decoder:  # a decoder's padding is known by its segment: its start may be any id
+  if packed or decoder:  # a decoder's padding is marked by segment 0, as its start id may be any id
     for side, length in lengths.items():
       features |= {f"{side}_{name}": Feature((length,), "int32") for name in ("segment_ids", "positions")}
   return features
