@@ -21,7 +21,7 @@ def defaults() -> ConfigDict:
   config = ConfigDict()
   config.model = {}  # name: a module of models/; the rest are arguments of its Model
   config.task = {}  # name: a module of data/tasks/; the rest are arguments of its task()
-  config.phases = {}  # other arguments of the task up to a step; see training/phases.py
+  config.phases = {}  # other arguments of the task or batch sizes up to a step; see training/phases.py
   config.train_split = "train"
   config.eval_split = "validation"
   config.objective = {"name": "encoder_decoder"}

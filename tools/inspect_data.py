@@ -152,14 +152,12 @@ def to_html(examples: list[list[Shown]], title: str, facts: str) -> str:
 
 def examples_of(config: Any, split: str, step: int, count: int) -> tuple[list[list[Shown]], str]:
   """The first rows of the batch at a step, and a line about the task."""
-  from t5x_like.data import loader
   from t5x_like.data import task as task_lib
   from t5x_like.training import phases
 
   built = phases.build(config, lambda values: task_lib.build(split=split, **values))
-  task = next(phase.task for phase in built if step < phase.until)
-  batches = loader.train_batches(task, batch_size=max(1, config.batch_size), seed=config.seed, start_step=step)
-  batch = next(iter(batches))
+  config, task = (phase := phases.at(built, step)).config, phase.task
+  batch = next(phases.batches(built, step))
   rows = min(count, len(next(iter(batch.values()))))
   facts = (
     f"task {task.name}, split {split}, {task.num_examples:,} examples, step {step}, batch of "

@@ -102,7 +102,7 @@ def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
     UserError: the mesh does not fit the devices, a parameter or the batch does not divide over it.
   """
   rules = Rules.make(make_mesh(config.mesh.to_dict(), devices), config.rules.to_dict())
-  _check_batch(config, rules)
+  check_batch(config, rules)
   model, make_model = _model(config)
   named = params.named_params(model)
   schedule = slots.make("config.schedule", config.schedule, SCHEDULES)
@@ -205,11 +205,12 @@ def _filled(slot: str, values: ConfigDict, function: Callable, given: Sequence[s
   return ConfigDict(({"name": name} if name else {}) | slots.fill(f"config.{slot}", arguments, function, given))
 
 
-def _check_batch(config: ConfigDict, rules: Rules) -> None:
+def check_batch(config: ConfigDict, rules: Rules, key: str = "batch_size") -> None:
+  """Refuses a batch that does not divide over the mesh; `key` is the one that sets its size."""
   ways, parts = rules.split("batch"), config.accumulation_steps
   if config.batch_size % (ways * parts):
     axes = "x".join(f"{a}={rules.mesh.shape[a]}" for a in rules.table["batch"] if rules.mesh.shape[a] > 1) or "1 device"
     raise UserError(
-      f"config.batch_size: found {config.batch_size}, expected a multiple of {ways * parts}: it is cut over {axes}"
+      f"config.{key}: found {config.batch_size}, expected a multiple of {ways * parts}: it is cut over {axes}"
       f" ({ways} ways) and into {parts} accumulation steps"
     )

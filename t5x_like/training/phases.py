@@ -1,15 +1,21 @@
-"""Phases: a run that begins on other lengths than it ends on, in one workdir (BERT: 90% of the steps at length 128).
+"""Phases: stretches of a run on other lengths, batch sizes, rates or corpora than it ends on, in one workdir.
 
-A recipe's `task` is what the run ends on, and what evaluations are of throughout. `config.phases` says what differs
-before: `{"short": {"until": 900_000, "task": {"length": 128}}}` trains on `config.task` with length 128 up to step
-900,000. The phase is a function of the step alone, and so is every batch of it, so a run resumes on either side of a
-boundary as it does elsewhere. A step is compiled for one shape; at a boundary it is compiled again, once. The batch
-size stays (Devlin et al. 2019 keep 256 sequences), and so do the optimizer's state and the schedule.
+A recipe's `task` and `batch_size` are what the run ends on, and what evaluations are of throughout. `config.phases`
+says what differs before: BERT's `{"short": {"until": 900_000, "task": {"length": 128}}}` trains on `config.task` with
+length 128 up to step 900,000; `{"ramp": {"until": 10_000, "batch_size": 64}}` starts with smaller batches; a run that
+ends on another store or other rates of a mixture, as for annealing, says in a phase what they were before.
+
+The phase is a function of the step alone, and so is every batch of it: what a phase draws begins where the earlier
+ones left each corpus, which is counted from the config (`data/consumption.py`). So a run resumes on either side of a
+boundary as it does elsewhere. A step is compiled for one shape; at a boundary it is compiled again, once. The
+optimizer's state and the schedule go on.
 """
 
+import copy
 import dataclasses
+import itertools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -18,42 +24,111 @@ from t5x_like import slots
 from t5x_like.errors import UserError
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Phase:
-  """`until` is the first step after it; `task` is made by `data.task.build`."""
+  """Steps `start` to `until` - 1 of a run.
+
+  Attributes:
+    task: made by `data.task.build`.
+    config: the run's, with the batch size of the phase.
+  """
 
   name: str
+  start: int
   until: int
   task: Any
+  config: ConfigDict
 
 
-def phase(*, until: int, task: dict):
-  """The keys of one of `config.phases`: its end, and changes to `config.task`."""
+def phase(*, until: int, task: dict = {}, batch_size: int | None = None):  # noqa: B006
+  """The keys of one of `config.phases`: the step it ends before, changes to `config.task`, and its batch size."""
 
 
 def check(config: ConfigDict) -> None:
-  """Refuses phases that are none.
+  """Refuses phases that cannot be.
 
   Raises:
     UserError: naming the key.
   """
-  ends = {}
-  for name, values in config.phases.items():
-    slots.fill(f"config.phases.{name}", values, phase)
-    if values.until < 1 or values.until in ends:
+  ends = set()
+  for name, values in _filled(config).items():
+    if values["until"] < 1 or values["until"] in ends:
       raise UserError(
-        f"config.phases.{name}.until: found {values.until}, expected a step of at least 1, another for every phase"
+        f"config.phases.{name}.until: found {values['until']}, expected a step of at least 1, another for every phase"
       )
-    if "name" in values.task:
+    if "name" in values["task"]:
       raise UserError(f"config.phases.{name}.task.name: a phase changes arguments of config.task, not which task it is")
-    ends[values.until] = name
+    if values["batch_size"] is not None and values["batch_size"] < 1:
+      raise UserError(f"config.phases.{name}.batch_size: found {values['batch_size']}, expected at least 1")
+    ends.add(values["until"])
 
 
 def build(config: ConfigDict, make_task: Callable[[dict[str, Any]], Any]) -> list[Phase]:
   """The phases in order, the last one without end on `config.task` itself; `make_task` takes a task's arguments."""
-  values = {"name": None} | config.task.to_dict()
-  early = sorted((slot["until"], name, slot["task"]) for name, slot in config.phases.to_dict().items())
+  built, start = [], 0
+  for name, until, changes, batch_size in _in_order(config):
+    own = copy.deepcopy(config)
+    own.batch_size = batch_size
+    built.append(Phase(name, start, until, make_task({"name": None} | config.task.to_dict() | changes), own))
+    start = until
+  return built
+
+
+def at(phases: list[Phase], step: int) -> Phase:
+  """The phase that a step is in."""
+  return next(phase for phase in phases if step < phase.until)
+
+
+def batches(phases: list[Phase], step: int, rows: tuple[int, int] | None = None) -> Iterator[dict[str, Any]]:
+  """The batches from a step on, to the end of its phase and on as if that had none; see `loader.train_batches`."""
+  from t5x_like.data import consumption, loader  # tensorflow: only where data is read
+
+  now = at(phases, step)
+  before = [one for one in phases if one.until <= now.start]
+  return loader.train_batches(
+    now.task,
+    batch_size=now.config.batch_size,
+    seed=now.config.seed,
+    start_step=step,
+    rows=rows,
+    earlier=[consumption.Phase(one.task, one.config.batch_size, one.until - one.start) for one in before],
+  )
+
+
+def check_past(saved: dict[str, Any], now: ConfigDict, step: int, workdir) -> None:
+  """Refuses phases other than those that a run has made its steps with so far; later ones may change.
+
+  Args:
+    saved: the config that the steps before `step` were made with.
+
+  Raises:
+    UserError: naming the first stretch of steps that differs.
+  """
+  for then, here in itertools.zip_longest(_past(ConfigDict(saved), step), _past(now, step)):
+    if then != here:
+      raise UserError(
+        f"{workdir}: its steps up to {step} were made with {_told(then)}, found {_told(here)}: set config.phases as it"
+        " was for these steps, or use a new --workdir"
+      )
+
+
+def _past(config: ConfigDict, step: int) -> list[tuple[str, int, int]]:
+  ended = [(name, min(until, step), size) for name, until, _, size in _in_order(config)]
+  return [one for number, one in enumerate(ended) if number == 0 or ended[number - 1][1] < step]
+
+
+def _told(phase: tuple[str, int, int] | None) -> str:
+  return "no such phase" if phase is None else f"phase {phase[0]} up to step {phase[1]} at batch size {phase[2]}"
+
+
+def _in_order(config: ConfigDict) -> list[tuple[str, int, dict[str, Any], int]]:
+  """(name, until, changes to the task, batch size) of the phases and of `main`, which comes last."""
+  early = sorted((values["until"], name, values) for name, values in _filled(config).items())
   return [
-    *(Phase(name, until, make_task(values | changes)) for until, name, changes in early),
-    Phase("main", sys.maxsize, make_task(values)),
+    *((name, until, values["task"], values["batch_size"] or config.batch_size) for until, name, values in early),
+    ("main", sys.maxsize, {}, config.batch_size),
   ]
+
+
+def _filled(config: ConfigDict) -> dict[str, dict[str, Any]]:
+  return {name: slots.fill(f"config.phases.{name}", values, phase) for name, values in config.phases.to_dict().items()}

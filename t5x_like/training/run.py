@@ -74,22 +74,19 @@ class Run:
     made = phases.build(config, lambda values: tasks.build(split=config.train_split, **values))
     assembly.check_vocabulary(config, made[-1].task.vocabulary)
     for phase in made:
-      assembly.check_task(config, self._parts, phase.task)
+      assembly.check_batch(phase.config, self._parts.rules, f"phases.{phase.name}.batch_size")
+      assembly.check_task(phase.config, self._parts, phase.task)
     return made
 
   def _enter_phase(self) -> None:
     """Compiles the step for the phase that this step is in and opens its batches."""
-    from t5x_like.data import loader
-
-    config, parts = self.config, self._parts
-    self._phase = next(phase for phase in self._phases if self.step < phase.until)
+    phase, parts = phases.at(self._phases, self.step), self._parts
+    self._phase = phase
     if len(self._phases) > 1:
-      process.say(f"phase {self._phase.name} from step {self.step}")
-    rows = local_rows(parts.rules.batch(), config.batch_size)
-    batches = loader.train_batches(
-      self._phase.task, batch_size=config.batch_size, seed=config.seed, start_step=self.step, rows=rows
-    )
-    self._step, cost = compile_step(config, parts, self._phase.task)
+      process.say(f"phase {phase.name} from step {self.step}")
+    rows = local_rows(parts.rules.batch(), phase.config.batch_size)
+    batches = phases.batches(self._phases, self.step, rows)
+    self._step, cost = compile_step(phase.config, parts, phase.task)
     self._meter = Meter(batches, cost)
 
   def advance(self) -> None:
@@ -97,9 +94,9 @@ class Run:
     if self.step == self._phase.until:
       self.drain()
       self._enter_phase()
-    sharding = self._parts.rules.batch()
+    sharding, batch_size = self._parts.rules.batch(), self._phase.config.batch_size
     batch = {
-      name: jax.make_array_from_process_local_data(sharding, x, (self.config.batch_size, *x.shape[1:]))
+      name: jax.make_array_from_process_local_data(sharding, x, (batch_size, *x.shape[1:]))
       for name, x in self._meter.next_batch().items()
     }
     previous = self._pending
@@ -202,6 +199,7 @@ class Run:
       return init_state(self._parts.make_model, self._parts.optimizer, abstract, self.config.seed), 0
     step, tree, metadata = restored
     workdirs.check(metadata, self._identity, self.workdir / "checkpoints" / str(step))
+    phases.check_past(metadata, self.config, step, self.workdir)
     if step < self.total_steps:
       process.say(f"resuming {self.workdir} from step {step} of {self.total_steps}")
     return from_tree(tree, abstract), step

@@ -5,13 +5,14 @@ import json
 import pytest
 
 from t5x_like import recipes, train
+from t5x_like.data import loader, task
 from t5x_like.errors import UserError
-from t5x_like.training import assembly
+from t5x_like.training import assembly, phases
 from tests.runs import losses, prints
 
 FLAGS = (
   "--config=configs/bert/base.py:debug",
-  '--config.phases={"short": {"until": 2, "task": {"length": 32}}}',
+  '--config.phases={"short": {"until": 2, "task": {"length": 32}, "batch_size": 16}}',
   '--config.schedule={"name": "constant", "learning_rate": 0.001}',
   "--config.evals={}",
   "--config.checkpoint.every=1",
@@ -41,17 +42,40 @@ def test_resume_on_either_side_of_a_boundary(tmp_path, capsys):
   other = FLAGS[1].replace("32", "48")
   assert train.main([*FLAGS, other, f"--workdir={tmp_path / 'whole'}", "--config.total_steps=5"]) == 2
   assert "fingerprints.data_short" in capsys.readouterr().err
+  for until, size in ((3, 16), (2, 8)):
+    changed = {"short": {"until": until, "task": {"length": 32}, "batch_size": size}}
+    other = f"--config.phases={json.dumps(changed)}"
+    assert train.main([*FLAGS, other, f"--workdir={tmp_path / 'whole'}", "--config.total_steps=5"]) == 2
+    told = capsys.readouterr().err
+    assert f"found phase short up to step {until} at batch size {size}" in told, told
+    assert "its steps up to 4 were made with phase short up to step 2 at batch size 16" in told
+
+
+def test_batches_go_on_across_phases():
+  """A ramp of batch sizes, a rest on another corpus and a return give the examples of one order."""
+  changes = {"a": {"until": 2, "batch_size": 4}, "b": {"until": 5, "task": {"length": 16}}, "c": {"until": 7}}
+  config = recipes.load("configs/gpt/gpt2_124m.py:debug", [f"phases={json.dumps(changes)}", "batch_size=16"])
+  built = phases.build(config, lambda values: task.build(split="train", **values))
+  rows = [
+    row.tobytes()
+    for step in (*range(2), *range(5, 9))
+    for row in next(phases.batches(built, step))["decoder_target_tokens"]
+  ]
+  whole = loader.train_batches(built[-1].task, batch_size=1, seed=config.seed)
+  assert rows == [next(whole)["decoder_target_tokens"].tobytes() for _ in rows] and len(rows) == 72
 
 
 @pytest.mark.parametrize(
-  ("phases", "words"),
+  ("changes", "words"),
   [
     ('{"a": {"until": 0, "task": {}}}', "phases.a.until: found 0"),
     ('{"a": {"until": 3, "task": {}}, "b": {"until": 3, "task": {}}}', "phases.b.until"),
     ('{"a": {"untl": 3, "task": {}}}', "untl.*did you mean 'until'"),
     ('{"a": {"until": 3, "task": {"name": "bart"}}}', "phases.a.task.name"),
+    ('{"a": {"until": 3, "batch_size": 0}}', "phases.a.batch_size: found 0"),
+    ('{"a": {"until": 3, "batch_size": "8"}}', "phases.a.batch_size: found '8'"),
   ],
 )
-def test_what_is_no_phase_is_refused(phases, words):
+def test_what_is_no_phase_is_refused(changes, words):
   with pytest.raises(UserError, match=words):
-    assembly.resolve(recipes.load("configs/bert/base.py:debug", [f"phases={phases}"]))
+    assembly.resolve(recipes.load("configs/bert/base.py:debug", [f"phases={changes}"]))
