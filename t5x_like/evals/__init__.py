@@ -1,7 +1,7 @@
 """Evaluators, one per file: the module path is the registry (`config.evals = {"loss": {}, …}`).
 
-An evaluator is made once from a `Setting` and its own arguments, and called with the parameters of any step. It returns
-a `Result`; the metric names it uses are put under `eval/<task>/`.
+An evaluator is made once, from a `Setting` and its arguments, and called with the parameters of any step. It returns a
+`Result`, whose metrics are reported under `eval/<task>/`.
 """
 
 import dataclasses
@@ -58,7 +58,7 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """`metrics`: numbers by name. `samples`: a few examples for the report, dicts of text."""
+  """`metrics`: numbers by name; `samples`: a few examples for the report, as dicts of text."""
 
   metrics: dict[str, float]
   samples: list[dict[str, str]] = dataclasses.field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Loss, perplexity and token accuracy over every example exactly once, beside the unigram entropy of the targets."""
+"""Loss, perplexity, token accuracy and the unigram entropy of the targets, over every example exactly once."""
 
 import math
 
@@ -18,7 +18,7 @@ class Evaluator:
   model whose loss is above it has learned nothing from its input.
 
   Args:
-    max_examples: only the first so many examples; None is all of them.
+    max_examples: how many examples to evaluate, from the first; None means all.
 
   Raises:
     UserError: the task lacks a feature that the objective needs.
@@ -36,7 +36,7 @@ class Evaluator:
 
     def sums(model, batch):
       _, sums = objective(model, batch)
-      targets = batch[objective.targets].astype(jnp.int32)  # a regression has no classes: its entropy says little
+      targets = batch[objective.targets].astype(jnp.int32)  # meaningless, but harmless, for regression
       counted = (batch[objective.weights] > 0).astype(jnp.float32)
       counts_V = jnp.zeros(size, jnp.float32).at[targets].add(counted, mode="drop")
       return sums | {"counts": counts_V, "examples": jnp.sum(batch["example_index"] >= 0)}
@@ -49,7 +49,7 @@ class Evaluator:
     pending, total = [], None
     for batch in self._setting.global_batches(self._max_examples):
       pending.append(self._sums(arrays, batch))
-      if len(pending) > 1:  # one batch is computing while the one before it is read
+      if len(pending) > 1:  # read one batch's sums while the next is computing
         total = _add(total, pending.pop(0))
     for sums in pending:
       total = _add(total, sums)
@@ -68,6 +68,6 @@ class Evaluator:
 
 
 def _add(total: dict[str, np.ndarray] | None, sums: dict[str, jax.Array]) -> dict[str, np.ndarray]:
-  """Adds up in float64: many batches of float32 sums would lose the last examples."""
+  """Adds in float64, as float32 would lose precision over many batches."""
   sums = {name: np.asarray(value, np.float64) for name, value in jax.device_get(sums).items()}
   return sums if total is None else {name: total[name] + sums[name] for name in sums}

@@ -1,4 +1,4 @@
-"""Greedy span infilling: how often the model writes back exactly the spans that were taken out of the text."""
+"""Greedy span infilling: how often the model restores exactly the spans that were removed from the text."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ class Evaluator:
   """Decodes corrupted inputs greedily and compares the spans after each sentinel.
 
   Args:
-    max_examples: how many examples to decode; None is all of them.
+    max_examples: how many examples to decode; None means all.
     samples: how many decoded examples to keep for the report.
   """
 
@@ -50,7 +50,7 @@ class Evaluator:
 
 
 def spans_by_sentinel(ids: Sequence[int], vocabulary) -> dict[int, tuple[int, ...]]:
-  """`<s0> a b <s1> c </s>` -> {s0: (a, b), s1: (c,)}; what precedes the first sentinel is left out."""
+  """`<s0> a b <s1> c </s>` -> {s0: (a, b), s1: (c,)}; tokens before the first sentinel are ignored."""
   first = vocabulary.size - vocabulary.extra_ids
   spans: dict[int, tuple[int, ...]] = {}
   current = None

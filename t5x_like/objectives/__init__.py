@@ -4,7 +4,7 @@ An objective is a frozen dataclass `Objective`, its fields the arguments of the 
 
   (loss sum, sums) = objective(model, batch, key)
 
-It returns sums over the batch and never means: whoever has the sums of a global batch divides once, by the sum named
+It returns sums over the batch, never means; the caller divides the sums of a global batch once, by the sum named
 `weights`. Shared arithmetic is in `_losses.py`; objectives do not import each other.
 """
 
@@ -15,17 +15,17 @@ METRICS = {"correct": "accuracy"}  # sums whose mean has another name
 
 
 class Base:
-  """What an objective states about itself, checked before anything is compiled.
+  """What an objective declares about itself, checked before anything is compiled.
 
   Attributes:
-    beside: the model's input whose positions its outputs belong to.
+    beside: the model input to whose positions its outputs correspond.
     targets: the feature that is predicted.
-    weights: the feature that says how much each target counts.
+    weights: the feature that weights each target.
     also: other features it needs.
-    outputs: what the model must return, by name, and how many axes each has.
-    gives: the sums it returns where data and model have what they are of, besides `weights` and the scalars of the
-      model, such as a router's losses.
-    advice: what to set where the data lacks something.
+    outputs: the outputs it needs from the model, by name, with their number of axes.
+    gives: the sums it returns where data and model provide for them, besides `weights` and the scalars of the model,
+      such as a router's losses.
+    advice: what to set when the data lacks a feature.
   """
 
   beside: ClassVar[str]
@@ -38,5 +38,5 @@ class Base:
 
   @classmethod
   def missing(cls, features: Collection[str]) -> list[str]:
-    """The features it needs that are not among these."""
+    """The features it needs that `features` lacks."""
     return [name for name in (cls.targets, cls.weights, *cls.also) if name not in features]

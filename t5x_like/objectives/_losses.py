@@ -1,4 +1,4 @@
-"""What objectives share: weighted sums of cross-entropy, and weights that make one division enough for two means."""
+"""Shared by objectives: weighted sums of cross-entropy, and weights by which one division yields two means."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ Sums = dict[str, jax.Array]
 
 
 class EncoderTargets(Base):
-  """Something is predicted of each token of an encoder, or of some of them."""
+  """Predictions for some or all tokens of an encoder."""
 
   beside = "encoder_input_tokens"
   targets = "encoder_target_tokens"
@@ -43,7 +43,7 @@ class DecoderTargets(Base):
 def add_auxiliary(loss: jax.Array, sums: Sums, outputs: dict[str, jax.Array]) -> tuple[jax.Array, Sums]:
   """Adds the scalars among a model's outputs, such as those of a router, to an objective's (loss sum, sums).
 
-  They are means, so each counts once for every unit of weight; those named `…_loss` are trained on, as they are.
+  They are means, so each is multiplied by the sum of weights; those named `…_loss` are added to the loss.
   """
   scalars = {name: value * sums["weights"] for name, value in outputs.items() if jnp.ndim(value) == 0}
   losses = [value for name, value in scalars.items() if name.endswith("_loss")]
@@ -62,7 +62,7 @@ def token_losses(
       constant that makes a perfect prediction cost zero, as in T5X.
     z_loss: coefficient of `log(Z)^2`, which keeps the logits from drifting (Mesh TensorFlow; T5 uses 1e-4).
   Returns:
-    (sum of the losses, sums): `loss` is the cross-entropy alone; beside it `z_loss`, `correct` and `weights`.
+    (sum of the losses, sums): `loss` (cross-entropy alone), `z_loss`, `correct` and `weights`.
   """
   logits_BTV = logits_BTV.astype(jnp.float32)
   V = logits_BTV.shape[-1]
@@ -90,20 +90,20 @@ def token_losses(
 
 
 def predicted(batch: Batch) -> tuple[jax.Array, jax.Array]:
-  """Targets int32 and their weights float32 [B, K] at `encoder_masked_positions`, or everywhere [B, S] without.
+  """Targets int32 and weights float32 [B, K] at `encoder_masked_positions`; without that feature, everywhere, [B, S].
 
-  Places that are left over in a row name position 0, which holds [CLS] and has no weight.
+  Unused places of a row point to position 0, which holds [CLS] and has no weight.
   """
   return at_masked(batch, "encoder_target_tokens"), at_masked(batch, "encoder_loss_weights")
 
 
 def at_masked(batch: Batch, name: str) -> jax.Array:
-  """A feature [B, S] of the batch at its `encoder_masked_positions` [B, K], or everywhere without."""
+  """A feature [B, S] of the batch at its `encoder_masked_positions` [B, K]; unchanged if it has none."""
   if "encoder_masked_positions" not in batch:
     return batch[name]
   return jnp.take_along_axis(batch[name], batch["encoder_masked_positions"], axis=1)
 
 
 def shared(total: jax.Array, real: jax.Array) -> jax.Array:
-  """`total` in equal shares for the places where `real` is 1: a sum with these weights, over `total`, is a mean."""
+  """Divides `total` equally among the places where `real` is 1, so that a weighted sum divided by `total` is a mean."""
   return real * (total / jnp.maximum(jnp.sum(real), 1.0))

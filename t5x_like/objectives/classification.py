@@ -32,7 +32,7 @@ class Objective(Base):
       batch: the model's features, `label` [B] and `example_weights` float32 [B].
       key: dropout key; None evaluates.
     Returns:
-      (loss sum, sums): `loss`, `correct` (not of a regression) and `weights`, and the scalars of the model.
+      (loss sum, sums): `loss`, `correct` (classification only), `weights`, and the scalars of the model.
     """
     outputs = model(batch, key)
     label_B, weights_B = batch["label"], batch["example_weights"]

@@ -1,4 +1,4 @@
-"""ELECTRA: a generator fills in masked tokens, a discriminator tells which tokens were replaced."""
+"""ELECTRA: a generator fills in masked tokens, a discriminator detects which tokens were replaced."""
 
 import dataclasses
 
@@ -16,11 +16,11 @@ class Objective(EncoderTargets):
   """Mean MLM loss of the generator over masked tokens + 50 * mean loss of the discriminator over all tokens (Clark et
   al. 2020, section 2 and appendix A).
 
-  What the generator puts in is sampled in the step, by argmax of its logits and Gumbel noise, and no gradient goes
-  through the choice. A token that it guesses right counts as original. Evaluation samples with a fixed key.
+  The generator's tokens are sampled in the step, as the argmax of its logits plus Gumbel noise, without gradient. A
+  token that it guesses right counts as original. Evaluation samples with a fixed key.
 
-  The two means have different denominators; as in `objectives.mlm`, `prepare` gives every token of the global batch
-  the weight that makes one division enough.
+  The two means have different denominators; as in `objectives.mlm`, `prepare` weights every token of the global batch
+  so that one division suffices.
 
   Attributes:
     discriminator: weight of the second mean.
@@ -34,7 +34,7 @@ class Objective(EncoderTargets):
   temperature: float = 1.0
 
   def prepare(self, batch: Batch) -> Batch:
-    """Adds `discriminator_weights` float32 [B, S]: on real tokens, the masked tokens each counts as."""
+    """Adds `discriminator_weights` float32 [B, S]: masked tokens per real token, 0 on padding."""
     tokens_BS = batch["encoder_input_tokens"]
     real_BS = (batch.get("encoder_segment_ids", tokens_BS) > 0).astype(jnp.float32)
     return batch | {"discriminator_weights": shared(jnp.sum(batch["encoder_loss_weights"]), real_BS)}
@@ -49,7 +49,7 @@ class Objective(EncoderTargets):
       key: of dropout and sampling; None evaluates.
     Returns:
       (loss sum, sums): `loss`, `z_loss`, `correct`, `weights` of the generator; `discriminator_loss`,
-      `discriminator_accuracy` and `replaced` (the share of all tokens that are), which divided by `weights` are means
+      `discriminator_accuracy` and `replaced` (the fraction of tokens replaced), which divided by `weights` are means
       over all tokens.
     """
     if "discriminator_weights" not in batch:
@@ -61,9 +61,9 @@ class Objective(EncoderTargets):
     loss, sums = add_auxiliary(loss, sums, generated)
     sampling_key = jax.random.key(_EVALUATION_KEY) if key is None else subkey(key, 1)
     sampled_BS = sample(generated["logits"], sampling_key, self.temperature)
-    if "encoder_masked_positions" in batch:  # of each row, K samples to their places
+    if "encoder_masked_positions" in batch:  # put each row's K samples at their positions
       places = jnp.arange(tokens_BS.shape[0])[:, None], batch["encoder_masked_positions"]
-      sampled_BS = tokens_BS.at[places].set(sampled_BS)  # leftover places all name [CLS], which is not chosen
+      sampled_BS = tokens_BS.at[places].set(sampled_BS)  # unused places point to [CLS], which is never chosen
     chosen_BS = weights_BS > 0
     replaced_BS = (chosen_BS & (sampled_BS != batch["encoder_target_tokens"])).astype(jnp.float32)
     corrupted = batch | {"encoder_input_tokens": jnp.where(chosen_BS, sampled_BS, tokens_BS)}
@@ -82,6 +82,6 @@ class Objective(EncoderTargets):
 
 
 def sample(logits_BSV: jax.Array, key: jax.Array, temperature: float) -> jax.Array:
-  """One id for every row of logits, from softmax(logits / temperature): int32 [B, S] or [B, K], without gradient."""
+  """One id per position, from softmax(logits / temperature): int32 [B, S] or [B, K], without gradient."""
   logits_BSV = jax.lax.stop_gradient(logits_BSV.astype(jnp.float32)) / temperature
   return jnp.argmax(logits_BSV + jax.random.gumbel(key, logits_BSV.shape), axis=-1).astype(jnp.int32)

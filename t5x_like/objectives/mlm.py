@@ -1,4 +1,4 @@
-"""Masked language modelling, with BERT's next sentence prediction where data and model have it."""
+"""Masked language modelling, with BERT's next sentence prediction where data and model provide for it."""
 
 import dataclasses
 
@@ -13,10 +13,10 @@ class Objective(EncoderTargets):
   """Mean over predicted tokens + mean over examples (Devlin et al. 2019, appendix A.2: "the sum of the mean masked LM
   likelihood and the mean next sentence prediction likelihood").
 
-  A step divides sums by one number, the predicted tokens of the global batch. So every example's next-sentence loss
-  counts as many tokens as an example of the global batch has on average: the quotient is the sum of the two means
-  exactly. That average is taken by `prepare`, which a step calls on the global batch before cutting it up, so it is
-  the same however many devices or accumulation steps there are.
+  A step divides all sums by one number, the predicted tokens of the global batch. So every example's next-sentence loss
+  is weighted by the mean number of predicted tokens per example: the quotient is then exactly the sum of the two means.
+  `prepare` computes that weight from the global batch, before a step divides it, so it does not depend on the number of
+  devices or accumulation steps.
 
   Attributes:
     z_loss: coefficient of `log(Z)^2` of the token predictions.
@@ -29,7 +29,7 @@ class Objective(EncoderTargets):
   next_sentence: float = 1.0
 
   def prepare(self, batch: Batch) -> Batch:
-    """Adds `next_sentence_weights` float32 [B], the tokens each example counts as, if the batch has labels."""
+    """Adds `next_sentence_weights` float32 [B], predicted tokens per example, if the batch has labels."""
     if "next_sentence_label" not in batch:
       return batch
     weights_BS = batch["encoder_loss_weights"]

@@ -1,4 +1,4 @@
-"""SpanBERT: masked language modelling of spans, and the same tokens again from what stands beside their span."""
+"""SpanBERT: masked language modelling of spans, and prediction of the same tokens from the span's boundaries."""
 
 import dataclasses
 
@@ -15,7 +15,7 @@ class Objective(EncoderTargets):
   """L = L_MLM + L_SBO over the same tokens (Joshi et al. 2020, sections 3.2 and 3.3), so one division serves both.
 
   Attributes:
-    span_boundary: weight of the second.
+    span_boundary: weight of L_SBO.
   """
 
   also = ("encoder_span_starts", "encoder_span_ends")

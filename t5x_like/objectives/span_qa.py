@@ -11,7 +11,7 @@ from t5x_like.objectives._losses import Sums, add_auxiliary, token_losses
 
 @dataclasses.dataclass(frozen=True)
 class Objective(Base):
-  """The mean of the cross-entropies of the two ends over the positions that hold tokens."""
+  """The mean of the cross-entropies of the answer's start and end, over the positions that hold tokens."""
 
   beside = "encoder_input_tokens"
   targets = "span_start"
@@ -21,7 +21,7 @@ class Objective(Base):
   gives = ("loss", "correct")
 
   def __call__(self, model, batch: dict[str, jax.Array], key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-    """Runs the model, with a head of spans, on a batch.
+    """Runs a model with a span head on a batch.
 
     Args:
       batch: the model's features, `span_start` and `span_end` int32 [B] (0, the first token, where there is no answer)

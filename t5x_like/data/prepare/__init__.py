@@ -1,1 +1,1 @@
-"""From a source to a token store: cleaning, tokenising, removing duplicates, in parts that may be made anywhere."""
+"""From a source to a token store: cleaning, deduplicating and tokenising, in parts that any machine can make."""

@@ -1,6 +1,6 @@
 """The parts of a preparation job on any runner of Apache Beam (`pip install -r requirements-beam.txt`).
 
-Beam only decides where a part is made; `data.prepare.building` decides every byte of it.
+Beam only decides where a part is made; `data.prepare.building` determines its bytes.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,19 +16,19 @@ _QUIET = "--default_sdk_harness_log_level=ERROR"  # the local runner's workers l
 
 
 def run(work: Callable[[int], Any], parts: int, options: Sequence[str], refusals: str) -> None:
-  """Calls a function for every part of a job on a Beam runner; what it leaves is in the job's directories.
+  """Calls a function for every part of a job on a Beam runner; results go to the job's directories.
 
   Args:
-    work: `duplicates.sign` or `building.make_part` of a job, given the part's number. The job's paths must be the same
-      on every worker, so remote ones on a cluster.
-    parts: how many there are.
-    options: of the pipeline, as on a command line: --runner=DataflowRunner --project=... and so on. Workers log errors
-      only, unless an option says otherwise.
-    refusals: a directory, local or remote, that workers leave the messages of their UserErrors in. They do not raise
-      them: runners try again what raised, and log it over many lines.
+    work: `duplicates.sign` or `building.make_part` of a job, given the part's number. The job's paths must mean the
+      same on every worker, so they must be remote on a cluster.
+    parts: the number of parts.
+    options: of the pipeline, as on a command line: --runner=DataflowRunner --project=... and so on. Workers log only
+      errors unless an option says otherwise.
+    refusals: a local or remote directory where workers write the messages of their UserErrors instead of raising them,
+      since runners retry whatever raises and log it at length.
 
   Raises:
-    UserError: the options are not Beam's, or the first part raised one.
+    UserError: the options are not Beam's, or some part raised one; the first part's is reported.
   """
   left = epath.Path(refusals)
   if left.exists():
@@ -49,7 +49,7 @@ def run(work: Callable[[int], Any], parts: int, options: Sequence[str], refusals
 
 
 def _options(flags: Sequence[str]) -> PipelineOptions:
-  """The pipeline's options; UserError for a flag that neither Beam nor a job server, which has its own, can know."""
+  """The pipeline's options; UserError for an unknown flag, unless the runner's job server may define it."""
   options = PipelineOptions(list(flags))
   given = options.get_all_options(retain_unknown_options=True)
   if given["runner"] in ("FlinkRunner", "PortableRunner", "SparkRunner"):

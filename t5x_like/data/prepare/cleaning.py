@@ -1,15 +1,15 @@
 """Cleaning of web text in the spirit of C4 (Raffel et al. 2020, section 2.2), and removal of duplicates.
 
 `C4.clean` filters one page. It removes citation marks; lines that do not end in terminal punctuation, have few words or
-an endless word, mention JavaScript or are a policy notice; and pages that have few sentences, a bad word, placeholder
-text or a curly brace, or are in another language. Duplicates are found over a whole corpus in two steps, so
-that the work between them can be spread: `signature` of every page, then `duplicates` of all signatures in the order of
-the corpus, the first of equals being kept:
+an extremely long word, mention JavaScript or are a policy notice; and pages that have few sentences, a bad word,
+placeholder text or a curly brace, or are in another language. Duplicates are found over a whole corpus in two steps, of
+which the first can be distributed: `signature` of every page, then `duplicates` of all signatures in the order of the
+corpus, keeping the first of equals:
 
 - exact: pages with the same text, except for case and spaces;
-- near: pages whose sets of five-word shingles have a Jaccard similarity of about 0.8 and more (MinHash, Broder 1997);
-- spans: of three sentences in a row that occur more than once, except for case and spaces, all but the first
-  occurrence are cut out of their pages.
+- near: pages whose sets of five-word shingles have a Jaccard similarity of about 0.8 or more (MinHash, Broder 1997);
+- spans: three consecutive sentences that occur more than once, except for case and spaces; all but the first
+  occurrence are removed from their pages.
 
 Everything here is a pure function of texts.
 """
@@ -43,14 +43,14 @@ _UNSPACED = re.compile("[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff]")  # Thai, Jap
 
 @dataclasses.dataclass(frozen=True)
 class C4:
-  """The filters of one page; the numbers are the paper's, the marks of citations and the policies its code's.
+  """The filters of one page; the numbers are from the paper, the citation marks and policy phrases from its code.
 
   Attributes:
     min_words: the fewest words of a line.
     min_sentences: the fewest sentences of a page.
-    bad_words: a page with one of these words goes; lower case.
-    language_id: `module:function` of a function from text to a language's name, or none.
-    language: the language kept.
+    bad_words: lower case; a page with one of these words is removed.
+    language_id: `module:function` of a function from text to a language's name; empty for no language filter.
+    language: the language to keep.
   """
 
   min_words: int = 5
@@ -60,7 +60,7 @@ class C4:
   language: str = "en"
 
   def clean(self, text: str) -> tuple[str | None, str | None, Counter]:
-    """(The page without what goes, or None; why it goes, or None; how much went from within it for which reason)."""
+    """(the cleaned page, or None if removed; why it was removed, or None; how much was removed from it by reason)."""
     counts: Counter[str] = Counter()
     lines = []
     for line in text.splitlines():
@@ -129,7 +129,7 @@ def hook(name: str) -> Callable[[str], str]:
 
 
 def sentences(text: str) -> list[str]:
-  """Sentences of a text, each with the space after it: they end at . ! ? and closing quotes, and at line ends."""
+  """Sentences of a text, each with the space after it; they end at . ! ? and closing quotes, and at line ends."""
   return list(_sentences(text))
 
 
@@ -146,12 +146,12 @@ def _sentences(text: str) -> Iterator[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-  """What tells a page from others.
+  """Hashes by which a page is compared with others.
 
   Attributes:
-    exact: uint64 [], of the text without case and spaces, or 0 if not computed.
-    minhash: uint32 [HASHES], or [0].
-    spans: uint64 [spans], of each three sentences in a row, or [0].
+    exact: uint64 [], of the text without case and spaces; 0 if not computed.
+    minhash: uint32 [HASHES]; empty if not computed.
+    spans: uint64 [spans], of every three consecutive sentences; empty if not computed.
   """
 
   exact: np.uint64
@@ -161,13 +161,13 @@ class Signature:
 
 @dataclasses.dataclass(frozen=True)
 class Signatures:
-  """The signatures of pages D, one after the other; the spans of all pages, S in all, are in one row.
+  """The signatures of D pages; the spans of all pages are concatenated, S in all.
 
   Attributes:
     exact: uint64 [D].
     minhash: uint32 [D, HASHES], or [D, 0].
     spans: uint64 [S].
-    lengths: int64 [D], the spans of each page.
+    lengths: int64 [D], the number of spans of each page.
   """
 
   exact: np.ndarray
@@ -200,12 +200,12 @@ def duplicates(parts: Sequence[Signatures], steps: Sequence[str] = STEPS) -> tup
   """Which pages and spans repeat earlier ones.
 
   Args:
-    parts: signatures of all pages D, in the order of the corpus.
+    parts: signatures of all D pages, in the order of the corpus.
     steps: of `exact`, `near` and `spans`.
 
   Returns:
-    (uint8 [D], 0 for kept, 1 for an exact and 2 for a near duplicate; bool [S], true where an earlier page that is
-    kept, or the same one, has the same three sentences before).
+    (uint8 [D]: 0 for kept, 1 for an exact and 2 for a near duplicate; bool [S]: true where the same three sentences
+    occur earlier in this page or in a kept one).
   """
   dropped = np.zeros(sum(part.exact.size for part in parts), np.uint8)
   if "exact" in steps and dropped.size:
@@ -222,7 +222,7 @@ def duplicates(parts: Sequence[Signatures], steps: Sequence[str] = STEPS) -> tup
 
 
 def _repeats(keys_N: np.ndarray) -> np.ndarray:
-  """Whether a key stands earlier in the row too: bool [N]."""
+  """Whether a key has occurred before: bool [N]."""
   order_N = np.argsort(keys_N, kind="stable")
   sorted_N = keys_N[order_N]
   repeats_N = np.zeros(keys_N.size, bool)
@@ -238,7 +238,7 @@ def without_spans(text: str, repeated: np.ndarray) -> str:
 
 
 def same_bands(minhash: np.ndarray) -> np.ndarray:
-  """The keys of signatures' bands, uint32 [..., HASHES] -> uint64 [..., BANDS]: pages that share one are compared."""
+  """Band keys of MinHash signatures: uint32 [..., HASHES] -> uint64 [..., BANDS]. Pages that share one are compared."""
   rows = minhash.reshape(*minhash.shape[:-1], BANDS, HASHES // BANDS).astype(np.uint64)
   key = np.broadcast_to(np.arange(BANDS, dtype=np.uint64), rows.shape[:-1])
   for row in range(rows.shape[-1]):
@@ -247,7 +247,7 @@ def same_bands(minhash: np.ndarray) -> np.ndarray:
 
 
 def _drop_near(parts: Sequence[Signatures], dropped: np.ndarray) -> None:
-  """Marks pages that are like an earlier one that is kept; only pages that share a band are looked at one by one."""
+  """Marks pages similar to an earlier kept one; only pages that share a band are compared."""
   bands = np.concatenate([same_bands(part.minhash) for part in parts])
   live = np.flatnonzero(dropped == 0)
   shared = np.zeros(live.size, bool)
@@ -260,7 +260,7 @@ def _drop_near(parts: Sequence[Signatures], dropped: np.ndarray) -> None:
   kept: dict[int, list[np.ndarray]] = {}
   for part, start in zip(parts, starts):
     for number in numbers[np.searchsorted(numbers, start) : np.searchsorted(numbers, start + part.exact.size)].tolist():
-      minhash = part.minhash[number - start].copy()  # parts may be read again each time, and are not held
+      minhash = part.minhash[number - start].copy()  # a copy, so that parts read on demand are not kept in memory
       keys = bands[number].tolist()
       others = {id(other): other for key in keys for other in kept.get(key, ())}
       if others and np.mean(np.stack(list(others.values())) == minhash, axis=1).max() >= SIMILAR:
@@ -275,7 +275,7 @@ def _hash(text: str) -> int:
   return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
-_word_hash = functools.lru_cache(2**17)(_hash)  # most words come again
+_word_hash = functools.lru_cache(2**17)(_hash)  # most words recur
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
@@ -287,7 +287,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _multipliers() -> tuple[np.ndarray, np.ndarray]:
-  generator = np.random.default_rng(20)  # part of what a signature is
+  generator = np.random.default_rng(20)  # part of the definition of a signature
   return (
     generator.integers(0, 2**32, HASHES, dtype=np.uint32) | np.uint32(1),
     generator.integers(0, 2**32, HASHES, dtype=np.uint32),
@@ -295,7 +295,7 @@ def _multipliers() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _minhash(words: list[str]) -> np.ndarray:
-  """The least of 128 hashes over the shingles; of a page shorter than one shingle, over its words as one."""
+  """The minimum of each of 128 hashes over the shingles; a page shorter than one shingle is padded to one."""
   hashed = np.fromiter(map(_word_hash, words), np.uint64, len(words))
   hashed = np.pad(hashed, (0, max(0, SHINGLE - hashed.size)))
   shingles = np.zeros(hashed.size - SHINGLE + 1, np.uint64)
@@ -304,7 +304,7 @@ def _minhash(words: list[str]) -> np.ndarray:
   high = (shingles >> np.uint64(32)).astype(np.uint32)
   multiply, add = _multipliers()
   least = np.full(HASHES, 2**32 - 1, np.uint32)
-  for start in range(0, high.size, 512):  # what fits in a core's cache
+  for start in range(0, high.size, 512):  # fits in a core's cache
     mixed = high[start : start + 512, None] * multiply  # modulo 2^32
     mixed += add
     np.minimum(least, mixed.min(axis=0), out=least)

@@ -1,4 +1,4 @@
-"""The documents of a source: the text of one field of its records, with what cannot be used counted by reason."""
+"""The documents of a source: the text of one field of its records; unusable ones are counted by reason."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -14,13 +14,12 @@ class Documents:
   Args:
     source: `format:rest`, see `data/sources/__init__.py`.
     text_field: the JSON key, TFDS feature, or TSV, CoNLL or Parquet column that holds the document. A column is a
-      header's name, or a number counted from 0 for files without a header.
-    data_dir: where TensorFlow datasets are or will be prepared; TFDS's own default when None.
+      header's name, or a number from 0 for files without a header.
+    data_dir: where TensorFlow datasets are or will be prepared; None is TFDS's default.
 
   Attributes:
     source: the open source.
-    skipped: how many documents of each split were skipped and why; complete for a split once `wanted` has been read to
-      its end.
+    skipped: how many documents of each split were skipped, by reason; complete once `wanted` is exhausted.
 
   Raises:
     UserError: see `open_source`.
@@ -36,11 +35,11 @@ class Documents:
     return self.source.facts(self._field)
 
   def read(self, split: str, part: tuple[int, int] | None = None) -> Iterator[str | Skip]:
-    """All documents of a split or of one of its parts, unwanted ones too, in the source's order."""
+    """All documents of a split or of one of its parts, unwanted ones included, in the source's order."""
     return self.source.documents(split, self._field, part)
 
   def wanted(self, split: str) -> Iterator[str]:
-    """Yields the documents of a split that are wanted, at least one.
+    """Yields the usable documents of a split, at least one.
 
     Raises:
       UserError: unknown split, or unreadable, damaged or empty data.

@@ -1,4 +1,4 @@
-"""Duplicates in a job's whole split: signatures made part by part, anywhere, compared in one place, marks by part."""
+"""Duplicates in a whole split: signatures are made per part, anywhere, compared in one place, and marked per part."""
 
 from collections.abc import Sequence
 
@@ -16,12 +16,12 @@ def wanted(job: Job) -> bool:
 
 
 def marked(job: Job) -> bool:
-  """Whether the marks of every part are there."""
+  """Whether every part has its marks."""
   return all(progress_files.load(_path(job, "marks", number)) is not None for number in range(len(parts_of(job))))
 
 
 def marks(job: Job, number: int) -> Marks | None:
-  """Duplicates of a part, as `resolve` left them; None if none are looked for."""
+  """The duplicates of a part, as `resolve` marked them; None if the job looks for none."""
   if not wanted(job):
     return None
   found = progress_files.load_arrays(_path(job, "marks", number))
@@ -31,7 +31,7 @@ def marks(job: Job, number: int) -> Marks | None:
 
 
 def sign(job: Job, number: int) -> None:
-  """Leaves the signatures of a part's documents for `resolve`, unless they are there."""
+  """Saves the signatures of a part's documents for `resolve`, unless they exist."""
   path = _path(job, "signatures", number)
   if progress_files.load(path) is None:
     with progress_files.writing(job.progress):
@@ -56,7 +56,7 @@ def _sign(job: Job, number: int, path: epath.Path) -> None:
 
 
 class _Signed(Sequence[cleaning.Signatures]):
-  """What `sign` left of each part, read on demand, so that a corpus is never held in memory."""
+  """The signatures that `sign` saved, read on demand, so that a corpus is never held in memory."""
 
   def __init__(self, job: Job):
     self._job = job
@@ -79,7 +79,7 @@ class _Signed(Sequence[cleaning.Signatures]):
 
 
 def resolve(job: Job) -> None:
-  """Compares the signatures of all parts, in their order, and leaves each part's marks for `marks`."""
+  """Compares the signatures of all parts, in order, and saves each part's marks for `marks`."""
   signed = _Signed(job)
   dropped, repeated = cleaning.duplicates(signed, job.steps)
   page = span = 0

@@ -1,4 +1,4 @@
-"""One job of preparing a token store, and what is done with its documents: sides, cleaning, tokens."""
+"""A job that prepares a token store, and what it does with documents: splitting, cleaning, tokenising."""
 
 import dataclasses
 import functools
@@ -19,24 +19,23 @@ from t5x_like.errors import UserError
 _LONGEST_FACTS = 4096  # characters of JSON
 _BATCH_CHARACTERS = 2**19  # text cleaned and tokenised at once
 _DROPPED = {1: "exact duplicate", 2: "near duplicate"}
-_VERSION = 3  # of parts and signatures; what another version left is made again
+_VERSION = 3  # of parts and signatures; those of another version are made again
 _OTHER_SIDE = ""  # the reason of documents that belong to another split; not counted
 
-Marks = tuple[np.ndarray, list[np.ndarray]]  # of a part's documents: uint8 [documents] and bool [spans] of each
+Marks = tuple[np.ndarray, list[np.ndarray]]  # of a part's documents: uint8 [documents], and bool [spans] for each
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """All that decides a store's bytes, and where it is made; goes to other processes and machines whole.
+  """Everything that determines a store's bytes, and where it is made; pickled to other processes and machines.
 
   Attributes:
-    source, data_dir, text_field: what to open; `facts` is the SHA-256 of the source's facts, checked wherever it is
-      opened.
+    source, data_dir, text_field: what to open; `facts` is the SHA-256 of the source's facts, checked on opening.
     changed: when the source's files were last written; parts made from older contents are made again.
     split, low, high: the documents of the source's split whose hash, as a fraction of all, lies in [low, high).
-    vocabulary: where it is; `vocabulary_fingerprint` is checked where it is opened.
+    vocabulary: its path; `vocabulary_fingerprint` is checked on opening.
     steps: of `cleaning.STEPS`; c4: the filters, if among the steps.
-    work: the directory that becomes the store; progress: that of the records. Local or remote.
+    work, progress: the directory that becomes the store, and the one for progress; local or remote.
   """
 
   source: str
@@ -59,7 +58,7 @@ class Job:
 
   @functools.cached_property
   def key(self) -> str:
-    """SHA-256 over what decides the bytes."""
+    """SHA-256 of what determines the bytes."""
     places = ("source", "data_dir", "vocabulary", "work", "progress")
     content = {key: value for key, value in dataclasses.asdict(self).items() if key not in places}
     content["version"] = _VERSION
@@ -68,7 +67,7 @@ class Job:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-  """Documents of a part that follow one another: texts or skips, the duplicates' marks, the spans to cut out."""
+  """Consecutive documents of a part: texts or skips, the marks of duplicates, and the spans to remove."""
 
   documents: list[str | Skip]
   dropped: np.ndarray | None = None
@@ -77,7 +76,7 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Tokenised:
-  """Ids of documents in a row, their lengths (0 where skipped), why they are skipped, what was removed from them."""
+  """Concatenated ids, each document's length (0 if skipped), why it was skipped, and what was removed from it."""
 
   tokens_N: np.ndarray
   lengths_D: np.ndarray
@@ -86,7 +85,7 @@ class Tokenised:
 
 
 def summary(facts: Any) -> Any:
-  """What a manifest records of a source's facts: all of them, or of 10^5 files and the like their SHA-256."""
+  """What a manifest records of a source's facts: all of them or, if that is too long, their SHA-256."""
   text = json.dumps(facts, sort_keys=True)
   if len(text) <= _LONGEST_FACTS:
     return facts
@@ -127,16 +126,16 @@ def parts_of(job: Job) -> list[tuple[int, int]]:
 
 
 def is_inside(job: Job, text: str) -> bool:
-  """Whether a document is of this job's side of the split."""
+  """Whether a document is on this job's side of the split."""
   if (job.low, job.high) == (0, 1):
     return True
-  # A hash of the text, so copies of one text are on one side, and the sides do not depend on the order.
+  # By a hash of the text, so copies of a text are on one side, whatever the order.
   digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
   return job.low * 2**64 <= int.from_bytes(digest, "big") < job.high * 2**64
 
 
 def cleaned(job: Job, document: str | Skip) -> tuple[str | None, str | None, Counter]:
-  """(text, None, what went from it by reason), or (None, why it is skipped, what went)."""
+  """(text, None, what was removed by reason), or (None, why it is skipped, what was removed)."""
   if reason := unwanted(document):
     return None, reason, Counter()
   if not is_inside(job, document):
@@ -172,7 +171,7 @@ def tokenise(job: Job, batch: Batch) -> Tokenised:
 
 
 def batches(documents: Iterable[str | Skip], marks: Marks | None, start: int) -> Iterator[Batch]:
-  """Cuts documents, the first of them number `start` of its part, into batches of about 512 K characters."""
+  """Groups documents, the first being number `start` of its part, into batches of about 512 K characters."""
   held, characters, first = [], 0, start
 
   def batch() -> Batch:

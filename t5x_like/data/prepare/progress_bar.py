@@ -1,7 +1,7 @@
-"""How far a job is, from what its parts report: a bar in a terminal, else a line every 30 seconds.
+"""A job's progress, from what its parts report: a bar in a terminal, else a line every 30 seconds.
 
-Bytes are those of the source's files as they are stored. A part that is under way counts by its tokens or documents,
-at the bytes for each of the parts that are done.
+Bytes are the stored sizes of the source's files. A part in progress counts by its tokens or documents, at the bytes per
+token or document of the finished parts.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _LINE_SECONDS = 30.0
 
 
 class _Parts:
-  """The parts of one stage of a job: how many bytes and how much of its unit is done."""
+  """The parts of one stage of a job: how many bytes, tokens or documents are done."""
 
   def __init__(self, job: Job, stage: str):
     self._directory = epath.Path(job.progress) / "now" / stage

@@ -1,7 +1,7 @@
-"""What the parts of a job leave in its progress directory, whole or not at all.
+"""Atomically written files in a job's progress directory.
 
-A file begins with the SHA-256 of the rest. One that is cut, changed or missing reads as None, so that what it held is
-made again.
+A file begins with the SHA-256 of the rest. One that is truncated, changed or missing reads as None, and its contents
+are made again.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _PATIENCE_SECONDS = 5.0
 
 
 def save(path: epath.Path, content: bytes) -> None:
-  """Writes a file aside and renames it."""
+  """Writes a temporary file and renames it."""
   path.parent.mkdir(parents=True, exist_ok=True)
   aside = path.with_name(f".{path.name}.{os.getpid()}")
   aside.write_bytes(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
@@ -55,7 +55,7 @@ def load_arrays(path: epath.Path) -> dict[str, np.ndarray] | None:
 
 @contextlib.contextmanager
 def writing(progress: str) -> Iterator[None]:
-  """Marks a local job as one that this process writes, until the block or the process ends."""
+  """Marks a local job as being written by this process, until the block or the process ends."""
   with _writers(progress) as lock:
     if lock is not None:
       fcntl.flock(lock, fcntl.LOCK_SH)
@@ -63,8 +63,8 @@ def writing(progress: str) -> Iterator[None]:
 
 
 def is_written(progress: str) -> bool:
-  """Whether some process is still `writing` a local job; a runner's may outlive the run that started it."""
-  patience = time.monotonic() + _PATIENCE_SECONDS  # one that has just lost its parent ends in a moment
+  """Whether a process is still `writing` a local job; a runner's process may outlive the run that started it."""
+  patience = time.monotonic() + _PATIENCE_SECONDS  # a process that has just lost its parent soon ends
   with _writers(progress) as lock:
     while lock is not None:
       try:
@@ -91,7 +91,7 @@ def _writers(progress: str) -> Iterator[int | None]:
 
 
 class Pulse:
-  """Notes every few seconds how far a part is, for the progress bar; called with an amount in its stage's unit."""
+  """Records a part's progress every few seconds, for the progress bar; called with an amount in the stage's unit."""
 
   def __init__(self, path: epath.Path):
     self._path, self._next = path, time.monotonic() + _PULSE_SECONDS
