@@ -4,10 +4,10 @@ Example:
   python launch/local.py --processes=2 --devices_per_process=4 --restarts=3 -- \\
     python -m t5x_like.train --config=configs/t5/quickstart.py --workdir=runs/pair
 
-Every line of output carries the process it came from ([p0], [p1], …). When one process fails the others are stopped
-and, with --restarts, all start again, resuming from the last checkpoint. Exit code 75 (preempted, state saved) and 2
-(an error for the user to mend) are passed on and not retried. SIGTERM and SIGINT are passed to the processes. If this
-launcher dies, its processes die with it.
+Every line of output begins with the process it came from ([p0], [p1], …). When one process fails, the others are
+stopped and, with --restarts, all start again from the last checkpoint. Exit codes 75 (preempted, state saved) and 2 (an
+error to fix) are passed on without a restart. SIGTERM and SIGINT are passed to the processes. If the launcher dies, its
+processes die with it.
 """
 
 import argparse
@@ -46,7 +46,7 @@ except OSError as error:
 
 @dataclass
 class Attempt:
-  """How one start of all processes ended: the exit code of each, and which failed first."""
+  """The result of one start of all processes: the exit code of each, and which failed first."""
 
   codes: list[int]
   first_bad: int | None = None
@@ -58,9 +58,9 @@ class Launcher:
 
   Attributes:
     command: the program each process runs.
-    processes: how many.
+    processes: number of processes.
     devices_per_process: simulated CPU devices of each.
-    port: of the coordinator; None takes a free one for every attempt.
+    port: of the coordinator; None for a free one in every attempt.
     grace_seconds: between SIGTERM and SIGKILL when stopping what is left of a failed attempt.
   """
 
@@ -73,7 +73,7 @@ class Launcher:
   _signals: list[int] = field(default_factory=list)
 
   def run(self, restarts: int) -> int:
-    """Runs until all processes end well, a person must act, or the restarts are used up; returns the exit code."""
+    """Runs until all processes succeed, the user must act, or the restarts are used up; returns the exit code."""
     previous = {number: signal.signal(number, self._forward) for number in (signal.SIGTERM, signal.SIGINT)}
     failures = 0
     try:
@@ -130,14 +130,14 @@ class Launcher:
     return attempt
 
   def _watch(self) -> Attempt:
-    """Waits for all, or for the first that fails; then the others get SIGTERM, the grace, and SIGKILL."""
+    """Waits for all, or for the first that fails; then the others get SIGTERM and, after the grace period, SIGKILL."""
     first_bad, deadline = None, float("inf")
     while any(child.poll() is None for child in self._children):
       if first_bad is None:
         first_bad = self._first_bad()
         if first_bad is not None:
           deadline = time.monotonic() + self.grace_seconds
-          # Processes that were preempted together end by themselves, one after the other.
+          # Processes that were preempted together end by themselves, one after another.
           if self._children[first_bad].returncode != EXIT_PREEMPTED:
             self._signal_all(signal.SIGTERM)
       if time.monotonic() > deadline:
@@ -148,7 +148,7 @@ class Launcher:
     return Attempt([child.returncode for child in self._children], first_bad)
 
   def _first_bad(self) -> int | None:
-    """The process whose end to report: one that failed on its own comes before those that fell with it."""
+    """The process whose failure to report: one that failed by itself comes before those that failed with it."""
     bad = [index for index, child in enumerate(self._children) if child.poll() not in (None, 0)]
     rank = {EXIT_USER_ERROR: 0, EXIT_PREEMPTED: 2}
     return min(bad, key=lambda index: (rank.get(self._children[index].returncode, 1), index), default=None)
@@ -218,11 +218,11 @@ def _say(message: str) -> None:
 @door
 def main(argv: list[str] | None = None) -> int:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--processes", type=int, default=2, help="how many processes (default 2)")
+  parser.add_argument("--processes", type=int, default=2, help="number of processes (default 2)")
   parser.add_argument("--devices_per_process", type=int, default=4, help="simulated CPU devices of each (default 4)")
   parser.add_argument("--restarts", type=int, default=0, help="how often to start again after a failure (default 0)")
   parser.add_argument("--port", type=int, help="the coordinator's port (default: a free one)")
-  parser.add_argument("--grace_seconds", type=float, default=30, help="between SIGTERM and SIGKILL (default 30)")
+  parser.add_argument("--grace_seconds", type=float, default=30, help="time between SIGTERM and SIGKILL (default 30)")
   parser.add_argument("command", nargs=argparse.REMAINDER, help="after --: the command every process runs")
   args = parser.parse_args(argv)
   command = args.command[1:] if args.command[:1] == ["--"] else args.command

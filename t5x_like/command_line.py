@@ -1,4 +1,4 @@
-"""What the doors and tools share of their command lines: `--config=RECIPE --workdir=DIR [--config.KEY=VALUE …]`."""
+"""The command line shared by programs and tools: `--config=RECIPE --workdir=DIR [--config.KEY=VALUE …]`."""
 
 import argparse
 import os
@@ -15,21 +15,21 @@ _INTERRUPTED = 130
 def parse(
   argv: Sequence[str], description: str, *extra: tuple[str, dict], config_required: bool = True
 ) -> tuple[argparse.Namespace, list[str]]:
-  """Parses a door's arguments.
+  """Parses a program's arguments.
 
   Args:
     argv: arguments without the program's name.
     description: for `--help`.
-    extra: the door's own flags, as (name, keyword arguments of `add_argument`).
+    extra: the program's own flags, as (name, keyword arguments of `add_argument`).
   Returns:
     (namespace, overrides of the recipe as `KEY=VALUE`)
   Raises:
-    UserError: as `Parser.parse`, or a workdir that is not a directory of this machine.
+    UserError: as `Parser.parse`, or a workdir that is not a local directory.
   """
   parser = Parser(description)
   recipe = "a recipe, with an argument for it after a colon: configs/t5/base.py:small,debug"
   parser.add_argument("--config", required=config_required, metavar="RECIPE", help=recipe)
-  parser.add_argument("--workdir", required=True, metavar="DIR", help="where the run is, or will be")
+  parser.add_argument("--workdir", required=True, metavar="DIR", help="the run's directory")
   for name, options in extra:
     parser.add_argument(name, **options)
   args, overrides = parser.parse(argv)
@@ -39,14 +39,14 @@ def parse(
 
 
 class Parser(argparse.ArgumentParser):
-  """A parser of a program's own flags and of `--config.KEY=VALUE`; what it refuses is a `UserError`."""
+  """A parser of a program's own flags and of `--config.KEY=VALUE`; it raises `UserError`."""
 
   def __init__(self, description: str, **options):
     formatter = argparse.RawDescriptionHelpFormatter
     super().__init__(description=description, formatter_class=formatter, allow_abbrev=False, **options)
 
   def parse(self, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """Returns (the flags, the overrides as `KEY=VALUE`); of `sys.argv` if `argv` is None.
+    """Returns (flags, overrides as `KEY=VALUE`); parses `sys.argv` if `argv` is None.
 
     Raises:
       UserError: an argument that is neither a flag nor an override.
@@ -58,18 +58,18 @@ class Parser(argparse.ArgumentParser):
     return args, [word.removeprefix("--config.") for word in rest]
 
   def error(self, message: str):
-    raise UserError(f"{message}; --help tells more")
+    raise UserError(f"{message}; see --help")
 
 
 def program(main: Callable[[list[str]], int]) -> NoReturn:
-  """Ends the program with what the door returns.
+  """Runs `main` and exits with the code it returns.
 
-  In a job of several processes one that fails exits at once. An orderly shutdown of jax would wait minutes for the
-  others, which in turn wait for this one in a collective; after a hard exit they fail too, and the launcher can act.
+  In a job of several processes, one that fails exits at once. An orderly shutdown of jax would wait minutes for the
+  others, which wait for this one in a collective; after a hard exit they fail too, and the launcher can act.
   """
   try:
     code = main(sys.argv[1:])
-  except KeyboardInterrupt:  # before or after the loop, which saves and stops in order
+  except KeyboardInterrupt:  # outside of the training loop, which saves and stops by itself
     print("interrupted", file=sys.stderr)
     code = _INTERRUPTED
   except Exception:

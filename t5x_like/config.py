@@ -1,8 +1,8 @@
 """The config of a run: its keys, and how `--config.…` flags change them.
 
 Top-level keys are those of `defaults()` and no others. A *slot* (`model`, `task`, `optimizer`, …) is a dict whose
-`name` picks an object and whose other keys are its arguments; see `t5x_like.slots`. `t5x_like.recipes` makes a config
-of a file in `configs/`.
+`name` picks an object and whose other keys are its arguments; see `t5x_like.slots`. `t5x_like.recipes` loads configs
+from files in `configs/`.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from t5x_like.errors import UserError, did_you_mean
 
 
 def defaults() -> ConfigDict:
-  """Every key a recipe has, with the value it has when the recipe is silent."""
+  """Every key of a recipe, with its default value."""
   config = ConfigDict()
   config.model = {}  # name: a module of models/; the rest are arguments of its Model
   config.task = {}  # name: a module of data/tasks/; the rest are arguments of its task()
@@ -31,19 +31,19 @@ def defaults() -> ConfigDict:
   config.seed = 0
   config.optimizer = {"name": "adafactor"}
   config.schedule = {"name": "rsqrt"}
-  config.clip_norm = 0.0  # global gradient norm; 0 does not clip
-  config.mesh = {"data": -1}  # length of each mesh axis, -1 for "what is left"
+  config.clip_norm = 0.0  # global gradient norm; 0 for no clipping
+  config.mesh = {"data": -1}  # length of each mesh axis; -1 for the remaining devices
   config.rules = {}  # changes to parallel.rules.DEFAULT
-  config.evals = {"loss": {}}  # instances of evals/ by name, {"valid": {"name": "loss", …}}; see training/evaluation.py
+  config.evals = {"loss": {}}  # evaluators by name, {"valid": {"name": "loss", …}}; see training/evaluation.py
   config.eval_every = 1000
   config.log_every = 1
   config.checkpoint = {"every": 1000, "keep_last": 3}
-  config.peak_flops = 0.0  # per device, for the MFU; 0 looks the device up
+  config.peak_flops = 0.0  # per device, for the MFU; 0 to look it up by device
   return config
 
 
 def restored(saved: dict[str, Any], overrides: Sequence[str], origin) -> ConfigDict:
-  """The config a run saved (other keys are left out), with overrides applied.
+  """The config a run saved, with overrides applied; unknown keys are dropped.
 
   Raises:
     UserError: a key is missing, or as `override`.
@@ -56,7 +56,7 @@ def restored(saved: dict[str, Any], overrides: Sequence[str], origin) -> ConfigD
 
 
 def check_keys(config: Any, origin) -> None:
-  """Refuses what has not exactly the keys of `defaults()`.
+  """Refuses a config without exactly the keys of `defaults()`.
 
   Raises:
     UserError: naming the key.
@@ -70,7 +70,7 @@ def check_keys(config: Any, origin) -> None:
 
 
 def override(config: ConfigDict, overrides: Sequence[str], origin) -> ConfigDict:
-  """The config with `KEY=VALUE` overrides applied, left to right but for names of slots, which come first.
+  """The config with `KEY=VALUE` overrides applied, names of slots first, otherwise left to right.
 
   Raises:
     UserError: an unknown key, or a value of the wrong type.
@@ -92,18 +92,18 @@ def _override(config: ConfigDict, text: str) -> None:
   if isinstance(old, ConfigDict) and not isinstance(value, dict):
     raise UserError(f"--config.{key}: found {word!r}, expected one of its keys, --config.{key}.KEY=VALUE")
   if isinstance(old, str) and old != "auto" and not isinstance(value, (dict, list)):
-    value = word  # a number or truth value where a word stands is a word
+    value = word  # a number or Boolean that replaces a string is a string
   with node.unlocked(), node.ignore_type():
-    if last == "name" and key.count(".") == 1 and value != old:  # the arguments of another thing mean nothing to it
+    if last == "name" and key.count(".") == 1 and value != old:  # the old name's arguments do not apply
       for argument in [k for k in node if k != "name"]:
         del node[argument]
     node[last] = float(value) if isinstance(old, float) and type(value) is int else value
 
 
 def place(config: ConfigDict, key: str, says: str) -> tuple[ConfigDict, str]:
-  """Where a dotted key stands: `model.design.windows` -> (`config.model.design`, "windows").
+  """The dict and last part of a dotted key: `model.design.windows` -> (`config.model.design`, "windows").
 
-  A missing dict inside a slot is made, because whoever takes the slot's arguments refuses what it does not know.
+  Missing dicts inside a slot are created, because unknown arguments are refused when the slot is filled.
 
   Raises:
     UserError: no such key; the message begins with `says`.

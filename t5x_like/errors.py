@@ -1,8 +1,8 @@
-"""What goes wrong, said in one line: the error type of every user-facing refusal, and the exit codes.
+"""Errors that users can fix, and exit codes.
 
-Every door (`train`, `evaluate`, `predict`, the tools and launchers) wraps its `main` in `door`. A `UserError`
+Every program (`train`, `evaluate`, `predict`, the tools and launchers) wraps its `main` in `door`. A `UserError`
 becomes one line on stderr that names the file, key or tensor, what was found, what was expected and what to do; any
-other exception keeps its traceback, because it is our bug and not the user's.
+other exception is a bug and keeps its traceback.
 """
 
 import difflib
@@ -11,11 +11,11 @@ import sys
 from collections.abc import Callable, Iterable
 
 EXIT_USER_ERROR = 2
-EXIT_PREEMPTED = 75  # EX_TEMPFAIL: state was saved, run the same command again
+EXIT_PREEMPTED = 75  # EX_TEMPFAIL: the state was saved; run the same command again
 
 
 class UserError(Exception):
-  """A mistake or a condition the user can mend; its message is one complete line."""
+  """A mistake or condition that the user can fix; its message is one complete line."""
 
 
 class Preempted(Exception):

@@ -1,8 +1,8 @@
 """Evaluates a checkpoint: python -m t5x_like.evaluate --workdir=runs/small [--step=N] [--evals=NAME,NAME]
 
-Without --config it takes the config the run was trained with. Prints what the evaluators of `config.evals` find, and
-writes it to evaluations/<step>_<group>_<split>.json in the workdir, with decoded samples beside it in a .jsonl file. A
-group is what metrics of the run are named after; see t5x_like/training/evaluation.py.
+Without --config it uses the config the run was trained with. Prints the metrics of the evaluators in `config.evals` and
+writes them to evaluations/<step>_<group>_<split>.json in the workdir, with decoded samples beside them in a .jsonl
+file. Groups name the run's metrics; see t5x_like/training/evaluation.py.
 """
 
 from t5x_like import command_line

@@ -1,8 +1,7 @@
-"""The laptop forms of a recipe: `:tiny` learns within minutes, `:debug` proves in two steps that it runs.
+"""The laptop forms of a recipe: `:tiny` learns within minutes, `:debug` shows in two steps that it runs.
 
-Both keep what a recipe is about, its objective, its data's arithmetic, its optimizer and the shape of its schedule, and
-change what a laptop cannot afford: model, lengths, batch, steps. Any recipe has both; where the usual change does not
-suit it, the recipe says so in a table `LAPTOP` of keys and values, named as the flags name them:
+Both keep a recipe's objective, data format, optimizer and shape of schedule, and shrink its model, lengths, batch and
+steps. Every recipe has both; one that needs other changes lists them in a table `LAPTOP`, with the keys of its flags:
 
   LAPTOP = {"schedule.learning_rate": 1e-3, "model.design.windows": [16]}
 """
@@ -19,8 +18,8 @@ from t5x_like.config import place
 from t5x_like.errors import UserError
 
 FORMS = ("tiny", "debug")
-# The design of a tiny encoder. It predicts one token in seven from its neighbours, and learned positions take thousands
-# of steps to tell it which those are; rotations do from the start. BERT's deviation of 0.02 is for a width of 768.
+# The design of a tiny encoder. It predicts one token in seven from its neighbours; learned positions need thousands of
+# steps to tell which tokens are neighbours, rotary ones none. BERT's deviation of 0.02 is for a width of 768.
 _ENCODER = {"init_stddev": 0.06, "position": "rope"}
 _STEPS, _WARMUP, _LENGTH = 400, 50, 128
 _DEBUG_LENGTH = 64
@@ -30,15 +29,15 @@ def shrink(config: ConfigDict, form: str, changes: Mapping[str, Any] = {}) -> No
   """Changes a recipe at full size to one of its laptop forms, in place.
 
   `:tiny` is 400 steps on rows of 128 tokens of the recipe's corpus, or of that given by `--config.task.store`; the loss
-  should end well below `unigram_entropy`. `:debug` is two steps of 8 rows of 64 on a corpus that is built in, one in
-  each phase.
+  should end well below `unigram_entropy`. `:debug` is two steps of 8 rows of 64 tokens of a built-in corpus, one step
+  in each phase.
 
   Args:
     config: the recipe at full size.
     form: one of `FORMS`.
-    changes: the recipe's `LAPTOP`, which has the last word on everything but the corpus of `:debug`.
+    changes: the recipe's `LAPTOP`, which overrides everything but the corpus of `:debug`.
   Raises:
-    UserError: a change of a key that does not exist, or a family without a tiny size.
+    UserError: a changed key does not exist, or the family has no tiny size.
   """
   debug = form == "debug"
   if "model.variant" not in changes:
@@ -66,7 +65,7 @@ def shrink(config: ConfigDict, form: str, changes: Mapping[str, Any] = {}) -> No
     loss = values.get("name", name) == "loss"
     values.max_examples = (16 if loss else 8) if debug else (512 if loss else 32)
     if "task" in values:
-      del values.task  # there is one corpus, that of the run
+      del values.task  # all phases use the run's corpus
   config.checkpoint = {"every": 2 if debug else 100, "keep_last": 2}
   config.mesh = {"data": -1}
   if config.task.name == "mlm":
@@ -82,8 +81,8 @@ def shrink(config: ConfigDict, form: str, changes: Mapping[str, Any] = {}) -> No
 
 
 def tiny_variant(family: str, variant: str) -> str:
-  """The tiny size of a family, such as `t5-v1_1-tiny` for `mt5-base`: of those whose names have the word "tiny" the one
-  whose design has most in common with that of the variant given.
+  """The tiny size of a family, such as `t5-v1_1-tiny` for `mt5-base`: of the variants with "tiny" in their name, the
+  one whose design is most like that of `variant`.
 
   Raises:
     UserError: no such family or variant, or none of its sizes is tiny.

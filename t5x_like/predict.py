@@ -1,26 +1,26 @@
 """Predicts with a trained model: python -m t5x_like.predict --workdir=runs/small --input=lines.txt --output=out.jsonl
 
-Every line of the input is a text (or, in a .jsonl file, an object with one), and has a JSON object in the output, in
-the same order: `input`, what the model makes of it, and its `score`, the log-probability. What that is depends on the
+Every line of the input is a text (or, in a .jsonl file, an object with one). The output has a JSON object for each, in
+the same order: `input`, the prediction, and its `score`, the log-probability. The prediction depends on the
 architecture:
 
-  encoder-decoder  the text that answers it; sentinels in the input are filled in too
+  encoder-decoder  the target text; sentinels in the input are filled in too
     Returns the <extra_id_0> of the array.  ->  {"prediction": "<extra_id_0> sum", "filled": "Returns the sum of …"}
-  decoder          what follows it: the prompt is not repeated, and a prefix LM sees all of it at once
+  decoder          the continuation, without the prompt; a prefix LM attends to the prompt in both directions
     def add(a, b):                          ->  {"prediction": " return a + b"}
   encoder          the likeliest pieces for each mask, with their probabilities
     The [MASK] of the array.                ->  {"predictions": [[{"text": "sum", "probability": 0.31}, …]],
                                                  "filled": "The sum of the array."}
 
-The likeliest token is taken at every step, unless flags say otherwise:
+By default the likeliest token is taken at every step. Flags change that:
 
   four beams, the best two of them       --beams=4 --samples=2 --length_penalty=0.6
   three samples of nucleus sampling      --samples=3 --top_p=0.9 --temperature=0.8 --seed=1
   ten candidates for each mask           --top_k=10
   from standard input to standard output --input=- --output=-
 
-A sample is a function of the seed, the number of its text and its own: neither the batch size nor the number of
-devices changes it.
+A sample depends only on the seed, the number of its text and its own number, not on the batch size or the number of
+devices.
 """
 
 import contextlib
@@ -31,18 +31,18 @@ from typing import Any
 from t5x_like import command_line
 from t5x_like.errors import UserError, door
 
-LONGEST = "tokens generated at most (default: the length of training targets; decoders up to 64)"
+LONGEST = "the most tokens to generate (default: the length of training targets; decoders up to 64)"
 GENERATION = (
   ("max_new_tokens", int, LONGEST),
-  ("min_new_tokens", int, "tokens generated before the end may come"),
-  ("beams", int, "sequences a beam search keeps (default: 1, greedy)"),
+  ("min_new_tokens", int, "the fewest tokens to generate"),
+  ("beams", int, "number of beams (default: 1, greedy)"),
   ("length_penalty", float, "alpha of the beams' score, log-probability / ((5 + length) / 6)^alpha (default: 0.6)"),
-  ("samples", int, "predictions for each text: drawn ones, or the best of the beams (default: 1)"),
-  ("temperature", float, "sample from logits divided by it"),
+  ("samples", int, "predictions per text: random samples, or the best beams (default: 1)"),
+  ("temperature", float, "sample from logits divided by this"),
   ("top_k", int, "sample from the N likeliest tokens; for an encoder, candidates for each mask (default: 5)"),
-  ("top_p", float, "sample from the fewest likeliest tokens that have this probability together"),
-  ("min_p", float, "sample from tokens at least so many times as likely as the likeliest"),
-  ("seed", int, "of the samples (default: 0)"),
+  ("top_p", float, "sample from the fewest likeliest tokens with this total probability"),
+  ("min_p", float, "sample from tokens at least this fraction as likely as the likeliest"),
+  ("seed", int, "seed of the samples (default: 0)"),
 )
 
 
@@ -51,11 +51,11 @@ def main(argv: list[str]) -> None:
   args, overrides = command_line.parse(
     argv,
     __doc__,
-    ("--input", {"required": True, "metavar": "FILE", "help": "UTF-8, a text or JSON object a line; - is stdin"}),
+    ("--input", {"required": True, "metavar": "FILE", "help": "UTF-8, one text or JSON object per line; - is stdin"}),
     ("--output", {"required": True, "metavar": "FILE", "help": "the JSONL file to write; - is stdout"}),
-    ("--text_field", {"metavar": "KEY", "help": "the input is JSONL with its texts here (default for .jsonl: text)"}),
+    ("--text_field", {"metavar": "KEY", "help": "key of the text in JSONL input (default for .jsonl: text)"}),
     ("--step", {"type": int, "metavar": "N", "help": "the checkpoint to use (default: the newest)"}),
-    ("--batch_size", {"type": int, "metavar": "N", "default": 32, "help": "rows at once (default: %(default)s)"}),
+    ("--batch_size", {"type": int, "metavar": "N", "default": 32, "help": "rows in a batch (default: %(default)s)"}),
     *(
       (f"--{name}", {"type": kind, "metavar": "N" if kind is int else "X", "help": text})
       for name, kind, text in GENERATION
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> None:
 
   process.prepare()
   if args.input == "-" and jax.process_count() > 1:
-    raise UserError("--input=-: several processes have no standard input in common; name a file that all can read")
+    raise UserError("--input=-: several processes cannot share standard input; give a file that all can read")
   lines = texts.read(args.input, args.text_field)
   with contextlib.redirect_stdout(sys.stderr if args.output == "-" else sys.stdout):
     answers = _answers(args, overrides, lines)
@@ -81,7 +81,7 @@ def main(argv: list[str]) -> None:
 
 
 def _answers(args, overrides: list[str], lines: list[str]) -> list[dict[str, Any]]:
-  """An answer to each line; what can be refused is refused before parameters are read."""
+  """An answer to each line; bad input is refused before parameters are read."""
   import jax
 
   from t5x_like import inference

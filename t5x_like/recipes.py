@@ -1,9 +1,9 @@
 """Recipes: how a file in `configs/`, its argument and the `--config.…` flags become one checked `ConfigDict`.
 
-A recipe is a Python file with `get_config()`, which starts from `config.defaults()` and fills in its paper's table.
-The signature of that function says what the recipe takes after the colon: one value of each `Literal` parameter
-(`size: Literal["base", "large"] = "base"`) and the name of each `bool`. Every recipe also takes `tiny` or `debug`, its
-laptop forms; see `t5x_like.laptop`.
+A recipe is a Python file with `get_config()`, which starts from `config.defaults()` and fills in its paper's table. The
+function's signature says what the recipe takes after the colon: one value of each `Literal` parameter
+(`size: Literal["base", "large"] = "base"`) and the name of each `bool`. Every recipe also takes one of its laptop
+forms, `tiny` or `debug`; see `t5x_like.laptop`.
 """
 
 import importlib.util
@@ -27,11 +27,11 @@ def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
 
   Args:
     path: `configs/t5/base.py`, or with an argument `configs/t5/base.py:large` or `configs/t5/base.py:v1_0,debug`.
-    overrides: such as `model.dropout=0.1`, left to right. Values are JSON, or else plain strings. Another `name` for a
+    overrides: such as `model.dropout=0.1`, left to right. Values are JSON, or else plain strings. A new `name` for a
       slot (`optimizer.name=adamw`) leaves the arguments of the old one behind.
   Raises:
-    UserError: no such recipe, a recipe that fails, an argument it does not take, a key that does not exist, or a value
-      of the wrong type.
+    UserError: the recipe does not exist or fails, does not take an argument, a key does not exist, or a value has the
+      wrong type.
   """
   file, _, argument = path.partition(":")
   recipe = module(file)
@@ -50,7 +50,7 @@ def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
 
 
 def arguments(get_config: Callable[..., ConfigDict]) -> dict[str, tuple[str, Any]]:
-  """The words that a recipe takes after the colon, each with the parameter it sets and the value it gives it:
+  """The words that a recipe takes after the colon, each with the parameter it sets and its value:
   `{"large": ("size", "large"), "v1_0": ("v1_0", True), "tiny": ("laptop", "tiny"), …}`.
   """
   words = {}
@@ -64,7 +64,7 @@ def arguments(get_config: Callable[..., ConfigDict]) -> dict[str, tuple[str, Any
 
 
 def _chosen(file: str, argument: str, choices: dict[str, tuple[str, Any]]) -> dict[str, Any]:
-  """`large,debug` as values of parameters."""
+  """The parameters that an argument such as `large,debug` sets."""
   chosen = {}
   for word in filter(None, map(str.strip, argument.split(","))):
     if word not in choices:
@@ -78,10 +78,10 @@ def _chosen(file: str, argument: str, choices: dict[str, tuple[str, Any]]) -> di
 
 
 def module(file: str) -> types.ModuleType:
-  """The recipe as a module; recipes import one another from the present directory.
+  """The recipe as a module; recipes import one another from the current directory.
 
   Raises:
-    UserError: no such file, or Python refuses it.
+    UserError: the file does not exist or cannot be imported.
   """
   if not pathlib.Path(file).is_file() or not file.endswith(".py"):
     near = sorted(p.as_posix() for p in pathlib.Path("configs").rglob("*.py") if p.name != "__init__.py")

@@ -1,8 +1,8 @@
-"""Slots: the one place where a name with arguments, as recipes write them, becomes a checked object.
+"""Slots: how a name with arguments, as recipes write them, becomes a checked object.
 
-A slot's value is a name, or `{"name": …}` with arguments. Which names exist is what a registry holds: the public
-modules of a package, each of which defines the member asked for (the module path is the registry), or the keys of a
-table. Which arguments a name takes, and of which types, is its signature. There is no second list of either.
+A slot's value is a name, or `{"name": …}` with arguments. Names come from a registry: the public modules of a package,
+each of which defines the requested member, or the keys of a table. The arguments and their types come from the
+signature. There is no second list of either.
 
   slots.make("config.schedule", {"name": "cosine", "learning_rate": 1e-3, …}, SCHEDULES)
   slots.make("config.model.design.core", "local", nn.cores, "make", rngs=rngs, dims=dims, causal=True)
@@ -24,7 +24,7 @@ Registry = types.ModuleType | Mapping[str, Callable]
 
 
 class Condition(NamedTuple):
-  """What a value must be beyond its type: `Annotated[float, Condition("a number above 0", lambda x: x > 0)]`."""
+  """A condition on a value besides its type: `Annotated[float, Condition("a number above 0", lambda x: x > 0)]`."""
 
   words: str
   holds: Callable[[Any], bool]
@@ -34,7 +34,7 @@ Positive = Annotated[int, Condition("a whole number above 0", lambda n: n > 0)]
 
 
 def names(registry: Registry) -> list[str]:
-  """The names a registry holds, sorted; modules that begin with an underscore are private."""
+  """The names in a registry, sorted; modules whose names begin with an underscore are private."""
   if isinstance(registry, Mapping):
     return sorted(registry)
   folders = map(pathlib.Path, registry.__path__)
@@ -42,7 +42,7 @@ def names(registry: Registry) -> list[str]:
 
 
 def split(where: str, value: Any) -> tuple[str | None, dict[str, Any]]:
-  """`"rope"` or `{"name": "rope", "theta": 1e4}` -> (name, arguments); the name is None where none is given.
+  """`"rope"` or `{"name": "rope", "theta": 1e4}` -> (name, arguments); the name is None if none is given.
 
   Raises:
     UserError: the value is neither.
@@ -56,14 +56,14 @@ def split(where: str, value: Any) -> tuple[str | None, dict[str, Any]]:
 
 
 def find(where: str, name: str | None, registry: Registry, member: str = "") -> Callable:
-  """What a name stands for.
+  """The object that a name stands for.
 
   Args:
     where: the key, for messages, such as `config.task`.
-    name: a name in the registry; where that is a package, also `module:function` for one from outside of it.
+    name: a name in the registry; if that is a package, also `module:function` for one outside of it.
     member: what a package's modules define, such as `Objective`.
   Raises:
-    UserError: no such name, with the nearest one; or a module that cannot be imported or lacks the function.
+    UserError: there is no such name (suggests the nearest), or a module cannot be imported or lacks the function.
   """
   if isinstance(name, str) and ":" in name and not isinstance(registry, Mapping):
     return outside(where, name)
@@ -77,7 +77,7 @@ def find(where: str, name: str | None, registry: Registry, member: str = "") -> 
 
 
 def outside(where: str, name: str) -> Callable:
-  """The function `module:function`, from the installed packages or the present directory.
+  """The function `module:function`, from the installed packages or the current directory.
 
   Raises:
     UserError: the module cannot be imported, or has no such function.
@@ -98,12 +98,13 @@ def fill(
   """Arguments for a function, checked against its signature, with its defaults filled in.
 
   Args:
-    where: the key they stand at, for messages.
-    values: the arguments that recipe and flags give.
-    function: a function, class or dataclass; of what it takes, `given` is supplied by the program and is no key.
-    also: functions whose arguments stand at the same key.
+    where: their key, for messages.
+    values: the arguments from the recipe and flags.
+    function: a function, class or dataclass.
+    given: parameters that the program supplies, which are not keys.
+    also: functions whose arguments have the same key.
   Raises:
-    UserError: an unknown key, a missing one, or a value of the wrong type.
+    UserError: a key is unknown or missing, or a value has the wrong type.
   """
   parameters, kinds = {}, {}
   for one in (*also, function):
@@ -127,13 +128,13 @@ def fill(
 
 
 def make(where: str, value: Any, registry: Registry, member: str = "", **supplied: Any) -> Any:
-  """The object of a slot: what its name stands for, called with its arguments.
+  """The object in a slot: what its name stands for, called with its arguments.
 
   Args:
-    where: the key it stands at, for messages.
+    where: the slot's key, for messages.
     value: a name, or {"name": …} with arguments.
     registry, member: see `find`.
-    **supplied: what the program has to offer. Of these a function gets those that its signature names.
+    **supplied: arguments from the program; a function gets those that its signature names.
   Raises:
     UserError: as `find` and `fill`.
   """
@@ -156,7 +157,7 @@ def change(where: str, record: Any, changes: Any) -> Any:
 
 
 def _signature(function: Callable) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
-  """(parameters, their declared types) by name; of a class those of its constructor, and, where that hands on
+  """(parameters, their declared types) by name; for a class, those of its constructor and, if that passes on
   `**options`, of the constructor it overrides."""
   layers = [function]
   if inspect.isclass(function):
@@ -174,10 +175,10 @@ def _signature(function: Callable) -> tuple[dict[str, inspect.Parameter], dict[s
 
 
 def typed(where: str, value: Any, kind: Any) -> Any:
-  """The value, if it is of the declared type; a list becomes a tuple where only a tuple is, a dictionary the dataclass.
+  """The value, if it is of the declared type; lists become tuples and dicts dataclasses where these are declared.
 
   Raises:
-    UserError: it is not, naming what was found and expected.
+    UserError: it is of another type.
   """
   if isinstance(value, list) and not fits(value, kind) and fits(tuple(value), kind):
     return tuple(value)
@@ -191,7 +192,7 @@ def typed(where: str, value: Any, kind: Any) -> Any:
 
 
 def fits(value: Any, kind: Any) -> bool:
-  """Whether a value is of a declared type. A whole number is a float too; a Boolean is not a number."""
+  """Whether a value is of a declared type. Integers are floats too; Booleans are not numbers."""
   origin = typing.get_origin(kind)
   value = plain(value)
   if kind is Any:
@@ -211,7 +212,7 @@ def fits(value: Any, kind: Any) -> bool:
 
 
 def words(kind: Any) -> str:
-  """A declared type as a person would say it: `int | None` is "int or None"."""
+  """A declared type in words: `int | None` is "int or None"."""
   if typing.get_origin(kind) in (typing.Union, types.UnionType):
     return " or ".join(words(member) for member in typing.get_args(kind))
   if typing.get_origin(kind) is typing.Literal:
@@ -224,5 +225,5 @@ def words(kind: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-  """A `ConfigDict` as the dictionary it is; anything else as it is."""
+  """A `ConfigDict` as a dict; anything else unchanged."""
   return value.to_dict() if hasattr(value, "to_dict") else value

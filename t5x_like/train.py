@@ -1,7 +1,7 @@
 """Pretrains a model: python -m t5x_like.train --config=configs/t5/base.py --workdir=runs/base [--config.KEY=VALUE …]
 
-Running the same command again in the same workdir resumes. Exit codes: 0 finished, 2 refused or failed with one line
-that says why, 75 stopped by a signal with its state saved.
+Running the same command again in the same workdir resumes. Exit codes: 0 finished, 2 an error that one line on stderr
+explains, 75 stopped by a signal with the state saved.
 """
 
 from t5x_like import command_line, recipes

@@ -1,7 +1,7 @@
-"""Scores of saved predictions: pure functions of references and predictions, one metric family a file.
+"""Scores of saved predictions: pure functions of references and predictions, one file per family of metrics.
 
-Every metric is a `metric.Metric`: it first turns each example into a row of numbers, then any set of rows into scores.
-So what resamples examples, the intervals and the paired test of `resampling`, is written once for all of them.
+Every metric is a `metric.Metric`: it turns each example into a row of numbers, and any set of rows into scores, so that
+`resampling` computes intervals and paired tests for all of them.
 
 All shares, F1 scores and correlations are in percent (0 to 100, correlations -100 to 100), as leaderboards, papers and
 T5's `evaluation/metrics.py` print them. Libraries are imported where they are used: each takes up to a second to load.

@@ -1,7 +1,7 @@
-"""How texts are made alike before answers are compared, and the overlap of their tokens.
+"""Normalisation of answers before they are compared, and the overlap of their tokens.
 
-SQuAD's rules, and T5's of the same name (`evaluation/qa_utils.py`), delete ASCII punctuation; TriviaQA's put a space in
-its place and know four more quotes; MLQA's delete all of Unicode's punctuation, and the articles of each language.
+SQuAD's rules, and T5's of the same name (`evaluation/qa_utils.py`), delete ASCII punctuation; TriviaQA's replace it and
+four more quotes by spaces; MLQA's delete all Unicode punctuation, and the articles of each language.
 """
 
 import collections
@@ -26,15 +26,15 @@ def normalize_squad(text: str) -> str:
 
 
 def normalize_trivia_qa(text: str) -> str:
-  """The same with a space for each sign of punctuation (triviaqa_evaluation.py): `"U.S.-led"` -> `"u s led"`."""
+  """As `normalize_squad`, but punctuation becomes spaces (triviaqa_evaluation.py): `"U.S.-led"` -> `"u s led"`."""
   return _words(_ENGLISH_ARTICLES.sub(" ", text.lower().translate(_TO_SPACE)))
 
 
 def normalize_mlqa(text: str, language: str) -> str:
   """MLQA's rules (mlqa_evaluation_v1.py): no Unicode punctuation, none of the language's articles.
 
-  Chinese is cut into single ideographs. Languages that MLQA lacks are treated like its Hindi: no articles are removed,
-  words are what is between spaces (of Thai, therefore, whole phrases).
+  Chinese is split into single ideographs. Languages that MLQA lacks are treated like its Hindi: no articles are
+  removed, and words are split at spaces (so that those of Thai are whole phrases).
   """
   text = text.lower().translate(_unicode_punctuation())
   if language in _ARTICLES:
@@ -64,7 +64,7 @@ def _words(text: str) -> str:
 
 
 def token_f1(gold: str, predicted: str) -> float:
-  """F1 of the multisets of words of two normalised texts; 0 if none is common, as of two empty texts (v1.1's rule)."""
+  """F1 of the multisets of words of two normalised texts; 0 without a common word, even if both are empty (v1.1)."""
   gold_words, predicted_words = gold.split(), predicted.split()
   same = sum((collections.Counter(gold_words) & collections.Counter(predicted_words)).values())
   if not same:
@@ -74,10 +74,10 @@ def token_f1(gold: str, predicted: str) -> float:
 
 
 def token_f1_or_empty(gold: str, predicted: str) -> float:
-  """`token_f1`, but 1 of two empty texts: the rule of SQuAD 2.0, where no answer can be the right one."""
+  """`token_f1`, but 1 for two empty texts: the rule of SQuAD 2.0, where an empty answer can be right."""
   return float(gold == predicted) if not gold or not predicted else token_f1(gold, predicted)
 
 
 def best(score: Callable[[str, str], float], golds: list[str], predicted: str) -> float:
-  """The maximum over several right answers."""
+  """The maximum score over several right answers."""
   return max(float(score(gold, predicted)) for gold in golds)

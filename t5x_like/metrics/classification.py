@@ -34,19 +34,19 @@ def _matthews(gold, predicted, weights, classes: int) -> float:
 SCORES: Mapping[str, Callable] = {
   "accuracy": _accuracy,
   "f1": _f1,  # of class 1
-  "macro_f1": _macro_f1,  # the mean over all classes, those that do not occur included (T5's mean_multiclass_f1)
+  "macro_f1": _macro_f1,  # the mean over all classes, even those that do not occur (T5's mean_multiclass_f1)
   "matthews_correlation": _matthews,
 }
 
 
 class Classification(Metric):
-  """Scores of one class index an example.
+  """Scores of one class index per example.
 
-  A prediction of None is no class at all, such as a generated text that names none. It counts as wrong: of two classes
-  as the other one (T5's `f1_score_with_invalid`), of more as a class of its own that is never right.
+  A prediction of None, such as a generated text that names no class, counts as wrong: as the other class if there are
+  two (T5's `f1_score_with_invalid`), else as an additional class.
 
   Args:
-    classes: how many there are; references are 0 to `classes - 1`.
+    classes: number of classes; references are 0 to `classes - 1`.
     scores: keys of `SCORES`.
   """
 
@@ -62,7 +62,7 @@ class Classification(Metric):
     return np.array(pairs, np.int64).reshape(-1, 2)
 
   def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
-    """Of the (gold, predicted) pairs that occur, each weighted with how often it does: as of all rows, but quick."""
+    """Computed from the (gold, predicted) pairs that occur, weighted by their counts, which is faster than all rows."""
     width = self._classes + 1
     counts = np.bincount(rows_NC[:, 0] * width + rows_NC[:, 1], minlength=width * width)
     cells = np.flatnonzero(counts)
@@ -71,7 +71,7 @@ class Classification(Metric):
 
 
 class Matches(Metric):
-  """The share of examples whose prediction is right, told by a function of (reference, prediction)."""
+  """The share of examples whose prediction is right according to a function of (reference, prediction)."""
 
   def __init__(
     self, matches: Callable[..., bool] = lambda reference, prediction: reference == prediction, name: str = "accuracy"

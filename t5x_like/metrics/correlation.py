@@ -8,7 +8,7 @@ from t5x_like.metrics.metric import Metric, percent
 
 
 class Correlation(Metric):
-  """Pearson's and Spearman's correlation; NaN where either side is constant, or of fewer than two pairs."""
+  """Pearson's and Spearman's correlation; NaN if either side is constant or there are fewer than two pairs."""
 
   def rows(self, references: Sequence[float], predictions: Sequence[float]) -> np.ndarray:
     return np.array([references, predictions], np.float64).T

@@ -1,4 +1,4 @@
-"""What every metric is: a row of numbers for each example, and scores of any set of rows."""
+"""The base of metrics: a row of numbers for each example, and scores of any set of rows."""
 
 import abc
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ from t5x_like.errors import UserError
 
 
 class Metric(abc.ABC):
-  """A metric whose scores depend on the examples only through one row of numbers each.
+  """A metric whose scores depend on each example only through a row of numbers.
 
-  `metric(references, predictions)` is what to call; `rows` and `scores` are apart for `resampling`.
+  Call `metric(references, predictions)`; `rows` and `scores` are separate for `resampling`.
   """
 
   @abc.abstractmethod
@@ -21,17 +21,17 @@ class Metric(abc.ABC):
 
   @abc.abstractmethod
   def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
-    """Scores of a set of examples, NaN where a score is not defined for it."""
+    """Scores of a set of examples; NaN if a score is undefined for it."""
 
   def details(self, rows_NC: np.ndarray, references: Sequence[Any], predictions: Sequence[Any]) -> dict[str, Any]:
-    """What is worth printing beside the scores: counts, parts, a signature."""
+    """Other results to print beside the scores: counts, parts, a signature."""
     return {}
 
   def checked_rows(self, references: Sequence[Any], predictions: Sequence[Any]) -> np.ndarray:
-    """`rows`, of at least one example and as many predictions as references.
+    """`rows`, checked to have one prediction for each reference and at least one example.
 
     Raises:
-      UserError: there are none, or not as many.
+      UserError: there are no examples, or the numbers differ.
     """
     if len(references) != len(predictions):
       raise UserError(f"found {len(predictions)} predictions for {len(references)} references, expected one for each")
@@ -49,5 +49,5 @@ def percent(share: float) -> float:
 
 
 def ratio(part: float, whole: float) -> float:
-  """`part / whole` in percent; NaN of nothing."""
+  """`part / whole` in percent; NaN if `whole` is 0."""
   return percent(part / whole) if whole else float("nan")

@@ -1,4 +1,4 @@
-"""MultiRC: F1 over all answer options (F1a), and the share of questions of which every option is right (EM)."""
+"""MultiRC: F1 over all answer options (F1a), and the share of questions with every option right (EM)."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,10 @@ from t5x_like.metrics.metric import Metric, percent
 
 
 class MultiRc(Metric):
-  """Examples are questions: a 0 or 1 for each of its answer options, of the reference and as predicted."""
+  """Examples are questions: references and predictions are a 0 or 1 for each answer option."""
 
   def rows(self, references: Sequence[Sequence[int]], predictions: Sequence[Sequence[int]]) -> np.ndarray:
-    """[N, 4]: whether all options are right, then how many are 1 in both, in the prediction, in the reference."""
+    """[N, 4]: whether all options are right, and the number that are 1 in both, in the prediction, in the reference."""
     pairs = [(np.asarray(gold), np.asarray(given)) for gold, given in zip(references, predictions)]
     return np.array([((g == p).all(), (g & p).sum(), p.sum(), g.sum()) for g, p in pairs], np.int64)
 

@@ -3,13 +3,13 @@
 import re
 
 _MARKED = re.compile(r"####\s*(-?\$?[\d.,]*\d)")
-_NUMBER = re.compile(r"(?:(?<![\w)])-)?\$?\d[\d,]*(?:\.\d+)?")  # the minus of "16-3" is no sign
+_NUMBER = re.compile(r"(?:(?<![\w)])-)?\$?\d[\d,]*(?:\.\d+)?")  # the minus of "16-3" is not a sign
 
 
 def final_number(text: str) -> str | None:
-  """The number after `####`, as GSM8K writes its answers, else the last one in the text; None if there is none.
+  """The number after `####`, as in GSM8K's answers, else the last number in the text, or None.
 
-  Dollar signs, thousands separators and zeros that say nothing go: `"… so it is $1,050.00."` -> `"1050"`.
+  Dollar signs, thousands separators and redundant zeros are removed: `"… so it is $1,050.00."` -> `"1050"`.
   """
   marked = _MARKED.findall(text)
   found = marked or _NUMBER.findall(text)

@@ -1,4 +1,4 @@
-"""How sure a score is, and whether two systems differ: for every metric, by resampling the rows of its examples."""
+"""Confidence intervals and paired tests for every metric, by resampling the rows of its examples."""
 
 import warnings
 from typing import Any
@@ -14,8 +14,8 @@ def bootstrap(metric: Metric, rows_NC: np.ndarray, samples: int, seed: int) -> d
   """Percentile intervals (Efron & Tibshirani 1993, chapter 13): examples are drawn with replacement, `samples` times.
 
   Returns:
-    by score, `{"low", "high", "standard_error"}`; null where no sample has the score. `undefined` counts, by score, the
-    samples left out because the score is not defined for them.
+    by score, `{"low", "high", "standard_error"}`, or null if no sample defines it. `undefined` counts, by score, the
+    samples left out because they do not.
   """
   rng = np.random.default_rng(seed)
   draws = [metric.scores(rows_NC[rng.integers(len(rows_NC), size=len(rows_NC))]) for _ in range(samples)]
@@ -44,13 +44,13 @@ def bootstrap(metric: Metric, rows_NC: np.ndarray, samples: int, seed: int) -> d
 def paired_test(metric: Metric, first_NC: np.ndarray, second_NC: np.ndarray, samples: int, seed: int) -> dict[str, Any]:
   """Whether the second system's scores differ from the first's, on the same examples.
 
-  The p-value is that of approximate randomisation (Noreen 1989; Riezler & Maxwell 2005), two-sided: the share of
-  `samples` random exchanges of the two systems' predictions, each example's with probability a half, that differ by at
-  least as much as the systems do, the systems themselves counted among them. The interval of the difference is that of
-  a paired bootstrap (Koehn 2004): both systems are scored on the same resampled examples.
+  The two-sided p-value is by approximate randomisation (Noreen 1989; Riezler & Maxwell 2005): each of `samples` trials
+  exchanges the two systems' predictions for each example with probability 1/2, and the p-value is the share of trials,
+  the systems themselves included, whose scores differ by at least as much as the systems'. The interval of the
+  difference is by paired bootstrap (Koehn 2004): both systems are scored on the same resampled examples.
 
   Returns:
-    by score, `{"difference": second - first, "p_value", "low", "high"}`; null where a score is not defined.
+    by score, `{"difference": second - first, "p_value", "low", "high"}`, or null if it is undefined.
   """
   rng = np.random.default_rng(seed)
   stacked_2NC = np.stack([first_NC, second_NC])

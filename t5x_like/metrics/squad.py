@@ -1,4 +1,4 @@
-"""SQuAD's exact match and F1, of version 1.1, 2.0, and of what is scored alike: XQuAD, MLQA, open questions, ReCoRD."""
+"""SQuAD's exact match and F1, versions 1.1 and 2.0; also for XQuAD, MLQA, open questions and ReCoRD."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,10 +20,10 @@ def answer_row(answers: Sequence[str], prediction: str | None, normalize: Callab
 class Answers(Metric):
   """Exact match and token F1: the maximum over a question's answers, averaged over all questions (evaluate-v1.1.py).
 
-  References are the answers of each question, at least one; a prediction of None, no answer given, scores 0.
+  References are the answers of each question, at least one; a prediction of None (no answer given) scores 0.
 
   Args:
-    normalize: one of `answers`' normalisations.
+    normalize: a normalisation from `answers`.
   """
 
   def __init__(self, normalize: Callable[[str], str] = normalize_squad):
@@ -59,11 +59,11 @@ class LocalAnswers(Answers):
 class AnswersOrNone(Metric):
   """SQuAD 2.0 (evaluate-v2.0.py): questions may have no answer, and an empty prediction says so.
 
-  References are the answers of each question, empty where there is none. A prediction is a text and the probability
-  that there is no answer, or None: the question was left out, and counts in no average, as in the official script.
+  References are the answers of each question, empty if it has none. A prediction is a text and the probability that
+  there is no answer, or None if the question was left out; as in the official script, averages then leave it out too.
 
   Args:
-    threshold: predictions whose no-answer probability is above it count as empty.
+    threshold: predictions with a higher no-answer probability count as empty.
   """
 
   # The columns of rows: scores as predicted, as counted under the threshold, and what the best threshold needs.
@@ -96,7 +96,7 @@ class AnswersOrNone(Metric):
     return found
 
   def details(self, rows_NC: np.ndarray, references, predictions) -> dict[str, Any]:
-    """How many of each kind, and, where probabilities differ, the thresholds that would have been best."""
+    """Scores by kind of question and, if no-answer probabilities differ, the best thresholds."""
     given_NC = rows_NC[rows_NC[:, self._GIVEN] > 0]
     answerable = int(given_NC[:, self._ANSWERABLE].sum())
     found = {"total": len(given_NC), "HasAns_total": answerable, "NoAns_total": len(given_NC) - answerable}
@@ -106,7 +106,7 @@ class AnswersOrNone(Metric):
     return found
 
   def _best_threshold(self, rows_NC: np.ndarray, given_NC: np.ndarray, column: int) -> tuple[float, float]:
-    """(score, threshold) of the script's sweep: from "no question has an answer", answering the surest ones first."""
+    """(score, threshold) of the official sweep, which starts with no answers and adds the most confident first."""
     gains = np.where(given_NC[:, self._ANSWERABLE] > 0, given_NC[:, column], given_NC[:, self._EMPTY] - 1)
     order = np.argsort(given_NC[:, self._PROBABILITY], kind="stable")
     unanswerable = (rows_NC[:, self._ANSWERABLE] == 0).sum()

@@ -10,18 +10,18 @@ _TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
 def split_sentences(summary: str) -> str:
-  """T5's preparation for ROUGE-Lsum, which takes lines for sentences: a line ends after each " . "."""
+  """T5's preparation for ROUGE-Lsum, for which lines are sentences: starts a new line after each " . "."""
   return summary.replace(" . ", " .\n")
 
 
 class Rouge(Metric):
-  """F-measures, averaged over examples. Of several reference summaries the one with the highest F-measure counts, for
-  each type of ROUGE by itself (rouge-score's `score_multi`; SciTLDR's convention).
+  """F-measures, averaged over examples. With several reference summaries, each type of ROUGE takes the highest
+  (rouge-score's `score_multi`; SciTLDR's convention).
 
-  ROUGE-Lsum takes lines for sentences; `split_sentences` is applied to both sides, as T5 does.
+  For ROUGE-Lsum, lines are sentences; `split_sentences` is applied to both sides, as in T5.
 
   Args:
-    use_stemmer: Porter's stemmer, as ROUGE-1.5.5 with `-m` in most papers; T5 leaves it off.
+    use_stemmer: whether to use Porter's stemmer, as ROUGE-1.5.5 with `-m` in most papers; T5 does not.
   """
 
   def __init__(self, use_stemmer: bool = True):

@@ -1,4 +1,4 @@
-"""Scores of tag sequences: accuracy a token, and F1 of entities as seqeval finds them."""
+"""Scores of tag sequences: token accuracy, and entity F1 by seqeval."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,21 +24,21 @@ class TagAccuracy(Metric):
 
 
 class EntityF1(Metric):
-  """Precision, recall and F1 of entities, micro-averaged as conlleval does; by type in `details`.
+  """Precision, recall and F1 of entities, micro-averaged like conlleval's; by type in `details`.
 
-  Which entities a sequence of BIO (or BIOES) tags holds is seqeval's doing, in its default mode, conlleval's: an I-
-  without its B- begins an entity. An entity counts if its type and both its ends are right.
+  seqeval extracts the entities from BIO (or BIOES) tags in its default mode, which is conlleval's: an I- without its B-
+  begins an entity. An entity is right if its type and both its ends are.
   """
 
   def rows(self, references: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]) -> np.ndarray:
-    """[N, 3]: right, predicted and true entities of each sentence."""
+    """[N, 3]: the numbers of right, predicted and true entities of each sentence."""
     from seqeval.metrics.sequence_labeling import get_entities
 
     pairs = [(set(get_entities(list(g))), set(get_entities(list(p)))) for g, p in zip(references, predictions)]
     return np.array([(len(gold & given), len(given), len(gold)) for gold, given in pairs], np.int64)
 
   def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
-    """0 where there is nothing to divide by, as seqeval has it."""
+    """Scores with a denominator of 0 are 0, as in seqeval."""
     right, predicted, true = rows_NC.sum(0).tolist()
     return {
       "precision": ratio(right, predicted) if predicted else 0.0,

@@ -1,4 +1,4 @@
-"""BLEU and chrF of whole corpora, by sacrebleu, with its signature."""
+"""Corpus BLEU and chrF, by sacrebleu, with its signature."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,9 +9,9 @@ from t5x_like.metrics.metric import Metric
 
 
 class _SacreBleu(Metric):
-  """Rows are the statistics of each sentence that sacrebleu itself resamples (`sacrebleu.significance`).
+  """Rows are the sentence statistics that sacrebleu itself resamples (`sacrebleu.significance`).
 
-  A reference is a sequence of translations; not every sentence needs the same number of them.
+  A reference is a sequence of translations, whose number may differ from sentence to sentence.
   """
 
   def __init__(self, name: str, metric):
@@ -35,7 +35,7 @@ class Bleu(_SacreBleu):
 
   Args:
     tokenize: sacrebleu's tokenizer: 13a (WMT's), intl, zh, char, none, …
-    lowercase: compare without case.
+    lowercase: ignore case.
   """
 
   def __init__(self, tokenize: str = "13a", lowercase: bool = False):

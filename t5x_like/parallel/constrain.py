@@ -1,8 +1,7 @@
 """Sharding constraints by logical name, for use inside layers.
 
-Layers are single-device code; the only thing they know of a mesh is the logical names of their activations. Which
-mesh axes those mean is set around the traced step by `parallel.rules.Rules.activate`; outside of it `constrain` does
-nothing.
+Layers are single-device code: all they know of a mesh is the logical names of their activations' axes.
+`parallel.rules.Rules.activate` maps these to mesh axes around a traced step; outside of it `constrain` does nothing.
 """
 
 import contextlib

@@ -1,7 +1,8 @@
-"""Joining the processes of one job, with a time limit and a name for whatever is wrong.
+"""Joins the processes of one job, with a time limit and clear errors.
 
-jax's own start ends the process from C++ when a port is taken or a process is missing. So the processes first meet over
-a plain socket on the coordinator's port, where every failure can be said in one line; then jax takes the port over.
+jax's own initialisation aborts the process from C++ if a port is taken or a process is missing. So the processes first
+meet over a plain socket on the coordinator's port, where every failure becomes a one-line error; then jax takes over
+the port.
 """
 
 import contextlib
@@ -34,14 +35,14 @@ class _Job:
 
 
 def initialize(*, timeout_seconds: float = 300) -> None:
-  """Joins the job this process belongs to; does nothing for a process on its own, or when called again.
+  """Joins the job of this process; does nothing for a single process, or when called again.
 
   The job is read from `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`, or else detected as jax does
-  (TPU pod slice, GKE, Slurm, Open MPI). Must come before the first use of a device.
+  (TPU pod slice, GKE, Slurm, Open MPI). Call it before the first use of a device.
 
   Raises:
-    UserError: if the variables are incomplete or wrong, the coordinator's port is in use, the coordinator cannot be
-      reached or not all processes came within `timeout_seconds`.
+    UserError: the variables are incomplete or wrong, the coordinator's port is in use, the coordinator cannot be
+      reached, or some process did not join within `timeout_seconds`.
   """
   if jax.distributed.is_initialized():
     return
@@ -71,7 +72,7 @@ def initialize(*, timeout_seconds: float = 300) -> None:
 
 
 def agree(facts: dict[str, str], *, timeout_seconds: float = 300) -> None:
-  """Checks that all processes have the same facts (config hash, code version, …); all must call it equally often.
+  """Checks that all processes have the same facts (config hash, code version, …); all of them must call it.
 
   Raises:
     UserError: naming the process and the fact that differ, or the process that did not report in time.
@@ -79,7 +80,7 @@ def agree(facts: dict[str, str], *, timeout_seconds: float = 300) -> None:
   count = next(_agreements)
   if not jax.distributed.is_initialized() or jax.process_count() == 1:
     return
-  from jax._src import distributed  # the key-value store has no public door
+  from jax._src import distributed  # the key-value store has no public API
 
   client = distributed.global_state.client
   mine = jax.process_index()
@@ -135,7 +136,7 @@ def _job(timeout_seconds: float) -> _Job | None:
 
 
 def _detected_job(timeout_seconds: float) -> _Job | None:
-  from jax._src import clusters  # jax shows what it detected only by acting on it
+  from jax._src import clusters  # jax has no public API for what it detects
 
   try:
     detected = clusters.ClusterEnv.auto_detect_unset_distributed_params(
@@ -157,7 +158,7 @@ def _split(address: str) -> tuple[str, int]:
 
 
 def _gather(port: int, count: int, deadline: float, timeout_seconds: float) -> None:
-  """Process 0: waits until all others have come, then lets all go on."""
+  """Process 0: waits for all others to connect, then tells all to continue."""
   dual = socket.has_dualstack_ipv6()
   try:
     server = socket.create_server(
@@ -201,7 +202,7 @@ def _gather(port: int, count: int, deadline: float, timeout_seconds: float) -> N
 
 
 def _report(host: str, port: int, job: _Job, deadline: float, timeout_seconds: float) -> None:
-  """The other processes: reach process 0 and wait for its word."""
+  """The other processes: connect to process 0 and wait for its answer."""
   reason = "no answer"
   while time.monotonic() < deadline:
     try:

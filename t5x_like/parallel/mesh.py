@@ -1,4 +1,4 @@
-"""The device mesh: which devices, arranged along which named axes."""
+"""The device mesh: devices arranged along named axes."""
 
 import math
 
@@ -15,8 +15,8 @@ def make_mesh(sizes: dict[str, int], devices: list[jax.Device] | None = None) ->
   """Builds a mesh over all devices.
 
   Args:
-    sizes: length of each axis of `AXES`, 1 when left out; one axis may be -1 and takes what the others leave.
-      `replica` is laid across slices, over the data-centre network; all others within a slice.
+    sizes: length of each axis of `AXES`, 1 when left out; one axis may be -1 and takes the remaining devices.
+      `replica` spans slices, over the data-centre network; all others lie within a slice.
     devices: all devices of the job when None.
   Returns:
     A mesh with every axis of `AXES` (most of length 1), of type Auto.
@@ -50,7 +50,7 @@ def make_mesh(sizes: dict[str, int], devices: list[jax.Device] | None = None) ->
 
 
 def _arrange(shape: list[int], devices: list[jax.Device]) -> np.ndarray:
-  """Places devices so that neighbours on the wire are neighbours on the mesh, slices along `replica`."""
+  """Arranges devices so that physical neighbours are neighbours in the mesh, with slices along `replica`."""
   from jax.experimental import mesh_utils
 
   slices = len({getattr(d, "slice_index", 0) for d in devices})

@@ -1,7 +1,7 @@
-"""From logical axis names to shardings.
+"""Sharding rules: from logical axis names to shardings.
 
-Parameters and activations name their axes (`embed`, `heads`, `batch`, …); a recipe's rules say which mesh axes each of
-those is split over. This is all there is to data, FSDP and tensor parallelism: other rules or another mesh, same model.
+Parameters and activations name their axes (`embed`, `heads`, `batch`, …); a recipe's rules say which mesh axes each is
+split over. Data, FSDP and tensor parallelism differ only in rules and mesh; the model is the same.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ class Rules:
   """Logical axis -> mesh axes, on one mesh.
 
   Attributes:
-    dropped: what traced steps could not split as the rules say because it does not divide.
+    dropped: what traced steps left unsplit because it does not divide as the rules ask.
 
   Raises:
     UserError: from `make`, naming a logical or mesh axis that does not exist, or a mesh axis that no rule uses.
@@ -53,7 +53,7 @@ class Rules:
 
   @classmethod
   def make(cls, mesh: Mesh, changes: Mapping[str, str | tuple[str, ...] | None] | None = None) -> "Rules":
-    """The default rules with a recipe's changes; a value is a mesh axis, several, or None for not split."""
+    """The default rules with a recipe's changes; a value is one or several mesh axes, or None for not split."""
     table = dict(DEFAULT)
     for name, axes in (changes or {}).items():
       if name not in DEFAULT:
@@ -76,7 +76,7 @@ class Rules:
     return cls(mesh, table)
 
   def spec(self, axes: tuple[str | None, ...]) -> PartitionSpec:
-    """The partition of an array whose axes have these logical names; a mesh axis is used once, first come."""
+    """The partition of an array with these logical axes; each mesh axis is used once, by the first that asks for it."""
     used: set[str] = set()
     parts = []
     for name in axes:
@@ -93,18 +93,18 @@ class Rules:
     return NamedSharding(self.mesh, PartitionSpec())
 
   def split(self, name: str) -> int:
-    """Into how many parts the logical axis `name` is cut."""
+    """The number of parts into which the logical axis `name` is split."""
     return math.prod(self.mesh.shape[a] for a in self.table[name])
 
   def batch(self) -> NamedSharding:
-    """Sharding of any batch feature: rows over the batch axes, the rest whole."""
+    """Sharding of any batch feature: rows split over the batch axes, other axes whole."""
     return self.sharding(("batch",))
 
   def of_params(self, params: dict) -> dict[str, NamedSharding]:
     """Shardings of named parameters (objects with `.shape`, `.axes` and `.unit`).
 
     Raises:
-      UserError: an axis does not divide into whole units, naming the parameter, the axis and the rule.
+      UserError: an axis does not divide into whole units; names the parameter, the axis and the rule.
     """
     shardings = {}
     for name, p in params.items():
@@ -123,7 +123,7 @@ class Rules:
 
   @contextlib.contextmanager
   def activate(self) -> Iterator[None]:
-    """Within the block (a traced step), `constrain` in the layers pins activations by these rules."""
+    """Within the block (a traced step), `constrain` shards activations by these rules."""
     if self.mesh.size == 1:
       yield
       return
@@ -141,7 +141,7 @@ def local_rows(sharding: NamedSharding, batch_size: int) -> tuple[int, int]:
   """The half-open range of batch rows that this process's devices hold.
 
   Raises:
-    UserError: the rows are not contiguous (the mesh interleaves processes along the batch).
+    UserError: the rows are not contiguous, because the mesh interleaves processes along the batch.
   """
   cuts = {s[0].indices(batch_size)[:2] for s in sharding.addressable_devices_indices_map((batch_size,)).values()}
   low, high = min(c[0] for c in cuts), max(c[1] for c in cuts)
