@@ -22,8 +22,10 @@ from t5x_like.data import random
 from t5x_like.data.mixture import Mixture, part_seed
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.stream import Stream
-from t5x_like.data.task import Numbering, Task
+from t5x_like.data.task import Task
 from t5x_like.errors import UserError
+
+Key = tuple[str, str, int]  # of a stream: the part's label, its numbering and its number of examples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +84,7 @@ def start(task: Task, seed: int, earlier: Sequence[Phase] = ()) -> Start:
   Raises:
     UserError: an earlier phase without steps or with an empty batch.
   """
-  left: dict[tuple[str, Numbering], Stream] = {}
+  left: dict[Key, Stream] = {}
   tasks = [*(phase.task for phase in earlier), task]
   now, drawn = _begin(tasks[0], seed, left), 0
   for phase, following in zip(earlier, tasks[1:], strict=True):
@@ -96,7 +98,7 @@ def start(task: Task, seed: int, earlier: Sequence[Phase] = ()) -> Start:
   return dataclasses.replace(now, task=task, offset=drawn)
 
 
-def _begin(task: Task, seed: int, left: dict[tuple[str, Numbering], Stream]) -> Start:
+def _begin(task: Task, seed: int, left: dict[Key, Stream]) -> Start:
   keys, leaves = _keys(task), _leaves(task)
   fresh = (Stream(part_seed(seed, label) if label else seed, part.num_examples) for label, part in leaves.items())
   return Start(task, seed, 0, tuple(left.get(key, new) for key, new in zip(keys, fresh, strict=True)))
@@ -106,9 +108,9 @@ def _leaves(task: Task) -> dict[str, Task]:
   return task.parts if isinstance(task, Mixture) else {"": task}
 
 
-def _keys(task: Task) -> list[tuple[str, Numbering]]:
+def _keys(task: Task) -> list[Key]:
   """What tells the streams of a task from all others."""
-  return [(label, part.numbering or Numbering(part.fingerprint)) for label, part in _leaves(task).items()]
+  return [(label, part.numbering or part.fingerprint, part.num_examples) for label, part in _leaves(task).items()]
 
 
 def _draws(task: Task) -> tuple:

@@ -26,20 +26,6 @@ class Feature:
 
 
 @dataclasses.dataclass(frozen=True)
-class Numbering:
-  """What the example indices of a task count; where it is equal, one task goes on where another stopped.
-
-  Attributes:
-    corpus: identifies what is read and how it is cut into examples, but not what is then done with them.
-    stride: tokens from one example to the next, where example i is made of tokens [i * stride, (i + 1) * stride) of
-      `corpus`; None where examples are cut in another way.
-  """
-
-  corpus: str
-  stride: int | None = None
-
-
-@dataclasses.dataclass(frozen=True)
 class Task:
   """Examples as a pure function of their index.
 
@@ -62,7 +48,7 @@ class Task:
   num_examples: int
   features: dict[str, Feature]
   batch: Callable[[tf.Tensor, tf.Tensor, int], dict[str, tf.Tensor]]
-  numbering: Numbering | None = None
+  numbering: str | None = None
 
   def declared(self, made: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Features of a batch, held to the shapes declared; what comes from a Python function has none of its own."""

@@ -25,11 +25,10 @@ def numbers(name: str, size: int, objective: str = "") -> task.Task:
 
   features = {"corpus": "int32", "example": "int32", "epoch": "int64"}
   features = {name: task.Feature((), dtype) for name, dtype in features.items()}
-  numbering = task.Numbering(name)
-  return task.Task(name, ByteVocabulary(), f"{name}{size}{objective}", size, features, batch, numbering)
+  return task.Task(name, ByteVocabulary(), f"{name}{size}{objective}", size, features, batch, numbering=name)
 
 
-SIZES = {"a": 53, "b": 30, "c": 11}
+SIZES = {"a": 53, "b": 30, "c": 11, "d": 26}
 CORPORA = {name: numbers(name, size) for name, size in SIZES.items()}
 A = CORPORA["a"]
 
@@ -41,6 +40,7 @@ def mix(period=20, **rates):
 SCENARIOS = {
   "a ramp of one task": [Phase(A, 8, 5), Phase(A, 16, 3), Phase(A, 32, 3)],
   "another objective on the same windows": [Phase(A, 16, 5), Phase(numbers("a", 53, "later"), 16, 6)],
+  "another length, and back": [Phase(A, 16, 3), Phase(CORPORA["d"], 8, 12), Phase(A, 16, 8)],
   "a ramp of a mixture": [Phase(mix(a=5, b=3, c=2), 8, 6), Phase(mix(a=5, b=3, c=2), 24, 15)],
   "other rates": [
     Phase(mix(a=5, b=3, c=2), 16, 7),

@@ -14,7 +14,6 @@ import numpy as np
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store import builtin
 from t5x_like.data.store.reader import TokenStore, Verify
-from t5x_like.data.task import Numbering
 from t5x_like.data.vocabularies import Vocabulary
 from t5x_like.errors import UserError
 
@@ -99,9 +98,9 @@ class Windows:
     return self.tokens.vocabulary
 
   @property
-  def numbering(self) -> Numbering:
-    """What the indices count: windows of this length of this store."""
-    return Numbering(self.tokens.fingerprint, self.length)
+  def numbering(self) -> str:
+    """Identifies what the indices count: windows of this length of this store."""
+    return f"{self.tokens.fingerprint}/windows/{self.length}"
 
   def read(self, example_index_B: tf.Tensor) -> tf.Tensor:
     """Raw tokens: int64 [B], each in 0..num_examples-1 -> int32 [B, length]."""

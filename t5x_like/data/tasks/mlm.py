@@ -154,6 +154,7 @@ def task(
       **({"random_next": random_next, "short_pairs": short_pairs} if pairs else {}),
     ),
     num_examples=reader.num_examples,
+    numbering=fingerprint("mlm_rows", tokens, length=length, input_format=input_format, sentence_rule=sentence_rule),
     features=features,
     batch=batch,
   )
