@@ -1,11 +1,11 @@
-"""Converts between Hugging Face model directories and workdirs, either way.
+"""Converts between Hugging Face model directories and workdirs.
 
 Examples:
   python -m tools.convert_hf --input=t5-v1_1-small --output=runs/tuned --config=configs/t5/base.py:small
   python -m tools.convert_hf --input=runs/small --output=exported
 
-From a Hugging Face directory, the workdir holds step 0 of the recipe's run with those weights: training in it goes on
-from them. From a workdir, the directory holds the newest checkpoint (or --step) and loads with `transformers`.
+A workdir made from a Hugging Face directory holds step 0 of the recipe's run with those weights, from which training
+starts. A Hugging Face directory holds the newest checkpoint of the workdir (or --step) and loads with `transformers`.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument("--input", required=True, metavar="DIR", help="a Hugging Face directory, or a workdir")
   parser.add_argument("--output", required=True, metavar="DIR", help="the new workdir or Hugging Face directory")
   parser.add_argument("--config", metavar="RECIPE", help="the recipe of a new workdir")
-  parser.add_argument("--step", type=int, help="of a workdir's checkpoints (default: the newest)")
-  parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="of the tensors written")
+  parser.add_argument("--step", type=int, help="the workdir's checkpoint to convert (default: the newest)")
+  parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="dtype of the tensors written")
   args, overrides = parser.parse(argv)
   output = pathlib.Path(args.output)
   if output.exists() and (not output.is_dir() or any(output.iterdir())):
@@ -99,7 +99,7 @@ def _import(directory: str, workdir: str, recipe: str, overrides: list[str]) -> 
 
 
 def _check_same(theirs, ours, directory: str, recipe: str) -> None:
-  """Refuses a recipe whose model differs from the file's in what the weights mean."""
+  """Refuses a recipe whose model would give the file's weights another meaning."""
   from t5x_like.nn import params
 
   if type(theirs) is not type(ours):
@@ -120,7 +120,7 @@ def _check_same(theirs, ours, directory: str, recipe: str) -> None:
         f"{recipe}: its design has {name} {wanted['design'][name]!r}, {directory} holds {value!r}; set "
         f"--config.model.design={json.dumps({name: value})}"
       )
-  # What is left, such as untied heads and tables of other lengths, shows in the parameters.
+  # Other differences, such as untied heads and tables of other lengths, show in the parameters.
   shapes = [{n: p.shape for n, p in params.named_params(m).items()} for m in (theirs, ours)]
   for name in sorted({*shapes[0], *shapes[1]}):
     if shapes[0].get(name) != shapes[1].get(name):
@@ -130,7 +130,7 @@ def _check_same(theirs, ours, directory: str, recipe: str) -> None:
 
 
 def _plain(position):
-  """A position scheme without the arguments that are the defaults anyway."""
+  """A position scheme without arguments that equal their defaults."""
   if isinstance(position, (list, tuple)):
     return [_plain(spec) for spec in position]
   spec = {"name": position} if isinstance(position, str) else dict(position)

@@ -1,11 +1,11 @@
-"""Shows examples of a recipe's task exactly as the model sees them: in colour in a terminal, or as an HTML page.
+"""Shows examples of a recipe's task exactly as the model sees them, in colour in a terminal or as an HTML page.
 
 Example:
   python -m tools.inspect_data --config=configs/t5/base.py:debug
   python -m tools.inspect_data --config=configs/bert/base.py --config.task.store=data/corpus --step=9 --html=seen.html
 
-The rows are those of the global batch at --step, so --step=9 shows what step 9 trains on. The colour of a piece is its
-segment; padding and places without weight are grey, special ids bold, targets without weight a dot.
+The rows are those of the global batch at --step, so --step=9 shows what step 9 trains on. Colours are segments; padding
+and positions without weight are grey, special ids bold, targets without weight a dot.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from t5x_like.errors import UserError, door, one_line
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 _TOKENS = "_tokens"
 _NOTHING = "\u00b7"  # a target without weight
-_SHOWN = 24  # values of a feature that is not tokens
+_SHOWN = 24  # values shown of a feature that is not tokens
 
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{{ title }}</title><style>
 body { font: 15px/1.7 system-ui, sans-serif; margin: 2em; max-width: 75em }
@@ -48,7 +48,7 @@ _BACKGROUNDS = ("#e3f4f4", "#fbf3d0", "#e2f3e0", "#f3e3f3", "#e2e8fb", "#fbe2e0"
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-  """One place of a sequence: its id, how that is spelled, weight and segment where there are such features."""
+  """One position of a sequence: its id and piece, and its weight and segment if there are such features."""
 
   id: int
   piece: str
@@ -73,7 +73,7 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Shown:
-  """A feature of one example: cells if it is tokens, with the padding at its end counted, else its values."""
+  """A feature of one example: cells and the number of padding ids at the end if it is tokens, else its values."""
 
   name: str
   shape: str
@@ -83,7 +83,7 @@ class Shown:
 
 
 def describe(example: dict[str, np.ndarray], vocabulary: Vocabulary) -> list[Shown]:
-  """One example for people: token features first, with the weights and segments that stand beside them."""
+  """One example for display: token features first, with their weights and segments."""
   shown = []
   for name in sorted(example, key=lambda name: (not name.endswith(_TOKENS), name)):
     value = np.asarray(example[name])
@@ -126,7 +126,7 @@ def _cells(name: str, ids_T: np.ndarray, example: dict[str, np.ndarray], vocabul
 
 
 def visible(piece: str) -> str:
-  """A piece with what does not print, and what turns the direction of writing, as escapes."""
+  """A piece with unprintable and bidirectional control characters escaped."""
   return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in piece)
 
 
@@ -171,12 +171,12 @@ def examples_of(config: Any, split: str, step: int, count: int) -> tuple[list[li
 @door
 def main(argv: Sequence[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.inspect_data")
-  parser.add_argument("--config", required=True, help="the recipe; --config.KEY=VALUE changes it as for training")
-  parser.add_argument("--split", help="of the corpus (default: that which the recipe trains on)")
-  parser.add_argument("--step", type=int, default=0, help="whose batch is shown (default: 0)")
-  parser.add_argument("--examples", type=int, default=3, help="rows shown at most (default: 3)")
+  parser.add_argument("--config", required=True, help="the recipe; change it with --config.KEY=VALUE as in training")
+  parser.add_argument("--split", help="split of the corpus (default: the recipe's training split)")
+  parser.add_argument("--step", type=int, default=0, help="the step whose batch is shown (default: 0)")
+  parser.add_argument("--examples", type=int, default=3, help="the most rows to show (default: 3)")
   parser.add_argument("--ids", action="store_true", help="print ids beside the pieces in the terminal")
-  parser.add_argument("--html", help="write a page there instead")
+  parser.add_argument("--html", help="write an HTML page to this file instead")
   args, overrides = parser.parse(argv)
   for name, least in (("step", 0), ("examples", 1)):
     if getattr(args, name) < least:

@@ -5,9 +5,9 @@ Example:
   python -m tools.prepare_data --source='jsonl:gs://b/c4-*.gz' --vocabulary=gs://b/vocabulary \\
     --output=gs://b/stores/c4 --clean=c4,exact --engine=beam --runner=DataflowRunner --project=p --region=r --temp_location=gs://b/tmp
 
-The store is the same, byte for byte, whatever the engine and the number of workers. The command may be repeated after
-an interruption: finished shards are kept if their checksums hold, and a finished store too; what exists for other
-inputs is refused. With --engine=beam every flag that is not listed here is an option of the Beam pipeline.
+The store is byte for byte the same whatever the engine and the number of workers. Repeat the command after an
+interruption: finished shards with correct checksums are kept, as is a finished store; a store made from other inputs is
+refused. With --engine=beam, flags not listed here are options of the Beam pipeline.
 """
 
 import argparse
@@ -40,11 +40,11 @@ from t5x_like.data.store import reader
 from t5x_like.data.store.writer import SHARD_TOKENS
 from t5x_like.errors import UserError, door, one_line
 
-_BATCHES_AHEAD = 3  # per worker, so that a slow consumer holds memory bounded
+_BATCHES_AHEAD = 3  # per worker, which bounds memory if the consumer is slow
 
 
 def _worker() -> None:
-  """One thread, where the tokenizers library would start many; ends with the process that started it."""
+  """Sets up a worker process: one thread for the tokenizers library, and exit when the parent ends."""
   os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
   parent = multiprocessing.parent_process()
 
@@ -70,7 +70,7 @@ def _pool(workers: int) -> Iterator[concurrent.futures.Executor]:
 
 
 def _spread(pool: concurrent.futures.Executor, workers: int, job: Job, batches: Iterator[Batch]) -> Iterator[Tokenised]:
-  """Tokens of batches, in their order, made by the processes of the pool."""
+  """Tokens of batches, in order, made by the processes of the pool."""
 
   def submit(batch: Batch) -> concurrent.futures.Future:
     return pool.submit(tokenise, job, batch)
@@ -82,7 +82,7 @@ def _spread(pool: concurrent.futures.Executor, workers: int, job: Job, batches: 
 
 
 def _make_in_processes(job: Job, parts: int, workers: int) -> None:
-  """Makes the parts: one a process where there are enough of them, else one after the other, batches spread."""
+  """Makes the parts: one per process if there are enough, else one after another with their batches spread."""
   if workers == 1:
     for number in range(parts):
       building.make_part(job, number)
@@ -97,7 +97,7 @@ def _make_in_processes(job: Job, parts: int, workers: int) -> None:
 
 
 def _mark_duplicates(job: Job, parts: int, workers: int, pipeline: list[str] | None) -> None:
-  """Finds the duplicates of the whole split, unless an interrupted run has found them."""
+  """Finds the duplicates of the whole split, unless an interrupted run already has."""
   each = functools.partial(duplicates.sign, job)
   if pipeline is not None:
     from t5x_like.data.prepare import beam
@@ -113,7 +113,7 @@ def _mark_duplicates(job: Job, parts: int, workers: int, pipeline: list[str] | N
 
 @contextlib.contextmanager
 def _begun(job: Job) -> Iterator[None]:
-  """The job's directories, emptied if they were another's; a local one is held against other processes."""
+  """Makes the job's directories, emptied if they are another job's, and locks a local one against other processes."""
   progress, work, lock = epath.Path(job.progress), epath.Path(job.work), None
   try:
     progress.mkdir(parents=True, exist_ok=True)
@@ -128,7 +128,7 @@ def _begun(job: Job) -> Iterator[None]:
     record = progress / "job"
     if not record.exists() or record.read_text() != job.key:
       if record.exists():
-        print(f"{progress}: left by a run with other inputs, or of files changed since; begun anew", flush=True)
+        print(f"{progress}: left by a run with other inputs or files that changed since; starting anew", flush=True)
       for leftover in (*progress.iterdir(), work):
         if leftover.exists():
           leftover.rmtree() if leftover.is_dir() else leftover.unlink()
@@ -152,7 +152,7 @@ class _Part:
 
 
 def _plan(source: sources.Source, pairs: list[str], fraction: float) -> dict[str, _Part]:
-  """The splits to make and the part of the source that each is."""
+  """The splits to make, each with its part of the source."""
   if pairs:
     plan = {}
     for pair in pairs:
@@ -169,7 +169,7 @@ def _plan(source: sources.Source, pairs: list[str], fraction: float) -> dict[str
 
 
 def _exists(path: str, vocabulary: vocabularies.Vocabulary, expected: dict[str, Any]) -> bool:
-  """Whether the store is there, made from the same inputs; UserError if made from others."""
+  """Whether the store exists; UserError if it was made from other inputs."""
   if not (epath.Path(path) / "manifest.json").exists() and ("://" in path or not os.path.exists(path)):
     return False
   manifest = reader.TokenStore.open(path, verify="size").manifest
@@ -227,7 +227,7 @@ def _parser() -> argparse.ArgumentParser:
     help=f"where documents come from, FORMAT:REST; formats: {', '.join(sources.formats())} (t5x_like/data/sources)",
   )
   parser.add_argument("--vocabulary", required=True, help="a vocabulary directory, a SentencePiece .model, or bytes")
-  parser.add_argument("--output", required=True, help="directory to make; each split is a token store inside it")
+  parser.add_argument("--output", required=True, help="directory to make, with a token store for each split")
   parser.add_argument(
     "--split",
     action="append",
@@ -239,7 +239,7 @@ def _parser() -> argparse.ArgumentParser:
     "--validation_fraction",
     type=float,
     default=0.01,
-    help="of documents held out of train by a hash of their text when the source has no validation "
+    help="fraction of documents held out of train by a hash of their text if the source has no validation "
     "split and --split is not given; 0 holds out none (default: %(default)s)",
   )
   parser.add_argument("--name", help="the corpus in metric names (default: the source's)")
@@ -253,23 +253,23 @@ def _parser() -> argparse.ArgumentParser:
     help=f"of {', '.join(cleaning.STEPS)}, with commas: page filters, exact and near duplicates, "
     "repeated three-sentence spans (t5x_like/data/prepare/cleaning.py; default: none)",
   )
-  parser.add_argument("--min_words", type=int, default=5, help="words of a line, for c4 (default: %(default)s)")
-  parser.add_argument("--min_sentences", type=int, default=3, help="of a page, for c4 (default: %(default)s)")
-  parser.add_argument("--bad_words", help="file of words, one a line: pages with one go, for c4")
+  parser.add_argument("--min_words", type=int, default=5, help="fewest words in a line, for c4 (default: %(default)s)")
+  parser.add_argument("--min_sentences", type=int, default=3, help="fewest in a page, for c4 (default: %(default)s)")
+  parser.add_argument("--bad_words", help="file of words, one per line; drop pages with any of them, for c4")
   parser.add_argument(
     "--language_id",
     default="",
     metavar="MODULE:FUNCTION",
-    help="a function from text to a language, for c4; pages in others than --language go",
+    help="a function from text to its language, for c4; drop pages not in --language",
   )
   parser.add_argument("--language", default="en", help="(default: %(default)s)")
   parser.add_argument(
     "--engine",
     choices=("processes", "beam"),
     default="processes",
-    help="what makes the parts: processes of this machine, or Apache Beam (default: %(default)s)",
+    help="processes of this machine, or Apache Beam (default: %(default)s)",
   )
-  parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (default: one a core)")
+  parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (default: one per core)")
   parser.add_argument(
     "--shard_tokens",
     type=int,
@@ -280,7 +280,7 @@ def _parser() -> argparse.ArgumentParser:
     "--part_bytes",
     type=int,
     default=2**26,
-    help="bytes of the files that are one part, made by one worker (default: %(default)s)",
+    help="bytes of source files in a part, which one worker makes (default: %(default)s)",
   )
   verify = "full reads the finished store again and compares its checksums with those of what was written"
   parser.add_argument("--verify", choices=("size", "full"), default="size", help=f"{verify} (default: %(default)s)")

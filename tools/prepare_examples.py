@@ -1,9 +1,9 @@
-"""Prepares the examples of a recipe's task, which training would otherwise do when it starts.
+"""Prepares the examples of a recipe's task, which training otherwise does when it starts.
 
 Example:
   python -m tools.prepare_examples --config=configs/t5/finetune.py --config.task.source=tsv:train=a.tsv,validation=b.tsv
 
-Takes the `--config.…` flags of training, builds its task for the training and the evaluation split, and says how many
+Takes the `--config.…` flags of training, builds the task for the training and the evaluation split, and prints how many
 examples there are, how many rows were skipped and why, and how full packed rows are.
 """
 

@@ -1,7 +1,7 @@
 """From nothing to a trained, evaluated and reported T5: `make quickstart`.
 
-Each stage is an ordinary command of this project, printed before it runs; a stage whose result is there already is not
-done again. Afterwards it prints the commands to go on with.
+Each stage is an ordinary command of this project, printed before it runs; a stage whose result exists is skipped. At
+the end it prints commands to continue with.
 """
 
 import argparse
@@ -21,8 +21,8 @@ RECIPE = "configs/t5/quickstart.py"
 @door
 def main(argv: list[str] | None = None) -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--data_dir", default="data", help="where corpus and token store go (default: %(default)s)")
-  parser.add_argument("--workdir", default="runs/quickstart", help="where the run goes (default: %(default)s)")
+  parser.add_argument("--data_dir", default="data", help="directory of corpus and token store (default: %(default)s)")
+  parser.add_argument("--workdir", default="runs/quickstart", help="the run's directory (default: %(default)s)")
   parser.add_argument("--steps", type=int, help="train for fewer or more steps than the recipe says")
   args = parser.parse_args(argv)
   start = time.monotonic()
@@ -51,12 +51,12 @@ def _run(title: str, module: str, *arguments: str) -> None:
   start = time.monotonic()
   code = subprocess.run([sys.executable, "-m", module, *arguments]).returncode
   if code:
-    raise UserError(f"python -m {module} ended with exit code {code}; what it printed above says why")
+    raise UserError(f"python -m {module} ended with exit code {code}; see its output above")
   print(f"    {time.monotonic() - start:.0f} s", flush=True)
 
 
 def _closing(workdir: str, train: list[str], seconds: float) -> None:
-  """What was reached, and the commands to go on with."""
+  """Prints the results, and commands to continue with."""
   evals = [row for row in read_metrics(workdir) if any(name.startswith("eval/") for name in row)]
   figures = {name.rpartition("/")[2]: value for name, value in evals[-1].items() if name != "step"}
   step = evals[-1]["step"]

@@ -25,17 +25,16 @@ def train(
   lowercase: bool = False,
   character_coverage: float = 0.9995,
 ) -> TokenizerVocabulary:
-  """Trains a vocabulary; the same lines and options give the same one.
+  """Trains a vocabulary, deterministically.
 
   Args:
     lines: UTF-8 text.
-    size: the number of ids without the sentinels.
-    kind: `wordpiece` (BERT's: words and punctuation, continued by ##) or `bytelevel_bpe` (GPT-2's: any text comes
-      back).
-    extra_ids: sentinels on top.
+    size: number of ids, sentinels excluded.
+    kind: `wordpiece` (BERT's: words and punctuation, continued by ##) or `bytelevel_bpe` (GPT-2's, lossless).
+    extra_ids: number of sentinels, at the top.
     with_mask: also [CLS], [SEP] and [MASK].
     lowercase: fold case and accents; wordpiece only.
-    character_coverage: the share of characters that get pieces; words with others are unknown; wordpiece only.
+    character_coverage: share of characters that get pieces; words with others are unknown; wordpiece only.
 
   Raises:
     UserError: the text is too small for the size, or the size too small for the characters.
@@ -51,7 +50,7 @@ def train(
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(cleanup=False)
     alphabet = _alphabet((tokenizer.normalizer.normalize_str(line.decode()) for line in lines), character_coverage)
-    # The trainer numbers ##x in the order of a hash map, and ids break ties: named beforehand they have one order.
+    # The trainer numbers ##x in hash map order, and ids break ties; listing them first makes the order deterministic.
     inside = [f"##{character}" for character in alphabet]
     trainer = trainers.WordPieceTrainer(
       vocab_size=size,
@@ -83,7 +82,7 @@ def train(
 
 
 def _alphabet(texts: Iterable[str], coverage: float) -> list[str]:
-  """The most frequent characters that make up a share `coverage` of the texts, spaces aside, sorted."""
+  """The most frequent characters that together cover a share `coverage` of the texts without spaces, sorted."""
   counts: Counter[str] = Counter()
   for text in texts:
     counts.update(text)

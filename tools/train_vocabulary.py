@@ -7,9 +7,9 @@ Example:
 
 The size counts everything: pad (0), eos (1), unk (2), with --with_mask also [CLS] (3), [SEP] (4) and [MASK] (5), the
 pieces, and the sentinels (100 at the top). unigram and bpe are SentencePiece models, wordpiece (BERT's) and
-bytelevel_bpe (GPT-2's) a tokenizer.json. Documents are cut
-into lines; of more than --max_bytes of them a fixed random sample is used. The same input, options and number of
-threads give the same vocabulary. If the output holds the vocabulary that would be trained, nothing is done.
+bytelevel_bpe (GPT-2's) a tokenizer.json. Documents are split into lines, of which a fixed random sample is used if they
+exceed --max_bytes. The same input, options and number of threads give the same vocabulary. Nothing is done if the
+output already holds it.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from t5x_like.errors import UserError, door, one_line
 from tools import train_tokenizer
 
 RECORD = "training.json"
-LONGEST_LINE = 4096  # bytes; the trainer would pass over longer ones
+LONGEST_LINE = 4096  # bytes; the trainer skips longer ones
 _SEED = 0
 
 
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if getattr(options, name) < lowest:
       raise UserError(f"--{name}: found {getattr(options, name)}, expected {lowest} or more")
   if options.lowercase and options.kind != "wordpiece":
-    raise UserError(f"--lowercase: found it with --kind={options.kind}, expected wordpiece; lower the text beforehand")
+    raise UserError(f"--lowercase: found it with --kind={options.kind}, expected wordpiece; lowercase the text first")
   if not 0.5 < options.character_coverage <= 1:
     raise UserError(f"--character_coverage: found {options.character_coverage}, expected a share above 0.5 and up to 1")
   from t5x_like.data.prepare.documents import Documents
@@ -107,7 +107,7 @@ def _train(lines: Sequence[bytes], options: argparse.Namespace) -> vocabularies.
 
 
 def cut_into_lines(documents: Iterable[str]) -> Iterator[bytes]:
-  """The lines of the documents that are not blank, in UTF-8, cut at spaces (or anywhere) to LONGEST_LINE bytes."""
+  """The non-blank lines of the documents in UTF-8, cut to LONGEST_LINE bytes, at spaces if possible."""
   for document in documents:
     for line in document.splitlines():
       data = line.strip().encode(errors="replace")
@@ -127,7 +127,7 @@ def cut_into_lines(documents: Iterable[str]) -> Iterator[bytes]:
 
 
 def sample(lines: Iterable[bytes], max_bytes: int) -> tuple[list[bytes], int]:
-  """A uniform sample of lines of at most `max_bytes`, in their order, and the bytes there were; always the same.
+  """A deterministic uniform sample of lines of at most `max_bytes`, in order, and the total bytes of all lines.
 
   Each line draws a number, and those with the smallest are kept; memory holds no more than the sample.
   """
@@ -160,12 +160,12 @@ def train(
 
   Args:
     lines: UTF-8 text.
-    size: the number of pieces, control symbols included and sentinels not.
+    size: number of pieces, including control symbols but not sentinels.
     model_type: `unigram` or `bpe`.
-    character_coverage: the share of characters that get pieces; the rest is unknown, or bytes.
+    character_coverage: share of characters that get pieces; others are unknown, or bytes.
     byte_fallback: spell characters without pieces as bytes (256 of the pieces).
-    threads: the model may depend on it, by rounding.
-    with_mask: make [CLS], [SEP] and [MASK] the control pieces 3, 4 and 5, which no text gives.
+    threads: the model may depend on their number, by rounding.
+    with_mask: make [CLS], [SEP] and [MASK] the control pieces 3, 4 and 5, which no text encodes to.
 
   Raises:
     UserError: the text is too small or too varied for the size.
@@ -234,7 +234,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
   parser = argparse.ArgumentParser(
     prog="python -m tools.train_vocabulary", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  parser.add_argument("--source", required=True, help="format:rest, see t5x_like/data/sources: jsonl:corpus/*.gz")
+  parser.add_argument("--source", required=True, help="FORMAT:REST, as jsonl:corpus/*.gz; see t5x_like/data/sources")
   parser.add_argument("--data_dir", help="where TensorFlow datasets are or will be prepared")
   parser.add_argument("--text_field", default="text", help="the key, feature or column of the text (default: text)")
   parser.add_argument("--split", default="train", help="the split to train on (default: train)")
@@ -252,7 +252,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
   parser.add_argument("--lowercase", action="store_true", help="fold case and accents (wordpiece only)")
   parser.add_argument("--character_coverage", type=float, default=0.9995, help="share of characters with pieces")
   parser.add_argument("--byte_fallback", action="store_true", help="spell characters without pieces as bytes")
-  parser.add_argument("--max_bytes", type=int, default=10_000_000, help="text to train on at most (default: 10 MB)")
+  parser.add_argument("--max_bytes", type=int, default=10_000_000, help="the most text to train on (default: 10 MB)")
   parser.add_argument("--threads", type=int, default=2, help="threads of the trainer (default: 2)")
   return parser.parse_args(arguments)
 

@@ -127,7 +127,7 @@ def test_parts_of_a_file_changed_since_are_made_again(tmp_path, monkeypatch, cap
     patched.setattr(building, "publish", lambda *_: (_ for _ in ()).throw(UserError("stopped here")))
     assert prepare_data.main(flags) == 2
   file.write_text('{"text": "two"}\n')
-  assert prepare_data.main(flags) == 0 and "begun anew" in capsys.readouterr().out
+  assert prepare_data.main(flags) == 0 and "starting anew" in capsys.readouterr().out
   assert texts_of(TokenStore.open(tmp_path / "out" / "train")) == ["two"]
 
 

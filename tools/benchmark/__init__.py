@@ -1,1 +1,1 @@
-"""Measurements of this machine that print their method and, as their last line, one JSON object."""
+"""Benchmarks that print their method and, as their last line, one JSON object."""

@@ -5,7 +5,7 @@ Example:
   python -m tools.benchmark permutation
   python -m tools.benchmark step --config=configs/t5/base.py:small
 
-Each prints its method in plain words and, as its last line, one JSON object. Figures mean something on idle cores.
+Each prints its method and, as its last line, one JSON object. Figures are meaningful only on idle cores.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def main(argv: list[str] | None = None) -> int | None:
   subject = None
   for name, words in _SUBJECTS.items():
     subparser = subparsers.add_parser(name, help=words, description=words)
-    if argv[:1] == [name]:  # only what is measured is imported
+    if argv[:1] == [name]:  # import only what is measured
       subject = importlib.import_module(f"tools.benchmark.{name}")
       subject.add_arguments(subparser)
   return subject.main(parser.parse_args(argv)) if subject else parser.parse_args(argv) and None

@@ -1,4 +1,4 @@
-"""`python -m tools.benchmark data --objective=...`: how many raw tokens a second a pipeline makes into batches."""
+"""`python -m tools.benchmark data --objective=...`: raw tokens per second through the input pipeline."""
 
 import argparse
 import importlib.metadata
@@ -23,7 +23,7 @@ _FAR_STEP = 1_000_000_000
 _SIZE = 32_100
 _DOCUMENT = 500
 
-# Objective -> what it is in words, the task and its arguments.
+# Objective -> description, task and its arguments.
 _OBJECTIVES: dict[str, tuple[str, str, dict[str, Any]]] = {
   "span_corruption": ("T5 span corruption", "span_corruption", {"inputs_length": 512}),
   "span_corruption_rolled": (
@@ -68,14 +68,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     "--objective",
     default="span_corruption",
     choices=[*_OBJECTIVES, "mixture"],
-    help="what becomes of the windows (default: span_corruption); mixture is five of them",
+    help="objective of the pipeline (default: span_corruption); mixture is five of them",
   )
   parser.add_argument(
     "--argument",
     action="append",
     default=[],
     metavar="KEY=VALUE",
-    help="changes an argument of the objective's task, such as inputs_length=1024; again for more",
+    help="an argument of the objective's task, such as inputs_length=1024; repeatable",
   )
   parser.add_argument(
     "--store",
@@ -120,13 +120,13 @@ def _changes(arguments: list[str]) -> dict[str, Any]:
 
 
 def _raw_tokens(args: argparse.Namespace, store: str, built: task.Task) -> float:
-  """Tokens of the store that an example reads. A task's windows lie side by side, so they can be counted."""
+  """Tokens of the store that an example reads, counted from a task's windows, which are adjacent."""
   tokens = TokenStore.open(os.path.join(store, args.split), verify="size")
   return round(tokens.num_tokens / built.num_examples)
 
 
 def _rates(args: argparse.Namespace, built: task.Task, raw_tokens: float) -> tuple[list[float], list[float]]:
-  """Raw tokens a second, of every repeat; MB of memory in use before the first repeat and after each."""
+  """Raw tokens per second in every repeat; MB of memory in use before the first repeat and after each."""
   batches = loader.train_batches(built, batch_size=args.batch_size, seed=0, start_step=args.start_step)
   for _ in range(50):
     next(batches)
@@ -141,7 +141,7 @@ def _rates(args: argparse.Namespace, built: task.Task, raw_tokens: float) -> tup
 
 
 def _megabytes() -> float | None:
-  """Memory of this process that is not a mapped file: those of the store are the page cache's, to be had back."""
+  """Memory of this process without mapped files, which the page cache can reclaim."""
   try:
     status = pathlib.Path("/proc/self/status").read_text()
   except OSError:
@@ -152,7 +152,7 @@ def _megabytes() -> float | None:
 def _measure(
   args: argparse.Namespace, built: task.Task, words: str, raw_tokens: float, opened: float, **more: Any
 ) -> None:
-  _first_batch(built, args.batch_size, 0)  # TensorFlow's own start-up is not the pipeline's
+  _first_batch(built, args.batch_size, 0)  # leaves out TensorFlow's own start-up
   first = {}
   for step in (0, _FAR_STEP) * args.repeats:
     first.setdefault(step, []).append(_first_batch(built, args.batch_size, step))
@@ -205,7 +205,7 @@ def _measure(
 
 
 def _measure_mixture(args: argparse.Namespace, store: str) -> None:
-  """Every part alone, then the mixture, beside the rate at which the parts would take turns at no cost."""
+  """Measures every part alone, then the mixture, next to the rate of parts that alternate at no cost."""
   begin = time.perf_counter()
   parts = {
     label: task.build(name, args.split, store=store, **arguments | _changes(args.argument))
@@ -243,7 +243,7 @@ def synthetic_store(path: pathlib.Path, tokens: int) -> None:
   with TokenStoreWriter(path, name="synthetic", split=path.name, vocabulary=vocabulary) as writer:
     for start in range(0, tokens, 10_000_000):
       count = min(10_000_000, tokens - start)
-      ids = generator.integers(3, 3 + 256, count, dtype=np.uint16)  # the other ids are no text, so never masked
+      ids = generator.integers(3, 3 + 256, count, dtype=np.uint16)  # other ids are not text and never masked
       lengths = np.full(-(-count // _DOCUMENT), _DOCUMENT)
       lengths[-1] -= lengths.sum() - count
       writer.add(ids, lengths)

@@ -1,4 +1,4 @@
-"""`python -m tools.benchmark permutation`: how random an epoch's order is and what it costs, beside TensorFlow's."""
+"""`python -m tools.benchmark permutation`: randomness and cost of an epoch's order, compared with TensorFlow's."""
 
 import argparse
 import json
@@ -12,7 +12,7 @@ from t5x_like.data import random
 from t5x_like.data.quiet_tensorflow import tf
 from tools.benchmark import randomness
 
-# TensorFlow's walks out of 2^16 places and more into a small corpus, which takes it minutes.
+# TensorFlow's cycle-walks from at least 2^16 places into a small corpus, which takes minutes.
 _SIZES = (1_000, 4_097, 65_537, 10**6, 2**24 + 1, 976_562_500, 17_000_000_000, 10**12, 2**50, 2**62 - 1)
 _BATCHES = (128, 4_096, 10**6)
 _COST_SIZES = (200, 10**6 + 3, 976_562_500)
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> None:
-  """Measures and prints two tables in Markdown, and all of it as JSON."""
+  """Prints the results as two Markdown tables and as JSON."""
 
   def tensorflows(index_B: tf.Tensor, key_B: tf.Tensor, size: int) -> tf.Tensor:
     last_B = tf.fill(tf.shape(index_B), np.int64(size - 1))

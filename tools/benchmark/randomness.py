@@ -1,9 +1,9 @@
 """Statistical tests of permutations of range(size): is an epoch's order what a random order would be?
 
-Each test gives normal scores, deviations from the expectation in standard deviations, so that one threshold holds for
-all of them and both sides count: an order can be too even as well as too uneven. Expectations and variances are those
-of places drawn without replacement, exact for the correlations and the runs at every size; chi-squares have the exact
-expectation, and are turned into normal scores by the cube root of Wilson and Hilferty (1931).
+Each test gives normal scores, deviations from the expectation in standard deviations, so that one two-sided threshold
+holds for all: an order can be too even as well as too uneven. Expectations and variances are those of places drawn
+without replacement, exact for correlations and runs at every size; chi-squares have the exact expectation, and become
+normal scores by the cube root of Wilson and Hilferty (1931).
 """
 
 import collections
@@ -17,7 +17,7 @@ from t5x_like.data import random
 from t5x_like.data.quiet_tensorflow import tf
 
 LAGS = 64
-_PLACES = 50_000  # looked at in an epoch
+_PLACES = 50_000  # examined in an epoch
 _EPOCHS = 4
 _SEEDS = 4096
 _BATCH, _REGIONS = 256, 16
@@ -27,7 +27,7 @@ Permute = Callable[[tf.Tensor, tf.Tensor, int], tf.Tensor]
 
 
 def sizes() -> list[int]:
-  """Sizes from 2 to 2^62: powers of two and four and what is one below and above, and sizes of real corpora."""
+  """Sizes from 2 to 2^62: powers of two and four, one less and one more, and sizes of real corpora."""
   powers = [*range(1, 11), 12, 13, 16, 17, 20, 21, 24, 25, 30, 31, 33, 34, 40, 41, 48, 50, 55, 61, 62]
   around = {2**power + step for power in powers for step in (-1, 0, 1)}
   found = around | {1_000, 50_000, 10**6, 10**6 + 3, 976_562_500, 17_000_000_000, 10**12}
@@ -35,10 +35,10 @@ def sizes() -> list[int]:
 
 
 def study(permute: Permute, size: int, seed: int) -> dict[str, np.ndarray]:
-  """All tests that a size is large enough for; by name, the normal scores.
+  """Normal scores, by name, of all tests that a size is large enough for.
 
-  The orders are those of several epochs under `seed` and under `seed + 1` (more epochs where `size` is small), the
-  first places those of 4,096 consecutive seeds.
+  Orders are those of several epochs under `seed` and `seed + 1` (more epochs if `size` is small), first places those
+  of 4,096 consecutive seeds.
   """
   found = {}
   epochs = max(_EPOCHS, 2 * _PLACES // size)
@@ -115,13 +115,13 @@ def region_score(places_EN: np.ndarray, size: int) -> tuple[float, float]:
   counts = counts.reshape(-1, batches, regions)
   expected = batch * share
   chi_square = ((counts - expected) ** 2 / expected).sum()
-  rest = (size - batches * batch) * share  # what is left of each region for the rest of the epoch
+  rest = (size - batches * batch) * share  # of each region, the rest of the epoch
   chi_square += ((counts.sum(1) - batches * expected) ** 2 / rest).sum()
   return _chi_square_score(chi_square * (1 - 1 / size), len(half) * batches * (regions - 1))
 
 
 def place_score(places_EN: np.ndarray) -> float:
-  """How often each index came to each place, over epochs that are whole."""
+  """How often each index came to each place, over whole epochs."""
   epochs, size = places_EN.shape
   counts = np.zeros((size, size))
   np.add.at(counts, (np.arange(size)[None], places_EN), 1)
@@ -139,7 +139,7 @@ def agreement_score(one_EN: np.ndarray, other_EN: np.ndarray, size: int, other_s
 
 
 def uniform_score(place_S: np.ndarray, size: int) -> float:
-  """Independent places over 64 regions, or over all places where they are fewer."""
+  """Independent places over 64 regions, or over all places if they are fewer."""
   region, share = _bins(place_S, size, min(_REGIONS * 4, size))
   expected = len(place_S) * share
   counts = np.bincount(region, minlength=len(share))
@@ -147,7 +147,7 @@ def uniform_score(place_S: np.ndarray, size: int) -> float:
 
 
 def pair_score(one_S: np.ndarray, other_S: np.ndarray, size: int) -> float:
-  """Pairs of different places over 8 x 8 regions, or over all pairs where they are fewer."""
+  """Pairs of different places over 8 x 8 regions, or over all pairs if they are fewer."""
   (one, share), (other, _) = (_bins(place_S, size, min(_REGIONS // 2, size)) for place_S in (one_S, other_S))
   regions = len(share)
   chance = (np.outer(share, share) - np.diag(share) / size) * (size / (size - 1))
@@ -180,8 +180,8 @@ def _moments(size: int) -> tuple[float, float, float]:
 def _serial_moments(size: int, count: int) -> tuple[float, float]:
   """Mean and variance of the sum over i of x[i] * x[(i + lag) % count], x being drawn without replacement.
 
-  After Wald and Wolfowitz (1943), who draw all: the `count` products fall into pairs that are one and the same, share
-  a factor or share none. Exact where no lag is half of `count` or more.
+  After Wald and Wolfowitz (1943), who draw all: pairs of the `count` products are identical, share a factor, or share
+  none. Exact if no lag is half of `count` or more.
   """
   square, fourth, pair = _moments(size)
   same = (size * square**2 - fourth) / (size - 1)

@@ -17,12 +17,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Declares the command's flags."""
   parser.add_argument("--config", required=True, help="a recipe, such as configs/t5/base.py:small")
   parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe")
-  parser.add_argument("--batch", type=int, default=8, help="examples of a step (default: 8)")
-  parser.add_argument("--inputs", type=int, default=128, help="encoder tokens of an example (default: 128)")
-  parser.add_argument("--targets", type=int, default=32, help="decoder tokens of an example (default: 32)")
+  parser.add_argument("--batch", type=int, default=8, help="examples in a step (default: 8)")
+  parser.add_argument("--inputs", type=int, default=128, help="encoder tokens in an example (default: 128)")
+  parser.add_argument("--targets", type=int, default=32, help="decoder tokens in an example (default: 32)")
   parser.add_argument("--dtype", default="auto", help="compute dtype (default: float32 on CPU, else bfloat16)")
-  parser.add_argument("--steps", type=int, default=20, help="steps timed (default: 20)")
-  parser.add_argument("--warmup", type=int, default=3, help="steps before them (default: 3)")
+  parser.add_argument("--steps", type=int, default=20, help="steps to time (default: 20)")
+  parser.add_argument("--warmup", type=int, default=3, help="untimed steps first (default: 3)")
 
 
 def main(args: argparse.Namespace) -> None:
@@ -92,7 +92,7 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _compile(config, args: argparse.Namespace):
-  """The loop's step for this recipe, compiled, and everything it is called with."""
+  """The loop's compiled step for this recipe, and its arguments."""
   import jax
   import jax.numpy as jnp
 

@@ -1,8 +1,8 @@
-"""`python -m tools.benchmark store`: opening a token store and reading random windows of it, at any size.
+"""`python -m tools.benchmark store`: opening a token store of any size and reading random windows of it.
 
-By default the store is simulated: every shard's tokens are a sparse file, which has the size of a real one and no
-blocks on the disk, and the document ends are real ones, one file of them linked into every shard. Nothing of it is in
-the page cache at first, so every window pays for opening its file and for reading it through the file system.
+By default the store is simulated: every shard's tokens are a sparse file, which has the size of a real one but no
+blocks on disk, and every shard links to one real file of document ends. Nothing is in the page cache at first, so every
+window pays for opening its file and reading it through the file system.
 """
 
 import argparse
@@ -31,16 +31,16 @@ from t5x_like.errors import UserError
 from tools.benchmark.data import synthetic_store
 
 _INPUTS_LENGTH, _WINDOW = 512, 568
-_SMALL = 10**7  # tokens of the store to compare with
+_SMALL = 10**7  # tokens in the store to compare with
 _SPLIT = "train"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Declares the command's flags."""
-  parser.add_argument("--tokens", type=_count, default=10**12, help="of the simulated store (default: 1e12)")
-  parser.add_argument("--shards", type=_count, default=10**5, help="of the simulated store (default: 1e5)")
-  parser.add_argument("--documents", type=_count, default=10**10, help="of the simulated store (default: 1e10)")
-  parser.add_argument("--directory", help="where to make it, removed afterwards (default: a temporary directory)")
+  parser.add_argument("--tokens", type=_count, default=10**12, help="in the simulated store (default: 1e12)")
+  parser.add_argument("--shards", type=_count, default=10**5, help="in the simulated store (default: 1e5)")
+  parser.add_argument("--documents", type=_count, default=10**10, help="in the simulated store (default: 1e10)")
+  parser.add_argument("--directory", help="where to make it; removed afterwards (default: a temporary directory)")
   parser.add_argument("--store", help="measure this store instead, local or remote: the --output of tools.prepare_data")
   parser.add_argument("--split", default=_SPLIT, help="the split of --store (default: train)")
   parser.add_argument("--open_files", type=_count, default=1024, help="the limit of open files (default: 1024)")
@@ -91,10 +91,10 @@ def simulate(path: str | os.PathLike, tokens: int, shards: int, documents: int) 
 
   Args:
     path: the directory to make.
-    tokens, shards, documents: of the store, rounded down to a multiple of the shards.
+    tokens, shards, documents: numbers in the store, rounded down to a multiple of the shards.
 
   Raises:
-    UserError: fewer documents than shards or tokens than documents; or the files cannot be made.
+    UserError: there are fewer documents than shards or tokens than documents, or the files cannot be made.
   """
   path, per_shard, ends = pathlib.Path(path), tokens // shards, documents // shards
   if not 1 <= ends <= per_shard:
@@ -154,7 +154,7 @@ def _measure(args: argparse.Namespace, store: str, small: str, made: float | Non
   }
   first = _pipeline_rate(args, built["store"])
   rates: dict[str, list[float]] = {name: [] for name in built}
-  for _ in range(args.repeats):  # taking turns, so that other work of the machine falls on both
+  for _ in range(args.repeats):  # alternating, so that other load on the machine affects both
     for name, one in built.items():
       rates[name].append(_pipeline_rate(args, one))
   store_rate, small_rate = (statistics.median(rates[name]) for name in ("store", "small"))
@@ -193,7 +193,7 @@ def _measure(args: argparse.Namespace, store: str, small: str, made: float | Non
 
 
 def _windows_rates(args: argparse.Namespace, tokens: TokenStore) -> list[float]:
-  """Tokens a second of random windows, for the first time and again."""
+  """Tokens per second of random windows, the first time and again."""
   starts = np.random.default_rng(0).integers(0, tokens.num_tokens - _WINDOW, (args.steps, args.batch_size))
   rates = []
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -206,7 +206,7 @@ def _windows_rates(args: argparse.Namespace, tokens: TokenStore) -> list[float]:
 
 
 def _lookup_rate(args: argparse.Namespace, tokens: TokenStore) -> float:
-  """Documents a second that are found by a token in them."""
+  """Documents per second found by a token in them."""
   places = np.random.default_rng(0).integers(0, tokens.num_tokens, (args.steps, args.batch_size))
   begin = time.perf_counter()
   for places_B in places:
@@ -217,9 +217,9 @@ def _lookup_rate(args: argparse.Namespace, tokens: TokenStore) -> float:
 
 
 def _pipeline_rate(args: argparse.Namespace, built: task.Task) -> float:
-  """Raw tokens a second of a task's first batches."""
+  """Raw tokens per second of a task's first batches."""
   batches = loader.train_batches(built, batch_size=args.batch_size, seed=0)
-  next(batches)  # the graph is traced
+  next(batches)  # traces the graph
   begin = time.perf_counter()
   for _ in range(args.steps):
     next(batches)
@@ -227,7 +227,7 @@ def _pipeline_rate(args: argparse.Namespace, built: task.Task) -> float:
 
 
 def _megabytes(key: str) -> float | None:
-  """A figure of this process's memory, `VmHWM` being the most it has had."""
+  """A figure of this process's memory; `VmHWM` is its peak."""
   try:
     status = pathlib.Path("/proc/self/status").read_text()
   except OSError:

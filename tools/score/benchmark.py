@@ -1,4 +1,4 @@
-"""What a benchmark is to this tool, and how its predictions find their references."""
+"""Benchmarks, and the alignment of their predictions with their references."""
 
 import collections
 import dataclasses
@@ -16,10 +16,11 @@ _NAMED = 5
 class Example:
   """One example of the references.
 
-  id, aliases: what predictions may call it by; an alias that several examples share is none.
-  reference: what the metric takes.
-  context: what reading its prediction needs, such as the labels of its choices.
-  group: the subset that is also scored by itself, such as a subject.
+  Attributes:
+    id, aliases: names that predictions may use; an alias shared by several examples is ignored.
+    reference: as the metric takes it.
+    context: what parsing its prediction needs, such as the labels of its choices.
+    group: the subset that is also scored separately, such as a subject.
   """
 
   id: str
@@ -33,14 +34,15 @@ class Example:
 class Benchmark:
   """How one benchmark is scored.
 
-  metric: its scores.
-  examples: the files given by --references -> its examples, in order.
-  prediction: (a value as the file has it, its example) -> what the metric takes; a ValueError says what was expected.
-  predictions: a file -> Predictions.
-  partial: an example without prediction is given to the metric as None, and predictions of no example are counted;
-    else both are refused.
-  invalid: what a ValueError of `prediction` does: "refuse", or "wrong", which is None to the metric, and counted.
-  part: where references and predictions may come as several pairs of files: a file's name -> the name of its part.
+  Attributes:
+    metric: its scores.
+    examples: from the files given by --references to the examples, in order.
+    prediction: from (a value in the file, its example) to what the metric takes; a ValueError says what was expected.
+    predictions: from a file to Predictions.
+    partial: whether a missing prediction is None to the metric, and one for no example only counted; else both are
+      refused.
+    invalid: what happens if `prediction` raises a ValueError: "refuse", or "wrong", None to the metric and counted.
+    part: from a file's name to its part, for references and predictions in several pairs of files.
   """
 
   metric: Metric
@@ -54,7 +56,7 @@ class Benchmark:
 
 @dataclasses.dataclass(frozen=True)
 class Aligned:
-  """Examples with one prediction each, as the metric takes them, and what was counted on the way."""
+  """Examples with one prediction each, as the metric takes them, and counts such as `missing`."""
 
   examples: list[Example]
   predictions: list[Any]
@@ -65,8 +67,8 @@ def align(benchmark: Benchmark, examples: list[Example], given: Predictions) -> 
   """Gives every example its prediction.
 
   Raises:
-    UserError: examples without prediction or predictions of no example, if the benchmark does not allow them; another
-      number of predictions than of examples, where they have no ids; or a value that is none of the benchmark's.
+    UserError: examples without prediction or predictions of no example, if the benchmark does not allow them; a
+      different number of predictions than of examples, if they have no ids; or an invalid value.
   """
   entries, counts = _in_order(examples, given) if given.ids is None else _by_id(benchmark, examples, given)
   values, invalid = [], 0
@@ -83,7 +85,7 @@ def align(benchmark: Benchmark, examples: list[Example], given: Predictions) -> 
   return Aligned(examples, values, counts)
 
 
-Entry = tuple[Any, str]  # a value and where it stands
+Entry = tuple[Any, str]  # a value and its place in the file
 
 
 def _in_order(examples: list[Example], given: Predictions) -> tuple[list[Entry | None], dict[str, Any]]:
@@ -118,7 +120,7 @@ def _by_id(
 
 
 def _names(examples: list[Example], given: Container[str]) -> list[str]:
-  """What the predictions call the examples: their ids or one kind of alias, whichever finds most of them."""
+  """The names that predictions use: ids or one kind of alias, whichever matches most."""
   kinds = [[example.id for example in examples]]
   for place in range(max(len(example.aliases) for example in examples)):
     names = [example.aliases[place] if place < len(example.aliases) else example.id for example in examples]
@@ -132,7 +134,7 @@ def _some(names: list[str]) -> str:
 
 
 def merged(parts: dict[str, Aligned]) -> Aligned:
-  """The examples of several pairs of files as one set, each pair a group of its own."""
+  """The examples of several pairs of files as one set, each pair a group."""
   examples = [
     dataclasses.replace(example, id=f"{part}/{example.id}", group=part)
     for part, aligned in parts.items()
@@ -145,7 +147,7 @@ def merged(parts: dict[str, Aligned]) -> Aligned:
 
 
 def text(value: Any, example: Example) -> str:
-  """A prediction that is free text: a string, or a number as it is written."""
+  """A free-text prediction: a string, or a number as written."""
   if isinstance(value, str):
     return value
   if isinstance(value, (int, float)) and not isinstance(value, bool):

@@ -6,7 +6,7 @@ Examples:
   python -m tools.score bleu --references=test.de --predictions=ours.txt --compare=theirs.txt --tokenize=intl
   python -m tools.score glue --references=glue_data --predictions=submission
 
-Files are plain or gzip; docs/how-to/score-predictions.md has their formats, and the flags of single benchmarks.
+Files are plain or gzip; docs/how-to/score-predictions.md has their formats, and the flags of each benchmark.
 """
 
 import argparse
@@ -34,7 +34,7 @@ _SAMPLES = 1000
 
 class _Parser(argparse.ArgumentParser):
   def error(self, message: str) -> NoReturn:
-    raise UserError(f"{message}; --help tells more")
+    raise UserError(f"{message}; see --help")
 
 
 @door
@@ -68,12 +68,12 @@ def _arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]
     allow_abbrev=False,
   )
   parser.add_argument("name", metavar="NAME", help="the benchmark")
-  parser.add_argument("--references", action="append", required=True, metavar="FILE", help="may stand several times")
-  parser.add_argument("--predictions", action="append", required=True, metavar="FILE", help="to be scored")
+  parser.add_argument("--references", action="append", required=True, metavar="FILE", help="the references; repeatable")
+  parser.add_argument("--predictions", action="append", required=True, metavar="FILE", help="the predictions to score")
   parser.add_argument("--compare", metavar="FILE2", help="other predictions: a paired test of the two")
-  parser.add_argument("--bootstrap", type=int, metavar="N", help="95%% intervals by N resamples")
-  parser.add_argument("--seed", type=int, default=0, help="of resampling (default: 0)")
-  parser.add_argument("--output", metavar="FILE", help="write the JSON there too")
+  parser.add_argument("--bootstrap", type=int, metavar="N", help="add 95%% intervals from N resamples")
+  parser.add_argument("--seed", type=int, default=0, help="seed of resampling (default: 0)")
+  parser.add_argument("--output", metavar="FILE", help="also write the JSON to this file")
   args, rest = parser.parse_known_args(argv)
   if args.bootstrap is not None and args.bootstrap < 1:
     raise UserError(f"--bootstrap={args.bootstrap}: expected at least 1")
@@ -106,7 +106,7 @@ def _examples(benchmark: Benchmark, references: Sequence[str]) -> list[Example]:
 
 
 def _aligned(benchmark: Benchmark, references: Sequence[str], predictions: Sequence[str]) -> Aligned:
-  """The examples of one set of references, or of several pairs of files where the benchmark has parts."""
+  """The examples of one set of references, or of several pairs of files if the benchmark has parts."""
   if len(predictions) == 1 and (benchmark.part is None or len(references) == 1):
     return align(benchmark, _examples(benchmark, references), benchmark.predictions(predictions[0]))
   if benchmark.part is None:
@@ -176,7 +176,7 @@ def _groups(benchmark: Benchmark, aligned: Aligned, rows_NC: np.ndarray) -> dict
 
 
 def _finite(values: dict[str, Any]) -> dict[str, Any]:
-  """NaN, a score that is not defined, as None: JSON has none."""
+  """NaN, an undefined score, as None, because JSON has no NaN."""
   return {
     key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
   }

@@ -1,7 +1,7 @@
 """Files of references and predictions as text, values and tables: plain or gzip, JSON, JSONL, TSV, CSV or lines.
 
-Gzip is told by its first bytes; JSON and JSONL by name or by content; TSV and CSV by name, or where the caller expects
-a table. Every refusal names the file, and the line where there is one.
+Gzip is recognised by its first bytes; JSON and JSONL by name or content; TSV and CSV by name, or if the caller expects
+a table. Every error names the file and, if possible, the line.
 """
 
 import csv
@@ -25,14 +25,14 @@ _JSON_START = re.compile(r'\{\s*["}]|\[\s*[\[{"\]]')
 
 @dataclasses.dataclass(frozen=True)
 class File:
-  """A file's text and its name's last suffix in lower case, without the `.gz`."""
+  """A file's text, and the last suffix of its name in lower case, `.gz` removed."""
 
   path: str
   text: str
   suffix: str
 
   def lines(self) -> list[str]:
-    """Lines ended by \\n or \\r\\n; other line separators of Unicode are part of a line."""
+    """Lines, split at \\n and \\r\\n but not at other line separators of Unicode."""
     lines = self.text.split("\n")
     if lines[-1] == "":
       lines.pop()
@@ -42,7 +42,7 @@ class File:
     """JSON as (value, None); JSONL as (None, (line number, value) of each line); None if the file is neither.
 
     Raises:
-      UserError: JSON by name or by its beginning, but broken, with the line.
+      UserError: the file is JSON by name or beginning, but broken.
     """
     start = self.text.strip()
     first = start.split("\n", 1)[0].strip()
@@ -74,7 +74,7 @@ class File:
     return value
 
   def cells(self) -> list[list[str]]:
-    """Rows of cells: of a .csv file with quotes, else split at tabs with quotes taken as they are (GLUE's TSV)."""
+    """Rows of cells: of a .csv file with quoting, else split at tabs without quoting (GLUE's TSV)."""
     if self.suffix == ".csv":
       return list(csv.reader(io.StringIO(self.text, newline="")))
     return [line.split("\t") for line in self.lines()]
@@ -110,7 +110,7 @@ def read(path: str) -> File:
 
 
 def _unzip(path: str, data: bytes) -> bytes:
-  """What a gzip file of one or several members holds; a refusal says after how many whole lines it breaks."""
+  """The content of a gzip file of one or several members; an error gives the line at which it breaks."""
   found = io.BytesIO()
   try:
     with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
@@ -129,10 +129,10 @@ def table(
 
   Args:
     headerless: the columns of a TSV or CSV file whose first row has none of the names in `header`.
-    header: names that tell a first row to be a header; none: it always is one, if `headerless` is empty.
+    header: names that mark a first row as a header; if empty, it is one unless `headerless` is given.
     under: the key of a JSON object that may hold the rows, such as TriviaQA's `Data`.
   Raises:
-    UserError: rows that are no objects, or that are shorter than the header.
+    UserError: a row is not an object, or is shorter than the header.
   """
   values = file.values()
   if values is not None:
@@ -162,12 +162,12 @@ def table(
 
 
 def first_of(row: dict, names: tuple[str, ...]) -> Any:
-  """The value of the first of the names that the row has; None without any."""
+  """The row's value of the first of the names it has, or None."""
   return next((row[name] for name in names if row.get(name) is not None), None)
 
 
 def strings(values: list[Any]) -> list[str]:
-  """The values, if all are texts; a TypeError names the first that is not."""
+  """The values, if all are strings; else a TypeError for the first that is not."""
   for value in values:
     if not isinstance(value, str):
       raise TypeError(f"found {str(value)[:40]!r}, expected a text")

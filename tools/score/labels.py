@@ -8,7 +8,7 @@ from t5x_like.metrics.classification import Classification
 from tools.score.benchmark import Benchmark, Example, one_file
 from tools.score.files import first_of, read, table
 
-Invalid = Literal["refuse", "wrong"]  # what a prediction that is no label does: end the program, or count as wrong
+Invalid = Literal["refuse", "wrong"]  # predictions that are not labels: stop, or count them as wrong
 
 COLUMNS = ("label", "gold_label", "Label", "is_duplicate", "Quality", "score", "similarity")
 _IDS = ("index", "idx")
@@ -19,8 +19,8 @@ class Labels:
   """Maps spellings to class indices.
 
   Args:
-    classes: the spellings of each class, in the order of TFDS, divided by bars: `"0|unacceptable"`. The first is the
-      official one. A class's index is a spelling of it too, unless it is another class's.
+    classes: the spellings of each class, in the order of TFDS, separated by bars: `"0|unacceptable"`. The first is
+      official. A class's index is a spelling too, unless it is another class's.
   """
 
   def __init__(self, *classes: str):
@@ -32,7 +32,7 @@ class Labels:
     """The class of a label.
 
     Raises:
-      ValueError: it is none of them.
+      ValueError: it is not a spelling of any class.
     """
     whole = isinstance(value, float) and value.is_integer()
     index = self._index.get(str(int(value) if whole else value).strip().lower())
@@ -47,7 +47,7 @@ def task(
   headerless: tuple[str, ...] = (),
   part: Callable[[str], str] | None = None,
 ) -> Callable[..., Benchmark]:
-  """An entry for a benchmark of one label an example, whose references are TSV or JSONL with one of COLUMNS.
+  """An entry for a benchmark with one label per example, whose references are TSV or JSONL with one of COLUMNS.
 
   Args:
     classes: see `Labels`.
@@ -65,7 +65,7 @@ def task(
 
 
 def labelled(paths, parse: Callable[[Any], Any], headerless: tuple[str, ...] = ()) -> list[Example]:
-  """Examples of a table with a label column; their ids are its index, else the number of the row, from 0."""
+  """Examples of a table with a label column; ids are its index column, else row numbers from 0."""
   file = read(one_file(paths))
   examples = []
   for line, row in table(file, headerless, header=(*COLUMNS, "index", "sentence", "sentence1")):

@@ -1,4 +1,4 @@
-"""Saved predictions of every benchmark, read without knowing which: by id, or one for each example in order."""
+"""Reading saved predictions of any benchmark: by id, or one for each example in order."""
 
 import dataclasses
 from typing import Any
@@ -25,7 +25,7 @@ VALUES = ("prediction", "prediction_text", "label", "answer", "pred", "predicted
 
 @dataclasses.dataclass(frozen=True)
 class Predictions:
-  """Values as the file has them, with where each stands, by id; ids are None where the order says which is which."""
+  """Values as in the file, the place of each, and their ids; ids are None if values are in order."""
 
   path: str
   values: list[Any]
@@ -50,9 +50,9 @@ def load(path: str, tabular: bool = True) -> Predictions:
     value                                  a line for each example, in order
 
   Args:
-    tabular: whether a file that is neither named .tsv nor .csv may be a table; not of free text, which may hold tabs.
+    tabular: whether a file not named .tsv or .csv may be a table; False for free text, which may contain tabs.
   Raises:
-    UserError: unreadable, empty, an id twice, or an object without a prediction.
+    UserError: the file is unreadable or empty, an id is repeated, or an object has no prediction.
   """
   file = read(path)
   values = file.values()

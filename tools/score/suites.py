@@ -1,4 +1,4 @@
-"""GLUE and SuperGLUE as wholes: a directory of references, a directory of predictions, the leaderboard's average."""
+"""GLUE and SuperGLUE as a whole: directories of references and predictions, and the leaderboard's average."""
 
 import dataclasses
 import pathlib
@@ -16,9 +16,10 @@ Files = tuple[tuple[str, ...], tuple[str, ...]]  # references, predictions; thei
 class Suite:
   """Several benchmarks with an average.
 
-  files: by benchmark, what its files are called below the two directories, with any of the endings.
-  tasks: by task, the scores whose mean counts (`leaderboards`).
-  options: flags of its benchmarks, for those that have them.
+  Attributes:
+    files: by benchmark, the possible names of its files in the two directories.
+    tasks: by task, the scores whose mean counts (`leaderboards`).
+    options: flags for the benchmarks that take them.
   """
 
   name: str
@@ -30,7 +31,7 @@ class Suite:
     """(references, predictions) of every benchmark that has a file of predictions.
 
     Raises:
-      UserError: not a directory; none at all; or predictions without references.
+      UserError: a path is not a directory, there are no predictions, or predictions lack references.
     """
     for flag, path in (("references", references), ("predictions", predictions)):
       if not pathlib.Path(path).is_dir():
@@ -64,7 +65,7 @@ class Suite:
 
 
 def _find(folder: str, names: Sequence[str]) -> str | None:
-  """The first of the names that is a file of the folder, with .gz or without, in any case."""
+  """The first of the names that is a file in the folder, with or without .gz, ignoring case."""
   files = {str(path.relative_to(folder)).lower(): str(path) for path in sorted(pathlib.Path(folder).rglob("*"))}
   wanted = (f"{name}{ending}".lower() for name in names for ending in ("", ".gz"))
   return next((files[name] for name in wanted if name in files), None)

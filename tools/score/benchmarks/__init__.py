@@ -1,4 +1,4 @@
-"""Every benchmark by name: the tables `BENCHMARKS` of this folder's files, one file for each kind.
+"""Every benchmark by name, from the tables `BENCHMARKS` of this folder's files, one file for each kind.
 
 An entry is a function that returns a `Benchmark`; its keyword arguments are the benchmark's own flags.
 """

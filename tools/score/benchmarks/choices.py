@@ -1,4 +1,4 @@
-"""Multiple choice: RACE, SWAG, CODAH, and the sets of zero- and few-shot evaluation; accuracy of saved choices."""
+"""Multiple choice: RACE, SWAG, CODAH, and the sets of zero- and few-shot evaluation, scored by accuracy."""
 
 import dataclasses
 import math
@@ -30,13 +30,13 @@ class Choices:
   labels: tuple[str, ...]
 
   def index(self, value: Any) -> int:
-    """The place, from 0, of a label; of its letter; or, where labels are not digits, of a number from 0.
+    """The index of a choice given by its label, its letter or, if labels are not digits, its number from 0.
 
-    A JSON number is taken for a label that is a number only if these count from 0, for it might mean either.
-    A list of numbers is a score for each choice: the highest one's place, the first among equals.
+    A JSON number stands for a numeric label only if labels count from 0, because otherwise it is ambiguous. A list of
+    numbers is a score for each choice; the first with the highest score is chosen.
 
     Raises:
-      ValueError: none of these.
+      ValueError: the value is none of these.
     """
     if isinstance(value, list):
       return self._highest(value)
@@ -78,7 +78,7 @@ def _example(where: str, number: int, name: Any, gold: Any, labels: tuple[str, .
 
 
 def _rows(paths) -> tuple[File, list[tuple[int, dict]]]:
-  """Rows of a file of questions; with the labels of a second one (.lst: PIQA, SIQA, WinoGrande), if it is given."""
+  """Rows of a file of questions, with the labels of a second file (.lst: PIQA, SIQA, WinoGrande) if given."""
   paths = sorted(paths, key=lambda path: path.removesuffix(".gz").endswith(".lst"))
   file = read(paths[0])
   lines = file.lines()
@@ -93,7 +93,7 @@ def _rows(paths) -> tuple[File, list[tuple[int, dict]]]:
 
 
 def _options(row: dict) -> list[str] | None:
-  """The labels of a row's choices, where it names them, else letters for their number; None without choices."""
+  """The labels of a row's choices if it names them, else letters; None without choices."""
   question = row.get("question")
   choices = first_of(row, _CHOICES) or (question.get("choices") if isinstance(question, dict) else None)
   if isinstance(choices, dict):  # {"label": […], "text": […]}
@@ -106,7 +106,7 @@ def _options(row: dict) -> list[str] | None:
 
 
 def _labels(gold: Any, options: list[str] | None, choices: int, first: str) -> tuple[str, ...]:
-  """How the gold label is spelled: a Boolean, a number from 0, a digit from `first`, or one of the options' labels."""
+  """The labels of which the gold one is: Booleans, numbers from 0, digits from `first`, or the options' labels."""
   options = options or list(_LETTERS[:choices])
   if isinstance(gold, bool) or str(gold).lower() in _WORDS:
     return ("false", "true")
@@ -122,9 +122,9 @@ def _set(
   """A set of questions: rows with a gold choice under any of _GOLD.
 
   Args:
-    choices: how many there are, where a file of labels does not show it.
-    first: the label of the first choice, where labels are digits.
-    labels: of all questions, if they are the same.
+    choices: their number, if the files do not show it.
+    first: the label of the first choice, if labels are digits.
+    labels: of every question, if they are all the same.
     group: the column that names subsets.
   """
 

@@ -1,4 +1,4 @@
-"""Free text against one or several reference texts: BLEU, chrF, ROUGE; and the last word of LAMBADA, sums of GSM8K."""
+"""Free text against reference texts: BLEU, chrF, ROUGE, the last word of LAMBADA, and numbers of GSM8K and SVAMP."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,7 @@ _NAMES = ("id", "idx", "index", "paper_id", "guid")
 
 
 def _columns(paths: Sequence[str]) -> list[Example]:
-  """Reference texts by example: lines of one or several parallel files, or JSONL with a text or several (_TEXTS)."""
+  """Reference texts by example: lines of one or several parallel files, or JSONL with one or several texts (_TEXTS)."""
   files = [_texts(read(path)) for path in paths]
   for path, other in zip(paths[1:], files[1:]):
     if len(other) != len(files[0]):
@@ -29,7 +29,7 @@ def _columns(paths: Sequence[str]) -> list[Example]:
 
 
 def _texts(file: File) -> list[tuple[str | None, list[str]]]:
-  """(id or None, its texts) of every example of one file."""
+  """(id or None, texts) of every example of one file."""
   values = file.values()
   if values is None:
     return [(None, [line]) for line in file.lines()]
@@ -73,7 +73,7 @@ def _rouge(use_stemmer: bool = True) -> Benchmark:
 
 
 def _lambada_examples(paths) -> list[Example]:
-  """`{"context", "continuation"}`, or `{"text"}`, whose last word is to be found."""
+  """`{"context", "continuation"}`, or `{"text"}`, whose last word is the answer."""
   examples = []
   file = read(one_file(paths))
   for line, row in table(file, ("text",)):

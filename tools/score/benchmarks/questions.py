@@ -1,4 +1,4 @@
-"""Questions with answers in words: SQuAD 1.1 and 2.0, XQuAD, MLQA; without a context NQ, WebQuestions, TriviaQA."""
+"""Questions with textual answers: SQuAD 1.1 and 2.0, XQuAD, MLQA; and without context NQ, WebQuestions, TriviaQA."""
 
 import math
 import pathlib
@@ -18,7 +18,7 @@ _EXPECTED = "expected SQuAD's JSON: data[].paragraphs[].qas[] with id and answer
 
 
 def squad_examples(paths, answerable: bool = True) -> list[Example]:
-  """Of SQuAD's JSON, or of rows `{"id", "answers": {"text": […]}}` (TFDS, Hugging Face).
+  """Examples of SQuAD's JSON, or of rows `{"id", "answers": {"text": […]}}` (TFDS, Hugging Face).
 
   Args:
     answerable: whether every question must have an answer.
@@ -60,7 +60,7 @@ def _squad_v2(na_probabilities: str | None = None, na_threshold: float = 1.0) ->
 
 
 def _probabilities(path: str | None) -> Callable[[str], float]:
-  """The no-answer probability of a question: of a JSON file `{id: probability}`, 0 without one."""
+  """The no-answer probability of each question, from a JSON file `{id: probability}`; 0 without a file."""
   if path is None:
     return lambda name: 0.0
   given = load_texts(path)
@@ -78,7 +78,7 @@ def _probabilities(path: str | None) -> Callable[[str], float]:
 
 
 def _language(path: str) -> str | None:
-  """Of `xquad.de.json`, `dev-context-de-question-en.json` (MLQA: the answers are in the context's) and the like."""
+  """The answers' language in `xquad.de.json`, `dev-context-de-question-en.json` (MLQA: the context's) and the like."""
   name = pathlib.Path(path).name.lower()
   context = re.search(r"context-([a-z]{2})\b", name)
   found = [context[1]] if context else [word for word in re.split(r"[^a-z]", name) if word in LANGUAGES]
@@ -96,7 +96,7 @@ def _multilingual(language: str | None = None, normalization: Literal["mlqa", "s
   def examples(paths) -> list[Example]:
     spoken = language or _language(one_file(paths))
     if spoken is None:
-      raise UserError(f"{paths[0]}: the name tells no language, expected --language, one of {', '.join(LANGUAGES)}")
+      raise UserError(f"{paths[0]}: found no language in the name, expected --language, one of {', '.join(LANGUAGES)}")
     found = squad_examples(paths)
     return [Example(one.id, (spoken, one.reference)) for one in found]
 
@@ -105,7 +105,7 @@ def _multilingual(language: str | None = None, normalization: Literal["mlqa", "s
 
 
 def _open_examples(paths) -> list[Example]:
-  """Rows with a question and its answers, of JSON or JSONL: see `_open_answers`; TriviaQA's lie under `Data`."""
+  """Rows of JSON or JSONL with a question and its answers; see `_open_answers`. TriviaQA's are under `Data`."""
   file = read(one_file(paths))
   if file.values() is None:
     raise UserError(f"{file.path}: expected JSON or JSONL with a question and its answers in every row")
@@ -118,7 +118,7 @@ def _open_example(file: File, line: int, row: dict, number: str) -> Example:
   name = first_of(row, ("id", "qId", "QuestionId", "question_id", "example_id", "idx"))
   try:
     answers = _open_answers(row)
-  except TypeError:  # neither a text nor texts
+  except TypeError:  # neither a string nor strings
     answers = []
   if not answers or not all(isinstance(answer, str) for answer in answers):
     raise UserError(f"{file.path}, line {line}: no answers; found {', '.join(row)}, expected answer, answers or Answer")

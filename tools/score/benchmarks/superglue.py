@@ -12,7 +12,7 @@ from tools.score.predictions import Predictions, load_texts
 
 
 def _multirc_examples(paths) -> list[Example]:
-  """One example a question; its context is the ids of its answer options."""
+  """One example per question; its context is the ids of its answer options."""
   file = read(one_file(paths))
   examples = []
   for line, row in table(file):

@@ -1,4 +1,4 @@
-"""A tag for every token: part-of-speech accuracy and entity F1, of CoNLL columns, CoNLL-U or JSONL."""
+"""Tagging of tokens: part-of-speech accuracy and entity F1, from CoNLL columns, CoNLL-U or JSONL."""
 
 import re
 from typing import Any
@@ -28,12 +28,12 @@ def _is_conllu(file: File) -> bool:
 
 
 def sentences(file: File, column: str) -> list[Sentence]:
-  """Sentences of a column file: blank lines between them, `-DOCSTART-` left out.
+  """Sentences of a column file, separated by blank lines; `-DOCSTART-` is left out.
 
   Args:
-    column: of CoNLL-U `upos`, `xpos` or the name of a key in MISC; of others the number of the column, -1 the last.
+    column: in CoNLL-U `upos`, `xpos` or a key of MISC; in other files the column's number from 0, -1 for the last.
   Raises:
-    UserError: a line without that column.
+    UserError: a line lacks that column.
   """
   conllu = _is_conllu(file)
   found: list[Sentence] = []
@@ -85,7 +85,7 @@ def _examples(paths, column: str, metric: Metric) -> list[Example]:
 
 
 def _predictions(path: str, column: str) -> Predictions:
-  """A column file like the references, JSON or JSONL with a list of tags each, or a line of tags for each sentence."""
+  """A column file like the references, JSON or JSONL with lists of tags, or one line of tags for each sentence."""
   file = read(path)
   if file.values() is not None:
     given = load(path)
