@@ -158,7 +158,7 @@ def test_evaluators_that_cannot_be(trained, capsys):
     (["--config.evals={}"], "config.evals: found no evaluators"),
     (
       ['--config.evals={"builtin_span_corruption": {"name": "loss", "split": "train"}}'],
-      "config.evals.builtin_span_corruption: the run's own task is called so",
+      "config.evals.builtin_span_corruption: the run's own task has this name",
     ),
   ):
     assert evaluate.main([f"--config={NANO}", f"--workdir={trained}", "--config.evals.loss={}", *flags]) == 2

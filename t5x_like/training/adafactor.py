@@ -2,7 +2,7 @@
 
 The arithmetic and the state are those of `optax.adafactor`. optax computes the squared gradient once and averages it
 along rows and along columns; XLA on CPU then writes the square (and those of the clipped update and the parameter) to
-memory for its readers, and the update of T5-1.1-small takes more than twice as long (docs/explanation/measurements.md).
+memory, and the update of T5-1.1-small takes more than twice as long (docs/explanation/measurements.md).
 """
 
 import jax
@@ -19,10 +19,10 @@ _MIN_SCALE = 1e-3  # of a parameter, so that zeros can grow
 
 
 def reread(tree):
-  """The same values behind a barrier: on CPU, XLA then recomputes what is made of them where it is used.
+  """The same values behind a barrier, so that XLA on CPU recomputes elementwise results where they are used.
 
   XLA's CPU backend writes a cheap elementwise result with two consumers to memory; behind a barrier each consumer
-  has its own and fuses it. Other backends fuse siblings and are left alone.
+  fuses a separate copy. Other backends fuse siblings and need no barrier.
   """
   return jax.lax.optimization_barrier(tree) if jax.default_backend() == "cpu" else tree
 
@@ -75,7 +75,7 @@ def adafactor(
 
 
 def factored_axes(shape: tuple[int, ...]) -> tuple[int, int] | None:
-  """The second largest and the largest axis (the last of equals), or None where the second is too small to factor."""
+  """The second largest and the largest axis (the last of equals), or None if the former is too small to factor."""
   if len(shape) < 2:
     return None
   shorter, longer = np.argsort(shape, kind="stable")[-2:]
@@ -83,7 +83,7 @@ def factored_axes(shape: tuple[int, ...]) -> tuple[int, int] | None:
 
 
 def _mean_square(g: jax.Array, axis: int) -> jax.Array:
-  """Mean of the squares along one of the axes of a matrix, in panels where the CPU would thrash on wide rows."""
+  """Mean square along an axis of a matrix, in panels where wide rows would thrash the CPU's cache."""
   panels = [g]
   if axis == 0 and g.shape[1] > 2 * _PANEL and jax.default_backend() == "cpu":
     panels = [jax.lax.slice_in_dim(g, at, min(at + _PANEL, g.shape[1]), axis=1) for at in range(0, g.shape[1], _PANEL)]

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint step: what is in it, tensor by tensor, and the proof that it is still the same."""
+"""The manifest of a checkpoint step: its tensors, and the fingerprints that prove them unchanged."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ NAME = "manifest"
 
 
 class Damaged(Exception):
-  """A step that cannot be believed; the message is the reason."""
+  """A step that is corrupt; the message is the reason."""
 
 
 def flatten(tree: dict[str, Any]) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def read(step_path: epath.Path, step: int) -> dict[str, Any]:
   """Reads the manifest of a step.
 
   Raises:
-    Damaged: if it is missing, not JSON, of another format or step, or differs from its digest.
+    Damaged: it is missing, not JSON, of another format or step, or differs from its digest.
   """
   try:
     manifest = json.loads((step_path / NAME / "metadata").read_text())
@@ -82,7 +82,7 @@ def check_tensors(where, saved: dict[str, dict], wanted: dict[str, Any]) -> None
   """Compares the tensors of a manifest with those to restore (anything with `shape` and `dtype`), by name.
 
   Raises:
-    UserError: naming the first tensor that is missing, extra, or of another shape or type.
+    UserError: naming the first tensor that is missing, unexpected, or of another shape or type.
   """
   advice = "use the config it was saved with"
   for name, x in wanted.items():

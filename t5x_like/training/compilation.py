@@ -1,4 +1,4 @@
-"""Compiling the step of a run, and telling what one step costs."""
+"""Compiles the step of a run, and computes what one step costs."""
 
 import dataclasses
 import math
@@ -17,12 +17,12 @@ from t5x_like.training.step import make_step
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """Of one step.
+  """The cost of one step.
 
   Attributes:
-    positions: of inputs, padding included, in the global batch.
+    positions: input positions of the global batch, padding included.
     flops: model FLOPs, see `flops.step_flops`.
-    peak: FLOP/s of all devices together.
+    peak: peak FLOP/s of all devices together.
   """
 
   positions: int
@@ -31,10 +31,10 @@ class Cost:
 
 
 def compile_step(config: ConfigDict, parts: assembly.Parts, task) -> tuple[Callable, Cost]:
-  """The step for batches of a task, compiled in all processes; says how long that took and what the step costs.
+  """The step for batches of a task, compiled in all processes; prints the time taken and the step's cost.
 
   Returns:
-    (`(state, batch) -> (state, metrics)`, which takes the state over; its cost)
+    (`(state, batch) -> (state, metrics)`, which donates the state; its cost)
   """
   arguments = (parts.model, parts.objective, parts.optimizer, parts.schedule, parts.rules)
   step = make_step(*arguments, seed=config.seed, accumulation_steps=config.accumulation_steps)
@@ -42,7 +42,7 @@ def compile_step(config: ConfigDict, parts: assembly.Parts, task) -> tuple[Calla
   start = time.perf_counter()
   out = (shardings(parts.state), parts.rules.replicated)
   compiled = jax.jit(step, donate_argnums=0, out_shardings=out).lower(parts.state, batch).compile()
-  # Whoever compiled faster (from a cache) would give up waiting for the others in the first collective after 30 s.
+  # A process that compiled faster (from a cache) would time out in the first collective after 30 s.
   distributed.agree({"compiled step": "yes"}, timeout_seconds=3600)
   cost, devices = flops.step_flops(parts.model, parts.objective, batch), jax.device_count()
   peak, source = (config.peak_flops, "the config") if config.peak_flops else flops.peak_flops(jax.devices()[0])
@@ -52,6 +52,6 @@ def compile_step(config: ConfigDict, parts: assembly.Parts, task) -> tuple[Calla
     f" {cores}; MFU against {peak * devices / 1e12:,.3f} TFLOP/s ({devices} devices, {source})"
   )
   if parts.rules.dropped:
-    process.say(f"activations not split, because they do not divide: {', '.join(sorted(parts.rules.dropped))}")
+    process.say(f"activations not split, as their sizes do not divide: {', '.join(sorted(parts.rules.dropped))}")
   positions = sum(math.prod(x.shape) for name, x in batch.items() if name.endswith("_input_tokens"))
   return compiled, Cost(positions, cost, peak * devices)

@@ -1,4 +1,4 @@
-"""What a run ran on: versions, devices and hosts, for `environment.json` and the report."""
+"""The versions, devices and hosts of a run, for `environment.json` and the report."""
 
 import os
 import pathlib
@@ -29,7 +29,7 @@ _PACKAGES = (
 
 
 def environment() -> dict[str, Any]:
-  """Returns a flat dict of strings and numbers; asks jax for its devices, so `distributed.initialize` comes first."""
+  """Returns a flat dict of strings and numbers; initialises jax's devices, so call `distributed.initialize` first."""
   devices = jax.devices()
   found = {
     "devices": len(devices),
@@ -52,9 +52,9 @@ def environment() -> dict[str, Any]:
 
 
 def attention_cores(model) -> dict[str, str]:
-  """The attention cores a model really has: {"attention_core": "dense", "cross_attention_core": "dense"}.
+  """The attention cores that a model uses: {"attention_core": "dense", "cross_attention_core": "dense"}.
 
-  Where layers differ, the names of all are joined by "+"; models without attention give an empty dict.
+  Where layers differ, the names are joined by "+"; models without attention give an empty dict.
   """
   found: dict[str, list[str]] = {}
 

@@ -1,4 +1,4 @@
-"""Evaluation during a run and after it: the named evaluators of `config.evals`, made and called in this one place.
+"""Evaluation during and after a run: the named evaluators of `config.evals` are made and called only here.
 
   config.evals = {
     "loss": {},  # the evaluator of that name, on the run's own task and split
@@ -6,13 +6,12 @@
     "trained_on": {"name": "loss", "split": "train", "max_examples": 4096},
   }
 
-An instance's `name` is a module of `t5x_like/evals/`, by default the instance's own name. `task` is what differs from
-`config.task`, or another task altogether where it has a `name`; `split` is by default `config.eval_split`. All other
-keys are arguments of the evaluator.
+An instance's `name` is a module of `t5x_like/evals/`, by default the instance's key. `task` holds changes to
+`config.task` or, with a `name`, another task; `split` is by default `config.eval_split`. All other keys are the
+evaluator's arguments.
 
-Metrics are named `eval/<group>/<metric>`. The group is the task's name for an instance that is called as its evaluator
-and keeps the run's own task and split (`eval/c4_span_corruption/loss`), and the instance's name for any other
-(`eval/french/loss`).
+Metrics are named `eval/<group>/<metric>`. The group is the task's name if the instance has its evaluator's name and the
+run's task and split (`eval/c4_span_corruption/loss`), otherwise the instance's name (`eval/french/loss`).
 """
 
 import dataclasses
@@ -30,7 +29,7 @@ from t5x_like.evals import Setting, rows_of
 
 
 def instance(*, task: dict = {}, split: str | None = None):  # noqa: B006 (never written to)
-  """The keys of every one of `config.evals`, next to the arguments of its evaluator."""
+  """The keys that every entry of `config.evals` has besides the arguments of its evaluator."""
 
 
 def resolve(config: ConfigDict) -> dict[str, dict[str, Any]]:
@@ -52,11 +51,11 @@ def resolve(config: ConfigDict) -> dict[str, dict[str, Any]]:
 
 @dataclasses.dataclass
 class Group:
-  """What was found of one task and split.
+  """The results for one task and split.
 
   Attributes:
     task, split: names.
-    seconds: how long it took.
+    seconds: how long evaluation took.
     metrics, samples: see `evals.Result`.
   """
 
@@ -77,10 +76,10 @@ class Evaluation:
     only: names of the instances to make; None makes all.
 
   Attributes:
-    task: the run's own task, on `config.eval_split`.
+    task: the run's task, on `config.eval_split`.
 
   Raises:
-    UserError: no such instance or split, a task that cannot be built or whose ids are of another vocabulary.
+    UserError: no such instance or split, or a task that cannot be built or has another vocabulary.
   """
 
   def __init__(self, config: ConfigDict, model, objective, rules, only: Sequence[str] | None = None):
@@ -105,20 +104,18 @@ class Evaluation:
       where, values = f"config.evals.{name}", config.evals[name].to_dict()
       if name == self.task.name:
         raise UserError(
-          f"{where}: the run's own task is called so, and eval/{name}/… are its metrics; use another name"
+          f"{where}: the run's own task has this name, and eval/{name}/… are its metrics; use another name"
         )
       changes, split = values.pop("task"), values.pop("split") or config.eval_split
       made = setting(f"evals.{name}.task", changes if "name" in changes else own | changes, split)
       if made.task.vocabulary.fingerprint != self.task.vocabulary.fingerprint:
-        raise UserError(
-          f"{where}.task: its ids are of another vocabulary than those of config.task; prepare it with that"
-        )
+        raise UserError(f"{where}.task: its vocabulary is not that of config.task; prepare its data with the latter")
       evaluator = slots.make(where, values, evals, "Evaluator", setting=made)
       usual = name == values["name"] and made.task is self.task
       self._instances[name] = (self.task.name if usual else name, made.task.name, split, evaluator)
 
   def __call__(self, arrays: dict[str, jax.Array]) -> dict[str, Group]:
-    """What all evaluators find of these parameters, by group.
+    """The results of all evaluators for these parameters, by group.
 
     Raises:
       UserError: two evaluators write the same metric.

@@ -1,10 +1,10 @@
 """Fingerprints of tensors: 64 bits over every bit and its position, computed where the tensor lives.
 
-A checkpoint stores one fingerprint per tensor, so that a byte flipped on the disk cannot pass for a weight. It is a sum
-(modulo 2**32) of mixed words, each word mixed with the linear index of its element: integer addition is associative and
-commutative, so the sum is the same for any mesh, any sharding and any number of processes, and no tensor ever leaves
-its devices. The mixing step is the finaliser of MurmurHash3 (A. Appleby, public domain), a bijection of 32-bit words:
-a single changed word always changes the first sum.
+A checkpoint stores one fingerprint per tensor, so that corruption on disk is detected. It is a sum (modulo 2**32) of
+mixed words, each word mixed with the linear index of its element: integer addition is associative and commutative, so
+the sum is the same for any mesh, sharding and number of processes, and no tensor leaves its devices. The mixing step is
+the finaliser of MurmurHash3 (A. Appleby, public domain), a bijection of 32-bit words, so a single changed word always
+changes the first sum.
 """
 
 import functools
@@ -52,17 +52,16 @@ def _sums(x: jax.Array) -> jax.Array:
 
 @functools.lru_cache(maxsize=16)
 def _compiled(sharding: NamedSharding | None):
-  """One program a tensor, so that those of one shape and sharding share it: a state has a hundred tensors of a dozen
-  shapes, and one program over all of them takes several times as long to trace and to compile."""
+  """One program per tensor, shared by tensors of equal shape and sharding: a state has a hundred tensors of a dozen
+  shapes, and one program for all of them takes several times as long to trace and compile."""
   return jax.jit(_sums) if sharding is None else jax.jit(_sums, out_shardings=sharding)
 
 
 def fingerprints(tensors: dict[str, jax.Array]) -> dict[str, str]:
-  """Returns 16 hexadecimal digits for every tensor; in several processes all must call it with the same tensors, in the
-  same order.
+  """Returns 16 hexadecimal digits per tensor; all processes must call it with the same tensors, in the same order.
 
   Args:
-    tensors: arrays of any shape (scalars and empty ones too) of a boolean, integer, floating or random-key type, on
+    tensors: arrays of any shape (scalars and empty ones too) of a boolean, integer, floating or random-key type, with
       any sharding.
 
   Raises:

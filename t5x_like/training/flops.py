@@ -1,4 +1,4 @@
-"""What a step costs and what a device can do: the two numbers of a model FLOP utilisation (MFU)."""
+"""The FLOPs of a step and the peak FLOP/s of a device: the two numbers behind model FLOP utilisation (MFU)."""
 
 import math
 import time
@@ -62,7 +62,7 @@ def forward_flops(function: Callable, *args) -> float:
 
 
 def peak_flops(device: jax.Device) -> tuple[float, str]:
-  """(FLOP/s, where the figure is from) of one device.
+  """(FLOP/s, source of the figure) of one device.
 
   For accelerators the data sheet's dense 16-bit rate; for a CPU, or an accelerator not in the table, the float32
   rate of a large matrix product, measured now on all of the process's cores and shared among its CPU devices.
@@ -76,7 +76,7 @@ def peak_flops(device: jax.Device) -> tuple[float, str]:
 
 
 def matmul_flops_per_second(sizes: tuple[int, ...] = (2048, 4096), repeats: int = 5, seconds: float = 1.0) -> float:
-  """The best float32 rate of `sizes` square matrix products, each timed `repeats` times or for `seconds`."""
+  """The best float32 rate of square matrix products of `sizes`, each timed `repeats` times or for `seconds`."""
   best = 0.0
   for size in sizes:
     a = jnp.ones((size, size), jnp.float32)
@@ -97,7 +97,7 @@ def _flops(jaxpr: core.Jaxpr, halved: bool = False) -> float:
 
 
 def _equation_flops(equation, halved: bool) -> float:
-  """`halved` says that causality has been accounted for around this equation."""
+  """FLOPs of one equation; `halved` means that causality is already accounted for."""
   if not halved and CAUSAL in str(equation.source_info.name_stack):
     return 0.5 * _equation_flops(equation, True)
   name, params = equation.primitive.name, equation.params
@@ -105,7 +105,7 @@ def _equation_flops(equation, halved: bool) -> float:
     (lhs_contracted, _), _ = params["dimension_numbers"]
     contracted = math.prod(equation.invars[0].aval.shape[axis] for axis in lhs_contracted)
     return 2.0 * math.prod(equation.outvars[0].aval.shape) * contracted
-  if name == "ragged_dot_general":  # every row meets the matrix of its own group (mixtures of experts)
+  if name == "ragged_dot_general":  # every row is multiplied by its group's matrix (mixtures of experts)
     (lhs_contracted, _), _ = params["ragged_dot_dimension_numbers"].dot_dimension_numbers
     contracted = math.prod(equation.invars[0].aval.shape[axis] for axis in lhs_contracted)
     return 2.0 * math.prod(equation.outvars[0].aval.shape) * contracted
@@ -122,7 +122,7 @@ def _equation_flops(equation, halved: bool) -> float:
 
 
 def _inner(params) -> list[core.Jaxpr]:
-  """The jaxprs an equation calls: each among its parameters, such as those of jit, scan, checkpoint and while."""
+  """The jaxprs among an equation's parameters, such as those of jit, scan, checkpoint and while."""
   found = []
   for value in params.values():
     jaxpr = getattr(value, "jaxpr", value)

@@ -11,16 +11,16 @@ from t5x_like.training.run import Run
 
 
 def train(run: Run, *, profile: range | None = None) -> None:
-  """Steps a run to its end: dispatch a step, read the one before it, save, evaluate, and stop in order when asked.
+  """Trains a run to its end: dispatches steps, reads metrics one step late, saves, evaluates, and stops on a signal.
 
-  A step is saved before it is evaluated: an evaluator that fails costs no training, and a signal waits for no
-  evaluation. One that was missed that way is made up for by the next start.
+  A step is saved before it is evaluated, so that a failing evaluator costs no training and a signal need not wait for
+  an evaluation. A missed evaluation is made up for at the next start.
 
   Args:
     run: an open run; the caller closes it.
     profile: the steps to record a profiler trace of.
   Raises:
-    Preempted: a signal asked to stop; the state of the step it stopped at is saved.
+    Preempted: a signal asked to stop; the state was saved.
   """
   evaluate_every, save_every = run.config.eval_every, run.config.checkpoint.every
   with StopRequest() as stop, _profiler(run) as trace:
@@ -43,7 +43,7 @@ def train(run: Run, *, profile: range | None = None) -> None:
 
 @contextlib.contextmanager
 def _profiler(run: Run) -> Iterator:
-  """Records `profile/` in the workdir while the step is in the window asked for."""
+  """Records a trace to `profile/` in the workdir while the step is in the requested window."""
   active = False
 
   def trace(step: int, window: range | None) -> None:

@@ -1,4 +1,4 @@
-"""Where the time of a run goes, and how full its batches are."""
+"""Measures step times, data waits and padding."""
 
 import time
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from t5x_like.training.compilation import Cost
 
 
 class Meter:
-  """Times steps without making the host wait for the one just dispatched.
+  """Times steps without waiting for the one just dispatched.
 
   Args:
     batches: this host's batches.
@@ -23,7 +23,7 @@ class Meter:
     self._padding: list[float] = []
 
   def next_batch(self) -> dict[str, np.ndarray]:
-    """The next batch, the wait for it counted as data wait."""
+    """The next batch; the time taken counts as data wait."""
     start = time.perf_counter()
     batch = next(self._batches)
     self._waited += time.perf_counter() - start
@@ -33,7 +33,7 @@ class Meter:
     return batch
 
   def away(self, since: float) -> None:
-    """Takes the time from `since` (of `time.perf_counter`) until now out of the steps: an evaluation, a save."""
+    """Excludes the time from `since` (of `time.perf_counter`) until now from step times, such as an evaluation."""
     self._away += time.perf_counter() - since
 
   def step_done(self) -> dict[str, float]:

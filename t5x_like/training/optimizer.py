@@ -1,7 +1,7 @@
-"""Optimizers, by name: `config.optimizer = {"name": ..., ...}`. optax does the arithmetic of all but Adafactor.
+"""Optimizers, by name: `config.optimizer = {"name": ..., ...}`. All but Adafactor are optax's.
 
 A stack keeps the parameters of its layers in one array with a leading axis. Statistics such as Adafactor's must not
-mix layers, so the optimizer sees each layer by itself: it is mapped over that axis, once for every depth of stack.
+mix layers, so the optimizer is mapped over that axis, once for every depth of stack.
 """
 
 import jax
@@ -51,13 +51,13 @@ def _matrices(params: Named):
 
 
 def layerwise(optimizer: optax.GradientTransformation, axes: dict[str, tuple]) -> optax.GradientTransformation:
-  """`optimizer`, applied to each layer of stacked parameters by itself.
+  """`optimizer`, applied to each layer of stacked parameters separately.
 
   Args:
     optimizer: a transformation of `{name: array}`.
     axes: logical axes by parameter name; a leading "layers" marks a stacked one.
   Returns:
-    A transformation with one inner state for parameters outside of stacks and one for each depth of stack.
+    A transformation with one inner state for parameters outside stacks and one per depth of stack.
   """
 
   def groups(named: Named) -> dict[str, Named]:
@@ -84,9 +84,9 @@ def layerwise(optimizer: optax.GradientTransformation, axes: dict[str, tuple]) -
 def state_axes(opt_state, params: dict) -> object:
   """Logical axes of every array of an optimizer state, from those of the parameter it belongs to.
 
-  An array named after a parameter and of its shape is split as it is. Adafactor's factored statistics lack one of
-  its axes: `v_row` the largest, `v_col` the second largest (the last of equals), as optax chooses them; their other
-  axes are split as the parameter's. All else (counts, placeholders of length one) is replicated.
+  An array with the name and shape of a parameter is split like it. Adafactor's factored statistics lack one axis:
+  `v_row` the largest, `v_col` the second largest (the last of equals), as optax chooses them; their other axes are
+  split like the parameter's. Everything else (counts, placeholders of length one) is replicated.
 
   Args:
     opt_state: abstract or concrete state over `{name: array}`.

@@ -1,6 +1,6 @@
-"""Stopping in order: a signal asks, all processes stop after the same step, the state is saved.
+"""Graceful stopping: on a signal, all processes stop after the same step and the state is saved.
 
-One process: SIGTERM or SIGINT sets a flag that the loop reads between steps. Several: the signal reaches jax's own
+In one process, SIGTERM or SIGINT sets a flag that the loop reads between steps. In several, the signal reaches jax's
 notifier, which tells the coordination service, which picks one step that no process has passed yet.
 """
 
@@ -15,10 +15,10 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopRequest:
-  """A context manager around the loop that turns SIGTERM and SIGINT into an answer to `requested()`.
+  """A context manager around the loop; after SIGTERM or SIGINT, `requested()` is true.
 
-  A second SIGINT ends the process at once (committed checkpoints are not harmed). Outside the main thread, where
-  Python cannot take signals, it only follows the other processes. The handlers found on entry are put back on exit.
+  A second SIGINT ends the process at once (committed checkpoints are safe). Outside the main thread, where Python
+  cannot handle signals, it only follows the other processes. The previous handlers are restored on exit.
   """
 
   def __init__(self):
@@ -28,7 +28,7 @@ class StopRequest:
 
   def __enter__(self) -> "StopRequest":
     # In several processes SIGTERM belongs to jax's notifier, a C++ handler installed by jax.distributed.initialize; a
-    # Python handler would replace it and the other processes would never hear.
+    # Python handler would replace it, and the other processes would never be told.
     self._distributed = jax.distributed.is_initialized() and jax.process_count() > 1
     if threading.current_thread() is threading.main_thread():
       for number in (signal.SIGINT,) if self._distributed else _SIGNALS:
@@ -41,14 +41,14 @@ class StopRequest:
     self._previous = {}
 
   def requested(self) -> bool:
-    """Whether to save and stop now, after a step; True in all processes after the same one.
+    """Whether to save and stop now; becomes true after the same step in all processes.
 
-    In several processes all of them must call it once after every step.
+    All processes must call it once after every step.
     """
     self._calls += 1
     if self._distributed:
-      # Counted from one in every start: the service answers a signal that came before the first call by naming count 1,
-      # which a resumed run would already be past if it gave its step.
+      # Counted from one at every start: the service answers a signal before the first call with count 1, which a
+      # resumed run would already have passed if it gave its step.
       return multihost_utils.reached_preemption_sync_point(self._calls)
     return self._flag.is_set()
 

@@ -1,4 +1,4 @@
-"""What a process does before it uses a device, and who of several processes speaks."""
+"""Process set-up before any device is used, and which of several processes prints."""
 
 import logging
 import os
@@ -9,7 +9,7 @@ from t5x_like.parallel import distributed
 
 
 def prepare() -> None:
-  """Joins the job this process belongs to, if any, and sets jax and logging up.
+  """Joins the job this process belongs to, if any, and sets up jax and logging.
 
   Raises:
     UserError: the job cannot be joined.

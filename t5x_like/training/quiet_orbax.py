@@ -1,4 +1,4 @@
-"""Keeps orbax and its threads from talking on the console; what matters of it is said by `training.checkpoint`."""
+"""Silences orbax and its threads on the console; `training.checkpoint` reports what matters."""
 
 import functools
 import logging
@@ -10,7 +10,7 @@ from absl import logging as absl_logging
 
 @functools.cache
 def quiet_orbax() -> None:
-  """Drops orbax's log lines, and what its event loop prints when a failed save is abandoned; once per process."""
+  """Drops orbax's log lines, and what its event loop prints after a failed save; acts once per process."""
   orbax = f"{os.sep}orbax{os.sep}"
   absl_logging.get_absl_logger().addFilter(lambda record: orbax not in record.pathname)
   # Coroutines of a save that failed may be collected before the failure is noticed.
@@ -18,7 +18,7 @@ def quiet_orbax() -> None:
   show = sys.unraisablehook
 
   def unraisablehook(raised):
-    # Writes of a failed save that end later call back into a loop that is gone: tensorstore prints each of them.
+    # Late writes of a failed save call back into a closed event loop, and tensorstore prints each of them.
     if not (raised.exc_type is RuntimeError and str(raised.exc_value) == "Event loop is closed"):
       show(raised)
 
@@ -26,6 +26,6 @@ def quiet_orbax() -> None:
 
 
 def quiet_abandoned_tasks() -> None:
-  """After a failed save: its unfinished coroutines are reported by asyncio as they are collected; drop that too."""
+  """Drops asyncio's reports of a failed save's unfinished coroutines."""
   for name in ("asyncio", "concurrent.futures"):
     logging.getLogger(name).setLevel(logging.CRITICAL)

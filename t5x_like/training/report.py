@@ -1,4 +1,4 @@
-"""`report.html`: what a run was and how it went, in one file that needs no other; a pure function of the workdir."""
+"""`report.html`: a run's config, curves and results in one self-contained file; a pure function of the workdir."""
 
 import json
 import math
@@ -21,10 +21,10 @@ _SENTINEL = re.compile(r"(<extra_id_\d+>)")
 def write_report(workdir) -> pathlib.Path:
   """Writes `<workdir>/report.html` from `metrics.jsonl`, `config.json`, `environment.json` and `samples/*.jsonl`.
 
-  All of them may be missing; the report then says so. The same files always give the same bytes.
+  Any of them may be missing; the report then says so. The same files always give the same bytes.
 
   Raises:
-    UserError: naming the file, if one of them is corrupt or the report cannot be written.
+    UserError: one of them is corrupt or the report cannot be written.
   """
   workdir = pathlib.Path(workdir)
   rows = read_metrics(workdir)
@@ -66,11 +66,11 @@ def _read_object(path: pathlib.Path) -> dict[str, Any]:
   except FileNotFoundError:
     return {}
   except ValueError as error:
-    raise UserError(f"{path}: not a JSON object: {one_line(error)}; write it again or remove it") from None
+    raise UserError(f"{path}: not a JSON object: {one_line(error)}; repair or remove it") from None
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
-  """{"a.b": "text"} of a nested dict, in its own order."""
+  """A nested dict as {"a.b": "text"}, in the same order."""
   found = {}
   for name, value in tree.items():
     if isinstance(value, dict) and value:
@@ -140,7 +140,7 @@ def _number(value: float) -> str:
 
 
 def _samples(directory: pathlib.Path) -> list[dict[str, Any]]:
-  """The newest decoded examples of every task, each text cut at its sentinels: {task, step, input, target, …}."""
+  """The newest decoded examples of every task, each text split at its sentinels: {task, step, input, target, …}."""
   found: dict[str, list[dict]] = {}
   for path in sorted(directory.glob("*.jsonl")):
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):

@@ -1,4 +1,4 @@
-"""Learning-rate schedules, by name: `config.schedule = {"name": ..., ...}`. All are optax's or made of its parts."""
+"""Learning-rate schedules, by name: `config.schedule = {"name": ..., ...}`."""
 
 import jax.numpy as jnp
 import optax

@@ -1,4 +1,4 @@
-"""The state of a run: what a step reads and writes, and what a checkpoint holds. Nothing random is in it."""
+"""The state of a run: what a step reads and writes, and what a checkpoint holds. It contains no random keys."""
 
 import dataclasses
 from typing import Any
@@ -51,17 +51,17 @@ def abstract_state(model, optimizer: optax.GradientTransformation, rules: Rules)
 
 
 def shardings(state: TrainState):
-  """The shardings of an abstract state, as a tree of the same form."""
+  """The shardings of an abstract state, as a tree of the same structure."""
   return jax.tree.map(lambda leaf: leaf.sharding, state)
 
 
 def to_tree(state: TrainState) -> dict:
-  """The state as nested dicts with string keys, as checkpoints hold it."""
+  """The state as nested dicts with string keys, as in a checkpoint."""
   return nest(_named(state))
 
 
 def from_tree(tree: dict, like: TrainState) -> TrainState:
-  """The inverse of `to_tree`; `like` is an abstract state of the same form."""
+  """The inverse of `to_tree`; `like` is an abstract state of the same structure."""
   named = flatten(tree)
   return jax.tree.unflatten(jax.tree.structure(like), [named[name] for name in _named(like)])
 
@@ -72,7 +72,7 @@ def _named(state: TrainState) -> dict:
 
 
 def init_state(make_model, optimizer: optax.GradientTransformation, abstract: TrainState, seed: int) -> TrainState:
-  """A fresh state, made in place on the mesh: each device draws only its own part, all meshes draw the same values.
+  """A fresh state, made in place on the mesh: each device draws only its part, and the values are the same on any mesh.
 
   Args:
     make_model: `key -> model`.

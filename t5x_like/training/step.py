@@ -31,11 +31,11 @@ def make_step(
   Args:
     model: the abstract model; parameters come from the state.
     objective: `(model, batch, key) -> (loss sum, sums)`; its `prepare(batch) -> batch`, if any, sees the global batch.
-    schedule: only for the learning rate among the metrics; the optimizer holds its own.
-    seed: the key of step n is `fold_in(key(seed), n)`, so that a resumed run drops out what it would have.
-    accumulation_steps: the batch is cut into so many parts, run one after another.
+    schedule: only for the learning rate in the metrics; the optimizer has its own reference.
+    seed: the dropout key of step n is `fold_in(key(seed), n)`, the same in a resumed run.
+    accumulation_steps: the number of parts of the batch, run one after another.
   Returns:
-    `(state, batch) -> (state, metrics)`: metrics are float32 scalars: every sum of the objective divided by `weights`
+    `(state, batch) -> (state, metrics)`; metrics are float32 scalars: the objective's sums divided by `weights`
     (`loss`, `accuracy`, …), and those of the update.
   """
 
@@ -43,7 +43,7 @@ def make_step(
     return objective(params.with_arrays(model, arrays), batch, key)
 
   def whole(arrays, batch, key):
-    """(mean gradients, sums) of the batch in one piece: the division rides on the backward pass."""
+    """(mean gradients, sums) of the whole batch: the division is folded into the backward pass."""
     _, backward, sums = jax.vjp(lambda arrays: loss_sum(arrays, batch, key), arrays, has_aux=True)
     return backward(1.0 / jnp.maximum(sums["weights"], 1.0))[0], sums
 
@@ -63,7 +63,7 @@ def make_step(
 
   gradients = whole if accumulation_steps == 1 else accumulated
 
-  # What an objective must know of the whole batch before it is cut into parts, such as how many rows are real.
+  # Adds what an objective must know of the whole batch before it is divided, such as how many rows are real.
   prepare = getattr(objective, "prepare", lambda batch: batch)
 
   def step(state: TrainState, batch: Batch):
@@ -86,6 +86,6 @@ def make_step(
 
 
 def _split(x: jax.Array, parts: int, rules: Rules) -> jax.Array:
-  """[B, ...] -> [parts, B / parts, ...], every device keeping rows it already holds."""
+  """[B, ...] -> [parts, B / parts, ...]; every device keeps the rows it already holds."""
   x = jnp.swapaxes(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 0, 1)
   return jax.lax.with_sharding_constraint(x, rules.sharding((None, "batch")))

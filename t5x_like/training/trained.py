@@ -1,4 +1,4 @@
-"""A finished or running training run, as evaluation and prediction see it: its config and its parameters."""
+"""A training run as evaluation and prediction see it: its config and its parameters."""
 
 import pathlib
 from typing import Any
@@ -17,12 +17,12 @@ from t5x_like.training.state import to_tree
 
 
 def open_config(workdir: str, recipe: str | None, overrides: list[str]) -> tuple[ConfigDict, dict[str, Any]]:
-  """The config to use, and the identity the run was trained with.
+  """The config to use, and the identity that the run was trained with.
 
   Args:
     workdir: of the run.
-    recipe: a recipe as for training, or None for the config that the run saved.
-    overrides: `KEY=VALUE` of `--config.KEY=VALUE`.
+    recipe: a recipe as for training, or None for the run's saved config.
+    overrides: `KEY=VALUE` of each `--config.KEY=VALUE`.
   Raises:
     UserError: the workdir holds no run.
   """
@@ -35,7 +35,7 @@ def open_config(workdir: str, recipe: str | None, overrides: list[str]) -> tuple
 
 
 def check_model(identity: dict[str, Any], config: ConfigDict, workdir: str, vocabulary=None) -> None:
-  """Refuses a model or a vocabulary other than the run was trained with.
+  """Checks that the model and the vocabulary are those the run was trained with.
 
   Raises:
     UserError: listing the keys that differ.
@@ -45,7 +45,7 @@ def check_model(identity: dict[str, Any], config: ConfigDict, workdir: str, voca
   if vocabulary is not None:
     now["fingerprints"] = {"vocabulary": vocabulary.fingerprint}
     then["fingerprints"] = {"vocabulary": identity["fingerprints"]["vocabulary"]}
-  for tree in (now, then):  # dropout is no part of a trained model
+  for tree in (now, then):  # dropout does not affect a trained model
     tree["model"] = {k: v for k, v in tree["model"].items() if k != "dropout"}
   workdirs.check(then, now, workdir)
 
