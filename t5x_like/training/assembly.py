@@ -1,4 +1,4 @@
-"""From a checked recipe to the objects of a run. Everything that can be refused is refused here, before any work."""
+"""From a recipe to the objects of a run. Everything that can be checked is checked here, before any work."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ class Parts:
   """What a step is made of.
 
   Attributes:
-    model: the abstract model; `make_model(key)` makes a real one.
+    model: the abstract model; `make_model(key)` makes a concrete one.
     state: the abstract state, with shardings.
   """
 
@@ -41,14 +41,15 @@ class Parts:
 
 
 def checkpoints(every: int, keep_last: int = 3, keep_every: int | None = None, save_timeout_seconds: int = 1200):
-  """The keys of `config.checkpoint`; a save every so many steps and at the end."""
+  """The keys of `config.checkpoint`; a step is saved every `every` steps and at the end."""
 
 
 def resolve(config: ConfigDict) -> ConfigDict:
   """Checks every slot against what it names and fills in all defaults.
 
-  `auto` in `model.dtype`, or no value, becomes bfloat16 on accelerators and float32 on CPU; in `model.layers`, scan and
-  loop. A `model.vocab_size` of None becomes the published one, and `auto` that of the data, up to a multiple of 128.
+  `auto`, or no value, becomes bfloat16 on accelerators and float32 on CPU for `model.dtype`, and scan and loop for
+  `model.layers`. A `model.vocab_size` of None becomes the published one, and `auto` that of the data, rounded up to a
+  multiple of 128.
 
   Raises:
     UserError: naming the key, what was found and what was expected.
@@ -99,7 +100,7 @@ def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
   """Builds everything but data from a resolved config, without allocating.
 
   Raises:
-    UserError: the mesh does not fit the devices, a parameter or the batch does not divide over it.
+    UserError: the mesh does not fit the devices, or a parameter or the batch does not divide over it.
   """
   rules = Rules.make(make_mesh(config.mesh.to_dict(), devices), config.rules.to_dict())
   check_batch(config, rules)
@@ -116,12 +117,12 @@ def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
 
 
 def check_task(config: ConfigDict, parts: Parts, task) -> None:
-  """Refuses a task, an objective and a model that do not fit each other, before anything is compiled.
+  """Checks that a task, the objective and the model fit each other, before anything is compiled.
 
   Args:
     task: a `data.task.Task`.
   Raises:
-    UserError: naming what lacks which feature or output, and what to choose instead.
+    UserError: naming the missing feature or output, and what to choose instead.
   """
   objective, name, model = parts.objective, config.objective.name, config.model.name
   makes = f"which task {config.task.name} does not make (it makes {', '.join(task.features)})"
@@ -140,8 +141,8 @@ def check_task(config: ConfigDict, parts: Parts, task) -> None:
       raise UserError(f"config.model: {model} needs the feature {feature!r}, {makes}; choose another model or task")
   if objective.beside != parts.model.NEEDS[-1]:
     raise UserError(
-      f"config.objective: {name} is for models whose outputs stand beside {objective.beside}, those of {model} stand"
-      f" beside {parts.model.NEEDS[-1]}; {choose}"
+      f"config.objective: {name} is for models with outputs for {objective.beside}, those of {model} are"
+      f" for {parts.model.NEEDS[-1]}; {choose}"
     )
   outputs = jax.eval_shape(lambda model, batch: model(batch), parts.model, abstract_batch(config, parts, task))
   for output, axes in objective.outputs.items():
@@ -162,7 +163,7 @@ def abstract_batch(config: ConfigDict, parts: Parts, task) -> dict[str, jax.Shap
 
 
 def check_vocabulary(config: ConfigDict, vocabulary) -> None:
-  """Refuses a vocabulary with ids that the model's table lacks."""
+  """Checks that the model's table has every id of a vocabulary."""
   if vocabulary.size > config.model.vocab_size:
     raise UserError(
       f"config.model.vocab_size: found {config.model.vocab_size}, but the vocabulary of the data has {vocabulary.size}"
@@ -175,14 +176,14 @@ def _table(vocabulary) -> int:
 
 
 def _table_size(config: ConfigDict) -> int:
-  """Rows of the token table that hold every id of the data."""
+  """Rows that the token table needs for every id of the data."""
   from t5x_like.data import task as tasks  # tensorflow: only where data is read
 
   return _table(tasks.build(split=config.train_split, **({"name": None} | config.task.to_dict())).vocabulary)
 
 
 def _resolve_design(model: ConfigDict, variants: dict) -> None:
-  """Refuses changes to the family's design that it does not take, and fills in the published vocabulary."""
+  """Checks changes to the family's design, and fills in the published vocabulary size."""
   if "design" in model:
     changes = model.design.to_dict()
     slots.change("config.model.design", variants[model.variant].design, changes)
@@ -200,17 +201,17 @@ def _model(config: ConfigDict):
 
 
 def _filled(slot: str, values: ConfigDict, function: Callable, given: Sequence[str] = ()) -> ConfigDict:
-  """A slot with all its arguments, and its name if it has one."""
+  """A slot with all its arguments filled in, and its name if it has one."""
   name, arguments = slots.split(f"config.{slot}", values)
   return ConfigDict(({"name": name} if name else {}) | slots.fill(f"config.{slot}", arguments, function, given))
 
 
 def check_batch(config: ConfigDict, rules: Rules, key: str = "batch_size") -> None:
-  """Refuses a batch that does not divide over the mesh; `key` is the one that sets its size."""
+  """Checks that a batch divides over the mesh; `key` is the config key of its size, for messages."""
   ways, parts = rules.split("batch"), config.accumulation_steps
   if config.batch_size % (ways * parts):
     axes = "x".join(f"{a}={rules.mesh.shape[a]}" for a in rules.table["batch"] if rules.mesh.shape[a] > 1) or "1 device"
     raise UserError(
-      f"config.{key}: found {config.batch_size}, expected a multiple of {ways * parts}: it is cut over {axes}"
+      f"config.{key}: found {config.batch_size}, expected a multiple of {ways * parts}: it is split over {axes}"
       f" ({ways} ways) and into {parts} accumulation steps"
     )

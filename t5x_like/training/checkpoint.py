@@ -1,8 +1,8 @@
-"""Checkpoints: asynchronous, exact, and never believed without proof.
+"""Checkpoints: asynchronous, exact and verified.
 
 `orbax` writes them (OCDBT, committed by an atomic rename); this file adds a manifest with the shape, type and
-fingerprint of every tensor, checks it when a step is read, falls back loudly to the newest intact step, and turns what
-goes wrong with the disk into one line. See docs/reference/checkpoints.md.
+fingerprint of every tensor, verifies it when a step is read, falls back with a warning to the newest intact step, and
+turns disk errors into one line. See docs/reference/checkpoints.md.
 """
 
 import atexit
@@ -44,10 +44,10 @@ _log = logging.getLogger("t5x_like.checkpoint")
 
 
 class _Manager(ocp.CheckpointManager):
-  """Orbax's manager without its own preemption checks.
+  """Orbax's manager without preemption checks.
 
-  They would call the synchronisation point of `training.preemption` a second time, from another thread and with an
-  older step number, on the primary process only.
+  Its checks would call the synchronisation point of `training.preemption` a second time, from another thread, with an
+  older step number and on the primary process only.
   """
 
   def reached_preemption(self, step: int) -> bool:
@@ -58,10 +58,10 @@ class Checkpoints:
   """The checkpoints of one run, one directory per step.
 
   Args:
-    directory: where the steps are; made by the first `save`. Local, or any path `etils.epath` knows (`gs://…`).
+    directory: of the steps; created by the first `save`. Local, or any path `etils.epath` knows (`gs://…`).
     keep_last: how many of the newest steps to keep; None keeps all.
-    keep_every: steps that are multiples of this are kept for ever; None keeps none of them.
-    save_timeout_seconds: how long one save may take, in all processes together.
+    keep_every: steps that are multiples of this are kept permanently; None keeps none of them.
+    save_timeout_seconds: how long one save may take, over all processes.
   """
 
   def __init__(
@@ -79,18 +79,17 @@ class Checkpoints:
     quiet_orbax()
 
   def save(self, step: int, state: dict[str, Any], metadata: dict[str, Any]) -> None:
-    """Starts saving a step and returns once the tensors may be donated; `wait` tells when it is committed.
+    """Starts saving a step and returns once the tensors may be donated; `wait` returns when it is committed.
 
-    In several processes all of them call it with the same step. A step that is already saved with the same values is
-    left as it is.
+    All processes must call it with the same step. A step already saved with the same values is left as it is.
 
     Args:
       step: the number of optimizer steps taken.
-      state: nested dicts with string keys; the leaves are arrays of any shape and type but complex.
-      metadata: anything `json` can write; given back by `metadata` and `restore`.
+      state: nested dicts with string keys; the leaves are arrays of any shape and any type but complex.
+      metadata: anything `json` can write; returned by `metadata` and `restore`.
 
     Raises:
-      UserError: if this or the previous save could not be written, or the step exists with other values.
+      UserError: this or the previous save could not be written, or the step exists with other values.
     """
     tensors = flatten(state)
     prints = fingerprints(tensors)
@@ -105,7 +104,7 @@ class Checkpoints:
       manager.save(step, args=ocp.args.Composite(**items), force=True)
 
   def steps(self) -> list[int]:
-    """The committed steps on the disk, oldest first; damage is found only by `restore`."""
+    """The committed steps, oldest first; only `restore` detects damage."""
     try:
       return sorted(ocp.utils.checkpoint_steps(self._directory))
     except (FileNotFoundError, NotADirectoryError):
@@ -115,7 +114,7 @@ class Checkpoints:
     """The metadata saved with a step.
 
     Raises:
-      UserError: if there is no such step or its manifest is damaged.
+      UserError: no such step, or its manifest is damaged.
     """
     self._check_exists(step)
     try:
@@ -124,20 +123,20 @@ class Checkpoints:
       raise UserError(f"{self._directory / str(step)}: damaged checkpoint: {damage}") from None
 
   def restore(self, abstract_state: dict[str, Any], step: int | None = None) -> tuple[int, dict, dict] | None:
-    """Reads a step onto the shardings asked for, and proves every tensor before giving it back.
+    """Reads a step onto the given shardings and verifies every tensor.
 
     Args:
       abstract_state: the tree to restore: `jax.ShapeDtypeStruct` leaves with `.sharding`, on any mesh of any number of
-        processes. Only its top-level parts are read: `{"params": …}` leaves the optimizer's state where it is.
-      step: which step, or None for the newest intact one. Damaged steps are passed over with a warning each, and moved
+        processes. Only its top-level keys are read: `{"params": …}` does not read the optimizer's state.
+      step: which step, or None for the newest intact one. Damaged steps are skipped, each with a warning, and moved
         aside (`<step>.damaged`) by the next `save`.
 
     Returns:
-      (step, state, metadata), or None if nothing was ever saved here.
+      (step, state, metadata), or None if nothing was saved here.
 
     Raises:
-      UserError: if the step asked for is missing or damaged, if all steps are damaged, or if the tensors of the
-        checkpoint are not those of `abstract_state`.
+      UserError: the requested step is missing or damaged, all steps are damaged, or the tensors of the checkpoint are
+        not those of `abstract_state`.
     """
     if step is not None:
       self._check_exists(step)
@@ -165,14 +164,14 @@ class Checkpoints:
       raise UserError(f"{self._directory / str(step)}: damaged checkpoint: {reasons[step]}; other steps here: {others}")
     told = "; ".join(f"step {s}: {r}" for s, r in reasons.items())
     raise UserError(
-      f"{self._directory}: every checkpoint is damaged ({told}); put back a copy of one, or start in a new workdir"
+      f"{self._directory}: every checkpoint is damaged ({told}); restore a copy of one, or start in a new workdir"
     )
 
   def wait(self) -> None:
     """Returns when the last save is committed.
 
     Raises:
-      UserError: if it could not be written.
+      UserError: it could not be written.
     """
     if self._manager is not None:
       with self._disk_errors():
@@ -182,7 +181,7 @@ class Checkpoints:
     """Waits for the last save and ends all threads; safe to call twice.
 
     Raises:
-      UserError: if the last save could not be written.
+      UserError: the last save could not be written.
     """
     if self._manager is not None:
       manager, self._manager = self._manager, None
@@ -197,7 +196,7 @@ class Checkpoints:
     self.close()
 
   def _open(self) -> _Manager:
-    """The orbax manager, made on first use: only one who saves may touch the directory."""
+    """The orbax manager, made on first use, as only saving may change the directory."""
     if self._damaged:
       if jax.process_index() == 0:
         for step in self._damaged:
@@ -215,14 +214,14 @@ class Checkpoints:
         preservation_policy=ocp.checkpoint_managers.AnyPreservationPolicy(policies),
         cleanup_tmp_directories=True,
         lightweight_initialize=True,
-        # Made asynchronously, a directory the disk refuses leaves threads waiting for it until the time limit.
+        # If directories were created asynchronously and one failed, threads would wait for it until the timeout.
         async_options=ocp.options.AsyncOptions(timeout_secs=self._timeout, create_directories_asynchronously=False),
       )
       self._manager = _Manager(self._directory, options=options)
     return self._manager
 
   def _restore_one(self, step: int, abstract_state: dict[str, Any]) -> tuple[dict, dict]:
-    """Reads and proves one step; every process gets the same verdict."""
+    """Reads and verifies one step; every process gets the same verdict."""
     wanted = flatten(abstract_state)
     path = self._directory / str(step)
     manifest, tensors, reason = None, {}, ""
@@ -237,7 +236,7 @@ class Checkpoints:
     checkpoint_manifest.check_tensors(path, saved, wanted)
     try:
       tensors = _read_tensors(path / _STATE, wanted, partial=len(saved) < len(manifest["tensors"]))
-    except Exception as error:  # the readers below orbax raise many types for a damaged file
+    except Exception as error:  # the readers below orbax raise many types of error for a damaged file
       refused, reason = _disk_errno(error) in _REFUSALS, f"a tensor cannot be read: {one_line(error)[:300]}"
     _agree(path, reason, refused)
     found = fingerprints(tensors)
@@ -270,7 +269,7 @@ class Checkpoints:
 
   @contextlib.contextmanager
   def _disk_errors(self, step: int | None = None):
-    """Turns what the disk refuses, now or in a background thread, into a UserError naming the path."""
+    """Turns a disk error, here or in a background thread, into a UserError naming the path."""
     where = self._directory if step is None else self._directory / str(step)
     try:
       yield
@@ -281,7 +280,7 @@ class Checkpoints:
       quiet_abandoned_tasks()
       if number is not None:
         raise UserError(
-          f"{where}: checkpoint could not be written: {os.strerror(number)}; free space or mend the permissions and "
+          f"{where}: checkpoint could not be written: {os.strerror(number)}; free space or fix the permissions and "
           f"run the same command again (steps saved: {self.steps()})"
         ) from error
       if any(word in str(error) for word in _TIMEOUT_WORDS):
@@ -293,9 +292,9 @@ class Checkpoints:
 
 
 def _before_threads_end(close: Callable[[], None]) -> None:
-  """Calls `close` when the program ends without having done so, while threads may still start others.
+  """Calls `close` at the end of the program, while threads may still start others.
 
-  `atexit` is too late for that: by then the thread pools that a save in flight still needs are shut.
+  `atexit` is too late: by then the thread pools that a save in flight needs are shut down.
   """
 
   def finish():
@@ -308,7 +307,7 @@ def _before_threads_end(close: Callable[[], None]) -> None:
 
 
 def _disk_errno(error: BaseException | None) -> int | None:
-  """The errno of the first refusal of the disk in a chain of exceptions, also where only its text survived."""
+  """The errno of the first disk error in a chain of exceptions, recognised also by its text alone."""
   seen = set()
   while error is not None and id(error) not in seen:
     seen.add(id(error))
@@ -322,7 +321,7 @@ def _disk_errno(error: BaseException | None) -> int | None:
 
 
 def _read_tensors(path: epath.Path, wanted: dict[str, Any], *, partial: bool) -> dict[str, jax.Array]:
-  """Reads the tensors through orbax's handler, which has no barriers: a process that fails keeps no other waiting."""
+  """Reads the tensors through orbax's handler, which has no barriers, so a failing process blocks no other."""
   if not wanted:
     return {}
   restore_args = {
@@ -350,14 +349,14 @@ def _move_aside(path: epath.Path) -> None:
 
 
 def _agree(path: epath.Path, reason: str, refused: bool) -> None:
-  """Gives every process the same verdict: nothing, `Damaged`, or a UserError where the disk refused to be read."""
+  """Gives every process the same verdict: nothing, `Damaged`, or a UserError if reading was not permitted."""
   if jax.process_count() > 1:
     verdicts = multihost_utils.process_allgather(np.array([2 if refused else int(bool(reason))], np.int32)).ravel()
     refused = bool((verdicts == 2).any())
     if verdicts.any() and not reason:
       reason = f"process {np.flatnonzero(verdicts)[0]} could not read it"
   if refused:
-    raise UserError(f"{path}: checkpoint cannot be read: {reason}; mend the permissions")
+    raise UserError(f"{path}: checkpoint cannot be read: {reason}; fix the permissions")
   if reason:
     raise Damaged(reason)
 

@@ -1,4 +1,4 @@
-"""The pictures of a report: SVG that takes its text colour from the page, so that it reads in light and in dark."""
+"""The charts of a report: SVG that takes its text colour from the page, so that it suits light and dark themes."""
 
 import io
 import math
@@ -14,7 +14,7 @@ Rows = list[dict[str, Any]]
 
 
 def series(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
-  """The steps (int64 [N]) and finite values (float64 [N]) of one metric; of lines with one step the last counts."""
+  """The steps (int64 [N]) and finite values (float64 [N]) of one metric; of lines with equal step, the last counts."""
   found = {row["step"]: row[name] for row in rows if isinstance(row.get(name), int | float)}
   kept = [(step, value) for step, value in sorted(found.items()) if math.isfinite(value)]
   steps, values = zip(*kept) if kept else ((), ())
@@ -22,7 +22,7 @@ def series(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def charts(rows: Rows) -> list[dict[str, str]]:
-  """One {title, svg, width} for every metric there is data for; `width` is "wide" for the loss, else ""."""
+  """One {title, svg, width} per metric that has data; `width` is "wide" for the loss, else ""."""
   drawn = []
   if len(series(rows, "train/loss")[0]) or _eval_names(rows, "loss"):
     drawn.append({"title": "Loss", "svg": _loss_chart(rows), "width": "wide"})
@@ -82,7 +82,7 @@ def _line_chart(title: str, steps, values, *, noise=True, log=False, from_zero=F
   _curve(axes, steps, values, None, noise)
   if log and values.min() > 0 and values.max() > 30 * values.min():
     axes.set_yscale("log")
-  elif from_zero:  # the first step compiles: do not let it squeeze the rest
+  elif from_zero:  # the first step compiles; do not let it compress the rest
     axes.set_ylim(0, 1.15 * max(np.percentile(values, 99), 1e-12))
   if percent:
     axes.yaxis.set_major_formatter("{x:g}%")
@@ -91,7 +91,7 @@ def _line_chart(title: str, steps, values, *, noise=True, log=False, from_zero=F
 
 
 def _curve(axes, steps, values, label: str | None, noise: bool = True) -> None:
-  """A noisy curve is drawn faint, with its running mean over it."""
+  """Draws a curve; a noisy one faintly, with its running mean on top."""
   noisy = noise and len(steps) >= 30
   axes.plot(
     *_thinned(steps, values),
@@ -133,7 +133,7 @@ def _axes(title: str, width: float, height: float):
 
 
 def _svg(figure, name: str) -> str:
-  """The figure as an <svg> element: no fixed size, no date, ids of its own, the page's colours and fonts."""
+  """The figure as an <svg> element: no fixed size, no date, unique ids, the page's colours and fonts."""
   import matplotlib
 
   buffer = io.StringIO()
@@ -152,7 +152,7 @@ def _svg(figure, name: str) -> str:
 
 
 def _thinned(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """At most about `_POINTS` points that keep every stretch's lowest and highest value."""
+  """About `_POINTS` points at most, keeping the lowest and highest value of every stretch."""
   if len(steps) <= _POINTS:
     return steps, values
   kept = {0, len(steps) - 1}

@@ -1,4 +1,4 @@
-"""A run: the objects of a recipe opened in a workdir, checked, restored and ready to step."""
+"""A run: the objects of a recipe, opened in a workdir, checked, restored and ready to step."""
 
 import json
 import math
@@ -29,15 +29,15 @@ from t5x_like.training.writer import MetricsWriter, read_metrics
 class Run:
   """Opens a run, resuming it if the workdir holds one.
 
-  Everything that can be refused is refused before the first step: the config, the mesh, the data, the vocabulary, a
-  workdir of another config. A context manager; leaving it closes the writer and waits for the last checkpoint.
+  All errors that can be detected are raised before the first step: in the config, the mesh, the data, the vocabulary,
+  or a workdir of another config. A context manager; on exit it closes the writer and waits for the last checkpoint.
 
   Args:
     config: a resolved config (`assembly.resolve`).
     workdir: a directory, made if missing.
 
   Attributes:
-    state, step: the state to go on from and its step.
+    state, step: the current state and its step.
     total_steps: from the config.
   """
 
@@ -64,7 +64,7 @@ class Run:
     if self.step < self.total_steps:
       self._enter_phase()
     else:
-      process.say(f"{workdir} is finished at step {self.step}; set --config.total_steps={2 * self.step} to go on")
+      process.say(f"{workdir} is finished at step {self.step}; set --config.total_steps={2 * self.step} to continue")
 
   def _make_phases(self) -> list[phases.Phase]:
     """The phases with their tasks, each checked against model and objective."""
@@ -79,7 +79,7 @@ class Run:
     return made
 
   def _enter_phase(self) -> None:
-    """Compiles the step for the phase that this step is in and opens its batches."""
+    """Compiles the step for the current phase and opens its batches."""
     phase, parts = phases.at(self._phases, self.step), self._parts
     self._phase = phase
     if len(self._phases) > 1:
@@ -124,7 +124,7 @@ class Run:
       self._writer.write(step, {f"train/{name}": value for name, value in values.items()})
 
   def evaluate(self) -> None:
-    """Runs every evaluator on the present parameters and writes what they find."""
+    """Runs every evaluator on the current parameters and writes the results."""
     self.drain()
     since = time.perf_counter()
     metrics, samples = {}, []
@@ -140,7 +140,7 @@ class Run:
       self._meter.away(since)
 
   def save(self) -> None:
-    """Starts a checkpoint of this step; metrics up to it are on the disk before it can be."""
+    """Starts a checkpoint of this step, after putting all metrics up to it on disk."""
     self.drain()
     since = time.perf_counter()
     self._writer.flush()
@@ -178,7 +178,7 @@ class Run:
         self._lock.close()
 
   def _check_workdir(self) -> list[str]:
-    """Compares the workdir with this config, in all processes alike. Returns the changes that are allowed."""
+    """Compares the workdir with this config, in all processes alike. Returns the allowed changes."""
     saved = workdirs.read(self.workdir)
     changes = [] if saved is None else workdirs.check(saved, self._identity, self.workdir)
     distributed.agree(
@@ -205,7 +205,7 @@ class Run:
     return from_tree(tree, abstract), step
 
   def _record(self, changes: list[str]) -> None:
-    """Takes the workdir and writes what this start runs: the config, the vocabulary, the environment."""
+    """Locks the workdir and records this start: the config, the vocabulary, the environment."""
     if not self._primary:
       return
     self._lock = workdirs.hold(self.workdir)

@@ -1,4 +1,4 @@
-"""The files of a workdir that say which run is in it, and which changes a resumed run may make."""
+"""The files that identify a workdir's run, and which config changes a resumed run may make."""
 
 import datetime
 import fcntl
@@ -14,15 +14,15 @@ from t5x_like.errors import UserError, one_line
 
 FILE = "config.json"
 HISTORY = "history.jsonl"
-# A change of any of these would go on from a state or a data order that belongs to something else.
+# With any of these changed, a run would resume from a state or a data order that is not its own ...
 _FIXED = ("model.", "seed", "batch_size", "fingerprints.", "optimizer.name", "objective.name")
-# … except for how the same model is computed.
+# ... except for those that only change how the same model is computed.
 _FREE = ("model.dtype", "model.layers", "model.remat")
-_EDITION = "data_edition"  # of `data.EDITION`; runs of the first edition recorded none
+_EDITION = "data_edition"  # `data.EDITION`; runs of edition 1 did not record it
 
 
 def identity(config, task, early: dict[str, Any] = {}) -> dict[str, Any]:  # noqa: B006 (never written to)
-  """The content of `config.json`: the resolved config, what the data and vocabulary are, and the feature lengths.
+  """The content of `config.json`: the resolved config, fingerprints of data and vocabulary, and feature lengths.
 
   Args:
     early: tasks of earlier phases, by phase.
@@ -35,7 +35,7 @@ def identity(config, task, early: dict[str, Any] = {}) -> dict[str, Any]:  # noq
 
 
 def read(workdir) -> dict[str, Any] | None:
-  """The saved identity of the run in a workdir, None where there is none.
+  """The saved identity of the run in a workdir, or None.
 
   Raises:
     UserError: the file is not a JSON object.
@@ -48,7 +48,7 @@ def read(workdir) -> dict[str, Any] | None:
   except FileNotFoundError:
     return None
   except ValueError as error:
-    raise UserError(f"{path}: damaged ({one_line(error)}); put back this run's config or use a new workdir") from None
+    raise UserError(f"{path}: damaged ({one_line(error)}); restore this run's config or use a new workdir") from None
   except OSError as error:
     raise UserError(f"{path}: cannot be read: {error.strerror}; use a directory for --workdir") from None
   return found
@@ -58,9 +58,10 @@ def check(saved: dict[str, Any], current: dict[str, Any], workdir) -> list[str]:
   """Compares two identities.
 
   Returns:
-    A line for each key that differs and may.
+    One line per changed key whose change is allowed.
   Raises:
-    UserError: the run's data are of another edition, or listing every key whose change makes resuming meaningless.
+    UserError: the run's data are of another edition, or keys changed whose change would make resuming meaningless; all
+      of them are listed.
   """
   before, now = config_lib.flat(saved), config_lib.flat(current)
   edition = now.get(f"fingerprints.{_EDITION}")  # none where only models are compared
@@ -82,16 +83,16 @@ def check(saved: dict[str, Any], current: dict[str, Any], workdir) -> list[str]:
 
 
 def write(workdir, name: str, content: dict[str, Any]) -> None:
-  """Writes a JSON file in one piece: an old one is replaced, or stays as it was.
+  """Writes a JSON file atomically.
 
   Raises:
-    UserError: the disk refuses.
+    UserError: it cannot be written.
   """
   _replace(pathlib.Path(workdir) / name, json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
 def write_lines(workdir, name: str, rows: list[dict[str, Any]]) -> None:
-  """Writes a JSONL file as `write` does a JSON file."""
+  """Writes a JSONL file atomically."""
   _replace(pathlib.Path(workdir) / name, "".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -106,12 +107,12 @@ def _replace(path: pathlib.Path, text: str) -> None:
 
 
 def add_to_history(workdir, step: int, identity: dict[str, Any], changes: list[str], environment: dict) -> None:
-  """Adds a line to `history.jsonl`: when this start was, from which step, of which config and on what.
+  """Adds a line to `history.jsonl` for this start: time, step, config digest, changes and environment.
 
-  The config itself stands in the line of the first start and of each that changes it.
+  The first line, and every line with changes, also has the config.
 
   Raises:
-    UserError: the disk refuses.
+    UserError: the file cannot be written.
   """
   path = pathlib.Path(workdir) / HISTORY
   row = {
@@ -131,7 +132,7 @@ def add_to_history(workdir, step: int, identity: dict[str, Any], changes: list[s
 
 
 def hold(workdir) -> IO:
-  """Takes the workdir for this process, until the file it returns is closed or the process ends, however it ends.
+  """Locks the workdir for this process, until the returned file is closed or the process ends.
 
   Raises:
     UserError: another process has it, or the directory cannot be written.

@@ -1,7 +1,7 @@
-"""Metrics of a run: one gapless `metrics.jsonl`, TensorBoard events, and progress for whoever watches.
+"""Metrics of a run: one gapless `metrics.jsonl`, TensorBoard events, and progress on the console.
 
 A line of `metrics.jsonl` is one flat JSON object: `step` first, then names such as `train/loss` with numbers. JSON has
-no infinities, so a value that is not finite is written as null (read it as: measured, and not a number).
+no infinities, so a value that is not finite is written as null.
 """
 
 import contextlib
@@ -28,27 +28,27 @@ _SHOWN = (
 
 
 def read_metrics(workdir) -> list[dict[str, Any]]:
-  """The lines of `metrics.jsonl`, in order; [] if there is none. A partial last line, as a kill leaves it, is left out.
+  """The lines of `metrics.jsonl`, in order; [] if there is no file. A partial last line, left by a kill, is ignored.
 
   Raises:
-    UserError: naming file and line for a line that is not a JSON object with a whole `step`.
+    UserError: naming the line that is not a JSON object with an integer `step`.
   """
   path = pathlib.Path(workdir) / FILE
   return [row for row, _ in _rows(path)]
 
 
 class MetricsWriter:
-  """Appends metrics; on resume first drops what lies after the step that is resumed from.
+  """Appends metrics; on resume it first drops those after the resumed step.
 
   Args:
-    workdir: a local directory, made if missing.
-    resume_step: the step of the checkpoint the run goes on from, 0 for a new one. Lines of later steps are dropped
-      (with a rename, so that a kill loses nothing), and TensorBoard is told to forget them.
+    workdir: a local directory, created if missing.
+    resume_step: the step of the checkpoint to resume from, 0 for a new run. Lines of later steps are dropped (with a
+      rename, so that a kill loses nothing), and purged from TensorBoard.
     total_steps: the last step, for the progress bar.
     primary: False makes every method do nothing; only one process of a job may write.
 
   Raises:
-    UserError: if the directory cannot be written or a line in the middle of `metrics.jsonl` is not JSON.
+    UserError: the directory cannot be written, or a complete line of `metrics.jsonl` is damaged.
   """
 
   def __init__(self, workdir, *, resume_step: int, total_steps: int, primary: bool = True):
@@ -80,7 +80,7 @@ class MetricsWriter:
     """Appends one line; evaluations (names `eval/…`) are always shown, training steps about every 10 s.
 
     Raises:
-      UserError: if the disk refuses.
+      UserError: the files cannot be written.
     """
     if self._file is None:
       return
@@ -94,10 +94,10 @@ class MetricsWriter:
     self._show(int(step), values)
 
   def flush(self) -> None:
-    """Puts everything written so far on the disk; call it before a checkpoint of the same step commits.
+    """Puts everything written so far on disk; call it before a checkpoint of the same step commits.
 
     Raises:
-      UserError: if the disk refuses.
+      UserError: the files cannot be written.
     """
     if self._file is None:
       return
@@ -110,7 +110,7 @@ class MetricsWriter:
     """Flushes and closes; safe to call twice.
 
     Raises:
-      UserError: if the disk refuses.
+      UserError: the files cannot be written.
     """
     if self._file is None:
       return
@@ -161,13 +161,13 @@ class MetricsWriter:
       yield
     except OSError as error:
       raise UserError(
-        f"{self._path}: metrics could not be written: {error.strerror or one_line(error)}; free space or mend the "
+        f"{self._path}: metrics could not be written: {error.strerror or one_line(error)}; free space or fix the "
         "permissions and run the same command again"
       ) from error
 
 
 def _rows(path: pathlib.Path):
-  """Yields (row, line of bytes) of every whole line."""
+  """Yields (parsed row, raw line) of every complete line."""
   try:
     file = open(path, "rb")  # noqa: SIM115
   except FileNotFoundError:
@@ -177,12 +177,12 @@ def _rows(path: pathlib.Path):
       try:
         row = json.loads(line)
         if not isinstance(row, dict) or type(row.get("step")) is not int:
-          raise ValueError("not an object with a whole step")
+          raise ValueError("not an object with an integer step")
       except ValueError as error:
         if not line.endswith(b"\n"):
           return
         raise UserError(
-          f"{path}:{number}: {one_line(error)}; expected a JSON object with a step; remove or mend this line"
+          f"{path}:{number}: {one_line(error)}; expected a JSON object with a step; remove or fix this line"
         ) from None
       if not line.endswith(b"\n"):
         return

@@ -75,8 +75,8 @@ MLM = '{"name": "mlm", "store": "builtin", "length": 32}'
     ),
     (
       [f"model={ENCODER}"],
-      r"encoder_decoder is for models whose outputs stand beside decoder_input_tokens, those of bert"
-      r" stand beside encoder_input_tokens; choose another task$",
+      r"encoder_decoder is for models with outputs for decoder_input_tokens, those of bert"
+      r" are for encoder_input_tokens; choose another task$",
     ),
     (
       [f"model={ENCODER}", f"task={MLM}", "objective.name=electra"],
