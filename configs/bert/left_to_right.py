@@ -1,4 +1,4 @@
-"""BERT base read from left to right: the ablation "LTR & No NSP" (Devlin et al. 2019, section 5.1).
+"""BERT base from left to right: the ablation "LTR & No NSP" (Devlin et al. 2019, section 5.1).
 
   python -m tools.prepare_data --source=text:books_and_wikipedia/*.txt --vocabulary=VOCABULARY --append_eos \\
       --output=data/books_wiki_eos

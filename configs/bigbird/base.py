@@ -19,7 +19,7 @@ def get_config():
   config.model.name, config.model.variant = "bigbird", "bigbird-roberta-base"
   config.model.vocab_size = 50_432  # 50,358 rounded up to a multiple of 128
   config.task.length = 4096
-  config.task.input_format = "doc_sentences"  # one sequence a row: the core takes no more
+  config.task.input_format = "doc_sentences"  # one sequence per row, because the core refuses packed rows
   config.task.segment_ids = False
 
   config.batch_size = 256

@@ -5,8 +5,8 @@
 
 A million steps of 128 rows of 128 tokens: AdamW up to 5e-4 over 10,000 steps and linearly down, eps 1e-6, decay 0.01,
 dropout 0.1, discriminator weight 50. 15% of the tokens are predicted, all of them masked in the generator's input, as
-section 2 says; the authors' code leaves 15% of these as they are. Rows are full sentences; their code cuts nine rows in
-ten into two segments near the middle but predicts nothing from that. Four days on one V100; expected after fine-tuning
+in section 2; the authors' code leaves 15% of these unchanged. Rows are full sentences; their code splits nine rows in
+ten into two segments near the middle but predicts nothing from that. Four days on one V100. Expected after fine-tuning
 (table 1): GLUE dev 79.9. Not run at full size here.
 """
 

@@ -3,9 +3,9 @@
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/gemma2/2b.py --workdir=runs/gemma2_2b
 
-The published 2B was distilled from a larger model on 2 trillion tokens, and the report gives neither learning rates nor
-batches (section 3). This recipe predicts tokens, with the optimizer and schedule of Llama 3.1 8B. 64 chips or more. The
-published model scores 51.3 on MMLU with 5 shots. Not run at full size here.
+The published 2B was distilled from a larger model on 2 trillion tokens; the report gives neither learning rates nor
+batch sizes (section 3). This recipe trains on next tokens without a teacher, with the optimizer and schedule of Llama
+3.1 8B. 64 chips or more. The published model scores 51.3 on MMLU with 5 shots. Not run at full size here.
 """
 
 from t5x_like.config import defaults

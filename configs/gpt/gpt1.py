@@ -11,7 +11,7 @@ full size here.
 
 from t5x_like.config import defaults
 
-# GPT-1's blocks at GPT-2's tiny size. At that width post-norm with a deviation of 0.02 does not learn past unigrams.
+# GPT-1's blocks at GPT-2's tiny size. At that width, post-norm with a deviation of 0.02 learns only unigrams.
 LAPTOP = {
   "schedule.learning_rate": 1e-3,
   "model.design": {

@@ -1,11 +1,10 @@
-"""Linformer base: RoBERTa with keys and values projected to 256 places (Wang et al. 2020, arXiv:2006.04768).
+"""Linformer base: RoBERTa with keys and values projected to 256 positions (Wang et al. 2020, arXiv:2006.04768).
 
   python -m tools.prepare_data --source=text:web/*.txt --vocabulary=VOCABULARY --append_eos --output=data/web
   python -m t5x_like.train --config=configs/linformer/base.py --workdir=runs/linformer_base
 
-250,000 steps on RoBERTa's objective at length 512 (section 5.1, which leaves the rest to RoBERTa). 64 accelerators of
-16 GB or more. On a laptop 128 places are projected to 64, which begin as pairs of neighbours. Not run at full size
-here.
+250,000 steps on RoBERTa's objective at length 512 (section 5.1); other settings are RoBERTa's. 64 accelerators of 16 GB
+or more. The laptop forms project 128 positions to 64, which start as pairs of neighbours. Not run at full size here.
 """
 
 from configs.roberta import base
@@ -17,7 +16,7 @@ def get_config():
   config = base.get_config()
 
   config.model.name, config.model.variant = "linformer", "linformer-base-256"
-  config.task.input_format = "doc_sentences"  # one sequence a row: the core takes no more
+  config.task.input_format = "doc_sentences"  # one sequence per row, because the core refuses packed rows
   config.task.segment_ids = False
 
   config.total_steps = 250_000

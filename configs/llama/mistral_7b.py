@@ -3,7 +3,7 @@
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/llama/mistral_7b.py --workdir=runs/mistral_7b
 
-Windows of 8,192 tokens, of which each token sees the last 4,096 (section 2). The paper gives sizes but not the
+Windows of 8,192 tokens, in which each token sees the last 4,096 (section 2). The paper gives sizes but not the
 training: optimizer and rates are those of Llama 2 7B (Touvron et al. 2023, section 2.2), batches 2^22 tokens. 64 chips
 or more. The published model scores 60.1 on MMLU with 5 shots (table 2). Not run at full size here.
 """
@@ -22,7 +22,7 @@ def get_config():
     "vocab_size": 32_000,
     "dropout": 0.0,
     "remat": "full",
-    "design": {"core": "local"},  # its cost grows with the window, not with the length
+    "design": {"core": "local"},  # its cost per token grows with the window, not the length
   }
   config.task = {"name": "causal_lm", "store": "data/c4_en_eos", "length": 8192, "document_mask": True}
   config.objective = {"name": "decoder"}

@@ -5,9 +5,8 @@
 
 The paper gives sizes but not the training: optimizer, rates and batch are those of Llama 2 70B (Touvron et al. 2023,
 section 2.2: AdamW, 1.5e-4 after 2,000 steps, down to a tenth by a cosine, 2^22 tokens), the balance loss that of the
-published config. Experts are split over eight chips, and each has slots for one and a half times its share
-(`dispatch`). 512 chips or more. The published model scores 70.6 on MMLU with 5 shots (table 2). Not run at full size
-here.
+published config. Experts are split over eight chips, and each has slots for 1.5 times its share (`dispatch`). 512 chips
+or more. The published model scores 70.6 on MMLU with 5 shots (table 2). Not run at full size here.
 """
 
 from t5x_like.config import defaults

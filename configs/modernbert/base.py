@@ -4,14 +4,13 @@
   python -m t5x_like.train --config=configs/modernbert/base.py --workdir=runs/modernbert_base
 
 The first of the paper's phases (section 2.2): rows of 1,024 tokens in batches of 4,608, rates up to 8e-4, decay 1e-5,
-30% of the tokens predicted. There the optimizer is StableAdamW and the rate stays constant after the warm-up; here it
-is AdamW with a linear decay. 360,000 steps are 1.7 trillion tokens. 64 accelerators of 40 GB or more. Not run at full
-size here.
+30% of the tokens predicted. The paper uses StableAdamW and a constant rate after the warm-up; this recipe uses AdamW
+with a linear decay. 360,000 steps are 1.7 trillion tokens. 64 accelerators of 40 GB or more. Not run at full size here.
 """
 
 from t5x_like.config import defaults
 
-LAPTOP = {"model.design": {"init_stddev": 0.06}}  # its positions are rotations as they are
+LAPTOP = {"model.design": {"init_stddev": 0.06}}  # positions are rotary already
 
 
 def get_config():

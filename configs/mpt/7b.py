@@ -3,8 +3,9 @@
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/mpt/7b.py --workdir=runs/mpt_7b
 
-Batches of 1,760 windows of 2,048 tokens for a trillion tokens, as published. There the optimizer is Lion; here it is
-AdamW with the rates of Llama 2 7B (Touvron et al. 2023, section 2.2). 64 chips or more. Not run at full size here.
+Batches of 1,760 windows of 2,048 tokens for a trillion tokens, as published. The published model was trained with Lion,
+this recipe uses AdamW with the rates of Llama 2 7B (Touvron et al. 2023, section 2.2). 64 chips or more. Not run at
+full size here.
 """
 
 from t5x_like.config import defaults

@@ -3,10 +3,10 @@
   python -m tools.prepare_data --source=tfds:c4/multilingual --vocabulary=VOCABULARY --output=data/mc4_LANGUAGE
   python -m t5x_like.train --config=configs/mt5/base.py --workdir=runs/mt5_base
 
-One token store for each of `LANGUAGES`, under one vocabulary of 250,000 pieces and 100 sentinels. Languages are drawn
-in proportion to their size to the power of 0.3 (section 3.1), that is, at a temperature of 1 / 0.3. 1,000,000 steps of
-1,024 sequences of 1,024 tokens, no dropout (section 3.3); a pod of 64 chips or more. Other sizes: `:small`, `:large`,
-`:xl`, `:xxl`. Expected of base after fine-tuning on English (table 2): XNLI 75.4. Not run at full size here.
+One token store for each of `LANGUAGES`, with one vocabulary of 250,000 pieces and 100 sentinels. Languages are drawn in
+proportion to their size to the power of 0.3 (section 3.1), a temperature of 1 / 0.3. 1,000,000 steps of 1,024 sequences
+of 1,024 tokens, no dropout (section 3.3); a pod of 64 chips or more. Other sizes: `:small`, `:large`, `:xl`, `:xxl`.
+Expected of base after fine-tuning on English (table 2): XNLI 75.4. Not run at full size here.
 """
 
 from typing import Literal
@@ -31,7 +31,7 @@ def get_config(size: Size = "base"):
     "name": "mixture",
     "rates": "temperature",
     "temperature": 1 / 0.3,
-    "period": 1_000_000,  # the rarest of a hundred languages is still in it
+    "period": 1_000_000,  # long enough to include the rarest of a hundred languages
     "shared": {
       "name": "span_corruption",
       "inputs_length": 1024,

@@ -3,7 +3,7 @@
   python -m tools.prepare_data --source=tfds:c4/en --vocabulary=VOCABULARY --append_eos --output=data/c4_en_eos
   python -m t5x_like.train --config=configs/palm/8b.py --workdir=runs/palm_8b
 
-Adafactor with rates scaled by the parameters (section 5; there without factoring): 1e-2 for 10,000 steps, then
+Adafactor with rates scaled by the parameters (section 5; the paper's is not factored): 1e-2 for 10,000 steps, then
 1/sqrt(step); second-moment decay 0.8, z-loss 1e-4, clipping at 1.0, no dropout, windows of 2,048 tokens. The paper's
 batch grows from 256 to 2,048 windows for the larger models; here it is 2,048 from the start. 186,000 steps are the 780
 billion tokens of table 2. A pod of 256 chips or more. The published 8B scores 61.5 on LAMBADA with no shots (table 4).

@@ -4,7 +4,7 @@
   python -m t5x_like.train --config=configs/t5/ul2.py --workdir=runs/ul2_base
 
 Windows of 512 tokens, batches of 128, 500,000 steps, as in the paper's ablations. Every input begins with its mode
-([NLU], [S2S] or [NLG]), which a prompt can then ask for. The vocabulary needs 85 sentinels, fewer than T5's 100.
+([NLU], [S2S] or [NLG]), which prompts can use as well. The vocabulary needs 85 sentinels, fewer than T5's 100.
 Hardware as for `base.py`. Not run at full size here.
 """
 

@@ -5,11 +5,11 @@
   python -m t5x_like.train --config=configs/transformer/base.py --workdir=runs/transformer_base \\
       --config.task.source='parallel:corpus/{split}.{field}.gz' --config.task.vocabulary=vocabulary
 
-The corpus has one file per split and language, a sentence a line: `corpus/train.en.gz`, `corpus/validation.de.gz`. For
-other languages give `--config.task.inputs={cs} --config.task.targets={fr}`. Sentences are packed into rows of 256; 96
-of them are the paper's batch of 25,000 source and target tokens. Expected on newstest2014 after WMT 2014 English-German
-and 100,000 steps (12 hours on 8 P100): BLEU 27.3 (table 2), for the average of the last 5 checkpoints, which this does
-not take. Not run at full size here.
+The corpus has one file per split and language, one sentence per line: `corpus/train.en.gz`, `corpus/validation.de.gz`.
+For other languages give `--config.task.inputs={cs} --config.task.targets={fr}`. Sentences are packed into rows of 256;
+96 rows are the paper's batch of 25,000 source and target tokens. Expected on newstest2014 after 100,000 steps on WMT
+2014 English-German (12 hours on 8 P100): BLEU 27.3 (table 2) for the average of the last 5 checkpoints, which is not
+computed here. Not run at full size here.
 """
 
 from t5x_like.config import defaults
