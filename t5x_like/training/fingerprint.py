@@ -70,5 +70,7 @@ def fingerprints(tensors: dict[str, jax.Array]) -> dict[str, str]:
   sums = {}
   for name, x in tensors.items():
     mesh = x.sharding.mesh if isinstance(x.sharding, NamedSharding) else None
-    sums[name] = _compiled(mesh and NamedSharding(mesh, PartitionSpec()))(x).addressable_data(0)
+    total = _compiled(mesh and NamedSharding(mesh, PartitionSpec()))(x).addressable_data(0)
+    # One program at a time: collectives of programs that run side by side can wait for each other forever.
+    sums[name] = jax.block_until_ready(total)
   return {name: f"{int(a):08x}{int(b):08x}" for name, (a, b) in jax.device_get(sums).items()}
