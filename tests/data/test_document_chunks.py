@@ -1,13 +1,17 @@
-"""Chunks of documents, and stretches of others, of stores too large to write."""
+"""Chunks of documents: each once an epoch, however long documents are; stretches of others, of any number."""
 
 import types
 
 import numpy as np
 import pytest
+import stores
+from chances import assert_share
 
-from t5x_like.data import random
+from t5x_like.data import loader, random, task
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.store.document_chunks import Chunks
+from t5x_like.data.store.document_chunks import Chunks, Others
+from t5x_like.data.vocabularies import ByteVocabulary
+from t5x_like.errors import UserError
 
 SIZE = 64  # tokens of every document
 
@@ -22,9 +26,6 @@ class Uniform:
   def windows(self, starts_B, length):
     return ((starts_B[:, None] + np.arange(length)) // SIZE % 2**31).astype(np.int32)
 
-  def documents_at(self, places_N):
-    return places_N // SIZE, places_N // SIZE * SIZE, places_N // SIZE * SIZE + SIZE
-
   def document_spans(self, documents_N):
     assert (0 <= documents_N).all() and (documents_N < self.num_documents).all()
     return documents_N * SIZE, documents_N * SIZE + SIZE
@@ -38,10 +39,130 @@ def test_other_documents_are_drawn_from_all(num_documents):
   store.document_spans = lambda documents: drawn.append(documents) or document_spans(documents)
   index = np.random.default_rng(0).integers(0, num_documents, 4_000)
   key_B = random.row_keys(0, tf.range(4_000))
-  chunk, size, other, other_size, place, _ = Chunks(store, SIZE).read_with_others(tf.constant(index), key_B)
-  assert (size.numpy() == SIZE).all() and (chunk.numpy() == (index % 2**31)[:, None]).all()
+  bits_B2 = random.bits(random.row_keys(5, key_B), 2).numpy().astype(np.uint64)
+  other, other_size, place, _ = Others(store, SIZE).read(index, bits_B2)
   (documents,) = drawn
-  assert (documents != index).all() and (other.numpy()[:, 0] == documents % 2**31).all()
-  assert (0 <= place.numpy()).all() and (place.numpy() < other_size.numpy()).all()
+  assert (documents != index).all() and (other[:, 0] == documents % 2**31).all()
+  assert (0 <= place).all() and (place < other_size).all()
   thirds = np.bincount((documents * 3 // num_documents).astype(int), minlength=3)
   assert thirds.min() > 4_000 / 3 * 0.9
+
+
+def cut(size, length, least):
+  """Sizes of a document's chunks, cut one after the other."""
+  if size < least:
+    return []
+  chunks = []
+  while size > length:
+    take = min(length, max(size - least, 1)) if size - length < least else length
+    chunks.append(take)
+    size -= take
+  return [*chunks, size]
+
+
+@pytest.mark.parametrize("append_eos", [False, True])
+@pytest.mark.parametrize("least", [1, 2, 5])
+@pytest.mark.parametrize("length", [7, 64])
+def test_chunks_are_those_of_cutting_every_document(tmp_path, append_eos, least, length):
+  generator = np.random.default_rng(length)
+  sizes = [*generator.integers(1, 40, 1_500), 5 * length, 5 * length + 1, *generator.integers(1, 300, 90)]
+  documents = [np.full(size, 5) for size in sizes]
+  store = stores.write(tmp_path / "train", documents, append_eos=append_eos, shard_tokens=13_000)  # 2 blocks in one
+  chunks = Chunks(store, length, least)
+  expected, start = [], 0
+  for number, size in enumerate(sizes):
+    place = start
+    for taken in cut(int(size), length, least):
+      expected.append((number, place, taken))
+      place += taken
+    start += size + append_eos
+  assert chunks.num_examples == len(expected)
+  order = generator.permutation(len(expected))
+  assert list(zip(*(x.tolist() for x in chunks.places(order)))) == [expected[i] for i in order]
+  assert chunks.places(order[:0])[0].shape == (0,)
+
+
+def test_a_store_without_a_document_long_enough_is_refused(tmp_path):
+  store = stores.write(tmp_path / "train", [np.full(1, 5)] * 100)
+  with pytest.raises(UserError, match="found no document of 2 tokens or more"):
+    Chunks(store, 16, least=2)
+  with pytest.raises(UserError, match="100 tokens are no example"):
+    Chunks(store, 101)
+
+
+LENGTH = 64
+LENGTHS = {  # tokens of documents: log-normal as those of Wikipedia, median twice a row
+  "long": lambda generator: generator.integers(20 * LENGTH, 40 * LENGTH, 30),
+  "wiki": lambda generator: np.exp(generator.normal(np.log(2 * LENGTH), 1.0, 250)).astype(int) + 2,
+  "short": lambda generator: generator.integers(LENGTH // 8, LENGTH // 3, 1_500),
+}
+
+
+@pytest.fixture(scope="module", params=LENGTHS)
+def corpus(request, tmp_path_factory):
+  """(a store in which token i of the stream is 300 + i, the lengths of its documents)."""
+  sizes = LENGTHS[request.param](np.random.default_rng(1))
+  folder = tmp_path_factory.mktemp("chunks")
+  ids = np.split(np.arange(sizes.sum()) + 300, np.cumsum(sizes)[:-1])
+  stores.write(folder / "train", ids, ByteVocabulary(extra_ids=100_000), shard_tokens=9_000)
+  return str(folder), sizes
+
+
+def build(corpus, input_format, **arguments):
+  return task.build("mlm", "train", store=corpus[0], length=LENGTH, input_format=input_format, **arguments)
+
+
+def rows(batch):
+  """Tokens of a batch of rows before they were masked."""
+  masked = batch["encoder_loss_weights"] > 0
+  return np.where(masked, batch["encoder_target_tokens"], batch["encoder_input_tokens"])
+
+
+def visits(made, epochs):
+  """How often every token of the stream is seen in each epoch of training, in all rows: [epochs, tokens]."""
+  N, batches = made.num_examples, loader.train_batches(made, batch_size=32, seed=3)
+  tokens = np.concatenate([rows(next(batches)) for _ in range(-(-epochs * N // 32))])[: epochs * N]
+  text = tokens.reshape(epochs, -1)
+  return [np.bincount(row[(row >= 300) & (row < 60_000)] - 300, minlength=1) for row in text]
+
+
+def test_every_chunk_is_seen_once_an_epoch_and_evaluated_once(corpus):
+  made, total = build(corpus, "doc_sentences"), corpus[1].sum()
+  assert made.num_examples == sum(len(cut(int(size), LENGTH - 2, 1)) for size in corpus[1])
+  for seen in visits(made, 2):
+    assert seen.tolist() == [1] * total
+  evaluated = np.concatenate([rows(batch) for batch in loader.eval_batches(made, batch_size=50)])
+  assert np.sort(evaluated[(evaluated >= 300) & (evaluated < 60_000)]).tolist() == list(range(300, 300 + total))
+  for seen in visits(build(corpus, "segment_pair", random_next=0.0, short_pairs=0.0), 2):
+    assert seen.tolist() == [1] * total
+
+
+def test_half_of_the_chunks_are_followed_and_the_others_from_other_documents(corpus):
+  made, document = build(corpus, "segment_pair"), np.repeat(np.arange(len(corpus[1])), corpus[1])
+  labels, batches = [], loader.train_batches(made, batch_size=made.num_examples, seed=0)
+  for _ in range(2):
+    batch = next(batches)
+    tokens = rows(batch)
+    text = (tokens >= 300) & (tokens < 60_000)
+    number = np.where(text, document[np.where(text, tokens - 300, 0)], -1)
+    second = text & (batch["encoder_token_types"] == 1)
+    a, b = np.where(text & ~second, number, -1).max(axis=1), np.where(second, number, -1).max(axis=1)
+    labels += batch["next_sentence_label"].tolist()
+    assert (a >= 0).all() and (b >= 0).all() and ((a != b) == batch["next_sentence_label"]).all()
+  assert_share(sum(labels), len(labels), 0.5)
+
+
+def fill(made):
+  used = [
+    batch["encoder_segment_ids"][batch["example_index"] >= 0] for batch in loader.eval_batches(made, batch_size=9)
+  ]
+  return float(np.concatenate(used).mean())
+
+
+def test_how_full_rows_are(corpus):
+  """Full sentences lose only what looking for one takes; single documents have the rows that their lengths ask for."""
+  length = 256
+  sentences = task.build("mlm", "train", store=corpus[0], length=length)
+  assert fill(sentences) > 0.95
+  made = build(corpus, "doc_sentences")
+  assert fill(made) == pytest.approx((corpus[1].sum() / made.num_examples + 2) / LENGTH, abs=1e-6)

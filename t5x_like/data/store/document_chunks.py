@@ -1,11 +1,18 @@
-"""Stretches of single documents, found by any token in them: for objectives that must know where documents begin.
+"""Chunks of documents, each of which is an example: for objectives that must know where documents begin.
 
-A document is cut from its beginning into chunks of `length` tokens, the last one shorter. Example i is the chunk that
-holds a token drawn uniformly from window i of the stream (tokens [i * length, (i + 1) * length)), so that a document
-is seen in proportion to its length and an epoch passes over the stream once, without an index of chunks: opening and
-memory do not depend on the corpus. (So a chunk of a short document may be seen twice in an epoch and another not.) An
-EOS that the store put at the end of every document is no part of it.
+A document is cut from its beginning into chunks of `length` tokens, the last one shorter. Example i is chunk i of the
+store, so an epoch has every chunk once. How many chunks a document has follows from its length, and so do the chunks
+before every block of 512 documents: they are counted once, when the chunks are opened, which reads all document ends
+(8 bytes a document) and holds a number a block (a 64th of a byte a document). Chunk i is found by bisection among the
+blocks and in the 512 lengths of its block, which are read.
+
+An EOS that the store put at the end of every document is no part of it. Worked example, documents of 5, 1 and 4 tokens,
+chunks of 2: chunks 0 to 2 are tokens 0-1, 2-3 and 4, chunk 3 is token 5, chunks 4 and 5 are tokens 6-7 and 8-9. Where a
+chunk needs at least 2 tokens (`least`), they are 0-1, 2, 3-4, 6-7 and 8-9.
 """
+
+import concurrent.futures
+import os
 
 import numpy as np
 
@@ -14,6 +21,9 @@ from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import TokenStore
 from t5x_like.errors import UserError
 
+_BLOCK = 512  # documents
+_PIECE = 64 * _BLOCK  # documents that are counted at once
+
 
 class Chunks:
   """The chunks of an open store.
@@ -21,88 +31,154 @@ class Chunks:
   Args:
     tokens: the store.
     length: most tokens in a chunk.
+    least: fewest tokens in a chunk: the last one of a document takes what it lacks from the one before, and a document
+      that has fewer has no chunk.
 
   Attributes:
-    num_examples: windows of `length` tokens in the store.
-    search: tokens before a drawn one, among which a sentence's beginning is looked for.
+    num_examples: how many chunks there are.
+    others: stretches of other documents.
 
   Raises:
-    UserError: the store is shorter than one window.
+    UserError: the store is shorter than one chunk, or no document is long enough.
   """
 
-  def __init__(self, tokens: TokenStore, length: int):
-    self.tokens, self.length = tokens, length
-    self.num_examples = tokens.num_tokens // length
-    self.search = max(0, min(length // 2, tokens.num_tokens - length))
+  def __init__(self, tokens: TokenStore, length: int, least: int = 1):
+    self.tokens, self.length, self.least = tokens, length, least
     self._eos = int(tokens.manifest.append_eos)
-    if not self.num_examples:
+    if tokens.num_tokens < length:
       raise UserError(
         f"{tokens.path}: {tokens.num_tokens} tokens are no example: the task needs windows of {length} "
         "tokens: shorten the task's lengths or prepare a larger corpus"
       )
+    self.others = Others(tokens, length)
+    self._first_document = tokens.first_documents
+    blocks_S = -(-np.diff(self._first_document) // _BLOCK)
+    self._first_block = np.concatenate([[0], np.cumsum(blocks_S)])
+    self._before = self._count_all()
+    self.num_examples = int(self._before[-1])
+    if not self.num_examples:
+      raise UserError(f"{tokens.path}: found no document of {least} tokens or more: prepare another corpus")
 
-  def read(self, example_index_B: tf.Tensor, key_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The chunks of examples: int64 [B], uint64 [B] -> (int32 [B, length], 0 after the chunk; int32 [B], its size)."""
-    place_B = self._anchors(example_index_B, key_B)
-    return self._call(lambda places: self._read(*self._chunks(places)[1:], self.length), (self.length, None), place_B)
+  def read(self, example_index_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The chunks of examples: int64 [B] -> (int32 [B, length], 0 after the chunk; int32 [B], its size)."""
+    return _call(lambda index: self._read(*self.places(index)[1:]), (self.length, None), example_index_B)
 
   def read_with_others(self, example_index_B: tf.Tensor, key_B: tf.Tensor):
-    """As `read`, and for each a stretch of another document.
+    """As `read`, and for each a stretch of another document, by the example's key, uint64 [B].
+
+    Returns:
+      (chunk, size, *what `Others.read` returns, as int32).
+    """
+    bits_B2 = tf.cast(random.bits(random.row_keys(5, key_B), 2), tf.uint64)
+
+    def read(index, bits):
+      document_B, starts, sizes = self.places(index)
+      return *self._read(starts, sizes), *self.others.read(document_B, bits)
+
+    return _call(read, (self.length, None, self.others.length, None, None, None), example_index_B, bits_B2)
+
+  def places(self, index_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where chunks are: int64 [B] -> (document, first token in the stream, tokens), each int64 [B]."""
+    block_B = np.searchsorted(self._before, index_B, side="right") - 1
+    shard_B = np.searchsorted(self._first_block, block_B, side="right") - 1
+    document_B = self._first_document[shard_B] + (block_B - self._first_block[shard_B]) * _BLOCK
+    start_B, sizes_BK = self.tokens.document_sizes(document_B, _BLOCK)
+    ends_BK = np.cumsum(self._count(sizes_BK), axis=1)
+    within_B, row_B = index_B - self._before[block_B], np.arange(index_B.size)
+    which_B = np.count_nonzero(ends_BK <= within_B[:, None], axis=1)
+    first_B = np.where(which_B > 0, ends_BK[row_B, np.maximum(which_B - 1, 0)], 0)
+    nth_B, count_B = within_B - first_B, ends_BK[row_B, which_B] - first_B
+    start_B += np.where(np.arange(_BLOCK) < which_B[:, None], sizes_BK, 0).sum(axis=1)
+    size_B = sizes_BK[row_B, which_B] - self._eos
+    begin_B = np.minimum(nth_B * self.length, size_B - self.least)
+    next_B = np.minimum((nth_B + 1) * self.length, size_B - self.least)
+    end_B = np.where(nth_B + 1 < count_B, next_B, size_B)
+    return document_B + which_B, start_B + begin_B, end_B - begin_B
+
+  def _count(self, sizes: np.ndarray) -> np.ndarray:
+    """Chunks of documents by their tokens in the store, of any shape."""
+    sizes = sizes - self._eos
+    return np.where(sizes >= self.least, (sizes + self.length - 1) // self.length, 0)
+
+  def _count_all(self) -> np.ndarray:
+    """Chunks before each block of the store, and all of them at the end: int64 [blocks + 1]."""
+    before = np.zeros(self._first_block[-1] + 1, np.int64)
+
+    def count(shard: int) -> None:
+      first, end = self._first_document[shard : shard + 2].tolist()
+      block = int(self._first_block[shard]) + 1
+      for piece in range(first, end, _PIECE):
+        blocks = -(-min(end - piece, _PIECE) // _BLOCK)
+        _, sizes_1K = self.tokens.document_sizes(np.array([piece]), blocks * _BLOCK)
+        before[block : block + blocks] = self._count(sizes_1K).reshape(blocks, _BLOCK).sum(axis=1)
+        block += blocks
+
+    with concurrent.futures.ThreadPoolExecutor(min(16, 2 * (os.cpu_count() or 1))) as pool:
+      for _ in pool.map(count, range(len(self._first_document) - 1)):
+        pass
+    return np.cumsum(before, out=before)
+
+  def _read(self, begins: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens int32 [B, length], sizes int32 [B])."""
+    return _stretches(self.tokens, begins, sizes, self.length)
+
+
+class Others:
+  """Stretches of other documents than given ones.
+
+  Args:
+    tokens: the store.
+    wanted: tokens of a stretch that count.
+
+  Attributes:
+    search: tokens before a drawn one, among which a sentence's beginning is looked for.
+    length: most tokens in a stretch, `wanted + search`.
+  """
+
+  def __init__(self, tokens: TokenStore, wanted: int):
+    self.tokens = tokens
+    self.search = max(0, min(wanted // 2, tokens.num_tokens - wanted))
+    self.length = wanted + self.search
+    self._eos = int(tokens.manifest.append_eos)
+
+  def read(self, document_B: np.ndarray, bits_B2: np.ndarray) -> tuple[np.ndarray, ...]:
+    """A stretch of another document for each, by two words of 32 bits: int64 [B], uint64 [B, 2].
 
     The other document is drawn uniformly from all others, of which there has to be one, and a token uniformly from it;
     its stretch begins up to `search` tokens before the drawn one, where there are so many, and ends with the document
-    or after `length + search` tokens.
+    or after `length` tokens.
 
     Returns:
-      (chunk, size, other int32 [B, length + search], its size, the place of the drawn token in it, 1 where it begins
-      with its document); the others int32 [B].
+      (int32 [B, length], its size, the place of the drawn token in it, 1 where it begins with its document); the others
+      int32 [B].
     """
-    documents = self.tokens.num_documents
-    bits_B2 = tf.cast(random.bits(random.row_keys(5, key_B), 2), tf.uint64)
-    room = self.length + self.search
-
-    def read(places, bits):
-      index, starts, sizes = self._chunks(places)
-      other = _below(documents - 1, bits[:, 0])
-      begins, ends = self.tokens.document_spans(other + (other >= index))
-      ends = ends - self._eos
-      drawn = begins + _below(np.maximum(ends - begins, 1), bits[:, 1])
-      firsts = np.maximum(begins, drawn - self.search)
-      return (
-        *self._read(starts, sizes, self.length),
-        *self._read(firsts, np.clip(ends - firsts, 0, room), room),
-        (drawn - firsts).astype(np.int32),
-        (firsts == begins).astype(np.int32),
-      )
-
-    return self._call(read, (self.length, None, room, None, None, None), self._anchors(example_index_B, key_B), bits_B2)
-
-  def _anchors(self, example_index_B, key_B):
-    bits_B = random.bits(random.row_keys(6, key_B), 1)[:, 0]
-    return example_index_B * self.length + tf.cast(random.integers(bits_B, self.length), tf.int64)
-
-  def _chunks(self, places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(document, first token, tokens) of the chunks that hold places: each int64 [B]."""
-    index, starts, ends = self.tokens.documents_at(places)
+    other = _below(self.tokens.num_documents - 1, bits_B2[:, 0])
+    begins, ends = self.tokens.document_spans(other + (other >= document_B))
     ends = ends - self._eos
-    places = np.minimum(places, np.maximum(ends - 1, starts))
-    begins = starts + (places - starts) // self.length * self.length
-    return index, begins, np.minimum(ends - begins, self.length)
+    drawn = begins + _below(np.maximum(ends - begins, 1), bits_B2[:, 1])
+    firsts = np.maximum(begins, drawn - self.search)
+    return (
+      *_stretches(self.tokens, firsts, np.clip(ends - firsts, 0, self.length), self.length),
+      (drawn - firsts).astype(np.int32),
+      (firsts == begins).astype(np.int32),
+    )
 
-  def _read(self, begins: np.ndarray, sizes: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens int32 [B, length], sizes int32 [B])."""
-    last = self.tokens.num_tokens - length
-    window = self.tokens.windows(np.minimum(begins, last), length)
-    for row in np.flatnonzero(begins > last).tolist():  # near the end of the stream
-      window[row] = np.roll(window[row], -(begins[row] - last))
-    window[np.arange(length) >= sizes[:, None]] = 0
-    return window, sizes.astype(np.int32)
 
-  def _call(self, function, lengths: tuple[int | None, ...], *arguments):
-    """Runs on the host; the outputs are int32, [B, length], or [B] where the length is None."""
-    batch = arguments[0].shape[0]
-    found = tf.numpy_function(function, arguments, [tf.int32] * len(lengths), stateful=False)
-    return tuple(tf.ensure_shape(x, [batch] if n is None else [batch, n]) for x, n in zip(found, lengths, strict=True))
+def _stretches(tokens: TokenStore, begins: np.ndarray, sizes: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+  """(tokens int32 [B, length], 0 after their size; sizes int32 [B])."""
+  last = tokens.num_tokens - length
+  window = tokens.windows(np.minimum(begins, last), length)
+  for row in np.flatnonzero(begins > last).tolist():  # near the end of the stream
+    window[row] = np.roll(window[row], -(begins[row] - last))
+  window[np.arange(length) >= sizes[:, None]] = 0
+  return window, sizes.astype(np.int32)
+
+
+def _call(function, lengths: tuple[int | None, ...], *arguments):
+  """Runs on the host; the outputs are int32, [B, length], or [B] where the length is None."""
+  batch = arguments[0].shape[0]
+  found = tf.numpy_function(function, arguments, [tf.int32] * len(lengths), stateful=False)
+  return tuple(tf.ensure_shape(x, [batch] if n is None else [batch, n]) for x, n in zip(found, lengths, strict=True))
 
 
 def _below(n: int | np.ndarray, bits_B: np.ndarray) -> np.ndarray:

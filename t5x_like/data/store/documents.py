@@ -65,6 +65,18 @@ class Documents:
     start_N = np.where(inside_N > 0, ends_N2[:, 0], 0)
     return start_N + first_token_N, ends_N2[row_N, np.minimum(inside_N, 1)] + first_token_N
 
+  def sizes(self, documents_N: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Documents that follow one another: the first of each row [N] -> (their starts in the stream, int64 [N]; the
+    tokens of `count` documents from there on, int64 [N, count], 0 after the last one of the shard)."""
+    shards = self._shards
+    shard_N = np.searchsorted(shards.first_document, documents_N, side="right") - 1
+    inside_N = documents_N - shards.first_document[shard_N]
+    size_N, before_N = np.minimum(shards.first_document[shard_N + 1] - documents_N, count), inside_N > 0
+    ends_NK = self._read(shard_N, inside_N - before_N, size_N + before_N, count + 1)
+    ends_NK[~before_N] = np.roll(ends_NK[~before_N], 1, axis=1)  # the first document of a shard begins at 0
+    sizes_NK = np.where(np.arange(count) < size_N[:, None], np.diff(ends_NK, axis=1), 0)
+    return ends_NK[:, 0] + shards.first_token[shard_N], sizes_NK
+
   def begins(self, starts_B: np.ndarray, length: int) -> np.ndarray:
     """Whether a document begins at each token of windows: their first tokens [B] -> bool [B, length]."""
     shards, begins_BW = self._shards, np.zeros((starts_B.size, length), bool)

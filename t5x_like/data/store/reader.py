@@ -176,6 +176,16 @@ class TokenStore:
     """Where documents begin and end: indices [N] in 0..num_documents-1 -> (starts, ends), each int64 [N]."""
     return self._documents.spans(np.asarray(documents_N, np.int64))
 
+  def document_sizes(self, documents_N: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Documents that follow one another in a shard: the first of each row, indices [N] -> (where they start, int64 [N];
+    the tokens of `count` documents from there on, int64 [N, count], 0 after the last one of the shard)."""
+    return self._documents.sizes(np.asarray(documents_N, np.int64), count)
+
+  @property
+  def first_documents(self) -> np.ndarray:
+    """The documents before each shard, and all of them at the end: int64 [num_shards + 1]."""
+    return self._shards.first_document
+
 
 def _load(text: bytes, where: str) -> dict[str, Any]:
   """The JSON object of a manifest of either edition; UserError if it is none, or of another format."""

@@ -10,10 +10,14 @@ What a row holds is one of the four formats that RoBERTa compares (Liu et al. 20
 - `sentence_pair`: the same with one sentence each; rows are short.
 - `full_sentences`: [CLS] text [SEP], whole sentences of the stream across documents, [SEP] between documents. Example
   i begins with the first sentence at or after token i * stride and ends where example i + 1 begins, so an epoch has
-  every token once. A sentence is looked for in `length // 16` tokens, and the row begins between two words, or
-  anywhere, where none begins; the stride leaves as many free.
+  every token once. A sentence is looked for in `length // 24` tokens (at least 4 where `length` is 64 or more), and the
+  row begins between two words, or anywhere, where none begins. The stride leaves as many free: at 512 about 4% of a row
+  is padding.
 - `doc_sentences`: [CLS] text [SEP], up to `length - 2` tokens of one document, which may begin within a sentence, as
   above; rows at the end of documents are short. (RoBERTa then takes more rows into a batch; shapes are fixed here.)
+
+An epoch has every chunk of every document once as `doc_sentences` and as the stretch that A is taken from, which B
+follows in half of the rows; how full rows are is thus up to the documents' lengths.
 
 Sentences are found by a rule on ids, see `data/preprocessors/sentences.py`; pairs and single documents by
 `data/store/document_chunks.py`. What is predicted is drawn anew in every epoch, or with `static_copies` as many times
@@ -141,7 +145,7 @@ def task(
     name=label or f"{tokens.name}_mlm",
     vocabulary=vocabulary,
     fingerprint=fingerprint(
-      "mlm.v2",
+      "mlm.v3",
       tokens,
       length=length,
       input_format=input_format,
@@ -175,7 +179,7 @@ class FullSentences:
 
   def __init__(self, tokens: TokenStore, length: int, rule: sentences.Sentences, cls_id: int, sep_id: int):
     self._tokens, self._rule, self._cls, self._sep = tokens, rule, cls_id, sep_id
-    self._length, self._search = length, max(1, length // 16)
+    self._length, self._search = length, max(1, min(4, length // 16), length // 24)
     self._stride = length - 2 - self._search
     self._read_length = 2 + self._stride + self._search
     self.num_examples = (tokens.num_tokens - self._search - 1) // self._stride
@@ -224,7 +228,7 @@ class DocSentences:
     self.num_examples = self._chunks.num_examples
 
   def __call__(self, example_index_B, key_B):
-    chunk_BT, size_B = self._chunks.read(example_index_B, key_B)
+    chunk_BT, size_B = self._chunks.read(example_index_B)
     return segments.one(chunk_BT, size_B, self._length, self._cls, self._sep)
 
 
@@ -243,7 +247,7 @@ class Pairs:
     random_next: float,
     short: float,
   ):
-    self._chunks, self._length, self._cls, self._sep = Chunks(tokens, length - 3), length, cls_id, sep_id
+    self._chunks, self._length, self._cls, self._sep = Chunks(tokens, length - 3, least=2), length, cls_id, sep_id
     self._options = dict(sentences=rule, single=single, random_next=random_next, short=short)
     self.num_examples = self._chunks.num_examples
 
