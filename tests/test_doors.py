@@ -196,7 +196,7 @@ def write_store(path, vocabulary, text: str):
 
 def test_a_store_without_one_window(refused, tmp_path):
   store = write_store(tmp_path / "short", ByteVocabulary(), "0123456789")
-  parts = (str(store / "train"), "10 tokens are no example", "windows of 34 tokens", "shorten the task's lengths")
+  parts = (str(store / "train"), "found 10 tokens", "window of 34 tokens", "shorten the task's lengths")
   refused(train.main, f"--config.task.store={store}", parts=parts)
 
 

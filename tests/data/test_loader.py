@@ -216,7 +216,7 @@ def test_loader_refuses(train, call, message):
     ("span_corruption", dict(verify="never"), "task.verify: .*expected 'auto' or 'full' or 'size'"),
     ("span_corruption", dict(store=None), "task.store: found None"),
     ("span_corruption", dict(split="test"), "no such split; there are tiny, train, validation"),
-    ("span_corruption", dict(split="tiny", inputs_length=64), "69 tokens are no example.*windows of 70 tokens"),
+    ("span_corruption", dict(split="tiny", inputs_length=64), "found 69 tokens.*window of 70 tokens"),
     ("span_corruption", dict(targets_length=7, inputs_length=64), "targets_length: found 7.*at least 14"),
   ],
 )

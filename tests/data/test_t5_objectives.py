@@ -206,7 +206,7 @@ def test_a_prefix_and_the_fingerprint_of_options(root):
     (dict(style="bert"), "task.style: found 'bert'"),
     (dict(style="bert_style", noise_density=1.0), "noise_density: found 1.0"),
     (dict(style="drop_tokens", inputs_length=2), "inputs_length: found 2, expected at least 3"),
-    (dict(style="drop_tokens", inputs_length=9_000), "2000 tokens are no example"),
+    (dict(style="drop_tokens", inputs_length=9_000), "found 2000 tokens"),
   ],
 )
 def test_refusals(root, arguments, message):

@@ -49,7 +49,7 @@ def test_where_documents_begin(root, lengths):
 
 
 def test_refusals(root, lengths):
-  with pytest.raises(UserError, match="1003 tokens are no example: the task needs windows of 1004 tokens"):
+  with pytest.raises(UserError, match="found 1003 tokens, expected at least one window of 1004 tokens"):
     Windows(str(root), "train", TOKENS + 1)
   with pytest.raises(UserError, match="length: found 0"):
     Windows(str(root), "train", 0)

@@ -1,8 +1,8 @@
 """The built-in store: the source `docstrings:tiny`, as bytes.
 
-It needs no files, no vocabulary and a few seconds, so that any recipe can be run (`:debug`) before there is data. It is
-too small to learn from: `make quickstart` builds a real corpus. It exists twice, with EOS after every document and
-without, and a task gets the one that it asks for.
+It needs no files, no vocabulary and a few seconds, so that any recipe can be tried (`:debug`) before data is prepared.
+It is too small to learn from; `make quickstart` builds a real corpus. There are two versions, with and without EOS
+after every document, and a task gets the one it asks for.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ from t5x_like.data.store.writer import TokenStoreWriter
 from t5x_like.data.vocabularies import ByteVocabulary
 
 NAME = "builtin"
-_VERSION = 2  # of what is in it
+_VERSION = 2  # of its contents
 
 
 def prepared(append_eos: bool = False) -> str:
-  """The directory of the token stores, made in the temporary folder if this user has none yet.
+  """The directory of the token stores, made in the temporary folder on this user's first call.
 
   Args:
     append_eos: whether documents end with EOS.
@@ -40,7 +40,7 @@ def prepared(append_eos: bool = False) -> str:
     for split in documents.source.splits:
       _write(fresh / split, split, list(documents.wanted(split)), append_eos)
     shutil.rmtree(fresh / "tfds")
-    with contextlib.suppress(OSError):  # another process was first: its stores are the same
+    with contextlib.suppress(OSError):  # another process was first, with the same stores
       fresh.rename(root)
     shutil.rmtree(fresh, ignore_errors=True)
   return str(root)

@@ -1,9 +1,9 @@
-"""Where documents begin and end, found in the files of a token store without holding them.
+"""Finds where documents begin and end in the files of a token store, without holding them in memory.
 
-A shard's file of document ends is ascending. The document of a token is found by interpolation: the share of the
-shard's tokens that lie before the token says about where in the file its document is, and a block of ends read there
-holds it, or tells on which side to look on and between which ends. Every other step cuts what is left in half instead,
-so that no corpus takes more than a few steps. The tokens of a batch take each step together.
+A shard's document ends are sorted, so the document of a token is found by interpolation search: the fraction of the
+shard's tokens before the token estimates its document's place in the file, and a block of ends read there either
+contains it or narrows the range. Every other step bisects the range instead, so that no corpus takes more than a few
+steps. The tokens of a batch take each step together.
 """
 
 import numpy as np
@@ -13,9 +13,9 @@ from t5x_like.data.store.manifest import REMEDY
 from t5x_like.data.store.shards import Shards
 from t5x_like.errors import UserError
 
-_BLOCK = 256  # ends read in a step: half a page
-_FOLLOWING = 32  # ends read at once of the documents that follow one another in a window
-_BYTES = 8  # of an end
+_BLOCK = 256  # ends read per step: half a page
+_FOLLOWING = 32  # ends read at once for the consecutive documents of a window
+_BYTES = 8  # per end
 
 
 class Documents:
@@ -25,7 +25,7 @@ class Documents:
     self._files, self._shards = files, shards
 
   def at(self, places_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The documents that hold tokens: places in the stream [N] -> their (indices, starts, ends), each int64 [N]."""
+    """The documents that contain tokens: places in the stream [N] -> their (indices, starts, ends), each int64 [N]."""
     shards = self._shards
     shard_N = np.searchsorted(shards.first_token, places_N, side="right") - 1
     first_token_N = shards.first_token[shard_N]
@@ -78,7 +78,7 @@ class Documents:
     return ends_NK[:, 0] + shards.first_token[shard_N], sizes_NK
 
   def begins(self, starts_B: np.ndarray, length: int) -> np.ndarray:
-    """Whether a document begins at each token of windows: their first tokens [B] -> bool [B, length]."""
+    """Whether a document begins at each token of windows: places of first tokens [B] -> bool [B, length]."""
     shards, begins_BW = self._shards, np.zeros((starts_B.size, length), bool)
     document_B, begin_B, end_B = self.at(starts_B)
     begins_BW[begin_B == starts_B, :1] = True
@@ -107,7 +107,7 @@ class Documents:
     return ends_D + np.repeat(shards.first_token[:-1], np.diff(shards.first_document))
 
   def _read(self, shard_N: np.ndarray, begin_N: np.ndarray, size_N: np.ndarray, most: int = _BLOCK) -> np.ndarray:
-    """Ends [begin, begin + size) of shards: int64 [N, most], 0 after those that are asked for."""
+    """Ends [begin, begin + size) of shards: int64 [N, most], 0 beyond `size`."""
     ends_NK = np.zeros((shard_N.size, most), "<i8")
     data = memoryview(ends_NK).cast("B") if ends_NK.size else memoryview(b"")
     rows = zip(shard_N.tolist(), (_BYTES * begin_N).tolist(), (_BYTES * size_N).tolist(), strict=True)

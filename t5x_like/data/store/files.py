@@ -1,4 +1,4 @@
-"""Where a token store's files are: a local directory, or an address that TensorStore reads (`gs://`, `s3://`, ...)."""
+"""A token store's files: in a local directory, or at an address that TensorStore reads (`gs://`, `s3://`, ...)."""
 
 import contextlib
 import pathlib
@@ -18,19 +18,19 @@ class Files(Protocol):
     """The full path, for messages."""
 
   def read(self, file: str) -> bytes | None:
-    """The contents, or None where there is no such file."""
+    """The contents, or None if there is no such file."""
 
   def listing(self, directories: Sequence[str]) -> dict[str, int | None] | None:
-    """The files in some directories with their sizes, None for one that is not told; None if they cannot be listed."""
+    """The files in some directories with their sizes (None if unknown); None if they cannot be listed."""
 
   def sha256(self, file: str, size: int) -> str:
     """The hexadecimal SHA-256 of a file of `size` bytes."""
 
   def fill(self, shards: Shards, array: str, reads: Sequence[Read]) -> None:
-    """Reads stretches of the shards' files of one array; from several threads at once, if need be.
+    """Reads ranges of the shards' files of one array; thread-safe.
 
     Raises:
-      UserError: a file is not there, too short, or cannot be read.
+      UserError: a file is missing, too short, or cannot be read.
     """
 
   def local(self, directory: str) -> contextlib.AbstractContextManager[pathlib.Path]:

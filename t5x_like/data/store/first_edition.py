@@ -1,11 +1,11 @@
-"""Token stores of the first edition of the format, which are read on.
+"""Token stores of the first edition of the format, which remain readable.
 
     manifest.json                             as now, but with an entry for every shard and file
     vocabulary/
     shards/00000/tokens/zarr.json, c/0        each array as a directory of Zarr v3
     shards/00000/document_ends/zarr.json, c/0
 
-The files `c/0` have the same bytes that files of the second edition have; `zarr.json` is not needed to read them.
+The files `c/0` have the same bytes as files of the second edition; reading them does not need `zarr.json`.
 """
 
 import dataclasses
@@ -59,10 +59,10 @@ def parse(data: dict[str, Any], where: str) -> tuple[Manifest, Shards, np.ndarra
     where: the file's path, for messages.
 
   Returns:
-    (The manifest in the words of the second edition, the shards, checksums uint8 [S, 2, 32].)
+    (the manifest as one of the second edition, the shards, checksums uint8 [S, 2, 32])
 
   Raises:
-    UserError: see `manifest.parse`; or counts that do not add up, or a fingerprint that is not that of the fields.
+    UserError: see `manifest.parse`; or counts do not add up, or the fingerprint does not match the fields.
   """
 
   def refuse(key: str, found: Any, expected: Any) -> None:

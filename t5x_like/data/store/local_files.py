@@ -1,12 +1,12 @@
 """A token store's files in a local directory, read with `preadv` through one pool of open files.
 
-Of a batch of windows, what the page cache holds is taken at once (`RWF_NOWAIT`); the rest is announced to the kernel
-(`POSIX_FADV_WILLNEED`), which reads all of it side by side, and only then waited for. Memory maps are about as fast
-where the files are cached and 14 to 140 times slower where they are not (docs/reference/token-store.md). A map also
-costs one of `vm.max_map_count`, and Python keeps a descriptor open for each, so maps of 10^5 shards cannot be had.
+For a batch of windows, whatever the page cache holds is read at once (`RWF_NOWAIT`); the rest is announced to the
+kernel (`POSIX_FADV_WILLNEED`), which reads all of it in parallel, and only then waited for. Memory maps are about as
+fast where the files are cached and 14 to 140 times slower where they are not (docs/reference/token-store.md). A map
+also counts towards `vm.max_map_count`, and Python keeps a descriptor open for each, so 10^5 shards cannot be mapped.
 
-The pool is shared by all stores of the process and takes a quarter of the files it may have open (`ulimit -n`). A
-shard that is not among them costs the opening and closing of its file, about 6 microseconds.
+The pool is shared by all stores of the process and holds up to a quarter of the files it may have open (`ulimit -n`).
+For a shard outside the pool, opening and closing its file takes about 6 microseconds.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _serials = itertools.count()
 
 
 def most_open() -> int:
-  """How many files the pool holds open."""
+  """How many files the pool may hold open."""
   soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
   return max(8, min(_MOST_OPEN, soft // 4))
 
@@ -50,7 +50,7 @@ class _Descriptor:
 
 
 class _Pool:
-  """The open files of all stores, by (store, array, shard); those opened first go first."""
+  """The open files of all stores, by (store, array, shard); first opened, first closed."""
 
   def __init__(self):
     self._open: dict[tuple[int, str, int], _Descriptor] = {}
@@ -64,7 +64,7 @@ class _Pool:
     except OSError as error:
       if error.errno not in (errno.EMFILE, errno.ENFILE):
         raise
-      self._keep(0)  # others have many files open; these can be had again
+      self._keep(0)  # the rest of the process has many files open; ours can be reopened
       descriptor = _Descriptor(path)
     self._open[key] = descriptor
     if len(self._open) > self._most and len(self._open) > (most := most_open()):
@@ -103,7 +103,7 @@ class LocalFiles:
   def read(self, file: str) -> bytes | None:
     try:
       if not stat.S_ISREG(os.stat(self.name(file)).st_mode):
-        raise OSError("not a regular file")  # reading a pipe would wait for ever
+        raise OSError("not a regular file")  # reading a pipe could wait forever
       return pathlib.Path(self._root, file).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
       return None
@@ -176,7 +176,7 @@ class LocalFiles:
 
 
 def _cached(fd: int, into: tuple[memoryview], offset: int) -> int:
-  """Fills what is at hand without waiting, and returns how many bytes that is; not every file system can tell."""
+  """Reads what is cached without waiting, and returns how many bytes; 0 if the file system does not support this."""
   try:
     return os.preadv(fd, into, offset, _NOWAIT)
   except BlockingIOError:

@@ -1,8 +1,8 @@
-"""The manifest of a token store: what one directory of tokens says about itself, checked field by field when read.
+"""The manifest of a token store, checked field by field when read.
 
 `manifest.json` names the corpus and split, the vocabulary, the dtype, the counts, the tables of shards with their
-SHA-256, and the fingerprint of the content. It has the same few kilobytes whatever the number of shards; those have a
-row each in the tables (`shards.py`). Its last field is a checksum of the others.
+SHA-256, and the fingerprint of the content. Its size does not depend on the number of shards, which are listed in the
+tables (`shards.py`). Its last field is a checksum of the others.
 """
 
 import dataclasses
@@ -31,14 +31,14 @@ class Manifest:
   """What `manifest.json` holds.
 
   Attributes:
-    name, split: of the corpus, for the record.
-    vocabulary: what the ids belong to.
+    name, split: of the corpus; informative.
+    vocabulary: of the ids.
     append_eos: whether EOS ends every document.
     dtype: of the ids in the files.
     num_tokens, num_documents, num_shards: the totals.
     name_digits: digits of a shard's name, which is a number.
-    tables: SHA-256 of the tables of shards by file.
-    source: provenance, how the store was made; any JSON object.
+    tables: SHA-256 of the tables of shards, by file.
+    source: provenance; any JSON object.
     fingerprint: SHA-256 over what determines the token stream, see `shards.fingerprint`. Names, provenance and the
       edition of the format are not part of it.
   """

@@ -1,18 +1,18 @@
 """A token store: one split of a corpus, tokenised once, read as random windows of one long token stream.
 
-    <root>/<split>/manifest.json           what is here: counts, vocabulary, checksums of the tables, fingerprint
+    <root>/<split>/manifest.json           the contents: counts, vocabulary, checksums of the tables, fingerprint
     <root>/<split>/shards.npy              tokens and documents of each shard
     <root>/<split>/checksums.npy           SHA-256 of each file
     <root>/<split>/vocabulary/             the vocabulary the ids belong to
     <root>/<split>/tokens/00000            ids, uint16 or int32
     <root>/<split>/document_ends/00000     where documents end in this shard's tokens, int64
 
-Element i of a file stands at byte i times its size (`shards.py`), so a window is one read of a range, from a local
-file (`local_files.py`) or over the network (`remote_files.py`). What is held in memory is the table of shards; document
-ends are read when asked for (`documents.py`). Opening costs the manifest, the table and one listing of the files,
-whatever the number of tokens. Checking the checksums reads every byte once, in parallel, and is optional.
+Element i of a file is at byte i times its size (`shards.py`), so a window is one ranged read, from a local file
+(`local_files.py`) or over the network (`remote_files.py`). Only the table of shards is held in memory; document ends
+are read on demand (`documents.py`). Opening reads the manifest and the table and lists the files once, whatever the
+number of tokens. Verifying the checksums reads every byte once, in parallel, and is optional.
 
-Stores of the first edition of the format are read on (`first_edition.py`).
+Stores of the first edition of the format remain readable (`first_edition.py`).
 """
 
 import concurrent.futures
@@ -44,9 +44,9 @@ class TokenStore:
   """An open token store; make one with `TokenStore.open`.
 
   Attributes:
-    path: where it lies, as given.
+    path: as given.
     manifest: its checked manifest.
-    verification: what `open` checked, in words.
+    verification: a description of what `open` checked.
   """
 
   def __init__(self, path: str, files: Files, text: bytes, manifest: Manifest, shards: Shards, verification: str):
@@ -60,11 +60,11 @@ class TokenStore:
 
     Args:
       path: the directory of one split, local or `scheme://`.
-      verify: `size` checks that every file is there with its size; `full` also checks every checksum; `auto` is
+      verify: `size` checks that every file exists with its size; `full` also checks every checksum; `auto` is
         `full` for stores up to 2 GiB.
 
     Raises:
-      UserError: the store is missing, its manifest or table is not one or contradicts itself, or a file is missing,
+      UserError: the store is missing, its manifest or table is malformed or inconsistent, or a file is missing,
         truncated or (full) corrupt; the message names the file.
     """
     if verify not in get_args(Verify):
@@ -109,7 +109,7 @@ class TokenStore:
 
   @functools.cached_property
   def vocabulary(self) -> vocabularies.Vocabulary:
-    """The vocabulary saved with the store; UserError if it is not the one the manifest names."""
+    """The vocabulary saved with the store; UserError if it is not the manifest's."""
     with self._files.local(manifests.VOCABULARY) as directory:
       vocabulary = vocabularies.load(str(directory))
     for key in ("fingerprint", "size", "extra_ids"):
@@ -132,8 +132,8 @@ class TokenStore:
       int32 [B, length].
 
     Raises:
-      ValueError: a window does not lie inside the store.
-      UserError: a shard that was there when the store was opened cannot be read.
+      ValueError: a window is not inside the store.
+      UserError: a shard can no longer be read.
     """
     start_B = np.asarray(starts_B, np.int64)
     if start_B.size and not 0 <= start_B.min() <= start_B.max() <= self.num_tokens - length:
@@ -160,12 +160,12 @@ class TokenStore:
   def document_ends(self) -> np.ndarray:
     """Where every document ends in the token stream, ascending, the last at `num_tokens`: int64 [num_documents].
 
-    All are read and held; at scale, ask for those of some tokens (`documents_at`) or documents (`document_spans`).
+    Reads all of them into memory; at scale, use `documents_at` for some tokens or `document_spans` for some documents.
     """
     return self._documents.ends()
 
   def documents_at(self, places_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The documents that hold tokens: places in the stream [N] -> their (indices, starts, ends), each int64 [N]."""
+    """The documents that contain tokens: places in the stream [N] -> their (indices, starts, ends), each int64 [N]."""
     return self._documents.at(np.asarray(places_N, np.int64))
 
   def document_begins(self, starts_B: np.ndarray, length: int) -> np.ndarray:
@@ -188,7 +188,7 @@ class TokenStore:
 
 
 def _load(text: bytes, where: str) -> dict[str, Any]:
-  """The JSON object of a manifest of either edition; UserError if it is none, or of another format."""
+  """The JSON object of a manifest of either edition; UserError if it is not one."""
   try:
     data = json.loads(text)
   except (ValueError, RecursionError) as error:
@@ -207,7 +207,7 @@ def _table(files: Files, file: str) -> bytes:
 
 
 def _verify(files: Files, manifest: Manifest, shards: Shards, checksums_SA: np.ndarray | None) -> str:
-  """Checks that all files are there and, given their checksums, what they hold; returns what was done, in words."""
+  """Checks that all files exist and, given checksums, their contents; returns a description of the check."""
   begin = time.monotonic()
   sizes, found = shards.sizes(), files.listing(shards.roots)
   for file, expected in sizes.items() if found is not None else ():
@@ -252,7 +252,7 @@ def _verify_checksums(files: Files, shards: Shards, checksums_SA: np.ndarray) ->
 
 
 def _missing(path: str) -> str:
-  """The message for a path without a manifest: what lies there, and how to make a store."""
+  """The message for a path without a manifest: what is there, and how to make a store."""
   directory = pathlib.Path(path)
   found = "no such directory"
   if directory.parent.is_dir() and "://" not in path:

@@ -1,10 +1,10 @@
 """A token store's files at an address, read in ranges through TensorStore's `gs://`, `s3://` or `http(s)://` drivers.
 
-Where an element lies in its file is computed, so nothing of a shard is read but the windows asked for, those of a batch
-at once. A store that fits the process's cache is read in blocks that stay: once warm, it is as good as in memory.
-Windows of a larger one will not be asked for again before an epoch has passed, so they are read as they are and not
-kept. Transient errors (429, 5xx, connections that are refused or break) are tried again with growing delays, a read
-without an answer is asked for anew, and after five minutes the run ends with one line.
+An element's place in its file is computed, so only the requested windows are read, all those of a batch at once. A
+store that fits the process's cache is read in blocks that are kept: once warm, it is effectively in memory. Windows of
+a larger store are not needed again until the next epoch, so they are read individually and not kept. Transient errors
+(429, 5xx, refused or broken connections) are retried with growing delays, an unanswered read is requested again, and
+after five minutes the run ends with one line.
 """
 
 import contextlib
@@ -23,27 +23,27 @@ from t5x_like.data.store.shards import Shards
 from t5x_like.errors import UserError, one_line
 
 CACHE_BYTES = 2**30  # of all stores of a process
-PATIENCE_SECONDS = 300.0  # for a read, with all its attempts
+PATIENCE_SECONDS = 300.0  # for a read, over all attempts
 _ATTEMPT_SECONDS = 30.0
 _BLOCK = 2**18
-_READ_BYTES = 2**24  # of a file that is read from end to end
+_READ_BYTES = 2**24  # per request when a whole file is read
 _DRIVERS = ("gcs", "s3", "http")
 _CONTEXT = {
   **{f"{d}_request_retries": {"max_retries": 1000, "initial_delay": "100ms", "max_delay": "8s"} for d in _DRIVERS},
   **{f"{d}_request_concurrency": {"limit": 128} for d in _DRIVERS},
 }
 
-_Range = tuple[str, slice | None]  # a file, the bytes of it or all
+_Range = tuple[str, slice | None]  # a file and a range of its bytes, or all of it
 
 
 class _Budget:
-  """What is left of the cache of all stores."""
+  """The unused part of the cache shared by all stores."""
 
   def __init__(self, left: int):
     self._left, self._lock = left, threading.Lock()
 
   def take(self, size: int) -> bool:
-    """Whether there is so much left, which then is taken; a negative size gives back."""
+    """Takes `size` bytes if that many are left and returns whether it did; a negative size gives back."""
     with self._lock:
       if size > self._left:
         return False
@@ -66,13 +66,13 @@ class RemoteFiles:
 
   def __init__(self, url: str):
     self._url = url.rstrip("/") + "/"
-    self._budget, self._taken = _budget, 0  # what is taken of the cache
-    self._kept: bool | None = None  # whether blocks are kept; decided when the first is read
+    self._budget, self._taken = _budget, 0  # bytes taken of the cache
+    self._kept: bool | None = None  # whether blocks are kept; decided at the first read
     self._blocks: dict[tuple[str, int], ts.Future | bytes] = {}
     self._lock = threading.Lock()
     try:
       self._files = ts.KvStore.open(self._url, context=ts.Context(_CONTEXT)).result()
-    except Exception as error:  # TensorStore raises many types; each means that the address cannot be used
+    except Exception as error:  # TensorStore raises many types, all meaning that the address cannot be used
       raise UserError(f"{url}: cannot be opened ({one_line(error)})") from error
 
   def __del__(self):
@@ -123,7 +123,7 @@ class RemoteFiles:
 
   @contextlib.contextmanager
   def local(self, directory: str) -> Iterator[pathlib.Path]:
-    """A copy of a directory with a `vocabulary.json`, which names its files, so that it need not be listed."""
+    """A local copy of a directory whose `vocabulary.json` names its files, so that it need not be listed."""
     index = f"{directory}/vocabulary.json"
     text = self.read(index)
     try:
@@ -145,7 +145,7 @@ class RemoteFiles:
         self._taken = size if self._kept else 0
 
   def _read_blocks(self, sizes: dict[tuple[str, int], int]) -> dict[tuple[str, int], bytes]:
-    """Blocks of files, given the files' sizes; each is read once, whoever asks for it."""
+    """Blocks of files, given the files' sizes; concurrent callers share each read."""
     blocks, own = {}, {}
     with self._lock:
       for key, size in sizes.items():
@@ -161,7 +161,7 @@ class RemoteFiles:
         self._blocks.update(found)
         blocks.update(found)
       except BaseException:
-        for key in own:  # whoever asks next tries again
+        for key in own:  # the next caller tries again
           self._blocks.pop(key, None)
         raise
       finally:
@@ -175,7 +175,7 @@ class RemoteFiles:
     return blocks
 
   def _present(self, ranges: Sequence[_Range]) -> list[bytes]:
-    """As `_answers`; UserError for a file that is not there."""
+    """Like `_answers`, but UserError for a missing file."""
     answers = self._answers(ranges)
     for (file, _), answer in zip(ranges, answers, strict=True):
       if answer is None:
@@ -183,7 +183,7 @@ class RemoteFiles:
     return answers
 
   def _answers(self, ranges: Sequence[_Range]) -> list[bytes | None]:
-    """The bytes of all ranges, asked for at once; None where there is no such file."""
+    """The bytes of all ranges, requested at once; None for a missing file."""
     begin = time.monotonic()
     waiting = [self._files.read(file, byte_range=part) for file, part in ranges]
     answers = []
@@ -196,7 +196,7 @@ class RemoteFiles:
         except TimeoutError as error:
           if left <= _ATTEMPT_SECONDS:
             raise UserError(
-              f"{self.name(file)}: no answer for {PATIENCE_SECONDS:g} s, tried again all the while: check the network "
+              f"{self.name(file)}: no answer for {PATIENCE_SECONDS:g} s, in spite of retries: check the network "
               "and that the store is still there, then run the same command again"
             ) from error
           future = self._files.read(file, byte_range=part)

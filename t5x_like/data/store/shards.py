@@ -1,18 +1,18 @@
-"""The shards of a token store: where each lies in the token stream, its files, their sizes and checksums.
+"""The shards of a token store: their places in the token stream, files, sizes and checksums.
 
-Two tables stand beside the manifest, in NumPy's format, with a row per shard:
+Next to the manifest are two tables in NumPy's format, with one row per shard:
 
     shards.npy      uint64 [shards, 3]     name (a number), tokens, documents
-    checksums.npy   uint8 [shards, 2, 32]  SHA-256 of its file of tokens and of that of document ends
+    checksums.npy   uint8 [shards, 2, 32]  SHA-256 of its files of tokens and of document ends
 
-Where a shard begins in the stream of tokens or documents is a prefix sum of the first table, which is all that is held
-of a shard: 10^5 of them take 5 MB. The second table is read when files are verified.
+Where a shard begins in the stream of tokens or documents is a prefix sum of the first table, the only data held per
+shard: 10^5 shards take 5 MB. The second table is read when files are verified.
 
 A file is one shard of Zarr v3: the plain little-endian array, zeros up to a multiple of 16,384 elements, and the index
-that the `sharding_indexed` codec keeps at the end of a shard, of inner chunks that are neither compressed nor elided.
+that the `sharding_indexed` codec puts at the end of a shard, for inner chunks that are neither compressed nor elided.
 Element i is at byte i times the size of an element, so any range can be read from disk or over the network without an
-index; and given a `zarr.json`, any reader of Zarr reads the file as well. The first edition of the format had the same
-bytes in a directory per array, so the checksums, and with them the fingerprint, are the same in both.
+index; and given a `zarr.json`, any Zarr v3 reader can read the file. The first edition of the format had the same bytes
+in a directory per array, so the checksums, and with them the fingerprint, are the same in both.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ INNER_CHUNK = 16384
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-  """A shard that was written: `tokens` ids of `documents` whole documents, the hexadecimal SHA-256 of each array."""
+  """A written shard: `tokens` ids in `documents` whole documents, and the hexadecimal SHA-256 of each array's file."""
 
   name: str
   tokens: int
@@ -46,10 +46,10 @@ class Shards:
   """The shards S of a store, in the order of the stream.
 
   Args:
-    names: of each, all of the same number of digits.
+    names: of the shards, all with the same number of digits.
     counts_S2: tokens and documents of each, int64.
     dtype: of the tokens.
-    pattern: a file's path relative to the store, of `array` and `name`.
+    pattern: a file's path relative to the store, formatted with `array` and `name`.
 
   Attributes:
     first_token: int64 [S + 1], the tokens before each shard, and all tokens at the end.
@@ -89,7 +89,7 @@ class Shards:
 
   @property
   def roots(self) -> list[str]:
-    """The directories of the store that hold the files."""
+    """The store's directories that hold the files."""
     return sorted({self.file(array, 0).partition("/")[0] for array in ARRAYS})
 
   def _bytes(self, array: str) -> np.ndarray:
@@ -98,7 +98,7 @@ class Shards:
 
 
 def file_bytes(length, itemsize: int):
-  """Bytes of the file of an array of `length` elements, a number or an array of them."""
+  """Bytes of the file of an array of `length` elements; `length` may be an array."""
   chunks = -(-length // INNER_CHUNK)
   return chunks * (INNER_CHUNK * itemsize + 16) + 4
 
@@ -113,7 +113,7 @@ def tail(length: int, itemsize: int) -> bytes:
 
 
 def _crc32c(data: bytes) -> int:
-  """The CRC of Castagnoli, RFC 3720, section 12.1 and appendix B.4."""
+  """CRC-32C (Castagnoli), RFC 3720, section 12.1 and appendix B.4."""
   table, crc = _crc32c_table(), 0xFFFFFFFF
   for byte in data:
     crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
@@ -129,7 +129,7 @@ def _crc32c_table() -> list[int]:
 
 
 def tables(written: Sequence[Shard]) -> dict[str, bytes]:
-  """The contents of the tables of shards that were written, by file."""
+  """The contents of the tables of written shards, by file."""
   table_S3 = np.array([[int(shard.name), shard.tokens, shard.documents] for shard in written], np.uint64)
   digests = [bytes.fromhex(shard.sha256[array]) for shard in written for array in ARRAYS]
   checksums_SA = np.frombuffer(b"".join(digests), np.uint8).reshape(len(written), len(ARRAYS), 32)
@@ -143,7 +143,7 @@ def _npy(array: np.ndarray) -> bytes:
 
 
 def read_shards(manifest: Manifest, table: bytes, where: str) -> Shards:
-  """The shards of a manifest from `shards.npy`; UserError, naming the row, if they cannot be those."""
+  """The shards of a manifest from `shards.npy`; UserError if the table is invalid or disagrees with the manifest."""
   table_S3 = _read_table(table, np.uint64, (manifest.num_shards, 3), manifest.tables.get(TABLE), where)
   name_S, tokens_S, documents_S = table_S3.astype(np.int64).T
   wrong = np.flatnonzero((documents_S < 1) | (documents_S > tokens_S))
@@ -163,7 +163,7 @@ def read_shards(manifest: Manifest, table: bytes, where: str) -> Shards:
 
 
 def read_checksums(manifest: Manifest, table: bytes, where: str) -> np.ndarray:
-  """`checksums.npy`: uint8 [S, 2, 32]; UserError if it is not the manifest's."""
+  """`checksums.npy`: uint8 [S, 2, 32]; UserError if it disagrees with the manifest."""
   shape = (manifest.num_shards, len(ARRAYS), 32)
   return _read_table(table, np.uint8, shape, manifest.tables.get(CHECKSUMS), where)
 
@@ -189,7 +189,7 @@ def _read_table(table: bytes, dtype: type, shape: tuple[int, ...], sha256: str |
 def fingerprint(manifest: Manifest, shards: Shards, checksums_SA: np.ndarray) -> str:
   """SHA-256 over what determines the token stream: vocabulary, EOS, dtype, counts and checksums of every shard.
 
-  It is that of the first edition of the format, so a store keeps it when it is made again in the second one.
+  The same as in the first edition of the format, so a store keeps it when it is made again in the second.
   """
   counts_S2 = np.stack([np.diff(shards.first_token), np.diff(shards.first_document)], axis=1).tolist()
   digests = checksums_SA.tobytes().hex()

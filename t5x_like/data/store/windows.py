@@ -1,7 +1,7 @@
-"""Consecutive windows of a token store: where every task that pretrains on running text begins.
+"""Consecutive windows of a token store, the input of tasks that pretrain on running text.
 
 Window i of length W is tokens [i * W, (i + 1) * W) of one split's token stream; the tokens after the last whole window
-are not used. A window may begin in the middle of a document and hold parts of several.
+are unused. A window may begin in the middle of a document and hold parts of several.
 """
 
 import os
@@ -24,17 +24,17 @@ _lock = threading.Lock()
 
 
 def open_tokens(store: str, split: str, verify: Verify = "auto", documents_end: DocumentsEnd = "any") -> TokenStore:
-  """Opens `<store>/<split>` and says so, or returns it as some task of this process has it open.
+  """Opens `<store>/<split>` and reports it, or returns it if a task of this process already has it open.
 
   Args:
     store: the directory or address that holds a token store per split (the `--output` of tools.prepare_data), or
       `builtin` for the small corpus of `data/store/builtin.py`.
-    split: which of them.
+    split: which split.
     verify: what opening the store checks: `size`, `full` (all checksums) or `auto`, see `TokenStore.open`.
-    documents_end: what has to stand at the end of every document: `eos`, `nothing`, or `any` of the two.
+    documents_end: how every document must end: with `eos`, with `nothing`, or with `any` of the two.
 
   Raises:
-    UserError: the store cannot be used, or its documents do not end so.
+    UserError: the store cannot be used, or its documents do not end as required.
   """
   root = builtin.prepared(append_eos=documents_end == "eos") if store == builtin.NAME else store
   path = f"{root}/{split}" if "://" in root else os.path.join(root, split)
@@ -64,10 +64,10 @@ class Windows:
   """The windows of one split of a store.
 
   Args:
-    store: where it is, see `open_tokens`, or one that is open.
-    split: which split; of no meaning where the store is open.
+    store: its place, see `open_tokens`, or an open store.
+    split: which split; ignored for an open store.
     length: tokens in a window.
-    verify, documents_end: see `open_tokens`; of no meaning where the store is open.
+    verify, documents_end: see `open_tokens`; ignored for an open store.
 
   Attributes:
     tokens: the open store.
@@ -75,7 +75,7 @@ class Windows:
     num_examples: how many windows there are.
 
   Raises:
-    UserError: the store cannot be used, its documents do not end as asked, or it is shorter than one window.
+    UserError: the store cannot be used, its documents do not end as required, or it is shorter than one window.
   """
 
   def __init__(
@@ -88,13 +88,13 @@ class Windows:
     self.num_examples = self.tokens.num_tokens // length
     if not self.num_examples:
       raise UserError(
-        f"{self.tokens.path}: {self.tokens.num_tokens} tokens are no example: the task needs windows of "
-        f"{length} tokens: shorten the task's lengths or prepare a larger corpus"
+        f"{self.tokens.path}: found {self.tokens.num_tokens} tokens, expected at least one window of "
+        f"{length} tokens; shorten the task's lengths or prepare a larger corpus"
       )
 
   @property
   def vocabulary(self) -> Vocabulary:
-    """What the ids belong to."""
+    """The store's vocabulary."""
     return self.tokens.vocabulary
 
   @property
@@ -107,7 +107,7 @@ class Windows:
     return self._call(lambda starts_B: self.tokens.windows(starts_B, self.length), example_index_B)
 
   def documents(self, example_index_B: tf.Tensor) -> tf.Tensor:
-    """Which document of its window each token belongs to, counted from 1: int64 [B] -> int32 [B, length]."""
+    """The number, from 1, of each token's document in its window: int64 [B] -> int32 [B, length]."""
     return self._call(lambda starts_B: documents(self.tokens, starts_B, self.length), example_index_B)
 
   def _call(self, function, example_index_B: tf.Tensor) -> tf.Tensor:
@@ -116,7 +116,7 @@ class Windows:
 
 
 def documents(tokens: TokenStore, starts_B: np.ndarray, length: int) -> np.ndarray:
-  """The number of its document inside the window, from 1, for every token of windows: [B] -> int32 [B, length]."""
+  """The number, from 1, of each token's document in its window: first tokens [B] -> int32 [B, length]."""
   first_BW = tokens.document_begins(starts_B, length)
   first_BW[:, :1] = True
   return np.cumsum(first_BW, axis=1, dtype=np.int32)

@@ -1,9 +1,9 @@
-"""Writing a token store: documents of ids in, one split out, all of it or nothing.
+"""Writes the token store of one split from the ids of documents, atomically.
 
 Shards close at the first document end at or after `shard_tokens`, so the bytes depend only on the documents and their
 order, never on how they were batched or how many processes tokenised them. Everything is written to the sibling
-`.<split>.incomplete`, flushed to disk and renamed when complete; a directory left by a killed run is emptied and used
-again, one that a live process holds is refused.
+`.<split>.incomplete`, flushed to disk and renamed when complete. A directory left by a killed run is emptied and
+reused; one that a live process is writing is an error.
 """
 
 import contextlib
@@ -32,10 +32,10 @@ class TokenStoreWriter(contextlib.AbstractContextManager):
   """Writes the store of one split; leaving the `with` block normally publishes it, an exception removes it.
 
   Args:
-    path: the directory to make, `<root>/<split>`; local.
-    name: the corpus, part of metric names.
-    split: the split, for the record.
-    vocabulary: what the ids belong to; saved with the store.
+    path: the local directory to create, `<root>/<split>`.
+    name: of the corpus; part of metric names.
+    split: recorded in the manifest.
+    vocabulary: of the ids; saved with the store.
     append_eos: whether the writer adds EOS after every document (T5 adds none).
     source: a JSON object recorded as provenance.
     shard_tokens: a shard closes at the first document end at or after this many tokens.
@@ -132,7 +132,7 @@ class TokenStoreWriter(contextlib.AbstractContextManager):
       self._close_shards()
 
   def _close_shards(self, last: bool = False) -> None:
-    """Writes every full shard that is held, and with `last` the rest."""
+    """Writes every complete shard and, with `last`, the rest."""
     tokens, ends = np.concatenate(self._tokens), np.cumsum(np.concatenate(self._lengths))
     while tokens.size >= self._shard_tokens or (last and tokens.size):
       documents = min(int(np.searchsorted(ends, self._shard_tokens)) + 1, ends.size)
@@ -201,7 +201,7 @@ def dtype_of(vocabulary: Vocabulary) -> np.dtype:
 
 
 def write_shard(root: pathlib.Path, name: str, tokens_N: np.ndarray, document_ends_D: np.ndarray) -> Shard:
-  """Writes the files of a shard under a store's root, flushed to disk, and says what they are.
+  """Writes the files of a shard under a store's root, flushed to disk, and describes them.
 
   Args:
     root: the directory.
@@ -227,7 +227,7 @@ def write_shard(root: pathlib.Path, name: str, tokens_N: np.ndarray, document_en
 
 @contextlib.contextmanager
 def _refusals(path: pathlib.Path):
-  """A full disk, a read-only directory and the like as one line; TensorStore reports them as ValueError too."""
+  """Reports a full disk, a read-only directory and the like as one line; TensorStore also raises ValueError for them."""
   try:
     yield
   except (OSError, ValueError, RuntimeError) as error:
@@ -237,7 +237,7 @@ def _refusals(path: pathlib.Path):
 
 
 def flush_small(root: pathlib.Path) -> None:
-  """Flushes to disk the directories of a store and the files that are no shards, which were flushed when written."""
+  """Flushes to disk a store's directories and its files except shards, which were flushed when written."""
   for directory, _, names in os.walk(root):
     for path in (directory, *(os.path.join(directory, name) for name in names)):
       if os.path.basename(directory) not in store_shards.ARRAYS or path == directory:
