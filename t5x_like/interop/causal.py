@@ -158,8 +158,8 @@ def refuse_others(model, *, square: bool = True, heads: bool = True, mlp: bool =
   only(model, **(plain | expected))
   dims = model.variant.dims
   if square and dims.heads * H != D:
-    raise UserError(f"{dims.heads} heads of width {H} are not the embedding width {D}, which this type needs")
+    raise UserError(f"{dims.heads} heads of width {H} are not the embedding width {D}, as this type needs")
   if heads and dims.kv_heads != dims.heads:
-    raise UserError(f"{dims.kv_heads} key/value heads for {dims.heads} heads: this model type has as many as heads")
+    raise UserError(f"{dims.kv_heads} key/value heads for {dims.heads} heads; this type needs as many of both")
   if mlp and dims.mlp != 4 * D:
-    raise UserError(f"feed-forward width {dims.mlp} is not four times the embedding width {D}, as it is here")
+    raise UserError(f"feed-forward width {dims.mlp} is not four times the embedding width {D}, as this type needs")

@@ -141,7 +141,7 @@ def config(model, model_type: str, prefix: str, heads: tuple[Head, ...], *, offs
   position = {"name": design.position} if isinstance(design.position, str) else design.position
   if not isinstance(position, dict) or position["name"] != "learned" or position.get("offset", 0) != offset:
     raise UserError(
-      f"design.position is {design.position!r}, which only 'learned' with an offset of {offset} can be written as"
+      f"design.position is {design.position!r}; {model_type} supports only 'learned' with an offset of {offset}"
     )
   if dims.kv_heads != dims.heads or dims.head_dim * dims.heads != dims.embed or not variant.types:
     raise UserError(

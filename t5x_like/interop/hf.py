@@ -262,4 +262,4 @@ def only(model, **expected) -> None:
       value = getattr(model.variant.design, name)
       allowed = allowed if isinstance(allowed, list) else [allowed]
       if value not in allowed:
-        raise UserError(f"design.{name} is {value!r}, which only {' or '.join(map(repr, allowed))} can be written as")
+        raise UserError(f"design.{name} is {value!r}; this model type supports only {' or '.join(map(repr, allowed))}")

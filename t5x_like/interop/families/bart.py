@@ -77,7 +77,7 @@ def config(model, model_type: str | None) -> dict:
   position = {"name": design.position} if isinstance(design.position, str) else dict(design.position)
   wanted = {"name": "sinusoidal", "interleaved": False} if marian else {"name": "learned", "offset": 2}
   if {name: position.get(name) for name in wanted} != wanted:
-    raise UserError(f"design.position is {design.position!r}, which only {wanted!r} can be written as")
+    raise UserError(f"design.position is {design.position!r}; this type supports only {wanted!r}")
   kind = "marian" if marian else "mbart" if design.norm_position == "pre" else "bart"
   dims, tokens = variant.dims, variant.tokens
   if dims.heads * dims.head_dim != dims.embed or dims.kv_heads != dims.heads:

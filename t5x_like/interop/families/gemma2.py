@@ -65,7 +65,7 @@ def config(model, model_type: str | None) -> dict:
   scale = dims.head_dim**-0.5 if design.attention_scale is None else design.attention_scale
   scalar = round(scale**-2)
   if abs(scalar**-0.5 - scale) > 1e-6 * scale:
-    raise UserError(f"design.attention_scale is {scale!r}, where only 1/sqrt(integer) can be written")
+    raise UserError(f"design.attention_scale is {scale!r}; this type supports only 1/sqrt(integer)")
   sizes = llama.sizes_config(model)
   activation = sizes.pop("hidden_act")
   windows = [design.windows[layer % len(design.windows)] for layer in range(dims.layers)]

@@ -54,8 +54,8 @@ def config(model, model_type: str | None) -> dict:
   )
   if experts.top_k < 2 or experts.normalise is False or experts.router != "softmax" or experts.dispatch != "dropless":
     raise UserError(
-      f"design.experts is {experts!r}, which only a softmax over two or more experts whose gates "
-      "add up to one, with dispatch 'dropless', can be written as"
+      f"design.experts is {experts!r}; this type supports only a softmax over two or more experts whose gates "
+      "add up to one, with dispatch 'dropless'"
     )
   return {
     "architectures": ["MixtralForCausalLM"],

@@ -99,11 +99,11 @@ def config(model, model_type: str | None) -> dict:
     theta = spec.get("theta", 10_000.0)
     if spec["name"] != "rope" or spec.keys() - {"name", "theta"} or thetas.setdefault(kind, theta) != theta:
       raise UserError(
-        f"design.position has {position!r}, which only 'rope' with one theta for the layers that see all "
-        "and one for the others can be written as"
+        f"design.position has {position!r}; this type supports only 'rope' with one theta for the layers that see all "
+        "tokens and one for the others"
       )
   if len(windows) > 1:
-    raise UserError(f"design.windows has {sorted(windows)}, which only one width can be written as")
+    raise UserError(f"design.windows has {sorted(windows)}; this type supports only one width")
   return {
     "architectures": ["ModernBertForMaskedLM"],
     "model_type": "modernbert",

@@ -89,9 +89,9 @@ def config(model, model_type: str | None) -> dict:
   position = {"name": design.position} if isinstance(design.position, str) else design.position
   experts, dims = design.experts, variant.dims
   if position["name"] != "relative_bias" or not position.get("shared", True) or "bidirectional" in position:
-    raise UserError(f"design.position is {design.position!r}, which only 'relative_bias' can be written as")
+    raise UserError(f"design.position is {design.position!r}; this type supports only 'relative_bias'")
   if not experts or experts.top_k != 1 or experts.router != "softmax":
-    raise UserError(f"design.experts is {experts!r}, which only one expert a token can be written as")
+    raise UserError(f"design.experts is {experts!r}; this type supports only one expert per token")
   decoder_layers = variant.decoder_layers or dims.layers
   return {
     "architectures": ["SwitchTransformersForConditionalGeneration"],
