@@ -1,11 +1,11 @@
 """Making a token store of a source in parts: read, clean, tokenise, write shards; any part anywhere, at any time.
 
-A source cuts a split into parts (runs of files), and a part's shards depend on the job and the part alone, so parts
-may be made in any order, by any number of processes or machines. Each shard is written aside, renamed, and recorded in
-`<progress>/parts/<number>` with its checksums and with how far the part has been read; making a part again keeps the
-recorded shards whose files are as recorded and continues after them. `publish` joins the parts to a store by what the
-records say; nothing is read again for that. What is left in `<progress>` has checksums too: a file that is damaged is
-one that is not there.
+A source divides a split into parts (runs of files), and a part's shards depend only on the job and the part, so parts
+may be made in any order, by any number of processes or machines. Each shard is written to a temporary file, renamed,
+and recorded in `<progress>/parts/<number>` with its checksums and how far the part has been read; making a part again
+keeps the recorded shards whose files are intact and continues after them. `publish` joins the parts into a store from
+their records alone, without reading the shards. The files in `<progress>` have checksums too; a damaged one counts as
+missing.
 """
 
 import dataclasses
@@ -38,12 +38,12 @@ _COUNTS = ("skipped", "removed", "lengths")
 def make_part(
   job: Job, number: int, spread: Callable[[Iterator[Batch]], Iterator[Tokenised]] | None = None
 ) -> dict[str, Any]:
-  """Makes the shards of one part, keeping those that are there, and returns the part's record.
+  """Makes the shards of one part, keeping intact ones, and returns the part's record.
 
   Args:
     job: the job.
     number: of the part.
-    spread: maps batches to their tokens in order, where other processes help.
+    spread: maps batches to their tokens, in order, using other processes.
   """
   with progress_files.writing(job.progress):
     return _make_part(job, number, spread)
@@ -78,7 +78,7 @@ def _make_part(
 
 
 class _Held:
-  """Documents that are tokenised and in no shard yet."""
+  """Tokenised documents that are in no shard yet."""
 
   def __init__(self, job: Job, vocabulary: vocabularies.Vocabulary):
     self._append_eos, self._vocabulary = job.append_eos, vocabulary
@@ -107,7 +107,7 @@ class _Held:
     self.tokens += tokens_N.size
 
   def take(self, tokens: int | None) -> tuple[np.ndarray, np.ndarray, list[str | None], list[Counter | None]]:
-    """What goes into a shard of at least `tokens`, or all there is: ids, lengths, reasons, what was removed."""
+    """The contents of a shard of at least `tokens`, or everything held: ids, lengths, reasons, removed counts."""
     self._ids = np.concatenate([self._ids, *(ids for ids, _ in self._waiting)])
     self._lengths = np.concatenate([self._lengths, *(lengths for _, lengths in self._waiting)])
     self._waiting = []
@@ -130,7 +130,7 @@ def _write(
   reasons: list[str | None],
   removed: list[Counter | None],
 ) -> None:
-  """Writes one shard, unless nothing is in it, and enters it in the record."""
+  """Writes one shard, unless it is empty, and adds it to the record."""
   record["read"] += len(reasons)
   skipped = Counter(reason for reason in reasons if reason)
   lengths_D = lengths_D[lengths_D > 0]
@@ -171,7 +171,7 @@ def _write(
 
 
 def _resumed(job: Job, path: epath.Path) -> dict[str, Any]:
-  """The record of a part, up to the first shard that is not as recorded; a fresh one if this job has none."""
+  """The record of a part, up to the first shard that is not intact; a fresh one if this job has none."""
   fresh = {"key": job.key, "done": False, "read": 0, "shards": [], "skipped": {}, "removed": {}, "lengths": {}}
   content = progress_files.load(path)
   found = json.loads(content) if content else fresh
@@ -197,11 +197,11 @@ def _sha256(path: epath.Path) -> str | None:
 
 
 def record_of(job: Job, number: int) -> dict[str, Any]:
-  """The record of a part that has been made; UserError if it is not there."""
+  """The record of a finished part; UserError if it is missing."""
   path = epath.Path(job.progress) / "parts" / f"{number:06d}"
   record = json.loads(progress_files.load(path) or "{}")
   if not record.get("done") or record["key"] != job.key:
-    raise UserError(f"{path}: found it missing or damaged; run the same command again")
+    raise UserError(f"{path}: missing or damaged; run the same command again")
   return record
 
 

@@ -227,7 +227,7 @@ def write_shard(root: pathlib.Path, name: str, tokens_N: np.ndarray, document_en
 
 @contextlib.contextmanager
 def _refusals(path: pathlib.Path):
-  """Reports a full disk, a read-only directory and the like as one line; TensorStore also raises ValueError for them."""
+  """Reports a full disk, a read-only directory and the like as one line; TensorStore raises ValueError too."""
   try:
     yield
   except (OSError, ValueError, RuntimeError) as error:
