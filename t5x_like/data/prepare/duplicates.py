@@ -26,7 +26,7 @@ def marks(job: Job, number: int) -> Marks | None:
     return None
   found = progress_files.load_arrays(_path(job, "marks", number))
   if found is None:
-    raise UserError(f"{_path(job, 'marks', number)}: found it missing or damaged; run the same command again")
+    raise UserError(f"{_path(job, 'marks', number)}: missing or damaged; run the same command again")
   return found["dropped"], np.split(found["spans"], np.cumsum(found["lengths"])[:-1])
 
 
@@ -74,7 +74,7 @@ class _Signed(Sequence[cleaning.Signatures]):
     path = _path(self._job, "signatures", number)
     found = progress_files.load_arrays(path)
     if found is None:
-      raise UserError(f"{path}: found it missing or damaged; run the same command again")
+      raise UserError(f"{path}: missing or damaged; run the same command again")
     return found
 
 
