@@ -2,9 +2,9 @@
 
 A document is cut from its beginning into chunks of `length` tokens, the last one shorter. Example i is chunk i of the
 store, so an epoch has every chunk once. How many chunks a document has follows from its length, and so do the chunks
-before every block of 512 documents: they are counted once, when the chunks are opened, which reads all document ends
-(8 bytes a document) and holds a number a block (a 64th of a byte a document). Chunk i is found by bisection among the
-blocks and in the 512 lengths of its block, which are read.
+before every block of 256 documents: they are counted once, when the chunks are opened, which reads all document ends
+(8 bytes a document) and holds a number a block (a 32nd of a byte a document). Chunk i is found by bisection among the
+blocks and in the 256 lengths of its block, which are read.
 
 An EOS that the store put at the end of every document is no part of it. Worked example, documents of 5, 1 and 4 tokens,
 chunks of 2: chunks 0 to 2 are tokens 0-1, 2-3 and 4, chunk 3 is token 5, chunks 4 and 5 are tokens 6-7 and 8-9. Where a
@@ -21,7 +21,7 @@ from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import TokenStore
 from t5x_like.errors import UserError
 
-_BLOCK = 512  # documents
+_BLOCK = 256  # documents
 _PIECE = 64 * _BLOCK  # documents that are counted at once
 
 
