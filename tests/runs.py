@@ -13,6 +13,7 @@ import time
 import jax
 import numpy as np
 
+import tests.recipes.nano  # noqa: F401 -- the variant that the runs are of
 from t5x_like.training.writer import read_metrics
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
