@@ -68,14 +68,18 @@ def test_imports_go_only_to_lower_floors():
 
 
 def test_plug_ins_import_no_siblings():
-  """An objective or evaluator is one file; what several share is in a private module or in the package itself."""
+  """A task, objective or evaluator is one file; what several share is in a private module or in the package itself."""
   wrong = []
   for path, tree in PACKAGE_SOURCES.items():
-    folder = path.relative_to(REPO / PACKAGE).parts[0]
-    if folder in ("objectives", "evals") and not path.stem.startswith("_"):
+    folder = path.relative_to(REPO / PACKAGE).parent.as_posix()
+    if folder in ("data/tasks", "objectives", "evals") and not path.stem.startswith("_"):
       siblings = {p.stem for p in path.parent.glob("[!_]*.py")} - {path.stem}
-      prefix = f"{PACKAGE}.{folder}."
-      found = [(n, m) for n, m in imports(path, tree) if m.startswith(prefix) and m.split(".")[2] in siblings]
+      prefix = f"{PACKAGE}.{folder.replace('/', '.')}."
+      found = [
+        (n, m)
+        for n, m in imports(path, tree)
+        if m.startswith(prefix) and m.removeprefix(prefix).split(".")[0] in siblings
+      ]
       wrong += [f"{where(path, line)} imports {module}" for line, module in found]
   assert not wrong, "\n".join(wrong)
 

@@ -20,13 +20,8 @@ Size = Literal["base", "large"]
 def get_config(size: Size = "base", static: bool = False, whole_words: bool = False):
   config = defaults()
 
-  config.model = {
-    "name": "bert",
-    "variant": f"bert-{size}-uncased",
-    "vocab_size": 30_720,  # at least the vocabulary's ids; the paper's has 30,522
-    "head": "pretraining",
-    "dropout": 0.1,
-  }
+  config.model = {"name": "bert", "variant": f"bert-{size}-uncased", "head": "pretraining", "dropout": 0.1}
+  config.model.vocab_size = 30_720  # at least the vocabulary's ids; the paper's has 30,522
   config.task = {
     "name": "mlm",
     "store": "data/books_wiki",
@@ -44,7 +39,6 @@ def get_config(size: Size = "base", static: bool = False, whole_words: bool = Fa
   config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.999, "eps": 1e-6, "weight_decay": 0.01}
   config.schedule = {"name": "linear", "learning_rate": 1e-4, "warmup_steps": 10_000}
   config.clip_norm = 1.0
-
   config.eval_every = 10_000
   config.evals = {"loss": {"max_examples": 16_384}}
   config.checkpoint = {"every": 10_000, "keep_last": 3, "keep_every": 100_000}

@@ -26,12 +26,7 @@ LAPTOP = {
 def get_config():
   config = defaults()
 
-  config.model = {
-    "name": "gpt",
-    "variant": "gpt1",
-    "vocab_size": 40_576,  # 40,478 rounded up to a multiple of 128
-    "dropout": 0.1,
-  }
+  config.model = {"name": "gpt", "variant": "gpt1", "vocab_size": 40_576, "dropout": 0.1}  # 40,478 ids, rounded up
   config.task = {"name": "causal_lm", "store": "data/books_eos", "length": 512, "document_mask": False}
   config.objective = {"name": "decoder"}
 

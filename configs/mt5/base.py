@@ -32,13 +32,7 @@ def get_config(size: Size = "base"):
     "rates": "temperature",
     "temperature": 1 / 0.3,
     "period": 1_000_000,  # long enough to include the rarest of a hundred languages
-    "shared": {
-      "name": "span_corruption",
-      "inputs_length": 1024,
-      "targets_length": 229,
-      "noise_density": 0.15,
-      "mean_noise_span_length": 3.0,
-    },
+    "shared": {"name": "span_corruption", "inputs_length": 1024, "targets_length": 229, "noise_density": 0.15},
     "parts": {language: {"store": f"data/mc4_{language}"} for language in LANGUAGES},
     "label": "mc4_span_corruption",
   }

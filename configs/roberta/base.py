@@ -17,7 +17,6 @@ from t5x_like.config import defaults
 def get_config(size: Literal["base", "large"] = "base"):
   learning_rate, warmup_steps = {"base": (6e-4, 24_000), "large": (4e-4, 30_000)}[size]
   config = defaults()
-
   config.model = {
     "name": "roberta",
     "variant": f"roberta-{size}",

@@ -19,12 +19,8 @@ Size = Literal["mini", "small", "base", "large", "xl", "xxl"]
 def get_config(size: Size = "base", v1_0: bool = False):
   config = defaults()
 
-  config.model = {
-    "name": "t5",
-    "variant": f"t5-v1_1-{size}",
-    "vocab_size": 32_128,  # 32,000 pieces and 100 sentinels, rounded up to a multiple of 128
-    "dropout": 0.0,  # off in pretraining since version 1.1
-  }
+  # 32,000 pieces and 100 sentinels, rounded up to a multiple of 128; dropout is off in pretraining since version 1.1.
+  config.model = {"name": "t5", "variant": f"t5-v1_1-{size}", "vocab_size": 32_128, "dropout": 0.0}
   config.task = {
     "name": "span_corruption",
     "store": "data/c4_en",
@@ -34,21 +30,16 @@ def get_config(size: Size = "base", v1_0: bool = False):
     "mean_noise_span_length": 3.0,
   }
   config.objective = {"name": "encoder_decoder", "z_loss": 1e-4}
-
   config.batch_size = 128
   config.total_steps = 2**19
   config.optimizer = {"name": "adafactor", "decay_rate": 0.8}
   config.schedule = {"name": "rsqrt", "warmup_steps": 10_000}
-
   config.eval_every = 2_000
   config.evals = {"loss": {"max_examples": 16_384}, "span_infilling": {"max_examples": 128}}
   config.checkpoint = {"every": 2_000, "keep_last": 3, "keep_every": 50_000}
-
   if size in ("xl", "xxl"):
-    config.model.remat = "full"
-    config.mesh = {"fsdp": -1}  # parameters and optimizer state are split over all chips
+    config.model.remat, config.mesh = "full", {"fsdp": -1}  # parameters and optimizer state split over all chips
   if v1_0:
     config.model.variant = {"xl": "t5-3b", "xxl": "t5-11b"}.get(size, f"t5-{size}")
-    config.model.dropout = 0.1
-    config.objective.z_loss = 0.0
+    config.model.dropout, config.objective.z_loss = 0.1, 0.0
   return config

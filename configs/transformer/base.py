@@ -20,12 +20,8 @@ WIDTH, WARMUP = 512, 4_000
 def get_config():
   config = defaults()
 
-  config.model = {
-    "name": "transformer",
-    "variant": "transformer-base",
-    "vocab_size": 37_120,  # the paper's 37,000 pieces, rounded up to a multiple of 128
-    "dropout": 0.1,
-  }
+  # The paper's 37,000 pieces, rounded up to a multiple of 128.
+  config.model = {"name": "transformer", "variant": "transformer-base", "vocab_size": 37_120, "dropout": 0.1}
   config.task = {
     "name": "text_to_text",
     "source": "parallel:corpus/{split}.{field}.gz",

@@ -76,7 +76,7 @@ def shuffled(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int, size: int) -> tf
   """Which example is at place `index` of an epoch's random order of range(size).
 
   For every (seed, epoch) a permutation of range(size), computed without materialising it: `permuted` with the epoch's
-  key. docs/permutation.md defines it and tests its randomness.
+  key. docs/explanation/permutation.md defines it, with tests.
 
   Args:
     index_B: int64 [B], each in 0..size-1.

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from t5x_like.data.docstrings import extract
+from t5x_like.data.sources._docstrings import extract
 from t5x_like.errors import UserError
 
 PACKAGES = ("json", "email", "logging", "asyncio", "argparse")
@@ -18,7 +18,7 @@ PROSE = "This sentence is long enough to be taken for a document of English tech
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
   """Two builders of the same small corpus, prepared in two directories."""
-  from t5x_like.data.docstrings.builder import Docstrings, DocstringsConfig, prepare
+  from t5x_like.data.sources._docstrings.builder import Docstrings, DocstringsConfig, prepare
 
   def build(name):
     config = DocstringsConfig(name="small", packages=PACKAGES)
@@ -77,7 +77,7 @@ def test_the_result_does_not_depend_on_the_number_of_processes():
 
 
 def test_validation_is_a_small_fixed_share_of_modules():
-  from t5x_like.data.docstrings.builder import split_of
+  from t5x_like.data.sources._docstrings.builder import split_of
 
   modules = [module for _, module, _ in extract.source_files([extract.STANDARD_LIBRARY])]
   share = sum(split_of(module) == "validation" for module in modules) / len(modules)
@@ -154,13 +154,15 @@ def test_prose_is_long_and_mostly_letters(text):
 
 
 def test_the_extractor_needs_no_tensorflow():
-  program = "import sys, t5x_like.data.docstrings.extract; assert not {'tensorflow', 'numpy'} & set(sys.modules)"
+  program = (
+    "import sys, t5x_like.data.sources._docstrings.extract; assert not {'tensorflow', 'numpy'} & set(sys.modules)"
+  )
   subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_the_source_builds_once(tmp_path, capsys, monkeypatch):
-  from t5x_like.data.docstrings import builder
   from t5x_like.data.sources import open_source
+  from t5x_like.data.sources._docstrings import builder
 
   monkeypatch.setattr(builder.Docstrings.BUILDER_CONFIGS[0], "packages", ("json", "email"))
   for builds in (True, False):

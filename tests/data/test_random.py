@@ -1,4 +1,4 @@
-"""The order of an epoch: a permutation of every size, as defined in docs/permutation.md, and random by every test."""
+"""The order of an epoch: a permutation of every size, as docs/explanation/permutation.md defines it, and random."""
 
 import collections
 import functools

@@ -5,8 +5,8 @@
 
 import sys
 
-from t5x_like.data.docstrings.builder import Docstrings, prepare
 from t5x_like.data.sources import tfds
+from t5x_like.data.sources._docstrings.builder import Docstrings, prepare
 from t5x_like.errors import UserError, did_you_mean
 
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from absl import logging
 from etils import epath
 
-from t5x_like.data.docstrings import extract
 from t5x_like.data.quiet_tensorflow import tfds
+from t5x_like.data.sources._docstrings import extract
 from t5x_like.errors import UserError, one_line
 
 DEPENDENCIES = (
