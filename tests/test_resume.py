@@ -106,7 +106,7 @@ def test_a_run_of_two_processes_goes_on_in_one(pair, quick, tmp_path):
 def test_the_batches_of_two_processes_are_those_of_one():
   task = tasks.build(name="span_corruption", split="train", store="builtin", inputs_length=32)
   whole = loader.train_batches(task, batch_size=8, seed=0, start_step=20)
-  halves = [loader.train_batches(task, batch_size=8, seed=0, start_step=20, rows=r) for r in ((0, 4), (4, 8))]
+  halves = [loader.train_batches(task, batch_size=8, seed=0, start_step=20, rows=r) for r in (range(4), range(4, 8))]
   for _, batch, *parts in zip(range(3), whole, *halves):
     assert all(np.array_equal(x, np.concatenate([part[name] for part in parts])) for name, x in batch.items())
 

@@ -29,7 +29,7 @@ def train_batches(
   batch_size: int,
   seed: int,
   start_step: int = 0,
-  rows: tuple[int, int] | None = None,
+  rows: Sequence[int] | None = None,
   earlier: Sequence[consumption.Phase] = (),
 ) -> Iterator[dict[str, np.ndarray]]:
   """The endless training batches of this host.
@@ -39,11 +39,11 @@ def train_batches(
     batch_size: rows of the global batch.
     seed: of the order and of whatever the task draws.
     start_step: the first batch yielded is that of this step of the run; any step opens as fast as the first.
-    rows: this host's rows [lo, hi) of the global batch; None is all of them.
+    rows: this host's rows of the global batch, ascending; None is all of them.
     earlier: the run's phases before this one, whose steps come before this task's first.
 
   Returns:
-    An iterator over the task's features, each [hi - lo, *shape].
+    An iterator over the task's features, each [len(rows), *shape].
 
   Raises:
     UserError: rows outside the batch, a step before the phase's first, or earlier phases of no steps.
@@ -63,20 +63,20 @@ def train_batches(
 
 
 def eval_batches(
-  task: Task, *, batch_size: int, rows: tuple[int, int] | None = None, max_examples: int | None = None
+  task: Task, *, batch_size: int, rows: Sequence[int] | None = None, max_examples: int | None = None
 ) -> Iterator[dict[str, np.ndarray]]:
   """Every example once, in the order of their index, with noise that is the same in every evaluation.
 
   Args:
     task: what to evaluate on.
     batch_size: rows of the global batch.
-    rows: this host's rows [lo, hi) of the global batch; None is all of them.
+    rows: this host's rows of the global batch, ascending; None is all of them.
     max_examples: how many examples, from the first; None is all of them.
 
   Returns:
     An iterator over ceil(examples / batch_size) batches, equally many on every host, of the task's features, each
-    [hi - lo, *shape], and `example_index` int32 [hi - lo]. Rows past the last example are 0 in every feature (so their
-    loss weights are 0) and have example_index -1.
+    [len(rows), *shape], and `example_index` int32 [len(rows)]. Rows past the last example are 0 in every feature (so
+    their loss weights are 0) and have example_index -1.
 
   Raises:
     UserError: rows outside the batch, or max_examples below 1.
@@ -99,22 +99,22 @@ def eval_batches(
   return _iterate(tf.data.Dataset.range(-(-num_examples // batch_size)), made, task, rows)
 
 
-def _rows_of(step_S: tf.Tensor, batch_size: int, rows: tuple[int, int]) -> tf.Tensor:
+def _rows_of(step_S: tf.Tensor, batch_size: int, rows: np.ndarray) -> tf.Tensor:
   """The global indices of this host's rows of some steps, one after the other: int64 [S] -> int64 [S * rows]."""
-  return tf.reshape(step_S[:, None] * batch_size + tf.range(*rows, dtype=tf.int64), [-1])
+  return tf.reshape(step_S[:, None] * batch_size + rows, [-1])
 
 
-def _checked_rows(batch_size: int, rows: tuple[int, int] | None) -> tuple[int, int]:
+def _checked_rows(batch_size: int, rows: Sequence[int] | None) -> np.ndarray:
   if batch_size < 1:
     raise UserError(f"batch_size: found {batch_size}, expected at least 1")
-  low, high = rows or (0, batch_size)
-  if not 0 <= low < high <= batch_size:
-    raise UserError(f"rows: found [{low}, {high}), expected a part of [0, {batch_size}), the global batch")
-  return low, high
+  found = np.arange(batch_size) if rows is None else np.asarray(rows, np.int64)
+  if not found.size or found[0] < 0 or found[-1] >= batch_size or (np.diff(found) < 1).any():
+    raise UserError(f"rows: found {found.tolist()}, expected ascending rows of a global batch of {batch_size}")
+  return found
 
 
 def _iterate(
-  steps: tf.data.Dataset, made: Callable[[tf.Tensor], dict[str, tf.Tensor]], task: Task, rows: tuple[int, int]
+  steps: tf.data.Dataset, made: Callable[[tf.Tensor], dict[str, tf.Tensor]], task: Task, rows: np.ndarray
 ) -> Iterator[dict[str, np.ndarray]]:
   """The batches of `steps`, in order, some of them made together, side by side and ahead of their use."""
   _hide_accelerators()
@@ -122,7 +122,7 @@ def _iterate(
   workers = max(2, min(16, os.cpu_count() or 2))
   options = tf.data.Options()
   options.threading.max_intra_op_parallelism = 1  # a call is one worker's, which costs no splitting
-  batch = rows[1] - rows[0]
+  batch = len(rows)
   numbers = batch * sum(math.prod(feature.shape) for feature in task.features.values())
   together = max(1, min(_TOGETHER // numbers, _MOST_STEPS))
   return iterator.iterate(

@@ -12,7 +12,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from t5x_like.nn import params
-from t5x_like.parallel.rules import Rules, local_rows
+from t5x_like.parallel.rules import Rules, from_local_rows, local_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,11 +39,9 @@ class Setting:
   def global_batches(self, max_examples: int | None) -> Iterator[dict[str, jax.Array]]:
     """Batches as global arrays, rows split as in training."""
     sharding = self.rules.batch()
+    rows = local_rows(sharding, self.batch_size)
     for batch in self.batches(max_examples):
-      yield {
-        name: jax.make_array_from_process_local_data(sharding, rows, (self.batch_size, *rows.shape[1:]))
-        for name, rows in batch.items()
-      }
+      yield {name: from_local_rows(sharding, rows, x, self.batch_size) for name, x in batch.items()}
 
   def jit(self, function: Callable) -> Callable:
     """`function(model, batch)` compiled to take (named parameters, batch), on this mesh."""
@@ -69,8 +67,3 @@ def fetch(x: jax.Array) -> np.ndarray:
   if x.is_fully_addressable:
     return np.asarray(x)
   return np.asarray(multihost_utils.process_allgather(x, tiled=True))
-
-
-def rows_of(rules: Rules, batch_size: int) -> tuple[int, int]:
-  """The rows of a global batch that this process feeds."""
-  return local_rows(rules.batch(), batch_size)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
-from t5x_like.evals import fetch, rows_of
+from t5x_like.evals import fetch
 from t5x_like.nn import params
-from t5x_like.parallel.rules import Rules
+from t5x_like.parallel.rules import Rules, from_local_rows, local_rows
 
 SHORTEST = 32
 
@@ -75,8 +75,8 @@ class Runner:
     sharding = self.rules.batch()
 
     def place(x):
-      low, high = rows_of(self.rules, len(x))
-      return jax.make_array_from_process_local_data(sharding, x[low:high], x.shape)
+      rows = local_rows(sharding, len(x))
+      return from_local_rows(sharding, rows, x[rows], len(x))
 
     return {name: place(x) for name, x in batch.items()}
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from t5x_like.errors import UserError, did_you_mean
@@ -137,17 +138,27 @@ class Rules:
       yield
 
 
-def local_rows(sharding: NamedSharding, batch_size: int) -> tuple[int, int]:
-  """The half-open range of batch rows that this process's devices hold.
+def local_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:
+  """The rows of a global batch that this process's devices hold: int64, ascending.
 
-  Raises:
-    UserError: the rows are not contiguous, because the mesh interleaves processes along the batch.
+  They need not be a range: on a TPU slice the devices of a host are a block of the torus, and a mesh axis that runs
+  through several hosts meets it again and again.
   """
-  cuts = {s[0].indices(batch_size)[:2] for s in sharding.addressable_devices_indices_map((batch_size,)).values()}
-  low, high = min(c[0] for c in cuts), max(c[1] for c in cuts)
-  if sum(b - a for a, b in cuts) != high - low:
-    raise UserError(f"mesh: this process holds batch rows {sorted(cuts)}, not contiguous; reorder the mesh axes")
-  return low, high
+  held = sharding.addressable_devices_indices_map((batch_size,)).values()
+  return np.unique(np.concatenate([np.arange(batch_size)[rows] for (rows,) in held]))
+
+
+def from_local_rows(sharding: NamedSharding, rows_R: np.ndarray, x: np.ndarray, batch_size: int) -> jax.Array:
+  """The global array [batch_size, ...] of which this process has the rows `rows_R` of `local_rows` in `x` [R, ...]."""
+  if jax.process_count() == 1:
+    return jax.device_put(x, sharding)
+
+  def shard(index: tuple[slice, ...]) -> np.ndarray:
+    start, stop, _ = index[0].indices(batch_size)
+    first = np.searchsorted(rows_R, start)
+    return x[first : first + stop - start][:, *index[1:]]
+
+  return jax.make_array_from_callback((batch_size, *x.shape[1:]), sharding, shard)
 
 
 def sharding_table(params: dict, rules: Rules) -> str:

@@ -25,7 +25,8 @@ from ml_collections import ConfigDict
 
 from t5x_like import evals, slots
 from t5x_like.errors import UserError, did_you_mean
-from t5x_like.evals import Setting, rows_of
+from t5x_like.evals import Setting
+from t5x_like.parallel.rules import local_rows
 
 
 def instance(*, task: dict = {}, split: str | None = None):  # noqa: B006 (never written to)
@@ -86,7 +87,11 @@ class Evaluation:
     from t5x_like.data import loader  # tensorflow: only where data is read
     from t5x_like.data import task as tasks
 
-    own, batch_size, rows = {"name": None} | config.task.to_dict(), config.batch_size, rows_of(rules, config.batch_size)
+    own, batch_size, rows = (
+      {"name": None} | config.task.to_dict(),
+      config.batch_size,
+      local_rows(rules.batch(), config.batch_size),
+    )
     settings: dict[str, Setting] = {}
 
     def setting(slot: str, values: dict[str, Any], split: str) -> Setting:

@@ -15,7 +15,7 @@ import copy
 import dataclasses
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -79,7 +79,7 @@ def at(phases: list[Phase], step: int) -> Phase:
   return next(phase for phase in phases if step < phase.until)
 
 
-def batches(phases: list[Phase], step: int, rows: tuple[int, int] | None = None) -> Iterator[dict[str, Any]]:
+def batches(phases: list[Phase], step: int, rows: Sequence[int] | None = None) -> Iterator[dict[str, Any]]:
   """The batches from a step on, to the end of its phase and on as if that had none; see `loader.train_batches`."""
   from t5x_like.data import consumption, loader  # tensorflow: only where data is read
 

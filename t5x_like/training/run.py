@@ -13,7 +13,7 @@ from t5x_like import config as config_lib
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.parallel import distributed
-from t5x_like.parallel.rules import local_rows, sharding_table
+from t5x_like.parallel.rules import from_local_rows, local_rows, sharding_table
 from t5x_like.training import assembly, phases, process
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.checkpoint import Checkpoints
@@ -84,8 +84,8 @@ class Run:
     self._phase = phase
     if len(self._phases) > 1:
       process.say(f"phase {phase.name} from step {self.step}")
-    rows = local_rows(parts.rules.batch(), phase.config.batch_size)
-    batches = phases.batches(self._phases, self.step, rows)
+    self._rows = local_rows(parts.rules.batch(), phase.config.batch_size)
+    batches = phases.batches(self._phases, self.step, self._rows)
     self._step, cost = compile_step(phase.config, parts, phase.task)
     self._meter = Meter(batches, cost)
 
@@ -95,10 +95,8 @@ class Run:
       self.drain()
       self._enter_phase()
     sharding, batch_size = self._parts.rules.batch(), self._phase.config.batch_size
-    batch = {
-      name: jax.make_array_from_process_local_data(sharding, x, (batch_size, *x.shape[1:]))
-      for name, x in self._meter.next_batch().items()
-    }
+    local = self._meter.next_batch()
+    batch = {name: from_local_rows(sharding, self._rows, x, batch_size) for name, x in local.items()}
     previous = self._pending
     self.state, metrics = self._step(self.state, batch)
     self.step += 1

@@ -106,7 +106,7 @@ def test_the_task(arguments):
   made = task.build("bart", "train", store="builtin", length=64, **arguments)
   whole = loader.train_batches(made, batch_size=8, seed=1)
   batches = [next(whole) for _ in range(20)]
-  again = next(loader.train_batches(made, batch_size=8, seed=1, start_step=19, rows=(2, 6)))
+  again = next(loader.train_batches(made, batch_size=8, seed=1, start_step=19, rows=range(2, 6)))
   for name, value in batches[19].items():
     assert np.array_equal(value[2:6], again[name])
     assert (value.shape, value.dtype) == ((8, *made.features[name].shape), made.features[name].dtype)

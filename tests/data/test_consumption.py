@@ -73,7 +73,7 @@ def replay(phases, start=0, stop=None, hosts=1):
           batch_size=phase.batch_size,
           seed=SEED,
           start_step=begin,
-          rows=(host * share, (host + 1) * share),
+          rows=range(host * share, (host + 1) * share),
           earlier=phases[:number],
         ),
         end - begin,

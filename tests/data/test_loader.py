@@ -88,7 +88,7 @@ def test_reached_by_iterating_or_opened_there(train):
 
 @pytest.mark.parametrize("hosts", [2, 4, 8])
 def test_hosts_concatenate_to_the_one_host_batch(train, validation, hosts):
-  slices = [(8 * host // hosts, 8 * (host + 1) // hosts) for host in range(hosts)]
+  slices = [range(8 * host // hosts, 8 * (host + 1) // hosts) for host in range(hosts)]
   for make, data in (
     (lambda **kw: loader.train_batches(train, batch_size=8, seed=1, start_step=4, **kw), 12),
     (lambda **kw: loader.eval_batches(validation, batch_size=8, **kw), 2),
@@ -98,6 +98,14 @@ def test_hosts_concatenate_to_the_one_host_batch(train, validation, hosts):
     assert len(whole) == data
     for step, batch in enumerate(whole):
       assert_same({name: np.concatenate([part[step][name] for part in parts]) for name in batch}, batch)
+
+
+def test_a_host_makes_any_set_of_rows(train):
+  rows = [0, 3, 4, 9]
+  for step in (0, 7):
+    whole = next(loader.train_batches(train, batch_size=10, seed=1, start_step=step))
+    part = next(loader.train_batches(train, batch_size=10, seed=1, start_step=step, rows=rows))
+    assert_same(part, {name: x[rows] for name, x in whole.items()})
 
 
 def test_rows_do_not_depend_on_the_batch_size(train):
@@ -193,7 +201,11 @@ for i in range(30):
 @pytest.mark.parametrize(
   "call, message",
   [
-    (lambda t: loader.train_batches(t, batch_size=4, seed=0, rows=(2, 5)), r"rows: found \[2, 5\)"),
+    (
+      lambda t: loader.train_batches(t, batch_size=4, seed=0, rows=range(2, 5)),
+      r"rows: found \[2, 3, 4\], expected ascending",
+    ),
+    (lambda t: loader.eval_batches(t, batch_size=4, rows=[2, 1]), r"rows: found \[2, 1\], expected ascending"),
     (lambda t: loader.train_batches(t, batch_size=0, seed=0), "batch_size: found 0"),
     (lambda t: loader.train_batches(t, batch_size=4, seed=0, start_step=-1), "start_step: found -1"),
     (lambda t: loader.eval_batches(t, batch_size=4, max_examples=0), "max_examples: found 0"),

@@ -51,6 +51,33 @@ def start_job(port, indices, count, **options):
   ]
 
 
+INTERLEAVED = """
+  import numpy as np
+  from jax.experimental import multihost_utils
+  from jax.sharding import Mesh, NamedSharding, PartitionSpec
+  from t5x_like.parallel.rules import from_local_rows, local_rows
+  x = np.arange(32 * 3).reshape(32, 3)
+  devices = np.array(jax.devices())
+  for order, shape in (([0, 4, 1, 5, 2, 6, 3, 7], (8, 1)), ([0, 4, 5, 1, 2, 6, 7, 3], (4, 2))):
+    mesh = Mesh(devices[order].reshape(shape), ("data", "tensor"))
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
+    rows = local_rows(sharding, 32)
+    made = from_local_rows(sharding, rows, x[rows], 32)
+    assert (np.asarray(multihost_utils.process_allgather(made, tiled=True)) == x).all()
+    print("rows", len(rows), bool((np.diff(rows) == 1).all()), flush=True)
+"""
+
+
+def test_processes_whose_rows_interleave_make_the_global_batch():
+  flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+  port = free_port()
+  address = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2"}
+  jobs = [start(address | flags | {"JAX_PROCESS_ID": str(i)}, body=INTERLEAVED.strip()) for i in range(2)]
+  for code, out, err in finish(jobs, seconds=120):
+    assert code == 0, err
+    assert [line for line in out.splitlines() if line.startswith("rows")] == ["rows 16 False", "rows 32 True"]
+
+
 def finish(processes, seconds=60):
   done = [process.communicate(timeout=seconds) for process in processes]
   return [(process.returncode, out.strip(), err.strip()) for process, (out, err) in zip(processes, done)]

@@ -11,7 +11,7 @@ from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.parallel.constrain import constrain
 from t5x_like.parallel.mesh import AXES, make_mesh
-from t5x_like.parallel.rules import DEFAULT, Rules, local_rows, sharding_table
+from t5x_like.parallel.rules import DEFAULT, Rules, from_local_rows, local_rows, sharding_table
 
 
 def rules(changes=None, **mesh):
@@ -154,7 +154,7 @@ def test_constrain_does_nothing_outside_and_pins_inside():
 
 
 def test_local_rows():
-  assert local_rows(rules(data=4, tensor=2).batch(), 32) == (0, 32)
+  assert local_rows(rules(data=4, tensor=2).batch(), 32).tolist() == [*range(32)]
 
 
 class Elsewhere:
@@ -168,16 +168,38 @@ class Elsewhere:
     return {d: cuts[d] for d in self.devices}
 
 
-@pytest.mark.parametrize("process, rows", [(0, (0, 16)), (1, (16, 32))])
+@pytest.mark.parametrize("process, rows", [(0, [*range(16)]), (1, [*range(16, 32)])])
 def test_local_rows_of_two_processes(process, rows):
   mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("data", "tensor"))
   sharding = NamedSharding(mesh, PartitionSpec("data"))
-  assert local_rows(Elsewhere(sharding, mesh.devices[2 * process : 2 * process + 2].ravel()), 32) == rows
+  assert local_rows(Elsewhere(sharding, mesh.devices[2 * process : 2 * process + 2].ravel()), 32).tolist() == rows
   whole = NamedSharding(mesh, PartitionSpec())
-  assert local_rows(Elsewhere(whole, mesh.devices[:2].ravel()), 32) == (0, 32)
+  assert local_rows(Elsewhere(whole, mesh.devices[:2].ravel()), 32).tolist() == [*range(32)]
 
 
-def test_interleaved_rows_are_refused():
-  mesh = Mesh(np.array(jax.devices()), ("data",))
-  sharding = Elsewhere(NamedSharding(mesh, PartitionSpec("data")), mesh.devices[::2])
-  assert "not contiguous" in refusal(local_rows, sharding, 32)
+@pytest.mark.parametrize("axes", [{"data": 8}, {"data": 4, "tensor": 2}, {"data": 2, "fsdp": 4}, {"fsdp": 8}])
+def test_rows_of_hosts_on_a_torus_are_sets_that_cover_the_batch(axes):
+  devices = np.array(jax.devices())
+  mesh = Mesh(devices[np.random.default_rng(0).permutation(8)].reshape(tuple(axes.values())), tuple(axes))
+  sharding = NamedSharding(mesh, PartitionSpec(tuple(a for a in axes if a != "tensor")))
+  shards = sharding.devices_indices_map((32,))
+  seen = {}
+  for host in range(4):
+    own = devices[2 * host : 2 * host + 2]
+    rows = local_rows(Elsewhere(sharding, own), 32)
+    assert (np.diff(rows) > 0).all()
+    held = {row for device in own for row in range(*shards[device][0].indices(32))}
+    assert set(rows.tolist()) == held
+    seen[host] = held
+  assert set().union(*seen.values()) == set(range(32))
+
+
+@pytest.mark.parametrize("spec", [PartitionSpec("data"), PartitionSpec("data", "tensor"), PartitionSpec()])
+def test_global_arrays_from_sets_of_rows(spec, monkeypatch):
+  devices = np.array(jax.devices())[[5, 0, 3, 6, 1, 7, 2, 4]]
+  sharding = NamedSharding(Mesh(devices.reshape(4, 2), ("data", "tensor")), spec)
+  x = np.arange(64 * 6).reshape(64, 6)
+  expected = jax.device_put(x, sharding)
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+  made = from_local_rows(sharding, np.arange(64), x, 64)
+  assert made.sharding == expected.sharding and (np.asarray(made) == x).all()
