@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: quickstart test test-heavy parity lint clean
+.PHONY: quickstart test test-heavy test-howtos parity lint clean
 
 quickstart: $(VENV)/.ready
 	$(RUN) -m tools.quickstart $(QUICKSTART)
@@ -17,6 +17,10 @@ test: $(VENV)/.ready
 # What make test leaves out because it takes long: runs killed at many moments, each start compiled anew.
 test-heavy: $(VENV)/.ready
 	$(RUN) -m pytest -m heavy $(PYTEST)
+
+# The how-tos of docs/ followed to the letter in a copy of the project: each adds something and trains with it.
+test-howtos: $(VENV)/.ready
+	$(RUN) -m pytest -n logical --maxprocesses 4 -m howto $(PYTEST) tests/test_howtos.py
 
 # Every family against torch and transformers, live; they are installed for it alone.
 parity: $(VENV)/.ready

@@ -58,6 +58,7 @@ def test_adding_touches_one_room(name):
   assert len(rooms - {"interop"}) == 1, rooms
 
 
+@pytest.mark.howto
 @pytest.mark.parametrize("name", FOLLOWED)
 def test_a_page_followed_to_the_letter(name, tmp_path):
   for folder in ("t5x_like", "configs", "tools", "tests"):

@@ -199,5 +199,5 @@ def test_flops_of_mixtral_are_those_of_two_experts():
   batch = {"decoder_input_tokens": jax.ShapeDtypeStruct((B, T), jnp.int32)}
   count = flops.forward_flops(lambda model, batch: model(batch)["logits"], model, batch)
   D, F, L = 4096, 14336, 32
-  layer = 2 * (2 * D * D + 2 * D * 1024) + 2 * 2 * 3 * D * F + 2 * D * 8 + 4 * T * D
+  layer = 2 * (2 * D * D + 2 * D * 1024) + 2 * 2 * 3 * D * F + 2 * D * 8 + 4 * T * D // 2  # causal
   assert count == B * T * (L * layer + 2 * D * 32000)
