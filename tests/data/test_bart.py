@@ -186,5 +186,5 @@ def test_salient_spans_task():
       assert vocabulary.decode(span) in words if words else len(span) == 3  # a few windows have no such word
       spans += bool(words)
   assert 80 <= spans < 100
-  with pytest.raises(UserError, match="finder=nowhere:none"):
+  with pytest.raises(UserError, match="config.task.finder: 'nowhere:none' cannot be used"):
     task.build("salient_spans", "train", store="builtin", finder="nowhere:none")

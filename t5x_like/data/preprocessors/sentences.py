@@ -39,7 +39,7 @@ class Sentences:
   """
 
   def __init__(self, vocabulary: Vocabulary, rule: str = DEFAULT_RULE):
-    ends = np.asarray(slots.outside("sentence_rule", rule)(vocabulary))
+    ends = np.asarray(slots.outside("config.task.sentence_rule", rule)(vocabulary))
     if ends.shape != (vocabulary.size,) or ends.dtype != np.bool_:
       raise UserError(
         f"sentence_rule={rule}: returned {ends.dtype} {list(ends.shape)}, expected bool "

@@ -55,7 +55,7 @@ def task(
   vocabulary = windows.vocabulary
   if not vocabulary.extra_ids:
     raise UserError(f"{windows.tokens.path}: its vocabulary has no sentinels, expected at least 1")
-  find = TokenSpans(vocabulary, slots.outside("finder", finder), min(targets_length - 2, W - 1))
+  find = TokenSpans(vocabulary, slots.outside("config.task.finder", finder), min(targets_length - 2, W - 1))
   sentinel, eos_id = vocabulary.size - 1, vocabulary.eos_id
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
