@@ -17,11 +17,12 @@ import math
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from t5x_like import slots
+from t5x_like.command_line import Parser
 from t5x_like.errors import UserError, did_you_mean, door
 from t5x_like.metrics import resampling
 from tools.score.benchmark import Aligned, Benchmark, Example, align, merged
@@ -30,11 +31,6 @@ from tools.score.suites import SUITES, Suite
 
 _FLAGS = ("references", "predictions", "compare", "bootstrap", "seed", "output")
 _SAMPLES = 1000
-
-
-class _Parser(argparse.ArgumentParser):
-  def error(self, message: str) -> NoReturn:
-    raise UserError(f"{message}; see --help")
 
 
 @door
@@ -61,12 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
   names = ", ".join(slots.names(BENCHMARKS | SUITES))
-  parser = _Parser(
-    prog="python -m tools.score",
-    description=f"{__doc__}\nNAME is one of: {names}",
-    formatter_class=argparse.RawDescriptionHelpFormatter,
-    allow_abbrev=False,
-  )
+  parser = Parser(f"{__doc__}\nNAME is one of: {names}", prog="python -m tools.score")
   parser.add_argument("name", metavar="NAME", help="the benchmark")
   parser.add_argument("--references", action="append", required=True, metavar="FILE", help="the references; repeatable")
   parser.add_argument("--predictions", action="append", required=True, metavar="FILE", help="the predictions to score")

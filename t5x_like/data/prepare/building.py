@@ -149,7 +149,7 @@ def _write(
   name = f"{number:06d}{len(record['shards']):06d}"
   work, local = epath.Path(job.work), "://" not in job.work
   try:
-    aside = pathlib.Path(tempfile.mkdtemp(prefix=".", dir=os.path.join(job.progress) if local else None))
+    aside = pathlib.Path(tempfile.mkdtemp(prefix=".", dir=job.progress if local else None))
     try:
       shard = write_shard(aside, name, ids, np.cumsum(lengths_D))
       for array in ARRAYS:
