@@ -5,9 +5,10 @@ Example:
     python -m t5x_like.train --config=configs/t5/quickstart.py --workdir=runs/pair
 
 Every line of output begins with the process it came from ([p0], [p1], …). When one process fails, the others are
-stopped and, with --restarts, all start again from the last checkpoint. Exit codes 75 (preempted, state saved) and 2 (an
-error to fix) are passed on without a restart. SIGTERM and SIGINT are passed to the processes. If the launcher dies, its
-processes die with it.
+stopped and, with --restarts, all start again from the last checkpoint, after a wait that doubles from 1 s to 60 s.
+Exit codes that starting again cannot change (2 an error to fix, 3 numeric, 4 damage) and 75 (preempted, state saved)
+are passed on without a restart. SIGTERM and SIGINT are passed to the processes. If the launcher dies, its processes die
+with it.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from dataclasses import dataclass, field
 if __package__ in (None, ""):
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
-from t5x_like.errors import EXIT_PREEMPTED, EXIT_USER_ERROR, UserError, door
+from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, EXITS_NOT_RESTARTED, UserError, door
 
 _DEVICE_FLAG = "--xla_force_host_platform_device_count"
 _FOREIGN = ("JAX_COORDINATOR_BIND_ADDRESS", "JAX_COORDINATOR_PORT", "JAX_LOCAL_DEVICE_IDS")  # of another job
@@ -88,7 +89,7 @@ class Launcher:
           return code
         failures += 1
         _say(f"process {attempt.first_bad} failed: {_describe(attempt.codes[attempt.first_bad])}")
-        if code == EXIT_USER_ERROR:
+        if code in EXITS_NOT_RESTARTED:
           _say("not restarting: an error to mend first")
           return code
         if self._signals or failures > restarts:
@@ -97,10 +98,18 @@ class Launcher:
             f" ({failures} failures, 0 preemptions)"
           )
           return code
-        _say(f"restart {failures} of {restarts}")
+        wait = min(60, 2 ** (failures - 1))
+        _say(f"restart {failures} of {restarts} in {wait} s")
+        self._wait(wait)
     finally:
       for number, handler in previous.items():
         signal.signal(number, handler)
+
+  def _wait(self, seconds: float) -> None:
+    """Waits, unless asked to stop meanwhile: the next attempt then passes the signal on at once."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not self._signals:
+      time.sleep(0.05)
 
   def _attempt(self) -> Attempt:
     port = self.port or _free_port()
@@ -143,14 +152,15 @@ class Launcher:
       if time.monotonic() > deadline:
         self._signal_all(signal.SIGKILL)
       time.sleep(0.02)
-    if first_bad is None:
-      first_bad = self._first_bad()
+    cause = self._first_bad()  # one that ended later, with a code that stopping it cannot give, was the cause
+    if first_bad is None or cause is not None and self._children[cause].returncode in EXITS_NOT_RESTARTED:
+      first_bad = cause
     return Attempt([child.returncode for child in self._children], first_bad)
 
   def _first_bad(self) -> int | None:
     """The process whose failure to report: one that failed by itself comes before those that failed with it."""
     bad = [index for index, child in enumerate(self._children) if child.poll() not in (None, 0)]
-    rank = {EXIT_USER_ERROR: 0, EXIT_PREEMPTED: 2}
+    rank = dict.fromkeys(EXITS_NOT_RESTARTED, 0) | {EXIT_TRANSIENT: 2, EXIT_PREEMPTED: 3}
     return min(bad, key=lambda index: (rank.get(self._children[index].returncode, 1), index), default=None)
 
   def _stop_all(self) -> None:

@@ -7,7 +7,16 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from t5x_like.errors import EXIT_PREEMPTED, UserError
+from t5x_like.errors import (
+  EXIT_BUG,
+  EXIT_PREEMPTED,
+  EXIT_TRANSIENT,
+  EXIT_USER_ERROR,
+  UserError,
+  is_out_of_memory,
+  is_transient,
+  one_line,
+)
 
 _INTERRUPTED = 130
 
@@ -62,7 +71,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def program(main: Callable[[list[str]], int]) -> NoReturn:
-  """Runs `main` and exits with the code it returns.
+  """Runs `main` and exits with the code it returns; docs/reference/exit-codes.md lists them.
 
   In a job of several processes, one that fails exits at once. An orderly shutdown of jax would wait minutes for the
   others, which wait for this one in a collective; after a hard exit they fail too, and the launcher can act.
@@ -72,15 +81,27 @@ def program(main: Callable[[list[str]], int]) -> NoReturn:
   except KeyboardInterrupt:  # outside of the training loop, which saves and stops by itself
     print("interrupted", file=sys.stderr)
     code = _INTERRUPTED
-  except Exception:
+  except Exception as error:
     traceback.print_exc()
-    code = 1
+    code = _unforeseen(error)
   together = "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized()
   if code == _INTERRUPTED or together and code not in (0, EXIT_PREEMPTED):
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
   sys.exit(code)
+
+
+def _unforeseen(error: Exception) -> int:
+  """The exit code of an exception that no code expected; says in one line what it means."""
+  told = f"{type(error).__name__}: {one_line(error)[:300]}"
+  if is_out_of_memory(error):
+    print(f"error: out of memory ({told}); use a smaller batch, more devices, or --config.model.remat", file=sys.stderr)
+    return EXIT_USER_ERROR
+  if is_transient(error):
+    print(f"transient error: {told}; run the same command again", file=sys.stderr)
+    return EXIT_TRANSIENT
+  return EXIT_BUG
 
 
 def _joined(argv: Sequence[str]) -> list[str]:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.errors import UserError
+from t5x_like.errors import TransientError, UserError
 
 
 def iterate(
@@ -40,7 +40,7 @@ def iterate(
     A lazy iterator. Close or drop it at any time, on any thread; its memory is released a few batches later.
 
   Raises:
-    UserError: raised by a Python function of the pipeline.
+    UserError, TransientError: raised by a Python function of the pipeline.
     SystemExit: asked for more after the program has ended; it ends the thread silently.
     RuntimeError: started after the program has ended.
   """
@@ -71,10 +71,10 @@ class _Pipeline:
     try:
       element = next(self._elements, None)
     except tf.errors.OpError as error:
-      refusal = re.search(r"\bUserError: (.*)", error.message)
+      refusal = re.search(r"\b(UserError|TransientError): (.*)", error.message)
       if refusal is None:
         raise
-      raise UserError(refusal[1]) from error
+      raise {"UserError": UserError, "TransientError": TransientError}[refusal[1]](refusal[2]) from error
     if self._drained:  # at the program's end; elements before this one may have been lost
       raise SystemExit("the program is ending, and with it the input pipeline")
     if element is None:

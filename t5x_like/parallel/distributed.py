@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import jax
 
-from t5x_like.errors import UserError, one_line
+from t5x_like.errors import TransientError, UserError, one_line
 
 _ENVIRONMENT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _GREETING = "t5x_like.rendezvous.v1"
@@ -41,8 +41,8 @@ def initialize(*, timeout_seconds: float = 300) -> None:
   (TPU pod slice, GKE, Slurm, Open MPI). Call it before the first use of a device.
 
   Raises:
-    UserError: the variables are incomplete or wrong, the coordinator's port is in use, the coordinator cannot be
-      reached, or some process did not join within `timeout_seconds`.
+    UserError: the variables are incomplete or wrong, or the coordinator's port is in use.
+    TransientError: the coordinator cannot be reached, or some process did not join within `timeout_seconds`.
   """
   if jax.distributed.is_initialized():
     return
@@ -66,7 +66,7 @@ def initialize(*, timeout_seconds: float = 300) -> None:
       initialization_timeout=max(30, int(deadline - time.monotonic())),
     )
   except RuntimeError as error:
-    raise UserError(
+    raise TransientError(
       f"{job.address}: process {job.process_id} could not join the job: {one_line(error)[:300]}"
     ) from error
 
@@ -75,7 +75,8 @@ def agree(facts: dict[str, str], *, timeout_seconds: float = 300) -> None:
   """Checks that all processes have the same facts (config hash, code version, …); all of them must call it.
 
   Raises:
-    UserError: naming the process and the fact that differ, or the process that did not report in time.
+    UserError: naming the process and the fact that differ.
+    TransientError: naming the process that did not report in time.
   """
   count = next(_agreements)
   if not jax.distributed.is_initialized() or jax.process_count() == 1:
@@ -94,7 +95,7 @@ def agree(facts: dict[str, str], *, timeout_seconds: float = 300) -> None:
     except RuntimeError as error:
       if "DEADLINE_EXCEEDED" not in str(error):
         raise
-      raise UserError(
+      raise TransientError(
         f"process {index} of {jax.process_count()} did not report within {timeout_seconds:g} s; see its log"
       ) from None
   for index, report in enumerate(reports):
@@ -173,10 +174,10 @@ def _gather(port: int, count: int, deadline: float, timeout_seconds: float) -> N
     stack.enter_context(server)
     came: dict[int, socket.socket] = {}
 
-    def dismiss(message: str) -> UserError:
+    def dismiss(message: str, kind: type[Exception] = UserError) -> Exception:
       for peer in came.values():
-        _send(peer, {"refused": message})
-      return UserError(message)
+        _send(peer, {"refused": message, "transient": kind is TransientError})
+      return kind(message)
 
     while len(came) < count - 1:
       server.settimeout(max(0.001, deadline - time.monotonic()))
@@ -186,7 +187,8 @@ def _gather(port: int, count: int, deadline: float, timeout_seconds: float) -> N
         missing = [str(i) for i in range(1, count) if i not in came]
         raise dismiss(
           f"only {len(came) + 1} of {count} processes came within {timeout_seconds:g} s; missing: process "
-          f"{', '.join(missing)}; start the same command on every host"
+          f"{', '.join(missing)}; start the same command on every host",
+          TransientError,
         ) from None
       greeting = _receive(peer, 5)
       if greeting.get("greeting") != _GREETING:
@@ -217,10 +219,10 @@ def _report(host: str, port: int, job: _Job, deadline: float, timeout_seconds: f
     if answer.get("go"):
       return
     if "refused" in answer:
-      raise UserError(str(answer["refused"]))
+      raise (TransientError if answer.get("transient") else UserError)(str(answer["refused"]))
     reason = "it answers, but not as a coordinator"
     time.sleep(0.2)
-  raise UserError(
+  raise TransientError(
     f"process {job.process_id} could not reach the coordinator at {host}:{port} within {timeout_seconds:g} s: {reason}"
     "; is process 0 running, and is the address in JAX_COORDINATOR_ADDRESS its own?"
   )

@@ -12,7 +12,7 @@ from stores import many_documents, write
 from t5x_like.data import loader, task
 from t5x_like.data.store import remote_files
 from t5x_like.data.store.reader import TokenStore
-from t5x_like.errors import UserError
+from t5x_like.errors import TransientError, UserError
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,7 @@ def test_one_that_is_gone_is_one_line(server, address, cache, monkeypatch):
   monkeypatch.setattr(remote_files, "PATIENCE_SECONDS", 0.5)
   server.unavailable = 1.0
   for read in (lambda: store.windows([0], 100), lambda: TokenStore.open(address)):
-    with pytest.raises(UserError, match="no answer for 0.5 s, in spite of retries: check the network") as error:
+    with pytest.raises(TransientError, match="no answer for 0.5 s, in spite of retries: check the network") as error:
       read()
     assert "\n" not in str(error.value)
   server.unavailable = 0.0

@@ -63,7 +63,7 @@ def test_restarts_after_failures_up_to_the_limit(tmp_path):
   program = ME + (
     f"path = {str(tmp_path)!r} + '/' + me\n"
     "open(path, 'a').write('x')\nn = len(open(path).read())\n"
-    "if me == '0' and n < 3: sys.exit(7)\n"
+    "if me == '0' and n < 3: sys.exit(69 if n < 2 else 7)\n"
     "time.sleep(1 if n < 3 else 0)\n"
   )
   done = launch("--restarts=2", program=program)
@@ -71,13 +71,32 @@ def test_restarts_after_failures_up_to_the_limit(tmp_path):
   assert "restart 2 of 2" in done.stderr and "(2 failures before)" in done.stderr
   (tmp_path / "0").unlink()
   done = launch("--restarts=1", program=program)
-  assert done.returncode == 7 and "1 restarts allowed (2 failures, 0 preemptions)" in done.stderr
+  assert (
+    done.returncode == 7
+    and "exit code 69" in done.stderr
+    and "1 restarts allowed (2 failures, 0 preemptions)" in done.stderr
+  )
 
 
 def test_user_errors_and_preemptions_are_passed_on_and_not_retried():
-  for code, words in [(2, "an error to mend first"), (75, "preempted, state saved")]:
+  for code, words in [
+    (2, "an error to mend first"),
+    (3, "an error to mend"),
+    (4, "an error to mend"),
+    (75, "preempted"),
+  ]:
     done = launch("--restarts=5", program=ME + f"sys.exit({code})")
     assert done.returncode == code and words in done.stderr and "restart 1" not in done.stderr
+
+
+def test_the_cause_is_reported_before_its_consequence():
+  program = ME + (
+    "signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\n"  # it was about to
+    "if me == '0': time.sleep(1); sys.exit(69)\n"
+    "while True: time.sleep(0.1)\n"
+  )
+  done = launch("--restarts=5", program=program)
+  assert done.returncode == 3 and "process 1 failed: exit code 3" in done.stderr and "restart 1" not in done.stderr
 
 
 def test_signals_are_passed_on_and_waited_for():

@@ -20,7 +20,7 @@ import tensorstore as ts
 
 from t5x_like.data.store.manifest import REMEDY
 from t5x_like.data.store.shards import Shards
-from t5x_like.errors import UserError, one_line
+from t5x_like.errors import TransientError, UserError, is_transient, one_line
 
 CACHE_BYTES = 2**30  # of all stores of a process
 PATIENCE_SECONDS = 300.0  # for a read, over all attempts
@@ -73,6 +73,8 @@ class RemoteFiles:
     try:
       self._files = ts.KvStore.open(self._url, context=ts.Context(_CONTEXT)).result()
     except Exception as error:  # TensorStore raises many types, all meaning that the address cannot be used
+      if is_transient(error):
+        raise TransientError(f"{url}: cannot be opened now ({one_line(error)[:300]})") from error
       raise UserError(f"{url}: cannot be opened ({one_line(error)})") from error
 
   def __del__(self):
@@ -91,6 +93,8 @@ class RemoteFiles:
     except Exception as error:
       if "does not support listing" in str(error):  # plain HTTP
         return None
+      if is_transient(error):
+        raise TransientError(f"{self._url}: cannot be listed now ({one_line(error)[:300]})") from error
       raise UserError(f"{self._url}: cannot be listed ({one_line(error)})") from error
 
   def sha256(self, file: str, size: int) -> str:
@@ -195,12 +199,14 @@ class RemoteFiles:
           break
         except TimeoutError as error:
           if left <= _ATTEMPT_SECONDS:
-            raise UserError(
+            raise TransientError(
               f"{self.name(file)}: no answer for {PATIENCE_SECONDS:g} s, in spite of retries: check the network "
               "and that the store is still there, then run the same command again"
             ) from error
           future = self._files.read(file, byte_range=part)
         except Exception as error:
+          if is_transient(error):
+            raise TransientError(f"{self.name(file)}: cannot be read now ({one_line(error)[:300]})") from error
           raise UserError(
             f"{self.name(file)}: cannot be read ({one_line(error)}): copy it again or {REMEDY}"
           ) from error

@@ -1,0 +1,82 @@
+"""Errors have classes: what is transient is retried and told apart from memory, disks and the user's mistakes."""
+
+import errno
+
+import pytest
+
+from t5x_like import errors
+
+
+def caused(error, cause):
+  try:
+    try:
+      raise cause
+    except Exception as inner:
+      raise error from inner
+  except Exception as outer:
+    return outer
+
+
+class Throttled(Exception):
+  status = 429
+
+
+@pytest.mark.parametrize(
+  "error, transient, memory",
+  [
+    (OSError(errno.EIO, "Input/output error"), True, False),
+    (OSError(errno.ESTALE, "Stale file handle"), True, False),
+    (OSError(errno.ENOSPC, "No space left on device"), False, False),
+    (PermissionError(errno.EACCES, "Permission denied"), False, False),
+    (FileNotFoundError(errno.ENOENT, "No such file or directory"), False, False),
+    (ConnectionResetError("Connection reset by peer"), True, False),
+    (ValueError("UNAVAILABLE: Error opening zarr driver: HTTP response code: 503"), True, False),
+    (Throttled("rate"), True, False),
+    (caused(RuntimeError("the save failed"), OSError(errno.ETIMEDOUT, "Connection timed out")), True, False),
+    (caused(errors.UserError("free space"), OSError(errno.EIO, "")), False, False),
+    (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes"), False, True),
+    (MemoryError(), False, True),
+    (caused(ValueError("UNAVAILABLE"), MemoryError()), False, True),
+    (ValueError("Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:1"), True, False),
+    (KeyError("params"), False, False),
+    (ValueError("DATA_LOSS: checksum mismatch"), False, False),
+  ],
+)
+def test_classes(error, transient, memory):
+  assert errors.is_transient(error) is transient and errors.is_out_of_memory(error) is memory
+
+
+def test_a_transient_error_is_retried_until_the_time_is_up_and_others_are_not():
+  calls = []
+
+  def fails(times, error):
+    def call():
+      calls.append(0)
+      if len(calls) <= times:
+        raise error
+      return "read"
+
+    return call
+
+  busy = OSError(errno.EIO, "Input/output error")
+  assert errors.retried(fails(3, busy), "a/path", seconds=5, first_wait=0.001) == "read" and len(calls) == 4
+  calls.clear()
+  with pytest.raises(errors.TransientError, match=r"^a/path: .*Input/output error; tried for 0 s; run the same"):
+    errors.retried(fails(99, busy), "a/path", seconds=0.05, first_wait=0.001)
+  assert len(calls) > 2
+  calls.clear()
+  with pytest.raises(ValueError):
+    errors.retried(fails(1, ValueError("no")), "a/path", seconds=5)
+  assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+  "error, code", [("UserError", 2), ("NumericError", 3), ("DamageError", 4), ("TransientError", 69), ("Preempted", 75)]
+)
+def test_every_class_is_one_line_and_a_code(error, code, capsys):
+  @errors.door
+  def main():
+    raise getattr(errors, error)("first\n  second")
+
+  assert main() == code
+  assert capsys.readouterr().err.endswith(": first second\n")
