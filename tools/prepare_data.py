@@ -11,160 +11,37 @@ refused. With --engine=beam, flags not listed here are options of the Beam pipel
 """
 
 import argparse
-import collections
-import concurrent.futures
-import contextlib
 import dataclasses
-import fcntl
-import functools
 import hashlib
 import importlib.util
-import itertools
 import json
-import multiprocessing
-import multiprocessing.connection
 import os
 import pathlib
 import sys
-import threading
-from collections.abc import Iterator
 from typing import Any
 
 from etils import epath
 
 from t5x_like.data import sources, vocabularies
-from t5x_like.data.prepare import building, cleaning, duplicates, progress_bar, progress_files
+from t5x_like.data.prepare import cleaning, engines
 from t5x_like.data.prepare.documents import Documents
-from t5x_like.data.prepare.job import Batch, Job, Tokenised, facts_hash, parts_of, summary, tokenise
+from t5x_like.data.prepare.job import Job, Part, facts_hash, summary, whole_plan
 from t5x_like.data.store import reader
 from t5x_like.data.store.writer import SHARD_TOKENS
 from t5x_like.errors import UserError, door, one_line
 
-_BATCHES_AHEAD = 3  # per worker, which bounds memory if the consumer is slow
 
-
-def _worker() -> None:
-  """Sets up a worker process: one thread for the tokenizers library, and exit when the parent ends."""
-  os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-  parent = multiprocessing.parent_process()
-
-  def follow() -> None:
-    multiprocessing.connection.wait([parent.sentinel])
-    os._exit(1)  # the parent was killed, or it would have ended this process
-
-  threading.Thread(target=follow, daemon=True).start()
-
-
-@contextlib.contextmanager
-def _pool(workers: int) -> Iterator[concurrent.futures.Executor]:
-  with concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _worker) as pool:
-    try:
-      yield pool
-    except concurrent.futures.process.BrokenProcessPool as error:
-      raise UserError(
-        "a tokenising process was killed, by the system if memory ran out: lower --workers and run the "
-        "same command again"
-      ) from error
-    finally:
-      pool.shutdown(cancel_futures=True)
-
-
-def _spread(pool: concurrent.futures.Executor, workers: int, job: Job, batches: Iterator[Batch]) -> Iterator[Tokenised]:
-  """Tokens of batches, in order, made by the processes of the pool."""
-
-  def submit(batch: Batch) -> concurrent.futures.Future:
-    return pool.submit(tokenise, job, batch)
-
-  ahead = collections.deque(map(submit, itertools.islice(batches, workers * _BATCHES_AHEAD)))
-  while ahead:
-    yield ahead.popleft().result()
-    ahead.extend(map(submit, itertools.islice(batches, 1)))
-
-
-def _make_in_processes(job: Job, parts: int, workers: int) -> None:
-  """Makes the parts: one per process if there are enough, else one after another with their batches spread."""
-  if workers == 1:
-    for number in range(parts):
-      building.make_part(job, number)
-    return
-  with _pool(workers) as pool:
-    if parts < 2 * workers:
-      for number in range(parts):
-        building.make_part(job, number, functools.partial(_spread, pool, workers, job))
-      return
-    for future in concurrent.futures.as_completed([pool.submit(building.make_part, job, n) for n in range(parts)]):
-      future.result()
-
-
-def _mark_duplicates(job: Job, parts: int, workers: int, pipeline: list[str] | None) -> None:
-  """Finds the duplicates of the whole split, unless an interrupted run already has."""
-  each = functools.partial(duplicates.sign, job)
-  if pipeline is not None:
-    from t5x_like.data.prepare import beam
-
-    beam.run(each, parts, pipeline, f"{job.progress}/refusals")
-  elif workers == 1 or parts == 1:
-    collections.deque(map(each, range(parts)), maxlen=0)
-  else:
-    with _pool(workers) as pool:
-      collections.deque(pool.map(each, range(parts)), maxlen=0)
-  duplicates.resolve(job)
-
-
-@contextlib.contextmanager
-def _begun(job: Job) -> Iterator[None]:
-  """Makes the job's directories, emptied if they are another job's, and locks a local one against other processes."""
-  progress, work, lock = epath.Path(job.progress), epath.Path(job.work), None
-  try:
-    progress.mkdir(parents=True, exist_ok=True)
-    if "://" not in job.progress:
-      lock = os.open(job.progress, os.O_RDONLY)
-      try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      except OSError as error:
-        raise UserError(f"{progress}: another process is writing this store: wait for it or stop it") from error
-    if progress_files.is_written(job.progress):
-      raise UserError(f"{progress}: a process of an interrupted run still writes this store: wait for it or stop it")
-    record = progress / "job"
-    if not record.exists() or record.read_text() != job.key:
-      if record.exists():
-        print(f"{progress}: left by a run with other inputs or files that changed since; starting anew", flush=True)
-      for leftover in (*progress.iterdir(), work):
-        if leftover.exists():
-          leftover.rmtree() if leftover.is_dir() else leftover.unlink()
-      record.write_text(job.key)
-    work.mkdir(parents=True, exist_ok=True)
-    yield
-  except OSError as error:
-    raise UserError(f"{progress}: cannot be written ({error}): free some space or choose another --output") from error
-  finally:
-    if lock is not None:
-      os.close(lock)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Part:
-  """The documents of a source's split whose hash, as a fraction of all hashes, lies in [low, high)."""
-
-  split: str
-  low: float = 0.0
-  high: float = 1.0
-
-
-def _plan(source: sources.Source, pairs: list[str], fraction: float) -> dict[str, _Part]:
+def _plan(source: sources.Source, pairs: list[str], fraction: float) -> dict[str, Part]:
   """The splits to make, each with its part of the source."""
-  if pairs:
-    plan = {}
-    for pair in pairs:
-      output, _, split = pair.partition("=")
-      if not output.replace("_", "").isalnum() or output in plan:
-        raise UserError(f"--split={pair}: expected OUTPUT=SOURCE with a new name of letters, digits and _ for OUTPUT")
-      sources.check_split(source, split or output)
-      plan[output] = _Part(split or output)
-    return plan
-  plan = {split: _Part(split) for split in source.splits}
-  if "train" in plan and "validation" not in plan and fraction:
-    plan |= {"train": _Part("train", low=fraction), "validation": _Part("train", high=fraction)}
+  if not pairs:
+    return whole_plan(source, fraction)
+  plan = {}
+  for pair in pairs:
+    output, _, split = pair.partition("=")
+    if not output.replace("_", "").isalnum() or output in plan:
+      raise UserError(f"--split={pair}: expected OUTPUT=SOURCE with a new name of letters, digits and _ for OUTPUT")
+    sources.check_split(source, split or output)
+    plan[output] = Part(split or output)
   return plan
 
 
@@ -304,25 +181,6 @@ def _steps(args: argparse.Namespace) -> tuple[tuple[str, ...], cleaning.C4]:
   return steps, cleaning.C4(args.min_words, args.min_sentences, words, args.language_id, args.language)
 
 
-def _prepare(
-  job: Job, path: str, parts: int, args: argparse.Namespace, pipeline: list[str], **of_manifest: Any
-) -> None:
-  split = of_manifest["split"]
-  with _begun(job):
-    if duplicates.wanted(job) and not duplicates.marked(job):
-      with progress_bar.shown(job, "signatures", f"{split}, signatures", "documents"):
-        _mark_duplicates(job, parts, args.workers, pipeline if args.engine == "beam" else None)
-    with progress_bar.shown(job, "parts", split, "tokens"):
-      if args.engine == "beam":
-        from t5x_like.data.prepare import beam
-
-        beam.run(functools.partial(building.make_part, job), parts, pipeline, f"{job.progress}/refusals")
-      else:
-        _make_in_processes(job, parts, args.workers)
-    records = [building.record_of(job, number) for number in range(parts)]
-    building.publish(job, path, building.described(job, records, **of_manifest))
-
-
 @door
 def main(argv: list[str] | None = None) -> None:
   args, pipeline = _parser().parse_known_args(argv)
@@ -378,7 +236,8 @@ def main(argv: list[str] | None = None) -> None:
       work=path if "://" in path else f"{root}/.{output}.incomplete",
       progress=progress,
     )
-    _prepare(job, path, len(parts_of(job)), args, pipeline, name=name, split=output, source=record)
+    options = pipeline if args.engine == "beam" else None
+    engines.run(job, path, workers=args.workers, pipeline=options, name=name, split=output, source=record)
     store = reader.TokenStore.open(path, verify=args.verify)
     counts = store.manifest.source["counts"]
     skipped = "".join(f", {n} skipped ({reason})" for reason, n in counts["documents_skipped"].items())

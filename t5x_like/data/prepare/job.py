@@ -13,7 +13,7 @@ import numpy as np
 from t5x_like.data import vocabularies
 from t5x_like.data.prepare import cleaning
 from t5x_like.data.prepare.documents import Documents, unwanted
-from t5x_like.data.sources import Skip
+from t5x_like.data.sources import Skip, Source
 from t5x_like.errors import UserError
 
 _LONGEST_FACTS = 4096  # characters of JSON
@@ -23,6 +23,23 @@ _VERSION = 3  # of parts and signatures; those of another version are made again
 _OTHER_SIDE = ""  # the reason of documents that belong to another split; not counted
 
 Marks = tuple[np.ndarray, list[np.ndarray]]  # of a part's documents: uint8 [documents], and bool [spans] for each
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """The documents of a source's split whose hash, as a fraction of all hashes, lies in [low, high)."""
+
+  split: str
+  low: float = 0.0
+  high: float = 1.0
+
+
+def whole_plan(source: Source, fraction: float) -> dict[str, Part]:
+  """The splits of a source, each with its part; without a validation split, train lends `fraction` of its documents."""
+  plan = {split: Part(split) for split in source.splits}
+  if "train" in plan and "validation" not in plan and fraction:
+    plan |= {"train": Part("train", low=fraction), "validation": Part("train", high=fraction)}
+  return plan
 
 
 @dataclasses.dataclass(frozen=True)

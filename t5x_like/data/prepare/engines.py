@@ -1,0 +1,151 @@
+"""Runs a preparation job: its parts on this machine's processes or on Apache Beam, then its store is published."""
+
+import collections
+import concurrent.futures
+import contextlib
+import fcntl
+import functools
+import itertools
+import multiprocessing
+import multiprocessing.connection
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from etils import epath
+
+from t5x_like.data.prepare import building, duplicates, progress_bar, progress_files
+from t5x_like.data.prepare.job import Batch, Job, Tokenised, parts_of, tokenise
+from t5x_like.errors import UserError
+
+_BATCHES_AHEAD = 3  # per worker, which bounds memory if the consumer is slow
+
+
+def run(job: Job, path: str, *, workers: int, pipeline: Sequence[str] | None = None, **of_manifest: Any) -> None:
+  """Makes the store of a job, going on where an interrupted run stopped.
+
+  Args:
+    job: the job.
+    path: of the store.
+    workers: processes, without Beam.
+    pipeline: options of a Beam pipeline that makes the parts; None makes them here.
+    **of_manifest: `name`, `split` and `source` of the manifest.
+
+  Raises:
+    UserError: another process is at it, the files cannot be written, or the source or vocabulary cannot be used.
+  """
+  split = of_manifest["split"]
+  with _begun(job):
+    parts = len(parts_of(job))
+    if duplicates.wanted(job) and not duplicates.marked(job):
+      with progress_bar.shown(job, "signatures", f"{split}, signatures", "documents"):
+        _mark_duplicates(job, parts, workers, pipeline)
+    with progress_bar.shown(job, "parts", split, "tokens"):
+      if pipeline is not None:
+        from t5x_like.data.prepare import beam
+
+        beam.run(functools.partial(building.make_part, job), parts, pipeline, f"{job.progress}/refusals")
+      else:
+        _make_in_processes(job, parts, workers)
+    records = [building.record_of(job, number) for number in range(parts)]
+    building.publish(job, path, building.described(job, records, **of_manifest))
+
+
+def _worker() -> None:
+  """Sets up a worker process: one thread for the tokenizers library, and exit when the parent ends."""
+  os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+  parent = multiprocessing.parent_process()
+
+  def follow() -> None:
+    multiprocessing.connection.wait([parent.sentinel])
+    os._exit(1)  # the parent was killed, or it would have ended this process
+
+  threading.Thread(target=follow, daemon=True).start()
+
+
+@contextlib.contextmanager
+def _pool(workers: int) -> Iterator[concurrent.futures.Executor]:
+  with concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _worker) as pool:
+    try:
+      yield pool
+    except concurrent.futures.process.BrokenProcessPool as error:
+      raise UserError(
+        "a tokenising process was killed, by the system if memory ran out: lower --workers and run the "
+        "same command again"
+      ) from error
+    finally:
+      pool.shutdown(cancel_futures=True)
+
+
+def _spread(pool: concurrent.futures.Executor, workers: int, job: Job, batches: Iterator[Batch]) -> Iterator[Tokenised]:
+  """Tokens of batches, in order, made by the processes of the pool."""
+
+  def submit(batch: Batch) -> concurrent.futures.Future:
+    return pool.submit(tokenise, job, batch)
+
+  ahead = collections.deque(map(submit, itertools.islice(batches, workers * _BATCHES_AHEAD)))
+  while ahead:
+    yield ahead.popleft().result()
+    ahead.extend(map(submit, itertools.islice(batches, 1)))
+
+
+def _make_in_processes(job: Job, parts: int, workers: int) -> None:
+  """Makes the parts: one per process if there are enough, else one after another with their batches spread."""
+  if workers == 1:
+    for number in range(parts):
+      building.make_part(job, number)
+    return
+  with _pool(workers) as pool:
+    if parts < 2 * workers:
+      for number in range(parts):
+        building.make_part(job, number, functools.partial(_spread, pool, workers, job))
+      return
+    for future in concurrent.futures.as_completed([pool.submit(building.make_part, job, n) for n in range(parts)]):
+      future.result()
+
+
+def _mark_duplicates(job: Job, parts: int, workers: int, pipeline: list[str] | None) -> None:
+  """Finds the duplicates of the whole split, unless an interrupted run already has."""
+  each = functools.partial(duplicates.sign, job)
+  if pipeline is not None:
+    from t5x_like.data.prepare import beam
+
+    beam.run(each, parts, pipeline, f"{job.progress}/refusals")
+  elif workers == 1 or parts == 1:
+    collections.deque(map(each, range(parts)), maxlen=0)
+  else:
+    with _pool(workers) as pool:
+      collections.deque(pool.map(each, range(parts)), maxlen=0)
+  duplicates.resolve(job)
+
+
+@contextlib.contextmanager
+def _begun(job: Job) -> Iterator[None]:
+  """Makes the job's directories, emptied if they are another job's, and locks a local one against other processes."""
+  progress, work, lock = epath.Path(job.progress), epath.Path(job.work), None
+  try:
+    progress.mkdir(parents=True, exist_ok=True)
+    if "://" not in job.progress:
+      lock = os.open(job.progress, os.O_RDONLY)
+      try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except OSError as error:
+        raise UserError(f"{progress}: another process is writing this store: wait for it or stop it") from error
+    if progress_files.is_written(job.progress):
+      raise UserError(f"{progress}: a process of an interrupted run still writes this store: wait for it or stop it")
+    record = progress / "job"
+    if not record.exists() or record.read_text() != job.key:
+      if record.exists():
+        print(f"{progress}: left by a run with other inputs or files that changed since; starting anew", flush=True)
+      for leftover in (*progress.iterdir(), work):
+        if leftover.exists():
+          leftover.rmtree() if leftover.is_dir() else leftover.unlink()
+      record.write_text(job.key)
+    work.mkdir(parents=True, exist_ok=True)
+    yield
+  except OSError as error:
+    raise UserError(f"{progress}: cannot be written ({error}): free some space or choose another --output") from error
+  finally:
+    if lock is not None:
+      os.close(lock)
