@@ -5,7 +5,7 @@ Compiles the very step that training, evaluation (--step=eval) or prediction (--
 whether it fits, what every device sends over which mesh axis and the least it could, and how long a step may take. No
 TPU and no data are needed, but libtpu is: pip install -r requirements-plan.txt. See docs/how-to/plan-a-run.md.
 
-Exit codes: 0 it fits, 1 it does not or the compiler failed, 2 an error that one line on stderr explains.
+Exit codes: 0 it fits, 5 it does not or the compiler failed, 2 an error that one line on stderr explains.
 """
 
 import json
@@ -14,6 +14,7 @@ import pathlib
 from t5x_like import command_line
 from t5x_like.errors import UserError, door
 
+EXIT_DOES_NOT_FIT = 5
 _STEPS = ("train", "eval", "decode")
 
 
@@ -40,7 +41,7 @@ def main(argv: list[str]) -> int:
   if args.json:
     pathlib.Path(args.json).write_text(json.dumps(found, indent=2) + "\n")
   print(table.text(found))
-  return 0 if found["fits"] else 1
+  return 0 if found["fits"] else EXIT_DOES_NOT_FIT
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def test_a_plan_for_cpus(no_tensorflow, tmp_path, capsys):
 def test_a_compiler_that_fails_is_a_finding(program, words, monkeypatch, capsys, tmp_path):
   monkeypatch.setattr(child, "COMMAND", (sys.executable, "-c", program))
   file = tmp_path / "plan.json"
-  assert plan.main([NANO, "--topology=cpu:8", "--timeout_seconds=1.5", f"--json={file}"]) == 1
+  assert plan.main([NANO, "--topology=cpu:8", "--timeout_seconds=1.5", f"--json={file}"]) == plan.EXIT_DOES_NOT_FIT
   out = capsys.readouterr().out
   assert words in out and "Traceback" not in out and len(out.splitlines()) == 2
   assert words in json.loads(file.read_text())["verdict"] and not json.loads(file.read_text())["fits"]
