@@ -5,15 +5,52 @@ Top-level keys are those of `defaults()` and no others. A *slot* (`model`, `task
 from files in `configs/`.
 """
 
+import dataclasses
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
 
 from t5x_like import slots
 from t5x_like.errors import UserError, did_you_mean
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+  """What a task's token store is made from, where the recipe names no `store`: arguments of any task on running text.
+
+  Attributes:
+    source: where documents come from, `FORMAT:REST`; see `data/sources/__init__.py`.
+    vocabulary: a vocabulary's directory, a SentencePiece model, a `tokenizer.json`, or `bytes`.
+    text_field: the field that holds a document's text.
+    data_dir: where TensorFlow datasets are or will be prepared.
+    clean: steps of cleaning with commas, see `tools.prepare_data`.
+    validation_fraction: of the documents, held out of train where the source has no validation split.
+    cache: where the store is made; None is what `data/cache.py` says.
+  """
+
+  source: str
+  vocabulary: str
+  text_field: str = "text"
+  data_dir: str | None = None
+  clean: str = ""
+  validation_fraction: float = 0.01
+  cache: str | None = None
+
+
+_CORPUS = tuple(field.name for field in dataclasses.fields(Corpus))
+
+
+def changed(task: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+  """A task's arguments with some changed; a `source` takes the place of a `store`, and a store that of a source."""
+  kept = dict(task)
+  if changes.get("source") is not None:
+    kept.pop("store", None)
+  elif changes.get("store") is not None and kept.pop("source", None) is not None:
+    kept = {key: value for key, value in kept.items() if key not in _CORPUS}
+  return kept | dict(changes)
 
 
 def defaults() -> ConfigDict:
@@ -98,6 +135,10 @@ def _override(config: ConfigDict, text: str) -> None:
       for argument in [k for k in node if k != "name"]:
         del node[argument]
     node[last] = float(value) if isinstance(old, float) and type(value) is int else value
+    if last in ("source", "store") and key.split(".")[0] in ("task", "phases", "evals"):
+      kept = changed({name: node[name] for name in node if name != last}, {last: value})
+      for name in [name for name in node if name not in kept]:
+        del node[name]
 
 
 def place(config: ConfigDict, key: str, says: str) -> tuple[ConfigDict, str]:

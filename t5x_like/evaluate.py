@@ -19,10 +19,12 @@ def main(argv: list[str]) -> None:
     config_required=False,
   )
 
+  from t5x_like.data import cache
   from t5x_like.training import assembly, process, trained, workdir
   from t5x_like.training.evaluation import Evaluation
 
   process.prepare()
+  cache.use(args.workdir)
   config, identity = trained.open_config(args.workdir, args.config, overrides)
   config = assembly.resolve(config)
   trained.check_model(identity, config, args.workdir)

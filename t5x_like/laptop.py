@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 import t5x_like.models
 from t5x_like import slots
-from t5x_like.config import place
+from t5x_like.config import changed, place
 from t5x_like.errors import UserError
 
 FORMS = ("tiny", "debug")
@@ -118,4 +118,8 @@ def _build_in(task: ConfigDict) -> None:
     task.source, task.vocabulary = "builtin", "bytes"
     task.inputs, task.targets = "reverse: {text}", "{reversed}"
   else:
-    task.get("shared", task).store = "builtin"
+    store = task.get("shared", task)
+    kept = changed(store.to_dict(), {"store": "builtin"})
+    for key in [key for key in store if key not in kept]:
+      del store[key]
+    store.store = "builtin"

@@ -17,9 +17,11 @@ def main(argv: list[str]) -> None:
   window = _window(args.profile)
   config = recipes.load(args.config, overrides)
 
+  from t5x_like.data import cache
   from t5x_like.training import assembly, process
 
   process.prepare()
+  cache.use(args.workdir)
   config = assembly.resolve(config)
   process.say(config_lib.to_json(config))
 

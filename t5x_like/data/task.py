@@ -6,16 +6,26 @@ The module path is the registry: the task named `span_corruption` is the functio
 
 import dataclasses
 import hashlib
+import inspect
 import json
 from collections.abc import Callable
 from typing import Any
 
 from t5x_like import slots
+from t5x_like.config import Corpus
 from t5x_like.data import tasks
-from t5x_like.data.features import Feature
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import TokenStore
 from t5x_like.data.vocabularies import Vocabulary
+from t5x_like.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature:
+  """The shape, without the batch axis, and the dtype's name of a feature."""
+
+  shape: tuple[int, ...]
+  dtype: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,9 +74,21 @@ def build(name: str | None, split: str, **kwargs: Any) -> Task:
 
 
 def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any]) -> Task:
-  """`build` for the arguments at `config.<slot>`, such as a part of a mixture."""
-  function = slots.find(f"config.{slot}.name", name, tasks, "task")
-  return function(split=split, **slots.fill(f"config.{slot}", arguments, function, given=("split",)))
+  """`build` for the arguments at `config.<slot>`, such as a part of a mixture.
+
+  A task that takes a `store` also takes the fields of `Corpus`, to make its store from; it gets them as its `store`.
+  """
+  where = f"config.{slot}"
+  function = slots.find(f"{where}.name", name, tasks, "task")
+  takes = inspect.signature(function).parameters
+  arguments, given = dict(arguments), {"split": split}
+  if "store" in takes and "source" not in takes and arguments.get("source") is not None:
+    if arguments.pop("store", None) is not None:
+      raise UserError(f"{where}: found both a store and a source, {arguments['source']!r}, expected one of the two")
+    fields = [field.name for field in dataclasses.fields(Corpus) if field.name not in takes]
+    asked = {key: arguments.pop(key) for key in fields if key in arguments}
+    given["store"] = Corpus(**slots.fill(where, asked, Corpus))
+  return function(**given, **slots.fill(where, arguments, function, given=tuple(given)))
 
 
 def fingerprint(task: str, tokens: TokenStore, **arguments: Any) -> str:

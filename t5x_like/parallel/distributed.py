@@ -14,7 +14,9 @@ import os
 import pathlib
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
@@ -23,6 +25,7 @@ from t5x_like.errors import TransientError, UserError, one_line
 _ENVIRONMENT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _GREETING = "t5x_like.rendezvous.v1"
 _LINE_BYTES = 4096
+_SAY_SECONDS = 60.0
 _agreements = itertools.count()
 
 
@@ -105,6 +108,50 @@ def agree(facts: dict[str, str], *, timeout_seconds: float = 300) -> None:
           f"process {index} has {name} {report.get(name)}, process 0 has {reports[0].get(name)}; start all processes "
           "with the same code and the same config"
         )
+
+
+def first_alone(make: Callable[[], Any], *, timeout_seconds: float = 86_400) -> Any:
+  """What `make` gives, called in process 0 while the others wait, and then in these; all processes must call it.
+
+  For what the first call leaves on a shared disk and the others then find there, such as prepared data.
+
+  Raises:
+    UserError: `make` raised one in process 0.
+    TransientError: it failed there in another way, or took longer than `timeout_seconds`.
+  """
+  count = next(_agreements)
+  if not jax.distributed.is_initialized() or jax.process_count() == 1:
+    return make()
+  from jax._src import distributed  # the key-value store has no public API
+
+  client, key = distributed.global_state.client, f"t5x_like/first/{count}"
+  if jax.process_index() == 0:
+    outcome = ["failed", "see its log"]
+    try:
+      made = make()
+      outcome = ["made", ""]
+      return made
+    except UserError as error:
+      outcome = ["refused", one_line(error)]
+      raise
+    finally:
+      client.key_value_set(key, json.dumps(outcome))
+  began = time.monotonic()
+  while True:
+    try:
+      outcome, why = json.loads(client.blocking_key_value_get(key, int(_SAY_SECONDS * 1000)))
+      break
+    except RuntimeError as error:
+      if "DEADLINE_EXCEEDED" not in str(error):
+        raise
+    waited = time.monotonic() - began
+    if waited > timeout_seconds:
+      raise TransientError(f"process 0 has not prepared the data within {timeout_seconds:g} s; see its log")
+    print(f"waiting for process 0 to prepare the data ({waited:.0f} s so far)", flush=True)
+  if outcome != "made":
+    error = UserError if outcome == "refused" else TransientError
+    raise error(f"process 0 could not prepare the data: {why}")
+  return make()
 
 
 @functools.cache

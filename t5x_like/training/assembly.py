@@ -16,7 +16,7 @@ from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training import evaluation, phases
+from t5x_like.training import evaluation, phases, process
 from t5x_like.training.optimizer import OPTIMIZERS, layerwise
 from t5x_like.training.schedule import SCHEDULES, Schedule
 from t5x_like.training.state import TrainState, abstract_state
@@ -44,8 +44,8 @@ def checkpoints(every: int, keep_last: int = 3, keep_every: int | None = None, s
   """The keys of `config.checkpoint`; a step is saved every `every` steps and at the end."""
 
 
-def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
-  """Checks every slot against what it names and fills in all defaults, for a platform; None is this process's.
+def resolve(config: ConfigDict) -> ConfigDict:
+  """Checks every slot against what it names and fills in all defaults.
 
   `auto`, or no value, becomes bfloat16 on accelerators and float32 on CPU for `model.dtype`, and scan and loop for
   `model.layers`. A `model.vocab_size` of None becomes the published one, and `auto` that of the data, rounded up to a
@@ -65,7 +65,7 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
   if "variant" in resolved.model:
     slots.find("config.model.variant", resolved.model.variant, variants)
   _resolve_design(resolved.model, variants)
-  on_cpu = (platform or jax.default_backend()) == "cpu"
+  on_cpu = jax.default_backend() == "cpu"
   suited = {"dtype": "float32", "layers": "loop"} if on_cpu else {"dtype": "bfloat16", "layers": "scan"}
   for key, value in suited.items():
     if key in resolved.model and config.model.get(key, "auto") == "auto":
@@ -177,9 +177,8 @@ def _table(vocabulary) -> int:
 
 def _table_size(config: ConfigDict) -> int:
   """Rows that the token table needs for every id of the data."""
-  from t5x_like.data import task as tasks  # tensorflow: only where data is read
-
-  return _table(tasks.build(split=config.train_split, **({"name": None} | config.task.to_dict())).vocabulary)
+  name, arguments = slots.split("config.task", config.task)
+  return _table(process.build_task("task", name, config.train_split, arguments).vocabulary)
 
 
 def _resolve_design(model: ConfigDict, variants: dict) -> None:

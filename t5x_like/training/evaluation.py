@@ -23,10 +23,12 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
+from t5x_like import config as config_lib
 from t5x_like import evals, slots
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.evals import Setting
 from t5x_like.parallel.rules import local_rows
+from t5x_like.training import process
 
 
 def instance(*, task: dict = {}, split: str | None = None):  # noqa: B006 (never written to)
@@ -85,7 +87,6 @@ class Evaluation:
 
   def __init__(self, config: ConfigDict, model, objective, rules, only: Sequence[str] | None = None):
     from t5x_like.data import loader  # tensorflow: only where data is read
-    from t5x_like.data import task as tasks
 
     own, batch_size, rows = (
       {"name": None} | config.task.to_dict(),
@@ -98,7 +99,7 @@ class Evaluation:
       key = json.dumps([values, split], sort_keys=True)
       if key not in settings:
         arguments = dict(values)
-        task = tasks.build_at(slot, arguments.pop("name"), split, arguments)
+        task = process.build_task(slot, arguments.pop("name"), split, arguments)
         batches = lambda most: loader.eval_batches(task, batch_size=batch_size, rows=rows, max_examples=most)  # noqa: E731
         settings[key] = Setting(model, objective, task, batches, batch_size, rules)
       return settings[key]
@@ -112,7 +113,7 @@ class Evaluation:
           f"{where}: the run's own task has this name, and eval/{name}/… are its metrics; use another name"
         )
       changes, split = values.pop("task"), values.pop("split") or config.eval_split
-      made = setting(f"evals.{name}.task", changes if "name" in changes else own | changes, split)
+      made = setting(f"evals.{name}.task", changes if "name" in changes else config_lib.changed(own, changes), split)
       if made.task.vocabulary.fingerprint != self.task.vocabulary.fingerprint:
         raise UserError(f"{where}.task: its vocabulary is not that of config.task; prepare its data with the latter")
       evaluator = slots.make(where, values, evals, "Evaluator", setting=made)

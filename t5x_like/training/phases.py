@@ -20,6 +20,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from t5x_like import config as config_lib
 from t5x_like import slots
 from t5x_like.errors import UserError
 
@@ -69,7 +70,8 @@ def build(config: ConfigDict, make_task: Callable[[dict[str, Any]], Any]) -> lis
   for name, until, changes, batch_size in _in_order(config):
     own = copy.deepcopy(config)
     own.batch_size = batch_size
-    built.append(Phase(name, start, until, make_task({"name": None} | config.task.to_dict() | changes), own))
+    task = make_task({"name": None} | config_lib.changed(config.task.to_dict(), changes))
+    built.append(Phase(name, start, until, task, own))
     start = until
   return built
 

@@ -2,6 +2,8 @@
 
 import logging
 import os
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 
@@ -18,6 +20,22 @@ def prepare() -> None:
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
   jax.config.update("jax_threefry_partitionable", True)
   distributed.initialize()
+
+
+def build_task(slot: str, name: str | None, split: str, arguments: dict[str, Any]):
+  """`data.task.build_at`; one that is made from a source is built by the first process before the others."""
+  from t5x_like.data import task as tasks  # tensorflow: only where data is read
+
+  def make():
+    return tasks.build_at(slot, name, split, arguments)
+
+  return distributed.first_alone(make) if _names_a_source(arguments) else make()
+
+
+def _names_a_source(values: Any) -> bool:
+  return isinstance(values, Mapping) and (
+    values.get("source") is not None or any(_names_a_source(value) for value in values.values())
+  )
 
 
 def first() -> bool:

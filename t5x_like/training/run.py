@@ -68,10 +68,10 @@ class Run:
 
   def _make_phases(self) -> list[phases.Phase]:
     """The phases with their tasks, each checked against model and objective."""
-    from t5x_like.data import task as tasks  # tensorflow: only where data is read
-
     config = self.config
-    made = phases.build(config, lambda values: tasks.build(split=config.train_split, **values))
+    made = phases.build(
+      config, lambda values: process.build_task("task", values.pop("name"), config.train_split, values)
+    )
     assembly.check_vocabulary(config, made[-1].task.vocabulary)
     for phase in made:
       assembly.check_batch(phase.config, self._parts.rules, f"phases.{phase.name}.batch_size")

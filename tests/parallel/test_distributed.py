@@ -110,6 +110,30 @@ def test_a_process_that_does_not_report_is_named():
   assert_refused(results[0], "process 1 of 2 did not report within 1 s", expected=TRANSIENT)
 
 
+FIRST_ALONE = """
+  import pathlib, time
+  made, slow = pathlib.Path({path!r}), jax.process_index() == 0
+  def make():
+    if slow:
+      time.sleep(1)
+      made.write_text("made")
+    return made.read_text()
+  distributed._SAY_SECONDS = 0.3
+  print(distributed.first_alone(make), flush=True)
+  def refuse():
+    raise distributed.UserError("no such source")
+  distributed.first_alone(refuse)
+"""
+
+
+def test_the_first_process_is_waited_for_and_its_refusal_passed_on(tmp_path):
+  body = FIRST_ALONE.format(path=str(tmp_path / "made")).strip()
+  first, second = finish(start_job(free_port(), range(2), 2, body=body))
+  assert first == (2, "made", "error: no such source")
+  assert second[0] == 2 and second[2].endswith("error: process 0 could not prepare the data: no such source")
+  assert second[1].startswith("waiting for process 0 to prepare the data (0 s") and second[1].endswith("made")
+
+
 def test_a_missing_process_is_named_by_all():
   started = time.time()
   for result in finish(start_job(free_port(), (0, 2), 3, timeout=4)):

@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from t5x_like.config import Corpus
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store import builtin
 from t5x_like.data.store.reader import TokenStore, Verify
@@ -23,12 +24,15 @@ _open: weakref.WeakValueDictionary[tuple[str, Verify], TokenStore] = weakref.Wea
 _lock = threading.Lock()
 
 
-def open_tokens(store: str, split: str, verify: Verify = "auto", documents_end: DocumentsEnd = "any") -> TokenStore:
+def open_tokens(
+  store: str | Corpus, split: str, verify: Verify = "auto", documents_end: DocumentsEnd = "any"
+) -> TokenStore:
   """Opens `<store>/<split>` and reports it, or returns it if a task of this process already has it open.
 
   Args:
     store: the directory or address that holds a token store per split (the `--output` of tools.prepare_data), or
-      `builtin` for the small corpus of `data/store/builtin.py`.
+      `builtin` for the small corpus of `data/store/builtin.py`, or what to make one from; see
+      `data/prepare/corpus.py`.
     split: which split.
     verify: what opening the store checks: `size`, `full` (all checksums) or `auto`, see `TokenStore.open`.
     documents_end: how every document must end: with `eos`, with `nothing`, or with `any` of the two.
@@ -36,18 +40,30 @@ def open_tokens(store: str, split: str, verify: Verify = "auto", documents_end: 
   Raises:
     UserError: the store cannot be used, or its documents do not end as required.
   """
-  root = builtin.prepared(append_eos=documents_end == "eos") if store == builtin.NAME else store
-  path = f"{root}/{split}" if "://" in root else os.path.join(root, split)
+  path = _path(store, split, append_eos=documents_end == "eos")
   with _lock:
     tokens = _open.get((path, verify))
     if tokens is None or not tokens.is_current():
-      tokens = _open[path, verify] = TokenStore.open(path, verify=verify)
+      try:
+        tokens = _open[path, verify] = TokenStore.open(path, verify=verify)
+      except UserError as error:
+        remedy = f"; or delete {path} and it is made again" if isinstance(store, Corpus) else ""
+        raise UserError(f"{error}{remedy}") from error
       print(
         f"data: {path}: {tokens.num_tokens:,} tokens in {tokens.num_documents:,} documents, {tokens.verification}",
         flush=True,
       )
   _check_ends(tokens, documents_end)
   return tokens
+
+
+def _path(store: str | Corpus, split: str, append_eos: bool) -> str:
+  if isinstance(store, Corpus):
+    from t5x_like.data.prepare import corpus  # its engines are not needed otherwise
+
+    return corpus.prepared(store, split, append_eos)
+  root = builtin.prepared(append_eos) if store == builtin.NAME else store
+  return f"{root}/{split}" if "://" in root else os.path.join(root, split)
 
 
 def _check_ends(tokens: TokenStore, expected: DocumentsEnd) -> None:
@@ -79,11 +95,16 @@ class Windows:
   """
 
   def __init__(
-    self, store: str | TokenStore, split: str, length: int, verify: Verify = "auto", documents_end: DocumentsEnd = "any"
+    self,
+    store: str | Corpus | TokenStore,
+    split: str,
+    length: int,
+    verify: Verify = "auto",
+    documents_end: DocumentsEnd = "any",
   ):
     if length < 1:
       raise UserError(f"length: found {length}, expected windows of at least 1 token")
-    self.tokens = open_tokens(store, split, verify, documents_end) if isinstance(store, str) else store
+    self.tokens = open_tokens(store, split, verify, documents_end) if not isinstance(store, TokenStore) else store
     self.length = length
     self.num_examples = self.tokens.num_tokens // length
     if not self.num_examples:

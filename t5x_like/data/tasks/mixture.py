@@ -19,7 +19,7 @@ do together. Worked example: news at 1 and a mixture of books (3) and papers (1)
 
 from typing import Any, Literal
 
-from t5x_like import slots
+from t5x_like import config, slots
 from t5x_like.data import mixture
 from t5x_like.data.task import Task, build_at
 from t5x_like.errors import UserError, did_you_mean
@@ -89,8 +89,8 @@ def _part(slot: str, split: str, values: Any, shared: dict) -> Task:
   if not hasattr(values, "get"):
     raise UserError(f"config.{slot}: found {values!r}, expected the name and the arguments of a task")
   if values.get("name") != "mixture":
-    arguments = dict(shared) | dict(values)
+    arguments = config.changed(shared, values)
     return build_at(slot, arguments.pop("name", None), split, arguments)
   arguments = {key: value for key, value in values.items() if key != "name"}
   arguments = slots.fill(f"config.{slot}", arguments, task, given=("split",))
-  return _made(slot, split, **arguments | {"shared": dict(shared) | dict(arguments["shared"])})
+  return _made(slot, split, **arguments | {"shared": config.changed(shared, arguments["shared"])})

@@ -1,0 +1,205 @@
+"""A token store made from a source when a task first needs it: `task.source` of a recipe.
+
+    <cache>/<corpus>-<request>-<files>/train/         a token store
+    <cache>/<corpus>-<request>-<files>/validation/
+    <cache>/.<request>.lock                           held by the process that prepares it
+
+`request` is a hash of what was asked for: the source as it is spelled, the other fields of `Corpus`, whether documents
+end with EOS, the vocabulary's fingerprint and the edition of preparation. `files` is a hash of what the source then
+holds: names, sizes and, of local files, modification times; of a TensorFlow dataset its version, sizes and metadata.
+Files are not read to compare them. So the same command finds its store again, another one never gets a wrong one, and
+files that have changed are prepared anew in a directory beside the old one, which other runs may still read.
+
+A split is prepared when it is first opened, as `tools.prepare_data` does it: in parts, going on where an interrupted
+preparation stopped. Processes and jobs that need the same one wait for the one that prepares it; its lock ends with it.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from etils import epath
+
+from t5x_like.config import Corpus
+from t5x_like.data import cache, vocabularies
+from t5x_like.data.prepare import cleaning, engines
+from t5x_like.data.prepare.documents import Documents
+from t5x_like.data.prepare.job import Job, facts_hash, parts_of, summary, whole_plan
+from t5x_like.data.store import manifest as manifests
+from t5x_like.data.store.writer import SHARD_TOKENS
+from t5x_like.errors import UserError, did_you_mean, one_line
+
+_EDITION = 1  # of what is made for the same request
+_PART_BYTES = 2**26
+_WORKER_BYTES = 2**23  # of a source for each process beyond the first, as one takes seconds to start
+_PULSE_SECONDS, _SAY_SECONDS = 10.0, 60.0
+_SILENCE_SECONDS = 600.0  # without a pulse of the process that prepares
+
+
+def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
+  """The directory of a corpus's token store for a split, made by this call if it does not exist.
+
+  Args:
+    corpus: what it is made from.
+    split: `train`, `validation` or another split of the source.
+    append_eos: whether documents end with EOS.
+
+  Raises:
+    UserError: a source, vocabulary or cache that cannot be used, a split that there is not, a cleaning step that does
+      not exist; or another process prepares it and shows no sign of life.
+  """
+  steps = tuple(step for step in corpus.clean.split(",") if step)
+  for step in steps:
+    if step not in cleaning.STEPS:
+      raise UserError(f"config.task.clean: found {step!r}, expected some of {', '.join(cleaning.STEPS)}, with commas")
+  if not 0 <= corpus.validation_fraction < 1:
+    raise UserError(f"config.task.validation_fraction: found {corpus.validation_fraction}, expected 0 to below 1")
+  vocabulary = vocabularies.load(corpus.vocabulary)
+  root = corpus.cache.rstrip("/") if corpus.cache else cache.directory()
+  asked = {
+    "source": corpus.source,
+    "text_field": corpus.text_field,
+    "data_dir": corpus.data_dir,
+    "clean": steps,
+    "validation_fraction": corpus.validation_fraction,
+    "append_eos": append_eos,
+    "vocabulary": vocabulary.fingerprint,
+    "edition": [manifests.FORMAT, _EDITION],
+  }
+  request = _hash(asked)
+  with _turn(root, request, corpus.source):
+    documents = _opened(corpus, root, request)
+    source = documents.source
+    plan = whole_plan(source, corpus.validation_fraction)
+    if split not in plan:
+      raise UserError(
+        f"source {corpus.source}: found no split {split!r}, expected one of {', '.join(plan)}"
+        f"{did_you_mean(split, plan)}"
+      )
+    files = _hash([documents.facts(), {name: source.changed(name) for name in source.splits}])
+    home = f"{root}/{source.name}-{request}-{files}"
+    path = f"{home}/{split}"
+    if (epath.Path(path) / manifests.FILE).exists():
+      return path
+    for old in _stores(root, request):
+      if old != home:
+        print(
+          f"data: {corpus.source}: its files have changed since {old} was made (other names, sizes or times): "
+          f"preparing them anew; delete {old} when no run needs it",
+          flush=True,
+        )
+    print(f"data: {path}: preparing split {split} of {corpus.source}", flush=True)
+    remote, part = "://" in path, plan[split]
+    job = Job(
+      corpus.source,
+      corpus.data_dir,
+      corpus.text_field,
+      facts_hash(documents),
+      tuple(source.changed(part.split)),
+      part.split,
+      part.low,
+      part.high,
+      corpus.vocabulary,
+      vocabulary.fingerprint,
+      append_eos,
+      SHARD_TOKENS,
+      _PART_BYTES,
+      steps,
+      cleaning.C4(),
+      work=path if remote else f"{home}/.{split}.incomplete",
+      progress=f"{home}/.{split}.progress",
+    )
+    size = sum(source.part_size(part.split, one) for one in parts_of(job))
+    workers = max(1, min(os.cpu_count() or 1, size // _WORKER_BYTES))
+    record: dict[str, Any] = {"documents": summary(documents.facts()), **asked}
+    engines.run(job, path, workers=workers, name=source.name, split=split, source=record)
+  return path
+
+
+def _opened(corpus: Corpus, root: str, request: str) -> Documents:
+  try:
+    return Documents(corpus.source, data_dir=corpus.data_dir, text_field=corpus.text_field)
+  except UserError as error:
+    if old := _stores(root, request):
+      raise UserError(f"{error}; what was made of it before is still there: --config.task.store={old[-1]}") from error
+    raise
+
+
+def _stores(root: str, request: str) -> list[str]:
+  """The directories made for a request, whatever the files; the newest last."""
+  with contextlib.suppress(OSError):
+    found = [path for path in epath.Path(root).iterdir() if f"-{request}-" in path.name]
+    return [os.fspath(path) for path in sorted(found, key=lambda path: path.stat().mtime)]
+  return []
+
+
+def _hash(content: Any) -> str:
+  return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+@contextlib.contextmanager
+def _turn(root: str, request: str, source: str) -> Iterator[None]:
+  """Holds the lock of a request, after waiting for whoever has it; there are no locks at remote addresses.
+
+  The holder writes to the lock every few seconds. A process that ends, in whatever way, loses its lock.
+  """
+  if "://" in root:
+    yield
+    return
+  path = f"{root}/.{request}.lock"
+  try:
+    os.makedirs(root, exist_ok=True)
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+  except OSError as error:
+    raise UserError(
+      f"{root}: cannot be written ({one_line(error)}): set T5X_LIKE_CACHE to another directory for prepared data"
+    ) from error
+  done = threading.Event()
+  try:
+    _wait(lock, path, source)
+
+    def pulse() -> None:
+      while not done.wait(_PULSE_SECONDS):
+        os.utime(lock)
+
+    thread = threading.Thread(target=pulse, daemon=True)
+    thread.start()
+    try:
+      yield
+    finally:
+      done.set()
+      thread.join()
+  finally:
+    os.close(lock)
+
+
+def _wait(lock: int, path: str, source: str) -> None:
+  began = heard = said = time.monotonic()
+  pulse = None
+  while True:
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      os.utime(lock)
+      return
+    except BlockingIOError:
+      pass
+    except OSError:  # a file system without locks
+      return
+    now = time.monotonic()
+    if (found := os.fstat(lock).st_mtime_ns) != pulse:
+      pulse, heard = found, now
+    if now - heard > _SILENCE_SECONDS:
+      raise UserError(
+        f"{path}: held by another process, which has shown no sign of life for {_SILENCE_SECONDS / 60:.0f} minutes: "
+        "end it and run this command again"
+      )
+    if said == began or now - said > _SAY_SECONDS:
+      said = now
+      print(f"data: {source}: another process is preparing it; waiting ({now - began:.0f} s so far)", flush=True)
+    time.sleep(0.5)
