@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: quickstart test test-heavy test-howtos parity lint clean
+.PHONY: quickstart test test-heavy test-howtos test-services parity lint clean
 
 quickstart: $(VENV)/.ready
 	$(RUN) -m tools.quickstart $(QUICKSTART)
@@ -21,6 +21,11 @@ test-heavy: $(VENV)/.ready
 # The how-tos of docs/ followed to the letter in a copy of the project: each adds something and trains with it.
 test-howtos: $(VENV)/.ready
 	$(RUN) -m pytest -n logical --maxprocesses 4 -m howto $(PYTEST) tests/test_howtos.py
+
+# Preparation on a Dask cluster and into an S3 server, both of this machine; they are installed for it alone.
+test-services: $(VENV)/.ready
+	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-services.txt
+	$(RUN) -m pytest -m services $(PYTEST) tests/data
 
 # Every family against torch and transformers, live; they are installed for it alone.
 parity: $(VENV)/.ready

@@ -15,6 +15,7 @@ FLOORS = {
   **dict.fromkeys(("evals", "interop", "laptop"), 2),
   "recipes": 2.5,
   **dict.fromkeys(("training", "inference"), 3),
+  "planning": 3.5,
   "command_line": 3.5,  # what the doors share
   **dict.fromkeys(("train", "evaluate", "predict", "plan"), 4),
 }

@@ -23,7 +23,7 @@ from typing import Any
 from etils import epath
 
 from t5x_like.data import sources, vocabularies
-from t5x_like.data.prepare import cleaning, engines
+from t5x_like.data.prepare import cleaning, duplicates, engines
 from t5x_like.data.prepare.documents import Documents
 from t5x_like.data.prepare.job import Job, Part, facts_hash, summary, whole_plan
 from t5x_like.data.store import reader
@@ -210,6 +210,8 @@ def main(argv: list[str] | None = None) -> None:
     }
     if steps:
       record["cleaning"] = json.loads(json.dumps({"steps": steps, **(dataclasses.asdict(c4) if "c4" in steps else {})}))
+    if "near" in steps:
+      record["cleaning"]["near"] = duplicates.NEAR
     name = args.name or source.name
     progress = f"{root}/.{output}.progress"
     if _exists(path, vocabulary, {**record, "name": name, "append_eos": args.append_eos}):

@@ -14,18 +14,11 @@ from typing import Any
 from t5x_like import slots
 from t5x_like.config import Corpus
 from t5x_like.data import tasks
+from t5x_like.data.features import Feature
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import TokenStore
 from t5x_like.data.vocabularies import Vocabulary
 from t5x_like.errors import UserError
-
-
-@dataclasses.dataclass(frozen=True)
-class Feature:
-  """The shape, without the batch axis, and the dtype's name of a feature."""
-
-  shape: tuple[int, ...]
-  dtype: str
 
 
 @dataclasses.dataclass(frozen=True)

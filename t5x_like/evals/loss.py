@@ -20,6 +20,9 @@ class Evaluator:
   Args:
     max_examples: how many examples to evaluate, from the first; None means all.
 
+  Attributes:
+    sums: `(model, batch) -> sums`, what is computed of every batch.
+
   Raises:
     UserError: the task lacks a feature that the objective needs.
   """
@@ -41,6 +44,7 @@ class Evaluator:
       counts_V = jnp.zeros(size, jnp.float32).at[targets].add(counted, mode="drop")
       return sums | {"counts": counts_V, "examples": jnp.sum(batch["example_index"] >= 0)}
 
+    self.sums = sums
     self._sums = setting.jit(sums)
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:

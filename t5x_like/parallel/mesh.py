@@ -16,7 +16,8 @@ def make_mesh(sizes: dict[str, int], devices: list[jax.Device] | None = None) ->
 
   Args:
     sizes: length of each axis of `AXES`, 1 when left out; one axis may be -1 and takes the remaining devices.
-      `replica` spans slices, over the data-centre network; all others lie within a slice.
+      `replica` spans the slices of TPUs, over the data-centre network, and all others lie within a slice. Nodes of GPUs
+      count as slices where `replica` is a multiple of them; otherwise the first axes span nodes.
     devices: all devices of the job when None.
   Returns:
     A mesh with every axis of `AXES` (most of length 1), of type Auto.
@@ -54,10 +55,13 @@ def _arrange(shape: list[int], devices: list[jax.Device]) -> np.ndarray:
   from jax.experimental import mesh_utils
 
   slices = len({getattr(d, "slice_index", 0) for d in devices})
-  if slices > 1:
+  if slices > 1 and (shape[0] % slices == 0 or devices[0].platform == "tpu"):
     if shape[0] % slices:
-      raise UserError(f"mesh.replica={shape[0]} must be a multiple of the {slices} slices of this job")
+      raise UserError(
+        f"mesh.replica={shape[0]}: found {slices} slices, expected a multiple of {slices}: only replica spans slices;"
+        f" set mesh.replica={slices}"
+      )
     inner = [shape[0] // slices, *shape[1:]]
     across = [slices] + [1] * (len(shape) - 1)
-    return mesh_utils.create_hybrid_device_mesh(inner, across, devices)
+    return mesh_utils.create_hybrid_device_mesh(inner, across, devices, allow_split_physical_axes=True)
   return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)

@@ -7,7 +7,7 @@ split over. Data, FSDP and tensor parallelism differ only in rules and mesh; the
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import jax
 import numpy as np
@@ -145,6 +145,18 @@ def local_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:
   through several hosts meets it again and again.
   """
   held = sharding.addressable_devices_indices_map((batch_size,)).values()
+  return _union(batch_size, held)
+
+
+def rows_by_process(sharding: NamedSharding, batch_size: int) -> dict[int, np.ndarray]:
+  """`local_rows` of every process of the mesh, whichever this one is."""
+  held: dict[int, list] = {}
+  for device, index in sharding.devices_indices_map((batch_size,)).items():
+    held.setdefault(device.process_index, []).append(index)
+  return {process: _union(batch_size, indices) for process, indices in sorted(held.items())}
+
+
+def _union(batch_size: int, held: Iterable[tuple[slice, ...]]) -> np.ndarray:
   return np.unique(np.concatenate([np.arange(batch_size)[rows] for (rows,) in held]))
 
 

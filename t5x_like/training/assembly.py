@@ -44,8 +44,8 @@ def checkpoints(every: int, keep_last: int = 3, keep_every: int | None = None, s
   """The keys of `config.checkpoint`; a step is saved every `every` steps and at the end."""
 
 
-def resolve(config: ConfigDict) -> ConfigDict:
-  """Checks every slot against what it names and fills in all defaults.
+def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
+  """Checks every slot against what it names and fills in all defaults, for a platform; None is this process's.
 
   `auto`, or no value, becomes bfloat16 on accelerators and float32 on CPU for `model.dtype`, and scan and loop for
   `model.layers`. A `model.vocab_size` of None becomes the published one, and `auto` that of the data, rounded up to a
@@ -65,7 +65,7 @@ def resolve(config: ConfigDict) -> ConfigDict:
   if "variant" in resolved.model:
     slots.find("config.model.variant", resolved.model.variant, variants)
   _resolve_design(resolved.model, variants)
-  on_cpu = jax.default_backend() == "cpu"
+  on_cpu = (platform or jax.default_backend()) == "cpu"
   suited = {"dtype": "float32", "layers": "loop"} if on_cpu else {"dtype": "bfloat16", "layers": "scan"}
   for key, value in suited.items():
     if key in resolved.model and config.model.get(key, "auto") == "auto":

@@ -30,18 +30,23 @@ class Cost:
   peak: float
 
 
+def lower_step(config: ConfigDict, parts: assembly.Parts, batch: dict[str, jax.ShapeDtypeStruct]) -> jax.stages.Lowered:
+  """The step for batches of these shapes, traced and ready to be compiled for the mesh's devices."""
+  arguments = (parts.model, parts.objective, parts.optimizer, parts.schedule, parts.rules)
+  step = make_step(*arguments, seed=config.seed, accumulation_steps=config.accumulation_steps)
+  out = (shardings(parts.state), parts.rules.replicated)
+  return jax.jit(step, donate_argnums=0, out_shardings=out).lower(parts.state, batch)
+
+
 def compile_step(config: ConfigDict, parts: assembly.Parts, task) -> tuple[Callable, Cost]:
   """The step for batches of a task, compiled in all processes; prints the time taken and the step's cost.
 
   Returns:
     (`(state, batch) -> (state, metrics)`, which donates the state; its cost)
   """
-  arguments = (parts.model, parts.objective, parts.optimizer, parts.schedule, parts.rules)
-  step = make_step(*arguments, seed=config.seed, accumulation_steps=config.accumulation_steps)
   batch = assembly.abstract_batch(config, parts, task)
   start = time.perf_counter()
-  out = (shardings(parts.state), parts.rules.replicated)
-  compiled = jax.jit(step, donate_argnums=0, out_shardings=out).lower(parts.state, batch).compile()
+  compiled = lower_step(config, parts, batch).compile()
   # A process that compiled faster (from a cache) would time out in the first collective after 30 s.
   distributed.agree({"compiled step": "yes"}, timeout_seconds=3600)
   cost, devices = flops.step_flops(parts.model, parts.objective, batch), jax.device_count()

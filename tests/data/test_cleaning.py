@@ -1,8 +1,7 @@
-"""Cleaning: each filter of C4, and duplicates by each of three measures."""
+"""Cleaning: each filter of C4."""
 
 from collections import Counter
 
-import numpy as np
 import pytest
 
 from t5x_like.data.prepare import cleaning
@@ -50,51 +49,6 @@ def test_a_hook_that_is_not_there_is_refused():
   for name in ("nowhere:f", "t5x_like.errors:nothing", "plain", "t5x_like.errors:EXIT_PREEMPTED"):
     with pytest.raises(UserError, match="language id"):
       cleaning.hook(name)
-
-
-def duplicates(pages: list[cleaning.Signature], steps):
-  return cleaning.duplicates([cleaning.Signatures.of(pages)], steps)
-
-
-def words(seed: int, count: int = 300) -> list[str]:
-  return [f"w{i}" for i in np.random.default_rng(seed).integers(0, 5000, count)]
-
-
-def test_exact_and_near_duplicates_are_dropped_but_the_first():
-  base, other = words(0), words(1)
-  near = base[:150] + ["changed"] + base[151:]
-  far = base[:100] + words(2, 200)
-  texts = [" ".join(one) for one in (base, other, near, far)] + [" ".join(base).upper() + "  "]
-  signatures = [cleaning.signature(text) for text in texts]
-  assert duplicates(signatures, ("exact",))[0].tolist() == [0, 0, 0, 0, 1]
-  assert duplicates(signatures, ("exact", "near"))[0].tolist() == [0, 0, 2, 0, 1]
-  parts = [cleaning.Signatures.of(signatures[:1]), cleaning.Signatures.of([]), cleaning.Signatures.of(signatures[1:])]
-  assert cleaning.duplicates(parts, ("exact", "near"))[0].tolist() == [0, 0, 2, 0, 1]
-  assert cleaning.duplicates([])[0].size == 0
-  again = cleaning.signature(texts[0])
-  assert (again.minhash == signatures[0].minhash).all() and again.exact == signatures[0].exact
-
-
-def test_minhash_estimates_the_similarity_of_shingles():
-  base = words(3, 2000)
-  mixed = base[:1000] + words(4, 1000)
-  a, b = (cleaning.signature(" ".join(one)).minhash for one in (base, mixed))
-  assert abs(np.mean(a == b) - 1 / 3) < 0.13  # 3 standard deviations of 128 draws
-
-
-def test_of_repeated_three_sentences_the_first_stays():
-  common = "One common thing was said. Then came another. And so it ended."
-  texts = [f"First of all this. {common}", f"{common} Something new came after it.", "Quite alone. Really so. Yes."]
-  signatures = [cleaning.signature(text) for text in texts]
-  dropped, spans = duplicates(signatures, ("spans",))
-  assert not dropped.any() and spans.tolist() == [False, False, True, False, False]
-  assert [cleaning.without_spans(text, one) for text, one in zip(texts, np.split(spans, [2, 4]))] == [
-    texts[0],
-    "Something new came after it.",
-    texts[2],
-  ]
-  twice = cleaning.signature(f"{common} {common}")
-  assert duplicates([twice], ("spans",))[1].tolist() == [False, False, False, True]
 
 
 def test_sentences_add_up_to_the_text():

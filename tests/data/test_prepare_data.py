@@ -169,16 +169,20 @@ def shards_of(record):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-  """Two files of pages that C4 keeps but for one line of each; every tenth page occurs twice."""
+  """Two files of pages that C4 keeps but for one line of each; some are copies or near copies, some share a passage."""
   folder = tmp_path_factory.mktemp("pages")
-  texts = [f"A menu of page {i}\n" + f"Page {i} says this in words. " * (3 + i % 40) for i in range(1_500)]
-  texts += texts[::10]
+  texts = []
+  for i in range(1_500):
+    texts.append(f"A menu of page {i}\n" + " ".join(f"Page {i} says {n} in words." for n in range(10 + i % 40)))
+    if i % 7 == 0:
+      texts[-1] += " All of them say so. Nobody is sure of it. It goes on and on."
+  texts += texts[::10] + [text.replace(" 5 ", " five ") for text in texts[35::40]]
   for part in range(2):
     (folder / f"{part}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[part::2]))
   return folder
 
 
-@pytest.mark.parametrize("cleaning", ["", "c4,exact"])
+@pytest.mark.parametrize("cleaning", ["", "c4,exact,near,spans"])
 @pytest.mark.parametrize(
   "engine", [["--workers=2"], ["--workers=1", "--engine=beam", "--runner=FnApiRunner"]], ids=["processes", "beam"]
 )
@@ -216,8 +220,9 @@ def test_killed_and_repeated_ends_with_the_same_bytes(engine, cleaning, corpus, 
   assert manifest.num_shards > 10
   if cleaning:
     counts = manifest.source["counts"]
-    assert counts["documents_skipped"] == {"exact duplicate": 150}
-    assert counts["removed_within_documents"] == {"line: no terminal punctuation": 1_650}  # also of the copies
+    assert counts["documents_skipped"] == {"exact duplicate": 150, "near duplicate": 37}
+    assert counts["removed_within_documents"] == {"line: no terminal punctuation": 1_687, "span: repeated": 214}
+    assert manifest.num_documents == 1_500
 
 
 def test_what_an_interrupted_run_left_damaged_is_made_again(tmp_path, monkeypatch):
@@ -236,7 +241,7 @@ def test_what_an_interrupted_run_left_damaged_is_made_again(tmp_path, monkeypatc
     assert prepare_data.main([*flags, f"--output={tmp_path}/again"]) == 2
   progress = tmp_path / "again" / ".train.progress"
   (progress / "signatures" / "000000").write_bytes(b"")
-  (progress / "marks" / "000001").unlink()
+  (progress / "near" / "000001").unlink()
   record = progress / "parts" / "000002"
   record.write_bytes(record.read_bytes().replace(b'"near duplicate": 1', b'"near duplicate": 7'))
   assert progress_files.load(record) is None
@@ -315,14 +320,6 @@ def test_cleaning_is_counted_and_the_same_with_any_workers(tmp_path, capsys):
   assert store.num_documents + sum(counts["documents_skipped"].values()) == len(pages)
   assert prepare_data.main([*flags[:4], f"--output={tmp_path}/1", "--clean=exact"]) == 2
   assert "was made with cleaning" in capsys.readouterr().err
-
-
-def test_beam_makes_the_same_bytes(corpus, tmp_path, capsys):
-  pytest.importorskip("apache_beam")
-  flags = ["--clean=exact", "--shard_tokens=100000", "--workers=1"]
-  assert prepare(corpus, tmp_path / "processes", *flags) == 0
-  assert prepare(corpus, tmp_path / "beam", *flags, "--engine=beam", "--runner=FnApiRunner") == 0
-  assert files_of(tmp_path / "processes") == files_of(tmp_path / "beam")
 
 
 def test_what_beam_refuses_is_one_line(tmp_path, capsys, caplog):

@@ -1,18 +1,29 @@
-"""The parts of a preparation job on any runner of Apache Beam (`pip install -r requirements-beam.txt`).
+"""A preparation on any runner of Apache Beam (`pip install -r requirements-beam.txt`).
 
-Beam only decides where a part is made; `data.prepare.building` determines its bytes.
+Beam decides where a part is made and where entries of equal keys meet; the functions that it calls are those of the
+other engine, so the bytes are the same. Pipelines use only what all runners have: Create, Reshuffle, ParDo, Flatten and
+GroupByKey on small integers.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
+import numpy as np
 from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.runner import create_runner
 from etils import epath
 
+from t5x_like.data.prepare import comparing, duplicates
+from t5x_like.data.prepare.duplicates import Comparison, Entries
+from t5x_like.data.prepare.job import Job
 from t5x_like.errors import UserError, did_you_mean, one_line
 
 _QUIET = "--default_sdk_harness_log_level=ERROR"  # the local runner's workers log every channel they open
+_MOST_BUCKETS = 4096
+_DASK = "apache_beam.runners.dask.dask_runner.DaskRunner"  # which Beam does not know by its short name
+_DASK_PARTITIONS = ("--dask_npartitions", "--dask_partition_size")
 
 
 def run(work: Callable[[int], Any], parts: int, options: Sequence[str], refusals: str) -> None:
@@ -30,6 +41,37 @@ def run(work: Callable[[int], Any], parts: int, options: Sequence[str], refusals
   Raises:
     UserError: the options are not Beam's, or some part raised one; the first part's is reported.
   """
+  with _pipeline(options, refusals) as pipeline:
+    _parts(pipeline, parts) | "make" >> beam.Map(_call, work=work, refusals=refusals)
+
+
+def compare(job: Job, one: Comparison, parts: int, options: Sequence[str], refusals: str) -> None:
+  """Makes a comparison as a group-by on a Beam runner.
+
+  A part's entries are divided into buckets by their keys, of which there are as many as parts, so that a bucket has
+  about as many entries as a part. A worker holds one of either.
+
+  Args:
+    job, one: what is compared.
+    parts, options, refusals: as for `run`.
+  """
+  duplicates.begin(job, one)
+  buckets = min(parts, _MOST_BUCKETS)
+  with _pipeline(options, refusals) as pipeline:
+    numbers = _parts(pipeline, parts)
+    divided = numbers | "divide" >> beam.FlatMap(
+      _divided, job=job, one=one, buckets=buckets, refusals=refusals
+    ).with_output_types(tuple[int, Any])
+    marked = divided | beam.GroupByKey() | "match" >> beam.FlatMap(_matched, one=one).with_output_types(tuple[int, Any])
+    every = numbers | "every part" >> beam.Map(lambda number: (number, None)).with_output_types(tuple[int, Any])
+    saved = (marked, every) | beam.Flatten() | "by part" >> beam.GroupByKey()
+    saved | "save" >> beam.Map(_saved, job=job, one=one)
+  duplicates.end(job, one)
+
+
+@contextlib.contextmanager
+def _pipeline(options: Sequence[str], refusals: str) -> Iterator[beam.Pipeline]:
+  """A pipeline to be filled, which then runs; UserError if it cannot run, or for the first part that was refused."""
   left = epath.Path(refusals)
   if left.exists():
     left.rmtree()
@@ -37,24 +79,39 @@ def run(work: Callable[[int], Any], parts: int, options: Sequence[str], refusals
     pipeline = beam.Pipeline(options=_options([_QUIET, *options]))
   except ValueError as error:
     raise UserError(f"--engine=beam: {one_line(error)}") from error
-  with pipeline:
-    (
-      pipeline
-      | "parts" >> beam.Create(range(parts))
-      | beam.Reshuffle()
-      | "make" >> beam.Map(_call, work=work, refusals=refusals)
-    )
+  try:
+    with pipeline:
+      yield pipeline
+  except Exception as error:  # no scheduler, or too many workers lost
+    if isinstance(error, OSError) or type(error).__module__.startswith("distributed."):
+      raise UserError(f"--engine=beam: {type(error).__name__}: {one_line(error)}") from error
+    raise
   if left.exists():
     raise UserError(min(left.iterdir()).read_text())
 
 
+def _parts(pipeline: beam.Pipeline, parts: int) -> beam.PCollection[int]:
+  return pipeline | "parts" >> beam.Create(range(parts)) | beam.Reshuffle()
+
+
 def _options(flags: Sequence[str]) -> PipelineOptions:
   """The pipeline's options; UserError for an unknown flag, unless the runner's job server may define it."""
+  runner = PipelineOptions(list(flags)).get_all_options(retain_unknown_options=True)["runner"]
+  if runner in ("FlinkRunner", "PortableRunner", "SparkRunner"):
+    return PipelineOptions(list(flags))
+  if runner == "DaskRunner":
+    runner = _DASK
+    flags = [*flags, f"--runner={_DASK}"]
+    if not any(flag.startswith(_DASK_PARTITIONS) for flag in flags):
+      flags.append("--dask_partition_size=1")  # by default, 128 parts are made by one worker
+  if runner:
+    try:
+      create_runner(runner)  # imports it, and with it its options
+    except (ImportError, AttributeError) as error:
+      raise UserError(f"--runner={runner}: {one_line(error)}; pip install what this runner of Beam needs") from error
   options = PipelineOptions(list(flags))
   given = options.get_all_options(retain_unknown_options=True)
-  if given["runner"] in ("FlinkRunner", "PortableRunner", "SparkRunner"):
-    return options
-  known = PipelineOptions([f"--runner={given['runner']}"] if given["runner"] else []).get_all_options()
+  known = PipelineOptions([f"--runner={runner}"] if runner else []).get_all_options()
   if unknown := sorted(given.keys() - known.keys()):
     raise UserError(
       f"--{unknown[0]}: found a flag of neither tools.prepare_data nor Apache Beam"
@@ -63,10 +120,33 @@ def _options(flags: Sequence[str]) -> PipelineOptions:
   return options
 
 
-def _call(number: int, work: Callable[[int], Any], refusals: str) -> None:
+def _call(number: int, work: Callable[[int], Any], refusals: str) -> Any:
   try:
-    work(number)
+    return work(number)
   except UserError as error:
     left = epath.Path(refusals)
     left.mkdir(parents=True, exist_ok=True)
     (left / f"{number:06d}").write_text(one_line(error))
+
+
+def _divided(
+  number: int, job: Job, one: Comparison, buckets: int, refusals: str
+) -> Iterator[tuple[int, tuple[int, Entries]]]:
+  """A part's entries by bucket."""
+  found = _call(number, lambda number: duplicates.entries(job, one, number), refusals)
+  if found is None or not found["key"].size:
+    return
+  bucket_n = (found["key"] % np.uint64(buckets)).astype(np.int64)
+  order_n = np.argsort(bucket_n, kind="stable")
+  filled, first = np.unique(bucket_n[order_n], return_index=True)
+  for bucket, some in zip(filled.tolist(), np.split(order_n, first[1:]), strict=True):
+    yield bucket, (number, {name: values[some] for name, values in found.items()})
+
+
+def _matched(bucket: tuple[int, Iterable[tuple[int, Entries]]], one: Comparison) -> comparing.Marked:
+  return comparing.matched(one, bucket[1])
+
+
+def _saved(part: tuple[int, Iterable], job: Job, one: Comparison) -> None:
+  number, places = part
+  duplicates.save(job, one, number, [some for some in places if some is not None])

@@ -1,37 +1,72 @@
-"""Duplicates in a whole split: signatures are made per part, anywhere, compared in one place, and marked per part."""
+"""Duplicates in a whole split: pages are signed part by part, compared in one step after another, and marked by part.
 
-from collections.abc import Sequence
+The first of equals stays. The steps, as far as a job wants them:
+
+- exact: pages with the same text, except for case and spaces;
+- near: pages whose sets of five-word shingles have a Jaccard similarity of about 0.8 or more. `bands` finds the bands
+  that two pages share, so that `near` compares only pages that share one (`matching.similar`);
+- spans: three consecutive sentences that occur more than once in the remaining pages, except for case and spaces; all
+  but the first occurrence are removed from their pages.
+
+A comparison is a group-by: `entries` gives the keys of a part, `Comparison.match` marks those of any set of whole keys,
+and `save` collects a part's marks. Every engine calls these three, so that all find the same. A part sends each key of
+`exact`, `bands` and `spans` once, which bounds the entries of a key by the number of parts.
+
+Each comparison leaves a file per part in the job's progress directory and, at its end, a file `done`.
+"""
+
+import concurrent.futures
+import dataclasses
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from etils import epath
 
-from t5x_like.data.prepare import cleaning, progress_files
+from t5x_like.data.prepare import matching, progress_files, signatures
 from t5x_like.data.prepare.job import Job, Marks, cleaned, documents_of, parts_of
 from t5x_like.errors import UserError
 
+NEAR = (
+  2  # the edition of what counts as a near duplicate, recorded in manifests; the first compared with kept pages only
+)
 
-def wanted(job: Job) -> bool:
-  """Whether any of the job's steps looks for duplicates."""
-  return bool(set(job.steps) - {"c4"})
-
-
-def marked(job: Job) -> bool:
-  """Whether every part has its marks."""
-  return all(progress_files.load(_path(job, "marks", number)) is not None for number in range(len(parts_of(job))))
+Entries = dict[str, np.ndarray]  # key uint64 [n], place int64 [n] and, for `near`, minhash uint32 [n, HASHES]
 
 
-def marks(job: Job, number: int) -> Marks | None:
-  """The duplicates of a part, as `resolve` marked them; None if the job looks for none."""
-  if not wanted(job):
-    return None
-  found = progress_files.load_arrays(_path(job, "marks", number))
-  if found is None:
-    raise UserError(f"{_path(job, 'marks', number)}: missing or damaged; run the same command again")
-  return found["dropped"], np.split(found["spans"], np.cumsum(found["lengths"])[:-1])
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+  """A group-by over a split.
+
+  Attributes:
+    name: of the comparison and of the directory of its marks.
+    step: of `cleaning.STEPS`, for which it is made.
+    pick: a job, a part, its signatures and its dropped pages -> the part's entries.
+    match: see `matching.py`.
+  """
+
+  name: str
+  step: str
+  pick: Callable[[Job, int, dict[str, np.ndarray], np.ndarray], Entries]
+  match: Callable[..., np.ndarray]
+
+
+def wanted(job: Job) -> list[Comparison]:
+  """The comparisons that the job's steps need, in order."""
+  return [one for one in _COMPARISONS if one.step in job.steps]
+
+
+def missing(job: Job) -> list[Comparison]:
+  """The comparisons that have to be made: from the first one on that is not complete and intact."""
+  for number, one in enumerate(wanted(job)):
+    paths = (_path(job, one.name, part) for part in range(len(parts_of(job))))
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+      if not _done(job, one).exists() or None in pool.map(progress_files.load, paths):
+        return wanted(job)[number:]
+  return []
 
 
 def sign(job: Job, number: int) -> None:
-  """Saves the signatures of a part's documents for `resolve`, unless they exist."""
+  """Saves the signatures of a part's documents, unless they exist."""
   path = _path(job, "signatures", number)
   if progress_files.load(path) is None:
     with progress_files.writing(job.progress):
@@ -41,58 +76,130 @@ def sign(job: Job, number: int) -> None:
 def _sign(job: Job, number: int, path: epath.Path) -> None:
   pulse = progress_files.Pulse(epath.Path(job.progress) / "now" / "signatures" / f"{number:06d}")
   kept: list[bool] = []
-  signed: list[cleaning.Signature] = []
+  signed: list[signatures.Signature] = []
   for document in documents_of(job).read(job.split, parts_of(job)[number]):
     text = cleaned(job, document)[0]
     kept.append(text is not None)
     if text is not None:
-      signed.append(cleaning.signature(text, job.steps))
+      signed.append(signatures.signature(text, job.steps))
     pulse(len(kept))
-  found = cleaning.Signatures.of(signed)
+  found = signatures.Signatures.of(signed)
   progress_files.save_arrays(
     path, kept=np.array(kept, bool), exact=found.exact, minhash=found.minhash, spans=found.spans, lengths=found.lengths
   )
   pulse(len(kept), done=True)
 
 
-class _Signed(Sequence[cleaning.Signatures]):
-  """The signatures that `sign` saved, read on demand, so that a corpus is never held in memory."""
-
-  def __init__(self, job: Job):
-    self._job = job
-
-  def __len__(self) -> int:
-    return len(parts_of(self._job))
-
-  def __getitem__(self, number: int) -> cleaning.Signatures:
-    if not 0 <= number < len(self):
-      raise IndexError(number)
-    found = self.arrays(number)
-    return cleaning.Signatures(found["exact"], found["minhash"], found["spans"], found["lengths"])
-
-  def arrays(self, number: int) -> dict[str, np.ndarray]:
-    path = _path(self._job, "signatures", number)
-    found = progress_files.load_arrays(path)
-    if found is None:
-      raise UserError(f"{path}: missing or damaged; run the same command again")
-    return found
+def begin(job: Job, one: Comparison) -> None:
+  """Withdraws what says that the comparison is complete."""
+  _done(job, one).unlink(missing_ok=True)
 
 
-def resolve(job: Job) -> None:
-  """Compares the signatures of all parts, in order, and saves each part's marks for `marks`."""
-  signed = _Signed(job)
-  dropped, repeated = cleaning.duplicates(signed, job.steps)
-  page = span = 0
-  for number in range(len(signed)):
-    found = signed.arrays(number)
-    kept, pages, spans = found["kept"], found["exact"].size, found["spans"].size
-    marks_D, lengths_D = np.zeros(kept.size, np.uint8), np.zeros(kept.size, np.int64)
-    marks_D[kept], lengths_D[kept] = dropped[page : page + pages], found["lengths"]
-    progress_files.save_arrays(
-      _path(job, "marks", number), dropped=marks_D, lengths=lengths_D, spans=repeated[span : span + spans]
-    )
-    page, span = page + pages, span + spans
+def entries(job: Job, one: Comparison, number: int) -> Entries:
+  """A part's entries."""
+  found = _arrays(job, "signatures", number)
+  return one.pick(job, number, found, _dropped(job, number, found, before=one.name))
+
+
+def save(job: Job, one: Comparison, number: int, places: Iterable[np.ndarray]) -> None:
+  """Saves the marked places of a part."""
+  with progress_files.writing(job.progress):
+    found = np.unique(np.concatenate([np.zeros(0, np.int64), *places]))
+    progress_files.save_arrays(_path(job, one.name, number), places=found)
+
+
+def end(job: Job, one: Comparison) -> None:
+  """Records that the comparison is complete."""
+  progress_files.save(_done(job, one), b"")
+
+
+def marks(job: Job, number: int) -> Marks | None:
+  """The duplicates of a part, by document; None if the job looks for none."""
+  if not wanted(job):
+    return None
+  found = _arrays(job, "signatures", number)
+  dropped_P = _dropped(job, number, found)
+  repeated_S = np.zeros(found["spans"].size, bool)
+  if "spans" in job.steps:
+    live = _live_spans(found, dropped_P)
+    repeated_S[live[_repeats(found["spans"][live])]] = True
+    repeated_S[_places(job, "spans", number)] = True
+  kept_D = found["kept"]
+  dropped_D, lengths_D = np.zeros(kept_D.size, np.uint8), np.zeros(kept_D.size, np.int64)
+  dropped_D[kept_D], lengths_D[kept_D] = dropped_P, found["lengths"]
+  return dropped_D, np.split(repeated_S, np.cumsum(lengths_D)[:-1])
+
+
+def _dropped(job: Job, number: int, found: dict[str, np.ndarray], before: str | None = None) -> np.ndarray:
+  """Which pages of a part the comparisons before one, or all, drop: uint8 [P], 1 for exact, 2 for near duplicates."""
+  dropped_P = np.zeros(found["exact"].size, np.uint8)
+  for one in wanted(job):
+    if one.name == before:
+      break
+    if one.name == "exact":
+      dropped_P[_repeats(found["exact"])] = 1
+    if one.name in ("exact", "near"):
+      dropped_P[_places(job, one.name, number)] = 1 if one.name == "exact" else 2
+  return dropped_P
+
+
+def _exact(job: Job, number: int, found: dict[str, np.ndarray], dropped_P: np.ndarray) -> Entries:
+  key, place = np.unique(found["exact"], return_index=True)
+  return {"key": key, "place": place}
+
+
+def _bands(job: Job, number: int, found: dict[str, np.ndarray], dropped_P: np.ndarray) -> Entries:
+  key = np.unique(signatures.same_bands(found["minhash"][dropped_P == 0]))
+  return {"key": key, "place": key.view(np.int64)}
+
+
+def _near(job: Job, number: int, found: dict[str, np.ndarray], dropped_P: np.ndarray) -> Entries:
+  live = np.flatnonzero(dropped_P == 0)
+  key_n = signatures.same_bands(found["minhash"][live]).reshape(-1)
+  _, inverse_n, count = np.unique(key_n, return_inverse=True, return_counts=True)
+  some = np.flatnonzero((count[inverse_n] > 1) | np.isin(key_n, _places(job, "bands", number).view(np.uint64)))
+  place = live[some // signatures.BANDS]
+  return {"key": key_n[some], "place": place, "minhash": found["minhash"][place]}
+
+
+def _spans(job: Job, number: int, found: dict[str, np.ndarray], dropped_P: np.ndarray) -> Entries:
+  live = _live_spans(found, dropped_P)
+  key, first = np.unique(found["spans"][live], return_index=True)
+  return {"key": key, "place": live[first]}
+
+
+_COMPARISONS = (
+  Comparison("exact", "exact", _exact, matching.earlier),
+  Comparison("bands", "near", _bands, matching.shared),
+  Comparison("near", "near", _near, matching.similar),
+  Comparison("spans", "spans", _spans, matching.earlier),
+)
+
+
+def _live_spans(found: dict[str, np.ndarray], dropped_P: np.ndarray) -> np.ndarray:
+  return np.flatnonzero(np.repeat(dropped_P == 0, found["lengths"]))
+
+
+def _repeats(key_N: np.ndarray) -> np.ndarray:
+  """Whether a key has occurred before in its part: bool [N]."""
+  return matching.earlier(np.zeros(key_N.size, np.int64), key_N, np.arange(key_N.size))
+
+
+def _places(job: Job, name: str, number: int) -> np.ndarray:
+  return _arrays(job, name, number)["places"]
+
+
+def _arrays(job: Job, kind: str, number: int) -> dict[str, np.ndarray]:
+  path = _path(job, kind, number)
+  found = progress_files.load_arrays(path)
+  if found is None:
+    raise UserError(f"{path}: missing or damaged; run the same command again")
+  return found
 
 
 def _path(job: Job, kind: str, number: int) -> epath.Path:
   return epath.Path(job.progress) / kind / f"{number:06d}"
+
+
+def _done(job: Job, one: Comparison) -> epath.Path:
+  return epath.Path(job.progress) / one.name / "done"

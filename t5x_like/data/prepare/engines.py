@@ -15,7 +15,7 @@ from typing import Any
 
 from etils import epath
 
-from t5x_like.data.prepare import building, duplicates, progress_bar, progress_files
+from t5x_like.data.prepare import building, comparing, duplicates, progress_bar, progress_files
 from t5x_like.data.prepare.job import Batch, Job, Tokenised, parts_of, tokenise
 from t5x_like.errors import UserError
 
@@ -38,9 +38,9 @@ def run(job: Job, path: str, *, workers: int, pipeline: Sequence[str] | None = N
   split = of_manifest["split"]
   with _begun(job):
     parts = len(parts_of(job))
-    if duplicates.wanted(job) and not duplicates.marked(job):
+    if left := duplicates.missing(job):
       with progress_bar.shown(job, "signatures", f"{split}, signatures", "documents"):
-        _mark_duplicates(job, parts, workers, pipeline)
+        _mark_duplicates(job, left, parts, workers, pipeline)
     with progress_bar.shown(job, "parts", split, "tokens"):
       if pipeline is not None:
         from t5x_like.data.prepare import beam
@@ -105,19 +105,23 @@ def _make_in_processes(job: Job, parts: int, workers: int) -> None:
       future.result()
 
 
-def _mark_duplicates(job: Job, parts: int, workers: int, pipeline: list[str] | None) -> None:
-  """Finds the duplicates of the whole split, unless an interrupted run already has."""
-  each = functools.partial(duplicates.sign, job)
+def _mark_duplicates(
+  job: Job, left: list[duplicates.Comparison], parts: int, workers: int, pipeline: Sequence[str] | None
+) -> None:
+  """Signs the parts and makes the comparisons that are left."""
+  sign = functools.partial(duplicates.sign, job)
   if pipeline is not None:
     from t5x_like.data.prepare import beam
 
-    beam.run(each, parts, pipeline, f"{job.progress}/refusals")
-  elif workers == 1 or parts == 1:
-    collections.deque(map(each, range(parts)), maxlen=0)
-  else:
-    with _pool(workers) as pool:
-      collections.deque(pool.map(each, range(parts)), maxlen=0)
-  duplicates.resolve(job)
+    beam.run(sign, parts, pipeline, f"{job.progress}/refusals")
+    for one in left:
+      beam.compare(job, one, parts, pipeline, f"{job.progress}/refusals")
+    return
+  with contextlib.nullcontext() if workers == 1 or parts == 1 else _pool(workers) as pool:
+    each = pool.map if pool else map
+    collections.deque(each(sign, range(parts)), maxlen=0)
+    for one in left:
+      comparing.run(job, one, parts, each)
 
 
 @contextlib.contextmanager

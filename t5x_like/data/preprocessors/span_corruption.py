@@ -18,43 +18,9 @@ import dataclasses
 
 from t5x_like.data import random
 from t5x_like.data.preprocessors import noise
+from t5x_like.data.preprocessors.lengths import noise_counts, random_spans_lengths
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
-
-
-def noise_counts(length: int, noise_density: float, mean_noise_span_length: float) -> tuple[int, int]:
-  """How many of `length` tokens are noise, and in how many spans: T5's rounding, at least one of each.
-
-  In double precision, as the T5 library computes lengths; it draws masks in single precision, in which a few products
-  that are exactly a half here round up (of 190 tokens at 0.15 it makes 29 noise, here 28).
-  """
-  tokens = min(max(round(length * noise_density), 1), length - 1)
-  spans = min(max(round(tokens / mean_noise_span_length), 1), length - tokens)
-  return tokens, spans
-
-
-def random_spans_lengths(inputs_length: int, noise_density: float, mean_noise_span_length: float) -> tuple[int, int]:
-  """The raw window that becomes exactly `inputs_length` inputs, and its targets' length, both counting EOS.
-
-  512 inputs at 0.15 and 3.0 need 568 raw tokens and give 114 targets.
-
-  Raises:
-    UserError: inputs of this length cannot hold a kept token, a sentinel and EOS.
-  """
-
-  def corrupted(length: int) -> tuple[int, int]:
-    tokens, spans = noise_counts(length, noise_density, mean_noise_span_length)
-    return length - tokens + spans + 1, tokens + spans + 1
-
-  if inputs_length < 3:
-    raise UserError(f"inputs_length: found {inputs_length}, expected at least 3 (a token, a sentinel and EOS)")
-  window = max(2, inputs_length - 1)
-  while corrupted(window + 1)[0] <= inputs_length:
-    window += 1
-  targets_length = corrupted(window)[1]
-  if noise_density == 0.5 and targets_length > inputs_length:  # T5 prefers equal lengths here
-    window, targets_length = window - 1, corrupted(window - 1)[1]
-  return window, targets_length
 
 
 def random_segments(bits_BN: tf.Tensor, segments: int) -> tf.Tensor:

@@ -24,6 +24,7 @@ import numpy as np
 from t5x_like.data import random, vocabularies
 from t5x_like.data.preprocessors import noise
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder, features
+from t5x_like.data.preprocessors.lengths import denoising as lengths
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.store.windows import DocumentsEnd, Windows, open_tokens
@@ -120,27 +121,6 @@ def task(
     features=features(inputs_length, targets_length),
     batch=batch,
   )
-
-
-def lengths(style: Style, inputs_length: int, noise_density: float) -> tuple[int, int, int]:
-  """(tokens of a window, how many of them are noise, targets' length) such that nothing is ever cut off.
-
-  512 inputs at 0.15: 511, 77 and 512 where the targets are the whole window; 511, 77 and 155 for replace_spans, which
-  has at most one run per noise token; 601, 90 and 91 for drop_tokens.
-  """
-
-  def noisy(window: int) -> int:
-    return min(max(round(window * noise_density), 1), window - 1)
-
-  window = inputs_length - 1
-  if style == "drop_tokens":
-    while window + 1 - noisy(window + 1) + 1 <= inputs_length:
-      window += 1
-    return window, noisy(window), noisy(window) + 1
-  if style == "replace_spans":
-    runs = min(noisy(window), window - noisy(window) + 1)
-    return window, noisy(window), noisy(window) + runs + 1
-  return window, noisy(window), window + 1
 
 
 def ordinary_ids(vocabulary) -> np.ndarray:

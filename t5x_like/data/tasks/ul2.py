@@ -26,25 +26,14 @@ import numpy as np
 from t5x_like import slots
 from t5x_like.data import mixture, random
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder, features
-from t5x_like.data.preprocessors.span_corruption import SpanCorruption, noise_counts
+from t5x_like.data.preprocessors.lengths import DENOISERS, MODES, QUARTER, noise_counts
+from t5x_like.data.preprocessors.span_corruption import SpanCorruption
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.store.windows import DocumentsEnd, Windows
 from t5x_like.data.task import Task, fingerprint
 from t5x_like.data.vocabularies import Vocabulary
 from t5x_like.errors import UserError, did_you_mean
-
-MODES = {"r": "[NLU]", "s": "[S2S]", "x": "[NLG]"}
-_QUARTER = None  # a mean span of a quarter of the window
-DENOISERS = {  # label -> (mean span, noise density)
-  "r_3": (3.0, 0.15),
-  "r_8": (8.0, 0.15),
-  "s": (_QUARTER, 0.25),
-  "x_3": (3.0, 0.5),
-  "x_8": (8.0, 0.5),
-  "x_64_low": (64.0, 0.15),
-  "x_64": (64.0, 0.5),
-}
 
 
 def task(
@@ -131,8 +120,8 @@ class _Denoiser:
 
   def __init__(self, name: str, vocabulary: Vocabulary, length: int, mode_tokens: bool, random_roll: bool):
     mean, density = DENOISERS[name]
-    roll = random_roll and mean is not _QUARTER
-    noise, spans = noise_counts(length, density, length * density if mean is _QUARTER else mean)
+    roll = random_roll and mean is not QUARTER
+    noise, spans = noise_counts(length, density, length * density if mean is QUARTER else mean)
     self._prefix = vocabulary.encode(MODES[name[0]]) if mode_tokens else []
     self.corruption = SpanCorruption(
       vocabulary_size=vocabulary.size,
@@ -140,7 +129,7 @@ class _Denoiser:
       window=length,
       inputs_length=length - noise + spans + 1 + roll,
       noise_density=density,
-      mean_noise_span_length=float(noise if mean is _QUARTER else mean),
+      mean_noise_span_length=float(noise if mean is QUARTER else mean),
       eos_id=vocabulary.eos_id,
       random_roll=roll,
     )

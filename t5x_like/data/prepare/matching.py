@@ -1,0 +1,60 @@
+"""Which keys were seen before: the comparisons behind the removal of duplicates, on any set of whole groups of keys.
+
+A comparison takes N entries, each with a key, the number of the part of the corpus it comes from, and its place in that
+part, and says which entries it marks. Entries are compared only with those of the same key, in the order of the corpus,
+so entries may be divided among machines by their keys in any way, and arrive in any order.
+"""
+
+import numpy as np
+
+SIMILAR = 0.8  # the share of equal minima from which two pages are near duplicates
+REPRESENTATIVES = 1024  # pages of a key that others are compared with
+_ROWS = 2**14  # compared at once, which bounds memory
+
+
+def earlier(part: np.ndarray, key: np.ndarray, place: np.ndarray, **_: np.ndarray) -> np.ndarray:
+  """Entries whose key has an earlier entry: integers [N] each -> bool [N]."""
+  order_N, repeats_N = _sorted(part, key, place)
+  marked_N = np.empty_like(repeats_N)
+  marked_N[order_N] = repeats_N
+  return marked_N
+
+
+def shared(part: np.ndarray, key: np.ndarray, place: np.ndarray, **_: np.ndarray) -> np.ndarray:
+  """Entries whose key has another entry: integers [N] each -> bool [N]."""
+  order_N, repeats_N = _sorted(part, key, place)
+  marked_N = np.empty_like(repeats_N)
+  marked_N[order_N] = repeats_N | np.append(repeats_N[1:], False)[: repeats_N.size]
+  return marked_N
+
+
+def similar(part: np.ndarray, key: np.ndarray, place: np.ndarray, minhash: np.ndarray, **_) -> np.ndarray:
+  """Entries that are similar to an earlier representative of their key, with uint32 [N, hashes] -> bool [N].
+
+  The first entry of a key is a representative. Every later one that is similar to a representative is marked, and
+  otherwise becomes one itself, up to `REPRESENTATIVES`.
+  """
+  order_N, repeats_N = _sorted(part, key, place)
+  marked_N, left, first = np.zeros(order_N.size, bool), order_N, ~repeats_N
+  for _ in range(REPRESENTATIVES):
+    group = np.cumsum(first) - 1
+    others = np.flatnonzero(~first)
+    if not others.size:
+      break
+    like = np.concatenate(
+      [
+        np.mean(minhash[left[some]] == minhash[left[first][group[some]]], axis=1) >= SIMILAR
+        for some in np.split(others, range(_ROWS, others.size, _ROWS))
+      ]
+    )
+    marked_N[left[others[like]]] = True
+    left, group = left[others[~like]], group[others[~like]]
+    first = np.diff(group, prepend=-1) != 0
+  return marked_N
+
+
+def _sorted(part: np.ndarray, key: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """The entries by key and, within a key, in the order of the corpus; and which of them are not their key's first."""
+  order_N = np.lexsort((place, part, key))
+  sorted_N = key[order_N]
+  return order_N, np.concatenate([np.zeros(min(1, sorted_N.size), bool), sorted_N[1:] == sorted_N[:-1]])

@@ -1,0 +1,48 @@
+"""Plans a run on hardware that is not there: python -m t5x_like.plan --config=configs/llama/8b.py --topology=v5e:16x16
+
+Compiles the very step that training, evaluation (--step=eval) or prediction (--step=decode) would run, for a TPU slice
+(v4:4x4x8, v5e:16x16, v5p:8x8x8, v6e:16x16, tpu7x:4x4x4; --slices=2 for several) or for CPU devices (cpu:8), and tells
+whether it fits, what every device sends over which mesh axis and the least it could, and how long a step may take. No
+TPU and no data are needed, but libtpu is: pip install -r requirements-plan.txt. See docs/how-to/plan-a-run.md.
+
+Exit codes: 0 it fits, 5 it does not or the compiler failed, 2 an error that one line on stderr explains.
+"""
+
+import json
+import pathlib
+
+from t5x_like import command_line
+from t5x_like.errors import UserError, door
+
+EXIT_DOES_NOT_FIT = 5
+_STEPS = ("train", "eval", "decode")
+
+
+@door
+def main(argv: list[str]) -> int:
+  from t5x_like.planning import child, table
+
+  parser = command_line.Parser(__doc__)
+  parser.add_argument("--config", required=True, metavar="RECIPE", help="a recipe, as for training")
+  parser.add_argument("--topology", required=True, metavar="KIND:SHAPE", help="v5e:16x16, cpu:8, …")
+  parser.add_argument("--slices", type=int, default=1, metavar="N", help="slices of this topology (default: 1)")
+  parser.add_argument("--step", choices=_STEPS, default="train", help="which step (default: train)")
+  parser.add_argument("--phase", metavar="NAME", help="a phase of the recipe (default: what it ends on)")
+  parser.add_argument("--json", metavar="FILE", help="write the plan to this file")
+  parser.add_argument("--hlo", metavar="FILE", help="write the compiled program's text to this file")
+  parser.add_argument(
+    "--timeout_seconds", type=float, default=1800, metavar="S", help="for the compiler (default: 1800)"
+  )
+  args, overrides = parser.parse(argv)
+  if args.json and not pathlib.Path(args.json).resolve().parent.is_dir():
+    raise UserError(f"--json={args.json}: no such directory; make it first")
+  request = child.Request(args.config, args.topology, args.slices, args.step, args.phase, tuple(overrides), args.hlo)
+  found = child.plan(request, args.timeout_seconds)
+  if args.json:
+    pathlib.Path(args.json).write_text(json.dumps(found, indent=2) + "\n")
+  print(table.text(found))
+  return 0 if found["fits"] else EXIT_DOES_NOT_FIT
+
+
+if __name__ == "__main__":
+  command_line.program(main)

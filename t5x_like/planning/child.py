@@ -1,0 +1,103 @@
+"""Plans are made in processes of their own: another environment and stack, and a compiler that may crash."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from t5x_like.errors import UserError
+from t5x_like.planning import hardware
+
+COMMAND = (sys.executable, "-m", "t5x_like.planning.compiling")
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """What to plan.
+
+  Attributes:
+    config, overrides: as for training.
+    topology, slices: see `hardware.parse`.
+    step: one of `steps.STEPS`.
+    phase: of the recipe; None is what it ends on.
+    hlo: a file for the text of the compiled program, or None.
+  """
+
+  config: str
+  topology: str
+  slices: int = 1
+  step: str = "train"
+  phase: str | None = None
+  overrides: tuple[str, ...] = ()
+  hlo: str | None = None
+
+
+def plan(request: Request, timeout_seconds: float) -> dict[str, Any]:
+  """The plan, or, if the compiler does not survive it, a finding: `fits` False and a `verdict` with the exit code.
+
+  Raises:
+    UserError: the request cannot be: an unknown recipe, topology or mesh.
+  """
+  topology = hardware.parse(request.topology, request.slices)
+  environment = os.environ | hardware.environment(topology)
+  start = time.perf_counter()
+  with tempfile.TemporaryDirectory() as folder:
+    asked, answer, log = (pathlib.Path(folder) / name for name in ("request.json", "answer.json", "log"))
+    asked.write_text(json.dumps(dataclasses.asdict(request)))
+    with log.open("wb") as sink:
+      code = _run([*COMMAND, str(asked), str(answer)], environment, sink, timeout_seconds)
+    if code == 0:
+      found = json.loads(answer.read_text())
+      if "error" in found:
+        raise UserError(found["error"])
+      return found
+    last = log.read_bytes().decode(errors="replace")
+  return _finding(request, topology, code, time.perf_counter() - start, last)
+
+
+def _run(command: list[str], environment: dict[str, str], sink, timeout_seconds: float) -> int:
+  process = subprocess.Popen(
+    command, env=environment, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, preexec_fn=_deep_stack
+  )
+  try:
+    return process.wait(timeout_seconds)
+  except subprocess.TimeoutExpired:
+    return -signal.SIGALRM
+  finally:
+    process.kill()
+    process.wait()
+
+
+def _deep_stack() -> None:
+  """The compiler's threads overflow ordinary stacks on transformers (SIGSEGV); their size is read when jax starts."""
+  _, hard = resource.getrlimit(resource.RLIMIT_STACK)
+  resource.setrlimit(resource.RLIMIT_STACK, (hard, hard))
+
+
+def _finding(request: Request, topology, code: int, seconds: float, log: str) -> dict[str, Any]:
+  """What is known of a program whose compiler ended without an answer."""
+  if code == -signal.SIGALRM:
+    what = f"the compiler was not done after {seconds:.0f} s"
+  elif code < 0:
+    name = signal.Signals(-code).name
+    why = ", as when memory runs out" if code == -signal.SIGKILL else ""
+    what = f"the compiler crashed with {name}{why} (exit code {128 - code}) after {seconds:.0f} s"
+  else:
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    what = f"the compiler failed (exit code {code}) after {seconds:.0f} s: {lines[-1][:300] if lines else 'no message'}"
+  return {
+    "topology": topology.name,
+    "step": request.step,
+    "config": request.config,
+    "overrides": list(request.overrides),
+    "fits": False,
+    "compile_seconds": seconds,
+    "verdict": what,
+  }

@@ -1,0 +1,201 @@
+"""The collectives of a compiled program: what every device sends in a step, over which mesh axes, and whether it waits.
+
+*Ring bytes* are what one device sends when N devices do a collective around a ring, which is the least that any
+algorithm can do (Patarasuk and Yuan 2009): of a result of b bytes (N - 1) / N * b for an all-gather, of an operand of b
+bytes as much for a reduce-scatter or all-to-all, twice that for an all-reduce; b for a permutation.
+
+A reduce-scatter that the TPU compiler prints as one fusion of an all-reduce and a slice counts as what it is. An
+all-reduce whose result is sliced elsewhere counts as an all-reduce: that is what is sent. An asynchronous collective is
+executed where it starts; the TPU compiler prints it again, under the same channel, in the computations that it runs
+beside.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from t5x_like.planning.hlo import Instruction, Program, elements, type_bytes
+
+KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
+_KINDS = (*KINDS, "collective-broadcast")
+_STARTS = '"AsyncCollectiveStart"'
+
+
+@dataclasses.dataclass
+class Collective:
+  """Collectives of a kind over the same devices, executed in one step.
+
+  Attributes:
+    axes: mesh axes that the groups extend along, joined by "+"; "" for groups that no axes make.
+    devices: in a group.
+    count: executions in a step, loops multiplied.
+    bytes: of the results (operands of reduce-scatter and all-to-all), over all executions.
+    ring_bytes: what one device sends.
+    asynchronous: whether other work may be done meanwhile.
+    where: the operation that the largest of them comes from, as traced.
+    group: devices of the program that do the largest together.
+  """
+
+  kind: str
+  axes: str
+  devices: int
+  asynchronous: bool
+  count: int = 0
+  bytes: float = 0.0
+  ring_bytes: float = 0.0
+  where: str = ""
+  largest: float = 0.0
+  group: list[int] = dataclasses.field(default_factory=list)
+
+  def row(self) -> dict[str, Any]:
+    return {key: value for key, value in dataclasses.asdict(self).items() if key not in ("largest", "group")}
+
+
+def collectives(program: Program, mesh: Mapping[str, int]) -> list[Collective]:
+  """All collectives of a program, largest first.
+
+  Args:
+    mesh: the length of each axis, in the order of the mesh; device i of the program is the i-th of the flattened mesh.
+  """
+  found: dict[tuple, Collective] = {}
+  started = _started(program)
+  for computation, instructions in program.computations.items():
+    times = program.executions.get(computation, 0)
+    if not times:
+      continue
+    slices = {name for i in instructions if i.opcode == "dynamic-slice" for name in i.operands}
+    shapes = program.shapes(computation)
+    for instruction in instructions:
+      kind, asynchronous = _kind(instruction)
+      start = started.get(instruction.attribute("channel_id"), {computation})
+      if kind is None or computation not in start:
+        continue  # printed again beside what it runs beside, or where it is waited for
+      fused = computation in program.fused
+      scattered = kind == "all-reduce" and fused and instruction.name in slices
+      asynchronous |= instruction.attribute("channel_id") in started or computation in program.asynchronous
+      groups = _groups(instruction, math.prod(mesh.values()))
+      sent = _bytes(instruction, kind, shapes)
+      if scattered:
+        kind = "reduce-scatter"
+      n = len(groups[0]) if groups else 1
+      axes = _axes(groups, mesh, kind)
+      key = (kind, axes, n, asynchronous)
+      row = found.setdefault(key, Collective(*key))
+      row.count += times
+      row.bytes += times * sent
+      ring = times * sent * _share(kind, n)
+      row.ring_bytes += ring
+      if ring > row.largest:
+        name = re.search(r'op_name="([^"]*)"', instruction.rest)
+        row.largest, row.where, row.group = ring, name[1] if name else instruction.name, groups[0]
+  return sorted(found.values(), key=lambda row: -row.ring_bytes)
+
+
+def _started(program: Program) -> dict[str | None, set[str]]:
+  """The computations that start an asynchronous collective of the TPU compiler, by channel."""
+  started: dict[str | None, set[str]] = {}
+  for computation, instructions in program.computations.items():
+    if any(i.opcode == "custom-call" and _STARTS in i.rest for i in instructions):
+      for instruction in instructions:
+        if _kind(instruction)[0]:
+          started.setdefault(instruction.attribute("channel_id"), set()).add(computation)
+  started.pop(None, None)
+  return started
+
+
+def _kind(instruction: Instruction) -> tuple[str | None, bool]:
+  """(kind, whether it is a start) of an instruction; (None, …) of others."""
+  opcode = instruction.opcode
+  base = opcode.removesuffix("-start")
+  return (base if base in _KINDS else None), base != opcode
+
+
+def _share(kind: str, n: int) -> float:
+  if kind in ("collective-permute", "collective-broadcast"):
+    return 1.0
+  return (2.0 if kind == "all-reduce" else 1.0) * (n - 1) / n
+
+
+def _bytes(instruction: Instruction, kind: str, shapes: Mapping[str, str]) -> float:
+  """Bytes of the larger side: the operands of what scatters, the results of what gathers."""
+  if kind in ("all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute"):
+    return sum(type_bytes(shapes[name]) for name in instruction.operands if name in shapes)
+  parts = elements(instruction.type)
+  if instruction.opcode.endswith("-start"):  # (operands, results, contexts…)
+    return type_bytes(parts[1])
+  return sum(map(type_bytes, parts))
+
+
+def _groups(instruction: Instruction, devices: int) -> list[list[int]]:
+  """The groups of devices that take part, in any of the four ways that they are printed in."""
+  text = instruction.rest
+  pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", text)
+  if pairs:
+    return [list(map(int, pair.split(","))) for pair in re.findall(r"\{(\d+,\d+)\}", pairs[1])]
+  listed = re.search(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}", text)
+  if listed:
+    found = [list(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", listed[1])]
+    return found or [list(range(devices))]
+  iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
+  if iota:
+    shape, dims = (tuple(map(int, iota[i].split(","))) for i in (1, 2))
+    order = np.arange(math.prod(dims)).reshape(dims)
+    if iota[3]:
+      order = order.transpose(tuple(map(int, iota[3].split(","))))
+    return order.reshape(shape).tolist()
+  named = re.search(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(([^)]*)\))? \{([^}]*)\}", text)
+  if named:
+    return _named_groups(*named.groups())
+  return [list(range(devices))]
+
+
+def _named_groups(mesh: str, ids: str | None, chosen: str) -> list[list[int]]:
+  """`'a'=2, 'b'=4`, chosen `'b'`: groups along b, one for each place on a. `'b':(2)2` is a part of an axis."""
+  sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh)}
+  dims, along = [], []
+  parts = {}
+  for name, before, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", chosen):
+    parts.setdefault(name, []).append((int(before), int(size)) if size else (1, sizes[name]))
+  for name, size in sizes.items():
+    done = 1
+    for before, part in sorted(parts.get(name, ())):
+      if before > done:
+        dims.append(before // done)
+      along.append(len(dims))
+      dims.append(part)
+      done = before * part
+    if done < size or not parts.get(name):
+      dims.append(size // done)
+  order = np.arange(math.prod(dims)) if ids is None else _listed_ids(ids)
+  across = [axis for axis in range(len(dims)) if axis not in along]
+  order = order.reshape(dims).transpose(across + along)
+  return order.reshape(-1, math.prod(dims[axis] for axis in along)).tolist()
+
+
+def _listed_ids(text: str) -> np.ndarray:
+  """`0,1,2,3` or `[2,4]T(1,0)`."""
+  iota = re.match(r"\[([\d,]+)\](?:T\(([\d,]+)\))?$", text)
+  if iota is None:
+    return np.array(list(map(int, re.findall(r"\d+", text))))
+  dims = tuple(map(int, iota[1].split(",")))
+  order = np.arange(math.prod(dims)).reshape(dims)
+  return (order.transpose(tuple(map(int, iota[2].split(",")))) if iota[2] else order).reshape(-1)
+
+
+def _axes(groups: Sequence[Sequence[int]], mesh: Mapping[str, int], kind: str) -> str:
+  """The mesh axes along which the members of a group differ, if the groups are exactly those of these axes."""
+  names, shape = list(mesh), tuple(mesh.values())
+  if max((max(group) for group in groups if group), default=0) >= math.prod(shape):
+    return ""
+  along: set[int] = set()
+  for group in groups:
+    places = np.array(np.unravel_index(np.array(group), shape))
+    along.update(np.flatnonzero((places != places[:, :1]).any(axis=1)).tolist())
+  size = math.prod(shape[axis] for axis in along)
+  if kind != "collective-permute" and any(len(group) != size for group in groups):
+    return "part of " + "+".join(names[axis] for axis in sorted(along))
+  return "+".join(names[axis] for axis in sorted(along))

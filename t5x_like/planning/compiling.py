@@ -1,0 +1,187 @@
+"""Compiles a step for a topology and measures the program: what the child process of a plan does.
+
+  python -m t5x_like.planning.compiling REQUEST.json ANSWER.json
+
+runs in an environment made by `hardware.environment`; see `planning/child.py`.
+"""
+
+import json
+import math
+import pathlib
+import re
+import sys
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from t5x_like import recipes
+from t5x_like.errors import UserError, one_line
+from t5x_like.nn import params
+from t5x_like.parallel.rules import rows_by_process
+from t5x_like.planning import hardware, minimum, products, steps
+from t5x_like.planning.collectives import Collective, collectives
+from t5x_like.planning.hlo import Program
+from t5x_like.training import assembly, flops
+from t5x_like.training.environment import attention_cores
+
+_GIGA = 1e9
+
+
+def plan(request: dict[str, Any]) -> dict[str, Any]:
+  """The plan that `request` (see `child.Request`) asks for, as JSON-serialisable values; bytes are per device."""
+  topology = hardware.parse(request["topology"], request["slices"])
+  devices = hardware.devices(topology)
+  config = recipes.load(request["config"], request["overrides"])
+  config, task = steps.resolve(config, topology.platform, request["phase"])
+  if request["step"] != "train":
+    config.accumulation_steps = 1
+  parts = assembly.build(config, devices)
+  rules, mesh = parts.rules, dict(parts.rules.mesh.shape)
+  step = steps.make(request["step"], config, parts, task)
+  named = params.named_params(parts.model)
+  itemsize = np.dtype(config.model.get("dtype", "float32")).itemsize
+  least = minimum.ring_bytes(named, rules, itemsize, request["step"] == "train", config.accumulation_steps)
+  told = {
+    "topology": topology.name,
+    "step": request["step"],
+    "config": request["config"],
+    "overrides": request["overrides"],
+    "model": f"{config.model.name} {config.model.get('variant', '')}".strip(),
+    "mesh": {axis: size for axis, size in mesh.items() if size > 1},
+    "devices": len(devices),
+    "device_kind": devices[0].device_kind,
+    "batch_size": config.batch_size,
+    "accumulation_steps": config.accumulation_steps,
+    "remat": config.model.get("remat"),
+    "parameters": sum(math.prod(p.shape) for p in named.values()),
+    "features": {name: list(feature.shape) for name, feature in task.features.items()},
+    "dropped": sorted(rules.dropped),
+    "cores": attention_cores(parts.model),
+    "rows": _rows(rules, config.batch_size),
+    "model_flops": step.model_flops,
+    "memory": {
+      "hbm": topology.chip.memory if topology.chip else None,
+      "params": steps.shard_bytes(parts.state.params),
+      "optimizer": steps.shard_bytes(parts.state.opt_state) if request["step"] == "train" else 0.0,
+      "batch": steps.shard_bytes(step.batch),
+    },
+    "minimum_ring_gigabytes": sum(least.values()) / _GIGA,
+    "minimum": least,
+  }
+  start = time.perf_counter()
+  lowered = step.lower()
+  told["lower_seconds"] = time.perf_counter() - start
+  told["dropped"] = sorted(rules.dropped)
+  start = time.perf_counter()
+  try:
+    compiled = lowered.compile()
+  except Exception as error:
+    found = _out_of_memory(error)
+    if found is None:
+      raise
+    seconds = time.perf_counter() - start
+    return told | {"fits": False, "compile_seconds": seconds, "verdict": f"does not fit: {found}"}
+  told["compile_seconds"] = time.perf_counter() - start
+  text = compiled.as_text()
+  if request["hlo"]:
+    pathlib.Path(request["hlo"]).write_text(text)
+  program = Program(text)
+  rows = collectives(program, mesh)
+  told |= _memory(told["memory"], compiled.memory_analysis())
+  told |= _costs(told, topology, program, rows, parts.rules.mesh.devices)
+  told["verdict"] = _verdict(told)
+  return told
+
+
+def _rows(rules, batch_size: int) -> dict[str, int]:
+  """How the rows of a global batch are spread over hosts."""
+  held = rows_by_process(rules.batch(), batch_size)
+  counts = [len(rows) for rows in held.values()]
+  read = np.unique(np.concatenate(list(held.values())))
+  return {
+    "hosts": len(held),
+    "fewest": min(counts),
+    "most": max(counts),
+    "read": len(read),
+    "ranges": sum(bool(rows[-1] - rows[0] == len(rows) - 1) for rows in held.values()),
+  }
+
+
+def _out_of_memory(error: Exception) -> str | None:
+  """What the compiler says of a program that needs more memory than there is."""
+  text = one_line(error)
+  if "RESOURCE_EXHAUSTED" not in text and "Ran out of memory" not in text:
+    return None
+  used = re.search(r"Used (\S+) of (\S+) (\w+)", text)
+  return f"the compiler needs {used[1]} of {used[2]} {used[3]}" if used else text[:200]
+
+
+def _memory(kinds: dict[str, float | None], found) -> dict[str, Any]:
+  """Bytes by kind, and whether all of it fits."""
+  kinds |= {
+    "arguments": found.argument_size_in_bytes,
+    "outputs": found.output_size_in_bytes - found.alias_size_in_bytes,
+    "temporaries": found.temp_size_in_bytes,
+    "code": found.generated_code_size_in_bytes,
+    "host": found.host_temp_size_in_bytes + found.host_argument_size_in_bytes,
+  }
+  total = kinds["total"] = sum(kinds[kind] for kind in ("arguments", "outputs", "temporaries", "code"))
+  return {
+    "memory": kinds,
+    "fits": kinds["hbm"] is None or total <= kinds["hbm"],
+    "argument_gigabytes": kinds["arguments"] / _GIGA,
+    "temporary_gigabytes": kinds["temporaries"] / _GIGA,
+    "total_gigabytes": total / _GIGA,
+  }
+
+
+def _costs(told, topology: hardware.Topology, program: Program, rows: list[Collective], mesh_devices) -> dict[str, Any]:
+  """FLOPs, bytes sent, and an estimate of the time that they take."""
+  executed = products.flops(program)
+  costs = {
+    "hlo_flops": executed,
+    "collectives": [row.row() for row in rows],
+    "ring_gigabytes": sum(row.ring_bytes for row in rows) / _GIGA,
+    "loops_not_counted": program.unknown,
+  }
+  if topology.chip is None:
+    return costs
+  chip, flat = topology.chip, mesh_devices.reshape(-1)
+  peak, _ = flops.peak_flops(flat[0])
+  expected = products.cycles(program) / chip.clock
+  waiting = {True: 0.0, False: 0.0}
+  for row in rows:
+    waiting[row.asynchronous] += hardware.seconds(row.ring_bytes, [flat[i] for i in row.group], chip)
+  busy = max(executed / peak, expected)
+  total = max(busy, waiting[True]) + waiting[False]
+  costs["seconds"] = {
+    "products": executed / peak,
+    "compiler": expected,
+    "asynchronous": waiting[True],
+    "synchronous": waiting[False],
+    "step": total,
+  }
+  return costs | {"mfu": told["model_flops"] / (total * peak * len(flat)) if total else None}
+
+
+def _verdict(told: dict[str, Any]) -> str:
+  memory = told["memory"]
+  if memory["hbm"] is None:
+    return f"compiles; {told['total_gigabytes']:.2f} GB a device"
+  of = f"{told['total_gigabytes']:.2f} of {memory['hbm'] / _GIGA:.2f} GB a device"
+  return f"fits: {of}" if told["fits"] else f"does not fit: {of}"
+
+
+def main(request: str, answer: str) -> None:
+  jax.config.update("jax_threefry_partitionable", True)
+  try:
+    found = plan(json.loads(pathlib.Path(request).read_text()))
+  except UserError as error:
+    found = {"error": one_line(error)}
+  pathlib.Path(answer).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+  main(*sys.argv[1:])

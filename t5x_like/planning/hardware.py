@@ -1,0 +1,166 @@
+"""Named hardware: `v5e:16x16`, two slices of it, or `cpu:8`, as devices that programs can be compiled for.
+
+TPU topologies come from libtpu, the compiler that TPU hosts run, which needs no TPU (requirements-plan.txt).
+"""
+
+import dataclasses
+import importlib.util
+import os
+import pathlib
+import re
+from collections.abc import Mapping
+
+from t5x_like.errors import UserError, did_you_mean, one_line
+
+LIBRARY = "TPU_LIBRARY_PATH"  # where libtpu.so is, if it is not an installed package
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """What a data sheet says of one jax device, which is a chip, or a half of one on TPU7x.
+
+  Attributes:
+    memory: bytes of HBM.
+    link: bytes a second that one link to a neighbour carries in one direction.
+    clock: cycles a second; with the size and number of the matrix units it makes the peak rate.
+    options: arguments of the topology. Real v4 slices show both cores of a chip as one device.
+  """
+
+  memory: float
+  link: float
+  clock: float
+  options: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+# cloud.google.com/tpu/docs/system-architecture-tpu-vm; link rates from Austin et al. 2025, "How to Scale Your Model".
+CHIPS = {
+  "v4": Chip(32 * 2**30, 45e9, 1.05e9, {"chip_config_name": "megacore"}),
+  "v5e": Chip(16 * 2**30, 45e9, 1.5e9),
+  "v5p": Chip(95 * 2**30, 90e9, 1.75e9),
+  "v6e": Chip(32 * 2**30, 90e9, 1.75e9),
+  "tpu7x": Chip(96 * 2**30, 100e9, 2.2e9),
+}
+NETWORK = 6.25e9  # bytes a second and chip between slices, over the data-centre network
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+  """A parsed `--topology`: `v5e:16x16` is ("v5e", "16x16"), `cpu:8` is ("cpu", "8")."""
+
+  kind: str
+  shape: str
+  slices: int = 1
+
+  @property
+  def cpu(self) -> bool:
+    return self.kind == "cpu"
+
+  @property
+  def name(self) -> str:
+    return f"{self.kind}:{self.shape}" + (f" x {self.slices} slices" if self.slices > 1 else "")
+
+  @property
+  def chip(self) -> Chip | None:
+    return CHIPS.get(self.kind)
+
+  @property
+  def platform(self) -> str:
+    return "cpu" if self.cpu else "tpu"
+
+
+def parse(text: str, slices: int = 1) -> Topology:
+  """Reads a topology's name.
+
+  Raises:
+    UserError: an unknown kind, a shape that is none, or slices of CPUs.
+  """
+  kind, _, shape = text.partition(":")
+  known = ("cpu", *CHIPS)
+  if kind not in known:
+    raise UserError(
+      f"--topology={text}: unknown kind {kind!r}{did_you_mean(kind, known)}; there are {', '.join(known)}"
+    )
+  if not re.fullmatch(r"[1-9]\d*" if kind == "cpu" else r"[1-9]\d*(x[1-9]\d*){1,2}", shape):
+    raise UserError(f"--topology={text}: found the shape {shape!r}, expected one like cpu:8, v5e:16x16 or v5p:4x4x4")
+  if slices < 1 or kind == "cpu" and slices > 1:
+    raise UserError(f"--slices={slices}: expected at least 1, and 1 for cpu; several slices are for TPUs")
+  return Topology(kind, shape, slices)
+
+
+def library() -> str:
+  """The path of libtpu.so: of `TPU_LIBRARY_PATH`, or of the installed package.
+
+  Raises:
+    UserError: there is none.
+  """
+  given = os.environ.get(LIBRARY)
+  if given:
+    if not pathlib.Path(given).is_file():
+      raise UserError(f"{LIBRARY}={given}: no such file; give the path of libtpu.so, or unset it")
+    return given
+  found = importlib.util.find_spec("libtpu")
+  path = pathlib.Path(found.origin).with_name("libtpu.so") if found and found.origin else None
+  if path is None or not path.is_file():
+    raise UserError(
+      "plans for TPUs are made by libtpu, which is not installed: pip install -r requirements-plan.txt, or set"
+      f" {LIBRARY} to the path of a libtpu.so; --topology=cpu:8 needs neither"
+    )
+  return str(path)
+
+
+def environment(topology: Topology) -> dict[str, str]:
+  """What a process needs in its environment, before it starts, to compile for a topology; devices are never looked for.
+
+  Raises:
+    UserError: as `library`.
+  """
+  own = {"JAX_PLATFORMS": "cpu"}
+  if topology.cpu:
+    flags = re.sub(r"--xla_force_host_platform_device_count=\S*", "", os.environ.get("XLA_FLAGS", ""))
+    return own | {"XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={topology.shape}".strip()}
+  return own | {
+    LIBRARY: library(),
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-64",  # any: the topology's own name decides
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+    "TPU_MIN_LOG_LEVEL": "3",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+  }
+
+
+def devices(topology: Topology) -> list:
+  """The devices of a topology, in a process with its `environment`.
+
+  Raises:
+    UserError: the compiler knows no such topology.
+  """
+  import jax
+  from jax.experimental import topologies
+
+  if topology.cpu:
+    return jax.devices("cpu")
+  options = dict(topology.chip.options) | ({"num_slices": topology.slices} if topology.slices > 1 else {})
+  try:
+    found = topologies.get_topology_desc(platform="tpu", topology_name=f"{topology.kind}:{topology.shape}", **options)
+  except Exception as error:
+    raise UserError(
+      f"--topology={topology.kind}:{topology.shape}: libtpu refuses it: {one_line(error)[:300]}"
+    ) from None
+  return list(found.devices)
+
+
+def seconds(ring_bytes: float, group: list, chip: Chip) -> float:
+  """How long a ring over a group of devices takes at least to send so many bytes from each.
+
+  Within a slice both directions of a link are used, and the links of every dimension of the torus that the group
+  extends in; between slices the data-centre network, on which a hierarchical collective sends a slice's share.
+  """
+  places = [tuple(getattr(device, "coords", ())) for device in group]
+  dimensions = max(1, sum(len(set(values)) > 1 for values in zip(*places)))
+  slices = len({getattr(device, "slice_index", 0) or 0 for device in group})
+  inside = ring_bytes / (2 * chip.link * dimensions)
+  if slices == 1:
+    return inside
+  within = max(1, len(group) // slices)
+  return ring_bytes / within / NETWORK + (inside if within > 1 else 0.0)

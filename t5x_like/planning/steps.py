@@ -1,0 +1,138 @@
+"""The step to plan, traced from shapes alone: what training, evaluation or prediction runs, on the mesh of a topology.
+
+Nothing is allocated, no data is opened and TensorFlow is not imported, unless a recipe's task is none of the package's
+own: such a task is made from its data, as training makes it.
+"""
+
+import dataclasses
+import math
+import types
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+from t5x_like.data import features
+from t5x_like.errors import UserError, did_you_mean
+from t5x_like.nn import params
+from t5x_like.training import assembly, compilation, flops, phases
+
+STEPS = ("train", "eval", "decode")
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+  """Attributes:
+  batch: shapes and shardings of its input.
+  lower: traces the step.
+  model_flops: of the whole step, over all devices; see `training/flops.py`.
+  """
+
+  batch: dict[str, jax.ShapeDtypeStruct]
+  lower: Callable[[], jax.stages.Lowered]
+  model_flops: float
+
+
+def resolve(config: ConfigDict, platform: str, phase: str | None) -> tuple[ConfigDict, Any]:
+  """(the resolved config of a phase, its task's stand-in: `features` and `vocabulary`).
+
+  Args:
+    phase: a key of `config.phases`; None is what the run ends on.
+  """
+  config = ConfigDict(config.to_dict())
+  if config.model.get("vocab_size") == "auto":
+    size = features.vocabulary(_store(config)).size
+    with config.ignore_type():
+      config.model.vocab_size = -(-size // 128) * 128
+  config = assembly.resolve(config, platform)
+  made = phases.build(config, lambda arguments: _task(arguments, config.train_split))
+  by_name = {one.name: one for one in made[:-1]}
+  if phase is not None and phase not in by_name:
+    raise UserError(
+      f"--phase={phase}: the recipe has no such phase{did_you_mean(phase, by_name)}; "
+      f"it has {', '.join(by_name) or 'none'}, and what it ends on without this flag"
+    )
+  chosen = made[-1] if phase is None else by_name[phase]
+  return chosen.config, chosen.task
+
+
+def _store(config: ConfigDict) -> str:
+  task = config.task.get("shared", config.task)
+  return task.get("store", "builtin")
+
+
+def _task(arguments: dict[str, Any], split: str):
+  if features.known(arguments.get("name")):
+    vocabulary = features.vocabulary(arguments.get("store", "builtin"))
+    return types.SimpleNamespace(name=arguments["name"], features=features.of(arguments), vocabulary=vocabulary)
+  from t5x_like.data import task  # tensorflow: a task of the recipe's own
+
+  return task.build(split=split, **arguments)
+
+
+def make(kind: str, config: ConfigDict, parts: assembly.Parts, task) -> Step:
+  """The step of a kind of `STEPS`.
+
+  Raises:
+    UserError: model, objective and task do not fit each other, or the model does not decode.
+  """
+  assembly.check_task(config, parts, task)
+  if kind == "train":
+    batch = assembly.abstract_batch(config, parts, task)
+    cost = flops.step_flops(parts.model, parts.objective, batch)
+    return Step(batch, lambda: compilation.lower_step(config, parts, batch), cost)
+  if kind == "eval":
+    batch = _evaluated(config, parts, task)
+    function = _evaluation(config, parts, task)
+  else:
+    batch, function = _decoding(config, parts, task)
+
+  def run(arrays, batch):
+    with parts.rules.activate():
+      return function(params.with_arrays(parts.model, arrays), batch)
+
+  cost = flops.forward_flops(function, parts.model, batch)
+  return Step(batch, lambda: jax.jit(run).lower(parts.state.params, batch), cost)
+
+
+def _evaluated(config: ConfigDict, parts: assembly.Parts, task) -> dict[str, jax.ShapeDtypeStruct]:
+  index = jax.ShapeDtypeStruct((config.batch_size,), jnp.int32, sharding=parts.rules.batch())
+  return assembly.abstract_batch(config, parts, task) | {"example_index": index}
+
+
+def _evaluation(config: ConfigDict, parts: assembly.Parts, task) -> Callable:
+  """What the evaluator `loss` runs on each batch."""
+  from t5x_like.evals import Setting, loss
+
+  setting = Setting(parts.model, parts.objective, task, lambda most: iter(()), config.batch_size, parts.rules)
+  return loss.Evaluator(setting).sums
+
+
+def _decoding(config: ConfigDict, parts: assembly.Parts, task) -> tuple[dict[str, jax.ShapeDtypeStruct], Callable]:
+  """What `predict` runs on each batch, greedily: prompts of the trained length, as many new tokens as by default."""
+  from t5x_like.inference import generation, strategies
+
+  shapes = {name: list(feature.shape) for name, feature in task.features.items()}
+  if "decoder_target_tokens" not in shapes:
+    raise UserError(f"--step=decode: {config.model.name} is an encoder, which generates nothing; plan --step=eval")
+  kind = generation.TextToText if "encoder_input_tokens" in shapes else generation.Continuation
+  strategy = strategies.Greedy()
+  predictor = kind(parts.model, task.vocabulary, shapes, strategy, None)
+  (length,) = shapes.get("encoder_input_tokens", shapes["decoder_target_tokens"])
+  if kind is generation.Continuation:
+    length -= predictor.new_tokens  # prompt and continuation make up the trained length
+
+  def function(model, batch):
+    options = dict(max_length=predictor.new_tokens, eos=(task.vocabulary.eos_id,))
+    return strategy(model, predictor.batch(batch), batch["numbers"], **options)
+
+  tokens = jax.ShapeDtypeStruct((config.batch_size, length), jnp.int32, sharding=parts.rules.batch())
+  numbers = jax.ShapeDtypeStruct((config.batch_size, 2), jnp.uint32, sharding=parts.rules.batch())
+  return {"tokens": tokens, "valid": tokens, "numbers": numbers}, function
+
+
+def shard_bytes(tree) -> float:
+  """Bytes that one device holds of a tree of abstract arrays with shardings, without the padding of tiles."""
+  return float(sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)))

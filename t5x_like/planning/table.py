@@ -1,0 +1,70 @@
+"""A plan as text."""
+
+from typing import Any
+
+_GIGA = 1e9
+
+
+def text(plan: dict[str, Any]) -> str:
+  """A printable report of a plan."""
+  if "memory" not in plan or "total" not in plan["memory"]:
+    return f"{_title(plan)}\n{plan['verdict']}"
+  memory, rows = plan["memory"], plan["rows"]
+  mesh = " ".join(f"{axis}={size}" for axis, size in plan["mesh"].items()) or "one device"
+  cores = ", ".join(f"{place}: {name}".replace("_", " ") for place, name in plan["cores"].items())
+  lines = [
+    _title(plan),
+    f"{plan['model']}: {plan['parameters']:,} parameters; {plan['devices']} x {plan['device_kind']}; {mesh}",
+    f"batch {plan['batch_size']}"
+    + (f" in {plan['accumulation_steps']} parts" if plan["accumulation_steps"] > 1 else "")
+    + f"; remat {plan['remat']}; {cores}",
+    f"rows per host: {rows['fewest']}"
+    + (f" to {rows['most']}" if rows["most"] != rows["fewest"] else "")
+    + f" of {plan['batch_size']} on {rows['hosts']} hosts, {rows['ranges']} of which read one range",
+    "",
+    "memory, GB a device",
+  ]
+  for kind in ("params", "optimizer", "batch", "arguments", "outputs", "temporaries", "code", "total", "hbm"):
+    if memory[kind] is not None:
+      note = {"arguments": "  params, optimizer and batch, with the padding of tiles"}.get(kind, "")
+      lines.append(f"  {kind:<12}{memory[kind] / _GIGA:>9.3f}{note}")
+  lines += ["", f"{'collectives in a step':<26}{'over':<22}{'times':>7}{'GB':>9}{'ring GB':>9}  "]
+  for row in plan["collectives"]:
+    kind = row["kind"] + (" (async)" if row["asynchronous"] else "")
+    over = f"{row['axes'] or 'other'} ({row['devices']})"
+    lines.append(
+      f"  {kind:<24}{over:<22}{row['count']:>7}{row['bytes'] / _GIGA:>9.3f}{row['ring_bytes'] / _GIGA:>9.3f}"
+    )
+  least = plan["minimum"]
+  lines += [
+    f"  ring bytes {plan['ring_gigabytes']:.1f} GB a device; parameters and gradients need at least"
+    f" {plan['minimum_ring_gigabytes']:.1f} ({least['gathers'] / _GIGA:.1f} gathers,"
+    f" {least['reductions'] / _GIGA:.1f} reductions)",
+    "",
+    f"GFLOP a device: model {plan['model_flops'] / plan['devices'] / _GIGA:,.2f}, program"
+    f" {plan['hlo_flops'] / _GIGA:,.2f}; compiled in {plan['compile_seconds']:.0f} s",
+  ]
+  if "seconds" in plan:
+    lines += _times(plan)
+  if plan["dropped"]:
+    lines.append(f"activations not split, as their sizes do not divide: {', '.join(plan['dropped'])}")
+  if plan["loops_not_counted"]:
+    lines.append(f"loops of unknown length count once: {', '.join(plan['loops_not_counted'])}")
+  return "\n".join([*lines, "", plan["verdict"]])
+
+
+def _title(plan: dict[str, Any]) -> str:
+  return f"{plan['step']} step of {plan['config']} on {plan['topology']}" + "".join(
+    f" --config.{override}" for override in plan["overrides"]
+  )
+
+
+def _times(plan: dict[str, Any]) -> list[str]:
+  words = {
+    "products": "matrix products at the peak rate",
+    "compiler": "all computing, by the compiler's cycles, without kernels",
+    "asynchronous": "collectives beside it, links at their full rate",
+    "synchronous": "collectives that it waits for",
+    "step": f"a step at least: the longest of three, and the fourth; MFU {100 * (plan['mfu'] or 0):.0f} % at most",
+  }
+  return ["", "estimated seconds", *(f"  {plan['seconds'][key]:>8.4f}  {said}" for key, said in words.items())]

@@ -1,0 +1,57 @@
+"""What is told of a task's features without its data is what the task declares."""
+
+import pytest
+
+from t5x_like.data import features
+from t5x_like.data.task import build
+
+BUILT_IN = {"store": "builtin", "split": "train"}
+
+
+@pytest.mark.parametrize(
+  "arguments",
+  [
+    {"name": "bart", "length": 64},
+    {"name": "causal_lm"},
+    {"name": "causal_lm", "length": 64, "document_mask": True},
+    {"name": "denoising", "style": "drop_tokens", "inputs_length": 64},
+    {"name": "denoising", "style": "replace_spans", "inputs_length": 64, "noise_density": 0.3},
+    {"name": "denoising", "style": "bert_style"},
+    {"name": "mlm", "length": 64},
+    {"name": "mlm", "length": 64, "input_format": "segment_pair", "masking": "spans", "segment_ids": False},
+    {"name": "prefix_lm", "length": 64},
+    {"name": "prefix_lm", "architecture": "encoder_decoder"},
+    {"name": "salient_spans"},
+    {"name": "span_corruption"},
+    {"name": "span_corruption", "inputs_length": 64, "prefix": "[NLU] ", "random_roll": True},
+    {"name": "span_corruption", "inputs_length": 64, "targets_length": 50, "noise_density": 0.2},
+    {"name": "ul2", "length": 128, "mode_tokens": True},
+    {"name": "ul2", "length": 128, "rates": {"x_3": 0, "x_8": 0, "x_64": 0}, "random_roll": True},
+  ],
+  ids=str,
+)
+def test_features_of_tasks_on_stores(arguments):
+  assert features.of({"store": "builtin", **arguments}) == build(**BUILT_IN, **arguments).features
+
+
+def test_features_of_mixtures():
+  parts = {"a": {"name": "span_corruption", "targets_length": 40}, "b": {"name": "ul2", "length": 64}}
+  arguments = {"name": "mixture", "parts": parts, "shared": {"store": "builtin"}}
+  parts["a"]["inputs_length"] = 100
+  assert features.of(arguments) == build(split="train", **arguments).features
+
+
+@pytest.mark.parametrize(
+  "more",
+  [
+    {},
+    {"packed": False, "targets_length": 40},
+    {"architecture": "decoder", "prefix": True},
+    {"architecture": "decoder", "packed": False},
+  ],
+  ids=str,
+)
+def test_features_of_examples(more, tmp_path):
+  arguments = {"name": "text_to_text", "source": "builtin", "inputs": "reverse: {text}", "targets": "{reversed}"}
+  arguments |= {"inputs_length": 1024, "too_long": "skip", "cache": str(tmp_path), **more}
+  assert features.of(arguments) == build(split="validation", **arguments).features

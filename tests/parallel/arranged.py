@@ -1,0 +1,37 @@
+"""Trains on CPU devices that lie as those of a TPU slice do: python -m tests.parallel.arranged v5e:4x4 <train's flags>
+
+Device i of process p stands for the i-th device of host p: meshes, rows and groups of devices are those of the slice.
+"""
+
+import sys
+
+import jax
+
+from t5x_like import command_line, train
+from t5x_like.parallel import mesh
+from tests.parallel import layouts
+
+
+def main(argv: list[str]) -> int:
+  slice_ = layouts.read()[argv[0], 1]
+  place = mesh._arrange
+
+  def arrange(shape, devices):
+    ours = {}
+    for process in {device.process_index for device in devices}:
+      mine = [device for device in devices if device.process_index == process]
+      ours |= dict(zip([device for device in slice_ if device.process_index == process], mine, strict=True))
+    arranged = place(shape, slice_)
+    assert len(ours) == arranged.size
+    found = arranged.copy()
+    found.flat = [ours[device] for device in arranged.flat]
+    return found
+
+  mesh._arrange = arrange
+  code = train.main(argv[1:])
+  print(f"trained on {jax.device_count()} devices of {jax.process_count()} processes")
+  return code
+
+
+if __name__ == "__main__":
+  command_line.program(main) if sys.argv[1:] else sys.exit(2)

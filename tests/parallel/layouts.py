@@ -1,0 +1,61 @@
+"""Where the devices of TPU slices are and which host has them, as the TPU compiler says, kept in layouts.json.
+
+python -m tests.parallel.layouts     # writes layouts.json anew; needs libtpu (requirements-plan.txt)
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+
+FILE = pathlib.Path(__file__).with_suffix(".json")
+TOPOLOGIES = [
+  *((name, 1) for name in ("v4:2x4x4", "v5e:8x8", "v5e:16x16", "v5p:4x4x4", "v6e:8x8", "tpu7x:4x4x4")),
+  *((name, 1) for name in ("v5e:1x1", "v5e:4x4", "v5e:4x8")),
+  *(("v4:2x2x4", slices) for slices in (2, 4)),
+  *(("v5e:4x4", slices) for slices in (2, 4)),
+  *(("tpu7x:2x2x2", slices) for slices in (2, 4)),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+  """What a mesh is arranged by."""
+
+  id: int
+  process_index: int
+  coords: tuple[int, ...]
+  core_on_chip: int
+  slice_index: int
+  device_kind: str
+  platform: str = "tpu"
+
+
+def read() -> dict[tuple[str, int], list[Device]]:
+  """The devices of every topology, by (name, slices)."""
+  found = {}
+  for key, layout in json.loads(FILE.read_text()).items():
+    name, _, slices = key.partition(" x ")
+    found[name, int(slices)] = [
+      Device(number, process, tuple(coords), core, slice_, layout["kind"])
+      for number, (process, slice_, core, *coords) in enumerate(layout["devices"])
+    ]
+  return found
+
+
+def described(name: str, slices: int) -> dict:
+  """A topology as the compiler has it: [process, slice, core, x, y, z] of each device."""
+  from t5x_like.planning import hardware
+
+  topology = hardware.parse(name, slices)
+  os.environ.update(hardware.environment(topology))
+  devices = hardware.devices(topology)
+  places = [[d.process_index, getattr(d, "slice_index", None) or 0, d.core_on_chip, *d.coords] for d in devices]
+  return {"kind": devices[0].device_kind, "devices": places}
+
+
+if __name__ == "__main__":
+  lines = [
+    f'"{name} x {slices}": {json.dumps(described(name, slices), separators=(",", ":"))}' for name, slices in TOPOLOGIES
+  ]
+  FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -1,0 +1,226 @@
+"""Compiled programs are read right: iterations of loops, devices of collectives, what is printed more than once."""
+
+import pathlib
+
+import pytest
+
+from t5x_like.planning import products
+from t5x_like.planning.collectives import collectives
+from t5x_like.planning.hlo import Program, arrays, elements, type_bytes
+
+CONDITION = """
+%cond (p: (s32[], f32[8])) -> pred[] {
+  %bound = s32[]{:T(128)} constant(BOUND)
+  %p = (s32[], f32[8]{0}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  ROOT %less = pred[] compare(SIDES), direction=DIRECTION
+}
+"""
+BODY = """
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%body (p.1: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %p.1 = (s32[], f32[8]{0}) parameter(0)
+  %i.1 = s32[] get-tuple-element(%p.1), index=0
+  %x = f32[8]{0:T(8,128)} get-tuple-element(%p.1), index=1
+  %step = s32[] constant(STEP)
+  %next = s32[] add(%i.1, %step)
+  %reduced = f32[8]{0} all-reduce(%x), channel_id=1, replica_groups={{0,1,2,3}}, to_apply=%add
+  ROOT %out = (s32[], f32[8]{0}) tuple(%next, %reduced)
+}
+"""
+ENTRY = """
+ENTRY %main (x.1: f32[8]) -> f32[8] {
+  %x.1 = f32[8]{0} parameter(0)
+  %start = s32[] constant(START)
+  %made = (s32[], f32[8]{0}) tuple(%start, %x.1)
+  %loop = (s32[], f32[8]{0}) while(%made), condition=%cond, body=%body, metadata={op_name="jit(f)/while"}TRIPS
+  ROOT %got = f32[8]{0} get-tuple-element(%loop), index=1
+}
+"""
+
+
+def looping(start=0, bound=10, step=1, direction="LT", sides="%i, %bound", trips=""):
+  text = "HloModule jit_f, is_scheduled=true\n" + CONDITION + BODY + ENTRY
+  values = {"START": start, "BOUND": bound, "STEP": step, "DIRECTION": direction, "SIDES": sides, "TRIPS": trips}
+  for name, value in values.items():
+    text = text.replace(name, str(value))
+  return text
+
+
+@pytest.mark.parametrize(
+  "changes, trips",
+  [
+    ({}, 10),
+    ({"start": 3}, 7),
+    ({"step": 4}, 3),
+    ({"direction": "LE"}, 11),
+    ({"direction": "GT", "sides": "%bound, %i"}, 10),
+    ({"start": 9, "bound": 0, "step": -1, "direction": "GE"}, 10),
+    ({"start": 9, "bound": 0, "step": -3, "direction": "GT"}, 3),
+    ({"direction": "NE"}, 10),
+    ({"bound": 0}, 0),
+    ({"trips": ', backend_config={"known_trip_count":{"n":"6"}}'}, 6),
+  ],
+)
+def test_loops_are_multiplied_by_their_iterations(changes, trips):
+  program = Program(looping(**changes))
+  assert program.executions["body"] == trips and not program.unknown
+  found = collectives(program, {"data": 4})
+  assert [(row.count, row.bytes, row.ring_bytes) for row in found] == [(trips, trips * 32, trips * 48)] * bool(trips)
+
+
+def test_a_loop_whose_bound_is_data_counts_once_and_is_told():
+  text = looping().replace("constant(10)", "get-tuple-element(%p), index=0")
+  program = Program(text)
+  assert program.executions["body"] == 1 and program.unknown == ["loop"]
+
+
+def test_loops_in_loops_and_conditions_in_fusions():
+  inner = CONDITION + BODY.replace("STEP", "1").replace("START", "0")
+  inner = inner.replace("BOUND", "5").replace("SIDES", "%i, %bound").replace("DIRECTION", "LT")
+  text = (
+    inner
+    + """
+%fused (a.2: s32[]) -> pred[] {
+  %a.2 = s32[] parameter(0)
+  %c.2 = s32[] constant(3)
+  ROOT %r.2 = pred[] compare(%a.2, %c.2), direction=LT
+}
+
+%outer_cond (p.2: (s32[], f32[8])) -> pred[] {
+  %p.2 = (s32[], f32[8]{0}) parameter(0)
+  %i.2 = s32[] get-tuple-element(%p.2), index=0
+  ROOT %f.2 = pred[] fusion(%i.2), kind=kLoop, calls=%fused
+}
+
+%outer_body (p.3: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %p.3 = (s32[], f32[8]{0}) parameter(0)
+  %i.3 = s32[] get-tuple-element(%p.3), index=0
+  %x.3 = f32[8]{0} get-tuple-element(%p.3), index=1
+  %one.3 = s32[] constant(1)
+  %zero.3 = s32[] constant(0)
+  %made.3 = (s32[], f32[8]{0}) tuple(%zero.3, %x.3)
+  %loop.3 = (s32[], f32[8]{0}) while(%made.3), condition=%cond, body=%body
+  %x.4 = f32[8]{0} get-tuple-element(%loop.3), index=1
+  %next.3 = s32[] add(%i.3, %one.3)
+  ROOT %out.3 = (s32[], f32[8]{0}) tuple(%next.3, %x.4)
+}
+
+ENTRY %main (x.5: f32[8]) -> (s32[], f32[8]) {
+  %x.5 = f32[8]{0} parameter(0)
+  %zero.5 = s32[] constant(0)
+  %made.5 = (s32[], f32[8]{0}) tuple(%zero.5, %x.5)
+  ROOT %loop.5 = (s32[], f32[8]{0}) while(%made.5), condition=%outer_cond, body=%outer_body
+}
+"""
+  )
+  program = Program(text)
+  assert (program.executions["outer_body"], program.executions["body"]) == (3, 15)
+
+
+def entry(*lines):
+  return "HloModule m\n\nENTRY %main (x: bf16[16,4]) -> bf16[16,4] {\n  " + "\n  ".join(lines) + "\n}\n"
+
+
+MESH = {"data": 2, "fsdp": 4, "tensor": 2}
+
+
+@pytest.mark.parametrize(
+  "groups, axes, size",
+  [
+    ("{{0,2,4,6},{1,3,5,7},{8,10,12,14},{9,11,13,15}}", "fsdp", 4),
+    ("{{0,1},{2,3},{4,5},{6,7},{8,9},{10,11},{12,13},{14,15}}", "tensor", 2),
+    ("{}", "data+fsdp+tensor", 16),
+    ("[1,16]<=[16]", "data+fsdp+tensor", 16),
+    ("[8,2]<=[16]", "tensor", 2),
+    ("[4,4]<=[2,4,2]T(0,2,1)", "fsdp", 4),
+    ("[2,8]<=[8,2]T(1,0)", "data+fsdp", 8),
+    ("mesh['a'=2,'b'=4,'c'=2] {'b'}", "fsdp", 4),
+    ("mesh['a'=2,'b'=4,'c'=2] {'a','b'}", "data+fsdp", 8),
+    ("mesh['axis_0'=16] {'axis_0'}", "data+fsdp+tensor", 16),
+    ("mesh['axis_0'=16] {'axis_0':(8)2}", "tensor", 2),
+    ("mesh['axis_0'=16] {'axis_0':(2)4}", "fsdp", 4),
+    ("{{0,2},{4,6},{1,3},{5,7},{8,10},{12,14},{9,11},{13,15}}", "part of fsdp", 2),
+  ],
+)
+def test_the_mesh_axes_of_a_collective(groups, axes, size):
+  text = entry(
+    "%x = bf16[16,4]{1,0} parameter(0)",
+    f"ROOT %y = bf16[64,4]{{1,0}} all-gather(%x), replica_groups={groups}, dimensions={{0}}",
+  )
+  (row,) = collectives(Program(text), MESH)
+  assert (row.axes, row.devices) == (axes, size)
+  assert row.bytes == 64 * 4 * 2 and row.ring_bytes == pytest.approx(512 * (size - 1) / size)
+
+
+def test_ring_bytes_of_every_kind():
+  groups = "replica_groups=[4,4]<=[16], "
+  text = entry(
+    "%x = bf16[16,4]{1,0} parameter(0)",
+    f"%a = bf16[64,4]{{1,0}} all-gather(%x), {groups}dimensions={{0}}",
+    f"%b = (bf16[16,4]{{1,0}}, f32[8]{{0}}) all-reduce(%x, %f), {groups}to_apply=%add",
+    f"%c = bf16[4,4]{{1,0}} reduce-scatter(%x), {groups}dimensions={{0}}, to_apply=%add",
+    f"%d = bf16[16,4]{{1,0}} all-to-all(%x), {groups}dimensions={{0}}",
+    "%e = bf16[16,4]{1,0} collective-permute(%x), source_target_pairs={{0,1},{1,2},{2,3},{3,0}}",
+    f"%g = (bf16[16,4]{{1,0}}, bf16[64,4]{{1,0}}, u32[]) all-gather-start(%x), {groups}dimensions={{0}}",
+    "%h = bf16[64,4]{1,0} all-gather-done(%g)",
+    "%f = f32[8]{0} parameter(1)",
+  )
+  rows = {(row.kind, row.asynchronous): row for row in collectives(Program(text), {"fsdp": 4, "tensor": 4})}
+  sent = {key: row.ring_bytes for key, row in rows.items()}
+  assert sent == {
+    ("all-gather", False): 512 * 3 / 4,
+    ("all-gather", True): 512 * 3 / 4,
+    ("all-reduce", False): 2 * (128 + 32) * 3 / 4,
+    ("reduce-scatter", False): 128 * 3 / 4,
+    ("all-to-all", False): 128 * 3 / 4,
+    ("collective-permute", False): 128,
+  }
+  assert rows["all-gather", True].count == 1
+
+
+def test_a_tpu_program_counts_what_is_sent_once():
+  """Lines of a program for v5e: an asynchronous gather, printed twice, and a fused reduce-scatter."""
+  text = pathlib.Path(__file__).with_name("asynchronous.hlo").read_text()
+  rows = {row.kind: row for row in collectives(Program(text), {"fsdp": 16})}
+  assert rows["all-gather"].asynchronous and rows["all-gather"].count == 1
+  assert rows["all-gather"].ring_bytes == 256 * 64 * 2 * 15 / 16
+  assert rows["reduce-scatter"].ring_bytes == 64 * 4 * 4 * 15 / 16
+  assert rows["all-reduce"].ring_bytes == 2 * 64 * 4 * 4 * 15 / 16 and rows["all-reduce"].where == "jit(step)/sum"
+
+
+def test_types():
+  printed = "(bf16[2,4]{1,0:T(8,128)(2,1)S(1)}, u32[], (s4[8], pred[3]))"
+  assert arrays(printed) == [("bf16", (2, 4)), ("u32", ()), ("s4", (8,)), ("pred", (3,))]
+  assert elements(printed) == ["bf16[2,4]{1,0:T(8,128)(2,1)S(1)}", "u32[]", "(s4[8], pred[3])"]
+  assert type_bytes(printed) == 16 + 4 + 4 + 3 and type_bytes("f8e4m3fn[10]{0}") == 10
+
+
+@pytest.mark.parametrize(
+  "line, flops",
+  [
+    ("dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}", 2 * 8 * 6 * 4),
+    ("convolution(%a, %b), dim_labels=bf_io->bf", 2 * 8 * 6 * 4),
+    ("convolution(%a, %b), window={size=1}, dim_labels=bf_io->bf", 2 * 8 * 6 * 4),
+  ],
+)
+def test_flops_of_products(line, flops):
+  text = entry(
+    "%a = f32[8,4]{1,0} parameter(0)", "%b = f32[4,6]{1,0} parameter(1)", f"ROOT %y = f32[8,6]{{1,0}} {line}"
+  )
+  assert products.flops(Program(text)) == flops
+
+
+def test_flops_leave_out_padding_and_dilation():
+  text = entry(
+    "%a = f32[1,5,3]{2,1,0} parameter(0)",
+    "%b = f32[3,3,7]{2,1,0} parameter(1)",
+    "%same = f32[1,5,7]{2,1,0} convolution(%a, %b), window={size=3 pad=1_1}, dim_labels=b0f_0io->b0f",
+    "%up = f32[1,9,7]{2,1,0} convolution(%a, %b), window={size=3 pad=1_1 lhs_dilate=2}, dim_labels=b0f_0io->b0f",
+  )
+  assert products.flops(Program(text)) == 2 * 3 * 7 * (13 + 13)  # 13 pairs of a position and a tap in both
