@@ -1,8 +1,8 @@
 """Evaluates a checkpoint: python -m t5x_like.evaluate --workdir=runs/small [--step=N] [--evals=NAME,NAME]
 
 Without --config it uses the config the run was trained with. Prints the metrics of the evaluators in `config.evals` and
-writes them to evaluations/<step>_<group>_<split>.json in the workdir, with decoded samples beside them in a .jsonl
-file. Groups name the run's metrics; see t5x_like/training/evaluation.py.
+writes them to evaluations/<step>_<group>_<split>.json in the workdir, and what was predicted for each input, or decoded
+samples, to a .jsonl file beside it. Groups name the run's metrics; see t5x_like/training/evaluation.py.
 """
 
 from t5x_like import command_line
@@ -44,8 +44,8 @@ def main(argv: list[str]) -> None:
       folder, name = f"{args.workdir}/evaluations", f"{step}_{label}_{group.split}"
       content = {"step": step, "task": group.task, "split": group.split, "metrics": group.metrics}
       workdir.write(folder, f"{name}.json", content)
-      if group.samples:
-        workdir.write_lines(folder, f"{name}.jsonl", group.samples)
+      if group.predictions or group.samples:
+        workdir.write_lines(folder, f"{name}.jsonl", group.predictions or group.samples)
 
 
 if __name__ == "__main__":

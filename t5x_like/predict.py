@@ -86,7 +86,7 @@ def _answers(args, overrides: list[str], lines: list[str]) -> list[dict[str, Any
 
   from t5x_like import inference
   from t5x_like.data import vocabularies
-  from t5x_like.inference.rows import Runner
+  from t5x_like.rows import Runner
   from t5x_like.training import assembly, process, trained
 
   config, identity = trained.open_config(args.workdir, args.config, overrides)

@@ -13,10 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5x_like import inference, predict, recipes, train
+from t5x_like import inference, predict, recipes, rows, train
 from t5x_like.data import task as tasks
 from t5x_like.data import vocabularies
-from t5x_like.inference import generation, masks, rows, strategies
+from t5x_like.inference import generation, masks, strategies
 from t5x_like.nn import params
 from t5x_like.nn.beam_search import GnmtPenalty, beam_search
 from t5x_like.nn.generate import greedy

@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from t5x_like import slots
@@ -36,6 +36,10 @@ class Task:
       TensorFlow operations only, so it works eagerly and inside `tf.function`. Row b depends only on element b of its
       arguments and the seed.
     numbering: what the indices count; None means a numbering particular to this fingerprint.
+    examples: what metrics need to know of each example, for tasks made from labelled records: `(names of other fields
+      of the records) -> dicts` in the order of the indices, with the keys that the task states. They are read from the
+      source again, in every process.
+    classes: the names of the classes of its labels, in order; empty if these are numbers or texts.
   """
 
   name: str
@@ -45,6 +49,8 @@ class Task:
   features: dict[str, Feature]
   batch: Callable[[tf.Tensor, tf.Tensor, int], dict[str, tf.Tensor]]
   numbering: str | None = None
+  examples: Callable[[Sequence[str]], list[dict[str, Any]]] | None = None
+  classes: tuple[str, ...] = ()
 
   def declared(self, made: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Features of a batch, held to the shapes declared; what comes from a Python function has none of its own."""

@@ -6,10 +6,10 @@ An evaluator is made once, from a `Setting` and its arguments, and called with t
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from t5x_like.nn import params
 from t5x_like.parallel.rules import Rules, from_local_rows, local_rows
@@ -56,14 +56,14 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """`metrics`: numbers by name; `samples`: a few examples for the report, as dicts of text."""
+  """What an evaluator found.
+
+  Attributes:
+    metrics: numbers by name.
+    samples: a few examples for the report, as dicts of text.
+    predictions: what was predicted for every example, with its input, as JSON.
+  """
 
   metrics: dict[str, float]
   samples: list[dict[str, str]] = dataclasses.field(default_factory=list)
-
-
-def fetch(x: jax.Array) -> np.ndarray:
-  """The whole of a global array on this host, whichever processes hold it."""
-  if x.is_fully_addressable:
-    return np.asarray(x)
-  return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+  predictions: list[dict[str, Any]] = dataclasses.field(default_factory=list)

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from t5x_like.evals import Result, Setting, fetch
+from t5x_like.evals import Result, Setting
 from t5x_like.nn.generate import greedy
+from t5x_like.rows import fetch
 
 
 class Evaluator:

@@ -10,11 +10,11 @@ import numpy as np
 from t5x_like.data import vocabularies
 from t5x_like.errors import UserError
 from t5x_like.inference import masks
-from t5x_like.inference.rows import Runner, padded_length
 from t5x_like.inference.strategies import Strategy
 from t5x_like.inference.texts import shown
 from t5x_like.nn.positions.learned import LearnedPosition
 from t5x_like.nn.sampling import MinLength
+from t5x_like.rows import Runner, padded_length
 
 Batch = dict[str, Any]
 

@@ -59,7 +59,7 @@ class Group:
   Attributes:
     task, split: names.
     seconds: how long evaluation took.
-    metrics, samples: see `evals.Result`.
+    metrics, samples, predictions: see `evals.Result`.
   """
 
   task: str
@@ -67,6 +67,7 @@ class Group:
   seconds: float = 0.0
   metrics: dict[str, float] = dataclasses.field(default_factory=dict)
   samples: list[dict[str, str]] = dataclasses.field(default_factory=list)
+  predictions: list[dict[str, Any]] = dataclasses.field(default_factory=list)
 
 
 class Evaluation:
@@ -135,6 +136,7 @@ class Evaluation:
         raise UserError(f"config.evals.{name}: eval/{label}/{metric} is written twice; give this instance another name")
       group.metrics |= result.metrics
       group.samples += result.samples
+      group.predictions += result.predictions
       group.seconds += time.perf_counter() - since
     return groups
 

@@ -10,7 +10,7 @@
     parallel:corpus/{split}.{field}.gz              translation: line n of `train.en.gz` and of `train.de.gz`
     squad:train=train-v2.0.json.gz                  SQuAD's files; id, title, context, question, answers
     conll:ner.conll                                 one record per sentence; `tokens`, and each column by its number
-    conllu:en_ewt.conllu                            one record per sentence; `tokens`, form, lemma, upos, xpos, deprel
+    conllu:en_ewt.conllu                            one record per sentence; `tokens`, `text`, `sent_id`, and columns
     tfds:NAME[/config][:version]                    any TensorFlow dataset, already prepared or buildable
     docstrings                                      the embedded corpus, built on first use
     builtin                                         a tiny corpus with a field for every task, for trying out recipes

@@ -1,6 +1,7 @@
 """`conllu:PATTERN`: treebanks of Universal Dependencies, ten tab-separated columns per token (CoNLL-U).
 
-A record is a sentence: `tokens`, its words, and lists under form, lemma, upos, xpos and deprel. `# newdoc` comments
+A record is a sentence: `tokens`, its words, a list under the name of each column but the first (form, lemma, upos, …),
+and `text` and `sent_id` from its comments (an empty id if it has none). `# newdoc` comments
 separate documents, and each paragraph (`# newpar`) begins a new line; in a file without `# newdoc`, each sentence is a
 document. The text is that of the `# text` comments, or the word forms joined as `SpaceAfter=No` says.
 """
@@ -14,7 +15,6 @@ from t5x_like.errors import UserError
 
 _ID = re.compile(r"[0-9]{1,9}([-.][0-9]{1,9})?")
 COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
-_FIELDS = ("form", "lemma", "upos", "xpos", "deprel")
 
 
 class Source(FileSource):
@@ -23,10 +23,12 @@ class Source(FileSource):
   only_text = True
 
   def read(self, path: str) -> Iterator[tuple[str, Record]]:
-    for number, (_, rows) in enumerate(sentences(path), 1):
+    for number, (comments, rows) in enumerate(sentences(path), 1):
       words = [row for row in rows if row[0].isdecimal()]  # skips the ranges of contractions and empty nodes
-      columns = {name: [word[COLUMNS.index(name)] for word in words] for name in _FIELDS}
-      yield f"{path}, sentence {number}", {"tokens": columns["form"]} | columns
+      columns = {name: [word[place] for word in words] for place, name in enumerate(COLUMNS) if place}
+      ids = [value.strip() for name, _, value in (c.partition("=") for c in comments) if name.strip() == "sent_id"]
+      about = {"tokens": columns["form"], "text": text(comments, rows), "sent_id": ids[0] if ids else ""}
+      yield f"{path}, sentence {number}", about | columns
 
   def documents_of(self, path: str, field: str) -> Iterator[str]:
     held, marked = "", False

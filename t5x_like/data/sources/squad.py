@@ -11,7 +11,10 @@ _EXPECTED = "data > paragraphs > context, qas > id, question, answers"
 
 
 class Source(FileSource):
-  """Fields id, title, context, question, and answers: a possibly empty list of {text, answer_start}."""
+  """Fields id, title, context, question, is_impossible, answers and plausible_answers, lists of {text, answer_start}.
+
+  `answers` is empty where the question is impossible (SQuAD 2.0).
+  """
 
   def read(self, path: str) -> Iterator[tuple[str, Record]]:
     try:
@@ -25,7 +28,9 @@ class Source(FileSource):
                 "title": article.get("title", ""),
                 "context": paragraph["context"],
                 "question": question["question"],
+                "is_impossible": bool(question.get("is_impossible")),
                 "answers": [] if question.get("is_impossible") else question["answers"],
+                "plausible_answers": question.get("plausible_answers", []),
               },
             )
     except (AttributeError, KeyError, TypeError) as error:

@@ -153,8 +153,11 @@ def _plain(found: Any, feature: Any, where: str) -> Any:
     }
   if isinstance(found, bytes):
     return decode(found, where)
-  if hasattr(feature, "int2str") and feature.names and int(found) >= 0:
-    return feature.int2str(int(found))
   if hasattr(found, "tolist"):
     found = found.tolist()
-  return [_plain(part, None, where) for part in found] if isinstance(found, list) else found
+  if isinstance(found, list):
+    inner = getattr(feature, "feature", feature)
+    return [_plain(part, inner, where) for part in found]
+  if hasattr(feature, "int2str") and feature.names and int(found) >= 0:
+    return feature.int2str(int(found))
+  return found

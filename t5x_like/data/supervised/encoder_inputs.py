@@ -3,6 +3,7 @@
 A vocabulary without these pieces lends sentinels, see `vocabularies.special`.
 """
 
+import unicodedata
 from collections.abc import Callable
 
 import numpy as np
@@ -76,6 +77,28 @@ def batch_of(read: Callable[[np.ndarray], dict[str, np.ndarray]], described: dic
     }
 
   return batch
+
+
+def character_spans(word: str, ids: list[int], vocabulary) -> list[tuple[int, int]]:
+  """Where each token of a word is in it, (begin, past); each covers all of it if the ids do not spell the word.
+
+  Cased and accented letters equal those to which a vocabulary folds them.
+  """
+  places, letters = [], []
+  for place, letter in enumerate(word):
+    folded = _folded(letter)
+    letters.append(folded)
+    places += [place] * len(folded)
+  ends = [len(_folded(vocabulary.decode(ids[: number + 1]))) for number in range(len(ids))]
+  if _folded(vocabulary.decode(ids)) != "".join(letters) or sorted(ends) != ends or not places:
+    return [(0, len(word))] * len(ids)
+  begins = [min(begin, len(places) - 1) for begin in [0, *ends[:-1]]]
+  return [(places[begin], places[max(begin, end - 1)] + 1) for begin, end in zip(begins, ends)]
+
+
+def _folded(text: str) -> str:
+  letters = unicodedata.normalize("NFKD", text.lower())
+  return "".join(x for x in letters if not (x.isspace() or unicodedata.combining(x) or x == "\ufffd"))
 
 
 class Words:

@@ -186,7 +186,7 @@ def _prepare(path: pathlib.Path, source: Source, split: str, content: dict, voca
         )
         for stream, append_eos in content["streams"].items()
       }
-      for batch in _batches(examples(_usable(source.records(split), skipped)), skipped):
+      for batch in _batches(examples(usable(source.records(split), skipped)), skipped):
         count += len(batch)
         for stream, writer in writers.items():
           writer.add(
@@ -215,7 +215,7 @@ def _prepare(path: pathlib.Path, source: Source, split: str, content: dict, voca
   print(f"data: {path}: prepared {count:,} examples{_reasons(skipped)}", flush=True)
 
 
-def _usable(records: Iterator[tuple[str, Record | Skip]], skipped: Counter) -> Iterator[tuple[str, Record]]:
+def usable(records: Iterator[tuple[str, Record | Skip]], skipped: Counter) -> Iterator[tuple[str, Record]]:
   """The records without NUL in a text or a list of texts; counts the others."""
   for where, record in records:
     if isinstance(record, Skip):

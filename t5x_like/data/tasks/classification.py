@@ -6,23 +6,29 @@
 
 A row is [CLS] text [SEP] or [CLS] text [SEP] pair [SEP], types 0 and 1. `label` is the index of its label in
 `labels` or, without `labels`, the number in the field itself (regression). `example_weights` is 1, but 0 in the rows
-that pad the last batch of an evaluation.
+that pad the last batch of an evaluation. Where labels are class names, -1 means that an example has none, as in
+TFDS's test splits: its weight is 0.
+
+`Task.examples` gives `record`, `text` (a list of one or two) and `label` (a class name, a number, or None).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from t5x_like.data import vocabularies
 from t5x_like.data.sources import Record, Skip, value
 from t5x_like.data.store.reader import Verify
-from t5x_like.data.supervised import encoder_inputs, example_store
+from t5x_like.data.supervised import encoder_inputs, example_store, records
 from t5x_like.data.supervised.example_store import Example
 from t5x_like.data.supervised.labels import number_of, numbered
 from t5x_like.data.supervised.templates import Template, as_text
 from t5x_like.data.supervised.too_long import TooLong, fit
 from t5x_like.data.task import Feature, Task, digest
 from t5x_like.errors import UserError
+
+UNLABELLED = "-1"
 
 
 def task(
@@ -59,10 +65,13 @@ def task(
   encoding = vocabularies.load(vocabulary)
   numbers = None if labels is None else numbered(labels, "labels")
 
-  def examples(records: Iterator[tuple[str, Record]]) -> Iterator[Example | Skip]:
-    for where, record in records:
-      texts = {name: template(record, where) for name, template in templates.items()}
-      found = as_text(value(record, label_field, where), label_field, where)
+  def parsed(record: Record, where: str) -> tuple[dict[str, str | None], str]:
+    found = as_text(value(record, label_field, where), label_field, where)
+    return {name: template(record, where) for name, template in templates.items()}, found
+
+  def examples(rows: Iterator[tuple[str, Record]]) -> Iterator[Example | Skip]:
+    for where, record in rows:
+      texts, found = parsed(record, where)
       empty = next((name for name, part in texts.items() if part is None), None if found else "label")
       if empty:
         yield Skip(f"empty {empty}")
@@ -71,13 +80,15 @@ def task(
       if not all(part.size for part in ids.values()):
         yield Skip("no tokens")
         continue
-      yield ids | {"label": number_of(found, numbers, label_field, where)}
+      unlabelled = numbers is not None and found == UNLABELLED
+      yield ids | {"label": np.int32(-1) if unlabelled else number_of(found, numbers, label_field, where)}
 
+  fields = (*(field for template in templates.values() for field in template.fields), label_field)
   store = example_store.open_store(
     source,
     split,
     task="classification.v1",
-    fields=(*(field for template in templates.values() for field in template.fields), label_field),
+    fields=fields,
     facts={"text": text, "pair": pair, "label_field": label_field, "labels": None if labels is None else list(numbers)},
     vocabulary=encoding,
     streams=dict.fromkeys(templates, False),
@@ -92,12 +103,23 @@ def task(
 
   def read(index_B: np.ndarray) -> dict[str, np.ndarray]:
     tokens, types = sequences(used[index_B], lengths_nD[index_B])
+    label_B = np.asarray(store.arrays["label"][used[index_B]])
+    labelled_B = np.ones(index_B.size, bool) if numbers is None else label_B >= 0
     return {
       "encoder_input_tokens": tokens,
       "encoder_token_types": types,
-      "label": np.asarray(store.arrays["label"][used[index_B]]),
-      "example_weights": np.ones(index_B.size, np.float32),
+      "label": np.where(labelled_B, label_B, 0),
+      "example_weights": labelled_B,
     }
+
+  def of_records(more: Sequence[str]) -> list[dict[str, Any]]:
+    found = records.used(source, split, fields=(*fields, *more), data_dir=data_dir, examples=examples)
+    out = []
+    for where, record in (found[number] for number in used):
+      texts, label = parsed(record, where)
+      named = None if numbers is not None and label == UNLABELLED else label
+      out.append({"record": record, "text": list(texts.values()), "label": named if numbers else float(label)})
+    return out
 
   described = encoder_inputs.features(length) | {"label": Feature((), kind), "example_weights": Feature((), "float32")}
   return Task(
@@ -107,6 +129,8 @@ def task(
     num_examples=used.size,
     features=described,
     batch=encoder_inputs.batch_of(read, described),
+    examples=of_records,
+    classes=tuple(numbers or ()),
   )
 
 

@@ -8,17 +8,22 @@ A row is [CLS] question [SEP] context [SEP]. A context that is too long becomes 
 are 0, the place of [CLS], where there is no answer or the window does not hold all of it. Of several answers the first
 counts. Its words are located in the context by `answer_start`; of their tokens, the shortest run that decodes to the
 answer is taken (all of them, if none does).
+
+`Task.examples` gives of each window `record`, `context`, `answers` (texts), `question` (the number of its question),
+`first` (the place in the row of the first token of the context that it holds) and `spans`, int64 [n, 2]: where in the
+context the tokens that it holds begin and end.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from t5x_like.data import vocabularies
 from t5x_like.data.sources import Record, Skip, value
 from t5x_like.data.store.reader import Verify
-from t5x_like.data.supervised import encoder_inputs, example_store
+from t5x_like.data.supervised import encoder_inputs, example_store, records
 from t5x_like.data.supervised.example_store import Example
 from t5x_like.data.supervised.templates import as_text
 from t5x_like.data.task import Feature, Task, digest
@@ -54,11 +59,12 @@ def task(
       preparation.
   """
   encoding = vocabularies.load(vocabulary)
+  fields = ("question", "context", "answers")
   store = example_store.open_store(
     source,
     split,
     task="span_qa.v1",
-    fields=("question", "context", "answers"),
+    fields=fields,
     facts={},
     vocabulary=encoding,
     streams={"question": False, "context": False},
@@ -101,6 +107,24 @@ def task(
       "example_weights": np.ones(index_B.size),
     }
 
+  def of_records(more: Sequence[str]) -> list[dict[str, Any]]:
+    found = records.used(
+      source,
+      split,
+      fields=(*fields, *more),
+      data_dir=data_dir,
+      examples=functools.partial(_examples, encoding, locate=False),
+    )
+    spans = _Spans(encoding)
+    made = []
+    for (where, record), number in zip(found, range(len(found))):
+      answers = [text for text, _ in _all(value(record, "answers", where), where)]
+      made.append({"record": record, "question": number, "context": record["context"], "answers": answers})
+    return [
+      made[n] | {"first": int(2 + question_N[n]), "spans": spans(made[n]["context"])[b : b + room_N[n]]}
+      for n, b in zip(example_W.tolist(), begin_W.tolist())
+    ]
+
   described = encoder_inputs.features(length) | {
     "span_start": Feature((), "int32"),
     "span_end": Feature((), "int32"),
@@ -115,15 +139,44 @@ def task(
     num_examples=example_W.size,
     features=described,
     batch=encoder_inputs.batch_of(read, described),
+    examples=of_records,
   )
 
 
-def _examples(vocabulary: Vocabulary, records: Iterator[tuple[str, Record]]) -> Iterator[Example | Skip]:
+class _Spans:
+  """Where the tokens of a context begin and end in it: int64 [n, 2]; the last context is kept."""
+
+  def __init__(self, vocabulary: Vocabulary):
+    self._vocabulary, self._cut = vocabulary, encoder_inputs.Words(vocabulary)
+    self._known: dict[tuple, list[tuple[int, int]]] = {}
+    self._last = ("", np.zeros((0, 2), np.int64))
+
+  def __call__(self, context: str) -> np.ndarray:
+    if context != self._last[0]:
+      at, out = 0, []
+      for word, ids in zip(context.split(), self._cut(context.split())):
+        at = context.index(word, at)
+        key = (word, *ids)
+        if key not in self._known:
+          self._known[key] = encoder_inputs.character_spans(word, ids, self._vocabulary)
+        out += [(at + begin, at + past) for begin, past in self._known[key]]
+        at += len(word)
+      self._last = (context, np.array(out, np.int64).reshape(-1, 2))
+    return self._last[1]
+
+
+def _examples(
+  vocabulary: Vocabulary, rows: Iterator[tuple[str, Record]], locate: bool = True
+) -> Iterator[Example | Skip]:
+  """Examples; without `locate` only which records are skipped is right."""
   cut = encoder_inputs.Words(vocabulary)
-  for where, record in records:
+  for where, record in rows:
     question, context = (as_text(value(record, name, where), name, where) for name in ("question", "context"))
     if not question.split() or not context.split():
       yield Skip("empty question" if not question.split() else "empty context")
+      continue
+    if not locate:
+      yield {}
       continue
     tokens, start, end = _locate(context, _first(value(record, "answers", where), where), cut, vocabulary, where)
     yield {
@@ -136,22 +189,26 @@ def _examples(vocabulary: Vocabulary, records: Iterator[tuple[str, Record]]) -> 
 
 def _first(answers, where: str) -> tuple[str, int] | None:
   """The first answer's text and place in the context; None without answers."""
-  first = answers
+  return next(iter(_all(answers, where)), None)
+
+
+def _all(answers, where: str) -> list[tuple[str, int]]:
+  """The answers' texts and places in the context."""
+  found = answers
   try:
     if isinstance(answers, dict):  # TFDS has parallel lists
       answers = [{"text": text, "answer_start": n} for text, n in zip(answers["text"], answers["answer_start"])]
-    if not answers:
-      return None
-    first = answers[0]
-    text, begin = first["text"], int(first["answer_start"])
+    out = []
+    for found in answers or ():
+      out.append((found["text"], int(found["answer_start"])))
+      if not isinstance(out[-1][0], str):
+        raise TypeError
   except (KeyError, OverflowError, TypeError, ValueError):
-    text, begin = None, 0
-  if not isinstance(text, str):
     raise UserError(
-      f"{where}: found {str(first)[:80]!r} in field 'answers', expected {{text, answer_start}}: the text and "
+      f"{where}: found {str(found)[:80]!r} in field 'answers', expected {{text, answer_start}}: the text and "
       "its place in the context"
-    )
-  return text, begin
+    ) from None
+  return out
 
 
 def _locate(context: str, answer, cut, vocabulary, where: str) -> tuple[np.ndarray, int, int]:

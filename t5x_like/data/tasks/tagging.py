@@ -5,16 +5,19 @@
 
 A row is [CLS] tokens [SEP]. The first token of each word has the index of its tag in `encoder_target_tokens` and
 weight 1 in `encoder_loss_weights`; all others have weight 0.
+
+`Task.examples` gives `record`, `tokens` and `tags`, all of them, also where the row is truncated.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from t5x_like.data import vocabularies
 from t5x_like.data.sources import Record, Skip, value
 from t5x_like.data.store.reader import Verify
-from t5x_like.data.supervised import encoder_inputs, example_store
+from t5x_like.data.supervised import encoder_inputs, example_store, records
 from t5x_like.data.supervised.example_store import Example
 from t5x_like.data.supervised.labels import number_of, numbered
 from t5x_like.data.supervised.templates import as_text
@@ -56,8 +59,8 @@ def task(
   numbers = numbered(tags, "tags")
   cut = encoder_inputs.Words(encoding)
 
-  def examples(records: Iterator[tuple[str, Record]]) -> Iterator[Example | Skip]:
-    for where, record in records:
+  def examples(rows: Iterator[tuple[str, Record]]) -> Iterator[Example | Skip]:
+    for where, record in rows:
       words, found = value(record, tokens_field, where), value(record, tags_field, where)
       if not isinstance(words, list) or not isinstance(found, list) or len(words) != len(found):
         raise UserError(
@@ -109,6 +112,18 @@ def task(
       "encoder_loss_weights": targets >= 0,
     }
 
+  def of_records(more: Sequence[str]) -> list[dict[str, Any]]:
+    fields = (tokens_field, tags_field, *more)
+    found = records.used(source, split, fields=fields, data_dir=data_dir, examples=examples)
+    return [
+      {
+        "record": record,
+        "tokens": [str(word) for word in value(record, tokens_field, where)],
+        "tags": [str(tag) for tag in value(record, tags_field, where)],
+      }
+      for where, record in (found[number] for number in used)
+    ]
+
   described = encoder_inputs.features(length) | {
     "encoder_target_tokens": Feature((length,), "int32"),
     "encoder_loss_weights": Feature((length,), "float32"),
@@ -120,6 +135,8 @@ def task(
     num_examples=used.size,
     features=described,
     batch=encoder_inputs.batch_of(read, described),
+    examples=of_records,
+    classes=tuple(numbers),
   )
 
 

@@ -11,12 +11,14 @@ For an encoder-decoder a record becomes (inputs + EOS, targets + EOS). For a dec
 targets + EOS, with loss on the targets only; with `prefix`, attention is bidirectional over the start token and the
 inputs (Raffel et al. 2020, section 3.2.1). A packed row holds several of these, which do not attend to each other; the
 loader, an epoch and an evaluation's `max_examples` then count rows as examples, and every epoch has every record once.
+
+`Task.examples` gives `record`, `inputs` and `targets` (texts) of every example, before packing and whatever its length.
 """
 
 import functools
 import itertools
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,7 +26,7 @@ from t5x_like.data import vocabularies
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.sources import Record, Skip
 from t5x_like.data.store.reader import Verify
-from t5x_like.data.supervised import example_store, packing
+from t5x_like.data.supervised import example_store, packing, records
 from t5x_like.data.supervised.example_store import Example, ExampleStore
 from t5x_like.data.supervised.templates import Template
 from t5x_like.data.supervised.too_long import TooLong, fit
@@ -85,11 +87,12 @@ def task(
     raise UserError("config.task.prefix: found True, expected architecture='decoder': encoders see their whole input")
   templates = {"inputs": Template(inputs, "inputs"), "targets": Template(targets, "targets")}
   encoding = vocabularies.load(vocabulary)
+  fields = (*templates["inputs"].fields, *templates["targets"].fields)
   store = example_store.open_store(
     source,
     split,
     task="text_to_text.v1",
-    fields=(*templates["inputs"].fields, *templates["targets"].fields),
+    fields=fields,
     facts={"inputs": inputs, "targets": targets},
     vocabulary=encoding,
     streams={"inputs": not decoder, "targets": True},
@@ -112,6 +115,14 @@ def task(
   plan = packing.plan(packing_nD, limits, pack_seed) if packed else packing.alone(packing_nD, limits)
   _report(store, plan, packed)
   pieces = Pieces(store, plan, used, lengths_n2, encoding.eos_id)
+
+  def of_records(more: Sequence[str]) -> list[dict[str, Any]]:
+    examples = functools.partial(_examples, templates, encoding)
+    found = records.used(source, split, fields=(*fields, *more), data_dir=data_dir, examples=examples)
+    return [
+      {"record": record} | {name: template(record, where) for name, template in templates.items()}
+      for where, record in found
+    ]
 
   make = pieces.decoder if decoder else pieces.encoder_decoder
   features = _features(limits, decoder, prefix, packed)
@@ -144,14 +155,15 @@ def task(
     num_examples=plan.num_rows,
     features=features,
     batch=batch,
+    examples=of_records,
   )
 
 
 def _examples(
-  templates: dict[str, Template], vocabulary: Vocabulary, records: Iterator[tuple[str, Record]]
+  templates: dict[str, Template], vocabulary: Vocabulary, rows: Iterator[tuple[str, Record]]
 ) -> Iterator[Example | Skip]:
   """Tokenises records, a batch at a time."""
-  while held := list(itertools.islice(records, _RECORDS_AT_ONCE)):
+  while held := list(itertools.islice(rows, _RECORDS_AT_ONCE)):
     texts: dict[str, list[str]] = {name: [] for name in templates}
     for where, record in held:
       made = {name: template(record, where) for name, template in templates.items()}

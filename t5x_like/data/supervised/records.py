@@ -1,0 +1,32 @@
+"""The records behind prepared examples, read from the source again: what metrics need, and ids do not hold."""
+
+import collections
+from collections.abc import Callable, Iterator, Sequence
+
+from t5x_like.data.sources import Record, Skip, open_source
+from t5x_like.data.supervised import example_store
+
+
+def used(
+  source: str,
+  split: str,
+  *,
+  fields: Sequence[str],
+  data_dir: str | None,
+  examples: Callable[[Iterator[tuple[str, Record]]], Iterator[dict | Skip]],
+) -> list[tuple[str, Record]]:
+  """(where, record) of every example of `example_store.open_store` with the same arguments, in the same order.
+
+  Args:
+    fields: those that the records must have, at least those of the examples.
+
+  Raises:
+    UserError: a field is missing.
+  """
+  opened = open_source(source, fields=tuple(dict.fromkeys(fields)), data_dir=data_dir)
+  records = example_store.usable(opened.records(split), collections.Counter())
+  return [
+    (where, record)
+    for where, record in records
+    if not any(isinstance(made, Skip) for made in examples(iter([(where, record)])))
+  ]

@@ -1,0 +1,97 @@
+"""Shared by the evaluators of labelled tasks: all rows through an encoder, by length, and checks before training."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from t5x_like.errors import UserError
+from t5x_like.evals import Setting
+from t5x_like.rows import in_batches, padded_length
+
+_READ_AT_ONCE = 256
+SAMPLES = 8
+
+
+class EncoderRows:
+  """The rows of an encoder's task, each once, through one compiled function, rows of similar length together.
+
+  Args:
+    function: `(model, batch) -> a tuple of arrays` with a leading axis B.
+    max_examples: how many rows, from the first; None is all of them.
+
+  Attributes:
+    tokens: int32 [N, S], all rows.
+  """
+
+  def __init__(self, setting: Setting, function: Callable, max_examples: int | None):
+    from t5x_like.data import loader  # tensorflow: only where data is read
+
+    self._setting, self._run = setting, setting.jit(function)
+    read = loader.eval_batches(setting.task, batch_size=_READ_AT_ONCE, max_examples=max_examples)
+    batches = [{name: x[batch["example_index"] >= 0] for name, x in batch.items()} for batch in read]
+    self._rows = {
+      name: np.concatenate([batch[name] for batch in batches]) for name in batches[0] if name.startswith("encoder_")
+    }
+    self.tokens = self._rows["encoder_input_tokens"]
+    N, S = self.tokens.shape
+    used_N = S - np.argmax(self.tokens[:, ::-1] != 0, axis=1)
+    dense = setting.model.variant.design.core == "dense"  # other cores need the length they were made for
+    self._lengths = [padded_length(int(used), S) if dense else S for used in used_N]
+
+  def __call__(self, arrays: dict[str, jax.Array]) -> list[tuple[np.ndarray, ...]]:
+    """The function's outputs for every row, in order."""
+    S = self.tokens.shape[1]
+
+    def features(chosen: list[int], length: int) -> dict[str, np.ndarray]:
+      return {name: x[chosen][:, :length] if x.shape[1:2] == (S,) else x[chosen] for name, x in self._rows.items()}
+
+    setting = self._setting
+    return in_batches(
+      lambda batch: self._run(arrays, batch), setting.rules, setting.batch_size, self._lengths, features
+    )
+
+
+def check(setting: Setting, evaluator: str, wanted: dict[str, int], labels: int | None = None) -> None:
+  """Refuses a task or a model whose labels or outputs an evaluator cannot use.
+
+  Args:
+    wanted: outputs of the model and their numbers of axes.
+    labels: the length of the last axis of `logits`.
+
+  Raises:
+    UserError: naming what is missing, and what to set.
+  """
+  task = setting.task
+  if task.examples is None:
+    raise UserError(f"evaluator {evaluator}: task {task.name} has no labelled records; choose another task")
+  batch = {
+    name: jax.ShapeDtypeStruct((setting.batch_size, *feature.shape), feature.dtype)
+    for name, feature in task.features.items()
+  }
+  if "encoder_input_tokens" not in batch or "decoder_input_tokens" in batch:
+    raise UserError(f"evaluator {evaluator}: is for encoders, task {task.name} makes {', '.join(batch)}")
+  found = jax.eval_shape(lambda model, batch: model(batch), setting.model, batch)
+  for name, axes in wanted.items():
+    if name not in found or found[name].ndim != axes:
+      shape = list(found[name].shape) if name in found else "none"
+      raise UserError(
+        f"evaluator {evaluator}: needs the output {name!r} with {axes} axes, found {shape}: the model lacks the head;"
+        " set --config.model.head"
+      )
+  if labels is not None and found["logits"].shape[-1] != labels:
+    raise UserError(
+      f"config.model.head.labels: found {found['logits'].shape[-1]}, but task {task.name} has {labels}"
+      f" ({', '.join(task.classes) or 'a number'}); set --config.model.head.labels={labels}"
+    )
+
+
+def identified(row: dict[str, Any], record: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+  """A row of predictions, begun with the fields of its record that identify it."""
+  return {name: record[name] for name in names if name in record} | row
+
+
+def samples(predictions: list[dict[str, Any]]) -> list[dict[str, str]]:
+  """The first predictions, for the report."""
+  return [{key: str(row[key]) for key in ("input", "target", "prediction")} for row in predictions[:SAMPLES]]

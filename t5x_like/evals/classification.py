@@ -1,0 +1,90 @@
+"""Classification and regression of whole texts, by the metrics of their benchmarks."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t5x_like.errors import UserError
+from t5x_like.evals import Result, Setting, _labelled
+from t5x_like.metrics.classification import SCORES, Classification
+from t5x_like.metrics.correlation import Correlation
+from t5x_like.metrics.multirc import MultiRc
+
+
+class Evaluator:
+  """Scores the likeliest class of every example or, in a regression, the predicted numbers.
+
+  Examples without a label are predicted, but not scored.
+
+  Args:
+    scores: of classes: accuracy, f1 (of class 1), macro_f1, matthews_correlation; of numbers always Pearson's and
+      Spearman's correlation. In percent, as all benchmark metrics.
+    questions: fields that together name the question an example belongs to: adds MultiRC's `f1a` and `exact_match`.
+    ids: fields copied to the predictions.
+    max_examples: how many examples, from the first; None means all.
+
+  Raises:
+    UserError: the model lacks the head or has one of another number of classes; an unknown score or field.
+  """
+
+  def __init__(
+    self,
+    setting: Setting,
+    *,
+    scores: tuple[str, ...] = ("accuracy",),
+    questions: tuple[str, ...] = (),
+    ids: tuple[str, ...] = (),
+    max_examples: int | None = None,
+  ):
+    classes = setting.task.classes
+    if unknown := [name for name in scores if name not in SCORES]:
+      raise UserError(f"evaluator classification: scores: found {unknown[0]!r}, expected some of {', '.join(SCORES)}")
+    _labelled.check(setting, "classification", {"logits": 2}, len(classes) or 1)
+    self._classes, self._ids = classes, ids
+    self._metric = Classification(len(classes), scores) if classes else Correlation()
+    self._rows = _labelled.EncoderRows(setting, _outputs, max_examples)
+    self._examples = setting.task.examples((*ids, *questions))[: len(self._rows.tokens)]
+    self._questions = questions
+
+  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+    """The scores, and the numbers of `examples` and, if there are any, of `unlabelled` ones."""
+    outputs = [logits for (logits,) in self._rows(arrays)]
+    predictions = [self._prediction(*pair) for pair in zip(self._examples, outputs)]
+    scored = [n for n, example in enumerate(self._examples) if example["label"] is not None]
+    found = {}
+    if scored:
+      gold = [self._examples[n]["label"] for n in scored]
+      given = [predictions[n]["prediction"] for n in scored]
+      if self._classes:
+        gold, given = ([self._classes.index(label) for label in side] for side in (gold, given))
+      found = self._metric(gold, given)
+      found |= self._by_question(scored, gold, given) if self._questions else {}
+    counts = {"examples": len(predictions)}
+    if len(scored) < len(predictions):
+      counts["unlabelled"] = len(predictions) - len(scored)
+    return Result(found | counts, _labelled.samples(predictions), predictions)
+
+  def _prediction(self, example: dict, logits: np.ndarray) -> dict:
+    row = {"input": " | ".join(example["text"]), "target": example["label"]}
+    if not self._classes:
+      return _labelled.identified(row | {"prediction": float(logits[0])}, example["record"], self._ids)
+    p = np.exp(logits - logits.max())
+    chances = {name: round(float(x), 6) for name, x in zip(self._classes, p / p.sum())}
+    row |= {"prediction": self._classes[int(logits.argmax())], "probabilities": chances}
+    return _labelled.identified(row, example["record"], self._ids)
+
+  def _by_question(self, scored: list[int], gold: list[int], given: list[int]) -> dict[str, float]:
+    from t5x_like.data.sources import value
+
+    groups = collections.defaultdict(lambda: ([], []))
+    for n, reference, prediction in zip(scored, gold, given):
+      name = tuple(str(value(self._examples[n]["record"], field, "")) for field in self._questions)
+      groups[name][0].append(reference)
+      groups[name][1].append(prediction)
+    return MultiRc()(*zip(*groups.values()))
+
+
+def _outputs(model, batch) -> tuple[jax.Array]:
+  return (model(batch)["logits"].astype(jnp.float32),)

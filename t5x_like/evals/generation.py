@@ -1,0 +1,139 @@
+"""Generated texts, by the metrics of their benchmarks: labels in words, answers, translations, summaries."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from t5x_like import slots
+from t5x_like.errors import UserError
+from t5x_like.evals import Result, Setting, _labelled
+from t5x_like.metrics.texts import METRICS, texts_of
+from t5x_like.nn.beam_search import GnmtPenalty, beam_search
+from t5x_like.nn.generate import generate, likeliest
+from t5x_like.rows import in_batches, padded_length
+
+
+class Evaluator:
+  """Generates the target of every example of a text-to-text task, and scores it.
+
+  Inputs that are longer than the task's rows are truncated as in training, and counted as `truncated`.
+
+  Args:
+    metrics: one of `metrics.texts.METRICS`, or several, each a name or a name with its options.
+    references: the field of the records with the right texts, such as `answers`; None is the task's target.
+    beams: 1 takes the likeliest token at every step.
+    length_penalty: alpha of the beams' score, as in `predict`.
+    max_new_tokens: the most tokens to generate; None is the length of the task's targets.
+    ids: fields copied to the predictions.
+    max_examples: how many examples, from the first; None means all.
+
+  Raises:
+    UserError: the task is not text-to-text, an unknown metric or field, or a reference that the metric cannot read.
+  """
+
+  def __init__(
+    self,
+    setting: Setting,
+    *,
+    metrics: tuple[str | dict, ...] = ("exact",),
+    references: str | None = None,
+    beams: int = 1,
+    length_penalty: float = 0.6,
+    max_new_tokens: int | None = None,
+    ids: tuple[str, ...] = (),
+    max_examples: int | None = None,
+  ):
+    task = setting.task
+    if task.examples is None or "decoder_target_tokens" not in task.features:
+      raise UserError(f"evaluator generation: task {task.name} is not text-to-text; choose another task or evaluator")
+    if beams < 1 or (max_examples or 1) < 1:
+      raise UserError("evaluator generation: beams and max_examples: expected at least 1")
+    self._setting, self._ids, self._references = setting, ids, references
+    self._metrics = [slots.make("evaluator generation: metrics", metric, METRICS) for metric in metrics]
+    self._examples = task.examples((*ids, *([references.split(".")[0]] if references else ())))[:max_examples]
+    self._gold = [self._right(example) for example in self._examples]
+    self._encoder = "encoder_input_tokens" in task.features
+    side = "encoder" if self._encoder else "decoder"
+    (self._longest,) = task.features[f"{side}_input_tokens"].shape
+    (targets,) = task.features["decoder_target_tokens"].shape
+    self._new = max_new_tokens or (targets if self._encoder else min(64, targets // 2))
+    self._prompts, self._truncated = self._encode([example["inputs"] for example in self._examples])
+    options = {"max_length": self._new, "eos": (task.vocabulary.eos_id,)}
+
+    def function(model, batch):
+      features = self._features(batch)
+      if beams == 1:
+        return (generate(model, features, likeliest, **options)[0],)
+      penalty = GnmtPenalty(length_penalty)
+      return (beam_search(model, features, beams=beams, length_penalty=penalty, **options)[0][:, 0],)
+
+    self._run = setting.jit(function)
+
+  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+    """The metrics' scores, and the numbers of `examples`, and of `empty` predictions and `truncated` inputs."""
+    rules, batch_size = self._setting.rules, self._setting.batch_size
+    lengths = [padded_length(len(prompt), self._longest) for prompt in self._prompts]
+    found = in_batches(lambda batch: self._run(arrays, batch), rules, batch_size, lengths, self._rows)
+    texts = [self._text(prompt, tokens.tolist()) for prompt, (tokens,) in zip(self._prompts, found)]
+    scores: dict[str, float] = {
+      "examples": len(texts),
+      "empty": sum(not text.strip() for text in texts),
+      "truncated": self._truncated,
+    }
+    for place, metric in enumerate(self._metrics):
+      scores |= metric.metric([gold[place] for gold in self._gold], [metric.prediction(text) for text in texts])
+    predictions = []
+    for example, text in zip(self._examples, texts):
+      row = {"input": example["inputs"], "target": example["targets"], "prediction": text}
+      predictions.append(_labelled.identified(row, example["record"], self._ids))
+    return Result(scores, _labelled.samples(predictions), predictions)
+
+  def _right(self, example: dict[str, Any]) -> list[Any]:
+    """The references of an example, as each metric takes them."""
+    from t5x_like.data.sources import value
+
+    name = self._setting.task.name
+    found = value(example["record"], self._references, name) if self._references else example["targets"]
+    try:
+      right = list(texts_of(found))
+      if not right:
+        raise ValueError(f"found no texts in field {self._references!r}")
+      return [metric.reference(right) for metric in self._metrics]
+    except ValueError as error:
+      raise UserError(f"task {name}, input {example['inputs'][:60]!r}: {error}") from None
+
+  def _encode(self, texts: Sequence[str]) -> tuple[list[list[int]], int]:
+    """Ids of the prompts, and how many were too long."""
+    from t5x_like.data import vocabularies
+
+    vocabulary, truncated, rows = self._setting.task.vocabulary, 0, []
+    room = self._longest - 1 if self._encoder else max(self._longest - self._new, 2)
+    for ids in vocabulary.encode_batch(list(texts)):
+      truncated += len(ids) > room
+      ids = ids[:room].tolist()
+      rows.append([*ids, vocabulary.eos_id] if self._encoder else [vocabularies.start_id(vocabulary), *ids])
+    return rows, truncated
+
+  def _rows(self, chosen: list[int], length: int) -> dict[str, np.ndarray]:
+    made = {name: np.zeros((len(chosen), length), np.int32) for name in ("tokens", "valid")}
+    for row, number in enumerate(chosen):
+      prompt = self._prompts[number]
+      made["tokens"][row, : len(prompt)], made["valid"][row, : len(prompt)] = prompt, 1
+    return made
+
+  def _features(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    names = self._setting.task.features
+    side = "encoder" if self._encoder else "decoder"
+    features = {f"{side}_input_tokens": batch["tokens"]}
+    if f"{side}_segment_ids" in names:
+      features[f"{side}_segment_ids"] = batch["valid"]
+    if "decoder_causal_attention" in names and not self._encoder:
+      features["decoder_causal_attention"] = batch["valid"]
+    return features
+
+  def _text(self, prompt: list[int], ids: list[int]) -> str:
+    vocabulary = self._setting.task.vocabulary
+    ids = ids[: ids.index(vocabulary.eos_id)] if vocabulary.eos_id in ids else ids
+    return vocabulary.decode([i for i in ids if i < vocabulary.size]).strip()

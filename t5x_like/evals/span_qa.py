@@ -1,0 +1,113 @@
+"""Extractive question answering: exact match and F1 of SQuAD 1.1, 2.0 and its translations."""
+
+import heapq
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t5x_like.errors import UserError
+from t5x_like.evals import Result, Setting, _labelled
+from t5x_like.metrics.answers import normalize_mlqa
+from t5x_like.metrics.squad import Answers, AnswersOrNone, LocalAnswers
+
+_LANGUAGES = ("ar", "de", "el", "en", "es", "hi", "ro", "ru", "th", "tr", "vi", "zh")
+
+
+class Evaluator:
+  """Answers every question from the best span of any window of its context (Devlin et al. 2019, section 4.3).
+
+  A span's score is the sum of the logits of its first and last token; it lies within the context and has at most
+  `max_answer_tokens`. If questions may have no answer, that is predicted where the lowest score of [CLS] over the
+  windows exceeds the best span's by more than `null_threshold`, and `best_f1` and `best_exact` are those of the best
+  threshold. The text of an answer is that of the context, as spelled there.
+
+  Args:
+    unanswerable: whether questions may have no answer, as in SQuAD 2.0.
+    language: of XQuAD or MLQA, whose normalisation is then used; None is SQuAD's.
+    n_best: candidates in the predictions, and the number of starts and ends tried in each window.
+    max_answer_tokens, null_threshold: see above.
+    ids: fields copied to the predictions.
+    max_examples: how many windows, from the first; None means all.
+
+  Raises:
+    UserError: the model lacks the head; an unknown language or field; a question without an answer.
+  """
+
+  def __init__(
+    self,
+    setting: Setting,
+    *,
+    unanswerable: bool = False,
+    language: str | None = None,
+    n_best: int = 20,
+    max_answer_tokens: int = 30,
+    null_threshold: float = 0.0,
+    ids: tuple[str, ...] = ("id",),
+    max_examples: int | None = None,
+  ):
+    if language is not None and language not in _LANGUAGES:
+      raise UserError(f"evaluator span_qa: language: found {language!r}, expected one of {', '.join(_LANGUAGES)}")
+    _labelled.check(setting, "span_qa", {"start_logits": 2, "end_logits": 2})
+    self._unanswerable, self._language, self._threshold = unanswerable, language, null_threshold
+    self._n_best, self._longest, self._ids = n_best, max_answer_tokens, ids
+    self._metric = LocalAnswers(normalize_mlqa) if language else Answers()
+    if unanswerable:
+      self._metric = AnswersOrNone(threshold=0.5)
+    self._rows = _labelled.EncoderRows(setting, _outputs, max_examples)
+    self._windows = setting.task.examples(ids)[: len(self._rows.tokens)]
+    if not unanswerable and not all(window["answers"] for window in self._windows):
+      raise UserError(
+        f"evaluator span_qa: task {setting.task.name} has questions without answers; set unanswerable=True"
+      )
+
+  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+    """`exact_match` and `f1`, or SQuAD 2.0's `exact`, `f1`, `HasAns_…`, `NoAns_…`, `best_…`; and `examples`."""
+    questions: dict[int, dict[str, Any]] = {}
+    for window, (start_S, end_S) in zip(self._windows, self._rows(arrays)):
+      about = questions.setdefault(window["question"], {"window": window, "spans": [], "null": math.inf})
+      about["null"] = min(about["null"], float(start_S[0] + end_S[0]))
+      about["spans"] += self._candidates(window, start_S, end_S)
+    predictions = [self._prediction(**about) for about in questions.values()]
+    gold = [about["window"]["answers"] for about in questions.values()]
+    given: list[Any] = [row["best_answer"] for row in predictions]
+    if self._language:
+      gold = [(self._language, answers) for answers in gold]
+    if self._unanswerable:
+      given = [(text, row["no_answer_probability"]) for text, row in zip(given, predictions)]
+    rows_NC = self._metric.checked_rows(gold, given)
+    found = self._metric.scores(rows_NC)
+    found = {name: score for name, score in found.items() if math.isfinite(score)}
+    if self._unanswerable:
+      found |= self._metric.details(rows_NC, gold, given)
+    return Result(found | {"examples": len(gold)}, _labelled.samples(predictions), predictions)
+
+  def _candidates(self, window: dict, start_S: np.ndarray, end_S: np.ndarray) -> list[tuple[float, str]]:
+    """The best spans of a window: (score, text)."""
+    first, spans_n2 = window["first"], window["spans"]
+    starts, ends = (x[first : first + len(spans_n2)] for x in (start_S, end_S))
+    likely = [np.argsort(-x, kind="stable")[: self._n_best] for x in (starts, ends)]
+    length_KK = likely[1][None, :] - likely[0][:, None]
+    score_KK = starts[likely[0]][:, None] + ends[likely[1]][None, :]
+    fits = np.argwhere((length_KK >= 0) & (length_KK < self._longest))
+    best = heapq.nlargest(self._n_best, ((float(score_KK[i, j]), int(i), int(j)) for i, j in fits))
+    context = window["context"]
+    return [(score, context[spans_n2[likely[0][i], 0] : spans_n2[likely[1][j], 1]]) for score, i, j in best]
+
+  def _prediction(self, window: dict, spans: list[tuple[float, str]], null: float) -> dict[str, Any]:
+    best = heapq.nlargest(self._n_best, dict.fromkeys(spans), key=lambda span: span[0])
+    answer = best[0][1] if best else ""
+    row = {"input": f"{window['record']['question']} | {window['context']}", "target": " / ".join(window["answers"])}
+    row |= {"prediction": answer, "best_answer": answer, "n_best": [{"text": t, "score": s} for s, t in best]}
+    if self._unanswerable:
+      margin = null - (best[0][0] if best else -math.inf) - self._threshold
+      row["no_answer_probability"] = 1.0 / (1.0 + math.exp(-max(min(margin, 30.0), -30.0)))
+      row["prediction"] = "" if margin > 0 else answer
+    return _labelled.identified(row, window["record"], self._ids)
+
+
+def _outputs(model, batch) -> tuple[jax.Array, jax.Array]:
+  outputs = model(batch)
+  return tuple(outputs[f"{end}_logits"].astype(jnp.float32) for end in ("start", "end"))

@@ -1,0 +1,56 @@
+"""Tags of words: accuracy and, for entities, precision, recall and F1."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t5x_like.evals import Result, Setting, _labelled
+from t5x_like.metrics.tagging import EntityF1, TagAccuracy
+
+_OUTSIDE = "O"
+
+
+class Evaluator:
+  """Scores the likeliest tag of every word, at its first token.
+
+  Words beyond the length of a row, of which the model sees nothing, count as O or, if there is no such tag, as wrong;
+  `truncated_words` is their number.
+
+  Args:
+    ids: fields copied to the predictions.
+    max_examples: how many sentences, from the first; None means all.
+
+  Raises:
+    UserError: the model lacks the head or has one of another number of tags; an unknown field.
+  """
+
+  def __init__(self, setting: Setting, *, ids: tuple[str, ...] = (), max_examples: int | None = None):
+    self._tags, self._ids = setting.task.classes, ids
+    _labelled.check(setting, "tagging", {"logits": 3}, len(self._tags))
+    self._metrics = [TagAccuracy()]
+    if any(tag.startswith("B-") for tag in self._tags):
+      self._metrics.append(EntityF1())
+    self._rows = _labelled.EncoderRows(setting, _outputs, max_examples)
+    self._examples = setting.task.examples(ids)[: len(self._rows.tokens)]
+
+  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+    """`accuracy` and, for tags such as B-PER, `precision`, `recall` and `f1` of entities, in percent."""
+    predictions, truncated = [], 0
+    for example, (tags_S, first_S) in zip(self._examples, self._rows(arrays)):
+      held = [self._tags[tag] for tag in tags_S[first_S > 0]]
+      lost = len(example["tags"]) - len(held)
+      truncated += lost
+      given = held + [_OUTSIDE if _OUTSIDE in self._tags else ""] * lost
+      row = {"input": " ".join(example["tokens"]), "tokens": example["tokens"], "target": " ".join(example["tags"])}
+      predictions.append(_labelled.identified(row | {"prediction": " ".join(given)}, example["record"], self._ids))
+      predictions[-1]["tags"] = given
+    gold = [example["tags"] for example in self._examples]
+    found = {"examples": len(gold), "truncated_words": truncated}
+    for metric in self._metrics:
+      found |= metric(gold, [row["tags"] for row in predictions])
+    return Result(found, _labelled.samples(predictions), predictions)
+
+
+def _outputs(model, batch) -> tuple[jax.Array, jax.Array]:
+  tags_BS = jnp.argmax(model(batch)["logits"], axis=-1)
+  return tags_BS.astype(jnp.int32), batch["encoder_loss_weights"].astype(np.int32)

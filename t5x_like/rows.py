@@ -1,0 +1,107 @@
+"""Token rows of unequal lengths through one compiled function, in batches of few shapes.
+
+Rows of similar length share a batch: lengths are padded to a power of two, and a program is compiled for each that
+occurs. The padding of a row depends only on its own length, so its answer does not depend on the rest of the batch.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from t5x_like.nn import params
+from t5x_like.parallel.rules import Rules, from_local_rows, local_rows
+
+SHORTEST = 32
+
+
+def padded_length(length: int, longest: int | None) -> int:
+  """The smallest power of two that holds `length` tokens, at least `SHORTEST` and at most `longest`."""
+  size = max(SHORTEST, 1 << (length - 1).bit_length())
+  return size if longest is None else min(size, longest)
+
+
+@dataclasses.dataclass(frozen=True)
+class Runner:
+  """Applies functions of a model and a batch to rows of any length.
+
+  Attributes:
+    model: the abstract model.
+    rules: mesh and sharding rules.
+    arrays: the parameters by name.
+    batch_size: the most rows in a batch, rounded up to a multiple of the parts into which the mesh splits a batch.
+  """
+
+  model: object
+  rules: Rules
+  arrays: dict[str, jax.Array]
+  batch_size: int
+
+  def __call__(
+    self, function: Callable, ids: Sequence[Sequence[int]], extras: dict[str, np.ndarray], padded: Callable[[int], int]
+  ) -> list[tuple[np.ndarray, ...]]:
+    """`function` of every row, in the order of the rows.
+
+    Args:
+      function: `(model, batch) -> arrays`, each with a leading axis B. The batch has `tokens` int32 [B, P], padded with
+        0 on the right, `valid` int32 [B, P], 0 for padding, and the extras. Rows that fill up a batch are all padding.
+      ids: the token ids of each row.
+      extras: other inputs, with a leading axis over all rows.
+      padded: maps the length of a row to its padded length.
+    """
+
+    @jax.jit
+    def run(arrays, batch):
+      with self.rules.activate():
+        return function(params.with_arrays(self.model, arrays), batch)
+
+    def features(chosen: list[int], length: int) -> dict[str, np.ndarray]:
+      made = {name: np.zeros((len(chosen), length), np.int32) for name in ("tokens", "valid")}
+      for row, number in enumerate(chosen):
+        tokens = ids[number]
+        made["tokens"][row, : len(tokens)], made["valid"][row, : len(tokens)] = tokens, 1
+      return made | {name: x[chosen] for name, x in extras.items()}
+
+    apply = lambda batch: run(self.arrays, batch)  # noqa: E731
+    return in_batches(apply, self.rules, self.batch_size, [padded(len(row)) for row in ids], features)
+
+
+def in_batches(
+  run: Callable, rules: Rules, batch_size: int, lengths: Sequence[int], features: Callable
+) -> list[tuple[np.ndarray, ...]]:
+  """`run` of every row, in the order of the rows; rows of equal padded length share batches.
+
+  Args:
+    run: `(batch of global arrays) -> a tuple of arrays`, each with a leading axis B.
+    batch_size: the most rows in a batch, rounded up to a multiple of the parts into which the mesh splits a batch.
+    lengths: the padded length of each row.
+    features: `(numbers of some rows, their padded length) -> arrays` with a leading axis over them. Every process makes
+      them for all rows and contributes its own; rows of zeros fill up a batch.
+  """
+  members: dict[int, list[int]] = {}
+  for number, length in enumerate(lengths):
+    members.setdefault(length, []).append(number)
+  ways, results, sharding = rules.split("batch"), {}, rules.batch()
+
+  def place(x: np.ndarray, B: int) -> jax.Array:
+    x = np.concatenate([x, np.zeros((B - len(x), *x.shape[1:]), x.dtype)])
+    rows = local_rows(sharding, B)
+    return from_local_rows(sharding, rows, x[rows], B)
+
+  for length, numbers in sorted(members.items()):
+    B = -(-min(batch_size, len(numbers)) // ways) * ways
+    for start in range(0, len(numbers), B):
+      chosen = numbers[start : start + B]
+      outputs = run({name: place(x, B) for name, x in features(chosen, length).items()})
+      outputs = [fetch(x) for x in outputs]
+      results |= {n: tuple(x[row] for x in outputs) for row, n in enumerate(chosen)}
+  return [results[number] for number in range(len(lengths))]
+
+
+def fetch(x: jax.Array) -> np.ndarray:
+  """The whole of a global array on this host, whichever processes hold it."""
+  if x.is_fully_addressable:
+    return np.asarray(x)
+  return np.asarray(multihost_utils.process_allgather(x, tiled=True))

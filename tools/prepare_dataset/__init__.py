@@ -1,0 +1,1 @@
+"""`python -m tools.prepare_dataset`: raw benchmark files as TensorFlow datasets."""
