@@ -1,0 +1,173 @@
+"""Trains on GKE as a JobSet, one slice or several.
+
+  python launch/gke.py start --image=IMAGE --accelerator=tpu-v5-lite-podslice --topology=4x4 -- \\
+    python -m t5x_like.train --config=configs/t5/base.py --workdir=gs://bucket/t5_base
+
+`start` applies the manifest with kubectl, in the cluster and namespace that it is set to; --dry_run prints it. The
+image is built by launch/Dockerfile. Pods that are evicted or preempted, and failures that another start may mend,
+restart the JobSet up to `--restarts` times; other exit codes end it (docs/reference/exit-codes.md). A finished or
+failed JobSet is replaced by the same command, which goes on. Secrets come from a Kubernetes secret (--secret), never
+from the command line. `status`, `logs` and `stop` take the same flags.
+"""
+
+import json
+import math
+import pathlib
+import shlex
+import sys
+
+if __package__ in (None, ""):
+  sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+
+from launch import commands
+from launch.commands import Job, Shell, last_line, say
+from t5x_like.errors import EXITS_NOT_RESTARTED, TransientError, UserError, door
+
+_KIND = "jobsets.jobset.x-k8s.io"
+
+
+def manifest(job: Job, args) -> dict:
+  """The JobSet (jobset.x-k8s.io/v1alpha2): a job for each slice, a pod for each of its hosts."""
+  shape = [int(n) for n in args.topology.split("x")]
+  hosts = max(1, math.prod(shape) // args.chips_per_host)
+  check = shlex.join(["python", "-m", "launch.preflight", f"--workdir={job.workdir}"])
+  chips = {"google.com/tpu": min(args.chips_per_host, math.prod(shape))}
+  container = {
+    "name": "train",
+    "image": args.image,
+    # exec: the command gets the pod's TERM, and saves.
+    "command": ["bash", "-c", f"{check} && exec {shlex.join(job.command)}"],
+    "env": [{"name": name, "value": value} for name, value in sorted(job.environment.items())],
+    "resources": {"requests": chips, "limits": chips},
+    "ports": [{"containerPort": 8471}, {"containerPort": 8080}],
+  }
+  if args.secret:
+    container["envFrom"] = [{"secretRef": {"name": args.secret}}]
+  selector = {
+    "cloud.google.com/gke-tpu-accelerator": args.accelerator,
+    "cloud.google.com/gke-tpu-topology": args.topology,
+  }
+  pod = {
+    "restartPolicy": "Never",
+    "hostNetwork": True,
+    "dnsPolicy": "ClusterFirstWithHostNet",
+    "terminationGracePeriodSeconds": args.grace_seconds,
+    "nodeSelector": selector | ({"cloud.google.com/gke-spot": "true"} if args.spot else {}),
+    "containers": [container],
+  }
+  if args.service_account:
+    pod["serviceAccountName"] = args.service_account
+  slice_ = {
+    "parallelism": hosts,
+    "completions": hosts,
+    "completionMode": "Indexed",
+    "backoffLimit": 0,
+    "podFailurePolicy": {
+      "rules": [
+        {
+          "action": "FailJob",
+          "onExitCodes": {"containerName": "train", "operator": "In", "values": sorted(EXITS_NOT_RESTARTED)},
+        }
+      ]
+    },
+    "template": {"metadata": {"labels": {"app": job.name}}, "spec": pod},
+  }
+  return {
+    "apiVersion": "jobset.x-k8s.io/v1alpha2",
+    "kind": "JobSet",
+    "metadata": {
+      "name": job.name,
+      "annotations": {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"},
+    },
+    "spec": {
+      "failurePolicy": {
+        "maxRestarts": args.restarts,
+        "rules": [
+          {"name": "useless", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]},
+          {"name": "again", "action": "RestartJobSet"},
+        ],
+      },
+      "replicatedJobs": [{"name": "slice", "replicas": args.slices, "template": {"spec": slice_}}],
+    },
+  }
+
+
+def state(name: str, shell: Shell) -> str | None:
+  """Completed, Failed or Running; None if there is no such JobSet."""
+  done = shell.run(["kubectl", "get", _KIND, name, "--ignore-not-found", "--output=json"], asks=True)
+  if done.returncode:
+    raise _failure("get", done.stderr)
+  if not done.stdout.strip():
+    return None
+  conditions = json.loads(done.stdout).get("status", {}).get("conditions", [])
+  return next(
+    (one["type"] for one in conditions if one["status"] == "True" and one["type"] in ("Completed", "Failed")), "Running"
+  )
+
+
+def start(job: Job, args, shell: Shell) -> int:
+  found = state(job.name, shell)
+  if found == "Running":
+    say(f"{job.name} is running already; see: status, logs")
+    return 0
+  if found is not None or shell.dry_run:
+    stop(job.name, shell)  # a JobSet that has ended is not started again by applying it
+  text = json.dumps(manifest(job, args), indent=2)
+  if shell.dry_run:
+    print(commands.masked(text))
+  done = shell.run(["kubectl", "apply", "--filename=-"], text=text)
+  if done.returncode:
+    raise _failure("apply", done.stderr)
+  say(f"{job.name}: {args.slices} slices of {args.topology} asked for")
+  return 0
+
+
+def stop(name: str, shell: Shell) -> None:
+  done = shell.run(["kubectl", "delete", _KIND, name, "--ignore-not-found", "--wait=true"])
+  if done.returncode:
+    raise _failure("delete", done.stderr)
+
+
+def _failure(what: str, text: str) -> Exception:
+  said, low = last_line(text), text.lower()
+  if "the server doesn't have a resource type" in low or "no matches for kind" in low:
+    return UserError(f"kubectl {what}: {said}; install JobSet in the cluster (jobset.sigs.k8s.io)")
+  if any(word in low for word in ("forbidden", "unauthorized", "invalid", "quota")):
+    return UserError(f"kubectl {what}: {said}; see the flags, and which cluster kubectl config current-context names")
+  return TransientError(f"kubectl {what}: {said}")
+
+
+@door
+def main(argv: list[str] | None = None) -> int:
+  parser = commands.parser(__doc__, ("start", "status", "logs", "stop"))
+  parser.add_argument("--image", default="", help="of launch/Dockerfile, in a registry")
+  parser.add_argument("--accelerator", default="tpu-v5-lite-podslice", help="of the node pool (default: %(default)s)")
+  parser.add_argument("--topology", default="4x4", help="of a slice (default: %(default)s)")
+  parser.add_argument("--chips_per_host", type=int, default=4, help="(default: 4)")
+  parser.add_argument("--slices", type=int, default=1, help="how many (default: 1)")
+  parser.add_argument("--spot", action="store_true", help="on spot nodes")
+  parser.add_argument("--restarts", type=int, default=10, help="after failures and evictions (default: 10)")
+  parser.add_argument("--grace_seconds", type=int, default=120, help="for a save before a pod ends (default: 120)")
+  parser.add_argument("--secret", default="", help="a Kubernetes secret whose keys become variables")
+  parser.add_argument("--service_account", default="", help="that may write to the bucket")
+  args = commands.parse(parser, argv)
+  job, shell = commands.job(args), Shell(args.dry_run)
+  commands.remote(job, "the cluster")
+  if args.action == "start":
+    if not args.image:
+      raise UserError("--image is missing: docker build -f launch/Dockerfile -t IMAGE . && docker push IMAGE")
+    if not all(n.isdecimal() and int(n) for n in args.topology.split("x")):
+      raise UserError(f"--topology={args.topology}: expected a shape such as 4x4 or 2x2x4")
+    return start(job, args, shell)
+  if args.action == "stop":
+    stop(job.name, shell)
+    return 0
+  if args.action == "logs":
+    pods = f"--selector=jobset.sigs.k8s.io/jobset-name={job.name}"
+    return shell.stream(["kubectl", "logs", pods, "--prefix", "--tail=200", "--max-log-requests=512"])
+  print(f"{job.name}: {(state(job.name, shell) or 'no such JobSet').lower()}")
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -1,0 +1,141 @@
+"""Checks the hosts of a job before it costs anything: python -m launch.preflight --workdir=gs://bucket/run
+
+Runs on every host, as the training command does, and finds the others as that does. Each device multiplies two matrices
+whose product is known; all devices add up their numbers, and a buffer goes round all links; the workdir is written,
+read and cleared, and the local disk has room. One line per host and check, then 0; or an exit code of
+docs/reference/exit-codes.md after one line that names the host and device.
+"""
+
+import argparse
+import os
+import pathlib
+import shutil
+import socket
+import sys
+import tempfile
+import time
+
+if __package__ in (None, ""):
+  sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+
+from t5x_like.errors import TransientError, UserError, door, one_line
+
+_SIZE = 1024
+_LINK_BYTES = 2**26  # of the all-reduce, a device
+
+
+def check_devices() -> str:
+  """Every device of this host computes what it should.
+
+  Raises:
+    TransientError: naming the device.
+  """
+  import jax
+  import jax.numpy as jnp
+  import numpy as np
+
+  for device in jax.local_devices():
+    row_n = jnp.arange(_SIZE, dtype=jnp.float32, device=device) % 7
+    product_nn = jnp.outer(row_n, jnp.ones(_SIZE, device=device)) @ jnp.eye(_SIZE, device=device)
+    if not (np.asarray(product_nn)[:, 5] == np.arange(_SIZE) % 7).all():
+      raise TransientError(f"{device} of {socket.gethostname()} computes wrong products; replace the host")
+  return f"{jax.local_device_count()} devices compute right ({jax.local_devices()[0].device_kind})"
+
+
+def check_links(devices: int | None) -> str:
+  """All devices add up their numbers; returns the rate of a large all-reduce.
+
+  Raises:
+    UserError: there are not as many devices as expected.
+    TransientError: the sum is wrong.
+  """
+  import jax
+  import jax.numpy as jnp
+  from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+  count = jax.device_count()
+  if devices is not None and count != devices:
+    raise UserError(f"--devices={devices}: found {count} in {jax.process_count()} processes; is a host missing?")
+  mesh = Mesh(jax.devices(), ("all",))
+  split, whole = NamedSharding(mesh, PartitionSpec("all")), NamedSharding(mesh, PartitionSpec())
+  width = max(1, _LINK_BYTES // 4 // (1 if jax.default_backend() != "cpu" else 64))
+  make = jax.jit(lambda: jnp.ones((count, width), jnp.float32) * jnp.arange(1, count + 1)[:, None], out_shardings=split)
+  add = jax.jit(lambda x: x.sum(axis=0), out_shardings=whole)
+  x = make()
+  total = add(x)
+  start = time.perf_counter()
+  total = add(x).block_until_ready()
+  seconds = time.perf_counter() - start
+  found = float(total.addressable_data(0)[-1])
+  if found != count * (count + 1) / 2:
+    raise TransientError(
+      f"{socket.gethostname()}: {count} devices add up to {found:g}, expected {count * (count + 1) / 2:g}"
+    )
+  rate = 2 * 4 * width * (count - 1) / count / seconds / 1e9
+  return f"{count} devices of {jax.process_count()} hosts add up right, {rate:.2f} GB/s a device around the ring"
+
+
+def check_workdir(workdir: str) -> str:
+  """A file of this host is written, read and removed there.
+
+  Raises:
+    UserError: it cannot be.
+  """
+  import fsspec
+
+  address = f"{workdir.rstrip('/')}/.preflight-{socket.gethostname()}-{os.getpid()}"
+  content = os.urandom(2**16)
+  try:
+    system, path = fsspec.core.url_to_fs(address)
+    start = time.perf_counter()
+    system.makedirs(path.rpartition("/")[0], exist_ok=True)
+    system.pipe_file(path, content)
+    if system.cat_file(path) != content:
+      raise TransientError(f"{workdir}: {socket.gethostname()} reads other bytes than it has written")
+    system.rm_file(path)
+  except TransientError:
+    raise
+  except Exception as error:
+    said = f"{type(error).__name__}: {one_line(error)[:200]}"
+    raise UserError(
+      f"--workdir={workdir}: {socket.gethostname()} cannot write, read and remove a file: {said}"
+    ) from None
+  return f"{workdir} is written and read in {time.perf_counter() - start:.2f} s"
+
+
+def check_disk(gigabytes: float) -> str:
+  """
+  Raises:
+    UserError: the disk of temporary files has less room.
+  """
+  folder = tempfile.gettempdir()
+  free = shutil.disk_usage(folder).free / 1e9
+  if free < gigabytes:
+    raise UserError(
+      f"{folder}: {free:.1f} GB are free on {socket.gethostname()}, expected {gigabytes:g}; clear the disk"
+    )
+  return f"{free:.1f} GB free in {folder}"
+
+
+@door
+def main(argv: list[str] | None = None) -> None:
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--workdir", required=True, help="the run's directory or bucket")
+  parser.add_argument("--devices", type=int, help="how many there should be in all")
+  parser.add_argument("--free_gigabytes", type=float, default=5, help="on the local disk (default: 5)")
+  args = parser.parse_args(argv)
+  # Each process finds what is wrong with its own host before it waits for the others.
+  found = [check_disk(args.free_gigabytes), check_workdir(args.workdir)]
+
+  from t5x_like.training import process
+
+  process.prepare()
+  found += [check_devices(), check_links(args.devices)]
+  for line in found:
+    print(f"preflight {socket.gethostname()}: {line}", flush=True)
+
+
+if __name__ == "__main__":
+  from t5x_like import command_line
+
+  command_line.program(main)

@@ -1,0 +1,121 @@
+"""Trains on any cloud that SkyPilot reaches, as a managed job: it finds a machine, and another when that is taken away.
+
+  python launch/sky.py start --accelerators=tpu-v5litepod-16 --spot -- \\
+    python -m t5x_like.train --config=configs/t5/base.py --workdir=gs://bucket/t5_base
+
+`start` runs `sky jobs launch` with a task made here; --dry_run prints it. After preemptions, and exit codes that
+another start may mend, SkyPilot runs the same command again, which goes on. `status`, `logs` and `stop` take the same
+flags. Secrets are given as --secret=NAME, read from this environment, and are never printed.
+"""
+
+import json
+import os
+import pathlib
+import shlex
+import sys
+import tempfile
+
+if __package__ in (None, ""):
+  sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+
+from launch import commands
+from launch.commands import Job, Shell, last_line, say
+from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, TransientError, UserError, door
+
+_ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
+
+
+def task(job: Job, args) -> dict:
+  """SkyPilot's task; JSON is YAML."""
+  check = shlex.join(["python", "-m", "launch.preflight", f"--workdir={job.workdir}"])
+  package = "jax[tpu]" if args.accelerators.startswith("tpu") else "jax[cuda12]"
+  tpu = {"accelerator_args": {"runtime_version": args.runtime_version}} if args.runtime_version else {}
+  recovery = {
+    "strategy": "FAILOVER",
+    "max_restarts_on_errors": args.restarts,
+    "recover_on_exit_codes": [EXIT_TRANSIENT, EXIT_PREEMPTED],
+  }
+  return {
+    "name": job.name,
+    "workdir": str(commands.ROOT),
+    "num_nodes": args.nodes,
+    "resources": {"accelerators": args.accelerators, "use_spot": args.spot, "job_recovery": recovery} | tpu,
+    "envs": job.environment,
+    "setup": f"python3 -m venv ~/venv && ~/venv/bin/pip install -q -r requirements.txt {shlex.quote(package)}",
+    "run": "\n".join(
+      [
+        'export PATH="$HOME/venv/bin:$PATH"',
+        'if [ "$SKYPILOT_NUM_NODES" -gt 1 ]; then',
+        '  export JAX_COORDINATOR_ADDRESS="$(echo "$SKYPILOT_NODE_IPS" | head -n 1):8476"',
+        '  export JAX_NUM_PROCESSES="$SKYPILOT_NUM_NODES" JAX_PROCESS_ID="$SKYPILOT_NODE_RANK"',
+        "fi",
+        f"{check} && exec {shlex.join(job.command)}",
+      ]
+    ),
+  }
+
+
+def state(name: str, shell: Shell) -> str | None:
+  """Of the newest managed job of this name, such as RUNNING."""
+  done = shell.run(["sky", "jobs", "queue", "--output=json"], asks=True)
+  if done.returncode:
+    raise _failure("jobs queue", done.stderr)
+  rows = [row for row in json.loads(done.stdout or "[]") if row.get("job_name") == name]
+  return max(rows, key=lambda row: row["job_id"])["status"] if rows else None
+
+
+def start(job: Job, args, shell: Shell) -> int:
+  found = state(job.name, shell)
+  if found is not None and not found.startswith(_ENDED):
+    say(f"{job.name} is {found.lower()} already; see: status, logs")
+    return 0
+  with tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder) / f"{job.name}.yaml"
+    shell.write(path, json.dumps(task(job, args), indent=2) + "\n")
+    secrets = [word for name in args.secret for word in ("--secret", name)]  # read by sky from this environment
+    done = shell.run(["sky", "jobs", "launch", f"--name={job.name}", "--yes", "--detach-run", *secrets, str(path)])
+  if done.returncode:
+    raise _failure("jobs launch", done.stderr)
+  say(f"{job.name} is given to SkyPilot")
+  return 0
+
+
+def _failure(what: str, text: str) -> Exception:
+  said, low = last_line(text), text.lower()
+  if any(word in low for word in ("invalid", "not found", "quota", "no cloud access", "unknown")):
+    return UserError(f"sky {what}: {said}; see the flags, and sky check")
+  return TransientError(f"sky {what}: {said}")
+
+
+@door
+def main(argv: list[str] | None = None) -> int:
+  parser = commands.parser(__doc__, ("start", "status", "logs", "stop"))
+  parser.add_argument("--accelerators", default="tpu-v5litepod-16", help="such as H100:8 (default: %(default)s)")
+  parser.add_argument("--runtime_version", default="", help="of a TPU VM's image")
+  parser.add_argument("--nodes", type=int, default=1, help="of GPUs; a TPU slice is one (default: 1)")
+  parser.add_argument("--spot", action="store_true", help="on machines that may be taken away")
+  parser.add_argument("--restarts", type=int, default=10, help="after failures (default: 10)")
+  parser.add_argument("--secret", action="append", default=[], metavar="NAME", help="a variable of this environment")
+  args = commands.parse(parser, argv)
+  job, shell = commands.job(args), Shell(args.dry_run)
+  commands.remote(job, "the cloud")
+  for name in args.secret:
+    if name not in os.environ:
+      raise UserError(
+        f"--secret={name}: not set here; set it in this environment, its value is not given on the command line"
+      )
+  if args.action == "start":
+    return start(job, args, shell)
+  if args.action == "status":
+    print(f"{job.name}: {(state(job.name, shell) or 'no such job').lower()}")
+    return 0
+  if args.action == "logs":
+    return shell.stream(["sky", "jobs", "logs", f"--name={job.name}", "--no-follow"])
+  done = shell.run(["sky", "jobs", "cancel", f"--name={job.name}", "--yes"])
+  if done.returncode:
+    raise _failure("jobs cancel", done.stderr)
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())

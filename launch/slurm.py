@@ -1,0 +1,129 @@
+"""Trains on a SLURM cluster: a task for each process, requeued where that helps.
+
+  python launch/slurm.py start --nodes=4 --gpus_per_node=8 --time=24:00:00 -- \\
+    python -m t5x_like.train --config=configs/gpt/gpt2_124m.py --workdir=/shared/runs/gpt2
+
+`start` submits a batch script, kept in the workdir, unless a job of this name is queued or running. SLURM sends TERM
+before the time is up, and on preemption: the run saves and ends with 75. Then, and after failures that another start
+may mend, the job goes back into the queue under the same number, up to `--restarts` times; other exit codes end it
+(docs/reference/exit-codes.md). The same command later goes on. `status`, `logs` and `stop` (which lets the run save)
+take the same flags. Options that are not listed here are given as --sbatch=--OPTION=VALUE.
+"""
+
+import pathlib
+import re
+import shlex
+import sys
+
+if __package__ in (None, ""):
+  sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
+
+from launch import commands
+from launch.commands import Job, Shell, last_line, say
+from t5x_like.errors import EXITS_NOT_RESTARTED, TransientError, UserError, door
+
+
+def script(job: Job, args, log: str) -> str:
+  """The batch script. Within it `srun` runs the command once for each task, which find each other through SLURM."""
+  options = {
+    "job-name": job.name,
+    "nodes": args.nodes,
+    "ntasks-per-node": args.tasks_per_node,
+    "gpus-per-node": args.gpus_per_node or None,
+    "partition": args.partition or None,
+    "account": args.account or None,
+    "time": args.time or None,
+    "output": log,
+    "open-mode": "append",
+    "signal": f"TERM@{args.grace_seconds}",
+  }
+  given = [f"--{name}={value}" for name, value in options.items() if value is not None] + ["--requeue", *args.sbatch]
+  ended = "|".join(map(str, (0, *EXITS_NOT_RESTARTED)))
+  lines = [
+    "#!/bin/bash",
+    *(f"#SBATCH {shlex.quote(option)}" for option in given),
+    *commands.exports(job.environment),
+    f"cd {shlex.quote(str(args.directory or commands.ROOT))} || exit 2",
+    f"srun --kill-on-bad-exit=1 {shlex.join(job.command)}",
+    "code=$?",
+    f'case "$code" in {ended}) exit "$code" ;; esac',
+    f'if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {args.restarts} ]; then',
+    '  echo "[launcher] exit code $code: back into the queue (restart $((${SLURM_RESTART_COUNT:-0} + 1)))"',
+    '  scontrol requeue "$SLURM_JOB_ID" && sleep 60',
+    "fi",
+    'exit "$code"',
+  ]
+  return "\n".join(lines) + "\n"
+
+
+def queued(name: str, shell: Shell) -> list[tuple[str, str]]:
+  """(number, state) of the jobs of this name that have not ended."""
+  done = shell.run(["squeue", "--me", f"--name={name}", "--noheader", "--format=%i %T"], asks=True)
+  if done.returncode:
+    raise _failure("squeue", done.stderr)
+  return [tuple(line.split()) for line in done.stdout.splitlines() if line.strip()]
+
+
+def start(job: Job, args, shell: Shell) -> int:
+  if found := queued(job.name, shell):
+    say(f"{job.name} is job {found[0][0]} already, {found[0][1].lower()}; see: status, logs")
+    return 0
+  folder = pathlib.Path(job.workdir)
+  if not shell.dry_run:
+    folder.mkdir(parents=True, exist_ok=True)
+  path = folder / "slurm.sh"
+  shell.write(path, script(job, args, str(folder / "slurm.log")))
+  done = shell.run(["sbatch", "--parsable", str(path)])
+  if done.returncode:
+    raise _failure("sbatch", done.stderr)
+  say(f"{job.name} is job {done.stdout.strip() or 'N'}")
+  return 0
+
+
+def _failure(what: str, text: str) -> Exception:
+  said = last_line(text)
+  if re.search(r"invalid|not permitted|denied|limit|unrecognized|unavailable|not available", text, re.IGNORECASE):
+    return UserError(f"{what}: {said}; see --nodes, --partition, --account, --time and --sbatch")
+  return TransientError(f"{what}: {said}")
+
+
+@door
+def main(argv: list[str] | None = None) -> int:
+  parser = commands.parser(__doc__, ("start", "status", "logs", "stop"))
+  parser.add_argument("--nodes", type=int, default=1, help="(default: 1)")
+  parser.add_argument("--tasks_per_node", type=int, default=1, help="processes of each (default: 1, with all devices)")
+  parser.add_argument("--gpus_per_node", type=int, default=0, help="(default: 0)")
+  parser.add_argument("--partition", default="")
+  parser.add_argument("--account", default="")
+  parser.add_argument("--time", default="", help="limit, such as 24:00:00")
+  parser.add_argument("--grace_seconds", type=int, default=120, help="for a save before the time is up (default: 120)")
+  parser.add_argument("--restarts", type=int, default=20, help="back into the queue, at most (default: 20)")
+  parser.add_argument("--directory", default="", help="of this project on the nodes (default: where it is here)")
+  parser.add_argument("--sbatch", action="append", default=[], metavar="OPTION", help="another option of sbatch")
+  args = commands.parse(parser, argv)
+  job, shell = commands.job(args), Shell(args.dry_run)
+  for option in args.sbatch:
+    if not re.fullmatch(r"--?[A-Za-z][\w-]*(=[^\n]*)?", option):
+      raise UserError(f"--sbatch={option}: expected an option of sbatch, --OPTION=VALUE")
+  if "://" in job.workdir:
+    raise UserError(f"--workdir={job.workdir}: expected a directory that all nodes share; the script and log go there")
+  if args.action == "start":
+    return start(job, args, shell)
+  if args.action == "logs":
+    return shell.stream(["tail", "-n", "200", f"{job.workdir.rstrip('/')}/slurm.log"])
+  found = queued(job.name, shell)
+  if args.action == "status":
+    print(
+      "\n".join(f"{job.name}: job {number}, {state.lower()}" for number, state in found) or f"{job.name}: not queued"
+    )
+    return 0
+  for number, _ in found:
+    done = shell.run(["scancel", number])
+    if done.returncode:
+      raise _failure("scancel", done.stderr)
+  say(f"{job.name}: {'asked to save and end' if found else 'not queued'}")
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -1,0 +1,191 @@
+"""Cloud TPU VMs through a gcloud that is ours: hosts are folders in which what is sent to them runs."""
+
+import json
+import pathlib
+import sys
+
+import pytest
+
+from launch import tpu_vm
+
+WORKDIR = "--workdir=memory://bucket/runs/T5 base"
+FLAGS = ("--project=p", "--zone=z", "--accelerator_type=v5litepod-8", "--spot")
+
+
+@pytest.fixture
+def cloud(tmp_path, monkeypatch):
+  """Returns `prepare(**what goes wrong)`, which returns `calls()`: the words of each call so far."""
+  folder = tmp_path / "cloud"
+  folder.mkdir()
+  fake = tmp_path / "bin" / "gcloud"
+  fake.parent.mkdir()
+  program = pathlib.Path(__file__).with_name("fake_gcloud.py")
+  fake.write_text(f'#!/bin/bash\nexec {sys.executable} -I -S {program} "$@"\n')
+  fake.chmod(0o755)
+  monkeypatch.setenv("PATH", f"{fake.parent}:/usr/bin:/bin")
+  monkeypatch.setenv("FAKE_CLOUD", str(folder))
+  monkeypatch.setattr(tpu_vm, "_POLL_SECONDS", 0.2)
+  monkeypatch.setattr(tpu_vm, "_RETRY_SECONDS", 0.01)
+  monkeypatch.setattr(tpu_vm, "_package", lambda: EMPTY_TAR)
+
+  def prepare(states=(("ACTIVE",),), hosts=2, create_errors=(), unreachable=None):
+    plan = {"states": states, "hosts": hosts, "create_errors": create_errors, "unreachable": unreachable or {}}
+    (folder / "plan.json").write_text(json.dumps(plan))
+    (folder / "state.json").write_text(json.dumps({"queued": {}}))
+    return lambda *kind: [
+      words for words in map(json.loads, (folder / "calls.jsonl").read_text().splitlines()) if words[2:4] == [*kind]
+    ]
+
+  prepare.folder = folder
+  return prepare
+
+
+def empty_tar():
+  import io
+  import tarfile
+
+  held = io.BytesIO()
+  tarfile.open(fileobj=held, mode="w:gz").close()
+  return held.getvalue()
+
+
+EMPTY_TAR = empty_tar()
+
+
+def start(*flags, program="pass", words=(), action="start"):
+  return tpu_vm.main([action, *FLAGS, *flags, "--", "python", "-c", program, WORKDIR, *words])
+
+
+def host_files(cloud, name):
+  return [path.read_text() for path in sorted(cloud.folder.glob(f"host-*/jobs/*/{name}"))]
+
+
+def test_a_job_runs_on_all_hosts_and_again_goes_on(cloud, capsys):
+  calls = cloud(states=[["ACCEPTED", "WAITING_FOR_RESOURCES", "PROVISIONING", "ACTIVE"]])
+  assert start(program="import os; print('trained', os.getcwd())") == 0
+  logs = host_files(cloud, "log")
+  assert len(logs) == 2 and all("trained" in log and log.rstrip().endswith("/project") for log in logs)
+  (created,) = calls("queued-resources", "create")
+  assert "--spot" in created and "--node-id=t5-base-506d7fdd" in created, created
+  assert "waiting_for_resources" in capsys.readouterr().err
+  assert start(program="print('more')") == 0  # the slice is there
+  assert len(calls("queued-resources", "create")) == 1
+  assert all("more" in log for log in host_files(cloud, "log")), host_files(cloud, "log")
+  assert start(action="status") == 0 and capsys.readouterr().out.count(": exit 0") == 2
+  assert start(action="logs") == 0 and "trained" in capsys.readouterr().out
+  assert start(action="delete") == 0 and start(action="status") == 0
+  assert "no such slice" in capsys.readouterr().out
+
+
+def test_a_slice_taken_away_is_asked_for_again(cloud, capsys):
+  calls = cloud(states=[["ACTIVE", "ACTIVE", "ACTIVE", "SUSPENDED"], ["ACTIVE"]])
+  once = cloud.folder / "once"
+  program = (
+    f"import os, time; first = not os.path.exists({str(once)!r}); open({str(once)!r}, 'w'); first and time.sleep(20)"
+  )
+  assert start("--restarts=0", program=program) == 0
+  assert len(calls("queued-resources", "create")) == 2 and len(calls("queued-resources", "delete")) == 1
+  err = capsys.readouterr().err
+  assert "preempted" in err and "has finished (0 failures, 1 preemptions before)" in err
+
+
+def test_no_capacity_is_waited_for(cloud, capsys):
+  stock_out = "RESOURCE_EXHAUSTED: There is no more capacity in the zone"
+  calls = cloud(create_errors=[stock_out, stock_out])
+  assert start() == 0
+  assert len(calls("queued-resources", "create")) == 3
+  assert capsys.readouterr().err.count("no capacity") == 2
+
+
+@pytest.mark.parametrize(
+  "error, code, words",
+  [
+    ("RESOURCE_EXHAUSTED: Quota limit 'TPUV5sPreemptiblePerZone' has been exceeded. Limit: 0", 2, "quota"),
+    ("PERMISSION_DENIED: the caller does not have permission", 2, "gcloud auth login"),
+    ("INVALID_ARGUMENT: unknown accelerator type", 2, "--accelerator_type"),
+    ("INTERNAL: 503 try again", 69, "503"),
+  ],
+)
+def test_errors_of_the_cloud_have_classes(error, code, words, cloud, capsys):
+  calls = cloud(create_errors=[error])
+  assert start() == code
+  err = capsys.readouterr().err.strip()
+  assert words in err and len(err.splitlines()) == 1 and len(calls("queued-resources", "create")) == 1
+
+
+def test_hosts_that_cannot_be_reached_are_tried_again_by_themselves(cloud, capsys):
+  calls = cloud(hosts=3, unreachable={"1": 2})
+  assert start() == 0
+  first = [next(w for w in words if w.startswith("--worker=")) for words in calls("tpu-vm", "ssh")][:5]
+  assert sorted(first[:3]) == ["--worker=0", "--worker=1", "--worker=2"] and first[3:] == ["--worker=1"] * 2
+  assert "1 of 3 hosts cannot be reached" in capsys.readouterr().err
+
+
+def test_a_host_that_stays_away_ends_it(cloud, capsys):
+  cloud(unreachable={"1": 99})
+  assert start() == 69
+  assert "worker 1 of t5-base" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("code, starts", [(3, 1), (69, 2)])
+def test_exit_codes_decide_about_restarts(code, starts, cloud, capsys):
+  cloud()
+  program = f"import sys; print('start', flush=True); sys.exit({code})"
+  assert start("--restarts=1", program=program) == code
+  assert [log.count("start") for log in host_files(cloud, "log")] == [starts] * 2
+  assert f"failed with exit code {code}" in capsys.readouterr().err
+
+
+def test_stop_lets_the_run_save(cloud, capsys):
+  cloud(states=[["ACTIVE"]])
+  program = (
+    "import os, signal, sys, time\n"
+    "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(75)))\n"
+    "print('up', flush=True)\nopen(os.path.expanduser('~/up'), 'w')\ntime.sleep(30)\n"
+  )
+  import threading
+  import time
+
+  codes = []
+  thread = threading.Thread(target=lambda: codes.append(start(program=program)))
+  thread.start()
+  while len(list(cloud.folder.glob("host-*/up"))) < 2:
+    time.sleep(0.05)
+  assert start(action="stop") == 0
+  thread.join(20)
+  assert codes == [75] and all("saved" in log for log in host_files(cloud, "log"))
+  assert "was stopped and has saved" in capsys.readouterr().err
+
+
+def test_no_shell_reads_arguments_and_no_secret_is_printed(cloud, capsys, monkeypatch, tmp_path):
+  calls = cloud()
+  monkeypatch.setenv("HF_TOKEN", "s3cr3t'; touch pwned #")
+  words = ["--x=$(touch pwned)", "'; touch pwned; '", "a b", "`touch pwned`", "--api_key=hush"]
+  program = "import json, os, sys; print(json.dumps([sys.argv[2:], os.environ['HF_TOKEN']]))"
+  assert start("--env=HF_TOKEN", program=program, words=words) == 0
+  said = [json.loads(log.splitlines()[-1]) for log in host_files(cloud, "log")]
+  assert said == [[words, "s3cr3t'; touch pwned #"]] * 2
+  assert not list(tmp_path.rglob("pwned"))
+  out = "".join(capsys.readouterr())
+  assert "s3cr3t" not in out and all("s3cr3t" not in json.dumps(call) for call in calls("tpu-vm", "ssh"))
+  assert tpu_vm.main(["start", "--dry_run", *FLAGS, "--env=HF_TOKEN", "--", "python", "x.py", WORKDIR, *words]) == 0
+  out = "".join(capsys.readouterr())
+  assert "s3cr3t" not in out and "hush" not in out and "HF_TOKEN=***" in out
+  for command in ("queued-resources create", "tpu-vm scp", "tpu-vm ssh", "control.sh start", "launch.preflight"):
+    assert command in out, command
+
+
+@pytest.mark.parametrize(
+  "argv, words",
+  [
+    (["start", *FLAGS], "--workdir"),
+    (["start", *FLAGS, "--", "python", "x.py", "--workdir=/tmp/run"], "gs://"),
+    (["start", *FLAGS, "--slices=0", "--", "python", "x.py", WORKDIR], "--slices=0"),
+    (["start", *FLAGS, "--name=Bad_Name", "--", "python", "x.py", WORKDIR], "--name=Bad_Name"),
+    (["start", *FLAGS, "--env=NO_SUCH_VARIABLE", "--", "python", "x.py", WORKDIR], "NO_SUCH_VARIABLE"),
+  ],
+)
+def test_what_cannot_start_is_refused_in_one_line(argv, words, capsys):
+  assert tpu_vm.main(argv) == 2
+  err = capsys.readouterr().err
+  assert words in err and len(err.splitlines()) == 1
