@@ -95,6 +95,16 @@ def remote(job: Job, what: str) -> str:
   return job.workdir
 
 
+def without_secrets(job: Job) -> None:
+  """Refuses variables that are named like secrets, where they would be written into a manifest.
+
+  Raises:
+    UserError: naming the variable.
+  """
+  for name in filter(_SECRET.search, job.environment):
+    raise UserError(f"--env={name}: looks like a secret, which does not belong in a manifest; use --secret, see --help")
+
+
 def _variable(text: str) -> tuple[str, str]:
   name, equals, value = text.partition("=")
   if not re.fullmatch(r"[A-Za-z_]\w*", name):

@@ -39,7 +39,7 @@ def manifest(job: Job, args) -> dict:
     "command": ["bash", "-c", f"{check} && exec {shlex.join(job.command)}"],
     "env": [{"name": name, "value": value} for name, value in sorted(job.environment.items())],
     "resources": {"requests": chips, "limits": chips},
-    "ports": [{"containerPort": 8471}, {"containerPort": 8080}],
+    "ports": [{"containerPort": port, "protocol": "TCP"} for port in (8471, 8080)],
   }
   if args.secret:
     container["envFrom"] = [{"secretRef": {"name": args.secret}}]
@@ -153,6 +153,7 @@ def main(argv: list[str] | None = None) -> int:
   args = commands.parse(parser, argv)
   job, shell = commands.job(args), Shell(args.dry_run)
   commands.remote(job, "the cluster")
+  commands.without_secrets(job)
   if args.action == "start":
     if not args.image:
       raise UserError("--image is missing: docker build -f launch/Dockerfile -t IMAGE . && docker push IMAGE")

@@ -99,6 +99,7 @@ def main(argv: list[str] | None = None) -> int:
   args = commands.parse(parser, argv)
   job, shell = commands.job(args), Shell(args.dry_run)
   commands.remote(job, "the cloud")
+  commands.without_secrets(job)
   for name in args.secret:
     if name not in os.environ:
       raise UserError(

@@ -70,7 +70,9 @@ def scp(words):
     shutil.copy(file, home / folder)
   programs = home / folder / "venv" / "bin"
   programs.mkdir(parents=True, exist_ok=True)
-  (programs / "python").write_text(f'#!/bin/bash\n[ "$2" = launch.preflight ] && exit 0\nexec {sys.executable} -S "$@"\n')
+  (programs / "python").write_text(
+    f'#!/bin/bash\n[ "$2" = launch.preflight ] && exit 0\nexec {sys.executable} -S "$@"\n'
+  )
   (programs / "pip").write_text("#!/bin/bash\n")
   for program in programs.iterdir():
     program.chmod(0o755)

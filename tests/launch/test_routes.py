@@ -1,0 +1,185 @@
+"""GKE, SkyPilot and the check before: manifests by their schemas, commands through programs that are ours."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import fsspec
+import pytest
+
+from launch import gke, preflight, sky
+
+REPO = pathlib.Path(__file__).resolve().parents[2]
+WORKDIR = "--workdir=gs://bucket/runs/T5 base"
+COMMAND = ("--", "python", "-m", "t5x_like.train", "--config=configs/t5/base.py", WORKDIR, "--x=$(touch pwned)'")
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+  """Returns `make(name, script)`; each call of the program adds its arguments and input to tmp_path/calls."""
+
+  def make(name, script="true"):
+    path = tmp_path / name
+    path.write_text(f'#!/bin/bash\nprintf "%s\\n" "$*" >> {tmp_path}/calls\n{script}\n')
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return lambda: (tmp_path / "calls").read_text()
+
+  return make
+
+
+GKE = ("--image=registry/project:1", "--topology=4x4", "--slices=2", "--spot", "--env=HF_HOME=/tmp/hf", "--secret=keys")
+
+
+def applied(tmp_path, program, answer=""):
+  calls = program("kubectl", f"case \"$1\" in get) printf %s '{answer}' ;; apply) cat > {tmp_path}/manifest ;; esac")
+  assert gke.main(["start", *GKE, *COMMAND]) == 0
+  return calls(), (tmp_path / "manifest")
+
+
+def test_a_jobset_is_one_by_its_schema(tmp_path, program):
+  models = pytest.importorskip("kubeflow_trainer_api.models")
+  calls, file = applied(tmp_path, program)
+  manifest = json.loads(file.read_text())
+  read = models.JobsetV1alpha2JobSet.from_dict(manifest)
+  assert read.to_dict() == manifest  # nothing that the schema does not know, and all of the right types
+  assert "delete" not in calls and "apply --filename=-" in calls
+  (slice_,) = manifest["spec"]["replicatedJobs"]
+  job = slice_["template"]["spec"]
+  assert slice_["replicas"] == 2 and job["parallelism"] == job["completions"] == 4  # 16 chips, 4 to a host
+  pod = job["template"]["spec"]
+  (container,) = pod["containers"]
+  assert container["resources"]["limits"] == {"google.com/tpu": 4}
+  assert pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
+  bash, c, script = container["command"]
+  echo = f"python() {{ printf '%s\\n' \"$@\"; }}; {script.replace('exec ', '')}"
+  said = subprocess.run([bash, c, echo], capture_output=True, text=True, cwd=tmp_path).stdout.splitlines()
+  assert said == [
+    "-m",
+    "launch.preflight",
+    WORKDIR,
+    "-m",
+    "t5x_like.train",
+    "--config=configs/t5/base.py",
+    WORKDIR,
+    COMMAND[-1],
+  ]
+  assert not (tmp_path / "pwned").exists()
+  assert job["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"] == [2, 3, 4]
+
+
+@pytest.mark.parametrize("ended", ["Failed", "Completed"])
+def test_a_jobset_that_has_ended_is_replaced(ended, tmp_path, program):
+  answer = json.dumps({"status": {"conditions": [{"type": ended, "status": "True"}]}})
+  calls, file = applied(tmp_path, program, answer)
+  assert calls.index("delete") < calls.index("apply") and file.exists()
+
+
+def test_a_jobset_that_runs_is_left_alone(tmp_path, program, capsys):
+  calls, file = applied(tmp_path, program, json.dumps({"status": {}}))
+  assert not file.exists() and "is running already" in capsys.readouterr().err
+  assert gke.main(["status", *COMMAND]) == 0 and "running" in capsys.readouterr().out
+  assert gke.main(["stop", *COMMAND]) == 0
+
+
+@pytest.mark.parametrize(
+  "error, code",
+  [
+    ('error: resource mapping not found: no matches for kind "JobSet" in version "jobset.x-k8s.io/v1alpha2"', 2),
+    ("Error from server (Forbidden): jobsets is forbidden", 2),
+    ("Unable to connect to the server: i/o timeout", 69),
+  ],
+)
+def test_errors_of_kubectl_have_classes(error, code, program, capsys):
+  program("kubectl", f"echo '{error}' >&2; exit 1")
+  assert gke.main(["start", *GKE, *COMMAND]) == code
+  assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_dry_runs_print_and_do_nothing(program, capsys, monkeypatch):
+  monkeypatch.setenv("PATH", "/nowhere")
+  monkeypatch.setenv("HF_TOKEN", "s3cr3t")
+  assert gke.main(["start", "--dry_run", *GKE, *COMMAND]) == 0
+  out = capsys.readouterr().out
+  assert "kubectl apply" in out and "JobSet" in out
+  assert sky.main(["start", "--dry_run", "--secret=HF_TOKEN", *COMMAND]) == 0
+  out = capsys.readouterr().out
+  assert "sky jobs launch" in out and "launch.preflight" in out and "s3cr3t" not in out and "--secret HF_TOKEN" in out
+
+
+def test_sky_launches_once(tmp_path, program, capsys, monkeypatch):
+  name = "t5-base-"
+  calls = program("sky", f'case "$2" in queue) cat {tmp_path}/queue ;; launch) cp "${{@: -1}}" {tmp_path}/task ;; esac')
+  (tmp_path / "queue").write_text("[]")
+  assert sky.main(["start", "--accelerators=H100:8", "--nodes=2", *COMMAND]) == 0
+  task = json.loads((tmp_path / "task").read_text())
+  assert task["name"].startswith(name) and task["num_nodes"] == 2 and "jax[cuda12]" in task["setup"]
+  script = 'exec() { "$@"; }; python() { printf \'%s\\n\' "$@"; }; SKYPILOT_NUM_NODES=1\n' + task["run"]
+  said = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path).stdout.splitlines()
+  assert said[3:] == list(COMMAND[2:]) and not (tmp_path / "pwned").exists()
+  rows = [{"job_name": task["name"], "job_id": 3, "status": "RUNNING"}]
+  (tmp_path / "queue").write_text(json.dumps(rows))
+  assert sky.main(["start", *COMMAND]) == 0 and calls().count("jobs launch") == 1
+  rows += [{"job_name": task["name"], "job_id": 4, "status": "FAILED_SETUP"}]
+  (tmp_path / "queue").write_text(json.dumps(rows))
+  assert sky.main(["start", *COMMAND]) == 0 and calls().count("jobs launch") == 2
+
+
+@pytest.mark.parametrize(
+  "main, argv, words",
+  [
+    (gke.main, ["start", *COMMAND], "--image"),
+    (gke.main, ["start", "--image=x", "--topology=big", *COMMAND], "--topology=big"),
+    (gke.main, ["start", *GKE, "--env=HF_TOKEN=1", *COMMAND], "HF_TOKEN: looks like a secret"),
+    (sky.main, ["start", "--env=WANDB_API_KEY=1", *COMMAND], "WANDB_API_KEY: looks like a secret"),
+    (gke.main, ["begin", *COMMAND], "begin"),
+    (sky.main, ["start", "--secret=NO_SUCH_VARIABLE", *COMMAND], "NO_SUCH_VARIABLE"),
+    (sky.main, ["start", "--", "python", "x.py", "--workdir=run"], "gs://"),
+  ],
+)
+def test_what_cannot_start_is_refused_in_one_line(main, argv, words, capsys):
+  assert main(argv) == 2
+  err = capsys.readouterr().err
+  assert words in err and len(err.splitlines()) == 1
+
+
+def test_the_image_has_what_the_manifest_runs():
+  lines = (REPO / "launch" / "Dockerfile").read_text().splitlines()
+  copied = {word for line in lines if line.startswith("COPY") for word in line.split()[1:-1]}
+  assert copied >= {"t5x_like", "configs", "launch", "tools", "requirements.txt", "constraints.txt"}
+  assert all((REPO / word).exists() for word in copied)
+
+
+# The check before
+
+
+def test_devices_links_and_disk(tmp_path):
+  assert "8 devices compute right" in preflight.check_devices()
+  assert "8 devices of 1 hosts add up right" in preflight.check_links(8)
+  assert "free in" in preflight.check_disk(0.001)
+  assert "written and read" in preflight.check_workdir(str(tmp_path / "run"))
+  assert "written and read" in preflight.check_workdir("memory://bucket/run")
+  assert not list((tmp_path / "run").iterdir()) and not fsspec.filesystem("memory").find("/bucket")
+
+
+def test_what_is_wrong_with_a_host_is_said_in_one_line(tmp_path, capsys):
+  (tmp_path / "file").write_text("")
+  for flags, words in [
+    (["--workdir=/proc/no/such/place"], "cannot write"),
+    ([f"--workdir={tmp_path}", "--free_gigabytes=1e9"], "GB are free"),
+    ([f"--workdir={tmp_path}/file/run"], "cannot write"),
+    ([f"--workdir={tmp_path}", "--devices=64"], "--devices=64: found 8"),
+  ]:
+    assert preflight.main(flags) == 2
+    err = capsys.readouterr().err
+    assert words in err and len(err.splitlines()) == 1, err
+
+
+def test_two_hosts_are_checked_together(tmp_path):
+  command = [sys.executable, "-m", "launch.preflight", f"--workdir={tmp_path}/run", "--devices=4"]
+  launcher = [sys.executable, "launch/local.py", "--processes=2", "--devices_per_process=2", "--", *command]
+  done = subprocess.run(launcher, cwd=REPO, capture_output=True, text=True, timeout=120, env=os.environ)
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.count("4 devices of 2 hosts add up right") == 2

@@ -1,0 +1,151 @@
+"""SLURM: the batch script by itself, and a real cluster of one node where Debian's packages are installed."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import slurm_cluster
+from runs import NANO, REPO, environment, losses, run, train
+
+from launch import slurm
+
+
+def fake(folder, name, text):
+  path = folder / name
+  path.write_text(f"#!/bin/bash\n{text}\n")
+  path.chmod(0o755)
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+  """SLURM's programs as scripts: nothing is queued, and `sbatch` runs its script at once."""
+  folder = tmp_path / "bin"
+  folder.mkdir()
+  fake(folder, "squeue", f"cat {tmp_path}/queue 2>/dev/null || true")
+  fake(folder, "srun", 'shift; exec "$@"')
+  fake(folder, "scontrol", f'echo "$@" >> {tmp_path}/scontrol; false')
+  fake(folder, "sbatch", f'echo 7; SLURM_JOB_ID=7 bash "${{@: -1}}" > {tmp_path}/out 2>&1; echo $? > {tmp_path}/code')
+  monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+  return tmp_path
+
+
+def start(folder, *words, flags=(), program="pass", action="start"):
+  workdir = f"--workdir={folder}/a run"
+  return slurm.main([action, *flags, "--", sys.executable, "-S", "-c", program, workdir, *words])
+
+
+@pytest.mark.parametrize(
+  "code, requeued", [(0, False), (2, False), (3, False), (4, False), (69, True), (75, True), (1, True)]
+)
+def test_exit_codes_decide_about_the_queue(code, requeued, programs):
+  assert start(programs, program=f"import sys; sys.exit({code})") == 0
+  assert (programs / "code").read_text().strip() == str(code)
+  assert (programs / "scontrol").exists() == requeued
+  if requeued:
+    assert (programs / "scontrol").read_text() == "requeue 7\n"
+
+
+def test_restarts_have_an_end(programs, monkeypatch):
+  monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+  assert start(programs, flags=["--restarts=2"], program="import sys; sys.exit(69)") == 0
+  assert not (programs / "scontrol").exists()
+
+
+def test_the_command_arrives_as_given_and_secrets_are_not_printed(programs, monkeypatch, capsys):
+  monkeypatch.setenv("HF_TOKEN", "s3cr3t'; touch pwned #")
+  words = ["--x=$(touch pwned)", "'; touch pwned; '", "a  b", "`touch pwned`"]
+  program = "import json, os, sys; print(json.dumps([sys.argv[2:], os.environ['HF_TOKEN']]))"
+  assert start(programs, *words, flags=["--env=HF_TOKEN", "--sbatch=--exclude=n[1-3]"], program=program) == 0
+  assert json.loads((programs / "out").read_text()) == [words, "s3cr3t'; touch pwned #"]
+  assert not list(programs.rglob("pwned")) and not (REPO / "pwned").exists()
+  script = programs / "a run" / "slurm.sh"
+  assert script.stat().st_mode & 0o077 == 0
+  script.unlink()
+  assert start(programs, *words, flags=["--env=HF_TOKEN", "--dry_run"], program=program) == 0
+  out = "".join(capsys.readouterr())
+  assert "s3cr3t" not in out and "HF_TOKEN=***" in out and "#SBATCH --signal=TERM@120" in out
+  assert "sbatch --parsable" in out and not script.exists()
+
+
+def test_a_job_in_the_queue_is_left_alone(programs, capsys):
+  (programs / "queue").write_text("41 RUNNING\n")
+  assert start(programs) == 0 and not (programs / "code").exists()
+  assert "is job 41 already, running" in capsys.readouterr().err
+  assert start(programs, action="status") == 0 and "job 41, running" in capsys.readouterr().out
+
+
+def test_what_cannot_start_is_refused_in_one_line(programs, capsys):
+  assert slurm.main(["start", "--", "python", "x.py", "--workdir=gs://bucket/run"]) == 2
+  assert start(programs, flags=["--sbatch=rm -rf /"]) == 2
+  fake(programs / "bin", "sbatch", "echo 'sbatch: error: invalid partition specified: x' >&2; exit 1")
+  assert start(programs) == 2
+  lines = capsys.readouterr().err.splitlines()
+  assert len(lines) == 3 and "share" in lines[0] and "--sbatch" in lines[1] and "invalid partition" in lines[2]
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(bool(slurm_cluster.missing()), reason="no SLURM; on Debian: apt-get install slurm-wlm")
+def test_submit_cancel_resubmit_resume(tmp_path):
+  """Two tasks of a real job: cancelled, which saves; submitted again; given TERM, which puts it back into the queue."""
+  flags = ("--config.total_steps=60", "--config.checkpoint.every=20", "--config.mesh.fsdp=4")
+  workdir, cache = tmp_path / "run", tmp_path / "compiled"
+  command = [
+    "launch/slurm.py",
+    "start",
+    "--tasks_per_node=2",
+    "--restarts=3",
+    "--",
+    *train(workdir, *flags, recipe=NANO),
+  ]
+  with slurm_cluster.cluster(tmp_path / _made(tmp_path / "cluster")) as slurms:
+    own = slurms | {name: environment(4, cache)[name] for name in ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR")}
+
+    def ask(*words):
+      done = subprocess.run(words, env=own, cwd=REPO, capture_output=True, text=True, timeout=60)
+      assert done.returncode == 0, done
+      return done.stdout
+
+    def launcher(action):
+      return ask(sys.executable, command[0], action, *command[2:])
+
+    def until(condition, seconds=400):
+      deadline = time.monotonic() + seconds
+      while not condition():
+        assert time.monotonic() < deadline, (workdir / "slurm.log").read_text()[-3000:]
+        time.sleep(0.2)
+
+    def trained():
+      return max((step for step, _ in losses(workdir)), default=0) if (workdir / "metrics.jsonl").exists() else 0
+
+    def said(words):
+      return (workdir / "slurm.log").exists() and words in (workdir / "slurm.log").read_text()
+
+    launcher("start")
+    launcher("start")  # does nothing
+    assert len(ask("squeue", "--noheader").splitlines()) == 1
+    until(lambda: trained() > 3)
+    launcher("stop")
+    until(lambda: "not queued" in launcher("status"))
+    stopped = trained()
+    assert 3 < stopped < 60 and "exit code 75: back" not in (workdir / "slurm.log").read_text()
+    launcher("start")
+    until(lambda: said(f"from step {stopped} of 60"))
+    until(lambda: trained() > stopped + 3)
+    number = ask("squeue", "--noheader", "--format=%i").strip()
+    ask("scancel", "--signal=TERM", number)  # as before the time is up
+    until(lambda: said("exit code 75: back into the queue (restart 1)"))
+    until(lambda: "not queued" in launcher("status"))
+  assert trained() == 60
+  code, output = run(train(tmp_path / "whole", *flags), devices=8, cache=cache)
+  assert code == 0, output
+  ours, theirs = losses(workdir), losses(tmp_path / "whole")
+  assert [step for step, _ in ours] == list(range(1, 61))
+  assert max(abs(a - b) for (_, a), (_, b) in zip(ours, theirs)) < 1e-5
+
+
+def _made(folder):
+  folder.mkdir()
+  return folder
