@@ -109,7 +109,8 @@ def test_layouts_are_those_of_the_compiler():
   import sys
 
   program = (
-    "import json, sys\nsys.path.append('tests')\nfrom tests.parallel.layouts import *\nfrom tests.parallel.test_slices import every_row_is_read\n"
+    "import json, sys\nsys.path.append('tests')\nfrom tests.parallel.layouts import *\n"
+    "from tests.parallel.test_slices import every_row_is_read\n"
     "from t5x_like.planning import hardware\n"
     "saved = json.loads(FILE.read_text())\n"
     "assert all(saved[f'{name} x {slices}'] == described(name, slices) for name, slices in TOPOLOGIES)\n"
