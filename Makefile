@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: quickstart test test-heavy test-howtos test-recipes test-services parity lint clean
+.PHONY: quickstart test test-heavy test-howtos test-more test-services parity lint clean
 
 quickstart: $(VENV)/.ready
 	$(RUN) -m tools.quickstart $(QUICKSTART)
@@ -27,9 +27,9 @@ test-services: $(VENV)/.ready
 	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-services.txt
 	$(RUN) -m pytest -m services $(PYTEST) tests/data
 
-# Two steps of the recipes that make test leaves out, as another one with their objective and task stands for them.
-test-recipes: $(VENV)/.ready
-	$(RUN) -m pytest -n logical --maxprocesses 4 -m recipes $(PYTEST) tests/test_recipes.py
+# Further cases of what make test shows on some: every recipe's debug form, every small size of a corpus.
+test-more: $(VENV)/.ready
+	$(RUN) -m pytest -n logical --maxprocesses 4 --dist loadfile -m more $(PYTEST)
 
 # Every family against torch and transformers, live; they are installed for it alone.
 parity: $(VENV)/.ready

@@ -3,6 +3,7 @@
 import itertools
 import json
 
+import more
 import numpy as np
 import pytest
 from corpora import assert_same
@@ -78,7 +79,7 @@ CASES = {
 
 
 # A task that is not listed is tried with its defaults on the built-in corpus.
-EVERY = [(name, arguments) for name in slots.names(tasks) for arguments in CASES.get(name, [{}])]
+EVERY = [case for name in slots.names(tasks) for case in more.beyond(1, [(name, a) for a in CASES.get(name, [{}])])]
 
 
 @pytest.mark.parametrize(("name", "arguments"), EVERY, ids=str)

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 
+import more
 import numpy as np
 import pytest
 
@@ -120,14 +121,14 @@ def ended(process, seconds=60):
   return err.splitlines()
 
 
-@pytest.mark.parametrize("program", DROPS.values(), ids=DROPS)
+@pytest.mark.parametrize("program", more.beyond(1, DROPS.values()), ids=DROPS)
 def test_dropped(program):
   process = start(program)
   assert ended(process, 240) == []
   assert process.returncode == 0
 
 
-@pytest.mark.parametrize("program, status, last", ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize("program, status, last", more.beyond(2, ENDS.values()), ids=ENDS)
 def test_alive_when_the_program_ends(program, status, last):
   process = start(ALIVE + program)
   lines = ended(process)
@@ -135,7 +136,7 @@ def test_alive_when_the_program_ends(program, status, last):
   assert process.returncode == status
 
 
-@pytest.mark.parametrize("signals", [1, 2])
+@pytest.mark.parametrize("signals", more.beyond(1, [2, 1]))
 def test_interrupted(signals):
   process = start(ALIVE + "for e in first: pass")
   time.sleep(0.05)
