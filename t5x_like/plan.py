@@ -20,7 +20,7 @@ _STEPS = ("train", "eval", "decode")
 
 @door
 def main(argv: list[str]) -> int:
-  from t5x_like.planning import child, table
+  from t5x_like.planning import child, hardware, table
 
   parser = command_line.Parser(__doc__)
   parser.add_argument("--config", required=True, metavar="RECIPE", help="a recipe, as for training")
@@ -28,6 +28,8 @@ def main(argv: list[str]) -> int:
   parser.add_argument("--slices", type=int, default=1, metavar="N", help="slices of this topology (default: 1)")
   parser.add_argument("--step", choices=_STEPS, default="train", help="which step (default: train)")
   parser.add_argument("--phase", metavar="NAME", help="a phase of the recipe (default: what it ends on)")
+  words = "compile the N likeliest meshes, remat and batch sizes instead, and rank them (default N: 8)"
+  parser.add_argument("--search", type=int, nargs="?", const=8, metavar="N", help=words)
   parser.add_argument("--json", metavar="FILE", help="write the plan to this file")
   parser.add_argument("--hlo", metavar="FILE", help="write the compiled program's text to this file")
   parser.add_argument(
@@ -36,12 +38,30 @@ def main(argv: list[str]) -> int:
   args, overrides = parser.parse(argv)
   if args.json and not pathlib.Path(args.json).resolve().parent.is_dir():
     raise UserError(f"--json={args.json}: no such directory; make it first")
+  hardware.parse(args.topology, args.slices)
   request = child.Request(args.config, args.topology, args.slices, args.step, args.phase, tuple(overrides), args.hlo)
+  if args.search is not None:
+    return _search(request, args)
   found = child.plan(request, args.timeout_seconds)
-  if args.json:
-    pathlib.Path(args.json).write_text(json.dumps(found, indent=2) + "\n")
+  _write(args.json, found)
   print(table.text(found))
   return 0 if found["fits"] else EXIT_DOES_NOT_FIT
+
+
+def _search(request, args) -> int:
+  from t5x_like.planning import search, table
+
+  if args.search < 1 or args.step != "train":
+    raise UserError(f"--search={args.search}: expected how many plans of a train step to compile, at least 1")
+  found = search.search(request, args.search, args.timeout_seconds, lambda line: print(line, flush=True))
+  _write(args.json, found)
+  print(table.ranking(found))
+  return 0 if found[0]["fits"] else EXIT_DOES_NOT_FIT
+
+
+def _write(file: str | None, found) -> None:
+  if file:
+    pathlib.Path(file).write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

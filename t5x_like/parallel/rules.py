@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.parallel.constrain import constraint
+from t5x_like.parallel.target import target
 
 DEFAULT = {
   # Parameters
@@ -124,7 +125,12 @@ class Rules:
 
   @contextlib.contextmanager
   def activate(self) -> Iterator[None]:
-    """Within the block (a traced step), `constrain` shards activations by these rules."""
+    """Within the block (a traced step), `constrain` shards activations by these rules, for the mesh's platform."""
+    with target(self.mesh.devices.flat[0].platform), self._constraining():
+      yield
+
+  @contextlib.contextmanager
+  def _constraining(self) -> Iterator[None]:
     if self.mesh.size == 1:
       yield
       return

@@ -28,6 +28,7 @@ class Request:
     step: one of `steps.STEPS`.
     phase: of the recipe; None is what it ends on.
     hlo: a file for the text of the compiled program, or None.
+    search: asks for what might be planned instead, see `search.candidates`.
   """
 
   config: str
@@ -37,6 +38,7 @@ class Request:
   phase: str | None = None
   overrides: tuple[str, ...] = ()
   hlo: str | None = None
+  search: bool = False
 
 
 def plan(request: Request, timeout_seconds: float) -> dict[str, Any]:

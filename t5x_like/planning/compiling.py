@@ -20,7 +20,7 @@ from t5x_like import recipes
 from t5x_like.errors import UserError, one_line
 from t5x_like.nn import params
 from t5x_like.parallel.rules import rows_by_process
-from t5x_like.planning import hardware, minimum, products, steps
+from t5x_like.planning import hardware, minimum, products, search, steps
 from t5x_like.planning.collectives import Collective, collectives
 from t5x_like.planning.hlo import Program
 from t5x_like.training import assembly, flops
@@ -177,7 +177,8 @@ def _verdict(told: dict[str, Any]) -> str:
 def main(request: str, answer: str) -> None:
   jax.config.update("jax_threefry_partitionable", True)
   try:
-    found = plan(json.loads(pathlib.Path(request).read_text()))
+    asked = json.loads(pathlib.Path(request).read_text())
+    found = {"candidates": search.candidates(asked)} if asked["search"] else plan(asked)
   except UserError as error:
     found = {"error": one_line(error)}
   pathlib.Path(answer).write_text(json.dumps(found))

@@ -1,5 +1,6 @@
 """A plan as text."""
 
+import shlex
 from typing import Any
 
 _GIGA = 1e9
@@ -51,6 +52,23 @@ def text(plan: dict[str, Any]) -> str:
   if plan["loops_not_counted"]:
     lines.append(f"loops of unknown length count once: {', '.join(plan['loops_not_counted'])}")
   return "\n".join([*lines, "", plan["verdict"]])
+
+
+def ranking(plans: list[dict[str, Any]]) -> str:
+  """A printable table of plans, in their order."""
+  lines = [f"{'':>4}{'GB':>8}{'ring GB':>9}{'seconds':>9}{'TFLOP/s':>9}{'MFU':>6}  flags"]
+  for number, plan in enumerate(plans, 1):
+    flags = shlex.join(f"--config.{override}" for override in plan["candidate"])
+    if not plan["fits"]:
+      lines.append(f"{number:>4}  {flags}: {plan['verdict']}")
+      continue
+    seconds = plan.get("seconds", {}).get("step")
+    took, share = (f"{seconds:.3f}", f"{100 * plan['mfu']:.0f} %") if seconds else ("-", "-")
+    speed = f"{plan['model_flops'] / seconds / plan['devices'] / 1e12:.1f}" if seconds else "-"
+    lines.append(
+      f"{number:>4}{plan['total_gigabytes']:>8.2f}{plan['ring_gigabytes']:>9.1f}{took:>9}{speed:>9}{share:>6}  {flags}"
+    )
+  return "\n".join(lines)
 
 
 def _title(plan: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from t5x_like.parallel.target import platform
 from t5x_like.training.schedule import Schedule
 
 _MIN_FACTORED = 128  # a matrix with a smaller second-largest side keeps a full second moment
@@ -24,7 +25,7 @@ def reread(tree):
   XLA's CPU backend writes a cheap elementwise result with two consumers to memory; behind a barrier each consumer
   fuses a separate copy. Other backends fuse siblings and need no barrier.
   """
-  return jax.lax.optimization_barrier(tree) if jax.default_backend() == "cpu" else tree
+  return jax.lax.optimization_barrier(tree) if platform() == "cpu" else tree
 
 
 def adafactor(
@@ -85,7 +86,7 @@ def factored_axes(shape: tuple[int, ...]) -> tuple[int, int] | None:
 def _mean_square(g: jax.Array, axis: int) -> jax.Array:
   """Mean square along an axis of a matrix, in panels where wide rows would thrash the CPU's cache."""
   panels = [g]
-  if axis == 0 and g.shape[1] > 2 * _PANEL and jax.default_backend() == "cpu":
+  if axis == 0 and g.shape[1] > 2 * _PANEL and platform() == "cpu":
     panels = [jax.lax.slice_in_dim(g, at, min(at + _PANEL, g.shape[1]), axis=1) for at in range(0, g.shape[1], _PANEL)]
   return jnp.concatenate([jnp.mean(jnp.square(panel), axis=axis) for panel in panels], axis=-1)
 

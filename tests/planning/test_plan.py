@@ -1,13 +1,17 @@
 """A real plan, and what is said of one that cannot be made."""
 
+import dataclasses
 import json
 import sys
 
+import jax
 import pytest
 
-from t5x_like import plan
+from t5x_like import plan, recipes
 from t5x_like.errors import UserError
-from t5x_like.planning import child, hardware
+from t5x_like.parallel.target import platform, target
+from t5x_like.planning import child, hardware, search, steps
+from t5x_like.training import assembly
 
 NANO = "--config=tests/recipes/nano.py"
 FIELDS = (
@@ -92,3 +96,77 @@ def test_a_library_that_is_not_there(monkeypatch, tmp_path):
   monkeypatch.setenv(hardware.LIBRARY, str(tmp_path / "libtpu.so"))
   with pytest.raises(UserError, match="no such file"):
     hardware.library()
+
+
+def test_steps_are_those_of_evaluation_and_prediction():
+  """What is lowered takes parameters and a batch of rows split over the mesh, and is compiled only when asked."""
+  for recipe, more in ((NANO.partition("=")[2], ()), ("configs/llama/8b.py:debug", ("task.length=32",))):
+    config, task = steps.resolve(recipes.load(recipe, ("mesh.fsdp=2", *more)), "cpu", None)
+    parts = assembly.build(config)
+    costs = {kind: steps.make(kind, config, parts, task) for kind in ("train", "eval", "decode")}
+    assert costs["train"].model_flops == pytest.approx(3 * costs["eval"].model_flops)
+    for kind in ("eval", "decode"):
+      batch = costs[kind].batch
+      assert {x.shape[0] for x in batch.values()} == {config.batch_size}
+      assert {x.sharding.shard_shape(x.shape)[0] for x in batch.values()} == {config.batch_size // 8}
+      text = costs[kind].lower().as_text()
+      assert ("stablehlo.while" in text) >= (kind == "decode")
+    assert costs["eval"].batch.keys() - costs["train"].batch.keys() == {"example_index"}
+
+
+def test_a_phase_is_planned_by_name():
+  config = recipes.load("configs/bert/base.py:debug")
+  whole, short = (steps.resolve(config, "cpu", phase)[1].features for phase in (None, "short"))
+  assert whole["encoder_input_tokens"].shape == (64,) and short["encoder_input_tokens"].shape == (32,)
+  with pytest.raises(UserError, match="did you mean 'short'"):
+    steps.resolve(config, "cpu", "shrt")
+
+
+def test_a_program_for_another_platform_is_traced_for_it(monkeypatch):
+  """bfloat16, layers in a loop of one, and none of what is done for CPUs."""
+  config, _ = steps.resolve(recipes.load("configs/t5/base.py"), "tpu", None)
+  assert (config.model.dtype, config.model.layers) == ("bfloat16", "scan")
+  assert platform() == "cpu"
+  with target("tpu"):
+    assert platform() == "tpu"
+
+
+def test_candidates_are_ranked_by_their_bound_and_fit(monkeypatch):
+  chip = hardware.Chip(2**26, 1e9, 1e9)
+  monkeypatch.setitem(hardware.CHIPS, "v5e", chip)
+  monkeypatch.setattr(hardware, "devices", lambda topology: jax.devices())
+  monkeypatch.setattr(search.flops, "peak_flops", lambda device: (1e12, "made up"))
+  request = dataclasses.asdict(child.Request(NANO.partition("=")[2], "v5e:2x4"))
+  found = search.candidates(request)
+  assert [one["bound"] for one in found] == sorted((one["bound"] for one in found), reverse=True)
+  assert all(one["memory"] <= chip.memory for one in found)
+  meshes = {one["overrides"][0] for one in found}
+  assert {'mesh={"data":8}', 'mesh={"fsdp":8}', 'mesh={"data":2,"fsdp":2,"tensor":2}'} <= meshes
+  assert all(recipes.load(request["config"], one["overrides"]).batch_size >= 1 for one in found[:3])
+  monkeypatch.setitem(hardware.CHIPS, "v5e", dataclasses.replace(chip, memory=2**14))
+  with pytest.raises(UserError, match="nothing fits"):
+    search.candidates(request)
+
+
+def test_search_plans_the_best_and_ranks_what_fits(monkeypatch, capsys):
+  names = ['mesh={"data":8}', 'mesh={"fsdp":8}', 'mesh={"tensor":8}']
+  listed = [
+    {"overrides": [mesh, f"batch_size={rows}"], "bound": rows, "memory": 0} for rows in (16, 8) for mesh in names
+  ]
+  plans = {names[0]: (True, 2.0), names[1]: (True, 1.0), names[2]: (False, 0.5)}
+
+  def made(request, timeout):
+    if request.search:
+      return {"candidates": listed}
+    (mesh,) = [one for one in request.overrides if one.startswith("mesh")]
+    assert "batch_size=16" in request.overrides and "total_steps=5" in request.overrides
+    fits, seconds = plans[mesh]
+    found = {"fits": fits, "verdict": "told", "model_flops": 1e12, "devices": 8, "mfu": 0.5}
+    return found | {"seconds": {"step": seconds}, "total_gigabytes": 1.0, "ring_gigabytes": 2.0}
+
+  monkeypatch.setattr(search, "planned", made)
+  flags = ("--topology=cpu:8", "--search=3", "--config.total_steps=5", "--config.batch_size=64")
+  assert plan.main([NANO, *flags]) == 0
+  lines = capsys.readouterr().out.splitlines()
+  assert [names[i] in lines[4 + n] for n, i in enumerate((1, 0, 2))] == [True] * 3 and "told" in lines[-1]
+  assert "'--config.mesh={\"fsdp\":8}'" in lines[4]

@@ -1,0 +1,136 @@
+"""Writes docs/plans.md: plans of published models on TPU slices, compiled by the TPU compiler, and what they cost.
+
+  python -m tools.plans                      # all of them, one after another: about half an hour on two cores
+  python -m tools.plans --only='llama.*8b'   # those whose name matches; the others keep their lines
+
+Needs libtpu (requirements-plan.txt), but no TPU. The measured plans are kept beside the page, in docs/plans.json.
+"""
+
+import json
+import pathlib
+import re
+import sys
+from typing import Any
+
+from t5x_like import command_line
+from t5x_like.errors import UserError, door
+from t5x_like.planning import child
+
+_FSDP = ("mesh.fsdp=-1", "mesh.data=1")
+_LLAMA = "configs/llama/8b.py"
+# name: (recipe, topology, slices, overrides)
+PLANS: dict[str, tuple[str, str, int, tuple[str, ...]]] = {
+  "bert large, v5e 4x4": ("configs/bert/base.py:large", "v5e:4x4", 1, ()),
+  "t5 1.1 xxl, v5e 8x8": ("configs/t5/base.py:xxl", "v5e:8x8", 1, ()),
+  "t5 1.1 xxl, v5p 4x4x4": ("configs/t5/base.py:xxl", "v5p:4x4x4", 1, ("batch_size=1024",)),
+  "t5 11b, v4 8x8x8": ("configs/t5/base.py:xxl,v1_0", "v4:8x8x8", 1, ("batch_size=2048",)),
+  "llama 3.1 8b, v5e 16x16, 2,048": (_LLAMA, "v5e:16x16", 1, (*_FSDP, "batch_size=256", "task.length=2048")),
+  "llama 3.1 8b, v6e 16x16, 8,192": (_LLAMA, "v6e:16x16", 1, (*_FSDP, "batch_size=256", "task.length=8192")),
+  "llama 3.1 8b, v6e 16x16, 32,768": (
+    _LLAMA,
+    "v6e:16x16",
+    1,
+    ("mesh.fsdp=-1", "mesh.data=1", "mesh.sequence=4", "batch_size=64", "task.length=32768"),
+  ),
+  "llama 3.1 70b, v5p 8x8x8": (
+    _LLAMA,
+    "v5p:8x8x8",
+    1,
+    (*_FSDP, "model.variant=llama3.1-70b", "batch_size=512", "task.length=8192"),
+  ),
+  "llama 3.1 405b, v5p 16x16x16": (
+    _LLAMA,
+    "v5p:16x16x16",
+    1,
+    (
+      "mesh.fsdp=-1",
+      "mesh.data=1",
+      "mesh.tensor=8",
+      "model.variant=llama3.1-405b",
+      "batch_size=2048",
+      "task.length=8192",
+    ),
+  ),
+  "palm 540b, v4 12x16x16": (
+    "configs/palm/8b.py",
+    "v4:12x16x16",
+    1,
+    ("model.variant=540b", "mesh.fsdp=256", "mesh.tensor=12", "mesh.data=1"),
+  ),
+  "palm 540b, two slices of v4 12x16x16": (
+    "configs/palm/8b.py",
+    "v4:12x16x16",
+    2,
+    ("model.variant=540b", "mesh.replica=2", "mesh.fsdp=256", "mesh.tensor=12", "mesh.data=1"),
+  ),
+  "switch base 128, v5e 8x8": ("configs/switch/base.py:128", "v5e:8x8", 1, ()),
+  "mixtral 8x7b, v5p 8x8x8": ("configs/mixtral/8x7b.py", "v5p:8x8x8", 1, ()),
+}
+_PAGE = pathlib.Path("docs/plans.md")
+_INTRODUCTION = """# Plans
+
+Train steps compiled for TPU slices that nobody paid for, by `python -m tools.plans`. Each is a
+[plan](how-to/plan-a-run.md): all figures are of one device and step. GB are 10^9 bytes; *sent* are ring bytes, with the
+least that parameters and gradients need beside them; *seconds* are an estimate, and at least what a step takes.
+
+"""
+
+
+def page(plans: dict[str, dict[str, Any]]) -> str:
+  """The page in Markdown."""
+  rows = [
+    "| plan | mesh | rows | GB of HBM | temporaries GB | sent GB (least) | seconds, MFU | compiled in |",
+    "|---" * 8 + "|",
+  ]
+  flags = []
+  for name, (recipe, topology, slices, overrides) in PLANS.items():
+    words = [f"--config={recipe}", f"--topology={topology}", *(f"--slices={slices}",) * (slices > 1)]
+    flags.append("python -m t5x_like.plan " + " ".join([*words, *(f"--config.{one}" for one in overrides)]))
+    if name in plans:
+      rows.append(_row(name, plans[name]))
+  return _INTRODUCTION + "\n".join(rows) + "\n\n```\n" + "\n".join(flags) + "\n```\n"
+
+
+def _row(name: str, plan: dict[str, Any]) -> str:
+  if "total_gigabytes" not in plan:
+    return f"| {name} | {plan['verdict']} |" + " |" * 6
+  mesh = " ".join(f"{axis} {size}" for axis, size in plan["mesh"].items())
+  hbm, times = plan["memory"]["hbm"] / 1e9, plan["seconds"]
+  cells = [
+    name if plan["fits"] else f"{name}: **does not fit**",
+    mesh,
+    f"{plan['batch_size']:,}",
+    f"{plan['total_gigabytes']:.1f} of {hbm:.1f}",
+    f"{plan['temporary_gigabytes']:.2f}",
+    f"{plan['ring_gigabytes']:.1f} ({plan['minimum_ring_gigabytes']:.1f})",
+    f"{times['step']:.2f}, {100 * plan['mfu']:.0f} %",
+    f"{plan['compile_seconds']:.0f} s",
+  ]
+  return "| " + " | ".join(cells) + " |"
+
+
+@door
+def main(argv: list[str] | None = None) -> int:
+  parser = command_line.Parser(__doc__)
+  parser.add_argument("--only", default="", metavar="REGEX", help="plans whose name matches (default: all)")
+  parser.add_argument("--timeout_seconds", type=float, default=1800, metavar="S", help="for each (default: 1800)")
+  args = parser.parse_args(sys.argv[1:] if argv is None else argv)
+  chosen = [name for name in PLANS if re.search(args.only, name)]
+  if not chosen:
+    raise UserError(f"--only={args.only}: matches none of {', '.join(PLANS)}")
+  measured = _PAGE.with_suffix(".json")
+  plans = json.loads(measured.read_text()) if measured.exists() else {}
+  worst = 0
+  for name in chosen:
+    recipe, topology, slices, overrides = PLANS[name]
+    plan = child.plan(child.Request(recipe, topology, slices, overrides=overrides), args.timeout_seconds)
+    print(f"{name}: {plan['verdict']}", flush=True)
+    plans[name] = plan
+    worst = max(worst, int(not plan["fits"]))
+    measured.write_text(json.dumps({name: plans[name] for name in PLANS if name in plans}, indent=1) + "\n")
+    _PAGE.write_text(page(plans))
+  return worst
+
+
+if __name__ == "__main__":
+  sys.exit(main())
