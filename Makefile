@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: quickstart test test-heavy test-howtos test-more test-services parity lint clean
+.PHONY: quickstart test test-heavy test-howtos test-more test-services plans parity lint clean
 
 quickstart: $(VENV)/.ready
 	$(RUN) -m tools.quickstart $(QUICKSTART)
@@ -30,6 +30,12 @@ test-services: $(VENV)/.ready
 # Further cases of what make test shows on some: every recipe's debug form, every small size of a corpus.
 test-more: $(VENV)/.ready
 	$(RUN) -m pytest -n logical --maxprocesses 4 --dist loadfile -m more $(PYTEST)
+
+# The TPU compiler against what is stored of it, and docs/plans.md anew; it is installed for this alone. Half an hour.
+plans: $(VENV)/.ready
+	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-plan.txt
+	$(RUN) -m pytest -m heavy $(PYTEST) tests/planning tests/parallel/test_slices.py
+	$(RUN) -m tools.plans $(PLANS)
 
 # Every family against torch and transformers, live; they are installed for it alone.
 parity: $(VENV)/.ready

@@ -14,6 +14,7 @@ from typing import Any
 
 from t5x_like import command_line
 from t5x_like.errors import UserError, door
+from t5x_like.plan import EXIT_DOES_NOT_FIT
 from t5x_like.planning import child
 
 _FSDP = ("mesh.fsdp=-1", "mesh.data=1")
@@ -66,6 +67,7 @@ PLANS: dict[str, tuple[str, str, int, tuple[str, ...]]] = {
   "switch base 128, v5e 8x8": ("configs/switch/base.py:128", "v5e:8x8", 1, ()),
   "mixtral 8x7b, v5p 8x8x8": ("configs/mixtral/8x7b.py", "v5p:8x8x8", 1, ()),
 }
+_KEPT = ("fits", "verdict", "mesh", "batch_size", "memory", "seconds", "mfu", "compile_seconds")
 _PAGE = pathlib.Path("docs/plans.md")
 _INTRODUCTION = """# Plans
 
@@ -125,8 +127,8 @@ def main(argv: list[str] | None = None) -> int:
     recipe, topology, slices, overrides = PLANS[name]
     plan = child.plan(child.Request(recipe, topology, slices, overrides=overrides), args.timeout_seconds)
     print(f"{name}: {plan['verdict']}", flush=True)
-    plans[name] = plan
-    worst = max(worst, int(not plan["fits"]))
+    plans[name] = {key: value for key, value in plan.items() if key in _KEPT or key.endswith("gigabytes")}
+    worst = worst if plan["fits"] else EXIT_DOES_NOT_FIT
     measured.write_text(json.dumps({name: plans[name] for name in PLANS if name in plans}, indent=1) + "\n")
     _PAGE.write_text(page(plans))
   return worst
