@@ -18,7 +18,7 @@ import time
 if __package__ in (None, ""):
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
-from t5x_like.errors import TransientError, UserError, door, one_line
+from t5x_like.errors import TransientError, UserError, door, is_transient, one_line
 
 _SIZE = 1024
 _LINK_BYTES = 2**26  # of the all-reduce, a device
@@ -79,7 +79,7 @@ def check_workdir(workdir: str) -> str:
   """A file of this host is written, read and removed there.
 
   Raises:
-    UserError: it cannot be.
+    UserError, TransientError: it cannot be.
   """
   import fsspec
 

@@ -175,6 +175,14 @@ def test_no_shell_reads_arguments_and_no_secret_is_printed(cloud, capsys, monkey
     assert command in out, command
 
 
+def test_several_slices_are_one_queued_resource(cloud, capsys):
+  calls = cloud(states=[["ACTIVE"]], hosts=1)
+  assert start("--slices=2") == 0
+  (created,) = calls("queued-resources", "create")
+  assert {"--node-count=2", "--node-prefix=t5-base-506d7fdd"} <= set(created)
+  assert {words[4] for words in calls("tpu-vm", "ssh")} == {"t5-base-506d7fdd-0", "t5-base-506d7fdd-1"}
+
+
 @pytest.mark.parametrize(
   "argv, words",
   [
