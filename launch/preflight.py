@@ -96,10 +96,8 @@ def check_workdir(workdir: str) -> str:
   except TransientError:
     raise
   except Exception as error:
-    said = f"{type(error).__name__}: {one_line(error)[:200]}"
-    raise UserError(
-      f"--workdir={workdir}: {socket.gethostname()} cannot write, read and remove a file: {said}"
-    ) from None
+    said = f"{socket.gethostname()} cannot write, read and remove a file: {type(error).__name__}: {one_line(error)}"
+    raise (TransientError if is_transient(error) else UserError)(f"--workdir={workdir}: {said[:300]}") from None
   return f"{workdir} is written and read in {time.perf_counter() - start:.2f} s"
 
 
