@@ -114,8 +114,8 @@ def _out_of_memory(error: Exception) -> str | None:
   text = one_line(error)
   if "RESOURCE_EXHAUSTED" not in text and "Ran out of memory" not in text:
     return None
-  used = re.search(r"Used (\S+) of (\S+) (\w+)", text)
-  return f"the compiler needs {used[1]} of {used[2]} {used[3]}" if used else text[:200]
+  used = re.search(r"Used (\S+) of (\S+) hbm", text) or re.search(r"\((\S+)\) exceeds available HBM \((\S+)\)", text)
+  return f"the compiler needs {used[1]} of {used[2]} of HBM" if used else text[:200]
 
 
 def _memory(kinds: dict[str, float | None], found) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from t5x_like import plan, recipes
 from t5x_like.errors import UserError
 from t5x_like.parallel.target import platform, target
-from t5x_like.planning import child, hardware, search, steps
+from t5x_like.planning import child, compiling, hardware, search, steps
 from t5x_like.training import assembly
 
 NANO = "--config=tests/recipes/nano.py"
@@ -96,6 +96,27 @@ def test_a_library_that_is_not_there(monkeypatch, tmp_path):
   monkeypatch.setenv(hardware.LIBRARY, str(tmp_path / "libtpu.so"))
   with pytest.raises(UserError, match="no such file"):
     hardware.library()
+
+
+@pytest.mark.parametrize(
+  "said, words",
+  [
+    (
+      "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 17.0G of 15.75G hbm. Exceeded by 1G",
+      "17.0G of 15.75G",
+    ),
+    (
+      "RESOURCE_EXHAUSTED: E1000: Ran out of memory on HBM, the total memory required for HLO temporaries (34.05G) "
+      "exceeds available HBM (15.75G). HLO module: jit_step.",
+      "34.05G of 15.75G",
+    ),
+    ("RESOURCE_EXHAUSTED: another way to say it", "another way"),
+    ("INTERNAL: no", None),
+  ],
+)
+def test_what_the_compiler_says_of_memory(said, words):
+  found = compiling._out_of_memory(RuntimeError(said))
+  assert found is None if words is None else words in found
 
 
 def test_steps_are_those_of_evaluation_and_prediction():
