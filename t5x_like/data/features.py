@@ -60,6 +60,7 @@ def decoder(length: int, *more: str) -> Features:
 
 
 def encoder(length: int, *more: str) -> Features:
+  """Of every encoder task: rows of `length` tokens, and further features of int32."""
   names = ("input_tokens", "token_types", *more)
   return {f"encoder_{name}": Feature((length,), "int32") for name in names}
 

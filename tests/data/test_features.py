@@ -2,7 +2,8 @@
 
 import pytest
 
-from t5x_like.data import features
+from t5x_like import slots
+from t5x_like.data import features, tasks
 from t5x_like.data.task import build
 
 BUILT_IN = {"store": "builtin", "split": "train"}
@@ -55,3 +56,29 @@ def test_features_of_examples(more, tmp_path):
   arguments = {"name": "text_to_text", "source": "builtin", "inputs": "reverse: {text}", "targets": "{reversed}"}
   arguments |= {"inputs_length": 1024, "too_long": "skip", "cache": str(tmp_path), **more}
   assert features.of(arguments) == build(split="validation", **arguments).features
+
+
+@pytest.mark.parametrize(
+  "contents, arguments",
+  [
+    ("text\tlabel\na\tx\nb\ty\n", {"name": "classification", "text": "{text}", "labels": ["x", "y"], "length": 32}),
+    ("text\tlabel\na\t1\nb\t2\n", {"name": "classification", "text": "{text}", "length": 32}),
+    ('{"tokens": ["a", "b"], "tags": ["O", "B"]}\n', {"name": "tagging", "tags": ["O", "B"]}),
+    (
+      '{"id": "1", "question": "who", "context": "it is Ada", "answers": [{"text": "Ada", "answer_start": 6}]}\n',
+      {"name": "span_qa", "length": 64, "stride": 16, "question_length": 16},
+    ),
+  ],
+  ids=str,
+)
+def test_features_of_labelled_examples(contents, arguments, tmp_path):
+  path = tmp_path / "data"
+  path.write_text(contents)
+  form = "jsonl" if contents.startswith("{") else "tsv"
+  arguments = arguments | {"source": f"{form}:{path}", "cache": str(tmp_path / "cache")}
+  assert features.of(arguments) == build(split="train", **arguments).features
+
+
+def test_every_task_of_the_package_is_known():
+  names = slots.names(tasks)
+  assert {name for name in names if not features.known(name)} == set()

@@ -1,7 +1,9 @@
 """Inputs and targets -> the features of an encoder-decoder, under T5X's names."""
 
+from t5x_like.data.features import encoder_decoder as features
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.task import Feature
+
+__all__ = ["encoder_decoder", "features", "shift_right"]
 
 
 def shift_right(targets_BT: tf.Tensor) -> tf.Tensor:
@@ -25,15 +27,4 @@ def encoder_decoder(inputs_BS: tf.Tensor, targets_BT: tf.Tensor) -> dict[str, tf
     "decoder_input_tokens": shift_right(targets_BT),
     "decoder_target_tokens": targets_BT,
     "decoder_loss_weights": tf.cast(targets_BT != 0, tf.float32),
-  }
-
-
-def features(inputs_length: int, targets_length: int) -> dict[str, Feature]:
-  """The features that `encoder_decoder` returns."""
-  targets = Feature((targets_length,), "int32")
-  return {
-    "encoder_input_tokens": Feature((inputs_length,), "int32"),
-    "decoder_input_tokens": targets,
-    "decoder_target_tokens": targets,
-    "decoder_loss_weights": Feature((targets_length,), "float32"),
   }

@@ -9,9 +9,12 @@ from collections.abc import Callable
 import numpy as np
 
 from t5x_like.data import vocabularies
+from t5x_like.data.features import Feature
+from t5x_like.data.features import encoder as features
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.supervised.example_store import ExampleStore
-from t5x_like.data.task import Feature
+
+__all__ = ["Sequences", "Words", "batch_of", "features"]
 
 
 class Sequences:
@@ -55,11 +58,6 @@ class Sequences:
       types_BS[(places >= place_B[:, None]) & (places <= (place_B + length_B)[:, None])] = number
       place_B = place_B + length_B + 1
     return tokens_BS, types_BS
-
-
-def features(length: int) -> dict[str, Feature]:
-  """The features that every encoder task has."""
-  return {name: Feature((length,), "int32") for name in ("encoder_input_tokens", "encoder_token_types")}
 
 
 def batch_of(read: Callable[[np.ndarray], dict[str, np.ndarray]], described: dict[str, Feature]):
