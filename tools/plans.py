@@ -19,6 +19,15 @@ from t5x_like.planning import child
 
 _FSDP = ("mesh.fsdp=-1", "mesh.data=1")
 _LLAMA = "configs/llama/8b.py"
+# One head of keys and values cannot be split.
+_PALM = (
+  "model.variant=540b",
+  "mesh.fsdp=768",
+  "mesh.tensor=4",
+  "mesh.data=1",
+  "rules.kv_heads=None",
+  "rules.activation_kv_heads=None",
+)
 # name: (recipe, topology, slices, overrides)
 PLANS: dict[str, tuple[str, str, int, tuple[str, ...]]] = {
   "bert large, v5e 4x4": ("configs/bert/base.py:large", "v5e:4x4", 1, ()),
@@ -43,26 +52,14 @@ PLANS: dict[str, tuple[str, str, int, tuple[str, ...]]] = {
     _LLAMA,
     "v5p:16x16x16",
     1,
-    (
-      "mesh.fsdp=-1",
-      "mesh.data=1",
-      "mesh.tensor=8",
-      "model.variant=llama3.1-405b",
-      "batch_size=2048",
-      "task.length=8192",
-    ),
+    ("mesh.fsdp=-1", "mesh.data=1", "mesh.tensor=8", "model.variant=llama3.1-405b", "batch_size=512"),
   ),
-  "palm 540b, v4 12x16x16": (
-    "configs/palm/8b.py",
-    "v4:12x16x16",
-    1,
-    ("model.variant=540b", "mesh.fsdp=256", "mesh.tensor=12", "mesh.data=1"),
-  ),
+  "palm 540b, v4 12x16x16": ("configs/palm/8b.py", "v4:12x16x16", 1, (*_PALM, "batch_size=1536")),
   "palm 540b, two slices of v4 12x16x16": (
     "configs/palm/8b.py",
     "v4:12x16x16",
     2,
-    ("model.variant=540b", "mesh.replica=2", "mesh.fsdp=256", "mesh.tensor=12", "mesh.data=1"),
+    (*_PALM, "batch_size=3072", "mesh.replica=2"),
   ),
   "switch base 128, v5e 8x8": ("configs/switch/base.py:128", "v5e:8x8", 1, ()),
   "mixtral 8x7b, v5p 8x8x8": ("configs/mixtral/8x7b.py", "v5p:8x8x8", 1, ()),

@@ -21,6 +21,7 @@ def get_config(size: Size = "base", static: bool = False, whole_words: bool = Fa
   config = defaults()
 
   config.model = {"name": "bert", "variant": f"bert-{size}-uncased", "head": "pretraining", "dropout": 0.1}
+  config.model.remat = "full" if size == "large" else "none"  # 16 rows of 512 on a chip of 16 GB
   config.model.vocab_size = 30_720  # at least the vocabulary's ids; the paper's has 30,522
   config.task = {
     "name": "mlm",
@@ -32,7 +33,6 @@ def get_config(size: Size = "base", static: bool = False, whole_words: bool = Fa
   if static:
     config.task.static_copies = 10
   config.objective = {"name": "mlm"}
-
   config.batch_size = 256
   config.total_steps = 1_000_000
   config.phases = {"short": {"until": 900_000, "task": {"length": 128}}}
