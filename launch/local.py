@@ -15,6 +15,7 @@ import argparse
 import os
 import pathlib
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -26,6 +27,7 @@ from dataclasses import dataclass, field
 if __package__ in (None, ""):
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
+from launch.commands import masked
 from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, EXITS_NOT_RESTARTED, UserError, door
 
 _DEVICE_FLAG = "--xla_force_host_platform_device_count"
@@ -233,6 +235,7 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument("--restarts", type=int, default=0, help="how often to start again after a failure (default 0)")
   parser.add_argument("--port", type=int, help="the coordinator's port (default: a free one)")
   parser.add_argument("--grace_seconds", type=float, default=30, help="time between SIGTERM and SIGKILL (default 30)")
+  parser.add_argument("--dry_run", action="store_true", help="print each process's command and variables, run nothing")
   parser.add_argument("command", nargs=argparse.REMAINDER, help="after --: the command every process runs")
   args = parser.parse_args(argv)
   command = args.command[1:] if args.command[:1] == ["--"] else args.command
@@ -243,6 +246,12 @@ def main(argv: list[str] | None = None) -> int:
       raise UserError(f"--{name}={getattr(args, name)}: expected at least {least}")
   if args.port is not None and not 0 < args.port < 65536:
     raise UserError(f"--port={args.port}: expected 1 to 65535")
+  if args.dry_run:
+    port = args.port or _free_port()
+    for index in range(args.processes):
+      own = _environment({}, index, args.processes, args.devices_per_process, port)
+      print("$", masked(shlex.join(["env", *(f"{name}={value}" for name, value in own.items()), *command])))
+    return 0
   launcher = Launcher(command, args.processes, args.devices_per_process, args.port, args.grace_seconds)
   return launcher.run(args.restarts)
 

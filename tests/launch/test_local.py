@@ -143,3 +143,11 @@ def test_mistakes_are_one_line():
   assert launch("--processes=0", program="").stderr == "error: --processes=0: expected at least 1\n"
   done = subprocess.run([*LAUNCHER, "--", "no-such-program"], capture_output=True, text=True, timeout=30)
   assert done.returncode == 2 and "error: no-such-program: No such file or directory" in done.stdout
+
+
+def test_a_dry_run_prints_what_would_run():
+  words = ("--processes=2", "--port=8476", "--dry_run")
+  done = launch(*words, program="print('no')  # --api_key=hush")
+  lines = done.stdout.splitlines()
+  assert done.returncode == 0 and len(lines) == 2 and "no\n" not in done.stdout and "hush" not in done.stdout
+  assert all(f"JAX_PROCESS_ID={i}" in line and "127.0.0.1:8476" in line for i, line in enumerate(lines))
