@@ -1,7 +1,9 @@
 """Process set-up before any device is used, and which of several processes prints."""
 
+import importlib.util
 import logging
 import os
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +21,7 @@ def prepare() -> None:
   logging.basicConfig(level=logging.WARNING, format="warning: %(message)s")
   os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
   jax.config.update("jax_threefry_partitionable", True)
+  _skip_tpus_that_are_not_there()
   distributed.initialize()
 
 
@@ -36,6 +39,18 @@ def _names_a_source(values: Any) -> bool:
   return isinstance(values, Mapping) and (
     values.get("source") is not None or any(_names_a_source(value) for value in values.values())
   )
+
+
+def _skip_tpus_that_are_not_there() -> None:
+  """Where libtpu is installed, to make plans, jax looks for a TPU at every start: seconds, and warnings on stderr."""
+  chips = [*pathlib.Path("/dev").glob("accel[0-9]*"), *pathlib.Path("/dev/vfio").glob("[0-9]*")]
+  others = [name for name in ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm7_plugin") if _installed(name)]
+  if jax.config.jax_platforms is None and _installed("libtpu") and not chips and not others:
+    jax.config.update("jax_platforms", "cpu")
+
+
+def _installed(module: str) -> bool:
+  return importlib.util.find_spec(module) is not None
 
 
 def first() -> bool:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import subprocess
 import sys
 
 import jax
@@ -191,3 +193,15 @@ def test_search_plans_the_best_and_ranks_what_fits(monkeypatch, capsys):
   lines = capsys.readouterr().out.splitlines()
   assert [names[i] in lines[4 + n] for n, i in enumerate((1, 0, 2))] == [True] * 3 and "told" in lines[-1]
   assert "'--config.mesh={\"fsdp\":8}'" in lines[4]
+
+
+def test_an_installed_compiler_is_left_alone_by_other_programs(tmp_path):
+  (tmp_path / "libtpu").mkdir()
+  (tmp_path / "libtpu" / "__init__.py").write_text("def get_library_path():\n  return __file__\n")
+  program = (
+    "from t5x_like.training import process\nprocess.prepare()\n"
+    "import jax, libtpu\nprint(jax.config.jax_platforms, len(jax.devices()))"
+  )
+  env = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"} | {"PYTHONPATH": str(tmp_path)}
+  done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=60)
+  assert done.stdout == "cpu 8\n" and not done.stderr, done
