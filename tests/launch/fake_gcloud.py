@@ -3,11 +3,13 @@
 The folder FAKE_CLOUD holds `plan.json` (what goes wrong, and when), `state.json` and `calls.jsonl`.
 """
 
+import contextlib
 import fcntl
 import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -37,7 +39,9 @@ def queued_resources(action, name, words, state, plan):
   if action == "delete":
     del state["queued"][name]
     for host in CLOUD.glob("host-*"):  # a new slice has new hosts
-      subprocess.run(["pkill", "-KILL", "-f", str(host)], check=False)
+      for pid in host.glob("jobs/*/pid"):
+        with contextlib.suppress(ProcessLookupError):
+          os.killpg(int(pid.read_text()), signal.SIGKILL)
       shutil.rmtree(host)
     return ""
   now = held["states"].pop(0) if len(held["states"]) > 1 else held["states"][0]
