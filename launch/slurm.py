@@ -22,6 +22,8 @@ from launch import commands
 from launch.commands import Job, Shell, last_line, say
 from t5x_like.errors import EXITS_NOT_RESTARTED, TransientError, UserError, door
 
+_STOP = "slurm.stop"  # in the workdir: a job that ends is not put back into the queue
+
 
 def script(job: Job, args, log: str) -> str:
   """The batch script. Within it `srun` runs the command once for each task, which find each other through SLURM."""
@@ -46,6 +48,7 @@ def script(job: Job, args, log: str) -> str:
     f"cd {shlex.quote(str(args.directory or commands.ROOT))} || exit 2",
     f"srun --kill-on-bad-exit=1 {shlex.join(job.command)}",
     "code=$?",
+    f'[ -e {shlex.quote(str(pathlib.Path(log).with_name(_STOP)))} ] && exit "$code"  # asked to stop',
     f'case "$code" in {ended}) exit "$code" ;; esac',
     f'if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {args.restarts} ]; then',
     '  echo "[launcher] exit code $code: back into the queue (restart $((${SLURM_RESTART_COUNT:-0} + 1)))"',
@@ -71,6 +74,7 @@ def start(job: Job, args, shell: Shell) -> int:
   folder = pathlib.Path(job.workdir)
   if not shell.dry_run:
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / _STOP).unlink(missing_ok=True)
   path = folder / "slurm.sh"
   shell.write(path, script(job, args, str(folder / "slurm.log")))
   done = shell.run(["sbatch", "--parsable", str(path)])
@@ -117,8 +121,11 @@ def main(argv: list[str] | None = None) -> int:
       "\n".join(f"{job.name}: job {number}, {state.lower()}" for number, state in found) or f"{job.name}: not queued"
     )
     return 0
-  for number, _ in found:
-    done = shell.run(["scancel", number])
+  for number, state in found:
+    running = state in ("RUNNING", "COMPLETING")
+    if running and not shell.dry_run:
+      (pathlib.Path(job.workdir) / _STOP).touch()  # TERM lets it save for as long as it takes
+    done = shell.run(["scancel", *("--signal=TERM",) * running, number])
     if done.returncode:
       raise _failure("scancel", done.stderr)
   say(f"{job.name}: {'asked to save and end' if found else 'not queued'}")

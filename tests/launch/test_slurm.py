@@ -77,6 +77,19 @@ def test_a_job_in_the_queue_is_left_alone(programs, capsys):
   assert start(programs, action="status") == 0 and "job 41, running" in capsys.readouterr().out
 
 
+def test_stop_lets_a_running_job_save_and_not_come_back(programs):
+  fake(programs / "bin", "scancel", f'echo "$@" >> {programs}/scancel')
+  (programs / "queue").write_text("41 RUNNING\n42 PENDING\n")
+  (programs / "a run").mkdir()
+  assert start(programs, action="stop") == 0
+  assert (programs / "scancel").read_text() == "--signal=TERM 41\n42\n"
+  (programs / "queue").unlink()
+  stop = programs / "a run" / "slurm.stop"
+  assert stop.exists()
+  assert start(programs, program=f"import pathlib, sys; pathlib.Path({str(stop)!r}).touch(); sys.exit(75)") == 0
+  assert (programs / "code").read_text().strip() == "75" and not (programs / "scontrol").exists()
+
+
 def test_what_cannot_start_is_refused_in_one_line(programs, capsys):
   assert slurm.main(["start", "--", "python", "x.py", "--workdir=gs://bucket/run"]) == 2
   assert start(programs, flags=["--sbatch=rm -rf /"]) == 2
