@@ -6,7 +6,7 @@ caches) is an argument; everything that varies between models is a different obj
 
 Read it from the bottom up; each line imports only from those above it:
 
-  dims params mask          sizes and their letters, parameters with named axes, attention masks
+  dims params mask remat    sizes and their letters, parameters with named axes, attention masks, what is kept
   linear norm layer         the matrix product, the norms, the signature of every sublayer
   positions/ cores/         position schemes and attention cores: one file each, found by its name
   attention mlp router moe  the sublayers

@@ -15,11 +15,10 @@ from t5x_like import slots
 from t5x_like.nn.design import Variant
 from t5x_like.nn.embed import Embed
 from t5x_like.nn.mask import positions
-from t5x_like.nn.stack import REMAT
+from t5x_like.nn.remat import make as make_remat
 
 Batch = dict[str, jax.Array]
 Dtype = Literal["float32", "bfloat16", "auto"]
-Remat = Literal[tuple(REMAT)]
 Layers = Literal["scan", "loop", "auto"]
 
 
@@ -31,7 +30,8 @@ class Architecture(nnx.Module):
     vocab_size: rows of the token table; None for the published number.
     dropout: rate, wherever the design applies dropout.
     dtype: compute dtype; parameters are float32.
-    remat, layers: see `nn.stack.Stack`.
+    remat: what the backward pass keeps, one of `nn.remat`, a name or {"name": …} with its arguments.
+    layers: see `nn.stack.Stack`.
     design, tokens: changes to the variant's.
   Raises:
     UserError: naming the key, what was found and what was expected.
@@ -48,7 +48,7 @@ class Architecture(nnx.Module):
     vocab_size: int | None = None,
     dropout: float = 0.0,
     dtype: Dtype = "float32",
-    remat: Remat = "none",
+    remat: str | dict = "none",
     layers: Layers = "scan",
     design: dict = {},  # noqa: B006 (never written to)
     tokens: dict = {},  # noqa: B006
@@ -62,7 +62,7 @@ class Architecture(nnx.Module):
     )
     self.dtype = jnp.dtype(dtype)
     self.embed = Embed(variant.vocab_size, variant.embed or variant.dims.embed, rngs, init=variant.design.table_init())
-    self.build(rngs, dropout_rate=dropout, remat=remat, layers=layers)
+    self.build(rngs, dropout_rate=dropout, remat=make_remat(remat), layers=layers)
 
   @classmethod
   def published(cls, variant: str | Variant) -> Variant:
@@ -81,3 +81,9 @@ class Architecture(nnx.Module):
     if segments is not None:
       valid = segments > 0
     return tokens_BT, pos, segments, valid
+
+
+def aligned(batch: Batch, side: str) -> bool:
+  """Whether positions grow by one from slot to slot within a segment, as `Mask.aligned` has it: those given together
+  with segments do."""
+  return f"{side}_positions" not in batch or f"{side}_segment_ids" in batch

@@ -16,6 +16,7 @@ from t5x_like.nn.linear import Linear
 from t5x_like.nn.mask import Mask
 from t5x_like.nn.norm import Identity
 from t5x_like.nn.positions import Position
+from t5x_like.nn.remat import named
 from t5x_like.parallel.constrain import constrain
 
 CAUSAL = "causal_attention"  # named scope in profiles; the FLOP count halves what is in it
@@ -79,18 +80,19 @@ class Attention(Layer):
     """Keys and values, each [B, S, K, H]."""
     k_BSKH = self.k_norm(self._heads(self.key(x_BSD), "activation_kv_heads"))
     v_BSKH = self._heads(self.value(x_BSD), "activation_kv_heads")
-    return self.position.rotate(k_BSKH, pos_BS), v_BSKH
+    return named(self.position.rotate(k_BSKH, pos_BS), "key"), named(v_BSKH, "value")
 
   def attend(self, core: Core, x_BTD, k_BSKH, v_BSKH, mask: Mask, bias, key: jax.Array | None) -> jax.Array:
     """[B, T, D]: attention from `x` to the given keys and values."""
     q_BTNH = self.q_norm(self._heads(self.query(x_BTD), "activation_heads"))
-    q_BTNH = self.position.rotate(q_BTNH, mask.q_pos)
+    q_BTNH = named(self.position.rotate(q_BTNH, mask.q_pos), "query")
     if self.window is not None:
       mask = dataclasses.replace(mask, window=self.window)
     options = dict(scale=self.scale, softcap=self.softcap, dropout_rate=self.dropout_rate, key=subkey(key, 0))
     with jax.named_scope(CAUSAL if mask.causal and mask.k_prefix is None else "attention"):
-      o_BTNH = core(q_BTNH, k_BSKH, v_BSKH, mask, bias, self.position, **options)
-    return self.out(o_BTNH.reshape(*o_BTNH.shape[:2], -1))
+      o_BTNH = core(q_BTNH, k_BSKH, v_BSKH, mask, bias, self.position, place=self.place, **options)
+    o_BTNH = named(o_BTNH, "context")
+    return named(self.out(o_BTNH.reshape(*o_BTNH.shape[:2], -1)), "attention_out")
 
   def _heads(self, x: jax.Array, axis: str) -> jax.Array:
     return constrain(x.reshape(*x.shape[:-1], -1, self.head_dim), "batch", "length", axis, None)
@@ -98,6 +100,8 @@ class Attention(Layer):
 
 class SelfAttention(Attention):
   """Attention among the tokens of one stack, through a cache if one is given."""
+
+  place = "attention_core"
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: dict | None, key: jax.Array | None):
     """Returns ([B, T, D], {}, cache). A cache is {"k", "v"}: [B, S, K, H]; new entries start at `context.slot`."""
@@ -119,6 +123,8 @@ class SelfAttention(Attention):
 
 class CrossAttention(Attention):
   """Attention from a decoder to the encoder's output; its cache holds the projected memory, written once."""
+
+  place = "cross_attention_core"
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: dict | None, key: jax.Array | None):
     if cache is None:

@@ -13,6 +13,8 @@ from t5x_like.nn import cores, positions
 from t5x_like.nn.attention import Attention, CrossAttention, SelfAttention
 from t5x_like.nn.block import Block, Normed, Parallel, Residual
 from t5x_like.nn.cores import Core
+from t5x_like.nn.cores.auto import Auto
+from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.design import Design
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.embed import Inputs, Types
@@ -21,6 +23,7 @@ from t5x_like.nn.linear import Linear
 from t5x_like.nn.mlp import ACTIVATIONS, Mlp
 from t5x_like.nn.moe import Moe
 from t5x_like.nn.positions import Position
+from t5x_like.nn.remat import NONE, Remat
 from t5x_like.nn.stack import Stack
 
 POSITION, CORE = "config.model.design.position", "config.model.design.core"
@@ -43,7 +46,7 @@ class StackBuilder:
   cross: bool = False
   deepnorm: tuple[float, float] = (1.0, 1.0)
   dropout_rate: float = 0.0
-  remat: str = "none"
+  remat: Remat = NONE
   layers: str = "scan"
 
   def inputs(self, rngs: nnx.Rngs, *, width: int | None = None, types: int = 0) -> Inputs:
@@ -70,7 +73,7 @@ class StackBuilder:
       layers // self.period,
       rngs,
       position=self._position_at("stack", self.schemes[0], rngs),
-      pieces=jax.eval_shape(lambda: self._core(nnx.Rngs(0))).pieces,
+      pieces_above=jax.eval_shape(lambda: self._core(nnx.Rngs(0))).pieces_above,
       final_norm=design.make_norm(self.dims.embed, rngs) if design.norm_position in ("pre", "sandwich") else None,
       dropout_rate=self.mlp_dropout_rate,
       remat=self.remat,
@@ -133,7 +136,7 @@ class StackBuilder:
     return {"parallel": Residual(Parallel(**branches), dropout_rate=self.dropout_rate)}
 
   def _attention(self, kind: type[Attention], rngs: nnx.Rngs, turn: int | None = None) -> Attention:
-    """Self-attention of a turn; without one, cross-attention, which has no positions, no window and the dense core."""
+    """Self-attention of a turn; without one, cross-attention, without positions, window or a core of the design."""
     design, dims, own = self.design, self.dims, turn is not None
     D, N, H = dims.embed, dims.heads, dims.head_dim
     scale = 1 / math.sqrt(H) if design.attention_scale is None else design.attention_scale
@@ -151,7 +154,7 @@ class StackBuilder:
       q_norm=design.make_norm(H, rngs) if design.qk_norm else None,
       k_norm=design.make_norm(H, rngs) if design.qk_norm else None,
       position=self._position_at("layer", self.schemes[turn % len(self.schemes)], rngs) if own else None,
-      core=self._core(rngs) if own else None,
+      core=self._core(rngs) if own else Dense() if design.core == "dense" else Auto(),
       softcap=design.softcap,
       window=design.windows[turn % len(design.windows)] if own else None,
       dropout_rate=self.dropout_rate,
@@ -197,7 +200,7 @@ class StackBuilder:
     return slots.make(where, spec, cores, "make", rngs=rngs, dims=self.dims, causal=self.causal)
 
 
-def _sides(encoder: str | dict = "dense", decoder: str | dict = "dense"):
+def _sides(encoder: str | dict = "auto", decoder: str | dict = "auto"):
   """The keys of a `core` that differs between encoder and decoder."""
 
 

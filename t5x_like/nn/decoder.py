@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t5x_like.nn.architecture import Architecture, Batch
+from t5x_like.nn.architecture import Architecture, Batch, aligned
 from t5x_like.nn.build import StackBuilder, deepnorm_weights
 from t5x_like.nn.decode import DecodeState
 from t5x_like.nn.dims import subkey
@@ -40,9 +40,10 @@ class Decoder(Architecture):
     """
     tokens_BT, pos, segments, valid = self._features(batch, "decoder")
     prefix = _prefix(batch, valid)
-    mask = Mask(pos, pos, segments, segments, valid, prefix, causal=True)
+    # Padding comes last, where causality hides it from the tokens, or is a segment of its own.
+    mask = Mask(pos, pos, segments, segments, None, prefix, causal=True, aligned=aligned(batch, "decoder"))
     x_BTD = self.inputs(self.embed(tokens_BT, self.dtype), pos, key=subkey(key, 0))
-    x_BTD, aux, _ = self.decoder(x_BTD, Context(mask=mask), key=subkey(key, 1))
+    x_BTD, aux, _ = self.decoder(x_BTD, Context(mask=mask, valid=valid), key=subkey(key, 1))
     return self.head(x_BTD, self.embed, valid) | aux
 
   def prompt(self, batch: Batch) -> tuple[jax.Array, jax.Array]:

@@ -61,7 +61,7 @@ class Design:
   attention_scale: float | None = None
   softcap: float | None = None
   windows: tuple[Positive | None, ...] = (None,)
-  core: str | dict = "dense"
+  core: str | dict = "auto"
   experts: Experts | None = None
   experts_every: Positive = 1
   mlp_dropout: bool = False

@@ -7,7 +7,7 @@ from flax import nnx
 
 from t5x_like import slots
 from t5x_like.nn import heads
-from t5x_like.nn.architecture import Architecture, Batch
+from t5x_like.nn.architecture import Architecture, Batch, aligned
 from t5x_like.nn.build import StackBuilder, deepnorm_weights
 from t5x_like.nn.design import Variant
 from t5x_like.nn.dims import subkey
@@ -58,7 +58,7 @@ class Encoder(Architecture):
   def encode(self, batch: Batch, key: jax.Array | None = None):
     """Returns (hidden states [B, S, D], validity bool [B, S] or None, auxiliary scalars)."""
     tokens_BS, pos, segments, valid = self._features(batch, "encoder")
-    context = Context(mask=Mask(pos, pos, segments, segments, valid))
+    context = Context(mask=Mask(pos, pos, segments, segments, valid, aligned=aligned(batch, "encoder")))
     x_BSD = self.inputs(self.embed(tokens_BS, self.dtype), pos, batch.get("encoder_token_types"), subkey(key, 0))
     x_BSD, aux, _ = self.encoder(x_BSD, context, key=subkey(key, 1))
     return x_BSD, valid, aux

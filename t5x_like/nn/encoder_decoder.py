@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t5x_like.nn.architecture import Architecture, Batch
+from t5x_like.nn.architecture import Architecture, Batch, aligned
 from t5x_like.nn.build import StackBuilder, deepnorm_weights
 from t5x_like.nn.decode import DecodeState
 from t5x_like.nn.dims import subkey
@@ -48,7 +48,7 @@ class EncoderDecoder(Architecture):
     q_segments = batch.get("decoder_segment_ids")
     both = q_segments is not None and k_segments is not None
     context = Context(
-      mask=Mask(q_pos, q_pos, q_segments, q_segments, causal=True),
+      mask=Mask(q_pos, q_pos, q_segments, q_segments, causal=True, aligned=aligned(batch, "decoder")),
       memory=memory_BSD,
       memory_mask=Mask(q_pos, k_pos, q_segments if both else None, k_segments if both else None, k_valid),
       valid=_after_start(tokens_BT, self.variant.tokens.pad) if q_segments is None else None,
@@ -60,7 +60,7 @@ class EncoderDecoder(Architecture):
   def encode(self, batch: Batch, key: jax.Array | None = None):
     """Returns (memory [B, S, D], key positions, segments or None, validity bool [B, S] or None, auxiliary scalars)."""
     tokens_BS, pos, segments, valid = self._features(batch, "encoder")
-    context = Context(mask=Mask(pos, pos, segments, segments, valid))
+    context = Context(mask=Mask(pos, pos, segments, segments, valid, aligned=aligned(batch, "encoder")))
     encoder = self.decoder.without("cross_attention") if self.encoder is None else self.encoder
     x_BSD = self.encoder_inputs(self.embed(tokens_BS, self.dtype), pos, key=subkey(key, 0))
     x_BSD, aux, _ = encoder(x_BSD, context, key=subkey(key, 1))

@@ -30,6 +30,8 @@ class Mask:
     causal: whether keys after the query (by position) are hidden.
     window: if causal, a query sees the `window` latest keys, its own included; else those less than `window` away on
       either side. None for no limit.
+    aligned: whether query i and key i are the same token, and positions grow by one from slot to slot within a
+      segment (but not in padding). Where a key may be seen is then known without looking at the arrays.
   """
 
   q_pos: jax.Array
@@ -40,6 +42,7 @@ class Mask:
   k_prefix: jax.Array | None = None
   causal: bool = _static(False)
   window: int | None = _static(None)
+  aligned: bool = _static(False)
 
   def dense(self) -> jax.Array | None:
     """bool [B or 1, 1, T, S], True where attention is allowed; None if all of it is."""

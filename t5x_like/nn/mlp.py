@@ -11,6 +11,7 @@ from t5x_like.nn import params
 from t5x_like.nn.dims import dropout, subkey
 from t5x_like.nn.layer import Layer
 from t5x_like.nn.linear import Linear
+from t5x_like.nn.remat import named
 from t5x_like.parallel.constrain import constrain
 
 _gelu, _gelu_tanh = partial(jax.nn.gelu, approximate=False), partial(jax.nn.gelu, approximate=True)
@@ -51,10 +52,10 @@ class Mlp(Layer):
     self.dropout_rate = dropout_rate
 
   def __call__(self, x_BTD: jax.Array, context, cache, key: jax.Array | None) -> tuple[jax.Array, dict, None]:
-    h_BTF = constrain(self.wi(x_BTD), "batch", "length", "activation_mlp")
+    h_BTF = named(constrain(self.wi(x_BTD), "batch", "length", "activation_mlp"), "mlp_hidden")
     if self.gate is None:
       h_BTF = self.activation(h_BTF)
     else:
-      h_BTF = self.activation(self.gate(x_BTD)) * h_BTF
+      h_BTF = self.activation(named(self.gate(x_BTD), "mlp_hidden")) * h_BTF
     h_BTF = dropout(h_BTF, self.dropout_rate, subkey(key, 0))
-    return self.wo(h_BTF), {}, None
+    return named(self.wo(h_BTF), "mlp_out"), {}, None

@@ -15,12 +15,7 @@ from t5x_like.nn.layer import CacheStart, Context
 from t5x_like.nn.mask import Mask
 from t5x_like.nn.norm import Identity
 from t5x_like.nn.positions import Position
-
-REMAT = {
-  "none": None,
-  "dots": jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims,
-  "full": jax.checkpoint_policies.nothing_saveable,
-}
+from t5x_like.nn.remat import NONE, Remat
 
 
 class Stack(nnx.Module):
@@ -30,10 +25,10 @@ class Stack(nnx.Module):
     make_block: builds one block from its own `nnx.Rngs`.
     repeats: number of blocks; if layers differ, a block holds one period of them.
     position: the scheme the layers share.
-    pieces: pass the layers the scheme itself instead of its [T, S] bias, for cores that compute it piece by piece.
+    pieces_above: pass the layers the scheme itself instead of a bias of more logits than this, for cores that compute
+      it piece by piece; None for never.
     final_norm: applied to the output of the last block.
-    remat: what the backward pass keeps: "none" keeps all activations, "dots" the matrix products, "full" only the
-      input of each block.
+    remat: what the backward pass keeps.
     layers: "scan" compiles one block and loops over it; "loop" unrolls, for debugging and for small models on CPU.
   """
 
@@ -44,16 +39,16 @@ class Stack(nnx.Module):
     rngs: nnx.Rngs,
     *,
     position: Position | None = None,
-    pieces: bool = False,
+    pieces_above: int | None = None,
     final_norm: nnx.Module | None = None,
     dropout_rate: float = 0.0,
-    remat: str = "none",
+    remat: Remat = NONE,
     layers: str = "scan",
   ):
     keys_L = jax.random.split(rngs.params(), repeats)
     self.blocks = _add_layers_axis(jax.vmap(lambda key: make_block(nnx.Rngs(params=key)))(keys_L))
     self.position = position or Position()
-    self.pieces = pieces
+    self.pieces_above = pieces_above
     self.final_norm = final_norm or Identity()
     self.repeats = repeats
     self.dropout_rate = dropout_rate
@@ -79,8 +74,8 @@ class Stack(nnx.Module):
       x_BTD, aux, layer_cache = block(x_BTD, context, layer_cache, layer_key)
       return x_BTD, (aux, layer_cache)
 
-    if REMAT[self.remat] is not None and cache is None:
-      body = jax.checkpoint(body, policy=REMAT[self.remat], prevent_cse=self.layers == "loop")
+    if cache is None:
+      body = self.remat.wrap(body, prevent_cse=self.layers == "loop")
     run = jax.lax.scan if self.layers == "scan" else _loop
     x_BTD, (aux_L, cache) = run(body, x_BTD, (self.blocks, cache, keys_L))
     x_BTD = dropout(self.final_norm(x_BTD), self.dropout_rate, subkey(key, 1))
@@ -91,7 +86,7 @@ class Stack(nnx.Module):
     are added first and summed over the batch once instead of once per layer."""
     if not self.position.biased:
       return None
-    if self.pieces:
+    if self.pieces_above is not None and mask.q_pos.shape[1] * mask.k_pos.shape[1] > self.pieces_above:
       return self.position
     bias = self.position.bias(mask.q_pos, mask.k_pos)
     return bias if self.layers == "scan" else jnp.broadcast_to(bias, (batch, *bias.shape[1:]))

@@ -7,14 +7,14 @@ split over. Data, FSDP and tensor parallelism differ only in rules and mesh; the
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from t5x_like.errors import UserError, did_you_mean
-from t5x_like.parallel.constrain import constraint
+from t5x_like.parallel.constrain import activated
 from t5x_like.parallel.target import target
 
 DEFAULT = {
@@ -125,23 +125,35 @@ class Rules:
 
   @contextlib.contextmanager
   def activate(self) -> Iterator[None]:
-    """Within the block (a traced step), `constrain` shards activations by these rules, for the mesh's platform."""
-    with target(self.mesh.devices.flat[0].platform), self._constraining():
+    """Within the block (a traced step), `parallel.constrain` lays activations out by these rules, and the mesh's
+    platform is the target."""
+    with target(self.mesh.devices.flat[0].platform), activated(self if self.mesh.size > 1 else None):
       yield
 
-  @contextlib.contextmanager
-  def _constraining(self) -> Iterator[None]:
-    if self.mesh.size == 1:
-      yield
-      return
+  def constrain(self, x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
+    uneven = self._uneven([(x, axes)])
+    return jax.lax.with_sharding_constraint(x, self.sharding(tuple(None if a in uneven else a for a in axes)))
 
-    def apply(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
-      uneven = {a: size for a, size in zip(axes, x.shape) if a and size % self.split(a)}
-      self.dropped.update(f"{a} of {n} over {'+'.join(self.table[a])}={self.split(a)}" for a, n in uneven.items())
-      return jax.lax.with_sharding_constraint(x, self.sharding(tuple(None if a in uneven else a for a in axes)))
+  def per_device(self, function: Callable, arguments: tuple, axes: tuple) -> jax.Array:
+    leaves, treedef = jax.tree.flatten(arguments)
+    names = [a for a, tree in zip(axes, arguments, strict=True) for _ in jax.tree.leaves(tree)]
+    names = [tuple(a if n > 1 else None for a, n in zip(axes, x.shape)) for x, axes in zip(leaves, names)]
+    uneven = self._uneven(zip(leaves, names))
+    specs = tuple(self.spec(tuple(None if a in uneven else a for a in axes)) for axes in names)
+    local = jax.shard_map(
+      lambda *leaves: function(*treedef.unflatten(leaves)),
+      mesh=self.mesh,
+      in_specs=specs,
+      out_specs=specs[0],
+      check_vma=False,
+    )
+    return local(*leaves)
 
-    with constraint(apply):
-      yield
+  def _uneven(self, named: Iterable[tuple[jax.Array, tuple[str | None, ...]]]) -> set[str]:
+    """The logical axes of arrays that do not divide and are left whole, which is noted in `dropped`."""
+    found = {a: n for x, axes in named for a, n in zip(axes, x.shape) if a and n % self.split(a)}
+    self.dropped.update(f"{a} of {n} over {'+'.join(self.table[a])}={self.split(a)}" for a, n in found.items())
+    return set(found)
 
 
 def local_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:

@@ -16,15 +16,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from t5x_like import recipes
+from t5x_like import recipes, slots
 from t5x_like.errors import UserError, one_line
 from t5x_like.nn import params
+from t5x_like.nn.cores._calls import cores_used
 from t5x_like.parallel.rules import rows_by_process
 from t5x_like.planning import hardware, minimum, products, search, steps
 from t5x_like.planning.collectives import Collective, collectives
 from t5x_like.planning.hlo import Program
 from t5x_like.training import assembly, flops
-from t5x_like.training.environment import attention_cores
+from t5x_like.training.environment import in_words
 
 _GIGA = 1e9
 
@@ -54,11 +55,10 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     "device_kind": devices[0].device_kind,
     "batch_size": config.batch_size,
     "accumulation_steps": config.accumulation_steps,
-    "remat": config.model.get("remat"),
+    "remat": slots.plain(config.model.get("remat")),
     "parameters": sum(math.prod(p.shape) for p in named.values()),
     "features": {name: list(feature.shape) for name, feature in task.features.items()},
     "dropped": sorted(rules.dropped),
-    "cores": attention_cores(parts.model),
     "rows": _rows(rules, config.batch_size),
     "model_flops": step.model_flops,
     "memory": {
@@ -71,7 +71,9 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     "minimum": least,
   }
   start = time.perf_counter()
-  lowered = step.lower()
+  with cores_used() as used:
+    lowered = step.lower()
+  told["cores"] = in_words(used)
   told["lower_seconds"] = time.perf_counter() - start
   told["dropped"] = sorted(rules.dropped)
   start, busy = time.perf_counter(), time.process_time()

@@ -8,9 +8,10 @@ from collections.abc import Callable
 import jax
 from ml_collections import ConfigDict
 
+from t5x_like.nn.cores._calls import cores_used
 from t5x_like.parallel import distributed
 from t5x_like.training import assembly, flops, process
-from t5x_like.training.environment import attention_cores
+from t5x_like.training.environment import in_words
 from t5x_like.training.state import shardings
 from t5x_like.training.step import make_step
 
@@ -46,12 +47,14 @@ def compile_step(config: ConfigDict, parts: assembly.Parts, task) -> tuple[Calla
   """
   batch = assembly.abstract_batch(config, parts, task)
   start = time.perf_counter()
-  compiled = lower_step(config, parts, batch).compile()
+  with cores_used() as used:
+    lowered = lower_step(config, parts, batch)
+  compiled = lowered.compile()
   # A process that compiled faster (from a cache) would time out in the first collective after 30 s.
   distributed.agree({"compiled step": "yes"}, timeout_seconds=3600)
   cost, devices = flops.step_flops(parts.model, parts.objective, batch), jax.device_count()
   peak, source = (config.peak_flops, "the config") if config.peak_flops else flops.peak_flops(jax.devices()[0])
-  cores = ", ".join(f"{place}: {name}".replace("_", " ") for place, name in attention_cores(parts.model).items())
+  cores = ", ".join(f"{place}: {name}".replace("_", " ") for place, name in in_words(used).items())
   process.say(
     f"step compiled in {time.perf_counter() - start:.1f} s: {cost / 1e9:,.1f} model GFLOPs (causal attention halved);"
     f" {cores}; MFU against {peak * devices / 1e12:,.3f} TFLOP/s ({devices} devices, {source})"

@@ -7,10 +7,10 @@ from importlib import metadata
 from typing import Any
 
 import jax
-from flax import nnx
 
-from t5x_like.nn.attention import Attention, CrossAttention
+from t5x_like.nn.cores._calls import cores_used
 from t5x_like.parallel.distributed import code_version
+from t5x_like.parallel.rules import Rules
 
 _PACKAGES = (
   "t5x-like",
@@ -51,26 +51,18 @@ def environment() -> dict[str, Any]:
   return found
 
 
-def attention_cores(model) -> dict[str, str]:
-  """The attention cores that a model uses: {"attention_core": "dense", "cross_attention_core": "dense"}.
+def attention_cores(model, batch: dict, rules: Rules) -> dict[str, str]:
+  """The attention cores that a model uses on a batch: {"attention_core": "dense", "cross_attention_core": "dense"}.
 
   Where layers differ, the names are joined by "+"; models without attention give an empty dict.
   """
-  found: dict[str, list[str]] = {}
+  with cores_used() as used, rules.activate():
+    jax.eval_shape(lambda model, batch: model(batch), model, batch)
+  return in_words(used)
 
-  def visit(module):
-    if isinstance(module, Attention):
-      place = "cross_attention_core" if isinstance(module, CrossAttention) else "attention_core"
-      names = found.setdefault(place, [])
-      if module.core.name not in names:
-        names.append(module.core.name)
-    for part in vars(module).values():
-      for item in part if isinstance(part, list | tuple) else (part,):
-        if isinstance(item, nnx.Module):
-          visit(item)
 
-  visit(model)
-  return {place: "+".join(names) for place, names in sorted(found.items())}
+def in_words(used: dict[str, set[str]]) -> dict[str, str]:
+  return {place: "+".join(sorted(names)) for place, names in sorted(used.items())}
 
 
 def _cpu_model() -> str:

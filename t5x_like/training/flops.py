@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from jax.extend import core
 
 from t5x_like.nn.attention import CAUSAL
+from t5x_like.nn.cores._calls import replaced_by
+from t5x_like.nn.cores.dense import Dense
 
 # Peak dense 16-bit FLOP/s of one jax device, from the vendors' data sheets, by the start of `device_kind`.
 _PEAK = {
@@ -44,16 +46,18 @@ def step_flops(model, objective: Callable, batch: dict[str, jax.ShapeDtypeStruct
 
   The usual convention of MFU: a multiplication and an addition are two FLOPs; the backward pass costs twice the
   forward pass; recomputation, elementwise work, gathers and the optimizer are free. Causal attention counts half of
-  what its core computes, because causality hides half of the logits (Dao 2023, section 4.1); bidirectional attention,
-  and that of a batch with a bidirectional prefix, counts in full. The count walks the traced forward pass (the
-  dot_generals and convolutions in it, times the lengths of the scans around them), so it holds for any model.
+  what the dense core computes, because causality hides half of the logits (Dao 2023, section 4.1), and other exact
+  cores count as the dense one; bidirectional attention, and that of a batch with a bidirectional prefix, counts in
+  full. The count walks the traced forward pass (the dot_generals and convolutions in it, times the lengths of the scans
+  around them), so it holds for any model.
 
   Args:
     model: an abstract or concrete model.
     objective: `(model, batch, key) -> (loss sum, sums)`.
     batch: abstract features of the global batch.
   """
-  return 3.0 * forward_flops(lambda model, batch: objective(model, batch, None)[0], model, batch)
+  with replaced_by(Dense()):
+    return 3.0 * forward_flops(lambda model, batch: objective(model, batch, None)[0], model, batch)
 
 
 def forward_flops(function: Callable, *args) -> float:

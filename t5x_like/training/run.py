@@ -207,7 +207,9 @@ class Run:
     if not self._primary:
       return
     self._lock = workdirs.hold(self.workdir)
-    found = environment() | attention_cores(self._parts.model)
+    parts, phase = self._parts, self._phases[-1]
+    batch = assembly.abstract_batch(phase.config, parts, phase.task)
+    found = environment() | attention_cores(parts.model, batch, parts.rules)
     workdirs.write(self.workdir, workdirs.FILE, self._identity)
     workdirs.write(self.workdir, "environment.json", found)
     workdirs.add_to_history(self.workdir, self.step, self._identity, changes, found)

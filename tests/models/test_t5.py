@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tiny
 
+from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.generate import greedy
 from t5x_like.nn.layer import Context
@@ -139,6 +140,8 @@ def loss_and_gradients(version, dropout, **form):
     ("1.1", 0.1, dict(layers="loop")),
     ("1.1", 0.1, dict(remat="full")),
     ("1.1", 0.1, dict(remat="dots")),
+    ("1.1", 0.1, dict(remat="minimal")),
+    ("1.0", 0.1, dict(remat={"name": "offload", "names": ["query", "mlp_hidden"], "save": ["context"]})),
     ("1.0", 0.0, dict(remat="full", layers="loop")),
   ],
 )
@@ -158,7 +161,29 @@ def test_remat_keeps_less():
     gradient = jax.grad(lambda m: Objective()(m, batch)[0], allow_int=True)
     return str(jax.make_jaxpr(gradient)(m)).count("dot_general[")
 
-  assert products(remat="full") > products(remat="dots") >= products(remat="none")
+  full, some, minimal = (products(remat=r) for r in ("full", {"name": "save", "names": ["mlp_hidden"]}, "minimal"))
+  assert full > some > minimal > products(remat="none")  # logits are products too
+  assert full > products(remat="dots") >= products(remat="none")
+
+
+def test_offloaded_activations_are_moved_to_the_hosts_memory_and_back():
+  m, batch = tiny.model(SIZES["1.1"], remat={"name": "offload", "names": ["key"]}), tiny.batch(2, 9, 7)
+  gradient = jax.grad(lambda m: Objective()(m, batch)[0], allow_int=True)
+  program = str(jax.make_jaxpr(gradient)(m))
+  assert "<host>" in program or "pinned_host" in program
+
+
+@pytest.mark.parametrize(
+  "remat, words",
+  [
+    ("ful", "config.model.remat: found 'ful', expected one of .*full.*did you mean 'full'"),
+    ({"name": "save", "names": ["querry"]}, "config.model.remat.names: found .*'querry'"),
+    ({"name": "offload", "names": ["key"], "save": ["key"]}, "found 'key' in both 'names' and 'save'"),
+  ],
+)
+def test_bad_remat(remat, words):
+  with pytest.raises(UserError, match=words):
+    tiny.model(SIZES["1.1"], remat=remat)
 
 
 def test_gradients_equal_finite_differences():

@@ -73,7 +73,6 @@ def mask(kind: str, T=37) -> Mask:
 
 
 KINDS = ("full", "padded", "causal", "prefix", "packed", "packed_causal")
-BIASES = ("none", "table", "array", "alibi_layer")
 
 
 def bias(kind: str, T=37, N=4):

@@ -92,7 +92,7 @@ def test_memory_compressed_refuses_the_other_kind_of_stack():
     ({"name": "memory_compressed", "stride": True}, "core.stride: found True .*, expected a whole number above 0"),
     ({"name": "memory_compressed", "kernel": 3}, "core.kernel: unknown key; it takes stride"),
     ({"name": "local", "windw": 3}, "core.windw: unknown key .did you mean 'window'"),
-    ("bigbrid", "core: found 'bigbrid', expected one of bigbird, chunked.*did you mean 'bigbird'"),
+    ("bigbrid", "core: found 'bigbrid', expected one of auto, bigbird, chunked.*did you mean 'bigbird'"),
   ],
 )
 def test_bad_options(spec, words):
@@ -109,6 +109,7 @@ def test_what_a_core_refuses_is_what_the_base_checks(name):
     "causal": (M["causal"], {}),
     "window": (M["full_w5"], {}),
     "segments": (M["packed"], {}),
+    "padding": (cases.mask("padded"), {}),
     "prefix": (M["prefix"], {}),
     "bias": (M["full"], {"bias": Alibi(cases.DIMS)}),
     "query_bias": (M["full"], {"position": ShawPosition(cases.rngs(), cases.DIMS)}),

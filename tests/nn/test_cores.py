@@ -1,6 +1,6 @@
 """The exact cores: chunked and local attention are dense attention, in values and gradients, at less memory or work."""
 
-import itertools
+import dataclasses
 
 import core_cases as cases
 import jax
@@ -12,22 +12,77 @@ from t5x_like.nn.cores.chunked import Chunked
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.cores.local import Local
 from t5x_like.nn.mask import Mask, positions
+from t5x_like.parallel.mesh import make_mesh
+from t5x_like.parallel.rules import Rules
 
 # Chunked
 
-GRID = [  # mask, bias, softcap, kv heads; every kind of mask, each with another bias and grouping
-  *zip(cases.KINDS, itertools.cycle(cases.BIASES), [None, 2.0] * 3, [1, 2, 4] * 2, strict=False),
-  ("causal_w5", "table", 2.0, 2),
-  ("packed_w6", "array", None, 1),
+GRID = [  # mask, aligned, bias, softcap, kv heads; every kind of mask, each with another bias and grouping
+  ("full", True, "none", None, 1),
+  ("padded", False, "table", 2.0, 2),
+  ("causal", True, "alibi_layer", None, 4),
+  ("prefix", True, "table", 2.0, 1),
+  ("packed", True, "table", None, 2),
+  ("packed_causal", False, "alibi_layer", 2.0, 4),
+  ("packed_causal", True, "table", 2.0, 2),
+  ("causal_w5", True, "table", 2.0, 2),
+  ("causal_w5", False, "none", None, 2),
+  ("packed_w6", True, "alibi_layer", None, 1),
 ]
 
 
-@pytest.mark.parametrize("kind, bias, softcap, kv_heads", GRID)
-def test_chunked_equals_dense(kind, bias, softcap, kv_heads):
+@pytest.mark.parametrize("kind, aligned, bias, softcap, kv_heads", GRID)
+def test_chunked_equals_dense(kind, aligned, bias, softcap, kv_heads):
   args = (*cases.qkv(K=kv_heads), *cases.bias(bias))
   core = Chunked(query_chunk=8, key_chunk=10)  # 37 tokens are a multiple of neither
-  everywhere = jnp.ones((2, 37), bool)  # rows that see nothing are the mean of all values, as dense has it
-  cases.assert_equals_dense(core, cases.mask(kind), args, everywhere, softcap=softcap)
+  mask = dataclasses.replace(cases.mask(kind), aligned=aligned)
+  cases.assert_equals_dense(core, mask, args, softcap=softcap)
+
+
+def test_a_query_that_sees_nothing_gets_zeros():
+  q, k, v = cases.qkv()
+  mask = Mask(positions(37), positions(37) + 9, causal=True)
+  out = jax.jit(lambda *qkv: Chunked(query_chunk=8, key_chunk=10)(*qkv, mask, scale=0.4))(q, k, v)
+  assert not out[:, :9].any() and np.abs(out[:, 9:]).min(-1).all()
+
+
+@pytest.mark.parametrize("kind", ["causal", "causal_w5", "full_w5", "packed", "packed_causal"])
+def test_chunked_does_not_compute_hidden_blocks(kind):
+  """Zero times NaN is NaN: values of keys that no query of its block sees must not get into a query."""
+  mask = dataclasses.replace(cases.mask(kind), aligned=True)
+  q, k, v = cases.qkv()
+  run = jax.jit(lambda v: Chunked(query_chunk=4, key_chunk=4)(q, k, v, mask, scale=0.4))
+  allowed = np.broadcast_to(mask.dense(), (2, 1, 37, 37))[:, 0]
+  for row in (0, 5, 30):
+    block = slice(row // 4 * 4, row // 4 * 4 + 4)
+    hidden = [c for c in range(10) if not allowed[:, block, 4 * c : 4 * c + 4].any()]
+    keys = np.concatenate([np.arange(4 * c, min(4 * c + 4, 37)) for c in hidden])
+    assert np.isfinite(run(v.at[:, keys].set(jnp.nan))[:, row]).all()
+    assert np.isnan(run(v.at[:, row].set(jnp.nan))[:, row]).all()
+
+
+@pytest.mark.parametrize(
+  "mesh, kv_heads, kind",
+  [
+    (dict(data=2, tensor=4), 2, "packed_causal"),  # each device has one of two heads of a group
+    (dict(fsdp=2, tensor=2, sequence=2), 4, "causal_w5"),
+    (dict(tensor=8), 2, "full"),  # four heads do not divide: left whole
+  ],
+)
+def test_chunked_on_a_mesh_equals_one_device(mesh, kv_heads, kind):
+  mask = dataclasses.replace(cases.mask(kind), aligned=True)
+  mask = jax.tree.map(lambda x: x[:, :36], mask)
+  args = (*cases.qkv(T=36, K=kv_heads), *cases.bias("table"))
+  options = dict(dropout_rate=0.2, key=jax.random.key(3))
+
+  def run():
+    return cases.with_gradients(Chunked(query_chunk=5, key_chunk=8), mask, cases.seen(mask), **options)(*args)
+
+  expected = run()
+  with Rules.make(make_mesh(mesh)).activate():
+    actual = run()
+  for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+    np.testing.assert_allclose(a, e, rtol=2e-4, atol=3e-5)
 
 
 @pytest.mark.parametrize("chunks", [(64, 64), (1, 7), (37, 1)])
@@ -88,7 +143,7 @@ def test_chunked_dropout():
 def temporary_bytes(core, T, bias=None):
   """Of the compiled forward and backward pass on one row of T tokens."""
   shapes = [jax.ShapeDtypeStruct((1, T, heads, 8), jnp.float32) for heads in (2, 1, 1)]
-  mask = Mask(positions(T), positions(T), causal=True)
+  mask = Mask(positions(T), positions(T), causal=True, aligned=True)
   run = jax.grad(lambda q, k, v: jnp.sum(core(q, k, v, mask, bias, None, scale=0.4) ** 2), argnums=(0, 1, 2))
   return jax.jit(run).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
 

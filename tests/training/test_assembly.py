@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax
 import pytest
 
 from t5x_like import config as config_lib
@@ -41,8 +42,15 @@ def test_a_word_stays_one_unless_a_table_replaces_it():
 
 
 def test_the_attention_cores_in_use_are_named():
-  parts = assembly.build(resolved())
-  assert attention_cores(parts.model) == {"attention_core": "dense", "cross_attention_core": "dense"}
+  def cores(length, *overrides):
+    parts = assembly.build(resolved(*overrides))
+    shapes = {f"{side}_input_tokens": (1, length) for side in ("encoder", "decoder")}
+    batch = {name: jax.ShapeDtypeStruct(shape, "int32") for name, shape in shapes.items()}
+    return attention_cores(parts.model, batch, parts.rules)
+
+  assert cores(32) == {"attention_core": "dense", "cross_attention_core": "dense"}
+  assert cores(1024) == {"attention_core": "chunked", "cross_attention_core": "chunked"}
+  assert cores(1024, "model.design.core=dense") == {"attention_core": "dense", "cross_attention_core": "dense"}
 
 
 def test_a_run_records_its_cores(trained):

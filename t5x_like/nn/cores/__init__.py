@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.errors import UserError
+from t5x_like.nn.cores._calls import computing
+from t5x_like.nn.cores._devices import Places, on_each_device
 from t5x_like.nn.dims import dropout
 from t5x_like.nn.mask import Mask
 from t5x_like.nn.positions import Position
@@ -25,6 +27,7 @@ class Softmax:
     position: the layer's own.
     softcap: logits become `softcap * tanh(logits / softcap)`.
     dropout_rate, key: of the weights; no dropout if the key is None.
+    places: set in cores that run on each device by itself.
   """
 
   bias: jax.Array | Position | None = None
@@ -32,6 +35,7 @@ class Softmax:
   softcap: float | None = None
   dropout_rate: float = 0.0
   key: jax.Array | None = None
+  places: Places | None = None
 
   def capped(self, logits: jax.Array) -> jax.Array:
     return logits if self.softcap is None else self.softcap * jnp.tanh(logits / self.softcap)
@@ -52,12 +56,17 @@ class Core(nnx.Module):
   """The base of all cores, which define `attend`; what a core cannot do is refused before that is called.
 
   Attributes:
-    refuses: of `causal window segments prefix bias query_bias softcap dropout lengths`, what the core cannot do.
-    pieces: whether it computes the bias piece by piece, so that no [T, S] array is ever made.
+    refuses: what it cannot do, of `causal window segments padding prefix bias query_bias softcap dropout lengths`.
+    pieces_above: if not None, the core computes the bias of more logits than this (per head) piece by piece, so that no
+      [T, S] array is ever made.
+    per_device: whether each device runs it by itself, on its rows, heads and queries and on all keys of these.
+    exact: whether it computes the same function as the dense core, whose FLOPs then count as the model's.
   """
 
   refuses: tuple[str, ...] = ()
-  pieces = False
+  pieces_above: int | None = None
+  per_device = False
+  exact = False
 
   @property
   def name(self) -> str:
@@ -77,34 +86,52 @@ class Core(nnx.Module):
     softcap: float | None = None,
     dropout_rate: float = 0.0,
     key: jax.Array | None = None,
+    place: str = "attention",
   ) -> jax.Array:
     """Attention with grouped key/value heads.
 
     Args:
       scale: of the logits.
       bias, position, softcap, dropout_rate, key: see `Softmax`.
+      place: what `cores_used` calls it.
     Returns:
       [B, T, N, H] in the dtype of `q`. Logits and softmax are float32 whatever the dtype of the inputs.
     Raises:
       UserError: the core cannot do what is asked.
     """
     softmax = Softmax(bias, position or Position(), softcap, dropout_rate, key)
-    T, S = q_BTNH.shape[1], k_BSKH.shape[1]
+    core = self.chosen(q_BTNH, k_BSKH, mask, softmax)
+    if words := core.refused(q_BTNH, k_BSKH, mask, softmax):
+      raise core.refusal(words)
+    core = computing(core, place, core.label(q_BTNH))
+    arguments = q_BTNH * scale, k_BSKH, v_BSKH, mask, softmax
+    return on_each_device(core.attend, *arguments) if core.per_device else core.attend(*arguments)
+
+  def label(self, q_BTNH: jax.Array) -> str:
+    """What logs and records call it on these queries."""
+    return self.name
+
+  def chosen(self, q: jax.Array, k: jax.Array, mask: Mask, softmax: Softmax) -> "Core":
+    """The core that computes a call: this one, unless its purpose is to choose."""
+    return self
+
+  @classmethod
+  def refused(cls, q: jax.Array, k: jax.Array, mask: Mask, softmax: Softmax) -> str | None:
+    """What this kind of core cannot do of what is asked, in words, or None."""
+    T, S = q.shape[1], k.shape[1]
     asked = {
       "causal": (mask.causal, "causal attention"),
       "window": (mask.window is not None, "a sliding window"),
       "segments": (mask.q_segments is not None, "packed sequences (segment ids)"),
+      "padding": (mask.k_valid is not None, "keys that are padding"),
       "prefix": (mask.k_prefix is not None, "a bidirectional prefix"),
-      "bias": (bias is not None or softmax.position.biased, "a position bias on the logits"),
+      "bias": (softmax.bias is not None or softmax.position.biased, "a position bias on the logits"),
       "query_bias": (softmax.position.query_dependent, "positions that depend on the query (Shaw)"),
-      "softcap": (softcap is not None, "a cap on the logits"),
-      "dropout": (dropout_rate > 0, "dropout of attention probabilities"),
+      "softcap": (softmax.softcap is not None, "a cap on the logits"),
+      "dropout": (softmax.dropout_rate > 0, "dropout of attention probabilities"),
       "lengths": (T != S, f"attention from {T} queries to {S} keys, which must be as many"),
     }
-    for name, (wanted, words) in asked.items():
-      if wanted and name in self.refuses:
-        raise self.refusal(words)
-    return self.attend(q_BTNH * scale, k_BSKH, v_BSKH, mask, softmax)
+    return next((words for name, (wanted, words) in asked.items() if wanted and name in cls.refuses), None)
 
   def attend(self, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, softmax: Softmax) -> jax.Array:
     """[B, T, N, H] from scaled queries [B, T, N, H], keys and values [B, S, K, H]."""

@@ -16,3 +16,15 @@ def blocked(x: jax.Array, blocks: int, size: int, axis: int = 1) -> jax.Array:
   """[..., length, ...] -> [..., blocks, size, ...], padded with zeros at the end."""
   axis %= x.ndim
   return padded(x, blocks * size, axis).reshape(*x.shape[:axis], blocks, size, *x.shape[axis + 1 :])
+
+
+def toeplitz(x_NX: jax.Array, t: int, s: int) -> jax.Array:
+  """[N, t + s - 1] -> [N, t, s]: element [n, i, j] is `x[n, j - i + t - 1]`.
+
+  Rows are read from a periodic repetition of `x`, each one element later, so that there is neither a gather nor, in the
+  gradient, a scatter.
+  """
+  N = x_NX.shape[0]
+  around = jnp.roll(jnp.pad(x_NX, ((0, 0), (0, 1))), 1 - t, axis=1)
+  rows = jnp.broadcast_to(around[:, None], (N, t, t + s)).reshape(N, t * (t + s))
+  return rows[:, : t * (t + s - 1)].reshape(N, t, t + s - 1)[:, :, :s]

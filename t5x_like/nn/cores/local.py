@@ -32,7 +32,7 @@ class Local(Core):
   """
 
   refuses = ("query_bias", "lengths")
-  pieces = True
+  pieces_above = 0
 
   def __init__(self, *, window: Positive | None = None):
     self.window = window

@@ -35,3 +35,7 @@ class Position(nnx.Module):
   def bias(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array | None:
     """float32 [B or 1, N, T, S], added to the attention logits; depends only on positions."""
     return None
+
+  def of_distance(self, relative_X: jax.Array) -> jax.Array | None:
+    """The bias by `key position - query position`, float32 [N, X]; None if it depends on more than that."""
+    return None

@@ -22,6 +22,9 @@ class Alibi(Position):
   def __init__(self, dims: Dims, *, mpt: bool = False):
     self.slopes = alibi_slopes(dims.heads, mpt=mpt)
 
+  def of_distance(self, relative_X: jax.Array) -> jax.Array:
+    return -jnp.asarray(self.slopes, jnp.float32)[:, None] * jnp.abs(relative_X).astype(jnp.float32)
+
   def bias(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
     distance_B1TS = jnp.abs(k_pos_BS[:, None, :] - q_pos_BT[:, :, None])[:, None].astype(jnp.float32)
     return -jnp.asarray(self.slopes, jnp.float32)[:, None, None] * distance_B1TS

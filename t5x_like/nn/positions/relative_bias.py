@@ -78,14 +78,17 @@ class RelativeBias(Position):
     self.buckets = buckets
     self.max_distance = max_distance
 
+  def of_distance(self, relative_X: jax.Array) -> jax.Array:
+    return jnp.einsum("XP,PN->NX", self._onehot(relative_X), self.table[...])
+
   def bias(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
-    relative_BTS = k_pos_BS[:, None, :] - q_pos_BT[:, :, None]
-    bucket_BTS = relative_buckets(
-      relative_BTS, bidirectional=self.bidirectional, buckets=self.buckets, max_distance=self.max_distance
-    )
-    # A one-hot product rather than a gather: its gradient is a matrix product too, not a scatter.
-    onehot_BTSX = jax.nn.one_hot(bucket_BTS, self.buckets, dtype=jnp.float32)
-    return jnp.einsum("BTSX,XN->BNTS", onehot_BTSX, self.table[...])
+    onehot_BTSP = self._onehot(k_pos_BS[:, None, :] - q_pos_BT[:, :, None])
+    return jnp.einsum("BTSP,PN->BNTS", onehot_BTSP, self.table[...])
+
+  def _onehot(self, relative: jax.Array) -> jax.Array:
+    """float32 [..., buckets]. For a product rather than a lookup: its gradient is a product too, not a scatter."""
+    options = dict(bidirectional=self.bidirectional, buckets=self.buckets, max_distance=self.max_distance)
+    return jax.nn.one_hot(relative_buckets(relative, **options), self.buckets, dtype=jnp.float32)
 
 
 make = RelativeBias

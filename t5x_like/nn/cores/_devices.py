@@ -1,0 +1,71 @@
+"""Attention on a mesh without the partitioner: each device attends for its own rows, heads and queries."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.nn.mask import Mask
+from t5x_like.parallel import constrain
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+  """Which part of the whole a core is given: its rows, heads and queries, as indices into all of them.
+
+  Attributes:
+    rows, heads, queries: int32 [B], [N], [T].
+    whole: whether the queries are those of the whole sequence.
+  """
+
+  rows: jax.Array
+  heads: jax.Array
+  queries: jax.Array
+  whole: bool = dataclasses.field(default=True, metadata={"static": True})
+
+  def own_heads(self, x: jax.Array, axis: int) -> jax.Array:
+    """What belongs to these heads of an array with all of them along `axis`."""
+    return x if x.shape[axis] in (1, self.heads.size) else jnp.take(x, self.heads, axis=axis)
+
+
+jax.tree_util.register_dataclass(Places)
+
+
+def on_each_device(attend: Callable, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, softmax) -> jax.Array:
+  """`attend(q, k, v, mask, softmax)` by each device, on its rows, heads and queries and all keys of these."""
+  (B, T, N, _), K = q.shape, k.shape[2]
+  heads, kv_heads = "activation_heads", None
+  ways = constrain.ways(heads)
+  if K % ways == 0:
+    kv_heads = heads
+  elif N % ways or (N // ways % (N // K) and N // K % (N // ways)):
+    heads = None  # a device's heads would need parts of several groups
+
+  def run(q, k, v, q_side, k_side, rows, heads, queries, bias, position, key):
+    n = heads.size
+    if k.shape[2] == K and n < N:
+      first = heads[0] * K // N
+      k, v = (jax.lax.dynamic_slice_in_dim(x, first, max(1, n * K // N), axis=2) for x in (k, v))
+    (q_pos, q_segments), (k_pos, k_segments, k_valid, k_prefix) = q_side, k_side
+    options = dict(causal=mask.causal, window=mask.window, aligned=mask.aligned)
+    own = Mask(q_pos, k_pos, q_segments, k_segments, k_valid, k_prefix, **options)
+    places = Places(rows, heads, queries, whole=queries.size == T)
+    changes = dict(bias=bias, position=position, key=key, places=places)
+    return attend(q, k, v, own, dataclasses.replace(softmax, **changes))
+
+  arguments = {
+    "q": (q, ("batch", "length", heads)),
+    "k": (k, ("batch", None, kv_heads)),
+    "v": (v, ("batch", None, kv_heads)),
+    "q_side": ((mask.q_pos, mask.q_segments), ("batch", "length")),
+    "k_side": ((mask.k_pos, mask.k_segments, mask.k_valid, mask.k_prefix), ("batch",)),
+    "rows": (jnp.arange(B, dtype=jnp.int32), ("batch",)),
+    "heads": (jnp.arange(N, dtype=jnp.int32), (heads,)),
+    "queries": (jnp.arange(T, dtype=jnp.int32), ("length",)),
+    "bias": (softmax.bias, ("batch", heads, "length") if isinstance(softmax.bias, jax.Array) else ()),
+    "position": (softmax.position, ()),
+    "key": (softmax.key, ()),
+  }
+  values, axes = zip(*arguments.values(), strict=True)
+  return constrain.per_device(run, values, axes)

@@ -1,0 +1,48 @@
+"""The core that suits the platform, the lengths and what is asked; the one place where that is decided.
+
+| platform | up to SHORT logits a head | more | more, with what the kernel cannot do |
+|---|---|---|---|
+| TPU | dense | splash | chunked |
+| GPU | dense | cudnn | chunked |
+| CPU | dense | chunked | chunked |
+
+Positions that depend on the query (Shaw) are left to the dense core. All of these compute the same function.
+"""
+
+import jax
+
+from t5x_like.nn.cores import Core, Softmax
+from t5x_like.nn.cores import cudnn as cudnn_core
+from t5x_like.nn.cores.chunked import Chunked
+from t5x_like.nn.cores.cudnn import CuDnn
+from t5x_like.nn.cores.dense import Dense
+from t5x_like.nn.cores.splash import Splash
+from t5x_like.nn.mask import Mask
+from t5x_like.parallel.constrain import ways
+from t5x_like.parallel.target import platform
+
+SHORT = 2**19  # T * S: up to here a head's logits are small, and one matrix product is quicker than a loop over blocks
+
+
+class Auto(Core):
+  """The core of the table above for each call; it refuses nothing."""
+
+  pieces_above = SHORT
+
+  def chosen(self, q: jax.Array, k: jax.Array, mask: Mask, softmax: Softmax) -> Core:
+    """The core for a call with these queries [B, T, N, H] and keys [B, S, K, H]."""
+    if q.shape[1] * k.shape[1] <= SHORT or softmax.position.query_dependent:
+      return Dense()
+    placed = not (mask.causal or mask.window is not None) or (mask.aligned and ways("length") == 1)
+    kernel = {"tpu": Splash, "gpu": CuDnn}.get(platform())
+    if kernel is None or not placed or kernel.refused(q, k, mask, softmax):
+      return Chunked()
+    if kernel is CuDnn and not (cudnn_core.fits(q.shape[-1], q.dtype) and (mask.causal or mask.window is None)):
+      return Chunked()
+    return kernel()
+
+  def decoding(self) -> "Auto":
+    return self
+
+
+make = Auto

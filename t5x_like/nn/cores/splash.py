@@ -1,0 +1,105 @@
+"""TPU splash attention: the Pallas kernels of jax, which skip the blocks that causality or a window hides.
+
+The kernels are those of `jax.experimental.pallas.ops.tpu.splash_attention` (Dao et al. 2022 with a sparse grid of
+blocks). Elsewhere than on a TPU they run in Pallas' interpreter: right, and very slow.
+
+Cost: 4 H FLOPs for each logit of the blocks computed and head in the forward pass, 2.5 times as many in the backward
+pass. Memory: O(T + S). Lengths are padded to a multiple of the block, head widths to one of 128.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.nn.cores import Core
+from t5x_like.nn.cores._blocks import padded
+from t5x_like.parallel.target import platform
+
+LANES = 128  # a TPU's vector registers are this wide
+
+
+class Splash(Core):
+  """Equal to the dense core for every query that sees a key, in segments, padding, causality, window and cap.
+
+  Needs positions that grow by one from slot to slot, as those of training do (`Mask.aligned`), and whole sequences on
+  each device, if attention is causal or has a window.
+
+  Args:
+    block: tokens in a block, a multiple of 128; shorter sequences are one block.
+  """
+
+  refuses = ("prefix", "bias", "query_bias", "dropout")
+  per_device = True
+  exact = True
+
+  def __init__(self, *, block: int = 512):
+    self.block = block
+
+  def label(self, q_BTNH):
+    H = q_BTNH.shape[-1]
+    return self.name if H % LANES == 0 else f"{self.name} (head width {H} padded to {-(-H // LANES) * LANES})"
+
+  def attend(self, q, k, v, mask, softmax):
+    (B, T, N, H), S = q.shape, k.shape[1]
+    if (mask.causal or mask.window is not None) and not (mask.aligned and softmax.places.whole):
+      raise self.refusal("causality or windows over explicit positions or queries split over devices")
+    t, s = (min(self.block, -(-length // LANES) * LANES) for length in (T, S))
+    rows, columns, width = -(-T // t) * t, -(-S // s) * s, -(-H // LANES) * LANES
+
+    window = None if mask.window is None else (mask.window - 1, 0 if mask.causal else mask.window - 1)
+    interpreted = platform() != "tpu"
+    kernel = _kernel((rows, columns), (t, s), N, mask.causal, window, softmax.softcap, interpreted)
+
+    def laid_out(x_BLNH, length):
+      """[B, N, length, width]"""
+      return padded(padded(x_BLNH.swapaxes(1, 2), length, 2), width, 3)
+
+    segments = _segments(mask, B, T, S, rows, columns)
+    if segments is not None:
+      from jax.experimental.pallas.ops.tpu.splash_attention.splash_attention_kernel import SegmentIds
+
+      segments = SegmentIds(*segments)
+    out = jax.vmap(kernel)(laid_out(q, rows), laid_out(k, columns), laid_out(v, columns), segments)
+    return out[:, :, :T, :H].swapaxes(1, 2)
+
+
+@functools.lru_cache(maxsize=16)  # the layers of a model share one; finding the blocks of a long mask takes seconds
+def _kernel(shape, block, heads: int, causal: bool, window, cap: float | None, interpreted: bool):
+  """`(q [N, T, H], k, v [K, S, H], segments) -> [N, T, H]`, differentiable."""
+  from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
+  from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
+  mask = masks.CausalMask(shape) if causal else masks.FullMask(shape)
+  if window is not None:
+    mask = masks.LocalMask(shape, window, 0)
+  q, kv = block
+  passes = dict(block_q_dkv=q, block_kv_dkv=kv, block_kv_dkv_compute=kv, block_q_dq=q, block_kv_dq=kv)
+  with jax.ensure_compile_time_eval():
+    return kernels.make_splash_mha(
+      masks.MultiHeadMask([mask] * heads),
+      block_sizes=kernels.BlockSizes(block_q=q, block_kv=kv, **passes),
+      head_shards=1,
+      q_seq_shards=1,
+      attn_logits_soft_cap=cap,
+      residual_checkpoint_name="context",
+      interpret=interpreted,
+    )
+
+
+def _segments(mask, B: int, T: int, S: int, rows: int, columns: int) -> tuple[jax.Array, jax.Array] | None:
+  """The segments of queries and of keys, int32 [B, rows] and [B, columns]; those of keys that nobody sees are -1.
+
+  None if there is nothing for them to say: the core's own padding lies behind all queries of a causal mask.
+  """
+  if mask.q_segments is None and mask.k_valid is None and (S == columns or mask.causal):
+    return None
+  ones = jnp.ones((1, 1), jnp.int32)
+  q, k = (ones, ones) if mask.q_segments is None else (mask.q_segments, mask.k_segments)
+  if mask.k_valid is not None:
+    k = jnp.where(mask.k_valid, k, -1)
+  k = jnp.pad(jnp.broadcast_to(k, (B, S)), ((0, 0), (0, columns - S)), constant_values=-1)
+  return padded(jnp.broadcast_to(q, (B, T)), rows).astype(jnp.int32), k.astype(jnp.int32)
+
+
+make = Splash

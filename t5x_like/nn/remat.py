@@ -1,0 +1,92 @@
+"""What the backward pass keeps of a layer's activations, and what it computes again: `config.model.remat`.
+
+A name of `REMAT`, or {"name": …} with arguments. Activations have names (`NAMES`), given where they are computed, so
+that a recipe can keep them on the devices or move them to the hosts' memory until the backward pass needs them.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+from jax.ad_checkpoint import checkpoint_name
+
+from t5x_like import slots
+from t5x_like.errors import UserError
+
+NAMES = ("query", "key", "value", "context", "attention_out", "mlp_hidden", "mlp_out")
+Name = Literal[NAMES]
+
+
+@dataclasses.dataclass(frozen=True)
+class Remat:
+  """Attributes:
+  keep: "all" activations, "dots" (matrix products without a batch axis), or "named" ones, and of these
+  save: those that stay on the devices;
+  offload: those that go to the hosts' memory.
+  """
+
+  keep: Literal["all", "dots", "named"]
+  save: tuple[str, ...] = ()
+  offload: tuple[str, ...] = ()
+
+  def wrap(self, body: Callable, *, prevent_cse: bool) -> Callable:
+    """`body` with a backward pass that computes again what is not kept."""
+    if self.keep == "all":
+      return body
+    policies = jax.checkpoint_policies
+    if self.keep == "dots":
+      policy = policies.checkpoint_dots_with_no_batch_dims
+    elif self.offload:
+      names = dict(names_which_can_be_saved=list(self.save), names_which_can_be_offloaded=list(self.offload))
+      policy = policies.save_and_offload_only_these_names(**names, offload_src="device", offload_dst="pinned_host")
+    else:
+      policy = policies.save_only_these_names(*self.save)
+    return jax.checkpoint(body, policy=policy, prevent_cse=prevent_cse)
+
+
+def none() -> Remat:
+  """Keeps all activations."""
+  return Remat("all")
+
+
+def dots() -> Remat:
+  """Keeps the products with parameters."""
+  return Remat("dots")
+
+
+def full() -> Remat:
+  """Keeps the input of each block."""
+  return Remat("named")
+
+
+def minimal() -> Remat:
+  """Keeps every named activation: what is computed again are norms, activation functions and logits."""
+  return Remat("named", NAMES)
+
+
+def save(names: tuple[Name, ...]) -> Remat:
+  """Keeps these activations."""
+  return Remat("named", names)
+
+
+def offload(names: tuple[Name, ...], save: tuple[Name, ...] = ()) -> Remat:
+  """Moves the activations `names` to the hosts' memory and back; keeps those of `save` on the devices."""
+  both = sorted(set(names) & set(save))
+  if both:
+    raise UserError(f"config.model.remat: found {both[0]!r} in both 'names' and 'save', expected it in one of them")
+  return Remat("named", save, names)
+
+
+NONE = none()
+REMAT = {"none": none, "dots": dots, "full": full, "minimal": minimal, "save": save, "offload": offload}
+
+
+def make(spec: str | dict) -> Remat:
+  """Raises: UserError: as `slots.make`."""
+  return slots.make("config.model.remat", spec, REMAT)
+
+
+def named(x: jax.Array, name: Name) -> jax.Array:
+  """`x`, which a recipe may keep or offload by this name."""
+  return checkpoint_name(x, name)

@@ -1,0 +1,81 @@
+"""The kernels of TPUs and GPUs, and the choice among the exact cores."""
+
+import dataclasses
+
+import core_cases as cases
+import jax
+import jax.numpy as jnp
+import pytest
+
+from t5x_like.errors import UserError
+from t5x_like.nn.cores import Softmax
+from t5x_like.nn.cores.auto import Auto
+from t5x_like.nn.cores.splash import Splash
+from t5x_like.nn.mask import Mask, positions
+from t5x_like.parallel.mesh import make_mesh
+from t5x_like.parallel.rules import Rules
+from t5x_like.parallel.target import target
+
+CORE = Splash(block=128)
+
+
+@pytest.mark.parametrize("kind, softcap, kv_heads", [("packed_causal", None, 1), ("full_w60", 2.0, 2)])
+def test_splash_equals_dense_in_the_interpreter(kind, softcap, kv_heads):
+  mask = dataclasses.replace(cases.mask(kind, T=200), aligned=True)
+  args = (*cases.qkv(T=200, N=2, K=kv_heads), None, None)
+  cases.assert_equals_dense(CORE, mask, args, softcap=softcap)
+
+
+def test_splash_on_a_mesh_and_across_lengths():
+  mask = Mask(positions(20), positions(200), k_valid=jnp.broadcast_to(jnp.arange(200) < 170, (2, 200)))
+  with Rules.make(make_mesh(dict(data=2, tensor=2), jax.devices()[:4])).activate():
+    cases.assert_equals_dense(CORE, mask, (*cases.qkv(T=20, S=200, N=4, K=2), None, None))
+
+
+def test_kernels_refuse_what_they_cannot_do():
+  q, k, v = cases.qkv()
+  with pytest.raises(UserError, match="core 'splash' cannot do causality or windows over explicit positions"):
+    CORE(q, k, v, cases.mask("causal"), scale=0.4)
+  causal = Mask(positions(37), positions(37), causal=True, aligned=True)
+  for mask, words in ((cases.mask("packed"), "packed sequences"), (cases.mask("padded"), "keys that are padding")):
+    with pytest.raises(UserError, match=f"core 'cudnn' cannot do {words}"):
+      cases.make("cudnn")(q, k, v, mask, scale=0.4)
+  with pytest.raises(UserError, match="core 'cudnn' cannot do a CPU, it needs an NVIDIA GPU"):
+    cases.make("cudnn")(q, k, v, causal, scale=0.4)
+  with target("gpu"):
+    with pytest.raises(UserError, match="cannot do heads of width 8 in float32"):
+      cases.make("cudnn")(q, k, v, causal, scale=0.4)
+    windowed = dataclasses.replace(causal, causal=False, window=4)
+    with pytest.raises(UserError, match="cannot do a window on both sides"):
+      cases.make("cudnn")(*(x.astype(jnp.bfloat16) for x in (q, k, v)), windowed, scale=0.4)
+
+
+@pytest.mark.parametrize(
+  "platform, kind, options, expected",
+  [
+    ("cpu", "causal", {}, "chunked"),
+    ("tpu", "causal", {}, "splash"),
+    ("tpu", "packed_causal", {"softcap": 2.0}, "splash"),
+    ("tpu", "causal_w64", {}, "splash"),
+    ("tpu", "prefix", {}, "chunked"),
+    ("tpu", "causal", {"bias": "table"}, "chunked"),
+    ("tpu", "causal", {"dropout_rate": 0.1}, "chunked"),
+    ("gpu", "full", {}, "cudnn"),
+    ("gpu", "packed_causal", {}, "chunked"),
+    ("gpu", "padded", {}, "chunked"),
+    ("gpu", "full_w64", {}, "chunked"),
+    ("gpu", "full", {"dtype": jnp.float32}, "chunked"),
+  ],
+)
+def test_the_choice(platform, kind, options, expected):
+  def name(T, aligned=True):
+    mask = dataclasses.replace(cases.mask(kind, T), aligned=aligned)
+    bias = cases.bias(options.get("bias", "none"), T)[0]
+    softmax = Softmax(bias, **{name: options[name] for name in ("softcap", "dropout_rate") if name in options})
+    x = jax.ShapeDtypeStruct((2, T, 4, 64), options.get("dtype", jnp.bfloat16))
+    with target(platform):
+      return Auto().chosen(x, x, mask, softmax).name
+
+  assert (name(64), name(2048)) == ("dense", expected)
+  if "causal" in kind:
+    assert name(2048, aligned=False) == "chunked"
