@@ -92,7 +92,12 @@ FLAGS = {
   "--config.batch_size=12": ("config.batch_size", "found 12", "multiple of 8", "data=8"),
   "--config.accumulation_steps=3": ("config.batch_size", "found 8", "multiple of 24", "3 accumulation steps"),
   '--config.mesh={"tensor": 8}': ("kernel", "'kv_heads'", "4 kv_heads of width 8", "8 equal parts"),
-  '--config.mesh={"stage": 4, "data": -1}': ("mesh.stage=4", "no rule", "rules.layers=stage", "batch->replica+data"),
+  '--config.mesh={"stage": 4, "data": -1}': ("axis 'layers' holds 2 layers", "layers->stage", "4 equal parts"),
+  '--config.mesh={"stage": 2, "data": -1} --config.rules.layers=None': (
+    "mesh.stage=2",
+    "no rule",
+    "rules.layers=stage",
+  ),
   '--config.mesh={"data": 3}': ("mesh", "3 devices", "found 8"),
   '--config.mesh={"tensor": 3, "data": -1}': ("mesh", "multiple of 3 devices", "found 8"),
   "--config.model.vocab_size=100": ("config.model.vocab_size", "found 100", "384"),

@@ -5,6 +5,7 @@ from typing import Any
 from t5x_like.errors import UserError
 from t5x_like.interop.fields import Fields
 from t5x_like.interop.hf import only
+from t5x_like.nn.cores.auto import EXACT
 from t5x_like.nn.design import Tokens
 
 GATED = {
@@ -32,9 +33,6 @@ _LLAMA3 = {
   "high_freq_factor": "high",
   "original_max_position_embeddings": "original_length",
 }
-
-
-EXACT = ("dense", "chunked")  # cores that compute exact attention, as the library does
 
 
 def name_of(table: dict[str, str], ours: str) -> str:
@@ -136,7 +134,7 @@ def refuse_others(model, *, square: bool = True, heads: bool = True, mlp: bool =
   """
   D, H = model.variant.dims.embed, model.variant.dims.head_dim
   core = model.variant.design.core
-  own = core if isinstance(core, str) or "name" in core else core.get("decoder", "dense")
+  own = core if isinstance(core, str) or "name" in core else core.get("decoder", "auto")
   exact = [core] if (own if isinstance(own, str) else own["name"]) in EXACT else list(EXACT)
   plain = dict(
     norm_position="pre",

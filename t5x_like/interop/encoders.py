@@ -6,6 +6,7 @@ from t5x_like.errors import UserError
 from t5x_like.interop.fields import Fields
 from t5x_like.interop.hf import only
 from t5x_like.interop.mapping import Mapping, places
+from t5x_like.nn.cores.auto import EXACT
 from t5x_like.nn.design import Design, Tokens, Variant
 from t5x_like.nn.dims import Dims
 
@@ -135,7 +136,7 @@ def config(model, model_type: str, prefix: str, heads: tuple[Head, ...], *, offs
     activation=list(ACTIVATIONS.values()),
     embed_scale=False,
     embed_norm=True,
-    core=["dense", "chunked"],
+    core=[*EXACT],
   )
   only(model, **(usual | expected))
   position = {"name": design.position} if isinstance(design.position, str) else design.position

@@ -10,7 +10,7 @@ Read it from the bottom up; each line imports only from those above it:
   linear norm layer         the matrix product, the norms, the signature of every sublayer
   positions/ cores/         position schemes and attention cores: one file each, found by its name
   attention mlp router moe  the sublayers
-  embed block stack         token embeddings, residual connections, identical blocks in one scan
+  embed block pipeline stack  token embeddings, residual connections, stages, identical blocks in one scan
   design                    the choices of an architecture as data, and the variants of a family
   heads/                    from hidden states to outputs: one file each, found by its name
   build                     from a design to a stack

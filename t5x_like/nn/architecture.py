@@ -15,6 +15,7 @@ from t5x_like import slots
 from t5x_like.nn.design import Variant
 from t5x_like.nn.embed import Embed
 from t5x_like.nn.mask import positions
+from t5x_like.nn.pipeline import EVEN
 from t5x_like.nn.remat import make as make_remat
 
 Batch = dict[str, jax.Array]
@@ -32,6 +33,7 @@ class Architecture(nnx.Module):
     dtype: compute dtype; parameters are float32.
     remat: what the backward pass keeps, one of `nn.remat`, a name or {"name": …} with its arguments.
     layers: see `nn.stack.Stack`.
+    pipeline: see `nn.pipeline.Pipeline`.
     design, tokens: changes to the variant's.
   Raises:
     UserError: naming the key, what was found and what was expected.
@@ -50,7 +52,8 @@ class Architecture(nnx.Module):
     dtype: Dtype = "float32",
     remat: str | dict = "none",
     layers: Layers = "scan",
-    design: dict = {},  # noqa: B006 (never written to)
+    pipeline: dict = {},  # noqa: B006 (never written to)
+    design: dict = {},  # noqa: B006
     tokens: dict = {},  # noqa: B006
   ):
     variant = self.published(variant)
@@ -62,7 +65,8 @@ class Architecture(nnx.Module):
     )
     self.dtype = jnp.dtype(dtype)
     self.embed = Embed(variant.vocab_size, variant.embed or variant.dims.embed, rngs, init=variant.design.table_init())
-    self.build(rngs, dropout_rate=dropout, remat=make_remat(remat), layers=layers)
+    stages = slots.change("config.model.pipeline", EVEN, pipeline)
+    self.build(rngs, dropout_rate=dropout, remat=make_remat(remat), layers=layers, pipeline=stages)
 
   @classmethod
   def published(cls, variant: str | Variant) -> Variant:

@@ -22,6 +22,7 @@ from t5x_like.nn.layer import Layer
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.mlp import ACTIVATIONS, Mlp
 from t5x_like.nn.moe import Moe
+from t5x_like.nn.pipeline import EVEN, Pipeline
 from t5x_like.nn.positions import Position
 from t5x_like.nn.remat import NONE, Remat
 from t5x_like.nn.stack import Stack
@@ -37,7 +38,7 @@ class StackBuilder:
     causal: whether the stack is a decoder.
     cross: whether blocks have cross-attention.
     deepnorm: (alpha, gain), used if `norm_position` is "deepnorm"; see `deepnorm_weights`.
-    dropout_rate, remat, layers: of the `Stack`.
+    dropout_rate, remat, layers, pipeline: of the `Stack`.
   """
 
   design: Design
@@ -48,6 +49,7 @@ class StackBuilder:
   dropout_rate: float = 0.0
   remat: Remat = NONE
   layers: str = "scan"
+  pipeline: Pipeline = EVEN
 
   def inputs(self, rngs: nnx.Rngs, *, width: int | None = None, types: int = 0) -> Inputs:
     """What turns token vectors into the stack's input. `width` is that of the token vectors, by default the stack's."""
@@ -78,6 +80,7 @@ class StackBuilder:
       dropout_rate=self.mlp_dropout_rate,
       remat=self.remat,
       layers=self.layers,
+      pipeline=self.pipeline,
     )
 
   def block(self, rngs: nnx.Rngs) -> Block:

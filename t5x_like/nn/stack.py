@@ -3,19 +3,23 @@
 import copy
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.nn import params
+from t5x_like.nn import pipeline as pipelines
 from t5x_like.nn.block import Block
 from t5x_like.nn.dims import dropout, subkey
 from t5x_like.nn.layer import CacheStart, Context
 from t5x_like.nn.mask import Mask
 from t5x_like.nn.norm import Identity
+from t5x_like.nn.pipeline import EVEN, Pipeline
 from t5x_like.nn.positions import Position
 from t5x_like.nn.remat import NONE, Remat
+from t5x_like.parallel.constrain import ways
 
 
 class Stack(nnx.Module):
@@ -29,6 +33,7 @@ class Stack(nnx.Module):
       it piece by piece; None for never.
     final_norm: applied to the output of the last block.
     remat: what the backward pass keeps.
+    pipeline: how microbatches pass the stages, where layers are split over these.
     layers: "scan" compiles one block and loops over it; "loop" unrolls, for debugging and for small models on CPU.
   """
 
@@ -44,6 +49,7 @@ class Stack(nnx.Module):
     dropout_rate: float = 0.0,
     remat: Remat = NONE,
     layers: str = "scan",
+    pipeline: Pipeline = EVEN,
   ):
     keys_L = jax.random.split(rngs.params(), repeats)
     self.blocks = _add_layers_axis(jax.vmap(lambda key: make_block(nnx.Rngs(params=key)))(keys_L))
@@ -54,6 +60,7 @@ class Stack(nnx.Module):
     self.dropout_rate = dropout_rate
     self.remat = remat
     self.layers = layers
+    self.pipeline = pipeline
 
   def __call__(self, x_BTD: jax.Array, context: Context, *, cache: dict | None = None, key: jax.Array | None = None):
     """Runs all blocks.
@@ -67,18 +74,24 @@ class Stack(nnx.Module):
       ([B, T, D], summed auxiliary scalars, cache)
     """
     context = dataclasses.replace(context, bias=self._bias(context.mask, x_BTD.shape[0]))
-    keys_L = None if key is None else jax.random.split(subkey(key, 0), self.repeats)
+    run, remat = self._run, self.remat if cache is None else NONE
+    if cache is None and ways("layers") > 1:
+      run = partial(pipelines.run, self.pipeline, self._run)
+    x_BTD, aux, cache = run(self.blocks, x_BTD, context, subkey(key, 0), remat, cache)
+    return dropout(self.final_norm(x_BTD), self.dropout_rate, subkey(key, 1)), aux, cache
+
+  def _run(self, blocks: Block, x_BTD: jax.Array, context: Context, key: jax.Array | None, remat: Remat, cache=None):
+    """Some of the blocks, one after another; returns like `__call__`."""
+    keys_L = None if key is None else jax.random.split(key, jax.tree.leaves(blocks)[0].shape[0])
 
     def body(x_BTD, layer):
       block, layer_cache, layer_key = layer
       x_BTD, aux, layer_cache = block(x_BTD, context, layer_cache, layer_key)
       return x_BTD, (aux, layer_cache)
 
-    if cache is None:
-      body = self.remat.wrap(body, prevent_cse=self.layers == "loop")
+    body = remat.wrap(body, prevent_cse=self.layers == "loop")
     run = jax.lax.scan if self.layers == "scan" else _loop
-    x_BTD, (aux_L, cache) = run(body, x_BTD, (self.blocks, cache, keys_L))
-    x_BTD = dropout(self.final_norm(x_BTD), self.dropout_rate, subkey(key, 1))
+    x_BTD, (aux_L, cache) = run(body, x_BTD, (blocks, cache, keys_L))
     return x_BTD, jax.tree.map(jnp.sum, aux_L), cache
 
   def _bias(self, mask: Mask, batch: int):

@@ -20,6 +20,7 @@ class Layout(Protocol):
   def constrain(self, x: jax.Array, axes: Axes) -> jax.Array: ...
   def per_device(self, function: Callable, arguments: tuple, axes: tuple) -> jax.Array: ...
   def split(self, name: str) -> int: ...
+  def axes(self, name: str) -> tuple[str, ...]: ...
 
 
 _layout: contextvars.ContextVar[Layout | None] = contextvars.ContextVar("layout", default=None)
@@ -48,6 +49,12 @@ def ways(name: str) -> int:
   """The number of parts into which the logical axis `name` is split."""
   layout = _layout.get()
   return 1 if layout is None else layout.split(name)
+
+
+def mesh_axes(name: str) -> tuple[str, ...]:
+  """The mesh axes over which the logical axis `name` is split."""
+  layout = _layout.get()
+  return () if layout is None else layout.axes(name)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ DEFAULT = {
   "kv_heads": ("tensor",),
   "mlp": ("tensor",),
   "expert": ("expert",),
-  "layers": (),
+  "layers": ("stage",),
   # Activations
   "batch": ("replica", "data", "fsdp", "expert"),
   "length": ("sequence",),
@@ -97,6 +97,10 @@ class Rules:
   def split(self, name: str) -> int:
     """The number of parts into which the logical axis `name` is split."""
     return math.prod(self.mesh.shape[a] for a in self.table[name])
+
+  def axes(self, name: str) -> tuple[str, ...]:
+    """The mesh axes, longer than 1, over which the logical axis `name` is split."""
+    return tuple(a for a in self.table[name] if self.mesh.shape[a] > 1)
 
   def batch(self) -> NamedSharding:
     """Sharding of any batch feature: rows split over the batch axes, other axes whole."""

@@ -13,10 +13,10 @@ import t5x_like.models
 import t5x_like.objectives
 from t5x_like import slots
 from t5x_like.errors import UserError
-from t5x_like.nn import params
+from t5x_like.nn import params, remat
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training import evaluation, phases, process
+from t5x_like.training import evaluation, offload, phases, process
 from t5x_like.training.optimizer import OPTIMIZERS, layerwise
 from t5x_like.training.schedule import SCHEDULES, Schedule
 from t5x_like.training.state import TrainState, abstract_state
@@ -42,6 +42,10 @@ class Parts:
 
 def checkpoints(every: int, keep_last: int = 3, keep_every: int | None = None, save_timeout_seconds: int = 1200):
   """The keys of `config.checkpoint`; a step is saved every `every` steps and at the end."""
+
+
+def optimizer_memory(offload: bool = False):
+  """The keys of `config.optimizer` beside the optimizer's: `offload` keeps its arrays in the hosts' memory."""
 
 
 def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
@@ -73,7 +77,7 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
   objective = slots.find("config.objective.name", config.objective.get("name"), t5x_like.objectives, "Objective")
   resolved.objective = _filled("objective", config.objective, objective)
   optimizer = slots.find("config.optimizer.name", config.optimizer.get("name"), OPTIMIZERS)
-  resolved.optimizer = _filled("optimizer", config.optimizer, optimizer, given=("schedule",))
+  resolved.optimizer = _filled("optimizer", config.optimizer, optimizer, given=("schedule",), also=(optimizer_memory,))
   schedule = slots.find("config.schedule.name", config.schedule.get("name"), SCHEDULES)
   values = ConfigDict(config.schedule.to_dict())
   if schedule in (SCHEDULES["linear"], SCHEDULES["cosine"]) and "total_steps" not in values:
@@ -107,12 +111,19 @@ def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
   model, make_model = _model(config)
   named = params.named_params(model)
   schedule = slots.make("config.schedule", config.schedule, SCHEDULES)
-  inner = slots.make("config.optimizer", config.optimizer, OPTIMIZERS, schedule=schedule)
+  arguments = config.optimizer.to_dict()
+  offloaded = arguments.pop("offload", False)
+  inner = slots.make("config.optimizer", arguments, OPTIMIZERS, schedule=schedule)
   optimizer = layerwise(inner, {name: p.axes for name, p in named.items()})
   if config.clip_norm:
     optimizer = optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
   objective = slots.make("config.objective", config.objective, t5x_like.objectives, "Objective")
   state = abstract_state(model, optimizer, rules)
+  if offloaded:
+    offload.check_memory("config.optimizer.offload", rules.mesh)
+    optimizer, state = offload.optimizer_state(optimizer, state)
+  if remat.make(config.model.get("remat", "none")).offload:
+    offload.check_memory("config.model.remat", rules.mesh)
   return Parts(model, make_model, objective, optimizer, schedule, rules, state)
 
 
@@ -199,10 +210,12 @@ def _model(config: ConfigDict):
   return jax.eval_shape(make_model, jax.random.key(0)), make_model
 
 
-def _filled(slot: str, values: ConfigDict, function: Callable, given: Sequence[str] = ()) -> ConfigDict:
+def _filled(
+  slot: str, values: ConfigDict, function: Callable, given: Sequence[str] = (), also: Sequence[Callable] = ()
+) -> ConfigDict:
   """A slot with all its arguments filled in, and its name if it has one."""
   name, arguments = slots.split(f"config.{slot}", values)
-  return ConfigDict(({"name": name} if name else {}) | slots.fill(f"config.{slot}", arguments, function, given))
+  return ConfigDict(({"name": name} if name else {}) | slots.fill(f"config.{slot}", arguments, function, given, also))
 
 
 def check_batch(config: ConfigDict, rules: Rules, key: str = "batch_size") -> None:

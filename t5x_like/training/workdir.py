@@ -17,7 +17,7 @@ HISTORY = "history.jsonl"
 # With any of these changed, a run would resume from a state or a data order that is not its own ...
 _FIXED = ("model.", "seed", "batch_size", "fingerprints.", "optimizer.name", "objective.name")
 # ... except for those that only change how the same model is computed.
-_FREE = ("model.dtype", "model.layers", "model.remat")
+_FREE = ("model.dtype", "model.layers", "model.remat", "model.pipeline")
 _EDITION = "data_edition"  # `data.EDITION`; runs of edition 1 did not record it
 
 
@@ -73,7 +73,7 @@ def check(saved: dict[str, Any], current: dict[str, Any], workdir) -> list[str]:
       "(token stores can stay as they are)"
     )
   changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
-  refused = [key for key in changed if key.startswith(_FIXED) and key not in _FREE]
+  refused = [key for key in changed if key.startswith(_FIXED) and not key.startswith(_FREE)]
   if refused:
     told = ", ".join(f"{key}: {_short(before.get(key))} there, {_short(now.get(key))} here" for key in refused)
     raise UserError(

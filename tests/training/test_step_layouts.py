@@ -24,6 +24,7 @@ LAYOUTS = {  # mesh, devices, accumulation steps
   "data": ({"data": 8}, 8, 1),
   "fsdp": ({"fsdp": 8}, 8, 1),
   "data_fsdp_tensor": ({"data": 2, "fsdp": 2, "tensor": 2}, 8, 1),
+  "data_stage_tensor": ({"data": 2, "stage": 2, "tensor": 2}, 8, 1),
   "accumulated": ({}, 1, 4),
   "accumulated_data_fsdp": ({"data": 2, "fsdp": 2}, 4, 4),
 }
@@ -88,6 +89,7 @@ PAIRS = [
   ("adafactor", "data", "one"),
   ("adafactor", "fsdp", "one"),
   ("adafactor", "data_fsdp_tensor", "one"),
+  ("adafactor", "data_stage_tensor", "one"),
   ("adafactor", "accumulated", "one"),
   ("adamw_dropout", "fsdp", "one"),
   ("adamw_dropout", "data_fsdp_tensor", "one"),

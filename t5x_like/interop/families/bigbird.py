@@ -13,6 +13,7 @@ from t5x_like.interop.fields import Fields
 from t5x_like.interop.hf import only
 from t5x_like.interop.mapping import Mapping
 from t5x_like.models import bigbird
+from t5x_like.nn.cores.auto import EXACT
 
 MODEL_TYPES = ("big_bird",)
 MODELS = (bigbird.Model,)
@@ -47,7 +48,7 @@ def build(fields: Fields, names: set[str]):
     activation=fields.choose("hidden_act", {"gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}, "gelu_new"),
     biases=("qkv", "out", "mlp") if fields.take("use_bias", True) else ("out", "mlp"),
     embed_scale=fields.take("rescale_embeddings", False),
-    core={"name": "bigbird", **blocks, "plan": "first"} if sparse else "dense",
+    core={"name": "bigbird", **blocks, "plan": "first"} if sparse else "auto",
   )
   return bigbird.Model, {"variant": variant}
 
@@ -73,7 +74,7 @@ def config(model, model_type: str | None) -> dict:
   }
   core = {"name": design.core} if isinstance(design.core, str) else design.core
   if core.get("name") != "bigbird":
-    only(model, core=["dense", "chunked", "bigbird"])
+    only(model, core=[*EXACT, "bigbird"])
     return values | {"attention_type": "original_full"}
   return values | {
     "attention_type": "block_sparse",

@@ -11,6 +11,7 @@ from t5x_like.interop.fused import stacked_qkv
 from t5x_like.interop.hf import only
 from t5x_like.interop.mapping import Mapping, places
 from t5x_like.models import modernbert
+from t5x_like.nn.cores.auto import EXACT
 from t5x_like.nn.design import Variant
 from t5x_like.nn.dims import Dims
 
@@ -85,7 +86,7 @@ def config(model, model_type: str | None) -> dict:
     experts=None,
     embed_scale=False,
     embed_norm=True,
-    core=["dense", "chunked"],
+    core=[*EXACT],
   )
   if variant.head != "mlm" or variant.types or variant.embed or dims.kv_heads != dims.heads:
     raise UserError(

@@ -24,6 +24,10 @@ from t5x_like.parallel.target import platform
 SHORT = 2**19  # T * S: up to here a head's logits are small, and one matrix product is quicker than a loop over blocks
 
 
+# The cores that compute the same function, and the name of this choice among them.
+EXACT = ("auto", "dense", "chunked", "splash", "cudnn")
+
+
 class Auto(Core):
   """The core of the table above for each call; it refuses nothing."""
 

@@ -1,0 +1,157 @@
+"""Pipeline parallelism: the layers of a stack lie on stages, and parts of the batch pass from stage to stage.
+
+Where the logical axis `layers` is split into S stages, each of them holds an S-th of the layers, and the batch is cut
+into M microbatches. All stages compute at once, each for another microbatch: one `vmap` over an array [S, …] that is
+split over the stages, and that is rotated by one stage between ticks (a collective permute), as in Praxis and MaxText.
+A pass takes M * R + S - 1 ticks, in S - 1 of which a stage waits: the bubble is (S - 1) / (M * R + S - 1).
+
+With R > 1 rounds the schedule is circular (Narayanan et al. 2021, https://arxiv.org/abs/2104.04473, section 2.2): a
+stage holds R runs of layers and a microbatch passes all stages R times, so that the bubble is R times smaller. The
+layers that a stage computes are then not those that it stores (neighbours, in the order of the checkpoint): they are
+sent to where they are computed, once in a pass.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.errors import UserError
+from t5x_like.nn.dims import subkey
+from t5x_like.nn.layer import Context
+from t5x_like.nn.remat import NONE, Remat
+from t5x_like.parallel import constrain
+from t5x_like.slots import Positive
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+  """How a stack runs where its layers are split over stages (`mesh.stage`).
+
+  Attributes:
+    microbatches: parts of the batch; None for as many as there are stages, or fewer if the rows do not divide.
+    rounds: times that a microbatch passes all stages; if more than one, there are at least as many microbatches as
+      stages.
+  """
+
+  microbatches: Positive | None = None
+  rounds: Positive = 1
+
+
+EVEN = Pipeline()
+
+
+def run(pipeline: Pipeline, run_layers: Callable, blocks, x_BTD: jax.Array, context: Context, key, remat: Remat, _):
+  """Runs all layers.
+
+  Args:
+    run_layers: `(blocks, x, context, key, remat) -> (x, aux, None)`: some layers, one after another, on a microbatch,
+      each of them wrapped by `remat`; `aux` are scalars.
+    blocks: the parameters of all layers, with a leading layers axis, split over the stages.
+    context: its arrays with the batch's rows are cut like it.
+    key: dropout key, or None.
+    remat: with several rounds it wraps all that a stage does in a tick.
+  Returns:
+    ([B, T, D], aux added over layers and averaged over microbatches, None)
+  Raises:
+    UserError: the layers or the rows do not divide.
+  """
+  stages, rounds = constrain.ways("layers"), pipeline.rounds
+  layers, B = jax.tree.leaves(blocks)[0].shape[0], x_BTD.shape[0]
+  M = pipeline.microbatches or math.gcd(stages, max(1, B // constrain.ways("batch")))
+  _check(stages, rounds, layers, M, B)
+  blocks = jax.tree.map(lambda w: _staged(w.reshape(rounds, stages, -1, *w.shape[1:]).swapaxes(0, 1)), blocks)
+  x, rows = _cut(x_BTD, M), _Rows.of(context, B, M)
+  stage_S = jnp.arange(stages)
+
+  def stage(blocks_R, stage, tick, x):
+    """One tick of one stage: its next state and auxiliary scalars."""
+    turn = tick - stage  # of this stage's turns, the one that this is
+    busy = (turn >= 0) & (turn < M * rounds)
+    turn = jnp.clip(turn, 0, M * rounds - 1)
+    m, r = turn % M, turn // M
+    # With one round, weights are the same in all ticks and are not kept once for each.
+    own = jax.tree.map(lambda w: w[0] if rounds == 1 else jax.lax.dynamic_index_in_dim(w, r, keepdims=False), blocks_R)
+    own_key = subkey(subkey(key, m), r * stages + stage)
+    x, aux, _ = run_layers(own, x, rows.context(context, m), own_key, remat if rounds == 1 else NONE)
+    return x, jax.tree.map(lambda a: jnp.where(busy, a, jnp.zeros_like(a)), aux)
+
+  if rounds > 1:
+    stage = remat.wrap(stage, prevent_cse=False)
+  all_stages = jax.vmap(stage, in_axes=(0, 0, None, 0), spmd_axis_name=constrain.mesh_axes("layers"))
+
+  def tick(carry, t):
+    state, waiting = carry  # [S, b, T, D], what each stage is given; [M, b, T, D], what the first stage is given next
+    first = jax.lax.dynamic_index_in_dim(waiting, t % M, keepdims=False)
+    state = _staged(state.at[0].set(first))
+    state, aux = all_stages(blocks, stage_S, t, state)
+    state = _staged(jnp.roll(_staged(state), 1, axis=0))
+    # What has left the last stage, for another round or for good: microbatch t - (S - 1).
+    left = t - (stages - 1)
+    place = left % M
+    kept = jax.lax.dynamic_index_in_dim(waiting, place, keepdims=False)
+    waiting = jax.lax.dynamic_update_index_in_dim(waiting, jnp.where(left >= 0, state[0], kept), place, 0)
+    return (state, waiting), jax.tree.map(lambda a: a.sum(0), aux)
+
+  state = _staged(jnp.zeros((stages, *x.shape[1:]), x.dtype))
+  (_, x), aux = jax.lax.scan(tick, (state, x), jnp.arange(M * rounds + stages - 1))
+  return _joined(x), jax.tree.map(lambda a: a.sum() / M, aux), None
+
+
+def _check(stages: int, rounds: int, layers: int, microbatches: int, rows: int) -> None:
+  if layers % (stages * rounds):
+    raise UserError(
+      f"config.model.pipeline: found {layers} layers (or periods of them), expected a multiple of {stages * rounds} for"
+      f" {stages} stages and {rounds} rounds"
+    )
+  if rounds > 1 and microbatches < stages:
+    raise UserError(
+      f"config.model.pipeline.microbatches: found {microbatches}, expected at least the {stages} stages for {rounds}"
+      " rounds"
+    )
+  if rows % microbatches:
+    raise UserError(
+      f"config.model.pipeline.microbatches: found {microbatches}, expected a divisor of the {rows} rows of a batch"
+    )
+
+
+def _cut(x: jax.Array, parts: int) -> jax.Array:
+  """[B, ...] -> [parts, B / parts, ...]; every device keeps the rows it already holds."""
+  x = jnp.swapaxes(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 0, 1)
+  return constrain.constrain(x, None, "batch")
+
+
+def _joined(x: jax.Array) -> jax.Array:
+  """The inverse of `_cut`."""
+  return constrain.constrain(jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:]), "batch")
+
+
+def _staged(x: jax.Array) -> jax.Array:
+  return constrain.constrain(x, "layers")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rows:
+  """The arrays of a context that have rows of the batch, [M, B / M, ...] each, by their place in its tree."""
+
+  arrays: dict[int, jax.Array]
+
+  @classmethod
+  def of(cls, context: Context, batch: int, parts: int) -> "_Rows":
+    leaves = jax.tree.leaves(_per_row(context))
+    return cls({i: _cut(x, parts) for i, x in enumerate(leaves) if x.shape[0] == batch})
+
+  def context(self, context: Context, part) -> Context:
+    """The context of one microbatch."""
+    leaves, treedef = jax.tree.flatten(_per_row(context))
+    for i, x in self.arrays.items():
+      leaves[i] = jax.lax.dynamic_index_in_dim(x, part, keepdims=False)
+    return dataclasses.replace(context, **treedef.unflatten(leaves))
+
+
+def _per_row(context: Context) -> dict:
+  """The fields of a context whose arrays have the batch (or 1) in front."""
+  names = ["mask", "memory", "memory_mask", "valid"] + ["bias"] * isinstance(context.bias, jax.Array)
+  return {name: getattr(context, name) for name in names}

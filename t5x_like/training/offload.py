@@ -1,0 +1,42 @@
+"""Memory of the hosts for what the devices need once in a step."""
+
+import dataclasses
+
+import jax
+import optax
+
+from t5x_like.errors import UserError
+from t5x_like.training.state import TrainState
+
+HOST = "pinned_host"
+
+
+def check_memory(key: str, mesh: jax.sharding.Mesh) -> None:
+  """Raises: UserError: the devices cannot reach memory of their hosts."""
+  devices = [*mesh.local_devices, *mesh.devices.flat]
+  kinds = [memory.kind for memory in devices[0].addressable_memories()]
+  if HOST not in kinds:
+    found = f"found devices ({devices[0].device_kind}) with the memories {', '.join(kinds)}"
+    raise UserError(f"{key}: {found}, expected {HOST} among them; leave it out on this platform")
+
+
+def optimizer_state(
+  optimizer: optax.GradientTransformation, state: TrainState
+) -> tuple[optax.GradientTransformation, TrainState]:
+  """The same optimizer with its arrays in the hosts' memory between steps, and the abstract state that says so.
+
+  Numbers such as counts stay on the devices. An update brings the arrays to the devices and back.
+  """
+  on_devices = jax.tree.map(lambda leaf: leaf.sharding, state.opt_state)
+  places = jax.tree.map(
+    lambda leaf: leaf.sharding.with_memory_kind(HOST) if leaf.ndim else leaf.sharding, state.opt_state
+  )
+
+  def update(grads, opt_state, params=None):
+    updates, opt_state = optimizer.update(grads, jax.device_put(opt_state, on_devices), params)
+    return updates, jax.device_put(opt_state, places)
+
+  hosted = jax.tree.map(
+    lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), state.opt_state, places
+  )
+  return optax.GradientTransformation(optimizer.init, update), dataclasses.replace(state, opt_state=hosted)

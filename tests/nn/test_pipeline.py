@@ -1,0 +1,93 @@
+"""A stack whose layers lie on stages is the same stack, whatever passes through it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+from t5x_like.errors import UserError
+from t5x_like.models import bert, llama
+from t5x_like.models import t5 as t5_family
+from t5x_like.nn import params
+from t5x_like.nn.design import Variant
+from t5x_like.nn.dims import Dims
+from t5x_like.parallel.mesh import make_mesh
+from t5x_like.parallel.rules import Rules
+
+ROWS, LENGTH = 8, 12
+DIMS = Dims(embed=16, heads=4, kv_heads=2, head_dim=4, mlp=32, layers=4)
+MESH = {"data": 2, "stage": 2, "tensor": 2}
+
+
+def packed(side):
+  generator = np.random.default_rng(1)
+  lengths = generator.integers(3, 6, (ROWS, 2))
+  segments = np.zeros((ROWS, LENGTH), np.int32)
+  pos = np.zeros((ROWS, LENGTH), np.int32)
+  for row, (a, b) in enumerate(lengths):
+    segments[row, :a], segments[row, a : a + b] = 1, 2
+    pos[row, :a], pos[row, a : a + b] = np.arange(a), np.arange(b)
+  tokens = generator.integers(2, 64, (ROWS, LENGTH)).astype(np.int32) * (segments > 0)
+  return {f"{side}_input_tokens": tokens, f"{side}_segment_ids": segments, f"{side}_positions": pos}
+
+
+CASES = {  # family, design, features, arguments
+  "decoder": (llama, llama.LLAMA2, packed("decoder"), {}),
+  "encoder": (bert, next(iter(bert.VARIANTS.values())).design, packed("encoder"), {"remat": "full"}),
+  "encoder_decoder": (t5_family, t5_family.V1_1, packed("encoder") | packed("decoder"), {"layers": "loop"}),
+  "two_rounds": (
+    llama,
+    llama.LLAMA2,
+    packed("decoder"),
+    {"pipeline": {"rounds": 2, "microbatches": 4}, "remat": "full"},
+  ),
+}
+
+
+def rules_of(mesh):
+  return Rules.make(make_mesh(mesh, jax.devices()[: int(np.prod(list(mesh.values()), initial=1))]))
+
+
+def run(case, mesh, **changes):
+  """(logits of real tokens, gradients of all parameters)"""
+  family, design, batch, arguments = CASES[case]
+  model, rules = tiny.model(Variant(DIMS, design, 64), family=family, **(arguments | changes)), rules_of(mesh)
+  shardings = rules.of_params(params.named_params(model))
+  arrays = {name: jax.device_put(x, shardings[name]) for name, x in params.arrays(model).items()}
+  batch = {name: jax.device_put(x, rules.batch()) for name, x in batch.items()}
+  weights = jnp.asarray(np.random.default_rng(0).standard_normal((ROWS, LENGTH, 1)), jnp.float32)
+  weights *= batch[next(name for name in reversed(batch) if name.endswith("segment_ids"))][..., None] > 0
+
+  def loss(arrays, batch):
+    with rules.activate():
+      out = params.with_arrays(model, arrays)(batch)["logits"]
+      return jnp.sum(jnp.sin(out) * weights), jnp.where(weights != 0, out, 0.0)
+
+  (_, out), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(arrays, batch)
+  return jax.tree.map(np.asarray, (out, gradients))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_stages_equal_one_device(case):
+  out, gradients = run(case, MESH)
+  expected, expected_gradients = run(case, {}, pipeline={})
+  np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
+  for name, g in expected_gradients.items():
+    np.testing.assert_allclose(gradients[name], g, rtol=1e-4, atol=1e-6 + 2e-5 * np.abs(g).max(), err_msg=name)
+
+
+@pytest.mark.parametrize(
+  "pipeline, words",
+  [
+    ({"microbatches": 3}, "config.model.pipeline.microbatches: found 3, expected a divisor of the 8 rows"),
+    ({"rounds": 4}, "found 4 layers .*, expected a multiple of 8 for 2 stages and 4 rounds"),
+    ({"rounds": 2, "microbatches": 1}, "microbatches: found 1, expected at least the 2 stages for 2 rounds"),
+    ({"round": 2}, "config.model.pipeline.round: unknown key"),
+  ],
+)
+def test_what_does_not_divide(pipeline, words):
+  family, design, batch, _ = CASES["decoder"]
+  with pytest.raises(UserError, match=words), rules_of(MESH).activate():
+    model = jax.eval_shape(tiny.maker(Variant(DIMS, design, 64), family=family, pipeline=pipeline), jax.random.key(0))
+    jax.eval_shape(lambda model: model(batch), model)
