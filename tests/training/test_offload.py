@@ -33,6 +33,7 @@ def trained(*overrides):
   return losses, state
 
 
+@pytest.mark.more
 def test_offloaded_state_trains_alike():
   (losses, state), (expected, _) = trained("optimizer.offload=True"), trained()
   np.testing.assert_allclose(losses, expected, rtol=1e-6)
