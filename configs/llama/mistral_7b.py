@@ -16,14 +16,7 @@ LAPTOP = {"model.design.windows": [16]}
 def get_config():
   config = defaults()
 
-  config.model = {
-    "name": "llama",
-    "variant": "mistral-7b-v0.1",
-    "vocab_size": 32_000,
-    "dropout": 0.0,
-    "remat": "full",
-    "design": {"core": "local"},  # its cost per token grows with the window, not the length
-  }
+  config.model = {"name": "llama", "variant": "mistral-7b-v0.1", "vocab_size": 32_000, "dropout": 0.0, "remat": "full"}
   config.task = {"name": "causal_lm", "store": "data/c4_en_eos", "length": 8192, "document_mask": True}
   config.objective = {"name": "decoder"}
 
