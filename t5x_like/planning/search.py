@@ -28,7 +28,7 @@ from t5x_like.training import assembly, flops
 from t5x_like.training.state import abstract_state
 
 _SEARCHED = ("mesh", "batch_size", "model.remat")
-_REMAT = ("none", "dots", "full")
+_REMAT = ("none", "minimal", "full")
 _ROWS = (1, 2, 4, 8, 16, 32)  # of a device, or of the devices that share a row
 _TENSOR = (1, 2, 4, 8)
 
@@ -87,7 +87,8 @@ def _made(config: ConfigDict, task, topology: hardware.Topology, devices: list) 
       computing = rows * row / shared * (4 / 3 if remat == "full" else 1) / peak
       bound = rows * tokens / shared / max(computing, sent / link)
       overrides = [f"mesh={json.dumps(mesh, separators=(',', ':'))}", f"batch_size={rows * ways}"]
-      overrides += [f"model.remat={remat}"] if remat else []
+      table = hasattr(config.model.get("remat"), "keys")
+      overrides += [f"model.remat={json.dumps({'name': remat}) if table else remat}"] if remat else []
       yield Candidate(tuple(overrides), bound, held + activations)
 
 
@@ -105,14 +106,14 @@ def _meshes(config: ConfigDict, slices: int, devices: int) -> Iterator[dict[str,
 
 
 def _kept(model, task, itemsize: int) -> dict[str | None, float]:
-  """Bytes that the backward pass needs of each row, by remat, at least: the residual stream of every layer; its matrix
-  products besides, some eight times as wide; and twice that with all that lies between."""
+  """Bytes that the backward pass needs of each row, by remat, at least: the residual stream of every layer; its named
+  activations besides, some eight times as wide; and twice that with all that lies between."""
   residual = 0.0
   for name, feature in task.features.items():
     side = name.partition("_")[0]
     if name.endswith("_input_tokens"):
       residual += math.prod(feature.shape) * itemsize * _width(model, side)
-  return {"full": residual, "dots": 8 * residual, "none": 16 * residual, None: 16 * residual}
+  return {"full": residual, "minimal": 8 * residual, "none": 16 * residual, None: 16 * residual}
 
 
 def _width(model, side: str) -> int:
