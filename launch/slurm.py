@@ -30,7 +30,7 @@ def script(job: Job, args, log: str) -> str:
   options = {
     "job-name": job.name,
     "nodes": args.nodes,
-    "ntasks-per-node": args.tasks_per_node,
+    "ntasks-per-node": args.tasks_per_node or args.gpus_per_node or 1,
     "gpus-per-node": args.gpus_per_node or None,
     "partition": args.partition or None,
     "account": args.account or None,
@@ -95,7 +95,8 @@ def _failure(what: str, text: str) -> Exception:
 def main(argv: list[str] | None = None) -> int:
   parser = commands.parser(__doc__, ("start", "status", "logs", "stop"))
   parser.add_argument("--nodes", type=int, default=1, help="(default: 1)")
-  parser.add_argument("--tasks_per_node", type=int, default=1, help="processes of each (default: 1, with all devices)")
+  tasks = "processes of each (default: one for each GPU, as jax expects of SLURM; 1 without)"
+  parser.add_argument("--tasks_per_node", type=int, help=tasks)
   parser.add_argument("--gpus_per_node", type=int, default=0, help="(default: 0)")
   parser.add_argument("--partition", default="")
   parser.add_argument("--account", default="")

@@ -64,9 +64,10 @@ def test_the_command_arrives_as_given_and_secrets_are_not_printed(programs, monk
   script = programs / "a run" / "slurm.sh"
   assert script.stat().st_mode & 0o077 == 0
   script.unlink()
-  assert start(programs, *words, flags=["--env=HF_TOKEN", "--dry_run"], program=program) == 0
+  assert start(programs, *words, flags=["--env=HF_TOKEN", "--dry_run", "--gpus_per_node=8"], program=program) == 0
   out = "".join(capsys.readouterr())
   assert "s3cr3t" not in out and "HF_TOKEN=***" in out and "#SBATCH --signal=TERM@120" in out
+  assert "#SBATCH --ntasks-per-node=8\n" in out and "#SBATCH --gpus-per-node=8\n" in out  # a process for each GPU
   assert "sbatch --parsable" in out and not script.exists()
 
 
