@@ -100,8 +100,55 @@ def test_what_cannot_start_is_refused_in_one_line(programs, capsys):
   assert len(lines) == 3 and "share" in lines[0] and "--sbatch" in lines[1] and "invalid partition" in lines[2]
 
 
+real = pytest.mark.skipif(bool(slurm_cluster.missing()), reason="no SLURM; on Debian: apt-get install slurm-wlm")
+WAITS = """
+import os, pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (print("saved", flush=True), sys.exit(75)))
+print("up", os.environ["SLURM_PROCID"], flush=True)
+last = pathlib.Path(sys.argv[1].partition("=")[2], "last")
+time.sleep(1 if last.exists() else 120)
+"""
+
+
+@real
+def test_a_real_queue_stops_jobs_and_takes_them_back(tmp_path):
+  """Two tasks, in a workdir with a space: stopped for good, then given TERM as before the time is up."""
+  workdir = tmp_path / "a run"
+  log = workdir / "slurm.log"
+  flags = ["--tasks_per_node=2", "--", sys.executable, "-S", "-c", WAITS, f"--workdir={workdir}"]
+  with slurm_cluster.cluster(_made(tmp_path / "cluster")) as slurms:
+
+    def ask(*words):
+      return subprocess.run(words, env=slurms, cwd=REPO, capture_output=True, text=True, timeout=60).stdout
+
+    def launcher(action):
+      return ask(sys.executable, "launch/slurm.py", action, *flags)
+
+    def until(condition, seconds=90):
+      deadline = time.monotonic() + seconds
+      while not condition():
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.2)
+
+    def said(word):
+      return log.read_text().count(word) if log.exists() else 0
+
+    launcher("start")
+    until(lambda: said("up") == 2)
+    launcher("stop")
+    until(lambda: "not queued" in launcher("status"))
+    assert (said("saved"), said("into the queue")) == (2, 0)
+    launcher("start")
+    until(lambda: said("up") == 4)
+    (workdir / "last").touch()
+    ask("scancel", "--signal=TERM", ask("squeue", "--noheader", "--format=%i").strip())
+    until(lambda: said("up") == 6)
+    until(lambda: "not queued" in launcher("status"))
+    assert (said("saved"), said("back into the queue (restart 1)")) == (4, 1)
+
+
+@real
 @pytest.mark.heavy
-@pytest.mark.skipif(bool(slurm_cluster.missing()), reason="no SLURM; on Debian: apt-get install slurm-wlm")
 def test_submit_cancel_resubmit_resume(tmp_path):
   """Two tasks of a real job: cancelled, which saves; submitted again; given TERM, which puts it back into the queue."""
   flags = ("--config.total_steps=60", "--config.checkpoint.every=20", "--config.mesh.fsdp=4")
@@ -114,7 +161,7 @@ def test_submit_cancel_resubmit_resume(tmp_path):
     "--",
     *train(workdir, *flags, recipe=NANO),
   ]
-  with slurm_cluster.cluster(tmp_path / _made(tmp_path / "cluster")) as slurms:
+  with slurm_cluster.cluster(_made(tmp_path / "cluster")) as slurms:
     own = slurms | {name: environment(4, cache)[name] for name in ("XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR")}
 
     def ask(*words):
