@@ -4,10 +4,12 @@
     <cache>/<name>-<split>-<key>/streams/inputs/    a token store (see `data/store/`); example i is document i
     <cache>/<name>-<split>-<key>/streams/targets/
     <cache>/<name>-<split>-<key>/arrays/label.npy   numbers, one per example, or per token of a stream
+    <cache>/<name>-<split>-<key>/plans/             packing plans, see `packing.cached`
 
 A task prepares its examples when it first needs them, under a key of all they depend on (the source's files and sizes,
 the modification times of local ones, templates, vocabulary), and reuses them from then on; training never tokenises.
-Other processes wait during preparation. Records that cannot be used are counted by reason in `examples.json` and
+They are made in pieces by several processes (`pieces.py`), and a killed preparation goes on with the pieces that are
+there. Other processes wait during preparation. Records that cannot be used are counted by reason in `examples.json` and
 reported.
 """
 
@@ -16,12 +18,10 @@ import dataclasses
 import fcntl
 import functools
 import hashlib
-import itertools
 import json
 import os
 import pathlib
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -32,14 +32,13 @@ from t5x_like.data.sources import Record, Skip, Source, check_split, open_source
 from t5x_like.data.store import builtin
 from t5x_like.data.store.reader import TokenStore, Verify
 from t5x_like.data.store.writer import TokenStoreWriter
+from t5x_like.data.supervised import pieces
+from t5x_like.data.supervised.pieces import Example
 from t5x_like.data.vocabularies import Vocabulary
 from t5x_like.errors import UserError, one_line
 
 FORMAT = "t5x_like.examples.v1"
 FILE = "examples.json"
-_BATCH = 1024  # examples handed to the writers at once
-
-Example = dict[str, Any]  # ids (int32 [n]) of each stream, numbers of each array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +125,8 @@ def open_store(
     facts: what else the examples depend on besides the vocabulary; JSON-serialisable.
     vocabulary: of the ids.
     streams: the names of the token streams, and whether their examples end with EOS.
-    examples: turns (where, record) pairs into examples; a `Skip` is counted. Called only for preparation.
+    examples: turns (where, record) pairs into examples, each by itself; a `Skip` is counted. Called only for
+      preparation, and in other processes.
     cache: the local directory of all prepared examples.
     verify: what opening checks, see `TokenStore.open`.
 
@@ -171,75 +171,43 @@ def _lock(path: pathlib.Path):
 
 
 def _prepare(path: pathlib.Path, source: Source, split: str, content: dict, vocabulary: Vocabulary, examples) -> None:
-  name = source.name
+  progress, work = (path.with_name(f".{path.name}.{kind}") for kind in ("progress", "incomplete"))
+  number = pieces.make(source.records(split), examples, tuple(content["streams"]), progress, path.name)
+  shutil.rmtree(work, ignore_errors=True)  # left by a run that was killed
   skipped: Counter[str] = Counter()
   arrays: dict[str, list] = {}
   count = 0
-  work = pathlib.Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-  try:
-    with contextlib.ExitStack() as stack:
-      writers = {
-        stream: stack.enter_context(
-          TokenStoreWriter(
-            work / "streams" / stream, name=name, split=split, vocabulary=vocabulary, append_eos=append_eos
-          )
-        )
-        for stream, append_eos in content["streams"].items()
-      }
-      for batch in _batches(examples(usable(source.records(split), skipped)), skipped):
-        count += len(batch)
-        for stream, writer in writers.items():
-          writer.add(
-            np.concatenate([example[stream] for example in batch]),
-            np.array([len(example[stream]) for example in batch]),
-          )
-        for array in batch[0].keys() - writers.keys():
-          arrays.setdefault(array, []).append(np.concatenate([np.atleast_1d(example[array]) for example in batch]))
-      if not count:
-        raise UserError(
-          f"{name}, split {split!r}: found 0 examples{_reasons(skipped)}, expected at least one: check "
-          "the source and the fields of the task"
-        )
-    record = {**content, "num_examples": count, "skipped": dict(sorted(skipped.items())), "arrays": {}}
-    (work / "arrays").mkdir()
-    for array, parts in sorted(arrays.items()):
-      np.save(work / "arrays" / f"{array}.npy", np.concatenate(parts), allow_pickle=False)
-      record["arrays"][array] = _sha256(work / "arrays" / f"{array}.npy")
-    record["fingerprints"] = {
-      stream: TokenStore.open(work / "streams" / stream, "size").fingerprint for stream in writers
+  with contextlib.ExitStack() as stack:
+    about = {"name": source.name, "split": split, "vocabulary": vocabulary}
+    writers = {
+      stream: stack.enter_context(TokenStoreWriter(work / "streams" / stream, append_eos=append_eos, **about))
+      for stream, append_eos in content["streams"].items()
     }
-    (work / FILE).write_text(json.dumps(record, indent=1) + "\n")
-    os.rename(work, path)
-  finally:
-    shutil.rmtree(work, ignore_errors=True)
+    for piece in (pieces.read(progress, one) for one in range(number)):
+      skipped.update(piece.skipped)
+      count += piece.num_examples
+      for stream, writer in writers.items():
+        writer.add(piece.tokens[stream], piece.lengths[stream])
+      for array, values in piece.arrays.items():
+        arrays.setdefault(array, []).append(values)
+    if not count:
+      shutil.rmtree(progress)
+      raise UserError(
+        f"{source.name}, split {split!r}: found 0 examples{_reasons(skipped)}, expected at least one: check "
+        "the source and the fields of the task"
+      )
+  record = {**content, "num_examples": count, "skipped": dict(sorted(skipped.items())), "arrays": {}}
+  (work / "arrays").mkdir()
+  for array, parts in sorted(arrays.items()):
+    np.save(work / "arrays" / f"{array}.npy", np.concatenate(parts), allow_pickle=False)
+    record["arrays"][array] = _sha256(work / "arrays" / f"{array}.npy")
+  record["fingerprints"] = {
+    stream: TokenStore.open(work / "streams" / stream, "size").fingerprint for stream in writers
+  }
+  (work / FILE).write_text(json.dumps(record, indent=1) + "\n")
+  os.rename(work, path)
+  shutil.rmtree(progress)
   print(f"data: {path}: prepared {count:,} examples{_reasons(skipped)}", flush=True)
-
-
-def usable(records: Iterator[tuple[str, Record | Skip]], skipped: Counter) -> Iterator[tuple[str, Record]]:
-  """The records without NUL in a text or a list of texts; counts the others."""
-  for where, record in records:
-    if isinstance(record, Skip):
-      skipped[record.reason] += 1
-      continue
-    texts = itertools.chain.from_iterable(x if isinstance(x, list) else (x,) for x in record.values())
-    if any(isinstance(text, str) and "\0" in text for text in texts):
-      skipped["NUL character"] += 1
-    else:
-      yield where, record
-
-
-def _batches(examples: Iterator[Example | Skip], skipped: Counter) -> Iterator[list[Example]]:
-  batch = []
-  for example in examples:
-    if isinstance(example, Skip):
-      skipped[example.reason] += 1
-      continue
-    batch.append(example)
-    if len(batch) == _BATCH:
-      yield batch
-      batch = []
-  if batch:
-    yield batch
 
 
 def _reasons(skipped: dict[str, int]) -> str:

@@ -16,14 +16,21 @@ and targets [3,9,1], [4,1]:
                                                  decoder_input_tokens   0 3 9 0 4 0 0
 """
 
+import contextlib
 import dataclasses
 import functools
+import hashlib
+import json
 from collections.abc import Sequence
 
 import numpy as np
+from etils import epath
 
+from t5x_like.data.prepare import progress_files
 from t5x_like.data.supervised import bins
 from t5x_like.errors import UserError
+
+EDITION = 1  # of the plans; one more whenever `plan` gives another result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +104,32 @@ def plan(lengths_ND: np.ndarray, limits: Sequence[int], seed: int = 0) -> Plan:
   row_N = np.argsort(np.argsort(bins.random(seed + 1, np.arange(rows)), kind="stable"))[row_N]
   examples = np.argsort(row_N, kind="stable")
   row_starts = np.concatenate([[0], np.cumsum(np.bincount(row_N, minlength=rows))])
+  return _laid_out(lengths_ND, limits, examples, row_starts)
+
+
+def cached(lengths_ND: np.ndarray, limits: Sequence[int], seed: int, folder: str) -> Plan:
+  """`plan`, made once: it is kept in a file named by a hash of all it depends on.
+
+  A file that is damaged, or of another edition of the method, is not used. Where the folder cannot be written, the plan
+  is made again each time.
+  """
+  lengths_ND = np.ascontiguousarray(lengths_ND, np.int64)
+  about = json.dumps({"edition": EDITION, "limits": list(limits), "seed": seed, "shape": lengths_ND.shape})
+  key = hashlib.sha256(about.encode() + lengths_ND.data).hexdigest()
+  file = epath.Path(folder) / key[:32]
+  if found := progress_files.load_arrays(file):
+    return _laid_out(lengths_ND, limits, found["examples"], found["row_starts"])
+  made = plan(lengths_ND, limits, seed)
+  with contextlib.suppress(OSError):
+    progress_files.save_arrays(file, examples=made.examples, row_starts=made.row_starts)
+  return made
+
+
+def _laid_out(lengths_ND: np.ndarray, limits: Sequence[int], examples: np.ndarray, row_starts: np.ndarray) -> Plan:
   before_ND = np.cumsum(lengths_ND[examples], axis=0) - lengths_ND[examples]
-  offsets = before_ND - before_ND[row_starts[:-1]][row_N[examples]] if rows else before_ND
-  return Plan(examples, row_starts, offsets, _sums(lengths_ND), tuple(limits_D.tolist()))
+  if examples.size:
+    before_ND -= np.repeat(before_ND[row_starts[:-1]], np.diff(row_starts), axis=0)
+  return Plan(examples, row_starts, before_ND, _sums(lengths_ND), tuple(int(limit) for limit in limits))
 
 
 def _sums(lengths_ND: np.ndarray) -> tuple[int, ...]:

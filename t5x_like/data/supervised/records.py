@@ -4,7 +4,7 @@ import collections
 from collections.abc import Callable, Iterator, Sequence
 
 from t5x_like.data.sources import Record, Skip, open_source
-from t5x_like.data.supervised import example_store
+from t5x_like.data.supervised import pieces
 
 
 def used(
@@ -24,7 +24,7 @@ def used(
     UserError: a field is missing.
   """
   opened = open_source(source, fields=tuple(dict.fromkeys(fields)), data_dir=data_dir)
-  records = example_store.usable(opened.records(split), collections.Counter())
+  records = pieces.usable(opened.records(split), collections.Counter())
   return [
     (where, record)
     for where, record in records

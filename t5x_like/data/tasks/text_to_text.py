@@ -112,7 +112,9 @@ def task(
   else:
     used, lengths_n2 = fit(lengths_N2, limits, too_long, store.path, ("inputs_length", "targets_length"))
     packing_nD = lengths_n2
-  plan = packing.plan(packing_nD, limits, pack_seed) if packed else packing.alone(packing_nD, limits)
+  plan = packing.alone(packing_nD, limits)
+  if packed:
+    plan = packing.cached(packing_nD, limits, pack_seed, f"{store.path}/plans")
   _report(store, plan, packed)
   pieces = Pieces(store, plan, used, lengths_n2, encoding.eos_id)
 

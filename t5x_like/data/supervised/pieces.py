@@ -1,0 +1,139 @@
+"""Records become examples in pieces of consecutive records, made in any order by several processes.
+
+A piece is a file that depends only on its records, so a preparation that is killed goes on with the intact ones, and
+ends with the bytes of one that was not. The records are read by one process, which hands them out and writes the files.
+"""
+
+import dataclasses
+import itertools
+import json
+import os
+import pathlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import joblib
+import numpy as np
+from etils import epath
+from tqdm import tqdm
+
+from t5x_like.data.prepare import progress_files
+from t5x_like.data.sources import Record, Skip
+from t5x_like.errors import UserError
+
+Example = dict[str, Any]  # ids (int32 [n]) of each stream, numbers of each array
+Examples = Callable[[Iterator[tuple[str, Record]]], Iterator[Example | Skip]]
+
+_RECORDS = 4096  # of a piece
+_ALONE = 2  # pieces that are not worth starting processes for
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+  """Examples of consecutive records.
+
+  Attributes:
+    num_examples: how many.
+    skipped: records without an example, by reason.
+    tokens: int32 [N] for each stream, the examples one after the other.
+    lengths: int64 [num_examples] for each stream.
+    arrays: numbers by name, those of all examples one after the other.
+  """
+
+  num_examples: int
+  skipped: dict[str, int]
+  tokens: dict[str, np.ndarray]
+  lengths: dict[str, np.ndarray]
+  arrays: dict[str, np.ndarray]
+
+
+def make(
+  records: Iterator[tuple[str, Record | Skip]],
+  examples: Examples,
+  streams: tuple[str, ...],
+  progress: pathlib.Path,
+  title: str,
+) -> int:
+  """Makes the pieces that are missing in a directory and returns how many there are.
+
+  Args:
+    records: of the split, with their places.
+    examples: turns records into examples.
+    streams: the names of the token streams; whatever else an example has is an array.
+    progress: the directory.
+    title: of the progress bar.
+  """
+  number = 0
+
+  def missing() -> Iterator[tuple[int, list]]:
+    nonlocal number
+    while held := list(itertools.islice(records, _RECORDS)):
+      number += 1
+      if progress_files.load(_path(progress, number - 1)) is None:
+        yield number - 1, held
+
+  waiting = missing()
+  few = list(itertools.islice(waiting, _ALONE + 1))
+  if len(few) <= _ALONE:
+    made = (_make(piece, held, examples, streams) for piece, held in few)
+  else:
+    jobs = (joblib.delayed(_make)(piece, held, examples, streams) for piece, held in itertools.chain(few, waiting))
+    made = joblib.Parallel(os.cpu_count(), return_as="generator", batch_size=1, pre_dispatch="2 * n_jobs")(jobs)
+  with tqdm(desc=title, unit=" records", unit_scale=True, disable=None, delay=2) as bar:
+    for piece, content in made:
+      progress_files.save_arrays(_path(progress, piece), **content)
+      bar.update(_RECORDS)
+  return number
+
+
+def read(progress: pathlib.Path, number: int) -> Piece:
+  """A piece that was made; UserError if its file has been damaged since."""
+  content = progress_files.load_arrays(_path(progress, number))
+  if content is None:
+    raise UserError(f"{_path(progress, number)}: missing or damaged; run the same command again")
+  about = json.loads(content.pop("about").tobytes())
+  kinds: dict[str, dict[str, np.ndarray]] = {"tokens": {}, "lengths": {}, "arrays": {}}
+  for name, values in content.items():
+    kind, _, name = name.partition(".")
+    kinds[kind][name] = values
+  return Piece(about["num_examples"], about["skipped"], **kinds)
+
+
+def _make(
+  number: int, held: list[tuple[str, Record | Skip]], examples: Examples, streams: tuple[str, ...]
+) -> tuple[int, dict[str, np.ndarray]]:
+  """The contents of a piece's file."""
+  os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the processes share the cores
+  skipped: Counter[str] = Counter()
+  made: list[Example] = []
+  for example in examples(usable(iter(held), skipped)):
+    if isinstance(example, Skip):
+      skipped[example.reason] += 1
+    else:
+      made.append(example)
+  about = {"num_examples": len(made), "skipped": dict(sorted(skipped.items()))}
+  content = {"about": np.frombuffer(json.dumps(about).encode(), np.uint8)}
+  for stream in streams:
+    content[f"tokens.{stream}"] = np.concatenate([np.zeros(0, np.int32), *(example[stream] for example in made)])
+    content[f"lengths.{stream}"] = np.array([len(example[stream]) for example in made], np.int64)
+  for array in made[0].keys() - set(streams) if made else ():
+    content[f"arrays.{array}"] = np.concatenate([np.atleast_1d(example[array]) for example in made])
+  return number, content
+
+
+def usable(records: Iterator[tuple[str, Record | Skip]], skipped: Counter) -> Iterator[tuple[str, Record]]:
+  """The records without NUL in a text or a list of texts; counts the others."""
+  for where, record in records:
+    if isinstance(record, Skip):
+      skipped[record.reason] += 1
+      continue
+    texts = itertools.chain.from_iterable(x if isinstance(x, list) else (x,) for x in record.values())
+    if any(isinstance(text, str) and "\0" in text for text in texts):
+      skipped["NUL character"] += 1
+    else:
+      yield where, record
+
+
+def _path(progress: pathlib.Path, number: int) -> epath.Path:
+  return epath.Path(progress) / f"{number:06d}"
