@@ -1,4 +1,4 @@
-"""A web server for files in a directory that answers ranges, and fails and dawdles when asked to."""
+"""A web server for files in a directory that answers ranges, takes uploads, and fails and dawdles when asked to."""
 
 import contextlib
 import http.server
@@ -20,11 +20,14 @@ class Server:
     delay: seconds before an answer.
     hangs: requests that are never answered, counted down.
     page: names in a page of a listing.
+    readonly: whether uploads and deletions are forbidden.
+    uploads: the names of the files that were written.
   """
 
   def __init__(self, root: pathlib.Path):
     self.root, self.requests = root, []
     self.unavailable, self.broken, self.delay, self.hangs, self.page = 0.0, 0.0, 0.0, 0, 1_000
+    self.readonly, self.uploads = False, []
     self.random, self.stopped = random.Random(0), threading.Event()
     self.http = _Http(("127.0.0.1", 0), _handler(self))
     self.url = f"http://127.0.0.1:{self.http.server_port}"
@@ -96,6 +99,34 @@ def _handler(server: Server):
       if first > last:
         return self.answer(416)
       return self.answer(206, data[first : last + 1], Content_Range=f"bytes {first}-{last}/{len(data)}", **about)
+
+    def do_POST(self):
+      with contextlib.suppress(OSError):
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        name = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))["name"]
+        if self.may_change():
+          server.uploads.append(name)
+          file = server.root / name
+          file.parent.mkdir(parents=True, exist_ok=True)
+          aside = file.with_name(f".{file.name}.{threading.get_ident()}")
+          aside.write_bytes(data)
+          aside.replace(file)
+          self.answer(200, json.dumps({"name": name, "generation": "1"}).encode(), Content_Type="application/json")
+
+    def do_DELETE(self):
+      with contextlib.suppress(OSError):
+        if self.may_change():
+          name = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path).removeprefix("/storage/v1/b/bucket/o/")
+          there = (server.root / name).is_file()
+          (server.root / name).unlink(missing_ok=True)
+          self.answer(204 if there else 404)
+
+    def may_change(self) -> bool:
+      time.sleep(server.delay)
+      status = 403 if server.readonly else 503 if server.random.random() < server.unavailable else 0
+      if status:
+        self.answer(status)
+      return not status
 
     def listing(self, query: dict[str, str]) -> None:
       names = sorted(str(file.relative_to(server.root)) for file in server.root.rglob("*") if file.is_file())

@@ -20,15 +20,14 @@ import pathlib
 import sys
 from typing import Any
 
-from etils import epath
-
 from t5x_like.data import sources, vocabularies
+from t5x_like.data.objects import place
 from t5x_like.data.prepare import cleaning, duplicates, engines
 from t5x_like.data.prepare.documents import Documents
 from t5x_like.data.prepare.job import Job, Part, facts_hash, summary, whole_plan
 from t5x_like.data.store import reader
 from t5x_like.data.store.writer import SHARD_TOKENS
-from t5x_like.errors import UserError, door, one_line
+from t5x_like.errors import TransientError, UserError, door, one_line
 
 
 def _plan(source: sources.Source, pairs: list[str], fraction: float) -> dict[str, Part]:
@@ -47,7 +46,7 @@ def _plan(source: sources.Source, pairs: list[str], fraction: float) -> dict[str
 
 def _exists(path: str, vocabulary: vocabularies.Vocabulary, expected: dict[str, Any]) -> bool:
   """Whether the store exists; UserError if it was made from other inputs."""
-  if not (epath.Path(path) / "manifest.json").exists() and ("://" in path or not os.path.exists(path)):
+  if not (place(path) / "manifest.json").exists() and ("://" in path or not os.path.exists(path)):
     return False
   manifest = reader.TokenStore.open(path, verify="size").manifest
   found = {
@@ -81,11 +80,13 @@ def _warn_of_changes(source: sources.Source, split: str, path: str) -> None:
 
 def _check_reached(output: str) -> None:
   try:
-    epath.Path(output).exists()
+    place(output).exists()
+  except TransientError:
+    raise
   except Exception as error:  # each scheme's library raises its own types
     raise UserError(
       f"--output={output}: cannot be reached ({type(error).__name__}: {one_line(error)}); expected a "
-      "local directory or a gs:// or s3:// address that this machine may write to"
+      "local directory or a gs://, s3:// or fsspec address that this machine may write to"
     ) from error
 
 
@@ -215,7 +216,7 @@ def main(argv: list[str] | None = None) -> None:
     name = args.name or source.name
     progress = f"{root}/.{output}.progress"
     if _exists(path, vocabulary, {**record, "name": name, "append_eos": args.append_eos}):
-      epath.Path(progress).rmtree(missing_ok=True)
+      place(progress).rmtree(missing_ok=True)
       print(f"{path}: exists already, made from the same inputs (files by name and size); nothing to do", flush=True)
       _warn_of_changes(source, part.split, path)
       continue

@@ -1,4 +1,4 @@
-"""Where data is kept that a run makes for itself from the sources that its recipe names.
+"""Where data is kept that a run makes for itself: stores of the sources that its recipe names, counts of chunks.
 
 `T5X_LIKE_CACHE`, a directory or an address, is shared by all runs that have it set. Otherwise it is `data/` in the
 workdir of the run.

@@ -166,3 +166,26 @@ def test_how_full_rows_are(corpus):
   assert fill(sentences) > 0.95
   made = build(corpus, "doc_sentences")
   assert fill(made) == pytest.approx((corpus[1].sum() / made.num_examples + 2) / LENGTH, abs=1e-6)
+
+
+def test_counts_are_kept_and_only_used_for_what_they_count(tmp_path, monkeypatch):
+  store = stores.write(tmp_path / "train", stores.many_documents(), shard_tokens=8_000)
+  other = stores.write(tmp_path / "other", stores.many_documents()[1:], shard_tokens=8_000)
+  expected, calls, count_all = Chunks(store, 50), [], Chunks._count_all
+  monkeypatch.setenv("T5X_LIKE_CACHE", str(tmp_path / "cache"))
+  monkeypatch.setattr("t5x_like.data.store.document_chunks._KEPT", 1)
+  monkeypatch.setattr(Chunks, "_count_all", lambda chunks: calls.append(1) or count_all(chunks))
+  index = np.arange(expected.num_examples)
+  for _ in range(2):
+    np.testing.assert_array_equal(Chunks(store, 50).places(index), expected.places(index))
+  assert len(calls) == 1
+  for chunks in ((store, 51), (store, 50, 2), (other, 50)):
+    Chunks(*chunks)
+  assert len(calls) == 4
+  for file in (tmp_path / "cache" / "chunks").iterdir():
+    file.write_bytes(file.read_bytes()[:-1])
+  np.testing.assert_array_equal(Chunks(store, 50).places(index), expected.places(index))
+  assert len(calls) == 5
+  (tmp_path / "file").write_text("")
+  monkeypatch.setenv("T5X_LIKE_CACHE", str(tmp_path / "file"))  # where nothing can be written
+  np.testing.assert_array_equal(Chunks(store, 50).places(index), expected.places(index))

@@ -13,8 +13,8 @@ import apache_beam as beam
 import numpy as np
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.runner import create_runner
-from etils import epath
 
+from t5x_like.data.objects import place
 from t5x_like.data.prepare import comparing, duplicates
 from t5x_like.data.prepare.duplicates import Comparison, Entries
 from t5x_like.data.prepare.job import Job
@@ -72,7 +72,7 @@ def compare(job: Job, one: Comparison, parts: int, options: Sequence[str], refus
 @contextlib.contextmanager
 def _pipeline(options: Sequence[str], refusals: str) -> Iterator[beam.Pipeline]:
   """A pipeline to be filled, which then runs; UserError if it cannot run, or for the first part that was refused."""
-  left = epath.Path(refusals)
+  left = place(refusals)
   if left.exists():
     left.rmtree()
   try:
@@ -124,7 +124,7 @@ def _call(number: int, work: Callable[[int], Any], refusals: str) -> Any:
   try:
     return work(number)
   except UserError as error:
-    left = epath.Path(refusals)
+    left = place(refusals)
     left.mkdir(parents=True, exist_ok=True)
     (left / f"{number:06d}").write_text(one_line(error))
 

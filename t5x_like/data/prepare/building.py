@@ -9,7 +9,6 @@ missing.
 """
 
 import dataclasses
-import functools
 import hashlib
 import itertools
 import json
@@ -22,13 +21,13 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from etils import epath
 
 from t5x_like.data import vocabularies
+from t5x_like.data.objects import Address, Place, place
 from t5x_like.data.prepare import duplicates, progress_files
 from t5x_like.data.prepare.job import Batch, Job, Tokenised, batches, documents_of, parts_of, tokenise, vocabulary_of
 from t5x_like.data.store import manifest as manifests
-from t5x_like.data.store.shards import ARRAYS, Shard
+from t5x_like.data.store.shards import ARRAYS, Shard, file_bytes
 from t5x_like.data.store.writer import description, dtype_of, flush, flush_small, write_shard
 from t5x_like.errors import UserError, one_line
 
@@ -52,7 +51,7 @@ def make_part(
 def _make_part(
   job: Job, number: int, spread: Callable[[Iterator[Batch]], Iterator[Tokenised]] | None
 ) -> dict[str, Any]:
-  record_path = epath.Path(job.progress) / "parts" / f"{number:06d}"
+  record_path = place(job.progress) / "parts" / f"{number:06d}"
   record = _resumed(job, record_path)
   if record["done"]:
     return record
@@ -60,7 +59,7 @@ def _make_part(
   stream = batches(documents, duplicates.marks(job, number), record["read"])
   vocabulary = vocabulary_of(job)
   held = _Held(job, vocabulary)
-  pulse = progress_files.Pulse(epath.Path(job.progress) / "now" / "parts" / f"{number:06d}")
+  pulse = progress_files.Pulse(place(job.progress) / "now" / "parts" / f"{number:06d}")
   tokens = sum(shard["tokens"] for shard in record["shards"])
   for made in spread(stream) if spread else (tokenise(job, batch) for batch in stream):
     held.add(made)
@@ -147,7 +146,7 @@ def _write(
   if not ids.size:
     return
   name = f"{number:06d}{len(record['shards']):06d}"
-  work, local = epath.Path(job.work), "://" not in job.work
+  work, local = place(job.work), "://" not in job.work
   try:
     aside = pathlib.Path(tempfile.mkdtemp(prefix=".", dir=job.progress if local else None))
     try:
@@ -170,25 +169,43 @@ def _write(
   )
 
 
-def _resumed(job: Job, path: epath.Path) -> dict[str, Any]:
+def _resumed(job: Job, path: Place) -> dict[str, Any]:
   """The record of a part, up to the first shard that is not intact; a fresh one if this job has none."""
   fresh = {"key": job.key, "done": False, "read": 0, "shards": [], "skipped": {}, "removed": {}, "lengths": {}}
   content = progress_files.load(path)
   found = json.loads(content) if content else fresh
   if found["key"] != job.key:
     return fresh
-  kept = list(itertools.takewhile(functools.partial(_intact, epath.Path(job.work)), found["shards"]))
+  kept = list(itertools.takewhile(_intact(job, found["shards"]), found["shards"]))
   if len(kept) == len(found["shards"]):
     return found
   last = kept[-1] if kept else fresh
   return {**fresh, "shards": kept, **{key: last[key] for key in ("read", *_COUNTS)}}
 
 
-def _intact(work: epath.Path, shard: dict[str, Any]) -> bool:
-  return all(_sha256(work / array / shard["name"]) == sha256 for array, sha256 in shard["sha256"].items())
+def _intact(job: Job, shards: list[dict[str, Any]]) -> Callable[[dict[str, Any]], bool]:
+  """Tells whether a shard of a part is what was written: by its contents or, at an address, which has files whole or
+  not at all, by its being there."""
+  work = place(job.work)
+  if not isinstance(work, Address):
+    return lambda shard: all(
+      _sha256(work / array / shard["name"]) == sha256 for array, sha256 in shard["sha256"].items()
+    )
+  part = shards[0]["name"][:6] if shards else ""
+  found = {array: (work / array).sizes(part) if shards else {} for array in ARRAYS}
+
+  def there(shard: dict[str, Any]) -> bool:
+    lengths = {
+      "tokens": (shard["tokens"], dtype_of(vocabulary_of(job)).itemsize),
+      "document_ends": (shard["documents"], 8),
+    }
+    sizes = {array: found[array].get(shard["name"], -1) for array in ARRAYS}
+    return all(size is None or size == file_bytes(*lengths[array]) for array, size in sizes.items())
+
+  return there
 
 
-def _sha256(path: epath.Path) -> str | None:
+def _sha256(path: Place) -> str | None:
   try:
     with path.open("rb") as stream:
       return hashlib.file_digest(stream, "sha256").hexdigest()
@@ -198,14 +215,14 @@ def _sha256(path: epath.Path) -> str | None:
 
 def record_of(job: Job, number: int) -> dict[str, Any]:
   """The record of a finished part; UserError if it is missing."""
-  path = epath.Path(job.progress) / "parts" / f"{number:06d}"
+  path = place(job.progress) / "parts" / f"{number:06d}"
   record = json.loads(progress_files.load(path) or "{}")
   if not record.get("done") or record["key"] != job.key:
     raise UserError(f"{path}: missing or damaged; run the same command again")
   return record
 
 
-def _save(path: epath.Path, record: dict[str, Any]) -> None:
+def _save(path: Place, record: dict[str, Any]) -> None:
   progress_files.save(path, json.dumps(record).encode())
 
 
@@ -244,7 +261,7 @@ def described(
 
 def publish(job: Job, path: str, made: dict[str, bytes]) -> None:
   """Turns the work directory into the store: vocabulary, tables and manifest, flushed, renamed; the progress goes."""
-  work = epath.Path(job.work)
+  work = place(job.work)
   vocabulary_of(job).save(work / manifests.VOCABULARY)
   for file, content in made.items():
     (work / file).write_bytes(content)
@@ -252,4 +269,4 @@ def publish(job: Job, path: str, made: dict[str, bytes]) -> None:
     flush_small(pathlib.Path(job.work))
     os.rename(job.work, path)
     flush(pathlib.Path(path).parent)
-  epath.Path(job.progress).rmtree(missing_ok=True)
+  place(job.progress).rmtree(missing_ok=True)

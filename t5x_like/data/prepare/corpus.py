@@ -24,11 +24,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from etils import epath
-
 from t5x_like.config import Corpus
 from t5x_like.data import cache, vocabularies
-from t5x_like.data.prepare import cleaning, engines
+from t5x_like.data.objects import Address, Place, place
+from t5x_like.data.prepare import cleaning, duplicates, engines
 from t5x_like.data.prepare.documents import Documents
 from t5x_like.data.prepare.job import Job, facts_hash, parts_of, summary, whole_plan
 from t5x_like.data.store import manifest as manifests
@@ -70,7 +69,7 @@ def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
     "validation_fraction": corpus.validation_fraction,
     "append_eos": append_eos,
     "vocabulary": vocabulary.fingerprint,
-    "edition": [manifests.FORMAT, _EDITION],
+    "edition": [manifests.FORMAT, _EDITION, *([duplicates.NEAR] if "near" in steps else [])],
   }
   request = _hash(asked)
   with _turn(root, request, corpus.source):
@@ -85,7 +84,7 @@ def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
     files = _hash([documents.facts(), {name: source.changed(name) for name in source.splits}])
     home = f"{root}/{source.name}-{request}-{files}"
     path = f"{home}/{split}"
-    if (epath.Path(path) / manifests.FILE).exists():
+    if (place(path) / manifests.FILE).exists():
       return path
     for old in _stores(root, request):
       if old != home:
@@ -134,9 +133,13 @@ def _opened(corpus: Corpus, root: str, request: str) -> Documents:
 def _stores(root: str, request: str) -> list[str]:
   """The directories made for a request, whatever the files; the newest last."""
   with contextlib.suppress(OSError):
-    found = [path for path in epath.Path(root).iterdir() if f"-{request}-" in path.name]
-    return [os.fspath(path) for path in sorted(found, key=lambda path: path.stat().mtime)]
+    found = [path for path in place(root).iterdir() if f"-{request}-" in path.name]
+    return [os.fspath(path) for path in sorted(found, key=_time)]
   return []
+
+
+def _time(path: Place) -> float:
+  return 0 if isinstance(path, Address) else path.stat().mtime
 
 
 def _hash(content: Any) -> str:

@@ -20,8 +20,8 @@ import dataclasses
 from collections.abc import Callable, Iterable
 
 import numpy as np
-from etils import epath
 
+from t5x_like.data.objects import Place, place
 from t5x_like.data.prepare import matching, progress_files, signatures
 from t5x_like.data.prepare.job import Job, Marks, cleaned, documents_of, parts_of
 from t5x_like.errors import UserError
@@ -73,8 +73,8 @@ def sign(job: Job, number: int) -> None:
       _sign(job, number, path)
 
 
-def _sign(job: Job, number: int, path: epath.Path) -> None:
-  pulse = progress_files.Pulse(epath.Path(job.progress) / "now" / "signatures" / f"{number:06d}")
+def _sign(job: Job, number: int, path: Place) -> None:
+  pulse = progress_files.Pulse(place(job.progress) / "now" / "signatures" / f"{number:06d}")
   kept: list[bool] = []
   signed: list[signatures.Signature] = []
   for document in documents_of(job).read(job.split, parts_of(job)[number]):
@@ -197,9 +197,9 @@ def _arrays(job: Job, kind: str, number: int) -> dict[str, np.ndarray]:
   return found
 
 
-def _path(job: Job, kind: str, number: int) -> epath.Path:
-  return epath.Path(job.progress) / kind / f"{number:06d}"
+def _path(job: Job, kind: str, number: int) -> Place:
+  return place(job.progress) / kind / f"{number:06d}"
 
 
-def _done(job: Job, one: Comparison) -> epath.Path:
-  return epath.Path(job.progress) / one.name / "done"
+def _done(job: Job, one: Comparison) -> Place:
+  return place(job.progress) / one.name / "done"

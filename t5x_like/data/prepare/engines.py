@@ -13,8 +13,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from etils import epath
-
+from t5x_like.data.objects import place
 from t5x_like.data.prepare import building, comparing, duplicates, progress_bar, progress_files
 from t5x_like.data.prepare.job import Batch, Job, Tokenised, parts_of, tokenise
 from t5x_like.errors import UserError
@@ -127,7 +126,7 @@ def _mark_duplicates(
 @contextlib.contextmanager
 def _begun(job: Job) -> Iterator[None]:
   """Makes the job's directories, emptied if they are another job's, and locks a local one against other processes."""
-  progress, work, lock = epath.Path(job.progress), epath.Path(job.work), None
+  progress, work, lock = place(job.progress), place(job.work), None
   try:
     progress.mkdir(parents=True, exist_ok=True)
     if "://" not in job.progress:

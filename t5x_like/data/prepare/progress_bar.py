@@ -10,10 +10,11 @@ import threading
 import time
 from collections.abc import Iterator
 
-from etils import epath
 from tqdm import tqdm
 
+from t5x_like.data.objects import place
 from t5x_like.data.prepare.job import Job, documents_of, parts_of
+from t5x_like.errors import TransientError
 
 _LOOK_SECONDS = 1.0
 _LINE_SECONDS = 30.0
@@ -23,7 +24,7 @@ class _Parts:
   """The parts of one stage of a job: how many bytes, tokens or documents are done."""
 
   def __init__(self, job: Job, stage: str):
-    self._directory = epath.Path(job.progress) / "now" / stage
+    self._directory = place(job.progress) / "now" / stage
     self._sizes = [documents_of(job).source.part_size(job.split, part) for part in parts_of(job)]
     self._done: dict[int, int] = {}
     self.total = sum(self._sizes)
@@ -31,9 +32,9 @@ class _Parts:
   def look(self) -> tuple[int, int]:
     """(bytes, amount)."""
     under_way = {}
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, TransientError):
       for path in self._directory.iterdir():
-        with contextlib.suppress(OSError, ValueError):  # written at this moment
+        with contextlib.suppress(OSError, TransientError, ValueError):  # written at this moment
           if (number := int(path.name)) not in self._done:
             amount, done = map(int, path.read_text().split())
             (self._done if done else under_way)[number] = amount

@@ -13,22 +13,27 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
-from etils import epath
+
+from t5x_like.data.objects import Address, Place
 
 _HEAD = 65  # a SHA-256 in hexadecimal, and a line end
 _PULSE_SECONDS = 2.0
 _PATIENCE_SECONDS = 5.0
 
 
-def save(path: epath.Path, content: bytes) -> None:
-  """Writes a temporary file and renames it."""
+def save(path: Place, content: bytes) -> None:
+  """Writes a file whole: a temporary one that is renamed or, at an address, as it is."""
+  content = hashlib.sha256(content).hexdigest().encode() + b"\n" + content
   path.parent.mkdir(parents=True, exist_ok=True)
+  if isinstance(path, Address):
+    path.write_bytes(content)
+    return
   aside = path.with_name(f".{path.name}.{os.getpid()}")
-  aside.write_bytes(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+  aside.write_bytes(content)
   aside.replace(path)
 
 
-def load(path: epath.Path) -> bytes | None:
+def load(path: Place) -> bytes | None:
   """What `save` wrote, or None."""
   try:
     data = path.read_bytes()
@@ -38,13 +43,13 @@ def load(path: epath.Path) -> bytes | None:
   return content if data[:_HEAD] == hashlib.sha256(content).hexdigest().encode() + b"\n" else None
 
 
-def save_arrays(path: epath.Path, **arrays: np.ndarray) -> None:
+def save_arrays(path: Place, **arrays: np.ndarray) -> None:
   buffer = io.BytesIO()
   np.savez(buffer, **arrays)
   save(path, buffer.getvalue())
 
 
-def load_arrays(path: epath.Path) -> dict[str, np.ndarray] | None:
+def load_arrays(path: Place) -> dict[str, np.ndarray] | None:
   """What `save_arrays` wrote, or None."""
   content = load(path)
   if content is None:
@@ -93,7 +98,7 @@ def _writers(progress: str) -> Iterator[int | None]:
 class Pulse:
   """Records a part's progress every few seconds, for the progress bar; called with an amount in the stage's unit."""
 
-  def __init__(self, path: epath.Path):
+  def __init__(self, path: Place):
     self._path, self._next = path, time.monotonic() + _PULSE_SECONDS
 
   def __call__(self, amount: int, done: bool = False) -> None:

@@ -2,9 +2,10 @@
 
 A document is cut from its beginning into chunks of `length` tokens, the last one shorter. Example i is chunk i of the
 store, so an epoch has every chunk once. How many chunks a document has follows from its length, and so do the chunks
-before every block of 256 documents: they are counted once, when the chunks are opened, which reads all document ends
-(8 bytes a document) and holds a number a block (a 32nd of a byte a document). Chunk i is found by bisection among the
-blocks and in the 256 lengths of its block, which are read.
+before every block of 256 documents: they are counted when the chunks are first opened, which reads all document ends
+(8 bytes a document) and holds a number a block (a 32nd of a byte a document). The counts of large stores are kept under
+`data.cache.directory()`, named by a hash of all they depend on; where that cannot be written, they are counted again.
+Chunk i is found by bisection among the blocks and in the 256 lengths of its block, which are read.
 
 An EOS that the store put at the end of every document is no part of it. Worked example, documents of 5, 1 and 4 tokens,
 chunks of 2: chunks 0 to 2 are tokens 0-1, 2-3 and 4, chunk 3 is token 5, chunks 4 and 5 are tokens 6-7 and 8-9. Where a
@@ -12,17 +13,24 @@ chunk needs at least 2 tokens (`least`), they are 0-1, 2, 3-4, 6-7 and 8-9.
 """
 
 import concurrent.futures
+import contextlib
+import hashlib
+import json
 import os
 
 import numpy as np
 
-from t5x_like.data import random
+from t5x_like.data import cache, random
+from t5x_like.data.objects import place
+from t5x_like.data.prepare import progress_files
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import TokenStore
-from t5x_like.errors import UserError
+from t5x_like.errors import TransientError, UserError
 
 _BLOCK = 256  # documents
 _PIECE = 64 * _BLOCK  # documents that are counted at once
+_KEPT = 2**17  # documents from which on counts are kept
+_EDITION = 1  # of the counts
 
 
 class Chunks:
@@ -54,7 +62,7 @@ class Chunks:
     self._first_document = tokens.first_documents
     blocks_S = -(-np.diff(self._first_document) // _BLOCK)
     self._first_block = np.concatenate([[0], np.cumsum(blocks_S)])
-    self._before = self._count_all()
+    self._before = self._counted()
     self.num_examples = int(self._before[-1])
     if not self.num_examples:
       raise UserError(f"{tokens.path}: found no document of {least} tokens or more: prepare another corpus")
@@ -99,6 +107,21 @@ class Chunks:
     """Chunks of documents by their tokens in the store, of any shape."""
     sizes = sizes - self._eos
     return np.where(sizes >= self.least, (sizes + self.length - 1) // self.length, 0)
+
+  def _counted(self) -> np.ndarray:
+    """What `_count_all` returns, from the cache if it is there."""
+    if self.tokens.num_documents < _KEPT:
+      return self._count_all()
+    about = {"edition": _EDITION, "store": self.tokens.fingerprint, "length": self.length, "least": self.least}
+    about["firsts"] = hashlib.sha256(self._first_document.tobytes()).hexdigest()
+    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+    file = place(cache.directory()) / "chunks" / key[:32]
+    if found := progress_files.load_arrays(file):
+      return found["before"]
+    before = self._count_all()
+    with contextlib.suppress(OSError, TransientError):
+      progress_files.save_arrays(file, before=before)
+    return before
 
   def _count_all(self) -> np.ndarray:
     """Chunks before each block of the store, and all of them at the end: int64 [blocks + 1]."""

@@ -1,4 +1,4 @@
-"""A token store's files: in a local directory, or at an address that TensorStore reads (`gs://`, `s3://`, ...)."""
+"""A token store's files: in a local directory, or at an address (`gs://`, `s3://`, ...)."""
 
 import contextlib
 import pathlib
@@ -38,7 +38,7 @@ class Files(Protocol):
 
 
 def at(path: str) -> Files:
-  """The files at a local path or at `scheme://...`; UserError for an address TensorStore cannot open."""
+  """The files at a local path or at `scheme://...`; UserError for an address that cannot be opened."""
   if path.startswith("file://"):
     return LocalFiles(path.removeprefix("file://"))
   if "://" not in path:

@@ -1,4 +1,4 @@
-"""A token store's files at an address, read in ranges through TensorStore's `gs://`, `s3://` or `http(s)://` drivers.
+"""A token store's files at an address, read in ranges through TensorStore or fsspec (`objects.py`).
 
 An element's place in its file is computed, so only the requested windows are read, all those of a batch at once. A
 store that fits the process's cache is read in blocks that are kept: once warm, it is effectively in memory. Windows of
@@ -16,8 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-import tensorstore as ts
-
+from t5x_like.data import objects
 from t5x_like.data.store.manifest import REMEDY
 from t5x_like.data.store.shards import Shards
 from t5x_like.errors import TransientError, UserError, is_transient, one_line
@@ -27,11 +26,6 @@ PATIENCE_SECONDS = 300.0  # for a read, over all attempts
 _ATTEMPT_SECONDS = 30.0
 _BLOCK = 2**18
 _READ_BYTES = 2**24  # per request when a whole file is read
-_DRIVERS = ("gcs", "s3", "http")
-_CONTEXT = {
-  **{f"{d}_request_retries": {"max_retries": 1000, "initial_delay": "100ms", "max_delay": "8s"} for d in _DRIVERS},
-  **{f"{d}_request_concurrency": {"limit": 128} for d in _DRIVERS},
-}
 
 _Range = tuple[str, slice | None]  # a file and a range of its bytes, or all of it
 
@@ -61,21 +55,16 @@ class RemoteFiles:
     url: of the store.
 
   Raises:
-    UserError: TensorStore cannot open the address.
+    UserError: the address cannot be opened.
   """
 
   def __init__(self, url: str):
     self._url = url.rstrip("/") + "/"
     self._budget, self._taken = _budget, 0  # bytes taken of the cache
     self._kept: bool | None = None  # whether blocks are kept; decided at the first read
-    self._blocks: dict[tuple[str, int], ts.Future | bytes] = {}
+    self._blocks: dict[tuple[str, int], threading.Event | bytes] = {}
     self._lock = threading.Lock()
-    try:
-      self._files = ts.KvStore.open(self._url, context=ts.Context(_CONTEXT)).result()
-    except Exception as error:  # TensorStore raises many types, all meaning that the address cannot be used
-      if is_transient(error):
-        raise TransientError(f"{url}: cannot be opened now ({one_line(error)[:300]})") from error
-      raise UserError(f"{url}: cannot be opened ({one_line(error)})") from error
+    self._files = objects.opened(self._url)
 
   def __del__(self):
     self._budget.take(-self._taken)
@@ -87,9 +76,9 @@ class RemoteFiles:
     return self._answers([(file, None)])[0]
 
   def listing(self, directories: Sequence[str]) -> dict[str, int | None] | None:
-    pages = [self._files.list(ts.KvStore.KeyRange(f"{one}/", f"{one}0")) for one in directories]
+    pages = [self._files.list(f"{one}/") for one in directories]
     try:
-      return {key.decode(): None for page in pages for key in page.result(timeout=PATIENCE_SECONDS)}
+      return {key: size for page in pages for key, size in page.result(timeout=PATIENCE_SECONDS).items()}
     except Exception as error:
       if "does not support listing" in str(error):  # plain HTTP
         return None
@@ -189,7 +178,7 @@ class RemoteFiles:
   def _answers(self, ranges: Sequence[_Range]) -> list[bytes | None]:
     """The bytes of all ranges, requested at once; None for a missing file."""
     begin = time.monotonic()
-    waiting = [self._files.read(file, byte_range=part) for file, part in ranges]
+    waiting = [self._files.read(file, part) for file, part in ranges]
     answers = []
     for (file, part), future in zip(ranges, waiting, strict=True):
       while True:
@@ -203,7 +192,7 @@ class RemoteFiles:
               f"{self.name(file)}: no answer for {PATIENCE_SECONDS:g} s, in spite of retries: check the network "
               "and that the store is still there, then run the same command again"
             ) from error
-          future = self._files.read(file, byte_range=part)
+          future = self._files.read(file, part)
         except Exception as error:
           if is_transient(error):
             raise TransientError(f"{self.name(file)}: cannot be read now ({one_line(error)[:300]})") from error

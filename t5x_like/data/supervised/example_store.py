@@ -191,7 +191,7 @@ def _prepare(path: pathlib.Path, source: Source, split: str, content: dict, voca
       for array, values in piece.arrays.items():
         arrays.setdefault(array, []).append(values)
     if not count:
-      shutil.rmtree(progress)
+      shutil.rmtree(progress, ignore_errors=True)
       raise UserError(
         f"{source.name}, split {split!r}: found 0 examples{_reasons(skipped)}, expected at least one: check "
         "the source and the fields of the task"
@@ -206,7 +206,7 @@ def _prepare(path: pathlib.Path, source: Source, split: str, content: dict, voca
   }
   (work / FILE).write_text(json.dumps(record, indent=1) + "\n")
   os.rename(work, path)
-  shutil.rmtree(progress)
+  shutil.rmtree(progress, ignore_errors=True)
   print(f"data: {path}: prepared {count:,} examples{_reasons(skipped)}", flush=True)
 
 

@@ -24,8 +24,8 @@ import json
 from collections.abc import Sequence
 
 import numpy as np
-from etils import epath
 
+from t5x_like.data.objects import place
 from t5x_like.data.prepare import progress_files
 from t5x_like.data.supervised import bins
 from t5x_like.errors import UserError
@@ -116,7 +116,7 @@ def cached(lengths_ND: np.ndarray, limits: Sequence[int], seed: int, folder: str
   lengths_ND = np.ascontiguousarray(lengths_ND, np.int64)
   about = json.dumps({"edition": EDITION, "limits": list(limits), "seed": seed, "shape": lengths_ND.shape})
   key = hashlib.sha256(about.encode() + lengths_ND.data).hexdigest()
-  file = epath.Path(folder) / key[:32]
+  file = place(folder) / key[:32]
   if found := progress_files.load_arrays(file):
     return _laid_out(lengths_ND, limits, found["examples"], found["row_starts"])
   made = plan(lengths_ND, limits, seed)

@@ -15,9 +15,9 @@ from typing import Any
 
 import joblib
 import numpy as np
-from etils import epath
 from tqdm import tqdm
 
+from t5x_like.data.objects import Place, place
 from t5x_like.data.prepare import progress_files
 from t5x_like.data.sources import Record, Skip
 from t5x_like.errors import UserError
@@ -135,5 +135,5 @@ def usable(records: Iterator[tuple[str, Record | Skip]], skipped: Counter) -> It
       yield where, record
 
 
-def _path(progress: pathlib.Path, number: int) -> epath.Path:
-  return epath.Path(progress) / f"{number:06d}"
+def _path(progress: pathlib.Path, number: int) -> Place:
+  return place(progress) / f"{number:06d}"

@@ -15,8 +15,7 @@ In every vocabulary pad is 0 and the top `extra_ids` ids are sentinels: sentinel
 Nothing here imports TensorFlow: prediction works on a machine without it.
 """
 
-from etils import epath
-
+from t5x_like.data.objects import Place, place
 from t5x_like.data.vocabularies import protocol, sentence_piece, storage, tokenizer_json, utf8_bytes
 from t5x_like.data.vocabularies.protocol import (
   BYT5_EXTRA_IDS,
@@ -69,7 +68,7 @@ def load(path_or_name: str) -> Vocabulary:
   if str(path_or_name) == "bytes":
     return ByteVocabulary()
   try:
-    path = epath.Path(path_or_name)
+    path = place(path_or_name)
     is_directory = path.is_dir()
     found = is_directory or path.exists()
   except Exception as error:  # each scheme's library raises its own types
@@ -89,7 +88,7 @@ def load(path_or_name: str) -> Vocabulary:
   return SentencePieceVocabulary(storage.read(path), T5_EXTRA_IDS, origin=f"vocabulary {path}")
 
 
-def _load_directory(directory: epath.Path) -> Vocabulary:
+def _load_directory(directory: Place) -> Vocabulary:
   path = directory / MANIFEST
   if not path.exists():
     bare = directory / tokenizer_json.MODEL_FILE
@@ -118,7 +117,7 @@ def _load_directory(directory: epath.Path) -> Vocabulary:
   return vocabulary
 
 
-def _model(path: epath.Path, kind: str, extra_ids: int, manifest: dict) -> bytes:
+def _model(path: Place, kind: str, extra_ids: int, manifest: dict) -> bytes:
   """The model file of a directory, checked against the manifest's fingerprint."""
   model = storage.read(path)
   expected = protocol.fingerprint(kind, model, extra_ids)

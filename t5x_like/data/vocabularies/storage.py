@@ -3,8 +3,7 @@
 import json
 import os
 
-from etils import epath
-
+from t5x_like.data.objects import Place, place
 from t5x_like.data.vocabularies.protocol import PAD_ID, Vocabulary
 from t5x_like.errors import UserError, one_line
 
@@ -14,7 +13,7 @@ FORMAT = "t5x_like.vocabulary.v1"
 
 def save(directory, kind: str, vocabulary: Vocabulary, files: dict[str, bytes]) -> None:
   """Writes the files and the manifest; UserError if that fails."""
-  directory = epath.Path(directory)
+  directory = place(directory)
   own = {name: getattr(vocabulary, name) for name in ("mask_id", "cls_id", "sep_id", "bos_id")}
   manifest = {
     "format": FORMAT,
@@ -37,7 +36,7 @@ def save(directory, kind: str, vocabulary: Vocabulary, files: dict[str, bytes]) 
     raise UserError(f"vocabulary {directory}: cannot be written ({one_line(error)})") from error
 
 
-def manifest(path: epath.Path) -> dict:
+def manifest(path: Place) -> dict:
   """The manifest at a path; UserError if it is damaged or lacks a key."""
   try:
     found = json.loads(read(path))
@@ -52,7 +51,7 @@ def manifest(path: epath.Path) -> dict:
   return found
 
 
-def read(path: epath.Path) -> bytes:
+def read(path: Place) -> bytes:
   try:
     if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe could wait, and a device never end
       raise OSError("not a regular file")

@@ -1,0 +1,256 @@
+"""Files at an address, read and written: `gs://`, `s3://` and `http(s)://` by TensorStore, other schemes by fsspec.
+
+`place` gives local paths and addresses the same few methods, those of pathlib that preparation and training need. At
+an address a file appears whole or not at all, as object stores have it, so nothing is renamed; directories exist as far
+as files are in them. Refused or unanswered requests (429, 5xx, broken connections) are sent again with growing delays.
+
+`AWS_ENDPOINT_URL` and `AWS_REGION` are heeded for `s3://`, so that other S3 servers than Amazon's can be used.
+"""
+
+import concurrent.futures
+import functools
+import os
+import pathlib
+import posixpath
+import urllib.parse
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+from etils import epath
+
+from t5x_like.errors import TransientError, UserError, is_transient, one_line, retried
+
+_ATTEMPT_SECONDS = 60.0
+_AT_ONCE = 32  # requests of fsspec
+_DRIVERS = ("gcs", "s3", "http")
+_CONTEXT = {
+  **{f"{d}_request_retries": {"max_retries": 1000, "initial_delay": "100ms", "max_delay": "8s"} for d in _DRIVERS},
+  **{f"{d}_request_concurrency": {"limit": 128} for d in _DRIVERS},
+}
+
+
+class Answer(NamedTuple):
+  """A read: `state` is "missing" where there is no such file."""
+
+  state: str
+  value: bytes = b""
+
+
+class Objects(Protocol):
+  """The files below an address, by key; every request returns a future."""
+
+  def read(self, key: str, part: slice | None = None) -> Any:
+    """All bytes or a range of them, as an `Answer`."""
+
+  def write(self, key: str, data: bytes | None) -> Any:
+    """Writes a file whole, or deletes it."""
+
+  def list(self, prefix: str) -> Any:
+    """The keys that begin with a prefix, and their sizes (None where they are not known)."""
+
+  def delete(self, prefix: str) -> Any:
+    """Deletes the files whose keys begin with a prefix."""
+
+
+def opened(url: str) -> Objects:
+  """The files below `scheme://...`.
+
+  Raises:
+    UserError: the address cannot be used.
+    TransientError: not now.
+  """
+  scheme = url.partition("://")[0]
+  try:
+    return _TensorStore(url) if scheme in ("gs", "s3", "http", "https") else _Fsspec(url)
+  except Exception as error:  # each library raises its own types, all meaning that the address cannot be used
+    if is_transient(error):
+      raise TransientError(f"{url}: cannot be opened now ({one_line(error)[:300]})") from error
+    raise UserError(f"{url}: cannot be opened ({one_line(error)[:300]})") from error
+
+
+class _TensorStore:
+  def __init__(self, url: str):
+    import tensorstore as ts
+
+    self._ts, spec = ts, url
+    parts, endpoint = urllib.parse.urlsplit(url), os.environ.get("AWS_ENDPOINT_URL")
+    if parts.scheme == "s3" and endpoint:
+      region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+      spec = {"driver": "s3", "bucket": parts.netloc, "path": parts.path.lstrip("/")}
+      spec |= {"endpoint": endpoint, "aws_region": region}
+    self._files = ts.KvStore.open(spec, context=ts.Context(_CONTEXT)).result()
+
+  def read(self, key: str, part: slice | None = None):
+    return self._files.read(key, byte_range=part)
+
+  def write(self, key: str, data: bytes | None):
+    return self._files.write(key, data)
+
+  def list(self, prefix: str):
+    return _Then(self._files.list(self._range(prefix)), lambda keys: {key.decode(): None for key in keys})
+
+  def delete(self, prefix: str):
+    return self._files.delete_range(self._range(prefix))
+
+  def _range(self, prefix: str):
+    return self._ts.KvStore.KeyRange(prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else "")
+
+
+class _Then(NamedTuple):
+  future: Any
+  change: Any
+
+  def result(self, timeout: float | None = None):
+    return self.change(self.future.result(timeout=timeout))
+
+
+class _Fsspec:
+  def __init__(self, url: str):
+    import fsspec
+
+    self._files, self._root = fsspec.core.url_to_fs(url.rstrip("/"))
+    self._pool = _fsspec_pool()
+
+  def read(self, key: str, part: slice | None = None):
+    def get() -> Answer:
+      try:
+        start, end = (part.start, part.stop) if part else (None, None)
+        return Answer("value", self._files.cat_file(self._path(key), start, end))
+      except FileNotFoundError:
+        return Answer("missing")
+
+    return self._pool.submit(get)
+
+  def write(self, key: str, data: bytes | None):
+    def put() -> None:
+      if data is None:
+        return self._files.rm_file(self._path(key))
+      self._files.makedirs(posixpath.dirname(self._path(key)), exist_ok=True)
+      self._files.pipe_file(self._path(key), data)
+
+    return self._pool.submit(put)
+
+  def list(self, prefix: str):
+    return self._pool.submit(self._find, prefix)
+
+  def delete(self, prefix: str):
+    return self._pool.submit(lambda: [self._files.rm_file(self._path(key)) for key in self._find(prefix)])
+
+  def _find(self, prefix: str) -> dict[str, int | None]:
+    try:
+      found = self._files.find(self._path(prefix.rpartition("/")[0]).rstrip("/"), detail=True)
+    except FileNotFoundError:
+      return {}
+    keys = {path[len(self._root) :].lstrip("/"): about.get("size") for path, about in found.items()}
+    return {key: size for key, size in keys.items() if key.startswith(prefix)}
+
+  def _path(self, key: str) -> str:
+    return f"{self._root.rstrip('/')}/{key}" if key else self._root
+
+
+@functools.cache
+def _fsspec_pool() -> concurrent.futures.ThreadPoolExecutor:
+  return concurrent.futures.ThreadPoolExecutor(_AT_ONCE)
+
+
+class Address:
+  """A file or directory at an address, with the methods of `pathlib.Path` that are used of it.
+
+  What fails for good raises OSError, and what may succeed later TransientError, after two minutes of trying.
+  """
+
+  def __init__(self, url: str):
+    self._url = url.rstrip("/")
+    scheme, _, rest = self._url.partition("://")
+    bucket, _, self._key = rest.partition("/")
+    self._root = f"{scheme}://{bucket}/"
+
+  def __str__(self) -> str:
+    return self._url
+
+  __fspath__ = __str__
+
+  def __lt__(self, other: "Address") -> bool:
+    return self._url < other._url
+
+  def __truediv__(self, name: str) -> "Address":
+    return Address(f"{self._url}/{name}")
+
+  @property
+  def name(self) -> str:
+    return posixpath.basename(self._key)
+
+  @property
+  def suffix(self) -> str:
+    return posixpath.splitext(self._key)[1]
+
+  @property
+  def parent(self) -> "Address":
+    return Address(self._root + posixpath.dirname(self._key))
+
+  def mkdir(self, **_: bool) -> None:
+    pass
+
+  def read_bytes(self) -> bytes:
+    answer = self._answer(lambda files: files.read(self._key))
+    if answer.state == "missing":
+      raise FileNotFoundError(f"{self}: found no such file")
+    return bytes(answer.value)
+
+  def read_text(self) -> str:
+    return self.read_bytes().decode()
+
+  def write_bytes(self, data: bytes) -> None:
+    self._answer(lambda files: files.write(self._key, data))
+
+  def write_text(self, text: str) -> None:
+    self.write_bytes(text.encode())
+
+  def sizes(self, prefix: str = "") -> dict[str, int | None]:
+    """The files in this directory whose names begin with a prefix, and their sizes (None where they are not known)."""
+    found = self._answer(lambda files: files.list(f"{self._key}/{prefix}".lstrip("/")))
+    return {key[len(self._key) :].lstrip("/"): size for key, size in found.items()}
+
+  def iterdir(self) -> Iterator["Address"]:
+    return iter([self / name for name in dict.fromkeys(name.partition("/")[0] for name in self.sizes())])
+
+  def is_dir(self) -> bool:
+    return bool(self.sizes())
+
+  def exists(self) -> bool:
+    return self._answer(lambda files: files.read(self._key)).state != "missing" or self.is_dir()
+
+  def unlink(self, missing_ok: bool = False) -> None:
+    self._answer(lambda files: files.write(self._key, None))
+
+  def rmtree(self, missing_ok: bool = False) -> None:
+    self._answer(lambda files: files.delete(f"{self._key}/"))
+
+  def _answer(self, request: Callable[[Objects], Any]) -> Any:
+    files = _root(self._root)
+
+    def attempt() -> Any:
+      try:
+        return request(files).result(timeout=_ATTEMPT_SECONDS)
+      except Exception as error:
+        if is_transient(error) or isinstance(error, OSError):
+          raise
+        raise OSError(one_line(error)[:300]) from error
+
+    return retried(attempt, self._url)
+
+
+@functools.lru_cache(64)
+def _root(url: str) -> Objects:
+  return opened(url)
+
+
+Place = pathlib.Path | Address
+
+
+def place(path: str | os.PathLike) -> Place:
+  """A local path, or an address."""
+  path = os.fspath(path)
+  if path.startswith("file://"):
+    return epath.Path(path.removeprefix("file://"))
+  return Address(path) if "://" in path else epath.Path(path)
