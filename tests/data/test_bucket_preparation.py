@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from object_server import Server
 
-from t5x_like.data import loader, task
+from t5x_like.data import loader, objects, task
 from t5x_like.data.objects import place
 from t5x_like.data.store.reader import TokenStore
 from tools import prepare_data
@@ -21,7 +21,7 @@ from tools import prepare_data
 def flags(tmp_path_factory):
   folder = tmp_path_factory.mktemp("pages")
   for part in range(2):
-    texts = [f"Page {i} of {part} says {i * i}. It is about {i % 7}. " * (1 + i % 9) for i in range(400)]
+    texts = [" ".join(f"Page {i} of {part} says {n} in the end." for n in range(2 + i % 9)) for i in range(400)]
     texts += texts[::10]
     (folder / f"{part}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
   flags = [f"--source=jsonl:{folder}/*.jsonl", "--vocabulary=bytes", "--split=train", "--part_bytes=1"]
@@ -38,6 +38,7 @@ def local(flags, tmp_path_factory):
 @pytest.fixture
 def server(tmp_path, monkeypatch):
   with Server(tmp_path / "bucket").running() as server:
+    objects._root.cache_clear()  # of another test's server
     monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", server.url)
     monkeypatch.setenv("GCE_METADATA_ROOT", server.url.removeprefix("http://"))  # there are no credentials to be had
     yield server

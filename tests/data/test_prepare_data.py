@@ -1,6 +1,7 @@
 """tools.prepare_data from text to stores, as a command."""
 
 import json
+import random
 import re
 import subprocess
 import sys
@@ -223,6 +224,29 @@ def test_killed_and_repeated_ends_with_the_same_bytes(engine, cleaning, corpus, 
     assert counts["documents_skipped"] == {"exact duplicate": 150, "near duplicate": 37}
     assert counts["removed_within_documents"] == {"line: no terminal punctuation": 1_687, "span: repeated": 214}
     assert manifest.num_documents == 1_500
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("engine", [["--workers=2"], ["--workers=1", "--engine=beam", "--runner=FnApiRunner"]])
+def test_killed_at_any_moment_and_repeated(engine, pages, tmp_path):
+  """Killed again and again: while signing, in each comparison, while parts are made."""
+  flags = [f"--source=jsonl:{pages}/*.jsonl", "--vocabulary=bytes", "--split=train", "--part_bytes=1"]
+  flags += ["--shard_tokens=50000", "--clean=c4,exact,near,spans"]
+  assert prepare_data.main([*flags, f"--output={tmp_path}/whole", "--workers=1"]) == 0
+  progress = tmp_path / "again" / ".train.progress"
+  command = [sys.executable, "-m", "tools.prepare_data", *flags, f"--output={tmp_path}/again", *engine]
+  moments = ["signatures/000000", "signatures/000001", "exact/000001", "bands/done", "near/000000", "spans/000000"]
+  for moment in [*moments, "spans/done", "parts/000000", "parts/000001"]:
+    run = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    while run.poll() is None and not (progress / moment).exists():
+      time.sleep(0.001)
+    time.sleep(random.random() / 10)
+    helpers = psutil.Process(run.pid).children(recursive=True) if run.poll() is None else []
+    run.kill()
+    run.wait()
+    assert not psutil.wait_procs(helpers, timeout=30)[1], "its processes went on without it"
+  assert prepare_data.main(command[3:]) == 0
+  assert files_of(tmp_path / "whole") == files_of(tmp_path / "again")
 
 
 def test_what_an_interrupted_run_left_damaged_is_made_again(tmp_path, monkeypatch):
