@@ -8,6 +8,7 @@ as files are in them. Refused or unanswered requests (429, 5xx, broken connectio
 """
 
 import concurrent.futures
+import contextlib
 import functools
 import os
 import pathlib
@@ -124,7 +125,9 @@ class _Fsspec:
   def write(self, key: str, data: bytes | None):
     def put() -> None:
       if data is None:
-        return self._files.rm_file(self._path(key))
+        with contextlib.suppress(FileNotFoundError):
+          self._files.rm_file(self._path(key))
+        return
       self._files.makedirs(posixpath.dirname(self._path(key)), exist_ok=True)
       self._files.pipe_file(self._path(key), data)
 
