@@ -138,8 +138,8 @@ def _stores(root: str, request: str) -> list[str]:
   return []
 
 
-def _time(path: Place) -> float:
-  return 0 if isinstance(path, Address) else path.stat().mtime
+def _time(path: Place) -> int:
+  return 0 if isinstance(path, Address) else os.stat(path).st_mtime_ns
 
 
 def _hash(content: Any) -> str:
