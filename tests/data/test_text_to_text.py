@@ -220,7 +220,7 @@ def test_bad_input_is_one_line(tmp_path, tsv, text, changes, message):
   with pytest.raises(UserError, match=message) as error:
     build(tmp_path, tsv, **changes)
   assert "\n" not in str(error.value)
-  assert not list((tmp_path / "cache").glob("*/")) if (tmp_path / "cache").exists() else True
+  assert not list((tmp_path / "cache").glob("[!.]*/")) if (tmp_path / "cache").exists() else True
 
 
 def test_a_file_changed_since_is_named(tmp_path, tsv):
@@ -254,7 +254,7 @@ def test_a_full_disk_is_one_line(tmp_path, tsv, monkeypatch):
   monkeypatch.setattr(os, "rename", full)
   with pytest.raises(UserError, match="No space left on device.*free some space"):
     build(tmp_path, tsv)
-  assert not list((tmp_path / "cache").glob("*/"))
+  assert not list((tmp_path / "cache").glob("[!.]*/")) and not list((tmp_path / "cache").glob(".*.incomplete"))
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from t5x_like.data.store import builtin
 from t5x_like.data.store.reader import TokenStore, Verify
 from t5x_like.data.store.writer import TokenStoreWriter
 from t5x_like.data.supervised import pieces
-from t5x_like.data.supervised.pieces import Example
+from t5x_like.data.supervised.pieces import Example, Piece
 from t5x_like.data.vocabularies import Vocabulary
 from t5x_like.errors import UserError, one_line
 
@@ -171,9 +171,25 @@ def _lock(path: pathlib.Path):
 
 
 def _prepare(path: pathlib.Path, source: Source, split: str, content: dict, vocabulary: Vocabulary, examples) -> None:
+  """Makes the pieces and joins them; what fails leaves the pieces, which the next preparation goes on with."""
   progress, work = (path.with_name(f".{path.name}.{kind}") for kind in ("progress", "incomplete"))
   number = pieces.make(source.records(split), examples, tuple(content["streams"]), progress, path.name)
   shutil.rmtree(work, ignore_errors=True)  # left by a run that was killed
+  try:
+    count, skipped = _join(
+      work, (pieces.read(progress, one) for one in range(number)), source, split, content, vocabulary
+    )
+    os.rename(work, path)
+  finally:
+    shutil.rmtree(work, ignore_errors=True)
+  shutil.rmtree(progress, ignore_errors=True)
+  print(f"data: {path}: prepared {count:,} examples{_reasons(skipped)}", flush=True)
+
+
+def _join(
+  work: pathlib.Path, made: Iterator[Piece], source: Source, split: str, content: dict, vocabulary: Vocabulary
+) -> tuple[int, Counter]:
+  """Writes the store of some pieces; the number of examples and what was skipped."""
   skipped: Counter[str] = Counter()
   arrays: dict[str, list] = {}
   count = 0
@@ -183,7 +199,7 @@ def _prepare(path: pathlib.Path, source: Source, split: str, content: dict, voca
       stream: stack.enter_context(TokenStoreWriter(work / "streams" / stream, append_eos=append_eos, **about))
       for stream, append_eos in content["streams"].items()
     }
-    for piece in (pieces.read(progress, one) for one in range(number)):
+    for piece in made:
       skipped.update(piece.skipped)
       count += piece.num_examples
       for stream, writer in writers.items():
@@ -191,7 +207,6 @@ def _prepare(path: pathlib.Path, source: Source, split: str, content: dict, voca
       for array, values in piece.arrays.items():
         arrays.setdefault(array, []).append(values)
     if not count:
-      shutil.rmtree(progress, ignore_errors=True)
       raise UserError(
         f"{source.name}, split {split!r}: found 0 examples{_reasons(skipped)}, expected at least one: check "
         "the source and the fields of the task"
@@ -205,9 +220,7 @@ def _prepare(path: pathlib.Path, source: Source, split: str, content: dict, voca
     stream: TokenStore.open(work / "streams" / stream, "size").fingerprint for stream in writers
   }
   (work / FILE).write_text(json.dumps(record, indent=1) + "\n")
-  os.rename(work, path)
-  shutil.rmtree(progress, ignore_errors=True)
-  print(f"data: {path}: prepared {count:,} examples{_reasons(skipped)}", flush=True)
+  return count, skipped
 
 
 def _reasons(skipped: dict[str, int]) -> str:
