@@ -3,7 +3,7 @@
 import jax
 
 from t5x_like.nn.dims import dropout, subkey
-from t5x_like.nn.layer import CacheStart, Layer
+from t5x_like.nn.layer import CacheStart, Layer, Statistics
 from t5x_like.nn.norm import Identity
 
 
@@ -44,7 +44,7 @@ class Block(Layer):
     for index, name in enumerate(self.names):
       layer_cache = None if cache is None else cache[name]
       x_BTD, layer_aux, caches[name] = getattr(self, name)(x_BTD, context, layer_cache, subkey(key, index))
-      add_scalars(aux, layer_aux)
+      collect(aux, name, layer_aux)
     return x_BTD, aux, (None if cache is None else caches)
 
   def start_cache(self, start: CacheStart) -> dict:
@@ -60,7 +60,7 @@ class Parallel(Block):
       layer_cache = None if cache is None else cache[name]
       y_BTD, layer_aux, caches[name] = getattr(self, name)(x_BTD, context, layer_cache, subkey(key, index))
       total_BTD = total_BTD + y_BTD
-      add_scalars(aux, layer_aux)
+      collect(aux, name, layer_aux)
     return total_BTD, aux, (None if cache is None else caches)
 
 
@@ -78,7 +78,18 @@ class Normed(Layer):
     return self.layer.start_cache(start)
 
 
-def add_scalars(total: dict[str, jax.Array], more: dict[str, jax.Array]) -> None:
-  """Adds `more` to `total` in place, name by name."""
-  for name, value in more.items():
-    total[name] = total[name] + value if name in total else value
+def collect(total: dict, name: str, more: dict) -> None:
+  """Adds the scalars of a sublayer to `total` in place; its statistics are kept, under its name."""
+  for key, value in more.items():
+    if isinstance(value, Statistics):
+      total[f"{name}/{key}"] = value
+    else:
+      total[key] = total[key] + value if key in total else value
+
+
+def scalars(aux: dict) -> dict[str, jax.Array]:
+  """All as scalars, those of the same name added up."""
+  total = {}
+  for key, value in aux.items():
+    collect(total, key, value.scalars() if isinstance(value, Statistics) else {key: value})
+  return total

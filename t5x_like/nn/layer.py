@@ -45,10 +45,17 @@ class CacheStart:
   memory_mask: Mask | None = None
 
 
+class Statistics:
+  """Sums over the tokens of a layer, as a pytree, and the scalars that they give once all tokens are in them."""
+
+  def scalars(self) -> dict[str, jax.Array]:
+    raise TypeError(f"{type(self).__name__} must define `scalars`")
+
+
 class Layer(nnx.Module):
   """A sublayer of a block, called as `layer(x_BTD, context, cache, key) -> (y_BTD, aux, cache)`.
 
-  `aux` is a dict of scalars, such as a router's losses; `cache` is a pytree, None in layers without state.
+  `aux` is a dict of scalars and `Statistics`, such as a router's; `cache` is a pytree, None in layers without state.
   """
 
   def start_cache(self, start: CacheStart):

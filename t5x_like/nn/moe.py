@@ -29,14 +29,14 @@ from flax import nnx
 from t5x_like.nn import params
 from t5x_like.nn.dims import dropout, subkey
 from t5x_like.nn.layer import Context, Layer
-from t5x_like.nn.router import Experts, Router, Routing, balance_loss, z_loss
+from t5x_like.nn.router import Experts, Load, Router, Routing
 from t5x_like.parallel.constrain import constrain
 
 
 class Moe(Layer):
   """Router and experts. Each expert is `wo(activation(wi(x)))`, gated or not, without biases.
 
-  It returns these scalars, which `Stack` adds up over its layers:
+  It returns its `Load`, of which `Stack` makes these scalars and adds them up over its layers:
     moe_balance_loss, moe_z_loss: weighted means over the tokens that are not padding; an objective adds them to its
       loss per target token. With gradient accumulation, each part of the batch is balanced by itself.
     moe_dropped: the fraction of choices without a slot.
@@ -76,12 +76,7 @@ class Moe(Layer):
       y_BTD, dropped = self._dropless(x_BTD, routing, subkey(key, 1)), jnp.float32(0)
     else:
       y_BTD, dropped = self._capacity(x_BTD, routing, valid_BT, decoding, subkey(key, 1))
-    aux = {
-      "moe_balance_loss": self.options.balance_loss * balance_loss(routing, valid_BT),
-      "moe_z_loss": self.options.z_loss * z_loss(routing, valid_BT),
-      "moe_dropped": dropped,
-    }
-    return y_BTD, aux, None
+    return y_BTD, {"load": Load.of(routing, valid_BT, dropped, self.options)}, None
 
   def _dropless(self, x_BTD: jax.Array, routing: Routing, key) -> jax.Array:
     B, T, D = x_BTD.shape
@@ -95,7 +90,7 @@ class Moe(Layer):
     return constrain(y_ND.reshape(B, T, D), "batch", "length", "activation_embed")
 
   def _capacity(self, x_BTD: jax.Array, routing: Routing, valid_BT, decoding: bool, key) -> tuple[jax.Array, jax.Array]:
-    """Returns (output, fraction of the choices of valid tokens that were dropped)."""
+    """Returns (output, how many choices of valid tokens were dropped)."""
     B, T, D = x_BTD.shape
     E, k = self.options.experts, self.options.top_k
     C = T if decoding else min(T, math.ceil(self.options.capacity_factor * T * k / E))
@@ -114,7 +109,7 @@ class Moe(Layer):
     y_BkTD = move(y_BECD.reshape(B, E * C, D), slot_BM, source_BS, 1).reshape(B, k, T, D)
     y_BTD = jax.vmap(_combine)(y_BkTD, jnp.swapaxes(routing.gates_BTk, 1, 2))
     wanted = jnp.sum(experts_BM < E, dtype=jnp.float32)
-    dropped = (wanted - jnp.sum(slot_BM < E * C, dtype=jnp.float32)) / jnp.maximum(wanted, 1.0)
+    dropped = wanted - jnp.sum(slot_BM < E * C, dtype=jnp.float32)
     return constrain(y_BTD, "batch", "length", "activation_embed"), dropped
 
   def _experts(self, rows: jax.Array, product: Callable, axes: tuple, key) -> jax.Array:

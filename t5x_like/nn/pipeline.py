@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from t5x_like.errors import UserError
 from t5x_like.nn.dims import subkey
-from t5x_like.nn.layer import Context
+from t5x_like.nn.layer import Context, Statistics
 from t5x_like.nn.remat import NONE, Remat
 from t5x_like.parallel import constrain
 from t5x_like.slots import Positive
@@ -48,13 +48,13 @@ def run(pipeline: Pipeline, run_layers: Callable, blocks, x_BTD: jax.Array, cont
 
   Args:
     run_layers: `(blocks, x, context, key, remat) -> (x, aux, None)`: some layers, one after another, on a microbatch,
-      each of them wrapped by `remat`; `aux` are scalars.
+      each of them wrapped by `remat`; `aux` has a leading axis of layers.
     blocks: the parameters of all layers, with a leading layers axis, split over the stages.
     context: its arrays with the batch's rows are cut like it.
     key: dropout key, or None.
     remat: with several rounds it wraps all that a stage does in a tick.
   Returns:
-    ([B, T, D], aux added over layers and averaged over microbatches, None)
+    ([B, T, D], aux of every layer, added up over microbatches if it is `Statistics` and else averaged, None)
   Raises:
     UserError: the layers or the rows do not divide.
   """
@@ -67,7 +67,7 @@ def run(pipeline: Pipeline, run_layers: Callable, blocks, x_BTD: jax.Array, cont
   stage_S = jnp.arange(stages)
 
   def stage(blocks_R, stage, tick, x):
-    """One tick of one stage: its next state and auxiliary scalars."""
+    """One tick of one stage: its next state, and what its layers say of themselves, [rounds, layers, ...]."""
     turn = tick - stage  # of this stage's turns, the one that this is
     busy = (turn >= 0) & (turn < M * rounds)
     turn = jnp.clip(turn, 0, M * rounds - 1)
@@ -76,7 +76,8 @@ def run(pipeline: Pipeline, run_layers: Callable, blocks, x_BTD: jax.Array, cont
     own = jax.tree.map(lambda w: w[0] if rounds == 1 else jax.lax.dynamic_index_in_dim(w, r, keepdims=False), blocks_R)
     own_key = subkey(subkey(key, m), r * stages + stage)
     x, aux, _ = run_layers(own, x, rows.context(context, m), own_key, remat if rounds == 1 else NONE)
-    return x, jax.tree.map(lambda a: jnp.where(busy, a, jnp.zeros_like(a)), aux)
+    here = (jnp.arange(rounds) == r) & busy
+    return x, jax.tree.map(lambda a: jnp.where(here.reshape(-1, *[1] * a.ndim), a, jnp.zeros_like(a)), aux)
 
   if rounds > 1:
     stage = remat.wrap(stage, prevent_cse=False)
@@ -93,11 +94,14 @@ def run(pipeline: Pipeline, run_layers: Callable, blocks, x_BTD: jax.Array, cont
     place = left % M
     kept = jax.lax.dynamic_index_in_dim(waiting, place, keepdims=False)
     waiting = jax.lax.dynamic_update_index_in_dim(waiting, jnp.where(left >= 0, state[0], kept), place, 0)
-    return (state, waiting), jax.tree.map(lambda a: a.sum(0), aux)
+    return (state, waiting), aux
 
   state = _staged(jnp.zeros((stages, *x.shape[1:]), x.dtype))
   (_, x), aux = jax.lax.scan(tick, (state, x), jnp.arange(M * rounds + stages - 1))
-  return _joined(x), jax.tree.map(lambda a: a.sum() / M, aux), None
+  # [ticks, stages, rounds, layers, ...] -> [all layers, ...], in their order
+  aux = jax.tree.map(lambda a: a.sum(0).swapaxes(0, 1).reshape(-1, *a.shape[4:]), aux)
+  # Statistics have the tokens of all microbatches now; of scalars, take the mean.
+  return _joined(x), {n: a if isinstance(a, Statistics) else a / M for n, a in aux.items()}, None
 
 
 def _check(stages: int, rounds: int, layers: int, microbatches: int, rows: int) -> None:

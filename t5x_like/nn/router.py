@@ -11,6 +11,7 @@ from flax import nnx
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.dims import subkey
+from t5x_like.nn.layer import Statistics
 from t5x_like.slots import Condition, Positive
 
 NotNegative = Annotated[float, Condition("a number, at least 0", lambda x: x >= 0)]
@@ -100,28 +101,58 @@ class Router(nnx.Module):
     return Routing(logits_BTE, probs_BTE, experts_BTk, gates_BTk)
 
 
-def balance_loss(routing: Routing, valid_BT: jax.Array | None) -> jax.Array:
-  """`E * sum_e f_e P_e` (Fedus et al. 2022, equations 4 to 6); 1 if experts are loaded evenly.
+@dataclasses.dataclass(frozen=True)
+class Load(Statistics):
+  """What a layer's experts were given. The arrays are float32 sums over valid tokens, which add up over microbatches.
 
-  `f_e` is the fraction of all choices (k per token) that fell on expert e, `P_e` its mean probability, both over the
-  valid tokens of the whole batch.
+  Attributes:
+    tokens: their number.
+    chosen_E, probs_E: of the shares of each token's choices that fell on an expert, and of its probabilities.
+    z: of `logsumexp(logits)^2`.
+    choices, dropped: all, and those without a slot.
+    balance_loss, z_loss: factors of the losses.
   """
-  E = routing.probs_BTE.shape[-1]
-  chosen_BTE = jnp.sum(jax.nn.one_hot(routing.experts_BTk, E, dtype=jnp.float32), axis=2) / routing.gates_BTk.shape[-1]
-  return E * jnp.sum(_mean(chosen_BTE, valid_BT) * _mean(routing.probs_BTE, valid_BT))
+
+  tokens: jax.Array
+  chosen_E: jax.Array
+  probs_E: jax.Array
+  z: jax.Array
+  choices: jax.Array
+  dropped: jax.Array
+  balance_loss: float = dataclasses.field(metadata={"static": True})
+  z_loss: float = dataclasses.field(metadata={"static": True})
+
+  @classmethod
+  def of(cls, routing: Routing, valid_BT: jax.Array | None, dropped: jax.Array, options: Experts) -> "Load":
+    B, T, k = routing.experts_BTk.shape
+    valid_BT = jnp.ones((B, T), bool) if valid_BT is None else valid_BT
+    one_hot = jax.nn.one_hot(routing.experts_BTk, options.experts, dtype=jnp.float32)
+    z_BT = jnp.square(jax.nn.logsumexp(routing.logits_BTE, axis=-1))
+
+    def total(x: jax.Array) -> jax.Array:
+      valid = valid_BT.reshape(*valid_BT.shape, *[1] * (x.ndim - 2))
+      return jnp.sum(jnp.where(valid, x, 0.0), axis=(0, 1))
+
+    tokens = jnp.sum(valid_BT, dtype=jnp.float32)
+    shares = total(jnp.sum(one_hot, axis=2) / k), total(routing.probs_BTE), total(z_BT)
+    return cls(tokens, *shares, k * tokens, dropped, options.balance_loss, options.z_loss)
+
+  def scalars(self) -> dict[str, jax.Array]:
+    """The losses, times their factors, and the fraction of choices dropped.
+
+    The balance loss is `E * sum_e f_e P_e` of fractions of choices and mean probabilities (Fedus et al. 2022, equations
+    4 to 6), 1 if experts are loaded evenly; the other is the mean of z (Zoph et al. 2022, equation 5).
+    """
+    tokens = jnp.maximum(self.tokens, 1.0)
+    balance = self.chosen_E.size * jnp.sum(self.chosen_E / tokens * (self.probs_E / tokens))
+    return {
+      "moe_balance_loss": self.balance_loss * balance,
+      "moe_z_loss": self.z_loss * self.z / tokens,
+      "moe_dropped": self.dropped / jnp.maximum(self.choices, 1.0),
+    }
 
 
-def z_loss(routing: Routing, valid_BT: jax.Array | None) -> jax.Array:
-  """Mean over valid tokens of `logsumexp(logits)^2` (Zoph et al. 2022, equation 5)."""
-  return _mean(jnp.square(jax.nn.logsumexp(routing.logits_BTE, axis=-1)), valid_BT)
-
-
-def _mean(x: jax.Array, valid_BT: jax.Array | None) -> jax.Array:
-  """Mean over the first two axes, of valid tokens only."""
-  if valid_BT is None:
-    return jnp.mean(x, axis=(0, 1))
-  valid = valid_BT.reshape(*valid_BT.shape, *[1] * (x.ndim - 2))
-  return jnp.sum(jnp.where(valid, x, 0.0), axis=(0, 1)) / jnp.maximum(jnp.sum(valid_BT, dtype=jnp.float32), 1.0)
+jax.tree_util.register_dataclass(Load)
 
 
 def _float32_product(x_BTD: jax.Array, kernel_DE: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ from flax import nnx
 
 from t5x_like.nn import params
 from t5x_like.nn import pipeline as pipelines
-from t5x_like.nn.block import Block
+from t5x_like.nn.block import Block, scalars
 from t5x_like.nn.dims import dropout, subkey
 from t5x_like.nn.layer import CacheStart, Context
 from t5x_like.nn.mask import Mask
@@ -78,10 +78,11 @@ class Stack(nnx.Module):
     if cache is None and ways("layers") > 1:
       run = partial(pipelines.run, self.pipeline, self._run)
     x_BTD, aux, cache = run(self.blocks, x_BTD, context, subkey(key, 0), remat, cache)
+    aux = jax.tree.map(jnp.sum, jax.vmap(scalars)(aux)) if aux else {}
     return dropout(self.final_norm(x_BTD), self.dropout_rate, subkey(key, 1)), aux, cache
 
   def _run(self, blocks: Block, x_BTD: jax.Array, context: Context, key: jax.Array | None, remat: Remat, cache=None):
-    """Some of the blocks, one after another; returns like `__call__`."""
+    """Some of the blocks, one after another; returns like `__call__`, but `aux` of each layer."""
     keys_L = None if key is None else jax.random.split(key, jax.tree.leaves(blocks)[0].shape[0])
 
     def body(x_BTD, layer):
@@ -92,7 +93,7 @@ class Stack(nnx.Module):
     body = remat.wrap(body, prevent_cse=self.layers == "loop")
     run = jax.lax.scan if self.layers == "scan" else _loop
     x_BTD, (aux_L, cache) = run(body, x_BTD, (blocks, cache, keys_L))
-    return x_BTD, jax.tree.map(jnp.sum, aux_L), cache
+    return x_BTD, aux_L, cache
 
   def _bias(self, mask: Mask, batch: int):
     """The shared bias, [B or 1, N, T, S]. For a loop it is broadcast to the whole batch, so that the layers' gradients

@@ -13,6 +13,7 @@ from flax import nnx
 from t5x_like import slots
 from t5x_like.errors import UserError
 from t5x_like.nn import params
+from t5x_like.nn.block import scalars
 from t5x_like.nn.design import Design
 from t5x_like.nn.layer import Context
 from t5x_like.nn.mask import Mask, positions
@@ -64,7 +65,8 @@ def context(**fields):
 
 @jax.jit
 def run(made, x_BTD, context, key=None):
-  return made(x_BTD, context, None, key)[:2]
+  y_BTD, aux, _ = made(x_BTD, context, None, key)
+  return y_BTD, scalars(aux)
 
 
 def reference(made, x, valid=None):
@@ -128,6 +130,7 @@ def test_dispatches_agree_in_values_and_gradients(kind):
 
   def loss(arrays, x, model):
     y, aux, _ = params.with_arrays(model, arrays)(x, here, None, key)
+    aux = scalars(aux)
     y = jnp.where(marks[..., None], y, 0.0)
     return jnp.sum(jnp.sin(y)) + aux["moe_balance_loss"] + aux["moe_z_loss"], y
 
@@ -266,6 +269,7 @@ def compiled_on_mesh(made, x, **changes):
 
 def loss(made, arrays, x):
   y, aux, _ = params.with_arrays(made, arrays)(x, context(), None, None)
+  aux = scalars(aux)
   return jnp.sum(jnp.sin(y)) + aux["moe_balance_loss"], (y, aux)
 
 

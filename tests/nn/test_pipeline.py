@@ -1,5 +1,7 @@
 """A stack whose layers lie on stages is the same stack, whatever passes through it."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import tiny
 from more import beyond
 
 from t5x_like.errors import UserError
-from t5x_like.models import bert, llama
+from t5x_like.models import bert, llama, mixtral
 from t5x_like.models import t5 as t5_family
 from t5x_like.nn import params
 from t5x_like.nn.design import Variant
@@ -18,6 +20,7 @@ from t5x_like.parallel.rules import Rules
 
 ROWS, LENGTH = 8, 12
 DIMS = Dims(embed=16, heads=4, kv_heads=2, head_dim=4, mlp=32, layers=4)
+MIXTRAL = next(iter(mixtral.VARIANTS.values())).design
 MESH = {"data": 2, "stage": 2, "tensor": 2}
 
 
@@ -37,6 +40,7 @@ CASES = {  # family, design, features, arguments
   "decoder": (llama, llama.LLAMA2, packed("decoder"), {}),
   "encoder": (bert, next(iter(bert.VARIANTS.values())).design, packed("encoder"), {"remat": "full"}),
   "encoder_decoder": (t5_family, t5_family.V1_1, packed("encoder") | packed("decoder"), {"layers": "loop"}),
+  "experts": (mixtral, replace(MIXTRAL, experts=replace(MIXTRAL.experts, balance_loss=0.5)), packed("decoder"), {}),
   "two_rounds": (
     llama,
     llama.LLAMA2,
@@ -51,7 +55,7 @@ def rules_of(mesh):
 
 
 def run(case, mesh, **changes):
-  """(logits of real tokens, gradients of all parameters)"""
+  """((logits of real tokens, auxiliary losses), gradients of all parameters)"""
   family, design, batch, arguments = CASES[case]
   model, rules = tiny.model(Variant(DIMS, design, 64), family=family, **(arguments | changes)), rules_of(mesh)
   shardings = rules.of_params(params.named_params(model))
@@ -62,8 +66,9 @@ def run(case, mesh, **changes):
 
   def loss(arrays, batch):
     with rules.activate():
-      out = params.with_arrays(model, arrays)(batch)["logits"]
-      return jnp.sum(jnp.sin(out) * weights), jnp.where(weights != 0, out, 0.0)
+      out = params.with_arrays(model, arrays)(batch)
+    logits, more = out["logits"], sum(x for name, x in out.items() if name.endswith("_loss"))
+    return jnp.sum(jnp.sin(logits) * weights) + more, (jnp.where(weights != 0, logits, 0.0), more)
 
   (_, out), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(arrays, batch)
   return jax.tree.map(np.asarray, (out, gradients))
@@ -73,7 +78,8 @@ def run(case, mesh, **changes):
 def test_stages_equal_one_device(case):
   out, gradients = run(case, MESH)
   expected, expected_gradients = run(case, {}, pipeline={})
-  np.testing.assert_allclose(out, expected, rtol=1e-4, atol=1e-5)
+  for one, other in zip(out, expected, strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
   for name, g in expected_gradients.items():
     np.testing.assert_allclose(gradients[name], g, rtol=1e-4, atol=1e-6 + 2e-5 * np.abs(g).max(), err_msg=name)
 
