@@ -4,52 +4,15 @@ A file's `make` takes the arguments that recipes give and, as far as its signatu
 stack and whether it is `causal`. A core computes exactly what it is asked to, or raises a `UserError`.
 """
 
-import dataclasses
-
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.errors import UserError
 from t5x_like.nn.cores._calls import computing
-from t5x_like.nn.cores._devices import Places, on_each_device
-from t5x_like.nn.dims import dropout
+from t5x_like.nn.cores._devices import on_each_device
+from t5x_like.nn.cores._softmax import Softmax
 from t5x_like.nn.mask import Mask
 from t5x_like.nn.positions import Position
-
-
-@dataclasses.dataclass(frozen=True)
-class Softmax:
-  """What turns logits into weights, besides the mask.
-
-  Attributes:
-    bias: the stack's, an array [B or 1, N, T, S], or a `Position` that computes pieces of it.
-    position: the layer's own.
-    softcap: logits become `softcap * tanh(logits / softcap)`.
-    dropout_rate, key: of the weights; no dropout if the key is None.
-    places: set in cores that run on each device by itself.
-  """
-
-  bias: jax.Array | Position | None = None
-  position: Position = dataclasses.field(default_factory=Position)
-  softcap: float | None = None
-  dropout_rate: float = 0.0
-  key: jax.Array | None = None
-  places: Places | None = None
-
-  def capped(self, logits: jax.Array) -> jax.Array:
-    return logits if self.softcap is None else self.softcap * jnp.tanh(logits / self.softcap)
-
-  def biases(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array | None:
-    """The sum of the stack's and the layer's bias: float32 [B or 1, N, T, S], or None."""
-    shared = self.bias.bias(q_pos_BT, k_pos_BS) if isinstance(self.bias, Position) else self.bias
-    own = self.position.bias(q_pos_BT, k_pos_BS)
-    if shared is None or own is None:
-      return own if shared is None else shared
-    return shared + own
-
-  def dropped(self, weights_BNTS: jax.Array) -> jax.Array:
-    return dropout(weights_BNTS, self.dropout_rate, self.key)
 
 
 class Core(nnx.Module):
