@@ -22,7 +22,7 @@ _INTERRUPTED = 130
 
 
 def parse(
-  argv: Sequence[str], description: str, *extra: tuple[str, dict], config_required: bool = True
+  argv: Sequence[str], description: str, *extra: tuple[str, dict], config_required: bool = True, remote: bool = False
 ) -> tuple[argparse.Namespace, list[str]]:
   """Parses a program's arguments.
 
@@ -30,6 +30,7 @@ def parse(
     argv: arguments without the program's name.
     description: for `--help`.
     extra: the program's own flags, as (name, keyword arguments of `add_argument`).
+    remote: whether the workdir may be an address such as `gs://…`.
   Returns:
     (namespace, overrides of the recipe as `KEY=VALUE`)
   Raises:
@@ -42,7 +43,7 @@ def parse(
   for name, options in extra:
     parser.add_argument(name, **options)
   args, overrides = parser.parse(argv)
-  if "://" in args.workdir:
+  if "://" in args.workdir and not remote:
     raise UserError(f"--workdir={args.workdir}: expected a directory; mount the bucket (gcsfuse) and give its path")
   return args, overrides
 

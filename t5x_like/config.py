@@ -53,6 +53,9 @@ def changed(task: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
   return kept | dict(changes)
 
 
+_LATER = ("guard", "step_timeout_seconds", "recompute_every")  # keys that the configs of older runs lack
+
+
 def defaults() -> ConfigDict:
   """Every key of a recipe, with its default value."""
   config = ConfigDict()
@@ -69,11 +72,14 @@ def defaults() -> ConfigDict:
   config.optimizer = {"name": "adafactor"}
   config.schedule = {"name": "rsqrt"}
   config.clip_norm = 0.0  # global gradient norm; 0 for no clipping
+  config.guard = {"name": "stop"}  # what to do about NaN and spikes: stop, skip, rollback; see training/guard.py
   config.mesh = {"data": -1}  # length of each mesh axis; -1 for the remaining devices
   config.rules = {}  # changes to parallel.rules.DEFAULT
   config.evals = {"loss": {}}  # evaluators by name, {"valid": {"name": "loss", …}}; see training/evaluation.py
   config.eval_every = 1000
   config.log_every = 1
+  config.step_timeout_seconds = 1800.0  # a process in which nothing ends for so long ends itself; 0 for no limit
+  config.recompute_every = 0  # steps between two that are computed twice, to find faulty devices; 0 for none
   config.checkpoint = {"every": 1000, "keep_last": 3}
   config.peak_flops = 0.0  # per device, for the MFU; 0 to look it up by device
   return config
@@ -86,6 +92,7 @@ def restored(saved: dict[str, Any], overrides: Sequence[str], origin) -> ConfigD
     UserError: a key is missing, or as `override`.
   """
   known = defaults()
+  saved = {key: known.to_dict()[key] for key in _LATER} | saved
   missing = [key for key in known if key not in saved]
   if missing:
     raise UserError(f"{origin}: key {missing[0]!r} is missing; it was written by another version or is damaged")

@@ -54,6 +54,21 @@ _TRANSIENT_WORDS = (
   "CURL error",
   *(f"HTTP {form}{status}" for form in ("", "response code: ") for status in _TRANSIENT_STATUSES),
 )
+# Of HTTP clients that need not be installed: aiohttp, requests, urllib3, botocore, fsspec.
+_TRANSIENT_CLASSES = {
+  "ChunkedEncodingError",
+  "ClientConnectionError",
+  "ClientPayloadError",
+  "ConnectTimeout",
+  "ConnectionClosedError",
+  "EndpointConnectionError",
+  "FSTimeoutError",
+  "IncompleteRead",
+  "ProxyError",
+  "ReadTimeout",
+  "ServerDisconnectedError",
+  "TransportError",
+}
 _MEMORY_WORDS = ("Out of memory", "out of memory", "OOM", "failed to allocate", "Failed to allocate", "bad_alloc")
 
 
@@ -123,6 +138,8 @@ def is_transient(error: BaseException) -> bool:
 
 def _is_transient(error: BaseException) -> bool:
   if isinstance(error, TransientError | ConnectionError | TimeoutError):
+    return True
+  if any(kind.__name__ in _TRANSIENT_CLASSES for kind in type(error).__mro__):
     return True
   if isinstance(error, OSError) and error.errno is not None:
     return error.errno in _TRANSIENT_ERRNOS

@@ -13,22 +13,27 @@ from t5x_like.training.huge_pages import use_huge_pages
 @door
 def main(argv: list[str]) -> None:
   profile = ("--profile", {"metavar": "FIRST:LAST", "help": "record a profiler trace of these steps"})
-  args, overrides = command_line.parse(argv, __doc__, profile)
+  back = (
+    "--from_step",
+    {"type": int, "metavar": "STEP", "help": "go back to this saved step; later ones are set aside"},
+  )
+  args, overrides = command_line.parse(argv, __doc__, profile, back, remote=True)
   window = _window(args.profile)
   config = recipes.load(args.config, overrides)
 
   from t5x_like.data import cache
-  from t5x_like.training import assembly, process
+  from t5x_like.training import assembly, compile_cache, process
 
   process.prepare()
   cache.use(args.workdir)
+  process.say(compile_cache.use(args.workdir))
   config = assembly.resolve(config)
   process.say(config_lib.to_json(config))
 
   from t5x_like.training.loop import train
   from t5x_like.training.run import Run
 
-  with Run(config, args.workdir) as run:
+  with Run(config, args.workdir, args.from_step) as run:
     train(run, profile=window)
 
 

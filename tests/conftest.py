@@ -39,6 +39,7 @@ def compiled(request, tmp_path_factory):
 
   cache = getattr(request.config, "cache", None)  # None under -p no:cacheprovider
   path = cache.mkdir("compiled") if cache else tmp_path_factory.mktemp("compiled")
+  compilation_cache.reset_cache()  # a run in this process may have made one in its workdir
   jax.config.update("jax_compilation_cache_dir", str(path))
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
   yield path

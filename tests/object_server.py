@@ -1,4 +1,4 @@
-"""A web server for files in a directory that answers ranges, takes uploads, and fails and dawdles when asked to."""
+"""A web server for files in a directory that answers ranges, takes objects, and fails and dawdles when asked to."""
 
 import contextlib
 import http.server
@@ -15,22 +15,28 @@ class Server:
 
   Attributes:
     requests: the paths and ranges asked for.
-    unavailable: the share of requests that are answered with 503.
+    unavailable, throttled: the share of requests that are answered with 503, and with 429.
+    readonly: whether uploads and deletions are forbidden.
+    uploads: the names of the files that were written.
+    stale: the names that listings show, if not those that are there.
+    writes_left: how many objects can still be written before every connection that tries is lost.
     broken: the share of answers whose connection breaks half-way.
     delay: seconds before an answer.
     hangs: requests that are never answered, counted down.
     page: names in a page of a listing.
-    readonly: whether uploads and deletions are forbidden.
-    uploads: the names of the files that were written.
   """
 
   def __init__(self, root: pathlib.Path):
     self.root, self.requests = root, []
     self.unavailable, self.broken, self.delay, self.hangs, self.page = 0.0, 0.0, 0.0, 0, 1_000
     self.readonly, self.uploads = False, []
+    self.throttled, self.stale, self.writes_left, self.begun = 0.0, None, None, {}
     self.random, self.stopped = random.Random(0), threading.Event()
     self.http = _Http(("127.0.0.1", 0), _handler(self))
     self.url = f"http://127.0.0.1:{self.http.server_port}"
+
+  def names(self) -> list[str]:
+    return sorted(str(file.relative_to(self.root)) for file in self.root.rglob("*") if file.is_file())
 
   @contextlib.contextmanager
   def running(self):
@@ -41,6 +47,9 @@ class Server:
       self.stopped.set()
       self.http.shutdown()
       self.http.server_close()
+
+
+OBJECTS = "/storage/v1/b/bucket/o"
 
 
 class _Http(http.server.ThreadingHTTPServer):
@@ -81,15 +90,16 @@ def _handler(server: Server):
       if server.hangs > 0:
         server.hangs -= 1
         server.stopped.wait()
-      if server.random.random() < server.unavailable:
-        return self.answer(503)
-      path = urllib.parse.unquote(address.path)
-      objects = "/storage/v1/b/bucket/o"
-      if path == objects:
+      if self.refused():
+        return None
+      path = urllib.parse.unquote(address.path).removeprefix("/download")
+      if path == OBJECTS:
         return self.listing(query)
-      file = server.root / path.removeprefix(objects).lstrip("/")
+      file = server.root / path.removeprefix(OBJECTS).lstrip("/")
       if not file.is_file():
         return self.answer(404)
+      if path.startswith(OBJECTS) and "alt" not in query:
+        return self.answer(200, json.dumps(self.about(file)).encode(), Content_Type="application/json")
       data, part = file.read_bytes(), self.headers.get("Range")
       about = {"ETag": '"1"', "x_goog_generation": "1"}
       if not part:
@@ -102,39 +112,93 @@ def _handler(server: Server):
 
     def do_POST(self):
       with contextlib.suppress(OSError):
-        data = self.rfile.read(int(self.headers["Content-Length"]))
-        name = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))["name"]
-        if self.may_change():
-          server.uploads.append(name)
-          file = server.root / name
-          file.parent.mkdir(parents=True, exist_ok=True)
-          aside = file.with_name(f".{file.name}.{threading.get_ident()}")
-          aside.write_bytes(data)
-          aside.replace(file)
-          self.answer(200, json.dumps({"name": name, "generation": "1"}).encode(), Content_Type="application/json")
+        self.post()
+
+    do_PUT = do_POST
+
+    def post(self):
+      """An object in one request (`uploadType=multipart` or `media`), or in parts (`resumable`)."""
+      body = self.rfile.read(int(self.headers["Content-Length"]))
+      time.sleep(server.delay)
+      if self.refused(changes=True):
+        return None
+      query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
+      if "upload_id" in query:
+        name, parts, only_new = server.begun[query["upload_id"]]
+        parts.append(body)
+        last, size = map(int, self.headers["Content-Range"].rpartition("-")[2].split("/"))
+        if last + 1 < size:
+          return self.answer(308, Range=f"bytes=0-{last}")
+        return self.store(name, b"".join(parts), only_new)
+      only_new = query.get("ifGenerationMatch") == "0"
+      if query["uploadType"] == "media":
+        return self.store(query["name"], body, only_new)
+      if query["uploadType"] == "resumable":
+        key = str(len(server.begun))
+        server.begun[key] = (json.loads(body)["name"], [], only_new)
+        return self.answer(200, Location=f"{server.url}/upload{OBJECTS}?uploadType=resumable&upload_id={key}")
+      boundary = b"--" + self.headers["Content-Type"].partition("boundary=")[2].strip('"').encode()
+      _, about, rest = body.split(boundary, 2)
+      name = json.loads(about.split(b"\n\n", 1)[1])["name"]
+      return self.store(name, rest.split(b"\n\n", 1)[1].removesuffix(b"\n" + boundary + b"--"), only_new)
+
+    def store(self, name: str, data: bytes, only_new: bool) -> None:
+      if server.writes_left is not None:
+        server.writes_left -= 1
+        if server.writes_left < 0:
+          self.close_connection = True
+          return self.connection.close()
+      file = server.root / name
+      if only_new and file.exists():
+        return self.answer(412)
+      file.parent.mkdir(parents=True, exist_ok=True)
+      server.uploads.append(name)
+      whole = file.with_name(f".{file.name}.{threading.get_ident()}")
+      whole.write_bytes(data)
+      whole.replace(file)
+      return self.answer(200, json.dumps(self.about(file)).encode(), Content_Type="application/json")
 
     def do_DELETE(self):
       with contextlib.suppress(OSError):
-        if self.may_change():
-          name = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path).removeprefix("/storage/v1/b/bucket/o/")
-          there = (server.root / name).is_file()
-          (server.root / name).unlink(missing_ok=True)
-          self.answer(204 if there else 404)
+        time.sleep(server.delay)
+        if self.refused(changes=True):
+          return
+        path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
+        file = server.root / path.removeprefix(OBJECTS).lstrip("/")
+        self.answer(404 if not file.is_file() else 204)
+        file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # there are no directories in a bucket
+          for parent in file.parents:
+            parent.rmdir()
 
-    def may_change(self) -> bool:
-      time.sleep(server.delay)
-      status = 403 if server.readonly else 503 if server.random.random() < server.unavailable else 0
-      if status:
-        self.answer(status)
-      return not status
+    def refused(self, changes: bool = False) -> bool:
+      """Answers with an error, as often as asked."""
+      if changes and server.readonly:
+        self.answer(403)
+        return True
+      for status, share in ((503, server.unavailable), (429, server.throttled)):
+        if server.random.random() < share:
+          self.answer(status)
+          return True
+      return False
+
+    def about(self, file: pathlib.Path) -> dict[str, str]:
+      name, size = str(file.relative_to(server.root)), str(file.stat().st_size)
+      return {"name": name, "bucket": "bucket", "size": size, "generation": "1", "kind": "storage#object"}
 
     def listing(self, query: dict[str, str]) -> None:
-      names = sorted(str(file.relative_to(server.root)) for file in server.root.rglob("*") if file.is_file())
+      names = server.names() if server.stale is None else server.stale
       names = [name for name in names if name.startswith(query.get("prefix", ""))]
       names = [name for name in names if query.get("startOffset", "") <= name]
       names = [name for name in names if not query.get("endOffset") or name < query["endOffset"]]
+      prefixes = set()
+      if delimiter := query.get("delimiter"):
+        cut = len(query.get("prefix", ""))
+        prefixes = {name[: name.index(delimiter, cut) + 1] for name in names if delimiter in name[cut:]}
+        names = [name for name in names if delimiter not in name[cut:]]
       begin = int(query.get("pageToken", 0))
-      page = {"items": [{"name": name, "size": "0"} for name in names[begin : begin + server.page]]}
+      items = [{"name": name, "bucket": "bucket", "size": "0"} for name in names[begin : begin + server.page]]
+      page = {"items": items} | ({"prefixes": sorted(prefixes)} if prefixes and not begin else {})
       if begin + server.page < len(names):
         page["nextPageToken"] = str(begin + server.page)
       self.answer(200, json.dumps(page).encode(), Content_Type="application/json")

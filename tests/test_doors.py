@@ -1,5 +1,6 @@
 """Bad input: one line on stderr that names what is wrong, exit code 2, and nothing that was saved is touched."""
 
+import contextlib
 import hashlib
 import json
 import pathlib
@@ -274,7 +275,7 @@ def test_a_workdir_that_cannot_be(refused, tmp_path):
 
 def test_a_workdir_in_use(untouched, refused, tmp_path):
   workdir = shutil.copytree(untouched, tmp_path / "run")
-  with workdirs.hold(workdir):
+  with contextlib.closing(workdirs.hold(workdir)):
     refused(train.main, *SMALL, workdir=workdir, parts=(str(workdir), "another process is training in it"))
   assert train.main(command(workdir, *SMALL)[3:]) == 0
 

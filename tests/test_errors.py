@@ -38,6 +38,7 @@ class Throttled(Exception):
     (MemoryError(), False, True),
     (caused(ValueError("UNAVAILABLE"), MemoryError()), False, True),
     (ValueError("Gloo all-reduce failed: Connection closed by peer [127.0.0.1]:1"), True, False),
+    (type("ClientPayloadError", (Exception,), {})("Response payload is not completed"), True, False),
     (KeyError("params"), False, False),
     (ValueError("DATA_LOSS: checksum mismatch"), False, False),
   ],

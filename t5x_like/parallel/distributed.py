@@ -20,13 +20,14 @@ from typing import Any
 
 import jax
 
+from t5x_like import errors
 from t5x_like.errors import TransientError, UserError, one_line
 
 _ENVIRONMENT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _GREETING = "t5x_like.rendezvous.v1"
 _LINE_BYTES = 4096
 _SAY_SECONDS = 60.0
-_agreements = itertools.count()
+_agreements, _answers = itertools.count(), itertools.count()
 
 
 @dataclass(frozen=True)
@@ -152,6 +153,42 @@ def first_alone(make: Callable[[], Any], *, timeout_seconds: float = 86_400) -> 
     error = UserError if outcome == "refused" else TransientError
     raise error(f"process 0 could not prepare the data: {why}")
   return make()
+
+
+def from_first(make: Callable[[], Any], *, timeout_seconds: float = 600) -> Any:
+  """What `make()` gives in process 0, in all processes; all of them must call it.
+
+  Whatever a file system says is asked once, since two processes may be told two things.
+
+  Args:
+    make: called in process 0 only; its value can be written as JSON.
+  Raises:
+    Exception: that of process 0, of the same class of `t5x_like.errors` in all processes, or a RuntimeError.
+    TransientError: process 0 did not answer in time.
+  """
+  count = next(_answers)
+  if not jax.distributed.is_initialized() or jax.process_count() == 1:
+    return make()
+  from jax._src import distributed  # the key-value store has no public API
+
+  client, key = distributed.global_state.client, f"t5x_like/from_first/{count}"
+  if jax.process_index() == 0:
+    try:
+      answer = make()
+    except Exception as error:
+      client.key_value_set(key, json.dumps({"error": type(error).__name__, "message": one_line(error)}))
+      raise
+    client.key_value_set(key, json.dumps({"answer": answer}))
+    return answer
+  try:
+    found = json.loads(client.blocking_key_value_get(key, int(timeout_seconds * 1000)))
+  except RuntimeError as error:
+    if "DEADLINE_EXCEEDED" not in str(error):
+      raise
+    raise TransientError(f"process 0 did not answer within {timeout_seconds:g} s; see its log") from None
+  if "error" in found:
+    raise getattr(errors, found["error"], RuntimeError)(found["message"])
+  return found["answer"]
 
 
 @functools.cache

@@ -38,15 +38,16 @@ def adafactor(
   """Adafactor (Shazeer & Stern 2018, algorithms 4 and 5) without momentum; updates are ready to be added.
 
   Args:
-    decay_rate: the second moment of step t (from 1) decays by `1 - t**-decay_rate`.
+    schedule: of the run's step, the argument `step` of `update`.
+    decay_rate: the second moment of update t (from 1) decays by `1 - t**-decay_rate`.
     clipping_threshold: root mean square above which an update is scaled down.
     multiply_by_parameter_scale: step sizes are relative to the root mean square of the parameter.
   Returns:
     A transformation whose state is an `optax.FactoredState`.
   """
 
-  def update_one(g, v_row, v_col, v, p, step):
-    t = step.astype(jnp.float32) + 1
+  def update_one(g, v_row, v_col, v, p, count, step):
+    t = count.astype(jnp.float32) + 1
     decay = 1 - t**-decay_rate
     factored = factored_axes(p.shape)
     if factored is None:
@@ -64,15 +65,15 @@ def adafactor(
       size *= jnp.maximum(_rms(p), _MIN_SCALE)
     return -size * u, v_row, v_col, v
 
-  def update(grads, state, params):
+  def update(grads, state, params, *, step, **_):
     leaves, treedef = jax.tree.flatten(grads)
     rest = (treedef.flatten_up_to(t) for t in (state.v_row, state.v_col, state.v, params))
-    out = [update_one(*leaf, state.count) for leaf in zip(leaves, *rest, strict=True)]
+    out = [update_one(*leaf, state.count, step) for leaf in zip(leaves, *rest, strict=True)]
     updates, v_row, v_col, v = (treedef.unflatten(column) for column in zip(*out, strict=True))
     return updates, optax.FactoredState(optax.safe_increment(state.count), v_row, v_col, v)
 
   init = optax.scale_by_factored_rms(min_dim_size_to_factor=_MIN_FACTORED).init
-  return optax.GradientTransformation(init, update)
+  return optax.GradientTransformationExtraArgs(init, update)
 
 
 def factored_axes(shape: tuple[int, ...]) -> tuple[int, int] | None:

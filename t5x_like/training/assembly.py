@@ -17,6 +17,7 @@ from t5x_like.nn import params, remat
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.training import evaluation, offload, phases, process
+from t5x_like.training.guard import GUARDS, Guard, skipping
 from t5x_like.training.optimizer import OPTIMIZERS, layerwise
 from t5x_like.training.schedule import SCHEDULES, Schedule
 from t5x_like.training.state import TrainState, abstract_state
@@ -38,10 +39,20 @@ class Parts:
   schedule: Schedule
   rules: Rules
   state: TrainState
+  guard: Guard
 
 
-def checkpoints(every: int, keep_last: int = 3, keep_every: int | None = None, save_timeout_seconds: int = 1200):
-  """The keys of `config.checkpoint`; a step is saved every `every` steps and at the end."""
+def checkpoints(
+  every: int,
+  keep_last: int = 3,
+  keep_every: int | None = None,
+  save_timeout_seconds: int = 1200,
+  fresh_optimizer: bool = False,
+):
+  """The keys of `config.checkpoint`; a step is saved every `every` steps and at the end.
+
+  With `fresh_optimizer`, a checkpoint whose optimizer state is not this optimizer's gives its parameters and step only.
+  """
 
 
 def optimizer_memory(offload: bool = False):
@@ -83,6 +94,8 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
   if schedule in (SCHEDULES["linear"], SCHEDULES["cosine"]) and "total_steps" not in values:
     values.total_steps = config.total_steps
   resolved.schedule = _filled("schedule", values, schedule)
+  guard = slots.find("config.guard.name", config.guard.get("name"), GUARDS)
+  resolved.guard = _filled("guard", config.guard, guard)
   resolved.checkpoint = _filled("checkpoint", config.checkpoint, checkpoints)
   resolved.evals = evaluation.resolve(config)
   phases.check(config)
@@ -95,6 +108,9 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
     raise UserError(f"config.model.dropout: found {resolved.model.dropout}, expected at least 0 and less than 1")
   if resolved.peak_flops < 0:
     raise UserError(f"config.peak_flops: found {resolved.peak_flops}, expected FLOP/s, or 0 to look the device up")
+  for key in ("step_timeout_seconds", "recompute_every"):
+    if resolved[key] < 0:
+      raise UserError(f"config.{key}: found {resolved[key]}, expected at least 0, which turns it off")
   if resolved.clip_norm < 0:
     raise UserError(f"config.clip_norm: found {resolved.clip_norm}, expected a norm, or 0 for no clipping")
   return resolved
@@ -119,12 +135,26 @@ def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
     optimizer = optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
   objective = slots.make("config.objective", config.objective, t5x_like.objectives, "Objective")
   state = abstract_state(model, optimizer, rules)
+  guard = slots.make("config.guard", config.guard, GUARDS)
+  _check_kept(config, guard)
+  if guard.skips:
+    optimizer = skipping(optimizer)
   if offloaded:
     offload.check_memory("config.optimizer.offload", rules.mesh)
     optimizer, state = offload.optimizer_state(optimizer, state)
   if remat.make(config.model.get("remat", "none")).offload:
     offload.check_memory("config.model.remat", rules.mesh)
-  return Parts(model, make_model, objective, optimizer, schedule, rules, state)
+  return Parts(model, make_model, objective, optimizer, schedule, rules, state, guard)
+
+
+def _check_kept(config: ConfigDict, guard: Guard) -> None:
+  """Checks that a step to go back to is always kept."""
+  kept = None if config.checkpoint.keep_last is None else (config.checkpoint.keep_last - 1) * config.checkpoint.every
+  if kept is not None and guard.steps > kept:
+    raise UserError(
+      f"config.guard.steps: found {guard.steps}, expected at most {kept}, (checkpoint.keep_last - 1) *"
+      " checkpoint.every, as a step that far back must still be there; raise --config.checkpoint.keep_last"
+    )
 
 
 def check_task(config: ConfigDict, parts: Parts, task) -> None:

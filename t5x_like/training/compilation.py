@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from t5x_like.nn.cores._calls import cores_used
 from t5x_like.parallel import distributed
-from t5x_like.training import assembly, flops, process
+from t5x_like.training import assembly, compile_cache, flops, process
 from t5x_like.training.environment import in_words
 from t5x_like.training.state import shardings
 from t5x_like.training.step import make_step
@@ -34,7 +34,7 @@ class Cost:
 def lower_step(config: ConfigDict, parts: assembly.Parts, batch: dict[str, jax.ShapeDtypeStruct]) -> jax.stages.Lowered:
   """The step for batches of these shapes, traced and ready to be compiled for the mesh's devices."""
   arguments = (parts.model, parts.objective, parts.optimizer, parts.schedule, parts.rules)
-  step = make_step(*arguments, seed=config.seed, accumulation_steps=config.accumulation_steps)
+  step = make_step(*arguments, seed=config.seed, accumulation_steps=config.accumulation_steps, guard=parts.guard)
   out = (shardings(parts.state), parts.rules.replicated)
   return jax.jit(step, donate_argnums=0, out_shardings=out).lower(parts.state, batch)
 
@@ -46,7 +46,7 @@ def compile_step(config: ConfigDict, parts: assembly.Parts, task) -> tuple[Calla
     (`(state, batch) -> (state, metrics)`, which donates the state; its cost)
   """
   batch = assembly.abstract_batch(config, parts, task)
-  start = time.perf_counter()
+  start, hits = time.perf_counter(), compile_cache.hits()
   with cores_used() as used:
     lowered = lower_step(config, parts, batch)
   compiled = lowered.compile()
@@ -55,9 +55,10 @@ def compile_step(config: ConfigDict, parts: assembly.Parts, task) -> tuple[Calla
   cost, devices = flops.step_flops(parts.model, parts.objective, batch), jax.device_count()
   peak, source = (config.peak_flops, "the config") if config.peak_flops else flops.peak_flops(jax.devices()[0])
   cores = ", ".join(f"{place}: {name}".replace("_", " ") for place, name in in_words(used).items())
+  kept = " (from the cache)" if compile_cache.hits() > hits else ""
   process.say(
-    f"step compiled in {time.perf_counter() - start:.1f} s: {cost / 1e9:,.1f} model GFLOPs (causal attention halved);"
-    f" {cores}; MFU against {peak * devices / 1e12:,.3f} TFLOP/s ({devices} devices, {source})"
+    f"step compiled in {time.perf_counter() - start:.1f} s{kept}: {cost / 1e9:,.1f} model GFLOPs (causal attention"
+    f" halved); {cores}; MFU against {peak * devices / 1e12:,.3f} TFLOP/s ({devices} devices, {source})"
   )
   if parts.rules.dropped:
     process.say(f"activations not split, as their sizes do not divide: {', '.join(sorted(parts.rules.dropped))}")

@@ -17,7 +17,7 @@ run's task and split (`eval/c4_span_corruption/loss`), otherwise the instance's 
 import dataclasses
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -78,6 +78,7 @@ class Evaluation:
     model: the abstract model.
     objective, rules: see `evals.Setting`.
     only: names of the instances to make; None makes all.
+    beat: called before every batch.
 
   Attributes:
     task: the run's task, on `config.eval_split`.
@@ -86,7 +87,15 @@ class Evaluation:
     UserError: no such instance or split, or a task that cannot be built or has another vocabulary.
   """
 
-  def __init__(self, config: ConfigDict, model, objective, rules, only: Sequence[str] | None = None):
+  def __init__(
+    self,
+    config: ConfigDict,
+    model,
+    objective,
+    rules,
+    only: Sequence[str] | None = None,
+    beat: Callable[[], None] = lambda: None,
+  ):
     from t5x_like.data import loader  # tensorflow: only where data is read
 
     own, batch_size, rows = (
@@ -101,7 +110,12 @@ class Evaluation:
       if key not in settings:
         arguments = dict(values)
         task = process.build_task(slot, arguments.pop("name"), split, arguments)
-        batches = lambda most: loader.eval_batches(task, batch_size=batch_size, rows=rows, max_examples=most)  # noqa: E731
+
+        def batches(most: int | None) -> Iterator:
+          for batch in loader.eval_batches(task, batch_size=batch_size, rows=rows, max_examples=most):
+            beat()
+            yield batch
+
         settings[key] = Setting(model, objective, task, batches, batch_size, rules)
       return settings[key]
 

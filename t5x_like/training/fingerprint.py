@@ -38,7 +38,7 @@ def _words(x: jax.Array) -> jax.Array:
 
 
 def _sums(x: jax.Array) -> jax.Array:
-  """Returns the fingerprint of one tensor as uint32 [2]."""
+  """Returns the fingerprint of one tensor, and whether a value in it is not finite, as uint32 [3]."""
   word = _words(x)
   index = jnp.zeros(word.shape, jnp.uint32)
   for axis in range(word.ndim):
@@ -46,8 +46,9 @@ def _sums(x: jax.Array) -> jax.Array:
     index = index + jax.lax.broadcasted_iota(jnp.uint32, word.shape, axis) * jnp.uint32(stride)
   place = _mix(index + jnp.uint32(0x9E3779B9))
   mixed = _mix(word ^ place)
-  pair = jnp.sum(mixed, dtype=jnp.uint32), jnp.sum(_mix(mixed + place), dtype=jnp.uint32)
-  return jnp.stack(pair)
+  odd = ~jnp.isfinite(x).all() if jnp.issubdtype(x.dtype, jnp.floating) else jnp.bool_(False)
+  sums = jnp.sum(mixed, dtype=jnp.uint32), jnp.sum(_mix(mixed + place), dtype=jnp.uint32)
+  return jnp.stack((*sums, odd.astype(jnp.uint32)))
 
 
 @functools.lru_cache(maxsize=16)
@@ -58,7 +59,14 @@ def _compiled(sharding: NamedSharding | None):
 
 
 def fingerprints(tensors: dict[str, jax.Array]) -> dict[str, str]:
-  """Returns 16 hexadecimal digits per tensor; all processes must call it with the same tensors, in the same order.
+  """The fingerprints alone; see `examine`."""
+  return examine(tensors)[0]
+
+
+def examine(tensors: dict[str, jax.Array]) -> tuple[dict[str, str], list[str]]:
+  """Returns 16 hexadecimal digits per tensor, and the names of tensors with NaN or infinity in them.
+
+  All processes must call it with the same tensors, in the same order.
 
   Args:
     tensors: arrays of any shape (scalars and empty ones too) of a boolean, integer, floating or random-key type, with
@@ -73,4 +81,5 @@ def fingerprints(tensors: dict[str, jax.Array]) -> dict[str, str]:
     total = _compiled(mesh and NamedSharding(mesh, PartitionSpec()))(x).addressable_data(0)
     # One program at a time: collectives of programs that run side by side can wait for each other forever.
     sums[name] = jax.block_until_ready(total)
-  return {name: f"{int(a):08x}{int(b):08x}" for name, (a, b) in jax.device_get(sums).items()}
+  found = jax.device_get(sums)
+  return {name: f"{int(a):08x}{int(b):08x}" for name, (a, b, _) in found.items()}, [n for n in found if found[n][2]]

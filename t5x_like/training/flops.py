@@ -1,6 +1,7 @@
 """The FLOPs of a step and the peak FLOP/s of a device: the two numbers behind model FLOP utilisation (MFU)."""
 
 import math
+import os
 import time
 from collections.abc import Callable
 
@@ -11,6 +12,7 @@ from jax.extend import core
 from t5x_like.nn.attention import CAUSAL
 from t5x_like.nn.cores._calls import replaced_by
 from t5x_like.nn.cores.dense import Dense
+from t5x_like.training import compile_cache
 
 # Peak dense 16-bit FLOP/s of one jax device, from the vendors' data sheets, by the start of `device_kind`.
 _PEAK = {
@@ -69,13 +71,15 @@ def peak_flops(device: jax.Device) -> tuple[float, str]:
   """(FLOP/s, source of the figure) of one device.
 
   For accelerators the data sheet's dense 16-bit rate; for a CPU, or an accelerator not in the table, the float32
-  rate of a large matrix product, measured now on all of the process's cores and shared among its CPU devices.
+  rate of a large matrix product, measured on all of the process's cores and shared among its CPU devices.
   """
   kind = device.device_kind
   for name in sorted(_PEAK, key=len, reverse=True):
     if kind.startswith(name):
       return _PEAK[name], f"{name} data sheet, 16-bit"
-  rate = matmul_flops_per_second() / (jax.local_device_count() if device.platform == "cpu" else 1)
+  cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+  rate = compile_cache.remembered(f"matmul-{cores}", matmul_flops_per_second)
+  rate /= jax.local_device_count() if device.platform == "cpu" else 1
   return rate, "float32 matrix product measured on this machine"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import jax
 
 from t5x_like.errors import Preempted
+from t5x_like.training.guard import RolledBack
 from t5x_like.training.preemption import StopRequest
 from t5x_like.training.run import Run
 
@@ -21,23 +22,25 @@ def train(run: Run, *, profile: range | None = None) -> None:
     profile: the steps to record a profiler trace of.
   Raises:
     Preempted: a signal asked to stop; the state was saved.
+    NumericError: the guard, or the state to save, found a value that is not finite, or a spike.
   """
   evaluate_every, save_every = run.config.eval_every, run.config.checkpoint.every
   with StopRequest() as stop, _profiler(run) as trace:
     if run.step and run.step % evaluate_every == 0 and run.step < run.total_steps and not run.evaluated():
       run.evaluate()
     while run.step < run.total_steps:
-      trace(run.step, profile)
-      run.advance()
-      stopping = stop.requested()
-      last = run.step == run.total_steps
-      if last or stopping or run.step % save_every == 0:
-        run.save()
-      if stopping:
-        run.wait_for_save()
-        raise Preempted(f"saved step {run.step} of {run.total_steps} in {run.workdir}; the same command continues it")
-      if run.step % evaluate_every == 0 and not last:  # the last step is evaluated by `finish`
-        run.evaluate()
+      with contextlib.suppress(RolledBack):  # the guard has taken the run to an earlier step
+        trace(run.step, profile)
+        run.advance()
+        stopping = stop.requested()
+        last = run.step == run.total_steps
+        if last or stopping or run.step % save_every == 0:
+          run.save()
+        if stopping:
+          run.wait_for_save()
+          raise Preempted(f"saved step {run.step} of {run.total_steps} in {run.address}; the same command continues it")
+        if run.step % evaluate_every == 0 and not last:  # the last step is evaluated by `finish`
+          run.evaluate()
     run.finish()
 
 

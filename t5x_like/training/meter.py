@@ -6,6 +6,23 @@ from collections.abc import Iterator
 import numpy as np
 
 from t5x_like.training.compilation import Cost
+from t5x_like.training.stragglers import Stragglers
+
+
+class Goodput:
+  """The share of a run's life that went into steps that count: not starts, saves, waits, or steps computed again.
+
+  Args:
+    began: when the run was first started, in seconds since the epoch.
+    spent: seconds spent before on the steps that this start goes on from.
+  """
+
+  def __init__(self, began: float, spent: float):
+    self._began, self._spent = began, spent
+
+  def add(self, seconds: float) -> float:
+    self._spent += seconds
+    return min(1.0, self._spent / max(time.time() - self._began, 1e-9))
 
 
 class Meter:
@@ -14,10 +31,12 @@ class Meter:
   Args:
     batches: this host's batches.
     cost: of one step.
+    goodput: of the run.
   """
 
-  def __init__(self, batches: Iterator[dict[str, np.ndarray]], cost: Cost):
-    self._batches, self._cost = batches, cost
+  def __init__(self, batches: Iterator[dict[str, np.ndarray]], cost: Cost, goodput: Goodput):
+    self._batches, self._cost, self._goodput, self._stragglers = batches, cost, goodput, Stragglers()
+    self._own = 0.0
     self._last = time.perf_counter()
     self._waited = self._away = 0.0
     self._padding: list[float] = []
@@ -31,6 +50,10 @@ class Meter:
     empty, total = sum(np.count_nonzero(x == 0) for x in tokens), sum(x.size for x in tokens)
     self._padding.append(empty / total)
     return batch
+
+  def dispatched(self, since: float) -> None:
+    """Counts the time from `since` until now as this host's own work for a step."""
+    self._own += time.perf_counter() - since
 
   def away(self, since: float) -> None:
     """Excludes the time from `since` (of `time.perf_counter`) until now from step times, such as an evaluation."""
@@ -47,9 +70,11 @@ class Meter:
       "mfu": self._cost.flops / seconds / self._cost.peak,
       "data_wait_fraction": min(1.0, self._waited / seconds),
       "padding_fraction": self._padding.pop(0),
+      "goodput": self._goodput.add(max(0.0, seconds - self._waited)),
     }
-    self._last, self._waited, self._away = now, 0.0, 0.0
-    return figures
+    slowest = self._stragglers.step_done(self._own)
+    self._last, self._waited, self._away, self._own = now, 0.0, 0.0, 0.0
+    return figures | slowest
 
 
 _ENCODER = "encoder_input_tokens"

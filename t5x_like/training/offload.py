@@ -32,11 +32,11 @@ def optimizer_state(
     lambda leaf: leaf.sharding.with_memory_kind(HOST) if leaf.ndim else leaf.sharding, state.opt_state
   )
 
-  def update(grads, opt_state, params=None):
-    updates, opt_state = optimizer.update(grads, jax.device_put(opt_state, on_devices), params)
+  def update(grads, opt_state, params=None, **extra):
+    updates, opt_state = optimizer.update(grads, jax.device_put(opt_state, on_devices), params, **extra)
     return updates, jax.device_put(opt_state, places)
 
   hosted = jax.tree.map(
     lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), state.opt_state, places
   )
-  return optax.GradientTransformation(optimizer.init, update), dataclasses.replace(state, opt_state=hosted)
+  return optax.GradientTransformationExtraArgs(optimizer.init, update), dataclasses.replace(state, opt_state=hosted)

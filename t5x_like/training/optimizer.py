@@ -2,9 +2,15 @@
 
 A stack keeps the parameters of its layers in one array with a leading axis. Statistics such as Adafactor's must not
 mix layers, so the optimizer is mapped over that axis, once for every depth of stack.
+
+Learning rates follow the step of the run, an argument of `update`; an optimizer counts only its own updates. So a
+schedule can be changed, an update skipped, or an optimizer started afresh, and rates stay those of the step.
 """
 
+import functools
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -36,14 +42,25 @@ def adamw(
   schedule: Schedule, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-8, weight_decay: float = 0.01
 ) -> optax.GradientTransformation:
   """AdamW (Loshchilov & Hutter 2019). Decays matrices only: not norm scales, biases or other vectors."""
-  return optax.adamw(schedule, b1, b2, eps, weight_decay=weight_decay, mask=_matrices)
+  decayed = optax.add_decayed_weights(weight_decay, _matrices)
+  return optax.chain(optax.scale_by_adam(b1, b2, eps), decayed, _at_rate(schedule))
 
 
 def sgd(schedule: Schedule, *, momentum: float = 0.0) -> optax.GradientTransformation:
-  return optax.sgd(schedule, momentum or None)
+  return optax.chain(optax.trace(momentum) if momentum else optax.identity(), _at_rate(schedule))
 
 
 OPTIMIZERS = {"adafactor": adafactor, "adamw": adamw, "sgd": sgd}
+
+
+def _at_rate(schedule: Schedule) -> optax.GradientTransformationExtraArgs:
+  """Turns directions into updates, of the size that the schedule has at `step`."""
+
+  def update(updates, state, params=None, *, step, **_):
+    rate = -schedule(step)
+    return jax.tree.map(lambda u: jnp.asarray(rate, u.dtype) * u, updates), state
+
+  return optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
 
 
 def _matrices(params: Named):
@@ -57,7 +74,8 @@ def layerwise(optimizer: optax.GradientTransformation, axes: dict[str, tuple]) -
     optimizer: a transformation of `{name: array}`.
     axes: logical axes by parameter name; a leading "layers" marks a stacked one.
   Returns:
-    A transformation with one inner state for parameters outside stacks and one per depth of stack.
+    A transformation with one inner state for parameters outside stacks and one per depth of stack; its `update` takes
+    the `step` of the run.
   """
 
   def groups(named: Named) -> dict[str, Named]:
@@ -70,15 +88,16 @@ def layerwise(optimizer: optax.GradientTransformation, axes: dict[str, tuple]) -
   def init(params: Named):
     return {g: optimizer.init(p) if g == "whole" else jax.vmap(optimizer.init)(p) for g, p in groups(params).items()}
 
-  def update(grads: Named, state, params: Named):
+  def update(grads: Named, state, params: Named, *, step, **_):
     params_of, updates, new_state = groups(params), {}, {}
+    one = functools.partial(optimizer.update, step=step)
     for group, group_grads in groups(grads).items():
-      apply = optimizer.update if group == "whole" else jax.vmap(optimizer.update)
+      apply = one if group == "whole" else jax.vmap(one)
       group_updates, new_state[group] = apply(group_grads, state[group], params_of[group])
       updates.update(group_updates)
     return {name: updates[name] for name in grads}, new_state
 
-  return optax.GradientTransformation(init, update)
+  return optax.GradientTransformationExtraArgs(init, update)
 
 
 def state_axes(opt_state, params: dict) -> object:

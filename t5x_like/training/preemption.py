@@ -24,7 +24,7 @@ class StopRequest:
   def __init__(self):
     self._flag = threading.Event()
     self._previous = {}
-    self._calls = 0
+    self._calls, self._agreed = 0, False
 
   def __enter__(self) -> "StopRequest":
     # In several processes SIGTERM belongs to jax's notifier, a C++ handler installed by jax.distributed.initialize; a
@@ -43,14 +43,14 @@ class StopRequest:
   def requested(self) -> bool:
     """Whether to save and stop now; becomes true after the same step in all processes.
 
-    All processes must call it once after every step.
+    All processes must call it once after every step; once true, it stays so.
     """
     self._calls += 1
-    if self._distributed:
+    if self._distributed and not self._agreed:
       # Counted from one at every start: the service answers a signal before the first call with count 1, which a
       # resumed run would already have passed if it gave its step.
-      return multihost_utils.reached_preemption_sync_point(self._calls)
-    return self._flag.is_set()
+      self._agreed = multihost_utils.reached_preemption_sync_point(self._calls)
+    return self._agreed if self._distributed else self._flag.is_set()
 
   def _on_signal(self, number: int, _frame) -> None:
     if number == signal.SIGINT:

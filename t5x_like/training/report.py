@@ -107,6 +107,11 @@ def _headlines(rows, config: dict[str, str]) -> list[dict[str, str]]:
   _, mfu = series(rows, "train/mfu")
   if len(mfu):
     shown.append({"label": "MFU", "value": f"{100 * _median(mfu):.1f}%", "note": "median"})
+  _, goodput = series(rows, "train/goodput")
+  if len(goodput):
+    shown.append(
+      {"label": "Goodput", "value": f"{100 * goodput[-1]:.0f}%", "note": "of the time since the first start"}
+    )
   return shown
 
 

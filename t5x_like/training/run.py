@@ -1,28 +1,31 @@
 """A run: the objects of a recipe, opened in a workdir, checked, restored and ready to step."""
 
-import json
+import contextlib
+import functools
 import math
 import pathlib
 import time
+from typing import NoReturn
 
 import jax
-import numpy as np
 from ml_collections import ConfigDict
 
-from t5x_like import config as config_lib
-from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.parallel import distributed
 from t5x_like.parallel.rules import from_local_rows, local_rows, sharding_table
-from t5x_like.training import assembly, phases, process
+from t5x_like.storage import is_remote
+from t5x_like.training import assembly, opening, phases, process
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.checkpoint import Checkpoints
 from t5x_like.training.compilation import compile_step
-from t5x_like.training.environment import attention_cores, environment
 from t5x_like.training.evaluation import Evaluation
+from t5x_like.training.guard import RolledBack, stopped, target, told
 from t5x_like.training.meter import Meter
+from t5x_like.training.recomputation import computed_twice
+from t5x_like.training.remote_workdir import Mirror
 from t5x_like.training.report import write_report
-from t5x_like.training.state import TrainState, from_tree, init_state, to_tree
+from t5x_like.training.state import to_tree
+from t5x_like.training.watchdog import Watchdog
 from t5x_like.training.writer import MetricsWriter, read_metrics
 
 
@@ -34,72 +37,106 @@ class Run:
 
   Args:
     config: a resolved config (`assembly.resolve`).
-    workdir: a directory, made if missing.
+    workdir: a directory, made if missing, or an address that fsspec knows.
+    from_step: a saved step to go back to, once: steps saved after it are set aside, and later starts that ask for the
+      same continue.
 
   Attributes:
     state, step: the current state and its step.
     total_steps: from the config.
+    address: the workdir as it was given; `workdir` is a local directory that stands for it.
   """
 
-  def __init__(self, config: ConfigDict, workdir: str):
-    self.config, self.workdir, self.total_steps = config, pathlib.Path(workdir), config.total_steps
+  def __init__(self, config: ConfigDict, workdir: str, from_step: int | None = None):
+    self.config, self.address, self.total_steps = config, str(workdir).rstrip("/"), config.total_steps
     self._primary = process.first()
+    self._mirror = Mirror(self.address) if is_remote(self.address) else None
+    self.workdir = self._mirror.local if self._mirror else pathlib.Path(workdir)
     parts = self._parts = assembly.build(config)
-    self._phases = self._make_phases()
-    self._evaluation = Evaluation(config, parts.model, parts.objective, parts.rules)
+    self._phases = opening.make_phases(config, parts)
+    self._watchdog = Watchdog(config.step_timeout_seconds, self.workdir / "logs", jax.process_index())
+    beat = functools.partial(self._watchdog.beat, "evaluating")
+    self._evaluation = Evaluation(config, parts.model, parts.objective, parts.rules, beat=beat)
     *early, main = self._phases
     self._identity = workdirs.identity(config, main.task, {phase.name: phase.task for phase in early})
-    changes = self._check_workdir()
-    process.say(sharding_table(params.named_params(parts.model), parts.rules))
+    with contextlib.ExitStack() as stack:
+      self._start(from_step, stack)
+      self._stack = stack.pop_all()
+
+  def _start(self, from_step: int | None, stack: contextlib.ExitStack) -> None:
+    """Takes the workdir, restores, and compiles."""
+    if self._primary:
+      self._held = stack.enter_context(contextlib.closing(workdirs.hold(self.address)))
+      if self._mirror:
+        self._mirror.pull()
+    changes = opening.check(self.workdir, self.address, self.config, self._identity)
+    stack.enter_context(self._watchdog)
+    process.say(sharding_table(params.named_params(self._parts.model), self._parts.rules))
     for change in changes:
       process.say(f"resuming with a changed config: {change}")
-    options = {key: value for key, value in config.checkpoint.to_dict().items() if key != "every"}
-    self._checkpoints = Checkpoints(self.workdir / "checkpoints", **options)
-    self.state, self.step = self._restore_or_init()
-    self._record(changes)
-    self._writer = MetricsWriter(workdir, resume_step=self.step, total_steps=self.total_steps, primary=self._primary)
-    self._saved = self.step
+    options = {k: value for k, value in self.config.checkpoint.to_dict().items() if k != "fresh_optimizer"}
+    self._checkpoints = Checkpoints(f"{self.address}/checkpoints", **options)
     self._pending: tuple[int, dict[str, jax.Array]] | None = None
     self._meter: Meter | None = None
+    back = from_step is not None and from_step != distributed.from_first(lambda: workdirs.went_back(self.workdir))
+    self._restore(from_step if back else None)
+    if back:
+      self._checkpoints.set_aside(from_step, "set_aside")
+    if self._primary:
+      main = self._phases[-1]
+      opening.record(self.workdir, self.step, self._identity, changes, self._parts, main, from_step)
+    self._open_writer()
+    self._flush()
     if self.step < self.total_steps:
       self._enter_phase()
     else:
-      process.say(f"{workdir} is finished at step {self.step}; set --config.total_steps={2 * self.step} to continue")
-
-  def _make_phases(self) -> list[phases.Phase]:
-    """The phases with their tasks, each checked against model and objective."""
-    config = self.config
-    made = phases.build(
-      config, lambda values: process.build_task("task", values.pop("name"), config.train_split, values)
-    )
-    assembly.check_vocabulary(config, made[-1].task.vocabulary)
-    for phase in made:
-      assembly.check_batch(phase.config, self._parts.rules, f"phases.{phase.name}.batch_size")
-      assembly.check_task(phase.config, self._parts, phase.task)
-    return made
+      process.say(
+        f"{self.address} is finished at step {self.step}; set --config.total_steps={2 * self.step} to continue"
+      )
 
   def _enter_phase(self) -> None:
     """Compiles the step for the current phase and opens its batches."""
-    phase, parts = phases.at(self._phases, self.step), self._parts
+    phase, parts = phases.at(self._phases, self._position), self._parts
     self._phase = phase
     if len(self._phases) > 1:
       process.say(f"phase {phase.name} from step {self.step}")
     self._rows = local_rows(parts.rules.batch(), phase.config.batch_size)
-    batches = phases.batches(self._phases, self.step, self._rows)
+    batches = phases.batches(self._phases, self._position, self._rows)
+    self._watchdog.beat("compiling")
     self._step, cost = compile_step(phase.config, parts, phase.task)
-    self._meter = Meter(batches, cost)
+    self._meter = Meter(batches, cost, self._goodput)
+
+  @property
+  def _position(self) -> int:
+    """The step whose batch is next: later than `step` if the run has gone back and passed over batches."""
+    return self.step + self._rollbacks["batches_passed"]
+
+  def _restore(self, step: int | None) -> None:
+    found = opening.restore(self.address, self._checkpoints, self.config, self._parts, self._identity, step)
+    self.state, self.step, self._rollbacks = found.state, found.step, found.rollbacks
+
+  def _open_writer(self) -> None:
+    self._writer = MetricsWriter(
+      self.workdir, resume_step=self.step, total_steps=self.total_steps, primary=self._primary
+    )
+    self._goodput = opening.goodput(self.workdir, self.step)
 
   def advance(self) -> None:
     """Dispatches the next step, then writes the metrics of the one before it."""
-    if self.step == self._phase.until:
+    if self._position == self._phase.until:
       self.drain()
       self._enter_phase()
     sharding, batch_size = self._parts.rules.batch(), self._phase.config.batch_size
+    self._watchdog.beat(f"computing step {self.step + 1}")
     local = self._meter.next_batch()
+    since = time.perf_counter()
     batch = {name: from_local_rows(sharding, self._rows, x, batch_size) for name, x in local.items()}
     previous = self._pending
-    self.state, metrics = self._step(self.state, batch)
     self.step += 1
+    twice = self.config.recompute_every and self.step % self.config.recompute_every == 0
+    step = functools.partial(computed_twice, self._step) if twice else self._step
+    self.state, metrics = step(self.state, batch)
+    self._meter.dispatched(since)
     self._pending = (self.step, metrics)
     self._write(previous)
 
@@ -113,13 +150,39 @@ class Run:
       return
     step, metrics = pending
     values = {name: float(value) for name, value in jax.device_get(metrics).items()} | self._meter.step_done()
-    if not math.isfinite(values["loss"]):
-      raise UserError(
-        f"train/loss is {values['loss']} at step {step}; nothing was saved since step {self._saved}; lower the"
-        " learning rate or clip gradients (--config.clip_norm=1.0) and run the same command again"
-      )
-    if step % self.config.log_every == 0 or step == self.total_steps:
+    why = told(self._parts.guard, values)
+    if why or step % self.config.log_every == 0 or step == self.total_steps:
       self._writer.write(step, {f"train/{name}": value for name, value in values.items()})
+    if why:
+      self._refuse(step, values, why)
+
+  def _refuse(self, step: int, values: dict[str, float], why: str) -> None:
+    """Does what the guard says about an update that is not a number, or a spike; all processes come here together."""
+    guard = self._parts.guard
+    if guard.skips and values["updates_refused"] <= guard.at_most and math.isfinite(values["parameter_norm"]):
+      process.say(f"step {step}: {why}; this update was left out")
+    elif guard.steps and self._rollbacks["times"] < guard.at_most:
+      self._roll_back(step, why)
+    else:
+      self._checkpoints.wait()
+      raise stopped(why, step, self._checkpoints.steps())
+
+  def _roll_back(self, bad: int, why: str) -> NoReturn:
+    """Goes back to a regular step and on with the batches after those of step `bad`."""
+    self._checkpoints.wait()
+    saved = distributed.from_first(self._checkpoints.steps)
+    to = target(self._parts.guard, why, bad, [s for s in saved if s % self.config.checkpoint.every == 0])
+    times, passed = self._rollbacks["times"] + 1, self._rollbacks["batches_passed"] + bad - to
+    self._writer.close()
+    self._checkpoints.set_aside(to, "rolled_back")
+    self._restore(to)
+    self._rollbacks, self._pending = {"times": times, "batches_passed": passed}, None
+    if self._primary:
+      workdirs.add_event(self.workdir, {"rollback": why, "from": bad, "step": to, "batches_passed": passed})
+    self._open_writer()
+    process.say(f"step {bad}: {why}; back to step {to}, and on with the batches of step {bad + 1}")
+    self._enter_phase()
+    raise RolledBack
 
   def evaluate(self) -> None:
     """Runs every evaluator on the current parameters and writes the results."""
@@ -140,16 +203,22 @@ class Run:
   def save(self) -> None:
     """Starts a checkpoint of this step, after putting all metrics up to it on disk."""
     self.drain()
+    self._watchdog.beat(f"saving step {self.step}")
     since = time.perf_counter()
-    self._writer.flush()
-    self._checkpoints.save(self.step, to_tree(self.state), self._identity)
-    self._saved = self.step
+    self._flush()
+    if self._primary:
+      self._held.check()
+    self._checkpoints.save(self.step, to_tree(self.state), self._identity | {"rollbacks": self._rollbacks})
     self._meter.away(since)
 
   def evaluated(self) -> bool:
     """Whether the metrics hold an evaluation of this step; the same answer in all processes."""
-    rows = read_metrics(self.workdir) if self._primary else []
-    return _any_process(any(row["step"] == self.step and any(n.startswith("eval/") for n in row) for row in rows))
+
+    def found() -> bool:
+      rows = [row for row in read_metrics(self.workdir) if row["step"] == self.step]
+      return any(name.startswith("eval/") for row in rows for name in row)
+
+    return distributed.from_first(found)
 
   def finish(self) -> None:
     """Evaluates the last step, waits for its checkpoint and writes the report."""
@@ -159,7 +228,14 @@ class Run:
     self._checkpoints.wait()
     self._writer.flush()
     if self._primary:
-      process.say(f"report: {write_report(self.workdir)}")
+      process.say(f"report: {self.address}/{write_report(self.workdir).name}")
+    self._flush()
+
+  def _flush(self) -> None:
+    """Puts the metrics and the other small files where they belong."""
+    self._writer.flush()
+    if self._mirror and self._primary:
+      self._mirror.push()
 
   def wait_for_save(self) -> None:
     self._checkpoints.wait()
@@ -171,55 +247,8 @@ class Run:
     try:
       self._checkpoints.close()
     finally:
-      self._writer.close()
-      if self._primary:
-        self._lock.close()
-
-  def _check_workdir(self) -> list[str]:
-    """Compares the workdir with this config, in all processes alike. Returns the allowed changes."""
-    saved = workdirs.read(self.workdir)
-    changes = [] if saved is None else workdirs.check(saved, self._identity, self.workdir)
-    distributed.agree(
-      {
-        "config": config_lib.digest(self.config),
-        "data and vocabulary": json.dumps(self._identity["fingerprints"]),
-        "code version": distributed.code_version(),
-        "jax version": jax.__version__,
-      }
-    )
-    return changes
-
-  def _restore_or_init(self) -> tuple[TrainState, int]:
-    abstract = self._parts.state
-    restored = self._checkpoints.restore(to_tree(abstract))
-    if restored is None:
-      process.say(f"new run in {self.workdir}")
-      return init_state(self._parts.make_model, self._parts.optimizer, abstract, self.config.seed), 0
-    step, tree, metadata = restored
-    workdirs.check(metadata, self._identity, self.workdir / "checkpoints" / str(step))
-    phases.check_past(metadata, self.config, step, self.workdir)
-    if step < self.total_steps:
-      process.say(f"resuming {self.workdir} from step {step} of {self.total_steps}")
-    return from_tree(tree, abstract), step
-
-  def _record(self, changes: list[str]) -> None:
-    """Locks the workdir and records this start: the config, the vocabulary, the environment."""
-    if not self._primary:
-      return
-    self._lock = workdirs.hold(self.workdir)
-    parts, phase = self._parts, self._phases[-1]
-    batch = assembly.abstract_batch(phase.config, parts, phase.task)
-    found = environment() | attention_cores(parts.model, batch, parts.rules)
-    workdirs.write(self.workdir, workdirs.FILE, self._identity)
-    workdirs.write(self.workdir, "environment.json", found)
-    workdirs.add_to_history(self.workdir, self.step, self._identity, changes, found)
-    self._phases[-1].task.vocabulary.save(self.workdir / "vocabulary")
-
-
-def _any_process(value: bool) -> bool:
-  """Whether `value` is true in any process; the same answer in all."""
-  if jax.process_count() == 1:
-    return value
-  from jax.experimental import multihost_utils
-
-  return bool(multihost_utils.process_allgather(np.array([value])).any())
+      try:
+        self._flush()
+        self._writer.close()
+      finally:
+        self._stack.close()

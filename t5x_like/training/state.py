@@ -9,6 +9,7 @@ import optax
 
 from t5x_like.nn import params
 from t5x_like.parallel.rules import Rules
+from t5x_like.training import guard, optimizer_names
 from t5x_like.training.checkpoint_manifest import flatten, nest
 from t5x_like.training.optimizer import state_axes
 
@@ -19,11 +20,13 @@ class TrainState:
   step: int32 scalar, number of finished steps.
   params: float32 arrays by name.
   opt_state: the optimizer's state over the same names.
+  watch: what the guard's verdicts rest on; scalars.
   """
 
   step: jax.Array
   params: dict[str, jax.Array]
   opt_state: Any
+  watch: guard.Watch = dataclasses.field(default_factory=guard.watch)
 
 
 jax.tree_util.register_dataclass(TrainState)
@@ -47,28 +50,36 @@ def abstract_state(model, optimizer: optax.GradientTransformation, rules: Rules)
     step=jax.ShapeDtypeStruct((), jnp.int32, sharding=rules.replicated),
     params={n: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=shardings[n]) for n, a in arrays.items()},
     opt_state=sharded,
+    watch={n: jax.ShapeDtypeStruct((), x.dtype, sharding=rules.replicated) for n, x in guard.watch().items()},
   )
 
 
-def shardings(state: TrainState):
-  """The shardings of an abstract state, as a tree of the same structure."""
+def shardings(state):
+  """The shardings of an abstract state, or part of one, as a tree of the same structure."""
   return jax.tree.map(lambda leaf: leaf.sharding, state)
 
 
 def to_tree(state: TrainState) -> dict:
-  """The state as nested dicts with string keys, as in a checkpoint."""
-  return nest(_named(state))
+  """The state as nested dicts with string keys, as in a checkpoint; see `optimizer_names`."""
+  named = {"step": state.step} | {f"params/{name}": x for name, x in state.params.items()}
+  named |= {f"guard/{name}": x for name, x in state.watch.items()}
+  return nest(named | optimizer_names.to_named(state.opt_state))
 
 
-def from_tree(tree: dict, like: TrainState) -> TrainState:
-  """The inverse of `to_tree`; `like` is an abstract state of the same structure."""
-  named = flatten(tree)
-  return jax.tree.unflatten(jax.tree.structure(like), [named[name] for name in _named(like)])
+def from_tree(tree: dict, like: TrainState, optimizer: optax.GradientTransformation) -> TrainState:
+  """The inverse of `to_tree`. A tree without the optimizer's tensors, or the guard's, gets those of a new run.
 
-
-def _named(state: TrainState) -> dict:
-  leaves, _ = jax.tree_util.tree_flatten_with_path(state)
-  return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+  Args:
+    like: an abstract state of the same structure.
+  """
+  named, own = flatten(tree), shardings(like)
+  params = {name: named[f"params/{name}"] for name in like.params}
+  watch = guard.watch() | {name: named[f"guard/{name}"] for name in like.watch if f"guard/{name}" in named}
+  if optimizer_names.to_named(like.opt_state).keys() <= named.keys():
+    opt_state = optimizer_names.from_named(named, like.opt_state)
+  else:
+    opt_state = jax.jit(optimizer.init, out_shardings=own.opt_state)(params)
+  return TrainState(named["step"], params, opt_state, jax.jit(lambda w: w, out_shardings=own.watch)(watch))
 
 
 def init_state(make_model, optimizer: optax.GradientTransformation, abstract: TrainState, seed: int) -> TrainState:

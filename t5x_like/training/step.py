@@ -10,6 +10,7 @@ from t5x_like.nn import params
 from t5x_like.objectives import METRICS
 from t5x_like.parallel.rules import Rules
 from t5x_like.training.adafactor import reread
+from t5x_like.training.guard import Guard
 from t5x_like.training.schedule import Schedule
 from t5x_like.training.state import TrainState
 
@@ -25,6 +26,7 @@ def make_step(
   *,
   seed: int,
   accumulation_steps: int = 1,
+  guard: Guard = Guard(),  # noqa: B008 (frozen)
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
   """Builds the function of one step, to be jitted with the state donated.
 
@@ -34,9 +36,10 @@ def make_step(
     schedule: only for the learning rate in the metrics; the optimizer has its own reference.
     seed: the dropout key of step n is `fold_in(key(seed), n)`, the same in a resumed run.
     accumulation_steps: the number of parts of the batch, run one after another.
+    guard: which updates are refused, and whether those leave the state as it was.
   Returns:
     `(state, batch) -> (state, metrics)`; metrics are float32 scalars: the objective's sums divided by `weights`
-    (`loss`, `accuracy`, …), and those of the update.
+    (`loss`, `accuracy`, …), and those of the update; `updates_refused` counts those up to and with this one, in a row.
   """
 
   def loss_sum(arrays, batch, key):
@@ -72,15 +75,22 @@ def make_step(
       key = jax.random.fold_in(jax.random.key(seed), state.step)
       grads, sums = gradients(state.params, batch, key)
       weights = jnp.maximum(sums["weights"], 1.0)
-      updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
       metrics = {METRICS.get(name, name): total / weights for name, total in sums.items() if name != "weights"}
+      gradient_norm = optax.global_norm(reread(grads))
+      accepted, watch = guard.judge(state.watch, metrics["loss"], gradient_norm)
+      extra = {"step": state.step, "accepted": accepted}
+      updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **extra)
+      new_params = optax.apply_updates(state.params, updates)
+      if guard.skips:  # as `guard.skipping` does for the optimizer's state
+        new_params = jax.tree.map(lambda n, o: jnp.where(accepted, n, o), new_params, state.params)
       metrics |= {
         "learning_rate": jnp.asarray(schedule(state.step), jnp.float32),
-        "gradient_norm": optax.global_norm(reread(grads)),
-        "parameter_norm": optax.global_norm(state.params),
+        "gradient_norm": gradient_norm,
+        "parameter_norm": optax.global_norm(new_params),
         "target_tokens": sums["weights"],
+        "updates_refused": jnp.asarray(watch["refused"], jnp.float32),
       }
-      return TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state), metrics
+      return TrainState(state.step + 1, new_params, opt_state, watch), metrics
 
   return step
 

@@ -1,5 +1,6 @@
 """The files that identify a workdir's run, and which config changes a resumed run may make."""
 
+import dataclasses
 import datetime
 import fcntl
 import hashlib
@@ -11,6 +12,8 @@ from typing import IO, Any
 from t5x_like import config as config_lib
 from t5x_like import data
 from t5x_like.errors import UserError, one_line
+from t5x_like.storage import Storage, is_remote
+from t5x_like.training.lease import Lease
 
 FILE = "config.json"
 HISTORY = "history.jsonl"
@@ -54,9 +57,11 @@ def read(workdir) -> dict[str, Any] | None:
   return found
 
 
-def check(saved: dict[str, Any], current: dict[str, Any], workdir) -> list[str]:
+def check(saved: dict[str, Any], current: dict[str, Any], workdir, *, other_optimizer: bool = False) -> list[str]:
   """Compares two identities.
 
+  Args:
+    other_optimizer: whether the optimizer may change.
   Returns:
     One line per changed key whose change is allowed.
   Raises:
@@ -73,7 +78,8 @@ def check(saved: dict[str, Any], current: dict[str, Any], workdir) -> list[str]:
       "(token stores can stay as they are)"
     )
   changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
-  refused = [key for key in changed if key.startswith(_FIXED) and not key.startswith(_FREE)]
+  free = (*_FREE, "optimizer.name") if other_optimizer else _FREE
+  refused = [key for key in changed if key.startswith(_FIXED) and not key.startswith(free)]
   if refused:
     told = ", ".join(f"{key}: {_short(before.get(key))} there, {_short(now.get(key))} here" for key in refused)
     raise UserError(
@@ -106,7 +112,28 @@ def _replace(path: pathlib.Path, text: str) -> None:
     raise UserError(f"{path}: cannot be written: {error.strerror}; free space, or use another --workdir") from error
 
 
-def add_to_history(workdir, step: int, identity: dict[str, Any], changes: list[str], environment: dict) -> None:
+def went_back(workdir) -> int | None:
+  """The step that the last start was asked to go back to, if it was."""
+  return next((row.get("from_step") for row in reversed(_history(workdir)) if "environment" in row), None)
+
+
+def began(workdir) -> float:
+  """When the run was first started, in seconds since the epoch; now for a new one."""
+  times = [row["time"] for row in _history(workdir)[:1]] or [datetime.datetime.now(datetime.UTC).isoformat()]
+  return datetime.datetime.fromisoformat(times[0]).timestamp()
+
+
+def _history(workdir) -> list[dict[str, Any]]:
+  try:
+    lines = (pathlib.Path(workdir) / HISTORY).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+  except (FileNotFoundError, ValueError):
+    return []
+
+
+def add_to_history(
+  workdir, step: int, identity: dict[str, Any], changes: list[str], environment: dict, from_step: int | None = None
+) -> None:
   """Adds a line to `history.jsonl` for this start: time, step, config digest, changes and environment.
 
   The first line, and every line with changes, also has the config.
@@ -114,16 +141,23 @@ def add_to_history(workdir, step: int, identity: dict[str, Any], changes: list[s
   Raises:
     UserError: the file cannot be written.
   """
-  path = pathlib.Path(workdir) / HISTORY
   row = {
-    "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     "step": step,
     "config_digest": hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16],
     "changes": changes,
     "environment": environment,
   }
-  if changes or not path.exists():
+  if from_step is not None:
+    row["from_step"] = from_step
+  if changes or not (pathlib.Path(workdir) / HISTORY).exists():
     row["config"] = identity
+  add_event(workdir, row)
+
+
+def add_event(workdir, row: dict[str, Any]) -> None:
+  """Adds a line to `history.jsonl`, with the time."""
+  path = pathlib.Path(workdir) / HISTORY
+  row = {"time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")} | row
   try:
     with open(path, "a", encoding="utf-8") as file:
       file.write(json.dumps(row) + "\n")
@@ -131,12 +165,27 @@ def add_to_history(workdir, step: int, identity: dict[str, Any], changes: list[s
     raise UserError(f"{path}: cannot be written: {error.strerror}; free space, or use another --workdir") from error
 
 
-def hold(workdir) -> IO:
-  """Locks the workdir for this process, until the returned file is closed or the process ends.
+@dataclasses.dataclass(frozen=True)
+class Lock:
+  """A lock on a file; the system releases it when the process ends, however it ends."""
+
+  file: IO
+
+  def check(self) -> None:
+    """A lock cannot be lost, unlike a `Lease`."""
+
+  def close(self) -> None:
+    self.file.close()
+
+
+def hold(workdir) -> Lock | Lease:
+  """Keeps other runs out of a workdir until what is returned is closed; a lease where there are no locks.
 
   Raises:
     UserError: another process has it, or the directory cannot be written.
   """
+  if is_remote(workdir):
+    return Lease(Storage(workdir)).__enter__()
   path = pathlib.Path(workdir) / "lock"
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,9 +199,10 @@ def hold(workdir) -> IO:
     raise UserError(
       f"{workdir}: another process is training in it; wait for it or stop it, or use another --workdir"
     ) from None
-  except OSError:
-    pass  # a file system without locks
-  return file
+  except OSError:  # a file system without locks
+    file.close()
+    return Lease(Storage(workdir)).__enter__()
+  return Lock(file)
 
 
 def _short(value: Any) -> str:

@@ -38,7 +38,7 @@ def test_equals_optax(settings):
   step_a, step_b = jax.jit(a.update), jax.jit(b.update)
   for seed in range(1, 4):
     grads = draw(seed, 10.0 ** (2 * seed - 5))
-    updates_a, state_a = step_a(grads, state_a, params)
+    updates_a, state_a = step_a(grads, state_a, params, step=seed - 1)
     updates_b, state_b = step_b(grads, state_b, params)
     for name in SHAPES:
       np.testing.assert_allclose(updates_a[name], updates_b[name], rtol=3e-5, atol=1e-8, err_msg=f"{name} {seed}")
@@ -57,9 +57,9 @@ def test_layers_of_a_stack_do_not_mix():
   axes = {"w": ("layers", "embed", "mlp")}
   stacked = optimizer.layerwise(optimizer.adafactor(rate), axes)
   params, grads = ({"w": jax.random.normal(jax.random.key(k), (3, 128, 130))} for k in range(2))
-  together, _ = stacked.update(grads, stacked.init(params), params)
+  together, _ = stacked.update(grads, stacked.init(params), params, step=0)
   alone = optimizer.adafactor(rate)
   for layer in range(3):
     p, g = ({"w": x["w"][layer]} for x in (params, grads))
-    apart, _ = alone.update(g, alone.init(p), p)
+    apart, _ = alone.update(g, alone.init(p), p, step=0)
     np.testing.assert_allclose(together["w"][layer], apart["w"], rtol=1e-5)

@@ -1,5 +1,6 @@
 """Checkpoints are exact, survive kills and full disks, and never pass damage off as weights."""
 
+import errno
 import json
 import logging
 import os
@@ -17,7 +18,8 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from t5x_like.errors import UserError
+from t5x_like.errors import DamageError, TransientError, UserError
+from t5x_like.training import checkpoint_orbax
 from t5x_like.training.checkpoint import Checkpoints
 from t5x_like.training.fingerprint import fingerprints
 
@@ -60,7 +62,7 @@ def as_bytes(state):
 def save_steps(directory, steps, mesh, **options):
   with Checkpoints(directory, **options) as checkpoints:
     for step in steps:
-      checkpoints.save(step, make_state(step, mesh), {"config": {"seed": step}})
+      checkpoints.save(step, make_state(step, mesh), {"config": {"seed": step}}, finite=False)
 
 
 def data_files(directory, step):
@@ -129,7 +131,7 @@ def test_saving_a_step_again_is_nothing_if_equal_and_refused_if_not(tmp_path):
   mesh = mesh_of(8, 1)
   save_steps(tmp_path, [1, 1], mesh)
   with Checkpoints(tmp_path) as checkpoints, pytest.raises(UserError, match="step exists with other values.*embed"):
-    checkpoints.save(1, {**make_state(1, mesh), "params": make_state(2, mesh)["params"]}, {})
+    checkpoints.save(1, {**make_state(1, mesh), "params": make_state(2, mesh)["params"]}, {}, finite=False)
 
 
 def flip(directory, step):
@@ -165,14 +167,14 @@ def test_damage_is_skipped_loudly_moved_aside_and_never_deleted(tmp_path, caplog
   save_steps(tmp_path, [1, 2, 3], mesh)
   damage(tmp_path, 3)
   abstract = abstract_of(make_state(1, mesh), mesh)
-  with pytest.raises(UserError, match=r"3: damaged checkpoint: .*other steps here: \[1, 2\]"):
+  with pytest.raises(DamageError, match=r"3: damaged checkpoint: .*other steps here: \[1, 2\]"):
     Checkpoints(tmp_path).restore(abstract, step=3)
   with caplog.at_level(logging.WARNING), Checkpoints(tmp_path) as checkpoints:
     step, state, metadata = checkpoints.restore(abstract)
     assert (step, metadata["config"]["seed"]) == (2, 2) and as_bytes(state) == as_bytes(make_state(2, mesh))
     assert "step 3 is damaged and is skipped" in caplog.text
     assert checkpoints.steps() == [1, 2, 3], "reading alone moves nothing"
-    checkpoints.save(3, make_state(3, mesh), {"config": {"seed": 3}})
+    checkpoints.save(3, make_state(3, mesh), {"config": {"seed": 3}}, finite=False)
     checkpoints.wait()
     assert checkpoints.steps() == [1, 2, 3] and (tmp_path / "3.damaged" / "state").exists()
     assert as_bytes(checkpoints.restore(abstract)[1]) == as_bytes(make_state(3, mesh))
@@ -183,9 +185,56 @@ def test_never_starts_from_scratch_when_every_step_is_damaged(tmp_path):
   save_steps(tmp_path, [1, 2], mesh)
   flip(tmp_path, 1)
   truncate(tmp_path, 2)
-  with pytest.raises(UserError, match="every checkpoint is damaged.*step 2.*step 1") as refused:
+  with pytest.raises(DamageError, match="every checkpoint is damaged.*step 2.*step 1") as refused:
     Checkpoints(tmp_path).restore(abstract_of(make_state(1, mesh), mesh))
   assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+  "fault, raised",
+  [
+    (OSError(errno.EIO, "Input/output error"), TransientError),
+    (ValueError("UNAVAILABLE: Error reading gs://b/d: HTTP response code: 503"), TransientError),
+    (MemoryError("bad_alloc"), UserError),
+    (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 64 bytes"), UserError),
+    (PermissionError(errno.EACCES, "Permission denied"), UserError),
+    (AttributeError("a bug"), AttributeError),
+  ],
+  ids=lambda x: x.__name__ if isinstance(x, type) else None,
+)
+def test_a_fault_is_not_damage(tmp_path, monkeypatch, fault, raised):
+  mesh, calls = mesh_of(8, 1), []
+  save_steps(tmp_path, [1, 2], mesh)
+
+  def faulty(*args, **kwargs):
+    calls.append(args)
+    raise fault
+
+  monkeypatch.setattr(checkpoint_orbax, "read_tensors", faulty)
+  monkeypatch.setenv("T5X_LIKE_RETRY_SECONDS", "0.6")
+  abstract = abstract_of(make_state(1, mesh), mesh)
+  with Checkpoints(tmp_path) as checkpoints:
+    with pytest.raises(raised):
+      checkpoints.restore(abstract)
+    assert len(calls) == (2 if raised is TransientError else 1)
+    monkeypatch.undo()
+    assert checkpoints.restore(abstract)[0] == 2
+    checkpoints.save(3, make_state(3, mesh), {}, finite=False)
+  assert not list(tmp_path.glob("*.damaged"))
+
+
+def test_what_reads_well_at_the_second_look_is_not_damaged(tmp_path, monkeypatch, caplog):
+  mesh, read, calls = mesh_of(8, 1), checkpoint_orbax.read_tensors, []
+  save_steps(tmp_path, [1], mesh)
+
+  def late(*args, **kwargs):
+    calls.append(args)
+    if len(calls) == 1:
+      raise FileNotFoundError("a listing that lags")
+    return read(*args, **kwargs)
+
+  monkeypatch.setattr(checkpoint_orbax, "read_tensors", late)
+  assert Checkpoints(tmp_path).restore(abstract_of(make_state(1, mesh), mesh))[0] == 1 and not caplog.text
 
 
 def test_a_flipped_bit_names_its_tensor(tmp_path):
@@ -197,7 +246,7 @@ def test_a_flipped_bit_names_its_tensor(tmp_path):
   content = bytearray(largest.read_bytes())
   content[len(content) // 2] ^= 0x10
   largest.write_bytes(content)
-  with pytest.raises(UserError, match="kernel"):
+  with pytest.raises(DamageError, match="kernel"):
     Checkpoints(tmp_path).restore({"kernel": jax.ShapeDtypeStruct(noise.shape, noise.dtype, sharding=sharding)}, 1)
 
 
@@ -320,4 +369,4 @@ def test_nothing_is_printed_and_the_process_ends(tmp_path):
   )
   assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
   assert Checkpoints(tmp_path).steps() == [1, 2]
-  assert json.loads((tmp_path / "2" / "manifest" / "metadata").read_text())["format"] == "t5x_like.checkpoint.v1"
+  assert json.loads((tmp_path / "2" / "manifest" / "metadata").read_text())["format"] == "t5x_like.checkpoint.v2"

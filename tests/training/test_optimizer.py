@@ -45,9 +45,9 @@ def random(seed, scale=1.0):
 
 
 def run(optimizer, values, gradients):
-  state, update = optimizer.init(values), jax.jit(optimizer.update)
-  for gradient in gradients:
-    updates, state = update(gradient, state, values)
+  state, update = optimizer.init(values), jax.jit(optax.with_extra_args_support(optimizer).update)
+  for step, gradient in enumerate(gradients):
+    updates, state = update(gradient, state, values, step=step)
     values = optax.apply_updates(values, updates)
   return values
 
@@ -172,7 +172,7 @@ def test_equal_dimensions_are_told_apart_by_the_values_themselves(stacked):
   found = axes_by_statistic(adafactor(optax.constant_schedule(0.1)), {"w": shape}, {"w": axes})
   optimizer = layerwise(adafactor(optax.constant_schedule(0.1)), {"w": axes})
   by_row = jnp.broadcast_to(jnp.arange(1.0, 129.0)[:, None], shape)  # differs along `embed`, equal along `heads`
-  _, state = optimizer.update({"w": by_row}, optimizer.init({"w": by_row}), {"w": by_row})
+  _, state = optimizer.update({"w": by_row}, optimizer.init({"w": by_row}), {"w": by_row}, step=0)
   for statistic in ("v_row", "v_col"):
     (values,) = [
       leaf

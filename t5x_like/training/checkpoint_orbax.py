@@ -1,0 +1,121 @@
+"""Steps of a checkpoint in a local directory, written by orbax (OCDBT, committed by an atomic rename)."""
+
+import os
+import pathlib
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+from jax.experimental import multihost_utils
+
+from t5x_like.parallel import distributed
+from t5x_like.training.checkpoint_manifest import nest
+from t5x_like.training.checkpoint_reading import read_tensors
+from t5x_like.training.quiet_orbax import quiet_orbax
+
+_STATE, _MANIFEST = "state", "manifest"
+
+
+class _Manager(ocp.CheckpointManager):
+  """Orbax's manager without preemption checks.
+
+  Its checks would call the synchronisation point of `training.preemption` a second time, from another thread, with an
+  older step number and on the primary process only.
+  """
+
+  def reached_preemption(self, step: int) -> bool:
+    return False
+
+
+class LocalSteps:
+  """The steps in one directory.
+
+  Args:
+    directory: created by the first `write`.
+    kept: an orbax preservation policy.
+    timeout_seconds: how long a save may take, over all processes.
+  """
+
+  def __init__(self, directory: str, kept, timeout_seconds: float):
+    self._directory = epath.Path(os.path.abspath(directory))
+    self._kept, self._timeout = kept, timeout_seconds
+    self._manager: _Manager | None = None
+    quiet_orbax()
+
+  def where(self, step: int) -> str:
+    """The path of a step, for messages."""
+    return str(self._directory / str(step))
+
+  def steps(self) -> list[int]:
+    """The committed steps, oldest first, as this process sees them."""
+    try:
+      return sorted(ocp.utils.checkpoint_steps(self._directory))
+    except (FileNotFoundError, NotADirectoryError):
+      return []
+
+  def agreed_steps(self) -> list[int]:
+    """The committed steps, as process 0 sees them; all processes must call it."""
+    return distributed.from_first(self.steps)
+
+  def manifest(self, step: int) -> str:
+    """The manifest's text.
+
+    Raises:
+      OSError: there is none, or it cannot be read.
+    """
+    return (self._directory / str(step) / _MANIFEST / "metadata").read_text()
+
+  def read(self, step: int, wanted: dict[str, Any], stored: dict[str, str], partial: bool) -> dict[str, jax.Array]:
+    """Tensors by name, without barriers, so that a failing process blocks no other; see `read_tensors`."""
+    return read_tensors(self._directory / str(step) / _STATE, wanted, stored, partial=partial)
+
+  def write(self, step: int, tensors: dict[str, jax.Array], manifest: dict[str, Any]) -> None:
+    """Starts writing a step once the one before is committed; returns when the tensors may be donated."""
+    manager = self._open()
+    manager.wait_until_finished()
+    items = {_STATE: ocp.args.PyTreeSave(nest(tensors)), _MANIFEST: ocp.args.JsonSave(manifest)}
+    manager.save(step, args=ocp.args.Composite(**items), force=True)
+
+  def wait(self) -> None:
+    """Returns when the last step is committed; raises what went wrong."""
+    if self._manager is not None:
+      self._manager.wait_until_finished()
+
+  def close(self) -> None:
+    """Waits, and ends all threads."""
+    manager, self._manager = self._manager, None
+    if manager is not None:
+      try:
+        manager.wait_until_finished()
+      finally:
+        manager.close()
+
+  def move_aside(self, steps: list[int], word: str) -> None:
+    """Makes steps uncommitted without deleting anything, here by a rename; all processes must call it."""
+    if jax.process_index() == 0:
+      for step in steps:
+        path = pathlib.Path(self._directory) / str(step)
+        target, copies = path.with_name(f"{step}.{word}"), 0
+        while target.exists():
+          copies += 1
+          target = path.with_name(f"{step}.{word}.{copies}")
+        if path.exists():
+          path.rename(target)
+    if jax.process_count() > 1:
+      multihost_utils.sync_global_devices("t5x_like.checkpoint.move_aside")
+    if self._manager is not None:
+      self._manager.reload()
+
+  def _open(self) -> _Manager:
+    """The orbax manager, made on first use, as only saving may change the directory."""
+    if self._manager is None:
+      options = ocp.CheckpointManagerOptions(
+        preservation_policy=self._kept,
+        cleanup_tmp_directories=True,
+        lightweight_initialize=True,
+        # If directories were created asynchronously and one failed, threads would wait for it until the timeout.
+        async_options=ocp.options.AsyncOptions(timeout_secs=self._timeout, create_directories_asynchronously=False),
+      )
+      self._manager = _Manager(self._directory, options=options)
+    return self._manager

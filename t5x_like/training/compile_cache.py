@@ -1,0 +1,115 @@
+"""A cache of compiled programs on disk, so that a run that is started again need not compile again.
+
+jax keys an entry by the program, the versions and the flags. On CPU an entry is machine code for the features of one
+processor, so entries lie in a directory of their own per set of features. An entry is written in place; one that a kill
+cut short is removed at the next start, since jax would warn of it at every start and never replace it.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import platform
+from collections.abc import Callable
+
+import jax
+
+_SEEN = ".checked"
+_HIT = "/jax/compilation_cache/cache_hits"
+_LEAST_SECONDS = 0.2  # of compiling; smaller programs are not worth a file
+_hits = 0
+
+
+def use(workdir: str) -> str:
+  """Makes jax keep compiled programs in `compiled/` of a workdir; returns one line about it.
+
+  With `T5X_LIKE_CACHE` they are kept there instead, and with a remote workdir in the user's cache directory.
+  `JAX_COMPILATION_CACHE_DIR` names any other directory, and `JAX_ENABLE_COMPILATION_CACHE=false` turns the cache off.
+  """
+  if not jax.config.jax_enable_compilation_cache:
+    return "compiled programs are not kept (JAX_ENABLE_COMPILATION_CACHE)"
+  if not jax.config.jax_compilation_cache_dir:
+    jax.config.update("jax_compilation_cache_dir", str(_place(workdir) / "compiled" / _machine()))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST_SECONDS)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+  _count_hits()
+  path = pathlib.Path(jax.config.jax_compilation_cache_dir)
+  if "://" in str(path):
+    return f"compiled programs are kept in {jax.config.jax_compilation_cache_dir}"
+  removed = _remove_torn(path) if jax.process_index() == 0 else 0
+  entries = [entry.stat().st_size for entry in path.glob("*-cache")] if path.is_dir() else []
+  torn = f"; {removed} that were cut short are removed" if removed else ""
+  return f"compiled programs are kept in {path}: {len(entries)} of {sum(entries) / 1e6:,.0f} MB{torn}"
+
+
+def remembered(name: str, measure: Callable[[], float]) -> float:
+  """What `measure()` gives, or gave at an earlier start on a processor like this; kept beside the programs."""
+  directory = jax.config.jax_compilation_cache_dir
+  if not directory or "://" in directory:
+    return measure()
+  path = pathlib.Path(directory) / f"{name}-{_machine()}.json"
+  with contextlib.suppress(OSError, ValueError):
+    return float(json.loads(path.read_text()))
+  value = measure()
+  with contextlib.suppress(OSError):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+  return value
+
+
+def _place(workdir: str) -> pathlib.Path:
+  local = [place for place in (os.environ.get("T5X_LIKE_CACHE"), workdir) if place and "://" not in place]
+  return pathlib.Path(local[0]).absolute() if local else pathlib.Path.home() / ".cache" / "t5x_like"
+
+
+def hits() -> int:
+  """How many programs this process has taken from the cache."""
+  return _hits
+
+
+def _count_hits() -> None:
+  def heard(event: str, **_):
+    global _hits
+    _hits += event == _HIT
+
+  if not getattr(_count_hits, "done", False):
+    _count_hits.done = True
+    jax.monitoring.register_event_listener(heard)
+
+
+def _machine() -> str:
+  """`gpu`, `tpu`, or for a CPU its architecture and a digest of its features, which machine code depends on."""
+  backend = jax.default_backend()
+  if backend != "cpu":
+    return backend
+  features = platform.processor()
+  with contextlib.suppress(OSError):
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    features += next((line for line in lines if line.startswith(("flags", "Features"))), "")
+  return f"cpu-{platform.machine()}-{hashlib.sha256(features.encode()).hexdigest()[:8]}"
+
+
+def _remove_torn(path: pathlib.Path) -> int:
+  """Removes entries that cannot be decompressed; looks only at those written since the last look."""
+  removed, seen = 0, path / _SEEN
+  with contextlib.suppress(OSError):
+    path.mkdir(parents=True, exist_ok=True)
+    since = seen.stat().st_mtime if seen.exists() else 0.0
+    for entry in path.glob("*-cache"):
+      if entry.stat().st_mtime >= since and not _whole(entry):
+        entry.unlink()
+        removed += 1
+    seen.touch()
+    os.utime(seen)
+  return removed
+
+
+def _whole(entry: pathlib.Path) -> bool:
+  from jax._src import compilation_cache  # zstandard or zlib, whichever is installed
+
+  try:
+    compilation_cache.decompress_executable(entry.read_bytes())
+    return True
+  except Exception:  # of the library's own type
+    return False

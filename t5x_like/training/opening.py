@@ -1,0 +1,133 @@
+"""What a run does before its first step: phases, checks of the workdir, restoring, records."""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from t5x_like import config as config_lib
+from t5x_like.parallel import distributed
+from t5x_like.training import assembly, phases, process
+from t5x_like.training import workdir as workdirs
+from t5x_like.training.assembly import Parts
+from t5x_like.training.checkpoint import Checkpoints
+from t5x_like.training.checkpoint_manifest import flatten
+from t5x_like.training.environment import attention_cores, environment
+from t5x_like.training.meter import Goodput
+from t5x_like.training.state import TrainState, from_tree, init_state, to_tree
+from t5x_like.training.writer import read_metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+  """Where a run goes on.
+
+  Attributes:
+    rollbacks: how often the guard took it back, and how many batches were passed over by that.
+  """
+
+  state: TrainState
+  step: int
+  rollbacks: dict[str, int]
+
+
+def make_phases(config: ConfigDict, parts: Parts) -> list[phases.Phase]:
+  """The phases with their tasks, each checked against model and objective."""
+  made = phases.build(config, lambda values: process.build_task("task", values.pop("name"), config.train_split, values))
+  assembly.check_vocabulary(config, made[-1].task.vocabulary)
+  for phase in made:
+    assembly.check_batch(phase.config, parts.rules, f"phases.{phase.name}.batch_size")
+    assembly.check_task(phase.config, parts, phase.task)
+  return made
+
+
+def check(workdir: pathlib.Path, address: str, config: ConfigDict, identity: dict[str, Any]) -> list[str]:
+  """Compares the workdir, at an address, with this config, in all processes alike. Returns the allowed changes.
+
+  Raises:
+    UserError: keys changed that may not, or processes have different configs, data or code.
+  """
+  saved = distributed.from_first(lambda: workdirs.read(workdir))
+  changes = [] if saved is None else _changes(saved, identity, address, config)
+  distributed.agree(
+    {
+      "config": config_lib.digest(config),
+      "data and vocabulary": json.dumps(identity["fingerprints"]),
+      "code version": distributed.code_version(),
+      "jax version": jax.__version__,
+    }
+  )
+  return changes
+
+
+def restore(
+  address: str,
+  checkpoints: Checkpoints,
+  config: ConfigDict,
+  parts: Parts,
+  identity: dict[str, Any],
+  step: int | None = None,
+) -> Restored:
+  """The state of a checkpoint, the newest by default, or of a new run if there is none.
+
+  Raises:
+    UserError: the checkpoint is of another config; otherwise as `Checkpoints.restore`.
+  """
+  fresh, abstract = config.checkpoint.fresh_optimizer, parts.state
+  found = checkpoints.restore(lambda saved: _wanted(saved, abstract, fresh), step)
+  none = {"times": 0, "batches_passed": 0}
+  if found is None:
+    process.say(f"new run in {address}")
+    return Restored(init_state(parts.make_model, parts.optimizer, abstract, config.seed), 0, none)
+  step, tree, metadata = found
+  rollbacks = none | metadata.pop("rollbacks", {})
+  _changes(metadata, identity, f"{address}/checkpoints/{step}", config)
+  phases.check_past(metadata, config, step + rollbacks["batches_passed"], address)
+  if step < config.total_steps:
+    process.say(f"resuming {address} from step {step} of {config.total_steps}")
+  if not tree.keys() - {"step", "params"}:
+    process.say(f"{config.optimizer.name} starts without a state at step {step}")
+  return Restored(from_tree(tree, abstract, parts.optimizer), step, rollbacks)
+
+
+def goodput(workdir: pathlib.Path, step: int) -> Goodput:
+  """That of a run that goes on from a step, by its history and its metrics."""
+  timed = [row["train/seconds_per_step"] for row in read_metrics(workdir) if "train/seconds_per_step" in row]
+  return Goodput(workdirs.began(workdir), sum(timed) / max(1, len(timed)) * step)
+
+
+def record(
+  workdir: pathlib.Path,
+  step: int,
+  identity: dict[str, Any],
+  changes: list[str],
+  parts: Parts,
+  phase: phases.Phase,
+  from_step: int | None,
+) -> None:
+  """Records a start in the workdir: the config, the environment, the vocabulary, a line of history."""
+  batch = assembly.abstract_batch(phase.config, parts, phase.task)
+  found = environment() | attention_cores(parts.model, batch, parts.rules)
+  workdirs.write(workdir, workdirs.FILE, identity)
+  workdirs.write(workdir, "environment.json", found)
+  workdirs.add_to_history(workdir, step, identity, changes, found, from_step)
+  phase.task.vocabulary.save(workdir / "vocabulary")
+
+
+def _changes(saved: dict[str, Any], identity: dict[str, Any], where, config: ConfigDict) -> list[str]:
+  return workdirs.check(saved, identity, where, other_optimizer=config.checkpoint.fresh_optimizer)
+
+
+def _wanted(saved: dict[str, dict], abstract: TrainState, fresh_optimizer: bool) -> dict:
+  """The tree to restore: the state, without the guard's or the optimizer's if there is none, or may be another's."""
+  tree = to_tree(abstract)
+  if not any(name.startswith("guard/") for name in saved):
+    tree.pop("guard")
+  own = {name: [list(x.shape), str(x.dtype)] for name, x in flatten(tree).items()}
+  same = own == {name: [entry["shape"], entry["dtype"]] for name, entry in saved.items()}
+  if same or not fresh_optimizer:
+    return tree
+  return {key: tree[key] for key in ("step", "params")}

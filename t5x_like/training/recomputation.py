@@ -1,0 +1,34 @@
+"""A step computed twice, which finds devices that compute wrongly now and then (`config.recompute_every`)."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.errors import TransientError
+from t5x_like.training.checkpoint_manifest import flatten
+from t5x_like.training.fingerprint import fingerprints
+from t5x_like.training.state import TrainState, to_tree
+
+_copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
+
+
+def computed_twice(step: Callable, state: TrainState, batch) -> tuple[TrainState, dict[str, jax.Array]]:
+  """What `step(state, batch)` gives, which donates the state, having computed it twice; needs memory for two states.
+
+  Raises:
+    TransientError: the two differ in some bit.
+  """
+  number = int(state.step) + 1
+  other, _ = step(_copy(state), batch)
+  expected = fingerprints(flatten(to_tree(other)))
+  del other
+  state, metrics = step(state, batch)
+  found = fingerprints(flatten(to_tree(state)))
+  wrong = [name for name in found if found[name] != expected[name]]
+  if wrong:
+    raise TransientError(
+      f"step {number} was computed twice, and {wrong[0]} ({len(wrong)} of {len(found)} tensors) came out differently: a"
+      " device computes wrongly; nothing of it is saved; test the devices, then run the same command again"
+    )
+  return state, metrics

@@ -1,0 +1,136 @@
+"""What can befall two real processes: each ends as docs/reference/exit-codes.md says, and resumes to the same bits."""
+
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from tests import object_server
+from tests.runs import LAUNCHER, REPO, Process, assert_same_bits, lines, losses, prints, run, saving, steps, train
+
+pytestmark = pytest.mark.heavy
+STEPS = 20
+FLAGS = (f"--config.total_steps={STEPS}", "--config.checkpoint.every=4", "--config.checkpoint.keep_last=20")
+TIMEOUT = "--config.step_timeout_seconds=20"
+POISONED = f"""
+import sys
+sys.path[:0] = [{str(REPO)!r}]
+from t5x_like import command_line, train
+from t5x_like.training import phases
+batches = phases.batches
+def poisoned(built, position, rows):
+  for number, batch in enumerate(batches(built, position, rows), start=position):
+    yield batch | {{"decoder_loss_weights": batch["decoder_loss_weights"] * float("nan")}} if number == 9 else batch
+phases.batches = poisoned
+command_line.program(train.main)
+"""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+  return {"cache": tmp_path_factory.mktemp("compiled")}
+
+
+def pair(workdir, *flags, restarts: int = 0) -> list[str]:
+  return [*LAUNCHER, f"--restarts={restarts}", "--", *train(workdir, *FLAGS, "--config.mesh.fsdp=4", *flags)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, cache):
+  workdir = tmp_path_factory.mktemp("whole")
+  code, output = run(pair(workdir), **cache)
+  assert code == 0, output
+  return workdir
+
+
+def assert_ended_the_same(workdir, whole):
+  assert losses(workdir) == losses(whole)
+  assert_same_bits(workdir, whole, STEPS)
+
+
+def test_sigterm_to_one_saves_in_both_and_the_same_command_goes_on(whole, cache, tmp_path):
+  with Process(pair(tmp_path), **cache) as launcher:
+    assert launcher.until(lambda: lines(tmp_path) >= 6)
+    os.kill(random.choice(launcher.children()), signal.SIGTERM)
+    code, output = launcher.end()
+  assert code == 75 and output.count("preempted: saved step") == 2 and steps(tmp_path)[-1] % 4, output
+  code, output = run(pair(tmp_path), **cache)
+  assert code == 0, output
+  assert_ended_the_same(tmp_path, whole)
+
+
+@pytest.mark.parametrize("when", ["computing", "saving"])
+def test_sigkill_to_one_ends_both_and_they_start_again(when, whole, cache, tmp_path):
+  with Process(pair(tmp_path, restarts=1), **cache) as launcher:
+    ready = {"computing": lambda: lines(tmp_path) >= 6, "saving": lambda: any(s > 4 for s in saving(tmp_path))}[when]
+    assert launcher.until(ready)
+    os.kill(random.choice(launcher.children()), signal.SIGKILL)
+    code, output = launcher.end()
+  assert code == 0 and "killed by SIGKILL" in output and "restart 1 of 1" in output, output
+  assert_ended_the_same(tmp_path, whole)
+
+
+def test_a_stopped_process_is_found_by_the_other_and_both_start_again(whole, cache, tmp_path):
+  with Process(pair(tmp_path, TIMEOUT, restarts=1), **cache) as launcher:
+    assert launcher.until(lambda: lines(tmp_path) >= 6)
+    began = time.monotonic()
+    os.kill(launcher.children()[1], signal.SIGSTOP)
+    code, output = launcher.end(240)
+  assert code == 0 and "nothing has ended for 20 s while" in output and "exit code 69" in output, output
+  assert (
+    "Thread 0x" in output and (tmp_path / "logs" / "stacks-0.txt").stat().st_size and time.monotonic() - began < 200
+  )
+  assert_ended_the_same(tmp_path, whole)
+
+
+def test_another_config_is_refused_and_harms_nothing(whole, cache, tmp_path):
+  before = prints(whole, STEPS)
+  code, output = run(pair(whole, "--config.seed=1", restarts=3), **cache)
+  assert code == 2 and "seed: 0 there, 1 here" in output and "restart 1" not in output, output
+  assert prints(whole, STEPS) == before
+
+
+@pytest.mark.parametrize("guard", ["stop", "skip", "rollback"])
+def test_nan_in_a_batch(guard, cache, tmp_path):
+  guards = {"stop": "{}", "skip": '{"name": "skip"}', "rollback": '{"name": "rollback", "steps": 2}'}
+  flags = [*FLAGS, "--config.mesh.fsdp=4"] + ([f"--config.guard={guards[guard]}"] if guard != "stop" else [])
+
+  def command(workdir):
+    argv = [f"--config={train(workdir)[3].partition('=')[2]}", f"--workdir={workdir}", *flags]
+    return [*LAUNCHER, "--restarts=2", "--", sys.executable, "-c", POISONED, *argv]
+
+  code, output = run(command(tmp_path / "whole"), **cache)
+  if guard == "stop":
+    assert code == 3 and "train/loss is nan at step 10" in output and "restart 1" not in output, output
+    assert steps(tmp_path / "whole") == [4, 8]
+    return
+  assert code == 0, output
+  with Process(command(tmp_path / "killed"), **cache) as launcher:
+    assert launcher.until(lambda: lines(tmp_path / "killed") >= 11)
+    os.kill(random.choice(launcher.children()), signal.SIGKILL)
+    code, output = launcher.end()
+  assert code == 0 and "restart 1 of 2" in output, output
+  assert losses(tmp_path / "killed") == losses(tmp_path / "whole")
+  assert_same_bits(tmp_path / "killed", tmp_path / "whole", STEPS)
+
+
+def test_an_object_store_that_is_down_for_a_minute(whole, cache, tmp_path, monkeypatch):
+  server = object_server.Server(tmp_path / "bucket")
+  server.root.mkdir()
+  monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+  monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")
+  committed = lambda: {p.parent.name.split("-")[0] for p in server.root.glob("run/checkpoints/*/manifest.json")}  # noqa: E731
+  with server.running(), Process(pair("gs://bucket/run", restarts=1), **cache) as launcher:
+    assert launcher.until(lambda: "4" in committed())
+    server.unavailable = 1.0
+    threading.Timer(60, lambda: setattr(server, "unavailable", 0.0)).start()
+    code, output = launcher.end(400)
+  assert code == 0, output
+  (manifest,) = server.root.glob(f"run/checkpoints/{STEPS}-*/manifest.json")
+  assert json.loads(manifest.read_text())["tensors"] == prints(whole, STEPS)
+  assert losses(server.root / "run") == losses(whole) and (server.root / "run" / "report.html").exists()

@@ -1,0 +1,43 @@
+"""Compiled programs are kept between starts, give the same bits, and one that a kill cut short is compiled again."""
+
+import subprocess
+import sys
+
+from tests.runs import REPO, environment
+
+PROGRAM = """
+import sys
+sys.path[:0] = [{repo!r}]
+import jax, jax.numpy as jnp
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+from t5x_like.training import compile_cache
+said = compile_cache.use({workdir!r})
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+x = jax.random.normal(jax.random.key(0), (64, 64))
+y = jax.jit(lambda x: jnp.tanh(x @ x).sum(0) / 3)(x)
+print(said)
+print(compile_cache.hits())
+print(hash(y.tobytes()))
+"""
+
+
+def start(workdir):
+  command = [sys.executable, "-c", PROGRAM.format(repo=str(REPO), workdir=str(workdir))]
+  env = {k: v for k, v in environment().items() if k not in ("JAX_COMPILATION_CACHE_DIR", "T5X_LIKE_CACHE")}
+  done = subprocess.run(command, env=env | {"PYTHONHASHSEED": "0"}, capture_output=True, text=True, timeout=120)
+  assert done.returncode == 0 and not done.stderr, done.stderr
+  said, hits, bits = done.stdout.splitlines()
+  return said, int(hits), bits
+
+
+def test_kept_exact_and_mended(tmp_path):
+  said, hits, bits = start(tmp_path)
+  assert "0 of 0 MB" in said and hits == 0
+  entries = sorted((tmp_path / "compiled").glob("cpu-*/*-cache"))
+  said, hits, again = start(tmp_path)
+  assert hits >= len(entries) > 0 and again == bits and f": {len(entries)} of" in said
+  for entry in entries:
+    entry.write_bytes(entry.read_bytes()[:-20])
+  said, hits, again = start(tmp_path)
+  assert hits == 0 and again == bits and f"{len(entries)} that were cut short are removed" in said
+  assert start(tmp_path)[1] >= len(entries)

@@ -1,0 +1,130 @@
+"""Updates that are not numbers: a run stops, leaves them out, or goes back, and resumes all of it."""
+
+import contextlib
+import json
+import os
+import signal
+
+import jax
+import numpy as np
+import pytest
+
+from t5x_like import train
+from t5x_like.training import phases
+from t5x_like.training.guard import GUARDS, Guard, watch
+from t5x_like.training.run import Run
+from t5x_like.training.writer import read_metrics
+from tests.runs import NANO, losses, prints, steps
+
+pytestmark = pytest.mark.usefixtures("compiled")
+POISON = 4  # the batch with NaN in it, which step 5 meets
+TOTAL = 10
+
+
+def go(workdir, *flags, stop_at: int = 0) -> tuple[int, list[int]]:
+  """A run on data with one poisoned batch; its exit code and the positions of the batches it drew."""
+  drawn, batches, advance, calls = [], phases.batches, Run.advance, []
+
+  def poisoned(built, position, rows):
+    for number, batch in enumerate(batches(built, position, rows), start=position):
+      drawn.append(number)
+      weights = batch["decoder_loss_weights"]
+      yield batch | {"decoder_loss_weights": weights * np.float32(np.nan)} if number == POISON else batch
+
+  def signalled(self):
+    calls.append(self.step)
+    try:
+      advance(self)
+    finally:
+      if len(calls) == stop_at:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+  shared = (f"--config.total_steps={TOTAL}", "--config.checkpoint.every=2", "--config.evals={}")
+  with pytest.MonkeyPatch.context() as patched:
+    patched.setattr(phases, "batches", poisoned)
+    patched.setattr(Run, "advance", signalled)
+    argv = [f"--config={NANO}", f"--workdir={workdir}", *shared, "--config.checkpoint.keep_last=20", *flags]
+    return train.main(argv), drawn
+
+
+SKIP = ("--config.guard.name=skip",)
+ROLLBACK = ('--config.guard={"name": "rollback", "steps": 2}',)
+
+
+def test_it_stops_at_nan_and_saves_nothing_of_it_and_can_go_on_without_that_batch(tmp_path, capsys):
+  for _ in range(2):
+    assert go(tmp_path)[0] == 3 and steps(tmp_path) == [2, 4]
+    said = capsys.readouterr().err
+    assert "numeric error: train/loss is nan at step 5; the newest step saved is 4; lower" in said
+  assert go(tmp_path, *SKIP)[0] == 0
+  assert "step 5: train/loss is nan; this update was left out" in capsys.readouterr().out
+  found = dict(losses(tmp_path))
+  assert [s for s, x in found.items() if x is None] == [5] and steps(tmp_path) == [2, 4, 6, 8, 10]
+  assert [row["train/updates_refused"] for row in read_metrics(tmp_path)] == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
+
+
+def test_it_goes_back_and_on_with_later_batches(tmp_path, capsys):
+  code, drawn = go(tmp_path, *ROLLBACK)
+  assert code == 0 and "back to step 2, and on with the batches of step 6" in capsys.readouterr().out
+  assert drawn == [*range(6), *range(5, 13)]
+  assert [s for s, _ in losses(tmp_path)] == list(range(1, TOTAL + 1))
+  assert all(x is not None for _, x in losses(tmp_path)) and (tmp_path / "checkpoints" / "4.rolled_back").is_dir()
+  rows = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
+  assert [(r["from"], r["step"], r["batches_passed"]) for r in rows if "rollback" in r] == [(5, 2, 3)]
+
+
+def test_a_step_to_go_back_to_must_be_kept(tmp_path, capsys):
+  assert go(tmp_path, '--config.guard={"name": "rollback", "steps": 7}', "--config.checkpoint.keep_last=4")[0] == 2
+  assert "config.guard.steps: found 7, expected at most 6" in capsys.readouterr().err
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("flags", [SKIP, ROLLBACK], ids=["skip", "rollback"])
+def test_stopped_anywhere_it_ends_with_the_same_bits(flags, tmp_path):
+  assert go(tmp_path / "whole", *flags)[0] == 0
+  for stop_at in (3, 5, 6, 7, 9):
+    workdir = tmp_path / str(stop_at)
+    assert go(workdir, *flags, stop_at=stop_at)[0] == 75
+    assert go(workdir, *flags)[0] == 0
+    assert losses(workdir) == losses(tmp_path / "whole") and prints(workdir, TOTAL) == prints(tmp_path / "whole", TOTAL)
+
+
+def test_it_goes_back_to_a_step_on_request_once(tmp_path, capsys):
+  clean = ("--config.total_steps=4",)
+  assert go(tmp_path, *clean)[0] == 0
+  before = prints(tmp_path, 4)
+  assert go(tmp_path, *clean, "--from_step=3")[0] == 2 and "no checkpoint of step 3; steps here: [2, 4]" in read(capsys)
+  assert go(tmp_path, *clean, "--from_step=2")[0] == 0 and "from step 2 of 4" in read(capsys)
+  assert prints(tmp_path, 4) == before and (tmp_path / "checkpoints" / "4.set_aside").is_dir()
+  assert go(tmp_path, *clean, "--from_step=2")[0] == 0 and "is finished at step 4" in read(capsys)
+  rows = [json.loads(line) for line in (tmp_path / "history.jsonl").read_text().splitlines()]
+  assert [(row["step"], row.get("from_step")) for row in rows] == [(0, None), (2, 2), (4, 2)]
+
+
+def read(capsys) -> str:
+  said = capsys.readouterr()
+  return said.out + said.err
+
+
+@pytest.mark.parametrize("guard", [Guard(), GUARDS["skip"](spike=1.5, window=5)], ids=["plain", "spikes"])
+def test_verdicts_replayed_in_plain_python(guard):
+  generator = np.random.default_rng(0)
+  values = generator.uniform(1, 1.4, 60)
+  values[[3, 20, 21, 40]], values[[30, 45]] = 2.5, [np.nan, np.inf]
+  norms = np.ones(60)
+  norms[50] = np.inf
+  judge, state = jax.jit(guard.judge), watch()
+  mean, seen, refused = 0.0, 0, 0
+  for loss, norm in zip(values.astype(np.float32), norms.astype(np.float32)):
+    accepted, state = judge(state, loss, norm)
+    expected = bool(np.isfinite(loss) and np.isfinite(norm))
+    with contextlib.suppress(ZeroDivisionError):
+      if guard.spike and seen >= guard.window and loss > guard.spike * mean:
+        expected = False
+    if expected:
+      seen, refused = seen + 1, 0
+      mean += (float(loss) - mean) / min(seen, guard.window)
+    else:
+      refused += 1
+    assert bool(accepted) is expected and int(state["refused"]) == refused
+    assert float(state["mean_loss"]) == pytest.approx(mean, rel=1e-5)

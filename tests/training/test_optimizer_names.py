@@ -1,0 +1,120 @@
+"""Tensors of an optimizer's state have names with a meaning, whatever it is wrapped in, and old names are read on."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from t5x_like import train
+from t5x_like.training import checkpoint, checkpoint_manifest, optimizer_names
+from t5x_like.training.checkpoint import Checkpoints
+from t5x_like.training.optimizer import OPTIMIZERS, layerwise
+from tests.runs import NANO, prints
+from tests.training.test_optimizer import AXES, SHAPES
+
+RATE = optax.constant_schedule(0.1)
+CASES = {
+  "adafactor": OPTIMIZERS["adafactor"](RATE),
+  "adafactor_decay": OPTIMIZERS["adafactor"](RATE, weight_decay=0.1),
+  "adamw": OPTIMIZERS["adamw"](RATE),
+  "sgd": OPTIMIZERS["sgd"](RATE, momentum=0.9),
+  "sgd_plain": OPTIMIZERS["sgd"](RATE),
+}
+
+
+def wrapped(optimizer):
+  return {
+    "bare": layerwise(optimizer, AXES),
+    "clipped": optax.chain(optax.clip_by_global_norm(1.0), layerwise(optimizer, AXES)),
+    "masked": optax.chain(optax.masked(layerwise(optimizer, AXES), True), optax.add_decayed_weights(0.0)),
+  }
+
+
+def state_of(optimizer):
+  """A state of random values after one update, by its counts."""
+  generator = np.random.default_rng(0)
+  empty = jax.eval_shape(optimizer.init, {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in SHAPES.items()})
+  values = lambda x: generator.random(x.shape, np.float32) if x.dtype == jnp.float32 else np.ones(x.shape, x.dtype)  # noqa: E731
+  return jax.tree.map(lambda x: jnp.asarray(values(x)), empty)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_names_are_those_of_the_statistics_and_wrappers_leave_no_trace(case):
+  states = {name: state_of(optimizer) for name, optimizer in wrapped(CASES[case]).items()}
+  named = {name: optimizer_names.to_named(state) for name, state in states.items()}
+  statistics = {
+    "adafactor": ("adafactor/v", "adafactor/v_row", "adafactor/v_col"),
+    "adamw": ("adam/mu", "adam/nu"),
+    "sgd": ("sgd/trace",),
+    "sgd_plain": (),
+  }[case.removesuffix("_decay")]
+  expected = {f"{statistic}/{name}" for statistic in statistics for name in SHAPES}
+  expected |= {f"{statistics[0].split('/')[0]}/count"} if case[:3] == "ada" else set()
+  for name, tensors in named.items():
+    assert set(tensors) == expected
+    assert all(np.array_equal(x, named["bare"][n]) for n, x in tensors.items())
+    back = optimizer_names.from_named(tensors, states[name])
+    assert jax.tree.structure(back) == jax.tree.structure(states[name])
+    assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(back), jax.tree.leaves(states[name])))
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_a_checkpoint_of_the_first_edition_is_read_by_the_names_of_today(case, clipped, tmp_path, monkeypatch):
+  """The first edition named tensors by their paths through optax, where schedules had counts of their own."""
+  optimizer = wrapped(CASES[case])["clipped" if clipped else "bare"]
+  state, counts = state_of(optimizer), {"whole": jnp.int32(1), "layers_3": jnp.ones(3, jnp.int32)}
+  leaves = jax.tree_util.tree_flatten_with_path(state)[0]
+  old = {f"opt_state/{jax.tree_util.keystr(path, simple=True, separator='/')}": leaf for path, leaf in leaves}
+  old |= {f"opt_state/{'1/' * clipped}{group}/2/count": x for group, x in counts.items()} if case != "adafactor" else {}
+  old |= {"step": jnp.int32(1), "params/opt_state/v/mu": jnp.ones(3)}
+  monkeypatch.setattr(checkpoint_manifest, "FORMAT", "t5x_like.checkpoint.v1")
+  with Checkpoints(tmp_path) as checkpoints:
+    checkpoints.save(1, checkpoint_manifest.nest(old), {})
+  monkeypatch.undo()
+  new = {"step": old["step"], "params/opt_state/v/mu": jnp.ones(3)} | optimizer_names.to_named(state)
+  abstract = {n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for n, x in new.items()}
+  _, tree, _ = Checkpoints(tmp_path).restore(checkpoint_manifest.nest(abstract))
+  found = checkpoint_manifest.flatten(tree)
+  assert found.keys() == new.keys() and all(np.array_equal(found[n], new[n]) for n in new)
+  with Checkpoints(tmp_path) as checkpoints:
+    checkpoints.save(1, checkpoint_manifest.nest(new), {})  # the same values: nothing to save
+
+
+def test_clipping_the_schedule_and_the_optimizer_may_change(compiled, tmp_path, capsys):
+  def go(steps, *flags):
+    shared = ("--config.checkpoint.every=2", "--config.evals={}", f"--config.total_steps={steps}")
+    code = train.main([f"--config={NANO}", f"--workdir={tmp_path}", *shared, *flags])
+    return code, capsys.readouterr()
+
+  assert go(2)[0] == 0 and "adafactor/count" in prints(tmp_path, 2)
+  other = ("--config.clip_norm=1.0", '--config.optimizer={"name": "adamw"}')
+  other += ('--config.schedule={"name": "constant", "learning_rate": 0.01}',)
+  code, said = go(4, *other)
+  assert code == 2 and "optimizer.name: 'adafactor' there, 'adamw' here" in said.err
+  fresh = (*other, "--config.checkpoint.fresh_optimizer=true")
+  code, said = go(4, *fresh)
+  assert code == 0 and "adamw starts without a state at step 2" in said.out and "clip_norm: 0.0 -> 1.0" in said.out
+  code, said = go(6, *fresh, "--config.clip_norm=0.0")  # the same again keeps the state, without clipping too
+  assert code == 0 and "without a state" not in said.out and "from step 4 of 6" in said.out
+  assert [checkpoint_count(tmp_path, step) for step in (2, 4, 6)] == [("adafactor", 2), ("adam", 2), ("adam", 4)]
+  rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+  assert [row["train/learning_rate"] for row in rows[2:]] == [pytest.approx(0.01)] * 4
+
+
+def checkpoint_count(workdir, step):
+  """(owner, number of updates) of the optimizer state saved at a step."""
+  found = {}
+
+  def counts(saved):
+    (name,) = (name for name in saved if name.endswith("/count"))
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    found["owner"] = name.split("/")[0]
+    wanted = {n: jax.ShapeDtypeStruct(e["shape"], e["dtype"], sharding=sharding) for n, e in saved.items()}
+    return checkpoint_manifest.nest({n: x for n, x in wanted.items() if n.startswith(found["owner"])})
+
+  _, tree, _ = checkpoint.Checkpoints(workdir / "checkpoints").restore(counts, step)
+  return found["owner"], int(tree[found["owner"]]["count"])
