@@ -19,6 +19,7 @@ if __package__ in (None, ""):
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
 from t5x_like.errors import TransientError, UserError, door, is_transient, one_line
+from t5x_like.storage import Storage
 
 _SIZE = 1024
 _LINK_BYTES = 2**26  # of the all-reduce, a device
@@ -81,19 +82,15 @@ def check_workdir(workdir: str) -> str:
   Raises:
     UserError, TransientError: it cannot be.
   """
-  import fsspec
-
-  address = f"{workdir.rstrip('/')}/.preflight-{socket.gethostname()}-{os.getpid()}"
-  content = os.urandom(2**16)
+  storage = Storage(workdir)
+  name, content = f".preflight-{socket.gethostname()}-{os.getpid()}", os.urandom(2**16)
+  start = time.perf_counter()
   try:
-    system, path = fsspec.core.url_to_fs(address)
-    start = time.perf_counter()
-    system.makedirs(path.rpartition("/")[0], exist_ok=True)
-    system.pipe_file(path, content)
-    if system.cat_file(path) != content:
+    storage.write(name, content)
+    if storage.read(name) != content:
       raise TransientError(f"{workdir}: {socket.gethostname()} reads other bytes than it has written")
-    system.rm_file(path)
-  except TransientError:
+    storage.delete(name)
+  except (UserError, TransientError):
     raise
   except Exception as error:
     said = f"{socket.gethostname()} cannot write, read and remove a file: {type(error).__name__}: {one_line(error)}"
