@@ -258,8 +258,9 @@ def test_cleaning_is_counted_and_the_same_with_any_workers(tmp_path, capsys):
   assert "was made with cleaning" in capsys.readouterr().err
 
 
-def test_what_beam_refuses_is_one_line(tmp_path, capsys, caplog):
+def test_what_beam_refuses_is_one_line(tmp_path, capsys, caplog, monkeypatch):
   pytest.importorskip("apache_beam")
+  monkeypatch.setitem(sys.modules, "dask", None)  # as if it were not installed
   bad = tmp_path / "bad.jsonl"
   bad.write_text('{"text": "one"}\n{"text": \n')
   flags = [f"--source=jsonl:{bad}", "--vocabulary=bytes", f"--output={tmp_path}/x", "--split=train", "--engine=beam"]
@@ -268,6 +269,7 @@ def test_what_beam_refuses_is_one_line(tmp_path, capsys, caplog):
     (["--clean=exact"], f"error: {bad}:2: found invalid"),
     (["--clen=c4"], "--clen: found a flag of neither"),
     (["--runner=NoRunner"], "NoRunner"),
+    (["--runner=DaskRunner"], "pip install 'apache-beam[dask]'"),
   ):
     caplog.clear()
     assert prepare_data.main([*flags, "--runner=FnApiRunner", *more]) == 2

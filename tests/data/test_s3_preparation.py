@@ -115,19 +115,19 @@ def test_prepared_killed_trained_killed_and_resumed(proxy, tmp_path):
     store = TokenStore.open(f"{bucket}/{split}", verify="full")
     assert store.manifest == TokenStore.open(local / split).manifest
 
-  settings = ["--config.total_steps=40", "--config.eval_every=40"]
+  settings = ["--config.total_steps=30", "--config.eval_every=30"]
   code, output = run(train(tmp_path / "whole", f"--config.task.store={local}", *settings))
   assert code == 0, output
   proxy.unavailable = 0.05
   workdir, settings = tmp_path / "killed", [f"--config.task.store={bucket}", *settings]
   with Process(train(workdir, *settings)) as process:
-    assert process.until(lambda: lines(workdir) >= 20), process.end()
+    assert process.until(lambda: lines(workdir) >= 12, seconds=500), process.end()
     process.send(signal.SIGKILL)
     process.end()
   code, output = run(train(workdir, *settings))
   assert code == 0 and "resuming" in output, output
   assert losses(workdir) == losses(tmp_path / "whole")
-  assert_same_bits(workdir, tmp_path / "whole", 40)
+  assert_same_bits(workdir, tmp_path / "whole", 30)
 
 
 def test_a_hot_store_is_read_at_over_ten_million_tokens_a_second(proxy, tmp_path):

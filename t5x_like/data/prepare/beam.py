@@ -108,7 +108,8 @@ def _options(flags: Sequence[str]) -> PipelineOptions:
     try:
       create_runner(runner)  # imports it, and with it its options
     except (ImportError, AttributeError) as error:
-      raise UserError(f"--runner={runner}: {one_line(error)}; pip install what this runner of Beam needs") from error
+      extra = "dask" if runner == _DASK else "the extra of this runner"
+      raise UserError(f"--runner={runner}: {one_line(error)}; pip install 'apache-beam[{extra}]'") from error
   options = PipelineOptions(list(flags))
   given = options.get_all_options(retain_unknown_options=True)
   known = PipelineOptions([f"--runner={runner}"] if runner else []).get_all_options()
