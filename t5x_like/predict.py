@@ -90,6 +90,8 @@ def _answers(args, overrides: list[str], lines: list[str]) -> list[dict[str, Any
   from t5x_like.training import assembly, process, trained
 
   config, identity = trained.open_config(args.workdir, args.config, overrides)
+  if not identity["features"]:
+    raise UserError(f"{args.workdir}: holds imported weights, and no step was trained yet; train first")
   vocabulary = vocabularies.load(str(pathlib.Path(args.workdir) / "vocabulary"))
   config.batch_size, config.accumulation_steps = jax.device_count(), 1  # fits any mesh; the runner has its own
   config = assembly.resolve(config)

@@ -45,8 +45,8 @@ class Runner:
     """`function` of every row, in the order of the rows.
 
     Args:
-      function: `(model, batch) -> arrays`, each with a leading axis B. The batch has `tokens` int32 [B, P], padded with
-        0 on the right, `valid` int32 [B, P], 0 for padding, and the extras. Rows that fill up a batch are all padding.
+      function: `(model, batch) -> arrays`, each with a leading axis B. The batch has `tokens` int32 [B, P], padded on
+        the right, `valid` int32 [B, P], 0 for padding, and the extras. Rows that fill up a batch are all padding.
       ids: the token ids of each row.
       extras: other inputs, with a leading axis over all rows.
       padded: maps the length of a row to its padded length.
@@ -58,12 +58,14 @@ class Runner:
         return function(params.with_arrays(self.model, arrays), batch)
 
     def features(chosen: list[int], length: int) -> dict[str, np.ndarray]:
-      made = {name: np.zeros((len(chosen), length), np.int32) for name in ("tokens", "valid")}
+      shape = (len(chosen), length)
+      made = {"tokens": np.full(shape, pad, np.int32), "valid": np.zeros(shape, np.int32)}
       for row, number in enumerate(chosen):
         tokens = ids[number]
         made["tokens"][row, : len(tokens)], made["valid"][row, : len(tokens)] = tokens, 1
       return made | {name: x[chosen] for name, x in extras.items()}
 
+    pad = self.model.variant.tokens.pad or 0
     apply = lambda batch: run(self.arrays, batch)  # noqa: E731
     return in_batches(apply, self.rules, self.batch_size, [padded(len(row)) for row in ids], features)
 

@@ -22,12 +22,12 @@ def main(argv: list[str]) -> None:
   config = recipes.load(args.config, overrides)
 
   from t5x_like.data import cache
-  from t5x_like.training import assembly, compile_cache, process
+  from t5x_like.training import assembly, compile_cache, imported, process
 
   process.prepare()
   cache.use(args.workdir)
   process.say(compile_cache.use(args.workdir))
-  config = assembly.resolve(config)
+  config = assembly.resolve(imported.adopt(config, args.workdir))
   process.say(config_lib.to_json(config))
 
   from t5x_like.training.loop import train

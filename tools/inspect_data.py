@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from t5x_like import command_line, recipes
-from t5x_like.data.vocabularies import PAD_ID, Vocabulary
+from t5x_like.data.vocabularies import Vocabulary
 from t5x_like.errors import UserError, door, one_line
 
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
@@ -53,12 +53,13 @@ class Cell:
   id: int
   piece: str
   special: bool
+  padding: bool
   weight: float | None
   segment: int | None
 
   @property
   def off(self) -> bool:
-    return self.id == PAD_ID or self.weight == 0
+    return self.padding or self.weight == 0
 
   @property
   def style(self) -> str:
@@ -108,7 +109,8 @@ def _cells(name: str, ids_T: np.ndarray, example: dict[str, np.ndarray], vocabul
   weights = beside("loss_weights") if name.endswith("_target_tokens") else None
   packed, types = beside("segment_ids"), beside("token_types")
   segments = packed if types is None else types if packed is None else packed + types
-  length = int(np.flatnonzero(ids_T)[-1]) + 1 if ids_T.any() else 0
+  pad = 0 if vocabulary.pad_id is None or name.startswith("encoder_target") else vocabulary.pad_id
+  length = int(np.flatnonzero(ids_T != pad)[-1]) + 1 if (ids_T != pad).any() else 0
   pieces = vocabulary.pieces_of(ids_T[:length])
   if weights is not None:
     pieces = [_NOTHING if not ids_T[i] and not weights[i] else piece for i, piece in enumerate(pieces)]
@@ -117,6 +119,7 @@ def _cells(name: str, ids_T: np.ndarray, example: dict[str, np.ndarray], vocabul
       int(ids_T[i]),
       visible(pieces[i]),
       int(ids_T[i]) in vocabulary.special_ids,
+      int(ids_T[i]) == pad,
       None if weights is None else float(weights[i]),
       None if segments is None else int(segments[i]),
     )

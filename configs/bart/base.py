@@ -17,13 +17,7 @@ LAPTOP = {"model.design": {"init_stddev": 0.06, "norm_position": "pre"}}
 def get_config():
   config = defaults()
 
-  config.model = {
-    "name": "bart",
-    "variant": "bart-base",
-    "vocab_size": 50_304,
-    "dropout": 0.1,
-    "tokens": {"pad": 0, "start": 0, "eos": 1},
-  }
+  config.model = {"name": "bart", "variant": "bart-base", "vocab_size": 50_304, "dropout": 0.1}
   config.task = {"name": "bart", "store": "data/web", "length": 512, "infill": 0.3, "permute_sentences": True}
   config.objective = {"name": "encoder_decoder"}
 

@@ -23,7 +23,6 @@ def get_config(size: Literal["base", "large"] = "base"):
     "vocab_size": 50_304,  # 50,265 rounded up to a multiple of 128
     "head": "mlm",
     "dropout": 0.1,
-    "tokens": {"pad": 0, "eos": 1},  # as in vocabularies made here; the published one has 1 and 2
   }
   config.task = {
     "name": "mlm",

@@ -41,10 +41,11 @@ def of(arguments: Mapping[str, Any]) -> Features:
   return _TASKS[name](**values)
 
 
-def encoder_decoder(inputs_length: int, targets_length: int) -> Features:
-  """Of every unpacked encoder-decoder task."""
+def encoder_decoder(inputs_length: int, targets_length: int, vocabulary=None) -> Features:
+  """Of every unpacked encoder-decoder task; where the vocabulary has no padding, segments tell it."""
   targets = Feature((targets_length,), "int32")
-  return {
+  segments = vocabulary is not None and vocabulary.pad_id is None
+  return ({"encoder_segment_ids": Feature((inputs_length,), "int32")} if segments else {}) | {
     "encoder_input_tokens": Feature((inputs_length,), "int32"),
     "decoder_input_tokens": targets,
     "decoder_target_tokens": targets,

@@ -167,7 +167,7 @@ def mix(parts: Mapping[str, Task], rates: Mapping[str, float], *, period: int, n
     rows = tf.dynamic_partition(tf.range(tf.size(task_B)), task_B, len(tasks))
     draws = tf.dynamic_partition(draw_B, task_B, len(tasks))
     made = [
-      padded(part.declared(part.batch(*stream.at(draw_N), stream.seed)), features)
+      padded(part.declared(part.batch(*stream.at(draw_N), stream.seed)), features, tasks[0].vocabulary.pad_id)
       for part, stream, draw_N in zip(tasks, streams, draws, strict=True)
     ]
     return {name: tf.dynamic_stitch(rows, [one[name] for one in made]) for name in features}  # back at their places
@@ -212,14 +212,21 @@ def part_seed(seed: int, label: str) -> int:
   return int.from_bytes(hashlib.sha256(f"{seed}/{label}".encode()).digest()[:8], "little")
 
 
-def padded(made: dict[str, tf.Tensor], features: dict[str, Feature]) -> dict[str, tf.Tensor]:
-  """Features [B, ...] with zeros at the end of every axis that is shorter than in `features`."""
+def padded(made: dict[str, tf.Tensor], features: dict[str, Feature], pad_id: int | None = 0) -> dict[str, tf.Tensor]:
+  """Features [B, ...] with padding at the end of every axis that is shorter than in `features`: `pad_id` in tokens, if
+  there is one, and 0 in others."""
   room = {
     name: [wanted - found for wanted, found in zip(features[name].shape, value.shape[1:], strict=True)]
     for name, value in made.items()
   }
   return {
-    name: tf.pad(value, [[0, 0], *([0, n] for n in room[name])]) if any(room[name]) else value
+    name: tf.pad(
+      value,
+      [[0, 0], *([0, n] for n in room[name])],
+      constant_values=pad_id if pad_id and name.endswith("_tokens") else tf.zeros([], value.dtype),
+    )
+    if any(room[name])
+    else value
     for name, value in made.items()
   }
 

@@ -39,7 +39,7 @@ class Evaluator:
         spans += len(wanted)
         spans_right += sum(found.get(sentinel) == span for sentinel, span in wanted.items())
         sequences += 1
-        sequences_right += _until_eos(target, vocabulary.eos_id) == _until_eos(predicted, vocabulary.eos_id)
+        sequences_right += _until_eos(target, vocabulary) == _until_eos(predicted, vocabulary)
         if len(samples) < self._samples:
           inputs = batch["encoder_input_tokens"][row].tolist()
           texts = {"input": inputs, "target": target, "prediction": predicted}
@@ -52,11 +52,11 @@ class Evaluator:
 
 def spans_by_sentinel(ids: Sequence[int], vocabulary) -> dict[int, tuple[int, ...]]:
   """`<s0> a b <s1> c </s>` -> {s0: (a, b), s1: (c,)}; tokens before the first sentinel are ignored."""
-  first = vocabulary.size - vocabulary.extra_ids
+  sentinels = frozenset(vocabulary.sentinels)
   spans: dict[int, tuple[int, ...]] = {}
   current = None
-  for token in _until_eos(ids, vocabulary.eos_id):
-    if first <= token < vocabulary.size:
+  for token in _until_eos(ids, vocabulary):
+    if token in sentinels:
       current = token
       spans.setdefault(current, ())
     elif current is not None:
@@ -64,7 +64,7 @@ def spans_by_sentinel(ids: Sequence[int], vocabulary) -> dict[int, tuple[int, ..
   return spans
 
 
-def _until_eos(ids: Sequence[int], eos_id: int) -> list[int]:
+def _until_eos(ids: Sequence[int], vocabulary) -> list[int]:
   ids = list(ids)
-  end = ids.index(eos_id) if eos_id in ids else len(ids)
-  return [token for token in ids[:end] if token != 0]
+  end = ids.index(vocabulary.eos_id) if vocabulary.eos_id in ids else len(ids)
+  return [token for token in ids[:end] if token != vocabulary.pad_id]

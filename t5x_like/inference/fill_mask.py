@@ -53,7 +53,7 @@ class MaskFilling:
     ordinary[list(vocabulary.special_ids)] = False
     self.ordinary = ordinary
     self.top_k = min(top_k, int(ordinary.sum()))
-    self.dense = model.variant.design.core == "dense"
+    self.dense = model.variant.design.core in ("auto", "dense")
 
   def encode(self, texts: Sequence[str], origin: str) -> list[list[int]]:
     """Ids of each text between CLS and SEP.

@@ -106,7 +106,8 @@ class TextToText(Generation):
     (longest,) = self.features["encoder_input_tokens"]
     rows = []
     for number, text in enumerate(texts):
-      ids = [*masks.encode_pieces(self.vocabulary, text), self.vocabulary.eos_id]
+      text_ids = masks.encode_pieces(self.vocabulary, text)
+      ids = [*vocabularies.opening(self.vocabulary), *text_ids, self.vocabulary.eos_id]
       if len(ids) > longest:
         raise UserError(
           f"--input={origin}: {shown(text, number)} has {len(ids)} tokens, expected at most {longest}, the length the"

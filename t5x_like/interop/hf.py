@@ -18,30 +18,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from t5x_like.data.vocabularies import hugging_face
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.interop import families
 from t5x_like.interop.fields import Fields
 from t5x_like.interop.files import INDEX, WEIGHTS, Files, read_text
 from t5x_like.interop.mapping import Mapping
 from t5x_like.nn import params
+from t5x_like.nn.design import Variant
 
 SHARD_BYTES = 5 * 10**9
-TOKENIZER_FILES = (
-  "tokenizer.json",
-  "tokenizer_config.json",
-  "special_tokens_map.json",
-  "added_tokens.json",
-  "spiece.model",
-  "tokenizer.model",
-  "sentencepiece.bpe.model",
-  "vocab.json",
-  "merges.txt",
-  "vocab.txt",
-  "source.spm",
-  "target.spm",
-  "generation_config.json",
-  "chat_template.jinja",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,16 +60,7 @@ def load(path: str, *, rules=None, dtype: str = "float32", layers: str = "scan")
     UserError: naming the file and the field or tensor that is missing, unknown, of another shape or unsupported.
   """
   directory = pathlib.Path(path)
-  text = read_text(directory / "config.json")
-  try:
-    values = json.loads(text)
-  except ValueError as error:
-    raise UserError(f"{directory}/config.json: not JSON ({one_line(error)}); copy it again") from error
-  family = _family(values.get("model_type"), f"{directory}/config.json")
-  files = Files(directory, getattr(family, "renamed", str))
-  fields = Fields(values, f"{directory}/config.json")
-  model_class, arguments = family.build(fields, files.names)
-  fields.finish()
+  text, family, files, model_class, arguments = _read(directory)
 
   def make(key):
     return model_class(nnx.Rngs(params=key), dtype=dtype, layers=layers, **arguments)
@@ -101,6 +78,27 @@ def load(path: str, *, rules=None, dtype: str = "float32", layers: str = "scan")
   model = params.with_arrays(model, arrays)
   model.origin = Origin(str(directory), text, files.dtype)
   return model
+
+
+def architecture(path: str) -> tuple[type, Variant]:
+  """The class and the variant of the model in a directory, without its weights; raises as `load`."""
+  _, _, _, model_class, arguments = _read(pathlib.Path(path))
+  return model_class, arguments["variant"]
+
+
+def _read(directory: pathlib.Path):
+  """(config.json as text, family, files, class, arguments) of a directory."""
+  text = read_text(directory / "config.json")
+  try:
+    values = json.loads(text)
+  except ValueError as error:
+    raise UserError(f"{directory}/config.json: not JSON ({one_line(error)}); copy it again") from error
+  family = _family(values.get("model_type"), f"{directory}/config.json")
+  files = Files(directory, getattr(family, "renamed", str))
+  fields = Fields(values, f"{directory}/config.json")
+  model_class, arguments = family.build(fields, files.names)
+  fields.finish()
+  return text, family, files, model_class, arguments
 
 
 def save(model: nnx.Module, path: str, *, dtype: str | None = None) -> None:
@@ -145,7 +143,7 @@ def save(model: nnx.Module, path: str, *, dtype: str | None = None) -> None:
     if len(shards) > 1:
       index = {"metadata": {"total_size": total}, "weight_map": weight_map}
       (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-    for name in TOKENIZER_FILES if origin else ():
+    for name in hugging_face.FILES if origin else ():
       if (pathlib.Path(origin.path) / name).is_file():
         shutil.copyfile(pathlib.Path(origin.path) / name, directory / name)
     (directory / "config.json").write_text(json.dumps(config, indent=2) + "\n")  # last: without it nothing loads

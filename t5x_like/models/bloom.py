@@ -2,7 +2,7 @@
 norm on the token vectors, and a token table shared with the output.
 
 Kernels start from N(0, 1/(3 D)), divided by sqrt(2 L) if they write to the residual stream. The table has rows for
-250,680 tokens and 200 spare ones. Padding is id 0, as everywhere in `data/`; the published tokenizer pads with 3.
+250,680 tokens and 200 spare ones. Padding is id 0, as in vocabularies made here; the published tokenizer pads with 3.
 """
 
 from dataclasses import replace

@@ -6,7 +6,8 @@ smaller. GPT-3 is GPT-2 with 2,048 positions; its attention is dense in all laye
 paper is locally banded sparse. Two sizes follow the counts of table D.1 instead of table 2.1: XL has 16 heads, not 24,
 and 13B a width of 5,120, not 5,140.
 
-Padding is id 0, as everywhere in `data/`; the published vocabularies have none.
+Special ids are those of vocabularies made here, and of others where the data have them; the published ones have no
+padding.
 """
 
 from dataclasses import replace

@@ -74,7 +74,9 @@ class EncoderDecoder(Architecture):
       return start_B1, jnp.ones((B, 1), bool)
     forced_BP = batch["decoder_prefix_tokens"]
     tokens_BP = jnp.concatenate([start_B1, forced_BP], axis=1)
-    return tokens_BP, jnp.concatenate([jnp.ones((B, 1), bool), forced_BP != (self.variant.tokens.pad or 0)], axis=1)
+    pad = self.variant.tokens.pad
+    real_BP = jnp.ones(forced_BP.shape, bool) if pad is None else forced_BP != pad
+    return tokens_BP, jnp.concatenate([jnp.ones((B, 1), bool), real_BP], axis=1)
 
   def start_decoding(self, batch: Batch, slots: int) -> DecodeState:
     """Encodes `encoder_input_tokens` and makes an empty cache for `slots` decoded tokens."""

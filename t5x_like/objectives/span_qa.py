@@ -33,7 +33,7 @@ class Objective(Base):
     outputs = model(batch, key)
     weights_B1 = batch["example_weights"][:, None]
     tokens_BS = batch["encoder_input_tokens"]
-    hidden_BS = (tokens_BS == 0) & (jnp.arange(tokens_BS.shape[1]) > 0)
+    hidden_BS = (tokens_BS == model.variant.tokens.pad) & (jnp.arange(tokens_BS.shape[1]) > 0)
     ends = []
     for end in ("start", "end"):
       logits_BS = jnp.where(hidden_BS, -1e9, outputs[f"{end}_logits"].astype(jnp.float32))

@@ -14,6 +14,7 @@ import t5x_like.objectives
 from t5x_like import slots
 from t5x_like.errors import UserError
 from t5x_like.nn import params, remat
+from t5x_like.nn.design import Variant
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.training import evaluation, offload, phases, process
@@ -76,10 +77,10 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
     with values.ignore_type():
       values.vocab_size = _table_size(config)
   resolved.model = _filled("model", values, model_class, given=("rngs",))
-  variants = getattr(model_class, "VARIANTS", {})
   if "variant" in resolved.model:
-    slots.find("config.model.variant", resolved.model.variant, variants)
-  _resolve_design(resolved.model, variants)
+    with resolved.model.ignore_type():
+      resolved.model.variant = values.variant  # as given: all of its fields may be
+    _resolve_design(resolved.model, _variant(model_class, values))
   on_cpu = (platform or jax.default_backend()) == "cpu"
   suited = {"dtype": "float32", "layers": "loop"} if on_cpu else {"dtype": "bfloat16", "layers": "scan"}
   for key, value in suited.items():
@@ -222,15 +223,55 @@ def _table_size(config: ConfigDict) -> int:
   return _table(process.build_task("task", name, config.train_split, arguments).vocabulary)
 
 
-def _resolve_design(model: ConfigDict, variants: dict) -> None:
+def with_tokens(config: ConfigDict, vocabulary) -> ConfigDict:
+  """The config with the model's special ids as the vocabulary of its data has them, where the variant has others.
+
+  Raises:
+    UserError: the config has ids by which the model would read the data wrongly.
+  """
+  from t5x_like.data.vocabularies import start_id  # the step is built without the data system
+
+  if "tokens" not in config.model:
+    return config
+  model_class = slots.find("config.model.name", config.model.name, t5x_like.models, "Model")
+  sides = [feature.partition("_")[0] for feature in model_class.NEEDS]
+  found = {"pad": vocabulary.pad_id, "start": vocabulary.decoder_start_id, "eos": vocabulary.eos_id}
+  if sides == ["decoder"]:
+    found["start"] = start_id(vocabulary)
+  elif sides == ["encoder"]:
+    found |= {"start": vocabulary.cls_id, "eos": vocabulary.sep_id}
+  given = config.model.tokens.to_dict()
+  fixed = ("pad",) if len(sides) == 1 else tuple(found)
+  for key in fixed:
+    if key in given and given[key] != found[key]:
+      raise UserError(
+        f"config.model.tokens.{key}: found {given[key]}, but the vocabulary of the data has {found[key]}; leave it "
+        "out: special ids come from the vocabulary"
+      )
+  usual = _variant(model_class, config.model).tokens
+  ids = {key: i for key, i in found.items() if key in fixed or i is not None} | given
+  made = ConfigDict(config.to_dict())
+  made.model.tokens = ConfigDict({key: i for key, i in ids.items() if i != getattr(usual, key)})
+  return made
+
+
+def _variant(model_class, model: ConfigDict) -> Variant:
+  """The variant of a model's config: one of the family's, or one given by all of its fields."""
+  given = slots.plain(model.variant)
+  if isinstance(given, str):
+    return slots.find("config.model.variant", given, getattr(model_class, "VARIANTS", {}))
+  return slots.typed("config.model.variant", given, Variant)
+
+
+def _resolve_design(model: ConfigDict, variant: Variant) -> None:
   """Checks changes to the family's design, and fills in the published vocabulary size."""
   if "design" in model:
     changes = model.design.to_dict()
-    slots.change("config.model.design", variants[model.variant].design, changes)
+    slots.change("config.model.design", variant.design, changes)
     with model.ignore_type():
       model.design = ConfigDict(json.loads(json.dumps(changes)))  # as a saved config has it: lists, no tuples
   if "vocab_size" in model and model.vocab_size is None:
-    model.vocab_size = variants[model.variant].vocab_size
+    model.vocab_size = variant.vocab_size
 
 
 def _model(config: ConfigDict):

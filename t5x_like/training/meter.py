@@ -32,11 +32,12 @@ class Meter:
     batches: this host's batches.
     cost: of one step.
     goodput: of the run.
+    pad_id: of padding in features without segments; None for none.
   """
 
-  def __init__(self, batches: Iterator[dict[str, np.ndarray]], cost: Cost, goodput: Goodput):
+  def __init__(self, batches: Iterator[dict[str, np.ndarray]], cost: Cost, goodput: Goodput, pad_id: int | None):
     self._batches, self._cost, self._goodput, self._stragglers = batches, cost, goodput, Stragglers()
-    self._own = 0.0
+    self._own, self._pad_id = 0.0, pad_id
     self._last = time.perf_counter()
     self._waited = self._away = 0.0
     self._padding: list[float] = []
@@ -46,9 +47,7 @@ class Meter:
     start = time.perf_counter()
     batch = next(self._batches)
     self._waited += time.perf_counter() - start
-    tokens = [x for name, x in batch.items() if name.endswith("_tokens") and "_input_" not in name or name == _ENCODER]
-    empty, total = sum(np.count_nonzero(x == 0) for x in tokens), sum(x.size for x in tokens)
-    self._padding.append(empty / total)
+    self._padding.append(_padding(batch, self._pad_id))
     return batch
 
   def dispatched(self, since: float) -> None:
@@ -77,4 +76,13 @@ class Meter:
     return figures | slowest
 
 
-_ENCODER = "encoder_input_tokens"
+def _padding(batch: dict[str, np.ndarray], pad_id: int | None) -> float:
+  """The share of places that hold no token: those of segment 0 or, without segments, of the padding id."""
+  empty = total = 0
+  for side, tokens in (("encoder", "encoder_input_tokens"), ("decoder", "decoder_target_tokens")):
+    if tokens not in batch:
+      continue
+    segments = batch.get(f"{side}_segment_ids")
+    empty += np.count_nonzero(batch[tokens] == pad_id if segments is None else segments == 0)
+    total += batch[tokens].size
+  return empty / max(total, 1)

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
 from t5x_like.parallel import distributed
-from t5x_like.training import assembly, phases, process
+from t5x_like.training import assembly, imported, phases, process
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.assembly import Parts
 from t5x_like.training.checkpoint import Checkpoints
@@ -34,14 +34,23 @@ class Restored:
   rollbacks: dict[str, int]
 
 
-def make_phases(config: ConfigDict, parts: Parts) -> list[phases.Phase]:
-  """The phases with their tasks, each checked against model and objective."""
-  made = phases.build(config, lambda values: process.build_task("task", values.pop("name"), config.train_split, values))
+def make_phases(config: ConfigDict) -> list[phases.Phase]:
+  """The phases with their tasks."""
+  return phases.build(config, lambda values: process.build_task("task", values.pop("name"), config.train_split, values))
+
+
+def with_vocabulary(config: ConfigDict, vocabulary, address: str) -> ConfigDict:
+  """The config with the special ids of the data's vocabulary, which has to be that of imported weights, if any."""
+  imported.check_vocabulary(address, vocabulary)
+  return assembly.with_tokens(config, vocabulary)
+
+
+def check_phases(config: ConfigDict, parts: Parts, made: list[phases.Phase]) -> None:
+  """Checks each phase against the model and the objective."""
   assembly.check_vocabulary(config, made[-1].task.vocabulary)
   for phase in made:
     assembly.check_batch(phase.config, parts.rules, f"phases.{phase.name}.batch_size")
     assembly.check_task(phase.config, parts, phase.task)
-  return made
 
 
 def check(workdir: pathlib.Path, address: str, config: ConfigDict, identity: dict[str, Any]) -> list[str]:
@@ -85,7 +94,8 @@ def restore(
   step, tree, metadata = found
   rollbacks = none | metadata.pop("rollbacks", {})
   _changes(metadata, identity, f"{address}/checkpoints/{step}", config)
-  phases.check_past(metadata, config, step + rollbacks["batches_passed"], address)
+  if step:  # imported weights have no past
+    phases.check_past(metadata, config, step + rollbacks["batches_passed"], address)
   if step < config.total_steps:
     process.say(f"resuming {address} from step {step} of {config.total_steps}")
   if not tree.keys() - {"step", "params"}:

@@ -48,12 +48,14 @@ class Run:
   """
 
   def __init__(self, config: ConfigDict, workdir: str, from_step: int | None = None):
-    self.config, self.address, self.total_steps = config, str(workdir).rstrip("/"), config.total_steps
+    self.address, self.total_steps = str(workdir).rstrip("/"), config.total_steps
     self._primary = process.first()
     self._mirror = Mirror(self.address) if is_remote(self.address) else None
     self.workdir = self._mirror.local if self._mirror else pathlib.Path(workdir)
+    self._phases = opening.make_phases(config)
+    config = self.config = opening.with_vocabulary(config, self._phases[-1].task.vocabulary, self.address)
     parts = self._parts = assembly.build(config)
-    self._phases = opening.make_phases(config, parts)
+    opening.check_phases(config, parts, self._phases)
     self._watchdog = Watchdog(config.step_timeout_seconds, self.workdir / "logs", jax.process_index())
     beat = functools.partial(self._watchdog.beat, "evaluating")
     self._evaluation = Evaluation(config, parts.model, parts.objective, parts.rules, beat=beat)
@@ -104,7 +106,7 @@ class Run:
     batches = phases.batches(self._phases, self._position, self._rows)
     self._watchdog.beat("compiling")
     self._step, cost = compile_step(phase.config, parts, phase.task)
-    self._meter = Meter(batches, cost, self._goodput)
+    self._meter = Meter(batches, cost, self._goodput, phase.task.vocabulary.pad_id)
 
   @property
   def _position(self) -> int:

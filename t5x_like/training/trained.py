@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from t5x_like import config as config_lib
 from t5x_like import recipes
 from t5x_like.errors import UserError
+from t5x_like.training import imported
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.assembly import Parts
 from t5x_like.training.checkpoint import Checkpoints
@@ -30,7 +31,11 @@ def open_config(workdir: str, recipe: str | None, overrides: list[str]) -> tuple
   if identity is None:
     raise UserError(f"{pathlib.Path(workdir) / workdirs.FILE}: not found, so {workdir} holds no run; check --workdir")
   if recipe is not None:
-    return recipes.load(recipe, overrides), identity
+    config = imported.adopt(recipes.load(recipe, overrides), workdir)
+    if "tokens" in identity["model"]:
+      with config.model.unlocked(), config.model.ignore_type():
+        config.model.tokens = identity["model"]["tokens"]  # from the vocabulary
+    return config, identity
   return config_lib.restored(identity, overrides, pathlib.Path(workdir) / workdirs.FILE), identity
 
 

@@ -20,7 +20,9 @@ HISTORY = "history.jsonl"
 # With any of these changed, a run would resume from a state or a data order that is not its own ...
 _FIXED = ("model.", "seed", "batch_size", "fingerprints.", "optimizer.name", "objective.name")
 # ... except for those that only change how the same model is computed.
-_FREE = ("model.dtype", "model.layers", "model.remat", "model.pipeline")
+# ... or follow from the vocabulary, which has a fingerprint of its own.
+_FREE = ("model.dtype", "model.layers", "model.remat", "model.pipeline", "model.tokens")
+_IMPORTED = ("model.", "fingerprints.vocabulary", "optimizer.name")  # of a run with weights, but no data yet
 _EDITION = "data_edition"  # `data.EDITION`; runs of edition 1 did not record it
 
 
@@ -78,14 +80,15 @@ def check(saved: dict[str, Any], current: dict[str, Any], workdir, *, other_opti
       "(token stores can stay as they are)"
     )
   changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
-  free = (*_FREE, "optimizer.name") if other_optimizer else _FREE
-  refused = [key for key in changed if key.startswith(_FIXED) and not key.startswith(free)]
+  begun = edition is None or "fingerprints.data" in before
+  fixed, free = _FIXED if begun else _IMPORTED, (*_FREE, "optimizer.name") if other_optimizer else _FREE
+  refused = [key for key in changed if key.startswith(fixed) and not key.startswith(free)]
   if refused:
     told = ", ".join(f"{key}: {_short(before.get(key))} there, {_short(now.get(key))} here" for key in refused)
     raise UserError(
       f"{workdir}: holds a run of another config ({told}); use a new --workdir, or the config that run was started with"
     )
-  return [f"{key}: {before.get(key)!r} -> {now.get(key)!r}" for key in changed]
+  return [f"{key}: {before.get(key)!r} -> {now.get(key)!r}" for key in changed if begun]
 
 
 def write(workdir, name: str, content: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from t5x_like.data import random
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.preprocessors.span_corruption import SpanCorruption, noise_counts, random_spans_lengths
 from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.vocabularies.protocol import top
 from t5x_like.errors import UserError
 
 SIZE, SENTINELS = 32_100, 100
@@ -25,7 +26,7 @@ def keys(n, seed=0, epoch=0):
 
 
 def windows(corruption, rows, seed=0):
-  high = corruption.vocabulary_size - corruption.extra_ids
+  high = min(corruption.sentinels)
   return np.random.default_rng(seed).integers(2, high, (rows, corruption.window), dtype=np.int32)
 
 
@@ -54,7 +55,7 @@ def test_lengths_are_the_t5_librarys(inputs_length, window, targets_length):
 
 def test_noise_of_568_tokens():
   assert noise_counts(568, 0.15, 3.0) == (85, 28)
-  mask = SpanCorruption(SIZE, SENTINELS).noise_mask(keys(500)).numpy()
+  mask = SpanCorruption(top(SIZE, SENTINELS)).noise_mask(keys(500)).numpy()
   assert mask.shape == (500, 568)
   assert not mask[:, 0].any() and mask[:, -1].all()
   assert (mask.sum(axis=1) == 85).all()
@@ -63,7 +64,7 @@ def test_noise_of_568_tokens():
 
 
 def test_inputs_and_targets_follow_the_mask():
-  corruption = SpanCorruption(SIZE, SENTINELS)
+  corruption = SpanCorruption(top(SIZE, SENTINELS))
   window, key = windows(corruption, 50), keys(50)
   out = corruption(tf.constant(window), key)
   inputs, targets, mask = out["inputs"].numpy(), out["targets"].numpy(), corruption.noise_mask(key).numpy()
@@ -88,7 +89,7 @@ def test_inputs_and_targets_follow_the_mask():
 def test_any_arithmetic_reassembles(inputs_length, density, mean_length, extra, seed):
   window, targets_length = random_spans_lengths(inputs_length, density, mean_length)
   assume(window < 2_000)
-  corruption = SpanCorruption(3_000, 1_500, inputs_length, targets_length + extra, density, mean_length)
+  corruption = SpanCorruption(top(3_000, 1_500), inputs_length, targets_length + extra, density, mean_length)
   assert corruption.window == window
   raw = windows(corruption, 3)
   out = corruption(tf.constant(raw), keys(3, seed))
@@ -110,7 +111,7 @@ def test_window_is_the_longest_that_fits():
 
 def test_segment_lengths_are_uniform_compositions():
   """3 of 7 tokens are noise in 2 spans: all C(3,1) * C(2,1) = 6 masks, equally often (chi-square)."""
-  corruption = SpanCorruption(400, 10, inputs_length=7, noise_density=0.45, mean_noise_span_length=1.5)
+  corruption = SpanCorruption(top(400, 10), inputs_length=7, noise_density=0.45, mean_noise_span_length=1.5)
   assert (corruption.window, corruption.noise_tokens, corruption.noise_spans) == (7, 3, 2)
   n, cells = 12_000, math.comb(3, 1) * math.comb(2, 1)
   _, counts = np.unique(corruption.noise_mask(keys(n)).numpy(), axis=0, return_counts=True)
@@ -137,7 +138,7 @@ def noise_chance(place, kept, noise, spans):
 
 def test_noise_lies_everywhere_but_at_the_ends_and_its_spans_have_the_lengths_of_a_uniform_cut():
   n = 4_000
-  mask = SpanCorruption(SIZE, SENTINELS).noise_mask(keys(n)).numpy()
+  mask = SpanCorruption(top(SIZE, SENTINELS)).noise_mask(keys(n)).numpy()
   law = np.array([noise_chance(place, 483, 85, 28) for place in range(568)])
   assert law.sum() == pytest.approx(85) and law[0] == 0 and law[-1] == pytest.approx(1)
   assert abs(law[60:-60] - 85 / 568).max() < 0.005  # uniform but near the ends
@@ -160,7 +161,7 @@ def test_noise_lies_everywhere_but_at_the_ends_and_its_spans_have_the_lengths_of
 
 
 def test_rows_depend_on_nothing_but_their_key():
-  corruption = SpanCorruption(SIZE, SENTINELS)
+  corruption = SpanCorruption(top(SIZE, SENTINELS))
   raw, key = tf.constant(windows(corruption, 32)), keys(32)
   whole = corruption(raw, key)
   dataset = tf.data.Dataset.from_tensor_slices((raw, key)).batch(5).map(corruption)
@@ -172,7 +173,7 @@ def test_rows_depend_on_nothing_but_their_key():
 @pytest.mark.parametrize(
   "kwargs, message",
   [
-    (dict(extra_ids=27), "568 tokens has 28 noise spans but the vocabulary has 27 sentinels"),
+    (dict(sentinels=top(SIZE, 27)), "568 tokens has 28 noise spans but the vocabulary has 27 sentinels"),
     (dict(targets_length=113), "targets_length: found 113.*at least 114"),
     (dict(inputs_length=2), "inputs_length: found 2, expected at least 3"),
     (dict(noise_density=0.0), "noise_density: found 0.0"),
@@ -183,7 +184,7 @@ def test_rows_depend_on_nothing_but_their_key():
 )
 def test_impossible_arguments_are_refused(kwargs, message):
   with pytest.raises(UserError, match=message) as error:
-    SpanCorruption(**{"vocabulary_size": SIZE, "extra_ids": SENTINELS, **kwargs})
+    SpanCorruption(**{"sentinels": top(SIZE, SENTINELS), **kwargs})
   assert "\n" not in str(error.value)
 
 
@@ -230,7 +231,7 @@ def test_keys_differ_by_seed_epoch_and_index():
 @pytest.mark.parametrize("random_roll, expected", [(False, "cd30a74e2dfe07c4"), (True, "24c0e0312c4c9f09")])
 def test_examples_are_frozen(random_roll, expected):
   """As `test_keys_and_orders_are_frozen`, for what is made of a window."""
-  corruption = SpanCorruption(SIZE, SENTINELS, random_roll=random_roll)
+  corruption = SpanCorruption(top(SIZE, SENTINELS), random_roll=random_roll)
   raw = np.arange(4 * corruption.window, dtype=np.int32).reshape(4, -1) + 3
   out = corruption(tf.constant(raw), keys(4, seed=7))
   digest = hashlib.sha256(out["inputs"].numpy().tobytes() + out["targets"].numpy().tobytes())

@@ -11,6 +11,7 @@ from t5x_like.data.preprocessors.span_corruption import SpanCorruption
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.tasks import denoising
 from t5x_like.data.vocabularies import ByteVocabulary
+from t5x_like.data.vocabularies.protocol import top
 from t5x_like.errors import UserError
 
 SIZE, LENGTH, EXAMPLES = corpora.SIZE, 40, 50
@@ -42,7 +43,9 @@ def plain(window, mask, size):
 
 
 def test_the_cross_check_of_the_t5_library():
-  out = noise.replace_spans(TOKENS, NOISE, vocabulary_size=1000, inputs_length=5, targets_length=5, eos_id=None)
+  out = noise.replace_spans(
+    TOKENS, NOISE, sentinels=range(999, 899, -1), inputs_length=5, targets_length=5, eos_id=None
+  )
   assert out["inputs"].numpy().tolist() == [[999, 12, 13, 998, 15]]
   assert out["targets"].numpy().tolist() == [[999, 10, 11, 998, 14]]
   out = noise.drop_tokens(TOKENS, NOISE, inputs_length=3, targets_length=3, eos_id=None)
@@ -55,14 +58,14 @@ def test_any_noise_against_a_plain_loop(density):
   generator = np.random.default_rng(0)
   windows, masks = generator.integers(3, 900, (60, 31)), generator.random((60, 31)) < density
   raw, given = tf.constant(windows, tf.int32), tf.constant(masks)
-  spans = noise.replace_spans(raw, given, vocabulary_size=1000, inputs_length=40, targets_length=64)
+  spans = noise.replace_spans(raw, given, sentinels=range(999, 899, -1), inputs_length=40, targets_length=64)
   drops = noise.drop_tokens(raw, given, inputs_length=40, targets_length=64)
   for row in range(60):
     expected = plain(windows[row].tolist(), masks[row].tolist(), 1000)
     found = [part[name][row].numpy() for part in (spans, drops) for name in ("inputs", "targets")]
     for ids, wanted in zip(found, expected, strict=True):
       assert ids.tolist() == wanted + [1] + [0] * (len(ids) - len(wanted) - 1)
-  empty = noise.replace_spans(raw[:0], given[:0], vocabulary_size=1000, inputs_length=40, targets_length=64)
+  empty = noise.replace_spans(raw[:0], given[:0], sentinels=range(999, 899, -1), inputs_length=40, targets_length=64)
   assert empty["inputs"].shape == (0, 40) and empty["targets"].shape == (0, 64)
 
 
@@ -159,8 +162,8 @@ def test_lengths_hold_the_worst_case_and_waste_nothing():
 
 def test_noise_may_lie_anywhere_when_rolled():
   n = 6_000
-  rolled = SpanCorruption(SIZE, corpora.SENTINELS, inputs_length=30, random_roll=True)
-  fixed = SpanCorruption(SIZE, corpora.SENTINELS, inputs_length=29)
+  rolled = SpanCorruption(top(SIZE, corpora.SENTINELS), inputs_length=30, random_roll=True)
+  fixed = SpanCorruption(top(SIZE, corpora.SENTINELS), inputs_length=29)
   assert (rolled.window, rolled.targets_length) == (fixed.window, fixed.targets_length + 1) == (31, 9)
   mask = rolled.noise_mask(keys(n)).numpy()
   assert (mask.sum(axis=1) == rolled.noise_tokens).all()

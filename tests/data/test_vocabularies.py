@@ -182,7 +182,10 @@ DAMAGE = {
   "deep manifest": (lambda d: (d / "vocabulary.json").write_text("[" * 100_000), "damaged JSON"),
   "manifest a list": (lambda d: (d / "vocabulary.json").write_text("[]"), "found format 'list'"),
   "another format": (edit(format="v9"), "found format 'v9'"),
-  "another kind": (edit(kind="wordpiece"), "found kind 'wordpiece', expected 'sentencepiece', 'tokenizer' or 'bytes'"),
+  "another kind": (
+    edit(kind="wordpiece"),
+    "found kind 'wordpiece', expected 'sentencepiece', 'tokenizer', 'published' or 'bytes'",
+  ),
   "another size": (edit(size=32100), "found size 32100, expected 180"),
   "another fingerprint": (edit(fingerprint="00"), "fingerprint"),
   "fewer sentinels": (edit(extra_ids=99), "fingerprint"),

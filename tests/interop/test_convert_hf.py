@@ -59,12 +59,10 @@ def test_refusals(exported, trained, tmp_path, capsys):
   assert "--config: missing" in refusal(capsys, f"--input={exported}", out)
   assert "not empty" in refusal(capsys, f"--input={exported}", f"--output={trained}", f"--config={NANO}")
   assert "config.json: cannot be read" in refusal(capsys, f"--input={tmp_path}", out)
-  flags = (f"--config={NANO}", "--config.model.variant=t5-v1_1-tiny")
-  assert "its model has dims" in refusal(capsys, f"--input={exported}", out, *flags)
-  flags = (f"--config={NANO}", '--config.model.design={"activation": "swiglu"}')
-  assert "its design has activation 'swiglu'" in refusal(capsys, f"--input={exported}", out, *flags)
-  flags = (f"--config={NANO}", '--config.model.design={"position": {"name": "relative_bias", "max_distance": 64}}')
-  assert "its design has position" in refusal(capsys, f"--input={exported}", out, *flags)
+  flags = ("--config=configs/bart/base.py:debug",)
+  assert f"found 'bart', but {exported} holds 't5'; use a recipe" in refusal(capsys, f"--input={exported}", out, *flags)
+  flags = (f"--config={NANO}", "--sentinels=<unused{}>")
+  assert "has no tokenizer to take them from" in refusal(capsys, f"--input={exported}", out, *flags)
 
 
 def test_damaged_directories_are_refused_by_name(exported, tmp_path, capsys):

@@ -94,8 +94,8 @@ class _Held:
 
   def add(self, made: Tokenised) -> None:
     tokens_N, lengths_D = made.tokens_N, made.lengths_D
-    if tokens_N.size and (int(tokens_N.min()) < 1 or int(tokens_N.max()) >= self._vocabulary.size):
-      raise UserError(f"vocabulary: found an id outside 1..{self._vocabulary.size - 1} in a document (0 is padding)")
+    if tokens_N.size and (wrong := vocabularies.outside(self._vocabulary, tokens_N)):
+      raise UserError(f"vocabulary: {wrong}")
     tokens_N = tokens_N.astype(self._dtype)
     if self._append_eos:
       tokens_N = np.insert(tokens_N, np.cumsum(lengths_D)[lengths_D > 0], self._vocabulary.eos_id)

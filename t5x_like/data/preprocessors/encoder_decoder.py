@@ -2,29 +2,39 @@
 
 from t5x_like.data.features import encoder_decoder as features
 from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.vocabularies import Vocabulary, padding
 
 __all__ = ["encoder_decoder", "features", "shift_right"]
 
 
-def shift_right(targets_BT: tf.Tensor) -> tf.Tensor:
-  """Teacher-forcing inputs: the targets one place later, 0 first: [B, T] -> [B, T]."""
-  return tf.pad(targets_BT[:, :-1], [[0, 0], [1, 0]])
+def shift_right(targets_BT: tf.Tensor, start_id: int = 0) -> tf.Tensor:
+  """Teacher-forcing inputs: the targets one place later, the start first: [B, T] -> [B, T]."""
+  return tf.pad(targets_BT[:, :-1], [[0, 0], [1, 0]], constant_values=start_id)
 
 
-def encoder_decoder(inputs_BS: tf.Tensor, targets_BT: tf.Tensor) -> dict[str, tf.Tensor]:
-  """Makes the four features of an unpacked encoder-decoder batch.
+def encoder_decoder(
+  inputs_BS: tf.Tensor, targets_BT: tf.Tensor, vocabulary: Vocabulary | None = None
+) -> dict[str, tf.Tensor]:
+  """Makes the features of an unpacked encoder-decoder batch.
 
   Args:
-    inputs_BS: int32 [B, S], 0 is padding.
-    targets_BT: int32 [B, T], 0 is padding.
+    inputs_BS: int32 [B, S].
+    targets_BT: int32 [B, T].
+    vocabulary: says what is padding in both (`vocabularies.padding`) and what the decoder starts with; None is as in
+      vocabularies made here, 0 for both.
 
   Returns:
-    `encoder_input_tokens` int32 [B, S]; `decoder_input_tokens` (targets shifted right behind a 0),
-    `decoder_target_tokens` int32 [B, T]; `decoder_loss_weights` float32 [B, T], 1 where a target is not padding.
+    `encoder_input_tokens` int32 [B, S]; `decoder_input_tokens` (targets shifted right behind the start),
+    `decoder_target_tokens` int32 [B, T]; `decoder_loss_weights` float32 [B, T], 1 where a target is not padding. With a
+    vocabulary without padding also `encoder_segment_ids` int32 [B, S], 0 on padding.
   """
-  return {
+  pad, start = (0, 0) if vocabulary is None else (padding(vocabulary), vocabulary.decoder_start_id)
+  made = {
     "encoder_input_tokens": inputs_BS,
-    "decoder_input_tokens": shift_right(targets_BT),
+    "decoder_input_tokens": shift_right(targets_BT, start),
     "decoder_target_tokens": targets_BT,
-    "decoder_loss_weights": tf.cast(targets_BT != 0, tf.float32),
   }
+  if pad < 0:
+    made = {name: tf.maximum(tokens, 0) for name, tokens in made.items()}
+    made["encoder_segment_ids"] = tf.cast(inputs_BS != pad, tf.int32)
+  return made | {"decoder_loss_weights": tf.cast(targets_BT != pad, tf.float32)}

@@ -211,7 +211,7 @@ class Masking:
 def ordinary_ids(vocabulary: Vocabulary) -> np.ndarray:
   """The ids of text, ascending, int32 [N]: no special ids, and no sentinels lent for special pieces."""
   ordinary = np.ones(vocabulary.size, bool)
-  ordinary[[*vocabulary.special_ids, vocabulary.pad_id]] = False
+  ordinary[list(vocabulary.special_ids)] = False
   return np.flatnonzero(ordinary).astype(np.int32)
 
 

@@ -15,17 +15,22 @@ follow the paper's figure 2, without its final sentinel, which T5's span corrupt
 a whole batch and any noise; the caller ensures that the lengths suffice.
 """
 
+from collections.abc import Sequence
+
 from t5x_like.data.quiet_tensorflow import tf
 
 
-def left_justified(tokens_BW: tf.Tensor, keep_BW: tf.Tensor, length: int, eos_id: int | None = 1) -> tf.Tensor:
-  """The kept tokens of every row side by side, then EOS (unless None), then zeros.
+def left_justified(
+  tokens_BW: tf.Tensor, keep_BW: tf.Tensor, length: int, eos_id: int | None = 1, pad_id: int = 0
+) -> tf.Tensor:
+  """The kept tokens of every row side by side, then EOS (unless None), then padding.
 
   Args:
     tokens_BW: int32 [B, W].
     keep_BW: bool [B, W]; no row may keep more than fit.
     length: of the result.
     eos_id: closes every row.
+    pad_id: padding.
 
   Returns:
     int32 [B, length].
@@ -34,51 +39,60 @@ def left_justified(tokens_BW: tf.Tensor, keep_BW: tf.Tensor, length: int, eos_id
     tokens_BW = tf.pad(tokens_BW, [[0, 0], [0, 1]], constant_values=eos_id)
     keep_BW = tf.pad(keep_BW, [[0, 0], [0, 1]], constant_values=True)
   place_BW = tf.cumsum(tf.cast(keep_BW, tf.int32), axis=1, exclusive=True)
-  return _placed([(tokens_BW, place_BW, keep_BW)], length)
+  return _placed([(tokens_BW, place_BW, keep_BW)], length, pad_id)
 
 
 def replace_spans(
   tokens_BW: tf.Tensor,
   noise_BW: tf.Tensor,
   *,
-  vocabulary_size: int,
+  sentinels: Sequence[int],
   inputs_length: int,
   targets_length: int,
   eos_id: int | None = 1,
+  pad_id: int = 0,
 ) -> dict[str, tf.Tensor]:
   """Replaces every run of noise by a sentinel; the targets are the runs, each after its sentinel.
 
   Args:
     tokens_BW: int32 [B, W].
     noise_BW: bool [B, W].
-    vocabulary_size: sentinel i is `vocabulary_size - 1 - i`.
+    sentinels: the id of each; at least as many as there can be runs.
     inputs_length: at least the kept tokens, the runs and EOS.
     targets_length: at least the noise, the runs and EOS.
     eos_id: closes both, unless None.
+    pad_id: padding.
 
   Returns:
-    `inputs` int32 [B, inputs_length] and `targets` int32 [B, targets_length], padded with 0.
+    `inputs` int32 [B, inputs_length] and `targets` int32 [B, targets_length].
   """
   first_BW = noise_BW & ~tf.pad(noise_BW[:, :-1], [[0, 0], [1, 0]])
   runs_BW = tf.cumsum(tf.cast(first_BW, tf.int32), axis=1)  # runs begun so far
-  sentinels_BW = vocabulary_size - runs_BW
-  inputs = left_justified(tf.where(first_BW, sentinels_BW, tokens_BW), ~noise_BW | first_BW, inputs_length, eos_id)
+  sentinels_BW = tf.gather(tf.constant(sentinels, tf.int32), tf.maximum(runs_BW - 1, 0))
+  kept_BW = ~noise_BW | first_BW
+  inputs = left_justified(tf.where(first_BW, sentinels_BW, tokens_BW), kept_BW, inputs_length, eos_id, pad_id)
   noises_BW = tf.cumsum(tf.cast(noise_BW, tf.int32), axis=1)
   place_BW = noises_BW + runs_BW - 1  # of noise tokens; a sentinel goes one place before the first token of its run
   parts = [(tokens_BW, place_BW, noise_BW), (sentinels_BW, place_BW - 1, first_BW)]
   if eos_id is not None:
     last_B1 = noises_BW[:, -1:] + runs_BW[:, -1:]
     parts.append((tf.fill(tf.shape(last_B1), eos_id), last_B1, tf.ones_like(last_B1, tf.bool)))
-  return {"inputs": inputs, "targets": _placed(parts, targets_length)}
+  return {"inputs": inputs, "targets": _placed(parts, targets_length, pad_id)}
 
 
 def drop_tokens(
-  tokens_BW: tf.Tensor, noise_BW: tf.Tensor, *, inputs_length: int, targets_length: int, eos_id: int | None = 1
+  tokens_BW: tf.Tensor,
+  noise_BW: tf.Tensor,
+  *,
+  inputs_length: int,
+  targets_length: int,
+  eos_id: int | None = 1,
+  pad_id: int = 0,
 ) -> dict[str, tf.Tensor]:
   """Moves the noise from the inputs to the targets; see `replace_spans` for shapes."""
   return {
-    "inputs": left_justified(tokens_BW, ~noise_BW, inputs_length, eos_id),
-    "targets": left_justified(tokens_BW, noise_BW, targets_length, eos_id),
+    "inputs": left_justified(tokens_BW, ~noise_BW, inputs_length, eos_id, pad_id),
+    "targets": left_justified(tokens_BW, noise_BW, targets_length, eos_id, pad_id),
   }
 
 
@@ -128,10 +142,10 @@ def noise_mask(bits_BW: tf.Tensor, k: int) -> tf.Tensor:
   return tf.reshape(tf.scatter_nd(flat, tf.ones([batch * k], tf.int32), [batch * length]), [-1, length]) > 0
 
 
-def _placed(parts, length: int) -> tf.Tensor:
-  """Zeros [B, length] with, for each (values, places, which) [B, N], the chosen values at their places."""
+def _placed(parts, length: int, pad_id: int) -> tf.Tensor:
+  """Padding [B, length] with, for each (values, places, which) [B, N], the chosen values at their places."""
   batch = tf.shape(parts[0][0])[0]
   row_B1 = tf.range(batch)[:, None] * length
   places = tf.concat([tf.boolean_mask(places + row_B1, which) for _, places, which in parts], 0)
   values = tf.concat([tf.boolean_mask(values, which) for values, _, which in parts], 0)
-  return tf.reshape(tf.scatter_nd(places[:, None], values, [batch * length]), [-1, length])
+  return tf.reshape(tf.scatter_nd(places[:, None], values - pad_id, [batch * length]) + pad_id, [-1, length])

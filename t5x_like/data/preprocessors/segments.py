@@ -12,28 +12,31 @@ from t5x_like.data.preprocessors.sentences import Sentences
 from t5x_like.data.quiet_tensorflow import tf
 
 
-def one(a_BT: tf.Tensor, size_B: tf.Tensor, length: int, cls_id: int, sep_id: int) -> dict[str, tf.Tensor]:
+def one(
+  a_BT: tf.Tensor, size_B: tf.Tensor, length: int, cls_id: int, sep_id: int, pad_id: int = 0
+) -> dict[str, tf.Tensor]:
   """[CLS] A [SEP].
 
   Args:
     a_BT: int32 [B, T]; the first `size` tokens of each row count.
     size_B: int32 [B], at most `length - 2`.
     length: of the result.
+    pad_id: padding.
 
   Returns:
     `tokens`, `types` and `segments`, int32 [B, length].
   """
   none_B = tf.zeros_like(size_B)
-  out = pair(a_BT, none_B, size_B, a_BT[:, :1], none_B, none_B, length, cls_id, sep_id)
+  out = pair(a_BT, none_B, size_B, a_BT[:, :1], none_B, none_B, length, cls_id, sep_id, pad_id)
   place, end = tf.range(length), size_B[:, None] + 2
   return {
-    "tokens": tf.where(place < end, out["tokens"], 0),
+    "tokens": tf.where(place < end, out["tokens"], pad_id),
     "types": tf.zeros_like(out["types"]),
     "segments": tf.cast(place < end, tf.int32),
   }
 
 
-def pair(a_BT, a_start_B, a_size_B, b_BU, b_start_B, b_size_B, length: int, cls_id: int, sep_id: int):
+def pair(a_BT, a_start_B, a_size_B, b_BU, b_start_B, b_size_B, length: int, cls_id: int, sep_id: int, pad_id: int = 0):
   """[CLS] A [SEP] B [SEP]; A is tokens `a_start` to `a_start + a_size` of each row of `a_BT`, and B likewise.
 
   Sizes add up to at most `length - 3`. Returns `tokens`, `types` and `segments` as `one` does.
@@ -43,7 +46,7 @@ def pair(a_BT, a_start_B, a_size_B, b_BU, b_start_B, b_size_B, length: int, cls_
   b_end = a_end + b_size_B[:, None] + 1
   a = _gather(a_BT, place - 1 + a_start_B[:, None])
   b = _gather(b_BU, place - a_end - 1 + b_start_B[:, None])
-  tokens = tf.where(place < a_end, a, tf.where(place < b_end, b, 0))
+  tokens = tf.where(place < a_end, a, tf.where(place < b_end, b, pad_id))
   tokens = tf.where((place == a_end) | (place == b_end), sep_id, tf.where(place == 0, cls_id, tokens))
   return {
     "tokens": tokens,

@@ -2,8 +2,8 @@
 
 Raffel et al. 2020, "Exploring the Limits of Transfer Learning with a Unified Text-to-Text Transformer", section 3.1.4
 and figure 2. A window of raw tokens is cut into alternating spans, kept first and noise last. In the inputs every
-noise span becomes one sentinel; in the targets every sentinel is followed by the tokens it stands for. Sentinels
-count down from `vocabulary.size - 1`, both sequences end with EOS, and no sentinel closes the targets.
+noise span becomes one sentinel; in the targets every sentinel is followed by the tokens it stands for. Both
+sequences end with EOS, and no sentinel closes the targets.
 
 There is no per-example map: two `top_k` calls find the cut points of all rows, and inputs and targets are each one
 gather whose indices are a cumulative sum with a jump at every sentinel.
@@ -11,7 +11,7 @@ gather whose indices are a cumulative sum with a jump at every sentinel.
 T5's windows never begin with noise and always end with it (T5 issue 905): in a window with few spans, as short ones
 are, the last tokens are noise far more often than others. `random_roll` (its name in the T5 library) rotates the noise
 mask of every window by a uniformly random number of tokens, so that each token is noise equally often. A span rotated
-across the ends becomes two; both sequences have room for the extra sentinel, and end with a 0 where there is none.
+across the ends becomes two; both sequences have room for the extra sentinel, and end with padding where there is none.
 """
 
 import dataclasses
@@ -43,13 +43,13 @@ class SpanCorruption:
   """Windows of raw tokens -> inputs and targets of fixed lengths.
 
   Attributes:
-    vocabulary_size: sentinels included; sentinel i is `vocabulary_size - 1 - i`.
-    extra_ids: how many sentinels the vocabulary has.
+    sentinels: their ids, in the order of use.
     inputs_length: length of the inputs with EOS.
-    targets_length: length of the targets with EOS; None derives it, a larger one is padded with 0.
+    targets_length: length of the targets with EOS; None derives it, a larger one is padded.
     noise_density: fraction of raw tokens that are noise.
     mean_noise_span_length: mean noise tokens per span.
     eos_id: the id that closes both sequences.
+    pad_id: padding.
     random_roll: rotates the noise, see above; False is T5's pretraining.
     window: raw tokens of one example; None takes the most whose inputs fit.
     noise_tokens: how many of them are noise (derived).
@@ -59,13 +59,13 @@ class SpanCorruption:
     UserError: on construction, for impossible lengths or more spans than sentinels.
   """
 
-  vocabulary_size: int
-  extra_ids: int
+  sentinels: tuple[int, ...]
   inputs_length: int = 512
   targets_length: int | None = None
   noise_density: float = 0.15
   mean_noise_span_length: float = 3.0
   eos_id: int = 1
+  pad_id: int = 0
   random_roll: bool = False
   window: int | None = None
   noise_tokens: int = dataclasses.field(init=False)
@@ -95,11 +95,12 @@ class SpanCorruption:
         f"{self.noise_density} and mean_noise_span_length={self.mean_noise_span_length} makes targets of {derived} "
         f"tokens; set it to at least {derived}, or leave it out"
       )
-    if spans + room > self.extra_ids:
+    if spans + room > len(self.sentinels):
       raise UserError(
         f"inputs_length={self.inputs_length}: a window of {window} tokens has {spans + room} noise spans but the "
-        f"vocabulary has {self.extra_ids} sentinels; shorten inputs_length, lengthen mean_noise_span_length "
-        f"({self.mean_noise_span_length}), or use a vocabulary with at least {spans + room} extra ids"
+        f"vocabulary has {len(self.sentinels)} sentinels; shorten inputs_length, lengthen mean_noise_span_length "
+        f"({self.mean_noise_span_length}), or use a vocabulary with at least {spans + room} extra ids (of a published "
+        "one, python -m tools.convert_hf --sentinels takes unused pieces)"
       )
     object.__setattr__(self, "window", window)
     object.__setattr__(self, "noise_tokens", tokens)
@@ -144,10 +145,11 @@ class SpanCorruption:
       return noise.replace_spans(
         window_BW,
         self.noise_mask(key_B),
-        vocabulary_size=self.vocabulary_size,
+        sentinels=self.sentinels,
         inputs_length=self.inputs_length,
         targets_length=self.targets_length,
         eos_id=self.eos_id,
+        pad_id=self.pad_id,
       )
     kept_ends, noise_ends = self.span_ends(key_B)
     kept_lengths, noise_lengths = _lengths(kept_ends), _lengths(noise_ends)
@@ -183,10 +185,10 @@ class SpanCorruption:
     batch = tf.shape(window_BW)[0]
     offset_B1 = tf.range(batch)[:, None]
     tokens = tf.gather(tf.reshape(window_BW, [-1]), tf.reshape(source + offset_B1 * self.window, [-1]))
-    ids_N = self.vocabulary_size - 1 - tf.range(self.noise_spans, dtype=tf.int32)
+    ids_N = tf.constant(self.sentinels[: self.noise_spans], tf.int32)
     places = tf.reshape(sentinels + offset_B1 * length, [-1, 1])
     tokens = tf.tensor_scatter_nd_update(tokens, places, tf.tile(ids_N, [batch]))
-    tail = tf.constant([self.eos_id] + [0] * (padded - length - 1), tf.int32)
+    tail = tf.constant([self.eos_id] + [self.pad_id] * (padded - length - 1), tf.int32)
     tail = tf.tile(tail[None], [batch, 1])
     return tf.ensure_shape(tf.concat([tf.reshape(tokens, [-1, length]), tail], axis=1), [None, padded])
 

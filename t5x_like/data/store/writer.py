@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from t5x_like.data import vocabularies
 from t5x_like.data.store import manifest as manifests
 from t5x_like.data.store import shards as store_shards
 from t5x_like.data.store.manifest import Manifest, VocabularyRecord
@@ -108,19 +109,15 @@ class TokenStoreWriter(contextlib.AbstractContextManager):
       lengths_D: integers [D] that sum to N; documents of length 0 are dropped.
 
     Raises:
-      UserError: an id is 0 (padding) or outside the vocabulary, or a shard cannot be written.
+      UserError: an id is padding or outside the vocabulary, or a shard cannot be written.
     """
     lengths_D = np.asarray(lengths_D, np.int64)
     lengths_D = lengths_D[lengths_D > 0]
     tokens_N = np.asarray(tokens_N)
     if not lengths_D.size:
       return
-    low, high = int(tokens_N.min()), int(tokens_N.max())
-    if low < 1 or high >= self._vocabulary.size:
-      raise UserError(
-        f"{self.path}: found id {low if low < 1 else high} in a document, expected 1 to "
-        f"{self._vocabulary.size - 1} (0 is padding)"
-      )
+    if wrong := vocabularies.outside(self._vocabulary, tokens_N):
+      raise UserError(f"{self.path}: {wrong}")
     tokens_N = tokens_N.astype(self._dtype)
     if self._append_eos:
       tokens_N = np.insert(tokens_N, np.cumsum(lengths_D), self._vocabulary.eos_id)

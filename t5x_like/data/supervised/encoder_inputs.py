@@ -13,6 +13,7 @@ from t5x_like.data.features import Feature
 from t5x_like.data.features import encoder as features
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.supervised.example_store import ExampleStore
+from t5x_like.errors import UserError
 
 __all__ = ["Sequences", "Words", "batch_of", "features"]
 
@@ -34,6 +35,12 @@ class Sequences:
     self._cls = vocabularies.special(store.vocabulary, "cls")
     self._sep = vocabularies.special(store.vocabulary, "sep")
     self.extra = 1 + len(streams)
+    if store.vocabulary.pad_id is None:
+      raise UserError(
+        f"{store.path}: its vocabulary has no padding piece, expected one, by which encoders tell padding; add one to "
+        "the published tokenizer (tokenizer.add_special_tokens, then model.resize_token_embeddings)"
+      )
+    self._pad = store.vocabulary.pad_id
 
   def __call__(
     self, example_B: np.ndarray, lengths_BD: np.ndarray, skip_B: np.ndarray | int = 0
@@ -44,7 +51,7 @@ class Sequences:
       `encoder_input_tokens` and `encoder_token_types` (0 up to the first [SEP], 1 after it), int32 [B, length].
     """
     tokens_BS, types_BS = np.zeros((2, example_B.size, self._length), np.int32)
-    tokens_BS[:, 0] = self._cls
+    tokens_BS[:], tokens_BS[:, 0] = self._pad, self._cls
     rows, place_B = np.arange(example_B.size), np.ones(example_B.size, np.int64)
     for number, stream in enumerate(self._streams):
       length_B = lengths_BD[:, number]

@@ -2,7 +2,8 @@
 
 The defaults are those of the large model (section 5.1): 30% of the tokens in text infilling, and all sentences
 permuted. Example i is window i of `length - 1` tokens; the encoder sees it noised, the decoder restores it; both end
-with EOS and are padded with 0 to `length`. `preprocessors/bart.py` defines each noise.
+with EOS and are padded to `length`. With a vocabulary published with BART both also begin with BOS, as that model was
+trained, and windows are a token shorter. `preprocessors/bart.py` defines each noise.
 """
 
 from t5x_like.data import random
@@ -10,9 +11,9 @@ from t5x_like.data.preprocessors import bart, sentences
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder, features
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import Verify
-from t5x_like.data.store.windows import Windows
+from t5x_like.data.store.windows import Windows, open_tokens
 from t5x_like.data.task import Feature, Task, fingerprint
-from t5x_like.data.vocabularies import special
+from t5x_like.data.vocabularies import opening, padding, special
 from t5x_like.errors import UserError
 
 
@@ -60,9 +61,10 @@ def task(
     raise UserError(f"poisson_mean: found {poisson_mean}, expected at least 1")
   if length < 8:
     raise UserError(f"length: found {length}, expected at least 8")
-  W = length - 1
-  windows = Windows(store, split, W, verify)
-  vocabulary = windows.vocabulary
+  tokens = open_tokens(store, split, verify)
+  vocabulary, pad_id, begin = tokens.vocabulary, padding(tokens.vocabulary), opening(tokens.vocabulary)
+  W = length - 1 - len(begin)
+  windows = Windows(tokens, split, W)
   mask_id, eos_id = special(vocabulary, "mask"), vocabulary.eos_id
   rule = sentences.Sentences(vocabulary, sentence_rule)
 
@@ -80,9 +82,12 @@ def task(
       noised = bart.mask(noised, mask, mask_id, random.row_keys(3, key_B))
     elif delete:
       noised = bart.delete(noised, delete, random.row_keys(3, key_B))
-    inputs_BS = _closed(noised, size_B, length, eos_id)
-    made = encoder_decoder(inputs_BS, _closed(text_BW, None, length, eos_id))
-    return made | {"encoder_segment_ids": tf.cast(inputs_BS != 0, tf.int32)}
+    inputs_BS, targets_BT = (
+      _closed(tokens_BT, size_B, length, begin, eos_id, pad_id)
+      for tokens_BT, size_B in ((noised, size_B), (text_BW, None))
+    )
+    made = encoder_decoder(inputs_BS, targets_BT, vocabulary)
+    return made | {"encoder_segment_ids": tf.cast(inputs_BS != pad_id, tf.int32)}
 
   return Task(
     name=label or f"{windows.tokens.name}_bart",
@@ -104,9 +109,15 @@ def task(
   )
 
 
-def _closed(tokens_BT: tf.Tensor, size_B: tf.Tensor | None, length: int, eos_id: int) -> tf.Tensor:
-  """Tokens up to their size, EOS, zeros: int32 [B, length]; tokens that do not fit before EOS are dropped."""
+def _closed(
+  tokens_BT: tf.Tensor, size_B: tf.Tensor | None, length: int, begin: list[int], eos_id: int, pad_id: int
+) -> tf.Tensor:
+  """Beginning, tokens up to their size, EOS, padding: int32 [B, length]; tokens that do not fit are dropped."""
+  if begin:
+    tokens_BT = tf.pad(tokens_BT, [[0, 0], [len(begin), 0]], constant_values=begin[0])
+    size_B = None if size_B is None else size_B + len(begin)
   T = min(tokens_BT.shape[1], length - 1)
   padded = tf.pad(tokens_BT[:, :T], [[0, 0], [0, length - T]])
   end = T if size_B is None else tf.minimum(size_B, length - 1)[:, None]
-  return tf.where(tf.range(length) == end, eos_id, padded)
+  place = tf.range(length)
+  return tf.where(place < end, padded, tf.where(place == end, eos_id, pad_id))

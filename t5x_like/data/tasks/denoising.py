@@ -86,15 +86,16 @@ def task(
     whole = tf.pad(window_BW, [[0, 0], [0, 1]], constant_values=vocabulary.eos_id)
     if style == "deshuffling":
       inputs = noise.shuffled(window_BW, bits_BN[:, :window])
-      return encoder_decoder(tf.pad(inputs, [[0, 0], [0, 1]], constant_values=vocabulary.eos_id), whole)
+      return encoder_decoder(tf.pad(inputs, [[0, 0], [0, 1]], constant_values=vocabulary.eos_id), whole, vocabulary)
     noise_BW = noise.noise_mask(bits_BN[:, :window], tokens_of_noise)
-    sizes = dict(inputs_length=inputs_length, targets_length=targets_length, eos_id=vocabulary.eos_id)
+    ends = dict(eos_id=vocabulary.eos_id, pad_id=vocabularies.padding(vocabulary))
+    sizes = dict(inputs_length=inputs_length, targets_length=targets_length, **ends)
     if style == "replace_spans":
-      out = noise.replace_spans(window_BW, noise_BW, vocabulary_size=vocabulary.size, **sizes)
-      return encoder_decoder(out["inputs"], out["targets"])
+      out = noise.replace_spans(window_BW, noise_BW, sentinels=vocabulary.sentinels, **sizes)
+      return encoder_decoder(out["inputs"], out["targets"], vocabulary)
     if style == "drop_tokens":
       out = noise.drop_tokens(window_BW, noise_BW, **sizes)
-      return encoder_decoder(out["inputs"], out["targets"])
+      return encoder_decoder(out["inputs"], out["targets"], vocabulary)
     inputs = noise.masked(
       window_BW,
       noise_BW,
@@ -103,7 +104,7 @@ def task(
       ordinary_ids=ordinary,
       bits_BW=bits_BN[:, window:],
     )
-    return encoder_decoder(tf.pad(inputs, [[0, 0], [0, 1]], constant_values=vocabulary.eos_id), whole)
+    return encoder_decoder(tf.pad(inputs, [[0, 0], [0, 1]], constant_values=vocabulary.eos_id), whole, vocabulary)
 
   return Task(
     name=label or f"{tokens.name}_{style}",
@@ -118,12 +119,12 @@ def task(
     ),
     num_examples=windows.num_examples,
     numbering=windows.numbering,
-    features=features(inputs_length, targets_length),
+    features=features(inputs_length, targets_length, vocabulary),
     batch=batch,
   )
 
 
 def ordinary_ids(vocabulary) -> np.ndarray:
   """Ids of text, int32 [N]: all but padding, EOS, unknown, sentinels and the vocabulary's special ids."""
-  special = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id, *getattr(vocabulary, "special_ids", ())}
-  return np.setdiff1d(np.arange(vocabulary.size - vocabulary.extra_ids, dtype=np.int32), np.array(sorted(special)))
+  special = vocabulary.special_ids | {vocabulary.unk_id}
+  return np.setdiff1d(np.arange(vocabulary.size, dtype=np.int32), np.array(sorted(special)))

@@ -76,7 +76,7 @@ def task(
     short_pairs: share of segment pairs that are cut to a random size.
     sentence_rule: `module:function`, see `data/preprocessors/sentences.py`.
     segment_ids: tells tokens (1) from padding (0). Attention cores that take no segments, such as BigBird's, need them
-      left out; padding is then what has id 0.
+      left out; padding is then told by the vocabulary's padding id.
     label: the name in metrics; by default `<corpus>_mlm`.
     verify: what opening the store checks, see `TokenStore.open`.
 
@@ -100,7 +100,16 @@ def task(
   if length < 16:
     raise UserError(f"length: found {length}, expected at least 16")
   rule = sentences.Sentences(vocabulary, sentence_rule)
-  ids = special(vocabulary, "cls"), special(vocabulary, "sep")
+  if vocabulary.pad_id is None and not segment_ids:
+    raise UserError(
+      f"config.task.segment_ids: found False, but the vocabulary of {tokens.path} has no padding piece, so that only "
+      "segments tell padding; leave it out"
+    )
+  ids = (
+    special(vocabulary, "cls"),
+    special(vocabulary, "sep"),
+    vocabulary.eos_id if vocabulary.pad_id is None else vocabulary.pad_id,
+  )
   if input_format == "full_sentences":
     reader = FullSentences(tokens, length, rule, *ids)
   elif pairs:
@@ -177,8 +186,8 @@ def places(weights_BL: tf.Tensor, most: int) -> tf.Tensor:
 class FullSentences:
   """[CLS] text [SEP] across documents; see above."""
 
-  def __init__(self, tokens: TokenStore, length: int, rule: sentences.Sentences, cls_id: int, sep_id: int):
-    self._tokens, self._rule, self._cls, self._sep = tokens, rule, cls_id, sep_id
+  def __init__(self, tokens: TokenStore, length: int, rule: sentences.Sentences, cls_id: int, sep_id: int, pad_id: int):
+    self._tokens, self._rule, self._sep, self._ids = tokens, rule, sep_id, (cls_id, sep_id, pad_id)
     self._length, self._search = length, max(1, min(4, length // 16), length // 24)
     self._stride = length - 2 - self._search
     self._read_length = 2 + self._stride + self._search
@@ -207,7 +216,7 @@ class FullSentences:
       size_B = end_B - start_B - tf.cast(tf.gather(first_BR, end_B, batch_dims=1), tf.int32)
     else:
       text_BT, size_B = segments.separated(window_BR, start_B, end_B, first_BR, self._sep, self._length - 2)
-    return segments.one(text_BT, size_B, self._length, self._cls, self._sep)
+    return segments.one(text_BT, size_B, self._length, *self._ids)
 
   def _read(self, example_index_B):
     """Tokens i * stride - 1 and on (0 before the first of the stream), and where documents begin among them."""
@@ -223,13 +232,13 @@ class FullSentences:
 class DocSentences:
   """[CLS] text [SEP] of one document; see above."""
 
-  def __init__(self, tokens: TokenStore, length: int, cls_id: int, sep_id: int):
-    self._chunks, self._length, self._cls, self._sep = Chunks(tokens, length - 2), length, cls_id, sep_id
+  def __init__(self, tokens: TokenStore, length: int, cls_id: int, sep_id: int, pad_id: int):
+    self._chunks, self._length, self._ids = Chunks(tokens, length - 2), length, (cls_id, sep_id, pad_id)
     self.num_examples = self._chunks.num_examples
 
   def __call__(self, example_index_B, key_B):
     chunk_BT, size_B = self._chunks.read(example_index_B)
-    return segments.one(chunk_BT, size_B, self._length, self._cls, self._sep)
+    return segments.one(chunk_BT, size_B, self._length, *self._ids)
 
 
 class Pairs:
@@ -242,16 +251,17 @@ class Pairs:
     rule: sentences.Sentences,
     cls_id: int,
     sep_id: int,
+    pad_id: int,
     *,
     single: bool,
     random_next: float,
     short: float,
   ):
-    self._chunks, self._length, self._cls, self._sep = Chunks(tokens, length - 3, least=2), length, cls_id, sep_id
+    self._chunks, self._length, self._ids = Chunks(tokens, length - 3, least=2), length, (cls_id, sep_id, pad_id)
     self._options = dict(sentences=rule, single=single, random_next=random_next, short=short)
     self.num_examples = self._chunks.num_examples
 
   def __call__(self, example_index_B, key_B):
     chunk_BT, *others = self._chunks.read_with_others(example_index_B, key_B)
     *places, label_B = segments.split_pair(chunk_BT, *others, key_B=key_B, **self._options)
-    return segments.pair(chunk_BT, *places, self._length, self._cls, self._sep) | {"label": label_B}
+    return segments.pair(chunk_BT, *places, self._length, *self._ids) | {"label": label_B}

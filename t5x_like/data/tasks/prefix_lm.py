@@ -21,7 +21,7 @@ from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.store.windows import DocumentsEnd, Windows
 from t5x_like.data.task import Feature, Task, fingerprint
-from t5x_like.data.vocabularies import start_id
+from t5x_like.data.vocabularies import padding, start_id
 from t5x_like.errors import UserError
 
 
@@ -65,7 +65,7 @@ def task(
     prefix_B = 1 + random.integers(bits_B1[:, 0], window - 1)
     if decoder:
       return decoder_only(tokens_BW, start, prefix_B=prefix_B)
-    return encoder_decoder(*split_at(tokens_BW, prefix_B, vocabulary.eos_id))
+    return encoder_decoder(*split_at(tokens_BW, prefix_B, vocabulary.eos_id, padding(vocabulary)), vocabulary)
 
   names = ("input_tokens", "target_tokens", "causal_attention")
   decoder_features = {f"decoder_{name}": Feature((length,), "int32") for name in names}
@@ -77,18 +77,18 @@ def task(
     numbering=windows.numbering,
     features=decoder_features | {"decoder_loss_weights": Feature((length,), "float32")}
     if decoder
-    else features(length, length),
+    else features(length, length, vocabulary),
     batch=batch,
   )
 
 
-def split_at(tokens_BW: tf.Tensor, prefix_B: tf.Tensor, eos_id: int) -> tuple[tf.Tensor, tf.Tensor]:
+def split_at(tokens_BW: tf.Tensor, prefix_B: tf.Tensor, eos_id: int, pad_id: int = 0) -> tuple[tf.Tensor, tf.Tensor]:
   """Cuts windows: int32 [B, W] and int32 [B] in 0..W -> inputs and targets, int32 [B, W + 1], each with EOS behind."""
   batch, length = tf.shape(tokens_BW)[0], tokens_BW.shape[1]
   place_T, prefix_B1 = tf.range(length + 1), prefix_B[:, None]
   closed_BT = tf.pad(tokens_BW, [[0, 0], [0, 1]], constant_values=eos_id)
-  inputs = tf.where(place_T < prefix_B1, closed_BT, tf.where(place_T == prefix_B1, eos_id, 0))
+  inputs = tf.where(place_T < prefix_B1, closed_BT, tf.where(place_T == prefix_B1, eos_id, pad_id))
   # The rest, moved to the front: place j holds token prefix + j; past the EOS there is nothing.
   source_BT = tf.range(batch)[:, None] * (length + 1) + tf.minimum(place_T + prefix_B1, length)
   moved_BT = tf.reshape(tf.gather(tf.reshape(closed_BT, [-1]), tf.reshape(source_BT, [-1])), [-1, length + 1])
-  return inputs, tf.where(place_T + prefix_B1 <= length, moved_BT, 0)
+  return inputs, tf.where(place_T + prefix_B1 <= length, moved_BT, pad_id)

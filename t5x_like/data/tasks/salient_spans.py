@@ -16,6 +16,7 @@ from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.store.windows import DocumentsEnd, Windows
 from t5x_like.data.task import Task, fingerprint
+from t5x_like.data.vocabularies import padding
 from t5x_like.errors import UserError
 
 _FALLBACK = 3
@@ -56,7 +57,7 @@ def task(
   if not vocabulary.extra_ids:
     raise UserError(f"{windows.tokens.path}: its vocabulary has no sentinels, expected at least 1")
   find = TokenSpans(vocabulary, slots.outside("config.task.finder", finder), min(targets_length - 2, W - 1))
-  sentinel, eos_id = vocabulary.size - 1, vocabulary.eos_id
+  sentinel, eos_id, pad_id = vocabulary.sentinels[0], vocabulary.eos_id, padding(vocabulary)
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
     text_BW = windows.read(example_index_B)
@@ -68,12 +69,12 @@ def task(
     closed = tf.pad(text_BW, [[0, 0], [0, 1]], constant_values=eos_id)  # EOS is token W
     place = tf.range(inputs_length)
     source = tf.where(place <= start_B, place, place + end_B - start_B - 1)
-    inputs = tf.where(source <= W, tf.gather(closed, tf.minimum(source, W), batch_dims=1), 0)
+    inputs = tf.where(source <= W, tf.gather(closed, tf.minimum(source, W), batch_dims=1), pad_id)
     inputs = tf.where(place == start_B, sentinel, inputs)
     place, size = tf.range(targets_length), end_B - start_B
     targets = tf.gather(closed, tf.clip_by_value(start_B + place - 1, 0, W), batch_dims=1)
-    targets = tf.where(place <= size, targets, tf.where(place == size + 1, eos_id, 0))
-    return encoder_decoder(inputs, tf.where(place == 0, sentinel, targets))
+    targets = tf.where(place <= size, targets, tf.where(place == size + 1, eos_id, pad_id))
+    return encoder_decoder(inputs, tf.where(place == 0, sentinel, targets), vocabulary)
 
   return Task(
     name=label or f"{windows.tokens.name}_salient_spans",
@@ -83,6 +84,6 @@ def task(
     ),
     num_examples=windows.num_examples,
     numbering=windows.numbering,
-    features=features(inputs_length, targets_length),
+    features=features(inputs_length, targets_length, vocabulary),
     batch=batch,
   )

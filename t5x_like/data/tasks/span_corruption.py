@@ -11,6 +11,7 @@ from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.store.windows import DocumentsEnd, Windows, open_tokens
 from t5x_like.data.task import Task, fingerprint
+from t5x_like.data.vocabularies import padding
 
 
 def task(
@@ -51,13 +52,13 @@ def task(
   vocabulary = tokens.vocabulary
   prefix_ids = vocabulary.encode(prefix) if prefix else []
   corruption = SpanCorruption(
-    vocabulary_size=vocabulary.size,
-    extra_ids=vocabulary.extra_ids,
+    sentinels=vocabulary.sentinels,
     inputs_length=inputs_length - len(prefix_ids),
     targets_length=targets_length,
     noise_density=float(noise_density),
     mean_noise_span_length=float(mean_noise_span_length),
     eos_id=vocabulary.eos_id,
+    pad_id=padding(vocabulary),
     random_roll=random_roll,
   )
   windows = Windows(tokens, split, corruption.window)
@@ -68,7 +69,7 @@ def task(
     inputs = corrupted["inputs"]
     if prefix_ids:
       inputs = tf.concat([tf.tile(tf.constant([prefix_ids], tf.int32), [tf.shape(inputs)[0], 1]), inputs], axis=1)
-    return encoder_decoder(inputs, corrupted["targets"])
+    return encoder_decoder(inputs, corrupted["targets"], vocabulary)
 
   options = {"random_roll": random_roll, "prefix": prefix_ids}
   return Task(
@@ -85,6 +86,6 @@ def task(
     ),  # absent where off: older runs resume
     num_examples=windows.num_examples,
     numbering=windows.numbering,
-    features=features(inputs_length, corruption.targets_length),
+    features=features(inputs_length, corruption.targets_length, vocabulary),
     batch=batch,
   )

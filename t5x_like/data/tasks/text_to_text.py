@@ -31,7 +31,7 @@ from t5x_like.data.supervised.example_store import Example, ExampleStore
 from t5x_like.data.supervised.templates import Template
 from t5x_like.data.supervised.too_long import TooLong, fit
 from t5x_like.data.task import Feature, Task, digest
-from t5x_like.data.vocabularies import Vocabulary, start_id
+from t5x_like.data.vocabularies import Vocabulary, opening, start_id
 from t5x_like.errors import UserError
 
 _RECORDS_AT_ONCE = 1024
@@ -87,6 +87,7 @@ def task(
     raise UserError("config.task.prefix: found True, expected architecture='decoder': encoders see their whole input")
   templates = {"inputs": Template(inputs, "inputs"), "targets": Template(targets, "targets")}
   encoding = vocabularies.load(vocabulary)
+  begin = [] if decoder else opening(encoding)
   fields = (*templates["inputs"].fields, *templates["targets"].fields)
   store = example_store.open_store(
     source,
@@ -96,7 +97,7 @@ def task(
     facts={"inputs": inputs, "targets": targets},
     vocabulary=encoding,
     streams={"inputs": not decoder, "targets": True},
-    examples=functools.partial(_examples, templates, encoding),
+    examples=functools.partial(_examples, templates, encoding, begin),
     cache=cache,
     data_dir=data_dir,
     verify=verify,
@@ -116,10 +117,10 @@ def task(
   if packed:
     plan = packing.cached(packing_nD, limits, pack_seed, f"{store.path}/plans")
   _report(store, plan, packed)
-  pieces = Pieces(store, plan, used, lengths_n2, encoding.eos_id)
+  pieces = Pieces(store, plan, used, lengths_n2, encoding)
 
   def of_records(more: Sequence[str]) -> list[dict[str, Any]]:
-    examples = functools.partial(_examples, templates, encoding)
+    examples = functools.partial(_examples, templates, encoding, begin)
     found = records.used(source, split, fields=(*fields, *more), data_dir=data_dir, examples=examples)
     return [
       {"record": record} | {name: template(record, where) for name, template in templates.items()}
@@ -127,8 +128,9 @@ def task(
     ]
 
   make = pieces.decoder if decoder else pieces.encoder_decoder
-  features = _features(limits, decoder, prefix, packed)
-  start = start_id(encoding) if decoder else 0
+  # A decoder's padding is marked by segment 0, as its start id may be any id.
+  features = _features(limits, decoder, prefix, segments=packed or decoder or encoding.pad_id is None)
+  start = start_id(encoding) if decoder else encoding.decoder_start_id
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
     def read(row_B: np.ndarray) -> list[np.ndarray]:
@@ -162,9 +164,9 @@ def task(
 
 
 def _examples(
-  templates: dict[str, Template], vocabulary: Vocabulary, rows: Iterator[tuple[str, Record]]
+  templates: dict[str, Template], vocabulary: Vocabulary, begin: list[int], rows: Iterator[tuple[str, Record]]
 ) -> Iterator[Example | Skip]:
-  """Tokenises records, a batch at a time."""
+  """Tokenises records, a batch at a time; their sequences begin with `begin`."""
   while held := list(itertools.islice(rows, _RECORDS_AT_ONCE)):
     texts: dict[str, list[str]] = {name: [] for name in templates}
     for where, record in held:
@@ -178,7 +180,10 @@ def _examples(
     encoded = {name: vocabulary.encode_batch(lines) for name, lines in texts.items()}
     for ids in zip(*encoded.values()):
       example = dict(zip(encoded, ids))
-      yield example if all(len(ids) for ids in example.values()) else Skip("no tokens")
+      if not all(len(ids) for ids in example.values()):
+        yield Skip("no tokens")
+      else:
+        yield {name: np.append(np.int32(begin), ids) for name, ids in example.items()} if begin else example
 
 
 def _report(store: ExampleStore, plan: packing.Plan, packed: bool) -> None:
@@ -199,8 +204,11 @@ class Pieces:
     lengths_n2: int64 [n, 2], how many tokens of its inputs and targets are used; truncated ones end with EOS.
   """
 
-  def __init__(self, store: ExampleStore, plan: packing.Plan, used: np.ndarray, lengths_n2: np.ndarray, eos_id: int):
-    self._store, self._plan, self._used, self._lengths_n2, self._eos_id = store, plan, used, lengths_n2, eos_id
+  def __init__(
+    self, store: ExampleStore, plan: packing.Plan, used: np.ndarray, lengths_n2: np.ndarray, vocabulary: Vocabulary
+  ):
+    self._store, self._plan, self._used, self._lengths_n2 = store, plan, used, lengths_n2
+    self._eos_id, self._pad_id = vocabulary.eos_id, vocabulary.pad_id or 0
 
   def _stream(self, stream: int, which_n: np.ndarray, ends: bool = True) -> tuple[np.ndarray, np.ndarray]:
     name, length_n = ("inputs", "targets")[stream], self._lengths_n2[which_n, stream]
@@ -218,6 +226,7 @@ class Pieces:
       tokens, segments, positions = packing.scatter(
         *self._stream(stream, which_n), row_n, number_n, offset_n2[:, stream], (row_B.size, self._plan.limits[stream])
       )
+      tokens = np.where(segments > 0, tokens, self._pad_id)
       out |= {f"{side}_segment_ids": segments, f"{side}_positions": positions}
       out["encoder_input_tokens" if side == "encoder" else "decoder_target_tokens"] = tokens
     segments = out["decoder_segment_ids"]
@@ -252,14 +261,14 @@ class Pieces:
     }
 
 
-def _features(limits: tuple[int, ...], decoder: bool, prefix: bool, packed: bool) -> dict[str, Feature]:
+def _features(limits: tuple[int, ...], decoder: bool, prefix: bool, segments: bool) -> dict[str, Feature]:
   lengths = {"decoder": limits[-1]} if decoder else dict(zip(("encoder", "decoder"), limits))
   features = {f"{side}_input_tokens": Feature((length,), "int32") for side, length in lengths.items()}
   features["decoder_target_tokens"] = Feature((limits[-1],), "int32")
   features["decoder_loss_weights"] = Feature((limits[-1],), "float32")
   if prefix:
     features["decoder_causal_attention"] = Feature((limits[-1],), "int32")
-  if packed or decoder:  # a decoder's padding is marked by segment 0, as its start id may be any id
+  if segments:
     for side, length in lengths.items():
       features |= {f"{side}_{name}": Feature((length,), "int32") for name in ("segment_ids", "positions")}
   return features

@@ -32,7 +32,7 @@ from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.store.windows import DocumentsEnd, Windows
 from t5x_like.data.task import Task, fingerprint
-from t5x_like.data.vocabularies import Vocabulary
+from t5x_like.data.vocabularies import Vocabulary, padding
 from t5x_like.errors import UserError, did_you_mean
 
 
@@ -82,7 +82,7 @@ def task(
   denoisers = [_Denoiser(name, windows.vocabulary, length, mode_tokens, random_roll) for name in shares]
   inputs_length = max(denoiser.inputs_length for denoiser in denoisers)
   targets_length = max(denoiser.corruption.targets_length for denoiser in denoisers)
-  described = features(inputs_length, targets_length)
+  described = features(inputs_length, targets_length, windows.vocabulary)
   ends_N = _word_ends(list(shares.values()))
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
@@ -92,7 +92,9 @@ def task(
     which_B = tf.reduce_sum(tf.cast(word_B1 >= ends_N, tf.int32), axis=1)
     rows = tf.dynamic_partition(tf.range(tf.size(which_B)), which_B, len(denoisers))
     made = [
-      mixture.padded(denoiser(tf.gather(window_BL, row_N), tf.gather(key_B, row_N)), described)
+      mixture.padded(
+        denoiser(tf.gather(window_BL, row_N), tf.gather(key_B, row_N)), described, windows.vocabulary.pad_id
+      )
       for denoiser, row_N in zip(denoisers, rows, strict=True)
     ]
     return {name: tf.dynamic_stitch(rows, [one[name] for one in made]) for name in described}
@@ -122,15 +124,16 @@ class _Denoiser:
     mean, density = DENOISERS[name]
     roll = random_roll and mean is not QUARTER
     noise, spans = noise_counts(length, density, length * density if mean is QUARTER else mean)
+    self._vocabulary = vocabulary
     self._prefix = vocabulary.encode(MODES[name[0]]) if mode_tokens else []
     self.corruption = SpanCorruption(
-      vocabulary_size=vocabulary.size,
-      extra_ids=vocabulary.extra_ids,
+      sentinels=vocabulary.sentinels,
       window=length,
       inputs_length=length - noise + spans + 1 + roll,
       noise_density=density,
       mean_noise_span_length=float(noise if mean is QUARTER else mean),
       eos_id=vocabulary.eos_id,
+      pad_id=padding(vocabulary),
       random_roll=roll,
     )
     self.inputs_length = len(self._prefix) + self.corruption.inputs_length
@@ -138,7 +141,7 @@ class _Denoiser:
   def __call__(self, window_NL: tf.Tensor, key_N: tf.Tensor) -> dict[str, tf.Tensor]:
     corrupted = self.corruption(window_NL, key_N)
     prefix_NP = tf.tile(tf.constant([self._prefix], tf.int32), [tf.size(key_N), 1])
-    return encoder_decoder(tf.concat([prefix_NP, corrupted["inputs"]], axis=1), corrupted["targets"])
+    return encoder_decoder(tf.concat([prefix_NP, corrupted["inputs"]], axis=1), corrupted["targets"], self._vocabulary)
 
 
 def _word_ends(shares: list[float]) -> np.ndarray:

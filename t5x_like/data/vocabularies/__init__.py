@@ -1,13 +1,14 @@
 """Vocabularies: text to ids and back, behind one protocol, with T5's special ids and sentinels.
 
-In every vocabulary pad is 0 and the top `extra_ids` ids are sentinels: sentinel i is id `size - 1 - i`, spelled
-`<extra_id_i>`. Those trained here have eos 1 and unk 2. The kinds:
+In vocabularies made here pad is 0, eos 1, unk 2, and the top `extra_ids` ids are sentinels: sentinel i is id
+`size - 1 - i`, spelled `<extra_id_i>`. Published ones have their own ids, or none, for each. The kinds:
 
 - `SentencePieceVocabulary`: a SentencePiece model (Kudo and Richardson 2018); the sentinels are added on top of its
   pieces, so T5's model of 32,000 pieces has size 32,100 and sentinel 0 is id 32,099 (Raffel et al. 2020). `decode` does
   not restore what the model's normaliser folds: NFKC forms, runs of spaces, line ends and, without byte fallback,
   characters that are in no piece. Text after a sentinel starts a new word.
-- `TokenizerVocabulary`: a `tokenizer.json` of the tokenizers library: WordPiece, byte-level BPE and others.
+- `TokenizerVocabulary`: a `tokenizer.json` made here with the tokenizers library: WordPiece or byte-level BPE.
+- `PublishedVocabulary`: the tokenizer of a Hugging Face directory, with the ids that `transformers` gives.
 - `ByteVocabulary`: UTF-8 bytes (ByT5, Xue et al. 2022), id = byte + 3; `decode(encode(text)) == text` for any Unicode
   text. 125 sentinels by default, so 384 ids as in the released models' embedding tables. (Those models were pretrained
   with the last bytes, ids 258, 257, ..., as sentinels; here sentinels have ids apart from the bytes.)
@@ -16,7 +17,15 @@ Nothing here imports TensorFlow: prediction works on a machine without it.
 """
 
 from t5x_like.data.objects import Place, place
-from t5x_like.data.vocabularies import protocol, sentence_piece, storage, tokenizer_json, utf8_bytes
+from t5x_like.data.vocabularies import (
+  hugging_face,
+  protocol,
+  published,
+  sentence_piece,
+  storage,
+  tokenizer_json,
+  utf8_bytes,
+)
 from t5x_like.data.vocabularies.protocol import (
   BYT5_EXTRA_IDS,
   EOS_ID,
@@ -25,9 +34,13 @@ from t5x_like.data.vocabularies.protocol import (
   UNK_ID,
   Vocabulary,
   encode_sentinels,
+  opening,
+  outside,
+  padding,
   special,
   start_id,
 )
+from t5x_like.data.vocabularies.published import PublishedVocabulary
 from t5x_like.data.vocabularies.sentence_piece import MODEL_FILE, SentencePieceVocabulary
 from t5x_like.data.vocabularies.storage import FORMAT, MANIFEST
 from t5x_like.data.vocabularies.tokenizer_json import MASK_TOKENS, TokenizerVocabulary
@@ -42,6 +55,7 @@ __all__ = [
   "MASK_TOKENS",
   "MODEL_FILE",
   "PAD_ID",
+  "PublishedVocabulary",
   "T5_EXTRA_IDS",
   "UNK_ID",
   "ByteVocabulary",
@@ -50,17 +64,21 @@ __all__ = [
   "Vocabulary",
   "encode_sentinels",
   "load",
+  "opening",
+  "outside",
+  "padding",
   "special",
   "start_id",
 ]
 
 
-def load(path_or_name: str) -> Vocabulary:
+def load(path_or_name: str, sentinels: str | None = None) -> Vocabulary:
   """Opens a vocabulary.
 
   Args:
-    path_or_name: a directory written by `save`, a `tokenizer.json` or a directory with one, a SentencePiece `*.model`
-      file (100 sentinels, as T5's), or `bytes`.
+    path_or_name: a directory written by `save`, a Hugging Face directory or its `tokenizer.json`, a SentencePiece
+      `*.model` file (100 sentinels, as T5's), or `bytes`.
+    sentinels: of a Hugging Face directory, the pattern of the pieces to use as sentinels, as `<unused{}>`.
 
   Raises:
     UserError: no such file, a damaged one, or contents that disagree with the manifest.
@@ -76,27 +94,26 @@ def load(path_or_name: str) -> Vocabulary:
       f"vocabulary {path_or_name}: cannot be reached ({type(error).__name__}: {one_line(error)}), "
       "expected a local path or a gs:// or s3:// address that this machine may read"
     ) from error
-  if is_directory:
-    return _load_directory(path)
   if not found:
     raise UserError(
-      f"vocabulary {path}: found nothing there, expected a directory with {MANIFEST}, a SentencePiece .model file, "
-      "a tokenizer.json or the name 'bytes' (python -m tools.train_vocabulary makes a vocabulary)"
+      f"vocabulary {path}: found nothing there, expected a directory with {MANIFEST}, a Hugging Face directory, a "
+      "SentencePiece .model file or the name 'bytes' (python -m tools.train_vocabulary makes a vocabulary)"
     )
-  if path.suffix == ".json":
-    return TokenizerVocabulary(storage.read(path), origin=f"vocabulary {path}")
+  if path.name == tokenizer_json.MODEL_FILE:
+    path, is_directory = path.parent, True
+  if is_directory:
+    return _load_directory(path, sentinels)
   return SentencePieceVocabulary(storage.read(path), T5_EXTRA_IDS, origin=f"vocabulary {path}")
 
 
-def _load_directory(directory: Place) -> Vocabulary:
+def _load_directory(directory: Place, sentinels: str | None) -> Vocabulary:
   path = directory / MANIFEST
   if not path.exists():
-    bare = directory / tokenizer_json.MODEL_FILE
-    if bare.exists():
-      return TokenizerVocabulary(storage.read(bare), origin=f"vocabulary {bare}")
+    if hugging_face.has_tokenizer(directory):
+      return hugging_face.load(directory, sentinels)
     raise UserError(
-      f"vocabulary {directory}: found no {MANIFEST} there, expected a directory written by "
-      "python -m tools.train_vocabulary"
+      f"vocabulary {directory}: found no {MANIFEST} there and no {', '.join(hugging_face.MAIN)}, expected a directory "
+      "written by python -m tools.train_vocabulary, or a Hugging Face directory"
     )
   manifest = storage.manifest(path)
   kind, extra_ids = manifest["kind"], protocol.checked_extra_ids(manifest["extra_ids"], str(path))
@@ -108,8 +125,10 @@ def _load_directory(directory: Place) -> Vocabulary:
     vocabulary = TokenizerVocabulary(_model(path_of_model, kind, extra_ids, manifest), origin=str(path_of_model))
   elif kind == utf8_bytes.KIND:
     vocabulary = ByteVocabulary(extra_ids)
+  elif kind == published.KIND:
+    vocabulary = published.load(directory, manifest)
   else:
-    raise UserError(f"{path}: found kind {kind!r}, expected 'sentencepiece', 'tokenizer' or 'bytes'")
+    raise UserError(f"{path}: found kind {kind!r}, expected 'sentencepiece', 'tokenizer', 'published' or 'bytes'")
   for key in ("size", "fingerprint"):
     if getattr(vocabulary, key) != manifest[key]:
       found, expected = manifest[key], getattr(vocabulary, key)

@@ -1,5 +1,6 @@
 """The vocabulary protocol, its special ids, and what the kinds share."""
 
+import functools
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,11 +29,16 @@ class Vocabulary(Protocol):
 
   Attributes:
     size: the number of ids, sentinels included.
-    extra_ids: the number of sentinels; sentinel i is id `size - 1 - i`.
+    sentinels: the id of each sentinel; `size - 1 - i` for sentinel i in vocabularies made here.
+    extra_ids: the number of sentinels.
+    pad_id: of padding; None in published vocabularies that have none, such as GPT-2's, whose id 0 is a token.
     mask_id, cls_id, sep_id, bos_id: the ids of those pieces, None where the vocabulary has none; `special` lends a
       sentinel instead.
+    decoder_start_id: the first input of an encoder-decoder's decoder: padding in T5, EOS in BART.
     special_ids: the ids that never stand for text: pad, EOS, whichever of the four above exist, and the sentinels. The
       unknown id stands for text, so it is not one of them.
+    specials_in_text: whether text spelled like a special piece becomes that piece, as in `transformers`; never in
+      vocabularies made here.
     starts_word: bool [size], whether an id begins a new word, for masking and cutting by whole words; true of every
       special id. What a word is depends on the kind: see each.
     fingerprint: SHA-256, hexadecimal, of all that determines ids.
@@ -40,13 +46,16 @@ class Vocabulary(Protocol):
 
   size: int
   extra_ids: int
-  pad_id: int = PAD_ID
+  sentinels: tuple[int, ...]
+  pad_id: int | None = PAD_ID
   eos_id: int = EOS_ID
   unk_id: int = UNK_ID
   mask_id: int | None
   cls_id: int | None
   sep_id: int | None
   bos_id: int | None
+  decoder_start_id: int = PAD_ID
+  specials_in_text: bool = False
   special_ids: frozenset[int]
   starts_word: np.ndarray
   fingerprint: str
@@ -87,11 +96,35 @@ def special(vocabulary: Vocabulary, name: str) -> int:
     return own
   sentinel = SPECIAL.index(name)
   if sentinel < vocabulary.extra_ids:
-    return vocabulary.size - 1 - sentinel
+    return vocabulary.sentinels[sentinel]
   raise UserError(
     f"vocabulary of {vocabulary.size} ids: found no {name} piece and {vocabulary.extra_ids} sentinels, expected the "
-    f"piece or at least {sentinel + 1} sentinels; python -m tools.train_vocabulary --with_mask makes one with the piece"
+    f"piece or at least {sentinel + 1} sentinels; python -m tools.train_vocabulary --with_mask makes one with the "
+    "piece, and python -m tools.convert_hf --sentinels takes unused pieces of a published one"
   )
+
+
+def padding(vocabulary: Vocabulary) -> int:
+  """What fills the ends of rows: the padding id or, in a vocabulary without one, -1, which `data.padding` replaces."""
+  return -1 if vocabulary.pad_id is None else vocabulary.pad_id
+
+
+def outside(vocabulary: Vocabulary, tokens_N: np.ndarray) -> str | None:
+  """What is wrong with the ids of documents, None if they are ids of the vocabulary and, where text never makes it, not
+  its padding."""
+  low, high = int(tokens_N.min()), int(tokens_N.max())
+  least = 1 if vocabulary.pad_id == 0 and not vocabulary.specials_in_text else 0
+  if least <= low and high < vocabulary.size:
+    return None
+  why = " (0 is padding)" if least else ""
+  return f"found id {low if low < least else high} in a document, expected {least} to {vocabulary.size - 1}{why}"
+
+
+def opening(vocabulary: Vocabulary) -> list[int]:
+  """What an encoder-decoder's sequences begin with: BOS in vocabularies published with BART, whose decoder starts with
+  EOS and restores `<s> text </s>`; nothing in others."""
+  bos = vocabulary.bos_id
+  return [bos] if bos is not None and vocabulary.decoder_start_id == vocabulary.eos_id else []
 
 
 def start_id(vocabulary: Vocabulary) -> int:
@@ -112,7 +145,7 @@ def encode_sentinels(vocabulary: Vocabulary, text: str) -> list[int]:
   for match in _SENTINEL.finditer(text):
     if int(match[1]) < vocabulary.extra_ids:
       ids += vocabulary.encode(text[start : match.start()])
-      ids.append(vocabulary.size - 1 - int(match[1]))
+      ids.append(vocabulary.sentinels[int(match[1])])
       start = match.end()
   return ids + vocabulary.encode(text[start:])
 
@@ -128,15 +161,14 @@ def find_specials(piece_id: Callable[[str], int | None]) -> dict[str, int | None
 
 def special_ids(vocabulary: Vocabulary) -> frozenset[int]:
   """The ids of a vocabulary that never stand for text."""
-  own = (getattr(vocabulary, f"{name}_id") for name in SPECIAL)
-  sentinels = range(vocabulary.size - vocabulary.extra_ids, vocabulary.size)
-  return frozenset([PAD_ID, vocabulary.eos_id, *(i for i in own if i is not None), *sentinels])
+  own = [vocabulary.pad_id, vocabulary.eos_id, *(getattr(vocabulary, f"{name}_id") for name in SPECIAL)]
+  return frozenset([*(i for i in own if i is not None), *vocabulary.sentinels])
 
 
 def words(vocabulary: Vocabulary, starts: Iterable[bool]) -> np.ndarray:
-  """`starts_word` from one bool per piece that is not a sentinel; special ids start words; read-only."""
-  table = np.ones(vocabulary.size, bool)
-  table[: vocabulary.size - vocabulary.extra_ids] = np.fromiter(starts, bool)
+  """`starts_word` from one bool for each of the first ids; special ids and others start words; read-only."""
+  table, given = np.ones(vocabulary.size, bool), np.fromiter(starts, bool)
+  table[: given.size] = given
   table[list(vocabulary.special_ids)] = True
   table.flags.writeable = False
   return table
@@ -145,18 +177,18 @@ def words(vocabulary: Vocabulary, starts: Iterable[bool]) -> np.ndarray:
 def parts(ids: Sequence[int], vocabulary: Vocabulary) -> Iterator[list[int] | str]:
   """Yields runs of text ids as lists and sentinels as their spelling; drops pad, EOS, BOS, CLS and SEP."""
   run = []
-  first_sentinel = vocabulary.size - vocabulary.extra_ids
-  dropped = {PAD_ID, vocabulary.eos_id, vocabulary.bos_id, vocabulary.cls_id, vocabulary.sep_id}
+  dropped = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.bos_id, vocabulary.cls_id, vocabulary.sep_id}
   for i in map(int, ids):
     if i < 0:
       raise UserError(
         f"decode: found id {i}, expected ids in 0..{vocabulary.size - 1} (the vocabulary's size is {vocabulary.size})"
       )
-    if first_sentinel <= i < vocabulary.size or i == vocabulary.mask_id:
+    number = sentinel_number(vocabulary, i)
+    if number is not None or i == vocabulary.mask_id:
       if run:
         yield run
       run = []
-      yield f"<extra_id_{vocabulary.size - 1 - i}>" if i >= first_sentinel else vocabulary.pieces_of([i])[0]
+      yield vocabulary.pieces_of([i])[0] if number is None else f"<extra_id_{number}>"
     elif i not in dropped:
       run.append(i)
   if run:
@@ -167,7 +199,23 @@ def sentinel_piece(vocabulary: Vocabulary, i: int) -> str | None:
   """The spelling of a sentinel or of an id beyond the vocabulary; None for the others."""
   if i >= vocabulary.size:
     return f"<{i}?>"
-  return f"<extra_id_{vocabulary.size - 1 - i}>" if i >= vocabulary.size - vocabulary.extra_ids else None
+  number = sentinel_number(vocabulary, i)
+  return None if number is None else f"<extra_id_{number}>"
+
+
+def sentinel_number(vocabulary: Vocabulary, i: int) -> int | None:
+  """Which sentinel an id is, or None."""
+  return _numbers(vocabulary.sentinels).get(i)
+
+
+@functools.lru_cache(4)
+def _numbers(sentinels: tuple[int, ...]) -> dict[int, int]:
+  return {i: number for number, i in enumerate(sentinels)}
+
+
+def top(size: int, extra_ids: int) -> tuple[int, ...]:
+  """Sentinels that count down from the highest id."""
+  return tuple(range(size - 1, size - 1 - extra_ids, -1))
 
 
 def checked_extra_ids(extra_ids, origin: str) -> int:

@@ -32,13 +32,15 @@ class SentencePieceVocabulary:
   """
 
   pad_id, eos_id, unk_id = PAD_ID, EOS_ID, UNK_ID
+  decoder_start_id, specials_in_text = PAD_ID, False
 
   def __init__(self, model: bytes, extra_ids: int = T5_EXTRA_IDS, origin: str = "SentencePiece model"):
     self._processor = _processor(model, origin)
-    self._model = model
+    self.model = model
     self.extra_ids = protocol.checked_extra_ids(extra_ids, origin)
     self.pieces = self._processor.vocab_size()
     self.size = self.pieces + self.extra_ids
+    self.sentinels = protocol.top(self.size, self.extra_ids)
     found = protocol.find_specials(self._special)
     self.mask_id, self.cls_id, self.sep_id = found["mask"], found["cls"], found["sep"]
     self.bos_id = self._processor.bos_id() if self._processor.bos_id() >= 0 else found["bos"]
@@ -71,7 +73,7 @@ class SentencePieceVocabulary:
     return [protocol.sentinel_piece(self, i) or self._processor.id_to_piece(i) for i in map(int, ids)]
 
   def save(self, directory) -> None:
-    storage.save(directory, KIND, self, {MODEL_FILE: self._model})
+    storage.save(directory, KIND, self, {MODEL_FILE: self.model})
 
   def _special(self, spelling: str) -> int | None:
     """The id of a control piece, which encoding never produces; None for other pieces."""

@@ -2,17 +2,18 @@
 
 import json
 import os
+from typing import Any
 
 from t5x_like.data.objects import Place, place
-from t5x_like.data.vocabularies.protocol import PAD_ID, Vocabulary
+from t5x_like.data.vocabularies.protocol import Vocabulary
 from t5x_like.errors import UserError, one_line
 
 MANIFEST = "vocabulary.json"
 FORMAT = "t5x_like.vocabulary.v1"
 
 
-def save(directory, kind: str, vocabulary: Vocabulary, files: dict[str, bytes]) -> None:
-  """Writes the files and the manifest; UserError if that fails."""
+def save(directory, kind: str, vocabulary: Vocabulary, files: dict[str, bytes], **more: Any) -> None:
+  """Writes the files and the manifest, with `more` in it; UserError if that fails."""
   directory = place(directory)
   own = {name: getattr(vocabulary, name) for name in ("mask_id", "cls_id", "sep_id", "bos_id")}
   manifest = {
@@ -21,10 +22,11 @@ def save(directory, kind: str, vocabulary: Vocabulary, files: dict[str, bytes]) 
     "files": {name: {"bytes": len(data)} for name, data in files.items()},
     "size": vocabulary.size,
     "extra_ids": vocabulary.extra_ids,
-    "pad_id": PAD_ID,
+    "pad_id": vocabulary.pad_id,
     "eos_id": vocabulary.eos_id,
     "unk_id": vocabulary.unk_id,
     **{name: i for name, i in own.items() if i is not None},
+    **more,
     "fingerprint": vocabulary.fingerprint,
   }
   try:

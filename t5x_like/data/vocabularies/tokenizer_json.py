@@ -47,13 +47,13 @@ class TokenizerVocabulary:
     UserError: the bytes are not a tokenizer, its padding token is not id 0, or it has no end token.
   """
 
-  pad_id = PAD_ID
+  pad_id = decoder_start_id = PAD_ID
+  specials_in_text = False
 
   def __init__(self, model: bytes, origin: str = "tokenizer.json"):
-    self._tokenizer, self._model = _tokenizer(model, origin), model
-    ids = self._tokenizer.get_vocab(with_added_tokens=True)
-    self.size = max(ids.values()) + 1
-    self.extra_ids = next(i for i in range(self.size + 1) if ids.get(f"<extra_id_{i}>") != self.size - 1 - i)
+    ids, added = self._open(model, origin)
+    extra_ids = next(i for i in range(self.size + 1) if ids.get(f"<extra_id_{i}>") != self.size - 1 - i)
+    self.sentinels = protocol.top(self.size, extra_ids)
     _check_pad(ids, origin)
     self.eos_id = _first(ids, "eos")
     if self.eos_id is None:
@@ -61,22 +61,35 @@ class TokenizerVocabulary:
     self.unk_id = _first(ids, "unk")
     if self.unk_id is None:  # a byte-level model encodes every text
       self.unk_id = self.eos_id
-    added = {token.content: i for i, token in self._tokenizer.get_added_tokens_decoder().items() if token.special}
     found = protocol.find_specials(added.get)
     self.mask_id, self.cls_id, self.sep_id, self.bos_id = (found[name] for name in protocol.SPECIAL)
-    self._never = np.zeros(self.size, bool)  # special tokens that text must not produce
-    self._never[[i for i in added.values() if i != self.unk_id]] = True
-    self.special_ids = protocol.special_ids(self) | frozenset(added.values()) - {self.unk_id}
+    self._finish(added)
+    self.fingerprint = protocol.fingerprint(KIND, model, self.extra_ids)
+
+  def _open(self, model: bytes, origin: str) -> tuple[dict[str, int], dict[str, int]]:
+    """Reads the file; returns the ids of all pieces and those of special ones."""
+    self._tokenizer, self.model = _tokenizer(model, origin), model
+    self._tokenizer.encode_special_tokens = not self.specials_in_text
+    ids = self._tokenizer.get_vocab(with_added_tokens=True)
+    self.size = max(ids.values()) + 1
     self._spelled = [""] * self.size
     for piece, i in ids.items():
       self._spelled[i] = piece
-    described = json.loads(model)
+    added = self._tokenizer.get_added_tokens_decoder().items()
+    return ids, {token.content: i for i, token in added if token.special}
+
+  def _finish(self, added: dict[str, int]) -> None:
+    """Makes the tables, once special ids and sentinels are known."""
+    self.extra_ids = len(self.sentinels)
+    self._never = np.zeros(self.size, bool)  # special tokens that text must not produce
+    if not self.specials_in_text:
+      self._never[[i for i in added.values() if i != self.unk_id]] = True
+    self.special_ids = protocol.special_ids(self) | frozenset(added.values()) - {self.unk_id}
+    described = json.loads(self.model)
     self._byte_level = '"ByteLevel"' in json.dumps([described.get("decoder"), described.get("pre_tokenizer")])
     self._mark = (described["model"].get("continuing_subword_prefix") or "") if not self._byte_level else ""
-    text_pieces = self._spelled[: self.size - self.extra_ids]
-    self.starts_word = protocol.words(self, map(self._starts_word, text_pieces))
+    self.starts_word = protocol.words(self, map(self._starts_word, self._spelled))
     self._cuts = _cuts_before_spaces(described)
-    self.fingerprint = protocol.fingerprint(KIND, model, self.extra_ids)
 
   def encode(self, text: str) -> list[int]:
     text = protocol.well_formed(text)
@@ -123,7 +136,7 @@ class TokenizerVocabulary:
     return [protocol.sentinel_piece(self, i) or self._spelled[i] or f"<{i}?>" for i in map(int, ids)]
 
   def save(self, directory) -> None:
-    storage.save(directory, KIND, self, {MODEL_FILE: self._model})
+    storage.save(directory, KIND, self, {MODEL_FILE: self.model})
 
   def _checked(self, ids: list[int]) -> np.ndarray:
     """Ids as int32, special ones replaced: a word spelled like a special token is unknown."""
@@ -144,7 +157,9 @@ def _cuts_before_spaces(described: dict) -> bool:
   return (
     normaliser.get("type") in (None, "BertNormalizer")
     and (byte_level or words.get("type") == "BertPreTokenizer")
-    and all(token["special"] for token in described["added_tokens"])
+    and not any(
+      " " in token["content"] or token["rstrip"] or token["single_word"] for token in described["added_tokens"]
+    )
   )
 
 
@@ -167,7 +182,6 @@ def _tokenizer(model: bytes, origin: str):
     ) from None
   tokenizer.no_truncation()
   tokenizer.no_padding()
-  tokenizer.encode_special_tokens = True
   if not tokenizer.get_vocab_size(with_added_tokens=True):
     raise UserError(f"{origin}: found a tokenizer without any pieces, expected a trained one")
   return tokenizer

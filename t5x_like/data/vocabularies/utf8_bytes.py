@@ -23,10 +23,12 @@ class ByteVocabulary:
 
   pad_id, eos_id, unk_id = PAD_ID, EOS_ID, UNK_ID
   mask_id = cls_id = sep_id = bos_id = None
+  decoder_start_id, specials_in_text = PAD_ID, False
 
   def __init__(self, extra_ids: int = BYT5_EXTRA_IDS):
     self.extra_ids = protocol.checked_extra_ids(extra_ids, "byte vocabulary")
     self.size = 256 + _BYTE_OFFSET + self.extra_ids
+    self.sentinels = protocol.top(self.size, self.extra_ids)
     self.special_ids = protocol.special_ids(self)
     self.starts_word = protocol.words(
       self, (i - _BYTE_OFFSET in _WHITESPACE if i >= _BYTE_OFFSET else False for i in range(256 + _BYTE_OFFSET))

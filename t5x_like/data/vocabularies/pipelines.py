@@ -1,0 +1,229 @@
+"""What the classes of `transformers` put around pieces and merges: normaliser, words, model and decoder.
+
+Each pipeline is the part of a `tokenizer.json` that its class sets, whatever the file says (version 5 of the library).
+"""
+
+import base64
+import dataclasses
+import functools
+import json
+from collections.abc import Callable
+from typing import Any
+
+from t5x_like.errors import UserError, one_line
+
+WORD = "\u2581"  # SentencePiece's mark of a space
+
+
+@dataclasses.dataclass(frozen=True)
+class Pieces:
+  """The pieces of a model.
+
+  Attributes:
+    vocab: ids by piece or, in a unigram model, (piece, score) pairs.
+    merges: pairs of pieces, in order.
+    charsmap: a SentencePiece model's normalisation, as base64.
+    added: pieces that text is never cut into, and whether they are special.
+  """
+
+  vocab: dict[str, int] | list[tuple[str, float]]
+  merges: list[list[str]] = dataclasses.field(default_factory=list)
+  charsmap: str | None = None
+  added: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+  @classmethod
+  def of(cls, file: dict[str, Any]) -> "Pieces":
+    """Those of a parsed `tokenizer.json`."""
+    model = file.get("model") or {}
+    merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges") or []]
+    return cls(model.get("vocab") or {}, merges, _charsmap(file.get("normalizer")))
+
+  @classmethod
+  def of_sentence_piece(cls, data: bytes, name: str, extra_ids: int, where: str) -> "Pieces":
+    """Those of a SentencePiece model, for a class of `FROM_SENTENCE_PIECE`."""
+    try:
+      proto = _model_proto().FromString(data)
+    except Exception as error:  # protobuf's own
+      raise UserError(
+        f"{where}: found {len(data)} bytes that are not a SentencePiece model, expected a complete .model file "
+        f"({one_line(error)})"
+      ) from None
+    added = [
+      {"content": p.piece, "normalized": False, "special": p.type == 3} for p in proto.pieces if p.type in (3, 4)
+    ]
+    charsmap = base64.b64encode(proto.normalizer_spec.precompiled_charsmap).decode() or None
+    if name == "T5Tokenizer":
+      sentinels = [(f"<extra_id_{i}>", 0.0) for i in reversed(range(extra_ids))]
+      return cls([*((p.piece, p.score) for p in proto.pieces), *sentinels], [], charsmap, added)
+    vocab = {p.piece: i for i, p in enumerate(proto.pieces)}
+    return cls(vocab, merges_of(vocab), charsmap, added)
+
+
+@functools.cache
+def _model_proto() -> type:
+  """The message of a SentencePiece model with the fields used here. (The one in the sentencepiece wheel needs another
+  version of protobuf than TensorFlow.)"""
+  from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+  text, number, data, part = 9, 2, 12, 11  # string, float, bytes, message
+  messages = {
+    "Piece": [("piece", 1, 1, text), ("score", 2, 1, number), ("type", 3, 1, 5)],
+    "Normalizer": [("precompiled_charsmap", 2, 1, data)],
+    "Trainer": [("model_type", 3, 1, 5)],
+    "Model": [
+      ("pieces", 1, 3, part, ".spm.Piece"),
+      ("trainer_spec", 2, 1, part, ".spm.Trainer"),
+      ("normalizer_spec", 3, 1, part, ".spm.Normalizer"),
+    ],
+  }
+  file = descriptor_pb2.FileDescriptorProto(name="t5x_like/sentencepiece.proto", package="spm", syntax="proto2")
+  for name, fields in messages.items():
+    message = file.message_type.add(name=name)
+    for field, at, label, kind, *of in fields:
+      message.field.add(name=field, number=at, label=label, type=kind, **({"type_name": of[0]} if of else {}))
+  pool = descriptor_pool.DescriptorPool()
+  pool.Add(file)
+  return message_factory.GetMessageClass(pool.FindMessageTypeByName("spm.Model"))
+
+
+def is_unigram(model: bytes) -> bool:
+  """Whether a SentencePiece model is a unigram model, as it is if it does not say."""
+  return _model_proto().FromString(model).trainer_spec.model_type in (0, 1)
+
+
+def merges_of(vocab: dict[str, int]) -> list[list[str]]:
+  """The merges that make each piece of a SentencePiece BPE model from two others, in the order of its pieces."""
+  merges = []
+  for piece, i in vocab.items():
+    cuts = ((piece[:at], piece[at:]) for at in range(1, len(piece)))
+    pairs = [pair for pair in cuts if pair[0] in vocab and pair[1] in vocab]
+    merges += [(i, len(a), len(b), a, b) for a, b in sorted(pairs, key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))]
+  return [[a, b] for *_, a, b in sorted(merges, key=lambda merge: merge[:3])]
+
+
+def _charsmap(normalizer: dict[str, Any] | None) -> str | None:
+  parts = (normalizer or {}).get("normalizers", [normalizer])
+  return next((part["precompiled_charsmap"] for part in parts if part and part.get("type") == "Precompiled"), None)
+
+
+def _sequence(kind: str, *parts: dict[str, Any]) -> dict[str, Any]:
+  return {"type": "Sequence", kind: list(parts)}
+
+
+def _replace(old: str, new: str) -> dict[str, Any]:
+  return {"type": "Replace", "pattern": {"String": old}, "content": new}
+
+
+def _metaspace(scheme: str, split: bool) -> dict[str, Any]:
+  return {"type": "Metaspace", "replacement": WORD, "prepend_scheme": scheme, "split": split}
+
+
+def _bpe(pieces: Pieces, **options) -> dict[str, Any]:
+  model = dict(dropout=None, unk_token=None, continuing_subword_prefix=None, end_of_word_suffix=None, fuse_unk=False)
+  model |= dict(byte_fallback=False, ignore_merges=False) | options
+  return {"type": "BPE", **model, "vocab": pieces.vocab, "merges": pieces.merges}
+
+
+def _described(model, normalizer, words, decoder) -> dict[str, Any]:
+  parts = {"normalizer": normalizer, "pre_tokenizer": words, "decoder": decoder, "model": model}
+  return {"version": "1.0", "added_tokens": [], **parts}
+
+
+def _byte_level(pieces: Pieces, config: dict[str, Any]) -> dict[str, Any]:
+  level = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+  words = level | {"add_prefix_space": bool(config.get("add_prefix_space", False))}
+  model = _bpe(pieces, continuing_subword_prefix="", end_of_word_suffix="")
+  return _described(model, None, words, level)
+
+
+def _llama(pieces: Pieces, config: dict[str, Any]) -> dict[str, Any]:
+  prefix = config.get("add_prefix_space")
+  prefix = True if prefix is None else prefix
+  scheme = ("always" if config.get("legacy", False) else "first") if prefix else "never"
+  decoder = [_replace(WORD, " "), {"type": "ByteFallback"}, {"type": "Fuse"}]
+  decoder += [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []
+  model = _bpe(pieces, fuse_unk=True, byte_fallback=True)
+  return _described(model, None, _metaspace(scheme, False), _sequence("decoders", *decoder))
+
+
+def _gemma(pieces: Pieces, config: dict[str, Any]) -> dict[str, Any]:
+  words = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
+  decoder = _sequence("decoders", _replace(WORD, " "), {"type": "ByteFallback"}, {"type": "Fuse"})
+  unknown = config.get("unk_token", DEFAULTS["GemmaTokenizer"]["unk"])
+  unknown = unknown if isinstance(unknown, str) else getattr(unknown, "content", None) or unknown["content"]
+  model = _bpe(pieces, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+  return _described(model, _replace(" ", WORD), words, decoder)
+
+
+def _t5(pieces: Pieces, config: dict[str, Any]) -> dict[str, Any]:
+  words = _sequence("pretokenizers", {"type": "WhitespaceSplit"}, _metaspace("always", True))
+  normalizer = {"type": "Precompiled", "precompiled_charsmap": pieces.charsmap} if pieces.charsmap else None
+  model = {"type": "Unigram", "unk_id": 2, "vocab": pieces.vocab, "byte_fallback": False}
+  return _described(model, normalizer, words, _metaspace("always", True))
+
+
+def _bert(pieces: Pieces, config: dict[str, Any]) -> dict[str, Any]:
+  lowercase, accents = config.get("do_lower_case", True), config.get("strip_accents")
+  normalizer = {"type": "BertNormalizer", "clean_text": True, "strip_accents": accents, "lowercase": lowercase}
+  normalizer["handle_chinese_chars"] = config.get("tokenize_chinese_chars", True)
+  unknown = config.get("unk_token", "[UNK]")
+  unknown = unknown if isinstance(unknown, str) else getattr(unknown, "content", None) or unknown["content"]
+  model = {"type": "WordPiece", "unk_token": unknown, "continuing_subword_prefix": "##"}
+  model |= {"max_input_chars_per_word": 100, "vocab": pieces.vocab}
+  return _described(
+    model, normalizer, {"type": "BertPreTokenizer"}, {"type": "WordPiece", "prefix": "##", "cleanup": True}
+  )
+
+
+_BART = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "sep": "</s>", "pad": "<pad>", "cls": "<s>", "mask": "<mask>"}
+DEFAULTS: dict[str, dict[str, str]] = {
+  "GPT2Tokenizer": dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"),
+  "RobertaTokenizer": _BART,
+  "LlamaTokenizer": {"bos": "<s>", "eos": "</s>", "unk": "<unk>"},
+  "GemmaTokenizer": {"bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"},
+  "T5Tokenizer": {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"},
+  "BertTokenizer": {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"},
+}
+PIPELINES: dict[str, Callable[[Pieces, dict[str, Any]], dict[str, Any]]] = {
+  "GPT2Tokenizer": _byte_level,
+  "RobertaTokenizer": _byte_level,
+  "LlamaTokenizer": _llama,
+  "GemmaTokenizer": _gemma,
+  "T5Tokenizer": _t5,
+  "BertTokenizer": _bert,
+}
+FROM_SENTENCE_PIECE = ("LlamaTokenizer", "GemmaTokenizer", "T5Tokenizer")
+SAME = {"BartTokenizer": "RobertaTokenizer", "ElectraTokenizer": "BertTokenizer", "MT5Tokenizer": "T5Tokenizer"}
+OF_MODELS = {
+  "gpt2": "GPT2Tokenizer",
+  "roberta": "RobertaTokenizer",
+  "bart": "RobertaTokenizer",
+  "gemma": "GemmaTokenizer",
+  "gemma2": "GemmaTokenizer",
+  "t5": "T5Tokenizer",
+  "mt5": "T5Tokenizer",
+  "switch_transformers": "T5Tokenizer",
+  "bert": "BertTokenizer",
+  "electra": "BertTokenizer",
+}
+WHOLE = {  # model types whose `tokenizer.json` is taken whole; the class is for those without one
+  "llama": "LlamaTokenizer",
+  "mistral": "LlamaTokenizer",
+  "mixtral": "LlamaTokenizer",
+  "umt5": "T5Tokenizer",
+}
+
+
+def class_of(config: dict[str, Any], model_config: dict[str, Any], file: dict[str, Any] | None) -> str | None:
+  """The tokenizer's class as the library chooses it: the one named, or else that of the model type."""
+  name = config.get("tokenizer_class") or model_config.get("tokenizer_class")
+  name, kind = str(name).removesuffix("Fast") if name else None, model_config.get("model_type")
+  if file is None:
+    name = name or OF_MODELS.get(kind) or WHOLE.get(kind)
+  elif kind in WHOLE and kind != "llama":
+    name = None
+  elif name == "LlamaTokenizer" and '"ByteLevel"' in json.dumps([file.get("pre_tokenizer"), file.get("decoder")]):
+    name = None  # Llama 3's pieces under the class of Llama 2
+  else:
+    name = name or OF_MODELS.get(kind)
+  return SAME.get(name, name)

@@ -1,0 +1,123 @@
+"""Ids of published tokenizers against `transformers`, on hostile text, from every form of their files."""
+
+import json
+import random
+
+import published
+import pytest
+import transformers
+from transformers import AddedToken, AutoTokenizer
+
+from t5x_like.data import vocabularies
+from t5x_like.data.vocabularies import hugging_face
+
+pytestmark = pytest.mark.parity
+CLASSES = {
+  "gpt2": "GPT2Tokenizer",
+  "roberta": "RobertaTokenizer",
+  "bart": "BartTokenizer",
+  "llama": "LlamaTokenizer",
+  "gemma2": "GemmaTokenizer",
+  "t5": "T5Tokenizer",
+  "bert": "BertTokenizer",
+}
+LETTERS = [*"ab the fox\n\t  .,'\u2581<>/s[]|", "\u0301", "\u200d", "世", "é", "\U0001f44d", "\0"]
+LETTERS += ["</s>", "<s>", "<mask>", "<|endoftext|>", "<extra_id_1>", "<pad>", "[MASK]", "<unused1>"]
+
+
+def texts() -> list[str]:
+  draw = random.Random(0)
+  mixed = ["".join(draw.choices(LETTERS, k=draw.randrange(1, 40))) for _ in range(300)]
+  return [*published.HOSTILE, *published.LINES[:20], *mixed]
+
+
+def check(path) -> None:
+  theirs, ours = AutoTokenizer.from_pretrained(str(path)), vocabularies.load(str(path))
+  for text in texts():
+    assert ours.encode(text) == theirs(text, add_special_tokens=False).input_ids, repr(text)
+  for name in hugging_face.NAMES:
+    i = getattr(theirs, f"{name}_token_id")
+    if i is not None and name not in ("eos", "unk"):  # these have stand-ins where there are none
+      assert getattr(ours, f"{name}_id") == i
+
+
+def saved(path, kind: str, **options):
+  """The directory that the library's own class saves, made from our pieces and merges."""
+  model = json.loads(vocabularies.load(str(published.write(path / "files", kind))).model)["model"]
+  vocab = [tuple(pair) for pair in model["vocab"]] if kind == "t5" else model["vocab"]
+  merges = {"merges": [tuple(pair) for pair in model["merges"]]} if "merges" in model else {}
+  tokenizer = getattr(transformers, CLASSES[kind])(vocab=vocab, **merges, **options)
+  tokenizer.save_pretrained(str(path / "saved"))
+  (path / "saved" / "config.json").write_bytes((path / "files" / "config.json").read_bytes())
+  return path / "saved"
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "roberta", "bart", "bert"])
+def test_the_files_of_the_first_models(tmp_path, kind):
+  check(published.write(tmp_path, kind))
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_what_the_library_saves(tmp_path, kind):
+  check(saved(tmp_path, kind))
+
+
+@pytest.mark.parametrize(
+  "kind, options",
+  [
+    ("gpt2", {"add_prefix_space": True}),
+    ("gpt2", {"split_special_tokens": True}),
+    ("gpt2", {"pad_token": "<|pad|>"}),
+    ("roberta", {"mask_token": AddedToken("<mask>", lstrip=True)}),
+    ("llama", {"legacy": True}),
+    ("llama", {"add_prefix_space": False}),
+    ("bert", {"do_lower_case": False}),
+    ("bert", {"tokenize_chinese_chars": False, "strip_accents": True}),
+  ],
+)
+def test_options_of_the_classes(tmp_path, kind, options):
+  check(saved(tmp_path, kind, **options))
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+def test_a_tokenizer_of_the_users_own(tmp_path, kind):
+  made = published.byte_level(["<|endoftext|>"]) if kind == "gpt2" else published.word_piece()
+  named = {"eos_token": "<|endoftext|>"} if kind == "gpt2" else {"sep_token": "[SEP]", "mask_token": "[MASK]"}
+  transformers.PreTrainedTokenizerFast(tokenizer_object=made, **named).save_pretrained(str(tmp_path))
+  (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+  check(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "t5"])
+def test_pieces_added_later(tmp_path, kind):
+  path = saved(tmp_path, kind)
+  tokenizer = AutoTokenizer.from_pretrained(str(path))
+  tokenizer.add_tokens(["fox", "wiz ard"])
+  tokenizer.add_special_tokens({"additional_special_tokens": ["<note>"]})
+  tokenizer.save_pretrained(str(path))
+  check(path)
+
+
+@pytest.mark.parametrize("kind", ["unigram", "wordpiece", "bytelevel_bpe"])
+def test_vocabularies_made_here_open_in_the_library(tmp_path, kind):
+  """The files that `convert_hf` writes beside a model."""
+  lines = [line.encode() for line in published.LINES]
+  if kind == "unigram":
+    from tools import train_vocabulary
+
+    vocabulary = vocabularies.SentencePieceVocabulary(train_vocabulary.train(lines, size=85))
+  else:
+    from tools import train_tokenizer
+
+    vocabulary = train_tokenizer.train(lines, size=300, kind=kind, with_mask=True)
+  for name, data in hugging_face.files_of(vocabulary).items():
+    (tmp_path / name).write_bytes(data)
+  if kind == "unigram":
+    try:
+      from sentencepiece import sentencepiece_model_pb2  # noqa: F401
+    except Exception:
+      pytest.skip("this protobuf is too old for the library to read SentencePiece models")
+  theirs = AutoTokenizer.from_pretrained(str(tmp_path))
+  for text in published.LINES[:40]:
+    assert theirs(text, add_special_tokens=False).input_ids == vocabulary.encode(text)
+  assert (theirs.pad_token_id, theirs.eos_token_id) == (0, 1)

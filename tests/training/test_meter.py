@@ -1,0 +1,30 @@
+"""Padding is what segments or the padding id tell, never id 0 as such."""
+
+import numpy as np
+import pytest
+
+from t5x_like.training.meter import Goodput, Meter
+
+TOKENS = np.array([[5, 0, 7, 1], [0, 6, 1, 1]])
+SEGMENTS = np.array([[1, 1, 2, 0], [1, 1, 1, 1]])
+
+
+@pytest.mark.parametrize(
+  "batch, pad_id, share",
+  [
+    ({"decoder_input_tokens": TOKENS, "decoder_target_tokens": TOKENS}, None, 0.0),
+    ({"decoder_input_tokens": TOKENS, "decoder_target_tokens": TOKENS}, 0, 2 / 8),
+    ({"encoder_input_tokens": TOKENS, "encoder_target_tokens": np.zeros((2, 4), int)}, 1, 3 / 8),
+    ({"encoder_input_tokens": TOKENS, "encoder_segment_ids": SEGMENTS}, 0, 1 / 8),
+    ({"encoder_input_tokens": TOKENS, "encoder_segment_ids": SEGMENTS, "decoder_target_tokens": TOKENS}, 1, 4 / 16),
+    ({"image": np.zeros((2, 3))}, 0, 0.0),
+  ],
+)
+def test_what_counts_as_padding(batch, pad_id, share):
+  meter = Meter(iter([batch]), Cost(), Goodput(0.0, 0.0), pad_id)
+  assert meter.next_batch() is batch
+  assert meter.step_done()["padding_fraction"] == share
+
+
+class Cost:
+  positions, flops, peak = 8, 1.0, 1.0
