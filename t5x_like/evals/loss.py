@@ -8,7 +8,7 @@ import numpy as np
 
 from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting
-from t5x_like.objectives import METRICS
+from t5x_like.objectives import METRICS, denominator
 
 
 class Evaluator:
@@ -57,16 +57,20 @@ class Evaluator:
         total = _add(total, pending.pop(0))
     for sums in pending:
       total = _add(total, sums)
-    counts, examples, target_tokens = (total.pop(name) for name in ("counts", "examples", "weights"))
+    counts, examples = total.pop("counts"), total.pop("examples")
     share = counts[counts > 0] / max(counts.sum(), 1.0)
-    means = {METRICS.get(name, name): float(value) / max(float(target_tokens), 1.0) for name, value in total.items()}
+    means = {
+      METRICS.get(name, name): float(value) / max(float(total[denominator(name, total)]), 1.0)
+      for name, value in total.items()
+      if not name.endswith("weights")
+    }
     return Result(
       means
       | {
         "perplexity": math.exp(min(means["loss"], 700.0)),
         "unigram_entropy": float(-np.sum(share * np.log(share))),
         "examples": float(examples),
-        "target_tokens": float(target_tokens),
+        "target_tokens": float(total["weights"]),
       }
     )
 

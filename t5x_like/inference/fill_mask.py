@@ -100,7 +100,7 @@ class MaskFilling:
     features = {"encoder_input_tokens": tokens_BS, "encoder_masked_positions": batch["places"]}
     if "encoder_segment_ids" in self.features:
       features["encoder_segment_ids"] = batch["valid"]
-    p_BKV = jax.nn.softmax(_masked_lm(model)(features)["logits"], axis=-1)
+    p_BKV = jax.nn.softmax(_masked_lm(model)(features)["logits"].dense(), axis=-1)
     # A sort stays sharded by rows; a `top_k` would gather all rows on every device.
     ids_BKC = jnp.argsort(jnp.where(self.ordinary, -p_BKV, 1.0), axis=-1)[..., : self.top_k]
     return ids_BKC.astype(jnp.int32), jnp.take_along_axis(p_BKV, ids_BKC, axis=-1)
@@ -133,7 +133,7 @@ def _masked_lm(model) -> Callable:
     return model.generate
   head = type(model.head).__name__
   if hasattr(model.head, "lm") or hasattr(model.head, "mlm"):
-    return model
+    return model.outputs
   raise UserError(
     f"--workdir: the model is an encoder whose head ({head}) says nothing about masked tokens; give the workdir of its"
     " pretraining, or evaluate this one with python -m t5x_like.evaluate"

@@ -85,22 +85,24 @@ class Model(Encoder):
     del self.generator.embed
     self.generator.inputs = self.generator.inputs.project
 
-  def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
+  def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict:
     """Both networks on the same tokens; in pretraining, the discriminator reads what was sampled from the generator.
 
     Returns:
-      {"logits": float32 [B, S] of the discriminator, "generator_logits": float32 [B, S, V]}, and auxiliary scalars.
+      {"logits": float32 [B, S] of the discriminator, "generator_logits": `VocabularyLogits` [B, S, V]}, and auxiliary
+      scalars.
     """
     generated = self.generate(batch, subkey(key, 0))["logits"]
     return self.discriminate(batch, subkey(key, 1)) | {"generator_logits": generated}
 
   def discriminate(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
     """{"logits": float32 [B, S]}, positive where a token of the batch was replaced."""
-    return super().__call__({name: x for name, x in batch.items() if name != MASKED}, key)
+    return super().outputs({name: x for name, x in batch.items() if name != MASKED}, key)
 
-  def generate(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
-    """{"logits": float32 [B, S, V]} of the token at each position, or at each masked position if the batch has them."""
-    return self.networks()[0](batch, key)
+  def generate(self, batch: Batch, key: jax.Array | None = None) -> dict:
+    """{"logits": `VocabularyLogits` [B, S, V]} of the token at each position, or at each masked position if the batch
+    has them."""
+    return self.networks()[0].outputs(batch, key)
 
   def networks(self) -> tuple[Generator, Discriminator]:
     """The two as separate models that share their parameters with this one, to fine-tune or save."""

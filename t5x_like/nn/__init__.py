@@ -12,7 +12,7 @@ Read it from the bottom up; each line imports only from those above it:
   attention mlp router moe  the sublayers
   embed block pipeline stack  token embeddings, residual connections, stages, identical blocks in one scan
   design                    the choices of an architecture as data, and the variants of a family
-  heads/                    from hidden states to outputs: one file each, found by its name
+  vocabulary_logits heads/  from hidden states to outputs: one file each, found by its name
   build                     from a design to a stack
   decode architecture       the decoding state, what the three architectures share
   encoder decoder encoder_decoder

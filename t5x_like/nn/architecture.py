@@ -1,7 +1,8 @@
 """What the three architectures share. A family in `models/` is one of them with a table of variants.
 
 All are called as `model(batch, key) -> {"logits", …}` with the batch features of T5X; see
-docs/explanation/architecture.md. Padding is segment 0 in batches with segment ids, and id `tokens.pad` in others.
+docs/explanation/architecture.md. Objectives call `model.outputs` instead, which leaves logits over the vocabulary to
+them. Padding is segment 0 in batches with segment ids, and id `tokens.pad` in others.
 """
 
 import dataclasses
@@ -17,6 +18,7 @@ from t5x_like.nn.embed import Embed
 from t5x_like.nn.mask import positions
 from t5x_like.nn.pipeline import EVEN
 from t5x_like.nn.remat import make as make_remat
+from t5x_like.nn.vocabulary_logits import dense
 
 Batch = dict[str, jax.Array]
 Dtype = Literal["float32", "bfloat16", "auto"]
@@ -75,6 +77,19 @@ class Architecture(nnx.Module):
   def build(self, rngs: nnx.Rngs, **options) -> None:
     """Makes everything after the token table; `options` go to `StackBuilder`."""
     raise TypeError(f"{type(self).__name__} must define `build`")
+
+  def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
+    """`outputs` with float32 logits: {"logits" [B, T, V], …} of language models."""
+    return dense(self.outputs(batch, key))
+
+  def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict:
+    """The head's outputs, logits over the vocabulary as `VocabularyLogits`, and auxiliary scalars.
+
+    Args:
+      batch: the model's features.
+      key: dropout key, or None for evaluation.
+    """
+    raise TypeError(f"{type(self).__name__} must define `outputs`")
 
   def _features(self, batch: Batch, side: str):
     """(tokens, positions, segments, validity) of one side of a batch."""

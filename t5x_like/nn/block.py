@@ -5,6 +5,7 @@ import jax
 from t5x_like.nn.dims import dropout, subkey
 from t5x_like.nn.layer import CacheStart, Layer, Statistics
 from t5x_like.nn.norm import Identity
+from t5x_like.parallel.constrain import constrain
 
 
 class Residual(Layer):
@@ -24,6 +25,7 @@ class Residual(Layer):
 
   def __call__(self, x_BTD: jax.Array, context, cache, key: jax.Array | None):
     y_BTD, aux, cache = self.layer(self.in_norm(x_BTD), context, cache, subkey(key, 0))
+    y_BTD = constrain(y_BTD, "batch", "residual_length", "activation_embed")
     y_BTD = dropout(self.res_norm(y_BTD), self.dropout_rate, subkey(key, 1))
     return self.out_norm(self.alpha * x_BTD + y_BTD), aux, cache
 

@@ -28,7 +28,7 @@ class Decoder(Architecture):
     self.decoder = parts.stack(rngs)
     self.head = lm.make(rngs, variant)
 
-  def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
+  def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict:
     """Next-token logits at every position.
 
     Args:
@@ -36,7 +36,7 @@ class Decoder(Architecture):
         bidirectional), and for packed batches `decoder_segment_ids` and `decoder_positions`.
       key: dropout key, or None for evaluation.
     Returns:
-      {"logits": float32 [B, T, V]} and auxiliary scalars.
+      {"logits": `VocabularyLogits` [B, T, V]} and auxiliary scalars.
     """
     tokens_BT, pos, segments, valid = self._features(batch, "decoder")
     prefix = _prefix(batch, valid)
@@ -63,7 +63,7 @@ class Decoder(Architecture):
     context = Context(mask=state.mask(q_pos), slot=state.slot - tokens_BT.shape[1])
     x_BTD = self.inputs(self.embed(tokens_BT, self.dtype), q_pos)
     x_BTD, _, cache = self.decoder(x_BTD, context, cache=state.cache)
-    return self.head(x_BTD, self.embed)["logits"], dataclasses.replace(state, cache=cache)
+    return self.head(x_BTD, self.embed)["logits"].dense(), dataclasses.replace(state, cache=cache)
 
 
 def _prefix(batch: Batch, valid) -> jax.Array | None:

@@ -1,4 +1,4 @@
-"""Token embeddings, what is added to them, and the output projection."""
+"""Token embeddings and what is added to them."""
 
 from collections.abc import Callable
 
@@ -8,10 +8,9 @@ from flax import nnx
 
 from t5x_like.nn import params
 from t5x_like.nn.dims import dropout
-from t5x_like.nn.linear import matmul
 from t5x_like.nn.norm import Identity
 from t5x_like.nn.positions import Position
-from t5x_like.parallel.constrain import constrain
+from t5x_like.parallel.constrain import constrain, ways
 
 
 class Embed(nnx.Module):
@@ -21,15 +20,15 @@ class Embed(nnx.Module):
     self.table = params.param(rngs, init, (vocab, embed), ("vocab", "embed"))
 
   def __call__(self, ids_BT: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    # Gather whole vectors before the lookup: otherwise the partitioner looks up a part of each for the global batch on
-    # every device and then moves the result ("involuntary full rematerialization").
-    table_VD = constrain(self.table[...], "vocab", "activation_embed")
+    """[B, T, D] in `dtype`. Where vectors are cut (FSDP), each device looks up its part of them for all tokens and the
+    parts are exchanged, or, for more tokens than the table has rows, the table is gathered: what moves less."""
+    table_VD, (B, T), (V, _) = self.table[...], ids_BT.shape, self.table.shape
+    if B * T > V * ways("batch") * ways("length"):
+      table_VD = constrain(table_VD, "vocab", "activation_embed")
     x_BTD = jnp.take(table_VD, ids_BT, axis=0, mode="clip").astype(dtype)
+    if B * T <= V * ways("batch") * ways("length"):
+      x_BTD = constrain(x_BTD, "batch", "length", "embed", first="embed")
     return constrain(x_BTD, "batch", "length", "activation_embed")
-
-  def attend(self, x_BTD: jax.Array) -> jax.Array:
-    """Logits float32 [B, T, V] against the same table (tied embeddings)."""
-    return vocabulary_logits(x_BTD, self.table[...].T)
 
 
 class Inputs(nnx.Module):
@@ -77,9 +76,3 @@ class Types(nnx.Module):
 
   def __call__(self, types_BT: jax.Array) -> jax.Array:
     return jnp.take(self.table[...], types_BT, axis=0, mode="clip")
-
-
-def vocabulary_logits(x_BTD: jax.Array, kernel_DV: jax.Array) -> jax.Array:
-  """float32 [B, T, V]: inputs in the compute dtype, accumulated and returned in float32."""
-  logits = matmul(x_BTD, kernel_DV.astype(x_BTD.dtype), jnp.float32)
-  return constrain(logits, "batch", "length", "activation_vocab")

@@ -40,7 +40,7 @@ class Encoder(Architecture):
     given = dict(rngs=rngs, variant=variant, dropout_rate=parts.dropout_rate)
     self.head = slots.make("config.model.head", variant.head, heads, "make", **given)
 
-  def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
+  def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict:
     """The head's outputs.
 
     Args:
@@ -49,7 +49,8 @@ class Encoder(Architecture):
         are predicted.
       key: dropout key, or None for evaluation.
     Returns:
-      {"logits", …}; from the MLM head float32 [B, S, V], or [B, K, V] at masked positions; see `nn.heads` for others.
+      {"logits", …}; from the MLM head `VocabularyLogits` [B, S, V], or [B, K, V] at masked positions; see
+      `nn.heads` for others.
     """
     x_BSD, valid, aux = self.encode(batch, subkey(key, 0))
     places = {"places_BK": batch[MASKED]} if MASKED in batch else {}

@@ -32,7 +32,7 @@ class EncoderDecoder(Architecture):
     self.decoder = decoder.stack(rngs)
     self.head = lm.make(rngs, variant)
 
-  def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
+  def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict:
     """Teacher-forced logits.
 
     Args:
@@ -40,7 +40,7 @@ class EncoderDecoder(Architecture):
         `{encoder,decoder}_segment_ids` and `{encoder,decoder}_positions`.
       key: dropout key, or None for evaluation.
     Returns:
-      {"logits": float32 [B, T, V]} and auxiliary scalars.
+      {"logits": `VocabularyLogits` [B, T, V]} and auxiliary scalars.
     """
     memory_BSD, k_pos, k_segments, k_valid, aux = self.encode(batch, subkey(key, 0))
     tokens_BT = batch["decoder_input_tokens"]
@@ -92,7 +92,7 @@ class EncoderDecoder(Architecture):
     context = Context(state.mask(q_pos), memory_mask=memory_mask, slot=state.slot - tokens_BT.shape[1])
     x_BTD = self.decoder_inputs(self.embed(tokens_BT, self.dtype), q_pos)
     x_BTD, _, cache = self.decoder(x_BTD, context, cache=state.cache)
-    return self.head(x_BTD, self.embed)["logits"], dataclasses.replace(state, cache=cache)
+    return self.head(x_BTD, self.embed)["logits"].dense(), dataclasses.replace(state, cache=cache)
 
 
 def _after_start(tokens_BT: jax.Array, pad: int | None) -> jax.Array | None:

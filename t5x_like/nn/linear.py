@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.nn import params
+from t5x_like.parallel.constrain import TOKENS, gathered, scattered
 
 
 class Linear(nnx.Module):
@@ -27,29 +28,34 @@ class Linear(nnx.Module):
     self.bias = params.param(rngs, params.zeros, shape[1:], axes[1:], unit[1:]) if bias else None
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    y = matmul(x, self.kernel[...].astype(x.dtype), x.dtype)
+    y = matmul(x, self.kernel[...], x.dtype, self.kernel.axes[-2:])
     return y if self.bias is None else y + self.bias[...].astype(x.dtype)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def matmul(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype) -> jax.Array:
-  """`x @ kernel`: [..., D] and [D, F] -> [..., F], accumulated and returned in `dtype`.
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def matmul(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype, axes: params.Axes) -> jax.Array:
+  """`x @ kernel`: [B, D] or [B, T, D] and [D, F] -> [..., F], accumulated and returned in `dtype`.
+
+  The kernel is cast to the dtype of `x` before it is gathered from the devices that it is split over by its logical
+  `axes`, which is done again for the backward pass, and its gradient is scattered in that dtype.
 
   The gradient of the kernel is computed as `x^T @ g`. JAX's own rule computes `(g^T @ x)^T`; on CPU, XLA then
   transposes `g`, often the wider of the two, and fuses whatever made `g`, such as the gradient of a GELU, into that
   strided copy.
   """
-  return _contract(x, kernel, x.ndim - 1, 0, dtype)
+  return _matmul_forward(x, kernel, dtype, axes)[0]
 
 
-def _matmul_forward(x, kernel, dtype):
-  return _contract(x, kernel, x.ndim - 1, 0, dtype), (x, kernel)
+def _matmul_forward(x, kernel, dtype, axes):
+  return _contract(x, gathered(kernel.astype(x.dtype), axes), x.ndim - 1, 0, dtype), (x, kernel)
 
 
-def _matmul_backward(dtype, residuals, g):
+def _matmul_backward(dtype, axes, residuals, g):
   x, kernel = residuals
   batch = tuple(range(x.ndim - 1))
-  return _contract(g, kernel, x.ndim - 1, 1, x.dtype), _contract(x, g, batch, batch, kernel.dtype)
+  whole = gathered(kernel.astype(x.dtype), axes)
+  d_kernel = scattered(partial(_contract, a_axes=batch, b_axes=batch, dtype=x.dtype), x, g, axes, TOKENS[: len(batch)])
+  return _contract(g, whole, x.ndim - 1, 1, x.dtype), d_kernel.astype(kernel.dtype)
 
 
 matmul.defvjp(_matmul_forward, _matmul_backward)

@@ -30,7 +30,7 @@ from t5x_like.nn import params
 from t5x_like.nn.dims import dropout, subkey
 from t5x_like.nn.layer import Context, Layer
 from t5x_like.nn.router import Experts, Load, Router, Routing
-from t5x_like.parallel.constrain import constrain
+from t5x_like.parallel.constrain import constrain, gathered, scattered
 
 
 class Moe(Layer):
@@ -59,7 +59,7 @@ class Moe(Layer):
   ):
     E = options.experts
     init = init or params.fan_in_normal(embed)
-    inwards, outwards = ("expert", "embed", "mlp"), ("expert", "mlp", "embed")
+    inwards, outwards = _INWARDS, _OUTWARDS
     self.router = Router(embed, options, rngs, init=init)
     self.gate = params.param(rngs, init, (E, embed, mlp), inwards) if gated else None
     self.wi = params.param(rngs, init, (E, embed, mlp), inwards)
@@ -113,15 +113,17 @@ class Moe(Layer):
     return constrain(y_BTD, "batch", "length", "activation_embed"), dropped
 
   def _experts(self, rows: jax.Array, product: Callable, axes: tuple, key) -> jax.Array:
-    """The experts' outputs for their rows; `product(rows, kernel_EXY)` multiplies each row by its expert's matrix."""
-    h = constrain(product(rows, self.wi[...]), *axes)
+    """The experts' outputs for their rows; `product(rows, kernel_EXY, its axes)` multiplies each row by its expert's
+    matrix."""
+    h = constrain(product(rows, self.wi[...], _INWARDS), *axes)
     if self.gate is None:
       h = self.activation(h)
     else:
-      h = self.activation(constrain(product(rows, self.gate[...]), *axes)) * h
-    return product(dropout(h, self.dropout_rate, key, broadcast_axes=()), self.wo[...])
+      h = self.activation(constrain(product(rows, self.gate[...], _INWARDS), *axes)) * h
+    return product(dropout(h, self.dropout_rate, key, broadcast_axes=()), self.wo[...], _OUTWARDS)
 
 
+_INWARDS, _OUTWARDS = ("expert", "embed", "mlp"), ("expert", "mlp", "embed")
 _ROWS = ("batch", None, None, "activation_embed")
 _EXPERTS = ("activation_expert", "batch", None)  # the mesh's expert axis splits the experts, not the rows
 
@@ -183,14 +185,34 @@ def _combine(y_kND: jax.Array, gates_kN: jax.Array) -> jax.Array:
   return jnp.sum(y_kND.astype(jnp.float32) * gates_kN[..., None], axis=0).astype(y_kND.dtype)
 
 
-def _grouped_product(sizes_E: jax.Array, rows_MX: jax.Array, kernel_EXY: jax.Array) -> jax.Array:
+def _grouped_product(sizes_E: jax.Array, rows_MX: jax.Array, kernel_EXY: jax.Array, axes) -> jax.Array:
   dtype = rows_MX.dtype
   return jax.lax.ragged_dot(rows_MX, kernel_EXY.astype(dtype), sizes_E, preferred_element_type=dtype)
 
 
-def _batched_product(rows_EBCX: jax.Array, kernel_EXY: jax.Array) -> jax.Array:
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _batched_product(rows_EBCX: jax.Array, kernel_EXY: jax.Array, axes: params.Axes) -> jax.Array:
+  """Gathers and scatters as `linear.matmul` does."""
+  return _batched_forward(rows_EBCX, kernel_EXY, axes)[0]
+
+
+def _batched_forward(rows_EBCX, kernel_EXY, axes):
   dtype = rows_EBCX.dtype
-  return jnp.einsum("EBCX,EXY->EBCY", rows_EBCX, kernel_EXY.astype(dtype), preferred_element_type=dtype)
+  whole_EXY = gathered(kernel_EXY.astype(dtype), axes, _EXPERTS)
+  y_EBCY = jnp.einsum("EBCX,EXY->EBCY", rows_EBCX, whole_EXY, preferred_element_type=dtype)
+  return y_EBCY, (rows_EBCX, kernel_EXY)
+
+
+def _batched_backward(axes, kept, g_EBCY):
+  rows_EBCX, kernel_EXY = kept
+  dtype = rows_EBCX.dtype
+  whole_EXY = gathered(kernel_EXY.astype(dtype), axes, _EXPERTS)
+  contract = partial(jnp.einsum, "EBCX,EBCY->EXY", preferred_element_type=dtype)
+  d_kernel = scattered(contract, rows_EBCX, g_EBCY, axes, _EXPERTS).astype(kernel_EXY.dtype)
+  return jnp.einsum("EBCY,EXY->EBCX", g_EBCY, whole_EXY, preferred_element_type=dtype), d_kernel
+
+
+_batched_product.defvjp(_batched_forward, _batched_backward)
 
 
 def _valid(context: Context, shape: tuple[int, int]) -> jax.Array | None:

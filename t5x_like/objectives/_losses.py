@@ -3,7 +3,9 @@
 import jax
 import jax.numpy as jnp
 
+from t5x_like.nn.vocabulary_logits import VocabularyLogits
 from t5x_like.objectives import Base
+from t5x_like.objectives._cross_entropy import statistics
 
 Batch = dict[str, jax.Array]
 Sums = dict[str, jax.Array]
@@ -34,29 +36,33 @@ class DecoderTargets(Base):
       (sum of the weighted losses, sums): the sums are `loss` (cross-entropy alone), `z_loss`, `correct` and `weights`,
       and the scalars of the model; see `add_auxiliary`.
     """
-    outputs = model(batch, key)
+    outputs = model.outputs(batch, key)
     targets_BT, weights_BT = batch[self.targets], batch[self.weights]
     loss, sums = token_losses(outputs["logits"], targets_BT, weights_BT, self.label_smoothing, self.z_loss)
     return add_auxiliary(loss, sums, outputs)
 
 
-def add_auxiliary(loss: jax.Array, sums: Sums, outputs: dict[str, jax.Array]) -> tuple[jax.Array, Sums]:
+def add_auxiliary(loss: jax.Array, sums: Sums, outputs: dict) -> tuple[jax.Array, Sums]:
   """Adds the scalars among a model's outputs, such as those of a router, to an objective's (loss sum, sums).
 
   They are means, so each is multiplied by the sum of weights; those named `…_loss` are added to the loss.
   """
-  scalars = {name: value * sums["weights"] for name, value in outputs.items() if jnp.ndim(value) == 0}
+  scalars = {name: value * sums["weights"] for name, value in outputs.items() if value.ndim == 0}
   losses = [value for name, value in scalars.items() if name.endswith("_loss")]
   return sum(losses, loss), sums | scalars
 
 
 def token_losses(
-  logits_BTV: jax.Array, targets_BT: jax.Array, weights_BT: jax.Array, label_smoothing: float, z_loss: float
+  logits: jax.Array | VocabularyLogits,
+  targets_BT: jax.Array,
+  weights_BT: jax.Array,
+  label_smoothing: float,
+  z_loss: float,
 ) -> tuple[jax.Array, Sums]:
   """Weighted sums of cross-entropy, in nats.
 
   Args:
-    logits_BTV: any float dtype; computed in float32.
+    logits: [B, T, V], any float dtype; computed in float32. Over a vocabulary they are computed in chunks.
     targets_BT: int32; weights_BT: float32.
     label_smoothing: probability moved from the target to the other V - 1 tokens (Szegedy et al. 2016), with the
       constant that makes a perfect prediction cost zero, as in T5X.
@@ -64,22 +70,18 @@ def token_losses(
   Returns:
     (sum of the losses, sums): `loss` (cross-entropy alone), `z_loss`, `correct` and `weights`.
   """
-  logits_BTV = logits_BTV.astype(jnp.float32)
-  V = logits_BTV.shape[-1]
-  log_z_BT = jax.nn.logsumexp(logits_BTV, axis=-1)
-  # A masked sum rather than a gather: it fuses, and its gradient needs no scatter when the vocabulary is split.
-  at_target_BTV = jax.lax.broadcasted_iota(jnp.int32, logits_BTV.shape, 2) == targets_BT[..., None]
-  target_logit_BT = jnp.sum(jnp.where(at_target_BTV, logits_BTV, 0.0), axis=-1)
+  V = logits.shape[-1]
+  log_z_BT, target_logit_BT, total_BT, peak_BT = statistics(logits, targets_BT, total=label_smoothing > 0)
   cross_entropy_BT = log_z_BT - target_logit_BT
   loss_BT = cross_entropy_BT
   if label_smoothing:
     low = label_smoothing / (V - 1)
     high = 1.0 - label_smoothing
     # -sum_v p_v log softmax_v  =  log Z - (high - low) * logit_target - low * sum_v logit_v
-    loss_BT = log_z_BT - (high - low) * target_logit_BT - low * jnp.sum(logits_BTV, axis=-1)
+    loss_BT = log_z_BT - (high - low) * target_logit_BT - low * total_BT
     loss_BT += high * jnp.log(high) + (V - 1) * low * jnp.log(low)
   z_BT = z_loss * jnp.square(log_z_BT)
-  correct_BT = (target_logit_BT >= jnp.max(logits_BTV, axis=-1)).astype(jnp.float32)
+  correct_BT = (target_logit_BT >= peak_BT).astype(jnp.float32)
   sums = {
     "loss": jnp.sum(cross_entropy_BT * weights_BT),
     "z_loss": jnp.sum(z_BT * weights_BT),

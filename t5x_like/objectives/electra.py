@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from t5x_like.nn.dims import subkey
+from t5x_like.objectives._cross_entropy import sample
 from t5x_like.objectives._losses import Batch, EncoderTargets, Sums, add_auxiliary, predicted, shared, token_losses
 
 _EVALUATION_KEY = 0
@@ -48,9 +49,8 @@ class Objective(EncoderTargets):
         `encoder_masked_positions` int32 [B, K] the generator's logits are computed there only.
       key: of dropout and sampling; None evaluates.
     Returns:
-      (loss sum, sums): `loss`, `z_loss`, `correct`, `weights` of the generator; `discriminator_loss`,
-      `discriminator_accuracy` and `replaced` (the fraction of tokens replaced), which divided by `weights` are means
-      over all tokens.
+      (loss sum, sums): `loss`, `z_loss`, `correct`, `weights` of the generator; over all tokens `discriminator_loss`,
+      `discriminator_accuracy` and `discriminator_weights`, `replaced` and `replaced_weights`.
     """
     if "discriminator_weights" not in batch:
       batch = self.prepare(batch)
@@ -71,17 +71,14 @@ class Objective(EncoderTargets):
     logits_BS, each_BS = judged["logits"].astype(jnp.float32), batch["discriminator_weights"]
     # -log sigmoid(x) for replaced tokens, -log sigmoid(-x) for the others
     cost_BS = jax.nn.softplus(logits_BS) - replaced_BS * logits_BS
-    sums |= {
-      "discriminator_loss": jnp.sum(cost_BS * each_BS),
-      "discriminator_accuracy": jnp.sum(((logits_BS > 0) == (replaced_BS > 0)) * each_BS),
-      "replaced": jnp.sum(replaced_BS * each_BS),
+    real_BS = (each_BS > 0).astype(jnp.float32)
+    judged_sums = {
+      "loss": jnp.sum(cost_BS * real_BS),
+      "accuracy": jnp.sum(((logits_BS > 0) == (replaced_BS > 0)) * real_BS),
+      "weights": jnp.sum(real_BS),
     }
-    judged_loss, judged_sums = add_auxiliary(jnp.zeros(()), {"weights": sums["weights"]}, judged)
-    sums |= {f"discriminator_{name}": value for name, value in judged_sums.items() if name != "weights"}
-    return loss + self.discriminator * sums["discriminator_loss"] + judged_loss, sums
-
-
-def sample(logits_BSV: jax.Array, key: jax.Array, temperature: float) -> jax.Array:
-  """One id per position, from softmax(logits / temperature): int32 [B, S] or [B, K], without gradient."""
-  logits_BSV = jax.lax.stop_gradient(logits_BSV.astype(jnp.float32)) / temperature
-  return jnp.argmax(logits_BSV + jax.random.gumbel(key, logits_BSV.shape), axis=-1).astype(jnp.int32)
+    auxiliary, _ = add_auxiliary(jnp.zeros(()), sums, judged)
+    _, judged_sums = add_auxiliary(jnp.zeros(()), judged_sums, judged)
+    sums |= {f"discriminator_{name}": value for name, value in judged_sums.items()}
+    sums |= {"replaced": jnp.sum(replaced_BS * real_BS), "replaced_weights": jnp.sum(real_BS)}
+    return loss + self.discriminator * jnp.sum(cost_BS * each_BS) + auxiliary, sums

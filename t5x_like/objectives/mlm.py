@@ -13,8 +13,8 @@ class Objective(EncoderTargets):
   """Mean over predicted tokens + mean over examples (Devlin et al. 2019, appendix A.2: "the sum of the mean masked LM
   likelihood and the mean next sentence prediction likelihood").
 
-  A step divides all sums by one number, the predicted tokens of the global batch. So every example's next-sentence loss
-  is weighted by the mean number of predicted tokens per example: the quotient is then exactly the sum of the two means.
+  A step divides the loss by one number, the predicted tokens of the global batch. So every example's next-sentence loss
+  is weighted by the mean number of predicted tokens per example: the quotient is then the sum of the two means.
   `prepare` computes that weight from the global batch, before a step divides it, so it does not depend on the number of
   devices or accumulation steps.
 
@@ -46,10 +46,10 @@ class Objective(EncoderTargets):
       key: dropout key; None evaluates.
     Returns:
       (loss sum, sums): `loss`, `z_loss`, `correct` and `weights` of the masked tokens; with next sentences
-      `next_sentence_loss` and `next_sentence_accuracy`, which divided by `weights` are means over examples; and the
-      scalars of the model.
+      `next_sentence_loss`, `next_sentence_accuracy` and `next_sentence_weights` of the examples; and the scalars of the
+      model.
     """
-    outputs = model(batch, key)
+    outputs = model.outputs(batch, key)
     loss, sums = token_losses(outputs["logits"], *predicted(batch), 0.0, self.z_loss)
     loss, sums = add_auxiliary(loss, sums, outputs)
     if "next_sentence_logits" not in outputs or "next_sentence_label" not in batch:
@@ -59,6 +59,10 @@ class Objective(EncoderTargets):
     weights_B, label_B = batch["next_sentence_weights"], batch["next_sentence_label"]
     logits_B2 = outputs["next_sentence_logits"].astype(jnp.float32)
     log_p_B = jnp.take_along_axis(jax.nn.log_softmax(logits_B2), label_B[:, None], axis=1)[:, 0]
-    sums["next_sentence_loss"] = -jnp.sum(log_p_B * weights_B)
-    sums["next_sentence_accuracy"] = jnp.sum((jnp.argmax(logits_B2, axis=1) == label_B) * weights_B)
-    return loss + self.next_sentence * sums["next_sentence_loss"], sums
+    real_B = (weights_B > 0).astype(jnp.float32)
+    sums |= {
+      "next_sentence_loss": -jnp.sum(log_p_B * real_B),
+      "next_sentence_accuracy": jnp.sum((jnp.argmax(logits_B2, axis=1) == label_B) * real_B),
+      "next_sentence_weights": jnp.sum(real_B),
+    }
+    return loss - self.next_sentence * jnp.sum(log_p_B * weights_B), sums

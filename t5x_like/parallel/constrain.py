@@ -12,12 +12,15 @@ from typing import Any, Protocol
 import jax
 
 Axes = tuple[str | None, ...]
+TOKENS = ("batch", "length")
 
 
 class Layout(Protocol):
   """What `Rules` offer here; see the functions of the same names."""
 
-  def constrain(self, x: jax.Array, axes: Axes) -> jax.Array: ...
+  def constrain(self, x: jax.Array, axes: Axes, first: str | None) -> jax.Array: ...
+  def gathered(self, kernel: jax.Array, axes: Axes, tokens: Axes) -> jax.Array: ...
+  def scattered(self, contract: Callable, x: jax.Array, g: jax.Array, axes: Axes, tokens: Axes) -> jax.Array: ...
   def per_device(self, function: Callable, arguments: tuple, axes: tuple) -> jax.Array: ...
   def split(self, name: str) -> int: ...
   def axes(self, name: str) -> tuple[str, ...]: ...
@@ -26,10 +29,31 @@ class Layout(Protocol):
 _layout: contextvars.ContextVar[Layout | None] = contextvars.ContextVar("layout", default=None)
 
 
-def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
-  """Tells the partitioner how `x` is laid out: one logical axis name (or None) for each axis of `x`."""
+def constrain(x: jax.Array, *axes: str | None, first: str | None = None) -> jax.Array:
+  """Tells the partitioner how `x` is laid out: one logical axis name (or None) for each axis of `x`.
+
+  A mesh axis that several of them ask for is given to the axis named `first`, else to the first in order.
+  """
   layout = _layout.get()
-  return x if layout is None else layout.constrain(x, axes)
+  return x if layout is None else layout.constrain(x, axes, first)
+
+
+def gathered(kernel: jax.Array, axes: Axes, tokens: Axes = TOKENS) -> jax.Array:
+  """A parameter of these logical `axes`, whole along the mesh axes that split the `batch` and `length` of `tokens`."""
+  layout = _layout.get()
+  return kernel if layout is None else layout.gathered(kernel, axes, tokens)
+
+
+def scattered(contract: Callable, x: jax.Array, g: jax.Array, axes: Axes, tokens: Axes = TOKENS) -> jax.Array:
+  """`contract(x, g)`, a kernel's gradient: a sum over tokens of which each device gets its own part (reduce-scatter).
+
+  Args:
+    contract: sums over the axes `batch` and `length` of both arguments.
+    axes: logical axes of the result.
+    tokens: of both arguments' leading axes.
+  """
+  layout = _layout.get()
+  return contract(x, g) if layout is None else layout.scattered(contract, x, g, axes, tokens)
 
 
 def per_device(function: Callable, arguments: tuple[Any, ...], axes: tuple[Axes, ...]) -> jax.Array:

@@ -65,3 +65,26 @@ def _arrange(shape: list[int], devices: list[jax.Device]) -> np.ndarray:
     across = [slices] + [1] * (len(shape) - 1)
     return mesh_utils.create_hybrid_device_mesh(inner, across, devices, allow_split_physical_axes=True)
   return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
+
+
+def stages(mesh: Mesh, axis: str) -> list[list[list[int]] | None]:
+  """The stages in which to reduce-scatter over a mesh axis: groups of places along it, as `axis_index_groups`.
+
+  An axis that runs through several dimensions of a TPU's torus has a stage for each, the slowest first. In one stage,
+  the TPU compiler would all-reduce, which moves twice as much. Elsewhere [None], all places at once.
+  """
+  line = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), 0).reshape(mesh.shape[axis], -1)[:, 0]
+  coords = [getattr(device, "coords", None) for device in line]
+  lengths, step = [], 1
+  while step < len(line) and None not in coords:
+    along = coords[::step]
+    moved = [{i for i, (a, b) in enumerate(zip(along[0], other)) if a != b} for other in along[1:]]
+    length = next((n for n, dims in enumerate(moved, 1) if dims != moved[0]), len(along))
+    if len(along) % length or length == 1:
+      return [None]
+    lengths.insert(0, length)
+    step *= length
+  if len(lengths) < 2:
+    return [None]
+  places = np.arange(len(line)).reshape(lengths)
+  return [np.moveaxis(places, i, -1).reshape(-1, length).tolist() for i, length in enumerate(lengths)]

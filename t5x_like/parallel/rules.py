@@ -14,7 +14,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from t5x_like.errors import UserError, did_you_mean
-from t5x_like.parallel.constrain import activated
+from t5x_like.parallel.constrain import TOKENS, activated
+from t5x_like.parallel.mesh import stages
 from t5x_like.parallel.target import target
 
 DEFAULT = {
@@ -26,9 +27,11 @@ DEFAULT = {
   "mlp": ("tensor",),
   "expert": ("expert",),
   "layers": ("stage",),
+  "optimizer_embed": ("fsdp",),  # of gradients and optimizer state; what `embed` is, unless a recipe says otherwise
   # Activations
   "batch": ("replica", "data", "fsdp", "expert"),
   "length": ("sequence",),
+  "residual_length": ("sequence",),  # between sublayers
   "activation_embed": (),
   "activation_heads": ("tensor",),
   "activation_kv_heads": ("tensor",),
@@ -67,6 +70,8 @@ class Rules:
         if axis not in mesh.shape:
           raise UserError(f"rules.{name}: unknown mesh axis {axis!r}{did_you_mean(axis, mesh.shape)}")
       table[name] = axes
+    if "optimizer_embed" not in (changes or {}):
+      table["optimizer_embed"] = table["embed"]
     used = {axis for axes in table.values() for axis in axes}
     for axis, size in mesh.shape.items():
       if size > 1 and axis not in used:
@@ -77,18 +82,18 @@ class Rules:
         )
     return cls(mesh, table)
 
-  def spec(self, axes: tuple[str | None, ...]) -> PartitionSpec:
+  def spec(self, axes: tuple[str | None, ...], first: str | None = None) -> PartitionSpec:
     """The partition of an array with these logical axes; each mesh axis is used once, by the first that asks for it."""
     used: set[str] = set()
-    parts = []
-    for name in axes:
-      split = tuple(a for a in self.table[name] if self.mesh.shape[a] > 1 and a not in used) if name else ()
+    parts = {}
+    for i in sorted(range(len(axes)), key=lambda i: axes[i] != first):
+      split = tuple(a for a in self.table[axes[i]] if self.mesh.shape[a] > 1 and a not in used) if axes[i] else ()
       used.update(split)
-      parts.append(split if len(split) > 1 else split[0] if split else None)
-    return PartitionSpec(*parts)
+      parts[i] = split if len(split) > 1 else split[0] if split else None
+    return PartitionSpec(*(parts[i] for i in range(len(axes))))
 
-  def sharding(self, axes: tuple[str | None, ...]) -> NamedSharding:
-    return NamedSharding(self.mesh, self.spec(axes))
+  def sharding(self, axes: tuple[str | None, ...], first: str | None = None) -> NamedSharding:
+    return NamedSharding(self.mesh, self.spec(axes, first))
 
   @property
   def replicated(self) -> NamedSharding:
@@ -106,26 +111,32 @@ class Rules:
     """Sharding of any batch feature: rows split over the batch axes, other axes whole."""
     return self.sharding(("batch",))
 
+  def of_optimizer(self, axes: tuple[str | None, ...]) -> tuple[str | None, ...]:
+    """The logical axes of a parameter's gradient and optimizer state (ZeRO-1, Rajbhandari et al. 2020)."""
+    return tuple("optimizer_embed" if a == "embed" else a for a in axes)
+
   def of_params(self, params: dict) -> dict[str, NamedSharding]:
     """Shardings of named parameters (objects with `.shape`, `.axes` and `.unit`).
 
     Raises:
-      UserError: an axis does not divide into whole units; names the parameter, the axis and the rule.
+      UserError: an axis does not divide into whole units, in the parameter or in its optimizer state; names the
+        parameter, the axis and the rule.
     """
-    shardings = {}
     for name, p in params.items():
-      spec = self.spec(p.axes)
-      for axis, size, unit, part in zip(p.axes, p.shape, p.unit, spec):
-        over = (part,) if isinstance(part, str) else part or ()
-        ways = math.prod(self.mesh.shape[a] for a in over)
-        if (size // unit) % ways:
-          what = f"{size // unit} {axis}" + (f" of width {unit}" if unit > 1 else "")
-          raise UserError(
-            f"{name}: axis {axis!r} holds {what}, which rule {axis}->{'+'.join(over)} cannot cut into {ways} equal"
-            f" parts; change the mesh or set rules.{axis}=None"
-          )
-      shardings[name] = NamedSharding(self.mesh, spec)
-    return shardings
+      self._check_divides(name, p, p.axes)
+      self._check_divides(name, p, self.of_optimizer(p.axes))
+    return {name: self.sharding(p.axes) for name, p in params.items()}
+
+  def _check_divides(self, name: str, p, axes: tuple[str | None, ...]) -> None:
+    for axis, size, unit, part in zip(axes, p.shape, p.unit, self.spec(axes)):
+      over = _tuple(part)
+      ways = math.prod(self.mesh.shape[a] for a in over)
+      if (size // unit) % ways:
+        what = f"{size // unit} {axis}" + (f" of width {unit}" if unit > 1 else "")
+        raise UserError(
+          f"{name}: axis {axis!r} holds {what}, which rule {axis}->{'+'.join(over)} cannot cut into {ways} equal"
+          f" parts; change the mesh or set rules.{axis}=None"
+        )
 
   @contextlib.contextmanager
   def activate(self) -> Iterator[None]:
@@ -134,9 +145,9 @@ class Rules:
     with target(self.mesh.devices.flat[0].platform), activated(self if self.mesh.size > 1 else None):
       yield
 
-  def constrain(self, x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
+  def constrain(self, x: jax.Array, axes: tuple[str | None, ...], first: str | None = None) -> jax.Array:
     uneven = self._uneven([(x, axes)])
-    return jax.lax.with_sharding_constraint(x, self.sharding(tuple(None if a in uneven else a for a in axes)))
+    return jax.lax.with_sharding_constraint(x, self.sharding(tuple(None if a in uneven else a for a in axes), first))
 
   def per_device(self, function: Callable, arguments: tuple, axes: tuple) -> jax.Array:
     leaves, treedef = jax.tree.flatten(arguments)
@@ -153,11 +164,54 @@ class Rules:
     )
     return local(*leaves)
 
+  def gathered(self, kernel: jax.Array, axes: tuple[str | None, ...], tokens: tuple[str | None, ...]) -> jax.Array:
+    over = {axis for part in self._token_parts(tokens) for axis in part}
+    parts = [tuple(a for a in _tuple(part) if a not in over) for part in self.spec(axes)]
+    return jax.lax.with_sharding_constraint(kernel, NamedSharding(self.mesh, PartitionSpec(*parts)))
+
+  def _token_parts(self, tokens: tuple[str | None, ...]) -> list[tuple[str, ...]]:
+    return [_tuple(part) if name in TOKENS else () for name, part in zip(tokens, self.spec(tokens))]
+
+  def scattered(
+    self, contract: Callable, x: jax.Array, g: jax.Array, axes: tuple[str | None, ...], tokens: tuple[str | None, ...]
+  ) -> jax.Array:
+    # Left to itself, the partitioner would all-reduce the sum, which moves twice as much, and cut it afterwards.
+    even = tuple(a if a is None or size % self.split(a) == 0 else None for a, size in zip(tokens, x.shape))
+    inputs = PartitionSpec(*(part or None for part in self._token_parts(even)))
+    summed = {axis for part in inputs for axis in _tuple(part)}
+    axes = self.of_optimizer(axes)
+    parts = [tuple(axis for axis in _tuple(part) if axis in summed) for part in self.spec(axes)]
+    rest = tuple(sorted(summed - {axis for part in parts for axis in part}))
+    if not any(parts) or self.split("layers") > 1:  # no such sum within the vmap over a pipeline's stages
+      return self.constrain(contract(x, g), axes)
+
+    def local(x, g):
+      y = contract(x, g)
+      for i, part in enumerate(parts):
+        for axis in part:
+          for groups in stages(self.mesh, axis):
+            y = jax.lax.psum_scatter(y, axis, scatter_dimension=i, tiled=True, axis_index_groups=groups)
+      return jax.lax.psum(y, rest) if rest else y
+
+    scatter = jax.shard_map(
+      local,
+      mesh=self.mesh,
+      in_specs=(inputs, inputs),
+      out_specs=PartitionSpec(*parts),
+      axis_names=summed,
+      check_vma=False,
+    )
+    return self.constrain(scatter(x, g), axes)
+
   def _uneven(self, named: Iterable[tuple[jax.Array, tuple[str | None, ...]]]) -> set[str]:
     """The logical axes of arrays that do not divide and are left whole, which is noted in `dropped`."""
     found = {a: n for x, axes in named for a, n in zip(axes, x.shape) if a and n % self.split(a)}
     self.dropped.update(f"{a} of {n} over {'+'.join(self.table[a])}={self.split(a)}" for a, n in found.items())
     return set(found)
+
+
+def _tuple(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
+  return (part,) if isinstance(part, str) else part or ()
 
 
 def local_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:

@@ -44,7 +44,9 @@ def abstract_state(model, optimizer: optax.GradientTransformation, rules: Rules)
   opt_state = jax.eval_shape(optimizer.init, arrays)
   opt_axes = state_axes(opt_state, named)
   sharded = jax.tree.map(
-    lambda leaf, axes: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=rules.sharding(axes)), opt_state, opt_axes
+    lambda leaf, axes: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=rules.sharding(rules.of_optimizer(axes))),
+    opt_state,
+    opt_axes,
   )
   return TrainState(
     step=jax.ShapeDtypeStruct((), jnp.int32, sharding=rules.replicated),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from t5x_like.nn import params
-from t5x_like.objectives import METRICS
+from t5x_like.objectives import METRICS, denominator
 from t5x_like.parallel.rules import Rules
 from t5x_like.training.adafactor import reread
 from t5x_like.training.guard import Guard
@@ -38,8 +38,8 @@ def make_step(
     accumulation_steps: the number of parts of the batch, run one after another.
     guard: which updates are refused, and whether those leave the state as it was.
   Returns:
-    `(state, batch) -> (state, metrics)`; metrics are float32 scalars: the objective's sums divided by `weights`
-    (`loss`, `accuracy`, …), and those of the update; `updates_refused` counts those up to and with this one, in a row.
+    `(state, batch) -> (state, metrics)`; metrics are float32 scalars: the means of the objective's sums (`loss`,
+    `accuracy`, …), and those of the update; `updates_refused` counts those up to and with this one, in a row.
   """
 
   def loss_sum(arrays, batch, key):
@@ -74,8 +74,11 @@ def make_step(
       batch = prepare(batch)
       key = jax.random.fold_in(jax.random.key(seed), state.step)
       grads, sums = gradients(state.params, batch, key)
-      weights = jnp.maximum(sums["weights"], 1.0)
-      metrics = {METRICS.get(name, name): total / weights for name, total in sums.items() if name != "weights"}
+      metrics = {
+        METRICS.get(name, name): total / jnp.maximum(sums[denominator(name, sums)], 1.0)
+        for name, total in sums.items()
+        if not name.endswith("weights")
+      }
       gradient_norm = optax.global_norm(reread(grads))
       accepted, watch = guard.judge(state.watch, metrics["loss"], gradient_norm)
       extra = {"step": state.step, "accepted": accepted}

@@ -211,8 +211,9 @@ class Nudged(nnx.Module):
     x_BTD = self.inner(ids_BT, dtype)
     return x_BTD + self.nudge if ids_BT.shape[1] == self.nudge.shape[0] else x_BTD
 
-  def attend(self, x_BTD):
-    return self.inner.attend(x_BTD)
+  @property
+  def table(self):
+    return self.inner.table
 
 
 @functools.cache

@@ -12,6 +12,7 @@ from families import shrunk
 from t5x_like.errors import UserError
 from t5x_like.models import bert, electra, modernbert, roberta
 from t5x_like.nn import params
+from t5x_like.nn.vocabulary_logits import dense
 
 B, T = 4, 10
 BERT = shrunk(bert.VARIANTS["bert-base-uncased"])
@@ -50,7 +51,7 @@ def test_heads(head, shapes, drops):
   def run(model, batch):
     x_BTD, valid, _ = model.encode(batch)
     keys = None, None, jax.random.key(1), jax.random.key(2)
-    return model(batch), [model.head(x_BTD, model.embed, valid, key) for key in keys]
+    return model(batch), [dense(model.head(x_BTD, model.embed, valid, key)) for key in keys]
 
   whole, (one, same, dropped, other) = run(model, batch())
   assert {name: x.shape for name, x in whole.items()} == shapes

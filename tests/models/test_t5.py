@@ -75,7 +75,7 @@ def test_causality_by_gradient():
     def run(x_TD):
       pos = positions(T)
       context = Context(mask=Mask(pos, pos, causal=True), memory=memory, memory_mask=Mask(pos, k_pos, k_valid=k_valid))
-      return m.head(m.decoder(x_TD[None], context)[0], m.embed)["logits"][0]
+      return m.head(m.decoder(x_TD[None], context)[0], m.embed)["logits"].dense()[0]
 
     return jnp.abs(jax.jacrev(lambda x: run(x).sum(-1))(x_TD)).max(-1)
 

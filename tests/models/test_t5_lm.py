@@ -41,7 +41,7 @@ def test_a_prefix_lm_of_inputs_alone_is_t5s_encoder():
   x_BTD = jax.jit(lambda m, tokens_BT: m.encode({"encoder_input_tokens": tokens_BT})[0])(
     encoder, inputs["decoder_input_tokens"]
   )
-  np.testing.assert_allclose(logits(m, inputs), m.head(x_BTD, m.embed)["logits"], atol=1e-5)
+  np.testing.assert_allclose(logits(m, inputs), m.head(x_BTD, m.embed)["logits"].dense(), atol=1e-5)
 
 
 @pytest.mark.parametrize("name, used", [("tiny", False), ("prefix-tiny", True)])

@@ -13,8 +13,8 @@ from t5x_like.errors import UserError
 from t5x_like.models import bert, electra
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
+from t5x_like.objectives import denominator, mlm, span_boundary
 from t5x_like.objectives import electra as electra_objective
-from t5x_like.objectives import mlm, span_boundary
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.training.optimizer import OPTIMIZERS
@@ -67,14 +67,14 @@ def token_mean(logits, targets, weights):
 def test_mlm_with_next_sentences():
   model, data = tiny.model(SIZE, family=bert), batch()
   loss, sums = jax.jit(mlm.Objective())(model, data)
-  assert set(sums) == {*mlm.Objective.gives, "weights"}
+  assert set(sums) == {*mlm.Objective.gives, "weights", "next_sentence_weights"}
   outputs, count = jax.jit(model.__class__.__call__)(model, data), data["encoder_loss_weights"].sum()
   masked, accuracy = token_mean(outputs["logits"], data["encoder_target_tokens"], data["encoder_loss_weights"])
   log_p = log_softmax(outputs["next_sentence_logits"])
   label = data["next_sentence_label"]
   following = -log_p[np.arange(B), label].mean()
   assert float(loss / count) == pytest.approx(masked + following, rel=1e-5)
-  found = {name: float(value / count) for name, value in sums.items()}
+  found = {name: float(value / sums[denominator(name, sums)]) for name, value in sums.items()}
   assert found["loss"] == pytest.approx(masked, rel=1e-5) and found["correct"] == pytest.approx(accuracy)
   assert found["next_sentence_loss"] == pytest.approx(following, rel=1e-5)
   assert found["next_sentence_accuracy"] == pytest.approx((log_p.argmax(-1) == label).mean())
@@ -102,7 +102,7 @@ def test_span_boundary():
     h = np.concatenate([x[row, start], x[row, end], named["places"][place - start - 1]])
     h = layer(layer(h, "dense", "norm"), "dense_2", "norm_2")
     losses.append(-log_softmax(table @ h + named["lm/bias"])[targets[row, place]])
-  masked, _ = token_mean(head(jnp.asarray(x, jnp.float32), model.embed)["logits"], targets, weights)
+  masked, _ = token_mean(head(jnp.asarray(x, jnp.float32), model.embed)["logits"].dense(), targets, weights)
   count = weights.sum()
   assert float(sums["span_boundary_loss"] / count) == pytest.approx(np.mean(losses), rel=1e-4)
   assert float(loss / count) == pytest.approx(masked + np.mean(losses), rel=1e-4)
@@ -116,9 +116,10 @@ ELECTRA = dataclasses.replace(SIZE, head="discriminator", embed=8)
 def test_electra():
   model, data = tiny.model(ELECTRA, family=electra), batch()
   loss, sums = jax.jit(electra_objective.Objective())(model, data)
-  assert set(sums) == {*electra_objective.Objective.gives, "weights"}
+  weights_of = {"weights", "discriminator_weights", "replaced_weights"}
+  assert set(sums) == {*electra_objective.Objective.gives, *weights_of}
   targets, weights, real = (data[f"encoder_{n}"] for n in ("target_tokens", "loss_weights", "segment_ids"))
-  generated = model.generate(data)["logits"]
+  generated = model.generate(data)["logits"].dense()
   masked, _ = token_mean(generated, targets, weights)
   sampled = np.asarray(electra_objective.sample(generated, jax.random.key(0), 1.0))
   corrupted = np.where(weights > 0, sampled, data["encoder_input_tokens"])
@@ -126,7 +127,7 @@ def test_electra():
   replaced = (weights > 0) & (sampled != targets)
   each = np.log1p(np.exp(np.where(replaced, -judged, judged)))[real > 0]
   assert float(loss / weights.sum()) == pytest.approx(masked + 50 * each.mean(), rel=1e-4)
-  found = {name: float(value / weights.sum()) for name, value in sums.items()}
+  found = {name: float(value / sums[denominator(name, sums)]) for name, value in sums.items()}
   assert found["loss"] == pytest.approx(masked, rel=1e-4)
   assert found["discriminator_loss"] == pytest.approx(each.mean(), rel=1e-4)
   assert found["discriminator_accuracy"] == pytest.approx(((judged > 0) == replaced)[real > 0].mean())
@@ -217,3 +218,22 @@ def test_parts_of_a_batch_and_devices_change_nothing(objective, family, size):
     assert metrics == pytest.approx(losses[0][1], rel=2e-4, abs=1e-5)
     for name, x in arrays.items():
       assert np.allclose(x, losses[0][0][name], atol=2e-4), name
+
+
+@pytest.mark.parametrize(
+  ("objective", "family", "size"),
+  [(mlm.Objective(), bert, SIZE), (electra_objective.Objective(temperature=1e-4), electra, ELECTRA)],
+  ids=["mlm", "electra"],
+)
+def test_means_over_an_evaluation_set_do_not_depend_on_the_batch_size(objective, family, size):
+  """The rows of a set differ in length and in predicted tokens; means of batches would depend on how they are cut."""
+  model, data = tiny.model(size, family=family), batch()
+  run = jax.jit(objective)
+  means, shares = [], []
+  for cuts in ([0, 8], [0, 4, 8], [0, 1, 8]):
+    parts = [run(model, {n: x[a:b] for n, x in data.items()})[1] for a, b in zip(cuts, cuts[1:])]
+    sums = {name: sum(float(part[name]) for part in parts) for name in parts[0]}
+    means.append({name: total / sums[denominator(name, sums)] for name, total in sums.items()})
+    shares += [float(part["weights"]) / (b - a) for part, a, b in zip(parts, cuts, cuts[1:])]
+  assert max(shares) > 1.2 * min(shares)
+  assert means[1] == pytest.approx(means[0], rel=1e-5) and means[2] == pytest.approx(means[0], rel=1e-5)

@@ -9,8 +9,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from t5x_like.errors import UserError
 from t5x_like.nn import params
+from t5x_like.nn.linear import matmul
 from t5x_like.parallel.constrain import constrain
-from t5x_like.parallel.mesh import AXES, make_mesh
+from t5x_like.parallel.mesh import AXES, make_mesh, stages
 from t5x_like.parallel.rules import DEFAULT, Rules, from_local_rows, local_rows, sharding_table
 
 
@@ -203,3 +204,61 @@ def test_global_arrays_from_sets_of_rows(spec, monkeypatch):
   monkeypatch.setattr(jax, "process_count", lambda: 2)
   made = from_local_rows(sharding, np.arange(64), x, 64)
   assert made.sharding == expected.sharding and (np.asarray(made) == x).all()
+
+
+# Kernels
+
+
+@pytest.mark.parametrize("mesh", [dict(fsdp=8), dict(data=2, fsdp=2, tensor=2), dict(fsdp=4, sequence=2)], ids=str)
+def test_gathered_and_scattered(mesh):
+  """`matmul` on a mesh: its value and gradients are those of one device, and the gradient is split as the kernel is."""
+  r = rules(**mesh)
+  generator = np.random.default_rng(0)
+  x, kernel, g = (generator.standard_normal(s).astype(np.float32) for s in ((8, 4, 16), (16, 32), (8, 4, 32)))
+  axes = ("embed", "mlp")
+
+  def gradients(x, kernel, g):
+    y, pull = jax.vjp(lambda x, kernel: matmul(x, kernel, jnp.float32, axes), x, kernel)
+    return y, *pull(g)
+
+  @jax.jit
+  def run(x, kernel, g):
+    with r.activate():
+      return gradients(x, kernel, g)
+
+  tokens = r.sharding(("batch", "length", None))
+  args = jax.device_put((x, kernel, g), (tokens, r.sharding(axes), tokens))
+  found = run(*args)
+  for one, other in zip(found, gradients(x, kernel, g), strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+  assert found[2].sharding.is_equivalent_to(r.sharding(axes), 2)
+  program = run.lower(*args).compile().as_text()
+  assert "reduce-scatter" in program and "all-gather" in program
+
+
+class OnTorus:
+  def __init__(self, *coords):
+    self.coords = coords
+
+
+def test_stages_of_a_torus():
+  """Each stage scatters along one dimension of the torus; together they leave every device the part it would have."""
+  mesh = lambda devices: Mesh(np.array(devices), AXES[1 : 1 + np.array(devices).ndim])  # noqa: E731
+  torus = [OnTorus(x, y, 0) for x in range(2) for y in range(4)]
+  assert stages(mesh(jax.devices()), "data") == [None] and stages(mesh(torus[:4]), "data") == [None]
+  found = stages(mesh(torus), "data")
+  assert found == [[[0, 4], [1, 5], [2, 6], [3, 7]], [[0, 1, 2, 3], [4, 5, 6, 7]]]
+  assert len(stages(mesh([OnTorus(x, y, z) for x in range(2) for y in range(2) for z in range(2)]), "data")) == 3
+  assert stages(mesh(np.array(torus).reshape(2, 4)), "fsdp") == [None]
+
+  def scatter(x, groups):
+    for group in groups:
+      x = jax.lax.psum_scatter(x, "data", tiled=True, axis_index_groups=group)
+    return x
+
+  real, spec = Mesh(np.array(jax.devices()), ("data",)), PartitionSpec("data")
+  x = np.random.default_rng(0).standard_normal((64, 3)).astype(np.float32)
+  run = lambda groups: jax.shard_map(  # noqa: E731
+    lambda x: scatter(x, groups), mesh=real, in_specs=spec, out_specs=spec, check_vma=False
+  )(x)
+  np.testing.assert_allclose(run(found), run([None]), rtol=1e-5)

@@ -2,5 +2,6 @@
 
 A file's `make` takes the arguments that recipes give and, as far as its signature names them, `rngs`, the `variant` and
 the `dropout_rate`. A head is called as `head(x_BTD, embed, valid_BT, key) -> dict`, where `embed` is the token table
-(for tied heads) and `valid_BT` is False for padding; the result has float32 `logits`.
+(for tied heads) and `valid_BT` is False for padding; the result has `logits`, float32, or `VocabularyLogits` if they
+are over the vocabulary.
 """

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.nn import params
 from t5x_like.nn.design import Variant
-from t5x_like.nn.embed import Embed, vocabulary_logits
+from t5x_like.nn.embed import Embed
+from t5x_like.nn.vocabulary_logits import VocabularyLogits
 
 
 class LmHead(nnx.Module):
@@ -36,15 +36,12 @@ class LmHead(nnx.Module):
     self.scale = scale
     self.softcap = softcap
 
-  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, jax.Array]:
+  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, VocabularyLogits]:
     if self.scale != 1.0:
       x_BTD = x_BTD * self.scale
-    logits_BTV = embed.attend(x_BTD) if self.kernel is None else vocabulary_logits(x_BTD, self.kernel[...])
-    if self.bias is not None:
-      logits_BTV = logits_BTV + self.bias[...]
-    if self.softcap is not None:
-      logits_BTV = self.softcap * jnp.tanh(logits_BTV / self.softcap)
-    return {"logits": logits_BTV}
+    tied, bias = self.kernel is None, None if self.bias is None else self.bias[...]
+    kernel = embed.table[...] if tied else self.kernel[...]
+    return {"logits": VocabularyLogits(x_BTD, kernel, bias, tied, self.softcap)}
 
 
 def make(rngs: nnx.Rngs, variant: Variant) -> LmHead:

@@ -20,7 +20,7 @@ class PretrainingHead(nnx.Module):
     self.pooler = Pooler(rngs, variant, activation)
     self.next_sentence = Linear((D, 2), ("embed", None), variant.design.kernel_init(D), rngs, bias=True)
 
-  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, places_BK=None) -> dict[str, jax.Array]:
+  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, places_BK=None) -> dict:
     """Returns {"logits" [B, T, V] as `MlmHead`, "next_sentence_logits" [B, 2]}."""
     next_sentence_B2 = self.next_sentence(self.pooler(x_BTD)).astype(jnp.float32)
     return self.mlm(x_BTD, embed, places_BK=places_BK) | {"next_sentence_logits": next_sentence_B2}

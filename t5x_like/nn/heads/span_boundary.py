@@ -33,11 +33,11 @@ class SpanBoundaryHead(nnx.Module):
     self.lm = LmHead(rngs, bias=variant.vocab_size)
     self.activation = ACTIVATIONS[design.activation][0]
 
-  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, places_BK=None) -> dict[str, jax.Array]:
+  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, places_BK=None) -> dict:
     return self.mlm(x_BTD, embed, places_BK=places_BK)
 
   def boundary(self, x_BTD: jax.Array, places_BK: jax.Array, starts_BK: jax.Array, ends_BK: jax.Array, embed: Embed):
-    """Logits float32 [B, K, V] of the tokens at `places`, from those just before and after the span of each, at
+    """`VocabularyLogits` [B, K, V] of the tokens at `places`, from those just before and after the span of each, at
     `starts` and `ends` (all int32 [B, K])."""
     distance_BK = places_BK - starts_BK - 1
     p_BKP = jnp.take(self.places[...], distance_BK, axis=0, mode="clip").astype(x_BTD.dtype)

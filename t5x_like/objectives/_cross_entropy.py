@@ -1,0 +1,262 @@
+"""What cross-entropy needs to know of logits over a vocabulary, without an array of them all.
+
+The vocabulary is cut into chunks and, where a device has very many tokens, so are sequences. The forward pass keeps a
+running maximum and sum (Milakov and Gimelshein 2018); the backward pass computes each chunk of logits again (Wijmans et
+al. 2024, https://arxiv.org/abs/2411.09009), which costs a third more products than keeping them. Logits that fit into
+one chunk are kept.
+
+On a mesh, each device computes the logits of its part of the vocabulary (`activation_vocab`), and what the parts found
+is added up once. A kernel split over `fsdp` is gathered chunk by chunk, and its gradient scattered likewise.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.nn.vocabulary_logits import VocabularyLogits
+from t5x_like.parallel.constrain import constrain, gathered, scattered, ways
+
+LOGITS = 2**24  # at most so many in a chunk on one device
+LEAST, MOST = 1024, 8192  # columns of a chunk, on one device
+
+
+class Statistics(NamedTuple):
+  """Of the V logits of each token, float32 [B, T]: log sum exp, the target's logit, their sum, their maximum."""
+
+  log_z_BT: jax.Array
+  target_BT: jax.Array
+  total_BT: jax.Array
+  peak_BT: jax.Array
+
+
+def statistics(logits: jax.Array | VocabularyLogits, targets_BT: jax.Array, *, total: bool = False) -> Statistics:
+  """Differentiable but for the maximum.
+
+  Args:
+    logits: any float dtype, [B, T, V].
+    targets_BT: int32.
+    total: whether the sum is wanted; it may be zero otherwise.
+  """
+  if isinstance(logits, VocabularyLogits):
+    chunks = Chunks.of(logits)
+    if chunks.several:
+      return Statistics(*_statistics(chunks, total, logits.x, logits.kernel, logits.bias, targets_BT))
+    logits = logits.dense()
+  logits_BTV = logits.astype(jnp.float32)
+  # A masked sum rather than a gather: it fuses, and its gradient needs no scatter when the vocabulary is split.
+  at_target_BTV = jax.lax.broadcasted_iota(jnp.int32, logits_BTV.shape, 2) == targets_BT[..., None]
+  target_BT = jnp.sum(jnp.where(at_target_BTV, logits_BTV, 0.0), axis=-1)
+  log_z_BT, peak_BT = jax.nn.logsumexp(logits_BTV, axis=-1), jnp.max(logits_BTV, axis=-1)
+  return Statistics(log_z_BT, target_BT, jnp.sum(logits_BTV, axis=-1), peak_BT)
+
+
+def sample(logits: jax.Array | VocabularyLogits, key: jax.Array, temperature: float) -> jax.Array:
+  """One id per token, from softmax(logits / temperature), as the argmax with Gumbel noise: int32 [B, T], without
+  gradient."""
+  logits = jax.lax.stop_gradient(logits)
+
+  def noisy(logits, key):
+    return logits / temperature + jax.random.gumbel(key, logits.shape)
+
+  chunks = Chunks.of(logits) if isinstance(logits, VocabularyLogits) else None
+  if chunks is None or not chunks.several:
+    logits_BTV = logits if chunks is None else logits.dense()
+    return jnp.argmax(noisy(logits_BTV.astype(jnp.float32), key), axis=-1).astype(jnp.int32)
+
+  def chunk(best, start, columns):
+    piece = chunks.piece(logits.kernel, logits.bias, start, columns, logits.x.dtype)
+    found_BTpc = noisy(chunks.logits(logits.x, piece), jax.random.fold_in(key, start))
+    peak_BT, last_BT = best
+    new_BT = jnp.max(found_BTpc, axis=(-2, -1))
+    ids_BT = jnp.min(jnp.where(found_BTpc == new_BT[..., None, None], piece.ids_pc, chunks.vocab), axis=(-2, -1))
+    return jnp.maximum(peak_BT, new_BT), jnp.where(new_BT > peak_BT, ids_BT, last_BT)
+
+  shape = logits.shape[:2]
+  return chunks.over(chunk, (jnp.full(shape, -math.inf, jnp.float32), jnp.zeros(shape, jnp.int32)))[1]
+
+
+class Piece(NamedTuple):
+  """A chunk of the vocabulary: c columns of each of p parts.
+
+  Attributes:
+    kernel: in the compute dtype, [p, c, D] if tied, else [D, p, c].
+    bias_pc: float32, or None.
+    ids_pc: int32.
+  """
+
+  kernel: jax.Array
+  bias_pc: jax.Array | None
+  ids_pc: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunks:
+  """How logits are cut.
+
+  Attributes:
+    vocab, tied, softcap: see `VocabularyLogits`.
+    parts: into which the vocabulary is split over the mesh; every chunk has columns of each.
+    columns: of each part in a chunk; the last chunk has what is left.
+    splits, rows: parts into which sequences are split over the mesh, and chunks of each.
+  """
+
+  vocab: int
+  tied: bool
+  softcap: float | None
+  parts: int
+  columns: int
+  splits: int
+  rows: int
+
+  @classmethod
+  def of(cls, logits: VocabularyLogits) -> "Chunks":
+    B, T, V = logits.shape
+    parts, splits = max(ways("vocab"), ways("activation_vocab")), ways("length")
+    parts, splits = parts if V % parts == 0 else 1, splits if T % splits == 0 else 1
+    tokens = max(1, B * T // (ways("batch") * splits))
+    columns, length = min(max(LOGITS // tokens, LEAST), MOST, V // parts), T // splits
+    rows = next(n for n in range(1, length + 1) if length % n == 0 and tokens * columns <= n * LOGITS or n == length)
+    return cls(V, logits.tied, logits.softcap, parts, columns, splits, rows)
+
+  @property
+  def several(self) -> bool:
+    return self.parts * self.columns < self.vocab or self.rows > 1
+
+  def over(self, body: Callable, carry):
+    """`carry = body(carry, start, columns)` for every chunk of the vocabulary."""
+    count, rest = divmod(self.vocab // self.parts, self.columns)
+    one = lambda carry, index: (body(carry, index * self.columns, self.columns), None)  # noqa: E731
+    carry, _ = jax.lax.scan(one, carry, jnp.arange(count))
+    return body(carry, jnp.int32(count * self.columns), rest) if rest else carry
+
+  @property
+  def axis(self) -> int:
+    """Of the columns within a part, in a kernel cut into parts."""
+    return 1 if self.tied else 2
+
+  @property
+  def axes(self) -> tuple[str | None, ...]:
+    """Logical axes of a kernel cut into parts."""
+    return ("vocab", None, "embed") if self.tied else ("embed", "vocab", None)
+
+  def view(self, kernel: jax.Array) -> jax.Array:
+    """A kernel [V, D] or [D, V], cut into parts."""
+    wide = (self.parts, self.vocab // self.parts)
+    return kernel.reshape(*wide, -1) if self.tied else kernel.reshape(-1, *wide)
+
+  def cut(self, x: jax.Array) -> jax.Array:
+    """[B, T, ...] -> [rows, B, T / rows, ...]; every device keeps the tokens it has."""
+    (B, T), rest = x.shape[:2], x.shape[2:]
+    x = x.reshape(B, self.splits, self.rows, T // (self.splits * self.rows), *rest)
+    return jnp.moveaxis(x, 2, 0).reshape(self.rows, B, T // self.rows, *rest)
+
+  def uncut(self, x: jax.Array) -> jax.Array:
+    rows, B, length, *rest = x.shape
+    x = x.reshape(rows, B, self.splits, length // self.splits, *rest)
+    return jnp.moveaxis(x, 0, 2).reshape(B, rows * length, *rest)
+
+  def piece(self, kernel: jax.Array, bias: jax.Array | None, start: jax.Array, columns: int, dtype: jnp.dtype) -> Piece:
+    width = self.vocab // self.parts
+    w = jax.lax.dynamic_slice_in_dim(self.view(kernel), start, columns, self.axis).astype(dtype)
+    bias_pc = None
+    if bias is not None:
+      bias_pc = jax.lax.dynamic_slice_in_dim(bias.reshape(self.parts, width), start, columns, 1)
+    return Piece(gathered(w, self.axes), bias_pc, start + jnp.arange(columns) + width * jnp.arange(self.parts)[:, None])
+
+  def logits(self, x: jax.Array, piece: Piece) -> jax.Array:
+    """float32 [B, T, p, c] of the piece's columns."""
+    logits = jnp.einsum(
+      "BTD,pcD->BTpc" if self.tied else "BTD,Dpc->BTpc", x, piece.kernel, preferred_element_type=jnp.float32
+    )
+    logits = constrain(logits, "batch", "length", "activation_vocab", None)
+    if piece.bias_pc is not None:
+      logits = logits + piece.bias_pc
+    return logits if self.softcap is None else self.softcap * jnp.tanh(logits / self.softcap)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _statistics(
+  chunks: Chunks, sum_up: bool, x: jax.Array, kernel: jax.Array, bias: jax.Array | None, targets: jax.Array
+):
+  """The four of `Statistics`."""
+  return _forward(chunks, sum_up, x, kernel, bias, targets)[0]
+
+
+def _forward(chunks: Chunks, sum_up: bool, x, kernel, bias, targets):
+  inputs = chunks.cut(x), chunks.cut(targets)
+
+  def chunk(so_far, start, columns):
+    piece = chunks.piece(kernel, bias, start, columns, x.dtype)
+
+    def row(_, inputs):
+      (x, targets), (peak, z, target, total) = inputs
+      logits = chunks.logits(x, piece)
+      new_peak = jnp.maximum(peak, logits.max(-1))
+      z = z * jnp.exp(peak - new_peak) + jnp.exp(logits - new_peak[..., None]).sum(-1)
+      target += jnp.where(piece.ids_pc == targets[..., None, None], logits, 0.0).sum(-1)
+      return None, (new_peak, z, target, total + logits.sum(-1) if sum_up else total)
+
+    return jax.lax.scan(row, None, (inputs, so_far))[1]
+
+  zeros = constrain(jnp.zeros((*inputs[1].shape, chunks.parts)), None, "batch", "length", "activation_vocab")
+  peaks, z, target, total = chunks.over(chunk, (zeros - math.inf, zeros, zeros, zeros))
+  peak = peaks.max(-1)
+  log_z = peak + jnp.log(jnp.sum(z * jnp.exp(peaks - peak[..., None]), axis=-1))
+  found = tuple(chunks.uncut(a) for a in (log_z, target.sum(-1), total.sum(-1), peak))
+  return found, (x, kernel, bias, targets, found[0])
+
+
+def _backward(chunks: Chunks, sum_up: bool, kept, gradients):
+  x, kernel, bias, targets, log_z = kept
+  inputs = [chunks.cut(a) for a in (x, targets, log_z, *gradients[:3])]
+  to_x = "BTpc,pcD->BTpD" if chunks.tied else "BTpc,Dpc->BTpD"
+  to_kernel = partial(jnp.einsum, "BTpc,BTD->pcD" if chunks.tied else "BTD,BTpc->Dpc", preferred_element_type=x.dtype)
+
+  def chunk(so_far, start, columns):
+    dx, d_kernel, d_bias = so_far
+    piece = chunks.piece(kernel, bias, start, columns, x.dtype)
+
+    def row(inputs, dx):
+      x, targets, *others = inputs
+      log_z, d_log_z, d_target, d_total = (a[..., None, None] for a in others)
+      logits = chunks.logits(x, piece)
+      d = d_log_z * jnp.exp(logits - log_z) + jnp.where(piece.ids_pc == targets[..., None, None], d_target, 0.0)
+      d = d + d_total if sum_up else d
+      if chunks.softcap is not None:
+        d *= 1.0 - jnp.square(logits / chunks.softcap)
+      low = d.astype(x.dtype)
+      dx += jnp.einsum(to_x, low, piece.kernel, preferred_element_type=jnp.float32)
+      both = (low, x) if chunks.tied else (x, low)
+      return dx, scattered(to_kernel, *both, chunks.axes), d.sum((0, 1))
+
+    def next_row(sums, both):
+      dx, *more = row(*both)
+      return jax.tree.map(jnp.add, sums, tuple(more)), dx
+
+    if chunks.rows == 1:
+      dx, more, more_bias = row([a[0] for a in inputs], dx[0])
+      dx = dx[None]
+    else:
+      zeros = (jnp.zeros(a.shape, jnp.float32) for a in (piece.kernel, piece.ids_pc))
+      (more, more_bias), dx = jax.lax.scan(next_row, tuple(zeros), (inputs, dx))
+    d_kernel = jax.lax.dynamic_update_slice_in_dim(d_kernel, more.astype(kernel.dtype), start, chunks.axis)
+    if bias is not None:
+      d_bias = jax.lax.dynamic_update_slice_in_dim(d_bias, more_bias, start, 1)
+    return dx, d_kernel, d_bias
+
+  dx = jnp.zeros((*inputs[1].shape, chunks.parts, x.shape[-1]))
+  dx = constrain(dx, None, "batch", "length", "activation_vocab", None)
+  layout = ["optimizer_embed" if axis == "embed" else axis for axis in chunks.axes]
+  d_kernel = constrain(jnp.zeros_like(chunks.view(kernel)), *layout)
+  d_bias = None if bias is None else jnp.zeros_like(bias).reshape(chunks.parts, -1)
+  dx, d_kernel, d_bias = chunks.over(chunk, (dx, d_kernel, d_bias))
+  dx = chunks.uncut(dx.sum(-2)).astype(x.dtype)
+  return dx, d_kernel.reshape(kernel.shape), None if bias is None else d_bias.reshape(-1), None
+
+
+_statistics.defvjp(_forward, _backward)

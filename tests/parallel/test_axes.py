@@ -1,0 +1,108 @@
+"""Every mesh axis alone, and several together: ten steps of each architecture are those of one device."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from t5x_like.models import bert, gpt, mixtral, t5
+from t5x_like.nn import params
+from t5x_like.nn.design import Variant
+from t5x_like.nn.dims import Dims
+from t5x_like.objectives import decoder, encoder_decoder, mlm
+from t5x_like.parallel.mesh import make_mesh
+from t5x_like.parallel.rules import Rules
+from t5x_like.training.optimizer import OPTIMIZERS, layerwise
+from t5x_like.training.schedule import SCHEDULES
+from t5x_like.training.state import abstract_state, init_state, shardings
+from t5x_like.training.step import make_step
+
+STEPS, ROWS, LENGTH, VOCAB = 10, 8, 16, 256
+DIMS = Dims(embed=32, heads=8, kv_heads=8, head_dim=4, mlp=64, layers=2)
+SPARSE = {"experts": {"experts": 8, "top_k": 2, "dispatch": "capacity", "capacity_factor": 8.0}}
+MODELS = {  # family, design, objective, options
+  "encoder": (bert, bert.DESIGN, mlm.Objective(), {"head": "mlm"}),
+  "decoder": (gpt, gpt.GPT2, decoder.Objective(z_loss=1e-4), {}),
+  "encoder_decoder": (t5, t5.V1_1, encoder_decoder.Objective(label_smoothing=0.1), {}),
+  "experts": (mixtral, mixtral.DESIGN, decoder.Objective(), {"design": SPARSE}),
+}
+MESHES = {  # mesh, changes to the rules
+  "data": ({"data": 8}, {}),
+  "fsdp": ({"fsdp": 8}, {}),
+  "tensor": ({"tensor": 8}, {}),
+  "tensor_with_split_residuals": ({"tensor": 8}, {"residual_length": ["sequence", "tensor"]}),
+  "zero_1": ({"data": 8}, {"optimizer_embed": "data"}),
+  "sequence": ({"sequence": 8}, {}),
+  "expert": ({"expert": 8}, {}),
+  "data_fsdp_tensor": ({"data": 2, "fsdp": 2, "tensor": 2}, {}),
+  "fsdp_tensor_sequence": ({"fsdp": 2, "tensor": 2, "sequence": 2}, {}),
+  "data_tensor_sequence": ({"data": 2, "tensor": 2, "sequence": 2}, {}),
+  "data_expert": ({"data": 2, "expert": 4}, {}),
+  "fsdp_expert_tensor": ({"fsdp": 2, "expert": 2, "tensor": 2}, {}),
+}
+
+
+def batch(seed):
+  made = tiny.batch(ROWS, LENGTH, LENGTH, vocab=VOCAB, seed=seed)
+  made["encoder_target_tokens"] = np.roll(made["encoder_input_tokens"], 1, axis=1)
+  made["encoder_loss_weights"] = (made["encoder_input_tokens"] % 3 == 0).astype(np.float32)
+  return made
+
+
+@functools.cache
+def train(kind, mesh):
+  """(metrics by name, each [10]; the final parameters)."""
+  family, design, objective, options = MODELS[kind]
+  sizes, changes = MESHES.get(mesh, ({}, {}))
+  rules = Rules.make(make_mesh(sizes, jax.devices()[: int(np.prod(list(sizes.values()), initial=1))]), changes)
+  make = tiny.maker(Variant(DIMS, design, VOCAB), family=family, **options)
+  model, schedule = jax.eval_shape(make, jax.random.key(0)), SCHEDULES["constant"](learning_rate=1e-3)
+  optimizer = layerwise(OPTIMIZERS["adamw"](schedule), {n: p.axes for n, p in params.named_params(model).items()})
+  abstract = abstract_state(model, optimizer, rules)
+  step = jax.jit(make_step(model, objective, optimizer, schedule, rules, seed=1), donate_argnums=0)
+  state, history = init_state(make, optimizer, abstract, seed=5), []
+  for n in range(STEPS):
+    needed = {
+      name: x
+      for name, x in batch(n % 3).items()
+      if kind == "encoder_decoder" or kind[:3] == name[:3] or kind == "experts" and name[:3] == "dec"
+    }
+    state, metrics = step(state, {name: jax.device_put(x, rules.batch()) for name, x in needed.items()})
+    history.append(metrics)
+  where = jax.tree.map(lambda x, planned: x.sharding.is_equivalent_to(planned, x.ndim), state, shardings(abstract))
+  assert all(jax.tree.leaves(where))
+  return {name: np.array([float(m[name]) for m in history]) for name in history[0]}, jax.tree.map(
+    np.asarray, state.params
+  )
+
+
+HEAVY = pytest.mark.heavy
+USUAL = {
+  ("encoder", "fsdp_tensor_sequence"),
+  ("decoder", "sequence"),
+  ("encoder_decoder", "tensor"),
+  ("experts", "data_expert"),
+}
+CASES = [
+  pytest.param(kind, mesh, marks=[] if (kind, mesh) in USUAL else HEAVY)
+  for kind in MODELS
+  for mesh in MESHES
+  if "expert" not in mesh or kind == "experts"
+]
+
+
+@pytest.mark.parametrize("kind, mesh", CASES)
+def test_ten_steps_on_a_mesh(kind, mesh, capfd):
+  metrics, final = train(kind, mesh)
+  assert "rematerialization" not in capfd.readouterr().err  # the partitioner's word for replicating an activation
+  expected_metrics, expected = train(kind, "one")
+  assert expected_metrics["loss"][-1] < expected_metrics["loss"][0] - 0.02
+  for name in expected_metrics:
+    np.testing.assert_allclose(metrics[name], expected_metrics[name], rtol=1e-5, atol=1e-8, err_msg=name)
+  for name in expected:
+    if name.endswith("key/bias"):  # adds as much to all logits of a query: its gradient is rounding error
+      continue
+    size = np.sqrt(np.mean(expected[name] ** 2))
+    np.testing.assert_allclose(final[name], expected[name], rtol=1e-5, atol=1e-5 * size, err_msg=name)
