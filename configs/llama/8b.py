@@ -4,9 +4,9 @@
   python -m t5x_like.train --config=configs/llama/8b.py --workdir=runs/llama_8b
 
 Windows of 8,192 tokens in batches of 2^22, attention inside documents only (section 3.2), AdamW up to 3e-4 (table 3)
-after 8,000 steps and down by a half cosine to a hundredth (section 3.4.1, given there for 405B). Parameters and
-optimizer state are split over 8 chips (`fsdp`, 12 GB each), batches over all; 64 chips of 95 GB or more. The vocabulary
-is that of the store, not the published one. 200,000 steps are 0.8 trillion tokens; the paper trained on 15 trillion.
+after 8,000 steps and down by a half cosine to a hundredth (section 3.4.1, given there for 405B). Parameters, optimizer
+state and batches are split over all chips, 256 of them (v6e 16x16, see docs/plans.md). The vocabulary is that of the
+store, not the published one. 200,000 steps are 0.8 trillion tokens; the paper trained on 15 trillion.
 The published model scores 66.7 on MMLU with 5 shots. Not run at full size here.
 """
 
@@ -25,7 +25,7 @@ def get_config():
   config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
   config.schedule = {"name": "cosine", "learning_rate": 3e-4, "warmup_steps": 8_000, "end": 0.01}
   config.clip_norm = 1.0
-  config.mesh = {"data": -1, "fsdp": 8}
+  config.mesh = {"data": 1, "fsdp": -1}
 
   config.eval_every = 2_000
   config.evals = {"loss": {"max_examples": 4_096}}
