@@ -144,6 +144,7 @@ def _costs(told, topology: hardware.Topology, program: Program, rows: list[Colle
   executed = products.flops(program)
   costs = {
     "hlo_flops": executed,
+    "kernels": products.kernels(program),
     "collectives": [row.row() for row in rows],
     "ring_gigabytes": sum(row.ring_bytes for row in rows) / _GIGA,
     "loops_not_counted": program.unknown,
@@ -156,10 +157,11 @@ def _costs(told, topology: hardware.Topology, program: Program, rows: list[Colle
   waiting = {True: 0.0, False: 0.0}
   for row in rows:
     waiting[row.asynchronous] += hardware.seconds(row.ring_bytes, [flat[i] for i in row.group], chip)
-  busy = max(executed / peak, expected)
+  multiplying = max(executed, told["model_flops"] / len(flat)) / peak  # the program's leave kernels out
+  busy = max(multiplying, expected)
   total = max(busy, waiting[True]) + waiting[False]
   costs["seconds"] = {
-    "products": executed / peak,
+    "products": multiplying,
     "compiler": expected,
     "asynchronous": waiting[True],
     "synchronous": waiting[False],

@@ -1,7 +1,7 @@
 """The FLOPs of a compiled program: its matrix products and convolutions as the compiler left them, loops multiplied.
 
 Unlike model FLOPs they hold what is computed again, padding, and attention's hidden half; kernels (custom calls) count
-as what they declare.
+as what they declare, which is often nothing.
 """
 
 import math
@@ -10,6 +10,8 @@ import re
 import numpy as np
 
 from t5x_like.planning.hlo import Instruction, Program, arrays
+
+_KERNEL = 'custom_call_target="tpu_custom_call"'
 
 
 def flops(program: Program) -> float:
@@ -27,6 +29,16 @@ def flops(program: Program) -> float:
         declared = re.search(r'"flops":\s*"?(\d+)', instruction.rest)
         total += times * float(declared[1]) if declared else 0.0
   return total
+
+
+def kernels(program: Program) -> int:
+  """Executions of kernels that declare no FLOPs, such as those of Pallas."""
+  return sum(
+    program.executions.get(computation, 0)
+    for computation, instructions in program.computations.items()
+    for instruction in instructions
+    if _KERNEL in instruction.rest and '"flops"' not in instruction.rest
+  )
 
 
 def cycles(program: Program) -> float:

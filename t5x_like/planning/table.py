@@ -43,7 +43,9 @@ def text(plan: dict[str, Any]) -> str:
     f" {least['reductions'] / _GIGA:.1f} reductions)",
     "",
     f"GFLOP a device: model {plan['model_flops'] / plan['devices'] / _GIGA:,.2f}, program"
-    f" {plan['hlo_flops'] / _GIGA:,.2f}; compiled in {plan['compile_seconds']:.0f} s",
+    f" {plan['hlo_flops'] / _GIGA:,.2f}"
+    + (f" without its {plan['kernels']:,} kernels" if plan["kernels"] else "")
+    + f"; compiled in {plan['compile_seconds']:.0f} s",
   ]
   if "seconds" in plan:
     lines += _times(plan)

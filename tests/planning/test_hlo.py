@@ -224,3 +224,11 @@ def test_flops_leave_out_padding_and_dilation():
     "%up = f32[1,9,7]{2,1,0} convolution(%a, %b), window={size=3 pad=1_1 lhs_dilate=2}, dim_labels=b0f_0io->b0f",
   )
   assert products.flops(Program(text)) == 2 * 3 * 7 * (13 + 13)  # 13 pairs of a position and a tap in both
+
+
+def test_kernels_that_declare_nothing_are_counted():
+  kernel = 'custom-call(%x), custom_call_target="tpu_custom_call", backend_config={"custom_call_config":{"body":"TUz"}}'
+  text = looping(bound=7).replace("%next = s32[] add", f"%kernel = f32[8]{{0}} {kernel}\n  %next = s32[] add")
+  assert (products.kernels(Program(text)), products.flops(Program(text))) == (7, 0)
+  told = text.replace('{"body"', '{"cost_estimate":{"flops":"30"},"body"')
+  assert (products.kernels(Program(told)), products.flops(Program(told))) == (0, 210)
