@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -185,8 +186,12 @@ class Rules:
     if not any(parts) or self.split("layers") > 1:  # no such sum within the vmap over a pipeline's stages
       return self.constrain(contract(x, g), axes)
 
+    # XLA's CPU compiler dies of 16-bit sums within a `shard_map` that leaves mesh axes to the partitioner.
+    on_cpu = self.mesh.devices.flat[0].platform == "cpu"
+
     def local(x, g):
       y = contract(x, g)
+      y = y.astype(jnp.float32) if on_cpu else y
       for i, part in enumerate(parts):
         for axis in part:
           for groups in stages(self.mesh, axis):
@@ -201,7 +206,8 @@ class Rules:
       axis_names=summed,
       check_vma=False,
     )
-    return self.constrain(scatter(x, g), axes)
+    dtype = jax.eval_shape(contract, x, g).dtype
+    return self.constrain(scatter(x, g), axes).astype(dtype)
 
   def _uneven(self, named: Iterable[tuple[jax.Array, tuple[str | None, ...]]]) -> set[str]:
     """The logical axes of arrays that do not divide and are left whole, which is noted in `dropped`."""
