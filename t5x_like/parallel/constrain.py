@@ -61,7 +61,8 @@ def per_device(function: Callable, arguments: tuple[Any, ...], axes: tuple[Axes,
 
   Args:
     arguments: pytrees of arrays, the first an array.
-    axes: for each argument, the logical names of the axes of its arrays; an axis of length 1 is whole on every device.
+    axes: for each argument, the logical names of the axes of its arrays, which are among those of the first. An axis of
+      length 1 is whole on every device.
   Returns:
     An array of the shape and the layout of the first argument.
   """

@@ -155,7 +155,9 @@ class Rules:
     names = [a for a, tree in zip(axes, arguments, strict=True) for _ in jax.tree.leaves(tree)]
     names = [tuple(a if n > 1 else None for a, n in zip(axes, x.shape)) for x, axes in zip(leaves, names)]
     uneven = self._uneven(zip(leaves, names))
-    specs = tuple(self.spec(tuple(None if a in uneven else a for a in axes)) for axes in names)
+    led = tuple(None if a in uneven else a for a in names[0])
+    parts = dict(zip(led, self.spec(led))) | dict.fromkeys((None, *uneven))  # all follow the first argument
+    specs = tuple(PartitionSpec(*(parts[a] for a in axes)) for axes in names)
     local = jax.shard_map(
       lambda *leaves: function(*treedef.unflatten(leaves)),
       mesh=self.mesh,
