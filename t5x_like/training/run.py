@@ -67,11 +67,11 @@ class Run:
 
   def _start(self, from_step: int | None, stack: contextlib.ExitStack) -> None:
     """Takes the workdir, restores, and compiles."""
+    if self._primary and self._mirror:
+      self._mirror.pull()
+    changes = opening.check(self.workdir, self.address, self.config, self._identity)
     if self._primary:
       self._held = stack.enter_context(contextlib.closing(workdirs.hold(self.address)))
-      if self._mirror:
-        self._mirror.pull()
-    changes = opening.check(self.workdir, self.address, self.config, self._identity)
     stack.enter_context(self._watchdog)
     process.say(sharding_table(params.named_params(self._parts.model), self._parts.rules))
     for change in changes:
