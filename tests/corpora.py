@@ -12,12 +12,18 @@ FIRST = 3  # the id of token 0 of the stream; token i is FIRST + i
 def write(path, tokens: int, documents, *, shard_tokens: int = 97, name: str = "corpus", append_eos=False):
   """A store at `path` of `tokens` ascending ids; `documents` are lengths, repeated until the tokens are used."""
   vocabulary = ByteVocabulary(extra_ids=SIZE - ByteVocabulary(extra_ids=0).size)
-  lengths = []
-  while (rest := tokens - sum(lengths)) > 0:
-    lengths.append(min(documents[len(lengths) % len(documents)], rest))
+  lengths = lengths_of(tokens, documents)
   about = dict(name=name, split=path.name, vocabulary=vocabulary, append_eos=append_eos)
   with TokenStoreWriter(path, shard_tokens=shard_tokens, **about) as writer:
     writer.add(np.arange(tokens) + FIRST, lengths)
+  return lengths
+
+
+def lengths_of(tokens: int, documents) -> list[int]:
+  """The lengths of the documents of a store, as `write` makes it."""
+  lengths = []
+  while (rest := tokens - sum(lengths)) > 0:
+    lengths.append(min(documents[len(lengths) % len(documents)], rest))
   return lengths
 
 

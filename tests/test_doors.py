@@ -251,8 +251,8 @@ def test_a_run_on_data_of_the_first_edition(untouched, refused, tmp_path):
   """Training does not go on; evaluating and predicting do, for they need only its model."""
   copy = shutil.copytree(untouched, tmp_path / "copy")
   saved = json.loads((copy / "config.json").read_text())
-  assert saved["fingerprints"].pop("data_edition") == data.EDITION == 2
-  parts = ("edition 1", "edition 2", "finish the run with the version that began it", "another --workdir")
+  assert saved["fingerprints"].pop("data_edition") == data.EDITION == 3
+  parts = ("edition 1", "edition 3", "finish the run with the version that began it", "another --workdir")
   flags = (*SMALL, f"--config.total_steps={2 * saved['total_steps']}")
   (copy / "config.json").write_text(json.dumps(saved))
   refused(train.main, *flags, workdir=copy, parts=(str(copy), *parts))

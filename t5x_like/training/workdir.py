@@ -73,7 +73,8 @@ def check(saved: dict[str, Any], current: dict[str, Any], workdir, *, other_opti
   before, now = config_lib.flat(saved), config_lib.flat(current)
   edition = now.get(f"fingerprints.{_EDITION}")  # none where only models are compared
   found = before.get(f"fingerprints.{_EDITION}", 1)
-  if edition is not None and found != edition:
+  older = edition == 3 and found == 2  # other data only where the fingerprints differ
+  if edition is not None and found != edition and not older:
     raise UserError(
       f"{workdir}: holds a run on data of edition {found}, and this version of t5x_like makes edition {edition}, other "
       "batches at every step; finish the run with the version that began it, or begin a new one in another --workdir "
@@ -83,6 +84,14 @@ def check(saved: dict[str, Any], current: dict[str, Any], workdir, *, other_opti
   begun = edition is None or "fingerprints.data" in before
   fixed, free = _FIXED if begun else _IMPORTED, (*_FREE, "optimizer.name") if other_optimizer else _FREE
   refused = [key for key in changed if key.startswith(fixed) and not key.startswith(free)]
+  if older:
+    refused = [key for key in refused if key != f"fingerprints.{_EDITION}"]
+    if refused and all(key.startswith("fingerprints.data") for key in refused):
+      raise UserError(
+        f"{workdir}: holds a run on data of edition 2, in which windows begin at the same tokens in every epoch; "
+        "set --config.task.dynamic_offsets=False to continue it (task.shared.dynamic_offsets of a mixture), or "
+        "begin a new run in another --workdir (token stores can stay as they are)"
+      )
   if refused:
     told = ", ".join(f"{key}: {_short(before.get(key))} there, {_short(now.get(key))} here" for key in refused)
     raise UserError(

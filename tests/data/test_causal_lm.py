@@ -26,7 +26,9 @@ def root(folder):
 
 
 def build(root, name, **arguments):
-  return task.build(name, "train", store=root, **({"length": LENGTH, "documents_end": "nothing"} | arguments))
+  return task.build(
+    name, "train", store=root, **({"length": LENGTH, "documents_end": "nothing", "dynamic_offsets": False} | arguments)
+  )
 
 
 def batch_of(built, rows=None, seed=0, epoch=0):

@@ -2,16 +2,26 @@
 
 Window i of length W is tokens [i * W, (i + 1) * W) of one split's token stream; the tokens after the last whole window
 are unused. A window may begin in the middle of a document and hold parts of several.
+
+With dynamic offsets this holds for the first epoch and for evaluation. Every later epoch begins at a token of its own,
+drawn uniformly from all T by (seed, epoch), and goes round: window i is the W tokens from (offset + i * W) mod T on;
+after the corpus's last token comes its first. So an epoch has T // W windows whatever the offset, no token is in two of
+them, the T mod W unused tokens are others in each epoch, and one window of an epoch at most holds the end of the corpus
+and its beginning, as other windows hold the end of one document and the beginning of the next.
+
+Worked example: T = 10 and W = 4. Windows of the first epoch: 0-3 and 4-7; of an epoch with offset 7: 7 8 9 0 and 1-4.
 """
 
 import os
 import threading
 import weakref
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy as np
 
 from t5x_like.config import Corpus
+from t5x_like.data import random
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store import builtin
 from t5x_like.data.store.reader import TokenStore, Verify
@@ -84,11 +94,13 @@ class Windows:
     split: which split; ignored for an open store.
     length: tokens in a window.
     verify, documents_end: see `open_tokens`; ignored for an open store.
+    dynamic_offsets: whether later epochs begin at other tokens; see above.
 
   Attributes:
     tokens: the open store.
     length: tokens in a window.
     num_examples: how many windows there are.
+    facts: what the windows of later epochs depend on, for the task's fingerprint; empty without dynamic offsets.
 
   Raises:
     UserError: the store cannot be used, its documents do not end as required, or it is shorter than one window.
@@ -101,11 +113,12 @@ class Windows:
     length: int,
     verify: Verify = "auto",
     documents_end: DocumentsEnd = "any",
+    dynamic_offsets: bool = False,
   ):
     if length < 1:
       raise UserError(f"length: found {length}, expected windows of at least 1 token")
     self.tokens = open_tokens(store, split, verify, documents_end) if not isinstance(store, TokenStore) else store
-    self.length = length
+    self.length, self.facts = length, offset_facts(dynamic_offsets)
     self.num_examples = self.tokens.num_tokens // length
     if not self.num_examples:
       raise UserError(
@@ -121,23 +134,72 @@ class Windows:
   @property
   def numbering(self) -> str:
     """Identifies what the indices count: windows of this length of this store."""
-    return f"{self.tokens.fingerprint}/windows/{self.length}"
+    return f"{self.tokens.fingerprint}/windows/{self.length}" + "/dynamic_offsets" * bool(self.facts)
 
-  def read(self, example_index_B: tf.Tensor) -> tf.Tensor:
-    """Raw tokens: int64 [B], each in 0..num_examples-1 -> int32 [B, length]."""
-    return self._call(lambda starts_B: self.tokens.windows(starts_B, self.length), example_index_B)
+  def read(self, example_index_B: tf.Tensor, epoch_B: tf.Tensor | None = None, seed: int = 0) -> tf.Tensor:
+    """Raw tokens: int64 [B], each in 0..num_examples-1 -> int32 [B, length].
 
-  def documents(self, example_index_B: tf.Tensor) -> tf.Tensor:
-    """The number, from 1, of each token's document in its window: int64 [B] -> int32 [B, length]."""
-    return self._call(lambda starts_B: documents(self.tokens, starts_B, self.length), example_index_B)
+    Args:
+      example_index_B: int64 [B].
+      epoch_B: int64 [B]; None reads the windows of the first epoch.
+      seed: the one that the task's `batch` is given.
+    """
+    return self._read(self.tokens.windows, lambda tokens_BW: tokens_BW, example_index_B, epoch_B, seed)
 
-  def _call(self, function, example_index_B: tf.Tensor) -> tf.Tensor:
-    out_BW = tf.numpy_function(function, [example_index_B * self.length], tf.int32, stateful=False)
+  def documents(self, example_index_B: tf.Tensor, epoch_B: tf.Tensor | None = None, seed: int = 0) -> tf.Tensor:
+    """The number, from 1, of each token's document in its window; arguments and shape as those of `read`."""
+    return self._read(self.tokens.document_begins, _numbered, example_index_B, epoch_B, seed)
+
+  def _read(self, read, after, example_index_B: tf.Tensor, epoch_B: tf.Tensor | None, seed: int) -> tf.Tensor:
+    starts_B, T = example_index_B * self.length, self.tokens.num_tokens
+    if self.facts and epoch_B is not None:
+      starts_B = (starts_B + offsets(epoch_B, seed, T)) % T
+    out_BW = tf.numpy_function(
+      lambda starts_B: after(around(read, starts_B, self.length, T)), [starts_B], tf.int32, stateful=False
+    )
     return tf.ensure_shape(out_BW, [example_index_B.shape[0], self.length])
 
 
-def documents(tokens: TokenStore, starts_B: np.ndarray, length: int) -> np.ndarray:
-  """The number, from 1, of each token's document in its window: first tokens [B] -> int32 [B, length]."""
-  first_BW = tokens.document_begins(starts_B, length)
-  first_BW[:, :1] = True
-  return np.cumsum(first_BW, axis=1, dtype=np.int32)
+def _numbered(begins_BW: np.ndarray) -> np.ndarray:
+  """Whether a document begins at a token -> the number of its document in the window, from 1, int32."""
+  begins_BW[:, :1] = True
+  return np.cumsum(begins_BW, axis=1, dtype=np.int32)
+
+
+def offset_facts(dynamic_offsets: bool) -> dict[str, Any]:
+  """What a fingerprint has of the option: nothing where it is off, as before there was one."""
+  return {"dynamic_offsets": True} if dynamic_offsets else {}
+
+
+def offsets(epoch_B: tf.Tensor, seed: int, num_tokens: int) -> tf.Tensor:
+  """The token that epochs begin at, uniform to within num_tokens / 2^63, and 0 for epoch 0: int64 [B] -> int64 [B]."""
+  key_B = random.row_keys(seed, epoch_B, tf.constant(-1, tf.int64))  # no example has this index
+  word_B = tf.cast(tf.bitwise.right_shift(key_B, tf.constant(1, tf.uint64)), tf.int64)
+  return tf.where(epoch_B > 0, word_B % num_tokens, 0)
+
+
+def around(
+  read: Callable[[np.ndarray, int], np.ndarray], starts_B: np.ndarray, length: int, num_tokens: int
+) -> np.ndarray:
+  """Windows of a stream whose first token follows its last.
+
+  Args:
+    read: (first tokens int64 [N], length) -> [N, length], for windows inside of the stream.
+    starts_B: int64 [B], each in 0..num_tokens - 1.
+
+  Returns:
+    [B, length].
+  """
+  over_B = starts_B > num_tokens - length
+  if not over_B.any():
+    return read(starts_B, length)
+  inside = read(starts_B[~over_B], length)
+  out_BW = np.empty((starts_B.size, length), inside.dtype)
+  out_BW[~over_B] = inside
+  for row in np.flatnonzero(over_B).tolist():
+    filled, place = 0, int(starts_B[row])
+    while filled < length:
+      size = min(length - filled, num_tokens - place)
+      out_BW[row, filled : filled + size] = read(np.array([place]), size)[0]
+      filled, place = filled + size, 0
+  return out_BW

@@ -29,6 +29,7 @@ def task(
   mask: float = 0.0,
   delete: float = 0.0,
   sentence_rule: str = sentences.DEFAULT_RULE,
+  dynamic_offsets: bool = True,
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
@@ -44,6 +45,7 @@ def task(
     mask: fraction of tokens that become the mask.
     delete: fraction of tokens deleted.
     sentence_rule: `module:function`, see `data/preprocessors/sentences.py`.
+    dynamic_offsets: begin the windows of every later epoch elsewhere, see `data/store/windows.py`.
     label: the name in metrics; by default `<corpus>_bart`.
 
   Raises:
@@ -64,12 +66,12 @@ def task(
   tokens = open_tokens(store, split, verify)
   vocabulary, pad_id, begin = tokens.vocabulary, padding(tokens.vocabulary), opening(tokens.vocabulary)
   W = length - 1 - len(begin)
-  windows = Windows(tokens, split, W)
+  windows = Windows(tokens, split, W, dynamic_offsets=dynamic_offsets)
   mask_id, eos_id = special(vocabulary, "mask"), vocabulary.eos_id
   rule = sentences.Sentences(vocabulary, sentence_rule)
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    text_BW = windows.read(example_index_B)
+    text_BW = windows.read(example_index_B, epoch_B, seed)
     key_B = random.row_keys(seed, epoch_B, example_index_B)
     noised, size_B = text_BW, None
     if permute_sentences:
@@ -101,6 +103,7 @@ def task(
       permute_sentences=permute_sentences,
       sentence_rule=sentence_rule,
       **rates,
+      **windows.facts,
     ),
     num_examples=windows.num_examples,
     numbering=windows.numbering,

@@ -23,6 +23,7 @@ def task(
   length: int = 1024,
   document_mask: bool = False,
   documents_end: DocumentsEnd = "eos",
+  dynamic_offsets: bool = True,
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
@@ -35,24 +36,27 @@ def task(
     document_mask: adds `decoder_segment_ids` and `decoder_positions`, which restart with every document.
     documents_end: what stands at the end of the store's documents: `eos`, which the model learns to predict, `nothing`
       or `any`.
+    dynamic_offsets: begin the windows of every later epoch elsewhere, see `data/store/windows.py`.
     label: the name in metrics; by default `<corpus>_causal_lm`.
     verify: what opening the store checks, see `TokenStore.open`.
 
   Raises:
     UserError: the store cannot be used, is shorter than one window, or its documents do not end as they should.
   """
-  windows = Windows(store, split, length, verify, documents_end)
+  windows = Windows(store, split, length, verify, documents_end, dynamic_offsets=dynamic_offsets)
   start = start_id(windows.vocabulary)
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    documents_BT = windows.documents(example_index_B) if document_mask else None
-    return decoder_only(windows.read(example_index_B), start, documents_BT)
+    documents_BT = windows.documents(example_index_B, epoch_B, seed) if document_mask else None
+    return decoder_only(windows.read(example_index_B, epoch_B, seed), start, documents_BT)
 
   names = ["input_tokens", "target_tokens"] + ["segment_ids", "positions"] * document_mask
   return Task(
     name=label or f"{windows.tokens.name}_causal_lm",
     vocabulary=windows.vocabulary,
-    fingerprint=fingerprint("causal_lm.v1", windows.tokens, length=length, document_mask=document_mask),
+    fingerprint=fingerprint(
+      "causal_lm.v1", windows.tokens, length=length, document_mask=document_mask, **windows.facts
+    ),
     num_examples=windows.num_examples,
     numbering=windows.numbering,
     features={f"decoder_{name}": Feature((length,), "int32") for name in names}

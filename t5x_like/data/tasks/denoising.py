@@ -44,6 +44,7 @@ def task(
   inputs_length: int = 512,
   noise_density: float = 0.15,
   documents_end: DocumentsEnd = "nothing",
+  dynamic_offsets: bool = True,
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
@@ -55,6 +56,7 @@ def task(
     inputs_length: encoder length, EOS included; the window and the targets' length follow from it.
     noise_density: fraction of tokens that are noise; deshuffling has none.
     documents_end: what stands at the end of the store's documents: `nothing` (T5 joins them), `eos` or `any`.
+    dynamic_offsets: begin the windows of every later epoch elsewhere, see `data/store/windows.py`.
     label: the name in metrics; by default `<corpus>_<style>`.
 
   Raises:
@@ -76,12 +78,12 @@ def task(
       f"vocabulary with at least {runs} extra ids"
     )
   mask_id = vocabularies.special(vocabulary, "mask") if style in ("bert_style", "mass_style") else None
-  windows = Windows(tokens, split, window)
+  windows = Windows(tokens, split, window, dynamic_offsets=dynamic_offsets)
   ordinary = tf.constant(ordinary_ids(vocabulary))
   words = window * (2 if style == "bert_style" else 1)  # which tokens are noise, and what they become
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    window_BW = windows.read(example_index_B)
+    window_BW = windows.read(example_index_B, epoch_B, seed)
     bits_BN = random.bits(random.row_keys(seed, epoch_B, example_index_B), words)
     whole = tf.pad(window_BW, [[0, 0], [0, 1]], constant_values=vocabulary.eos_id)
     if style == "deshuffling":
@@ -116,6 +118,7 @@ def task(
       inputs_length=inputs_length,
       noise_density=None if style == "deshuffling" else float(noise_density),
       mask_id=mask_id,
+      **windows.facts,
     ),
     num_examples=windows.num_examples,
     numbering=windows.numbering,

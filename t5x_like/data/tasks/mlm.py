@@ -27,8 +27,6 @@ section 4.1).
 
 from typing import Literal
 
-import numpy as np
-
 from t5x_like.data import random
 from t5x_like.data.preprocessors import segments, sentences
 from t5x_like.data.preprocessors.masking import Masking, Mode
@@ -58,6 +56,7 @@ def task(
   short_pairs: float = 0.1,
   sentence_rule: str = sentences.DEFAULT_RULE,
   segment_ids: bool = True,
+  dynamic_offsets: bool = True,
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
@@ -77,6 +76,8 @@ def task(
     sentence_rule: `module:function`, see `data/preprocessors/sentences.py`.
     segment_ids: tells tokens (1) from padding (0). Attention cores that take no segments, such as BigBird's, need them
       left out; padding is then told by the vocabulary's padding id.
+    dynamic_offsets: begin the rows of every later epoch elsewhere, see `data/store/windows.py`; of full_sentences, as
+      chunks of documents begin with these, and without static_copies, which are copies of the same rows.
     label: the name in metrics; by default `<corpus>_mlm`.
     verify: what opening the store checks, see `TokenStore.open`.
 
@@ -110,8 +111,10 @@ def task(
     special(vocabulary, "sep"),
     vocabulary.eos_id if vocabulary.pad_id is None else vocabulary.pad_id,
   )
+  offset_facts = {}
   if input_format == "full_sentences":
     reader = FullSentences(tokens, length, rule, *ids)
+    offset_facts = windows.offset_facts(dynamic_offsets and static_copies is None)
   elif pairs:
     reader = Pairs(
       tokens,
@@ -128,7 +131,8 @@ def task(
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
     copy_B = epoch_B if static_copies is None else epoch_B % static_copies
     key_B = random.row_keys(seed, copy_B, example_index_B)
-    row = reader(example_index_B, key_B)
+    offset_B = windows.offsets(epoch_B, seed, tokens.num_tokens) if offset_facts else 0
+    row = reader(example_index_B, key_B, offset_B)
     masked = masks(row["tokens"], random.row_keys(8, key_B))
     features = {
       "encoder_input_tokens": masked["inputs"],
@@ -165,9 +169,12 @@ def task(
       static_copies=static_copies,
       sentence_rule=sentence_rule,
       **({"random_next": random_next, "short_pairs": short_pairs} if pairs else {}),
+      **offset_facts,
     ),
     num_examples=reader.num_examples,
-    numbering=fingerprint("mlm_rows", tokens, length=length, input_format=input_format, sentence_rule=sentence_rule),
+    numbering=fingerprint(
+      "mlm_rows", tokens, length=length, input_format=input_format, sentence_rule=sentence_rule, **offset_facts
+    ),
     features=features,
     batch=batch,
   )
@@ -198,9 +205,10 @@ class FullSentences:
         "shorten task.length or prepare a larger corpus"
       )
 
-  def __call__(self, example_index_B, key_B):
+  def __call__(self, example_index_B, key_B, offset_B):
+    starts_B = (example_index_B * self._stride + offset_B - 1) % self._tokens.num_tokens
     stride, search, R = self._stride, self._search, self._read_length
-    window_BR, first_BR = tf.numpy_function(self._read, [example_index_B], [tf.int32, tf.bool], stateful=False)
+    window_BR, first_BR = tf.numpy_function(self._read, [starts_B], [tf.int32, tf.bool], stateful=False)
     batch = example_index_B.shape[0]
     window_BR, first_BR = tf.ensure_shape(window_BR, [batch, R]), tf.ensure_shape(first_BR, [batch, R])
 
@@ -218,15 +226,10 @@ class FullSentences:
       text_BT, size_B = segments.separated(window_BR, start_B, end_B, first_BR, self._sep, self._length - 2)
     return segments.one(text_BT, size_B, self._length, *self._ids)
 
-  def _read(self, example_index_B):
-    """Tokens i * stride - 1 and on (0 before the first of the stream), and where documents begin among them."""
-    R, starts = self._read_length, example_index_B * self._stride - 1
-    window = self._tokens.windows(np.maximum(starts, 0), R)
-    first = self._tokens.document_begins(np.maximum(starts, 0), R)
-    for row in np.flatnonzero(starts < 0).tolist():
-      window[row], first[row] = np.roll(window[row], 1), np.roll(first[row], 1)
-      window[row, 0], first[row, 0] = 0, False
-    return window, first
+  def _read(self, starts_B):
+    """The tokens from places on, and where documents begin among them."""
+    R, T = self._read_length, self._tokens.num_tokens
+    return tuple(windows.around(read, starts_B, R, T) for read in (self._tokens.windows, self._tokens.document_begins))
 
 
 class DocSentences:
@@ -236,7 +239,7 @@ class DocSentences:
     self._chunks, self._length, self._ids = Chunks(tokens, length - 2), length, (cls_id, sep_id, pad_id)
     self.num_examples = self._chunks.num_examples
 
-  def __call__(self, example_index_B, key_B):
+  def __call__(self, example_index_B, key_B, offset_B):
     chunk_BT, size_B = self._chunks.read(example_index_B)
     return segments.one(chunk_BT, size_B, self._length, *self._ids)
 
@@ -261,7 +264,7 @@ class Pairs:
     self._options = dict(sentences=rule, single=single, random_next=random_next, short=short)
     self.num_examples = self._chunks.num_examples
 
-  def __call__(self, example_index_B, key_B):
+  def __call__(self, example_index_B, key_B, offset_B):
     chunk_BT, *others = self._chunks.read_with_others(example_index_B, key_B)
     *places, label_B = segments.split_pair(chunk_BT, *others, key_B=key_B, **self._options)
     return segments.pair(chunk_BT, *places, self._length, *self._ids) | {"label": label_B}

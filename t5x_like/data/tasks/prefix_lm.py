@@ -32,6 +32,7 @@ def task(
   length: int = 512,
   architecture: Literal["decoder", "encoder_decoder"] = "decoder",
   documents_end: DocumentsEnd | None = None,
+  dynamic_offsets: bool = True,
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
@@ -44,6 +45,7 @@ def task(
     architecture: what the features are for.
     documents_end: what stands at the end of the store's documents: `eos`, `nothing` or `any`; by default `eos` for
       decoders and `nothing` for encoder-decoders, which T5 trained on joined documents.
+    dynamic_offsets: begin the windows of every later epoch elsewhere, see `data/store/windows.py`.
     label: the name in metrics; by default `<corpus>_prefix_lm`.
     verify: what opening the store checks, see `TokenStore.open`.
 
@@ -55,12 +57,13 @@ def task(
   window = length if decoder else length - 1
   if window < 2:
     raise UserError(f"length: found {length}, expected at least {length - window + 2}: a token on each side of the cut")
-  windows = Windows(store, split, window, verify, documents_end or ("eos" if decoder else "nothing"))
+  ends = documents_end or ("eos" if decoder else "nothing")
+  windows = Windows(store, split, window, verify, ends, dynamic_offsets)
   vocabulary = windows.vocabulary
   start = start_id(vocabulary)
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    tokens_BW = windows.read(example_index_B)
+    tokens_BW = windows.read(example_index_B, epoch_B, seed)
     bits_B1 = random.bits(random.row_keys(seed, epoch_B, example_index_B), 1)
     prefix_B = 1 + random.integers(bits_B1[:, 0], window - 1)
     if decoder:
@@ -72,7 +75,7 @@ def task(
   return Task(
     name=label or f"{windows.tokens.name}_prefix_lm",
     vocabulary=vocabulary,
-    fingerprint=fingerprint("prefix_lm.v1", windows.tokens, length=length, architecture=architecture),
+    fingerprint=fingerprint("prefix_lm.v1", windows.tokens, length=length, architecture=architecture, **windows.facts),
     num_examples=windows.num_examples,
     numbering=windows.numbering,
     features=decoder_features | {"decoder_loss_weights": Feature((length,), "float32")}

@@ -25,6 +25,7 @@ def task(
   random_roll: bool = False,
   prefix: str = "",
   documents_end: DocumentsEnd = "nothing",
+  dynamic_offsets: bool = True,
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
@@ -41,6 +42,7 @@ def task(
     random_roll: lets noise begin or end anywhere in the window, see `preprocessors/span_corruption.py`.
     prefix: text before the inputs, such as a mode token of UL2; its tokens count towards `inputs_length`.
     documents_end: what stands at the end of the store's documents: `nothing` (T5 joins them), `eos` or `any`.
+    dynamic_offsets: begin the windows of every later epoch elsewhere, see `data/store/windows.py`.
     label: the name in metrics; by default `<corpus>_span_corruption`.
     verify: what opening the store checks: `size`, `full` (all checksums) or `auto`, see `TokenStore.open`.
 
@@ -61,10 +63,10 @@ def task(
     pad_id=padding(vocabulary),
     random_roll=random_roll,
   )
-  windows = Windows(tokens, split, corruption.window)
+  windows = Windows(tokens, split, corruption.window, dynamic_offsets=dynamic_offsets)
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    window_BW = windows.read(example_index_B)
+    window_BW = windows.read(example_index_B, epoch_B, seed)
     corrupted = corruption(window_BW, random.row_keys(seed, epoch_B, example_index_B))
     inputs = corrupted["inputs"]
     if prefix_ids:
@@ -83,6 +85,7 @@ def task(
       noise_density=corruption.noise_density,
       mean_noise_span_length=corruption.mean_noise_span_length,
       **{name: value for name, value in options.items() if value},
+      **windows.facts,
     ),  # absent where off: older runs resume
     num_examples=windows.num_examples,
     numbering=windows.numbering,

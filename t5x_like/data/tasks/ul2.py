@@ -45,6 +45,7 @@ def task(
   rates: dict = {},  # noqa: B006
   random_roll: bool = False,
   documents_end: DocumentsEnd = "nothing",
+  dynamic_offsets: bool = True,
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
@@ -58,6 +59,7 @@ def task(
     rates: of some of `DENOISERS`; 1 for the others, 0 leaves one out.
     random_roll: let the noise of R and X lie anywhere; see `preprocessors/span_corruption.py`.
     documents_end: what stands at the end of the store's documents: `nothing` (T5 joins them), `eos` or `any`.
+    dynamic_offsets: begin the windows of every later epoch elsewhere, see `data/store/windows.py`.
     label: the name in metrics; by default `<corpus>_ul2`.
     verify: what opening the store checks, see `TokenStore.open`.
 
@@ -78,7 +80,7 @@ def task(
   shares = {name: share for name, share in shares.items() if share}
   if not shares:
     raise UserError("config.task.rates: found 0 for every denoiser, expected at least one that is drawn")
-  windows = Windows(store, split, length, verify, documents_end)
+  windows = Windows(store, split, length, verify, documents_end, dynamic_offsets=dynamic_offsets)
   denoisers = [_Denoiser(name, windows.vocabulary, length, mode_tokens, random_roll) for name in shares]
   inputs_length = max(denoiser.inputs_length for denoiser in denoisers)
   targets_length = max(denoiser.corruption.targets_length for denoiser in denoisers)
@@ -86,7 +88,7 @@ def task(
   ends_N = _word_ends(list(shares.values()))
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    window_BL = windows.read(example_index_B)
+    window_BL = windows.read(example_index_B, epoch_B, seed)
     key_B = random.row_keys(seed, epoch_B, example_index_B)
     word_B1 = tf.cast(random.bits(random.row_keys(1, key_B), 1), tf.int64)
     which_B = tf.reduce_sum(tf.cast(word_B1 >= ends_N, tf.int32), axis=1)
@@ -103,7 +105,13 @@ def task(
     name=label or f"{windows.tokens.name}_ul2",
     vocabulary=windows.vocabulary,
     fingerprint=fingerprint(
-      "ul2.v2", windows.tokens, length=length, mode_tokens=mode_tokens, rates=shares, random_roll=random_roll
+      "ul2.v2",
+      windows.tokens,
+      length=length,
+      mode_tokens=mode_tokens,
+      rates=shares,
+      random_roll=random_roll,
+      **windows.facts,
     ),
     num_examples=windows.num_examples,
     numbering=windows.numbering,

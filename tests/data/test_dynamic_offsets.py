@@ -1,0 +1,156 @@
+"""Windows that begin elsewhere in every epoch: replayed token by token, on changing hosts and from any step."""
+
+import collections
+import itertools
+
+import corpora
+import numpy as np
+import pytest
+
+from t5x_like import recipes
+from t5x_like.data import loader, task
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.store import windows
+from t5x_like.data.store.windows import Windows
+from t5x_like.errors import UserError
+from t5x_like.training import workdir
+
+TOKENS, LENGTH, SEED = 1_003, 50, 3
+EXAMPLES = TOKENS // LENGTH
+DOCUMENTS = [1, 13, 50, 7, 0, 0, 111, 2, 30]
+TASKS = {
+  "span_corruption": {"inputs_length": 45},
+  "causal_lm": {"length": 50, "documents_end": "any"},
+  "prefix_lm": {"length": 50, "documents_end": "any"},
+  "ul2": {"length": 50},
+  "denoising": {"style": "mass_style", "inputs_length": 51},
+  "salient_spans": {"inputs_length": 51},
+  "bart": {"length": 51},
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+  root = tmp_path_factory.mktemp("corpus")
+  corpora.write(root / "train", TOKENS, DOCUMENTS)
+  return str(root)
+
+
+@pytest.fixture(scope="module")
+def lm(root):
+  """Its targets are the windows."""
+  return task.build("causal_lm", "train", store=root, length=LENGTH, documents_end="any")
+
+
+def places(rows):
+  return np.concatenate([row["decoder_target_tokens"] for row in rows]) - corpora.FIRST
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 4, 8])
+def test_every_token_at_most_once_an_epoch(lm, hosts):
+  def read(start, steps):
+    parts = [
+      list(itertools.islice(loader.train_batches(lm, batch_size=8, seed=SEED, start_step=start, rows=rows), steps))
+      for rows in np.split(np.arange(8), hosts)
+    ]
+    return places([part[step] for step in range(steps) for part in parts])
+
+  steps = 3 * EXAMPLES // 8 + 1
+  cut = {1: 1, 2: 3, 4: 5, 8: 6}[hosts]  # resumed there
+  seen_NT = np.concatenate([read(0, cut), read(cut, steps - cut)])
+  offsets = []
+  for epoch in range(3):
+    mine = seen_NT[epoch * EXAMPLES : (epoch + 1) * EXAMPLES]
+    assert (np.diff(mine, axis=1) % TOKENS == 1).all()
+    counts = np.bincount(mine.ravel(), minlength=TOKENS)
+    assert counts.max() == 1 and counts.sum() == EXAMPLES * LENGTH
+    left = np.flatnonzero(counts == 0)  # one stretch, around the end, which ends where the epoch begins
+    assert left.size == TOKENS % LENGTH
+    begin = next(place for place in mine[:, 0].tolist() if counts[place - 1] == 0)
+    assert sorted(mine[:, 0]) == sorted((begin + LENGTH * np.arange(EXAMPLES)) % TOKENS)
+    offsets.append(begin)
+  assert offsets[0] == 0 and len({offset % LENGTH for offset in offsets}) == 3
+  drawn = windows.offsets(tf.constant([0, 1, 2], tf.int64), SEED, TOKENS).numpy().tolist()
+  assert drawn == offsets
+
+
+def test_evaluation_has_no_offset(lm):
+  rows = places(list(loader.eval_batches(lm, batch_size=5)))
+  np.testing.assert_array_equal(rows, np.arange(EXAMPLES * LENGTH).reshape(EXAMPLES, LENGTH))
+
+
+def test_offsets_are_uniform():
+  drawn = windows.offsets(tf.range(1, 20_001, dtype=tf.int64), SEED, 10).numpy()
+  assert np.abs(np.bincount(drawn, minlength=10) - 2_000).max() < 5 * np.sqrt(2_000)
+  far = windows.offsets(tf.constant([1, 2], tf.int64), SEED, 2**61).numpy()
+  assert (far > 2**40).all() and (far < 2**61).all()
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_on_windows(root, name, monkeypatch):
+  moving, fixed = (task.build(name, "train", store=root, **TASKS[name], dynamic_offsets=on) for on in (True, False))
+  assert moving.fingerprint != fixed.fingerprint and moving.numbering != fixed.numbering
+  assert task.build(name, "train", store=root, **TASKS[name]).fingerprint == moving.fingerprint
+  asked, around = [], windows.around
+  monkeypatch.setattr(windows, "around", lambda read, *window: asked.append(window) or around(read, *window))
+  n = moving.num_examples
+  index_B, epoch_B = tf.range(n, dtype=tf.int64), tf.fill([n], tf.constant(2, tf.int64))
+  for one, offset in ((moving, int(windows.offsets(epoch_B, SEED, TOKENS)[0])), (fixed, 0)):
+    one.batch(index_B, epoch_B, SEED)
+    ((starts_B, length, tokens),) = asked
+    assert n == TOKENS // length and tokens == TOKENS
+    np.testing.assert_array_equal(starts_B, (offset + length * np.arange(n)) % TOKENS)
+    asked.clear()
+
+
+def test_documents_around_the_end(root):
+  lengths = corpora.lengths_of(TOKENS, DOCUMENTS)
+  document = np.tile(corpora.document_of(lengths), 2) + np.repeat([0, len(lengths)], TOKENS)
+  moving = Windows(root, "train", LENGTH, dynamic_offsets=True)
+  index_B = tf.range(EXAMPLES, dtype=tf.int64)
+  for epoch in range(4):
+    epoch_B = tf.fill([EXAMPLES], tf.constant(epoch, tf.int64))
+    offset = int(windows.offsets(epoch_B, SEED, TOKENS)[0])
+    for row, found in enumerate(moving.documents(index_B, epoch_B, SEED).numpy()):
+      begin = (offset + row * LENGTH) % TOKENS
+      _, numbers = np.unique(document[begin : begin + LENGTH], return_inverse=True)
+      np.testing.assert_array_equal(found, numbers + 1)
+
+
+def test_full_sentences(root):
+  """Rows of an epoch hold every token at most once, all but a row's length of them, and begin elsewhere each time."""
+  mlm = task.build("mlm", "train", store=root, length=32, rate=0.05, mask_share=0.0, random_share=0.0)
+  first = []
+  for epoch in range(3):
+    n = mlm.num_examples
+    made = mlm.batch(tf.range(n, dtype=tf.int64), tf.fill([n], tf.constant(epoch, tf.int64)), SEED)
+    ids = made["encoder_input_tokens"].numpy()
+    text = ids[(ids >= corpora.FIRST) & (ids < corpora.FIRST + TOKENS)] - corpora.FIRST
+    assert max(collections.Counter(text.tolist()).values()) == 1 and text.size > TOKENS - 2 * 32
+    first.append(int(ids[0, 1]))
+  assert first[0] == corpora.FIRST and len(set(first)) == 3
+  pairs = {
+    on: task.build("mlm", "train", store=root, input_format="doc_sentences", length=32, dynamic_offsets=on)
+    for on in (True, False)
+  }
+  assert pairs[True].fingerprint == pairs[False].fingerprint
+
+
+def test_a_run_on_data_of_the_second_edition_goes_on_without_offsets(root, tmp_path):
+  config = recipes.load("tests/recipes/nano.py")
+
+  def identity(on):
+    return workdir.identity(
+      config, task.build("span_corruption", "train", store=root, inputs_length=45, dynamic_offsets=on)
+    )
+
+  now = identity(False)
+  then = now | {"fingerprints": now["fingerprints"] | {"data_edition": 2}}
+  assert workdir.check(then, now, tmp_path) == ["fingerprints.data_edition: 2 -> 3"]
+  with pytest.raises(UserError, match="data of edition 2, .* set --config.task.dynamic_offsets=False to continue it"):
+    workdir.check(then, identity(True), tmp_path)
+  with pytest.raises(UserError, match=r"another config \(seed: 0 there, 1 here\)"):
+    workdir.check(then, now | {"seed": 1}, tmp_path)
+  now["fingerprints"]["data_edition"] = 1
+  with pytest.raises(UserError, match="holds a run on data of edition 1"):
+    workdir.check(now, identity(False), tmp_path)
