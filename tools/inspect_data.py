@@ -5,10 +5,12 @@ Example:
   python -m tools.inspect_data --config=configs/bert/base.py --config.task.store=data/corpus --step=9 --html=seen.html
 
 The rows are those of the global batch at --step, so --step=9 shows what step 9 trains on. Colours are segments; padding
-and positions without weight are grey, special ids bold, targets without weight a dot.
+and positions without weight are grey, special ids bold, targets without weight a dot. What `task.preprocessors`
+change is also shown as it was before them.
 """
 
 import dataclasses
+import json
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -16,6 +18,7 @@ from typing import Any
 
 import jinja2
 import numpy as np
+from ml_collections import ConfigDict
 from rich.console import Console
 from rich.text import Text
 
@@ -26,6 +29,7 @@ from t5x_like.errors import UserError, door, one_line
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 _TOKENS = "_tokens"
 _NOTHING = "\u00b7"  # a target without weight
+_BEFORE = " before preprocessors"
 _SHOWN = 24  # values shown of a feature that is not tokens
 
 _PAGE = """<!doctype html><html lang="en"><meta charset="utf-8"><title>{{ title }}</title><style>
@@ -86,10 +90,10 @@ class Shown:
 def describe(example: dict[str, np.ndarray], vocabulary: Vocabulary) -> list[Shown]:
   """One example for display: token features first, with their weights and segments."""
   shown = []
-  for name in sorted(example, key=lambda name: (not name.endswith(_TOKENS), name)):
+  for name in sorted(example, key=lambda name: (not name.removesuffix(_BEFORE).endswith(_TOKENS), name)):
     value = np.asarray(example[name])
     shape = f"{value.dtype}{list(value.shape)}"
-    if name.endswith(_TOKENS) and value.ndim == 1:
+    if name.removesuffix(_BEFORE).endswith(_TOKENS) and value.ndim == 1:
       shown.append(Shown(name, shape, *_cells(name, value, example, vocabulary), ""))
     else:
       flat = value.reshape(-1)
@@ -158,10 +162,17 @@ def examples_of(config: Any, split: str, step: int, count: int) -> tuple[list[li
   from t5x_like.data import task as task_lib
   from t5x_like.training import phases
 
-  built = phases.build(config, lambda values: task_lib.build(split=split, **values))
-  config, task = (phase := phases.at(built, step)).config, phase.task
-  batch = next(phases.batches(built, step))
+  def batch_of(config: Any) -> tuple[Any, dict[str, np.ndarray]]:
+    built = phases.build(config, lambda values: task_lib.build(split=split, **values))
+    return phases.at(built, step), next(phases.batches(built, step))
+
+  phase, batch = batch_of(config)
+  config, task = phase.config, phase.task
   rows = min(count, len(next(iter(batch.values()))))
+  if (plain := without_preprocessors(config)) is not None:
+    for name, value in batch_of(plain)[1].items():
+      if not np.array_equal(value, batch[name]):
+        batch[f"{name}{_BEFORE}"] = value
   facts = (
     f"task {task.name}, split {split}, {task.num_examples:,} examples, step {step}, batch of "
     f"{config.batch_size}, seed {config.seed}, vocabulary of {task.vocabulary.size:,} ids, fingerprint "
@@ -169,6 +180,21 @@ def examples_of(config: Any, split: str, step: int, count: int) -> tuple[list[li
   )
   shown = [describe({name: value[row] for name, value in batch.items()}, task.vocabulary) for row in range(rows)]
   return shown, facts
+
+
+def without_preprocessors(config: Any) -> Any | None:
+  """The config without preprocessors of the user's own; None if it has none."""
+  values, found = json.loads(json.dumps(config.to_dict())), []
+
+  def drop(node: Any) -> None:
+    if isinstance(node, dict):
+      found.append(node.pop("preprocessors", None))
+      for child in node.values():
+        drop(child)
+
+  drop(values["task"])
+  drop(values["phases"])
+  return ConfigDict(values) if any(found) else None
 
 
 @door

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from t5x_like.data.preprocessors import own
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import TransientError, UserError
 
@@ -72,6 +73,8 @@ class _Pipeline:
       element = next(self._elements, None)
     except tf.errors.OpError as error:
       refusal = re.search(r"\b(UserError|TransientError): (.*)", error.message)
+      if refusal is None and (name := own.failed(error.message)):
+        raise UserError(f"config.task.preprocessors: {name} failed: {own.reason(error.message)}") from error
       if refusal is None:
         raise
       raise {"UserError": UserError, "TransientError": TransientError}[refusal[1]](refusal[2]) from error

@@ -49,17 +49,38 @@ def train_batches(
     UserError: rows outside the batch, a step before the phase's first, or earlier phases of no steps.
   """
   rows = _checked_rows(batch_size, rows)
+  return _iterate(*_training(task, batch_size, seed, start_step, rows, earlier), task, rows)
+
+
+def train_dataset(
+  task: Task, *, batch_size: int, seed: int, start_step: int = 0, rows: Sequence[int] | None = None
+) -> tf.data.Dataset:
+  """`train_batches` as a plain `tf.data.Dataset`, which makes no batch ahead of its use; see `Task.dataset`."""
+  rows = _checked_rows(batch_size, rows)
+  steps, made = _training(task, batch_size, seed, start_step, rows, ())
+
+  def batch(step: tf.Tensor) -> dict[str, tf.Tensor]:
+    return {name: tf.ensure_shape(value, [len(rows), *value.shape[1:]]) for name, value in made(step[None]).items()}
+
+  options = tf.data.Options()
+  options.autotune.enabled = False  # it would make batches ahead
+  return steps.map(tf.autograph.experimental.do_not_convert(batch)).with_options(options)
+
+
+def _training(
+  task: Task, batch_size: int, seed: int, start_step: int, rows: np.ndarray, earlier: Sequence[consumption.Phase]
+) -> tuple[tf.data.Dataset, Callable[[tf.Tensor], dict[str, tf.Tensor]]]:
+  """The steps from one on, and what makes the batches of some of them, one after the other: int64 [S] -> features."""
   first_step = sum(phase.steps for phase in earlier)
   if start_step < first_step:
     raise UserError(f"start_step: found {start_step}, expected at least {first_step}")
   start = consumption.start(task, seed, earlier)
 
   def made(step_S: tf.Tensor) -> dict[str, tf.Tensor]:
-    index_B = _rows_of(step_S - first_step, batch_size, rows)
-    return task.declared(start.batch(index_B))
+    return task.declared(start.batch(_rows_of(step_S - first_step, batch_size, rows)))
 
   last_step = np.iinfo(np.int64).max // (2 * batch_size) - 1  # whose examples still have an int64 index
-  return _iterate(tf.data.Dataset.range(start_step, last_step), made, task, rows)
+  return tf.data.Dataset.range(start_step, last_step), made
 
 
 def eval_batches(

@@ -15,6 +15,7 @@ from t5x_like import slots
 from t5x_like.config import Corpus
 from t5x_like.data import tasks
 from t5x_like.data.features import Feature
+from t5x_like.data.preprocessors import own
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import TokenStore
 from t5x_like.data.vocabularies import Vocabulary
@@ -52,6 +53,31 @@ class Task:
   examples: Callable[[Sequence[str]], list[dict[str, Any]]] | None = None
   classes: tuple[str, ...] = ()
 
+  def dataset(
+    self, seed: int = 0, start: int = 0, *, batch_size: int = 128, rows: Sequence[int] | None = None
+  ) -> tf.data.Dataset:
+    """The training batches from a step on, without end, as an ordinary `tf.data.Dataset`.
+
+    They are those of a run with this seed and batch size and without earlier phases. Nothing here needs JAX.
+
+    Args:
+      seed: of the order and of whatever the task draws.
+      start: the step of the first batch; any opens as fast as the first.
+      batch_size: rows of the global batch.
+      rows: those that are wanted, ascending; None is all of them.
+
+    Returns:
+      A dataset of `features` with an axis of rows in front. It makes one batch after another, when asked, and calls
+      Python functions for it. If an iterator over a `prefetch` or a parallel `map` behind it is dropped early,
+      TensorFlow can wait for itself; for batches made ahead and in parallel take `loader.train_batches`.
+
+    Raises:
+      UserError: rows outside the batch, or a negative start.
+    """
+    from t5x_like.data import loader  # which needs tasks
+
+    return loader.train_dataset(self, batch_size=batch_size, seed=seed, start_step=start, rows=rows)
+
   def declared(self, made: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Features of a batch, held to the shapes declared; what comes from a Python function has none of its own."""
     return {name: tf.ensure_shape(value, [None, *self.features[name].shape]) for name, value in made.items()}
@@ -75,9 +101,14 @@ def build(name: str | None, split: str, **kwargs: Any) -> Task:
 def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any]) -> Task:
   """`build` for the arguments at `config.<slot>`, such as a part of a mixture.
 
-  A task that takes a `store` also takes the fields of `Corpus`, to make its store from; it gets them as its `store`.
+  Any task takes `preprocessors`, see `data/preprocessors/own.py`. One that takes a `store` also takes the fields of
+  `Corpus`, to make its store from; it gets them as its `store`.
   """
   where = f"config.{slot}"
+  preprocessors = arguments.get("preprocessors")
+  if preprocessors:
+    arguments = {key: value for key, value in arguments.items() if key != "preprocessors"}
+    return _preprocessed(slot, name, split, arguments, preprocessors)
   function = slots.find(f"{where}.name", name, tasks, "task")
   takes = inspect.signature(function).parameters
   arguments, given = dict(arguments), {"split": split}
@@ -88,6 +119,24 @@ def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any])
     asked = {key: arguments.pop(key) for key in fields if key in arguments}
     given["store"] = Corpus(**slots.fill(where, asked, Corpus))
   return function(**given, **slots.fill(where, arguments, function, given=tuple(given)))
+
+
+def _preprocessed(slot: str, name: str | None, split: str, arguments: dict[str, Any], preprocessors: Any) -> Task:
+  """The task of the arguments with preprocessors of the user's own behind it; those of a mixture are its parts'."""
+  function = slots.find(f"config.{slot}.name", name, tasks, "task")
+  if "shared" in inspect.signature(function).parameters:
+    shared = {"preprocessors": preprocessors} | dict(arguments.get("shared", {}))
+    return build_at(slot, name, split, arguments | {"shared": shared})
+  made = build_at(slot, name, split, arguments)
+  batch, content = own.apply(
+    f"config.{slot}.preprocessors", preprocessors, made.batch, made.features, made.num_examples
+  )
+  return dataclasses.replace(
+    made,
+    batch=batch,
+    fingerprint=digest(task=made.fingerprint, preprocessors=content),
+    numbering=made.numbering or made.fingerprint,  # they change examples, not their order
+  )
 
 
 def fingerprint(task: str, tokens: TokenStore, **arguments: Any) -> str:
