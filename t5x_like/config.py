@@ -7,8 +7,9 @@ from files in `configs/`.
 
 import dataclasses
 import hashlib
+import inspect
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -54,6 +55,26 @@ def changed(task: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 
 
 _LATER = ("guard", "step_timeout_seconds", "recompute_every")  # keys that the configs of older runs lack
+
+
+def store_from(where: str, arguments: Mapping[str, Any], task: Callable) -> tuple[dict[str, Any], dict[str, Any]]:
+  """Takes what a store is made from out of a task's arguments.
+
+  Returns:
+    (the other arguments; {"store": a `Corpus`} where they name a source and the task takes a store, else {})
+
+  Raises:
+    UserError: a source and a store, or an argument of the wrong type.
+  """
+  rest, takes = dict(arguments), inspect.signature(task).parameters
+  if "store" not in takes or "source" in takes:
+    return rest, {}
+  if rest.get("source") is None:
+    return {key: value for key, value in rest.items() if key != "source"}, {}
+  if rest.pop("store", None) is not None:
+    raise UserError(f"{where}: found both a store and a source, {rest['source']!r}, expected one of the two")
+  asked = {key: rest.pop(key) for key in _CORPUS if key in rest and key not in takes}
+  return rest, {"store": Corpus(**slots.fill(where, asked, Corpus))}
 
 
 def defaults() -> ConfigDict:

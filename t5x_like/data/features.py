@@ -196,6 +196,7 @@ _TASKS: dict[str, Callable[..., Features]] = {
   "causal_lm": _causal_lm,
   "classification": _classification,
   "denoising": _denoising,
+  "fill_in_the_middle": _causal_lm,
   "mixture": _mixture,
   "mlm": _mlm,
   "prefix_lm": _prefix_lm,

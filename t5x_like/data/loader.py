@@ -48,26 +48,11 @@ def train_batches(
   Raises:
     UserError: rows outside the batch, a step before the phase's first, or earlier phases of no steps.
   """
-  rows = _checked_rows(batch_size, rows)
-  return _iterate(*_training(task, batch_size, seed, start_step, rows, earlier), task, rows)
+  rows = checked_rows(batch_size, rows)
+  return _iterate(*training(task, batch_size, seed, start_step, rows, earlier), task, rows)
 
 
-def train_dataset(
-  task: Task, *, batch_size: int, seed: int, start_step: int = 0, rows: Sequence[int] | None = None
-) -> tf.data.Dataset:
-  """`train_batches` as a plain `tf.data.Dataset`, which makes no batch ahead of its use; see `Task.dataset`."""
-  rows = _checked_rows(batch_size, rows)
-  steps, made = _training(task, batch_size, seed, start_step, rows, ())
-
-  def batch(step: tf.Tensor) -> dict[str, tf.Tensor]:
-    return {name: tf.ensure_shape(value, [len(rows), *value.shape[1:]]) for name, value in made(step[None]).items()}
-
-  options = tf.data.Options()
-  options.autotune.enabled = False  # it would make batches ahead
-  return steps.map(tf.autograph.experimental.do_not_convert(batch)).with_options(options)
-
-
-def _training(
+def training(
   task: Task, batch_size: int, seed: int, start_step: int, rows: np.ndarray, earlier: Sequence[consumption.Phase]
 ) -> tuple[tf.data.Dataset, Callable[[tf.Tensor], dict[str, tf.Tensor]]]:
   """The steps from one on, and what makes the batches of some of them, one after the other: int64 [S] -> features."""
@@ -102,7 +87,7 @@ def eval_batches(
   Raises:
     UserError: rows outside the batch, or max_examples below 1.
   """
-  rows = _checked_rows(batch_size, rows)
+  rows = checked_rows(batch_size, rows)
   if max_examples is not None and max_examples < 1:
     raise UserError(f"max_examples: found {max_examples}, expected at least 1, or None for all")
   num_examples = min(task.num_examples, max_examples or task.num_examples)
@@ -125,7 +110,7 @@ def _rows_of(step_S: tf.Tensor, batch_size: int, rows: np.ndarray) -> tf.Tensor:
   return tf.reshape(step_S[:, None] * batch_size + rows, [-1])
 
 
-def _checked_rows(batch_size: int, rows: Sequence[int] | None) -> np.ndarray:
+def checked_rows(batch_size: int, rows: Sequence[int] | None) -> np.ndarray:
   if batch_size < 1:
     raise UserError(f"batch_size: found {batch_size}, expected at least 1")
   found = np.arange(batch_size) if rows is None else np.asarray(rows, np.int64)

@@ -1,5 +1,6 @@
 """BART's noise and salient spans: nothing but noise is lost, and lengths, places and orders are those asked for."""
 
+import json
 import math
 import re
 
@@ -8,7 +9,7 @@ import pytest
 from chances import assert_fits, expected_spans
 
 from t5x_like.data import loader, random, task
-from t5x_like.data.preprocessors import bart
+from t5x_like.data.preprocessors import bart, named_spans
 from t5x_like.data.preprocessors.salient_spans import dates_numbers_and_names
 from t5x_like.data.preprocessors.sentences import Sentences
 from t5x_like.data.quiet_tensorflow import tf
@@ -149,12 +150,39 @@ def test_a_salient_span_has_all_pieces_of_its_words(tmp_path):
   assert {vocabulary.decode(row[1 : row.index(1)]) for row in targets} == {"Arthur Pendragon", "Camelot"}
 
 
+def test_a_finder_from_a_file_of_names(tmp_path):
+  """Spans as pairs and as objects; whole words only, the longest name first, as WordPiece spaces them."""
+  file = tmp_path / "names.jsonl"
+  lines = [
+    {"text": "J. R. Hartley of York", "spans": [[0, 13], [17, 21]]},
+    {"text": "New York", "entities": [{"start": 0, "end": 8, "label": "GPE"}]},
+    {"text": "nobody", "ents": []},
+  ]
+  file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  find, facts = named_spans.load("config.task.finder", str(file))
+  text = "York's yorkers saw J . R . Hartley in New  York."
+  assert [text[start:end] for start, end in find(text)] == ["York", "J . R . Hartley", "New  York"]
+  file.write_text("".join(json.dumps(line) + "\n" for line in reversed(lines)))
+  assert named_spans.load("", str(file))[1] == facts
+  built = {f: task.build("salient_spans", "train", store="builtin", finder=str(file)).fingerprint for f in (0, 1)}
+  file.write_text(json.dumps(lines[0]) + "\n")
+  assert task.build("salient_spans", "train", store="builtin", finder=str(file)).fingerprint not in built.values()
+  for line, message in (
+    ('{"text": "a"}', "names.jsonl:1: found keys text, expected 'text' and a list under spans or entities or ents"),
+    ('{"text": "a", "spans": [[0, 2]]}', r"names.jsonl:1: found the span \[0, 2\], .* in a text of 1 characters"),
+    ('{"text": "a", "spans": []}', "found no spans"),
+  ):
+    file.write_text(line + "\n")
+    with pytest.raises(UserError, match=message):
+      named_spans.load("config.task.finder", str(file))
+
+
 def test_salient_spans_are_drawn_uniformly(tmp_path):
   text = " he went to Paris in 1889 and met Gustave Eiffel there on 6 May 1890 again."
   ids = np.array(VOCABULARY.encode(text), np.int32)
   with TokenStoreWriter(tmp_path / "train", name="four", split="train", vocabulary=VOCABULARY) as writer:
     writer.add(np.tile(ids, 20), [len(ids) * 20])
-  made = task.build("salient_spans", "train", store=str(tmp_path), inputs_length=len(ids) + 1)
+  made = task.build("salient_spans", "train", store=str(tmp_path), inputs_length=len(ids) + 1, dynamic_offsets=False)
   index = np.arange(4000)
   targets = made.batch(tf.constant(index % 20), tf.constant(index // 20), 0)["decoder_target_tokens"].numpy()
   found, counts = np.unique(targets, axis=0, return_counts=True)

@@ -164,7 +164,7 @@ def test_evaluation_is_one_period(three):
 
 def test_rates_of_a_recipe(root):
   parts = {"a": causal(root, "a"), "b": causal(root, "b")}  # 21 and 10 windows
-  shared = {"name": "causal_lm", "length": 32, "documents_end": "nothing"}
+  shared = {key: value for key, value in parts["a"].items() if key != "store"}
   short = {name: {"store": str(root / name)} for name in "ab"}
   alike = [build(parts, rates="proportional", period=31), build(short, rates="proportional", period=31, shared=shared)]
   assert alike[0].fingerprint == alike[1].fingerprint
@@ -228,7 +228,7 @@ def test_a_nested_mixture_shares_out_its_rate_and_counts_the_examples_of_its_par
   corpora.assert_same(*(next(loader.train_batches(one, batch_size=90, seed=4)) for one in (built, flat)))
   sizes = build({"a": a, "few": inner}, rates="proportional", period=37)
   assert dict(zip(sizes.parts, sizes.schedule.counts)) == {"a": 21, "few/b": 12, "few/c": 4}
-  shared = {"name": "causal_lm", "length": 32, "documents_end": "nothing"}
+  shared = {key: value for key, value in a.items() if key != "store"}
   short = {"a": {"store": a["store"]}, "few": inner | {"parts": {n: {"store": str(root / n)} for n in "bc"}}}
   assert build(short, rates="proportional", period=37, shared=shared).fingerprint == sizes.fingerprint
   with pytest.raises(UserError, match="two parts called few/b"):

@@ -16,8 +16,10 @@ The task's fingerprint has the name, the arguments, and the function's attribute
 of its file: a run does not resume with a file that has changed, unless a version says that its examples are the same.
 """
 
+import dataclasses
 import hashlib
 import inspect
+import json
 import pathlib
 import re
 from collections.abc import Callable, Sequence
@@ -39,6 +41,27 @@ def failed(message: str) -> str | None:
   """The preprocessor in which an operation failed, by TensorFlow's message; None if it was in none."""
   found = re.search(rf"{_SCOPE}([\w.]+)\.(\w+)/", message)
   return f"{found[1]}:{found[2]}" if found else None
+
+
+def taken_from(arguments: dict[str, Any], task: Callable) -> tuple[dict[str, Any], Any]:
+  """(a task's arguments without `preprocessors`, these); those of a mixture go to its parts with what they share."""
+  rest = {key: value for key, value in arguments.items() if key != "preprocessors"}
+  found = arguments.get("preprocessors")
+  if found and "shared" in inspect.signature(task).parameters:
+    return rest | {"shared": {"preprocessors": found} | dict(rest.get("shared", {}))}, None
+  return rest, found
+
+
+def behind(task: Any, where: str, values: Any) -> Any:
+  """A task with preprocessors behind it; arguments and errors as those of `apply`."""
+  batch, contents = apply(where, values, task.batch, task.features, task.num_examples)
+  content = json.dumps([task.fingerprint, contents], sort_keys=True)
+  return dataclasses.replace(
+    task,
+    batch=batch,
+    fingerprint=hashlib.sha256(content.encode()).hexdigest(),
+    numbering=task.numbering or task.fingerprint,  # examples change, their order does not
+  )
 
 
 def apply(where: str, values: Any, batch: Batch, features: Features, num_examples: int) -> tuple[Batch, list[Any]]:

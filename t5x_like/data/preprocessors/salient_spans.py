@@ -12,6 +12,7 @@ import re
 
 import numpy as np
 
+from t5x_like.data.preprocessors.spellings import spellings
 from t5x_like.data.vocabularies import Vocabulary
 
 DEFAULT_FINDER = "t5x_like.data.preprocessors.salient_spans:dates_numbers_and_names"
@@ -49,15 +50,15 @@ class TokenSpans:
 
   def __init__(self, vocabulary: Vocabulary, finder, most: int):
     self._finder, self._most = finder, most
-    self._spellings = np.array(_spellings(vocabulary), object)
+    self._spellings = np.array(spellings(vocabulary), object)
     self._lengths = np.array([len(spelling) for spelling in self._spellings], np.int64)
 
   def __call__(self, tokens_BW: np.ndarray, bits_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """A random span of each row: int32 [B, W], uint32 [B] -> (starts, ends), int32 [B]; 0, 0 if it has none."""
     found = np.zeros((2, len(tokens_BW)), np.int32)
     ends_BW = np.cumsum(self._lengths[tokens_BW], axis=1)
-    for row, spellings in enumerate(self._spellings[tokens_BW]):
-      spans = np.array(self._finder("".join(spellings)), np.int64).reshape(-1, 2)
+    for row, texts_W in enumerate(self._spellings[tokens_BW]):
+      spans = np.array(self._finder("".join(texts_W)), np.int64).reshape(-1, 2)
       # The tokens that hold the first and the last character of each span; the space before a word is part of it.
       first = np.searchsorted(ends_BW[row], spans[:, 0], side="right")
       last = np.searchsorted(ends_BW[row], spans[:, 1] - 1, side="right") + 1
@@ -66,12 +67,3 @@ class TokenSpans:
         one = short[int(bits_B[row]) * short.size >> 32]
         found[:, row] = first[one], last[one]
     return found[0], found[1]
-
-
-def _spellings(vocabulary: Vocabulary) -> list[str]:
-  """The text that each id adds after a word; a line end, which no span crosses, for ids of no text or of part of a
-  character."""
-  lead = vocabulary.encode("a")
-  alone, none = len(vocabulary.decode(lead)), vocabulary.special_ids | {vocabulary.unk_id}
-  spellings = ["\n" if i in none else vocabulary.decode([*lead, i])[alone:] for i in range(vocabulary.size)]
-  return ["\n" if "\ufffd" in spelling else spelling for spelling in spellings]

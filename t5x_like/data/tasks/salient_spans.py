@@ -8,8 +8,8 @@ sentences).
     inputs   The tower was built in <extra_id_0> by his company </s>     targets   <extra_id_0> 1889 </s>
 """
 
-from t5x_like import slots
 from t5x_like.data import random
+from t5x_like.data.preprocessors import named_spans
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder, features
 from t5x_like.data.preprocessors.salient_spans import DEFAULT_FINDER, TokenSpans
 from t5x_like.data.quiet_tensorflow import tf
@@ -30,6 +30,7 @@ def task(
   targets_length: int = 32,
   finder: str = DEFAULT_FINDER,
   documents_end: DocumentsEnd = "nothing",
+  dynamic_offsets: bool = True,
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
@@ -39,8 +40,10 @@ def task(
     store, split, verify: see `span_corruption`.
     inputs_length: encoder length, EOS included.
     targets_length: decoder length; a span has at most two tokens fewer.
-    finder: `module:function`, `(text) -> list of (start, end)`; see `preprocessors/salient_spans.py`.
+    finder: `module:function`, `(text) -> list of (start, end)`, see `preprocessors/salient_spans.py`; or a `.jsonl`
+      of the names that a NER model has found, see `preprocessors/named_spans.py`.
     documents_end: what stands at the end of the store's documents: `nothing` (T5 joins them), `eos` or `any`.
+    dynamic_offsets: begin the windows of every later epoch elsewhere, see `data/store/windows.py`.
     label: the name in metrics; by default `<corpus>_salient_spans`.
 
   Raises:
@@ -52,15 +55,16 @@ def task(
       f"{_FALLBACK + 3} and {_FALLBACK + 2}"
     )
   W = inputs_length - 1
-  windows = Windows(store, split, W, verify, documents_end)
+  windows = Windows(store, split, W, verify, documents_end, dynamic_offsets=dynamic_offsets)
   vocabulary = windows.vocabulary
   if not vocabulary.extra_ids:
     raise UserError(f"{windows.tokens.path}: its vocabulary has no sentinels, expected at least 1")
-  find = TokenSpans(vocabulary, slots.outside("config.task.finder", finder), min(targets_length - 2, W - 1))
+  function, facts = named_spans.load("config.task.finder", finder)
+  find = TokenSpans(vocabulary, function, min(targets_length - 2, W - 1))
   sentinel, eos_id, pad_id = vocabulary.sentinels[0], vocabulary.eos_id, padding(vocabulary)
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    text_BW = windows.read(example_index_B)
+    text_BW = windows.read(example_index_B, epoch_B, seed)
     bits_B2 = random.bits(random.row_keys(seed, epoch_B, example_index_B), 2)
     start_B, end_B = tf.numpy_function(find, [text_BW, bits_B2[:, 0]], [tf.int32, tf.int32], stateful=False)
     none_B = end_B == 0
@@ -80,7 +84,12 @@ def task(
     name=label or f"{windows.tokens.name}_salient_spans",
     vocabulary=vocabulary,
     fingerprint=fingerprint(
-      "salient_spans.v2", windows.tokens, inputs_length=inputs_length, targets_length=targets_length, finder=finder
+      "salient_spans.v2",
+      windows.tokens,
+      inputs_length=inputs_length,
+      targets_length=targets_length,
+      finder=facts,
+      **windows.facts,
     ),
     num_examples=windows.num_examples,
     numbering=windows.numbering,

@@ -1,0 +1,39 @@
+"""The training batches of a task as an ordinary `tf.data.Dataset`, for other programs; nothing here needs JAX."""
+
+from collections.abc import Sequence
+
+from t5x_like.data import loader
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.task import Task
+
+
+def dataset(
+  task: Task, seed: int = 0, start: int = 0, *, batch_size: int = 128, rows: Sequence[int] | None = None
+) -> tf.data.Dataset:
+  """The batches from a step on, without end: those of a run with this seed and batch size and without earlier phases.
+
+  Args:
+    task: the task.
+    seed: of the order and of whatever the task draws.
+    start: the step of the first batch; any opens as fast as the first.
+    batch_size: rows of the global batch.
+    rows: those that are wanted, ascending; None is all of them.
+
+  Returns:
+    A dataset of the task's features with an axis of rows in front. It makes one batch after another, when asked, and
+    calls Python functions for it. If an iterator over a `prefetch` or a parallel `map` behind it is dropped early,
+    TensorFlow can wait for itself; for batches made ahead and in parallel take `loader.train_batches`.
+
+  Raises:
+    UserError: rows outside the batch, or a negative start.
+  """
+  chosen = loader.checked_rows(batch_size, rows)
+  steps, made = loader.training(task, batch_size, seed, start, chosen, ())
+
+  def batch(step: tf.Tensor) -> dict[str, tf.Tensor]:
+    found = made(step[None])
+    return {name: tf.ensure_shape(value, [len(chosen), *value.shape[1:]]) for name, value in found.items()}
+
+  options = tf.data.Options()
+  options.autotune.enabled = False  # it would make batches ahead
+  return steps.map(tf.autograph.experimental.do_not_convert(batch)).with_options(options)

@@ -1,0 +1,83 @@
+"""A finder of salient spans from a file of names that any NER model has found, so that no model runs while training.
+
+The file has a JSON object a line (`.jsonl`, plain or compressed): a text, and the spans of characters found in it,
+under `spans`, `entities` or `ents`, as pairs or as objects with `start` and `end` (as spaCy's `Doc.to_json` and the
+token-classification pipeline of `transformers` give them):
+
+    {"text": "Ada Lovelace was born in London.", "spans": [[0, 12], [25, 31]]}
+
+The finder finds what these spans spell wherever it occurs as whole words, the longest first, with any white space and
+with the spaces that a tokenizer puts around punctuation. So the texts may be a sample of the corpus: what is named in
+one place is found in all.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from t5x_like import slots
+from t5x_like.data.sources import Skip, open_source
+from t5x_like.errors import UserError
+
+_KEYS = ("spans", "entities", "ents")
+_WORD = re.compile(r"\w+|[^\w\s]")
+_LONGEST = 24  # words of a name
+
+Finder = Callable[[str], list[tuple[int, int]]]
+
+
+def load(where: str, name: str) -> tuple[Finder, str]:
+  """(the finder of a file of names or of `module:function`, what a fingerprint needs of it).
+
+  Raises:
+    UserError: a function that cannot be imported; a file that cannot be read, or a line without a text and its spans.
+  """
+  if not re.search(r"\.jsonl(\.\w+)?$", name):
+    return slots.outside(where, name), name
+  names = {words for text in _names(name) if 0 < len(words := tuple(_WORD.findall(text))) <= _LONGEST}
+  if not names:
+    raise UserError(f"{where}: {name}: found no spans, expected a line for each text with spans under {_KEYS[0]!r}")
+  digest = hashlib.sha256("\n".join(sorted(" ".join(words) for words in names)).encode()).hexdigest()
+  return _finder(names), digest
+
+
+def _names(path: str) -> Iterator[str]:
+  for where, record in open_source(f"jsonl:{path}").records("train"):
+    if isinstance(record, Skip):
+      continue
+    text, key = record.get("text"), next((key for key in _KEYS if key in record), None)
+    if not isinstance(text, str) or not isinstance(record.get(key), list):
+      raise UserError(f"{where}: found keys {', '.join(record)}, expected 'text' and a list under {' or '.join(_KEYS)}")
+    for span in record[key]:
+      start, end = _ends(span)
+      if not (type(start) is int and type(end) is int and 0 <= start < end <= len(text)):
+        raise UserError(
+          f"{where}: found the span {span!r}, expected a start and an end in a text of {len(text)} characters"
+        )
+      yield text[start:end]
+
+
+def _ends(span: Any) -> tuple[Any, Any]:
+  if isinstance(span, dict):
+    return span.get("start"), span.get("end")
+  return tuple(span[:2]) if isinstance(span, list) and len(span) >= 2 else (None, None)
+
+
+def _finder(names: set[tuple[str, ...]]) -> Finder:
+  longest: dict[str, int] = {}  # of names by their first word
+  for words in names:
+    longest[words[0]] = max(len(words), longest.get(words[0], 0))
+
+  def find(text: str) -> list[tuple[int, int]]:
+    found = list(_WORD.finditer(text))
+    words, spans, at = [match[0] for match in found], [], 0
+    while at < len(words):
+      most = longest.get(words[at], 0)
+      size = next((n for n in range(min(most, len(words) - at), 0, -1) if tuple(words[at : at + n]) in names), 0)
+      if size:
+        spans.append((found[at].start(), found[at + size - 1].end()))
+      at += size or 1
+    return spans
+
+  return find

@@ -1,0 +1,100 @@
+"""Fill-in-the-middle: a language model that also learns to infill (Bavarian et al. 2022).
+
+Example i is window i of `length - 6` tokens. Each document in it, or what of it lies in the window (the paper's
+context-level FIM, section 4.4), is with probability `rate` cut into prefix, middle and suffix and rearranged, so that
+the middle comes last; see `preprocessors/fill_in_the_middle.py` for orders, cuts and a worked example. All tokens are
+targets. The rest of a row is padding without weight; rows that hold several rearranged documents may be longer than
+`length`, and lose as many tokens at their end.
+
+The sentinels are pieces of the vocabulary, by their usual spellings or as named, or its first three sentinels.
+"""
+
+from typing import Literal
+
+import numpy as np
+
+from t5x_like.data import features as features_of
+from t5x_like.data import random
+from t5x_like.data.preprocessors.decoder_only import decoder_only
+from t5x_like.data.preprocessors.fill_in_the_middle import ROOM, FillInTheMiddle
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.store.reader import Verify
+from t5x_like.data.store.windows import DocumentsEnd, Windows
+from t5x_like.data.task import Task, fingerprint
+from t5x_like.data.vocabularies import start_id
+from t5x_like.errors import UserError
+
+
+def task(
+  *,
+  store: str,
+  split: str,
+  length: int = 1024,
+  rate: float = 0.5,
+  spm_rate: float = 0.5,
+  level: Literal["characters", "tokens"] = "characters",
+  sentinels: tuple[str, ...] = (),
+  document_mask: bool = False,
+  documents_end: DocumentsEnd = "eos",
+  dynamic_offsets: bool = True,
+  label: str | None = None,
+  verify: Verify = "auto",
+) -> Task:
+  """Makes the task.
+
+  Args:
+    store, split, verify: see `causal_lm`.
+    length: of every feature.
+    rate: share of documents that are rearranged; the paper finds 0.5 to 0.9 free of cost for the others.
+    spm_rate: share of these in the order SPM, not PSM.
+    level: what cuts are between.
+    sentinels: the pieces for prefix, suffix and middle; by default `preprocessors.fill_in_the_middle.KNOWN` ones.
+    document_mask: adds `decoder_segment_ids` and `decoder_positions`, which restart with every document.
+    documents_end: what stands at the end of the store's documents: `eos`, `nothing` or `any`.
+    dynamic_offsets: begin the windows of every later epoch elsewhere, see `data/store/windows.py`.
+    label: the name in metrics; by default `<corpus>_fill_in_the_middle`.
+
+  Raises:
+    UserError: the store cannot be used, is shorter than one window, or its documents do not end as they should; a
+      length too short, rates outside of 0 to 1, or a vocabulary without sentinels.
+  """
+  if length <= ROOM + 2:
+    raise UserError(f"length: found {length}, expected at least {ROOM + 3}")
+  if not 0 <= rate <= 1 or not 0 <= spm_rate <= 1:
+    raise UserError(f"rate, spm_rate: found {rate} and {spm_rate}, expected shares of 0 to 1")
+  windows = Windows(store, split, length - ROOM, verify, documents_end, dynamic_offsets)
+  vocabulary = windows.vocabulary
+  rearrange = FillInTheMiddle(vocabulary, length, float(rate), float(spm_rate), level == "characters", sentinels)
+  start = start_id(vocabulary)
+
+  def rearranged(tokens_BW: np.ndarray, documents_BW: np.ndarray, key_B: np.ndarray):
+    return rearrange(tokens_BW, np.diff(documents_BW, axis=1, prepend=0) > 0, key_B)
+
+  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+    at = example_index_B, epoch_B, seed
+    key_B = random.row_keys(seed, epoch_B, example_index_B)
+    found = [windows.read(*at), windows.documents(*at), key_B]
+    made = tf.numpy_function(rearranged, found, [tf.int32, tf.int32], stateful=False)
+    tokens_BT, documents_BT = (tf.ensure_shape(one, [example_index_B.shape[0], length]) for one in made)
+    features = decoder_only(tokens_BT, start, documents_BT if document_mask else None)
+    return features | {"decoder_loss_weights": tf.cast(documents_BT > 0, tf.float32)}
+
+  return Task(
+    name=label or f"{windows.tokens.name}_fill_in_the_middle",
+    vocabulary=vocabulary,
+    fingerprint=fingerprint(
+      "fill_in_the_middle.v1",
+      windows.tokens,
+      length=length,
+      rate=float(rate),
+      spm_rate=float(spm_rate),
+      level=level,
+      sentinels=rearrange.sentinels,
+      document_mask=document_mask,
+      **windows.facts,
+    ),
+    num_examples=windows.num_examples,
+    numbering=windows.numbering,
+    features=features_of.decoder(length, *("segment_ids", "positions") * document_mask),
+    batch=batch,
+  )
