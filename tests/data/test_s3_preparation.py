@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from t5x_like.data.store.reader import TokenStore
-from tests.runs import Process, assert_same_bits, lines, losses, run, train
+from tests.runs import Process, assert_same_bits, losses, run, steps, train
 from tools import prepare_data
 
 pytestmark = pytest.mark.services
@@ -93,6 +93,10 @@ def proxy():
   moto.wait()
 
 
+def saved(workdir) -> bool:
+  return (workdir / "checkpoints").exists() and bool(steps(workdir))
+
+
 def test_prepared_killed_trained_killed_and_resumed(proxy, tmp_path):
   generator = random.Random(0)
   for part in range(3):
@@ -121,7 +125,7 @@ def test_prepared_killed_trained_killed_and_resumed(proxy, tmp_path):
   proxy.unavailable = 0.05
   workdir, settings = tmp_path / "killed", [f"--config.task.store={bucket}", *settings]
   with Process(train(workdir, *settings)) as process:
-    assert process.until(lambda: lines(workdir) >= 12, seconds=500), process.end()
+    assert process.until(lambda: saved(workdir), seconds=500), process.end()
     process.send(signal.SIGKILL)
     process.end()
   code, output = run(train(workdir, *settings))
