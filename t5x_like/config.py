@@ -54,7 +54,14 @@ def changed(task: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
   return kept | dict(changes)
 
 
-_LATER = ("guard", "step_timeout_seconds", "recompute_every")  # keys that the configs of older runs lack
+_LATER = (
+  "guard",
+  "step_timeout_seconds",
+  "recompute_every",
+  "init",
+  "tuning",
+  "selection",
+)  # keys that the configs of older runs lack
 
 
 def store_from(where: str, arguments: Mapping[str, Any], task: Callable) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -83,6 +90,9 @@ def defaults() -> ConfigDict:
   config.model = {}  # name: a module of models/; the rest are arguments of its Model
   config.task = {}  # name: a module of data/tasks/; the rest are arguments of its task()
   config.phases = {}  # other arguments of the task or batch sizes up to a step; see training/phases.py
+  config.init = {}  # another run to start from, {"workdir": …}; see training/init_from.py
+  config.tuning = {"name": "all"}  # which parameters are trained; see training/tuning.py
+  config.selection = {}  # the metric that stops training and picks a checkpoint; see training/selection.py
   config.train_split = "train"
   config.eval_split = "validation"
   config.objective = {"name": "encoder_decoder"}

@@ -1,11 +1,18 @@
 """Evaluates a checkpoint: python -m t5x_like.evaluate --workdir=runs/small [--step=N] [--evals=NAME,NAME]
+   python -m t5x_like.evaluate --workdir=runs/small --suite=glue [--tasks=cola,rte] [--seeds=3] [--rates=3e-5,1e-4]
 
 Without --config it uses the config the run was trained with. Prints the metrics of the evaluators in `config.evals` and
 writes them to evaluations/<step>_<group>_<split>.json in the workdir, and what was predicted for each input, or decoded
 samples, to a .jsonl file beside it. Groups name the run's metrics; see t5x_like/training/evaluation.py.
+
+With --suite it fine-tunes the checkpoint on every task of t5x_like/suites/NAME.py and prints one table, which --output
+also holds as results.json, results.md and results.html, with files for the leaderboard. --config.KEY=VALUE are then
+those of the fine-tuning recipe. A suite that was stopped goes on with the same command.
 """
 
-from t5x_like import command_line
+import pathlib
+
+from t5x_like import command_line, slots, suites
 from t5x_like.errors import UserError, door
 
 
@@ -16,8 +23,21 @@ def main(argv: list[str]) -> None:
     __doc__,
     ("--step", {"type": int, "help": "the checkpoint to evaluate (default: the newest)"}),
     ("--evals", {"metavar": "NAME,NAME", "help": "which of config.evals (default: all)"}),
+    ("--suite", {"metavar": "NAME", "help": f"a table of benchmarks: {', '.join(slots.names(suites))}"}),
+    ("--tasks", {"metavar": "TASK,TASK", "help": "of the suite (default: all whose data are there)"}),
+    ("--seeds", {"type": int, "default": 1, "metavar": "N", "help": "runs of every task and rate (default: 1)"}),
+    ("--rates", {"metavar": "RATE,RATE", "help": "learning rates to choose from (default: the recipe's)"}),
+    (
+      "--epochs",
+      {"type": float, "metavar": "N", "help": "of each task's training split (default: the recipe's steps)"},
+    ),
+    ("--output", {"metavar": "DIR", "help": "of the suite (default: <workdir>/suites/<suite>)"}),
+    ("--data_dir", {"metavar": "DIR", "help": "of TensorFlow datasets; see python -m tools.prepare_dataset"}),
+    ("--from_scratch", {"action": "store_true", "help": "the suite with fresh weights of the same architecture"}),
     config_required=False,
   )
+  if args.suite:
+    return _suite(args, overrides)
 
   from t5x_like.data import cache
   from t5x_like.training import assembly, process, trained, workdir
@@ -46,6 +66,35 @@ def main(argv: list[str]) -> None:
       workdir.write(folder, f"{name}.json", content)
       if group.predictions or group.samples:
         workdir.write_lines(folder, f"{name}.jsonl", group.predictions or group.samples)
+
+
+def _suite(args, overrides: list[str]) -> None:
+  """Runs a suite and prints its table."""
+  from t5x_like.training import process, suite, suite_tables
+
+  made = slots.find("--suite", args.suite, suites, "SUITE")
+  try:
+    rates = [float(word) for word in (args.rates or "").split(",") if word]
+  except ValueError:
+    raise UserError(f"--rates={args.rates}: expected numbers, such as 1e-5,3e-5") from None
+  if args.seeds < 1 or (args.epochs or 1) <= 0 or any(rate <= 0 for rate in rates):
+    raise UserError("--seeds, --epochs and --rates: expected more than 0")
+  process.prepare()
+  form = "from_scratch" if args.from_scratch else ""
+  output = pathlib.Path(args.output or pathlib.Path(args.workdir) / "suites" / args.suite / form)
+  options = suite.Options(
+    args.workdir,
+    output,
+    tasks=args.tasks.split(",") if args.tasks else None,
+    seeds=args.seeds,
+    rates=rates,
+    epochs=args.epochs,
+    recipe=args.config,
+    overrides=overrides,
+    data_dir=args.data_dir,
+    from_scratch=args.from_scratch,
+  )
+  process.say(suite_tables.markdown(suite.run(args.suite, made, options)))
 
 
 if __name__ == "__main__":

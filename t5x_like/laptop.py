@@ -22,6 +22,12 @@ FORMS = ("tiny", "debug")
 # steps to tell which tokens are neighbours, rotary ones none. BERT's deviation of 0.02 is for a width of 768.
 _ENCODER = {"init_stddev": 0.06, "position": "rope"}
 _STEPS, _WARMUP, _LENGTH = 400, 50, 128
+_LABELLED = {  # tasks on labelled records, and what they read of the built-in corpus
+  "text_to_text": {"inputs": "reverse: {text}", "targets": "{reversed}"},
+  "classification": {"text": "{text}", "labels": ["short", "long"]},
+  "tagging": {"tags_field": "tags", "tags": ["short", "long"]},
+  "span_qa": {},
+}
 _DEBUG_LENGTH = 64
 
 
@@ -63,7 +69,8 @@ def shrink(config: ConfigDict, form: str, changes: Mapping[str, Any] = {}) -> No
   config.eval_every = 2 if debug else 100
   for name, values in config.evals.items():
     loss = values.get("name", name) == "loss"
-    values.max_examples = (16 if loss else 8) if debug else (512 if loss else 32)
+    if debug or config.task.name not in _LABELLED:
+      values.max_examples = (16 if loss else 8) if debug else (512 if loss else 32)
     if "task" in values:
       del values.task  # all phases use the run's corpus
   config.checkpoint = {"every": 2 if debug else 100, "keep_last": 2}
@@ -77,7 +84,7 @@ def shrink(config: ConfigDict, form: str, changes: Mapping[str, Any] = {}) -> No
     with node.unlocked(), node.ignore_type():
       node[last] = value
   if debug:
-    _build_in(config.task)
+    _build_in(config)
 
 
 def tiny_variant(family: str, variant: str) -> str:
@@ -110,13 +117,25 @@ def _shorten(task: ConfigDict, length: int) -> None:
       del values.targets_length  # follows from the inputs
   else:
     values.length = length
+    if task.name == "span_qa":
+      task.stride = length // 4
 
 
-def _build_in(task: ConfigDict) -> None:
-  """The corpus that needs no data."""
-  if task.name == "text_to_text":
+def _build_in(config: ConfigDict) -> None:
+  """The corpus that needs no data. Evaluators of labels judge what it has of them, by their defaults."""
+  task = config.task
+  if task.name in _LABELLED:
     task.source, task.vocabulary = "builtin", "bytes"
-    task.inputs, task.targets = "reverse: {text}", "{reversed}"
+    for key in [key for key in ("pair", "label_field") if key in task]:
+      del task[key]
+    with task.unlocked():
+      task.update(_LABELLED[task.name])
+    if "labels" in (config.model.get("head") or {}):
+      config.model.head.labels = 2
+    for name, values in config.evals.items():
+      kept = {key: values[key] for key in ("name", "max_examples") if key in values}
+      config.evals[name] = kept | {"split": "validation"}
+    config.train_split, config.eval_split, config.selection = "train", "validation", {}
   else:
     store = task.get("shared", task)
     kept = changed(store.to_dict(), {"store": "builtin"})

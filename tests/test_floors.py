@@ -11,7 +11,7 @@ REPO = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = "t5x_like"
 FLOORS = {
   **dict.fromkeys(("config", "errors", "slots", "metrics", "storage", "data", "nn", "parallel"), 0),
-  **dict.fromkeys(("models", "objectives", "rows"), 1),
+  **dict.fromkeys(("models", "objectives", "rows", "suites"), 1),
   **dict.fromkeys(("evals", "interop", "laptop"), 2),
   "recipes": 2.5,
   **dict.fromkeys(("training", "inference"), 3),

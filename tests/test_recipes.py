@@ -32,7 +32,8 @@ def debug_recipes():
     forms.add(form)
 
 
-CORPUS = ("store", "source", "vocabulary", "inputs", "targets", "parts", "shared", "period")  # keys that say which
+# Keys that say which corpus, and what of it.
+CORPUS = ("store", "source", "vocabulary", "inputs", "targets", "parts", "shared", "period", "text", "labels")
 # Parameters of T5 1.1 and 1.0 with the vocabulary of 32,128.
 GOLDEN = {
   "small": (76_961_152, 60_506_624),

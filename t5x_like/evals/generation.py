@@ -14,11 +14,14 @@ from t5x_like.nn.beam_search import GnmtPenalty, beam_search
 from t5x_like.nn.generate import generate, likeliest
 from t5x_like.rows import in_batches, padded_length
 
+_UNLABELLED = "-1"
+
 
 class Evaluator:
   """Generates the target of every example of a text-to-text task, and scores it.
 
-  Inputs that are longer than the task's rows are truncated as in training, and counted as `truncated`.
+  Inputs that are longer than the task's rows are truncated as in training, and counted as `truncated`. Examples whose
+  target is -1, TFDS's label of what has none, are predicted, but not scored.
 
   Args:
     metrics: one of `metrics.texts.METRICS`, or several, each a name or a name with its options.
@@ -53,7 +56,8 @@ class Evaluator:
     self._setting, self._ids, self._references = setting, ids, references
     self._metrics = [slots.make("evaluator generation: metrics", metric, METRICS) for metric in metrics]
     self._examples = task.examples((*ids, *([references.split(".")[0]] if references else ())))[:max_examples]
-    self._gold = [self._right(example) for example in self._examples]
+    self._scored = [n for n, one in enumerate(self._examples) if references or one["targets"] != _UNLABELLED]
+    self._gold = [self._right(self._examples[n]) for n in self._scored]
     self._encoder = "encoder_input_tokens" in task.features
     side = "encoder" if self._encoder else "decoder"
     (self._longest,) = task.features[f"{side}_input_tokens"].shape
@@ -82,8 +86,11 @@ class Evaluator:
       "empty": sum(not text.strip() for text in texts),
       "truncated": self._truncated,
     }
-    for place, metric in enumerate(self._metrics):
-      scores |= metric.metric([gold[place] for gold in self._gold], [metric.prediction(text) for text in texts])
+    if len(self._scored) < len(texts):
+      scores["unlabelled"] = len(texts) - len(self._scored)
+    for place, metric in enumerate(self._metrics if self._scored else ()):
+      given = [metric.prediction(texts[n]) for n in self._scored]
+      scores |= metric.metric([gold[place] for gold in self._gold], given)
     predictions = []
     for example, text in zip(self._examples, texts):
       row = {"input": example["inputs"], "target": example["targets"], "prediction": text}

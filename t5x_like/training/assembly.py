@@ -17,11 +17,12 @@ from t5x_like.nn import params, remat
 from t5x_like.nn.design import Variant
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training import evaluation, offload, phases, process
+from t5x_like.training import evaluation, init_from, offload, phases, process, selection
 from t5x_like.training.guard import GUARDS, Guard, skipping
 from t5x_like.training.optimizer import OPTIMIZERS, layerwise
 from t5x_like.training.schedule import SCHEDULES, Schedule
 from t5x_like.training.state import TrainState, abstract_state
+from t5x_like.training.tuning import TUNINGS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +71,7 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
   Raises:
     UserError: naming the key, what was found and what was expected.
   """
+  config = init_from.inherited(config)
   resolved = ConfigDict(config.to_dict())
   model_class = slots.find("config.model.name", config.model.get("name"), t5x_like.models, "Model")
   values = ConfigDict(config.model.to_dict())
@@ -97,6 +99,9 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
   resolved.schedule = _filled("schedule", values, schedule)
   guard = slots.find("config.guard.name", config.guard.get("name"), GUARDS)
   resolved.guard = _filled("guard", config.guard, guard)
+  tune = slots.find("config.tuning.name", config.tuning.get("name"), TUNINGS)
+  resolved.tuning = ConfigDict(json.loads(json.dumps(_filled("tuning", config.tuning, tune).to_dict())))
+  resolved.selection = ConfigDict(selection.filled(config))
   resolved.checkpoint = _filled("checkpoint", config.checkpoint, checkpoints)
   resolved.evals = evaluation.resolve(config)
   phases.check(config)
@@ -134,6 +139,7 @@ def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
   optimizer = layerwise(inner, {name: p.axes for name, p in named.items()})
   if config.clip_norm:
     optimizer = optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
+  optimizer = slots.make("config.tuning", config.tuning, TUNINGS)(optimizer, named)
   objective = slots.make("config.objective", config.objective, t5x_like.objectives, "Objective")
   state = abstract_state(model, optimizer, rules)
   guard = slots.make("config.guard", config.guard, GUARDS)

@@ -48,7 +48,7 @@ def resolve(config: ConfigDict) -> dict[str, dict[str, Any]]:
     evaluator = evaluator or name
     function = slots.find(f"{where}.name", evaluator, evals, "Evaluator")
     filled = slots.fill(where, arguments, function, given=("setting",), also=(instance,))
-    resolved[name] = {"name": evaluator} | filled
+    resolved[name] = json.loads(json.dumps({"name": evaluator} | filled))  # as a saved config has it: lists, no tuples
   return resolved
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import jax
 
 from t5x_like.errors import Preempted
+from t5x_like.training import process
 from t5x_like.training.guard import RolledBack
 from t5x_like.training.preemption import StopRequest
 from t5x_like.training.run import Run
@@ -28,7 +29,7 @@ def train(run: Run, *, profile: range | None = None) -> None:
   with StopRequest() as stop, _profiler(run) as trace:
     if run.step and run.step % evaluate_every == 0 and run.step < run.total_steps and not run.evaluated():
       run.evaluate()
-    while run.step < run.total_steps:
+    while run.step < run.total_steps and not run.exhausted:
       with contextlib.suppress(RolledBack):  # the guard has taken the run to an earlier step
         trace(run.step, profile)
         run.advance()
@@ -41,6 +42,11 @@ def train(run: Run, *, profile: range | None = None) -> None:
           raise Preempted(f"saved step {run.step} of {run.total_steps} in {run.address}; the same command continues it")
         if run.step % evaluate_every == 0 and not last:  # the last step is evaluated by `finish`
           run.evaluate()
+          if run.exhausted:
+            process.say(
+              f"step {run.step}: no better evaluation for as long as config.selection.patience says; stopping"
+            )
+            run.save()
     run.finish()
 
 

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
 from t5x_like.parallel import distributed
-from t5x_like.training import assembly, imported, phases, process
+from t5x_like.training import assembly, imported, init_from, phases, process
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.assembly import Parts
 from t5x_like.training.checkpoint import Checkpoints
@@ -27,11 +27,13 @@ class Restored:
 
   Attributes:
     rollbacks: how often the guard took it back, and how many batches were passed over by that.
+    loaded: the report of a run that begins with the weights of another.
   """
 
   state: TrainState
   step: int
   rollbacks: dict[str, int]
+  loaded: dict[str, Any] | None = None
 
 
 def make_phases(config: ConfigDict) -> list[phases.Phase]:
@@ -90,7 +92,11 @@ def restore(
   none = {"times": 0, "batches_passed": 0}
   if found is None:
     process.say(f"new run in {address}")
-    return Restored(init_state(parts.make_model, parts.optimizer, abstract, config.seed), 0, none)
+    state = init_state(parts.make_model, parts.optimizer, abstract, config.seed)
+    report = None
+    if config.init.get("weights"):
+      state, report = init_from.load(config, parts, state)
+    return Restored(state, 0, none, report)
   step, tree, metadata = found
   rollbacks = none | metadata.pop("rollbacks", {})
   _changes(metadata, identity, f"{address}/checkpoints/{step}", config)

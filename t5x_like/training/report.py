@@ -29,14 +29,8 @@ def write_report(workdir) -> pathlib.Path:
   workdir = pathlib.Path(workdir)
   rows = read_metrics(workdir)
   config = _flat(_read_object(workdir / "config.json"))
-  template = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
-    autoescape=True,
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-  ).get_template("report.html.j2")
-  html = template.render(
+  html = render(
+    "report.html.j2",
     name=workdir.absolute().name,
     subtitle=_subtitle(config),
     headlines=_headlines(rows, config),
@@ -55,6 +49,18 @@ def write_report(workdir) -> pathlib.Path:
   except OSError as error:
     raise UserError(f"{path}: report could not be written: {error.strerror or one_line(error)}") from error
   return path
+
+
+def render(template: str, **values: Any) -> str:
+  """A page from a template of this folder; all of its values must be given."""
+  environment = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+  )
+  return environment.get_template(template).render(**values)
 
 
 def _read_object(path: pathlib.Path) -> dict[str, Any]:

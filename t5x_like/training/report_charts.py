@@ -38,6 +38,16 @@ def charts(rows: Rows) -> list[dict[str, str]]:
   return drawn
 
 
+def curves(runs: dict[str, Rows], name: str) -> str:
+  """One metric of several runs by step, as SVG."""
+  figure, axes = _axes("", 5.2, 2.9)
+  for index, (run, rows) in enumerate(runs.items()):
+    steps, values = series(rows, name)
+    axes.plot(steps, values, color=_COLOURS[index % len(_COLOURS)], linewidth=1.4, marker="o", markersize=3, label=run)
+  axes.legend(frameon=False, fontsize=7, labelcolor=_INK)
+  return _svg(figure, name)
+
+
 def _eval_names(rows: Rows, metric: str) -> list[str]:
   return sorted({n for row in rows for n in row if n.startswith("eval/") and n.endswith(f"/{metric}")})
 

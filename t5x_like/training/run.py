@@ -14,7 +14,7 @@ from t5x_like.nn import params
 from t5x_like.parallel import distributed
 from t5x_like.parallel.rules import from_local_rows, local_rows, sharding_table
 from t5x_like.storage import is_remote
-from t5x_like.training import assembly, opening, phases, process
+from t5x_like.training import assembly, init_from, opening, phases, process
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.checkpoint import Checkpoints
 from t5x_like.training.compilation import compile_step
@@ -24,6 +24,7 @@ from t5x_like.training.meter import Meter
 from t5x_like.training.recomputation import computed_twice
 from t5x_like.training.remote_workdir import Mirror
 from t5x_like.training.report import write_report
+from t5x_like.training.selection import Selection
 from t5x_like.training.state import to_tree
 from t5x_like.training.watchdog import Watchdog
 from t5x_like.training.writer import MetricsWriter, read_metrics
@@ -79,6 +80,7 @@ class Run:
     options = {k: value for k, value in self.config.checkpoint.to_dict().items() if k != "fresh_optimizer"}
     self._checkpoints = Checkpoints(f"{self.address}/checkpoints", **options)
     self._pending: tuple[int, dict[str, jax.Array]] | None = None
+    self._selection: Selection | None = None
     self._meter: Meter | None = None
     back = from_step is not None and from_step != distributed.from_first(lambda: workdirs.went_back(self.workdir))
     self._restore(from_step if back else None)
@@ -116,11 +118,16 @@ class Run:
   def _restore(self, step: int | None) -> None:
     found = opening.restore(self.address, self._checkpoints, self.config, self._parts, self._identity, step)
     self.state, self.step, self._rollbacks = found.state, found.step, found.rollbacks
+    if found.loaded and self._primary:
+      workdirs.write(self.workdir, init_from.FILE, found.loaded)
 
   def _open_writer(self) -> None:
     self._writer = MetricsWriter(
       self.workdir, resume_step=self.step, total_steps=self.total_steps, primary=self._primary
     )
+    if self.config.selection:
+      rows = distributed.from_first(lambda: read_metrics(self.workdir))
+      self._selection = Selection(self.config, self.address, rows)
     self._goodput = opening.goodput(self.workdir, self.step)
 
   def advance(self) -> None:
@@ -195,6 +202,8 @@ class Run:
       values = found.metrics | {"seconds": found.seconds}
       metrics |= {f"eval/{group}/{metric}": value for metric, value in values.items()}
       samples += [sample | {"task": group, "step": self.step} for sample in found.samples]
+    if self._selection:
+      self._selection.offer(self.step, metrics, self.state.params, self._identity)
     if metrics:
       self._writer.write(self.step, metrics)
     if samples and self._primary:
@@ -212,6 +221,11 @@ class Run:
       self._held.check()
     self._checkpoints.save(self.step, to_tree(self.state), self._identity | {"rollbacks": self._rollbacks})
     self._meter.away(since)
+
+  @property
+  def exhausted(self) -> bool:
+    """Whether training has stopped early, as `config.selection` says."""
+    return self._selection is not None and self._selection.exhausted
 
   def evaluated(self) -> bool:
     """Whether the metrics hold an evaluation of this step; the same answer in all processes."""

@@ -1,5 +1,6 @@
 """A training run as evaluation and prediction see it: its config and its parameters."""
 
+import dataclasses
 import pathlib
 from typing import Any
 
@@ -9,6 +10,7 @@ from ml_collections import ConfigDict
 from t5x_like import config as config_lib
 from t5x_like import recipes
 from t5x_like.errors import UserError
+from t5x_like.rows import Runner
 from t5x_like.training import imported
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.assembly import Parts
@@ -55,15 +57,18 @@ def check_model(identity: dict[str, Any], config: ConfigDict, workdir: str, voca
   workdirs.check(then, now, workdir)
 
 
-def restore_params(workdir: str, parts: Parts, step: int | None) -> tuple[int, dict[str, jax.Array]]:
+def restore_params(
+  workdir: str, parts: Parts, step: int | None, folder: str = "checkpoints"
+) -> tuple[int, dict[str, jax.Array]]:
   """The parameters of a checkpoint, on the mesh of `parts`.
 
   Args:
     step: None for the newest intact one.
+    folder: of the checkpoints in the workdir; `best` has the one that `config.selection` picked.
   Raises:
     UserError: no such checkpoint, or a damaged one.
   """
-  directory = pathlib.Path(workdir) / "checkpoints"
+  directory = pathlib.Path(workdir) / folder
   with Checkpoints(directory) as checkpoints:
     restored = checkpoints.restore({"params": to_tree(parts.state)["params"]}, step)
   if restored is None:
@@ -71,3 +76,41 @@ def restore_params(workdir: str, parts: Parts, step: int | None) -> tuple[int, d
   found, tree, _ = restored
   named = flatten(tree["params"])
   return found, {name: named[name] for name in parts.state.params}
+
+
+@dataclasses.dataclass(frozen=True)
+class Opened:
+  """A model that is ready for use.
+
+  Attributes:
+    model: the abstract model.
+    run: applies it to rows, with the parameters of a checkpoint.
+    vocabulary, features: those that it was trained with.
+  """
+
+  model: Any
+  run: Runner
+  vocabulary: Any
+  features: dict[str, list[int]]
+
+
+def open_model(workdir: str, batch_size: int, step: int | None = None) -> Opened:
+  """Opens a checkpoint of a run, by default the newest.
+
+  Args:
+    batch_size: rows in a batch.
+  Raises:
+    UserError: the workdir holds no run or no such checkpoint, or its vocabulary is another.
+  """
+  from t5x_like.data import vocabularies
+  from t5x_like.training import assembly, process
+
+  process.prepare()
+  config, identity = open_config(workdir, None, [])
+  vocabulary = vocabularies.load(str(pathlib.Path(workdir) / "vocabulary"))
+  config.batch_size, config.accumulation_steps = jax.device_count(), 1  # fits any mesh; the runner has its own
+  config = assembly.resolve(config)
+  check_model(identity, config, workdir, vocabulary)
+  parts = assembly.build(config)
+  _, arrays = restore_params(workdir, parts, step)
+  return Opened(parts.model, Runner(parts.model, parts.rules, arrays, batch_size), vocabulary, identity["features"])

@@ -109,6 +109,11 @@ def write(workdir, name: str, content: dict[str, Any]) -> None:
   _replace(pathlib.Path(workdir) / name, json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
+def write_text(workdir, name: str, text: str) -> None:
+  """Writes a text file atomically; UserError if it cannot be written."""
+  _replace(pathlib.Path(workdir) / name, text)
+
+
 def write_lines(workdir, name: str, rows: list[dict[str, Any]]) -> None:
   """Writes a JSONL file atomically."""
   _replace(pathlib.Path(workdir) / name, "".join(json.dumps(row) + "\n" for row in rows))

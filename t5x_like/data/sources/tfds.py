@@ -36,6 +36,14 @@ def open_builder(rest: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
   return builder
 
 
+def is_prepared(rest: str, data_dir: str | None) -> bool:
+  """Whether the dataset can be read without building or downloading anything."""
+  try:
+    return tfds.builder(rest, data_dir=data_dir).is_prepared()
+  except (tfds.core.DatasetNotFoundError, ValueError, AssertionError, KeyError, TypeError, RuntimeError):
+    return False
+
+
 def _prepare(builder: tfds.core.DatasetBuilder) -> None:
   """Builds the dataset in its data directory unless it is already prepared there."""
   if builder.is_prepared():

@@ -1,0 +1,192 @@
+"""Suites of benchmarks, as data: one file each, the module path is the registry (`--suite=glue`).
+
+A file defines `SUITE`. Its tasks say where their data are and how each architecture learns them; a recipe of
+`configs/finetune/` says everything else. Data are read through TFDS names, which `tools.prepare_dataset` can write from
+raw files.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Values = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+  """How a kind of model learns a task.
+
+  Attributes:
+    task, objective, evaluator: values of the config's slots, `task` without its source.
+    head: of an encoder.
+    counted: the scores whose mean is the task's figure in a table, as `<evaluation>/<score>`.
+  """
+
+  task: Values
+  objective: Values
+  evaluator: Values
+  counted: tuple[str, ...]
+  head: Values | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Benchmark:
+  """A task of a suite.
+
+  Attributes:
+    source: where its records come from.
+    examples: how many the training split has, as published.
+    encoder, text: its forms for encoders and for models of text-to-text; None where it has none.
+    evaluated: by evaluation, the split (of the task's own source) or other changes to the task, with `split`.
+    test: by file of a submission, the split that it is predicted from.
+    train_split: what is trained on.
+  """
+
+  source: str
+  examples: int
+  encoder: Form | None = None
+  text: Form | None = None
+  evaluated: Mapping[str, str | Values] = dataclasses.field(default_factory=lambda: {"dev": "validation"})
+  test: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  train_split: str = "train"
+
+
+@dataclasses.dataclass(frozen=True)
+class Suite:
+  """Benchmarks and their average.
+
+  Attributes:
+    tasks: by name.
+    submission: how predictions for the test splits are written: "glue" (TSV), "superglue" (JSONL), or None.
+  """
+
+  tasks: Mapping[str, Benchmark]
+  submission: str | None = None
+
+
+def labelled(
+  source: str,
+  examples: int,
+  *,
+  text: str,
+  pair: str | None = None,
+  labels: Sequence[str] | None,
+  scores: Sequence[str] = ("accuracy",),
+  inputs: str,
+  length: int = 128,
+  questions: Sequence[str] = (),
+  counted: Sequence[str] = (),
+  ids: Sequence[str] = ("idx",),
+  evaluated: Mapping[str, str] | None = None,
+  test: Mapping[str, str] | None = None,
+) -> Benchmark:
+  """A benchmark of labels, or numbers if `labels` is None. As text, the target is the label's name."""
+  evaluated = evaluated or {"dev": "validation"}
+  found = counted or (scores if labels else ("pearson", "spearman"))
+  counted = tuple(f"{name}/{score}" for name in evaluated for score in found)
+  own = {"text": text} | ({"pair": pair} if pair else {}) | ({"labels": list(labels)} if labels else {})
+  judge = {"name": "classification", "scores": list(scores), "ids": list(ids)}
+  encoder = Form(
+    {"name": "classification", "length": length} | own,
+    {"name": "classification"},
+    judge | ({"questions": list(questions)} if questions else {}),
+    counted,
+    {"name": "classification", "labels": len(labels) if labels else 1},
+  )
+  metric = {"name": "labels", "classes": list(labels), "scores": list(scores)} if labels else {"name": "number"}
+  as_text = None
+  if not questions:  # whose scores are of groups of examples
+    as_text = _text(inputs, "{label}", [metric], counted, inputs_length=max(128, length), targets_length=16, ids=ids)
+  return Benchmark(source, examples, encoder, as_text, evaluated, test or {})
+
+
+def _text(inputs, targets, metrics, counted, *, inputs_length, targets_length, ids=(), **judge) -> Form:
+  task = {"name": "text_to_text", "inputs": inputs, "targets": targets}
+  lengths = {"inputs_length": inputs_length, "targets_length": targets_length}
+  evaluator = {"name": "generation", "metrics": metrics, "ids": list(ids)} | judge
+  objective = {"name": "encoder_decoder"}
+  return Form(task | lengths | {"too_long": "truncate", "packed": False}, objective, evaluator, counted)
+
+
+def generated(
+  source: str,
+  examples: int,
+  *,
+  inputs: str,
+  targets: str,
+  metrics: Sequence[str | Values],
+  counted: Sequence[str],
+  inputs_length: int = 128,
+  targets_length: int = 128,
+  evaluated: Mapping[str, str | Values] | None = None,
+  **judge: Any,
+) -> Benchmark:
+  """A benchmark of generated text; `judge` are further arguments of the evaluator."""
+  evaluated = evaluated or {"dev": "validation"}
+  scores = tuple(f"{name}/{score}" for name in evaluated for score in counted)
+  lengths = {"inputs_length": inputs_length, "targets_length": targets_length}
+  return Benchmark(
+    source, examples, text=_text(inputs, targets, list(metrics), scores, **lengths, **judge), evaluated=evaluated
+  )
+
+
+def tagged(source: str, examples: int, *, tags: Sequence[str], field: str, score: str) -> Benchmark:
+  """A benchmark of tags of words."""
+  evaluated = {"dev": "validation", "test": "test"}
+  form = Form(
+    {"name": "tagging", "tags_field": field, "tags": list(tags), "length": 128},
+    {"name": "tagging"},
+    {"name": "tagging"},
+    (f"dev/{score}",),
+    {"name": "tokens", "labels": len(tags)},
+  )
+  return Benchmark(source, examples, form, None, evaluated)
+
+
+def spans(
+  source: str,
+  examples: int,
+  *,
+  unanswerable: bool = False,
+  evaluated: Mapping[str, str | Values] | None = None,
+  counted: Sequence[str] = (),
+) -> Benchmark:
+  """A benchmark of extractive answers; in English alone, as text the answer is generated."""
+  counted = tuple(counted) or tuple(f"dev/{name}" for name in ("exact" if unanswerable else "exact_match", "f1"))
+  form = Form(
+    {"name": "span_qa", "length": 384, "stride": 128},
+    {"name": "span_qa"},
+    {"name": "span_qa"} | ({"unanswerable": True} if unanswerable else {}),
+    counted,
+    {"name": "spans"},
+  )
+  inputs = "question: {question} context: {context}"
+  lengths = {"inputs_length": 512, "targets_length": 32}
+  text = None
+  if not unanswerable and not evaluated:
+    text = _text(inputs, "{answers.text.0}", ["answers"], counted, ids=("id",), references="answers", **lengths)
+  return Benchmark(source, examples, form, text, evaluated or {"dev": "validation"})
+
+
+def apply(config: Any, benchmark: Benchmark, form: Form) -> None:
+  """Fills in the slots of a recipe's config: task, objective, head, evaluators and what selects a checkpoint."""
+  config.task = {"source": benchmark.source} | form.task
+  config.objective = dict(form.objective)
+  if form.head:
+    config.model.head = dict(form.head)
+  config.train_split = benchmark.train_split
+  first = next(iter(benchmark.evaluated.values()))
+  config.eval_split = first if isinstance(first, str) else first["split"]
+  config.evals = {name: dict(form.evaluator) | _where(where) for name, where in benchmark.evaluated.items()}
+  config.selection = {"metric": f"eval/{form.counted[0]}"}
+
+
+def _where(where: str | Values) -> Values:
+  if isinstance(where, str):
+    return {"split": where}
+  return dict(where)
+
+
+def score(metrics: Mapping[str, float | None], counted: Sequence[str]) -> float:
+  """The mean of the counted scores of a result, `{"<evaluation>/<score>": value}`; undefined ones (None) are 0."""
+  return sum(metrics[name] or 0.0 for name in counted) / len(counted)

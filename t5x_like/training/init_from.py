@@ -1,0 +1,162 @@
+"""Starting a run from the weights of another: `config.init = {"workdir": "runs/bert"}`.
+
+The other run may be of another task and another head, ours or made by `tools.convert_hf`. It gives the architecture,
+the vocabulary and every parameter that both models have; the recipe keeps its head, dropout and ways of computing. Only
+heads are new. A longer table of positions repeats the other's (Beltagy et al. 2020, section 5), a shorter one is its
+beginning. What was loaded, resized, initialised and ignored is printed, and written to `init.json` in the workdir.
+"""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from ml_collections import ConfigDict
+
+import t5x_like.models
+from t5x_like import slots
+from t5x_like.errors import UserError
+from t5x_like.nn.positions.learned import LearnedPosition
+from t5x_like.training import process
+from t5x_like.training import workdir as workdirs
+from t5x_like.training.state import TrainState
+
+FILE = "init.json"
+_OWN = ("head", "dropout", "dtype", "layers", "remat")  # keys of config.model that the recipe keeps
+_NEW = "head/"
+
+
+def settings(*, workdir: str, step: int | None = None, weights: bool = True, inherit: bool = True):
+  """The keys of `config.init`: the other run, its checkpoint (None is the newest), whether its weights are taken, and
+  whether the architecture and the vocabulary still are to be; a resolved config states them, so `inherit` is False
+  there."""
+
+
+def inherited(config: ConfigDict) -> ConfigDict:
+  """A config with the architecture and vocabulary of the run that it starts from.
+
+  Raises:
+    UserError: there is no such run, or the config names another vocabulary.
+  """
+  if not config.init:
+    return config
+  values = slots.fill("config.init", config.init, settings)
+  if not values["inherit"]:
+    return config
+  directory = values["workdir"]
+  saved = workdirs.read(directory)
+  if saved is None:
+    raise UserError(
+      f"config.init.workdir: {directory} holds no run ({workdirs.FILE} is not there); give the workdir of a run, or"
+      " make one of a Hugging Face directory with python -m tools.convert_hf"
+    )
+  found = ConfigDict(config.to_dict())
+  with found.unlocked(), found.ignore_type():
+    own = {key: value for key, value in config.model.to_dict().items() if key in _OWN}
+    theirs = {key: value for key, value in saved["model"].items() if key not in _OWN}
+    if theirs["name"] == "electra" and own.get("head") not in (None, "discriminator"):
+      theirs.pop("generator_size", None)
+      theirs["name"] = "t5x_like.models.electra:Discriminator"
+    changes = config.model.to_dict().get("design") or {}
+    theirs["design"] = dict(theirs.get("design") or {}) | changes
+    found.model = ConfigDict(theirs | own)
+    _lengthen(found)
+    found.init = ConfigDict(values | {"inherit": False})
+    vocabulary = str(pathlib.Path(directory) / "vocabulary")
+    if found.task.get("vocabulary") is None:
+      found.task.vocabulary = vocabulary
+    else:
+      _check_vocabulary(found.task.vocabulary, vocabulary, directory)
+  return found
+
+
+def _lengthen(config: ConfigDict) -> None:
+  """Gives a model with learned positions as many as the task's rows are long."""
+  model_class = slots.find("config.model.name", config.model.name, t5x_like.models, "Model")
+  variant = slots.find("config.model.variant", config.model.variant, model_class.VARIANTS)
+  position = config.model.design.to_dict().get("position", variant.design.position)
+  longest = max(config.task.get(key) or 0 for key in ("length", "inputs_length", "targets_length"))
+  if isinstance(position, dict) and position["name"] == "learned" and longest > position.get("length", 512):
+    config.model.design.position = position | {"length": longest}
+
+
+def _check_vocabulary(ours: str, theirs: str, directory: str) -> None:
+  from t5x_like.data import vocabularies
+
+  if vocabularies.load(ours).fingerprint != vocabularies.load(theirs).fingerprint:
+    raise UserError(
+      f"config.task.vocabulary: {ours} is not the vocabulary that {directory} was trained with; leave the key out, and"
+      f" {theirs} is used"
+    )
+
+
+@dataclasses.dataclass
+class Report:
+  """What became of every tensor, by name."""
+
+  workdir: str
+  step: int
+  loaded: list[str]
+  resized: dict[str, str]
+  initialised: list[str]
+  ignored: list[str]
+
+  def say(self) -> None:
+    total = len(self.loaded) + len(self.initialised)
+    lines = [f"weights of {self.workdir}, step {self.step}: {len(self.loaded)} of {total} tensors loaded"]
+    resized = [f"{name} ({how})" for name, how in self.resized.items()]
+    for word, names in (("resized", resized), ("initialised", self.initialised), ("ignored", self.ignored)):
+      lines.append(f"  {word + ':':12} {', '.join(names) or 'none'}")
+    process.say("\n".join(lines))
+
+
+def load(config: ConfigDict, parts, state: TrainState) -> tuple[TrainState, dict[str, Any]]:
+  """A fresh state with the parameters of the other run in it.
+
+  Args:
+    config: resolved, with `init`.
+    parts: of this run (`assembly.Parts`).
+  Returns:
+    (state, the report as a dict)
+  Raises:
+    UserError: no such checkpoint, or a tensor outside of the head is missing there or has another shape.
+  """
+  from t5x_like.training import assembly, trained
+
+  directory = config.init.workdir
+  overrides = [f"{key}={json.dumps(config[key].to_dict())}" for key in ("mesh", "rules")]
+  overrides += [f"batch_size={config.batch_size}", "accumulation_steps=1", f"model.layers={config.model.layers}"]
+  theirs, _ = trained.open_config(directory, None, overrides)
+  step, arrays = trained.restore_params(directory, assembly.build(assembly.resolve(theirs)), config.init.step)
+  made, report = dict(state.params), Report(directory, step, [], {}, [], sorted({*arrays} - {*state.params}))
+  for name, fresh in state.params.items():
+    old = arrays.get(name)
+    if old is None or (name.startswith(_NEW) and old.shape != fresh.shape):
+      if not name.startswith(_NEW):
+        raise UserError(f"config.init.workdir: {directory} has no tensor {name}; only heads (head/…) may be new")
+      report.initialised.append(name)
+      report.ignored += [name] if old is not None else []
+      continue
+    report.loaded.append(name)
+    if old.shape != fresh.shape:
+      old = _resized(name, old, fresh, parts.model, directory)
+      report.resized[name] = f"{arrays[name].shape[0]} to {old.shape[0]} rows"
+    made[name] = jax.device_put(old, fresh.sharding)
+  report.say()
+  return dataclasses.replace(state, params=made), dataclasses.asdict(report)
+
+
+def _resized(name: str, old: jax.Array, fresh: jax.Array, model: Any, directory: str) -> jax.Array:
+  """A table of positions with as many rows as `fresh`."""
+  module = model
+  for part in name.split("/")[:-1]:
+    module = getattr(module, part)
+  if not isinstance(module, LearnedPosition) or old.shape[1:] != fresh.shape[1:]:
+    raise UserError(
+      f"config.init.workdir: tensor {name} has shape {list(old.shape)} in {directory}, {list(fresh.shape)} here"
+    )
+  offset = module.offset
+  rows = jnp.arange(fresh.shape[0] - offset) % (old.shape[0] - offset)
+  return jnp.concatenate([old[:offset], old[offset:][rows]])

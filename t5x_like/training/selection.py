@@ -1,0 +1,84 @@
+"""Early stopping, and the best checkpoint: `config.selection = {"metric": "eval/sst2/accuracy", "patience": 3}`.
+
+After each evaluation, parameters that score best so far are saved under `best/` in the workdir, before the scores are
+written. What is best, and when to stop, follow from `metrics.jsonl` alone, so a killed run decides as an uninterrupted
+one.
+"""
+
+import math
+from typing import Any, Literal
+
+from ml_collections import ConfigDict
+
+from t5x_like import slots
+from t5x_like.errors import UserError, did_you_mean
+from t5x_like.training.checkpoint import Checkpoints
+from t5x_like.training.checkpoint_manifest import nest
+
+FOLDER = "best"
+Rows = list[dict[str, Any]]
+
+
+def settings(*, metric: str, goal: Literal["max", "min"] = "max", patience: int | None = None):
+  """The keys of `config.selection`: the metric as in `metrics.jsonl`, what is better, and after how many evaluations
+  without a better one training stops (None: never)."""
+
+
+class Selection:
+  """Chooses by a metric of the evaluations.
+
+  Args:
+    config: resolved; `None` is made by `of` if it selects nothing.
+    workdir: of the run.
+    rows: the metrics so far, the same in all processes.
+  """
+
+  def __init__(self, config: ConfigDict, workdir, rows: Rows):
+    values = config.selection.to_dict()
+    self._metric, self._patience = values["metric"], values["patience"]
+    self._sign = 1.0 if values["goal"] == "max" else -1.0
+    self._directory = f"{workdir}/{FOLDER}"
+    self._values = [(row["step"], self._defined(row[self._metric])) for row in rows if self._metric in row]
+
+  @property
+  def best_step(self) -> int | None:
+    """The first step with the best score."""
+    return max(self._values, key=lambda pair: (self._sign * pair[1], -pair[0]))[0] if self._values else None
+
+  @property
+  def exhausted(self) -> bool:
+    """Whether the last `patience` evaluations were not better than one before."""
+    steps = [step for step, _ in self._values]
+    return self._patience is not None and bool(steps) and len(steps) - 1 - steps.index(self.best_step) >= self._patience
+
+  def _defined(self, value: float | None) -> float:
+    """The value; one that is not defined, such as the correlation of a constant, is worse than any other."""
+    return value if value is not None and math.isfinite(value) else -self._sign * 1e9
+
+  def offer(self, step: int, metrics: dict[str, float], arrays: dict, metadata: dict[str, Any]) -> None:
+    """Takes note of an evaluation and, if it is the best, saves its parameters; all processes must call it.
+
+    Raises:
+      UserError: the evaluation lacks the metric, or the parameters cannot be written.
+    """
+    if self._metric not in metrics:
+      raise UserError(
+        f"config.selection.metric: found {self._metric!r}, expected one of {', '.join(sorted(metrics))}"
+        f"{did_you_mean(self._metric, metrics)}"
+      )
+    value = self._defined(metrics[self._metric])
+    self._values = [pair for pair in self._values if pair[0] != step] + [(step, value)]
+    if self.best_step == step:
+      with Checkpoints(self._directory, keep_last=1) as checkpoints:
+        checkpoints.save(step, nest({f"params/{name}": x for name, x in arrays.items()}), metadata)
+        checkpoints.wait()
+
+
+def filled(config: ConfigDict) -> dict[str, Any]:
+  """`config.selection`, checked, with its defaults; {} stays so."""
+  if not config.selection:
+    return {}
+  values = slots.fill("config.selection", config.selection, settings)
+  if values["patience"] is not None and values["patience"] < 1:
+    raise UserError(f"config.selection.patience: found {values['patience']}, expected at least 1, or None")
+  return values

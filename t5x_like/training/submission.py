@@ -1,0 +1,62 @@
+"""Files of predictions for the test sets of GLUE and SuperGLUE, as their leaderboards take them."""
+
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from t5x_like.training import workdir as workdirs
+
+# GLUE wants the number of a class in these, and its name in the others.
+_NUMBERED = {"cola": 1, "sst2": 1, "mrpc": 1, "qqp": 1, "wnli": 1}
+_CLASSES = {"unacceptable": 0, "acceptable": 1, "negative": 0, "positive": 1, "not_equivalent": 0, "equivalent": 1}
+_CLASSES |= {"not_duplicate": 0, "duplicate": 1, "not_entailment": 0, "entailment": 1, "choice1": 0, "choice2": 1}
+_BOOLEAN = {"False": "false", "True": "true"}
+
+
+def write(folder: pathlib.Path, form: str | None, task: str, run: str, files: Mapping[str, str]) -> None:
+  """Writes a submission's files of a task, from the predictions of a run for its test splits, if it made any.
+
+  Args:
+    form: "glue" or "superglue".
+    files: by file, the name of the predictions.
+  """
+  for file in files:
+    path = pathlib.Path(run) / "predictions" / f"{file}.jsonl"
+    if not path.exists():
+      continue
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    if form == "glue":
+      rows.sort(key=lambda row: row["idx"])
+      lines = [f"{row['idx']}\t{_glue(task, row['prediction'])}" for row in rows]
+      workdirs.write_text(folder, f"{file}.tsv", "\n".join(["index\tprediction", *lines]) + "\n")
+    elif task == "multirc":
+      workdirs.write_lines(folder, f"{file}.jsonl", _multirc(rows))
+    else:
+      rows.sort(key=lambda row: row["idx"])
+      workdirs.write_lines(
+        folder, f"{file}.jsonl", [{"idx": row["idx"], "label": _superglue(task, row["prediction"])} for row in rows]
+      )
+
+
+def _glue(task: str, prediction: Any) -> str:
+  if task == "stsb":
+    return f"{min(5.0, max(0.0, float(prediction))):.3f}"
+  return str(_CLASSES.get(prediction, 0)) if task in _NUMBERED else str(prediction)
+
+
+def _superglue(task: str, prediction: str) -> Any:
+  return _CLASSES.get(prediction, 0) if task == "copa" else _BOOLEAN.get(prediction, prediction)
+
+
+def _multirc(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+  """Labels of answers within questions within passages."""
+  passages: dict[int, dict[int, list]] = {}
+  for row in sorted(rows, key=lambda row: tuple(row["idx"][key] for key in ("paragraph", "question", "answer"))):
+    idx = row["idx"]
+    answers = passages.setdefault(idx["paragraph"], {}).setdefault(idx["question"], [])
+    answers.append({"idx": idx["answer"], "label": int(row["prediction"] == "True")})
+  return [
+    {"idx": passage, "passage": {"questions": [{"idx": q, "answers": answers} for q, answers in questions.items()]}}
+    for passage, questions in passages.items()
+  ]

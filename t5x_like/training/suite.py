@@ -1,0 +1,240 @@
+"""A whole table of benchmarks from one checkpoint: every task is fine-tuned, at every rate, from every seed.
+
+  <output>/<task>/<rate>-<seed>/   a run of its own; its `result.json` is written last, and never made again
+  <output>/results.json, results.md, results.html, submission/
+
+A suite that was killed goes on where it stopped: finished runs are read, and one in the middle resumes from its
+checkpoint. Of each task the rate with the best median over the seeds counts, as the table says.
+"""
+
+import dataclasses
+import json
+import math
+import pathlib
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from t5x_like import recipes, suites
+from t5x_like.errors import UserError, did_you_mean, one_line
+from t5x_like.parallel import distributed
+from t5x_like.suites import Benchmark, Form, Suite
+from t5x_like.training import assembly, process, selection, submission, suite_tables, trained
+from t5x_like.training import workdir as workdirs
+from t5x_like.training.evaluation import Evaluation, Group
+from t5x_like.training.loop import train
+from t5x_like.training.run import Run
+
+RESULT = "result.json"
+RECIPES = {"encoder": "configs/finetune/encoder.py", "text": "configs/finetune/text_to_text.py"}
+_PARTS = 10  # of a run: evaluations, checkpoints; one of them is the warm-up
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """What to run.
+
+  Attributes:
+    workdir: of the pretrained run.
+    from_scratch: whether only its architecture and vocabulary are taken.
+    output: the directory of the table.
+    tasks: which of the suite's; None is all that have data.
+    seeds, rates: how many seeds, and which learning rates; no rates is the recipe's.
+    epochs: passes over the training split; None is the recipe's steps.
+    recipe: instead of `RECIPES`, with or without an argument.
+    overrides: `KEY=VALUE` for every run.
+    data_dir: where TensorFlow datasets are.
+  """
+
+  workdir: str
+  output: pathlib.Path
+  tasks: Sequence[str] | None = None
+  seeds: int = 1
+  rates: Sequence[float] = ()
+  epochs: float | None = None
+  recipe: str | None = None
+  overrides: Sequence[str] = ()
+  data_dir: str | None = None
+  from_scratch: bool = False
+
+
+def run(name: str, suite: Suite, options: Options) -> dict[str, Any]:
+  """Makes the table and returns what `results.json` holds.
+
+  Raises:
+    UserError: an unknown task, no task with data, a workdir that holds no run, or whatever a run raises.
+  """
+  kind = _kind(options)
+  for task in options.tasks or ():
+    if task not in suite.tasks:
+      raise UserError(
+        f"--tasks: found {task!r}, expected some of {', '.join(suite.tasks)}{did_you_mean(task, suite.tasks)}"
+      )
+  found: dict[str, dict[str, Any]] = {}
+  missing: dict[str, str] = {}
+  for task in options.tasks or suite.tasks:
+    benchmark = suite.tasks[task]
+    form = getattr(benchmark, kind)
+    if form is None:
+      missing[task] = f"is not for this architecture ({kind})"
+      continue
+    try:
+      found[task] = _task(name, task, benchmark, form, kind, suite, options)
+    except Unavailable as lack:
+      if options.tasks:
+        raise UserError(str(lack)) from None
+      missing[task] = str(lack)
+      process.say(f"{name}/{task}: left out: {lack}")
+  if not found:
+    raise UserError(f"--suite={name}: no task could be run: {'; '.join(f'{k}: {v}' for k, v in missing.items())}")
+  results = suite_tables.results(name, options, found, missing)
+  if process.first():
+    suite_tables.write(options.output, results)
+  return results
+
+
+class Unavailable(Exception):
+  """A task's data are not there."""
+
+
+def _kind(options: Options) -> str:
+  """The form in which tasks are learned: that of the pretrained run's architecture."""
+  saved = workdirs.read(options.workdir)
+  if saved is None:
+    raise UserError(f"--workdir={options.workdir}: holds no run; give that of a pretrained model")
+  features = saved["features"]
+  if "decoder_input_tokens" in features and "encoder_input_tokens" not in features:
+    raise UserError(
+      f"--workdir={options.workdir}: the model is a decoder; suites are for encoders and encoder-decoders"
+    )
+  return "text" if "decoder_input_tokens" in features else "encoder"
+
+
+def _task(
+  name: str, task: str, benchmark: Benchmark, form: Form, kind: str, suite: Suite, options: Options
+) -> dict[str, Any]:
+  """The results of all runs of a task, and which of them count."""
+  rates: Sequence[float | None] = options.rates or (None,)
+  runs = []
+  for rate in rates:
+    for seed in range(options.seeds):
+      folder = options.output / task / f"{'recipe' if rate is None else f'{rate:g}'}-{seed}"
+      done = distributed.from_first(lambda folder=folder: _read(folder / RESULT))
+      runs.append(done or _one(f"{name}/{task}", benchmark, form, kind, folder, rate, seed, options))
+  by_rate: dict[Any, list[dict]] = {}
+  for one in runs:
+    by_rate.setdefault(one["rate"], []).append(one)
+  medians = {rate: statistics.median(one["score"] for one in those) for rate, those in by_rate.items()}
+  rate = max(medians, key=lambda rate: medians[rate])
+  chosen = sorted(by_rate[rate], key=lambda one: one["score"])
+  middle, best = chosen[(len(chosen) - 1) // 2], chosen[-1]
+  if benchmark.test and process.first():
+    submission.write(options.output / "submission", suite.submission, task, best["workdir"], benchmark.test)
+  return {
+    "score": medians[rate],
+    "best": best["score"],
+    "spread": chosen[-1]["score"] - chosen[0]["score"],
+    "rate": rate,
+    "counted": list(form.counted),
+    "metrics": middle["metrics"],
+    "runs": runs,
+  }
+
+
+def _one(
+  where: str, benchmark: Benchmark, form: Form, kind: str, folder: pathlib.Path, rate, seed: int, options: Options
+) -> dict[str, Any]:
+  """Fine-tunes once, and writes the result of the best checkpoint and its predictions."""
+  process.say(f"=== {where}: {folder.name}")
+  config = _config(where, benchmark, kind, rate, seed, options)
+  with Run(assembly.resolve(config), str(folder)) as made:
+    train(made)
+  tests = {file: split for file, split in benchmark.test.items() if split in _splits(config)}
+  step, groups = _best(config, folder, tests)
+  metrics = {
+    f"{label}/{key}": value if math.isfinite(value) else None
+    for label, group in groups.items()
+    for key, value in group.metrics.items()
+    if label not in tests
+  }
+  result = {
+    "workdir": str(folder),
+    "rate": rate,
+    "seed": seed,
+    "step": step,
+    "score": suites.score(metrics, form.counted),
+    "metrics": metrics,
+  }
+  if process.first():
+    for label, group in groups.items():
+      workdirs.write_lines(folder / "predictions", f"{label}.jsonl", group.predictions)
+    workdirs.write(folder, RESULT, result)
+  process.say(f"    {where} {folder.name}: {result['score']:.2f} at step {step}")
+  return result
+
+
+def _best(config, folder: pathlib.Path, tests: dict[str, str]) -> tuple[int, dict[str, Group]]:
+  """The step of the best checkpoint and what the evaluators find for it, the first of them also on the test splits."""
+  first, values = next(iter(config.evals.to_dict().items()))
+  for name, split in tests.items():
+    config.evals[name] = {"name": first} | values | {"split": split, "max_examples": None}
+  config = assembly.resolve(config)
+  parts = assembly.build(config)
+  step, arrays = trained.restore_params(str(folder), parts, None, selection.FOLDER)
+  return step, Evaluation(config, parts.model, parts.objective, parts.rules)(arrays)
+
+
+def _config(where: str, benchmark: Benchmark, kind: str, rate, seed: int, options: Options):
+  """The recipe's config for a run, with as many steps as the epochs are."""
+  recipe, _, argument = (options.recipe or RECIPES[kind]).partition(":")
+  overrides = [f"seed={seed}", f"init={json.dumps({'workdir': options.workdir, 'weights': not options.from_scratch})}"]
+  if options.data_dir:
+    overrides.append(f"task.data_dir={options.data_dir}")
+  if rate is not None:
+    overrides.append(f"schedule.learning_rate={rate}")
+  overrides += [f"task.cache={options.output / 'prepared'}", *options.overrides]
+  config = recipes.load(f"{recipe}:{where}{',' if argument else ''}{argument}", overrides)
+  _check_prepared(config)
+  if options.epochs is not None and not any(word.startswith("total_steps=") for word in options.overrides):
+    rows = _rows(assembly.resolve(config))
+    config.total_steps = max(1, math.ceil(options.epochs * rows / config.batch_size))
+  given = {word.split("=")[0].split(".")[-1] for word in options.overrides}
+  for key, node in (("eval_every", config), ("every", config.checkpoint), ("warmup_steps", config.schedule)):
+    if key in node and key not in given:
+      node[key] = max(1, config.total_steps // _PARTS)
+  return config
+
+
+def _check_prepared(config) -> None:
+  """Raises Unavailable unless the datasets of a config are prepared; a suite downloads nothing."""
+  from t5x_like.data.sources import tfds
+
+  sources = [config.task.source, *(values.get("task", {}).get("source", "") for values in config.evals.values())]
+  for source in dict.fromkeys(source for source in sources if source.startswith("tfds:")):
+    name, data_dir = source.removeprefix("tfds:"), config.task.get("data_dir")
+    if not distributed.from_first(lambda name=name, data_dir=data_dir: tfds.is_prepared(name, data_dir)):
+      raise Unavailable(
+        f"{name} is not in {data_dir or 'the data_dir of TFDS'}; make it with"
+        f" python -m tools.prepare_dataset {name} --from_files=DIR"
+      )
+
+
+def _rows(config) -> int:
+  """How many rows an epoch has; prepares the examples."""
+  arguments = config.task.to_dict()
+  return process.build_task("task", arguments.pop("name"), config.train_split, arguments).num_examples
+
+
+def _splits(config) -> tuple[str, ...]:
+  from t5x_like.data.sources import open_source
+
+  return open_source(config.task.source, data_dir=config.task.get("data_dir")).splits
+
+
+def _read(path: pathlib.Path) -> dict[str, Any] | None:
+  try:
+    return json.loads(path.read_text(encoding="utf-8"))
+  except FileNotFoundError:
+    return None
+  except ValueError as error:
+    raise UserError(f"{path}: damaged ({one_line(error)}); delete it, and the run is evaluated again") from None
