@@ -1,0 +1,132 @@
+"""How likely a model finds given continuations: log-probabilities of tokens after a context, and of whole texts."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t5x_like.errors import UserError
+from t5x_like.nn.positions.learned import LearnedPosition
+from t5x_like.rows import Runner, padded_length
+
+Ids = Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+  """Attributes:
+  log_probability: of the continuation, in nats, summed over its tokens.
+  greedy: whether each of its tokens is the likeliest.
+  """
+
+  log_probability: float
+  greedy: bool
+
+
+class Likelihood:
+  """Scores continuations with a decoder or an encoder-decoder.
+
+  Contexts that are too long are cut from their beginning. An encoder-decoder reads the context in its encoder; a prefix
+  LM sees it in both directions.
+
+  Args:
+    run: applies the model to rows.
+    features: names and shapes of the model's training features.
+    longest: the most tokens of context and continuation together (of an encoder-decoder: of each); None is the number
+      of the model's positions or, where these have no end, the length it was trained on.
+
+  Raises:
+    UserError: the model is an encoder.
+  """
+
+  def __init__(self, run: Runner, features: dict[str, list[int]], longest: int | None = None):
+    if "decoder_target_tokens" not in features:
+      raise UserError("--workdir: the model is an encoder, which gives texts no probability; give a decoder")
+    self._run, self._features = run, features
+    self._both = "encoder_input_tokens" in features
+    position = getattr(run.model.inputs, "position", None) if not self._both else None
+    learned = position.length if isinstance(position, LearnedPosition) else None
+    trained = features["encoder_input_tokens" if self._both else "decoder_target_tokens"][0]
+    self.longest = longest or learned or trained
+
+  def __call__(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[Scored]:
+    """The score of each (context, continuation), both ids; a decoder needs at least one token of context.
+
+    Raises:
+      UserError: an empty continuation, or one longer than the model takes.
+    """
+    for context, continuation in pairs:
+      if not len(continuation) or not (len(context) or self._both):
+        raise UserError("found an empty context or continuation, expected at least one token of each")
+      if len(continuation) >= self.longest + self._both:
+        raise UserError(f"found a continuation of {len(continuation)} tokens, expected fewer than {self.longest}")
+    if not pairs:
+      return []
+    return self._of_targets(pairs) if self._both else self._of_rows(pairs)
+
+  def rolling(self, ids: Ids, start: int, stride: int | None = None) -> float:
+    """The log-probability of a whole text, every token once, after `start`.
+
+    Each window but the first has `longest - stride` tokens of context; None is a stride of the whole length, with one.
+    """
+    size = self.longest - 1
+    stride = min(stride or size, size)
+    text, pairs, place = [start, *ids], [], 1
+    while place < len(text):
+      past = min(len(text), place + (size if place == 1 else stride))
+      first = max(0, past - self.longest)
+      pairs.append((text[min(first, place - 1) : place], text[place:past]))
+      place = past
+    return sum(one.log_probability for one in self(pairs))
+
+  def _of_rows(self, pairs) -> list[Scored]:
+    rows = [[*context, *continuation][-self.longest :] for context, continuation in pairs]
+    counts = np.array([[len(continuation), len(row)] for (_, continuation), row in zip(pairs, rows)], np.int32)
+
+    def function(model, batch):
+      tokens_BT, valid_BT = batch["tokens"], batch["valid"]
+      first_B1 = (batch["counts"][:, 1] - batch["counts"][:, 0])[:, None]
+      places = jnp.arange(tokens_BT.shape[1])
+      features = {"decoder_input_tokens": tokens_BT, "decoder_segment_ids": valid_BT}
+      if "decoder_causal_attention" in self._features:
+        features["decoder_causal_attention"] = (places < first_B1) & (valid_BT > 0)
+      logits_BTV = model(features)["logits"].astype(jnp.float32)[:, :-1]
+      wanted_BT = (places[1:] >= first_B1) & (valid_BT[:, 1:] > 0)
+      return _sums(logits_BTV, tokens_BT[:, 1:], wanted_BT)
+
+    # A row of one bucket more than its inputs need costs little, and keeps one shape for contexts of any length.
+    found = self._run(function, rows, {"counts": counts}, lambda length: padded_length(length, self.longest))
+    return [Scored(float(total), bool(greedy)) for total, greedy in found]
+
+  def _of_targets(self, pairs) -> list[Scored]:
+    width = padded_length(max(len(continuation) for _, continuation in pairs), None)
+    targets = np.zeros((len(pairs), width), np.int32)
+    for row, (_, continuation) in enumerate(pairs):
+      targets[row, : len(continuation)] = continuation
+    counts = np.array([[len(continuation)] for _, continuation in pairs], np.int32)
+
+    def function(model, batch):
+      targets_BT = batch["targets"]
+      start = jnp.full_like(targets_BT[:, :1], model.variant.tokens.start)
+      features = {
+        "encoder_input_tokens": batch["tokens"],
+        "decoder_input_tokens": jnp.concatenate([start, targets_BT[:, :-1]], axis=1),
+      }
+      wanted_BT = jnp.arange(width) < batch["counts"]
+      if "encoder_segment_ids" in self._features:
+        features |= {"encoder_segment_ids": batch["valid"], "decoder_segment_ids": jnp.ones_like(targets_BT)}
+      return _sums(model(features)["logits"].astype(jnp.float32), targets_BT, wanted_BT)
+
+    contexts = [list(context)[-self.longest :] for context, _ in pairs]
+    extras = {"targets": targets, "counts": counts}
+    found = self._run(function, contexts, extras, lambda length: padded_length(length, None))
+    return [Scored(float(total), bool(greedy)) for total, greedy in found]
+
+
+def _sums(logits_BTV: jax.Array, targets_BT: jax.Array, wanted_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """(log-probability, whether all are the likeliest) [B] of the wanted targets."""
+  log_p_BT = jnp.take_along_axis(jax.nn.log_softmax(logits_BTV), targets_BT[..., None], axis=-1)[..., 0]
+  right_BT = jnp.argmax(logits_BTV, axis=-1) == targets_BT
+  return jnp.sum(jnp.where(wanted_BT, log_p_BT, 0.0), axis=1), jnp.all(right_BT | ~wanted_BT, axis=1)
