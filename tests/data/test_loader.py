@@ -254,8 +254,10 @@ def test_missing_argument_is_named():
 
 
 def test_fingerprint_follows_everything_but_the_label(root, train):
+  fixed = {"inputs_length": 64, "dynamic_offsets": False}
+
   def fingerprint(split="train", **kwargs):
-    return task.build("span_corruption", split, store=root, **{"inputs_length": 64, **kwargs}).fingerprint
+    return task.build("span_corruption", split, store=root, **fixed | kwargs).fingerprint
 
   assert fingerprint(label="x", verify="size", noise_density=0.15, targets_length=14) == train.fingerprint
   others = [
@@ -263,6 +265,7 @@ def test_fingerprint_follows_everything_but_the_label(root, train):
     fingerprint(inputs_length=65),
     fingerprint(targets_length=15),
     fingerprint(noise_density=0.2),
+    fingerprint(dynamic_offsets=True),
     fingerprint(mean_noise_span_length=4),
   ]
   assert len({train.fingerprint, *others}) == 6
