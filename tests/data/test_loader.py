@@ -268,5 +268,5 @@ def test_fingerprint_follows_everything_but_the_label(root, train):
     fingerprint(dynamic_offsets=True),
     fingerprint(mean_noise_span_length=4),
   ]
-  assert len({train.fingerprint, *others}) == 6
+  assert len({train.fingerprint, *others}) == 7
   assert task.build("span_corruption", "train", store=root, inputs_length=64, label="mine").name == "mine"
