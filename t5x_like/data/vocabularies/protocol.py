@@ -205,12 +205,12 @@ def sentinel_piece(vocabulary: Vocabulary, i: int) -> str | None:
 
 def sentinel_number(vocabulary: Vocabulary, i: int) -> int | None:
   """Which sentinel an id is, or None."""
-  return _numbers(vocabulary.sentinels).get(i)
+  return _numbers(vocabulary).get(i)
 
 
 @functools.lru_cache(4)
-def _numbers(sentinels: tuple[int, ...]) -> dict[int, int]:
-  return {i: number for number, i in enumerate(sentinels)}
+def _numbers(vocabulary: Vocabulary) -> dict[int, int]:
+  return {i: number for number, i in enumerate(vocabulary.sentinels)}
 
 
 def top(size: int, extra_ids: int) -> tuple[int, ...]:
