@@ -7,6 +7,8 @@ import pytest
 
 from t5x_like.nn.linear import matmul
 
+AXES = ("embed", "mlp")
+
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("leading", [(), (5,), (2, 5)])
@@ -20,16 +22,18 @@ def test_equals_jax_in_value_gradient_and_dtype(leading, dtype):
 
   # In bfloat16 both round the same sums once, added in another order.
   tolerance = 1e-5 if dtype == "float32" else 2e-2
-  for got, expected in zip(outcome(lambda x, w: matmul(x, w, dtype)), outcome(lambda x, w: x @ w), strict=True):
+  for got, expected in zip(outcome(lambda x, w: matmul(x, w, dtype, AXES)), outcome(lambda x, w: x @ w), strict=True):
     assert got.dtype == expected.dtype and got.shape == expected.shape
     np.testing.assert_allclose(got.astype("float32"), expected.astype("float32"), rtol=tolerance, atol=tolerance)
 
 
 def test_returns_and_accumulates_in_the_asked_dtype():
   x, kernel = jnp.full((1, 4096), 1 / 64, "bfloat16"), jnp.full((4096, 1), 1 + 1 / 128, "bfloat16")
-  assert matmul(x, kernel, jnp.float32).tolist() == [[64.5]]
+  assert matmul(x, kernel, jnp.float32, AXES).tolist() == [[64.5]]
 
 
 def test_gradient_of_the_kernel_is_one_product_without_transposes():
-  gradient = jax.make_jaxpr(jax.grad(lambda w, x: matmul(x, w, jnp.float32).sum()))(jnp.ones((3, 4)), jnp.ones((2, 3)))
+  gradient = jax.make_jaxpr(jax.grad(lambda w, x: matmul(x, w, jnp.float32, AXES).sum()))(
+    jnp.ones((3, 4)), jnp.ones((2, 3))
+  )
   assert "transpose" not in str(gradient)
