@@ -58,7 +58,6 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     "remat": slots.plain(config.model.get("remat")),
     "parameters": sum(math.prod(p.shape) for p in named.values()),
     "features": {name: list(feature.shape) for name, feature in task.features.items()},
-    "dropped": sorted(rules.dropped),
     "rows": _rows(rules, config.batch_size),
     "model_flops": step.model_flops,
     "memory": {
