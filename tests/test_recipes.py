@@ -5,9 +5,9 @@ import json
 import math
 import pathlib
 
-import more
 import pytest
 
+import more
 from t5x_like import config as config_lib
 from t5x_like import laptop, models, recipes, slots, train
 from t5x_like.errors import UserError

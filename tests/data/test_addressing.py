@@ -3,11 +3,11 @@
 import itertools
 import json
 
-import more
 import numpy as np
 import pytest
-from corpora import assert_same
 
+import more
+from corpora import assert_same
 from t5x_like import slots
 from t5x_like.data import loader, task, tasks
 

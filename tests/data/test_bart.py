@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 import pytest
-from chances import assert_fits, expected_spans
 
+from chances import assert_fits, expected_spans
 from t5x_like.data import loader, random, task
 from t5x_like.data.preprocessors import bart, named_spans
 from t5x_like.data.preprocessors.salient_spans import dates_numbers_and_names

@@ -9,8 +9,8 @@ import time
 
 import numpy as np
 import pytest
-from object_server import Server
 
+from object_server import Server
 from t5x_like.data import loader, objects, task
 from t5x_like.data.objects import place
 from t5x_like.data.store.reader import TokenStore

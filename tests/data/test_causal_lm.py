@@ -1,9 +1,9 @@
 """Decoder-only tasks against a plain loop."""
 
-import corpora
 import numpy as np
 import pytest
 
+import corpora
 from t5x_like.data import loader, task
 from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.quiet_tensorflow import tf

@@ -4,9 +4,9 @@ import types
 
 import numpy as np
 import pytest
+
 import stores
 from chances import assert_share
-
 from t5x_like.data import loader, random, task
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.document_chunks import Chunks, Others

@@ -3,10 +3,10 @@
 import collections
 import itertools
 
-import corpora
 import numpy as np
 import pytest
 
+import corpora
 from t5x_like import recipes
 from t5x_like.data import loader, task
 from t5x_like.data.quiet_tensorflow import tf

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from flax import nnx
 from scipy import special
 
+import tiny
 from t5x_like.data import loader, task, vocabularies
 from t5x_like.errors import UserError
 from t5x_like.models import bert

@@ -1,9 +1,9 @@
 """Fill-in-the-middle: what was rearranged is put back and is the window again; shares, orders, cuts and sentinels."""
 
-import corpora
 import numpy as np
 import pytest
 
+import corpora
 from t5x_like.data import task
 from t5x_like.data.preprocessors.fill_in_the_middle import ROOM, FillInTheMiddle, sentinels
 from t5x_like.data.quiet_tensorflow import tf

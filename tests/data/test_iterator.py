@@ -9,10 +9,10 @@ import sys
 import threading
 import time
 
-import more
 import numpy as np
 import pytest
 
+import more
 from t5x_like.data import iterator as dataset_iterator
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError

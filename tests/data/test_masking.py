@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from chances import assert_fits, assert_share, expected_spans
 
+from chances import assert_fits, assert_share, expected_spans
 from t5x_like.data import random
 from t5x_like.data.preprocessors.masking import Masking, geometric, ordinary_ids
 from t5x_like.data.quiet_tensorflow import tf

@@ -3,10 +3,10 @@
 import collections
 import itertools
 
-import corpora
 import numpy as np
 import pytest
 
+import corpora
 from t5x_like.data import loader, mixture, random, task
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.writer import TokenStoreWriter

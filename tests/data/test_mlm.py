@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from chances import assert_fits, assert_share
 
+from chances import assert_fits, assert_share
 from t5x_like.data import task
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.writer import TokenStoreWriter

@@ -3,12 +3,12 @@
 import json
 
 import numpy as np
-import published
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+import published
 from t5x_like.data import vocabularies
 from t5x_like.data.vocabularies import PublishedVocabulary, hugging_face, tokenizer_json
 from t5x_like.errors import UserError

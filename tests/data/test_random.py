@@ -4,10 +4,10 @@ import collections
 import functools
 import math
 
-import more
 import numpy as np
 import pytest
 
+import more
 from t5x_like.data import random
 from t5x_like.data.quiet_tensorflow import tf
 from tools.benchmark import randomness

@@ -6,9 +6,9 @@ import time
 
 import numpy as np
 import pytest
+
 from object_server import Server
 from stores import many_documents, write
-
 from t5x_like.data import loader, task
 from t5x_like.data.store import remote_files
 from t5x_like.data.store.reader import TokenStore

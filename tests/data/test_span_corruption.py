@@ -5,11 +5,11 @@ import math
 
 import numpy as np
 import pytest
-from chances import assert_fits
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import special
 
+from chances import assert_fits
 from t5x_like.data import random
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.preprocessors.span_corruption import SpanCorruption, noise_counts, random_spans_lengths

@@ -8,8 +8,8 @@ import shutil
 import numpy as np
 import pytest
 import tensorstore as ts
-from stores import edit, first_edition, many_documents, write
 
+from stores import edit, first_edition, many_documents, write
 from t5x_like.data.store import local_files
 from t5x_like.data.store import manifest as manifests
 from t5x_like.data.store.reader import TokenStore

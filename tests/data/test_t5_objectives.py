@@ -1,10 +1,10 @@
 """T5's other objectives: given noise, against a plain loop; drawn noise, by its counts and distribution."""
 
-import corpora
 import numpy as np
 import pytest
-from chances import assert_fits, assert_share
 
+import corpora
+from chances import assert_fits, assert_share
 from t5x_like.data import random, task
 from t5x_like.data.preprocessors import noise
 from t5x_like.data.preprocessors.span_corruption import SpanCorruption

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-import tiny
 import tokenizers
 
+import tiny
 from t5x_like.data import loader, task, vocabularies
 from t5x_like.data.sources import check_split, open_source
 from t5x_like.data.supervised.templates import Template

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stores import many_documents, random_documents, write
 
+from stores import many_documents, random_documents, write
 from t5x_like.data.store import local_files
 from t5x_like.data.store.reader import TokenStore
 from t5x_like.data.store.writer import TokenStoreWriter

@@ -2,10 +2,10 @@
 
 import shutil
 
-import corpora
 import numpy as np
 import pytest
 
+import corpora
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.windows import Windows, open_tokens
 from t5x_like.errors import UserError

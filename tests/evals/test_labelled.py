@@ -5,8 +5,8 @@ import json
 import jax
 import numpy as np
 import pytest
-from fine_tuning import FINE_TUNING, fine_tuning
 
+from fine_tuning import FINE_TUNING, fine_tuning
 from t5x_like import evals, recipes, slots
 from t5x_like.data import loader
 from t5x_like.data import task as tasks

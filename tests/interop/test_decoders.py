@@ -7,11 +7,11 @@ import json
 
 import numpy as np
 import pytest
-import tiny
 from flax import nnx
-from interop.test_golden import write
 from safetensors.numpy import load_file, save_file
 
+import tiny
+from interop.test_golden import write
 from t5x_like.errors import UserError
 from t5x_like.interop import hf
 from t5x_like.interop.fields import Fields

@@ -6,9 +6,9 @@ import json
 import numpy as np
 import pytest
 import test_golden
-import tiny
 from safetensors.numpy import load_file, save_file
 
+import tiny
 from t5x_like.errors import UserError
 from t5x_like.interop import hf
 from t5x_like.models import bert, bigbird, electra, linformer, modernbert, roberta

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from safetensors.flax import load_file, save_file
 
+import tiny
 from t5x_like.errors import UserError
 from t5x_like.interop import hf
 from t5x_like.nn import params

@@ -6,9 +6,9 @@ import pathlib
 import jax
 import numpy as np
 import pytest
-from parity import cases
 from safetensors.numpy import load_file, save_file
 
+from parity import cases
 from t5x_like.interop import hf
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"

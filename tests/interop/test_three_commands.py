@@ -6,10 +6,10 @@ import pathlib
 
 import jax
 import numpy as np
-import published
 import pytest
 from flax import nnx
 
+import published
 from t5x_like import train
 from t5x_like.data import vocabularies
 from t5x_like.data.store.reader import TokenStore

@@ -8,9 +8,9 @@ import time
 
 import pytest
 import slurm_cluster
-from runs import NANO, REPO, environment, losses, run, train
 
 from launch import slurm
+from runs import NANO, REPO, environment, losses, run, train
 
 
 def fake(folder, name, text):

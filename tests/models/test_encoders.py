@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from families import shrunk
 
+import tiny
 from t5x_like.errors import UserError
 from t5x_like.models import bert, electra, modernbert, roberta
 from t5x_like.nn import params

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from flax import nnx
 
+import tiny
 from t5x_like.models import mixtral, switch
 from t5x_like.nn import params
 from t5x_like.nn.design import Variant

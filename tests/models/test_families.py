@@ -1,9 +1,10 @@
 """What holds for every family: what may see what, and that every way of computing a model gives the same model."""
 
 import families
-import more
 import numpy as np
 import pytest
+
+import more
 
 CASES = families.representatives()
 FIRST = list({case.family: case for case in reversed(CASES)}.values())[::-1]

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 
+import tiny
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.generate import greedy

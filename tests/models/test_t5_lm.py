@@ -5,9 +5,9 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-import tiny
 from flax import nnx
 
+import tiny
 from t5x_like.models import t5, t5_lm
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims

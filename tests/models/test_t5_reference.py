@@ -4,9 +4,9 @@ import jax
 import numpy as np
 import pytest
 import t5_reference
-import tiny
 from flax import nnx
 
+import tiny
 from t5x_like.models import t5
 from t5x_like.nn import params
 

@@ -4,9 +4,9 @@ import functools
 
 import jax
 import numpy as np
-import tiny
 from flax import nnx
 
+import tiny
 from t5x_like.models import t5
 from t5x_like.nn import params
 from t5x_like.nn.decoder import Decoder

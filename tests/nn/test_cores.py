@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from more import later
 
+from more import later
 from t5x_like.nn.cores.chunked import Chunked
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.cores.local import Local

@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 import tiny
 from more import beyond
-
 from t5x_like.errors import UserError
 from t5x_like.models import bert, llama, mixtral
 from t5x_like.models import t5 as t5_family

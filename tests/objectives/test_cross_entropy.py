@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 import tiny
 from chances import assert_fits
-
 from t5x_like.models import bert, gpt
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from scipy import special, stats
 
+import tiny
 from t5x_like.objectives._losses import token_losses
 from t5x_like.objectives.encoder_decoder import Objective
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from chances import assert_fits
 
+from chances import assert_fits
 from t5x_like.errors import UserError
 from t5x_like.models import bert, electra
 from t5x_like.nn import params

@@ -5,9 +5,9 @@ import functools
 import jax
 import numpy as np
 import pytest
+
 import tiny
 from more import beyond
-
 from t5x_like.models import bert, gpt, mixtral, t5
 from t5x_like.nn import params
 from t5x_like.nn.design import Variant

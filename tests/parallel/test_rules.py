@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tiny
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+import tiny
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.linear import matmul

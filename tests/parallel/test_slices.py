@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from runs import REPO, losses, run, train
 
+from runs import REPO, losses, run, train
 from t5x_like.errors import UserError
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules, rows_by_process

@@ -7,6 +7,7 @@ import dataclasses
 import zlib
 
 import numpy as np
+
 from parity import decoders
 
 VOCAB = 64

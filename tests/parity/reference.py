@@ -5,6 +5,7 @@ import os
 import pathlib
 
 import numpy as np
+
 from parity import cases
 
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -3,9 +3,9 @@
 import jax
 import numpy as np
 import pytest
-from parity import cases, reference
 from safetensors.numpy import load_file
 
+from parity import cases, reference
 from t5x_like.interop import hf
 
 pytestmark = pytest.mark.parity

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 import torch
-from parity import cases, reference
 
+from parity import cases, reference
 from t5x_like.interop import hf
 from t5x_like.nn.beam_search import PowerPenalty, Transformers, beam_search
 from t5x_like.nn.generate import greedy

@@ -3,11 +3,11 @@
 import json
 import random
 
-import published
 import pytest
 import transformers
 from transformers import AddedToken, AutoTokenizer
 
+import published
 from t5x_like.data import vocabularies
 from t5x_like.data.vocabularies import hugging_face
 

@@ -10,6 +10,7 @@ import sys
 import tempfile
 
 import numpy as np
+
 from parity import cases, reference
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"

@@ -1,6 +1,7 @@
 """`score`: tools.score on files made for one test."""
 
 import pytest
+
 from scoring import run, write
 
 

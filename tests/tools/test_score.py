@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import pytest
-from scoring import jsonl, run, submission, write
 
+from scoring import jsonl, run, submission, write
 from tools.score.benchmarks import BENCHMARKS
 
 SQUAD = {

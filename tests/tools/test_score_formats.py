@@ -1,6 +1,7 @@
 """tools.score on choices, tags, texts and open questions, in the format of their official files."""
 
 import pytest
+
 from scoring import jsonl, run, write
 
 CHOICES = {

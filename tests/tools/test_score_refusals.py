@@ -4,6 +4,7 @@ import gzip
 import json
 
 import pytest
+
 from scoring import jsonl, run, submission, write
 
 DEV = ["index\tsentence1\tsentence2\tlabel", *(f"{i}\ta\tb\t{label}" for i, label in enumerate("110"))]

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fine_tuning import fine_tuning
 
 import tests.recipes.nano_encoder  # noqa: F401 -- the variant that the runs are of
+from fine_tuning import fine_tuning
 from t5x_like import evaluate, recipes, train
 from t5x_like.errors import UserError
 from t5x_like.nn import params

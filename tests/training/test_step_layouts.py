@@ -5,8 +5,8 @@ import functools
 import jax
 import numpy as np
 import pytest
-import tiny
 
+import tiny
 from t5x_like.nn import params
 from t5x_like.objectives.encoder_decoder import Objective
 from t5x_like.parallel.mesh import make_mesh
