@@ -12,7 +12,7 @@ quickstart: $(VENV)/.ready
 test: $(VENV)/.ready
 	$(RUN) -m ruff check --quiet .
 	$(RUN) -m ruff format --check --quiet .
-	$(RUN) -m pytest -n logical --maxprocesses 4 --dist loadfile $(PYTEST)
+	$(RUN) -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 # What make test leaves out because it takes long: runs killed at many moments, each start compiled anew.
 test-heavy: $(VENV)/.ready

@@ -13,6 +13,7 @@ import json
 import os
 import pathlib
 import socket
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,6 +61,7 @@ def initialize(*, timeout_seconds: float = 300) -> None:
   else:
     _report(host, port, job, deadline, timeout_seconds)
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
+  _keep_stdout_for_python()
   try:
     jax.distributed.initialize(
       job.address,
@@ -73,6 +75,19 @@ def initialize(*, timeout_seconds: float = 300) -> None:
     raise TransientError(
       f"{job.address}: process {job.process_id} could not join the job: {one_line(error)[:300]}"
     ) from error
+
+
+def _keep_stdout_for_python() -> None:
+  """Sends what native libraries print to stdout to stderr: Gloo's threads break their own lines, and would break ours."""
+  try:
+    if sys.stdout.fileno() != 1:
+      return
+  except (OSError, ValueError):  # a stream without a file, as in a notebook or a test
+    return
+  sys.stdout.flush()
+  kept = os.dup(1)
+  os.dup2(2, 1)
+  sys.stdout = open(kept, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, buffering=1)  # noqa: SIM115
 
 
 def agree(facts: dict[str, str], *, timeout_seconds: float = 300) -> None:
