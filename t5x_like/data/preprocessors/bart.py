@@ -21,6 +21,7 @@ import math
 import numpy as np
 
 from t5x_like.data import random
+from t5x_like.data.preprocessors.scatter import scatter
 from t5x_like.data.preprocessors.sentences import Sentences
 from t5x_like.data.quiet_tensorflow import tf
 
@@ -85,8 +86,8 @@ def infill(tokens_BW: tf.Tensor, rate: float, mean: float, mask_id: int, key_B: 
   place_BS, length_BS = both_BS // most, tf.gather(length_BS, both_BS % most, batch_dims=1)
   out = kept + most
   at_BS = tf.where(wanted_BS, place_BS + tf.range(most), out)  # of masks in the result
-  here_BO = _scatter(at_BS, tf.ones_like(at_BS), out)
-  source_BO = tf.cumsum(1 + _scatter(at_BS, length_BS - 1, out), axis=1, exclusive=True)
+  here_BO = _added(at_BS, tf.ones_like(at_BS), out)
+  source_BO = tf.cumsum(1 + _added(at_BS, length_BS - 1, out), axis=1, exclusive=True)
   size_B = kept + spans_B
   text_BO = tf.gather(tokens_BW, tf.minimum(source_BO, W - 1), batch_dims=1)
   text_BO = tf.where(here_BO > 0, mask_id, text_BO)
@@ -112,11 +113,9 @@ def _subset(W: int, k: int, key_B: tf.Tensor) -> tf.Tensor:
 
 
 def _marked(place_BK: tf.Tensor, length: int) -> tf.Tensor:
-  return _scatter(place_BK, tf.ones_like(place_BK), length) > 0
+  return _added(place_BK, tf.ones_like(place_BK), length) > 0
 
 
-def _scatter(place_BN: tf.Tensor, value_BN: tf.Tensor, length: int) -> tf.Tensor:
-  """Zeros [B, length] with values added at places; places at or above `length` are ignored."""
-  batch, width = tf.shape(place_BN)[0], length + 1
-  flat = tf.reshape(tf.minimum(place_BN, length) + tf.range(batch)[:, None] * width, [-1, 1])
-  return tf.reshape(tf.scatter_nd(flat, tf.reshape(value_BN, [-1]), [batch * width]), [-1, width])[:, :length]
+def _added(place_BN: tf.Tensor, value_BN: tf.Tensor, length: int) -> tf.Tensor:
+  """As `scatter`, but places at or above `length` are ignored."""
+  return scatter(tf.minimum(place_BN, length), value_BN, length + 1)[:, :length]

@@ -28,6 +28,7 @@ from typing import Literal
 import numpy as np
 
 from t5x_like.data import random
+from t5x_like.data.preprocessors.scatter import scatter
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.vocabularies import Vocabulary, special
 from t5x_like.errors import UserError
@@ -142,7 +143,7 @@ class Masking:
 
   def _words(self, starts_BL, maskable_BL, budget_B, key_B):
     word_BL = tf.cumsum(tf.cast(starts_BL, tf.int32), axis=1) - 1
-    size_BW = _scatter(word_BL, tf.cast(maskable_BL, tf.int32), self.length)
+    size_BW = scatter(word_BL, tf.cast(maskable_BL, tf.int32), self.length)
     order_BW = tf.argsort(self._scores(key_B, tf.range(self.length)[None]), axis=1, direction="DESCENDING")
     sorted_BW = tf.gather(size_BW, order_BW, batch_dims=1)
 
@@ -158,7 +159,7 @@ class Masking:
       return taken_BW | new_BW, left_B, tf.reduce_any(new_BW)
 
     taken_BW, _, _ = tf.while_loop(more, step, (tf.zeros_like(sorted_BW, tf.bool), budget_B, tf.constant(True)))
-    taken_BW = _scatter(order_BW, tf.cast(taken_BW, tf.int32), self.length) > 0
+    taken_BW = scatter(order_BW, tf.cast(taken_BW, tf.int32), self.length) > 0
     return tf.gather(taken_BW, word_BL, batch_dims=1) & maskable_BL
 
   def _spans(self, starts_BL, maskable_BL, budget_B, key_B):
@@ -167,7 +168,7 @@ class Masking:
     word_BL = tf.cumsum(tf.cast(starts_BL, tf.int32), axis=1)  # words begun so far
     words_B = tf.reduce_max(tf.where(maskable_BL, word_BL, 0), axis=1)  # words up to the last token that may be chosen
     special_BL = tf.cumsum(tf.cast(~maskable_BL, tf.int32), axis=1, exclusive=True)  # before each place
-    end_BS = L - _scatter(special_BL, tf.where(maskable_BL, 0, L - tf.range(L)), L)  # places of special tokens
+    end_BS = L - scatter(special_BL, tf.where(maskable_BL, 0, L - tf.range(L)), L)  # places of special tokens
     begin_BW = tf.where(starts_BL, tf.range(L), L)  # where words begin, and after the last of them the row's end
     begin_BW = tf.sort(tf.pad(begin_BW, [[0, 0], [0, MAX_SPAN_WORDS]], constant_values=L), axis=1)
     where_BT = tf.cast(random.bits(random.row_keys(3, key_B), tries), tf.int64)
@@ -202,7 +203,7 @@ class Masking:
     real_BS = tf.range(most) < spans_B[:, None]
     a_BS, b_BS = tf.where(real_BS, a_BS, 0), tf.where(real_BS, b_BS, 0)
     inside = lambda value_BS: tf.cumsum(  # noqa: E731 -- the value of the span around each place, else 0
-      _scatter(a_BS, value_BS, L) - _scatter(b_BS, value_BS, L), axis=1
+      scatter(a_BS, value_BS, L) - scatter(b_BS, value_BS, L), axis=1
     )
     chosen_BL = inside(tf.cast(real_BS, tf.int32)) > 0
     return chosen_BL, inside(tf.where(real_BS, a_BS - 1, 0)), inside(b_BS)
@@ -220,10 +221,3 @@ def geometric(bits_BN: tf.Tensor) -> tf.Tensor:
   share = GEOMETRIC_P * (1 - GEOMETRIC_P) ** np.arange(MAX_SPAN_WORDS)
   below = np.round(np.cumsum(share / share.sum())[:-1] * 2**32).astype(np.int64)
   return 1 + tf.reduce_sum(tf.cast(tf.cast(bits_BN, tf.int64)[..., None] >= tf.constant(below), tf.int32), axis=-1)
-
-
-def _scatter(place_BN: tf.Tensor, value_BN: tf.Tensor, length: int) -> tf.Tensor:
-  """Zeros [B, length] with values added at places, all int32."""
-  batch = tf.shape(place_BN)[0]
-  flat = tf.reshape(place_BN + tf.range(batch)[:, None] * length, [-1, 1])
-  return tf.reshape(tf.scatter_nd(flat, tf.reshape(value_BN, [-1]), [batch * length]), [-1, length])

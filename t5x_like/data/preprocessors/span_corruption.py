@@ -19,6 +19,7 @@ import dataclasses
 from t5x_like.data import random
 from t5x_like.data.preprocessors import noise
 from t5x_like.data.preprocessors.lengths import noise_counts, random_spans_lengths
+from t5x_like.data.preprocessors.scatter import scatter
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 
@@ -119,9 +120,7 @@ class SpanCorruption:
     kept_ends, noise_ends = self.span_ends(key_B)
     starts = kept_ends + noise_ends - _lengths(noise_ends)
     ends = kept_ends + noise_ends
-    steps = _scatter(starts, tf.ones_like(starts), self.window + 1) - _scatter(
-      ends, tf.ones_like(ends), self.window + 1
-    )
+    steps = scatter(starts, tf.ones_like(starts), self.window + 1) - scatter(ends, tf.ones_like(ends), self.window + 1)
     noise_BW = tf.cumsum(steps, axis=1)[:, : self.window] > 0
     if not self.random_roll:
       return noise_BW
@@ -180,7 +179,7 @@ class SpanCorruption:
     Place j holds raw token `start + j` plus the jumps so far; `start` is 0 where a jump applies from the place after
     its sentinel, -1 where it already applies at the sentinel.
     """
-    source = tf.cumsum(1 + _scatter(sentinels, jumps, length), axis=1, exclusive=start == 0)
+    source = tf.cumsum(1 + scatter(sentinels, jumps, length), axis=1, exclusive=start == 0)
     source = source if start == 0 else source + start
     batch = tf.shape(window_BW)[0]
     offset_B1 = tf.range(batch)[:, None]
@@ -191,10 +190,3 @@ class SpanCorruption:
     tail = tf.constant([self.eos_id] + [self.pad_id] * (padded - length - 1), tf.int32)
     tail = tf.tile(tail[None], [batch, 1])
     return tf.ensure_shape(tf.concat([tf.reshape(tokens, [-1, length]), tail], axis=1), [None, padded])
-
-
-def _scatter(places_BN: tf.Tensor, values_BN: tf.Tensor, length: int) -> tf.Tensor:
-  """Zeros [B, length] with `values_BN` added at `places_BN`, all int32."""
-  batch = tf.shape(places_BN)[0]
-  flat = tf.reshape(places_BN + tf.range(batch)[:, None] * length, [-1, 1])
-  return tf.reshape(tf.scatter_nd(flat, tf.reshape(values_BN, [-1]), [batch * length]), [-1, length])
