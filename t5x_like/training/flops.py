@@ -83,11 +83,11 @@ def peak_flops(device: jax.Device) -> tuple[float, str]:
   return rate, "float32 matrix product measured on this machine"
 
 
-def matmul_flops_per_second(sizes: tuple[int, ...] = (2048, 4096), repeats: int = 5, seconds: float = 1.0) -> float:
-  """The best float32 rate of square matrix products of `sizes`, each timed `repeats` times or for `seconds`."""
+def matmul_flops_per_second(dtype: str = "float32", repeats: int = 5, seconds: float = 1.0) -> float:
+  """The best rate of products of two square matrices that fill a device, timed `repeats` times or for `seconds`."""
   best = 0.0
-  for size in sizes:
-    a = jnp.ones((size, size), jnp.float32)
+  for size in (2048, 4096) if jax.default_backend() == "cpu" else (4096, 8192):
+    a = jnp.ones((size, size), dtype)
     product = jax.jit(jnp.matmul).lower(a, a).compile()
     product(a, a).block_until_ready()
     end = time.perf_counter() + seconds

@@ -1,0 +1,87 @@
+"""`python -m tools.benchmark loop`: what the training loop costs beside its steps, and how long a save holds it up."""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from importlib import metadata
+
+from t5x_like import recipes
+from t5x_like.errors import UserError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  """Declares the command's flags."""
+  parser.add_argument("--config", default="configs/t5/quickstart.py", help="a recipe (default: %(default)s)")
+  parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe")
+  parser.add_argument("--steps", type=int, default=60, help="steps to time (default: %(default)s)")
+  parser.add_argument("--saves", type=int, default=4, help="saves to time (default: %(default)s)")
+
+
+def main(args: argparse.Namespace) -> None:
+  """Measures and prints; raises UserError for a recipe that cannot be used."""
+  if args.saves < 1 or args.steps < 2 * args.saves:
+    raise UserError("--steps, --saves: expected at least one save, and two steps for each")
+  recipe = recipes.load(args.config, [*args.set, f"total_steps={args.steps + 5}", "log_every=1"])
+
+  from t5x_like.training import assembly, process
+  from t5x_like.training.run import Run
+
+  process.prepare()
+  config = assembly.resolve(recipe)
+  every = args.steps // args.saves
+  print(
+    f"Method: the loop of {args.config} (layers={config.model.layers}, dtype={config.model.dtype}), which writes its"
+    f" metrics at every step. After five steps, {args.steps} are timed. host_seconds_per_step is the processor time of"
+    " the loop's thread in a step (median): taking a batch, dispatching, reading and writing metrics; waiting for the"
+    " device is none. overhead_of_half_a_second is its share of a step of 0.5 s. save_stall_seconds is how much longer"
+    f" the loop takes for a step whose state it saves and the one after it than for two others (medians; every {every}"
+    " steps), with the wait for the step itself, which a save needs, included. On a CPU the writing threads also take"
+    " cores from the step.",
+    flush=True,
+  )
+  with tempfile.TemporaryDirectory() as workdir, Run(config, workdir) as run:
+    for _ in range(5):
+      run.advance()
+    run.save()
+    run.wait_for_save()
+    run.advance()
+    run.drain()
+    host, wall, saving = [], [], []
+    for i in range(args.steps - 1):
+      start, own = time.perf_counter(), time.thread_time()
+      run.advance()
+      host.append(time.thread_time() - own)
+      if i % every == every // 2:
+        since = time.perf_counter()
+        run.drain()
+        drained = time.perf_counter()
+        run.save()
+        saving.append((i, time.perf_counter() - drained, drained - since))
+      wall.append(time.perf_counter() - start)
+    run.drain()
+    saved = {i for i, _, _ in saving}
+    around = [wall[i] + wall[i + 1] for i in saved if i + 1 < len(wall)]
+    others = [a + b for i, (a, b) in enumerate(zip(wall, wall[1:])) if not {i - 1, i, i + 1} & saved]
+    step = statistics.median(others) / 2
+  host_seconds = statistics.median(host)
+  stall, blocked = statistics.median(around) - 2 * step, statistics.median(seconds for _, seconds, _ in saving)
+  print(
+    f"a step takes {step:.3f} s, {host_seconds * 1e3:.2f} ms of them the host's ({host_seconds / 0.5:.2%} of a step of"
+    f" 0.5 s); a save holds the loop up for {stall:.3f} s ({stall / step:.1%} of a step), {blocked:.3f} s of them in"
+    " the call.",
+    flush=True,
+  )
+  figures = {
+    "seconds_per_step": step,
+    "host_seconds_per_step": host_seconds,
+    "overhead_of_half_a_second": host_seconds / 0.5,
+    "save_stall_seconds": stall,
+    "save_call_seconds": blocked,
+    "save_stall_of_step": stall / step,
+    "load_average": os.getloadavg()[0],
+    "versions": {name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "orbax-checkpoint")},
+  }
+  print(json.dumps(figures))

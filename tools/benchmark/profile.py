@@ -1,0 +1,49 @@
+"""Where the time of a profiled step went: the device's kernels by kind."""
+
+import collections
+import pathlib
+import re
+
+# The first that occurs in a kernel's name decides; names are those of cuBLAS, cuDNN, NCCL, XLA, Pallas and Triton.
+_KINDS = {
+  "attention kernels": r"flash|fmha|sdpa|mha_|splash|attention",
+  "matrix products": r"gemm|cublas|cutlass|nvjet|wgmma|xmma|dot|convolution|matmul",
+  "collectives": r"nccl|all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|ncclDevKernel",
+  "copies": r"memcpy|memset|copy|transpose|concatenate|slice",
+  "reductions": r"reduce|softmax|norm",
+  "fused elementwise work": r"fusion|loop_|input_|wrapped",
+}
+
+
+def milliseconds(folder: pathlib.Path) -> dict[str, float]:
+  """Device milliseconds of a trace by kind of kernel, the longest first.
+
+  Of a GPU or TPU, the kernels of its streams; of a CPU, the operations of all threads, which work side by side, so that
+  the sum is processor time.
+
+  Args:
+    folder: that was given to `jax.profiler.trace`.
+  """
+  from jax.profiler import ProfileData
+
+  newest = max(folder.rglob("*.xplane.pb"), key=lambda path: path.stat().st_mtime)
+  planes = list(ProfileData.from_file(str(newest)).planes)
+  devices = [plane for plane in planes if plane.name.startswith("/device:")]
+  total: dict[str, float] = collections.Counter()
+  for plane in devices or [plane for plane in planes if plane.name.startswith("/host:CPU")]:
+    for line in plane.lines:
+      if devices and not re.search(r"Stream|XLA Ops", line.name):
+        continue
+      for event in line.events:
+        stats = dict(event.stats)
+        if devices or "hlo_op" in stats:
+          total[kind(f"{event.name} {stats.get('hlo_op', '')}")] += event.duration_ns / 1e6
+  return dict(sorted(total.items(), key=lambda item: -item[1]))
+
+
+def kind(name: str) -> str:
+  """The kind of a kernel, from its name; "other" of one that says nothing."""
+  for kind, pattern in _KINDS.items():
+    if re.search(pattern, name, re.IGNORECASE):
+      return kind
+  return "other"
