@@ -4,10 +4,10 @@ import collections
 import pathlib
 import re
 
-# The first that occurs in a kernel's name decides; names are those of cuBLAS, cuDNN, NCCL, XLA, Pallas and Triton.
+# The first that occurs in a kernel's name decides; names are those of cuBLAS, cuDNN, NCCL, XLA, YNNPACK, Pallas and Triton.
 _KINDS = {
   "attention kernels": r"flash|fmha|sdpa|mha_|splash|attention",
-  "matrix products": r"gemm|cublas|cutlass|nvjet|wgmma|xmma|dot|convolution|matmul",
+  "matrix products": r"gemm|cublas|cutlass|nvjet|wgmma|xmma|dot|convolution|matmul|ynn_fusion",
   "collectives": r"nccl|all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|ncclDevKernel",
   "copies": r"memcpy|memset|copy|transpose|concatenate|slice",
   "reductions": r"reduce|softmax|norm",
@@ -36,7 +36,7 @@ def milliseconds(folder: pathlib.Path) -> dict[str, float]:
         continue
       for event in line.events:
         stats = dict(event.stats)
-        if devices or "hlo_op" in stats:
+        if devices or "hlo_op" in stats and not re.match(r"while|call|conditional", event.name):  # these hold others
           total[kind(f"{event.name} {stats.get('hlo_op', '')}")] += event.duration_ns / 1e6
   return dict(sorted(total.items(), key=lambda item: -item[1]))
 
