@@ -78,7 +78,7 @@ def initialize(*, timeout_seconds: float = 300) -> None:
 
 
 def _keep_stdout_for_python() -> None:
-  """Sends what native libraries print to stdout to stderr: Gloo's threads break their own lines, and would break ours."""
+  """Sends what native libraries print to stdout to stderr: Gloo's threads break their lines, and would break ours."""
   try:
     if sys.stdout.fileno() != 1:
       return

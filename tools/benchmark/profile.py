@@ -4,7 +4,7 @@ import collections
 import pathlib
 import re
 
-# The first that occurs in a kernel's name decides; names are those of cuBLAS, cuDNN, NCCL, XLA, YNNPACK, Pallas and Triton.
+# The first that occurs in a kernel's name decides: names of cuBLAS, cuDNN, NCCL, XLA, YNNPACK, Pallas and Triton.
 _KINDS = {
   "attention kernels": r"flash|fmha|sdpa|mha_|splash|attention",
   "matrix products": r"gemm|cublas|cutlass|nvjet|wgmma|xmma|dot|convolution|matmul|ynn_fusion",
