@@ -134,6 +134,8 @@ def _build_in(config: ConfigDict) -> None:
       config.model.head.labels = 2
     for name, values in config.evals.items():
       kept = {key: values[key] for key in ("name", "max_examples") if key in values}
+      if values.get("name", name) == "generation":
+        kept["max_new_tokens"] = 16
       config.evals[name] = kept | {"split": "validation"}
     config.train_split, config.eval_split, config.selection = "train", "validation", {}
   else:
