@@ -1,5 +1,6 @@
 """Every mesh axis alone, and several together: ten steps of each architecture are those of one device."""
 
+import dataclasses
 import functools
 
 import jax
@@ -27,6 +28,7 @@ MODELS = {  # family, design, objective, options
   "encoder": (bert, bert.DESIGN, mlm.Objective(), {"head": "mlm"}),
   "decoder": (gpt, gpt.GPT2, decoder.Objective(z_loss=1e-4), {}),
   "encoder_decoder": (t5, t5.V1_1, encoder_decoder.Objective(label_smoothing=0.1), {}),
+  "ring": (t5, dataclasses.replace(t5.V1_1, core="ring"), encoder_decoder.Objective(), {}),
   "experts": (mixtral, mixtral.DESIGN, decoder.Objective(), {"design": SPARSE}),
 }
 FEATURES = {
@@ -34,6 +36,7 @@ FEATURES = {
   "decoder": "decoder",
   "experts": "decoder",
   "encoder_decoder": ("encoder_i", "decoder"),
+  "ring": ("encoder_i", "decoder"),
 }
 MESHES = {  # mesh, changes to the rules
   "data": ({"data": 8}, {}),
@@ -90,6 +93,7 @@ USUAL = [
   ("experts", "data_expert"),
 ]
 CASES = [(kind, mesh) for kind in MODELS for mesh in MESHES if "expert" not in mesh or kind == "experts"]
+CASES = [case for case in CASES if case[0] != "ring" or "sequence" in case[1]]
 CASES = USUAL + [case for case in CASES if case not in USUAL]
 
 

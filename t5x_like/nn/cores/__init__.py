@@ -23,12 +23,14 @@ class Core(nnx.Module):
     pieces_above: if not None, the core computes the bias of more logits than this (per head) piece by piece, so that no
       [T, S] array is ever made.
     per_device: whether each device runs it by itself, on its rows, heads and queries and on all keys of these.
+    keys_axis: the logical axis along which such a device's keys are a part of all.
     exact: whether it computes the same function as the dense core, whose FLOPs then count as the model's.
   """
 
   refuses: tuple[str, ...] = ()
   pieces_above: int | None = None
   per_device = False
+  keys_axis: str | None = None
   exact = False
 
   @property
@@ -68,7 +70,9 @@ class Core(nnx.Module):
       raise core.refusal(words)
     core = computing(core, place, core.label(q_BTNH))
     arguments = q_BTNH * scale, k_BSKH, v_BSKH, mask, softmax
-    return on_each_device(core.attend, *arguments) if core.per_device else core.attend(*arguments)
+    if not core.per_device:
+      return core.attend(*arguments)
+    return on_each_device(core.attend, *arguments, keys_axis=core.keys_axis)
 
   def label(self, q_BTNH: jax.Array) -> str:
     """What logs and records call it on these queries."""

@@ -32,8 +32,11 @@ class Places:
 jax.tree_util.register_dataclass(Places)
 
 
-def on_each_device(attend: Callable, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, softmax) -> jax.Array:
-  """`attend(q, k, v, mask, softmax)` by each device, on its rows, heads and queries and all keys of these."""
+def on_each_device(
+  attend: Callable, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, softmax, keys_axis: str | None = None
+) -> jax.Array:
+  """`attend(q, k, v, mask, softmax)` by each device, on its rows, heads and queries, and on all keys of these or, along
+  the logical axis `keys_axis`, its own part of them."""
   (B, T, N, _), K = q.shape, k.shape[2]
   heads, kv_heads = "activation_heads", None
   ways = constrain.ways(heads)
@@ -56,10 +59,10 @@ def on_each_device(attend: Callable, q: jax.Array, k: jax.Array, v: jax.Array, m
 
   arguments = {
     "q": (q, ("batch", "length", heads)),
-    "k": (k, ("batch", None, kv_heads)),
-    "v": (v, ("batch", None, kv_heads)),
+    "k": (k, ("batch", keys_axis, kv_heads)),
+    "v": (v, ("batch", keys_axis, kv_heads)),
     "q_side": ((mask.q_pos, mask.q_segments), ("batch", "length")),
-    "k_side": ((mask.k_pos, mask.k_segments, mask.k_valid, mask.k_prefix), ("batch",)),
+    "k_side": ((mask.k_pos, mask.k_segments, mask.k_valid, mask.k_prefix), ("batch", keys_axis)),
     "rows": (jnp.arange(B, dtype=jnp.int32), ("batch",)),
     "heads": (jnp.arange(N, dtype=jnp.int32), (heads,)),
     "queries": (jnp.arange(T, dtype=jnp.int32), ("length",)),

@@ -25,7 +25,7 @@ SHORT = 2**19  # T * S: up to here a head's logits are small, and one matrix pro
 
 
 # The cores that compute the same function, and the name of this choice among them.
-EXACT = ("auto", "dense", "chunked", "splash", "cudnn")
+EXACT = ("auto", "dense", "chunked", "ring", "splash", "cudnn")
 
 
 class Auto(Core):

@@ -1,0 +1,289 @@
+"""A running softmax over blocks of logits, forward and backward, for the cores with linear memory.
+
+The running maximum and sum follow Milakov and Gimelshein 2018, their use in attention Rabe and Staats 2021 and Dao et
+al. 2022 (https://arxiv.org/abs/2205.14135, section 3.1 and appendix B). Both passes are one loop over the list of
+blocks, so that a program has two loop bodies whatever the length.
+"""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t5x_like.nn.cores._blocks import padded, toeplitz
+from t5x_like.nn.cores._devices import Places
+from t5x_like.nn.cores._softmax import Softmax
+from t5x_like.nn.cores.dense import NEGATIVE
+from t5x_like.nn.mask import Mask
+from t5x_like.nn.positions import Position
+from t5x_like.nn.remat import named
+
+_NONE = np.int32(2**31 - 1)
+
+
+def problem(q, k, v, mask: Mask, softmax: Softmax, t: int, s: int) -> tuple["Grid", tuple]:
+  """(what is static, the arrays that `attend`, `forward` and `backward` take): padded to whole blocks.
+
+  Args:
+    q, k, v, mask, softmax: as a core's `attend` is given them on a device, with a bias that is computed in pieces.
+    t, s: queries and keys in a block; shorter sequences are one block.
+  """
+  B, T, N, H = q.shape
+  S, K = k.shape[1:3]
+  grid = Grid.of(mask, softmax, T, S, min(t, T), min(s, S))
+  rows, columns = grid.rows * grid.t, grid.columns * grid.s
+  k_valid = mask.k_valid
+  if S < columns and k_valid is None:
+    k_valid = jnp.ones((1, S), bool)
+  fields = dataclasses.replace(
+    mask,
+    **{name: _padded(getattr(mask, name), rows) for name in ("q_pos", "q_segments")},
+    **{name: _padded(getattr(mask, name), columns) for name in ("k_pos", "k_segments", "k_prefix")},
+    k_valid=_padded(k_valid, columns),
+  )
+  q = padded(q.reshape(B, T, K, N // K, H), rows)
+  schemes = [scheme for scheme in (softmax.bias, softmax.position) if scheme is not None and scheme.biased]
+  places = dataclasses.replace(softmax.places, queries=padded(softmax.places.queries, rows, 0))
+  return grid, (q, padded(k, columns), padded(v, columns), schemes, fields, softmax.key, places)
+
+
+def _padded(x: jax.Array | None, length: int) -> jax.Array | None:
+  return None if x is None else padded(x, length)
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+  """What is static under tracing.
+
+  Attributes:
+    t, s: queries and keys in a block.
+    rows, columns: number of blocks along either side.
+    blocks: (row, column) of those that are computed, unless they turn out to hold nothing visible.
+    aligned: see `Mask`.
+    looked_at: whether a block's visibility depends on arrays.
+  """
+
+  t: int
+  s: int
+  rows: int
+  columns: int
+  blocks: tuple[tuple[int, int], ...]
+  aligned: bool
+  looked_at: bool
+  softcap: float | None
+  dropout_rate: float
+
+  @classmethod
+  def of(cls, mask: Mask, softmax: Softmax, T: int, S: int, t: int, s: int) -> "Grid":
+    rows, columns = -(-T // t), -(-S // s)
+    known = mask.aligned and softmax.places.whole
+    blocks = [(r, c) for r in range(rows) for c in range(columns) if not known or _reached(mask, r * t, c * s, t, s)]
+    arrays = mask.q_segments, mask.k_valid, mask.k_prefix
+    looked_at = any(x is not None for x in arrays) or (not known and (mask.causal or mask.window is not None))
+    rate = 0.0 if softmax.key is None else softmax.dropout_rate
+    return cls(t, s, rows, columns, tuple(blocks), mask.aligned, looked_at, softmax.softcap, rate)
+
+  def visible(self, mask: Mask) -> jax.Array:
+    """bool [blocks]: False for blocks in which no query sees any key."""
+    row, column = (np.asarray(side) for side in zip(*self.blocks, strict=True))
+
+    def span(x_BL, size, chosen):
+      """(smallest, largest) of every block: [b, blocks]."""
+      x = x_BL.reshape(x_BL.shape[0], -1, size)
+      return x.min(-1)[:, chosen], x.max(-1)[:, chosen]
+
+    def segments(x_BL, size, chosen):
+      """The same, of real segments: 0 is padding."""
+      return span(jnp.where(x_BL > 0, x_BL, _NONE), size, chosen)[0], span(x_BL, size, chosen)[1]
+
+    (q_low, q_high), (k_low, k_high) = span(mask.q_pos, self.t, row), span(mask.k_pos, self.s, column)
+    seen = jnp.ones((1, 1), bool)
+    if mask.causal:
+      seen &= k_low <= q_high
+    if mask.causal and mask.k_prefix is not None:
+      seen |= span(mask.k_prefix, self.s, column)[1]
+    if mask.window is not None:
+      seen &= (k_high > q_low - mask.window) & (k_low < q_high + mask.window)
+    if mask.q_segments is not None:
+      (q_low, q_high), (k_low, k_high) = (
+        segments(mask.q_segments, self.t, row),
+        segments(mask.k_segments, self.s, column),
+      )
+      seen &= (q_low <= k_high) & (k_low <= q_high)
+    if mask.k_valid is not None:
+      seen &= span(mask.k_valid, self.s, column)[1]
+    return jnp.broadcast_to(seen.any(0), (len(self.blocks),))
+
+  def loop(self, body, start, mask: Mask):
+    """`start` after `body(carry, row, column, seen)` for each block; `seen` is None where that is not looked at."""
+    index = jnp.asarray(np.asarray(self.blocks, np.int32))
+    seen = self.visible(mask) if self.looked_at else None
+
+    def step(carry, block):
+      (row, column), seen = block
+      return body(carry, row, column, seen), None
+
+    return jax.lax.scan(step, start, (index, seen))[0]
+
+  def allowed(self, mask: Mask, row, column) -> jax.Array | None:
+    """bool [B or 1, 1, t, s] of one block; None if all of it is allowed."""
+    q, k = partial(_cut, start=row * self.t, size=self.t), partial(_cut, start=column * self.s, size=self.s)
+    sides = q(mask.q_pos), k(mask.k_pos), q(mask.q_segments), k(mask.k_segments), k(mask.k_valid), k(mask.k_prefix)
+    return Mask(*sides, causal=mask.causal, window=mask.window).dense()
+
+  def bias(self, schemes, mask: Mask, places: Places, row, column) -> jax.Array | None:
+    """float32 [B or 1, N or 1, t, s] of one block: the differentiable part."""
+    parts = [self._scheme_bias(scheme, mask, places, row, column) for scheme in schemes]
+    return sum(parts[1:], parts[0]) if parts else None
+
+  def _scheme_bias(self, scheme: Position, mask: Mask, places: Places, row, column) -> jax.Array:
+    if self.aligned:
+      first = column * self.s - (places.queries[0] + row * self.t)  # from the block's first query to its first key
+      by_distance = scheme.of_distance(first + jnp.arange(-(self.t - 1), self.s))
+      if by_distance is not None:
+        return toeplitz(places.own_heads(by_distance, 0), self.t, self.s)[None]
+    q_pos = _cut(mask.q_pos, row * self.t, self.t)
+    return places.own_heads(scheme.bias(q_pos, _cut(mask.k_pos, column * self.s, self.s)), 1)
+
+  def dropout(self, weights_BNTS: jax.Array, key, places: Places, column) -> jax.Array:
+    """One mask for all queries, as in the dense core; the same in both passes and on any mesh."""
+    if self.dropout_rate == 0.0:
+      return weights_BNTS
+    fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.fold_in(key, column), places.rows)
+    keys_BN = fold(keys, places.heads)
+    keep = jax.vmap(jax.vmap(lambda key: jax.random.bernoulli(key, 1.0 - self.dropout_rate, (1, self.s))))(keys_BN)
+    return jnp.where(keep, weights_BNTS / (1.0 - self.dropout_rate), 0.0)
+
+
+def _reached(mask: Mask, q_start: int, k_start: int, t: int, s: int) -> bool:
+  """Whether any query of an aligned block may see any of its keys."""
+  ahead = k_start - (q_start + t - 1)  # the smallest distance from a query to a key; the largest is `behind`
+  behind = k_start + s - 1 - q_start
+  if mask.causal and mask.k_prefix is None and ahead > 0:
+    return False
+  return mask.window is None or (behind > -mask.window and ahead < mask.window)
+
+
+def _cut(x: jax.Array | None, start, size: int, axis: int = 1) -> jax.Array | None:
+  return None if x is None else jax.lax.dynamic_slice_in_dim(x, start, size, axis)
+
+
+def _put(x: jax.Array, piece: jax.Array, start, axis: int) -> jax.Array:
+  return jax.lax.dynamic_update_slice_in_dim(x, piece, start, axis)
+
+
+def _logits(grid: Grid, q, k, schemes, mask, places, row, column):
+  """(float32 logits [B, N, t, s], the same before the bias, what is allowed) of one block."""
+  B, t, K, G, _ = q.shape
+  logits = jnp.einsum("BTKGH,BSKH->BKGTS", q, k, preferred_element_type=jnp.float32).reshape(B, K * G, t, -1)
+  capped = logits if grid.softcap is None else grid.softcap * jnp.tanh(logits / grid.softcap)
+  bias = grid.bias(schemes, mask, places, row, column)
+  return capped if bias is None else capped + bias, capped, grid.allowed(mask, row, column)
+
+
+def _grouped(x_BNTX: jax.Array, kv_heads: int) -> jax.Array:
+  """[B, N, T, X] -> [B, K, G, T, X]"""
+  B, N, T, X = x_BNTX.shape
+  return x_BNTX.reshape(B, kv_heads, N // kv_heads, T, X)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def attend(grid: Grid, q, k, v, schemes, mask: Mask, key, places: Places) -> jax.Array:
+  """[B, T, K, G, H] in the dtype of `q`, from padded arrays."""
+  return forward(grid, q, k, v, schemes, mask, key, places)[0].astype(q.dtype)
+
+
+def forward(grid: Grid, q, k, v, schemes, mask: Mask, key, places: Places) -> tuple[jax.Array, jax.Array]:
+  """(float32 [B, T, K, G, H], float32 [B, N, T]: the logarithm of the sum of exp(logits))."""
+  B, T, K, G, H = q.shape
+  N, t, s = K * G, grid.t, grid.s
+
+  def block(carry, row, column, seen):
+    def compute(peak_BNT, total_BNT, out_BNTH):
+      q_t, k_s, v_s = _cut(q, row * t, t), _cut(k, column * s, s), _cut(v, column * s, s)
+      logits, _, allowed = _logits(grid, q_t, k_s, schemes, mask, places, row, column)
+      if allowed is not None:
+        logits = jnp.where(allowed, logits, NEGATIVE)
+      new_peak = jnp.maximum(peak_BNT, logits.max(-1))
+      shrink, weights = jnp.exp(peak_BNT - new_peak), jnp.exp(logits - new_peak[..., None])
+      if allowed is not None:
+        weights = jnp.where(allowed, weights, 0.0)
+      total_BNT = total_BNT * shrink + weights.sum(-1)
+      weights = _grouped(grid.dropout(weights, key, places, column).astype(v.dtype), K)
+      more = jnp.einsum("BKGTS,BSKH->BKGTH", weights, v_s, preferred_element_type=jnp.float32)
+      return new_peak, total_BNT, out_BNTH * shrink[..., None] + more.reshape(B, N, t, H)
+
+    pieces = tuple(_cut(x, row * t, t, axis=2) for x in carry)
+    pieces = compute(*pieces) if seen is None else jax.lax.cond(seen, compute, lambda *same: same, *pieces)
+    return tuple(_put(x, piece, row * t, 2) for x, piece in zip(carry, pieces, strict=True))
+
+  start = jnp.full((B, N, T), NEGATIVE, jnp.float32), jnp.zeros((B, N, T), jnp.float32)
+  peak, total, out = grid.loop(block, (*start, jnp.zeros((B, N, T, H), jnp.float32)), mask)
+  total = jnp.where(total > 0, total, 1.0)
+  return jnp.moveaxis(out / total[..., None], 2, 1).reshape(q.shape), peak + jnp.log(total)
+
+
+def _kept(grid: Grid, q, k, v, schemes, mask, key, places):
+  out, log_sum = forward(grid, q, k, v, schemes, mask, key, places)
+  out, log_sum = out.astype(q.dtype), named(log_sum, "context")
+  return out, (q, k, v, schemes, mask, key, places, named(out, "context"), log_sum)
+
+
+def _backward(grid: Grid, kept, d_out):
+  found = jax.tree.map(lambda d, x: d.astype(x.dtype), backward(grid, kept, d_out), kept[:4])
+  return *found, None, None, None
+
+
+def backward(grid: Grid, kept: tuple, d_out: jax.Array) -> tuple:
+  """The gradients of (q, k, v, schemes), in float32.
+
+  Args:
+    kept: the arguments of `forward`, its result and its log-sums. These may be of more keys than the ones given: then
+      the gradient of `q` and the schemes is what these keys contribute.
+  """
+  q, k, v, schemes, mask, key, places, out, log_sum_BNT = kept
+  B, T, K, G, H = q.shape
+  N, t, s = K * G, grid.t, grid.s
+  d_out = d_out.astype(v.dtype)
+  # What the gradient of a softmax subtracts (Dao et al., appendix B).
+  inner_BNT = jnp.einsum("BTKGH,BTKGH->BKGT", d_out, out, preferred_element_type=jnp.float32).reshape(B, N, T)
+
+  def block(carry, row, column, seen):
+    dq, dk, dv, d_schemes = carry
+
+    def compute(dq_t, dk_s, dv_s, d_schemes):
+      q_t, d_out_t = _cut(q, row * t, t), _cut(d_out, row * t, t)
+      k_s, v_s = _cut(k, column * s, s), _cut(v, column * s, s)
+      logits, capped, allowed = _logits(grid, q_t, k_s, schemes, mask, places, row, column)
+      weights = jnp.exp(logits - _cut(log_sum_BNT, row * t, t, axis=2)[..., None])
+      if allowed is not None:
+        weights = jnp.where(allowed, weights, 0.0)
+      dropped = _grouped(grid.dropout(weights, key, places, column).astype(v.dtype), K)
+      dv_s = dv_s + jnp.einsum("BKGTS,BTKGH->BSKH", dropped, d_out_t, preferred_element_type=jnp.float32)
+      d_weights = jnp.einsum("BTKGH,BSKH->BKGTS", d_out_t, v_s, preferred_element_type=jnp.float32)
+      d_weights = grid.dropout(d_weights.reshape(weights.shape), key, places, column)
+      d_logits = weights * (d_weights - _cut(inner_BNT, row * t, t, axis=2)[..., None])
+      if schemes:
+        block, pull = jax.vjp(lambda schemes: grid.bias(schemes, mask, places, row, column), schemes)
+        shared = tuple(axis for axis in (0, 1) if block.shape[axis] == 1 < d_logits.shape[axis])
+        d_schemes = jax.tree.map(jnp.add, d_schemes, pull(d_logits.sum(shared, keepdims=True))[0])
+      if grid.softcap is not None:
+        d_logits = d_logits * (1 - (capped / grid.softcap) ** 2)
+      d_logits = _grouped(d_logits.astype(q.dtype), K)
+      dq_t = dq_t + jnp.einsum("BKGTS,BSKH->BTKGH", d_logits, k_s, preferred_element_type=jnp.float32)
+      dk_s = dk_s + jnp.einsum("BKGTS,BTKGH->BSKH", d_logits, q_t, preferred_element_type=jnp.float32)
+      return dq_t, dk_s, dv_s, d_schemes
+
+    pieces = _cut(dq, row * t, t), _cut(dk, column * s, s), _cut(dv, column * s, s), d_schemes
+    pieces = compute(*pieces) if seen is None else jax.lax.cond(seen, compute, lambda *same: same, *pieces)
+    dq_t, dk_s, dv_s, d_schemes = pieces
+    return _put(dq, dq_t, row * t, 1), _put(dk, dk_s, column * s, 1), _put(dv, dv_s, column * s, 1), d_schemes
+
+  zeros = partial(jax.tree.map, lambda x: jnp.zeros(x.shape, jnp.float32))
+  return grid.loop(block, (zeros(q), zeros(k), zeros(v), zeros(schemes)), mask)
+
+
+attend.defvjp(_kept, _backward)

@@ -1,0 +1,119 @@
+"""Ring attention: exact, with the keys and values of a sequence split over devices and never gathered (Liu et al. 2023,
+https://arxiv.org/abs/2310.01889).
+
+Where the mesh splits the length in n, every device keeps its own queries, and the pieces of keys and values go around
+the n devices by collective permutes. Each device attends to the piece it holds as the chunked core does, and joins the
+results by their log-sums. In the backward pass the gradients of keys and values travel with them. So the memory for a
+layer's keys and values is an n-th of what gathering takes, for the same bytes sent.
+
+Blocks that causality hides are passed over, but a device waits for the one with the most of them: with causal attention
+the last device sees all keys, and the ring takes as long as without causality.
+"""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.nn.cores import _blockwise as blockwise
+from t5x_like.nn.cores.chunked import Chunked
+from t5x_like.nn.cores.dense import NEGATIVE
+from t5x_like.nn.remat import named
+from t5x_like.parallel import constrain
+
+_KEYS = ("k_pos", "k_segments", "k_valid", "k_prefix")
+
+
+class Ring(Chunked):
+  """Equal to the chunked core, which it is where nothing splits the length, keys are others than the queries' tokens
+  (cross-attention), or the length does not divide; refuses dropout of attention probabilities.
+
+  Args:
+    query_chunk, key_chunk: as of `Chunked`, of a device's own piece.
+  """
+
+  refuses = ("query_bias", "dropout")
+  keys_axis = "length"
+
+  def chosen(self, q, k, mask, softmax):
+    n = constrain.ways("length")
+    around = n > 1 and q.shape[1] == k.shape[1] and q.shape[1] % n == 0
+    if around or self.refused(q, k, mask, softmax):  # what it refuses on a slice, it refuses on a laptop
+      return self
+    return Chunked(query_chunk=self.query_chunk, key_chunk=self.key_chunk)
+
+  def attend(self, q, k, v, mask, softmax):
+    if isinstance(softmax.bias, jax.Array):
+      raise self.refusal("a position bias that is an array already")
+    mask = dataclasses.replace(mask, aligned=False)  # a query's own key is with another device most of the time
+    grid, arguments = blockwise.problem(q, k, v, mask, softmax, self.query_chunk, self.key_chunk)
+    over = constrain.mesh_axes("length"), constrain.ways("length")
+    out = _attend(grid, over, *arguments)
+    return out.reshape(q.shape[0], -1, *q.shape[2:])[:, : q.shape[1]]
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attend(grid, over, *arguments) -> jax.Array:
+  """[B, T, K, G, H] in the dtype of `q`; arguments as of `blockwise.attend`."""
+  return _kept(grid, over, *arguments)[0]
+
+
+def _kept(grid, over, *arguments):
+  q, k, v, schemes, mask, key, places = arguments
+
+  def attended(held):
+    k, v, fields = held
+    return blockwise.forward(grid, q, k, v, schemes, dataclasses.replace(mask, **fields), key, places)
+
+  def step(carry, _):
+    held, out, log_sum = carry
+    held = _passed_on(over, held)
+    more, more_sum = attended(held)
+    joined = jnp.logaddexp(log_sum, more_sum)
+    out = out * _shares(log_sum - joined, out) + more * _shares(more_sum - joined, out)
+    return (held, out, joined), None
+
+  held = k, v, {name: getattr(mask, name) for name in _KEYS}
+  (_, out, log_sum), _ = jax.lax.scan(step, (held, *attended(held)), length=over[1] - 1)
+  out, log_sum = named(out.astype(q.dtype), "context"), named(log_sum, "context")
+  return out, (*arguments, out, log_sum)
+
+
+def _backward(grid, over, kept, d_out):
+  q, k, v, schemes, mask, key, places, out, log_sum = kept
+
+  def contributed(held):
+    k, v, fields = held
+    given = q, k, v, schemes, dataclasses.replace(mask, **fields), key, places, out, log_sum
+    return blockwise.backward(grid, given, d_out)
+
+  def step(carry, _):
+    held, dq, dk, dv, d_schemes = carry
+    held, dk, dv = _passed_on(over, (held, dk, dv))
+    more = contributed(held)
+    return (held, *jax.tree.map(jnp.add, (dq, dk, dv, d_schemes), more)), None
+
+  held = k, v, {name: getattr(mask, name) for name in _KEYS}
+  (_, dq, dk, dv, d_schemes), _ = jax.lax.scan(step, (held, *contributed(held)), length=over[1] - 1)
+  dk, dv = _passed_on(over, (dk, dv))  # home again
+  found = jax.tree.map(lambda d, x: d.astype(x.dtype), (dq, dk, dv, d_schemes), (q, k, v, schemes))
+  return *found, None, None, None
+
+
+_attend.defvjp(_kept, _backward)
+
+
+def _passed_on(over, held):
+  """What the device before this one held."""
+  axes, n = over
+  return jax.tree.map(lambda x: jax.lax.ppermute(x, axes, [(i, (i + 1) % n) for i in range(n)]), held)
+
+
+def _shares(log_BNT: jax.Array, out_BTKGH: jax.Array) -> jax.Array:
+  """exp(log) as [B, T, K, G, 1]."""
+  B, T, K, G, _ = out_BTKGH.shape
+  return jnp.moveaxis(jnp.exp(jnp.maximum(log_BNT, NEGATIVE)), 1, 2).reshape(B, T, K, G, 1)
+
+
+make = Ring

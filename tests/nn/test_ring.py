@@ -1,0 +1,52 @@
+"""Ring attention: what the dense core computes, without any device holding all keys."""
+
+import core_cases as cases
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from t5x_like.errors import UserError
+from t5x_like.nn.cores._calls import cores_used
+from t5x_like.nn.cores.ring import Ring
+from t5x_like.parallel.mesh import make_mesh
+from t5x_like.parallel.rules import Rules
+
+CORE = Ring(query_chunk=4, key_chunk=4)
+T = 40  # ten tokens a device, in blocks of four: the last one is padded
+
+
+def mesh(**axes):
+  """Devices in an order of their own, as on a slice."""
+  devices = np.array(jax.devices())[[0, 4, 1, 5, 2, 6, 3, 7]]
+  return make_mesh(axes, list(devices))
+
+
+@pytest.mark.parametrize(
+  "kind, bias, options",
+  [("packed_causal", "alibi_layer", {}), ("prefix", "table", {"softcap": 3.0}), ("full_w5", None, {})],
+)
+def test_it_equals_dense_on_a_split_length(kind, bias, options):
+  with Rules.make(mesh(data=2, sequence=4)).activate(), cores_used() as used:
+    cases.assert_equals_dense(CORE, cases.mask(kind, T), (*cases.qkv(T=T), *cases.bias(bias, T)), **options)
+  assert used == {"attention": {"ring", "dense"}}
+
+
+def test_no_device_holds_all_keys():
+  on = mesh(data=2, sequence=4)
+  (q, k, v), mask = cases.qkv(T=T), cases.mask("causal", T)
+  with Rules.make(on).activate():
+    split = [jax.device_put(x, NamedSharding(on, PartitionSpec("data", "sequence"))) for x in (q, k, v)]
+    run = jax.jit(lambda q, k, v: CORE(q, k, v, mask, scale=0.4))
+    program = run.lower(*split).compile().as_text()
+  assert "collective-permute" in program and "all-gather" not in program
+  assert f"f32[1,{T}," not in program and "f32[1,10," in program
+
+
+def test_it_is_the_chunked_core_where_nothing_goes_around():
+  (q, k, v), mask = cases.qkv(T=T), cases.mask("causal", T)
+  with cores_used() as used:
+    CORE(q, k, v, mask, scale=0.4)
+  assert used == {"attention": {"chunked"}}
+  with pytest.raises(UserError, match="core 'ring' cannot do dropout of attention probabilities"):
+    CORE(q, k, v, mask, scale=0.4, dropout_rate=0.1, key=jax.random.key(0))
