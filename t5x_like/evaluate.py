@@ -7,7 +7,8 @@ samples, to a .jsonl file beside it. Groups name the run's metrics; see t5x_like
 
 With --suite it fine-tunes the checkpoint on every task of t5x_like/suites/NAME.py and prints one table, which --output
 also holds as results.json, results.md and results.html, with files for the leaderboard. --config.KEY=VALUE are then
-those of the fine-tuning recipe. A suite that was stopped goes on with the same command.
+those of the fine-tuning recipe. A suite that was stopped goes on with the same command. --compare=DIR adds the
+differences from another table of the same suite, such as one made --from_scratch, to all of these and to report.html.
 """
 
 import pathlib
@@ -34,6 +35,7 @@ def main(argv: list[str]) -> None:
     ("--output", {"metavar": "DIR", "help": "of the suite (default: <workdir>/suites/<suite>)"}),
     ("--data_dir", {"metavar": "DIR", "help": "of TensorFlow datasets; see python -m tools.prepare_dataset"}),
     ("--from_scratch", {"action": "store_true", "help": "the suite with fresh weights of the same architecture"}),
+    ("--compare", {"metavar": "DIR", "help": "another table of the suite, to print the differences from"}),
     config_required=False,
   )
   if args.suite:
@@ -70,7 +72,7 @@ def main(argv: list[str]) -> None:
 
 def _suite(args, overrides: list[str]) -> None:
   """Runs a suite and prints its table."""
-  from t5x_like.training import process, suite, suite_tables
+  from t5x_like.training import compile_cache, process, report, suite, suite_tables
 
   made = slots.find("--suite", args.suite, suites, "SUITE")
   try:
@@ -82,6 +84,7 @@ def _suite(args, overrides: list[str]) -> None:
   process.prepare()
   form = "from_scratch" if args.from_scratch else ""
   output = pathlib.Path(args.output or pathlib.Path(args.workdir) / "suites" / args.suite / form)
+  process.say(compile_cache.use(args.workdir))
   options = suite.Options(
     args.workdir,
     output,
@@ -93,8 +96,11 @@ def _suite(args, overrides: list[str]) -> None:
     overrides=overrides,
     data_dir=args.data_dir,
     from_scratch=args.from_scratch,
+    compare=args.compare,
   )
   process.say(suite_tables.markdown(suite.run(args.suite, made, options)))
+  if args.compare and process.first():
+    report.write_report(args.workdir)
 
 
 if __name__ == "__main__":

@@ -13,11 +13,17 @@ from typing import Literal
 
 from t5x_like import suites
 from t5x_like.config import defaults
-from t5x_like.suites import glue, squad, superglue, text
+from t5x_like.suites import docstrings, glue, squad, superglue, text
 
 _TASKS = {
   f"{name}/{task}": benchmark
-  for name, suite in (("glue", glue), ("superglue", superglue), ("squad", squad), ("text", text))
+  for name, suite in (
+    ("docstrings", docstrings),
+    ("glue", glue),
+    ("superglue", superglue),
+    ("squad", squad),
+    ("text", text),
+  )
   for task, benchmark in suite.SUITE.tasks.items()
   if benchmark.text
 }

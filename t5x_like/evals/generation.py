@@ -94,22 +94,27 @@ class Evaluator:
     predictions = []
     for example, text in zip(self._examples, texts):
       row = {"input": example["inputs"], "target": example["targets"], "prediction": text}
+      row |= {"references": list(self._texts(example))} if self._references else {}
       predictions.append(_labelled.identified(row, example["record"], self._ids))
     return Result(scores, _labelled.samples(predictions), predictions)
 
   def _right(self, example: dict[str, Any]) -> list[Any]:
     """The references of an example, as each metric takes them."""
-    from t5x_like.data.sources import value
-
     name = self._setting.task.name
-    found = value(example["record"], self._references, name) if self._references else example["targets"]
     try:
-      right = list(texts_of(found))
+      right = list(self._texts(example))
       if not right:
         raise ValueError(f"found no texts in field {self._references!r}")
       return [metric.reference(right) for metric in self._metrics]
     except ValueError as error:
       raise UserError(f"task {name}, input {example['inputs'][:60]!r}: {error}") from None
+
+  def _texts(self, example: dict[str, Any]) -> Sequence[str]:
+    """The right texts of an example."""
+    from t5x_like.data.sources import value
+
+    name = self._setting.task.name
+    return texts_of(value(example["record"], self._references, name) if self._references else example["targets"])
 
   def _encode(self, texts: Sequence[str]) -> tuple[list[list[int]], int]:
     """Ids of the prompts, and how many were too long."""

@@ -100,6 +100,7 @@ class Evaluator:
     best = heapq.nlargest(self._n_best, dict.fromkeys(spans), key=lambda span: span[0])
     answer = best[0][1] if best else ""
     row = {"input": f"{window['record']['question']} | {window['context']}", "target": " / ".join(window["answers"])}
+    row["references"] = window["answers"]
     row |= {"prediction": answer, "best_answer": answer, "n_best": [{"text": t, "score": s} for s, t in best]}
     if self._unanswerable:
       margin = null - (best[0][0] if best else -math.inf) - self._threshold

@@ -37,7 +37,8 @@ class Benchmark:
     source: where its records come from.
     examples: how many the training split has, as published.
     encoder, text: its forms for encoders and for models of text-to-text; None where it has none.
-    evaluated: by evaluation, the split (of the task's own source) or other changes to the task, with `split`.
+    evaluated: by evaluation, the split (of the task's own source) or other changes to the task, with `split`; the first
+      selects the checkpoint.
     test: by file of a submission, the split that it is predicted from.
     train_split: what is trained on.
   """
@@ -77,7 +78,7 @@ def labelled(
   questions: Sequence[str] = (),
   counted: Sequence[str] = (),
   ids: Sequence[str] = ("idx",),
-  evaluated: Mapping[str, str] | None = None,
+  evaluated: Mapping[str, str | Values] | None = None,
   test: Mapping[str, str] | None = None,
 ) -> Benchmark:
   """A benchmark of labels, or numbers if `labels` is None. As text, the target is the label's name."""
@@ -175,10 +176,10 @@ def apply(config: Any, benchmark: Benchmark, form: Form) -> None:
   if form.head:
     config.model.head = dict(form.head)
   config.train_split = benchmark.train_split
-  first = next(iter(benchmark.evaluated.values()))
+  name, first = next(iter(benchmark.evaluated.items()))
   config.eval_split = first if isinstance(first, str) else first["split"]
   config.evals = {name: dict(form.evaluator) | _where(where) for name, where in benchmark.evaluated.items()}
-  config.selection = {"metric": f"eval/{form.counted[0]}"}
+  config.selection = {"metric": f"eval/{name}/{form.counted[0].split('/', 1)[1]}"}
 
 
 def _where(where: str | Values) -> Values:

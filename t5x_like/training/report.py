@@ -19,7 +19,8 @@ _SENTINEL = re.compile(r"(<extra_id_\d+>)")
 
 
 def write_report(workdir) -> pathlib.Path:
-  """Writes `<workdir>/report.html` from `metrics.jsonl`, `config.json`, `environment.json` and `samples/*.jsonl`.
+  """Writes `<workdir>/report.html` from `metrics.jsonl`, `config.json`, `environment.json`, `samples/*.jsonl` and what
+  `suites/*/results.json` compare.
 
   Any of them may be missing; the report then says so. The same files always give the same bytes.
 
@@ -37,6 +38,7 @@ def write_report(workdir) -> pathlib.Path:
     charts=charts(rows),
     evals=_evals(rows),
     not_finite=sum(value is None for row in rows for value in row.values()),
+    benchmarks=_benchmarks(workdir / "suites"),
     samples=_samples(workdir / "samples"),
     config=config,
     environment=_flat(_read_object(workdir / "environment.json")),
@@ -148,6 +150,12 @@ def _number(value: float) -> str:
   if not math.isfinite(value):
     return "–"
   return f"{value:,.0f}" if value == int(value) and abs(value) >= 100 else f"{value:.4g}"
+
+
+def _benchmarks(directory: pathlib.Path) -> list[dict[str, Any]]:
+  """The comparisons of suites, by the name of their directory: {name, names, rows}; see `suite_comparison.compared`."""
+  found = {path.parent.name: _read_object(path).get("compared") for path in sorted(directory.glob("*/results.json"))}
+  return [{"name": name} | compared for name, compared in found.items() if compared]
 
 
 def _samples(directory: pathlib.Path) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from t5x_like import recipes, suites
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.parallel import distributed
 from t5x_like.suites import Benchmark, Form, Suite
-from t5x_like.training import assembly, process, selection, submission, suite_tables, trained
+from t5x_like.training import assembly, process, selection, submission, suite_comparison, suite_tables, trained
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.evaluation import Evaluation, Group
 from t5x_like.training.loop import train
@@ -44,6 +44,7 @@ class Options:
     recipe: instead of `RECIPES`, with or without an argument.
     overrides: `KEY=VALUE` for every run.
     data_dir: where TensorFlow datasets are.
+    compare: the directory of another table of the suite, to compare this one with.
   """
 
   workdir: str
@@ -56,6 +57,7 @@ class Options:
   overrides: Sequence[str] = ()
   data_dir: str | None = None
   from_scratch: bool = False
+  compare: str | None = None
 
 
 def run(name: str, suite: Suite, options: Options) -> dict[str, Any]:
@@ -65,6 +67,7 @@ def run(name: str, suite: Suite, options: Options) -> dict[str, Any]:
     UserError: an unknown task, no task with data, a workdir that holds no run, or whatever a run raises.
   """
   kind = _kind(options)
+  other = suite_comparison.read(options.compare) if options.compare else None
   for task in options.tasks or ():
     if task not in suite.tasks:
       raise UserError(
@@ -88,6 +91,8 @@ def run(name: str, suite: Suite, options: Options) -> dict[str, Any]:
   if not found:
     raise UserError(f"--suite={name}: no task could be run: {'; '.join(f'{k}: {v}' for k, v in missing.items())}")
   results = suite_tables.results(name, options, found, missing)
+  if other and process.first():
+    results["compared"] = suite_comparison.compared(other, results)
   if process.first():
     suite_tables.write(options.output, results)
   return results

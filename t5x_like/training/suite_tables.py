@@ -5,7 +5,7 @@ import pathlib
 from typing import Any
 
 from t5x_like.metrics import leaderboards
-from t5x_like.training import report, report_charts
+from t5x_like.training import report, report_charts, suite_comparison
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.writer import read_metrics
 
@@ -61,7 +61,8 @@ def markdown(found: dict[str, Any]) -> str:
     lines.append(f"| average, as the leaderboard's | {_shown(found['average'])} {blanks}")
   what = "the median of the seeds at the best rate" if several else "one seed"
   scratch = ", from scratch" if found["from_scratch"] else ""
-  return f"# {found['suite']}: {found['workdir']}{scratch}\n\n" + "\n".join(lines) + f"\n\nScores are {what}.\n"
+  table = f"# {found['suite']}: {found['workdir']}{scratch}\n\n" + "\n".join(lines) + f"\n\nScores are {what}.\n"
+  return table + (f"\n{suite_comparison.markdown(found['compared'])}" if "compared" in found else "")
 
 
 def _shown(value: float | None) -> str:

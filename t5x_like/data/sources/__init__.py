@@ -13,6 +13,7 @@
     conllu:en_ewt.conllu                            one record per sentence; `tokens`, `text`, `sent_id`, and columns
     tfds:NAME[/config][:version]                    any TensorFlow dataset, already prepared or buildable
     docstrings                                      the embedded corpus, built on first use
+    docstring_tasks:name                            supervised tasks made of it: package, halves, name, parameter
     builtin                                         a tiny corpus with a field for every task, for trying out recipes
 
 A record is a dictionary of fields. Supervised tasks use its fields; pretraining takes one of them as the text of a

@@ -1,0 +1,146 @@
+"""Supervised tasks made of docstrings: which package, do two halves belong together, what is it called, which words.
+
+    package    text, label: the first words, without the names of packages, and the package they are from
+    halves     first, second, label: the beginning of a docstring, and what follows it or the same part of another
+    name       text, name: the summary of a function, and the words of its name
+    parameter  question, context, answers: a parameter, the descriptions of some, and that of this one, as in SQuAD
+
+Every record also has an `id`. Documents are put in the order of a hash and all choices follow from it, so the same
+documents give the same records wherever they come from. Classes are exactly balanced.
+"""
+
+import hashlib
+import itertools
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+Document = dict[str, str]  # text, package, module, qualname
+Record = dict[str, Any]
+
+PACKAGES = ("flax", "jax", "keras", "matplotlib", "numpy", "scipy", "stdlib", "tensorflow")
+HALVES = ("apart", "together")
+MOST = 8_000  # records of a split
+KEPT = 0.05  # of the modules seen in pretraining: the split validation
+_TEXT, _HALF, _SUMMARY, _DESCRIPTION = 40, 20, 30, 8  # words: 64 tokens hold most inputs
+_AROUND = 1  # parameters before and after the one in question
+
+_PACKAGE_NAMES = re.compile(r"\b(flax|linen|nnx|jax|jnp|keras|matplotlib|mpl|plt|numpy|np|scipy|tensorflow|tf)\b", re.I)
+_NAME_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_ENTRY = re.compile(r"\*{0,2}(\w+)(?: ?\(.*?\))?(?::\s*(.*)| *)$")  # of the section Args, written as Google does
+_NUMPY_ENTRY = re.compile(r"(\w+)(?: ?:.*)?$")
+
+
+def is_kept(module: str) -> bool:
+  """Whether a module of the corpus's training split is in the benchmark's split validation, not in its train."""
+  return int.from_bytes(_digest("benchmark", module)[:8], "big") / 2**64 < KEPT
+
+
+def package(documents: Sequence[Document]) -> list[Record]:
+  """Records of the task `package`, as many of each package as there are of the rarest that occurs."""
+  classes: dict[str, list[Record]] = {name: [] for name in PACKAGES}
+  for document in documents:
+    if document["package"] in classes:
+      text = _PACKAGE_NAMES.sub("package", _words(document["text"], _TEXT))
+      classes[document["package"]].append({"text": text, "label": document["package"]})
+  return [record for records in zip(*filter(None, classes.values())) for record in records]
+
+
+def halves(documents: Sequence[Document]) -> list[Record]:
+  """Records of the task `halves`: every second document keeps its own second half, the others have that of the next."""
+  pairs = []
+  for document in documents:
+    words = document["text"].split()[: 2 * _HALF]
+    middle = len(words) // 2
+    pairs.append((" ".join(words[:middle]), " ".join(words[middle:])))
+  made = [
+    {"first": first, "second": (second, following)[n % 2], "label": HALVES[1 - n % 2]}
+    for n, ((first, second), (_, following)) in enumerate(zip(pairs, pairs[1:] + pairs[:1]))
+  ]
+  return made[: len(made) // 2 * 2]
+
+
+def name(documents: Sequence[Document]) -> list[Record]:
+  """Records of the task `name`: functions and methods, but those that Python names (`__init__`)."""
+  made = []
+  for document in documents:
+    leaf = document["qualname"].rpartition(".")[2]
+    words = [word.lower() for word in _NAME_WORDS.findall(leaf)]
+    summary = _words(document["text"].split("\n\n")[0], _SUMMARY)
+    if not words or leaf.startswith("__") or not leaf.lstrip("_")[:1].islower():
+      continue
+    if len(words) > 1:  # a name of one word is one that the summary may well use
+      summary = re.sub(rf"\b{re.escape(leaf)}\b", "it", summary)
+    made.append({"text": summary, "name": " ".join(words)})
+  return made
+
+
+def parameter(documents: Sequence[Document]) -> list[Record]:
+  """Records of the task `parameter`: one for each docstring that describes at least two."""
+  made = []
+  for document in documents:
+    entries = [
+      (one, _words(re.split(r"(?<=\.)\s", what)[0], _DESCRIPTION)) for one, what in parameters(document["text"])
+    ]
+    entries = [(one, what) for one, what in entries if len(what.split()) > 2]
+    if len(entries) < 2:
+      continue
+    asked = _digest("asked", document["text"])[0] % len(entries)
+    begin = max(0, asked - _AROUND)
+    before, after = entries[begin:asked], entries[asked : asked + 1 + _AROUND]
+    context = [f"{one}: {what}" for one, what in before + after]
+    question, answer = entries[asked]
+    start = sum(len(text) + 1 for text in context[: len(before)]) + len(f"{question}: ")
+    found = {"text": answer, "answer_start": start}
+    made.append({"question": question, "context": " ".join(context), "answers": [found]})
+  return made
+
+
+TASKS: dict[str, Callable[[Sequence[Document]], list[Record]]] = {
+  "package": package,
+  "halves": halves,
+  "name": name,
+  "parameter": parameter,
+}
+
+
+def records(task: str, documents: Sequence[Document]) -> list[Record]:
+  """At most `MOST` records of a task, whatever the order of the documents."""
+  ordered = sorted(documents, key=lambda d: _digest(d["module"], d["qualname"], d["text"]))
+  return [{"id": f"{task}-{number}"} | record for number, record in enumerate(TASKS[task](ordered)[:MOST])]
+
+
+def parameters(text: str) -> list[tuple[str, str]]:
+  """(name, description) of the parameters that a docstring describes, in Google's or NumPy's form."""
+  lines = text.splitlines()
+  for number, line in enumerate(lines):
+    if line in ("Args:", "Arguments:"):
+      section = itertools.takewhile(lambda x: not x or x[0] == " ", lines[number + 1 :])
+      return list(_entries(textwrap.dedent("\n".join(section)).splitlines(), _ENTRY))
+    if line == "Parameters" and _is_rule(lines[number + 1 : number + 2]):
+      section = lines[number + 2 :]
+      end = next((n - 1 for n in range(1, len(section)) if _is_rule(section[n : n + 1])), len(section))
+      return list(_entries(section[:end], _NUMPY_ENTRY))
+  return []
+
+
+def _entries(lines: list[str], form: re.Pattern) -> Iterator[tuple[str, str]]:
+  """Lines that are not indented begin an entry; those of another form end the one before."""
+  begins = [n for n, line in enumerate(lines) if line[:1].strip()]
+  for first, past in zip(begins, [*begins[1:], len(lines)]):
+    if found := form.match(lines[first]):
+      named, *rest = found.groups()
+      yield named, " ".join(" ".join([rest[0] or "" if rest else "", *lines[first + 1 : past]]).split())
+
+
+def _is_rule(lines: list[str]) -> bool:
+  return bool(lines) and len(lines[0]) > 2 and set(lines[0]) == {"-"}
+
+
+def _words(text: str, most: int) -> str:
+  return " ".join(text.split()[:most])
+
+
+def _digest(*parts: str) -> bytes:
+  return hashlib.sha256("\0".join(parts).encode()).digest()
