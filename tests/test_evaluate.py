@@ -210,6 +210,7 @@ def test_span_infilling_counts_spans(restored):
   assert span_infilling.spans_by_sentinel([9, first, 5, eos, first - 1, 7], task.vocabulary) == {first: (5,)}
   result = span_infilling.Evaluator(setting(restored, 8), max_examples=12, samples=3)(arrays)
   assert len(result.samples) == 3 and 0 <= result.metrics["span_exact_match"] <= 1
+  assert 0 < result.metrics["commonest_span"] < 1
 
 
 def test_filling_in():

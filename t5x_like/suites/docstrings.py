@@ -7,7 +7,7 @@ import dataclasses
 
 from t5x_like.suites import Benchmark, Suite, generated, labelled, spans
 
-_PACKAGES = ("flax", "jax", "keras", "matplotlib", "numpy", "scipy", "stdlib", "tensorflow")
+_PACKAGES = ("jax", "keras", "matplotlib", "orbax", "scipy", "stdlib", "tensorflow")
 _SPLITS = {"dev": {"split": "validation", "max_examples": 256}, "test": {"split": "test"}}
 _COMMON = {"evaluated": _SPLITS, "ids": ("id",)}
 

@@ -41,7 +41,7 @@ def documents(number: int = 60) -> list[dict[str, str]]:
   packages = ("scipy", "jax", "stdlib", "other")
   return [
     {
-      "text": f"Return the mean number {n} of numpy arrays, as mean_of_{n} does.\n\n{(GOOGLE, NUMPY)[n % 2]}",
+      "text": f"The mean number {n} of numpy arrays{', as mean_of_6 is' * (n == 6)}.\n\n{(GOOGLE, NUMPY)[n % 2]}",
       "package": packages[n % 7 % 4],
       "module": f"module_{n}",
       "qualname": ("mean", f"mean_of_{n}", "Mean", "Mean.__init__", "Mean._fastMean")[n % 5],
@@ -81,12 +81,11 @@ def test_halves_belong_together_exactly_where_the_label_says_so():
     assert any(record["first"] in text for text in texts) and any(record["second"] in text for text in texts)
 
 
-def test_functions_are_named_by_their_words_and_not_in_their_summary():
+def test_functions_are_named_by_their_words_which_the_summary_does_not_give():
   made = benchmark.records("name", documents())
-  names = {record["name"] for record in made}
-  assert "mean" in names and "mean of 1" in names and "fast mean" in names
-  assert not any("init" in name for name in names) and len(made) == 36
-  assert all(" as it does." in record["text"] for record in made if record["name"].startswith("mean of"))
+  names = [record["name"] for record in made]
+  assert "mean" in names and "mean of 1" in names and "fast mean" in names and "mean of 6" not in names
+  assert not any("init" in name for name in names) and len(made) == 3 * 60 // 5 - 1
 
 
 @pytest.mark.parametrize("text", [GOOGLE, NUMPY])
@@ -112,15 +111,13 @@ def test_no_text_of_the_test_split_is_in_the_corpus_that_pretraining_reads(tmp_p
     " ".join(" ".join(record["text"].split()) for _, record in corpus.records(split))
     for split in ("train", "validation")
   )
-  source = open_source("docstring_tasks:name/tiny", data_dir=str(tmp_path))
+  source = open_source("docstring_tasks:halves/tiny", data_dir=str(tmp_path))
   splits = {split: [record for _, record in source.records(split)] for split in source.splits}
-  for split, records in splits.items():
-    for record in records:
-      begin = record["text"].split(" it ")[0]
-      assert begin in (held_out if split == "test" else seen)
   assert splits["test"] and splits["train"]
-  ours, theirs = ({record["text"] for record in splits[split]} for split in ("test", "train"))
-  assert not ours & theirs
+  for split, records in splits.items():
+    read, other = (held_out, seen) if split == "test" else (seen, held_out)
+    for record in records:
+      assert record["first"] in read and record["second"] in read and record["first"] not in other
   facts = [source.split_facts(split) for split in source.splits]
   assert len({str(one) for one in facts}) == 3 and "sha256" in str(facts[0])
 

@@ -19,14 +19,14 @@ from typing import Any
 Document = dict[str, str]  # text, package, module, qualname
 Record = dict[str, Any]
 
-PACKAGES = ("flax", "jax", "keras", "matplotlib", "numpy", "scipy", "stdlib", "tensorflow")
+PACKAGES = ("jax", "keras", "matplotlib", "orbax", "scipy", "stdlib", "tensorflow")
 HALVES = ("apart", "together")
 MOST = 8_000  # records of a split
 KEPT = 0.05  # of the modules seen in pretraining: the split validation
 _TEXT, _HALF, _SUMMARY, _DESCRIPTION = 40, 20, 30, 8  # words: 64 tokens hold most inputs
 _AROUND = 1  # parameters before and after the one in question
 
-_PACKAGE_NAMES = re.compile(r"\b(flax|linen|nnx|jax|jnp|keras|matplotlib|mpl|plt|numpy|np|scipy|tensorflow|tf)\b", re.I)
+_PACKAGE_NAMES = re.compile(r"\b(jax|jnp|keras|matplotlib|mpl|plt|numpy|np|ocp|orbax|scipy|tensorflow|tf)\b", re.I)
 _NAME_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _ENTRY = re.compile(r"\*{0,2}(\w+)(?: ?\(.*?\))?(?::\s*(.*)| *)$")  # of the section Args, written as Google does
 _NUMPY_ENTRY = re.compile(r"(\w+)(?: ?:.*)?$")
@@ -62,7 +62,7 @@ def halves(documents: Sequence[Document]) -> list[Record]:
 
 
 def name(documents: Sequence[Document]) -> list[Record]:
-  """Records of the task `name`: functions and methods, but those that Python names (`__init__`)."""
+  """Records of the task `name`: functions and methods, but those that Python names (`__init__`) or the summary does."""
   made = []
   for document in documents:
     leaf = document["qualname"].rpartition(".")[2]
@@ -70,9 +70,8 @@ def name(documents: Sequence[Document]) -> list[Record]:
     summary = _words(document["text"].split("\n\n")[0], _SUMMARY)
     if not words or leaf.startswith("__") or not leaf.lstrip("_")[:1].islower():
       continue
-    if len(words) > 1:  # a name of one word is one that the summary may well use
-      summary = re.sub(rf"\b{re.escape(leaf)}\b", "it", summary)
-    made.append({"text": summary, "name": " ".join(words)})
+    if len(words) == 1 or leaf not in summary:  # a name of one word is one that the summary may well use
+      made.append({"text": summary, "name": " ".join(words)})
   return made
 
 
