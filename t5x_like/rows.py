@@ -4,6 +4,7 @@ Rows of similar length share a batch: lengths are padded to a power of two, and 
 occurs. The padding of a row depends only on its own length, so its answer does not depend on the rest of the batch.
 """
 
+import collections
 import dataclasses
 from collections.abc import Callable, Sequence
 
@@ -21,6 +22,17 @@ def padded_length(length: int, longest: int | None) -> int:
   """The smallest power of two that holds `length` tokens, at least `SHORTEST` and at most `longest`."""
   size = max(SHORTEST, 1 << (length - 1).bit_length())
   return size if longest is None else min(size, longest)
+
+
+def merged_lengths(lengths: Sequence[int], batch_size: int) -> list[int]:
+  """Padded lengths; one that fewer rows than a batch have becomes the next that occurs: fewer programs to compile."""
+  raised, waiting, rows = {}, [], collections.Counter(lengths)
+  for length in sorted(rows):
+    waiting.append(length)
+    if sum(rows[one] for one in waiting) >= batch_size or length == max(rows):
+      raised |= dict.fromkeys(waiting, length)
+      waiting = []
+  return [raised[length] for length in lengths]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 from t5x_like.errors import UserError
 from t5x_like.evals import Setting
-from t5x_like.rows import in_batches, padded_length
+from t5x_like.rows import in_batches, merged_lengths, padded_length
 
 _READ_AT_ONCE = 256
 SAMPLES = 8
@@ -38,7 +38,8 @@ class EncoderRows:
     N, S = self.tokens.shape
     used_N = S - np.argmax(self.tokens[:, ::-1] != 0, axis=1)
     dense = setting.model.variant.design.core == "dense"  # other cores need the length they were made for
-    self._lengths = [padded_length(int(used), S) if dense else S for used in used_N]
+    lengths = [padded_length(int(used), S) if dense else S for used in used_N]
+    self._lengths = merged_lengths(lengths, setting.batch_size)
 
   def __call__(self, arrays: dict[str, jax.Array]) -> list[tuple[np.ndarray, ...]]:
     """The function's outputs for every row, in order."""

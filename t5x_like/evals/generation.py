@@ -12,7 +12,7 @@ from t5x_like.evals import Result, Setting, _labelled
 from t5x_like.metrics.texts import METRICS, texts_of
 from t5x_like.nn.beam_search import GnmtPenalty, beam_search
 from t5x_like.nn.generate import generate, likeliest
-from t5x_like.rows import in_batches, padded_length
+from t5x_like.rows import in_batches, merged_lengths, padded_length
 
 _UNLABELLED = "-1"
 
@@ -78,7 +78,7 @@ class Evaluator:
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     """The metrics' scores, and the numbers of `examples`, and of `empty` predictions and `truncated` inputs."""
     rules, batch_size = self._setting.rules, self._setting.batch_size
-    lengths = [padded_length(len(prompt), self._longest) for prompt in self._prompts]
+    lengths = merged_lengths([padded_length(len(prompt), self._longest) for prompt in self._prompts], batch_size)
     found = in_batches(lambda batch: self._run(arrays, batch), rules, batch_size, lengths, self._rows)
     texts = [self._text(prompt, tokens.tolist()) for prompt, (tokens,) in zip(self._prompts, found)]
     scores: dict[str, float] = {

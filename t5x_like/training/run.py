@@ -18,7 +18,7 @@ from t5x_like.training import assembly, init_from, opening, phases, process
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.checkpoint import Checkpoints
 from t5x_like.training.compilation import compile_step
-from t5x_like.training.evaluation import Evaluation
+from t5x_like.training.evaluation import Evaluation, Group
 from t5x_like.training.guard import RolledBack, stopped, target, told
 from t5x_like.training.meter import Meter
 from t5x_like.training.recomputation import computed_twice
@@ -81,6 +81,7 @@ class Run:
     self._checkpoints = Checkpoints(f"{self.address}/checkpoints", **options)
     self._pending: tuple[int, dict[str, jax.Array]] | None = None
     self._selection: Selection | None = None
+    self._evaluated: tuple[int, dict[str, Group]] | None = None
     self._meter: Meter | None = None
     back = from_step is not None and from_step != distributed.from_first(lambda: workdirs.went_back(self.workdir))
     self._restore(from_step if back else None)
@@ -198,7 +199,9 @@ class Run:
     self.drain()
     since = time.perf_counter()
     metrics, samples = {}, []
-    for group, found in self._evaluation(self.state.params).items():
+    groups = self._evaluation(self.state.params)
+    self._evaluated = (self.step, groups)
+    for group, found in groups.items():
       values = found.metrics | {"seconds": found.seconds}
       metrics |= {f"eval/{group}/{metric}": value for metric, value in values.items()}
       samples += [sample | {"task": group, "step": self.step} for sample in found.samples]
@@ -226,6 +229,12 @@ class Run:
   def exhausted(self) -> bool:
     """Whether training has stopped early, as `config.selection` says."""
     return self._selection is not None and self._selection.exhausted
+
+  @property
+  def best(self) -> tuple[int, dict[str, Group]] | None:
+    """The step that `config.selection` picked and its results; None if they are not of the last evaluation here."""
+    picked = self._selection and self._selection.best_step
+    return self._evaluated if self._evaluated and self._evaluated[0] == picked else None
 
   def evaluated(self) -> bool:
     """Whether the metrics hold an evaluation of this step; the same answer in all processes."""

@@ -154,8 +154,9 @@ def _one(
   config = _config(where, benchmark, kind, rate, seed, options)
   with Run(assembly.resolve(config), str(folder)) as made:
     train(made)
+    best = made.best
   tests = {file: split for file, split in benchmark.test.items() if split in _splits(config)}
-  step, groups = _best(config, folder, tests)
+  step, groups = best if best and not tests else _best(config, folder, tests)
   metrics = {
     f"{label}/{key}": value if math.isfinite(value) else None
     for label, group in groups.items()

@@ -23,7 +23,7 @@ PACKAGES = ("jax", "keras", "matplotlib", "orbax", "scipy", "stdlib", "tensorflo
 HALVES = ("apart", "together")
 MOST = 8_000  # records of a split
 KEPT = 0.05  # of the modules seen in pretraining: the split validation
-_TEXT, _HALF, _SUMMARY, _DESCRIPTION = 40, 20, 30, 8  # words: 64 tokens hold most inputs
+_TEXT, _HALF, _SUMMARY, _DESCRIPTION = 30, 15, 30, 8  # words: 64 tokens hold most inputs
 _AROUND = 1  # parameters before and after the one in question
 
 _PACKAGE_NAMES = re.compile(r"\b(jax|jnp|keras|matplotlib|mpl|plt|numpy|np|ocp|orbax|scipy|tensorflow|tf)\b", re.I)
