@@ -18,7 +18,7 @@ def get_config():
   config.task.mean_noise_span_length = 1.5
 
   config.batch_size = 32
-  config.total_steps = 2_000
+  config.total_steps = 2_500
   config.schedule = {"name": "linear", "learning_rate": 0.04, "warmup_steps": 30}
 
   config.eval_every = 500
