@@ -14,10 +14,10 @@ def get_config():
   config.model.variant = "t5-v1_1-micro"
   config.model.vocab_size = 2048
   config.task.store = "data/docstrings"
-  config.task.inputs_length, config.task.targets_length = 64, None
+  config.task.inputs_length, config.task.targets_length = 32, None
   config.task.mean_noise_span_length = 1.5
 
-  config.batch_size = 32
+  config.batch_size = 64
   config.total_steps = 2_500
   config.schedule = {"name": "linear", "learning_rate": 0.04, "warmup_steps": 30}
 
