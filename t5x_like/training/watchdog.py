@@ -28,29 +28,34 @@ class Watchdog:
     self._path = None if directory is None else directory / f"stacks-{process}.txt"
     self._ended = threading.Event()
     self._last, self._doing = time.monotonic(), "starting"
+    self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
   def beat(self, doing: str) -> None:
     """Says that something has ended, and what begins."""
     self._last, self._doing = time.monotonic(), doing
-    if self._seconds and not self._ended.is_set():
-      # For code that never gives up the interpreter's lock: a thread that needs none.
-      faulthandler.dump_traceback_later(self._seconds + _GRACE_SECONDS, exit=True, file=sys.__stderr__)
 
   def __enter__(self) -> "Watchdog":
     if self._seconds:
       self.beat("starting")
-      threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+      self._arm()
+      self._thread.start()
     return self
 
   def __exit__(self, *_) -> None:
     self._ended.set()
     if self._seconds:
+      self._thread.join()
       faulthandler.cancel_dump_traceback_later()
+
+  def _arm(self) -> None:
+    """For code that never gives up the interpreter's lock: a thread that needs none."""
+    faulthandler.dump_traceback_later(self._seconds + _GRACE_SECONDS, exit=True, file=sys.__stderr__)
 
   def _watch(self) -> None:
     while not self._ended.wait(min(1.0, self._seconds / 4)):
       if time.monotonic() - self._last > self._seconds:
         self._bark()
+      self._arm()
 
   def _bark(self) -> None:
     print(
