@@ -23,6 +23,7 @@ from t5x_like.parallel.constrain import constrain, gathered, scattered, ways
 
 LOGITS = 2**24  # at most so many in a chunk on one device
 LEAST, MOST = 1024, 8192  # columns of a chunk, on one device
+LANES = 128  # and a multiple of this, as wide as an accelerator's registers
 
 
 class Statistics(NamedTuple):
@@ -68,9 +69,9 @@ def sample(logits: jax.Array | VocabularyLogits, key: jax.Array, temperature: fl
     logits_BTV = logits if chunks is None else logits.dense()
     return jnp.argmax(noisy(logits_BTV.astype(jnp.float32), key), axis=-1).astype(jnp.int32)
 
-  def chunk(best, start, columns):
-    piece = chunks.piece(logits.kernel, logits.bias, start, columns, logits.x.dtype)
-    found_BTpc = noisy(chunks.logits(logits.x, piece), jax.random.fold_in(key, start))
+  def chunk(best, index):
+    piece = chunks.piece(logits.kernel, logits.bias, index, logits.x.dtype)
+    found_BTpc = noisy(chunks.logits(logits.x, piece), jax.random.fold_in(key, index))
     peak_BT, last_BT = best
     new_BT = jnp.max(found_BTpc, axis=(-2, -1))
     ids_BT = jnp.min(jnp.where(found_BTpc == new_BT[..., None, None], piece.ids_pc, chunks.vocab), axis=(-2, -1))
@@ -86,11 +87,13 @@ class Piece(NamedTuple):
   Attributes:
     kernel: in the compute dtype, [p, c, D] if tied, else [D, p, c].
     bias_pc: float32, or None.
-    ids_pc: int32.
+    start: int32, of the first column of each part.
+    ids_pc: int32; -1 for columns that the chunk before has had.
   """
 
   kernel: jax.Array
   bias_pc: jax.Array | None
+  start: jax.Array
   ids_pc: jax.Array
 
 
@@ -101,7 +104,7 @@ class Chunks:
   Attributes:
     vocab, tied, softcap: see `VocabularyLogits`.
     parts: into which the vocabulary is split over the mesh; every chunk has columns of each.
-    columns: of each part in a chunk; the last chunk has what is left.
+    columns: of each part in a chunk; the last chunk ends where the part does, and leaves out what others have had.
     splits, rows: parts into which sequences are split over the mesh, and chunks of each.
   """
 
@@ -119,7 +122,10 @@ class Chunks:
     parts, splits = max(ways("vocab"), ways("activation_vocab")), ways("length")
     parts, splits = parts if V % parts == 0 else 1, splits if T % splits == 0 else 1
     tokens = max(1, B * T // (ways("batch") * splits))
-    columns, length = min(max(LOGITS // tokens, LEAST), MOST, V // parts), T // splits
+    width, length = V // parts, T // splits
+    most = min(max(LOGITS // tokens, LEAST), MOST)
+    even = -(-width // -(-width // most))
+    columns = min(-(-even // LANES) * LANES, width)
     rows = next(n for n in range(1, length + 1) if length % n == 0 and tokens * columns <= n * LOGITS or n == length)
     return cls(V, logits.tied, logits.softcap, parts, columns, splits, rows)
 
@@ -127,12 +133,14 @@ class Chunks:
   def several(self) -> bool:
     return self.parts * self.columns < self.vocab or self.rows > 1
 
+  @property
+  def uneven(self) -> bool:
+    return self.vocab // self.parts % self.columns > 0
+
   def over(self, body: Callable, carry):
-    """`carry = body(carry, start, columns)` for every chunk of the vocabulary."""
-    count, rest = divmod(self.vocab // self.parts, self.columns)
-    one = lambda carry, index: (body(carry, index * self.columns, self.columns), None)  # noqa: E731
-    carry, _ = jax.lax.scan(one, carry, jnp.arange(count))
-    return body(carry, jnp.int32(count * self.columns), rest) if rest else carry
+    """`carry = body(carry, index)` for every chunk of the vocabulary."""
+    count = -(-self.vocab // self.parts // self.columns)
+    return jax.lax.scan(lambda carry, index: (body(carry, index), None), carry, jnp.arange(count))[0]
 
   @property
   def axis(self) -> int:
@@ -160,23 +168,35 @@ class Chunks:
     x = x.reshape(rows, B, self.splits, length // self.splits, *rest)
     return jnp.moveaxis(x, 0, 2).reshape(B, rows * length, *rest)
 
-  def piece(self, kernel: jax.Array, bias: jax.Array | None, start: jax.Array, columns: int, dtype: jnp.dtype) -> Piece:
+  def added(self, total: jax.Array, more: jax.Array, start: jax.Array, axis: int) -> jax.Array:
+    """`total` with a chunk of gradients; columns that were in it before get zeros more."""
+    more = more.astype(total.dtype)
+    if self.uneven:
+      more += jax.lax.dynamic_slice_in_dim(total, start, self.columns, axis)
+    return jax.lax.dynamic_update_slice_in_dim(total, more, start, axis)
+
+  def piece(self, kernel: jax.Array, bias: jax.Array | None, index: jax.Array, dtype: jnp.dtype) -> Piece:
     width = self.vocab // self.parts
-    w = jax.lax.dynamic_slice_in_dim(self.view(kernel), start, columns, self.axis).astype(dtype)
+    first = index * self.columns
+    start = jnp.minimum(first, width - self.columns)
+    w = jax.lax.dynamic_slice_in_dim(self.view(kernel), start, self.columns, self.axis).astype(dtype)
     bias_pc = None
     if bias is not None:
-      bias_pc = jax.lax.dynamic_slice_in_dim(bias.reshape(self.parts, width), start, columns, 1)
-    return Piece(gathered(w, self.axes), bias_pc, start + jnp.arange(columns) + width * jnp.arange(self.parts)[:, None])
+      bias_pc = jax.lax.dynamic_slice_in_dim(bias.reshape(self.parts, width), start, self.columns, 1)
+    columns_c = start + jnp.arange(self.columns)
+    ids_pc = jnp.where(columns_c < first, -1, columns_c + width * jnp.arange(self.parts)[:, None])
+    return Piece(gathered(w, self.axes), bias_pc, start, ids_pc)
 
   def logits(self, x: jax.Array, piece: Piece) -> jax.Array:
-    """float32 [B, T, p, c] of the piece's columns."""
+    """float32 [B, T, p, c] of the piece's columns, -inf for those that the chunk before has had."""
     logits = jnp.einsum(
       "BTD,pcD->BTpc" if self.tied else "BTD,Dpc->BTpc", x, piece.kernel, preferred_element_type=jnp.float32
     )
     logits = constrain(logits, "batch", "length", "activation_vocab", None)
     if piece.bias_pc is not None:
       logits = logits + piece.bias_pc
-    return logits if self.softcap is None else self.softcap * jnp.tanh(logits / self.softcap)
+    logits = logits if self.softcap is None else self.softcap * jnp.tanh(logits / self.softcap)
+    return jnp.where(piece.ids_pc < 0, -jnp.inf, logits) if self.uneven else logits
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -190,8 +210,8 @@ def _statistics(
 def _forward(chunks: Chunks, sum_up: bool, x, kernel, bias, targets):
   inputs = chunks.cut(x), chunks.cut(targets)
 
-  def chunk(so_far, start, columns):
-    piece = chunks.piece(kernel, bias, start, columns, x.dtype)
+  def chunk(so_far, index):
+    piece = chunks.piece(kernel, bias, index, x.dtype)
 
     def row(_, inputs):
       (x, targets), (peak, z, target, total) = inputs
@@ -199,7 +219,9 @@ def _forward(chunks: Chunks, sum_up: bool, x, kernel, bias, targets):
       new_peak = jnp.maximum(peak, logits.max(-1))
       z = z * jnp.exp(peak - new_peak) + jnp.exp(logits - new_peak[..., None]).sum(-1)
       target += jnp.where(piece.ids_pc == targets[..., None, None], logits, 0.0).sum(-1)
-      return None, (new_peak, z, target, total + logits.sum(-1) if sum_up else total)
+      if sum_up:
+        total += jnp.where(piece.ids_pc < 0, 0.0, logits).sum(-1)
+      return None, (new_peak, z, target, total)
 
     return jax.lax.scan(row, None, (inputs, so_far))[1]
 
@@ -217,9 +239,9 @@ def _backward(chunks: Chunks, sum_up: bool, kept, gradients):
   to_x = "BTpc,pcD->BTpD" if chunks.tied else "BTpc,Dpc->BTpD"
   to_kernel = partial(jnp.einsum, "BTpc,BTD->pcD" if chunks.tied else "BTD,BTpc->Dpc", preferred_element_type=x.dtype)
 
-  def chunk(so_far, start, columns):
+  def chunk(so_far, index):
     dx, d_kernel, d_bias = so_far
-    piece = chunks.piece(kernel, bias, start, columns, x.dtype)
+    piece = chunks.piece(kernel, bias, index, x.dtype)
 
     def row(inputs, dx):
       x, targets, *others = inputs
@@ -229,6 +251,8 @@ def _backward(chunks: Chunks, sum_up: bool, kept, gradients):
       d = d + d_total if sum_up else d
       if chunks.softcap is not None:
         d *= 1.0 - jnp.square(logits / chunks.softcap)
+      if chunks.uneven:
+        d = jnp.where(piece.ids_pc < 0, 0.0, d)
       low = d.astype(x.dtype)
       dx += jnp.einsum(to_x, low, piece.kernel, preferred_element_type=jnp.float32)
       both = (low, x) if chunks.tied else (x, low)
@@ -244,10 +268,8 @@ def _backward(chunks: Chunks, sum_up: bool, kept, gradients):
     else:
       zeros = (jnp.zeros(a.shape, jnp.float32) for a in (piece.kernel, piece.ids_pc))
       (more, more_bias), dx = jax.lax.scan(next_row, tuple(zeros), (inputs, dx))
-    d_kernel = jax.lax.dynamic_update_slice_in_dim(d_kernel, more.astype(kernel.dtype), start, chunks.axis)
-    if bias is not None:
-      d_bias = jax.lax.dynamic_update_slice_in_dim(d_bias, more_bias, start, 1)
-    return dx, d_kernel, d_bias
+    d_kernel = chunks.added(d_kernel, more, piece.start, chunks.axis)
+    return dx, d_kernel, None if bias is None else chunks.added(d_bias, more_bias, piece.start, 1)
 
   dx = jnp.zeros((*inputs[1].shape, chunks.parts, x.shape[-1]))
   dx = constrain(dx, None, "batch", "length", "activation_vocab", None)
