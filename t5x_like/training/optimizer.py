@@ -92,12 +92,24 @@ def layerwise(optimizer: optax.GradientTransformation, axes: dict[str, tuple]) -
     params_of, updates, new_state = groups(params), {}, {}
     one = functools.partial(optimizer.update, step=step)
     for group, group_grads in groups(grads).items():
-      apply = one if group == "whole" else jax.vmap(one)
+      apply = one if group == "whole" else functools.partial(_each_layer, one)
       group_updates, new_state[group] = apply(group_grads, state[group], params_of[group])
       updates.update(group_updates)
     return {name: updates[name] for name in grads}, new_state
 
   return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _each_layer(update, grads: Named, state, params: Named):
+  """`update`, mapped over the leading axis of its arguments, but for counts, which all layers have in common.
+
+  A count of each layer would make an array of factors for each, which the partitioner moves between devices.
+  """
+  counts = jax.tree.map(lambda x: x.ndim == 1 and jnp.issubdtype(x.dtype, jnp.integer), state)
+  axes = jax.tree.map(lambda is_count: None if is_count else 0, counts)
+  common = jax.tree.map(lambda is_count, x: x[0] if is_count else x, counts, state)
+  updates, new_state = jax.vmap(update, (0, axes, 0), (0, axes))(grads, common, params)
+  return updates, jax.tree.map(lambda x, old: jnp.broadcast_to(x, old.shape), new_state, state)
 
 
 def state_axes(opt_state, params: dict) -> object:
