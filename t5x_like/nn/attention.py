@@ -12,7 +12,7 @@ from t5x_like.nn.cores import Core
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.dims import Dims, subkey
 from t5x_like.nn.layer import CacheStart, Context, Layer
-from t5x_like.nn.linear import Linear
+from t5x_like.nn.linear import Linear, together
 from t5x_like.nn.mask import Mask
 from t5x_like.nn.norm import Identity
 from t5x_like.nn.positions import Position
@@ -76,15 +76,15 @@ class Attention(Layer):
     self.kv_heads = K
     self.dropout_rate = dropout_rate
 
-  def project_kv(self, x_BSD: jax.Array, pos_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Keys and values, each [B, S, K, H]."""
-    k_BSKH = self.k_norm(self._heads(self.key(x_BSD), "activation_kv_heads"))
-    v_BSKH = self._heads(self.value(x_BSD), "activation_kv_heads")
+  def keys_and_values(self, k_BSX: jax.Array, v_BSX: jax.Array, pos_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Each [B, S, K, H], from projections [B, S, K * H]."""
+    k_BSKH = self.k_norm(self._heads(k_BSX, "activation_kv_heads"))
+    v_BSKH = self._heads(v_BSX, "activation_kv_heads")
     return named(self.position.rotate(k_BSKH, pos_BS), "key"), named(v_BSKH, "value")
 
-  def attend(self, core: Core, x_BTD, k_BSKH, v_BSKH, mask: Mask, bias, key: jax.Array | None) -> jax.Array:
-    """[B, T, D]: attention from `x` to the given keys and values."""
-    q_BTNH = self.q_norm(self._heads(self.query(x_BTD), "activation_heads"))
+  def attend(self, core: Core, q_BTX, k_BSKH, v_BSKH, mask: Mask, bias, key: jax.Array | None) -> jax.Array:
+    """[B, T, D]: attention from projections [B, T, N * H] to keys and values."""
+    q_BTNH = self.q_norm(self._heads(q_BTX, "activation_heads"))
     q_BTNH = named(self.position.rotate(q_BTNH, mask.q_pos), "query")
     if self.window is not None:
       mask = dataclasses.replace(mask, window=self.window)
@@ -106,14 +106,15 @@ class SelfAttention(Attention):
   def __call__(self, x_BTD: jax.Array, context: Context, cache: dict | None, key: jax.Array | None):
     """Returns ([B, T, D], {}, cache). A cache is {"k", "v"}: [B, S, K, H]; new entries start at `context.slot`."""
     mask, core = context.mask, self.core
-    k_BSKH, v_BSKH = self.project_kv(x_BTD, mask.q_pos)
+    q_BTX, k_BTX, v_BTX = together((self.query, self.key, self.value), x_BTD)
+    k_BSKH, v_BSKH = self.keys_and_values(k_BTX, v_BTX, mask.q_pos)
     if cache is not None:
       core = core.decoding()
       at = (0, context.slot, 0, 0)
       k_BSKH = jax.lax.dynamic_update_slice(cache["k"], k_BSKH.astype(cache["k"].dtype), at)
       v_BSKH = jax.lax.dynamic_update_slice(cache["v"], v_BSKH.astype(cache["v"].dtype), at)
       cache = {"k": k_BSKH, "v": v_BSKH}
-    return self.attend(core, x_BTD, k_BSKH, v_BSKH, mask, context.bias, key), {}, cache
+    return self.attend(core, q_BTX, k_BSKH, v_BSKH, mask, context.bias, key), {}, cache
 
   def start_cache(self, start: CacheStart) -> dict[str, jax.Array]:
     shape = (start.batch, start.slots, self.kv_heads, self.head_dim)
@@ -128,11 +129,14 @@ class CrossAttention(Attention):
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: dict | None, key: jax.Array | None):
     if cache is None:
-      kv = self.project_kv(context.memory, context.memory_mask.k_pos)
+      kv = self._of_memory(context.memory, context.memory_mask)
     else:
       kv = cache["k"], cache["v"]
-    return self.attend(self.core, x_BTD, *kv, context.memory_mask, None, key), {}, cache
+    return self.attend(self.core, self.query(x_BTD), *kv, context.memory_mask, None, key), {}, cache
+
+  def _of_memory(self, memory_BSD: jax.Array, mask: Mask) -> tuple[jax.Array, jax.Array]:
+    return self.keys_and_values(*together((self.key, self.value), memory_BSD), mask.k_pos)
 
   def start_cache(self, start: CacheStart) -> dict[str, jax.Array]:
-    k_BSKH, v_BSKH = self.project_kv(start.memory, start.memory_mask.k_pos)
+    k_BSKH, v_BSKH = self._of_memory(start.memory, start.memory_mask)
     return {"k": k_BSKH, "v": v_BSKH}

@@ -10,7 +10,7 @@ from t5x_like.nn import params
 from t5x_like.nn.dims import dropout
 from t5x_like.nn.norm import Identity
 from t5x_like.nn.positions import Position
-from t5x_like.parallel.constrain import constrain, ways
+from t5x_like.parallel.constrain import constrain, exchanged, ways
 
 
 class Embed(nnx.Module):
@@ -27,7 +27,7 @@ class Embed(nnx.Module):
       table_VD = constrain(table_VD, "vocab", "activation_embed")
     x_BTD = jnp.take(table_VD, ids_BT, axis=0, mode="clip").astype(dtype)
     if B * T <= V * ways("batch") * ways("length"):
-      x_BTD = constrain(x_BTD, "batch", "length", "embed", first="embed")
+      return exchanged(x_BTD, ("batch", "length", "embed"), ("batch", "length", "activation_embed"))
     return constrain(x_BTD, "batch", "length", "activation_embed")
 
 

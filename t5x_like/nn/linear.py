@@ -1,6 +1,6 @@
 """Linear projections and their matrix product."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.nn import params
-from t5x_like.parallel.constrain import TOKENS, gathered, scattered
+from t5x_like.parallel.constrain import TOKENS, gathered, scattered, ways
 
 
 class Linear(nnx.Module):
@@ -28,8 +28,25 @@ class Linear(nnx.Module):
     self.bias = params.param(rngs, params.zeros, shape[1:], axes[1:], unit[1:]) if bias else None
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    y = matmul(x, self.kernel[...], x.dtype, self.kernel.axes[-2:])
-    return y if self.bias is None else y + self.bias[...].astype(x.dtype)
+    return self._biased(matmul(x, self.kernel[...], x.dtype, self.kernel.axes[-2:]))
+
+  def _biased(self, y: jax.Array) -> jax.Array:
+    return y if self.bias is None else y + self.bias[...].astype(y.dtype)
+
+
+def together(layers: Sequence[Linear], x: jax.Array) -> list[jax.Array]:
+  """What each of the layers makes of `x`.
+
+  Kernels that are split over devices by their first axis alone (FSDP) are one kernel here: one gather, one product and
+  one reduce-scatter instead of several, of which small ones cost as much as large ones.
+  """
+  (first, _), *_ = axes = [layer.kernel.axes[-2:] for layer in layers]
+  if ways(first) == 1 or any(ways(last) > 1 for _, last in axes):
+    return [layer(x) for layer in layers]
+  kernels = [layer.kernel[...].astype(x.dtype) for layer in layers]
+  y = matmul(x, jnp.concatenate(kernels, axis=-1), x.dtype, (first, None))
+  parts = jax.lax.split(y, [kernel.shape[-1] for kernel in kernels], axis=y.ndim - 1)
+  return [layer._biased(part) for layer, part in zip(layers, parts, strict=True)]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))

@@ -10,7 +10,7 @@ from flax import nnx
 from t5x_like.nn import params
 from t5x_like.nn.dims import dropout, subkey
 from t5x_like.nn.layer import Layer
-from t5x_like.nn.linear import Linear
+from t5x_like.nn.linear import Linear, together
 from t5x_like.nn.remat import named
 from t5x_like.parallel.constrain import constrain
 
@@ -52,10 +52,9 @@ class Mlp(Layer):
     self.dropout_rate = dropout_rate
 
   def __call__(self, x_BTD: jax.Array, context, cache, key: jax.Array | None) -> tuple[jax.Array, dict, None]:
-    h_BTF = named(constrain(self.wi(x_BTD), "batch", "length", "activation_mlp"), "mlp_hidden")
-    if self.gate is None:
-      h_BTF = self.activation(h_BTF)
-    else:
-      h_BTF = self.activation(named(self.gate(x_BTD), "mlp_hidden")) * h_BTF
+    layers = [self.wi] if self.gate is None else [self.wi, self.gate]
+    hidden = [constrain(y_BTF, "batch", "length", "activation_mlp") for y_BTF in together(layers, x_BTD)]
+    h_BTF, *gate_BTF = (named(y_BTF, "mlp_hidden") for y_BTF in hidden)
+    h_BTF = self.activation(gate_BTF[0]) * h_BTF if gate_BTF else self.activation(h_BTF)
     h_BTF = dropout(h_BTF, self.dropout_rate, subkey(key, 0))
     return named(self.wo(h_BTF), "mlp_out"), {}, None

@@ -19,6 +19,7 @@ class Layout(Protocol):
   """What `Rules` offer here; see the functions of the same names."""
 
   def constrain(self, x: jax.Array, axes: Axes, first: str | None) -> jax.Array: ...
+  def exchanged(self, x: jax.Array, before: Axes, after: Axes) -> jax.Array: ...
   def gathered(self, kernel: jax.Array, axes: Axes, tokens: Axes) -> jax.Array: ...
   def scattered(self, contract: Callable, x: jax.Array, g: jax.Array, axes: Axes, tokens: Axes) -> jax.Array: ...
   def per_device(self, function: Callable, arguments: tuple, axes: tuple) -> jax.Array: ...
@@ -36,6 +37,12 @@ def constrain(x: jax.Array, *axes: str | None, first: str | None = None) -> jax.
   """
   layout = _layout.get()
   return x if layout is None else layout.constrain(x, axes, first)
+
+
+def exchanged(x: jax.Array, before: Axes, after: Axes) -> jax.Array:
+  """`x`, which is laid out by `before` with its last axis split first, laid out by `after`: an all-to-all."""
+  layout = _layout.get()
+  return x if layout is None else layout.exchanged(x, before, after)
 
 
 def gathered(kernel: jax.Array, axes: Axes, tokens: Axes = TOKENS) -> jax.Array:

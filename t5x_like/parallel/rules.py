@@ -167,6 +167,34 @@ class Rules:
     )
     return local(*leaves)
 
+  def exchanged(self, x: jax.Array, before: tuple[str | None, ...], after: tuple[str | None, ...]) -> jax.Array:
+    x = self.constrain(x, before, first=before[-1])
+    rows, *_, moved = (_tuple(part) for part in self.spec(before, before[-1]))
+    all_rows, *_, rest = (_tuple(part) for part in self.spec(after))
+    even = x.shape[0] % self.split(after[0]) == 0 and x.shape[-1] % self.split(before[-1]) == 0
+    groups = stages(self.mesh, *moved) if len(moved) == 1 else [None]
+    if len(groups) == 1 or not even or rest or all_rows != (*rows, *moved):
+      return self.constrain(x, after)
+
+    # In one stage, the TPU compiler would plan a route for every pair of devices, which takes it most of its time.
+    def local(x):
+      lengths = [len(group[0]) for group in groups]
+      x = x.reshape(*lengths, -1, *x.shape[1:])
+      for i, group in enumerate(groups):
+        x = jax.lax.all_to_all(x, *moved, i, i, axis_index_groups=group)
+      x = jnp.moveaxis(x.reshape(-1, *x.shape[len(lengths) :]), 0, -2)
+      return x.reshape(*x.shape[:-2], -1)
+
+    whole = [None] * (x.ndim - 2)
+    return jax.shard_map(
+      local,
+      mesh=self.mesh,
+      in_specs=PartitionSpec(rows or None, *whole, moved),
+      out_specs=PartitionSpec(all_rows, *whole, None),
+      axis_names=set(all_rows),
+      check_vma=False,
+    )(x)
+
   def gathered(self, kernel: jax.Array, axes: tuple[str | None, ...], tokens: tuple[str | None, ...]) -> jax.Array:
     over = {axis for part in self._token_parts(tokens) for axis in part}
     parts = [tuple(a for a in _tuple(part) if a not in over) for part in self.spec(axes)]

@@ -4,13 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import tiny
 from t5x_like.errors import UserError
 from t5x_like.nn import params
-from t5x_like.nn.linear import matmul
-from t5x_like.parallel.constrain import constrain
+from t5x_like.nn.linear import Linear, matmul, together
+from t5x_like.parallel import rules as rules_module
+from t5x_like.parallel.constrain import constrain, exchanged
 from t5x_like.parallel.mesh import AXES, make_mesh, stages
 from t5x_like.parallel.rules import DEFAULT, Rules, from_local_rows, local_rows, sharding_table
 
@@ -236,6 +238,55 @@ def test_gathered_and_scattered(mesh):
   assert "reduce-scatter" in program and "all-gather" in program
   low = run(args[0].astype(jnp.bfloat16), args[1], args[2])  # which XLA's CPU compiler does not survive by itself
   np.testing.assert_allclose(low[2], found[2], rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("mesh, gathers", [(dict(fsdp=8), 1), (dict(fsdp=4, tensor=2), 3)], ids=str)
+def test_kernels_together(mesh, gathers):
+  """Layers of one input give what each gives by itself; kernels split by FSDP alone are gathered as one."""
+  r = rules(**mesh)
+  layers = [
+    Linear((16, width), ("embed", axis), params.fan_in_normal(16), nnx.Rngs(seed), bias=seed == 1)
+    for seed, (width, axis) in enumerate([(32, "heads"), (8, "kv_heads"), (8, "kv_heads")])
+  ]
+  shardings = jax.tree.map(lambda p: r.sharding(p.axes), layers, is_leaf=params.is_param)
+  x = np.random.default_rng(0).standard_normal((8, 4, 16)).astype(np.float32)
+
+  def outputs(layers, x):
+    with r.activate():
+      return together(layers, x)
+
+  def gradients(run):
+    return jax.grad(lambda layers, x: sum(jnp.sum(jnp.sin(y)) for y in run(layers, x)), argnums=(0, 1))
+
+  arguments = jax.device_put((layers, x), (shardings, r.sharding(("batch", "length", None))))
+  found = jax.jit(gradients(outputs))(*arguments)
+  expected = gradients(lambda layers, x: [layer(x) for layer in layers])(layers, x)
+  for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+  assert jax.jit(outputs).lower(*arguments).as_text().count("dot_general") == gathers
+
+
+@pytest.mark.parametrize("mesh, lengths", [(dict(fsdp=8), (2, 4)), (dict(data=2, fsdp=4), (2, 2))], ids=str)
+def test_exchanged_in_stages(mesh, lengths, monkeypatch):
+  """An all-to-all along one dimension of a torus after the other moves everything to where one all-to-all would."""
+  r = rules(**mesh)
+  places = np.arange(np.prod(lengths)).reshape(lengths)
+  groups = [np.moveaxis(places, i, -1).reshape(-1, n).tolist() for i, n in enumerate(lengths)]
+  monkeypatch.setattr(rules_module, "stages", lambda mesh, axis: groups)
+  x, g = np.random.default_rng(0).standard_normal((2, 16, 3, 32)).astype(np.float32)
+
+  @jax.jit
+  def run(x, g):
+    with r.activate():
+      y, pull = jax.vjp(lambda x: exchanged(x, ("batch", "length", "embed"), ("batch", "length", None)), x)
+      return y, *pull(g)
+
+  arguments = jax.device_put((x, g), r.sharding(("batch",)))
+  y, dx = run(*arguments)
+  np.testing.assert_array_equal(y, x)
+  np.testing.assert_array_equal(dx, g)
+  assert y.sharding.is_equivalent_to(r.sharding(("batch", None, None)), 3)
+  assert run.lower(*arguments).as_text().count("all_to_all") >= 4
 
 
 class OnTorus:
