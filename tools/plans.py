@@ -70,8 +70,9 @@ _INTRODUCTION = """# Plans
 
 Train steps compiled for TPU slices that nobody paid for, by `python -m tools.plans`. Each is a
 [plan](how-to/plan-a-run.md): all figures are of one device and step. GB are 10^9 bytes; *sent* are ring bytes, with the
-least that parameters and gradients need beside them; *seconds* are an estimate, and at least what a step takes;
-*compiling* is CPU time.
+least that parameters and gradients need beside them, with the token table gathered like any other (programs that
+exchange token vectors instead send less); *seconds* are an estimate, and at least what a step takes; *compiling* is CPU
+time.
 
 """
 

@@ -9,8 +9,9 @@ compute dtype, one device must at least send
                2 * b * P / (t * f) * (d - 1) / d    and an all-reduce of what is left over d
 
 These are ring bytes (`planning/collectives.py`) of 16-bit gathers and gradients where the compute dtype is bfloat16.
-Evaluation and decoding gather once and reduce nothing. What activations cost under tensor, sequence, expert or pipeline
-parallelism is not in it: it depends on what is kept and what computed again.
+Evaluation and decoding gather once and reduce nothing. A token table whose vectors are exchanged (`nn/embed.py`) is
+counted as if it were gathered: a program may send less. What activations cost under tensor, sequence, expert or
+pipeline parallelism is not in it: it depends on what is kept and what computed again.
 """
 
 import math
