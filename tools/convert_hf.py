@@ -6,7 +6,7 @@ Examples:
 
 A workdir made from a Hugging Face directory holds step 0 of a run with its weights and its tokenizer, from which
 training starts; sizes and design are the directory's, everything else the recipe's. A Hugging Face directory holds the
-newest checkpoint of the workdir (or --step) with its tokenizer, and loads with `transformers`.
+newest checkpoint of the workdir (or --step) with its tokenizer, and loads with `transformers`; adapters are merged.
 """
 
 import dataclasses
@@ -66,7 +66,7 @@ def _export(workdir: str, output: str, step: int | None, dtype: str | None) -> N
   config, _ = trained.open_config(workdir, None, ['mesh={"data": -1}', "batch_size=65536", "accumulation_steps=1"])
   parts = assembly.build(assembly.resolve(config))
   found, arrays = trained.restore_params(workdir, parts, step)
-  hf.save(params.with_arrays(parts.model, arrays), output, dtype=dtype)
+  hf.save(trained.finished(params.with_arrays(parts.model, arrays)), output, dtype=dtype)
   for name, data in vocabularies.hugging_face.files_of(vocabularies.load(f"{workdir}/vocabulary")).items():
     (pathlib.Path(output) / name).write_bytes(data)
   process.say(f"{output}: step {found} of {workdir}")

@@ -8,6 +8,7 @@ Read it from the bottom up; each line imports only from those above it:
 
   dims params mask remat    sizes and their letters, parameters with named axes, attention masks, what is kept
   linear norm layer         the matrix product, the norms, the signature of every sublayer
+  lora                      low-rank adapters, put on a model from outside
   positions/ cores/         position schemes and attention cores: one file each, found by its name
   attention mlp router moe  the sublayers
   embed block pipeline stack  token embeddings, residual connections, stages, identical blocks in one scan

@@ -39,6 +39,9 @@ class Base:
     gives: the sums it returns where data and model provide for them, besides sums of weights and the scalars of the
       model, such as a router's losses.
     advice: what to set when the data lacks a feature.
+    several: whether examples have several rows, features [B, C, …].
+    reference: whether the model has another one beside it, `model.reference`, of the weights that the run began with,
+      which are not trained.
   """
 
   beside: ClassVar[str]
@@ -48,8 +51,25 @@ class Base:
   outputs: ClassVar[dict[str, int]] = {"logits": 3}
   gives: ClassVar[tuple[str, ...]] = ("loss", "z_loss", "correct")
   advice: ClassVar[str] = ""
+  several: ClassVar[bool] = False
+  reference: ClassVar[bool] = False
 
   @classmethod
   def missing(cls, features: Collection[str]) -> list[str]:
     """The features it needs that `features` lacks."""
     return [name for name in (cls.targets, cls.weights, *cls.also) if name not in features]
+
+  @classmethod
+  def rows(cls, batch: dict) -> dict:
+    """What of a batch the model is called with: examples of several rows, [B, C, …], as rows, [B * C, …]."""
+    return flat(batch) if cls.several else batch
+
+  @classmethod
+  def check(cls, model, features: dict) -> None:
+    """Refuses a model whose head is not for a task's features; UserError."""
+
+
+def flat(batch: dict) -> dict:
+  """The encoder's and decoder's features of examples of several rows, one row after another."""
+  sides = ("encoder_", "decoder_")
+  return {name: x.reshape(-1, *x.shape[2:]) for name, x in batch.items() if name.startswith(sides)}

@@ -13,16 +13,19 @@ import t5x_like.models
 import t5x_like.objectives
 from t5x_like import slots
 from t5x_like.errors import UserError
-from t5x_like.nn import params, remat
+from t5x_like.nn import lora, params, remat
 from t5x_like.nn.design import Variant
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training import evaluation, init_from, offload, phases, process, selection
+from t5x_like.training import evaluation, init_from, offload, phases, process, selection, tuning
 from t5x_like.training.guard import GUARDS, Guard, skipping
 from t5x_like.training.optimizer import OPTIMIZERS, layerwise
 from t5x_like.training.schedule import SCHEDULES, Schedule
 from t5x_like.training.state import TrainState, abstract_state
 from t5x_like.training.tuning import TUNINGS
+
+REFERENCE = "reference/"  # of the names of its parameters
+_ADAPTERS = 1  # folded into the key of the model's parameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Parts:
   Attributes:
     model: the abstract model; `make_model(key)` makes a concrete one.
     state: the abstract state, with shardings.
+    trained: names of the parameters that are trained, None if all are.
   """
 
   model: nnx.Module
@@ -42,6 +46,7 @@ class Parts:
   rules: Rules
   state: TrainState
   guard: Guard
+  trained: frozenset[str] | None = None
 
 
 def checkpoints(
@@ -139,7 +144,11 @@ def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
   optimizer = layerwise(inner, {name: p.axes for name, p in named.items()})
   if config.clip_norm:
     optimizer = optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
-  optimizer = slots.make("config.tuning", config.tuning, TUNINGS)(optimizer, named)
+  tune = slots.make("config.tuning", config.tuning, TUNINGS)
+  optimizer = tune.rates(optimizer, named)
+  trained = [name for name in tune.trained(named) if not name.startswith(REFERENCE)]
+  if len(trained) < len(named):
+    optimizer = tuning.only(optimizer, trained)
   objective = slots.make("config.objective", config.objective, t5x_like.objectives, "Objective")
   state = abstract_state(model, optimizer, rules)
   guard = slots.make("config.guard", config.guard, GUARDS)
@@ -151,7 +160,8 @@ def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
     optimizer, state = offload.optimizer_state(optimizer, state)
   if remat.make(config.model.get("remat", "none")).offload:
     offload.check_memory("config.model.remat", rules.mesh)
-  return Parts(model, make_model, objective, optimizer, schedule, rules, state, guard)
+  learned = frozenset(trained) if len(trained) < len(named) else None
+  return Parts(model, make_model, objective, optimizer, schedule, rules, state, guard, learned)
 
 
 def _check_kept(config: ConfigDict, guard: Guard) -> None:
@@ -174,16 +184,24 @@ def check_task(config: ConfigDict, parts: Parts, task) -> None:
   """
   objective, name, model = parts.objective, config.objective.name, config.model.name
   makes = f"which task {config.task.name} does not make (it makes {', '.join(task.features)})"
+  several = any(len(x.shape) == 2 for feature, x in task.features.items() if feature.endswith("_input_tokens"))
   fitting = [
     other
     for other in slots.names(t5x_like.objectives)
     if not (found := slots.find("config.objective", other, t5x_like.objectives, "Objective")).missing(task.features)
     and found.beside in parts.model.NEEDS[-1:]
+    and found.several == several
   ]
   choose = f"choose another task or the objective {' or '.join(fitting)}" if fitting else "choose another task"
   if lacking := objective.missing(task.features):
     advice = objective.advice or choose
     raise UserError(f"config.objective: {name} needs the feature {lacking[0]!r}, {makes}; {advice}")
+  if objective.several != several:
+    rows = ("one row", "several rows")
+    raise UserError(
+      f"config.objective: {name} is for examples of {rows[objective.several]}, those of task {config.task.name} have"
+      f" {rows[several]}; {choose}"
+    )
   for feature in parts.model.NEEDS:
     if feature not in task.features:
       raise UserError(f"config.model: {model} needs the feature {feature!r}, {makes}; choose another model or task")
@@ -192,7 +210,9 @@ def check_task(config: ConfigDict, parts: Parts, task) -> None:
       f"config.objective: {name} is for models with outputs for {objective.beside}, those of {model} are"
       f" for {parts.model.NEEDS[-1]}; {choose}"
     )
-  outputs = jax.eval_shape(lambda model, batch: model(batch), parts.model, abstract_batch(config, parts, task))
+  objective.check(parts.model, task.features)
+  rows = lambda model, batch: model(objective.rows(batch))  # noqa: E731
+  outputs = jax.eval_shape(rows, parts.model, abstract_batch(config, parts, task))
   for output, axes in objective.outputs.items():
     found = f"{outputs[output].ndim} axes" if output in outputs else "none"
     if found != f"{axes} axes":
@@ -281,8 +301,17 @@ def _resolve_design(model: ConfigDict, variant: Variant) -> None:
 
 
 def _model(config: ConfigDict):
-  def make_model(key):
+  tune = slots.make("config.tuning", config.tuning, TUNINGS)
+  objective = slots.find("config.objective.name", config.objective.name, t5x_like.objectives, "Objective")
+
+  def bare(key):
     return slots.make("config.model", config.model, t5x_like.models, "Model", rngs=nnx.Rngs(params=key))
+
+  def make_model(key):
+    model = tune.adapt(bare(key), jax.random.fold_in(key, _ADAPTERS))
+    if getattr(objective, "reference", False) and not lora.has_adapters(model):  # else it is the model without them
+      model.reference = bare(key)
+    return model
 
   return jax.eval_shape(make_model, jax.random.key(0)), make_model
 

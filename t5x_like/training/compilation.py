@@ -34,7 +34,8 @@ class Cost:
 def lower_step(config: ConfigDict, parts: assembly.Parts, batch: dict[str, jax.ShapeDtypeStruct]) -> jax.stages.Lowered:
   """The step for batches of these shapes, traced and ready to be compiled for the mesh's devices."""
   arguments = (parts.model, parts.objective, parts.optimizer, parts.schedule, parts.rules)
-  step = make_step(*arguments, seed=config.seed, accumulation_steps=config.accumulation_steps, guard=parts.guard)
+  options = dict(accumulation_steps=config.accumulation_steps, guard=parts.guard, trained=parts.trained)
+  step = make_step(*arguments, seed=config.seed, **options)
   out = (shardings(parts.state), parts.rules.replicated)
   return jax.jit(step, donate_argnums=0, out_shardings=out).lower(parts.state, batch)
 

@@ -2,8 +2,9 @@
 
 The other run may be of another task and another head, ours or made by `tools.convert_hf`. It gives the architecture,
 the vocabulary and every parameter that both models have; the recipe keeps its head, dropout and ways of computing. Only
-heads are new. A longer table of positions repeats the other's (Beltagy et al. 2020, section 5), a shorter one is its
-beginning. What was loaded, resized, initialised and ignored is printed, and written to `init.json` in the workdir.
+heads and adapters are new, and adapters of the other run are merged. A longer table of positions repeats the other's
+(Beltagy et al. 2020, section 5), a shorter one is its beginning. What was loaded, resized, initialised and ignored is
+printed, and written to `init.json` in the workdir.
 """
 
 import dataclasses
@@ -18,14 +19,15 @@ from ml_collections import ConfigDict
 import t5x_like.models
 from t5x_like import slots
 from t5x_like.errors import UserError
+from t5x_like.nn import lora, params
 from t5x_like.nn.positions.learned import LearnedPosition
 from t5x_like.training import process
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.state import TrainState
 
 FILE = "init.json"
-_OWN = ("head", "dropout", "dtype", "layers", "remat")  # keys of config.model that the recipe keeps
-_NEW = "head/"
+_OWN = ("head", "scores", "dropout", "dtype", "layers", "remat")  # keys of config.model that the recipe keeps
+_NEW = ("head/", "scores/")
 
 
 def settings(*, workdir: str, step: int | None = None, weights: bool = True, inherit: bool = True):
@@ -65,10 +67,14 @@ def inherited(config: ConfigDict) -> ConfigDict:
     _lengthen(found)
     found.init = ConfigDict(values | {"inherit": False})
     vocabulary = str(pathlib.Path(directory) / "vocabulary")
+    if found.task.get("store") is not None:
+      return found  # the store has its own, see `check_vocabulary`
     if found.task.get("vocabulary") is None:
       found.task.vocabulary = vocabulary
     else:
-      _check_vocabulary(found.task.vocabulary, vocabulary, directory)
+      from t5x_like.data import vocabularies
+
+      _same(vocabularies.load(found.task.vocabulary), found.task.vocabulary, directory)
   return found
 
 
@@ -82,13 +88,20 @@ def _lengthen(config: ConfigDict) -> None:
     config.model.design.position = position | {"length": longest}
 
 
-def _check_vocabulary(ours: str, theirs: str, directory: str) -> None:
+def check_vocabulary(config: ConfigDict, vocabulary) -> None:
+  """Refuses data of another vocabulary than that of the run that this one starts from."""
+  if config.init:
+    _same(vocabulary, "that of the data", config.init.workdir)
+
+
+def _same(vocabulary, ours: str, directory: str) -> None:
   from t5x_like.data import vocabularies
 
-  if vocabularies.load(ours).fingerprint != vocabularies.load(theirs).fingerprint:
+  theirs = str(pathlib.Path(directory) / "vocabulary")
+  if vocabulary.fingerprint != vocabularies.load(theirs).fingerprint:
     raise UserError(
       f"config.task.vocabulary: {ours} is not the vocabulary that {directory} was trained with; leave the key out, and"
-      f" {theirs} is used"
+      f" {theirs} is used, or prepare the store with it"
     )
 
 
@@ -129,21 +142,25 @@ def load(config: ConfigDict, parts, state: TrainState) -> tuple[TrainState, dict
   overrides = [f"{key}={json.dumps(config[key].to_dict())}" for key in ("mesh", "rules")]
   overrides += [f"batch_size={config.batch_size}", "accumulation_steps=1", f"model.layers={config.model.layers}"]
   theirs, _ = trained.open_config(directory, None, overrides)
-  step, arrays = trained.restore_params(directory, assembly.build(assembly.resolve(theirs)), config.init.step)
+  their_parts = assembly.build(assembly.resolve(theirs))
+  step, arrays = trained.restore_params(directory, their_parts, config.init.step)
+  arrays = params.arrays(trained.finished(params.with_arrays(their_parts.model, arrays)))
   made, report = dict(state.params), Report(directory, step, [], {}, [], sorted({*arrays} - {*state.params}))
   for name, fresh in state.params.items():
-    old = arrays.get(name)
-    if old is None or (name.startswith(_NEW) and old.shape != fresh.shape):
-      if not name.startswith(_NEW):
-        raise UserError(f"config.init.workdir: {directory} has no tensor {name}; only heads (head/…) may be new")
+    old = arrays.get(name.removeprefix(assembly.REFERENCE))
+    new = name.startswith(_NEW) or name.endswith(lora.NAMES)
+    if old is None or (new and old.shape != fresh.shape):
+      if not new:
+        raise UserError(f"config.init.workdir: {directory} has no tensor {name}; only heads may be new")
       report.initialised.append(name)
       report.ignored += [name] if old is not None else []
       continue
     report.loaded.append(name)
     if old.shape != fresh.shape:
+      report.resized[name] = f"{old.shape[0]} to {fresh.shape[0]} rows"
       old = _resized(name, old, fresh, parts.model, directory)
-      report.resized[name] = f"{arrays[name].shape[0]} to {old.shape[0]} rows"
-    made[name] = jax.device_put(old, fresh.sharding)
+    copies = name.startswith(assembly.REFERENCE)  # the step gives back the memory of each array of its state once
+    made[name] = jax.device_put(jnp.copy(old) if copies else old, fresh.sharding)
   report.say()
   return dataclasses.replace(state, params=made), dataclasses.asdict(report)
 

@@ -44,6 +44,7 @@ def make_phases(config: ConfigDict) -> list[phases.Phase]:
 def with_vocabulary(config: ConfigDict, vocabulary, address: str) -> ConfigDict:
   """The config with the special ids of the data's vocabulary, which has to be that of imported weights, if any."""
   imported.check_vocabulary(address, vocabulary)
+  init_from.check_vocabulary(config, vocabulary)
   return assembly.with_tokens(config, vocabulary)
 
 
@@ -126,7 +127,8 @@ def record(
 ) -> None:
   """Records a start in the workdir: the config, the environment, the vocabulary, a line of history."""
   batch = assembly.abstract_batch(phase.config, parts, phase.task)
-  found = environment() | attention_cores(parts.model, batch, parts.rules)
+  rows = jax.eval_shape(parts.objective.rows, batch)
+  found = environment() | attention_cores(parts.model, rows, parts.rules)
   workdirs.write(workdir, workdirs.FILE, identity)
   workdirs.write(workdir, "environment.json", found)
   workdirs.add_to_history(workdir, step, identity, changes, found, from_step)

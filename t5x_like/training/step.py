@@ -1,6 +1,6 @@
 """One training step: sums of losses over the global batch, divided once, and one update."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ def make_step(
   seed: int,
   accumulation_steps: int = 1,
   guard: Guard = Guard(),  # noqa: B008 (frozen)
+  trained: Collection[str] | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]:
   """Builds the function of one step, to be jitted with the state donated.
 
@@ -37,30 +38,31 @@ def make_step(
     seed: the dropout key of step n is `fold_in(key(seed), n)`, the same in a resumed run.
     accumulation_steps: the number of parts of the batch, run one after another.
     guard: which updates are refused, and whether those leave the state as it was.
+    trained: names of the parameters that are trained, of which alone there are gradients; None for all.
   Returns:
     `(state, batch) -> (state, metrics)`; metrics are float32 scalars: the means of the objective's sums (`loss`,
     `accuracy`, …), and those of the update; `updates_refused` counts those up to and with this one, in a row.
   """
 
-  def loss_sum(arrays, batch, key):
-    return objective(params.with_arrays(model, arrays), batch, key)
+  def loss_sum(arrays, frozen, batch, key):
+    return objective(params.with_arrays(model, frozen | arrays), batch, key)
 
-  def whole(arrays, batch, key):
+  def whole(arrays, frozen, batch, key):
     """(mean gradients, sums) of the whole batch: the division is folded into the backward pass."""
-    _, backward, sums = jax.vjp(lambda arrays: loss_sum(arrays, batch, key), arrays, has_aux=True)
+    _, backward, sums = jax.vjp(lambda arrays: loss_sum(arrays, frozen, batch, key), arrays, has_aux=True)
     return backward(1.0 / jnp.maximum(sums["weights"], 1.0))[0], sums
 
-  def accumulated(arrays, batch, key):
+  def accumulated(arrays, frozen, batch, key):
     """(mean gradients, sums): gradients of sums, added over the parts of the batch and divided once."""
     gradient = jax.grad(loss_sum, has_aux=True)
 
     def part(totals, indexed):
       index, part_batch = indexed
-      return jax.tree.map(jnp.add, totals, gradient(arrays, part_batch, jax.random.fold_in(key, index))), None
+      return jax.tree.map(jnp.add, totals, gradient(arrays, frozen, part_batch, jax.random.fold_in(key, index))), None
 
     parts = jax.tree.map(lambda x: _split(x, accumulation_steps, rules), batch)
     one = jax.tree.map(lambda x: x[0], parts)
-    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(gradient, arrays, one, key))
+    zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(gradient, arrays, frozen, one, key))
     (grads, sums), _ = jax.lax.scan(part, zeros, (jnp.arange(accumulation_steps), parts))
     return jax.tree.map(lambda g: g / jnp.maximum(sums["weights"], 1.0), grads), sums
 
@@ -73,7 +75,9 @@ def make_step(
     with rules.activate():
       batch = prepare(batch)
       key = jax.random.fold_in(jax.random.key(seed), state.step)
-      grads, sums = gradients(state.params, batch, key)
+      arrays = {name: x for name, x in state.params.items() if trained is None or name in trained}
+      frozen = {name: x for name, x in state.params.items() if name not in arrays}
+      grads, sums = gradients(arrays, frozen, batch, key)
       metrics = {
         METRICS.get(name, name): total / jnp.maximum(sums[denominator(name, sums)], 1.0)
         for name, total in sums.items()
@@ -83,7 +87,7 @@ def make_step(
       accepted, watch = guard.judge(state.watch, metrics["loss"], gradient_norm)
       extra = {"step": state.step, "accepted": accepted}
       updates, opt_state = optimizer.update(grads, state.opt_state, state.params, **extra)
-      new_params = optax.apply_updates(state.params, updates)
+      new_params = frozen | optax.apply_updates(arrays, updates)
       if guard.skips:  # as `guard.skipping` does for the optimizer's state
         new_params = jax.tree.map(lambda n, o: jnp.where(accepted, n, o), new_params, state.params)
       metrics |= {

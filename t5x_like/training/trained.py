@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 from t5x_like import config as config_lib
 from t5x_like import recipes
 from t5x_like.errors import UserError
+from t5x_like.nn import lora
 from t5x_like.rows import Runner
 from t5x_like.training import imported
 from t5x_like.training import workdir as workdirs
@@ -37,6 +38,8 @@ def open_config(workdir: str, recipe: str | None, overrides: list[str]) -> tuple
     if "tokens" in identity["model"]:
       with config.model.unlocked(), config.model.ignore_type():
         config.model.tokens = identity["model"]["tokens"]  # from the vocabulary
+    if "tuning" in identity:
+      config.tuning = ConfigDict(identity["tuning"])  # says which adapters there are
     return config, identity
   return config_lib.restored(identity, overrides, pathlib.Path(workdir) / workdirs.FILE), identity
 
@@ -78,6 +81,19 @@ def restore_params(
   return found, {name: named[name] for name in parts.state.params}
 
 
+def finished(model):
+  """The model as it is used elsewhere: its adapters merged, without a reference beside it."""
+  model = lora.merged(model)
+  if hasattr(model, "reference"):
+    del model.reference
+  return model
+
+
+def row_features(identity: dict[str, Any]) -> dict[str, list[int]]:
+  """The shapes of the features of one row: of a run whose examples have several, without their number."""
+  return {name: shape[-1:] for name, shape in identity["features"].items()}
+
+
 @dataclasses.dataclass(frozen=True)
 class Opened:
   """A model that is ready for use.
@@ -113,4 +129,5 @@ def open_model(workdir: str, batch_size: int, step: int | None = None) -> Opened
   check_model(identity, config, workdir, vocabulary)
   parts = assembly.build(config)
   _, arrays = restore_params(workdir, parts, step)
-  return Opened(parts.model, Runner(parts.model, parts.rules, arrays, batch_size), vocabulary, identity["features"])
+  run = Runner(parts.model, parts.rules, arrays, batch_size)
+  return Opened(parts.model, run, vocabulary, row_features(identity))

@@ -1,8 +1,10 @@
 """Which parameters a run trains, and at what rates, by name: `config.tuning = {"name": "layer_decay", "rate": 0.9}`.
 
-Each entry of `TUNINGS` is a function of its options that returns `(optimizer, named parameters) -> optimizer`.
+Each entry of `TUNINGS` is a function of its options that returns a `Tuning`.
 """
 
+import dataclasses
+import fnmatch
 from collections.abc import Callable
 
 import jax
@@ -11,43 +13,99 @@ import numpy as np
 import optax
 
 from t5x_like.errors import UserError
+from t5x_like.nn import lora
+from t5x_like.slots import Positive
 
 Named = dict[str, jax.Array]
-Tune = Callable[[optax.GradientTransformation, dict], optax.GradientTransformation]
-_HEAD = "head/"
+_HEADS = ("head/", "scores/")
 
 
-def everything() -> Tune:
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+  """What becomes of a model and its optimizer.
+
+  Attributes:
+    adapt: `(model, key) -> model`, of a model just made, with what is trained besides its parameters.
+    rates: `(optimizer, named parameters) -> optimizer`.
+    trained: the names of the parameters that are trained, of all.
+  """
+
+  adapt: Callable = lambda model, key: model
+  rates: Callable[[optax.GradientTransformation, dict], optax.GradientTransformation] = lambda optimizer, named: (
+    optimizer
+  )
+  trained: Callable[[dict], list[str]] = list
+
+
+def everything() -> Tuning:
   """All parameters, at the schedule's rate."""
-  return lambda optimizer, named: optimizer
+  return Tuning()
 
 
-def head(*, also: tuple[str, ...] = ()) -> Tune:
+def head(*, also: tuple[str, ...] = ()) -> Tuning:
   """The head alone, on frozen features, and the parameters whose names begin with one of `also`."""
 
-  def tune(optimizer, named):
-    trained = [name for name in named if name.startswith((_HEAD, *also))]
-    if not trained:
+  def trained(named):
+    found = [name for name in named if name.startswith((*_HEADS, *also))]
+    if not found:
       raise UserError("config.tuning: the model has no head to train alone; set --config.tuning.name=all")
-    return _only(optimizer, trained)
+    return found
 
-  return tune
+  return Tuning(trained=trained)
 
 
-def layer_decay(*, rate: float = 0.9) -> Tune:
+def layer_decay(*, rate: float = 0.9) -> Tuning:
   """The rate of each layer is `rate` times that of the layer above it; heads have the schedule's, embeddings the lowest
   (Clark et al. 2020, appendix A: 0.9 to 0.6)."""
   if not 0 < rate <= 1:
     raise UserError(f"config.tuning.rate: found {rate}, expected above 0 and at most 1")
 
-  def tune(optimizer, named):
+  def rates(optimizer, named):
     depth = max((p.shape[0] for p in named.values() if p.axes[:1] == ("layers",)), default=0)
     return _scaled(optimizer, {name: _of_depth(name, p, depth, rate) for name, p in named.items()})
 
-  return tune
+  return Tuning(rates=rates)
 
 
-TUNINGS = {"all": everything, "head": head, "layer_decay": layer_decay}
+def low_rank(
+  *,
+  rank: Positive = 8,
+  alpha: float = 16.0,
+  targets: tuple[str, ...] = ("query", "value"),
+  also: tuple[str, ...] = ("head/*/*", "scores/*"),
+) -> Tuning:
+  """Adapters on frozen kernels (Hu et al. 2021); see `nn/lora.py`.
+
+  Args:
+    rank: of the adapters.
+    alpha: their output is scaled by alpha / rank, so that one learning rate suits many ranks.
+    targets: patterns of the kernels that get one: `query`, `value`, `mlp/layer/*`, `*` for all but `also`.
+    also: patterns of parameters that are trained in full; by default those of a head for labels, which is new, but not
+      the kernel of a language model's.
+  """
+  if not targets:
+    raise UserError("config.tuning.targets: found none, expected names of kernels, such as query")
+
+  def trained(named):
+    own = [f"*/{name}" for name in lora.NAMES]
+    return [name for name in named if any(fnmatch.fnmatchcase(name, pattern) for pattern in (*own, *also))]
+
+  return Tuning(lambda model, key: lora.adapted(model, targets, rank, alpha, key, also), trained=trained)
+
+
+TUNINGS = {"all": everything, "head": head, "layer_decay": layer_decay, "lora": low_rank}
+
+
+def only(optimizer: optax.GradientTransformation, trained: list[str]) -> optax.GradientTransformation:
+  """The optimizer of some parameters; it has no state for the others, and takes and gives updates of these alone."""
+
+  def of(named: Named) -> Named:
+    return {name: named[name] for name in trained}
+
+  def update(grads: Named, state, params: Named, **extra):
+    return optimizer.update(of(grads), state, of(params), **extra)
+
+  return optax.GradientTransformationExtraArgs(lambda params: optimizer.init(of(params)), update)
 
 
 def _of_depth(name: str, p, depth: int, rate: float) -> np.ndarray | float:
@@ -69,16 +127,3 @@ def _scaled(optimizer, scales: dict[str, np.ndarray | float]) -> optax.GradientT
     return scaled, state
 
   return optax.GradientTransformationExtraArgs(optimizer.init, update)
-
-
-def _only(optimizer, trained: list[str]) -> optax.GradientTransformation:
-  """The optimizer of some parameters; it has no state for the others and leaves them as they are."""
-
-  def of(named: Named) -> Named:
-    return {name: named[name] for name in trained}
-
-  def update(grads: Named, state, params: Named, **extra):
-    updates, state = optimizer.update(of(grads), state, of(params), **extra)
-    return {name: updates.get(name, jnp.zeros_like(g)) for name, g in grads.items()}, state
-
-  return optax.GradientTransformationExtraArgs(lambda params: optimizer.init(of(params)), update)

@@ -18,11 +18,12 @@ from t5x_like.training.lease import Lease
 FILE = "config.json"
 HISTORY = "history.jsonl"
 # With any of these changed, a run would resume from a state or a data order that is not its own ...
-_FIXED = ("model.", "seed", "batch_size", "fingerprints.", "optimizer.name", "objective.name")
+_FIXED = ("model.", "seed", "batch_size", "fingerprints.", "optimizer.name", "objective.name", "tuning.")
 # ... except for those that only change how the same model is computed.
 # ... or follow from the vocabulary, which has a fingerprint of its own.
 _FREE = ("model.dtype", "model.layers", "model.remat", "model.pipeline", "model.tokens")
 _IMPORTED = ("model.", "fingerprints.vocabulary", "optimizer.name")  # of a run with weights, but no data yet
+_LATER = {"tuning.name": "all", "model.scores": 0}  # keys that older runs lack, and what they had
 _EDITION = "data_edition"  # `data.EDITION`; runs of edition 1 did not record it
 
 
@@ -71,6 +72,7 @@ def check(saved: dict[str, Any], current: dict[str, Any], workdir, *, other_opti
       of them are listed.
   """
   before, now = config_lib.flat(saved), config_lib.flat(current)
+  before = {key: value for key, value in _LATER.items() if key in now} | before
   edition = now.get(f"fingerprints.{_EDITION}")  # none where only models are compared
   found = before.get(f"fingerprints.{_EDITION}", 1)
   older = edition == 3 and found == 2  # other data only where the fingerprints differ

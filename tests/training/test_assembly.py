@@ -87,6 +87,10 @@ MLM = '{"name": "mlm", "store": "builtin", "length": 32}'
       r" are for encoder_input_tokens; choose another task$",
     ),
     (
+      [f"model={DECODER}", f"task={CAUSAL}", "objective.name=dpo"],
+      r"dpo is for examples of several rows, those of task causal_lm have one row; choose .* objective decoder",
+    ),
+    (
       [f"model={ENCODER}", f"task={MLM}", "objective.name=electra"],
       r"electra needs the output 'generator_logits' with 3"
       r" axes, found none with model bert; choose another --config.model.head",

@@ -5,7 +5,6 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import tests.recipes.nano_encoder  # noqa: F401 -- the variant that the runs are of
@@ -92,9 +91,15 @@ def test_only_the_head_is_trained_and_only_it_has_a_state(tmp_path):
   state = built.optimizer.init(arrays)
   assert sum(x.size for x in jax.tree.leaves(state)) < arrays["embed/table"].size
   updates, _ = built.optimizer.update(jax.tree.map(jnp.ones_like, arrays), state, arrays, step=jnp.int32(1))
-  moved = {name for name, u in updates.items() if np.abs(u).max() > 0}
-  assert moved and moved == {name for name in arrays if name.startswith("head/")}
-  assert updates.keys() == arrays.keys()
+  assert all(np.abs(u).max() > 0 for u in updates.values())
+  assert updates.keys() == built.trained == {name for name in arrays if name.startswith("head/")}
+
+
+def test_adapters_and_a_head_for_labels_are_trained_together(tmp_path):
+  built = parts(tmp_path, "tuning.name=lora", 'tuning.targets=["*"]', "tuning.rank=2")
+  named = params.named_params(built.model)
+  assert built.trained == {n for n in named if n.startswith("head/") or n.endswith(("lora_a", "lora_b"))}
+  assert not any(n.startswith("head/") and n.endswith("lora_a") for n in named)
 
 
 def test_rates_fall_from_layer_to_layer(tmp_path):
@@ -115,7 +120,7 @@ def test_rates_fall_from_layer_to_layer(tmp_path):
 
 def test_a_model_without_a_head_has_none_to_train_alone():
   with pytest.raises(UserError, match="no head to train alone"):
-    tuning.head()(optax.identity(), {"embed/table": None})
+    tuning.head().trained({"embed/table": None})
 
 
 class _Config:

@@ -13,6 +13,7 @@ from t5x_like.nn import params
 from t5x_like.objectives.encoder_decoder import Objective
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
+from t5x_like.training import tuning
 from t5x_like.training.optimizer import OPTIMIZERS, layerwise
 from t5x_like.training.schedule import SCHEDULES
 from t5x_like.training.state import TrainState, abstract_state, shardings
@@ -150,3 +151,28 @@ def test_accumulation_on_a_mesh_cuts_rows_where_they_are():
   for name in metrics:
     np.testing.assert_allclose(metrics[name], expected_metrics[name], rtol=1e-5, err_msg=name)
   assert tiny.relative_error(after.params, expected.params) < 1e-6
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_only_what_is_trained_has_a_gradient(accumulation_steps):
+  """Trained parameters move as they do among all; the others keep their bits, and the optimizer has none of them."""
+  names = [name for name in first_arrays() if name.endswith("query/kernel")]
+  whole, state = set_up(accumulation_steps=accumulation_steps)
+  model = jax.eval_shape(tiny.maker(tiny.sizes("1.1")), jax.random.key(0))
+  rules = Rules.make(make_mesh({}, jax.devices()[:1]))
+  schedule = SCHEDULES["constant"](learning_rate=RATE)
+  axes = {n: p.axes for n, p in params.named_params(model).items()}
+  update = tuning.only(layerwise(OPTIMIZERS["sgd"](schedule, momentum=0.5), axes), names)
+  own = TrainState(jnp.int32(0), first_arrays(), update.init(first_arrays()))
+  assert {path[-1].key for path, _ in jax.tree_util.tree_leaves_with_path(own.opt_state)} == set(names)
+  options = dict(seed=3, accumulation_steps=accumulation_steps, trained=frozenset(names))
+  step = jax.jit(make_step(model, OBJECTIVE, update, schedule, rules, **options))
+  expected, (after, metrics) = whole(state, uneven())[0], step(own, uneven())
+  for name, x in first_arrays().items():
+    if name in names:
+      np.testing.assert_allclose(after.params[name], expected.params[name], rtol=1e-5, atol=1e-6, err_msg=name)
+    else:
+      assert np.array_equal(after.params[name], x), name
+  gradients = reference()[1]
+  norm = np.sqrt(sum(np.square(gradients[name]).sum() for name in names))
+  np.testing.assert_allclose(metrics["gradient_norm"], norm, rtol=1e-4)

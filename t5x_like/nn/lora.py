@@ -1,0 +1,134 @@
+"""Low-rank adapters: `y = x @ W + alpha / rank * (x @ A) @ B`, with W frozen (Hu et al. 2021, section 4.1).
+
+A model is built as ever, and some of its `Linear`s are then replaced by `LoraLinear`s. So models know nothing of
+adapters, kernels keep their names, and `lora_a` and `lora_b` stand beside them. Those of a stack have its layers axis
+and are scanned, split over stages and checkpointed with it. A is drawn as the kernels are, B is zero, so that a fresh
+adapter changes nothing.
+
+The product with W needs no gradient of W: neither it nor what the optimizer would keep of it is ever computed.
+"""
+
+import fnmatch
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.errors import UserError
+from t5x_like.nn import params
+from t5x_like.nn.linear import Linear, matmul
+
+NAMES = ("lora_a", "lora_b")
+
+
+class LoraLinear(Linear):
+  """A `Linear` with an adapter.
+
+  Args:
+    linear: gives kernel [..., D, F] and bias.
+    rank: R, of A [..., D, R] and B [..., R, F], which are split over devices as the kernel is along D and F.
+    scale: of the adapter's output.
+    key: of A's normal distribution, with standard deviation 1/sqrt(D).
+  """
+
+  def __init__(self, linear: Linear, rank: int, scale: float, key: jax.Array):
+    self.kernel, self.bias, self.scale = linear.kernel, linear.bias, scale
+    *layers, D, F = linear.kernel.shape
+    *names, rows, columns = linear.kernel.axes
+    *units, row_unit, column_unit = linear.kernel.unit
+    a = jax.random.normal(key, (*layers, D, rank), jnp.float32) / math.sqrt(D)
+    self.lora_a = nnx.Param(a, axes=(*names, rows, None), unit=(*units, row_unit, 1))
+    b = jnp.zeros((*layers, rank, F), jnp.float32)
+    self.lora_b = nnx.Param(b, axes=(*names, None, columns), unit=(*units, 1, column_unit))
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    low = matmul(x, self.lora_a[...], x.dtype, self.lora_a.axes[-2:])
+    return super().__call__(x) + self.scale * matmul(low, self.lora_b[...], x.dtype, self.lora_b.axes[-2:])
+
+
+def adapted(model, targets: Sequence[str], rank: int, alpha: float, key: jax.Array, besides: Sequence[str] = ()):
+  """The model with an adapter on every `Linear` that one of `targets` names.
+
+  Args:
+    targets: patterns of whole names or of their last parts, such as `query`, `cross_attention/layer/*`, `*`.
+    key: layer by layer, A is drawn from a key of its own.
+    besides: patterns of kernels that get none, such as `head/*/*`.
+
+  Raises:
+    UserError: a target that names no `Linear`.
+  """
+  found = [name for name, _ in _linears(model) if not _matches(f"{name}/kernel", besides)]
+  for target in targets:
+    if not _matches_any(found, target):
+      ends = sorted({name.rpartition("/")[2] for name in found})
+      raise UserError(
+        f"config.tuning.targets: {target!r} names no kernel that can have an adapter; these can: {', '.join(ends)}"
+      )
+  keys = {name: jax.random.fold_in(key, number) for number, name in enumerate(sorted(found))}
+  chosen = {name for name in found if _matches(name, targets)}
+  return _replaced(
+    model, lambda name, linear: LoraLinear(linear, rank, alpha / rank, keys[name]) if name in chosen else linear
+  )
+
+
+def merged(model):
+  """The same function without adapters: their products are added to the kernels."""
+
+  def kernel(linear: LoraLinear) -> jax.Array:
+    with jax.default_matmul_precision("highest"):
+      return linear.kernel[...] + linear.scale * (linear.lora_a[...] @ linear.lora_b[...])
+
+  return _plain(model, kernel)
+
+
+def base(model):
+  """The model as it was before it had adapters."""
+  return _plain(model, lambda linear: linear.kernel[...])
+
+
+def has_adapters(model) -> bool:
+  return any(isinstance(linear, LoraLinear) for _, linear in _linears(model))
+
+
+def _plain(model, kernel: Callable[[LoraLinear], jax.Array]):
+  def plain(_, linear: Linear) -> Linear:
+    if not isinstance(linear, LoraLinear):
+      return linear
+    bias = linear.bias is not None
+    made = jax.eval_shape(lambda: Linear(linear.kernel.shape, linear.kernel.axes, params.zeros, nnx.Rngs(0), bias=bias))
+    made.kernel = nnx.Param(kernel(linear), axes=linear.kernel.axes, unit=linear.kernel.unit)
+    if bias:
+      made.bias = linear.bias
+    return made
+
+  return _replaced(model, plain)
+
+
+def _replaced(model, function: Callable[[str, Linear], Linear]):
+  """A copy of the model with `function(name, linear)` for every `Linear`."""
+  made = jax.tree.map(lambda x: x, model)
+  for name, linear in list(_linears(made)):
+    parent = made
+    *path, last = name.split("/")
+    for part in path:
+      parent = getattr(parent, part)
+    setattr(parent, last, function(name, linear))
+  return made
+
+
+def _linears(module: nnx.Module, path: str = "") -> Iterator[tuple[str, Linear]]:
+  for name, child in vars(module).items():
+    if isinstance(child, Linear):
+      yield path + name, child
+    elif isinstance(child, nnx.Module):
+      yield from _linears(child, f"{path}{name}/")
+
+
+def _matches_any(names: Sequence[str], target: str) -> bool:
+  return any(_matches(name, (target,)) for name in names)
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+  return any(fnmatch.fnmatchcase(name, form) for pattern in patterns for form in (pattern, f"*/{pattern}"))

@@ -1,0 +1,110 @@
+"""Adapters: none at first, the same as merged into the kernels, and the only parameters with a gradient."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from t5x_like.errors import UserError
+from t5x_like.models import bert, gpt, t5
+from t5x_like.nn import lora, params
+from t5x_like.nn.linear import Linear
+from t5x_like.parallel.mesh import make_mesh
+from t5x_like.parallel.rules import Rules
+from tests.models.families import Case as Family
+from tests.models.families import apart, shrunk
+
+CASES = {
+  "encoder": Family("bert", "bert", shrunk(bert.VARIANTS["bert-base-uncased"])),
+  "decoder": Family("gpt", "gpt", shrunk(gpt.VARIANTS["gpt2"])),
+  "encoder_decoder": Family("t5", "t5", shrunk(t5.VARIANTS["t5-v1_1-base"])),
+}
+TARGETS = {"encoder": ("query", "value"), "decoder": ("*",), "encoder_decoder": ("decoder/*/query", "mlp/layer/*")}
+
+
+def plain(case, layers):
+  return case.model_class(nnx.Rngs(params=jax.random.key(1)), variant=case.variant, layers=layers)
+
+
+def adapted(kind, layers="scan"):
+  return lora.adapted(plain(CASES[kind], layers), TARGETS[kind], 2, 6.0, jax.random.key(2))
+
+
+def noised(model):
+  """With adapters that do something: B is drawn, too."""
+  draw = lambda n, x: jax.random.normal(jax.random.key(len(n)), x.shape) if n.endswith("lora_b") else x  # noqa: E731
+  return params.with_arrays(model, {n: draw(n, x) for n, x in params.arrays(model).items()})
+
+
+@pytest.mark.parametrize(("kind", "layers"), [("encoder", "scan"), ("decoder", "loop"), ("encoder_decoder", "scan")])
+def test_zero_adapters_change_nothing_and_merged_equals_unmerged(kind, layers):
+  @jax.jit
+  def logits(batch):
+    model = adapted(kind, layers)
+    moved = noised(model)
+    made = (plain(CASES[kind], layers), model, moved, lora.merged(moved), lora.base(moved))
+    return [one(batch)["logits"] for one in made]
+
+  before, zero, moved, merged, base = logits(apart(CASES[kind]))
+  assert np.array_equal(zero, before) and np.array_equal(base, before)
+  assert np.abs(moved - before).max() > 0.01
+  np.testing.assert_allclose(merged, moved, atol=1e-5 * np.abs(moved).max())
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_names_axes_and_sizes(kind):
+  before = params.named_params(jax.eval_shape(lambda: plain(CASES[kind], "scan")))
+  after = params.named_params(jax.eval_shape(lambda: adapted(kind)))
+  assert {name: p.shape for name, p in after.items() if not name.endswith(lora.NAMES)} == {
+    name: p.shape for name, p in before.items()
+  }
+  new = after.keys() - before.keys()
+  assert new and {name.rpartition("/")[2] for name in new} == set(lora.NAMES)
+  for name in new:
+    kernel, p = before[name.rpartition("/")[0] + "/kernel"], after[name]
+    *layers, rows, columns = zip(kernel.shape, kernel.axes, kernel.unit)
+    rank = (2, None, 1)
+    assert list(zip(p.shape, p.axes, p.unit)) == [*layers, *([rows, rank] if name.endswith("a") else [rank, columns])]
+  merged = params.named_params(jax.eval_shape(lambda: lora.merged(adapted(kind))))
+  assert {n: (p.shape, p.axes, p.unit) for n, p in merged.items()} == {
+    n: (p.shape, p.axes, p.unit) for n, p in before.items()
+  }
+
+
+def test_the_adapter_of_the_paper_by_hand():
+  rngs = nnx.Rngs(params=3)
+  linear = Linear((3, 4), ("embed", "mlp"), params.fan_in_normal(3), rngs, bias=True)
+  made = noised(lora.LoraLinear(linear, 2, 0.25, jax.random.key(0)))
+  x = np.random.default_rng(0).standard_normal((2, 5, 3)).astype(np.float32)
+  W, b, A, B = (np.asarray(p[...], np.float64) for p in (made.kernel, made.bias, made.lora_a, made.lora_b))
+  np.testing.assert_allclose(made(jnp.asarray(x)), x @ (W + 0.25 * A @ B) + b, atol=1e-5)
+
+
+def test_split_over_devices_they_compute_the_same():
+  batch = {name: np.concatenate([x] * 4) for name, x in apart(CASES["decoder"]).items()}
+  rules = Rules.make(make_mesh({"fsdp": 4, "tensor": 2}))
+  model = jax.jit(lambda: noised(adapted("decoder")))()
+  abstract, arrays = jax.eval_shape(lambda: model), params.arrays(model)
+  sharded = jax.device_put(arrays, rules.of_params(params.named_params(abstract)))
+  adapters = [x for name, x in sharded.items() if name.endswith("lora_a") and "mlp/layer/wi" in name]
+  assert adapters and all(len({str(s.index) for s in x.addressable_shards}) > 1 for x in adapters)
+
+  def gradients(arrays, batch):
+    own = {name: x for name, x in arrays.items() if name.endswith(lora.NAMES)}
+    return jax.grad(lambda own: (params.with_arrays(abstract, arrays | own)(batch)["logits"] ** 2).mean())(own)
+
+  @jax.jit
+  def split(arrays, batch):
+    with rules.activate():
+      return gradients(arrays, batch)
+
+  found = split(sharded, jax.device_put(batch, rules.batch()))
+  for name, expected in jax.jit(gradients)(arrays, batch).items():
+    np.testing.assert_allclose(found[name], expected, atol=2e-5 * np.abs(expected).max(), err_msg=name)
+
+
+def test_a_target_that_names_no_kernel_is_one_line():
+  with pytest.raises(UserError, match="'qurey' names no kernel .* key, out, query, value, wi, wo") as error:
+    lora.adapted(plain(CASES["decoder"], "scan"), ("value", "qurey"), 2, 1.0, jax.random.key(0))
+  assert "\n" not in str(error.value)

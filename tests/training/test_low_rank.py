@@ -1,0 +1,93 @@
+"""Runs that train adapters alone: what moves, resuming, starting from one, and exporting it."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tests.recipes.nano_decoder  # noqa: F401 -- the variant that the runs are of
+from t5x_like import train
+from t5x_like.nn import lora, params
+from t5x_like.training import assembly, trained
+from tests.runs import assert_same_bits, restored
+
+pytestmark = pytest.mark.usefixtures("compiled")
+FLAGS = (
+  "--config=tests/recipes/nano_decoder.py",
+  "--config.checkpoint.every=2",
+  "--config.total_steps=4",
+  '--config.schedule={"name": "constant", "learning_rate": 0.05}',
+)
+LORA = ("--config.tuning.name=lora", "--config.tuning.rank=2", '--config.tuning.targets=["query", "wi"]')
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, compiled):
+  """A pretrained model, and a run from it that trains adapters."""
+  folder = tmp_path_factory.mktemp("runs")
+  assert train.main([*FLAGS, f"--workdir={folder}/base", "--config.total_steps=2"]) == 0
+  assert train.main([*FLAGS, *LORA, f"--workdir={folder}/lora", f"--config.init.workdir={folder}/base"]) == 0
+  return folder
+
+
+def test_only_adapters_move_and_only_they_have_a_state(runs):
+  base, before, after = restored(runs / "base", 2), restored(runs / "lora", 2), restored(runs / "lora", 4)
+  own = {name for name in after if name.startswith("params/") and name.endswith(lora.NAMES)}
+  assert own and all(not np.array_equal(before[name], after[name]) for name in own)
+  for name in base:
+    if name.startswith("params/"):
+      assert after[name].tobytes() == base[name].tobytes(), name
+  statistics = {name.split("/", 2)[2] for name in after if name.startswith("adam/") and name.count("/") > 1}
+  assert statistics == {name.removeprefix("params/") for name in own}
+  report = json.loads((runs / "lora" / "init.json").read_text())
+  assert {f"params/{name}" for name in report["initialised"]} == own and not report["ignored"]
+
+
+def test_a_run_in_two_parts_is_the_same_run(runs, tmp_path):
+  command = [*FLAGS, *LORA, f"--workdir={tmp_path}", f"--config.init.workdir={runs}/base"]
+  assert train.main([*command, "--config.total_steps=2"]) == 0
+  assert train.main(command) == 0
+  assert_same_bits(tmp_path, runs / "lora", 4)
+
+
+def test_prediction_export_and_a_later_run_use_the_adapters(runs, tmp_path):
+  """The logits of the run, of what is exported from it, and of a run that begins with it."""
+  from t5x_like.interop import hf
+  from tools import convert_hf
+
+  later = [*FLAGS, f"--workdir={tmp_path}/later", f"--config.init.workdir={runs}/lora", "--config.total_steps=1"]
+  assert train.main([*later, "--config.schedule.learning_rate=0.0", "--config.optimizer.weight_decay=0.0"]) == 0
+  assert convert_hf.main([f"--input={runs}/lora", f"--output={tmp_path}/exported"]) == 0
+  tokens = {"decoder_input_tokens": np.arange(3, 35, dtype=np.int32)[None].repeat(8, 0)}
+
+  def logits(workdir):
+    config, _ = trained.open_config(str(workdir), None, [])
+    parts = assembly.build(assembly.resolve(config))
+    _, arrays = trained.restore_params(str(workdir), parts, None)
+    return np.asarray(jax.jit(lambda arrays: params.with_arrays(parts.model, arrays)(tokens)["logits"])(arrays))
+
+  tuned = logits(runs / "lora")
+  assert np.abs(tuned - logits(runs / "base")).max() > 0.05
+  np.testing.assert_allclose(logits(tmp_path / "later"), tuned, atol=1e-5 * np.abs(tuned).max())
+  exported = hf.load(str(tmp_path / "exported"))
+  found = jax.jit(lambda: exported(jax.tree.map(jnp.asarray, tokens))["logits"])()
+  np.testing.assert_allclose(found[..., : tuned.shape[-1]], tuned, atol=1e-5 * np.abs(tuned).max())
+
+
+@pytest.mark.parametrize(
+  ("flags", "words"),
+  [
+    (['--config.tuning.targets=["qurey"]'], "'qurey' names no kernel that can have an adapter"),
+    (["--config.tuning.rank=0"], "config.tuning.rank: found 0"),
+    (["--config.tuning.targets=[]"], "config.tuning.targets: found none"),
+    (["--config.tuning.rank=3"], "(tuning.rank: 2 there, 3 here); use a new --workdir"),
+  ],
+)
+def test_what_cannot_be_is_one_line(flags, words, runs, tmp_path, capsys):
+  """The last: a run goes on with the adapters that it began with."""
+  workdir = runs / "lora" if "=3" in flags[0] else tmp_path
+  command = [*FLAGS, *LORA, f"--workdir={workdir}", f"--config.init.workdir={runs}/base", "--config.total_steps=6"]
+  assert train.main([*command, *flags]) == 2
+  assert words in capsys.readouterr().err.splitlines()[-1]
