@@ -8,6 +8,7 @@ architecture:
     Returns the <extra_id_0> of the array.  ->  {"prediction": "<extra_id_0> sum", "filled": "Returns the sum of …"}
   decoder          the continuation, without the prompt; a prefix LM attends to the prompt in both directions
     def add(a, b):                          ->  {"prediction": " return a + b"}
+                   trained on conversations or preferences, its answer to the text as a user's message
   encoder          the likeliest pieces for each mask, with their probabilities
     The [MASK] of the array.                ->  {"predictions": [[{"text": "sum", "probability": 0.31}, …]],
                                                  "filled": "The sum of the array."}
@@ -98,7 +99,8 @@ def _answers(args, overrides: list[str], lines: list[str]) -> list[dict[str, Any
   trained.check_model(identity, config, args.workdir, vocabulary)
   parts = assembly.build(config)
   flags = {name: getattr(args, name) for name, *_ in GENERATION if getattr(args, name) is not None}
-  predict = inference.predictor(parts.model, vocabulary, identity["features"], flags)
+  template = config.task.template if config.task.name in ("chat", "preferences") else None
+  predict = inference.predictor(parts.model, vocabulary, trained.row_features(identity), flags, template)
   ids = predict.encode(lines, args.input)
   step, arrays = trained.restore_params(args.workdir, parts, args.step)
   process.say(f"{args.workdir}: step {step}; {len(lines)} lines")

@@ -38,6 +38,7 @@ class Task:
       of the records) -> dicts` in the order of the indices, with the keys that the task states. They are read from the
       source again, in every process.
     classes: the names of the classes of its labels, in order; empty if these are numbers or texts.
+    ends: ids besides EOS that end a generated text.
   """
 
   name: str
@@ -49,6 +50,7 @@ class Task:
   numbering: str | None = None
   examples: Callable[[Sequence[str]], list[dict[str, Any]]] | None = None
   classes: tuple[str, ...] = ()
+  ends: tuple[int, ...] = ()
 
   def dataset(self, seed: int = 0, start: int = 0, **options: Any) -> tf.data.Dataset:
     """The training batches from a step on as an ordinary `tf.data.Dataset`; `data/dataset.py` tells the options."""

@@ -1,6 +1,5 @@
 """Generated texts, by the metrics of their benchmarks: labels in words, answers, translations, summaries."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -63,8 +62,8 @@ class Evaluator:
     (self._longest,) = task.features[f"{side}_input_tokens"].shape
     (targets,) = task.features["decoder_target_tokens"].shape
     self._new = max_new_tokens or (targets if self._encoder else min(64, targets // 2))
-    self._prompts, self._truncated = self._encode([example["inputs"] for example in self._examples])
-    options = {"max_length": self._new, "eos": (task.vocabulary.eos_id,)}
+    self._prompts, self._truncated = self._encode()
+    options = {"max_length": self._new, "eos": tuple({task.vocabulary.eos_id, *task.ends})}
 
     def function(model, batch):
       features = self._features(batch)
@@ -116,15 +115,17 @@ class Evaluator:
     name = self._setting.task.name
     return texts_of(value(example["record"], self._references, name) if self._references else example["targets"])
 
-  def _encode(self, texts: Sequence[str]) -> tuple[list[list[int]], int]:
-    """Ids of the prompts, and how many were too long."""
+  def _encode(self) -> tuple[list[list[int]], int]:
+    """Ids of the prompts, and how many were too long. A task may give ids of its own, which lose their beginning."""
     from t5x_like.data import vocabularies
 
     vocabulary, truncated, rows = self._setting.task.vocabulary, 0, []
     room = self._longest - 1 if self._encoder else max(self._longest - self._new, 2)
-    for ids in vocabulary.encode_batch(list(texts)):
-      truncated += len(ids) > room
-      ids = ids[:room].tolist()
+    texts = vocabulary.encode_batch([example["inputs"] for example in self._examples])
+    for example, encoded in zip(self._examples, texts):
+      whole = example.get("ids", encoded)
+      truncated += len(whole) > room
+      ids = list(map(int, whole[-room:] if "ids" in example else whole[:room]))
       rows.append([*ids, vocabulary.eos_id] if self._encoder else [vocabularies.start_id(vocabulary), *ids])
     return rows, truncated
 
@@ -147,5 +148,6 @@ class Evaluator:
 
   def _text(self, prompt: list[int], ids: list[int]) -> str:
     vocabulary = self._setting.task.vocabulary
-    ids = ids[: ids.index(vocabulary.eos_id)] if vocabulary.eos_id in ids else ids
+    ends = {vocabulary.eos_id, *self._setting.task.ends}
+    ids = ids[: next((place for place, i in enumerate(ids) if i in ends), None)]
     return vocabulary.decode([i for i in ids if i < vocabulary.size]).strip()

@@ -9,7 +9,7 @@ from typing import Any
 from t5x_like.inference import fill_mask, generation, strategies
 
 
-def predictor(model, vocabulary, features: dict[str, list[int]], flags: dict[str, Any]):
+def predictor(model, vocabulary, features: dict[str, list[int]], flags: dict[str, Any], template: str | None = None):
   """The predictor for a model: its `encode(texts, origin)` returns token rows, and calling it on these returns answers.
 
   Args:
@@ -17,11 +17,15 @@ def predictor(model, vocabulary, features: dict[str, list[int]], flags: dict[str
     vocabulary: that it was trained with.
     features: names and shapes of its training features, without the batch axis.
     flags: those given on the command line.
+    template: the chat template that a decoder was trained with, if it was.
   Raises:
     UserError: the model cannot predict text, or flags do not apply to it or exclude each other.
   """
   if "decoder_target_tokens" not in features:
     return fill_mask.MaskFilling(model, vocabulary, features, **fill_mask.options(flags))
   new_tokens = flags.pop("max_new_tokens", None)
-  kind = generation.TextToText if "encoder_input_tokens" in features else generation.Continuation
-  return kind(model, vocabulary, features, strategies.choose(**flags), new_tokens)
+  if "encoder_input_tokens" in features:
+    return generation.TextToText(model, vocabulary, features, strategies.choose(**flags), new_tokens)
+  if template is not None:
+    return generation.Answer(model, vocabulary, features, strategies.choose(**flags), new_tokens, template)
+  return generation.Continuation(model, vocabulary, features, strategies.choose(**flags), new_tokens)

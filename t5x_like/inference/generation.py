@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from t5x_like.data import vocabularies
+from t5x_like.data.supervised.chat import Chat, Message
 from t5x_like.errors import UserError
 from t5x_like.inference import masks
 from t5x_like.inference.strategies import Strategy
@@ -36,6 +37,7 @@ class Generation:
     self.vocabulary = vocabulary
     self.features = features
     self.strategy = strategy
+    self.ends = (vocabulary.eos_id,)
     (self.trained_length,) = features["decoder_target_tokens"]
     self.new_tokens = self.default_new_tokens() if new_tokens is None else new_tokens
     self.positions = _positions(self.decoder_inputs(model))
@@ -48,7 +50,7 @@ class Generation:
   def __call__(self, run: Runner, ids: Sequence[Sequence[int]], texts: Sequence[str]) -> list[dict[str, Any]]:
     """An answer for each text: `input`, `prediction`, `score` and, if the text has sentinels, `filled`. If there are
     several predictions per text, `predictions`, `scores` and `filled` are lists."""
-    options = dict(max_length=self.new_tokens, eos=(self.vocabulary.eos_id,))
+    options = dict(max_length=self.new_tokens, eos=self.ends)
 
     def function(model, batch):
       return self.strategy(model, self.batch(batch), batch["numbers"], **options)
@@ -75,8 +77,8 @@ class Generation:
     return answer if filled is None else answer | {"filled": filled}
 
   def _until_eos(self, ids: list[int]) -> list[int]:
-    """The ids before EOS that the vocabulary knows; token tables may have more rows."""
-    end = ids.index(self.vocabulary.eos_id) if self.vocabulary.eos_id in ids else len(ids)
+    """The ids before the end that the vocabulary knows; token tables may have more rows."""
+    end = next((place for place, i in enumerate(ids) if i in self.ends), len(ids))
     return [i for i in ids[:end] if i < self.vocabulary.size]
 
   def _check_new_tokens(self, length: int, what: str) -> None:
@@ -148,7 +150,7 @@ class Continuation(Generation):
     """
     rows, longest = [], 0
     for number, text in enumerate(texts):
-      ids = [vocabularies.start_id(self.vocabulary), *self.vocabulary.encode(text)]
+      ids = [vocabularies.start_id(self.vocabulary), *self.prompt(text)]
       # The last generated token is never read, so it needs no position.
       self._check_new_tokens(len(ids) - 1, f"--input={origin}: {shown(text, number)} has {len(ids) - 1} tokens, ")
       longest = max(longest, len(ids))
@@ -161,6 +163,9 @@ class Continuation(Generation):
         self.trained_length,
       )
     return rows
+
+  def prompt(self, text: str) -> list[int]:
+    return self.vocabulary.encode(text)
 
   def padded(self, length: int) -> int:
     return padded_length(length, self.positions)
@@ -179,6 +184,26 @@ class Continuation(Generation):
 
   def fills(self, text: str) -> bool:
     return False
+
+
+class Answer(Continuation):
+  """A decoder trained on conversations: the answer to the text as a user's message, which ends with its turn.
+
+  Args:
+    template: one of `chat.TEMPLATES`.
+    others: see `Generation`.
+  """
+
+  def __init__(self, model, vocabulary, features, strategy: Strategy, new_tokens: int | None, template: str):
+    super().__init__(model, vocabulary, features, strategy, new_tokens)
+    self._chat = Chat(template, vocabulary)
+    self.ends = tuple(sorted({vocabulary.eos_id, self._chat.end}))
+
+  def prompt(self, text: str) -> list[int]:
+    return self._chat.prompt([Message("user", text)])
+
+  def text_of(self, prompt: Sequence[int], ids: list[int]) -> str:
+    return super().text_of(prompt, ids).strip()
 
 
 SENTINEL = re.compile(r"<extra_id_\d+>")

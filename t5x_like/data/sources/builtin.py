@@ -9,7 +9,8 @@ from t5x_like.data.store import builtin
 
 
 class Source(Base):
-  """Lines of 3 to 12 words; fields text, reversed, label, tokens, tags, question, context and answers."""
+  """Lines of 3 to 12 words; fields text, reversed, label, tokens, tags, question, context and answers, options,
+  messages, prompt, chosen and rejected."""
 
   splits = ("train", "validation")
   name = "builtin"
@@ -33,13 +34,19 @@ class Source(Base):
 
 def _record(words: list[str]) -> Record:
   text, longest = " ".join(words), max(words, key=len)
+  label, other = ("long", "short") if len(words) > 7 else ("short", "long")
   return {
     "text": text,
     "reversed": " ".join(reversed(words)),
-    "label": "long" if len(words) > 7 else "short",
+    "label": label,
     "tokens": words,
     "tags": ["long" if len(word) > 4 else "short" for word in words],
     "question": "Which word is the longest?",
     "context": text,
     "answers": [{"text": longest, "answer_start": text.index(longest)}],
+    "options": ["short", "long"],
+    "messages": [{"role": "user", "content": text}, {"role": "assistant", "content": label}],
+    "prompt": text,
+    "chosen": label,
+    "rejected": other,
   }

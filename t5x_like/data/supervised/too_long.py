@@ -49,3 +49,21 @@ def fit(
     raise UserError(f"{where}: all {over.size:,} examples are too long ({longest} tokens); raise that length")
   print(f"data: {where}: {over.sum():,} of {over.size:,} examples skipped, too long ({longest} tokens)", flush=True)
   return kept, lengths_ND[kept]
+
+
+def answered(
+  used: np.ndarray, lengths_nD: np.ndarray, first_ND: np.ndarray, where: str
+) -> tuple[np.ndarray, np.ndarray]:
+  """Those of the examples used, int64 [n], of whose answers anything is left, and their lengths.
+
+  Raises:
+    UserError: there are none.
+  """
+  kept = (lengths_nD > first_ND[used]).all(axis=1)
+  if not kept.any():
+    raise UserError(
+      f"config.task.length: found {lengths_nD.max()}, expected more: the prompts of all examples of {where} fill it"
+    )
+  if not kept.all():
+    print(f"data: {where}: {(~kept).sum():,} examples skipped, whose prompt fills a row", flush=True)
+  return used[kept], lengths_nD[kept]

@@ -1,0 +1,199 @@
+"""Conversations become tokens, of which the assistant's words are told apart: a chat template is data.
+
+A turn is written as what its template has before the content, the content, and what it has after it. Loss is on the
+assistant's contents and on the end that follows each, by which a model says that it has finished. Pieces such as
+`<|im_start|>` are single ids of the vocabulary; EOS stands for whatever ends texts in it. Texts between them are
+encoded one by one, so that a content has the same ids whatever is around it. The first token of all, a decoder's start,
+is not part of it.
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from t5x_like.data.sources import Record, Skip, kind_of, value
+from t5x_like.data.vocabularies import Vocabulary
+from t5x_like.errors import UserError, did_you_mean, one_line
+
+ASSISTANT = "assistant"
+EOS = "<EOS>"
+
+
+@dataclasses.dataclass(frozen=True)
+class ChatTemplate:
+  """How turns are written.
+
+  Attributes:
+    turns: by role, the text before and after the content; `{role}` in it is the role's name.
+    ends: the piece at the beginning of the text after an answer that ends it.
+    pieces: spellings that are single ids of the vocabulary; `EOS` is the vocabulary's.
+    lead: before every content, in one piece with it, as tokenizers that keep spaces know most words by the space.
+    stripped: whether white space around contents is dropped.
+  """
+
+  turns: dict[str, tuple[str, str]]
+  ends: str
+  pieces: tuple[str, ...] = (EOS,)
+  lead: str = ""
+  stripped: bool = False
+
+
+def _alike(before: str, after: str, roles: Sequence[str] = ("system", "user", ASSISTANT, "tool")) -> dict:
+  return {role: (before.replace("{role}", role), after) for role in roles}
+
+
+TEMPLATES = {
+  # No special pieces: any vocabulary will do.
+  "plain": ChatTemplate(
+    {"system": ("System:", "\n\n"), "user": ("User:", "\n\n"), ASSISTANT: ("Assistant:", f"{EOS}\n\n")}, EOS, lead=" "
+  ),
+  # OpenAI's ChatML, of Qwen and many others.
+  "chatml": ChatTemplate(_alike("<|im_start|>{role}\n", "<|im_end|>\n"), "<|im_end|>", ("<|im_start|>", "<|im_end|>")),
+  # Llama 3's; `<|begin_of_text|>` is the decoder's start.
+  "llama3": ChatTemplate(
+    _alike("<|start_header_id|>{role}<|end_header_id|>\n\n", "<|eot_id|>"),
+    "<|eot_id|>",
+    ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    stripped=True,
+  ),
+  # Gemma's, which calls the assistant "model".
+  "gemma": ChatTemplate(
+    {"user": ("<start_of_turn>user\n", "<end_of_turn>\n"), ASSISTANT: ("<start_of_turn>model\n", "<end_of_turn>\n")},
+    "<end_of_turn>",
+    ("<start_of_turn>", "<end_of_turn>"),
+    stripped=True,
+  ),
+}
+
+
+class Message(NamedTuple):
+  role: str
+  content: str
+
+
+class Chat:
+  """Writes conversations in the ids of a vocabulary.
+
+  Args:
+    template: one of `TEMPLATES`.
+    vocabulary: of the ids.
+
+  Raises:
+    UserError: an unknown template, or the vocabulary lacks one of its pieces.
+  """
+
+  def __init__(self, template: str, vocabulary: Vocabulary):
+    if template not in TEMPLATES:
+      raise UserError(
+        f"config.task.template: found {template!r}, expected one of {', '.join(TEMPLATES)}"
+        f"{did_you_mean(template, TEMPLATES)}"
+      )
+    self._template, self._vocabulary = TEMPLATES[template], vocabulary
+    known = _ids(vocabulary) if set(self._template.pieces) - {EOS} else {}
+    self._pieces = {EOS: vocabulary.eos_id}
+    for piece in self._template.pieces:
+      if piece != EOS and piece not in known:
+        raise UserError(
+          f"config.task.template: {template!r} needs the piece {piece!r}, which the vocabulary of {vocabulary.size} ids"
+          " lacks; choose template 'plain', which needs none, or a vocabulary that has it"
+        )
+      self._pieces |= {piece: known[piece]} if piece != EOS else {}
+    self._cut = re.compile("(" + "|".join(map(re.escape, self._template.pieces)) + ")")
+
+  @property
+  def end(self) -> int:
+    """The id that ends an answer."""
+    return self._pieces[self._template.ends]
+
+  def check(self, messages: Sequence[Message], where: str) -> Skip | None:
+    """Why a conversation cannot be learned from, if so: no answer, an empty one, or a content that spells a piece.
+
+    Raises:
+      UserError: a role that the template does not have.
+    """
+    for number, message in enumerate(messages):
+      if message.role not in self._template.turns:
+        raise UserError(
+          f"{where}: found role {message.role!r} in message {number}, expected one of "
+          f"{', '.join(self._template.turns)}{did_you_mean(message.role, self._template.turns)}"
+        )
+      if message.role == ASSISTANT and not message.content.strip():
+        return Skip("empty answer")
+      if self._vocabulary.specials_in_text and any(piece in message.content for piece in self._pieces):
+        return Skip("special piece in a message")
+    return None if any(message.role == ASSISTANT for message in messages) else Skip("no answer")
+
+  def __call__(self, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
+    """(int32 [n] ids, int8 [n] 1 where the assistant's words are) up to the end of the last answer."""
+    ids: list[int] = []
+    answer: list[int] = []
+
+    def add(found: list[int], learned: bool) -> None:
+      ids.extend(found)
+      answer.extend([learned] * len(found))
+
+    for message in messages:
+      before, after = self._template.turns[message.role]
+      own = message.role == ASSISTANT
+      end = self._template.ends if own else ""
+      add(self._around(before), False)
+      add(self._content(message), own)
+      add(self._around(end), own)
+      add(self._around(after.removeprefix(end)), False)
+    learned = np.asarray(answer, np.int8)
+    last = int(np.flatnonzero(learned)[-1]) + 1
+    return np.asarray(ids[:last], np.int32), learned[:last]
+
+  def prompt(self, messages: Sequence[Message]) -> list[int]:
+    """The ids from which an answer to these messages is generated."""
+    ids: list[int] = []
+    for message in messages:
+      before, after = self._template.turns[message.role]
+      ids += [*self._around(before), *self._content(message), *self._around(after)]
+    return ids + self._around(self._template.turns[ASSISTANT][0])
+
+  def _content(self, message: Message) -> list[int]:
+    content = message.content.strip() if self._template.stripped else message.content
+    return list(self._vocabulary.encode(self._template.lead + content))
+
+  def _around(self, text: str) -> list[int]:
+    """Ids of the template's own text, with its pieces."""
+    parts = filter(None, self._cut.split(text))
+    return [
+      i for part in parts for i in ([self._pieces[part]] if part in self._pieces else self._vocabulary.encode(part))
+    ]
+
+
+def messages_of(record: Record, field: str, where: str) -> list[Message]:
+  """The conversation in a field: a list of objects with `role` and `content`.
+
+  Raises:
+    UserError: the field is missing, or is something else.
+  """
+  found = value(record, field, where)
+  if not isinstance(found, list) or not found:
+    raise UserError(
+      f"{where}: found {'an empty array' if found == [] else kind_of(found)} in field {field!r}, expected an array of"
+      " messages, each an object with 'role' and 'content'"
+    )
+  return [_message(one, f"{where}: message {number} of {field!r}") for number, one in enumerate(found)]
+
+
+def _message(found: Any, where: str) -> Message:
+  if not isinstance(found, dict):
+    raise UserError(f"{where}: found {kind_of(found)}, expected an object with 'role' and 'content'")
+  for key in Message._fields:
+    if not isinstance(found.get(key), str):
+      what = f"{kind_of(found[key])} in {key!r}" if key in found else f"no {key!r} among {', '.join(found) or 'none'}"
+      raise UserError(f"{where}: found {one_line(what)}, expected text in 'role' and 'content'")
+  return Message(found["role"], found["content"])
+
+
+@functools.lru_cache(4)
+def _ids(vocabulary: Vocabulary) -> dict[str, int]:
+  """The id of every piece by its spelling."""
+  return {piece: i for i, piece in enumerate(vocabulary.pieces_of(range(vocabulary.size)))}

@@ -1,0 +1,96 @@
+"""Direct preference optimisation: of two answers to a prompt, the preferred one becomes likelier (Rafailov et al.
+2023)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.errors import UserError
+from t5x_like.nn import lora
+from t5x_like.objectives import flat
+from t5x_like.objectives._cross_entropy import statistics
+from t5x_like.objectives._losses import Batch, DecoderTargets, Sums, add_auxiliary
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective(DecoderTargets):
+  """`-log sigmoid(margin)`, with margin `beta * (log p(chosen)/r(chosen) - log p(rejected)/r(rejected))` (equation 7).
+
+  p is the model, r the reference: the weights that the run began with, which stay as they are. They are held beside
+  those that are trained; where only adapters are trained, the model without them is the reference, and there is no
+  second copy. Log-probabilities are sums over the answer's tokens. The reference is run in the step, without dropout
+  and without a backward pass.
+
+  Attributes:
+    beta: how much departing from the reference costs.
+    label_smoothing: the probability that a preference is the wrong way round ("conservative DPO", Mitchell 2023).
+  """
+
+  gives = (
+    "loss",
+    "correct",
+    "margin",
+    "chosen_reward",
+    "rejected_reward",
+    "chosen_log_probability",
+    "rejected_log_probability",
+    "reference_chosen_log_probability",
+    "reference_rejected_log_probability",
+  )
+  reference = True
+
+  beta: float = 0.1
+  label_smoothing: float = 0.0
+
+  def __post_init__(self):
+    if self.beta <= 0 or not 0 <= self.label_smoothing < 0.5:
+      raise UserError(
+        f"config.objective: found beta {self.beta} and label_smoothing {self.label_smoothing}, expected beta above 0 "
+        "and label_smoothing at least 0 and less than 0.5"
+      )
+
+  several = True
+
+  def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+    """Runs the model and its reference on a batch.
+
+    Args:
+      model: with adapters, or with `model.reference`.
+      batch: the model's features, [B, 2, …], of the chosen and the rejected answer; `decoder_target_tokens` int32 and
+        `decoder_loss_weights` float32, 1 on the tokens of the answer, both [B, 2, T].
+      key: dropout key; None evaluates.
+    Returns:
+      (loss sum, sums), sums over pairs: `loss`, `correct` (pairs of a positive margin), `margin`, `weights` (pairs),
+      the rewards `beta * log p/r` of both answers and their log-probabilities, and the scalars of the model.
+    """
+    rows = flat(batch)
+    outputs = model.outputs(rows, key)
+    reference = getattr(model, "reference", None) or lora.base(model)
+    own_B2 = _log_probabilities(outputs["logits"], rows)
+    base_B2 = jax.lax.stop_gradient(_log_probabilities(reference.outputs(rows)["logits"], rows))
+    pairs_B = jnp.any(batch[self.weights] > 0, axis=(1, 2)).astype(jnp.float32)
+    reward_B2 = self.beta * (own_B2 - base_B2)
+    margin_B = reward_B2[:, 0] - reward_B2[:, 1]
+    right, wrong = 1.0 - self.label_smoothing, self.label_smoothing
+    # -log sigmoid(x) = softplus(-x)
+    loss_B = right * jax.nn.softplus(-margin_B) + wrong * jax.nn.softplus(margin_B)
+    loss = jnp.sum(loss_B * pairs_B)
+    each = {
+      "correct": margin_B > 0,
+      "margin": margin_B,
+      "chosen_reward": reward_B2[:, 0],
+      "rejected_reward": reward_B2[:, 1],
+      "chosen_log_probability": own_B2[:, 0],
+      "rejected_log_probability": own_B2[:, 1],
+      "reference_chosen_log_probability": base_B2[:, 0],
+      "reference_rejected_log_probability": base_B2[:, 1],
+    }
+    sums = {"loss": loss, "weights": jnp.sum(pairs_B)} | {name: jnp.sum(x * pairs_B) for name, x in each.items()}
+    return add_auxiliary(loss, sums, outputs)
+
+
+def _log_probabilities(logits, rows: Batch) -> jax.Array:
+  """float32 [B, 2]: of each row's weighted targets, summed."""
+  log_z_RT, target_logit_RT, *_ = statistics(logits, rows["decoder_target_tokens"], total=False)
+  return jnp.sum((target_logit_RT - log_z_RT) * rows["decoder_loss_weights"], axis=1).reshape(-1, 2)

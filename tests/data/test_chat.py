@@ -1,0 +1,153 @@
+"""Conversations: templates spelled by hand, loss on answers alone, packing, and what cannot be used."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from t5x_like.data import features, loader, task, vocabularies
+from t5x_like.data.supervised.chat import TEMPLATES, Chat, Message
+from t5x_like.errors import UserError
+
+BYTES = vocabularies.load("bytes")
+PIECES = sorted({piece for template in TEMPLATES.values() for piece in template.pieces} - {"<EOS>"})
+TALK = [
+  Message("system", "Be brief."),
+  Message("user", "Hi!"),
+  Message("assistant", "Hello."),
+  Message("user", "Bye?"),
+  Message("assistant", " See you. "),
+  Message("user", "…"),
+]
+WRITTEN = {
+  "plain": "System: Be brief.\n\nUser: Hi!\n\nAssistant:[ Hello.</s>]\n\nUser: Bye?\n\nAssistant:[  See you. </s>]",
+  "chatml": (
+    "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n"
+    "[Hello.<|im_end|>]\n<|im_start|>user\nBye?<|im_end|>\n<|im_start|>assistant\n[ See you. <|im_end|>]"
+  ),
+  "llama3": (
+    "<|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nHi!"
+    "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n[Hello.<|eot_id|>]<|start_header_id|>user"
+    "<|end_header_id|>\n\nBye?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n[See you.<|eot_id|>]"
+  ),
+  "gemma": (
+    "<start_of_turn>user\nHi!<end_of_turn>\n<start_of_turn>model\n[Hello.<end_of_turn>]\n<start_of_turn>user\n"
+    "Bye?<end_of_turn>\n<start_of_turn>model\n[See you.<end_of_turn>]"
+  ),
+}
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+  """A byte-level tokenizer with the pieces of every template."""
+  tokenizer = Tokenizer(models.BPE())
+  tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+  alphabet = pre_tokenizers.ByteLevel.alphabet()
+  tokenizer.train_from_iterator([], trainers.BpeTrainer(special_tokens=["</s>", *PIECES], initial_alphabet=alphabet))
+  folder = tmp_path_factory.mktemp("published")
+  tokenizer.save(str(folder / "tokenizer.json"))
+  (folder / "tokenizer_config.json").write_text(
+    json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"})
+  )
+  return str(folder)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_templates_are_written_as_they_are_published(template, published):
+  vocabulary = vocabularies.load(published)
+  talk = [message for message in TALK if template != "gemma" or message.role != "system"]
+  ids, answer = Chat(template, vocabulary)(talk)
+  pieces, learned = vocabulary.pieces_of(ids), ""
+  for place, piece in enumerate(pieces):
+    before, now, after = (bool(answer[n]) if 0 <= n < len(answer) else False for n in (place - 1, place, place + 1))
+    text = piece if piece in (*PIECES, "</s>") else vocabulary.decode([ids[place]])
+    learned += "[" * (now and not before) + text + "]" * (now and not after)
+  assert learned == WRITTEN[template]
+  assert Chat(template, vocabulary).prompt(talk[:-2]) == ids[: np.flatnonzero(np.diff(answer) == 1)[-1] + 1].tolist()
+
+
+def build(folder, records, **arguments):
+  (folder / "chats.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+  given = {"source": f"jsonl:{folder}/chats.jsonl", "cache": str(folder / "cache"), "length": 64, **arguments}
+  return task.build("chat", "train", **given)
+
+
+def talks(n):
+  return [{"messages": [{"role": m.role, "content": f"{m.content}{i}"} for m in TALK[1:4]]} for i in range(n)]
+
+
+def test_packed_rows_hold_every_conversation_once(tmp_path):
+  built = build(tmp_path, talks(9), length=160)
+  assert features.of({"name": "chat", "length": 160}) == built.features and built.num_examples < 9
+  expected = {BYTES.decode(ids): int(answer.sum()) for ids, answer in map(Chat("plain", BYTES), _messages(9))}
+  found = {}
+  for batch in loader.eval_batches(built, batch_size=1):
+    targets, segments, weights = (batch[f"decoder_{n}"][0] for n in ("target_tokens", "segment_ids", "loss_weights"))
+    assert not weights[segments == 0].any() and weights[:6].sum() == 0
+    for segment in range(1, segments.max() + 1):
+      own = segments == segment
+      found[BYTES.decode(targets[own])] = int(weights[own].sum())
+      inputs = batch["decoder_input_tokens"][0][own]
+      assert inputs[0] == vocabularies.start_id(BYTES) and np.array_equal(inputs[1:], targets[own][:-1])
+      assert np.array_equal(batch["decoder_positions"][0][own], np.arange(own.sum()))
+  assert found == expected
+  first = built.examples(())[0]
+  assert (first["inputs"], first["targets"]) == ("Hi!0", "Hello.0")
+  assert BYTES.decode(first["ids"]) == "User: Hi!0\n\nAssistant:"
+
+
+def _messages(n):
+  return [[Message(**message) for message in record["messages"]] for record in talks(n)]
+
+
+def test_prompts_and_completions_are_conversations_of_two(tmp_path):
+  records = [{"ask": "Hi!", "say": "Hello."}, {"ask": "Bye?", "say": None}]
+  built = build(tmp_path, records, prompt="{ask}", completion="{say}", packed=False)
+  row = next(loader.eval_batches(built, batch_size=1))
+  assert built.num_examples == 1
+  assert BYTES.decode(row["decoder_target_tokens"][0]) == "User: Hi!\n\nAssistant: Hello."
+
+
+def test_what_is_cut_and_what_is_left_out_is_counted(tmp_path, capsys):
+  say = lambda *pairs: {"messages": [{"role": role, "content": text} for role, text in pairs]}  # noqa: E731
+  records = [
+    say(("user", "x" * 90), ("assistant", "y")),
+    say(("user", "x"), ("assistant", "y" * 90)),
+    say(("user", "x"), ("assistant", " ")),
+    say(("user", "x")),
+  ]
+  built = build(tmp_path, records, too_long="truncate")
+  assert built.num_examples == 1
+  out = capsys.readouterr().out
+  assert "1 records skipped (empty answer)" in out and "1 records skipped (no answer)" in out
+  assert "1 examples skipped, whose prompt fills a row" in out and "2 of 2 examples truncated" in out
+
+
+@pytest.mark.parametrize(
+  ("record", "arguments", "words"),
+  [
+    ({"messages": [{"content": "Hi"}]}, {}, "message 0 of 'messages': found no 'role' among content, expected text in"),
+    ({"messages": [{"role": "user", "content": None}]}, {}, "found null in 'content', expected text in 'role'"),
+    ({"messages": [{"role": "usr", "content": "Hi"}]}, {}, "found role 'usr' in message 0, .*did you mean 'user'"),
+    ({"messages": []}, {}, "found an empty array in field 'messages', expected an array of messages"),
+    ({"mesages": []}, {}, "found no field 'messages' among mesages, expected 'messages'"),
+    (talks(1)[0], {"template": "chatlm"}, "config.task.template: found 'chatlm', .*did you mean 'chatml'"),
+    (talks(1)[0], {"template": "chatml"}, "needs the piece '<|im_start|>', which the vocabulary of 384 ids lacks"),
+    (talks(1)[0], {"prompt": "{messages}"}, "config.task.prompt and completion: found one of them"),
+    (talks(1)[0], {"length": 8}, "1 of 1 examples are too long"),
+    (talks(1)[0], {"length": 8, "too_long": "truncate"}, "config.task.length: found 8, expected more"),
+    ({"messages": [{"role": "user", "content": "Hi"}]}, {}, "found 0 examples, 1 records skipped .no answer."),
+  ],
+)
+def test_bad_input_is_one_line(record, arguments, words, tmp_path):
+  with pytest.raises(UserError, match=re.escape(words) if "|" in words else words) as error:
+    build(tmp_path, [record], **arguments)
+  assert "\n" not in str(error.value)
+
+
+def test_a_message_cannot_forge_a_turn(tmp_path, published, capsys):
+  forged = [{"role": "user", "content": "<|im_end|>"}, {"role": "assistant", "content": "No."}]
+  built = build(tmp_path, [*talks(1), {"messages": forged}], vocabulary=published, template="chatml", packed=False)
+  assert built.num_examples == 1 and "1 records skipped (special piece in a message)" in capsys.readouterr().out

@@ -1,0 +1,213 @@
+"""DPO against its formula on whole logits, and on a preference set made here: the margin rises, the reference stays."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import more
+import tests.recipes.nano_decoder  # noqa: F401 -- the variant that the runs are of
+from t5x_like import evaluate, train
+from t5x_like.data import features, loader, task, vocabularies
+from t5x_like.errors import UserError
+from t5x_like.nn import lora, params
+from t5x_like.objectives.dpo import Objective
+from t5x_like.training.writer import read_metrics
+from tests.models.families import Case, model, shrunk
+from tests.runs import assert_same_bits, restored
+
+BYTES = vocabularies.load("bytes")
+WORDS = "ten green bottles stood upon a wall and one of them fell".split()
+
+
+def pairs(folder, n=24):
+  """The preferred answer repeats the prompt, the other one is `no`."""
+  rows = [{"prompt": f"{a} {b}", "chosen": a, "rejected": "no"} for a in WORDS for b in WORDS][:n]
+  (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+  return f"jsonl:train={folder}/pairs.jsonl,validation={folder}/pairs.jsonl"
+
+
+def build(folder, records=None, **arguments):
+  source = pairs(folder)
+  if records is not None:
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+  given = {"source": source, "cache": str(folder / "cache"), "length": 64, **arguments}
+  return task.build("preferences", "train", **given)
+
+
+def test_rows_of_both_answers_with_weights_on_these_alone(tmp_path):
+  talk = [{"role": "user", "content": "Hi!"}, {"role": "assistant", "content": "Hello."}]
+  more = [*talk, {"role": "user", "content": "So?"}]
+  answer = {"role": "assistant", "content": "Good."}
+  records = [
+    {"prompt": "Hi!", "chosen": "Hello.", "rejected": "No"},
+    {"prompt": more, "chosen": "Good.", "rejected": "No"},
+    {"prompt": None, "chosen": [*more, answer], "rejected": talk},
+  ]
+  built = build(tmp_path, records, length=96)
+  assert built.features == features.of({"name": "preferences", "length": 96})
+  batch = next(loader.eval_batches(built, batch_size=3))
+  texts = [[BYTES.decode(ids) for ids in row] for row in batch["decoder_target_tokens"]]
+  first, asked = "User: Hi!\n\nAssistant: Hello.", "User: Hi!\n\nAssistant: Hello.\n\nUser: So?\n\nAssistant:"
+  assert texts[0] == [first, "User: Hi!\n\nAssistant: No"]
+  assert texts[1] == [asked + " Good.", asked + " No"] and texts[2] == [asked + " Good.", first]
+  for row, answers in enumerate([(" Hello.", " No"), (" Good.", " No"), (" Good.", " Hello.")]):
+    for side, text in enumerate(answers):
+      learned = batch["decoder_loss_weights"][row, side] > 0
+      found = batch["decoder_target_tokens"][row, side][learned]
+      assert BYTES.decode(found) == text and found[-1] == BYTES.eos_id
+      assert batch["decoder_input_tokens"][row, side][0] == vocabularies.start_id(BYTES)
+
+
+@pytest.mark.parametrize(
+  ("record", "arguments", "words"),
+  [
+    ({"prompt": "a", "chosen": "b"}, {}, "found no field 'rejected' among prompt, chosen"),
+    ({"prompt": "a", "chosen": [{"role": "user"}], "rejected": "b"}, {}, "found no 'content' among role"),
+    ({"prompt": "a", "chosen": "b", "rejected": "b"}, {}, "1 records skipped .the same answer twice."),
+    ({"prompt": "a", "chosen": "", "rejected": "b"}, {}, "1 records skipped .empty answer."),
+    ({"prompt": "", "chosen": "b", "rejected": "c"}, {}, "1 records skipped .empty prompt."),
+    (
+      {"prompt": "a", "chosen": "b", "rejected": "c"},
+      {"prompt": None},
+      "found text in field 'chosen', expected a conv",
+    ),
+    ({"prompt": "a", "chosen": "b" * 64, "rejected": "c"}, {}, "chosen: 1 over 64, the longest"),
+    ({"prompt": "a" * 64, "chosen": "b", "rejected": "c"}, {"too_long": "truncate"}, "found 64, expected more"),
+  ],
+)
+def test_bad_pairs_are_one_line(record, arguments, words, tmp_path):
+  with pytest.raises(UserError, match=words) as error:
+    build(tmp_path, [record], **arguments)
+  assert "\n" not in str(error.value)
+
+
+def test_bad_options_are_one_line():
+  with pytest.raises(UserError, match="found beta 0.0 and label_smoothing 0.1"):
+    Objective(beta=0.0, label_smoothing=0.1)
+
+
+def drawn_batch(case, B=3, T=8):
+  generator = np.random.default_rng(5)
+  tokens = generator.integers(3, case.variant.vocab_size, (B, 2, T + 1)).astype(np.int32)
+  first, last = np.array([[2, 5], [1, 3], [6, 2]]), np.array([[7, 8], [4, 8], [8, 6]])
+  places = np.arange(T)
+  return {
+    "decoder_input_tokens": tokens[..., :-1],
+    "decoder_target_tokens": tokens[..., 1:],
+    "decoder_segment_ids": (places < last[..., None]).astype(np.int32),
+    "decoder_loss_weights": ((places >= first[..., None]) & (places < last[..., None])).astype(np.float32),
+  }
+
+
+@pytest.mark.parametrize("adapters", more.beyond(1, [True, False]))
+def test_loss_and_gradients_are_those_of_the_formula(adapters):
+  """Equation 7 on log-softmax of all logits, row by row, and its gradient by differentiating that."""
+  from t5x_like.models import gpt
+
+  case = Case("gpt", "gpt", shrunk(gpt.VARIANTS["gpt2"]))
+  base, batch = model(case), drawn_batch(case)
+  beta, smoothing = 0.3, 0.1
+  if adapters:
+    policy = lora.adapted(base, ("query", "wi"), 2, 4.0, jax.random.key(0))
+    moved = {n: x + 0.3 * n.endswith("lora_b") for n, x in params.arrays(policy).items()}
+    learned = [n for n in moved if n.endswith(lora.NAMES)]
+  else:
+    policy = base
+    moved = {n: x * 1.1 for n, x in params.arrays(base).items()}
+    learned = list(moved)
+  policy = params.with_arrays(policy, moved)
+  if not adapters:
+    policy.reference = base
+
+  def log_probability(m, row, side):
+    one = {name: x[row, side][None] for name, x in batch.items() if name in ("decoder_input_tokens",)}
+    one["decoder_segment_ids"] = batch["decoder_segment_ids"][row, side][None]
+    log_p_TV = jax.nn.log_softmax(m(one)["logits"][0])
+    each = [log_p_TV[t, batch["decoder_target_tokens"][row, side, t]] for t in range(log_p_TV.shape[0])]
+    return sum(w * p for w, p in zip(batch["decoder_loss_weights"][row, side], each))
+
+  @jax.jit
+  def expected(arrays):
+    def loss(arrays):
+      m = lora.merged(params.with_arrays(policy, merged | arrays)) if adapters else params.with_arrays(base, arrays)
+      total, margins = 0.0, []
+      for row in range(3):
+        ratio = [log_probability(m, row, side) - log_probability(base, row, side) for side in (0, 1)]
+        margins.append(beta * (ratio[0] - ratio[1]))
+        right, wrong = jax.nn.sigmoid(margins[-1]), jax.nn.sigmoid(-margins[-1])
+        total -= (1 - smoothing) * jnp.log(right) + smoothing * jnp.log(wrong)
+      return total, jnp.stack(margins)
+
+    merged = params.arrays(policy)
+    return jax.value_and_grad(loss, has_aux=True)(arrays)
+
+  @jax.jit
+  def found(arrays):
+    objective, everything = Objective(beta=beta, label_smoothing=smoothing), params.arrays(policy)
+    return jax.value_and_grad(lambda a: objective(params.with_arrays(policy, everything | a), batch), has_aux=True)(
+      arrays
+    )
+
+  arrays = {name: moved[name] for name in learned}
+  (loss, margins), gradients = expected(arrays)
+  (total, sums), ours = found(arrays)
+  assert sums["weights"] == 3 and np.abs(margins).min() > 1e-3
+  np.testing.assert_allclose([total, sums["loss"], sums["margin"]], [loss, loss, margins.sum()], rtol=1e-5)
+  assert sums["correct"] == (margins > 0).sum()
+  for name, g in gradients.items():
+    np.testing.assert_allclose(ours[name], g, atol=1e-5 * max(1.0, np.abs(g).max()), err_msg=name)
+
+
+def flags(folder, *more):
+  values = {
+    "task": {"name": "preferences", "source": pairs(folder), "cache": f"{folder}/cache", "length": 64},
+    "objective": {"name": "dpo", "beta": 0.5},
+    "evals": {"loss": {}},
+    "schedule": {"name": "constant", "learning_rate": 1e-3},
+  }
+  words = [f"--config.{slot}={json.dumps(value)}" for slot, value in values.items()]
+  steps = ("--config.total_steps=6", "--config.eval_every=3", "--config.checkpoint.every=3")
+  return ["--config=tests/recipes/nano_decoder.py", "--config.model.dropout=0.0", *words, *steps, *more]
+
+
+def test_the_margin_rises_and_the_reference_stays(tmp_path, compiled, capsys):
+  run, parted = tmp_path / "run", tmp_path / "parted"
+  assert train.main([*flags(tmp_path), f"--workdir={run}"]) == 0, capsys.readouterr().err
+  rows = read_metrics(run)
+  margins = [row["train/margin"] for row in rows if "train/margin" in row]
+  assert abs(margins[0]) < 1e-5 and margins[-1] > 0.5 and margins[-1] == max(margins)
+  evaluated = [row for row in rows if "eval/pairs_preferences/margin" in row]
+  same = {round(row["eval/pairs_preferences/reference_chosen_log_probability"], 3) for row in evaluated}
+  assert len(evaluated) == 2 and len(same) == 1 and evaluated[-1]["eval/pairs_preferences/accuracy"] > 0.9
+  early, late = restored(run, 3), restored(run, 6)
+  copies = [name for name in late if name.startswith("params/reference/")]
+  assert copies and all(early[name].tobytes() == late[name].tobytes() for name in copies)
+  own = [name.replace("reference/", "") for name in copies]
+  assert any(early[name].tobytes() != late[name].tobytes() for name in own)
+  assert not any("reference" in name for name in late if not name.startswith("params/"))
+  assert train.main([*flags(tmp_path, "--config.total_steps=3"), f"--workdir={parted}"]) == 0
+  assert train.main([*flags(tmp_path), f"--workdir={parted}"]) == 0
+  assert_same_bits(run, parted, 6)
+  assert evaluate.main([f"--workdir={run}"]) == 0
+
+
+@pytest.mark.more
+def test_a_run_that_begins_with_another_has_its_weights_as_the_reference(tmp_path, compiled, capsys):
+  """As they are, and merged of adapters; where adapters are trained there is no copy."""
+  run = tmp_path / "run"
+  assert train.main([*flags(tmp_path, "--config.total_steps=3"), f"--workdir={run}"]) == 0
+  late = restored(run, 3)
+  copies = [name for name in late if name.startswith("params/reference/")]
+  own = [name.replace("reference/", "") for name in copies]
+  begin = (f"--config.init.workdir={run}", "--config.total_steps=1", "--config.evals={}")
+  still = ("--config.schedule.learning_rate=0.0", "--config.optimizer.weight_decay=0.0")
+  assert train.main([*flags(tmp_path, *begin, *still), f"--workdir={tmp_path}/next"]) == 0, capsys.readouterr().err
+  after = restored(tmp_path / "next", 1)
+  for copy, name in zip(copies, own):
+    assert after[copy].tobytes() == after[name].tobytes() == late[name].tobytes(), name
+  adapters = [*flags(tmp_path, *begin, "--config.tuning.name=lora"), f"--workdir={tmp_path}/lora"]
+  assert train.main(adapters) == 0, capsys.readouterr().err
+  assert not any("reference" in name for name in restored(tmp_path / "lora", 1))
