@@ -27,6 +27,15 @@ _LABELLED = {  # tasks on labelled records, and what they read of the built-in c
   "classification": {"text": "{text}", "labels": ["short", "long"]},
   "tagging": {"tags_field": "tags", "tags": ["short", "long"]},
   "span_qa": {},
+  "multiple_choice": {
+    "text": "{text}",
+    "options": "options",
+    "option": "{option}",
+    "labels": ["short", "long"],
+    "choices": 2,
+  },
+  "chat": {"template": "plain"},
+  "preferences": {"template": "plain"},
 }
 _DEBUG_LENGTH = 64
 
@@ -110,6 +119,9 @@ def _shorten(task: ConfigDict, length: int) -> None:
   if task.name == "text_to_text":
     task.inputs_length = task.targets_length = _LENGTH
     return
+  if task.name in ("chat", "preferences"):
+    task.length = _LENGTH  # shorter rows have no room for an answer
+    return
   values = task.get("shared", task)
   if "inputs_length" in values:
     values.inputs_length = length
@@ -126,12 +138,15 @@ def _build_in(config: ConfigDict) -> None:
   task = config.task
   if task.name in _LABELLED:
     task.source, task.vocabulary = "builtin", "bytes"
-    for key in [key for key in ("pair", "label_field") if key in task]:
+    for key in [key for key in ("pair", "label_field", "placeholder", "answers", "both_orders") if key in task]:
       del task[key]
     with task.unlocked():
       task.update(_LABELLED[task.name])
-    if "labels" in (config.model.get("head") or {}):
-      config.model.head.labels = 2
+    if config.model.get("scores", 0) and task.name == "classification":
+      config.model.scores = 2
+    for key in ("labels", "choices"):
+      if key in (config.model.get("head") or {}):
+        config.model.head[key] = 2
     for name, values in config.evals.items():
       kept = {key: values[key] for key in ("name", "max_examples") if key in values}
       if values.get("name", name) == "generation":

@@ -17,6 +17,17 @@ FINE_TUNING = {  # objective: form of its data, that data, the task, the head
     {"tags_field": "1", "tags": ["O", "B"]},
     {"name": "tokens", "labels": 2},
   ),
+  "multiple_choice": (
+    "jsonl",
+    "\n".join(
+      json.dumps({"text": w, "options": [v, w, "none"], "label": 1 if v != "six" else 0})
+      for w in NUMBERS
+      for v in NUMBERS
+      if v != w
+    ),
+    {"text": "{text}?", "options": "options", "choices": 3},
+    {"name": "multiple_choice", "choices": 3},
+  ),
   "span_qa": (
     "jsonl",
     "\n".join(

@@ -33,7 +33,19 @@ def debug_recipes():
 
 
 # Keys that say which corpus, and what of it.
-CORPUS = ("store", "source", "vocabulary", "inputs", "targets", "parts", "shared", "period", "text", "labels")
+CORPUS = (
+  "store",
+  "source",
+  "vocabulary",
+  "inputs",
+  "targets",
+  "parts",
+  "shared",
+  "period",
+  "text",
+  "labels",
+  "template",
+)
 # Parameters of T5 1.1 and 1.0 with the vocabulary of 32,128.
 GOLDEN = {
   "small": (76_961_152, 60_506_624),

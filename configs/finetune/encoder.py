@@ -14,7 +14,7 @@ from typing import Literal
 
 from t5x_like import suites
 from t5x_like.config import defaults
-from t5x_like.suites import docstrings, glue, squad, superglue, tags
+from t5x_like.suites import choices, docstrings, glue, squad, superglue, tags
 
 _TASKS = {
   f"{name}/{task}": benchmark
@@ -24,6 +24,7 @@ _TASKS = {
     ("superglue", superglue),
     ("squad", squad),
     ("tags", tags),
+    ("choices", choices),
   )
   for task, benchmark in suite.SUITE.tasks.items()
   if benchmark.encoder

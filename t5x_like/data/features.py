@@ -120,9 +120,34 @@ def _salient_spans(inputs_length: int = 512, targets_length: int = 32, **_) -> F
   return encoder_decoder(inputs_length, targets_length)
 
 
-def _classification(length: int = 128, labels: Any = None, **_) -> Features:
+def rows_of(length: int, architecture: str, rows: int | None) -> Features:
+  """Of the rows of labelled texts; None is an encoder's only one, without an axis."""
+  described = encoder(length) if architecture == "encoder" else decoder(length, "segment_ids")
+  if rows is None and architecture == "encoder":
+    return described
+  return {name: Feature((rows or 1, *one.shape), one.dtype) for name, one in described.items()}
+
+
+def _classification(
+  length: int = 128, labels: Any = None, architecture: str = "encoder", both_orders: bool = False, **_
+) -> Features:
   kind = "float32" if labels is None else "int32"
-  return encoder(length) | {"label": Feature((), kind), "example_weights": Feature((), "float32")}
+  more = {"label": Feature((), kind), "example_weights": Feature((), "float32")}
+  return rows_of(length, architecture, 2 if both_orders else None) | more
+
+
+def _chat(length: int = 2048, **_) -> Features:
+  return decoder(length, "segment_ids", "positions")
+
+
+def _preferences(length: int = 1024, **_) -> Features:
+  return {name: Feature((2, *one.shape), one.dtype) for name, one in decoder(length, "segment_ids").items()}
+
+
+def multiple_choice(length: int = 128, choices: int = 4, architecture: str = "encoder", **_) -> Features:
+  rows = rows_of(length, architecture, choices)
+  more = {"option_labels": Feature((choices,), "int32"), "label": Feature((), "int32")}
+  return rows | more | {"example_weights": Feature((), "float32")}
 
 
 def _tagging(length: int = 128, **_) -> Features:
@@ -194,12 +219,15 @@ def vocabulary(store: str):
 _TASKS: dict[str, Callable[..., Features]] = {
   "bart": _bart,
   "causal_lm": _causal_lm,
+  "chat": _chat,
   "classification": _classification,
   "denoising": _denoising,
   "fill_in_the_middle": _causal_lm,
   "mixture": _mixture,
   "mlm": _mlm,
   "prefix_lm": _prefix_lm,
+  "multiple_choice": multiple_choice,
+  "preferences": _preferences,
   "salient_spans": _salient_spans,
   "span_corruption": _span_corruption,
   "span_qa": _span_qa,

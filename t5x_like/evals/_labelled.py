@@ -1,5 +1,6 @@
 """Shared by the evaluators of labelled tasks: all rows through an encoder, by length, and checks before training."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,21 +9,22 @@ import numpy as np
 
 from t5x_like.errors import UserError
 from t5x_like.evals import Setting
+from t5x_like.objectives import flat
 from t5x_like.rows import in_batches, merged_lengths, padded_length
 
 _READ_AT_ONCE = 256
 SAMPLES = 8
 
 
-class EncoderRows:
-  """The rows of an encoder's task, each once, through one compiled function, rows of similar length together.
+class Rows:
+  """The rows of a labelled task, each once, through one compiled function, rows of similar length together.
 
   Args:
     function: `(model, batch) -> a tuple of arrays` with a leading axis B.
     max_examples: how many rows, from the first; None is all of them.
 
   Attributes:
-    tokens: int32 [N, S], all rows.
+    tokens: int32 [N, S], all rows; [N, C, S] if an example has several.
   """
 
   def __init__(self, setting: Setting, function: Callable, max_examples: int | None):
@@ -32,21 +34,26 @@ class EncoderRows:
     read = loader.eval_batches(setting.task, batch_size=_READ_AT_ONCE, max_examples=max_examples)
     batches = [{name: x[batch["example_index"] >= 0] for name, x in batch.items()} for batch in read]
     self._rows = {
-      name: np.concatenate([batch[name] for batch in batches]) for name in batches[0] if name.startswith("encoder_")
+      name: np.concatenate([batch[name] for batch in batches])
+      for name in batches[0]
+      if name.startswith(("encoder_", "decoder_"))
     }
-    self.tokens = self._rows["encoder_input_tokens"]
-    N, S = self.tokens.shape
-    used_N = S - np.argmax(self.tokens[:, ::-1] != 0, axis=1)
+    decoder = "decoder_input_tokens" in self._rows
+    self.tokens = self._rows["decoder_input_tokens" if decoder else "encoder_input_tokens"]
+    N, *_, S = self.tokens.shape
+    real = self._rows["decoder_segment_ids"] if decoder else self.tokens
+    used_N = (S - np.argmax(real[..., ::-1] != 0, axis=-1)).reshape(N, -1).max(axis=1)
     dense = setting.model.variant.design.core == "dense"  # other cores need the length they were made for
     lengths = [padded_length(int(used), S) if dense else S for used in used_N]
     self._lengths = merged_lengths(lengths, setting.batch_size)
 
   def __call__(self, arrays: dict[str, jax.Array]) -> list[tuple[np.ndarray, ...]]:
     """The function's outputs for every row, in order."""
-    S = self.tokens.shape[1]
+    shape = self.tokens.shape[1:]
 
     def features(chosen: list[int], length: int) -> dict[str, np.ndarray]:
-      return {name: x[chosen][:, :length] if x.shape[1:2] == (S,) else x[chosen] for name, x in self._rows.items()}
+      found = {name: x[chosen] for name, x in self._rows.items()}
+      return {name: x[..., :length] if x.shape[1:] == shape else x for name, x in found.items()}
 
     setting = self._setting
     return in_batches(
@@ -54,12 +61,26 @@ class EncoderRows:
     )
 
 
-def check(setting: Setting, evaluator: str, wanted: dict[str, int], labels: int | None = None) -> None:
+def outputs(model, batch: dict[str, jax.Array], chosen: bool = False) -> dict[str, jax.Array]:
+  """The outputs for each example, whichever rows it has. A decoder's `scores` take the place of its logits: one for
+  each row if rows are `chosen` among, sums over the rows if these are the orders of a pair."""
+  several = next(x for name, x in batch.items() if name.endswith("_input_tokens")).ndim == 3
+  found = model(flat(batch) if several else batch)
+  if "scores" not in found:
+    return found
+  scores_BRC = found["scores"].reshape(*batch["decoder_input_tokens"].shape[:2], -1)
+  return found | {"logits": scores_BRC[..., 0] if chosen else scores_BRC.sum(axis=1)}
+
+
+def check(
+  setting: Setting, evaluator: str, wanted: dict[str, int], labels: int | None = None, key: str = "labels"
+) -> None:
   """Refuses a task or a model whose labels or outputs an evaluator cannot use.
 
   Args:
     wanted: outputs of the model and their numbers of axes.
     labels: the length of the last axis of `logits`.
+    key: of the head, that sets it.
 
   Raises:
     UserError: naming what is missing, and what to set.
@@ -71,20 +92,20 @@ def check(setting: Setting, evaluator: str, wanted: dict[str, int], labels: int 
     name: jax.ShapeDtypeStruct((setting.batch_size, *feature.shape), feature.dtype)
     for name, feature in task.features.items()
   }
-  if "encoder_input_tokens" not in batch or "decoder_input_tokens" in batch:
-    raise UserError(f"evaluator {evaluator}: is for encoders, task {task.name} makes {', '.join(batch)}")
-  found = jax.eval_shape(lambda model, batch: model(batch), setting.model, batch)
+  if "decoder_input_tokens" in batch and "example_weights" not in batch:
+    raise UserError(f"evaluator {evaluator}: is for labelled texts, task {task.name} makes {', '.join(batch)}")
+  found = jax.eval_shape(functools.partial(outputs, chosen="option_labels" in batch), setting.model, batch)
   for name, axes in wanted.items():
     if name not in found or found[name].ndim != axes:
       shape = list(found[name].shape) if name in found else "none"
       raise UserError(
         f"evaluator {evaluator}: needs the output {name!r} with {axes} axes, found {shape}: the model lacks the head;"
-        " set --config.model.head"
+        " set --config.model.head, or --config.model.scores of a decoder"
       )
   if labels is not None and found["logits"].shape[-1] != labels:
     raise UserError(
-      f"config.model.head.labels: found {found['logits'].shape[-1]}, but task {task.name} has {labels}"
-      f" ({', '.join(task.classes) or 'a number'}); set --config.model.head.labels={labels}"
+      f"config.model.head.{key}: found {found['logits'].shape[-1]}, but task {task.name} has {labels}"
+      f" ({', '.join(task.classes) or 'a number'}); set --config.model.head.{key}={labels}"
     )
 
 

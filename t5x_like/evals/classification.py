@@ -44,7 +44,7 @@ class Evaluator:
     _labelled.check(setting, "classification", {"logits": 2}, len(classes) or 1)
     self._classes, self._ids = classes, ids
     self._metric = Classification(len(classes), scores) if classes else Correlation()
-    self._rows = _labelled.EncoderRows(setting, _outputs, max_examples)
+    self._rows = _labelled.Rows(setting, _outputs, max_examples)
     self._examples = setting.task.examples((*ids, *questions))[: len(self._rows.tokens)]
     self._questions = questions
 
@@ -87,4 +87,4 @@ class Evaluator:
 
 
 def _outputs(model, batch) -> tuple[jax.Array]:
-  return (model(batch)["logits"].astype(jnp.float32),)
+  return (_labelled.outputs(model, batch)["logits"].astype(jnp.float32),)

@@ -1,5 +1,6 @@
 """Generated texts, by the metrics of their benchmarks: labels in words, answers, translations, summaries."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax

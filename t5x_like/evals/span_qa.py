@@ -56,7 +56,7 @@ class Evaluator:
     self._metric = LocalAnswers(normalize_mlqa) if language else Answers()
     if unanswerable:
       self._metric = AnswersOrNone(threshold=0.5)
-    self._rows = _labelled.EncoderRows(setting, _outputs, max_examples)
+    self._rows = _labelled.Rows(setting, _outputs, max_examples)
     self._windows = setting.task.examples(ids)[: len(self._rows.tokens)]
     if not unanswerable and not all(window["answers"] for window in self._windows):
       raise UserError(

@@ -30,7 +30,7 @@ class Evaluator:
     self._metrics = [TagAccuracy()]
     if any(tag.startswith("B-") for tag in self._tags):
       self._metrics.append(EntityF1())
-    self._rows = _labelled.EncoderRows(setting, _outputs, max_examples)
+    self._rows = _labelled.Rows(setting, _outputs, max_examples)
     self._examples = setting.task.examples(ids)[: len(self._rows.tokens)]
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:

@@ -9,16 +9,27 @@ from flax import nnx
 from t5x_like.nn.architecture import Architecture, Batch, aligned
 from t5x_like.nn.build import StackBuilder, deepnorm_weights
 from t5x_like.nn.decode import DecodeState
+from t5x_like.nn.design import Variant
 from t5x_like.nn.dims import subkey
 from t5x_like.nn.heads import lm
+from t5x_like.nn.heads._scores import Scores
 from t5x_like.nn.layer import CacheStart, Context
 from t5x_like.nn.mask import Mask
 
 
 class Decoder(Architecture):
-  """A causal stack and a language model head."""
+  """A causal stack and a language model head.
+
+  Args:
+    scores: how many numbers a linear layer makes of each row's last token, for tasks on whole texts; 0 for none.
+    others: see `Architecture`.
+  """
 
   NEEDS = ("decoder_input_tokens",)
+
+  def __init__(self, rngs: nnx.Rngs, *, variant: str | Variant, scores: int = 0, **options):
+    self._number = scores
+    super().__init__(rngs, variant=variant, **options)
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
     variant, dims = self.variant, self.variant.dims
@@ -27,6 +38,7 @@ class Decoder(Architecture):
     self.inputs = parts.inputs(rngs)
     self.decoder = parts.stack(rngs)
     self.head = lm.make(rngs, variant)
+    self.scores = Scores(rngs, variant, parts.dropout_rate, self._number) if self._number else None
 
   def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict:
     """Next-token logits at every position.
@@ -36,7 +48,7 @@ class Decoder(Architecture):
         bidirectional), and for packed batches `decoder_segment_ids` and `decoder_positions`.
       key: dropout key, or None for evaluation.
     Returns:
-      {"logits": `VocabularyLogits` [B, T, V]} and auxiliary scalars.
+      {"logits": `VocabularyLogits` [B, T, V]} and auxiliary scalars; {"scores": float32 [B, scores]} if it has them.
     """
     tokens_BT, pos, segments, valid = self._features(batch, "decoder")
     prefix = _prefix(batch, valid)
@@ -44,7 +56,8 @@ class Decoder(Architecture):
     mask = Mask(pos, pos, segments, segments, None, prefix, causal=True, aligned=aligned(batch, "decoder"))
     x_BTD = self.inputs(self.embed(tokens_BT, self.dtype), pos, key=subkey(key, 0))
     x_BTD, aux, _ = self.decoder(x_BTD, Context(mask=mask, valid=valid), key=subkey(key, 1))
-    return self.head(x_BTD, self.embed, valid) | aux
+    scores = {} if self.scores is None else self.scores(x_BTD, valid, subkey(key, 2))
+    return self.head(x_BTD, self.embed, valid) | scores | aux
 
   def prompt(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
     """What generation starts from: (int32 [B, P] tokens, bool [B, P] False for padding)."""

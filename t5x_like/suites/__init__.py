@@ -18,7 +18,8 @@ class Form:
 
   Attributes:
     task, objective, evaluator: values of the config's slots, `task` without its source.
-    head: of an encoder.
+    head: of an encoder; scores: of a decoder.
+    symmetric: whether the order of a pair of texts means nothing.
     counted: the scores whose mean is the task's figure in a table, as `<evaluation>/<score>`.
   """
 
@@ -27,6 +28,8 @@ class Form:
   evaluator: Values
   counted: tuple[str, ...]
   head: Values | None = None
+  scores: int = 0
+  symmetric: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +53,16 @@ class Benchmark:
   evaluated: Mapping[str, str | Values] = dataclasses.field(default_factory=lambda: {"dev": "validation"})
   test: Mapping[str, str] = dataclasses.field(default_factory=dict)
   train_split: str = "train"
+
+  @property
+  def decoder(self) -> Form | None:
+    """GPT-1's form (Radford et al. 2018, section 3.3), for tasks of labels and of options."""
+    form = self.encoder
+    if form is None or form.task["name"] not in ("classification", "multiple_choice"):
+      return None
+    task = {**form.task, "architecture": "decoder"} | ({"both_orders": True} if form.symmetric else {})
+    scores = form.head.get("labels", 1)
+    return dataclasses.replace(form, task=task, objective={"name": "gpt1"}, head=None, scores=scores)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +89,7 @@ def labelled(
   inputs: str,
   length: int = 128,
   questions: Sequence[str] = (),
+  symmetric: bool = False,
   counted: Sequence[str] = (),
   ids: Sequence[str] = ("idx",),
   evaluated: Mapping[str, str | Values] | None = None,
@@ -93,6 +107,7 @@ def labelled(
     judge | ({"questions": list(questions)} if questions else {}),
     counted,
     {"name": "classification", "labels": len(labels) if labels else 1},
+    symmetric=symmetric,
   )
   metric = {"name": "labels", "classes": list(labels), "scores": list(scores)} if labels else {"name": "number"}
   as_text = None
@@ -107,6 +122,36 @@ def _text(inputs, targets, metrics, counted, *, inputs_length, targets_length, i
   evaluator = {"name": "generation", "metrics": metrics, "ids": list(ids)} | judge
   objective = {"name": "encoder_decoder"}
   return Form(task | lengths | {"too_long": "truncate", "packed": False}, objective, evaluator, counted)
+
+
+def chosen(
+  source: str,
+  examples: int,
+  *,
+  text: str,
+  options: str | Sequence[str],
+  choices: int,
+  scores: Sequence[str] = ("accuracy",),
+  counted: Sequence[str] = ("accuracy",),
+  ids: Sequence[str] = ("idx",),
+  length: int = 128,
+  instead: Benchmark | None = None,
+  evaluated: Mapping[str, str] | None = None,
+  test: Mapping[str, str] | None = None,
+  **task: Any,
+) -> Benchmark:
+  """A benchmark of multiple choice, each option a row; `task` are further arguments of the task, and `instead` has the
+  form in text."""
+  evaluated = evaluated or {"dev": "validation"}
+  given = {"text": text, "options": options if isinstance(options, str) else list(options), "choices": choices}
+  form = Form(
+    {"name": "multiple_choice", "length": length} | given | task,
+    {"name": "multiple_choice"},
+    {"name": "multiple_choice", "scores": list(scores), "ids": list(ids)},
+    tuple(f"{name}/{score}" for name in evaluated for score in counted),
+    {"name": "multiple_choice", "choices": choices},
+  )
+  return Benchmark(source, examples, form, instead.text if instead else None, evaluated, test or {})
 
 
 def generated(
@@ -175,6 +220,8 @@ def apply(config: Any, benchmark: Benchmark, form: Form) -> None:
   config.objective = dict(form.objective)
   if form.head:
     config.model.head = dict(form.head)
+  if form.scores:
+    config.model.scores = form.scores
   config.train_split = benchmark.train_split
   name, first = next(iter(benchmark.evaluated.items()))
   config.eval_split = first if isinstance(first, str) else first["split"]

@@ -1,10 +1,10 @@
 """SuperGLUE (Wang et al. 2019, https://arxiv.org/abs/1905.00537).
 
-Encoders read COPA as a pair, the premise and both alternatives, and leave out ReCoRD, which is a choice among entities;
-in text-to-text the answer is generated (Raffel et al. 2020, appendix D).
+Encoders give each alternative of COPA, and each entity of ReCoRD, a row and a score; in text-to-text the answer is
+generated (Raffel et al. 2020, appendix D). Of a passage's entities 32 are candidates, as few have more.
 """
 
-from t5x_like.suites import Suite, generated, labelled
+from t5x_like.suites import Suite, chosen, generated, labelled
 
 _BOOLEAN = ("False", "True")
 
@@ -31,13 +31,20 @@ SUITE = Suite(
       length=256,
       test={"CB": "test"},
     ),
-    "copa": labelled(
+    "copa": chosen(
       "tfds:super_glue/copa",
       400,
       text="{premise} What was the {question}?",
-      pair="{choice1} Or: {choice2}",
-      labels=("choice1", "choice2"),
-      inputs="copa choice1: {choice1} choice2: {choice2} premise: {premise} question: {question}",
+      options=("{choice1}", "{choice2}"),
+      choices=2,
+      labels=["choice1", "choice2"],
+      instead=labelled(
+        "tfds:super_glue/copa",
+        400,
+        text="{premise}",
+        labels=("choice1", "choice2"),
+        inputs="copa choice1: {choice1} choice2: {choice2} premise: {premise} question: {question}",
+      ),
       test={"COPA": "test"},
     ),
     "multirc": labelled(
@@ -52,16 +59,30 @@ SUITE = Suite(
       length=512,
       test={"MultiRC": "test"},
     ),
-    "record": generated(
+    "record": chosen(
       "tfds:super_glue/record",
       100_730,
-      inputs="record query: {query} entities: {entities.*} passage: {passage}",
-      targets="{answers.0}",
-      metrics=["answers"],
+      text="{passage}",
+      options="entities",
+      option="{query}",
+      placeholder="@placeholder",
+      answers="answers",
+      choices=32,
+      fewer=True,
+      scores=("answers",),
       counted=("f1", "exact_match"),
-      references="answers",
-      inputs_length=512,
-      targets_length=32,
+      length=384,
+      instead=generated(
+        "tfds:super_glue/record",
+        100_730,
+        inputs="record query: {query} entities: {entities.*} passage: {passage}",
+        targets="{answers.0}",
+        metrics=["answers"],
+        counted=("f1", "exact_match"),
+        references="answers",
+        inputs_length=512,
+        targets_length=32,
+      ),
     ),
     "rte": labelled(
       "tfds:super_glue/rte",

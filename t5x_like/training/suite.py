@@ -26,7 +26,11 @@ from t5x_like.training.loop import train
 from t5x_like.training.run import Run
 
 RESULT = "result.json"
-RECIPES = {"encoder": "configs/finetune/encoder.py", "text": "configs/finetune/text_to_text.py"}
+RECIPES = {
+  "encoder": "configs/finetune/encoder.py",
+  "decoder": "configs/finetune/decoder.py",
+  "text": "configs/finetune/text_to_text.py",
+}
 _PARTS = 10  # of a run: evaluations, checkpoints; one of them is the warm-up
 
 
@@ -108,11 +112,9 @@ def _kind(options: Options) -> str:
   if saved is None:
     raise UserError(f"--workdir={options.workdir}: holds no run; give that of a pretrained model")
   features = saved["features"]
-  if "decoder_input_tokens" in features and "encoder_input_tokens" not in features:
-    raise UserError(
-      f"--workdir={options.workdir}: the model is a decoder; suites are for encoders and encoder-decoders"
-    )
-  return "text" if "decoder_input_tokens" in features else "encoder"
+  if "decoder_input_tokens" in features:
+    return "text" if "encoder_input_tokens" in features else "decoder"
+  return "encoder"
 
 
 def _task(

@@ -182,3 +182,32 @@ def test_bad_input_is_one_line(name, files, words, tmp_path, capsys, monkeypatch
   assert command.main([name, f"--from_files={files.format(tmp_path)}", f"--data_dir={tmp_path}/tfds"]) == 2
   error = capsys.readouterr().err
   assert words in error and error.count("\n") == 1, error
+
+
+def test_multiple_choice_of_three_benchmarks(tmp_path):
+  """A folder of articles, a CSV table with quotes, a table without header."""
+  raw = tmp_path / "raw"
+  (raw / "RACE" / "train" / "high").mkdir(parents=True)
+  for n in range(2):
+    article = {"id": f"high{n}.txt", "article": f"a{n}", "questions": ["q1", "q2"], "answers": ["B", "A"]}
+    article["options"] = [["x", "y"], ["z", "w"]]
+    (raw / "RACE" / "train" / "high" / f"{n}.txt").write_text(json.dumps(article))
+  header = "video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3"
+  (raw / "val.csv").write_text(f'{header},label\nv,1,s,"He said, ""no""\nand left.",He,gold,a,b,c,d,2\n')
+  (raw / "test.csv").write_text(f"{header}\nv,2,s,One.,He,gold,a,b,c,d\n")
+  (raw / "full_data.tsv").write_text("i\tA man\ta\tb\tc\td\t3\n")
+
+  def read(name: str, split: str):
+    if not (tmp_path / "tfds" / name.split("/")[0]).exists():
+      assert command.main([name, f"--from_files={raw}", f"--data_dir={tmp_path}/tfds"]) == 0
+    return [record for _, record in open_source(f"tfds:{name}", data_dir=str(tmp_path / "tfds")).records(split)]
+
+  questions = read("race_questions/high", "train")
+  assert sorted((r["article"], r["question"], r["answer"], r["options"]) for r in questions) == [
+    (f"a{n}", *rest) for n in range(2) for rest in (("q1", "B", ["x", "y"]), ("q2", "A", ["z", "w"]))
+  ]
+  (validation,), (test,) = read("swag/regular", "validation"), read("swag/regular", "test")
+  assert validation["sent1"] == 'He said, "no"\nand left.' and str(validation["label"]) == "2"
+  assert str(test["label"]) == "-1"
+  (one,) = read("codah", "train")
+  assert one["candidate_answers"] == ["a", "b", "c", "d"] and one["correct_answer_idx"] == 3

@@ -5,6 +5,7 @@ format, the usual names of the files, and how a record becomes examples.
 """
 
 import dataclasses
+import fnmatch
 import itertools
 import pathlib
 import re
@@ -85,6 +86,9 @@ def found(raw: Raw, where: str) -> dict[str, Part]:
 
 def _one(name: str, inside: dict[str, str], columns: tuple[str, ...]) -> str | None:
   """The path of a file; of one file for each column, with `{field}` for the name of the column."""
+  if "*" in name:  # one file for each article
+    first = next((path for file, path in inside.items() if fnmatch.fnmatchcase(file, name.lower())), None)
+    return first and f"{first.rpartition('/')[0]}/{name.rpartition('/')[2]}"
   spelled = name.replace("{field}", columns[0]) if columns else name
   path = next((inside[f"{spelled}{end}".lower()] for end in _ENDINGS if f"{spelled}{end}".lower() in inside), None)
   if path is None or spelled == name:
@@ -106,7 +110,7 @@ def _explicit(word: str, raw: Raw) -> tuple[str, Part]:
       raise UserError(f"--from_files: {word}: expected a share such as [:90%] or [90%:]")
   paths = path.split("+")
   for one in paths:
-    if raw.source != "parallel" and not pathlib.Path(one).is_file():
+    if raw.source != "parallel" and "*" not in one and not pathlib.Path(one).is_file():
       raise UserError(f"--from_files: {split}={one}: no such file")
   return split, Part(tuple(paths), begin, end)
 

@@ -7,6 +7,8 @@ the Hugging Face hub.
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from t5x_like.data.sources import Record
 from t5x_like.errors import UserError
 from tools.prepare_dataset.raw import Example, Raw
@@ -271,6 +273,62 @@ def multi30k(config: Any) -> Raw:
   return Raw("parallel", files, examples, (first, second), features=features, about=multi30k.__doc__)
 
 
+def race_questions(config: Any) -> Raw:
+  """RACE (Lai et al. 2017), an example for each question; TFDS's `race` has one for each article."""
+
+  def examples(record: Record, number: int, split: str) -> Iterator[Example]:
+    for question, options, answer in zip(record["questions"], record["options"], record["answers"], strict=True):
+      shared = {"example_id": record["id"], "article": record["article"]}
+      yield shared | {"question": question, "options": options, "answer": answer}
+
+  def features(tfds) -> dict[str, Any]:
+    text = tfds.features.Text()
+    names = ("example_id", "article", "answer", "question")
+    return dict.fromkeys(names, text) | {"options": tfds.features.Sequence(text)}
+
+  splits = (("train", "train"), ("validation", "dev"), ("test", "test"))
+  files = {split: (f"RACE/{name}/{config}/*.txt", f"{name}/{config}/*.txt") for split, name in splits}
+  columns = ("id", "article", "questions", "options", "answers")
+  return Raw("jsonl", files, examples, columns, features=features, about=race_questions.__doc__)
+
+
+def swag(config: Any) -> Raw:
+  """SWAG (Zellers et al. 2018), its regular form; -1 where a test set has no label."""
+  columns = ("video-id", "fold-ind", "startphrase", "sent1", "sent2", "gold-source", *(f"ending{n}" for n in range(4)))
+
+  def examples(record: Record, number: int, split: str) -> Iterator[Example]:
+    found = record.get("label")
+    label = _UNKNOWN if found in (None, "") else _class(found, ["0", "1", "2", "3"], "swag", number)
+    yield {name: record[name] for name in columns} | {"label": label}
+
+  def features(tfds) -> dict[str, Any]:
+    label = tfds.features.ClassLabel(names=["0", "1", "2", "3"])
+    return dict.fromkeys(columns, tfds.features.Text()) | {"label": label}
+
+  files = _splits("data", ("train", "train.csv"), ("validation", "val.csv"), ("test", "test.csv"))
+  return Raw("csv", files, examples, columns, "label", features=features, about=swag.__doc__)
+
+
+def codah(config: Any) -> Raw:
+  """CODAH (Chen et al. 2019); features as on the Hugging Face hub, spelling included."""
+
+  def examples(record: Record, number: int, split: str) -> Iterator[Example]:
+    label = _class(record["label"], ["0", "1", "2", "3"], "codah", number)
+    answers = [record[f"answer{n}"] for n in range(4)]
+    about = {"id": number, "question_category": record["category"], "question_propmt": record["prompt"]}
+    yield about | {"candidate_answers": answers, "correct_answer_idx": label}
+
+  def features(tfds) -> dict[str, Any]:
+    text = tfds.features.Text()
+    numbers = dict.fromkeys(("id", "correct_answer_idx"), tfds.features.Scalar(np.int32))
+    texts = {"question_category": text, "question_propmt": text, "candidate_answers": tfds.features.Sequence(text)}
+    return numbers | texts
+
+  columns = ("category", "prompt", *(f"answer{n}" for n in range(4)), "label")
+  files = {"train": ("train.tsv", "full_data.tsv"), "validation": ("dev.tsv",), "test": ("test.tsv",)}
+  return Raw("tsv", files, examples, columns, headerless=columns, features=features, about=codah.__doc__)
+
+
 READERS = {
   "glue": glue,
   "super_glue": super_glue,
@@ -283,5 +341,16 @@ READERS = {
   "conll_2003": conll_2003,
   "scitldr": scitldr,
   "multi30k": multi30k,
+  "race_questions": race_questions,
+  "swag": swag,
+  "codah": codah,
 }
-OWN_CONFIGS = {"wnut_17": None, "conll_2003": None, "scitldr": None, "multi30k": "en-de"}  # which TFDS lacks
+OWN_CONFIGS = {  # of datasets that TFDS lacks
+  "wnut_17": None,
+  "conll_2003": None,
+  "scitldr": None,
+  "multi30k": "en-de",
+  "race_questions": "middle",
+  "swag": "regular",
+  "codah": None,
+}

@@ -5,6 +5,7 @@
     json:records.json                               one array per file, of objects or of strings (field `text`)
     parquet:corpus/*.parquet                        one record per row; fields are the columns
     tsv:reviews.tsv                                 one record per line; fields by the header, or numbered from 0
+    csv:swag/train.csv                              one record per row; fields by the header, cells may be quoted
     text:books/**/*.txt                             one record per file; field `text`
     lines:news.en.gz                                one record per line; field `text`
     parallel:corpus/{split}.{field}.gz              translation: line n of `train.en.gz` and of `train.de.gz`

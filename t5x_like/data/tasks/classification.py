@@ -9,18 +9,23 @@ A row is [CLS] text [SEP] or [CLS] text [SEP] pair [SEP], types 0 and 1. `label`
 that pad the last batch of an evaluation. Where labels are class names, -1 means that an example has none, as in
 TFDS's test splits: its weight is 0.
 
+For a decoder, a row is start text extract, or start text delimiter pair extract, and each example has one row, features
+[1, length], or with `both_orders` a second one with the texts exchanged; see `data/supervised/delimited.py`.
+
 `Task.examples` gives `record`, `text` (a list of one or two) and `label` (a class name, a number, or None).
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from t5x_like.data import vocabularies
+from t5x_like.data.features import rows_of
 from t5x_like.data.sources import Record, Skip, value
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.supervised import encoder_inputs, example_store, records
+from t5x_like.data.supervised.delimited import Delimited, stacked
 from t5x_like.data.supervised.example_store import Example
 from t5x_like.data.supervised.labels import number_of, numbered
 from t5x_like.data.supervised.templates import Template, as_text
@@ -41,6 +46,8 @@ def task(
   labels: list | tuple | None = None,
   vocabulary: str = "bytes",
   length: int = 128,
+  architecture: Literal["encoder", "decoder"] = "encoder",
+  both_orders: bool = False,
   too_long: TooLong = "truncate",
   cache: str = "data/prepared",
   data_dir: str | None = None,
@@ -55,12 +62,16 @@ def task(
     label_field: the field of the label.
     labels: its possible values, in the order of the classes; None for regression.
     length: of a row, its special tokens included.
+    architecture: the kind of model that the features are for.
+    both_orders: for a decoder, pairs in both orders, for what does not depend on it (GPT-1's similarity).
     too_long: what to do with longer examples; truncation shortens the longer text first, from its end.
     label: the name in metrics; by default `<corpus>_classification`.
 
   Raises:
     UserError: unusable source or templates, an unknown label, no examples, a file changed since it was prepared.
   """
+  if both_orders and (architecture == "encoder" or not pair):
+    raise UserError("config.task.both_orders: found True, expected a pair of texts and architecture='decoder'")
   templates = {"text": Template(text, "text")} | ({"pair": Template(pair, "pair")} if pair else {})
   encoding = vocabularies.load(vocabulary)
   numbers = None if labels is None else numbered(labels, "labels")
@@ -97,20 +108,23 @@ def task(
     data_dir=data_dir,
     verify=verify,
   )
-  sequences = encoder_inputs.Sequences(store, tuple(templates), length)
+  make = encoder_inputs.Sequences if architecture == "encoder" else Delimited
+  sequences = make(store, tuple(templates), length)
+  exchanged = Delimited(store, tuple(templates)[::-1], length) if both_orders else None
   used, lengths_nD = _fitted(store, sequences, tuple(templates), length, too_long)
   kind = "float32" if numbers is None else "int32"
 
   def read(index_B: np.ndarray) -> dict[str, np.ndarray]:
-    tokens, types = sequences(used[index_B], lengths_nD[index_B])
+    example_B, lengths_BD = used[index_B], lengths_nD[index_B]
     label_B = np.asarray(store.arrays["label"][used[index_B]])
     labelled_B = np.ones(index_B.size, bool) if numbers is None else label_B >= 0
-    return {
-      "encoder_input_tokens": tokens,
-      "encoder_token_types": types,
-      "label": np.where(labelled_B, label_B, 0),
-      "example_weights": labelled_B,
-    }
+    if architecture == "encoder":
+      rows = dict(zip(("encoder_input_tokens", "encoder_token_types"), sequences(example_B, lengths_BD)))
+    else:
+      both = [sequences(example_B, lengths_BD)]
+      both += [exchanged(example_B, lengths_BD[:, ::-1])] if exchanged else []
+      rows = stacked(both)
+    return rows | {"label": np.where(labelled_B, label_B, 0), "example_weights": labelled_B}
 
   def of_records(more: Sequence[str]) -> list[dict[str, Any]]:
     found = records.used(source, split, fields=(*fields, *more), data_dir=data_dir, examples=examples)
@@ -121,11 +135,14 @@ def task(
       out.append({"record": record, "text": list(texts.values()), "label": named if numbers else float(label)})
     return out
 
-  described = encoder_inputs.features(length) | {"label": Feature((), kind), "example_weights": Feature((), "float32")}
+  described = rows_of(length, architecture, 2 if both_orders else None)
+  described |= {"label": Feature((), kind), "example_weights": Feature((), "float32")}
+  made: dict[str, Any] = {"length": length, "too_long": too_long}
+  made |= {} if architecture == "encoder" else {"architecture": architecture, "both_orders": both_orders}
   return Task(
     name=label or f"{store.name}_classification",
     vocabulary=encoding,
-    fingerprint=digest(task="classification.v1", examples=store.fingerprint, length=length, too_long=too_long),
+    fingerprint=digest(task="classification.v1", examples=store.fingerprint, **made),
     num_examples=used.size,
     features=described,
     batch=encoder_inputs.batch_of(read, described),

@@ -1,0 +1,77 @@
+"""Multiple choice: the option with the highest score."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t5x_like.errors import UserError
+from t5x_like.evals import Result, Setting, _labelled
+from t5x_like.metrics.squad import Answers
+
+
+class Evaluator:
+  """Scores the option that the model likes best.
+
+  Examples without a label are predicted, but not scored.
+
+  Args:
+    scores: "accuracy", or "answers": exact match and F1 of the option's text with the nearest right one, as ReCoRD's
+      (Zhang et al. 2018). In percent.
+    ids: fields copied to the predictions.
+    max_examples: how many examples, from the first; None means all.
+
+  Raises:
+    UserError: the task is not multiple choice, the model lacks the head, or an unknown score or field.
+  """
+
+  def __init__(
+    self,
+    setting: Setting,
+    *,
+    scores: tuple[str, ...] = ("accuracy",),
+    ids: tuple[str, ...] = (),
+    max_examples: int | None = None,
+  ):
+    if unknown := [name for name in scores if name not in ("accuracy", "answers")]:
+      raise UserError(f"evaluator multiple_choice: scores: found {unknown[0]!r}, expected accuracy or answers")
+    if "option_labels" not in setting.task.features:
+      raise UserError(f"evaluator multiple_choice: task {setting.task.name} has no options; choose another evaluator")
+    self._scores, self._ids, self._names = scores, ids, setting.task.classes
+    choices = setting.task.features["option_labels"].shape[0]
+    _labelled.check(setting, "multiple_choice", {"logits": 2}, choices, "choices")
+    self._rows = _labelled.Rows(setting, _outputs, max_examples)
+    self._examples = setting.task.examples(ids)[: len(self._rows.tokens)]
+
+  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+    """The scores, and the numbers of `examples` and, if there are any, of `unlabelled` ones."""
+    pairs = zip(self._examples, (logits for (logits,) in self._rows(arrays)))
+    predictions = [self._prediction(*pair) for pair in pairs]
+    scored = [n for n, example in enumerate(self._examples) if example["answers"]]
+    found: dict[str, float] = {}
+    if scored and "accuracy" in self._scores:
+      right = [predictions[n]["answer"] in self._examples[n]["answers"] for n in scored]
+      found["accuracy"] = 100.0 * float(np.mean(right))
+    if scored and "answers" in self._scores:
+      found |= Answers()([self._examples[n]["answers"] for n in scored], [predictions[n]["answer"] for n in scored])
+    found["examples"] = len(predictions)
+    if len(scored) < len(predictions):
+      found["unlabelled"] = len(predictions) - len(scored)
+    return Result(found, _labelled.samples(predictions), predictions)
+
+  def _prediction(self, example: dict, logits_C: np.ndarray) -> dict:
+    scores = logits_C[: len(example["options"])]
+    best, p = int(scores.argmax()), np.exp(scores - scores.max())
+    by_text = "answers" in self._scores
+    row = {
+      "input": example["text"],
+      "options": example["options"],
+      "target": example["answers"] if by_text else example["label"],
+      "prediction": example["options"][best] if by_text else self._names[best],
+      "answer": example["options"][best],
+      "probabilities": [round(float(x), 6) for x in p / p.sum()],
+    }
+    return _labelled.identified(row, example["record"], self._ids)
+
+
+def _outputs(model, batch) -> tuple[jax.Array]:
+  return (_labelled.outputs(model, batch, chosen=True)["logits"].astype(jnp.float32),)

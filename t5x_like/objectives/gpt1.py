@@ -1,0 +1,85 @@
+"""GPT-1's fine-tuning: labels from the last token of a row, and language modelling beside (Radford et al. 2018)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.objectives import Base, flat
+from t5x_like.objectives._losses import Batch, Sums, add_auxiliary, shared, token_losses
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective(Base):
+  """L2 + lambda * L1 (equation 5): the mean loss of the labels over examples, and lambda times the mean loss of the
+  language model over the tokens of their rows.
+
+  An example has one row, or two where a pair is read in both orders, whose scores are added up, or one for each option,
+  of which the right one is chosen by a softmax over their scores. As in `objectives.mlm`, `prepare` weights every token
+  so that one division serves both means.
+
+  Attributes:
+    language_model: lambda; 0 leaves L1 out.
+  """
+
+  beside = "decoder_input_tokens"
+  targets = "label"
+  weights = "example_weights"
+  also = ("decoder_target_tokens", "decoder_loss_weights")
+  outputs = {"scores": 2}
+  gives = ("loss", "correct", "language_model_loss", "language_model_accuracy")
+  advice = "set --config.task.architecture=decoder"
+
+  language_model: float = 0.5
+
+  several = True
+
+  def prepare(self, batch: Batch) -> Batch:
+    """Adds `language_model_weights` float32 [B, R, S]: examples per predicted token of the rows of these."""
+    weights_B = batch["example_weights"]
+    real_BRS = batch["decoder_loss_weights"] * (weights_B > 0)[:, None, None]
+    return batch | {"language_model_weights": shared(jnp.sum(weights_B), real_BRS)}
+
+  def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+    """Runs a decoder with scores on a batch.
+
+    Args:
+      model: with `config.model.scores`, the number of classes, or 1 for regression and options.
+      batch: the model's features, `decoder_target_tokens` and `decoder_loss_weights`, all [B, R, S]; `label` [B],
+        `example_weights` float32 [B], and of options `option_labels` int32 [B, R], as `multiple_choice` makes them.
+      key: dropout key; None evaluates.
+    Returns:
+      (loss sum, sums): `loss`, `correct` (not of regression) and `weights` of the examples, `language_model_loss`,
+      `language_model_accuracy` and `language_model_weights` of the tokens, and the scalars of the model.
+    """
+    if "language_model_weights" not in batch:
+      batch = self.prepare(batch)
+    rows, (B, R, _) = flat(batch), batch["decoder_input_tokens"].shape
+    outputs = model.outputs(rows, key)
+    scores_BRC = outputs["scores"].reshape(B, R, -1)
+    label_B, weights_B = batch["label"], batch["example_weights"]
+    if jnp.issubdtype(label_B.dtype, jnp.floating):
+      loss_B, correct_B = jnp.square(scores_BRC[..., 0].sum(axis=1) - label_B), None
+    elif "option_labels" in batch:
+      kinds_BR = batch["option_labels"]
+      given_BR = jnp.where(kinds_BR > 0, scores_BRC[..., 0], -1e9)
+      right_BR = jnp.where(kinds_BR == 2, given_BR, -1e9)
+      loss_B = jax.nn.logsumexp(given_BR, axis=1) - jax.nn.logsumexp(right_BR, axis=1)
+      correct_B = jnp.max(right_BR, axis=1) >= jnp.max(given_BR, axis=1)
+    else:
+      log_p_BC = jax.nn.log_softmax(scores_BRC.sum(axis=1))
+      loss_B = -jnp.take_along_axis(log_p_BC, label_B[:, None], axis=1)[:, 0]
+      correct_B = jnp.argmax(log_p_BC, axis=1) == label_B
+    loss = jnp.sum(loss_B * weights_B)
+    sums = {"loss": loss, "weights": jnp.sum(weights_B)}
+    if correct_B is not None:
+      sums["correct"] = jnp.sum(correct_B * weights_B)
+    each_RS = batch["language_model_weights"].reshape(rows["decoder_loss_weights"].shape)  # the same of every token
+    real_RS = (each_RS > 0).astype(jnp.float32)
+    total, found = token_losses(outputs["logits"], rows["decoder_target_tokens"], real_RS, 0.0, 0.0)
+    sums |= {
+      "language_model_loss": found["loss"],
+      "language_model_accuracy": found["correct"],
+      "language_model_weights": found["weights"],
+    }
+    return add_auxiliary(loss + self.language_model * jnp.max(each_RS) * total, sums, outputs)

@@ -1,0 +1,55 @@
+"""Multiple choice: cross-entropy of the right option among all options of an example."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.errors import UserError
+from t5x_like.objectives import Base, flat
+from t5x_like.objectives._losses import Batch, Sums, add_auxiliary
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective(Base):
+  """A softmax over the scores of an example's options (Devlin et al. 2019, section 4.4; Radford et al. 2018, section
+  3.3). Of several right options, the probabilities are added up."""
+
+  beside = "encoder_input_tokens"
+  targets = "label"
+  weights = "example_weights"
+  also = ("option_labels",)
+  outputs = {"logits": 2}
+  gives = ("loss", "correct")
+
+  several = True
+
+  @classmethod
+  def check(cls, model, features) -> None:
+    """Refuses a head for another number of options; UserError."""
+    found, (wanted,) = getattr(model.head, "choices", None), features["option_labels"].shape
+    if found is not None and found != wanted:
+      raise UserError(
+        f"config.model.head.choices: found {found}, but the task has {wanted}; set --config.model.head.choices={wanted}"
+      )
+
+  def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+    """Runs the model on a batch.
+
+    Args:
+      model: with the head `multiple_choice`.
+      batch: the model's features, [B, C, …]; `option_labels` int32 [B, C], 2 for right, 1 for wrong and 0 for no
+        options; `example_weights` float32 [B].
+      key: dropout key; None evaluates.
+    Returns:
+      (loss sum, sums): `loss`, `correct` (the best option is a right one), `weights`, and the scalars of the model.
+    """
+    outputs = model(flat(batch), key)
+    kinds_BC, weights_B = batch["option_labels"], batch["example_weights"]
+    scores_BC = jnp.where(kinds_BC > 0, outputs["logits"].astype(jnp.float32), -1e9)
+    right_BC = jnp.where(kinds_BC == 2, scores_BC, -1e9)
+    loss_B = jax.nn.logsumexp(scores_BC, axis=1) - jax.nn.logsumexp(right_BC, axis=1)
+    correct_B = (jnp.max(right_BC, axis=1) >= jnp.max(scores_BC, axis=1)).astype(jnp.float32)
+    loss = jnp.sum(loss_B * weights_B)
+    sums = {"loss": loss, "correct": jnp.sum(correct_B * weights_B), "weights": jnp.sum(weights_B)}
+    return add_auxiliary(loss, sums, outputs)

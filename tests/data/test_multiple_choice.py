@@ -1,0 +1,126 @@
+"""Multiple choice: rows spelled by hand, benchmarks' forms of it, the loss by hand, and bad input."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t5x_like.data import features, loader, task, vocabularies
+from t5x_like.errors import UserError
+from t5x_like.objectives.multiple_choice import Objective
+
+BYTES = vocabularies.load("bytes")
+COPA = {
+  "premise": "It rained.",
+  "question": "effect",
+  "choice1": "Wet.",
+  "choice2": "Dry, all of it.",
+  "label": "choice1",
+}
+COPA_TASK = {
+  "text": "{premise} What was the {question}?",
+  "options": ["{choice1}", "{choice2}"],
+  "labels": ["choice1", "choice2"],
+  "choices": 2,
+}
+RECORD = {
+  "passage": "Ann met Bob.",
+  "query": "@placeholder saw Bob",
+  "entities": ["Ann", "Bob", "Cid"],
+  "answers": ["Ann"],
+}
+RECORD_TASK = {
+  "text": "{passage}",
+  "options": "entities",
+  "option": "{query}",
+  "placeholder": "@placeholder",
+  "answers": "answers",
+  "choices": 4,
+  "fewer": True,
+}
+
+
+def build(folder, records, **arguments):
+  (folder / "choices.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+  given = {"source": f"jsonl:{folder}/choices.jsonl", "cache": str(folder / "cache"), "length": 64}
+  return task.build("multiple_choice", "train", **given | arguments)
+
+
+def spelled(batch, row):
+  """Each option's row, with its types: `text|option`."""
+  cls, sep = (vocabularies.special(BYTES, name) for name in ("cls", "sep"))
+  out = []
+  for tokens, types in zip(batch["encoder_input_tokens"][row], batch["encoder_token_types"][row]):
+    tokens, types = tokens[tokens != 0], types[tokens != 0]
+    ends = np.flatnonzero(tokens == sep)
+    assert tokens[0] == cls and len(ends) == 2 and ends[1] == len(tokens) - 1
+    assert not types[: ends[0] + 1].any() and types[ends[0] + 1 :].all()
+    out.append(BYTES.decode(tokens[1 : ends[0]]) + "|" + BYTES.decode(tokens[ends[0] + 1 : ends[1]]))
+  return out
+
+
+def test_each_option_is_a_row_behind_its_text(tmp_path):
+  built = build(tmp_path, [COPA, COPA | {"label": "choice2"}, COPA | {"label": -1}], **COPA_TASK)
+  assert built.features == features.of({"name": "multiple_choice", "length": 64, "choices": 2})
+  batch = next(loader.eval_batches(built, batch_size=3))
+  asked = "It rained. What was the effect?|"
+  assert spelled(batch, 0) == spelled(batch, 2) == [asked + "Wet.", asked + "Dry, all of it."]
+  assert batch["option_labels"].tolist() == [[2, 1], [1, 2], [1, 1]]
+  assert batch["label"].tolist() == [0, 1, 0] and batch["example_weights"].tolist() == [1, 1, 0]
+  assert [(one["label"], one["answers"]) for one in built.examples(())] == [
+    ("choice1", ["Wet."]),
+    ("choice2", ["Dry, all of it."]),
+    (None, []),
+  ]
+
+
+def test_entities_take_the_place_of_the_placeholder_and_several_may_be_right(tmp_path):
+  more = RECORD | {"entities": ["Ann", "Bob", "Cid", "Dan", "Eve"], "answers": ["Eve"]}
+  built = build(tmp_path, [RECORD | {"answers": ["Cid", "Ann"]}, more], **RECORD_TASK)
+  batch = next(loader.eval_batches(built, batch_size=2))
+  assert spelled(batch, 0)[:3] == [f"Ann met Bob.|{one} saw Bob" for one in ("Ann", "Bob", "Cid")]
+  assert batch["option_labels"].tolist() == [[2, 1, 2, 0], [1, 1, 1, 1]]
+  assert batch["example_weights"].tolist() == [1, 0]  # the right one of five was left out
+  assert [one["answers"] for one in built.examples(())] == [["Cid", "Ann"], ["Eve"]]
+
+
+def test_long_texts_are_cut_before_options(tmp_path):
+  built = build(tmp_path, [COPA | {"choice2": "x" * 40}, COPA | {"choice2": "x" * 80}], length=50, **COPA_TASK)
+  batch = next(loader.eval_batches(built, batch_size=2))
+  assert spelled(batch, 0) == ["It rained. What was the effect?|Wet.", "It rain|" + "x" * 40]
+  assert spelled(batch, 1)[1] == "I|" + "x" * 46
+
+
+def test_the_loss_is_that_of_a_softmax_over_the_options_there_are():
+  scores = np.array([[1.0, 2.0, 5.0], [0.5, -1.0, 0.0], [3.0, 0.0, 0.0]], np.float32)
+  kinds = np.array([[2, 1, 0], [1, 2, 2], [2, 1, 1]], np.int32)
+  batch = {
+    "encoder_input_tokens": np.zeros((3, 3, 4), np.int32),
+    "option_labels": kinds,
+    "label": np.array([0, 1, 0]),
+    "example_weights": np.array([1.0, 1.0, 0.0], np.float32),
+  }
+  loss, sums = Objective()(lambda rows, key: {"logits": jnp.asarray(scores)}, batch)
+  p = np.exp(scores[1]) / np.exp(scores[1]).sum()
+  expected = np.log1p(np.exp(1.0)) - np.log(p[1] + p[2])
+  np.testing.assert_allclose([loss, sums["weights"], sums["correct"]], [expected, 2, 0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  ("record", "arguments", "words"),
+  [
+    (COPA, COPA_TASK | {"choices": 3}, "config.task.options: found 2 templates, expected 3"),
+    (COPA, COPA_TASK | {"labels": ["a", "b"]}, "found label 'choice1' in field 'label', expected one of a, b"),
+    (COPA, COPA_TASK | {"labels": ["a"]}, "config.task.labels: found 1 names, expected 2"),
+    (COPA, COPA_TASK | {"length": 4}, "config.task.length: found 4, expected at least 5"),
+    (COPA | {"choice1": ""}, COPA_TASK, "found 0 examples, 1 records skipped .empty option."),
+    (RECORD, RECORD_TASK | {"fewer": False}, "found 3 options, expected 4, config.task.choices; or set fewer=true"),
+    (RECORD, RECORD_TASK | {"placeholder": None}, "config.task.option: found '{query}', expected {option} in it"),
+    (RECORD | {"entities": "Ann"}, RECORD_TASK, "found str in field 'entities', expected a list of options"),
+  ],
+)
+def test_bad_input_is_one_line(record, arguments, words, tmp_path):
+  with pytest.raises(UserError, match=words) as error:
+    build(tmp_path, [record], **arguments)
+  assert "\n" not in str(error.value)

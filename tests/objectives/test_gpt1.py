@@ -1,0 +1,145 @@
+"""GPT-1's fine-tuning: rows spelled by hand, the loss by hand, both orders, options, and scores after training."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tests.recipes.nano_decoder  # noqa: F401 -- the variant that the runs are of
+from t5x_like import train
+from t5x_like.data import features, loader, task, vocabularies
+from t5x_like.errors import UserError
+from t5x_like.objectives.gpt1 import Objective
+from t5x_like.training.writer import read_metrics
+
+BYTES = vocabularies.load("bytes")
+START = vocabularies.start_id(BYTES)
+DELIMITER, EXTRACT = (vocabularies.special(BYTES, name) for name in ("sep", "cls"))
+PAIRS = [{"a": "one", "b": "two", "label": "no"}, {"a": "one one", "b": "one", "label": "yes"}]
+CHOICE = {"text": "one", "options": ["two", "three"], "label": 1}
+
+
+def build(folder, name, records, **arguments):
+  (folder / "rows.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+  given = {"source": f"jsonl:{folder}/rows.jsonl", "cache": str(folder / "cache"), "length": 32}
+  return task.build(name, "train", architecture="decoder", **given | arguments)
+
+
+def pairs(folder, **more):
+  return build(folder, "classification", PAIRS, text="{a}", pair="{b}", labels=["no", "yes"], **more)
+
+
+def row(*parts):
+  """Ids of texts and of marks."""
+  return [i for part in parts for i in ([part] if isinstance(part, int) else BYTES.encode(part))]
+
+
+def held(batch, example, number):
+  """The row of an example without its padding; its targets are the next tokens, with weight up to the extract token."""
+  inputs, targets, weights, segments = (
+    batch[f"decoder_{name}"][example, number]
+    for name in ("input_tokens", "target_tokens", "loss_weights", "segment_ids")
+  )
+  n = int(segments.sum())
+  assert np.array_equal(targets[: n - 1], inputs[1:n]) and inputs[n - 1] == EXTRACT
+  assert weights.tolist() == [1.0] * (n - 2) + [0.0] * (len(weights) - n + 2)
+  return inputs[:n].tolist()
+
+
+def test_rows_of_pairs_in_both_orders_and_of_options(tmp_path):
+  one, both = pairs(tmp_path), pairs(tmp_path, both_orders=True)
+  about = {"name": "classification", "length": 32, "labels": ["no", "yes"], "architecture": "decoder"}
+  assert one.features == features.of(about) and both.features == features.of(about | {"both_orders": True})
+  batch = next(loader.eval_batches(both, batch_size=2))
+  assert held(batch, 0, 0) == row(START, "one", DELIMITER, "two", EXTRACT)
+  assert held(batch, 0, 1) == row(START, "two", DELIMITER, "one", EXTRACT)
+  assert held(batch, 1, 0) == held(next(loader.eval_batches(one, batch_size=2)), 1, 0)
+  chosen = build(tmp_path, "multiple_choice", [CHOICE], text="{text}", options="options", choices=2)
+  batch = next(loader.eval_batches(chosen, batch_size=1))
+  assert [held(batch, 0, n) for n in (0, 1)] == [row(START, "one", DELIMITER, t, EXTRACT) for t in CHOICE["options"]]
+  assert batch["option_labels"].tolist() == [[1, 2]]
+
+
+class _Fixed:
+  """A model of known scores and logits."""
+
+  def __init__(self, scores, logits):
+    self._outputs = {"scores": jnp.asarray(scores), "logits": jnp.asarray(logits)}
+
+  def outputs(self, rows, key):
+    return self._outputs
+
+
+@pytest.mark.parametrize("kind", ["classes", "number", "options"])
+def test_the_loss_is_the_mean_over_examples_and_a_share_of_that_over_tokens(kind):
+  """Equations 4 and 5, example by example, from a batch of which one example has no weight."""
+  generator = np.random.default_rng(0)
+  B, R, S, C, V = 3, 2, 5, {"classes": 3}.get(kind, 1), 7
+  scores, logits = (generator.standard_normal((B * R, *n)).astype(np.float32) for n in ((C,), (S, V)))
+  batch = {
+    "decoder_input_tokens": np.zeros((B, R, S), np.int32),
+    "decoder_target_tokens": generator.integers(0, V, (B, R, S)).astype(np.int32),
+    "decoder_loss_weights": (generator.random((B, R, S)) < 0.6).astype(np.float32),
+    "label": np.array([1, 0, 1], np.float32 if kind == "number" else np.int32),
+    "example_weights": np.array([1.0, 1.0, 0.0], np.float32),
+  }
+  if kind == "options":
+    batch["option_labels"] = np.array([[1, 2], [2, 1], [1, 2]], np.int32)
+  per_row = scores.reshape(B, R, C).astype(np.float64)
+  labels = []
+  for example in (0, 1):
+    label = int(batch["label"][example])
+    if kind == "number":
+      labels.append((per_row[example].sum() - label) ** 2)
+    else:
+      x = per_row[example].sum(0) if kind == "classes" else per_row[example, :, 0]
+      labels.append(np.log(np.exp(x).sum()) - x[label])
+  log_p = logits - np.log(np.exp(logits.astype(np.float64)).sum(-1, keepdims=True))
+  log_p = np.take_along_axis(log_p.reshape(B, R, S, V), batch["decoder_target_tokens"][..., None], -1)[..., 0]
+  real = batch["decoder_loss_weights"][:2]
+  expected = np.mean(labels) - 0.3 * (log_p[:2] * real).sum() / real.sum()
+  loss, sums = Objective(language_model=0.3)(_Fixed(scores, logits), batch)
+  np.testing.assert_allclose(loss / sums["weights"], expected, rtol=1e-5)
+  np.testing.assert_allclose(sums["loss"], np.sum(labels), rtol=1e-5)
+  assert sums["language_model_weights"] == real.sum() and ("correct" in sums) == (kind != "number")
+
+
+def test_a_decoder_learns_labels_from_a_pretrained_one(tmp_path, compiled, capsys):
+  """From the weights of a language model, and with the language model beside; the dev set is scored."""
+  short = ("--config.total_steps=2", "--config.eval_every=2", "--config.checkpoint.every=2", "--config.evals={}")
+  command = ["--config=tests/recipes/nano_decoder.py", *short]
+  assert train.main([*command, f"--workdir={tmp_path}/base"]) == 0, capsys.readouterr().err
+  pairs(tmp_path)
+  given = {"name": "classification", "text": "{a}", "pair": "{b}", "labels": ["no", "yes"], "architecture": "decoder"}
+  given |= {"source": f"jsonl:train={tmp_path}/rows.jsonl,validation={tmp_path}/rows.jsonl", "both_orders": True}
+  values = {
+    "task": given | {"length": 32, "cache": f"{tmp_path}/cache"},
+    "objective": {"name": "gpt1"},
+    "schedule": {"name": "constant", "learning_rate": 0.01},
+    "evals": {"dev": {"name": "classification"}, "loss": {}},
+    "init": {"workdir": f"{tmp_path}/base"},
+  }
+  words = [f"--config.{slot}={json.dumps(value)}" for slot, value in values.items()]
+  tuned = [*command, "--config.model.scores=2", "--config.model.dropout=0.0", "--config.total_steps=20", *words]
+  assert train.main([*tuned, f"--workdir={tmp_path}/tuned"]) == 0, capsys.readouterr().err
+  report = json.loads((tmp_path / "tuned" / "init.json").read_text())
+  assert report["initialised"] == ["scores/out/bias", "scores/out/kernel"] and not report["ignored"]
+  rows = read_metrics(tmp_path / "tuned")
+  assert rows[-1]["eval/dev/accuracy"] == 100.0
+  losses = [row["train/language_model_loss"] for row in rows if "train/language_model_loss" in row]
+  assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+  ("arguments", "words"),
+  [
+    ({"both_orders": True, "pair": None}, "config.task.both_orders: found True, expected a pair of texts"),
+    ({"both_orders": True, "architecture": "encoder"}, "expected a pair of texts and architecture='decoder'"),
+  ],
+)
+def test_bad_input_is_one_line(arguments, words, tmp_path):
+  with pytest.raises(UserError, match=words):
+    given = {"text": "{a}", "pair": "{b}", "labels": ["no", "yes"], "architecture": "decoder", **arguments}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(PAIRS[0]))
+    task.build("classification", "train", source=f"jsonl:{tmp_path}/rows.jsonl", cache=str(tmp_path), **given)
