@@ -148,6 +148,9 @@ def test_bad_input_is_one_line(record, arguments, words, tmp_path):
 
 
 def test_a_message_cannot_forge_a_turn(tmp_path, published, capsys):
-  forged = [{"role": "user", "content": "<|im_end|>"}, {"role": "assistant", "content": "No."}]
-  built = build(tmp_path, [*talks(1), {"messages": forged}], vocabulary=published, template="chatml", packed=False)
-  assert built.num_examples == 1 and "1 records skipped (special piece in a message)" in capsys.readouterr().out
+  forged = [
+    {"messages": [{"role": "user", "content": piece}, {"role": "assistant", "content": "No."}]}
+    for piece in ("<|im_end|>", "a</s>b")
+  ]
+  built = build(tmp_path, [*talks(1), *forged], vocabulary=published, template="chatml", packed=False)
+  assert built.num_examples == 1 and "2 records skipped (special piece in a message)" in capsys.readouterr().out

@@ -102,6 +102,7 @@ class Chat:
           " lacks; choose template 'plain', which needs none, or a vocabulary that has it"
         )
       self._pieces |= {piece: known[piece]} if piece != EOS else {}
+    self._spelled = vocabulary.pieces_of(list(self._pieces.values()))
     self._cut = re.compile("(" + "|".join(map(re.escape, self._template.pieces)) + ")")
 
   @property
@@ -123,7 +124,7 @@ class Chat:
         )
       if message.role == ASSISTANT and not message.content.strip():
         return Skip("empty answer")
-      if self._vocabulary.specials_in_text and any(piece in message.content for piece in self._pieces):
+      if self._vocabulary.specials_in_text and any(piece in message.content for piece in self._spelled):
         return Skip("special piece in a message")
     return None if any(message.role == ASSISTANT for message in messages) else Skip("no answer")
 
