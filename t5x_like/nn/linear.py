@@ -28,9 +28,10 @@ class Linear(nnx.Module):
     self.bias = params.param(rngs, params.zeros, shape[1:], axes[1:], unit[1:]) if bias else None
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    return self._biased(matmul(x, self.kernel[...], x.dtype, self.kernel.axes[-2:]))
+    return self.completed(matmul(x, self.kernel[...], x.dtype, self.kernel.axes[-2:]), x)
 
-  def _biased(self, y: jax.Array) -> jax.Array:
+  def completed(self, y: jax.Array, x: jax.Array) -> jax.Array:
+    """The layer's result, from the product `y` of `x` and the kernel."""
     return y if self.bias is None else y + self.bias[...].astype(y.dtype)
 
 
@@ -46,7 +47,7 @@ def together(layers: Sequence[Linear], x: jax.Array) -> list[jax.Array]:
   kernels = [layer.kernel[...].astype(x.dtype) for layer in layers]
   y = matmul(x, jnp.concatenate(kernels, axis=-1), x.dtype, (first, None))
   parts = jax.lax.split(y, [kernel.shape[-1] for kernel in kernels], axis=y.ndim - 1)
-  return [layer._biased(part) for layer, part in zip(layers, parts, strict=True)]
+  return [layer.completed(part, x) for layer, part in zip(layers, parts, strict=True)]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))

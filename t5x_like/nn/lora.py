@@ -43,9 +43,9 @@ class LoraLinear(Linear):
     b = jnp.zeros((*layers, rank, F), jnp.float32)
     self.lora_b = nnx.Param(b, axes=(*names, None, columns), unit=(*units, 1, column_unit))
 
-  def __call__(self, x: jax.Array) -> jax.Array:
+  def completed(self, y: jax.Array, x: jax.Array) -> jax.Array:
     low = matmul(x, self.lora_a[...], x.dtype, self.lora_a.axes[-2:])
-    return super().__call__(x) + self.scale * matmul(low, self.lora_b[...], x.dtype, self.lora_b.axes[-2:])
+    return super().completed(y, x) + self.scale * matmul(low, self.lora_b[...], x.dtype, self.lora_b.axes[-2:])
 
 
 def adapted(model, targets: Sequence[str], rank: int, alpha: float, key: jax.Array, besides: Sequence[str] = ()):

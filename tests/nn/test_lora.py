@@ -81,9 +81,10 @@ def test_the_adapter_of_the_paper_by_hand():
   np.testing.assert_allclose(made(jnp.asarray(x)), x @ (W + 0.25 * A @ B) + b, atol=1e-5)
 
 
-def test_split_over_devices_they_compute_the_same():
-  batch = {name: np.concatenate([x] * 4) for name, x in apart(CASES["decoder"]).items()}
-  rules = Rules.make(make_mesh({"fsdp": 4, "tensor": 2}))
+@pytest.mark.parametrize("mesh", [{"fsdp": 4, "tensor": 2}, {"fsdp": 8}])  # alone, FSDP gathers several kernels as one
+def test_split_over_devices_they_compute_the_same(mesh):
+  batch = {name: np.concatenate([x] * 8) for name, x in apart(CASES["decoder"]).items()}
+  rules = Rules.make(make_mesh(mesh))
   model = jax.jit(lambda: noised(adapted("decoder")))()
   abstract, arrays = jax.eval_shape(lambda: model), params.arrays(model)
   sharded = jax.device_put(arrays, rules.of_params(params.named_params(abstract)))
