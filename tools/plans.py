@@ -93,7 +93,7 @@ def page(plans: dict[str, dict[str, Any]]) -> str:
 
 
 def _row(name: str, plan: dict[str, Any]) -> str:
-  if "total_gigabytes" not in plan:
+  if "ring_gigabytes" not in plan:
     return f"| {name} | {plan['verdict']} |" + " |" * 6
   mesh = " ".join(f"{axis} {size}" for axis, size in plan["mesh"].items())
   hbm, times = plan["memory"]["hbm"] / 1e9, plan["seconds"]

@@ -85,12 +85,15 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     seconds = time.perf_counter() - start
     return told | {"fits": False, "compile_seconds": seconds, "verdict": f"does not fit: {found}"}
   told |= {"compile_seconds": time.perf_counter() - start, "compile_cpu_seconds": time.process_time() - busy}
-  text = compiled.as_text()
+  told |= _memory(told["memory"], compiled.memory_analysis())
+  try:
+    text = compiled.as_text()
+  except Exception as error:  # libtpu may be ahead of jaxlib, which reads its programs
+    return told | {"verdict": f"{_verdict(told)}; what it sends is not known: {one_line(error)[:200]}"}
   if request["hlo"]:
     pathlib.Path(request["hlo"]).write_text(text)
   program = Program(text)
   rows = collectives(program, mesh)
-  told |= _memory(told["memory"], compiled.memory_analysis())
   told |= _costs(told, topology, program, rows, parts.rules.mesh.devices)
   told["verdict"] = _verdict(told)
   return told

@@ -29,6 +29,8 @@ def text(plan: dict[str, Any]) -> str:
     if memory[kind] is not None:
       note = {"arguments": "  params, optimizer and batch, with the padding of tiles"}.get(kind, "")
       lines.append(f"  {kind:<12}{memory[kind] / _GIGA:>9.3f}{note}")
+  if "collectives" not in plan:
+    return "\n".join([*lines, "", plan["verdict"]])
   lines += ["", f"{'collectives in a step':<26}{'over':<22}{'times':>7}{'GB':>9}{'ring GB':>9}  "]
   for row in plan["collectives"]:
     kind = row["kind"] + (" (async)" if row["asynchronous"] else "")
@@ -65,11 +67,10 @@ def ranking(plans: list[dict[str, Any]]) -> str:
       lines.append(f"{number:>4}  {flags}: {plan['verdict']}")
       continue
     seconds = plan.get("seconds", {}).get("step")
+    sent = f"{plan['ring_gigabytes']:.1f}" if "ring_gigabytes" in plan else "-"
     took, share = (f"{seconds:.3f}", f"{100 * plan['mfu']:.0f} %") if seconds else ("-", "-")
     speed = f"{plan['model_flops'] / seconds / plan['devices'] / 1e12:.1f}" if seconds else "-"
-    lines.append(
-      f"{number:>4}{plan['total_gigabytes']:>8.2f}{plan['ring_gigabytes']:>9.1f}{took:>9}{speed:>9}{share:>6}  {flags}"
-    )
+    lines.append(f"{number:>4}{plan['total_gigabytes']:>8.2f}{sent:>9}{took:>9}{speed:>9}{share:>6}  {flags}")
   return "\n".join(lines)
 
 

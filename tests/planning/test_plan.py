@@ -12,7 +12,7 @@ import pytest
 from t5x_like import plan, recipes
 from t5x_like.errors import UserError
 from t5x_like.parallel.target import platform, target
-from t5x_like.planning import child, compiling, hardware, search, steps
+from t5x_like.planning import child, compiling, hardware, search, steps, table
 from t5x_like.training import assembly
 
 NANO = "--config=tests/recipes/nano.py"
@@ -54,6 +54,8 @@ def test_a_plan_for_cpus(no_tensorflow, tmp_path, capsys):
   assert memory["arguments"] == pytest.approx(memory["params"] + memory["optimizer"] + memory["batch"], rel=0.1)
   printed = capsys.readouterr().out
   assert all(words in printed for words in ("all-reduce", "data=2 fsdp=4", "attention core: dense", "rows per host"))
+  unread = table.text({name: value for name, value in found.items() if name != "collectives"})
+  assert "temporaries" in unread and "all-reduce" not in unread and unread.endswith(found["verdict"])
 
 
 @pytest.mark.parametrize(
