@@ -25,7 +25,8 @@ _TUNING = {
   "batch_size": 32,
   "task.inputs_length": 64,
   "task.targets_length": 16,
-  "schedule.learning_rate": 1e-2,
+  "schedule.name": "linear",
+  "schedule.learning_rate": 2e-2,
   "model.dropout": 0.0,
   "evals.dev.max_examples": 32,  # nothing is selected by it: there is one evaluation
 }
@@ -76,6 +77,7 @@ def _fine_tune(workdir: str, data: pathlib.Path, pretraining: int, usual: int) -
   """What `suite_comparison.compared` found of the model with and without pretraining."""
   steps = max(2, _TUNING_STEPS * pretraining // usual)
   values = _TUNING | {
+    "schedule.warmup_steps": steps // 10,
     "task.cache": data / "prepared",
     "total_steps": steps,
     "eval_every": steps,
