@@ -36,12 +36,7 @@ PLANS: dict[str, tuple[str, str, int, tuple[str, ...]]] = {
   "t5 11b, v4 8x8x8": ("configs/t5/base.py:xxl,v1_0", "v4:8x8x8", 1, ("batch_size=2048",)),
   "llama 3.1 8b, v5e 16x16, 2,048": (_LLAMA, "v5e:16x16", 1, (*_FSDP, "batch_size=256", "task.length=2048")),
   "llama 3.1 8b, v6e 16x16, 8,192": (_LLAMA, "v6e:16x16", 1, (*_FSDP, "batch_size=256", "task.length=8192")),
-  "llama 3.1 8b, v6e 16x16, 32,768": (
-    _LLAMA,
-    "v6e:16x16",
-    1,
-    ("mesh.fsdp=-1", "mesh.data=1", "mesh.sequence=4", "batch_size=64", "task.length=32768"),
-  ),
+  "llama 3.1 8b, v6e 16x16, 32,768": (_LLAMA, "v6e:16x16", 1, (*_FSDP, "batch_size=256", "task.length=32768")),
   "llama 3.1 70b, v5p 8x8x8": (
     _LLAMA,
     "v5p:8x8x8",
