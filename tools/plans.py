@@ -67,7 +67,7 @@ Train steps compiled for TPU slices that nobody paid for, by `python -m tools.pl
 [plan](how-to/plan-a-run.md): all figures are of one device and step. GB are 10^9 bytes; *sent* are ring bytes, with the
 least that parameters and gradients need beside them, with the token table gathered like any other (programs that
 exchange token vectors instead send less); *seconds* are an estimate, and at least what a step takes; *compiling* is CPU
-time.
+time. What a program sends is not known where this jaxlib cannot read libtpu's program.
 
 """
 
@@ -88,18 +88,18 @@ def page(plans: dict[str, dict[str, Any]]) -> str:
 
 
 def _row(name: str, plan: dict[str, Any]) -> str:
-  if "ring_gigabytes" not in plan:
+  if "total_gigabytes" not in plan:
     return f"| {name} | {plan['verdict']} |" + " |" * 6
   mesh = " ".join(f"{axis} {size}" for axis, size in plan["mesh"].items())
-  hbm, times = plan["memory"]["hbm"] / 1e9, plan["seconds"]
+  hbm, times, sent = plan["memory"]["hbm"] / 1e9, plan.get("seconds"), plan.get("ring_gigabytes")
   cells = [
     name if plan["fits"] else f"{name}: **does not fit**",
     mesh,
     f"{plan['batch_size']:,}",
     f"{plan['total_gigabytes']:.1f} of {hbm:.1f}",
     f"{plan['temporary_gigabytes']:.2f}",
-    f"{plan['ring_gigabytes']:.1f} ({plan['minimum_ring_gigabytes']:.1f})",
-    f"{times['step']:.2f}, {100 * plan['mfu']:.0f} %",
+    f"{'not known' if sent is None else f'{sent:.1f}'} ({plan['minimum_ring_gigabytes']:.1f})",
+    f"{times['step']:.2f}, {100 * plan['mfu']:.0f} %" if times else "",
     f"{plan['compile_cpu_seconds']:.0f} s" if "compile_cpu_seconds" in plan else "",
   ]
   return "| " + " | ".join(cells) + " |"
