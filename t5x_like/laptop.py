@@ -36,16 +36,19 @@ _LABELLED = {  # tasks on labelled records, and what they read of the built-in c
   },
   "chat": {"template": "plain"},
   "preferences": {"template": "plain"},
+  "image_classification": {},
+  "masked_images": {},
 }
+_RESOLUTION = 32
 _DEBUG_LENGTH = 64
 
 
 def shrink(config: ConfigDict, form: str, changes: Mapping[str, Any] = {}) -> None:  # noqa: B006 (never written to)
   """Changes a recipe at full size to one of its laptop forms, in place.
 
-  `:tiny` is 400 steps on rows of 128 tokens of the recipe's corpus, or of that given by `--config.task.store`; the loss
-  should end well below `unigram_entropy`. `:debug` is two steps of 8 rows of 64 tokens of a built-in corpus, one step
-  in each phase.
+  `:tiny` is 400 steps on rows of 128 tokens, or images of 32 x 32 pixels, of the recipe's corpus, or of that given by
+  `--config.task.store`; the loss should end well below `unigram_entropy`. `:debug` is two steps of 8 rows of 64 tokens,
+  or images, of a built-in corpus, one step in each phase.
 
   Args:
     config: the recipe at full size.
@@ -58,7 +61,13 @@ def shrink(config: ConfigDict, form: str, changes: Mapping[str, Any] = {}) -> No
   if "model.variant" not in changes:
     config.model.variant = tiny_variant(config.model.get("name"), config.model.get("variant"))
   with config.model.unlocked(), config.model.ignore_type():
-    config.model.vocab_size, config.model.remat = "auto", "none"
+    config.model.remat = "none"
+    if "resolution" in config.task:  # of images
+      config.model.resolution = _RESOLUTION
+      for key in [key for key in ("patch", "drop_path") if key in config.model]:
+        del config.model[key]
+    else:
+      config.model.vocab_size = "auto"
     if debug:
       config.model.layers = "scan"  # compiles sooner
     else:
@@ -116,6 +125,9 @@ def _design(variant) -> dict[str, Any]:
 
 
 def _shorten(task: ConfigDict, length: int) -> None:
+  if "resolution" in task:
+    task.resolution = _RESOLUTION
+    return
   if task.name == "text_to_text":
     task.inputs_length = task.targets_length = _LENGTH
     return
@@ -137,15 +149,17 @@ def _build_in(config: ConfigDict) -> None:
   """The corpus that needs no data. Evaluators of labels judge what it has of them, by their defaults."""
   task = config.task
   if task.name in _LABELLED:
-    task.source, task.vocabulary = "builtin", "bytes"
-    for key in [key for key in ("pair", "label_field", "placeholder", "answers", "both_orders") if key in task]:
+    images = "resolution" in task
+    task.source = "digits" if images else "builtin"
+    unknown = ("pair", "label_field", "placeholder", "answers", "both_orders", "data_dir")
+    for key in [key for key in unknown if key in task]:
       del task[key]
     with task.unlocked():
-      task.update(_LABELLED[task.name])
+      task.update({} if images else {"vocabulary": "bytes"} | _LABELLED[task.name])
     if config.model.get("scores", 0) and task.name == "classification":
       config.model.scores = 2
     for key in ("labels", "choices"):
-      if key in (config.model.get("head") or {}):
+      if key in (config.model.get("head") or {}) and not images:
         config.model.head[key] = 2
     for name, values in config.evals.items():
       kept = {key: values[key] for key in ("name", "max_examples") if key in values}

@@ -45,8 +45,11 @@ def targets(task) -> np.ndarray:
   return np.concatenate([x["decoder_target_tokens"][x["decoder_loss_weights"] > 0] for x in examples])
 
 
-# Those of labelled tasks are tested in evals/test_labelled.py.
-@pytest.mark.parametrize("name", sorted({*slots.names(evals)} - {"classification", "generation", "span_qa", "tagging"}))
+LABELLED = {"classification", "generation", "span_qa", "tagging"}  # these are tested in evals/test_labelled.py
+IMAGES = {"image_classification", "few_shot"}  # and these in evals/test_image_evaluators.py
+
+
+@pytest.mark.parametrize("name", sorted({*slots.names(evals)} - LABELLED - IMAGES))
 def test_every_evaluator_finds_the_same_in_batches_of_any_size(name, restored):
   """Found by its path; with rows of padding in the last batch, and with the samples and figures of whole batches."""
   *_, arrays = restored

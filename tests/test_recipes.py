@@ -46,6 +46,7 @@ CORPUS = (
   "labels",
   "template",
 )
+LENGTHS = ("length", "inputs_length", "targets_length", "resolution", "patch")
 # Parameters of T5 1.1 and 1.0 with the vocabulary of 32,128.
 GOLDEN = {
   "small": (76_961_152, 60_506_624),
@@ -106,19 +107,19 @@ def test_the_laptop_forms_keep_what_a_recipe_is_about(recipe):
   full, tiny, debug = (recipes.load(f"{recipe}{form}") for form in ("", ":tiny", ":debug"))
   about = lambda config: (  # noqa: E731
     config.model.name,
-    config.model.get("head"),
+    slots.split("model.head", config.model.get("head") or "none")[0],
     config.objective.name,
     config.optimizer,
     config.schedule.name,
     config.clip_norm,
     config.phases.keys(),
     config.task.name,
-    {k: v for k, v in config.task.items() if k not in ("length", "inputs_length", "targets_length", *CORPUS)},
+    {k: v for k, v in config.task.items() if k not in LENGTHS + CORPUS},
   )
   assert about(tiny) == about(full) == about(debug)
   corpus = [key for key in CORPUS[:5] if key in full.task]
   assert all(tiny.task[key] == full.task[key] for key in corpus)
-  assert (tiny.model.vocab_size, tiny.total_steps, debug.total_steps) == ("auto", 400, 2)
+  assert (tiny.model.get("vocab_size", "auto"), tiny.total_steps, debug.total_steps) == ("auto", 400, 2)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)

@@ -38,6 +38,8 @@ RECIPES = {  # one of every objective, and of every way to make its examples
   "configs/t5/prefix_lm.py": (),
   "configs/t5/prefix_lm.py:encoder_decoder": (),
   "configs/t5/ul2.py": (),
+  "configs/vit/base.py": ('--config.task.mixing={"mixup": 0.8, "cutmix": 1.0}', "--config.model.drop_path=0.2"),
+  "configs/vit/mae.py": (),
 }
 STYLES = ("bert_style", "mass_style", "replace_spans", "drop_tokens", "deshuffling")
 

@@ -66,8 +66,10 @@ def _export(workdir: str, output: str, step: int | None, dtype: str | None) -> N
   config, _ = trained.open_config(workdir, None, ['mesh={"data": -1}', "batch_size=65536", "accumulation_steps=1"])
   parts = assembly.build(assembly.resolve(config))
   found, arrays = trained.restore_params(workdir, parts, step)
-  hf.save(trained.finished(params.with_arrays(parts.model, arrays)), output, dtype=dtype)
-  for name, data in vocabularies.hugging_face.files_of(vocabularies.load(f"{workdir}/vocabulary")).items():
+  vocabulary = vocabularies.load(f"{workdir}/vocabulary")
+  labels = getattr(vocabulary, "names", ())  # of a model of images
+  hf.save(trained.finished(params.with_arrays(parts.model, arrays)), output, dtype=dtype, labels=labels)
+  for name, data in vocabularies.hugging_face.files_of(vocabulary).items():
     (pathlib.Path(output) / name).write_bytes(data)
   process.say(f"{output}: step {found} of {workdir}")
 
@@ -98,11 +100,14 @@ def _import(directory: str, workdir: str, recipe: str, overrides: list[str], sen
   workdirs.write(pathlib.Path(workdir), "environment.json", environment())
   workdirs.write(pathlib.Path(workdir), workdirs.FILE, identity)
   flags = "".join(f" --config.{override}" for override in overrides)
-  process.say(
-    f"{workdir}: step 0 with the weights of {directory} and a vocabulary of {vocabulary.size} ids in a table of "
-    f"{config.model.vocab_size}; prepare data with --vocabulary={workdir}/vocabulary, train with --config={recipe} "
-    f"--workdir={workdir}{flags}"
-  )
+  prepare = ""
+  if "vocab_size" in config.model:
+    prepare = (
+      f" and a vocabulary of {vocabulary.size} ids in a table of {config.model.vocab_size}; prepare data with "
+      f"--vocabulary={workdir}/vocabulary"
+    )
+  command = f"--config={recipe} --workdir={workdir}{flags}"
+  process.say(f"{workdir}: step 0 with the weights of {directory}{prepare}; train with {command}")
 
 
 def _vocabulary(config, directory: str, sentinels: str | None):

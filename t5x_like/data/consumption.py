@@ -100,7 +100,10 @@ def start(task: Task, seed: int, earlier: Sequence[Phase] = ()) -> Start:
 
 def _begin(task: Task, seed: int, left: dict[Key, Stream]) -> Start:
   keys, leaves = _keys(task), _leaves(task)
-  fresh = (Stream(part_seed(seed, label) if label else seed, part.num_examples) for label, part in leaves.items())
+  fresh = (
+    Stream(part_seed(seed, label) if label else seed, part.num_examples, repeats=part.repeats)
+    for label, part in leaves.items()
+  )
   return Start(task, seed, 0, tuple(left.get(key, new) for key, new in zip(keys, fresh, strict=True)))
 
 

@@ -66,6 +66,42 @@ def encoder(length: int, *more: str) -> Features:
   return {f"encoder_{name}": Feature((length,), "int32") for name in names}
 
 
+def images(resolution: int, channels: int, mixed: bool) -> Features:
+  """Of tasks on labelled images; `mixed` is whether images are mixed with others."""
+  described = {
+    "image": Feature((resolution, resolution, channels), "float32"),
+    "label": Feature((), "int32"),
+    "example_weights": Feature((), "float32"),
+  }
+  both = {"other_label": Feature((), "int32"), "label_share": Feature((), "float32")}
+  return described | (both if mixed else {})
+
+
+def _image_classification(resolution: int = 224, channels: int = 3, mixing: Any = None, **_) -> Features:
+  return images(resolution, channels, mixing is not None)
+
+
+def patches(resolution: int, patch: int, mask_ratio: float) -> tuple[int, int]:
+  """How many patches of an image are seen, and how many are masked."""
+  whole = (resolution // patch) ** 2
+  visible = int(whole * (1 - mask_ratio))
+  return visible, whole - visible
+
+
+def masked(described: Features, resolution: int, patch: int, mask_ratio: float) -> Features:
+  """Features of images, and the numbers of their patches that are seen and that are masked."""
+  names = ("visible_patches", "masked_patches")
+  return described | {
+    name: Feature((n,), "int32") for name, n in zip(names, patches(resolution, patch, mask_ratio), strict=True)
+  }
+
+
+def _masked_images(
+  resolution: int = 224, channels: int = 3, patch: int = 16, mask_ratio: float = 0.75, **_
+) -> Features:
+  return masked(images(resolution, channels, False), resolution, patch, mask_ratio)
+
+
 def _causal_lm(length: int = 1024, document_mask: bool = False, **_) -> Features:
   return decoder(length, *("segment_ids", "positions") * document_mask)
 
@@ -223,6 +259,8 @@ _TASKS: dict[str, Callable[..., Features]] = {
   "classification": _classification,
   "denoising": _denoising,
   "fill_in_the_middle": _causal_lm,
+  "image_classification": _image_classification,
+  "masked_images": _masked_images,
   "mixture": _mixture,
   "mlm": _mlm,
   "prefix_lm": _prefix_lm,

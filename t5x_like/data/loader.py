@@ -69,7 +69,12 @@ def training(
 
 
 def eval_batches(
-  task: Task, *, batch_size: int, rows: Sequence[int] | None = None, max_examples: int | None = None
+  task: Task,
+  *,
+  batch_size: int,
+  rows: Sequence[int] | None = None,
+  max_examples: int | None = None,
+  only: np.ndarray | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:
   """Every example once, in the order of their index, with noise that is the same in every evaluation.
 
@@ -78,6 +83,7 @@ def eval_batches(
     batch_size: rows of the global batch.
     rows: this host's rows of the global batch, ascending; None is all of them.
     max_examples: how many examples, from the first; None is all of them.
+    only: the indices of the examples wanted, in their order; None is all of them.
 
   Returns:
     An iterator over ceil(examples / batch_size) batches, equally many on every host, of the task's features, each
@@ -90,12 +96,16 @@ def eval_batches(
   rows = checked_rows(batch_size, rows)
   if max_examples is not None and max_examples < 1:
     raise UserError(f"max_examples: found {max_examples}, expected at least 1, or None for all")
-  num_examples = min(task.num_examples, max_examples or task.num_examples)
+  wanted = task.num_examples if only is None else len(only)
+  num_examples = min(wanted, max_examples or wanted)
+  batch = task.evaluated or task.batch
 
   def made(step_S: tf.Tensor) -> dict[str, tf.Tensor]:
     index_B = _rows_of(step_S, batch_size, rows)
     real_B = index_B < num_examples
-    features = task.declared(task.batch(tf.where(real_B, index_B, 0), tf.zeros_like(index_B), EVAL_SEED))
+    if only is not None:
+      index_B = tf.gather(tf.constant(only, tf.int64), tf.where(real_B, index_B, 0))
+    features = task.declared(batch(tf.where(real_B, index_B, 0), tf.zeros_like(index_B), EVAL_SEED))
     features = {
       name: tf.where(tf.reshape(real_B, [-1] + [1] * (value.shape.rank - 1)), value, tf.zeros([], value.dtype))
       for name, value in features.items()

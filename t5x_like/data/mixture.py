@@ -173,7 +173,10 @@ def mix(parts: Mapping[str, Task], rates: Mapping[str, float], *, period: int, n
     return {name: tf.dynamic_stitch(rows, [one[name] for one in made]) for name in features}  # back at their places
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    fresh = [Stream(part_seed(seed, label), part.num_examples) for label, part in zip(labels, tasks, strict=True)]
+    fresh = [
+      Stream(part_seed(seed, label), part.num_examples, repeats=part.repeats)
+      for label, part in zip(labels, tasks, strict=True)
+    ]
     return rows(example_index_B, epoch_B, fresh)
 
   content = [

@@ -10,6 +10,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from t5x_like import config, slots
 from t5x_like.data import tasks
 from t5x_like.data.features import Feature
@@ -39,6 +41,9 @@ class Task:
       source again, in every process.
     classes: the names of the classes of its labels, in order; empty if these are numbers or texts.
     ends: ids besides EOS that end a generated text.
+    labels: the class of every example, int32 [num_examples], where that is known without making them.
+    evaluated: what evaluations see in place of `batch`, such as images that are not augmented; None is `batch`.
+    repeats: times that an example stands in its epoch, one after the other, each drawn for anew.
   """
 
   name: str
@@ -51,6 +56,9 @@ class Task:
   examples: Callable[[Sequence[str]], list[dict[str, Any]]] | None = None
   classes: tuple[str, ...] = ()
   ends: tuple[int, ...] = ()
+  labels: np.ndarray | None = None
+  evaluated: Callable[[tf.Tensor, tf.Tensor, int], dict[str, tf.Tensor]] | None = None
+  repeats: int = 1
 
   def dataset(self, seed: int = 0, start: int = 0, **options: Any) -> tf.data.Dataset:
     """The training batches from a step on as an ordinary `tf.data.Dataset`; `data/dataset.py` tells the options."""

@@ -27,6 +27,7 @@ class Setting:
       `data.loader.eval_batches`.
     batch_size: rows of a global batch.
     rules: mesh and sharding rules.
+    on: the same on another split of the task, by its name.
   """
 
   model: object
@@ -35,12 +36,17 @@ class Setting:
   batches: Callable[[int | None], Iterator[dict[str, np.ndarray]]]
   batch_size: int
   rules: Rules
+  on: Callable[[str], "Setting"] | None = None
 
   def global_batches(self, max_examples: int | None) -> Iterator[dict[str, jax.Array]]:
     """Batches as global arrays, rows split as in training."""
+    return self.placed(self.batches(max_examples))
+
+  def placed(self, batches: Iterator[dict[str, np.ndarray]]) -> Iterator[dict[str, jax.Array]]:
+    """This host's rows of some batches as global arrays."""
     sharding = self.rules.batch()
     rows = local_rows(sharding, self.batch_size)
-    for batch in self.batches(max_examples):
+    for batch in batches:
       yield {name: from_local_rows(sharding, rows, x, self.batch_size) for name, x in batch.items()}
 
   def jit(self, function: Callable) -> Callable:

@@ -15,7 +15,8 @@ class Evaluator:
   """Teacher-forced evaluation.
 
   The unigram entropy (nats) is the loss of the best predictor that knows only how often each target token occurs: a
-  model whose loss is above it has learned nothing from its input.
+  model whose loss is above it has learned nothing from its input. Targets that are no classes, such as pixels, have
+  neither it nor a perplexity.
 
   Args:
     max_examples: how many examples to evaluate, from the first; None means all.
@@ -37,8 +38,13 @@ class Evaluator:
         f" (it makes {', '.join(setting.task.features)}); choose another task"
       )
 
+    features = setting.task.features
+    classes = features[objective.targets].shape == features[objective.weights].shape
+
     def sums(model, batch):
       _, sums = objective(model, batch)
+      if not classes:
+        return sums | {"examples": jnp.sum(batch["example_index"] >= 0)}
       targets = batch[objective.targets].astype(jnp.int32)  # meaningless, but harmless, for regression
       counted = (batch[objective.weights] > 0).astype(jnp.float32)
       counts_V = jnp.zeros(size, jnp.float32).at[targets].add(counted, mode="drop")
@@ -48,8 +54,8 @@ class Evaluator:
     self._sums = setting.jit(sums)
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """The mean of each of the objective's sums (`loss`, `accuracy`, …), and `perplexity`, `unigram_entropy`, `examples`
-    and `target_tokens`."""
+    """The mean of each of the objective's sums (`loss`, `accuracy`, …), `perplexity` and `unigram_entropy` of classes,
+    and `examples` and `target_tokens`."""
     pending, total = [], None
     for batch in self._setting.global_batches(self._max_examples):
       pending.append(self._sums(arrays, batch))
@@ -57,22 +63,17 @@ class Evaluator:
         total = _add(total, pending.pop(0))
     for sums in pending:
       total = _add(total, sums)
-    counts, examples = total.pop("counts"), total.pop("examples")
-    share = counts[counts > 0] / max(counts.sum(), 1.0)
+    counts, examples = total.pop("counts", None), total.pop("examples")
     means = {
       METRICS.get(name, name): float(value) / max(float(total[denominator(name, total)]), 1.0)
       for name, value in total.items()
       if not name.endswith("weights")
     }
-    return Result(
-      means
-      | {
-        "perplexity": math.exp(min(means["loss"], 700.0)),
-        "unigram_entropy": float(-np.sum(share * np.log(share))),
-        "examples": float(examples),
-        "target_tokens": float(total["weights"]),
-      }
-    )
+    if counts is not None:
+      share = counts[counts > 0] / max(counts.sum(), 1.0)
+      means["perplexity"] = math.exp(min(means["loss"], 700.0))
+      means["unigram_entropy"] = float(-np.sum(share * np.log(share)))
+    return Result(means | {"examples": float(examples), "target_tokens": float(total["weights"])})
 
 
 def _add(total: dict[str, np.ndarray] | None, sums: dict[str, jax.Array]) -> dict[str, np.ndarray]:

@@ -12,6 +12,7 @@ import math
 import pathlib
 import pkgutil
 import shutil
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -101,12 +102,13 @@ def _read(directory: pathlib.Path):
   return text, family, files, model_class, arguments
 
 
-def save(model: nnx.Module, path: str, *, dtype: str | None = None) -> None:
+def save(model: nnx.Module, path: str, *, dtype: str | None = None, labels: Sequence[str] = ()) -> None:
   """Writes a model as a directory that `transformers` loads, with the tokenizer files of the directory it came from.
 
   Args:
     path: a new directory, or an empty one.
     dtype: of the tensors; None for that of the files the model was loaded from, or float32.
+    labels: the names of the classes, for a config that has them.
   Raises:
     UserError: the directory is not empty, the model has no Hugging Face form, or a file cannot be written.
   """
@@ -125,6 +127,9 @@ def save(model: nnx.Module, path: str, *, dtype: str | None = None) -> None:
     names = {t.name for t in mapping.tensors}
     same = family.build(Fields(old, f"{origin.path}/config.json"), names)[1]["variant"] == model.variant
     config = (config | old if same else old | config) | {"dtype": dtype}
+  if labels and len(labels) == len(config.get("id2label", ())):
+    ids = {name: i for i, name in enumerate(labels)}
+    config |= {"id2label": {str(i): name for name, i in ids.items()}, "label2id": ids}
   arrays = params.arrays(model)
   unread = _unread(mapping, pathlib.Path(origin.path), family) if same else {}
   try:

@@ -9,14 +9,14 @@ Read it from the bottom up; each line imports only from those above it:
   dims params mask remat    sizes and their letters, parameters with named axes, attention masks, what is kept
   linear norm layer         the matrix product, the norms, the signature of every sublayer
   lora                      low-rank adapters, put on a model from outside
-  positions/ cores/         position schemes and attention cores: one file each, found by its name
+  positions/ image_positions/ cores/  position schemes and attention cores: one file each, found by its name
   attention mlp router moe  the sublayers
   embed block pipeline stack  token embeddings, residual connections, stages, identical blocks in one scan
   design                    the choices of an architecture as data, and the variants of a family
-  vocabulary_logits heads/  from hidden states to outputs: one file each, found by its name
   build                     from a design to a stack
+  vocabulary_logits heads/  from hidden states to outputs: one file each, found by its name
   decode architecture       the decoding state, what the three architectures share
-  encoder decoder encoder_decoder
+  encoder decoder encoder_decoder image_encoder
   sampling generate beam_search
 """
 

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from functools import cached_property
+from types import ModuleType
 
 import jax
 from flax import nnx
@@ -18,6 +19,7 @@ from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.design import Design
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.embed import Inputs, Types
+from t5x_like.nn.image_positions import Grid
 from t5x_like.nn.layer import Layer
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.mlp import ACTIVATIONS, Mlp
@@ -39,6 +41,8 @@ class StackBuilder:
     cross: whether blocks have cross-attention.
     deepnorm: (alpha, gain), used if `norm_position` is "deepnorm"; see `deepnorm_weights`.
     dropout_rate, remat, layers, pipeline: of the `Stack`.
+    drop_path: rate at which a sublayer is left out, for each example, in training.
+    schemes_of, grid: where position schemes are found, and the grid of patches of an encoder of images.
   """
 
   design: Design
@@ -50,6 +54,9 @@ class StackBuilder:
   remat: Remat = NONE
   layers: str = "scan"
   pipeline: Pipeline = EVEN
+  drop_path: float = 0.0
+  schemes_of: ModuleType = positions
+  grid: Grid | None = None
 
   def inputs(self, rngs: nnx.Rngs, *, width: int | None = None, types: int = 0) -> Inputs:
     """What turns token vectors into the stack's input. `width` is that of the token vectors, by default the stack's."""
@@ -136,7 +143,7 @@ class StackBuilder:
     if design.parallel == "one_norm":
       return {"parallel": self._residual(Parallel(**parts), rngs)}
     branches = {name: Normed(part, norm=design.make_norm(dims.embed, rngs)) for name, part in parts.items()}
-    return {"parallel": Residual(Parallel(**branches), dropout_rate=self.dropout_rate)}
+    return {"parallel": Residual(Parallel(**branches), dropout_rate=self.dropout_rate, drop_path=self.drop_path)}
 
   def _attention(self, kind: type[Attention], rngs: nnx.Rngs, turn: int | None = None) -> Attention:
     """Self-attention of a turn; without one, cross-attention, without positions, window or a core of the design."""
@@ -182,11 +189,11 @@ class StackBuilder:
     places = {"pre": ("in_norm",), "sandwich": ("in_norm", "res_norm")}.get(design.norm_position, ("out_norm",))
     norms = {place: design.make_norm(self.dims.embed, rngs) for place in places}
     alpha = self.deepnorm[0] if design.norm_position == "deepnorm" else 1.0
-    return Residual(layer, **norms, alpha=alpha, dropout_rate=self.dropout_rate)
+    return Residual(layer, **norms, alpha=alpha, dropout_rate=self.dropout_rate, drop_path=self.drop_path)
 
   def _position(self, spec: str | dict, rngs: nnx.Rngs, width: int | None = None) -> Position:
     given = dict(dims=self.dims, causal=self.causal, width=width or self.dims.embed, init=self.design.table_init())
-    return slots.make(POSITION, spec, positions, "make", rngs=rngs, **given)
+    return slots.make(POSITION, spec, self.schemes_of, "make", rngs=rngs, grid=self.grid, **given)
 
   def _place(self, spec: str | dict) -> str:
     return jax.eval_shape(lambda: self._position(spec, nnx.Rngs(0))).place

@@ -31,7 +31,7 @@ class Base:
   """What an objective declares about itself, checked before anything is compiled.
 
   Attributes:
-    beside: the model input to whose positions its outputs correspond.
+    beside: the model inputs, one of which the model's outputs are for.
     targets: the feature that is predicted.
     weights: the feature that weights each target.
     also: other features it needs.
@@ -44,7 +44,7 @@ class Base:
       which are not trained.
   """
 
-  beside: ClassVar[str]
+  beside: ClassVar[tuple[str, ...]]
   targets: ClassVar[str]
   weights: ClassVar[str]
   also: ClassVar[tuple[str, ...]] = ()

@@ -14,7 +14,7 @@ Sums = dict[str, jax.Array]
 class EncoderTargets(Base):
   """Predictions for some or all tokens of an encoder."""
 
-  beside = "encoder_input_tokens"
+  beside = ("encoder_input_tokens",)
   targets = "encoder_target_tokens"
   weights = "encoder_loss_weights"
 
@@ -22,7 +22,7 @@ class EncoderTargets(Base):
 class DecoderTargets(Base):
   """Cross-entropy of a decoder's targets. The subclasses have fields `label_smoothing` and `z_loss`."""
 
-  beside = "decoder_input_tokens"
+  beside = ("decoder_input_tokens",)
   targets = "decoder_target_tokens"
   weights = "decoder_loss_weights"
 

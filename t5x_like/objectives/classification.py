@@ -1,4 +1,4 @@
-"""Classification or regression of whole sequences."""
+"""Classification or regression of whole sequences, and classification of images."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ class Objective(Base):
     label_smoothing: probability moved from the label to the others.
   """
 
-  beside = "encoder_input_tokens"
+  beside = ("encoder_input_tokens", "image")
   targets = "label"
   weights = "example_weights"
   outputs = {"logits": 2}
@@ -29,7 +29,8 @@ class Objective(Base):
     """Runs the model on a batch.
 
     Args:
-      batch: the model's features, `label` [B] and `example_weights` float32 [B].
+      batch: the model's features, `label` [B] and `example_weights` float32 [B]; where examples are mixed,
+        `other_label` int32 [B] and `label_share` float32 [B], the share of `label`, whose cross-entropies are weighted.
       key: dropout key; None evaluates.
     Returns:
       (loss sum, sums): `loss`, `correct` (classification only), `weights`, and the scalars of the model.
@@ -40,6 +41,17 @@ class Objective(Base):
       error_B = jnp.square(outputs["logits"].astype(jnp.float32)[:, 0] - label_B)
       loss = jnp.sum(error_B * weights_B)
       return add_auxiliary(loss, {"loss": loss, "weights": jnp.sum(weights_B)}, outputs)
-    logits_B1V, label_B1, weights_B1 = outputs["logits"][:, None], label_B[:, None], weights_B[:, None]
-    loss, sums = token_losses(logits_B1V, label_B1, weights_B1, self.label_smoothing, 0.0)
-    return add_auxiliary(loss, {name: sums[name] for name in ("loss", "correct", "weights")}, outputs)
+    if "other_label" not in batch:
+      loss, sums = self._losses(outputs["logits"], label_B, weights_B)
+      return add_auxiliary(loss, sums, outputs)
+    share_B = batch["label_share"]
+    both = [
+      self._losses(outputs["logits"], label, weights_B * share)
+      for label, share in ((label_B, share_B), (batch["other_label"], 1.0 - share_B))
+    ]
+    loss, sums = jax.tree.map(jnp.add, *both)
+    return add_auxiliary(loss, sums, outputs)
+
+  def _losses(self, logits_BV: jax.Array, label_B: jax.Array, weights_B: jax.Array) -> tuple[jax.Array, Sums]:
+    loss, sums = token_losses(logits_BV[:, None], label_B[:, None], weights_B[:, None], self.label_smoothing, 0.0)
+    return loss, {name: sums[name] for name in ("loss", "correct", "weights")}

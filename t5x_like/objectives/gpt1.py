@@ -22,7 +22,7 @@ class Objective(Base):
     language_model: lambda; 0 leaves L1 out.
   """
 
-  beside = "decoder_input_tokens"
+  beside = ("decoder_input_tokens",)
   targets = "label"
   weights = "example_weights"
   also = ("decoder_target_tokens", "decoder_loss_weights")

@@ -15,7 +15,7 @@ class Objective(Base):
   """A softmax over the scores of an example's options (Devlin et al. 2019, section 4.4; Radford et al. 2018, section
   3.3). Of several right options, the probabilities are added up."""
 
-  beside = "encoder_input_tokens"
+  beside = ("encoder_input_tokens",)
   targets = "label"
   weights = "example_weights"
   also = ("option_labels",)

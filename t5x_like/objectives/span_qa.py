@@ -13,7 +13,7 @@ from t5x_like.objectives._losses import Sums, add_auxiliary, token_losses
 class Objective(Base):
   """The mean of the cross-entropies of the answer's start and end, over the positions that hold tokens."""
 
-  beside = "encoder_input_tokens"
+  beside = ("encoder_input_tokens",)
   targets = "span_start"
   weights = "example_weights"
   also = ("span_end",)

@@ -189,7 +189,7 @@ def check_task(config: ConfigDict, parts: Parts, task) -> None:
     other
     for other in slots.names(t5x_like.objectives)
     if not (found := slots.find("config.objective", other, t5x_like.objectives, "Objective")).missing(task.features)
-    and found.beside in parts.model.NEEDS[-1:]
+    and parts.model.NEEDS[-1] in found.beside
     and found.several == several
   ]
   choose = f"choose another task or the objective {' or '.join(fitting)}" if fitting else "choose another task"
@@ -205,9 +205,9 @@ def check_task(config: ConfigDict, parts: Parts, task) -> None:
   for feature in parts.model.NEEDS:
     if feature not in task.features:
       raise UserError(f"config.model: {model} needs the feature {feature!r}, {makes}; choose another model or task")
-  if objective.beside != parts.model.NEEDS[-1]:
+  if parts.model.NEEDS[-1] not in objective.beside:
     raise UserError(
-      f"config.objective: {name} is for models with outputs for {objective.beside}, those of {model} are"
+      f"config.objective: {name} is for models with outputs for {' or '.join(objective.beside)}, those of {model} are"
       f" for {parts.model.NEEDS[-1]}; {choose}"
     )
   objective.check(parts.model, task.features)
@@ -219,6 +219,13 @@ def check_task(config: ConfigDict, parts: Parts, task) -> None:
       raise UserError(
         f"config.objective: {name} needs the output {output!r} with {axes} axes, found {found} with model {model};"
         " choose another --config.model.head, model or objective"
+      )
+  if objective.targets == "label" and (classes := getattr(task, "classes", ())):
+    labels = outputs["logits"].shape[-1]
+    if labels < len(classes):
+      raise UserError(
+        f"config.model.head.labels: found {labels}, but task {config.task.name} has {len(classes)} classes"
+        f" ({', '.join(classes[:8])}{', …' * (len(classes) > 8)}); set --config.model.head.labels={len(classes)}"
       )
 
 
@@ -232,7 +239,7 @@ def abstract_batch(config: ConfigDict, parts: Parts, task) -> dict[str, jax.Shap
 
 def check_vocabulary(config: ConfigDict, vocabulary) -> None:
   """Checks that the model's table has every id of a vocabulary."""
-  if vocabulary.size > config.model.vocab_size:
+  if vocabulary.size > config.model.get("vocab_size", vocabulary.size):
     raise UserError(
       f"config.model.vocab_size: found {config.model.vocab_size}, but the vocabulary of the data has {vocabulary.size}"
       f" ids; set --config.model.vocab_size={_table(vocabulary)}"
@@ -286,7 +293,7 @@ def _variant(model_class, model: ConfigDict) -> Variant:
   given = slots.plain(model.variant)
   if isinstance(given, str):
     return slots.find("config.model.variant", given, getattr(model_class, "VARIANTS", {}))
-  return slots.typed("config.model.variant", given, Variant)
+  return slots.typed("config.model.variant", given, getattr(model_class, "VARIANT", Variant))
 
 
 def _resolve_design(model: ConfigDict, variant: Variant) -> None:

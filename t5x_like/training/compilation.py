@@ -21,14 +21,16 @@ class Cost:
   """The cost of one step.
 
   Attributes:
-    positions: input positions of the global batch, padding included.
+    positions: input positions of the global batch, padding included, or its images.
     flops: model FLOPs, see `flops.step_flops`.
     peak: peak FLOP/s of all devices together.
+    of: what positions are, "tokens" or "images".
   """
 
   positions: int
   flops: float
   peak: float
+  of: str = "tokens"
 
 
 def lower_step(config: ConfigDict, parts: assembly.Parts, batch: dict[str, jax.ShapeDtypeStruct]) -> jax.stages.Lowered:
@@ -63,5 +65,7 @@ def compile_step(config: ConfigDict, parts: assembly.Parts, task) -> tuple[Calla
   )
   if parts.rules.dropped:
     process.say(f"activations not split, as their sizes do not divide: {', '.join(sorted(parts.rules.dropped))}")
+  if "image" in batch:
+    return compiled, Cost(batch["image"].shape[0], cost, peak * devices, "images")
   positions = sum(math.prod(x.shape) for name, x in batch.items() if name.endswith("_input_tokens"))
   return compiled, Cost(positions, cost, peak * devices)

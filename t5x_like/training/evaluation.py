@@ -116,7 +116,9 @@ class Evaluation:
             beat()
             yield batch
 
-        settings[key] = Setting(model, objective, task, batches, batch_size, rules)
+        settings[key] = Setting(
+          model, objective, task, batches, batch_size, rules, lambda other: setting(slot, values, other)
+        )
       return settings[key]
 
     self.task = setting("task", own, config.eval_split).task

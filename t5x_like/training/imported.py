@@ -63,7 +63,9 @@ def model_of(config: ConfigDict, model_class: type, variant: Variant, where: str
       f"{model_class.__module__.rpartition('.')[2]!r}; use a recipe of that family"
     )
   found = json.loads(json.dumps(dataclasses.asdict(variant)))
-  return _with(config, {"variant": found, "vocab_size": variant.vocab_size, "tokens": {}}, where)
+  text = hasattr(variant, "vocab_size")
+  more = {"vocab_size": variant.vocab_size, "tokens": {}} if text else {"head": found["head"]}
+  return _with(config, {"variant": found} | more, where)
 
 
 def _with(config: ConfigDict, model: dict[str, Any], where: str) -> ConfigDict:

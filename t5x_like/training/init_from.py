@@ -3,11 +3,12 @@
 The other run may be of another task and another head, ours or made by `tools.convert_hf`. It gives the architecture,
 the vocabulary and every parameter that both models have; the recipe keeps its head, dropout and ways of computing. Only
 heads and adapters are new, and adapters of the other run are merged. A longer table of positions repeats the other's
-(Beltagy et al. 2020, section 5), a shorter one is its beginning. What was loaded, resized, initialised and ignored is
-printed, and written to `init.json` in the workdir.
+(Beltagy et al. 2020, section 5), a shorter one is its beginning; one for images is interpolated for another resolution.
+What was loaded, resized, initialised and ignored is printed, and written to `init.json` in the workdir.
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 from typing import Any
@@ -26,7 +27,8 @@ from t5x_like.training import workdir as workdirs
 from t5x_like.training.state import TrainState
 
 FILE = "init.json"
-_OWN = ("head", "scores", "dropout", "dtype", "layers", "remat")  # keys of config.model that the recipe keeps
+# Keys of config.model that the recipe keeps.
+_OWN = ("head", "scores", "dropout", "drop_path", "resolution", "dtype", "layers", "remat")
 _NEW = ("head/", "scores/")
 
 
@@ -67,8 +69,8 @@ def inherited(config: ConfigDict) -> ConfigDict:
     _lengthen(found)
     found.init = ConfigDict(values | {"inherit": False})
     vocabulary = str(pathlib.Path(directory) / "vocabulary")
-    if found.task.get("store") is not None:
-      return found  # the store has its own, see `check_vocabulary`
+    if found.task.get("store") is not None or "resolution" in found.model:
+      return found  # the store has its own, see `check_vocabulary`; images may have other classes
     if found.task.get("vocabulary") is None:
       found.task.vocabulary = vocabulary
     else:
@@ -80,6 +82,8 @@ def inherited(config: ConfigDict) -> ConfigDict:
 
 def _lengthen(config: ConfigDict) -> None:
   """Gives a model with learned positions as many as the task's rows are long."""
+  if "resolution" in config.model:
+    return
   model_class = slots.find("config.model.name", config.model.name, t5x_like.models, "Model")
   variant = slots.find("config.model.variant", config.model.variant, model_class.VARIANTS)
   position = config.model.design.to_dict().get("position", variant.design.position)
@@ -158,22 +162,18 @@ def load(config: ConfigDict, parts, state: TrainState) -> tuple[TrainState, dict
     report.loaded.append(name)
     if old.shape != fresh.shape:
       report.resized[name] = f"{old.shape[0]} to {fresh.shape[0]} rows"
-      old = _resized(name, old, fresh, parts.model, directory)
+      old = _resized(name.removeprefix(assembly.REFERENCE), old, fresh, (parts.model, their_parts.model), directory)
     copies = name.startswith(assembly.REFERENCE)  # the step gives back the memory of each array of its state once
     made[name] = jax.device_put(jnp.copy(old) if copies else old, fresh.sharding)
   report.say()
   return dataclasses.replace(state, params=made), dataclasses.asdict(report)
 
 
-def _resized(name: str, old: jax.Array, fresh: jax.Array, model: Any, directory: str) -> jax.Array:
-  """A table of positions with as many rows as `fresh`."""
-  module = model
-  for part in name.split("/")[:-1]:
-    module = getattr(module, part)
+def _resized(name: str, old: jax.Array, fresh: jax.Array, models: tuple[Any, Any], directory: str) -> jax.Array:
+  """A table of positions for this model, the first, from that of the other."""
+  module, other = (functools.reduce(getattr, name.split("/")[:-1], model) for model in models)
   if not isinstance(module, LearnedPosition) or old.shape[1:] != fresh.shape[1:]:
     raise UserError(
       f"config.init.workdir: tensor {name} has shape {list(old.shape)} in {directory}, {list(fresh.shape)} here"
     )
-  offset = module.offset
-  rows = jnp.arange(fresh.shape[0] - offset) % (old.shape[0] - offset)
-  return jnp.concatenate([old[:offset], old[offset:][rows]])
+  return module.resized(old, other)

@@ -64,7 +64,7 @@ class Meter:
     seconds = max(now - self._last - self._away, 1e-9)
     figures = {
       "seconds_per_step": seconds,
-      "tokens_per_second": self._cost.positions / seconds,
+      f"{self._cost.of}_per_second": self._cost.positions / seconds,
       "model_flops_per_second": self._cost.flops / seconds,
       "mfu": self._cost.flops / seconds / self._cost.peak,
       "data_wait_fraction": min(1.0, self._waited / seconds),

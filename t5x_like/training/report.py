@@ -109,9 +109,10 @@ def _headlines(rows, config: dict[str, str]) -> list[dict[str, str]]:
     if len(loss):
       note = f"unigram entropy {entropy[-1]:.3f}" if len(entropy) else f"best {loss.min():.3f}"
       shown.append({"label": "Eval loss", "value": f"{loss[-1]:.3f}", "note": f"{task}: {note}"})
-  _, tokens = series(rows, "train/tokens_per_second")
-  if len(tokens):
-    shown.append({"label": "Tokens per second", "value": f"{_median(tokens):,.0f}", "note": "median"})
+  for of in ("Tokens", "Images"):
+    _, rate = series(rows, f"train/{of.lower()}_per_second")
+    if len(rate):
+      shown.append({"label": f"{of} per second", "value": f"{_median(rate):,.0f}", "note": "median"})
   _, mfu = series(rows, "train/mfu")
   if len(mfu):
     shown.append({"label": "MFU", "value": f"{100 * _median(mfu):.1f}%", "note": "median"})

@@ -30,6 +30,7 @@ def charts(rows: Rows) -> list[dict[str, str]]:
     ("Learning rate", "train/learning_rate", {"noise": False}),
     ("Gradient norm", "train/gradient_norm", {"log": True}),
     ("Tokens per second", "train/tokens_per_second", {"from_zero": True}),
+    ("Images per second", "train/images_per_second", {"from_zero": True}),
     ("Model FLOPs utilisation", "train/mfu", {"from_zero": True, "percent": True}),
   ):
     steps, values = series(rows, name)

@@ -23,6 +23,7 @@ _SHOWN = (
   "train/gradient_norm",
   "train/seconds_per_step",
   "train/tokens_per_second",
+  "train/images_per_second",
   "train/mfu",
 )
 

@@ -41,6 +41,10 @@ SQUAD = json.dumps(
 )
 FILES = {"tsv": TSV, "conll": CONLL, "squad": SQUAD}
 TEXTS = {"file": "tsv", "inputs": "{a}", "targets": "{b}", "inputs_length": 64, "targets_length": 64}
+ALL_OF_IT = {
+  "augmentations": ("random_resized_crop", {"name": "randaugment", "ops": 1}, "erase"),
+  "mixing": {"mixup": 0.8, "cutmix": 1.0, "probability": 0.9},
+}
 CASES = {
   "span_corruption": [{"inputs_length": 64}, {"inputs_length": 64, "random_roll": True}],
   "denoising": [
@@ -75,6 +79,8 @@ CASES = {
   "classification": [{"file": "tsv", "text": "{a}", "pair": "{b}", "labels": ["no", "yes"], "length": 48}],
   "tagging": [{"file": "conll", "tags": ["O"], "tags_field": "1", "length": 64}],
   "span_qa": [{"file": "squad", "length": 64, "stride": 16}],
+  "image_classification": [{"images": "digits", "resolution": 12, "channels": 1} | ALL_OF_IT],
+  "masked_images": [{"images": "digits", "resolution": 12, "patch": 3}],
 }
 
 
@@ -108,6 +114,9 @@ def test_addressing(name, arguments, tmp_path):
 
 
 def build(name, arguments, tmp_path):
+  if "images" in arguments:
+    arguments = dict(arguments)
+    return task.build(name, "train", source=arguments.pop("images"), cache=str(tmp_path), **arguments)
   if "file" not in arguments:
     return task.build(name, "train", **({} if name == "mixture" else BUILTIN) | arguments)
   arguments = dict(arguments)

@@ -79,6 +79,20 @@ def test_features_of_labelled_examples(contents, arguments, tmp_path):
   assert features.of(arguments) == build(split="train", **arguments).features
 
 
+@pytest.mark.parametrize(
+  "more",
+  [
+    {"name": "image_classification"},
+    {"name": "image_classification", "resolution": 12, "channels": 1, "mixing": {"mixup": 0.5}},
+    {"name": "masked_images", "mask_ratio": 0.6},
+  ],
+  ids=str,
+)
+def test_features_of_images(more, tmp_path):
+  arguments = {"source": "digits", "cache": str(tmp_path), **more}
+  assert features.of(arguments) == build(split="validation", **arguments).features
+
+
 def test_every_task_of_the_package_is_known():
   names = slots.names(tasks)
   assert {name for name in names if not features.known(name)} == set()

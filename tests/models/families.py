@@ -1,6 +1,7 @@
 """Every family of `models/` shrunk to a size that compiles at once, and what its outputs are under each property.
 
-Families are found by the registry: whatever module has `VARIANTS` and `Model` is tested.
+Families are found by the registry: whatever module has `VARIANTS` and `Model` is tested; those on images are apart, in
+test_image_families.py.
 """
 
 import dataclasses
@@ -55,7 +56,7 @@ class Case:
   @property
   def sides(self) -> tuple[str, ...]:
     kinds = {Encoder: ("encoder",), Decoder: ("decoder",), EncoderDecoder: ("encoder", "decoder")}
-    return next(sides for kind, sides in kinds.items() if issubclass(self.model_class, kind))
+    return next((sides for kind, sides in kinds.items() if issubclass(self.model_class, kind)), ())
 
   @property
   def core(self) -> str:
@@ -71,7 +72,8 @@ class Case:
 
 def families() -> list[str]:
   names = [m.name for m in pkgutil.iter_modules(t5x_like.models.__path__) if m.name[0] != "_"]
-  return [n for n in names if hasattr(importlib.import_module(f"t5x_like.models.{n}"), "VARIANTS")]
+  modules = {name: importlib.import_module(f"t5x_like.models.{name}") for name in names}
+  return [n for n, m in modules.items() if hasattr(m, "VARIANTS") and issubclass(m.Model, Architecture)]
 
 
 def representatives() -> list[Case]:
@@ -125,7 +127,9 @@ def drawn(name: str, shape) -> np.ndarray:
   noise = generator.standard_normal(shape).astype(np.float32)
   if name.endswith("scale"):
     return 1 + 0.1 * noise
-  return 0.1 * noise if name.endswith("bias") else noise / math.sqrt(shape[-2] if "embed" not in name else 1)
+  return (
+    0.1 * noise if name.endswith("bias") else noise / math.sqrt(1 if "embed" in name or len(shape) < 2 else shape[-2])
+  )
 
 
 @functools.cache
@@ -182,7 +186,14 @@ def packed(case: Case) -> dict[str, np.ndarray]:
 
 
 def whole(case: Case, rows: int) -> dict[str, np.ndarray]:
-  """Rows without padding."""
+  """Rows without padding, or images."""
+  if not case.sides:
+    shape = (rows, case.variant.resolution, case.variant.resolution, case.variant.channels)
+    batch = {"image": np.random.default_rng(5).standard_normal(shape).astype(np.float32)}
+    if "reconstruction" in str(case.variant.head):
+      order = np.stack([np.random.default_rng(row).permutation(9) for row in range(rows)]).astype(np.int32)
+      batch |= {"visible_patches": order[:, :3], "masked_patches": order[:, 3:]}
+    return batch
   batch = {}
   for side in case.sides:
     length = LENGTHS[side][0]

@@ -67,6 +67,13 @@ SIZES = [
   ("bart", "bart-base", 139_420_416 + 50_265, 0),  # the checkpoints keep the bias of the output as a buffer
   ("bart", "bart-large", 406_291_456 + 50_265, 0),
   ("bart", "mbart-large-cc25", 610_851_840 + 250_027, 0),
+  ("vit", "vit-ti16", 5_717_416, 0),  # Touvron et al. 2021, table 1, to the last digit by their code
+  ("vit", "vit-s16", 22_050_664, 0),
+  ("vit", "vit-b16", 86_567_656, 0),
+  ("vit", "vit-b32", 88_224_232, 0),
+  ("vit", "vit-l16", 304_326_632, 0),
+  ("vit", "vit-l32", 306_535_400, 0),
+  ("vit", "vit-h14", 632_045_800, 0),  # Dosovitskiy et al. 2021, table 1
 ]
 
 

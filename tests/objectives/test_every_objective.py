@@ -29,7 +29,7 @@ def config_for(name, folder):
     if recipes.load(recipe).objective.name == name:
       return recipes.load(f"{recipe}:debug")
   beside = slots.find("objective", name, objectives, "Objective").beside
-  return recipes.load(f"{USUAL[beside]}:debug", [f"objective.name={name}"])
+  return recipes.load(f"{USUAL[beside[0]]}:debug", [f"objective.name={name}"])
 
 
 @pytest.mark.parametrize("name", slots.names(objectives))

@@ -20,7 +20,7 @@ class Case:
   Attributes:
     model, config: classes of `transformers`.
     values: arguments of the config.
-    kind: "encoder_decoder", "decoder" or "encoder", which decides the inputs.
+    kind: "encoder_decoder", "decoder", "encoder" or "image", which decides the inputs.
     untied: the output has a matrix of its own although the library ties it unless a file says otherwise.
     length: of the inputs.
     rows: of the inputs.
@@ -156,6 +156,31 @@ CASES = {
   "bigbird-body": _encoder("Model", "BigBird", SPARSE, length=40, **POOLED),
 }
 
+VIT = dict(
+  hidden_size=16,
+  num_hidden_layers=3,
+  num_attention_heads=4,
+  intermediate_size=24,
+  image_size=15,
+  patch_size=3,
+  num_labels=5,
+)
+GREY = dict(num_channels=1, qkv_bias=False, hidden_act="gelu_new", image_size=14, patch_size=7)
+MAE = dict(
+  decoder_hidden_size=12,
+  decoder_num_hidden_layers=2,
+  decoder_num_attention_heads=3,
+  decoder_intermediate_size=20,
+  mask_ratio=0.75,
+)
+TEACHER = dict(cls_logits="class_logits", distillation_logits="distillation_logits")
+CASES |= {
+  "vit": Case("ViTForImageClassification", "ViTConfig", VIT, "image"),
+  "vit-grey": Case("ViTForImageClassification", "ViTConfig", VIT | GREY, "image"),
+  "deit": Case("DeiTForImageClassificationWithTeacher", "DeiTConfig", VIT, "image", outputs=TEACHER),
+  "deit-plain": Case("DeiTForImageClassification", "DeiTConfig", VIT | dict(num_labels=3), "image"),
+  "vit-mae": Case("ViTMAEForPreTraining", "ViTMAEConfig", VIT | MAE, "image"),
+}
 CASES |= {name: Case(*classes, "decoder") for name, classes in decoders.MODELS.items()}
 
 
@@ -168,9 +193,18 @@ def tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def inputs(case: Case, pad: int, start: int) -> dict[str, np.ndarray]:
-  """Batch features, int32: three rows or more, two of them padded at the end."""
+  """Batch features: int32, three rows or more, two of them padded at the end; or float32 images."""
   generator = np.random.default_rng(7)
   B, T = case.rows, case.length
+  if case.kind == "image":
+    side, channels = case.values["image_size"], case.values.get("num_channels", 3)
+    batch = {"image": generator.standard_normal((B, side, side, channels)).astype(np.float32)}
+    if "mask_ratio" in case.values:
+      patches = (side // case.values["patch_size"]) ** 2
+      order = generator.permuted(np.tile(np.arange(patches, dtype=np.int32), (B, 1)), axis=1)
+      seen = int(patches * (1 - case.values["mask_ratio"]))
+      batch |= {"visible_patches": order[:, :seen], "masked_patches": order[:, seen:]}
+    return batch
 
   def rows():
     tokens = generator.integers(3, VOCAB, (B, T)).astype(np.int32)
@@ -194,9 +228,11 @@ def valid(case: Case, batch: dict[str, np.ndarray], pad: int) -> np.ndarray:
   """Bool: the positions whose logits mean something."""
   if case.kind == "encoder_decoder":
     return np.ones(batch["decoder_input_tokens"].shape, bool)
+  if case.kind == "image":
+    return np.ones(len(batch["image"]), bool)
   return batch[f"{case.kind}_input_tokens"] != pad
 
 
 def compared(logits: np.ndarray, mask: np.ndarray) -> np.ndarray:
   """The values to compare: those of valid tokens, or all where there is one answer for a row."""
-  return logits[mask] if logits.shape[:2] == mask.shape else logits
+  return logits[mask] if logits.shape[: mask.ndim] == mask.shape else logits

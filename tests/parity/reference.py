@@ -27,7 +27,8 @@ def make(case: cases.Case, directory: pathlib.Path):
     head.weight = torch.nn.Parameter(torch.randn_like(head.weight))
   model.save_pretrained(directory)
   path = directory / "model.safetensors"
-  saved = load_file(path)
+  # Some versions write the decoder of ViTMAE under names that no published file has.
+  saved = {n.replace("decoder_encoder.layer.", "decoder_layers."): x for n, x in load_file(path).items()}
   save_file({n: cases.tensor(n, x.shape) for n, x in saved.items()}, path, metadata={"format": "pt"})
   return read(case, directory)
 
@@ -49,6 +50,17 @@ def run(case: cases.Case, model, batch: dict[str, np.ndarray]) -> dict[str, np.n
   """Its logits, under our names."""
   import torch
 
+  names = ({case.logits: "logits"} if case.logits else {}) | case.outputs
+  if case.kind == "image":
+    noise = {}
+    if "masked_patches" in batch:  # those of the least noise are seen
+      order = np.concatenate([batch["visible_patches"], batch["masked_patches"]], axis=1)
+      noise = {"noise": torch.tensor(np.argsort(order, axis=1).astype(np.float32))}
+    with torch.no_grad():
+      out = model(torch.tensor(batch["image"]).permute(0, 3, 1, 2), **noise)
+    if noise:
+      return {"logits": np.take_along_axis(out.logits.numpy(), batch["masked_patches"][..., None], axis=1)}
+    return {ours: getattr(out, theirs).numpy() for theirs, ours in names.items()}
   pad, _ = ids(model)
   tokens = batch.get("encoder_input_tokens", batch.get("decoder_input_tokens"))
   arguments = {"input_ids": tokens, "attention_mask": tokens != pad}
@@ -60,5 +72,4 @@ def run(case: cases.Case, model, batch: dict[str, np.ndarray]) -> dict[str, np.n
     arguments = {n: x[None] for n, x in arguments.items()}
   with torch.no_grad():
     out = model(**{n: torch.tensor(np.asarray(x, np.int64)) for n, x in arguments.items()})
-  names = ({case.logits: "logits"} if case.logits else {}) | case.outputs
   return {ours: getattr(out, theirs).numpy() for theirs, ours in names.items()}

@@ -27,4 +27,4 @@ def test_what_counts_as_padding(batch, pad_id, share):
 
 
 class Cost:
-  positions, flops, peak = 8, 1.0, 1.0
+  positions, flops, peak, of = 8, 1.0, 1.0, "tokens"

@@ -55,10 +55,12 @@ def taken_from(arguments: dict[str, Any], task: Callable) -> tuple[dict[str, Any
 def behind(task: Any, where: str, values: Any) -> Any:
   """A task with preprocessors behind it; arguments and errors as those of `apply`."""
   batch, contents = apply(where, values, task.batch, task.features, task.num_examples)
+  evaluated = task.evaluated and apply(where, values, task.evaluated, task.features, task.num_examples)[0]
   content = json.dumps([task.fingerprint, contents], sort_keys=True)
   return dataclasses.replace(
     task,
     batch=batch,
+    evaluated=evaluated,
     fingerprint=hashlib.sha256(content.encode()).hexdigest(),
     numbering=task.numbering or task.fingerprint,  # examples change, their order does not
   )

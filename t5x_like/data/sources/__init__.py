@@ -13,6 +13,9 @@
     conll:ner.conll                                 one record per sentence; `tokens`, and each column by its number
     conllu:en_ewt.conllu                            one record per sentence; `tokens`, `text`, `sent_id`, and columns
     tfds:NAME[/config][:version]                    any TensorFlow dataset, already prepared or buildable
+    folders:train=imagenet/train,validation=…       images in one folder per class; `image` (bytes), `label`
+    idx:train=train-images-idx3-ubyte.gz,…          MNIST's files of images, their labels beside; `image`, `label`
+    digits                                          1,797 tiny images that come with scikit-learn; `image`, `label`
     docstrings                                      the embedded corpus, built on first use
     docstring_tasks:name                            supervised tasks made of it: package, halves, name, parameter
     builtin                                         a tiny corpus with a field for every task, for trying out recipes
@@ -70,6 +73,14 @@ class Source(abc.ABC):
     """Yields the texts of a field; UserError for a record where the field is missing or not text."""
     for where, record in self.records(split, part):
       yield record if isinstance(record, Skip) else text_of(record, field, where)
+
+  def classes(self, field: str) -> tuple[str, ...]:
+    """The names of the classes in a field, in their order, where the source knows them before reading its records.
+
+    Raises:
+      UserError: it does not.
+    """
+    raise UserError(f"source {self.name}: the classes of {field!r} are not known; choose folders:, idx: or tfds:")
 
   def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
     """Ranges that divide the split into parts of about `part_bytes`, read separately; deterministic."""

@@ -1,7 +1,8 @@
 """`tfds:NAME[/config][:version]`: a TensorFlow dataset, read if it is prepared in `data_dir`, else built there.
 
 Both record formats are read in shard order: `array_record` by random access, `tfrecord` through tf.data. Only the
-requested features are decoded. Parts are runs of shards. Building never consults Google's bucket of prepared datasets.
+requested features are decoded; images stay encoded, as bytes. Parts are runs of shards. Building never consults
+Google's bucket of prepared datasets.
 """
 
 import re
@@ -79,6 +80,13 @@ class Source(Base):
     self.name = info.name
     self.splits = tuple(info.splits)
 
+  def classes(self, field: str) -> tuple[str, ...]:
+    features = self._builder.info.features
+    feature = features[field] if field in features else None
+    if not getattr(feature, "names", None):
+      raise UserError(f"dataset {self._builder.info.full_name}: found no class names for {field!r}, expected a label")
+    return tuple(feature.names)
+
   def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
     """Runs of shards of at least `part_bytes` each, as ranges [first, past) of records."""
     check_split(self, split)
@@ -121,7 +129,8 @@ class Source(Base):
     count = 0
     try:
       if info.file_format.file_suffix == "array_record":
-        wanted = tfds.features.FeaturesDict({name: info.features[name] for name in self._features})
+        stored = {name: tfds.features.Text() for name in self._features if _is_image(info.features[name])}
+        wanted = tfds.features.FeaturesDict({name: info.features[name] for name in self._features} | stored)
         raw = tfds.decode.DeserializeMethod.RAW_BYTES
         examples = self._builder.as_data_source(split, deserialize_method=raw)
         for start in range(first, past, _EXAMPLES_AT_ONCE):
@@ -132,7 +141,8 @@ class Source(Base):
             yield found
             count += 1
       else:
-        wanted = tfds.decode.PartialDecoding(self._features)
+        encoded = {name: tfds.decode.SkipDecoding() for name in self._features if _is_image(info.features[name])}
+        wanted = tfds.decode.PartialDecoding(self._features, decoders=encoded)
         in_order = tfds.ReadConfig(interleave_cycle_length=1, try_autocache=False, skip_prefetch=True)
         dataset = self._builder.as_dataset(
           split=f"{split}[{first}:{past}]", shuffle_files=False, decoders=wanted, read_config=in_order
@@ -160,7 +170,7 @@ def _plain(found: Any, feature: Any, where: str) -> Any:
       name: _plain(part, feature[name] if hasattr(feature, "keys") else None, where) for name, part in found.items()
     }
   if isinstance(found, bytes):
-    return decode(found, where)
+    return found if _is_image(feature) else decode(found, where)
   if hasattr(found, "tolist"):
     found = found.tolist()
   if isinstance(found, list):
@@ -169,3 +179,7 @@ def _plain(found: Any, feature: Any, where: str) -> Any:
   if hasattr(feature, "int2str") and feature.names and int(found) >= 0:
     return feature.int2str(int(found))
   return found
+
+
+def _is_image(feature: Any) -> bool:
+  return isinstance(feature, tfds.features.Image)

@@ -142,7 +142,7 @@ def open_store(
     cache = builtin.prepared() + "_examples"
   path = pathlib.Path(cache) / f"{opened.name}-{split}-{key[:16]}"
   if not (path / FILE).exists():
-    with _lock(path):
+    with lock(path):
       if not (path / FILE).exists():
         try:
           _prepare(path, opened, split, content, vocabulary, examples)
@@ -155,7 +155,7 @@ def open_store(
 
 
 @contextlib.contextmanager
-def _lock(path: pathlib.Path):
+def lock(path: pathlib.Path):
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_CREAT | os.O_RDWR)
@@ -183,7 +183,7 @@ def _prepare(path: pathlib.Path, source: Source, split: str, content: dict, voca
   finally:
     shutil.rmtree(work, ignore_errors=True)
   shutil.rmtree(progress, ignore_errors=True)
-  print(f"data: {path}: prepared {count:,} examples{_reasons(skipped)}", flush=True)
+  print(f"data: {path}: prepared {count:,} examples{reasons(skipped)}", flush=True)
 
 
 def _join(
@@ -208,7 +208,7 @@ def _join(
         arrays.setdefault(array, []).append(values)
     if not count:
       raise UserError(
-        f"{source.name}, split {split!r}: found 0 examples{_reasons(skipped)}, expected at least one: check "
+        f"{source.name}, split {split!r}: found 0 examples{reasons(skipped)}, expected at least one: check "
         "the source and the fields of the task"
       )
   record = {**content, "num_examples": count, "skipped": dict(sorted(skipped.items())), "arrays": {}}
@@ -223,7 +223,7 @@ def _join(
   return count, skipped
 
 
-def _reasons(skipped: dict[str, int]) -> str:
+def reasons(skipped: dict[str, int]) -> str:
   return "".join(f", {number:,} records skipped ({reason})" for reason, number in sorted(skipped.items()))
 
 
@@ -266,7 +266,7 @@ def _open(path: pathlib.Path, name: str, verify: Verify) -> ExampleStore:
   store = ExampleStore(str(path), name, stores, loaded, record["skipped"], fingerprint)
   tokens = ", ".join(f"{s.num_tokens:,} tokens of {name}" for name, s in stores.items())
   print(
-    f"data: {path}: {store.num_examples:,} examples, {tokens}{_reasons(record['skipped'])}; "
+    f"data: {path}: {store.num_examples:,} examples, {tokens}{reasons(record['skipped'])}; "
     f"{next(iter(stores.values())).verification}",
     flush=True,
   )

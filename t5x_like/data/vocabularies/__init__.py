@@ -12,6 +12,7 @@ In vocabularies made here pad is 0, eos 1, unk 2, and the top `extra_ids` ids ar
 - `ByteVocabulary`: UTF-8 bytes (ByT5, Xue et al. 2022), id = byte + 3; `decode(encode(text)) == text` for any Unicode
   text. 125 sentinels by default, so 384 ids as in the released models' embedding tables. (Those models were pretrained
   with the last bytes, ids 258, 257, ..., as sentinels; here sentinels have ids apart from the bytes.)
+- `LabelVocabulary`: the classes of a task on images.
 
 Nothing here imports TensorFlow: prediction works on a machine without it.
 """
@@ -19,6 +20,7 @@ Nothing here imports TensorFlow: prediction works on a machine without it.
 from t5x_like.data.objects import Place, place
 from t5x_like.data.vocabularies import (
   hugging_face,
+  labels,
   protocol,
   published,
   sentence_piece,
@@ -26,6 +28,7 @@ from t5x_like.data.vocabularies import (
   tokenizer_json,
   utf8_bytes,
 )
+from t5x_like.data.vocabularies.labels import LabelVocabulary
 from t5x_like.data.vocabularies.protocol import (
   BYT5_EXTRA_IDS,
   EOS_ID,
@@ -59,6 +62,7 @@ __all__ = [
   "T5_EXTRA_IDS",
   "UNK_ID",
   "ByteVocabulary",
+  "LabelVocabulary",
   "SentencePieceVocabulary",
   "TokenizerVocabulary",
   "Vocabulary",
@@ -127,8 +131,11 @@ def _load_directory(directory: Place, sentinels: str | None) -> Vocabulary:
     vocabulary = ByteVocabulary(extra_ids)
   elif kind == published.KIND:
     vocabulary = published.load(directory, manifest)
+  elif kind == labels.KIND:
+    vocabulary = labels.load(storage.read(directory / labels.FILE), str(directory / labels.FILE))
   else:
-    raise UserError(f"{path}: found kind {kind!r}, expected 'sentencepiece', 'tokenizer', 'published' or 'bytes'")
+    known = "'sentencepiece', 'tokenizer', 'published', 'bytes' or 'labels'"
+    raise UserError(f"{path}: found kind {kind!r}, expected {known}")
   for key in ("size", "fingerprint"):
     if getattr(vocabulary, key) != manifest[key]:
       found, expected = manifest[key], getattr(vocabulary, key)

@@ -13,6 +13,7 @@ from typing import Any
 
 from t5x_like.data.objects import Place
 from t5x_like.data.vocabularies import pipelines, storage
+from t5x_like.data.vocabularies.labels import LabelVocabulary
 from t5x_like.data.vocabularies.protocol import Vocabulary
 from t5x_like.data.vocabularies.published import Facts, PublishedVocabulary
 from t5x_like.data.vocabularies.tokenizer_json import MODEL_FILE as TOKENIZER
@@ -109,7 +110,7 @@ def files_of(vocabulary: Vocabulary) -> dict[str, bytes]:
   and the names of its special pieces."""
   if isinstance(vocabulary, PublishedVocabulary):
     return vocabulary.brought
-  if isinstance(vocabulary, ByteVocabulary):
+  if isinstance(vocabulary, ByteVocabulary | LabelVocabulary):
     return {}
   names = {name: getattr(vocabulary, f"{name}_id") for name in NAMES}
   pieces = {f"{name}_token": vocabulary.pieces_of([i])[0] for name, i in names.items() if i is not None}

@@ -30,5 +30,10 @@ class LearnedPosition(Position):
       )
     return x_BTD + jnp.take(self.table[...], pos_BT + self.offset, axis=0, mode="clip").astype(x_BTD.dtype)
 
+  def resized(self, table: jax.Array, other: "LearnedPosition") -> jax.Array:
+    """Another scheme's table with as many rows as this one's: the rows of positions repeat, or are their beginning."""
+    rows = jnp.arange(self.length) % (table.shape[0] - self.offset)
+    return jnp.concatenate([table[: self.offset], table[self.offset :][rows]])
+
 
 make = LearnedPosition

@@ -1,0 +1,42 @@
+"""ViT on ImageNet, from scratch (Dosovitskiy et al. 2021, tables 1 and 3).
+
+  python -m t5x_like.train --config=configs/vit/base.py --workdir=runs/vit_b16 \\
+      --config.task.source=folders:train=imagenet/train,validation=imagenet/val
+
+300 epochs of 1,281,167 images at batch 4096, parts of the images at 224 x 224 and their mirror images; Adam up to 3e-3
+over 10,000 steps and down a cosine to 0, decay 0.3, dropout 0.1, gradients clipped to norm 1. `:large` and `:huge` are
+ViT-L/16 and ViT-H/14. Another resolution: --config.init.workdir=runs/vit_b16 --config.model.resolution=384
+--config.task.resolution=384. Expected of B/16 after fine-tuning at 384: 77.9 % top-1 (table 5). 32 chips of TPU v3 or
+more. Not run at full size here.
+"""
+
+from typing import Literal
+
+from t5x_like.config import defaults
+
+_SIZES = {"base": "vit-b16", "large": "vit-l16", "huge": "vit-h14"}
+_IMAGES = 1_281_167
+
+
+def get_config(size: Literal["base", "large", "huge"] = "base"):
+  config = defaults()
+
+  head = {"name": "image_classification", "labels": 1000, "hidden": True}
+  config.model = {"name": "vit", "variant": _SIZES[size], "head": head, "dropout": 0.1}
+  config.model.remat = "full" if size == "huge" else "none"
+  config.task = {
+    "name": "image_classification",
+    "source": "folders:train=imagenet/train,validation=imagenet/val",
+    "resolution": 224,
+    "augmentations": ("random_resized_crop", "flip"),
+  }
+  config.objective = {"name": "classification"}
+  config.batch_size = 4096
+  config.total_steps = 300 * _IMAGES // 4096
+  config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.999, "weight_decay": 0.3}
+  config.schedule = {"name": "cosine", "learning_rate": 3e-3, "warmup_steps": 10_000}
+  config.clip_norm = 1.0
+  config.eval_every = 3_000
+  config.evals = {"loss": {}, "image_classification": {}}
+  config.checkpoint = {"every": 3_000, "keep_last": 3}
+  return config

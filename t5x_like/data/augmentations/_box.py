@@ -1,0 +1,51 @@
+"""Random boxes inside an image, by area and aspect ratio."""
+
+import math
+
+import numpy as np
+
+from t5x_like.data.quiet_tensorflow import tf
+
+TRIES = 10
+NUMBERS = 2 * TRIES + 2
+
+
+def box(
+  u_N: tf.Tensor, height: tf.Tensor, width: tf.Tensor, area: tuple[float, float], ratio: tuple[float, float]
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """The first of ten boxes that fits, as in torchvision's `RandomResizedCrop`.
+
+  Args:
+    u_N: float32 [NUMBERS] in [0, 1).
+    height, width: of the image, int32.
+    area: the smallest and the largest share of the image's.
+    ratio: the narrowest and the widest, width over height; drawn by its logarithm.
+  Returns:
+    (int32 [4]: y, x, height, width; whether one fitted: without, it is the largest box in the middle whose ratio is
+    allowed)
+  """
+  Y, X = tf.cast(height, tf.float32), tf.cast(width, tf.float32)
+  area_T = Y * X * (area[0] + u_N[:TRIES] * (area[1] - area[0]))
+  low, high = math.log(ratio[0]), math.log(ratio[1])
+  ratio_T = tf.exp(low + u_N[TRIES : 2 * TRIES] * (high - low))
+  w_T, h_T = tf.round(tf.sqrt(area_T * ratio_T)), tf.round(tf.sqrt(area_T / ratio_T))
+  fits_T = (w_T >= 1) & (h_T >= 1) & (w_T <= X) & (h_T <= Y)
+  first = tf.argmax(fits_T)
+  fitted = tf.reduce_any(fits_T)
+  w, h = tf.minimum(X, tf.round(Y * ratio[1])), tf.minimum(Y, tf.round(X / ratio[0]))
+  h, w = tf.where(fitted, h_T[first], tf.maximum(h, 1.0)), tf.where(fitted, w_T[first], tf.maximum(w, 1.0))
+  y = tf.where(fitted, tf.floor(u_N[-2] * (Y - h + 1)), tf.floor((Y - h) / 2))
+  x = tf.where(fitted, tf.floor(u_N[-1] * (X - w + 1)), tf.floor((X - w) / 2))
+  return tf.cast(tf.stack([y, x, h, w]), tf.int32), fitted
+
+
+def inside(box_4: tf.Tensor, height: tf.Tensor, width: tf.Tensor) -> tf.Tensor:
+  """bool [Y, X, 1], true in the box."""
+  y, x, h, w = tf.unstack(box_4)
+  rows, columns = tf.range(height)[:, None, None], tf.range(width)[None, :, None]
+  return (rows >= y) & (rows < y + h) & (columns >= x) & (columns < x + w)
+
+
+def pair(values: tuple) -> tuple[float, float]:
+  low, high = np.asarray(values, float)
+  return float(low), float(high)

@@ -1,0 +1,17 @@
+"""Brightness, contrast and saturation, each by a random factor."""
+
+from t5x_like.data.augmentations import Augmentation, _pixels
+from t5x_like.data.quiet_tensorflow import tf
+
+
+def make(*, brightness: float = 0.3, contrast: float = 0.3, saturation: float = 0.3) -> Augmentation:
+  """Factors are between 1 - s and 1 + s (not below 0) for a strength s of each."""
+  steps = ((_pixels.brightness, brightness), (_pixels.contrast, contrast), (_pixels.saturation, saturation))
+
+  def apply(image_YXC: tf.Tensor, u_3: tf.Tensor) -> tf.Tensor:
+    for number, (change, strength) in enumerate(steps):
+      low = max(0.0, 1.0 - strength)
+      image_YXC = change(image_YXC, low + u_3[number] * (1.0 + strength - low))
+    return image_YXC
+
+  return Augmentation(3, apply)

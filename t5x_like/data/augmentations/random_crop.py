@@ -1,0 +1,17 @@
+"""A part of the image as large as itself, after a border was added: a shift by some pixels (Krizhevsky et al. 2012)."""
+
+from t5x_like.data.augmentations import Augmentation
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.slots import Positive
+
+
+def make(*, border: Positive = 4) -> Augmentation:
+  """`border` is of black pixels, on each side."""
+
+  def apply(image_YXC: tf.Tensor, u_2: tf.Tensor) -> tf.Tensor:
+    shape = tf.shape(image_YXC)
+    wide = tf.pad(image_YXC, [[border, border], [border, border], [0, 0]])
+    y, x = tf.unstack(tf.cast(u_2 * (2 * border + 1), tf.int32))
+    return wide[y : y + shape[0], x : x + shape[1]]
+
+  return Augmentation(2, apply)

@@ -1,0 +1,157 @@
+"""The examples of tasks on labelled images: read, augmented, mixed and normalised, each a function of its index."""
+
+import numpy as np
+
+from t5x_like import slots
+from t5x_like.data import augmentations as available
+from t5x_like.data import features as declared
+from t5x_like.data import random
+from t5x_like.data.augmentations import Augmentation, together
+from t5x_like.data.images import store as stores
+from t5x_like.data.images.mixing import NUMBERS, Mixing
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.store.reader import Verify
+from t5x_like.data.task import Task, digest
+from t5x_like.data.vocabularies import LabelVocabulary
+from t5x_like.errors import UserError
+from t5x_like.slots import plain
+
+_OWN, _OTHER, _MIXED = 0, 1, 2  # streams of random numbers of an example: its image, the image mixed in, the mixing
+MORE = 3  # the first that is free for tasks
+
+
+def task(
+  *,
+  source: str,
+  split: str,
+  resolution: int,
+  channels: int,
+  augmentations: tuple,
+  mixing: Mixing | None = None,
+  repeats: int,
+  crop: float,
+  mean: tuple[float, ...],
+  std: tuple[float, ...],
+  image_field: str,
+  label_field: str,
+  cache: str,
+  data_dir: str | None,
+  label: str | None,
+  verify: Verify,
+) -> Task:
+  """The task `image_classification`, which tells the arguments."""
+  mean, std = (_of_channels(name, values, channels) for name, values in (("mean", mean), ("std", std)))
+  if not 0 < crop <= 1:
+    raise UserError(f"config.task.crop: found {crop}, expected above 0 and at most 1")
+  store = stores.open_store(
+    source, split, image_field=image_field, label_field=label_field, cache=cache, data_dir=data_dir, verify=verify
+  )
+  given = dict(resolution=resolution, mean=mean, std=std)
+  steps = [slots.make("config.task.augmentations", value, available, "make", **given) for value in augmentations]
+  augment = together([*steps, Augmentation(0, lambda image_YXC, _: centred(image_YXC, resolution, 1.0))])
+  classes, N = store.classes, store.num_images
+  arguments = dict(resolution=resolution, channels=channels, crop=crop, mean=mean, std=std, repeats=repeats)
+  features = declared.images(resolution, channels, mixing is not None)
+  labels_N = tf.constant(store.labels)
+  mean_C, std_C = tf.constant(mean, tf.float32), tf.constant(std, tf.float32)
+
+  def read(index_B: tf.Tensor) -> tf.Tensor:
+    return tf.ensure_shape(tf.numpy_function(store.read, [index_B], tf.string, stateful=False), index_B.shape)
+
+  def decoded(data: tf.Tensor) -> tf.Tensor:
+    image = tf.io.decode_image(data, channels, expand_animations=False)
+    return tf.cast(tf.ensure_shape(image, [None, None, channels]), tf.float32)
+
+  def finished(
+    image_BYXC: tf.Tensor, index_B: tf.Tensor, other_B: tf.Tensor, share_B: tf.Tensor
+  ) -> dict[str, tf.Tensor]:
+    label_B = tf.gather(labels_N, index_B)
+    made = {
+      "image": (image_BYXC / 255.0 - mean_C) / std_C,
+      "label": label_B,
+      "example_weights": tf.ones_like(label_B, tf.float32),
+      "other_label": tf.gather(labels_N, other_B),
+      "label_share": share_B,
+    }
+    return {name: made[name] for name in features}
+
+  def batch(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+    def numbers(stream: int, n: int) -> tf.Tensor:
+      return uniform(random.bits(random.row_keys(seed, epoch_B, index_B, tf.constant(stream, tf.int64)), n))
+
+    shape = tf.TensorSpec([resolution, resolution, channels], tf.float32)
+    own_BN = numbers(_OWN, augment.numbers)
+    if mixing is None:
+      made = tf.map_fn(
+        lambda one: augment.apply(decoded(one[0]), one[1]), (read(index_B), own_BN), fn_output_signature=shape
+      )
+      return finished(made, index_B, index_B, tf.ones_like(index_B, tf.float32))
+    key_B = random.row_keys(seed, epoch_B, index_B, tf.constant(_OTHER, tf.int64), tf.constant(1, tf.int64))
+    other_B = tf.cast(random.integers(random.bits(key_B, 1)[:, 0], N), tf.int64)
+    mixed_BN = numbers(_MIXED, NUMBERS)
+    wanted_B = mixing.wanted(mixed_BN)
+    needed_2B = tf.concat([tf.ones_like(wanted_B), wanted_B], 0)  # others are not decoded
+    numbers_2BN = tf.concat([own_BN, numbers(_OTHER, augment.numbers)], 0)
+    image_2BYXC = tf.map_fn(
+      lambda one: tf.cond(one[2], lambda: augment.apply(decoded(one[0]), one[1]), lambda: tf.zeros(shape.shape)),
+      (read(tf.concat([index_B, other_B], 0)), numbers_2BN, needed_2B),
+      fn_output_signature=shape,
+    )
+    image_BYXC, share_B = tf.map_fn(
+      lambda one: mixing(*one),
+      (*tf.split(image_2BYXC, 2), mixed_BN),
+      fn_output_signature=(shape, tf.TensorSpec([], tf.float32)),
+    )
+    return finished(image_BYXC, index_B, other_B, share_B)
+
+  def evaluated(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+    shape = tf.TensorSpec([resolution, resolution, channels], tf.float32)
+    made = tf.map_fn(lambda data: centred(decoded(data), resolution, crop), read(index_B), fn_output_signature=shape)
+    return finished(made, index_B, index_B, tf.ones_like(index_B, tf.float32))
+
+  return Task(
+    name=label or f"{store.name}_image_classification",
+    vocabulary=LabelVocabulary(classes),
+    fingerprint=digest(
+      task="image_classification.v1",
+      images=store.fingerprint,
+      augmentations=[plain(value) for value in augmentations],
+      mixing=vars(mixing) if mixing else None,
+      **arguments,
+    ),
+    num_examples=N,
+    features=features,
+    batch=batch,
+    numbering=f"{store.fingerprint} {repeats}",
+    classes=classes,
+    labels=store.labels,
+    evaluated=evaluated,
+    repeats=repeats,
+  )
+
+
+def centred(image_YXC: tf.Tensor, resolution: int, crop: float) -> tf.Tensor:
+  """The middle of an image whose shorter side was resized to resolution / crop: [resolution, resolution, C]."""
+  shape = tf.shape(image_YXC)[:2]
+  side = round(resolution / crop)
+  scale = side / tf.reduce_min(shape)
+  size = tf.maximum(tf.cast(tf.round(tf.cast(shape, tf.float64) * scale), tf.int32), side)
+  resized = tf.clip_by_value(tf.image.resize(image_YXC, size, "bicubic", antialias=True), 0.0, 255.0)
+  image_YXC = tf.cond(tf.reduce_all(size == shape), lambda: image_YXC, lambda: resized)
+  y, x = tf.unstack((size - resolution) // 2)
+  return tf.ensure_shape(
+    image_YXC[y : y + resolution, x : x + resolution], [resolution, resolution, image_YXC.shape[-1]]
+  )
+
+
+def uniform(bits: tf.Tensor) -> tf.Tensor:
+  """Numbers in [0, 1) from 32-bit words, of which they have the highest 24 bits."""
+  return tf.cast(tf.bitwise.right_shift(bits, tf.constant(8, tf.uint32)), tf.float32) * 2.0**-24
+
+
+def _of_channels(name: str, values: tuple, channels: int) -> tuple[float, ...]:
+  if len(values) not in (1, channels) or not np.isfinite(values).all() or (name == "std" and min(values) <= 0):
+    raise UserError(
+      f"config.task.{name}: found {list(values)}, expected one number, or one for each of {channels} channels"
+    )
+  return tuple(float(v) for v in values) * (channels // len(values))

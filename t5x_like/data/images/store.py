@@ -1,0 +1,254 @@
+"""Encoded images and their labels, prepared once from a source and read by index.
+
+    <cache>/<name>-<split>-<key>/images.json          the manifest: source, classes, counts, checksums, fingerprint
+    <cache>/<name>-<split>-<key>/00000.array_record   the bytes of `_SHARD` of the source's records, less those skipped
+    <cache>/<name>-<split>-<key>/labels.npy           int32 [N], the class of each image
+
+A task prepares its images when it first needs them, under a key of all that they depend on, and every later run opens
+them. A preparation that is killed goes on after its last whole shard. Images that cannot be used are counted by reason
+in the manifest, and reported.
+"""
+
+import concurrent.futures
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import os
+import pathlib
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from t5x_like.data.images.checking import checked
+from t5x_like.data.sources import Skip, Source, check_split, open_source, value
+from t5x_like.data.store.reader import Verify
+from t5x_like.data.supervised.example_store import lock, reasons
+from t5x_like.data.supervised.labels import number_of, numbered
+from t5x_like.errors import UserError, one_line
+
+FORMAT = "t5x_like.images.v1"
+FILE = "images.json"
+_SHARD = 8192  # records
+_AT_ONCE = 256  # images in memory
+_READ_WHOLE = 2**26  # bytes up to which `auto` verifies contents
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageStore:
+  """Prepared images, opened by `open_store`.
+
+  Attributes:
+    path: the directory.
+    name: of the corpus.
+    classes: their names; `labels` [N] are their numbers.
+    files, sizes: the shards and the number of images in each.
+    skipped: how many images were skipped, by reason.
+    fingerprint: SHA-256 of images, labels and classes.
+  """
+
+  path: str
+  name: str
+  classes: tuple[str, ...]
+  labels: np.ndarray
+  files: tuple[str, ...]
+  sizes: tuple[int, ...]
+  skipped: dict[str, int]
+  fingerprint: str
+
+  @property
+  def num_images(self) -> int:
+    return len(self.labels)
+
+  def read(self, index_B: np.ndarray) -> np.ndarray:
+    """The encoded images of some indices, in their order: an array of bytes objects [B]."""
+    out = np.empty(len(index_B), object)
+    ends = np.cumsum(self.sizes)
+    shard_B = np.searchsorted(ends, index_B, side="right")
+    for shard in np.unique(shard_B):
+      rows = np.flatnonzero(shard_B == shard)
+      places = (index_B[rows] - (ends[shard] - self.sizes[shard])).tolist()
+      try:
+        found = _reader(self.files[shard]).read(places)
+      except Exception as error:  # array_record raises its own types for damaged files
+        raise UserError(f"{self.files[shard]}: cannot be read ({one_line(error)}); {_remedy(self.path)}") from error
+      for row, data in zip(rows, found, strict=True):
+        out[row] = data
+    return out
+
+
+@functools.lru_cache(512)
+def _reader(file: str):
+  from array_record.python.array_record_module import ArrayRecordReader
+
+  return ArrayRecordReader(file, options="readahead_buffer_size:0", file_reader_buffer_size=32768)
+
+
+def open_store(
+  source: str,
+  split: str,
+  *,
+  image_field: str = "image",
+  label_field: str = "label",
+  cache: str,
+  data_dir: str | None = None,
+  verify: Verify = "auto",
+) -> ImageStore:
+  """Opens the images of a source's split, preparing them first if necessary.
+
+  Args:
+    source, split, data_dir: see `data/sources/__init__.py`; the source knows the classes of its labels.
+    image_field, label_field: the fields of encoded images and of labels.
+    cache: the local directory of everything prepared.
+    verify: what opening checks: `size` of the files, their contents (`full`), or `auto`: the contents if they are
+      small.
+
+  Raises:
+    UserError: an unusable source, an unwritable cache, no usable image, or a file changed since preparation.
+  """
+  opened = open_source(source, fields=(image_field, label_field), data_dir=data_dir)
+  check_split(opened, split)
+  content = {
+    "format": FORMAT,
+    "rows": opened.split_facts(split),
+    "split": split,
+    "fields": [image_field, label_field],
+    "classes": list(opened.classes(label_field)),
+  }
+  key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+  path = pathlib.Path(cache) / f"{opened.name}-{split}-{key[:16]}"
+  if not (path / FILE).exists():
+    with lock(path):
+      if not (path / FILE).exists():
+        try:
+          _prepare(path, opened, split, content)
+        except OSError as error:
+          raise UserError(
+            f"config.task.cache: {path} cannot be written ({one_line(error)}); free some space or choose another"
+            " directory"
+          ) from error
+  return _open(path, opened.name, verify)
+
+
+def _prepare(path: pathlib.Path, source: Source, split: str, content: dict) -> None:
+  work = path.with_name(f".{path.name}.progress")
+  work.mkdir(parents=True, exist_ok=True)
+  records, shards = source.records(split), []
+  while True:
+    about = work / f"{len(shards):05d}.json"
+    if about.exists():
+      shards.append(json.loads(about.read_text()))
+      for _ in itertools.islice(records, shards[-1]["records"]):
+        pass
+      continue
+    held = itertools.islice(records, _SHARD)
+    first = next(held, None)
+    if first is None:
+      break
+    shards.append(_write_shard(about, itertools.chain([first], held), content))
+  labels = np.array([label for shard in shards for label in shard.pop("labels")], np.int32)
+  skipped, converted = Counter(), sum(shard["converted"] for shard in shards)
+  for shard in shards:
+    skipped.update(shard.pop("skipped"))
+  if not labels.size:
+    raise UserError(f"{source.name}, split {split!r}: found 0 images{reasons(skipped)}, expected at least one")
+  np.save(work / "labels.npy", labels, allow_pickle=False)
+  record = content | {"num_images": labels.size, "skipped": dict(sorted(skipped.items())), "shards": shards}
+  record["labels"] = hashlib.sha256(labels.tobytes()).hexdigest()
+  (work / FILE).write_text(json.dumps(record, indent=1) + "\n")
+  for shard in range(len(shards)):
+    (work / f"{shard:05d}.json").unlink()
+  os.rename(work, path)
+  changed = f", {converted:,} converted to PNG" if converted else ""
+  print(f"data: {path}: prepared {labels.size:,} images{changed}{reasons(skipped)}", flush=True)
+
+
+def _write_shard(about: pathlib.Path, records: Iterator, content: dict) -> dict[str, Any]:
+  """Writes a shard and, when it is whole, what is known of it."""
+  from array_record.python.array_record_module import ArrayRecordWriter
+
+  numbers = numbered(content["classes"], "label_field")
+  image_field, label_field = content["fields"]
+  file, digest = about.with_suffix(".array_record"), hashlib.sha256()
+  found = {"records": 0, "images": 0, "converted": 0, "labels": [], "skipped": Counter()}
+  writer = ArrayRecordWriter(str(file), "group_size:1")
+  with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
+    while some := list(itertools.islice(records, _AT_ONCE)):
+      images = [_bytes(record, image_field, where) for where, record in some]
+      for (where, record), kept in zip(some, threads.map(checked, images)):
+        found["records"] += 1
+        if isinstance(kept, Skip):
+          found["skipped"][kept.reason] += 1
+          continue
+        data, converted = kept
+        label = value(record, label_field, where)
+        found["labels"].append(int(number_of(str(label), numbers, label_field, where)))
+        found["images"] += 1
+        found["converted"] += converted
+        writer.write(data)
+        _absorb(digest, data)
+  writer.close()
+  found |= {"bytes": file.stat().st_size, "content": digest.hexdigest()}
+  aside = about.with_suffix(".tmp")
+  aside.write_text(json.dumps(found))
+  os.replace(aside, about)
+  return json.loads(about.read_text())
+
+
+def _bytes(record, field: str, where: str) -> bytes:
+  found = b"" if isinstance(record, Skip) else value(record, field, where)
+  if not isinstance(found, bytes):
+    raise UserError(f"{where}: found {type(found).__name__} in field {field!r}, expected an encoded image")
+  return found
+
+
+def _absorb(digest, data: bytes) -> None:
+  digest.update(len(data).to_bytes(8, "little"))
+  digest.update(data)
+
+
+def _remedy(path) -> str:
+  return f"delete {path} and it is made again"
+
+
+def _open(path: pathlib.Path, name: str, verify: Verify) -> ImageStore:
+  try:
+    record = json.loads((path / FILE).read_bytes())
+    if record["format"] != FORMAT:
+      raise ValueError(f"format {record['format']!r}")
+    labels = np.load(path / "labels.npy", allow_pickle=False)
+    shards, expected = record["shards"], record["labels"]
+    sizes = tuple(int(shard["images"]) for shard in shards)
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    raise UserError(f"{path / FILE}: found damaged contents ({one_line(error)}); {_remedy(path)}") from error
+  if hashlib.sha256(labels.tobytes()).hexdigest() != expected or sum(sizes) != len(labels):
+    raise UserError(f"{path / 'labels.npy'}: found other labels than {FILE} states; {_remedy(path)}")
+  files = tuple(str(path / f"{number:05d}.array_record") for number in range(len(shards)))
+  whole = verify == "full" or (verify == "auto" and sum(shard["bytes"] for shard in shards) <= _READ_WHOLE)
+  for file, shard in zip(files, shards):
+    found = os.path.getsize(file) if os.path.exists(file) else "no such file"
+    if found != shard["bytes"]:
+      raise UserError(f"{file}: found {found} bytes, expected {shard['bytes']}; {_remedy(path)}")
+  content = {"shards": [shard["content"] for shard in shards], "labels": expected, "classes": record["classes"]}
+  fingerprint = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+  store = ImageStore(str(path), name, tuple(record["classes"]), labels, files, sizes, record["skipped"], fingerprint)
+  if whole:
+    _verify(store, shards)
+  told = "contents verified" if whole else "sizes verified"
+  print(f"data: {path}: {len(labels):,} images of {len(store.classes)} classes{reasons(store.skipped)}; {told}")
+  return store
+
+
+def _verify(store: ImageStore, shards: list[dict]) -> None:
+  first = 0
+  for file, shard in zip(store.files, shards):
+    digest = hashlib.sha256()
+    for start in range(first, first + shard["images"], _AT_ONCE):
+      for data in store.read(np.arange(start, min(start + _AT_ONCE, first + shard["images"]))):
+        _absorb(digest, data)
+    if digest.hexdigest() != shard["content"]:
+      raise UserError(f"{file}: found other contents than {FILE} states; {_remedy(store.path)}")
+    first += shard["images"]

@@ -1,0 +1,76 @@
+"""`idx:train=train-images-idx3-ubyte.gz,validation=t10k-images-idx3-ubyte.gz`: MNIST's files; `image` and `label`.
+
+The labels are in the file beside that has `labels` for `images` and `idx1` for `idx3` in its name. A label is its
+number, as text; an image becomes a PNG. Files may be compressed.
+"""
+
+import io
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from t5x_like.data.sources import Record, _compression, _filesystem
+from t5x_like.data.sources._files import FileSource, _unreadable
+from t5x_like.errors import UserError
+
+
+class Source(FileSource):
+  """Images [N, Y, X] or [N, Y, X, C] and labels [N], both uint8."""
+
+  def classes(self, field: str) -> tuple[str, ...]:
+    most = max(int(_labels(path).max(initial=0)) for files in self._files.values() for path in files)
+    return tuple(str(number) for number in range(most + 1))
+
+  def read(self, path: str) -> Iterator[tuple[str, Record]]:
+    images, labels = _array(path, (3, 4)), _labels(path)
+    if len(images) != len(labels):
+      raise UserError(f"{path}: found {len(images)} images but {len(labels)} labels in {_beside(path)}")
+    for number, (image, label) in enumerate(zip(images, labels)):
+      yield f"{path}, image {number}", {"image": png(image), "label": str(label)}
+
+  def split_facts(self, split: str) -> dict[str, Any]:
+    beside = [_beside(path) for path in self._files[split]]
+    return super().split_facts(split) | {"labels": [[_filesystem.size(p), _filesystem.changed(p)] for p in beside]}
+
+
+def png(image: np.ndarray) -> bytes:
+  """uint8 [Y, X], [Y, X, 1] or [Y, X, 3] as a PNG."""
+  from PIL import Image
+
+  file = io.BytesIO()
+  Image.fromarray(image.squeeze(-1) if image.shape[2:] == (1,) else image).save(file, "PNG")
+  return file.getvalue()
+
+
+def _beside(path: str) -> str:
+  folder, name = os.path.split(path)
+  labels = name.replace("images", "labels").replace("idx3", "idx1").replace("idx4", "idx1")
+  if labels == name or not _filesystem.exists(os.path.join(folder, labels)):
+    raise UserError(
+      f"source idx:{path}: found no file of labels beside it, expected a file of images such as "
+      "train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz beside it"
+    )
+  return os.path.join(folder, labels)
+
+
+def _labels(path: str) -> np.ndarray:
+  return _array(_beside(path), (1,))
+
+
+def _array(path: str, axes: tuple[int, ...]) -> np.ndarray:
+  """The array of a file; UserError if it is none of uint8 with one of these numbers of axes, or is cut short."""
+  try:
+    with _compression.opened(path) as file:
+      data = file.read()
+  except _compression.DAMAGED as error:
+    raise _unreadable(path, path, error) from error
+  wanted = f"expected an IDX file of uint8 with {' or '.join(map(str, axes))} axes"
+  if data[:3] != b"\0\0\x08" or len(data) < 4 or data[3] not in axes:
+    raise UserError(f"{path}: found a file that begins with {data[:4].hex() or 'nothing'}, {wanted}")
+  shape = np.frombuffer(data, ">u4", data[3], 4).astype(np.int64)
+  body = np.frombuffer(data, np.uint8, offset=4 + 4 * data[3])
+  if body.size != shape.prod():
+    raise UserError(f"{path}: found {body.size} values, expected {shape.prod()} for shape {shape.tolist()}")
+  return body.reshape(shape)

@@ -1,0 +1,95 @@
+"""Images of which an encoder sees a random part of the patches, for masked autoencoders (He et al. 2022).
+
+  config.task = {"name": "masked_images", "source": "folders:train=imagenet/train,validation=imagenet/val",
+                 "resolution": 224, "patch": 16, "mask_ratio": 0.75}
+
+Features: those of `image_classification`, and `visible_patches` int32 [K] and `masked_patches` int32 [M], numbers of
+patches in raster order, drawn anew for every image and epoch. Evaluations have the same masks every time.
+"""
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+
+from t5x_like.data import features as declared
+from t5x_like.data import random
+from t5x_like.data.images import examples
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.store.reader import Verify
+from t5x_like.data.task import Task, digest
+from t5x_like.errors import UserError
+from t5x_like.slots import Positive
+
+
+def task(
+  *,
+  source: str,
+  split: str,
+  resolution: Positive = 224,
+  channels: Literal[1, 3] = 3,
+  patch: Positive = 16,
+  mask_ratio: float = 0.75,
+  augmentations: tuple = ({"name": "random_resized_crop", "area": (0.2, 1.0)}, "flip"),
+  repeats: Positive = 1,
+  crop: float = 0.875,
+  mean: tuple[float, ...] = (0.5,),
+  std: tuple[float, ...] = (0.5,),
+  image_field: str = "image",
+  label_field: str = "label",
+  cache: str = "data/prepared",
+  data_dir: str | None = None,
+  label: str | None = None,
+  verify: Verify = "auto",
+) -> Task:
+  """Makes the task.
+
+  Args:
+    patch: height and width of a patch, the model's.
+    mask_ratio: of the patches, the share that is masked; the number that is seen is rounded down.
+    others: see `image_classification`.
+
+  Raises:
+    UserError: no whole number of patches, or none left on one side; and as `image_classification`.
+  """
+  visible, masked = declared.patches(resolution, patch, mask_ratio)
+  if resolution % patch or not visible or not masked:
+    found = f"found resolution {resolution}, patch {patch} and mask_ratio {mask_ratio}"
+    raise UserError(f"config.task: {found}, expected a multiple of the patch, and patches both seen and masked")
+  images = examples.task(
+    source=source,
+    split=split,
+    resolution=resolution,
+    channels=channels,
+    augmentations=augmentations,
+    repeats=repeats,
+    crop=crop,
+    mean=mean,
+    std=std,
+    image_field=image_field,
+    label_field=label_field,
+    cache=cache,
+    data_dir=data_dir,
+    label=label,
+    verify=verify,
+  )
+  places_T = np.arange(visible + masked, dtype=np.int32)
+
+  def with_masks(batch):
+    def made(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+      key_B = random.row_keys(seed, epoch_B, index_B, tf.constant(examples.MORE, tf.int64))
+      seen_BK = random.subsets(random.bits(key_B, places_T.size), visible)
+      hidden_BT = tf.reduce_all(seen_BK[:, :, None] != places_T, axis=1)
+      hidden_BM = tf.reshape(tf.boolean_mask(tf.zeros_like(hidden_BT, tf.int32) + places_T, hidden_BT), [-1, masked])
+      return batch(index_B, epoch_B, seed) | {"visible_patches": seen_BK, "masked_patches": hidden_BM}
+
+    return made
+
+  return dataclasses.replace(
+    images,
+    name=label or images.name.replace("image_classification", "masked_images"),
+    fingerprint=digest(task="masked_images.v1", images=images.fingerprint, patch=patch, mask_ratio=mask_ratio),
+    features=declared.masked(images.features, resolution, patch, mask_ratio),
+    batch=with_masks(images.batch),
+    evaluated=with_masks(images.evaluated),
+  )

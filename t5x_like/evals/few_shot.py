@@ -1,0 +1,94 @@
+"""Few-shot linear evaluation: how well classes can be told apart by the features of a frozen model."""
+
+import jax
+import numpy as np
+
+from t5x_like.errors import UserError
+from t5x_like.evals import Result, Setting
+from t5x_like.parallel.rules import local_rows
+from t5x_like.rows import fetch
+
+
+class Evaluator:
+  """Ridge regression in closed form from the features of a few images per class to targets of 1 and -1, scored on the
+  evaluation split (Dosovitskiy et al. 2021, section 4.1). Features are what the model's head reads, standardised by the
+  few images.
+
+  Args:
+    shots: images per class.
+    split: of the few images, which are those that the seed draws.
+    l2: weight of the squared norm of the solution, whose bias is free of it.
+    seed: of the draw.
+    max_examples: how many images to score on, from the first; None means all.
+
+  Raises:
+    UserError: the model is not for images, or a class has fewer images.
+  """
+
+  def __init__(
+    self,
+    setting: Setting,
+    *,
+    shots: int = 10,
+    split: str = "train",
+    l2: float = 1024.0,
+    seed: int = 0,
+    max_examples: int | None = None,
+  ):
+    if not hasattr(setting.model, "features") or setting.task.labels is None or setting.on is None:
+      raise UserError(f"evaluator few_shot: is for models and tasks of labelled images, not task {setting.task.name}")
+    if shots < 1 or l2 <= 0:
+      raise UserError(f"evaluator few_shot: found shots={shots} and l2={l2}, expected both above 0")
+    self._setting, self._most, self._shots, self._l2 = setting, max_examples, shots, l2
+    self._few = setting.on(split)
+    self._chosen = chosen(self._few.task.labels, len(setting.task.classes), shots, seed, self._few.task)
+    self._run = setting.jit(lambda model, batch: (model.features(batch), batch["label"], batch["example_index"]))
+
+  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+    """`<shots>_shot_top1`, in percent."""
+    few_ND, label_N = self._features(arrays, self._few, self._read(self._few))
+    test_MD, label_M = self._features(arrays, self._setting, self._setting.batches(self._most))
+    guess_M = ridge(few_ND, label_N, test_MD, len(self._setting.task.classes), self._l2)
+    score = 100 * float((guess_M == label_M).mean())
+    return Result({f"{self._shots}_shot_top1": score})
+
+  def _read(self, setting: Setting):
+    from t5x_like.data import loader  # tensorflow: only where data is read
+
+    rows = local_rows(setting.rules.batch(), setting.batch_size)
+    return loader.eval_batches(setting.task, batch_size=setting.batch_size, rows=rows, only=self._chosen)
+
+  def _features(self, arrays, setting: Setting, batches) -> tuple[np.ndarray, np.ndarray]:
+    found = [[fetch(x) for x in self._run(arrays, batch)] for batch in setting.placed(batches)]
+    features_ND, label_N, index_N = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return features_ND[index_N >= 0], label_N[index_N >= 0]
+
+
+def chosen(labels: np.ndarray, classes: int, shots: int, seed: int, task) -> np.ndarray:
+  """Ascending indices of `shots` examples of every class; UserError if one has fewer."""
+  order = np.random.default_rng(seed).permutation(len(labels))
+  out = []
+  for number in range(classes):
+    own = order[labels[order] == number][:shots]
+    if len(own) < shots:
+      raise UserError(
+        f"evaluator few_shot: class {task.classes[number]!r} has {len(own)} images in {task.name}, expected {shots};"
+        " set shots to fewer"
+      )
+    out.append(own)
+  return np.sort(np.concatenate(out))
+
+
+def ridge(few_ND: np.ndarray, label_N: np.ndarray, test_MD: np.ndarray, classes: int, l2: float) -> np.ndarray:
+  """The class of each test row, int [M], by ridge regression on the few.
+
+  Standardised columns have mean 0, so the bias is the mean of the targets, and the weights are
+  `X^T (X X^T + l2 I)^-1 (Y - mean(Y))`.
+  """
+  mean, std = few_ND.mean(0, dtype=np.float64), few_ND.std(0, dtype=np.float64) + 1e-5
+  few_ND, test_MD = ((x - mean) / std for x in (few_ND, test_MD))
+  target_NV = np.where(label_N[:, None] == np.arange(classes), 1.0, -1.0)
+  bias_V = target_NV.mean(0)
+  kernel_NN = few_ND @ few_ND.T + l2 * np.eye(len(few_ND))
+  weights_DV = few_ND.T @ np.linalg.solve(kernel_NN, target_NV - bias_V)
+  return np.argmax(test_MD @ weights_DV + bias_V, axis=1)

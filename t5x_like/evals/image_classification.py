@@ -1,0 +1,52 @@
+"""Classification of images: the share whose class is the likeliest, and among the five likeliest."""
+
+import jax
+import numpy as np
+
+from t5x_like.errors import UserError
+from t5x_like.evals import Result, Setting
+from t5x_like.rows import fetch
+
+_MOST = 5
+_SAMPLES = 8
+
+
+class Evaluator:
+  """Scores every image once, on its middle, in percent.
+
+  Args:
+    max_examples: how many images, from the first; None means all.
+
+  Raises:
+    UserError: the task has no classes, or the model has no logits of images.
+  """
+
+  def __init__(self, setting: Setting, *, max_examples: int | None = None):
+    self._setting, self._most, self._classes = setting, max_examples, setting.task.classes
+    if "image" not in setting.task.features or not self._classes:
+      made = ", ".join(setting.task.features)
+      raise UserError(f"evaluator image_classification: is for labelled images, task {setting.task.name} makes {made}")
+    places = min(_MOST, len(self._classes))
+
+    def likeliest(model, batch):
+      return jax.lax.top_k(model(batch)["logits"], places)[1], batch["label"], batch["example_index"]
+
+    self._run = setting.jit(likeliest)
+
+  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+    """`top1`, `top5` where there are more classes than that, and the number of `images`."""
+    found = [[fetch(x) for x in self._run(arrays, batch)] for batch in self._setting.global_batches(self._most)]
+    best_NK, label_N, index_N = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    best_NK, label_N, index_N = (x[index_N >= 0] for x in (best_NK, label_N, index_N))
+    right_NK = best_NK == label_N[:, None]
+    scores = {"top1": 100 * float(right_NK[:, 0].mean())}
+    if len(self._classes) > _MOST:
+      scores["top5"] = 100 * float(right_NK.any(axis=1).mean())
+    named = [
+      {"input": f"image {index}", "target": self._name(label), "prediction": self._name(best)}
+      for index, label, best in zip(index_N, label_N, best_NK[:, 0])
+    ]
+    return Result(scores | {"images": len(named)}, named[:_SAMPLES], named)
+
+  def _name(self, number: int) -> str:
+    return self._classes[number] if number < len(self._classes) else f"class {number}"

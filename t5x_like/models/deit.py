@@ -1,0 +1,28 @@
+"""DeiT: ViT with a distillation token, which learns from a teacher (Touvron et al. 2021, https://arxiv.org/abs/2012.12877).
+
+A second token stands before the patches, with a classifier of its own; predictions are the mean of the two. Without a
+teacher, DeiT is the ViT of the same size (`models/vit.py`).
+"""
+
+from dataclasses import replace
+
+from t5x_like.models import vit
+from t5x_like.nn.image_encoder import ImageEncoder
+
+
+def _distilled(name: str):
+  return replace(vit.VARIANTS[name], class_tokens=2, head="distillation")
+
+
+VARIANTS = {
+  "deit-tiny": _distilled("vit-tiny"),  # for debugging; the paper's DeiT-Ti is deit-ti16
+  "deit-ti16": _distilled("vit-ti16"),
+  "deit-s16": _distilled("vit-s16"),
+  "deit-b16": _distilled("vit-b16"),
+}
+
+
+class Model(ImageEncoder):
+  """A distilled DeiT of one of `VARIANTS`; features and arguments are those of every encoder of images."""
+
+  VARIANTS = VARIANTS

@@ -1,0 +1,45 @@
+"""ViT: the Vision Transformer of Dosovitskiy et al. 2021 (https://arxiv.org/abs/2010.11929).
+
+Patches through a pre-norm encoder with biases everywhere and exact GELU; a class token, and learned positions in raster
+order. `design.position` is any scheme of `nn.image_positions` (the paper's table 8), `class_tokens=0` averages the
+patches instead. S and Ti are DeiT's sizes (Touvron et al. 2021, table 1).
+"""
+
+from t5x_like.nn.design import Design
+from t5x_like.nn.dims import Dims
+from t5x_like.nn.image_encoder import ImageEncoder, ImageVariant
+
+DESIGN = Design(
+  norm="layernorm",
+  norm_epsilon=1e-6,
+  norm_position="pre",
+  activation="gelu",
+  biases=("qkv", "out", "mlp"),
+  position="learned_1d",
+  embed_init=0.02,
+  mlp_dropout=True,
+)
+
+
+def _vit(embed, mlp, heads, layers, patch, resolution=224) -> ImageVariant:
+  return ImageVariant(Dims(embed, heads, heads, embed // heads, mlp, layers), DESIGN, patch, resolution)
+
+
+VARIANTS = {
+  #                   embed   mlp heads layers patch
+  "vit-tiny":    _vit(   64,  128,  4,  4,  4, 32),  # for debugging
+  "vit-fashion": _vit(   96,  192,  4,  6,  4, 28),
+  "vit-ti16":    _vit(  192,  768,  3, 12, 16),
+  "vit-s16":     _vit(  384, 1536,  6, 12, 16),
+  "vit-b16":     _vit(  768, 3072, 12, 12, 16),
+  "vit-b32":     _vit(  768, 3072, 12, 12, 32),
+  "vit-l16":     _vit( 1024, 4096, 16, 24, 16),
+  "vit-l32":     _vit( 1024, 4096, 16, 24, 32),
+  "vit-h14":     _vit( 1280, 5120, 16, 32, 14),
+}  # fmt: skip
+
+
+class Model(ImageEncoder):
+  """A ViT of one of `VARIANTS`; features and arguments are those of every encoder of images."""
+
+  VARIANTS = VARIANTS

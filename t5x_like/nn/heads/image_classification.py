@@ -1,0 +1,56 @@
+"""Classification of images."""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.errors import UserError
+from t5x_like.nn import params
+from t5x_like.nn.dims import dropout, subkey
+from t5x_like.nn.linear import Linear
+from t5x_like.slots import Positive
+
+
+class ImageClassifier(nnx.Module):
+  """Logits [B, labels], from the class token or the mean of the patches; they begin at 0 (Dosovitskiy et al. 2021).
+
+  Args:
+    labels: the number of classes.
+    pooling: what is classified; None is the class token where the model has one.
+    hidden: a tanh layer before, as wide as the stack, as in the paper's pretraining.
+  """
+
+  def __init__(
+    self,
+    rngs: nnx.Rngs,
+    variant,
+    dropout_rate: float,
+    *,
+    labels: Positive = 1000,
+    pooling: Literal["token", "mean"] | None = None,
+    hidden: bool = False,
+  ):
+    D, self.extra = variant.dims.embed, variant.class_tokens
+    self.pooling = pooling or ("token" if self.extra else "mean")
+    if self.pooling == "token" and not self.extra:
+      raise UserError("config.model.head.pooling: found 'token', but the model has none; expected 'mean'")
+    kernel_init = variant.design.kernel_init(D)
+    self.hidden = Linear((D, D), ("embed", None), kernel_init, rngs, bias=True) if hidden else None
+    self.out = Linear((D, labels), ("embed", None), params.zeros, rngs, bias=True)
+    self.dropout_rate = dropout_rate
+
+  def pooled(self, x_BTD: jax.Array) -> jax.Array:
+    """[B, D]"""
+    return x_BTD[:, 0] if self.pooling == "token" else jnp.mean(x_BTD[:, self.extra :], axis=1)
+
+  def __call__(self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None) -> dict[str, jax.Array]:
+    x_BD = self.pooled(x_BTD)
+    if self.hidden is not None:
+      x_BD = jnp.tanh(self.hidden(x_BD))
+    x_BD = dropout(x_BD, self.dropout_rate, subkey(key, 0), broadcast_axes=())
+    return {"logits": self.out(x_BD).astype(jnp.float32)}
+
+
+make = ImageClassifier

@@ -1,0 +1,176 @@
+"""The encoder of images: patches, projected and put in a sequence, through the stack that texts go through."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like import slots
+from t5x_like.errors import UserError
+from t5x_like.nn import heads, image_positions, params
+from t5x_like.nn.architecture import Batch, Dtype, Layers
+from t5x_like.nn.build import StackBuilder, deepnorm_weights
+from t5x_like.nn.design import Design
+from t5x_like.nn.dims import Dims, subkey
+from t5x_like.nn.image_positions import Grid
+from t5x_like.nn.layer import Context
+from t5x_like.nn.linear import Linear
+from t5x_like.nn.mask import Mask, positions
+from t5x_like.nn.pipeline import EVEN
+from t5x_like.nn.remat import make as make_remat
+from t5x_like.parallel.constrain import constrain
+from t5x_like.slots import Positive
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageVariant:
+  """One published size of a family on images.
+
+  Attributes:
+    dims: of its stack.
+    design: of its blocks; `position` is a scheme of `nn.image_positions`.
+    patch: height and width of a patch in pixels.
+    resolution: height and width of the images in pixels.
+    channels: of the images.
+    class_tokens: learned vectors before the patches: 1 in ViT, 2 in DeiT, 0 where patches are averaged.
+    head: one of `nn.heads`, a name or {"name": …} with its arguments.
+  """
+
+  dims: Dims
+  design: Design
+  patch: int = 16
+  resolution: int = 224
+  channels: int = 3
+  class_tokens: int = 1
+  head: str | dict = "image_classification"
+
+  @property
+  def grid(self) -> Grid:
+    side = self.resolution // self.patch
+    return Grid(side, side, self.class_tokens)
+
+
+class ImageEncoder(nnx.Module):
+  """A bidirectional stack over patches, and a head.
+
+  Args:
+    variant: a name in `VARIANTS`, or an `ImageVariant`. All arguments but `rngs` are keys of `config.model`.
+    resolution, patch, channels, class_tokens, head: None is the variant's.
+    dropout: rate, wherever the design applies dropout.
+    drop_path: rate at which a sublayer of an image is left out in training (Huang et al. 2016), the same in all layers.
+    dtype, remat, layers, pipeline, design: see `nn.architecture.Architecture`.
+  Raises:
+    UserError: naming the key, what was found and what was expected.
+  """
+
+  VARIANTS: ClassVar[dict[str, ImageVariant]] = {}
+  VARIANT = ImageVariant
+  NEEDS = ("image",)
+
+  def __init__(
+    self,
+    rngs: nnx.Rngs,
+    *,
+    variant: str | ImageVariant,
+    resolution: Positive | None = None,
+    patch: Positive | None = None,
+    channels: Positive | None = None,
+    class_tokens: int | None = None,
+    head: str | dict | None = None,
+    dropout: float = 0.0,
+    drop_path: float = 0.0,
+    dtype: Dtype = "float32",
+    remat: str | dict = "none",
+    layers: Layers = "scan",
+    pipeline: dict = {},  # noqa: B006 (never written to)
+    design: dict = {},  # noqa: B006
+  ):
+    variant = slots.find("config.model.variant", variant, self.VARIANTS) if isinstance(variant, str) else variant
+    given = dict(resolution=resolution, patch=patch, channels=channels, class_tokens=class_tokens, head=head)
+    self.variant = variant = dataclasses.replace(
+      variant,
+      design=slots.change("config.model.design", variant.design, design),
+      **{name: value for name, value in given.items() if value is not None},
+    )
+    if variant.resolution % variant.patch:
+      found = f"found {variant.resolution} with patches of {variant.patch}"
+      raise UserError(f"config.model.resolution: {found}, expected a multiple of the patch")
+    if not 0 <= drop_path < 1:
+      raise UserError(f"config.model.drop_path: found {drop_path}, expected at least 0 and less than 1")
+    self.dtype = jnp.dtype(dtype)
+    stages = slots.change("config.model.pipeline", EVEN, pipeline)
+    options = dict(dropout_rate=dropout, drop_path=drop_path, remat=make_remat(remat), layers=layers, pipeline=stages)
+    self.build(rngs, **options)
+    self.NEEDS = ("image", *getattr(self.head, "places", ()))
+
+  def build(self, rngs: nnx.Rngs, **options) -> None:
+    variant, dims = self.variant, self.variant.dims
+    init, E = variant.design.table_init(), variant.class_tokens
+    pixels = variant.patch**2 * variant.channels
+    self.patches = Linear((pixels, dims.embed), (None, "embed"), params.fan_in_normal(pixels), rngs, bias=True)
+    self.tokens = params.param(rngs, init, (E, dims.embed), (None, "embed")) if E else None
+    deepnorm = deepnorm_weights(dims.layers, 0)["encoder"]
+    parts = StackBuilder(
+      variant.design, dims, causal=False, deepnorm=deepnorm, schemes_of=image_positions, grid=variant.grid, **options
+    )
+    self.inputs = parts.inputs(rngs)
+    self.encoder = parts.stack(rngs)
+    given = dict(rngs=rngs, variant=variant, **options)
+    self.head = slots.make("config.model.head", variant.head, heads, "make", **given)
+
+  def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
+    return self.outputs(batch, key)
+
+  def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
+    """The head's outputs, and auxiliary scalars.
+
+    Args:
+      batch: `image` float32 [B, Y, X, C]; `visible_patches` and `masked_patches`, int32 [B, K] and [B, M], for a head
+        that puts back the patches that were not encoded.
+      key: dropout key, or None for evaluation.
+    """
+    places = {name: batch[name] for name in getattr(self.head, "places", ())}
+    x_BTD, aux = self.encode(batch["image"], subkey(key, 0), places.get("visible_patches"))
+    return self.head(x_BTD, None, None, subkey(key, 1), **places) | aux
+
+  def features(self, batch: Batch) -> jax.Array:
+    """float32 [B, D]: what the head classifies."""
+    return self.head.pooled(self.encode(batch["image"])[0]).astype(jnp.float32)
+
+  def encode(self, image_BYXC: jax.Array, key: jax.Array | None = None, kept_BK: jax.Array | None = None):
+    """Returns (hidden states [B, E + K, D] of the class tokens and the patches, auxiliary scalars).
+
+    Args:
+      kept_BK: int32, the numbers of the patches to encode; None is all of them, in raster order.
+    """
+    x_BTD = self.patches(patchified(image_BYXC, self.variant).astype(self.dtype))
+    B, E, pos = len(x_BTD), self.variant.class_tokens, positions(self.variant.grid.length)
+    if kept_BK is not None:
+      x_BTD = jnp.take_along_axis(x_BTD, kept_BK[..., None], axis=1)
+      pos = jnp.concatenate([jnp.broadcast_to(pos[:, :E], (B, E)), kept_BK + E], axis=1)
+    if self.tokens is not None:
+      tokens_BED = jnp.broadcast_to(self.tokens[...].astype(self.dtype), (B, E, x_BTD.shape[-1]))
+      x_BTD = jnp.concatenate([tokens_BED, x_BTD], axis=1)
+    x_BTD = constrain(self.inputs(x_BTD, pos, None, subkey(key, 0)), "batch", "residual_length", "activation_embed")
+    x_BTD, aux, _ = self.encoder(x_BTD, Context(mask=Mask(pos, pos, aligned=kept_BK is None)), key=subkey(key, 1))
+    return x_BTD, aux
+
+
+def patchified(image_BYXC: jax.Array, variant: ImageVariant) -> jax.Array:
+  """[B, patches, P * P * C]: patches in raster order, their pixels by row, column and channel.
+
+  Raises:
+    UserError: the images are not those that the model is for.
+  """
+  expected = (variant.resolution, variant.resolution, variant.channels)
+  if image_BYXC.shape[1:] != expected:
+    key = "channels" if image_BYXC.shape[1:3] == expected[:2] else "resolution"
+    raise UserError(
+      f"config.model.{key}: the model is for images of {list(expected)}, found {list(image_BYXC.shape[1:])} (height,"
+      f" width, channels); set config.model.{key} and config.task.{key} alike"
+    )
+  B, P, grid = len(image_BYXC), variant.patch, variant.grid
+  x = image_BYXC.reshape(B, grid.rows, P, grid.columns, P, variant.channels)
+  return jnp.transpose(x, (0, 1, 3, 2, 4, 5)).reshape(B, grid.patches, -1)

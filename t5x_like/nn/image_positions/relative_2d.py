@@ -1,0 +1,44 @@
+"""A learned scalar for each offset of rows and columns and each head, added to the logits (Swin, BEiT)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from t5x_like.nn import params
+from t5x_like.nn.dims import Dims
+from t5x_like.nn.image_positions import Grid
+from t5x_like.nn.positions import Position
+
+
+class Relative2d(Position):
+  """Relative position bias (Liu et al. 2021, section 3.2; Bao et al. 2022), in every layer or, if `shared`, in all.
+
+  Where there are extra tokens, three more scalars stand for what is seen from them, by them, and among them.
+  """
+
+  biased = True
+
+  def __init__(self, rngs: nnx.Rngs, dims: Dims, grid: Grid, *, shared: bool = False):
+    rows = (2 * grid.rows - 1) * (2 * grid.columns - 1) + 3 * bool(grid.extra)
+    self.table = params.param(rngs, params.normal(0.02), (rows, dims.heads), (None, "heads"))
+    self.place = "stack" if shared else "layer"
+    self.grid = grid
+
+  def bias(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
+    offset_BTS = jnp.asarray(offsets(self.grid))[q_pos_BT[:, :, None], k_pos_BS[:, None, :]]
+    return jnp.transpose(jnp.take(self.table[...], offset_BTS, axis=0), (0, 3, 1, 2))
+
+
+def offsets(grid: Grid) -> np.ndarray:
+  """int32 [length, length]: the row of the table for each pair of positions, query and key."""
+  row, column = np.divmod(np.arange(grid.patches), grid.columns)
+  down, right = (axis[:, None] - axis[None, :] for axis in (row, column))
+  between = (down + grid.rows - 1) * (2 * grid.columns - 1) + right + grid.columns - 1
+  found = np.zeros((grid.length, grid.length), np.int32)
+  last, E = (2 * grid.rows - 1) * (2 * grid.columns - 1), grid.extra
+  found[E:, E:], found[:E, E:], found[E:, :E], found[:E, :E] = between, last, last + 1, last + 2
+  return found
+
+
+make = Relative2d

@@ -1,0 +1,37 @@
+"""Sines and cosines of the column and of the row, added to the patches (MAE)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t5x_like.errors import UserError
+from t5x_like.nn.image_positions import Grid
+from t5x_like.nn.positions import Position
+
+
+class Sinusoidal2d(Position):
+  """The first half of the channels has sines, then cosines, of the column, the second half those of the row (He et al.
+  2022, as in the authors' code). Extra tokens have none; nothing is learned, so any resolution has its own."""
+
+  place = "inputs"
+
+  def __init__(self, width: int, grid: Grid):
+    if width % 4:
+      raise UserError(f"config.model.design.position: sinusoidal_2d needs a width divisible by 4, found {width}")
+    self.width, self.grid = width, grid
+
+  def embed(self, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
+    table = jnp.asarray(table_of(self.width, self.grid), jnp.float32)
+    return x_BTD + jnp.take(table, pos_BT, axis=0, mode="clip").astype(x_BTD.dtype)
+
+
+def table_of(width: int, grid: Grid) -> np.ndarray:
+  """float32 [length, width]."""
+  frequency = 1.0 / 10_000 ** (np.arange(width // 4) / (width / 4))
+  place = np.arange(grid.patches)
+  angles = [np.outer(axis, frequency) for axis in (place % grid.columns, place // grid.columns)]
+  table = np.concatenate([f(angle) for angle in angles for f in (np.sin, np.cos)], axis=1)
+  return np.concatenate([np.zeros((grid.extra, width)), table]).astype(np.float32)
+
+
+make = Sinusoidal2d

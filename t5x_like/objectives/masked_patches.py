@@ -1,0 +1,47 @@
+"""Reconstruction of masked patches of images (MAE, He et al. 2022, https://arxiv.org/abs/2111.06377)."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.nn.image_encoder import patchified
+from t5x_like.objectives import Base
+from t5x_like.objectives._losses import Sums, add_auxiliary
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective(Base):
+  """The squared error of the pixels of the masked patches, a mean for each image.
+
+  Attributes:
+    normalised: whether a patch's targets are its pixels less their mean and over their deviation (section 4.1).
+  """
+
+  beside = ("masked_patches",)
+  targets = "image"
+  weights = "example_weights"
+  also = ("visible_patches", "masked_patches")
+  gives = ("loss",)
+
+  normalised: bool = True
+
+  def __call__(self, model, batch: dict[str, jax.Array], key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+    """Runs the model on a batch.
+
+    Args:
+      batch: `image` float32 [B, Y, X, C], `visible_patches` int32 [B, K], `masked_patches` int32 [B, M],
+        `example_weights` float32 [B].
+      key: dropout key; None evaluates.
+    Returns:
+      (loss sum, sums): `loss`, `weights`, and the scalars of the model.
+    """
+    outputs = model.outputs(batch, key)
+    target_BTP = patchified(batch["image"].astype(jnp.float32), model.variant)
+    target_BMP = jnp.take_along_axis(target_BTP, batch["masked_patches"][..., None], axis=1)
+    if self.normalised:
+      mean, variance = target_BMP.mean(-1, keepdims=True), target_BMP.var(-1, ddof=1, keepdims=True)
+      target_BMP = (target_BMP - mean) * jax.lax.rsqrt(variance + 1e-6)
+    error_B = jnp.mean(jnp.square(outputs["logits"] - target_BMP), axis=(1, 2))
+    loss = jnp.sum(error_B * batch["example_weights"])
+    return add_auxiliary(loss, {"loss": loss, "weights": jnp.sum(batch["example_weights"])}, outputs)

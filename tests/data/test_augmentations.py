@@ -1,0 +1,104 @@
+"""Augmentations against Pillow's arithmetic, and what mixing and boxes promise."""
+
+import numpy as np
+import pytest
+import scipy.stats
+from PIL import Image, ImageEnhance, ImageFilter, ImageOps
+
+from t5x_like import slots
+from t5x_like.data import augmentations
+from t5x_like.data.augmentations import _box, _pixels
+from t5x_like.data.images.mixing import NUMBERS, Mixing, _beta
+from t5x_like.data.quiet_tensorflow import tf
+
+PHOTO = np.kron(np.random.default_rng(1).integers(20, 230, (5, 6, 3)), np.ones((4, 4, 1))).astype(np.uint8)
+PHOTO = PHOTO + np.random.default_rng(2).integers(0, 20, PHOTO.shape).astype(np.uint8)
+PILLOW = Image.fromarray(PHOTO)
+
+CASES = {  # ours, Pillow's, how many levels apart they may be
+  "brightness": (lambda x: _pixels.brightness(x, 1.7), lambda im: ImageEnhance.Brightness(im).enhance(1.7), 1),
+  "contrast": (lambda x: _pixels.contrast(x, 0.4), lambda im: ImageEnhance.Contrast(im).enhance(0.4), 2),
+  "saturation": (lambda x: _pixels.saturation(x, 1.8), lambda im: ImageEnhance.Color(im).enhance(1.8), 2),
+  "sharpness": (lambda x: _pixels.sharpness(x, 0.1), lambda im: ImageEnhance.Sharpness(im).enhance(0.1), 2),
+  "posterize": (lambda x: _pixels.posterize(x, 4), lambda im: ImageOps.posterize(im, 4), 0),
+  "solarize": (lambda x: _pixels.solarize(x, 100.0), lambda im: ImageOps.solarize(im, 100), 0),
+  "autocontrast": (_pixels.autocontrast, ImageOps.autocontrast, 1),
+  "equalize": (_pixels.equalize, ImageOps.equalize, 0),
+  "grey": (lambda x: _pixels.grey(x) * tf.ones_like(x), lambda im: im.convert("L").convert("RGB"), 1),
+  "blur": (lambda x: _pixels.blur(x, 1.0), lambda im: im.filter(ImageFilter.GaussianBlur(1.0)), 6),
+  "shift": (
+    lambda x: _pixels.affine(x, [1.0, 0.0, 3.0, 0.0, 1.0, -2.0]),
+    lambda im: im.transform(im.size, Image.AFFINE, (1, 0, 3, 0, 1, -2), fillcolor=(128,) * 3),
+    1,
+  ),
+  "quarter turn": (
+    lambda x: _pixels.affine(x[:20, :20], [0.0, -1.0, 0.0, 1.0, 0.0, 0.0]),
+    lambda im: im.crop((0, 0, 20, 20)).transpose(Image.ROTATE_90),
+    1,
+  ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_pixels_are_those_of_pillow(name):
+  ours, theirs, levels = CASES[name]
+  found = ours(tf.constant(PHOTO, tf.float32)).numpy()
+  expected = np.asarray(theirs(PILLOW)).astype(np.float32)
+  assert np.abs(found - expected).max() <= levels + 0.5
+  assert np.abs(found - PHOTO[: len(found), : found.shape[1]]).max() > 10
+
+
+GIVEN = dict(resolution=12, mean=(0.5,), std=(0.25,))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("name", slots.names(augmentations))
+def test_an_augmentation_is_a_function_of_its_numbers(name, channels):
+  made = slots.make("augmentations", name, augmentations, "make", **GIVEN)
+  apply = tf.function(lambda u: made.apply(tf.constant(PHOTO[..., :channels], tf.float32), u))
+  generator, seen = np.random.default_rng(0), set()
+  for _ in range(12):
+    u = generator.random(made.numbers, np.float32)
+    image = apply(u).numpy()
+    assert np.array_equal(image, apply(u).numpy()) and np.isfinite(image).all()
+    assert image.shape[-1] == channels and (name == "erase" or (image.min() >= 0 and image.max() <= 255.001))
+    seen.add(image.tobytes())
+  assert len(seen) > 1
+
+
+def test_boxes_lie_inside_and_have_the_areas_asked_for():
+  boxes = tf.function(lambda u, Y, X: _box.box(u, Y, X, (0.3, 0.6), (0.5, 2.0)))
+  shares = []
+  for n in range(60):
+    u = np.random.default_rng(n).random(_box.NUMBERS, np.float32)
+    (y, x, h, w), fitted = (part.numpy() for part in boxes(u, 40, 60))
+    assert 0 <= y <= y + h <= 40 and 0 <= x <= x + w <= 60 and fitted
+    assert 0.45 < w / h < 2.2
+    shares.append(h * w / 2400)
+  assert 0.28 < min(shares) < 0.36 and 0.54 < max(shares) < 0.63
+  for shape in ((1, 1), (1, 50), (50, 1)):
+    (y, x, h, w), _ = (part.numpy() for part in boxes(np.full(_box.NUMBERS, 0.7, np.float32), *shape))
+    assert h >= 1 and w >= 1 and y + h <= shape[0] and x + w <= shape[1]
+
+
+@pytest.mark.parametrize("mixing", [Mixing(mixup=0.8), Mixing(cutmix=1.0), Mixing(mixup=0.2, cutmix=0.5)], ids=str)
+def test_the_share_is_what_is_left_of_the_image(mixing):
+  black, white = np.zeros((20, 30, 3), np.float32), np.ones((20, 30, 3), np.float32)
+  mix = tf.function(lambda u: mixing(tf.constant(white), tf.constant(black), u))
+  shares, whole = [], 0
+  for n in range(40):
+    mixed, share = (x.numpy() for x in mix(np.random.default_rng(n).random(NUMBERS, np.float32)))
+    assert mixed.mean() == pytest.approx(share, abs=1e-5) and 0 <= share <= 1
+    whole += set(np.unique(mixed)) <= {0.0, 1.0}
+    shares.append(share)
+  assert (whole == 40) == (mixing.mixup == 0) and (whole == 0) == (mixing.cutmix == 0)
+  assert np.std(shares) > 0.1
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.8, 1.0])
+def test_shares_have_the_beta_distribution(alpha):
+  u = (np.arange(4000) + 0.5) / 4000
+  found = _beta(alpha, tf.constant(u, tf.float32)).numpy()
+  assert (
+    scipy.stats.kstest(found, scipy.stats.beta(alpha, alpha).cdf).statistic < 0.02
+  )  # near 0 and 1, float32 is coarse

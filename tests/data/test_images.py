@@ -1,0 +1,222 @@
+"""Images in a store: what is taken, what is skipped and counted, and the same bytes whatever happened on the way."""
+
+import gzip
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from t5x_like.data import loader, task
+from t5x_like.data.images import checking, store
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.sources import open_source
+from t5x_like.errors import UserError
+
+NOISE = np.random.default_rng(0).integers(0, 256, (9, 7, 3)).astype(np.uint8)
+
+
+def encoded(image, form="PNG", **options) -> bytes:
+  file = io.BytesIO()
+  (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(file, form, **options)
+  return file.getvalue()
+
+
+def folders(root, images: dict[str, bytes]) -> str:
+  for name, data in images.items():
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_bytes(data)
+  return f"folders:{root}"
+
+
+def built(source, folder, **arguments):
+  options = dict(resolution=8, crop=1.0, augmentations=(), cache=str(folder / "cache"), split="train") | arguments
+  return task.build("image_classification", source=source, **options)
+
+
+ODD = {
+  "a/kept.jpg": encoded(NOISE, "JPEG"),
+  "a/grey.png": encoded(NOISE[..., 0]),
+  "a/cmyk.jpg": encoded(Image.fromarray(NOISE).convert("CMYK"), "JPEG"),
+  "a/clear.png": encoded(np.concatenate([NOISE, NOISE[..., :1]], -1)),
+  "b/palette.png": encoded(Image.fromarray(NOISE).convert("P")),
+  "b/deep.png": encoded(NOISE[..., 0].astype(np.uint16) << 8),
+  "b/pixel.png": encoded(NOISE[:1, :1]),
+  "b/photo.webp": encoded(NOISE, "WEBP", lossless=True),
+  "b/broken.jpg": encoded(np.tile(NOISE, (9, 9, 1)), "JPEG")[:-200],
+  "b/notes.txt": b"no image",
+  "b/empty.png": b"",
+  "b/huge.png": encoded(Image.new("1", (8200, 8200))),
+}
+
+
+def test_what_is_no_image_is_counted_and_others_are_8_bit_grey_or_rgb(tmp_path, capsys):
+  source = folders(tmp_path / "pictures", ODD)
+  made = store.open_store(source, "train", cache=str(tmp_path / "cache"))
+  assert made.skipped == {"not a readable image": 3, f"more than {checking.MOST_PIXELS:,} pixels": 1}
+  assert made.classes == ("a", "b") and made.labels.tolist() == [0] * 4 + [1] * 4 and made.name == "pictures"
+  names = [
+    name for name in sorted(ODD) if name.split("/")[1] not in ("broken.jpg", "notes.txt", "empty.png", "huge.png")
+  ]
+  read = dict(zip(names, made.read(np.arange(8)), strict=True))
+  kept = {name for name in names if read[name] == ODD[name]}
+  assert kept == {"a/kept.jpg", "a/grey.png", "b/pixel.png"}
+  for name in set(names) - kept:
+    image, original = Image.open(io.BytesIO(read[name])), Image.open(io.BytesIO(ODD[name]))
+    assert image.format == "PNG" and image.mode == ("L" if name == "b/deep.png" else "RGB")
+    expected = NOISE[..., 0] if name == "b/deep.png" else np.asarray(original.convert("RGB"))
+    assert np.array_equal(np.asarray(image), expected), name
+  assert np.array_equal(made.read(np.array([7, 0]))[0], read[names[7]])
+  out = capsys.readouterr().out
+  assert "5 converted to PNG" in out and "3 records skipped (not a readable image)" in out
+  for channels in (1, 3):
+    found = next(loader.eval_batches(built(source, tmp_path, channels=channels), batch_size=8))
+    assert found["image"].shape == (8, 8, 8, channels) and np.isfinite(found["image"]).all()
+    assert np.abs(found["image"]).max() <= 1
+
+
+def test_a_killed_preparation_goes_on_and_damage_is_told(tmp_path, monkeypatch):
+  images = {f"{'ab'[n % 2]}/{n:02}.png": encoded(NOISE + np.uint8(n)) for n in range(10)}
+  source = folders(tmp_path / "pictures", images)
+  monkeypatch.setattr(store, "_SHARD", 4)
+  whole = store.open_store(source, "train", cache=str(tmp_path / "one"))
+  seen = []
+
+  def counted(data):
+    seen.append(data)
+    if len(seen) == 7:
+      raise KeyboardInterrupt
+    return checking.checked(data)
+
+  monkeypatch.setattr(store, "checked", counted)
+  with pytest.raises(KeyboardInterrupt):
+    store.open_store(source, "train", cache=str(tmp_path / "two"))
+  again = store.open_store(source, "train", cache=str(tmp_path / "two"))
+  assert len(seen) < 8 + 10 and again.sizes == whole.sizes == (4, 4, 2)
+  assert again.fingerprint == whole.fingerprint
+  assert again.read(np.arange(10)).tolist() == whole.read(np.arange(10)).tolist()
+
+  shard = next((tmp_path / "one").glob("*/00001.array_record"))
+  data = bytearray(shard.read_bytes())
+  data[len(data) // 2 :] = data[len(data) // 2 :][::-1]
+  shard.write_bytes(data)
+  store._reader.cache_clear()
+  with pytest.raises(UserError, match="00001.array_record.*delete .* and it is made again"):
+    store.open_store(source, "train", cache=str(tmp_path / "one"))
+  shard.write_bytes(data[:-1])
+  with pytest.raises(UserError, match=f"found {len(data) - 1} bytes, expected {len(data)}"):
+    store.open_store(source, "train", cache=str(tmp_path / "one"))
+
+
+def idx(path, array: np.ndarray) -> None:
+  path.write_bytes(
+    gzip.compress(bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.tobytes())
+  )
+
+
+def test_idx_files(tmp_path):
+  images, labels = np.stack([NOISE[..., n % 3] for n in range(6)]), np.array([3, 0, 1, 1, 2, 0], np.uint8)
+  idx(tmp_path / "train-images-idx3-ubyte.gz", images)
+  idx(tmp_path / "train-labels-idx1-ubyte.gz", labels)
+  source = f"idx:{tmp_path}/train-images-idx3-ubyte.gz"
+  made = store.open_store(source, "train", cache=str(tmp_path / "cache"))
+  assert made.classes == tuple("0123") and made.labels.tolist() == labels.tolist()
+  assert all(np.array_equal(np.asarray(Image.open(io.BytesIO(x))), y) for x, y in zip(made.read(np.arange(6)), images))
+  idx(tmp_path / "train-labels-idx1-ubyte.gz", labels[:5])
+  with pytest.raises(UserError, match="found 6 images but 5 labels"):
+    list(open_source(source).records("train"))
+  (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"\0\0\x08\x03" + bytes(20)))
+  with pytest.raises(UserError, match="found 8 values, expected 0 for shape"):
+    list(open_source(source).records("train"))
+
+
+@pytest.mark.parametrize("form", ["tfrecord", "array_record"])
+def test_tfds_images_stay_encoded(form, tmp_path):
+  from t5x_like.data.quiet_tensorflow import tfds
+
+  pictures = [encoded(NOISE + np.uint8(n), "JPEG") for n in range(3)]
+
+  with tfds.core.registered.skip_registration():
+
+    class Pets(tfds.core.GeneratorBasedBuilder):
+      VERSION = tfds.core.Version("1.0.0")
+
+      def _info(self):
+        features = {"image": tfds.features.Image(), "label": tfds.features.ClassLabel(names=["cat", "dog"])}
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+      def _split_generators(self, manager):
+        return {"train": self._generate_examples()}
+
+      def _generate_examples(self):
+        for n, data in enumerate(pictures):
+          yield n, {"image": io.BytesIO(data), "label": n % 2}
+
+    tfds.disable_progress_bar()
+    Pets(data_dir=tmp_path, file_format=form).download_and_prepare()
+  made = store.open_store("tfds:pets", "train", cache=str(tmp_path / "cache"), data_dir=str(tmp_path))
+  assert sorted(made.read(np.arange(3)).tolist()) == sorted(pictures) and made.classes == ("cat", "dog")
+
+
+def test_every_image_stands_in_every_epoch_and_repeats_follow_each_other(tmp_path):
+  images = {f"{'ab'[n % 2]}/{n:02}.png": encoded(np.full((8, 8, 3), n, np.uint8)) for n in range(12)}
+  source = folders(tmp_path / "pictures", images)
+  for repeats in (1, 3):
+    made = built(source, tmp_path, repeats=repeats, augmentations=("flip", {"name": "color_jitter", "brightness": 0.0}))
+    batches = loader.train_batches(made, batch_size=4 * repeats, seed=3)
+    shown = np.concatenate([next(batches)["image"][:, 0, 0, 0] for _ in range(6)])
+    assert all(np.array_equal(shown[n::repeats], shown[::repeats]) for n in range(repeats))
+    epochs = shown[::repeats].reshape(2, 12)
+    assert np.array_equal(np.sort(epochs), np.tile(np.unique(epochs), (2, 1))) and not np.array_equal(*epochs)
+
+
+def test_masks_share_out_the_patches_anew_in_every_epoch(tmp_path):
+  made = task.build(
+    "masked_images", "train", source="digits", resolution=12, patch=2, cache=str(tmp_path), mask_ratio=0.7
+  )
+  index = np.arange(200)
+  drawn = tf.function(lambda epoch_B: made.batch(tf.constant(index), epoch_B, 1), autograph=False)
+  batches = [drawn(tf.fill([200], tf.constant(epoch, tf.int64))) for epoch in (0, 1)]
+  for batch in batches:
+    both = np.concatenate([batch["visible_patches"], batch["masked_patches"]], 1)
+    assert batch["visible_patches"].shape == (200, 10) and np.array_equal(
+      np.sort(both), np.tile(np.arange(36), (200, 1))
+    )
+    often = np.bincount(np.ravel(batch["visible_patches"]), minlength=36) / 200
+    assert np.abs(often - 10 / 36).max() < 5 * (10 / 36 * 26 / 36 / 200) ** 0.5
+  assert not np.array_equal(*(batch["visible_patches"] for batch in batches))
+  with pytest.raises(UserError, match="found resolution 12, patch 5"):
+    task.build("masked_images", "train", source="digits", resolution=12, patch=5, cache=str(tmp_path))
+
+
+def test_bad_arguments_are_one_line(tmp_path):
+  source = folders(tmp_path / "pictures", {"a/x.png": encoded(NOISE)})
+  for arguments, words in (
+    ({"augmentations": ("flp",)}, "did you mean 'flip'"),
+    ({"augmentations": ({"name": "flip", "rate": 1},)}, "config.task.augmentations.rate: unknown key"),
+    ({"crop": 0.0}, "config.task.crop: found 0.0"),
+    ({"std": (0.5, 0.5)}, "config.task.std: found .0.5, 0.5., expected one number, or one for each of 3 channels"),
+    ({"mixing": {"mixup": 0.1, "alpha": 2}}, "config.task.mixing.alpha: unknown key"),
+    ({"split": "validation"}, "found no split 'validation'"),
+  ):
+    with pytest.raises(UserError, match=words):
+      built(source, tmp_path, **arguments)
+  for rest, words in ((tmp_path / "nothing", "found nothing there"), (tmp_path, "found no files below its folders")):
+    with pytest.raises(UserError, match=words):
+      open_source(f"folders:{rest}" if words.startswith("found nothing") else f"folders:{tmp_path}/pictures/a")
+  (tmp_path / "pictures" / "a" / "x.png").write_bytes(b"?")
+  with pytest.raises(UserError, match="found 0 images, 1 records skipped .not a readable image., expected at least"):
+    built(source, tmp_path)
+
+
+def test_classes_are_saved_and_read_again(tmp_path):
+  from t5x_like.data import vocabularies
+
+  names = vocabularies.LabelVocabulary(("cat", "dög"))
+  names.save(tmp_path / "v")
+  again = vocabularies.load(str(tmp_path / "v"))
+  assert (again.names, again.size, again.fingerprint) == (names.names, 2, names.fingerprint)
+  (tmp_path / "v" / "labels.json").write_text(json.dumps(["cat"]))
+  with pytest.raises(UserError, match="is damaged"):
+    vocabularies.load(str(tmp_path / "v"))

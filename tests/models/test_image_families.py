@@ -1,0 +1,161 @@
+"""Families on images: what patches and positions mean, and that every way of computing gives the same model."""
+
+import dataclasses
+import importlib
+import pkgutil
+
+import families
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from test_families import FORMS, close, same
+
+import t5x_like.models
+from t5x_like import slots
+from t5x_like.errors import UserError
+from t5x_like.nn import image_positions, params
+from t5x_like.nn.dims import Dims
+from t5x_like.nn.image_encoder import ImageEncoder, patchified
+from t5x_like.nn.image_positions import Grid, learned_1d, relative_2d, sinusoidal_2d
+
+SMALL = dict(dims=Dims(16, 4, 4, 4, 32, 2), patch=2, resolution=6)
+FOUND = [m.name for m in pkgutil.iter_modules(t5x_like.models.__path__) if m.name[0] != "_"]
+FAMILIES = [n for n in FOUND if issubclass(importlib.import_module(f"t5x_like.models.{n}").Model, ImageEncoder)]
+POSITIONS = slots.names(image_positions)
+
+
+def case(family="vit", position=None, **changes) -> families.Case:
+  """The first variant of a family, shrunk."""
+  first = next(iter(importlib.import_module(f"t5x_like.models.{family}").VARIANTS.values()))
+  design = first.design if position is None else dataclasses.replace(first.design, position=position)
+  changes = SMALL | {"head": {"name": first.head, "labels": 5}} | changes
+  variant = dataclasses.replace(first, design=design, **changes)
+  return families.Case(f"{family}:{position}:{variant.head['name']}:{variant.class_tokens}", family, variant)
+
+
+CASES = [case(family) for family in FAMILIES] + [case(position=name) for name in POSITIONS if name != "learned_1d"]
+CASES += [case(position={"name": "relative_2d", "shared": True}, class_tokens=0)]
+AUTOENCODER = {"name": "reconstruction", "depth": 2, "embed": 8, "heads": 4, "mlp": 16}
+CASES += [case(position="sinusoidal_2d", head=AUTOENCODER)]
+EVERY = pytest.mark.parametrize("chosen", CASES, ids=lambda case: case.name)
+
+
+@EVERY
+def test_every_way_of_computing_is_the_same_function_and_every_parameter_is_trained(chosen):
+  plain = families.plain(chosen)
+  for name, gradient in plain[1].items():
+    assert np.isfinite(gradient).all() and np.abs(gradient).max() > 0, name
+  for form in FORMS:
+    same(families.value_and_gradients(chosen, **form), plain)
+  same(families.value_and_gradients(chosen, families.rules(chosen)), plain)
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_without_positions_the_order_of_patches_means_nothing(name):
+  chosen = case(position=name)
+  model, image = families.model(chosen), families.whole(chosen, 2)["image"]
+  order = np.random.default_rng(0).permutation(9)
+  tiles = image.reshape(2, 3, 2, 3, 2, 3).transpose(0, 1, 3, 2, 4, 5).reshape(2, 9, 2, 2, 3)
+  shuffled = tiles[:, order].reshape(2, 3, 3, 2, 2, 3).transpose(0, 1, 3, 2, 4, 5).reshape(image.shape)
+  np.testing.assert_array_equal(
+    patchified(jnp.asarray(shuffled), chosen.variant), patchified(jnp.asarray(image), chosen.variant)[:, order]
+  )
+  one, other = (np.asarray(model({"image": x})["logits"]) for x in (image, shuffled))
+  if name == "none":
+    close(other, one)
+  else:
+    assert np.abs(one - other).max() > 1e-3 * np.abs(one).max()
+  # Positions are explicit: patches given in another order, with their numbers, are the same patches.
+  kept = np.tile(order, (2, 1))
+  whole, some = model.encode(image)[0], model.encode(image, kept_BK=jnp.asarray(kept))[0]
+  close(np.asarray(some[:, 1:]), np.asarray(whole[:, 1:][:, order]))
+  close(np.asarray(some[:, 0]), np.asarray(whole[:, 0]))
+
+
+def test_an_autoencoder_sees_what_is_visible_alone_and_in_any_order():
+  chosen = case(position="sinusoidal_2d", head=AUTOENCODER)
+  model, batch = families.model(chosen), families.whole(chosen, 2)
+  gradient = jax.grad(lambda x: jnp.sum(model(batch | {"image": x})["logits"] ** 2))(batch["image"])
+  seen = np.abs(np.asarray(patchified(gradient, chosen.variant))).max(-1) > 0
+  assert np.array_equal(seen, np.stack([np.isin(np.arange(9), row) for row in batch["visible_patches"]]))
+  plain = np.asarray(model(batch)["logits"])
+  assert plain.shape == (2, 6, 12)
+  close(np.asarray(model(batch | {"visible_patches": batch["visible_patches"][:, ::-1]})["logits"]), plain)
+  close(np.asarray(model(batch | {"masked_patches": batch["masked_patches"][:, ::-1]})["logits"]), plain[:, ::-1])
+
+
+def test_every_pixel_is_seen():
+  chosen = case()
+  image = families.whole(chosen, 1)["image"]
+  gradient = jax.grad(lambda x: jnp.sum(families.model(chosen)({"image": x})["logits"] ** 2))(image)
+  assert (np.abs(gradient) > 0).all()
+
+
+def test_a_dropped_path_leaves_examples_out_whole():
+  chosen = case(dims=Dims(16, 4, 4, 4, 32, 1))
+  batch = families.whole(chosen, 8)
+  model = families.model(chosen, drop_path=0.5)
+  plain = np.asarray(families.model(chosen)(batch)["logits"])
+  close(np.asarray(model(batch)["logits"]), plain)
+  runs = [np.asarray(model(batch, jax.random.key(n))["logits"]) for n in range(6)]
+  np.testing.assert_array_equal(runs[0], np.asarray(model(batch, jax.random.key(0))["logits"]))
+  rows = {tuple(np.round(run[0], 4)) for run in runs}
+  assert 2 <= len(rows) <= 4, "one layer with two sublayers has four outcomes for an example"
+
+
+def test_a_table_is_interpolated_for_another_grid():
+  def scheme(rows, columns):
+    given = 4, params.normal(1.0), Grid(rows, columns, 1)
+    return jax.eval_shape(lambda key: learned_1d.make(nnx.Rngs(key), *given), jax.random.key(0))
+
+  table = np.random.default_rng(0).standard_normal((1 + 12, 4)).astype(np.float32)
+  np.testing.assert_allclose(scheme(3, 4).resized(table, scheme(3, 4)), table, atol=1e-6)
+  larger = np.asarray(scheme(6, 8).resized(table, scheme(3, 4)))
+  np.testing.assert_array_equal(larger[0], table[0])
+  np.testing.assert_allclose(learned_1d.cubic(5, 13).sum(1), 1, atol=1e-6)
+  weights = [
+    -0.10546875,
+    0.87890625,
+    0.26171875,
+    -0.03515625,
+  ]  # of the cubic kernel with a = -0.75, a quarter past a cell
+  np.testing.assert_array_equal(learned_1d.cubic(8, 16)[7, 2:6], weights)
+
+
+def test_relative_positions_depend_on_offsets_alone():
+  grid = Grid(3, 4, 2)
+  found = relative_2d.offsets(grid)
+  seen = {}
+  for q in range(12):
+    for k in range(12):
+      offset = (q // 4 - k // 4, q % 4 - k % 4)
+      assert seen.setdefault(offset, found[2 + q, 2 + k]) == found[2 + q, 2 + k]
+  assert len(set(seen.values())) == len(seen) == 5 * 7
+  assert {found[0, 2], found[2, 0], found[0, 1]} == {35, 36, 37}
+
+
+def test_sinusoidal_positions_tell_rows_and_columns():
+  table = sinusoidal_2d.table_of(16, Grid(3, 4, 1))
+  patches = table[1:].reshape(3, 4, 16)
+  assert not table[0].any() and len(np.unique(table, axis=0)) == 13
+  np.testing.assert_array_equal(patches[0, :, :8], patches[2, :, :8])  # half of the channels: the column
+  np.testing.assert_array_equal(patches[:, 0, 8:], patches[:, 3, 8:])
+  np.testing.assert_allclose(patches[2, 3, 0], np.sin(3), atol=1e-6)
+  np.testing.assert_allclose(patches[2, 3, 12], np.cos(2), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+  "changes, shape, words",
+  [
+    ({"resolution": 7}, None, "config.model.resolution: found 7 with patches of 2, expected a multiple of the patch"),
+    ({}, (1, 8, 8, 3), "config.model.resolution: the model is for images of .6, 6, 3., found .8, 8, 3."),
+    ({}, (1, 6, 6, 1), "config.model.channels: the model is for images of .6, 6, 3., found .6, 6, 1."),
+    ({"class_tokens": 0, "head": {"name": "image_classification", "pooling": "token"}}, None, "found 'token'"),
+  ],
+)
+def test_what_does_not_fit_is_refused(changes, shape, words):
+  with pytest.raises(UserError, match=words):
+    model = families.abstract(case(**changes))
+    jax.eval_shape(lambda m, x: m({"image": x}), model, jax.ShapeDtypeStruct(shape, jnp.float32))
