@@ -69,12 +69,7 @@ def training(
 
 
 def eval_batches(
-  task: Task,
-  *,
-  batch_size: int,
-  rows: Sequence[int] | None = None,
-  max_examples: int | None = None,
-  only: np.ndarray | None = None,
+  task: Task, *, batch_size: int, rows: Sequence[int] | None = None, max_examples: int | None = None, only=None
 ) -> Iterator[dict[str, np.ndarray]]:
   """Every example once, in the order of their index, with noise that is the same in every evaluation.
 
@@ -83,7 +78,7 @@ def eval_batches(
     batch_size: rows of the global batch.
     rows: this host's rows of the global batch, ascending; None is all of them.
     max_examples: how many examples, from the first; None is all of them.
-    only: the indices of the examples wanted, in their order; None is all of them.
+    only: the indices of the examples wanted, int64 in any order; None is all of them.
 
   Returns:
     An iterator over ceil(examples / batch_size) batches, equally many on every host, of the task's features, each

@@ -15,8 +15,7 @@ class Evaluator:
   """Teacher-forced evaluation.
 
   The unigram entropy (nats) is the loss of the best predictor that knows only how often each target token occurs: a
-  model whose loss is above it has learned nothing from its input. Targets that are no classes, such as pixels, have
-  neither it nor a perplexity.
+  model whose loss is above it has learned nothing from its input. Pixels have neither it nor a perplexity.
 
   Args:
     max_examples: how many examples to evaluate, from the first; None means all.
@@ -42,13 +41,13 @@ class Evaluator:
     classes = features[objective.targets].shape == features[objective.weights].shape
 
     def sums(model, batch):
-      _, sums = objective(model, batch)
+      sums = objective(model, batch)[1] | {"examples": jnp.sum(batch["example_index"] >= 0)}
       if not classes:
-        return sums | {"examples": jnp.sum(batch["example_index"] >= 0)}
+        return sums
       targets = batch[objective.targets].astype(jnp.int32)  # meaningless, but harmless, for regression
       counted = (batch[objective.weights] > 0).astype(jnp.float32)
       counts_V = jnp.zeros(size, jnp.float32).at[targets].add(counted, mode="drop")
-      return sums | {"counts": counts_V, "examples": jnp.sum(batch["example_index"] >= 0)}
+      return sums | {"counts": counts_V}
 
     self.sums = sums
     self._sums = setting.jit(sums)
