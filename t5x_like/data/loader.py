@@ -91,15 +91,13 @@ def eval_batches(
   rows = checked_rows(batch_size, rows)
   if max_examples is not None and max_examples < 1:
     raise UserError(f"max_examples: found {max_examples}, expected at least 1, or None for all")
-  wanted = task.num_examples if only is None else len(only)
-  num_examples = min(wanted, max_examples or wanted)
+  num_examples = min(task.num_examples if only is None else len(only), max_examples or math.inf)
   batch = task.evaluated or task.batch
 
   def made(step_S: tf.Tensor) -> dict[str, tf.Tensor]:
     index_B = _rows_of(step_S, batch_size, rows)
     real_B = index_B < num_examples
-    if only is not None:
-      index_B = tf.gather(tf.constant(only, tf.int64), tf.where(real_B, index_B, 0))
+    index_B = index_B if only is None else tf.gather(tf.constant(only, tf.int64), tf.where(real_B, index_B, 0))
     features = task.declared(batch(tf.where(real_B, index_B, 0), tf.zeros_like(index_B), EVAL_SEED))
     features = {
       name: tf.where(tf.reshape(real_B, [-1] + [1] * (value.shape.rank - 1)), value, tf.zeros([], value.dtype))
