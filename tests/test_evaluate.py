@@ -45,7 +45,13 @@ def targets(task) -> np.ndarray:
   return np.concatenate([x["decoder_target_tokens"][x["decoder_loss_weights"] > 0] for x in examples])
 
 
-LABELLED = {"classification", "generation", "span_qa", "tagging"}  # these are tested in evals/test_labelled.py
+LABELLED = {
+  "classification",
+  "generation",
+  "multiple_choice",
+  "span_qa",
+  "tagging",
+}  # these are tested in evals/test_labelled.py
 IMAGES = {"image_classification", "few_shot"}  # and these in evals/test_image_evaluators.py
 
 
