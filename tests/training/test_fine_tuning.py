@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import tests.recipes.nano_decoder  # noqa: F401
 import tests.recipes.nano_encoder  # noqa: F401 -- the variant that the runs are of
 from fine_tuning import fine_tuning
 from t5x_like import evaluate, recipes, train
@@ -207,6 +208,23 @@ def test_a_suite_makes_one_table_and_goes_on_where_it_stopped(pretrained, tmp_pa
   (run / "result.json").unlink()  # as if killed before it was written
   assert evaluate.main(command) == 0
   assert json.loads((output / "results.json").read_text()) == found and (output / "results.md").read_text() == table
+
+
+@pytest.mark.more
+def test_a_decoder_takes_the_suite_in_its_own_way(tmp_path, capsys):
+  """Classes read off its last token, with the language model beside, from the weights of a language model."""
+  glue(tmp_path)
+  workdir, output = tmp_path / "gpt", tmp_path / "out"
+  assert train.main(["--config=tests/recipes/nano_decoder.py", f"--workdir={workdir}", *SHORT]) == 0
+  flags = ("--config.total_steps=2", "--config.batch_size=8", "--config.task.length=64")
+  command = [f"--workdir={workdir}", "--suite=glue", f"--data_dir={tmp_path}/tfds", f"--output={output}", *flags]
+  assert evaluate.main(command) == 0, capsys.readouterr().err
+  found = json.loads((output / "results.json").read_text())
+  assert found["tasks"].keys() == {"cola"} and (output / "submission" / "CoLA.tsv").exists()
+  run = output / "cola" / "recipe-0"
+  assert json.loads((run / "config.json").read_text())["objective"]["name"] == "gpt1"
+  predictions = [json.loads(line) for line in (run / "predictions" / "dev.jsonl").read_text().splitlines()]
+  assert len(predictions) == 24 and all(len(row["probabilities"]) == 2 for row in predictions)
 
 
 @pytest.mark.parametrize(
