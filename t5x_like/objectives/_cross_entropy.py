@@ -23,6 +23,7 @@ from t5x_like.parallel.constrain import constrain, gathered, scattered, ways
 
 LOGITS = 2**24  # at most so many in a chunk on one device
 LEAST, MOST = 1024, 8192  # columns of a chunk, on one device
+COLUMNS = "columns_"  # named scope of products, with how many columns there are of those computed; for the FLOP count
 LANES = 128  # and a multiple of this, as wide as an accelerator's registers
 
 
@@ -137,10 +138,13 @@ class Chunks:
   def uneven(self) -> bool:
     return self.vocab // self.parts % self.columns > 0
 
+  @property
+  def count(self) -> int:
+    return -(-self.vocab // self.parts // self.columns)
+
   def over(self, body: Callable, carry):
     """`carry = body(carry, index)` for every chunk of the vocabulary."""
-    count = -(-self.vocab // self.parts // self.columns)
-    return jax.lax.scan(lambda carry, index: (body(carry, index), None), carry, jnp.arange(count))[0]
+    return jax.lax.scan(lambda carry, index: (body(carry, index), None), carry, jnp.arange(self.count))[0]
 
   @property
   def axis(self) -> int:
@@ -189,9 +193,9 @@ class Chunks:
 
   def logits(self, x: jax.Array, piece: Piece) -> jax.Array:
     """float32 [B, T, p, c] of the piece's columns, -inf for those that the chunk before has had."""
-    logits = jnp.einsum(
-      "BTD,pcD->BTpc" if self.tied else "BTD,Dpc->BTpc", x, piece.kernel, preferred_element_type=jnp.float32
-    )
+    product = "BTD,pcD->BTpc" if self.tied else "BTD,Dpc->BTpc"
+    with jax.named_scope(f"{COLUMNS}{self.vocab}_of_{self.parts * self.columns * self.count}"):
+      logits = jnp.einsum(product, x, piece.kernel, preferred_element_type=jnp.float32)
     logits = constrain(logits, "batch", "length", "activation_vocab", None)
     if piece.bias_pc is not None:
       logits = logits + piece.bias_pc

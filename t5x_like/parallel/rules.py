@@ -211,10 +211,20 @@ class Rules:
     inputs = PartitionSpec(*(part or None for part in self._token_parts(even)))
     summed = {axis for part in inputs for axis in _tuple(part)}
     axes = self.of_optimizer(axes)
-    parts = [tuple(axis for axis in _tuple(part) if axis in summed) for part in self.spec(axes)]
+    whole = [_tuple(part) for part in self.spec(axes)]
+    parts = [tuple(axis for axis in part if axis in summed) for part in whole]
     rest = tuple(sorted(summed - {axis for part in parts for axis in part}))
     if not any(parts) or self.split("layers") > 1:  # no such sum within the vmap over a pipeline's stages
       return self.constrain(contract(x, g), axes)
+
+    # The result has the axes of `x`, then of `g`, that are not summed over. Where these are split (`tensor`), a device
+    # sums its own part: the partitioner would gather the sum along them before it is cut.
+    of_x, of_g = x.shape[len(tokens) :], g.shape[len(tokens) :]
+    own = [tuple(axis for axis in part if axis not in summed) for part in whole]
+    parted = [math.prod(self.mesh.shape[axis] for axis in o) for o in own]
+    if len(of_x) + len(of_g) != len(own) or any(n % p for n, p in zip((*of_x, *of_g), parted)):
+      own = [()] * len(own)
+    of_x, of_g = own[: len(of_x)], own[len(of_x) :][: len(of_g)]
 
     # XLA's CPU compiler dies of 16-bit sums within a `shard_map` that leaves mesh axes to the partitioner.
     on_cpu = self.mesh.devices.flat[0].platform == "cpu"
@@ -231,9 +241,9 @@ class Rules:
     scatter = jax.shard_map(
       local,
       mesh=self.mesh,
-      in_specs=(inputs, inputs),
-      out_specs=PartitionSpec(*parts),
-      axis_names=summed,
+      in_specs=(PartitionSpec(*inputs, *of_x), PartitionSpec(*inputs, *of_g)),
+      out_specs=PartitionSpec(*((*o, *part) for o, part in zip(own, parts))),
+      axis_names=summed.union(*own),
       check_vma=False,
     )
     dtype = jax.eval_shape(contract, x, g).dtype

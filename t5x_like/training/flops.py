@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import time
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ from jax.extend import core
 from t5x_like.nn.attention import CAUSAL
 from t5x_like.nn.cores._calls import replaced_by
 from t5x_like.nn.cores.dense import Dense
+from t5x_like.objectives._cross_entropy import COLUMNS
 from t5x_like.training import compile_cache
 
 # Peak dense 16-bit FLOP/s of one jax device, from the vendors' data sheets, by the start of `device_kind`.
@@ -112,7 +114,7 @@ def _equation_flops(equation, halved: bool) -> float:
   if name == "dot_general":
     (lhs_contracted, _), _ = params["dimension_numbers"]
     contracted = math.prod(equation.invars[0].aval.shape[axis] for axis in lhs_contracted)
-    return 2.0 * math.prod(equation.outvars[0].aval.shape) * contracted
+    return 2.0 * math.prod(equation.outvars[0].aval.shape) * contracted * _share(str(equation.source_info.name_stack))
   if name == "ragged_dot_general":  # every row is multiplied by its group's matrix (mixtures of experts)
     (lhs_contracted, _), _ = params["ragged_dot_dimension_numbers"].dot_dimension_numbers
     contracted = math.prod(equation.invars[0].aval.shape[axis] for axis in lhs_contracted)
@@ -127,6 +129,12 @@ def _equation_flops(equation, halved: bool) -> float:
     return _flops(params["call_jaxpr"].jaxpr, halved)
   times = params["length"] if name == "scan" else 1
   return times * sum(_flops(inner, halved) for inner in _inner(params))
+
+
+def _share(scopes: str) -> float:
+  """Of a product's columns, those that are wanted: chunks of a vocabulary may overlap."""
+  found = re.search(COLUMNS + r"(\d+)_of_(\d+)", scopes)
+  return int(found[1]) / int(found[2]) if found else 1.0
 
 
 def _inner(params) -> list[core.Jaxpr]:

@@ -39,7 +39,20 @@ SQUAD = json.dumps(
     ]
   }
 )
-FILES = {"tsv": TSV, "conll": CONLL, "squad": SQUAD}
+SAID = "\n".join(
+  json.dumps(
+    {
+      "messages": [{"role": "user", "content": x}, {"role": "assistant", "content": y}],
+      "prompt": x,
+      "chosen": y,
+      "rejected": f"{y} {x}",
+      "options": [x, y],
+      "label": n % 2,
+    }
+  )
+  for n, (x, y) in enumerate(itertools.product(WORDS, WORDS))
+)
+FILES = {"tsv": TSV, "conll": CONLL, "squad": SQUAD, "jsonl": SAID}
 TEXTS = {"file": "tsv", "inputs": "{a}", "targets": "{b}", "inputs_length": 64, "targets_length": 64}
 ALL_OF_IT = {
   "augmentations": ("random_resized_crop", {"name": "randaugment", "ops": 1}, "erase"),
@@ -78,6 +91,9 @@ CASES = {
   "text_to_text": [TEXTS, TEXTS | {"packed": False}, TEXTS | {"architecture": "decoder", "targets_length": None}],
   "classification": [{"file": "tsv", "text": "{a}", "pair": "{b}", "labels": ["no", "yes"], "length": 48}],
   "tagging": [{"file": "conll", "tags": ["O"], "tags_field": "1", "length": 64}],
+  "chat": [{"file": "jsonl", "length": 64}],
+  "preferences": [{"file": "jsonl", "length": 64}],
+  "multiple_choice": [{"file": "jsonl", "text": "{prompt}", "options": "options", "choices": 2, "length": 48}],
   "span_qa": [{"file": "squad", "length": 64, "stride": 16}],
   "image_classification": [{"images": "digits", "resolution": 12, "channels": 1} | ALL_OF_IT],
   "masked_images": [{"images": "digits", "resolution": 12, "patch": 3}],

@@ -184,7 +184,7 @@ DAMAGE = {
   "another format": (edit(format="v9"), "found format 'v9'"),
   "another kind": (
     edit(kind="wordpiece"),
-    "found kind 'wordpiece', expected 'sentencepiece', 'tokenizer', 'published' or 'bytes'",
+    "found kind 'wordpiece', expected 'sentencepiece', 'tokenizer', 'published', 'bytes' or 'labels'",
   ),
   "another size": (edit(size=32100), "found size 32100, expected 180"),
   "another fingerprint": (edit(fingerprint="00"), "fingerprint"),

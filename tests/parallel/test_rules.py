@@ -1,5 +1,7 @@
 """Logical axes become shardings, and what cannot be cut is refused by name, in one line."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -236,6 +238,8 @@ def test_gathered_and_scattered(mesh):
   assert found[2].sharding.is_equivalent_to(r.sharding(axes), 2)
   program = run.lower(*args).compile().as_text()
   assert "reduce-scatter" in program and "all-gather" in program
+  # Of the kernel, gathers are along `embed` alone: neither it nor its gradient is ever whole along `tensor`.
+  assert (mesh.get("tensor", 1) == 1) == bool(re.search(r"f32\[16,32\]\S* all-gather", program))
   low = run(args[0].astype(jnp.bfloat16), args[1], args[2])  # which XLA's CPU compiler does not survive by itself
   np.testing.assert_allclose(low[2], found[2], rtol=0.1, atol=0.1)
 
