@@ -67,6 +67,7 @@ class Watchdog:
     try:
       faulthandler.dump_traceback(sys.__stderr__, all_threads=True)
       if self._path is not None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         with open(self._path, "w", encoding="utf-8") as file:
           faulthandler.dump_traceback(file, all_threads=True)
     finally:

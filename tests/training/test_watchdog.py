@@ -33,7 +33,6 @@ with Watchdog({seconds}, pathlib.Path({logs!r}), 3) as dog:
 @pytest.mark.parametrize("hang", ["time.sleep(60)", "threading.Lock().acquire() and threading.Event().wait()"])
 def test_a_hung_process_shows_its_stacks_and_exits(hang, tmp_path):
   program = PROGRAM.format(repo=str(REPO), hang=hang, seconds=1.0, logs=str(tmp_path / "logs"))
-  (tmp_path / "logs").mkdir()
   done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
   assert done.returncode == 69, done.stderr
   assert "transient error: process 3: nothing has ended for 1 s while computing step 3;" in done.stderr
