@@ -61,7 +61,7 @@ def adapted(model, targets: Sequence[str], rank: int, alpha: float, key: jax.Arr
   """
   found = [name for name, _ in _linears(model) if not _matches(f"{name}/kernel", besides)]
   for target in targets:
-    if not _matches_any(found, target):
+    if not any(_matches(name, (target,)) for name in found):
       ends = sorted({name.rpartition("/")[2] for name in found})
       raise UserError(
         f"config.tuning.targets: {target!r} names no kernel that can have an adapter; these can: {', '.join(ends)}"
@@ -124,10 +124,6 @@ def _linears(module: nnx.Module, path: str = "") -> Iterator[tuple[str, Linear]]
       yield path + name, child
     elif isinstance(child, nnx.Module):
       yield from _linears(child, f"{path}{name}/")
-
-
-def _matches_any(names: Sequence[str], target: str) -> bool:
-  return any(_matches(name, (target,)) for name in names)
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

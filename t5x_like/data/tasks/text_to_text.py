@@ -23,10 +23,9 @@ from typing import Any, Literal
 import numpy as np
 
 from t5x_like.data import vocabularies
-from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.sources import Record, Skip
 from t5x_like.data.store.reader import Verify
-from t5x_like.data.supervised import example_store, packing, records
+from t5x_like.data.supervised import encoder_inputs, example_store, packing, records
 from t5x_like.data.supervised.example_store import Example, ExampleStore
 from t5x_like.data.supervised.templates import Template
 from t5x_like.data.supervised.too_long import TooLong, fit
@@ -132,16 +131,6 @@ def task(
   features = _features(limits, decoder, prefix, segments=packed or decoder or encoding.pad_id is None)
   start = start_id(encoding) if decoder else encoding.decoder_start_id
 
-  def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    def read(row_B: np.ndarray) -> list[np.ndarray]:
-      made = make(row_B, start)
-      return [made[name] for name in features]
-
-    out = tf.numpy_function(read, [example_index_B], [getattr(tf, f.dtype) for f in features.values()], stateful=False)
-    return {
-      name: tf.ensure_shape(x, [example_index_B.shape[0], *features[name].shape]) for name, x in zip(features, out)
-    }
-
   return Task(
     name=label or f"{store.name}_text_to_text",
     vocabulary=encoding,
@@ -158,7 +147,7 @@ def task(
     ),
     num_examples=plan.num_rows,
     features=features,
-    batch=batch,
+    batch=encoder_inputs.batch_of(lambda row_B: make(row_B, start), features),
     examples=of_records,
   )
 
