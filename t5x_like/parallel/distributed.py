@@ -78,7 +78,10 @@ def initialize(*, timeout_seconds: float = 300) -> None:
 
 
 def _keep_stdout_for_python() -> None:
-  """Sends what native libraries print to stdout to stderr: Gloo's threads break their lines, and would break ours."""
+  """Keeps what native libraries print off our stdout: threads of theirs break their lines, and would break ours.
+
+  On CPU that is Gloo's greeting, which nobody needs; elsewhere, NCCL's log for one, it goes to stderr.
+  """
   try:
     if sys.stdout.fileno() != 1:
       return
@@ -86,7 +89,7 @@ def _keep_stdout_for_python() -> None:
     return
   sys.stdout.flush()
   kept = os.dup(1)
-  os.dup2(2, 1)
+  os.dup2(os.open(os.devnull, os.O_WRONLY) if jax.config.jax_platforms == "cpu" else 2, 1)
   sys.stdout = open(kept, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors, buffering=1)  # noqa: SIM115
 
 

@@ -64,18 +64,13 @@ def launch(directory, after="pass", timeout=60):
   done = subprocess.run(
     [*command, "--", sys.executable, "-c", program], env=dict(os.environ), capture_output=True, text=True, timeout=120
   )
-  lines = [line for line in done.stdout.splitlines() if "peer ranks" not in line]  # gloo says hello
-  return done.returncode, lines, done.stderr
+  return done.returncode, done.stdout.splitlines(), done.stderr
 
 
 def test_two_processes_save_one_restores_and_two_go_on(tmp_path):
   code, lines, err = launch(tmp_path)
-  assert code == 0 and sorted(lines) == [
-    "[p0] from 0",
-    "[p0] saved [1, 2, 3]",
-    "[p1] from 0",
-    "[p1] saved [1, 2, 3]",
-  ], (lines, err)
+  expected = {"[p0] from 0", "[p0] saved [1, 2, 3]", "[p1] from 0", "[p1] saved [1, 2, 3]"}
+  assert code == 0 and expected <= set(lines), (lines, err)
   mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
   abstract = {
     "w": jax.ShapeDtypeStruct((64, 256), np.float32, sharding=NamedSharding(mesh, P(None, "data"))),
