@@ -7,8 +7,10 @@ samples, to a .jsonl file beside it. Groups name the run's metrics; see t5x_like
 
 With --suite it fine-tunes the checkpoint on every task of t5x_like/suites/NAME.py and prints one table, which --output
 also holds as results.json, results.md and results.html, with files for the leaderboard. --config.KEY=VALUE are then
-those of the fine-tuning recipe. A suite that was stopped goes on with the same command. --compare=DIR adds the
-differences from another table of the same suite, such as one made --from_scratch, to all of these and to report.html.
+those of the fine-tuning recipe. A suite that was stopped goes on with the same command. --suite=glue,tags,text makes
+one table of three, and --workdir=runs/bert,runs/t5 gives each task to the first run that can learn it. --compare=DIR
+adds the differences from another table of the same suites, such as one made --from_scratch, to all of these and to
+report.html.
 """
 
 import pathlib
@@ -24,7 +26,7 @@ def main(argv: list[str]) -> None:
     __doc__,
     ("--step", {"type": int, "help": "the checkpoint to evaluate (default: the newest)"}),
     ("--evals", {"metavar": "NAME,NAME", "help": "which of config.evals (default: all)"}),
-    ("--suite", {"metavar": "NAME", "help": f"a table of benchmarks: {', '.join(slots.names(suites))}"}),
+    ("--suite", {"metavar": "NAME,NAME", "help": f"a table of benchmarks: {', '.join(slots.names(suites))}"}),
     ("--tasks", {"metavar": "TASK,TASK", "help": "of the suite (default: all whose data are there)"}),
     ("--seeds", {"type": int, "default": 1, "metavar": "N", "help": "runs of every task and rate (default: 1)"}),
     ("--rates", {"metavar": "RATE,RATE", "help": "learning rates to choose from (default: the recipe's)"}),
@@ -74,7 +76,7 @@ def _suite(args, overrides: list[str]) -> None:
   """Runs a suite and prints its table."""
   from t5x_like.training import compile_cache, process, report, suite, suite_tables
 
-  made = slots.find("--suite", args.suite, suites, "SUITE")
+  names, workdirs = args.suite.split(","), args.workdir.split(",")
   try:
     rates = [float(word) for word in (args.rates or "").split(",") if word]
   except ValueError:
@@ -83,10 +85,10 @@ def _suite(args, overrides: list[str]) -> None:
     raise UserError("--seeds, --epochs and --rates: expected more than 0")
   process.prepare()
   form = "from_scratch" if args.from_scratch else ""
-  output = pathlib.Path(args.output or pathlib.Path(args.workdir) / "suites" / args.suite / form)
-  process.say(compile_cache.use(args.workdir))
+  output = pathlib.Path(args.output or pathlib.Path(workdirs[0]) / "suites" / "+".join(names) / form)
+  process.say(compile_cache.use(workdirs[0]))
   options = suite.Options(
-    args.workdir,
+    workdirs,
     output,
     tasks=args.tasks.split(",") if args.tasks else None,
     seeds=args.seeds,
@@ -98,9 +100,9 @@ def _suite(args, overrides: list[str]) -> None:
     from_scratch=args.from_scratch,
     compare=args.compare,
   )
-  process.say(suite_tables.markdown(suite.run(args.suite, made, options)))
+  process.say(suite_tables.markdown(suite.run(names, options)))
   if args.compare and process.first():
-    report.write_report(args.workdir)
+    report.write_report(workdirs[0])
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
   <output>/<task>/<rate>-<seed>/   a run of its own; its `result.json` is written last, and never made again
   <output>/results.json, results.md, results.html, submission/
 
-A suite that was killed goes on where it stopped: finished runs are read, and one in the middle resumes from its
-checkpoint. Of each task the rate with the best median over the seeds counts, as the table says.
+Several suites have all of this in `<output>/<suite>/`, and one table of all in `<output>`. A suite that was killed
+goes on where it stopped: finished runs are read, and one in the middle resumes from its checkpoint. Of each task the
+rate with the best median over the seeds counts, as the table says.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from t5x_like import recipes, suites
+from t5x_like import recipes, slots, suites
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.parallel import distributed
 from t5x_like.suites import Benchmark, Form, Suite
@@ -39,19 +40,19 @@ class Options:
   """What to run.
 
   Attributes:
-    workdir: of the pretrained run.
-    from_scratch: whether only its architecture and vocabulary are taken.
+    workdirs: of the pretrained runs; a task is learned by the first whose architecture has a form for it.
+    from_scratch: whether only their architectures and vocabularies are taken.
     output: the directory of the table.
-    tasks: which of the suite's; None is all that have data.
+    tasks: which of the suites'; None is all that have data.
     seeds, rates: how many seeds, and which learning rates; no rates is the recipe's.
     epochs: passes over the training split; None is the recipe's steps.
     recipe: instead of `RECIPES`, with or without an argument.
     overrides: `KEY=VALUE` for every run.
     data_dir: where TensorFlow datasets are.
-    compare: the directory of another table of the suite, to compare this one with.
+    compare: the directory of another table of the suites, to compare this one with.
   """
 
-  workdir: str
+  workdirs: Sequence[str]
   output: pathlib.Path
   tasks: Sequence[str] | None = None
   seeds: int = 1
@@ -64,37 +65,30 @@ class Options:
   compare: str | None = None
 
 
-def run(name: str, suite: Suite, options: Options) -> dict[str, Any]:
-  """Makes the table and returns what `results.json` holds.
+def run(names: Sequence[str], options: Options) -> dict[str, Any]:
+  """Makes the tables of suites, and returns what the `results.json` of the whole holds.
 
   Raises:
-    UserError: an unknown task, no task with data, a workdir that holds no run, or whatever a run raises.
+    UserError: an unknown suite or task, no task with data, a workdir that holds no run, or whatever a run raises.
   """
-  kind = _kind(options)
+  made = {name: slots.find("--suite", name, suites, "SUITE") for name in names}
+  kinds = {workdir: _kind(workdir) for workdir in options.workdirs}
   other = suite_comparison.read(options.compare) if options.compare else None
+  known = [task for suite in made.values() for task in suite.tasks]
   for task in options.tasks or ():
-    if task not in suite.tasks:
-      raise UserError(
-        f"--tasks: found {task!r}, expected some of {', '.join(suite.tasks)}{did_you_mean(task, suite.tasks)}"
-      )
-  found: dict[str, dict[str, Any]] = {}
-  missing: dict[str, str] = {}
-  for task in options.tasks or suite.tasks:
-    benchmark = suite.tasks[task]
-    form = getattr(benchmark, kind)
-    if form is None:
-      missing[task] = f"is not for this architecture ({kind})"
-      continue
-    try:
-      found[task] = _task(name, task, benchmark, form, kind, suite, options)
-    except Unavailable as lack:
-      if options.tasks:
-        raise UserError(str(lack)) from None
-      missing[task] = str(lack)
-      process.say(f"{name}/{task}: left out: {lack}")
-  if not found:
-    raise UserError(f"--suite={name}: no task could be run: {'; '.join(f'{k}: {v}' for k, v in missing.items())}")
-  results = suite_tables.results(name, options, found, missing)
+    if task not in known:
+      raise UserError(f"--tasks: found {task!r}, expected some of {', '.join(known)}{did_you_mean(task, known)}")
+  parts = {}
+  for name, suite in made.items():
+    own = options if len(made) == 1 else dataclasses.replace(options, output=options.output / name)
+    found, missing = _suite(name, suite, kinds, own)
+    parts[name] = suite_tables.results(name, own, found, missing)
+    if process.first() and found and len(made) > 1:
+      suite_tables.write(own.output, parts[name])
+  results = parts[names[0]] if len(made) == 1 else suite_tables.joined(parts)
+  if not results["tasks"]:
+    lacks = "; ".join(f"{task}: {why}" for task, why in results["missing"].items())
+    raise UserError(f"--suite={','.join(names)}: no task could be run: {lacks}")
   if other and process.first():
     results["compared"] = suite_comparison.compared(other, results)
   if process.first():
@@ -102,15 +96,38 @@ def run(name: str, suite: Suite, options: Options) -> dict[str, Any]:
   return results
 
 
+def _suite(
+  name: str, suite: Suite, kinds: dict[str, str], options: Options
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+  """The results of a suite's tasks, and why others have none."""
+  found: dict[str, dict[str, Any]] = {}
+  missing: dict[str, str] = {}
+  for task, benchmark in suite.tasks.items():
+    if options.tasks and task not in options.tasks:
+      continue
+    able = [workdir for workdir, kind in kinds.items() if getattr(benchmark, kind)]
+    if not able:
+      missing[task] = f"is not for this architecture ({', '.join(kinds.values())})"
+      continue
+    try:
+      found[task] = _task(name, task, benchmark, kinds[able[0]], suite, able[0], options)
+    except Unavailable as lack:
+      if options.tasks:
+        raise UserError(str(lack)) from None
+      missing[task] = str(lack)
+      process.say(f"{name}/{task}: left out: {lack}")
+  return found, missing
+
+
 class Unavailable(Exception):
   """A task's data are not there."""
 
 
-def _kind(options: Options) -> str:
+def _kind(workdir: str) -> str:
   """The form in which tasks are learned: that of the pretrained run's architecture."""
-  saved = workdirs.read(options.workdir)
+  saved = workdirs.read(workdir)
   if saved is None:
-    raise UserError(f"--workdir={options.workdir}: holds no run; give that of a pretrained model")
+    raise UserError(f"--workdir={workdir}: holds no run; give that of a pretrained model")
   features = saved["features"]
   if "decoder_input_tokens" in features:
     return "text" if "encoder_input_tokens" in features else "decoder"
@@ -118,16 +135,17 @@ def _kind(options: Options) -> str:
 
 
 def _task(
-  name: str, task: str, benchmark: Benchmark, form: Form, kind: str, suite: Suite, options: Options
+  name: str, task: str, benchmark: Benchmark, kind: str, suite: Suite, workdir: str, options: Options
 ) -> dict[str, Any]:
   """The results of all runs of a task, and which of them count."""
+  form = getattr(benchmark, kind)
   rates: Sequence[float | None] = options.rates or (None,)
   runs = []
   for rate in rates:
     for seed in range(options.seeds):
       folder = options.output / task / f"{'recipe' if rate is None else f'{rate:g}'}-{seed}"
       done = distributed.from_first(lambda folder=folder: _read(folder / RESULT))
-      runs.append(done or _one(f"{name}/{task}", benchmark, form, kind, folder, rate, seed, options))
+      runs.append(done or _one(f"{name}/{task}", benchmark, form, kind, folder, rate, seed, workdir, options))
   by_rate: dict[Any, list[dict]] = {}
   for one in runs:
     by_rate.setdefault(one["rate"], []).append(one)
@@ -149,11 +167,19 @@ def _task(
 
 
 def _one(
-  where: str, benchmark: Benchmark, form: Form, kind: str, folder: pathlib.Path, rate, seed: int, options: Options
+  where: str,
+  benchmark: Benchmark,
+  form: Form,
+  kind: str,
+  folder: pathlib.Path,
+  rate: float | None,
+  seed: int,
+  workdir: str,
+  options: Options,
 ) -> dict[str, Any]:
   """Fine-tunes once, and writes the result of the best checkpoint and its predictions."""
   process.say(f"=== {where}: {folder.name}")
-  config = _config(where, benchmark, kind, rate, seed, options)
+  config = _config(where, kind, rate, seed, workdir, options)
   with Run(assembly.resolve(config), str(folder)) as made:
     train(made)
     best = made.best
@@ -192,10 +218,10 @@ def _best(config, folder: pathlib.Path, tests: dict[str, str]) -> tuple[int, dic
   return step, Evaluation(config, parts.model, parts.objective, parts.rules)(arrays)
 
 
-def _config(where: str, benchmark: Benchmark, kind: str, rate, seed: int, options: Options):
+def _config(where: str, kind: str, rate: float | None, seed: int, workdir: str, options: Options):
   """The recipe's config for a run, with as many steps as the epochs are."""
   recipe, _, argument = (options.recipe or RECIPES[kind]).partition(":")
-  overrides = [f"seed={seed}", f"init={json.dumps({'workdir': options.workdir, 'weights': not options.from_scratch})}"]
+  overrides = [f"seed={seed}", f"init={json.dumps({'workdir': workdir, 'weights': not options.from_scratch})}"]
   if options.data_dir:
     overrides.append(f"task.data_dir={options.data_dir}")
   if rate is not None:

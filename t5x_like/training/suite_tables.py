@@ -18,14 +18,28 @@ def results(name: str, options, found: dict[str, dict[str, Any]], missing: dict[
   tasks which are."""
   return {
     "suite": name,
-    "workdir": options.workdir,
+    "workdir": ", ".join(options.workdirs),
     "from_scratch": options.from_scratch,
     "seeds": options.seeds,
     "average": None if missing or options.tasks else _average(name, found),
-    "mean": sum(task["score"] for task in found.values()) / len(found),
+    "mean": _mean(found),
     "tasks": found,
     "missing": missing,
   }
+
+
+def joined(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
+  """The results of several suites as those of one, whose tasks are `<suite>/<task>`."""
+  first = next(iter(parts.values()))
+  whole = {
+    key: {f"{name}/{task}": value for name, part in parts.items() for task, value in part[key].items()}
+    for key in ("tasks", "missing")
+  }
+  return first | {"suite": ",".join(parts), "average": None, "mean": _mean(whole["tasks"])} | whole
+
+
+def _mean(found: dict[str, dict[str, Any]]) -> float | None:
+  return sum(task["score"] for task in found.values()) / len(found) if found else None
 
 
 def _average(name: str, found: dict[str, dict[str, Any]]) -> float | None:

@@ -194,10 +194,19 @@ def glue(folder) -> None:
 def test_a_suite_makes_one_table_and_goes_on_where_it_stopped(pretrained, tmp_path, capsys):
   glue(tmp_path)
   output, flags = tmp_path / "out", ("--config.total_steps=2", "--config.batch_size=8", "--config.task.length=64")
-  command = [f"--workdir={pretrained}", "--suite=glue", f"--data_dir={tmp_path}/tfds", f"--output={output}", *flags]
+  command = [
+    f"--workdir={pretrained}",
+    "--suite=glue,tags",
+    f"--data_dir={tmp_path}/tfds",
+    f"--output={output}",
+    *flags,
+  ]
   assert evaluate.main(command) == 0, capsys.readouterr().err
+  whole, output = output, output / "glue"
+  joined = (whole / "results.md").read_text()
+  assert joined in capsys.readouterr().out and "| glue/cola |" in joined and "prepare_dataset wnut_17" in joined
   table, found = (output / "results.md").read_text(), json.loads((output / "results.json").read_text())
-  assert table in capsys.readouterr().out and "| cola |" in table and "tools.prepare_dataset glue/sst2" in table
+  assert "| cola |" in table and "tools.prepare_dataset glue/sst2" in table
   assert found["tasks"].keys() == {"cola"} and found["average"] is None and len(found["missing"]) == 8
   assert "<svg" in (output / "results.html").read_text()
   submitted = (output / "submission" / "CoLA.tsv").read_text().splitlines()
@@ -208,16 +217,24 @@ def test_a_suite_makes_one_table_and_goes_on_where_it_stopped(pretrained, tmp_pa
   (run / "result.json").unlink()  # as if killed before it was written
   assert evaluate.main(command) == 0
   assert json.loads((output / "results.json").read_text()) == found and (output / "results.md").read_text() == table
+  assert (whole / "results.md").read_text() == joined
 
 
 @pytest.mark.more
-def test_a_decoder_takes_the_suite_in_its_own_way(tmp_path, capsys):
-  """Classes read off its last token, with the language model beside, from the weights of a language model."""
+def test_a_decoder_takes_the_suite_in_its_own_way(pretrained, tmp_path, capsys):
+  """Classes read off its last token, with the language model beside, from the weights of a language model, which is
+  the first of two that could."""
   glue(tmp_path)
   workdir, output = tmp_path / "gpt", tmp_path / "out"
   assert train.main(["--config=tests/recipes/nano_decoder.py", f"--workdir={workdir}", *SHORT]) == 0
   flags = ("--config.total_steps=2", "--config.batch_size=8", "--config.task.length=64")
-  command = [f"--workdir={workdir}", "--suite=glue", f"--data_dir={tmp_path}/tfds", f"--output={output}", *flags]
+  command = [
+    f"--workdir={workdir},{pretrained}",
+    "--suite=glue",
+    f"--data_dir={tmp_path}/tfds",
+    f"--output={output}",
+    *flags,
+  ]
   assert evaluate.main(command) == 0, capsys.readouterr().err
   found = json.loads((output / "results.json").read_text())
   assert found["tasks"].keys() == {"cola"} and (output / "submission" / "CoLA.tsv").exists()

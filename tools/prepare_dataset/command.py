@@ -1,7 +1,7 @@
-"""Writes a benchmark's raw files as a TensorFlow dataset, so that recipes read them through its TFDS name.
+"""Writes the raw files of benchmarks as TensorFlow datasets, so that recipes read them through their TFDS names.
 
 Examples:
-  python -m tools.prepare_dataset glue/sst2 --from_files=glue_data/SST-2 --data_dir=data/tfds
+  python -m tools.prepare_dataset glue/cola glue/sst2 glue/rte --from_files=glue_data --data_dir=data/tfds
   python -m tools.prepare_dataset squad/v1.1 --from_files=train=train-v1.1.json,validation=dev-v1.1.json
   python -m tools.prepare_dataset glue/qqp '--from_files=train=some.tsv[:90%],validation=some.tsv[90%:]'
 
@@ -31,11 +31,12 @@ def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(
     f"{__doc__}\nNAME begins with one of: {', '.join(READERS)}", prog="tools.prepare_dataset"
   )
-  parser.add_argument("name", metavar="NAME", help="a TFDS name, with its config: glue/sst2")
+  parser.add_argument("names", nargs="+", metavar="NAME", help="a TFDS name, with its config: glue/sst2")
   parser.add_argument("--from_files", required=True, metavar="DIR", help="a directory, or FILE by split")
   parser.add_argument("--data_dir", default="data/tfds", metavar="DIR", help="of TFDS (default: %(default)s)")
   args = parser.parse_args(sys.argv[1:] if argv is None else argv)
-  prepare(args.name, args.from_files, args.data_dir)
+  for name in args.names:
+    prepare(name, args.from_files, args.data_dir)
 
 
 def prepare(name: str, from_files: str, data_dir: str) -> None:
