@@ -1,6 +1,7 @@
 """The command line shared by programs and tools: `--config=RECIPE --workdir=DIR [--config.KEY=VALUE …]`."""
 
 import argparse
+import gc
 import os
 import sys
 import traceback
@@ -77,6 +78,7 @@ def program(main: Callable[[list[str]], int]) -> NoReturn:
   In a job of several processes, one that fails exits at once. An orderly shutdown of jax would wait minutes for the
   others, which wait for this one in a collective; after a hard exit they fail too, and the launcher can act.
   """
+  gc.set_threshold(100_000, 20, 20)  # imports and traces leave millions of objects and little to collect
   try:
     code = main(sys.argv[1:])
   except KeyboardInterrupt:  # outside of the training loop, which saves and stops by itself

@@ -14,10 +14,12 @@ import t5x_like.objectives
 from t5x_like import slots
 from t5x_like.errors import UserError
 from t5x_like.nn import lora, params, remat
+from t5x_like.nn.cores._calls import cores_used
 from t5x_like.nn.design import Variant
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.training import evaluation, init_from, offload, phases, process, selection, tuning
+from t5x_like.training.environment import in_words
 from t5x_like.training.guard import GUARDS, Guard, skipping
 from t5x_like.training.optimizer import OPTIMIZERS, layerwise
 from t5x_like.training.schedule import SCHEDULES, Schedule
@@ -174,11 +176,13 @@ def _check_kept(config: ConfigDict, guard: Guard) -> None:
     )
 
 
-def check_task(config: ConfigDict, parts: Parts, task) -> None:
+def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
   """Checks that a task, the objective and the model fit each other, before anything is compiled.
 
   Args:
     task: a `data.task.Task`.
+  Returns:
+    The model's attention cores by place, see `environment.in_words`; none for models without attention.
   Raises:
     UserError: naming the missing feature or output, and what to choose instead.
   """
@@ -212,7 +216,8 @@ def check_task(config: ConfigDict, parts: Parts, task) -> None:
     )
   objective.check(parts.model, task.features)
   rows = lambda model, batch: model(objective.rows(batch))  # noqa: E731
-  outputs = jax.eval_shape(rows, parts.model, abstract_batch(config, parts, task))
+  with cores_used() as used, parts.rules.activate():
+    outputs = jax.eval_shape(rows, parts.model, abstract_batch(config, parts, task))
   for output, axes in objective.outputs.items():
     found = f"{outputs[output].ndim} axes" if output in outputs else "none"
     if found != f"{axes} axes":
@@ -227,6 +232,7 @@ def check_task(config: ConfigDict, parts: Parts, task) -> None:
         f"config.model.head.labels: found {labels}, but task {config.task.name} has {len(classes)} classes"
         f" ({', '.join(classes[:8])}{', …' * (len(classes) > 8)}); set --config.model.head.labels={len(classes)}"
       )
+  return in_words(used)
 
 
 def abstract_batch(config: ConfigDict, parts: Parts, task) -> dict[str, jax.ShapeDtypeStruct]:

@@ -1,5 +1,6 @@
 """Steps of a checkpoint in a local directory, written by orbax (OCDBT, committed by an atomic rename)."""
 
+import functools
 import os
 import pathlib
 from typing import Any
@@ -15,6 +16,7 @@ from t5x_like.training.checkpoint_reading import read_tensors
 from t5x_like.training.quiet_orbax import quiet_orbax
 
 _STATE, _MANIFEST = "state", "manifest"
+_LEAST_SLICE = 2**20  # bytes
 
 
 class _Manager(ocp.CheckpointManager):
@@ -26,6 +28,17 @@ class _Manager(ocp.CheckpointManager):
 
   def reached_preemption(self, step: int) -> bool:
     return False
+
+
+@functools.cache
+def _write_small_arrays_whole() -> None:
+  """Orbax cuts an array that several devices hold into a slice for each to write, which is a program to compile for
+  each shape; of slices smaller than this it gains nothing."""
+  known = ocp.type_handlers.get_type_handler(jax.Array)
+  handler = ocp.type_handlers.ArrayHandler(
+    array_metadata_store=known._array_metadata_store, min_slice_bytes_for_replica_parallel=_LEAST_SLICE
+  )
+  ocp.type_handlers.register_type_handler(jax.Array, handler, override=True)
 
 
 class LocalSteps:
@@ -42,6 +55,7 @@ class LocalSteps:
     self._kept, self._timeout = kept, timeout_seconds
     self._manager: _Manager | None = None
     quiet_orbax()
+    _write_small_arrays_whole()
 
   def where(self, step: int) -> str:
     """The path of a step, for messages."""

@@ -8,9 +8,7 @@ from typing import Any
 
 import jax
 
-from t5x_like.nn.cores._calls import cores_used
 from t5x_like.parallel.distributed import code_version
-from t5x_like.parallel.rules import Rules
 
 _PACKAGES = (
   "t5x-like",
@@ -51,17 +49,8 @@ def environment() -> dict[str, Any]:
   return found
 
 
-def attention_cores(model, batch: dict, rules: Rules) -> dict[str, str]:
-  """The attention cores that a model uses on a batch: {"attention_core": "dense", "cross_attention_core": "dense"}.
-
-  Where layers differ, the names are joined by "+"; models without attention give an empty dict.
-  """
-  with cores_used() as used, rules.activate():
-    jax.eval_shape(lambda model, batch: model(batch), model, batch)
-  return in_words(used)
-
-
 def in_words(used: dict[str, set[str]]) -> dict[str, str]:
+  """`cores_used` as {"attention_core": "dense", …}; where layers differ, the names are joined by "+"."""
   return {place: "+".join(sorted(names)) for place, names in sorted(used.items())}
 
 

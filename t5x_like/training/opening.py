@@ -15,7 +15,7 @@ from t5x_like.training import workdir as workdirs
 from t5x_like.training.assembly import Parts
 from t5x_like.training.checkpoint import Checkpoints
 from t5x_like.training.checkpoint_manifest import flatten
-from t5x_like.training.environment import attention_cores, environment
+from t5x_like.training.environment import environment
 from t5x_like.training.meter import Goodput
 from t5x_like.training.state import TrainState, from_tree, init_state, to_tree
 from t5x_like.training.writer import read_metrics
@@ -48,12 +48,13 @@ def with_vocabulary(config: ConfigDict, vocabulary, address: str) -> ConfigDict:
   return assembly.with_tokens(config, vocabulary)
 
 
-def check_phases(config: ConfigDict, parts: Parts, made: list[phases.Phase]) -> None:
-  """Checks each phase against the model and the objective."""
+def check_phases(config: ConfigDict, parts: Parts, made: list[phases.Phase]) -> dict[str, str]:
+  """Checks each phase against the model and the objective; returns the attention cores of the last."""
   assembly.check_vocabulary(config, made[-1].task.vocabulary)
   for phase in made:
     assembly.check_batch(phase.config, parts.rules, f"phases.{phase.name}.batch_size")
-    assembly.check_task(phase.config, parts, phase.task)
+    cores = assembly.check_task(phase.config, parts, phase.task)
+  return cores
 
 
 def check(workdir: pathlib.Path, address: str, config: ConfigDict, identity: dict[str, Any]) -> list[str]:
@@ -121,18 +122,16 @@ def record(
   step: int,
   identity: dict[str, Any],
   changes: list[str],
-  parts: Parts,
-  phase: phases.Phase,
+  cores: dict[str, str],
+  vocabulary,
   from_step: int | None,
 ) -> None:
-  """Records a start in the workdir: the config, the environment, the vocabulary, a line of history."""
-  batch = assembly.abstract_batch(phase.config, parts, phase.task)
-  rows = jax.eval_shape(parts.objective.rows, batch)
-  found = environment() | attention_cores(parts.model, rows, parts.rules)
+  """Records a start in the workdir: the config, the environment with its cores, the vocabulary, a line of history."""
+  found = environment() | cores
   workdirs.write(workdir, workdirs.FILE, identity)
   workdirs.write(workdir, "environment.json", found)
   workdirs.add_to_history(workdir, step, identity, changes, found, from_step)
-  phase.task.vocabulary.save(workdir / "vocabulary")
+  vocabulary.save(workdir / "vocabulary")
 
 
 def _changes(saved: dict[str, Any], identity: dict[str, Any], where, config: ConfigDict) -> list[str]:

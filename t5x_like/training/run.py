@@ -56,7 +56,7 @@ class Run:
     self._phases = opening.make_phases(config)
     config = self.config = opening.with_vocabulary(config, self._phases[-1].task.vocabulary, self.address)
     parts = self._parts = assembly.build(config)
-    opening.check_phases(config, parts, self._phases)
+    self._cores = opening.check_phases(config, parts, self._phases)
     self._watchdog = Watchdog(config.step_timeout_seconds, self.workdir / "logs", jax.process_index())
     beat = functools.partial(self._watchdog.beat, "evaluating")
     self._evaluation = Evaluation(config, parts.model, parts.objective, parts.rules, beat=beat)
@@ -88,8 +88,8 @@ class Run:
     if back:
       self._checkpoints.set_aside(from_step, "set_aside")
     if self._primary:
-      main = self._phases[-1]
-      opening.record(self.workdir, self.step, self._identity, changes, self._parts, main, from_step)
+      vocabulary = self._phases[-1].task.vocabulary
+      opening.record(self.workdir, self.step, self._identity, changes, self._cores, vocabulary, from_step)
     self._open_writer()
     self._flush()
     if self.step < self.total_steps:

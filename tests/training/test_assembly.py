@@ -3,7 +3,6 @@
 import dataclasses
 import json
 
-import jax
 import pytest
 
 from t5x_like import config as config_lib
@@ -11,7 +10,6 @@ from t5x_like import recipes
 from t5x_like.data import task as tasks
 from t5x_like.errors import UserError
 from t5x_like.training import assembly
-from t5x_like.training.environment import attention_cores
 
 
 def resolved(*overrides):
@@ -43,10 +41,10 @@ def test_a_word_stays_one_unless_a_table_replaces_it():
 
 def test_the_attention_cores_in_use_are_named():
   def cores(length, *overrides):
-    parts = assembly.build(resolved(*overrides))
-    shapes = {f"{side}_input_tokens": (1, length) for side in ("encoder", "decoder")}
-    batch = {name: jax.ShapeDtypeStruct(shape, "int32") for name, shape in shapes.items()}
-    return attention_cores(parts.model, batch, parts.rules)
+    config = resolved(*overrides)
+    task = tasks.build(split="train", **config.task.to_dict())
+    features = {name: dataclasses.replace(feature, shape=(length,)) for name, feature in task.features.items()}
+    return assembly.check_task(config, assembly.build(config), dataclasses.replace(task, features=features))
 
   assert cores(32) == {"attention_core": "dense", "cross_attention_core": "dense"}
   assert cores(1024) == {"attention_core": "chunked", "cross_attention_core": "chunked"}
