@@ -59,6 +59,7 @@ _LATER = (
   "step_timeout_seconds",
   "recompute_every",
   "init",
+  "teacher",
   "tuning",
   "selection",
 )  # keys that the configs of older runs lack
@@ -91,6 +92,7 @@ def defaults() -> ConfigDict:
   config.task = {}  # name: a module of data/tasks/; the rest are arguments of its task()
   config.phases = {}  # other arguments of the task or batch sizes up to a step; see training/phases.py
   config.init = {}  # another run to start from, {"workdir": …}; see training/init_from.py
+  config.teacher = {}  # the run that a distilled one learns from, {"workdir": …}; see training/teacher.py
   config.tuning = {"name": "all"}  # which parameters are trained; see training/tuning.py
   config.selection = {}  # the metric that stops training and picks a checkpoint; see training/selection.py
   config.train_split = "train"

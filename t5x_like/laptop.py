@@ -146,8 +146,14 @@ def _shorten(task: ConfigDict, length: int) -> None:
 
 
 def _build_in(config: ConfigDict) -> None:
-  """The corpus that needs no data. Evaluators of labels judge what it has of them, by their defaults."""
+  """The corpus that needs no data, and a teacher that needs no run. Evaluators of labels judge what it has of them, by
+  their defaults."""
   task = config.task
+  if config.teacher:
+    model = (config.teacher.get("model") or config.model).to_dict()
+    model |= {"variant": tiny_variant(model["name"], model["variant"])}
+    model |= {key: config.model[key] for key in ("resolution", "channels") if key in config.model}
+    config.teacher = {"workdir": "random", "model": model}
   if task.name in _LABELLED:
     images = "resolution" in task
     task.source = "digits" if images else "builtin"

@@ -7,6 +7,7 @@ teacher, DeiT is the ViT of the same size (`models/vit.py`).
 from dataclasses import replace
 
 from t5x_like.models import vit
+from t5x_like.nn.dims import Dims
 from t5x_like.nn.image_encoder import ImageEncoder
 
 
@@ -16,6 +17,7 @@ def _distilled(name: str):
 
 VARIANTS = {
   "deit-tiny": _distilled("vit-tiny"),  # for debugging; the paper's DeiT-Ti is deit-ti16
+  "deit-fashion": replace(_distilled("vit-fashion"), dims=Dims(48, 4, 4, 12, 96, 4)),
   "deit-ti16": _distilled("vit-ti16"),
   "deit-s16": _distilled("vit-s16"),
   "deit-b16": _distilled("vit-b16"),

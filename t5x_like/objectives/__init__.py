@@ -42,6 +42,7 @@ class Base:
     several: whether examples have several rows, features [B, C, …].
     reference: whether the model has another one beside it, `model.reference`, of the weights that the run began with,
       which are not trained.
+    teacher: whether that other one is the model of `config.teacher` instead.
   """
 
   beside: ClassVar[tuple[str, ...]]
@@ -53,6 +54,7 @@ class Base:
   advice: ClassVar[str] = ""
   several: ClassVar[bool] = False
   reference: ClassVar[bool] = False
+  teacher: ClassVar[bool] = False
 
   @classmethod
   def missing(cls, features: Collection[str]) -> list[str]:

@@ -1,12 +1,13 @@
 """Classification or regression of whole sequences, and classification of images."""
 
 import dataclasses
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
 from t5x_like.objectives import Base
-from t5x_like.objectives._losses import Sums, add_auxiliary, token_losses
+from t5x_like.objectives._losses import LABEL_LOSSES, Sums, add_auxiliary, label_losses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,6 +16,8 @@ class Objective(Base):
 
   Attributes:
     label_smoothing: probability moved from the label to the others.
+    loss: of classes, `softmax`, or `sigmoid`: the mean of the binary cross-entropies of all classes, in which mixed
+      examples are of both (DeiT III, Touvron et al. 2022, section 3.2).
   """
 
   beside = ("encoder_input_tokens", "image")
@@ -24,6 +27,7 @@ class Objective(Base):
   gives = ("loss", "correct")
 
   label_smoothing: float = 0.0
+  loss: Literal[*LABEL_LOSSES] = "softmax"
 
   def __call__(self, model, batch: dict[str, jax.Array], key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
     """Runs the model on a batch.
@@ -41,17 +45,5 @@ class Objective(Base):
       error_B = jnp.square(outputs["logits"].astype(jnp.float32)[:, 0] - label_B)
       loss = jnp.sum(error_B * weights_B)
       return add_auxiliary(loss, {"loss": loss, "weights": jnp.sum(weights_B)}, outputs)
-    if "other_label" not in batch:
-      loss, sums = self._losses(outputs["logits"], label_B, weights_B)
-      return add_auxiliary(loss, sums, outputs)
-    share_B = batch["label_share"]
-    both = [
-      self._losses(outputs["logits"], label, weights_B * share)
-      for label, share in ((label_B, share_B), (batch["other_label"], 1.0 - share_B))
-    ]
-    loss, sums = jax.tree.map(jnp.add, *both)
+    loss, sums = label_losses(outputs["logits"], batch, self.label_smoothing, self.loss)
     return add_auxiliary(loss, sums, outputs)
-
-  def _losses(self, logits_BV: jax.Array, label_B: jax.Array, weights_B: jax.Array) -> tuple[jax.Array, Sums]:
-    loss, sums = token_losses(logits_BV[:, None], label_B[:, None], weights_B[:, None], self.label_smoothing, 0.0)
-    return loss, {name: sums[name] for name in ("loss", "correct", "weights")}

@@ -18,7 +18,7 @@ from t5x_like.nn.cores._calls import cores_used
 from t5x_like.nn.design import Variant
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training import evaluation, init_from, offload, phases, process, selection, tuning
+from t5x_like.training import evaluation, init_from, offload, phases, process, selection, teacher, tuning
 from t5x_like.training.environment import in_words
 from t5x_like.training.guard import GUARDS, Guard, skipping
 from t5x_like.training.optimizer import OPTIMIZERS, layerwise
@@ -80,22 +80,15 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
   """
   config = init_from.inherited(config)
   resolved = ConfigDict(config.to_dict())
-  model_class = slots.find("config.model.name", config.model.get("name"), t5x_like.models, "Model")
   values = ConfigDict(config.model.to_dict())
   if values.get("vocab_size") == "auto":
     with values.ignore_type():
       values.vocab_size = _table_size(config)
-  resolved.model = _filled("model", values, model_class, given=("rngs",))
-  if "variant" in resolved.model:
-    with resolved.model.ignore_type():
-      resolved.model.variant = values.variant  # as given: all of its fields may be
-    _resolve_design(resolved.model, _variant(model_class, values))
-  on_cpu = (platform or jax.default_backend()) == "cpu"
-  suited = {"dtype": "float32", "layers": "loop"} if on_cpu else {"dtype": "bfloat16", "layers": "scan"}
-  for key, value in suited.items():
-    if key in resolved.model and config.model.get(key, "auto") == "auto":
-      resolved.model[key] = value
+  resolved.model = _resolved_model("model", values, platform)
   objective = slots.find("config.objective.name", config.objective.get("name"), t5x_like.objectives, "Objective")
+  computed = {key: resolved.model[key] for key in ("dtype", "layers") if key in resolved.model}
+  fill = lambda model: _resolved_model("teacher.model", ConfigDict(model | computed), platform)  # noqa: E731
+  resolved.teacher = ConfigDict(teacher.resolved(config, getattr(objective, "teacher", False), fill))
   resolved.objective = _filled("objective", config.objective, objective)
   optimizer = slots.find("config.optimizer.name", config.optimizer.get("name"), OPTIMIZERS)
   resolved.optimizer = _filled("optimizer", config.optimizer, optimizer, given=("schedule",), also=(optimizer_memory,))
@@ -126,6 +119,22 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
       raise UserError(f"config.{key}: found {resolved[key]}, expected at least 0, which turns it off")
   if resolved.clip_norm < 0:
     raise UserError(f"config.clip_norm: found {resolved.clip_norm}, expected a norm, or 0 for no clipping")
+  return resolved
+
+
+def _resolved_model(slot: str, values: ConfigDict, platform: str | None) -> ConfigDict:
+  """A `config.model`, checked, with all of its defaults."""
+  model_class = slots.find(f"config.{slot}.name", values.get("name"), t5x_like.models, "Model")
+  resolved = _filled(slot, values, model_class, given=("rngs",))
+  if "variant" in resolved:
+    with resolved.ignore_type():
+      resolved.variant = values.variant  # as given: all of its fields may be
+    _resolve_design(resolved, _variant(model_class, values))
+  on_cpu = (platform or jax.default_backend()) == "cpu"
+  suited = {"dtype": "float32", "layers": "loop"} if on_cpu else {"dtype": "bfloat16", "layers": "scan"}
+  for key, value in suited.items():
+    if key in resolved and values.get(key, "auto") == "auto":
+      resolved[key] = value
   return resolved
 
 
@@ -317,12 +326,14 @@ def _model(config: ConfigDict):
   tune = slots.make("config.tuning", config.tuning, TUNINGS)
   objective = slots.find("config.objective.name", config.objective.name, t5x_like.objectives, "Objective")
 
-  def bare(key):
-    return slots.make("config.model", config.model, t5x_like.models, "Model", rngs=nnx.Rngs(params=key))
+  def bare(key, slot="model", values=config.model):
+    return slots.make(f"config.{slot}", values, t5x_like.models, "Model", rngs=nnx.Rngs(params=key))
 
   def make_model(key):
     model = tune.adapt(bare(key), jax.random.fold_in(key, _ADAPTERS))
-    if getattr(objective, "reference", False) and not lora.has_adapters(model):  # else it is the model without them
+    if getattr(objective, "teacher", False):
+      model.reference = bare(key, "teacher.model", config.teacher.model)
+    elif getattr(objective, "reference", False) and not lora.has_adapters(model):  # else it is the model without them
       model.reference = bare(key)
     return model
 

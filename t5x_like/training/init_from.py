@@ -93,8 +93,8 @@ def _lengthen(config: ConfigDict) -> None:
 
 
 def check_vocabulary(config: ConfigDict, vocabulary) -> None:
-  """Refuses data of another vocabulary than that of the run that this one starts from."""
-  if config.init:
+  """Refuses data of another vocabulary than that of the run that this one starts from; classes of images may differ."""
+  if config.init and "resolution" not in config.model:
     _same(vocabulary, "that of the data", config.init.workdir)
 
 
@@ -140,17 +140,14 @@ def load(config: ConfigDict, parts, state: TrainState) -> tuple[TrainState, dict
   Raises:
     UserError: no such checkpoint, or a tensor outside of the head is missing there or has another shape.
   """
-  from t5x_like.training import assembly, trained
+  from t5x_like.training import assembly
 
   directory = config.init.workdir
-  overrides = [f"{key}={json.dumps(config[key].to_dict())}" for key in ("mesh", "rules")]
-  overrides += [f"batch_size={config.batch_size}", "accumulation_steps=1", f"model.layers={config.model.layers}"]
-  theirs, _ = trained.open_config(directory, None, overrides)
-  their_parts = assembly.build(assembly.resolve(theirs))
-  step, arrays = trained.restore_params(directory, their_parts, config.init.step)
-  arrays = params.arrays(trained.finished(params.with_arrays(their_parts.model, arrays)))
+  step, arrays, their_model = weights(directory, config.init.step, config)
   made, report = dict(state.params), Report(directory, step, [], {}, [], sorted({*arrays} - {*state.params}))
   for name, fresh in state.params.items():
+    if config.teacher and name.startswith(assembly.REFERENCE):
+      continue  # it has its own
     old = arrays.get(name.removeprefix(assembly.REFERENCE))
     new = name.startswith(_NEW) or name.endswith(lora.NAMES)
     if old is None or (new and old.shape != fresh.shape):
@@ -162,11 +159,24 @@ def load(config: ConfigDict, parts, state: TrainState) -> tuple[TrainState, dict
     report.loaded.append(name)
     if old.shape != fresh.shape:
       report.resized[name] = f"{old.shape[0]} to {fresh.shape[0]} rows"
-      old = _resized(name.removeprefix(assembly.REFERENCE), old, fresh, (parts.model, their_parts.model), directory)
+      old = _resized(name.removeprefix(assembly.REFERENCE), old, fresh, (parts.model, their_model), directory)
     copies = name.startswith(assembly.REFERENCE)  # the step gives back the memory of each array of its state once
     made[name] = jax.device_put(jnp.copy(old) if copies else old, fresh.sharding)
   report.say()
   return dataclasses.replace(state, params=made), dataclasses.asdict(report)
+
+
+def weights(directory: str, step: int | None, config: ConfigDict) -> tuple[int, dict[str, jax.Array], Any]:
+  """The parameters of a finished run, its adapters merged, on the mesh of another run's config: (step, arrays by name,
+  abstract model). `step` None is its newest checkpoint; UserError if there is none."""
+  from t5x_like.training import assembly, trained
+
+  overrides = [f"{key}={json.dumps(config[key].to_dict())}" for key in ("mesh", "rules")]
+  overrides += [f"batch_size={config.batch_size}", "accumulation_steps=1", f"model.layers={config.model.layers}"]
+  theirs, _ = trained.open_config(directory, None, overrides)
+  parts = assembly.build(assembly.resolve(theirs))
+  step, arrays = trained.restore_params(directory, parts, step)
+  return step, params.arrays(trained.finished(params.with_arrays(parts.model, arrays))), parts.model
 
 
 def _resized(name: str, old: jax.Array, fresh: jax.Array, models: tuple[Any, Any], directory: str) -> jax.Array:

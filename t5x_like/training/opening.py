@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
 from t5x_like.parallel import distributed
-from t5x_like.training import assembly, imported, init_from, phases, process
+from t5x_like.training import assembly, imported, init_from, phases, process, teacher
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.assembly import Parts
 from t5x_like.training.checkpoint import Checkpoints
@@ -45,6 +45,7 @@ def with_vocabulary(config: ConfigDict, vocabulary, address: str) -> ConfigDict:
   """The config with the special ids of the data's vocabulary, which has to be that of imported weights, if any."""
   imported.check_vocabulary(address, vocabulary)
   init_from.check_vocabulary(config, vocabulary)
+  teacher.check_vocabulary(config, vocabulary)
   return assembly.with_tokens(config, vocabulary)
 
 
@@ -98,6 +99,8 @@ def restore(
     report = None
     if config.init.get("weights"):
       state, report = init_from.load(config, parts, state)
+    if config.teacher:
+      state = teacher.load(config, parts, state)
     return Restored(state, 0, none, report)
   step, tree, metadata = found
   rollbacks = none | metadata.pop("rollbacks", {})

@@ -18,10 +18,18 @@ from t5x_like.training.lease import Lease
 FILE = "config.json"
 HISTORY = "history.jsonl"
 # With any of these changed, a run would resume from a state or a data order that is not its own ...
-_FIXED = ("model.", "seed", "batch_size", "fingerprints.", "optimizer.name", "objective.name", "tuning.")
+_FIXED = ("model.", "seed", "batch_size", "fingerprints.", "optimizer.name", "objective.name", "tuning.", "teacher.")
 # ... except for those that only change how the same model is computed.
 # ... or follow from the vocabulary, which has a fingerprint of its own.
-_FREE = ("model.dtype", "model.layers", "model.remat", "model.pipeline", "model.tokens")
+_FREE = (
+  "model.dtype",
+  "model.layers",
+  "model.remat",
+  "model.pipeline",
+  "model.tokens",
+  "teacher.model.dtype",
+  "teacher.model.layers",
+)
 _IMPORTED = ("model.", "fingerprints.vocabulary", "optimizer.name")  # of a run with weights, but no data yet
 _LATER = {"tuning.name": "all", "model.scores": 0}  # keys that older runs lack, and what they had
 _EDITION = "data_edition"  # `data.EDITION`; runs of edition 1 did not record it

@@ -1,0 +1,36 @@
+"""A small DeiT on Fashion-MNIST, distilled from a ViT, for a laptop.
+
+  python -m t5x_like.train --config=configs/vit/fashion_mnist.py --workdir=runs/teacher …
+  python -m t5x_like.train --config=configs/deit/fashion_mnist.py --workdir=runs/student \\
+      --config.teacher.workdir=runs/teacher \\
+      --config.task.source=idx:train=train-images-idx3-ubyte.gz,validation=t10k-images-idx3-ubyte.gz
+
+The student is half as wide as its teacher and has four layers instead of six, with a distillation token; it learns
+softly, as a teacher that knows the training images tells little by its likeliest class. 10 epochs; otherwise as
+configs/vit/fashion_mnist.py. `:alone` is the same student without a teacher.
+"""
+
+from configs.vit import fashion_mnist
+
+_EPOCHS = 10
+
+
+def get_config(alone: bool = False):
+  config = fashion_mnist.get_config()
+
+  teacher = config.model.to_dict()
+  head = {"name": "distillation", "labels": 10}
+  config.model = {"name": "deit", "variant": "deit-fashion", "channels": 1, "head": head}
+  if alone:
+    config.objective = {"name": "classification", "label_smoothing": 0.1}
+  else:
+    config.teacher = {"workdir": None, "model": teacher}
+    config.objective = {
+      "name": "distillation",
+      "kind": "soft",
+      "share": 0.7,
+      "temperature": 2.0,
+      "label_smoothing": 0.1,
+    }
+  config.total_steps = _EPOCHS * fashion_mnist._IMAGES // 256
+  return config

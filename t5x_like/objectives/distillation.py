@@ -1,0 +1,108 @@
+"""Distillation: a classifier learns from labels and from a teacher, which does not change.
+
+Of DeiT (Touvron et al. 2021, section 3, https://arxiv.org/abs/2012.12877), for classifiers of texts as well.
+"""
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.errors import UserError
+from t5x_like.objectives import Base
+from t5x_like.objectives._losses import LABEL_LOSSES, Sums, add_auxiliary, label_losses
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective(Base):
+  """`(1 - share) * CE(class head, label) + share * D(distillation head, teacher)`.
+
+  D is the cross-entropy of the teacher's likeliest class (`hard`, equation 3 with a share of 1/2), or
+  `temperature^2 * KL(softmax(teacher / temperature) || softmax(student / temperature))` (`soft`, equation 2, where the
+  paper takes a share of 0.1 and a temperature of 3). A model without a distillation head learns both by its only one.
+  The teacher, `model.reference`, sees the same pixels or tokens as the student, augmented and mixed, without dropout.
+
+  Attributes:
+    share: lambda, the teacher's share of the loss.
+    label_smoothing: of the labels; the teacher's classes are not smoothed.
+    loss: of the labels, see `objectives/classification.py`.
+  """
+
+  beside = ("encoder_input_tokens", "image")
+  targets = "label"
+  weights = "example_weights"
+  outputs = {"logits": 2}
+  gives = ("loss", "correct", "distillation_loss", "teacher_correct", "agreement")
+  teacher = True
+
+  kind: Literal["hard", "soft"] = "hard"
+  share: float = 0.5
+  temperature: float = 3.0
+  label_smoothing: float = 0.0
+  loss: Literal[*LABEL_LOSSES] = "softmax"
+
+  def __post_init__(self):
+    if not 0 <= self.share <= 1 or self.temperature <= 0:
+      found = f"found share {self.share} and temperature {self.temperature}"
+      raise UserError(f"config.objective: {found}, expected a share of 0 to 1 and a temperature above 0")
+
+  @classmethod
+  def check(cls, model, features: dict) -> None:
+    teacher, label = model.reference, features["label"].dtype
+    if not jnp.issubdtype(label, jnp.integer):
+      raise UserError(f"config.objective: distillation is for labels that are classes, found {label}")
+    for name in teacher.NEEDS:
+      if name not in features:
+        raise UserError(
+          f"config.teacher: needs the feature {name!r}, which the task does not make; choose a classifier"
+        )
+    if hasattr(teacher.variant, "resolution"):
+      shape, variant = features["image"].shape, teacher.variant
+      expected = (variant.resolution, variant.resolution, variant.channels)
+      if shape != expected:
+        raise UserError(
+          f"config.teacher: is for images of {list(expected)}, found {list(shape)} (height, width, channels); choose"
+          " another teacher, or set config.task and config.model alike"
+        )
+    batch = {name: jax.ShapeDtypeStruct((1, *feature.shape), feature.dtype) for name, feature in features.items()}
+    student, taught = (jax.eval_shape(lambda m, b: m(b), m, batch) for m in (model, teacher))
+    if "logits" not in taught or taught["logits"].shape != student["logits"].shape:
+      shape = list(taught["logits"].shape[1:]) if "logits" in taught else "none"
+      raise UserError(
+        f"config.teacher: found logits {shape}, expected {list(student['logits'].shape[1:])}, the student's"
+      )
+
+  def __call__(self, model, batch: dict[str, jax.Array], key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+    """Runs the model and its teacher on a batch.
+
+    Args:
+      model: with `model.reference`.
+      batch: see `objectives/classification.py`; labels are int32.
+      key: dropout key of the model; None evaluates.
+    Returns:
+      (loss sum, sums): `loss` (of the labels), `correct` (of the predictions, the mean of both heads),
+      `distillation_loss` (D), `teacher_correct`, `agreement` (how often both predict the same class), `weights`, and
+      the scalars of the model.
+    """
+    outputs, weights_B = model(batch, key), batch["example_weights"]
+    taught_BV = jax.lax.stop_gradient(model.reference(batch)["logits"].astype(jnp.float32))
+    predicted_BV = outputs["logits"]
+    student_BV = outputs.get("distillation_logits", predicted_BV).astype(jnp.float32)
+    loss, sums = label_losses(outputs.get("class_logits", predicted_BV), batch, self.label_smoothing, self.loss)
+    best_B = jnp.argmax(taught_BV, axis=-1)
+    if self.kind == "hard":
+      each_B = -jnp.take_along_axis(jax.nn.log_softmax(student_BV), best_B[:, None], axis=-1)[:, 0]
+    else:
+      p, q = (jax.nn.log_softmax(x / self.temperature) for x in (taught_BV, student_BV))
+      each_B = self.temperature**2 * jnp.sum(jnp.exp(p) * (p - q), axis=-1)
+    distillation = jnp.sum(each_B * weights_B)
+    _, own = label_losses(predicted_BV, batch)
+    _, theirs = label_losses(taught_BV, batch)
+    sums |= {
+      "correct": own["correct"],
+      "distillation_loss": distillation,
+      "teacher_correct": theirs["correct"],
+      "agreement": jnp.sum((jnp.argmax(predicted_BV, axis=-1) == best_B) * weights_B),
+    }
+    return add_auxiliary((1 - self.share) * loss + self.share * distillation, sums, outputs)

@@ -1,0 +1,227 @@
+"""Distillation against its formulas in numpy, and in runs: the teacher stays, whatever family it is of."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from scipy import special
+
+import more
+import tests.recipes.nano_image  # noqa: F401 -- the variant that the runs are of
+from t5x_like import evaluate, train
+from t5x_like.data.features import Feature, images
+from t5x_like.errors import UserError
+from t5x_like.models import deit, vit
+from t5x_like.nn import params
+from t5x_like.nn.dims import Dims
+from t5x_like.objectives.classification import Objective as Classification
+from t5x_like.objectives.distillation import Objective
+from t5x_like.training.trained import open_model
+from t5x_like.training.writer import read_metrics
+from tests.fine_tuning import fine_tuning
+from tests.models.families import Case, model
+from tests.runs import assert_same_bits, restored
+from tools import convert_hf
+
+NANO = "tests/recipes/nano_image.py"
+B, V = 5, 7
+
+
+def small(family, head, dims=Dims(16, 4, 4, 4, 32, 2), resolution=8, labels=V):  # noqa: B008 (frozen)
+  first = next(iter(family.VARIANTS.values()))
+  changed = dict(dims=dims, patch=4, resolution=resolution, channels=1, head={"name": head, "labels": labels})
+  name = family.__name__.rpartition(".")[2]
+  return model(Case(name, name, dataclasses.replace(first, **changed)))
+
+
+def batch():
+  generator = np.random.default_rng(2)
+  return {
+    "image": generator.standard_normal((B, 8, 8, 1)).astype(np.float32),
+    "label": generator.integers(0, V, B).astype(np.int32),
+    "other_label": generator.integers(0, V, B).astype(np.int32),
+    "label_share": generator.uniform(size=B).astype(np.float32),
+    "example_weights": np.array([1, 1, 1, 0.5, 0], np.float32),
+  }
+
+
+def log_softmax(x):
+  x = np.asarray(x, np.float64)
+  return x - x.max(-1, keepdims=True) - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True))
+
+
+@pytest.mark.parametrize("student", [deit, vit])
+def test_both_losses_are_those_of_the_paper_and_no_gradient_reaches_the_teacher(student):
+  head = "distillation" if student is deit else "image_classification"
+  made, data = small(student, head), batch()
+  made.reference = small(vit, "image_classification", Dims(24, 3, 3, 8, 32, 1))
+  outputs = {n: np.asarray(x) for n, x in made(data).items()}
+  taught = np.asarray(made.reference(data)["logits"], np.float64)
+  own, to_teacher = (outputs.get(f"{n}_logits", outputs["logits"]) for n in ("class", "distillation"))
+  if student is deit:
+    np.testing.assert_allclose(outputs["logits"], (own + to_teacher) / 2, rtol=1e-6)
+  target = (
+    0.9 * np.eye(V)[[data["label"], data["other_label"]]]
+    + 0.1 / (V - 1) * (1 - np.eye(V))[[data["label"], data["other_label"]]]
+  )
+  target = data["label_share"][:, None] * target[0] + (1 - data["label_share"][:, None]) * target[1]
+  free = 0.9 * np.log(0.9) + 0.1 * np.log(0.1 / (V - 1))  # of a perfect prediction, as everywhere here
+  labels = -(target * log_softmax(own)).sum(-1) + free
+  hard = -log_softmax(to_teacher)[np.arange(B), taught.argmax(-1)]
+  p, q = log_softmax(taught / 3), log_softmax(np.asarray(to_teacher, np.float64) / 3)
+  soft = 9 * (np.exp(p) * (p - q)).sum(-1)
+  arrays = params.arrays(made)
+  for kind, share, distilled in (("hard", 0.5, hard), ("soft", 0.1, soft)):
+    objective = Objective(kind=kind, share=share, temperature=3.0, label_smoothing=0.1)
+    run = jax.value_and_grad(lambda a, o=objective: o(params.with_arrays(made, a), data), has_aux=True)
+    (loss, sums), gradients = jax.jit(run)(arrays)
+    weights = data["example_weights"]
+    assert float(loss) == pytest.approx((weights * ((1 - share) * labels + share * distilled)).sum(), rel=1e-4)
+    assert float(sums["distillation_loss"]) == pytest.approx((weights * distilled).sum(), rel=1e-4)
+    same = outputs["logits"].argmax(-1) == taught.argmax(-1)
+    assert float(sums["agreement"]) == (weights * same).sum() and set(sums) == {*Objective.gives, "weights"}
+    assert all((np.abs(g).max() > 0) != n.startswith("reference/") for n, g in gradients.items())
+
+
+def test_the_loss_of_every_class_is_the_mean_of_binary_cross_entropies():
+  made, data = small(vit, "image_classification"), batch()
+  p, share = special.expit(np.asarray(made(data)["logits"], np.float64)), data["label_share"][:, None]
+  one, other = (np.eye(V)[data[name]] for name in ("label", "other_label"))
+  for smoothing in (0.0, 0.2):
+    target = share * one + (1 - share) * other
+    for kept, expected in ((target, "loss"), ((1 - smoothing) * target + smoothing / (V - 1) * (1 - target), "total")):
+      each = -(kept * np.log(p) + (1 - kept) * np.log1p(-p)).mean(-1)
+      total, sums = Classification(loss="sigmoid", label_smoothing=smoothing)(made, data)
+      found = total if expected == "total" else sums["loss"]
+      assert float(found) == pytest.approx((each * data["example_weights"]).sum(), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+  ("teacher", "words"),
+  [
+    (dict(resolution=4), r"config.teacher: is for images of \[4, 4, 1\], found \[8, 8, 1\]"),
+    (dict(labels=3), r"config.teacher: found logits \[3\], expected \[7\]"),
+  ],
+)
+def test_a_teacher_of_another_form_is_one_line(teacher, words):
+  made = small(vit, "image_classification")
+  made.reference = small(vit, "image_classification", **teacher)
+  with pytest.raises(UserError, match=words):
+    Objective.check(made, images(8, 1, False))
+  made.reference = made
+  with pytest.raises(UserError, match="labels that are classes, found float32"):
+    Objective.check(made, images(8, 1, False) | {"label": Feature((), "float32")})
+  with pytest.raises(UserError, match="found share 2.0 and temperature 3.0"):
+    Objective(share=2.0)
+
+
+def run(workdir, cache, *flags) -> int:
+  usual = (f"--config.task.cache={cache}", "--config.schedule.total_steps=4", "--config.checkpoint.every=2")
+  steps = ("--config.total_steps=4", "--config.eval_every=4")
+  return train.main([f"--config={NANO}", f"--workdir={workdir}", *usual, *steps, *flags])
+
+
+STUDENT = (
+  "--config.model.name=deit",
+  "--config.model.variant=deit-tiny",
+  "--config.model.patch=4",
+  "--config.model.resolution=16",
+  "--config.model.channels=1",
+  '--config.model.head={"name": "distillation", "labels": 10}',
+  '--config.objective={"name": "distillation", "kind": "soft"}',
+  '--config.evals={"image_classification": {}, "loss": {}}',
+)
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory, compiled):
+  """A folder with a teacher, and a student that it taught for 4 steps."""
+  folder = tmp_path_factory.mktemp("distillation")
+  assert run(folder / "teacher", folder / "cache", "--config.total_steps=2") == 0
+  flags = (*STUDENT, f"--config.teacher.workdir={folder}/teacher")
+  assert run(folder / "student", folder / "cache", *flags) == 0
+  return folder
+
+
+def test_the_teacher_keeps_every_bit_and_a_run_resumes_to_the_same_ones(taught, tmp_path, capsys):
+  teacher, early, late = (restored(taught / n, step) for n, step in (("teacher", 2), ("student", 2), ("student", 4)))
+  copies = [name for name in late if name.startswith("params/reference/")]
+  assert len(copies) == sum(name.startswith("params/") for name in teacher)
+  for name in copies:
+    assert early[name].tobytes() == late[name].tobytes() == teacher[name.replace("reference/", "")].tobytes()
+  assert any(early[name].tobytes() != late[name].tobytes() for name in late if name.startswith("params/encoder"))
+  assert not any("reference" in name for name in late if not name.startswith("params/"))
+  flags = (*STUDENT, f"--config.teacher.workdir={taught}/teacher")
+  assert run(tmp_path, taught / "cache", *flags, "--config.total_steps=2") == 0
+  assert run(tmp_path, taught / "cache", *flags) == 0
+  assert_same_bits(tmp_path, taught / "student", 4)
+  rows = read_metrics(tmp_path)
+  told = {name.split("/")[-1] for name in rows[-1]}
+  assert {"top1", "distillation_loss", "agreement", "teacher_correct"} <= told
+  assert evaluate.main([f"--workdir={tmp_path}", "--evals=loss"]) == 0
+  assert run(tmp_path, taught / "cache", *STUDENT, "--config.teacher.workdir=elsewhere") == 2
+  assert "config.teacher.workdir: found 'elsewhere', expected the workdir of a run" in capsys.readouterr().err
+
+
+def test_a_finished_student_has_no_teacher(taught, tmp_path):
+  found = open_model(str(taught / "student"), 8)
+  assert convert_hf.main([f"--input={taught}/student", f"--output={tmp_path}/hf"]) == 0
+  config = json.loads((tmp_path / "hf" / "config.json").read_text())
+  assert config["architectures"] == ["DeiTForImageClassificationWithTeacher"] and found.vocabulary.size == 10
+
+
+@pytest.mark.parametrize(
+  ("flags", "words"),
+  [
+    (STUDENT, "config.teacher.workdir: found None, expected the workdir of a run"),
+    (("--config.teacher.workdir=x",), "config.teacher: the objective 'classification' has none"),
+    (
+      (*STUDENT, "--config.teacher.workdir={folder}/teacher", "--config.task.source=folders:train={folder}/classes"),
+      "was trained with 10 classes, 0, 1, 2, 3, …, expected the 2 of the data, a, b",
+    ),
+    (
+      (
+        *STUDENT,
+        '--config.teacher={{"workdir": "{folder}/none", "model": {{"name": "vit", "variant": "nano"}}}}',
+        "--config.model.head.labels=1000",
+      ),
+      "config.teacher.workdir: found '{folder}/none', which holds no run",
+    ),
+  ],
+)
+def test_a_teacher_that_cannot_be_is_one_line(flags, words, taught, tmp_path, capsys):
+  from PIL import Image
+
+  for name in "ab":
+    (taught / "classes" / name).mkdir(parents=True, exist_ok=True)
+    Image.new("L", (16, 16), 40).save(taught / "classes" / name / "1.png")
+  more = [flag.format(folder=taught) if "{folder}" in flag else flag for flag in flags]
+  split = ["--config.eval_split=train"] * ("classes" in str(flags))
+  assert run(tmp_path, taught / "cache", *more, *split) == 2
+  error = capsys.readouterr().err.strip()
+  assert words.format(folder=taught) in error and "\n" not in error
+
+
+@pytest.mark.parametrize("source", more.beyond(0, ["hugging_face", "text"]))
+def test_teachers_of_other_origins(source, taught, tmp_path, capsys):
+  """Published weights, and classifiers of texts, of which one is deeper than the other."""
+  if source == "hugging_face":
+    cache = f"--config.task.cache={taught}/cache"
+    assert convert_hf.main([f"--input={taught}/teacher", f"--output={tmp_path}/hf"]) == 0
+    given = ["--input", f"{tmp_path}/hf", "--output", f"{tmp_path}/teacher", "--config", NANO, cache]
+    assert convert_hf.main(given) == 0
+    flags = (*STUDENT, f"--config.teacher.workdir={tmp_path}/teacher")
+    assert run(tmp_path / "student", taught / "cache", *flags) == 0, capsys.readouterr().err
+    assert_same_bits(tmp_path / "student", taught / "student", 4)
+    return
+  flags = [f"--config.{flag}" for flag in fine_tuning("classification", tmp_path)]
+  usual = ["--config=configs/roberta/base.py:debug", "--config.evals={}", *flags]
+  assert train.main([*usual, f"--workdir={tmp_path}/teacher"]) == 0, capsys.readouterr().err
+  distilled = [
+    "--config.objective=" + json.dumps({"name": "distillation"}),
+    f"--config.teacher.workdir={tmp_path}/teacher",
+  ]
+  assert train.main([*usual, *distilled, f"--workdir={tmp_path}/student"]) == 0, capsys.readouterr().err
+  assert any("train/distillation_loss" in row for row in read_metrics(tmp_path / "student"))
