@@ -3,7 +3,8 @@
 
 Without --config it uses the config the run was trained with. Prints the metrics of the evaluators in `config.evals` and
 writes them to evaluations/<step>_<group>_<split>.json in the workdir, and what was predicted for each input, or decoded
-samples, to a .jsonl file beside it. Groups name the run's metrics; see t5x_like/training/evaluation.py.
+samples, to a .jsonl file beside it; of runs on images also pictures. Groups name the run's metrics; see
+t5x_like/training/evaluation.py.
 
 With --suite it fine-tunes the checkpoint on every task of t5x_like/suites/NAME.py and prints one table, which --output
 also holds as results.json, results.md and results.html, with files for the leaderboard. --config.KEY=VALUE are then
@@ -44,7 +45,7 @@ def main(argv: list[str]) -> None:
     return _suite(args, overrides)
 
   from t5x_like.data import cache
-  from t5x_like.training import assembly, process, trained, workdir
+  from t5x_like.training import assembly, pictures, process, trained, workdir
   from t5x_like.training.evaluation import Evaluation
 
   process.prepare()
@@ -59,7 +60,8 @@ def main(argv: list[str]) -> None:
   step, arrays = trained.restore_params(args.workdir, parts, args.step)
   if not config.evals:
     raise UserError("config.evals: found no evaluators; name one, such as --config.evals.loss={}")
-  for label, group in evaluation(arrays).items():
+  groups = evaluation(arrays)
+  for label, group in groups.items():
     process.say(f"{args.workdir}: step {step}, {label}: task {group.task}, split {group.split}")
     width = max(map(len, group.metrics))
     for name, value in group.metrics.items():
@@ -70,6 +72,9 @@ def main(argv: list[str]) -> None:
       workdir.write(folder, f"{name}.json", content)
       if group.predictions or group.samples:
         workdir.write_lines(folder, f"{name}.jsonl", group.predictions or group.samples)
+  drawn = pictures.made(config, parts, arrays, evaluation.task, evaluation.task, groups)
+  if process.first():
+    pictures.write(f"{args.workdir}/evaluations", drawn)
 
 
 def _suite(args, overrides: list[str]) -> None:

@@ -38,6 +38,7 @@ _LABELLED = {  # tasks on labelled records, and what they read of the built-in c
   "preferences": {"template": "plain"},
   "image_classification": {},
   "masked_images": {},
+  "corrupted_images": {},
 }
 _RESOLUTION = 32
 _DEBUG_LENGTH = 64

@@ -12,6 +12,10 @@ architecture:
   encoder          the likeliest pieces for each mask, with their probabilities
     The [MASK] of the array.                ->  {"predictions": [[{"text": "sum", "probability": 0.31}, …]],
                                                  "filled": "The sum of the array."}
+  classifier of    the input is a folder, a pattern or a file; the likeliest classes with their probabilities, or why a
+  images           file is no image
+    photos/                                 ->  {"input": "photos/1.jpg", "prediction": "cat", "probability": 0.93,
+                                                 "predictions": [{"label": "cat", "probability": 0.93}, …]}
 
 By default the likeliest token is taken at every step. Flags change that:
 
@@ -40,7 +44,11 @@ GENERATION = (
   ("length_penalty", float, "alpha of the beams' score, log-probability / ((5 + length) / 6)^alpha (default: 0.6)"),
   ("samples", int, "predictions per text: random samples, or the best beams (default: 1)"),
   ("temperature", float, "sample from logits divided by this"),
-  ("top_k", int, "sample from the N likeliest tokens; for an encoder, candidates for each mask (default: 5)"),
+  (
+    "top_k",
+    int,
+    "sample from the N likeliest tokens; for an encoder, candidates for each mask, or classes (default: 5)",
+  ),
   ("top_p", float, "sample from the fewest likeliest tokens with this total probability"),
   ("min_p", float, "sample from tokens at least this fraction as likely as the likeliest"),
   ("seed", int, "seed of the samples (default: 0)"),
@@ -52,7 +60,10 @@ def main(argv: list[str]) -> None:
   args, overrides = command_line.parse(
     argv,
     __doc__,
-    ("--input", {"required": True, "metavar": "FILE", "help": "UTF-8, one text or JSON object per line; - is stdin"}),
+    (
+      "--input",
+      {"required": True, "metavar": "FILE", "help": "UTF-8, one text or JSON object per line; - is stdin; or images"},
+    ),
     ("--output", {"required": True, "metavar": "FILE", "help": "the JSONL file to write; - is stdout"}),
     ("--text_field", {"metavar": "KEY", "help": "key of the text in JSONL input (default for .jsonl: text)"}),
     ("--step", {"type": int, "metavar": "N", "help": "the checkpoint to use (default: the newest)"}),
@@ -74,24 +85,26 @@ def main(argv: list[str]) -> None:
   process.prepare()
   if args.input == "-" and jax.process_count() > 1:
     raise UserError("--input=-: several processes cannot share standard input; give a file that all can read")
-  lines = texts.read(args.input, args.text_field)
   with contextlib.redirect_stdout(sys.stderr if args.output == "-" else sys.stdout):
-    answers = _answers(args, overrides, lines)
+    answers = _answers(args, overrides)
   if process.first():
     texts.write(args.output, answers)
 
 
-def _answers(args, overrides: list[str], lines: list[str]) -> list[dict[str, Any]]:
-  """An answer to each line; bad input is refused before parameters are read."""
+def _answers(args, overrides: list[str]) -> list[dict[str, Any]]:
+  """An answer to each line, or image; bad input is refused before parameters are read."""
   import jax
 
   from t5x_like import inference
   from t5x_like.data import vocabularies
+  from t5x_like.inference import images, texts
   from t5x_like.rows import Runner
   from t5x_like.training import assembly, process, trained
 
   config, identity = trained.open_config(args.workdir, args.config, overrides)
-  if not identity["features"]:
+  of_images = "resolution" in config.model
+  inputs = images.files(args.input) if of_images else texts.read(args.input, args.text_field)
+  if not identity["features"] and not of_images:
     raise UserError(f"{args.workdir}: holds imported weights, and no step was trained yet; train first")
   vocabulary = vocabularies.load(str(pathlib.Path(args.workdir) / "vocabulary"))
   config.batch_size, config.accumulation_steps = jax.device_count(), 1  # fits any mesh; the runner has its own
@@ -99,12 +112,17 @@ def _answers(args, overrides: list[str], lines: list[str]) -> list[dict[str, Any
   trained.check_model(identity, config, args.workdir, vocabulary)
   parts = assembly.build(config)
   flags = {name: getattr(args, name) for name, *_ in GENERATION if getattr(args, name) is not None}
+  if of_images:
+    predict = images.ImageClassification(parts.model, vocabulary, config.task.to_dict(), flags)
+    step, arrays = trained.restore_params(args.workdir, parts, args.step)
+    process.say(f"{args.workdir}: step {step}; {len(inputs)} files")
+    return predict(Runner(parts.model, parts.rules, arrays, args.batch_size), inputs)
   template = config.task.template if config.task.name in ("chat", "preferences") else None
   predict = inference.predictor(parts.model, vocabulary, trained.row_features(identity), flags, template)
-  ids = predict.encode(lines, args.input)
+  ids = predict.encode(inputs, args.input)
   step, arrays = trained.restore_params(args.workdir, parts, args.step)
-  process.say(f"{args.workdir}: step {step}; {len(lines)} lines")
-  return predict(Runner(parts.model, parts.rules, arrays, args.batch_size), ids, lines)
+  process.say(f"{args.workdir}: step {step}; {len(inputs)} lines")
+  return predict(Runner(parts.model, parts.rules, arrays, args.batch_size), ids, inputs)
 
 
 if __name__ == "__main__":

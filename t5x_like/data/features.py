@@ -96,6 +96,17 @@ def masked(described: Features, resolution: int, patch: int, mask_ratio: float) 
   }
 
 
+def corrupted(described: Features, resolution: int, patch: int) -> Features:
+  """Features of images, and for each patch what stands in its place, whether it is predicted, and its colour."""
+  T = (resolution // patch) ** 2
+  dtypes = {"patch_sources": "int32", "patch_weights": "float32", "patch_colours": "int32"}
+  return described | {name: Feature((T,), dtype) for name, dtype in dtypes.items()}
+
+
+def _corrupted_images(resolution: int = 224, channels: int = 3, patch: int = 16, **_) -> Features:
+  return corrupted(images(resolution, channels, False), resolution, patch)
+
+
 def _masked_images(
   resolution: int = 224, channels: int = 3, patch: int = 16, mask_ratio: float = 0.75, **_
 ) -> Features:
@@ -260,6 +271,7 @@ _TASKS: dict[str, Callable[..., Features]] = {
   "denoising": _denoising,
   "fill_in_the_middle": _causal_lm,
   "image_classification": _image_classification,
+  "corrupted_images": _corrupted_images,
   "masked_images": _masked_images,
   "mixture": _mixture,
   "mlm": _mlm,

@@ -260,6 +260,7 @@ def only(model, **expected) -> None:
   Raises:
     UserError: naming the field.
   """
+  expected = {"layer_scale": None} | expected
   with contextlib.suppress(AttributeError):
     for name, allowed in expected.items():
       value = getattr(model.variant.design, name)

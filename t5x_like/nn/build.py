@@ -24,6 +24,7 @@ from t5x_like.nn.layer import Layer
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.mlp import ACTIVATIONS, Mlp
 from t5x_like.nn.moe import Moe
+from t5x_like.nn.norm import LayerScale
 from t5x_like.nn.pipeline import EVEN, Pipeline
 from t5x_like.nn.positions import Position
 from t5x_like.nn.remat import NONE, Remat
@@ -188,6 +189,8 @@ class StackBuilder:
     design = self.design
     places = {"pre": ("in_norm",), "sandwich": ("in_norm", "res_norm")}.get(design.norm_position, ("out_norm",))
     norms = {place: design.make_norm(self.dims.embed, rngs) for place in places}
+    if design.layer_scale is not None:
+      norms["res_norm"] = LayerScale(self.dims.embed, rngs, initial=design.layer_scale)
     alpha = self.deepnorm[0] if design.norm_position == "deepnorm" else 1.0
     return Residual(layer, **norms, alpha=alpha, dropout_rate=self.dropout_rate, drop_path=self.drop_path)
 

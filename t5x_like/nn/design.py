@@ -30,6 +30,8 @@ class Design:
     norm_position: before every sublayer ("pre"), after the addition ("post"), before and after the sublayer
       ("sandwich"), or after the addition with DeepNet's weights ("deepnorm", Wang et al. 2022).
     parallel: attention and MLP read the same input, through one norm (PaLM) or one each (GPT-NeoX).
+    layer_scale: what each channel of a sublayer's output is multiplied by at first, in a pre-norm stack; None is no
+      factor (`norm.LayerScale`).
     activation: one of `nn.mlp.ACTIVATIONS`; names ending in -glu are gated (Shazeer 2020).
     biases: which projections have one, of "qkv", "out" and "mlp".
     position: a scheme of `nn.positions`, a name or {"name": …} with its arguments; layers cycle through a tuple.
@@ -54,6 +56,7 @@ class Design:
   norm_epsilon: float = 1e-6
   norm_position: Literal["pre", "post", "sandwich", "deepnorm"] = "pre"
   parallel: Literal["no", "one_norm", "two_norms"] = "no"
+  layer_scale: float | None = None
   activation: str = "relu"
   biases: tuple[Literal["qkv", "out", "mlp"], ...] = ()
   position: str | dict | tuple = "none"
@@ -81,6 +84,10 @@ class Design:
     if self.parallel != "no" and self.norm_position != "pre":
       found = f"found {self.parallel!r} with norm_position {self.norm_position!r}"
       raise UserError(f"config.model.design.parallel: {found}, expected norm_position 'pre'")
+
+    if self.layer_scale is not None and (self.norm_position != "pre" or self.parallel == "two_norms"):
+      found = f"found {self.layer_scale} with norm_position {self.norm_position!r} and parallel {self.parallel!r}"
+      raise UserError(f"config.model.design.layer_scale: {found}, expected 'pre', and not 'two_norms'")
 
   def make_norm(self, dim: int, rngs: nnx.Rngs) -> nnx.Module:
     return NORMS[self.norm](dim, rngs, epsilon=self.norm_epsilon)

@@ -1,6 +1,8 @@
 """The encoder of images: patches, projected and put in a sequence, through the stack that texts go through."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 from typing import ClassVar
 
 import jax
@@ -128,24 +130,36 @@ class ImageEncoder(nnx.Module):
 
     Args:
       batch: `image` float32 [B, Y, X, C]; `visible_patches` and `masked_patches`, int32 [B, K] and [B, M], for a head
-        that puts back the patches that were not encoded.
+        that puts back the patches that were not encoded; `patch_sources` int32 [B, T] for one whose patches are
+        corrupted.
       key: dropout key, or None for evaluation.
     """
     places = {name: batch[name] for name in getattr(self.head, "places", ())}
-    x_BTD, aux = self.encode(batch["image"], subkey(key, 0), places.get("visible_patches"))
+    change = getattr(self.head, "corrupted", None)
+    if change is not None:
+      change = functools.partial(change, sources_BT=places["patch_sources"])
+    x_BTD, aux = self.encode(batch["image"], subkey(key, 0), places.get("visible_patches"), change)
     return self.head(x_BTD, None, None, subkey(key, 1), **places) | aux
 
   def features(self, batch: Batch) -> jax.Array:
     """float32 [B, D]: what the head classifies."""
     return self.head.pooled(self.encode(batch["image"])[0]).astype(jnp.float32)
 
-  def encode(self, image_BYXC: jax.Array, key: jax.Array | None = None, kept_BK: jax.Array | None = None):
+  def encode(
+    self,
+    image_BYXC: jax.Array,
+    key: jax.Array | None = None,
+    kept_BK: jax.Array | None = None,
+    change: Callable[[jax.Array], jax.Array] | None = None,
+  ):
     """Returns (hidden states [B, E + K, D] of the class tokens and the patches, auxiliary scalars).
 
     Args:
       kept_BK: int32, the numbers of the patches to encode; None is all of them, in raster order.
+      change: of the projected patches [B, T, D], before they have positions.
     """
     x_BTD = self.patches(patchified(image_BYXC, self.variant).astype(self.dtype))
+    x_BTD = x_BTD if change is None else change(x_BTD)
     B, E, pos = len(x_BTD), self.variant.class_tokens, positions(self.variant.grid.length)
     if kept_BK is not None:
       x_BTD = jnp.take_along_axis(x_BTD, kept_BK[..., None], axis=1)

@@ -42,6 +42,16 @@ class LayerNorm(nnx.Module):
     return (y32 if self.bias is None else y32 + self.bias[...]).astype(x_BTD.dtype)
 
 
+class LayerScale(nnx.Module):
+  """`x * scale`, with a small initial scale for each channel (Touvron et al. 2021, https://arxiv.org/abs/2103.17239)."""
+
+  def __init__(self, dim: int, rngs: nnx.Rngs, *, initial: float):
+    self.scale = params.param(rngs, params.constant(initial), (dim,), (None,))
+
+  def __call__(self, x_BTD: jax.Array) -> jax.Array:
+    return x_BTD * self.scale[...].astype(x_BTD.dtype)
+
+
 class Identity(nnx.Module):
   """No norm."""
 

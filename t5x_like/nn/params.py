@@ -46,6 +46,10 @@ def zeros(key, shape, dtype):
   return jnp.zeros(shape, dtype)
 
 
+def constant(value: float) -> Callable:
+  return lambda key, shape, dtype: jnp.full(shape, value, dtype)
+
+
 def is_param(x) -> bool:
   return isinstance(x, nnx.Param)
 

@@ -50,7 +50,25 @@ def sgd(schedule: Schedule, *, momentum: float = 0.0) -> optax.GradientTransform
   return optax.chain(optax.trace(momentum) if momentum else optax.identity(), _at_rate(schedule))
 
 
-OPTIMIZERS = {"adafactor": adafactor, "adamw": adamw, "sgd": sgd}
+def lamb(
+  schedule: Schedule, *, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-6, weight_decay: float = 0.01
+) -> optax.GradientTransformation:
+  """LAMB (You et al. 2020, algorithm 2): AdamW, with the update of each tensor as long as the tensor times the rate."""
+  decayed = optax.add_decayed_weights(weight_decay, _matrices)
+  return optax.chain(optax.scale_by_adam(b1, b2, eps), decayed, optax.scale_by_trust_ratio(), _at_rate(schedule))
+
+
+def lars(
+  schedule: Schedule, *, momentum: float = 0.9, weight_decay: float = 0.0, trust_coefficient: float = 1e-3
+) -> optax.GradientTransformation:
+  """LARS (You et al. 2017): momentum on gradients as long as their matrix times `trust_coefficient` and the rate;
+  vectors have plain momentum."""
+  decayed = optax.add_decayed_weights(weight_decay, _matrices)
+  scaled = optax.masked(optax.scale_by_trust_ratio(trust_coefficient=trust_coefficient), _matrices)
+  return optax.chain(decayed, scaled, _at_rate(schedule), optax.trace(momentum))
+
+
+OPTIMIZERS = {"adafactor": adafactor, "adamw": adamw, "lamb": lamb, "lars": lars, "sgd": sgd}
 
 
 def _at_rate(schedule: Schedule) -> optax.GradientTransformationExtraArgs:

@@ -1,5 +1,7 @@
 """`report.html`: a run's config, curves and results in one self-contained file; a pure function of the workdir."""
 
+import base64
+import io
 import json
 import math
 import os
@@ -19,8 +21,8 @@ _SENTINEL = re.compile(r"(<extra_id_\d+>)")
 
 
 def write_report(workdir) -> pathlib.Path:
-  """Writes `<workdir>/report.html` from `metrics.jsonl`, `config.json`, `environment.json`, `samples/*.jsonl` and what
-  `suites/*/results.json` compare.
+  """Writes `<workdir>/report.html` from `metrics.jsonl`, `config.json`, `environment.json`, `samples/*.jsonl`,
+  `pictures/*.png` and what `suites/*/results.json` compare.
 
   Any of them may be missing; the report then says so. The same files always give the same bytes.
 
@@ -40,6 +42,7 @@ def write_report(workdir) -> pathlib.Path:
     not_finite=sum(value is None for row in rows for value in row.values()),
     benchmarks=_benchmarks(workdir / "suites"),
     samples=_samples(workdir / "samples"),
+    pictures=_pictures(workdir / "pictures"),
     config=config,
     environment=_flat(_read_object(workdir / "environment.json")),
   )
@@ -157,6 +160,22 @@ def _benchmarks(directory: pathlib.Path) -> list[dict[str, Any]]:
   """The comparisons of suites, by the name of their directory: {name, names, rows}; see `suite_comparison.compared`."""
   found = {path.parent.name: _read_object(path).get("compared") for path in sorted(directory.glob("*/results.json"))}
   return [{"name": name} | compared for name, compared in found.items() if compared]
+
+
+def _pictures(directory: pathlib.Path) -> list[dict[str, str]]:
+  """The pictures of a run on images, see `pictures.write`: {title, data}, the latter as a data URI."""
+  found = []
+  for path in sorted(directory.glob("*.png")):
+    data = path.read_bytes()
+    try:
+      from PIL import Image
+
+      with Image.open(io.BytesIO(data)) as image:
+        title = image.info.get("Title", path.stem)
+    except Exception as error:
+      raise UserError(f"{path}: not a PNG file ({one_line(error)}); remove it") from None
+    found.append({"title": title, "data": f"data:image/png;base64,{base64.b64encode(data).decode()}"})
+  return found
 
 
 def _samples(directory: pathlib.Path) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from t5x_like.nn import params
 from t5x_like.parallel import distributed
 from t5x_like.parallel.rules import from_local_rows, local_rows, sharding_table
 from t5x_like.storage import is_remote
-from t5x_like.training import assembly, init_from, opening, phases, process
+from t5x_like.training import assembly, init_from, opening, phases, pictures, process
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.checkpoint import Checkpoints
 from t5x_like.training.compilation import compile_step
@@ -252,7 +252,12 @@ class Run:
       self.evaluate()
     self._checkpoints.wait()
     self._writer.flush()
+    self._watchdog.beat("making pictures")
+    groups = self._evaluated[1] if self._evaluated and self._evaluated[0] == self.step else {}
+    tasks = self._phases[-1].task, self._evaluation.task
+    made = pictures.made(self.config, self._parts, self.state.params, *tasks, groups)
     if self._primary:
+      pictures.write(self.workdir, made)
       process.say(f"report: {self.address}/{write_report(self.workdir).name}")
     self._flush()
 

@@ -97,6 +97,7 @@ CASES = {
   "span_qa": [{"file": "squad", "length": 64, "stride": 16}],
   "image_classification": [{"images": "digits", "resolution": 12, "channels": 1} | ALL_OF_IT],
   "masked_images": [{"images": "digits", "resolution": 12, "patch": 3}],
+  "corrupted_images": [{"images": "digits", "resolution": 12, "patch": 3}],
 }
 
 

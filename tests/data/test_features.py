@@ -85,6 +85,7 @@ def test_features_of_labelled_examples(contents, arguments, tmp_path):
     {"name": "image_classification"},
     {"name": "image_classification", "resolution": 12, "channels": 1, "mixing": {"mixup": 0.5}},
     {"name": "masked_images", "mask_ratio": 0.6},
+    {"name": "corrupted_images", "patch": 32},
   ],
   ids=str,
 )

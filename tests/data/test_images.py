@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from t5x_like.data import loader, task
-from t5x_like.data.images import checking, store
+from t5x_like.data.images import checking, examples, pictures, store
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.sources import open_source
 from t5x_like.errors import UserError
@@ -54,7 +54,7 @@ ODD = {
 def test_what_is_no_image_is_counted_and_others_are_8_bit_grey_or_rgb(tmp_path, capsys):
   source = folders(tmp_path / "pictures", ODD)
   made = store.open_store(source, "train", cache=str(tmp_path / "cache"))
-  assert made.skipped == {"not a readable image": 3, f"more than {checking.MOST_PIXELS:,} pixels": 1}
+  assert made.skipped == {"not a readable image": 3, f"more than {pictures.MOST_PIXELS:,} pixels": 1}
   assert made.classes == ("a", "b") and made.labels.tolist() == [0] * 4 + [1] * 4 and made.name == "pictures"
   names = [
     name for name in sorted(ODD) if name.split("/")[1] not in ("broken.jpg", "notes.txt", "empty.png", "huge.png")
@@ -188,6 +188,39 @@ def test_masks_share_out_the_patches_anew_in_every_epoch(tmp_path):
   assert not np.array_equal(*(batch["visible_patches"] for batch in batches))
   with pytest.raises(UserError, match="found resolution 12, patch 5"):
     task.build("masked_images", "train", source="digits", resolution=12, patch=5, cache=str(tmp_path))
+
+
+def test_corrupted_patches_are_masked_swapped_or_kept_and_their_colours_are_those_of_the_image(tmp_path):
+  images = {
+    f"a/{n}.png": encoded(np.random.default_rng(n).integers(0, 256, (12, 12, 3)).astype(np.uint8)) for n in range(4)
+  }
+  arguments = dict(source=folders(tmp_path / "pictures", images), resolution=12, cache=str(tmp_path), crop=1.0)
+  made = task.build("corrupted_images", "train", patch=2, rate=0.5, augmentations=(), **arguments)
+  found = next(loader.train_batches(made, batch_size=400, seed=1))
+  source, chosen = found["patch_sources"], found["patch_weights"] == 1
+  places = np.tile(np.arange(36), (400, 1))
+  assert np.array_equal(source[~chosen], places[~chosen]) and (chosen.sum(1) == 18).all()
+  kinds = [(source == -1)[chosen], (source == places)[chosen], ((source != -1) & (source != places))[chosen]]
+  for kind, share in zip(kinds, (0.8, 0.1, 0.1), strict=True):
+    assert abs(kind.mean() - share) < 5 * (share * (1 - share) / kind.size) ** 0.5
+  pixels = (found["image"] * 0.5 + 0.5).reshape(400, 6, 2, 6, 2, 3).mean((2, 4)).reshape(400, 36, 3)
+  clear = (np.abs(pixels * 8 - np.round(pixels * 8)) > 1e-4).all(-1)  # of the limits between two levels
+  assert clear.mean() > 0.9
+  assert np.array_equal(found["patch_colours"][clear], (np.floor(pixels * 8).astype(int) @ [64, 8, 1])[clear])
+  with pytest.raises(UserError, match="found resolution 12, patch 2, rate 0.0"):
+    task.build("corrupted_images", "train", patch=2, rate=0.0, **arguments)
+
+
+def test_the_middle_of_an_image_is_the_same_without_tensorflow():
+  for shape, resolution, crop in (
+    ((9, 7, 3), 8, 1.0),
+    ((50, 31, 1), 16, 0.875),
+    ((8, 8, 3), 8, 1.0),
+    ((1, 1, 3), 4, 0.5),
+  ):
+    image = np.random.default_rng(0).integers(0, 256, shape).astype(np.float32)
+    expected = examples.centred(tf.constant(image), resolution, crop).numpy()
+    np.testing.assert_allclose(pictures.centred(image, resolution, crop), expected, atol=2e-3)
 
 
 def test_bad_arguments_are_one_line(tmp_path):

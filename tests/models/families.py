@@ -193,6 +193,8 @@ def whole(case: Case, rows: int) -> dict[str, np.ndarray]:
     if "reconstruction" in str(case.variant.head):
       order = np.stack([np.random.default_rng(row).permutation(9) for row in range(rows)]).astype(np.int32)
       batch |= {"visible_patches": order[:, :3], "masked_patches": order[:, 3:]}
+    if "patch_colours" in str(case.variant.head):
+      batch["patch_sources"] = np.tile(np.array([0, -1, 2, 5, 4, -1, 6, 0, 8], np.int32), (rows, 1))
     return batch
   batch = {}
   for side in case.sides:

@@ -38,7 +38,7 @@ def case(family="vit", position=None, **changes) -> families.Case:
 CASES = [case(family) for family in FAMILIES] + [case(position=name) for name in POSITIONS if name != "learned_1d"]
 CASES += [case(position={"name": "relative_2d", "shared": True}, class_tokens=0)]
 AUTOENCODER = {"name": "reconstruction", "depth": 2, "embed": 8, "heads": 4, "mlp": 16}
-CASES += [case(position="sinusoidal_2d", head=AUTOENCODER)]
+CASES += [case(position="sinusoidal_2d", head=AUTOENCODER), case(head={"name": "patch_colours"})]
 EVERY = pytest.mark.parametrize("chosen", CASES, ids=lambda case: case.name)
 
 
@@ -84,6 +84,27 @@ def test_an_autoencoder_sees_what_is_visible_alone_and_in_any_order():
   assert plain.shape == (2, 6, 12)
   close(np.asarray(model(batch | {"visible_patches": batch["visible_patches"][:, ::-1]})["logits"]), plain)
   close(np.asarray(model(batch | {"masked_patches": batch["masked_patches"][:, ::-1]})["logits"]), plain[:, ::-1])
+
+
+def test_layer_scale_is_a_factor_of_what_each_sublayer_adds():
+  """A model with it equals one without it whose output kernels and biases are multiplied by it."""
+  plain = case()
+  scaled = case(design=dataclasses.replace(plain.variant.design, layer_scale=1e-4))
+  model, batch = families.model(scaled), families.whole(plain, 2)
+  fresh = params.arrays(scaled.model_class(nnx.Rngs(0), variant=scaled.variant))
+  scales = [name for name in fresh if name.endswith("res_norm/scale")]
+  assert len(scales) == 2 and all((fresh[name] == np.float32(1e-4)).all() for name in scales)
+  arrays = params.arrays(model)
+  for name in scales:
+    scale, where = arrays.pop(name), name.removesuffix("res_norm/scale") + "layer/"
+    out = where + ("out" if "attention" in name else "wo")
+    arrays[f"{out}/kernel"] = arrays[f"{out}/kernel"] * scale[:, None]
+    arrays[f"{out}/bias"] = arrays[f"{out}/bias"] * scale
+  folded = params.with_arrays(families.model(plain), arrays)
+  close(np.asarray(model(batch)["logits"]), np.asarray(folded(batch)["logits"]))
+  for change in ({"norm_position": "post"}, {"parallel": "two_norms"}):
+    with pytest.raises(UserError, match="config.model.design.layer_scale: found 0.1"):
+      dataclasses.replace(plain.variant.design, layer_scale=0.1, **change)
 
 
 def test_every_pixel_is_seen():

@@ -1,14 +1,20 @@
 """Runs on images: exact resume with everything random that there is, another resolution, and what cannot be."""
 
+import dataclasses
 import json
 
+import jax
 import numpy as np
 import pytest
 
 from t5x_like import evaluate, train
+from t5x_like.nn.dims import Dims
+from t5x_like.nn.image_encoder import patchified
+from t5x_like.nn.layer import Context
+from t5x_like.nn.mask import Mask
 from t5x_like.training.trained import open_model
 from t5x_like.training.writer import read_metrics
-from tests.runs import assert_same_bits
+from tests.runs import assert_same_bits, restored
 from tools import convert_hf
 
 pytestmark = pytest.mark.usefixtures("compiled")
@@ -65,6 +71,76 @@ def test_a_run_goes_to_hugging_face_and_back(whole, tmp_path):
   assert convert_hf.main([f"--input={there}", f"--output={back}", f"--config={NANO}", cache]) == 0
   one, other = (open_model(str(path), 8).run.arrays for path in (whole / "whole", back))
   assert all(np.array_equal(one[name], other[name]) for name in one)
+
+
+def test_a_report_has_pictures_and_evaluations_too(whole):
+  from PIL import Image
+
+  found = {path.stem: Image.open(path) for path in (whole / "whole" / "pictures").glob("*.png")}
+  confusion = "confusion_digits_image_classification"
+  assert found.keys() == {"augmented", "attention", confusion}
+  assert all(image.info["Title"] and np.asarray(image.convert("L")).std() > 1 for image in found.values())
+  assert (whole / "whole" / "report.html").read_text().count("data:image/png;base64,") == 3
+  assert evaluate.main([f"--workdir={whole}/whole", "--evals=image_classification"]) == 0
+  again = {path.stem for path in (whole / "whole" / "evaluations" / "pictures").glob("*.png")}
+  assert again == found.keys()
+
+
+def test_what_is_drawn_is_what_was_computed():
+  """Attention rollout in numpy, of the weights of each layer, and the shares of a confusion matrix."""
+  from t5x_like.models import vit
+  from t5x_like.nn import params
+  from t5x_like.training import pictures
+  from tests.models.families import Case, model
+
+  variant = dataclasses.replace(vit.VARIANTS["vit-tiny"], dims=Dims(16, 2, 2, 8, 16, 2), patch=4, resolution=8)
+  made = model(Case("vit", "vit", variant))
+  image = np.random.default_rng(0).standard_normal((2, 8, 8, 3)).astype(np.float32)
+  copy = params.with_arrays(made, params.arrays(made))
+  found = np.asarray(pictures._attended(copy, {"image": image}))
+  arrays, x = params.arrays(made), made.inputs(_tokens(made, image), np.arange(5)[None], None, None)
+  rolled = np.eye(5)
+  for layer in range(2):
+    at = {n.removeprefix("encoder/blocks/"): a[layer] for n, a in arrays.items() if n.startswith("encoder/blocks/")}
+    block = jax.tree.unflatten(jax.tree.structure(made.encoder.blocks), list(at.values()))
+    y = np.asarray(block.self_attention.in_norm(x))
+    q, k = (
+      (y @ at[f"self_attention/layer/{n}/kernel"] + at[f"self_attention/layer/{n}/bias"]).reshape(2, 5, 2, 8)
+      for n in ("query", "key")
+    )
+    weights = jax.nn.softmax(np.einsum("btnh,bsnh->bnts", q, k) / 8**0.5, axis=-1)
+    rolled = (np.mean(weights, 1) + np.eye(5)) / 2 @ rolled
+    x, *_ = block(x, Context(mask=Mask(np.arange(5)[None], np.arange(5)[None])), None, None)
+  np.testing.assert_allclose(found, rolled[:, 0, 1:], rtol=1e-4)
+  rows = [{"target": "a", "prediction": p} for p in "aab"] + [{"target": "b", "prediction": "b"}]
+  drawn = pictures.confusion(rows, ("a", "b"))
+  dark = [drawn.getpixel((15 + 34 * x + 2, 15 + 34 * y + 2))[0] for y in (0, 1) for x in (0, 1)]
+  assert dark == [int(255 - share * (255 - 37)) for share in (2 / 3, 1 / 3, 0, 1)]
+
+
+def _tokens(made, image):
+  x = made.patches(patchified(image, made.variant))
+  return np.concatenate([np.broadcast_to(made.tokens[...], (2, 1, 16)), x], 1)
+
+
+def test_a_probe_of_a_masked_autoencoder_trains_a_head_alone(whole, tmp_path):
+  """And the autoencoder's report shows what it reconstructs."""
+  task = {"name": "masked_images", "source": "digits", "resolution": 16, "channels": 1, "patch": 4}
+  head = {"name": "reconstruction", "depth": 1, "embed": 16, "heads": 2, "mlp": 16}
+  slots = {"task": task | {"cache": f"{whole}/cache"}, "objective": {"name": "masked_patches"}, "model.head": head}
+  flags = [f"--config.{slot}={json.dumps(value)}" for slot, value in slots.items()]
+  mae = [*flags, "--config.total_steps=2", "--config.evals={}"]
+  assert train.main([f"--config={NANO}", f"--workdir={tmp_path}/mae", *mae]) == 0
+  assert {path.stem for path in (tmp_path / "mae" / "pictures").glob("*.png")} == {"augmented", "reconstruction"}
+  probe = ("--config.tuning.name=head", "--config.optimizer.name=lars", '--config.evals={"image_classification": {}}')
+  probe += ('--config.model.head={"name": "image_classification", "labels": 10, "pooling": "mean", "norm": true}',)
+  rate = ("--config.schedule.learning_rate=1.0", "--config.schedule.warmup_steps=0", "--config.total_steps=2")
+  given = (f"--config.init.workdir={tmp_path}/mae", *probe, *rate)
+  assert run(tmp_path / "probe", whole / "cache", *given) == 0
+  before, after = restored(tmp_path / "mae", 2), restored(tmp_path / "probe", 2)
+  body = [name for name in after if name.startswith("params/") and not name.startswith("params/head/")]
+  assert body and all(before[name].tobytes() == after[name].tobytes() for name in body)
+  assert np.abs(after["params/head/out/kernel"]).max() > 0 and "params/head/norm/scale" in after
 
 
 @pytest.mark.parametrize(

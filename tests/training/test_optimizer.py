@@ -57,6 +57,7 @@ def one_layer(arrays, layer):
 
 
 RATE = optax.linear_schedule(0.1, 0.02, 3)
+matrices = lambda p: jax.tree.map(lambda a: a.ndim > 1, p)  # noqa: E731
 CASES = {  # ours, and optax's for one layer
   "adafactor": (adafactor(RATE), optax.adafactor(RATE)),
   "adafactor_decay": (adafactor(RATE, weight_decay=0.01), optax.adafactor(RATE, weight_decay_rate=0.01)),
@@ -66,7 +67,12 @@ CASES = {  # ours, and optax's for one layer
   ),
   "adamw": (
     adamw(RATE, b1=0.8, b2=0.98, eps=1e-6, weight_decay=0.1),
-    optax.adamw(RATE, 0.8, 0.98, 1e-6, weight_decay=0.1, mask=lambda p: jax.tree.map(lambda a: a.ndim > 1, p)),
+    optax.adamw(RATE, 0.8, 0.98, 1e-6, weight_decay=0.1, mask=matrices),
+  ),
+  "lamb": (OPTIMIZERS["lamb"](RATE, weight_decay=0.1), optax.lamb(RATE, weight_decay=0.1, mask=matrices)),
+  "lars": (
+    OPTIMIZERS["lars"](RATE, weight_decay=0.1, trust_coefficient=0.01),
+    optax.lars(RATE, 0.1, matrices, 0.01, trust_ratio_mask=matrices),
   ),
   "sgd": (OPTIMIZERS["sgd"](RATE, momentum=0.9), optax.sgd(RATE, 0.9)),
 }

@@ -40,7 +40,7 @@ def task(
   verify: Verify,
 ) -> Task:
   """The task `image_classification`, which tells the arguments."""
-  mean, std = (_of_channels(name, values, channels) for name, values in (("mean", mean), ("std", std)))
+  mean, std = (of_channels(name, values, channels) for name, values in (("mean", mean), ("std", std)))
   if not 0 < crop <= 1:
     raise UserError(f"config.task.crop: found {crop}, expected above 0 and at most 1")
   store = stores.open_store(
@@ -149,7 +149,7 @@ def uniform(bits: tf.Tensor) -> tf.Tensor:
   return tf.cast(tf.bitwise.right_shift(bits, tf.constant(8, tf.uint32)), tf.float32) * 2.0**-24
 
 
-def _of_channels(name: str, values: tuple, channels: int) -> tuple[float, ...]:
+def of_channels(name: str, values: tuple, channels: int) -> tuple[float, ...]:
   if len(values) not in (1, channels) or not np.isfinite(values).all() or (name == "std" and min(values) <= 0):
     raise UserError(
       f"config.task.{name}: found {list(values)}, expected one number, or one for each of {channels} channels"

@@ -12,7 +12,7 @@ of it is a function of the image, the epoch and the seed (`data/images`, `data/a
 
 from typing import Literal
 
-from t5x_like.data.images import examples
+from t5x_like.data.images import examples, pictures
 from t5x_like.data.images.mixing import Mixing
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.task import Task
@@ -28,9 +28,9 @@ def task(
   augmentations: tuple = ("random_resized_crop", "flip"),
   mixing: Mixing | None = None,
   repeats: Positive = 1,
-  crop: float = 0.875,
-  mean: tuple[float, ...] = (0.5,),
-  std: tuple[float, ...] = (0.5,),
+  crop: float = pictures.CROP,
+  mean: tuple[float, ...] = pictures.MEAN,
+  std: tuple[float, ...] = pictures.STD,
   image_field: str = "image",
   label_field: str = "label",
   cache: str = "data/prepared",

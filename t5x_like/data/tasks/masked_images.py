@@ -14,7 +14,7 @@ import numpy as np
 
 from t5x_like.data import features as declared
 from t5x_like.data import random
-from t5x_like.data.images import examples
+from t5x_like.data.images import examples, pictures
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.task import Task, digest
@@ -32,9 +32,9 @@ def task(
   mask_ratio: float = 0.75,
   augmentations: tuple = ({"name": "random_resized_crop", "area": (0.2, 1.0)}, "flip"),
   repeats: Positive = 1,
-  crop: float = 0.875,
-  mean: tuple[float, ...] = (0.5,),
-  std: tuple[float, ...] = (0.5,),
+  crop: float = pictures.CROP,
+  mean: tuple[float, ...] = pictures.MEAN,
+  std: tuple[float, ...] = pictures.STD,
   image_field: str = "image",
   label_field: str = "label",
   cache: str = "data/prepared",

@@ -26,7 +26,8 @@ def config(model, model_type: str | None) -> dict:
 def classifier(model, model_type: str) -> int:
   """The classes of a model that classifies its class token; UserError for another head."""
   head = model.variant.head if isinstance(model.variant.head, dict) else {"name": model.variant.head}
-  plain = head["name"] == "image_classification" and head.get("pooling") in (None, "token") and not head.get("hidden")
+  plain = head["name"] == "image_classification" and head.get("pooling") in (None, "token")
+  plain = plain and not head.get("hidden") and not head.get("norm")
   if not plain:
     raise UserError(f"the head {model.variant.head!r}: {model_type} has 'image_classification' of the class token")
   return head.get("labels", 1000)

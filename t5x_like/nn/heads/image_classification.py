@@ -10,6 +10,7 @@ from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.dims import dropout, subkey
 from t5x_like.nn.linear import Linear
+from t5x_like.nn.norm import Identity, LayerNorm
 from t5x_like.slots import Positive
 
 
@@ -20,6 +21,8 @@ class ImageClassifier(nnx.Module):
     labels: the number of classes.
     pooling: what is classified; None is the class token where the model has one.
     hidden: a tanh layer before, as wide as the stack, as in the paper's pretraining.
+    norm: a LayerNorm of what is classified. On frozen features of a masked autoencoder it takes the place of the batch
+      norm without parameters of He et al. 2022, appendix A.1; in fine-tuning it is the norm of averaged patches there.
   """
 
   def __init__(
@@ -31,12 +34,14 @@ class ImageClassifier(nnx.Module):
     labels: Positive = 1000,
     pooling: Literal["token", "mean"] | None = None,
     hidden: bool = False,
+    norm: bool = False,
   ):
     D, self.extra = variant.dims.embed, variant.class_tokens
     self.pooling = pooling or ("token" if self.extra else "mean")
     if self.pooling == "token" and not self.extra:
       raise UserError("config.model.head.pooling: found 'token', but the model has none; expected 'mean'")
     kernel_init = variant.design.kernel_init(D)
+    self.norm = LayerNorm(D, rngs, epsilon=1e-6) if norm else Identity()
     self.hidden = Linear((D, D), ("embed", None), kernel_init, rngs, bias=True) if hidden else None
     self.out = Linear((D, labels), ("embed", None), params.zeros, rngs, bias=True)
     self.dropout_rate = dropout_rate
@@ -46,7 +51,7 @@ class ImageClassifier(nnx.Module):
     return x_BTD[:, 0] if self.pooling == "token" else jnp.mean(x_BTD[:, self.extra :], axis=1)
 
   def __call__(self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None) -> dict[str, jax.Array]:
-    x_BD = self.pooled(x_BTD)
+    x_BD = self.norm(self.pooled(x_BTD))
     if self.hidden is not None:
       x_BD = jnp.tanh(self.hidden(x_BD))
     x_BD = dropout(x_BD, self.dropout_rate, subkey(key, 0), broadcast_axes=())

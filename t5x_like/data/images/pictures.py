@@ -1,0 +1,79 @@
+"""Pictures without TensorFlow: what is readable, 8-bit pixels, and the middle that evaluations see."""
+
+import io
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from t5x_like.data.sources import Skip
+
+MOST_PIXELS = 2**26  # 67 million; one image of more would hold up a batch, and take gigabytes as float32
+# Defaults of tasks on images.
+CROP, MEAN, STD = 0.875, (0.5,), (0.5,)
+_GREY = ("1", "L", "LA", "La", "F")
+
+
+def readable(data: bytes, use: Callable) -> Any | Skip:
+  """`use` of a Pillow image, or why the bytes of a file cannot be used."""
+  from PIL import Image
+
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # of large images, which are refused below
+    try:
+      with Image.open(io.BytesIO(data)) as image:
+        if image.width * image.height > MOST_PIXELS:
+          return Skip(f"more than {MOST_PIXELS:,} pixels")
+        return use(image)
+    except Image.DecompressionBombError:
+      return Skip(f"more than {MOST_PIXELS:,} pixels")
+    except (
+      Exception
+    ):  # whatever the decoders raise for damaged files: OSError, SyntaxError, ValueError, struct.error, …
+      return Skip("not a readable image")
+
+
+def plain(image):
+  """A Pillow image as 8-bit grey or RGB."""
+  from PIL import Image
+
+  if image.mode.startswith("I"):  # 16 bits, which Pillow would clip
+    return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+  return image.convert("L" if image.mode in _GREY else "RGB")
+
+
+def pixels(data: bytes, channels: int) -> np.ndarray | Skip:
+  """float32 [Y, X, C] in 0 to 255 of a file, or why it cannot be used; colours become grey, or grey colours."""
+
+  def array(image) -> np.ndarray:
+    return np.asarray(plain(image).convert("L" if channels == 1 else "RGB"), np.float32)
+
+  found = readable(data, array)
+  return found if isinstance(found, Skip) else found.reshape(*found.shape[:2], channels)
+
+
+def centred(image_YXC: np.ndarray, resolution: int, crop: float) -> np.ndarray:
+  """The middle of an image whose shorter side was resized to resolution / crop: float32 [resolution, resolution, C].
+
+  Equal to what `data/images/examples.py` does in TensorFlow.
+  """
+  shape, side = np.array(image_YXC.shape[:2]), round(resolution / crop)
+  size = np.maximum(np.round(shape * (side / shape.min())).astype(int), side)
+  y, x = (size - resolution) // 2
+  if (size == shape).all():
+    return image_YXC[y : y + resolution, x : x + resolution]
+  rows, columns = (_cubic(old, new)[at : at + resolution] for old, new, at in zip(shape, size, (y, x)))
+  return np.einsum(
+    "yr,rxc->yxc", rows, np.einsum("xk,rkc->rxc", columns, image_YXC, optimize=True), optimize=True
+  ).clip(0.0, 255.0)
+
+
+def _cubic(old: int, new: int) -> np.ndarray:
+  """float32 [new, old]: cubic interpolation with a = -0.5 (Keys 1981), widened where it makes an image smaller."""
+  wide = max(old / new, 1.0)
+  centre = (np.arange(new) + 0.5) * old / new - 0.5
+  x = np.abs(centre[:, None] - np.arange(old)) / wide
+  near, far = 1.5 * x**3 - 2.5 * x**2 + 1, -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2
+  weights = np.where(x < 1, near, np.where(x < 2, far, 0.0))
+  return (weights / weights.sum(1, keepdims=True)).astype(np.float32)

@@ -1,0 +1,125 @@
+"""Images of which some patches are corrupted, for the masked patch prediction of ViT (Dosovitskiy et al. 2021, B.1.2).
+
+  config.task = {"name": "corrupted_images", "source": "folders:train=imagenet/train,validation=imagenet/val",
+                 "resolution": 224, "patch": 16, "rate": 0.5}
+
+Features: those of `image_classification`, and for each patch, in raster order, `patch_sources` int32 [T], the number of
+the patch that stands in its place, or -1 for the mask; `patch_weights` float32 [T], 1 where it was chosen to be
+corrupted; `patch_colours` int32 [T], its mean colour in 8 levels for each channel, the last channel running fastest.
+Evaluations are corrupted in the same way every time.
+"""
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+
+from t5x_like.data import features as declared
+from t5x_like.data import random
+from t5x_like.data.images import examples, pictures
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.store.reader import Verify
+from t5x_like.data.task import Task, digest
+from t5x_like.errors import UserError
+from t5x_like.slots import Positive
+
+_LEVELS = 8  # 3 bits
+
+
+def task(
+  *,
+  source: str,
+  split: str,
+  resolution: Positive = 224,
+  channels: Literal[1, 3] = 3,
+  patch: Positive = 16,
+  rate: float = 0.5,
+  masked: float = 0.8,
+  swapped: float = 0.1,
+  augmentations: tuple = ("random_resized_crop", "flip"),
+  repeats: Positive = 1,
+  crop: float = pictures.CROP,
+  mean: tuple[float, ...] = pictures.MEAN,
+  std: tuple[float, ...] = pictures.STD,
+  image_field: str = "image",
+  label_field: str = "label",
+  cache: str = "data/prepared",
+  data_dir: str | None = None,
+  label: str | None = None,
+  verify: Verify = "auto",
+) -> Task:
+  """Makes the task.
+
+  Args:
+    patch: height and width of a patch, the model's.
+    rate: share of the patches that are corrupted; their number is the same in every image.
+    masked, swapped: of those, the share that becomes the mask, and that becomes another patch of the image; the others
+      stay as they are.
+    others: see `image_classification`.
+
+  Raises:
+    UserError: no whole number of patches, or shares that cannot be; and as `image_classification`.
+  """
+  T = (resolution // patch) ** 2
+  corrupted = round(T * rate)
+  if resolution % patch or not 0 < corrupted <= T or min(masked, swapped) < 0 or masked + swapped > 1:
+    found = f"found resolution {resolution}, patch {patch}, rate {rate}, masked {masked} and swapped {swapped}"
+    raise UserError(
+      f"config.task: {found}, expected a multiple of the patch, a rate above 0 to 1, and shares of at most 1"
+    )
+  images = examples.task(
+    source=source,
+    split=split,
+    resolution=resolution,
+    channels=channels,
+    augmentations=augmentations,
+    repeats=repeats,
+    crop=crop,
+    mean=mean,
+    std=std,
+    image_field=image_field,
+    label_field=label_field,
+    cache=cache,
+    data_dir=data_dir,
+    label=label,
+    verify=verify,
+  )
+  places_T, side = np.arange(T, dtype=np.int32), resolution // patch
+  mean_C, std_C = (tf.constant(examples.of_channels("", x, channels), tf.float32) for x in (mean, std))
+  base_C = tf.constant(_LEVELS ** np.arange(channels)[::-1], tf.int32)
+
+  def colours(image_BYXC: tf.Tensor) -> tf.Tensor:
+    pixels = tf.reshape(image_BYXC * std_C + mean_C, [-1, side, patch, side, patch, channels])
+    level_BTC = tf.reshape(tf.reduce_mean(pixels, [2, 4]), [-1, T, channels]) * _LEVELS
+    return tf.reduce_sum(tf.clip_by_value(tf.cast(level_BTC, tf.int32), 0, _LEVELS - 1) * base_C, -1)
+
+  def with_corruption(batch):
+    def made(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+      def bits(stream: int, n: int) -> tf.Tensor:
+        return random.bits(random.row_keys(seed, epoch_B, index_B, tf.constant(stream, tf.int64)), n)
+
+      chosen_BK = random.subsets(bits(examples.MORE, T), corrupted)
+      chosen_BT = tf.reduce_any(chosen_BK[:, :, None] == places_T, axis=1)
+      fate_BT = examples.uniform(bits(examples.MORE + 1, T))
+      away_BT = random.integers(bits(examples.MORE + 2, T), max(T - 1, 1))
+      other_BT = (places_T + 1 + tf.cast(away_BT, tf.int32)) % T
+      source_BT = tf.where(fate_BT < masked, -1, tf.where(fate_BT < masked + swapped, other_BT, places_T))
+      found = batch(index_B, epoch_B, seed)
+      return found | {
+        "patch_sources": tf.where(chosen_BT, source_BT, places_T),
+        "patch_weights": tf.cast(chosen_BT, tf.float32),
+        "patch_colours": colours(found["image"]),
+      }
+
+    return made
+
+  return dataclasses.replace(
+    images,
+    name=label or images.name.replace("image_classification", "corrupted_images"),
+    fingerprint=digest(
+      task="corrupted_images.v1", images=images.fingerprint, patch=patch, rate=rate, masked=masked, swapped=swapped
+    ),
+    features=declared.corrupted(images.features, resolution, patch),
+    batch=with_corruption(images.batch),
+    evaluated=with_corruption(images.evaluated),
+  )

@@ -1,0 +1,34 @@
+"""The mean colours of corrupted patches (masked patch prediction, Dosovitskiy et al. 2021, appendix B.1.2)."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.nn import params
+from t5x_like.nn.linear import Linear
+
+
+class ColourHead(nnx.Module):
+  """{"logits": float32 [B, T, 8^C]}, the colour of each patch, of 8 levels in each channel, from its own output."""
+
+  places = ("patch_sources",)
+
+  def __init__(self, rngs: nnx.Rngs, variant):
+    D, self.extra = variant.dims.embed, variant.class_tokens
+    self.mask = params.param(rngs, variant.design.table_init(), (D,), (None,))
+    self.out = Linear((D, 8**variant.channels), ("embed", None), variant.design.kernel_init(D), rngs, bias=True)
+
+  def corrupted(self, x_BTD: jax.Array, sources_BT: jax.Array) -> jax.Array:
+    """The patches, each that of the number which `sources_BT` gives in its place, a learned vector where that is -1."""
+    taken_BTD = jnp.take_along_axis(x_BTD, jnp.maximum(sources_BT, 0)[..., None], axis=1)
+    return jnp.where(sources_BT[..., None] < 0, self.mask[...].astype(x_BTD.dtype), taken_BTD)
+
+  def pooled(self, x_BTD: jax.Array) -> jax.Array:
+    """[B, D]: the mean of the patches, for linear evaluations."""
+    return jnp.mean(x_BTD[:, self.extra :], axis=1)
+
+  def __call__(self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None, *, patch_sources=None):
+    return {"logits": self.out(x_BTD[:, self.extra :]).astype(jnp.float32)}
+
+
+make = ColourHead
