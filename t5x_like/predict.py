@@ -116,7 +116,10 @@ def _answers(args, overrides: list[str]) -> list[dict[str, Any]]:
     predict = images.ImageClassification(parts.model, vocabulary, config.task.to_dict(), flags)
     step, arrays = trained.restore_params(args.workdir, parts, args.step)
     process.say(f"{args.workdir}: step {step}; {len(inputs)} files")
-    return predict(Runner(parts.model, parts.rules, arrays, args.batch_size), inputs)
+    answers = predict(Runner(parts.model, parts.rules, arrays, args.batch_size), inputs)
+    if skipped := images.told(answers):
+      process.say(f"{skipped}; `error` in the output says which")
+    return answers
   template = config.task.template if config.task.name in ("chat", "preferences") else None
   predict = inference.predictor(parts.model, vocabulary, trained.row_features(identity), flags, template)
   ids = predict.encode(inputs, args.input)

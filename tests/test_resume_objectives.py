@@ -24,6 +24,7 @@ RECIPES = {  # one of every objective, and of every way to make its examples
   "configs/bert/base.py:static,whole_words": (),
   "configs/bert/left_to_right.py": (),
   "configs/bert/spanbert.py": (),
+  "configs/deit/base.py": (),
   "configs/electra/small.py": (),
   "configs/finetune/chat.py:lora": (),
   "configs/finetune/decoder.py": (),
@@ -40,6 +41,7 @@ RECIPES = {  # one of every objective, and of every way to make its examples
   "configs/t5/ul2.py": (),
   "configs/vit/base.py": ('--config.task.mixing={"mixup": 0.8, "cutmix": 1.0}', "--config.model.drop_path=0.2"),
   "configs/vit/mae.py": (),
+  "configs/vit/masked_patches.py": (),
 }
 STYLES = ("bert_style", "mass_style", "replace_spans", "drop_tokens", "deshuffling")
 

@@ -16,7 +16,6 @@ from t5x_like.data.sources import Skip
 from t5x_like.errors import UserError, one_line
 from t5x_like.nn import params
 from t5x_like.rows import Runner, in_batches
-from t5x_like.training import process
 
 
 def files(path: str) -> list[str]:
@@ -36,6 +35,13 @@ def files(path: str) -> list[str]:
       f"--input={path}: found no file, expected an image, a folder of images, or a pattern such as '*.jpg'"
     )
   return sorted(found)
+
+
+def told(answers: Sequence[dict[str, Any]]) -> str:
+  """How many files were skipped, by reason; empty if none was."""
+  skipped = Counter(answer["error"] for answer in answers if "error" in answer)
+  reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(skipped.items()))
+  return f"{skipped.total()} of {len(answers)} files skipped ({reasons})" if skipped else ""
 
 
 class ImageClassification:
@@ -113,15 +119,13 @@ class ImageClassification:
       results = in_batches(
         lambda batch: likeliest(run.arrays, batch), run.rules, run.batch_size, [0] * len(paths), images
       )
-    reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(Counter(skipped.values()).items()))
-    if len(skipped) == len(paths):
-      raise UserError(f"--input: found no image among {len(paths)} files ({reasons})")
-    if skipped:
-      process.say(f"{len(skipped)} of {len(paths)} files skipped ({reasons}); `error` in the output says which")
-    return [
+    answers = [
       {"input": path, "error": skipped[n]} if n in skipped else self._answer(path, *results[n])
       for n, path in enumerate(paths)
     ]
+    if len(skipped) == len(paths):
+      raise UserError(f"--input: found no image; {told(answers)}")
+    return answers
 
   def _answer(self, path: str, best_K: np.ndarray, p_K: np.ndarray) -> dict[str, Any]:
     found = [{"label": self._names[n], "probability": float(f"{p:.6g}")} for n, p in zip(best_K.tolist(), p_K.tolist())]

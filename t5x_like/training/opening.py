@@ -45,7 +45,7 @@ def with_vocabulary(config: ConfigDict, vocabulary, address: str) -> ConfigDict:
   """The config with the special ids of the data's vocabulary, which has to be that of imported weights, if any."""
   imported.check_vocabulary(address, vocabulary)
   init_from.check_vocabulary(config, vocabulary)
-  teacher.check_vocabulary(config, vocabulary)
+  teacher.check(config, vocabulary)
   return assembly.with_tokens(config, vocabulary)
 
 

@@ -6,13 +6,14 @@ and never changed. A resumed run takes them from its own checkpoint.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 from ml_collections import ConfigDict
 
 from t5x_like import slots
+from t5x_like.data.images.pictures import MEAN, STD
 from t5x_like.errors import UserError
 from t5x_like.training import process
 from t5x_like.training import workdir as workdirs
@@ -57,10 +58,12 @@ def resolved(config: ConfigDict, wanted: bool, fill: Callable[[dict[str, Any]], 
   return values | {"model": model.to_dict(), "inherit": False}
 
 
-def check_vocabulary(config: ConfigDict, vocabulary) -> None:
-  """Refuses a teacher of other classes, or of another vocabulary, than the data's. A run that goes on needs none."""
+def check(config: ConfigDict, vocabulary) -> None:
+  """Refuses a teacher of other classes, another vocabulary or other normalised pixels than the data's. A run that goes
+  on needs none."""
   directory = config.teacher.get("workdir")
-  if directory in (None, RANDOM) or workdirs.read(directory) is None:
+  saved = workdirs.read(directory) if directory not in (None, RANDOM) else None
+  if saved is None:
     return
   from t5x_like.data import vocabularies
 
@@ -70,6 +73,19 @@ def check_vocabulary(config: ConfigDict, vocabulary) -> None:
     told = f"{len(theirs.names)} classes, {_short(theirs.names)}" if names else "another vocabulary"
     ours = f"the {vocabulary.size} of the data, {_short(vocabulary.names)}" if names else "that of the data"
     raise UserError(f"config.teacher.workdir: {directory} was trained with {told}, expected {ours}")
+  if "resolution" not in config.model or not saved["features"]:
+    return
+  pixels, ours = _normalisation(saved["task"]), _normalisation(config.task)
+  if pixels != ours:
+    raise UserError(
+      f"config.task: found {ours}, but the teacher in {directory} was trained with {pixels}; set them alike"
+    )
+
+
+def _normalisation(task: Mapping[str, Any]) -> str:
+  """The mean and the deviation of pixels; one number where all channels have the same."""
+  given = ((name, task.get(name, usual)) for name, usual in (("mean", MEAN), ("std", STD)))
+  return ", ".join(f"{name} {list(dict.fromkeys(x)) if len(set(x)) == 1 else list(x)}" for name, x in given)
 
 
 def _short(names) -> str:

@@ -65,7 +65,7 @@ def test_odd_files_are_classified_or_told_and_counted(trained_on_digits, tmp_pat
   ("source", "flags", "words"),
   [
     ("nowhere", (), "--input=nowhere: found no file, expected an image, a folder of images"),
-    ("{tmp}/bad", (), "found no image among 2 files (2 not a readable image)"),
+    ("{tmp}/bad", (), "found no image; 2 of 2 files skipped (2 not a readable image)"),
     ("{tmp}/bad", ("--beams=2",), "--beams=2: the model classifies images and generates nothing"),
     ("{tmp}/bad", ("--top_k=0",), "--top_k=0: expected at least 1"),
   ],

@@ -89,7 +89,8 @@ def test_an_autoencoder_sees_what_is_visible_alone_and_in_any_order():
 def test_layer_scale_is_a_factor_of_what_each_sublayer_adds():
   """A model with it equals one without it whose output kernels and biases are multiplied by it."""
   plain = case()
-  scaled = case(design=dataclasses.replace(plain.variant.design, layer_scale=1e-4))
+  design = dataclasses.replace(plain.variant.design, layer_scale=1e-4)
+  scaled = families.Case("vit:layer_scale", "vit", dataclasses.replace(plain.variant, design=design))
   model, batch = families.model(scaled), families.whole(plain, 2)
   fresh = params.arrays(scaled.model_class(nnx.Rngs(0), variant=scaled.variant))
   scales = [name for name in fresh if name.endswith("res_norm/scale")]

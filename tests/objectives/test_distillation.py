@@ -182,6 +182,10 @@ def test_a_finished_student_has_no_teacher(taught, tmp_path):
       "was trained with 10 classes, 0, 1, 2, 3, …, expected the 2 of the data, a, b",
     ),
     (
+      (*STUDENT, "--config.teacher.workdir={folder}/teacher", "--config.task.mean=[0.4]"),
+      "config.task: found mean [0.4], std [0.5], but the teacher in",
+    ),
+    (
       (
         *STUDENT,
         '--config.teacher={{"workdir": "{folder}/none", "model": {{"name": "vit", "variant": "nano"}}}}',

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import shutil
+import sys
 
 import jax
 import numpy as np
@@ -14,11 +16,13 @@ from t5x_like.nn.layer import Context
 from t5x_like.nn.mask import Mask
 from t5x_like.training.trained import open_model
 from t5x_like.training.writer import read_metrics
-from tests.runs import assert_same_bits, restored
+from tests.runs import LAUNCHER, assert_same_bits, restored
+from tests.runs import run as in_processes
 from tools import convert_hf
 
 pytestmark = pytest.mark.usefixtures("compiled")
 NANO = "tests/recipes/nano_image.py"
+LARGER = ("--config.model.resolution=24", "--config.task.resolution=24", '--config.task.mixing={"mixup": 0.0}')
 TOTAL = ("--config.total_steps=4", "--config.eval_every=4")
 
 
@@ -54,8 +58,7 @@ def test_metrics_of_images_are_written_and_found_again(whole, capsys):
 
 
 def test_another_resolution_starts_from_the_interpolated_positions(whole, tmp_path, capsys):
-  size = ("--config.model.resolution=24", "--config.task.resolution=24", '--config.task.mixing={"mixup": 0.0}')
-  assert run(tmp_path, whole / "cache", f"--config.init.workdir={whole}/whole", "--config.total_steps=1", *size) == 0
+  assert run(tmp_path, whole / "cache", f"--config.init.workdir={whole}/whole", "--config.total_steps=1", *LARGER) == 0
   report = json.loads((tmp_path / "init.json").read_text())
   assert report["resized"] == {"inputs/position/table": "17 to 37 rows"} and not report["initialised"]
   arrays = open_model(str(tmp_path), 8).run.arrays
@@ -73,6 +76,31 @@ def test_a_run_goes_to_hugging_face_and_back(whole, tmp_path):
   assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.more
+def test_another_resolution_starts_from_published_weights(whole, tmp_path):
+  there, back, cache = tmp_path / "there", tmp_path / "back", f"--config.task.cache={whole}/cache"
+  assert convert_hf.main([f"--input={whole}/whole", f"--output={there}"]) == 0
+  assert convert_hf.main([f"--input={there}", f"--output={back}", f"--config={NANO}", cache]) == 0
+  flags = (f"--config.init.workdir={back}", "--config.total_steps=1", *LARGER)
+  assert run(tmp_path / "larger", whole / "cache", *flags) == 0
+  report = json.loads((tmp_path / "larger" / "init.json").read_text())
+  assert report["resized"] == {"inputs/position/table": "17 to 37 rows"} and not report["initialised"]
+
+
+@pytest.mark.more
+def test_other_classes_get_a_head_of_their_own(whole, tmp_path):
+  from PIL import Image
+
+  for name in "ab":
+    (tmp_path / "photos" / name).mkdir(parents=True)
+    Image.new("L", (16, 16), 40).save(tmp_path / "photos" / name / "1.png")
+  source = (f"--config.task.source=folders:{tmp_path}/photos", "--config.eval_split=train")
+  flags = (f"--config.init.workdir={whole}/whole", "--config.model.head.labels=2", "--config.total_steps=1", *source)
+  assert run(tmp_path / "run", whole / "cache", *flags) == 0
+  report = json.loads((tmp_path / "run" / "init.json").read_text())
+  assert report["initialised"] == report["ignored"] == ["head/out/bias", "head/out/kernel"]
+
+
 def test_a_report_has_pictures_and_evaluations_too(whole):
   from PIL import Image
 
@@ -84,6 +112,25 @@ def test_a_report_has_pictures_and_evaluations_too(whole):
   assert evaluate.main([f"--workdir={whole}/whole", "--evals=image_classification"]) == 0
   again = {path.stem for path in (whole / "whole" / "evaluations" / "pictures").glob("*.png")}
   assert again == found.keys()
+
+
+@pytest.mark.more
+def test_two_processes_find_the_scores_and_pictures_of_one(whole, tmp_path):
+  """On four devices each; in training, every image of an epoch is read by one of them, once (`test_addressing.py`)."""
+  assert evaluate.main([f"--workdir={whole}/whole", "--evals=image_classification"]) == 0
+  (one,) = (json.loads(path.read_text()) for path in (whole / "whole" / "evaluations").glob("4_*.json"))
+  copy = shutil.copytree(whole / "whole", tmp_path / "run", ignore=shutil.ignore_patterns("evaluations"))
+  command = [sys.executable, "-m", "t5x_like.evaluate", f"--workdir={copy}", f"--config={NANO}"]
+  flags = (
+    f"--config.task.cache={whole}/cache",
+    '--config.evals={"image_classification": {}}',
+    "--config.batch_size=16",
+  )
+  code, output = in_processes([*LAUNCHER, "--", *command, *flags])
+  assert code == 0, output
+  (two,) = (json.loads(path.read_text()) for path in (copy / "evaluations").glob("4_*.json"))
+  assert two["metrics"]["images"] == 297 and two == one
+  assert (copy / "evaluations" / "pictures" / "attention.png").is_file()
 
 
 def test_what_is_drawn_is_what_was_computed():

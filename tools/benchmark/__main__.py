@@ -17,6 +17,7 @@ from t5x_like.training.huge_pages import use_huge_pages
 
 _SUBJECTS = {
   "data": "the input pipeline, from the token store to host batches",
+  "images": "images through the input pipeline, against decoding alone",
   "store": "a token store of any size, by default a simulated one of 10^12 tokens",
   "permutation": "the order of an epoch: how random it is and what it costs",
   "step": "the train step, against the machine's own matrix multiplication",

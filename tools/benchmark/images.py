@@ -1,0 +1,113 @@
+"""`python -m tools.benchmark images`: images a second through the input pipeline, beside what decoding alone allows."""
+
+import argparse
+import concurrent.futures
+import io
+import json
+import os
+import pathlib
+import statistics
+import tempfile
+import time
+
+import numpy as np
+
+from t5x_like.data import loader, task
+from t5x_like.data.images import store
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.errors import UserError
+
+_AUGMENTATIONS = {
+  "none": (),
+  "crop": ("random_resized_crop", "flip"),
+  "deit": ("random_resized_crop", "flip", {"name": "randaugment"}, "erase"),
+  "deit3": ("random_resized_crop", "flip", "three_augment", "color_jitter"),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  """Declares the command's flags."""
+  parser.add_argument("--source", help="of images, such as folders:train=DIR (default: smooth JPEGs of 500 x 375)")
+  parser.add_argument("--split", default="train")
+  parser.add_argument("--images", type=int, default=512, help="how many images are made (default: 512)")
+  parser.add_argument("--augmentations", default="crop", choices=_AUGMENTATIONS, help="default: crop")
+  parser.add_argument("--resolution", type=int, default=224)
+  parser.add_argument("--batch_size", type=int, default=64)
+  parser.add_argument("--steps", type=int, default=30, help="batches in each repeat (default: 30)")
+  parser.add_argument("--repeats", type=int, default=3)
+
+
+def main(args: argparse.Namespace) -> None:
+  """Measures and prints; raises UserError for a source that cannot be used."""
+  if min(args.images, args.resolution, args.batch_size, args.steps, args.repeats) < 1:
+    raise UserError("--images, --resolution, --batch_size, --steps and --repeats: expected at least 1 each")
+  with tempfile.TemporaryDirectory() as directory:
+    source = args.source or _made(pathlib.Path(directory), args.images)
+    cache = str(pathlib.Path(directory) / "cache")
+    given = dict(source=source, split=args.split, cache=cache, resolution=args.resolution)
+    built = task.build("image_classification", augmentations=_AUGMENTATIONS[args.augmentations], **given)
+    images = store.open_store(source, args.split, cache=cache)
+    encoded = images.read(np.arange(min(images.num_images, 2048)))
+    load = os.getloadavg()[0]
+    limit, pipeline = [], []
+    for _ in range(args.repeats):  # turn and turn about, as the machine may get slower or faster
+      limit.append(_rate(_decoded(encoded, args.batch_size), args))
+      pipeline.append(_rate(loader.train_batches(built, batch_size=args.batch_size, seed=0), args))
+  where = args.source or "smooth JPEGs of 500 x 375 pixels, quality 90"
+  print(
+    f"Method: {images.num_images:,} images, {where}. The limit is tf.data with nothing but `decode_image` on encoded"
+    " bytes in memory, parallel calls AUTOTUNE. The pipeline reads, decodes, augments"
+    f" ({args.augmentations}) and batches {args.batch_size} x {args.resolution} x {args.resolution} as float32 on the"
+    f" host. After 3 batches of warm-up, {args.repeats} repeats of {args.steps} batches; medians."
+  )
+  print(f"Load average when measuring began: {load:.2f} on {os.cpu_count()} cores; the figures need idle cores.")
+  found = {"images_per_second": statistics.median(pipeline), "decode_limit": statistics.median(limit)}
+  print(
+    json.dumps(
+      {name: round(value, 1) for name, value in found.items()}
+      | {
+        "of_limit": round(found["images_per_second"] / found["decode_limit"], 3),
+        "repeats": {"pipeline": [round(x, 1) for x in pipeline], "limit": [round(x, 1) for x in limit]},
+        "augmentations": args.augmentations,
+        "resolution": args.resolution,
+        "batch_size": args.batch_size,
+        "cpu_count": os.cpu_count(),
+        "load_average": round(load, 2),
+        "tensorflow": tf.__version__,
+      }
+    ),
+    flush=True,
+  )
+
+
+def _made(folder: pathlib.Path, number: int) -> str:
+  """A folder of smooth random JPEGs, whose bytes per pixel are about those of photographs."""
+  from PIL import Image
+
+  (folder / "pictures" / "a").mkdir(parents=True)
+
+  def make(n: int) -> None:
+    coarse = np.random.default_rng(n).integers(0, 256, (47, 63, 3)).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(coarse).resize((500, 375), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+    (folder / "pictures" / "a" / f"{n:06}.jpg").write_bytes(file.getvalue())
+
+  with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
+    list(threads.map(make, range(number)))
+  return f"folders:train={folder}/pictures"
+
+
+def _decoded(encoded: np.ndarray, batch_size: int):
+  """Batches of nothing: as many images as a batch has are decoded for each."""
+  data = tf.data.Dataset.from_tensor_slices(tf.constant(encoded.tolist())).repeat().shuffle(256, seed=0)
+  data = data.map(lambda one: tf.shape(tf.io.decode_image(one, 3, expand_animations=False))[0], tf.data.AUTOTUNE)
+  return iter(data.batch(batch_size).prefetch(tf.data.AUTOTUNE))
+
+
+def _rate(batches, args: argparse.Namespace) -> float:
+  for _ in range(3):
+    next(batches)
+  begin = time.perf_counter()
+  for _ in range(args.steps):
+    next(batches)
+  return args.steps * args.batch_size / (time.perf_counter() - begin)
