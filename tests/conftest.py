@@ -1,5 +1,6 @@
 """Eight simulated CPU devices for every test, set before jax is imported."""
 
+import gc
 import os
 
 import pytest
@@ -16,6 +17,7 @@ FLAGS = (
 )
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FLAGS]).strip()
 LARGEST_CACHE = 2**30  # bytes
+gc.set_threshold(100_000, 20, 20)  # a sixth of the time would go into looking for garbage among millions of objects
 # Files that take longest, begun first: begun last, one keeps a single core busy while the others have nothing to do.
 FIRST = (
   "tests/test_resume.py",
@@ -37,6 +39,11 @@ def pytest_configure(config):
     if sum(path.stat().st_size for path in files) > LARGEST_CACHE:
       for path in files:
         path.unlink()
+
+
+def pytest_collection_finish():
+  """Modules and tests stay to the end."""
+  gc.freeze()
 
 
 def pytest_collection_modifyitems(items):

@@ -30,6 +30,11 @@ def model(size: Variant, *, noisy: bool = True, **arguments):
   return noised(made) if noisy else made
 
 
+def abstract(size: Variant, **arguments):
+  """The model without weights; see `maker`."""
+  return jax.eval_shape(maker(size, **arguments), jax.random.key(0))
+
+
 def noised(made):
   """The model with norm scales moved off one and tables and biases off zero, so that none can hide."""
   generator = np.random.default_rng(3)

@@ -187,7 +187,7 @@ import random, time
 from t5x_like.data import loader, task
 train = task.build("span_corruption", "train", store={root!r}, inputs_length=64)
 beside = loader.train_batches(train, batch_size=64, seed=0)
-for i in range(30):
+for i in range(12):
   batches = loader.train_batches(train, batch_size=64, seed=0)
   for _ in range(i % 4):
     next(batches)

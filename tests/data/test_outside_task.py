@@ -1,14 +1,14 @@
 """A task in a file of a user's own, named `module:function`: inspected, trained on, and refused with its reasons."""
 
-import os
 import pathlib
-import subprocess
 import sys
 
 import pytest
 
+from t5x_like import train
 from t5x_like.data import task
 from t5x_like.errors import UserError
+from tools import inspect_data
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
 RECIPE = f"--config={REPO}/configs/t5/base.py:debug"
@@ -45,24 +45,13 @@ def here(tmp_path, monkeypatch):
   return tmp_path
 
 
-def run(module, *flags):
-  command = [
-    sys.executable,
-    "-m",
-    module,
-    RECIPE,
-    '--config.task={"name": "echo_tasks:echo", "store": "builtin"}',
-    *flags,
-  ]
-  done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(REPO)}, capture_output=True, text=True)
-  assert done.returncode == 0, done.stdout + done.stderr
-  return done.stdout
-
-
-def test_it_is_inspected_and_trained_on(here):
-  shown = run("tools.inspect_data", "--ids")
+def test_it_is_inspected_and_trained_on(here, compiled, capsys):
+  flags = [RECIPE, '--config.task={"name": "echo_tasks:echo", "store": "builtin"}']
+  assert inspect_data.main([*flags, "--ids"]) == 0
+  shown = capsys.readouterr().out
   assert "task echo" in shown and "encoder_input_tokens int32[8]" in shown
-  run("t5x_like.train", f"--workdir={here}/run", "--config.total_steps=2")
+  flags += [f"--workdir={here}/run", "--config.model.variant=t5-v1_1-micro", "--config.peak_flops=1e11"]
+  assert train.main([*flags, "--config.evals={}"]) == 0, capsys.readouterr().err
   assert '"step": 2' in (here / "run" / "metrics.jsonl").read_text()
 
 

@@ -83,9 +83,14 @@ def same(got, expected):
     np.testing.assert_allclose(got[1][name], gradient, rtol=1e-3, atol=2e-5 * largest, err_msg=name)
 
 
-@cases(FIRST)
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: "-".join(form.values()))
+PAIRS = [(FORMS[(place + turn) % 2], case) for turn in range(2) for place, case in enumerate(FIRST)]
+
+
+@pytest.mark.parametrize(
+  "form, case", more.beyond(len(FIRST), PAIRS), ids=[f"{'-'.join(form.values())}-{case.name}" for form, case in PAIRS]
+)
 def test_scan_loop_and_remat_are_the_same_function(form, case):
+  """Every family in one form; `make test-more` has the other."""
   same(families.value_and_gradients(case, **form), families.plain(case))
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import more
 import tiny
 from t5x_like.errors import UserError
 from t5x_like.nn import params
@@ -123,7 +124,7 @@ def test_packed_sequences_are_those_unpacked(version):
 @functools.cache
 def loss_and_gradients(version, dropout, **form):
   """The value and gradients of the objective; the weights are the same whatever the form."""
-  m, batch = tiny.model(SIZES[version], dropout=dropout, **form), tiny.batch(2, 9, 7)
+  m, batch = tiny.abstract(SIZES[version], dropout=dropout, **form), tiny.batch(2, 9, 7)
   arrays = params.arrays(model(version))
   key = jax.random.key(1) if dropout else None
 
@@ -136,14 +137,17 @@ def loss_and_gradients(version, dropout, **form):
 
 @pytest.mark.parametrize(
   "version, dropout, form",
-  [
-    ("1.1", 0.1, dict(layers="loop")),
-    ("1.1", 0.1, dict(remat="full")),
-    ("1.1", 0.1, dict(remat="dots")),
-    ("1.1", 0.1, dict(remat="minimal")),
-    ("1.0", 0.1, dict(remat={"name": "offload", "names": ["query", "mlp_hidden"], "save": ["context"]})),
-    ("1.0", 0.0, dict(remat="full", layers="loop")),
-  ],
+  more.beyond(
+    4,
+    [
+      ("1.1", 0.1, dict(layers="loop")),
+      ("1.1", 0.1, dict(remat="full")),
+      ("1.1", 0.1, dict(remat="minimal")),
+      ("1.1", 0.1, dict(remat={"name": "offload", "names": ["query", "mlp_hidden"], "save": ["context"]})),
+      ("1.1", 0.1, dict(remat="dots")),
+      ("1.0", 0.0, dict(remat="full", layers="loop")),
+    ],
+  ),
 )
 def test_scan_loop_and_remat_are_the_same_function(version, dropout, form):
   value, gradients = loss_and_gradients.__wrapped__(version, dropout, **form)  # a form may hold a dict
@@ -157,7 +161,7 @@ def test_remat_keeps_less():
   """`full` recomputes the products of the forward pass, `dots` does not: seen in the number of products."""
 
   def products(**form):
-    m, batch = tiny.model(SIZES["1.1"], **form), tiny.batch(2, 9, 7)
+    m, batch = tiny.abstract(SIZES["1.1"], **form), tiny.batch(2, 9, 7)
     gradient = jax.grad(lambda m: Objective()(m, batch)[0], allow_int=True)
     return str(jax.make_jaxpr(gradient)(m)).count("dot_general[")
 
@@ -167,7 +171,7 @@ def test_remat_keeps_less():
 
 
 def test_offloaded_activations_are_moved_to_the_hosts_memory_and_back():
-  m, batch = tiny.model(SIZES["1.1"], remat={"name": "offload", "names": ["key"]}), tiny.batch(2, 9, 7)
+  m, batch = tiny.abstract(SIZES["1.1"], remat={"name": "offload", "names": ["key"]}), tiny.batch(2, 9, 7)
   gradient = jax.grad(lambda m: Objective()(m, batch)[0], allow_int=True)
   program = str(jax.make_jaxpr(gradient)(m))
   assert "<host>" in program or "pinned_host" in program
@@ -183,7 +187,7 @@ def test_offloaded_activations_are_moved_to_the_hosts_memory_and_back():
 )
 def test_bad_remat(remat, words):
   with pytest.raises(UserError, match=words):
-    tiny.model(SIZES["1.1"], remat=remat)
+    tiny.abstract(SIZES["1.1"], remat=remat)
 
 
 def test_gradients_equal_finite_differences():
@@ -246,7 +250,8 @@ def test_greedy_decoding_is_the_argmax_of_the_full_model(layers):
 @pytest.mark.parametrize("version", SIZES)
 def test_bfloat16_is_close_to_float32(version):
   """bfloat16 keeps 8 bits, relative steps of 2**-8: logits stay within 3% of their spread, the mean loss within 1%."""
-  full, low = model(version), tiny.model(SIZES[version], dtype="bfloat16")
+  full = model(version)
+  low = params.with_arrays(tiny.abstract(SIZES[version], dtype="bfloat16"), params.arrays(full))
   assert all(a.dtype == jnp.float32 for a in jax.tree.leaves(low))
   batch = tiny.batch(4, S, T)
   expected, got = (np.asarray(logits(m, batch)) for m in (full, low))
@@ -272,7 +277,7 @@ def test_bfloat16_gradients_point_where_those_of_float32_do():
 
 
 def test_dropout():
-  m, batch = tiny.model(SIZES["1.1"], dropout=0.1), random_batch(2)
+  m, batch = params.with_arrays(tiny.abstract(SIZES["1.1"], dropout=0.1), params.arrays(model("1.1"))), random_batch(2)
   run = jax.jit(lambda m, b, key: m(b, key)["logits"])
   plain = np.asarray(run(m, batch, None))
   np.testing.assert_array_equal(plain, run(m, batch, None))
@@ -284,7 +289,8 @@ def test_dropout():
 
 def test_every_dropout_has_a_key_of_its_own():
   """2 stacks x (input, output, 2 layers x (attention, MLP and residuals)): no two share a key."""
-  m, batch, original = tiny.model(SIZES["1.1"], dropout=0.5, layers="loop"), random_batch(1), jax.random.bernoulli
+  m = params.with_arrays(tiny.abstract(SIZES["1.1"], dropout=0.5, layers="loop"), params.arrays(model("1.1")))
+  batch, original = random_batch(1), jax.random.bernoulli
 
   @jax.jit
   def keys():

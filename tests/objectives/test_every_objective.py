@@ -35,11 +35,11 @@ def config_for(name, folder):
 @pytest.mark.parametrize("name", slots.names(objectives))
 def test_objective(name, tmp_path):
   config = config_for(name, tmp_path)
-  config.model.layers, config.mesh = "loop", {"data": 1}
+  config.model.layers, config.mesh = "scan", {"data": 1}
   parts = assembly.build(assembly.resolve(config), jax.devices()[:1])
   task = tasks.build(split="train", **config.task.to_dict())
   batch = next(loader.train_batches(task, batch_size=4, seed=1))
-  objective, arrays = parts.objective, params.arrays(parts.make_model(jax.random.key(0)))
+  objective, arrays = parts.objective, params.arrays(jax.jit(parts.make_model)(jax.random.key(0)))
   assert not objective.missing(task.features), "it needs features that its own recipe does not have"
   batch = getattr(objective, "prepare", lambda whole: whole)(batch)
 

@@ -52,10 +52,9 @@ ROLLBACK = ('--config.guard={"name": "rollback", "steps": 2}',)
 
 
 def test_it_stops_at_nan_and_saves_nothing_of_it_and_can_go_on_without_that_batch(tmp_path, capsys):
-  for _ in range(2):
-    assert go(tmp_path)[0] == 3 and steps(tmp_path) == [2, 4]
-    said = capsys.readouterr().err
-    assert "numeric error: train/loss is nan at step 5; the newest step saved is 4; lower" in said
+  assert go(tmp_path)[0] == 3 and steps(tmp_path) == [2, 4]
+  said = capsys.readouterr().err
+  assert "numeric error: train/loss is nan at step 5; the newest step saved is 4; lower" in said
   assert go(tmp_path, *SKIP)[0] == 0
   assert "step 5: train/loss is nan; this update was left out" in capsys.readouterr().out
   found = dict(losses(tmp_path))

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+import more
 from t5x_like import train
 from t5x_like.training import evaluation
 from t5x_like.training.writer import read_metrics
@@ -33,7 +34,7 @@ def whole(tmp_path_factory, compiled):
   return workdir
 
 
-@pytest.mark.parametrize("failing", [4, 6])
+@pytest.mark.parametrize("failing", more.beyond(1, [4, 6]))
 def test_an_evaluator_that_raises_loses_no_checkpoint(failing, whole, tmp_path, monkeypatch):
   call, calls = evaluation.Evaluation.__call__, []
 
@@ -53,7 +54,7 @@ def test_an_evaluator_that_raises_loses_no_checkpoint(failing, whole, tmp_path, 
   assert prints(tmp_path, 6) == prints(whole, 6)
 
 
-@pytest.mark.parametrize("step", [2, 6])
+@pytest.mark.parametrize("step", more.beyond(1, [6, 2]))
 def test_a_signal_waits_for_no_evaluation(step, whole, tmp_path, monkeypatch):
   from t5x_like.training.run import Run
 
