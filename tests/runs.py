@@ -48,7 +48,7 @@ class Process:
       start_new_session=True,
     )
 
-  def until(self, condition, seconds: float = 120) -> bool:
+  def until(self, condition, seconds: float = 600) -> bool:
     """Waits for `condition()`; False if the process ended before it came true."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -71,7 +71,7 @@ class Process:
     self._popen.kill()
     return self.end()[1]
 
-  def end(self, seconds: float = 180) -> tuple[int, str]:
+  def end(self, seconds: float = 600) -> tuple[int, str]:
     """Waits for it; (exit code, everything it said)."""
     try:
       code = self._popen.wait(timeout=seconds)

@@ -185,7 +185,7 @@ def test_one_device_draws_what_eight_do_and_needs_no_tensorflow(decoder, ask, tm
   source, output = tmp_path / "lines.txt", tmp_path / "alone.jsonl"
   flags = (f"--workdir={decoder}", f"--input={source}", f"--output={output}", *SAMPLING)
   done = subprocess.run(
-    [sys.executable, "-c", ALONE, *flags], cwd=REPO, env=environment(1), capture_output=True, text=True, timeout=180
+    [sys.executable, "-c", ALONE, *flags], cwd=REPO, env=environment(1), capture_output=True, text=True, timeout=600
   )
   assert done.returncode == 0, done.stderr[-1500:]
   for one, answer in zip(read(output), whole, strict=True):

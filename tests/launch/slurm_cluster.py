@@ -62,7 +62,7 @@ def cluster(folder: pathlib.Path):
     for out in [(folder / f"{program}.out").open("wb")]
   ]
   try:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while (
       "idle"
       not in subprocess.run(

@@ -16,7 +16,7 @@ def command(*options, program):
   return [*LAUNCHER, *options, "--", sys.executable, "-c", program]
 
 
-def launch(*options, program, seconds=90, **environment):
+def launch(*options, program, seconds=600, **environment):
   env = {**os.environ, **environment}
   return subprocess.run(
     command(*options, program=program), capture_output=True, text=True, timeout=seconds, env=env, cwd="/"
@@ -104,10 +104,10 @@ def test_signals_are_passed_on_and_waited_for():
       f"def stop(*_): time.sleep(0.3); print('saved', flush=True); sys.exit(75)\nsignal.signal({int(number)}, stop)\n"
       "print('up', flush=True)\nwhile True: time.sleep(0.1)\n"
     )
-    process = start("--restarts=3", program=program)
+    process = start("--restarts=3", "--grace_seconds=60", program=program)
     assert {process.stdout.readline(), process.stdout.readline()} == {"[p0] up\n", "[p1] up\n"}
     process.send_signal(number)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=600)
     assert process.returncode == 75 and "[p0] saved" in out and "[p1] saved" in out, err
 
 
@@ -115,8 +115,8 @@ def test_a_killed_launcher_leaves_nothing_behind():
   process = start(program=ME + "print(os.getpid(), flush=True)\nwhile True: time.sleep(0.1)\n")
   pids = [int(process.stdout.readline().split()[1]) for _ in range(2)]
   process.kill()
-  process.communicate(timeout=10)
-  deadline = time.time() + 10
+  process.communicate(timeout=600)
+  deadline = time.time() + 300
   while any(alive(pid) for pid in pids) and time.time() < deadline:
     time.sleep(0.05)
   assert not any(alive(pid) for pid in pids)
@@ -137,10 +137,10 @@ def test_mistakes_are_one_line():
     assert done.returncode == 2
     expected = f"error: --port={port}: Address already in use; end the job that uses it, or leave --port away\n"
   assert done.stderr == expected
-  done = subprocess.run(LAUNCHER, capture_output=True, text=True, timeout=30)
+  done = subprocess.run(LAUNCHER, capture_output=True, text=True, timeout=600)
   assert done.returncode == 2 and done.stderr.startswith("error: no command; give it after --")
   assert launch("--processes=0", program="").stderr == "error: --processes=0: expected at least 1\n"
-  done = subprocess.run([*LAUNCHER, "--", "no-such-program"], capture_output=True, text=True, timeout=30)
+  done = subprocess.run([*LAUNCHER, "--", "no-such-program"], capture_output=True, text=True, timeout=600)
   assert done.returncode == 2 and "error: no-such-program: No such file or directory" in done.stdout
 
 

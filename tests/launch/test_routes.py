@@ -180,6 +180,6 @@ def test_what_is_wrong_with_a_host_is_said_in_one_line(tmp_path, capsys):
 def test_two_hosts_are_checked_together(tmp_path):
   command = [sys.executable, "-m", "launch.preflight", f"--workdir={tmp_path}/run", "--devices=4"]
   launcher = [sys.executable, "launch/local.py", "--processes=2", "--devices_per_process=2", "--", *command]
-  done = subprocess.run(launcher, cwd=REPO, capture_output=True, text=True, timeout=120, env=os.environ)
+  done = subprocess.run(launcher, cwd=REPO, capture_output=True, text=True, timeout=600, env=os.environ)
   assert done.returncode == 0, done.stderr
   assert done.stdout.count("4 devices of 2 hosts add up right") == 2

@@ -73,12 +73,12 @@ def test_processes_whose_rows_interleave_make_the_global_batch():
   port = free_port()
   address = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2"}
   jobs = [start(address | flags | {"JAX_PROCESS_ID": str(i)}, body=INTERLEAVED.strip()) for i in range(2)]
-  for code, out, err in finish(jobs, seconds=120):
+  for code, out, err in finish(jobs):
     assert code == 0, err
     assert [line for line in out.splitlines() if line.startswith("rows")] == ["rows 16 False", "rows 32 True"]
 
 
-def finish(processes, seconds=60):
+def finish(processes, seconds=600):
   done = [process.communicate(timeout=seconds) for process in processes]
   return [(process.returncode, out.strip(), err.strip()) for process, (out, err) in zip(processes, done)]
 
@@ -136,9 +136,9 @@ def test_the_first_process_is_waited_for_and_its_refusal_passed_on(tmp_path):
 
 def test_a_missing_process_is_named_by_all():
   started = time.time()
-  for result in finish(start_job(free_port(), (0, 2), 3, timeout=4)):
-    assert_refused(result, "only 2 of 3 processes came within 4 s", "missing: process 1", expected=TRANSIENT)
-  assert time.time() - started < 20
+  for result in finish(start_job(free_port(), (0, 2), 3, timeout=10)):
+    assert_refused(result, "only 2 of 3 processes came within 10 s", "missing: process 1", expected=TRANSIENT)
+  assert time.time() - started < 200
 
 
 def test_an_unreachable_coordinator():

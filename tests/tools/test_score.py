@@ -38,7 +38,7 @@ def test_squad_as_a_command(tmp_path):
   predictions = predictions.rename(tmp_path / "predictions")
   command = [sys.executable, "-m", "tools.score", "squad", f"--references={references}", f"--predictions={predictions}"]
   root = pathlib.Path(__file__).resolve().parents[2]
-  done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=root)
+  done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=root)
   found = json.loads(done.stdout.splitlines()[-1])
   assert done.returncode == 0 and found.pop("f1") == pytest.approx(100 * (1 + 2 / 3 + 1 + 0) / 4)
   assert found == {"benchmark": "squad", "exact_match": 50.0, "examples": 4, "missing": 1, "extra": 1}

@@ -110,17 +110,17 @@ def test_keeps_sets_aside_and_finds_damage(server, caplog):
 @pytest.mark.parametrize("url", ["gs://bucket/run", "memory://lease-{}", "{}"])
 def test_a_lease_is_held_by_one_and_passes_on_when_it_dies(url, server, tmp_path):
   storage = Storage(url.format(tmp_path))
-  with Lease(storage, seconds=1.2) as lease:
+  with Lease(storage, seconds=2.4) as lease:
     with pytest.raises(Exception, match="another process is training in it"):
-      with Lease(Storage(url.format(tmp_path)), seconds=1.2):
+      with Lease(Storage(url.format(tmp_path)), seconds=2.4):
         pass
-    time.sleep(2)
+    time.sleep(3)
     lease.check()
-  with Lease(storage, seconds=1.2) as lost:
+  with Lease(storage, seconds=2.4) as lost:
     lost.abandon()  # as if its host had lost power
     began = time.monotonic()
-    with Lease(Storage(url.format(tmp_path)), seconds=1.2) as lease:
-      assert time.monotonic() - began >= 1
+    with Lease(Storage(url.format(tmp_path)), seconds=2.4) as lease:
+      assert time.monotonic() - began >= 2
       lease.check()
       with pytest.raises(TransientError, match="another process has taken"):
         lost.check()
@@ -133,7 +133,7 @@ def test_a_lease_of_a_dead_process_on_this_host_is_taken_at_once(tmp_path):
   storage.write("lease", json.dumps(lease.content | {"holder": "x", "process": 2**22 + 1}).encode())
   began = time.monotonic()
   with lease:
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 50
 
 
 def test_storage_writes_whole_files_and_creates_once(server, tmp_path):

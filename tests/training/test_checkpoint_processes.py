@@ -62,7 +62,7 @@ def launch(directory, after="pass", timeout=60):
     "--grace_seconds=2",
   ]
   done = subprocess.run(
-    [*command, "--", sys.executable, "-c", program], env=dict(os.environ), capture_output=True, text=True, timeout=120
+    [*command, "--", sys.executable, "-c", program], env=dict(os.environ), capture_output=True, text=True, timeout=600
   )
   return done.returncode, done.stdout.splitlines(), done.stderr
 

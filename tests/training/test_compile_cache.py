@@ -24,7 +24,7 @@ print(hash(y.tobytes()))
 def start(workdir):
   command = [sys.executable, "-c", PROGRAM.format(repo=str(REPO), workdir=str(workdir))]
   env = {k: v for k, v in environment().items() if k not in ("JAX_COMPILATION_CACHE_DIR", "T5X_LIKE_CACHE")}
-  done = subprocess.run(command, env=env | {"PYTHONHASHSEED": "0"}, capture_output=True, text=True, timeout=120)
+  done = subprocess.run(command, env=env | {"PYTHONHASHSEED": "0"}, capture_output=True, text=True, timeout=600)
   assert done.returncode == 0 and not done.stderr, done.stderr
   said, hits, bits = done.stdout.splitlines()
   return said, int(hits), bits

@@ -31,7 +31,7 @@ def test_a_module_run_keeps_its_process_arguments_and_input(tmp_path):
   environment["PYTHONPATH"] = os.pathsep.join((str(tmp_path), os.getcwd()))
   command = [sys.executable, "-X", "dev", "-m", "program", "--a=b c", "--", "*"]
   out = subprocess.run(
-    command, env=environment, input="typed", capture_output=True, text=True, timeout=60, check=True
+    command, env=environment, input="typed", capture_output=True, text=True, timeout=600, check=True
   ).stdout.splitlines()
   assert len(out) == 3 and out[0] == out[1], "started twice, in the same process"
   pid = int(out[0].split()[1])

@@ -68,7 +68,7 @@ def test_killed_and_resumed_the_sequence_is_gapless(tmp_path):
     done = subprocess.run(
       [sys.executable, "-c", ROGUE.format(repo=str(REPO)), str(tmp_path), str(start), str(kill)],
       capture_output=True,
-      timeout=60,
+      timeout=600,
     )
     assert done.returncode == (0 if kill == 99 else -signal.SIGKILL), done.stderr
   assert [(row["step"], row["train/loss"]) for row in read_metrics(tmp_path)] == [(s, 1 / s) for s in range(1, 31)]
@@ -129,7 +129,7 @@ def test_progress_is_a_bar_on_a_terminal_and_few_lines_elsewhere(tmp_path, capfd
   main, terminal = pty.openpty()
   termios.tcsetwinsize(terminal, (24, 100))
   command = [sys.executable, "-c", ROGUE.format(repo=str(REPO)), str(tmp_path / "bar"), "0", "99"]
-  subprocess.run(command, stderr=terminal, timeout=60, check=True)
+  subprocess.run(command, stderr=terminal, timeout=600, check=True)
   os.close(terminal)
   screen = b""
   with contextlib.suppress(OSError):  # what a closed terminal answers
