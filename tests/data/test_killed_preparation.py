@@ -9,6 +9,7 @@ import time
 import psutil
 import pytest
 
+import more
 from t5x_like.data.prepare import progress_files
 from t5x_like.data.store.reader import TokenStore
 from tools import prepare_data
@@ -37,9 +38,14 @@ def pages(tmp_path_factory):
   return folder
 
 
-@pytest.mark.parametrize("cleaning", ["", "c4,exact,near,spans"])
+BEAM = ["--workers=1", "--engine=beam", "--runner=FnApiRunner"]
+CLEANING = "c4,exact,near,spans"
+
+
 @pytest.mark.parametrize(
-  "engine", [["--workers=2"], ["--workers=1", "--engine=beam", "--runner=FnApiRunner"]], ids=["processes", "beam"]
+  "engine, cleaning",
+  more.beyond(2, [(["--workers=2"], ""), (BEAM, CLEANING), (["--workers=2"], CLEANING), (BEAM, "")]),
+  ids=["processes", "beam, cleaned", "processes, cleaned", "beam"],
 )
 def test_killed_and_repeated_ends_with_the_same_bytes(engine, cleaning, pages, tmp_path):
   """Killed when some shards are written, one of them then damaged: the rest is kept and the end is the same."""

@@ -60,7 +60,7 @@ SHORT = {
   "model.remat": "none",
   "model.dropout": 0.0,
 }
-HEAVY = ("llama", "gemma2", "t5")
+MARKS = dict.fromkeys(("llama", "gemma2", "t5"), pytest.mark.heavy) | {"roberta": pytest.mark.more}
 
 
 def directory(path: pathlib.Path, kind: str) -> pathlib.Path:
@@ -75,7 +75,7 @@ def directory(path: pathlib.Path, kind: str) -> pathlib.Path:
   return published.write(path, kind)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=[pytest.mark.heavy] * (k in HEAVY)) for k in FAMILIES])
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=MARKS.get(k, [])) for k in FAMILIES])
 def test_three_commands(kind, tmp_path, compiled):
   *_, recipe, extra = FAMILIES[kind]
   source, workdir, corpus = directory(tmp_path / kind, kind), tmp_path / "run", tmp_path / "corpus.jsonl"

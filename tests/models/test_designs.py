@@ -126,8 +126,9 @@ TURNS = ("sandwich_rope_softcap_windows", "relative_own_sandwich", "positions_in
 KINDS = {"bert": tuple(DESIGNS), "mixtral": tuple(DESIGNS), "t5": BOTH}
 
 
-def cases(chosen=KINDS):
-  """Designs by family. Those that two families share alternate between them; `make test-more` has the other pairs."""
+def cases(chosen=KINDS, more=()):
+  """Designs by family. Those that two families share alternate between them; `make test-more` has the other pairs,
+  and those of `more`."""
   made = []
   for family, names in chosen.items():
     for place, name in enumerate(names):
@@ -135,7 +136,7 @@ def cases(chosen=KINDS):
       case = families.design_case(family, name, design)
       dims = dataclasses.replace(case.variant.dims, kv_heads=kv_heads)
       case = dataclasses.replace(case, variant=dataclasses.replace(case.variant, dims=dims))
-      shown = family == "t5" or name in NEW or place % 2 == (family == "bert")
+      shown = family == "t5" and name not in more or name in NEW or place % 2 == (family == "bert")
       made.append(pytest.param(case, id=case.name, marks=[] if shown else pytest.mark.more))
   return pytest.mark.parametrize("case", made)
 
@@ -160,6 +161,6 @@ def test_properties(case):
     check(case)
 
 
-@cases({"t5": TURNS})
+@cases({"t5": TURNS}, more=TURNS[:2])
 def test_loop_without_activations_is_the_scan_with_them(case):
   same(families.value_and_gradients(case, **{**FORMS[0], "remat": "full"}), families.plain(case))

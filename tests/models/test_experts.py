@@ -102,6 +102,7 @@ def test_decoding_a_mixtral_is_its_forward_pass(experts):
   assert np.abs(expected).max() > 1
 
 
+@pytest.mark.more
 def test_scan_and_remat_change_nothing():
   batch = tiny.batch(4, 8, 6)
   results = []

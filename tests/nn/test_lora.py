@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from more import beyond
 from t5x_like.errors import UserError
 from t5x_like.models import bert, gpt, t5
 from t5x_like.nn import lora, params
@@ -81,7 +82,9 @@ def test_the_adapter_of_the_paper_by_hand():
   np.testing.assert_allclose(made(jnp.asarray(x)), x @ (W + 0.25 * A @ B) + b, atol=1e-5)
 
 
-@pytest.mark.parametrize("mesh", [{"fsdp": 4, "tensor": 2}, {"fsdp": 8}])  # alone, FSDP gathers several kernels as one
+@pytest.mark.parametrize(
+  "mesh", beyond(1, [{"fsdp": 4, "tensor": 2}, {"fsdp": 8}])
+)  # alone, FSDP gathers several kernels as one
 def test_split_over_devices_they_compute_the_same(mesh):
   batch = {name: np.concatenate([x] * 8) for name, x in apart(CASES["decoder"]).items()}
   rules = Rules.make(make_mesh(mesh))

@@ -204,7 +204,7 @@ def test_logits_at_masked_positions_alone_change_nothing(objective, family, size
 def test_parts_of_a_batch_and_devices_change_nothing(objective, family, size):
   make = tiny.maker(size, family=family)
   losses = []
-  for devices, parts in ((1, 1), (1, 4), (4, 2)):
+  for devices, parts in ((1, 1), (4, 2)):
     rules = Rules.make(make_mesh({"data": -1}, jax.devices()[:devices]), {})
     model, schedule = jax.eval_shape(make, jax.random.key(0)), SCHEDULES["constant"](learning_rate=1.0)
     optimizer = OPTIMIZERS["sgd"](schedule)

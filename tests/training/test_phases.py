@@ -11,7 +11,7 @@ from t5x_like.training import assembly, phases
 from tests.runs import losses, prints
 
 FLAGS = (
-  "--config=configs/bert/base.py:debug",
+  "--config=tests/recipes/nano_encoder.py",
   '--config.phases={"short": {"until": 2, "task": {"length": 32}, "batch_size": 16}}',
   '--config.schedule={"name": "constant", "learning_rate": 0.001}',
   "--config.evals={}",

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+import more
 import tiny
 from t5x_like.nn import params
 from t5x_like.objectives.encoder_decoder import Objective
@@ -102,7 +103,7 @@ def test_accumulation_would_show_a_mean_of_means():
   assert tiny.relative_error(wrong, right) > 0.1
 
 
-@pytest.mark.parametrize("optimizer, accumulation_steps", [("adafactor", 4), ("adamw", 1)])
+@pytest.mark.parametrize("optimizer, accumulation_steps", more.beyond(1, [("adafactor", 4), ("adamw", 1)]))
 def test_a_step_repeats_bit_for_bit(optimizer, accumulation_steps):
   step, state = set_up(optimizer, accumulation_steps=accumulation_steps, dropout=0.2)
   runs = []
