@@ -5,6 +5,8 @@ along rows and along columns; XLA on CPU then writes the square (and those of th
 memory, and the update of T5-1.1-small takes more than twice as long (docs/explanation/measurements.md).
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -89,8 +91,14 @@ def _mean_square(g: jax.Array, axis: int) -> jax.Array:
   panels = [g]
   if axis == 0 and g.shape[1] > 2 * _PANEL and platform() == "cpu":
     panels = [jax.lax.slice_in_dim(g, at, min(at + _PANEL, g.shape[1]), axis=1) for at in range(0, g.shape[1], _PANEL)]
-  return jnp.concatenate([jnp.mean(jnp.square(panel), axis=axis) for panel in panels], axis=-1)
+  means = [_mean_of_squares(panel, (axis,)) for panel in panels]
+  return jnp.concatenate(means, axis=-1) if len(means) > 1 else means[0]
 
 
 def _rms(x):
-  return jnp.sqrt(jnp.mean(jnp.square(x)))
+  return jax.lax.sqrt(_mean_of_squares(x, tuple(range(x.ndim))))
+
+
+def _mean_of_squares(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+  """In plain operations: the functions of `jax.numpy` are programs of their own, traced for each shape and mapped."""
+  return jax.lax.reduce_sum(jax.lax.square(x), axes) / math.prod(x.shape[axis] for axis in axes)
