@@ -240,7 +240,7 @@ def _config(where: str, kind: str, rate: float | None, seed: int, workdir: str, 
 
 
 def _check_prepared(config) -> None:
-  """Raises Unavailable unless the datasets of a config are prepared; a suite downloads nothing."""
+  """Raises Unavailable unless the datasets of a config are prepared, with their splits; a suite downloads nothing."""
   from t5x_like.data.sources import tfds
 
   sources = [config.task.source, *(values.get("task", {}).get("source", "") for values in config.evals.values())]
@@ -251,6 +251,12 @@ def _check_prepared(config) -> None:
         f"{name} is not in {data_dir or 'the data_dir of TFDS'}; make it with"
         f" python -m tools.prepare_dataset {name} --from_files=DIR"
       )
+  if config.task.source.startswith("tfds:"):
+    found = _splits(config)
+    own = [values["split"] for values in config.evals.values() if "task" not in values]
+    if lacking := [split for split in (config.train_split, *own) if split not in found]:
+      name = config.task.source.removeprefix("tfds:")
+      raise Unavailable(f"{name} has no split {lacking[0]!r}, only {', '.join(found)}; make it with all of its files")
 
 
 def _rows(config) -> int:

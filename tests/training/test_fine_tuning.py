@@ -179,7 +179,7 @@ def test_training_stops_when_patience_ends_and_the_best_is_evaluated(pretrained,
 
 
 def glue(folder) -> None:
-  """CoLA, so small that a run takes seconds, with a test set."""
+  """CoLA, so small that a run takes seconds, with a test set; SST-2 with nothing to train on."""
   from tools.prepare_dataset import command
 
   raw = folder / "raw" / "CoLA"
@@ -188,7 +188,9 @@ def glue(folder) -> None:
   for split in ("train", "dev"):
     (raw / f"{split}.tsv").write_text(rows)
   (raw / "test.tsv").write_text("index\tsentence\n0\tgood sentence\n1\tbad one\n")
-  assert command.main(["glue/cola", f"--from_files={raw}", f"--data_dir={folder}/tfds"]) == 0
+  (raw / "sst2.tsv").write_text("sentence\tlabel\nfine\t1\n")
+  for name, files in (("cola", raw), ("sst2", f"validation={raw}/sst2.tsv")):
+    assert command.main([f"glue/{name}", f"--from_files={files}", f"--data_dir={folder}/tfds"]) == 0
 
 
 def test_a_suite_makes_one_table_and_goes_on_where_it_stopped(pretrained, tmp_path, capsys):
@@ -206,7 +208,8 @@ def test_a_suite_makes_one_table_and_goes_on_where_it_stopped(pretrained, tmp_pa
   joined = (whole / "results.md").read_text()
   assert joined in capsys.readouterr().out and "| glue/cola |" in joined and "prepare_dataset wnut_17" in joined
   table, found = (output / "results.md").read_text(), json.loads((output / "results.json").read_text())
-  assert "| cola |" in table and "tools.prepare_dataset glue/sst2" in table
+  assert "| cola |" in table and "tools.prepare_dataset glue/mrpc" in table
+  assert "glue/sst2 has no split 'train', only validation" in table
   assert found["tasks"].keys() == {"cola"} and found["average"] is None and len(found["missing"]) == 8
   assert "<svg" in (output / "results.html").read_text()
   submitted = (output / "submission" / "CoLA.tsv").read_text().splitlines()
