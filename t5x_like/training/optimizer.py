@@ -46,6 +46,15 @@ def adamw(
   return optax.chain(optax.scale_by_adam(b1, b2, eps), decayed, _at_rate(schedule))
 
 
+def lion(
+  schedule: Schedule, *, b1: float = 0.9, b2: float = 0.99, weight_decay: float = 0.1
+) -> optax.GradientTransformation:
+  """Lion (Chen et al. 2023, program 1), which keeps one moment and steps by its sign: rates are 3 to 10 times smaller
+  than AdamW's, and `weight_decay`, of matrices only, is as much larger."""
+  decayed = optax.add_decayed_weights(weight_decay, _matrices)
+  return optax.chain(optax.scale_by_lion(b1, b2), decayed, _at_rate(schedule))
+
+
 def sgd(schedule: Schedule, *, momentum: float = 0.0) -> optax.GradientTransformation:
   return optax.chain(optax.trace(momentum) if momentum else optax.identity(), _at_rate(schedule))
 
@@ -68,7 +77,17 @@ def lars(
   return optax.chain(decayed, scaled, _at_rate(schedule), optax.trace(momentum))
 
 
-OPTIMIZERS = {"adafactor": adafactor, "adamw": adamw, "lamb": lamb, "lars": lars, "sgd": sgd}
+OPTIMIZERS = {"adafactor": adafactor, "adamw": adamw, "lamb": lamb, "lars": lars, "lion": lion, "sgd": sgd}
+
+
+def bounded(optimizer: optax.GradientTransformation, most: dict[str, float]) -> optax.GradientTransformation:
+  """`optimizer`, whose updates take no entry of the parameters named in `most` beyond that value."""
+
+  def update(updates, state, params, **_):
+    return updates | {n: jnp.minimum(updates[n], most[n] - params[n]) for n in most if n in updates}, state
+
+  bound = optax.GradientTransformationExtraArgs(lambda _: optax.EmptyState(), update)
+  return optax.chain(optimizer, bound) if most else optimizer
 
 
 def _at_rate(schedule: Schedule) -> optax.GradientTransformationExtraArgs:

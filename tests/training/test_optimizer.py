@@ -12,7 +12,7 @@ import tiny
 from t5x_like.nn import params
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training.optimizer import OPTIMIZERS, adafactor, adamw, layerwise, state_axes
+from t5x_like.training.optimizer import OPTIMIZERS, adafactor, adamw, bounded, layerwise, state_axes
 from t5x_like.training.state import abstract_state
 
 LAYERS = 3
@@ -74,6 +74,10 @@ CASES = {  # ours, and optax's for one layer
     OPTIMIZERS["lars"](RATE, weight_decay=0.1, trust_coefficient=0.01),
     optax.lars(RATE, 0.1, matrices, 0.01, trust_ratio_mask=matrices),
   ),
+  "lion": (
+    OPTIMIZERS["lion"](RATE, b1=0.8, b2=0.98, weight_decay=0.3),
+    optax.lion(RATE, 0.8, 0.98, weight_decay=0.3, mask=lambda p: jax.tree.map(lambda a: a.ndim > 1, p)),
+  ),
   "sgd": (OPTIMIZERS["sgd"](RATE, momentum=0.9), optax.sgd(RATE, 0.9)),
 }
 
@@ -119,6 +123,16 @@ def test_adamw_decays_matrices_only():
   for name in start:
     kept = 1.0 if name == "blocks/norm" else 0.95
     np.testing.assert_allclose(final[name], kept * start[name], rtol=1e-6, err_msg=name)
+
+
+def test_a_bounded_parameter_reaches_its_bound_and_comes_back():
+  optimizer = bounded(layerwise(OPTIMIZERS["sgd"](optax.constant_schedule(1.0)), AXES), {"table": 2.0})
+  start = {"table": jnp.array([[0.0, 1.5]]), "blocks/norm": jnp.zeros((3, 1))}
+  up, down = (jax.tree.map(lambda x, g=g: jnp.full_like(x, g), start) for g in (-1.0, 0.5))
+  np.testing.assert_array_equal(run(optimizer, start, [up])["table"], [[1.0, 2.0]])
+  final = run(optimizer, start, [up, up, down])
+  np.testing.assert_array_equal(final["table"], [[1.5, 1.5]])
+  np.testing.assert_array_equal(final["blocks/norm"], np.full((3, 1), 1.5))
 
 
 def test_adafactor_first_step_is_the_paper_s():
