@@ -16,13 +16,12 @@ from t5x_like.nn.architecture import Batch, Dtype, Layers
 from t5x_like.nn.build import StackBuilder, deepnorm_weights
 from t5x_like.nn.design import Design
 from t5x_like.nn.dims import Dims, subkey
+from t5x_like.nn.evened import encoded
 from t5x_like.nn.image_positions import Grid
-from t5x_like.nn.layer import Context
 from t5x_like.nn.linear import Linear
-from t5x_like.nn.mask import Mask, positions
+from t5x_like.nn.mask import positions
 from t5x_like.nn.pipeline import EVEN
 from t5x_like.nn.remat import make as make_remat
-from t5x_like.parallel.constrain import constrain
 from t5x_like.slots import Positive
 
 
@@ -38,6 +37,7 @@ class ImageVariant:
     channels: of the images.
     class_tokens: learned vectors before the patches: 1 in ViT, 2 in DeiT, 0 where patches are averaged.
     head: one of `nn.heads`, a name or {"name": …} with its arguments.
+    patch_bias: whether the projection of the patches has a bias.
   """
 
   dims: Dims
@@ -47,6 +47,7 @@ class ImageVariant:
   channels: int = 3
   class_tokens: int = 1
   head: str | dict = "image_classification"
+  patch_bias: bool = True
 
   @property
   def grid(self) -> Grid:
@@ -111,7 +112,9 @@ class ImageEncoder(nnx.Module):
     variant, dims = self.variant, self.variant.dims
     init, E = variant.design.table_init(), variant.class_tokens
     pixels = variant.patch**2 * variant.channels
-    self.patches = Linear((pixels, dims.embed), (None, "embed"), params.fan_in_normal(pixels), rngs, bias=True)
+    self.patches = Linear(
+      (pixels, dims.embed), (None, "embed"), params.fan_in_normal(pixels), rngs, bias=variant.patch_bias
+    )
     self.tokens = params.param(rngs, init, (E, dims.embed), (None, "embed")) if E else None
     deepnorm = deepnorm_weights(dims.layers, 0)["encoder"]
     parts = StackBuilder(
@@ -167,9 +170,8 @@ class ImageEncoder(nnx.Module):
     if self.tokens is not None:
       tokens_BED = jnp.broadcast_to(self.tokens[...].astype(self.dtype), (B, E, x_BTD.shape[-1]))
       x_BTD = jnp.concatenate([tokens_BED, x_BTD], axis=1)
-    x_BTD = constrain(self.inputs(x_BTD, pos, None, subkey(key, 0)), "batch", "residual_length", "activation_embed")
-    x_BTD, aux, _ = self.encoder(x_BTD, Context(mask=Mask(pos, pos, aligned=kept_BK is None)), key=subkey(key, 1))
-    return x_BTD, aux
+    x_BTD = self.inputs(x_BTD, pos, None, subkey(key, 0))
+    return encoded(self.encoder, x_BTD, pos, subkey(key, 1), aligned=kept_BK is None)
 
 
 def patchified(image_BYXC: jax.Array, variant: ImageVariant) -> jax.Array:
@@ -178,6 +180,14 @@ def patchified(image_BYXC: jax.Array, variant: ImageVariant) -> jax.Array:
   Raises:
     UserError: the images are not those that the model is for.
   """
+  check(image_BYXC, variant)
+  B, P, grid = len(image_BYXC), variant.patch, variant.grid
+  x = image_BYXC.reshape(B, grid.rows, P, grid.columns, P, variant.channels)
+  return jnp.transpose(x, (0, 1, 3, 2, 4, 5)).reshape(B, grid.patches, -1)
+
+
+def check(image_BYXC: jax.Array, variant: ImageVariant) -> None:
+  """Raises a `UserError` for images that are not those that a model is for."""
   expected = (variant.resolution, variant.resolution, variant.channels)
   if image_BYXC.shape[1:] != expected:
     key = "channels" if image_BYXC.shape[1:3] == expected[:2] else "resolution"
@@ -185,6 +195,3 @@ def patchified(image_BYXC: jax.Array, variant: ImageVariant) -> jax.Array:
       f"config.model.{key}: the model is for images of {list(expected)}, found {list(image_BYXC.shape[1:])} (height,"
       f" width, channels); set config.model.{key} and config.task.{key} alike"
     )
-  B, P, grid = len(image_BYXC), variant.patch, variant.grid
-  x = image_BYXC.reshape(B, grid.rows, P, grid.columns, P, variant.channels)
-  return jnp.transpose(x, (0, 1, 3, 2, 4, 5)).reshape(B, grid.patches, -1)

@@ -19,9 +19,8 @@ from ml_collections import ConfigDict
 
 import t5x_like.models
 from t5x_like import slots
-from t5x_like.errors import UserError
+from t5x_like.errors import UserError, one_line
 from t5x_like.nn import lora, params
-from t5x_like.nn.positions.learned import LearnedPosition
 from t5x_like.training import process
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.state import TrainState
@@ -69,7 +68,7 @@ def inherited(config: ConfigDict) -> ConfigDict:
     _lengthen(found)
     found.init = ConfigDict(values | {"inherit": False})
     vocabulary = str(pathlib.Path(directory) / "vocabulary")
-    if found.task.get("store") is not None or "resolution" in found.model:
+    if found.task.get("store") is not None or "vocab_size" not in found.model:
       return found  # the store has its own, see `check_vocabulary`; images may have other classes
     if found.task.get("vocabulary") is None:
       found.task.vocabulary = vocabulary
@@ -94,7 +93,7 @@ def _lengthen(config: ConfigDict) -> None:
 
 def check_vocabulary(config: ConfigDict, vocabulary) -> None:
   """Refuses data of another vocabulary than that of the run that this one starts from; classes of images may differ."""
-  if config.init and "resolution" not in config.model:
+  if config.init and ("resolution" not in config.model or "vocab_size" in config.model):
     _same(vocabulary, "that of the data", config.init.workdir)
 
 
@@ -158,7 +157,8 @@ def load(config: ConfigDict, parts, state: TrainState) -> tuple[TrainState, dict
       continue
     report.loaded.append(name)
     if old.shape != fresh.shape:
-      report.resized[name] = f"{old.shape[0]} to {fresh.shape[0]} rows"
+      rows = next((sizes for sizes in zip(old.shape, fresh.shape) if sizes[0] != sizes[1]), (0, 0))
+      report.resized[name] = f"{rows[0]} to {rows[1]} rows"
       old = _resized(name.removeprefix(assembly.REFERENCE), old, fresh, (parts.model, their_model), directory)
     copies = name.startswith(assembly.REFERENCE)  # the step gives back the memory of each array of its state once
     made[name] = jax.device_put(jnp.copy(old) if copies else old, fresh.sharding)
@@ -182,8 +182,14 @@ def weights(directory: str, step: int | None, config: ConfigDict) -> tuple[int, 
 def _resized(name: str, old: jax.Array, fresh: jax.Array, models: tuple[Any, Any], directory: str) -> jax.Array:
   """A table of positions for this model, the first, from that of the other."""
   module, other = (functools.reduce(getattr, name.split("/")[:-1], model) for model in models)
-  if not isinstance(module, LearnedPosition) or old.shape[1:] != fresh.shape[1:]:
+  try:
+    made = module.resized(old, other) if hasattr(module, "resized") and old.shape[-1] == fresh.shape[-1] else old
+  except ValueError as error:
+    raise UserError(
+      f"config.init.workdir: tensor {name} of {directory} cannot be resized: {one_line(error)}"
+    ) from error
+  if made.shape != fresh.shape:
     raise UserError(
       f"config.init.workdir: tensor {name} has shape {list(old.shape)} in {directory}, {list(fresh.shape)} here"
     )
-  return module.resized(old, other)
+  return made

@@ -19,6 +19,9 @@ from t5x_like.nn import image_positions, params
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.image_encoder import ImageEncoder, patchified
 from t5x_like.nn.image_positions import Grid, learned_1d, relative_2d, sinusoidal_2d
+from t5x_like.parallel.mesh import make_mesh
+from t5x_like.parallel.rules import Rules
+from t5x_like.training import init_from
 
 SMALL = dict(dims=Dims(16, 4, 4, 4, 32, 2), patch=2, resolution=6)
 FOUND = [m.name for m in pkgutil.iter_modules(t5x_like.models.__path__) if m.name[0] != "_"]
@@ -50,6 +53,16 @@ def test_every_way_of_computing_is_the_same_function_and_every_parameter_is_trai
   form = FORMS[CASES.index(chosen) % 2]  # in turns
   same(families.value_and_gradients(chosen, **form), plain)
   same(families.value_and_gradients(chosen, families.rules(chosen)), plain)
+
+
+SPLIT = [case(), case(position="relative_2d", class_tokens=2), CASES[-1]]  # 10, 11, and 4 and 10 tokens
+
+
+@pytest.mark.parametrize("chosen", SPLIT, ids=lambda case: case.name)
+def test_a_sequence_that_does_not_divide_among_devices_is_split_all_the_same(chosen):
+  rules = Rules.make(make_mesh({"data": 2, "sequence": 4}))
+  same(families.value_and_gradients(chosen, rules), families.plain(chosen))
+  assert not rules.dropped
 
 
 @pytest.mark.parametrize("name", POSITIONS)
@@ -144,6 +157,38 @@ def test_a_table_is_interpolated_for_another_grid():
     -0.03515625,
   ]  # of the cubic kernel with a = -0.75, a quarter past a cell
   np.testing.assert_array_equal(learned_1d.cubic(8, 16)[7, 2:6], weights)
+
+
+@pytest.mark.parametrize("name", ["learned_1d", "learned_2d", "relative_1d", "relative_2d"])
+def test_every_learned_scheme_is_interpolated_for_another_resolution(name):
+  """Tables that grow linearly from cell to cell still do, away from the border, at the same places of the image."""
+  models = [families.abstract(case(position=name, resolution=side)) for side in (12, 24)]
+  small, large = (params.named_params(model) for model in models)
+  changed = [n for n in small if small[n].shape != large[n].shape]
+  assert changed and all("position" in n for n in changed)
+  for n in changed:
+    rows = small[n].shape[-2]
+    extra = {"learned_1d": 1, "relative_2d": 3}.get(name, 0)
+    first = extra if name == "learned_1d" else 0  # the class token's comes first, its relations last
+    table = np.zeros(small[n].shape, np.float32)
+    side = {"learned_1d": 6, "relative_2d": 11}.get(name)
+    table[..., first : first + rows - extra, :] = (np.arange(rows - extra) // (side or 1))[:, None] / (side or rows)
+    made = np.asarray(init_from._resized(n, jnp.asarray(table), large[n], models[::-1], "runs/other"))
+    assert made.shape == large[n].shape
+    wide = {"learned_1d": 12, "relative_2d": 23}.get(name)
+    between = made[..., first : first + made.shape[-2] - extra, :].reshape(
+      *made.shape[:-2], -1, wide or 1, made.shape[-1]
+    )
+    steps = np.diff(between, axis=-3)
+    np.testing.assert_allclose(steps[..., 3:-3, :, :], 1 / between.shape[-3], rtol=0.35)  # cubic of a = -0.75
+    same = init_from._resized(n, jnp.asarray(table), small[n], (models[0], models[0]), "runs/other")
+    np.testing.assert_allclose(same, table, atol=1e-6)
+  other = families.abstract(case(position=name, resolution=24, class_tokens=2, dims=Dims(16, 4, 4, 4, 32, 2)))
+  if name == "learned_1d":
+    with pytest.raises(UserError, match="cannot be resized: 1 extra tokens, expected 2"):
+      init_from._resized(
+        changed[0], jnp.asarray(table), params.named_params(other)[changed[0]], (other, models[0]), "x"
+      )
 
 
 def test_relative_positions_depend_on_offsets_alone():

@@ -7,9 +7,8 @@ from flax import nnx
 from t5x_like.nn import image_positions, params
 from t5x_like.nn.build import StackBuilder
 from t5x_like.nn.dims import Dims, subkey
-from t5x_like.nn.layer import Context
+from t5x_like.nn.evened import encoded
 from t5x_like.nn.linear import Linear
-from t5x_like.nn.mask import Mask
 from t5x_like.nn.remat import NONE, Remat
 from t5x_like.slots import Positive
 
@@ -69,7 +68,7 @@ class ReconstructionHead(nnx.Module):
     first = jnp.broadcast_to(jnp.arange(E, dtype=jnp.int32), (B, E))
     pos_BT = jnp.concatenate([first, visible_patches + E, masked_patches + E], axis=1)
     x_BTD = self.inputs(jnp.concatenate([x_BTD, masked], axis=1), pos_BT, None, subkey(key, 0))
-    x_BTD, aux, _ = self.decoder(x_BTD, Context(mask=Mask(pos_BT, pos_BT)), key=subkey(key, 1))
+    x_BTD, aux = encoded(self.decoder, x_BTD, pos_BT, subkey(key, 1), aligned=False)
     return {"logits": self.out(x_BTD[:, -M:]).astype(jnp.float32)} | aux
 
 

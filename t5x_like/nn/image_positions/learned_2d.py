@@ -9,6 +9,7 @@ from flax import nnx
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.image_positions import Grid
+from t5x_like.nn.image_positions.learned_1d import cubic
 from t5x_like.nn.positions import Position
 
 
@@ -34,6 +35,10 @@ class RowsAndColumns(Position):
     if self.extra is not None:
       table = jnp.concatenate([self.extra[...], table])
     return x_BTD + jnp.take(table, pos_BT, axis=0, mode="clip").astype(x_BTD.dtype)
+
+  def resized(self, table: jax.Array, other: "RowsAndColumns") -> jax.Array:
+    """The vectors of the rows, or columns, of another grid for this one, whose grids are square; interpolated."""
+    return jnp.einsum("Yy,yd->Yd", cubic(len(table), self.grid.rows), table)
 
 
 make = RowsAndColumns

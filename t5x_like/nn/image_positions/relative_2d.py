@@ -8,6 +8,7 @@ from flax import nnx
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.image_positions import Grid
+from t5x_like.nn.image_positions.learned_1d import cubic
 from t5x_like.nn.positions import Position
 
 
@@ -28,6 +29,14 @@ class Relative2d(Position):
   def bias(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
     offset_BTS = jnp.asarray(offsets(self.grid))[q_pos_BT[:, :, None], k_pos_BS[:, None, :]]
     return jnp.transpose(jnp.take(self.table[...], offset_BTS, axis=0), (0, 3, 1, 2))
+
+  def resized(self, table: jax.Array, other: "Relative2d") -> jax.Array:
+    """A table [..., rows, N] of another grid for this one, interpolated in two dimensions."""
+    (Y, X), (y, x) = ((2 * grid.rows - 1, 2 * grid.columns - 1) for grid in (self.grid, other.grid))
+    between, extra = table[..., : y * x, :], table[..., y * x :, :]
+    between = between.reshape(*table.shape[:-2], y, x, table.shape[-1])
+    between = jnp.einsum("Yy,Xx,...yxN->...YXN", cubic(y, Y), cubic(x, X), between)
+    return jnp.concatenate([between.reshape(*table.shape[:-2], Y * X, -1), extra], axis=-2)
 
 
 def offsets(grid: Grid) -> np.ndarray:

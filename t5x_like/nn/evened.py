@@ -1,0 +1,32 @@
+"""Sequences of whatever length through a stack whose sequences are split over devices (`mesh.sequence`)."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.nn.layer import Context
+from t5x_like.nn.mask import Mask
+from t5x_like.nn.stack import Stack
+from t5x_like.parallel.constrain import constrain, ways
+
+
+def encoded(stack: Stack, x_BTD: jax.Array, pos_BT: jax.Array, key: jax.Array | None, *, aligned: bool):
+  """Runs a bidirectional stack: ([B, T, D], auxiliary scalars).
+
+  The patches of an image and its class token rarely divide among devices, so tokens that nobody sees fill them up.
+
+  Args:
+    pos_BT: int32 [B or 1, T].
+    aligned: whether positions are those of the places, as `Mask.aligned` has it.
+  """
+  T = x_BTD.shape[1]
+  more, valid = -T % math.lcm(ways("length"), ways("residual_length")), None
+  if more:
+    x_BTD = jnp.pad(x_BTD, ((0, 0), (0, more), (0, 0)))
+    pos_BT = jnp.concatenate([pos_BT, jnp.broadcast_to(pos_BT[:, -1:], (len(pos_BT), more))], axis=1)
+    valid = (jnp.arange(T + more) < T)[None]
+  x_BTD = constrain(x_BTD, "batch", "residual_length", "activation_embed")
+  mask = Mask(pos_BT, pos_BT, k_valid=valid, aligned=aligned and not more)
+  x_BTD, aux, _ = stack(x_BTD, Context(mask=mask), key=key)
+  return x_BTD[:, :T], aux

@@ -1,0 +1,25 @@
+"""Relative positions in raster order: what a query makes of each distance (ViT's appendix D.4)."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.nn.dims import Dims
+from t5x_like.nn.image_positions import Grid
+from t5x_like.nn.image_positions.learned_1d import cubic
+from t5x_like.nn.positions.shaw import ShawPosition
+
+
+class RelativeOrder(ShawPosition):
+  """A learned vector for each distance between two tokens of the sequence, as a key that queries meet (Dosovitskiy et
+  al. 2021, appendix D.4; Shaw et al. 2018, equation 4). Every layer has its own; heads share them."""
+
+  def __init__(self, rngs: nnx.Rngs, dims: Dims, grid: Grid):
+    super().__init__(rngs, dims, clip=max(grid.length - 1, 1), values=False)
+
+  def resized(self, table: jax.Array, other: "RelativeOrder") -> jax.Array:
+    """A table [..., distances, H] of another grid for this one, interpolated."""
+    return jnp.einsum("Xx,...xH->...XH", cubic(2 * other.clip + 1, 2 * self.clip + 1), table)
+
+
+make = RelativeOrder

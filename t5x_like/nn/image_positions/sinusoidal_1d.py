@@ -1,0 +1,16 @@
+"""Sines and cosines of the place in raster order, added to the patches."""
+
+from t5x_like.errors import UserError
+from t5x_like.nn.positions.sinusoidal import SinusoidalPosition
+
+
+class SinusoidalOrder(SinusoidalPosition):
+  """As of words (Vaswani et al. 2017, section 3.5); nothing is learned, so any resolution has its own."""
+
+  def __init__(self, width: int):
+    if width % 2:
+      raise UserError(f"config.model.design.position: sinusoidal_1d needs an even width, found {width}")
+    super().__init__()
+
+
+make = SinusoidalOrder
