@@ -1,0 +1,41 @@
+"""CoAtNet: convolutions on large grids, attention on small ones (Dai et al. 2021, https://arxiv.org/abs/2106.04803).
+
+Two stages of MBConv blocks with squeeze-excite, two of pre-norm blocks with relative positions; sizes are table 3's.
+Where the paper normalises batches, in its convolutions, these normalise the channels of each cell (LayerNorm, as
+ConvNeXt does, Liu et al. 2022): nothing then depends on the other images of a batch, training keeps no running
+statistics, and the counts of parameters are the same.
+"""
+
+from t5x_like.nn.design import Design
+from t5x_like.nn.hybrid_encoder import HybridEncoder, HybridVariant
+
+DESIGN = Design(
+  norm="layernorm",
+  norm_epsilon=1e-5,
+  norm_position="pre",
+  activation="gelu",
+  biases=("qkv", "out", "mlp"),
+  position="relative_2d",
+)
+_HEAD = {"name": "image_classification", "hidden": True}
+
+
+def _coatnet(stem, widths, depths, head_dim=32, resolution=224) -> HybridVariant:
+  return HybridVariant(stem, widths, depths, DESIGN, head_dim, resolution=resolution, head=_HEAD)
+
+
+VARIANTS = {
+  #                        stem  widths                  depths
+  "coatnet-tiny": _coatnet(  16, ( 16,  32,  48,   64), (1, 1,  2, 2), 16, 32),  # for debugging
+  "coatnet-0":    _coatnet(  64, ( 96, 192, 384,  768), (2, 3,  5, 2)),
+  "coatnet-1":    _coatnet(  64, ( 96, 192, 384,  768), (2, 6, 14, 2)),
+  "coatnet-2":    _coatnet( 128, (128, 256, 512, 1024), (2, 6, 14, 2)),
+  "coatnet-3":    _coatnet( 192, (192, 384, 768, 1536), (2, 6, 14, 2)),
+  "coatnet-4":    _coatnet( 192, (192, 384, 768, 1536), (2, 12, 28, 2)),
+}  # fmt: skip
+
+
+class Model(HybridEncoder):
+  """A CoAtNet of one of `VARIANTS`; features and arguments are those of other encoders of images."""
+
+  VARIANTS = VARIANTS

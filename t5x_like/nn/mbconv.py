@@ -1,0 +1,98 @@
+"""MBConv: blocks of convolutions on grids, [B, Y, X, C]."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from t5x_like.nn import params
+from t5x_like.nn.dims import dropout
+from t5x_like.nn.linear import Linear
+
+Norm = Callable[[int], nnx.Module]
+gelu = functools.partial(jax.nn.gelu, approximate=False)
+
+
+class Convolution(nnx.Module):
+  """`y[p] = sum_q x[stride p + q] kernel[q]` of 3 x 3, padded so that a stride of 1 keeps the size and 2 halves it,
+  rounded up."""
+
+  def __init__(self, inputs: int, outputs: int, rngs: nnx.Rngs, *, stride: int = 1):
+    self.kernel = params.param(rngs, params.fan_in_normal(9 * inputs), (3, 3, inputs, outputs), (None,) * 4)
+    self.bias = params.param(rngs, params.zeros, (outputs,), (None,))
+    self.stride = stride
+
+  def __call__(self, x_BYXC: jax.Array) -> jax.Array:
+    kernel, form = self.kernel[...].astype(x_BYXC.dtype), ("NHWC", "HWIO", "NHWC")
+    strides, border = (self.stride,) * 2, [(1, 1)] * 2
+    y_BYXC = jax.lax.conv_general_dilated(x_BYXC, kernel, strides, border, dimension_numbers=form)
+    return y_BYXC + self.bias[...].astype(y_BYXC.dtype)
+
+
+class Depthwise(nnx.Module):
+  """A convolution of 3 x 3 of each channel by itself, as nine shifted products, which the partitioner splits as it does
+  any other."""
+
+  def __init__(self, channels: int, rngs: nnx.Rngs):
+    self.kernel = params.param(rngs, params.fan_in_normal(9), (3, 3, channels), (None,) * 3)
+
+  def __call__(self, x_BYXC: jax.Array) -> jax.Array:
+    (_, Y, X, _), kernel = x_BYXC.shape, self.kernel[...].astype(x_BYXC.dtype)
+    x_BYXC = jnp.pad(x_BYXC, ((0, 0), (1, 1), (1, 1), (0, 0)))
+    return sum(x_BYXC[:, dy : dy + Y, dx : dx + X] * kernel[dy, dx] for dy in range(3) for dx in range(3))
+
+
+class SqueezeExcite(nnx.Module):
+  """`x sigmoid(up(gelu(down(mean of x))))`, a gate for each channel (Hu et al. 2018)."""
+
+  def __init__(self, channels: int, squeezed: int, rngs: nnx.Rngs):
+    self.down = Linear((channels, squeezed), (None, None), params.fan_in_normal(channels), rngs, bias=True)
+    self.up = Linear((squeezed, channels), (None, None), params.fan_in_normal(squeezed), rngs, bias=True)
+
+  def __call__(self, x_BYXC: jax.Array) -> jax.Array:
+    gate_BC = self.up(gelu(self.down(x_BYXC.mean(axis=(1, 2)))))
+    return x_BYXC * jax.nn.sigmoid(gate_BC)[:, None, None]
+
+
+class MbConv(nnx.Module):
+  """`x + shrink(gate(act(norm(depthwise(act(norm(expand(norm(x)))))))))` (Sandler et al. 2018, pre-activation).
+
+  The first of a stage has a stride of 2 in `expand`, and `project(pool(x))` for x (Dai et al. 2021, equation 5).
+  """
+
+  def __init__(self, inputs: int, width: int, norm: Norm, rngs, *, expansion: int, first: bool, drop_path: float):
+    hidden, axes, init = expansion * width, ("embed", None), params.fan_in_normal
+    self.project = Linear((inputs, width), axes, init(inputs), rngs, bias=True) if first else None
+    self.in_norm, self.expand = norm(inputs), Linear((inputs, hidden), axes, init(inputs), rngs)
+    self.expand_norm = norm(hidden)
+    self.depthwise = Depthwise(hidden, rngs)
+    self.depthwise_norm = norm(hidden)
+    self.gate = SqueezeExcite(hidden, width // 4, rngs)
+    self.shrink = Linear((hidden, width), (None, "embed"), init(hidden), rngs, bias=True)
+    self.drop_path = drop_path
+
+  def __call__(self, x_BYXC: jax.Array, key: jax.Array | None) -> jax.Array:
+    y_BYXC = self.in_norm(x_BYXC)
+    if self.project is not None:
+      y_BYXC, x_BYXC = y_BYXC[:, ::2, ::2], per_cell(self.project, pooled(x_BYXC))
+    y_BYXC = gelu(self.expand_norm(per_cell(self.expand, y_BYXC)))
+    y_BYXC = self.gate(gelu(self.depthwise_norm(self.depthwise(y_BYXC))))
+    y_BYXC = per_cell(self.shrink, y_BYXC)
+    return x_BYXC + dropout(y_BYXC, self.drop_path, key, broadcast_axes=(-3, -2, -1))
+
+
+def pooled(x_BYXC: jax.Array) -> jax.Array:
+  """The greatest of each 2 x 2 cells; an odd last row or column is a cell of its own."""
+  below, right = (size % 2 for size in x_BYXC.shape[1:3])
+  # A maximum over axes has a gradient that compares it with what it is of, which a fused kernel may round differently.
+  low, border = np.array(-np.inf, x_BYXC.dtype), ((0, 0), (0, below), (0, right), (0, 0))
+  return jax.lax.reduce_window(x_BYXC, low, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), border)
+
+
+def per_cell(layer, x_BYXC: jax.Array) -> jax.Array:
+  """A layer of sequences, applied to each cell by itself."""
+  B, Y, X, _ = x_BYXC.shape
+  return layer(x_BYXC.reshape(B, Y * X, -1)).reshape(B, Y, X, -1)

@@ -1,0 +1,154 @@
+"""CoAtNet against plain numpy, and every way of computing it."""
+
+import dataclasses
+
+import families
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from scipy import special
+from test_families import FORMS, close, same
+
+from t5x_like.errors import UserError
+from t5x_like.models import coatnet
+from t5x_like.nn import params
+from t5x_like.nn.hybrid_encoder import HybridVariant
+
+HEAD = {"name": "image_classification", "labels": 5, "hidden": True}
+SMALL = HybridVariant(4, (8, 12, 16, 24), (1, 2, 3, 1), coatnet.DESIGN, 4, resolution=45, channels=2, head=HEAD)
+CASE = families.Case("coatnet", "coatnet", SMALL)
+
+
+def norm(p, name, x):
+  x = x - x.mean(-1, keepdims=True)
+  return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * p[f"{name}/scale"] + p[f"{name}/bias"]
+
+
+def linear(p, name, x):
+  return x @ p[f"{name}/kernel"] + p.get(f"{name}/bias", 0.0)
+
+
+def gelu(x):
+  return x * 0.5 * (1 + special.erf(x / np.sqrt(2)))
+
+
+def convolution(p, name, x, stride=1):
+  kernel, (_, Y, X, _) = p[f"{name}/kernel"], x.shape
+  x = np.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
+  apply = (lambda part, k: part * k) if kernel.ndim == 3 else (lambda part, k: part @ k)
+  parts = (
+    apply(x[:, dy : dy + Y : stride, dx : dx + X : stride], kernel[dy, dx]) for dy in range(3) for dx in range(3)
+  )
+  return sum(parts) + p.get(f"{name}/bias", 0.0)
+
+
+def pool(x):
+  _, Y, X, _ = x.shape
+  cells = [[x[:, y : y + 2, c : c + 2].max((1, 2)) for c in range(0, X, 2)] for y in range(0, Y, 2)]
+  return np.stack([np.stack(row, 1) for row in cells], 1)
+
+
+def mbconv(p, name, x, first):
+  y = norm(p, f"{name}/in_norm", x)
+  if first:
+    y, x = y[:, ::2, ::2], linear(p, f"{name}/project", pool(x))
+  y = gelu(norm(p, f"{name}/expand_norm", linear(p, f"{name}/expand", y)))
+  y = gelu(norm(p, f"{name}/depthwise_norm", convolution(p, f"{name}/depthwise", y)))
+  gate = linear(p, f"{name}/gate/up", gelu(linear(p, f"{name}/gate/down", y.mean((1, 2)))))
+  return x + linear(p, f"{name}/shrink", y / (1 + np.exp(-gate))[:, None, None])
+
+
+def attention(p, name, x, side):
+  B, T, _ = x.shape
+  q, k, v = (linear(p, f"{name}/{part}", x).reshape(B, T, -1, 4) for part in ("query", "key", "value"))
+  table, bias = p[f"{name}/position/table"], np.zeros((q.shape[2], T, T))
+  for t in range(T):
+    for s in range(T):
+      down, right = t // side - s // side, t % side - s % side
+      bias[:, t, s] = table[(down + side - 1) * (2 * side - 1) + right + side - 1]
+  logits = np.einsum("BTNH,BSNH->BNTS", q, k) / 2 + bias
+  probabilities = np.exp(logits - logits.max(-1, keepdims=True))
+  probabilities /= probabilities.sum(-1, keepdims=True)
+  return linear(p, f"{name}/out", np.einsum("BNTS,BSNH->BTNH", probabilities, v).reshape(B, T, -1))
+
+
+def feed_forward(p, name, x):
+  hidden = gelu(linear(p, f"{name}/layer/wi", norm(p, f"{name}/in_norm", x)))
+  return x + linear(p, f"{name}/layer/wo", hidden)
+
+
+def stage(p, name, x, layers):
+  entering, x = pool(norm(p, f"{name}/norm", x)), linear(p, f"{name}/project", pool(x))
+  B, side, _, D = x.shape
+  x = x.reshape(B, -1, D) + attention(p, f"{name}/attention", entering.reshape(B, side * side, -1), side)
+  x = feed_forward(p, f"{name}/mlp", x)
+  for layer in range(layers - 1):
+    start = f"{name}/stack/blocks/"
+    own = {n.removeprefix(start): a[layer] for n, a in p.items() if n.startswith(start)}
+    x = x + attention(own, "self_attention/layer", norm(own, "self_attention/in_norm", x), side)
+    x = feed_forward(own, "mlp", x)
+  return x.reshape(B, side, side, D)
+
+
+def reference(p, x):
+  x = gelu(norm(p, "first_norm", convolution(p, "first", x, stride=2)))
+  x = convolution(p, "second", x)
+  for number, first in enumerate((True, True, False)):
+    x = mbconv(p, f"convolutions/{number}", x, first)
+  x = stage(p, "fourth", stage(p, "third", x, 3), 1)
+  x = norm(p, "norm", x).mean((1, 2))
+  return linear(p, "head/out", np.tanh(linear(p, "head/hidden", x)))
+
+
+def test_the_model_is_what_plain_numpy_computes():
+  image = families.whole(CASE, 3)["image"]
+  arrays = {name: np.asarray(x, np.float64) for name, x in families.arrays(CASE).items()}
+  expected = reference(arrays, image.astype(np.float64))
+  got = np.asarray(jax.jit(lambda m, x: m({"image": x})["logits"])(families.model(CASE), image))
+  assert np.abs(got - expected).max() <= 1e-4 * max(1, np.abs(expected).max())
+  assert np.std(expected, axis=0).min() > 1e-2  # the images differ
+  assert families.model(CASE).features({"image": image}).shape == (3, 24)
+
+
+def test_every_parameter_is_trained_and_sharded_is_one_device():
+  plain = families.plain(CASE)
+  for name, gradient in plain[1].items():
+    assert np.isfinite(gradient).all() and np.abs(gradient).max() > 0, name
+  same(families.value_and_gradients(CASE, families.rules(CASE)), plain)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: "-".join(form.values()))
+def test_scan_loop_and_remat_are_the_same_function(form):
+  same(families.value_and_gradients(CASE, **form), families.plain(CASE))
+
+
+def test_dropped_paths_and_another_number_of_channels():
+  batch, model = families.whole(CASE, 4), families.model(CASE, drop_path=0.5)
+  plain = np.asarray(families.model(CASE)(batch)["logits"])
+  close(np.asarray(model(batch)["logits"]), plain)
+  assert np.abs(np.asarray(model(batch, jax.random.key(0))["logits"]) - plain).max() > 1e-3
+  with pytest.raises(
+    UserError, match="config.model.channels: the model is for images of .45, 45, 2., found .45, 45, 3."
+  ):
+    jax.eval_shape(lambda m, x: m({"image": x}), model, jax.ShapeDtypeStruct((1, 45, 45, 3), jnp.float32))
+
+
+@pytest.mark.parametrize(
+  "changes, words",
+  [
+    ({"design": {"position": "learned_1d"}}, "config.model.design.position: found 'learned_1d', expected one between"),
+    ({"head": {"name": "image_classification", "pooling": "token"}}, "found 'token', but the model has none"),
+  ],
+)
+def test_what_does_not_fit_is_refused(changes, words):
+  with pytest.raises(UserError, match=words):
+    jax.eval_shape(lambda key: coatnet.Model(nnx.Rngs(params=key), variant=SMALL, **changes), jax.random.key(0))
+
+
+def test_positions_may_be_none():
+  none = dataclasses.replace(SMALL, design=dataclasses.replace(coatnet.DESIGN, position="none"))
+  model = jax.eval_shape(lambda key: coatnet.Model(nnx.Rngs(params=key), variant=none), jax.random.key(0))
+  assert not [name for name in params.named_params(model) if "position" in name]
