@@ -39,6 +39,7 @@ _LABELLED = {  # tasks on labelled records, and what they read of the built-in c
   "image_classification": {},
   "masked_images": {},
   "corrupted_images": {},
+  "image_text": {"caption_field": "label", "image_field": "image", "folder": ""},
 }
 _RESOLUTION = 32
 _DEBUG_LENGTH = 64
@@ -67,7 +68,7 @@ def shrink(config: ConfigDict, form: str, changes: Mapping[str, Any] = {}) -> No
       config.model.resolution = _RESOLUTION
       for key in [key for key in ("patch", "drop_path") if key in config.model]:
         del config.model[key]
-    else:
+    if "resolution" not in config.task or "vocabulary" in config.task:
       config.model.vocab_size = "auto"
     if debug:
       config.model.layers = "scan"  # compiles sooner
@@ -162,7 +163,8 @@ def _build_in(config: ConfigDict) -> None:
     for key in [key for key in unknown if key in task]:
       del task[key]
     with task.unlocked():
-      task.update({} if images else {"vocabulary": "bytes"} | _LABELLED[task.name])
+      task.update({"vocabulary": "bytes"} if "vocabulary" in task or not images else {})
+      task.update(_LABELLED[task.name])
     if config.model.get("scores", 0) and task.name == "classification":
       config.model.scores = 2
     for key in ("labels", "choices"):

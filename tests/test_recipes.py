@@ -45,6 +45,9 @@ CORPUS = (
   "text",
   "labels",
   "template",
+  "image_field",
+  "caption_field",
+  "folder",
 )
 LENGTHS = ("length", "inputs_length", "targets_length", "resolution", "patch")
 # Parameters of T5 1.1 and 1.0 with the vocabulary of 32,128.

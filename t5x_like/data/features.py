@@ -81,6 +81,13 @@ def _image_classification(resolution: int = 224, channels: int = 3, mixing: Any 
   return images(resolution, channels, mixing is not None)
 
 
+def image_text(resolution: int = 224, channels: int = 3, length: int = 77, **_) -> Features:
+  """Of images and their captions."""
+  described = images(resolution, channels, False)
+  del described["label"]
+  return described | {"text_input_tokens": Feature((length,), "int32")}
+
+
 def patches(resolution: int, patch: int, mask_ratio: float) -> tuple[int, int]:
   """How many patches of an image are seen, and how many are masked."""
   whole = (resolution // patch) ** 2
@@ -272,6 +279,7 @@ _TASKS: dict[str, Callable[..., Features]] = {
   "fill_in_the_middle": _causal_lm,
   "image_classification": _image_classification,
   "corrupted_images": _corrupted_images,
+  "image_text": image_text,
   "masked_images": _masked_images,
   "mixture": _mixture,
   "mlm": _mlm,

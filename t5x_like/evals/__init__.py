@@ -28,6 +28,7 @@ class Setting:
     batch_size: rows of a global batch.
     rules: mesh and sharding rules.
     on: the same on another split of the task, by its name.
+    vocabulary: the run's, which is not that of a task of labelled images; None is the task's.
   """
 
   model: object
@@ -37,6 +38,7 @@ class Setting:
   batch_size: int
   rules: Rules
   on: Callable[[str], "Setting"] | None = None
+  vocabulary: object | None = None
 
   def global_batches(self, max_examples: int | None) -> Iterator[dict[str, jax.Array]]:
     """Batches as global arrays, rows split as in training."""

@@ -14,6 +14,7 @@ ACTIVATIONS = {
   "gelu": "gelu",
   "gelu_new": "gelu_tanh",
   "gelu_pytorch_tanh": "gelu_tanh",
+  "quick_gelu": "quick_gelu",
   "relu": "relu",
   "silu": "silu",
   "swish": "silu",

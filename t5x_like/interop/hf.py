@@ -238,7 +238,7 @@ def _assemble(name: str, shape: tuple[int, ...], mapping: Mapping, files: Files)
 
 
 def _joined(tensor, arrays: dict[str, jax.Array]) -> np.ndarray:
-  return np.ascontiguousarray(tensor.join([np.asarray(arrays[name][index]) for name, index in tensor.parts]))
+  return np.asarray(tensor.join([np.asarray(arrays[name][index]) for name, index in tensor.parts]), order="C")
 
 
 def _shards(mapping: Mapping, arrays: dict[str, jax.Array], itemsize: int) -> list[list]:

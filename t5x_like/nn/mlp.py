@@ -15,10 +15,18 @@ from t5x_like.nn.remat import named
 from t5x_like.parallel.constrain import constrain
 
 _gelu, _gelu_tanh = partial(jax.nn.gelu, approximate=False), partial(jax.nn.gelu, approximate=True)
+
+
+def _quick_gelu(x: jax.Array) -> jax.Array:
+  """`x sigmoid(1.702 x)`, the approximation of GELU in CLIP's code (Hendrycks & Gimpel 2016, section 2)."""
+  return x * jax.nn.sigmoid(1.702 * x)
+
+
 ACTIVATIONS = {  # (function, gated)
   "relu": (jax.nn.relu, False),
   "gelu": (_gelu, False),
   "gelu_tanh": (_gelu_tanh, False),
+  "quick_gelu": (_quick_gelu, False),
   "silu": (jax.nn.silu, False),
   "tanh": (jnp.tanh, False),
   "reglu": (jax.nn.relu, True),

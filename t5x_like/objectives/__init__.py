@@ -43,6 +43,7 @@ class Base:
     reference: whether the model has another one beside it, `model.reference`, of the weights that the run began with,
       which are not trained.
     teacher: whether that other one is the model of `config.teacher` instead.
+    among_rows: whether the loss of a row depends on the other rows of the batch, which then cannot be accumulated.
   """
 
   beside: ClassVar[tuple[str, ...]]
@@ -55,6 +56,7 @@ class Base:
   several: ClassVar[bool] = False
   reference: ClassVar[bool] = False
   teacher: ClassVar[bool] = False
+  among_rows: ClassVar[bool] = False
 
   @classmethod
   def missing(cls, features: Collection[str]) -> list[str]:

@@ -21,7 +21,7 @@ from t5x_like.parallel.rules import Rules
 from t5x_like.training import evaluation, init_from, offload, phases, process, selection, teacher, tuning
 from t5x_like.training.environment import in_words
 from t5x_like.training.guard import GUARDS, Guard, skipping
-from t5x_like.training.optimizer import OPTIMIZERS, layerwise
+from t5x_like.training.optimizer import OPTIMIZERS, bounded, layerwise
 from t5x_like.training.schedule import SCHEDULES, Schedule
 from t5x_like.training.state import TrainState, abstract_state
 from t5x_like.training.tuning import TUNINGS
@@ -156,11 +156,16 @@ def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
   if config.clip_norm:
     optimizer = optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
   tune = slots.make("config.tuning", config.tuning, TUNINGS)
-  optimizer = tune.rates(optimizer, named)
+  optimizer = bounded(tune.rates(optimizer, named), {n: p.most for n, p in named.items() if hasattr(p, "most")})
   trained = [name for name in tune.trained(named) if not name.startswith(REFERENCE)]
   if len(trained) < len(named):
     optimizer = tuning.only(optimizer, trained)
   objective = slots.make("config.objective", config.objective, t5x_like.objectives, "Objective")
+  if objective.among_rows and config.accumulation_steps > 1:
+    raise UserError(
+      f"config.accumulation_steps: found {config.accumulation_steps}, but {config.objective.name} compares all rows of"
+      f" a batch with one another; set it to 1 and --config.objective.chunks={config.accumulation_steps}"
+    )
   state = abstract_state(model, optimizer, rules)
   guard = slots.make("config.guard", config.guard, GUARDS)
   _check_kept(config, guard)

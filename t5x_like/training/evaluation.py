@@ -116,9 +116,9 @@ class Evaluation:
             beat()
             yield batch
 
-        settings[key] = Setting(
-          model, objective, task, batches, batch_size, rules, lambda other: setting(slot, values, other)
-        )
+        vocabulary = task.vocabulary if slot == "task" else self.task.vocabulary
+        on = lambda other: setting(slot, values, other)  # noqa: E731
+        settings[key] = Setting(model, objective, task, batches, batch_size, rules, on, vocabulary)
       return settings[key]
 
     self.task = setting("task", own, config.eval_split).task
@@ -131,7 +131,8 @@ class Evaluation:
         )
       changes, split = values.pop("task"), values.pop("split") or config.eval_split
       made = setting(f"evals.{name}.task", changes if "name" in changes else config_lib.changed(own, changes), split)
-      if made.task.vocabulary.fingerprint != self.task.vocabulary.fingerprint:
+      labels = "image" in made.task.features and made.task.classes and not self.task.classes  # for zero-shot
+      if made.task.vocabulary.fingerprint != self.task.vocabulary.fingerprint and not labels:
         raise UserError(f"{where}.task: its vocabulary is not that of config.task; prepare its data with the latter")
       evaluator = slots.make(where, values, evals, "Evaluator", setting=made)
       usual = name == values["name"] and made.task is self.task

@@ -86,6 +86,7 @@ def test_features_of_labelled_examples(contents, arguments, tmp_path):
     {"name": "image_classification", "resolution": 12, "channels": 1, "mixing": {"mixup": 0.5}},
     {"name": "masked_images", "mask_ratio": 0.6},
     {"name": "corrupted_images", "patch": 32},
+    {"name": "image_text", "resolution": 12, "length": 9, "caption_field": "label"},
   ],
   ids=str,
 )

@@ -73,6 +73,17 @@ SIZES = [
   ("vit", "vit-b32", 88_224_232, 0),
   ("vit", "vit-l16", 304_326_632, 0),
   ("vit", "vit-l32", 306_535_400, 0),
+  ("clip", "clip-b32", 151_277_313, 0),  # the published checkpoints
+  ("clip", "clip-b16", 149_620_737, 0),
+  ("clip", "clip-l14", 427_616_513, 0),
+  ("clip", "clip-l14-336", 427_944_193, 0),
+  ("basic", "basic-s", (25 + 108) * M, 0.02),  # Pham et al. 2021, image and text
+  ("basic", "basic-m", (168 + 184) * M, 0.01),
+  ("coatnet", "coatnet-0", 25 * M, 0.02),  # Dai et al. 2021, tables 4 and 12
+  ("coatnet", "coatnet-1", 42 * M, 0.012),
+  ("coatnet", "coatnet-2", 75 * M, 0.0067),
+  ("coatnet", "coatnet-3", 168 * M, 0.0067),  # 167.0 by table 3
+  ("coatnet", "coatnet-4", 275 * M, 0.0018),
   ("vit", "vit-h14", 632_045_800, 0),  # Dosovitskiy et al. 2021, table 1
 ]
 

@@ -20,7 +20,7 @@ class Case:
   Attributes:
     model, config: classes of `transformers`.
     values: arguments of the config.
-    kind: "encoder_decoder", "decoder", "encoder" or "image", which decides the inputs.
+    kind: "encoder_decoder", "decoder", "encoder", "image" or "image_text", which decides the inputs.
     untied: the output has a matrix of its own although the library ties it unless a file says otherwise.
     length: of the inputs.
     rows: of the inputs.
@@ -181,6 +181,31 @@ CASES |= {
   "deit-plain": Case("DeiTForImageClassification", "DeiTConfig", VIT | dict(num_labels=3), "image"),
   "vit-mae": Case("ViTMAEForPreTraining", "ViTMAEConfig", VIT | MAE, "image"),
 }
+CLIP_TEXT = dict(
+  vocab_size=VOCAB,
+  hidden_size=12,
+  intermediate_size=20,
+  num_hidden_layers=2,
+  num_attention_heads=3,
+  max_position_embeddings=13,
+  bos_token_id=62,
+  eos_token_id=1,
+  pad_token_id=0,
+)
+CLIP_IMAGE = {key: VIT[key] for key in VIT if key != "num_labels"}
+PUBLISHED = dict(eos_token_id=2, hidden_act="gelu")  # EOS as published configs have it, where it is the highest id
+EMBEDDED = dict(logits="logits_per_image", outputs=dict(image_embeds="image_embeddings", text_embeds="text_embeddings"))
+
+
+def _clip(text: dict, image: dict, **options) -> Case:
+  values = dict(text_config=CLIP_TEXT | text, vision_config=CLIP_IMAGE | image, projection_dim=10)
+  return Case("CLIPModel", "CLIPConfig", values, "image_text", **options, **EMBEDDED)
+
+
+CASES |= {
+  "clip": _clip({}, {}),
+  "clip-published": _clip(PUBLISHED, dict(image_size=14, patch_size=7, num_channels=1), rows=5, length=9),
+}
 CASES |= {name: Case(*classes, "decoder") for name, classes in decoders.MODELS.items()}
 
 
@@ -189,21 +214,28 @@ def tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
   noise = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32)
   words = name.lower()
   norm = len(shape) == 1 and name.endswith("weight") or ("norm" in words and name.endswith("weight"))
-  return 1 + 0.2 * noise if norm else (0.3 if len(shape) > 1 else 0.1) * noise
+  return np.asarray(1 + 0.2 * noise if norm else (0.3 if len(shape) > 1 else 0.1) * noise, np.float32)
 
 
 def inputs(case: Case, pad: int, start: int) -> dict[str, np.ndarray]:
   """Batch features: int32, three rows or more, two of them padded at the end; or float32 images."""
   generator = np.random.default_rng(7)
   B, T = case.rows, case.length
-  if case.kind == "image":
-    side, channels = case.values["image_size"], case.values.get("num_channels", 3)
+  if case.kind in ("image", "image_text"):
+    values = case.values.get("vision_config", case.values)
+    side, channels = values["image_size"], values.get("num_channels", 3)
     batch = {"image": generator.standard_normal((B, side, side, channels)).astype(np.float32)}
     if "mask_ratio" in case.values:
       patches = (side // case.values["patch_size"]) ** 2
       order = generator.permuted(np.tile(np.arange(patches, dtype=np.int32), (B, 1)), axis=1)
       seen = int(patches * (1 - case.values["mask_ratio"]))
       batch |= {"visible_patches": order[:, :seen], "masked_patches": order[:, seen:]}
+    if case.kind == "image_text":
+      eos = case.values["text_config"]["eos_token_id"]
+      tokens = generator.integers(3, VOCAB - 1, (B, T)).astype(np.int32)
+      for row in range(B):  # what follows EOS does not matter
+        tokens[row, T - 1 - row :] = VOCAB - 1 if eos == 2 else eos
+      batch["text_input_tokens"] = tokens
     return batch
 
   def rows():
@@ -228,7 +260,7 @@ def valid(case: Case, batch: dict[str, np.ndarray], pad: int) -> np.ndarray:
   """Bool: the positions whose logits mean something."""
   if case.kind == "encoder_decoder":
     return np.ones(batch["decoder_input_tokens"].shape, bool)
-  if case.kind == "image":
+  if case.kind in ("image", "image_text"):
     return np.ones(len(batch["image"]), bool)
   return batch[f"{case.kind}_input_tokens"] != pad
 

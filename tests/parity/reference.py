@@ -61,6 +61,11 @@ def run(case: cases.Case, model, batch: dict[str, np.ndarray]) -> dict[str, np.n
     if noise:
       return {"logits": np.take_along_axis(out.logits.numpy(), batch["masked_patches"][..., None], axis=1)}
     return {ours: getattr(out, theirs).numpy() for theirs, ours in names.items()}
+  if case.kind == "image_text":
+    tokens = torch.tensor(np.asarray(batch["text_input_tokens"], np.int64))
+    with torch.no_grad():
+      out = model(input_ids=tokens, pixel_values=torch.tensor(batch["image"]).permute(0, 3, 1, 2))
+    return {ours: getattr(out, theirs).numpy() for theirs, ours in names.items()}
   pad, _ = ids(model)
   tokens = batch.get("encoder_input_tokens", batch.get("decoder_input_tokens"))
   arguments = {"input_ids": tokens, "attention_mask": tokens != pad}

@@ -38,12 +38,13 @@ def task(
   data_dir: str | None,
   label: str | None,
   verify: Verify,
+  store: stores.ImageStore | None = None,
 ) -> Task:
-  """The task `image_classification`, which tells the arguments."""
+  """The task `image_classification`, which tells the arguments; on images that are open already where given."""
   mean, std = (of_channels(name, values, channels) for name, values in (("mean", mean), ("std", std)))
   if not 0 < crop <= 1:
     raise UserError(f"config.task.crop: found {crop}, expected above 0 and at most 1")
-  store = stores.open_store(
+  store = store or stores.open_store(
     source, split, image_field=image_field, label_field=label_field, cache=cache, data_dir=data_dir, verify=verify
   )
   given = dict(resolution=resolution, mean=mean, std=std)

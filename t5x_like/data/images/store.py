@@ -2,7 +2,8 @@
 
     <cache>/<name>-<split>-<key>/images.json          the manifest: source, classes, counts, checksums, fingerprint
     <cache>/<name>-<split>-<key>/00000.array_record   the bytes of `_SHARD` of the source's records, less those skipped
-    <cache>/<name>-<split>-<key>/labels.npy           int32 [N], the class of each image
+    <cache>/<name>-<split>-<key>/00000.npz            what a task notes of each image besides, such as its captions
+    <cache>/<name>-<split>-<key>/labels.npy           int32 [N], the class of each image; 0 where they have none
 
 A task prepares its images when it first needs them, under a key of all that they depend on, and every later run opens
 them. A preparation that is killed goes on after its last whole shard. Images that cannot be used are counted by reason
@@ -13,18 +14,19 @@ import concurrent.futures
 import dataclasses
 import functools
 import hashlib
+import io
 import itertools
 import json
 import os
 import pathlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from t5x_like.data.images.checking import checked
-from t5x_like.data.sources import Skip, Source, check_split, open_source, value
+from t5x_like.data.sources import Record, Skip, Source, _filesystem, check_split, open_source, value
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.supervised.example_store import lock, reasons
 from t5x_like.data.supervised.labels import number_of, numbered
@@ -47,7 +49,9 @@ class ImageStore:
     classes: their names; `labels` [N] are their numbers.
     files, sizes: the shards and the number of images in each.
     skipped: how many images were skipped, by reason.
-    fingerprint: SHA-256 of images, labels and classes.
+    fingerprint: SHA-256 of images, labels, classes and notes.
+    notes: by name, the values [M, …] of all images, one after the other, and how many of them each image has, int64
+      [N].
   """
 
   path: str
@@ -58,6 +62,7 @@ class ImageStore:
   sizes: tuple[int, ...]
   skipped: dict[str, int]
   fingerprint: str
+  notes: dict[str, tuple[np.ndarray, np.ndarray]] = dataclasses.field(default_factory=dict)
 
   @property
   def num_images(self) -> int:
@@ -80,6 +85,23 @@ class ImageStore:
     return out
 
 
+@dataclasses.dataclass(frozen=True)
+class Notes:
+  """What is kept of each record besides its image.
+
+  Attributes:
+    fields: of the source.
+    facts: all that they depend on besides the records; JSON.
+    of: `(record, where) -> arrays by name`, each with a leading axis of any length; or why there are none.
+    joined: `(records, image field) -> records`, where several records of a source are one.
+  """
+
+  fields: tuple[str, ...]
+  facts: dict[str, Any]
+  of: Callable[[Record, str], dict[str, np.ndarray] | Skip]
+  joined: Callable[[Iterator, str], Iterator] = lambda records, _: records
+
+
 @functools.lru_cache(512)
 def _reader(file: str):
   from array_record.python.array_record_module import ArrayRecordReader
@@ -92,7 +114,9 @@ def open_store(
   split: str,
   *,
   image_field: str = "image",
-  label_field: str = "label",
+  label_field: str | None = "label",
+  folder: str = "",
+  notes: Notes | None = None,
   cache: str,
   data_dir: str | None = None,
   verify: Verify = "auto",
@@ -101,7 +125,9 @@ def open_store(
 
   Args:
     source, split, data_dir: see `data/sources/__init__.py`; the source knows the classes of its labels.
-    image_field, label_field: the fields of encoded images and of labels.
+    image_field, label_field: the fields of encoded images, or of their paths, and of labels; None for no labels.
+    folder: of images that have relative paths.
+    notes: what else is kept; None for nothing.
     cache: the local directory of everything prepared.
     verify: what opening checks: `size` of the files, their contents (`full`), or `auto`: the contents if they are
       small.
@@ -109,22 +135,25 @@ def open_store(
   Raises:
     UserError: an unusable source, an unwritable cache, no usable image, or a file changed since preparation.
   """
-  opened = open_source(source, fields=(image_field, label_field), data_dir=data_dir)
+  fields = (image_field, *([label_field] if label_field else []), *(notes.fields if notes else ()))
+  opened = open_source(source, fields=tuple(dict.fromkeys(fields)), data_dir=data_dir)
   check_split(opened, split)
   content = {
     "format": FORMAT,
     "rows": opened.split_facts(split),
     "split": split,
     "fields": [image_field, label_field],
-    "classes": list(opened.classes(label_field)),
+    "classes": list(opened.classes(label_field)) if label_field else [],
   }
+  content |= {"folder": folder} if folder else {}
+  content |= {"notes": notes.facts} if notes else {}
   key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
   path = pathlib.Path(cache) / f"{opened.name}-{split}-{key[:16]}"
   if not (path / FILE).exists():
     with lock(path):
       if not (path / FILE).exists():
         try:
-          _prepare(path, opened, split, content)
+          _prepare(path, opened, split, content, notes)
         except OSError as error:
           raise UserError(
             f"config.task.cache: {path} cannot be written ({one_line(error)}); free some space or choose another"
@@ -133,10 +162,11 @@ def open_store(
   return _open(path, opened.name, verify)
 
 
-def _prepare(path: pathlib.Path, source: Source, split: str, content: dict) -> None:
+def _prepare(path: pathlib.Path, source: Source, split: str, content: dict, notes: Notes | None) -> None:
   work = path.with_name(f".{path.name}.progress")
   work.mkdir(parents=True, exist_ok=True)
   records, shards = source.records(split), []
+  records = notes.joined(records, content["fields"][0]) if notes else records
   while True:
     about = work / f"{len(shards):05d}.json"
     if about.exists():
@@ -148,7 +178,7 @@ def _prepare(path: pathlib.Path, source: Source, split: str, content: dict) -> N
     first = next(held, None)
     if first is None:
       break
-    shards.append(_write_shard(about, itertools.chain([first], held), content))
+    shards.append(_write_shard(about, itertools.chain([first], held), content, notes))
   labels = np.array([label for shard in shards for label in shard.pop("labels")], np.int32)
   skipped, converted = Counter(), sum(shard["converted"] for shard in shards)
   for shard in shards:
@@ -166,42 +196,63 @@ def _prepare(path: pathlib.Path, source: Source, split: str, content: dict) -> N
   print(f"data: {path}: prepared {labels.size:,} images{changed}{reasons(skipped)}", flush=True)
 
 
-def _write_shard(about: pathlib.Path, records: Iterator, content: dict) -> dict[str, Any]:
+def _write_shard(about: pathlib.Path, records: Iterator, content: dict, notes: Notes | None) -> dict[str, Any]:
   """Writes a shard and, when it is whole, what is known of it."""
   from array_record.python.array_record_module import ArrayRecordWriter
 
-  numbers = numbered(content["classes"], "label_field")
   image_field, label_field = content["fields"]
+  numbers, noted = numbered(content["classes"], "label_field") if label_field else {}, []
   file, digest = about.with_suffix(".array_record"), hashlib.sha256()
   found = {"records": 0, "images": 0, "converted": 0, "labels": [], "skipped": Counter()}
   writer = ArrayRecordWriter(str(file), "group_size:1")
   with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
     while some := list(itertools.islice(records, _AT_ONCE)):
-      images = [_bytes(record, image_field, where) for where, record in some]
-      for (where, record), kept in zip(some, threads.map(checked, images)):
+      images = [_bytes(record, image_field, where, content.get("folder", "")) for where, record in some]
+      usable = threads.map(lambda data: data if isinstance(data, Skip) else checked(data), images)
+      for (where, record), kept in zip(some, usable):
         found["records"] += 1
         if isinstance(kept, Skip):
           found["skipped"][kept.reason] += 1
           continue
         data, converted = kept
-        label = value(record, label_field, where)
-        found["labels"].append(int(number_of(str(label), numbers, label_field, where)))
+        note = notes.of(record, where) if notes else {}
+        if isinstance(note, Skip):
+          found["skipped"][note.reason] += 1
+          continue
+        noted.append(note)
+        label = str(value(record, label_field, where)) if label_field else None
+        found["labels"].append(int(number_of(label, numbers, label_field, where)) if label_field else 0)
         found["images"] += 1
         found["converted"] += converted
         writer.write(data)
         _absorb(digest, data)
   writer.close()
   found |= {"bytes": file.stat().st_size, "content": digest.hexdigest()}
+  if notes and noted:
+    arrays = {name: np.concatenate([note[name] for note in noted]) for name in noted[0]}
+    ragged = {f"{name}_per_image": np.array([len(note[name]) for note in noted]) for name in noted[0]}
+    np.savez(about.with_suffix(".npz"), **arrays, **ragged)
+    found["notes"] = hashlib.sha256(about.with_suffix(".npz").read_bytes()).hexdigest()
   aside = about.with_suffix(".tmp")
   aside.write_text(json.dumps(found))
   os.replace(aside, about)
   return json.loads(about.read_text())
 
 
-def _bytes(record, field: str, where: str) -> bytes:
-  found = b"" if isinstance(record, Skip) else value(record, field, where)
+def _bytes(record: Record | Skip, field: str, where: str, folder: str) -> bytes | Skip:
+  """The encoded image of a record."""
+  if isinstance(record, Skip):
+    return record
+  found = value(record, field, where)
+  if isinstance(found, str):
+    path = found if _filesystem.is_remote(found) else os.path.join(folder, found)
+    try:
+      with _filesystem.open_file(path) as file:
+        return file.read()
+    except (OSError, UserError):
+      return Skip("image file not found")
   if not isinstance(found, bytes):
-    raise UserError(f"{where}: found {type(found).__name__} in field {field!r}, expected an encoded image")
+    raise UserError(f"{where}: found {type(found).__name__} in field {field!r}, expected an image or its path")
   return found
 
 
@@ -233,13 +284,33 @@ def _open(path: pathlib.Path, name: str, verify: Verify) -> ImageStore:
     if found != shard["bytes"]:
       raise UserError(f"{file}: found {found} bytes, expected {shard['bytes']}; {_remedy(path)}")
   content = {"shards": [shard["content"] for shard in shards], "labels": expected, "classes": record["classes"]}
+  content |= {"notes": [shard.get("notes") for shard in shards]} if "notes" in record else {}
   fingerprint = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-  store = ImageStore(str(path), name, tuple(record["classes"]), labels, files, sizes, record["skipped"], fingerprint)
+  classes, notes = tuple(record["classes"]), _notes(path, shards) if "notes" in record else {}
+  store = ImageStore(str(path), name, classes, labels, files, sizes, record["skipped"], fingerprint, notes)
   if whole:
     _verify(store, shards)
   told = "contents verified" if whole else "sizes verified"
-  print(f"data: {path}: {len(labels):,} images of {len(store.classes)} classes{reasons(store.skipped)}; {told}")
+  of = f" of {len(classes)} classes" if classes else ""
+  print(f"data: {path}: {len(labels):,} images{of}{reasons(store.skipped)}; {told}")
   return store
+
+
+def _notes(path: pathlib.Path, shards: list[dict]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+  """The notes of all shards, whose checksums are compared; UserError if one differs."""
+  parts: dict[str, list] = {}
+  for number, shard in enumerate(shards):
+    if "notes" not in shard:  # none of its images could be used
+      continue
+    file = path / f"{number:05d}.npz"
+    data = file.read_bytes() if file.exists() else b""
+    if hashlib.sha256(data).hexdigest() != shard["notes"]:
+      raise UserError(f"{file}: found other contents than {FILE} states; {_remedy(path)}")
+    with np.load(io.BytesIO(data), allow_pickle=False) as held:
+      for name in held:
+        parts.setdefault(name, []).append(held[name])
+  whole = {name: np.concatenate(arrays) for name, arrays in parts.items()}
+  return {n: (whole[n], whole[f"{n}_per_image"]) for n in whole if not n.endswith("_per_image")}
 
 
 def _verify(store: ImageStore, shards: list[dict]) -> None:

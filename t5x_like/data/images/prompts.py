@@ -1,0 +1,28 @@
+"""Texts written for a model of images and texts, as rows like those of its captions."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from t5x_like.data.vocabularies import Vocabulary
+from t5x_like.errors import UserError
+
+
+def rows(texts: Sequence[str], vocabulary: Vocabulary, length: int) -> np.ndarray:
+  """int32 [N, length]: the start of text where the vocabulary has one, the text, EOS, and padding.
+
+  Longer texts are cut, and end in EOS all the same.
+
+  Raises:
+    UserError: rows have no room for text.
+  """
+  lead = [] if vocabulary.bos_id is None else [vocabulary.bos_id]
+  room = length - len(lead) - 1
+  if room < 1:
+    raise UserError(f"config.task.length: found {length}, expected at least {len(lead) + 2}")
+  pad = vocabulary.eos_id if vocabulary.pad_id is None else vocabulary.pad_id
+  out = np.full((len(texts), length), pad, np.int32)
+  for row, ids in zip(out, vocabulary.encode_batch(texts)):
+    whole = [*lead, *ids[:room], vocabulary.eos_id]
+    row[: len(whole)] = whole
+  return out

@@ -1,0 +1,121 @@
+"""Images and their captions, for contrastive training (CLIP, Radford et al. 2021).
+
+  config.task = {"name": "image_text", "source": "jsonl:train=coco/train.jsonl,validation=coco/val.jsonl",
+                 "folder": "coco/images", "image_field": "file", "caption_field": "captions", "resolution": 224,
+                 "vocabulary": "clip-vit-base-patch32", "length": 77}
+
+Features: `image` float32 [Y, X, C], as in `image_classification`; `text_input_tokens` int32 [length], the start of text
+where the vocabulary has one, a caption, EOS and padding; `example_weights`, 1 but in the rows that pad the last batch
+of an evaluation. Of several captions, one is drawn anew for every image and epoch; evaluations see the first.
+"""
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+
+from t5x_like.data import features as declared
+from t5x_like.data import random, vocabularies
+from t5x_like.data.images import captions, examples, store
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.store.reader import Verify
+from t5x_like.data.task import Task, digest
+from t5x_like.slots import Positive
+
+
+def task(
+  *,
+  source: str,
+  split: str,
+  resolution: Positive = 224,
+  channels: Literal[1, 3] = 3,
+  vocabulary: str = "bytes",
+  length: Positive = 77,
+  augmentations: tuple = ({"name": "random_resized_crop", "area": (0.9, 1.0)},),
+  repeats: Positive = 1,
+  crop: float = 1.0,
+  mean: tuple[float, ...] = (0.48145466, 0.4578275, 0.40821073),
+  std: tuple[float, ...] = (0.26862954, 0.26130258, 0.27577711),
+  image_field: str = "image",
+  caption_field: str = "caption",
+  folder: str = "",
+  cache: str = "data/prepared",
+  data_dir: str | None = None,
+  label: str | None = None,
+  verify: Verify = "auto",
+) -> Task:
+  """Makes the task.
+
+  Args:
+    source: records with an image and captions: `jsonl:`, `tsv:`, `csv:`, `parquet:` or `tfds:` (COCO's captions are
+      `caption_field="captions.text"` of `tfds:coco_captions`); or any source of labelled images, with the label as
+      the caption.
+    vocabulary: a directory, such as that of a published model, or `bytes`; see `data/vocabularies`.
+    length: of a row of text.
+    mean, std: of the normalisation; CLIP's. One number, or one for each channel.
+    image_field: of the encoded image, or of the path of its file; adjacent records of one path are one image.
+    caption_field: of a caption, or of a list of them.
+    folder: that relative paths of images begin in.
+    others: see `image_classification`.
+
+  Raises:
+    UserError: an unusable source or argument, no usable image, a file changed since it was prepared.
+  """
+  encoding = vocabularies.load(vocabulary)
+  opened = store.open_store(
+    source,
+    split,
+    image_field=image_field,
+    label_field=None,
+    folder=folder,
+    notes=captions.notes(encoding, caption_field),
+    cache=cache,
+    data_dir=data_dir,
+    verify=verify,
+  )
+  texts = captions.Captions(opened, encoding, length)
+  if texts.cut:
+    print(f"data: {opened.path}: {texts.cut:,} of {len(texts):,} captions cut to {length} tokens", flush=True)
+  images = examples.task(
+    source=source,
+    split=split,
+    resolution=resolution,
+    channels=channels,
+    augmentations=augmentations,
+    repeats=repeats,
+    crop=crop,
+    mean=mean,
+    std=std,
+    image_field=image_field,
+    label_field="",
+    cache=cache,
+    data_dir=data_dir,
+    label=label,
+    verify=verify,
+    store=opened,
+  )
+
+  def with_text(batch, drawn: bool):
+    def made(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+      key_B = random.row_keys(seed, epoch_B, index_B, tf.constant(examples.MORE, tf.int64))
+      share_B = examples.uniform(random.bits(key_B, 1))[:, 0]
+      share_B = share_B if drawn else tf.zeros_like(share_B)
+      rows_BT = tf.numpy_function(texts.of_images, [index_B, share_B], tf.int32, stateful=False)
+      found = batch(index_B, epoch_B, seed)
+      del found["label"]
+      return found | {"text_input_tokens": tf.ensure_shape(rows_BT, [index_B.shape[0], length])}
+
+    return made
+
+  return dataclasses.replace(
+    images,
+    name=label or f"{opened.name}_image_text",
+    vocabulary=encoding,
+    fingerprint=digest(task="image_text.v1", images=images.fingerprint, length=length, vocabulary=encoding.fingerprint),
+    features=declared.image_text(resolution, channels, length),
+    batch=with_text(images.batch, True),
+    evaluated=with_text(images.evaluated, False),
+    classes=(),
+    labels=None,
+    captions=lambda: (texts.rows(np.arange(len(texts))), texts.images()),
+  )

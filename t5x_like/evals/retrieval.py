@@ -1,0 +1,68 @@
+"""Retrieval: the text of an image among all texts, and the image of a text among all images."""
+
+import jax
+import numpy as np
+
+from t5x_like.errors import UserError
+from t5x_like.evals import Result, Setting
+from t5x_like.evals._embeddings import of_texts
+from t5x_like.rows import fetch
+
+_AT_ONCE = 256
+
+
+class Evaluator:
+  """Recall in percent, by cosine, over all images and all of their captions (Radford et al. 2021, table 13).
+
+  An image finds one of its texts among the k nearest, a text its image; equal cosines count against both.
+
+  Args:
+    at: the values of k.
+    max_examples: how many images, from the first, with their captions; None means all.
+
+  Raises:
+    UserError: the task has no captions, or the model no embeddings of texts.
+  """
+
+  def __init__(self, setting: Setting, *, at: tuple[int, ...] = (1, 5, 10), max_examples: int | None = None):
+    if setting.task.captions is None or not hasattr(setting.model, "embed_texts"):
+      raise UserError(
+        f"evaluator retrieval: is for images with captions (task image_text), not task {setting.task.name}"
+      )
+    self._setting, self._at, self._most = setting, at, max_examples
+    tokens_CT, image_C = setting.task.captions()
+    kept = image_C < (max_examples or len(tokens_CT))
+    self._tokens_CT, self._image_C = tokens_CT[kept], image_C[kept]
+    self._images = setting.jit(lambda model, batch: (model.embed_images(batch)[0], batch["example_index"]))
+    self._texts = setting.jit(lambda model, batch: (model.embed_texts(batch)[0],))
+
+  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+    """`image_to_text_r1`, `text_to_image_r1`, …, and the numbers of `images` and `texts`."""
+    found = [[fetch(x) for x in self._images(arrays, batch)] for batch in self._setting.global_batches(self._most)]
+    image_NP, index_N = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    image_NP = image_NP[index_N >= 0]
+    text_CP = of_texts(self._setting, self._texts, arrays, self._tokens_CT)
+    ranks = ranked(image_NP, text_CP, self._image_C)
+    scores = {
+      f"{name}_r{k}": 100 * float((rank < k).mean())
+      for name, rank in zip(("image_to_text", "text_to_image"), ranks)
+      for k in self._at
+    }
+    return Result(scores | {"images": len(image_NP), "texts": len(text_CP)})
+
+
+def ranked(image_NP: np.ndarray, text_CP: np.ndarray, image_C: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """How many texts are nearer to each image than the nearest of its own, int [N], and how many images are nearer to
+  each text than its own, int [C]."""
+  of_image, of_text = np.zeros(len(image_NP), int), np.zeros(len(text_CP), int)
+  for first in range(0, len(image_NP), _AT_ONCE):
+    cosine_nC = image_NP[first : first + _AT_ONCE] @ text_CP.T
+    own_nC = image_C == np.arange(first, first + len(cosine_nC))[:, None]
+    best_n = np.max(cosine_nC, axis=1, initial=-np.inf, where=own_nC)
+    of_image[first : first + len(cosine_nC)] = np.sum((cosine_nC >= best_n[:, None]) & ~own_nC, axis=1)
+  for first in range(0, len(text_CP), _AT_ONCE):
+    cosine_cN = text_CP[first : first + _AT_ONCE] @ image_NP.T
+    own_c = image_C[first : first + len(cosine_cN)]
+    own_cos = np.take_along_axis(cosine_cN, own_c[:, None], axis=1)
+    of_text[first : first + len(cosine_cN)] = np.sum(cosine_cN >= own_cos, axis=1) - 1
+  return of_image, of_text

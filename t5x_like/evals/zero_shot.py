@@ -1,0 +1,98 @@
+"""Zero-shot classification of images: the class whose description is nearest (CLIP, Radford et al. 2021)."""
+
+import jax
+import numpy as np
+
+from t5x_like.errors import UserError, one_line
+from t5x_like.evals import Result, Setting
+from t5x_like.evals._embeddings import of_texts
+from t5x_like.rows import fetch
+
+_MOST, _SAMPLES = 5, 8
+
+
+class Evaluator:
+  """Scores every labelled image once, on its middle, in percent, by a model of images and texts.
+
+  A class is the mean of the embeddings of its name in every template (prompt ensembling, section 3.1.4). In a recipe
+  the labelled images are the evaluator's own task:
+
+    config.evals.zero_shot = {"task": {"name": "image_classification", "source": "folders:validation=imagenet/val", …}}
+
+  Args:
+    templates: texts with {} where the name of the class stands.
+    names: a file of names, a line for each class in the order of the classes; None for the task's own.
+    length: of the rows of text, that of the model's training.
+    max_examples: how many images, from the first; None means all.
+
+  Raises:
+    UserError: the task has no classes, the model no embeddings of texts, or there are other names than classes.
+  """
+
+  def __init__(
+    self,
+    setting: Setting,
+    *,
+    templates: tuple[str, ...] = ("a photo of a {}.",),
+    names: str | None = None,
+    length: int = 77,
+    max_examples: int | None = None,
+  ):
+    task = setting.task
+    if "image" not in task.features or not task.classes or not hasattr(setting.model, "embed_texts"):
+      raise UserError(
+        f"evaluator zero_shot: is for models of images and texts, and tasks of labelled images, not task {task.name};"
+        ' set task={"name": "image_classification", …} in its arguments'
+      )
+    if not templates or any(template.count("{}") != 1 for template in templates):
+      raise UserError(f"evaluator zero_shot: found templates {list(templates)}, expected texts with one {{}} in each")
+    self._setting, self._most = setting, max_examples
+    self._names = task.classes if names is None else _read(names, len(task.classes))
+    self._tokens_CT = _rows(
+      [template.replace("{}", name) for name in self._names for template in templates],
+      setting.vocabulary or task.vocabulary,
+      length,
+    )
+    self._texts = setting.jit(lambda model, batch: (model.embed_texts(batch)[0],))
+    self._images = setting.jit(
+      lambda model, batch: (model.embed_images(batch)[0], batch["label"], batch["example_index"])
+    )
+
+  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+    """`top1`, `top5` where there are more classes than that, and the number of `images`."""
+    text_CP = of_texts(self._setting, self._texts, arrays, self._tokens_CT)
+    mean_VP = text_CP.reshape(len(self._names), -1, text_CP.shape[-1]).mean(axis=1)
+    class_VP = mean_VP / np.linalg.norm(mean_VP, axis=1, keepdims=True)
+    found = [[fetch(x) for x in self._images(arrays, batch)] for batch in self._setting.global_batches(self._most)]
+    image_NP, label_N, index_N = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    real_N = index_N >= 0
+    best_NK = np.argsort(-(image_NP[real_N] @ class_VP.T), axis=1, kind="stable")[:, :_MOST]
+    label_N, index_N = label_N[real_N], index_N[real_N]
+    right_NK = best_NK == label_N[:, None]
+    scores = {"top1": 100 * float(right_NK[:, 0].mean())}
+    if len(self._names) > _MOST:
+      scores["top5"] = 100 * float(right_NK.any(axis=1).mean())
+    named = [
+      {"input": f"image {index}", "target": self._names[label], "prediction": self._names[best]}
+      for index, label, best in zip(index_N, label_N, best_NK[:, 0])
+    ]
+    return Result(scores | {"images": len(named)}, named[:_SAMPLES], named)
+
+
+def _rows(texts: list[str], vocabulary, length: int) -> np.ndarray:
+  from t5x_like.data.images import prompts
+
+  return prompts.rows(texts, vocabulary, length)
+
+
+def _read(path: str, classes: int) -> tuple[str, ...]:
+  try:
+    with open(path, encoding="utf-8") as file:
+      names = tuple(line.strip() for line in file if line.strip())
+  except (OSError, UnicodeDecodeError) as error:
+    raise UserError(f"evaluator zero_shot: names: {path} cannot be read ({one_line(error)})") from error
+  if len(names) != classes:
+    raise UserError(
+      f"evaluator zero_shot: names: {path} has {len(names)} names, expected {classes}, one for each class"
+    )
+  return names

@@ -1,0 +1,167 @@
+"""CLIP: both encoders and their projections."""
+
+import dataclasses
+
+from t5x_like.errors import UserError
+from t5x_like.interop.encoders import ACTIVATIONS
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.hf import only
+from t5x_like.interop.mapping import Mapping
+from t5x_like.models import clip
+from t5x_like.nn.cores.auto import EXACT
+from t5x_like.nn.design import Design, Tokens, Variant
+from t5x_like.nn.dims import Dims
+from t5x_like.nn.dual_encoder import DualVariant
+from t5x_like.nn.image_encoder import ImageVariant
+
+MODEL_TYPES = ("clip",)
+MODELS = (clip.Model,)
+ATTENTION = ("q_proj", "k_proj", "v_proj", "out_proj")
+_LEGACY_EOS = 2  # what published configs say, while EOS is the highest id
+_UNUSED = ("attention_dropout", "dropout", "projection_dim", "initializer_factor", "tie_word_embeddings")
+
+
+def build(fields: Fields, names: set[str]):
+  fields.only("architectures", ["CLIPModel"])
+  fields.ignore(
+    "logit_scale_init_value", "initializer_factor", "tie_word_embeddings", "text_config_dict", "vision_config_dict"
+  )
+  width = fields.take("projection_dim", 512)
+  image, text = (
+    Fields(fields.take(f"{side}_config", {}), f"{fields.origin}, {side}_config") for side in ("vision", "text")
+  )
+  dims, design = _stack(image, clip.IMAGE, 768, 12)
+  vision = ImageVariant(
+    dims,
+    design,
+    patch=image.take("patch_size", 32),
+    resolution=image.take("image_size", 224),
+    channels=image.take("num_channels", 3),
+    head="projection",
+    patch_bias=False,
+  )
+  dims, design = _stack(text, clip.TEXT, 512, 8)
+  vocab = text.take("vocab_size", 49_408)
+  eos, length = text.take("eos_token_id", 49_407), text.take("max_position_embeddings", 77)
+  text.ignore("pad_token_id")
+  eos = vocab - 1 if eos == _LEGACY_EOS else eos
+  start = text.values.get("bos_token_id", 49_406)
+  design = dataclasses.replace(design, position={"name": "learned", "length": length})
+  for part in (image, text):
+    part.finish()
+  return clip.Model, {"variant": DualVariant(vision, Variant(dims, design, vocab, Tokens(None, start, eos)), width)}
+
+
+def _stack(fields: Fields, base: Design, width: int, heads: int) -> tuple[Dims, Design]:
+  fields.ignore(*_UNUSED)
+  D, N = fields.take("hidden_size", width), fields.take("num_attention_heads", heads)
+  dims = Dims(D, N, N, D // N, fields.take("intermediate_size", 4 * width), fields.take("num_hidden_layers", 12))
+  return dims, dataclasses.replace(
+    base,
+    norm_epsilon=fields.take("layer_norm_eps", 1e-5),
+    activation=fields.choose("hidden_act", ACTIVATIONS, "quick_gelu"),
+  )
+
+
+def config(model, model_type: str | None) -> dict:
+  if model.bias is not None:
+    raise UserError("bias is not None; clip has no bias on its logits")
+  image, text = model.image.variant, model.variant.text
+  if model.variant.reading != "end":
+    raise UserError(f"variant.reading is {model.variant.reading!r}; clip reads texts at their end")
+  if image.class_tokens != 1 or image.patch_bias:
+    raise UserError(f"class_tokens is {image.class_tokens}, patch_bias {image.patch_bias}; clip has 1 and False")
+  position = text.design.position
+  if not isinstance(position, dict) or position["name"] != "learned" or position.get("offset"):
+    raise UserError(f"design.position of texts is {position!r}; clip supports only 'learned'")
+  if text.tokens.eos == _LEGACY_EOS != text.vocab_size - 1:
+    raise UserError(f"tokens.eos is {_LEGACY_EOS}, which configs of clip read as the highest id")
+  return {
+    "architectures": ["CLIPModel"],
+    "model_type": "clip",
+    "projection_dim": model.variant.width,
+    "vision_config": _fields(model.image, "clip_vision_model", True, "learned_1d")
+    | {
+      "image_size": image.resolution,
+      "patch_size": image.patch,
+      "num_channels": image.channels,
+      "projection_dim": model.variant.width,
+    },
+    "text_config": _fields(model.text, "clip_text_model", False, position)
+    | {
+      "vocab_size": text.vocab_size,
+      "max_position_embeddings": position.get("length", 512),
+      "bos_token_id": text.tokens.start,
+      "eos_token_id": text.tokens.eos,
+      "pad_token_id": text.tokens.eos if text.tokens.pad is None else text.tokens.pad,
+      "projection_dim": model.variant.width,
+    },
+  }
+
+
+def _fields(model, model_type: str, embed_norm: bool, position) -> dict:
+  design, dims = model.variant.design, model.variant.dims
+  only(
+    model,
+    norm="layernorm",
+    norm_position="pre",
+    parallel="no",
+    biases=("qkv", "out", "mlp"),
+    qk_norm=False,
+    attention_scale=None,
+    softcap=None,
+    windows=(None,),
+    experts=None,
+    activation=list(ACTIVATIONS.values()),
+    position=[position],
+    embed_scale=False,
+    embed_norm=embed_norm,
+    core=[*EXACT],
+  )
+  if dims.kv_heads != dims.heads or dims.head_dim * dims.heads != dims.embed:
+    raise UserError(f"{dims}: clip has as many key/value heads as heads, and heads that share the width")
+  return {
+    "model_type": model_type,
+    "hidden_size": dims.embed,
+    "num_hidden_layers": dims.layers,
+    "num_attention_heads": dims.heads,
+    "intermediate_size": dims.mlp,
+    "hidden_act": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == design.activation),
+    "layer_norm_eps": design.norm_epsilon,
+  }
+
+
+def tensors(m: Mapping) -> None:
+  m.ignored = ("position_ids",)
+  variant = m.model.image.variant
+  P, C, embeddings = variant.patch, variant.channels, "vision_model.embeddings"
+  m.fused(
+    f"{embeddings}.patch_embedding.weight",
+    ["image/patches/kernel"],
+    split=lambda x: [x.transpose(2, 3, 1, 0).reshape(P * P * C, -1)],
+    join=lambda xs: xs[0].reshape(P, P, C, -1).transpose(3, 2, 0, 1),
+  )
+  m.fused(
+    f"{embeddings}.class_embedding", ["image/tokens"], split=lambda x: [x[None]], join=lambda xs: xs[0].reshape(-1)
+  )
+  m.copy(f"{embeddings}.position_embedding.weight", "image/inputs/position/table")
+  m.norm("vision_model.pre_layrnorm", "image/inputs/norm")
+  _layers(m, "vision_model", "image", variant.dims.layers)
+  m.norm("vision_model.post_layernorm", "image/encoder/final_norm")
+  m.copy("text_model.embeddings.token_embedding.weight", "text/embed/table")
+  m.copy("text_model.embeddings.position_embedding.weight", "text/inputs/position/table")
+  _layers(m, "text_model", "text", m.model.variant.text.dims.layers)
+  m.norm("text_model.final_layer_norm", "text/encoder/final_norm")
+  m.linear("visual_projection", "image/head/out")
+  m.linear("text_projection", "projection")
+  m.copy("logit_scale", "scale")
+
+
+def _layers(m: Mapping, theirs: str, ours: str, number: int) -> None:
+  for at in range(number):
+    their_layer, blocks = f"{theirs}.encoder.layers.{at}", f"{ours}/encoder/blocks"
+    m.attention(f"{their_layer}.self_attn", f"{blocks}/self_attention/layer", at, names=ATTENTION)
+    m.norm(f"{their_layer}.layer_norm1", f"{blocks}/self_attention/in_norm", at)
+    m.norm(f"{their_layer}.layer_norm2", f"{blocks}/mlp/in_norm", at)
+    m.linear(f"{their_layer}.mlp.fc1", f"{blocks}/mlp/layer/wi", at)
+    m.linear(f"{their_layer}.mlp.fc2", f"{blocks}/mlp/layer/wo", at)

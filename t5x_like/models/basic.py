@@ -1,0 +1,42 @@
+"""BASIC: a CoAtNet and an encoder of texts, trained as CLIP is (Pham et al. 2021, https://arxiv.org/abs/2111.10050).
+
+Texts of up to 64 tokens are read both ways, and stand for themselves by the mean of their tokens. The paper tells the
+sizes of the encoder of texts, and little else of it; here its blocks are pre-norm, and positions are learned.
+"""
+
+from dataclasses import replace
+
+from t5x_like.models import coatnet
+from t5x_like.nn.design import Design, Tokens, Variant
+from t5x_like.nn.dims import Dims
+from t5x_like.nn.dual_encoder import DualEncoder, DualVariant
+
+TEXT = Design(
+  norm="layernorm",
+  norm_position="pre",
+  activation="gelu",
+  biases=("qkv", "out", "mlp"),
+  position={"name": "learned", "length": 64},
+  residual_init=True,
+  embed_init=0.02,
+)
+
+
+def _basic(image, embed, layers, width) -> DualVariant:
+  text = Variant(Dims(embed, embed // 64, embed // 64, 64, 4 * embed, layers), TEXT, 32_000, Tokens())
+  return DualVariant(replace(coatnet.VARIANTS[image], head="projection"), text, width, "mean")
+
+
+VARIANTS = {
+  #                     image           text: embed layers width
+  "basic-tiny": _basic("coatnet-tiny",         64,  2,     64),  # for debugging
+  "basic-s":    _basic("coatnet-0",          1024,  6,   1024),
+  "basic-m":    _basic("coatnet-3",          1024, 12,   1024),
+}  # fmt: skip
+
+
+class Model(DualEncoder):
+  """A BASIC of one of `VARIANTS`; features and arguments are those of every pair of encoders."""
+
+  VARIANTS = VARIANTS
+  IMAGES = coatnet.Model

@@ -1,0 +1,48 @@
+"""CLIP: a ViT and a causal encoder of texts, trained to tell which text belongs to which image.
+
+Radford et al. 2021 (https://arxiv.org/abs/2103.00020), tables 19 and 20. The ViT has a norm before its first block, and
+no bias on its patches; both have pre-norm blocks and an approximate GELU. A text of up to 77 tokens is read at its EOS.
+`configs/clip/siglip.py` trains the same model by pairs.
+"""
+
+from dataclasses import replace
+
+from t5x_like.nn.design import Design, Tokens, Variant
+from t5x_like.nn.dims import Dims
+from t5x_like.nn.dual_encoder import DualEncoder, DualVariant
+from t5x_like.nn.image_encoder import ImageVariant
+
+TEXT = Design(
+  norm="layernorm",
+  norm_epsilon=1e-5,
+  norm_position="pre",
+  activation="quick_gelu",
+  biases=("qkv", "out", "mlp"),
+  position={"name": "learned", "length": 77},
+  residual_init=True,
+  embed_init=0.02,
+)
+IMAGE = replace(TEXT, position="learned_1d", embed_norm=True)
+TOKENS = Tokens(pad=None, start=49_406, eos=49_407)
+
+
+def _clip(width, image, text, patch, resolution=224) -> DualVariant:
+  dims = [Dims(embed, heads, heads, embed // heads, 4 * embed, layers) for embed, heads, layers in (image, text)]
+  vision = ImageVariant(dims[0], IMAGE, patch, resolution, head="projection", patch_bias=False)
+  return DualVariant(vision, Variant(dims[1], TEXT, 49_408, TOKENS), width)
+
+
+VARIANTS = {
+  #                  width  image: embed heads layers  text: embed heads layers  patch
+  "clip-tiny":      _clip( 64, (  64,  4,  4), ( 64,  4,  2),  8, 32),  # for debugging
+  "clip-b32":       _clip(512, ( 768, 12, 12), (512,  8, 12), 32),
+  "clip-b16":       _clip(512, ( 768, 12, 12), (512,  8, 12), 16),
+  "clip-l14":       _clip(768, (1024, 16, 24), (768, 12, 12), 14),
+  "clip-l14-336":   _clip(768, (1024, 16, 24), (768, 12, 12), 14, 336),
+}  # fmt: skip
+
+
+class Model(DualEncoder):
+  """A CLIP of one of `VARIANTS`; features and arguments are those of every pair of encoders."""
+
+  VARIANTS = VARIANTS

@@ -1,0 +1,25 @@
+"""Embeddings of images, in the space that they share with texts."""
+
+import jax
+from flax import nnx
+
+from t5x_like.nn.linear import Linear
+from t5x_like.slots import Positive
+
+
+class ProjectionHead(nnx.Module):
+  """{"embeddings": [B, width]}: the class token, or the mean of the patches where there is none, projected."""
+
+  def __init__(self, rngs: nnx.Rngs, variant, *, width: Positive):
+    D, self.extra = variant.dims.embed, variant.class_tokens
+    self.out = Linear((D, width), ("embed", None), variant.design.kernel_init(D), rngs)
+
+  def pooled(self, x_BTD: jax.Array) -> jax.Array:
+    """[B, D]"""
+    return x_BTD[:, 0] if self.extra else x_BTD.mean(axis=1)
+
+  def __call__(self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None) -> dict[str, jax.Array]:
+    return {"embeddings": self.out(self.pooled(x_BTD))}
+
+
+make = ProjectionHead

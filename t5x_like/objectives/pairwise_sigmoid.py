@@ -1,0 +1,50 @@
+"""Contrastive training, each pair of an image and a text by itself: do they match? (SigLIP, Zhai et al. 2023)"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.errors import UserError
+from t5x_like.objectives._losses import Batch, Sums, add_auxiliary
+from t5x_like.objectives._pairs import MASKED, Pairs, by_rows, cosines, embedded, whole
+from t5x_like.slots import Positive
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective(Pairs):
+  """`-log sigmoid(z (scale cosine + bias))` of all pairs in the global batch, z being 1 for those of a row and -1 for
+  others; the sum over a row is its loss (algorithm 1).
+
+  Attributes:
+    chunks: parts in which a batch is encoded and compared; memory is that of one part.
+  """
+
+  chunks: Positive = 1
+
+  @classmethod
+  def check(cls, model, features: dict) -> None:
+    """Refuses a model without a bias, whose loss would begin with the weight of all the pairs that are none."""
+    if getattr(model, "bias", None) is None:
+      raise UserError("config.model.bias: found None, pairwise_sigmoid needs one; set --config.model.bias=-10")
+
+  def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+    """Runs the model on a batch; as `contrastive`, but for the loss."""
+    outputs = embedded(model, batch, key, self.chunks)
+    scale, bias, weights_B = outputs["logit_scale"], outputs["logit_bias"], batch["example_weights"]
+    others_B = jnp.where(whole(weights_B) > 0, 0.0, MASKED)
+    text_BP = whole(outputs["text_embeddings"])
+
+    def compared(a_bP, own_bP, rows_b):
+      logits_bB = scale * cosines(a_bP, text_BP) + bias + others_B
+      own_b = scale * jnp.sum(a_bP * own_bP, axis=-1) + bias
+      is_own = rows_b[:, None] == jnp.arange(len(text_BP))
+      loss_b = jax.nn.softplus(-own_b) + jnp.sum(jnp.where(is_own, 0.0, jax.nn.softplus(logits_bB)), axis=1)
+      return loss_b, own_b >= jnp.max(logits_bB, axis=1) - 1e-5 * scale
+
+    rows_B = jnp.arange(len(weights_B))
+    arrays = outputs["image_embeddings"], outputs["text_embeddings"], rows_B
+    loss_B, correct_B = by_rows(compared, self.chunks, *arrays)
+    loss = jnp.sum(loss_B * weights_B)
+    sums = {"loss": loss, "correct": jnp.sum(correct_B * weights_B), "weights": jnp.sum(weights_B)}
+    return add_auxiliary(loss, sums, outputs)

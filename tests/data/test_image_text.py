@@ -1,0 +1,157 @@
+"""Images with captions: what is kept of files as they come, which caption a row has, and what cannot be used."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from t5x_like.data import loader
+from t5x_like.data.images import checking, prompts, store
+from t5x_like.data.task import build
+from t5x_like.data.vocabularies import ByteVocabulary
+from t5x_like.errors import UserError
+
+COLORS = [(250, 10, 10), (10, 250, 10), (10, 10, 250)]
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory):
+  """A folder of images, and JSON lines and a table of their captions."""
+  folder = tmp_path_factory.mktemp("pairs")
+  for number, color in enumerate(COLORS):
+    Image.fromarray(np.full((9, 9, 3), color, np.uint8)).save(folder / f"{number}.png")
+  (folder / "broken.png").write_bytes(b"no image")
+  rows = [("0.png", ["red", "a red tile"]), ("broken.png", ["x"]), ("1.png", ["green "]), ("none.png", ["y"])]
+  rows += [("2.png", ["blue", "", "deep blue", "the sea"]), ("0.png", [])]
+  with open(folder / "train.jsonl", "w") as file:
+    file.writelines(json.dumps({"image": image, "caption": texts}) + "\n" for image, texts in rows)
+  with open(folder / "train.tsv", "w") as file:
+    file.write("image\tcaption\n" + "".join(f"{image}\t{text}\n" for image, texts in rows for text in texts))
+  return folder
+
+
+def made(pairs, form="jsonl", **arguments):
+  arguments = {"source": f"{form}:train={pairs}/train.{form}", "folder": str(pairs), "resolution": 8} | arguments
+  return build("image_text", "train", cache=str(pairs / "cache"), augmentations=[], **{"length": 16} | arguments)
+
+
+@pytest.mark.parametrize("form", ["jsonl", "tsv"])
+def test_every_usable_image_is_kept_once_with_all_of_its_captions(pairs, form, capsys):
+  task = made(pairs, form)
+  tokens_CT, image_C = task.captions()
+  texts = [ByteVocabulary().decode(row) for row in tokens_CT]
+  assert texts == ["red", "a red tile", "green", "blue", "deep blue", "the sea"]
+  assert image_C.tolist() == [0, 0, 1, 2, 2, 2] and task.num_examples == 3
+  out = capsys.readouterr().out
+  assert "1 records skipped (image file not found)" in out and "1 records skipped (not a readable image)" in out
+  assert ("1 records skipped (no caption)" in out) == (form == "jsonl")
+  assert all((row[: list(row).index(1)] != 1).all() and not row[list(row).index(1) + 1 :].any() for row in tokens_CT)
+
+
+def test_an_epoch_has_every_image_with_one_of_its_own_captions_drawn_anew(pairs):
+  task = made(pairs)
+  own = {0: {"red", "a red tile"}, 1: {"green"}, 2: {"blue", "deep blue", "the sea"}}
+  seen = {number: set() for number in own}
+  for _, batch in zip(range(12), loader.train_batches(task, batch_size=3, seed=1)):
+    numbers = np.argmax(batch["image"].mean((1, 2)), axis=-1)
+    assert sorted(numbers) == [0, 1, 2] and set(batch) == set(task.features)
+    for number, row in zip(numbers, batch["text_input_tokens"]):
+      seen[number].add(ByteVocabulary().decode(row))
+  assert seen == own
+  again = [next(loader.train_batches(task, batch_size=3, seed=1, start_step=7, rows=rows)) for rows in ([0], [1, 2])]
+  whole = next(loader.train_batches(task, batch_size=3, seed=1, start_step=7))
+  for name, x in whole.items():
+    np.testing.assert_array_equal(np.concatenate([one[name] for one in again]), x)
+  (first,) = loader.eval_batches(task, batch_size=3)
+  assert [ByteVocabulary().decode(row) for row in first["text_input_tokens"]] == ["red", "green", "blue"]
+
+
+def test_long_captions_are_cut_and_end_all_the_same_and_prompts_look_like_captions(pairs, capsys):
+  task = made(pairs, length=6)
+  tokens_CT, _ = task.captions()
+  assert "3 of 6 captions cut to 6 tokens" in capsys.readouterr().out
+  texts = ["red", "a red tile", "green", "blue", "deep blue", "the sea"]
+  np.testing.assert_array_equal(tokens_CT, prompts.rows(texts, ByteVocabulary(), 6))
+  assert (tokens_CT == 1).sum(axis=1).tolist() == [1] * 6
+
+
+def test_a_killed_preparation_goes_on_and_damage_is_told(pairs, monkeypatch):
+  expected, seen = made(pairs), []
+  other = pairs / "other.jsonl"
+  other.write_bytes((pairs / "train.jsonl").read_bytes())
+
+  def counted(data):
+    seen.append(data)
+    if len(seen) == 4:
+      raise KeyboardInterrupt
+    return checking.checked(data)
+
+  monkeypatch.setattr(store, "_SHARD", 2)
+  monkeypatch.setattr(store, "checked", counted)
+  with pytest.raises(KeyboardInterrupt):
+    made(pairs, source=f"jsonl:train={other}")
+  again = made(pairs, source=f"jsonl:train={other}")
+  assert len(seen) < 8 and again.num_examples == 3
+  for found, wanted in zip(again.captions(), expected.captions(), strict=True):
+    np.testing.assert_array_equal(found, wanted)
+  notes = sorted((pairs / "cache").glob("other-train-*/*.npz"))
+  assert len(notes) == 3
+  notes[0].write_bytes(notes[0].read_bytes()[:-1])
+  with pytest.raises(UserError, match="00000.npz: found other contents than images.json states; delete"):
+    made(pairs, source=f"jsonl:train={other}")
+
+
+@pytest.mark.parametrize(
+  "line, words",
+  [
+    ('{"image": "0.png", "caption": [3]}', "found number in field 'caption', expected a caption or a list of them"),
+    ('{"image": "0.png"}', "found no field 'caption' among image"),
+    ('{"image": 3, "caption": "x"}', "found int in field 'image', expected an image or its path"),
+    ('{"image": "3.png", "caption": "x"}', "found 0 images, 1 records skipped .image file not found."),
+  ],
+)
+def test_what_cannot_be_used_is_told(pairs, tmp_path, line, words):
+  (tmp_path / "bad.jsonl").write_text(line + "\n")
+  with pytest.raises(UserError, match=words):
+    made(pairs, source=f"jsonl:train={tmp_path}/bad.jsonl")
+
+
+def test_captions_of_tfds(tmp_path):
+  """Features like those of coco_captions: an encoded image, and a sequence of captions."""
+  from t5x_like.data.quiet_tensorflow import tfds
+
+  with tfds.core.registered.skip_registration():
+
+    class Pictures(tfds.core.GeneratorBasedBuilder):
+      VERSION = tfds.core.Version("1.0.0")
+
+      def _info(self):
+        captions = tfds.features.Sequence({"id": np.int64, "text": tfds.features.Text()})
+        features = {"image": tfds.features.Image(), "captions": captions}
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+      def _split_generators(self, manager):
+        return {"train": self._generate_examples()}
+
+      def _generate_examples(self):
+        for number, color in enumerate(COLORS):
+          file = io.BytesIO()
+          Image.fromarray(np.full((9, 9, 3), color, np.uint8)).save(file, "PNG")
+          texts = [{"id": n, "text": f"{number} {n}"} for n in range(number + 1)]
+          yield number, {"image": io.BytesIO(file.getvalue()), "captions": texts}
+
+    tfds.disable_progress_bar()
+    Pictures(data_dir=tmp_path, file_format="array_record").download_and_prepare()
+  task = build(
+    "image_text",
+    "train",
+    source="tfds:pictures",
+    data_dir=str(tmp_path),
+    caption_field="captions.text",
+    cache=str(tmp_path / "cache"),
+    resolution=8,
+  )
+  texts = [ByteVocabulary().decode(row) for row in task.captions()[0]]
+  assert sorted(texts) == ["0 0", "1 0", "1 1", "2 0", "2 1", "2 2"]

@@ -1,0 +1,168 @@
+"""Pairs of encoders: what the text is read from, every way of computing the same, and the losses on their outputs."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from families import drawn
+from flax import nnx
+from test_families import same
+
+from t5x_like.errors import UserError
+from t5x_like.models import basic, clip, coatnet
+from t5x_like.nn import params
+from t5x_like.nn.design import Tokens, Variant
+from t5x_like.nn.dims import Dims
+from t5x_like.nn.dual_encoder import DualVariant
+from t5x_like.nn.image_encoder import ImageVariant
+from t5x_like.objectives import contrastive, pairwise_sigmoid
+from t5x_like.parallel.mesh import make_mesh
+from t5x_like.parallel.rules import Rules
+
+DIMS = Dims(16, 4, 4, 4, 32, 1)
+SMALL = DualVariant(
+  ImageVariant(DIMS, clip.IMAGE, 2, 6, head="projection", patch_bias=False),
+  Variant(DIMS, clip.TEXT, 64, Tokens(pad=0, start=2, eos=1)),
+  width=12,
+)
+B, T = 16, 7
+OBJECTIVES = {"contrastive": contrastive.Objective, "pairwise_sigmoid": pairwise_sigmoid.Objective}
+
+
+def model(arrays=None, **arguments):
+  make = lambda key: clip.Model(nnx.Rngs(params=key), variant=SMALL, bias=-3.0, **arguments)  # noqa: E731
+  abstract = jax.eval_shape(make, jax.random.key(0))
+  if arrays is None:
+    arrays = {name: jnp.asarray(drawn(name, p.shape)) for name, p in params.named_params(abstract).items()}
+    arrays |= {"scale": jnp.float32(1.5), "bias": jnp.float32(-2.0)}
+  return params.with_arrays(abstract, arrays)
+
+
+run = jax.jit(lambda model, batch: model(batch))
+
+
+def batch(rows=B):
+  generator = np.random.default_rng(3)
+  tokens = generator.integers(3, 64, (rows, T)).astype(np.int32)
+  for row in range(rows):
+    end = 2 + row % (T - 2)
+    tokens[row, end], tokens[row, end + 1 :] = 1, 0
+  image = generator.standard_normal((rows, 6, 6, 3)).astype(np.float32)
+  return {"image": image, "text_input_tokens": tokens, "example_weights": np.ones(rows, np.float32)}
+
+
+def value_and_gradients(objective, rules=None, given=None, **form):
+  given = given or batch()
+  start = params.arrays(model())
+
+  def sums_and_gradients(arrays, given):
+    def loss(arrays):
+      total, sums = objective(model(arrays, **form), given)
+      return total / jnp.maximum(sums["weights"], 1), sums
+
+    if rules is None:
+      return jax.value_and_grad(loss, has_aux=True)(arrays)
+    with rules.activate():
+      return jax.value_and_grad(loss, has_aux=True)(arrays)
+
+  if rules is not None:
+    start = jax.device_put(start, rules.of_params(params.named_params(model())))
+    given = jax.device_put(given, rules.batch())
+  (value, sums), gradients = jax.tree.map(np.asarray, jax.jit(sums_and_gradients)(start, given))
+  return value, gradients, sums
+
+
+@pytest.fixture(scope="module", params=OBJECTIVES)
+def plain(request):
+  return OBJECTIVES[request.param], value_and_gradients(OBJECTIVES[request.param]())
+
+
+def test_losses_are_those_of_the_papers_code(plain):
+  objective, (value, gradients, sums) = plain
+  found = {name: np.asarray(x, np.float64) for name, x in run(model(), batch()).items()}
+  logits, z = found["logits"], 2 * np.eye(B) - 1
+  if objective is contrastive.Objective:
+    rows, columns = (-np.log(np.diag(np.exp(x) / np.exp(x).sum(1, keepdims=True))).mean() for x in (logits, logits.T))
+    expected = (rows + columns) / 2
+  else:
+    expected = np.log1p(np.exp(-z * logits)).sum() / B
+  np.testing.assert_allclose(value, expected, rtol=1e-5)
+  assert sums["correct"] == (logits.argmax(1) == np.arange(B)).sum()
+  np.testing.assert_allclose(sums["logit_scale"], B * np.exp(1.5), rtol=1e-6)
+  for name, gradient in gradients.items():
+    trained = name != "bias" or objective is pairwise_sigmoid.Objective
+    assert np.isfinite(gradient).all() and (np.abs(gradient).max() > 0) == trained, name
+
+
+MESHES = [{"data": 2, "fsdp": 2, "tensor": 2}, {"data": 4, "fsdp": 2}]
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_in_parts_on_eight_devices_it_is_the_same_loss_over_the_whole_batch(plain, mesh):
+  objective, expected = plain
+  got = value_and_gradients(objective(chunks=2), Rules.make(make_mesh(mesh)), remat="full")
+  same(got[:2], expected[:2])
+  assert got[2]["correct"] == expected[2]["correct"]
+
+
+def test_rows_without_weight_are_not_compared(plain):
+  objective, expected = plain
+  padded = {name: np.concatenate([x, x[::-1][:3]]) for name, x in batch().items()}
+  padded["example_weights"][-3:] = 0
+  same(value_and_gradients(objective(), given=padded)[:2], expected[:2])
+
+
+def test_a_text_is_what_comes_before_its_end():
+  given, made = batch(), model()
+  expected = run(made, given)
+  other = given["text_input_tokens"].copy()
+  for row in other:
+    row[list(row).index(1) + 1 :] = 9
+  np.testing.assert_allclose(run(made, given | {"text_input_tokens": other})["logits"], expected["logits"], atol=1e-5)
+  other = given["text_input_tokens"].copy()
+  other[:, 0] = 9
+  moved = np.abs(
+    np.asarray(run(made, given | {"text_input_tokens": other})["text_embeddings"] - expected["text_embeddings"])
+  )
+  assert (moved.max(axis=1) > 1e-3).all()
+  np.testing.assert_allclose(np.linalg.norm(expected["image_embeddings"], axis=1), 1, rtol=1e-5)
+
+
+def test_a_text_read_both_ways_is_the_mean_of_its_tokens_alone():
+  given, variant = batch(), dataclasses.replace(SMALL, reading="mean")
+  made = model()
+  other = jax.eval_shape(lambda key: clip.Model(nnx.Rngs(params=key), variant=variant, bias=-3.0), jax.random.key(0))
+  both = params.with_arrays(other, params.arrays(made))
+  expected = np.asarray(run(both, given)["text_embeddings"])
+  assert np.abs(expected - np.asarray(run(made, given)["text_embeddings"])).max() > 1e-2
+  for row, tokens in enumerate(given["text_input_tokens"][:3]):
+    end = list(tokens).index(1) + 1
+    alone = both.embed_texts({"text_input_tokens": tokens[None, :end]})[0][0]
+    np.testing.assert_allclose(alone, expected[row], atol=1e-5)
+
+
+def test_a_coatnet_reads_the_images_of_basic():
+  image = dataclasses.replace(coatnet.VARIANTS["coatnet-tiny"], resolution=40)
+  variant = dataclasses.replace(basic.VARIANTS["basic-tiny"], image=image)
+  make = lambda key: basic.Model(nnx.Rngs(params=key), variant=variant)  # noqa: E731
+  made = make(jax.random.key(0))
+  images = np.random.default_rng(0).standard_normal((3, 40, 40, 3)).astype(np.float32)
+  found = made({"image": images, "text_input_tokens": batch(3)["text_input_tokens"]})
+  assert found["image_embeddings"].shape == (3, 64) and found["logits"].shape == (3, 3)
+  assert made.features({"image": images}).shape == (3, 64)
+
+
+def test_changes_to_the_design_are_of_both_encoders_and_positions_of_one():
+  design = {"activation": "gelu", "position": {"image": "sinusoidal_2d", "text": "rope"}}
+  made = jax.eval_shape(
+    lambda key: clip.Model(nnx.Rngs(params=key), variant=SMALL, design=design, vocab_size=32), jax.random.key(0)
+  )
+  designs = made.variant.image.design, made.variant.text.design
+  assert [d.activation for d in designs] == ["gelu"] * 2 and [d.position for d in designs] == ["sinusoidal_2d", "rope"]
+  assert made.text.embed.table.shape == (32, 16)
+  with pytest.raises(UserError, match="config.model.design.position: found 'rope', expected one for each encoder"):
+    clip.Model(nnx.Rngs(0), variant=SMALL, design={"position": "rope"})
+  with pytest.raises(UserError, match="config.objective.chunks: found 3, expected a divisor of the batch size 16"):
+    contrastive.Objective(chunks=3)(model(), batch())
