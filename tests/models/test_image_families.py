@@ -55,7 +55,7 @@ def test_every_way_of_computing_is_the_same_function_and_every_parameter_is_trai
   same(families.value_and_gradients(chosen, families.rules(chosen)), plain)
 
 
-SPLIT = [case(), case(position="relative_2d", class_tokens=2), CASES[-1]]  # 10, 11, and 4 and 10 tokens
+SPLIT = [case(), case(position="relative_2d", class_tokens=2), case(position="sinusoidal_2d", head=AUTOENCODER)]
 
 
 @pytest.mark.parametrize("chosen", SPLIT, ids=lambda case: case.name)
