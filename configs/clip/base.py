@@ -35,6 +35,8 @@ def get_config(size: Literal["b32", "b16", "l14"] = "b32"):
     "resolution": 224,
     "length": 77,
     "augmentations": ({"name": "random_resized_crop", "area": (0.9, 1.0)},),
+    "mean": (0.48145466, 0.4578275, 0.40821073),
+    "std": (0.26862954, 0.26130258, 0.27577711),
   }
   config.objective = {"name": "contrastive"}
   config.batch_size = _BATCH

@@ -161,7 +161,7 @@ def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
   if len(trained) < len(named):
     optimizer = tuning.only(optimizer, trained)
   objective = slots.make("config.objective", config.objective, t5x_like.objectives, "Objective")
-  if objective.among_rows and config.accumulation_steps > 1:
+  if getattr(objective, "among_rows", False) and config.accumulation_steps > 1:
     raise UserError(
       f"config.accumulation_steps: found {config.accumulation_steps}, but {config.objective.name} compares all rows of"
       f" a batch with one another; set it to 1 and --config.objective.chunks={config.accumulation_steps}"

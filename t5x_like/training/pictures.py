@@ -190,6 +190,8 @@ def _attended(model, batch: dict[str, jax.Array]) -> jax.Array:
   rolled_BTT = jnp.eye(layers[0].shape[-1])
   for weights_BTT in layers:
     rolled_BTT = (weights_BTT + jnp.eye(weights_BTT.shape[-1])) / 2 @ rolled_BTT
+  T = model.variant.grid.length  # others even the sequence out over devices
+  rolled_BTT = rolled_BTT[:, :T, :T]
   return (rolled_BTT[:, 0] if extra else jnp.mean(rolled_BTT, axis=1))[:, extra:]
 
 

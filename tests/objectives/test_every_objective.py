@@ -63,5 +63,5 @@ def test_objective(name, tmp_path):
   assert max(float(np.abs(g).max()) for g in jax.tree.leaves(no_gradients)) == 0
 
   repeated, _ = sums_and_gradients(arrays, {key: np.concatenate([x, x]) for key, x in batch.items()})
-  for key in {"weights"} if objective.among_rows else {"weights", "loss"}:
+  for key in {"weights"} if getattr(objective, "among_rows", False) else {"weights", "loss"}:
     np.testing.assert_allclose(repeated[key], 2 * whole[key], rtol=1e-4, err_msg=f"{key}: a mean and no sum")
