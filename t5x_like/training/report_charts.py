@@ -49,6 +49,65 @@ def curves(runs: dict[str, Rows], name: str) -> str:
   return _svg(figure, name)
 
 
+def spread(groups: dict[str, list[float]], name: str) -> str:
+  """A point for each value of each group, and a line at the group's median, as SVG."""
+  figure, axes = _axes("", 5.2, 2.9)
+  for place, values in enumerate(groups.values()):
+    colour = _COLOURS[place % len(_COLOURS)]
+    axes.plot([place] * len(values), values, color=colour, linewidth=0, marker="o", markersize=5, alpha=0.7)
+    axes.hlines(np.median(values), place - 0.25, place + 0.25, color=colour, linewidth=1.6)
+  _named_places(axes, list(groups))
+  axes.set_xlim(-0.6, len(groups) - 0.4)
+  return _svg(figure, name)
+
+
+def bars(groups: dict[str, float], name: str) -> str:
+  """A bar for each group, with its value, as SVG; none for what is not finite."""
+  figure, axes = _axes("", 5.2, 2.9)
+  for place, value in enumerate(groups.values()):
+    if math.isfinite(value):
+      axes.bar(place, value, width=0.7, color=_COLOURS[0], alpha=0.75)
+      axes.annotate(f"{value:.1f}", (place, value), ha="center", va="bottom", fontsize=8, color=_INK)
+  _named_places(axes, list(groups))
+  return _svg(figure, name)
+
+
+def confusion(classes: list[str], counts_GP: np.ndarray, name: str) -> str:
+  """How many examples of each class (rows) were taken for each (columns), shaded by their share of the row, as SVG."""
+  side = 1.2 + 0.42 * len(classes)
+  figure, axes = _axes("", max(side + 0.8, 4.0), max(side, 2.9))
+  axes.grid(False)
+  share_GP = counts_GP / np.maximum(counts_GP.sum(axis=1, keepdims=True), 1)
+  for row, column in np.argwhere(counts_GP):
+    share = float(share_GP[row, column])
+    axes.add_patch(_rectangle(column - 0.5, row - 0.5, share))
+    axes.annotate(str(counts_GP[row, column]), (column, row), ha="center", va="center", fontsize=7, color=_INK)
+  _named_places(axes, classes)
+  axes.set_yticks(range(len(classes)), [_short(name) for name in classes])
+  axes.set_xlim(-0.5, len(classes) - 0.5)
+  axes.set_ylim(len(classes) - 0.5, -0.5)
+  axes.set_xlabel("prediction")
+  axes.set_ylabel("target")
+  return _svg(figure, name)
+
+
+def _rectangle(left: float, bottom: float, share: float):
+  from matplotlib.patches import Rectangle
+
+  return Rectangle((left, bottom), 1, 1, color=_COLOURS[0], alpha=0.08 + 0.72 * share, linewidth=0)
+
+
+def _named_places(axes, names: list[str]) -> None:
+  long = max(map(len, names)) * len(names) > 60
+  axes.set_xticks(
+    range(len(names)), [_short(name) for name in names], rotation=40 * long, ha="right" if long else "center"
+  )
+
+
+def _short(name: str) -> str:
+  return name if len(name) <= 18 else f"{name[:17]}…"
+
+
 def _eval_names(rows: Rows, metric: str) -> list[str]:
   return sorted({n for row in rows for n in row if n.startswith("eval/") and n.endswith(f"/{metric}")})
 

@@ -13,10 +13,11 @@ import numpy as np
 
 from t5x_like import slots
 from t5x_like.errors import UserError, one_line
-from t5x_like.metrics.classification import Classification
+from t5x_like.metrics.classification import Classification, Matches
 from t5x_like.metrics.correlation import Correlation
 from t5x_like.metrics.metric import Metric
 from t5x_like.metrics.resampling import paired_test
+from t5x_like.metrics.tagging import EntityF1, TagAccuracy
 from t5x_like.metrics.texts import METRICS
 from t5x_like.training import workdir as workdirs
 
@@ -54,7 +55,7 @@ def compared(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     for name in other["counted"] if one else ():
       label, score = name.split("/", 1)
       if label not in tests:
-        tests[label] = _tests(_median(one), _median(other), label)
+        tests[label] = _tests(median(one), median(other), label)
       pair = [side["metrics"].get(name) for side in (one, other)]
       found = tests[label].get(score) or {}
       difference = None if None in pair else pair[1] - pair[0]
@@ -89,7 +90,7 @@ def _names(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
   return [side["workdir"] + (", from scratch" if side["from_scratch"] else "") for side in sides]
 
 
-def _median(result: dict[str, Any]) -> str:
+def median(result: dict[str, Any]) -> str:
   """The workdir of the run whose metrics stand for a task."""
   return next(run["workdir"] for run in result["runs"] if run["metrics"] == result["metrics"])
 
@@ -97,11 +98,11 @@ def _median(result: dict[str, Any]) -> str:
 def _tests(first: str, second: str, label: str) -> dict[str, Any]:
   """`paired_test` of an evaluation's scores."""
   saved = workdirs.read(second)
-  sides = [_predictions(run, label) for run in (first, second)]
+  sides = [predictions(run, label) for run in (first, second)]
   if [row["input"] for row in sides[0]] != [row["input"] for row in sides[1]]:
     raise UserError(f"--compare: {first} and {second} predicted other examples in {label}.jsonl, expected the same")
   found = {}
-  for metric, reference, prediction in _metrics(saved["evals"][label], saved["task"]):
+  for metric, reference, prediction in metrics(saved["evals"][label], saved["task"]):
     labelled = [n for n, row in enumerate(sides[1]) if row["target"] not in (None, "-1")]
     gold = [reference(sides[1][n]) for n in labelled]
     rows_2NC = [metric.checked_rows(gold, [prediction(side[n]) for n in labelled]) for side in sides]
@@ -109,7 +110,7 @@ def _tests(first: str, second: str, label: str) -> dict[str, Any]:
   return found
 
 
-def _predictions(run: str, label: str) -> Rows:
+def predictions(run: str, label: str) -> Rows:
   path = pathlib.Path(run) / "predictions" / f"{label}.jsonl"
   try:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -119,7 +120,7 @@ def _predictions(run: str, label: str) -> Rows:
     ) from None
 
 
-def _metrics(evaluator: dict[str, Any], task: dict[str, Any]) -> Iterator[tuple[Metric, Callable, Callable]]:
+def metrics(evaluator: dict[str, Any], task: dict[str, Any]) -> Iterator[tuple[Metric, Callable, Callable]]:
   """Each metric of an evaluator, with how it reads the references and predictions of a saved row."""
   texts = {"generation": evaluator.get("metrics", ()), "span_qa": ("answers",)}.get(evaluator["name"], ())
   if evaluator.get("unanswerable") or evaluator.get("language"):
@@ -131,6 +132,11 @@ def _metrics(evaluator: dict[str, Any], task: dict[str, Any]) -> Iterator[tuple[
       lambda row, made=made: made.reference(row.get("references") or [row["target"]]),
       lambda row, made=made: made.prediction(row["prediction"]),
     )
+  if evaluator["name"] == "tagging":
+    for metric in (TagAccuracy(), *([EntityF1()] if any(tag.startswith("B-") for tag in task["tags"]) else [])):
+      yield metric, lambda row: row["target"].split(), lambda row: row["tags"]
+  if evaluator["name"] == "multiple_choice" and "accuracy" in evaluator["scores"]:
+    yield Matches(), lambda row: row["target"], lambda row: row["prediction"]
   if evaluator["name"] != "classification":
     return
   if task["labels"] is None:

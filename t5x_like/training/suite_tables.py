@@ -1,13 +1,12 @@
-"""The results of a suite as JSON, as a Markdown table, and as a page with curves."""
+"""The results of a suite as JSON, as a Markdown table, and as a page with charts."""
 
 import math
 import pathlib
 from typing import Any
 
 from t5x_like.metrics import leaderboards
-from t5x_like.training import report, report_charts, suite_comparison
+from t5x_like.training import report, suite_charts, suite_comparison
 from t5x_like.training import workdir as workdirs
-from t5x_like.training.writer import read_metrics
 
 _LEADERBOARDS = {"glue": leaderboards.GLUE, "superglue": leaderboards.SUPERGLUE}
 _DASH = "–"
@@ -87,9 +86,5 @@ def write(output: pathlib.Path, found: dict[str, Any]) -> None:
   """Writes `results.json`, `results.md` and `results.html`; UserError if that fails."""
   workdirs.write(output, "results.json", found)
   workdirs.write_text(output, "results.md", markdown(found))
-  charts = []
-  for task, result in found["tasks"].items():
-    name = f"eval/{result['counted'][0]}"
-    curves = {pathlib.Path(one["workdir"]).name: read_metrics(one["workdir"]) for one in result["runs"]}
-    charts.append({"title": f"{task}: {result['counted'][0]} by step", "svg": report_charts.curves(curves, name)})
+  charts = [chart for task, result in found["tasks"].items() for chart in suite_charts.charts(task, result)]
   workdirs.write_text(output, "results.html", report.render("suite.html.j2", found=found, charts=charts, shown=_shown))

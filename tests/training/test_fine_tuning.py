@@ -211,7 +211,8 @@ def test_a_suite_makes_one_table_and_goes_on_where_it_stopped(pretrained, tmp_pa
   assert "| cola |" in table and "tools.prepare_dataset glue/mrpc" in table
   assert "glue/sst2 has no split 'train', only validation" in table
   assert found["tasks"].keys() == {"cola"} and found["average"] is None and len(found["missing"]) == 8
-  assert "<svg" in (output / "results.html").read_text()
+  page = (output / "results.html").read_text()
+  assert page.count("<svg") == 2 and "matthews_correlation by step" in page and "targets and predictions" in page
   submitted = (output / "submission" / "CoLA.tsv").read_text().splitlines()
   assert submitted[0] == "index\tprediction" and [line.split("\t")[0] for line in submitted[1:]] == ["0", "1"]
   run = output / "cola" / "recipe-0"
