@@ -51,7 +51,7 @@ _KINDS: dict[str, tuple[str, ...]] = {  # by the keys that a file has, the most 
 @door
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.few_shot")
-  parser.add_argument("--workdir", required=True, metavar="DIR", help="of the model")
+  parser.add_argument("--workdir", required=True, metavar="DIR", help="of the model, or a Hugging Face directory")
   parser.add_argument("--input", required=True, action="append", metavar="FILE", help="questions; repeatable")
   parser.add_argument("--shots", type=int, default=0, metavar="K", help="examples before each question (default: 0)")
   parser.add_argument("--examples", metavar="FILE", help="where these come from")

@@ -1,7 +1,8 @@
 """Runs EleutherAI's lm_eval on a model of ours: python -m tools.lm_eval --workdir=runs/gpt2 --tasks=lambada_openai,piqa
 
-Needs `pip install lm_eval` (requirements-lm-eval.txt). Tasks are lm_eval's, and those of --include_path; results are
-printed as its table and written as JSON. From Python: `lm_eval.simple_evaluate(model=tools.lm_eval.Model(WORKDIR), …)`.
+Needs `pip install lm_eval` (requirements-lm-eval.txt). The model is a run's or a Hugging Face directory's.
+Tasks are lm_eval's, and those of --include_path; results are printed as its table and written as JSON. From Python:
+`lm_eval.simple_evaluate(model=tools.lm_eval.Model(WORKDIR), …)`.
 """
 
 import functools
@@ -13,7 +14,7 @@ from typing import Any
 from t5x_like import command_line
 from t5x_like.errors import UserError, door
 
-_PROBE = 64  # rows in a batch
+_ROWS = 64  # in a batch
 
 
 @functools.cache
@@ -25,22 +26,23 @@ def model_class() -> type:
   """
   try:
     from lm_eval.api.model import TemplateLM
+    from lm_eval.models.utils import normalize_gen_kwargs
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
   except ImportError:
     raise UserError("lm_eval: not installed; pip install -r requirements-lm-eval.txt") from None
 
   class Model(TemplateLM):
-    """A trained model, ours or converted, as lm_eval's own Hugging Face backend would drive it.
+    """A trained model, ours or a published one, driven as lm_eval's own Hugging Face backend drives those.
 
     Args:
-      workdir: of the run, or of `tools.convert_hf`.
+      workdir: of a run, or a Hugging Face directory.
       batch_size: rows in a batch.
       longest: the most tokens of a text; None is what the model was made or trained for.
-      start: whether every context begins with the start token, as our documents do; lm_eval's backend begins only empty
-        ones with it.
+      start: whether every context begins with the start token, as our documents do; otherwise only what the tokenizer
+        of published weights adds by itself stands around a context, and the start token in an empty one.
     """
 
-    def __init__(self, workdir: str, *, batch_size: int = _PROBE, longest: int | None = None, start: bool = False):
+    def __init__(self, workdir: str, *, batch_size: int = _ROWS, longest: int | None = None, start: bool = False):
       super().__init__()
       from t5x_like.data.vocabularies import start_id
       from t5x_like.inference import likelihood
@@ -48,10 +50,12 @@ def model_class() -> type:
 
       self._opened = trained.open_model(workdir, batch_size)
       self._vocabulary = self._opened.vocabulary
+      self.backend = "seq2seq" if "encoder_input_tokens" in self._opened.features else "causal"
       self._likelihood = likelihood.Likelihood(self._opened.run, self._opened.features, longest)
-      self._seq2seq = "encoder_input_tokens" in self._opened.features
-      self._start, self._start_id = start, start_id(self._vocabulary)
-      self.backend = "seq2seq" if self._seq2seq else "causal"
+      self._start_id = start_id(self._vocabulary)
+      self._before, self._after = _around(self._vocabulary, self.backend == "seq2seq")
+      if start and self.backend == "causal":
+        self._before = [self._start_id]
 
     @property
     def eot_token_id(self) -> int:
@@ -63,19 +67,13 @@ def model_class() -> type:
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_) -> list[int]:
       ids = [int(i) for i in self._vocabulary.encode(string)]
-      return [*ids, self._vocabulary.eos_id] if self._seq2seq else ids
-
-    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-      if self._seq2seq:
-        return self.tok_encode(context), self.tok_encode(continuation)
-      return super()._encode_pair(context, continuation)
+      if add_special_tokens is None:
+        add_special_tokens = not string.startswith(self._vocabulary.pieces_of([self._start_id])[0])
+      return [*self._before, *ids, *self._after] if add_special_tokens else ids
 
     def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, **_) -> list[tuple[float, bool]]:
-      pairs = []
-      for _, context, continuation in requests:
-        begin = [self.prefix_token_id] if self._start and not self._seq2seq else []
-        pairs.append(([*begin, *context] or [self.prefix_token_id], continuation))
-      scored = [(one.log_probability, one.greedy) for one in self._likelihood(pairs)]
+      found = self._likelihood([(context, continuation) for _, context, continuation in requests])
+      scored = [(one.log_probability, one.greedy) for one in found]
       for (key, _, _), answer in zip(requests, scored):
         if key is not None:
           self.cache_hook.add_partial("loglikelihood", key, answer)
@@ -87,45 +85,64 @@ def model_class() -> type:
         windows = get_rolling_token_windows(
           token_list=self.tok_encode(text),
           prefix_token=self.prefix_token_id,
-          max_seq_len=self._likelihood.longest - (not self._seq2seq),
+          max_seq_len=self._likelihood.longest,
           context_len=1,
         )
-        pairs = [make_disjoint_window(window) for window in windows]
-        out.append(sum(one.log_probability for one in self._likelihood(pairs)))
+        found = self._likelihood([make_disjoint_window(window) for window in windows])
+        out.append(sum(one.log_probability for one in found))
       return out
 
     def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
-      from t5x_like.inference import generation, strategies
-
       groups: dict[str, list[int]] = {}
       for number, request in enumerate(requests):
         groups.setdefault(json.dumps(request.args[1], sort_keys=True), []).append(number)
       out: dict[int, str] = {}
       for key, numbers in groups.items():
-        options = json.loads(key)
-        until = options.get("until") or []
-        stops = [until] if isinstance(until, str) else list(until)
-        flags: dict[str, Any] = {}
-        if options.get("do_sample") and options.get("temperature", 1.0) > 0:
-          flags = {name: options[name] for name in ("temperature", "top_p", "top_k") if name in options}
-        kind = generation.TextToText if self._seq2seq else generation.Continuation
-        new = int(options.get("max_gen_toks", 256))
-        opened = self._opened
-        predict = kind(opened.model, self._vocabulary, opened.features, strategies.choose(**flags), new)
+        options = normalize_gen_kwargs(json.loads(key))
         texts = [requests[number].args[0] for number in numbers]
-        room = self._likelihood.longest - (0 if self._seq2seq else new)
-        ids = [self._prompt(text)[-max(room, 1) :] for text in texts]
-        for number, answer in zip(numbers, predict(opened.run, ids, texts)):
-          out[number] = _cut(answer["prediction"], stops)
+        stops = [one for one in options["until"] if one]
+        for number, text, answer in zip(numbers, texts, self._generated(texts, options)):
+          out[number] = _cut(answer, stops)
+          self.cache_hook.add_partial("generate_until", (text, requests[number].args[1]), out[number])
       return [out[number] for number in range(len(requests))]
 
-    def _prompt(self, text: str) -> list[int]:
-      ids = self.tok_encode(text)
-      if self._seq2seq:
-        return ids
-      return [self.prefix_token_id, *ids] if self._start or not ids else ids
+    def _generated(self, texts: list[str], options: dict[str, Any]) -> list[str]:
+      """The new text after each, decoded by itself."""
+      from t5x_like.inference import generation, strategies
+
+      causal, opened, new = self.backend == "causal", self._opened, options["max_gen_toks"]
+      sampled = options.get("do_sample") and options.get("temperature", 0.0) > 0
+      flags = {name: options[name] for name in ("temperature", "top_p", "top_k") if sampled and name in options}
+      room = self._likelihood.longest - causal * new
+      if room < 1:
+        raise UserError(
+          f"max_gen_toks: found {new}, expected fewer than the {self._likelihood.longest} tokens that the model takes"
+        )
+
+      class Alone(generation.Continuation if causal else generation.TextToText):
+        def text_of(self, prompt, ids):
+          return self.vocabulary.decode(
+            [i for i in ids if i not in {*self.vocabulary.special_ids, self.vocabulary.unk_id}]
+          )
+
+        def fills(self, text):
+          return False
+
+      predict = Alone(opened.model, self._vocabulary, opened.features, strategies.choose(**flags), new)
+      predict.ends = opened.ends
+      ids = [(self.tok_encode(text) or [self.prefix_token_id])[-room:] for text in texts]
+      return [answer["prediction"] for answer in predict(opened.run, ids, texts)]
 
   return Model
+
+
+def _around(vocabulary, both: bool) -> tuple[list[int], list[int]]:
+  """The special ids before and after a context."""
+  from t5x_like.data.vocabularies import PublishedVocabulary, hugging_face, opening
+
+  if isinstance(vocabulary, PublishedVocabulary):
+    return hugging_face.around(vocabulary)
+  return (opening(vocabulary), [vocabulary.eos_id]) if both else ([], [])
 
 
 def _cut(text: str, stops: list[str]) -> str:
@@ -144,12 +161,12 @@ def __getattr__(name: str):
 @door
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.lm_eval")
-  parser.add_argument("--workdir", required=True, metavar="DIR", help="of the model")
+  parser.add_argument("--workdir", required=True, metavar="DIR", help="of the model, or a Hugging Face directory")
   parser.add_argument("--tasks", required=True, metavar="TASK,TASK", help="lm_eval's names")
   parser.add_argument("--num_fewshot", type=int, metavar="K", help="examples before each question")
   parser.add_argument("--limit", type=float, metavar="N", help="the first N examples of each task")
   parser.add_argument("--include_path", metavar="DIR", help="of tasks in YAML")
-  parser.add_argument("--batch_size", type=int, default=_PROBE, metavar="N", help="rows in a batch")
+  parser.add_argument("--batch_size", type=int, default=_ROWS, metavar="N", help="rows in a batch")
   parser.add_argument("--longest", type=int, metavar="N", help="the most tokens of a text")
   parser.add_argument("--start", action="store_true", help="begin every context with the start token")
   parser.add_argument("--output", metavar="FILE", help="the results as JSON")

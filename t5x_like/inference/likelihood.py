@@ -34,8 +34,9 @@ class Likelihood:
   Args:
     run: applies the model to rows.
     features: names and shapes of the model's training features.
-    longest: the most tokens of context and continuation together (of an encoder-decoder: of each); None is the number
-      of the model's positions or, where these have no end, the length it was trained on.
+    longest: the most tokens that the model reads, which are those of context and continuation but the last (of an
+      encoder-decoder: of each); None is the number of its positions or, where these have no end, the length it was
+      trained on.
 
   Raises:
     UserError: the model is an encoder.
@@ -60,8 +61,8 @@ class Likelihood:
     for context, continuation in pairs:
       if not len(continuation) or not (len(context) or self._both):
         raise UserError("found an empty context or continuation, expected at least one token of each")
-      if len(continuation) >= self.longest + self._both:
-        raise UserError(f"found a continuation of {len(continuation)} tokens, expected fewer than {self.longest}")
+      if len(continuation) > self.longest:
+        raise UserError(f"found a continuation of {len(continuation)} tokens, expected at most {self.longest}")
     if not pairs:
       return []
     return self._of_targets(pairs) if self._both else self._of_rows(pairs)
@@ -69,35 +70,38 @@ class Likelihood:
   def rolling(self, ids: Ids, start: int, stride: int | None = None) -> float:
     """The log-probability of a whole text, every token once, after `start`.
 
-    Each window but the first has `longest - stride` tokens of context; None is a stride of the whole length, with one.
+    Each window but the first has `longest + 1 - stride` tokens of context; None is the whole length, with one.
     """
-    size = self.longest - 1
+    size = self.longest
     stride = min(stride or size, size)
     text, pairs, place = [start, *ids], [], 1
     while place < len(text):
       past = min(len(text), place + (size if place == 1 else stride))
-      first = max(0, past - self.longest)
+      first = max(0, past - size - 1)
       pairs.append((text[min(first, place - 1) : place], text[place:past]))
       place = past
     return sum(one.log_probability for one in self(pairs))
 
   def _of_rows(self, pairs) -> list[Scored]:
-    rows = [[*context, *continuation][-self.longest :] for context, continuation in pairs]
-    counts = np.array([[len(continuation), len(row)] for (_, continuation), row in zip(pairs, rows)], np.int32)
+    rows = [[*context, *continuation][-self.longest - 1 :] for context, continuation in pairs]
+    extras = {
+      "last": np.array([[row[-1]] for row in rows], np.int32),  # which is never read
+      "counts": np.array([[len(continuation), len(row) - 1] for (_, continuation), row in zip(pairs, rows)], np.int32),
+    }
 
     def function(model, batch):
-      tokens_BT, valid_BT = batch["tokens"], batch["valid"]
-      first_B1 = (batch["counts"][:, 1] - batch["counts"][:, 0])[:, None]
+      tokens_BT, valid_BT, (wanted_B1, read_B1) = batch["tokens"], batch["valid"], jnp.split(batch["counts"], 2, 1)
       places = jnp.arange(tokens_BT.shape[1])
       features = {"decoder_input_tokens": tokens_BT, "decoder_segment_ids": valid_BT}
       if "decoder_causal_attention" in self._features:
-        features["decoder_causal_attention"] = (places < first_B1) & (valid_BT > 0)
-      logits_BTV = model(features)["logits"].astype(jnp.float32)[:, :-1]
-      wanted_BT = (places[1:] >= first_B1) & (valid_BT[:, 1:] > 0)
-      return _sums(logits_BTV, tokens_BT[:, 1:], wanted_BT)
+        features["decoder_causal_attention"] = (places <= read_B1 - wanted_B1) & (valid_BT > 0)
+      targets_BT = jnp.where(places == read_B1 - 1, batch["last"], jnp.roll(tokens_BT, -1, axis=1))
+      wanted_BT = (places >= read_B1 - wanted_B1) & (places < read_B1)
+      return _sums(model(features)["logits"].astype(jnp.float32), targets_BT, wanted_BT)
 
     # A row of one bucket more than its inputs need costs little, and keeps one shape for contexts of any length.
-    found = self._run(function, rows, {"counts": counts}, lambda length: padded_length(length, self.longest))
+    ids = [row[:-1] for row in rows]
+    found = self._run(function, ids, extras, lambda length: padded_length(length, self.longest))
     return [Scored(float(total), bool(greedy)) for total, greedy in found]
 
   def _of_targets(self, pairs) -> list[Scored]:

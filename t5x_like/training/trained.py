@@ -1,6 +1,7 @@
 """A training run as evaluation and prediction see it: its config and its parameters."""
 
 import dataclasses
+import json
 import pathlib
 from typing import Any
 
@@ -9,8 +10,11 @@ from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
 from t5x_like import recipes
+from t5x_like.data import features
 from t5x_like.errors import UserError
-from t5x_like.nn import lora
+from t5x_like.nn import lora, params
+from t5x_like.parallel.mesh import make_mesh
+from t5x_like.parallel.rules import Rules
 from t5x_like.rows import Runner
 from t5x_like.training import imported
 from t5x_like.training import workdir as workdirs
@@ -18,6 +22,9 @@ from t5x_like.training.assembly import Parts
 from t5x_like.training.checkpoint import Checkpoints
 from t5x_like.training.checkpoint_manifest import flatten
 from t5x_like.training.state import to_tree
+
+_LENGTHS = ("n_positions", "max_position_embeddings", "n_ctx", "max_seq_len")  # keys of config.json
+_UNLIMITED = 2048  # tokens, where it names no length
 
 
 def open_config(workdir: str, recipe: str | None, overrides: list[str]) -> tuple[ConfigDict, dict[str, Any]]:
@@ -90,8 +97,13 @@ def finished(model):
 
 
 def row_features(identity: dict[str, Any]) -> dict[str, list[int]]:
-  """The shapes of the features of one row: of a run whose examples have several, without their number."""
-  return {name: shape[-1:] for name, shape in identity["features"].items()}
+  """The shapes of the features of one row: of a run whose examples have several, without their number.
+
+  Raises:
+    UserError: imported weights, whose run has seen no data yet, and a task whose features only its data tell.
+  """
+  shapes = identity["features"] or {name: one.shape for name, one in features.of(identity["task"]).items()}
+  return {name: list(shape[-1:]) for name, shape in shapes.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,26 +114,30 @@ class Opened:
     model: the abstract model.
     run: applies it to rows, with the parameters of a checkpoint.
     vocabulary, features: those that it was trained with.
+    ends: ids that end a text.
   """
 
   model: Any
   run: Runner
   vocabulary: Any
   features: dict[str, list[int]]
+  ends: tuple[int, ...]
 
 
 def open_model(workdir: str, batch_size: int, step: int | None = None) -> Opened:
-  """Opens a checkpoint of a run, by default the newest.
+  """Opens a checkpoint of a run, by default the newest, or a Hugging Face directory.
 
   Args:
     batch_size: rows in a batch.
   Raises:
-    UserError: the workdir holds no run or no such checkpoint, or its vocabulary is another.
+    UserError: there is no run and no such checkpoint or model, or its vocabulary is another.
   """
   from t5x_like.data import vocabularies
   from t5x_like.training import assembly, process
 
   process.prepare()
+  if _is_published(workdir):
+    return _open_published(workdir, batch_size)
   config, identity = open_config(workdir, None, [])
   vocabulary = vocabularies.load(str(pathlib.Path(workdir) / "vocabulary"))
   config.batch_size, config.accumulation_steps = jax.device_count(), 1  # fits any mesh; the runner has its own
@@ -130,4 +146,41 @@ def open_model(workdir: str, batch_size: int, step: int | None = None) -> Opened
   parts = assembly.build(config)
   _, arrays = restore_params(workdir, parts, step)
   run = Runner(parts.model, parts.rules, arrays, batch_size)
-  return Opened(parts.model, run, vocabulary, row_features(identity))
+  return Opened(parts.model, run, vocabulary, row_features(identity), (vocabulary.eos_id,))
+
+
+def _is_published(directory: str) -> bool:
+  """Whether a directory is one of Hugging Face: its config names a model type, not a run."""
+  try:
+    found = json.loads((pathlib.Path(directory) / workdirs.FILE).read_text())
+  except (OSError, ValueError):
+    return False
+  return isinstance(found, dict) and "model_type" in found
+
+
+def _open_published(directory: str, batch_size: int) -> Opened:
+  from t5x_like.data import vocabularies
+  from t5x_like.interop import hf
+
+  if not vocabularies.hugging_face.has_tokenizer(pathlib.Path(directory)):
+    raise UserError(
+      f"{directory}: found no tokenizer beside the model, expected tokenizer.json or its like; copy it there"
+    )
+  rules = Rules.make(make_mesh({"data": -1}))
+  model = hf.load(directory, rules=rules, layers="loop" if jax.default_backend() == "cpu" else "scan")
+  vocabulary = vocabularies.load(directory)
+  size = model.variant.vocab_size
+  if vocabulary.size > size:
+    raise UserError(
+      f"{directory}: the tokenizer has {vocabulary.size} ids, the model {size} token vectors; the tokenizer is another"
+      " model's"
+    )
+  values = json.loads(model.origin.config)
+  length = next((values[key] for key in _LENGTHS if isinstance(values.get(key), int)), _UNLIMITED)
+  both = hasattr(model, "encode")
+  described = features.encoder_decoder(length, length, vocabulary) if both else features.decoder(length)
+  shapes = {name: list(one.shape) for name, one in described.items()}
+  ends = values.get("eos_token_id")
+  ends = {vocabulary.eos_id, *(ends if isinstance(ends, list) else [] if ends is None else [ends])}
+  run = Runner(jax.eval_shape(lambda: model), rules, params.arrays(model), batch_size)
+  return Opened(run.model, run, vocabulary, shapes, tuple(sorted(i for i in ends if i < size)))

@@ -122,6 +122,24 @@ def files_of(vocabulary: Vocabulary) -> dict[str, bytes]:
   return files
 
 
+def around(vocabulary: PublishedVocabulary) -> tuple[list[int], list[int]]:
+  """The special ids that `transformers` puts before and after a text by default."""
+  import tokenizers
+
+  config, file = (json.loads(vocabulary.brought.get(name, b"{}")) for name in (CONFIG, TOKENIZER))
+  bos, eos = ([] if i is None else [i] for i in (vocabulary.bos_id, vocabulary.eos_id))
+  if "add_bos_token" in config or "add_eos_token" in config:
+    return bos * bool(config.get("add_bos_token")), eos * bool(config.get("add_eos_token"))
+  if file.get("post_processor"):
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(file))
+    bare, whole = (tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True))
+    start = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+    return whole[:start], whole[start + len(bare) :]
+  name = config.get("tokenizer_class")
+  encloses = name in ("BartTokenizer", "RobertaTokenizer")
+  return bos * encloses, eos * (encloses or name == "T5Tokenizer" or SENTENCE_PIECE[0] in vocabulary.brought)
+
+
 def _bytes(content: dict[str, Any]) -> bytes:
   return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
 

@@ -1,0 +1,90 @@
+"""Log-probabilities of continuations against the model's own logits, token by token, and few-shot questions by them."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import published
+import tiny
+from t5x_like.inference.likelihood import Likelihood
+from t5x_like.interop import hf
+from t5x_like.models import gpt
+from t5x_like.nn import params
+from t5x_like.nn.design import Variant
+from t5x_like.nn.dims import Dims
+from t5x_like.parallel.mesh import make_mesh
+from t5x_like.parallel.rules import Rules
+from t5x_like.rows import Runner
+from tools import few_shot
+
+V, LONGEST = 384, 40
+SIZE = Variant(Dims(embed=16, heads=4, kv_heads=4, head_dim=4, mlp=32, layers=2), gpt.GPT2, V)
+
+
+@pytest.fixture(scope="module")
+def model():
+  changes = {"position": {"name": "learned", "length": LONGEST}}
+  return tiny.noised(jax.jit(tiny.maker(SIZE, family=gpt, design=changes))(jax.random.key(0)))
+
+
+@pytest.fixture(scope="module")
+def likelihood(model):
+  rules = Rules.make(make_mesh({"data": -1}))
+  run = Runner(jax.eval_shape(lambda: model), rules, params.arrays(model), 8)
+  return Likelihood(run, {"decoder_target_tokens": [LONGEST]})
+
+
+def by_hand(model, row, wanted):
+  """(sum of log-probabilities, whether all are the likeliest) of the last tokens of a row, without padding."""
+  logits = np.asarray(model({"decoder_input_tokens": np.asarray([row[:-1]], np.int32)})["logits"][0], np.float64)
+  log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+  places = range(len(row) - 1 - wanted, len(row) - 1)
+  return sum(log_p[t, row[t + 1]] for t in places), all(log_p[t].argmax() == row[t + 1] for t in places)
+
+
+def test_continuations_after_contexts_of_any_length(model, likelihood):
+  """The longest rows lose the beginning of their context; the last token is asked for, but never read."""
+  draw = np.random.default_rng(0)
+  pairs = [(draw.integers(0, V, c).tolist(), draw.integers(0, V, n).tolist()) for c, n in ((1, 3), (9, 1), (70, 5))]
+  pairs.append((draw.integers(0, V, 1).tolist(), draw.integers(0, V, LONGEST).tolist()))
+  likeliest = np.asarray(model({"decoder_input_tokens": np.asarray([pairs[1][0]], np.int32)})["logits"])[0, -1].argmax()
+  pairs.append((pairs[1][0], [int(likeliest)]))
+  for (context, continuation), found in zip(pairs, likelihood(pairs), strict=True):
+    row = [*context, *continuation][-LONGEST - 1 :]
+    expected, greedy = by_hand(model, row, len(continuation))
+    assert found.log_probability == pytest.approx(expected, rel=1e-5) and found.greedy == greedy
+  assert likelihood(pairs)[-1].greedy
+
+
+@pytest.mark.parametrize("stride", [None, 7])
+def test_every_token_of_a_text_counts_once(model, likelihood, stride):
+  ids = np.random.default_rng(1).integers(0, V, 100).tolist()
+  text, step, total, past = [0, *ids], stride or LONGEST, 0.0, 1
+  while past < len(text):
+    end = min(len(text), past + (LONGEST if past == 1 else step))
+    total += by_hand(model, text[max(0, end - LONGEST - 1) : end], end - past)[0]
+    past = end
+  assert likelihood.rolling(ids, 0, stride) == pytest.approx(total, rel=1e-5)
+
+
+def test_questions_are_asked_of_a_published_model(model, tmp_path):
+  """A Hugging Face directory as it is: a choice by likelihood, as counted by hand."""
+  hf.save(model, str(tmp_path / "model"))
+  published.write(tmp_path / "model", "gpt2")
+  rows = [
+    {"query": " ".join(published.WORDS[n : n + 4]), "choices": ["fox", "lazy dog", "wizards"], "gold": 1}
+    for n in range(6)
+  ]
+  (tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+  output = tmp_path / "scores.json"
+  assert not few_shot.main([f"--workdir={tmp_path}/model", f"--input={tmp_path}/asked.jsonl", f"--output={output}"])
+  from t5x_like.data import vocabularies
+
+  encode, start, right = vocabularies.load(str(tmp_path / "model")).encode, 0, 0
+  for row in rows:
+    before = [start, *encode(row["query"])]
+    whole = [[start, *encode(f"{row['query']} {choice}")] for choice in row["choices"]]
+    right += np.argmax([by_hand(model, one, len(one) - len(before))[0] for one in whole]) == row["gold"]
+  assert json.loads(output.read_text())["asked"]["accuracy"] == pytest.approx(100 * right / len(rows))
