@@ -52,7 +52,13 @@ def number(*, invalid: float = -1.0) -> TextMetric:
     except ValueError:
       return invalid
 
-  return TextMetric(Correlation(), lambda texts: float(texts[0]), prediction)
+  def reference(texts: list[str]) -> float:
+    try:
+      return float(texts[0])
+    except ValueError:
+      raise ValueError(f"found {texts[0][:40]!r}, expected a number") from None
+
+  return TextMetric(Correlation(), reference, prediction)
 
 
 def answers(*, normalization: Literal["squad", "triviaqa"] = "squad") -> TextMetric:

@@ -1,0 +1,123 @@
+"""Scores and predictions are the same to the digit on one device, on eight, and on two processes with four each; a
+suite that is killed again and again ends with the table of one that was not."""
+
+import json
+import random
+import shutil
+import signal
+import sys
+import time
+
+import pytest
+
+from fine_tuning import fine_tuning
+from more import beyond
+from t5x_like import train
+from tests.runs import LAUNCHER, Process, run
+
+ENCODER = ("--config=configs/bert/base.py:debug", "--config.phases={}")  # which needs no test's variant
+STEPS = ("--config.total_steps=2", "--config.eval_every=2", "--config.checkpoint.every=2")
+
+
+def generation(folder) -> list[str]:
+  """A text-to-text task whose answers are generated, and the evaluator of it."""
+  rows = [{"text": f"{n} and {n % 7}", "turned": f"{n % 7} and {n}"} for n in range(37)]
+  (folder / "data").write_text("".join(json.dumps(row) + "\n" for row in rows))
+  task = {
+    "name": "text_to_text",
+    "source": f"jsonl:train={folder}/data,validation={folder}/data",
+    "inputs": "{text}",
+    "targets": "{turned}",
+    "inputs_length": 32,
+    "targets_length": 16,
+    "cache": f"{folder}/cache",
+  }
+  evals = {"dev": {"name": "generation", "metrics": ["exact", "answers", "chrf"]}}
+  return [
+    "--config=configs/t5/base.py:debug",
+    f"--config.task={json.dumps(task)}",
+    f"--config.evals={json.dumps(evals)}",
+  ]
+
+
+def labelled(objective: str, folder) -> list[str]:
+  words = [f"--config.{word}" for word in fine_tuning(objective, folder)]
+  return [*ENCODER, *words, f'--config.evals={{"dev": {{"name": "{objective}"}}}}']
+
+
+def pictures(folder) -> list[str]:
+  return [
+    "--config=configs/vit/base.py:debug",
+    f"--config.task.cache={folder}/cache",
+    '--config.evals={"dev": {"name": "image_classification"}}',
+  ]
+
+
+KINDS = {
+  name: lambda folder, name=name: labelled(name, folder) for name in ("classification", "tagging", "span_qa")
+} | {"generation": generation, "image_classification": pictures}
+
+
+def found(command: list[str], workdir, **where) -> dict[str, bytes]:
+  """The files that `evaluate` writes, when it is run as a process."""
+  shutil.rmtree(workdir / "evaluations", ignore_errors=True)
+  code, said = run(command, **where)
+  assert code == 0, said
+  return {path.name: path.read_bytes() for path in (workdir / "evaluations").iterdir()}
+
+
+@pytest.mark.parametrize("kind", beyond(1, list(KINDS)))
+def test_scores_and_predictions_are_the_same_on_any_layout(kind, tmp_path, compiled):
+  workdir = tmp_path / "run"
+  assert train.main([*KINDS[kind](tmp_path), f"--workdir={workdir}", *STEPS]) == 0
+  command = [sys.executable, "-m", "t5x_like.evaluate", f"--workdir={workdir}"]
+  one = found(command, workdir, devices=1, cache=compiled)
+  assert len(one) == 2 and all(one.values())
+  assert found(command, workdir, devices=8, cache=compiled) == one
+  assert found([*LAUNCHER, "--", *command], workdir, cache=compiled) == one
+
+
+@pytest.mark.heavy
+def test_a_suite_that_is_killed_again_and_again_ends_with_the_same_table(tmp_path, compiled):
+  from tools.prepare_dataset import command as prepare
+
+  for task, rows in (("CoLA", "x\t{1}\t\tsentence {0}\n"), ("SST-2", "sentence {0}\t{1}\n")):
+    raw = tmp_path / "raw" / task
+    raw.mkdir(parents=True)
+    lines = [rows.format(n, n % 2) for n in range(32)]
+    for split in ("train", "dev"):
+      (raw / f"{split}.tsv").write_text("".join(["sentence\tlabel\n"] * (task == "SST-2") + lines))
+    name = {"CoLA": "cola", "SST-2": "sst2"}[task]
+    assert prepare.main([f"glue/{name}", f"--from_files={raw}", f"--data_dir={tmp_path}/tfds"]) == 0
+  length = '--config.model.design.position={"name": "learned", "length": 64}'
+  base = [*ENCODER, f"--workdir={tmp_path}/base", *STEPS, "--config.evals={}", length]
+  assert train.main(base) == 0
+
+  def suite(output):
+    flags = ("--seeds=2", "--config.total_steps=6", "--config.batch_size=8", "--config.task.length=64")
+    wanted = [f"--workdir={tmp_path}/base", "--suite=glue", f"--data_dir={tmp_path}/tfds", f"--output={output}"]
+    return [sys.executable, "-m", "t5x_like.evaluate", *wanted, *flags]
+
+  began = time.monotonic()
+  code, said = run(suite(tmp_path / "whole"), cache=compiled)
+  assert code == 0, said
+  seconds = time.monotonic() - began
+  for kill in range(5):
+    wait = random.uniform(0.2, 0.9) * seconds
+    print(f"kill {kill} after {wait:.1f} s")
+    with Process(suite(tmp_path / "killed"), cache=compiled) as process:
+      deadline = time.monotonic() + wait
+      if not process.until(lambda deadline=deadline: time.monotonic() > deadline):
+        break
+      process.send(signal.SIGKILL)
+      process.end()
+  code, said = run(suite(tmp_path / "killed"), cache=compiled)
+  assert code == 0, said
+  first, second = tmp_path / "whole", tmp_path / "killed"
+  assert (second / "results.md").read_text() == (first / "results.md").read_text()
+  results = (second / "results.json").read_text().replace(str(second), str(first))
+  assert results == (first / "results.json").read_text()
+  predicted = sorted(path.relative_to(first) for path in first.rglob("predictions/*.jsonl"))
+  assert len(predicted) >= 4
+  for path in predicted:
+    assert (second / path).read_bytes() == (first / path).read_bytes(), path
