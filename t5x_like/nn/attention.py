@@ -104,21 +104,20 @@ class SelfAttention(Attention):
   place = "attention_core"
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: dict | None, key: jax.Array | None):
-    """Returns ([B, T, D], {}, cache). A cache is {"k", "v"}: [B, S, K, H]; new entries start at `context.slot`."""
+    """Returns ([B, T, D], {}, cache). A cache is {"k", "v"}: [B, K, S, H]; new entries start at `context.slot`."""
     mask, core = context.mask, self.core
     q_BTX, k_BTX, v_BTX = together((self.query, self.key, self.value), x_BTD)
     k_BSKH, v_BSKH = self.keys_and_values(k_BTX, v_BTX, mask.q_pos)
     if cache is not None:
-      core = core.decoding()
-      at = (0, context.slot, 0, 0)
-      k_BSKH = jax.lax.dynamic_update_slice(cache["k"], k_BSKH.astype(cache["k"].dtype), at)
-      v_BSKH = jax.lax.dynamic_update_slice(cache["v"], v_BSKH.astype(cache["v"].dtype), at)
-      cache = {"k": k_BSKH, "v": v_BSKH}
+      core, at = core.decoding(), (0, 0, context.slot, 0)
+      new = {"k": k_BSKH.swapaxes(1, 2), "v": v_BSKH.swapaxes(1, 2)}
+      cache = {n: jax.lax.dynamic_update_slice(x, new[n].astype(x.dtype), at) for n, x in cache.items()}
+      k_BSKH, v_BSKH = (cache[n].swapaxes(1, 2) for n in "kv")
     return self.attend(core, q_BTX, k_BSKH, v_BSKH, mask, context.bias, key), {}, cache
 
   def start_cache(self, start: CacheStart) -> dict[str, jax.Array]:
-    shape = (start.batch, start.slots, self.kv_heads, self.head_dim)
-    empty = constrain(jnp.zeros(shape, start.dtype), "batch", None, "activation_kv_heads", None)
+    shape = (start.batch, self.kv_heads, start.slots, self.head_dim)  # as a step's products read it: no transposes
+    empty = constrain(jnp.zeros(shape, start.dtype), "batch", "activation_kv_heads", None, None)
     return {"k": empty, "v": empty}
 
 
@@ -131,7 +130,7 @@ class CrossAttention(Attention):
     if cache is None:
       kv = self._of_memory(context.memory, context.memory_mask)
     else:
-      kv = cache["k"], cache["v"]
+      kv = (cache[n].swapaxes(1, 2) for n in "kv")
     return self.attend(self.core, self.query(x_BTD), *kv, context.memory_mask, None, key), {}, cache
 
   def _of_memory(self, memory_BSD: jax.Array, mask: Mask) -> tuple[jax.Array, jax.Array]:
@@ -139,4 +138,4 @@ class CrossAttention(Attention):
 
   def start_cache(self, start: CacheStart) -> dict[str, jax.Array]:
     k_BSKH, v_BSKH = self._of_memory(start.memory, start.memory_mask)
-    return {"k": k_BSKH, "v": v_BSKH}
+    return {"k": k_BSKH.swapaxes(1, 2), "v": v_BSKH.swapaxes(1, 2)}

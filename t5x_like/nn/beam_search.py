@@ -135,7 +135,7 @@ def beam_search(
 
   def step(carry):
     changing, last_BK, running, running_BK, done, done_BK, open_B, index = carry
-    logits_MV, state = start.next_logits(model, last_BK.reshape(B * K, 1), join(changing), index)
+    logits_MV, state = start.next_logits(last_BK.reshape(B * K, 1), join(changing), index)
     scores_MV = apply(transforms, jax.nn.log_softmax(logits_MV, axis=-1), Step(index, L, start.eos))
     scores_BKV = running_BK[..., None] + scores_MV.reshape(B, K, V)
     best_BC, at_BC = _best(constrain(scores_BKV.reshape(B, K * V), "batch", None), C)
@@ -187,7 +187,8 @@ def _pick(x: jax.Array, at_BK: jax.Array) -> jax.Array:
 
 
 def _batch_axis(path) -> int:
-  return 1 if path[0].name == "cache" else 0
+  """A stacked cache has the layers before; that of an `Unrolled` stack is a list of theirs."""
+  return int(path[0].name == "cache" and not isinstance(path[1], jax.tree_util.SequenceKey))
 
 
 def _spread(path, x: jax.Array, beams: int) -> jax.Array:
@@ -205,7 +206,7 @@ def _follow(path, x: jax.Array, parent_BK: jax.Array) -> jax.Array:
   are equal."""
   if path[0].name != "cache" or of_memory(path):
     return x
-  B, K = parent_BK.shape
-  x = x.reshape(x.shape[0], B, K, *x.shape[2:])
-  x = jax.vmap(_pick, in_axes=(0, None))(x, parent_BK)
-  return x.reshape(x.shape[0], B * K, *x.shape[3:])
+  axis, shape = _batch_axis(path), x.shape
+  x = x.reshape(*shape[:axis], *parent_BK.shape, *shape[axis + 1 :])
+  pick = jax.vmap(_pick, in_axes=(0, None)) if axis else _pick
+  return pick(x, parent_BK).reshape(shape)

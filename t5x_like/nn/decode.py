@@ -16,7 +16,8 @@ class DecodeState:
   """A key/value cache and the positions of its entries; a pytree.
 
   Attributes:
-    cache: keys and values of every layer; the batch is axis 1.
+    cache: keys and values of every layer; the batch is axis 1. Of an `Unrolled` stack, a list with each
+      layer's, where it is axis 0.
     pos: int32 [B, slots], the position of the token in each cache slot, -1 if the slot is empty or padding.
     next_pos: int32 [B], the position of each row's next token.
     slot: int32 scalar, the first unused slot.
@@ -24,7 +25,7 @@ class DecodeState:
     memory_pos, memory_valid: positions and validity of the encoder's keys; None for decoder-only models.
   """
 
-  cache: dict
+  cache: dict | list
   pos: jax.Array
   next_pos: jax.Array
   slot: jax.Array

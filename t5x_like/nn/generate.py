@@ -6,8 +6,10 @@ one compilation serves every batch of the same size, and rows stay on their devi
 what the batch forces after it (`decoder_prefix_tokens`).
 """
 
+import copy
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,7 @@ import jax.numpy as jnp
 from t5x_like.errors import UserError
 from t5x_like.nn.decode import DecodeState
 from t5x_like.nn.sampling import Step, Transform, apply, is_in
+from t5x_like.nn.unrolled import unrolled
 from t5x_like.parallel.constrain import constrain
 
 Batch = dict[str, jax.Array]
@@ -110,7 +113,7 @@ def generate(
 
   def advance(carry):
     tokens_BT, log_p_B, last_B1, changing, ended_B, index = carry
-    logits_BV, state = start.next_logits(model, last_B1, join(changing), index)
+    logits_BV, state = start.next_logits(last_B1, join(changing), index)
     step = Step(index, max_length, start.eos)
     chosen_B = choose(apply(transforms, logits_BV, step), step).astype(jnp.int32)
     chosen_log_p_B = jnp.take_along_axis(jax.nn.log_softmax(logits_BV), chosen_B[:, None], axis=1)[:, 0]
@@ -139,6 +142,7 @@ class Start:
   length continue with the same step.
 
   Attributes:
+    model: as the loop over steps runs it, see `unrolled`.
     state: the cache, with the prompt in it.
     last_B1: int32, the last token of each prompt.
     alive_B: bool, rows that have any input.
@@ -146,6 +150,7 @@ class Start:
     pad, eos: the id after the end of a row, and the ids that end it.
   """
 
+  model: Any
   state: DecodeState
   last_B1: jax.Array
   alive_B: jax.Array
@@ -153,15 +158,15 @@ class Start:
   pad: int
   eos: tuple[int, ...]
 
-  def next_logits(self, model, last_B1: jax.Array, state: DecodeState, index: jax.Array):
+  def next_logits(self, last_B1: jax.Array, state: DecodeState, index: jax.Array):
     """(float32 [B, V] logits of the token after `last_B1`, state)."""
     if not self.remembered:
-      logits_B1V, state = model.decode(last_B1, state)
+      logits_B1V, state = self.model.decode(last_B1, state)
       return logits_B1V[:, 0], state
     first = index == 0
     back = first.astype(jnp.int32)  # the first query repeats the last token's position and adds no key
     state = dataclasses.replace(state, next_pos=state.next_pos - back)
-    logits_B1V, state = model.decode(last_B1, state, jnp.broadcast_to(~first, last_B1.shape))
+    logits_B1V, state = self.model.decode(last_B1, state, jnp.broadcast_to(~first, last_B1.shape))
     return logits_B1V[:, 0], dataclasses.replace(state, next_pos=state.next_pos + back)
 
 
@@ -185,7 +190,10 @@ def begin(model, batch: Batch, max_length: int, eos: Sequence[int] | None) -> St
     _, state = model.decode(prompt_BP, state, valid_BP, prefix_BP)
   at_B1 = jnp.max(jnp.where(valid_BP, jnp.arange(P), 0), axis=1, keepdims=True)
   last_B1 = jnp.take_along_axis(prompt_BP, at_B1, axis=1).astype(jnp.int32)
-  return Start(state, constrain(last_B1, "batch", None), alive_B, remembered, tokens.pad or 0, eos)
+  model = copy.copy(model)
+  model.decoder, cache = unrolled(model.decoder, state.cache)
+  state = dataclasses.replace(state, cache=cache)
+  return Start(model, state, constrain(last_B1, "batch", None), alive_B, remembered, tokens.pad or 0, eos)
 
 
 def parts(state: DecodeState) -> tuple[list[jax.Array], Callable[[list[jax.Array]], DecodeState]]:

@@ -73,7 +73,7 @@ class Stack(nnx.Module):
     Returns:
       ([B, T, D], summed auxiliary scalars, cache)
     """
-    context = dataclasses.replace(context, bias=self._bias(context.mask, x_BTD.shape[0]))
+    context = dataclasses.replace(context, bias=self.bias(context.mask, x_BTD.shape[0]))
     run, remat = self._run, self.remat if cache is None else NONE
     if cache is None and ways("layers") > 1:
       run = partial(pipelines.run, self.pipeline, self._run)
@@ -95,7 +95,7 @@ class Stack(nnx.Module):
     x_BTD, (aux_L, cache) = run(body, x_BTD, (blocks, cache, keys_L))
     return x_BTD, aux_L, cache
 
-  def _bias(self, mask: Mask, batch: int):
+  def bias(self, mask: Mask, batch: int):
     """The shared bias, [B or 1, N, T, S]. For a loop it is broadcast to the whole batch, so that the layers' gradients
     are added first and summed over the batch once instead of once per layer."""
     if not self.position.biased:

@@ -21,6 +21,7 @@ _SUBJECTS = {
   "store": "a token store of any size, by default a simulated one of 10^12 tokens",
   "permutation": "the order of an epoch: how random it is and what it costs",
   "step": "the train step, against the machine's own matrix multiplication",
+  "decode": "greedy decoding, against PyTorch where it is installed",
   "marks": "the steps whose speed other systems publish, in a table, with profiles",
   "loop": "what the loop costs beside its steps, and a save",
   "resume": "from the start of the command to the next step, and a run killed again and again",

@@ -1,0 +1,129 @@
+"""`python -m tools.benchmark decode`: greedy decoding, and PyTorch's `generate` where torch is installed."""
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from importlib import metadata, util
+
+import numpy as np
+
+from t5x_like import recipes
+from t5x_like.errors import UserError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  """Declares the command's flags."""
+  parser.add_argument("--config", default="configs/t5/base.py:small", help="a recipe (default: %(default)s)")
+  parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of the recipe")
+  parser.add_argument("--batch", type=int, default=8, help="texts in a batch (default: %(default)s)")
+  parser.add_argument("--inputs", type=int, default=64, help="tokens of a text (default: %(default)s)")
+  parser.add_argument("--new", type=int, default=64, help="tokens to generate (default: %(default)s)")
+  parser.add_argument("--repeats", type=int, default=7, help="times of each (default: %(default)s)")
+  parser.add_argument("--dtype", default="float32", help="ours; PyTorch computes in float32 (default: %(default)s)")
+
+
+def main(args: argparse.Namespace) -> None:
+  """Measures and prints; raises UserError for a recipe whose model generates nothing."""
+  if min(args.batch, args.inputs, args.new, args.repeats) < 1:
+    raise UserError("--batch, --inputs, --new, --repeats: expected at least 1 each")
+  torch_too = all(map(util.find_spec, ("torch", "transformers")))
+  config = recipes.load(args.config, [f"model.dtype={args.dtype}", "model.dropout=0.0", *args.set])
+  threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+  with tempfile.TemporaryDirectory() as folder:
+    ours, tokens = _ours(config, args, folder if torch_too else None)
+    runs = {"t5x_like": ours} | ({"pytorch": _theirs(folder, tokens, args, threads)} if torch_too else {})
+    print(
+      f"Method: {args.config} with random weights, dtype={args.dtype}. A batch of {args.batch} texts of {args.inputs}"
+      f" random tokens, {args.new} new ones each, taken greedily with a cache and without an end. Seconds from the"
+      " call, with the tokens on the host, until the new tokens are there; compiling comes before. The"
+      f" {args.repeats} repeats of all systems alternate, and medians are compared. PyTorch is transformers'"
+      f" generate on the same weights in float32, eager attention left to its choice, {threads} threads both.",
+      flush=True,
+    )
+    found = {name: run() for name, run in runs.items()}  # what is compiled or allocated the first time
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(args.repeats):
+      for name, run in runs.items():
+        start = time.perf_counter()
+        run()
+        seconds[name].append(time.perf_counter() - start)
+  medians = {name: statistics.median(times) for name, times in seconds.items()}
+  figures = {
+    "tokens_per_second": args.batch * args.new / medians["t5x_like"],
+    "seconds": medians,
+    "fastest_seconds": {name: min(times) for name, times in seconds.items()},
+    "all_seconds": {name: [round(s, 4) for s in times] for name, times in seconds.items()},
+    "threads": threads,
+    "load_average": os.getloadavg()[0],
+    "versions": {name: metadata.version(name) for name in ("jax", "jaxlib", "flax")},
+  }
+  if torch_too:
+    figures["times_pytorch"] = medians["pytorch"] / medians["t5x_like"]
+    figures["same_tokens"] = float(np.mean(found["t5x_like"] == found["pytorch"]))
+    figures["versions"] |= {name: metadata.version(name) for name in ("torch", "transformers")}
+    print(
+      f"{medians['t5x_like']:.3f} s against {medians['pytorch']:.3f} s: {figures['times_pytorch']:.2f} times as fast;"
+      f" {figures['same_tokens']:.1%} of the tokens are the same.",
+      flush=True,
+    )
+  else:
+    print(
+      f"{medians['t5x_like']:.3f} s; torch and transformers are not installed (requirements-parity.txt)", flush=True
+    )
+  print(json.dumps(figures))
+
+
+def _ours(config, args: argparse.Namespace, folder: str | None) -> tuple[Callable[[], np.ndarray], np.ndarray]:
+  """Our greedy decoding of a batch and that batch's tokens; the weights are also saved into the folder."""
+  import jax
+
+  from t5x_like.interop import hf
+  from t5x_like.nn import params
+  from t5x_like.nn.generate import greedy
+  from t5x_like.planning import steps
+  from t5x_like.training import assembly, process
+
+  process.prepare()
+  config, _ = steps.resolve(config, jax.default_backend(), None)
+  parts = assembly.build(config)
+  if not hasattr(parts.model, "decode"):
+    raise UserError(f"--config={args.config}: the model is an encoder, which generates nothing; give another recipe")
+  made = jax.jit(lambda key: params.arrays(parts.make_model(key)))(jax.random.key(0))
+  if folder is not None:
+    hf.save(params.with_arrays(parts.model, made), folder)
+  tokens = np.random.default_rng(0).integers(10, config.model.vocab_size - 200, (args.batch, args.inputs), np.int32)
+  side = "encoder" if hasattr(parts.model, "encode") else "decoder"
+
+  @jax.jit
+  def run(arrays, batch):
+    with parts.rules.activate():
+      return greedy(params.with_arrays(parts.model, arrays), batch, max_length=args.new, eos=())
+
+  return lambda: np.asarray(run(made, {f"{side}_input_tokens": tokens})), tokens
+
+
+def _theirs(folder: str, tokens: np.ndarray, args: argparse.Namespace, threads: int) -> Callable[[], np.ndarray]:
+  import torch
+  import transformers
+
+  transformers.utils.logging.set_verbosity_error()
+  transformers.utils.logging.disable_progress_bar()
+  torch.set_num_threads(threads)
+  config = transformers.AutoConfig.from_pretrained(folder)
+  both = config.is_encoder_decoder
+  kind = transformers.AutoModelForSeq2SeqLM if both else transformers.AutoModelForCausalLM
+  model = kind.from_pretrained(folder, dtype=torch.float32).eval()
+  model.generation_config.eos_token_id = model.generation_config.forced_eos_token_id = None
+  inputs = torch.tensor(tokens, dtype=torch.long)
+  options = dict(attention_mask=torch.ones_like(inputs), max_new_tokens=args.new, do_sample=False, pad_token_id=0)
+
+  def run() -> np.ndarray:
+    with torch.inference_mode():
+      found = model.generate(inputs, **options).numpy()
+    return found[:, 1 if both else tokens.shape[1] :]
+
+  return run
