@@ -121,6 +121,7 @@ def model_class() -> type:
 
       class Alone(generation.Continuation if causal else generation.TextToText):
         def text_of(self, prompt, ids):
+          ids = ids if causal else ids[: len(prompt) + new - 1]  # as its backend counts, with a row in a batch
           return self.vocabulary.decode(
             [i for i in ids if i not in {*self.vocabulary.special_ids, self.vocabulary.unk_id}]
           )
@@ -128,9 +129,10 @@ def model_class() -> type:
         def fills(self, text):
           return False
 
-      predict = Alone(opened.model, self._vocabulary, opened.features, strategies.choose(**flags), new)
-      predict.ends = opened.ends
       ids = [(self.tok_encode(text) or [self.prefix_token_id])[-room:] for text in texts]
+      most = new if causal else max(map(len, ids)) + new - 1
+      predict = Alone(opened.model, self._vocabulary, opened.features, strategies.choose(**flags), most)
+      predict.ends = opened.ends
       return [answer["prediction"] for answer in predict(opened.run, ids, texts)]
 
   return Model
