@@ -114,7 +114,7 @@ class Opened:
     model: the abstract model.
     run: applies it to rows, with the parameters of a checkpoint.
     vocabulary, features: those that it was trained with.
-    ends: ids that end a text.
+    ends: ids that end a text; none of a model of images.
   """
 
   model: Any
@@ -146,7 +146,8 @@ def open_model(workdir: str, batch_size: int, step: int | None = None) -> Opened
   parts = assembly.build(config)
   _, arrays = restore_params(workdir, parts, step)
   run = Runner(parts.model, parts.rules, arrays, batch_size)
-  return Opened(parts.model, run, vocabulary, row_features(identity), (vocabulary.eos_id,))
+  ends = (vocabulary.eos_id,) if hasattr(vocabulary, "eos_id") else ()
+  return Opened(parts.model, run, vocabulary, row_features(identity), ends)
 
 
 def _is_published(directory: str) -> bool:
