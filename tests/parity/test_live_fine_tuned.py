@@ -1,6 +1,7 @@
 """Models fine-tuned here and exported generate in `transformers` what they generate here (`make parity`)."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -10,9 +11,9 @@ import transformers
 import tests.recipes.nano
 import tests.recipes.nano_decoder  # noqa: F401 -- the variants that the runs are of
 from parity.test_live_generate import ROWS, SEARCHES, compare
-from t5x_like import train
 from t5x_like.nn import params
 from t5x_like.training import trained
+from tests.runs import run
 from tools import convert_hf
 
 pytestmark = pytest.mark.parity
@@ -22,12 +23,18 @@ STEPS = ("--config.checkpoint.every=30", '--config.schedule={"name": "constant",
 TEXTS = ["one two", "seven eight nine", "three", "eleven four two one"]
 
 
+def train(*flags: str) -> None:
+  """A process of its own: TensorFlow, which training imports, and torch do not load together everywhere."""
+  code, said = run([sys.executable, "-m", "t5x_like.train", *flags], devices=8)
+  assert code == 0, said
+
+
 @pytest.fixture(scope="module", params=RECIPES)
 def both(request, tmp_path_factory):
   """(their model of what was exported, ours of the checkpoint, the inputs of generate, our batch)."""
   folder, recipe = tmp_path_factory.mktemp(request.param), f"--config=tests/recipes/{request.param}.py"
   decoder = request.param == "nano_decoder"
-  assert train.main([recipe, f"--workdir={folder}/base", *STEPS, "--config.total_steps=2"]) == 0
+  train(recipe, f"--workdir={folder}/base", *STEPS, "--config.total_steps=2")
   words = "one two three four five six seven eight nine ten eleven twelve".split()
   rows = [{"text": f"{a} {b}", "turned": f"{b} {a}"} for a in words for b in words]
   (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -42,7 +49,7 @@ def both(request, tmp_path_factory):
     "architecture": "decoder" if decoder else "encoder_decoder",
   }
   tuned = [recipe, *STEPS, f"--config.task={json.dumps(task)}", f"--config.init.workdir={folder}/base"]
-  assert train.main([*tuned, f"--workdir={folder}/tuned", "--config.total_steps=30"]) == 0
+  train(*tuned, f"--workdir={folder}/tuned", "--config.total_steps=30")
   assert convert_hf.main([f"--input={folder}/tuned", f"--output={folder}/exported"]) == 0
 
   opened = trained.open_model(f"{folder}/tuned", ROWS)
