@@ -23,7 +23,7 @@ _INTERRUPTED = 130
 
 
 def parse(
-  argv: Sequence[str], description: str, *extra: tuple[str, dict], config_required: bool = True, remote: bool = False
+  argv: Sequence[str], description: str, *extra: tuple[str, dict], config_required: bool = True
 ) -> tuple[argparse.Namespace, list[str]]:
   """Parses a program's arguments.
 
@@ -31,22 +31,18 @@ def parse(
     argv: arguments without the program's name.
     description: for `--help`.
     extra: the program's own flags, as (name, keyword arguments of `add_argument`).
-    remote: whether the workdir may be an address such as `gs://…`.
   Returns:
     (namespace, overrides of the recipe as `KEY=VALUE`)
   Raises:
-    UserError: as `Parser.parse`, or a workdir that is not a local directory.
+    UserError: as `Parser.parse`.
   """
   parser = Parser(description)
   recipe = "a recipe, with an argument for it after a colon: configs/t5/base.py:small,debug"
   parser.add_argument("--config", required=config_required, metavar="RECIPE", help=recipe)
-  parser.add_argument("--workdir", required=True, metavar="DIR", help="the run's directory")
+  parser.add_argument("--workdir", required=True, metavar="DIR", help="the run's directory, or gs://…")
   for name, options in extra:
     parser.add_argument(name, **options)
-  args, overrides = parser.parse(argv)
-  if "://" in args.workdir and not remote:
-    raise UserError(f"--workdir={args.workdir}: expected a directory; mount the bucket (gcsfuse) and give its path")
-  return args, overrides
+  return parser.parse(argv)
 
 
 class Parser(argparse.ArgumentParser):

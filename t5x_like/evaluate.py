@@ -10,14 +10,15 @@ With --suite it fine-tunes the checkpoint on every task of t5x_like/suites/NAME.
 also holds as results.json, results.md and results.html, with files for the leaderboard. --config.KEY=VALUE are then
 those of the fine-tuning recipe. A suite that was stopped goes on with the same command. --suite=glue,tags,text makes
 one table of three, and --workdir=runs/bert,runs/t5 gives each task to the first run that can learn it. --compare=DIR
-adds the differences from another table of the same suites, such as one made --from_scratch, to all of these and to
-report.html.
+adds the differences from another table of the same suites, such as one made --from_scratch, to all of these and, in a
+local workdir, to report.html. With a workdir at an address (gs://…), --output must be given.
 """
 
 import pathlib
 
 from t5x_like import command_line, slots, suites
 from t5x_like.errors import UserError, door
+from t5x_like.storage import is_remote
 
 
 @door
@@ -89,6 +90,8 @@ def _suite(args, overrides: list[str]) -> None:
   if args.seeds < 1 or (args.epochs or 1) <= 0 or any(rate <= 0 for rate in rates):
     raise UserError("--seeds, --epochs and --rates: expected more than 0")
   process.prepare()
+  if is_remote(workdirs[0]) and not args.output:
+    raise UserError(f"--suite with --workdir={workdirs[0]}: needs --output=DIR, a local directory for its runs")
   form = "from_scratch" if args.from_scratch else ""
   output = pathlib.Path(args.output or pathlib.Path(workdirs[0]) / "suites" / "+".join(names) / form)
   process.say(compile_cache.use(workdirs[0]))
@@ -106,7 +109,7 @@ def _suite(args, overrides: list[str]) -> None:
     compare=args.compare,
   )
   process.say(suite_tables.markdown(suite.run(names, options)))
-  if args.compare and process.first():
+  if args.compare and process.first() and not is_remote(workdirs[0]):
     report.write_report(workdirs[0])
 
 

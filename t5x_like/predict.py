@@ -29,7 +29,6 @@ devices.
 """
 
 import contextlib
-import pathlib
 import sys
 from typing import Any
 
@@ -106,7 +105,7 @@ def _answers(args, overrides: list[str]) -> list[dict[str, Any]]:
   inputs = images.files(args.input) if of_images else texts.read(args.input, args.text_field)
   if not identity["features"] and not of_images:
     raise UserError(f"{args.workdir}: holds imported weights, and no step was trained yet; train first")
-  vocabulary = vocabularies.load(str(pathlib.Path(args.workdir) / "vocabulary"))
+  vocabulary = vocabularies.load(f"{args.workdir}/vocabulary")
   config.batch_size, config.accumulation_steps = jax.device_count(), 1  # fits any mesh; the runner has its own
   config = assembly.resolve(config)
   trained.check_model(identity, config, args.workdir, vocabulary)

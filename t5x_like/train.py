@@ -17,7 +17,7 @@ def main(argv: list[str]) -> None:
     "--from_step",
     {"type": int, "metavar": "STEP", "help": "go back to this saved step; later ones are set aside"},
   )
-  args, overrides = command_line.parse(argv, __doc__, profile, back, remote=True)
+  args, overrides = command_line.parse(argv, __doc__, profile, back)
   window = _window(args.profile)
   config = recipes.load(args.config, overrides)
 

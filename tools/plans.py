@@ -18,9 +18,9 @@ from t5x_like.plan import EXIT_DOES_NOT_FIT
 from t5x_like.planning import child
 
 _FSDP = ("mesh.fsdp=-1", "mesh.data=1")
-_LLAMA = "configs/llama/8b.py"
+_T5, _LLAMA, _PALM = "configs/t5/base.py:xxl", "configs/llama/8b.py", "configs/palm/8b.py"
 # One head of keys and values cannot be split.
-_PALM = (
+_540B = (
   "model.variant=540b",
   "mesh.fsdp=768",
   "mesh.tensor=4",
@@ -28,46 +28,59 @@ _PALM = (
   "rules.kv_heads=None",
   "rules.activation_kv_heads=None",
 )
-# name: (recipe, topology, slices, overrides)
-PLANS: dict[str, tuple[str, str, int, tuple[str, ...]]] = {
-  "bert large, v5e 4x4": ("configs/bert/base.py:large", "v5e:4x4", 1, ()),
-  "t5 1.1 xxl, v5e 8x8": ("configs/t5/base.py:xxl", "v5e:8x8", 1, ()),
-  "t5 1.1 xxl, v5p 4x4x4": ("configs/t5/base.py:xxl", "v5p:4x4x4", 1, ("batch_size=1024",)),
-  "t5 11b, v4 8x8x8": ("configs/t5/base.py:xxl,v1_0", "v4:8x8x8", 1, ("batch_size=2048",)),
-  "llama 3.1 8b, v5e 16x16, 2,048": (_LLAMA, "v5e:16x16", 1, (*_FSDP, "batch_size=256", "task.length=2048")),
-  "llama 3.1 8b, v6e 16x16, 8,192": (_LLAMA, "v6e:16x16", 1, (*_FSDP, "batch_size=256", "task.length=8192")),
-  "llama 3.1 8b, v6e 16x16, 32,768": (_LLAMA, "v6e:16x16", 1, (*_FSDP, "batch_size=256", "task.length=32768")),
-  "llama 3.1 70b, v5p 8x8x8": (
-    _LLAMA,
-    "v5p:8x8x8",
-    1,
-    (*_FSDP, "model.variant=llama3.1-70b", "batch_size=512", "task.length=8192"),
+
+
+def _plan(config: str, topology: str, *overrides: str, slices: int = 1, step: str = "train") -> child.Request:
+  return child.Request(config, topology, slices, step, overrides=overrides)
+
+
+PLANS: dict[str, child.Request] = {
+  "bert large, v5e 4x4": _plan("configs/bert/base.py:large", "v5e:4x4"),
+  "t5 1.1 xxl, v5e 8x8": _plan(_T5, "v5e:8x8"),
+  "t5 1.1 xxl, v5p 4x4x4": _plan(_T5, "v5p:4x4x4", "batch_size=1024"),
+  "t5 11b, v4 8x8x8": _plan(f"{_T5},v1_0", "v4:8x8x8", "batch_size=2048"),
+  "llama 3.1 8b, v5e 16x16, 2,048": _plan(_LLAMA, "v5e:16x16", *_FSDP, "batch_size=256", "task.length=2048"),
+  "llama 3.1 8b, v6e 16x16, 8,192": _plan(_LLAMA, "v6e:16x16", *_FSDP, "batch_size=256", "task.length=8192"),
+  "llama 3.1 8b, v6e 16x16, 32,768": _plan(_LLAMA, "v6e:16x16", *_FSDP, "batch_size=256", "task.length=32768"),
+  "llama 3.1 8b, v6e 8x8, 32,768 over sequence": _plan(
+    _LLAMA, "v6e:8x8", *_FSDP, "mesh.sequence=4", "batch_size=16", "task.length=32768"
   ),
-  "llama 3.1 405b, v5p 16x16x16": (
-    _LLAMA,
-    "v5p:16x16x16",
-    1,
-    ("mesh.fsdp=-1", "mesh.data=1", "mesh.tensor=8", "model.variant=llama3.1-405b", "batch_size=512"),
+  "llama 3.1 70b, v5p 8x8x8": _plan(
+    _LLAMA, "v5p:8x8x8", *_FSDP, "model.variant=llama3.1-70b", "batch_size=512", "task.length=8192"
   ),
-  "palm 540b, v4 12x16x16": ("configs/palm/8b.py", "v4:12x16x16", 1, (*_PALM, "batch_size=1536")),
-  "palm 540b, two slices of v4 12x16x16": (
-    "configs/palm/8b.py",
-    "v4:12x16x16",
-    2,
-    (*_PALM, "batch_size=3072", "mesh.replica=2"),
+  "llama 3.1 405b, v5p 16x16x16": _plan(
+    _LLAMA, "v5p:16x16x16", *_FSDP, "mesh.tensor=8", "model.variant=llama3.1-405b", "batch_size=512"
   ),
-  "switch base 128, v5e 8x8": ("configs/switch/base.py:128", "v5e:8x8", 1, ()),
-  "mixtral 8x7b, v5p 8x8x8": ("configs/mixtral/8x7b.py", "v5p:8x8x8", 1, ()),
+  "palm 540b, v4 12x16x16": _plan(_PALM, "v4:12x16x16", *_540B, "batch_size=1536"),
+  "palm 540b, two slices of v4 12x16x16": _plan(
+    _PALM, "v4:12x16x16", *_540B, "batch_size=3072", "mesh.replica=2", slices=2
+  ),
+  "switch base 128, v5e 8x8": _plan("configs/switch/base.py:128", "v5e:8x8"),
+  "mixtral 8x7b, v5p 8x8x8": _plan("configs/mixtral/8x7b.py", "v5p:8x8x8"),
+  "llama 3.1 8b, v5e 4x4, evaluation": _plan(_LLAMA, "v5e:4x4", *_FSDP, "batch_size=16", step="eval"),
+  "llama 3.1 8b, v5e 4x4, decoding": _plan(
+    _LLAMA, "v5e:4x4", *_FSDP, "batch_size=64", "task.length=2048", step="decode"
+  ),
 }
 _KEPT = ("fits", "verdict", "mesh", "batch_size", "memory", "seconds", "mfu", "compile_seconds", "compile_cpu_seconds")
 _PAGE = pathlib.Path("docs/plans.md")
 _INTRODUCTION = """# Plans
 
-Train steps compiled for TPU slices that nobody paid for, by `python -m tools.plans`. Each is a
+Steps compiled for TPU slices that nobody paid for, by `python -m tools.plans`. Each is a
 [plan](how-to/plan-a-run.md): all figures are of one device and step. GB are 10^9 bytes; *sent* are ring bytes, with the
 least that parameters and gradients need beside them, with the token table gathered like any other (programs that
 exchange token vectors instead send less); *seconds* are an estimate, and at least what a step takes; *compiling* is CPU
-time. What a program sends is not known where this jaxlib cannot read libtpu's program.
+time.
+
+What is sent beyond the least is mostly of two kinds. Along `tensor`, activations are summed: 298 of the 605 GB of Llama
+405B. And where parameters are gathered from all chips of a three-dimensional torus at once (Llama 70B, T5 on v5p), the
+compiler uses an all-reduce, which sends twice the bytes over the links of all dimensions together: by their rates, it
+takes less time than rings along one dimension after the other.
+
+A length of 32,768 split over `sequence` does not fit: in a scanned stack, the masks and logits of all blocks of the
+`chunked` core are laid out at once, two arrays of 32 GiB.
+
+Commands at the end that have no line in the table are still to be run.
 
 """
 
@@ -79,9 +92,10 @@ def page(plans: dict[str, dict[str, Any]]) -> str:
     "|---" * 8 + "|",
   ]
   flags = []
-  for name, (recipe, topology, slices, overrides) in PLANS.items():
-    words = [f"--config={recipe}", f"--topology={topology}", *(f"--slices={slices}",) * (slices > 1)]
-    flags.append("python -m t5x_like.plan " + " ".join([*words, *(f"--config.{one}" for one in overrides)]))
+  for name, asked in PLANS.items():
+    words = [f"--config={asked.config}", f"--topology={asked.topology}"]
+    words += [f"--slices={asked.slices}"] * (asked.slices > 1) + [f"--step={asked.step}"] * (asked.step != "train")
+    flags.append("python -m t5x_like.plan " + " ".join([*words, *(f"--config.{one}" for one in asked.overrides)]))
     if name in plans:
       rows.append(_row(name, plans[name]))
   return _INTRODUCTION + "\n".join(rows) + "\n\n```\n" + "\n".join(flags) + "\n```\n"
@@ -115,12 +129,11 @@ def main(argv: list[str] | None = None) -> int:
   if not chosen:
     raise UserError(f"--only={args.only}: matches none of {', '.join(PLANS)}")
   measured = _PAGE.with_suffix(".json")
-  plans = json.loads(measured.read_text()) if measured.exists() else {}
   worst = 0
   for name in chosen:
-    recipe, topology, slices, overrides = PLANS[name]
-    plan = child.plan(child.Request(recipe, topology, slices, overrides=overrides), args.timeout_seconds)
+    plan = child.plan(PLANS[name], args.timeout_seconds)
     print(f"{name}: {plan['verdict']}", flush=True)
+    plans = json.loads(measured.read_text()) if measured.exists() else {}  # read now: another may be writing it too
     plans[name] = {key: value for key, value in plan.items() if key in _KEPT or key.endswith("gigabytes")}
     worst = worst if plan["fits"] else EXIT_DOES_NOT_FIT
     measured.write_text(json.dumps({name: plans[name] for name in PLANS if name in plans}, indent=1) + "\n")

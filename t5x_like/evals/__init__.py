@@ -49,7 +49,7 @@ class Setting:
     sharding = self.rules.batch()
     rows = local_rows(sharding, self.batch_size)
     for batch in batches:
-      yield {name: from_local_rows(sharding, rows, x, self.batch_size) for name, x in batch.items()}
+      yield from_local_rows(sharding, rows, batch, self.batch_size)
 
   def jit(self, function: Callable) -> Callable:
     """`function(model, batch)` compiled to take (named parameters, batch), on this mesh."""

@@ -214,17 +214,21 @@ class Rules:
     whole = [_tuple(part) for part in self.spec(axes)]
     parts = [tuple(axis for axis in part if axis in summed) for part in whole]
     rest = tuple(sorted(summed - {axis for part in parts for axis in part}))
-    if not any(parts) or self.split("layers") > 1:  # no such sum within the vmap over a pipeline's stages
+    if not any(parts):
       return self.constrain(contract(x, g), axes)
 
-    # The result has the axes of `x`, then of `g`, that are not summed over. Where these are split (`tensor`), a device
-    # sums its own part: the partitioner would gather the sum along them before it is cut.
-    of_x, of_g = x.shape[len(tokens) :], g.shape[len(tokens) :]
+    # The result has the axes that are not summed over: shared ones (experts), those of `x`, those of `g`. Where these
+    # are split (`tensor`), a device sums its own part: the partitioner would gather the sum along them and then cut it.
+    shared = [i for i, name in enumerate(tokens) if name and name not in TOKENS]
+    sizes = [x.shape[i] for i in shared] + [*x.shape[len(tokens) :], *g.shape[len(tokens) :]]
     own = [tuple(axis for axis in part if axis not in summed) for part in whole]
     parted = [math.prod(self.mesh.shape[axis] for axis in o) for o in own]
-    if len(of_x) + len(of_g) != len(own) or any(n % p for n, p in zip((*of_x, *of_g), parted)):
+    if len(sizes) != len(own) or any(n % p for n, p in zip(sizes, parted)):
       own = [()] * len(own)
-    of_x, of_g = own[: len(of_x)], own[len(of_x) :][: len(of_g)]
+    led = dict(zip(shared, own))
+    inputs = [led.get(i, part) for i, part in enumerate(inputs)]
+    end = len(shared) + x.ndim - len(tokens)
+    of_x, of_g = own[len(shared) : end], own[end:]
 
     # XLA's CPU compiler dies of 16-bit sums within a `shard_map` that leaves mesh axes to the partitioner.
     on_cpu = self.mesh.devices.flat[0].platform == "cpu"
@@ -243,7 +247,7 @@ class Rules:
       mesh=self.mesh,
       in_specs=(PartitionSpec(*inputs, *of_x), PartitionSpec(*inputs, *of_g)),
       out_specs=PartitionSpec(*((*o, *part) for o, part in zip(own, parts))),
-      axis_names=summed.union(*own),
+      axis_names=summed.union(*own, self.axes("layers")),  # a pipeline's stages may be mapped over around this
       check_vma=False,
     )
     dtype = jax.eval_shape(contract, x, g).dtype
@@ -282,17 +286,23 @@ def _union(batch_size: int, held: Iterable[tuple[slice, ...]]) -> np.ndarray:
   return np.unique(np.concatenate([np.arange(batch_size)[rows] for (rows,) in held]))
 
 
-def from_local_rows(sharding: NamedSharding, rows_R: np.ndarray, x: np.ndarray, batch_size: int) -> jax.Array:
-  """The global array [batch_size, ...] of which this process has the rows `rows_R` of `local_rows` in `x` [R, ...]."""
+def from_local_rows(sharding: NamedSharding, rows_R: np.ndarray, x, batch_size: int):
+  """The global array [batch_size, ...] of which this process has the rows `rows_R` of `local_rows` in `x` [R, ...].
+
+  Of a tree of such arrays, a tree.
+  """
   if jax.process_count() == 1:
     return jax.device_put(x, sharding)
 
-  def shard(index: tuple[slice, ...]) -> np.ndarray:
-    start, stop, _ = index[0].indices(batch_size)
-    first = np.searchsorted(rows_R, start)
-    return x[first : first + stop - start][:, *index[1:]]
+  def made(x: np.ndarray) -> jax.Array:
+    def shard(index: tuple[slice, ...]) -> np.ndarray:
+      start, stop, _ = index[0].indices(batch_size)
+      first = np.searchsorted(rows_R, start)
+      return x[first : first + stop - start][:, *index[1:]]
 
-  return jax.make_array_from_callback((batch_size, *x.shape[1:]), sharding, shard)
+    return jax.make_array_from_callback((batch_size, *x.shape[1:]), sharding, shard)
+
+  return jax.tree.map(made, x)
 
 
 def sharding_table(params: dict, rules: Rules) -> str:

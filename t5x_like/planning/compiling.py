@@ -10,6 +10,7 @@ import math
 import pathlib
 import re
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -77,7 +78,7 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
   told["dropped"] = sorted(rules.dropped)
   start, busy = time.perf_counter(), time.process_time()
   try:
-    compiled = lowered.compile()
+    compiled, text = _compile(lowered, topology.cpu)
   except Exception as error:
     found = _out_of_memory(error)
     if found is None:
@@ -86,10 +87,6 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     return told | {"fits": False, "compile_seconds": seconds, "verdict": f"does not fit: {found}"}
   told |= {"compile_seconds": time.perf_counter() - start, "compile_cpu_seconds": time.process_time() - busy}
   told |= _memory(told["memory"], compiled.memory_analysis())
-  try:
-    text = compiled.as_text()
-  except Exception as error:  # libtpu may be ahead of jaxlib, which reads its programs
-    return told | {"verdict": f"{_verdict(told)}; what it sends is not known: {one_line(error)[:200]}"}
   if request["hlo"]:
     pathlib.Path(request["hlo"]).write_text(text)
   program = Program(text)
@@ -97,6 +94,18 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
   told |= _costs(told, topology, program, rows, parts.rules.mesh.devices)
   told["verdict"] = _verdict(told)
   return told
+
+
+def _compile(lowered: jax.stages.Lowered, cpu: bool) -> tuple[jax.stages.Compiled, str]:
+  """(the compiled program, its text)."""
+  if cpu:
+    compiled = lowered.compile()
+    return compiled, compiled.as_text()
+  # libtpu writes the text itself: jaxlib, which would read the program back, may be behind it and refuse instructions.
+  with tempfile.TemporaryDirectory() as folder:
+    compiled = lowered.compile({"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
+    written = list(pathlib.Path(folder).glob("*.after_codegen.txt"))
+    return compiled, max(written, key=lambda file: file.stat().st_size).read_text() if written else compiled.as_text()
 
 
 def _rows(rules, batch_size: int) -> dict[str, int]:

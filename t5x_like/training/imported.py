@@ -9,9 +9,9 @@ from ml_collections import ConfigDict
 
 import t5x_like.models
 from t5x_like import data, slots
-from t5x_like.data.objects import place
 from t5x_like.errors import UserError, one_line
 from t5x_like.nn.design import Variant
+from t5x_like.storage import Storage
 from t5x_like.training import workdir as workdirs
 
 FILE = "imported.json"
@@ -36,14 +36,14 @@ def check_vocabulary(workdir, vocabulary) -> None:
 
 
 def _read(workdir) -> dict[str, Any] | None:
-  path = place(str(workdir)) / FILE
-  if not path.exists():
-    return None
   try:
-    found = json.loads(path.read_text())
+    content = Storage(workdir).read(FILE)
+    if content is None:
+      return None
+    found = json.loads(content)
     return {"model": dict(found["model"]), "vocabulary": str(found["vocabulary"])}
   except (OSError, ValueError, KeyError, TypeError) as error:
-    raise UserError(f"{path}: damaged ({one_line(error)}); convert the weights into a new workdir") from None
+    raise UserError(f"{workdir}/{FILE}: damaged ({one_line(error)}); convert the weights into a new workdir") from None
 
 
 def model_of(config: ConfigDict, model_class: type, variant: Variant, where: str) -> ConfigDict:

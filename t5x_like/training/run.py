@@ -83,6 +83,7 @@ class Run:
     self._selection: Selection | None = None
     self._evaluated: tuple[int, dict[str, Group]] | None = None
     self._meter: Meter | None = None
+    self._phase: phases.Phase | None = None
     back = from_step is not None and from_step != distributed.from_first(lambda: workdirs.went_back(self.workdir))
     self._restore(from_step if back else None)
     if back:
@@ -102,14 +103,15 @@ class Run:
   def _enter_phase(self) -> None:
     """Compiles the step for the current phase and opens its batches."""
     phase, parts = phases.at(self._phases, self._position), self._parts
-    self._phase = phase
+    known, self._phase = phase is self._phase, phase
     if len(self._phases) > 1:
       process.say(f"phase {phase.name} from step {self.step}")
     self._rows = local_rows(parts.rules.batch(), phase.config.batch_size)
     batches = phases.batches(self._phases, self._position, self._rows)
     self._watchdog.beat("compiling")
-    self._step, cost = compile_step(phase.config, parts, phase.task)
-    self._meter = Meter(batches, cost, self._goodput, phase.task.vocabulary.pad_id)
+    if not known:  # as after a rollback
+      self._step, self._cost = compile_step(phase.config, parts, phase.task)
+    self._meter = Meter(batches, self._cost, self._goodput, phase.task.vocabulary.pad_id)
 
   @property
   def _position(self) -> int:
@@ -140,7 +142,7 @@ class Run:
     self._watchdog.beat(f"computing step {self.step + 1}")
     local = self._meter.next_batch()
     since = time.perf_counter()
-    batch = {name: from_local_rows(sharding, self._rows, x, batch_size) for name, x in local.items()}
+    batch = from_local_rows(sharding, self._rows, local, batch_size)
     previous = self._pending
     self.step += 1
     twice = self.config.recompute_every and self.step % self.config.recompute_every == 0

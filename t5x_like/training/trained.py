@@ -31,7 +31,7 @@ def open_config(workdir: str, recipe: str | None, overrides: list[str]) -> tuple
   """The config to use, and the identity that the run was trained with.
 
   Args:
-    workdir: of the run.
+    workdir: of the run, a directory or an address.
     recipe: a recipe as for training, or None for the run's saved config.
     overrides: `KEY=VALUE` of each `--config.KEY=VALUE`.
   Raises:
@@ -39,7 +39,7 @@ def open_config(workdir: str, recipe: str | None, overrides: list[str]) -> tuple
   """
   identity = workdirs.read(workdir)
   if identity is None:
-    raise UserError(f"{pathlib.Path(workdir) / workdirs.FILE}: not found, so {workdir} holds no run; check --workdir")
+    raise UserError(f"{workdir}/{workdirs.FILE}: not found, so {workdir} holds no run; check --workdir")
   if recipe is not None:
     config = imported.adopt(recipes.load(recipe, overrides), workdir)
     if "tokens" in identity["model"]:
@@ -48,7 +48,7 @@ def open_config(workdir: str, recipe: str | None, overrides: list[str]) -> tuple
     if "tuning" in identity:
       config.tuning = ConfigDict(identity["tuning"])  # says which adapters there are
     return config, identity
-  return config_lib.restored(identity, overrides, pathlib.Path(workdir) / workdirs.FILE), identity
+  return config_lib.restored(identity, overrides, f"{workdir}/{workdirs.FILE}"), identity
 
 
 def check_model(identity: dict[str, Any], config: ConfigDict, workdir: str, vocabulary=None) -> None:
@@ -78,7 +78,7 @@ def restore_params(
   Raises:
     UserError: no such checkpoint, or a damaged one.
   """
-  directory = pathlib.Path(workdir) / folder
+  directory = f"{workdir}/{folder}"
   with Checkpoints(directory) as checkpoints:
     restored = checkpoints.restore({"params": to_tree(parts.state)["params"]}, step)
   if restored is None:
@@ -139,7 +139,7 @@ def open_model(workdir: str, batch_size: int, step: int | None = None) -> Opened
   if _is_published(workdir):
     return _open_published(workdir, batch_size)
   config, identity = open_config(workdir, None, [])
-  vocabulary = vocabularies.load(str(pathlib.Path(workdir) / "vocabulary"))
+  vocabulary = vocabularies.load(f"{workdir}/vocabulary")
   config.batch_size, config.accumulation_steps = jax.device_count(), 1  # fits any mesh; the runner has its own
   config = assembly.resolve(config)
   check_model(identity, config, workdir, vocabulary)

@@ -5,7 +5,6 @@ import datetime
 import fcntl
 import hashlib
 import json
-import os
 import pathlib
 from typing import IO, Any
 
@@ -54,9 +53,12 @@ def read(workdir) -> dict[str, Any] | None:
   Raises:
     UserError: the file is not a JSON object.
   """
-  path = pathlib.Path(workdir) / FILE
+  path = f"{workdir}/{FILE}"
   try:
-    found = json.loads(path.read_text(encoding="utf-8"))
+    content = Storage(workdir).read(FILE) if is_remote(workdir) else pathlib.Path(path).read_bytes()
+    if content is None:
+      return None
+    found = json.loads(content)
     if not isinstance(found, dict):
       raise ValueError("not a JSON object")
   except FileNotFoundError:
@@ -116,27 +118,25 @@ def write(workdir, name: str, content: dict[str, Any]) -> None:
   Raises:
     UserError: it cannot be written.
   """
-  _replace(pathlib.Path(workdir) / name, json.dumps(content, indent=2, sort_keys=True) + "\n")
+  _replace(workdir, name, json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
 def write_text(workdir, name: str, text: str) -> None:
   """Writes a text file atomically; UserError if it cannot be written."""
-  _replace(pathlib.Path(workdir) / name, text)
+  _replace(workdir, name, text)
 
 
 def write_lines(workdir, name: str, rows: list[dict[str, Any]]) -> None:
   """Writes a JSONL file atomically."""
-  _replace(pathlib.Path(workdir) / name, "".join(json.dumps(row) + "\n" for row in rows))
+  _replace(workdir, name, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _replace(path: pathlib.Path, text: str) -> None:
-  temporary = path.with_name(f"{path.name}.tmp")
+def _replace(workdir, name: str, text: str) -> None:
   try:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    Storage(workdir).write(name, text.encode())
   except OSError as error:
-    raise UserError(f"{path}: cannot be written: {error.strerror}; free space, or use another --workdir") from error
+    why = error.strerror or one_line(error)
+    raise UserError(f"{workdir}/{name}: cannot be written: {why}; free space, or use another --workdir") from error
 
 
 def went_back(workdir) -> int | None:

@@ -64,11 +64,12 @@ class MetricsWriter:
       self._path.parent.mkdir(parents=True, exist_ok=True)
       self._drop_after(resume_step)
       self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 -- closed by close()
-      from tensorboardX import SummaryWriter, summary  # slow to import, and only one process needs it
+      from tensorboardX import SummaryWriter  # slow to import, and only one process needs it
       from tensorboardX.proto.summary_pb2 import Summary
 
-      # One event for all values of a step: each costs a passage from thread to thread.
-      self._summary = lambda values: Summary(value=[v for n in values for v in summary.scalar(n, values[n]).value])
+      # One event for all values of a step: each costs a passage from thread to thread. The values are plain floats, so
+      # that they need none of the checks of `summary.scalar`.
+      self._summary = lambda values: Summary(value=[Summary.Value(tag=n, simple_value=v) for n, v in values.items()])
 
       self._events = SummaryWriter(
         str(workdir),

@@ -252,16 +252,16 @@ def test_decoding_never_drops():
 # On a mesh
 
 
-def compiled_on_mesh(made, x, **changes):
+def compiled_on_mesh(made, x, rows="data", **changes):
   """(loss and gradients compiled for expert=2 x data=2 x tensor=2, shardings of the parameters, of the rows)."""
-  rules = Rules.make(make_mesh({"expert": 2, "data": 2, "tensor": 2}, jax.devices()), changes)
+  rules = Rules.make(make_mesh({"expert": 2, rows: 2, "tensor": 2}, jax.devices()), changes)
 
   def on_mesh(arrays, x):
     with rules.activate():
       return jax.value_and_grad(functools.partial(loss, made), argnums=(0, 1), has_aux=True)(arrays, x)
 
   shardings = rules.of_params(params.named_params(made))
-  assert shardings["wi"].spec == jax.sharding.PartitionSpec("expert", None, "tensor")
+  assert shardings["wi"].spec == jax.sharding.PartitionSpec("expert", None if rows == "data" else rows, "tensor")
   out = (None, (None, None)), (shardings, None)
   step = jax.jit(on_mesh, in_shardings=(shardings, rules.batch()), out_shardings=out)
   return step.lower(params.arrays(made), x).compile(), shardings, rules.batch()
@@ -273,10 +273,10 @@ def loss(made, arrays, x):
   return jnp.sum(jnp.sin(y)) + aux["moe_balance_loss"], (y, aux)
 
 
-@pytest.mark.parametrize("dispatch", ["dropless", "capacity"])
-def test_sharded_is_unsharded(dispatch):
+@pytest.mark.parametrize("dispatch, over", [("dropless", "data"), ("capacity", "data"), ("capacity", "fsdp")])
+def test_sharded_is_unsharded(dispatch, over):
   made, x = layer(dispatch=dispatch, capacity_factor=1.0), tokens()
-  step, shardings, rows = compiled_on_mesh(made, x)
+  step, shardings, rows = compiled_on_mesh(made, x, over)
   (_, (y, aux)), gradients = step(jax.device_put(params.arrays(made), shardings), jax.device_put(x, rows))
   alone = jax.jit(jax.value_and_grad(functools.partial(loss, made), argnums=(0, 1), has_aux=True))
   (_, (y1, aux1)), gradients1 = alone(params.arrays(made), x)
@@ -296,6 +296,11 @@ def test_tokens_go_to_experts_and_kernels_stay():
   ours, control = ({m.group(1) for m in re.finditer(r"= \w+\[([\d,]*)\]\S* all-gather\(", text)} for text in texts)
   assert texts[0].count(" all-to-all(") == 4 and not ours & kernels, ours
   assert control & kernels
+  # Where rows are split over `fsdp` too, kernels are gathered along it, and each device sums the gradients of its own
+  # experts: nothing of all experts is on any device.
+  text = compiled_on_mesh(made, tokens(), "fsdp")[0].as_text()
+  found = {m.group(1) for m in re.finditer(r"= \w+\[([\d,]*)\]\S* all-gather\(", text)}
+  assert found and all(math.prod(map(int, shape.split(","))) < E * D * F // 2 for shape in found), found
 
 
 # Cost and options

@@ -21,7 +21,7 @@ from t5x_like.parallel.rules import Rules
 ROWS, LENGTH = 8, 12
 DIMS = Dims(embed=16, heads=4, kv_heads=2, head_dim=4, mlp=32, layers=4)
 MIXTRAL = next(iter(mixtral.VARIANTS.values())).design
-MESH = {"data": 2, "stage": 2, "tensor": 2}
+MESH, FSDP = {"data": 2, "stage": 2, "tensor": 2}, {"fsdp": 4, "stage": 2}
 
 
 def packed(side):
@@ -55,7 +55,7 @@ def rules_of(mesh):
 
 
 def run(case, mesh, **changes):
-  """((logits of real tokens, auxiliary losses), gradients of all parameters)"""
+  """((logits of real tokens, auxiliary losses), gradients of all parameters, the compiled program)"""
   family, design, batch, arguments = CASES[case]
   model, rules = tiny.model(Variant(DIMS, design, 64), family=family, **(arguments | changes)), rules_of(mesh)
   shardings = rules.of_params(params.named_params(model))
@@ -65,19 +65,24 @@ def run(case, mesh, **changes):
   weights *= batch[next(name for name in reversed(batch) if name.endswith("segment_ids"))][..., None] > 0
 
   def loss(arrays, batch):
-    with rules.activate():
-      out = params.with_arrays(model, arrays)(batch)
+    out = params.with_arrays(model, arrays)(batch)
     logits, more = out["logits"], sum(x for name, x in out.items() if name.endswith("_loss"))
     return jnp.sum(jnp.sin(logits) * weights) + more, (jnp.where(weights != 0, logits, 0.0), more)
 
-  (_, out), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(arrays, batch)
-  return jax.tree.map(np.asarray, (out, gradients))
+  def gradients_of(arrays, batch):
+    with rules.activate():
+      return jax.value_and_grad(loss, has_aux=True)(arrays, batch)
+
+  step = jax.jit(gradients_of).lower(arrays, batch).compile()
+  (_, out), gradients = step(arrays, batch)
+  return *jax.tree.map(np.asarray, (out, gradients)), step.as_text()
 
 
-@pytest.mark.parametrize("case", beyond(3, [*reversed(CASES)]))
-def test_stages_equal_one_device(case):
-  out, gradients = run(case, MESH)
-  expected, expected_gradients = run(case, {}, pipeline={})
+@pytest.mark.parametrize("case, mesh", [("decoder", FSDP), *beyond(3, [(case, MESH) for case in reversed(CASES)])])
+def test_stages_equal_one_device(case, mesh):
+  out, gradients, program = run(case, mesh)
+  assert ("reduce-scatter" in program) == (mesh is FSDP)
+  expected, expected_gradients, _ = run(case, {}, pipeline={})
   for one, other in zip(out, expected, strict=True):
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
   for name, g in expected_gradients.items():

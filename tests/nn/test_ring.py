@@ -1,12 +1,15 @@
 """Ring attention: what the dense core computes, without any device holding all keys."""
 
+from functools import partial
+
 import core_cases as cases
 import jax
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from t5x_like.errors import UserError
+from t5x_like.nn.cores import ring
 from t5x_like.nn.cores._calls import cores_used
 from t5x_like.nn.cores.ring import Ring
 from t5x_like.parallel.mesh import make_mesh
@@ -24,7 +27,12 @@ def mesh(**axes):
 
 @pytest.mark.parametrize(
   "kind, bias, options",
-  [("packed_causal", "alibi_layer", {}), ("prefix", "table", {"softcap": 3.0}), ("full_w5", None, {})],
+  [
+    ("packed_causal", "alibi_layer", {}),
+    ("causal", "table", {}),
+    ("prefix", "table", {"softcap": 3.0}),
+    ("full_w5", None, {}),
+  ],
 )
 def test_it_equals_dense_on_a_split_length(kind, bias, options):
   with Rules.make(mesh(data=2, sequence=4)).activate(), cores_used() as used:
@@ -41,6 +49,24 @@ def test_no_device_holds_all_keys():
     program = run.lower(*split).compile().as_text()
   assert "collective-permute" in program and "all-gather" not in program
   assert f"f32[1,{T}," not in program and "f32[1,10," in program
+
+
+@pytest.mark.parametrize("n", [4, 5, 8])
+def test_causal_work_is_the_same_on_every_device(n):
+  """Pieces are whole again after they have changed places, and no device has more visible pairs than another."""
+  on = Mesh(np.array(jax.devices()[:n]), ("sequence",))
+
+  def moved(x, back):
+    local = partial(ring._zigzag, (("sequence",), n), back=back)
+    return jax.shard_map(
+      local, mesh=on, in_specs=PartitionSpec(None, "sequence"), out_specs=PartitionSpec(None, "sequence")
+    )(x)
+
+  pos = np.arange(6 * n)[None]
+  there = moved(pos, False)
+  np.testing.assert_array_equal(moved(there, True), pos)
+  seen = (np.asarray(there).reshape(n, -1) + 1).sum(1)  # keys that the queries of a device see
+  assert np.ptp(seen) == 0 and not np.array_equal(there, pos)
 
 
 def test_it_is_the_chunked_core_where_nothing_goes_around():

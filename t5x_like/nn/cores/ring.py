@@ -6,8 +6,10 @@ the n devices by collective permutes. Each device attends to the piece it holds 
 results by their log-sums. In the backward pass the gradients of keys and values travel with them. So the memory for a
 layer's keys and values is an n-th of what gathering takes, for the same bytes sent.
 
-Blocks that causality hides are passed over, but a device waits for the one with the most of them: with causal attention
-the last device sees all keys, and the ring takes as long as without causality.
+Blocks that causality hides are passed over, but a device waits for the one that computes the most, and of contiguous
+pieces the last sees all keys. So for causal attention the sequence is cut into 2n pieces, and device i attends for
+pieces i and 2n - 1 - i, which gives all the same work (zigzag order, https://github.com/zhuzilin/ring-flash-attention).
+Half of each device's queries, keys, values and results change places for it.
 """
 
 import dataclasses
@@ -22,6 +24,7 @@ from t5x_like.nn.cores.dense import NEGATIVE
 from t5x_like.nn.remat import named
 from t5x_like.parallel import constrain
 
+_QUERIES = ("q_pos", "q_segments")
 _KEYS = ("k_pos", "k_segments", "k_valid", "k_prefix")
 
 
@@ -47,10 +50,16 @@ class Ring(Chunked):
     if isinstance(softmax.bias, jax.Array):
       raise self.refusal("a position bias that is an array already")
     mask = dataclasses.replace(mask, aligned=False)  # a query's own key is with another device most of the time
-    grid, arguments = blockwise.problem(q, k, v, mask, softmax, self.query_chunk, self.key_chunk)
     over = constrain.mesh_axes("length"), constrain.ways("length")
+    zigzag = mask.causal and mask.window is None and mask.k_prefix is None and q.shape[1] % 2 == 0
+    if zigzag:
+      fields = {name: getattr(mask, name) for name in (*_QUERIES, *_KEYS)}
+      q, k, v, fields = jax.tree.map(partial(_zigzag, over), (q, k, v, fields))
+      mask = dataclasses.replace(mask, **fields)
+    grid, arguments = blockwise.problem(q, k, v, mask, softmax, self.query_chunk, self.key_chunk)
     out = _attend(grid, over, *arguments)
-    return out.reshape(q.shape[0], -1, *q.shape[2:])[:, : q.shape[1]]
+    out = out.reshape(q.shape[0], -1, *q.shape[2:])[:, : q.shape[1]]
+    return _zigzag(over, out, back=True) if zigzag else out
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -102,6 +111,19 @@ def _backward(grid, over, kept, d_out):
 
 
 _attend.defvjp(_kept, _backward)
+
+
+def _zigzag(over, x: jax.Array, back: bool = False) -> jax.Array:
+  """From a device's piece of the sequence [B, T, ...], pieces 2i and 2i + 1 of 2n, to pieces i and 2n - 1 - i, or back.
+
+  The one of them with the even number comes first.
+  """
+  axes, n = over
+  moved = []
+  for first, half in enumerate(jnp.split(x, 2, axis=1)):
+    pairs = [(i, min(piece, 2 * n - 1 - piece)) for i, piece in enumerate(range(first, 2 * n, 2))]
+    moved.append(jax.lax.ppermute(half, axes, [pair[::-1] for pair in pairs] if back else pairs))
+  return jnp.concatenate(moved, axis=1)
 
 
 def _passed_on(over, held):
