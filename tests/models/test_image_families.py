@@ -180,7 +180,8 @@ def test_every_learned_scheme_is_interpolated_for_another_resolution(name):
       *made.shape[:-2], -1, wide or 1, made.shape[-1]
     )
     steps = np.diff(between, axis=-3)
-    np.testing.assert_allclose(steps[..., 3:-3, :, :], 1 / between.shape[-3], rtol=0.35)  # cubic of a = -0.75
+    inner = slice(3 + steps.shape[-3] // 20, -3 - steps.shape[-3] // 20)
+    np.testing.assert_allclose(steps[..., inner, :, :], 1 / between.shape[-3], rtol=0.35)  # cubic of a = -0.75
     same = init_from._resized(n, jnp.asarray(table), small[n], (models[0], models[0]), "runs/other")
     np.testing.assert_allclose(same, table, atol=1e-6)
   other = families.abstract(case(position=name, resolution=24, class_tokens=2, dims=Dims(16, 4, 4, 4, 32, 2)))
