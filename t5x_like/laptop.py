@@ -40,6 +40,7 @@ _LABELLED = {  # tasks on labelled records, and what they read of the built-in c
   "masked_images": {},
   "corrupted_images": {},
   "image_text": {"caption_field": "label", "image_field": "image", "folder": ""},
+  "object_detection": {},
 }
 _RESOLUTION = 32
 _DEBUG_LENGTH = 64
@@ -65,7 +66,8 @@ def shrink(config: ConfigDict, form: str, changes: Mapping[str, Any] = {}) -> No
   with config.model.unlocked(), config.model.ignore_type():
     config.model.remat = "none"
     if "resolution" in config.task:  # of images
-      config.model.resolution = _RESOLUTION
+      if config.task.name != "object_detection":
+        config.model.resolution = _RESOLUTION
       for key in [key for key in ("patch", "drop_path") if key in config.model]:
         del config.model[key]
     if "resolution" not in config.task or "vocabulary" in config.task:
@@ -158,7 +160,7 @@ def _build_in(config: ConfigDict) -> None:
     config.teacher = {"workdir": "random", "model": model}
   if task.name in _LABELLED:
     images = "resolution" in task
-    task.source = "digits" if images else "builtin"
+    task.source = "digit_scenes" if task.name == "object_detection" else "digits" if images else "builtin"
     unknown = ("pair", "label_field", "placeholder", "answers", "both_orders", "data_dir")
     for key in [key for key in unknown if key in task]:
       del task[key]

@@ -120,6 +120,21 @@ def _masked_images(
   return masked(images(resolution, channels, False), resolution, patch, mask_ratio)
 
 
+def detection(resolution: int, channels: int, boxes: int) -> Features:
+  """Of images with boxes."""
+  return {
+    "image": Feature((resolution, resolution, channels), "float32"),
+    "image_size": Feature((2,), "int32"),
+    "boxes": Feature((boxes, 4), "float32"),
+    "box_labels": Feature((boxes,), "int32"),
+    "example_weights": Feature((), "float32"),
+  }
+
+
+def _object_detection(resolution: int = 1333, channels: int = 3, boxes: int = 100, **_) -> Features:
+  return detection(resolution, channels, boxes)
+
+
 def _causal_lm(length: int = 1024, document_mask: bool = False, **_) -> Features:
   return decoder(length, *("segment_ids", "positions") * document_mask)
 
@@ -285,6 +300,7 @@ _TASKS: dict[str, Callable[..., Features]] = {
   "mlm": _mlm,
   "prefix_lm": _prefix_lm,
   "multiple_choice": multiple_choice,
+  "object_detection": _object_detection,
   "preferences": _preferences,
   "salient_spans": _salient_spans,
   "span_corruption": _span_corruption,

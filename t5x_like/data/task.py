@@ -44,6 +44,7 @@ class Task:
     labels: the class of every example, int32 [num_examples], where that is known without making them.
     evaluated: what evaluations see in place of `batch`, such as images that are not augmented; None is `batch`.
     captions: for images with texts, `() -> (int32 [C, T] rows of all captions, int64 [C] the example of each)`.
+    boxes: of every example, a `data.images.boxes.Boxes`, where there are.
     repeats: times that an example stands in its epoch, one after the other, each drawn for anew.
   """
 
@@ -60,6 +61,7 @@ class Task:
   labels: np.ndarray | None = None
   evaluated: Callable[[tf.Tensor, tf.Tensor, int], dict[str, tf.Tensor]] | None = None
   captions: Callable[[], tuple[np.ndarray, np.ndarray]] | None = None
+  boxes: Any = None
   repeats: int = 1
 
   def dataset(self, seed: int = 0, start: int = 0, **options: Any) -> tf.data.Dataset:

@@ -21,6 +21,7 @@ class Context:
     memory_mask: cross-attention's, from this stack's queries to the encoder's keys.
     slot: int32 scalar, where in the cache this call's keys and values are written; None without a cache.
     valid: bool [B, T], False for padding, if `mask` does not say (a causal mask needs no validity).
+    places, memory_places: [B, T, D] and [B, S, D], what `nn.placed` adds to queries and keys.
   """
 
   mask: Mask
@@ -29,6 +30,8 @@ class Context:
   memory_mask: Mask | None = None
   slot: jax.Array | None = None
   valid: jax.Array | None = None
+  places: jax.Array | None = None
+  memory_places: jax.Array | None = None
 
 
 jax.tree_util.register_dataclass(Context)

@@ -90,10 +90,23 @@ class Stack(nnx.Module):
       x_BTD, aux, layer_cache = block(x_BTD, context, layer_cache, layer_key)
       return x_BTD, (aux, layer_cache)
 
-    body = remat.wrap(body, prevent_cse=self.layers == "loop")
-    run = jax.lax.scan if self.layers == "scan" else _loop
-    x_BTD, (aux_L, cache) = run(body, x_BTD, (blocks, cache, keys_L))
+    x_BTD, (aux_L, cache) = self._over(body, x_BTD, (blocks, cache, keys_L), remat)
     return x_BTD, aux_L, cache
+
+  def _over(self, body: Callable, carry, layers, remat: Remat):
+    run = jax.lax.scan if self.layers == "scan" else _loop
+    return run(remat.wrap(body, prevent_cse=self.layers == "loop"), carry, layers)
+
+  def every(self, x_BTD: jax.Array, context: Context, *, key: jax.Array | None = None) -> jax.Array:
+    """[L, B, T, D]: what every block makes, before the final norm; without stages, caches and auxiliary scalars."""
+    keys_L = None if key is None else jax.random.split(key, self.repeats)
+
+    def body(x_BTD, layer):
+      block, layer_key = layer
+      x_BTD, _, _ = block(x_BTD, context, None, layer_key)
+      return x_BTD, x_BTD
+
+    return self._over(body, x_BTD, (self.blocks, keys_L), self.remat)[1]
 
   def bias(self, mask: Mask, batch: int):
     """The shared bias, [B or 1, N, T, S]. For a loop it is broadcast to the whole batch, so that the layers' gradients

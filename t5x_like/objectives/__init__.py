@@ -44,6 +44,7 @@ class Base:
       which are not trained.
     teacher: whether that other one is the model of `config.teacher` instead.
     among_rows: whether the loss of a row depends on the other rows of the batch, which then cannot be accumulated.
+    spare_classes: how many of the logits are of no class of the task.
   """
 
   beside: ClassVar[tuple[str, ...]]
@@ -57,6 +58,7 @@ class Base:
   reference: ClassVar[bool] = False
   teacher: ClassVar[bool] = False
   among_rows: ClassVar[bool] = False
+  spare_classes: ClassVar[int] = 0
 
   @classmethod
   def missing(cls, features: Collection[str]) -> list[str]:

@@ -27,6 +27,7 @@ from t5x_like.training.state import TrainState, abstract_state
 from t5x_like.training.tuning import TUNINGS
 
 REFERENCE = "reference/"  # of the names of its parameters
+_CLASSES = {"label": "head.labels", "box_labels": "labels"}  # what is predicted -> the model's key of its classes
 _ADAPTERS = 1  # folded into the key of the model's parameters
 
 
@@ -239,12 +240,12 @@ def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
         f"config.objective: {name} needs the output {output!r} with {axes} axes, found {found} with model {model};"
         " choose another --config.model.head, model or objective"
       )
-  if objective.targets == "label" and (classes := getattr(task, "classes", ())):
-    labels = outputs["logits"].shape[-1]
+  if objective.targets in _CLASSES and (classes := getattr(task, "classes", ())):
+    labels, key = outputs["logits"].shape[-1] - objective.spare_classes, _CLASSES[objective.targets]
     if labels < len(classes):
       raise UserError(
-        f"config.model.head.labels: found {labels}, but task {config.task.name} has {len(classes)} classes"
-        f" ({', '.join(classes[:8])}{', …' * (len(classes) > 8)}); set --config.model.head.labels={len(classes)}"
+        f"config.model.{key}: found {labels}, but task {config.task.name} has {len(classes)} classes"
+        f" ({', '.join(classes[:8])}{', …' * (len(classes) > 8)}); set --config.model.{key}={len(classes)}"
       )
   return in_words(used)
 

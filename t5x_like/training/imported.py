@@ -15,7 +15,15 @@ from t5x_like.storage import Storage
 from t5x_like.training import workdir as workdirs
 
 FILE = "imported.json"
-_OWN = ("name", "variant", "vocab_size", "tokens", "head")  # keys of config.model that weights decide
+_OWN = (
+  "name",
+  "variant",
+  "vocab_size",
+  "tokens",
+  "head",
+  "labels",
+  "queries",
+)  # keys of config.model that weights decide
 _TRAINING = ("core", "init_stddev", "residual_init", "embed_init", "mlp_dropout")  # cells of a design that they do not
 
 
@@ -64,7 +72,8 @@ def model_of(config: ConfigDict, model_class: type, variant: Variant, where: str
     )
   found = json.loads(json.dumps(dataclasses.asdict(variant)))
   text = hasattr(variant, "vocab_size")
-  more = {"vocab_size": variant.vocab_size, "tokens": {}} if text else {"head": found["head"]}
+  of_images = {key: found[key] for key in ("head", "labels", "queries") if key in found}
+  more = {"vocab_size": variant.vocab_size, "tokens": {}} if text else of_images
   return _with(config, {"variant": found} | more, where)
 
 

@@ -1,5 +1,6 @@
 """Pictures of a run on images, for its report: what the model sees in training, what it reconstructs, where it looks,
-and which classes it takes for which. They are PNG files in `<workdir>/pictures`, each with its title inside.
+what it finds, and which classes it takes for which. They are PNG files in `<workdir>/pictures`, each with its title in
+it.
 """
 
 import io
@@ -22,6 +23,7 @@ from t5x_like.nn.heads.reconstruction import ReconstructionHead
 from t5x_like.nn.image_encoder import ImageEncoder, patchified
 from t5x_like.nn.remat import NONE
 from t5x_like.rows import in_batches
+from t5x_like.training import box_pictures
 
 FOLDER = "pictures"
 _SEEN, _SHOWN, _MOST_CLASSES, _SIDE = 16, 8, 40, 112
@@ -59,6 +61,13 @@ def made(config: ConfigDict, parts, arrays: dict[str, jax.Array], task, evaluate
     if rows and 1 < len(evaluated.classes) <= _MOST_CLASSES:
       title = f"{name}: the classes of rows, taken for those of columns, in percent"
       found[f"confusion_{name}"] = title, confusion(rows, evaluated.classes)
+    boxed = {row["image"]: row for row in group.predictions if {"objects", "detections"} <= row.keys()}
+    index_N = [n for n in batch["example_index"].tolist() if n in boxed]
+    if index_N and evaluated.boxes is not None:
+      N, title = len(index_N), f"{name}: what is there (dashed) and what was found"
+      seen = _coloured(batch["image"][:N], config), batch["image_size"][:N]
+      about = [boxed[n] for n in index_N], evaluated.boxes.pixels[index_N]
+      found[f"boxes_{name}"] = title, box_pictures.drawn(*seen, *about, evaluated.classes)
   return found
 
 

@@ -3,6 +3,8 @@
 import jax.numpy as jnp
 import optax
 
+from t5x_like.slots import Positive
+
 Schedule = optax.Schedule
 
 
@@ -40,4 +42,23 @@ def cosine(*, learning_rate: float, warmup_steps: int, total_steps: int, end: fl
   return optax.warmup_cosine_decay_schedule(0.0, learning_rate, warmup_steps, total_steps, end * learning_rate)
 
 
-SCHEDULES = {"constant": constant, "rsqrt": rsqrt, "warmup_rsqrt": warmup_rsqrt, "linear": linear, "cosine": cosine}
+def drops(
+  *, learning_rate: float, steps: tuple[Positive, ...] = (), factor: float = 0.1, warmup_steps: int = 0
+) -> Schedule:
+  """Linear warm-up from zero, then constant but for a multiplication by `factor` at each of `steps`."""
+
+  def rate(step):
+    passed = jnp.sum(jnp.asarray(step) >= jnp.asarray(steps, jnp.int32))
+    return learning_rate * factor**passed * jnp.minimum((step + 1) / (warmup_steps + 1), 1.0)
+
+  return rate
+
+
+SCHEDULES = {
+  "constant": constant,
+  "rsqrt": rsqrt,
+  "warmup_rsqrt": warmup_rsqrt,
+  "linear": linear,
+  "cosine": cosine,
+  "drops": drops,
+}

@@ -67,6 +67,29 @@ def layer_decay(*, rate: float = 0.9) -> Tuning:
   return Tuning(rates=rates)
 
 
+def by_part(*, rates: dict = {}) -> Tuning:  # noqa: B006 (never written to)
+  """Parts at rates of their own, as shares of the schedule's; what has a rate of 0 is not trained.
+
+  Args:
+    rates: pattern of parameters' names -> share, such as {"backbone/*": 0.1}; the last that fits has the say.
+  """
+  for pattern, rate in rates.items():
+    if not isinstance(rate, (int, float)) or isinstance(rate, bool) or not rate >= 0:
+      raise UserError(f"config.tuning.rates: found {rate!r} for {pattern!r}, expected a number of at least 0")
+
+  def of(named):
+    for pattern in rates:
+      if not fnmatch.filter(named, pattern):
+        raise UserError(f"config.tuning.rates: no parameter is called {pattern!r}; the first is {next(iter(named))}")
+    fitting = {name: [rate for pattern, rate in rates.items() if fnmatch.fnmatchcase(name, pattern)] for name in named}
+    return {name: found[-1] if found else 1.0 for name, found in fitting.items()}
+
+  return Tuning(
+    rates=lambda optimizer, named: _scaled(optimizer, of(named)),
+    trained=lambda named: [name for name, rate in of(named).items() if rate],
+  )
+
+
 def low_rank(
   *,
   rank: Positive = 8,
@@ -93,7 +116,7 @@ def low_rank(
   return Tuning(lambda model, key: lora.adapted(model, targets, rank, alpha, key, also), trained=trained)
 
 
-TUNINGS = {"all": everything, "head": head, "layer_decay": layer_decay, "lora": low_rank}
+TUNINGS = {"all": everything, "head": head, "layer_decay": layer_decay, "by_part": by_part, "lora": low_rank}
 
 
 def only(optimizer: optax.GradientTransformation, trained: list[str]) -> optax.GradientTransformation:

@@ -20,12 +20,13 @@ class Case:
   Attributes:
     model, config: classes of `transformers`.
     values: arguments of the config.
-    kind: "encoder_decoder", "decoder", "encoder", "image" or "image_text", which decides the inputs.
+    kind: "encoder_decoder", "decoder", "encoder", "image", "image_text" or "detection", which decides the inputs.
     untied: the output has a matrix of its own although the library ties it unless a file says otherwise.
     length: of the inputs.
     rows: of the inputs.
     outputs: theirs -> ours, besides logits.
     logits: their name of them; empty where they have none.
+    size: height and width of padded images.
   """
 
   model: str
@@ -37,6 +38,7 @@ class Case:
   rows: int = 3
   outputs: dict = dataclasses.field(default_factory=dict)
   logits: str = "logits"
+  size: tuple[int, int] = (0, 0)
 
 
 T5 = dict(vocab_size=VOCAB, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4, decoder_start_token_id=0)
@@ -206,6 +208,29 @@ CASES |= {
   "clip": _clip({}, {}),
   "clip-published": _clip(PUBLISHED, dict(image_size=14, patch_size=7, num_channels=1), rows=5, length=9),
 }
+RESNET = dict(model_type="resnet", embedding_size=8, hidden_sizes=[16, 24, 24, 32], depths=[1, 2, 1, 1])
+BASIC = dict(model_type="resnet", embedding_size=4, hidden_sizes=[8, 12], depths=[2, 1], layer_type="basic")
+DETR = dict(
+  use_timm_backbone=False,
+  backbone_config=RESNET | dict(out_features=["stage4"]),
+  d_model=16,
+  encoder_layers=1,
+  decoder_layers=2,
+  encoder_ffn_dim=24,
+  decoder_ffn_dim=20,
+  encoder_attention_heads=4,
+  decoder_attention_heads=4,
+  num_queries=7,
+  num_labels=5,
+)
+GREY_DETR = dict(backbone_config=BASIC | dict(out_features=["stage2"], num_channels=1), num_channels=1, d_model=24)
+BOXES = dict(pred_boxes="boxes")
+CASES |= {
+  "detr": Case("DetrForObjectDetection", "DetrConfig", DETR, "detection", outputs=BOXES, size=(97, 131)),
+  "detr-grey": Case(
+    "DetrForObjectDetection", "DetrConfig", DETR | GREY_DETR, "detection", outputs=BOXES, size=(35, 29)
+  ),
+}
 CASES |= {name: Case(*classes, "decoder") for name, classes in decoders.MODELS.items()}
 
 
@@ -213,6 +238,10 @@ def tensor(name: str, shape: tuple[int, ...]) -> np.ndarray:
   """The float32 values of a tensor: scales of norms near one, everything else around zero."""
   noise = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32)
   words = name.lower()
+  if name.endswith("running_var"):
+    return 1 + np.abs(noise)
+  if len(shape) == 4 and name.startswith(("model.backbone", "model.input_projection")):  # of a ResNet
+    return np.float32((2 / np.prod(shape[1:])) ** 0.5) * noise
   norm = len(shape) == 1 and name.endswith("weight") or ("norm" in words and name.endswith("weight"))
   return np.asarray(1 + 0.2 * noise if norm else (0.3 if len(shape) > 1 else 0.1) * noise, np.float32)
 
@@ -221,6 +250,13 @@ def inputs(case: Case, pad: int, start: int) -> dict[str, np.ndarray]:
   """Batch features: int32, three rows or more, two of them padded at the end; or float32 images."""
   generator = np.random.default_rng(7)
   B, T = case.rows, case.length
+  if case.kind == "detection":  # the second and third image are padded, each on another side
+    (Y, X), channels = case.size, case.values.get("num_channels", 3)
+    size_B2 = np.array([[Y, X], [Y * 2 // 3, X], [Y // 2 + 1, X * 3 // 4]], np.int32)
+    image = generator.standard_normal((3, Y, X, channels)).astype(np.float32)
+    for row, (y, x) in enumerate(size_B2):
+      image[row, y:] = image[row, :, x:] = 0
+    return {"image": image, "image_size": size_B2}
   if case.kind in ("image", "image_text"):
     values = case.values.get("vision_config", case.values)
     side, channels = values["image_size"], values.get("num_channels", 3)
@@ -260,7 +296,7 @@ def valid(case: Case, batch: dict[str, np.ndarray], pad: int) -> np.ndarray:
   """Bool: the positions whose logits mean something."""
   if case.kind == "encoder_decoder":
     return np.ones(batch["decoder_input_tokens"].shape, bool)
-  if case.kind in ("image", "image_text"):
+  if case.kind in ("image", "image_text", "detection"):
     return np.ones(len(batch["image"]), bool)
   return batch[f"{case.kind}_input_tokens"] != pad
 

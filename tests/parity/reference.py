@@ -51,6 +51,13 @@ def run(case: cases.Case, model, batch: dict[str, np.ndarray]) -> dict[str, np.n
   import torch
 
   names = ({case.logits: "logits"} if case.logits else {}) | case.outputs
+  if case.kind == "detection":
+    Y, X = batch["image"].shape[1:3]
+    rows_BY, columns_BX = (np.arange(n) < batch["image_size"][:, [i]] for i, n in enumerate((Y, X)))
+    mask = torch.tensor((rows_BY[:, :, None] & columns_BX[:, None]).astype(np.int64))
+    with torch.no_grad():
+      out = model(torch.tensor(batch["image"]).permute(0, 3, 1, 2), pixel_mask=mask)
+    return {ours: getattr(out, theirs).numpy() for theirs, ours in names.items()}
   if case.kind == "image":
     noise = {}
     if "masked_patches" in batch:  # those of the least noise are seen

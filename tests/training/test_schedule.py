@@ -33,6 +33,12 @@ CASES = [
     dict(learning_rate=0.4, warmup_steps=10, total_steps=100),
     lambda s: linear_warmup(s, 0.4, 10, lambda s: 0.4 * max(0, (100 - s) / 90)),
   ),
+  ("drops", dict(learning_rate=0.4), lambda s: 0.4),
+  (
+    "drops",
+    dict(learning_rate=0.4, steps=(10, 90), factor=0.5, warmup_steps=3),
+    lambda s: 0.4 * min(1, (s + 1) / 4) * 0.5 ** ((s >= 10) + (s >= 90)),
+  ),
   (
     "cosine",
     dict(learning_rate=0.4, warmup_steps=10, total_steps=100, end=0.1),

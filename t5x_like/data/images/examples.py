@@ -151,6 +151,7 @@ def uniform(bits: tf.Tensor) -> tf.Tensor:
 
 
 def of_channels(name: str, values: tuple, channels: int) -> tuple[float, ...]:
+  """One number for each channel, of one for all or one for each; UserError for others."""
   if len(values) not in (1, channels) or not np.isfinite(values).all() or (name == "std" and min(values) <= 0):
     raise UserError(
       f"config.task.{name}: found {list(values)}, expected one number, or one for each of {channels} channels"

@@ -15,6 +15,9 @@
     tfds:NAME[/config][:version]                    any TensorFlow dataset, already prepared or buildable
     folders:train=imagenet/train,validation=…       images in one folder per class; `image` (bytes), `label`
     idx:train=train-images-idx3-ubyte.gz,…          MNIST's files of images, their labels beside; `image`, `label`
+    voc:VOC2012                                     images with boxes, Pascal VOC's layout; `image`, `objects`
+    coco:train=instances_train2017.json,…           images with boxes, COCO's JSON; `image`, `objects`
+    digit_scenes                                    tiny images with boxes, made of `digits`; `image`, `objects`
     digits                                          1,797 tiny images that come with scikit-learn; `image`, `label`
     docstrings                                      the embedded corpus, built on first use
     docstring_tasks:name                            supervised tasks made of it: package, halves, name, parameter
@@ -80,7 +83,7 @@ class Source(abc.ABC):
     Raises:
       UserError: it does not.
     """
-    raise UserError(f"source {self.name}: the classes of {field!r} are not known; choose folders:, idx: or tfds:")
+    raise UserError(f"source {self.name}: the classes of {field!r} are not known; choose another source")
 
   def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
     """Ranges that divide the split into parts of about `part_bytes`, read separately; deterministic."""

@@ -81,8 +81,9 @@ class Source(Base):
     self.splits = tuple(info.splits)
 
   def classes(self, field: str) -> tuple[str, ...]:
-    features = self._builder.info.features
-    feature = features[field] if field in features else None
+    feature = self._builder.info.features
+    for name in field.split("."):
+      feature = feature[name] if hasattr(feature, "keys") and name in feature.keys() else None  # noqa: SIM118
     if not getattr(feature, "names", None):
       raise UserError(f"dataset {self._builder.info.full_name}: found no class names for {field!r}, expected a label")
     return tuple(feature.names)

@@ -1,0 +1,48 @@
+"""DETR on COCO (Carion et al. 2020, section 4 and appendix A.4; https://arxiv.org/abs/2005.12872).
+
+  python -m t5x_like.train --config=configs/detr/base.py --workdir=runs/detr_r50 \\
+      --config.task.source=coco:train=annotations/instances_train2017.json,validation=annotations/instances_val2017.json
+
+500 epochs of 118,287 images at batch 64, the shorter side 480 to 800 and the longer at most 1333 pixels, mirror images
+and random parts; AdamW at 1e-4, 1e-5 for the backbone, a tenth of both after 400 epochs, decay 1e-4, dropout 0.1,
+gradients clipped to norm 0.1. Batch norm, the stem and the first stage stay as they are, so a run begins with a trained
+ResNet: --config.init.workdir=runs/imported, a workdir with the weights of a DETR of Hugging Face. `:resnet101` is the
+larger one. Expected: AP 42.0 of ResNet-50, 43.5 of ResNet-101 (table 1). The paper took 3 days on 16 V100. Not run at
+full size here.
+"""
+
+from typing import Literal
+
+from t5x_like.config import defaults
+
+_SIZES = {"resnet50": "detr-resnet50", "resnet101": "detr-resnet101"}
+_IMAGES = 118_287
+LAPTOP = {"tuning": {"name": "all"}}
+
+
+def get_config(size: Literal["resnet50", "resnet101"] = "resnet50"):
+  config = defaults()
+
+  config.model = {"name": "detr", "variant": _SIZES[size], "labels": 91, "dropout": 0.1}
+  config.task = {
+    "name": "object_detection",
+    "source": "coco:train=annotations/instances_train2017.json,validation=annotations/instances_val2017.json",
+    "resolution": 1333,
+    "shortest": 800,
+    "boxes": 100,
+    "mean": (0.485, 0.456, 0.406),
+    "std": (0.229, 0.224, 0.225),
+    "augmentations": ("flip", "crop", "resize"),
+  }
+  config.objective = {"name": "detection", "l1": 5.0, "giou": 2.0, "no_object": 0.1}
+  config.batch_size = 64
+  epoch = _IMAGES // 64
+  config.total_steps = 500 * epoch
+  config.optimizer = {"name": "adamw", "weight_decay": 1e-4}
+  config.schedule = {"name": "drops", "learning_rate": 1e-4, "steps": (400 * epoch,)}
+  config.tuning = {"name": "by_part", "rates": {"backbone/*": 0.1, "backbone/stem/*": 0.0, "backbone/stages/0/*": 0.0}}
+  config.clip_norm = 0.1
+  config.eval_every = 10 * epoch
+  config.evals = {"loss": {}, "detection": {}}
+  config.checkpoint = {"every": epoch, "keep_last": 3}
+  return config

@@ -1,0 +1,41 @@
+"""Sizes of images by their shorter and longer side, and parts of images with the boxes in them."""
+
+from t5x_like.data.box_augmentations import Boxed
+from t5x_like.data.quiet_tensorflow import tf
+
+
+def resized(image_YXC: tf.Tensor, shortest: tf.Tensor, longest: int) -> tf.Tensor:
+  """The image, its shorter side `shortest` pixels long, or less if the longer would be longer than `longest`."""
+  shape = tf.shape(image_YXC)[:2]
+  sides = tf.cast(shape, tf.float32)
+  low, high = tf.reduce_min(sides), tf.reduce_max(sides)
+  scale = tf.minimum(tf.cast(shortest, tf.float32) / low, float(longest) / high)
+  return scaled(image_YXC, scale)
+
+
+def scaled(image_YXC: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
+  shape = tf.shape(image_YXC)[:2]
+  size = tf.maximum(tf.cast(tf.round(tf.cast(shape, tf.float32) * scale), tf.int32), 1)
+  made = tf.image.resize(image_YXC, size, "bilinear", antialias=True)
+  return tf.ensure_shape(
+    tf.cond(tf.reduce_all(size == shape), lambda: image_YXC, lambda: made), [None, None, image_YXC.shape[-1]]
+  )
+
+
+def part(boxed: Boxed, box_4: tf.Tensor, centres: bool) -> Boxed:
+  """A part of the image, int32 (y, x, height, width), with the boxes, cut off, that reach into it.
+
+  Args:
+    centres: whether only boxes are kept whose middle is in the part.
+  """
+  image_YXC, boxes_M4, real_M = boxed
+  y, x, h, w = tf.unstack(box_4)
+  size_4 = tf.cast(tf.tile(tf.shape(image_YXC)[:2], [2]), tf.float32)
+  start_4 = tf.cast(tf.stack([y, x, y, x]), tf.float32)
+  moved_M4 = (boxes_M4 * size_4 - start_4) / tf.cast(tf.stack([h, w, h, w]), tf.float32)
+  middle_M2 = (moved_M4[:, :2] + moved_M4[:, 2:]) / 2
+  cut_M4 = tf.clip_by_value(moved_M4, 0.0, 1.0)
+  kept_M = real_M & tf.reduce_all(cut_M4[:, 2:] > cut_M4[:, :2], axis=1)
+  if centres:
+    kept_M &= tf.reduce_all((middle_M2 >= 0) & (middle_M2 < 1), axis=1)
+  return image_YXC[y : y + h, x : x + w], cut_M4, kept_M

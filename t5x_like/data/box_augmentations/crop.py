@@ -1,0 +1,40 @@
+"""A random part of the image, every second time (Carion et al. 2020, section 4)."""
+
+from t5x_like.data.box_augmentations import BoxAugmentation, Boxed, _sizes
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.slots import Positive
+
+_LONGEST = 4  # times the shorter side, for the few images that are longer: they would take gigabytes
+
+
+def make(
+  *,
+  probability: float = 0.5,
+  shortest: tuple[Positive, ...] = (400, 500, 600),
+  sides: tuple[Positive, ...] = (384, 600),
+  centres: bool = False,
+) -> BoxAugmentation:
+  """The image is resized first; then each side of the part has a random length.
+
+  Args:
+    shortest: lengths of the shorter side of the resized image.
+    sides: the least and the greatest side of the part, as far as the image has it.
+    centres: whether a box is kept only if its middle is in the part; else any that reaches into it. All are cut off.
+  """
+  least, most = sides
+
+  def cropped(boxed: Boxed, u_N: tf.Tensor) -> Boxed:
+    image = _sizes.resized(
+      boxed[0], tf.constant(shortest)[tf.cast(u_N[1] * len(shortest), tf.int32)], _LONGEST * max(shortest)
+    )
+    size_2 = tf.shape(image)[:2]
+    low_2, high_2 = tf.minimum(least, size_2), tf.minimum(most, size_2)
+    part_2 = low_2 + tf.cast(u_N[2:4] * tf.cast(high_2 - low_2 + 1, tf.float32), tf.int32)
+    start_2 = tf.cast(u_N[4:6] * tf.cast(size_2 - part_2 + 1, tf.float32), tf.int32)
+    return _sizes.part((image, *boxed[1:]), tf.concat([start_2, part_2], 0), centres)
+
+  def apply(boxed: Boxed, u_N: tf.Tensor) -> Boxed:
+    image, boxes_M4, real_M = tf.cond(u_N[0] < probability, lambda: cropped(boxed, u_N), lambda: boxed)
+    return tf.ensure_shape(image, [None, None, boxed[0].shape[-1]]), boxes_M4, real_M
+
+  return BoxAugmentation(6, apply)

@@ -1,0 +1,15 @@
+"""Left and right exchanged, every second time."""
+
+from t5x_like.data.box_augmentations import BoxAugmentation, Boxed
+from t5x_like.data.quiet_tensorflow import tf
+
+
+def make(*, probability: float = 0.5) -> BoxAugmentation:
+  def apply(boxed: Boxed, u_1: tf.Tensor) -> Boxed:
+    image_YXC, boxes_M4, real_M = boxed
+    y0, x0, y1, x1 = tf.unstack(boxes_M4, axis=1)
+    turned_M4 = tf.stack([y0, 1.0 - x1, y1, 1.0 - x0], axis=1)
+    wanted = u_1[0] < probability
+    return tf.where(wanted, image_YXC[:, ::-1], image_YXC), tf.where(wanted, turned_M4, boxes_M4), real_M
+
+  return BoxAugmentation(1, apply)

@@ -1,0 +1,20 @@
+"""Another size: the shorter side as long as one of several lengths (Carion et al. 2020, section 4)."""
+
+from t5x_like.data.box_augmentations import BoxAugmentation, Boxed, _sizes
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.slots import Positive
+
+
+def make(
+  resolution: int,
+  *,
+  shortest: tuple[Positive, ...] = (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800),
+  longest: Positive | None = None,
+) -> BoxAugmentation:
+  """The longer side is at most `longest`, or the batch's resolution if that is less."""
+
+  def apply(boxed: Boxed, u_1: tf.Tensor) -> Boxed:
+    chosen = tf.constant(shortest)[tf.cast(u_1[0] * len(shortest), tf.int32)]
+    return _sizes.resized(boxed[0], chosen, min(longest or resolution, resolution)), *boxed[1:]
+
+  return BoxAugmentation(1, apply)

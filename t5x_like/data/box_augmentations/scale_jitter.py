@@ -1,0 +1,20 @@
+"""Scale jitter: a random size, of which a random part is taken where it is too large (Ghiasi et al. 2021, LSJ)."""
+
+from t5x_like.data.box_augmentations import BoxAugmentation, Boxed, _sizes
+from t5x_like.data.quiet_tensorflow import tf
+
+
+def make(resolution: int, *, scale: tuple[float, ...] = (0.1, 2.0), centres: bool = True) -> BoxAugmentation:
+  """`scale` is of the longer side, as shares of the batch's resolution; `centres` as in `crop`."""
+  low, high = scale
+
+  def apply(boxed: Boxed, u_3: tf.Tensor) -> Boxed:
+    longest = tf.cast(tf.reduce_max(tf.shape(boxed[0])[:2]), tf.float32)
+    image = _sizes.scaled(boxed[0], (low + u_3[0] * (high - low)) * resolution / longest)
+    size_2 = tf.shape(image)[:2]
+    part_2 = tf.minimum(size_2, resolution)
+    start_2 = tf.cast(u_3[1:3] * tf.cast(size_2 - part_2 + 1, tf.float32), tf.int32)
+    image_YXC, *rest = _sizes.part((image, *boxed[1:]), tf.concat([start_2, part_2], 0), centres)
+    return tf.ensure_shape(image_YXC, [None, None, boxed[0].shape[-1]]), *rest
+
+  return BoxAugmentation(3, apply)

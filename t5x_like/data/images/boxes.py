@@ -1,0 +1,130 @@
+"""The boxes of images: kept with them in the store, and what of them cannot be used."""
+
+import dataclasses
+import io
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from t5x_like.data.images.store import ImageStore, Notes
+from t5x_like.data.sources import Record, Source, value
+from t5x_like.data.supervised.labels import number_of, numbered
+from t5x_like.errors import UserError
+
+EMPTY, OUTSIDE, CUT = "boxes without area", "boxes outside of their image", "boxes cut off at the border"
+_LESS = (EMPTY, OUTSIDE, CUT)
+
+
+@dataclasses.dataclass(frozen=True)
+class Boxes:
+  """The boxes of all images of a store, one after another; those of image n end at `ends[n]`.
+
+  Attributes:
+    ends: int64 [N].
+    pixels: int32 [N, 2], height and width of the images.
+    boxes: float32 [K, 4]: ymin, xmin, ymax, xmax, as shares of the image, inside of it.
+    labels: int32 [K].
+    areas: float32 [K], in pixels.
+    crowds: bool [K]: groups of objects, which are not learned, and neither right nor wrong to find.
+    left_out: how many boxes are not here, or are cut, by reason.
+  """
+
+  ends: np.ndarray
+  pixels: np.ndarray
+  boxes: np.ndarray
+  labels: np.ndarray
+  areas: np.ndarray
+  crowds: np.ndarray
+  left_out: dict[str, int]
+
+  def of(self, n: int) -> slice:
+    """Where the boxes of image n are."""
+    return slice(int(self.ends[n - 1]) if n else 0, int(self.ends[n]))
+
+  def slots(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """(float32 [N, number, 4], int32 [N, number]): the boxes that are learned and their labels; -1 is padding."""
+    image_K = np.searchsorted(self.ends, np.arange(len(self.labels)), side="right")[~self.crowds]
+    first_N = np.searchsorted(image_K, np.arange(len(self.ends)))
+    place_K = np.arange(len(image_K)) - first_N[image_K]
+    if len(place_K) and place_K.max() >= number:
+      worst, most = image_K[place_K.argmax()], int(place_K.max()) + 1
+      raise UserError(
+        f"config.task.boxes: found {number}, but image {worst} has {most} boxes; set --config.task.boxes={most}, and"
+        f" --config.model.queries to no less"
+      )
+    boxes_NM4, labels_NM = np.zeros((len(self.ends), number, 4), np.float32), np.full((len(self.ends), number), -1)
+    boxes_NM4[image_K, place_K], labels_NM[image_K, place_K] = self.boxes[~self.crowds], self.labels[~self.crowds]
+    return boxes_NM4, labels_NM.astype(np.int32)
+
+
+def notes(source: Source, field: str, image_field: str, classes: tuple[str, ...]) -> tuple[Notes, tuple[str, ...]]:
+  """(what a store keeps of boxes, the names of the classes).
+
+  Args:
+    field: a dictionary of lists, as in TensorFlow datasets: `bbox`, `label` and, where there are, `area`, `is_crowd`.
+    classes: their names; none are those of the source.
+  """
+  classes = classes or source.classes(f"{field}.label")
+  numbers = numbered(classes, "classes")
+  facts = {"boxes": "v1", "field": field, "classes": list(classes)}
+  return Notes((field,), facts, _reader(field, image_field, numbers)), tuple(classes)
+
+
+def _reader(field: str, image_field: str, numbers: dict[str, int]) -> Callable[[Record, str], dict[str, np.ndarray]]:
+  from PIL import Image
+
+  def of(record: Record, where: str) -> dict[str, np.ndarray]:
+    with Image.open(io.BytesIO(value(record, image_field, where))) as image:
+      height, width = image.height, image.width
+    objects: Any = value(record, field, where)
+    try:
+      boxes_K4, names = np.asarray(objects["bbox"], np.float64).reshape(-1, 4), list(objects["label"])
+      if len(names) != len(boxes_K4):
+        raise ValueError
+    except (KeyError, TypeError, ValueError):
+      raise UserError(
+        f"{where}: found {str(objects)[:80]} in field {field!r}, expected lists: `bbox`, of four numbers each, and"
+        " `label`, as long"
+      ) from None
+    labels_K = np.array([number_of(str(name), numbers, f"{field}.label", where) for name in names], np.int32)
+    if record.get("pixels"):  # the source does not know the size of the image
+      boxes_K4 = boxes_K4 / [height, width, height, width]
+    boxes_K4, keep_K, counts = inside(boxes_K4)
+    own_K = np.prod(boxes_K4[:, 2:] - boxes_K4[:, :2], axis=1) * height * width
+    areas_K = np.asarray(objects.get("area", own_K), np.float64).reshape(-1)
+    return {
+      "boxes": boxes_K4[keep_K].astype(np.float32),
+      "box_labels": labels_K[keep_K],
+      "areas": np.where(areas_K > 0, areas_K, own_K)[keep_K].astype(np.float32),
+      "crowds": np.asarray(objects.get("is_crowd", np.zeros(len(names))), bool).reshape(-1)[keep_K],
+      "pixels": np.array([[height, width]], np.int32),
+      "left_out": np.array([[counts[reason] for reason in _LESS]], np.int32),
+    }
+
+  return of
+
+
+def of_store(store: ImageStore) -> Boxes:
+  held = {name: values for name, (values, _) in store.notes.items()}
+  less = {reason: int(n) for reason, n in zip(_LESS, held["left_out"].sum(axis=0)) if n}
+  if less:
+    print(f"data: {store.path}: " + ", ".join(f"{n:,} {reason}" for reason, n in less.items()), flush=True)
+  ends = np.cumsum(store.notes["boxes"][1])
+  return Boxes(ends, held["pixels"], held["boxes"], held["box_labels"], held["areas"], held["crowds"], less)
+
+
+def inside(boxes_K4: np.ndarray) -> tuple[np.ndarray, np.ndarray, Counter]:
+  """(the boxes cut off at the border of the image, which of them are left, how many are not or are cut, by reason).
+
+  A box without area, or of numbers that are none, is left out, and one that is outside of the image.
+  """
+  finite_K = np.isfinite(boxes_K4).all(axis=1)
+  boxes_K4 = np.where(finite_K[:, None], boxes_K4, 0.0)
+  area_K = (boxes_K4[:, 2:] > boxes_K4[:, :2]).all(axis=1)
+  cut_K4 = boxes_K4.clip(0.0, 1.0)
+  keep_K = area_K & (cut_K4[:, 2:] > cut_K4[:, :2]).all(axis=1)
+  changed_K = keep_K & (np.abs(cut_K4 - boxes_K4) > 1e-6).any(axis=1)
+  found = {EMPTY: ~area_K, OUTSIDE: area_K & ~keep_K, CUT: changed_K}
+  return cut_K4, keep_K, Counter({reason: int(rows.sum()) for reason, rows in found.items()})

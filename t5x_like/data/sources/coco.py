@@ -1,0 +1,115 @@
+"""`coco:train=instances_train2017.json,validation=…`: images with boxes as COCO keeps them; fields `image`, `objects`.
+
+Images are in the directory after an `@` (`coco:train=boxes.json@pictures`), or where COCO has them, or beside the JSON.
+Classes are numbered by the ids of the categories, as in published models, unless these are far more than categories.
+`objects` are as in TensorFlow datasets: `bbox` (ymin, xmin, ymax, xmax, as shares of the image), `label`, `area` in
+pixels, `is_crowd`.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from t5x_like.data.sources import Record, Skip, _filesystem
+from t5x_like.data.sources import Source as Base
+from t5x_like.data.sources._files import _files, _name, _patterns
+from t5x_like.errors import UserError, one_line
+
+
+class Source(Base):
+  """Images and their boxes, one JSON for each split."""
+
+  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+    del fields, data_dir
+    self._parts = {}
+    for split, (part, *more) in _patterns("coco", rest).items():
+      path, _, folder = part.partition("@")
+      if more or len(_files("coco", [path])) != 1:
+        raise UserError(f"source coco:{rest}: found several files for {split!r}, expected one")
+      self._parts[split] = (path, folder.rstrip("/") or _images_of(path))
+    self.splits = tuple(self._parts)
+    self.name = _name("coco", [path for path, _ in self._parts.values()])
+
+  def classes(self, field: str) -> tuple[str, ...]:
+    found = {path: _numbered(_categories(_load(path), path)) for path, _ in self._parts.values()}
+    (first, names), *others = found.items()
+    if different := next((path for path, other in others if other != names), None):
+      raise UserError(f"{different}: found other categories than in {first}, expected the same in every split")
+    return names
+
+  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
+    path, folder = self._parts[split]
+    content = _load(path)
+    names, own = _categories(content, path), {}
+    for one in content["annotations"]:
+      own.setdefault(one.get("image_id"), []).append(one)
+    for number, image in list(enumerate(content["images"]))[slice(*part) if part else slice(None)]:
+      where = f"{path}, image {number}"
+      try:
+        file, height, width = f"{folder}/{image['file_name']}", float(image["height"]), float(image["width"])
+        objects = {"bbox": [], "label": [], "area": [], "is_crowd": []}
+        for one in own.get(image["id"], ()):
+          x, y, w, h = map(float, one["bbox"])
+          objects["bbox"].append([y / height, x / width, (y + h) / height, (x + w) / width])
+          objects["label"].append(names[one["category_id"]])
+          objects["area"].append(float(one.get("area", w * h)))
+          objects["is_crowd"].append(bool(one.get("iscrowd", 0)))
+      except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise UserError(
+          f"{where}: found {type(error).__name__} {one_line(error)}, expected file_name, height, width and id, and"
+          " annotations with bbox [x, y, width, height] and a category_id of its categories"
+        ) from error
+      if not _filesystem.exists(file):
+        yield where, Skip(f"no such file in {folder}")
+        continue
+      try:
+        with _filesystem.open_file(file) as opened:
+          yield where, {"image": opened.read(), "objects": objects}
+      except OSError as error:
+        raise UserError(f"{file}: cannot be read ({one_line(error)})") from error
+
+  def changed(self, split: str) -> list[int | None]:
+    return [_filesystem.changed(self._parts[split][0])]
+
+  def facts(self, field: str) -> dict[str, Any]:
+    return {"form": "coco", "splits": {split: self.split_facts(split) for split in self.splits}}
+
+  def split_facts(self, split: str) -> dict[str, Any]:
+    path, folder = self._parts[split]
+    about = {"size": _filesystem.size(path), "changed": _filesystem.changed(path)}
+    return {"form": "coco.v1", "file": _filesystem.base_name(path), "images": _filesystem.base_name(folder)} | about
+
+
+def _images_of(path: str) -> str:
+  """annotations/instances_train2017.json -> train2017, if that is there; else the directory of the file."""
+  folder, file = os.path.split(path)
+  usual = os.path.join(os.path.dirname(folder), file.removesuffix(".json").rpartition("_")[2])
+  return usual if os.path.basename(folder) == "annotations" and _filesystem.exists(usual) else folder or "."
+
+
+def _load(path: str) -> dict[str, Any]:
+  try:
+    with _filesystem.open_file(path) as file:
+      found = json.load(file)
+    for key in ("images", "annotations", "categories"):
+      if not isinstance(found.get(key), list):
+        raise ValueError(f"no list {key!r}")
+    return found
+  except (OSError, ValueError, AttributeError) as error:
+    raise UserError(f"{path}: cannot be read ({one_line(error)}), expected COCO's JSON of instances") from error
+
+
+def _categories(content: dict[str, Any], path: str) -> dict[int, str]:
+  """Names by id, in the order of the ids."""
+  try:
+    return {one["id"]: str(one["name"]) for one in sorted(content["categories"], key=lambda one: one["id"])}
+  except (KeyError, TypeError) as error:
+    raise UserError(f"{path}: found a category without id or name, expected both in each") from error
+
+
+def _numbered(names: dict[int, str]) -> tuple[str, ...]:
+  """The names by their number."""
+  if not names or min(names) < 0 or max(names) > 2 * len(names) + 10:
+    return tuple(names.values())
+  return tuple(names.get(i, f"no category {i}") for i in range(max(names) + 1))

@@ -1,0 +1,66 @@
+"""`digit_scenes`: grey images of 40 x 40 pixels with one to four digits in them, to try recipes of detection on.
+
+Made of the digits of scikit-learn (`digits.py`): validation scenes have others than training scenes. Fields `image` (a
+PNG) and `objects`, whose boxes are of the ink.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from t5x_like.data.sources import Record, check_split
+from t5x_like.data.sources import Source as Base
+from t5x_like.data.sources.idx import png
+
+_SIDE, _GLYPH, _MOST, _TRAIN = 40, 8, 4, 1500
+_SCENES = {"train": 1000, "validation": 120}
+
+
+class Source(Base):
+  """Scenes that are the same on every machine."""
+
+  splits = ("train", "validation")
+  name = "digit_scenes"
+
+  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+    del rest, fields, data_dir
+
+  def classes(self, field: str) -> tuple[str, ...]:
+    return tuple("0123456789")
+
+  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record]]:
+    from sklearn.datasets import load_digits
+
+    check_split(self, split)
+    found = load_digits()
+    own = np.arange(_TRAIN) if split == "train" else np.arange(_TRAIN, len(found.target))
+    for n in range(*part) if part else range(_SCENES[split]):
+      yield f"digit_scenes, image {n}", _scene(found, own, np.random.default_rng([n, len(own)]))
+
+  def facts(self, field: str) -> dict[str, Any]:
+    return self.split_facts("train")
+
+  def split_facts(self, split: str) -> dict[str, Any]:
+    return {"form": "digit_scenes.v1", "split": split}
+
+
+def _scene(found, own: np.ndarray, generator: np.random.Generator) -> Record:
+  image = generator.integers(0, 30, (_SIDE, _SIDE)).astype(np.uint8)
+  objects = {"bbox": [], "label": [], "area": [], "is_crowd": []}
+  free = generator.permutation((_SIDE // (2 * _GLYPH)) ** 2)  # cells of a grid, so that digits do not overlap
+  for cell in free[: generator.integers(1, _MOST + 1)]:
+    digit, zoom = int(generator.choice(own)), int(generator.integers(1, 3))
+    side, cells = zoom * _GLYPH, _SIDE // (2 * _GLYPH)
+    room = _SIDE // cells
+    y, x = np.array(divmod(cell, cells)) * room + generator.integers(0, room - side + 1, 2)
+    ink = np.kron(found.images[digit], np.ones((zoom, zoom)))
+    place = image[y : y + side, x : x + side]
+    place[...] = np.maximum(place, (ink * (255 / 16)).astype(np.uint8))
+    rows, columns = (np.flatnonzero((ink > 4).any(axis=axis)) for axis in (1, 0))
+    box = [y + rows[0], x + columns[0], y + rows[-1] + 1, x + columns[-1] + 1]
+    objects["bbox"].append([float(edge) / _SIDE for edge in box])
+    objects["label"].append(str(found.target[digit]))
+    objects["area"].append(float((box[2] - box[0]) * (box[3] - box[1])))
+    objects["is_crowd"].append(False)
+  return {"image": png(image), "objects": objects}

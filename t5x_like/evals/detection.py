@@ -1,0 +1,143 @@
+"""Detection: COCO's average precision (Lin et al. 2014), computed by pycocotools, in percent."""
+
+import contextlib
+import io
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t5x_like.errors import UserError
+from t5x_like.evals import Result, Setting
+from t5x_like.rows import fetch
+
+METRICS = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
+_SAMPLES = 8
+_SHOWN = 0.5
+
+
+class Evaluator:
+  """Finds the objects of every image once. Each query gives its likeliest class, without that of no object.
+
+  Args:
+    max_examples: how many images, from the first; None means all.
+    at_most: detections of an image, the likeliest, that count; COCO's 100.
+
+  Raises:
+    UserError: the task has no boxes, or the model finds none.
+  """
+
+  def __init__(self, setting: Setting, *, max_examples: int | None = None, at_most: int = 100):
+    task = setting.task
+    self._setting, self._most, self._at_most, self._classes = setting, max_examples, at_most, task.classes
+    if getattr(task, "boxes", None) is None:
+      made = ", ".join(task.features)
+      raise UserError(f"evaluator detection: is for images with boxes, task {task.name} makes {made}")
+    if "image_size" not in setting.model.NEEDS:
+      raise UserError("evaluator detection: is for detectors, such as --config.model.name=detr")
+
+    def found(model, batch):
+      outputs = model.outputs(batch)
+      p_BQV = jax.nn.softmax(outputs["logits"])[..., :-1]
+      return jnp.max(p_BQV, axis=-1), jnp.argmax(p_BQV, axis=-1), outputs["boxes"], batch["example_index"]
+
+    self._run = setting.jit(found)
+
+  def __call__(self, arrays: dict[str, jax.Array]) -> Result:
+    """`AP` and its parts, and the number of `images`; a part without any object in the images is left out."""
+    parts = [[fetch(x) for x in self._run(arrays, batch)] for batch in self._setting.global_batches(self._most)]
+    score_NQ, class_NQ, box_NQ4, index_N = (np.concatenate(one) for one in zip(*parts, strict=True))
+    order = np.argsort(index_N, kind="stable")
+    order = order[index_N[order] >= 0]
+    truth, names = self._setting.task.boxes, self._classes
+    rows, detections = [], []
+    for row in order:
+      n = int(index_N[row])
+      best = np.argsort(-score_NQ[row], kind="stable")[: self._at_most]
+      corners_Q4 = corners(box_NQ4[row, best].astype(np.float64)) * np.tile(truth.pixels[n], 2)
+      known = class_NQ[row, best] < len(names)
+      detections.append((n, corners_Q4[known], class_NQ[row, best][known], score_NQ[row, best][known]))
+      rows.append(self._row(*detections[-1], truth))
+    scores = average_precision(truth, detections, names, self._at_most)
+    samples = [
+      {"input": f"image {row['image']}", "target": _words(row["objects"]), "prediction": _words(row["detections"])}
+      for row in rows[:_SAMPLES]
+    ]
+    return Result(scores | {"images": len(rows)}, samples, rows)
+
+  def _row(self, n: int, corners_Q4: np.ndarray, class_Q: np.ndarray, score_Q: np.ndarray, truth) -> dict:
+    own, size_4 = truth.of(n), np.tile(truth.pixels[n], 2)
+    objects = [
+      {"label": self._classes[label], "box": _rounded(box * size_4)}
+      for box, label in zip(truth.boxes[own], truth.labels[own])
+    ]
+    detections = [
+      {"label": self._classes[label], "score": round(float(score), 4), "box": _rounded(box)}
+      for box, label, score in zip(corners_Q4, class_Q, score_Q)
+    ]
+    return {"image": n, "objects": objects, "detections": detections}
+
+
+def average_precision(truth, detections: list[tuple], classes: tuple[str, ...], at_most: int = 100) -> dict[str, float]:
+  """The metrics of detections by pycocotools, in percent.
+
+  Args:
+    truth: a `data.images.boxes.Boxes`.
+    detections: (number of the image, boxes [Q, 4] in pixels as ymin, xmin, ymax, xmax, classes [Q], scores [Q]) of
+      each image that is judged.
+    classes: their names.
+  """
+  from pycocotools.coco import COCO
+  from pycocotools.cocoeval import COCOeval
+
+  annotations, results = [], []
+  for n, corners_Q4, class_Q, score_Q in detections:
+    own, size_4 = truth.of(n), np.tile(truth.pixels[n], 2).astype(np.float64)
+    for box, label, area, crowd in zip(
+      truth.boxes[own] * size_4, truth.labels[own], truth.areas[own], truth.crowds[own]
+    ):
+      about = {"id": len(annotations) + 1, "area": float(area), "iscrowd": int(crowd)}
+      annotations.append(about | {"image_id": n, "category_id": int(label), "bbox": _sides(box)})
+    results += [
+      {"image_id": n, "category_id": int(label), "bbox": _sides(box), "score": float(score)}
+      for box, label, score in zip(corners_Q4, class_Q, score_Q)
+    ]
+  if not results or not annotations:
+    return {"AP": 0.0} if annotations else {}
+  known = COCO()
+  known.dataset = {
+    "images": [{"id": n} for n, *_ in detections],
+    "annotations": annotations,
+    "categories": [{"id": number, "name": name} for number, name in enumerate(classes)],
+  }
+  with contextlib.redirect_stdout(io.StringIO()):
+    known.createIndex()
+    judge = COCOeval(known, known.loadRes(results), "bbox")
+    judge.params.maxDets = [1, 10, at_most]
+    judge.evaluate()
+    judge.accumulate()
+  # [thresholds of IoU, recall, class, area, at most]; -1 where there is nothing to find
+  precision = judge.eval["precision"][..., -1]
+  places = [(slice(None), 0), (0, 0), (5, 0), *((slice(None), area) for area in (1, 2, 3))]
+  chosen = {name: precision[iou, ..., area] for name, (iou, area) in zip(METRICS, places, strict=True)}
+  return {name: 100 * float(x[x > -1].mean()) for name, x in chosen.items() if (x > -1).any()}
+
+
+def corners(boxes_Q4: np.ndarray) -> np.ndarray:
+  """ymin, xmin, ymax, xmax from the middle's x and y, width and height, cut off at the border of the image."""
+  x, y, w, h = np.moveaxis(boxes_Q4, -1, 0)
+  return np.clip(np.stack([y - h / 2, x - w / 2, y + h / 2, x + w / 2], axis=-1), 0.0, 1.0)
+
+
+def _sides(box_4: np.ndarray) -> list[float]:
+  y0, x0, y1, x1 = (float(edge) for edge in box_4)
+  return [x0, y0, x1 - x0, y1 - y0]
+
+
+def _rounded(box_4: np.ndarray) -> list[float]:
+  return [round(float(edge), 2) for edge in box_4]
+
+
+def _words(found: list[dict]) -> str:
+  shown = [one for one in found if one.get("score", 1.0) >= _SHOWN]
+  return "; ".join(f"{one['label']} at {', '.join(f'{edge:.0f}' for edge in one['box'])}" for one in shown) or "nothing"

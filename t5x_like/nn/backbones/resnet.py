@@ -1,0 +1,87 @@
+"""ResNet (He et al. 2016, https://arxiv.org/abs/1512.03385), without its classifier.
+
+The stride of a stage is in its 3 x 3 convolution, as in torchvision and timm.
+"""
+
+from typing import Literal
+
+import jax
+from flax import nnx
+
+from t5x_like.nn.convolution import NORMS, Conv, max_pool
+from t5x_like.slots import Positive
+
+
+class Unit(nnx.Module):
+  """A convolution and its norm."""
+
+  def __init__(self, norm, size: int, inputs: int, outputs: int, rngs: nnx.Rngs, *, stride: int = 1):
+    self.conv = Conv(size, inputs, outputs, rngs, stride=stride)
+    self.norm = norm(outputs, rngs)
+
+  def __call__(self, x_BYXC: jax.Array) -> jax.Array:
+    return self.norm(self.conv(x_BYXC))
+
+
+class ResidualUnits(nnx.Module):
+  """`relu(x + units(x))`; the shortcut is projected where its shape changes."""
+
+  def __init__(self, norm, inputs: int, outputs: int, rngs: nnx.Rngs, *, stride: int, bottleneck: bool):
+    if bottleneck:
+      inner = outputs // 4
+      shapes = [(1, inputs, inner, 1), (3, inner, inner, stride), (1, inner, outputs, 1)]
+    else:
+      shapes = [(3, inputs, outputs, stride), (3, outputs, outputs, 1)]
+    self.units = nnx.List([Unit(norm, k, i, o, rngs, stride=s) for k, i, o, s in shapes])
+    changes = stride != 1 or inputs != outputs
+    self.shortcut = Unit(norm, 1, inputs, outputs, rngs, stride=stride) if changes else None
+
+  def __call__(self, x_BYXC: jax.Array) -> jax.Array:
+    y_BYXC = x_BYXC
+    for number, unit in enumerate(self.units):
+      y_BYXC = unit(y_BYXC) if number == len(self.units) - 1 else jax.nn.relu(unit(y_BYXC))
+    return jax.nn.relu(y_BYXC + (x_BYXC if self.shortcut is None else self.shortcut(x_BYXC)))
+
+
+class ResNet(nnx.Module):
+  """The last stage's features, of 1/32 of the image's height and width.
+
+  Args:
+    stem: channels of the first convolution.
+    widths, depths: channels and blocks of each stage. By default ResNet-50.
+    block: of 1 x 1, 3 x 3 and 1 x 1 convolutions, or of two of 3 x 3 ("basic", ResNet-18 and -34).
+    norm: frozen batch norm, for a network that was trained before, or group norm, for one that was not.
+  """
+
+  def __init__(
+    self,
+    rngs: nnx.Rngs,
+    channels: int,
+    *,
+    stem: Positive = 64,
+    widths: tuple[Positive, ...] = (256, 512, 1024, 2048),
+    depths: tuple[Positive, ...] = (3, 4, 6, 3),
+    block: Literal["bottleneck", "basic"] = "bottleneck",
+    norm: Literal["frozen_batch", "group"] = "frozen_batch",
+  ):
+    make_norm = NORMS[norm]
+    self.stem = Unit(make_norm, 7, channels, stem, rngs, stride=2)
+    options, before, stages = dict(bottleneck=block == "bottleneck"), stem, []
+    for stage, (width, depth) in enumerate(zip(widths, depths, strict=True)):
+      stride = 1 if stage == 0 else 2
+      first = ResidualUnits(make_norm, before, width, rngs, stride=stride, **options)
+      rest = [ResidualUnits(make_norm, width, width, rngs, stride=1, **options) for _ in range(depth - 1)]
+      stages.append(nnx.List([first, *rest]))
+      before = width
+    self.stages = nnx.List(stages)
+    self.width = before
+
+  def __call__(self, image_BYXC: jax.Array) -> jax.Array:
+    x_BYXC = max_pool(jax.nn.relu(self.stem(image_BYXC)))
+    for stage in self.stages:
+      for block in stage:
+        x_BYXC = block(x_BYXC)
+    return x_BYXC
+
+
+make = ResNet

@@ -1,0 +1,65 @@
+"""Convolutions of images and their norms; arrays are [B, Y, X, C]."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.nn import params
+
+
+class Conv(nnx.Module):
+  """A square kernel [K, K, in, out], whose border is K // 2 zeros on each side, as in torch's ResNets."""
+
+  def __init__(self, size: int, inputs: int, outputs: int, rngs: nnx.Rngs, *, stride: int = 1):
+    init = params.normal(math.sqrt(2.0 / (size * size * outputs)))  # He et al. 2015, of ReLU
+    self.kernel = params.param(rngs, init, (size, size, inputs, outputs), (None, None, None, "embed"))
+    self.size, self.stride = size, stride
+
+  def __call__(self, x_BYXC: jax.Array) -> jax.Array:
+    border = ((self.size // 2, self.size // 2),) * 2
+    kernel = self.kernel[...].astype(x_BYXC.dtype)
+    form = ("NHWC", "HWIO", "NHWC")
+    return jax.lax.conv_general_dilated(x_BYXC, kernel, (self.stride,) * 2, border, dimension_numbers=form)
+
+
+class FrozenBatchNorm(nnx.Module):
+  """Batch norm of given statistics. None of its parameters is trained (Carion et al. 2020, appendix A.4)."""
+
+  def __init__(self, channels: int, rngs: nnx.Rngs, *, epsilon: float = 1e-5):
+    starts = {"scale": params.ones, "bias": params.zeros, "mean": params.zeros, "variance": params.ones}
+    for name, init in starts.items():
+      setattr(self, name, params.param(rngs, init, (channels,), (None,)))
+    self.epsilon = epsilon
+
+  def __call__(self, x_BYXC: jax.Array) -> jax.Array:
+    values = (self.scale[...], self.bias[...], self.mean[...], self.variance[...])
+    scale, bias, mean, variance = (jax.lax.stop_gradient(x) for x in values)
+    scale = scale * jax.lax.rsqrt(variance + self.epsilon)
+    return (x_BYXC.astype(jnp.float32) * scale + (bias - mean * scale)).astype(x_BYXC.dtype)
+
+
+class GroupNorm(nnx.Module):
+  """Normalised over the pixels and a group of channels of each image (Wu & He 2018)."""
+
+  def __init__(self, channels: int, rngs: nnx.Rngs, *, groups: int = 8, epsilon: float = 1e-5):
+    self.scale = params.param(rngs, params.ones, (channels,), (None,))
+    self.bias = params.param(rngs, params.zeros, (channels,), (None,))
+    self.groups, self.epsilon = groups, epsilon
+
+  def __call__(self, x_BYXC: jax.Array) -> jax.Array:
+    x = x_BYXC.astype(jnp.float32).reshape(*x_BYXC.shape[:3], self.groups, -1)
+    x = x - jnp.mean(x, axis=(1, 2, 4), keepdims=True)
+    x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=(1, 2, 4), keepdims=True) + self.epsilon)
+    return (x.reshape(x_BYXC.shape) * self.scale[...] + self.bias[...]).astype(x_BYXC.dtype)
+
+
+NORMS = {"frozen_batch": FrozenBatchNorm, "group": GroupNorm}
+
+
+def max_pool(x_BYXC: jax.Array) -> jax.Array:
+  """The largest of 3 x 3 pixels, every second one."""
+  border = ((0, 0), (1, 1), (1, 1), (0, 0))
+  # The start is a constant of Python: JAX differentiates a maximum only if it can tell that it is one.
+  return jax.lax.reduce_window(x_BYXC, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), border)

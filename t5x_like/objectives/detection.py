@@ -1,0 +1,152 @@
+"""Detection as set prediction (DETR, Carion et al. 2020, section 3.1): each box is matched with one query."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from t5x_like.errors import UserError
+from t5x_like.objectives import Base
+from t5x_like.objectives._losses import Sums
+from t5x_like.parallel.constrain import per_device
+
+_EPSILON = 1e-9
+_TOTALS = "detection_totals"
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective(Base):
+  """Cross-entropy of the classes of all queries, and L1 and generalised IoU losses of the boxes of those matched.
+
+  The matching has the least sum of costs: the probability of the class, negative, and the two box losses. It is made
+  anew for every layer of the decoder, each of which has these losses.
+
+  Attributes:
+    class_cost, l1, giou: weights of the costs of matching; `l1` and `giou` are the losses' too.
+    no_object: weight of the cross-entropy of queries without a box.
+    earlier: whether layers before the last have losses.
+  """
+
+  beside = ("image_size",)
+  targets = "box_labels"
+  weights = "example_weights"
+  also = ("boxes",)
+  outputs = {"logits": 3, "boxes": 3}
+  gives = ("loss", "class_loss", "l1_loss", "giou_loss", "matched_accuracy")
+  spare_classes = 1
+
+  class_cost: float = 1.0
+  l1: float = 5.0
+  giou: float = 2.0
+  no_object: float = 0.1
+  earlier: bool = True
+
+  @classmethod
+  def check(cls, model, features: dict) -> None:
+    slots, queries = features["boxes"].shape[0], model.variant.queries
+    if slots > queries:
+      raise UserError(
+        f"config.model.queries: found {queries}, but images have up to {slots} boxes (config.task.boxes), each of which"
+        f" needs a query of its own; set --config.model.queries={slots} or more"
+      )
+
+  def prepare(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Adds the numbers of boxes and images of the global batch, by which losses are divided, to each row."""
+    totals_2 = jnp.stack([jnp.sum(_real(batch)), jnp.sum(batch["example_weights"])])
+    return batch | {_TOTALS: jnp.broadcast_to(totals_2, (len(batch["boxes"]), 2))}
+
+  def __call__(self, model, batch: dict[str, jax.Array], key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
+    """Runs the model on a batch.
+
+    Args:
+      batch: the model's features, and `boxes` float32 [B, M, 4] (ymin, xmin, ymax, xmax, as shares of the image),
+        `box_labels` int32 [B, M], -1 where there is no box, and `example_weights` float32 [B].
+      key: dropout key; None evaluates.
+    Returns:
+      (loss sum, sums): `loss`, of all layers; of the last, `class_loss` with `class_weights`, `l1_loss`, `giou_loss`,
+      and `matched_accuracy`, the matched queries whose likeliest class is right; `weights`, the number of boxes.
+    """
+    if _TOTALS not in batch:
+      batch = self.prepare(batch)
+    outputs = model.outputs(batch, key)
+    logits_BLQV, boxes_BLQ4 = outputs["logits"][:, None], outputs["boxes"][:, None]
+    if self.earlier and "earlier_logits" in outputs:
+      logits_BLQV = jnp.concatenate([outputs["earlier_logits"], logits_BLQV], axis=1)
+      boxes_BLQ4 = jnp.concatenate([outputs["earlier_boxes"], boxes_BLQ4], axis=1)
+    Q, V = logits_BLQV.shape[2:]
+    real_BM, examples_B = _real(batch), batch["example_weights"]
+    target_BM4 = jnp.where(real_BM[..., None] > 0, centred(batch["boxes"]), 0.5)
+    label_BM = jnp.where(real_BM > 0, batch["box_labels"], 0)
+
+    log_p_BLQV = jax.nn.log_softmax(logits_BLQV)
+    matched_BLMQ = self._matched(jnp.exp(log_p_BLQV), boxes_BLQ4, label_BM, target_BM4, real_BM)
+    own_BLQ = jnp.max(matched_BLMQ, axis=2)  # whether a query has a box
+    class_BLQ = jnp.sum(matched_BLMQ * label_BM[:, None, :, None], axis=2) + (1.0 - own_BLQ) * (V - 1)
+    class_BLQ = class_BLQ.astype(jnp.int32)
+    nll_BLQ = -jnp.take_along_axis(log_p_BLQV, class_BLQ[..., None], axis=-1)[..., 0]
+    weight_BLQ = (own_BLQ + self.no_object * (1.0 - own_BLQ)) * examples_B[:, None, None]
+    class_BL = jnp.sum(nll_BLQ * weight_BLQ, axis=2)
+
+    query_BLM = jnp.argmax(matched_BLMQ, axis=3)
+    found_BLM4 = jnp.take_along_axis(boxes_BLQ4, query_BLM[..., None], axis=2)
+    real_B1M, target_B1M4 = real_BM[:, None], target_BM4[:, None]
+    l1_BL = jnp.sum(jnp.sum(jnp.abs(found_BLM4 - target_B1M4), axis=-1) * real_B1M, axis=2)
+    giou_BL = jnp.sum((1.0 - generalised_iou(found_BLM4, target_B1M4)) * real_B1M, axis=2)
+
+    boxes, images = batch[_TOTALS][0]
+    share = jnp.maximum(boxes, 1.0) / jnp.maximum(boxes + self.no_object * (images * Q - boxes), _EPSILON)
+    loss = jnp.sum(share * class_BL + self.l1 * l1_BL + self.giou * giou_BL)
+    right_BQ = (jnp.argmax(logits_BLQV[:, -1], axis=-1) == class_BLQ[:, -1]) * own_BLQ[:, -1]
+    return loss, {
+      "loss": loss,
+      "weights": jnp.sum(real_BM),
+      "class_loss": jnp.sum(class_BL[:, -1]),
+      "class_weights": jnp.sum(weight_BLQ[:, -1]),
+      "l1_loss": jnp.sum(l1_BL[:, -1]),
+      "giou_loss": jnp.sum(giou_BL[:, -1]),
+      "matched_accuracy": jnp.sum(right_BQ * examples_B[:, None]),
+    }
+
+  def _matched(self, p_BLQV, boxes_BLQ4, label_BM, target_BM4, real_BM) -> jax.Array:
+    """float32 [B, L, M, Q]: 1 where a box is matched with a query. Boxes that are padding have none."""
+    label_B1M = jnp.broadcast_to(label_BM[:, None], (*p_BLQV.shape[:2], label_BM.shape[1]))
+    p_BLMQ = jnp.take_along_axis(jnp.swapaxes(p_BLQV, 2, 3), label_B1M[..., None], axis=2)
+    found_BL1Q4, target_B1M14 = boxes_BLQ4[:, :, None], target_BM4[:, None, :, None]
+    l1_BLMQ = jnp.sum(jnp.abs(found_BL1Q4 - target_B1M14), axis=-1)
+    cost_BLMQ = self.l1 * l1_BLMQ - self.class_cost * p_BLMQ - self.giou * generalised_iou(found_BL1Q4, target_B1M14)
+    # All queries cost padding the same, so it does not change what real boxes get. A NaN would never be matched.
+    cost_BLMQ = jnp.nan_to_num(cost_BLMQ * real_BM[:, None, :, None])
+    matched = per_device(assigned, (jax.lax.stop_gradient(cost_BLMQ),), (("batch", None, None, None),))
+    return matched * real_BM[:, None, :, None]
+
+
+def assigned(cost_BLMQ: jax.Array) -> jax.Array:
+  """float32 [B, L, M, Q], one 1 in each row and at most one in each column, of the least sum of costs; M <= Q."""
+
+  def one(cost_MQ):
+    rows, columns = optax.assignment.hungarian_algorithm(cost_MQ)
+    return jnp.zeros_like(cost_MQ).at[rows, columns].set(1.0)
+
+  return jax.vmap(jax.vmap(one))(cost_BLMQ)
+
+
+def centred(boxes: jax.Array) -> jax.Array:
+  """Boxes as x and y of the middle, width and height, from ymin, xmin, ymax, xmax."""
+  y0, x0, y1, x1 = jnp.moveaxis(boxes, -1, 0)
+  return jnp.stack([(x0 + x1) / 2, (y0 + y1) / 2, x1 - x0, y1 - y0], axis=-1)
+
+
+def generalised_iou(a: jax.Array, b: jax.Array) -> jax.Array:
+  """GIoU of boxes by middle and size, [..., 4] each, which broadcast (Rezatofighi et al. 2019, algorithm 1)."""
+  low_a, high_a, low_b, high_b = (x[..., :2] + s * x[..., 2:] / 2 for x in (a, b) for s in (-1, 1))
+  area = lambda low, high: jnp.prod(jnp.maximum(high - low, 0.0), axis=-1)  # noqa: E731
+  both = area(jnp.maximum(low_a, low_b), jnp.minimum(high_a, high_b))
+  union = area(low_a, high_a) + area(low_b, high_b) - both
+  hull = area(jnp.minimum(low_a, low_b), jnp.maximum(high_a, high_b))
+  return both / jnp.maximum(union, _EPSILON) - (hull - union) / jnp.maximum(hull, _EPSILON)
+
+
+def _real(batch: dict[str, jax.Array]) -> jax.Array:
+  """float32 [B, M]: 1 for boxes that are no padding."""
+  return (batch["box_labels"] >= 0) * batch["example_weights"][:, None]

@@ -1,0 +1,224 @@
+"""Boxes: from VOC, COCO and TFDS the same, what is left out is counted, and augmentations move them with the pixels."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from t5x_like.data import box_augmentations, loader, task
+from t5x_like.data.box_augmentations import crop, flip, resize, scale_jitter
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.sources import open_source
+from t5x_like.errors import UserError
+
+Y, X = 40, 60
+GOOD = [("cell", (4, 6, 16, 30)), ("dot", (20, 10, 38, 58))]  # ymin, xmin, ymax, xmax
+
+
+def picture(boxes=GOOD, y=Y, x=X) -> bytes:
+  """A PNG, black but for its boxes: the first is red, the second green."""
+  image = np.zeros((y, x, 3), np.uint8)
+  for channel, (_, (y0, x0, y1, x1)) in enumerate(boxes[:2]):
+    image[y0:y1, x0:x1, channel] = 255
+  file = io.BytesIO()
+  Image.fromarray(image).save(file, "PNG")
+  return file.getvalue()
+
+
+def xml(boxes, y=Y, x=X) -> str:
+  objects = "".join(
+    f"<object><name>{name}</name><bndbox><xmin>{x0}</xmin><ymin>{y0}</ymin><xmax>{x1}</xmax><ymax>{y1}</ymax></bndbox>"
+    "</object>"
+    for name, (y0, x0, y1, x1) in boxes
+  )
+  return f"<annotation><size><width>{x}</width><height>{y}</height><depth>3</depth></size>{objects}</annotation>"
+
+
+def voc(root, images: dict[str, tuple], lists: dict[str, list[str]] = {}):  # noqa: B006
+  for folder in ("Annotations", "JPEGImages", "ImageSets/Main"):
+    (root / folder).mkdir(parents=True, exist_ok=True)
+  for name, (data, text) in images.items():
+    (root / "Annotations" / f"{name}.xml").write_text(text)
+    (root / "JPEGImages" / f"{name}.png").write_bytes(data)
+  for name, members in lists.items():
+    (root / "ImageSets" / "Main" / f"{name}.txt").write_text("".join(f"{member}\n" for member in members))
+  return f"voc:{root}"
+
+
+def coco(root, boxes, **more) -> str:
+  (root / "annotations").mkdir(parents=True)
+  (root / "train").mkdir()
+  (root / "train" / "1.png").write_bytes(picture())
+  names = {"dot": 7, "cell": 3}
+  annotations = [
+    {"id": n, "image_id": 11, "category_id": names[name], "bbox": [x0, y0, x1 - x0, y1 - y0]} | more
+    for n, (name, (y0, x0, y1, x1)) in enumerate(boxes)
+  ]
+  images = [{"id": 11, "file_name": "1.png", "height": Y, "width": X}]
+  content = {
+    "images": images,
+    "annotations": annotations,
+    "categories": [{"id": i, "name": n} for n, i in names.items()],
+  }
+  (root / "annotations" / "instances_train.json").write_text(json.dumps(content))
+  return f"coco:train={root}/annotations/instances_train.json"
+
+
+def tfds_source(root) -> str:
+  from t5x_like.data.quiet_tensorflow import tfds
+
+  with tfds.core.registered.skip_registration():
+
+    class Cells(tfds.core.GeneratorBasedBuilder):
+      VERSION = tfds.core.Version("1.0.0")
+
+      def _info(self):
+        one = {"bbox": tfds.features.BBoxFeature(), "label": tfds.features.ClassLabel(names=["cell", "dot"])}
+        features = {"image": tfds.features.Image(), "objects": tfds.features.Sequence(one)}
+        return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict(features))
+
+      def _split_generators(self, manager):
+        return {"train": self._generate_examples()}
+
+      def _generate_examples(self):
+        box = lambda y0, x0, y1, x1: tfds.features.BBox(y0 / Y, x0 / X, y1 / Y, x1 / X)  # noqa: E731
+        objects = [{"bbox": box(*edges), "label": name} for name, edges in GOOD]
+        yield 0, {"image": io.BytesIO(picture()), "objects": objects}
+
+    tfds.disable_progress_bar()
+    Cells(data_dir=root).download_and_prepare()
+  return "tfds:cells"
+
+
+def built(source, folder, **arguments):
+  options = dict(resolution=64, shortest=64, boxes=4, augmentations=(), mean=(0.0,), std=(1.0,), split="train")
+  return task.build("object_detection", source=source, cache=str(folder / "cache"), **options | arguments)
+
+
+@pytest.mark.parametrize("form", ["voc", "coco", "tfds"])
+def test_every_form_gives_the_same_boxes(form, tmp_path):
+  source = {
+    "voc": lambda: voc(tmp_path / "voc", {"a": (picture(), xml(GOOD))}),
+    "coco": lambda: coco(tmp_path / "coco", GOOD),
+    "tfds": lambda: tfds_source(tmp_path),
+  }[form]()
+  made = built(source, tmp_path, data_dir=str(tmp_path))
+  assert [made.classes[n] for n in made.boxes.labels] == ["cell", "dot"] and not made.boxes.left_out
+  assert made.num_examples == 1 and len(made.classes) == (8 if form == "coco" else 2)
+  np.testing.assert_allclose(made.boxes.boxes * [Y, X, Y, X], [edges for _, edges in GOOD], atol=1e-4)
+  np.testing.assert_allclose(made.boxes.areas, [12 * 24, 18 * 48], rtol=1e-5)
+  (batch,) = loader.eval_batches(made, batch_size=1)
+  first = [3, 7] if form == "coco" else [0, 1]  # COCO's are numbered by their ids
+  assert batch["box_labels"].tolist() == [[*first, -1, -1]] and not batch["boxes"][0, 2:].any()
+  assert batch["image_size"].tolist() == [[43, 64]] and not batch["image"][0, 43:].any()
+  for channel in (0, 1):  # the boxes are where their colours are
+    y0, x0, y1, x1 = np.round(batch["boxes"][0, channel] * [43, 64, 43, 64]).astype(int)
+    assert batch["image"][0, y0 + 1 : y1 - 1, x0 + 1 : x1 - 1, channel].min() > 0.9
+    outside = batch["image"][0, :, :, channel].copy()
+    outside[max(y0 - 1, 0) : y1 + 1, max(x0 - 1, 0) : x1 + 1] = 0
+    assert outside.max() < 0.1
+
+
+def test_bad_boxes_are_left_out_and_counted_and_bad_images_skipped(tmp_path, capsys):
+  odd = [("cell", (5, 5, 5, 20)), ("cell", (9, 9, 4, 20)), ("dot", (50, 5, 60, 9)), ("dot", (30, 50, 55, 70)), *GOOD]
+  images = {
+    "a": (picture(), xml(odd)),
+    "broken": (picture()[:-300], xml(GOOD)),
+    "none": (picture(), xml([])),
+    "pixel": (picture([], 1, 1), xml([("dot", (0, 0, 1, 1))], 1, 1)),
+    "unsized": (picture(), xml(GOOD, 0, 0)),
+  }
+  source = voc(tmp_path / "voc", images)
+  (tmp_path / "voc" / "Annotations" / "gone.xml").write_text(xml(GOOD))
+  made = built(source, tmp_path)
+  out = capsys.readouterr().out
+  assert made.num_examples == 4 and "not a readable image" in out and "1 records skipped (no image of that" in out
+  assert made.boxes.left_out == {
+    "boxes without area": 2,
+    "boxes outside of their image": 1,
+    "boxes cut off at the border": 1,
+  }
+  assert "1 boxes outside of their image" in out
+  np.testing.assert_allclose(made.boxes.boxes[made.boxes.of(0)][0] * [Y, X, Y, X], [30, 50, 40, 60], atol=1e-4)
+  assert np.diff(made.boxes.ends, prepend=0).tolist() == [3, 0, 1, 2]
+  (batch,) = loader.eval_batches(made, batch_size=4)
+  assert batch["image_size"][2].tolist() == [64, 64] and np.isfinite(batch["image"]).all()
+  np.testing.assert_allclose(batch["boxes"][3], batch["boxes"][0][[1, 2, 3, 3]] * [[1], [1], [0], [0]], atol=1e-5)
+
+
+def test_crowds_are_kept_but_not_learned(tmp_path):
+  made = built(coco(tmp_path / "coco", GOOD, iscrowd=1, area=7.0), tmp_path)
+  (batch,) = loader.eval_batches(made, batch_size=1)
+  assert (batch["box_labels"] == -1).all() and made.boxes.crowds.all() and made.boxes.areas.tolist() == [7.0, 7.0]
+
+
+def test_splits_of_voc(tmp_path):
+  images = {name: (picture(), xml(GOOD)) for name in "abc"}
+  source = voc(tmp_path / "voc", images, {"train": ["a", "c"], "val": ["b"], "dot_train": ["a"]})
+  opened = open_source(source)
+  assert opened.splits == ("train", "validation") and opened.name == "voc"
+  assert [where[-5] for where, _ in opened.records("train")] == ["a", "c"]
+  lists = f"voc:train={tmp_path}/voc/ImageSets/Main/val.txt,test={tmp_path}/voc"
+  assert [len(list(open_source(lists).records(split))) for split in ("train", "test")] == [1, 3]
+
+
+def test_bad_input_is_one_line(tmp_path):
+  source = voc(tmp_path / "voc", {"a": (picture(), xml(GOOD))})
+  for arguments, words in (
+    ({"boxes": 1}, "config.task.boxes: found 1, but image 0 has 2 boxes; set --config.task.boxes=2"),
+    ({"classes": ("cell",)}, "a.xml: found label 'dot' in field 'objects.label', expected one of cell"),
+    ({"augmentations": ("flop",)}, "did you mean 'flip'"),
+    ({"objects_field": "things"}, "found no field 'things'"),
+  ):
+    with pytest.raises(UserError, match=words):
+      built(source, tmp_path, **arguments)
+  (tmp_path / "voc" / "Annotations" / "a.xml").write_text(xml(GOOD)[:-30])
+  with pytest.raises(UserError, match="a.xml: cannot be read"):
+    built(source, tmp_path)
+  with pytest.raises(UserError, match="found nothing there"):
+    open_source(f"voc:{tmp_path}/nowhere")
+  with pytest.raises(UserError, match="expected COCO's JSON"):
+    (tmp_path / "x.json").write_text("{}")
+    list(open_source(f"coco:{tmp_path}/x.json").records("train"))
+
+
+AUGMENTATIONS = {
+  "flip": flip.make(probability=0.5),
+  "resize": resize.make(48, shortest=(16, 24, 50)),
+  "crop": crop.make(probability=0.9, shortest=(30, 40), sides=(12, 30)),
+  "centres": crop.make(probability=1.0, shortest=(40,), sides=(12, 30), centres=True),
+  "scale_jitter": scale_jitter.make(48, scale=(0.3, 2.0), centres=False),
+}
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_boxes_move_with_their_pixels(name):
+  """The box of a colour is where that colour is, whatever was done; a box that is gone has no pixels, or few."""
+  step = box_augmentations.together([AUGMENTATIONS[name]])
+  image = tf.constant(np.asarray(Image.open(io.BytesIO(picture()))), tf.float32)
+  boxes = tf.constant([[e / s for e, s in zip(edges, (Y, X, Y, X))] for _, edges in GOOD], tf.float32)
+  boxed = (image, tf.concat([boxes, tf.zeros([1, 4])], 0), tf.constant([True, True, False]))
+  apply = tf.function(lambda u: step.apply(boxed, u), input_signature=[tf.TensorSpec([step.numbers])])
+  generator, shapes = np.random.default_rng(0), set()
+  for _ in range(40):
+    out, moved, real = (x.numpy() for x in apply(generator.random(step.numbers, np.float32)))
+    y, x = out.shape[:2]
+    shapes.add((y, x))
+    assert not real[2] and moved.min() >= 0 and moved.max() <= 1
+    for channel in (0, 1):
+      lit = out[..., channel] > 128
+      if not real[channel]:
+        assert name == "centres" or lit.sum() <= 2 * max(y, x)
+        continue
+      y0, x0, y1, x1 = moved[channel] * [y, x, y, x]
+      rows, columns = np.flatnonzero(lit.any(1)), np.flatnonzero(lit.any(0))
+      if len(rows) == 0:
+        assert (y1 - y0) < 1.01 or (x1 - x0) < 1.01
+        continue
+      found = [rows[0], columns[0], rows[-1] + 1, columns[-1] + 1]
+      np.testing.assert_allclose([y0, x0, y1, x1], found, atol=1.01)
+  assert len(shapes) > 1 or name == "flip"
+  if name in ("resize", "scale_jitter"):
+    assert max(max(shape) for shape in shapes) <= 48

@@ -1,0 +1,122 @@
+"""Detection's evaluator: pycocotools' own numbers on given detections, and every image once on any mesh."""
+
+import contextlib
+import io
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from t5x_like import evals, recipes, slots
+from t5x_like.data import loader
+from t5x_like.data import task as tasks
+from t5x_like.data.images.boxes import Boxes
+from t5x_like.evals import Setting, detection
+from t5x_like.nn import params
+from t5x_like.training import assembly
+
+CLASSES = ("cat", "dog", "bat")
+
+
+def scenes(generator, N=12):
+  """Images of their own sizes with boxes, some of them crowds, and detections of which many are near."""
+  counts = generator.integers(0, 7, N)
+  K = counts.sum()
+  pixels = generator.integers(60, 400, (N, 2)).astype(np.int32)
+  low = generator.uniform(0, 0.7, (K, 2))
+  boxes = np.concatenate([low, low + generator.uniform(0.02, 0.3, (K, 2))], 1).astype(np.float32)
+  sizes = np.repeat(pixels, counts, axis=0)
+  areas = (np.prod(boxes[:, 2:] - boxes[:, :2], 1) * sizes.prod(1)).astype(np.float32)
+  labels, crowds = generator.integers(0, 3, K).astype(np.int32), generator.random(K) < 0.1
+  truth = Boxes(np.cumsum(counts), pixels, boxes, labels, areas, crowds, {})
+  found = []
+  for n in range(N):
+    own = truth.of(n)
+    near = boxes[own] + generator.normal(0, 0.02, (counts[n], 4))
+    far = generator.uniform(0, 0.5, (5, 4)) + [0, 0, 0.5, 0.5]
+    both = np.concatenate([near, far]) * np.tile(pixels[n], 2)
+    names = np.concatenate([labels[own], generator.integers(0, 3, 5)])
+    found.append((n, both, names, generator.random(len(names))))
+  return truth, found
+
+
+def from_files(truth: Boxes, found, folder) -> np.ndarray:
+  """pycocotools as its users call it: COCO's JSON files in, its twelve numbers out."""
+  from pycocotools.coco import COCO
+  from pycocotools.cocoeval import COCOeval
+
+  image_K = np.searchsorted(truth.ends, np.arange(len(truth.labels)), side="right")
+  annotations = []
+  for k, n in enumerate(image_K):
+    y0, x0, y1, x1 = (float(edge) * float(side) for edge, side in zip(truth.boxes[k], np.tile(truth.pixels[n], 2)))
+    about = {"area": float(truth.areas[k]), "iscrowd": int(truth.crowds[k]), "bbox": [x0, y0, x1 - x0, y1 - y0]}
+    annotations.append(about | {"id": k + 1, "image_id": int(n), "category_id": int(truth.labels[k])})
+  images = [{"id": n, "height": int(y), "width": int(x)} for n, (y, x) in enumerate(truth.pixels)]
+  categories = [{"id": i, "name": name} for i, name in enumerate(CLASSES)]
+  content = {"images": images, "annotations": annotations, "categories": categories}
+  (folder / "truth.json").write_text(json.dumps(content))
+  results = [
+    {"image_id": n, "category_id": int(c), "score": float(s), "bbox": [b[1], b[0], b[3] - b[1], b[2] - b[0]]}
+    for n, boxes, names, scores in found
+    for b, c, s in zip(boxes.tolist(), names, scores)
+  ]
+  (folder / "results.json").write_text(json.dumps(results))
+  with contextlib.redirect_stdout(io.StringIO()):
+    known = COCO(str(folder / "truth.json"))
+    judge = COCOeval(known, known.loadRes(str(folder / "results.json")), "bbox")
+    judge.evaluate()
+    judge.accumulate()
+    judge.summarize()
+  return judge.stats
+
+
+def test_the_numbers_are_those_of_pycocotools(tmp_path):
+  generator = np.random.default_rng(0)
+  for _ in range(3):
+    truth, found = scenes(generator)
+    ours, theirs = detection.average_precision(truth, found, CLASSES), from_files(truth, found, tmp_path)
+    assert 5 < ours["AP"] < 95
+    for name, value in zip(detection.METRICS, theirs):
+      assert ours.get(name, -100) == pytest.approx(100 * value, abs=1e-9), name
+
+
+def test_what_is_exact_is_perfect_and_what_is_not_there_is_nothing():
+  truth, _ = scenes(np.random.default_rng(1))
+  exact = [
+    (n, truth.boxes[truth.of(n)] * np.tile(truth.pixels[n], 2), truth.labels[truth.of(n)], np.ones(100))
+    for n in range(len(truth.ends))
+  ]
+  exact = [(n, boxes, names, scores[: len(names)]) for n, boxes, names, scores in exact]
+  scores = detection.average_precision(truth, exact, CLASSES)
+  assert scores["AP"] == pytest.approx(100) and scores["AP50"] == pytest.approx(100)
+  none = [(n, np.zeros((0, 4)), np.zeros(0, int), np.zeros(0)) for n in range(len(truth.ends))]
+  assert detection.average_precision(truth, none, CLASSES) == {"AP": 0.0}
+
+
+def made(folder, devices: int, batch_size: int):
+  """(evaluator, parameters, task, parts) of a small random DETR on scenes of digits."""
+  overrides = [f"batch_size={batch_size}", f"task.cache={folder}", "model.labels=10"]
+  config = assembly.resolve(recipes.load("configs/detr/base.py:debug", overrides))
+  parts = assembly.build(config, jax.devices()[:devices])
+  arrays = params.arrays(parts.make_model(jax.random.key(1)))
+  placed = {n: jax.device_put(np.asarray(a), parts.state.params[n].sharding) for n, a in arrays.items()}
+  task = tasks.build(split="validation", **config.task.to_dict())
+  batches = lambda most: loader.eval_batches(task, batch_size=batch_size, max_examples=most)  # noqa: E731
+  setting = Setting(parts.model, parts.objective, task, batches, batch_size, parts.rules)
+  arguments = {"name": "detection", "max_examples": 21}
+  return slots.make("config.evals.x", arguments, evals, "Evaluator", setting=setting), placed
+
+
+def test_scores_are_the_same_on_eight_devices_and_one_and_in_any_batch(tmp_path):
+  one, alone = made(tmp_path, 1, 7)
+  eight, sharded = made(tmp_path, 8, 16)
+  first, second = one(alone), eight(sharded)
+  assert first.metrics["images"] == second.metrics["images"] == 21
+  assert [row["image"] for row in first.predictions] == [row["image"] for row in second.predictions] == list(range(21))
+  assert first.metrics.keys() == second.metrics.keys() >= {"AP", "AP50", "AP75"}
+  for name, value in first.metrics.items():
+    assert second.metrics[name] == pytest.approx(value, abs=0.05)
+  for row, other in zip(first.predictions, second.predictions):
+    assert row["objects"] == other["objects"] and len(row["detections"]) == 100
+    np.testing.assert_allclose(row["detections"][0]["score"], other["detections"][0]["score"], atol=2e-4)

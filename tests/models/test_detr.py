@@ -1,0 +1,145 @@
+"""DETR: published sizes, what is trained, and the same function however it is computed."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from t5x_like import recipes
+from t5x_like.errors import UserError
+from t5x_like.models import detr
+from t5x_like.nn import params
+from t5x_like.nn.placed import sines
+from t5x_like.objectives import detection
+from t5x_like.parallel.mesh import make_mesh
+from t5x_like.parallel.rules import Rules
+from t5x_like.training import assembly
+
+RESNET = {"name": "resnet", "stem": 8, "widths": (16, 32), "depths": (1, 2)}
+
+
+def batch(B=8, Y=40, X=56):
+  generator = np.random.default_rng(0)
+  low = generator.uniform(0, 0.5, (B, 3, 2))
+  labels = generator.integers(0, 4, (B, 3)).astype(np.int32)
+  labels[1:, 2] = -1
+  return {
+    "image": generator.standard_normal((B, Y, X, 3)).astype(np.float32),
+    "image_size": generator.integers([Y // 2, X // 2], [Y + 1, X + 1], (B, 2)).astype(np.int32),
+    "boxes": np.concatenate([low, low + 0.3], -1).astype(np.float32),
+    "box_labels": labels,
+    "example_weights": np.ones(B, np.float32),
+  }
+
+
+def model(**changes):
+  options = dict(variant="detr-tiny", queries=6, labels=4) | changes
+  return detr.Model(nnx.Rngs(params=jax.random.key(0)), **options)
+
+
+def loss_and_gradients(made, data, rules=None):
+  def loss(arrays, data):
+    return detection.Objective()(params.with_arrays(made, arrays), data)[0]
+
+  def run(arrays, data):
+    if rules is None:
+      return jax.value_and_grad(loss)(arrays, data)
+    with rules.activate():
+      return jax.value_and_grad(loss)(arrays, data)
+
+  arrays = params.arrays(made)
+  if rules is not None:
+    shardings = rules.of_params(params.named_params(made))
+    arrays = {name: jax.device_put(x, shardings[name]) for name, x in arrays.items()}
+    data = jax.device_put(data, rules.batch())
+  value, gradients = jax.jit(run)(arrays, data)
+  return float(value), {name: np.asarray(g) for name, g in gradients.items()}
+
+
+def same(found, expected):
+  assert found[0] == pytest.approx(expected[0], rel=1e-4)
+  for name, gradient in expected[1].items():
+    np.testing.assert_allclose(found[1][name], gradient, atol=2e-3 * max(np.abs(gradient).max(), 1e-3), err_msg=name)
+
+
+def test_every_way_of_computing_is_the_same_function_and_all_but_frozen_norms_is_trained():
+  data = batch()
+  plain = loss_and_gradients(model(backbone=RESNET, layers="loop"), data)
+  for name, gradient in plain[1].items():
+    frozen = name.startswith("backbone/") and "/norm/" in name
+    assert np.isfinite(gradient).all() and (np.abs(gradient).max() > 0) != frozen, name
+  same(loss_and_gradients(model(backbone=RESNET, layers="scan", remat="full"), data), plain)
+  rules = Rules.make(make_mesh({"data": 2, "fsdp": 2, "tensor": 2}, jax.devices()), {})
+  same(loss_and_gradients(model(backbone=RESNET, layers="scan"), data, rules), plain)
+
+
+def test_published_sizes():
+  config = assembly.resolve(recipes.load("configs/detr/base.py"))
+  parts = assembly.build(config)
+  sizes = {name: math.prod(p.shape) for name, p in params.named_params(parts.model).items()}
+  buffers = {name for name in sizes if name.startswith("backbone/") and "/norm/" in name}
+  assert sum(size for name, size in sizes.items() if name not in buffers) == 41_524_768
+  # As the authors count: without the stem and the first stage, which are not trained.
+  assert sum(sizes[name] for name in parts.trained if name not in buffers) == 41_302_368
+
+
+def test_padding_is_not_attended_to_and_the_rest_is():
+  data, made = batch(2, 88, 96), model(backbone=RESNET)
+  data["image_size"] = np.array([[24, 32], [88, 96]], np.int32)
+  outputs = lambda image: sum(jnp.sum(x[:1] ** 2) for x in made(data | {"image": image}).values())  # noqa: E731
+  gradient = jax.jit(jax.grad(outputs))(data["image"])
+  seen = np.abs(np.asarray(gradient[0])).max(-1) > 0
+  # A place of the map sees a little more than its own 8 x 8 pixels.
+  assert seen[:24, :32].mean() > 0.9 and not seen[56:].any() and not seen[:, 64:].any()
+  assert not np.asarray(gradient[1]).any()
+
+
+def test_sines_are_of_shares_of_the_image():
+  whole = sines(jnp.ones((1, 4, 6), bool), 16).reshape(4, 6, 16)
+  assert np.ptp(whole[:, :, :8], axis=1).max() == 0 and np.ptp(whole[:, :, 8:], axis=0).max() == 0
+  np.testing.assert_allclose(whole[1, 0, :2], [np.sin(np.pi), np.cos(np.pi)], atol=1e-5)
+  np.testing.assert_allclose(whole[0, 2, 10], np.sin(np.pi / 10_000 ** (2 / 8)), atol=1e-5)
+  padded = sines(jnp.zeros((1, 7, 9), bool).at[:, :4, :6].set(True), 16).reshape(7, 9, 16)
+  np.testing.assert_allclose(padded[:4, :6], whole, atol=1e-5)
+
+
+def test_dropout_needs_a_key_and_what_does_not_fit_is_refused():
+  data, made = batch(2), model(dropout=0.3)
+  boxes = jax.jit(lambda model, data, key: model(data, key)["boxes"])
+  np.testing.assert_array_equal(boxes(made, data, None), boxes(model(), data, None))
+  one, other, again = (boxes(made, data, jax.random.key(n)) for n in (0, 1, 0))
+  np.testing.assert_array_equal(one, again)
+  assert np.abs(one - other).max() > 1e-4
+  for changes, words in (
+    ({"channels": 1}, "config.model.channels: the model is for images of 1 channels, found 3"),
+    ({"backbone": "resnt"}, "config.model.backbone: found 'resnt'.*did you mean 'resnet'"),
+    ({"design": {"position": "alibi"}}, "config.model.design.position: found 'alibi', expected 'none'"),
+  ):
+    with pytest.raises(UserError, match=words):
+      jax.eval_shape(lambda: model(**changes)(data))  # noqa: B023
+
+
+def test_parts_at_rates_of_their_own():
+  overrides = ["tuning.name=by_part", "clip_norm=0.0", "schedule.learning_rate=0.1", "optimizer.weight_decay=0.0"]
+  rates = '{"backbone/*": 0.1, "backbone/stem/*": 0.0}'
+  config = assembly.resolve(recipes.load("configs/detr/base.py:tiny", [*overrides, f"tuning.rates={rates}"]))
+  parts = assembly.build(config, jax.devices()[:1])
+  arrays = params.arrays(parts.make_model(jax.random.key(0)))
+  trained = {name: x for name, x in arrays.items() if name in parts.trained}
+  assert {name for name in arrays if name not in trained} == {n for n in arrays if n.startswith("backbone/stem/")}
+  extra = {"step": jnp.int32(200), "accepted": jnp.bool_(True)}
+  updates, _ = parts.optimizer.update(
+    {name: jnp.ones_like(x) for name, x in trained.items()}, parts.optimizer.init(arrays), arrays, **extra
+  )
+  sizes = {name: float(np.abs(u).max()) for name, u in updates.items()}
+  assert sizes["project/kernel"] == pytest.approx(0.1, rel=1e-3)
+  assert sizes["backbone/blocks/0/units/0/conv/kernel"] == pytest.approx(0.01, rel=1e-3)
+  with pytest.raises(UserError, match="no parameter is called 'backbon/.'"):
+    assembly.build(
+      assembly.resolve(
+        recipes.load("configs/detr/base.py:tiny", ["tuning.name=by_part", 'tuning.rates={"backbon/*": 0.1}'])
+      )
+    )

@@ -1,0 +1,149 @@
+"""Detection against numpy and scipy: matching, losses, and what padding and the division of a batch may not change."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from scipy.optimize import linear_sum_assignment
+
+from t5x_like.errors import UserError
+from t5x_like.models import detr
+from t5x_like.objectives import detection
+
+generator = np.random.default_rng(0)
+
+
+def giou(a, b) -> float:
+  """Of two boxes by middle and size, one at a time."""
+  (ax0, ay0, ax1, ay1), (bx0, by0, bx1, by1) = (
+    (c[0] - c[2] / 2, c[1] - c[3] / 2, c[0] + c[2] / 2, c[1] + c[3] / 2) for c in (a, b)
+  )
+  both = max(0.0, min(ax1, bx1) - max(ax0, bx0)) * max(0.0, min(ay1, by1) - max(ay0, by0))
+  union = (ax1 - ax0) * (ay1 - ay0) + (bx1 - bx0) * (by1 - by0) - both
+  hull = (max(ax1, bx1) - min(ax0, bx0)) * (max(ay1, by1) - min(ay0, by0))
+  return both / union - (hull - union) / hull
+
+
+def reference(outputs, batch, no_object=0.1, l1=5.0, giou_weight=2.0) -> dict[str, float]:
+  """DETR's losses as the paper writes them, by loops; sums over the layers, each of them a mean."""
+  logits = np.concatenate([outputs["earlier_logits"], outputs["logits"][:, None]], 1).astype(np.float64)
+  boxes = np.concatenate([outputs["earlier_boxes"], outputs["boxes"][:, None]], 1).astype(np.float64)
+  B, L, Q, V = logits.shape
+  p = np.exp(logits - logits.max(-1, keepdims=True))
+  p /= p.sum(-1, keepdims=True)
+  number = int((batch["box_labels"] >= 0).sum())
+  total, last = 0.0, {}
+  for layer in range(L):
+    weighted = weights = far = wide = 0.0
+    for row in range(B):
+      real = np.flatnonzero(batch["box_labels"][row] >= 0)
+      labels = batch["box_labels"][row, real]
+      y0, x0, y1, x1 = batch["boxes"][row, real].astype(np.float64).T
+      targets = np.stack([(x0 + x1) / 2, (y0 + y1) / 2, x1 - x0, y1 - y0], 1)
+      found = boxes[row, layer]
+      apart = np.array([[np.abs(f - t).sum() for t in targets] for f in found]).reshape(Q, len(real))
+      overlap = np.array([[giou(f, t) for t in targets] for f in found]).reshape(Q, len(real))
+      queries, chosen = linear_sum_assignment(l1 * apart - p[row, layer][:, labels] - giou_weight * overlap)
+      classes = np.full(Q, V - 1)
+      classes[queries] = labels[chosen]
+      weight = np.where(classes == V - 1, no_object, 1.0)
+      weighted += (-np.log(p[row, layer, np.arange(Q), classes]) * weight).sum()
+      weights += weight.sum()
+      far += apart[queries, chosen].sum()
+      wide += (1 - overlap[queries, chosen]).sum()
+    total += weighted / weights + (l1 * far + giou_weight * wide) / number
+    last = {"class_loss": weighted / weights, "l1_loss": far / number, "giou_loss": wide / number}
+  return {"loss": total} | last
+
+
+class Fixed:
+  """A model whose outputs are given."""
+
+  def __init__(self, outputs):
+    self.given = outputs
+
+  def outputs(self, batch, key=None):
+    return self.given
+
+
+@jax.jit
+def losses(outputs, batch):
+  return detection.Objective()(Fixed(outputs), batch)
+
+
+def case(B=3, L=3, Q=9, M=6, V=5):
+  f32 = lambda *shape: generator.standard_normal(shape).astype(np.float32)  # noqa: E731
+  boxes = lambda *shape: np.asarray(jax.nn.sigmoid(f32(*shape)))  # noqa: E731
+  outputs = {"logits": 2 * f32(B, Q, V), "boxes": boxes(B, Q, 4)}
+  outputs |= {"earlier_logits": 2 * f32(B, L - 1, Q, V), "earlier_boxes": boxes(B, L - 1, Q, 4)}
+  low = generator.uniform(0, 0.6, (B, M, 2))
+  corners = np.concatenate([low, low + generator.uniform(0.05, 0.4, (B, M, 2))], -1).astype(np.float32)
+  labels = generator.integers(0, V - 1, (B, M)).astype(np.int32)
+  labels[0, 4:] = -1
+  labels[1] = -1  # an image without boxes
+  batch = {"boxes": corners, "box_labels": labels, "example_weights": np.ones(B, np.float32)}
+  return outputs, batch
+
+
+def test_losses_are_those_of_scipys_matching():
+  for _ in range(5):
+    outputs, batch = case()
+    expected = reference(outputs, batch)
+    loss, sums = losses(outputs, batch)
+    assert sums["weights"] == 10
+    assert float(loss / sums["weights"]) == pytest.approx(expected["loss"], rel=1e-5)
+    assert float(sums["class_loss"] / sums["class_weights"]) == pytest.approx(expected["class_loss"], rel=1e-5)
+    for name in ("l1_loss", "giou_loss"):
+      assert float(sums[name] / sums["weights"]) == pytest.approx(expected[name], rel=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (4, 9), (7, 7), (12, 13)])
+def test_the_assignment_costs_as_little_as_scipys(shape):
+  cost = generator.standard_normal((2, 3, *shape)).astype(np.float32)
+  cost[0, 1, shape[0] // 2 :] = 0  # boxes that are padding
+  found = np.asarray(jax.jit(detection.assigned)(cost))
+  assert (found.sum(-1) == 1).all() and (found.sum(-2) <= 1).all()
+  for one, chosen in zip(cost.reshape(-1, *shape), found.reshape(-1, *shape)):
+    assert (one * chosen).sum() == pytest.approx(one[linear_sum_assignment(one)].sum(), abs=1e-5)
+
+
+def test_padding_and_images_that_do_not_count_change_nothing():
+  outputs, batch = case()
+  loss, sums = losses(outputs, batch)
+  more = {
+    "boxes": np.pad(batch["boxes"], ((0, 0), (0, 3), (0, 0)), constant_values=0.7),
+    "box_labels": np.pad(batch["box_labels"], ((0, 0), (0, 3)), constant_values=-1),
+  }
+  graded = jax.jit(jax.value_and_grad(lambda outputs, batch: losses(outputs, batch)[0]))
+  for wide in (batch | more, batch | {"boxes": np.where(batch["box_labels"][..., None] < 0, np.nan, batch["boxes"])}):
+    value, gradient = graded(outputs, wide)
+    assert value == pytest.approx(float(loss), rel=1e-6)
+    assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradient))
+  two = jax.tree.map(lambda x: np.concatenate([x, x[:1]]), (outputs, batch))
+  two[1]["example_weights"][3] = 0
+  again, its_sums = losses(*two)
+  assert float(again) == pytest.approx(float(loss), rel=1e-6)
+  assert all(float(its_sums[name]) == pytest.approx(float(x), rel=1e-6) for name, x in sums.items())
+
+
+def test_parts_of_a_batch_add_up_to_it():
+  outputs, batch = case(B=4)
+  whole = detection.Objective().prepare(batch)
+  parts = [jax.tree.map(lambda x: x[n : n + 2], (outputs, whole)) for n in (0, 2)]  # noqa: B023
+  found = [losses(*part)[0] for part in parts]
+  assert float(sum(found)) == pytest.approx(float(losses(outputs, batch)[0]), rel=1e-6)
+
+
+def test_what_is_not_finite_ends_and_is_told_by_the_loss():
+  outputs, batch = case()
+  outputs["logits"][0, 0] = np.nan
+  assert np.isnan(losses(outputs, batch)[0])
+
+
+def test_more_boxes_than_queries_are_refused():
+  model = jax.eval_shape(
+    lambda key: detr.Model(nnx.Rngs(params=key), variant="detr-tiny", queries=20), jax.random.key(0)
+  )
+  with pytest.raises(UserError, match="config.model.queries: found 20, but images have up to 30 boxes"):
+    detection.Objective.check(model, {"boxes": jax.ShapeDtypeStruct((30, 4), jnp.float32)})

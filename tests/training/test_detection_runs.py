@@ -1,0 +1,85 @@
+"""Runs of detection: exact resume, scores and what was found in files, and Hugging Face's form of a trained model."""
+
+import json
+
+import numpy as np
+import pytest
+
+from t5x_like import evaluate, train
+from t5x_like.training.trained import open_model
+from t5x_like.training.writer import read_metrics
+from tests.runs import assert_same_bits
+from tools import convert_hf
+
+pytestmark = [pytest.mark.usefixtures("compiled"), pytest.mark.more]
+RECIPE = "configs/detr/base.py:debug"
+RESNET = '{"name": "resnet", "stem": 8, "widths": [16], "depths": [1]}'
+FLAGS = (
+  "--config.model.queries=12",
+  "--config.model.labels=10",
+  "--config.model.dropout=0.1",
+  f"--config.model.backbone={RESNET}",
+  "--config.task.boxes=6",
+  '--config.task.augmentations=["flip", {"name": "scale_jitter", "scale": [0.5, 1.5]}]',
+  "--config.peak_flops=1e11",
+  "--config.eval_every=4",
+  "--config.checkpoint.every=2",
+  '--config.evals={"loss": {"max_examples": 8}, "detection": {"max_examples": 8}}',
+)
+
+
+def run(workdir, cache, *flags) -> int:
+  return train.main([f"--config={RECIPE}", f"--workdir={workdir}", f"--config.task.cache={cache}", *FLAGS, *flags])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("detection")
+  assert run(folder / "whole", folder / "cache", "--config.total_steps=4") == 0
+  return folder
+
+
+def test_a_run_stopped_and_resumed_has_the_same_bits(whole, tmp_path):
+  assert run(tmp_path, whole / "cache", "--config.total_steps=2") == 0
+  assert run(tmp_path, whole / "cache", "--config.total_steps=4") == 0
+  assert_same_bits(tmp_path, whole / "whole", 4)
+
+
+def test_scores_and_what_was_found(whole, capsys):
+  (last,) = [row for row in read_metrics(whole / "whole") if "eval/digit_scenes_object_detection/AP" in row]
+  assert {"loss", "class_loss", "giou_loss", "AP50", "images"} <= {name.split("/")[-1] for name in last}
+  assert "what was found" in (whole / "whole" / "report.html").read_text()
+  assert (whole / "whole" / "pictures" / "boxes_digit_scenes_object_detection.png").stat().st_size > 1_000
+  assert evaluate.main([f"--workdir={whole}/whole", "--evals=detection"]) == 0
+  folder = whole / "whole" / "evaluations"
+  found = json.loads(next(folder.glob("*.json")).read_text())["metrics"]
+  assert found["AP"] == last["eval/digit_scenes_object_detection/AP"]
+  rows = [json.loads(line) for path in folder.rglob("*.jsonl") for line in path.read_text().splitlines()]
+  assert [row["image"] for row in rows] == list(range(8)) and len(rows[0]["detections"]) == 12
+
+
+def test_a_run_goes_to_hugging_face_and_back(whole, tmp_path):
+  there, back = tmp_path / "there", tmp_path / "back"
+  assert convert_hf.main([f"--input={whole}/whole", f"--output={there}"]) == 0
+  config = json.loads((there / "config.json").read_text())
+  assert config["model_type"] == "detr" and config["id2label"] == {str(n): str(n) for n in range(10)}
+  flags = (f"--config.task.cache={whole}/cache", "--config.task.boxes=6", "--config.model.labels=3")
+  assert convert_hf.main([f"--input={there}", f"--output={back}", f"--config={RECIPE}", *flags]) == 0
+  one, other = (open_model(str(path), 8).run.arrays for path in (whole / "whole", back))
+  assert one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize(
+  "flag, words",
+  [
+    ("--config.model.labels=3", "config.model.labels: found 3, but task object_detection has 10 classes"),
+    ("--config.model.queries=5", "config.model.queries: found 5, but images have up to 6 boxes"),
+    ("--config.task.boxes=3", "config.task.boxes: found 3, but image"),
+    ("--config.objective.name=classification", "config.objective"),
+    ("--config.task.channels=1", "config.task.mean: found"),
+  ],
+)
+def test_what_does_not_fit_is_one_line(flag, words, whole, tmp_path, capsys):
+  assert run(tmp_path, whole / "cache", flag) == 2
+  error = capsys.readouterr().err.strip()
+  assert words in error and "\n" not in error
