@@ -77,9 +77,6 @@ What is sent beyond the least is mostly of two kinds. Along `tensor`, activation
 compiler uses an all-reduce, which sends twice the bytes over the links of all dimensions together: by their rates, it
 takes less time than rings along one dimension after the other.
 
-A length of 32,768 split over `sequence` does not fit: in a scanned stack, the masks and logits of all blocks of the
-`chunked` core are laid out at once, two arrays of 32 GiB.
-
 Commands at the end that have no line in the table are still to be run.
 
 """

@@ -142,18 +142,28 @@ def test_chunked_dropout():
   assert float(error.max()) < 6 * float(draws.std(0).max()) / 16 and float(draws.std(0).max()) > 0.1
 
 
-def temporary_bytes(core, T, bias=None):
-  """Of the compiled forward and backward pass on one row of T tokens."""
+def temporary_bytes(core, T, bias=None, layers=None):
+  """Of the compiled forward and backward pass on one row of T tokens, through a scanned stack if there are `layers`."""
   shapes = [jax.ShapeDtypeStruct((1, T, heads, 8), jnp.float32) for heads in (2, 1, 1)]
   mask = Mask(positions(T), positions(T), causal=True, aligned=True)
-  run = jax.grad(lambda q, k, v: jnp.sum(core(q, k, v, mask, bias, None, scale=0.4) ** 2), argnums=(0, 1, 2))
+
+  def attend(q, k, v):
+    return core(q, k, v, mask, bias, None, scale=0.4)
+
+  def stack(q, k, v):
+    layer = jax.checkpoint(lambda q: attend(q, k, v))
+    return jax.lax.scan(lambda q, _: (layer(q), None), q, length=layers)[0]
+
+  run = jax.grad(lambda q, k, v: jnp.sum((stack if layers else attend)(q, k, v) ** 2), argnums=(0, 1, 2))
   return jax.jit(run).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
 
 
-def test_chunked_memory_grows_linearly():
+@pytest.mark.parametrize("layers", [None, 2])
+def test_chunked_memory_grows_linearly(layers):
+  """Also in a stack, whose layers share masks and biases: these are not computed for all blocks before the stack."""
   bias = cases.bias("table", N=2)[0]
   core = Chunked(query_chunk=64, key_chunk=64)
-  small, large = (temporary_bytes(core, T, bias) for T in (2048, 8192))
+  small, large = (temporary_bytes(core, T, bias, layers) for T in (2048, 8192))
   assert large < 4.2 * small
   assert large - small < 200 * 8 * (8192 - 2048)  # bytes: some dozens of floats for each token
   dense_small, dense_large = (temporary_bytes(Dense(), T) for T in (512, 2048))

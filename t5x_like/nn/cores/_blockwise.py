@@ -198,6 +198,9 @@ def attend(grid: Grid, q, k, v, schemes, mask: Mask, key, places: Places) -> jax
 
 def forward(grid: Grid, q, k, v, schemes, mask: Mask, key, places: Places) -> tuple[jax.Array, jax.Array]:
   """(float32 [B, T, K, G, H], float32 [B, N, T]: the logarithm of the sum of exp(logits))."""
+  # What is the same in all layers of a scanned stack, jax would compute once before the stack: masks and biases of all
+  # blocks at once, T * S values a head. This makes them depend on the layer.
+  q, k, v, schemes, mask, places = jax.lax.optimization_barrier((q, k, v, schemes, mask, places))
   B, T, K, G, H = q.shape
   N, t, s = K * G, grid.t, grid.s
 
