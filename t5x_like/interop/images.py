@@ -35,14 +35,15 @@ def build(fields: Fields, base: ImageVariant, **changes) -> ImageVariant:
     base,
     dims=Dims(D, N, N, D // N, fields.take("intermediate_size"), fields.take("num_hidden_layers")),
     design=design,
-    patch=_side(fields, "patch_size", 16),
-    resolution=_side(fields, "image_size", 224),
+    patch=side(fields, "patch_size", 16),
+    resolution=side(fields, "image_size", 224),
     channels=fields.take("num_channels", 3),
     **changes,
   )
 
 
-def _side(fields: Fields, name: str, default: int) -> int:
+def side(fields: Fields, name: str, default: int) -> int:
+  """The height and width that a field stands for."""
   found = fields.take(name, default)
   if isinstance(found, int):
     return found
@@ -109,21 +110,24 @@ def tensors(m: Mapping, prefix: str, tokens: tuple[str, ...]) -> None:
     prefix: of the body's tensors, "vit.", or empty.
     tokens: the names of the tokens before the patches.
   """
-  variant = m.model.variant
-  P, C = variant.patch, variant.channels
-  projection = f"{prefix}embeddings.patch_embeddings.projection"
+  patches(m, f"{prefix}embeddings.patch_embeddings.projection")
+  for number, token in enumerate(tokens):
+    m.fused(f"{prefix}embeddings.{token}", ["tokens"], number, split=lambda x: [x.reshape(-1)], join=leading(2))
+  positions(m, f"{prefix}embeddings.position_embeddings", "inputs", m.model.inputs.position)
+  layers(m, f"{prefix}encoder.layer", "encoder", m.model.variant.dims.layers)
+  m.norm(f"{prefix}layernorm", "encoder/final_norm")
+
+
+def patches(m: Mapping, theirs: str) -> None:
+  """Maps the projection of patches, there a convolution."""
+  P, C = m.model.variant.patch, m.model.variant.channels
   m.fused(
-    f"{projection}.weight",
+    f"{theirs}.weight",
     ["patches/kernel"],
     split=lambda x: [x.transpose(2, 3, 1, 0).reshape(P * P * C, -1)],
     join=lambda xs: xs[0].reshape(P, P, C, -1).transpose(3, 2, 0, 1),
   )
-  m.copy(f"{projection}.bias", "patches/bias")
-  for number, token in enumerate(tokens):
-    m.fused(f"{prefix}embeddings.{token}", ["tokens"], number, split=lambda x: [x.reshape(-1)], join=leading(2))
-  positions(m, f"{prefix}embeddings.position_embeddings", "inputs", m.model.inputs.position)
-  layers(m, f"{prefix}encoder.layer", "encoder", variant.dims.layers)
-  m.norm(f"{prefix}layernorm", "encoder/final_norm")
+  m.copy(f"{theirs}.bias", "patches/bias")
 
 
 def positions(m: Mapping, theirs: str, ours: str, scheme: Position) -> None:

@@ -14,9 +14,10 @@ Read it from the bottom up; each line imports only from those above it:
   embed block pipeline stack  token embeddings, residual connections, stages, identical blocks in one scan
   design                    the choices of an architecture as data, and the variants of a family
   build                     from a design to a stack
+  windows pooling           blocks that attend within windows, or among what is pooled
   vocabulary_logits heads/  from hidden states to outputs: one file each, found by its name
   decode architecture       the decoding state, what the three architectures share
-  encoder decoder encoder_decoder image_encoder
+  encoder decoder encoder_decoder image_encoder image_stages window_encoder pooling_encoder
   sampling generate beam_search
 """
 

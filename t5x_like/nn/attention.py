@@ -30,7 +30,8 @@ class Attention(Layer):
   Args:
     scale: factor of the logits, usually 1/sqrt(H).
     init: of keys, and of queries and values unless they have their own.
-    biases: which projections have a bias, of "qkv" and "out".
+    width: of what is projected, if it is not that of the result.
+    biases: which projections have a bias, of "qkv" or "qv" (queries and values), and "out".
     q_norm, k_norm: norms over the head width, before positions (Henry et al. 2020, Dehghani et al. 2023).
     position: the layer's own position scheme, in addition to the stack's.
     core: how the softmax is computed.
@@ -48,6 +49,7 @@ class Attention(Layer):
     query_init: Callable | None = None,
     value_init: Callable | None = None,
     out_init: Callable | None = None,
+    width: int | None = None,
     biases: tuple[str, ...] = (),
     q_norm: nnx.Module | None = None,
     k_norm: nnx.Module | None = None,
@@ -57,14 +59,15 @@ class Attention(Layer):
     window: int | None = None,
     dropout_rate: float = 0.0,
   ):
-    D, N, K, H = dims.embed, dims.heads, dims.kv_heads, dims.head_dim
+    N, K, H, D = dims.heads, dims.kv_heads, dims.head_dim, width or dims.embed
     init = init or params.fan_in_normal(D)
     out_init = out_init or params.fan_in_normal(N * H)
-    qkv = "qkv" in biases
-    self.query = Linear((D, N * H), ("embed", "heads"), query_init or init, rngs, unit=(1, H), bias=qkv)
-    self.key = Linear((D, K * H), ("embed", "kv_heads"), init, rngs, unit=(1, H), bias=qkv)
-    self.value = Linear((D, K * H), ("embed", "kv_heads"), value_init or init, rngs, unit=(1, H), bias=qkv)
-    self.out = Linear((N * H, D), ("heads", "embed"), out_init, rngs, unit=(H, 1), bias="out" in biases)
+    of_key = "qkv" in biases
+    qv = of_key or "qv" in biases
+    self.query = Linear((D, N * H), ("embed", "heads"), query_init or init, rngs, unit=(1, H), bias=qv)
+    self.key = Linear((D, K * H), ("embed", "kv_heads"), init, rngs, unit=(1, H), bias=of_key)
+    self.value = Linear((D, K * H), ("embed", "kv_heads"), value_init or init, rngs, unit=(1, H), bias=qv)
+    self.out = Linear((N * H, dims.embed), ("heads", "embed"), out_init, rngs, unit=(H, 1), bias="out" in biases)
     self.q_norm = q_norm or Identity()
     self.k_norm = k_norm or Identity()
     self.position = position or Position()

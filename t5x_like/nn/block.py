@@ -12,10 +12,13 @@ class Residual(Layer):
   """`out_norm(alpha * x + dropout(res_norm(layer(in_norm(x)))))`.
 
   Pre-norm fills `in_norm`, post-norm `out_norm`, sandwich norm `in_norm` and `res_norm`; DeepNorm is post-norm with
-  an `alpha` above 1. With `drop_path`, the layer is left out of an example at that rate, and what is kept is scaled.
+  an `alpha` above 1. With `drop_path`, the layer is left out of an example at that rate (times the depth of the block's
+  layer `turn`, where the context has it), and what is kept is scaled.
   """
 
-  def __init__(self, layer, *, in_norm=None, res_norm=None, out_norm=None, alpha=1.0, dropout_rate=0.0, drop_path=0.0):
+  def __init__(
+    self, layer, *, in_norm=None, res_norm=None, out_norm=None, alpha=1.0, dropout_rate=0.0, drop_path=0.0, turn=0
+  ):
     self.layer = layer
     self.in_norm = in_norm or Identity()
     self.res_norm = res_norm or Identity()
@@ -23,13 +26,20 @@ class Residual(Layer):
     self.alpha = alpha
     self.dropout_rate = dropout_rate
     self.drop_path = drop_path
+    self.turn = turn
 
   def __call__(self, x_BTD: jax.Array, context, cache, key: jax.Array | None):
     y_BTD, aux, cache = self.layer(self.in_norm(x_BTD), context, cache, subkey(key, 0))
     y_BTD = constrain(y_BTD, "batch", "residual_length", "activation_embed")
     y_BTD = dropout(self.res_norm(y_BTD), self.dropout_rate, subkey(key, 1))
-    y_BTD = dropout(y_BTD, self.drop_path, subkey(key, 2), broadcast_axes=(-2, -1))
-    return self.out_norm(self.alpha * x_BTD + y_BTD), aux, cache
+    return self.out_norm(self.alpha * x_BTD + self.dropped(y_BTD, context, key)), aux, cache
+
+  def dropped(self, y_BTD: jax.Array, context, key: jax.Array | None) -> jax.Array:
+    """`y`, without the examples whose path is dropped."""
+    rate = self.drop_path
+    if key is not None and rate and context.depth is not None:
+      rate = rate * context.depth[self.turn]
+    return dropout(y_BTD, rate, subkey(key, 2), broadcast_axes=(-2, -1))
 
   def start_cache(self, start: CacheStart):
     return self.layer.start_cache(start)

@@ -24,13 +24,18 @@ from t5x_like.nn.layer import Layer
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.mlp import ACTIVATIONS, Mlp
 from t5x_like.nn.moe import Moe
-from t5x_like.nn.norm import LayerScale
+from t5x_like.nn.norm import LayerScale, ScaledUnit, Unit
 from t5x_like.nn.pipeline import EVEN, Pipeline
 from t5x_like.nn.positions import Position
 from t5x_like.nn.remat import NONE, Remat
 from t5x_like.nn.stack import Stack
 
 POSITION, CORE = "config.model.design.position", "config.model.design.core"
+_NORMS = {
+  "pre": ("in_norm",),
+  "sandwich": ("in_norm", "res_norm"),
+  "res_post": ("res_norm",),
+}  # else after the addition
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +48,9 @@ class StackBuilder:
     deepnorm: (alpha, gain), used if `norm_position` is "deepnorm"; see `deepnorm_weights`.
     dropout_rate, remat, layers, pipeline: of the `Stack`.
     drop_path: rate at which a sublayer is left out, for each example, in training.
+    depths: of all layers, how deep they lie, from 0 to 1, where the rate is to grow with that up to `drop_path`.
     schemes_of, grid: where position schemes are found, and the grid of patches of an encoder of images.
+    key_grid: that of keys, where it is another.
   """
 
   design: Design
@@ -56,8 +63,10 @@ class StackBuilder:
   layers: str = "scan"
   pipeline: Pipeline = EVEN
   drop_path: float = 0.0
+  depths: tuple[float, ...] | None = None
   schemes_of: ModuleType = positions
   grid: Grid | None = None
+  key_grid: Grid | None = None
 
   def inputs(self, rngs: nnx.Rngs, *, width: int | None = None, types: int = 0) -> Inputs:
     """What turns token vectors into the stack's input. `width` is that of the token vectors, by default the stack's."""
@@ -84,11 +93,12 @@ class StackBuilder:
       rngs,
       position=self._position_at("stack", self.schemes[0], rngs),
       pieces_above=jax.eval_shape(lambda: self._core(nnx.Rngs(0))).pieces_above,
-      final_norm=design.make_norm(self.dims.embed, rngs) if design.norm_position in ("pre", "sandwich") else None,
+      final_norm=design.make_norm(self.dims.embed, rngs) if design.final_norm else None,
       dropout_rate=self.mlp_dropout_rate,
       remat=self.remat,
       layers=self.layers,
       pipeline=self.pipeline,
+      depths=self.depths and tuple(self.depths[at : at + self.period] for at in range(0, layers, self.period)),
     )
 
   def block(self, rngs: nnx.Rngs) -> Block:
@@ -140,19 +150,22 @@ class StackBuilder:
       parts["cross_attention"] = self._attention(CrossAttention, rngs)
     parts["moe" if sparse else "mlp"] = self._mlp(rngs, sparse)
     if design.parallel == "no":
-      return {name: self._residual(part, rngs) for name, part in parts.items()}
+      return {name: self._residual(part, rngs, turn) for name, part in parts.items()}
     if design.parallel == "one_norm":
-      return {"parallel": self._residual(Parallel(**parts), rngs)}
+      return {"parallel": self._residual(Parallel(**parts), rngs, turn)}
     branches = {name: Normed(part, norm=design.make_norm(dims.embed, rngs)) for name, part in parts.items()}
-    return {"parallel": Residual(Parallel(**branches), dropout_rate=self.dropout_rate, drop_path=self.drop_path)}
+    rates = dict(dropout_rate=self.dropout_rate, drop_path=self.drop_path)
+    return {"parallel": Residual(Parallel(**branches), **rates, turn=turn)}
 
   def _attention(self, kind: type[Attention], rngs: nnx.Rngs, turn: int | None = None) -> Attention:
     """Self-attention of a turn; without one, cross-attention, without positions, window or a core of the design."""
     design, dims, own = self.design, self.dims, turn is not None
     D, N, H = dims.embed, dims.heads, dims.head_dim
-    scale = 1 / math.sqrt(H) if design.attention_scale is None else design.attention_scale
+    cosine = design.attention_scale == "cosine"
+    scale = 1.0 if cosine else 1 / math.sqrt(H) if design.attention_scale is None else design.attention_scale
     # T5 leaves out the 1/sqrt(H) of the logits and makes queries smaller by it instead.
-    query_gain = H**-0.5 if scale == 1.0 and design.init_stddev is None else 1.0
+    query_gain = H**-0.5 if scale == 1.0 and not cosine and design.init_stddev is None else 1.0
+    q_norm, k_norm = (design.make_norm(H, rngs) if design.qk_norm else None for _ in range(2))
     return kind(
       dims,
       rngs,
@@ -162,8 +175,8 @@ class StackBuilder:
       value_init=design.kernel_init(D, self.inner_gain),
       out_init=design.kernel_init(N * H, self.gain),
       biases=design.biases,
-      q_norm=design.make_norm(H, rngs) if design.qk_norm else None,
-      k_norm=design.make_norm(H, rngs) if design.qk_norm else None,
+      q_norm=ScaledUnit(N, rngs) if cosine else q_norm,
+      k_norm=Unit() if cosine else k_norm,
       position=self._position_at("layer", self.schemes[turn % len(self.schemes)], rngs) if own else None,
       core=self._core(rngs) if own else Dense() if design.core == "dense" else Auto(),
       softcap=design.softcap,
@@ -185,18 +198,22 @@ class StackBuilder:
       return Moe(dims.embed, dims.mlp, rngs, design.experts, **options)
     return Mlp(dims.embed, dims.mlp, rngs, bias="mlp" in design.biases, **options)
 
-  def _residual(self, layer: Layer, rngs: nnx.Rngs) -> Residual:
+  def _residual(self, layer: Layer, rngs: nnx.Rngs, turn: int = 0) -> Residual:
     design = self.design
-    places = {"pre": ("in_norm",), "sandwich": ("in_norm", "res_norm")}.get(design.norm_position, ("out_norm",))
-    norms = {place: design.make_norm(self.dims.embed, rngs) for place in places}
+    places = _NORMS.get(design.norm_position, ("out_norm",))
+    gain = 0.0 if design.norm_position == "res_post" else 1.0
+    norms = {place: design.make_norm(self.dims.embed, rngs, gain) for place in places}
     if design.layer_scale is not None:
       norms["res_norm"] = LayerScale(self.dims.embed, rngs, initial=design.layer_scale)
     alpha = self.deepnorm[0] if design.norm_position == "deepnorm" else 1.0
-    return Residual(layer, **norms, alpha=alpha, dropout_rate=self.dropout_rate, drop_path=self.drop_path)
+    rates = dict(dropout_rate=self.dropout_rate, drop_path=self.drop_path)
+    return Residual(layer, **norms, alpha=alpha, **rates, turn=turn)
 
   def _position(self, spec: str | dict, rngs: nnx.Rngs, width: int | None = None) -> Position:
     given = dict(dims=self.dims, causal=self.causal, width=width or self.dims.embed, init=self.design.table_init())
-    return slots.make(POSITION, spec, self.schemes_of, "make", rngs=rngs, grid=self.grid, **given)
+    return slots.make(
+      POSITION, spec, self.schemes_of, "make", rngs=rngs, grid=self.grid, key_grid=self.key_grid, **given
+    )
 
   def _place(self, spec: str | dict) -> str:
     return jax.eval_shape(lambda: self._position(spec, nnx.Rngs(0))).place

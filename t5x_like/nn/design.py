@@ -28,15 +28,16 @@ class Design:
   Attributes:
     norm, norm_epsilon: one of `nn.norm.NORMS`.
     norm_position: before every sublayer ("pre"), after the addition ("post"), before and after the sublayer
-      ("sandwich"), or after the addition with DeepNet's weights ("deepnorm", Wang et al. 2022).
+      ("sandwich"), after the sublayer with scales that begin at 0 ("res_post", Liu et al. 2022), or after the addition
+      with DeepNet's weights ("deepnorm", Wang et al. 2022).
     parallel: attention and MLP read the same input, through one norm (PaLM) or one each (GPT-NeoX).
     layer_scale: what each channel of a sublayer's output is multiplied by at first, in a pre-norm stack; None is no
       factor (`norm.LayerScale`).
     activation: one of `nn.mlp.ACTIVATIONS`; names ending in -glu are gated (Shazeer 2020).
-    biases: which projections have one, of "qkv", "out" and "mlp".
+    biases: which projections have one, of "qkv" or "qv" (queries and values), "out" and "mlp".
     position: a scheme of `nn.positions`, a name or {"name": …} with its arguments; layers cycle through a tuple.
     qk_norm: a norm on queries and keys.
-    attention_scale: of the logits; None is 1/sqrt(head_dim).
+    attention_scale: of the logits; None is 1/sqrt(head_dim), "cosine" a learned scale of cosines (`norm.ScaledUnit`).
     softcap: bound of the attention logits.
     windows: how far a query sees, None for no limit; layers cycle through the tuple.
     core: an attention core of `nn.cores`, a name or {"name": …} with its arguments; {"encoder": …,
@@ -54,14 +55,14 @@ class Design:
 
   norm: str = "rmsnorm"
   norm_epsilon: float = 1e-6
-  norm_position: Literal["pre", "post", "sandwich", "deepnorm"] = "pre"
+  norm_position: Literal["pre", "post", "sandwich", "res_post", "deepnorm"] = "pre"
   parallel: Literal["no", "one_norm", "two_norms"] = "no"
   layer_scale: float | None = None
   activation: str = "relu"
-  biases: tuple[Literal["qkv", "out", "mlp"], ...] = ()
+  biases: tuple[Literal["qkv", "qv", "out", "mlp"], ...] = ()
   position: str | dict | tuple = "none"
   qk_norm: bool = False
-  attention_scale: float | None = None
+  attention_scale: float | Literal["cosine"] | None = None
   softcap: float | None = None
   windows: tuple[Positive | None, ...] = (None,)
   core: str | dict = "auto"
@@ -84,13 +85,22 @@ class Design:
     if self.parallel != "no" and self.norm_position != "pre":
       found = f"found {self.parallel!r} with norm_position {self.norm_position!r}"
       raise UserError(f"config.model.design.parallel: {found}, expected norm_position 'pre'")
+    if self.qk_norm and self.attention_scale == "cosine":
+      raise UserError(
+        "config.model.design.qk_norm: found True with attention_scale 'cosine', which is one; expected False"
+      )
 
     if self.layer_scale is not None and (self.norm_position != "pre" or self.parallel == "two_norms"):
       found = f"found {self.layer_scale} with norm_position {self.norm_position!r} and parallel {self.parallel!r}"
       raise UserError(f"config.model.design.layer_scale: {found}, expected 'pre', and not 'two_norms'")
 
-  def make_norm(self, dim: int, rngs: nnx.Rngs) -> nnx.Module:
-    return NORMS[self.norm](dim, rngs, epsilon=self.norm_epsilon)
+  @property
+  def final_norm(self) -> bool:
+    """Whether a norm follows the last block."""
+    return self.norm_position in ("pre", "sandwich", "res_post")
+
+  def make_norm(self, dim: int, rngs: nnx.Rngs, gain: float = 1.0) -> nnx.Module:
+    return NORMS[self.norm](dim, rngs, epsilon=self.norm_epsilon, gain=gain)
 
   def kernel_init(self, fan_in: int, gain: float = 1.0) -> Callable:
     if self.init_stddev is None:

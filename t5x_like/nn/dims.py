@@ -29,13 +29,15 @@ class Dims:
       raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
 
 
-def dropout(x: jax.Array, rate: float, key: jax.Array | None, *, broadcast_axes: tuple[int, ...] = (-2,)) -> jax.Array:
+def dropout(
+  x: jax.Array, rate: float | jax.Array, key: jax.Array | None, *, broadcast_axes: tuple[int, ...] = (-2,)
+) -> jax.Array:
   """Zeroes entries of `x` with probability `rate` and rescales the rest; the identity if `key` is None.
 
   One mask is shared along `broadcast_axes`. T5's code shares it along the length axis (axis -2), which makes random
   bits a negligible part of the step.
   """
-  if key is None or rate == 0.0:
+  if key is None or (not isinstance(rate, jax.Array) and rate == 0.0):
     return x
   shape = list(x.shape)
   for axis in broadcast_axes:

@@ -97,9 +97,6 @@ class ImageEncoder(nnx.Module):
       design=slots.change("config.model.design", variant.design, design),
       **{name: value for name, value in given.items() if value is not None},
     )
-    if variant.resolution % variant.patch:
-      found = f"found {variant.resolution} with patches of {variant.patch}"
-      raise UserError(f"config.model.resolution: {found}, expected a multiple of the patch")
     if not 0 <= drop_path < 1:
       raise UserError(f"config.model.drop_path: found {drop_path}, expected at least 0 and less than 1")
     self.dtype = jnp.dtype(dtype)
@@ -110,6 +107,9 @@ class ImageEncoder(nnx.Module):
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
     variant, dims = self.variant, self.variant.dims
+    if variant.resolution % variant.patch:
+      found = f"found {variant.resolution} with patches of {variant.patch}"
+      raise UserError(f"config.model.resolution: {found}, expected a multiple of the patch")
     init, E = variant.design.table_init(), variant.class_tokens
     pixels = variant.patch**2 * variant.channels
     self.patches = Linear(
@@ -175,14 +175,13 @@ class ImageEncoder(nnx.Module):
 
 
 def patchified(image_BYXC: jax.Array, variant: ImageVariant) -> jax.Array:
-  """[B, patches, P * P * C]: patches in raster order, their pixels by row, column and channel.
-
-  Raises:
-    UserError: the images are not those that the model is for.
-  """
+  """[B, patches, P * P * C]: patches in raster order, their pixels by row, column and channel, and zeros where an image
+  ends before its last patch does. Raises as `check`."""
   check(image_BYXC, variant)
   B, P, grid = len(image_BYXC), variant.patch, variant.grid
-  x = image_BYXC.reshape(B, grid.rows, P, grid.columns, P, variant.channels)
+  below, right = (cells * P - variant.resolution for cells in (grid.rows, grid.columns))
+  x = jnp.pad(image_BYXC, ((0, 0), (0, below), (0, right), (0, 0)))
+  x = x.reshape(B, grid.rows, P, grid.columns, P, variant.channels)
   return jnp.transpose(x, (0, 1, 3, 2, 4, 5)).reshape(B, grid.patches, -1)
 
 

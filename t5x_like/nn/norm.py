@@ -1,5 +1,6 @@
 """Normalisation layers. Statistics are always computed in float32."""
 
+import math
 from functools import partial
 
 import jax
@@ -15,10 +16,10 @@ class RMSNorm(nnx.Module):
   `plus_one` stores the scale minus one (Gemma), so that weight decay pulls the scale towards one.
   """
 
-  def __init__(self, dim: int, rngs: nnx.Rngs, *, epsilon: float = 1e-6, plus_one: bool = False):
-    self.scale = params.param(rngs, params.zeros if plus_one else params.ones, (dim,), (None,))
+  def __init__(self, dim: int, rngs: nnx.Rngs, *, epsilon: float = 1e-6, plus_one: bool = False, gain: float = 1.0):
     self.epsilon = epsilon
     self.base = 1.0 if plus_one else 0.0
+    self.scale = params.param(rngs, params.constant(gain - self.base), (dim,), (None,))
 
   def __call__(self, x_BTD: jax.Array) -> jax.Array:
     x32 = x_BTD.astype(jnp.float32)
@@ -27,10 +28,11 @@ class RMSNorm(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-  """`(x - mean(x)) / std(x) * scale + bias` over the last axis (Ba et al. 2016); the bias can be left out."""
+  """`(x - mean(x)) / std(x) * scale + bias` over the last axis (Ba et al. 2016); the bias can be left out. The scale
+  begins at `gain`."""
 
-  def __init__(self, dim: int, rngs: nnx.Rngs, *, epsilon: float = 1e-5, bias: bool = True):
-    self.scale = params.param(rngs, params.ones, (dim,), (None,))
+  def __init__(self, dim: int, rngs: nnx.Rngs, *, epsilon: float = 1e-5, bias: bool = True, gain: float = 1.0):
+    self.scale = params.param(rngs, params.constant(gain), (dim,), (None,))
     self.bias = params.param(rngs, params.zeros, (dim,), (None,)) if bias else None
     self.epsilon = epsilon
 
@@ -50,6 +52,27 @@ class LayerScale(nnx.Module):
 
   def __call__(self, x_BTD: jax.Array) -> jax.Array:
     return x_BTD * self.scale[...].astype(x_BTD.dtype)
+
+
+class Unit(nnx.Module):
+  """`x / |x|` over the last axis."""
+
+  def __call__(self, x_BTNH: jax.Array) -> jax.Array:
+    x32 = x_BTNH.astype(jnp.float32)
+    square = jnp.sum(jnp.square(x32), axis=-1, keepdims=True)
+    return (x32 * jax.lax.rsqrt(jnp.maximum(square, 1e-24))).astype(x_BTNH.dtype)
+
+
+class ScaledUnit(Unit):
+  """`x / |x| * exp(s)` with an s for each head that begins at log 10 and counts as log 100 at most: makes logits of the
+  cosines of queries and keys (Liu et al. 2022, https://arxiv.org/abs/2111.09883, equation 2)."""
+
+  def __init__(self, heads: int, rngs: nnx.Rngs):
+    self.log_scale = params.param(rngs, params.constant(math.log(10)), (heads,), ("heads",))
+
+  def __call__(self, x_BTNH: jax.Array) -> jax.Array:
+    scale_N1 = jnp.exp(jnp.minimum(self.log_scale[...], math.log(100)))[:, None]
+    return (super().__call__(x_BTNH.astype(jnp.float32)) * scale_N1).astype(x_BTNH.dtype)
 
 
 class Identity(nnx.Module):

@@ -35,6 +35,7 @@ class Stack(nnx.Module):
     remat: what the backward pass keeps.
     pipeline: how microbatches pass the stages, where layers are split over these.
     layers: "scan" compiles one block and loops over it; "loop" unrolls, for debugging and for small models on CPU.
+    depths: for each block, `Context.depth` of its layers.
   """
 
   def __init__(
@@ -50,6 +51,7 @@ class Stack(nnx.Module):
     remat: Remat = NONE,
     layers: str = "scan",
     pipeline: Pipeline = EVEN,
+    depths: tuple[tuple[float, ...], ...] | None = None,
   ):
     keys_L = jax.random.split(rngs.params(), repeats)
     self.blocks = _add_layers_axis(jax.vmap(lambda key: make_block(nnx.Rngs(params=key)))(keys_L))
@@ -61,6 +63,7 @@ class Stack(nnx.Module):
     self.remat = remat
     self.layers = layers
     self.pipeline = pipeline
+    self.depths = depths
 
   def __call__(self, x_BTD: jax.Array, context: Context, *, cache: dict | None = None, key: jax.Array | None = None):
     """Runs all blocks.
@@ -77,17 +80,19 @@ class Stack(nnx.Module):
     run, remat = self._run, self.remat if cache is None else NONE
     if cache is None and ways("layers") > 1:
       run = partial(pipelines.run, self.pipeline, self._run)
-    x_BTD, aux, cache = run(self.blocks, x_BTD, context, subkey(key, 0), remat, cache)
+    depths = None if self.depths is None else jnp.asarray(self.depths, jnp.float32)
+    x_BTD, aux, cache = run((self.blocks, depths), x_BTD, context, subkey(key, 0), remat, cache)
     aux = jax.tree.map(jnp.sum, jax.vmap(scalars)(aux)) if aux else {}
     return dropout(self.final_norm(x_BTD), self.dropout_rate, subkey(key, 1)), aux, cache
 
-  def _run(self, blocks: Block, x_BTD: jax.Array, context: Context, key: jax.Array | None, remat: Remat, cache=None):
-    """Some of the blocks, one after another; returns like `__call__`, but `aux` of each layer."""
+  def _run(self, blocks: tuple, x_BTD: jax.Array, context: Context, key: jax.Array | None, remat: Remat, cache=None):
+    """Some of the blocks, with their depths, one after another; returns like `__call__`, but `aux` of each layer."""
     keys_L = None if key is None else jax.random.split(key, jax.tree.leaves(blocks)[0].shape[0])
 
     def body(x_BTD, layer):
-      block, layer_cache, layer_key = layer
-      x_BTD, aux, layer_cache = block(x_BTD, context, layer_cache, layer_key)
+      (block, depth), layer_cache, layer_key = layer
+      here = dataclasses.replace(context, depth=depth)
+      x_BTD, aux, layer_cache = block(x_BTD, here, layer_cache, layer_key)
       return x_BTD, (aux, layer_cache)
 
     x_BTD, (aux_L, cache) = self._over(body, x_BTD, (blocks, cache, keys_L), remat)

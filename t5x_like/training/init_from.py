@@ -27,7 +27,18 @@ from t5x_like.training.state import TrainState
 
 FILE = "init.json"
 # Keys of config.model that the recipe keeps.
-_OWN = ("head", "scores", "dropout", "drop_path", "resolution", "dtype", "layers", "remat")
+_OWN = (
+  "head",
+  "scores",
+  "dropout",
+  "drop_path",
+  "resolution",
+  "window",
+  "pretrained_windows",
+  "dtype",
+  "layers",
+  "remat",
+)
 _NEW = ("head/", "scores/")
 
 

@@ -85,6 +85,16 @@ SIZES = [
   ("coatnet", "coatnet-3", 168 * M, 0.0067),  # 167.0 by table 3
   ("coatnet", "coatnet-4", 275 * M, 0.0018),
   ("vit", "vit-h14", 632_045_800, 0),  # Dosovitskiy et al. 2021, table 1
+  ("swin", "swin-t", 28_288_354, 0),  # Liu et al. 2021, table 1, to the last digit by their code
+  ("swin", "swin-s", 49_606_258, 0),
+  ("swin", "swin-b", 87_768_224, 0),
+  ("swin", "swin-l", 196_532_476, 0),
+  ("swin_v2", "swin-v2-t", 28_347_154, 0),  # as `transformers` counts them
+  ("swin_v2", "swin-v2-s", 49_728_418, 0),
+  ("swin_v2", "swin-v2-b", 87_918_816, 0),
+  ("mvit", "mvit-v2-t", 24_173_320, 0),  # 24, 35 and 52 M in Li et al. 2022, table 1; to the last digit by their code
+  ("mvit", "mvit-v2-s", 34_870_216, 0),
+  ("mvit", "mvit-v2-b", 51_472_744, 0),
 ]
 
 

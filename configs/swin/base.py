@@ -1,0 +1,64 @@
+"""Swin Transformers on ImageNet (Liu et al. 2021, section 4.1 and appendix A2.1; arXiv:2103.14030).
+
+  python -m t5x_like.train --config=configs/swin/base.py --workdir=runs/swin_t \\
+      --config.task.source=folders:train=imagenet/train,validation=imagenet/val
+
+300 epochs of 1,281,167 images at batch 1024 and 224 x 224; AdamW with decay 0.05 up to 1e-3 over 20 epochs and down a
+cosine, RandAugment, mixup, CutMix, random erasing, label smoothing 0.1, drop-path rates up to 0.2, 0.3 or 0.5,
+gradients clipped to norm 5 as in the authors' code. Expected top-1 (table 1): `:t` 81.3, `:s` 83.0, `:b` 83.5 %.
+
+`:l` is the pretraining of Swin-L on the 21,841 classes of ImageNet-22K: 90 epochs of 14,197,122 images at batch 4096,
+decay 0.01, a linear schedule after 5 epochs. Fine-tuned on ImageNet for 30 epochs at 384 x 384 with windows of 12
+(--config.init.workdir=runs/swin_l --config.model.resolution=384 --config.task.resolution=384
+--config.model.window=12, at a constant 1e-5): 87.3 %.
+
+`,v2` is Swin V2 (Liu et al. 2022, arXiv:2111.09883) at 256 x 256 with windows of 8, by the same table; expected (the
+authors' repository): `:t,v2` 81.8, `:s,v2` 83.7, `:b,v2` 84.2 %. 8 accelerators, or 16 for `:b`. Not run at full size
+here.
+"""
+
+from typing import Literal
+
+from t5x_like.config import defaults
+
+_DROP_PATH = {"t": 0.2, "s": 0.3, "b": 0.5, "l": 0.2}
+_IMAGES, _IMAGES_22K = 1_281_167, 14_197_122
+
+
+def get_config(size: Literal["t", "s", "b", "l"] = "t", v2: bool = False):
+  config = defaults()
+  large = size == "l"
+  epoch = _IMAGES_22K // 4096 if large else _IMAGES // 1024
+
+  name = "swin_v2" if v2 else "swin"
+  head = {"name": "image_classification", "labels": 21_841 if large else 1000}
+  config.model = {"name": name, "variant": f"{name}-{size}".replace("_", "-"), "head": head}
+  config.model.drop_path = _DROP_PATH[size]
+  config.model.remat = "full" if large else "none"
+  config.model.resolution = (192 if large else 256) if v2 else 224
+  config.task = {
+    "name": "image_classification",
+    "source": "folders:train=imagenet/train,validation=imagenet/val",
+    "resolution": config.model.resolution,
+    "augmentations": (
+      "random_resized_crop",
+      "flip",
+      {"name": "randaugment", "ops": 2, "magnitude": 9.0},
+      {"name": "erase", "probability": 0.25},
+    ),
+    "mixing": {"mixup": 0.8, "cutmix": 1.0},
+    "mean": (0.485, 0.456, 0.406),
+    "std": (0.229, 0.224, 0.225),
+  }
+  config.objective = {"name": "classification", "label_smoothing": 0.1}
+  config.batch_size = 4096 if large else 1024
+  config.total_steps = (90 if large else 300) * epoch
+  config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.999, "weight_decay": 0.01 if large else 0.05}
+  config.schedule = {"name": "cosine", "learning_rate": 1e-3, "warmup_steps": 20 * epoch}
+  if large:
+    config.schedule = {"name": "linear", "learning_rate": 1e-3, "warmup_steps": 5 * epoch}
+  config.clip_norm = 5.0
+  config.eval_every = 5 * epoch
+  config.evals = {"loss": {}, "image_classification": {}}
+  config.checkpoint = {"every": 5 * epoch, "keep_last": 3}
+  return config

@@ -1,0 +1,25 @@
+"""A small Swin Transformer on Fashion-MNIST, for a laptop.
+
+  python -m t5x_like.train --config=configs/swin/fashion_mnist.py --workdir=runs/swin_fashion \\
+      --config.task.source=idx:train=train-images-idx3-ubyte.gz,validation=t10k-images-idx3-ubyte.gz
+
+The four files of https://github.com/zalandoresearch/fashion-mnist. Grey images of 28 x 28 in 14 x 14 patches of 2 x 2,
+then 7 x 7 of twice the width; two and four layers, windows of 7. The training is that of configs/vit/fashion_mnist.py,
+for 6 epochs.
+"""
+
+from configs.vit import fashion_mnist
+
+
+def get_config():
+  config = fashion_mnist.get_config()
+
+  head = {"name": "image_classification", "labels": 10}
+  config.model = {"name": "swin", "variant": "swin-fashion", "head": head, "drop_path": 0.05, "channels": 1}
+  config.batch_size = 128
+  config.total_steps = 6 * 60_000 // 128
+  config.schedule.learning_rate = 2e-3
+  config.schedule.warmup_steps = 200
+  config.eval_every = 300
+  config.checkpoint = {"every": 300, "keep_last": 2}
+  return config

@@ -1,0 +1,141 @@
+"""Swin Transformers that classify images; what Swin V2 (`swinv2.py`) shares with them."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from t5x_like.errors import UserError
+from t5x_like.interop import images
+from t5x_like.interop.encoders import ACTIVATIONS
+from t5x_like.interop.families import vit
+from t5x_like.interop.fields import Fields
+from t5x_like.interop.hf import only
+from t5x_like.interop.mapping import Mapping, places
+from t5x_like.models import swin
+from t5x_like.nn.cores.auto import EXACT
+from t5x_like.nn.window_encoder import WindowVariant
+
+MODEL_TYPES = ("swin",)
+MODELS = (swin.Model,)
+BIASED = "qkv"
+ATTENTION = ("self.query", "self.key", "self.value", "output.dense")
+
+
+def build(fields: Fields, names: set[str]):
+  fields.only("architectures", ["SwinForImageClassification"])
+  return swin.Model, {"variant": variant(fields, swin.VARIANTS["swin-t"], BIASED)}
+
+
+def variant(fields: Fields, base: WindowVariant, biased: str, **changes) -> WindowVariant:
+  """The variant of a config; `biased` is what a `qkv_bias` stands for."""
+  fields.ignore("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate", "encoder_stride", "path_norm")
+  fields.ignore("num_layers", "hidden_size", "out_features", "out_indices", "stage_names")
+  fields.only("use_absolute_embeddings", False)
+  design = replace(
+    base.design,
+    norm_epsilon=fields.take("layer_norm_eps", 1e-5),
+    activation=fields.choose("hidden_act", ACTIVATIONS, "gelu"),
+    biases=fields.choose("qkv_bias", {True: (biased, "out", "mlp"), False: ("out", "mlp")}, True),
+  )
+  return replace(
+    base,
+    embed=fields.take("embed_dim", 96),
+    depths=tuple(fields.take("depths", (2, 2, 6, 2))),
+    heads=tuple(fields.take("num_heads", (3, 6, 12, 24))),
+    design=design,
+    patch=images.side(fields, "patch_size", 4),
+    resolution=images.side(fields, "image_size", 224),
+    channels=fields.take("num_channels", 3),
+    window=fields.take("window_size", 7),
+    mlp_ratio=fields.take("mlp_ratio", 4.0),
+    head={"name": "image_classification", "labels": images.labels_of(fields)},
+    **changes,
+  )
+
+
+def config(model, model_type: str | None) -> dict:
+  smallest = model.variant.grids[-1].rows
+  if smallest < model.variant.window:
+    found = f"the last stage has {smallest} x {smallest} tokens"
+    raise UserError(f"{found}, fewer than a window of {model.variant.window}, with which the library's swin fails")
+  fields = common(model, "swin", BIASED, norm_position="pre", attention_scale=None, position="relative_2d")
+  return {"architectures": ["SwinForImageClassification"]} | fields
+
+
+def common(model, model_type: str, biased: str, **design) -> dict:
+  """The fields of a model; `design` is what is told apart by the type.
+
+  Raises:
+    UserError: naming the field of the design that the type cannot express.
+  """
+  only(
+    model,
+    norm="layernorm",
+    parallel="no",
+    layer_scale=None,
+    biases=[(biased, "out", "mlp"), ("out", "mlp")],
+    qk_norm=False,
+    softcap=None,
+    experts=None,
+    activation=list(ACTIVATIONS.values()),
+    embed_scale=False,
+    embed_norm=True,
+    core=[*EXACT],
+    **design,
+  )
+  variant, labels = model.variant, vit.classifier(model, model_type)
+  return {
+    "model_type": model_type,
+    "embed_dim": variant.embed,
+    "depths": list(variant.depths),
+    "num_heads": list(variant.heads),
+    "window_size": variant.window,
+    "mlp_ratio": variant.mlp_ratio,
+    "hidden_act": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == variant.design.activation),
+    "layer_norm_eps": variant.design.norm_epsilon,
+    "qkv_bias": biased in variant.design.biases,
+    "use_absolute_embeddings": False,
+    "image_size": variant.resolution,
+    "patch_size": variant.patch,
+    "num_channels": variant.channels,
+  } | images.label_fields(labels)
+
+
+def tensors(m: Mapping) -> None:
+  def layer(theirs: str, ours: str, at: int) -> None:
+    table = f"{theirs}.attention.self.relative_position_bias_table"
+    m.copy(table, f"{ours}/layer/position/table", at)
+
+  body(m, "swin.", "in_norm", layer)
+
+
+def body(m: Mapping, prefix: str, norm: str, attention: Callable[[str, str, int], None]) -> None:
+  """Maps everything.
+
+  Args:
+    prefix: of the body's tensors.
+    norm: which of a sublayer's norms it has.
+    attention: maps what attention has besides its projections, from their layer and our sublayer, of an index.
+  """
+  images.patches(m, f"{prefix}embeddings.patch_embeddings.projection")
+  m.norm(f"{prefix}embeddings.norm", "inputs/norm")
+  for number, layers in enumerate(m.model.variant.depths):
+    stage, theirs = f"stage_{number + 1}", f"{prefix}encoder.layers.{number}"
+    stack = getattr(m.model, stage).stack
+    for layer, (suffix, at) in enumerate(places(stack, layers)):
+      block, self_attention, mlp = (
+        f"{theirs}.blocks.{layer}",
+        *(f"{stage}/stack/blocks/{name}{suffix}" for name in ("self_attention", "mlp")),
+      )
+      m.attention(f"{block}.attention", f"{self_attention}/layer", at, names=ATTENTION)
+      attention(block, self_attention, at)
+      m.norm(f"{block}.layernorm_before", f"{self_attention}/{norm}", at)
+      m.norm(f"{block}.layernorm_after", f"{mlp}/{norm}", at)
+      m.linear(f"{block}.intermediate.dense", f"{mlp}/layer/wi", at)
+      m.linear(f"{block}.output.dense", f"{mlp}/layer/wo", at)
+    if number:
+      before = f"{prefix}encoder.layers.{number - 1}.downsample"
+      m.linear(f"{before}.reduction", f"{stage}/entry/linear")
+      m.norm(f"{before}.norm", f"{stage}/entry/norm")
+  m.norm(f"{prefix}layernorm", "final_norm")
+  m.linear("classifier", "head/out")
+  m.ignored = ("relative_position_index", "relative_coords_table")

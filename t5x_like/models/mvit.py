@@ -1,0 +1,39 @@
+"""MViT v2: Multiscale Vision Transformers, improved (Li et al. 2022, https://arxiv.org/abs/2112.01526).
+
+A pre-norm encoder whose attention pools queries, keys and values with small convolutions: where queries are pooled,
+between stages, there are fewer and wider tokens; keys and values are always few. Pooled queries are added to what
+attention returns, and positions are relative, by rows and columns apart.
+"""
+
+from t5x_like.nn.design import Design
+from t5x_like.nn.pooling_encoder import PoolingEncoder, PoolingVariant
+
+DESIGN = Design(
+  norm="layernorm",
+  norm_epsilon=1e-6,
+  norm_position="pre",
+  activation="gelu",
+  biases=("qkv", "out", "mlp"),
+  position="decomposed_2d",
+  init_stddev=0.02,
+  mlp_dropout=True,
+)
+
+
+def _mvit(embed, depths, heads=(1, 2, 4, 8), **more) -> PoolingVariant:
+  return PoolingVariant(embed, depths, heads, DESIGN, **more)
+
+
+VARIANTS = {
+  #                    embed  depths
+  "mvit-tiny":    _mvit(  16, (1, 2), (2, 4), patch=4, resolution=32),  # for debugging; MViTv2-T is mvit-v2-t
+  "mvit-v2-t":    _mvit(  96, (1, 2,  5, 2)),
+  "mvit-v2-s":    _mvit(  96, (1, 2, 11, 2)),
+  "mvit-v2-b":    _mvit(  96, (2, 3, 16, 3)),
+}  # fmt: skip
+
+
+class Model(PoolingEncoder):
+  """An MViT v2 of one of `VARIANTS`; features and arguments are those of every encoder of images."""
+
+  VARIANTS = VARIANTS

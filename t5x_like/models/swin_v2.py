@@ -1,0 +1,40 @@
+"""Swin Transformer V2 (Liu et al. 2022, https://arxiv.org/abs/2111.09883): Swin that stays stable when it is large, and
+that another resolution or window does not upset.
+
+Norms follow the sublayers (res-post-norm) and patch merging; logits are cosines times a learned scale; a small network
+makes the biases of offsets on a logarithmic scale, which `pretrained_windows` keeps for another window.
+"""
+
+import dataclasses
+
+from t5x_like.models import swin
+from t5x_like.nn.window_encoder import WindowEncoder, WindowVariant
+
+DESIGN = dataclasses.replace(
+  swin.DESIGN, norm_position="res_post", attention_scale="cosine", biases=("qv", "out", "mlp"), position="log_cpb"
+)
+
+
+def _swin(embed, depths, heads, window=8, patch=4, resolution=256, **more) -> WindowVariant:
+  # Windows are limited as in `transformers`.
+  return WindowVariant(embed, depths, heads, DESIGN, patch, resolution, window=window, rounding="down", **more)
+
+
+VARIANTS = {
+  #                          embed  depths          heads           window
+  "swin-v2-tiny":      _swin(  32, (2, 2),         (2, 4),          4, 2, 32),  # to debug
+  "swin-v2-t":         _swin(  96, (2, 2, 6, 2),   (3, 6, 12, 24),  8),
+  "swin-v2-s":         _swin(  96, (2, 2, 18, 2),  (3, 6, 12, 24),  8),
+  "swin-v2-b":         _swin( 128, (2, 2, 18, 2),  (4, 8, 16, 32),  8),
+  "swin-v2-l":         _swin( 192, (2, 2, 18, 2),  (6, 12, 24, 48), 12, 4, 192),
+  "swin-v2-t-16":      _swin(  96, (2, 2, 6, 2),   (3, 6, 12, 24),  16),
+  "swin-v2-s-16":      _swin(  96, (2, 2, 18, 2),  (3, 6, 12, 24),  16),
+  "swin-v2-b-16":      _swin( 128, (2, 2, 18, 2),  (4, 8, 16, 32),  16),
+  "swin-v2-l-384":     _swin( 192, (2, 2, 18, 2),  (6, 12, 24, 48), 24, 4, 384, pretrained_windows=(12, 12, 12, 6)),
+}  # fmt: skip
+
+
+class Model(WindowEncoder):
+  """A Swin Transformer V2 of one of `VARIANTS`; features and arguments are those of `models/swin.py`."""
+
+  VARIANTS = VARIANTS

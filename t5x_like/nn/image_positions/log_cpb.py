@@ -1,0 +1,57 @@
+"""A small network that makes of offsets, on a logarithmic scale, what is added to the logits (Swin V2)."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from t5x_like.nn import params
+from t5x_like.nn.dims import Dims
+from t5x_like.nn.image_positions import Grid
+from t5x_like.nn.image_positions.relative_2d import offsets
+from t5x_like.nn.linear import Linear
+from t5x_like.nn.positions import Position
+from t5x_like.slots import Positive
+
+
+class LogCpb(Position):
+  """Log-spaced continuous position bias, in every layer (Liu et al. 2022, arXiv:2111.09883, section 3.3).
+
+  `16 * sigmoid(out(relu(hidden(offset))))`: bounded, as in the authors' code. The parameters are those of any grid.
+  Where there are extra tokens, three more scalars stand for what is seen from them, by them, and among them.
+
+  Args:
+    hidden: the network's width.
+    pretrained: rows of the grid that the parameters were first trained on, which scales offsets; 0 is this one's.
+  """
+
+  biased = True
+
+  def __init__(self, rngs: nnx.Rngs, dims: Dims, grid: Grid, *, hidden: Positive = 512, pretrained: int = 0):
+    init = params.normal(0.02)
+    self.hidden = Linear((2, hidden), (None, None), init, rngs, bias=True)
+    self.out = Linear((hidden, dims.heads), (None, "heads"), init, rngs)
+    self.extra = params.param(rngs, init, (3, dims.heads), (None, "heads")) if grid.extra else None
+    self.grid = grid
+    self.pretrained = pretrained
+
+  def bias(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
+    table_XN = self.out(jax.nn.relu(self.hidden(jnp.asarray(log_offsets(self.grid, self.pretrained)))))
+    if self.extra is not None:
+      table_XN = jnp.concatenate([table_XN, self.extra[...]])
+    offset_BTS = jnp.asarray(offsets(self.grid))[q_pos_BT[:, :, None], k_pos_BS[:, None, :]]
+    return jnp.transpose(jnp.take(16 * jax.nn.sigmoid(table_XN), offset_BTS, axis=0), (0, 3, 1, 2))
+
+
+def log_offsets(grid: Grid, pretrained: int = 0) -> np.ndarray:
+  """float32 [offsets, 2]: `sign(d) log2(1 + |d|) / 3` of offsets d by rows and columns, scaled to -8…8 (equation 4)."""
+  scaled = []
+  for cells in (grid.rows, grid.columns):
+    d = np.arange(1 - cells, cells) * 8 / max((pretrained or cells) - 1, 1)
+    scaled.append(np.sign(d) * np.log2(1 + np.abs(d)) / math.log2(8))
+  return np.stack(np.meshgrid(*scaled, indexing="ij"), axis=-1).reshape(-1, 2).astype(np.float32)
+
+
+make = LogCpb
