@@ -11,7 +11,8 @@ import jax.numpy as jnp
 
 from t5x_like.errors import UserError
 from t5x_like.objectives import Base
-from t5x_like.objectives._losses import LABEL_LOSSES, Sums, add_auxiliary, label_losses
+from t5x_like.objectives._class_losses import LABEL_LOSSES, label_losses
+from t5x_like.objectives._losses import Sums, add_auxiliary
 
 
 @dataclasses.dataclass(frozen=True)
