@@ -75,8 +75,7 @@ def token_losses(
   cross_entropy_BT = log_z_BT - target_logit_BT
   loss_BT = cross_entropy_BT
   if label_smoothing:
-    low = label_smoothing / (V - 1)
-    high = 1.0 - label_smoothing
+    low, high = label_smoothing / (V - 1), 1.0 - label_smoothing
     # -sum_v p_v log softmax_v  =  log Z - (high - low) * logit_target - low * sum_v logit_v
     loss_BT = log_z_BT - (high - low) * target_logit_BT - low * total_BT
     loss_BT += high * jnp.log(high) + (V - 1) * low * jnp.log(low)
