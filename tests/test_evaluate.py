@@ -53,8 +53,8 @@ LABELLED = {
   "span_qa",
   "tagging",
 }  # these are tested in evals/test_labelled.py
-# and these in evals/test_image_evaluators.py and training/test_image_text_runs.py
-IMAGES = {"image_classification", "few_shot", "retrieval", "zero_shot"}
+# and these in evals/test_image_evaluators.py, training/test_image_text_runs.py and evals/test_detection_scores.py
+IMAGES = {"image_classification", "few_shot", "retrieval", "zero_shot", "detection"}
 
 
 @pytest.mark.parametrize("name", sorted({*slots.names(evals)} - LABELLED - IMAGES))

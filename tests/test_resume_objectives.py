@@ -25,6 +25,7 @@ RECIPES = {  # one of every objective, and of every way to make its examples
   "configs/bert/left_to_right.py": (),
   "configs/bert/spanbert.py": (),
   "configs/deit/base.py": (),
+  "configs/detr/base.py": (),
   "configs/electra/small.py": (),
   "configs/finetune/chat.py:lora": (),
   "configs/finetune/decoder.py": (),

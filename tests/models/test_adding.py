@@ -183,9 +183,9 @@ def test_every_part_is_found_by_its_file(package):
 @pytest.mark.parametrize("name", slots.names(t5x_like.models))
 def test_every_family_takes_what_all_architectures_take(name):
   model = slots.find("config.model.name", name, t5x_like.models, "Model")
-  values = {"variant": next(iter(model.VARIANTS)), "design": {"qk_norm": True}, "remat": "dots"}
+  values = {"variant": next(iter(model.VARIANTS)), "design": {"norm_epsilon": 1e-3}, "remat": "dots"}
   reads = "tokens" in inspect.signature(model).parameters  # all but encoders of images
   values |= {"tokens": {"pad": 3}} if reads else {}
   filled = slots.fill("config.model", values, model, given=("rngs",))
   made = jax.eval_shape(lambda: model(nnx.Rngs(0), **filled | {"dtype": "float32", "layers": "loop"}))
-  assert made.variant.design.qk_norm and (not reads or made.variant.tokens.pad == 3)
+  assert made.variant.design.norm_epsilon == 1e-3 and (not reads or made.variant.tokens.pad == 3)

@@ -78,7 +78,7 @@ DESIGNS = {  # design, and the heads that share keys and values
     2,
   ),
   "rope_linear_windows": (
-    Design(position={"name": "rope", "linear": {"factor": 2.0}}, windows=(3,), activation="geglu"),
+    Design(position={"name": "rope", "linear": {"factor": 2.0}}, windows=(3,), activation="geglu", layer_scale=0.5),
     1,
   ),
   "alibi_embed_norm": (
@@ -97,7 +97,7 @@ DESIGNS = {  # design, and the heads that share keys and values
     ),
     1,
   ),
-  "positions_in_turn": (Design(position=("none", {"name": "rope"}), activation="silu"), 4),
+  "positions_in_turn": (Design(position=("none", {"name": "rope"}), activation="quick_gelu"), 4),
   "chunked_alibi": (Design(position="alibi", core="chunked", softcap=6.0), 2),
   "local_relative": (Design(position={"name": "relative_bias", "bidirectional": True}, core="local", windows=(3,)), 4),
 }
