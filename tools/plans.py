@@ -61,6 +61,7 @@ PLANS: dict[str, child.Request] = {
   "llama 3.1 8b, v5e 4x4, decoding": _plan(
     _LLAMA, "v5e:4x4", *_FSDP, "batch_size=64", "task.length=2048", step="decode"
   ),
+  "vit h 14, v5e 8x8": _plan("configs/vit/base.py:huge", "v5e:8x8", *_FSDP),
   "swin l, v5e 8x8": _plan("configs/swin/base.py:l", "v5e:8x8"),
 }
 _KEPT = ("fits", "verdict", "mesh", "batch_size", "memory", "seconds", "mfu", "compile_seconds", "compile_cpu_seconds")
