@@ -92,7 +92,7 @@ def _finding(request: Request, topology, code: int, seconds: float, log: str) ->
     why = ", as when memory runs out" if code == -signal.SIGKILL else ""
     what = f"the compiler crashed with {name}{why} (exit code {128 - code}) after {seconds:.0f} s"
   else:
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    lines = [line.strip() for line in log.splitlines() if line.strip("- ") and "JAX has removed" not in line]
     what = f"the compiler failed (exit code {code}) after {seconds:.0f} s: {lines[-1][:300] if lines else 'no message'}"
   return {
     "topology": topology.name,

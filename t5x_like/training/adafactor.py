@@ -101,4 +101,5 @@ def _rms(x):
 
 def _mean_of_squares(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
   """In plain operations: the functions of `jax.numpy` are programs of their own, traced for each shape and mapped."""
-  return jax.lax.reduce_sum(jax.lax.square(x), axes) / math.prod(x.shape[axis] for axis in axes)
+  count = float(math.prod(x.shape[axis] for axis in axes))  # as an int, more than int32 holds in large models
+  return jax.lax.reduce_sum(jax.lax.square(x), axes) / count

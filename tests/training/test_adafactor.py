@@ -63,3 +63,11 @@ def test_layers_of_a_stack_do_not_mix():
     p, g = ({"w": x["w"][layer]} for x in (params, grads))
     apart, _ = alone.update(g, alone.init(p), p, step=0)
     np.testing.assert_allclose(together["w"][layer], apart["w"], rtol=1e-5)
+
+
+def test_a_parameter_of_more_elements_than_int32_counts_is_traced():
+  """PaLM 540B's table of tokens has 4.7e9."""
+  rule = optimizer.adafactor(schedule.rsqrt(warmup_steps=2))
+  params = {"table": jax.ShapeDtypeStruct((256_000, 18_432), jnp.float32)}
+  updates, _ = jax.eval_shape(lambda p: rule.update(p, rule.init(p), p, step=1), params)
+  assert updates["table"].shape == (256_000, 18_432)
