@@ -9,19 +9,24 @@ from flax import nnx
 from t5x_like.nn import params
 
 
+def convolved(x_BYXC: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
+  """`y[p] = sum_q x[stride p + q] kernel[q]` of a kernel [K, K, in, out] and a border of K // 2 zeros."""
+  border, form = ((len(kernel) // 2,) * 2,) * 2, ("NHWC", "HWIO", "NHWC")
+  return jax.lax.conv_general_dilated(
+    x_BYXC, kernel.astype(x_BYXC.dtype), (stride,) * 2, border, dimension_numbers=form
+  )
+
+
 class Conv(nnx.Module):
   """A square kernel [K, K, in, out], whose border is K // 2 zeros on each side, as in torch's ResNets."""
 
   def __init__(self, size: int, inputs: int, outputs: int, rngs: nnx.Rngs, *, stride: int = 1):
     init = params.normal(math.sqrt(2.0 / (size * size * outputs)))  # He et al. 2015, of ReLU
     self.kernel = params.param(rngs, init, (size, size, inputs, outputs), (None, None, None, "embed"))
-    self.size, self.stride = size, stride
+    self.stride = stride
 
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
-    border = ((self.size // 2, self.size // 2),) * 2
-    kernel = self.kernel[...].astype(x_BYXC.dtype)
-    form = ("NHWC", "HWIO", "NHWC")
-    return jax.lax.conv_general_dilated(x_BYXC, kernel, (self.stride,) * 2, border, dimension_numbers=form)
+    return convolved(x_BYXC, self.kernel[...], self.stride)
 
 
 class FrozenBatchNorm(nnx.Module):

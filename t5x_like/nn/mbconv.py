@@ -9,6 +9,7 @@ import numpy as np
 from flax import nnx
 
 from t5x_like.nn import params
+from t5x_like.nn.convolution import convolved
 from t5x_like.nn.dims import dropout
 from t5x_like.nn.linear import Linear
 
@@ -17,8 +18,7 @@ gelu = functools.partial(jax.nn.gelu, approximate=False)
 
 
 class Convolution(nnx.Module):
-  """`y[p] = sum_q x[stride p + q] kernel[q]` of 3 x 3, padded so that a stride of 1 keeps the size and 2 halves it,
-  rounded up."""
+  """A kernel of 3 x 3 with a bias; a stride of 1 keeps the size and 2 halves it, rounded up."""
 
   def __init__(self, inputs: int, outputs: int, rngs: nnx.Rngs, *, stride: int = 1):
     self.kernel = params.param(rngs, params.fan_in_normal(9 * inputs), (3, 3, inputs, outputs), (None,) * 4)
@@ -26,9 +26,7 @@ class Convolution(nnx.Module):
     self.stride = stride
 
   def __call__(self, x_BYXC: jax.Array) -> jax.Array:
-    kernel, form = self.kernel[...].astype(x_BYXC.dtype), ("NHWC", "HWIO", "NHWC")
-    strides, border = (self.stride,) * 2, [(1, 1)] * 2
-    y_BYXC = jax.lax.conv_general_dilated(x_BYXC, kernel, strides, border, dimension_numbers=form)
+    y_BYXC = convolved(x_BYXC, self.kernel[...], self.stride)
     return y_BYXC + self.bias[...].astype(y_BYXC.dtype)
 
 

@@ -5,44 +5,29 @@ PNG) and `objects`, whose boxes are of the ink.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
-from t5x_like.data.sources import Record, check_split
-from t5x_like.data.sources import Source as Base
+from t5x_like.data.sources import Record, check_split, digits
 from t5x_like.data.sources.idx import png
 
-_SIDE, _GLYPH, _MOST, _TRAIN = 40, 8, 4, 1500
+_SIDE, _GLYPH, _MOST = 40, 8, 4
 _SCENES = {"train": 1000, "validation": 120}
 
 
-class Source(Base):
+class Source(digits.Source):
   """Scenes that are the same on every machine."""
 
-  splits = ("train", "validation")
   name = "digit_scenes"
-
-  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
-    del rest, fields, data_dir
-
-  def classes(self, field: str) -> tuple[str, ...]:
-    return tuple("0123456789")
 
   def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record]]:
     from sklearn.datasets import load_digits
 
     check_split(self, split)
     found = load_digits()
-    own = np.arange(_TRAIN) if split == "train" else np.arange(_TRAIN, len(found.target))
+    own = np.arange(digits.TRAIN) if split == "train" else np.arange(digits.TRAIN, len(found.target))
     for n in range(*part) if part else range(_SCENES[split]):
       yield f"digit_scenes, image {n}", _scene(found, own, np.random.default_rng([n, len(own)]))
-
-  def facts(self, field: str) -> dict[str, Any]:
-    return self.split_facts("train")
-
-  def split_facts(self, split: str) -> dict[str, Any]:
-    return {"form": "digit_scenes.v1", "split": split}
 
 
 def _scene(found, own: np.ndarray, generator: np.random.Generator) -> Record:

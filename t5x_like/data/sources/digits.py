@@ -12,7 +12,7 @@ from t5x_like.data.sources import Record, check_split
 from t5x_like.data.sources import Source as Base
 from t5x_like.data.sources.idx import png
 
-_TRAIN = 1500
+TRAIN = 1500
 
 
 class Source(Base):
@@ -32,7 +32,7 @@ class Source(Base):
 
     check_split(self, split)
     found = load_digits()
-    chosen = range(_TRAIN) if split == "train" else range(_TRAIN, len(found.target))
+    chosen = range(TRAIN) if split == "train" else range(TRAIN, len(found.target))
     for n in chosen:
       image = np.round(found.images[n] * (255 / 16)).astype(np.uint8)
       yield f"digits, image {n}", {"image": png(image), "label": str(found.target[n])}
@@ -41,4 +41,4 @@ class Source(Base):
     return self.split_facts("train")
 
   def split_facts(self, split: str) -> dict[str, Any]:
-    return {"form": "digits.v1", "split": split}
+    return {"form": f"{self.name}.v1", "split": split}
