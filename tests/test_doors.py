@@ -220,6 +220,7 @@ def untouched(trained):
   assert contents(trained) == before
 
 
+@pytest.mark.more
 def test_another_vocabulary(untouched, other_vocabulary, refused, tmp_path):
   store = f"--config.task.store={other_vocabulary}"
   keys = ("fingerprints.data", "fingerprints.vocabulary")
@@ -349,6 +350,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.more
 def test_a_full_disk_at_a_save(untouched, compiled, tmp_path):
   """In a process of its own, whose files may not grow; what was saved before is left as it was and is gone on from."""
   workdir = shutil.copytree(untouched, tmp_path / "run")

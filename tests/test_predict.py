@@ -154,6 +154,7 @@ def test_beams_of_an_encoder_decoder(trained, ask):
 SAMPLING = ("--samples=3", "--top_p=0.95", "--temperature=0.9", "--seed=7", f"--max_new_tokens={NEW}")
 
 
+@pytest.mark.more
 def test_a_sample_depends_on_seed_text_and_number_alone(decoder, ask):
   whole = ask(decoder, PROMPTS, *SAMPLING)
   samples = [text for answer in whole for text in answer["predictions"]]

@@ -75,6 +75,7 @@ def pair(request, tmp_path_factory, quick):
   return workdir, flags, total, every
 
 
+@pytest.mark.more
 def test_two_processes_of_which_one_is_killed_in_a_save_end_with_the_same_bits(pair, quick, tmp_path):
   workdir, flags, total, every = pair
   command = [*LAUNCHER, "--restarts=1", "--", *train(tmp_path, *flags, "--config.mesh.fsdp=4")]
@@ -88,6 +89,7 @@ def test_two_processes_of_which_one_is_killed_in_a_save_end_with_the_same_bits(p
   assert_same_bits(tmp_path, workdir, total)
 
 
+@pytest.mark.more
 def test_a_run_of_two_processes_goes_on_in_one(pair, quick, tmp_path):
   workdir, flags, total, every = pair
   mine, start = tmp_path / "run", total // every // 2 * every

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import corpora
+import more
 from t5x_like import recipes
 from t5x_like.data import loader, task
 from t5x_like.data.quiet_tensorflow import tf
@@ -46,7 +47,7 @@ def places(rows):
   return np.concatenate([row["decoder_target_tokens"] for row in rows]) - corpora.FIRST
 
 
-@pytest.mark.parametrize("hosts", [1, 2, 4, 8])
+@pytest.mark.parametrize("hosts", more.beyond(2, [1, 4, 2, 8]))
 def test_every_token_at_most_once_an_epoch(lm, hosts):
   def read(start, steps):
     parts = [

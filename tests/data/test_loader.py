@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 
+import more
 from t5x_like.data import loader, task
 from t5x_like.data.store.writer import TokenStoreWriter
 from t5x_like.data.vocabularies import ByteVocabulary
@@ -86,7 +87,7 @@ def test_reached_by_iterating_or_opened_there(train):
       assert_same(batch, reached[step + offset])
 
 
-@pytest.mark.parametrize("hosts", [2, 4, 8])
+@pytest.mark.parametrize("hosts", more.beyond(1, [4, 2, 8]))
 def test_hosts_concatenate_to_the_one_host_batch(train, validation, hosts):
   slices = [range(8 * host // hosts, 8 * (host + 1) // hosts) for host in range(hosts)]
   for make, data in (
@@ -177,6 +178,7 @@ def test_eval_of_the_first_examples(validation):
   assert len(list(loader.eval_batches(validation, batch_size=4, max_examples=99))) == 3
 
 
+@pytest.mark.more
 def test_dropped_and_unfinished_iterators_end(root):
   """In a program of its own: iterators dropped with batches under way, and two alive when the program ends.
 

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+import more
 from fine_tuning import FINE_TUNING, fine_tuning
 from t5x_like import evals, recipes, slots
 from t5x_like.data import loader
@@ -51,7 +52,7 @@ def made(name: str, folder, devices: int = 8, batch_size: int = 8, extra=(), **a
   )
 
 
-@pytest.mark.parametrize("name", [*FINE_TUNING, "generation"])
+@pytest.mark.parametrize("name", more.beyond(2, ["generation", *FINE_TUNING]))
 def test_scores_and_predictions_are_the_same_on_eight_devices_and_one_and_in_any_batch(name, tmp_path):
   most = {"max_examples": 21}
   one, alone, *_ = made(name, tmp_path, devices=1, batch_size=5, **most)

@@ -27,6 +27,7 @@ def ask(folder, source, *flags) -> list[dict]:
   return [json.loads(line) for line in output.read_text().splitlines()]
 
 
+@pytest.mark.more
 def test_predictions_are_those_of_the_evaluation(trained_on_digits, capsys):
   folder = trained_on_digits
   assert (

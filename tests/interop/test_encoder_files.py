@@ -152,7 +152,7 @@ BERT, MODERN = shrunk(bert.VARIANTS["bert-base-uncased"]), shrunk(modernbert.VAR
 )
 def test_what_a_type_cannot_say_is_not_written(family, variant, arguments, message, tmp_path):
   with pytest.raises(UserError, match=message):
-    hf.save(tiny.model(variant, family=family, noisy=False, **arguments), str(tmp_path / "out"))
+    hf.save(tiny.abstract(variant, family=family, **arguments), str(tmp_path / "out"))
 
 
 def test_electra_networks_are_written_each_by_itself(tmp_path):

@@ -125,6 +125,7 @@ def test_scan_loop_and_remat_are_the_same_function(form):
   same(families.value_and_gradients(CASE, **form), families.plain(CASE))
 
 
+@pytest.mark.more
 def test_dropped_paths_and_another_number_of_channels():
   batch, model = families.whole(CASE, 4), families.model(CASE, drop_path=0.5)
   plain = np.asarray(families.model(CASE)(batch)["logits"])

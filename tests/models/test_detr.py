@@ -122,6 +122,7 @@ def test_dropout_needs_a_key_and_what_does_not_fit_is_refused():
       jax.eval_shape(lambda: model(**changes)(data))  # noqa: B023
 
 
+@pytest.mark.more
 def test_parts_at_rates_of_their_own():
   overrides = ["tuning.name=by_part", "clip_norm=0.0", "schedule.learning_rate=0.1", "optimizer.weight_decay=0.0"]
   rates = '{"backbone/*": 0.1, "backbone/stem/*": 0.0}'

@@ -10,6 +10,7 @@ from families import drawn
 from flax import nnx
 from test_families import same
 
+import more
 from t5x_like.errors import UserError
 from t5x_like.models import basic, clip, coatnet
 from t5x_like.nn import params
@@ -99,7 +100,7 @@ def test_losses_are_those_of_the_papers_code(plain):
 MESHES = [{"data": 2, "fsdp": 2, "tensor": 2}, {"data": 4, "fsdp": 2}]
 
 
-@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("mesh", more.beyond(1, MESHES), ids=str)
 def test_in_parts_on_eight_devices_it_is_the_same_loss_over_the_whole_batch(plain, mesh):
   objective, expected = plain
   got = value_and_gradients(objective(chunks=2), Rules.make(make_mesh(mesh)), remat="full")
@@ -143,6 +144,7 @@ def test_a_text_read_both_ways_is_the_mean_of_its_tokens_alone():
     np.testing.assert_allclose(alone, expected[row], atol=1e-5)
 
 
+@pytest.mark.more
 def test_a_coatnet_reads_the_images_of_basic():
   image = dataclasses.replace(coatnet.VARIANTS["coatnet-tiny"], resolution=40)
   variant = dataclasses.replace(basic.VARIANTS["basic-tiny"], image=image)

@@ -133,6 +133,7 @@ def test_padding_and_neighbours_do_not_matter():
     np.testing.assert_allclose(long[name], short[name], rtol=1e-5, err_msg=name)
 
 
+@pytest.mark.more
 def test_a_switch_on_a_mesh_is_one_on_one_device():
   rules = Rules.make(make_mesh({"expert": 2, "data": 2, "tensor": 2}))
   experts = {**EXPERTS, "dispatch": "capacity", "z_loss": 0.01}
@@ -168,6 +169,7 @@ def test_the_objective_adds_the_losses_of_the_routers():
   np.testing.assert_allclose(loss, added, rtol=1e-6)
 
 
+@pytest.mark.more
 def test_accumulated_steps_show_and_lower_the_losses():
   """Each part of the batch is balanced by itself, and counts by its target tokens; every parameter moves."""
   rules = Rules.make(make_mesh({"data": 1}, jax.devices()[:1]))

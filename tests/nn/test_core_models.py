@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import more
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.decoder import Decoder
@@ -43,7 +44,7 @@ MODELS += [(Decoder, "memory_compressed", "rope"), (Decoder, "chunked", "relativ
 MODELS += [(Decoder, "local", "relative_bias")]
 
 
-@pytest.mark.parametrize("kind, name, position", MODELS)
+@pytest.mark.parametrize("kind, name, position", more.beyond(3, MODELS))
 def test_models_scan_equals_loop(kind, name, position):
   """Outputs, and all gradients of cores with parameters or a backward pass of their own, rematerialised in the scan;
   the dense core agrees where the core is exact."""

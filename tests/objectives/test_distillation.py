@@ -145,6 +145,7 @@ def taught(tmp_path_factory, compiled):
   return folder
 
 
+@pytest.mark.more
 def test_the_teacher_keeps_every_bit_and_a_run_resumes_to_the_same_ones(taught, tmp_path, capsys):
   teacher, early, late = (restored(taught / n, step) for n, step in (("teacher", 2), ("student", 2), ("student", 4)))
   copies = [name for name in late if name.startswith("params/reference/")]

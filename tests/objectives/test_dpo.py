@@ -173,6 +173,7 @@ def flags(folder, *more):
   return ["--config=tests/recipes/nano_decoder.py", "--config.model.dropout=0.0", *words, *steps, *more]
 
 
+@pytest.mark.more
 def test_the_margin_rises_and_the_reference_stays(tmp_path, compiled, capsys):
   run, parted = tmp_path / "run", tmp_path / "parted"
   assert train.main([*flags(tmp_path), f"--workdir={run}"]) == 0, capsys.readouterr().err

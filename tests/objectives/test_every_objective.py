@@ -62,6 +62,7 @@ def test_objective(name, tmp_path):
   assert empty["weights"] == 0 and empty["loss"] == 0, "what has no weight counts all the same"
   assert max(float(np.abs(g).max()) for g in jax.tree.leaves(no_gradients)) == 0
 
-  repeated, _ = sums_and_gradients(arrays, {key: np.concatenate([x, x]) for key, x in batch.items()})
+  twice = {key: np.concatenate([x, x]) for key, x in batch.items()}
+  _, repeated = jax.jit(lambda arrays, batch: objective(params.with_arrays(parts.model, arrays), batch))(arrays, twice)
   for key in {"weights"} if getattr(objective, "among_rows", False) else {"weights", "loss"}:
     np.testing.assert_allclose(repeated[key], 2 * whole[key], rtol=1e-4, err_msg=f"{key}: a mean and no sum")

@@ -105,6 +105,7 @@ def test_the_loss_is_the_mean_over_examples_and_a_share_of_that_over_tokens(kind
   assert sums["language_model_weights"] == real.sum() and ("correct" in sums) == (kind != "number")
 
 
+@pytest.mark.more
 def test_a_decoder_learns_labels_from_a_pretrained_one(tmp_path, compiled, capsys):
   """From the weights of a language model, and with the language model beside; the dev set is scored."""
   short = ("--config.total_steps=2", "--config.eval_every=2", "--config.checkpoint.every=2", "--config.evals={}")

@@ -11,6 +11,7 @@ from t5x_like.training import suite_comparison
 pytestmark = pytest.mark.usefixtures("compiled")
 
 
+@pytest.mark.more
 def test_a_model_is_compared_with_itself_from_scratch(tmp_path, capsys, monkeypatch):
   """Two steps of a task of a small corpus; the comparison is that of the saved predictions."""
   monkeypatch.setattr(builder.Docstrings.BUILDER_CONFIGS[0], "packages", ("flax",))

@@ -103,6 +103,7 @@ def test_adapters_and_a_head_for_labels_are_trained_together(tmp_path):
   assert not any(n.startswith("head/") and n.endswith("lora_a") for n in named)
 
 
+@pytest.mark.more
 def test_rates_fall_from_layer_to_layer(tmp_path):
   """Against the same optimizer without it: the update of each layer is that one's, times its rate."""
   plain, decayed = parts(tmp_path), parts(tmp_path, "tuning.name=layer_decay", "tuning.rate=0.5")

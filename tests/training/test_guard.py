@@ -88,6 +88,7 @@ def test_stopped_anywhere_it_ends_with_the_same_bits(flags, tmp_path):
     assert losses(workdir) == losses(tmp_path / "whole") and prints(workdir, TOTAL) == prints(tmp_path / "whole", TOTAL)
 
 
+@pytest.mark.more
 def test_it_goes_back_to_a_step_on_request_once(tmp_path, capsys):
   clean = ("--config.total_steps=4",)
   assert go(tmp_path, *clean)[0] == 0

@@ -57,6 +57,7 @@ def test_metrics_of_images_are_written_and_found_again(whole, capsys):
   assert "Images per second" in (whole / "whole" / "report.html").read_text()
 
 
+@pytest.mark.more
 def test_another_resolution_starts_from_the_interpolated_positions(whole, tmp_path, capsys):
   assert run(tmp_path, whole / "cache", f"--config.init.workdir={whole}/whole", "--config.total_steps=1", *LARGER) == 0
   report = json.loads((tmp_path / "init.json").read_text())
@@ -170,6 +171,7 @@ def _tokens(made, image):
   return np.concatenate([np.broadcast_to(made.tokens[...], (2, 1, 16)), x], 1)
 
 
+@pytest.mark.more
 def test_a_probe_of_a_masked_autoencoder_trains_a_head_alone(whole, tmp_path):
   """And the autoencoder's report shows what it reconstructs."""
   task = {"name": "masked_images", "source": "digits", "resolution": 16, "channels": 1, "patch": 4}

@@ -69,6 +69,7 @@ def learned(data, tmp_path_factory):
   return folder / "run"
 
 
+@pytest.mark.more
 def test_what_is_in_an_image_is_found_by_its_name_in_words_and_its_text_among_others(learned):
   rows = read_metrics(learned)
   last = {name: value for row in rows for name, value in row.items() if name.startswith("eval/")}
@@ -100,6 +101,7 @@ def test_a_run_goes_to_hugging_face_and_back(learned, data, tmp_path):
   assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.more
 def test_a_run_goes_on_from_another_at_another_resolution(learned, data, tmp_path):
   size = ("--config.model.resolution=24", "--config.task.resolution=24", "--config.schedule.total_steps=4")
   assert run(tmp_path, data, f"--config.init.workdir={learned}", "--config.total_steps=1", *size) == 0

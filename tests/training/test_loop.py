@@ -35,6 +35,7 @@ def whole(tmp_path_factory, compiled):
 
 
 @pytest.mark.parametrize("failing", more.beyond(1, [4, 6]))
+@pytest.mark.more
 def test_an_evaluator_that_raises_loses_no_checkpoint(failing, whole, tmp_path, monkeypatch):
   call, calls = evaluation.Evaluation.__call__, []
 
@@ -74,6 +75,7 @@ def test_a_signal_waits_for_no_evaluation(step, whole, tmp_path, monkeypatch):
   assert prints(tmp_path, 6) == prints(whole, 6)
 
 
+@pytest.mark.more
 def test_every_start_leaves_a_line_of_history(tmp_path):
   for flags in (("--config.total_steps=2",), ("--config.total_steps=2",), ("--config.total_steps=4",)):
     assert go(tmp_path, "--config.evals={}", *flags) == 0

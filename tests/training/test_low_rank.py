@@ -45,6 +45,7 @@ def test_only_adapters_move_and_only_they_have_a_state(runs):
   assert {f"params/{name}" for name in report["initialised"]} == own and not report["ignored"]
 
 
+@pytest.mark.more
 def test_a_run_in_two_parts_is_the_same_run(runs, tmp_path):
   command = [*FLAGS, *LORA, f"--workdir={tmp_path}", f"--config.init.workdir={runs}/base"]
   assert train.main([*command, "--config.total_steps=2"]) == 0
@@ -52,6 +53,7 @@ def test_a_run_in_two_parts_is_the_same_run(runs, tmp_path):
   assert_same_bits(tmp_path, runs / "lora", 4)
 
 
+@pytest.mark.more
 def test_prediction_export_and_a_later_run_use_the_adapters(runs, tmp_path):
   """The logits of the run, of what is exported from it, and of a run that begins with it."""
   from t5x_like.interop import hf

@@ -86,6 +86,7 @@ def test_a_checkpoint_of_the_first_edition_is_read_by_the_names_of_today(case, c
     checkpoints.save(1, checkpoint_manifest.nest(new), {})  # the same values: nothing to save
 
 
+@pytest.mark.more
 def test_clipping_the_schedule_and_the_optimizer_may_change(compiled, tmp_path, capsys):
   def go(steps, *flags):
     shared = ("--config.checkpoint.every=2", "--config.evals={}", f"--config.total_steps={steps}")

@@ -27,6 +27,7 @@ def go(workdir, steps):
 
 
 @pytest.mark.usefixtures("compiled")
+@pytest.mark.more
 def test_resume_on_either_side_of_a_boundary(tmp_path, capsys):
   go(tmp_path / "whole", 4)
   said = capsys.readouterr().out
