@@ -120,6 +120,7 @@ INSTANCES = {
 }
 
 
+@pytest.mark.more
 def test_several_tasks_and_splits_in_one_run_are_those_of_the_door(tmp_path, restored, capsys):
   flags = ("--config.total_steps=1", "--config.eval_every=1", f"--config.evals={json.dumps(INSTANCES)}")
   assert train.main([f"--config={NANO}", f"--workdir={tmp_path}", *flags]) == 0

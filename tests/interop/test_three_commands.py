@@ -60,7 +60,8 @@ SHORT = {
   "model.remat": "none",
   "model.dropout": 0.0,
 }
-MARKS = dict.fromkeys(("llama", "gemma2", "t5"), pytest.mark.heavy) | {"roberta": pytest.mark.more}
+MARKS = {kind: pytest.mark.more for kind in ("roberta", "bart")}
+MARKS |= {kind: pytest.mark.heavy for kind in ("llama", "gemma2", "t5")}
 
 
 def directory(path: pathlib.Path, kind: str) -> pathlib.Path:

@@ -83,14 +83,18 @@ def same(got, expected):
     np.testing.assert_allclose(got[1][name], gradient, rtol=1e-3, atol=2e-5 * largest, err_msg=name)
 
 
-PAIRS = [(FORMS[(place + turn) % 2], case) for turn in range(2) for place, case in enumerate(FIRST)]
+WAYS = (*FORMS, "sharded")
+PAIRS = [(WAYS[(place + turn) % 3], case) for turn in range(3) for place, case in enumerate(FIRST)]
 
 
 @pytest.mark.parametrize(
-  "form, case", more.beyond(len(FIRST), PAIRS), ids=[f"{'-'.join(form.values())}-{case.name}" for form, case in PAIRS]
+  "way, case",
+  more.beyond(len(FIRST), PAIRS),
+  ids=[f"{way if way == 'sharded' else '-'.join(way.values())}-{case.name}" for way, case in PAIRS],
 )
-def test_scan_loop_and_remat_are_the_same_function(form, case):
-  """Every family in one form; `make test-more` has the other."""
+def test_every_way_of_computing_is_the_same_function(way, case):
+  """Every family in one way; `make test-more` has the others."""
+  form = {"rules": families.rules(case)} if way == "sharded" else way
   same(families.value_and_gradients(case, **form), families.plain(case))
 
 
@@ -98,8 +102,3 @@ def test_scan_loop_and_remat_are_the_same_function(form, case):
 def test_every_parameter_is_trained(case):
   for name, gradient in families.plain(case)[1].items():
     assert np.isfinite(gradient).all() and np.abs(gradient).max() > 0, name
-
-
-@cases(FIRST)
-def test_sharded_is_single_device(case):
-  same(families.value_and_gradients(case, families.rules(case)), families.plain(case))

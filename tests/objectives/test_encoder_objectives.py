@@ -158,11 +158,8 @@ def test_what_the_generator_samples_has_its_distribution_and_no_gradient():
   [
     (mlm.Objective(z_loss=0.1), bert, SIZE, "pretraining"),
     (span_boundary.Objective(), bert, SIZE, "span_boundary"),
-    (
-      electra_objective.Objective(temperature=1e-4),
-      electra,
-      ELECTRA,
-      None,
+    pytest.param(
+      electra_objective.Objective(temperature=1e-4), electra, ELECTRA, None, marks=pytest.mark.more
     ),  # near zero samples do not depend on shapes
   ],
   ids=["mlm", "span_boundary", "electra"],
@@ -193,10 +190,8 @@ def test_logits_at_masked_positions_alone_change_nothing(objective, family, size
   ("objective", "family", "size"),
   [
     (mlm.Objective(), bert, SIZE),
-    (
-      electra_objective.Objective(temperature=1e-4),
-      electra,
-      ELECTRA,
+    pytest.param(
+      electra_objective.Objective(temperature=1e-4), electra, ELECTRA, marks=pytest.mark.more
     ),  # near zero it samples alike in any order of rows
   ],
   ids=["mlm", "electra"],
