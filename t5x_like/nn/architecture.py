@@ -5,19 +5,16 @@ docs/explanation/architecture.md. Objectives call `model.outputs` instead, which
 them. Padding is segment 0 in batches with segment ids, and id `tokens.pad` in others.
 """
 
-import dataclasses
 from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t5x_like import slots
+from t5x_like.nn.chosen import chosen, computed
 from t5x_like.nn.design import Variant
 from t5x_like.nn.embed import Embed
 from t5x_like.nn.mask import positions
-from t5x_like.nn.pipeline import EVEN
-from t5x_like.nn.remat import make as make_remat
 from t5x_like.nn.vocabulary_logits import dense
 
 Batch = dict[str, jax.Array]
@@ -58,21 +55,10 @@ class Architecture(nnx.Module):
     design: dict = {},  # noqa: B006
     tokens: dict = {},  # noqa: B006
   ):
-    variant = self.published(variant)
-    self.variant = variant = dataclasses.replace(
-      variant,
-      design=slots.change("config.model.design", variant.design, design),
-      vocab_size=vocab_size or variant.vocab_size,
-      tokens=slots.change("config.model.tokens", variant.tokens, tokens),
-    )
+    self.variant = variant = chosen(self.VARIANTS, variant, design, tokens, vocab_size=vocab_size)
     self.dtype = jnp.dtype(dtype)
     self.embed = Embed(variant.vocab_size, variant.embed or variant.dims.embed, rngs, init=variant.design.table_init())
-    stages = slots.change("config.model.pipeline", EVEN, pipeline)
-    self.build(rngs, dropout_rate=dropout, remat=make_remat(remat), layers=layers, pipeline=stages)
-
-  @classmethod
-  def published(cls, variant: str | Variant) -> Variant:
-    return slots.find("config.model.variant", variant, cls.VARIANTS) if isinstance(variant, str) else variant
+    self.build(rngs, **computed(dropout, remat, layers, pipeline))
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
     """Makes everything after the token table; `options` go to `StackBuilder`."""

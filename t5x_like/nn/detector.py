@@ -12,14 +12,13 @@ from t5x_like import slots
 from t5x_like.errors import UserError
 from t5x_like.nn import backbones, params
 from t5x_like.nn.architecture import Batch, Dtype, Layers
+from t5x_like.nn.chosen import chosen, computed
 from t5x_like.nn.design import Design
 from t5x_like.nn.dims import Dims, dropout, subkey
 from t5x_like.nn.layer import Context
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.mask import Mask, positions
-from t5x_like.nn.pipeline import EVEN
 from t5x_like.nn.placed import PlacedBuilder, sines
-from t5x_like.nn.remat import make as make_remat
 from t5x_like.parallel.constrain import constrain
 from t5x_like.slots import Positive
 
@@ -86,20 +85,15 @@ class Detector(nnx.Module):
     layers: Layers = "scan",
     design: dict = {},  # noqa: B006 (never written to)
   ):
-    variant = slots.find("config.model.variant", variant, self.VARIANTS) if isinstance(variant, str) else variant
     given = dict(backbone=backbone, queries=queries, labels=labels, channels=channels)
-    self.variant = variant = dataclasses.replace(
-      variant,
-      design=slots.change("config.model.design", variant.design, design),
-      **{name: value for name, value in given.items() if value is not None},
-    )
+    self.variant = variant = chosen(self.VARIANTS, variant, design, **given)
     dims, scheme = variant.dims, variant.design
     if dims.embed % 4:
       raise UserError(f"config.model.variant.dims.embed: found {dims.embed}, expected a multiple of 4, for the sines")
     if scheme.position != "none":
       raise UserError(f"config.model.design.position: found {scheme.position!r}, expected 'none': places are added")
     self.dtype, self.dropout_rate = jnp.dtype(dtype), dropout
-    options = dict(dropout_rate=dropout, remat=make_remat(remat), layers=layers, pipeline=EVEN)
+    options = computed(dropout, remat, layers)
     D = dims.embed
     self.backbone = slots.make(
       "config.model.backbone", variant.backbone, backbones, "make", rngs=rngs, channels=variant.channels

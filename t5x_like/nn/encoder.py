@@ -1,7 +1,5 @@
 """The encoder: every token sees every other."""
 
-import dataclasses
-
 import jax
 from flax import nnx
 
@@ -9,6 +7,7 @@ from t5x_like import slots
 from t5x_like.nn import heads
 from t5x_like.nn.architecture import Architecture, Batch, aligned
 from t5x_like.nn.build import StackBuilder, deepnorm_weights
+from t5x_like.nn.chosen import chosen
 from t5x_like.nn.design import Variant
 from t5x_like.nn.dims import subkey
 from t5x_like.nn.layer import Context
@@ -28,8 +27,7 @@ class Encoder(Architecture):
   NEEDS = ("encoder_input_tokens",)
 
   def __init__(self, rngs: nnx.Rngs, *, variant: str | Variant, head: str | dict | None = None, **options):
-    variant = self.published(variant)
-    super().__init__(rngs, variant=dataclasses.replace(variant, head=head or variant.head), **options)
+    super().__init__(rngs, variant=chosen(self.VARIANTS, variant, head=head), **options)
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
     variant, dims = self.variant, self.variant.dims

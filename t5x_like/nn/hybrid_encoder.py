@@ -13,6 +13,7 @@ from t5x_like.errors import UserError
 from t5x_like.nn import heads, image_positions, params
 from t5x_like.nn.architecture import Batch, Dtype, Layers
 from t5x_like.nn.build import StackBuilder
+from t5x_like.nn.chosen import chosen, computed
 from t5x_like.nn.design import Design
 from t5x_like.nn.dims import Dims, dropout, subkey
 from t5x_like.nn.image_encoder import check
@@ -22,9 +23,7 @@ from t5x_like.nn.linear import Linear
 from t5x_like.nn.mask import Mask, positions
 from t5x_like.nn.mbconv import Convolution, MbConv, gelu, per_cell, pooled
 from t5x_like.nn.norm import Identity
-from t5x_like.nn.pipeline import EVEN
 from t5x_like.nn.positions import Position
-from t5x_like.nn.remat import make as make_remat
 from t5x_like.parallel.constrain import constrain
 from t5x_like.slots import Positive
 
@@ -103,18 +102,10 @@ class HybridEncoder(nnx.Module):
     pipeline: dict = {},  # noqa: B006 (never written to)
     design: dict = {},  # noqa: B006
   ):
-    variant = slots.find("config.model.variant", variant, self.VARIANTS) if isinstance(variant, str) else variant
     given = dict(resolution=resolution, channels=channels, head=head)
-    self.variant = variant = dataclasses.replace(
-      variant,
-      design=slots.change("config.model.design", variant.design, design),
-      **{name: value for name, value in given.items() if value is not None},
-    )
-    if not 0 <= drop_path < 1:
-      raise UserError(f"config.model.drop_path: found {drop_path}, expected at least 0 and less than 1")
+    self.variant = variant = chosen(self.VARIANTS, variant, design, **given)
     self.dtype = jnp.dtype(dtype)
-    stages = slots.change("config.model.pipeline", EVEN, pipeline)
-    options = dict(dropout_rate=dropout, drop_path=drop_path, remat=make_remat(remat), layers=layers, pipeline=stages)
+    options = computed(dropout, remat, layers, pipeline, drop_path)
     widths = (variant.stem, *variant.widths)
     norm = functools.partial(variant.design.make_norm, rngs=rngs)
     mbconv = dict(expansion=variant.expansion, drop_path=drop_path)

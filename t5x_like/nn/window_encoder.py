@@ -9,6 +9,7 @@ from flax import nnx
 from t5x_like import slots
 from t5x_like.errors import UserError
 from t5x_like.nn import image_positions
+from t5x_like.nn.chosen import chosen
 from t5x_like.nn.design import Design
 from t5x_like.nn.image_encoder import patchified
 from t5x_like.nn.image_positions import Grid
@@ -76,9 +77,7 @@ class WindowEncoder(StagedEncoder):
     pretrained_windows: tuple[int, ...] | None = None,
     **options,
   ):
-    variant = slots.find("config.model.variant", variant, self.VARIANTS) if isinstance(variant, str) else variant
-    given = dict(window=window, pretrained_windows=pretrained_windows)
-    variant = dataclasses.replace(variant, **{name: value for name, value in given.items() if value is not None})
+    variant = chosen(self.VARIANTS, variant, window=window, pretrained_windows=pretrained_windows)
     super().__init__(rngs, variant=variant, **options)
 
   def input_design(self) -> Design:
