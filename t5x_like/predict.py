@@ -16,6 +16,9 @@ architecture:
   images           file is no image
     photos/                                 ->  {"input": "photos/1.jpg", "prediction": "cat", "probability": 0.93,
                                                  "predictions": [{"label": "cat", "probability": 0.93}, …]}
+  detector         the same input; the objects in each image, boxes as ymin, xmin, ymax, xmax in its pixels
+    photos/                                 ->  {"input": "photos/1.jpg", "detections": [
+                                                 {"label": "cat", "score": 0.93, "box": [12.5, 4.0, 210.0, 187.5]}, …]}
 
 By default the likeliest token is taken at every step. Flags change that:
 
@@ -46,7 +49,8 @@ GENERATION = (
   (
     "top_k",
     int,
-    "sample from the N likeliest tokens; for an encoder, candidates for each mask, or classes (default: 5)",
+    "sample from the N likeliest tokens; for an encoder, candidates for each mask, or classes (default: 5); for a"
+    " detector, objects (default: those with a score of at least 0.5)",
   ),
   ("top_p", float, "sample from the fewest likeliest tokens with this total probability"),
   ("min_p", float, "sample from tokens at least this fraction as likely as the likeliest"),
@@ -94,14 +98,14 @@ def _answers(args, overrides: list[str]) -> list[dict[str, Any]]:
   """An answer to each line, or image; bad input is refused before parameters are read."""
   import jax
 
-  from t5x_like import inference
+  from t5x_like import inference, models, slots
   from t5x_like.data import vocabularies
   from t5x_like.inference import images, texts
   from t5x_like.rows import Runner
   from t5x_like.training import assembly, process, trained
 
   config, identity = trained.open_config(args.workdir, args.config, overrides)
-  of_images = "resolution" in config.model
+  of_images = "image" in slots.find("config.model.name", config.model.name, models, "Model").NEEDS
   inputs = images.files(args.input) if of_images else texts.read(args.input, args.text_field)
   if not identity["features"] and not of_images:
     raise UserError(f"{args.workdir}: holds imported weights, and no step was trained yet; train first")
@@ -112,7 +116,7 @@ def _answers(args, overrides: list[str]) -> list[dict[str, Any]]:
   parts = assembly.build(config)
   flags = {name: getattr(args, name) for name, *_ in GENERATION if getattr(args, name) is not None}
   if of_images:
-    predict = images.ImageClassification(parts.model, vocabulary, config.task.to_dict(), flags)
+    predict = images.predictor(parts.model, vocabulary, config.task.to_dict(), flags)
     step, arrays = trained.restore_params(args.workdir, parts, args.step)
     process.say(f"{args.workdir}: step {step}; {len(inputs)} files")
     answers = predict(Runner(parts.model, parts.rules, arrays, args.batch_size), inputs)

@@ -13,7 +13,7 @@ from t5x_like.rows import fetch
 
 METRICS = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
 _SAMPLES = 8
-_SHOWN = 0.5
+SHOWN = 0.5
 
 
 class Evaluator:
@@ -36,12 +36,7 @@ class Evaluator:
     if "image_size" not in setting.model.NEEDS:
       raise UserError("evaluator detection: is for detectors, such as --config.model.name=detr")
 
-    def found(model, batch):
-      outputs = model.outputs(batch)
-      p_BQV = jax.nn.softmax(outputs["logits"])[..., :-1]
-      return jnp.max(p_BQV, axis=-1), jnp.argmax(p_BQV, axis=-1), outputs["boxes"], batch["example_index"]
-
-    self._run = setting.jit(found)
+    self._run = setting.jit(lambda model, batch: (*likeliest(model.outputs(batch)), batch["example_index"]))
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     """`AP` and its parts, and the number of `images`; a part without any object in the images is left out."""
@@ -123,6 +118,12 @@ def average_precision(truth, detections: list[tuple], classes: tuple[str, ...], 
   return {name: 100 * float(x[x > -1].mean()) for name, x in chosen.items() if (x > -1).any()}
 
 
+def likeliest(outputs: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """(probability [B, Q], class [B, Q], box [B, Q, 4]) of each query's likeliest class, without that of no object."""
+  p_BQV = jax.nn.softmax(outputs["logits"])[..., :-1]
+  return jnp.max(p_BQV, axis=-1), jnp.argmax(p_BQV, axis=-1), outputs["boxes"]
+
+
 def corners(boxes_Q4: np.ndarray) -> np.ndarray:
   """ymin, xmin, ymax, xmax from the middle's x and y, width and height, cut off at the border of the image."""
   x, y, w, h = np.moveaxis(boxes_Q4, -1, 0)
@@ -139,5 +140,5 @@ def _rounded(box_4: np.ndarray) -> list[float]:
 
 
 def _words(found: list[dict]) -> str:
-  shown = [one for one in found if one.get("score", 1.0) >= _SHOWN]
+  shown = [one for one in found if one.get("score", 1.0) >= SHOWN]
   return "; ".join(f"{one['label']} at {', '.join(f'{edge:.0f}' for edge in one['box'])}" for one in shown) or "nothing"

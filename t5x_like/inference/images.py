@@ -1,4 +1,4 @@
-"""Classes of images, with their probabilities, likeliest first."""
+"""What images show: their classes, or the objects in them, likeliest first."""
 
 import concurrent.futures
 import glob
@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from t5x_like.data.images import pictures
 from t5x_like.data.sources import Skip
 from t5x_like.errors import UserError, one_line
+from t5x_like.evals.detection import SHOWN, corners, likeliest
 from t5x_like.nn import params
 from t5x_like.rows import Runner, in_batches
 
@@ -44,33 +46,77 @@ def told(answers: Sequence[dict[str, Any]]) -> str:
   return f"{skipped.total()} of {len(answers)} files skipped ({reasons})" if skipped else ""
 
 
-class ImageClassification:
-  """Classifies the middle of each image, as evaluations see it.
+def predictor(model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any]):
+  """The predictor for a model of images: calling it on a `Runner` and files returns answers.
 
   Args:
     model: the abstract model.
     vocabulary: of its classes.
     task: the arguments of `config.task` that it was trained with.
-    top_k: how many classes to give.
+    flags: those given on the command line.
   Raises:
-    UserError: the model has no classes, or a flag is not for images.
+    UserError: the model finds neither classes nor objects, or a flag does not apply to it.
+  """
+  return (ObjectDetection if "image_size" in model.NEEDS else ImageClassification)(model, vocabulary, task, flags)
+
+
+class _OfImages:
+  """Answers for files, a batch at a time.
+
+  A subclass says what the model takes of a file (`features`), computes (`found`, traced) and answers (`answer`).
   """
 
+  def __call__(self, run: Runner, paths: Sequence[str]) -> list[dict[str, Any]]:
+    """An answer for each file: `input`, and what was found, or an `error`.
+
+    Raises:
+      UserError: none of the files is an image.
+    """
+    skipped: dict[int, str] = {}
+    sizes: dict[int, tuple[int, int]] = {}
+    nothing = np.zeros((1, 1, self.channels), np.float32)
+
+    def features(numbers: list[int], _) -> dict[str, np.ndarray]:
+      rows = []
+      for n, image in zip(numbers, threads.map(self._pixels, [paths[n] for n in numbers])):
+        if isinstance(image, Skip):
+          skipped[n], image = image.reason, nothing
+        sizes[n] = image.shape[:2]
+        rows.append(self.features(image))
+      return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+    @jax.jit
+    def compute(arrays, batch):
+      with run.rules.activate():
+        return self.found(params.with_arrays(run.model, arrays), batch)
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
+      lengths = [0] * len(paths)
+      results = in_batches(lambda batch: compute(run.arrays, batch), run.rules, run.batch_size, lengths, features)
+    if len(skipped) == len(paths):
+      raise UserError(f"--input: found no image; {told([{'error': reason} for reason in skipped.values()])}")
+    return [
+      {"input": path} | ({"error": skipped[n]} if n in skipped else self.answer(sizes[n], *results[n]))
+      for n, path in enumerate(paths)
+    ]
+
+  def _pixels(self, path: str) -> np.ndarray | Skip:
+    try:
+      data = pathlib.Path(path).read_bytes()
+    except OSError as error:
+      return Skip(f"cannot be read: {error.strerror or one_line(error)}")
+    return pictures.pixels(data, self.channels)
+
+
+class ImageClassification(_OfImages):
+  """Classifies the middle of each image, as evaluations see it; `--top_k` says how many classes to give."""
+
   def __init__(self, model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any]):
-    if other := [name for name in flags if name != "top_k"]:
-      raise UserError(
-        f"--{other[0]}={flags[other[0]]}: the model classifies images and generates nothing; of these flags it takes"
-        " --top_k, the number of classes to give"
-      )
-    top_k, variant = flags.get("top_k", 5), model.variant
-    if top_k < 1:
-      raise UserError(f"--top_k={top_k}: expected at least 1")
-    self._resolution, self._channels = variant.resolution, variant.channels
+    self._top_k = _most(flags, "classifies images", "classes", 5)
+    self._resolution, self.channels = model.variant.resolution, model.variant.channels
     self._crop = task.get("crop", pictures.CROP)
-    self._mean, self._std = (
-      np.asarray(task.get(n, d), np.float32) for n, d in (("mean", pictures.MEAN), ("std", pictures.STD))
-    )
-    image = jax.ShapeDtypeStruct((1, self._resolution, self._resolution, self._channels), np.float32)
+    self._normalised = _normalisation(task, pictures.MEAN, pictures.STD)
+    image = jax.ShapeDtypeStruct((1, self._resolution, self._resolution, self.channels), np.float32)
     only_images = tuple(getattr(model, "NEEDS", ())) == ("image",)
     out = jax.eval_shape(lambda m, x: m({"image": x}), model, image) if only_images else {}
     if "logits" not in out or out["logits"].ndim != 2:
@@ -78,60 +124,73 @@ class ImageClassification:
         f"--workdir: the model's head ({type(getattr(model, 'head', None)).__name__}) gives images no classes; give the"
         " workdir of a classifier"
       )
-    labels, names = out["logits"].shape[-1], getattr(vocabulary, "names", ())
-    self._names = [names[n] if n < len(names) else f"class {n}" for n in range(labels)]
-    self._top_k = min(top_k, labels)
+    labels = out["logits"].shape[-1]
+    self._names, self._top_k = _names(vocabulary, labels), min(self._top_k, labels)
 
-  def image(self, path: str) -> np.ndarray | Skip:
-    """float32 [Y, X, C] of a file, as the model takes it, or why it cannot be used."""
-    try:
-      data = pathlib.Path(path).read_bytes()
-    except OSError as error:
-      return Skip(f"cannot be read: {error.strerror or one_line(error)}")
-    found = pictures.pixels(data, self._channels)
-    if isinstance(found, Skip):
-      return found
-    return (pictures.centred(found, self._resolution, self._crop) / 255.0 - self._mean) / self._std
+  def features(self, image_YXC: np.ndarray) -> dict[str, np.ndarray]:
+    return {"image": self._normalised(pictures.centred(image_YXC, self._resolution, self._crop))}
 
-  def __call__(self, run: Runner, paths: Sequence[str]) -> list[dict[str, Any]]:
-    """An answer for each file: `input`, `prediction`, its `probability`, and `predictions`, the likeliest classes with
-    their probabilities; or `input` and `error`. Files are read a batch at a time.
+  def found(self, model, batch):
+    p_BV = jax.nn.softmax(model(batch)["logits"], axis=-1)
+    best_BK = jnp.argsort(-p_BV, axis=-1)[:, : self._top_k]  # stays sharded by rows, unlike a `top_k`
+    return best_BK, jnp.take_along_axis(p_BV, best_BK, axis=-1)
 
-    Raises:
-      UserError: none of the files is an image.
-    """
-    skipped: dict[int, str] = {}
-    empty = np.zeros((self._resolution, self._resolution, self._channels), np.float32)
-
-    def images(numbers: list[int], _) -> dict[str, np.ndarray]:
-      found = list(threads.map(self.image, [paths[n] for n in numbers]))
-      skipped.update({n: x.reason for n, x in zip(numbers, found) if isinstance(x, Skip)})
-      return {"image": np.stack([empty if isinstance(x, Skip) else x for x in found])}
-
-    @jax.jit
-    def likeliest(arrays, batch):
-      with run.rules.activate():
-        p_BV = jax.nn.softmax(params.with_arrays(run.model, arrays)(batch)["logits"], axis=-1)
-        best_BK = jax.numpy.argsort(-p_BV, axis=-1)[:, : self._top_k]  # stays sharded by rows, unlike a `top_k`
-        return best_BK, jax.numpy.take_along_axis(p_BV, best_BK, axis=-1)
-
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
-      results = in_batches(
-        lambda batch: likeliest(run.arrays, batch), run.rules, run.batch_size, [0] * len(paths), images
-      )
-    answers = [
-      {"input": path, "error": skipped[n]} if n in skipped else self._answer(path, *results[n])
-      for n, path in enumerate(paths)
-    ]
-    if len(skipped) == len(paths):
-      raise UserError(f"--input: found no image; {told(answers)}")
-    return answers
-
-  def _answer(self, path: str, best_K: np.ndarray, p_K: np.ndarray) -> dict[str, Any]:
+  def answer(self, size, best_K: np.ndarray, p_K: np.ndarray) -> dict[str, Any]:
+    """`prediction`, its `probability`, and `predictions`, the likeliest classes with their probabilities."""
     found = [{"label": self._names[n], "probability": float(f"{p:.6g}")} for n, p in zip(best_K.tolist(), p_K.tolist())]
+    return {"prediction": found[0]["label"], "probability": found[0]["probability"], "predictions": found}
+
+
+class ObjectDetection(_OfImages):
+  """Finds the objects in each image, resized as evaluations see it: those with a score of at least 0.5, or with
+  `--top_k` so many of the likeliest."""
+
+  def __init__(self, model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any]):
+    self._top_k = _most(flags, "finds objects in images", "objects", 0)
+    self._labels, self.channels = model.variant.labels, model.variant.channels
+    self._longest, self._shortest = task.get("resolution", 1333), task.get("shortest", 800)
+    self._normalised = _normalisation(task, pictures.IMAGENET_MEAN, pictures.IMAGENET_STD)
+    self._names = _names(vocabulary, self._labels)
+
+  def features(self, image_YXC: np.ndarray) -> dict[str, np.ndarray]:
+    seen_YXC = self._normalised(pictures.within(image_YXC, self._shortest, self._longest))
+    padded = np.zeros((self._longest, self._longest, self.channels), np.float32)
+    padded[: seen_YXC.shape[0], : seen_YXC.shape[1]] = seen_YXC
+    return {"image": padded, "image_size": np.array(seen_YXC.shape[:2], np.int32)}
+
+  def found(self, model, batch):
+    return likeliest(model.outputs(batch))
+
+  def answer(self, size, score_Q: np.ndarray, class_Q: np.ndarray, box_Q4: np.ndarray) -> dict[str, Any]:
+    """`detections`: the `label`, `score` and `box` of each, ymin, xmin, ymax, xmax in pixels of the file's image."""
+    order = np.argsort(-score_Q, kind="stable")
+    chosen = order[: self._top_k] if self._top_k else order[score_Q[order] >= SHOWN]
+    boxes = corners(box_Q4[chosen].astype(np.float64)) * np.tile(size, 2)
     return {
-      "input": path,
-      "prediction": found[0]["label"],
-      "probability": found[0]["probability"],
-      "predictions": found,
+      "detections": [
+        {"label": self._names[n], "score": round(float(score), 4), "box": [round(float(edge), 2) for edge in box_4]}
+        for n, score, box_4 in zip(class_Q[chosen], score_Q[chosen], boxes)
+      ]
     }
+
+
+def _most(flags: dict[str, Any], does: str, what: str, default: int) -> int:
+  """`--top_k`, the only flag of generation that says something about images."""
+  if other := [name for name in flags if name != "top_k"]:
+    raise UserError(
+      f"--{other[0]}={flags[other[0]]}: the model {does} and generates nothing; of these flags it takes --top_k, the"
+      f" number of {what} to give"
+    )
+  if "top_k" in flags and flags["top_k"] < 1:
+    raise UserError(f"--top_k={flags['top_k']}: expected at least 1")
+  return flags.get("top_k", default)
+
+
+def _names(vocabulary, labels: int) -> list[str]:
+  names = getattr(vocabulary, "names", ())
+  return [names[n] if n < len(names) else f"class {n}" for n in range(labels)]
+
+
+def _normalisation(task: Mapping[str, Any], mean: tuple, std: tuple):
+  mean, std = (np.asarray(task.get(n, d), np.float32) for n, d in (("mean", mean), ("std", std)))
+  return lambda image_YXC: (image_YXC / 255.0 - mean) / std

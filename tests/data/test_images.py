@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from t5x_like.data import loader, task
+from t5x_like.data.box_augmentations import _sizes
 from t5x_like.data.images import checking, examples, pictures, store
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.sources import open_source
@@ -221,6 +222,13 @@ def test_the_middle_of_an_image_is_the_same_without_tensorflow():
     image = np.random.default_rng(0).integers(0, 256, shape).astype(np.float32)
     expected = examples.centred(tf.constant(image), resolution, crop).numpy()
     np.testing.assert_allclose(pictures.centred(image, resolution, crop), expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("shape, shortest, longest", [((9, 7, 3), 5, 8), ((31, 50, 1), 40, 60), ((8, 8, 3), 8, 8)])
+def test_an_image_for_a_detector_is_the_same_without_tensorflow(shape, shortest, longest):
+  image = np.random.default_rng(0).integers(0, 256, shape).astype(np.float32)
+  expected = _sizes.resized(tf.constant(image), tf.constant(shortest), longest).numpy()
+  np.testing.assert_allclose(pictures.within(image, shortest, longest), expected, atol=2e-3)
 
 
 def test_bad_arguments_are_one_line(tmp_path):

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from t5x_like import evaluate, train
+from t5x_like import evaluate, predict, train
+from t5x_like.data.images import store
 from t5x_like.training.trained import open_model
 from t5x_like.training.writer import read_metrics
 from tests.runs import assert_same_bits
@@ -56,6 +57,29 @@ def test_scores_and_what_was_found(whole, capsys):
   assert found["AP"] == last["eval/digit_scenes_object_detection/AP"]
   rows = [json.loads(line) for path in folder.rglob("*.jsonl") for line in path.read_text().splitlines()]
   assert [row["image"] for row in rows] == list(range(8)) and len(rows[0]["detections"]) == 12
+
+
+def test_predictions_are_what_the_evaluation_found(whole, tmp_path):
+  assert evaluate.main([f"--workdir={whole}/whole", "--evals=detection"]) == 0
+  expected = next((whole / "whole" / "evaluations").rglob("*.jsonl")).read_text().splitlines()
+  images = store.open_store("digit_scenes", "validation", label_field=None, cache=str(whole / "cache"))
+  for n, data in enumerate(images.read(np.arange(8))):
+    (tmp_path / f"{n}.png").write_bytes(data)
+  (tmp_path / "9.png").write_bytes(b"none")
+  ask = [f"--workdir={whole}/whole", f"--input={tmp_path}", f"--output={tmp_path}/out.jsonl"]
+  assert predict.main([*ask, "--top_k=12", "--batch_size=4"]) == 0
+  *found, broken = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+  assert broken == {"input": f"{tmp_path}/9.png", "error": "not a readable image"}
+  for one, other in zip(found, expected, strict=True):
+    one, other = one["detections"], json.loads(other)["detections"]
+    assert [x["score"] for x in one] == pytest.approx([x["score"] for x in other], abs=2e-3)
+    boxes = {(x["label"], round(x["score"], 2)): x["box"] for x in one}
+    assert any(boxes.get((x["label"], round(x["score"], 2))) == pytest.approx(x["box"], abs=0.5) for x in other)
+  (tmp_path / "out.jsonl").unlink()
+  assert predict.main(ask) == 0
+  rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()[:-1]]
+  sure = [[x for x in row["detections"] if x["score"] >= 0.5] for row in found]
+  assert [row["detections"] for row in rows] == sure
 
 
 def test_a_run_goes_to_hugging_face_and_back(whole, tmp_path):

@@ -12,6 +12,7 @@ from t5x_like.data.sources import Skip
 MOST_PIXELS = 2**26  # 67 million; one image of more would hold up a batch, and take gigabytes as float32
 # Defaults of tasks on images.
 CROP, MEAN, STD = 0.875, (0.5,), (0.5,)
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _GREY = ("1", "L", "LA", "La", "F")
 
 
@@ -63,17 +64,41 @@ def centred(image_YXC: np.ndarray, resolution: int, crop: float) -> np.ndarray:
   y, x = (size - resolution) // 2
   if (size == shape).all():
     return image_YXC[y : y + resolution, x : x + resolution]
-  rows, columns = (_cubic(old, new)[at : at + resolution] for old, new, at in zip(shape, size, (y, x)))
-  return np.einsum(
-    "yr,rxc->yxc", rows, np.einsum("xk,rkc->rxc", columns, image_YXC, optimize=True), optimize=True
-  ).clip(0.0, 255.0)
+  parts = (slice(at, at + resolution) for at in (y, x))
+  return _interpolated(image_YXC, *(_weights(*each, _cubic)[part] for *each, part in zip(shape, size, parts)))
 
 
-def _cubic(old: int, new: int) -> np.ndarray:
-  """float32 [new, old]: cubic interpolation with a = -0.5 (Keys 1981), widened where it makes an image smaller."""
+def within(image_YXC: np.ndarray, shortest: int, longest: int) -> np.ndarray:
+  """The image, its shorter side `shortest` pixels long, or less if the longer would be longer than `longest`.
+
+  Equal to what `data/box_augmentations/_sizes.py` does in TensorFlow.
+  """
+  shape = np.array(image_YXC.shape[:2])
+  scale = min(np.float32(shortest) / np.float32(shape.min()), np.float32(longest) / np.float32(shape.max()))
+  size = np.maximum(np.round(shape.astype(np.float32) * scale).astype(int), 1)
+  if (size == shape).all():
+    return image_YXC
+  return _interpolated(image_YXC, *(_weights(*each, _linear) for each in zip(shape, size)))
+
+
+def _interpolated(image_YXC: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+  made_YXC = np.einsum("xk,rkc->rxc", columns, image_YXC, optimize=True)
+  return np.einsum("yr,rxc->yxc", rows, made_YXC, optimize=True).clip(0.0, 255.0)
+
+
+def _weights(old: int, new: int, kernel: Callable) -> np.ndarray:
+  """float32 [new, old]: the interpolation of a side, whose kernel is widened where it makes an image smaller."""
   wide = max(old / new, 1.0)
   centre = (np.arange(new) + 0.5) * old / new - 0.5
-  x = np.abs(centre[:, None] - np.arange(old)) / wide
-  near, far = 1.5 * x**3 - 2.5 * x**2 + 1, -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2
-  weights = np.where(x < 1, near, np.where(x < 2, far, 0.0))
+  weights = kernel(np.abs(centre[:, None] - np.arange(old)) / wide)
   return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+
+
+def _cubic(x: np.ndarray) -> np.ndarray:
+  """Of Keys (1981), with a = -0.5."""
+  near, far = 1.5 * x**3 - 2.5 * x**2 + 1, -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2
+  return np.where(x < 1, near, np.where(x < 2, far, 0.0))
+
+
+def _linear(x: np.ndarray) -> np.ndarray:
+  return np.maximum(1 - x, 0.0)

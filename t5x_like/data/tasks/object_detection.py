@@ -17,7 +17,7 @@ from t5x_like.data import features as declared
 from t5x_like.data import random
 from t5x_like.data.box_augmentations import Boxed, _sizes, together
 from t5x_like.data.images import boxes as kept
-from t5x_like.data.images import examples
+from t5x_like.data.images import examples, pictures
 from t5x_like.data.images import store as stores
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.sources import check_split, open_source
@@ -37,8 +37,8 @@ def task(
   boxes: Positive = 100,
   augmentations: tuple = ("flip", "crop", "resize"),
   classes: tuple[str, ...] = (),
-  mean: tuple[float, ...] = (0.485, 0.456, 0.406),
-  std: tuple[float, ...] = (0.229, 0.224, 0.225),
+  mean: tuple[float, ...] = pictures.IMAGENET_MEAN,
+  std: tuple[float, ...] = pictures.IMAGENET_STD,
   image_field: str = "image",
   objects_field: str = "objects",
   cache: str = "data/prepared",
