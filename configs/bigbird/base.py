@@ -3,9 +3,9 @@
   python -m tools.prepare_data --source=text:web/*.txt --vocabulary=VOCABULARY --append_eos --output=data/web
   python -m t5x_like.train --config=configs/bigbird/base.py --workdir=runs/bigbird_base
 
-Batches of 256 rows of 4,096 for 500,000 steps, AdamW up to 1e-4 over 10,000 steps and linearly down, dropout 0.1,
-blocks of 64 tokens and three random ones (appendix E, which starts from RoBERTa's published weights; this starts from
-scratch). 64 accelerators of 16 GB or more. Not run at full size here.
+Batches of 256 rows of 4,096, short documents joined, for 500,000 steps, AdamW up to 1e-4 over 10,000 steps and linearly
+down, dropout 0.1, blocks of 64 tokens and three random ones (appendix E, which starts from RoBERTa's published weights;
+this starts from scratch). 64 accelerators of 16 GB or more. Not run at full size here.
 """
 
 from configs.roberta import base
@@ -19,8 +19,7 @@ def get_config():
   config.model.name, config.model.variant = "bigbird", "bigbird-roberta-base"
   config.model.vocab_size = 50_432  # 50,358 rounded up to a multiple of 128
   config.task.length = 4096
-  config.task.input_format = "doc_sentences"  # one sequence per row, because the core refuses packed rows
-  config.task.segment_ids = False
+  config.task.segment_ids = False  # the core takes none; a row of full sentences is one sequence
 
   config.batch_size = 256
   config.schedule = {"name": "linear", "learning_rate": 1e-4, "warmup_steps": 10_000}

@@ -16,8 +16,7 @@ def get_config():
   config = base.get_config()
 
   config.model.name, config.model.variant = "linformer", "linformer-base-256"
-  config.task.input_format = "doc_sentences"  # one sequence per row, because the core refuses packed rows
-  config.task.segment_ids = False
+  config.task.segment_ids = False  # the core takes none; a row of full sentences is one sequence
 
   config.total_steps = 250_000
   return config

@@ -234,14 +234,19 @@ def _mlm(
   masking: str = "tokens",
   rate: float = 0.15,
   segment_ids: bool = True,
+  packed: bool = True,
   **_,
 ) -> Features:
-  more = ["target_tokens"] + ["segment_ids"] * segment_ids
+  packed = packed and segment_ids and input_format in ("segment_pair", "doc_sentences")
+  more = ["target_tokens"] + ["segment_ids"] * segment_ids + ["positions"] * packed
   more += ["span_starts", "span_ends"] if masking == "spans" else []
   described = encoder(length, *more) | {"encoder_loss_weights": Feature((length,), "float32")}
   described["encoder_masked_positions"] = Feature((max(1, round(rate * length)),), "int32")
   if input_format.endswith("_pair"):
     described["next_sentence_label"] = Feature((), "int32")
+  if packed and input_format == "segment_pair":
+    pairs = Feature((length // 8,), "int32")
+    described |= {"next_sentence_label": pairs, "encoder_cls_positions": pairs}
   return described
 
 

@@ -16,7 +16,7 @@ from t5x_like.models import bert
 from t5x_like.nn.architecture import Batch
 from t5x_like.nn.design import Variant
 from t5x_like.nn.dims import Dims, subkey
-from t5x_like.nn.encoder import MASKED, Encoder
+from t5x_like.nn.encoder import PLACES, Encoder
 
 
 def _discriminator(embed, mlp, heads, layers, table=None) -> Variant:
@@ -97,7 +97,7 @@ class Model(Encoder):
 
   def discriminate(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
     """{"logits": float32 [B, S]}, positive where a token of the batch was replaced."""
-    return super().outputs({name: x for name, x in batch.items() if name != MASKED}, key)
+    return super().outputs({name: x for name, x in batch.items() if name not in PLACES}, key)
 
   def generate(self, batch: Batch, key: jax.Array | None = None) -> dict:
     """{"logits": `VocabularyLogits` [B, S, V]} of the token at each position, or at each masked position if the batch

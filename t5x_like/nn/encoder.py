@@ -13,7 +13,7 @@ from t5x_like.nn.dims import subkey
 from t5x_like.nn.layer import Context
 from t5x_like.nn.mask import Mask
 
-MASKED = "encoder_masked_positions"
+PLACES = {"encoder_masked_positions": "places_BK", "encoder_cls_positions": "firsts_BP"}
 
 
 class Encoder(Architecture):
@@ -44,14 +44,14 @@ class Encoder(Architecture):
     Args:
       batch: `encoder_input_tokens` int32 [B, S]; optional `encoder_token_types`, and for packed batches
         `encoder_segment_ids` and `encoder_positions`; `encoder_masked_positions` int32 [B, K] where only some tokens
-        are predicted.
+        are predicted, and `encoder_cls_positions` int32 [B, P] where several pairs of segments share a row.
       key: dropout key, or None for evaluation.
     Returns:
       {"logits", …}; from the MLM head `VocabularyLogits` [B, S, V], or [B, K, V] at masked positions; see
       `nn.heads` for others.
     """
     x_BSD, valid, aux = self.encode(batch, subkey(key, 0))
-    places = {"places_BK": batch[MASKED]} if MASKED in batch else {}
+    places = {argument: batch[name] for name, argument in PLACES.items() if name in batch}
     return self.head(x_BSD, self.embed, valid, subkey(key, 1), **places) | aux
 
   def encode(self, batch: Batch, key: jax.Array | None = None):

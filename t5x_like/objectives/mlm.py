@@ -14,9 +14,9 @@ class Objective(EncoderTargets):
   likelihood and the mean next sentence prediction likelihood").
 
   A step divides the loss by one number, the predicted tokens of the global batch. So every example's next-sentence loss
-  is weighted by the mean number of predicted tokens per example: the quotient is then the sum of the two means.
-  `prepare` computes that weight from the global batch, before a step divides it, so it does not depend on the number of
-  devices or accumulation steps.
+  is weighted by the mean number of predicted tokens per example, which is a pair of segments: the quotient is then the
+  sum of the two means. `prepare` computes that weight from the global batch, before a step divides it, so it does not
+  depend on the number of devices or accumulation steps.
 
   Attributes:
     z_loss: coefficient of `log(Z)^2` of the token predictions.
@@ -29,20 +29,24 @@ class Objective(EncoderTargets):
   next_sentence: float = 1.0
 
   def prepare(self, batch: Batch) -> Batch:
-    """Adds `next_sentence_weights` float32 [B], predicted tokens per example, if the batch has labels."""
+    """Adds `next_sentence_weights`, predicted tokens per pair, float32 of the shape of the labels, if there are any."""
     if "next_sentence_label" not in batch:
       return batch
     weights_BS = batch["encoder_loss_weights"]
-    real_B = jnp.any(weights_BS > 0, axis=1).astype(jnp.float32)
-    return batch | {"next_sentence_weights": shared(jnp.sum(weights_BS), real_B)}
+    real = jnp.any(weights_BS > 0, axis=1)
+    if "encoder_cls_positions" in batch:
+      firsts_BP = batch["encoder_cls_positions"]
+      real = real[:, None] & ((firsts_BP > 0) | (jnp.arange(firsts_BP.shape[1]) == 0))
+    return batch | {"next_sentence_weights": shared(jnp.sum(weights_BS), real.astype(jnp.float32))}
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
     """Runs the model on a batch.
 
     Args:
       batch: the model's features, `encoder_target_tokens` int32 [B, S], `encoder_loss_weights` float32 [B, S], and for
-        next sentences `next_sentence_label` int32 [B] (0 follows, 1 is from elsewhere). With
-        `encoder_masked_positions` int32 [B, K] logits are computed there only.
+        next sentences `next_sentence_label` int32 [B] (0 follows, 1 is from elsewhere); [B, P] where rows hold several
+        pairs, which begin at `encoder_cls_positions` int32 [B, P], the first at 0 and those there are not at 0, too.
+        With `encoder_masked_positions` int32 [B, K] logits are computed there only.
       key: dropout key; None evaluates.
     Returns:
       (loss sum, sums): `loss`, `z_loss`, `correct` and `weights` of the masked tokens; with next sentences
@@ -56,13 +60,13 @@ class Objective(EncoderTargets):
       return loss, sums
     if "next_sentence_weights" not in batch:
       batch = self.prepare(batch)
-    weights_B, label_B = batch["next_sentence_weights"], batch["next_sentence_label"]
-    logits_B2 = outputs["next_sentence_logits"].astype(jnp.float32)
-    log_p_B = jnp.take_along_axis(jax.nn.log_softmax(logits_B2), label_B[:, None], axis=1)[:, 0]
-    real_B = (weights_B > 0).astype(jnp.float32)
+    weights, label = batch["next_sentence_weights"], batch["next_sentence_label"]
+    logits = outputs["next_sentence_logits"].astype(jnp.float32)  # [B, 2] or [B, P, 2]
+    log_p = jnp.take_along_axis(jax.nn.log_softmax(logits), label[..., None], axis=-1)[..., 0]
+    real = (weights > 0).astype(jnp.float32)
     sums |= {
-      "next_sentence_loss": -jnp.sum(log_p_B * real_B),
-      "next_sentence_accuracy": jnp.sum((jnp.argmax(logits_B2, axis=1) == label_B) * real_B),
-      "next_sentence_weights": jnp.sum(real_B),
+      "next_sentence_loss": -jnp.sum(log_p * real),
+      "next_sentence_accuracy": jnp.sum((jnp.argmax(logits, axis=-1) == label) * real),
+      "next_sentence_weights": jnp.sum(real),
     }
-    return loss - self.next_sentence * jnp.sum(log_p_B * weights_B), sums
+    return loss - self.next_sentence * jnp.sum(log_p * weights), sums

@@ -39,7 +39,7 @@ def written(path, sizes, append_eos=False):
 
 def batch(store, rows, start=0, **arguments):
   """(task, features) of examples 0..rows-1, as they are in further epochs where an epoch is shorter."""
-  made = task.build("mlm", "train", store=store, **arguments)
+  made = task.build("mlm", "train", store=store, **{"packed": False} | arguments)
   index = np.arange(start, start + rows)
   out = made.batch(tf.constant(index % made.num_examples), tf.constant(index // made.num_examples), 0)
   return made, {name: x.numpy() for name, x in out.items()}

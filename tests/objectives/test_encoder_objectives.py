@@ -81,6 +81,32 @@ def test_mlm_with_next_sentences():
   assert float(sums["weights"]) == count
 
 
+def test_pairs_in_one_row_are_as_each_in_its_own():
+  """Pairs of rows packed into one, with their own [CLS], segment and positions."""
+  model, data = tiny.model(SIZE, family=bert), batch()
+  names = [name for name, x in data.items() if x.ndim == 2]
+  packed = {name: np.zeros((B // 2, 2 * S), data[name].dtype) for name in names}
+  packed["encoder_positions"] = np.zeros((B // 2, 2 * S), np.int32)
+  firsts = np.zeros((B // 2, 3), np.int32)  # room for one more
+  for row in range(B // 2):
+    begin = 0
+    for number in range(2):
+      one = {name: data[name][2 * row + number] for name in names}
+      size = int(one["encoder_segment_ids"].sum())
+      one |= {"encoder_segment_ids": np.full(size, number + 1), "encoder_positions": np.arange(size)}
+      for name, x in one.items():
+        packed[name][row, begin : begin + size] = x[:size]
+      firsts[row, number], begin = begin, begin + size
+  labels = np.pad(data["next_sentence_label"].reshape(-1, 2), ((0, 0), (0, 1)))
+  packed |= {"encoder_cls_positions": firsts, "next_sentence_label": labels}
+  objective = jax.jit(mlm.Objective())
+  (loss, sums), (expected, expected_sums) = objective(model, packed), objective(model, data)
+  assert float(loss) == pytest.approx(float(expected), rel=1e-5)
+  assert {n: float(x) for n, x in sums.items()} == pytest.approx(
+    {n: float(x) for n, x in expected_sums.items()}, rel=1e-5
+  )
+
+
 def test_span_boundary():
   model, data = tiny.model(SIZE, family=bert, head="span_boundary"), batch()
   loss, sums = jax.jit(span_boundary.Objective())(model, data)

@@ -106,6 +106,7 @@ def split_pair(
   random_next: float,
   short: float,
   key_B: tf.Tensor,
+  room_B: tf.Tensor | None = None,
 ):
   """Cuts chunks into A and the B that follows, and for a share of the rows takes B from elsewhere.
 
@@ -122,15 +123,21 @@ def split_pair(
     random_next: the share of rows whose B is from elsewhere.
     short: the share of rows whose chunk is first cut to a uniformly drawn size, 2 to T (Devlin et al. 2019, their
       code: a tenth, so that fine-tuning on short sequences is no surprise).
+    room_B: int32 [B], the most tokens of A and B, where these share a row with others; a B from elsewhere then begins
+      so early that it fills its part where its document, as far as it is given, is long enough. None is the row's.
 
   Returns:
     (a_start, a_size, b, b_start, b_size, label): B's tokens int32 [B, T]; label 1 where B is from elsewhere. A chunk
     of one token has no B that follows, and always label 1; an `other` without tokens (only an EOS) label 0.
   """
-  T, U = chunk_BT.shape[1], other_BU.shape[1]
+  T, U = tf.shape(chunk_BT)[1], tf.shape(other_BU)[1]
   word_B4 = random.bits(random.row_keys(7, key_B), 4)
-  is_short = tf.cast(word_B4[:, 0], tf.int64) < round(short * 2**32)
-  size_B = tf.where(is_short, tf.minimum(size_B, 2 + random.integers(word_B4[:, 1], max(T - 1, 1))), size_B)
+  alone = room_B is None
+  if alone:
+    is_short = tf.cast(word_B4[:, 0], tf.int64) < round(short * 2**32)
+    short_B = 2 + random.integers(word_B4[:, 1], max(chunk_BT.shape[1] - 1, 1))
+    size_B = tf.where(is_short, tf.minimum(size_B, short_B), size_B)
+    room_B = tf.where(is_short, size_B, T)
   place = tf.range(1, T)[None]
   starts = sentences.starts(chunk_BT) & (place < size_B[:, None])
   count = tf.cumsum(tf.cast(starts, tf.int32), axis=1)
@@ -149,6 +156,8 @@ def split_pair(
   cut_B = tf.where(total_B > 0, first_at(which_B1), tf.minimum(1 + drawn(tf.maximum(size_B - 1, 1)), size_B))
   wanted = tf.cast(word_B4[:, 3], tf.int64) < round(random_next * 2**32)
   label_B = (wanted | (size_B < 2)) & (other_size_B > 0)
+  if not alone:
+    drawn_B = tf.minimum(drawn_B, tf.maximum(other_size_B - (room_B - cut_B), 0))
   place_U = tf.range(U)
   begins = tf.concat([whole_B[:, None] > 0, sentences.starts(other_BU)], axis=1) & (place_U < other_size_B[:, None])
   after = lambda at_B, none: tf.reduce_min(  # noqa: E731 -- where the next sentence begins
@@ -166,7 +175,7 @@ def split_pair(
     end_B = tf.where(total_B > which_B1[:, 0], first_at(which_B1 + 1), size_B)
   a_size_B = cut_B - a_start_B
   b_start_B = tf.where(label_B, 0, cut_B)
-  room_B = tf.where(is_short, size_B, T) - a_size_B
-  b_size_B = tf.clip_by_value(tf.where(label_B, other_end_B - other_start_B, end_B - cut_B), 0, room_B)
+  b_size_B = tf.where(label_B, other_end_B - other_start_B, end_B - cut_B)
+  b_size_B = tf.clip_by_value(b_size_B, 0, room_B - a_size_B)
   b_BT = tf.where(label_B[:, None], cut(other_BU, other_start_B, T), chunk_BT)
   return a_start_B, a_size_B, b_BT, b_start_B, b_size_B, tf.cast(label_B, tf.int32)

@@ -9,7 +9,7 @@ Chunk i is found by bisection among the blocks and in the 256 lengths of its blo
 
 An EOS that the store put at the end of every document is no part of it. Worked example, documents of 5, 1 and 4 tokens,
 chunks of 2: chunks 0 to 2 are tokens 0-1, 2-3 and 4, chunk 3 is token 5, chunks 4 and 5 are tokens 6-7 and 8-9. Where a
-chunk needs at least 2 tokens (`least`), they are 0-1, 2, 3-4, 6-7 and 8-9.
+chunk needs at least 2 tokens (`least`), they are 0-1, 2, 3-4, 6-7 and 8-9. `chunk_rows.py` puts several into a row.
 """
 
 import concurrent.futures
@@ -27,8 +27,8 @@ from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import TokenStore
 from t5x_like.errors import TransientError, UserError
 
-_BLOCK = 256  # documents
-_PIECE = 64 * _BLOCK  # documents that are counted at once
+BLOCK = 256  # documents
+_PIECE = 2**16  # documents that are counted at once, whole blocks
 _KEPT = 2**17  # documents from which on counts are kept
 _EDITION = 1  # of the counts
 
@@ -50,8 +50,8 @@ class Chunks:
     UserError: the store is shorter than one chunk, or no document is long enough.
   """
 
-  def __init__(self, tokens: TokenStore, length: int, least: int = 1):
-    self.tokens, self.length, self.least = tokens, length, least
+  def __init__(self, tokens: TokenStore, length: int, least: int = 1, block: int = BLOCK):
+    self.tokens, self.length, self.least, self._block = tokens, length, least, block
     self._eos = int(tokens.manifest.append_eos)
     if tokens.num_tokens < length:
       raise UserError(
@@ -60,9 +60,10 @@ class Chunks:
       )
     self.others = Others(tokens, length)
     self._first_document = tokens.first_documents
-    blocks_S = -(-np.diff(self._first_document) // _BLOCK)
+    blocks_S = -(-np.diff(self._first_document) // block)
     self._first_block = np.concatenate([[0], np.cumsum(blocks_S)])
-    self._before = self._counted()
+    self._counts = self._counted()
+    self._before = self._counts["before"]
     self.num_examples = int(self._before[-1])
     if not self.num_examples:
       raise UserError(f"{tokens.path}: found no document of {least} tokens or more: prepare another corpus")
@@ -87,63 +88,79 @@ class Chunks:
 
   def places(self, index_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Where chunks are: int64 [B] -> (document, first token in the stream, tokens), each int64 [B]."""
+    within_B, document_B, start_BK, sizes_BK = self._blocks(index_B)
+    ends_BK = np.cumsum(self._count(sizes_BK), axis=1)
+    which_B = np.count_nonzero(ends_BK <= within_B[:, None], axis=1)
+    here = np.arange(index_B.size), which_B
+    first_B = np.where(which_B > 0, ends_BK[here[0], np.maximum(which_B - 1, 0)], 0)
+    begin_B, size_B = self._cut(sizes_BK[here], within_B - first_B)
+    return document_B + which_B, start_BK[here] + begin_B, size_B
+
+  def _blocks(self, index_B: np.ndarray) -> tuple[np.ndarray, ...]:
+    """The blocks of examples: (the example's number in it, its first document, each int64 [B]; where its documents
+    begin in the stream and their tokens in the store, each int64 [B, K], 0 tokens where a shard has no more)."""
     block_B = np.searchsorted(self._before, index_B, side="right") - 1
     shard_B = np.searchsorted(self._first_block, block_B, side="right") - 1
-    document_B = self._first_document[shard_B] + (block_B - self._first_block[shard_B]) * _BLOCK
-    start_B, sizes_BK = self.tokens.document_sizes(document_B, _BLOCK)
-    ends_BK = np.cumsum(self._count(sizes_BK), axis=1)
-    within_B, row_B = index_B - self._before[block_B], np.arange(index_B.size)
-    which_B = np.count_nonzero(ends_BK <= within_B[:, None], axis=1)
-    first_B = np.where(which_B > 0, ends_BK[row_B, np.maximum(which_B - 1, 0)], 0)
-    nth_B, count_B = within_B - first_B, ends_BK[row_B, which_B] - first_B
-    start_B += np.where(np.arange(_BLOCK) < which_B[:, None], sizes_BK, 0).sum(axis=1)
-    size_B = sizes_BK[row_B, which_B] - self._eos
-    begin_B = np.minimum(nth_B * self.length, size_B - self.least)
-    next_B = np.minimum((nth_B + 1) * self.length, size_B - self.least)
-    end_B = np.where(nth_B + 1 < count_B, next_B, size_B)
-    return document_B + which_B, start_B + begin_B, end_B - begin_B
+    document_B = self._first_document[shard_B] + (block_B - self._first_block[shard_B]) * self._block
+    start_B, sizes_BK = self.tokens.document_sizes(document_B, self._block)
+    start_BK = start_B[:, None] + np.cumsum(sizes_BK, axis=1) - sizes_BK
+    return index_B - self._before[block_B], document_B, start_BK, sizes_BK
+
+  def _cut(self, size_N: np.ndarray, nth_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(first token in its document, tokens) of the nth chunks of documents, by their tokens in the store."""
+    size_N = size_N - self._eos
+    last_N = (size_N + self.length - 1) // self.length - 1
+    begin_N, next_N = (np.minimum(n_N * self.length, size_N - self.least) for n_N in (nth_N, nth_N + 1))
+    return begin_N, np.where(nth_N < last_N, next_N, size_N) - begin_N
 
   def _count(self, sizes: np.ndarray) -> np.ndarray:
     """Chunks of documents by their tokens in the store, of any shape."""
     sizes = sizes - self._eos
     return np.where(sizes >= self.least, (sizes + self.length - 1) // self.length, 0)
 
-  def _counted(self) -> np.ndarray:
+  def _counted(self) -> dict[str, np.ndarray]:
     """What `_count_all` returns, from the cache if it is there."""
     if self.tokens.num_documents < _KEPT:
       return self._count_all()
-    about = {"edition": _EDITION, "store": self.tokens.fingerprint, "length": self.length, "least": self.least}
+    about = {"edition": _EDITION, "store": self.tokens.fingerprint, **self._facts()}
     about["firsts"] = hashlib.sha256(self._first_document.tobytes()).hexdigest()
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
     file = place(cache.directory()) / "chunks" / key[:32]
     if found := progress_files.load_arrays(file):
-      return found["before"]
-    before = self._count_all()
+      return found
+    counts = self._count_all()
     with contextlib.suppress(OSError, TransientError):
-      progress_files.save_arrays(file, before=before)
-    return before
+      progress_files.save_arrays(file, **counts)
+    return counts
 
-  def _count_all(self) -> np.ndarray:
-    """Chunks before each block of the store, and all of them at the end: int64 [blocks + 1]."""
+  def _facts(self) -> dict[str, int]:
+    """What the counts of a store depend on."""
+    return {"length": self.length, "least": self.least}
+
+  def _count_all(self) -> dict[str, np.ndarray]:
+    """`before`: examples before each block of the store, and all of them at the end, int64 [blocks + 1]."""
     before = np.zeros(self._first_block[-1] + 1, np.int64)
 
     def count(shard: int) -> None:
       first, end = self._first_document[shard : shard + 2].tolist()
       block = int(self._first_block[shard]) + 1
       for piece in range(first, end, _PIECE):
-        blocks = -(-min(end - piece, _PIECE) // _BLOCK)
-        _, sizes_1K = self.tokens.document_sizes(np.array([piece]), blocks * _BLOCK)
-        before[block : block + blocks] = self._count(sizes_1K).reshape(blocks, _BLOCK).sum(axis=1)
+        blocks = -(-min(end - piece, _PIECE) // self._block)
+        _, sizes_1K = self.tokens.document_sizes(np.array([piece]), blocks * self._block)
+        before[block : block + blocks] = self._examples(sizes_1K.reshape(blocks, self._block), piece, end)
         block += blocks
 
     with concurrent.futures.ThreadPoolExecutor(min(16, 2 * (os.cpu_count() or 1))) as pool:
       for _ in pool.map(count, range(len(self._first_document) - 1)):
         pass
-    return np.cumsum(before, out=before)
+    return {"before": np.cumsum(before, out=before)}
+
+  def _examples(self, sizes_NK: np.ndarray, first: int, end: int) -> np.ndarray:
+    """How many examples blocks have, int64 [N], by their documents' tokens; document `first` to, at most, `end`."""
+    return self._count(sizes_NK).sum(axis=1)
 
   def _read(self, begins: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens int32 [B, length], sizes int32 [B])."""
-    return _stretches(self.tokens, begins, sizes, self.length)
+    return stretches(self.tokens, begins, sizes, self.length), sizes.astype(np.int32)
 
 
 class Others:
@@ -164,37 +181,41 @@ class Others:
     self.length = wanted + self.search
     self._eos = int(tokens.manifest.append_eos)
 
-  def read(self, document_B: np.ndarray, bits_B2: np.ndarray) -> tuple[np.ndarray, ...]:
-    """A stretch of another document for each, by two words of 32 bits: int64 [B], uint64 [B, 2].
+  def read(self, document_B: np.ndarray, bits_BN: np.ndarray, size_B: np.ndarray | int = 0) -> tuple[np.ndarray, ...]:
+    """A stretch of another document for each, by N >= 2 words of 32 bits: int64 [B], uint64 [B, N].
 
-    The other document is drawn uniformly from all others, of which there has to be one, and a token uniformly from it;
-    its stretch begins up to `search` tokens before the drawn one, where there are so many, and ends with the document
-    or after `length` tokens.
+    The other document is drawn uniformly from all others, of which there has to be one: the first of N - 1 that has
+    `size` tokens, or else the longest. A token is drawn uniformly from it; its stretch begins up to `search` tokens
+    before the drawn one, where there are so many, and ends with the document or after `length` tokens.
 
     Returns:
       (int32 [B, length], its size, the place of the drawn token in it, 1 where it begins with its document); the others
       int32 [B].
     """
-    other = _below(self.tokens.num_documents - 1, bits_B2[:, 0])
-    begins, ends = self.tokens.document_spans(other + (other >= document_B))
-    ends = ends - self._eos
-    drawn = begins + _below(np.maximum(ends - begins, 1), bits_B2[:, 1])
+    other_BC = _below(self.tokens.num_documents - 1, bits_BN[:, :-1])
+    other_BC += other_BC >= document_B[:, None]
+    begins, ends = (x.copy() for x in self.tokens.document_spans(other_BC[:, 0]))
+    for other_B in other_BC.T[1:]:
+      short_b = np.flatnonzero(ends - begins - self._eos < size_B)
+      found_b, until_b = self.tokens.document_spans(other_B[short_b])
+      longer = until_b - found_b > (ends - begins)[short_b]
+      begins[short_b[longer]], ends[short_b[longer]] = found_b[longer], until_b[longer]
+    ends -= self._eos
+    drawn = begins + _below(np.maximum(ends - begins, 1), bits_BN[:, -1])
     firsts = np.maximum(begins, drawn - self.search)
-    return (
-      *_stretches(self.tokens, firsts, np.clip(ends - firsts, 0, self.length), self.length),
-      (drawn - firsts).astype(np.int32),
-      (firsts == begins).astype(np.int32),
-    )
+    sizes = np.clip(ends - firsts, 0, self.length)
+    found = sizes, drawn - firsts, firsts == begins
+    return stretches(self.tokens, firsts, sizes, self.length), *(x.astype(np.int32) for x in found)
 
 
-def _stretches(tokens: TokenStore, begins: np.ndarray, sizes: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-  """(tokens int32 [B, length], 0 after their size; sizes int32 [B])."""
+def stretches(tokens: TokenStore, begins: np.ndarray, sizes: np.ndarray, length: int) -> np.ndarray:
+  """The tokens from places in the stream on, 0 after their sizes: int64 [B] each -> int32 [B, length]."""
   last = tokens.num_tokens - length
   window = tokens.windows(np.minimum(begins, last), length)
   for row in np.flatnonzero(begins > last).tolist():  # near the end of the stream
     window[row] = np.roll(window[row], -(begins[row] - last))
   window[np.arange(length) >= sizes[:, None]] = 0
-  return window, sizes.astype(np.int32)
+  return window
 
 
 def _call(function, lengths: tuple[int | None, ...], *arguments):
@@ -205,7 +226,7 @@ def _call(function, lengths: tuple[int | None, ...], *arguments):
 
 
 def _below(n: int | np.ndarray, bits_B: np.ndarray) -> np.ndarray:
-  """floor(n * bits / 2^32) without overflow, so uniform in 0..n-1: 32-bit words as uint64 [B] -> int64 [B]."""
+  """floor(n * bits / 2^32) without overflow, so uniform in 0..n-1: 32-bit words as uint64, of any shape -> int64."""
   n = np.asarray(n, np.uint64)
   low = bits_B * (n & np.uint64(2**32 - 1)) >> np.uint64(32)
   return (bits_B * (n >> np.uint64(32)) + low).astype(np.int64)

@@ -14,10 +14,12 @@ What a row holds is one of the four formats that RoBERTa compares (Liu et al. 20
   row begins between two words, or anywhere, where none begins. The stride leaves as many free: at 512 about 4% of a row
   is padding.
 - `doc_sentences`: [CLS] text [SEP], up to `length - 2` tokens of one document, which may begin within a sentence, as
-  above; rows at the end of documents are short. (RoBERTa then takes more rows into a batch; shapes are fixed here.)
+  above; those at the end of documents are short. (RoBERTa then takes more rows into a batch; shapes are fixed here.)
 
 An epoch has every chunk of every document once as `doc_sentences` and as the stretch that A is taken from, which B
-follows in half of the rows; how full rows are is thus up to the documents' lengths.
+follows in half of the pairs. Where segments tell sequences apart, a row holds several of them (`packed`), of
+`doc_sentences` and `segment_pair`; see `_packed_rows.py`. Sentence pairs, of which the size is known only when they are
+drawn, have a row each.
 
 Sentences are found by a rule on ids, see `data/preprocessors/sentences.py`; pairs and single documents by
 `data/store/document_chunks.py`. What is predicted is drawn anew in every epoch, or with `static_copies` as many times
@@ -35,10 +37,12 @@ from t5x_like.data.store import windows
 from t5x_like.data.store.document_chunks import Chunks
 from t5x_like.data.store.reader import TokenStore, Verify
 from t5x_like.data.task import Feature, Task, fingerprint
+from t5x_like.data.tasks import _packed_rows
 from t5x_like.data.vocabularies import special
 from t5x_like.errors import UserError
 
 Format = Literal["segment_pair", "sentence_pair", "full_sentences", "doc_sentences"]
+PACKED = ("segment_pair", "doc_sentences")
 
 
 def task(
@@ -56,6 +60,7 @@ def task(
   short_pairs: float = 0.1,
   sentence_rule: str = sentences.DEFAULT_RULE,
   segment_ids: bool = True,
+  packed: bool = True,
   dynamic_offsets: bool = True,
   label: str | None = None,
   verify: Verify = "auto",
@@ -76,6 +81,9 @@ def task(
     sentence_rule: `module:function`, see `data/preprocessors/sentences.py`.
     segment_ids: tells tokens (1) from padding (0). Attention cores that take no segments, such as BigBird's, need them
       left out; padding is then told by the vocabulary's padding id.
+    packed: several sequences per row of `doc_sentences` and `segment_pair`, told apart by segments; a pair's features
+      then have an axis K for the pairs of a row: `next_sentence_label`, and `encoder_cls_positions`, where each begins
+      (0 also where there is none).
     dynamic_offsets: begin the rows of every later epoch elsewhere, see `data/store/windows.py`; of full_sentences, as
       chunks of documents begin with these, and without static_copies, which are copies of the same rows.
     label: the name in metrics; by default `<corpus>_mlm`.
@@ -111,8 +119,17 @@ def task(
     special(vocabulary, "sep"),
     vocabulary.eos_id if vocabulary.pad_id is None else vocabulary.pad_id,
   )
-  offset_facts = {}
-  if input_format == "full_sentences":
+  facts, offset_facts = {}, {}
+  packed = packed and segment_ids and input_format in PACKED
+  if packed:
+    facts["packed"] = True
+  if packed and pairs:
+    facts["cut_chunks"] = bool(short_pairs)  # whether chunks leave room for it
+    options = dict(random_next=float(random_next), short=float(short_pairs))
+    reader = _packed_rows.Pairs(tokens, length, rule, *ids, **options)
+  elif packed:
+    reader = _packed_rows.DocSentences(tokens, length, *ids)
+  elif input_format == "full_sentences":
     reader = FullSentences(tokens, length, rule, *ids)
     offset_facts = windows.offset_facts(dynamic_offsets and static_copies is None)
   elif pairs:
@@ -143,17 +160,24 @@ def task(
     }
     if segment_ids:
       features["encoder_segment_ids"] = row["segments"]
+    if packed:
+      features["encoder_positions"] = row["positions"]
     if masking == "spans":
       features |= {"encoder_span_starts": masked["span_starts"], "encoder_span_ends": masked["span_ends"]}
+    if packed and pairs:
+      features["encoder_cls_positions"] = row["firsts"]
     return features | ({"next_sentence_label": row["label"]} if pairs else {})
 
   names = ["input_tokens", "target_tokens", "token_types"] + ["segment_ids"] * segment_ids
-  names += ["span_starts", "span_ends"] if masking == "spans" else []
+  names += ["positions"] * packed + (["span_starts", "span_ends"] if masking == "spans" else [])
   features = {f"encoder_{name}": Feature((length,), "int32") for name in names}
   features["encoder_loss_weights"] = Feature((length,), "float32")
   features["encoder_masked_positions"] = Feature((masks.most,), "int32")
   if pairs:
     features["next_sentence_label"] = Feature((), "int32")
+  if pairs and packed:
+    pairs_K = Feature((_packed_rows.most_pairs(length),), "int32")
+    features |= {"next_sentence_label": pairs_K, "encoder_cls_positions": pairs_K}
   return Task(
     name=label or f"{tokens.name}_mlm",
     vocabulary=vocabulary,
@@ -169,11 +193,12 @@ def task(
       static_copies=static_copies,
       sentence_rule=sentence_rule,
       **({"random_next": random_next, "short_pairs": short_pairs} if pairs else {}),
+      **facts,
       **offset_facts,
     ),
     num_examples=reader.num_examples,
     numbering=fingerprint(
-      "mlm_rows", tokens, length=length, input_format=input_format, sentence_rule=sentence_rule, **offset_facts
+      "mlm_rows", tokens, length=length, input_format=input_format, sentence_rule=sentence_rule, **facts, **offset_facts
     ),
     features=features,
     batch=batch,

@@ -3,5 +3,6 @@
 A file's `make` takes the arguments that recipes give and, as far as its signature names them, `rngs`, the `variant` and
 the `dropout_rate`. A head is called as `head(x_BTD, embed, valid_BT, key) -> dict`, where `embed` is the token table
 (for tied heads) and `valid_BT` is False for padding; the result has `logits`, float32, or `VocabularyLogits` if they
-are over the vocabulary.
+are over the vocabulary. Heads of pretraining also take places of tokens: `places_BK` that are predicted, `firsts_BP`
+where the sequences of a row begin.
 """

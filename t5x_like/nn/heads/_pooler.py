@@ -5,6 +5,7 @@ from flax import nnx
 
 from t5x_like import slots
 from t5x_like.nn.design import Variant
+from t5x_like.nn.heads.mlm import at_places
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.mlp import ACTIVATIONS
 
@@ -17,5 +18,6 @@ class Pooler(nnx.Module):
     self.dense = Linear((D, D), ("embed", None), variant.design.kernel_init(D), rngs, bias=True)
     self.activation = slots.find("config.model.head.activation", activation, ACTIVATIONS)[0]
 
-  def __call__(self, x_BTD: jax.Array) -> jax.Array:
-    return self.activation(self.dense(x_BTD[:, 0]))
+  def __call__(self, x_BTD: jax.Array, firsts_BP: jax.Array | None = None) -> jax.Array:
+    """[B, D], or [B, P, D] of the sequences of a row that begin at `firsts_BP`."""
+    return self.activation(self.dense(x_BTD[:, 0] if firsts_BP is None else at_places(x_BTD, firsts_BP)))

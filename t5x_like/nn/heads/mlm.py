@@ -23,7 +23,7 @@ class MlmHead(nnx.Module):
     self.lm = LmHead(rngs, bias=variant.vocab_size)
     self.activation = ACTIVATIONS[design.activation][0]
 
-  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, places_BK=None) -> dict:
+  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, places_BK=None, **_) -> dict:
     """Returns {"logits": VocabularyLogits [B, T, V]}, or [B, K, V] at the given places, which saves most of it."""
     x_BTD = x_BTD if places_BK is None else at_places(x_BTD, places_BK)
     return self.lm(self.norm(self.activation(self.dense(x_BTD))), embed)

@@ -33,7 +33,7 @@ class SpanBoundaryHead(nnx.Module):
     self.lm = LmHead(rngs, bias=variant.vocab_size)
     self.activation = ACTIVATIONS[design.activation][0]
 
-  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, places_BK=None) -> dict:
+  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, places_BK=None, **_) -> dict:
     return self.mlm(x_BTD, embed, places_BK=places_BK)
 
   def boundary(self, x_BTD: jax.Array, places_BK: jax.Array, starts_BK: jax.Array, ends_BK: jax.Array, embed: Embed):
