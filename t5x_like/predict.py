@@ -16,6 +16,9 @@ architecture:
   images           file is no image
     photos/                                 ->  {"input": "photos/1.jpg", "prediction": "cat", "probability": 0.93,
                                                  "predictions": [{"label": "cat", "probability": 0.93}, …]}
+  model of images  the same input, and with --texts=FILE a text a line; the texts that describe an image best
+  and texts
+    photos/                                 ->  {"input": "photos/1.jpg", "prediction": "a photo of a cat", …}
   detector         the same input; the objects in each image, boxes as ymin, xmin, ymax, xmax in its pixels
     photos/                                 ->  {"input": "photos/1.jpg", "detections": [
                                                  {"label": "cat", "score": 0.93, "box": [12.5, 4.0, 210.0, 187.5]}, …]}
@@ -69,6 +72,7 @@ def main(argv: list[str]) -> None:
     ),
     ("--output", {"required": True, "metavar": "FILE", "help": "the JSONL file to write; - is stdout"}),
     ("--text_field", {"metavar": "KEY", "help": "key of the text in JSONL input (default for .jsonl: text)"}),
+    ("--texts", {"metavar": "FILE", "help": "a text a line, for a model of images and texts to choose from"}),
     ("--step", {"type": int, "metavar": "N", "help": "the checkpoint to use (default: the newest)"}),
     ("--batch_size", {"type": int, "metavar": "N", "default": 32, "help": "rows in a batch (default: %(default)s)"}),
     *(
@@ -100,12 +104,17 @@ def _answers(args, overrides: list[str]) -> list[dict[str, Any]]:
 
   from t5x_like import inference, models, slots
   from t5x_like.data import vocabularies
-  from t5x_like.inference import images, texts
+  from t5x_like.inference import image_texts, images, texts
   from t5x_like.rows import Runner
   from t5x_like.training import assembly, process, trained
 
   config, identity = trained.open_config(args.workdir, args.config, overrides)
-  of_images = "image" in slots.find("config.model.name", config.model.name, models, "Model").NEEDS
+  needs = slots.find("config.model.name", config.model.name, models, "Model").NEEDS
+  of_images, of_both = "image" in needs, "text_input_tokens" in needs
+  if of_both != (args.texts is not None):
+    found, expected = ("a", "a file of texts to choose from") if of_both else ("no", "none")
+    raise UserError(f"--texts={args.texts}: the model is {found} model of images and texts, expected {expected}")
+  choices = texts.read(args.texts, flag="--texts") if of_both else None
   inputs = images.files(args.input) if of_images else texts.read(args.input, args.text_field)
   if not identity["features"] and not of_images:
     raise UserError(f"{args.workdir}: holds imported weights, and no step was trained yet; train first")
@@ -116,7 +125,8 @@ def _answers(args, overrides: list[str]) -> list[dict[str, Any]]:
   parts = assembly.build(config)
   flags = {name: getattr(args, name) for name, *_ in GENERATION if getattr(args, name) is not None}
   if of_images:
-    predict = images.predictor(parts.model, vocabulary, config.task.to_dict(), flags)
+    given = (parts.model, vocabulary, config.task.to_dict(), flags)
+    predict = images.predictor(*given) if choices is None else image_texts.TextChoice(*given, choices)
     step, arrays = trained.restore_params(args.workdir, parts, args.step)
     process.say(f"{args.workdir}: step {step}; {len(inputs)} files")
     answers = predict(Runner(parts.model, parts.rules, arrays, args.batch_size), inputs)

@@ -112,10 +112,7 @@ class ImageClassification(_OfImages):
   """Classifies the middle of each image, as evaluations see it; `--top_k` says how many classes to give."""
 
   def __init__(self, model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any]):
-    self._top_k = _most(flags, "classifies images", "classes", 5)
-    self._resolution, self.channels = model.variant.resolution, model.variant.channels
-    self._crop = task.get("crop", pictures.CROP)
-    self._normalised = _normalisation(task, pictures.MEAN, pictures.STD)
+    self.read_options(model.variant, task, flags)
     image = jax.ShapeDtypeStruct((1, self._resolution, self._resolution, self.channels), np.float32)
     only_images = tuple(getattr(model, "NEEDS", ())) == ("image",)
     out = jax.eval_shape(lambda m, x: m({"image": x}), model, image) if only_images else {}
@@ -125,19 +122,29 @@ class ImageClassification(_OfImages):
         " workdir of a classifier"
       )
     labels = out["logits"].shape[-1]
-    self._names, self._top_k = _names(vocabulary, labels), min(self._top_k, labels)
+    self.names, self.top_k = _names(vocabulary, labels), min(self.top_k, labels)
+
+  def read_options(self, variant, task: Mapping[str, Any], flags: dict[str, Any]) -> None:
+    self.top_k = _most(flags, "classifies images", "classes", 5)
+    self._resolution, self.channels = variant.resolution, variant.channels
+    self._crop = task.get("crop", pictures.CROP)
+    self._normalised = _normalisation(task, pictures.MEAN, pictures.STD)
 
   def features(self, image_YXC: np.ndarray) -> dict[str, np.ndarray]:
     return {"image": self._normalised(pictures.centred(image_YXC, self._resolution, self._crop))}
 
+  def probabilities(self, model, batch: dict[str, jax.Array]) -> jax.Array:
+    """float32 [B, V], of each class."""
+    return jax.nn.softmax(model(batch)["logits"], axis=-1)
+
   def found(self, model, batch):
-    p_BV = jax.nn.softmax(model(batch)["logits"], axis=-1)
-    best_BK = jnp.argsort(-p_BV, axis=-1)[:, : self._top_k]  # stays sharded by rows, unlike a `top_k`
+    p_BV = self.probabilities(model, batch)
+    best_BK = jnp.argsort(-p_BV, axis=-1)[:, : self.top_k]  # stays sharded by rows, unlike a `top_k`
     return best_BK, jnp.take_along_axis(p_BV, best_BK, axis=-1)
 
   def answer(self, size, best_K: np.ndarray, p_K: np.ndarray) -> dict[str, Any]:
     """`prediction`, its `probability`, and `predictions`, the likeliest classes with their probabilities."""
-    found = [{"label": self._names[n], "probability": float(f"{p:.6g}")} for n, p in zip(best_K.tolist(), p_K.tolist())]
+    found = [{"label": self.names[n], "probability": float(f"{p:.6g}")} for n, p in zip(best_K.tolist(), p_K.tolist())]
     return {"prediction": found[0]["label"], "probability": found[0]["probability"], "predictions": found}
 
 

@@ -10,12 +10,13 @@ from typing import Any
 from t5x_like.errors import UserError, did_you_mean, one_line
 
 
-def read(path: str, field: str | None = None) -> list[str]:
+def read(path: str, field: str | None = None, flag: str = "--input") -> list[str]:
   """The texts of a file: its non-blank lines or, in JSON lines, the values of a key.
 
   Args:
     path: a UTF-8 file, or `-` for standard input. A `.jsonl` file has a JSON object on every line.
     field: the key of the text, by default `text`; if given, any file is read as JSON lines.
+    flag: that gave the path.
   Raises:
     UserError: the file is missing, empty or not UTF-8, or a line is not such an object.
   """
@@ -23,15 +24,15 @@ def read(path: str, field: str | None = None) -> list[str]:
     data = sys.stdin.buffer.read() if path == "-" else pathlib.Path(path).read_bytes()
     content = data.decode("utf-8")
   except OSError as error:
-    raise UserError(f"--input={path}: cannot be read: {error.strerror}") from error
+    raise UserError(f"{flag}={path}: cannot be read: {error.strerror}") from error
   except UnicodeDecodeError as error:
-    raise UserError(f"--input={path}: not UTF-8 at byte {error.start}; convert it to UTF-8") from error
+    raise UserError(f"{flag}={path}: not UTF-8 at byte {error.start}; convert it to UTF-8") from error
   lines = [(number, line) for number, line in enumerate(content.removeprefix("\ufeff").split("\n"), 1) if line.strip()]
   if not lines:
-    raise UserError(f"--input={path}: found no text in it, expected an input on every line")
+    raise UserError(f"{flag}={path}: found no text in it, expected an input on every line")
   if field is None and not path.endswith(".jsonl"):
     return [line.removesuffix("\r") for _, line in lines]
-  return [_text(line, field or "text", f"--input={path}: line {number}") for number, line in lines]
+  return [_text(line, field or "text", f"{flag}={path}: line {number}") for number, line in lines]
 
 
 def _text(line: str, field: str, where: str) -> str:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from t5x_like import evaluate, train
+from t5x_like import evaluate, predict, train
 from t5x_like.evals import retrieval
 from t5x_like.training.trained import open_model
 from t5x_like.training.writer import read_metrics
@@ -89,6 +89,24 @@ def test_what_is_in_an_image_is_found_by_its_name_in_words_and_its_text_among_ot
       assert last[label + name] == pytest.approx(value, abs=3)  # one of what is near to a tie
 
 
+@pytest.mark.more
+def test_an_image_gets_the_text_that_says_best_what_it_shows(learned, data, tmp_path, capsys):
+  names = [f"a {color} {shape}" for color, shape in KINDS]
+  (tmp_path / "texts.txt").write_text("\n".join(names))
+  ask = [f"--workdir={learned}", f"--input={data}/kinds", f"--output={tmp_path}/out.jsonl"]
+  assert predict.main([*ask, f"--texts={tmp_path}/texts.txt", "--top_k=12", "--batch_size=40"]) == 0
+  rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+  assert len(rows) == 96 and np.mean([row["prediction"][2:] == row["input"].split("/")[-2] for row in rows]) > 0.5
+  assert all(sum(x["probability"] for x in row["predictions"]) == pytest.approx(1, abs=1e-3) for row in rows)
+  capsys.readouterr()
+  assert predict.main(ask) == 2
+  assert "--texts=None: the model is a model of images and texts, expected a file of texts" in capsys.readouterr().err
+  (tmp_path / "texts.txt").write_text(names[0])
+  assert predict.main([*ask, f"--texts={tmp_path}/texts.txt"]) == 2
+  assert "--texts: found 1, expected a file of at least two texts" in capsys.readouterr().err
+
+
+@pytest.mark.more
 def test_a_run_goes_to_hugging_face_and_back(learned, data, tmp_path):
   there, back = tmp_path / "there", tmp_path / "back"
   assert convert_hf.main([f"--input={learned}", f"--output={there}"]) == 0

@@ -1,0 +1,53 @@
+"""Which of some texts says best what an image shows, by a model of images and texts (Radford et al. 2021, 3.1)."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t5x_like.data.images import prompts
+from t5x_like.errors import UserError
+from t5x_like.inference.images import ImageClassification
+from t5x_like.nn import params
+from t5x_like.rows import Runner, in_batches
+
+
+class TextChoice(ImageClassification):
+  """Classifies images as `ImageClassification` does; the classes are texts.
+
+  Probabilities are the softmax over the texts of the scaled cosines, or their sigmoid where the model has a bias.
+
+  Args:
+    model, vocabulary, task, flags: see `images.predictor`.
+    texts: those to choose from, such as 'a photo of a cat'.
+  Raises:
+    UserError: fewer than two texts, or a flag that is not for images.
+  """
+
+  def __init__(self, model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any], texts: Sequence[str]):
+    if len(texts) < 2:
+      raise UserError(f"--texts: found {len(texts)}, expected a file of at least two texts to choose from, a line each")
+    self.read_options(model.variant.image, task, flags)
+    self.names, self.top_k = list(texts), min(self.top_k, len(texts))
+    self._tokens_CT = prompts.rows(texts, vocabulary, task.get("length", 77))
+
+  def __call__(self, run: Runner, paths: Sequence[str]) -> list[dict[str, Any]]:
+    @jax.jit
+    def embedded(arrays, batch):
+      with run.rules.activate():
+        return (params.with_arrays(run.model, arrays).embed_texts(batch)[0],)
+
+    C, T = self._tokens_CT.shape
+    rows = lambda chosen, _: {"text_input_tokens": self._tokens_CT[chosen]}  # noqa: E731
+    found = in_batches(lambda batch: embedded(run.arrays, batch), run.rules, run.batch_size, [T] * C, rows)
+    self._texts_CP = np.stack([text_P for (text_P,) in found])
+    return super().__call__(run, paths)
+
+  def probabilities(self, model, batch: dict[str, jax.Array]) -> jax.Array:
+    cosine_BC = model.embed_images(batch)[0] @ self._texts_CP.T
+    logits_BC = cosine_BC * jnp.exp(model.scale[...])
+    if model.bias is None:
+      return jax.nn.softmax(logits_BC)
+    return jax.nn.sigmoid(logits_BC + model.bias[...])
