@@ -12,7 +12,7 @@ configs/vit/fashion_mnist.py. `:alone` is the same student without a teacher.
 
 from configs.vit import fashion_mnist
 
-_EPOCHS = 10
+_EPOCHS = 3
 
 
 def get_config(alone: bool = False):
@@ -20,7 +20,7 @@ def get_config(alone: bool = False):
 
   teacher = config.model.to_dict()
   head = {"name": "distillation", "labels": 10}
-  config.model = {"name": "deit", "variant": "deit-fashion", "channels": 1, "head": head}
+  config.model = {"name": "deit", "variant": "deit-fashion", "channels": 1, "head": head, "design": teacher["design"]}
   if alone:
     config.objective = {"name": "classification", "label_smoothing": 0.1}
   else:
@@ -32,5 +32,5 @@ def get_config(alone: bool = False):
       "temperature": 2.0,
       "label_smoothing": 0.1,
     }
-  config.total_steps = _EPOCHS * fashion_mnist._IMAGES // 256
+  config.total_steps = _EPOCHS * fashion_mnist._IMAGES // 128
   return config

@@ -29,12 +29,12 @@ def get_config():
     "augmentations": ("flip", {"name": "scale_jitter", "scale": (0.8, 1.5)}),
   }
   config.objective = {"name": "detection"}
-  config.batch_size = 16
-  config.total_steps = 4_000
+  config.batch_size = 8
+  config.total_steps = 3_000
   config.optimizer = {"name": "adamw", "weight_decay": 1e-4}
-  config.schedule = {"name": "drops", "learning_rate": 5e-4, "steps": (3_200,), "warmup_steps": 100}
+  config.schedule = {"name": "drops", "learning_rate": 4e-4, "steps": (2_400,), "warmup_steps": 100}
   config.clip_norm = 0.1
-  config.eval_every = 500
+  config.eval_every = 1_000
   config.evals = {"loss": {}, "detection": {}}
-  config.checkpoint = {"every": 500, "keep_last": 2}
+  config.checkpoint = {"every": 100, "keep_last": 2}
   return config

@@ -28,7 +28,7 @@ def _vit(embed, mlp, heads, layers, patch, resolution=224) -> ImageVariant:
 VARIANTS = {
   #                   embed   mlp heads layers patch
   "vit-tiny":    _vit(   64,  128,  4,  4,  4, 32),  # for debugging
-  "vit-fashion": _vit(   96,  192,  4,  6,  4, 28),
+  "vit-fashion": _vit(   96,  192,  3,  4,  4, 28),
   "vit-ti16":    _vit(  192,  768,  3, 12, 16),
   "vit-s16":     _vit(  384, 1536,  6, 12, 16),
   "vit-b16":     _vit(  768, 3072, 12, 12, 16),

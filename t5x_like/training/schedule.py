@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import optax
 
+from t5x_like.errors import UserError
 from t5x_like.slots import Positive
 
 Schedule = optax.Schedule
@@ -38,7 +39,16 @@ def linear(*, learning_rate: float, warmup_steps: int, total_steps: int, end: fl
 
 
 def cosine(*, learning_rate: float, warmup_steps: int, total_steps: int, end: float = 0.0) -> Schedule:
-  """Linear warm-up from zero, then a half cosine down to `end * learning_rate` (Loshchilov & Hutter 2017)."""
+  """Linear warm-up from zero, then a half cosine down to `end * learning_rate` (Loshchilov & Hutter 2017).
+
+  Raises:
+    UserError: the run ends before the warm-up does.
+  """
+  if not 0 <= warmup_steps < total_steps:
+    raise UserError(
+      f"config.schedule.warmup_steps: found {warmup_steps} in a run of {total_steps} steps, expected fewer; set"
+      " --config.schedule.warmup_steps"
+    )
   return optax.warmup_cosine_decay_schedule(0.0, learning_rate, warmup_steps, total_steps, end * learning_rate)
 
 

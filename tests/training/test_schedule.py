@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from t5x_like.errors import UserError
 from t5x_like.training.schedule import SCHEDULES
 
 STEPS = [0, 1, 5, 9, 10, 11, 37, 60, 99, 100, 101, 5000]
@@ -67,3 +68,8 @@ def test_without_warm_up_the_first_step_has_the_full_rate(name):
 
 def test_rsqrt_at_a_late_step():
   np.testing.assert_allclose(float(SCHEDULES["rsqrt"]()(np.int32(10**9))), 1e-9**0.5, rtol=1e-5)
+
+
+def test_a_warm_up_as_long_as_the_run_is_refused():
+  with pytest.raises(UserError, match="warmup_steps: found 100 in a run of 100 steps, expected fewer"):
+    SCHEDULES["cosine"](learning_rate=0.4, warmup_steps=100, total_steps=100)

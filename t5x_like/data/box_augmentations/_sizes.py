@@ -16,10 +16,12 @@ def resized(image_YXC: tf.Tensor, shortest: tf.Tensor, longest: int) -> tf.Tenso
 def scaled(image_YXC: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
   shape = tf.shape(image_YXC)[:2]
   size = tf.maximum(tf.cast(tf.round(tf.cast(shape, tf.float32) * scale), tf.int32), 1)
-  made = tf.image.resize(image_YXC, size, "bilinear", antialias=True)
-  return tf.ensure_shape(
-    tf.cond(tf.reduce_all(size == shape), lambda: image_YXC, lambda: made), [None, None, image_YXC.shape[-1]]
+  made = tf.cond(
+    tf.reduce_all(size == shape),
+    lambda: image_YXC,
+    lambda: tf.image.resize(image_YXC, size, "bilinear", antialias=True),
   )
+  return tf.ensure_shape(made, [None, None, image_YXC.shape[-1]])
 
 
 def part(boxed: Boxed, box_4: tf.Tensor, centres: bool) -> Boxed:

@@ -137,12 +137,24 @@ def centred(image_YXC: tf.Tensor, resolution: int, crop: float) -> tf.Tensor:
   side = round(resolution / crop)
   scale = side / tf.reduce_min(shape)
   size = tf.maximum(tf.cast(tf.round(tf.cast(shape, tf.float64) * scale), tf.int32), side)
-  resized = tf.clip_by_value(tf.image.resize(image_YXC, size, "bicubic", antialias=True), 0.0, 255.0)
-  image_YXC = tf.cond(tf.reduce_all(size == shape), lambda: image_YXC, lambda: resized)
-  y, x = tf.unstack((size - resolution) // 2)
-  return tf.ensure_shape(
-    image_YXC[y : y + resolution, x : x + resolution], [resolution, resolution, image_YXC.shape[-1]]
-  )
+  start = (size - resolution) // 2
+
+  def resized() -> tf.Tensor:  # only the middle: the whole of a long and narrow image would take gigabytes
+    made = tf.raw_ops.ScaleAndTranslate(
+      images=image_YXC[None],
+      size=[resolution, resolution],
+      scale=tf.cast(size, tf.float32) / tf.cast(shape, tf.float32),
+      translation=-tf.cast(start, tf.float32),
+      kernel_type="keyscubic",
+      antialias=True,
+    )[0]
+    return tf.clip_by_value(made, 0.0, 255.0)
+
+  def cut() -> tf.Tensor:
+    return image_YXC[start[0] : start[0] + resolution, start[1] : start[1] + resolution]
+
+  made = tf.cond(tf.reduce_all(size == shape), cut, resized)
+  return tf.ensure_shape(made, [resolution, resolution, image_YXC.shape[-1]])
 
 
 def uniform(bits: tf.Tensor) -> tf.Tensor:

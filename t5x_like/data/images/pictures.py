@@ -64,8 +64,8 @@ def centred(image_YXC: np.ndarray, resolution: int, crop: float) -> np.ndarray:
   y, x = (size - resolution) // 2
   if (size == shape).all():
     return image_YXC[y : y + resolution, x : x + resolution]
-  parts = (slice(at, at + resolution) for at in (y, x))
-  return _interpolated(image_YXC, *(_weights(*each, _cubic)[part] for *each, part in zip(shape, size, parts)))
+  places = (at + np.arange(resolution) for at in (y, x))  # of the middle alone: a side may be very long
+  return _interpolated(image_YXC, *(_weights(*each, _cubic) for each in zip(shape, size, places)))
 
 
 def within(image_YXC: np.ndarray, shortest: int, longest: int) -> np.ndarray:
@@ -78,7 +78,7 @@ def within(image_YXC: np.ndarray, shortest: int, longest: int) -> np.ndarray:
   size = np.maximum(np.round(shape.astype(np.float32) * scale).astype(int), 1)
   if (size == shape).all():
     return image_YXC
-  return _interpolated(image_YXC, *(_weights(*each, _linear) for each in zip(shape, size)))
+  return _interpolated(image_YXC, *(_weights(*each, _linear) for each in zip(shape, size, map(np.arange, size))))
 
 
 def _interpolated(image_YXC: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
@@ -86,10 +86,11 @@ def _interpolated(image_YXC: np.ndarray, rows: np.ndarray, columns: np.ndarray) 
   return np.einsum("yr,rxc->yxc", rows, made_YXC, optimize=True).clip(0.0, 255.0)
 
 
-def _weights(old: int, new: int, kernel: Callable) -> np.ndarray:
-  """float32 [new, old]: the interpolation of a side, whose kernel is widened where it makes an image smaller."""
+def _weights(old: int, new: int, at_R: np.ndarray, kernel: Callable) -> np.ndarray:
+  """float32 [R, old]: the interpolation of some places of a side of `new` pixels from one of `old`; the kernel is
+  widened where it makes an image smaller."""
   wide = max(old / new, 1.0)
-  centre = (np.arange(new) + 0.5) * old / new - 0.5
+  centre = (at_R + 0.5) * old / new - 0.5
   weights = kernel(np.abs(centre[:, None] - np.arange(old)) / wide)
   return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
 
