@@ -20,7 +20,7 @@ from t5x_like.training import workdir as workdirs
 from t5x_like.training.writer import read_metrics
 
 RECIPE = "configs/t5/quickstart.py"
-_TUNING_STEPS = 40  # of each task, after as many steps of pretraining as the recipe says; with more labels it helps less
+_TUNING_STEPS = 40  # of each task, after the recipe's steps of pretraining, which helps less with more labels
 _TUNING = {
   "batch_size": 32,
   "task.inputs_length": 64,
