@@ -81,7 +81,8 @@ def check(saved: dict[str, Any], current: dict[str, Any], workdir, *, other_opti
     UserError: the run's data are of another edition, or keys changed whose change would make resuming meaningless; all
       of them are listed.
   """
-  before, now = config_lib.flat(saved), config_lib.flat(current)
+  as_saved = json.loads(json.dumps(current))  # where tuples are lists
+  before, now = config_lib.flat(saved), config_lib.flat(as_saved)
   before = {key: value for key, value in _LATER.items() if key in now} | before
   edition = now.get(f"fingerprints.{_EDITION}")  # none where only models are compared
   found = before.get(f"fingerprints.{_EDITION}", 1)

@@ -39,9 +39,13 @@ def whole(tmp_path_factory):
   return folder
 
 
-def test_a_run_stopped_and_resumed_with_augmentation_mixing_and_dropped_paths_has_the_same_bits(whole, tmp_path):
+def test_a_run_stopped_and_resumed_with_augmentation_mixing_and_dropped_paths_has_the_same_bits(
+  whole, tmp_path, capsys
+):
   assert run(tmp_path, whole / "cache", "--config.total_steps=2") == 0
   assert run(tmp_path, whole / "cache") == 0
+  changes = [line for line in capsys.readouterr().out.splitlines() if "changed config" in line]
+  assert changes == ["resuming with a changed config: total_steps: 2 -> 4"]
   assert_same_bits(tmp_path, whole / "whole", 4)
 
 
