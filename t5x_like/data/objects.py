@@ -23,6 +23,7 @@ from t5x_like.errors import TransientError, UserError, is_transient, one_line, r
 
 _ATTEMPT_SECONDS = 60.0
 _AT_ONCE = 32  # requests of fsspec
+_ABSENT = b"\x02"  # TensorStore's generation of a file that is not there
 _DRIVERS = ("gcs", "s3", "http")
 _CONTEXT = {
   **{f"{d}_request_retries": {"max_retries": 1000, "initial_delay": "100ms", "max_delay": "8s"} for d in _DRIVERS},
@@ -45,6 +46,9 @@ class Objects(Protocol):
 
   def write(self, key: str, data: bytes | None) -> Any:
     """Writes a file whole, or deletes it."""
+
+  def create(self, key: str, data: bytes) -> Any:
+    """Writes a file if there is none; False if there is."""
 
   def list(self, prefix: str) -> Any:
     """The keys that begin with a prefix, and their sizes (None where they are not known)."""
@@ -86,6 +90,9 @@ class _TensorStore:
 
   def write(self, key: str, data: bytes | None):
     return self._files.write(key, data)
+
+  def create(self, key: str, data: bytes):
+    return _Then(self._files.write(key, data, if_equal=_ABSENT), lambda stamp: bool(stamp.generation))
 
   def list(self, prefix: str):
     return _Then(self._files.list(self._range(prefix)), lambda keys: {key.decode(): None for key in keys})
@@ -130,6 +137,17 @@ class _Fsspec:
         return
       self._files.makedirs(posixpath.dirname(self._path(key)), exist_ok=True)
       self._files.pipe_file(self._path(key), data)
+
+    return self._pool.submit(put)
+
+  def create(self, key: str, data: bytes):
+    def put() -> bool:
+      self._files.makedirs(posixpath.dirname(self._path(key)), exist_ok=True)
+      try:
+        self._files.pipe_file(self._path(key), data, mode="create")
+        return True
+      except FileExistsError:
+        return False
 
     return self._pool.submit(put)
 
@@ -208,6 +226,11 @@ class Address:
 
   def write_text(self, text: str) -> None:
     self.write_bytes(text.encode())
+
+  def create(self, data: bytes) -> bool:
+    """Writes it if there is no such file; False if there is. `data` must differ from call to call."""
+    # The answer to a write that succeeded may have been lost; then the second attempt finds what the first wrote.
+    return self._answer(lambda files: files.create(self._key, data)) or self.read_bytes() == data
 
   def sizes(self, prefix: str = "") -> dict[str, int | None]:
     """The files in this directory whose names begin with a prefix, and their sizes (None where they are not known)."""

@@ -11,8 +11,8 @@ from typing import IO, Any
 from t5x_like import config as config_lib
 from t5x_like import data
 from t5x_like.errors import UserError, one_line
+from t5x_like.lease import Lease
 from t5x_like.storage import Storage, is_remote
-from t5x_like.training.lease import Lease
 
 FILE = "config.json"
 HISTORY = "history.jsonl"

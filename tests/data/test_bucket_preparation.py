@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from object_server import Server
 from t5x_like.data import loader, objects, task
 from t5x_like.data.objects import place
+from t5x_like.data.prepare import building, engines, leases
 from t5x_like.data.store.reader import TokenStore
 from tools import prepare_data
 
@@ -87,8 +89,6 @@ def test_killed_and_repeated_uploads_only_what_is_missing(flags, local, server):
 
 
 def test_a_lost_shard_is_made_again(flags, local, server, monkeypatch):
-  from t5x_like.data.prepare import building
-
   with monkeypatch.context() as patched:
     patched.setattr(building, "publish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
@@ -96,6 +96,61 @@ def test_a_lost_shard_is_made_again(flags, local, server, monkeypatch):
   sorted((server.root / "stores" / "train" / "tokens").iterdir())[2].unlink()
   assert prepare_data.main([*flags, "--output=gs://bucket/stores", "--workers=1"]) == 0
   assert files_of(server.root / "stores") == files_of(local)
+
+
+def test_one_command_prepares_at_a_time(flags, server, monkeypatch, capsys):
+  monkeypatch.setattr(leases, "SECONDS", 1.2)
+  command = [*flags, "--output=gs://bucket/stores", "--workers=1"]
+  with leases.lease("gs://bucket/stores", ".train.progress.lease"):
+    assert prepare_data.main(command) == 2
+  told = capsys.readouterr().err.strip().splitlines()[-1]
+  assert (
+    "gs://bucket/stores: another process is writing this store (process" in told
+    and not (server.root / "stores" / "train").exists()
+  )
+
+
+def test_who_has_lost_the_lease_does_not_publish(flags, local, server, monkeypatch, capsys):
+  monkeypatch.setattr(leases, "SECONDS", 1.2)
+  command = [*flags, "--output=gs://bucket/stores", "--workers=1"]
+  record = engines.building.record_of
+
+  def taken(*arguments):
+    place("gs://bucket/stores/.train.progress.lease").write_text('{"holder": "another"}')
+    return record(*arguments)
+
+  with monkeypatch.context() as patched:
+    patched.setattr(engines.building, "record_of", taken)
+    assert prepare_data.main(command) == 69
+  assert "another process has taken it over" in capsys.readouterr().err
+  assert not place("gs://bucket/stores/train/manifest.json").exists()
+  assert prepare_data.main(command) == 0  # the other one gave no sign of life
+  assert files_of(server.root / "stores") == files_of(local)
+
+
+def test_two_runs_that_need_the_same_store_share_one(flags, server, monkeypatch):
+  monkeypatch.setattr(leases, "SECONDS", 1.2)
+  monkeypatch.setenv("T5X_LIKE_CACHE", "gs://bucket/cache")
+  made, write, found = [], building._write, []
+
+  def slowly(*arguments):
+    made.append(arguments[1])
+    time.sleep(0.3)
+    write(*arguments)
+
+  monkeypatch.setattr(building, "_write", slowly)
+  source = flags[0].removeprefix("--source=")
+
+  def build():
+    found.append(task.build("span_corruption", "train", source=source, vocabulary="bytes", inputs_length=64))
+
+  runs = [threading.Thread(target=build) for _ in range(2)]
+  for run in runs:
+    run.start()
+  for run in runs:
+    run.join()
+  assert len({one.fingerprint for one in found}) == 1 == len(made) and len(found) == 2
+  assert not [name for name in server.names() if "lease" in name or "progress" in name]
 
 
 def test_any_scheme_of_fsspec_will_do(flags, local):

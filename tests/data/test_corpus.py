@@ -114,14 +114,12 @@ def test_who_comes_second_waits_also_for_one_that_dies(here, monkeypatch):
   code = f"""
 import sys, time; sys.path.insert(0, {str(REPO)!r})
 from t5x_like.data.prepare import corpus
-with corpus._turn({str(here / "cache")!r}, sys.argv[1], "x"):
+with corpus._turn({str(here / "cache")!r}, sys.argv[1], "x", bool):
   print("held", flush=True); time.sleep(60)
 """
   asked = []
   turn = corpus._turn
-  monkeypatch.setattr(
-    corpus, "_turn", lambda root, request, source: asked.append(request) or turn(root, request, source)
-  )
+  monkeypatch.setattr(corpus, "_turn", lambda root, request, *more: asked.append(request) or turn(root, request, *more))
   build(cache=str(here / "third"))
   holder = subprocess.Popen([sys.executable, "-c", code, asked[0]], stdout=subprocess.PIPE, text=True)
   assert holder.stdout.readline() == "held\n"

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from t5x_like.errors import DamageError, TransientError
+from t5x_like.lease import Lease
 from t5x_like.storage import Storage
 from t5x_like.training.checkpoint import Checkpoints
-from t5x_like.training.lease import Lease
 from tests import object_server
 from tests.training.test_checkpoint import abstract_of, as_bytes, make_state, mesh_of
 

@@ -2,7 +2,7 @@
 
     <cache>/<corpus>-<request>-<files>/train/         a token store
     <cache>/<corpus>-<request>-<files>/validation/
-    <cache>/.<request>.lock                           held by the process that prepares it
+    <cache>/.<request>.lock                           held by the process that prepares it (.lease at an address)
 
 `request` is a hash of what was asked for: the source as it is spelled, the other fields of `Corpus`, whether documents
 end with EOS, the vocabulary's fingerprint and the edition of preparation. `files` is a hash of what the source then
@@ -11,7 +11,8 @@ Files are not read to compare them. So the same command finds its store again, a
 files that have changed are prepared anew in a directory beside the old one, which other runs may still read.
 
 A split is prepared when it is first opened, as `tools.prepare_data` does it: in parts, going on where an interrupted
-preparation stopped. Processes and jobs that need the same one wait for the one that prepares it; its lock ends with it.
+preparation stopped. Processes and jobs that need the same one wait for the one that prepares it; its lock ends with it,
+and its lease a minute later.
 """
 
 import contextlib
@@ -21,18 +22,19 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from t5x_like.config import Corpus
 from t5x_like.data import cache, vocabularies
 from t5x_like.data.objects import Address, Place, place
-from t5x_like.data.prepare import cleaning, duplicates, engines
+from t5x_like.data.prepare import cleaning, duplicates, engines, leases
 from t5x_like.data.prepare.documents import Documents
-from t5x_like.data.prepare.job import Job, facts_hash, parts_of, summary, whole_plan
+from t5x_like.data.prepare.job import Job, Part, facts_hash, parts_of, summary, whole_plan
 from t5x_like.data.store import manifest as manifests
 from t5x_like.data.store.writer import SHARD_TOKENS
 from t5x_like.errors import UserError, did_you_mean, one_line
+from t5x_like.lease import Held
 
 _EDITION = 1  # of what is made for the same request
 _PART_BYTES = 2**26
@@ -72,7 +74,8 @@ def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
     "edition": [manifests.FORMAT, _EDITION, *([duplicates.NEAR] if "near" in steps else [])],
   }
   request = _hash(asked)
-  with _turn(root, request, corpus.source):
+
+  def located() -> tuple[Documents, dict[str, Part], str]:
     documents = _opened(corpus, root, request)
     source = documents.source
     plan = whole_plan(source, corpus.validation_fraction)
@@ -82,9 +85,15 @@ def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
         f"{did_you_mean(split, plan)}"
       )
     files = _hash([documents.facts(), {name: source.changed(name) for name in source.splits}])
-    home = f"{root}/{source.name}-{request}-{files}"
-    path = f"{home}/{split}"
-    if (place(path) / manifests.FILE).exists():
+    return documents, plan, f"{root}/{source.name}-{request}-{files}"
+
+  def is_there(home: str) -> bool:
+    return (place(f"{home}/{split}") / manifests.FILE).exists()
+
+  with _turn(root, request, corpus.source, lambda: is_there(located()[-1])):
+    documents, plan, home = located()
+    source, path = documents.source, f"{home}/{split}"
+    if is_there(home):
       return path
     for old in _stores(root, request):
       if old != home:
@@ -147,13 +156,44 @@ def _hash(content: Any) -> str:
 
 
 @contextlib.contextmanager
-def _turn(root: str, request: str, source: str) -> Iterator[None]:
-  """Holds the lock of a request, after waiting for whoever has it; there are no locks at remote addresses.
+def _leased(root: str, request: str, source: str, is_there: Callable[[], bool]) -> Iterator[None]:
+  """`_turn` at an address: holds a lease, unless what others wait for is there already."""
+  lease, waiting = leases.lease(root, f".{request}.lease"), _Waiting(source)
+  with contextlib.ExitStack() as mine:
+    while not is_there():
+      try:
+        mine.enter_context(lease)
+        break
+      except Held:
+        waiting.say()
+    yield
+
+
+class _Waiting:
+  """Says now and then that another process is preparing a source."""
+
+  def __init__(self, source: str):
+    self.began = self.said = time.monotonic()
+    self._source = source
+
+  def say(self) -> None:
+    now = time.monotonic()
+    if self.said == self.began or now - self.said > _SAY_SECONDS:
+      self.said = now
+      print(
+        f"data: {self._source}: another process is preparing it; waiting ({now - self.began:.0f} s so far)", flush=True
+      )
+
+
+@contextlib.contextmanager
+def _turn(root: str, request: str, source: str, is_there: Callable[[], bool]) -> Iterator[None]:
+  """Holds the lock of a request, after waiting for whoever has it.
 
   The holder writes to the lock every few seconds. A process that ends, in whatever way, loses its lock.
   """
   if "://" in root:
-    yield
+    with _leased(root, request, source, is_there):
+      yield
     return
   path = f"{root}/.{request}.lock"
   try:
@@ -183,8 +223,8 @@ def _turn(root: str, request: str, source: str) -> Iterator[None]:
 
 
 def _wait(lock: int, path: str, source: str) -> None:
-  began = heard = said = time.monotonic()
-  pulse = None
+  waiting, pulse = _Waiting(source), None
+  heard = waiting.began
   while True:
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -202,7 +242,5 @@ def _wait(lock: int, path: str, source: str) -> None:
         f"{path}: held by another process, which has shown no sign of life for {_SILENCE_SECONDS / 60:.0f} minutes: "
         "end it and run this command again"
       )
-    if said == began or now - said > _SAY_SECONDS:
-      said = now
-      print(f"data: {source}: another process is preparing it; waiting ({now - began:.0f} s so far)", flush=True)
+    waiting.say()
     time.sleep(0.5)

@@ -10,11 +10,11 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from t5x_like.data.objects import place
-from t5x_like.data.prepare import building, comparing, duplicates, progress_bar, progress_files
+from t5x_like.data.objects import Address, place
+from t5x_like.data.prepare import building, comparing, duplicates, leases, progress_bar, progress_files
 from t5x_like.data.prepare.job import Batch, Job, Tokenised, parts_of, tokenise
 from t5x_like.errors import UserError
 
@@ -35,7 +35,7 @@ def run(job: Job, path: str, *, workers: int, pipeline: Sequence[str] | None = N
     UserError: another process is at it, the files cannot be written, or the source or vocabulary cannot be used.
   """
   split = of_manifest["split"]
-  with _begun(job):
+  with _begun(job) as check:
     parts = len(parts_of(job))
     if left := duplicates.missing(job):
       with progress_bar.shown(job, "signatures", f"{split}, signatures", "documents"):
@@ -48,7 +48,9 @@ def run(job: Job, path: str, *, workers: int, pipeline: Sequence[str] | None = N
       else:
         _make_in_processes(job, parts, workers)
     records = [building.record_of(job, number) for number in range(parts)]
-    building.publish(job, path, building.described(job, records, **of_manifest))
+    made = building.described(job, records, **of_manifest)
+    check()
+    building.publish(job, path, made)
 
 
 def _worker() -> None:
@@ -124,13 +126,18 @@ def _mark_duplicates(
 
 
 @contextlib.contextmanager
-def _begun(job: Job) -> Iterator[None]:
-  """Makes the job's directories, emptied if they are another job's, and locks a local one against other processes."""
-  progress, work, lock = place(job.progress), place(job.work), None
+def _begun(job: Job) -> Iterator[Callable[[], None]]:
+  """Makes the job's directories, emptied if they are another job's, and keeps other processes out: by a lock or, at an
+  address, by a lease. What it gives is to be called before the store is published: it raises if the lease was lost."""
+  progress, work, mine = place(job.progress), place(job.work), contextlib.ExitStack()
+  check: Callable[[], None] = lambda: None  # noqa: E731 -- a lock cannot be lost
   try:
     progress.mkdir(parents=True, exist_ok=True)
-    if "://" not in job.progress:
+    if isinstance(progress, Address):
+      check = mine.enter_context(leases.lease(str(progress.parent), f"{progress.name}.lease")).check
+    else:
       lock = os.open(job.progress, os.O_RDONLY)
+      mine.callback(os.close, lock)
       try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
       except OSError as error:
@@ -146,9 +153,8 @@ def _begun(job: Job) -> Iterator[None]:
           leftover.rmtree() if leftover.is_dir() else leftover.unlink()
       record.write_text(job.key)
     work.mkdir(parents=True, exist_ok=True)
-    yield
+    yield check
   except OSError as error:
     raise UserError(f"{progress}: cannot be written ({error}): free some space or choose another --output") from error
   finally:
-    if lock is not None:
-      os.close(lock)
+    mine.close()

@@ -1,4 +1,4 @@
-"""A lease on a workdir, where there are no locks: one run holds it, and says now and then that it is alive."""
+"""A lease on a directory where there are no locks: one process holds it, and says now and then that it is alive."""
 
 import json
 import os
@@ -6,36 +6,53 @@ import socket
 import threading
 import time
 import uuid
+from typing import Protocol
 
 from t5x_like.errors import TransientError, UserError
-from t5x_like.storage import Storage
 
-_NAME = "lease"
+_TRAINING = "is training in it ({}); wait for it or stop it, or use another --workdir"
 _BEATS = 6  # signs of life in the time after which a lease may be taken
 
 
+class Files(Protocol):
+  """What a lease needs of a directory, such as `storage.Storage`; see there."""
+
+  url: str
+
+  def read(self, name: str) -> bytes | None: ...
+  def write(self, name: str, data: bytes) -> None: ...
+  def create(self, name: str, data: bytes) -> bool: ...
+  def delete(self, name: str) -> None: ...
+
+
+class Held(UserError):
+  """Another process holds the lease."""
+
+
 class Lease:
-  """Holds `lease` in a directory; a context manager.
+  """Holds a file in a directory; a context manager.
 
   Whoever finds a lease watches it: if it changes, its holder lives. Clocks are not compared. A lease of a process of
   this host that is gone is taken at once.
 
   Args:
-    storage: of the workdir.
+    storage: the directory.
+    name: of the file.
+    doing: what to say that another process is doing, with a place for which process it is.
     seconds: how long a lease must have stayed unchanged to be taken.
 
   Raises:
-    UserError: on entering, if another process holds the lease.
+    Held: on entering, if another process holds the lease.
   """
 
-  def __init__(self, storage: Storage, *, seconds: float = 60):
-    self._storage, self._seconds = storage, seconds
+  def __init__(self, storage: Files, *, name: str = "lease", doing: str = _TRAINING, seconds: float = 60):
+    self._storage, self._name, self._doing, self._seconds = storage, name, doing, seconds
     self.content = {"holder": uuid.uuid4().hex, "host": socket.gethostname(), "process": os.getpid()}
     self._ended, self._beats, self._thread = threading.Event(), 0, None
     self._alive = time.monotonic()
 
   def __enter__(self) -> "Lease":
-    while not self._storage.create(_NAME, self._data()):
+    while not self._storage.create(self._name, self._data()):
       self._take()
     self._alive = time.monotonic()
     self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
@@ -44,8 +61,8 @@ class Lease:
 
   def __exit__(self, *_) -> None:
     self.abandon()
-    if self._is_mine(self._storage.read(_NAME)):
-      self._storage.delete(_NAME)
+    if self._is_mine(self._storage.read(self._name)):
+      self._storage.delete(self._name)
 
   def close(self) -> None:
     self.__exit__()
@@ -62,32 +79,29 @@ class Lease:
     Raises:
       TransientError: another process has taken the lease, since this one gave no sign of life for too long.
     """
-    if not self._is_mine(self._storage.read(_NAME)):
-      raise TransientError(f"{self._storage.url}: another process has taken this workdir; this one stops")
+    if not self._is_mine(self._storage.read(self._name)):
+      raise TransientError(f"{self._storage.url}: another process has taken it over; this one stops")
 
   def _take(self) -> None:
     """Removes the lease that is there if its holder is dead."""
-    seen = self._storage.read(_NAME)
+    seen = self._storage.read(self._name)
     deadline = time.monotonic() + self._seconds
     while seen is not None and not _dead(seen) and time.monotonic() < deadline:
       time.sleep(self._seconds / _BEATS)
-      now = self._storage.read(_NAME)
+      now = self._storage.read(self._name)
       if now is not None and now != seen:
-        raise UserError(
-          f"{self._storage.url}: another process is training in it ({_told(now)}); wait for it or stop it, or"
-          " use another --workdir"
-        )
+        raise Held(f"{self._storage.url}: another process {self._doing.format(_told(now))}")
       seen = now
-    if seen is not None and self._storage.read(_NAME) == seen:
-      self._storage.delete(_NAME)
+    if seen is not None and self._storage.read(self._name) == seen:
+      self._storage.delete(self._name)
 
   def _beat(self) -> None:
     while not self._ended.wait(self._seconds / _BEATS):
       try:
-        if not self._is_mine(self._storage.read(_NAME)):
+        if not self._is_mine(self._storage.read(self._name)):
           return  # `check` will say so
         self._beats += 1
-        self._storage.write(_NAME, self._data())
+        self._storage.write(self._name, self._data())
       except TransientError:
         continue  # the store is down, for others too
 
