@@ -95,7 +95,7 @@ def shrink(config: ConfigDict, form: str, changes: Mapping[str, Any] = {}) -> No
       values.max_examples = (16 if loss else 8) if debug else (512 if loss else 32)
     if "task" in values:
       del values.task  # all phases use the run's corpus
-  config.checkpoint = {"every": 2 if debug else 100, "keep_last": 2}
+  config.checkpoint = {"every": 2 if debug else 100, "minutes": 0.2, "keep_last": 2}
   config.mesh = {"data": -1}
   if config.task.name == "mlm":
     with config.model.unlocked():

@@ -61,6 +61,9 @@ PLANS: dict[str, child.Request] = {
   "llama 3.1 8b, v5e 4x4, decoding": _plan(
     _LLAMA, "v5e:4x4", *_FSDP, "batch_size=64", "task.length=2048", step="decode"
   ),
+  "llama 3.1 8b, v5e 4x4, decoding over tensor": _plan(
+    _LLAMA, "v5e:4x4", "mesh.data=2", "mesh.fsdp=1", "mesh.tensor=8", "batch_size=64", "task.length=2048", step="decode"
+  ),
   "vit h 14, v5e 8x8": _plan("configs/vit/base.py:huge", "v5e:8x8", *_FSDP),
   "swin l, v5e 8x8": _plan("configs/swin/base.py:l", "v5e:8x8"),
 }

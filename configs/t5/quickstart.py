@@ -26,5 +26,5 @@ def get_config():
 
   config.eval_every = 500
   config.evals = {"loss": {"max_examples": 512}, "span_infilling": {"max_examples": 256}}
-  config.checkpoint = {"every": 50, "keep_last": 2}
+  config.checkpoint = {"every": 50, "minutes": 0.1, "keep_last": 2}
   return config

@@ -1,5 +1,6 @@
 """The device mesh: devices arranged along named axes."""
 
+import functools
 import math
 
 import jax
@@ -84,7 +85,14 @@ def stages(mesh: Mesh, axis: str) -> list[list[list[int]] | None]:
       return [None]
     lengths.insert(0, length)
     step *= length
+  lengths = functools.reduce(_without_odd, lengths, [])
   if len(lengths) < 2:
     return [None]
   places = np.arange(len(line)).reshape(lengths)
   return [np.moveaxis(places, i, -1).reshape(-1, length).tolist() for i, length in enumerate(lengths)]
+
+
+def _without_odd(lengths: list[int], length: int) -> list[int]:
+  if lengths and (length % 2 or lengths[-1] % 2):
+    return [*lengths[:-1], lengths[-1] * length]
+  return [*lengths, length]

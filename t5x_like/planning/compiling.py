@@ -29,6 +29,8 @@ from t5x_like.training import assembly, flops
 from t5x_like.training.environment import in_words
 
 _GIGA = 1e9
+_OFTEN = 4
+_GATHERS = "; parameters are gathered for every token: mesh.tensor in place of mesh.fsdp leaves them where they are"
 
 
 def plan(request: dict[str, Any]) -> dict[str, Any]:
@@ -186,7 +188,13 @@ def _verdict(told: dict[str, Any]) -> str:
   if memory["hbm"] is None:
     return f"compiles; {told['total_gigabytes']:.2f} GB a device"
   of = f"{told['total_gigabytes']:.2f} of {memory['hbm'] / _GIGA:.2f} GB a device"
-  return f"fits: {of}" if told["fits"] else f"does not fit: {of}"
+  if not told["fits"]:
+    return f"does not fit: {of}"
+  return f"fits: {of}" + (_GATHERS if told["step"] == "decode" and _gathers_often(told) else "")
+
+
+def _gathers_often(told: dict[str, Any]) -> bool:
+  return told["ring_gigabytes"] > _OFTEN * told["minimum_ring_gigabytes"] > 0
 
 
 def main(request: str, answer: str) -> None:

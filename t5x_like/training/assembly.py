@@ -54,12 +54,14 @@ class Parts:
 
 def checkpoints(
   every: int,
+  minutes: float | None = 15,
   keep_last: int = 3,
   keep_every: int | None = None,
   save_timeout_seconds: int = 1200,
   fresh_optimizer: bool = False,
 ):
-  """The keys of `config.checkpoint`; a step is saved every `every` steps and at the end.
+  """The keys of `config.checkpoint`; a step is saved every `every` steps, `minutes` after the last save (None: never
+  by the clock) and at the end.
 
   With `fresh_optimizer`, a checkpoint whose optimizer state is not this optimizer's gives its parameters and step only.
   """
@@ -111,6 +113,8 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
       raise UserError(f"config.{key}: found {resolved[key]}, expected at least 1")
   if resolved.checkpoint.every < 1:
     raise UserError(f"config.checkpoint.every: found {resolved.checkpoint.every}, expected at least 1")
+  if resolved.checkpoint.minutes is not None and resolved.checkpoint.minutes <= 0:
+    raise UserError(f"config.checkpoint.minutes: found {resolved.checkpoint.minutes}, expected more than 0, or None")
   if not 0 <= resolved.model.get("dropout", 0) < 1:
     raise UserError(f"config.model.dropout: found {resolved.model.dropout}, expected at least 0 and less than 1")
   if resolved.peak_flops < 0:

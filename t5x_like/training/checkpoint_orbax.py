@@ -1,22 +1,29 @@
 """Steps of a checkpoint in a local directory, written by orbax (OCDBT, committed by an atomic rename)."""
 
+import concurrent.futures
 import functools
+import logging
 import os
 import pathlib
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
+from t5x_like.errors import one_line
 from t5x_like.parallel import distributed
 from t5x_like.training.checkpoint_manifest import nest
 from t5x_like.training.checkpoint_reading import read_tensors
+from t5x_like.training.offload import HOST
 from t5x_like.training.quiet_orbax import quiet_orbax
 
 _STATE, _MANIFEST = "state", "manifest"
 _LEAST_SLICE = 2**20  # bytes
+_MOST_PINNED = 2**35  # bytes; XLA gives a process on GPUs 64 GB of pinned memory, and orbax may copy it once more
+_log = logging.getLogger("t5x_like.checkpoint")
 
 
 class _Manager(ocp.CheckpointManager):
@@ -41,8 +48,43 @@ def _write_small_arrays_whole() -> None:
   ocp.type_handlers.register_type_handler(jax.Array, handler, override=True)
 
 
+class _Copies:
+  """Makes copies of tensors that stay when the tensors are donated, without waiting for them.
+
+  They are in the hosts' memory. Where it holds too little, or on a platform that cannot do it, there are none.
+  """
+
+  def __init__(self):
+    self._works: bool | None = None  # not tried yet
+
+  def __call__(self, tensors: dict[str, jax.Array]) -> dict[str, jax.Array] | None:
+    if not tensors or self._works is False:
+      return None
+    shardings = {name: x.sharding for name, x in tensors.items()}
+    if jax.default_backend() == "cpu":
+      return jax.jit(_copied, out_shardings=shardings)(tensors)
+    if sum(shard.data.nbytes for x in tensors.values() for shard in x.addressable_shards) > _MOST_PINNED:
+      return None
+    try:
+      copies = jax.device_put(tensors, {name: s.with_memory_kind(HOST) for name, s in shardings.items()})
+      if self._works is None:
+        jax.block_until_ready(copies)
+    except (ValueError, RuntimeError) as error:
+      _log.warning("checkpoints are written without copies in pinned memory, steps wait longer: %s", one_line(error))
+      copies = None
+    self._works = copies is not None
+    return copies
+
+
+def _copied(tensors: dict[str, jax.Array]) -> dict[str, jax.Array]:
+  return jax.tree.map(jnp.copy, tensors)
+
+
 class LocalSteps:
   """The steps in one directory.
+
+  Orbax's own work in a save takes longer than many a step, so it happens in a thread, on copies. Its processes then
+  meet through the coordination service: a collective on the devices could meet the step's.
 
   Args:
     directory: created by the first `write`.
@@ -54,6 +96,8 @@ class LocalSteps:
     self._directory = epath.Path(os.path.abspath(directory))
     self._kept, self._timeout = kept, timeout_seconds
     self._manager: _Manager | None = None
+    self._copies, self._pool = _Copies(), None
+    self._saving: concurrent.futures.Future | None = None
     quiet_orbax()
     _write_small_arrays_whole()
 
@@ -87,23 +131,33 @@ class LocalSteps:
   def write(self, step: int, tensors: dict[str, jax.Array], manifest: dict[str, Any]) -> None:
     """Starts writing a step once the one before is committed; returns when the tensors may be donated."""
     manager = self._open()
-    manager.wait_until_finished()
-    items = {_STATE: ocp.args.PyTreeSave(nest(tensors)), _MANIFEST: ocp.args.JsonSave(manifest)}
-    manager.save(step, args=ocp.args.Composite(**items), force=True)
+    self.wait()
+    copies = self._copies(tensors)
+    items = {_STATE: ocp.args.PyTreeSave(nest(copies or tensors)), _MANIFEST: ocp.args.JsonSave(manifest)}
+    save = functools.partial(manager.save, step, args=ocp.args.Composite(**items), force=True)
+    if copies is None:
+      save()
+    else:
+      self._saving = self._pool.submit(save)
 
   def wait(self) -> None:
     """Returns when the last step is committed; raises what went wrong."""
+    saving, self._saving = self._saving, None
+    if saving is not None:
+      saving.result()
     if self._manager is not None:
       self._manager.wait_until_finished()
 
   def close(self) -> None:
     """Waits, and ends all threads."""
-    manager, self._manager = self._manager, None
-    if manager is not None:
-      try:
-        manager.wait_until_finished()
-      finally:
-        manager.close()
+    if self._manager is None:
+      return
+    try:
+      self.wait()
+    finally:
+      manager, self._manager = self._manager, None
+      self._pool.shutdown()
+      manager.close()
 
   def move_aside(self, steps: list[int], word: str) -> None:
     """Makes steps uncommitted without deleting anything, here by a rename; all processes must call it."""
@@ -124,7 +178,14 @@ class LocalSteps:
   def _open(self) -> _Manager:
     """The orbax manager, made on first use, as only saving may change the directory."""
     if self._manager is None:
+      count = jax.process_count()
+      if count > 1:  # orbax leaves this to us
+        distributed.from_first(lambda: self._directory.mkdir(parents=True, exist_ok=True))
       options = ocp.CheckpointManagerOptions(
+        create=count == 1,
+        multiprocessing_options=ocp.options.MultiprocessingOptions(
+          active_processes=set(range(count)) if count > 1 else None
+        ),
         preservation_policy=self._kept,
         cleanup_tmp_directories=True,
         lightweight_initialize=True,
@@ -132,4 +193,5 @@ class LocalSteps:
         async_options=ocp.options.AsyncOptions(timeout_secs=self._timeout, create_directories_asynchronously=False),
       )
       self._manager = _Manager(self._directory, options=options)
+      self._pool = concurrent.futures.ThreadPoolExecutor(1, "save")
     return self._manager

@@ -10,6 +10,7 @@ from t5x_like.training import process
 from t5x_like.training.guard import RolledBack
 from t5x_like.training.preemption import StopRequest
 from t5x_like.training.run import Run
+from t5x_like.training.save_times import SaveTimes
 
 
 def train(run: Run, *, profile: range | None = None) -> None:
@@ -25,7 +26,7 @@ def train(run: Run, *, profile: range | None = None) -> None:
     Preempted: a signal asked to stop; the state was saved.
     NumericError: the guard, or the state to save, found a value that is not finite, or a spike.
   """
-  evaluate_every, save_every = run.config.eval_every, run.config.checkpoint.every
+  evaluate_every, due = run.config.eval_every, SaveTimes(run.config.checkpoint, run.step).due
   with StopRequest() as stop, _profiler(run) as trace:
     if run.step and run.step % evaluate_every == 0 and run.step < run.total_steps and not run.evaluated():
       run.evaluate()
@@ -35,7 +36,7 @@ def train(run: Run, *, profile: range | None = None) -> None:
         run.advance()
         stopping = stop.requested()
         last = run.step == run.total_steps
-        if last or stopping or run.step % save_every == 0:
+        if due(run.step) or last or stopping:
           run.save()
         if stopping:
           run.wait_for_save()

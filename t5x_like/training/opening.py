@@ -77,6 +77,14 @@ def check(workdir: pathlib.Path, address: str, config: ConfigDict, identity: dic
   return changes
 
 
+def open_checkpoints(address: str, config: ConfigDict) -> Checkpoints:
+  """The run's checkpoints, as `config.checkpoint` says."""
+  options = config.checkpoint.to_dict()
+  for name in ("fresh_optimizer", "minutes"):
+    del options[name]
+  return Checkpoints(f"{address}/checkpoints", **options)
+
+
 def restore(
   address: str,
   checkpoints: Checkpoints,

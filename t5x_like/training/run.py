@@ -16,7 +16,6 @@ from t5x_like.parallel.rules import from_local_rows, local_rows, sharding_table
 from t5x_like.storage import is_remote
 from t5x_like.training import assembly, init_from, opening, phases, pictures, process
 from t5x_like.training import workdir as workdirs
-from t5x_like.training.checkpoint import Checkpoints
 from t5x_like.training.compilation import compile_step
 from t5x_like.training.evaluation import Evaluation, Group
 from t5x_like.training.guard import RolledBack, stopped, target, told
@@ -77,8 +76,7 @@ class Run:
     process.say(sharding_table(params.named_params(self._parts.model), self._parts.rules))
     for change in changes:
       process.say(f"resuming with a changed config: {change}")
-    options = {k: value for k, value in self.config.checkpoint.to_dict().items() if k != "fresh_optimizer"}
-    self._checkpoints = Checkpoints(f"{self.address}/checkpoints", **options)
+    self._checkpoints = opening.open_checkpoints(self.address, self.config)
     self._pending: tuple[int, dict[str, jax.Array]] | None = None
     self._selection: Selection | None = None
     self._evaluated: tuple[int, dict[str, Group]] | None = None

@@ -307,6 +307,8 @@ def test_stages_of_a_torus():
   assert found == [[[0, 4], [1, 5], [2, 6], [3, 7]], [[0, 1, 2, 3], [4, 5, 6, 7]]]
   assert len(stages(mesh([OnTorus(x, y, z) for x in range(2) for y in range(2) for z in range(2)]), "data")) == 3
   assert stages(mesh(np.array(torus).reshape(2, 4)), "fsdp") == [None]
+  threes = [OnTorus(x, y, z) for x in range(3) for y in range(4) for z in range(2)]  # no sums over 3: joined to the 4
+  assert [len(groups[0]) for groups in stages(mesh(threes), "data")] == [12, 2]
 
   def scatter(x, groups):
     for group in groups:

@@ -70,8 +70,8 @@ def main(args: argparse.Namespace) -> None:
   stall, blocked = statistics.median(around) - 2 * step, statistics.median(seconds for _, seconds, _ in saving)
   print(
     f"a step takes {step:.3f} s, {host_seconds * 1e3:.2f} ms of them the host's ({host_seconds / 0.5:.2%} of a step of"
-    f" 0.5 s); a save holds the loop up for {stall:.3f} s ({stall / step:.1%} of a step), {blocked:.3f} s of them in"
-    " the call.",
+    f" 0.5 s); a save holds the loop up for {stall:.3f} s ({stall / 0.5:.1%} of a step of 0.5 s), {blocked:.3f} s of"
+    " them in the call.",
     flush=True,
   )
   figures = {
@@ -80,7 +80,7 @@ def main(args: argparse.Namespace) -> None:
     "overhead_of_half_a_second": host_seconds / 0.5,
     "save_stall_seconds": stall,
     "save_call_seconds": blocked,
-    "save_stall_of_step": stall / step,
+    "save_stall_of_half_a_second": stall / 0.5,
     "load_average": os.getloadavg()[0],
     "versions": {name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "orbax-checkpoint")},
   }
