@@ -94,7 +94,15 @@ class Checkpoints:
     self._store = made(os.fspath(directory), _Kept(every, keep_last, keep_every), save_timeout_seconds)
     self._directory, self._damaged, self._used = os.fspath(directory), [], False
 
-  def save(self, step: int, state: dict[str, Any], metadata: dict[str, Any], *, finite: bool = True) -> None:
+  def save(
+    self,
+    step: int,
+    state: dict[str, Any],
+    metadata: dict[str, Any],
+    *,
+    finite: bool = True,
+    before: Callable[[], None] = lambda: None,
+  ) -> None:
     """Starts saving a step and returns once the tensors may be donated; `wait` returns when it is committed.
 
     All processes must call it with the same step. A step already saved with the same values is left as it is.
@@ -104,6 +112,7 @@ class Checkpoints:
       state: nested dicts with string keys; the leaves are arrays of any shape and any type but complex.
       metadata: anything `json` can write; returned by `metadata` and `restore`.
       finite: whether to refuse NaN and infinity.
+      before: called before anything of the step is written, perhaps in another thread; its errors are the save's.
 
     Raises:
       UserError: this or the previous save could not be written, or the step exists with other values.
@@ -124,8 +133,9 @@ class Checkpoints:
       self._move_aside(damaged, "damaged")
       if step in self._store.agreed_steps():
         self._check_same(step, prints)
+        before()
         return
-      self._store.write(step, tensors, manifest)
+      self._store.write(step, tensors, manifest, before)
 
   def steps(self) -> list[int]:
     """The committed steps, oldest first, as this process sees them; only `restore` detects damage."""

@@ -12,6 +12,7 @@ import re
 import tempfile
 import threading
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ import numpy as np
 from t5x_like.errors import TransientError
 from t5x_like.parallel import distributed
 from t5x_like.storage import Storage
+from t5x_like.training.checkpoint_copies import Copies
 from t5x_like.training.checkpoint_manifest import Damaged
 
 _STEP = re.compile(r"([0-9]+)-[0-9a-f]{8}-([0-9]+)")
@@ -43,7 +45,7 @@ class ObjectSteps:
     self._storage, self._kept, self._timeout = Storage(url), kept, timeout_seconds
     self._saving: threading.Thread | None = None
     self._failed: BaseException | None = None
-    self._cleaned, self._agreed = False, {}
+    self._cleaned, self._agreed, self._copies = False, {}, Copies()
 
   def where(self, step: int) -> str:
     return self._storage.where(str(step))
@@ -78,20 +80,24 @@ class ObjectSteps:
         for (name, x), own in zip(wanted.items(), parts, strict=True)
       }
 
-  def write(self, step: int, tensors: dict[str, jax.Array], manifest: dict[str, Any]) -> None:
+  def write(
+    self, step: int, tensors: dict[str, jax.Array], manifest: dict[str, Any], before: Callable[[], None]
+  ) -> None:
     self.wait()
     attempt = distributed.from_first(lambda: f"{step}-{uuid.uuid4().hex[:8]}-{jax.process_count()}")
+    copies = self._copies(tensors)
     index, parts, offset = [], [], 0
-    for name, x in tensors.items():
+    for name, x in (copies or tensors).items():
       for shard in x.addressable_shards:
         if shard.replica_id == 0:
-          part = np.array(shard.data, copy=True)  # the tensor may be donated as soon as this returns
-          start = [s.start or 0 for s in shard.index]
-          size = {"offset": offset, "bytes": part.nbytes}
-          index.append({"name": name, "start": start, "shape": list(part.shape), "dtype": str(x.dtype)} | size)
-          parts.append(part)
-          offset += part.nbytes
-    self._saving = threading.Thread(target=self._save, args=(attempt, index, parts, manifest), name="save", daemon=True)
+          start, shape = [s.start or 0 for s in shard.index], list(shard.data.shape)
+          size = {"offset": offset, "bytes": shard.data.nbytes}
+          index.append({"name": name, "start": start, "shape": shape, "dtype": str(x.dtype)} | size)
+          # Without copies, the tensor may be donated as soon as this returns.
+          parts.append(shard.data if copies else np.array(shard.data, copy=True))
+          offset += shard.data.nbytes
+    saving = (attempt, index, parts, manifest, before)
+    self._saving = threading.Thread(target=self._save, args=saving, name="save", daemon=True)
     self._saving.start()
 
   def wait(self) -> None:
@@ -161,13 +167,14 @@ class ObjectSteps:
       raise Damaged(f"{file} has {0 if data is None else len(data)} of {chunk['bytes']} bytes of {chunk['name']}")
     return np.frombuffer(data, jax.numpy.dtype(chunk["dtype"])).reshape(chunk["shape"])
 
-  def _save(self, attempt: str, index: list[dict], parts: list[np.ndarray], manifest: dict[str, Any]) -> None:
+  def _save(self, attempt: str, index: list[dict], parts: list, manifest: dict[str, Any], before) -> None:
     """Runs in a thread of every process; process 0 commits."""
     try:
+      before()
       mine = jax.process_index()
       with tempfile.NamedTemporaryFile() as file:
         while parts:
-          file.write(parts.pop(0).tobytes())
+          file.write(np.asarray(parts.pop(0)).tobytes())
         file.flush()
         self._storage.upload(f"{attempt}/tensors-{mine:05d}.bin", file.name)
       self._storage.write(f"{attempt}/tensors-{mine:05d}.json", json.dumps(index).encode())

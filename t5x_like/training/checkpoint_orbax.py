@@ -2,28 +2,24 @@
 
 import concurrent.futures
 import functools
-import logging
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
-from t5x_like.errors import one_line
 from t5x_like.parallel import distributed
+from t5x_like.training.checkpoint_copies import Copies
 from t5x_like.training.checkpoint_manifest import nest
 from t5x_like.training.checkpoint_reading import read_tensors
-from t5x_like.training.offload import HOST
 from t5x_like.training.quiet_orbax import quiet_orbax
 
 _STATE, _MANIFEST = "state", "manifest"
 _LEAST_SLICE = 2**20  # bytes
-_MOST_PINNED = 2**35  # bytes; XLA gives a process on GPUs 64 GB of pinned memory, and orbax may copy it once more
-_log = logging.getLogger("t5x_like.checkpoint")
 
 
 class _Manager(ocp.CheckpointManager):
@@ -48,38 +44,6 @@ def _write_small_arrays_whole() -> None:
   ocp.type_handlers.register_type_handler(jax.Array, handler, override=True)
 
 
-class _Copies:
-  """Makes copies of tensors that stay when the tensors are donated, without waiting for them.
-
-  They are in the hosts' memory. Where it holds too little, or on a platform that cannot do it, there are none.
-  """
-
-  def __init__(self):
-    self._works: bool | None = None  # not tried yet
-
-  def __call__(self, tensors: dict[str, jax.Array]) -> dict[str, jax.Array] | None:
-    if not tensors or self._works is False:
-      return None
-    shardings = {name: x.sharding for name, x in tensors.items()}
-    if jax.default_backend() == "cpu":
-      return jax.jit(_copied, out_shardings=shardings)(tensors)
-    if sum(shard.data.nbytes for x in tensors.values() for shard in x.addressable_shards) > _MOST_PINNED:
-      return None
-    try:
-      copies = jax.device_put(tensors, {name: s.with_memory_kind(HOST) for name, s in shardings.items()})
-      if self._works is None:
-        jax.block_until_ready(copies)
-    except (ValueError, RuntimeError) as error:
-      _log.warning("checkpoints are written without copies in pinned memory, steps wait longer: %s", one_line(error))
-      copies = None
-    self._works = copies is not None
-    return copies
-
-
-def _copied(tensors: dict[str, jax.Array]) -> dict[str, jax.Array]:
-  return jax.tree.map(jnp.copy, tensors)
-
-
 class LocalSteps:
   """The steps in one directory.
 
@@ -96,7 +60,7 @@ class LocalSteps:
     self._directory = epath.Path(os.path.abspath(directory))
     self._kept, self._timeout = kept, timeout_seconds
     self._manager: _Manager | None = None
-    self._copies, self._pool = _Copies(), None
+    self._copies, self._pool = Copies(), None
     self._saving: concurrent.futures.Future | None = None
     quiet_orbax()
     _write_small_arrays_whole()
@@ -128,13 +92,23 @@ class LocalSteps:
     """Tensors by name, without barriers, so that a failing process blocks no other; see `read_tensors`."""
     return read_tensors(self._directory / str(step) / _STATE, wanted, stored, partial=partial)
 
-  def write(self, step: int, tensors: dict[str, jax.Array], manifest: dict[str, Any]) -> None:
-    """Starts writing a step once the one before is committed; returns when the tensors may be donated."""
+  def write(
+    self, step: int, tensors: dict[str, jax.Array], manifest: dict[str, Any], before: Callable[[], None]
+  ) -> None:
+    """Starts writing a step once the one before is committed; returns when the tensors may be donated.
+
+    Args:
+      before: called before anything is written, perhaps in another thread.
+    """
     manager = self._open()
     self.wait()
     copies = self._copies(tensors)
     items = {_STATE: ocp.args.PyTreeSave(nest(copies or tensors)), _MANIFEST: ocp.args.JsonSave(manifest)}
-    save = functools.partial(manager.save, step, args=ocp.args.Composite(**items), force=True)
+
+    def save():
+      before()
+      manager.save(step, args=ocp.args.Composite(**items), force=True)
+
     if copies is None:
       save()
     else:

@@ -219,10 +219,8 @@ class Run:
     self.drain()
     self._watchdog.beat(f"saving step {self.step}")
     since = time.perf_counter()
-    self._flush()
-    if self._primary:
-      self._held.check()
-    self._checkpoints.save(self.step, to_tree(self.state), self._identity | {"rollbacks": self._rollbacks})
+    metadata = self._identity | {"rollbacks": self._rollbacks}
+    self._checkpoints.save(self.step, to_tree(self.state), metadata, before=self._flush)
     self._meter.away(since)
 
   @property
@@ -262,7 +260,9 @@ class Run:
     self._flush()
 
   def _flush(self) -> None:
-    """Puts the metrics and the other small files where they belong."""
+    """Puts the metrics and the other small files where they belong, unless another run has taken the workdir."""
+    if self._primary:
+      self._held.check()
     self._writer.flush()
     if self._mirror and self._primary:
       self._mirror.push()
