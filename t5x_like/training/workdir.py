@@ -97,6 +97,12 @@ def check(saved: dict[str, Any], current: dict[str, Any], workdir, *, other_opti
   begun = edition is None or "fingerprints.data" in before
   fixed, free = _FIXED if begun else _IMPORTED, (*_FREE, "optimizer.name") if other_optimizer else _FREE
   refused = [key for key in changed if key.startswith(fixed) and not key.startswith(free)]
+  packs = "features.encoder_positions" in now and "features.encoder_positions" not in before
+  if refused and packs and now.get("task.packed") and "task.packed" not in before:
+    raise UserError(
+      f"{workdir}: holds a run of which every row has one sequence, and now rows have several; set "
+      "--config.task.packed=False to continue it, or begin a new run in another --workdir"
+    )
   if older:
     refused = [key for key in refused if key != f"fingerprints.{_EDITION}"]
     if refused and all(key.startswith("fingerprints.data") for key in refused):

@@ -92,7 +92,7 @@ def test_every_example_once_an_epoch(name):
   cuts = [0, steps // 4, steps // 2 + 1, 3 * steps // 4, steps]  # resumed there, on other hosts
   rows = [
     row
-    for begin, end, hosts in zip(cuts, cuts[1:], (1, 2, 1, 4), strict=False)
+    for begin, end, hosts in zip(cuts, cuts[1:], (1, 2, 8, 4), strict=False)
     for row in replay(phases, begin, end, hosts)
   ]
   assert len(rows) == sum(phase.steps * phase.batch_size for phase in phases)

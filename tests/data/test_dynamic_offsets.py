@@ -19,6 +19,24 @@ from t5x_like.training import workdir
 TOKENS, LENGTH, SEED = 1_003, 50, 3
 EXAMPLES = TOKENS // LENGTH
 DOCUMENTS = [1, 13, 50, 7, 0, 0, 111, 2, 30]
+
+
+def test_a_run_with_one_sequence_a_row_goes_on_so(root, tmp_path):
+  config = recipes.load("tests/recipes/nano.py")
+
+  def identity(packed):
+    with config.unlocked():
+      config.task.packed = packed
+    about = dict(store=root, length=32, input_format="doc_sentences", packed=packed)
+    return workdir.identity(config, task.build("mlm", "train", **about))
+
+  then = identity(False)
+  del then["task"]["packed"]  # there was no such option
+  assert workdir.check(then, identity(False), tmp_path) == ["task.packed: None -> False"]
+  with pytest.raises(UserError, match="set --config.task.packed=False to continue it"):
+    workdir.check(then, identity(True), tmp_path)
+
+
 TASKS = {
   "span_corruption": {"inputs_length": 45},
   "causal_lm": {"length": 50, "documents_end": "any"},
