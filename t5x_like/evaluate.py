@@ -12,13 +12,21 @@ those of the fine-tuning recipe. A suite that was stopped goes on with the same 
 one table of three, and --workdir=runs/bert,runs/t5 gives each task to the first run that can learn it. --compare=DIR
 adds the differences from another table of the same suites, such as one made --from_scratch, to all of these and, in a
 local workdir, to report.html. With a workdir at an address (gs://…), --output must be given.
+
+--questions='lm_eval/*.jsonl.gz' adds what the first run that can tell answers without training (see
+python -m tools.few_shot), after --shots examples each. --max_examples=200 evaluates on the first 200 examples of each
+split, and of each file of questions.
 """
 
+import dataclasses
+import json
 import pathlib
 
 from t5x_like import command_line, slots, suites
 from t5x_like.errors import UserError, door
 from t5x_like.storage import is_remote
+
+_QUESTIONS, _AT_ONCE = "questions", 32
 
 
 @door
@@ -40,10 +48,15 @@ def main(argv: list[str]) -> None:
     ("--data_dir", {"metavar": "DIR", "help": "of TensorFlow datasets; see python -m tools.prepare_dataset"}),
     ("--from_scratch", {"action": "store_true", "help": "the suite with fresh weights of the same architecture"}),
     ("--compare", {"metavar": "DIR", "help": "another table of the suite, to print the differences from"}),
+    ("--questions", {"metavar": "FILE,FILE", "help": "asked without training, beside the suite; patterns in quotes"}),
+    ("--shots", {"type": int, "default": 0, "metavar": "K", "help": "examples before each question (default: 0)"}),
+    ("--max_examples", {"type": int, "metavar": "N", "help": "of each split and file, the first (default: all)"}),
     config_required=False,
   )
   if args.suite:
     return _suite(args, overrides)
+  if args.questions or args.max_examples:
+    raise UserError("--questions and --max_examples: belong to --suite; see also python -m tools.few_shot")
 
   from t5x_like.data import cache
   from t5x_like.training import assembly, pictures, process, trained, workdir
@@ -87,8 +100,9 @@ def _suite(args, overrides: list[str]) -> None:
     rates = [float(word) for word in (args.rates or "").split(",") if word]
   except ValueError:
     raise UserError(f"--rates={args.rates}: expected numbers, such as 1e-5,3e-5") from None
-  if args.seeds < 1 or (args.epochs or 1) <= 0 or any(rate <= 0 for rate in rates):
-    raise UserError("--seeds, --epochs and --rates: expected more than 0")
+  numbers = (args.seeds, args.epochs or 1, *rates, 1 if args.max_examples is None else args.max_examples)
+  if min(numbers) <= 0 or args.shots < 0:
+    raise UserError("--seeds, --epochs, --rates, --max_examples: expected more than 0, and --shots not less")
   process.prepare()
   if is_remote(workdirs[0]) and not args.output:
     raise UserError(f"--suite with --workdir={workdirs[0]}: needs --output=DIR, a local directory for its runs")
@@ -107,10 +121,58 @@ def _suite(args, overrides: list[str]) -> None:
     data_dir=args.data_dir,
     from_scratch=args.from_scratch,
     compare=args.compare,
+    max_examples=args.max_examples,
   )
-  process.say(suite_tables.markdown(suite.run(names, options)))
+  others = {_QUESTIONS: _asked(args, output / _QUESTIONS, workdirs)} if args.questions else {}
+  process.say(suite_tables.markdown(suite.run(names, options, others)))
   if args.compare and process.first() and not is_remote(workdirs[0]):
     report.write_report(workdirs[0])
+
+
+def _asked(args, output: pathlib.Path, workdirs: list[str]):
+  """What asks the files of --questions, all read by now: a function that gives results as a suite does. What is in
+  `<output>/<file>.json`, asked in the same way, is not asked again."""
+  from t5x_like.inference import questions
+  from t5x_like.parallel import distributed
+  from t5x_like.training import process, suite, trained, workdir
+
+  if args.from_scratch:
+    raise UserError("--questions: a model from scratch has learned nothing to be asked; leave out --from_scratch")
+  able = next((one for one in workdirs if suite.kind(one) != "encoder"), None)
+  if able is None:
+    raise UserError(f"--questions: --workdir={args.workdir} holds encoders; add a decoder or an encoder-decoder")
+  files = {name: questions.read(path) for name, path in questions.files(args.questions.split(",")).items()}
+  options = questions.Options(shots=args.shots, limit=args.max_examples)
+
+  def saved(name: str) -> dict | None:
+    try:
+      return json.loads((output / f"{name}.json").read_text())
+    except (OSError, ValueError):
+      return None
+
+  def make():
+    asker, found, missing = None, {}, {}
+    for name, file in files.items():
+      asked = {"workdir": able, "file": file.path, **dataclasses.asdict(options)}
+      done = distributed.from_first(lambda name=name: saved(name))
+      if done is None or done["asked"] != asked:
+        process.say(f"=== {_QUESTIONS}/{name}")
+        asker = asker or questions.Asker(trained.open_model(able, _AT_ONCE), options)
+        try:
+          done = {"asked": asked, "metrics": asker(file)}
+        except UserError as error:
+          missing[name] = str(error)
+          process.say(f"{_QUESTIONS}/{name}: left out: {error}")
+          continue
+        if process.first():
+          workdir.write(output, f"{name}.json", done)
+      metrics = {f"{args.shots}-shot/{metric}": value for metric, value in done["metrics"].items()}
+      counted = f"{args.shots}-shot/{questions.SCORES.get(file.kind, 'accuracy')}"
+      score = {"score": metrics[counted], "best": metrics[counted], "spread": 0.0, "rate": None}
+      found[name] = score | {"counted": [counted], "metrics": metrics, "runs": []}
+    return found, missing
+
+  return make
 
 
 if __name__ == "__main__":

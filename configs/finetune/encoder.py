@@ -14,7 +14,7 @@ from typing import Literal
 
 from t5x_like import suites
 from t5x_like.config import defaults
-from t5x_like.suites import choices, docstrings, glue, squad, superglue, tags
+from t5x_like.suites import choices, docstrings, glue, squad, superglue, tags, xquad
 
 _TASKS = {
   f"{name}/{task}": benchmark
@@ -23,6 +23,7 @@ _TASKS = {
     ("glue", glue),
     ("superglue", superglue),
     ("squad", squad),
+    ("xquad", xquad),
     ("tags", tags),
     ("choices", choices),
   )

@@ -29,6 +29,7 @@ class Setting:
     rules: mesh and sharding rules.
     on: the same on another split of the task, by its name.
     vocabulary: the run's, which is not that of a task of labelled images; None is the task's.
+    beat: called before every batch that a compiled function is given.
   """
 
   model: object
@@ -39,6 +40,7 @@ class Setting:
   rules: Rules
   on: Callable[[str], "Setting"] | None = None
   vocabulary: object | None = None
+  beat: Callable[[], None] = lambda: None
 
   def global_batches(self, max_examples: int | None) -> Iterator[dict[str, jax.Array]]:
     """Batches as global arrays, rows split as in training."""
@@ -59,7 +61,11 @@ class Setting:
       with self.rules.activate():
         return function(params.with_arrays(self.model, arrays), batch)
 
-    return run
+    def called(arrays, batch):
+      self.beat()
+      return run(arrays, batch)
+
+    return called
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,9 @@ from t5x_like.data import vocabularies
 from t5x_like.data.supervised.chat import Chat, Message
 from t5x_like.errors import UserError
 from t5x_like.inference import masks
+from t5x_like.inference.likelihood import positions
 from t5x_like.inference.strategies import Strategy
 from t5x_like.inference.texts import shown
-from t5x_like.nn.positions.learned import LearnedPosition
 from t5x_like.nn.sampling import MinLength
 from t5x_like.rows import Runner, padded_length
 
@@ -40,7 +40,7 @@ class Generation:
     self.ends = (vocabulary.eos_id,)
     (self.trained_length,) = features["decoder_target_tokens"]
     self.new_tokens = self.default_new_tokens() if new_tokens is None else new_tokens
-    self.positions = _positions(self.decoder_inputs(model))
+    self.positions = positions(self.decoder_inputs(model))
     for shortest in [t.length for t in strategy.transforms if isinstance(t, MinLength)]:
       if shortest > self.new_tokens:
         raise UserError(
@@ -81,7 +81,8 @@ class Generation:
     end = next((place for place, i in enumerate(ids) if i in self.ends), len(ids))
     return [i for i in ids[:end] if i < self.vocabulary.size]
 
-  def _check_new_tokens(self, length: int, what: str) -> None:
+  def check_new_tokens(self, length: int, what: str) -> None:
+    """UserError if the model has too few positions for the new tokens after `length` others; `what` has these."""
     if self.positions is not None and length + self.new_tokens > self.positions:
       raise UserError(
         f"{what}--max_new_tokens={self.new_tokens}: the model has positions for {self.positions} tokens in all; "
@@ -104,7 +105,7 @@ class TextToText(Generation):
     Raises:
       UserError: a text is longer than the model was trained for, or it has too few positions for the new tokens.
     """
-    self._check_new_tokens(0, "")
+    self.check_new_tokens(0, "")
     (longest,) = self.features["encoder_input_tokens"]
     rows = []
     for number, text in enumerate(texts):
@@ -152,7 +153,7 @@ class Continuation(Generation):
     for number, text in enumerate(texts):
       ids = [vocabularies.start_id(self.vocabulary), *self.prompt(text)]
       # The last generated token is never read, so it needs no position.
-      self._check_new_tokens(len(ids) - 1, f"--input={origin}: {shown(text, number)} has {len(ids) - 1} tokens, ")
+      self.check_new_tokens(len(ids) - 1, f"--input={origin}: {shown(text, number)} has {len(ids) - 1} tokens, ")
       longest = max(longest, len(ids))
       rows.append(ids)
     if longest > self.trained_length:
@@ -214,8 +215,3 @@ def fill(text: str, prediction: str) -> str:
   parts = re.split(f"({SENTINEL.pattern})", prediction)
   spans = dict(zip(parts[1::2], (span.strip() for span in parts[2::2])))
   return SENTINEL.sub(lambda found: spans.get(found[0], found[0]), text)
-
-
-def _positions(inputs) -> int | None:
-  """The number of positions a stack has, None if unlimited."""
-  return inputs.position.length if isinstance(inputs.position, LearnedPosition) else None

@@ -19,10 +19,12 @@ class Scored:
   """Attributes:
   log_probability: of the continuation, in nats, summed over its tokens.
   greedy: whether each of its tokens is the likeliest.
+  truncated: whether the context lost its beginning.
   """
 
   log_probability: float
   greedy: bool
+  truncated: bool = False
 
 
 class Likelihood:
@@ -35,8 +37,12 @@ class Likelihood:
     run: applies the model to rows.
     features: names and shapes of the model's training features.
     longest: the most tokens that the model reads, which are those of context and continuation but the last (of an
-      encoder-decoder: of each); None is the number of its positions or, where these have no end, the length it was
-      trained on.
+      encoder-decoder: of the context); None is the number of its positions or, where these have no end, the length it
+      was trained on.
+
+  Attributes:
+    longest: as above.
+    longest_answer: the most tokens of a continuation; None for an encoder-decoder whose positions have no end.
 
   Raises:
     UserError: the model is an encoder.
@@ -47,10 +53,9 @@ class Likelihood:
       raise UserError("--workdir: the model is an encoder, which gives texts no probability; give a decoder")
     self._run, self._features = run, features
     self._both = "encoder_input_tokens" in features
-    position = getattr(run.model.inputs, "position", None) if not self._both else None
-    learned = position.length if isinstance(position, LearnedPosition) else None
     trained = features["encoder_input_tokens" if self._both else "decoder_target_tokens"][0]
-    self.longest = longest or learned or trained
+    self.longest = longest or positions(run.model.encoder_inputs if self._both else run.model.inputs) or trained
+    self.longest_answer = positions(run.model.decoder_inputs) if self._both else self.longest
 
   def __call__(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[Scored]:
     """The score of each (context, continuation), both ids; a decoder needs at least one token of context.
@@ -61,8 +66,8 @@ class Likelihood:
     for context, continuation in pairs:
       if not len(continuation) or not (len(context) or self._both):
         raise UserError("found an empty context or continuation, expected at least one token of each")
-      if len(continuation) > self.longest:
-        raise UserError(f"found a continuation of {len(continuation)} tokens, expected at most {self.longest}")
+      if self.longest_answer is not None and len(continuation) > self.longest_answer:
+        raise UserError(f"found a continuation of {len(continuation)} tokens, expected at most {self.longest_answer}")
     if not pairs:
       return []
     return self._of_targets(pairs) if self._both else self._of_rows(pairs)
@@ -102,10 +107,11 @@ class Likelihood:
     # A row of one bucket more than its inputs need costs little, and keeps one shape for contexts of any length.
     ids = [row[:-1] for row in rows]
     found = self._run(function, ids, extras, lambda length: padded_length(length, self.longest))
-    return [Scored(float(total), bool(greedy)) for total, greedy in found]
+    cut = [len(context) + len(continuation) > self.longest + 1 for context, continuation in pairs]
+    return [Scored(float(total), bool(greedy), lost) for (total, greedy), lost in zip(found, cut)]
 
   def _of_targets(self, pairs) -> list[Scored]:
-    width = padded_length(max(len(continuation) for _, continuation in pairs), None)
+    width = padded_length(max(len(continuation) for _, continuation in pairs), self.longest_answer)
     targets = np.zeros((len(pairs), width), np.int32)
     for row, (_, continuation) in enumerate(pairs):
       targets[row, : len(continuation)] = continuation
@@ -125,8 +131,14 @@ class Likelihood:
 
     contexts = [list(context)[-self.longest :] for context, _ in pairs]
     extras = {"targets": targets, "counts": counts}
-    found = self._run(function, contexts, extras, lambda length: padded_length(length, None))
-    return [Scored(float(total), bool(greedy)) for total, greedy in found]
+    found = self._run(function, contexts, extras, lambda length: padded_length(length, self.longest))
+    cut = [len(context) > self.longest for context, _ in pairs]
+    return [Scored(float(total), bool(greedy), lost) for (total, greedy), lost in zip(found, cut)]
+
+
+def positions(inputs) -> int | None:
+  """The number of positions a stack has, None if unlimited."""
+  return inputs.position.length if isinstance(inputs.position, LearnedPosition) else None
 
 
 def _sums(logits_BTV: jax.Array, targets_BT: jax.Array, wanted_BT: jax.Array) -> tuple[jax.Array, jax.Array]:

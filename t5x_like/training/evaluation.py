@@ -112,13 +112,11 @@ class Evaluation:
         task = process.build_task(slot, arguments.pop("name"), split, arguments)
 
         def batches(most: int | None) -> Iterator:
-          for batch in loader.eval_batches(task, batch_size=batch_size, rows=rows, max_examples=most):
-            beat()
-            yield batch
+          return loader.eval_batches(task, batch_size=batch_size, rows=rows, max_examples=most)
 
         vocabulary = task.vocabulary if slot == "task" else self.task.vocabulary
         on = lambda other: setting(slot, values, other)  # noqa: E731
-        settings[key] = Setting(model, objective, task, batches, batch_size, rules, on, vocabulary)
+        settings[key] = Setting(model, objective, task, batches, batch_size, rules, on, vocabulary, beat)
       return settings[key]
 
     self.task = setting("task", own, config.eval_split).task

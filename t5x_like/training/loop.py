@@ -5,10 +5,9 @@ from collections.abc import Iterator
 
 import jax
 
-from t5x_like.errors import Preempted
 from t5x_like.training import process
 from t5x_like.training.guard import RolledBack
-from t5x_like.training.preemption import StopRequest
+from t5x_like.training.preemption import StopRequest, saving
 from t5x_like.training.run import Run
 from t5x_like.training.save_times import SaveTimes
 
@@ -16,8 +15,8 @@ from t5x_like.training.save_times import SaveTimes
 def train(run: Run, *, profile: range | None = None) -> None:
   """Trains a run to its end: dispatches steps, reads metrics one step late, saves, evaluates, and stops on a signal.
 
-  A step is saved before it is evaluated, so that a failing evaluator costs no training and a signal need not wait for
-  an evaluation. A missed evaluation is made up for at the next start.
+  A step is saved before it is evaluated, so that a failing evaluator costs no training. A signal also ends an
+  evaluation, between two batches; one that was missed is made up for at the next start.
 
   Args:
     run: an open run; the caller closes it.
@@ -27,20 +26,18 @@ def train(run: Run, *, profile: range | None = None) -> None:
     NumericError: the guard, or the state to save, found a value that is not finite, or a spike.
   """
   evaluate_every, due = run.config.eval_every, SaveTimes(run.config.checkpoint, run.step).due
-  with StopRequest() as stop, _profiler(run) as trace:
+  with saving(run), StopRequest() as stop, _profiler(run) as trace:
+    run.between_batches = stop.check
     if run.step and run.step % evaluate_every == 0 and run.step < run.total_steps and not run.evaluated():
       run.evaluate()
     while run.step < run.total_steps and not run.exhausted:
       with contextlib.suppress(RolledBack):  # the guard has taken the run to an earlier step
         trace(run.step, profile)
         run.advance()
-        stopping = stop.requested()
         last = run.step == run.total_steps
-        if due(run.step) or last or stopping:
+        if due(run.step) or last:
           run.save()
-        if stopping:
-          run.wait_for_save()
-          raise Preempted(f"saved step {run.step} of {run.total_steps} in {run.address}; the same command continues it")
+        stop.check()
         if run.step % evaluate_every == 0 and not last:  # the last step is evaluated by `finish`
           run.evaluate()
           if run.exhausted:

@@ -1,15 +1,20 @@
 """Graceful stopping: on a signal, all processes stop after the same step and the state is saved.
 
-In one process, SIGTERM or SIGINT sets a flag that the loop reads between steps. In several, the signal reaches jax's
-notifier, which tells the coordination service, which picks one step that no process has passed yet.
+In one process, SIGTERM or SIGINT sets a flag that the loop reads between steps, and an evaluation between batches. In
+several, the signal reaches jax's notifier, which tells the coordination service, which picks one step (or batch) that
+no process has passed yet.
 """
 
+import contextlib
 import os
 import signal
 import threading
+from collections.abc import Iterator
 
 import jax
 from jax.experimental import multihost_utils
+
+from t5x_like.errors import Preempted
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -43,7 +48,7 @@ class StopRequest:
   def requested(self) -> bool:
     """Whether to save and stop now; becomes true after the same step in all processes.
 
-    All processes must call it once after every step; once true, it stays so.
+    All processes must call it equally often, after every step and batch of an evaluation; once true, it stays so.
     """
     self._calls += 1
     if self._distributed and not self._agreed:
@@ -52,9 +57,32 @@ class StopRequest:
       self._agreed = multihost_utils.reached_preemption_sync_point(self._calls)
     return self._agreed if self._distributed else self._flag.is_set()
 
+  def check(self) -> None:
+    """Raises `Asked` if `requested()`."""
+    if self.requested():
+      raise Asked
+
   def _on_signal(self, number: int, _frame) -> None:
     if number == signal.SIGINT:
       signal.signal(signal.SIGINT, signal.SIG_DFL)  # the next one ends the process
     self._flag.set()
     if self._distributed:
       os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Asked(Exception):
+  """A signal asked to stop."""
+
+
+@contextlib.contextmanager
+def saving(run) -> Iterator[None]:
+  """Around the loop: when it stops because it was `Asked` to, the run's step is saved, and `Preempted` raised."""
+  try:
+    yield
+  except Asked:
+    if run.saved != run.step:
+      run.save()
+    run.wait_for_save()
+    raise Preempted(
+      f"saved step {run.step} of {run.total_steps} in {run.address}; the same command continues it"
+    ) from None

@@ -42,14 +42,15 @@ class Run:
       same continue.
 
   Attributes:
-    state, step: the current state and its step.
+    state, step, saved: the current state, its step, and the step that was saved last.
     total_steps: from the config.
     address: the workdir as it was given; `workdir` is a local directory that stands for it.
+    between_batches: called between the batches of evaluations.
   """
 
   def __init__(self, config: ConfigDict, workdir: str, from_step: int | None = None):
     self.address, self.total_steps = str(workdir).rstrip("/"), config.total_steps
-    self._primary = process.first()
+    self._primary, self.between_batches = process.first(), lambda: None
     self._mirror = Mirror(self.address) if is_remote(self.address) else None
     self.workdir = self._mirror.local if self._mirror else pathlib.Path(workdir)
     self._phases = opening.make_phases(config)
@@ -57,7 +58,7 @@ class Run:
     parts = self._parts = assembly.build(config)
     self._cores = opening.check_phases(config, parts, self._phases)
     self._watchdog = Watchdog(config.step_timeout_seconds, self.workdir / "logs", jax.process_index())
-    beat = functools.partial(self._watchdog.beat, "evaluating")
+    beat = lambda: (self._watchdog.beat("evaluating"), self.between_batches())  # noqa: E731
     self._evaluation = Evaluation(config, parts.model, parts.objective, parts.rules, beat=beat)
     *early, main = self._phases
     self._identity = workdirs.identity(config, main.task, {phase.name: phase.task for phase in early})
@@ -119,6 +120,7 @@ class Run:
   def _restore(self, step: int | None) -> None:
     found = opening.restore(self.address, self._checkpoints, self.config, self._parts, self._identity, step)
     self.state, self.step, self._rollbacks = found.state, found.step, found.rollbacks
+    self.saved = self.step
     if found.loaded and self._primary:
       workdirs.write(self.workdir, init_from.FILE, found.loaded)
 
@@ -220,6 +222,7 @@ class Run:
     self._watchdog.beat(f"saving step {self.step}")
     since = time.perf_counter()
     metadata = self._identity | {"rollbacks": self._rollbacks}
+    self.saved = self.step
     self._checkpoints.save(self.step, to_tree(self.state), metadata, before=self._flush)
     self._meter.away(since)
 

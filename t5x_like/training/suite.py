@@ -3,22 +3,25 @@
   <output>/<task>/<rate>-<seed>/   a run of its own; its `result.json` is written last, and never made again
   <output>/results.json, results.md, results.html, submission/
 
-Several suites have all of this in `<output>/<suite>/`, and one table of all in `<output>`. A suite that was killed
-goes on where it stopped: finished runs are read, and one in the middle resumes from its checkpoint. Of each task the
-rate with the best median over the seeds counts, as the table says.
+Several suites have all of this in `<output>/<suite>/`, and one table of all in `<output>`. Prepared examples are shared
+by all suites of a workdir, in `<workdir>/suites/prepared`, or by all workdirs, in `T5X_LIKE_CACHE`. A suite that was
+killed goes on where it stopped: finished runs are read, and one in the middle resumes from its checkpoint. Of each
+task the rate with the best median over the seeds counts, as the table says.
 """
 
 import dataclasses
 import json
 import math
+import os
 import pathlib
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from t5x_like import recipes, slots, suites
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.parallel import distributed
+from t5x_like.storage import is_remote
 from t5x_like.suites import Benchmark, Form, Suite
 from t5x_like.training import assembly, process, selection, submission, suite_comparison, suite_tables, trained
 from t5x_like.training import workdir as workdirs
@@ -32,6 +35,7 @@ RECIPES = {
   "decoder": "configs/finetune/decoder.py",
   "text": "configs/finetune/text_to_text.py",
 }
+_NAMED = 6  # datasets in a message
 _PARTS = 10  # of a run: evaluations, checkpoints; one of them is the warm-up
 
 
@@ -50,6 +54,7 @@ class Options:
     overrides: `KEY=VALUE` for every run.
     data_dir: where TensorFlow datasets are.
     compare: the directory of another table of the suites, to compare this one with.
+    max_examples: the most of each split that evaluations use; then there is no submission.
   """
 
   workdirs: Sequence[str]
@@ -63,32 +68,39 @@ class Options:
   data_dir: str | None = None
   from_scratch: bool = False
   compare: str | None = None
+  max_examples: int | None = None
 
 
-def run(names: Sequence[str], options: Options) -> dict[str, Any]:
+Found = tuple[dict[str, dict[str, Any]], dict[str, str]]  # results by task, and why others have none
+
+
+def run(names: Sequence[str], options: Options, others: Mapping[str, Callable[[], Found]] = {}) -> dict[str, Any]:  # noqa: B006
   """Makes the tables of suites, and returns what the `results.json` of the whole holds.
+
+  Args:
+    others: by name, what makes further parts of the table, without training.
 
   Raises:
     UserError: an unknown suite or task, no task with data, a workdir that holds no run, or whatever a run raises.
   """
   made = {name: slots.find("--suite", name, suites, "SUITE") for name in names}
-  kinds = {workdir: _kind(workdir) for workdir in options.workdirs}
+  kinds = {workdir: kind(workdir) for workdir in options.workdirs}
   other = suite_comparison.read(options.compare) if options.compare else None
   known = [task for suite in made.values() for task in suite.tasks]
   for task in options.tasks or ():
     if task not in known:
       raise UserError(f"--tasks: found {task!r}, expected some of {', '.join(known)}{did_you_mean(task, known)}")
-  parts = {}
+  parts, unprepared, several = {}, [], len(made) + len(others) > 1
   for name, suite in made.items():
-    own = options if len(made) == 1 else dataclasses.replace(options, output=options.output / name)
-    found, missing = _suite(name, suite, kinds, own)
+    own = dataclasses.replace(options, output=options.output / name) if several else options
+    found, missing = _suite(name, suite, kinds, own, unprepared)
     parts[name] = suite_tables.results(name, own, found, missing)
-    if process.first() and found and len(made) > 1:
+    if process.first() and found and several:
       suite_tables.write(own.output, parts[name])
-  results = parts[names[0]] if len(made) == 1 else suite_tables.joined(parts)
-  if not results["tasks"]:
-    lacks = "; ".join(f"{task}: {why}" for task, why in results["missing"].items())
-    raise UserError(f"--suite={','.join(names)}: no task could be run: {lacks}")
+  if not any(part["tasks"] for part in parts.values()):
+    raise _nothing(names, parts, unprepared, options)
+  parts |= {name: suite_tables.results(name, options, *make()) for name, make in others.items()}
+  results = suite_tables.joined(parts) if several else parts[names[0]]
   if other and process.first():
     results["compared"] = suite_comparison.compared(other, results)
   if process.first():
@@ -96,10 +108,22 @@ def run(names: Sequence[str], options: Options) -> dict[str, Any]:
   return results
 
 
-def _suite(
-  name: str, suite: Suite, kinds: dict[str, str], options: Options
-) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-  """The results of a suite's tasks, and why others have none."""
+def _nothing(names: Sequence[str], parts: dict[str, dict], unprepared: list[str], options: Options) -> UserError:
+  """That no task could be run: which, and the command that prepares their data."""
+  where = f"--suite={','.join(names)}: no task could be run"
+  if not unprepared:
+    lacking = [pair for part in parts.values() for pair in part["missing"].items()]
+    return UserError(f"{where}: {lacking[0][0]}: {lacking[0][1]}" + (", nor are the others" if lacking[1:] else ""))
+  few = " ".join(unprepared[:_NAMED]) + (" …" if len(unprepared) > _NAMED else "")
+  place = f" --data_dir={options.data_dir}" if options.data_dir else ""
+  return UserError(
+    f"{where}: the data of {len(unprepared)} are not in {options.data_dir or 'the data_dir of TFDS'}; make them with"
+    f" python -m tools.prepare_dataset {few} --from_files=DIR{place}"
+  )
+
+
+def _suite(name: str, suite: Suite, kinds: dict[str, str], options: Options, unprepared: list[str]) -> Found:
+  """The results of a suite's tasks, and why others have none; names of datasets that lack go to `unprepared`."""
   found: dict[str, dict[str, Any]] = {}
   missing: dict[str, str] = {}
   for task, benchmark in suite.tasks.items():
@@ -115,15 +139,20 @@ def _suite(
       if options.tasks:
         raise UserError(str(lack)) from None
       missing[task] = str(lack)
+      unprepared.append(lack.dataset)
       process.say(f"{name}/{task}: left out: {lack}")
   return found, missing
 
 
 class Unavailable(Exception):
-  """A task's data are not there."""
+  """The data of a task, named `dataset`, are not there."""
+
+  def __init__(self, dataset: str, why: str):
+    super().__init__(f"{dataset} {why}")
+    self.dataset = dataset
 
 
-def _kind(workdir: str) -> str:
+def kind(workdir: str) -> str:
   """The form in which tasks are learned: that of the pretrained run's architecture."""
   saved = workdirs.read(workdir)
   if saved is None:
@@ -183,7 +212,8 @@ def _one(
   with Run(assembly.resolve(config), str(folder)) as made:
     train(made)
     best = made.best
-  tests = {file: split for file, split in benchmark.test.items() if split in _splits(config)}
+  wanted = {} if options.max_examples else benchmark.test
+  tests = {file: split for file, split in wanted.items() if split in _splits(config)}
   step, groups = best if best and not tests else _best(config, folder, tests)
   metrics = {
     f"{label}/{key}": value if math.isfinite(value) else None
@@ -226,8 +256,11 @@ def _config(where: str, kind: str, rate: float | None, seed: int, workdir: str, 
     overrides.append(f"task.data_dir={options.data_dir}")
   if rate is not None:
     overrides.append(f"schedule.learning_rate={rate}")
-  overrides += [f"task.cache={options.output / 'prepared'}", *options.overrides]
+  overrides += [f"task.cache={_prepared(options)}", *options.overrides]
   config = recipes.load(f"{recipe}:{where}{',' if argument else ''}{argument}", overrides)
+  if options.max_examples:
+    for values in config.evals.values():
+      values["max_examples"] = min(options.max_examples, values.get("max_examples") or options.max_examples)
   _check_prepared(config)
   if options.epochs is not None and not any(word.startswith("total_steps=") for word in options.overrides):
     rows = _rows(assembly.resolve(config))
@@ -239,6 +272,14 @@ def _config(where: str, kind: str, rate: float | None, seed: int, workdir: str, 
   return config
 
 
+def _prepared(options: Options) -> str:
+  """Where the examples of tasks are kept."""
+  shared = [
+    place for place in (os.environ.get("T5X_LIKE_CACHE"), options.workdirs[0]) if place and not is_remote(place)
+  ]
+  return f"{shared[0].rstrip('/')}/suites/prepared" if shared else str(options.output / "prepared")
+
+
 def _check_prepared(config) -> None:
   """Raises Unavailable unless the datasets of a config are prepared, with their splits; a suite downloads nothing."""
   from t5x_like.data.sources import tfds
@@ -248,15 +289,16 @@ def _check_prepared(config) -> None:
     name, data_dir = source.removeprefix("tfds:"), config.task.get("data_dir")
     if not distributed.from_first(lambda name=name, data_dir=data_dir: tfds.is_prepared(name, data_dir)):
       raise Unavailable(
-        f"{name} is not in {data_dir or 'the data_dir of TFDS'}; make it with"
-        f" python -m tools.prepare_dataset {name} --from_files=DIR"
+        name,
+        f"is not in {data_dir or 'the data_dir of TFDS'}; make it with python -m tools.prepare_dataset {name}"
+        " --from_files=DIR",
       )
   if config.task.source.startswith("tfds:"):
     found = _splits(config)
     own = [values["split"] for values in config.evals.values() if "task" not in values]
     if lacking := [split for split in (config.train_split, *own) if split not in found]:
       name = config.task.source.removeprefix("tfds:")
-      raise Unavailable(f"{name} has no split {lacking[0]!r}, only {', '.join(found)}; make it with all of its files")
+      raise Unavailable(name, f"has no split {lacking[0]!r}, only {', '.join(found)}; make it with all of its files")
 
 
 def _rows(config) -> int:

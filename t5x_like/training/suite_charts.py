@@ -56,7 +56,7 @@ def _pairs(evaluator: dict[str, Any], task: dict[str, Any], rows: list[dict[str,
   if evaluator["name"] == "tagging":
     return [pair for row in rows for pair in zip(row["target"].split(), row["tags"])]
   named = [one for one in evaluator.get("metrics", ()) if isinstance(one, dict) and one.get("name") == "labels"]
-  if named or (evaluator["name"] == "classification" and task["labels"] is not None):
+  if named or (evaluator["name"] == "classification" and task.get("labels") is not None):
     known = set(named[0]["classes"] if named else task["labels"])
     return [(row["target"], row["prediction"] if row["prediction"] in known else _OTHER) for row in rows]
   return []

@@ -55,7 +55,7 @@ def compared(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
     for name in other["counted"] if one else ():
       label, score = name.split("/", 1)
       if label not in tests:
-        tests[label] = _tests(median(one), median(other), label)
+        tests[label] = _tests(median(one), median(other), label) if one["runs"] and other["runs"] else {}
       pair = [side["metrics"].get(name) for side in (one, other)]
       found = tests[label].get(score) or {}
       difference = None if None in pair else pair[1] - pair[0]
@@ -139,7 +139,7 @@ def metrics(evaluator: dict[str, Any], task: dict[str, Any]) -> Iterator[tuple[M
     yield Matches(), lambda row: row["target"], lambda row: row["prediction"]
   if evaluator["name"] != "classification":
     return
-  if task["labels"] is None:
+  if task.get("labels") is None:
     yield Correlation(), lambda row: row["target"], lambda row: row["prediction"]
   else:
     index = task["labels"].index

@@ -38,7 +38,9 @@ def joined(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _mean(found: dict[str, dict[str, Any]]) -> float | None:
-  return sum(task["score"] for task in found.values()) / len(found) if found else None
+  """Of the tasks that were learned; questions asked without training are no part of it."""
+  scores = [task["score"] for task in found.values() if task["runs"]]
+  return sum(scores) / len(scores) if scores else None
 
 
 def _average(name: str, found: dict[str, dict[str, Any]]) -> float | None:
@@ -64,7 +66,7 @@ def markdown(found: dict[str, Any]) -> str:
   for task, result in found["tasks"].items():
     details = ", ".join(f"{name} {_shown(result['metrics'].get(name))}" for name in result["counted"])
     numbers = [result["score"], *([result["best"], result["spread"]] if several else [])]
-    rate = "the recipe's" if result["rate"] is None else f"{result['rate']:g}"
+    rate = rate_of(result)
     lines.append("| " + " | ".join([task, *map(_shown, numbers), rate, details]) + " |")
   for task, why in found["missing"].items():
     lines.append(f"| {task} | {_DASH} " + "| " * (len(head) - 3) + f"| {why} |")
@@ -78,6 +80,13 @@ def markdown(found: dict[str, Any]) -> str:
   return table + (f"\n{suite_comparison.markdown(found['compared'])}" if "compared" in found else "")
 
 
+def rate_of(result: dict[str, Any]) -> str:
+  """The learning rate of a task, as the tables show it."""
+  if not result["runs"]:
+    return "not trained"
+  return "the recipe's" if result["rate"] is None else f"{result['rate']:g}"
+
+
 def _shown(value: float | None) -> str:
   return _DASH if value is None or not math.isfinite(value) else f"{value:.2f}"
 
@@ -86,5 +95,9 @@ def write(output: pathlib.Path, found: dict[str, Any]) -> None:
   """Writes `results.json`, `results.md` and `results.html`; UserError if that fails."""
   workdirs.write(output, "results.json", found)
   workdirs.write_text(output, "results.md", markdown(found))
-  charts = [chart for task, result in found["tasks"].items() for chart in suite_charts.charts(task, result)]
-  workdirs.write_text(output, "results.html", report.render("suite.html.j2", found=found, charts=charts, shown=_shown))
+  charts = [
+    chart for task, result in found["tasks"].items() if result["runs"] for chart in suite_charts.charts(task, result)
+  ]
+  workdirs.write_text(
+    output, "results.html", report.render("suite.html.j2", found=found, charts=charts, shown=_shown, rate_of=rate_of)
+  )

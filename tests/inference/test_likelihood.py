@@ -88,3 +88,42 @@ def test_questions_are_asked_of_a_published_model(model, tmp_path):
     whole = [[start, *encode(f"{row['query']} {choice}")] for choice in row["choices"]]
     right += np.argmax([by_hand(model, one, len(one) - len(before))[0] for one in whole]) == row["gold"]
   assert json.loads(output.read_text())["asked"]["accuracy"] == pytest.approx(100 * right / len(rows))
+
+
+def test_long_contexts_are_counted_and_other_files_go_on(model, tmp_path, capsys):
+  """Of a file with an answer that is longer than the model reads nothing is scored; a wrong row stops before all."""
+  hf.save(model, str(tmp_path / "model"))
+  published.write(tmp_path / "model", "gpt2")
+  fits, long = " ".join(published.WORDS[:4]), " ".join(published.WORDS[:4] * 30)
+  files = {
+    "words": [{"context": fits, "continuation": "fox"}, {"context": long, "continuation": "fox"}],
+    "spoken": [{"context": fits, "answer": "fox"}, {"context": long, "answer": "fox"}],
+    "over": [{"query": fits, "choices": ["fox", long], "gold": 0}],
+  }
+  for name, rows in files.items():
+    (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+  output = tmp_path / "scores.json"
+  command = [f"--workdir={tmp_path}/model", f"--input={tmp_path}/*.jsonl", f"--output={output}", "--max_new_tokens=4"]
+  assert few_shot.main(command) == 2
+  error = capsys.readouterr().err.splitlines()[-1]
+  assert "1 of 3 files left out" in error and "over.jsonl:1: an answer has" in error and f"at most {LONGEST}" in error
+  found = json.loads(output.read_text())
+  assert found.keys() == {"words", "spoken"} and [one["truncated"] for one in found.values()] == [1, 1]
+  assert [one["examples"] for one in found.values()] == [2, 2]
+
+
+@pytest.mark.parametrize(
+  ("second", "words"),
+  [
+    ({"query": "a", "choices": ["b", "c"], "gold": 2}, "found the answer 2, expected one of 0, 1"),
+    ({"query": "a", "choices": ["b", "c"]}, "found the keys query, choices, expected query, choices, gold"),
+    ({"query": "a", "choices": [], "gold": 0}, "found the choices [], expected at least one"),
+    ({"query": 3, "choices": ["b"], "gold": 0}, "query: found a JSON number, expected a string"),
+  ],
+)
+def test_a_row_that_cannot_be_asked_is_named(second, words, tmp_path, capsys):
+  rows = [{"query": "a", "choices": ["b", "c"], "gold": 1}, second]
+  (tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+  assert few_shot.main([f"--workdir={tmp_path}", f"--input={tmp_path}/asked.jsonl"]) == 2
+  error = capsys.readouterr().err.splitlines()[-1]
+  assert f"asked.jsonl:2: {words}" in error

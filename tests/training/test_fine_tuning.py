@@ -205,6 +205,7 @@ def test_a_suite_makes_one_table_and_goes_on_where_it_stopped(pretrained, tmp_pa
     *flags,
   ]
   assert evaluate.main(command) == 0, capsys.readouterr().err
+  assert list((pretrained / "suites" / "prepared").glob("*cola*")) and not (output / "glue" / "prepared").exists()
   whole, output = output, output / "glue"
   joined = (whole / "results.md").read_text()
   assert joined in capsys.readouterr().out and "| glue/cola |" in joined and "prepare_dataset wnut_17" in joined
@@ -228,25 +229,33 @@ def test_a_suite_makes_one_table_and_goes_on_where_it_stopped(pretrained, tmp_pa
 @pytest.mark.more
 def test_a_decoder_takes_the_suite_in_its_own_way(pretrained, tmp_path, capsys):
   """Classes read off its last token, with the language model beside, from the weights of a language model, which is
-  the first of two that could."""
+  the first of two that could; questions are asked of it as it was."""
   glue(tmp_path)
+  asked = {"query": "one and one is", "choices": ["two", "three"], "gold": 0}
+  (tmp_path / "sums.jsonl").write_text("".join(json.dumps(asked | {"gold": n % 2}) + "\n" for n in range(4)))
   workdir, output = tmp_path / "gpt", tmp_path / "out"
   assert train.main(["--config=tests/recipes/nano_decoder.py", f"--workdir={workdir}", *SHORT]) == 0
   flags = ("--config.total_steps=2", "--config.batch_size=8", "--config.task.length=64")
   command = [
     f"--workdir={workdir},{pretrained}",
     "--suite=glue",
+    f"--questions={tmp_path}/su*.jsonl",
+    "--max_examples=6",
     f"--data_dir={tmp_path}/tfds",
     f"--output={output}",
     *flags,
   ]
   assert evaluate.main(command) == 0, capsys.readouterr().err
   found = json.loads((output / "results.json").read_text())
-  assert found["tasks"].keys() == {"cola"} and (output / "submission" / "CoLA.tsv").exists()
-  run = output / "cola" / "recipe-0"
+  assert found["tasks"].keys() == {"glue/cola", "questions/sums"} and not (output / "glue" / "submission").exists()
+  assert found["tasks"]["questions/sums"]["score"] == 50 and found["mean"] == found["tasks"]["glue/cola"]["score"]
+  capsys.readouterr()
+  assert evaluate.main(command) == 0 and "===" not in capsys.readouterr().out
+  assert json.loads((output / "results.json").read_text()) == found
+  run = output / "glue" / "cola" / "recipe-0"
   assert json.loads((run / "config.json").read_text())["objective"]["name"] == "gpt1"
   predictions = [json.loads(line) for line in (run / "predictions" / "dev.jsonl").read_text().splitlines()]
-  assert len(predictions) == 24 and all(len(row["probabilities"]) == 2 for row in predictions)
+  assert len(predictions) == 6 and all(len(row["probabilities"]) == 2 for row in predictions)
 
 
 @pytest.mark.parametrize(
@@ -255,6 +264,9 @@ def test_a_decoder_takes_the_suite_in_its_own_way(pretrained, tmp_path, capsys):
     (["--suite=gleu"], "did you mean 'glue'"),
     (["--suite=glue", "--tasks=colla"], "did you mean 'cola'"),
     (["--suite=glue", "--tasks=mrpc"], "python -m tools.prepare_dataset glue/mrpc"),
+    (["--suite=glue"], "python -m tools.prepare_dataset glue/cola glue/sst2"),
+    (["--suite=glue", "--questions=nowhere.jsonl"], "holds encoders"),
+    (["--suite=glue", "--max_examples=0"], "expected more than 0"),
     (["--suite=glue", "--rates=fast"], "--rates=fast: expected numbers"),
     (["--suite=text"], "no task could be run: multi30k: is not for this architecture (encoder)"),
   ],
@@ -262,4 +274,4 @@ def test_a_decoder_takes_the_suite_in_its_own_way(pretrained, tmp_path, capsys):
 def test_a_suite_that_cannot_be_is_one_line(flags, words, pretrained, tmp_path, capsys):
   assert evaluate.main([f"--workdir={pretrained}", *flags, f"--data_dir={tmp_path}", f"--output={tmp_path}/out"]) == 2
   error = capsys.readouterr().err.splitlines()[-1]
-  assert words in error
+  assert words in error and len(error) < 400

@@ -55,19 +55,28 @@ def test_an_evaluator_that_raises_loses_no_checkpoint(failing, whole, tmp_path, 
   assert prints(tmp_path, 6) == prints(whole, 6)
 
 
-@pytest.mark.parametrize("step", more.beyond(1, [6, 2]))
-def test_a_signal_waits_for_no_evaluation(step, whole, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("moment", "step"), more.beyond(1, [("evaluate", 4), ("evaluate", 6), ("advance", 6)]))
+def test_a_signal_waits_for_no_evaluation(moment, step, whole, tmp_path, monkeypatch):
+  """It comes after a step, or in the midst of an evaluation, at a step that need not be one to save."""
+  from t5x_like.evals.loss import Evaluator
   from t5x_like.training.run import Run
 
-  advance = Run.advance
+  advance, evaluate = Run.advance, Evaluator.__call__
 
   def signalled(self):
     advance(self)
-    if self.step == step:
+    signalled.step = self.step
+    if moment == "advance" and self.step == step:
       os.kill(os.getpid(), signal.SIGTERM)
 
+  def evaluating(self, arrays):
+    if moment == "evaluate" and signalled.step == step:
+      os.kill(os.getpid(), signal.SIGTERM)
+    return evaluate(self, arrays)
+
   monkeypatch.setattr(Run, "advance", signalled)
-  assert go(tmp_path) == 75
+  monkeypatch.setattr(Evaluator, "__call__", evaluating)
+  assert go(tmp_path, "--config.checkpoint.every=3") == 75
   assert steps(tmp_path)[-1] == step and step not in [row["step"] for row in evaluations(tmp_path)]
   monkeypatch.undo()
   assert go(tmp_path) == 0

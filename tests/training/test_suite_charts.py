@@ -38,28 +38,31 @@ def test_every_row_is_in_one_part_and_parts_follow_each_other_in_length():
   assert suite_charts.scores_by_length(rows[:15], lambda part: {}) == {}
 
 
-def test_tags_and_generated_labels_are_drawn_too(tmp_path):
+def test_tags_generated_labels_and_numbers_are_drawn_too(tmp_path):
+  """A task of numbers has no classes to confuse; its config names no labels."""
+  numbers = [{"input": "a " * n, "target": n, "prediction": n % 5} for n in range(1, 41)]
   tags = [{"input": "a " * n, "target": " ".join(["O", "B-X"] * n), "tags": ["O"] * 2 * n} for n in range(1, 25)]
   texts = [{"input": "a " * n, "target": "yes", "prediction": "yes" if n % 3 else "no idea"} for n in range(1, 25)]
   labels = {"name": "labels", "classes": ["yes", "no"], "scores": ["accuracy"]}
   for name, rows, evaluator, task in (
     ("tags", tags, {"name": "tagging"}, {"tags": ["O", "B-X"]}),
     ("texts", texts, {"name": "generation", "metrics": [labels]}, {}),
+    ("numbers", numbers, {"name": "classification", "scores": ["accuracy"]}, {}),
   ):
-    runs = []
+    runs, score = [], "pearson" if name == "numbers" else "accuracy"
     for seed in range(2):
       run = tmp_path / name / str(seed)
       workdirs.write_lines(run / "predictions", "dev.jsonl", rows)
       workdirs.write(run, workdirs.FILE, {"evals": {"dev": evaluator}, "task": task})
-      (run / "metrics.jsonl").write_text(json.dumps({"step": 1, "eval/dev/accuracy": 50.0}) + "\n")
-      runs.append({"workdir": str(run), "rate": None, "score": 50.0 + seed, "metrics": {"dev/accuracy": 50.0 + seed}})
-    result = {"counted": ["dev/accuracy"], "runs": runs, "metrics": runs[0]["metrics"]}
+      (run / "metrics.jsonl").write_text(json.dumps({"step": 1, f"eval/dev/{score}": 50.0}) + "\n")
+      runs.append({"workdir": str(run), "rate": None, "score": 50.0 + seed, "metrics": {f"dev/{score}": 50.0 + seed}})
+    result = {"counted": [f"dev/{score}"], "runs": runs, "metrics": runs[0]["metrics"]}
     drawn = suite_charts.charts(name, result)
     assert [one["title"].removeprefix(f"{name}: ") for one in drawn] == [
-      "dev/accuracy by step",
+      f"dev/{score} by step",
       "score of every seed, by rate",
-      "targets and predictions",
-      "dev/accuracy by words of input",
+      *(["targets and predictions"] if name != "numbers" else []),
+      f"dev/{score} by words of input",
     ]
     assert all(one["svg"].startswith("<svg") for one in drawn)
   assert suite_comparison.median(result) == runs[0]["workdir"]

@@ -1,0 +1,309 @@
+"""Questions asked of a model without training, by likelihood or by generation; `tools.few_shot` tells the files."""
+
+import collections
+import dataclasses
+import glob
+import math
+import pathlib
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from t5x_like.data.sources import Record, Skip, kind_of, open_source
+from t5x_like.data.vocabularies import start_id
+from t5x_like.errors import UserError
+from t5x_like.inference import generation, strategies
+from t5x_like.inference.likelihood import Likelihood, Scored
+from t5x_like.metrics.answers import normalize_trivia_qa
+from t5x_like.metrics.numbers import final_number
+
+LETTERS = "ABCDE"
+_TEXTS = (str, "a string")
+_LISTS = (list, "a list")
+_ANY = (object, "a value")
+_INDEX = (int, "an index from 0")
+# By kind, the keys that a row has and what they hold; the most special kind first.
+_KINDS: dict[str, dict[str, tuple[type, str]]] = {
+  "schema": {"context_options": _LISTS, "continuation": _TEXTS, "gold": _INDEX},
+  "letters": {"question": _TEXTS, "choices": _LISTS, "answer": _TEXTS},
+  "choices": {"query": _TEXTS, "choices": _LISTS, "gold": _INDEX},
+  "words": {"context": _TEXTS, "continuation": _TEXTS},
+  "answers": {"context": _TEXTS, "answer": _ANY},
+  "texts": {"text": _TEXTS},
+}
+SCORES = {"answers": "exact_match", "texts": "bits_per_byte"}  # what counts first; accuracy of the other kinds
+
+
+@dataclasses.dataclass(frozen=True)
+class Questions:
+  """The rows of a file, all of one kind.
+
+  Attributes:
+    path: the file.
+    kind: how they are asked, a method of `Asker`.
+    rows: the records, and `wheres` the place of each in the file.
+  """
+
+  path: str
+  kind: str
+  rows: list[Record]
+  wheres: list[str]
+
+
+def files(patterns: Sequence[str]) -> dict[str, str]:
+  """The files of some patterns, each by the first part of its name; UserError if there are none or two of one name."""
+  found: dict[str, str] = {}
+  for pattern in patterns:
+    given = "://" in pattern or pathlib.Path(pattern).exists()
+    paths = [pattern] if given else sorted(glob.glob(pattern))
+    if not paths:
+      raise UserError(f"{pattern}: no such file of questions")
+    for path in paths:
+      name = pathlib.Path(path).name.split(".")[0]
+      if name in found:
+        raise UserError(f"{path}: found another file of the name {name!r}, {found[name]}; rename one of them")
+      found[name] = path
+  return found
+
+
+def read(path: str) -> Questions:
+  """The questions of a file of JSON lines, plain or compressed.
+
+  Raises:
+    UserError: naming the row: no such file, no questions or no known kind, a key that is missing or holds something
+      else, or an answer that is none of the choices.
+  """
+  source = open_source(f"jsonl:{path}")
+  found = [(where, row) for where, row in source.records(source.splits[0]) if not isinstance(row, Skip)]
+  if not found:
+    raise UserError(f"{path}: holds no questions: a score over zero examples is not defined")
+  wheres, rows = map(list, zip(*found))
+  kind = next((kind for kind, keys in _KINDS.items() if all(key in rows[0] for key in keys)), None)
+  if kind is None:
+    raise UserError(
+      f"{wheres[0]}: found the keys {', '.join(rows[0])}, expected those of a kind of question; see --help"
+    )
+  for where, row in found:
+    _check(where, row, kind)
+  return Questions(path, kind, rows, wheres)
+
+
+def _check(where: str, row: Record, kind: str) -> None:
+  for key, (wanted, words) in _KINDS[kind].items():
+    if key not in row:
+      raise UserError(
+        f"{where}: found the keys {', '.join(row)}, expected {', '.join(_KINDS[kind])} as in the first row"
+      )
+    if not isinstance(row[key], wanted) or isinstance(row[key], bool) and wanted is int:
+      raise UserError(f"{where}: {key}: found a JSON {kind_of(row[key])}, expected {words}")
+  options = row.get("context_options" if kind == "schema" else "choices")
+  if kind in ("schema", "letters", "choices"):
+    if not options or not all(isinstance(one, str) for one in options):
+      raise UserError(f"{where}: found the choices {options!r}, expected at least one, all strings")
+    right = LETTERS[: len(options)] if kind == "letters" else range(len(options))
+    answer = row["answer" if kind == "letters" else "gold"]
+    if answer not in list(right):
+      raise UserError(f"{where}: found the answer {answer!r}, expected one of {', '.join(map(str, right))}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """How questions are asked.
+
+  Attributes:
+    shots: answered examples before each.
+    seed: of their choice.
+    limit: how many questions of a file, from the first; None is all.
+    stride: of windows over texts; None is their length.
+    max_new_tokens: of generated answers.
+  """
+
+  shots: int = 0
+  seed: int = 0
+  limit: int | None = None
+  stride: int | None = None
+  max_new_tokens: int = 64
+
+
+class Asker:
+  """Asks a model the questions of files.
+
+  Contexts that are longer than what the model reads lose their beginning, as in EleutherAI's harness, and are counted:
+  `truncated` is the number of questions of which any was cut.
+
+  Args:
+    opened: the model, a `training.trained.Opened`.
+    options: how to ask.
+    examples: what answered examples are drawn from; None is the file of the question itself.
+  """
+
+  def __init__(self, opened: Any, options: Options, examples: Questions | None = None):
+    self._opened, self._options, self._examples = opened, options, examples
+    self._pool = examples and examples.rows
+    self._vocabulary, self._both = opened.vocabulary, "encoder_input_tokens" in opened.features
+    self._likelihood = Likelihood(opened.run, opened.features)
+
+  def __call__(self, questions: Questions) -> dict[str, float]:
+    """The scores, in percent unless they are perplexities, and the number of `examples`.
+
+    Raises:
+      UserError: an answer that the model has no room for, or running text for an encoder-decoder.
+    """
+    if self._examples and self._examples.kind != questions.kind:
+      raise UserError(
+        f"{self._examples.path}: holds questions of the kind {self._examples.kind!r}, expected {questions.kind!r}, as"
+        f" {questions.path} has"
+      )
+    return getattr(self, f"_{questions.kind}")(questions)
+
+  def _pair(self, where: str, context: str, continuation: str) -> tuple[list[int], list[int]]:
+    """Ids of a context and what follows; an encoder-decoder ends both with EOS."""
+    encode, eos = self._vocabulary.encode, [self._vocabulary.eos_id]
+    if self._both:
+      pair = [*encode(context), *eos], [*encode(continuation.lstrip()), *eos]
+    else:
+      before, whole = encode(context), encode(context + continuation)
+      pair = [start_id(self._vocabulary), *before], whole[len(before) :] or whole[-1:]
+    most = self._likelihood.longest_answer
+    if most is not None and len(pair[1]) > most:
+      raise UserError(
+        f"{where}: an answer has {len(pair[1])} tokens, expected at most {most}, as many as the model reads; leave the"
+        " row out or ask a model that reads more"
+      )
+    return pair
+
+  def _asked(self, questions: Questions, shown: Callable[[Record], str]) -> list[tuple[str, Record, str]]:
+    """For each question where it is, its row, and what stands before it: `shots` other rows, answered."""
+    rows, options, out = questions.rows, self._options, []
+    for number, row in enumerate(rows[: options.limit]):
+      rng = random.Random(options.seed * 1_000_003 + number)
+      others = [one for one in (rows if self._pool is None else self._pool) if one is not row] if options.shots else []
+      chosen = rng.sample(others, min(options.shots, len(others)))
+      out.append((questions.wheres[number], row, "".join(f"{shown(one)}\n\n" for one in chosen)))
+    return out
+
+  def _choices(self, questions: Questions) -> dict[str, float]:
+    join = lambda query, choice: query + ("" if query[-1:].isspace() else " ") + choice  # noqa: E731
+    asked = self._asked(questions, lambda row: join(row["query"], row["choices"][row["gold"]]))
+    pairs, texts = [], []
+    for where, row, examples in asked:
+      query = row["query"].rstrip(" ") if not row["query"].endswith("\n") else row["query"]
+      for choice in row["choices"]:
+        texts.append(choice if query.endswith("\n") else f" {choice}")
+        pairs.append(self._pair(where, examples + query, texts[-1]))
+    return self._likeliest([(len(row["choices"]), row["gold"]) for _, row, _ in asked], pairs, texts)
+
+  def _schema(self, questions: Questions) -> dict[str, float]:
+    asked = self._asked(questions, lambda row: f"{row['context_options'][row['gold']]} {row['continuation']}")
+    pairs, texts = [], []
+    for where, row, examples in asked:
+      for option in row["context_options"]:
+        texts.append(f" {row['continuation']}")
+        pairs.append(self._pair(where, examples + option, texts[-1]))
+    return self._likeliest([(len(row["context_options"]), row["gold"]) for _, row, _ in asked], pairs, texts)
+
+  def _letters(self, questions: Questions) -> dict[str, float]:
+    """MMLU (Hendrycks et al. 2021): the four letters after "Answer:"."""
+    by_subject = collections.defaultdict(list)
+    for row in questions.rows if self._pool is None else self._pool:
+      if row.get("split") == "dev":
+        by_subject[row.get("subject")].append(row)
+    rows = [both for both in zip(questions.wheres, questions.rows) if both[1].get("split") != "dev"]
+    if not rows:
+      raise UserError(f"{questions.path}: all rows are of the split dev, expected questions of another")
+
+    def shown(row: Record) -> str:
+      options = "".join(f"\n{letter}. {choice}" for letter, choice in zip(LETTERS, row["choices"]))
+      return f"{row['question']}{options}\nAnswer:"
+
+    pairs, texts, right = [], [], []
+    for where, row in rows[: self._options.limit]:
+      examples = by_subject[row.get("subject")][: self._options.shots]
+      before = "".join(f"{shown(one)} {one['answer']}\n\n" for one in examples)
+      for letter in LETTERS[: len(row["choices"])]:
+        texts.append(f" {letter}")
+        pairs.append(self._pair(where, before + shown(row), texts[-1]))
+      right.append((len(row["choices"]), LETTERS.index(row["answer"])))
+    return self._likeliest(right, pairs, texts)
+
+  def _likeliest(self, right: list[tuple[int, int]], pairs, texts: list[str]) -> dict[str, float]:
+    """Of questions, each the number of its choices, which follow one another, and the right one among them."""
+    found = self._likelihood(pairs)
+    hits = hits_norm = truncated = place = 0
+    for count, gold in right:
+      part = found[place : place + count]
+      sizes = [max(len(text.encode()), 1) for text in texts[place : place + count]]
+      scores = [one.log_probability for one in part]
+      hits += scores.index(max(scores)) == gold
+      norms = [score / size for score, size in zip(scores, sizes)]
+      hits_norm += norms.index(max(norms)) == gold
+      truncated += any(one.truncated for one in part)
+      place += count
+    share = 100.0 / len(right)
+    return {
+      "accuracy": hits * share,
+      "accuracy_norm": hits_norm * share,
+      "examples": len(right),
+      "truncated": truncated,
+    }
+
+  def _words(self, questions: Questions) -> dict[str, float]:
+    asked = self._asked(questions, lambda row: f"{row['context']} {row['continuation']}")
+    pairs = [
+      self._pair(where, examples + row["context"].rstrip(), f" {row['continuation'].strip()}")
+      for where, row, examples in asked
+    ]
+    found: list[Scored] = self._likelihood(pairs)
+    mean = -sum(one.log_probability for one in found) / len(found)
+    share = 100.0 * sum(one.greedy for one in found) / len(found)
+    scores = {"accuracy": share, "perplexity": math.exp(min(mean, 700.0)), "examples": len(found)}
+    return scores | {"truncated": sum(one.truncated for one in found)}
+
+  def _answers(self, questions: Questions) -> dict[str, float]:
+    """Generated up to the end of the line; numbers up to the end of the paragraph."""
+    opened, new = self._opened, self._options.max_new_tokens
+    rows = questions.rows[: self._options.limit]
+    numeric = all("chain_of_thought" in row or final_number(str(row["answer"])) == str(row["answer"]) for row in rows)
+    told = lambda row: f"{row['chain_of_thought']} #### {row['answer']}" if numeric else row["answer"]  # noqa: E731
+    asked = self._asked(
+      questions, lambda row: f"{row['context']} {told(row) if 'chain_of_thought' in row else row['answer']}"
+    )
+    texts = [examples + row["context"] for _, row, examples in asked]
+    kind = generation.TextToText if self._both else generation.Continuation
+    predict = kind(opened.model, opened.vocabulary, opened.features, strategies.Greedy(), new)
+    predict.check_new_tokens(0, "")
+    room = self._likelihood.longest - (0 if self._both else new)
+    if room < 1:
+      raise UserError(
+        f"--max_new_tokens={new}: expected fewer than the {self._likelihood.longest} tokens that the model reads"
+      )
+    ids = [self._pair(where, text, "")[0] for (where, _, _), text in zip(asked, texts)]
+    given = [answer["prediction"].strip() for answer in predict(opened.run, [one[-room:] for one in ids], texts)]
+    right = 0
+    for row, text in zip(rows, given):
+      if numeric:
+        right += final_number(text.split("\n\n")[0]) == final_number(str(row["answer"]))
+      else:
+        golds = {normalize_trivia_qa(str(one)) for one in (row["answer"], *row.get("aliases", ()))}
+        right += normalize_trivia_qa(text.split("\n")[0]) in golds
+    truncated = sum(len(one) > room for one in ids)
+    empty = sum(not text for text in given)
+    counts = {"examples": len(rows), "truncated": truncated, "empty": empty}
+    return {"exact_match": 100.0 * right / len(rows)} | counts
+
+  def _texts(self, questions: Questions) -> dict[str, float]:
+    """Every token once; see `Likelihood.rolling`."""
+    if self._both:
+      raise UserError(f"{questions.path}: the model is an encoder-decoder, which gives running text no probability")
+    nats, counts = 0.0, collections.Counter()
+    for row in questions.rows[: self._options.limit]:
+      ids = self._vocabulary.encode(row["text"])
+      nats -= self._likelihood.rolling(ids, start_id(self._vocabulary), self._options.stride)
+      counts.update(tokens=len(ids), words=len(row["text"].split()), bytes=len(row["text"].encode()))
+    per = {name: math.exp(min(nats / max(counts[name], 1), 700.0)) for name in ("tokens", "words")}
+    return {
+      "perplexity_per_token": per["tokens"],
+      "perplexity_per_word": per["words"],
+      "bits_per_byte": nats / math.log(2) / max(counts["bytes"], 1),
+      **{name: float(count) for name, count in counts.items()},
+    }
