@@ -167,7 +167,11 @@ def test_shares_of_one_file_are_splits_without_overlap(tmp_path):
     ("glue/sst2", "train={}/a.tsv[90%:10%]", "expected a share"),
     ("glue/rte", "train={}/a.tsv", "found no field 'sentence1'"),
     ("glue/sst2", "train={}/nolabel.tsv", "'label'"),
-    ("glue/sst2", "train={}/wrong.tsv", "found the label 'x', expected one of negative, positive"),
+    (
+      "glue/sst2",
+      "train={}/wrong.tsv",
+      "wrong.tsv:2: sst2, example 0: found the label 'x', expected one of negative, positive",
+    ),
     ("glue/sst2", "train={}/empty.tsv", "found no examples of the split train"),
     ("wnut_17", "train={}/tags.conll", "found the tag 'B-planet', expected one of O"),
   ],

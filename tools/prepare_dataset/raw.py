@@ -14,7 +14,7 @@ from typing import Any
 
 from t5x_like.data.sources import Record, Skip, open_source
 from t5x_like.data.sources._files import lines
-from t5x_like.errors import UserError, did_you_mean
+from t5x_like.errors import UserError, did_you_mean, one_line
 
 Example = dict[str, Any]
 _ENDINGS = ("", ".gz", ".bz2", ".xz", ".zst")
@@ -116,14 +116,21 @@ def _explicit(word: str, raw: Raw) -> tuple[str, Part]:
 
 
 def examples(raw: Raw, split: str, part: Part) -> Iterator[Example]:
-  """The examples of a split; UserError for an unreadable record or a missing column."""
+  """The examples of a split; UserError for an unreadable record, a missing column or a wrong label, with its place."""
   records = [record for path in part.paths for record in _records(raw, split, path)]
   begin, end = (len(records) * share // 100 for share in (part.begin, part.end))
-  for number, record in enumerate(itertools.islice(records, begin, end)):
-    yield from raw.examples(record, number, split)
+  for number, (where, record) in enumerate(itertools.islice(records, begin, end)):
+    try:
+      yield from raw.examples(record, number, split)
+    except UserError as error:
+      raise UserError(f"{where}: {error}") from None
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+      raise UserError(
+        f"{where}: found a record that lacks {one_line(error)}, or has it in another form, expected the official format"
+      ) from error
 
 
-def _records(raw: Raw, split: str, path: str) -> Iterator[Record]:
+def _records(raw: Raw, split: str, path: str) -> Iterator[tuple[str, Record]]:
   if raw.source != "tsv":
     fields = raw.columns
     if raw.label and not split.startswith("test"):
@@ -134,7 +141,7 @@ def _records(raw: Raw, split: str, path: str) -> Iterator[Record]:
         raise UserError(f"{where}: found a {record.reason}")
       if lacking := [field for field in fields if field not in record]:
         raise UserError(f"{where}: found no {lacking[0]!r} among {', '.join(record)}")
-      yield record
+      yield where, record
     return
   first = next((line for _, line in lines(path) if isinstance(line, str)), "")
   header = first.removeprefix("\ufeff").split("\t")
@@ -148,4 +155,4 @@ def _records(raw: Raw, split: str, path: str) -> Iterator[Record]:
       if record.reason == "blank line":
         continue
       raise UserError(f"{where}: found a {record.reason}")
-    yield {name: record[str(i)] for i, name in enumerate(raw.headerless)} if numbered else record
+    yield where, {name: record[str(i)] for i, name in enumerate(raw.headerless)} if numbered else record
