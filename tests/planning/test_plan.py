@@ -207,3 +207,10 @@ def test_an_installed_compiler_is_left_alone_by_other_programs(tmp_path):
   env = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"} | {"PYTHONPATH": str(tmp_path)}
   done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, timeout=600)
   assert done.stdout == "cpu 8\n" and not done.stderr, done
+
+
+@pytest.mark.parametrize("step, sent, said", [("decode", 90.0, True), ("decode", 20.0, False), ("eval", 90.0, False)])
+def test_the_verdict_says_when_decoding_gathers_parameters_for_every_token(step, sent, said):
+  told = {"step": step, "fits": True, "total_gigabytes": 5.0, "memory": {"hbm": 16e9}}
+  told |= {"ring_gigabytes": sent, "minimum_ring_gigabytes": 15.0}
+  assert ("mesh.tensor" in compiling._verdict(told)) == said
