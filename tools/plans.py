@@ -81,7 +81,7 @@ What is sent beyond the least is mostly of two kinds. Along `tensor`, activation
 405B. And where parameters are gathered from all chips of a three-dimensional torus at once (Llama 70B, T5 on v5p), the
 compiler uses an all-reduce, which sends twice the bytes over the links of all dimensions together: by their rates, it
 takes less time than rings along one dimension after the other. Decoding with parameters split over `fsdp` gathers them
-for every token; over `tensor` they stay where they are, and the 62 GB are nearly all sums of activations of the prompts.
+for every token; over `tensor` they stay where they are, and the 62 GB are mostly sums of activations of the prompts.
 
 Commands at the end that have no line in the table are still to be run.
 
