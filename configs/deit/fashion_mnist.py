@@ -5,9 +5,9 @@
       --config.teacher.workdir=runs/teacher \\
       --config.task.source=idx:train=train-images-idx3-ubyte.gz,validation=t10k-images-idx3-ubyte.gz
 
-The student is half as wide as its teacher and has four layers instead of six, with a distillation token; it learns
-softly, as a teacher that knows the training images tells little by its likeliest class. 10 epochs; otherwise as
-configs/vit/fashion_mnist.py. `:alone` is the same student without a teacher.
+The student is half as wide as its teacher, with a distillation token; it learns softly, as a teacher that knows the
+training images tells little by its likeliest class. 3 epochs; otherwise as configs/vit/fashion_mnist.py. `:alone` is
+the same student without a teacher.
 """
 
 from configs.vit import fashion_mnist

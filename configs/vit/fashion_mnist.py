@@ -5,7 +5,8 @@
 
 The four files of https://github.com/zalandoresearch/fashion-mnist. Grey images of 28 x 28 in 49 patches, four layers of
 width 96, fixed positions and no class token (Beyer et al. 2022, arXiv:2205.01580); shifts, mirror images, AdamW with
-decay 0.05 up to 2e-3 and down a cosine, label smoothing; 8 epochs.
+decay 0.05 up to 2e-3 and down a cosine, label smoothing; 8 epochs. Measured: 88.7 % top-1 on the 10,000 test images
+after 24 CPU minutes (docs/results.md).
 """
 
 from t5x_like.config import defaults
