@@ -57,8 +57,9 @@ def matmul(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype, axes: params.Axes)
   The kernel is cast to the dtype of `x` before it is gathered from the devices that it is split over by its logical
   `axes`, which is done again for the backward pass, and its gradient is scattered in that dtype.
 
-  The gradient of the kernel is computed as `x^T @ g`, or as `(g^T @ x)^T` where `g` is the narrower: on CPU, XLA copies
-  the transposed factor, and fuses whatever made it, such as a GELU or its gradient, into that strided copy.
+  The gradient of the kernel is computed as `x^T @ g`. JAX's own rule computes `(g^T @ x)^T`; on CPU, XLA then
+  transposes `g`, often the wider of the two, and fuses whatever made `g`, such as the gradient of a GELU, into that
+  strided copy.
   """
   return _matmul_forward(x, kernel, dtype, axes)[0]
 
@@ -71,17 +72,11 @@ def _matmul_backward(dtype, axes, residuals, g):
   x, kernel = residuals
   batch = tuple(range(x.ndim - 1))
   whole = gathered(kernel.astype(x.dtype), axes)
-  d_kernel = scattered(partial(_outer, batch=batch, dtype=x.dtype), x, g, axes, TOKENS[: len(batch)])
+  d_kernel = scattered(partial(_contract, a_axes=batch, b_axes=batch, dtype=x.dtype), x, g, axes, TOKENS[: len(batch)])
   return _contract(g, whole, x.ndim - 1, 1, x.dtype), d_kernel.astype(kernel.dtype)
 
 
 matmul.defvjp(_matmul_forward, _matmul_backward)
-
-
-def _outer(x, g, batch: tuple[int, ...], dtype):
-  if x.shape[-1] <= g.shape[-1]:
-    return _contract(x, g, batch, batch, dtype)
-  return _contract(g, x, batch, batch, dtype).T
 
 
 def _contract(a, b, a_axes: int | tuple[int, ...], b_axes: int | tuple[int, ...], dtype):
