@@ -14,6 +14,7 @@ Read it from the bottom up; each line imports only from those above it:
   embed block pipeline stack  token embeddings, residual connections, stages, identical blocks in one scan
   evened unrolled           a stack over sequences evened out for devices, and one without its scan
   design                    the choices of an architecture as data, and the variants of a family
+  chosen                    a variant with a recipe's changes
   build                     from a design to a stack
   windows pooling placed    blocks that attend within windows, among what is pooled, or with places added to queries
   convolution backbones/ mbconv  convolutions, the networks that a detector begins with, CoAtNet's blocks

@@ -45,7 +45,8 @@ Wanted = dict[str, Any] | Callable[[dict[str, dict]], dict[str, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class _Kept:
-  """The two newest steps, the last multiples of the interval, and multiples of `forever`.
+  """The newest step, the one before it where it is no multiple of the interval, the last multiples of the interval, and
+  multiples of `forever`.
 
   A step between multiples, saved on request or by the clock, makes no room for itself: how a run was interrupted must
   not decide which steps it can go back to.
@@ -61,7 +62,8 @@ class _Kept:
   def of(self, steps: list[int]) -> list[bool]:
     """Whether each of the steps, given in order, is kept."""
     regular = [step for step in steps if step % self.every == 0]
-    kept = {*regular[-(self.last or len(steps)) :], *steps[-2:]}
+    newest = steps[-2:] if steps and steps[-1] % self.every else steps[-1:]
+    kept = {*regular[-(self.last or len(steps)) :], *newest}
     return [s in kept or self.last is None or bool(self.forever) and s % self.forever == 0 for s in steps]
 
 
@@ -72,7 +74,8 @@ class Checkpoints:
     directory: of the steps; created by the first `save`. Local (`checkpoint_orbax`), or any address that
       fsspec knows, such as `gs://…` (`checkpoint_objects`).
     every: the interval of saving.
-    keep_last: how many of the newest multiples of `every` to keep, besides the two newest steps; None keeps all.
+    keep_last: how many of the newest multiples of `every` to keep, besides the newest step, and the one before it where
+      that is no multiple; None keeps all.
     keep_every: steps that are multiples of this are kept permanently; None keeps none of them.
     save_timeout_seconds: how long one save may take, over all processes.
   """
