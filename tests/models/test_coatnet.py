@@ -112,6 +112,7 @@ def test_the_model_is_what_plain_numpy_computes():
   assert families.model(CASE).features({"image": image}).shape == (3, 24)
 
 
+@pytest.mark.more
 def test_every_parameter_is_trained_and_sharded_is_one_device():
   plain = families.plain(CASE)
   for name, gradient in plain[1].items():

@@ -65,6 +65,7 @@ def same(found, expected):
     np.testing.assert_allclose(found[1][name], gradient, atol=2e-3 * max(np.abs(gradient).max(), 1e-3), err_msg=name)
 
 
+@pytest.mark.more
 def test_every_way_of_computing_is_the_same_function_and_all_but_frozen_norms_is_trained():
   data = batch()
   plain = loss_and_gradients(model(backbone=RESNET, layers="loop"), data)

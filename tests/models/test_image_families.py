@@ -50,7 +50,14 @@ CASES = [case(family) for family in FAMILIES] + [case(position=name) for name in
 CASES += [case(position={"name": "relative_2d", "shared": True}, class_tokens=0)]
 AUTOENCODER = {"name": "reconstruction", "depth": 2, "embed": 8, "heads": 4, "mlp": 16}
 CASES += [case(position="sinusoidal_2d", head=AUTOENCODER), case(head={"name": "patch_colours"})]
-LATER = ("swin_v2:", "vit:log_cpb", "vit:decomposed_2d")  # other cases have their parts
+LATER = (
+  "swin_v2:",
+  "mvit:",
+  "vit:log_cpb",
+  "vit:decomposed_2d",
+  "vit:none",
+  "vit:learned_2d",
+)  # other cases have their parts
 MARKED = [more.later(case) if case.name.startswith(LATER) else case for case in CASES]
 EVERY = pytest.mark.parametrize("chosen", MARKED, ids=lambda case: case.name)
 

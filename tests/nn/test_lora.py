@@ -38,7 +38,9 @@ def noised(model):
   return params.with_arrays(model, {n: draw(n, x) for n, x in params.arrays(model).items()})
 
 
-@pytest.mark.parametrize(("kind", "layers"), [("encoder", "scan"), ("decoder", "loop"), ("encoder_decoder", "scan")])
+@pytest.mark.parametrize(
+  ("kind", "layers"), beyond(1, [("encoder_decoder", "scan"), ("encoder", "scan"), ("decoder", "loop")])
+)
 def test_zero_adapters_change_nothing_and_merged_equals_unmerged(kind, layers):
   @jax.jit
   def logits(batch):

@@ -166,6 +166,7 @@ def test_the_teacher_keeps_every_bit_and_a_run_resumes_to_the_same_ones(taught, 
   assert "config.teacher.workdir: found 'elsewhere', expected the workdir of a run" in capsys.readouterr().err
 
 
+@pytest.mark.more
 def test_a_finished_student_has_no_teacher(taught, tmp_path):
   found = open_model(str(taught / "student"), 8)
   assert convert_hf.main([f"--input={taught}/student", f"--output={tmp_path}/hf"]) == 0

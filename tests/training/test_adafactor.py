@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+import more
 from t5x_like.training import adafactor as ours
 from t5x_like.training import optimizer, schedule
 
@@ -27,7 +28,15 @@ def draw(seed, scale=1.0):
 
 @pytest.mark.parametrize(
   "settings",
-  [{}, {"weight_decay": 0.01}, {"multiply_by_parameter_scale": False}, {"clipping_threshold": 0.3, "decay_rate": 0.7}],
+  more.beyond(
+    2,
+    [
+      {},
+      {"clipping_threshold": 0.3, "decay_rate": 0.7},
+      {"weight_decay": 0.01},
+      {"multiply_by_parameter_scale": False},
+    ],
+  ),
 )
 def test_equals_optax(settings):
   rate = schedule.rsqrt(warmup_steps=2)

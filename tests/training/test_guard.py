@@ -62,6 +62,7 @@ def test_it_stops_at_nan_and_saves_nothing_of_it_and_can_go_on_without_that_batc
   assert [row["train/updates_refused"] for row in read_metrics(tmp_path)] == [0, 0, 0, 0, 1, 0, 0, 0, 0, 0]
 
 
+@pytest.mark.more
 def test_it_goes_back_and_on_with_later_batches(tmp_path, capsys):
   code, drawn = go(tmp_path, *ROLLBACK)
   assert code == 0 and "back to step 2, and on with the batches of step 6" in capsys.readouterr().out

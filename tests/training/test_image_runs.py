@@ -39,6 +39,7 @@ def whole(tmp_path_factory):
   return folder
 
 
+@pytest.mark.more
 def test_a_run_stopped_and_resumed_with_augmentation_mixing_and_dropped_paths_has_the_same_bits(
   whole, tmp_path, capsys
 ):

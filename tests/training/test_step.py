@@ -117,6 +117,7 @@ def test_a_step_repeats_bit_for_bit(optimizer, accumulation_steps):
   jax.tree.map(np.testing.assert_array_equal, runs[0][0], runs[1][0])
 
 
+@pytest.mark.more
 def test_dropout_is_a_function_of_seed_and_step_alone():
   step, state = set_up(dropout=0.3)
   loss = lambda step, state: float(step(state, uneven())[1]["loss"])  # noqa: E731
