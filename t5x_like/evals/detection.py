@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -66,11 +67,7 @@ class Evaluator:
       {"label": self._classes[label], "box": _rounded(box * size_4)}
       for box, label in zip(truth.boxes[own], truth.labels[own])
     ]
-    detections = [
-      {"label": self._classes[label], "score": round(float(score), 4), "box": _rounded(box)}
-      for box, label, score in zip(corners_Q4, class_Q, score_Q)
-    ]
-    return {"image": n, "objects": objects, "detections": detections}
+    return {"image": n, "objects": objects, "detections": listed(corners_Q4, class_Q, score_Q, self._classes)}
 
 
 def average_precision(truth, detections: list[tuple], classes: tuple[str, ...], at_most: int = 100) -> dict[str, float]:
@@ -128,6 +125,14 @@ def corners(boxes_Q4: np.ndarray) -> np.ndarray:
   """ymin, xmin, ymax, xmax from the middle's x and y, width and height, cut off at the border of the image."""
   x, y, w, h = np.moveaxis(boxes_Q4, -1, 0)
   return np.clip(np.stack([y - h / 2, x - w / 2, y + h / 2, x + w / 2], axis=-1), 0.0, 1.0)
+
+
+def listed(corners_Q4: np.ndarray, class_Q: np.ndarray, score_Q: np.ndarray, names: Sequence[str]) -> list[dict]:
+  """The `label`, `score` and `box` (ymin, xmin, ymax, xmax in pixels) of each detection, as JSON takes them."""
+  return [
+    {"label": names[label], "score": round(float(score), 4), "box": _rounded(box)}
+    for box, label, score in zip(corners_Q4, class_Q, score_Q)
+  ]
 
 
 def _sides(box_4: np.ndarray) -> list[float]:

@@ -15,7 +15,7 @@ import numpy as np
 from t5x_like.data.images import pictures
 from t5x_like.data.sources import Skip
 from t5x_like.errors import UserError, one_line
-from t5x_like.evals.detection import SHOWN, corners, likeliest
+from t5x_like.evals.detection import SHOWN, corners, likeliest, listed
 from t5x_like.nn import params
 from t5x_like.rows import Runner, in_batches
 
@@ -154,10 +154,10 @@ class ObjectDetection(_OfImages):
 
   def __init__(self, model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any]):
     self._top_k = _most(flags, "finds objects in images", "objects", 0)
-    self._labels, self.channels = model.variant.labels, model.variant.channels
+    self.channels = model.variant.channels
     self._longest, self._shortest = task.get("resolution", 1333), task.get("shortest", 800)
     self._normalised = _normalisation(task, pictures.IMAGENET_MEAN, pictures.IMAGENET_STD)
-    self._names = _names(vocabulary, self._labels)
+    self._names = _names(vocabulary, model.variant.labels)
 
   def features(self, image_YXC: np.ndarray) -> dict[str, np.ndarray]:
     seen_YXC = self._normalised(pictures.within(image_YXC, self._shortest, self._longest))
@@ -173,12 +173,7 @@ class ObjectDetection(_OfImages):
     order = np.argsort(-score_Q, kind="stable")
     chosen = order[: self._top_k] if self._top_k else order[score_Q[order] >= SHOWN]
     boxes = corners(box_Q4[chosen].astype(np.float64)) * np.tile(size, 2)
-    return {
-      "detections": [
-        {"label": self._names[n], "score": round(float(score), 4), "box": [round(float(edge), 2) for edge in box_4]}
-        for n, score, box_4 in zip(class_Q[chosen], score_Q[chosen], boxes)
-      ]
-    }
+    return {"detections": listed(boxes, class_Q[chosen], score_Q[chosen], self._names)}
 
 
 def _most(flags: dict[str, Any], does: str, what: str, default: int) -> int:
