@@ -12,7 +12,7 @@ quickstart: $(VENV)/.ready
 test: $(VENV)/.ready
 	$(RUN) -m ruff check --quiet .
 	$(RUN) -m ruff format --check --quiet .
-	$(RUN) -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(PYTEST)
+	$(RUN) -m pytest -n auto --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 # What make test leaves out because it takes long: runs killed at many moments, each start compiled anew.
 test-heavy: $(VENV)/.ready
@@ -20,7 +20,7 @@ test-heavy: $(VENV)/.ready
 
 # The how-tos of docs/ followed to the letter in a copy of the project: each adds something and trains with it.
 test-howtos: $(VENV)/.ready
-	$(RUN) -m pytest -n logical --maxprocesses 4 -m howto $(PYTEST) tests/test_howtos.py
+	$(RUN) -m pytest -n auto -m howto $(PYTEST) tests/test_howtos.py
 
 # Preparation on a Dask cluster and into an S3 server, both of this machine; they are installed for it alone.
 test-services: $(VENV)/.ready
@@ -29,7 +29,7 @@ test-services: $(VENV)/.ready
 
 # Further cases of what make test shows on some: every recipe's debug form, every small size of a corpus.
 test-more: $(VENV)/.ready
-	$(RUN) -m pytest -n logical --maxprocesses 4 --dist loadfile -m more $(PYTEST)
+	$(RUN) -m pytest -n auto --dist loadfile -m more $(PYTEST)
 
 # The TPU compiler against what is stored of it, and docs/plans.md anew; it is installed for this alone. Half an hour.
 plans: $(VENV)/.ready

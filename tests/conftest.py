@@ -32,6 +32,11 @@ FIRST = (
 )
 
 
+def pytest_xdist_auto_num_workers(config):
+  """A worker more than there are cores, at most four: some tests wait for processes of their own."""
+  return min((os.cpu_count() or 1) + 1, 4)
+
+
 def pytest_configure(config):
   """Empties the compilation cache when it has grown too large, before any worker starts."""
   if hasattr(config, "cache") and not hasattr(config, "workerinput"):

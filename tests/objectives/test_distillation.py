@@ -136,13 +136,19 @@ STUDENT = (
 
 
 @pytest.fixture(scope="module")
-def taught(tmp_path_factory, compiled):
-  """A folder with a teacher, and a student that it taught for 4 steps."""
+def school(tmp_path_factory, compiled):
+  """A folder with a teacher of two steps."""
   folder = tmp_path_factory.mktemp("distillation")
-  assert run(folder / "teacher", folder / "cache", "--config.total_steps=2") == 0
-  flags = (*STUDENT, f"--config.teacher.workdir={folder}/teacher")
-  assert run(folder / "student", folder / "cache", *flags) == 0
+  assert run(folder / "teacher", folder / "cache", "--config.total_steps=2", "--config.evals={}") == 0
   return folder
+
+
+@pytest.fixture(scope="module")
+def taught(school):
+  """The same folder, with a student that the teacher taught for 4 steps."""
+  flags = (*STUDENT, f"--config.teacher.workdir={school}/teacher")
+  assert run(school / "student", school / "cache", *flags) == 0
+  return school
 
 
 @pytest.mark.more
@@ -197,17 +203,17 @@ def test_a_finished_student_has_no_teacher(taught, tmp_path):
     ),
   ],
 )
-def test_a_teacher_that_cannot_be_is_one_line(flags, words, taught, tmp_path, capsys):
+def test_a_teacher_that_cannot_be_is_one_line(flags, words, school, tmp_path, capsys):
   from PIL import Image
 
   for name in "ab":
-    (taught / "classes" / name).mkdir(parents=True, exist_ok=True)
-    Image.new("L", (16, 16), 40).save(taught / "classes" / name / "1.png")
-  more = [flag.format(folder=taught) if "{folder}" in flag else flag for flag in flags]
+    (school / "classes" / name).mkdir(parents=True, exist_ok=True)
+    Image.new("L", (16, 16), 40).save(school / "classes" / name / "1.png")
+  more = [flag.format(folder=school) if "{folder}" in flag else flag for flag in flags]
   split = ["--config.eval_split=train"] * ("classes" in str(flags))
-  assert run(tmp_path, taught / "cache", *more, *split) == 2
+  assert run(tmp_path, school / "cache", *more, *split) == 2
   error = capsys.readouterr().err.strip()
-  assert words.format(folder=taught) in error and "\n" not in error
+  assert words.format(folder=school) in error and "\n" not in error
 
 
 @pytest.mark.parametrize("source", more.beyond(0, ["hugging_face", "text"]))
