@@ -7,7 +7,7 @@ bytes as much for a reduce-scatter or all-to-all, twice that for an all-reduce; 
 A reduce-scatter that the TPU compiler prints as one fusion of an all-reduce and a slice counts as what it is. An
 all-reduce whose result is sliced elsewhere counts as an all-reduce: that is what is sent. An asynchronous collective is
 executed where it starts; the TPU compiler prints it again, under the same channel, in the computations that it runs
-beside.
+beside. Between slices, it prints what a device hands to its host, which sends it over the data-centre network.
 """
 
 import dataclasses
@@ -23,6 +23,7 @@ from t5x_like.planning.hlo import Instruction, Program, elements, type_bytes
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute")
 _KINDS = (*KINDS, "collective-broadcast")
 _STARTS = '"AsyncCollectiveStart"'
+_BETWEEN_SLICES = re.compile(r'_xla_megascale_target="\{[\d,]+\}x\{0:(\d+)\}",_xla_megascale_transfer_type="(\w+)"')
 
 
 @dataclasses.dataclass
@@ -78,10 +79,10 @@ def collectives(program: Program, mesh: Mapping[str, int]) -> list[Collective]:
       scattered = kind == "all-reduce" and fused and instruction.name in slices
       asynchronous |= instruction.attribute("channel_id") in started or computation in program.asynchronous
       groups = _groups(instruction, math.prod(mesh.values()))
-      sent = _bytes(instruction, kind, shapes)
+      n = len(groups[0]) if groups else 1
+      sent = _bytes(instruction, kind, shapes, n)
       if scattered:
         kind = "reduce-scatter"
-      n = len(groups[0]) if groups else 1
       axes = _axes(groups, mesh, kind)
       key = (kind, axes, n, asynchronous)
       row = found.setdefault(key, Collective(*key))
@@ -110,6 +111,9 @@ def _started(program: Program) -> dict[str | None, set[str]]:
 def _kind(instruction: Instruction) -> tuple[str | None, bool]:
   """(kind, whether it is a start) of an instruction; (None, …) of others."""
   opcode = instruction.opcode
+  if opcode == "send" and (between := _BETWEEN_SLICES.search(instruction.rest)):
+    kind = between[2].lower().replace("_", "-")
+    return (kind if kind in _KINDS else "collective-permute"), True
   base = opcode.removesuffix("-start")
   return (base if base in _KINDS else None), base != opcode
 
@@ -120,8 +124,10 @@ def _share(kind: str, n: int) -> float:
   return (2.0 if kind == "all-reduce" else 1.0) * (n - 1) / n
 
 
-def _bytes(instruction: Instruction, kind: str, shapes: Mapping[str, str]) -> float:
-  """Bytes of the larger side: the operands of what scatters, the results of what gathers."""
+def _bytes(instruction: Instruction, kind: str, shapes: Mapping[str, str], n: int) -> float:
+  """Bytes of the larger side: the operands of what scatters, the results of what gathers from `n` devices."""
+  if instruction.opcode == "send":
+    return type_bytes(elements(instruction.type)[0]) * (n if kind == "all-gather" else 1)
   if kind in ("all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute"):
     return sum(type_bytes(shapes[name]) for name in instruction.operands if name in shapes)
   parts = elements(instruction.type)
@@ -131,8 +137,10 @@ def _bytes(instruction: Instruction, kind: str, shapes: Mapping[str, str]) -> fl
 
 
 def _groups(instruction: Instruction, devices: int) -> list[list[int]]:
-  """The groups of devices that take part, in any of the four ways that they are printed in."""
+  """The groups of devices that take part, in any of the ways that they are printed in."""
   text = instruction.rest
+  if instruction.opcode == "send" and (between := _BETWEEN_SLICES.search(text)):
+    return np.arange(devices).reshape(-1, int(between[1]) + 1).T.tolist()  # slices are one after another in the mesh
   pairs = re.search(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}", text)
   if pairs:
     return [list(map(int, pair.split(","))) for pair in re.findall(r"\{(\d+,\d+)\}", pairs[1])]

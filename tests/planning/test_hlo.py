@@ -232,3 +232,21 @@ def test_kernels_that_declare_nothing_are_counted():
   assert (products.kernels(Program(text)), products.flops(Program(text))) == (7, 0)
   told = text.replace('{"body"', '{"cost_estimate":{"flops":"30"},"body"')
   assert (products.kernels(Program(told)), products.flops(Program(told))) == (0, 210)
+
+
+@pytest.mark.parametrize(
+  "kind, ring", [("ALL_REDUCE", 3 / 2), ("ALL_GATHER", 3), ("ALL_TO_ALL", 3 / 4), ("ONE_TO_ONE", 1)]
+)
+def test_what_is_sent_between_slices_counts(kind, ring):
+  """Four slices of four devices: the compiler prints what each device hands to its host."""
+  attributes = f'_xla_megascale_target="{{1,2,3,4}}x{{0:3}}",_xla_megascale_transfer_type="{kind}"'
+  told = entry(
+    "%x = bf16[16,4]{1,0} parameter(0)",
+    "%t = token[] after-all()",
+    "%s = (bf16[16,4]{1,0:T(8,128)(2,1)}, u32[]{:S(2)}, token[]) send(%x, %t), channel_id=4, is_host_transfer=true,"
+    f' frontend_attributes={{_xla_host_transfer_handler_name="xla_megascale_runtime",{attributes}}}',
+    "ROOT %w = bf16[16,4] copy(%x)",
+  )
+  (row,) = collectives(Program(told), {"replica": 4, "fsdp": 2, "tensor": 2})
+  assert (row.axes, row.devices, row.asynchronous, row.ring_bytes) == ("replica", 4, True, ring * 128)
+  assert row.kind in ("collective-permute", kind.lower().replace("_", "-")) and row.group == [0, 4, 8, 12]
