@@ -51,6 +51,13 @@ class Runner:
   arrays: dict[str, jax.Array]
   batch_size: int
 
+  def changed(self, change: Callable) -> "Runner":
+    """A runner of `change(model)`, which is computed here and not at every call."""
+    found = lambda arrays: change(params.with_arrays(self.model, arrays))  # noqa: E731
+    with self.rules.activate():
+      model = jax.eval_shape(found, self.arrays)
+      return dataclasses.replace(self, model=model, arrays=jax.jit(lambda x: params.arrays(found(x)))(self.arrays))
+
   def __call__(
     self, function: Callable, ids: Sequence[Sequence[int]], extras: dict[str, np.ndarray], padded: Callable[[int], int]
   ) -> list[tuple[np.ndarray, ...]]:

@@ -15,6 +15,7 @@ from t5x_like.inference.likelihood import positions
 from t5x_like.inference.strategies import Strategy
 from t5x_like.inference.texts import shown
 from t5x_like.nn.sampling import MinLength
+from t5x_like.nn.unrolled import for_decoding
 from t5x_like.rows import Runner, padded_length
 
 Batch = dict[str, Any]
@@ -58,7 +59,7 @@ class Generation:
     copies = self.strategy.rows
     numbers = np.stack(np.meshgrid(np.arange(len(ids)), np.arange(copies), indexing="ij"), -1).reshape(-1, 2)
     repeated = [ids[text] for text, _ in numbers]
-    results = run(function, repeated, {"numbers": numbers.astype(np.uint32)}, self.padded)
+    results = run.changed(for_decoding)(function, repeated, {"numbers": numbers.astype(np.uint32)}, self.padded)
     answers = []
     for number, text in enumerate(texts):
       found = results[number * copies : (number + 1) * copies]

@@ -6,7 +6,6 @@ one compilation serves every batch of the same size, and rows stay on their devi
 what the batch forces after it (`decoder_prefix_tokens`).
 """
 
-import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +16,7 @@ import jax.numpy as jnp
 from t5x_like.errors import UserError
 from t5x_like.nn.decode import DecodeState
 from t5x_like.nn.sampling import Step, Transform, apply, is_in
-from t5x_like.nn.unrolled import unrolled
+from t5x_like.nn.unrolled import for_decoding
 from t5x_like.parallel.constrain import constrain
 
 Batch = dict[str, jax.Array]
@@ -29,7 +28,7 @@ def greedy(
   """Takes the most likely next token until every row has ended.
 
   Args:
-    model: a decoder or an encoder-decoder.
+    model: a decoder or an encoder-decoder; `unrolled.for_decoding` of it saves every call some work.
     batch: what its `prompt` and `start_decoding` read. Prompts may be padded on either side; a row of padding alone
       generates nothing.
     max_length: the most new tokens to generate.
@@ -73,7 +72,10 @@ Choose = Callable[[jax.Array, Step], jax.Array]
 
 
 def likeliest(scores_BV: jax.Array, step: Step) -> jax.Array:
-  return jnp.argmax(scores_BV, axis=-1)
+  """As `argmax`, in two passes, each several times as fast as XLA's one on CPU."""
+  V = scores_BV.shape[-1]
+  best_B1 = jnp.max(scores_BV, axis=-1, keepdims=True)
+  return jnp.min(jnp.where(scores_BV == best_B1, jnp.arange(V), V - 1), axis=-1)
 
 
 def drawn(keys_B: jax.Array) -> Choose:
@@ -142,7 +144,7 @@ class Start:
   length continue with the same step.
 
   Attributes:
-    model: as the loop over steps runs it, see `unrolled`.
+    model: as the loop over steps runs it, see `unrolled.for_decoding`.
     state: the cache, with the prompt in it.
     last_B1: int32, the last token of each prompt.
     alive_B: bool, rows that have any input.
@@ -178,6 +180,7 @@ def begin(model, batch: Batch, max_length: int, eos: Sequence[int] | None) -> St
     raise UserError(f"max_length: found {max_length}, expected at least 1")
   if wrong := [id for id in eos if not 0 <= id < V]:
     raise UserError(f"eos: found {wrong[0]}, expected ids of the vocabulary, 0 to {V - 1}")
+  model = for_decoding(model)
   prompt_BP, valid_BP = model.prompt(batch)
   P = prompt_BP.shape[1]
   remembered = P > 1
@@ -190,9 +193,6 @@ def begin(model, batch: Batch, max_length: int, eos: Sequence[int] | None) -> St
     _, state = model.decode(prompt_BP, state, valid_BP, prefix_BP)
   at_B1 = jnp.max(jnp.where(valid_BP, jnp.arange(P), 0), axis=1, keepdims=True)
   last_B1 = jnp.take_along_axis(prompt_BP, at_B1, axis=1).astype(jnp.int32)
-  model = copy.copy(model)
-  model.decoder, cache = unrolled(model.decoder, state.cache)
-  state = dataclasses.replace(state, cache=cache)
   return Start(model, state, constrain(last_B1, "batch", None), alive_B, remembered, tokens.pad or 0, eos)
 
 

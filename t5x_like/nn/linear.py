@@ -1,6 +1,7 @@
 """Linear projections and their matrix product."""
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import jax
@@ -49,6 +50,74 @@ def together(layers: Sequence[Linear], x: jax.Array) -> list[jax.Array]:
   y = matmul(x, jnp.concatenate(kernels, axis=-1), x.dtype, (first, None))
   parts = jax.lax.split(y, [kernel.shape[-1] for kernel in kernels], axis=y.ndim - 1)
   return [layer.completed(part, x) for layer, part in zip(layers, parts, strict=True)]
+
+
+class KernelFirst(Linear):
+  """A `Linear` for few rows, computed as `kernel @ x^T` from a kernel [F, D] in the compute dtype."""
+
+  def __init__(self, linear: Linear, dtype: jnp.dtype):
+    kernel = linear.kernel[...].astype(dtype)
+    axes, unit = linear.kernel.axes[-2:], linear.kernel.unit[-2:]
+    self.kernel = nnx.Param(kernel.T, axes=axes[::-1], unit=unit[::-1])
+    self.bias = linear.bias
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    return self.completed(kernel_first(self.kernel[...], x, x.dtype), x)
+
+
+def kernel_first(kernel_FD: jax.Array, x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+  """`x @ kernel^T`: [F, D] and [..., D] -> [..., F], without a gradient of its own.
+
+  XLA on CPU reads a kernel that is the left factor about 1.4 times as fast as a right one in float32, and 1.7 times in
+  bfloat16, and for few rows a product costs what reading its kernel costs.
+  """
+  F, D = kernel_FD.shape
+  # Two axes each: with three, XLA on CPU may leave itself a product of bfloat16 that it then cannot compute.
+  y_FM = _contract(kernel_FD, x.reshape(-1, D).astype(kernel_FD.dtype), 1, 1, dtype)
+  return y_FM.T.reshape(*x.shape[:-1], F)
+
+
+def decoding(module: nnx.Module, dtype: jnp.dtype) -> nnx.Module:
+  """The module for a loop that reads its kernels at every step: cast once to the compute dtype and, on CPU, as
+  `KernelFirst`, except stacked ones and those that are split over devices."""
+
+  def held(_, linear: Linear) -> Linear:
+    if type(linear) is not Linear:
+      return linear
+    kernel = linear.kernel
+    if kernel[...].ndim == 2 and reads_first(kernel.axes):
+      return KernelFirst(linear, dtype)
+    cast = copy.copy(linear)
+    cast.kernel = nnx.Param(kernel[...].astype(dtype), axes=kernel.axes, unit=kernel.unit)
+    return cast
+
+  return replaced(module, held)
+
+
+def reads_first(axes: params.Axes) -> bool:
+  """Whether a kernel with these logical axes is read fastest as the left factor: on CPU, if no device has a part."""
+  return platform() == "cpu" and all(ways(axis) == 1 for axis in axes if axis is not None)
+
+
+def replaced(module: nnx.Module, function: Callable[[str, Linear], Linear]) -> nnx.Module:
+  """A copy of the module with `function(name, linear)` for every `Linear`."""
+  made = jax.tree.map(lambda x: x, module)
+  for name, linear in list(linears(made)):
+    parent = made
+    *path, last = name.split("/")
+    for part in path:
+      parent = getattr(parent, part)
+    setattr(parent, last, function(name, linear))
+  return made
+
+
+def linears(module: nnx.Module, path: str = "") -> Iterator[tuple[str, Linear]]:
+  """Every `Linear` of a module by name, such as `mlp/layer/wi`."""
+  for name, child in vars(module).items():
+    if isinstance(child, Linear):
+      yield path + name, child
+    elif isinstance(child, nnx.Module):
+      yield from linears(child, f"{path}{name}/")
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))

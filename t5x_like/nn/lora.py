@@ -10,7 +10,7 @@ The product with W needs no gradient of W: neither it nor what the optimizer wou
 
 import fnmatch
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from flax import nnx
 
 from t5x_like.errors import UserError
 from t5x_like.nn import params
-from t5x_like.nn.linear import Linear, matmul
+from t5x_like.nn.linear import Linear, linears, matmul, replaced
 
 NAMES = ("lora_a", "lora_b")
 
@@ -59,7 +59,7 @@ def adapted(model, targets: Sequence[str], rank: int, alpha: float, key: jax.Arr
   Raises:
     UserError: a target that names no `Linear`.
   """
-  found = [name for name, _ in _linears(model) if not _matches(f"{name}/kernel", besides)]
+  found = [name for name, _ in linears(model) if not _matches(f"{name}/kernel", besides)]
   for target in targets:
     if not any(_matches(name, (target,)) for name in found):
       ends = sorted({name.rpartition("/")[2] for name in found})
@@ -68,7 +68,7 @@ def adapted(model, targets: Sequence[str], rank: int, alpha: float, key: jax.Arr
       )
   keys = {name: jax.random.fold_in(key, number) for number, name in enumerate(sorted(found))}
   chosen = {name for name in found if _matches(name, targets)}
-  return _replaced(
+  return replaced(
     model, lambda name, linear: LoraLinear(linear, rank, alpha / rank, keys[name]) if name in chosen else linear
   )
 
@@ -89,7 +89,7 @@ def base(model):
 
 
 def has_adapters(model) -> bool:
-  return any(isinstance(linear, LoraLinear) for _, linear in _linears(model))
+  return any(isinstance(linear, LoraLinear) for _, linear in linears(model))
 
 
 def _plain(model, kernel: Callable[[LoraLinear], jax.Array]):
@@ -103,27 +103,7 @@ def _plain(model, kernel: Callable[[LoraLinear], jax.Array]):
       made.bias = linear.bias
     return made
 
-  return _replaced(model, plain)
-
-
-def _replaced(model, function: Callable[[str, Linear], Linear]):
-  """A copy of the model with `function(name, linear)` for every `Linear`."""
-  made = jax.tree.map(lambda x: x, model)
-  for name, linear in list(_linears(made)):
-    parent = made
-    *path, last = name.split("/")
-    for part in path:
-      parent = getattr(parent, part)
-    setattr(parent, last, function(name, linear))
-  return made
-
-
-def _linears(module: nnx.Module, path: str = "") -> Iterator[tuple[str, Linear]]:
-  for name, child in vars(module).items():
-    if isinstance(child, Linear):
-      yield path + name, child
-    elif isinstance(child, nnx.Module):
-      yield from _linears(child, f"{path}{name}/")
+  return replaced(model, plain)
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -14,6 +14,7 @@ from t5x_like.nn import params
 from t5x_like.nn.beam_search import beam_search
 from t5x_like.nn.generate import greedy, sample
 from t5x_like.nn.sampling import ForcedBos, ForcedEos, MinLength, MinP, Step, Temperature, TopK, TopP
+from t5x_like.nn.unrolled import for_decoding
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 
@@ -73,6 +74,24 @@ def test_a_row_may_end_with_one_of_several_ids():
     at = [i for i, id in enumerate(free) if id in (EOS, other)]
     end = at[0] + 1 if at else L
     assert (row[:end] == free[:end]).all() and (row[end:] == 0).all()
+
+
+@pytest.mark.parametrize("make, batch", [(encoder_decoder, inputs), (decoder, prompts)])
+def test_a_model_made_for_decoding_gives_the_same_and_its_kernels_are_ready(make, batch):
+  made = make()
+  made = jax.tree.map(lambda x: x, made)
+  made.dtype = jnp.dtype("bfloat16")
+  for name in ("encoder", "decoder"):
+    if hasattr(made, name):
+      getattr(made, name).layers = "loop"
+  ready = for_decoding(made)
+  assert for_decoding(ready) is ready
+  np.testing.assert_array_equal(run(greedy, ready, batch(), max_length=L), run(greedy, made, batch(), max_length=L))
+  kernels = {name: x for name, x in params.arrays(ready).items() if name.endswith("kernel")}
+  assert len(kernels) > 8 and {x.dtype for x in kernels.values()} == {made.dtype}
+  made = jax.make_jaxpr(lambda model: greedy(model, batch(), max_length=L))(ready)
+  (loop,) = [str(eqn.params["body_jaxpr"]) for eqn in made.eqns if eqn.primitive.name == "while"]
+  assert loop.count("dot_general") > 8 and not re.search(r"bf16\[(16,16|16,32|32,16|12,16)\] = convert_element", loop)
 
 
 def test_generation_stops_when_all_rows_have_ended():

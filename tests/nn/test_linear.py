@@ -4,8 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
-from t5x_like.nn.linear import matmul
+from t5x_like.nn.linear import KernelFirst, Linear, decoding, linears, matmul
+from t5x_like.nn.mlp import ACTIVATIONS, Mlp
 from t5x_like.parallel.target import target
 
 AXES = ("embed", "mlp")
@@ -45,3 +47,18 @@ def test_bfloat16_is_multiplied_in_the_type_that_the_platform_is_fast_in(platfor
   with target(platform):
     products = str(jax.make_jaxpr(lambda x, w: matmul(x, w, jnp.bfloat16, AXES))(*[jnp.ones((2, 2), "bfloat16")] * 2))
   assert f"preferred_element_type={dtype}" in products
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_layers_held_for_decoding_compute_the_same(dtype):
+  made = Mlp(6, 10, nnx.Rngs(0), activation=ACTIVATIONS["silu"][0], gated=True, bias=True)
+  x = jax.random.normal(jax.random.key(1), (2, 1, 6), dtype)
+  held = decoding(made, jnp.dtype(dtype))
+  assert all(type(linear) is KernelFirst and linear.kernel[...].dtype == dtype for _, linear in linears(held))
+  (got, *_), (expected, *_) = held(x, None, None, None), made(x, None, None, None)
+  tolerance = 1e-6 if dtype == "float32" else 1e-2
+  np.testing.assert_allclose(got.astype("float32"), expected.astype("float32"), rtol=tolerance, atol=tolerance)
+  assert got.dtype == dtype
+  with target("tpu"):
+    elsewhere = [linear for _, linear in linears(decoding(made, jnp.dtype(dtype)))]
+  assert all(type(linear) is Linear and linear.kernel[...].dtype == dtype for linear in elsewhere)

@@ -90,7 +90,9 @@ def _ours(config, args: argparse.Namespace, folder: str | None) -> tuple[Callabl
   from t5x_like.interop import hf
   from t5x_like.nn import params
   from t5x_like.nn.generate import greedy
+  from t5x_like.nn.unrolled import for_decoding
   from t5x_like.planning import steps
+  from t5x_like.rows import Runner
   from t5x_like.training import assembly, process
 
   process.prepare()
@@ -104,12 +106,14 @@ def _ours(config, args: argparse.Namespace, folder: str | None) -> tuple[Callabl
   tokens = np.random.default_rng(0).integers(10, config.model.vocab_size - 200, (args.batch, args.inputs), np.int32)
   side = "encoder" if hasattr(parts.model, "encode") else "decoder"
 
+  runner = Runner(parts.model, parts.rules, made, args.batch).changed(for_decoding)
+
   @jax.jit
   def run(arrays, batch):
     with parts.rules.activate():
-      return greedy(params.with_arrays(parts.model, arrays), batch, max_length=args.new, eos=())
+      return greedy(params.with_arrays(runner.model, arrays), batch, max_length=args.new, eos=())
 
-  return lambda: np.asarray(run(made, {f"{side}_input_tokens": tokens})), tokens
+  return lambda: np.asarray(run(runner.arrays, {f"{side}_input_tokens": tokens})), tokens
 
 
 def _theirs(folder: str, tokens: np.ndarray, args: argparse.Namespace, threads: int) -> Callable[[], np.ndarray]:
