@@ -37,6 +37,7 @@ def _gpt(design, embed, heads, layers, vocab_size=50257) -> Variant:
 VARIANTS = {
   #                    design  embed heads layers
   "gpt1":          _gpt(GPT1,   768,   12,   12, vocab_size=40478),
+  "gpt2-micro":    _gpt(GPT2,   128,    2,    2),
   "gpt2-tiny":     _gpt(GPT2,   256,    4,    4),
   "gpt2":          _gpt(GPT2,   768,   12,   12),
   "gpt2-medium":   _gpt(GPT2,  1024,   16,   24),

@@ -25,6 +25,7 @@ from t5x_like.storage import is_remote
 from t5x_like.suites import Benchmark, Form, Suite
 from t5x_like.training import assembly, process, selection, submission, suite_comparison, suite_tables, trained
 from t5x_like.training import workdir as workdirs
+from t5x_like.training.checkpoint import Checkpoints
 from t5x_like.training.evaluation import Evaluation, Group
 from t5x_like.training.loop import train
 from t5x_like.training.run import Run
@@ -173,8 +174,10 @@ def _task(
   for rate in rates:
     for seed in range(options.seeds):
       folder = options.output / task / f"{'recipe' if rate is None else f'{rate:g}'}-{seed}"
-      done = distributed.from_first(lambda folder=folder: _read(folder / RESULT))
-      runs.append(done or _one(f"{name}/{task}", benchmark, form, kind, folder, rate, seed, workdir, options))
+      asked = _asked(workdir, options)
+      done = distributed.from_first(lambda folder=folder, asked=asked: _read(folder / RESULT, asked))
+      done = done or _one(f"{name}/{task}", benchmark, form, kind, folder, rate, seed, workdir, options)
+      runs.append(done)
   by_rate: dict[Any, list[dict]] = {}
   for one in runs:
     by_rate.setdefault(one["rate"], []).append(one)
@@ -232,7 +235,7 @@ def _one(
   if process.first():
     for label, group in groups.items():
       workdirs.write_lines(folder / "predictions", f"{label}.jsonl", group.predictions)
-    workdirs.write(folder, RESULT, result)
+    workdirs.write(folder, RESULT, result | {"asked": _asked(workdir, options)})
   process.say(f"    {where} {folder.name}: {result['score']:.2f} at step {step}")
   return result
 
@@ -259,8 +262,10 @@ def _config(where: str, kind: str, rate: float | None, seed: int, workdir: str, 
   overrides += [f"task.cache={_prepared(options)}", *options.overrides]
   config = recipes.load(f"{recipe}:{where}{',' if argument else ''}{argument}", overrides)
   if options.max_examples:
+    first = f"[:{options.max_examples}]"
     for values in config.evals.values():
-      values["max_examples"] = min(options.max_examples, values.get("max_examples") or options.max_examples)
+      values["split"] = (values.get("split") or config.eval_split) + first
+    config.eval_split += first
   _check_prepared(config)
   if options.epochs is not None and not any(word.startswith("total_steps=") for word in options.overrides):
     rows = _rows(assembly.resolve(config))
@@ -282,7 +287,7 @@ def _prepared(options: Options) -> str:
 
 def _check_prepared(config) -> None:
   """Raises Unavailable unless the datasets of a config are prepared, with their splits; a suite downloads nothing."""
-  from t5x_like.data.sources import tfds
+  from t5x_like.data.sources import parted, tfds
 
   sources = [config.task.source, *(values.get("task", {}).get("source", "") for values in config.evals.values())]
   for source in dict.fromkeys(source for source in sources if source.startswith("tfds:")):
@@ -296,7 +301,8 @@ def _check_prepared(config) -> None:
   if config.task.source.startswith("tfds:"):
     found = _splits(config)
     own = [values["split"] for values in config.evals.values() if "task" not in values]
-    if lacking := [split for split in (config.train_split, *own) if split not in found]:
+    used = [parted(split)[0] for split in (config.train_split, *own)]
+    if lacking := [split for split in used if split not in found]:
       name = config.task.source.removeprefix("tfds:")
       raise Unavailable(name, f"has no split {lacking[0]!r}, only {', '.join(found)}; make it with all of its files")
 
@@ -313,10 +319,34 @@ def _splits(config) -> tuple[str, ...]:
   return open_source(config.task.source, data_dir=config.task.get("data_dir")).splits
 
 
-def _read(path: pathlib.Path) -> dict[str, Any] | None:
+def _asked(workdir: str, options: Options) -> dict[str, Any]:
+  """What a run's result depends on besides its task, rate and seed."""
+  with Checkpoints(f"{workdir}/checkpoints") as checkpoints:
+    step = [] if options.from_scratch else checkpoints.steps()[-1:]
+  keys = {key: value for key, _, value in (word.partition("=") for word in options.overrides)}
+  names = ("epochs", "from_scratch", "max_examples")
+  asked = {"workdir": workdir, "step": step, "config": options.recipe}
+  asked |= {name: getattr(options, name) for name in names}
+  return asked | {f"config.{key}": value for key, value in sorted(keys.items())}
+
+
+def _read(path: pathlib.Path, asked: dict[str, Any]) -> dict[str, Any] | None:
+  """A finished run's result; None if it has none yet.
+
+  Raises:
+    UserError: it is damaged, or was made with other flags.
+  """
   try:
-    return json.loads(path.read_text(encoding="utf-8"))
+    found = json.loads(path.read_text(encoding="utf-8"))
   except FileNotFoundError:
     return None
   except ValueError as error:
     raise UserError(f"{path}: damaged ({one_line(error)}); delete it, and the run is evaluated again") from None
+  made = found.pop("asked", {})
+  if other := [name for name in {**made, **asked} if made.get(name) != asked.get(name)]:
+    before, now = (values.get(other[0]) for values in (made, asked))
+    raise UserError(
+      f"{path}: was made with {other[0]}={before}, found {other[0]}={now}; give another --output, or delete"
+      f" {path.parent} to make it again"
+    )
+  return found

@@ -215,3 +215,14 @@ def test_multiple_choice_of_three_benchmarks(tmp_path):
   assert str(test["label"]) == "-1"
   (one,) = read("codah", "train")
   assert one["candidate_answers"] == ["a", "b", "c", "d"] and one["correct_answer_idx"] == 3
+
+
+def test_of_several_names_those_that_exist_are_left_as_they_are(tmp_path, capsys):
+  for name, text in (("SST-2", SST2), ("CoLA", COLA)):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "train.tsv").write_text(text)
+  flags = [f"--from_files={tmp_path}", f"--data_dir={tmp_path}/tfds"]
+  assert command.main(["glue/sst2", *flags]) == 0 and command.main(["glue/sst2", *flags]) == 2
+  assert "exists; delete that directory" in capsys.readouterr().err
+  assert command.main(["glue/sst2", "glue/cola", *flags]) == 0
+  assert "glue/sst2: left as it is" in capsys.readouterr().out and (tmp_path / "tfds" / "glue" / "cola").exists()

@@ -224,6 +224,10 @@ def test_a_suite_makes_one_table_and_goes_on_where_it_stopped(pretrained, tmp_pa
   assert evaluate.main(command) == 0
   assert json.loads((output / "results.json").read_text()) == found and (output / "results.md").read_text() == table
   assert (whole / "results.md").read_text() == joined
+  capsys.readouterr()
+  assert evaluate.main([*command, "--config.total_steps=3"]) == 2
+  assert "result.json: was made with config.total_steps=2, found config.total_steps=3" in capsys.readouterr().err
+  assert json.loads((output / "results.json").read_text()) == found
 
 
 @pytest.mark.more
@@ -254,6 +258,7 @@ def test_a_decoder_takes_the_suite_in_its_own_way(pretrained, tmp_path, capsys):
   assert json.loads((output / "results.json").read_text()) == found
   run = output / "glue" / "cola" / "recipe-0"
   assert json.loads((run / "config.json").read_text())["objective"]["name"] == "gpt1"
+  assert list((workdir / "suites" / "prepared").glob("glue-validation6-*"))  # no more of them
   predictions = [json.loads(line) for line in (run / "predictions" / "dev.jsonl").read_text().splitlines()]
   assert len(predictions) == 6 and all(len(row["probabilities"]) == 2 for row in predictions)
 

@@ -36,11 +36,15 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument("--data_dir", default="data/tfds", metavar="DIR", help="of TFDS (default: %(default)s)")
   args = parser.parse_args(sys.argv[1:] if argv is None else argv)
   for name in args.names:
-    prepare(name, args.from_files, args.data_dir)
+    prepare(name, args.from_files, args.data_dir, skip=len(args.names) > 1)
 
 
-def prepare(name: str, from_files: str, data_dir: str) -> None:
-  """See the top of this file; UserError for an unknown name, missing files, or a record that is none."""
+def prepare(name: str, from_files: str, data_dir: str, skip: bool = False) -> None:
+  """See the top of this file. With `skip`, a dataset that exists is left as it is, and said.
+
+  Raises:
+    UserError: an unknown name, missing files, a record that is none, or a dataset that exists.
+  """
   dataset, _, config = name.partition("/")
   if dataset not in READERS:
     raise UserError(f"{name}: unknown dataset{did_you_mean(dataset, READERS)}; expected one of {', '.join(READERS)}")
@@ -61,7 +65,11 @@ def prepare(name: str, from_files: str, data_dir: str) -> None:
   logging.getLogger("absl").setLevel(logging.ERROR)
   builder = _builder(tfds, dataset, config, raw, parts, data_dir)
   if builder.is_prepared():
-    raise UserError(f"{builder.data_dir}: exists; delete that directory to make it again, or choose another --data_dir")
+    message = f"{builder.data_dir}: exists; delete that directory to make it again, or choose another --data_dir"
+    if not skip:
+      raise UserError(message)
+    print(f"{name}: left as it is: {message}")
+    return
   download = tfds.download.DownloadConfig(try_download_gcs=False)
   tfds.disable_progress_bar()
   try:

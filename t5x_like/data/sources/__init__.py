@@ -36,6 +36,8 @@ To add a format `x`, add `x.py` here with a class `Source`; for a file format, s
 
 import abc
 import dataclasses
+import itertools
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -128,6 +130,21 @@ def open_source(source: str, *, fields: tuple[str, ...] = (), data_dir: str | No
       f"{did_you_mean(name, formats())}; write it as format:rest, such as jsonl:corpus/*.jsonl.gz"
     )
   return slots.find("source", name, sys.modules[__name__], "Source")(rest, fields=fields, data_dir=data_dir)
+
+
+_FIRST = re.compile(r"(.+)\[:([1-9]\d*)\]")
+
+
+def parted(split: str) -> tuple[str, int | None]:
+  """A split's name, and how many of its records are meant: `validation[:200]` is the first 200; None is all."""
+  found = _FIRST.fullmatch(split)
+  return (found[1], int(found[2])) if found else (split, None)
+
+
+def first_records(source: Source, split: str) -> Iterator[tuple[str, Record | Skip]]:
+  """The records of a split, or of `split[:N]`, of which no more are read."""
+  name, most = parted(split)
+  return itertools.islice(source.records(name), most)
 
 
 def check_split(source: Source, split: str) -> None:

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from t5x_like.data.sources import Record, Skip, Source, check_split, open_source
+from t5x_like.data.sources import Record, Skip, Source, check_split, first_records, open_source, parted
 from t5x_like.data.store import builtin
 from t5x_like.data.store.reader import TokenStore, Verify
 from t5x_like.data.store.writer import TokenStoreWriter
@@ -119,7 +119,8 @@ def open_store(
   """Opens the examples of a task, preparing them first if necessary.
 
   Args:
-    source, split, data_dir: where the records come from, see `data/sources/__init__.py`.
+    source, split, data_dir: where the records come from, see `data/sources/__init__.py`; of `validation[:200]`, the
+      first 200.
     task: its name and version.
     fields: the fields of the records that are used.
     facts: what else the examples depend on besides the vocabulary; JSON-serialisable.
@@ -134,13 +135,14 @@ def open_store(
     UserError: an unusable source, an unwritable cache, no usable record, or a file changed since preparation.
   """
   opened = open_source(source, fields=tuple(dict.fromkeys(fields)), data_dir=data_dir)
-  check_split(opened, split)
-  facts = {"task": task, "rows": opened.split_facts(split), "split": split, **facts}
+  whole, most = parted(split)
+  check_split(opened, whole)
+  facts = {"task": task, "rows": opened.split_facts(whole), "split": split, **facts}
   content = {"format": FORMAT, "facts": facts, "vocabulary": vocabulary.fingerprint, "streams": streams}
   key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
   if opened.name == builtin.NAME:
     cache = builtin.prepared() + "_examples"
-  path = pathlib.Path(cache) / f"{opened.name}-{split}-{key[:16]}"
+  path = pathlib.Path(cache) / f"{opened.name}-{whole}{most or ''}-{key[:16]}"
   if not (path / FILE).exists():
     with lock(path):
       if not (path / FILE).exists():
@@ -173,7 +175,7 @@ def lock(path: pathlib.Path):
 def _prepare(path: pathlib.Path, source: Source, split: str, content: dict, vocabulary: Vocabulary, examples) -> None:
   """Makes the pieces and joins them; what fails leaves the pieces, which the next preparation goes on with."""
   progress, work = (path.with_name(f".{path.name}.{kind}") for kind in ("progress", "incomplete"))
-  number = pieces.make(source.records(split), examples, tuple(content["streams"]), progress, path.name)
+  number = pieces.make(first_records(source, split), examples, tuple(content["streams"]), progress, path.name)
   shutil.rmtree(work, ignore_errors=True)  # left by a run that was killed
   try:
     count, skipped = _join(

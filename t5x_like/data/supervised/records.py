@@ -3,7 +3,7 @@
 import collections
 from collections.abc import Callable, Iterator, Sequence
 
-from t5x_like.data.sources import Record, Skip, open_source
+from t5x_like.data.sources import Record, Skip, first_records, open_source
 from t5x_like.data.supervised import pieces
 
 
@@ -24,7 +24,7 @@ def used(
     UserError: a field is missing.
   """
   opened = open_source(source, fields=tuple(dict.fromkeys(fields)), data_dir=data_dir)
-  records = pieces.usable(opened.records(split), collections.Counter())
+  records = pieces.usable(first_records(opened, split), collections.Counter())
   return [
     (where, record)
     for where, record in records
