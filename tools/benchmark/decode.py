@@ -23,7 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--inputs", type=int, default=64, help="tokens of a text (default: %(default)s)")
   parser.add_argument("--new", type=int, default=64, help="tokens to generate (default: %(default)s)")
   parser.add_argument("--repeats", type=int, default=7, help="times of each (default: %(default)s)")
-  parser.add_argument("--dtype", default="float32", help="that both compute in (default: %(default)s)")
+  parser.add_argument(
+    "--dtypes",
+    default="float32,bfloat16",
+    help="that both systems compute in, one after another (default: %(default)s)",
+  )
 
 
 def main(args: argparse.Namespace) -> None:
@@ -31,17 +35,21 @@ def main(args: argparse.Namespace) -> None:
   if min(args.batch, args.inputs, args.new, args.repeats) < 1:
     raise UserError("--batch, --inputs, --new, --repeats: expected at least 1 each")
   torch_too = all(map(util.find_spec, ("torch", "transformers")))
-  config = recipes.load(args.config, [f"model.dtype={args.dtype}", "model.dropout=0.0", *args.set])
+  dtypes = args.dtypes.split(",")
   threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+  runs: dict[str, Callable[[], np.ndarray]] = {}
   with tempfile.TemporaryDirectory() as folder:
-    ours, tokens = _ours(config, args, folder if torch_too else None)
-    runs = {"t5x_like": ours} | ({"pytorch": _theirs(folder, tokens, args, threads)} if torch_too else {})
+    for dtype in dtypes:
+      config = recipes.load(args.config, [f"model.dtype={dtype}", "model.dropout=0.0", *args.set])
+      runs[f"t5x_like {dtype}"], tokens = _ours(config, args, folder if torch_too and dtype == dtypes[0] else None)
+      if torch_too:
+        runs[f"pytorch {dtype}"] = _theirs(folder, tokens, args, dtype, threads)
     print(
-      f"Method: {args.config} with random weights, dtype={args.dtype}. A batch of {args.batch} texts of {args.inputs}"
-      f" random tokens, {args.new} new ones each, taken greedily with a cache and without an end. Seconds from the"
-      " call, with the tokens on the host, until the new tokens are there; compiling comes before. The"
-      f" {args.repeats} repeats of all systems alternate, and medians are compared. PyTorch is transformers'"
-      f" generate on the same weights in the same dtype, eager attention left to its choice, {threads} threads both.",
+      f"Method: {args.config} with random weights, {args.dtypes}. A batch of {args.batch} texts of {args.inputs} random"
+      f" tokens, {args.new} new ones each, taken greedily with a cache and without an end. Seconds from the call, with"
+      " the tokens on the host, until the new tokens are there; loading, casting and compiling come before."
+      f" The {args.repeats} repeats of all systems and dtypes alternate, and medians are compared. PyTorch is"
+      f" transformers' generate on the same weights, its attention left to its choice, {threads} threads both.",
       flush=True,
     )
     found = {name: run() for name, run in runs.items()}  # what is compiled or allocated the first time
@@ -53,10 +61,9 @@ def main(args: argparse.Namespace) -> None:
         run()
         seconds[name].append(time.perf_counter() - start)
         busy[name].append(time.process_time() - cpu)
-  medians = {name: statistics.median(times) for name, times in seconds.items()}
-  cpu_medians = {name: statistics.median(times) for name, times in busy.items()}
+  medians, cpu_medians = ({name: statistics.median(x) for name, x in all.items()} for all in (seconds, busy))
   figures = {
-    "tokens_per_second": args.batch * args.new / medians["t5x_like"],
+    "tokens_per_second": {name: args.batch * args.new / median for name, median in medians.items()},
     "seconds": medians,
     "processor_seconds": cpu_medians,
     "fastest_seconds": {name: min(times) for name, times in seconds.items()},
@@ -65,22 +72,30 @@ def main(args: argparse.Namespace) -> None:
     "load_average": os.getloadavg()[0],
     "versions": {name: metadata.version(name) for name in ("jax", "jaxlib", "flax")},
   }
+  for name, median in medians.items():
+    print(f"{name:20} {median:7.3f} s, {cpu_medians[name]:7.3f} processor seconds")
   if torch_too:
-    figures["times_pytorch"] = medians["pytorch"] / medians["t5x_like"]
-    figures["times_pytorch_by_processor"] = cpu_medians["pytorch"] / cpu_medians["t5x_like"]
-    figures["same_tokens"] = float(np.mean(found["t5x_like"] == found["pytorch"]))
+    figures["times_pytorch"] = _ratios(medians)
+    figures["times_pytorch_by_processor"] = _ratios(cpu_medians)
+    figures["same_tokens"] = {
+      dtype: float(np.mean(found[f"t5x_like {dtype}"] == found[f"pytorch {dtype}"])) for dtype in dtypes
+    }
     figures["versions"] |= {name: metadata.version(name) for name in ("torch", "transformers")}
-    print(
-      f"{medians['t5x_like']:.3f} s against {medians['pytorch']:.3f} s: {figures['times_pytorch']:.2f} times as fast"
-      f" ({figures['times_pytorch_by_processor']:.2f} in processor seconds, which other programs disturb less);"
-      f" {figures['same_tokens']:.1%} of the tokens are the same.",
-      flush=True,
-    )
+    for name, times in figures["times_pytorch"].items():
+      by_cpu = figures["times_pytorch_by_processor"][name]
+      print(f"{name}: {times:.2f} times as fast ({by_cpu:.2f} in processor seconds, which others disturb less)")
+    print("the same tokens: " + ", ".join(f"{name} {same:.1%}" for name, same in figures["same_tokens"].items()))
   else:
-    print(
-      f"{medians['t5x_like']:.3f} s; torch and transformers are not installed (requirements-parity.txt)", flush=True
-    )
-  print(json.dumps(figures))
+    print("torch and transformers are not installed (requirements-parity.txt)")
+  print(json.dumps(figures), flush=True)
+
+
+def _ratios(times: dict[str, float]) -> dict[str, float]:
+  """How many times as fast ours is in each dtype as PyTorch in each."""
+  ours, theirs = (
+    {name.split()[1]: t for name, t in times.items() if name.startswith(kind)} for kind in ("t5x_like", "pytorch")
+  )
+  return {f"{a} against PyTorch's {b}": theirs[b] / ours[a] for a in ours for b in theirs}
 
 
 def _ours(config, args: argparse.Namespace, folder: str | None) -> tuple[Callable[[], np.ndarray], np.ndarray]:
@@ -116,7 +131,9 @@ def _ours(config, args: argparse.Namespace, folder: str | None) -> tuple[Callabl
   return lambda: np.asarray(run(runner.arrays, {f"{side}_input_tokens": tokens})), tokens
 
 
-def _theirs(folder: str, tokens: np.ndarray, args: argparse.Namespace, threads: int) -> Callable[[], np.ndarray]:
+def _theirs(
+  folder: str, tokens: np.ndarray, args: argparse.Namespace, dtype: str, threads: int
+) -> Callable[[], np.ndarray]:
   import torch
   import transformers
 
@@ -126,7 +143,7 @@ def _theirs(folder: str, tokens: np.ndarray, args: argparse.Namespace, threads: 
   config = transformers.AutoConfig.from_pretrained(folder)
   both = config.is_encoder_decoder
   kind = transformers.AutoModelForSeq2SeqLM if both else transformers.AutoModelForCausalLM
-  model = kind.from_pretrained(folder, dtype=getattr(torch, args.dtype)).eval()
+  model = kind.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
   model.generation_config.eos_token_id = model.generation_config.forced_eos_token_id = None
   inputs = torch.tensor(tokens, dtype=torch.long)
   options = dict(attention_mask=torch.ones_like(inputs), max_new_tokens=args.new, do_sample=False, pad_token_id=0)
