@@ -15,6 +15,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from t5x_like.errors import Preempted
+from t5x_like.training.guard import RolledBack
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -80,8 +81,9 @@ def saving(run) -> Iterator[None]:
   try:
     yield
   except Asked:
-    if run.saved != run.step:
-      run.save()
+    with contextlib.suppress(RolledBack):  # of the step to save: the one gone back to is saved
+      if run.saved != run.step:
+        run.save()
     run.wait_for_save()
     raise Preempted(
       f"saved step {run.step} of {run.total_steps} in {run.address}; the same command continues it"
