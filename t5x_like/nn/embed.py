@@ -21,14 +21,14 @@ class Embed(nnx.Module):
 
   def __call__(self, ids_BT: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """[B, T, D] in `dtype`. Where vectors are cut (FSDP), each device looks up its part of them for all tokens and the
-    parts are exchanged, or, for more tokens than the table has rows, the table is gathered: what moves less."""
-    table_VD, (B, T), (V, _) = self.table[...], ids_BT.shape, self.table.shape
-    if B * T > V * ways("batch") * ways("length"):
-      table_VD = constrain(table_VD, "vocab", "activation_embed")
+    parts are exchanged, or, for more tokens than the table has rows, it is gathered in `dtype`: what moves less."""
+    (V, _), (B, T), after = self.table.shape, ids_BT.shape, ("batch", "length", "activation_embed")
+    gathers = ways("embed") > 1 and B * T > V * ways("batch") * ways("length")
+    table_VD = self.table[...]
+    if gathers:
+      table_VD = constrain(table_VD.astype(dtype), "vocab", "activation_embed").astype(table_VD.dtype)
     x_BTD = jnp.take(table_VD, ids_BT, axis=0, mode="clip").astype(dtype)
-    if B * T <= V * ways("batch") * ways("length"):
-      return exchanged(x_BTD, ("batch", "length", "embed"), ("batch", "length", "activation_embed"))
-    return constrain(x_BTD, "batch", "length", "activation_embed")
+    return constrain(x_BTD, *after) if gathers else exchanged(x_BTD, ("batch", "length", "embed"), after)
 
 
 class Inputs(nnx.Module):
