@@ -17,7 +17,7 @@ SHAPES = {
   "narrow": (200, 20),
   "vector": (40,),
   "cube": (3, 128, 160),
-  "panels": (128, 2 * ours._PANEL + 100),
+  "wider": (132, ours._WIDE + 100),
 }
 
 
