@@ -22,6 +22,7 @@ _SUBJECTS = {
   "permutation": "the order of an epoch: how random it is and what it costs",
   "step": "the train step, against the machine's own matrix multiplication",
   "decode": "greedy decoding, against PyTorch where it is installed",
+  "memory": "a step with its loss in chunks, and with all logits",
   "marks": "the steps whose speed other systems publish, in a table, with profiles",
   "loop": "what the loop costs beside its steps, and a save",
   "resume": "from the start of the command to the next step, and a run killed again and again",
