@@ -182,6 +182,15 @@ def test_bad_input_is_one_line(tmp_path):
   with pytest.raises(UserError, match="expected COCO's JSON"):
     (tmp_path / "x.json").write_text("{}")
     list(open_source(f"coco:{tmp_path}/x.json").records("train"))
+  for number, (wrong, words) in enumerate(
+    (
+      ({"category_id": 99}, r"image 0: found category_id 99, which is none of \[3, 7\], expected file_name"),
+      ({"bbox": [1, 2, 3]}, "image 0: found a value of another kind .not enough values"),
+      ({"bbox": ["a", 2, 3, 4]}, "image 0: found a value of another kind .could not convert"),
+    )
+  ):
+    with pytest.raises(UserError, match=words):
+      list(open_source(coco(tmp_path / f"coco{number}", GOOD, **wrong)).records("train"))
 
 
 AUGMENTATIONS = {

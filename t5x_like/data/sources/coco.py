@@ -57,8 +57,8 @@ class Source(Base):
           objects["is_crowd"].append(bool(one.get("iscrowd", 0)))
       except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise UserError(
-          f"{where}: found {type(error).__name__} {one_line(error)}, expected file_name, height, width and id, and"
-          " annotations with bbox [x, y, width, height] and a category_id of its categories"
+          f"{where}: found {_wrong(error, names)}, expected file_name, height, width and id, and annotations with bbox"
+          " [x, y, width, height] and a category_id of its categories"
         ) from error
       if not _filesystem.exists(file):
         yield where, Skip(f"no such file in {folder}")
@@ -79,6 +79,14 @@ class Source(Base):
     path, folder = self._parts[split]
     about = {"size": _filesystem.size(path), "changed": _filesystem.changed(path)}
     return {"form": "coco.v1", "file": _filesystem.base_name(path), "images": _filesystem.base_name(folder)} | about
+
+
+def _wrong(error: Exception, names: dict[int, str]) -> str:
+  """What of an image or its annotations cannot be used, by the error that it led to."""
+  if not isinstance(error, KeyError):
+    return "a size of 0" if isinstance(error, ZeroDivisionError) else f"a value of another kind ({one_line(error)})"
+  key = error.args[0]
+  return f"no {key!r}" if isinstance(key, str) else f"category_id {key}, which is none of {sorted(names)[:8]}"
 
 
 def _images_of(path: str) -> str:
