@@ -55,6 +55,42 @@ def lion(
   return optax.chain(optax.scale_by_lion(b1, b2), decayed, _at_rate(schedule))
 
 
+def muon(
+  schedule: Schedule,
+  *,
+  momentum: float = 0.95,
+  b1: float = 0.9,
+  b2: float = 0.999,
+  eps: float = 1e-8,
+  weight_decay: float = 0.1,
+) -> optax.GradientTransformation:
+  """Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/) for the matrices of blocks, AdamW for what is
+  left: tables, heads, patches and vectors.
+
+  Nesterov momentum is made orthogonal by five Newton-Schulz steps, every expert's by itself. Updates are then as large
+  as AdamW's, 0.2 in root mean square, so rates and decay are those of AdamW (Liu et al. 2025,
+  https://arxiv.org/abs/2502.16982, equation 4).
+  """
+  axes = functools.partial(jax.tree.map, lambda _: optax.contrib.MuonDimensionNumbers(-2, -1))
+  newton_schulz = optax.contrib.scale_by_muon(beta=0.0, nesterov=False, weight_dimension_numbers=axes)
+
+  def orthogonal(updates, _):
+    updates, _ = newton_schulz.update(updates, newton_schulz.init(updates))
+    return jax.tree.map(lambda u: 0.2 * max(u.shape[-2:]) ** 0.5 * u, updates)
+
+  kinds = {"muon": optax.chain(optax.trace(momentum, nesterov=True), optax.stateless(orthogonal))}
+  kinds["adam"] = optax.scale_by_adam(b1, b2, eps)
+  chosen = optax.partition(kinds, lambda named: {n: "muon" if _hidden(n, x) else "adam" for n, x in named.items()})
+  return optax.chain(chosen, optax.add_decayed_weights(weight_decay, _matrices), _at_rate(schedule))
+
+
+def _hidden(name: str, x: jax.Array) -> bool:
+  """Whether it is a matrix between activations of a block, or such matrices of experts."""
+  if "blocks/" not in name or "/position/" in name:
+    return False
+  return x.ndim == 2 or (x.ndim == 3 and name.rpartition("/")[2] in ("gate", "wi", "wo"))
+
+
 def sgd(schedule: Schedule, *, momentum: float = 0.0) -> optax.GradientTransformation:
   return optax.chain(optax.trace(momentum) if momentum else optax.identity(), _at_rate(schedule))
 
@@ -77,7 +113,15 @@ def lars(
   return optax.chain(decayed, scaled, _at_rate(schedule), optax.trace(momentum))
 
 
-OPTIMIZERS = {"adafactor": adafactor, "adamw": adamw, "lamb": lamb, "lars": lars, "lion": lion, "sgd": sgd}
+OPTIMIZERS = {
+  "adafactor": adafactor,
+  "adamw": adamw,
+  "lamb": lamb,
+  "lars": lars,
+  "lion": lion,
+  "muon": muon,
+  "sgd": sgd,
+}
 
 
 def bounded(optimizer: optax.GradientTransformation, most: dict[str, float]) -> optax.GradientTransformation:

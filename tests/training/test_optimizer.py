@@ -98,6 +98,28 @@ def test_stacked_layers_are_optimised_one_by_one(case):
       np.testing.assert_allclose(got, array, rtol=1e-5, atol=1e-5 * size, err_msg=f"{name} {layer}")
 
 
+def test_muon_moves_hidden_matrices_by_orthogonal_momentum_and_the_rest_as_adamw_does():
+  start, gradients = random(0), [random(s, 0.1 * s) for s in range(1, 4)]
+  final = run(layerwise(OPTIMIZERS["muon"](RATE, weight_decay=0.3), AXES), start, gradients)
+  adam = run(layerwise(adamw(RATE, weight_decay=0.3), AXES), start, gradients)
+  for name in ("blocks/mlp", "blocks/square"):
+    for layer in range(LAYERS):
+      w, buffer = np.asarray(start[name][layer]), 0.0
+      for step, gradient in enumerate(gradients):
+        g = np.asarray(gradient[name][layer], np.float64)
+        buffer = 0.95 * buffer + g
+        x = g + 0.95 * buffer
+        x /= np.linalg.norm(x)
+        for _ in range(5):  # towards the matrix with the same singular vectors and values of 1
+          a = x @ x.T
+          x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+        w = w - RATE(step) * (0.2 * np.sqrt(max(x.shape)) * x + 0.3 * w)
+      assert np.abs(np.linalg.svd(x)[1] - 1).mean() < 0.4
+      np.testing.assert_allclose(final[name][layer], w, rtol=1e-3, atol=1e-4 * np.abs(w).max())
+  for name in SHAPES.keys() - {"blocks/mlp", "blocks/square"}:
+    np.testing.assert_allclose(final[name], adam[name], rtol=1e-5, atol=1e-6)
+
+
 def test_stacking_does_mix_layers_without_it():
   """The control of the test above: plain Adafactor over stacked arrays gives something else."""
   start, gradients = random(0), [random(1)]
