@@ -75,7 +75,7 @@ Steps compiled for TPU slices that nobody paid for, by `python -m tools.plans`. 
 [plan](how-to/plan-a-run.md): all figures are of one device and step. GB are 10^9 bytes; *sent* are ring bytes, with the
 least that parameters and gradients need beside them, with the token table gathered like any other (programs that
 exchange token vectors instead send less); *seconds* are an estimate, and at least what a step takes; *compiling* is CPU
-time.
+time on cores with other work; less busy ones have needed up to a third less.
 
 What is sent beyond the least is mostly of two kinds. Along `tensor`, activations are summed: 298 of the 605 GB of Llama
 405B. And where parameters are gathered from all chips of a three-dimensional torus at once (Llama 70B, T5 on v5p), the
