@@ -7,6 +7,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.custom_batching import custom_vmap
 
 from t5x_like.nn import params
 from t5x_like.parallel.constrain import TOKENS, gathered, scattered, ways
@@ -151,6 +152,17 @@ matmul.defvjp(_matmul_forward, _matmul_backward)
 
 def _contract(a, b, a_axes: int | tuple[int, ...], b_axes: int | tuple[int, ...], dtype):
   axes = tuple((i,) if isinstance(i, int) else i for i in (a_axes, b_axes))
-  # On CPU, XLA has fast products of bfloat16 (AMX: four times float32's rate) only for results in float32.
-  wide = jnp.float32 if platform() == "cpu" else dtype
-  return jax.lax.dot_general(a, b, (axes, ((), ())), preferred_element_type=wide).astype(dtype)
+  product = partial(jax.lax.dot_general, dimension_numbers=(axes, ((), ())))
+  if platform() != "cpu" or dtype == jnp.float32:
+    return product(a, b, preferred_element_type=dtype)
+
+  # On CPU, XLA has fast products of bfloat16 (AMX: four times float32's rate) only for results in float32, and these
+  # only without a batch axis.
+  wide = custom_vmap(lambda a, b: product(a, b, preferred_element_type=jnp.float32).astype(dtype))
+
+  @wide.def_vmap
+  def _(size, batched, a, b):
+    in_axes = [0 if is_batched else None for is_batched in batched]
+    return jax.vmap(partial(product, preferred_element_type=dtype), in_axes)(a, b), True
+
+  return wide(a, b)

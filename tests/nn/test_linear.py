@@ -62,3 +62,12 @@ def test_layers_held_for_decoding_compute_the_same(dtype):
   with target("tpu"):
     elsewhere = [linear for _, linear in linears(decoding(made, jnp.dtype(dtype)))]
   assert all(type(linear) is Linear and linear.kernel[...].dtype == dtype for linear in elsewhere)
+
+
+@pytest.mark.parametrize("several_x", [False, True])
+def test_bfloat16_has_gradients_under_vmap(several_x):
+  """As in a pipeline, whose stages are computed at once."""
+  x, kernels = jnp.ones((2, 16, 8), "bfloat16"), jnp.full((2, 8, 4), 2.0)
+  of_all = jax.vmap(lambda x, w: matmul(x, w, jnp.bfloat16, AXES), in_axes=(0 if several_x else None, 0))
+  gradient = jax.jit(jax.grad(lambda w: of_all(x if several_x else x[0], w).sum()))(kernels)
+  assert gradient.shape == kernels.shape and (gradient == 16).all()
