@@ -360,5 +360,6 @@ def test_families_with_ways_of_their_own(recipe, length):
     found = jax.eval_shape(function, model, {"tokens": token, "valid": token} | extras)
     return [tuple(np.zeros(x.shape[1:], x.dtype) for x in found) for _ in ids]
 
+  run.changed = lambda change: run  # generation makes that change itself where it was not made before
   (answer,) = answers(run, answers.encode(["a [MASK] b"], "-"), ["a [MASK] b"])
   assert {"input"} < set(answer)
