@@ -325,7 +325,8 @@ def _asked(workdir: str, options: Options) -> dict[str, Any]:
     step = [] if options.from_scratch else checkpoints.steps()[-1:]
   keys = {key: value for key, _, value in (word.partition("=") for word in options.overrides)}
   names = ("epochs", "from_scratch", "max_examples")
-  asked = {"workdir": workdir, "step": step, "config": options.recipe}
+  place = workdir if is_remote(workdir) else os.path.abspath(workdir)
+  asked = {"workdir": place, "step": step, "config": options.recipe}
   asked |= {name: getattr(options, name) for name in names}
   return asked | {f"config.{key}": value for key, value in sorted(keys.items())}
 

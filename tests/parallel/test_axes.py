@@ -81,7 +81,7 @@ def train(kind, mesh):
   for n in range(STEPS):
     needed = {name: x for name, x in batch(n % 3).items() if name.startswith(FEATURES[kind])}
     state, metrics = step(state, {name: jax.device_put(x, rules.batch()) for name, x in needed.items()})
-    history.append(metrics)
+    history.append(jax.block_until_ready(metrics))  # ten steps under way can wait for one another's threads forever
   metrics = {name: np.array([float(m[name]) for m in history]) for name in history[0]}
   return metrics, jax.tree.map(np.asarray, state.params)
 

@@ -81,7 +81,7 @@ def train(run: str, layout: str):
   for n in range(STEPS):
     batch = tiny.batch(ROWS, 16, 12, vocab=VOCAB, seed=n % 3)
     state, metrics = step(state, {name: jax.device_put(x, rules.batch()) for name, x in batch.items()})
-    history.append(metrics)
+    history.append(jax.block_until_ready(metrics))  # ten steps under way can wait for one another's threads forever
   metrics = {name: np.array([float(m[name]) for m in history]) for name in history[0]}
   return metrics, jax.tree.map(np.asarray, state.params), state, abstract
 
