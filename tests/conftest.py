@@ -77,6 +77,21 @@ def compiled(request, tmp_path_factory):
   compilation_cache.reset_cache()
 
 
+@pytest.fixture(scope="module")
+def uncached():
+  """No compilation cache for the tests that ask for it, of many layouts of eight devices: programs that XLA on CPU
+  reads from a cache may run collectives in another order on each device, which then wait for each other forever."""
+  import jax
+  from jax.experimental.compilation_cache import compilation_cache
+
+  path = jax.config.jax_compilation_cache_dir
+  jax.config.update("jax_compilation_cache_dir", None)
+  compilation_cache.reset_cache()
+  yield
+  jax.config.update("jax_compilation_cache_dir", path)
+  compilation_cache.reset_cache()
+
+
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory, compiled):
   """The workdir of a finished run of four steps, with checkpoints of steps 2 and 4; not to be changed."""

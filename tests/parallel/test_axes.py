@@ -21,6 +21,7 @@ from t5x_like.training.schedule import SCHEDULES
 from t5x_like.training.state import abstract_state, init_state, shardings
 from t5x_like.training.step import make_step
 
+pytestmark = pytest.mark.usefixtures("uncached")
 STEPS, ROWS, LENGTH, VOCAB = 10, 8, 16, 256
 DIMS = Dims(embed=32, heads=8, kv_heads=8, head_dim=4, mlp=64, layers=2)
 SPARSE = {"experts": {"experts": 8, "top_k": 2, "dispatch": "capacity", "capacity_factor": 8.0}}
@@ -81,7 +82,7 @@ def train(kind, mesh):
   for n in range(STEPS):
     needed = {name: x for name, x in batch(n % 3).items() if name.startswith(FEATURES[kind])}
     state, metrics = step(state, {name: jax.device_put(x, rules.batch()) for name, x in needed.items()})
-    history.append(jax.block_until_ready(metrics))  # ten steps under way can wait for one another's threads forever
+    history.append(metrics)
   metrics = {name: np.array([float(m[name]) for m in history]) for name in history[0]}
   return metrics, jax.tree.map(np.asarray, state.params)
 
