@@ -171,11 +171,11 @@ def _task(
   form = getattr(benchmark, kind)
   rates: Sequence[float | None] = options.rates or (None,)
   runs = []
+  asked = _asked(workdir, options)
   for rate in rates:
     for seed in range(options.seeds):
       folder = options.output / task / f"{'recipe' if rate is None else f'{rate:g}'}-{seed}"
-      asked = _asked(workdir, options)
-      done = distributed.from_first(lambda folder=folder, asked=asked: _read(folder / RESULT, asked))
+      done = distributed.from_first(lambda folder=folder: _read(folder / RESULT, asked))
       done = done or _one(f"{name}/{task}", benchmark, form, kind, folder, rate, seed, workdir, options)
       runs.append(done)
   by_rate: dict[Any, list[dict]] = {}
