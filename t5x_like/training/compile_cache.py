@@ -26,10 +26,14 @@ def use(workdir: str) -> str:
 
   With `T5X_LIKE_CACHE` they are kept there instead, and with a remote workdir in the user's cache directory.
   `JAX_COMPILATION_CACHE_DIR` names any other directory, and `JAX_ENABLE_COMPILATION_CACHE=false` turns the cache off.
+  Several simulated CPU devices in one process have none unless that variable asks for it: each device of a program that
+  XLA read from a cache may run the collectives in another order, and they then wait for each other until XLA aborts.
   """
   if not jax.config.jax_enable_compilation_cache:
     return "compiled programs are not kept (JAX_ENABLE_COMPILATION_CACHE)"
   if not jax.config.jax_compilation_cache_dir:
+    if jax.default_backend() == "cpu" and jax.local_device_count() > 1:
+      return "compiled programs are not kept: on several simulated CPU devices those read again may wait for each other"
     jax.config.update("jax_compilation_cache_dir", str(_place(workdir) / "compiled" / _machine()))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST_SECONDS)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
