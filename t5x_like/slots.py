@@ -145,6 +145,21 @@ def make(where: str, value: Any, registry: Registry, member: str = "", **supplie
   return function(**supplied, **fill(where, arguments, function, given=tuple(supplied)))
 
 
+def with_arguments_of(other: Callable, but: Sequence[str] = ()) -> Callable[[Callable], Callable]:
+  """A decorator: the function, which ends in `**others`, takes the arguments of `other` too, with their types and
+  defaults, except those named in `but` and those that it has itself."""
+
+  def decorated(function: Callable) -> Callable:
+    own, theirs = inspect.signature(function), inspect.signature(other).parameters
+    named = [parameter for parameter in own.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    more = [parameter for key, parameter in theirs.items() if key not in (*own.parameters, *but)]
+    function.__signature__ = own.replace(parameters=[*named, *more])
+    function.__annotations__ = {parameter.name: parameter.annotation for parameter in more} | function.__annotations__
+    return function
+
+  return decorated
+
+
 def change(where: str, record: Any, changes: Any) -> Any:
   """A dataclass with some of its fields changed, checked as `fill` does.
 

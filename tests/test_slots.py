@@ -93,6 +93,24 @@ def test_refusals_inside_of_arguments(value, message):
     slots.make("config.x", {"name": "steamer", **value}, FLEET, sea=0)
 
 
+def test_a_function_takes_the_arguments_of_the_one_it_calls():
+  def catch(*, nets: slots.Positive, bait: str = "worm", depth: int = 3):
+    return nets, bait, depth
+
+  @slots.with_arguments_of(catch, but=("depth",))
+  def lake(*, bait: str = "fly", **others):
+    return catch(bait=bait, **others)
+
+  assert slots.make("config.x", {"name": "lake", "nets": 2}, {"lake": lake}) == (2, "fly", 3)
+  for values, message in (
+    ({"depth": 4}, r"x\.depth: unknown key.*; it takes bait, nets"),
+    ({"nets": 0}, "a whole number above 0"),
+    ({}, r"x\.nets: missing"),
+  ):
+    with pytest.raises(UserError, match=message):
+      slots.make("config.x", {"name": "lake", **values}, {"lake": lake})
+
+
 def test_a_package_is_a_registry_of_its_public_modules():
   assert {"mlm", "encoder_decoder"} <= set(slots.names(objectives))
   assert not [name for name in slots.names(objectives) if name.startswith("_")]

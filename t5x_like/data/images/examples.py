@@ -1,5 +1,7 @@
 """The examples of tasks on labelled images: read, augmented, mixed and normalised, each a function of its index."""
 
+from typing import Literal
+
 import numpy as np
 
 from t5x_like import slots
@@ -7,6 +9,7 @@ from t5x_like.data import augmentations as available
 from t5x_like.data import features as declared
 from t5x_like.data import random
 from t5x_like.data.augmentations import Augmentation, together
+from t5x_like.data.images import pictures
 from t5x_like.data.images import store as stores
 from t5x_like.data.images.mixing import NUMBERS, Mixing
 from t5x_like.data.quiet_tensorflow import tf
@@ -14,7 +17,7 @@ from t5x_like.data.store.reader import Verify
 from t5x_like.data.task import Task, digest
 from t5x_like.data.vocabularies import LabelVocabulary
 from t5x_like.errors import UserError
-from t5x_like.slots import plain
+from t5x_like.slots import Positive, plain
 
 _OWN, _OTHER, _MIXED = 0, 1, 2  # streams of random numbers of an example: its image, the image mixed in, the mixing
 MORE = 3  # the first that is free for tasks
@@ -24,20 +27,20 @@ def task(
   *,
   source: str,
   split: str,
-  resolution: int,
-  channels: int,
-  augmentations: tuple,
+  resolution: Positive = 224,
+  channels: Literal[1, 3] = 3,
+  augmentations: tuple = ("random_resized_crop", "flip"),
   mixing: Mixing | None = None,
-  repeats: int,
-  crop: float,
-  mean: tuple[float, ...],
-  std: tuple[float, ...],
-  image_field: str,
-  label_field: str,
-  cache: str,
-  data_dir: str | None,
-  label: str | None,
-  verify: Verify,
+  repeats: Positive = 1,
+  crop: float = pictures.CROP,
+  mean: tuple[float, ...] = pictures.MEAN,
+  std: tuple[float, ...] = pictures.STD,
+  image_field: str = "image",
+  label_field: str = "label",
+  cache: str = "data/prepared",
+  data_dir: str | None = None,
+  label: str | None = None,
+  verify: Verify = "auto",
   store: stores.ImageStore | None = None,
 ) -> Task:
   """The task `image_classification`, which tells the arguments; on images that are open already where given."""

@@ -18,35 +18,26 @@ from t5x_like.data import features as declared
 from t5x_like.data import random
 from t5x_like.data.images import examples, pictures
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.store.reader import Verify
 from t5x_like.data.task import Task, digest
 from t5x_like.errors import UserError
-from t5x_like.slots import Positive
+from t5x_like.slots import Positive, with_arguments_of
 
 _LEVELS = 8  # 3 bits
 
 
+@with_arguments_of(examples.task, but=("mixing", "store"))
 def task(
   *,
-  source: str,
-  split: str,
   resolution: Positive = 224,
   channels: Literal[1, 3] = 3,
   patch: Positive = 16,
   rate: float = 0.5,
   masked: float = 0.8,
   swapped: float = 0.1,
-  augmentations: tuple = ("random_resized_crop", "flip"),
-  repeats: Positive = 1,
-  crop: float = pictures.CROP,
   mean: tuple[float, ...] = pictures.MEAN,
   std: tuple[float, ...] = pictures.STD,
-  image_field: str = "image",
-  label_field: str = "label",
-  cache: str = "data/prepared",
-  data_dir: str | None = None,
   label: str | None = None,
-  verify: Verify = "auto",
+  **others,
 ) -> Task:
   """Makes the task.
 
@@ -67,23 +58,7 @@ def task(
     raise UserError(
       f"config.task: {found}, expected a multiple of the patch, a rate above 0 to 1, and shares of at most 1"
     )
-  images = examples.task(
-    source=source,
-    split=split,
-    resolution=resolution,
-    channels=channels,
-    augmentations=augmentations,
-    repeats=repeats,
-    crop=crop,
-    mean=mean,
-    std=std,
-    image_field=image_field,
-    label_field=label_field,
-    cache=cache,
-    data_dir=data_dir,
-    label=label,
-    verify=verify,
-  )
+  images = examples.task(resolution=resolution, channels=channels, mean=mean, std=std, label=label, **others)
   places_T, side = np.arange(T, dtype=np.int32), resolution // patch
   mean_C, std_C = (tf.constant(examples.of_channels("", x, channels), tf.float32) for x in (mean, std))
   base_C = tf.constant(_LEVELS ** np.arange(channels)[::-1], tf.int32)

@@ -10,34 +10,13 @@ float32, the share of the first. In training an image is augmented anew in every
 of it is a function of the image, the epoch and the seed (`data/images`, `data/augmentations`).
 """
 
-from typing import Literal
-
-from t5x_like.data.images import examples, pictures
-from t5x_like.data.images.mixing import Mixing
-from t5x_like.data.store.reader import Verify
+from t5x_like.data.images import examples
 from t5x_like.data.task import Task
-from t5x_like.slots import Positive
+from t5x_like.slots import with_arguments_of
 
 
-def task(
-  *,
-  source: str,
-  split: str,
-  resolution: Positive = 224,
-  channels: Literal[1, 3] = 3,
-  augmentations: tuple = ("random_resized_crop", "flip"),
-  mixing: Mixing | None = None,
-  repeats: Positive = 1,
-  crop: float = pictures.CROP,
-  mean: tuple[float, ...] = pictures.MEAN,
-  std: tuple[float, ...] = pictures.STD,
-  image_field: str = "image",
-  label_field: str = "label",
-  cache: str = "data/prepared",
-  data_dir: str | None = None,
-  label: str | None = None,
-  verify: Verify = "auto",
-) -> Task:
+@with_arguments_of(examples.task, but=("store",))
+def task(**images) -> Task:
   """Makes the task.
 
   Args:
@@ -58,21 +37,4 @@ def task(
   Raises:
     UserError: an unusable source or argument, no usable image, a file changed since it was prepared.
   """
-  return examples.task(
-    source=source,
-    split=split,
-    resolution=resolution,
-    channels=channels,
-    augmentations=augmentations,
-    mixing=mixing,
-    repeats=repeats,
-    crop=crop,
-    mean=mean,
-    std=std,
-    image_field=image_field,
-    label_field=label_field,
-    cache=cache,
-    data_dir=data_dir,
-    label=label,
-    verify=verify,
-  )
+  return examples.task(**images)

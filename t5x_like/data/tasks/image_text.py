@@ -20,9 +20,10 @@ from t5x_like.data.images import captions, examples, store
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.task import Task, digest
-from t5x_like.slots import Positive
+from t5x_like.slots import Positive, with_arguments_of
 
 
+@with_arguments_of(examples.task, but=("mixing", "label_field", "store"))
 def task(
   *,
   source: str,
@@ -32,7 +33,6 @@ def task(
   vocabulary: str = "bytes",
   length: Positive = 77,
   augmentations: tuple = ({"name": "random_resized_crop", "area": (0.9, 1.0)},),
-  repeats: Positive = 1,
   crop: float = 1.0,
   mean: tuple[float, ...] = (0.48145466, 0.4578275, 0.40821073),
   std: tuple[float, ...] = (0.26862954, 0.26130258, 0.27577711),
@@ -43,6 +43,7 @@ def task(
   data_dir: str | None = None,
   label: str | None = None,
   verify: Verify = "auto",
+  **others,
 ) -> Task:
   """Makes the task.
 
@@ -62,38 +63,14 @@ def task(
     UserError: an unusable source or argument, no usable image, a file changed since it was prepared.
   """
   encoding = vocabularies.load(vocabulary)
-  opened = store.open_store(
-    source,
-    split,
-    image_field=image_field,
-    label_field=None,
-    folder=folder,
-    notes=captions.notes(encoding, caption_field),
-    cache=cache,
-    data_dir=data_dir,
-    verify=verify,
-  )
+  notes = captions.notes(encoding, caption_field)
+  read = dict(source=source, split=split, image_field=image_field, cache=cache, data_dir=data_dir, verify=verify)
+  opened = store.open_store(**read, label_field=None, folder=folder, notes=notes)
   texts = captions.Captions(opened, encoding, length)
   if texts.cut:
     print(f"data: {opened.path}: {texts.cut:,} of {len(texts):,} captions cut to {length} tokens", flush=True)
-  images = examples.task(
-    source=source,
-    split=split,
-    resolution=resolution,
-    channels=channels,
-    augmentations=augmentations,
-    repeats=repeats,
-    crop=crop,
-    mean=mean,
-    std=std,
-    image_field=image_field,
-    label_field="",
-    cache=cache,
-    data_dir=data_dir,
-    label=label,
-    verify=verify,
-    store=opened,
-  )
+  seen = dict(resolution=resolution, channels=channels, augmentations=augmentations, crop=crop, mean=mean, std=std)
+  images = examples.task(**read, **seen, label_field="", label=label, store=opened, **others)
 
   def with_text(batch, drawn: bool):
     def made(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:

@@ -8,39 +8,27 @@ patches in raster order, drawn anew for every image and epoch. Evaluations have 
 """
 
 import dataclasses
-from typing import Literal
 
 import numpy as np
 
 from t5x_like.data import features as declared
 from t5x_like.data import random
-from t5x_like.data.images import examples, pictures
+from t5x_like.data.images import examples
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.store.reader import Verify
 from t5x_like.data.task import Task, digest
 from t5x_like.errors import UserError
-from t5x_like.slots import Positive
+from t5x_like.slots import Positive, with_arguments_of
 
 
+@with_arguments_of(examples.task, but=("mixing", "store"))
 def task(
   *,
-  source: str,
-  split: str,
   resolution: Positive = 224,
-  channels: Literal[1, 3] = 3,
   patch: Positive = 16,
   mask_ratio: float = 0.75,
   augmentations: tuple = ({"name": "random_resized_crop", "area": (0.2, 1.0)}, "flip"),
-  repeats: Positive = 1,
-  crop: float = pictures.CROP,
-  mean: tuple[float, ...] = pictures.MEAN,
-  std: tuple[float, ...] = pictures.STD,
-  image_field: str = "image",
-  label_field: str = "label",
-  cache: str = "data/prepared",
-  data_dir: str | None = None,
   label: str | None = None,
-  verify: Verify = "auto",
+  **others,
 ) -> Task:
   """Makes the task.
 
@@ -56,23 +44,7 @@ def task(
   if resolution % patch or not visible or not masked:
     found = f"found resolution {resolution}, patch {patch} and mask_ratio {mask_ratio}"
     raise UserError(f"config.task: {found}, expected a multiple of the patch, and patches both seen and masked")
-  images = examples.task(
-    source=source,
-    split=split,
-    resolution=resolution,
-    channels=channels,
-    augmentations=augmentations,
-    repeats=repeats,
-    crop=crop,
-    mean=mean,
-    std=std,
-    image_field=image_field,
-    label_field=label_field,
-    cache=cache,
-    data_dir=data_dir,
-    label=label,
-    verify=verify,
-  )
+  images = examples.task(resolution=resolution, augmentations=augmentations, label=label, **others)
   places_T = np.arange(visible + masked, dtype=np.int32)
 
   def with_masks(batch):
