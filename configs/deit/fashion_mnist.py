@@ -6,8 +6,8 @@
       --config.task.source=idx:train=train-images-idx3-ubyte.gz,validation=t10k-images-idx3-ubyte.gz
 
 The student is half as wide as its teacher, with a distillation token; it learns softly, as a teacher that knows the
-training images tells little by its likeliest class. AdamW, LayerNorm, 3 epochs; otherwise as
-configs/vit/fashion_mnist.py. `:alone` is the same student without a teacher.
+training images tells little by its likeliest class. LayerNorm, 3 epochs; otherwise as configs/vit/fashion_mnist.py.
+`:alone` is the same student without a teacher.
 """
 
 from configs.vit import fashion_mnist
@@ -33,8 +33,5 @@ def get_config(alone: bool = False):
       "temperature": 2.0,
       "label_smoothing": 0.1,
     }
-  config.batch_size, config.accumulation_steps = 128, 8
-  config.total_steps = _EPOCHS * fashion_mnist._IMAGES // 128
-  config.optimizer = {"name": "adamw", "b1": 0.9, "b2": 0.99, "weight_decay": 0.05}
-  config.schedule.learning_rate = 2e-3
+  config.total_steps = _EPOCHS * fashion_mnist._IMAGES // config.batch_size
   return config
