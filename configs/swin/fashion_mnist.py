@@ -5,7 +5,7 @@
 
 The four files of https://github.com/zalandoresearch/fashion-mnist. Grey images of 28 x 28 in 14 x 14 patches of 2 x 2,
 then 7 x 7 of twice the width; two and four layers, windows of 7. The training is that of configs/vit/fashion_mnist.py,
-for 4 epochs.
+for 6 epochs. Measured: 90.6 % top-1 on the 10,000 test images after about 20 CPU minutes (docs/results.md).
 """
 
 from configs.vit import fashion_mnist
@@ -16,6 +16,6 @@ def get_config():
 
   head = {"name": "image_classification", "labels": 10}
   config.model = {"name": "swin", "variant": "swin-fashion", "head": head, "drop_path": 0.05, "channels": 1}
-  config.total_steps = 4 * 60_000 // config.batch_size
-  config.eval_every = 1_250
+  config.total_steps = 6 * 60_000 // config.batch_size
+  config.eval_every = 1_875
   return config

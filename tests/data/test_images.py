@@ -77,6 +77,17 @@ def test_what_is_no_image_is_counted_and_others_are_8_bit_grey_or_rgb(tmp_path, 
     assert np.abs(found["image"]).max() <= 1
 
 
+def test_the_first_images_of_a_split_are_a_split(tmp_path):
+  whole, first = (store.open_store("digits", split, cache=str(tmp_path)) for split in ("train", "train[:30]"))
+  assert first.num_images == 30 and first.classes == whole.classes
+  assert first.labels.tolist() == whole.labels[:30].tolist()
+  assert first.read(np.arange(30)).tolist() == whole.read(np.arange(30)).tolist()
+  assert "/digits-train30-" in first.path and first.fingerprint != whole.fingerprint
+  with pytest.raises(UserError, match="found no split .trian., expected one of train"):
+    store.open_store("digits", "trian[:30]", cache=str(tmp_path))
+  assert task.build("object_detection", "train[:4]", source="digit_scenes", cache=str(tmp_path)).num_examples == 4
+
+
 def test_a_killed_preparation_goes_on_and_damage_is_told(tmp_path, monkeypatch):
   images = {f"{'ab'[n % 2]}/{n:02}.png": encoded(NOISE + np.uint8(n)) for n in range(10)}
   source = folders(tmp_path / "pictures", images)

@@ -26,7 +26,17 @@ from typing import Any
 import numpy as np
 
 from t5x_like.data.images.checking import checked
-from t5x_like.data.sources import Record, Skip, Source, _filesystem, check_split, open_source, value
+from t5x_like.data.sources import (
+  Record,
+  Skip,
+  Source,
+  _filesystem,
+  check_split,
+  first_records,
+  open_source,
+  parted,
+  value,
+)
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.supervised.example_store import lock, reasons
 from t5x_like.data.supervised.labels import number_of, numbered
@@ -124,7 +134,8 @@ def open_store(
   """Opens the images of a source's split, preparing them first if necessary.
 
   Args:
-    source, split, data_dir: see `data/sources/__init__.py`; the source knows the classes of its labels.
+    source, split, data_dir: see `data/sources/__init__.py`; the source knows the classes of its labels. Of
+      `train[:1000]`, the first 1,000 records.
     image_field, label_field: the fields of encoded images, or of their paths, and of labels; None for no labels.
     folder: of images that have relative paths.
     notes: what else is kept; None for nothing.
@@ -137,10 +148,11 @@ def open_store(
   """
   fields = (image_field, *([label_field] if label_field else []), *(notes.fields if notes else ()))
   opened = open_source(source, fields=tuple(dict.fromkeys(fields)), data_dir=data_dir)
-  check_split(opened, split)
+  whole, most = parted(split)
+  check_split(opened, whole)
   content = {
     "format": FORMAT,
-    "rows": opened.split_facts(split),
+    "rows": opened.split_facts(whole),
     "split": split,
     "fields": [image_field, label_field],
     "classes": list(opened.classes(label_field)) if label_field else [],
@@ -148,7 +160,7 @@ def open_store(
   content |= {"folder": folder} if folder else {}
   content |= {"notes": notes.facts} if notes else {}
   key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-  path = pathlib.Path(cache) / f"{opened.name}-{split}-{key[:16]}"
+  path = pathlib.Path(cache) / f"{opened.name}-{whole}{most or ''}-{key[:16]}"
   if not (path / FILE).exists():
     with lock(path):
       if not (path / FILE).exists():
@@ -165,7 +177,7 @@ def open_store(
 def _prepare(path: pathlib.Path, source: Source, split: str, content: dict, notes: Notes | None) -> None:
   work = path.with_name(f".{path.name}.progress")
   work.mkdir(parents=True, exist_ok=True)
-  records, shards = source.records(split), []
+  records, shards = first_records(source, split), []
   records = notes.joined(records, content["fields"][0]) if notes else records
   while True:
     about = work / f"{len(shards):05d}.json"

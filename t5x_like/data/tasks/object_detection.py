@@ -20,7 +20,7 @@ from t5x_like.data.images import boxes as kept
 from t5x_like.data.images import examples, pictures
 from t5x_like.data.images import store as stores
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.sources import check_split, open_source
+from t5x_like.data.sources import check_split, open_source, parted
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.task import Task, digest
 from t5x_like.data.vocabularies import LabelVocabulary
@@ -68,7 +68,7 @@ def task(
   """
   mean, std = (examples.of_channels(name, values, channels) for name, values in (("mean", mean), ("std", std)))
   opened = open_source(source, fields=(image_field, objects_field), data_dir=data_dir)
-  check_split(opened, split)
+  check_split(opened, parted(split)[0])
   notes, classes = kept.notes(opened, objects_field, image_field, classes)
   options = dict(cache=cache, data_dir=data_dir, verify=verify)
   store = stores.open_store(source, split, image_field=image_field, label_field=None, notes=notes, **options)
