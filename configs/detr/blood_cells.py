@@ -6,7 +6,8 @@
 BCCD is the folder of https://github.com/Shenggan/BCCD_Dataset with Annotations, ImageSets and JPEGImages: 205 training
 and 87 validation images of 640 x 480 pixels with red cells, white cells and platelets. Images are resized to fit 192 x
 192; mirror images, random parts and sizes. A convolutional network of stride 16 and three layers of width 128 each way,
-all from scratch, so DETR's rates are higher here. Not run to its end here.
+all from scratch, so DETR's rates are higher here. Measured: AP 0.6 after half of these steps, 10 CPU minutes, of boxes
+that do not depend on the image yet (docs/results.md).
 """
 
 from t5x_like.config import defaults
