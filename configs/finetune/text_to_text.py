@@ -13,7 +13,7 @@ from typing import Literal
 
 from t5x_like import suites
 from t5x_like.config import defaults
-from t5x_like.suites import docstrings, glue, squad, superglue, text
+from t5x_like.suites import docstrings, glue, squad, superglue, tags, text
 
 _TASKS = {
   f"{name}/{task}": benchmark
@@ -22,6 +22,7 @@ _TASKS = {
     ("glue", glue),
     ("superglue", superglue),
     ("squad", squad),
+    ("tags", tags),
     ("text", text),
   )
   for task, benchmark in suite.SUITE.tasks.items()

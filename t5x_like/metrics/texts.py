@@ -14,6 +14,7 @@ from t5x_like.metrics.metric import Metric
 from t5x_like.metrics.numbers import final_number
 from t5x_like.metrics.squad import Answers
 from t5x_like.metrics.summarization import Rouge
+from t5x_like.metrics.tagging import EntityF1, TagAccuracy
 from t5x_like.metrics.translation import Bleu, Chrf
 
 
@@ -91,6 +92,16 @@ def rouge(*, use_stemmer: bool = True) -> TextMetric:
   return TextMetric(Rouge(use_stemmer))
 
 
+def tags() -> TextMetric:
+  """The share of words whose tag, one of those between spaces, is right; a word without a tag counts as wrong."""
+  return TextMetric(TagAccuracy(), lambda texts: texts[0].split(), str.split)
+
+
+def entities() -> TextMetric:
+  """Precision, recall and F1 of the entities that tags between spaces say."""
+  return TextMetric(EntityF1(), lambda texts: texts[0].split(), str.split)
+
+
 METRICS: dict[str, Callable[..., TextMetric]] = {
   "labels": labels,
   "number": number,
@@ -100,6 +111,8 @@ METRICS: dict[str, Callable[..., TextMetric]] = {
   "bleu": bleu,
   "chrf": chrf,
   "rouge": rouge,
+  "tags": tags,
+  "entities": entities,
 }
 
 

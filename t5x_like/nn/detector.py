@@ -1,7 +1,7 @@
 """A detector of objects: a backbone, an encoder of its features, and a decoder of object queries."""
 
 import dataclasses
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from t5x_like.nn.placed import PlacedBuilder, sines
 from t5x_like.parallel.constrain import constrain
 from t5x_like.slots import Positive
 
+Places = Literal["attention", "attention_and_input"]
 _BOX_LAYERS = 3
 
 
@@ -37,6 +38,9 @@ class DetectorVariant:
     queries: the most objects that are found in an image.
     labels: the number of classes, without that of no object.
     channels: of the images.
+    waves: of the fastest sine of places across an image; in the paper, 1.
+    places: where the sines, and the vectors of the queries, are added: at every attention, or at the inputs of the
+      encoder and the decoder too, so that values say where they are from.
   """
 
   dims: Dims
@@ -47,6 +51,8 @@ class DetectorVariant:
   queries: Positive = 100
   labels: Positive = 91
   channels: Positive = 3
+  waves: float = 1.0
+  places: Places = "attention"
 
   @property
   def decoder_dims(self) -> Dims:
@@ -59,7 +65,7 @@ class Detector(nnx.Module):
 
   Args:
     variant: a name in `VARIANTS`, or a `DetectorVariant`. All arguments but `rngs` are keys of `config.model`.
-    backbone, queries, labels, channels: None is the variant's.
+    backbone, queries, labels, channels, waves, places: None is the variant's.
     dropout: rate, wherever the design applies dropout.
     dtype, remat, layers, design: see `nn.architecture.Architecture`.
   Raises:
@@ -79,13 +85,15 @@ class Detector(nnx.Module):
     queries: Positive | None = None,
     labels: Positive | None = None,
     channels: Positive | None = None,
+    waves: float | None = None,
+    places: Places | None = None,
     dropout: float = 0.0,
     dtype: Dtype = "float32",
     remat: str | dict = "none",
     layers: Layers = "scan",
     design: dict = {},  # noqa: B006 (never written to)
   ):
-    given = dict(backbone=backbone, queries=queries, labels=labels, channels=channels)
+    given = dict(backbone=backbone, queries=queries, labels=labels, channels=channels, waves=waves, places=places)
     self.variant = variant = chosen(self.VARIANTS, variant, design, **given)
     dims, scheme = variant.dims, variant.design
     if dims.embed % 4:
@@ -134,8 +142,10 @@ class Detector(nnx.Module):
     memory_BSD = self.project(map_BYXC.reshape(len(map_BYXC), -1, map_BYXC.shape[-1]))
     memory_BSD = constrain(memory_BSD, "batch", "residual_length", "activation_embed")
     (B, S, D), valid_BS = memory_BSD.shape, valid_BYX.reshape(len(valid_BYX), -1)
-    places_BSD, pos = sines(valid_BYX, D).astype(self.dtype), positions(S)
+    places_BSD, pos = sines(valid_BYX, D, self.variant.waves).astype(self.dtype), positions(S)
     context = Context(mask=Mask(pos, pos, k_valid=valid_BS, aligned=True), places=places_BSD)
+    at_input = self.variant.places == "attention_and_input"
+    memory_BSD = memory_BSD + places_BSD if at_input else memory_BSD
     memory_BSD = dropout(memory_BSD, self.dropout_rate, subkey(key, 0))
     memory_BSD, _, _ = self.encoder(memory_BSD, context, key=subkey(key, 1))
     Q = self.variant.queries
@@ -147,7 +157,8 @@ class Detector(nnx.Module):
       memory_mask=Mask(q_pos, pos, k_valid=valid_BS),
       memory_places=places_BSD,
     )
-    x_LBQD = self.decoder.every(jnp.zeros_like(queries_BQD), context, key=subkey(key, 2))
+    x_BQD = queries_BQD if at_input else jnp.zeros_like(queries_BQD)
+    x_LBQD = self.decoder.every(x_BQD, context, key=subkey(key, 2))
     x_BTD = jnp.swapaxes(self.decoder_norm(x_LBQD), 0, 1).reshape(B, -1, D)
     logits_BLQV = self.classes(x_BTD).astype(jnp.float32).reshape(B, -1, Q, self.variant.labels + 1)
     for layer in self.boxes[:-1]:

@@ -177,16 +177,19 @@ def generated(
 
 
 def tagged(source: str, examples: int, *, tags: Sequence[str], field: str, score: str) -> Benchmark:
-  """A benchmark of tags of words."""
-  evaluated = {"dev": "validation", "test": "test"}
+  """A benchmark of tags of words; as text, the target is all of them, between spaces."""
+  evaluated, counted = {"dev": "validation", "test": "test"}, (f"dev/{score}",)
   form = Form(
     {"name": "tagging", "tags_field": field, "tags": list(tags), "length": 128},
     {"name": "tagging"},
     {"name": "tagging"},
-    (f"dev/{score}",),
+    counted,
     {"name": "tokens", "labels": len(tags)},
   )
-  return Benchmark(source, examples, form, None, evaluated)
+  metrics = ["tags"] if score == "accuracy" else ["entities", "tags"]
+  lengths = {"inputs_length": 128, "targets_length": 256}  # a tag may be several tokens
+  text = _text("tag: {tokens.*}", f"{{{field}.*}}", metrics, counted, **lengths)
+  return Benchmark(source, examples, form, text, evaluated)
 
 
 def spans(

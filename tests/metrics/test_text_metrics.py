@@ -5,6 +5,7 @@ from rouge_score.rouge_scorer import RougeScorer
 from sacrebleu.metrics import BLEU, CHRF
 
 from t5x_like.metrics.summarization import Rouge, split_sentences
+from t5x_like.metrics.texts import METRICS
 from t5x_like.metrics.translation import Bleu, Chrf
 
 # From sacrebleu's README.
@@ -66,3 +67,14 @@ def test_stemming_and_sentences():
   assert Rouge()([["the dogs jumped"]], ["the dog jumps"])["rouge1"] == pytest.approx(100.0)
   assert Rouge(use_stemmer=False)([["the dogs jumped"]], ["the dog jumps"])["rouge1"] == pytest.approx(100 / 3)
   assert split_sentences("One . Two . ") == "One .\nTwo .\n"
+
+
+@pytest.mark.parametrize(
+  "name, expected",
+  [("tags", {"accuracy": 60.0}), ("entities", {"precision": 50.0, "recall": 50.0, "f1": 50.0})],
+)
+def test_tags_in_a_text_are_those_of_its_words(name, expected):
+  """A word without a tag is wrong; a tag without a word is one that was found."""
+  scored = METRICS[name]()
+  gold = [scored.reference([text]) for text in ("B-x I-x O", "O B-y")]
+  assert scored.metric(gold, [scored.prediction(text) for text in (" B-x  I-x O B-y", "")]) == expected

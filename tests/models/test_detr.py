@@ -105,6 +105,21 @@ def test_sines_are_of_shares_of_the_image():
   np.testing.assert_allclose(whole[0, 2, 10], np.sin(np.pi / 10_000 ** (2 / 8)), atol=1e-5)
   padded = sines(jnp.zeros((1, 7, 9), bool).at[:, :4, :6].set(True), 16).reshape(7, 9, 16)
   np.testing.assert_allclose(padded[:4, :6], whole, atol=1e-5)
+  faster = sines(jnp.ones((1, 4, 6), bool), 16, waves=2.0).reshape(4, 6, 16)
+  np.testing.assert_allclose(faster[0, :, :8], whole[1, :, :8], atol=1e-5)
+
+
+@pytest.mark.parametrize("places, told", [("attention", False), ("attention_and_input", True)])
+def test_values_say_where_they_are_from_only_with_places_at_the_inputs(places, told):
+  """Attention that looks nowhere in particular: what is found does not change as a thing moves, or it does."""
+  made = model(places=places, waves=2.0)
+  blind = {name: 0 * x if "query" in name or "/key/" in name else x for name, x in params.arrays(made).items()}
+  thing = np.random.default_rng(0).standard_normal((8, 8, 3)).astype(np.float32)
+  image = np.zeros((2, 96, 96, 3), np.float32)
+  image[0, 32:40, 32:40] = image[1, 48:56, 40:48] = thing
+  data = {"image": image, "image_size": np.full((2, 2), 96, np.int32)}
+  boxes = jax.jit(lambda arrays: params.with_arrays(made, arrays)(data)["boxes"])(blind)
+  assert (np.abs(boxes[0] - boxes[1]).max() > 1e-3) == told
 
 
 def test_dropout_needs_a_key_and_what_does_not_fit_is_refused():
