@@ -38,7 +38,6 @@ class DetectorVariant:
     queries: the most objects that are found in an image.
     labels: the number of classes, without that of no object.
     channels: of the images.
-    waves: of the fastest sine of places across an image; in the paper, 1.
     places: where the sines, and the vectors of the queries, are added: at every attention, or at the inputs of the
       encoder and the decoder too, so that values say where they are from.
   """
@@ -51,7 +50,6 @@ class DetectorVariant:
   queries: Positive = 100
   labels: Positive = 91
   channels: Positive = 3
-  waves: float = 1.0
   places: Places = "attention"
 
   @property
@@ -65,7 +63,7 @@ class Detector(nnx.Module):
 
   Args:
     variant: a name in `VARIANTS`, or a `DetectorVariant`. All arguments but `rngs` are keys of `config.model`.
-    backbone, queries, labels, channels, waves, places: None is the variant's.
+    backbone, queries, labels, channels, places: None is the variant's.
     dropout: rate, wherever the design applies dropout.
     dtype, remat, layers, design: see `nn.architecture.Architecture`.
   Raises:
@@ -85,7 +83,6 @@ class Detector(nnx.Module):
     queries: Positive | None = None,
     labels: Positive | None = None,
     channels: Positive | None = None,
-    waves: float | None = None,
     places: Places | None = None,
     dropout: float = 0.0,
     dtype: Dtype = "float32",
@@ -93,7 +90,7 @@ class Detector(nnx.Module):
     layers: Layers = "scan",
     design: dict = {},  # noqa: B006 (never written to)
   ):
-    given = dict(backbone=backbone, queries=queries, labels=labels, channels=channels, waves=waves, places=places)
+    given = dict(backbone=backbone, queries=queries, labels=labels, channels=channels, places=places)
     self.variant = variant = chosen(self.VARIANTS, variant, design, **given)
     dims, scheme = variant.dims, variant.design
     if dims.embed % 4:
@@ -142,7 +139,7 @@ class Detector(nnx.Module):
     memory_BSD = self.project(map_BYXC.reshape(len(map_BYXC), -1, map_BYXC.shape[-1]))
     memory_BSD = constrain(memory_BSD, "batch", "residual_length", "activation_embed")
     (B, S, D), valid_BS = memory_BSD.shape, valid_BYX.reshape(len(valid_BYX), -1)
-    places_BSD, pos = sines(valid_BYX, D, self.variant.waves).astype(self.dtype), positions(S)
+    places_BSD, pos = sines(valid_BYX, D).astype(self.dtype), positions(S)
     context = Context(mask=Mask(pos, pos, k_valid=valid_BS, aligned=True), places=places_BSD)
     at_input = self.variant.places == "attention_and_input"
     memory_BSD = memory_BSD + places_BSD if at_input else memory_BSD

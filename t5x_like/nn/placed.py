@@ -1,7 +1,5 @@
 """Attention that adds vectors of places to queries and keys, but not to values (Carion et al. 2020, figure 10)."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 
@@ -11,7 +9,7 @@ from t5x_like.nn.build import StackBuilder
 from t5x_like.nn.layer import Context
 from t5x_like.nn.stack import Stack
 
-_TEMPERATURE, _EPSILON = 10_000, 1e-6
+_TEMPERATURE, _SCALE, _EPSILON = 10_000, 6.283185307179586, 1e-6
 
 
 class SelfAttention(attention.SelfAttention):
@@ -42,7 +40,7 @@ class PlacedBuilder(StackBuilder):
     return super()._attention(SelfAttention if kind is attention.SelfAttention else CrossAttention, rngs, turn)
 
 
-def sines(valid_BYX: jax.Array, width: int, waves: float = 1.0) -> jax.Array:
+def sines(valid_BYX: jax.Array, width: int) -> jax.Array:
   """Sines and cosines of the row and the column, as shares of the part that is image, float32 [B, Y * X, width].
 
   The first half of the channels is for the row; in each half sine and cosine take turns (Carion et al. 2020, appendix
@@ -50,14 +48,13 @@ def sines(valid_BYX: jax.Array, width: int, waves: float = 1.0) -> jax.Array:
 
   Args:
     valid_BYX: bool, which places are image and not padding.
-    waves: of the fastest sine across the image.
   """
   frequency = _TEMPERATURE ** (-(jnp.arange(width // 2) // 2 * 2) / (width / 2))
   real_BYX = valid_BYX.astype(jnp.float32)
   halves = []
   for axis in (1, 2):
     count = jnp.cumsum(real_BYX, axis=axis)
-    share = count / (jax.lax.index_in_dim(count, -1, axis) + _EPSILON)
-    angles = (2 * math.pi * waves * share)[..., None] * frequency
+    share = count / (jax.lax.index_in_dim(count, -1, axis) + _EPSILON) * _SCALE
+    angles = share[..., None] * frequency
     halves.append(jnp.where(jnp.arange(width // 2) % 2, jnp.cos(angles), jnp.sin(angles)))
   return jnp.concatenate(halves, axis=-1).reshape(len(valid_BYX), -1, width)

@@ -105,14 +105,12 @@ def test_sines_are_of_shares_of_the_image():
   np.testing.assert_allclose(whole[0, 2, 10], np.sin(np.pi / 10_000 ** (2 / 8)), atol=1e-5)
   padded = sines(jnp.zeros((1, 7, 9), bool).at[:, :4, :6].set(True), 16).reshape(7, 9, 16)
   np.testing.assert_allclose(padded[:4, :6], whole, atol=1e-5)
-  faster = sines(jnp.ones((1, 4, 6), bool), 16, waves=2.0).reshape(4, 6, 16)
-  np.testing.assert_allclose(faster[0, :, :8], whole[1, :, :8], atol=1e-5)
 
 
 @pytest.mark.parametrize("places, told", [("attention", False), ("attention_and_input", True)])
 def test_values_say_where_they_are_from_only_with_places_at_the_inputs(places, told):
   """Attention that looks nowhere in particular: what is found does not change as a thing moves, or it does."""
-  made = model(places=places, waves=2.0)
+  made = model(places=places)
   blind = {name: 0 * x if "query" in name or "/key/" in name else x for name, x in params.arrays(made).items()}
   thing = np.random.default_rng(0).standard_normal((8, 8, 3)).astype(np.float32)
   image = np.zeros((2, 96, 96, 3), np.float32)

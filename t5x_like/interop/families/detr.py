@@ -144,8 +144,8 @@ def config(model, model_type: str | None) -> dict:
   spec = variant.backbone if isinstance(variant.backbone, dict) else {"name": variant.backbone}
   if spec["name"] != "resnet" or spec.get("norm", "frozen_batch") != "frozen_batch":
     raise UserError(f"the backbone {spec}: detr has 'resnet' with norm 'frozen_batch'")
-  if (variant.waves, variant.places) != (1.0, "attention"):
-    raise UserError(f"waves {variant.waves:g} and places {variant.places!r}: detr has 1 and 'attention'")
+  if variant.places != "attention":
+    raise UserError(f"places {variant.places!r}: detr has 'attention'")
   if dims.kv_heads != dims.heads or dims.head_dim * dims.heads != dims.embed:
     raise UserError(f"{dims}: detr has as many key/value heads as heads, and heads that share the width")
   depths = list(spec.get("depths", (3, 4, 6, 3)))
