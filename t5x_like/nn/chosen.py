@@ -6,6 +6,7 @@ from typing import Any
 from t5x_like import slots
 from t5x_like.errors import UserError
 from t5x_like.nn import remat as policies
+from t5x_like.nn.design import Variant
 from t5x_like.nn.pipeline import EVEN
 
 
@@ -22,6 +23,14 @@ def chosen(variants: dict[str, Any], variant: Any, design: dict = {}, tokens: di
     if changes:
       given[name] = slots.change(f"config.model.{name}", getattr(variant, name), changes)
   return dataclasses.replace(variant, **given)
+
+
+def variant_of(model_class: type, model: Any) -> Any:
+  """The variant of `config.model`: one of the family's, or one given by all of its fields."""
+  given = slots.plain(model.variant)
+  if isinstance(given, str):
+    return slots.find("config.model.variant", given, getattr(model_class, "VARIANTS", {}))
+  return slots.typed("config.model.variant", given, getattr(model_class, "VARIANT", Variant))
 
 
 def computed(dropout: float, remat: str | dict, layers: str, pipeline: dict = {}, drop_path: float = 0.0) -> dict:  # noqa: B006

@@ -14,6 +14,7 @@ import t5x_like.objectives
 from t5x_like import slots
 from t5x_like.errors import UserError
 from t5x_like.nn import lora, params, remat
+from t5x_like.nn.chosen import variant_of
 from t5x_like.nn.cores._calls import cores_used
 from t5x_like.nn.design import Variant
 from t5x_like.parallel.mesh import make_mesh
@@ -134,7 +135,7 @@ def _resolved_model(slot: str, values: ConfigDict, platform: str | None) -> Conf
   if "variant" in resolved:
     with resolved.ignore_type():
       resolved.variant = values.variant  # as given: all of its fields may be
-    _resolve_design(resolved, _variant(model_class, values))
+    _resolve_design(resolved, variant_of(model_class, values))
   on_cpu = (platform or jax.default_backend()) == "cpu"
   suited = {"dtype": "float32", "layers": "loop"} if on_cpu else {"dtype": "bfloat16", "layers": "scan"}
   for key, value in suited.items():
@@ -306,19 +307,11 @@ def with_tokens(config: ConfigDict, vocabulary) -> ConfigDict:
         f"config.model.tokens.{key}: found {given[key]}, but the vocabulary of the data has {found[key]}; leave it "
         "out: special ids come from the vocabulary"
       )
-  usual = _variant(model_class, config.model).tokens
+  usual = variant_of(model_class, config.model).tokens
   ids = {key: i for key, i in found.items() if key in fixed or i is not None} | given
   made = ConfigDict(config.to_dict())
   made.model.tokens = ConfigDict({key: i for key, i in ids.items() if i != getattr(usual, key)})
   return made
-
-
-def _variant(model_class, model: ConfigDict) -> Variant:
-  """The variant of a model's config: one of the family's, or one given by all of its fields."""
-  given = slots.plain(model.variant)
-  if isinstance(given, str):
-    return slots.find("config.model.variant", given, getattr(model_class, "VARIANTS", {}))
-  return slots.typed("config.model.variant", given, getattr(model_class, "VARIANT", Variant))
 
 
 def _resolve_design(model: ConfigDict, variant: Variant) -> None:

@@ -21,6 +21,7 @@ import t5x_like.models
 from t5x_like import slots
 from t5x_like.errors import UserError, one_line
 from t5x_like.nn import lora, params
+from t5x_like.nn.chosen import variant_of
 from t5x_like.training import process
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.state import TrainState
@@ -95,8 +96,7 @@ def _lengthen(config: ConfigDict) -> None:
   if "resolution" in config.model:
     return
   model_class = slots.find("config.model.name", config.model.name, t5x_like.models, "Model")
-  variant = slots.find("config.model.variant", config.model.variant, model_class.VARIANTS)
-  position = config.model.design.to_dict().get("position", variant.design.position)
+  position = config.model.design.to_dict().get("position", variant_of(model_class, config.model).design.position)
   longest = max(config.task.get(key) or 0 for key in ("length", "inputs_length", "targets_length"))
   if isinstance(position, dict) and position["name"] == "learned" and longest > position.get("length", 512):
     config.model.design.position = position | {"length": longest}

@@ -1,5 +1,6 @@
 """Starting from another run, training a part of the parameters, and picking a checkpoint; a suite's table."""
 
+import dataclasses
 import json
 
 import jax
@@ -12,6 +13,7 @@ import tests.recipes.nano_encoder  # noqa: F401 -- the variant that the runs are
 from fine_tuning import fine_tuning
 from t5x_like import evaluate, recipes, train
 from t5x_like.errors import UserError
+from t5x_like.models import bert
 from t5x_like.nn import params
 from t5x_like.training import assembly, init_from, selection, tuning
 from t5x_like.training.checkpoint import Checkpoints
@@ -80,6 +82,19 @@ def test_what_cannot_be_started_from_is_refused(override, words, pretrained, tmp
   with pytest.raises(UserError) as error:
     assembly.resolve(recipes.load(ENCODER, [*overrides, override.replace("TMP", str(tmp_path))]))
   assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_run_of_a_variant_given_by_all_of_its_fields_can_be_started_from(pretrained, tmp_path):
+  """As it can by the name of a published one, and positions are as many as rows are long."""
+  saved = json.loads((pretrained / "config.json").read_text())
+  saved["model"]["variant"] = dataclasses.asdict(bert.VARIANTS["nano"])
+  (tmp_path / "run").mkdir()
+  (tmp_path / "run" / "config.json").write_text(json.dumps(saved))
+  (tmp_path / "run" / "vocabulary").symlink_to(pretrained / "vocabulary")
+  overrides = [*fine_tuning("classification", tmp_path), "task.length=100"]
+  init = f"init={json.dumps({'workdir': str(tmp_path / 'run')})}"
+  found = assembly.build(assembly.resolve(recipes.load(ENCODER, [*overrides, init]))).model
+  assert found.variant.dims == bert.VARIANTS["nano"].dims and found.variant.design.position["length"] == 100
 
 
 def parts(tmp_path, *overrides: str):
