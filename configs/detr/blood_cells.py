@@ -7,7 +7,8 @@ BCCD is the folder of https://github.com/Shenggan/BCCD_Dataset with Annotations,
 and 87 validation images of 640 x 480 pixels with red cells, white cells and platelets. Images are resized to fit 192 x
 192; mirror images, random parts and sizes. A convolutional network of stride 16 and three layers of width 128 each way,
 all from scratch. What a small DETR needs to learn in minutes what a large one learns in days: places at the inputs too,
-so that values say where they are from; norms before the layers; Muon.
+so that values say where they are from; norms before the layers; Muon. Measured: AP 35.6, AP50 64.1 on the validation
+images after 28 CPU minutes (docs/results.md).
 """
 
 from t5x_like.config import defaults
@@ -33,11 +34,11 @@ def get_config():
   }
   config.objective = {"name": "detection"}
   config.batch_size = 8
-  config.total_steps = 4_000
+  config.total_steps = 3_600
   config.optimizer = {"name": "muon", "weight_decay": 1e-4}
   config.schedule = {"name": "drops", "learning_rate": 1e-3, "steps": (3_200,), "warmup_steps": 100}
   config.clip_norm = 0.1
-  config.eval_every = 1_000
+  config.eval_every = 1_200
   config.evals = {"loss": {}, "detection": {}}
   config.checkpoint = {"every": 100, "keep_last": 2}
   return config

@@ -18,6 +18,7 @@ from t5x_like.nn.norm import Identity
 from t5x_like.nn.positions import Position
 from t5x_like.nn.remat import named
 from t5x_like.parallel.constrain import constrain
+from t5x_like.parallel.target import platform
 
 CAUSAL = "causal_attention"  # named scope in profiles; the FLOP count halves what is in it
 
@@ -94,7 +95,7 @@ class Attention(Layer):
     options = dict(scale=self.scale, softcap=self.softcap, dropout_rate=self.dropout_rate, key=subkey(key, 0))
     with jax.named_scope(CAUSAL if mask.causal and mask.k_prefix is None else "attention"):
       o_BTNH = core(q_BTNH, k_BSKH, v_BSKH, mask, bias, self.position, place=self.place, **options)
-    o_BTNH = named(o_BTNH, "context")
+    o_BTNH = named(o_BTNH.astype(q_BTX.dtype), "context")
     return named(self.out(o_BTNH.reshape(*o_BTNH.shape[:2], -1)), "attention_out")
 
   def _heads(self, x: jax.Array, axis: str) -> jax.Array:
@@ -120,7 +121,7 @@ class SelfAttention(Attention):
 
   def start_cache(self, start: CacheStart) -> dict[str, jax.Array]:
     shape = (start.batch, self.kv_heads, start.slots, self.head_dim)  # as a step's products read it: no transposes
-    empty = constrain(jnp.zeros(shape, start.dtype), "batch", "activation_kv_heads", None, None)
+    empty = constrain(jnp.zeros(shape, _held(start.dtype)), "batch", "activation_kv_heads", None, None)
     return {"k": empty, "v": empty}
 
 
@@ -133,7 +134,8 @@ class CrossAttention(Attention):
     if cache is None:
       kv = self._of_memory(context.memory, context.memory_mask)
     else:
-      kv = (cache[n].swapaxes(1, 2) for n in "kv")
+      # Without the barrier, XLA takes the swap out of the loop over steps, and on CPU transposes back at every step.
+      kv = (x.swapaxes(1, 2) for x in jax.lax.optimization_barrier((cache["k"], cache["v"])))
     return self.attend(self.core, self.query(x_BTD), *kv, context.memory_mask, None, key), {}, cache
 
   def _of_memory(self, memory_BSD: jax.Array, mask: Mask) -> tuple[jax.Array, jax.Array]:
@@ -141,4 +143,10 @@ class CrossAttention(Attention):
 
   def start_cache(self, start: CacheStart) -> dict[str, jax.Array]:
     k_BSKH, v_BSKH = self._of_memory(start.memory, start.memory_mask)
-    return {"k": k_BSKH.swapaxes(1, 2), "v": v_BSKH.swapaxes(1, 2)}
+    return {n: x.swapaxes(1, 2).astype(_held(start.dtype)) for n, x in {"k": k_BSKH, "v": v_BSKH}.items()}
+
+
+def _held(dtype: jnp.dtype) -> jnp.dtype:
+  """Of keys and values in a cache. XLA on CPU multiplies bfloat16 with a batch axis in float32, and would cast the
+  whole cache at every step."""
+  return jnp.dtype(jnp.float32) if platform() == "cpu" else dtype
