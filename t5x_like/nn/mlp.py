@@ -39,6 +39,8 @@ ACTIVATIONS = {  # (function, gated)
 class Mlp(Layer):
   """`wo(dropout(activation(wi(x))))`; gated, `wo(dropout(activation(gate(x)) * wi(x)))` (Shazeer 2020, section 2)."""
 
+  TOGETHER = ("wi", "gate")  # see `nn.linear.decoding`
+
   def __init__(
     self,
     embed: int,

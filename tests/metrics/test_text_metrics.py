@@ -70,8 +70,7 @@ def test_stemming_and_sentences():
 
 
 @pytest.mark.parametrize(
-  "name, expected",
-  [("tags", {"accuracy": 60.0}), ("entities", {"precision": 50.0, "recall": 50.0, "f1": 50.0})],
+  "name, expected", [("tags", {"accuracy": 60.0}), ("entities", {"precision": 50.0, "recall": 50.0, "f1": 50.0})]
 )
 def test_tags_in_a_text_are_those_of_its_words(name, expected):
   """A word without a tag is wrong; a tag without a word is one that was found."""
