@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from t5x_like.errors import UserError
 from t5x_like.nn.generate import Batch, begin, of_memory, parts
-from t5x_like.nn.sampling import Step, Transform, apply, is_in
+from t5x_like.nn.sampling import Step, Transform, apply, greatest, is_in
 from t5x_like.parallel.constrain import constrain
 
 
@@ -169,13 +169,13 @@ def beam_search(
 
 
 def _best(scores_BC: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-  """`jax.lax.top_k`, as [B, count] values and indices, in `count` passes of an argmax. These stay sharded by rows; the
+  """`jax.lax.top_k`, as [B, count] values and indices, in `count` passes of `greatest`. These stay sharded by rows; the
   operand of a top-k would be gathered on every device."""
 
   def take(scores_BC, _):
-    at_B = jnp.argmax(scores_BC, axis=1).astype(jnp.int32)
+    value_B, at_B = greatest(scores_BC)
     taken_BC = jnp.arange(scores_BC.shape[1]) == at_B[:, None]
-    return jnp.where(taken_BC, -jnp.inf, scores_BC), (jnp.max(scores_BC, axis=1), at_B)
+    return jnp.where(taken_BC, -jnp.inf, scores_BC), (value_B, at_B)
 
   _, (values_KB, at_KB) = jax.lax.scan(take, scores_BC, length=count)
   return values_KB.T, at_KB.T

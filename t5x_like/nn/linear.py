@@ -122,20 +122,12 @@ def decoding(module: nnx.Module, dtype: jnp.dtype) -> nnx.Module:
     return cast
 
   made = replaced(module, held)
-  for part in modules(made) if dtype == jnp.float32 else ():
+  for _, part in list(nnx.iter_modules(made)) if dtype == jnp.float32 else ():
     layers = [getattr(part, name) for name in getattr(part, "TOGETHER", ())]
     if layers and all(isinstance(layer, KernelFirst) for layer in layers):
       for name, joined in zip(part.TOGETHER, [Joined(layers), *(InJoined() for _ in layers[1:])], strict=True):
         setattr(part, name, joined)
   return made
-
-
-def modules(module: nnx.Module) -> Iterator[nnx.Module]:
-  """It and all modules in it."""
-  yield module
-  for child in list(vars(module).values()):
-    if isinstance(child, nnx.Module):
-      yield from modules(child)
 
 
 def reads_first(axes: params.Axes) -> bool:

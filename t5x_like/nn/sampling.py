@@ -134,6 +134,14 @@ def is_in(ids: jax.Array, some: tuple[int, ...]) -> jax.Array:
   return jnp.any(ids[..., None] == jnp.asarray(some, ids.dtype), axis=-1)
 
 
+def greatest(scores_BV: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """[B] each: the greatest score of a row, and int32, the first place that has it. Two plain reductions, for XLA on CPU
+  a third of the work of an `argmax`."""
+  V, value_B = scores_BV.shape[1], jnp.max(scores_BV, axis=1)
+  places_BV = jnp.where(scores_BV == value_B[:, None], jnp.arange(V), V)
+  return value_B, jnp.minimum(jnp.min(places_BV, axis=1), V - 1)
+
+
 def _only(scores_BV: jax.Array, tokens: tuple[int, ...]) -> jax.Array:
   row_V = jnp.where(is_in(jnp.arange(scores_BV.shape[-1]), tokens), 0.0, -jnp.inf)
   return jnp.broadcast_to(row_V.astype(scores_BV.dtype), scores_BV.shape)
