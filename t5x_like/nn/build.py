@@ -68,11 +68,11 @@ class StackBuilder:
   grid: Grid | None = None
   key_grid: Grid | None = None
 
-  def inputs(self, rngs: nnx.Rngs, *, width: int | None = None, types: int = 0) -> Inputs:
+  def inputs(self, rngs: nnx.Rngs, *, width: int | None = None, types: int = 0, kind: type[Inputs] = Inputs) -> Inputs:
     """What turns token vectors into the stack's input. `width` is that of the token vectors, by default the stack's."""
     design, D = self.design, self.dims.embed
     width = width or D
-    return Inputs(
+    return kind(
       scale=math.sqrt(width) if design.embed_scale else 1.0,
       position=self._position_at("inputs", self.schemes[0], rngs, width),
       types=Types(types, width, rngs, init=design.table_init()) if types else None,

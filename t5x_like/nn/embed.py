@@ -64,8 +64,17 @@ class Inputs(nnx.Module):
       x_BTD = x_BTD * jnp.asarray(self.scale, x_BTD.dtype)
     if self.types is not None:
       x_BTD = x_BTD + self.types(jnp.zeros_like(pos_BT) if types_BT is None else types_BT)
-    x_BTD = self.norm(self.position.embed(x_BTD, pos_BT))
-    return self.project(dropout(x_BTD, self.dropout_rate, key))
+    return self.project(dropout(self.placed(x_BTD, pos_BT), self.dropout_rate, key))
+
+  def placed(self, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
+    return self.norm(self.position.embed(x_BTD, pos_BT))
+
+
+class NormFirst(Inputs):
+  """As `Inputs`, but positions are added to what the norm returns, as in Swin Transformers."""
+
+  def placed(self, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
+    return self.position.embed(self.norm(x_BTD), pos_BT)
 
 
 class Types(nnx.Module):

@@ -14,6 +14,7 @@ from t5x_like.nn.block import collect
 from t5x_like.nn.build import StackBuilder
 from t5x_like.nn.design import Design
 from t5x_like.nn.dims import Dims, subkey
+from t5x_like.nn.embed import Inputs
 from t5x_like.nn.image_encoder import ImageEncoder
 from t5x_like.nn.image_positions import Grid
 from t5x_like.nn.layer import Context, Layer
@@ -129,6 +130,7 @@ class StagedEncoder(ImageEncoder):
 
   VARIANTS: ClassVar[dict[str, StagedVariant]] = {}
   VARIANT = StagedVariant
+  INPUTS: ClassVar[type[Inputs]] = Inputs
 
   def patches_of(self, rngs: nnx.Rngs) -> nnx.Module:
     """Makes what is called with images [B, Y, X, C] and returns patches [B, T, D]."""
@@ -145,7 +147,7 @@ class StagedEncoder(ImageEncoder):
     variant, design = self.variant, self.variant.design
     self.patches = self.patches_of(rngs)
     given = dict(causal=False, schemes_of=image_positions, grid=variant.grid, dropout_rate=options["dropout_rate"])
-    self.inputs = StackBuilder(self.input_design(), variant.stages[0], **given).inputs(rngs)
+    self.inputs = StackBuilder(self.input_design(), variant.stages[0], **given).inputs(rngs, kind=self.INPUTS)
     for number in range(len(variant.depths)):
       setattr(self, f"stage_{number + 1}", self.stage_of(number, rngs, options))
     self.final_norm = design.make_norm(variant.dims.embed, rngs) if design.final_norm else Identity()

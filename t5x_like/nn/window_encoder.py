@@ -11,6 +11,7 @@ from t5x_like.errors import UserError
 from t5x_like.nn import image_positions
 from t5x_like.nn.chosen import chosen
 from t5x_like.nn.design import Design
+from t5x_like.nn.embed import NormFirst
 from t5x_like.nn.image_encoder import patchified
 from t5x_like.nn.image_positions import Grid
 from t5x_like.nn.image_stages import Stage, StagedEncoder, StagedVariant
@@ -24,11 +25,14 @@ from t5x_like.slots import Positive
 class WindowVariant(StagedVariant):
   """Attributes:
   window: rows and columns of a window; a stage with a smaller grid has one window of that size.
+  patch_position: one of `nn.image_positions` that is added to the patches, besides the design's within windows; "none"
+    in published models. "learned_1d" is the absolute position embedding of Liu et al. 2021 (arXiv:2103.14030), table 4.
   pretrained_windows: of each stage, the window that its positions were first trained on (`log_cpb`), or 0.
   rounding: of halved rows and columns where they limit a window; tokens are as many as with "up".
   """
 
   window: Positive = 7
+  patch_position: str | dict = "none"
   pretrained_windows: tuple[int, ...] = ()
   rounding: Literal["up", "down"] = "up"
 
@@ -62,10 +66,11 @@ class WindowEncoder(StagedEncoder):
   """Stages of layers that attend within windows, and patch merging between them.
 
   Args:
-    window, pretrained_windows: None is the variant's.
+    window, patch_position, pretrained_windows: None is the variant's.
   """
 
   VARIANT = WindowVariant
+  INPUTS = NormFirst
   EDGE_EPSILON = 1e-5  # of the norms of patches, in the authors' code and in every published model
 
   def __init__(
@@ -74,14 +79,17 @@ class WindowEncoder(StagedEncoder):
     *,
     variant: str | WindowVariant,
     window: Positive | None = None,
+    patch_position: str | dict | None = None,
     pretrained_windows: tuple[int, ...] | None = None,
     **options,
   ):
-    variant = chosen(self.VARIANTS, variant, window=window, pretrained_windows=pretrained_windows)
+    given = dict(window=window, patch_position=patch_position, pretrained_windows=pretrained_windows)
+    variant = chosen(self.VARIANTS, variant, **given)
     super().__init__(rngs, variant=variant, **options)
 
   def input_design(self) -> Design:
-    return dataclasses.replace(self.variant.design, norm_epsilon=self.EDGE_EPSILON)
+    design, position = self.variant.design, self.variant.patch_position
+    return dataclasses.replace(design, norm_epsilon=self.EDGE_EPSILON, position=position)
 
   def patches_of(self, rngs: nnx.Rngs) -> Patches:
     variant = self.variant

@@ -13,6 +13,7 @@ from test_image_families import case
 
 import more
 from t5x_like.errors import UserError
+from t5x_like.interop.families import swin as swin_files
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.image_positions import Grid, log_cpb, relative_2d
@@ -197,6 +198,21 @@ def test_offsets_on_a_logarithmic_scale_keep_their_place_in_another_window():
 def test_what_does_not_fit_is_refused(family, changes, words):
   with pytest.raises(UserError, match=words):
     families.abstract(case(family, **changes))
+
+
+@pytest.mark.parametrize(
+  "changes, words",
+  [
+    (
+      {"patch_position": "learned_2d"},
+      "config.model.patch_position: found 'learned_2d'; .* only 'none' or 'learned_1d'",
+    ),
+    ({"patch_position": "learned_1d"}, "config.model.resolution: found 11, no multiple of the patch's 2"),
+  ],
+)
+def test_positions_of_patches_that_hugging_face_lacks_are_refused(changes, words):
+  with pytest.raises(UserError, match=words):
+    swin_files.common(families.abstract(case("swin", **changes)), "swin", "qkv")
 
 
 @pytest.mark.parametrize("family", ["swin", "mvit"])

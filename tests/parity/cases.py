@@ -234,9 +234,11 @@ CASES |= {
 SWIN = dict(embed_dim=12, depths=[2, 3], num_heads=[2, 4], window_size=3, image_size=15, patch_size=2, num_labels=5)
 DEEP = dict(depths=[4, 2, 1], num_heads=[2, 3, 4], mlp_ratio=2.0, patch_size=4, image_size=46, num_channels=1)
 WIDE = dict(depths=[2, 2], window_size=4, patch_size=4, image_size=24, pretrained_window_sizes=[2, 3], qkv_bias=False)
+ABSOLUTE = dict(use_absolute_embeddings=True, image_size=16)
 CASES |= {
   "swin": Case("SwinForImageClassification", "SwinConfig", SWIN, "image"),
   "swin-grey": Case("SwinForImageClassification", "SwinConfig", SWIN | DEEP | dict(qkv_bias=False), "image"),
+  "swin-absolute": Case("SwinForImageClassification", "SwinConfig", SWIN | ABSOLUTE, "image"),
   "swinv2": Case("Swinv2ForImageClassification", "Swinv2Config", SWIN, "image"),
   "swinv2-window": Case("Swinv2ForImageClassification", "Swinv2Config", SWIN | WIDE, "image"),
   "swinv2-grey": Case("Swinv2ForImageClassification", "Swinv2Config", SWIN | DEEP, "image"),

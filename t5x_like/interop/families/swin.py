@@ -17,6 +17,7 @@ from t5x_like.nn.window_encoder import WindowVariant
 MODEL_TYPES = ("swin",)
 MODELS = (swin.Model,)
 BIASED = "qkv"
+ABSOLUTE = ("none", "learned_1d", "sinusoidal_2d")  # the last is written as a table
 ATTENTION = ("self.query", "self.key", "self.value", "output.dense")
 
 
@@ -29,7 +30,6 @@ def variant(fields: Fields, base: WindowVariant, biased: str, **changes) -> Wind
   """The variant of a config; `biased` is what a `qkv_bias` stands for."""
   fields.ignore("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate", "encoder_stride", "path_norm")
   fields.ignore("num_layers", "hidden_size", "out_features", "out_indices", "stage_names")
-  fields.only("use_absolute_embeddings", False)
   design = replace(
     base.design,
     norm_epsilon=fields.take("layer_norm_eps", 1e-5),
@@ -46,6 +46,7 @@ def variant(fields: Fields, base: WindowVariant, biased: str, **changes) -> Wind
     resolution=images.side(fields, "image_size", 224),
     channels=fields.take("num_channels", 3),
     window=fields.take("window_size", 7),
+    patch_position=fields.choose("use_absolute_embeddings", {True: "learned_1d", False: "none"}, False),
     mlp_ratio=fields.take("mlp_ratio", 4.0),
     head={"name": "image_classification", "labels": images.labels_of(fields)},
     **changes,
@@ -83,6 +84,12 @@ def common(model, model_type: str, biased: str, **design) -> dict:
     **design,
   )
   variant, labels = model.variant, vit.classifier(model, model_type)
+  if variant.patch_position not in ABSOLUTE:
+    found = f"config.model.patch_position: found {variant.patch_position!r}"
+    raise UserError(f"{found}; this model type supports only {' or '.join(map(repr, ABSOLUTE))}")
+  if variant.patch_position != "none" and variant.resolution % variant.patch:
+    found = f"config.model.resolution: found {variant.resolution}, no multiple of the patch's {variant.patch}"
+    raise UserError(f"{found}; with positions at the patches this model type supports only multiples")
   return {
     "model_type": model_type,
     "embed_dim": variant.embed,
@@ -93,7 +100,7 @@ def common(model, model_type: str, biased: str, **design) -> dict:
     "hidden_act": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == variant.design.activation),
     "layer_norm_eps": variant.design.norm_epsilon,
     "qkv_bias": biased in variant.design.biases,
-    "use_absolute_embeddings": False,
+    "use_absolute_embeddings": variant.patch_position != "none",
     "image_size": variant.resolution,
     "patch_size": variant.patch,
     "num_channels": variant.channels,
@@ -118,6 +125,8 @@ def body(m: Mapping, prefix: str, norm: str, attention: Callable[[str, str, int]
   """
   images.patches(m, f"{prefix}embeddings.patch_embeddings.projection")
   m.norm(f"{prefix}embeddings.norm", "inputs/norm")
+  if m.model.variant.patch_position != "none":
+    images.positions(m, f"{prefix}embeddings.position_embeddings", "inputs", m.model.inputs.position)
   for number, layers in enumerate(m.model.variant.depths):
     stage, theirs = f"stage_{number + 1}", f"{prefix}encoder.layers.{number}"
     stack = getattr(m.model, stage).stack
