@@ -70,13 +70,6 @@ class Inputs(nnx.Module):
     return self.norm(self.position.embed(x_BTD, pos_BT))
 
 
-class NormFirst(Inputs):
-  """As `Inputs`, but positions are added to what the norm returns, as in Swin Transformers."""
-
-  def placed(self, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
-    return self.position.embed(self.norm(x_BTD), pos_BT)
-
-
 class Types(nnx.Module):
   """A vector for each token type."""
 

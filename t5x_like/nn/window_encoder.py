@@ -11,7 +11,7 @@ from t5x_like.errors import UserError
 from t5x_like.nn import image_positions
 from t5x_like.nn.chosen import chosen
 from t5x_like.nn.design import Design
-from t5x_like.nn.embed import NormFirst
+from t5x_like.nn.embed import Inputs
 from t5x_like.nn.image_encoder import patchified
 from t5x_like.nn.image_positions import Grid
 from t5x_like.nn.image_stages import Stage, StagedEncoder, StagedVariant
@@ -60,6 +60,13 @@ class Patches(Linear):
 
   def __call__(self, image_BYXC: jax.Array) -> jax.Array:
     return super().__call__(patchified(image_BYXC, self.variant))
+
+
+class NormFirst(Inputs):
+  """As `Inputs`, but positions are added to what the norm returns, as in Swin Transformers."""
+
+  def placed(self, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
+    return self.position.embed(self.norm(x_BTD), pos_BT)
 
 
 class WindowEncoder(StagedEncoder):
