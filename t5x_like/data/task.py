@@ -39,6 +39,7 @@ class Task:
     examples: what metrics need to know of each example, for tasks made from labelled records: `(names of other fields
       of the records) -> dicts` in the order of the indices, with the keys that the task states. They are read from the
       source again, in every process.
+    marked: whether `<extra_id_N>` in the `inputs` of its `examples` is a sentinel, and not text.
     classes: the names of the classes of its labels, in order; empty if these are numbers or texts.
     ends: ids besides EOS that end a generated text.
     labels: the class of every example, int32 [num_examples], where that is known without making them.
@@ -56,6 +57,7 @@ class Task:
   batch: Callable[[tf.Tensor, tf.Tensor, int], dict[str, tf.Tensor]]
   numbering: str | None = None
   examples: Callable[[Sequence[str]], list[dict[str, Any]]] | None = None
+  marked: bool = False
   classes: tuple[str, ...] = ()
   ends: tuple[int, ...] = ()
   labels: np.ndarray | None = None

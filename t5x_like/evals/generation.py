@@ -122,7 +122,9 @@ class Evaluator:
 
     vocabulary, truncated, rows = self._setting.task.vocabulary, 0, []
     room = self._longest - 1 if self._encoder else max(self._longest - self._new, 2)
-    texts = vocabulary.encode_batch([example["inputs"] for example in self._examples])
+    texts = [example["inputs"] for example in self._examples]
+    marked = self._setting.task.marked
+    texts = vocabularies.encode_sentinels_batch(vocabulary, texts) if marked else vocabulary.encode_batch(texts)
     for example, encoded in zip(self._examples, texts):
       whole = example.get("ids", encoded)
       truncated += len(whole) > room

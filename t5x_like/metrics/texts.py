@@ -4,6 +4,7 @@ Each entry of `METRICS` is a function of its options that returns a `TextMetric`
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -16,6 +17,8 @@ from t5x_like.metrics.squad import Answers
 from t5x_like.metrics.summarization import Rouge
 from t5x_like.metrics.tagging import EntityF1, TagAccuracy
 from t5x_like.metrics.translation import Bleu, Chrf
+
+_SENTINEL = re.compile(r"<extra_id_([0-9]{1,3})>")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,13 +96,28 @@ def rouge(*, use_stemmer: bool = True) -> TextMetric:
 
 
 def tags() -> TextMetric:
-  """The share of words whose tag, one of those between spaces, is right; a word without a tag counts as wrong."""
-  return TextMetric(TagAccuracy(), lambda texts: texts[0].split(), str.split)
+  """The share of words whose tag is right; a word without a tag counts as wrong.
+
+  Tags are between spaces; one behind `<extra_id_N>` is word N's, and one without that of the next word.
+  """
+  return TextMetric(TagAccuracy(), lambda texts: _in_order(texts[0]), _in_order)
 
 
 def entities() -> TextMetric:
-  """Precision, recall and F1 of the entities that tags between spaces say."""
-  return TextMetric(EntityF1(), lambda texts: texts[0].split(), str.split)
+  """Precision, recall and F1 of the entities that `tags` say; a word without a tag is in none."""
+  return TextMetric(EntityF1(), lambda texts: _in_order(texts[0], "O"), lambda text: _in_order(text, "O"))
+
+
+def _in_order(text: str, missing: str = "") -> list[str]:
+  """The tag of each word, of several the last."""
+  place, found = 0, {}
+  for number, part in enumerate(_SENTINEL.split(text)):
+    if number % 2:
+      place = int(part)
+      continue
+    for tag in part.split():
+      found[place], place = tag, place + 1
+  return [found.get(place, missing) for place in range(max(found, default=-1) + 1)]
 
 
 METRICS: dict[str, Callable[..., TextMetric]] = {

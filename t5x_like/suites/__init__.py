@@ -177,7 +177,7 @@ def generated(
 
 
 def tagged(source: str, examples: int, *, tags: Sequence[str], field: str, score: str) -> Benchmark:
-  """A benchmark of tags of words; as text, the target is all of them, between spaces."""
+  """A benchmark of tags of words; as text, words and tags are behind sentinels, each its own."""
   evaluated, counted = {"dev": "validation", "test": "test"}, (f"dev/{score}",)
   form = Form(
     {"name": "tagging", "tags_field": field, "tags": list(tags), "length": 128},
@@ -188,7 +188,7 @@ def tagged(source: str, examples: int, *, tags: Sequence[str], field: str, score
   )
   metrics = ["tags"] if score == "accuracy" else ["entities", "tags"]
   lengths = {"inputs_length": 128, "targets_length": 256}  # a tag may be several tokens
-  text = _text("tag: {tokens.*}", f"{{{field}.*}}", metrics, counted, **lengths)
+  text = _text("tag: {tokens.<*>}", f"{{{field}.<*>}}", metrics, counted, **lengths)
   return Benchmark(source, examples, form, text, evaluated)
 
 

@@ -339,3 +339,28 @@ def test_records_of_formats(tmp_path):
   assert Template("{e.*}", "inputs")(row, where) is None
   with pytest.raises(UserError, match="found list in field 'a.b', expected text or a number"):
     Template("{a.b}", "inputs")(row, where)
+
+
+@pytest.mark.parametrize("sentinels", [0, 2, 125])
+def test_items_of_a_list_stand_behind_sentinels_as_far_as_there_are_any(sentinels):
+  row = {"words": ["the", None, "fox"], "deep": [{"tag": 7}], "none": [], "empty": ["", None]}
+  marked = {0: "the fox", 2: "<extra_id_0> the <extra_id_1> fox", 125: "<extra_id_0> the <extra_id_1> <extra_id_2> fox"}
+  template = Template("tag: {words.<*>}", "inputs", sentinels)
+  assert template(row, "here") == f"tag: {marked[sentinels]}" and template.fields == ("words.*",)
+  assert template.marked == (sentinels > 0) and not Template("{words.*}", "inputs", 9).marked
+  assert Template("{deep.<*>.tag}", "inputs", 1)(row, "here") == "<extra_id_0> 7"
+  assert Template("{none.<*>}", "inputs", 9)(row, "here") is None
+  assert Template("{empty.<*>}", "inputs", 9)(row, "here") is None
+
+
+def test_sentinels_of_a_template_are_sentinels_and_those_in_other_texts_are_text(tmp_path):
+  (tmp_path / "c.conll").write_text("Ada\tB\n<extra_id_9>\tO\n\n")
+  for inputs, expected in (
+    ("{tokens.*}", BYTES.encode("Ada <extra_id_9>")),
+    ("{tokens.<*>}", vocabularies.encode_sentinels(BYTES, "<extra_id_0> Ada <extra_id_1> <extra_id_9>")),
+  ):
+    built = build(tmp_path, f"{tmp_path}/c.conll", source=f"conll:{tmp_path}/c.conll", inputs=inputs, targets="{1.<*>}")
+    row = built.batch(np.array([0]), np.array([0]), 0)
+    assert row["encoder_input_tokens"][0].numpy().tolist()[: len(expected) + 1] == [*expected, BYTES.eos_id]
+    target = vocabularies.encode_sentinels(BYTES, "<extra_id_0> B <extra_id_1> O")
+    assert row["decoder_target_tokens"][0].numpy().tolist()[: len(target)] == target

@@ -81,8 +81,14 @@ def test_labels_are_those_of_a_forward_pass_over_whole_rows(name, tmp_path):
   assert result.metrics["accuracy"] == pytest.approx(100 * np.mean(right))
 
 
-def test_generated_texts_are_those_of_greedy_decoding_of_whole_rows(tmp_path):
-  evaluator, arrays, task, parts = made("generation", tmp_path, metrics=["exact", "bleu"], max_examples=16)
+@pytest.mark.parametrize("marked", [False, True])
+def test_generated_texts_are_those_of_greedy_decoding_of_whole_rows(marked, tmp_path):
+  (tmp_path / "d.conll").write_text("".join(f"Ada\tB\nsaw\tO\n{n}\tO\n\n" for n in range(16)))
+  source = f"conll:train={tmp_path}/d.conll,validation={tmp_path}/d.conll"
+  fields = {"source": source, "inputs": "tag: {tokens.<*>}", "targets": "{1.<*>}"}
+  extra = [f"task.{name}={value}" for name, value in fields.items()] if marked else []
+  metrics = ["exact", "tags" if marked else "bleu"]
+  evaluator, arrays, task, parts = made("generation", tmp_path, extra=extra, metrics=metrics, max_examples=16)
   (batch,) = loader.eval_batches(task, batch_size=16, max_examples=16)
   decode = jax.jit(lambda tokens: greedy(params.with_arrays(parts.model, arrays), tokens, max_length=24))
   tokens = np.asarray(decode({"encoder_input_tokens": batch["encoder_input_tokens"]}))
@@ -90,7 +96,7 @@ def test_generated_texts_are_those_of_greedy_decoding_of_whole_rows(tmp_path):
   texts = [task.vocabulary.decode(row[: row.index(eos)] if eos in row else row).strip() for row in tokens.tolist()]
   result = evaluator(arrays)
   assert [row["prediction"] for row in result.predictions] == texts
-  assert {"exact_match", "bleu", "empty", "truncated"} <= result.metrics.keys()
+  assert {"exact_match", "accuracy" if marked else "bleu", "empty", "truncated"} <= result.metrics.keys()
 
 
 class _Fixed:

@@ -77,3 +77,18 @@ def test_tags_in_a_text_are_those_of_its_words(name, expected):
   scored = METRICS[name]()
   gold = [scored.reference([text]) for text in ("B-x I-x O", "O B-y")]
   assert scored.metric(gold, [scored.prediction(text) for text in (" B-x  I-x O B-y", "")]) == expected
+
+
+def test_a_tag_behind_a_sentinel_is_that_of_its_word():
+  """Whatever is missing or said twice; without sentinels, tags count from the first word."""
+  gold = "<extra_id_0> B-x <extra_id_1> O <extra_id_2> B-y"
+  for name, found, expected in (
+    ("tags", "<extra_id_2> B-y <extra_id_0> B-x", 200 / 3),
+    ("tags", "B-x O B-y", 100.0),
+    ("tags", "<extra_id_1> O B-y <extra_id_0> B-z B-z", 100 / 3),
+    ("entities", "<extra_id_2> B-y", 50.0),
+  ):
+    scored = METRICS[name]()
+    result = scored.metric([scored.reference([gold])], [scored.prediction(found)])
+    assert result["recall" if name == "entities" else "accuracy"] == pytest.approx(expected)
+  assert METRICS["tags"]().prediction("<extra_id_99999999> O") == ["<extra_id_99999999>", "O"]

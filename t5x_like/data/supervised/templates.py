@@ -1,6 +1,8 @@
 """Templates: a record's fields -> text. `translate English to German: {en}` takes the field `en` of each record.
 
-A field is a name or a path into nested records, `{answers.0.text}`; `{sentences.*}` is a whole list, joined by spaces.
+A field is a name or a path into nested records, `{answers.0.text}`; `{sentences.*}` is a whole list, joined by spaces,
+and `{words.<*>}` one whose items are behind sentinels, `<extra_id_0> The <extra_id_1> fox`, as far as the vocabulary
+has any: a model of spans finds its place by them (Raman et al. 2022, arXiv:2203.08378, "Sentinel + Tag").
 Booleans become the words True and False, as in T5's BoolQ labels. `{{` and `}}` are literal braces.
 """
 
@@ -13,16 +15,17 @@ from t5x_like.errors import UserError, one_line
 
 
 class Template:
-  """A parsed template.
+  """A parsed template, for a vocabulary with so many sentinels.
 
   Attributes:
     fields: its field names, in order.
+    marked: whether its texts have sentinels.
 
   Raises:
     UserError: a malformed template; formats and conversions (`{x:>5}`, `{x!r}`) are not supported.
   """
 
-  def __init__(self, text: str, key: str):
+  def __init__(self, text: str, key: str, sentinels: int = 0):
     try:
       self._parts = [
         (literal, field)
@@ -34,9 +37,11 @@ class Template:
         f"config.task.{key}: found {text!r} ({one_line(error)}), expected text with fields in braces, "
         "such as 'summarize: {document}'"
       ) from error
-    self.fields = tuple(field for _, field in self._parts if field is not None)
+    self.fields = tuple(_list(field) for _, field in self._parts if field is not None)
     if not self.fields or "" in self.fields:
       raise UserError(f"config.task.{key}: found {text!r}, expected the name of a field in braces, such as '{{text}}'")
+    self._sentinels = sentinels
+    self.marked = sentinels > 0 and any(field != _list(field) for _, field in self._parts if field is not None)
 
   def __call__(self, record: Record, where: str) -> str | None:
     """The text, or None if a field is null or empty; UserError for an unknown field or one that is not text."""
@@ -44,11 +49,16 @@ class Template:
     for literal, field in self._parts:
       out.append(literal)
       if field is not None:
-        found = value(record, field, where)
-        if isinstance(found, list) and "*" in field.split("."):
-          text = " ".join(filter(None, (as_text(one, field, where) for one in found)))
+        plain = _list(field)
+        found = value(record, plain, where)
+        if isinstance(found, list) and "*" in plain.split("."):
+          texts = [as_text(one, plain, where) for one in found]
+          if field != plain and any(texts):
+            marked = [f"<extra_id_{n}> {text}".strip() for n, text in enumerate(texts[: self._sentinels])]
+            texts = [*marked, *texts[self._sentinels :]]
+          text = " ".join(filter(None, texts))
         else:
-          text = as_text(found, field, where)
+          text = as_text(found, plain, where)
         if not text:
           return None
         out.append(text)
@@ -68,6 +78,11 @@ def as_text(found: Any, field: str, where: str) -> str:
     raise UserError(f"{where}: found {found} in field {field!r}, expected text or a finite number, or null")
   text = str(found)
   return "" if text.isspace() else text
+
+
+def _list(field: str) -> str:
+  """The field with a plain `*` for `<*>`."""
+  return ".".join("*" if part == "<*>" else part for part in field.split("."))
 
 
 def _refuse(field: str) -> bool:

@@ -84,8 +84,10 @@ def task(
     )
   if prefix and not decoder:
     raise UserError("config.task.prefix: found True, expected architecture='decoder': encoders see their whole input")
-  templates = {"inputs": Template(inputs, "inputs"), "targets": Template(targets, "targets")}
   encoding = vocabularies.load(vocabulary)
+  templates = {
+    name: Template(text, name, encoding.extra_ids) for name, text in (("inputs", inputs), ("targets", targets))
+  }
   begin = [] if decoder else opening(encoding)
   fields = (*templates["inputs"].fields, *templates["targets"].fields)
   store = example_store.open_store(
@@ -149,6 +151,7 @@ def task(
     features=features,
     batch=encoder_inputs.batch_of(lambda row_B: make(row_B, start), features),
     examples=of_records,
+    marked=templates["inputs"].marked,
   )
 
 
@@ -166,7 +169,12 @@ def _examples(
         continue
       for name, text in made.items():
         texts[name].append(text)
-    encoded = {name: vocabulary.encode_batch(lines) for name, lines in texts.items()}
+    encoded = {
+      name: vocabularies.encode_sentinels_batch(vocabulary, lines)
+      if templates[name].marked
+      else vocabulary.encode_batch(lines)
+      for name, lines in texts.items()
+    }
     for ids in zip(*encoded.values()):
       example = dict(zip(encoded, ids))
       if not all(len(ids) for ids in example.values()):

@@ -141,13 +141,24 @@ def encode_sentinels(vocabulary: Vocabulary, text: str) -> list[int]:
 
   The text between sentinels is encoded separately. A sentinel the vocabulary lacks is plain text.
   """
-  ids, start = [], 0
-  for match in _SENTINEL.finditer(text):
-    if int(match[1]) < vocabulary.extra_ids:
-      ids += vocabulary.encode(text[start : match.start()])
-      ids.append(vocabulary.sentinels[int(match[1])])
-      start = match.end()
-  return ids + vocabulary.encode(text[start:])
+  return encode_sentinels_batch(vocabulary, [text])[0].tolist()
+
+
+def encode_sentinels_batch(vocabulary: Vocabulary, texts: Sequence[str]) -> list[np.ndarray]:
+  """`encode_sentinels` of many texts."""
+  between, parts = [], []  # the plain texts of all, and the sentinels of each
+  for text in texts:
+    start, marks = 0, []
+    for match in _SENTINEL.finditer(text):
+      if int(match[1]) < vocabulary.extra_ids:
+        between.append(text[start : match.start()])
+        marks.append(vocabulary.sentinels[int(match[1])])
+        start = match.end()
+    between.append(text[start:])
+    parts.append(marks)
+  encoded = iter(vocabulary.encode_batch(between))
+  rows = ([next(encoded), *(ids for mark in marks for ids in ([mark], next(encoded)))] for marks in parts)
+  return [np.concatenate(row).astype(np.int32) for row in rows]
 
 
 def find_specials(piece_id: Callable[[str], int | None]) -> dict[str, int | None]:
