@@ -28,7 +28,7 @@ def _swin(embed, depths, heads, window=7, patch=4, resolution=224, **more) -> Wi
 VARIANTS = {
   #                        embed  depths          heads           window
   "swin-tiny":       _swin(  32, (2, 2),         (2, 4),          4, 2, 32),  # for debugging; Swin-T is swin-t
-  "swin-fashion":    _swin(  32, (2, 4),         (1, 2),          7, 2, 28),
+  "swin-fashion":    _swin(  32, (2, 2, 2),      (1, 2, 4),       7, 2, 28),
   "swin-t":          _swin(  96, (2, 2, 6, 2),   (3, 6, 12, 24),  7),
   "swin-s":          _swin(  96, (2, 2, 18, 2),  (3, 6, 12, 24),  7),
   "swin-b":          _swin( 128, (2, 2, 18, 2),  (4, 8, 16, 32),  7),
