@@ -16,13 +16,13 @@ class Evaluator:
 
   Args:
     shots: images per class.
-    split: of the few images, which are those that the seed draws.
+    support_split: the split that the seed draws these from.
     l2: weight of the squared norm of the solution, whose bias is free of it.
     seed: of the draw.
     max_examples: how many images to score on, from the first; None means all.
 
   Raises:
-    UserError: the model is not for images, or a class has fewer images.
+    UserError: the model is not for images, a class has fewer images, or the two splits are the same.
   """
 
   def __init__(
@@ -30,7 +30,7 @@ class Evaluator:
     setting: Setting,
     *,
     shots: int = 10,
-    split: str = "train",
+    support_split: str = "train",
     l2: float = 1024.0,
     seed: int = 0,
     max_examples: int | None = None,
@@ -40,7 +40,12 @@ class Evaluator:
     if shots < 1 or l2 <= 0:
       raise UserError(f"evaluator few_shot: found shots={shots} and l2={l2}, expected both above 0")
     self._setting, self._most, self._shots, self._l2 = setting, max_examples, shots, l2
-    self._few = setting.on(split)
+    self._few = setting.on(support_split)
+    if self._few is setting:
+      raise UserError(
+        f"evaluator few_shot: split and support_split are both {support_split!r}, so the images that it learns from"
+        " would be scored; set either to another split"
+      )
     self._chosen = chosen(self._few.task.labels, len(setting.task.classes), shots, seed, self._few.task)
     self._run = setting.jit(lambda model, batch: (model.features(batch), batch["label"], batch["example_index"]))
 

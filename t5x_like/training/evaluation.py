@@ -31,8 +31,9 @@ from t5x_like.parallel.rules import local_rows
 from t5x_like.training import process
 
 
-def instance(*, task: dict = {}, split: str | None = None):  # noqa: B006 (never written to)
-  """The keys that every entry of `config.evals` has besides the arguments of its evaluator."""
+def instance(*, name: str, task: dict = {}, split: str | None = None):  # noqa: B006 (never written to)
+  """The keys that every entry of `config.evals` has besides the arguments of its evaluator, which may have no such
+  argument."""
 
 
 def resolve(config: ConfigDict) -> dict[str, dict[str, Any]]:
@@ -47,8 +48,9 @@ def resolve(config: ConfigDict) -> dict[str, dict[str, Any]]:
     evaluator, arguments = slots.split(where, value)
     evaluator = evaluator or name
     function = slots.find(f"{where}.name", evaluator, evals, "Evaluator")
-    filled = slots.fill(where, arguments, function, given=("setting",), also=(instance,))
-    resolved[name] = json.loads(json.dumps({"name": evaluator} | filled))  # as a saved config has it: lists, no tuples
+    keys = {"name": evaluator} | arguments
+    filled = slots.fill(where, keys, function, given=("setting",), also=(instance,))
+    resolved[name] = json.loads(json.dumps(filled))  # as a saved config has it: lists, no tuples
   return resolved
 
 
