@@ -50,12 +50,12 @@ class Evaluator:
     self._run = setting.jit(lambda model, batch: (model.features(batch), batch["label"], batch["example_index"]))
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """`<shots>_shot_top1`, in percent."""
+    """`<shots>_shot_top1`, in percent, and `<shots>_shot_images`, the number of images scored."""
     few_ND, label_N = self._features(arrays, self._few, self._read(self._few))
     test_MD, label_M = self._features(arrays, self._setting, self._setting.batches(self._most))
     guess_M = ridge(few_ND, label_N, test_MD, len(self._setting.task.classes), self._l2)
     score = 100 * float((guess_M == label_M).mean())
-    return Result({f"{self._shots}_shot_top1": score})
+    return Result({f"{self._shots}_shot_top1": score, f"{self._shots}_shot_images": len(guess_M)})
 
   def _read(self, setting: Setting):
     from t5x_like.data import loader  # tensorflow: only where data is read
