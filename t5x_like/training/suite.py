@@ -6,7 +6,8 @@
 Several suites have all of this in `<output>/<suite>/`, and one table of all in `<output>`. Prepared examples are shared
 by all suites of a workdir, in `<workdir>/suites/prepared`, or by all workdirs, in `T5X_LIKE_CACHE`. A suite that was
 killed goes on where it stopped: finished runs are read, and one in the middle resumes from its checkpoint. Of each
-task the rate with the best median over the seeds counts, as the table says.
+task the rate with the best median over the seeds counts, as the table says. The median is a run: with an even number of
+seeds, the lower of the two in the middle. Its score, metrics and predictions stand for the task.
 """
 
 import dataclasses
@@ -23,14 +24,23 @@ from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.parallel import distributed
 from t5x_like.storage import is_remote
 from t5x_like.suites import Benchmark, Form, Suite
-from t5x_like.training import assembly, process, selection, submission, suite_comparison, suite_tables, trained
+from t5x_like.training import (
+  assembly,
+  process,
+  selection,
+  submission,
+  suite_comparison,
+  suite_facts,
+  suite_tables,
+  trained,
+)
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.checkpoint import Checkpoints
 from t5x_like.training.evaluation import Evaluation, Group
 from t5x_like.training.loop import train
 from t5x_like.training.run import Run
 
-RESULT = "result.json"
+RESULT, ASKED = "result.json", "asked.json"
 RECIPES = {
   "encoder": "configs/finetune/encoder.py",
   "decoder": "configs/finetune/decoder.py",
@@ -46,6 +56,7 @@ class Options:
 
   Attributes:
     workdirs: of the pretrained runs; a task is learned by the first whose architecture has a form for it.
+    step: the checkpoint to fine-tune from; None is the newest.
     from_scratch: whether only their architectures and vocabularies are taken.
     output: the directory of the table.
     tasks: which of the suites'; None is all that have data.
@@ -70,6 +81,7 @@ class Options:
   from_scratch: bool = False
   compare: str | None = None
   max_examples: int | None = None
+  step: int | None = None
 
 
 Found = tuple[dict[str, dict[str, Any]], dict[str, str]]  # results by task, and why others have none
@@ -177,23 +189,25 @@ def _task(
       folder = options.output / task / f"{'recipe' if rate is None else f'{rate:g}'}-{seed}"
       done = distributed.from_first(lambda folder=folder: _read(folder / RESULT, asked))
       done = done or _one(f"{name}/{task}", benchmark, form, kind, folder, rate, seed, workdir, options)
-      runs.append(done)
+      facts = distributed.from_first(lambda folder=folder: suite_facts.of_run(folder, form.counted))
+      runs.append(done | {"facts": facts})
   by_rate: dict[Any, list[dict]] = {}
   for one in runs:
     by_rate.setdefault(one["rate"], []).append(one)
-  medians = {rate: statistics.median(one["score"] for one in those) for rate, those in by_rate.items()}
+  medians = {rate: statistics.median_low(one["score"] for one in those) for rate, those in by_rate.items()}
   rate = max(medians, key=lambda rate: medians[rate])
   chosen = sorted(by_rate[rate], key=lambda one: one["score"])
   middle, best = chosen[(len(chosen) - 1) // 2], chosen[-1]
   if benchmark.test and process.first():
     submission.write(options.output / "submission", suite.submission, task, best["workdir"], benchmark.test)
   return {
-    "score": medians[rate],
+    "score": middle["score"],
     "best": best["score"],
-    "spread": chosen[-1]["score"] - chosen[0]["score"],
+    "spread": best["score"] - chosen[0]["score"],
     "rate": rate,
     "counted": list(form.counted),
     "metrics": middle["metrics"],
+    "facts": middle["facts"],
     "runs": runs,
   }
 
@@ -211,6 +225,9 @@ def _one(
 ) -> dict[str, Any]:
   """Fine-tunes once, and writes the result of the best checkpoint and its predictions."""
   process.say(f"=== {where}: {folder.name}")
+  asked = _asked(workdir, options)
+  if distributed.from_first(lambda: _read(folder / ASKED, asked)) is None and process.first():
+    workdirs.write(folder, ASKED, {"asked": asked})  # a run that is stopped goes on with the same flags alone
   config = _config(where, kind, rate, seed, workdir, options)
   with Run(assembly.resolve(config), str(folder)) as made:
     train(made)
@@ -235,7 +252,7 @@ def _one(
   if process.first():
     for label, group in groups.items():
       workdirs.write_lines(folder / "predictions", f"{label}.jsonl", group.predictions)
-    workdirs.write(folder, RESULT, result | {"asked": _asked(workdir, options)})
+    workdirs.write(folder, RESULT, result | {"asked": asked})
   process.say(f"    {where} {folder.name}: {result['score']:.2f} at step {step}")
   return result
 
@@ -254,7 +271,8 @@ def _best(config, folder: pathlib.Path, tests: dict[str, str]) -> tuple[int, dic
 def _config(where: str, kind: str, rate: float | None, seed: int, workdir: str, options: Options):
   """The recipe's config for a run, with as many steps as the epochs are."""
   recipe, _, argument = (options.recipe or RECIPES[kind]).partition(":")
-  overrides = [f"seed={seed}", f"init={json.dumps({'workdir': workdir, 'weights': not options.from_scratch})}"]
+  init = {"workdir": workdir, "step": options.step, "weights": not options.from_scratch}
+  overrides = [f"seed={seed}", f"init={json.dumps(init)}"]
   if options.data_dir:
     overrides.append(f"task.data_dir={options.data_dir}")
   if rate is not None:
@@ -321,8 +339,10 @@ def _splits(config) -> tuple[str, ...]:
 
 def _asked(workdir: str, options: Options) -> dict[str, Any]:
   """What a run's result depends on besides its task, rate and seed."""
-  with Checkpoints(f"{workdir}/checkpoints") as checkpoints:
-    step = [] if options.from_scratch else checkpoints.steps()[-1:]
+  step = [] if options.step is None else [options.step]
+  if not step and not options.from_scratch:
+    with Checkpoints(f"{workdir}/checkpoints") as checkpoints:
+      step = checkpoints.steps()[-1:]
   keys = {key: value for key, _, value in (word.partition("=") for word in options.overrides)}
   names = ("epochs", "from_scratch", "max_examples")
   place = workdir if is_remote(workdir) else os.path.abspath(workdir)
