@@ -38,7 +38,7 @@ class Job:
 
 def parser(description: str, actions: Sequence[str]) -> Parser:
   """The flags of all launchers."""
-  made = Parser(description)
+  made = Parser(description, opens_runs=False)
   made.add_argument("action", choices=actions)
   made.add_argument("--dry_run", action="store_true", help="print every command and file, run and write nothing")
   made.add_argument("--name", help="of the job (default: made from the workdir)")

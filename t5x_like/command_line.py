@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from t5x_like import trust
 from t5x_like.errors import (
   EXIT_BUG,
   EXIT_PREEMPTED,
@@ -46,11 +47,26 @@ def parse(
 
 
 class Parser(argparse.ArgumentParser):
-  """A parser of a program's own flags and of `--config.KEY=VALUE`; it raises `UserError`."""
+  """A parser of a program's own flags and of `--config.KEY=VALUE`; it raises `UserError`.
 
-  def __init__(self, description: str, **options):
+  Parsing starts a command as `trust.begin` does: functions that the flags name may be imported.
+
+  Args:
+    opens_runs: whether the program takes `--trust`, because it may open what another program has saved.
+  """
+
+  def __init__(self, description: str, *, opens_runs: bool = True, **options):
     formatter = argparse.RawDescriptionHelpFormatter
     super().__init__(description=description, formatter_class=formatter, allow_abbrev=False, **options)
+    if opens_runs:
+      says = "import the functions (module:function) that saved files name; only for runs whose makers you trust"
+      self.add_argument(trust.FLAG, action="store_true", help=says)
+
+  def parse_known_args(self, args=None, namespace=None):
+    found, rest = super().parse_known_args(args, namespace)
+    values = [word.partition("=")[2] for word in rest]
+    trust.begin([*vars(found).values(), *values], everything=getattr(found, "trust", False))
+    return found, rest
 
   def parse(self, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """Returns (flags, overrides as `KEY=VALUE`); parses `sys.argv` if `argv` is None.

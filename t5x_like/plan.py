@@ -39,7 +39,9 @@ def main(argv: list[str]) -> int:
   if args.json and not pathlib.Path(args.json).resolve().parent.is_dir():
     raise UserError(f"--json={args.json}: no such directory; make it first")
   hardware.parse(args.topology, args.slices)
-  request = child.Request(args.config, args.topology, args.slices, args.step, args.phase, tuple(overrides), args.hlo)
+  request = child.Request(
+    args.config, args.topology, args.slices, args.step, args.phase, tuple(overrides), args.hlo, trust=args.trust
+  )
   if args.search is not None:
     return _search(request, args)
   found = child.plan(request, args.timeout_seconds)

@@ -20,6 +20,7 @@ import pathlib
 import sys
 from typing import Any
 
+from t5x_like import trust
 from t5x_like.data import sources, vocabularies
 from t5x_like.data.objects import place
 from t5x_like.data.prepare import cleaning, duplicates, engines
@@ -170,8 +171,7 @@ def _steps(args: argparse.Namespace) -> tuple[tuple[str, ...], cleaning.C4]:
   for step in steps:
     if step not in cleaning.STEPS:
       raise UserError(f"--clean={args.clean}: found {step!r}, expected some of {', '.join(cleaning.STEPS)}")
-  if args.language_id:
-    cleaning.hook(args.language_id)
+  trust.begin(args.language_id)
   words: tuple[str, ...] = ()
   if args.bad_words:
     try:

@@ -9,7 +9,7 @@ import pathlib
 from typing import IO, Any
 
 from t5x_like import config as config_lib
-from t5x_like import data
+from t5x_like import data, trust
 from t5x_like.errors import UserError, one_line
 from t5x_like.lease import Lease
 from t5x_like.storage import Storage, is_remote
@@ -67,6 +67,7 @@ def read(workdir) -> dict[str, Any] | None:
     raise UserError(f"{path}: damaged ({one_line(error)}); restore this run's config or use a new workdir") from None
   except OSError as error:
     raise UserError(f"{path}: cannot be read: {error.strerror}; use a directory for --workdir") from None
+  trust.was_read(path, found)
   return found
 
 

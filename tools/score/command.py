@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
   names = ", ".join(slots.names(BENCHMARKS | SUITES))
-  parser = Parser(f"{__doc__}\nNAME is one of: {names}", prog="python -m tools.score")
+  parser = Parser(f"{__doc__}\nNAME is one of: {names}", opens_runs=False, prog="python -m tools.score")
   parser.add_argument("name", metavar="NAME", help="the benchmark")
   parser.add_argument("--references", action="append", required=True, metavar="FILE", help="the references; repeatable")
   parser.add_argument("--predictions", action="append", required=True, metavar="FILE", help="the predictions to score")
