@@ -60,7 +60,7 @@ def find(where: str, name: str | None, registry: Registry, member: str = "") -> 
 
   Args:
     where: the key, for messages, such as `config.task`.
-    name: a name in the registry; if that is a package, also `module:function` for one outside of it, see `t5x_like.trust`.
+    name: a name in the registry; if that is a package, also `module:function`, which `t5x_like.trust` imports.
     member: what a package's modules define, such as `Objective`.
   Raises:
     UserError: there is no such name (suggests the nearest), or as `trust.function`.

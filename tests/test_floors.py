@@ -10,7 +10,8 @@ import pytest
 REPO = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = "t5x_like"
 FLOORS = {
-  **dict.fromkeys(("config", "errors", "slots", "trust", "metrics", "storage", "lease", "data", "nn", "parallel"), 0),
+  **dict.fromkeys(("config", "errors", "file_names", "slots", "trust", "metrics", "storage", "lease"), 0),
+  **dict.fromkeys(("data", "nn", "parallel"), 0),
   **dict.fromkeys(("models", "objectives", "rows", "suites"), 1),
   **dict.fromkeys(("evals", "interop", "laptop"), 2),
   "recipes": 2.5,
@@ -19,15 +20,8 @@ FLOORS = {
   "command_line": 3.5,  # what the doors share
   **dict.fromkeys(("train", "evaluate", "predict", "plan"), 4),
 }
-SHARED = {
-  "config",
-  "errors",
-  "slots",
-  "trust",
-  "metrics",
-  "storage",
-  "lease",
-}  # what folders of their own floor may import
+# What folders of their own floor may import.
+SHARED = {"config", "errors", "file_names", "slots", "trust", "metrics", "storage", "lease"}
 ROOTS = (PACKAGE, "tools", "launch", "configs")
 SOURCES = {path: ast.parse(path.read_text()) for root in ROOTS for path in sorted((REPO / root).rglob("*.py"))}
 PACKAGE_SOURCES = {path: tree for path, tree in SOURCES.items() if path.is_relative_to(REPO / PACKAGE)}

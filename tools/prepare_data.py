@@ -20,7 +20,7 @@ import pathlib
 import sys
 from typing import Any
 
-from t5x_like import trust
+from t5x_like import file_names, trust
 from t5x_like.data import sources, vocabularies
 from t5x_like.data.objects import place
 from t5x_like.data.prepare import cleaning, duplicates, engines
@@ -213,7 +213,7 @@ def main(argv: list[str] | None = None) -> None:
       record["cleaning"] = json.loads(json.dumps({"steps": steps, **(dataclasses.asdict(c4) if "c4" in steps else {})}))
     if "near" in steps:
       record["cleaning"]["near"] = duplicates.NEAR
-    name = args.name or source.name
+    name = file_names.check("--name", args.name or source.name)
     progress = f"{root}/.{output}.progress"
     if _exists(path, vocabulary, {**record, "name": name, "append_eos": args.append_eos}):
       place(progress).rmtree(missing_ok=True)

@@ -21,7 +21,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
-from t5x_like import slots
+from t5x_like import file_names, slots
 from t5x_like.errors import UserError
 
 
@@ -53,6 +53,7 @@ def check(config: ConfigDict) -> None:
   """
   ends = set()
   for name, values in _filled(config).items():
+    file_names.check("config.phases", name)
     if values["until"] < 1 or values["until"] in ends:
       raise UserError(
         f"config.phases.{name}.until: found {values['until']}, expected a step of at least 1, another for every phase"

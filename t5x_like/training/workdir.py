@@ -9,7 +9,7 @@ import pathlib
 from typing import IO, Any
 
 from t5x_like import config as config_lib
-from t5x_like import data, trust
+from t5x_like import data, file_names, trust
 from t5x_like.errors import UserError, one_line
 from t5x_like.lease import Lease
 from t5x_like.storage import Storage, is_remote
@@ -140,6 +140,7 @@ def write_lines(workdir, name: str, rows: list[dict[str, Any]]) -> None:
 
 
 def _replace(workdir, name: str, text: str) -> None:
+  file_names.check(f"{workdir}: a file's name", name)
   try:
     Storage(workdir).write(name, text.encode())
   except OSError as error:

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from t5x_like import file_names
 from t5x_like.data.images.checking import checked
 from t5x_like.data.sources import (
   Record,
@@ -257,6 +258,11 @@ def _bytes(record: Record | Skip, field: str, where: str, folder: str) -> bytes 
     return record
   found = value(record, field, where)
   if isinstance(found, str):
+    if folder and not file_names.is_inside(found):
+      raise UserError(
+        f"{where}: found {file_names.shown(found)} in field {field!r}, expected a path below {folder}; without"
+        " config.task.folder, paths are taken as they are"
+      )
     path = found if _filesystem.is_remote(found) else os.path.join(folder, found)
     try:
       with _filesystem.open_file(path) as file:

@@ -10,6 +10,7 @@ import hashlib
 import json
 from typing import Any
 
+from t5x_like import file_names
 from t5x_like.errors import UserError, did_you_mean
 
 FORMAT = "t5x_like.token_store.v2"
@@ -123,7 +124,9 @@ def value(declared: Any, found: Any, where: str, key: str) -> Any:
 
 
 def check(manifest: Manifest, where: str) -> None:
-  """UserError for values out of range."""
+  """UserError for values out of range, and for names that could not be names of files."""
+  file_names.check(f"{where}: name", manifest.name, REMEDY)
+  file_names.check(f"{where}: split", manifest.split, REMEDY)
   if manifest.dtype not in DTYPES:
     raise UserError(f"{where}: dtype: found {manifest.dtype!r}, expected one of {', '.join(DTYPES)}: {REMEDY}")
   for key, found in (("num_shards", manifest.num_shards), ("name_digits", manifest.name_digits)):

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from t5x_like import file_names
 from t5x_like.data.sources import Record, Skip, Source, check_split, first_records, open_source, parted
 from t5x_like.data.store import builtin
 from t5x_like.data.store.reader import TokenStore, Verify
@@ -241,6 +242,8 @@ def _open(path: pathlib.Path, name: str, verify: Verify) -> ExampleStore:
     if record["format"] != FORMAT:
       raise ValueError(f"format {record['format']!r}")
     streams, arrays = dict(record["fingerprints"]), dict(record["arrays"])
+    if odd := [name for name in (*streams, *arrays) if not file_names.is_name(name)]:
+      raise ValueError(f"{file_names.shown(odd[0])} is no name of a file")
   except (OSError, ValueError, KeyError, TypeError) as error:
     raise UserError(f"{path / FILE}: found damaged contents ({one_line(error)}); {remedy}") from error
   stores = {}
