@@ -1,4 +1,4 @@
-"""Names that are read build no paths that lead out of their directory: hostile stores, manifests, indices and configs."""
+"""Names that are read build no paths out of their directory: hostile stores, manifests, indices and configs."""
 
 import contextlib
 import io
