@@ -7,6 +7,7 @@ import statistics
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup, escape
 
 _INK = "#010203"  # drawn with this, then replaced by the page's own colour
 _COLOURS = ("#3b82f6", "#f97316", "#10b981", "#a855f7", "#ef4444", "#14b8a6")
@@ -203,8 +204,11 @@ def _axes(title: str, width: float, height: float):
   return figure, axes
 
 
-def _svg(figure, name: str) -> str:
-  """The figure as an <svg> element: no fixed size, no date, unique ids, the page's colours and fonts."""
+def _svg(figure, name: str) -> Markup:
+  """The figure as an <svg> element: no fixed size, no date, unique ids, the page's colours and fonts.
+
+  Matplotlib escapes the texts in it. The element is markup already, so that a page does not escape it again.
+  """
   import matplotlib
 
   buffer = io.StringIO()
@@ -215,11 +219,11 @@ def _svg(figure, name: str) -> str:
   text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
   text = re.sub(r"font: [^;\"]*?([\d.]+)px[^;\"]*", r"font-size: \1px; font-family: inherit", text)
   head, rest = text.split(">", 1)
-  head = re.sub(r' (width|height)="[^"]*"', "", head) + f' role="img" aria-label="{name}"'
+  head = re.sub(r' (width|height)="[^"]*"', "", head) + f' role="img" aria-label="{escape(name)}"'
   prefix = re.sub(r"\W+", "_", name.lower())
   rest = re.sub(r'\bid="', f'id="{prefix}-', rest)
   rest = re.sub(r"url\(#", f"url(#{prefix}-", rest)
-  return head + ">" + re.sub(r'xlink:href="#', f'xlink:href="#{prefix}-', rest)
+  return Markup(head + ">" + re.sub(r'xlink:href="#', f'xlink:href="#{prefix}-', rest))
 
 
 def _thinned(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
