@@ -11,7 +11,6 @@ change is also shown as it was before them.
 
 import dataclasses
 import json
-import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -22,9 +21,9 @@ from ml_collections import ConfigDict
 from rich.console import Console
 from rich.text import Text
 
-from t5x_like import command_line, recipes
+from t5x_like import command_line, outputs, recipes
 from t5x_like.data.vocabularies import Vocabulary
-from t5x_like.errors import UserError, door, one_line
+from t5x_like.errors import UserError, door
 
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 _TOKENS = "_tokens"
@@ -210,17 +209,15 @@ def main(argv: Sequence[str] | None = None) -> None:
   for name, least in (("step", 0), ("examples", 1)):
     if getattr(args, name) < least:
       raise UserError(f"--{name}={getattr(args, name)}: expected at least {least}")
+  page = outputs.Output(args.html, "--html", [args.config]) if args.html else None
   config = recipes.load(args.config, overrides)
   examples, facts = examples_of(config, args.split or config.train_split, args.step, args.examples)
-  if not args.html:
+  if page is None:
     console = Console()
     console.print(Text(facts))
     to_terminal(console, examples, args.ids)
     return
-  try:
-    pathlib.Path(args.html).write_text(to_html(examples, args.config, facts), encoding="utf-8")
-  except OSError as error:
-    raise UserError(f"--html={args.html}: cannot be written ({one_line(error)})") from error
+  page.write([to_html(examples, args.config, facts)])
   print(f"{args.html}: {len(examples)} examples; {facts}")
 
 
