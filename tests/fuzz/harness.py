@@ -31,15 +31,7 @@ from typing import NamedTuple
 _LINE = re.compile(r"(error|numeric error|damage|transient error|preempted): \S.*\n")
 _CODES = {"error": 2, "numeric error": 3, "damage": 4, "transient error": 69, "preempted": 75}
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_CHANGES = {
-  "os.mkdir": 1,
-  "os.rename": 2,
-  "os.remove": 1,
-  "os.rmdir": 1,
-  "os.link": 2,
-  "os.symlink": 2,
-  "os.truncate": 1,
-}
+_CHANGES = {"os.mkdir": 1, "os.rename": 2, "os.remove": 1, "os.rmdir": 1, "os.link": 2, "os.truncate": 1}
 _HARMLESS = ("/dev/null", "/dev/tty", "/proc/")
 SOUND = ("success", "refusal")
 
@@ -204,7 +196,10 @@ def _audit(event: str, arguments: tuple) -> None:
     path, mode, flags = arguments
     paths = (path,) if isinstance(flags, int) and flags & _WRITES or set(mode or "") & set("wax+") else ()
   else:
-    paths = arguments[: _CHANGES.get(event, 0)]
+    paths = arguments[1:2] if event == "os.symlink" else arguments[: _CHANGES.get(event, 0)]
+    if paths and isinstance(arguments[-1], int) and arguments[-1] >= 0:  # relative to an open directory
+      with contextlib.suppress(OSError):
+        paths = [os.path.join(os.readlink(f"/proc/self/fd/{arguments[-1]}"), os.fsdecode(path)) for path in paths]
   inside, found = _watching[-1]
   for path in paths:
     if isinstance(path, (str, bytes, os.PathLike)):
