@@ -52,10 +52,8 @@ def test_lone_surrogates_are_escaped_and_counted(trained, tmp_path, capsys):
   source.write_text('{"text": "a\\ud83d"}\n{"text": "b"}\n')
   flags = (f"--workdir={trained}", f"--input={source}", f"--output={output}", "--max_new_tokens=2")
   assert predict.main([*flags]) == 0
-  assert [row["input"] for row in [json.loads(line) for line in output.read_text().splitlines()]] == [
-    "a\ud83d",
-    "b",
-  ] and "\\ud83d" in output.read_text()
+  rows = [json.loads(line) for line in output.read_text().splitlines()]
+  assert [row["input"] for row in rows] == ["a\ud83d", "b"] and "\\ud83d" in output.read_text()
   assert capsys.readouterr().err.count("1 line with lone surrogates") == 1
 
 
