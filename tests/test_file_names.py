@@ -145,11 +145,15 @@ def test_a_store_is_not_made_under_a_name_that_cannot_be_read(tmp_path, capsys):
 
 
 def test_examples_of_a_foreign_cache_stay_inside(tmp_path):
-  made = {"format": example_store.FORMAT, "fingerprints": {"../../x": "0"}, "arrays": {}, "skipped": {}}
-  for change in ({}, {"fingerprints": {}, "arrays": {"../x": "0"}}):
-    (tmp_path / example_store.FILE).write_text(json.dumps(made | change))
-    with pytest.raises(UserError, match=r"'\.\./(\.\./)?x' is no name of a file"):
-      example_store._open(tmp_path, "x", "auto")
+  asked = {"format": example_store.FORMAT, "streams": {}}
+  made = {"num_examples": 0, "skipped": {}, "arrays": {}, "fingerprints": {}}
+  for change, message in (
+    ({"fingerprints": {"../../x": "0"}}, r"fingerprints: found \['\.\./\.\./x'\], expected those of the task"),
+    ({"arrays": {"../x": "0"}}, r"arrays: found '\.\./x', expected a name"),
+  ):
+    (tmp_path / example_store.FILE).write_text(json.dumps(asked | made | change))
+    with pytest.raises(UserError, match=message):
+      example_store._open(tmp_path, "x", asked, "auto")
 
 
 def test_a_checkpoint_names_no_tensor_elsewhere(copied, tmp_path, capsys):
