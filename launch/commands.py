@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from t5x_like.command_line import Parser
 from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, EXITS_NOT_RESTARTED, UserError
+from t5x_like.storage import directory
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")  # a tab is none that breaks lines
@@ -76,6 +77,7 @@ def job(args: argparse.Namespace) -> Job:
       "no train command with a --workdir; give it after --, for example: -- python -m t5x_like.train"
       " --config=configs/t5/base.py --workdir=gs://bucket/run"
     )
+  directory(workdir)
   name = args.name or job_name(workdir)
   if not re.fullmatch(r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?", name):
     raise UserError(f"--name={name}: expected up to 42 of a-z, 0-9 and -, beginning with a letter, not ending with -")

@@ -19,6 +19,7 @@ from t5x_like.errors import (
   is_transient,
   one_line,
 )
+from t5x_like.storage import directory
 
 _INTERRUPTED = 130
 
@@ -40,7 +41,7 @@ def parse(
   parser = Parser(description)
   recipe = "a recipe, with an argument for it after a colon: configs/t5/base.py:small,debug"
   parser.add_argument("--config", required=config_required, metavar="RECIPE", help=recipe)
-  parser.add_argument("--workdir", required=True, metavar="DIR", help="the run's directory, or gs://…")
+  parser.add_argument("--workdir", required=True, type=directory, metavar="DIR", help="the run's directory, or gs://…")
   for name, options in extra:
     parser.add_argument(name, **options)
   return parser.parse(argv)

@@ -28,13 +28,15 @@ import sys
 from t5x_like import command_line, outputs
 from t5x_like.errors import UserError, door
 from t5x_like.inference import questions
+from t5x_like.storage import directory
 from t5x_like.training import trained
 
 
 @door
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.few_shot")
-  parser.add_argument("--workdir", required=True, metavar="DIR", help="of the model, or a Hugging Face directory")
+  given = "of the model, or a Hugging Face directory"
+  parser.add_argument("--workdir", required=True, type=directory, metavar="DIR", help=given)
   parser.add_argument("--input", required=True, action="append", metavar="FILE", help="questions; repeatable")
   parser.add_argument("--shots", type=int, default=0, metavar="K", help="examples before each question (default: 0)")
   parser.add_argument("--examples", metavar="FILE", help="where these come from")

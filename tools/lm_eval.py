@@ -12,6 +12,7 @@ from typing import Any
 
 from t5x_like import command_line, outputs
 from t5x_like.errors import UserError, door
+from t5x_like.storage import directory
 
 _ROWS = 64  # in a batch
 
@@ -162,7 +163,8 @@ def __getattr__(name: str):
 @door
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.lm_eval")
-  parser.add_argument("--workdir", required=True, metavar="DIR", help="of the model, or a Hugging Face directory")
+  given = "of the model, or a Hugging Face directory"
+  parser.add_argument("--workdir", required=True, type=directory, metavar="DIR", help=given)
   parser.add_argument("--tasks", required=True, metavar="TASK,TASK", help="lm_eval's names")
   parser.add_argument("--num_fewshot", type=int, metavar="K", help="examples before each question")
   parser.add_argument("--limit", type=float, metavar="N", help="the first N examples of each task")

@@ -12,6 +12,7 @@ refused. With --engine=beam, flags not listed here are options of the Beam pipel
 
 import argparse
 import dataclasses
+import functools
 import hashlib
 import importlib.util
 import json
@@ -29,6 +30,7 @@ from t5x_like.data.prepare.job import Job, Part, facts_hash, summary, whole_plan
 from t5x_like.data.store import reader
 from t5x_like.data.store.writer import SHARD_TOKENS
 from t5x_like.errors import TransientError, UserError, door, one_line
+from t5x_like.storage import directory
 
 
 def _plan(source: sources.Source, pairs: list[str], fraction: float) -> dict[str, Part]:
@@ -106,7 +108,12 @@ def _parser() -> argparse.ArgumentParser:
     help=f"where documents come from, FORMAT:REST; formats: {', '.join(sources.formats())} (t5x_like/data/sources)",
   )
   parser.add_argument("--vocabulary", required=True, help="a vocabulary directory, a SentencePiece .model, or bytes")
-  parser.add_argument("--output", required=True, help="directory to make, with a token store for each split")
+  parser.add_argument(
+    "--output",
+    required=True,
+    type=functools.partial(directory, flag="--output"),
+    help="directory to make, with a token store for each split",
+  )
   parser.add_argument(
     "--split",
     action="append",
