@@ -144,6 +144,10 @@ class Checkpoints:
     """The committed steps, oldest first, as this process sees them; only `restore` detects damage."""
     return self._store.steps()
 
+  def committed(self, step: int) -> bool:
+    """Whether the save of a step that this process began is committed, without waiting for it."""
+    return self._store.committed(step)
+
   def metadata(self, step: int) -> dict[str, Any]:
     """The metadata saved with a step.
 
