@@ -308,6 +308,11 @@ class Checkpoints:
           f"{where}: checkpoint could not be written: {os.strerror(number)}; free space or fix the permissions and "
           f"run the same command again (steps saved: {self.steps()})"
         ) from error
+      if not is_remote(self._directory) and self._used and not os.path.isdir(self._directory):
+        raise UserError(
+          f"{self._directory}: the directory of the checkpoints is gone; mount or restore it and run the same command "
+          "again"
+        ) from error
       if any(word in str(error) for word in _TIMEOUT_WORDS):
         raise TransientError(
           f"{where}: checkpoint was not written by all processes within {self._timeout} s (one of them failed, or the "
