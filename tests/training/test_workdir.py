@@ -8,6 +8,7 @@ import shutil
 import fsspec
 import pytest
 
+import more
 from t5x_like import evaluate, train
 from t5x_like.training import history
 from t5x_like.training import workdir as workdirs
@@ -43,7 +44,7 @@ def fetched(address, tmp_path) -> pathlib.Path:
   return folder
 
 
-@pytest.mark.parametrize("address", ["memory://handover", "{}/run"])
+@pytest.mark.parametrize("address", more.beyond(1, ["memory://handover", "{}/run"]))
 def test_what_another_run_adds_until_it_hands_over_is_kept(address, tmp_path, monkeypatch, capsys):
   address, hold, others = address.format(tmp_path), workdirs.hold, [4]
 
@@ -65,7 +66,7 @@ def test_what_another_run_adds_until_it_hands_over_is_kept(address, tmp_path, mo
   assert "from step 4 of 6" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("how", ["removed", "empty", "a dangling link", "a file"])
+@pytest.mark.parametrize("how", more.beyond(1, ["removed", "empty", "a dangling link", "a file"]))
 def test_a_trained_run_without_its_checkpoints_is_refused_and_harmed_by_nothing(how, mine, capsys):
   checkpoints, before = mine / "checkpoints", (mine / "metrics.jsonl").read_bytes()
   checkpoints.rename(mine / "elsewhere")
@@ -101,6 +102,7 @@ def test_beginning_anew_keeps_what_was_there_and_ends_with_the_same_bits(mine, t
   assert len(list(mine.glob("metrics.*.jsonl"))) == 2
 
 
+@pytest.mark.more
 def test_a_remote_run_without_its_checkpoints_is_refused_too(tmp_path, capsys):
   address = "memory://vanished/run"
   assert go(address, 2) == 0
@@ -124,6 +126,7 @@ def test_metrics_prove_a_save_where_history_is_gone(mine, capsys):
   assert "metrics.jsonl reaches step 5, and a step was saved every 2" in capsys.readouterr().err
 
 
+@pytest.mark.more
 def test_a_run_that_ended_before_its_first_checkpoint_begins_again(tmp_path, trained, monkeypatch, capsys):
   def killed(self, *_, **__):
     raise KeyboardInterrupt
@@ -138,6 +141,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(tmp_path, tra
   assert capsys.readouterr().out.count("new run in") == 3 and losses(tmp_path) == losses(trained)
 
 
+@pytest.mark.more
 def test_the_first_save_is_noted_while_the_run_goes_on(tmp_path, monkeypatch):
   noted, advance = [], Run.advance
 
@@ -166,6 +170,7 @@ def test_history_is_read_line_by_line(foreign, tmp_path, caplog):
   assert [text.partition(": ")[0] for text in told] == [f"{path}:1", f"{path}:3"] and history.began(rows)
 
 
+@pytest.mark.more
 def test_going_back_acts_once_though_history_has_a_torn_line(mine, caplog):
   with open(mine / "history.jsonl", "ab") as file:
     file.write(b'{"time": "2026-01-01T00:00:00+00:00", "st')
@@ -176,14 +181,14 @@ def test_going_back_acts_once_though_history_has_a_torn_line(mine, caplog):
   assert steps(mine) == [2, 4]
 
 
-@pytest.mark.parametrize("content", [b"", b'{"model": {', b"[]", None])
+@pytest.mark.parametrize("content", more.beyond(1, [b"", b'{"model": {', b"[]", None]))
 def test_a_damaged_config_is_taken_from_history(content, mine, caplog, capsys):
   path, before = mine / "config.json", (mine / "config.json").read_bytes()
   path.unlink() if content is None else path.write_bytes(content)
   assert evaluate.main([f"--workdir={mine}", "--config.evals.loss.max_examples=8"]) == 0
   assert f"{path}: " in caplog.text and "its copy in history.jsonl is used" in caplog.text
   assert go(mine, 4, "--config.seed=1") == 2 and "seed: 0 there, 1 here" in capsys.readouterr().err
-  assert go(mine, 4) == 0 and path.read_bytes() == before
+  assert go(mine, 4, "--config.evals.loss.max_examples=None") == 0 and path.read_bytes() == before
 
 
 def test_a_damaged_config_without_a_copy_says_how_to_mend_it(mine, capsys):
@@ -199,7 +204,7 @@ def test_a_damaged_config_without_a_copy_says_how_to_mend_it(mine, capsys):
   assert go(mine) == 0
 
 
-@pytest.mark.parametrize("left", [2, None])
+@pytest.mark.parametrize("left", more.beyond(1, [2, None]))
 def test_metrics_that_are_gone_are_told_and_leave_a_gap(left, mine, capsys):
   path = mine / "metrics.jsonl"
   lines = path.read_bytes().splitlines(keepends=True)
