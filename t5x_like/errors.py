@@ -6,14 +6,16 @@ any other exception is a bug, or a fault of the machinery, and keeps its traceba
 """
 
 import difflib
-import errno
 import functools
 import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TypeVar
+
+from t5x_like import answers
+from t5x_like.answers import Kind, chain
 
 EXIT_BUG = 1
 EXIT_USER_ERROR = 2
@@ -25,50 +27,6 @@ EXIT_PREEMPTED = 75  # EX_TEMPFAIL: the state was saved; run the same command ag
 EXITS_NOT_RESTARTED = (EXIT_USER_ERROR, EXIT_NUMERIC, EXIT_DAMAGE)
 
 _T = TypeVar("_T")
-_TRANSIENT_ERRNOS = {
-  getattr(errno, name)
-  for name in (
-    "EIO EAGAIN EBUSY EINTR ESTALE ETIMEDOUT ECONNRESET ECONNREFUSED ECONNABORTED EPIPE ENETDOWN ENETUNREACH ENETRESET "
-    "EHOSTDOWN EHOSTUNREACH EREMOTEIO ENOTCONN"
-  ).split()
-  if hasattr(errno, name)
-}
-_TRANSIENT_STATUSES = (408, 425, 429, 500, 502, 503, 504)
-_TRANSIENT_WORDS = (
-  "UNAVAILABLE",
-  "DEADLINE_EXCEEDED",
-  "ABORTED",
-  "Too Many Requests",
-  "Service Unavailable",
-  "SlowDown",
-  "Connection reset",
-  "Connection closed",
-  "connection closed",
-  "Connection refused",
-  "Broken pipe",
-  "timed out",
-  "Timeout",
-  "Temporary failure in name resolution",
-  "Input/output error",
-  "Stale file handle",
-  "CURL error",
-  *(f"HTTP {form}{status}" for form in ("", "response code: ") for status in _TRANSIENT_STATUSES),
-)
-# Of HTTP clients that need not be installed: aiohttp, requests, urllib3, botocore, fsspec.
-_TRANSIENT_CLASSES = {
-  "ChunkedEncodingError",
-  "ClientConnectionError",
-  "ClientPayloadError",
-  "ConnectTimeout",
-  "ConnectionClosedError",
-  "EndpointConnectionError",
-  "FSTimeoutError",
-  "IncompleteRead",
-  "ProxyError",
-  "ReadTimeout",
-  "ServerDisconnectedError",
-  "TransportError",
-}
 _MEMORY_WORDS = ("Out of memory", "out of memory", "OOM", "failed to allocate", "Failed to allocate", "bad_alloc")
 
 
@@ -112,15 +70,6 @@ def one_line(error: BaseException) -> str:
   return " ".join(str(error).split()) or type(error).__name__
 
 
-def chain(error: BaseException | None) -> Iterator[BaseException]:
-  """The exception, its cause, the cause of that, and so on."""
-  seen: set[int] = set()
-  while error is not None and id(error) not in seen:
-    seen.add(id(error))
-    yield error
-    error = error.__cause__ or error.__context__
-
-
 def is_out_of_memory(error: BaseException) -> bool:
   """Whether memory ran out, of the host or of a device."""
   return any(isinstance(e, MemoryError) or any(word in str(e) for word in _MEMORY_WORDS) for e in chain(error))
@@ -133,18 +82,26 @@ def is_transient(error: BaseException) -> bool:
   """
   if exit_code(error) is not None:
     return isinstance(error, TransientError)
-  return not is_out_of_memory(error) and any(map(_is_transient, chain(error)))
+  return not is_out_of_memory(error) and answers.kind(error) is Kind.TRANSIENT
 
 
-def _is_transient(error: BaseException) -> bool:
-  if isinstance(error, TransientError | ConnectionError | TimeoutError):
-    return True
-  if any(kind.__name__ in _TRANSIENT_CLASSES for kind in type(error).__mro__):
-    return True
-  if isinstance(error, OSError) and error.errno is not None:
-    return error.errno in _TRANSIENT_ERRNOS
-  status = next((s for s in (getattr(error, n, None) for n in ("status", "code")) if isinstance(s, int)), None)
-  return status in _TRANSIENT_STATUSES or any(word in str(error) for word in _TRANSIENT_WORDS)
+def answered(error: Exception, address: str, done: str, kind: Kind | None = None) -> Exception:
+  """Return the error to end with for the answer of an object store, or the error itself if it has a class or is a bug.
+
+  Args:
+    address: of the object or directory.
+    done: what could not be done with it: `read`, `listed`, `written` or `deleted`.
+    kind: of the answer, where the caller knows better than its client.
+  """
+  if exit_code(error) is not None or is_out_of_memory(error):
+    return error
+  kind = kind or answers.kind(error)
+  if kind is None and not isinstance(error, OSError | ValueError | NotImplementedError):
+    return error
+  if kind is Kind.ABSENT:
+    return FileNotFoundError(f"{address}: {kind.value}")
+  made = {Kind.DAMAGED: DamageError, Kind.TRANSIENT: TransientError}.get(kind, UserError)
+  return made(answers.message(kind, address, done, error))
 
 
 def retried(call: Callable[[], _T], what, *, seconds: float | None = None, first_wait: float = 0.5) -> _T:

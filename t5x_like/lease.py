@@ -1,6 +1,7 @@
 """A lease on a directory where there are no locks: one process holds it, and says now and then that it is alive."""
 
 import json
+import logging
 import os
 import socket
 import threading
@@ -11,6 +12,7 @@ from typing import Protocol
 from t5x_like.errors import TransientError, UserError
 
 _TRAINING = "is training in it ({}); wait for it or stop it, or use another --workdir"
+_log = logging.getLogger("t5x_like.lease")
 _BEATS = 6  # signs of life in the time after which a lease may be taken
 
 
@@ -63,8 +65,11 @@ class Lease:
 
   def __exit__(self, *_) -> None:
     self.abandon()
-    if self._is_mine(self._storage.read(self._name)):
-      self._storage.delete(self._name)
+    try:
+      if self._is_mine(self._storage.read(self._name)):
+        self._storage.delete(self._name)
+    except (OSError, UserError, TransientError) as error:  # it must not hide how the run has ended
+      _log.warning("the lease is left to run out: %s", error)
 
   def close(self) -> None:
     self.__exit__()
@@ -79,9 +84,17 @@ class Lease:
     """Call it before anything is written that another run must not see.
 
     Raises:
-      TransientError: another process has taken the lease, since this one gave no sign of life for too long.
+      TransientError: another process has taken the lease, since this one gave no sign of life for too long; or its file
+        is gone.
+      UserError: the directory may no longer be read, or its bucket does not exist.
     """
-    if not self._is_mine(self._storage.read(self._name)):
+    found = self._storage.read(self._name)
+    if found is None:
+      raise TransientError(
+        f"{self._storage.url}/{self._name}: is gone, removed by another process or by hand, and so this directory is "
+        "no longer held; this process stops; run the same command again"
+      )
+    if not self._is_mine(found):
       raise TransientError(f"{self._storage.url}: another process has taken it over; this one stops")
 
   def _take(self) -> None:
@@ -104,8 +117,8 @@ class Lease:
           return  # `check` will say so
         self._beats += 1
         self._storage.write(self._name, self._data())
-      except TransientError:
-        continue  # the store is down, for others too
+      except (OSError, UserError, TransientError):
+        continue  # the store is down or locked, perhaps for others too; `check` will say so
 
   def _data(self) -> bytes:
     return json.dumps(self.content | {"beats": self._beats}).encode()

@@ -4,17 +4,22 @@ What an object store promises is little: an object appears whole or not at all, 
 renamed, and what must not be half there is committed by one last object. Calls are retried after transient errors.
 """
 
-import contextlib
 import errno
 import logging
 import os
 import pathlib
 import re
 import uuid
+from collections.abc import Callable
+from typing import TypeVar
 
 import fsspec
 
-from t5x_like.errors import UserError, one_line, retried
+from t5x_like import answers
+from t5x_like.answers import Kind
+from t5x_like.errors import DamageError, UserError, answered, exit_code, one_line, retried
+
+_T = TypeVar("_T")
 
 _CLIENTS = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "az": "adlfs", "abfs": "adlfs", "hf": "huggingface_hub"}
 
@@ -82,6 +87,17 @@ def synced(path) -> None:
     os.close(number)
 
 
+def look(files: fsspec.AbstractFileSystem, url: str) -> None:
+  """Asks for the bucket of an address, of Google's or Amazon's; raises the client's error if it is not there."""
+  scheme, _, path = url.partition("://")
+  bucket = path.partition("/")[0]
+  files.invalidate_cache()
+  if scheme in ("gs", "gcs"):
+    files.ls(bucket, detail=False, max_results=1)
+  elif scheme in ("s3", "s3a"):
+    files.call_s3("head_bucket", Bucket=bucket)
+
+
 class Storage:
   """A directory; names are relative to it, with slashes.
 
@@ -106,23 +122,27 @@ class Storage:
     return f"{self.url}/{name}"
 
   def read(self, name: str, start: int | None = None, end: int | None = None) -> bytes | None:
-    """The bytes of a file, or a range of them; None if there is no such file."""
+    """The bytes of a file, or a range of them; None if there is no such file.
 
-    def call():
-      try:
-        return self._files.cat_file(self._path(name), start=start, end=end)
-      except (FileNotFoundError, NotADirectoryError):
-        return None
+    Raises:
+      DamageError: the range begins behind the end of the file.
+    """
+    return self._answer(lambda: self._files.cat_file(self._path(name), start=start, end=end), name, "read")
 
-    return retried(call, self.where(name))
+  def exists(self, name: str) -> bool:
+    """Whether there is such a file, be it empty."""
+    try:
+      return self.read(name, 0, 1) is not None
+    except DamageError:  # a range of nothing
+      return True
 
   def write(self, name: str, data: bytes) -> None:
     """Writes a file; readers see the old one or all of the new one, also after a loss of power."""
-    retried(lambda: self._write(name, data), self.where(name))
+    self._answer(lambda: self._write(name, data), name, "written")
 
   def upload(self, name: str, path) -> None:
     """Writes a file with the content of a local one, of any size."""
-    retried(lambda: self._files.put_file(os.fspath(path), self._path(name)), self.where(name))
+    self._answer(lambda: self._files.put_file(os.fspath(path), self._path(name)), name, "written")
 
   def create(self, name: str, data: bytes) -> bool:
     """Writes a file if there is none of this name; False if there is. `data` must differ from call to call."""
@@ -133,34 +153,66 @@ class Storage:
       try:
         self._files.pipe_file(self._path(name), data, mode="create")
         return True
-      except FileExistsError:
-        return False
+      except Exception as error:
+        if answers.kind(error) is Kind.EXISTS:
+          return False
+        raise
 
     # The answer to a write that succeeded may have been lost; then the second attempt finds what the first wrote.
-    return retried(call, self.where(name)) or self.read(name) == data
+    return self._answer(call, name, "written") or self.read(name) == data
 
   def names(self, directory: str = "") -> list[str]:
     """What is directly in a directory, sorted; [] if there is none."""
 
     def call():
       self._files.invalidate_cache()
-      try:
-        found = self._files.ls(self._path(directory), detail=False)
-      except (FileNotFoundError, NotADirectoryError):
-        return []
-      return sorted({name.rstrip("/").rpartition("/")[2] for name in found} - {""})
+      return self._files.ls(self._path(directory), detail=False)
 
-    return retried(call, self.where(directory))
+    found = self._answer(call, directory, "listed") or []
+    return sorted({name.rstrip("/").rpartition("/")[2] for name in found} - {""})
 
   def delete(self, name: str) -> None:
     """Removes a file, or a directory with all in it; nothing if there is none."""
 
     def call():
       self._files.invalidate_cache()
-      with contextlib.suppress(FileNotFoundError):
-        self._files.rm(self._path(name), recursive=True)
+      self._files.rm(self._path(name), recursive=True)
 
-    retried(call, self.where(name))
+    self._answer(call, name, "deleted")
+
+  def _answer(self, call: Callable[[], _T], name: str, done: str) -> _T | None:
+    """Returns `call()`, tried again after transient errors; None where there is nothing of this name.
+
+    Raises:
+      OSError: of a local disk.
+      UserError, DamageError, TransientError: of an object store, as docs/reference/exit-codes.md says.
+    """
+    where = self.where(name) if name else self.url
+    try:
+      return retried(call, where)
+    except Exception as error:
+      absent = exit_code(error) is None and answers.kind(error) is Kind.ABSENT
+      if absent and done != "written":
+        if not self._local:
+          self._check_bucket(where, done, error)
+        return None
+      if self._local:
+        raise
+      # What is written to a bucket that is there is never absent.
+      raise answered(error, where, done, Kind.NO_BUCKET if absent else None) from error
+
+  def _check_bucket(self, where: str, done: str, absent: Exception) -> None:
+    """Raises UserError if a file is not there since its bucket is not; a bucket that may not be listed counts as there.
+
+    Clients tell an absent bucket and an absent file alike.
+    """
+    try:
+      retried(lambda: look(self._files, self.url), where)
+    except Exception as error:
+      if exit_code(error) is not None:
+        raise
+      if answers.kind(error) in (Kind.ABSENT, Kind.NO_BUCKET):
+        raise answered(error, where, done, Kind.NO_BUCKET) from absent
 
   def _path(self, name: str) -> str:
     return f"{self._root}/{name}" if name else self._root

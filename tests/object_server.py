@@ -8,13 +8,18 @@ import random
 import threading
 import time
 import urllib.parse
+from collections.abc import Callable
+
+from tests import object_answers
 
 
 class Server:
-  """Serves `root` at `url`, and as the bucket `bucket` of a Google Cloud Storage at `url`.
+  """Serves `root` at `url`, and as the bucket `bucket` of a Google Cloud Storage and of an S3 at `url`.
 
   Attributes:
     requests: the paths and ranges asked for.
+    fault: given an operation (`read`, `range`, `list`, `stat`, `write`, `create`, `delete`, `bucket`) and the object's
+      name, the name of the answer in `object_answers.ANSWERS`, or None for the right one.
     unavailable, throttled: the share of requests that are answered with 503, and with 429.
     readonly: whether uploads and deletions are forbidden.
     uploads: the names of the files that were written.
@@ -30,6 +35,7 @@ class Server:
     self.root, self.requests = root, []
     self.unavailable, self.broken, self.delay, self.hangs, self.page = 0.0, 0.0, 0.0, 0, 1_000
     self.readonly, self.uploads = False, []
+    self.fault: Callable[[str, str], str | None] = lambda operation, name: None
     self.throttled, self.stale, self.writes_left, self.begun = 0.0, None, None, {}
     self.random, self.stopped = random.Random(0), threading.Event()
     self.http = _Http(("127.0.0.1", 0), _handler(self))
@@ -49,7 +55,8 @@ class Server:
       self.http.server_close()
 
 
-OBJECTS = "/storage/v1/b/bucket/o"
+BUCKET = "/storage/v1/b/bucket"
+OBJECTS = f"{BUCKET}/o"
 
 
 class _Http(http.server.ThreadingHTTPServer):
@@ -71,6 +78,8 @@ def _handler(server: Server):
       for name, value in {"Content-Length": str(len(data)), **headers}.items():
         self.send_header(name.replace("_", "-"), value)
       self.end_headers()
+      if self.command == "HEAD":
+        return
       if server.random.random() < server.broken:
         self.wfile.write(data[: len(data) // 2])
         self.close_connection = True
@@ -90,24 +99,36 @@ def _handler(server: Server):
       if server.hangs > 0:
         server.hangs -= 1
         server.stopped.wait()
-      if self.refused():
-        return None
       path = urllib.parse.unquote(address.path).removeprefix("/download")
-      if path == OBJECTS:
-        return self.listing(query)
-      file = server.root / path.removeprefix(OBJECTS).lstrip("/")
+      name = self.name(path)
+      part = self.headers.get("Range")
+      if path.rstrip("/") in (BUCKET, "/bucket"):
+        operation = "list" if self.s3 and query else "bucket"
+      elif path == OBJECTS:
+        operation = "list"
+      elif self.command == "HEAD" or path.startswith(OBJECTS) and "alt" not in query:
+        operation = "stat"
+      else:
+        operation = "range" if part else "read"
+      if self.refused(operation, name):
+        return None
+      if operation == "bucket":
+        return self.answer(200, b"{}", Content_Type="application/json")
+      if operation == "list":
+        return self.s3_listing(query) if self.s3 else self.listing(query)
+      file = server.root / name
       if not file.is_file():
-        return self.answer(404)
+        return self.answer(404, object_answers.body(object_answers.ANSWERS["no object"], self.s3))
       if path.startswith(OBJECTS) and "alt" not in query:
         return self.answer(200, json.dumps(self.about(file)).encode(), Content_Type="application/json")
-      data, part = file.read_bytes(), self.headers.get("Range")
+      data = file.read_bytes()[: self.most]
       about = {"ETag": '"1"', "x_goog_generation": "1"}
       if not part:
         return self.answer(200, data, **about)
       first, _, last = part.removeprefix("bytes=").partition("-")
       first, last = int(first), min(int(last or len(data)), len(data) - 1)
       if first > last:
-        return self.answer(416)
+        return self.answer(416, object_answers.body(object_answers.ANSWERS["range"], self.s3))
       return self.answer(206, data[first : last + 1], Content_Range=f"bytes {first}-{last}/{len(data)}", **about)
 
     def do_POST(self):
@@ -115,14 +136,30 @@ def _handler(server: Server):
         self.post()
 
     do_PUT = do_POST
+    do_HEAD = do_GET
+
+    @property
+    def s3(self) -> bool:
+      return self.headers.get("Authorization", "").startswith("AWS4")
+
+    def name(self, path: str) -> str:
+      """The object's name."""
+      return path.removeprefix("/bucket" if self.s3 else OBJECTS).lstrip("/")
 
     def post(self):
       """An object in one request (`uploadType=multipart` or `media`), or in parts (`resumable`)."""
       body = self.rfile.read(int(self.headers["Content-Length"]))
       time.sleep(server.delay)
-      if self.refused(changes=True):
-        return None
       query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
+      if self.s3:
+        name = self.name(urllib.parse.unquote(urllib.parse.urlsplit(self.path).path))
+        only_new = "If-None-Match" in self.headers
+        if self.refused("create" if only_new else "write", name):
+          return None
+        return self.store(name, body, only_new)
+      operation = "create" if query.get("ifGenerationMatch") == "0" else "write"
+      if self.refused(operation, self.named(query, body)):
+        return None
       if "upload_id" in query:
         name, parts, only_new = server.begun[query["upload_id"]]
         parts.append(body)
@@ -137,10 +174,23 @@ def _handler(server: Server):
         key = str(len(server.begun))
         server.begun[key] = (json.loads(body)["name"], [], only_new)
         return self.answer(200, Location=f"{server.url}/upload{OBJECTS}?uploadType=resumable&upload_id={key}")
+      name, content = self.parts(body)
+      return self.store(name, content, only_new)
+
+    def parts(self, body: bytes) -> tuple[str, bytes]:
+      """The name and the bytes in an upload of several parts."""
       boundary = b"--" + self.headers["Content-Type"].partition("boundary=")[2].strip('"').encode()
       _, about, rest = body.split(boundary, 2)
       name = json.loads(about.split(b"\n\n", 1)[1])["name"]
-      return self.store(name, rest.split(b"\n\n", 1)[1].removesuffix(b"\n" + boundary + b"--"), only_new)
+      return name, rest.split(b"\n\n", 1)[1].removesuffix(b"\n" + boundary + b"--")
+
+    def named(self, query: dict[str, str], body: bytes) -> str:
+      """The name of the object that an upload to Google Cloud Storage is of."""
+      if "upload_id" in query:
+        return server.begun[query["upload_id"]][0]
+      if query["uploadType"] == "media":
+        return query["name"]
+      return json.loads(body)["name"] if query["uploadType"] == "resumable" else self.parts(body)[0]
 
     def store(self, name: str, data: bytes, only_new: bool) -> None:
       if server.writes_left is not None:
@@ -150,32 +200,40 @@ def _handler(server: Server):
           return self.connection.close()
       file = server.root / name
       if only_new and file.exists():
-        return self.answer(412)
+        return self.answer(412, object_answers.body(object_answers.ANSWERS["exists"], self.s3))
       file.parent.mkdir(parents=True, exist_ok=True)
       server.uploads.append(name)
       whole = file.with_name(f".{file.name}.{threading.get_ident()}")
       whole.write_bytes(data)
       whole.replace(file)
+      if self.s3:
+        return self.answer(200, ETag='"1"')
       return self.answer(200, json.dumps(self.about(file)).encode(), Content_Type="application/json")
 
     def do_DELETE(self):
       with contextlib.suppress(OSError):
         time.sleep(server.delay)
-        if self.refused(changes=True):
+        name = self.name(urllib.parse.unquote(urllib.parse.urlsplit(self.path).path))
+        if self.refused("delete", name):
           return
-        path = urllib.parse.unquote(urllib.parse.urlsplit(self.path).path)
-        file = server.root / path.removeprefix(OBJECTS).lstrip("/")
-        self.answer(404 if not file.is_file() else 204)
+        file = server.root / name
+        self.answer(404 if not file.is_file() and not self.s3 else 204)
         file.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # there are no directories in a bucket
           for parent in file.parents:
             parent.rmdir()
 
-    def refused(self, changes: bool = False) -> bool:
+    def refused(self, operation: str, name: str) -> bool:
       """Answers with an error, as often as asked."""
-      if changes and server.readonly:
-        self.answer(403)
-        return True
+      self.most = None
+      changes = operation in ("write", "create", "delete")
+      asked = server.fault(operation, name) or ("forbidden" if changes and server.readonly else None)
+      if asked:
+        answer = object_answers.ANSWERS[asked]
+        if answer.status != 200:
+          self.answer(answer.status, object_answers.body(answer, self.s3), Content_Type="application/json")
+          return True
+        self.most = answer.bytes
       for status, share in ((503, server.unavailable), (429, server.throttled)):
         if server.random.random() < share:
           self.answer(status)
@@ -185,6 +243,13 @@ def _handler(server: Server):
     def about(self, file: pathlib.Path) -> dict[str, str]:
       name, size = str(file.relative_to(server.root)), str(file.stat().st_size)
       return {"name": name, "bucket": "bucket", "size": size, "generation": "1", "kind": "storage#object"}
+
+    def s3_listing(self, query: dict[str, str]) -> None:
+      names = [name for name in server.names() if name.startswith(query.get("prefix", ""))]
+      names = [name for name in names if name > query.get("start-after", "")]
+      found = "".join(f"<Contents><Key>{name}</Key><Size>0</Size></Contents>" for name in names)
+      about = f"<Name>bucket</Name><KeyCount>{len(names)}</KeyCount><IsTruncated>false</IsTruncated>"
+      self.answer(200, f"<?xml version='1.0'?><ListBucketResult>{about}{found}</ListBucketResult>".encode())
 
     def listing(self, query: dict[str, str]) -> None:
       names = server.names() if server.stale is None else server.stale

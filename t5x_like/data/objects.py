@@ -13,20 +13,25 @@ import functools
 import os
 import pathlib
 import posixpath
+import time
 import urllib.parse
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
+import fsspec
 from etils import epath
 
-from t5x_like.errors import TransientError, UserError, is_transient, one_line, retried
+from t5x_like import answers, storage
+from t5x_like.answers import Kind
+from t5x_like.errors import TransientError, UserError, answered, exit_code, is_transient, one_line, retried
 
 _ATTEMPT_SECONDS = 60.0
+_LOOK_SECONDS = 1.0  # for so long a bucket that was there is not asked for again
 _AT_ONCE = 32  # requests of fsspec
 _ABSENT = b"\x02"  # TensorStore's generation of a file that is not there
 _DRIVERS = ("gcs", "s3", "http")
 _CONTEXT = {
-  **{f"{d}_request_retries": {"max_retries": 1000, "initial_delay": "100ms", "max_delay": "8s"} for d in _DRIVERS},
+  **{f"{d}_request_retries": {"max_retries": 8, "initial_delay": "100ms", "max_delay": "8s"} for d in _DRIVERS},
   **{f"{d}_request_concurrency": {"limit": 128} for d in _DRIVERS},
 }
 
@@ -56,6 +61,9 @@ class Objects(Protocol):
   def delete(self, prefix: str) -> Any:
     """Deletes the files whose keys begin with a prefix."""
 
+  def look(self) -> None:
+    """Raises the client's error if there is no bucket here, or none that may be listed."""
+
 
 def opened(url: str) -> Objects:
   """The files below `scheme://...`.
@@ -77,7 +85,7 @@ class _TensorStore:
   def __init__(self, url: str):
     import tensorstore as ts
 
-    self._ts, spec = ts, url
+    self._ts, self._url, spec = ts, url, url
     parts, endpoint = urllib.parse.urlsplit(url), os.environ.get("AWS_ENDPOINT_URL")
     if parts.scheme == "s3" and endpoint:
       region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
@@ -92,13 +100,20 @@ class _TensorStore:
     return self._files.write(key, data)
 
   def create(self, key: str, data: bytes):
-    return _Then(self._files.write(key, data, if_equal=_ABSENT), lambda stamp: bool(stamp.generation))
+    return _Then(self._files.write(key, data, if_equal=_ABSENT), lambda stamp: bool(stamp.generation), False)
 
   def list(self, prefix: str):
     return _Then(self._files.list(self._range(prefix)), lambda keys: {key.decode(): None for key in keys})
 
   def delete(self, prefix: str):
-    return self._files.delete_range(self._range(prefix))
+    return _Then(self.list(prefix), lambda keys: [one.result() for one in [self.write(key, None) for key in keys]])
+
+  def look(self) -> None:
+    if self._url.startswith("s3:"):
+      self.list("\0").result(timeout=_ATTEMPT_SECONDS)
+    elif self._url.startswith("gs:"):  # TensorStore takes a refused listing of Google's for an empty one
+      with contextlib.suppress(ImportError):
+        storage.look(fsspec.filesystem("gs", endpoint_url=os.environ.get("TENSORSTORE_GCS_HTTP_URL")), self._url)
 
   def _range(self, prefix: str):
     return self._ts.KvStore.KeyRange(prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else "")
@@ -106,16 +121,21 @@ class _TensorStore:
 
 class _Then(NamedTuple):
   future: Any
-  change: Any
+  change: Callable[[Any], Any]
+  exists: Any = None  # the result where the answer is that there is such a file already
 
   def result(self, timeout: float | None = None):
-    return self.change(self.future.result(timeout=timeout))
+    try:
+      return self.change(self.future.result(timeout=timeout))
+    except Exception as error:
+      if self.exists is None or answers.kind(error) is not Kind.EXISTS:
+        raise
+      return self.exists
 
 
 class _Fsspec:
   def __init__(self, url: str):
-    import fsspec
-
+    self._url = url
     self._files, self._root = fsspec.core.url_to_fs(url.rstrip("/"))
     self._pool = _fsspec_pool()
 
@@ -143,19 +163,19 @@ class _Fsspec:
   def create(self, key: str, data: bytes):
     def put() -> bool:
       self._files.makedirs(posixpath.dirname(self._path(key)), exist_ok=True)
-      try:
-        self._files.pipe_file(self._path(key), data, mode="create")
-        return True
-      except FileExistsError:
-        return False
+      self._files.pipe_file(self._path(key), data, mode="create")
+      return True
 
-    return self._pool.submit(put)
+    return _Then(self._pool.submit(put), bool, False)
 
   def list(self, prefix: str):
     return self._pool.submit(self._find, prefix)
 
   def delete(self, prefix: str):
     return self._pool.submit(lambda: [self._files.rm_file(self._path(key)) for key in self._find(prefix)])
+
+  def look(self) -> None:
+    storage.look(self._files, self._url)
 
   def _find(self, prefix: str) -> dict[str, int | None]:
     try:
@@ -169,6 +189,30 @@ class _Fsspec:
     return f"{self._root.rstrip('/')}/{key}" if key else self._root
 
 
+def look(files: Objects, url: str, done: str) -> None:
+  """Raises the error of what was not found at an address, if that is since its bucket is not there.
+
+  Args:
+    done: `read`, or `listed`; then it is also raised if the bucket may not be listed.
+
+  Raises:
+    UserError, TransientError: see above.
+  """
+  root = url[: (url + "/").index("/", url.index("://") + 3)]
+  if time.monotonic() - _looked.get(root, -_LOOK_SECONDS) < _LOOK_SECONDS:
+    return
+  try:
+    retried(files.look, url)
+  except Exception as error:
+    gone = answers.kind(error) in (Kind.ABSENT, Kind.NO_BUCKET)
+    if gone or done == "listed" or exit_code(error) is not None:
+      raise answered(error, url, done, Kind.NO_BUCKET if gone else None) from error
+  _looked[root] = time.monotonic()
+
+
+_looked: dict[str, float] = {}  # when a bucket was last there
+
+
 @functools.cache
 def _fsspec_pool() -> concurrent.futures.ThreadPoolExecutor:
   return concurrent.futures.ThreadPoolExecutor(_AT_ONCE)
@@ -177,7 +221,8 @@ def _fsspec_pool() -> concurrent.futures.ThreadPoolExecutor:
 class Address:
   """A file or directory at an address, with the methods of `pathlib.Path` that are used of it.
 
-  What fails for good raises OSError, and what may succeed later TransientError, after two minutes of trying.
+  An absent file raises FileNotFoundError; other answers raise the errors of docs/reference/exit-codes.md, those that
+  may be others later after two minutes of trying.
   """
 
   def __init__(self, url: str):
@@ -213,7 +258,7 @@ class Address:
     pass
 
   def read_bytes(self) -> bytes:
-    answer = self._answer(lambda files: files.read(self._key))
+    answer = self._read()
     if answer.state == "missing":
       raise FileNotFoundError(f"{self}: found no such file")
     return bytes(answer.value)
@@ -222,7 +267,7 @@ class Address:
     return self.read_bytes().decode()
 
   def write_bytes(self, data: bytes) -> None:
-    self._answer(lambda files: files.write(self._key, data))
+    self._answer(lambda files: files.write(self._key, data), "written")
 
   def write_text(self, text: str) -> None:
     self.write_bytes(text.encode())
@@ -230,11 +275,13 @@ class Address:
   def create(self, data: bytes) -> bool:
     """Writes it if there is no such file; False if there is. `data` must differ from call to call."""
     # The answer to a write that succeeded may have been lost; then the second attempt finds what the first wrote.
-    return self._answer(lambda files: files.create(self._key, data)) or self.read_bytes() == data
+    return self._answer(lambda files: files.create(self._key, data), "written") or self._read() == ("value", data)
 
   def sizes(self, prefix: str = "") -> dict[str, int | None]:
     """The files in this directory whose names begin with a prefix, and their sizes (None where they are not known)."""
-    found = self._answer(lambda files: files.list(f"{self._key}/{prefix}".lstrip("/")))
+    found = self._answer(lambda files: files.list(f"{self._key}/{prefix}".lstrip("/")), "listed")
+    if not found:
+      look(_root(self._root), self._url, "listed")
     return {key[len(self._key) :].lstrip("/"): size for key, size in found.items()}
 
   def iterdir(self) -> Iterator["Address"]:
@@ -244,26 +291,28 @@ class Address:
     return bool(self.sizes())
 
   def exists(self) -> bool:
-    return self._answer(lambda files: files.read(self._key)).state != "missing" or self.is_dir()
+    return self._read().state != "missing" or self.is_dir()
 
   def unlink(self, missing_ok: bool = False) -> None:
-    self._answer(lambda files: files.write(self._key, None))
+    self._answer(lambda files: files.write(self._key, None), "deleted")
 
   def rmtree(self, missing_ok: bool = False) -> None:
-    self._answer(lambda files: files.delete(f"{self._key}/"))
+    self._answer(lambda files: files.delete(f"{self._key}/"), "deleted")
 
-  def _answer(self, request: Callable[[Objects], Any]) -> Any:
+  def _read(self) -> Answer:
+    found = self._answer(lambda files: files.read(self._key), "read")
+    if found.state == "missing":
+      look(_root(self._root), self._url, "read")
+    return Answer(found.state, bytes(found.value))
+
+  def _answer(self, request: Callable[[Objects], Any], done: str) -> Any:
     files = _root(self._root)
-
-    def attempt() -> Any:
-      try:
-        return request(files).result(timeout=_ATTEMPT_SECONDS)
-      except Exception as error:
-        if is_transient(error) or isinstance(error, OSError):
-          raise
-        raise OSError(one_line(error)[:300]) from error
-
-    return retried(attempt, self._url)
+    try:
+      return retried(lambda: request(files).result(timeout=_ATTEMPT_SECONDS), self._url)
+    except Exception as error:
+      # An absent file is an answer, and an error only where its bucket is absent.
+      gone = exit_code(error) is None and answers.kind(error) is Kind.ABSENT
+      raise answered(error, self._url, done, Kind.NO_BUCKET if gone else None) from error
 
 
 @functools.lru_cache(64)

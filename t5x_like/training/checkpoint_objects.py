@@ -131,9 +131,9 @@ class ObjectSteps:
     return found
 
   def _state(self, directory: str) -> str:
-    if self._storage.read(f"{directory}/{_ASIDE}") is not None:
+    if self._storage.exists(f"{directory}/{_ASIDE}"):
       return "aside"
-    return "begun" if self._storage.read(f"{directory}/{_MANIFEST}", 0, 1) is None else "committed"
+    return "committed" if self._storage.exists(f"{directory}/{_MANIFEST}") else "begun"
 
   def _directory(self, step: int) -> str:
     found = self._agreed.get(step) or self._committed().get(step)

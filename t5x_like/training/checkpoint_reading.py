@@ -11,13 +11,13 @@ import orbax.checkpoint as ocp
 from etils import epath
 from jax.experimental import multihost_utils
 
-from t5x_like.errors import TransientError, UserError, is_out_of_memory, one_line, retried
+from t5x_like.errors import DamageError, TransientError, UserError, is_out_of_memory, one_line, retried
 from t5x_like.training.checkpoint_manifest import Damaged, flatten, nest
 
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR)
 _REFUSALS = (errno.EACCES, errno.EPERM)
 # What the readers below orbax raise for a damaged or missing file; anything else is not the file's fault.
-_DAMAGE = (ValueError, KeyError, TypeError, EOFError, FileNotFoundError)
+_DAMAGE = (DamageError, ValueError, KeyError, TypeError, EOFError, FileNotFoundError)
 
 
 def together(path: str, read: Callable[[], Any]) -> Any:
@@ -25,7 +25,7 @@ def together(path: str, read: Callable[[], Any]) -> Any:
 
   Raises:
     Damaged: what was read is wrong, or missing.
-    UserError: reading is not permitted, or memory ran out.
+    UserError: reading is not permitted, the bucket is gone, or memory ran out.
     TransientError: it still failed after the retries, in this process or another.
   """
   value, error = None, None
@@ -42,8 +42,11 @@ def together(path: str, read: Callable[[], Any]) -> Any:
   if verdict == "read":
     return value
   if verdict == "damaged":
-    raise Damaged(str(error) if isinstance(error, Damaged) else f"a tensor cannot be read: {one_line(error)[:300]}")
+    told = isinstance(error, Damaged | DamageError)
+    raise Damaged(str(error) if told else f"a tensor cannot be read: {one_line(error)[:300]}")
   if verdict == "refused":
+    if isinstance(error, UserError):
+      raise error
     raise UserError(f"{path}: checkpoint cannot be read: {one_line(error)[:300]}; fix the permissions") from error
   if verdict == "memory":
     raise UserError(
@@ -64,7 +67,7 @@ def _verdict(error: Exception | None) -> str:
     return "transient"
   if is_out_of_memory(error):
     return "memory"
-  if disk_errno(error) in _REFUSALS:
+  if isinstance(error, UserError) or disk_errno(error) in _REFUSALS:
     return "refused"
   if type(error) is Exception:  # orbax's, around another
     error = error.__cause__ or error

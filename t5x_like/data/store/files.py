@@ -30,7 +30,9 @@ class Files(Protocol):
     """Reads ranges of the shards' files of one array; thread-safe.
 
     Raises:
-      UserError: a file is missing, too short, or cannot be read.
+      UserError: a file is missing, or may not be read.
+      DamageError: a file is too short.
+      TransientError: a file cannot be read now.
     """
 
   def local(self, directory: str) -> contextlib.AbstractContextManager[pathlib.Path]:

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 
 from t5x_like.data.store.manifest import REMEDY
 from t5x_like.data.store.shards import Shards
-from t5x_like.errors import UserError, one_line
+from t5x_like.errors import DamageError, UserError, one_line
 
 _MOST_OPEN = 2**15
 _NOWAIT = getattr(os, "RWF_NOWAIT", None)  # Linux only, as is the announcement
@@ -152,7 +152,7 @@ class LocalFiles:
         while len(into):
           done = _read(descriptor.fd, into, offset)
           if not done:
-            raise UserError(
+            raise DamageError(
               f"{self.name(shards.file(array, shard))}: found {os.fstat(descriptor.fd).st_size} bytes, expected over "
               f"{offset}: the file is truncated; copy it again or {REMEDY}"
             )

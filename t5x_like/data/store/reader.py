@@ -34,7 +34,7 @@ from t5x_like.data.store.documents import Documents
 from t5x_like.data.store.files import Files
 from t5x_like.data.store.manifest import REMEDY, Manifest
 from t5x_like.data.store.shards import ARRAYS, CHECKSUMS, TABLE, Shards
-from t5x_like.errors import UserError, one_line
+from t5x_like.errors import DamageError, UserError, one_line
 
 Verify = Literal["auto", "full", "size"]
 FULL_VERIFY_BYTES = 2 * 2**30  # "auto" checks every byte of stores up to this size
@@ -213,7 +213,7 @@ def _verify(files: Files, manifest: Manifest, shards: Shards, checksums_SA: np.n
   for file, expected in sizes.items() if found is not None else ():
     size = found.get(file, "no such file")
     if size not in (expected, None):
-      raise UserError(
+      raise (UserError if isinstance(size, str) else DamageError)(
         f"{files.name(file)}: found {size if isinstance(size, str) else f'{size} bytes'}, expected {expected} bytes: "
         f"the file is missing or truncated; copy it again or {REMEDY}"
       )
@@ -224,7 +224,7 @@ def _verify(files: Files, manifest: Manifest, shards: Shards, checksums_SA: np.n
     what = "all checksums"
     _verify_checksums(files, shards, checksums_SA)
     if (computed := store_shards.fingerprint(manifest, shards, checksums_SA)) != manifest.fingerprint:
-      raise UserError(
+      raise DamageError(
         f"{files.name(manifests.FILE)}: fingerprint: found {manifest.fingerprint[:12]!r}, but the content gives "
         f"{computed[:12]!r}; {REMEDY}"
       )
@@ -237,7 +237,7 @@ def _verify_checksums(files: Files, shards: Shards, checksums_SA: np.ndarray) ->
   def check(array: str, shard: int) -> None:
     file, expected = shards.file(array, shard), checksums_SA[shard, ARRAYS.index(array)].tobytes().hex()
     if (found := files.sha256(file, shards.size(array, shard))) != expected:
-      raise UserError(
+      raise DamageError(
         f"{files.name(file)}: found SHA-256 {found[:12]}, expected {expected[:12]}: the file is corrupt; copy it "
         f"again or {REMEDY}"
       )

@@ -16,11 +16,11 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from t5x_like import file_names
+from t5x_like import answers, file_names
 from t5x_like.data import objects
 from t5x_like.data.store.manifest import REMEDY
 from t5x_like.data.store.shards import Shards
-from t5x_like.errors import TransientError, UserError, is_transient, one_line
+from t5x_like.errors import DamageError, TransientError, UserError, answered, is_transient, one_line
 
 CACHE_BYTES = 2**30  # of all stores of a process
 PATIENCE_SECONDS = 300.0  # for a read, over all attempts
@@ -79,13 +79,14 @@ class RemoteFiles:
   def listing(self, directories: Sequence[str]) -> dict[str, int | None] | None:
     pages = [self._files.list(f"{one}/") for one in directories]
     try:
-      return {key: size for page in pages for key, size in page.result(timeout=PATIENCE_SECONDS).items()}
+      found = {key: size for page in pages for key, size in page.result(timeout=PATIENCE_SECONDS).items()}
     except Exception as error:
       if "does not support listing" in str(error):  # plain HTTP
         return None
-      if is_transient(error):
-        raise TransientError(f"{self._url}: cannot be listed now ({one_line(error)[:300]})") from error
-      raise UserError(f"{self._url}: cannot be listed ({one_line(error)})") from error
+      raise answered(error, self._url, "listed") from error
+    if not found:
+      objects.look(self._files, self._url, "listed")
+    return found
 
   def sha256(self, file: str, size: int) -> str:
     digest = hashlib.sha256()
@@ -170,17 +171,17 @@ class RemoteFiles:
 
   def _present(self, ranges: Sequence[_Range]) -> list[bytes]:
     """Like `_answers`, but UserError for a missing file."""
-    answers = self._answers(ranges)
-    for (file, _), answer in zip(ranges, answers, strict=True):
-      if answer is None:
+    found = self._answers(ranges)
+    for (file, _), data in zip(ranges, found, strict=True):
+      if data is None:
         raise UserError(f"{self.name(file)}: found no such file: copy it again or {REMEDY}")
-    return answers
+    return found
 
   def _answers(self, ranges: Sequence[_Range]) -> list[bytes | None]:
     """The bytes of all ranges, requested at once; None for a missing file."""
     begin = time.monotonic()
     waiting = [self._files.read(file, part) for file, part in ranges]
-    answers = []
+    found = []
     for (file, part), future in zip(ranges, waiting, strict=True):
       while True:
         left = begin + PATIENCE_SECONDS - time.monotonic()
@@ -195,10 +196,27 @@ class RemoteFiles:
             ) from error
           future = self._files.read(file, part)
         except Exception as error:
-          if is_transient(error):
-            raise TransientError(f"{self.name(file)}: cannot be read now ({one_line(error)[:300]})") from error
-          raise UserError(
-            f"{self.name(file)}: cannot be read ({one_line(error)}): copy it again or {REMEDY}"
-          ) from error
-      answers.append(None if result.state == "missing" else bytes(result.value))
-    return answers
+          if not is_transient(error):
+            raise self._refusal(file, error) from error
+          if left <= _ATTEMPT_SECONDS:
+            raise TransientError(
+              f"{self.name(file)}: cannot be read now ({answers.words(error)}), in spite of retries for "
+              f"{PATIENCE_SECONDS:g} s: run the same command again"
+            ) from error
+          time.sleep(min(1.0, left))
+          future = self._files.read(file, part)
+      if result.state == "missing":
+        objects.look(self._files, self._url, "read")
+      elif part and len(result.value) != part.stop - part.start:
+        raise self._refusal(file, EOFError(f"{len(result.value)} of {part.stop - part.start} bytes"))
+      found.append(None if result.state == "missing" else bytes(result.value))
+    return found
+
+  def _refusal(self, file: str, error: Exception) -> Exception:
+    told = answered(error, self.name(file), "read")
+    if isinstance(told, DamageError) or isinstance(error, EOFError):
+      return DamageError(
+        f"{self.name(file)}: found fewer bytes than expected, or other ones ({answers.words(error)}): the file is "
+        f"damaged; copy it again or {REMEDY}"
+      )
+    return told

@@ -1,0 +1,242 @@
+"""One kind for every answer of an object store, whichever client gave it: docs/reference/exit-codes.md has the table.
+
+fsspec's clients (gcsfs, s3fs, adlfs, http), TensorStore and the operating system each have their own exceptions for the
+same answers. `kind` reads them, `error` makes of a kind the error that the program ends with.
+"""
+
+import enum
+import errno
+import re
+from collections.abc import Iterator
+
+
+class Kind(enum.Enum):
+  """What an answer means for the program; the value is what its message says."""
+
+  ABSENT = "found no such file"
+  NO_BUCKET = "does not exist; create it, or correct the address"
+  EXISTS = "is there already"
+  DAMAGED = "is damaged: shorter than expected, or not what its checksum says"
+  REFUSED = "permission denied"
+  EXPIRED = "the credentials have expired or are no longer valid"
+  TRANSIENT = "does not work now"
+  OTHER = "the store refuses"
+
+
+_CODES = {  # of S3 and Azure, which say more than the status
+  "NoSuchBucket": Kind.NO_BUCKET,
+  "ContainerNotFound": Kind.NO_BUCKET,
+  "ContainerBeingDeleted": Kind.NO_BUCKET,
+  "FilesystemNotFound": Kind.NO_BUCKET,
+  "NoSuchKey": Kind.ABSENT,
+  "NoSuchVersion": Kind.ABSENT,
+  "BlobNotFound": Kind.ABSENT,
+  "PathNotFound": Kind.ABSENT,
+  "ExpiredToken": Kind.EXPIRED,
+  "ExpiredTokenException": Kind.EXPIRED,
+  "TokenRefreshRequired": Kind.EXPIRED,
+  "RequestExpired": Kind.EXPIRED,
+  "AccessDenied": Kind.REFUSED,
+  "InvalidAccessKeyId": Kind.REFUSED,
+  "InvalidToken": Kind.REFUSED,
+  "SignatureDoesNotMatch": Kind.REFUSED,
+  "InvalidRange": Kind.DAMAGED,
+  "BadDigest": Kind.DAMAGED,
+  "XAmzContentChecksumMismatch": Kind.DAMAGED,
+  "ConditionalRequestConflict": Kind.EXISTS,
+  "OperationAborted": Kind.TRANSIENT,
+  "RequestTimeout": Kind.TRANSIENT,
+  "IncompleteBody": Kind.TRANSIENT,
+  "SlowDown": Kind.TRANSIENT,
+  "Throttling": Kind.TRANSIENT,
+  "ThrottlingException": Kind.TRANSIENT,
+  "RequestLimitExceeded": Kind.TRANSIENT,
+  "InternalError": Kind.TRANSIENT,
+}
+_STATUSES = {
+  401: Kind.REFUSED,
+  403: Kind.REFUSED,
+  404: Kind.ABSENT,
+  408: Kind.TRANSIENT,
+  409: Kind.EXISTS,
+  412: Kind.EXISTS,
+  416: Kind.DAMAGED,
+  425: Kind.TRANSIENT,
+  429: Kind.TRANSIENT,
+  500: Kind.TRANSIENT,
+  501: Kind.OTHER,
+}
+# Of clients that need not be installed: aiohttp, requests, urllib3, botocore, fsspec, google.auth.
+_CLASSES = {
+  **dict.fromkeys(
+    (
+      "ChunkedEncodingError ClientConnectionError ClientPayloadError ConnectTimeout ConnectTimeoutError "
+      "ConnectionClosedError ConnectionError EndpointConnectionError FSTimeoutError IncompleteRead ProxyError "
+      "ReadTimeout ReadTimeoutError ResponseStreamingError ServerDisconnectedError TimeoutError TransientError "
+      "TransportError"
+    ).split(),
+    Kind.TRANSIENT,
+  ),
+  "ChecksumError": Kind.DAMAGED,
+  "RefreshError": Kind.EXPIRED,
+  "UnauthorizedSSOTokenError": Kind.EXPIRED,
+  "SSOTokenLoadError": Kind.EXPIRED,
+  "TokenRetrievalError": Kind.EXPIRED,
+  "DefaultCredentialsError": Kind.REFUSED,
+  "NoCredentialsError": Kind.REFUSED,
+  "PartialCredentialsError": Kind.REFUSED,
+  "CredentialRetrievalError": Kind.REFUSED,
+  **dict.fromkeys("AzureError BotoCoreError ClientError GoogleAuthError RequestException".split(), Kind.OTHER),
+}
+_ERRNOS = {
+  **{
+    getattr(errno, name): Kind.TRANSIENT
+    for name in (
+      "EIO EAGAIN EBUSY EINTR ESTALE ETIMEDOUT ECONNRESET ECONNREFUSED ECONNABORTED EPIPE ENETDOWN ENETUNREACH "
+      "ENETRESET EHOSTDOWN EHOSTUNREACH EREMOTEIO ENOTCONN"
+    ).split()
+    if hasattr(errno, name)
+  },
+  errno.ENOENT: Kind.ABSENT,
+  errno.ENOTDIR: Kind.ABSENT,
+  errno.EEXIST: Kind.EXISTS,
+  errno.EACCES: Kind.REFUSED,
+  errno.EPERM: Kind.REFUSED,
+}
+_TYPES = {FileNotFoundError: Kind.ABSENT, FileExistsError: Kind.EXISTS, PermissionError: Kind.REFUSED}
+_WORDS = {  # absl's codes as TensorStore writes them, and what others say without a status
+  **dict.fromkeys(
+    (
+      "UNAVAILABLE",
+      "DEADLINE_EXCEEDED",
+      "ABORTED",
+      "Too Many Requests",
+      "Service Unavailable",
+      "SlowDown",
+      "Connection reset",
+      "Connection closed",
+      "connection closed",
+      "Connection refused",
+      "Broken pipe",
+      "timed out",
+      "Timeout",
+      "Temporary failure in name resolution",
+      "Input/output error",
+      "Stale file handle",
+      "CURL error",
+    ),
+    Kind.TRANSIENT,
+  ),
+  "Forbidden: ": Kind.REFUSED,
+  "PERMISSION_DENIED": Kind.REFUSED,
+  "UNAUTHENTICATED": Kind.REFUSED,
+  "OUT_OF_RANGE": Kind.DAMAGED,
+  "DATA_LOSS": Kind.DAMAGED,
+  "NOT_FOUND": Kind.ABSENT,
+  "does not support": Kind.OTHER,
+  "Bad Request: ": Kind.OTHER,
+}
+_STATUS = re.compile(r"http_response_code='(\d{3})'|HTTP (?:response )?(?:code:? )?([45]\d\d)\b")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+_BODY = re.compile(r"\s*\[(?:http_response_(?:body|code)|HTTP code)\b.*")
+_NO_BUCKET = re.compile(r"(?i)\b(?:bucket|container) does not exist|bucket .{1,80} not found")
+_EXPIRED = re.compile(r"(?i)\bexpired\b|\binvalid credentials\b")
+_RIGHTS = {  # on Google's store, replacing takes the right to delete
+  "gs": {
+    "read": "storage.objects.get",
+    "listed": "storage.objects.list",
+    "written": "storage.objects.create and .delete",
+    "deleted": "storage.objects.delete",
+  },
+  "s3": {"read": "s3:GetObject", "listed": "s3:ListBucket", "written": "s3:PutObject", "deleted": "s3:DeleteObject"},
+}
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+  """The exception, its cause, the cause of that, and so on."""
+  seen: set[int] = set()
+  while error is not None and id(error) not in seen:
+    seen.add(id(error))
+    yield error
+    error = error.__cause__ or error.__context__
+
+
+def kind(error: BaseException) -> Kind | None:
+  """Return the kind of an exception, or None for one that is no answer of a store, network or disk.
+
+  What the server said, a code or a status, comes before what its client made of it.
+  """
+  links = list(chain(error))
+  for link in links:
+    if (found := _said(link)) is not None:
+      return found
+  found = [_made(link) for link in links]
+  if Kind.TRANSIENT in found:
+    return Kind.TRANSIENT
+  return next((one for one in found if one is not None), None)
+
+
+def _said(error: BaseException) -> Kind | None:
+  """Return the kind by the server's own code or status."""
+  text, response = str(error), getattr(error, "response", None)
+  code, status = getattr(error, "error_code", None), None  # Azure's
+  if isinstance(response, dict):  # botocore's
+    code = response.get("Error", {}).get("Code")
+    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+  elif in_text := _CODE.search(text):
+    code = in_text[1]
+  holders = ((error, "status"), (error, "status_code"), (response, "status_code"), (error, "code"))
+  for holder, name in () if isinstance(status, int) else holders:
+    if isinstance(status := getattr(holder, name, None), int) and 400 <= status < 600:
+      break
+    status = None
+  if status is None and (in_text := _STATUS.search(text)):
+    status = int(in_text[1] or in_text[2])
+  if status is None and isinstance(code, str) and code.isdecimal():
+    status = int(code)
+  found = _CODES.get(code)
+  if found is None and status is not None and 400 <= status < 600:
+    found = _STATUSES.get(status, Kind.TRANSIENT if status > 501 else Kind.OTHER)
+  if found is Kind.ABSENT and _NO_BUCKET.search(text):
+    return Kind.NO_BUCKET
+  return Kind.EXPIRED if found is Kind.REFUSED and _EXPIRED.search(text) else found
+
+
+def _made(error: BaseException) -> Kind | None:
+  """Return the kind by the exception's class, number or words."""
+  names = [one.__name__ for one in type(error).__mro__]
+  if (found := next((_CLASSES[name] for name in names if name in _CLASSES), None)) is not None:
+    return Kind.TRANSIENT if found is Kind.EXPIRED and getattr(error, "retryable", False) else found
+  if isinstance(error, OSError) and error.errno is not None:
+    return _ERRNOS.get(error.errno)
+  for one, found in _TYPES.items():
+    if isinstance(error, one):
+      return found
+  text = str(error)
+  return next((found for word, found in _WORDS.items() if word in text), None)
+
+
+def words(error: BaseException) -> str:
+  """Return what the server, or else the client, said, in one short line."""
+  text = " ".join(_BODY.sub("", " ".join(str(error).split())).split())
+  return text[:300] or type(error).__name__
+
+
+def message(kind: Kind | None, address: str, done: str, error: BaseException) -> str:
+  """Return the one line about an answer.
+
+  Args:
+    address: of the object or directory.
+    done: what could not be done with it: `read`, `listed`, `written` or `deleted`.
+  """
+  scheme, mark, rest = address.partition("://")
+  if kind is Kind.NO_BUCKET:
+    return f"{address}: bucket {scheme}{mark}{rest.partition('/')[0]} {kind.value}"
+  told = f"{address}: cannot be {done}: "
+  told += f"{kind.value} ({words(error)})" if kind else words(error)
+  if kind is Kind.DAMAGED:
+    return f"{address}: {kind.value} ({words(error)}); restore a copy of it"
+  if kind is Kind.REFUSED:
+    right = _RIGHTS.get({"gcs": "gs", "s3a": "s3"}.get(scheme, scheme), {}).get(done, "the right to it")
+    return f"{told}; grant this account {right}, or use the credentials of one that has it"
+  return f"{told}; refresh them and run the same command again" if kind is Kind.EXPIRED else told
