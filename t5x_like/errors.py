@@ -96,7 +96,7 @@ def answered(error: Exception, address: str, done: str, kind: Kind | None = None
   if exit_code(error) is not None or is_out_of_memory(error):
     return error
   kind = kind or answers.kind(error)
-  if kind is None and not isinstance(error, OSError | ValueError | NotImplementedError):
+  if kind is None and not isinstance(error, OSError | ValueError):
     return error
   if kind is Kind.ABSENT:
     return FileNotFoundError(f"{address}: {kind.value}")

@@ -32,11 +32,11 @@ def contents(folder) -> dict[str, str]:
   return {str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
 
 
-def only_error(code: int, err: str) -> str:
+def only_error(code: int, err: str, word: str = "error", expected: int = 2) -> str:
   """The one line of an orderly refusal; besides it there may be progress and warnings."""
-  errors = [line for line in err.splitlines() if line.startswith("error: ")]
-  others = [line for line in err.splitlines() if not re.match(r"error: |warning: |step \d", line)]
-  assert code == 2 and len(errors) == 1 and "Traceback" not in err and not others, err
+  errors = [line for line in err.splitlines() if line.startswith(f"{word}: ")]
+  others = [line for line in err.splitlines() if not re.match(rf"{word}: |warning: |step \d", line)]
+  assert code == expected and len(errors) == 1 and "Traceback" not in err and not others, err
   return errors[0]
 
 
@@ -44,10 +44,11 @@ def only_error(code: int, err: str) -> str:
 def refused(capsys, tmp_path):
   """Calls a door in this process; checks that it refuses with one line holding all `parts`; returns the line."""
 
-  def call(door, *flags: str, parts: tuple[str, ...], workdir=None, recipe: str | None = NANO) -> str:
+  def call(door, *flags: str, parts: tuple[str, ...], workdir=None, recipe: str | None = NANO, damage=False) -> str:
     where = (f"--workdir={workdir or tmp_path / 'run'}",) + ((f"--config={recipe}",) if recipe else ())
     capsys.readouterr()
-    line = only_error(door(list(where + flags)), capsys.readouterr().err)
+    ended = ("damage", 4) if damage else ("error", 2)
+    line = only_error(door(list(where + flags)), capsys.readouterr().err, *ended)
     assert all(part in line for part in parts), line
     return line
 
@@ -188,7 +189,8 @@ DAMAGES = {
 @pytest.mark.parametrize(("damage", "file", "parts"), DAMAGES.values(), ids=DAMAGES.keys())
 def test_a_store_that_is_damaged(damage, file, parts, store, refused):
   damage(store)
-  refused(train.main, f"--config.task.store={store}", parts=(str(store / file), *parts))
+  wrong = "SHA-256" in parts or "truncated" in parts or "found 0 bytes" in parts
+  refused(train.main, f"--config.task.store={store}", parts=(str(store / file), *parts), damage=wrong)
 
 
 def write_store(path, vocabulary, text: str):

@@ -29,7 +29,7 @@ from t5x_like.data.prepare.documents import Documents
 from t5x_like.data.prepare.job import Job, Part, facts_hash, summary, whole_plan
 from t5x_like.data.store import reader
 from t5x_like.data.store.writer import SHARD_TOKENS
-from t5x_like.errors import TransientError, UserError, door, one_line
+from t5x_like.errors import DamageError, TransientError, UserError, door, one_line
 from t5x_like.storage import directory
 
 
@@ -84,7 +84,9 @@ def _warn_of_changes(source: sources.Source, split: str, path: str) -> None:
 def _check_reached(output: str) -> None:
   try:
     place(output).exists()
-  except TransientError:
+  except UserError as error:
+    raise UserError(f"--output={error}") from error
+  except (TransientError, DamageError):
     raise
   except Exception as error:  # each scheme's library raises its own types
     raise UserError(

@@ -24,7 +24,7 @@ import numpy as np
 
 from t5x_like.data.preprocessors import own
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.errors import TransientError, UserError
+from t5x_like.errors import DamageError, TransientError, UserError
 
 
 def iterate(
@@ -41,7 +41,7 @@ def iterate(
     A lazy iterator. Close or drop it at any time, on any thread; its memory is released a few batches later.
 
   Raises:
-    UserError, TransientError: raised by a Python function of the pipeline.
+    UserError, DamageError, TransientError: raised by a Python function of the pipeline.
     SystemExit: asked for more after the program has ended; it ends the thread silently.
     RuntimeError: started after the program has ended.
   """
@@ -72,12 +72,13 @@ class _Pipeline:
     try:
       element = next(self._elements, None)
     except tf.errors.OpError as error:
-      refusal = re.search(r"\b(UserError|TransientError): (.*)", error.message)
+      refusal = re.search(r"\b(UserError|DamageError|TransientError): (.*)", error.message)
       if refusal is None and (name := own.failed(error.message)):
         raise UserError(f"config.task.preprocessors: {name} failed: {own.reason(error.message)}") from error
       if refusal is None:
         raise
-      raise {"UserError": UserError, "TransientError": TransientError}[refusal[1]](refusal[2]) from error
+      kinds = {kind.__name__: kind for kind in (UserError, DamageError, TransientError)}
+      raise kinds[refusal[1]](refusal[2]) from error
     if self._drained:  # at the program's end; elements before this one may have been lost
       raise SystemExit("the program is ending, and with it the input pipeline")
     if element is None:

@@ -51,7 +51,7 @@ def test_the_careful_have_it_read_again(flags, monkeypatch, capsys):
     return shard
 
   monkeypatch.setattr(building, "write_shard", bad_disk)
-  assert prepare_data.main([*flags, "--verify=full"]) == 2
+  assert prepare_data.main([*flags, "--verify=full"]) == 4
   assert "tokens/000001000002: found SHA-256" in capsys.readouterr().err
 
 

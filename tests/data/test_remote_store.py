@@ -12,7 +12,7 @@ from stores import many_documents, write
 from t5x_like.data import loader, task
 from t5x_like.data.store import remote_files
 from t5x_like.data.store.reader import TokenStore
-from t5x_like.errors import TransientError, UserError
+from t5x_like.errors import DamageError, TransientError, UserError
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_a_lost_file_is_named(server, tmp_path):
     with pytest.raises(UserError, match="http://.*/train/tokens/00000002: found no such file"):
       store.windows([0], store.num_tokens)
     lost.write_bytes((tmp_path / "lost").read_bytes()[:-40])
-    with pytest.raises(UserError, match="http://.*/train/tokens/00000002: cannot be read .*copy it again"):
+    with pytest.raises(DamageError, match="http://.*/train/tokens/00000002: is damaged: .*copy it again"):
       TokenStore.open(f"{server.url}/train", verify="full")
   finally:
     (tmp_path / "lost").replace(lost)

@@ -15,7 +15,7 @@ from t5x_like.data.store import manifest as manifests
 from t5x_like.data.store.reader import TokenStore
 from t5x_like.data.store.writer import TokenStoreWriter
 from t5x_like.data.vocabularies import ByteVocabulary
-from t5x_like.errors import UserError
+from t5x_like.errors import DamageError, UserError
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_damage_in_a_store_of_the_first_edition_is_named(intact, tmp_path):
   file = path / "shards" / "00001" / "tokens" / "c" / "0"
   content = file.read_bytes()
   file.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-  with pytest.raises(UserError, match="00001/tokens/c/0: found SHA-256 .*corrupt"):
+  with pytest.raises(DamageError, match="00001/tokens/c/0: found SHA-256 .*corrupt"):
     TokenStore.open(path)
   file.unlink()
   with pytest.raises(UserError, match="00001/tokens/c/0: found no such file"):
@@ -91,7 +91,7 @@ def test_files_lost_or_cut_after_opening_are_named(damaged, array):
   file = damaged / array / "00000001"
   content = file.read_bytes()
   file.write_bytes(content[:100])
-  with pytest.raises(UserError, match=f"{array}/00000001: found 100 bytes.*truncated"):
+  with pytest.raises(DamageError, match=f"{array}/00000001: found 100 bytes.*truncated"):
     read(store)
   file.unlink()
   with pytest.raises(UserError, match=f"{array}/00000001: cannot be read"):
@@ -106,13 +106,13 @@ def test_damaged_files_are_named(damaged, file, address):
   url = address.format(damaged)
 
   path.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-  with pytest.raises(UserError, match=f"{file}.*SHA-256.*corrupt"):
+  with pytest.raises(DamageError, match=f"{file}.*SHA-256.*corrupt"):
     TokenStore.open(url, verify="full")
   TokenStore.open(url, verify="size")
 
   for wrong in (content[:-10], content + b"x"):
     path.write_bytes(wrong)
-    with pytest.raises(UserError, match=f"{file}.*expected {len(content)} bytes"):
+    with pytest.raises(DamageError, match=f"{file}.*expected {len(content)} bytes"):
       TokenStore.open(url, verify="size")
   path.unlink()
   with pytest.raises(UserError, match=f"{file}: found no such file"):
@@ -125,7 +125,7 @@ def test_damaged_tables_are_named(damaged, file):
   content = path.read_bytes()
   for wrong in (content[:-10], b"", content[:-1] + bytes([content[-1] ^ 1])):
     path.write_bytes(wrong)
-    with pytest.raises(UserError, match=f"{file}: found SHA-256 .*corrupt"):
+    with pytest.raises(DamageError, match=f"{file}: found SHA-256 .*corrupt"):
       TokenStore.open(damaged)
   path.unlink()
   with pytest.raises(UserError, match=f"{file}: found no such file"):

@@ -16,7 +16,7 @@ import tiny
 from t5x_like.data import loader, task, vocabularies
 from t5x_like.data.sources import check_split, open_source
 from t5x_like.data.supervised.templates import Template
-from t5x_like.errors import UserError
+from t5x_like.errors import DamageError, UserError
 from t5x_like.models import t5
 from t5x_like.nn.design import Variant
 from t5x_like.nn.dims import Dims
@@ -229,7 +229,7 @@ def test_a_file_changed_since_is_named(tmp_path, tsv):
   data = bytearray(shard.read_bytes())
   data[3] ^= 1
   shard.write_bytes(data)
-  with pytest.raises(UserError, match=r"streams/targets/tokens/00000000: found SHA-256.*delete .* made again"):
+  with pytest.raises(DamageError, match=r"streams/targets/tokens/00000000: found SHA-256.*delete .* made again"):
     build(tmp_path, tsv)
 
 

@@ -33,7 +33,7 @@ from t5x_like.data.prepare.documents import Documents
 from t5x_like.data.prepare.job import Job, Part, facts_hash, parts_of, summary, whole_plan
 from t5x_like.data.store import manifest as manifests
 from t5x_like.data.store.writer import SHARD_TOKENS
-from t5x_like.errors import UserError, did_you_mean, one_line
+from t5x_like.errors import TransientError, UserError, did_you_mean, one_line
 from t5x_like.lease import Held
 
 _EDITION = 1  # of what is made for the same request
@@ -141,7 +141,7 @@ def _opened(corpus: Corpus, root: str, request: str) -> Documents:
 
 def _stores(root: str, request: str) -> list[str]:
   """The directories made for a request, whatever the files; the newest last."""
-  with contextlib.suppress(OSError):
+  with contextlib.suppress(OSError, UserError, TransientError):
     found = [path for path in place(root).iterdir() if f"-{request}-" in path.name]
     return [os.fspath(path) for path in sorted(found, key=_time)]
   return []

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from t5x_like.data.objects import place
 from t5x_like.data.prepare.job import Job, documents_of, parts_of
-from t5x_like.errors import TransientError
+from t5x_like.errors import TransientError, UserError
 
 _LOOK_SECONDS = 1.0
 _LINE_SECONDS = 30.0
@@ -32,9 +32,9 @@ class _Parts:
   def look(self) -> tuple[int, int]:
     """(bytes, amount)."""
     under_way = {}
-    with contextlib.suppress(OSError, TransientError):
+    with contextlib.suppress(OSError, UserError, TransientError):
       for path in self._directory.iterdir():
-        with contextlib.suppress(OSError, TransientError, ValueError):  # written at this moment
+        with contextlib.suppress(OSError, UserError, TransientError, ValueError):  # written at this moment
           if (number := int(path.name)) not in self._done:
             amount, done = map(int, path.read_text().split())
             (self._done if done else under_way)[number] = amount

@@ -129,7 +129,7 @@ class Chunks:
     if found := progress_files.load_arrays(file):
       return found
     counts = self._count_all()
-    with contextlib.suppress(OSError, TransientError):
+    with contextlib.suppress(OSError, UserError, TransientError):
       progress_files.save_arrays(file, **counts)
     return counts
 

@@ -64,8 +64,8 @@ class TokenStore:
         `full` for stores up to 2 GiB.
 
     Raises:
-      UserError: the store is missing, its manifest or table is malformed or inconsistent, or a file is missing,
-        truncated or (full) corrupt; the message names the file.
+      UserError: the store or a file is missing, or its manifest or table is malformed or inconsistent.
+      DamageError: a file is truncated or (full) corrupt; the message names it.
     """
     if verify not in get_args(Verify):
       raise UserError(f"verify: found {verify!r}, expected one of {', '.join(get_args(Verify))}")
@@ -134,6 +134,7 @@ class TokenStore:
     Raises:
       ValueError: a window is not inside the store.
       UserError: a shard can no longer be read.
+      DamageError: a shard is truncated.
     """
     start_B = np.asarray(starts_B, np.int64)
     if start_B.size and not 0 <= start_B.min() <= start_B.max() <= self.num_tokens - length:
@@ -224,7 +225,7 @@ def _verify(files: Files, manifest: Manifest, shards: Shards, checksums_SA: np.n
     what = "all checksums"
     _verify_checksums(files, shards, checksums_SA)
     if (computed := store_shards.fingerprint(manifest, shards, checksums_SA)) != manifest.fingerprint:
-      raise DamageError(
+      raise UserError(
         f"{files.name(manifests.FILE)}: fingerprint: found {manifest.fingerprint[:12]!r}, but the content gives "
         f"{computed[:12]!r}; {REMEDY}"
       )

@@ -216,7 +216,6 @@ class RemoteFiles:
     told = answered(error, self.name(file), "read")
     if isinstance(told, DamageError) or isinstance(error, EOFError):
       return DamageError(
-        f"{self.name(file)}: found fewer bytes than expected, or other ones ({answers.words(error)}): the file is "
-        f"damaged; copy it again or {REMEDY}"
+        f"{self.name(file)}: {answers.Kind.DAMAGED.value} ({answers.words(error)}): copy it again or {REMEDY}"
       )
     return told

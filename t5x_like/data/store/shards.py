@@ -25,7 +25,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from t5x_like.data.store.manifest import REMEDY, Manifest
-from t5x_like.errors import UserError, one_line
+from t5x_like.errors import DamageError, UserError, one_line
 
 TABLE, CHECKSUMS = "shards.npy", "checksums.npy"
 ARRAYS = ("tokens", "document_ends")
@@ -171,7 +171,7 @@ def read_checksums(manifest: Manifest, table: bytes, where: str) -> np.ndarray:
 def _read_table(table: bytes, dtype: type, shape: tuple[int, ...], sha256: str | None, where: str) -> np.ndarray:
   found = hashlib.sha256(table).hexdigest()
   if found != sha256:
-    raise UserError(
+    raise DamageError(
       f"{where}: found SHA-256 {found[:12]}, expected {str(sha256)[:12]} from the manifest: the file is corrupt; copy "
       f"it again or {REMEDY}"
     )

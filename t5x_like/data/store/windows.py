@@ -26,7 +26,7 @@ from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store import builtin
 from t5x_like.data.store.reader import TokenStore, Verify
 from t5x_like.data.vocabularies import Vocabulary
-from t5x_like.errors import UserError
+from t5x_like.errors import DamageError, UserError
 
 DocumentsEnd = Literal["eos", "nothing", "any"]
 
@@ -49,6 +49,7 @@ def open_tokens(
 
   Raises:
     UserError: the store cannot be used, or its documents do not end as required.
+    DamageError: a file of the store is cut short or corrupt.
   """
   path = _path(store, split, append_eos=documents_end == "eos")
   with _lock:
@@ -56,9 +57,9 @@ def open_tokens(
     if tokens is None or not tokens.is_current():
       try:
         tokens = _open[path, verify] = TokenStore.open(path, verify=verify)
-      except UserError as error:
+      except (UserError, DamageError) as error:
         remedy = f"; or delete {path} and it is made again" if isinstance(store, Corpus) else ""
-        raise UserError(f"{error}{remedy}") from error
+        raise type(error)(f"{error}{remedy}") from error
       print(
         f"data: {path}: {tokens.num_tokens:,} tokens in {tokens.num_documents:,} documents, {tokens.verification}",
         flush=True,

@@ -36,7 +36,7 @@ from t5x_like.data.store.writer import TokenStoreWriter
 from t5x_like.data.supervised import pieces
 from t5x_like.data.supervised.pieces import Example, Piece
 from t5x_like.data.vocabularies import Vocabulary
-from t5x_like.errors import UserError, one_line
+from t5x_like.errors import DamageError, UserError, one_line
 
 FORMAT = "t5x_like.examples.v1"
 FILE = "examples.json"
@@ -258,8 +258,8 @@ def _open(path: pathlib.Path, name: str, content: dict[str, Any], verify: Verify
     where = path / "streams" / stream
     try:
       stores[stream] = TokenStore.open(where, verify)
-    except UserError as error:
-      raise UserError(f"{error}; or {remedy}") from error
+    except (UserError, DamageError) as error:
+      raise type(error)(f"{error}; or {remedy}") from error
     found = stores[stream]
     for key, expected in (("fingerprint", fingerprint), ("num_documents", record.num_examples)):
       if getattr(found, key) != expected:

@@ -28,7 +28,7 @@ import numpy as np
 from t5x_like.data.objects import place
 from t5x_like.data.prepare import progress_files
 from t5x_like.data.supervised import bins
-from t5x_like.errors import UserError
+from t5x_like.errors import TransientError, UserError
 
 EDITION = 1  # of the plans; one more whenever `plan` gives another result
 
@@ -120,7 +120,7 @@ def cached(lengths_ND: np.ndarray, limits: Sequence[int], seed: int, folder: str
   if found := progress_files.load_arrays(file):
     return _laid_out(lengths_ND, limits, found["examples"], found["row_starts"])
   made = plan(lengths_ND, limits, seed)
-  with contextlib.suppress(OSError):
+  with contextlib.suppress(OSError, UserError, TransientError):
     progress_files.save_arrays(file, examples=made.examples, row_starts=made.row_starts)
   return made
 
