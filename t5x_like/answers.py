@@ -152,28 +152,29 @@ _RIGHTS = {  # on Google's store, replacing takes the right to delete
 }
 
 
-def chain(error: BaseException | None) -> Iterator[BaseException]:
-  """The exception, its cause, the cause of that, and so on."""
+def chain(error: BaseException | None, *, explicit: bool = False) -> Iterator[BaseException]:
+  """The exception, its cause, the cause of that, and so on; unless `explicit`, also what was being handled then."""
   seen: set[int] = set()
   while error is not None and id(error) not in seen:
     seen.add(id(error))
     yield error
-    error = error.__cause__ or error.__context__
+    error = error.__cause__ or (None if explicit else error.__context__)
 
 
 def kind(error: BaseException) -> Kind | None:
   """Return the kind of an exception, or None for one that is no answer of a store, network or disk.
 
-  What the server said, a code or a status, comes before what its client made of it.
+  What the server said, a code or a status, comes before what its client made of it. What was being handled when the
+  exception was raised, perhaps the end of the whole run, counts only where there is nothing else to go by.
   """
-  links = list(chain(error))
-  for link in links:
-    if (found := _said(link)) is not None:
-      return found
-  found = [_made(link) for link in links]
-  if Kind.TRANSIENT in found:
-    return Kind.TRANSIENT
-  return next((one for one in found if one is not None), None)
+  return _kind(list(chain(error, explicit=True))) or _kind(list(chain(error)))
+
+
+def _kind(links: list[BaseException]) -> Kind | None:
+  said = [_said(link) for link in links]
+  made = [_made(link) for link in links]
+  transient = [Kind.TRANSIENT] if Kind.TRANSIENT in made else []
+  return next((found for found in said + transient + made if found is not None), None)
 
 
 def _said(error: BaseException) -> Kind | None:

@@ -241,3 +241,9 @@ def test_a_bucket_that_may_not_be_listed_counts_as_there(server):
   for url in ("gs://bucket/none", "s3://bucket/none"):
     assert not (place(url))._read().value
   assert Storage("gs://bucket").read("none") is None
+
+
+def test_what_was_being_handled_counts_only_where_nothing_else_does():
+  for error, kind in ((FileNotFoundError("none"), Kind.ABSENT), (RuntimeError("a client's own"), Kind.TRANSIENT)):
+    error.__context__ = ConnectionResetError()
+    assert answers.kind(error) is kind

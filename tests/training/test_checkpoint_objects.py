@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from t5x_like.errors import DamageError, TransientError
+from t5x_like.errors import DamageError, TransientError, UserError
 from t5x_like.lease import Lease
 from t5x_like.storage import Storage
 from t5x_like.training.checkpoint import Checkpoints
@@ -105,6 +105,77 @@ def test_keeps_sets_aside_and_finds_damage(server, caplog):
     blob.write_bytes(blob.read_bytes()[:-9])
   with pytest.raises(DamageError, match="every checkpoint is damaged"):
     restored(mesh)
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "tensors-00000.json", "tensors-00000.bin"])
+def test_a_step_with_a_short_object_is_passed_over(file, server, caplog, monkeypatch):
+  """As it lies there, or as it is answered."""
+  monkeypatch.setattr("t5x_like.training.checkpoint._SECOND_LOOK_SECONDS", 0)
+  mesh = mesh_of(8, 1)
+  save([1, 2], mesh)
+  (path,) = server.root.glob(f"run/checkpoints/2-*/{file}")
+  content = path.read_bytes()
+  for damage in ("empty", "cut short", "range", "no object", content[:0], content[:40], content[:-1], None):
+    server.fault = lambda at, name, damage=damage: damage if "/2-" in name and name.endswith(file) else None
+    if damage is None:
+      path.unlink()
+    elif isinstance(damage, bytes):
+      server.fault = lambda at, name: None
+      path.write_bytes(damage)
+    caplog.clear()
+    step, state, _ = restored(mesh)
+    assert step == 1 and as_bytes(state) == as_bytes(make_state(1, mesh)), damage
+    uncommitted = file == "manifest.json" and damage in (None, "no object")  # a step without a manifest is none
+    assert ("step 2 is damaged and is skipped" in caplog.text) != uncommitted, damage
+    with pytest.raises(UserError if uncommitted else DamageError, match="gs://bucket/run/checkpoints"):
+      restored(mesh, step=2)
+
+
+@pytest.mark.parametrize("answer, said", [("forbidden", "permission denied"), ("no bucket", "bucket gs://bucket does")])
+def test_a_refusal_is_never_damage(answer, said, server):
+  mesh = mesh_of(8, 1)
+  save([1, 2], mesh)
+  for operations in (("range",), ("read", "range"), ("list",), None)[2 * (answer == "no bucket") :]:
+    server.fault = lambda at, _, asked=operations: answer if asked is None or at in asked else None
+    with pytest.raises(UserError, match=said):
+      restored(mesh)
+  with pytest.raises(UserError, match=said), Checkpoints(URL) as checkpoints:
+    server.fault = lambda at, _: answer if at in ("write", "create") else None
+    checkpoints.save(3, make_state(3, mesh), {"step": 3}, finite=False)
+  server.fault = lambda at, _: None
+  assert restored(mesh)[0] == 2
+
+
+@pytest.mark.parametrize(
+  "answer, kind, said",
+  [
+    ("forbidden", UserError, "permission denied"),
+    ("no bucket", UserError, "bucket gs://bucket does not exist"),
+    ("no object", TransientError, "gs://bucket/run/lease: is gone, removed by another process or by hand"),
+    (None, TransientError, "another process has taken it over"),
+  ],
+)
+def test_a_lease_tells_why_it_is_lost(answer, kind, said, server):
+  storage = Storage("gs://bucket/run")
+  with Lease(storage, seconds=60) as lease:
+    if answer is None:
+      storage.write("lease", b'{"holder": "another"}')
+    server.fault = lambda at, name: answer if name == "run/lease" or answer == "no bucket" else None
+    with pytest.raises(kind, match=said):
+      lease.check()
+  server.fault = lambda at, _: None
+
+
+def test_signs_of_life_go_on_when_a_refusal_is_over(server, capfd):
+  with Lease(Storage("gs://bucket/run"), seconds=0.6) as lease:
+    server.fault = lambda at, _: "forbidden"
+    time.sleep(0.5)
+    server.fault = lambda at, _: None
+    before = Storage("gs://bucket/run").read("lease")
+    time.sleep(0.5)
+    assert Storage("gs://bucket/run").read("lease") != before
+    lease.check()
+  assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("url", ["gs://bucket/run", "memory://lease-{}", "{}"])
