@@ -5,6 +5,7 @@ import http.server
 import json
 import pathlib
 import random
+import re
 import threading
 import time
 import urllib.parse
@@ -72,6 +73,11 @@ def _handler(server: Server):
 
     def log_message(self, *_):
       pass
+
+    def handle_expect_100(self) -> bool:
+      super().handle_expect_100()
+      self.wfile.flush()  # whoever asked waits for it
+      return True
 
     def answer(self, status: int, data: bytes = b"", **headers: str) -> None:
       self.send_response(status)
@@ -150,8 +156,10 @@ def _handler(server: Server):
       """An object in one request (`uploadType=multipart` or `media`), or in parts (`resumable`)."""
       body = self.rfile.read(int(self.headers["Content-Length"]))
       time.sleep(server.delay)
-      query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query))
+      query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query, keep_blank_values=True))
       if self.s3:
+        if self.command == "POST":
+          return self.s3_deletion(body)
         name = self.name(urllib.parse.unquote(urllib.parse.urlsplit(self.path).path))
         only_new = "If-None-Match" in self.headers
         if self.refused("create" if only_new else "write", name):
@@ -244,9 +252,18 @@ def _handler(server: Server):
       name, size = str(file.relative_to(server.root)), str(file.stat().st_size)
       return {"name": name, "bucket": "bucket", "size": size, "generation": "1", "kind": "storage#object"}
 
+    def s3_deletion(self, body: bytes) -> None:
+      names = re.findall(r"<Key>(.*?)</Key>", body.decode())
+      if not self.refused("delete", names[0]):
+        for name in names:
+          (server.root / name).unlink(missing_ok=True)
+        self.answer(200, b"<?xml version='1.0'?><DeleteResult></DeleteResult>")
+
     def s3_listing(self, query: dict[str, str]) -> None:
-      names = [name for name in server.names() if name.startswith(query.get("prefix", ""))]
-      names = [name for name in names if name > query.get("start-after", "")]
+      prefix = query.get("prefix", "")
+      names = [name for name in server.names() if name.startswith(prefix) and name > query.get("start-after", "")]
+      if query.get("delimiter"):
+        names = [name for name in names if "/" not in name[len(prefix) :]]
       found = "".join(f"<Contents><Key>{name}</Key><Size>0</Size></Contents>" for name in names)
       about = f"<Name>bucket</Name><KeyCount>{len(names)}</KeyCount><IsTruncated>false</IsTruncated>"
       self.answer(200, f"<?xml version='1.0'?><ListBucketResult>{about}{found}</ListBucketResult>".encode())

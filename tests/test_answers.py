@@ -69,6 +69,7 @@ def server(tmp_path_factory):
       "AWS_ENDPOINT_URL": server.url,
       "AWS_ACCESS_KEY_ID": "test",
       "AWS_SECRET_ACCESS_KEY": "test",
+      "AWS_MAX_ATTEMPTS": "1",
     }.items():
       monkeypatch.setenv(name, value)
     yield server
@@ -111,7 +112,9 @@ CLIENTS = {
   "TensorStore on Google": ("gs://bucket/run", through_address, None),
   "TensorStore on S3": ("s3://bucket/run", through_address, None),
   "TensorStore on http": ("{}/run", through_address, READING[:2]),
+  "s3fs": ("s3://bucket/run", through_storage, None),
 }
+INSTALLED = [pytest.param(name, marks=[pytest.mark.services] * (name == "s3fs")) for name in CLIENTS]
 
 
 def reset(server):
@@ -129,7 +132,7 @@ def outcome(call):
 
 
 @pytest.mark.parametrize("answer", sorted(ANSWERS.keys() - {"cut short", "empty", "expired in 400"}))
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("client", INSTALLED)
 def test_class_and_line(client, answer, server, tmp_path):
   (tmp_path / "local").write_bytes(b"new")
   url, through, able = CLIENTS[client]
@@ -155,7 +158,7 @@ def test_class_and_line(client, answer, server, tmp_path):
 
 
 @pytest.mark.parametrize("answer", ["cut short", "empty"])
-@pytest.mark.parametrize("client", CLIENTS)
+@pytest.mark.parametrize("client", INSTALLED)
 def test_an_object_that_is_cut_short_is_damaged(client, answer, server, tmp_path):
   url, through, _ = CLIENTS[client]
   calls = through(url.format(server.url), tmp_path)
@@ -183,7 +186,7 @@ def s3(code, status, told="told by the server"):
 
 
 class ClientError(Exception):
-  """Stands for botocore's, which is not installed here; tests/data/test_s3_answers.py has the real one."""
+  """Stands for botocore's, which is not installed here; `make test-services` has the real one, in s3fs."""
 
 
 class RefreshError(Exception):

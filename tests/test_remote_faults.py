@@ -14,7 +14,7 @@ from tools import prepare_data
 pytestmark = pytest.mark.usefixtures("compiled")
 pytest.importorskip("gcsfs")
 RUN = ("--config=tests/recipes/nano_decoder.py", "--config.checkpoint.every=2")
-GONE = "bucket gs://bucket does not exist; create it, or correct the address"
+GONE = "://bucket does not exist; create it, or correct the address"
 DENIED, EXPIRED = "permission denied", "the credentials have expired"
 
 
@@ -35,6 +35,7 @@ def server(tmp_path_factory):
       "AWS_ENDPOINT_URL": server.url,
       "AWS_ACCESS_KEY_ID": "test",
       "AWS_SECRET_ACCESS_KEY": "test",
+      "AWS_MAX_ATTEMPTS": "1",
     }.items():
       monkeypatch.setenv(name, value)
     yield server
@@ -47,11 +48,11 @@ def trained(server, compiled):
   return server.root / "trained"
 
 
-@pytest.fixture
-def workdir(server, trained, tmp_path):
+@pytest.fixture(params=["gs", pytest.param("s3", marks=pytest.mark.services)])
+def workdir(request, server, trained, tmp_path):
   """A copy of it; (address, directory)."""
   shutil.copytree(trained, server.root / tmp_path.name)
-  yield f"gs://bucket/{tmp_path.name}", server.root / tmp_path.name
+  yield f"{request.param}://bucket/{tmp_path.name}", server.root / tmp_path.name
   server.fault = lambda operation, name: None
   shutil.rmtree(server.root / tmp_path.name, ignore_errors=True)
 
@@ -139,7 +140,7 @@ def test_lost_in_mid_run(answer, operations, said, workdir, server, capfd):
   server.fault = fault
   assert train.main([*RUN, f"--workdir={address}", "--config.total_steps=40"]) == 2
   line = told(capfd, "error")
-  assert said in line and "taken" not in line and "gs://bucket" in line and lost
+  assert said in line and "taken" not in line and "://bucket" in line and lost
 
 
 def test_a_lease_that_is_gone_is_not_taken_over(workdir, server, capfd):
