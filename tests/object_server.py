@@ -262,9 +262,12 @@ def _handler(server: Server):
     def s3_listing(self, query: dict[str, str]) -> None:
       prefix = query.get("prefix", "")
       names = [name for name in server.names() if name.startswith(prefix) and name > query.get("start-after", "")]
+      prefixes = set()
       if query.get("delimiter"):
+        prefixes = {name[: name.index("/", len(prefix)) + 1] for name in names if "/" in name[len(prefix) :]}
         names = [name for name in names if "/" not in name[len(prefix) :]]
       found = "".join(f"<Contents><Key>{name}</Key><Size>0</Size></Contents>" for name in names)
+      found += "".join(f"<CommonPrefixes><Prefix>{one}</Prefix></CommonPrefixes>" for one in sorted(prefixes))
       about = f"<Name>bucket</Name><KeyCount>{len(names)}</KeyCount><IsTruncated>false</IsTruncated>"
       self.answer(200, f"<?xml version='1.0'?><ListBucketResult>{about}{found}</ListBucketResult>".encode())
 
