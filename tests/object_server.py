@@ -38,7 +38,7 @@ class Server:
     self.readonly, self.uploads = False, []
     self.fault: Callable[[str, str], str | None] = lambda operation, name: None
     self.throttled, self.stale, self.writes_left, self.begun = 0.0, None, None, {}
-    self.random, self.stopped = random.Random(0), threading.Event()
+    self.random, self.stopped, self.lock = random.Random(0), threading.Event(), threading.Lock()
     self.http = _Http(("127.0.0.1", 0), _handler(self))
     self.url = f"http://127.0.0.1:{self.http.server_port}"
 
@@ -207,13 +207,16 @@ def _handler(server: Server):
           self.close_connection = True
           return self.connection.close()
       file = server.root / name
-      if only_new and file.exists():
+      with server.lock:  # of two that create at once, one is told that it was late
+        there = only_new and file.exists()
+        if not there:
+          file.parent.mkdir(parents=True, exist_ok=True)
+          server.uploads.append(name)
+          whole = file.with_name(f".{file.name}.{threading.get_ident()}")
+          whole.write_bytes(data)
+          whole.replace(file)
+      if there:
         return self.answer(412, object_answers.body(object_answers.ANSWERS["exists"], self.s3))
-      file.parent.mkdir(parents=True, exist_ok=True)
-      server.uploads.append(name)
-      whole = file.with_name(f".{file.name}.{threading.get_ident()}")
-      whole.write_bytes(data)
-      whole.replace(file)
       if self.s3:
         return self.answer(200, ETag='"1"')
       return self.answer(200, json.dumps(self.about(file)).encode(), Content_Type="application/json")
@@ -225,11 +228,13 @@ def _handler(server: Server):
         if self.refused("delete", name):
           return
         file = server.root / name
-        self.answer(404 if not file.is_file() and not self.s3 else 204)
-        file.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # there are no directories in a bucket
-          for parent in file.parents:
-            parent.rmdir()
+        with server.lock:
+          status = 404 if not file.is_file() and not self.s3 else 204
+          file.unlink(missing_ok=True)
+          with contextlib.suppress(OSError):  # there are no directories in a bucket
+            for parent in file.parents:
+              parent.rmdir()
+        self.answer(status)
 
     def refused(self, operation: str, name: str) -> bool:
       """Answers with an error, as often as asked."""

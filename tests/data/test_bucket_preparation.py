@@ -18,6 +18,8 @@ from t5x_like.data.prepare import building, engines, leases
 from t5x_like.data.store.reader import TokenStore
 from tools import prepare_data
 
+pytest.importorskip("gcsfs")  # imported before the clock of a lease of 1.2 s runs
+
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory):
@@ -42,6 +44,8 @@ def server(tmp_path, monkeypatch):
   with Server(tmp_path / "bucket").running() as server:
     objects._root.cache_clear()  # of another test's server
     monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", server.url)
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)  # for gcsfs, which is asked for the bucket
+    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # asks Google what kind a bucket is
     monkeypatch.setenv("GCE_METADATA_ROOT", server.url.removeprefix("http://"))  # there are no credentials to be had
     yield server
 

@@ -21,6 +21,8 @@ def running(tmp_path_factory):
   write(root / "train", many_documents(), shard_tokens=8_000)
   with pytest.MonkeyPatch.context() as patched, Server(root).running() as server:
     patched.setenv("TENSORSTORE_GCS_HTTP_URL", server.url)
+    patched.setenv("STORAGE_EMULATOR_HOST", server.url)  # for gcsfs, which is asked for the bucket
+    patched.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # asks Google what kind a bucket is
     patched.setenv("GCE_METADATA_ROOT", server.url.removeprefix("http://"))  # there are no credentials to be had
     yield server
 
