@@ -110,7 +110,7 @@ class _TensorStore:
 
   def look(self) -> None:
     if self._url.startswith("s3:"):
-      self.list("\0").result(timeout=_ATTEMPT_SECONDS)
+      self.list("no/such/file/").result(timeout=_ATTEMPT_SECONDS)
     elif self._url.startswith("gs:"):  # TensorStore takes a refused listing of Google's for an empty one
       with contextlib.suppress(ImportError):
         storage.look(fsspec.filesystem("gs", endpoint_url=os.environ.get("TENSORSTORE_GCS_HTTP_URL")), self._url)
