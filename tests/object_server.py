@@ -229,9 +229,9 @@ def _handler(server: Server):
           return
         file = server.root / name
         with server.lock:
-          status = 404 if not file.is_file() and not self.s3 else 204
-          file.unlink(missing_ok=True)
-          with contextlib.suppress(OSError):  # there are no directories in a bucket
+          status = 204 if file.is_file() or self.s3 else 404
+          with contextlib.suppress(OSError):  # there are no directories in a bucket, though clients ask to delete them
+            file.unlink(missing_ok=True)
             for parent in file.parents:
               parent.rmdir()
         self.answer(status)
