@@ -10,7 +10,19 @@ import pytest
 REPO = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = "t5x_like"
 # The ground, which every room may import.
-GROUND = ("answers", "config", "errors", "file_names", "lease", "metrics", "outputs", "slots", "storage", "trust")
+GROUND = (
+  "answers",
+  "checked_json",
+  "config",
+  "errors",
+  "file_names",
+  "lease",
+  "metrics",
+  "outputs",
+  "slots",
+  "storage",
+  "trust",
+)
 FLOORS = {
   **dict.fromkeys((*GROUND, "data", "nn", "parallel"), 0),
   **dict.fromkeys(("models", "objectives", "rows", "suites"), 1),

@@ -11,10 +11,9 @@ newest checkpoint of the workdir (or --step) with its tokenizer, and loads with 
 
 import dataclasses
 import functools
-import json
 import pathlib
 
-from t5x_like import command_line, recipes
+from t5x_like import checked_json, command_line, recipes
 from t5x_like.errors import UserError, door
 from t5x_like.storage import directory
 from t5x_like.training.huge_pages import use_huge_pages
@@ -53,12 +52,10 @@ def main(argv: list[str] | None = None) -> None:
 def _is_workdir(path: str) -> bool:
   file = pathlib.Path(path) / "config.json"
   try:
-    values = json.loads(file.read_text(encoding="utf-8"))
+    content = file.read_bytes()
   except OSError as error:
     raise UserError(f"{file}: cannot be read: {error.strerror}; give a workdir or a model directory") from error
-  except ValueError as error:
-    raise UserError(f"{file}: not JSON; copy it again") from error
-  return "fingerprints" in values
+  return "fingerprints" in checked_json.parsed(content, dict, str(file), "that of a workdir or a model; copy it again")
 
 
 def _export(workdir: str, output: str, step: int | None, dtype: str | None) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from t5x_like.errors import UserError
+from t5x_like.interop.field_kinds import check, shown
 
 # Fields about training, generation, the tokenizer or the file itself, which do not affect logits.
 _WITHOUT_EFFECT = frozenset(
@@ -34,14 +35,18 @@ _ONLY = {
 
 
 class Fields:
-  """A config's fields, each to be used once.
+  """A config's fields, each of its declared type, and to be used once.
 
   Args:
     values: the parsed JSON.
     origin: the file, for messages.
+    tensors, held: how many tensors and values there are in the files beside it, see `field_kinds.check`.
+  Raises:
+    UserError: a field is of another type, or out of its range.
   """
 
-  def __init__(self, values: dict[str, Any], origin: str):
+  def __init__(self, values: dict[str, Any], origin: str, tensors: int | None = None, held: int | None = None):
+    check(values, origin, tensors, held)
     self.values, self.origin = values, origin
     self._left = set(values) - _WITHOUT_EFFECT
 
@@ -60,7 +65,7 @@ class Fields:
   def choose(self, name: str, table: dict, default: Any = ...) -> Any:
     """The entry of a table for the value of a field."""
     value = self.take(name, default)
-    if value not in table:
+    if not isinstance(value, str | bool) or value not in table:
       raise self.refusal(name, value, " or ".join(map(repr, table)))
     return table[value]
 
@@ -69,6 +74,10 @@ class Fields:
     self._left.discard(name)
     if name in self.values and self.values[name] not in allowed:
       raise self.refusal(name, self.values[name], " or ".join(map(repr, allowed)))
+
+  def section(self, name: str) -> "Fields":
+    """The fields of an object within the config, none if it is missing; to be finished like the config's own."""
+    return Fields(self.take(name, {}), f"{self.origin}, {name}")
 
   def ignore(self, *names: str) -> None:
     """Marks fields that do not affect logits, such as dropout rates."""
@@ -84,9 +93,11 @@ class Fields:
       self.only(name, *allowed)
     for name in sorted(self._left):
       raise UserError(
-        f"{self.origin}: field {name!r} is {self.values[name]!r}, which this model type is not known to have; remove it"
-        " if it does not matter"
+        f"{self.origin}: field {name!r} is {shown(self.values[name])}, which this model type is not known to have;"
+        " remove it if it does not matter"
       )
 
   def refusal(self, name: str, found: Any, expected: str) -> UserError:
-    return UserError(f"{self.origin}: field {name!r} is {found!r}, expected {expected}; no model here computes that")
+    return UserError(
+      f"{self.origin}: field {name!r} is {shown(found)}, expected {expected}; no model here computes that"
+    )

@@ -1,13 +1,13 @@
 """The tensors of a Hugging Face directory, read one at a time."""
 
-import json
+import math
 import pathlib
 from collections.abc import Callable
 
 import numpy as np
 import safetensors
 
-from t5x_like import file_names
+from t5x_like import checked_json, file_names
 from t5x_like.errors import UserError, one_line
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -27,6 +27,7 @@ class Files:
     where: the directory, for messages.
     names: of all tensors.
     dtype: of the first floating-point tensor.
+    held: how many values the tensors have in all.
 
   Raises:
     UserError: no weights, or a file that is missing, damaged or lacks a tensor of the index.
@@ -36,11 +37,11 @@ class Files:
     self.where = str(directory)
     index = directory / INDEX
     if index.is_file():
-      try:
-        weight_map = json.loads(read_text(index))["weight_map"]
-        file_names.check_all(f"{index}: weight_map", weight_map.values(), "copy the model again")
-      except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{index}: cannot be read ({one_line(error)}); copy it again") from error
+      content = checked_json.parsed(read_text(index), dict, str(index), "an object with 'weight_map'; copy it again")
+      weight_map = content.get("weight_map")
+      if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise UserError(f"{index}: found no 'weight_map' from tensors to files, expected one; copy it again")
+      file_names.check_all(f"{index}: weight_map", weight_map.values(), "copy the model again")
       files = {name: _File(directory / name) for name in sorted(set(weight_map.values()))}
       for name, file in weight_map.items():
         if name not in files[file].dtypes:
@@ -55,6 +56,7 @@ class Files:
       raise UserError(f"{directory}: found neither {WEIGHTS} nor {INDEX}{more}")
     self._at = {renamed(name): (file, name) for name, file in at.items()}
     self.names = set(self._at)
+    self.held = sum(math.prod(file.shapes[name]) for file, name in self._at.values())
     dtypes = (_DTYPES.get(file.dtypes[name]) for name, file in at.items())
     self.dtype = next(filter(None, dtypes), "float32")
 
@@ -69,7 +71,9 @@ class _File:
   def __init__(self, path: pathlib.Path):
     self._path, self._read = path, 0
     self._file = self._open()
-    self.dtypes = {name: self._file.get_slice(name).get_dtype() for name in self._file.keys()}  # noqa: SIM118
+    slices = {name: self._file.get_slice(name) for name in self._file.keys()}  # noqa: SIM118
+    self.dtypes = {name: slice.get_dtype() for name, slice in slices.items()}
+    self.shapes = {name: tuple(slice.get_shape()) for name, slice in slices.items()}
 
   def read(self, name: str) -> np.ndarray:
     if self._read > MAPPED_BYTES:
@@ -82,7 +86,7 @@ class _File:
   def _open(self):
     try:
       return safetensors.safe_open(self._path, framework="flax")
-    except (OSError, safetensors.SafetensorError) as error:
+    except (OSError, ValueError, safetensors.SafetensorError) as error:  # ValueError: a name that is no path
       raise UserError(f"{self._path}: cannot be read ({one_line(error)}); copy it again") from error
 
 

@@ -19,9 +19,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from t5x_like import checked_json
 from t5x_like.data.vocabularies import hugging_face
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.interop import families
+from t5x_like.interop.field_kinds import shown
 from t5x_like.interop.fields import Fields
 from t5x_like.interop.files import INDEX, WEIGHTS, Files, read_text
 from t5x_like.interop.mapping import Mapping
@@ -66,7 +68,8 @@ def load(path: str, *, rules=None, dtype: str = "float32", layers: str = "scan")
   def make(key):
     return model_class(nnx.Rngs(params=key), dtype=dtype, layers=layers, **arguments)
 
-  model = jax.eval_shape(make, jax.random.key(0))
+  with _sizes_of(f"{directory}/config.json"):
+    model = jax.eval_shape(make, jax.random.key(0))
   mapping = Mapping(model)
   family.tensors(mapping)
   _check(mapping, files)
@@ -90,16 +93,27 @@ def architecture(path: str) -> tuple[type, Variant]:
 def _read(directory: pathlib.Path):
   """(config.json as text, family, files, class, arguments) of a directory."""
   text = read_text(directory / "config.json")
-  try:
-    values = json.loads(text)
-  except ValueError as error:
-    raise UserError(f"{directory}/config.json: not JSON ({one_line(error)}); copy it again") from error
-  family = _family(values.get("model_type"), f"{directory}/config.json")
+  where = f"{directory}/config.json"
+  values = checked_json.parsed(text, dict, where, "the config of a Hugging Face model; copy it again")
+  family = _family(values.get("model_type"), where)
   files = Files(directory, getattr(family, "renamed", str))
-  fields = Fields(values, f"{directory}/config.json")
-  model_class, arguments = family.build(fields, files.names)
+  fields = Fields(values, where, len(files.names), files.held)
+  with _sizes_of(where):
+    model_class, arguments = family.build(fields, files.names)
   fields.finish()
   return text, family, files, model_class, arguments
+
+
+@contextlib.contextmanager
+def _sizes_of(where: str):
+  """Turns the errors of layers whose sizes contradict each other into a `UserError` that names the config."""
+  try:
+    yield
+  except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    raise UserError(
+      f"{where}: its sizes make no model ({type(error).__name__}: {one_line(error)[:200]}), expected sizes that fit "
+      "each other; correct the config, or copy it again"
+    ) from error
 
 
 def save(model: nnx.Module, path: str, *, dtype: str | None = None, labels: Sequence[str] = ()) -> None:
@@ -168,9 +182,9 @@ def _module(name: str):
 
 def _family(model_type: str | None, origin: str):
   known = model_types()
-  if model_type not in known:
+  if not isinstance(model_type, str) or model_type not in known:
     near = did_you_mean(str(model_type), known)
-    raise UserError(f"{origin}: model_type is {model_type!r}, expected one of {', '.join(sorted(known))}{near}")
+    raise UserError(f"{origin}: model_type is {shown(model_type)}, expected one of {', '.join(sorted(known))}{near}")
   return _module(known[model_type])
 
 
@@ -215,8 +229,7 @@ def _unread(mapping: Mapping, directory: pathlib.Path, family) -> dict[str, np.n
 
 def _assemble(name: str, shape: tuple[int, ...], mapping: Mapping, files: Files) -> np.ndarray:
   """One parameter, float32, from the tensors that hold its slices."""
-  out = np.empty(shape, np.float32)
-  filled = 0
+  out, filled = None, 0
   for tensor in mapping.tensors:
     for number, (ours, index) in enumerate(tensor.parts):
       if ours != name:
@@ -224,13 +237,15 @@ def _assemble(name: str, shape: tuple[int, ...], mapping: Mapping, files: Files)
       raw = files.read(tensor.name)
       try:
         part = np.asarray(tensor.split(raw)[number])
-      except ValueError:
+      except (ValueError, IndexError, ZeroDivisionError):
         part = raw
       if part.shape != shape[len(index) :]:
         raise UserError(
           f"{files.where}: tensor {tensor.name!r} has shape {list(raw.shape)}, expected what fits "
           f"{name} of {list(shape[len(index) :])}; config.json is of another model"
         )
+      if out is None:  # only now, when the files have shown that they hold so much
+        out = np.empty(shape, np.float32)
       out[index] = part
       filled += part.size
   assert filled == math.prod(shape), f"{name}: {filled} of {math.prod(shape)} values mapped"

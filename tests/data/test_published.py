@@ -162,8 +162,8 @@ def test_sentinels_are_taken_from_unused_pieces(directories):
 @pytest.mark.parametrize(
   "kind, name, content, said",
   [
-    ("gpt2", "vocab.json", b"{", "vocab.json: damaged"),
-    ("gpt2", "vocab.json", b"[]", "vocab.json: damaged .not a JSON object.; copy it again"),
+    ("gpt2", "vocab.json", b"{", "vocab.json: found invalid JSON"),
+    ("gpt2", "vocab.json", b"[]", "vocab.json: found a JSON array, expected .*; copy it again"),
     ("gpt2", "merges.txt", b"\xff", "merges.txt: not UTF-8 at byte 0"),
     ("t5", "spiece.model", b"\xff\xff", "found 2 bytes that are not a SentencePiece model"),
     (

@@ -43,6 +43,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from t5x_like import file_names, slots
+from t5x_like.checked_json import kind_of
 from t5x_like.errors import UserError, did_you_mean
 
 Record = dict[str, Any]
@@ -211,12 +212,6 @@ def text_of(record: Record, field: str, where: str) -> str:
   if not isinstance(found, str):
     raise UserError(f"{where}: found {kind_of(found)} in field {field!r}, expected text")
   return found
-
-
-def kind_of(found: Any) -> str:
-  """The name of a value's JSON type."""
-  kinds = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
-  return kinds.get(type(found), "null")
 
 
 def _missing(part: str, field: str, names: list, where: str) -> UserError:

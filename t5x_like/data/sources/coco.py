@@ -6,12 +6,12 @@ Classes are numbered by the ids of the categories, as in published models, unles
 pixels, `is_crowd`.
 """
 
-import json
 import os
 from collections.abc import Iterator
 from typing import Any
 
-from t5x_like import file_names
+from t5x_like import checked_json, file_names
+from t5x_like.checked_json import kind_of
 from t5x_like.data.sources import Record, Skip, _filesystem
 from t5x_like.data.sources import Source as Base
 from t5x_like.data.sources._files import _files, _name, _patterns
@@ -43,8 +43,10 @@ class Source(Base):
     path, folder = self._parts[split]
     content = _load(path)
     names, own = _categories(content, path), {}
-    for one in content["annotations"]:
-      own.setdefault(one.get("image_id"), []).append(one)
+    for number, one in enumerate(content["annotations"]):
+      if not isinstance(of := one.get("image_id"), int | str):
+        raise UserError(f"{path}, annotation {number}: found a JSON {kind_of(of)} for image_id, expected an image's id")
+      own.setdefault(of, []).append(one)
     for number, image in list(enumerate(content["images"]))[slice(*part) if part else slice(None)]:
       where = f"{path}, image {number}"
       try:
@@ -61,7 +63,7 @@ class Source(Base):
           objects["label"].append(names[one["category_id"]])
           objects["area"].append(float(one.get("area", w * h)))
           objects["is_crowd"].append(bool(one.get("iscrowd", 0)))
-      except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+      except (ArithmeticError, KeyError, TypeError, ValueError) as error:
         raise UserError(
           f"{where}: found {_wrong(error, names)}, expected file_name, height, width and id, and annotations with bbox"
           " [x, y, width, height] and a category_id of its categories"
@@ -105,21 +107,25 @@ def _images_of(path: str) -> str:
 def _load(path: str) -> dict[str, Any]:
   try:
     with _filesystem.open_file(path) as file:
-      found = json.load(file)
-    for key in ("images", "annotations", "categories"):
-      if not isinstance(found.get(key), list):
-        raise ValueError(f"no list {key!r}")
-    return found
-  except (OSError, ValueError, AttributeError) as error:
+      content = file.read()
+  except OSError as error:
     raise UserError(f"{path}: cannot be read ({one_line(error)}), expected COCO's JSON of instances") from error
+  found = checked_json.parsed(content, dict, path, "COCO's JSON of instances")
+  for key in ("images", "annotations", "categories"):
+    if not isinstance(found.get(key), list) or not all(isinstance(one, dict) for one in found[key]):
+      raise UserError(f"{path}: found no list of objects {key!r}, expected COCO's JSON of instances")
+  return found
 
 
 def _categories(content: dict[str, Any], path: str) -> dict[int, str]:
   """Names by id, in the order of the ids."""
   try:
-    return {one["id"]: str(one["name"]) for one in sorted(content["categories"], key=lambda one: one["id"])}
+    names = {one["id"]: one["name"] for one in sorted(content["categories"], key=lambda one: one["id"])}
   except (KeyError, TypeError) as error:
     raise UserError(f"{path}: found a category without id or name, expected both in each") from error
+  if not all(isinstance(i, int) and isinstance(name, str) for i, name in names.items()):
+    raise UserError(f"{path}: found a category whose id is no whole number or whose name is no text, expected both")
+  return names
 
 
 def _numbered(names: dict[int, str]) -> tuple[str, ...]:

@@ -3,13 +3,14 @@
 A file is read whole, so one over 128 MiB is an error; JSON lines (`jsonl`) are read one at a time.
 """
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
-from t5x_like.data.sources import Record, Skip, kind_of
+from t5x_like import checked_json
+from t5x_like.checked_json import kind_of
+from t5x_like.data.sources import Record, Skip
 from t5x_like.data.sources._files import FileSource, whole
-from t5x_like.errors import UserError, one_line
+from t5x_like.errors import UserError
 
 
 class Source(FileSource):
@@ -29,10 +30,4 @@ def parsed(path: str, kind: type, expected: str) -> Any:
   text = whole(path)
   if isinstance(text, Skip):
     raise UserError(f"{path}: found a {text.reason}, expected a smaller one; JSON lines (jsonl) may be of any size")
-  try:
-    found = json.loads(text)
-  except (ValueError, RecursionError) as error:
-    raise UserError(f"{path}: found invalid JSON ({one_line(error)}), expected {expected}") from None
-  if not isinstance(found, kind):
-    raise UserError(f"{path}: found a JSON {kind_of(found)}, expected {expected}")
-  return found
+  return checked_json.parsed(text, kind, path, expected)

@@ -67,7 +67,8 @@ def _pairs(part: str) -> list[tuple[str, str | None]]:
     raise UserError(f"source voc:{part}: found nothing there, expected a directory or a list of names")
   if _filesystem.kind(part) == "file":
     folder = os.path.dirname(os.path.dirname(os.path.dirname(part)))
-    stems = [line.split()[0] for line in decode(_read(part), part).splitlines() if line.strip()]
+    lines = filter(str.strip, decode(_read(part), part).splitlines())
+    stems = [file_names.check(part, line.split()[0], "list names without .xml") for line in lines]
   else:
     folder = part.rstrip("/")
     found = sorted(map(_filesystem.base_name, _filesystem.matches(f"{folder}/Annotations/*.xml")))
@@ -91,6 +92,13 @@ def _read(path: str) -> bytes:
     raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
 
 
+class _Builder(ElementTree.TreeBuilder):
+  """Refuses document types, whose entities may grow without end or stand for other files."""
+
+  def doctype(self, name: str, public: str | None, system: str | None) -> None:
+    raise ValueError("a document type, which annotations do not have")
+
+
 def _annotation(path: str) -> Record:
   return _parsed(path, _filesystem.changed(path))
 
@@ -99,7 +107,7 @@ def _annotation(path: str) -> Record:
 def _parsed(path: str, changed: int | None) -> Record:
   """The objects of an annotation; without a size of the image, boxes are in `pixels`."""
   try:
-    root = ElementTree.fromstring(_read(path))
+    root = ElementTree.fromstring(_read(path), ElementTree.XMLParser(target=_Builder()))
     height, width = (int(root.findtext(f"size/{side}") or 0) for side in ("height", "width"))
     found = {"bbox": [], "label": [], "area": [], "is_crowd": []}
     for thing in root.iter("object"):
@@ -108,7 +116,7 @@ def _parsed(path: str, changed: int | None) -> Record:
       found["label"].append(thing.findtext("name").strip())
       found["area"].append(max(y1 - y0, 0.0) * max(x1 - x0, 0.0))
       found["is_crowd"].append(False)
-  except (ElementTree.ParseError, TypeError, ValueError, AttributeError) as error:
+  except (ElementTree.ParseError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
     raise UserError(
       f"{path}: cannot be read ({one_line(error)}), expected VOC's XML: size, and objects with name and bndbox"
     ) from error

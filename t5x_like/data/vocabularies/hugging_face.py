@@ -12,30 +12,37 @@ import re
 from typing import Any
 
 from t5x_like.data.objects import Place
-from t5x_like.data.vocabularies import pipelines, storage
+from t5x_like.data.vocabularies import pipelines, protocol, storage, tokenizer_files
 from t5x_like.data.vocabularies.labels import LabelVocabulary
 from t5x_like.data.vocabularies.protocol import Vocabulary
 from t5x_like.data.vocabularies.published import Facts, PublishedVocabulary
-from t5x_like.data.vocabularies.tokenizer_json import MODEL_FILE as TOKENIZER
-from t5x_like.data.vocabularies.tokenizer_json import TokenizerVocabulary
+from t5x_like.data.vocabularies.tokenizer_files import (
+  ADDED,
+  CONFIG,
+  FLAGS,
+  MODEL_CONFIG,
+  NAMES,
+  SPECIAL,
+  TOKENIZER,
+  VOCABULARY,
+)
+from t5x_like.data.vocabularies.tokenizer_json import TokenizerVocabulary, refusing
 from t5x_like.data.vocabularies.utf8_bytes import ByteVocabulary
-from t5x_like.errors import UserError, one_line
+from t5x_like.errors import UserError
 
-CONFIG, MODEL_CONFIG = "tokenizer_config.json", "config.json"
 SENTENCE_PIECE = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
-MAIN = (TOKENIZER, *SENTENCE_PIECE, "vocab.json", "vocab.txt")  # a directory with one of these has a tokenizer
+MAIN = (TOKENIZER, *SENTENCE_PIECE, VOCABULARY, "vocab.txt")  # a directory with one of these has a tokenizer
 FILES = (
   *MAIN,
   CONFIG,
-  "special_tokens_map.json",
-  "added_tokens.json",
+  SPECIAL,
+  ADDED,
   "merges.txt",
   "source.spm",
   "target.spm",
   "generation_config.json",
   "chat_template.jinja",
 )
-NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # in the order in which the library adds them
 SPELLINGS = {  # where no file names them
   "bos": ("<s>", "<bos>", "<|startoftext|>", "<|begin_of_text|>", "<|endoftext|>"),
   "eos": ("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>", "[EOS]"),
@@ -62,16 +69,16 @@ def load(directory: Place, sentinels: str | None = None) -> PublishedVocabulary 
   Raises:
     UserError: a file is missing or damaged, or of a class that cannot be read; no end of text is named.
   """
-  config = _json(directory / CONFIG) or {}
-  model_config = _json(directory / MODEL_CONFIG) or {}
-  file = _json(directory / TOKENIZER)
+  config = tokenizer_files.read(directory, CONFIG) or {}
+  model_config = tokenizer_files.read(directory, MODEL_CONFIG) or {}
+  file = tokenizer_files.read(directory, TOKENIZER)
   name = pipelines.class_of(config, model_config, file)
   if name == "ByT5Tokenizer":
     return ByteVocabulary()
   where = f"vocabulary {directory}"
-  legacy = "added_tokens_decoder" not in config
+  legacy = config.get("added_tokens_decoder") is None
   if legacy:
-    config |= {key: _added(value) for key, value in (_json(directory / "special_tokens_map.json") or {}).items()}
+    config |= {key: _added(value) for key, value in (tokenizer_files.read(directory, SPECIAL) or {}).items()}
   if name in pipelines.PIPELINES:
     pieces = pipelines.Pieces.of(file) if file is not None else _pieces(directory, name, config)
     if not pieces.vocab:
@@ -91,14 +98,12 @@ def load(directory: Place, sentinels: str | None = None) -> PublishedVocabulary 
   extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
   extra = list(extra.values() if isinstance(extra, dict) else extra)
   if name == "T5Tokenizer" and not any("<extra_id_" in _text(token) for token in extra):
-    extra += [f"<extra_id_{i}>" for i in range(config.get("extra_ids", 100))]
+    extra += [f"<extra_id_{i}>" for i in range(_extra_ids(config, where))]
   own = pieces.added if pieces is not None else []
   added = _added_tokens(directory, config, legacy, file, {_text(token) for token in (*named.values(), *extra) if token})
-  try:
+  pipelines.check_charsmap(described, where)
+  with refusing(where, f"{TOKENIZER if file is not None else 'its files'} cannot be read"):
     described, ids = _with_added(described, added, named, [*own, *extra])
-  except Exception as error:  # the library raises plain Exception for bad input
-    found = TOKENIZER if file is not None else "its files"
-    raise UserError(f"{where}: {found} cannot be read ({one_line(error)}); copy the directory again") from None
   facts = _facts(where, ids, {n: _text(token) for n, token in named.items() if token}, model_config, config, sentinels)
   model = json.dumps(described, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
   brought = {name: storage.read(directory / name) for name in FILES if (directory / name).exists()}
@@ -202,15 +207,16 @@ def _such(known: set[str]) -> str:
 
 def _pieces(directory: Place, name: str, config: dict[str, Any]) -> pipelines.Pieces:
   """Pieces and merges from files other than `tokenizer.json`."""
+  where = f"vocabulary {directory}"
   for file in SENTENCE_PIECE:
     if (directory / file).exists() and name in pipelines.FROM_SENTENCE_PIECE:
       return pipelines.Pieces.of_sentence_piece(
-        storage.read(directory / file), name, config.get("extra_ids", 100), f"vocabulary {directory / file}"
+        storage.read(directory / file), name, _extra_ids(config, where), f"vocabulary {directory / file}"
       )
   if name == "BertTokenizer" and (directory / "vocab.txt").exists():
     lines = _lines(directory / "vocab.txt")
     return pipelines.Pieces({line.rstrip(): i for i, line in enumerate(lines)})
-  vocab = _json(directory / "vocab.json")
+  vocab = tokenizer_files.read(directory, VOCABULARY)
   if vocab is None or not (directory / "merges.txt").exists():
     raise UserError(
       f"vocabulary {directory}: found no files of a {name}, expected {TOKENIZER}, or vocab.json and merges.txt, "
@@ -225,9 +231,9 @@ def _added_tokens(directory: Place, config: dict, legacy: bool, file: dict | Non
   if not legacy:
     return {int(i): _added(token) for i, token in config["added_tokens_decoder"].items()}
   found = {}
-  for token, i in (_json(directory / "added_tokens.json") or {}).items():
+  for token, i in (tokenizer_files.read(directory, ADDED) or {}).items():
     found[i] = _added({"content": token, "normalized": token not in special, "special": token in special})
-  for token in (file or {}).get("added_tokens", ()):
+  for token in (file or {}).get("added_tokens") or ():
     found[token["id"]] = _added({key: value for key, value in token.items() if key != "id"})
   return found
 
@@ -249,7 +255,7 @@ def _with_added(described: dict[str, Any], added: dict, named: dict, extra: list
   tokenizer.add_tokens(new)
   tokenizer.add_special_tokens([*named, *extra])
   held = sorted(tokenizer.get_added_tokens_decoder().items())
-  fields = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+  fields = ("content", *FLAGS)
   listed = [{"id": i, **{field: getattr(token, field) for field in fields}} for i, token in held]
   return {**described, "added_tokens": listed}, tokenizer.get_vocab(with_added_tokens=True)
 
@@ -262,7 +268,7 @@ def _added(token):
     return [_added(one) for one in token]
   if not isinstance(token, dict) or "content" not in token:
     return token
-  flags = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+  flags = ("content", *FLAGS)
   return tokenizers.AddedToken(**{"special": True} | {key: token[key] for key in flags if key in token})
 
 
@@ -279,17 +285,9 @@ def _text(token) -> str:
   return token["content"] if isinstance(token, dict) else getattr(token, "content", token)
 
 
-def _json(path: Place) -> Any:
-  """The object in a file, None if there is none."""
-  if not path.exists():
-    return None
-  try:
-    found = json.loads(storage.read(path))
-    if not isinstance(found, dict):
-      raise ValueError("not a JSON object")
-    return found
-  except (ValueError, RecursionError) as error:
-    raise UserError(f"{path}: damaged ({one_line(error)}); copy it again") from None
+def _extra_ids(config: dict[str, Any], where: str) -> int:
+  extra_ids = config.get("extra_ids")
+  return protocol.T5_EXTRA_IDS if extra_ids is None else protocol.checked_extra_ids(extra_ids, f"{where}, {CONFIG}")
 
 
 def _lines(path: Place) -> list[str]:

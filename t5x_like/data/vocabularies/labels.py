@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from t5x_like import checked_json
 from t5x_like.data.vocabularies import protocol, storage
 from t5x_like.errors import UserError
 
@@ -45,10 +46,7 @@ class LabelVocabulary:
 
 def load(content: bytes, origin: str) -> LabelVocabulary:
   """The classes of a saved file; UserError if it is damaged."""
-  try:
-    names = json.loads(content)
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-      raise ValueError("not a list of names")
-  except ValueError as error:
-    raise UserError(f"{origin}: found damaged contents ({error}), expected a list of class names") from None
+  names = checked_json.parsed(content, list, origin, "a list of class names; copy it again")
+  if not all(isinstance(name, str) for name in names):
+    raise UserError(f"{origin}: found a name that is not text, expected a list of class names; copy it again")
   return LabelVocabulary(names)

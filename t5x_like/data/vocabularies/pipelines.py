@@ -106,6 +106,24 @@ def _charsmap(normalizer: dict[str, Any] | None) -> str | None:
   return next((part["precompiled_charsmap"] for part in parts if part and part.get("type") == "Precompiled"), None)
 
 
+def check_charsmap(described: dict[str, Any], where: str) -> None:
+  """Refuses a damaged SentencePiece normalisation, at which the tokenizers library would stop with a Rust panic.
+
+  Raises:
+    UserError: it is not the length of a table, the table, and UTF-8 text.
+  """
+  try:
+    charsmap = _charsmap(described.get("normalizer"))
+    if charsmap is not None:
+      data = base64.b64decode(charsmap, validate=True)
+      length = int.from_bytes(data[:4], "little")
+      if len(data) < 4 + length or length % 4:
+        raise ValueError(f"{len(data)} bytes with a table of {length}")
+      data[4 + length :].decode()
+  except (AttributeError, LookupError, TypeError, ValueError) as error:
+    raise UserError(f"{where}: the normaliser is damaged ({one_line(error)}); copy the directory again") from None
+
+
 def _sequence(kind: str, *parts: dict[str, Any]) -> dict[str, Any]:
   return {"type": "Sequence", kind: list(parts)}
 

@@ -13,6 +13,7 @@ from t5x_like.errors import UserError
 PAD_ID, EOS_ID, UNK_ID = 0, 1, 2
 T5_EXTRA_IDS = 100
 BYT5_EXTRA_IDS = 125
+MOST_EXTRA_IDS = 2**16
 SPECIAL = ("mask", "cls", "sep", "bos")  # the order of the sentinels that stand in for them, see `special`
 SPELLINGS = {
   "mask": ("[MASK]", "<mask>"),
@@ -230,8 +231,11 @@ def top(size: int, extra_ids: int) -> tuple[int, ...]:
 
 
 def checked_extra_ids(extra_ids, origin: str) -> int:
-  if not isinstance(extra_ids, int) or isinstance(extra_ids, bool) or extra_ids < 0:
-    raise UserError(f"{origin}: found extra_ids {extra_ids!r}, expected a whole number of sentinels, 0 or more")
+  if not isinstance(extra_ids, int) or isinstance(extra_ids, bool) or not 0 <= extra_ids <= MOST_EXTRA_IDS:
+    raise UserError(
+      f"{origin}: found extra_ids {repr(extra_ids)[:80]}, expected a whole number of sentinels, 0 or more and at most"
+      f" {MOST_EXTRA_IDS}"
+    )
   return extra_ids
 
 

@@ -5,9 +5,10 @@ import hashlib
 import json
 from typing import Any
 
-from t5x_like import file_names
+from t5x_like import file_names, slots
+from t5x_like.checked_json import kind_of
 from t5x_like.data.objects import Place
-from t5x_like.data.vocabularies import storage
+from t5x_like.data.vocabularies import protocol, storage
 from t5x_like.data.vocabularies.tokenizer_json import MODEL_FILE, TokenizerVocabulary
 from t5x_like.errors import UserError
 
@@ -52,6 +53,9 @@ class PublishedVocabulary(TokenizerVocabulary):
       setattr(self, name, value)
     self._facts, self.brought = facts, brought
     _, added = self._open(model, origin)
+    ids = [*facts.sentinels, *(getattr(facts, f"{name}_id") for name in ("pad", "eos", "unk", *protocol.SPECIAL))]
+    if wrong := [i for i in ids if i is not None and not 0 <= i < self.size]:
+      raise UserError(f"{origin}: found the special id {wrong[0]}, expected ids from 0 to {self.size - 1}")
     self._finish(added)
     content = json.dumps(dataclasses.asdict(facts), sort_keys=True)
     self.fingerprint = hashlib.sha256(f"{KIND}\n{content}\n".encode() + model).hexdigest()
@@ -63,14 +67,13 @@ class PublishedVocabulary(TokenizerVocabulary):
 
 def load(directory: Place, manifest: dict[str, Any]) -> PublishedVocabulary:
   """Opens what `save` wrote."""
-  facts = manifest.get("published")
-  known = {field.name for field in dataclasses.fields(Facts)}
-  if not isinstance(facts, dict) or set(facts) != known:
-    raise UserError(f"{directory / storage.MANIFEST}: found no complete 'published', expected the file save wrote")
-  facts = Facts(**facts | {"sentinels": tuple(facts["sentinels"])})
-  brought = [name for name in manifest.get("files", {}) if name.startswith(BROUGHT)]
+  where, files = f"{directory / storage.MANIFEST}", manifest.get("files", {})
+  facts = Facts(**slots.fill(f"{where}: published", manifest.get("published"), Facts))
+  if not isinstance(files, dict):
+    raise UserError(f"{where}: found {kind_of(files)} in 'files', expected an object; copy the directory again")
+  brought = [name for name in files if name.startswith(BROUGHT)]
   for name in brought:
-    file_names.check(f"{directory / storage.MANIFEST}: files", name.removeprefix(BROUGHT), "copy the vocabulary again")
+    file_names.check(f"{where}: files", name.removeprefix(BROUGHT), "copy the vocabulary again")
   return PublishedVocabulary(
     storage.read(directory / MODEL_FILE),
     facts,

@@ -4,6 +4,7 @@ import json
 import os
 from typing import Any
 
+from t5x_like import checked_json
 from t5x_like.data.objects import Place, place
 from t5x_like.data.vocabularies.protocol import Vocabulary
 from t5x_like.errors import UserError, one_line
@@ -40,13 +41,9 @@ def save(directory, kind: str, vocabulary: Vocabulary, files: dict[str, bytes], 
 
 def manifest(path: Place) -> dict:
   """The manifest at a path; UserError if it is damaged or lacks a key."""
-  try:
-    found = json.loads(read(path))
-  except (ValueError, RecursionError) as error:
-    raise UserError(f"{path}: found damaged JSON ({one_line(error)}), expected the file save wrote") from None
-  if not isinstance(found, dict) or found.get("format") != FORMAT:
-    kind = found.get("format") if isinstance(found, dict) else type(found).__name__
-    raise UserError(f"{path}: found format {kind!r}, expected {FORMAT!r}")
+  found = checked_json.parsed(read(path), dict, str(path), "the manifest of a vocabulary; copy its directory again")
+  if found.get("format") != FORMAT:
+    raise UserError(f"{path}: found format {str(found.get('format'))[:80]!r}, expected {FORMAT!r}")
   missing = [key for key in ("kind", "size", "extra_ids", "fingerprint") if key not in found]
   if missing:
     raise UserError(f"{path}: found no key {missing[0]!r}, expected the file save wrote")

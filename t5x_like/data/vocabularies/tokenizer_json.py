@@ -1,5 +1,6 @@
 """Tokenizers of the tokenizers library: WordPiece, byte-level BPE and anything else a `tokenizer.json` describes."""
 
+import contextlib
 import functools
 import json
 import re
@@ -68,10 +69,15 @@ class TokenizerVocabulary:
 
   def _open(self, model: bytes, origin: str) -> tuple[dict[str, int], dict[str, int]]:
     """Reads the file; returns the ids of all pieces and those of special ones."""
-    self._tokenizer, self.model = _tokenizer(model, origin), model
+    self._tokenizer, self.model, self._origin = _tokenizer(model, origin), model, origin
     self._tokenizer.encode_special_tokens = not self.specials_in_text
     ids = self._tokenizer.get_vocab(with_added_tokens=True)
     self.size = max(ids.values()) + 1
+    if self.size > len(model):  # every piece takes several bytes, so most ids below would have no piece
+      raise UserError(
+        f"{origin}: found id {self.size - 1} in a file of {len(model)} bytes and {len(ids)} pieces, expected ids that "
+        "count its pieces; it is damaged, copy it again"
+      )
     self._spelled = [""] * self.size
     for piece, i in ids.items():
       self._spelled[i] = piece
@@ -95,7 +101,8 @@ class TokenizerVocabulary:
     text = protocol.well_formed(text)
     if self._is_long(text):
       return self._long(text).tolist()
-    return self._checked(self._tokenizer.encode(text, add_special_tokens=False).ids).tolist()
+    with refusing(self._origin, "the text cannot be encoded"):
+      return self._checked(self._tokenizer.encode(text, add_special_tokens=False).ids).tolist()
 
   def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
     """Return the ids of a text and, for each, where in the text its characters begin and end."""
@@ -109,7 +116,8 @@ class TokenizerVocabulary:
     return [self._long(text) if self._is_long(text) else next(ids) for text in texts]
 
   def _ids(self, texts: Sequence[str]) -> Iterator[np.ndarray]:
-    batch = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False) if texts else ()
+    with refusing(self._origin, "a text cannot be encoded"):
+      batch = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False) if texts else ()
     return (self._checked(encoding.ids) for encoding in batch)
 
   def _is_long(self, text: str) -> bool:
@@ -132,7 +140,8 @@ class TokenizerVocabulary:
         text += f" {part}" if text and not self._byte_level else part
         continue
       known = [i if i < self.size and self._spelled[i] else self.unk_id for i in part]
-      decoded = self._tokenizer.decode(known, skip_special_tokens=False)
+      with refusing(self._origin, "ids cannot be decoded"):
+        decoded = self._tokenizer.decode(known, skip_special_tokens=False)
       spaced = text and not self._byte_level and self.starts_word[known[0]] and not decoded.startswith(" ")
       text += f" {decoded}" if spaced else decoded
     return text
@@ -175,16 +184,25 @@ def _characters() -> dict[str, str]:
   return {chr(256 + n): chr(b) for n, b in enumerate(shifted) if b < 128} | {chr(b): chr(b) for b in range(33, 127)}
 
 
+@contextlib.contextmanager
+def refusing(where: str, what: str) -> Iterator[None]:
+  """Turns what the tokenizers library raises into a `UserError`: plain `Exception`, or, where its Rust code stops at a
+  broken invariant of a damaged file, a `PanicException`, which is not even one."""
+  try:
+    yield
+  except BaseException as error:
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+      raise
+    raise UserError(
+      f"{where}: {what} ({one_line(error)[:300]}), expected the complete files of a tokenizer; copy them again"
+    ) from None
+
+
 def _tokenizer(model: bytes, origin: str):
   import tokenizers
 
-  try:
+  with refusing(origin, f"found {len(model)} bytes that are not a tokenizer of the tokenizers library"):
     tokenizer = tokenizers.Tokenizer.from_buffer(model)
-  except Exception as error:  # the library raises plain Exception for bad input
-    raise UserError(
-      f"{origin}: found {len(model)} bytes that are not a tokenizer of the tokenizers library, expected "
-      f"a complete tokenizer.json ({one_line(error)})"
-    ) from None
   tokenizer.no_truncation()
   tokenizer.no_padding()
   if not tokenizer.get_vocab_size(with_added_tokens=True):

@@ -27,9 +27,7 @@ def build(fields: Fields, names: set[str]):
     "logit_scale_init_value", "initializer_factor", "tie_word_embeddings", "text_config_dict", "vision_config_dict"
   )
   width = fields.take("projection_dim", 512)
-  image, text = (
-    Fields(fields.take(f"{side}_config", {}), f"{fields.origin}, {side}_config") for side in ("vision", "text")
-  )
+  image, text = fields.section("vision_config"), fields.section("text_config")
   dims, design = _stack(image, clip.IMAGE, 768, 12)
   vision = ImageVariant(
     dims,

@@ -100,27 +100,29 @@ def build(fields: Fields, names: set[str]):
 
 def _backbone(fields: Fields, channels: int) -> dict:
   """Arguments of `nn.backbones.resnet`."""
-  given, name = fields.take("backbone_config", {}), fields.take("backbone", "resnet50")
-  own = Fields(given, f"{fields.origin}, backbone_config")
+  own, name = fields.section("backbone_config"), fields.take("backbone", "resnet50")
+  given = own.values
   own.only("num_channels", channels)
-  if given.get("model_type") == "resnet":
+  kind = given.get("model_type") or "timm_backbone"
+  if kind == "resnet":
     own.only("hidden_act", "relu")
     own.only("downsample_in_first_stage", False)
     own.only("downsample_in_bottleneck", False)
     sizes, depths = own.take("hidden_sizes", [256, 512, 1024, 2048]), own.take("depths", [3, 4, 6, 3])
     block = own.choose("layer_type", {"bottleneck": "bottleneck", "basic": "basic"}, "bottleneck")
     last = f"stage{len(depths)}"
-    if given.get("out_features", [last])[-1] != last:
-      raise own.refusal("out_features", given["out_features"], f"{last} last")
+    features = own.take("out_features", None) or [last]
+    if features[-1] != last:
+      raise own.refusal("out_features", features, f"{last} last")
     found = {"stem": own.take("embedding_size", 64), "widths": tuple(sizes), "depths": tuple(depths), "block": block}
-  elif given.get("model_type", "timm_backbone") == "timm_backbone":
-    name = given.get("backbone", name)
+  elif kind == "timm_backbone":
+    name = own.take("backbone", name)
     own.only("output_stride", 32, None)
     if name.partition(".")[0] not in _TIMM:
       raise fields.refusal("backbone", name, " or ".join(_TIMM))
     found = _TIMM[name.partition(".")[0]]
   else:
-    raise own.refusal("model_type", given["model_type"], "'resnet' or 'timm_backbone'")
+    raise own.refusal("model_type", kind, "'resnet' or 'timm_backbone'")
   return found
 
 

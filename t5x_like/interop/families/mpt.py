@@ -14,7 +14,7 @@ MODELS = (mpt.Model,)
 
 
 def build(fields: Fields, names: set[str]):
-  attention = Fields(fields.take("attn_config", {}), f"{fields.origin} (attn_config)")
+  attention = fields.section("attn_config")
   attention.only("alibi", True)
   attention.only("alibi_bias_max", 8)
   attention.only("attn_type", "multihead_attention")

@@ -1,0 +1,123 @@
+"""What each field of a Hugging Face `config.json` holds: its type, its range, and what in the files bounds it.
+
+Every field that a family reads is here once, whichever family that is, and is checked before any is used. A null field
+counts as missing. Sections are objects within the config, whose fields are the same.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from t5x_like import slots
+from t5x_like.errors import UserError
+from t5x_like.slots import Condition
+
+MOST = 2**31 - 1  # what a size may be at most, whatever the files hold
+
+Size = Annotated[int, Condition(f"a whole number from 1 to {MOST}", lambda n: 0 < n <= MOST)]
+Whole = Annotated[int, Condition(f"a whole number from 0 to {MOST}", lambda n: 0 <= n <= MOST)]
+Id = Annotated[int, Condition(f"an id, from 0 to {MOST}, or -1 for none", lambda n: -1 <= n <= MOST)]
+Number = Annotated[float, Condition("a finite number from 0 on", lambda x: 0 <= x and math.isfinite(float(x)))]
+Factor = Annotated[float, Condition("a finite number above 0", lambda x: 0 < x and math.isfinite(float(x)))]
+Texts = Annotated[list, Condition("a list of texts", lambda values: all(isinstance(value, str) for value in values))]
+Ids = Annotated[list, Condition("a list of ids", lambda ids: len(ids) > 0 and all(slots.fits(i, Id) for i in ids))]
+Sizes = Annotated[list, Condition("a list of sizes", lambda n: len(n) > 0 and all(slots.fits(i, Size) for i in n))]
+Wholes = Annotated[list, Condition("a list of whole numbers", lambda n: all(slots.fits(i, Whole) for i in n))]
+
+_NAMES: dict[Any, str] = {
+  # Widths and lengths, each of which is an axis of a tensor or divides one.
+  Size: """
+    block_size d_ff d_kv d_model decoder_attention_heads decoder_ffn_dim decoder_hidden_size decoder_intermediate_size
+    decoder_num_attention_heads embed_dim embedding_size encoder_attention_heads encoder_ffn_dim
+    global_attn_every_n_layers head_dim hidden_size intermediate_size n_embd n_embed n_head n_heads n_inner n_positions
+    num_attention_heads num_channels num_key_value_heads num_labels num_queries projection_dim
+    relative_attention_max_distance relative_attention_num_buckets sliding_window type_vocab_size vocab_size window_size
+    query_pre_attn_scalar max_position_embeddings original_max_position_embeddings
+    decoder_layers decoder_num_hidden_layers encoder_layers n_layer n_layers num_decoder_layers num_experts
+    num_experts_per_tok num_hidden_layers num_layers num_local_experts
+  """,
+  Whole: "encoder_sparse_step decoder_sparse_step local_attention num_random_blocks num_sparse_encoder_layers",
+  Size | Sizes: "image_size patch_size num_heads",
+  Sizes: "depths hidden_sizes",
+  Wholes: "pretrained_window_sizes",
+  Id: "pad_token_id bos_token_id decoder_start_token_id",
+  Id | Ids: "eos_token_id",
+  Number: """
+    initializer_range layer_norm_eps layer_norm_epsilon norm_eps rms_norm_eps router_aux_loss_coef router_jitter_noise
+    router_z_loss_coef
+  """,
+  Factor: """
+    attn_logit_softcapping factor final_logit_softcapping global_rope_theta high_freq_factor local_rope_theta
+    low_freq_factor mlp_ratio partial_rotary_factor rope_theta rotary_emb_base rotary_pct softmax_scale
+  """,
+  bool: """
+    attention_bias mlp_bias norm_bias qkv_bias rescale_embeddings scale_decoder_outputs scale_embedding
+    tie_word_embeddings use_absolute_embeddings use_bias use_parallel_residual
+  """,
+  str: """
+    activation_function afn attention_type backbone dense_act_fn feed_forward_proj hidden_act hidden_activation
+    layer_type model_type rope_type type
+  """,
+  Texts: "architectures layer_types out_features",
+  dict: """
+    attn_config backbone_config full_attention id2label rope_parameters rope_scaling sliding_attention text_config
+    vision_config
+  """,
+}
+KINDS = {name: kind for kind, names in _NAMES.items() for name in names.split()}
+_SECTIONS = set(_NAMES[dict].split()) - {"id2label"}
+# Fields of which a unit has tensors of its own: there are no more units than tensors.
+_COUNTS = set(
+  """
+  decoder_layers decoder_num_hidden_layers depths encoder_layers n_layer n_layers num_decoder_layers num_experts
+  num_hidden_layers num_layers num_local_experts
+  """.split()
+)
+_UNBOUNDED = set(  # which no tensor has to be as long as
+  "max_position_embeddings original_max_position_embeddings relative_attention_max_distance sliding_window "
+  "query_pre_attn_scalar global_attn_every_n_layers".split()
+)
+
+
+def check(values: dict[str, Any], origin: str, tensors: int | None = None, held: int | None = None) -> None:
+  """Refuses a config that has a field of another type, out of its range, or too large for the files beside it.
+
+  Args:
+    values: the parsed config, or a section of it.
+    origin: the file, for messages.
+    tensors: how many tensors the files hold; None where there are no files.
+    held: how many values these have in all.
+  Raises:
+    UserError: naming the first such field.
+  """
+  for name, value in values.items():
+    kind = KINDS.get(name)
+    if value is None or kind is None:
+      continue
+    if not slots.fits(value, kind):
+      raise UserError(f"{origin}: field {name!r} is {shown(value)}, expected {slots.words(kind)}; correct it")
+    if name in _SECTIONS:
+      check(value, f"{origin}, {name}", tensors, held)
+    for size in _whole_numbers(value):
+      if name in _COUNTS and tensors is not None and size > tensors:
+        raise UserError(
+          f"{origin}: field {name!r} is {shown(value)}, expected no more than the {tensors:,} tensors of the files; "
+          "the config is of another model"
+        )
+      if kind in (Size, Size | Sizes, Sizes) and name not in _UNBOUNDED and held is not None and size > held:
+        raise UserError(
+          f"{origin}: field {name!r} is {shown(value)}, expected no more than the {held:,} values that the files "
+          "hold; the config is of another model"
+        )
+
+
+def shown(value: Any) -> str:
+  """A value of a file in a message, cut where it is long."""
+  text = repr(value)
+  return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _whole_numbers(value: Any) -> Iterator[int]:
+  for one in value if isinstance(value, list) else [value]:
+    if isinstance(one, int) and not isinstance(one, bool):
+      yield one
