@@ -1,0 +1,229 @@
+"""Corpora of every format, whole, compressed, damaged or of other types: one line, or records and counts."""
+
+import bz2
+import gzip
+import io
+import lzma
+import random
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from t5x_like.data.sources import open_source
+from t5x_like.data.tasks import chat, classification, multiple_choice, preferences, span_qa, tagging, text_to_text
+from tests.fuzz import bending
+from tools import prepare_data
+
+WORDS = "the quick brown fox jumps over a lazy dog".split()
+LINES = [" ".join(WORDS[n % 9 :] + WORDS[: n % 5 + 1]) for n in range(30)]
+RECORDS = [
+  {
+    "text": line,
+    "label": "long" if len(line) > 30 else "short",
+    "tokens": line.split(),
+    "tags": [str(len(word)) for word in line.split()],
+    "options": ["one", "two"],
+    "answer": 0,
+    "messages": [{"role": "user", "content": line}, {"role": "assistant", "content": "yes"}],
+    "prompt": line,
+    "chosen": "yes",
+    "rejected": "no",
+  }
+  for line in LINES
+]
+SQUAD = {
+  "data": [
+    {
+      "title": "A",
+      "paragraphs": [
+        {
+          "context": line,
+          "qas": [
+            {"id": f"q{n}", "question": "Which?", "answers": [{"text": "the", "answer_start": line.index("the")}]}
+          ],
+        }
+        for n, line in enumerate(LINES[:9])
+        if "the" in line
+      ],
+    }
+  ]
+}
+CONLL = "\n\n".join("\n".join(f"{word} X {len(word)}" for word in line.split()) for line in LINES) + "\n"
+CONLLU = "".join(
+  f"# text = {line}\n"
+  + "".join(f"{n}\t{word}\t{word}\tX\t_\t_\t0\troot\t_\t_\n" for n, word in enumerate(line.split(), 1))
+  + "\n"
+  for line in LINES
+)
+TABLE = [["text", "label"], *([line, "long"] for line in LINES)]
+TASKS = {
+  "text_to_text": lambda **o: text_to_text.task(inputs="{text}", targets="{label}", **o),
+  "classification": lambda **o: classification.task(text="{text}", labels=("long", "short"), length=64, **o),
+  "tagging": lambda **o: tagging.task(tags=tuple("123456789"), length=64, **o),
+  "conll_tagging": lambda **o: tagging.task(tags=tuple("123456789"), tags_field="2", length=64, **o),
+  "conllu_tagging": lambda **o: tagging.task(tags=("X",), tags_field="upos", length=64, **o),
+  "multiple_choice": lambda **o: multiple_choice.task(
+    text="{text}", options="options", label_field="answer", choices=2, length=64, **o
+  ),
+  "chat": lambda **o: chat.task(**o),
+  "preferences": lambda **o: preferences.task(**o),
+  "span_qa": lambda **o: span_qa.task(length=128, stride=16, question_length=32, **o),
+}
+
+
+def parquet(records: list) -> bytes:
+  file = io.BytesIO()
+  pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), file)
+  return file.getvalue()
+
+
+def zstd(data: bytes) -> bytes:
+  return pyarrow.compress(data, codec="zstd", asbytes=True)
+
+
+PACKED = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstd}
+FORMATS = ("text", "lines", "jsonl", "json", "csv", "tsv", "parquet", "conll", "conllu", "squad", "parallel")
+_PAIR = ("text_to_text", "classification")
+READERS = {  # the tasks that can read a format; None is the preparation of its texts
+  **dict.fromkeys(
+    ("json", "jsonl", "parquet"), (None, *(name for name in TASKS if not name.startswith(("span", "conll"))))
+  ),
+  **dict.fromkeys(("text", "lines"), (None,)),
+  **dict.fromkeys(("csv", "tsv"), (None, *_PAIR)),
+  "conll": (None, "conll_tagging"),
+  "conllu": (None, "conllu_tagging"),
+  "squad": ("span_qa",),
+  "parallel": _PAIR,
+}
+HOSTILE = {
+  "UTF-16": "the fox".encode("utf-16"),
+  "Latin-1": "naïve".encode("latin-1"),
+  "a byte order mark": b"\xef\xbb\xbfthe fox",
+  "NULs": b"\0" * 5000,
+  "lone surrogates": b'{"text": "\\ud800 a"}',
+  "encoded surrogates": b"\xed\xa0\x80 a",
+  "a long line": b"x" * (5 << 20),
+  "deep": bending.DEEP,
+  "deep objects": b'{"a":' * 50_000 + b"1" + b"}" * 50_000,
+  "a huge number": b'{"text": ' + b"9" * 6000 + b"}",
+  "not a number": b'{"text": NaN, "label": Infinity}',
+  "a deep record": b'{"text": ' + b"[" * 900 + b"]" * 900 + b"}",
+  "an array of nothing": b"[" + b"null," * 20_000 + b"null]",
+  "quotes": b'text,label\n"a' * 4000,
+  "duplicate keys": b'{"text": "a", "text": 3}',
+  "carriage returns": b"a\rb\r\rc\r\n" * 200,
+}
+
+
+def content_of(kind: str, rng: random.Random) -> tuple[bytes, str]:
+  """A file of a format, its records changed or not."""
+  if kind in ("json", "jsonl", "parquet"):
+    tree, what = RECORDS, "as it is"
+    if rng.random() < 0.8:
+      tree, what = bending.mutated(tree, rng, rng.choice((1, 1, 4)))
+    if kind == "json":
+      return bending.json_text(tree), what
+    rows = tree if isinstance(tree, list) else [tree]
+    if kind == "jsonl":
+      return b"\n".join(map(bending.json_text, rows)), what
+    try:
+      return parquet(rows), what
+    except Exception:  # such records are no table
+      return parquet(RECORDS), "as it is"
+  if kind == "squad":
+    tree, what = bending.mutated(SQUAD, rng, rng.choice((1, 1, 3)))
+    return bending.json_text(tree), what
+  if kind in ("csv", "tsv"):
+    between = "," if kind == "csv" else "\t"
+    rows = [list(row) for row in TABLE]
+    what = "as it is"
+    if rng.random() < 0.7:
+      row, cell = rng.choice(rows), rng.choice(["", '"', '"a', "a\tb", "a,b", "\0", "\r", "1e999", "text"])
+      row.insert(rng.randint(0, 2), cell)
+      what = f"a cell {cell!r}"
+    return "\n".join(map(between.join, rows)).encode(), what
+  text = {"conll": CONLL, "conllu": CONLLU}.get(kind, "\n".join(LINES) + "\n")
+  rows, what = text.split("\n"), "as it is"
+  if rng.random() < 0.7:
+    row = rng.choice(
+      ["", "# ", "-DOCSTART-", "\t", "1-2\tx", "a b", "9" * 5000 + "\tx" * 9, "1\t" * 9, "-1" + "\tx" * 9]
+    )
+    rows[rng.randint(0, len(rows) - 1)] = row
+    what = f"a line {row[:20]!r}"
+  return "\n".join(rows).encode(), what
+
+
+def case(rng: random.Random, root):
+  kind = rng.choice(FORMATS)
+  content, what = content_of(kind, rng)
+  if rng.random() < 0.15:
+    what = rng.choice(sorted(HOSTILE))
+    content = HOSTILE[what]
+  elif rng.random() < 0.25:
+    content, more = bending.bent(content, rng)
+    what += f"; {more}"
+  name = "train.text" if kind == "parallel" else f"corpus.{kind}"
+  if kind != "parquet" and rng.random() < 0.35:
+    packed = rng.choice(sorted(PACKED))
+    if rng.random() < 0.1:
+      content, what = PACKED[packed](b"a" * (4 << 20)) * 75, "300 MiB of one letter"
+    else:
+      content = PACKED[packed](content)
+    name = f"{name}.{packed}"
+    if rng.random() < 0.6:
+      content, more = bending.bent(content, rng)
+      what += f"; packed, {more}"
+  (root / "in").mkdir()
+  (root / "in" / name).write_bytes(content)
+  source = f"{kind}:{root}/in/{name}"
+  if kind == "parallel":
+    (root / "in" / name.replace("text", "label")).write_bytes("\n".join(LINES).encode())
+    source = f"parallel:{root}/in/{{split}}.{name.replace('train.text', '{field}')}"
+  return f"{kind}, {name}, {what}", reader(rng.choice(READERS[kind]), kind, source)
+
+
+def reader(task: str | None, kind: str, source: str):
+  """What reads a source: a task, or without one the preparation of its texts."""
+
+  def call(out):
+    fields = ("text", "label") if kind == "parallel" else ()
+    for _ in open_source(source, fields=fields).records("train"):
+      pass
+    if task is None:
+      flags = [f"--source={source}", "--vocabulary=bytes", f"--output={out}/data", "--workers=1"]
+      return prepare_data.main([*flags, "--validation_fraction=0"]) if kind != "parallel" else None
+    made = TASKS[task](source=source, split="train", vocabulary="bytes", cache=str(out / "cache"))
+    return None if made.num_examples else 1
+
+  return call
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_whole_files_are_read(kind, tmp_path):
+  """Without this, a mistake in how the cases call would look like refusals of what is mutated."""
+  (tmp_path / "in").mkdir()
+  content = {
+    "json": bending.json_text(RECORDS),
+    "jsonl": b"\n".join(map(bending.json_text, RECORDS)),
+    "parquet": parquet(RECORDS),
+  }
+  content |= {"squad": bending.json_text(SQUAD), "conll": CONLL.encode(), "conllu": CONLLU.encode()}
+  content |= {"csv": "\n".join(map(",".join, TABLE)).encode(), "tsv": "\n".join(map("\t".join, TABLE)).encode()}
+  name = "train.text" if kind == "parallel" else f"corpus.{kind}"
+  (tmp_path / "in" / name).write_bytes(content.get(kind, "\n".join(LINES).encode()))
+  if kind == "parallel":
+    (tmp_path / "in" / "train.label").write_text("long\n" * len(LINES))
+  source = f"parallel:{tmp_path}/in/{{split}}.{{field}}" if kind == "parallel" else f"{kind}:{tmp_path}/in/{name}"
+  for number, task in enumerate(READERS[kind]):
+    assert reader(task, kind, source)(tmp_path / str(number)) in (None, 0), task
+
+
+def test_a_few_mutated_corpora(tmp_path):
+  bending.run(case, tmp_path, range(15))
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("first", range(1000, 1300, 60))
+def test_mutated_corpora(first, tmp_path):
+  bending.run(case, tmp_path, range(first, first + 60))

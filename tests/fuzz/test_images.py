@@ -1,0 +1,238 @@
+"""Images and boxes of every layout, damaged, lying or hostile: one line, or a store that counts what it skipped."""
+
+import gzip
+import io
+import random
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from t5x_like.data.images import boxes, store
+from t5x_like.data.sources import open_source
+from tests.fuzz import bending
+
+LAYOUTS = ("idx", "folders", "voc", "coco")
+PIXELS = np.random.default_rng(0).integers(0, 256, (12, 10, 4), np.uint8)
+VOC = (
+  "<annotation><size><width>10</width><height>12</height><depth>3</depth></size><object><name>cat</name>"
+  "<bndbox><xmin>1</xmin><ymin>2</ymin><xmax>8</xmax><ymax>9</ymax></bndbox></object></annotation>"
+)
+BOMB = (
+  '<!DOCTYPE a [<!ENTITY a0 "cat">' + "".join(f'<!ENTITY a{n} "{f"&a{n - 1};" * 10}">' for n in range(1, 10)) + "]>"
+)
+HOSTILE_XML = {
+  "an entity bomb": BOMB + VOC.replace("cat", "&a9;"),
+  "an external entity": '<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]>' + VOC.replace("cat", "&x;"),
+  "a quadratic bomb": f'<!DOCTYPE a [<!ENTITY a "{"x" * 100_000}">]>' + VOC.replace("cat", "&a;" * 20_000),
+  "an external DTD": '<!DOCTYPE a SYSTEM "file:///etc/passwd">' + VOC,
+  "deep": "<a>" * 200_000 + "</a>" * 200_000,
+  "NaN": VOC.replace("<xmin>1", "<xmin>nan"),
+  "infinite": VOC.replace("<xmax>8", "<xmax>1e400"),
+  "huge": VOC.replace("<width>10", f"<width>{'9' * 5000}"),
+  "a large side": VOC.replace("<width>10", "<width>1" + "0" * 400),
+  "no size": VOC.replace("<width>10</width>", ""),
+  "negative": VOC.replace("<height>12", "<height>-12"),
+  "no name": VOC.replace("<name>cat</name>", "<name/>"),
+  "UTF-16": VOC,
+}
+
+
+def encoded(kind: str, mode: str = "RGB", **options) -> bytes:
+  file = io.BytesIO()
+  Image.fromarray(PIXELS, "RGBA").convert(mode).save(file, kind, **options)
+  return file.getvalue()
+
+
+def sixteen_bits() -> bytes:
+  file = io.BytesIO()
+  Image.fromarray(PIXELS[..., 0].astype(np.uint16) * 256).save(file, "PNG")
+  return file.getvalue()
+
+
+def animated(kind: str) -> bytes:
+  file, frames = io.BytesIO(), [Image.fromarray(np.roll(PIXELS[..., :3], n, 0)) for n in range(4)]
+  frames[0].save(file, kind, save_all=True, append_images=frames[1:])
+  return file.getvalue()
+
+
+def png(width: int, height: int, data: bytes, colour: int = 2, depth: int = 8) -> bytes:
+  """A PNG whose header says what it likes."""
+
+  def chunk(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+  header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+  return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+PICTURES = {
+  "PNG": lambda: encoded("PNG"),
+  "JPEG": lambda: encoded("JPEG"),
+  "GIF": lambda: encoded("GIF", "P"),
+  "WebP": lambda: encoded("WebP"),
+  "BMP": lambda: encoded("BMP"),
+  "TIFF": lambda: encoded("TIFF"),
+  "a CMYK JPEG": lambda: encoded("JPEG", "CMYK"),
+  "a palette": lambda: encoded("PNG", "P"),
+  "transparency": lambda: encoded("PNG", "RGBA"),
+  "16 bits": sixteen_bits,
+  "an animated GIF": lambda: animated("GIF"),
+  "an animated PNG": lambda: animated("PNG"),
+  "an animated WebP": lambda: animated("WebP"),
+  "a PNG of 100 megapixels": lambda: png(10_000, 10_000, zlib.compress(b"\0" * (30_001 * 10_000))),
+  "a PNG that says 60,000 x 60,000": lambda: png(60_000, 60_000, zlib.compress(b"\0" * 100)),
+  "a PNG that says 8000 x 8000": lambda: png(8000, 8000, zlib.compress(b"\0" * 100)),
+  "a PNG of no pixels": lambda: png(0, 0, b""),
+  "a PNG of 2**31 columns": lambda: png(2**31 - 1, 1, b""),
+  "a PNG bomb": lambda: png(10, 12, zlib.compress(b"\0" * (200 << 20))),
+  "text bomb in a PNG": lambda: png(10, 12, zlib.compress(b"\0" * 372)).replace(
+    b"IEND", b"zTXt" + b"a\0\0" + zlib.compress(b"a" * (100 << 20))
+  ),
+  "SVG": lambda: b'<svg xmlns="http://www.w3.org/2000/svg"><script>1</script></svg>',
+  "nothing": lambda: b"",
+}
+
+
+def picture(rng: random.Random) -> tuple[bytes, str]:
+  kind = rng.choice(sorted(PICTURES))
+  data = PICTURES[kind]()
+  if rng.random() < 0.5:
+    data, what = bending.bent(data, rng)
+    kind += f", {what}"
+  if data.startswith(b"BM") and rng.random() < 0.5:
+    data, kind = data[:18] + struct.pack("<ii", 60_000, rng.choice((1000, 60_000, -1))) + data[26:], "a lying BMP"
+  return data, kind
+
+
+def idx(array: np.ndarray, shape: tuple | None = None, kind: int = 8) -> bytes:
+  shape = array.shape if shape is None else shape
+  return bytes([0, 0, kind, len(shape)]) + b"".join(struct.pack(">I", n) for n in shape) + array.tobytes()
+
+
+def write_idx(rng: random.Random, folder) -> str:
+  images, labels = np.arange(3 * 8 * 8, dtype=np.uint8).reshape(3, 8, 8), np.arange(3, dtype=np.uint8)
+  which, what = rng.choice((0, 1)), "as it is"
+  files = [idx(images), idx(labels)]
+  if rng.random() < 0.5:
+    shapes = [(2**32 - 1,) * 3, (0, 8, 8), (3, 0, 64), (2**31, 2**31, 2**31), (65_536,) * 4, (3, 2**30, 2**30), (192,)]
+    shape = rng.choice(shapes)
+    files[which], what = idx((images, labels)[which], shape, rng.choice((8, 8, 9, 13))), f"shape {shape}"
+  elif rng.random() < 0.8:
+    files[which], what = bending.bent(files[which], rng)
+  if rng.random() < 0.2:
+    files[which] = gzip.compress(files[which])
+    files[which], more = bending.bent(files[which], rng)
+    what += f", packed, {more}"
+  for name, data in zip(("a-images-idx3-ubyte", "a-labels-idx1-ubyte"), files):
+    (folder / name).write_bytes(data)
+  return f"{('images', 'labels')[which]} {what}"
+
+
+def write_folders(rng: random.Random, folder) -> str:
+  for name in ("cat", "dog"):
+    (folder / name).mkdir()
+    (folder / name / "1.png").write_bytes(encoded("PNG"))
+  data, what = picture(rng)
+  name = rng.choice(("x.png", "x", "$(id).png", "a\nb.png", "🦊.jpg", "x.svg"))
+  (folder / "cat" / name).write_bytes(data)
+  return f"{name!r}: {what}"
+
+
+def write_voc(rng: random.Random, folder) -> str:
+  for name in ("Annotations", "JPEGImages"):
+    (folder / name).mkdir()
+  kind = rng.choice(("hostile", "hostile", "bent", "picture"))
+  text, data, what = VOC.encode(), encoded("JPEG"), ""
+  if kind == "hostile":
+    what = rng.choice(sorted(HOSTILE_XML))
+    text = HOSTILE_XML[what].encode("utf-16" if what == "UTF-16" else "utf-8")
+  elif kind == "bent":
+    text, what = bending.bent(text, rng)
+  else:
+    data, what = picture(rng)
+  (folder / "Annotations" / "1.xml").write_bytes(VOC.encode())
+  (folder / "JPEGImages" / "1.jpg").write_bytes(encoded("JPEG"))
+  (folder / "Annotations" / "2.xml").write_bytes(text)
+  (folder / "JPEGImages" / "2.jpg").write_bytes(data)
+  return what
+
+
+def write_coco(rng: random.Random, folder) -> str:
+  tree = {
+    "images": [{"id": n, "file_name": f"{n}.jpg", "height": 12, "width": 10} for n in (1, 2)],
+    "annotations": [
+      {"id": n, "image_id": n, "category_id": 1, "bbox": [1, 2, 5, 6], "area": 30, "iscrowd": 0} for n in (1, 2)
+    ],
+    "categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}],
+  }
+  content, data, what = bending.json_text(tree), encoded("JPEG"), ""
+  kind = rng.choice(("tree", "tree", "tree", "bent", "deep", "picture"))
+  if kind == "tree":
+    changed, what = bending.mutated(tree, rng, rng.choice((1, 1, 2, 3)))
+    content = bending.json_text(changed)
+  elif kind == "bent":
+    content, what = bending.bent(content, rng)
+  elif kind == "deep":
+    content, what = bending.DEEP, "deep"
+  else:
+    data, what = picture(rng)
+  (folder / "boxes.json").write_bytes(content)
+  (folder / "1.jpg").write_bytes(encoded("JPEG"))
+  (folder / "2.jpg").write_bytes(data)
+  return what
+
+
+WRITERS = {"idx": write_idx, "folders": write_folders, "voc": write_voc, "coco": write_coco}
+SOURCES = {"idx": "a-images-idx3-ubyte", "folders": "", "voc": "", "coco": "boxes.json"}
+
+
+def reader(layout: str, root):
+  """What prepares the images of a layout, with their labels or boxes."""
+  source = f"{layout}:{root}/in/{SOURCES[layout]}".rstrip("/")
+
+  def call(out):
+    if layout in ("idx", "folders"):
+      return store.open_store(source, "train", cache=str(out)).read(np.arange(1))
+    notes, _ = boxes.notes(open_source(source), "objects", "image", ())
+    found = store.open_store(source, "train", label_field=None, notes=notes, cache=str(out))
+    return boxes.of_store(found).slots(100)
+
+  return lambda out: (call(out), None)[1]
+
+
+def case(rng: random.Random, root):
+  layout = rng.choice(LAYOUTS)
+  (root / "in").mkdir()
+  what = WRITERS[layout](rng, root / "in")
+  return f"{layout}: {what}", reader(layout, root)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_whole_layouts_are_read(layout, tmp_path, monkeypatch):
+  """Without this, a mistake in how the cases call would look like refusals of what is mutated."""
+
+  class Never(random.Random):
+    """Chooses no mutation where there is a choice, and the picture that is whole where there is none."""
+
+    def random(self):
+      return 0.99
+
+    def choice(self, options):
+      return next((option for option in ("picture", "PNG", "x.png") if option in options), options[0])
+
+  (tmp_path / "in").mkdir()
+  WRITERS[layout](Never(0), tmp_path / "in")
+  reader(layout, tmp_path)(tmp_path / "out")
+
+
+def test_a_few_mutated_images(tmp_path):
+  bending.run(case, tmp_path, range(15))
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("first", range(1000, 1300, 60))
+def test_mutated_images(first, tmp_path):
+  bending.run(case, tmp_path, range(first, first + 60))

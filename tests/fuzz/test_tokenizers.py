@@ -1,0 +1,131 @@
+"""Vocabularies and tokenizers whose files were mutated, of every kind: one line, or ids that go there and back."""
+
+import functools
+import json
+import pathlib
+import random
+import tempfile
+
+import pytest
+
+import published
+from t5x_like.data import vocabularies
+from t5x_like.data.vocabularies import pipelines
+from tests.fuzz import bending
+
+TEXTS = ["the quick brown fox", "naïve 世界 <extra_id_0> </s>", ""]
+PUBLISHED = ("gpt2", "bart", "llama", "gemma2", "t5", "bert", "whole")
+MADE = ("sentencepiece", "tokenizer", "bytes", "labels", "saved")
+
+
+@functools.cache
+def files_of(kind: str) -> dict[str, bytes]:
+  """The files of a valid directory."""
+  with tempfile.TemporaryDirectory() as root:
+    path = pathlib.Path(root) / "made"
+    if kind == "sentencepiece":
+      vocabularies.SentencePieceVocabulary(published.t5(), 10).save(path)
+    elif kind == "tokenizer":
+      model = published.byte_level(["[PAD]", "</s>", "[UNK]"]).to_str().encode()
+      vocabularies.TokenizerVocabulary(model).save(path)
+    elif kind == "bytes":
+      vocabularies.ByteVocabulary().save(path)
+    elif kind == "labels":
+      vocabularies.LabelVocabulary(["cat", "dog"]).save(path)
+    elif kind == "saved":
+      vocabularies.load(str(published.write(pathlib.Path(root) / "from", "bert"))).save(path)
+    elif kind == "whole":
+      path.mkdir()
+      published.byte_level(["<|begin_of_text|>", "<|end_of_text|>"]).save(str(path / "tokenizer.json"))
+      tokens = {
+        "bos_token": "<|begin_of_text|>",
+        "eos_token": "<|end_of_text|>",
+        "tokenizer_class": "PreTrainedTokenizer",
+      }
+      more = {"added_tokens_decoder": {"0": {"content": "<|begin_of_text|>", "special": True, "normalized": False}}}
+      (path / "tokenizer_config.json").write_text(json.dumps(tokens | more))
+      (path / "config.json").write_text(json.dumps({"model_type": "llama", "eos_token_id": [1, 2], "vocab_size": 400}))
+    else:
+      published.write(path, kind)
+      config = {"model_max_length": 512, "extra_ids": 100, "add_prefix_space": True}
+      (path / "tokenizer_config.json").write_text(json.dumps(config))
+      special = {"eos_token": {"content": "</s>", "lstrip": False}, "additional_special_tokens": ["<a>", "<b>"]}
+      (path / "special_tokens_map.json").write_text(json.dumps(special))
+      (path / "added_tokens.json").write_text(json.dumps({"<a>": 500, "<b>": 501}))
+    return {file.name: file.read_bytes() for file in sorted(path.iterdir())}
+
+
+def mutated_model(data: bytes, rng: random.Random) -> tuple[bytes, str]:
+  """A SentencePiece model with other pieces, scores, types or normaliser."""
+  proto = pipelines._model_proto().FromString(data)
+  piece, kind = rng.choice(proto.pieces), rng.randint(0, 7)
+  if kind == 0:
+    piece.piece = what = rng.choice(["", "\0", "<extra_id_0>", "x" * 3000, proto.pieces[0].piece])
+  elif kind == 1:
+    piece.score = what = rng.choice([float("nan"), float("inf"), -float("inf"), 1e38])
+  elif kind == 2:
+    piece.type = what = rng.choice([0, 1, 2, 3, 4, 5, 6, 77, -1])
+  elif kind == 3:
+    what = rng.randint(0, len(proto.pieces))
+    del proto.pieces[what:]
+  elif kind == 4:
+    what = "the same pieces again"
+    proto.pieces.extend([*proto.pieces])
+  elif kind == 5:
+    proto.normalizer_spec.precompiled_charsmap, what = bending.bent(proto.normalizer_spec.precompiled_charsmap, rng)
+  elif kind == 6:
+    proto.trainer_spec.model_type = what = rng.choice([0, 1, 2, 3, 4, 9, -1])
+  else:
+    proto.normalizer_spec.precompiled_charsmap = what = rng.choice(
+      [b"", b"\xff\xff\xff\x7f", b"\0" * 50, rng.randbytes(99)]
+    )
+  return proto.SerializeToString(), f"model {kind}: {what!r}"[:100]
+
+
+def case(rng: random.Random, root):
+  kind = rng.choice((*PUBLISHED, *MADE))
+  files = dict(files_of(kind))
+  name = rng.choice(sorted(files))
+  way = rng.random()
+  if name.endswith(".json") and way < 0.75:
+    files[name], what = (lambda tree, what: (bending.json_text(tree), what))(
+      *bending.mutated(json.loads(files[name]), rng, rng.choice((1, 1, 2)))
+    )
+  elif name.endswith(".model") and way < 0.6:
+    files[name], what = mutated_model(files[name], rng)
+  elif way > 0.97:
+    files[name], what = bending.DEEP, "deep"
+  elif way > 0.94:
+    del files[name]
+    what = "removed"
+  else:
+    files[name], what = bending.bent(files[name], rng)
+  directory = root / "vocabulary"
+  directory.mkdir()
+  for file, data in files.items():
+    (directory / file).write_bytes(data)
+
+  def call(out):
+    vocabulary = vocabularies.load(str(directory))
+    if not isinstance(vocabulary, vocabularies.LabelVocabulary):
+      ids = vocabulary.encode_batch(TEXTS)
+      assert all(0 <= i < vocabulary.size for row in ids for i in row.tolist())
+      [vocabulary.decode(row.tolist()) for row in ids]
+      vocabularies.encode_sentinels(vocabulary, TEXTS[1])
+    vocabularies.hugging_face.files_of(vocabulary)
+    if isinstance(vocabulary, vocabularies.PublishedVocabulary):
+      vocabularies.hugging_face.around(vocabulary)
+    vocabulary.save(out / "again")
+    assert vocabularies.load(str(out / "again")).fingerprint == vocabulary.fingerprint
+
+  return f"{kind}, {name}: {what}", call
+
+
+def test_a_few_mutated_tokenizers(tmp_path):
+  bending.run(case, tmp_path, range(15))
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("first", range(1000, 1300, 60))
+def test_mutated_tokenizers(first, tmp_path):
+  bending.run(case, tmp_path, range(first, first + 60))
