@@ -13,6 +13,7 @@ from t5x_like.errors import UserError, one_line
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAPPED_BYTES = 2**28  # how much of a file may stay in memory after being read
 
+_FLOATS = ("F32", "BF16", "F16", "F64")
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
@@ -61,7 +62,13 @@ class Files:
     self.dtype = next(filter(None, dtypes), "float32")
 
   def read(self, name: str) -> np.ndarray:
+    """The values of a tensor; UserError if they are no floating-point numbers."""
     file, written = self._at[name]
+    if file.dtypes[written] not in _FLOATS:
+      raise UserError(
+        f"{self.where}: tensor {written!r} is of dtype {file.dtypes[written]}, expected one of {', '.join(_FLOATS)}; "
+        "quantized models are not read, copy the original"
+      )
     return file.read(written)
 
 
