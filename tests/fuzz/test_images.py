@@ -126,6 +126,8 @@ def write_idx(rng: random.Random, folder) -> str:
     files[which] = gzip.compress(files[which])
     files[which], more = bending.bent(files[which], rng)
     what += f", packed, {more}"
+  elif rng.random() < 0.1:
+    files[which], what = gzip.compress(files[which]) + gzip.compress(b"\0" * 2**26) * 32, "2 GiB of zeros, packed"
   for name, data in zip(("a-images-idx3-ubyte", "a-labels-idx1-ubyte"), files):
     (folder / name).write_bytes(data)
   return f"{('images', 'labels')[which]} {what}"

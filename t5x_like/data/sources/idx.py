@@ -5,9 +5,10 @@ number, as text; an image becomes a PNG. Files may be compressed.
 """
 
 import io
+import math
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -63,14 +64,23 @@ def _array(path: str, axes: tuple[int, ...]) -> np.ndarray:
   """The array of a file; UserError if it is none of uint8 with one of these numbers of axes, or is cut short."""
   try:
     with _compression.opened(path) as file:
-      data = file.read()
+      begin = file.read(4)
+      lengths = file.read(4 * begin[3]) if len(begin) == 4 else b""
+      shape = tuple(int(n) for n in np.frombuffer(lengths[: len(lengths) // 4 * 4], ">u4"))
+      # Packed zeros may be endless: no more is unpacked than the shape has, and one byte by which more would be seen.
+      data = b"".join(_pieces(file, math.prod(shape) + 1))
   except _compression.DAMAGED as error:
     raise _unreadable(path, path, error) from error
   wanted = f"expected an IDX file of uint8 with {' or '.join(map(str, axes))} axes"
-  if data[:3] != b"\0\0\x08" or len(data) < 4 or data[3] not in axes:
-    raise UserError(f"{path}: found a file that begins with {data[:4].hex() or 'nothing'}, {wanted}")
-  shape = np.frombuffer(data, ">u4", data[3], 4).astype(np.int64)
-  body = np.frombuffer(data, np.uint8, offset=4 + 4 * data[3])
-  if body.size != shape.prod():
-    raise UserError(f"{path}: found {body.size} values, expected {shape.prod()} for shape {shape.tolist()}")
-  return body.reshape(shape)
+  if begin[:3] != b"\0\0\x08" or len(begin) < 4 or begin[3] not in axes or len(lengths) < 4 * begin[3]:
+    raise UserError(f"{path}: found a file that begins with {(begin + lengths)[:8].hex() or 'nothing'}, {wanted}")
+  if len(data) != math.prod(shape):
+    found = f"more than {math.prod(shape)}" if len(data) > math.prod(shape) else len(data)
+    raise UserError(f"{path}: found {found} values, expected {math.prod(shape)} for shape {list(shape)}")
+  return np.frombuffer(data, np.uint8).reshape(shape)
+
+
+def _pieces(file: BinaryIO, most: int) -> Iterator[bytes]:
+  while most > 0 and (piece := file.read(min(most, 2**20))):
+    most -= len(piece)
+    yield piece
