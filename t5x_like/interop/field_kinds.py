@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 from t5x_like import slots
 from t5x_like.errors import UserError
+from t5x_like.file_names import shown
 from t5x_like.slots import Condition
 
 MOST = 2**31 - 1  # what a size may be at most, whatever the files hold
@@ -109,12 +110,6 @@ def check(values: dict[str, Any], origin: str, tensors: int | None = None, held:
           f"{origin}: field {name!r} is {shown(value)}, expected no more than the {held:,} values that the files "
           "hold; the config is of another model"
         )
-
-
-def shown(value: Any) -> str:
-  """A value of a file in a message, cut where it is long."""
-  text = repr(value)
-  return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _whole_numbers(value: Any) -> Iterator[int]:

@@ -22,8 +22,8 @@ from flax import nnx
 from t5x_like import checked_json
 from t5x_like.data.vocabularies import hugging_face
 from t5x_like.errors import UserError, did_you_mean, one_line
+from t5x_like.file_names import shown
 from t5x_like.interop import families
-from t5x_like.interop.field_kinds import shown
 from t5x_like.interop.fields import Fields
 from t5x_like.interop.files import INDEX, WEIGHTS, Files, read_text
 from t5x_like.interop.mapping import Mapping

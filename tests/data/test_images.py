@@ -139,7 +139,7 @@ def test_idx_files(tmp_path):
   with pytest.raises(UserError, match="found 6 images but 5 labels"):
     list(open_source(source).records("train"))
   (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"\0\0\x08\x03" + bytes(20)))
-  with pytest.raises(UserError, match="found 8 values, expected 0 for shape"):
+  with pytest.raises(UserError, match="found more than 0 values, expected 0 for shape"):
     list(open_source(source).records("train"))
 
 

@@ -16,6 +16,8 @@ from t5x_like.data.sources import Record, _compression, _filesystem
 from t5x_like.data.sources._files import FileSource, _unreadable
 from t5x_like.errors import UserError
 
+_SMALL, _PACKED = 2**26, 200  # bytes of values that any file may hold, and how many times its size a packed one more
+
 
 class Source(FileSource):
   """Images [N, Y, X] or [N, Y, X, C] and labels [N], both uint8."""
@@ -67,13 +69,18 @@ def _array(path: str, axes: tuple[int, ...]) -> np.ndarray:
       begin = file.read(4)
       lengths = file.read(4 * begin[3]) if len(begin) == 4 else b""
       shape = tuple(int(n) for n in np.frombuffer(lengths[: len(lengths) // 4 * 4], ">u4"))
+      wanted = f"expected an IDX file of uint8 with {' or '.join(map(str, axes))} axes"
+      if begin[:3] != b"\0\0\x08" or len(begin) < 4 or begin[3] not in axes or len(lengths) < 4 * begin[3]:
+        raise UserError(f"{path}: found a file that begins with {begin.hex() or 'nothing'}, {wanted}")
+      most = _SMALL + _PACKED * _filesystem.size(path)
+      if math.prod(shape) > most:
+        raise UserError(
+          f"{path}: found the shape {list(shape)}, expected at most {most:,} values of a file of its size"
+        )
       # Packed zeros may be endless: no more is unpacked than the shape has, and one byte by which more would be seen.
       data = b"".join(_pieces(file, math.prod(shape) + 1))
   except _compression.DAMAGED as error:
     raise _unreadable(path, path, error) from error
-  wanted = f"expected an IDX file of uint8 with {' or '.join(map(str, axes))} axes"
-  if begin[:3] != b"\0\0\x08" or len(begin) < 4 or begin[3] not in axes or len(lengths) < 4 * begin[3]:
-    raise UserError(f"{path}: found a file that begins with {(begin + lengths)[:8].hex() or 'nothing'}, {wanted}")
   if len(data) != math.prod(shape):
     found = f"more than {math.prod(shape)}" if len(data) > math.prod(shape) else len(data)
     raise UserError(f"{path}: found {found} values, expected {math.prod(shape)} for shape {list(shape)}")

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from t5x_like.errors import UserError
+from t5x_like.file_names import shown
 
 PAD_ID, EOS_ID, UNK_ID = 0, 1, 2
 T5_EXTRA_IDS = 100
@@ -233,7 +234,7 @@ def top(size: int, extra_ids: int) -> tuple[int, ...]:
 def checked_extra_ids(extra_ids, origin: str) -> int:
   if not isinstance(extra_ids, int) or isinstance(extra_ids, bool) or not 0 <= extra_ids <= MOST_EXTRA_IDS:
     raise UserError(
-      f"{origin}: found extra_ids {repr(extra_ids)[:80]}, expected a whole number of sentinels, 0 or more and at most"
+      f"{origin}: found extra_ids {shown(extra_ids)}, expected a whole number of sentinels, 0 or more and at most"
       f" {MOST_EXTRA_IDS}"
     )
   return extra_ids

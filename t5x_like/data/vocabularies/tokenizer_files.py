@@ -7,6 +7,7 @@ from t5x_like import checked_json, slots
 from t5x_like.data.objects import Place
 from t5x_like.data.vocabularies import storage
 from t5x_like.errors import UserError
+from t5x_like.file_names import shown
 from t5x_like.slots import Condition
 
 TOKENIZER = "tokenizer.json"
@@ -131,6 +132,7 @@ def read(directory: Place, name: str) -> dict[str, Any] | None:
     kind = _EVERY.get(name) or _KINDS.get(name, {}).get(key)
     negative = name == MODEL_CONFIG and value == -1  # which stands for none
     if kind is not None and value is not None and not negative and not slots.fits(value, kind):
-      shown = repr(value) if len(repr(value)) <= 80 else f"{repr(value)[:77]}..."
-      raise UserError(f"{path}: found {shown} for {key[:80]!r}, expected {slots.words(kind)}; copy the file again")
+      raise UserError(
+        f"{path}: found {shown(value)} for {key[:80]!r}, expected {slots.words(kind)}; copy the file again"
+      )
   return found
