@@ -151,7 +151,7 @@ def test_bytes_that_are_not_utf8_are_refused_with_their_line(form, tmp_path):
     ('{"text": "cut', "found invalid JSON"),
     ("[" * 100_000, "found invalid JSON"),
     ("9" * 10_000, "found invalid JSON"),
-    ('["a"]', "found a JSON array, expected one JSON object"),
+    ('["a"]', "found a JSON array, expected one whole JSON object"),
     ("null", "found a JSON null"),
     ('{"texts": "a"}', "found no field 'text' among texts, expected 'text' (did you mean 'texts'?)"),
     ("{}", "found no field 'text' among none"),
