@@ -266,15 +266,18 @@ def _open(path: pathlib.Path, name: str, content: dict[str, Any], verify: Verify
         raise UserError(
           f"{where}: {key}: found {str(getattr(found, key))[:12]}, expected {str(expected)[:12]} from {FILE}; {remedy}"
         )
-  lengths = {record.num_examples, *(store.num_tokens for store in stores.values())}
+  token_counts = {store.num_tokens for store in stores.values()}
   loaded = {}
   for array, expected in record.arrays.items():
     file_names.check(f"{path / FILE}: arrays", array, remedy)
     loaded[array] = found = records.array(str(path), f"arrays/{array}.npy", expected, remedy)
-    if not found.ndim or len(found) not in lengths:
+    # A task may keep several numbers of each example, one after the other, such as those of its options.
+    if not found.ndim or (
+      len(found) not in token_counts and (not len(found) or len(found) % max(record.num_examples, 1))
+    ):
       raise UserError(
-        f"{path}/arrays/{array}.npy: found the shape {found.shape}, expected one entry per example or "
-        f"token, {sorted(lengths)}; {remedy}"
+        f"{path}/arrays/{array}.npy: found the shape {found.shape}, expected one entry or several per example, of "
+        f"{record.num_examples}, or one per token, of {sorted(token_counts)}; {remedy}"
       )
   prints = {"streams": record.fingerprints, "arrays": record.arrays}
   fingerprint = hashlib.sha256(json.dumps(prints, sort_keys=True).encode()).hexdigest()
