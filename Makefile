@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: quickstart test test-heavy test-howtos test-more test-services plans parity lint clean
+.PHONY: quickstart test test-fuzz test-heavy test-howtos test-more test-services plans parity lint clean
 
 quickstart: $(VENV)/.ready
 	$(RUN) -m tools.quickstart $(QUICKSTART)
@@ -26,6 +26,10 @@ test-howtos: $(VENV)/.ready
 test-services: $(VENV)/.ready
 	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-services.txt
 	$(RUN) -m pytest -m services $(PYTEST) tests/data
+
+# Hostile configs and files, hundreds of each kind; make test runs a few of each.
+test-fuzz: $(VENV)/.ready
+	$(RUN) -m pytest -n auto --dist loadfile -m fuzz $(PYTEST) tests/fuzz
 
 # Further cases of what make test shows on some: every recipe's debug form, every small size of a corpus.
 test-more: $(VENV)/.ready

@@ -1,0 +1,232 @@
+"""Hostile cases, run one after the other in this process. Each may end in success, or in one line of a known class.
+
+    ground = Ground(tmp_path)
+    for number in range(500):
+      random = generator(SEED, number)
+      ground.run(f"seed {SEED}, case {number}: …", lambda workdir: train.main([…, f"--workdir={workdir}"]))
+    ground.check(least=500)
+
+Anything else is a failure: a traceback, a call of `sys.exit`, no line or several, a hang, a file written outside the
+case's own directory, or memory that grows beyond a bound. Functions that raise instead of printing are wrapped:
+`lambda workdir: door(function)(…)`.
+"""
+
+import collections
+import contextlib
+import faulthandler
+import io
+import os
+import pathlib
+import random
+import re
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+_LINE = re.compile(r"(error|numeric error|damage|transient error|preempted): \S.*\n")
+_CODES = {"error": 2, "numeric error": 3, "damage": 4, "transient error": 69, "preempted": 75}
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+_CHANGES = {
+  "os.mkdir": 1,
+  "os.rename": 2,
+  "os.remove": 1,
+  "os.rmdir": 1,
+  "os.link": 2,
+  "os.symlink": 2,
+  "os.truncate": 1,
+}
+_HARMLESS = ("/dev/null", "/dev/tty", "/proc/")
+SOUND = ("success", "refusal")
+
+
+class Outcome(NamedTuple):
+  """How a case ended.
+
+  Attributes:
+    end: "success", "refusal", "traceback", "exit", "lines", "hang", "outside" or "memory".
+    told: the line of a refusal, or what went wrong.
+  """
+
+  case: str
+  end: str
+  told: str
+
+
+class Hang(BaseException):
+  """Raised into a case that takes too long; not an Exception, so that no handler of the program takes it."""
+
+
+def generator(seed: int, case: int) -> random.Random:
+  """Return the generator of one case, which does not depend on the cases before it."""
+  return random.Random(f"{seed}/{case}")
+
+
+class Ground:
+  """A directory in which cases run, each in a fresh one below it.
+
+  Args:
+    folder: an empty directory, such as `tmp_path`.
+    seconds: the most that a case may take.
+    memory: bytes by which a case may grow the process at its peak.
+
+  Attributes:
+    outcomes: of the cases so far.
+  """
+
+  def __init__(self, folder, *, seconds: float = 20, memory: int = 2 * 2**30):
+    self.outcomes: list[Outcome] = []
+    self._folder, self._seconds, self._memory = pathlib.Path(folder).resolve(), seconds, memory
+
+  def run(self, case: str, call: Callable[[pathlib.Path], int | None]) -> Outcome:
+    """Run `call(directory of the case)`, which returns an exit code, and remember how it ended."""
+    inside = self._folder / f"case{len(self.outcomes)}" / "inside"
+    inside.mkdir(parents=True)
+    beside = _listing(inside.parent)
+    before, said = _resident(), io.StringIO()
+    try:
+      with _timed(self._seconds), _bounded(self._memory), _watched(inside) as outside:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+          code = call(inside)
+      end, told = _judged(code, said.getvalue())
+    except Hang:
+      end, told = "hang", f"more than {self._seconds} s; {_place()}"
+    except MemoryError:
+      end, told = "memory", _place()
+    except SystemExit as stop:
+      end, told = "exit", f"sys.exit({stop.code!r})"
+    except Exception:
+      end, told = "traceback", _place()
+    grown = _peak() - before
+    if grown > self._memory:
+      end, told = "memory", f"grew by {grown / 2**30:.1f} GiB; {told}"
+    outside += [str(path) for path in _listing(inside.parent) - beside if not path.is_relative_to(inside)]
+    if outside:
+      end, told = "outside", f"{', '.join(dict.fromkeys(outside))}; {told}"
+    shutil.rmtree(inside.parent, ignore_errors=True)
+    self.outcomes.append(Outcome(case, end, told))
+    return self.outcomes[-1]
+
+  def figures(self) -> str:
+    """Return how many cases ended in which way, in one line."""
+    count = collections.Counter(outcome.end for outcome in self.outcomes)
+    ends = (*SOUND, "traceback", "exit", "lines", "hang", "outside", "memory")
+    return f"{len(self.outcomes)} cases: " + ", ".join(f"{end} {count[end]}" for end in ends)
+
+  def check(self, least: int = 1) -> None:
+    """Print the figures, and fail with every case that ended as none may, or if there were fewer than `least`."""
+    print(self.figures())
+    bad = [outcome for outcome in self.outcomes if outcome.end not in SOUND]
+    assert not bad, "\n".join([self.figures(), *(f"{one.end}: {one.case}: {one.told}" for one in bad)])
+    assert len(self.outcomes) >= least, self.figures()
+
+
+def _judged(code: int | None, said: str) -> tuple[str, str]:
+  """Return (end, what was told) of a call that returned an exit code."""
+  found = _LINE.fullmatch(said)
+  if not code:
+    return ("success", said) if "Traceback" not in said else ("traceback", said)
+  if found and _CODES[found[1]] == code:
+    return "refusal", said.strip()
+  return "lines", f"exit code {code} and {said.count(chr(10))} lines on stderr: {said[-500:]!r}"
+
+
+def _place() -> str:
+  """Return the exception being handled, and where it was raised, in one line."""
+  kind, error, trace = sys.exc_info()
+  frames = traceback.extract_tb(trace)
+  where = " < ".join(f"{pathlib.Path(f.filename).name}:{f.lineno}" for f in reversed(frames[-8:]))
+  return f"{kind.__name__}: {' '.join(str(error).split())[:300]} ({where})"
+
+
+@contextlib.contextmanager
+def _timed(seconds: float) -> Iterator[None]:
+  """Raise Hang after some seconds; a call into compiled code that never returns ends the process with its stacks."""
+
+  def late(*_):
+    raise Hang
+
+  before = signal.signal(signal.SIGALRM, late)
+  signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
+  faulthandler.dump_traceback_later(seconds * 3, exit=True, file=sys.__stderr__)
+  try:
+    yield
+  finally:
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    faulthandler.cancel_dump_traceback_later()
+    signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def _bounded(memory: int) -> Iterator[None]:
+  """Let the address space grow by no more than a few times the bound, so that a bomb fails and the machine lives."""
+  soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+  with contextlib.suppress(OSError):
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+  resource.setrlimit(resource.RLIMIT_AS, (_status("VmSize") + 4 * memory, hard))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+_watching: list[tuple[pathlib.Path, list[str]]] = []
+
+
+@contextlib.contextmanager
+def _watched(inside: pathlib.Path) -> Iterator[list[str]]:
+  """Collect the paths that Python writes, makes or removes outside of a directory; its `tmp` takes temporary files."""
+  temporary, found = tempfile.tempdir, []
+  (inside / "tmp").mkdir()
+  if _audit not in _hooked:
+    sys.addaudithook(_audit)
+    _hooked.append(_audit)
+  tempfile.tempdir = str(inside / "tmp")
+  _watching.append((inside, found))
+  try:
+    yield found
+  finally:
+    _watching.pop()
+    tempfile.tempdir = temporary
+
+
+_hooked: list[Callable] = []
+
+
+def _audit(event: str, arguments: tuple) -> None:
+  if not _watching:
+    return
+  if event == "open":
+    path, mode, flags = arguments
+    paths = (path,) if isinstance(flags, int) and flags & _WRITES or set(mode or "") & set("wax+") else ()
+  else:
+    paths = arguments[: _CHANGES.get(event, 0)]
+  inside, found = _watching[-1]
+  for path in paths:
+    if isinstance(path, (str, bytes, os.PathLike)):
+      absolute = os.path.abspath(os.fsdecode(path))
+      kept = absolute.startswith((f"{inside}/", *_HARMLESS)) or absolute == str(inside) or "__pycache__" in absolute
+      if not kept and not (event == "os.mkdir" and os.path.isdir(absolute)):
+        found.append(absolute)
+
+
+def _listing(folder: pathlib.Path) -> set[pathlib.Path]:
+  """Return every path below a directory: what compiled code writes is seen beside the case at least."""
+  return set(folder.rglob("*"))
+
+
+def _status(key: str) -> int:
+  found = re.search(rf"^{key}:\s+(\d+) kB", pathlib.Path("/proc/self/status").read_text(), re.MULTILINE)
+  return int(found[1]) * 1024
+
+
+def _resident() -> int:
+  return _status("VmRSS")
+
+
+def _peak() -> int:
+  return _status("VmHWM")

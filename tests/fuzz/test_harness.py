@@ -1,0 +1,84 @@
+"""The harness tells every way in which a case may not end from the two in which it may."""
+
+import pathlib
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from t5x_like.errors import DamageError, UserError, door
+from tests.fuzz.harness import Ground, generator
+
+
+def refused(workdir):
+  raise UserError("KEY: found 1, expected 2")
+
+
+def damaged(workdir):
+  raise DamageError("a file is torn")
+
+
+def wrote_outside(workdir):
+  (workdir.parent / "elsewhere").write_text("x")
+
+
+def wrote_inside(workdir):
+  (workdir / "file").write_text("x")
+
+
+def two_lines(workdir):
+  print("error: one\nerror: two", file=sys.stderr)
+  return 2
+
+
+def no_line(workdir):
+  return 2
+
+
+def another_code(workdir):
+  print("error: one", file=sys.stderr)
+  return 4
+
+
+@pytest.mark.parametrize(
+  "end, call",
+  [
+    ("success", lambda workdir: None),
+    ("success", wrote_inside),
+    ("refusal", door(refused)),
+    ("refusal", door(damaged)),
+    ("traceback", lambda workdir: [][1]),
+    ("exit", lambda workdir: sys.exit(0)),
+    ("lines", two_lines),
+    ("lines", no_line),
+    ("lines", another_code),
+    ("outside", wrote_outside),
+    ("hang", lambda workdir: time.sleep(5)),
+    ("memory", lambda workdir: int(np.ones(40 * 2**20, np.uint8)[0]) * 0),
+  ],
+)
+def test_a_case_ends_as(end, call, tmp_path):
+  ground = Ground(tmp_path, seconds=0.3 if end == "hang" else 20, memory=2**25 if end == "memory" else 2**31)
+  assert ground.run("the case", call).end == end, ground.outcomes
+  if end in ("success", "refusal"):
+    ground.check()
+  else:
+    with pytest.raises(AssertionError, match=f"{end}: the case: "):
+      ground.check()
+
+
+def test_a_bomb_is_stopped_before_it_fills_the_machine(tmp_path):
+  ground = Ground(tmp_path, memory=2**28)
+  assert ground.run("bomb", lambda workdir: len(bytearray(2**36))).end == "memory"
+
+
+def test_a_file_far_away_is_seen(tmp_path):
+  ground = Ground(tmp_path / "ground")
+  away = tmp_path / "away"
+  outcome = ground.run("away", lambda workdir: pathlib.Path(away).mkdir())
+  assert outcome.end == "outside" and str(away) in outcome.told
+
+
+def test_the_generator_of_a_case_stands_alone():
+  assert generator(1, 7).random() == generator(1, 7).random() != generator(1, 8).random()
