@@ -118,6 +118,50 @@ def defaults() -> ConfigDict:
   return config
 
 
+KINDS = {  # of the keys that are no slots, beyond the type of their default
+  "batch_size": slots.Positive,
+  "accumulation_steps": slots.Positive,
+  "total_steps": slots.Positive,
+  "eval_every": slots.Positive,
+  "log_every": slots.Positive,
+  "recompute_every": slots.Count,
+  "clip_norm": slots.NotNegative,
+  "step_timeout_seconds": slots.NotNegative,
+  "peak_flops": slots.NotNegative,
+}
+_DEEPEST = 32  # dicts and lists in one another
+
+
+def check_values(config: ConfigDict) -> None:
+  """Refuse values of the wrong type, and names of evaluators, phases and parts that no file or metric can have.
+
+  Raises:
+    UserError: naming the key, what was found and what was expected.
+  """
+  for key, default in defaults().items():
+    kind = dict if isinstance(default, ConfigDict) else KINDS.get(key, type(default))
+    _check_depth(f"config.{key}", config[key])
+    slots.typed(f"config.{key}", config[key], kind)
+  for key in ("evals", "phases"):
+    for name in config[key]:
+      slots.check_name(f"config.{key}", name)
+
+
+def _check_depth(where: str, value: Any) -> None:
+  level = [value]
+  for _ in range(_DEEPEST):
+    level = [one for outer in level for one in _inner(outer)]
+    if not level:
+      return
+  raise UserError(f"{where}: found dicts or lists more than {_DEEPEST} deep, expected at most so many; flatten them")
+
+
+def _inner(value: Any) -> list[Any]:
+  if isinstance(value, (list, tuple)):
+    return list(value)
+  return [value[key] for key in value] if isinstance(value, (Mapping, ConfigDict)) else []
+
+
 def restored(saved: dict[str, Any], overrides: Sequence[str], origin) -> ConfigDict:
   """The config a run saved, with overrides applied; unknown keys are dropped.
 
@@ -155,8 +199,7 @@ def override(config: ConfigDict, overrides: Sequence[str], origin) -> ConfigDict
   check_keys(config, origin)
   for text in sorted(overrides, key=lambda text: not text.partition("=")[0].endswith(".name")):
     _override(config, text)
-  for key, default in defaults().items():
-    slots.typed(f"config.{key}", config[key], dict if isinstance(default, ConfigDict) else type(default))
+  check_values(config)
   return config
 
 
@@ -215,7 +258,7 @@ def _value(text: str) -> Any:
     return words[text]
   try:
     return json.loads(text)
-  except ValueError:
+  except (ValueError, RecursionError):
     return text
 
 

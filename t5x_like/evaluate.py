@@ -34,7 +34,7 @@ def main(argv: list[str]) -> None:
   args, overrides = command_line.parse(
     argv,
     __doc__,
-    ("--step", {"type": int, "help": "the checkpoint to evaluate (default: the newest)"}),
+    ("--step", {"type": command_line.step, "help": "the checkpoint to evaluate (default: the newest)"}),
     ("--evals", {"metavar": "NAME,NAME", "help": "which of config.evals (default: all)"}),
     ("--suite", {"metavar": "NAME,NAME", "help": f"a table of benchmarks: {', '.join(slots.names(suites))}"}),
     ("--tasks", {"metavar": "TASK,TASK", "help": "of the suite (default: all whose data are there)"}),
