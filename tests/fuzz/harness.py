@@ -31,14 +31,15 @@ from typing import NamedTuple
 _LINE = re.compile(r"(error|numeric error|damage|transient error|preempted): \S.*\n")
 _CODES = {"error": 2, "numeric error": 3, "damage": 4, "transient error": 69, "preempted": 75}
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+# Events of the audit hook: the places of the paths among their arguments, each with that of its directory's descriptor.
 _CHANGES = {
-  "os.mkdir": 1,
-  "os.rename": 2,
-  "os.remove": 1,
-  "os.rmdir": 1,
-  "os.link": 2,
-  "os.symlink": 2,
-  "os.truncate": 1,
+  "os.mkdir": ((0, 2),),
+  "os.rename": ((0, 2), (1, 3)),
+  "os.remove": ((0, 1),),
+  "os.rmdir": ((0, 1),),
+  "os.link": ((1, 3),),
+  "os.symlink": ((1, 2),),
+  "os.truncate": ((0, 0),),
 }
 _HARMLESS = ("/dev/null", "/dev/tty", "/proc/")
 SOUND = ("success", "refusal")
@@ -86,10 +87,12 @@ class Ground:
     """Run `call(directory of the case)`, which returns an exit code, and remember how it ended."""
     inside = self._folder / f"case{len(self.outcomes)}" / "inside"
     inside.mkdir(parents=True)
+    shared = self._folder / "tmp"  # where a program may keep what it makes once
+    shared.mkdir(exist_ok=True)
     beside = _listing(inside.parent)
     before, said = _resident(), io.StringIO()
     try:
-      with _timed(self._seconds), _bounded(self._memory), _watched(inside) as outside:
+      with _timed(self._seconds), _bounded(self._memory), _watched(inside, shared) as outside:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
           code = call(inside)
       end, told = _judged(code, said.getvalue())
@@ -174,19 +177,18 @@ def _bounded(memory: int) -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
-_watching: list[tuple[pathlib.Path, list[str]]] = []
+_watching: list[tuple[tuple[pathlib.Path, ...], list[str]]] = []
 
 
 @contextlib.contextmanager
-def _watched(inside: pathlib.Path) -> Iterator[list[str]]:
-  """Collect the paths that Python writes, makes or removes outside of a directory; its `tmp` takes temporary files."""
+def _watched(inside: pathlib.Path, shared: pathlib.Path) -> Iterator[list[str]]:
+  """Collect the paths that Python writes, makes or removes outside of two directories; `shared` has temporary files."""
   temporary, found = tempfile.tempdir, []
-  (inside / "tmp").mkdir()
   if _audit not in _hooked:
     sys.addaudithook(_audit)
     _hooked.append(_audit)
-  tempfile.tempdir = str(inside / "tmp")
-  _watching.append((inside, found))
+  tempfile.tempdir = str(shared)
+  _watching.append(((inside, shared), found))
   try:
     yield found
   finally:
@@ -202,15 +204,18 @@ def _audit(event: str, arguments: tuple) -> None:
     return
   if event == "open":
     path, mode, flags = arguments
-    paths = (path,) if isinstance(flags, int) and flags & _WRITES or set(mode or "") & set("wax+") else ()
+    writes = isinstance(flags, int) and flags & _WRITES or set(mode or "") & set("wax+")
+    paths = ((path, -1),) if writes else ()
   else:
-    paths = arguments[: _CHANGES.get(event, 0)]
-  inside, found = _watching[-1]
-  for path in paths:
+    paths = tuple((arguments[path], arguments[folder]) for path, folder in _CHANGES.get(event, ()))
+  allowed, found = _watching[-1]
+  for path, folder in paths:
     if isinstance(path, (str, bytes, os.PathLike)):
-      absolute = os.path.abspath(os.fsdecode(path))
-      kept = absolute.startswith((f"{inside}/", *_HARMLESS)) or absolute == str(inside) or "__pycache__" in absolute
-      if not kept and not (event == "os.mkdir" and os.path.isdir(absolute)):
+      below = os.readlink(f"/proc/self/fd/{folder}") if isinstance(folder, int) and folder >= 0 else "."
+      absolute = os.path.abspath(os.path.join(below, os.fsdecode(path)))
+      kept = absolute.startswith((*(f"{one}/" for one in allowed), *_HARMLESS)) or "__pycache__" in absolute
+      there = event == "os.mkdir" and os.path.isdir(absolute)
+      if not kept and not there and absolute not in map(str, allowed):
         found.append(absolute)
 
 

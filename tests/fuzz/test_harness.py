@@ -1,6 +1,7 @@
 """The harness tells every way in which a case may not end from the two in which it may."""
 
 import pathlib
+import shutil
 import sys
 import time
 
@@ -24,7 +25,9 @@ def wrote_outside(workdir):
 
 
 def wrote_inside(workdir):
-  (workdir / "file").write_text("x")
+  (workdir / "folder" / "inner").mkdir(parents=True)
+  (workdir / "folder" / "inner" / "file").write_text("x")
+  shutil.rmtree(workdir / "folder")  # names relative to descriptors
 
 
 def two_lines(workdir):
