@@ -15,7 +15,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from t5x_like import slots
-from t5x_like.errors import UserError, did_you_mean
+from t5x_like.errors import UserError, did_you_mean, one_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +126,7 @@ KINDS = {  # of the keys that are no slots, beyond the type of their default
   "log_every": slots.Positive,
   "recompute_every": slots.Count,
   "clip_norm": slots.NotNegative,
-  "step_timeout_seconds": slots.NotNegative,
+  "step_timeout_seconds": slots.Seconds,
   "peak_flops": slots.NotNegative,
 }
 _DEEPEST = 32  # dicts and lists in one another
@@ -217,7 +217,10 @@ def _override(config: ConfigDict, text: str) -> None:
     if last == "name" and key.count(".") == 1 and value != old:  # the old name's arguments do not apply
       for argument in [k for k in node if k != "name"]:
         del node[argument]
-    node[last] = float(value) if isinstance(old, float) and type(value) is int else value
+    try:
+      node[last] = float(value) if isinstance(old, float) and type(value) is int else value
+    except (ValueError, OverflowError) as error:  # a key with a dot; a whole number beyond any float
+      raise UserError(f"--config.{key}: found {slots.shown(word)}, which is no value: {one_line(error)}") from None
     if last in ("source", "store") and key.split(".")[0] in ("task", "phases", "evals"):
       kept = changed({name: node[name] for name in node if name != last}, {last: value})
       for name in [name for name in node if name not in kept]:

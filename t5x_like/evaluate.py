@@ -59,7 +59,7 @@ def main(argv: list[str]) -> None:
     raise UserError("--questions and --max_examples: belong to --suite; see also python -m tools.few_shot")
 
   from t5x_like.data import cache
-  from t5x_like.training import assembly, pictures, process, trained, workdir
+  from t5x_like.training import assembly, pictures, process, trained, workdir, writable
   from t5x_like.training.evaluation import Evaluation
 
   process.prepare()
@@ -71,9 +71,11 @@ def main(argv: list[str]) -> None:
   only = None if args.evals is None else args.evals.split(",")
   evaluation = Evaluation(config, parts.model, parts.objective, parts.rules, only)
   trained.check_model(identity, config, args.workdir, evaluation.task.vocabulary)
-  step, arrays = trained.restore_params(args.workdir, parts, args.step)
   if not config.evals:
     raise UserError("config.evals: found no evaluators; name one, such as --config.evals.loss={}")
+  if process.first():
+    writable.check("--workdir", args.workdir, ("evaluations",))
+  step, arrays = trained.restore_params(args.workdir, parts, args.step)
   groups = evaluation(arrays)
   for label, group in groups.items():
     process.say(f"{args.workdir}: step {step}, {label}: task {group.task}, split {group.split}")

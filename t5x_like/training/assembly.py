@@ -286,7 +286,8 @@ def with_tokens(config: ConfigDict, vocabulary) -> ConfigDict:
     found["start"] = start_id(vocabulary)
   elif sides == ["encoder"]:
     found |= {"start": vocabulary.cls_id, "eos": vocabulary.sep_id}
-  given = config.model.tokens.to_dict()
+  usual, given = variant_of(model_class, config.model).tokens, config.model.tokens.to_dict()
+  slots.change("config.model.tokens", usual, given)
   fixed = ("pad",) if len(sides) == 1 else tuple(found)
   for key in fixed:
     if key in given and given[key] != found[key]:
@@ -294,7 +295,6 @@ def with_tokens(config: ConfigDict, vocabulary) -> ConfigDict:
         f"config.model.tokens.{key}: found {given[key]}, but the vocabulary of the data has {found[key]}; leave it "
         "out: special ids come from the vocabulary"
       )
-  usual = variant_of(model_class, config.model).tokens
   ids = {key: i for key, i in found.items() if key in fixed or i is not None} | given
   made = ConfigDict(config.to_dict())
   made.model.tokens = ConfigDict({key: i for key, i in ids.items() if i != getattr(usual, key)})

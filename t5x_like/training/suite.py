@@ -10,12 +10,13 @@ task the rate with the best median over the seeds counts, as the table says.
 """
 
 import dataclasses
+import itertools
 import json
 import math
 import os
 import pathlib
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from t5x_like import recipes, slots, suites
@@ -23,7 +24,17 @@ from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.parallel import distributed
 from t5x_like.storage import is_remote
 from t5x_like.suites import Benchmark, Form, Suite
-from t5x_like.training import assembly, process, selection, submission, suite_comparison, suite_tables, trained
+from t5x_like.training import (
+  assembly,
+  opening,
+  process,
+  selection,
+  submission,
+  suite_comparison,
+  suite_tables,
+  trained,
+  writable,
+)
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.checkpoint import Checkpoints
 from t5x_like.training.evaluation import Evaluation, Group
@@ -91,7 +102,11 @@ def run(names: Sequence[str], options: Options, others: Mapping[str, Callable[[]
   for task in options.tasks or ():
     if task not in known:
       raise UserError(f"--tasks: found {task!r}, expected some of {', '.join(known)}{did_you_mean(task, known)}")
+  if process.first():
+    writable.check("--output", options.output)
   parts, unprepared, several = {}, [], len(made) + len(others) > 1
+  for name, suite in made.items():
+    _check(name, suite, kinds, dataclasses.replace(options, output=options.output / name) if several else options)
   for name, suite in made.items():
     own = dataclasses.replace(options, output=options.output / name) if several else options
     found, missing = _suite(name, suite, kinds, own, unprepared)
@@ -145,6 +160,39 @@ def _suite(name: str, suite: Suite, kinds: dict[str, str], options: Options, unp
   return found, missing
 
 
+def _check(name: str, suite: Suite, kinds: dict[str, str], options: Options) -> None:
+  """Make all objects of every task's first run, but for its state: its data are prepared, and whatever does not fit is
+  known before the first task is learned. What is finished is not looked at again.
+
+  Raises:
+    UserError: of the first task that cannot be run, which is named.
+  """
+  for task, benchmark in suite.tasks.items():
+    able = [workdir for workdir, kind in kinds.items() if getattr(benchmark, kind)]
+    folders = [options.output / task / _folder(rate, seed) for rate, seed in _asked_for(options)]
+    if not able or options.tasks and task not in options.tasks:
+      continue
+    if distributed.from_first(lambda folders=folders: all((folder / RESULT).exists() for folder in folders)):
+      continue
+    rate, seed = next(_asked_for(options))
+    try:
+      config = _config(f"{name}/{task}", kinds[able[0]], rate, seed, able[0], options)
+      opening.checked(assembly.resolve(config), str(folders[0]))
+    except Unavailable:
+      continue  # told, and left out or refused, when it is this task's turn
+    except UserError as error:
+      raise UserError(f"{name}/{task}: {error}") from error
+
+
+def _asked_for(options: Options) -> Iterator[tuple[float | None, int]]:
+  """The rates and seeds of every task's runs, in order."""
+  return itertools.product(options.rates or (None,), range(options.seeds))
+
+
+def _folder(rate: float | None, seed: int) -> str:
+  return f"{'recipe' if rate is None else f'{rate:g}'}-{seed}"
+
+
 class Unavailable(Exception):
   """The data of a task, named `dataset`, are not there."""
 
@@ -169,15 +217,12 @@ def _task(
 ) -> dict[str, Any]:
   """The results of all runs of a task, and which of them count."""
   form = getattr(benchmark, kind)
-  rates: Sequence[float | None] = options.rates or (None,)
   runs = []
   asked = _asked(workdir, options)
-  for rate in rates:
-    for seed in range(options.seeds):
-      folder = options.output / task / f"{'recipe' if rate is None else f'{rate:g}'}-{seed}"
-      done = distributed.from_first(lambda folder=folder: _read(folder / RESULT, asked))
-      done = done or _one(f"{name}/{task}", benchmark, form, kind, folder, rate, seed, workdir, options)
-      runs.append(done)
+  for rate, seed in _asked_for(options):
+    folder = options.output / task / _folder(rate, seed)
+    done = distributed.from_first(lambda folder=folder: _read(folder / RESULT, asked))
+    runs.append(done or _one(f"{name}/{task}", benchmark, form, kind, folder, rate, seed, workdir, options))
   by_rate: dict[Any, list[dict]] = {}
   for one in runs:
     by_rate.setdefault(one["rate"], []).append(one)

@@ -15,8 +15,8 @@ SEED = int(os.environ.get("T5X_LIKE_FUZZ_SEED", 30))
 CASES, SAMPLE = int(os.environ.get("T5X_LIKE_FUZZ_CASES", 520)), 25
 REPO = pathlib.Path(__file__).resolve().parents[2]
 _RECIPES = sorted(path.relative_to(REPO).as_posix() for path in (REPO / "configs").glob("*/*.py"))
-BASES = [f"{path}:debug" for path in _RECIPES]
-SMALL = ["tests/recipes/nano.py", "tests/recipes/nano_decoder.py", "tests/recipes/nano_encoder.py"]
+BASES = [f"{REPO}/{path}:debug" for path in _RECIPES]
+SMALL = [f"{REPO}/tests/recipes/nano{kind}.py" for kind in ("", "_decoder", "_encoder")]
 _MIXTURE = "MIXTURE"
 _PLACES = ("cache", "data_dir")  # where the user says that files are to be written
 HOSTILE = [
@@ -25,7 +25,8 @@ HOSTILE = [
   "/", "../../x", "/etc/passwd", "a.b", "a/b", "$x^{$", "$\\frac$", "naïve", "🙂", "\ud800", "a\nb", "a\0b", "x" * 5000,
   "auto", "None", "nan", "0", "-1", "{}", "{", "%s", "{x}", "os:system", "subprocess:getoutput", [], [0], [-1], [None],
   [1, "a"], [[]], [2**70], ["a\nb"], {}, {"name": None}, {"name": "x"}, {"name": ".."}, {"a": {"b": {"c": []}}},
-  {"": 1}, {"a.b": 1}, {"name": "loss", "max_examples": 0}, [0.5] * 3, "True", "1e999", -7, 100_000, 16_777_217,
+  {"": 1}, {"a.b": 1}, {"name": "loss", "max_examples": 0}, [0.5] * 3, "True", "1e999", -7, 12, 64, 100_000,
+  16_777_216, 16_777_217, 0.0, 1.0, -0.5, 2.5, 1e-30, 1e30,
 ]  # fmt: skip
 
 
@@ -44,10 +45,10 @@ def mixture(config) -> None:
 
 @pytest.fixture(scope="module")
 def known(tmp_path_factory):
-  """What gives the flat keys of a resolved recipe, and those of its dicts."""
+  """What gives the values of a resolved recipe by flat key, and the keys of its dicts."""
   found = {}
 
-  def of(base: str) -> tuple[list[str], list[str]]:
+  def of(base: str) -> tuple[dict[str, object], list[str]]:
     if base not in found:
       config = recipes.load(base.removesuffix(_MIXTURE))
       if base.endswith(_MIXTURE):
@@ -58,26 +59,29 @@ def known(tmp_path_factory):
   return of
 
 
-def _keys(tree: dict, prefix: str = "") -> tuple[list[str], list[str]]:
-  leaves, nodes = [], []
+def _keys(tree: dict, prefix: str = "") -> tuple[dict[str, object], list[str]]:
+  leaves, nodes = {}, []
   for key, value in tree.items():
     if isinstance(value, dict):
       inner = _keys(value, f"{prefix}{key}.")
-      leaves, nodes = leaves + inner[0], [*nodes, f"{prefix}{key}", *inner[1]]
+      leaves, nodes = leaves | inner[0], [*nodes, f"{prefix}{key}", *inner[1]]
     elif key not in _PLACES:
-      leaves.append(f"{prefix}{key}")
+      leaves[f"{prefix}{key}"] = value
   return leaves, nodes
 
 
-def mutations(random, leaves: list[str], nodes: list[str]) -> list[tuple[str, object]]:
-  """One or two keys with their new values: mostly values, sometimes whole dicts, and names of new keys."""
+def mutations(random, leaves: dict[str, object], nodes: list[str]) -> list[tuple[str, object]]:
+  """One or two keys with their new values: mostly values, of the key's own type or another, sometimes whole dicts, and
+  names of new keys."""
   made = []
   for _ in range(random.choice((1, 1, 2))):
     value = deep(random.choice((40, 3000))) if random.random() < 0.02 else random.choice(HOSTILE)
     kind = random.random()
-    if kind < 0.75:
-      made.append((random.choice(leaves), value))
-    elif kind < 0.87:
+    if kind < 0.85:
+      key = random.choice(list(leaves))
+      alike = [one for one in HOSTILE if type(one) is type(leaves[key])] if random.random() < 0.7 else []
+      made.append((key, random.choice(alike) if alike else value))
+    elif kind < 0.92:
       made.append((random.choice(nodes), value))
     else:
       name = random.choice([one for one in HOSTILE if isinstance(one, str)])
@@ -123,9 +127,8 @@ def _written(value) -> str:
 
 def run(ground: Ground, base: str, changes, by_file: bool, case: str):
   """Trains up to the first thing that is compiled; returns how that ended."""
-  told = (
-    f"{case}, {base}{' (file)' if by_file else ''}: {', '.join(f'{k[:60]}={_written(v)[:60]}' for k, v in changes)}"
-  )
+  said = ", ".join(f"{key[:60]}={_written(value)[:60]}" for key, value in changes)
+  told = f"{case}, {base.removeprefix(f'{REPO}/')}{' (file)' if by_file else ''}: {said}"
 
   def call(workdir):
     recipe, more = base.removesuffix(_MIXTURE), flags(changes)
@@ -153,12 +156,14 @@ def stopping(monkeypatch):
     raise Ready
 
   monkeypatch.setattr(opening, "restore", ready)
-  monkeypatch.chdir(REPO)
 
 
 @pytest.fixture
-def ground(tmp_path, stopping):
-  return Ground(tmp_path)
+def ground(tmp_path, stopping, monkeypatch):
+  made = Ground(tmp_path)
+  (tmp_path / "tmp").mkdir()
+  monkeypatch.chdir(tmp_path / "tmp")  # recipes keep prepared examples in data/
+  return made
 
 
 def fuzz(ground: Ground, known, bases: list[str], cases: range) -> None:
