@@ -129,7 +129,6 @@ KINDS = {  # of the keys that are no slots, beyond the type of their default
   "step_timeout_seconds": slots.Seconds,
   "peak_flops": slots.NotNegative,
 }
-_DEEPEST = 32  # dicts and lists in one another
 
 
 def check_values(config: ConfigDict) -> None:
@@ -140,26 +139,10 @@ def check_values(config: ConfigDict) -> None:
   """
   for key, default in defaults().items():
     kind = dict if isinstance(default, ConfigDict) else KINDS.get(key, type(default))
-    _check_depth(f"config.{key}", config[key])
     slots.typed(f"config.{key}", config[key], kind)
   for key in ("evals", "phases"):
     for name in config[key]:
       slots.check_name(f"config.{key}", name)
-
-
-def _check_depth(where: str, value: Any) -> None:
-  level = [value]
-  for _ in range(_DEEPEST):
-    level = [one for outer in level for one in _inner(outer)]
-    if not level:
-      return
-  raise UserError(f"{where}: found dicts or lists more than {_DEEPEST} deep, expected at most so many; flatten them")
-
-
-def _inner(value: Any) -> list[Any]:
-  if isinstance(value, (list, tuple)):
-    return list(value)
-  return [value[key] for key in value] if isinstance(value, (Mapping, ConfigDict)) else []
 
 
 def restored(saved: dict[str, Any], overrides: Sequence[str], origin) -> ConfigDict:
@@ -210,7 +193,7 @@ def _override(config: ConfigDict, text: str) -> None:
   node, last = place(config, key, f"--config.{key}")
   old, value = node.get(last), _value(word)
   if isinstance(old, ConfigDict) and not isinstance(value, dict):
-    raise UserError(f"--config.{key}: found {word!r}, expected one of its keys, --config.{key}.KEY=VALUE")
+    raise UserError(f"--config.{key}: found {slots.shown(word)}, expected one of its keys, --config.{key}.KEY=VALUE")
   if isinstance(old, str) and old != "auto" and not isinstance(value, (dict, list)):
     value = word  # a number or Boolean that replaces a string is a string
   with node.unlocked(), node.ignore_type():

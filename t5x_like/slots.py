@@ -45,6 +45,7 @@ Rate = Annotated[float, Condition("at least 0 and less than 1", lambda x: 0 <= x
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _LONGEST_NAME = 64
+_DEEPEST = 32  # dicts and lists in one another
 
 
 def check_name(where: str, name: Any) -> None:
@@ -226,6 +227,7 @@ def typed(where: str, value: Any, kind: Any) -> Any:
   Raises:
     UserError: it is of another type.
   """
+  _check_inner(where, plain(value))
   if isinstance(value, list) and not fits(value, kind) and fits(tuple(value), kind):
     return tuple(value)
   records = [member for member in (kind, *typing.get_args(kind)) if inspect.isclass(member)]
@@ -237,6 +239,22 @@ def typed(where: str, value: Any, kind: Any) -> Any:
       f"{where}: found {shown(value)} of type {type(value).__name__}, expected {words(kind)}{_unsound(plain(value))}"
     )
   return value
+
+
+def _check_inner(where: str, value: Any, depth: int = 0) -> None:
+  """Refuse, by its own key, what no key takes in dicts and lists, and dicts and lists that are too deep."""
+  if depth > _DEEPEST:
+    raise UserError(f"{where[:120]}: found dicts or lists more than {_DEEPEST} deep, expected fewer; flatten them")
+  if isinstance(value, Mapping):
+    for key, one in value.items():
+      if not isinstance(key, str) or _unsound(key):
+        raise UserError(f"{where}: found the key {shown(key)}, expected text{_unsound(key)}")
+      _check_inner(f"{where}.{shown(key, '')}", one, depth + 1)
+  elif isinstance(value, (list, tuple)):
+    for number, one in enumerate(value):
+      _check_inner(f"{where}[{number}]", one, depth + 1)
+  elif depth and (why := _unsound(value)):
+    raise UserError(f"{where}: found {shown(value)} of type {type(value).__name__}, expected one{why.strip(',')}")
 
 
 def _unsound(value: Any) -> str:
@@ -283,11 +301,6 @@ def fits(value: Any, kind: Any) -> bool:
   if origin is Annotated:
     inner, condition = typing.get_args(kind)
     return fits(value, inner) and condition.holds(value)
-  if isinstance(value, Mapping):
-    whole = all(isinstance(key, str) and fits(key, Any) and fits(one, Any) for key, one in value.items())
-    return whole and isinstance(value, origin or kind)
-  if isinstance(value, (list, tuple)) and not all(fits(item, Any) for item in value):
-    return False
   if origin is tuple and typing.get_args(kind)[1:] == (...,):
     return isinstance(value, tuple) and all(fits(item, typing.get_args(kind)[0]) for item in value)
   if kind in (int, float):
