@@ -6,12 +6,13 @@ writes them to evaluations/<step>_<group>_<split>.json in the workdir, and what 
 samples, to a .jsonl file beside it; of runs on images also pictures. Groups name the run's metrics; see
 t5x_like/training/evaluation.py.
 
-With --suite it fine-tunes the checkpoint on every task of t5x_like/suites/NAME.py and prints one table, which --output
-also holds as results.json, results.md and results.html, with files for the leaderboard. --config.KEY=VALUE are then
-those of the fine-tuning recipe. A suite that was stopped goes on with the same command. --suite=glue,tags,text makes
-one table of three, and --workdir=runs/bert,runs/t5 gives each task to the first run that can learn it. --compare=DIR
-adds the differences from another table of the same suites, such as one made --from_scratch, to all of these and, in a
-local workdir, to report.html. With a workdir at an address (gs://…), --output must be given.
+With --suite it fine-tunes the checkpoint, the newest or that of --step, on every task of t5x_like/suites/NAME.py and
+prints one table, which --output also holds as results.json, results.md and results.html, with files for the
+leaderboard. --config.KEY=VALUE are then those of the fine-tuning recipe. A suite that was stopped goes on with the same
+command. --suite=glue,tags,text makes one table of three, and --workdir=runs/bert,runs/t5 gives each task to the first
+run that can learn it. --compare=DIR adds the differences from another table of the same suites, such as one made
+--from_scratch, to all of these and, in a local workdir, to report.html. With a workdir at an address (gs://…), --output
+must be given. A flag that means nothing with, or without, --suite is refused.
 
 --questions='lm_eval/*.jsonl.gz' adds what the first run that can tell answers without training (see
 python -m tools.few_shot), after --shots examples each. --max_examples=200 evaluates on the first 200 examples of each
@@ -27,6 +28,19 @@ from t5x_like.errors import UserError, door
 from t5x_like.storage import is_remote
 
 _QUESTIONS, _AT_ONCE = "questions", 32
+_OF_SUITES = (  # flags that have no meaning without --suite
+  "tasks",
+  "seeds",
+  "rates",
+  "epochs",
+  "output",
+  "data_dir",
+  "from_scratch",
+  "compare",
+  "questions",
+  "shots",
+  "max_examples",
+)
 
 
 @door
@@ -34,11 +48,14 @@ def main(argv: list[str]) -> None:
   args, overrides = command_line.parse(
     argv,
     __doc__,
-    ("--step", {"type": command_line.step, "help": "the checkpoint to evaluate (default: the newest)"}),
+    (
+      "--step",
+      {"type": command_line.step, "help": "the checkpoint to evaluate, or to fine-tune (default: the newest)"},
+    ),
     ("--evals", {"metavar": "NAME,NAME", "help": "which of config.evals (default: all)"}),
     ("--suite", {"metavar": "NAME,NAME", "help": f"a table of benchmarks: {', '.join(slots.names(suites))}"}),
     ("--tasks", {"metavar": "TASK,TASK", "help": "of the suite (default: all whose data are there)"}),
-    ("--seeds", {"type": int, "default": 1, "metavar": "N", "help": "runs of every task and rate (default: 1)"}),
+    ("--seeds", {"type": int, "metavar": "N", "help": "runs of every task and rate (default: 1)"}),
     ("--rates", {"metavar": "RATE,RATE", "help": "learning rates to choose from (default: the recipe's)"}),
     (
       "--epochs",
@@ -49,14 +66,13 @@ def main(argv: list[str]) -> None:
     ("--from_scratch", {"action": "store_true", "help": "the suite with fresh weights of the same architecture"}),
     ("--compare", {"metavar": "DIR", "help": "another table of the suite, to print the differences from"}),
     ("--questions", {"metavar": "FILE,FILE", "help": "asked without training, beside the suite; patterns in quotes"}),
-    ("--shots", {"type": int, "default": 0, "metavar": "K", "help": "examples before each question (default: 0)"}),
+    ("--shots", {"type": int, "metavar": "K", "help": "examples before each question (default: 0)"}),
     ("--max_examples", {"type": int, "metavar": "N", "help": "of each split and file, the first (default: all)"}),
     config_required=False,
   )
-  if args.suite:
+  _check_flags(args)
+  if args.suite is not None:
     return _suite(args, overrides)
-  if args.questions or args.max_examples:
-    raise UserError("--questions and --max_examples: belong to --suite; see also python -m tools.few_shot")
 
   from t5x_like.data import cache
   from t5x_like.training import assembly, pictures, process, trained, workdir, writable
@@ -93,6 +109,24 @@ def main(argv: list[str]) -> None:
     pictures.write(f"{args.workdir}/evaluations", drawn)
 
 
+def _check_flags(args) -> None:
+  """Raises UserError for a flag that the command would not look at."""
+  given = {name for name, value in vars(args).items() if value is not None and value is not False}
+  if args.suite is None and (useless := [name for name in _OF_SUITES if name in given]):
+    more = "; see also python -m tools.few_shot" if "questions" in useless else ""
+    raise UserError(f"{_flags(useless)}: only for a suite; leave out, or add --suite=NAME{more}")
+  if args.suite is not None and "evals" in given:
+    raise UserError("--evals: a suite has its own evaluations; leave it out, and choose among its tasks with --tasks")
+  if args.from_scratch and "step" in given:
+    raise UserError("--step: --from_scratch takes no checkpoint; leave out either")
+  if "shots" in given and not args.questions:
+    raise UserError("--shots: only for --questions; leave it out, or give the files of questions")
+
+
+def _flags(names: list[str]) -> str:
+  return ", ".join(f"--{name}" for name in names)
+
+
 def _suite(args, overrides: list[str]) -> None:
   """Runs a suite and prints its table."""
   from t5x_like.training import compile_cache, process, report, suite, suite_tables
@@ -102,8 +136,8 @@ def _suite(args, overrides: list[str]) -> None:
     rates = [float(word) for word in (args.rates or "").split(",") if word]
   except ValueError:
     raise UserError(f"--rates={args.rates}: expected numbers, such as 1e-5,3e-5") from None
-  numbers = (args.seeds, args.epochs or 1, *rates, 1 if args.max_examples is None else args.max_examples)
-  if min(numbers) <= 0 or args.shots < 0:
+  numbers = [1 if number is None else number for number in (args.seeds, args.epochs, args.max_examples)]
+  if min(*numbers, *rates) <= 0 or (args.shots or 0) < 0:
     raise UserError("--seeds, --epochs, --rates, --max_examples: expected more than 0, and --shots not less")
   process.prepare()
   if is_remote(workdirs[0]) and not args.output:
@@ -115,7 +149,7 @@ def _suite(args, overrides: list[str]) -> None:
     workdirs,
     output,
     tasks=args.tasks.split(",") if args.tasks else None,
-    seeds=args.seeds,
+    seeds=args.seeds or 1,
     rates=rates,
     epochs=args.epochs,
     recipe=args.config,
@@ -124,6 +158,7 @@ def _suite(args, overrides: list[str]) -> None:
     from_scratch=args.from_scratch,
     compare=args.compare,
     max_examples=args.max_examples,
+    step=args.step,
   )
   others = {_QUESTIONS: _asked(args, output / _QUESTIONS, workdirs)} if args.questions else {}
   process.say(suite_tables.markdown(suite.run(names, options, others)))
@@ -144,7 +179,7 @@ def _asked(args, output: pathlib.Path, workdirs: list[str]):
   if able is None:
     raise UserError(f"--questions: --workdir={args.workdir} holds encoders; add a decoder or an encoder-decoder")
   files = {name: questions.read(path) for name, path in questions.files(args.questions.split(",")).items()}
-  options = questions.Options(shots=args.shots, limit=args.max_examples)
+  options = questions.Options(shots=args.shots or 0, limit=args.max_examples)
 
   def saved(name: str) -> dict | None:
     try:
@@ -155,11 +190,11 @@ def _asked(args, output: pathlib.Path, workdirs: list[str]):
   def make():
     asker, found, missing = None, {}, {}
     for name, file in files.items():
-      asked = {"workdir": able, "file": file.path, **dataclasses.asdict(options)}
+      asked = {"workdir": able, "step": args.step, "file": file.path, **dataclasses.asdict(options)}
       done = distributed.from_first(lambda name=name: saved(name))
       if done is None or done["asked"] != asked:
         process.say(f"=== {_QUESTIONS}/{name}")
-        asker = asker or questions.Asker(trained.open_model(able, _AT_ONCE), options)
+        asker = asker or questions.Asker(trained.open_model(able, _AT_ONCE, args.step), options)
         try:
           done = {"asked": asked, "metrics": asker(file)}
         except UserError as error:
@@ -168,8 +203,8 @@ def _asked(args, output: pathlib.Path, workdirs: list[str]):
           continue
         if process.first():
           workdir.write(output, f"{name}.json", done)
-      metrics = {f"{args.shots}-shot/{metric}": value for metric, value in done["metrics"].items()}
-      counted = f"{args.shots}-shot/{questions.SCORES.get(file.kind, 'accuracy')}"
+      metrics = {f"{options.shots}-shot/{metric}": value for metric, value in done["metrics"].items()}
+      counted = f"{options.shots}-shot/{questions.SCORES.get(file.kind, 'accuracy')}"
       score = {"score": metrics[counted], "best": metrics[counted], "spread": 0.0, "rate": None}
       found[name] = score | {"counted": [counted], "metrics": metrics, "runs": []}
     return found, missing

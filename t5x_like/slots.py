@@ -136,11 +136,16 @@ def fill(
     given: parameters that the program supplies, which are not keys.
     also: functions whose arguments have the same key.
   Raises:
-    UserError: a key is unknown or missing, or a value has the wrong type.
+    UserError: a key is unknown or missing, a value has the wrong type, or two of the functions declare one argument.
   """
   parameters, kinds = {}, {}
   for one in (*also, function):
     more, their_kinds = _signature(one)
+    for key in parameters.keys() & more.keys():
+      raise UserError(
+        f"{where}: {one.__module__}:{one.__qualname__} declares the argument {key!r}, which is a key here already;"
+        " give the argument another name"
+      )
     parameters, kinds = parameters | more, kinds | their_kinds
   keys = [key for key in parameters if key not in given]
   takes = f"it takes {', '.join(keys)}" if keys else "it takes no arguments"

@@ -17,13 +17,13 @@ class Evaluator:
 
   Args:
     shots: images per class.
-    split: of the few images, which are those that the seed draws.
+    support_split: the split that the seed draws these from.
     l2: weight of the squared norm of the solution, whose bias is free of it.
     seed: of the draw.
     max_examples: how many images to score on, from the first; None means all.
 
   Raises:
-    UserError: the model is not for images, or a class has fewer images.
+    UserError: the model is not for images, a class has fewer images, or the two splits are the same.
   """
 
   def __init__(
@@ -31,7 +31,7 @@ class Evaluator:
     setting: Setting,
     *,
     shots: Positive = 10,
-    split: str = "train",
+    support_split: str = "train",
     l2: AboveZero = 1024.0,
     seed: Count = 0,
     max_examples: Positive | None = None,
@@ -39,21 +39,26 @@ class Evaluator:
     if not hasattr(setting.model, "features") or setting.task.labels is None or setting.on is None:
       raise UserError(f"evaluator few_shot: is for models and tasks of labelled images, not task {setting.task.name}")
     self._setting, self._most, self._shots, self._l2 = setting, max_examples, shots, l2
-    self._few = setting.on(split)
+    self._few = setting.on(support_split)
+    if self._few is setting:
+      raise UserError(
+        f"evaluator few_shot: split and support_split are both {support_split!r}, so the images that it learns from"
+        " would be scored; set either to another split"
+      )
     self._chosen = chosen(self._few.task.labels, len(setting.task.classes), shots, seed, self._few.task)
     self._run = setting.jit(lambda model, batch: (model.features(batch), batch["label"], batch["example_index"]))
 
   def names(self) -> tuple[str, ...]:
     """Return the names of all metrics that it may write."""
-    return (f"{self._shots}_shot_top1",)
+    return (f"{self._shots}_shot_top1", f"{self._shots}_shot_images")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """`<shots>_shot_top1`, in percent."""
+    """`<shots>_shot_top1`, in percent, and `<shots>_shot_images`, the number of images scored."""
     few_ND, label_N = self._features(arrays, self._few, self._read(self._few))
     test_MD, label_M = self._features(arrays, self._setting, self._setting.batches(self._most))
     guess_M = ridge(few_ND, label_N, test_MD, len(self._setting.task.classes), self._l2)
     score = 100 * float((guess_M == label_M).mean())
-    return Result({f"{self._shots}_shot_top1": score})
+    return Result({f"{self._shots}_shot_top1": score, f"{self._shots}_shot_images": len(guess_M)})
 
   def _read(self, setting: Setting):
     from t5x_like.data import loader  # tensorflow: only where data is read

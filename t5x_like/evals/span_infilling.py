@@ -32,8 +32,8 @@ class Evaluator:
     return ("span_exact_match", "commonest_span", "sequence_exact_match")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """`span_exact_match` and `sequence_exact_match`, fractions of spans and of whole target sequences, and
-    `commonest_span`, the `span_exact_match` of giving the commonest span every time.
+    """`span_exact_match` and `sequence_exact_match`, fractions of spans and of whole target sequences,
+    `commonest_span`, the `span_exact_match` of giving the commonest span every time, and the number of `sequences`.
     """
     vocabulary = self._setting.task.vocabulary
     spans_right = sequences_right = sequences = 0
@@ -58,6 +58,7 @@ class Evaluator:
       "span_exact_match": spans_right / spans,
       "commonest_span": max(targets.values(), default=0) / spans,
       "sequence_exact_match": sequences_right / max(sequences, 1),
+      "sequences": sequences,
     }
     return Result(scores, samples)
 

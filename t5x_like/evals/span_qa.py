@@ -21,9 +21,10 @@ class Evaluator:
   """Answers every question from the best span of any window of its context (Devlin et al. 2019, section 4.3).
 
   A span's score is the sum of the logits of its first and last token; it lies within the context and has at most
-  `max_answer_tokens`. If questions may have no answer, that is predicted where the lowest score of [CLS] over the
-  windows exceeds the best span's by more than `null_threshold`, and `best_f1` and `best_exact` are those of the best
-  threshold. The text of an answer is that of the context, as spelled there.
+  `max_answer_tokens`. Where windows overlap, only that with most context around a span's first token scores it. If
+  questions may have no answer, that is predicted where the lowest score of [CLS] over the windows exceeds the best
+  span's by more than `null_threshold`, and `best_f1` and `best_exact` are those of the best threshold. The text of an
+  answer is that of the context, as spelled there.
 
   Args:
     unanswerable: whether questions may have no answer, as in SQuAD 2.0.
@@ -93,10 +94,11 @@ class Evaluator:
     """The best spans of a window: (score, text)."""
     first, spans_n2 = window["first"], window["spans"]
     starts, ends = (x[first : first + len(spans_n2)] for x in (start_S, end_S))
+    starts = np.where(window["most_context"], starts, -np.inf)
     likely = [np.argsort(-x, kind="stable")[: self._n_best] for x in (starts, ends)]
     length_KK = likely[1][None, :] - likely[0][:, None]
     score_KK = starts[likely[0]][:, None] + ends[likely[1]][None, :]
-    fits = np.argwhere((length_KK >= 0) & (length_KK < self._longest))
+    fits = np.argwhere((length_KK >= 0) & (length_KK < self._longest) & np.isfinite(score_KK))
     best = heapq.nlargest(self._n_best, ((float(score_KK[i, j]), int(i), int(j)) for i, j in fits))
     context = window["context"]
     return [(score, context[spans_n2[likely[0][i], 0] : spans_n2[likely[1][j], 1]]) for score, i, j in best]

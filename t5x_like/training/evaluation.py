@@ -8,7 +8,7 @@
 
 An instance's `name` is a module of `t5x_like/evals/`, by default the instance's key. `task` holds changes to
 `config.task` or, with a `name`, another task; `split` is by default `config.eval_split`. All other keys are the
-evaluator's arguments.
+evaluator's arguments; an evaluator may have none with the name of one of these three.
 
 Metrics are named `eval/<group>/<metric>`. The group is the task's name if the instance has its evaluator's name and the
 run's task and split (`eval/c4_span_corruption/loss`), otherwise the instance's name (`eval/french/loss`).
@@ -32,7 +32,7 @@ from t5x_like.parallel.rules import local_rows
 from t5x_like.training import process
 
 
-def instance(*, task: dict = {}, split: str | None = None):  # noqa: B006 (never written to)
+def instance(*, name: str, task: dict = {}, split: str | None = None):  # noqa: B006 (never written to)
   """The keys that every entry of `config.evals` has besides the arguments of its evaluator."""
 
 
@@ -48,8 +48,9 @@ def resolve(config: ConfigDict) -> dict[str, dict[str, Any]]:
     evaluator, arguments = slots.split(where, value)
     evaluator = evaluator or name
     function = slots.find(f"{where}.name", evaluator, evals, "Evaluator")
-    filled = slots.fill(where, arguments, function, given=("setting",), also=(instance,))
-    resolved[name] = json.loads(json.dumps({"name": evaluator} | filled))  # as a saved config has it: lists, no tuples
+    keys = {"name": evaluator} | arguments
+    filled = slots.fill(where, keys, function, given=("setting",), also=(instance,))
+    resolved[name] = json.loads(json.dumps(filled))  # as a saved config has it: lists, no tuples
   return resolved
 
 

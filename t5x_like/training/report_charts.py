@@ -3,6 +3,7 @@
 import io
 import math
 import re
+import statistics
 from typing import Any
 
 import numpy as np
@@ -50,12 +51,12 @@ def curves(runs: dict[str, Rows], name: str) -> str:
 
 
 def spread(groups: dict[str, list[float]], name: str) -> str:
-  """A point for each value of each group, and a line at the group's median, as SVG."""
+  """A point for each value of each group, and a line at the group's median, of an even number the lower, as SVG."""
   figure, axes = _axes("", 5.2, 2.9)
   for place, values in enumerate(groups.values()):
     colour = _COLOURS[place % len(_COLOURS)]
     axes.plot([place] * len(values), values, color=colour, linewidth=0, marker="o", markersize=5, alpha=0.7)
-    axes.hlines(np.median(values), place - 0.25, place + 0.25, color=colour, linewidth=1.6)
+    axes.hlines(statistics.median_low(values), place - 0.25, place + 0.25, color=colour, linewidth=1.6)
   _named_places(axes, list(groups))
   axes.set_xlim(-0.6, len(groups) - 0.4)
   return _svg(figure, name)

@@ -6,7 +6,8 @@
 Several suites have all of this in `<output>/<suite>/`, and one table of all in `<output>`. Prepared examples are shared
 by all suites of a workdir, in `<workdir>/suites/prepared`, or by all workdirs, in `T5X_LIKE_CACHE`. A suite that was
 killed goes on where it stopped: finished runs are read, and one in the middle resumes from its checkpoint. Of each
-task the rate with the best median over the seeds counts, as the table says.
+task the rate with the best median over the seeds counts, as the table says. The median is a run: with an even number of
+seeds, the lower of the two in the middle. Its score, metrics and predictions stand for the task.
 """
 
 import dataclasses
@@ -31,6 +32,8 @@ from t5x_like.training import (
   selection,
   submission,
   suite_comparison,
+  suite_data,
+  suite_facts,
   suite_tables,
   trained,
   writable,
@@ -41,7 +44,7 @@ from t5x_like.training.evaluation import Evaluation, Group
 from t5x_like.training.loop import train
 from t5x_like.training.run import Run
 
-RESULT = "result.json"
+RESULT, ASKED = "result.json", "asked.json"
 RECIPES = {
   "encoder": "configs/finetune/encoder.py",
   "decoder": "configs/finetune/decoder.py",
@@ -57,6 +60,7 @@ class Options:
 
   Attributes:
     workdirs: of the pretrained runs; a task is learned by the first whose architecture has a form for it.
+    step: the checkpoint to fine-tune from; None is the newest.
     from_scratch: whether only their architectures and vocabularies are taken.
     output: the directory of the table.
     tasks: which of the suites'; None is all that have data.
@@ -81,6 +85,7 @@ class Options:
   from_scratch: bool = False
   compare: str | None = None
   max_examples: int | None = None
+  step: int | None = None
 
 
 Found = tuple[dict[str, dict[str, Any]], dict[str, str]]  # results by task, and why others have none
@@ -151,7 +156,7 @@ def _suite(name: str, suite: Suite, kinds: dict[str, str], options: Options, unp
       continue
     try:
       found[task] = _task(name, task, benchmark, kinds[able[0]], suite, able[0], options)
-    except Unavailable as lack:
+    except suite_data.Unavailable as lack:
       if options.tasks:
         raise UserError(str(lack)) from None
       missing[task] = str(lack)
@@ -178,7 +183,7 @@ def _check(name: str, suite: Suite, kinds: dict[str, str], options: Options) -> 
     try:
       config = _config(f"{name}/{task}", kinds[able[0]], rate, seed, able[0], options)
       opening.checked(assembly.resolve(config), str(folders[0]))
-    except Unavailable:
+    except suite_data.Unavailable:
       continue  # told, and left out or refused, when it is this task's turn
     except UserError as error:
       raise UserError(f"{name}/{task}: {error}") from error
@@ -191,14 +196,6 @@ def _asked_for(options: Options) -> Iterator[tuple[float | None, int]]:
 
 def _folder(rate: float | None, seed: int) -> str:
   return f"{'recipe' if rate is None else f'{rate:g}'}-{seed}"
-
-
-class Unavailable(Exception):
-  """The data of a task, named `dataset`, are not there."""
-
-  def __init__(self, dataset: str, why: str):
-    super().__init__(f"{dataset} {why}")
-    self.dataset = dataset
 
 
 def kind(workdir: str) -> str:
@@ -222,23 +219,26 @@ def _task(
   for rate, seed in _asked_for(options):
     folder = options.output / task / _folder(rate, seed)
     done = distributed.from_first(lambda folder=folder: _read(folder / RESULT, asked))
-    runs.append(done or _one(f"{name}/{task}", benchmark, form, kind, folder, rate, seed, workdir, options))
+    done = done or _one(f"{name}/{task}", benchmark, form, kind, folder, rate, seed, workdir, options)
+    facts = distributed.from_first(lambda folder=folder: suite_facts.of_run(folder, form.counted))
+    runs.append(done | {"facts": facts})
   by_rate: dict[Any, list[dict]] = {}
   for one in runs:
     by_rate.setdefault(one["rate"], []).append(one)
-  medians = {rate: statistics.median(one["score"] for one in those) for rate, those in by_rate.items()}
+  medians = {rate: statistics.median_low(one["score"] for one in those) for rate, those in by_rate.items()}
   rate = max(medians, key=lambda rate: medians[rate])
   chosen = sorted(by_rate[rate], key=lambda one: one["score"])
   middle, best = chosen[(len(chosen) - 1) // 2], chosen[-1]
   if benchmark.test and process.first():
     submission.write(options.output / "submission", suite.submission, task, best["workdir"], benchmark.test)
   return {
-    "score": medians[rate],
+    "score": middle["score"],
     "best": best["score"],
-    "spread": chosen[-1]["score"] - chosen[0]["score"],
+    "spread": best["score"] - chosen[0]["score"],
     "rate": rate,
     "counted": list(form.counted),
     "metrics": middle["metrics"],
+    "facts": middle["facts"],
     "runs": runs,
   }
 
@@ -256,12 +256,15 @@ def _one(
 ) -> dict[str, Any]:
   """Fine-tunes once, and writes the result of the best checkpoint and its predictions."""
   process.say(f"=== {where}: {folder.name}")
+  asked = _asked(workdir, options)
+  if distributed.from_first(lambda: _read(folder / ASKED, asked)) is None and process.first():
+    workdirs.write(folder, ASKED, {"asked": asked})  # a run that is stopped goes on with the same flags alone
   config = _config(where, kind, rate, seed, workdir, options)
   with Run(assembly.resolve(config), str(folder)) as made:
     train(made)
     best = made.best
   wanted = {} if options.max_examples else benchmark.test
-  tests = {file: split for file, split in wanted.items() if split in _splits(config)}
+  tests = {file: split for file, split in wanted.items() if split in suite_data.splits(config)}
   step, groups = best if best and not tests else _best(config, folder, tests)
   metrics = {
     f"{label}/{key}": value if math.isfinite(value) else None
@@ -280,7 +283,7 @@ def _one(
   if process.first():
     for label, group in groups.items():
       workdirs.write_lines(folder / "predictions", f"{label}.jsonl", group.predictions)
-    workdirs.write(folder, RESULT, result | {"asked": _asked(workdir, options)})
+    workdirs.write(folder, RESULT, result | {"asked": asked})
   process.say(f"    {where} {folder.name}: {result['score']:.2f} at step {step}")
   return result
 
@@ -299,7 +302,8 @@ def _best(config, folder: pathlib.Path, tests: dict[str, str]) -> tuple[int, dic
 def _config(where: str, kind: str, rate: float | None, seed: int, workdir: str, options: Options):
   """The recipe's config for a run, with as many steps as the epochs are."""
   recipe, _, argument = (options.recipe or RECIPES[kind]).partition(":")
-  overrides = [f"seed={seed}", f"init={json.dumps({'workdir': workdir, 'weights': not options.from_scratch})}"]
+  init = {"workdir": workdir, "step": options.step, "weights": not options.from_scratch}
+  overrides = [f"seed={seed}", f"init={json.dumps(init)}"]
   if options.data_dir:
     overrides.append(f"task.data_dir={options.data_dir}")
   if rate is not None:
@@ -311,7 +315,7 @@ def _config(where: str, kind: str, rate: float | None, seed: int, workdir: str, 
     for values in config.evals.values():
       values["split"] = (values.get("split") or config.eval_split) + first
     config.eval_split += first
-  _check_prepared(config)
+  suite_data.check(config)
   if options.epochs is not None and not any(word.startswith("total_steps=") for word in options.overrides):
     rows = _rows(assembly.resolve(config))
     config.total_steps = max(1, math.ceil(options.epochs * rows / config.batch_size))
@@ -330,44 +334,18 @@ def _prepared(options: Options) -> str:
   return f"{shared[0].rstrip('/')}/suites/prepared" if shared else str(options.output / "prepared")
 
 
-def _check_prepared(config) -> None:
-  """Raises Unavailable unless the datasets of a config are prepared, with their splits; a suite downloads nothing."""
-  from t5x_like.data.sources import parted, tfds
-
-  sources = [config.task.source, *(values.get("task", {}).get("source", "") for values in config.evals.values())]
-  for source in dict.fromkeys(source for source in sources if source.startswith("tfds:")):
-    name, data_dir = source.removeprefix("tfds:"), config.task.get("data_dir")
-    if not distributed.from_first(lambda name=name, data_dir=data_dir: tfds.is_prepared(name, data_dir)):
-      raise Unavailable(
-        name,
-        f"is not in {data_dir or 'the data_dir of TFDS'}; make it with python -m tools.prepare_dataset {name}"
-        " --from_files=DIR",
-      )
-  if config.task.source.startswith("tfds:"):
-    found = _splits(config)
-    own = [values["split"] for values in config.evals.values() if "task" not in values]
-    used = [parted(split)[0] for split in (config.train_split, *own)]
-    if lacking := [split for split in used if split not in found]:
-      name = config.task.source.removeprefix("tfds:")
-      raise Unavailable(name, f"has no split {lacking[0]!r}, only {', '.join(found)}; make it with all of its files")
-
-
 def _rows(config) -> int:
   """How many rows an epoch has; prepares the examples."""
   arguments = config.task.to_dict()
   return process.build_task("task", arguments.pop("name"), config.train_split, arguments).num_examples
 
 
-def _splits(config) -> tuple[str, ...]:
-  from t5x_like.data.sources import open_source
-
-  return open_source(config.task.source, data_dir=config.task.get("data_dir")).splits
-
-
 def _asked(workdir: str, options: Options) -> dict[str, Any]:
   """What a run's result depends on besides its task, rate and seed."""
-  with Checkpoints(f"{workdir}/checkpoints") as checkpoints:
-    step = [] if options.from_scratch else checkpoints.steps()[-1:]
+  step = [] if options.step is None else [options.step]
+  if not step and not options.from_scratch:
+    with Checkpoints(f"{workdir}/checkpoints") as checkpoints:
+      step = checkpoints.steps()[-1:]
   keys = {key: value for key, _, value in (word.partition("=") for word in options.overrides)}
   names = ("epochs", "from_scratch", "max_examples")
   place = workdir if is_remote(workdir) else os.path.abspath(workdir)

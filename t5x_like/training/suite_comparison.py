@@ -1,6 +1,7 @@
 """Two tables of a suite side by side: what differs between their runs, on the same examples.
 
-Of each task the run with the median score counts, by its saved predictions. The interval of a difference is by paired
+Of each task the run with the median score counts (with an even number of seeds, the lower of the two in the middle), by
+its saved predictions. The interval of a difference is by paired
 bootstrap over examples, its p-value by approximate randomisation (`metrics/resampling.py`).
 """
 

@@ -5,7 +5,7 @@ import pathlib
 from typing import Any
 
 from t5x_like.metrics import leaderboards
-from t5x_like.training import report, suite_charts, suite_comparison
+from t5x_like.training import report, suite_charts, suite_comparison, suite_facts
 from t5x_like.training import workdir as workdirs
 
 _LEADERBOARDS = {"glue": leaderboards.GLUE, "superglue": leaderboards.SUPERGLUE}
@@ -22,6 +22,7 @@ def results(name: str, options, found: dict[str, dict[str, Any]], missing: dict[
     "seeds": options.seeds,
     "average": None if missing or options.tasks else _average(name, found),
     "mean": _mean(found),
+    "versions": suite_facts.versions(),
     "tasks": found,
     "missing": missing,
   }
@@ -59,25 +60,55 @@ def _average(name: str, found: dict[str, dict[str, Any]]) -> float | None:
 
 
 def markdown(found: dict[str, Any]) -> str:
-  """One line for each task, then the mean and, where every task is there, the leaderboard's average."""
-  several = found["seeds"] > 1
-  head = ["task", "score", *(["best", "spread"] if several else []), "rate", "details"]
+  """Return notes, a line for each task, the mean and, where every task is there, the leaderboard's average."""
+  head = columns(found)
   lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-  for task, result in found["tasks"].items():
-    details = ", ".join(f"{name} {_shown(result['metrics'].get(name))}" for name in result["counted"])
-    numbers = [result["score"], *([result["best"], result["spread"]] if several else [])]
-    rate = rate_of(result)
-    lines.append("| " + " | ".join([task, *map(_shown, numbers), rate, details]) + " |")
+  lines += ["| " + " | ".join([task, *cells(found, result)]) + " |" for task, result in found["tasks"].items()]
   for task, why in found["missing"].items():
     lines.append(f"| {task} | {_DASH} " + "| " * (len(head) - 3) + f"| {why} |")
   blanks = "| " * (len(head) - 2) + "|"
   lines.append(f"| mean of these | {_shown(found['mean'])} {blanks}")
   if found["average"] is not None:
     lines.append(f"| average, as the leaderboard's | {_shown(found['average'])} {blanks}")
-  what = "the median of the seeds at the best rate" if several else "one seed"
   scratch = ", from scratch" if found["from_scratch"] else ""
-  table = f"# {found['suite']}: {found['workdir']}{scratch}\n\n" + "\n".join(lines) + f"\n\nScores are {what}.\n"
+  made = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+  table = f"# {found['suite']}: {found['workdir']}{scratch}\n\n{notes(found)}\n\n" + "\n".join(lines) + f"\n\n{made}\n"
   return table + (f"\n{suite_comparison.markdown(found['compared'])}" if "compared" in found else "")
+
+
+def notes(found: dict[str, Any]) -> str:
+  """Say what the columns are."""
+  evaluations = max((result["facts"]["evaluations"] for result in found["tasks"].values() if result["runs"]), default=1)
+  words = "`score` is of the only evaluation of a run, so `last` is the same. "
+  if evaluations > 1:
+    words = (
+      f"`score` is the best of a run's evaluations, up to {evaluations}, on the same examples, so it is a little better"
+      " than it would be on others; `last` is that of the last evaluation. "
+    )
+  if found["seeds"] > 1:
+    words += (
+      "Of several seeds the run with the median score counts, with an even number the lower of the two in the middle,"
+      " at the rate where it is best: score, last, details, intervals and charts are of this run. `best seed` is the"
+      " score of the best run, whose predictions a submission has; `spread` is the best minus the worst. "
+    )
+  return words + "`majority` is the score of giving the commonest label every time."
+
+
+def columns(found: dict[str, Any]) -> list[str]:
+  """The names of the columns."""
+  seeds = ["best seed", "spread"] if found["seeds"] > 1 else []
+  return ["task", "score", "last", *seeds, "majority", "rate", "steps", "length", "examples", "seconds", "details"]
+
+
+def cells(found: dict[str, Any], result: dict[str, Any]) -> list[str]:
+  """The columns of a task, but for its name."""
+  facts = result.get("facts", {})
+  details = ", ".join(f"{name} {_shown(result['metrics'].get(name))}" for name in result["counted"])
+  seeds = [result["best"], result["spread"]] if found["seeds"] > 1 else []
+  numbers = [result["score"], facts.get("last"), *seeds, facts.get("majority")]
+  steps = f"{facts['steps']} of {facts['batch_size']}" if facts else _DASH
+  counts = [_DASH if facts.get(key) is None else f"{facts[key]:.0f}" for key in ("examples", "seconds")]
+  return [*map(_shown, numbers), rate_of(result), steps, facts.get("length") or _DASH, *counts, details]
 
 
 def rate_of(result: dict[str, Any]) -> str:
@@ -99,5 +130,9 @@ def write(output: pathlib.Path, found: dict[str, Any]) -> None:
     chart for task, result in found["tasks"].items() if result["runs"] for chart in suite_charts.charts(task, result)
   ]
   workdirs.write_text(
-    output, "results.html", report.render("suite.html.j2", found=found, charts=charts, shown=_shown, rate_of=rate_of)
+    output,
+    "results.html",
+    report.render(
+      "suite.html.j2", found=found, charts=charts, shown=_shown, notes=notes(found), columns=columns(found), cells=cells
+    ),
   )

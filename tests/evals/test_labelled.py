@@ -126,6 +126,24 @@ def test_a_model_that_points_at_the_answers_gets_them_right_from_any_window(tmp_
   assert Answers()(gold, [row["prediction"] for row in result.predictions])["exact_match"] == 100.0
 
 
+def test_a_span_counts_only_in_the_window_with_most_context_around_its_first_token(tmp_path):
+  evaluator, arrays, task, _ = made("span_qa", tmp_path, extra=("task.length=34", "task.stride=8"))
+  outputs, expected = [], {}
+  for window in evaluator._windows:
+    start, end = np.zeros((2, 34), np.float32)
+    for place, (span, most) in enumerate(zip(window["spans"], window["most_context"])):
+      if not most:  # the likeliest of all, seen at the edge of its window
+        start[window["first"] + place] = end[window["first"] + place] = 9.0
+      elif window["context"][span[0] : span[1]] == ",":
+        start[window["first"] + place] = end[window["first"] + place] = 2.0
+        expected[window["question"]] = ","
+    outputs.append((start, end))
+  assert any(not window["most_context"].all() for window in evaluator._windows) and len(expected) == 144
+  evaluator._rows = _Fixed(evaluator._rows, outputs)
+  starts = [row["prediction"][0] for row in evaluator(arrays).predictions]
+  assert starts == list(expected.values())
+
+
 def test_no_answer_is_predicted_above_the_threshold_and_the_best_one_is_found(tmp_path):
   rows = [
     {"id": str(n), "question": "which?", "context": "red or blue", "answers": a}

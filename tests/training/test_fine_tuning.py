@@ -245,6 +245,81 @@ def test_a_suite_makes_one_table_and_goes_on_where_it_stopped(pretrained, tmp_pa
   assert json.loads((output / "results.json").read_text()) == found
 
 
+def test_a_suite_starts_from_the_step_and_its_details_are_those_of_the_median_run(tmp_path, capsys):
+  """Two seeds of two evaluations each: with an even number the lower run counts, whole."""
+  glue(tmp_path)
+  workdir, output = tmp_path / "bert", tmp_path / "out"
+  length = '--config.model.design.position={"name": "learned", "length": 64}'
+  steps = ("--config.total_steps=4", "--config.checkpoint.every=2", "--config.evals={}")
+  assert train.main([f"--config={ENCODER}", f"--workdir={workdir}", *steps, length]) == 0
+  flags = ("--config.total_steps=4", "--config.eval_every=2", "--config.batch_size=8", "--config.task.length=64")
+  suite = [f"--workdir={workdir}", "--suite=glue", "--tasks=cola", f"--data_dir={tmp_path}/tfds", f"--output={output}"]
+  command = [*suite, *flags, "--seeds=2", "--rates=5e-3"]
+  assert evaluate.main([*command, "--step=2"]) == 0, capsys.readouterr().err
+  folders = [output / "cola" / f"0.005-{seed}" for seed in range(2)]
+  assert [json.loads((folder / "init.json").read_text())["step"] for folder in folders] == [2, 2]
+
+  results = [json.loads((folder / "result.json").read_text()) for folder in folders]
+  lower = min(results, key=lambda result: result["score"])
+  found = json.loads((output / "results.json").read_text())["tasks"]["cola"]
+  scores = [result["score"] for result in results]
+  assert scores[0] != scores[1], "the two seeds score the same, so that nothing is shown"
+  assert (found["score"], found["metrics"]) == (lower["score"], lower["metrics"])
+  assert (found["best"], found["spread"]) == (max(scores), max(scores) - min(scores))
+  rows = [row for row in read_metrics(lower["workdir"]) if "eval/dev/matthews_correlation" in row]
+  counted = [
+    [
+      row[f"eval/dev/{name}"] or 0.0
+      for name in ("matthews_correlation", "accuracy")
+      if f"dev/{name}" in found["counted"]
+    ]
+    for row in rows
+  ]
+  assert len(rows) == 2 and found["facts"]["last"] == pytest.approx(np.mean(counted[-1]))
+  assert found["score"] in [pytest.approx(np.mean(values)) for values in counted]
+  facts = {key: found["facts"][key] for key in ("evaluations", "steps", "batch_size", "length", "examples")}
+  assert facts == {"evaluations": 2, "steps": 4, "batch_size": 8, "length": "64", "examples": 24}
+  targets = [row["target"] for row in map(json.loads, open(f"{lower['workdir']}/predictions/dev.jsonl"))]
+  most = max(targets.count(label) for label in set(targets)) / len(targets)
+  shares = {"dev/matthews_correlation": 0.0, "dev/accuracy": 100 * most}
+  assert found["facts"]["majority"] == pytest.approx(np.mean([shares[name] for name in found["counted"]]))
+  for file in ("results.md", "results.html"):
+    text = (output / file).read_text()
+    assert "up to 2, on the same examples" in text and "the lower of the two in the middle" in text, file
+    assert f"{found['facts']['last']:.2f}" in text and "4 of 8" in text and f"jax {jax.__version__}" in text, file
+
+  (folders[0] / "result.json").unlink()  # as if killed: neither run goes on from another step
+  for other, now in ((["--step=4"], 4), ([], 4)):
+    capsys.readouterr()
+    assert evaluate.main([*command, *other]) == 2
+    assert f"was made with step=[2], found step=[{now}]" in capsys.readouterr().err.splitlines()[-1]
+  capsys.readouterr()
+  assert evaluate.main([*suite[:-1], f"--output={tmp_path}/none", *flags, "--step=3"]) != 0
+  (error,) = capsys.readouterr().err.splitlines()
+  assert "3" in error and "checkpoint" in error
+
+
+@pytest.mark.parametrize(
+  ("flags", "words"),
+  [
+    (["--suite=glue", "--evals=dev"], "--evals: a suite has its own evaluations"),
+    (["--suite=glue", "--step=2", "--from_scratch"], "--step: --from_scratch takes no checkpoint"),
+    (["--suite=glue", "--shots=5"], "--shots: only for --questions"),
+    (["--suite="], "--suite: found"),
+    (["--seeds=3", "--tasks=cola"], "--tasks, --seeds: only for a suite"),
+    (["--max_examples=4"], "--max_examples: only for a suite"),
+    (["--rates=1e-3", "--epochs=2"], "--rates, --epochs: only for a suite"),
+    (["--output=x", "--data_dir=y", "--compare=z"], "--output, --data_dir, --compare: only for a suite"),
+    (["--from_scratch"], "--from_scratch: only for a suite"),
+    (["--questions=q.jsonl", "--shots=0"], "see also python -m tools.few_shot"),
+  ],
+)
+def test_a_flag_that_would_not_be_looked_at_is_refused(flags, words, pretrained, capsys):
+  assert evaluate.main([f"--workdir={pretrained}", *flags]) == 2
+  (error,) = capsys.readouterr().err.splitlines()
+  assert words in error
+
+
 @pytest.mark.more
 def test_a_decoder_takes_the_suite_in_its_own_way(pretrained, tmp_path, capsys):
   """Classes read off its last token, with the language model beside, from the weights of a language model, which is

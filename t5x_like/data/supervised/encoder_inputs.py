@@ -85,10 +85,18 @@ def batch_of(read: Callable[[np.ndarray], dict[str, np.ndarray]], described: dic
 
 
 def character_spans(word: str, ids: list[int], vocabulary) -> list[tuple[int, int]]:
-  """Where each token of a word is in it, (begin, past); each covers all of it if the ids do not spell the word.
+  """Return where each token of a word is in it, (begin, past).
 
-  Cased and accented letters equal those to which a vocabulary folds them.
+  A vocabulary of the tokenizers library keeps these places itself. For any other, the decoded tokens are aligned with
+  the word: cased and accented letters equal those to which a vocabulary folds them. If the ids do not spell the word,
+  each token covers all of it.
   """
+  if hasattr(vocabulary, "encode_with_offsets"):
+    for lead in ("", " "):  # the ids may be those of the word after a space
+      found, spans = vocabulary.encode_with_offsets(lead + word)
+      if found == list(ids):
+        spans = [(max(begin - len(lead), 0), past - len(lead)) for begin, past in spans]
+        return _with_accents(word, spans)
   places, letters = [], []
   for place, letter in enumerate(word):
     folded = _folded(letter)
@@ -99,6 +107,15 @@ def character_spans(word: str, ids: list[int], vocabulary) -> list[tuple[int, in
     return [(0, len(word))] * len(ids)
   begins = [min(begin, len(places) - 1) for begin in [0, *ends[:-1]]]
   return [(places[begin], places[max(begin, end - 1)] + 1) for begin, end in zip(begins, ends)]
+
+
+def _with_accents(word: str, spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+  """Return the spans, each with the combining characters behind it that the vocabulary drops."""
+  following = [begin for begin, _ in spans[1:]] + [len(word)]
+  return [
+    (begin, max(past, after) if all(map(unicodedata.combining, word[past:after])) else past)
+    for (begin, past), after in zip(spans, following)
+  ]
 
 
 def _folded(text: str) -> str:

@@ -6,12 +6,13 @@
 A row is [CLS] question [SEP] context [SEP]. A context that is too long becomes several examples, windows that begin
 `stride` tokens apart. `span_start` and `span_end` are the places of the answer's first and last token in the row; both
 are 0, the place of [CLS], where there is no answer or the window does not hold all of it. Of several answers the first
-counts. Its words are located in the context by `answer_start`; of their tokens, the shortest run that decodes to the
-answer is taken (all of them, if none does).
+counts. Its characters are located in the context by `answer_start`, and the label is the shortest run of tokens that
+covers all of them: exactly the answer, unless it begins or ends within a token.
 
 `Task.examples` gives of each window `record`, `context`, `answers` (texts), `question` (the number of its question),
-`first` (the place in the row of the first token of the context that it holds) and `spans`, int64 [n, 2]: where in the
-context the tokens that it holds begin and end.
+`first` (the place in the row of the first token of the context that it holds), `spans`, int64 [n, 2]: where in the
+context the tokens that it holds begin and end, and `most_context`, bool [n]: whether no other window has more context
+around the token.
 """
 
 import functools
@@ -64,7 +65,7 @@ def task(
   store = example_store.open_store(
     source,
     split,
-    task="span_qa.v1",
+    task="span_qa.v2",
     fields=fields,
     facts={},
     vocabulary=encoding,
@@ -121,10 +122,14 @@ def task(
     for (where, record), number in zip(found, range(len(found))):
       answers = [text for text, _ in _all(value(record, "answers", where), where)]
       made.append({"record": record, "question": number, "context": record["context"], "answers": answers})
-    return [
-      made[n] | {"first": int(2 + question_N[n]), "spans": spans(made[n]["context"])[b : b + room_N[n]]}
-      for n, b in zip(example_W.tolist(), begin_W.tolist())
-    ]
+    windows = []
+    for n, about in enumerate(made):
+      held = [slice(stride * window, stride * window + int(room_N[n])) for window in range(windows_N[n])]
+      owner = _most_context(held, int(context_N[n]))
+      for number, part in enumerate(held):
+        own = {"spans": spans(about["context"])[part], "most_context": owner[part] == number}
+        windows.append(about | {"first": int(2 + question_N[n])} | own)
+    return windows
 
   described = encoder_inputs.features(length) | {
     "span_start": Feature((), "int32"),
@@ -135,13 +140,26 @@ def task(
     name=label or f"{store.name}_span_qa",
     vocabulary=encoding,
     fingerprint=digest(
-      task="span_qa.v1", examples=store.fingerprint, length=length, stride=stride, question_length=question_length
+      task="span_qa.v2", examples=store.fingerprint, length=length, stride=stride, question_length=question_length
     ),
     num_examples=example_W.size,
     features=described,
     batch=encoder_inputs.batch_of(read, described),
     examples=of_records,
   )
+
+
+def _most_context(windows: Sequence[slice], tokens: int) -> np.ndarray:
+  """Return the window that has most context around each token of a text, int [tokens].
+
+  A token's context is the smaller number of tokens on its two sides (Devlin et al. 2019, `run_squad.py`). Of several
+  windows with equally much the longest counts, and of these the first.
+  """
+  score_WN = np.full((len(windows), tokens), -1.0)
+  for number, part in enumerate(windows):
+    place_n = np.arange(tokens)[part]
+    score_WN[number, part] = np.minimum(place_n - place_n[0], place_n[-1] - place_n) + 0.01 * place_n.size
+  return score_WN.argmax(axis=0)
 
 
 class _Spans:
@@ -226,19 +244,19 @@ def _locate(context: str, answer, cut, vocabulary, where: str) -> tuple[np.ndarr
   text, begin = answer
   begin += len(text) - len(text.lstrip())
   text = text.strip()
-  found = context[begin : begin + len(text)] if begin >= 0 else ""
+  past = begin + len(text)
+  found = context[begin:past] if begin >= 0 else ""
   if not text or found != text:
     raise UserError(f"{where}: found {found!r} at place {begin} of the context, expected the answer {text!r}")
-  first, last = (int(np.searchsorted(places, x, side="right")) - 1 for x in (begin, begin + len(text) - 1))
+  first, last = (int(np.searchsorted(places, x, side="right")) - 1 for x in (begin, past - 1))
   starts = np.cumsum([0, *map(len, pieces)])
-  low, high = int(starts[first]), int(starts[last + 1]) - 1
-  # Only the first and the last word can have tokens outside the answer.
-  heads = range(low, min(int(starts[first + 1]), high + 1))
-  tails = range(high, max(int(starts[last]), low) - 1, -1)
-  fitting = [
-    (j - i, i, j)
-    for i in heads
-    for j in tails
-    if i <= j and vocabulary.decode(tokens[i : j + 1].tolist()).strip() == text
-  ]
-  return tokens, *(min(fitting)[1:] if fitting else (low, high))
+
+  def spans(word: int) -> np.ndarray:
+    found = encoder_inputs.character_spans(words[word], pieces[word], vocabulary)
+    return places[word] + np.array(found).reshape(-1, 2)
+
+  low = starts[first] + np.sum(spans(first)[:, 1] <= begin)
+  high = starts[last] + np.sum(spans(last)[:, 0] < past) - 1
+  if low > high:  # the vocabulary drops all of the answer's characters
+    low, high = starts[first], starts[last + 1] - 1
+  return tokens, int(low), int(high)

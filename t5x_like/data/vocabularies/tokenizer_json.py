@@ -97,6 +97,11 @@ class TokenizerVocabulary:
       return self._long(text).tolist()
     return self._checked(self._tokenizer.encode(text, add_special_tokens=False).ids).tolist()
 
+  def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return the ids of a text and, for each, where in the text its characters begin and end."""
+    found = self._tokenizer.encode(protocol.well_formed(text), add_special_tokens=False)
+    return self._checked(found.ids).tolist(), found.offsets
+
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     # On all cores, unless TOKENIZERS_PARALLELISM=false: tools that run one process a core set it.
     texts = [protocol.well_formed(text) for text in texts]

@@ -1,0 +1,135 @@
+"""Labels of answers: the shortest run of tokens that covers the answer, whatever the vocabulary folds."""
+
+import functools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from t5x_like.data import loader, task, vocabularies
+from t5x_like.data.supervised import encoder_inputs
+from t5x_like.data.tasks import span_qa
+from tools import train_tokenizer, train_vocabulary
+
+TEXT = (
+  "The Denver Broncos, led by Peyton Manning, won Super Bowl 50 in 2015. Łódź and São Paulo are cities; a naïve café "
+  "costs $1.58 (about £1.20). Beyoncé's “Lemonade” won the Grammy-winning artist's twenty-fourth award! Fußball 日本語"
+)
+LINES = [" ".join(TEXT.split()[n % 20 :]).encode() for n in range(200)]
+KINDS = ("uncased", "cased", "bytelevel_bpe", "sentencepiece", "bytes")
+
+
+@functools.cache
+def vocabulary(kind: str):
+  if kind == "bytes":
+    return vocabularies.load("bytes")
+  if kind == "sentencepiece":
+    return vocabularies.SentencePieceVocabulary(train_vocabulary.train(LINES, size=330, byte_fallback=True))
+  form, size = ("wordpiece", 200) if kind != "bytelevel_bpe" else (kind, 350)
+  return train_tokenizer.train(LINES, size=size, kind=form, with_mask=True, lowercase=kind == "uncased")
+
+
+def restored(context: str, answer: str, begin: int, kind: str) -> str:
+  """What the label of an answer spells in its context, as evaluations read it."""
+  own = vocabulary(kind)
+  _, start, end = span_qa._locate(context, (answer, begin), encoder_inputs.Words(own), own, "here")
+  spans_n2 = span_qa._Spans(own)(context)
+  return context[spans_n2[start, 0] : spans_n2[end, 1]]
+
+
+CASES = {
+  "punctuation after it": ("They are the Denver Broncos, of course.", "Denver Broncos"),
+  "punctuation around it": ('It was "Super Bowl" (2015).', "2015"),
+  "its own punctuation": ("It costs $1.58, or so.", "$1.58"),
+  "capitals": ("THE DENVER BRONCOS! won", "DENVER BRONCOS"),
+  "accents": ("Beyoncé, naïve in São Paulo; Łódź.", "São Paulo"),
+  "a combining accent": ("the cafe\u0301, closed", "cafe\u0301"),
+  "letters that fold to several": ("Fußball, the ﬁne game", "Fußball"),
+  "a possessive": ("It is Beyoncé's award", "Beyoncé"),
+  "a dash": ("in New York—often", "New York"),
+  "other scripts": ("says (日本語), or", "日本語"),
+  "a letter of no vocabulary": ("the “☃” sign", "☃"),
+  "spaces around it": ("won in 2015 .", " 2015 "),
+}
+
+
+@pytest.mark.parametrize("kind", ["uncased", "cased"])
+@pytest.mark.parametrize("case", CASES)
+def test_word_pieces_restore_the_answer_without_what_stands_next_to_it(case, kind):
+  context, answer = CASES[case]
+  assert restored(context, answer, context.index(answer), kind) == answer.strip()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_annotated_one_of_several_occurrences_is_the_label(kind):
+  own, context = vocabulary(kind), "Ada, Bob, Ada, Bob and Ada."
+  places = [place for place in range(len(context)) if context.startswith("Ada", place)]
+  labels = [span_qa._locate(context, ("Ada", at), encoder_inputs.Words(own), own, "here")[1] for at in places]
+  spans_n2 = span_qa._Spans(own)(context)
+  assert [spans_n2[label, 0] for label in labels] == places
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_answer_within_a_token_is_covered(kind):
+  context = "It was in 2015 in Denver"
+  found = restored(context, "01", context.index("2015") + 1, kind)
+  assert "01" in found and found in "2015"
+
+
+LETTERS = "abcXYZ09éßŁİﬁ日本,.;-—'\"()$“”☃\u0301\u200b"
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.data(), st.sampled_from(KINDS), st.lists(st.text(LETTERS, min_size=1, max_size=6), min_size=1, max_size=6))
+def test_the_label_restores_every_run_of_whole_tokens(data, kind, words):
+  context = " ".join(words)
+  spans = span_qa._Spans(vocabulary(kind))(context).tolist()
+  first = data.draw(st.integers(0, len(spans) - 1))
+  last = data.draw(st.integers(first, len(spans) - 1))
+  begin, past = spans[first][0], spans[last][1]
+  answer = context[begin:past]
+  if answer.strip() and answer == answer.strip():
+    assert restored(context, answer, begin, kind) == answer
+
+
+def test_rows_hold_the_label_in_every_window_with_the_whole_answer(tmp_path):
+  context = "Zoe met Ada, and Bob, and Cyd, then Dan: all on one long day in Denver."
+  record = {"question": "Who?", "context": context, "answers": [{"text": "Dan", "answer_start": context.index("Dan")}]}
+  (tmp_path / "q.jsonl").write_text(json.dumps(record) + "\n")
+  vocabulary("uncased").save(tmp_path / "vocabulary")
+  built = task.build(
+    "span_qa",
+    "train",
+    source=f"jsonl:train={tmp_path}/q.jsonl",
+    vocabulary=str(tmp_path / "vocabulary"),
+    length=24,
+    stride=4,
+    cache=str(tmp_path),
+  )
+  (batch,) = loader.eval_batches(built, batch_size=built.num_examples)
+  windows, held = built.examples(()), 0
+  assert len(windows) > 3
+  for window, start, end in zip(windows, batch["span_start"], batch["span_end"]):
+    spans_n2 = window["spans"]
+    inside = spans_n2[0, 0] <= context.index("Dan") and context.index("Dan") + 3 <= spans_n2[-1, 1]
+    assert (start > 0) == inside
+    if inside:
+      held += 1
+      assert context[spans_n2[start - window["first"], 0] : spans_n2[end - window["first"], 1]] == "Dan"
+  assert held > 1
+
+
+@pytest.mark.parametrize("tokens, room, stride", [(20, 8, 3), (9, 8, 8), (30, 10, 1), (5, 8, 4)])
+def test_each_token_counts_in_the_window_with_most_context(tokens, room, stride):
+  begins = range(0, max(tokens - room, 0) + stride, stride) if tokens > room else [0]
+  windows = [slice(begin, begin + room) for begin in begins]
+  owner = span_qa._most_context(windows, tokens)
+  for token in range(tokens):  # as `_check_is_max_context` of run_squad.py has it
+    scores = []
+    for window in windows:
+      length = min(window.stop, tokens) - window.start
+      left, right = token - window.start, window.start + length - 1 - token
+      scores.append(min(left, right) + 0.01 * length if left >= 0 and right >= 0 else -1.0)
+    assert owner[token] == int(np.argmax(scores))
