@@ -38,7 +38,7 @@ Positive = Annotated[int, Condition("a whole number above 0 and below 2**31", la
 Count = Annotated[int, Condition("a whole number, at least 0 and below 2**31", lambda n: 0 <= n < _INT32)]
 Length = Annotated[int, Condition(f"a whole number from 1 to {LONGEST:,}", lambda n: 0 < n <= LONGEST)]
 NotNegative = Annotated[float, Condition("a number, at least 0", lambda x: x >= 0)]
-Seconds = Annotated[float, Condition("a number of seconds from 0 to 1e9", lambda x: 0 <= x <= 1e9)]
+Seconds = Annotated[float, Condition("0, or a number of seconds from 1 to 1e9", lambda x: x == 0 or 1 <= x <= 1e9)]
 AboveZero = Annotated[float, Condition("a number above 0", lambda x: x > 0)]
 Share = Annotated[float, Condition("a number from 0 to 1", lambda x: 0 <= x <= 1)]
 Rate = Annotated[float, Condition("at least 0 and less than 1", lambda x: 0 <= x < 1)]
