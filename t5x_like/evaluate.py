@@ -87,11 +87,11 @@ def main(argv: list[str]) -> None:
   only = None if args.evals is None else args.evals.split(",")
   evaluation = Evaluation(config, parts.model, parts.objective, parts.rules, only)
   trained.check_model(identity, config, args.workdir, evaluation.task.vocabulary)
-  if not config.evals:
-    raise UserError("config.evals: found no evaluators; name one, such as --config.evals.loss={}")
   if process.first():
     writable.check("--workdir", args.workdir, ("evaluations",))
   step, arrays = trained.restore_params(args.workdir, parts, args.step)
+  if not config.evals:
+    raise UserError("config.evals: found no evaluators; name one, such as --config.evals.loss={}")
   groups = evaluation(arrays)
   for label, group in groups.items():
     process.say(f"{args.workdir}: step {step}, {label}: task {group.task}, split {group.split}")
