@@ -125,7 +125,7 @@ def _written(value) -> str:
     return "deep(3000)"
 
 
-def run(ground: Ground, base: str, changes, by_file: bool, case: str):
+def run(ground: Ground, base: str, changes, by_file: bool, case: str, seconds: float | None = None):
   """Trains up to the first thing that is compiled; returns how that ended."""
   said = ", ".join(f"{key[:60]}={_written(value)[:60]}" for key, value in changes)
   told = f"{case}, {base.removeprefix(f'{REPO}/')}{' (file)' if by_file else ''}: {said}"
@@ -143,7 +143,7 @@ def run(ground: Ground, base: str, changes, by_file: bool, case: str):
     except Ready:
       return 0
 
-  return ground.run(told, call)
+  return ground.run(told, call, seconds)
 
 
 class Ready(Exception):
@@ -185,5 +185,8 @@ def test_a_sample(ground, known):
 def test_every_recipe(part, ground, known):
   bases = [*BASES, *(f"{base}{_MIXTURE}" for base in SMALL[:1]), *SMALL]
   size = CASES // 4
+  for path in ("deit", "detr", "deit/deit3", "finetune/encoder"):  # whose data take longer to prepare than a case may
+    base = f"{REPO}/configs/{path if '/' in path else f'{path}/base'}.py:debug"
+    assert run(ground, base, [], False, "prepares data", seconds=300).end == "success", ground.outcomes
   fuzz(ground, known, bases, range(part * size, (part + 1) * size))
-  ground.check(least=size)
+  ground.check(least=size + 4)
