@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 from t5x_like.command_line import Parser
 from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, EXITS_NOT_RESTARTED, UserError
+from t5x_like.storage import directory
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")  # a tab is none that breaks lines
 _SECRET = re.compile(r"(?i)(token|secret|password|passwd|credential|api_?key|access_?key)")
 
 
@@ -38,7 +40,7 @@ class Job:
 
 def parser(description: str, actions: Sequence[str]) -> Parser:
   """The flags of all launchers."""
-  made = Parser(description)
+  made = Parser(description, opens_runs=False)
   made.add_argument("action", choices=actions)
   made.add_argument("--dry_run", action="store_true", help="print every command and file, run and write nothing")
   made.add_argument("--name", help="of the job (default: made from the workdir)")
@@ -50,10 +52,12 @@ def parse(made: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
   """The flags, and as `command` what stands after `--`: the train command.
 
   Raises:
-    UserError: a flag that cannot be.
+    UserError: a flag that cannot be, or a word of more than one line.
   """
   words = list(sys.argv[1:] if argv is None else argv)
   end = words.index("--") if "--" in words else len(words)
+  for word in words:
+    check_line(word.partition("=")[0] if word.startswith("--") and "=" in word else "an argument", word)
   args = made.parse_args(words[:end])
   args.command = words[end + 1 :]
   return args
@@ -66,11 +70,14 @@ def job(args: argparse.Namespace) -> Job:
     UserError: no train command or workdir, a name that platforms refuse, or a variable that is not set.
   """
   workdir = next((word.partition("=")[2] for word in args.command if word.startswith("--workdir=")), "")
+  if workdir.startswith("-"):
+    raise UserError(f"--workdir={workdir}: found a flag, expected a directory; write it as ./{workdir}")
   if not workdir:
     raise UserError(
       "no train command with a --workdir; give it after --, for example: -- python -m t5x_like.train"
       " --config=configs/t5/base.py --workdir=gs://bucket/run"
     )
+  directory(workdir)
   name = args.name or job_name(workdir)
   if not re.fullmatch(r"[a-z]([a-z0-9-]{0,40}[a-z0-9])?", name):
     raise UserError(f"--name={name}: expected up to 42 of a-z, 0-9 and -, beginning with a letter, not ending with -")
@@ -111,7 +118,7 @@ def _variable(text: str) -> tuple[str, str]:
     raise UserError(f"--env={masked(text)}: expected NAME, or NAME=VALUE")
   if not equals and name not in os.environ:
     raise UserError(f"--env={name}: not set here; set it, or give --env={name}=VALUE")
-  return name, value if equals else os.environ[name]
+  return name, check_line(f"--env={name}", value if equals else os.environ[name])
 
 
 def masked(text: str) -> str:
@@ -123,8 +130,36 @@ def masked(text: str) -> str:
   )
 
 
+def check_line(what: str, text: str) -> str:
+  """Returns a text that is one line, as every value in a script, a directive or a manifest has to be.
+
+  Raises:
+    UserError: it has a line break, NUL or another control character; `what` names it.
+  """
+  if odd := _CONTROL.search(text):  # the text may be a secret
+    raise UserError(
+      f"{what}: found {ascii(odd[0])} at character {odd.start()}, expected one line without control characters"
+    )
+  return text
+
+
+def quoted(*words: str) -> str:
+  """Words as part of a line of a shell script, each of which the shell takes as it is.
+
+  Raises:
+    UserError: as `check_line`.
+  """
+  return shlex.join(check_line("a word of the command", str(word)) for word in words)
+
+
 def exports(environment: dict[str, str]) -> list[str]:
-  return [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
+  """A line of shell script for each variable."""
+  return [f"export {name}={quoted(check_line(f'--env={name}', value))}" for name, value in environment.items()]
+
+
+def preflight(job: Job) -> str:
+  """The check before a job, as a part of a line of shell script."""
+  return quoted("python", "-m", "launch.preflight", f"--workdir={job.workdir}")
 
 
 @dataclass
@@ -141,7 +176,7 @@ class Shell:
       asks: only asks for a state, so it is not printed unless nothing is run.
     """
     if self.dry_run or not asks:
-      print("$", masked(shlex.join(command)), flush=True)
+      print("$", masked(quoted(*command)), flush=True)
     if self.dry_run:
       return subprocess.CompletedProcess(command, 0, "", "")
     try:
@@ -153,7 +188,7 @@ class Shell:
 
   def stream(self, command: Sequence[str]) -> int:
     """Runs a command whose output is the user's; returns its exit code."""
-    print("$", masked(shlex.join(command)), flush=True)
+    print("$", masked(quoted(*command)), flush=True)
     return 0 if self.dry_run else subprocess.run(command, stdin=subprocess.DEVNULL).returncode
 
   def write(self, path: pathlib.Path, text: str) -> None:

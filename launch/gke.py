@@ -13,7 +13,6 @@ from the command line. `status`, `logs` and `stop` take the same flags.
 import json
 import math
 import pathlib
-import shlex
 import sys
 
 if __package__ in (None, ""):
@@ -30,14 +29,14 @@ def manifest(job: Job, args) -> dict:
   """The JobSet (jobset.x-k8s.io/v1alpha2): a job for each slice, a pod for each of its hosts."""
   shape = [int(n) for n in args.topology.split("x")]
   hosts = max(1, math.prod(shape) // args.chips_per_host)
-  check = shlex.join(["python", "-m", "launch.preflight", f"--workdir={job.workdir}"])
+  command = f"{commands.preflight(job)} && exec {commands.quoted(*job.command)}"
   chips = {"google.com/tpu": min(args.chips_per_host, math.prod(shape))}
   container = {
     "name": "train",
     "image": args.image,
     # exec: the command gets the pod's TERM, and saves.
-    "command": ["bash", "-c", f"{check} && exec {shlex.join(job.command)}"],
-    "env": [{"name": name, "value": value} for name, value in sorted(job.environment.items())],
+    "command": ["bash", "-c", _literal(command)],
+    "env": [{"name": name, "value": _literal(value)} for name, value in sorted(job.environment.items())],
     "resources": {"requests": chips, "limits": chips},
     "ports": [{"containerPort": port, "protocol": "TCP"} for port in (8471, 8080)],
   }
@@ -90,6 +89,11 @@ def manifest(job: Job, args) -> dict:
       "replicatedJobs": [{"name": "slice", "replicas": args.slices, "template": {"spec": slice_}}],
     },
   }
+
+
+def _literal(text: str) -> str:
+  """A text in which Kubernetes puts no variables for `$(NAME)`, which it would do before any shell sees the quotes."""
+  return text.replace("$", "$$")
 
 
 def state(name: str, shell: Shell) -> str | None:

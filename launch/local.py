@@ -239,6 +239,8 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument("command", nargs=argparse.REMAINDER, help="after --: the command every process runs")
   args = parser.parse_args(argv)
   command = args.command[1:] if args.command[:1] == ["--"] else args.command
+  if any("\0" in word for word in command):
+    raise UserError("the command: found NUL in a word of it, which no program can be given; leave it out")
   if not command:
     raise UserError("no command; give it after --, for example: -- python -m t5x_like.train --config=… --workdir=…")
   for name, least in (("processes", 1), ("devices_per_process", 1), ("restarts", 0), ("grace_seconds", 0)):

@@ -19,7 +19,7 @@ if __package__ in (None, ""):
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
 from t5x_like.errors import TransientError, UserError, door, is_transient, one_line
-from t5x_like.storage import Storage
+from t5x_like.storage import Storage, directory
 
 _SIZE = 1024
 _LINK_BYTES = 2**26  # of the all-reduce, a device
@@ -115,7 +115,7 @@ def check_disk(gigabytes: float) -> str:
 @door
 def main(argv: list[str] | None = None) -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--workdir", required=True, help="the run's directory or bucket")
+  parser.add_argument("--workdir", required=True, type=directory, help="the run's directory or bucket")
   parser.add_argument("--devices", type=int, help="how many there should be in all")
   parser.add_argument("--free_gigabytes", type=float, default=5, help="on the local disk (default: 5)")
   args = parser.parse_args(argv)

@@ -11,7 +11,6 @@ flags. Secrets are given as --secret=NAME, read from this environment, and are n
 import json
 import os
 import pathlib
-import shlex
 import sys
 import tempfile
 
@@ -27,7 +26,6 @@ _ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 def task(job: Job, args) -> dict:
   """SkyPilot's task; JSON is YAML."""
-  check = shlex.join(["python", "-m", "launch.preflight", f"--workdir={job.workdir}"])
   package = "jax[tpu]" if args.accelerators.startswith("tpu") else "jax[cuda12]"
   tpu = {"accelerator_args": {"runtime_version": args.runtime_version}} if args.runtime_version else {}
   recovery = {
@@ -40,16 +38,16 @@ def task(job: Job, args) -> dict:
     "workdir": str(commands.ROOT),
     "num_nodes": args.nodes,
     "resources": {"accelerators": args.accelerators, "use_spot": args.spot, "job_recovery": recovery} | tpu,
-    "envs": job.environment,
-    "setup": f"python3 -m venv ~/venv && ~/venv/bin/pip install -q -r requirements.txt {shlex.quote(package)}",
+    "setup": f"python3 -m venv ~/venv && ~/venv/bin/pip install -q -r requirements.txt {commands.quoted(package)}",
     "run": "\n".join(
       [
+        *commands.exports(job.environment),  # SkyPilot's `envs` are in double quotes there, in which `$(…)` is run
         'export PATH="$HOME/venv/bin:$PATH"',
         'if [ "$SKYPILOT_NUM_NODES" -gt 1 ]; then',
         '  export JAX_COORDINATOR_ADDRESS="$(echo "$SKYPILOT_NODE_IPS" | head -n 1):8476"',
         '  export JAX_NUM_PROCESSES="$SKYPILOT_NUM_NODES" JAX_PROCESS_ID="$SKYPILOT_NODE_RANK"',
         "fi",
-        f"{check} && exec {shlex.join(job.command)}",
+        f"{commands.preflight(job)} && exec {commands.quoted(*job.command)}",
       ]
     ),
   }

@@ -12,7 +12,6 @@ take the same flags. Options that are not listed here are given as --sbatch=--OP
 
 import pathlib
 import re
-import shlex
 import sys
 
 if __package__ in (None, ""):
@@ -35,7 +34,7 @@ def script(job: Job, args, log: str) -> str:
     "partition": args.partition or None,
     "account": args.account or None,
     "time": args.time or None,
-    "output": log,
+    "output": log.replace("%", "%%"),  # or SLURM would put numbers there
     "open-mode": "append",
     "signal": f"TERM@{args.grace_seconds}",
   }
@@ -43,12 +42,12 @@ def script(job: Job, args, log: str) -> str:
   ended = "|".join(map(str, (0, *EXITS_NOT_RESTARTED)))
   lines = [
     "#!/bin/bash",
-    *(f"#SBATCH {shlex.quote(option)}" for option in given),
+    *map(_directive, given),
     *commands.exports(job.environment),
-    f"cd {shlex.quote(str(args.directory or commands.ROOT))} || exit 2",
-    f"srun --kill-on-bad-exit=1 {shlex.join(job.command)}",
+    f"cd {commands.quoted(args.directory or commands.ROOT)} || exit 2",
+    f"srun --kill-on-bad-exit=1 {commands.quoted(*job.command)}",
     "code=$?",
-    f'[ -e {shlex.quote(str(pathlib.Path(log).with_name(_STOP)))} ] && exit "$code"  # asked to stop',
+    f'[ -e {commands.quoted(pathlib.Path(log).with_name(_STOP))} ] && exit "$code"  # asked to stop',
     f'case "$code" in {ended}) exit "$code" ;; esac',
     f'if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {args.restarts} ]; then',
     '  echo "[launcher] exit code $code: back into the queue (restart $((${SLURM_RESTART_COUNT:-0} + 1)))"',
@@ -57,6 +56,19 @@ def script(job: Job, args, log: str) -> str:
     'exit "$code"',
   ]
   return "\n".join(lines) + "\n"
+
+
+def _directive(option: str) -> str:
+  """A line of the script that sbatch reads by its own rules, in which a backslash counts inside of quotes too.
+
+  Raises:
+    UserError: an option that these rules cannot carry.
+  """
+  if odd := re.search(r"""[\\'"]""", commands.check_line(option.partition("=")[0], option)):
+    name, _, value = option.partition("=")
+    given = "--workdir" if name == "--output" else name
+    raise UserError(f"{given}: found {odd[0]} in {value!r}, which a #SBATCH line cannot carry; leave it out")
+  return f"#SBATCH {commands.quoted(option)}"
 
 
 def queued(name: str, shell: Shell) -> list[tuple[str, str]]:

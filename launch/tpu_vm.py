@@ -15,7 +15,6 @@ gives the slice back.
 import io
 import json
 import pathlib
-import shlex
 import sys
 import tarfile
 import tempfile
@@ -191,7 +190,6 @@ def install(slices: Slices, job: Job) -> None:
 
 def _script(job: Job) -> str:
   """Runs on each host: the check before, the command, and its exit code into a file."""
-  check = ["python", "-m", "launch.preflight", f"--workdir={job.workdir}"]
   lines = [
     "#!/bin/bash",
     'jobs="$(cd "$(dirname "$0")" && pwd)"',
@@ -199,7 +197,7 @@ def _script(job: Job) -> str:
     *commands.exports(job.environment),
     "trap : TERM  # the command gets it too, saves and ends; its exit code is kept",
     'cd "$jobs/project"',
-    f"{shlex.join(check)} && {shlex.join(job.command)}",
+    f"{commands.preflight(job)} && {commands.quoted(*job.command)}",
     'echo $? > "$jobs/exit_code"',
   ]
   return "\n".join(lines) + "\n"

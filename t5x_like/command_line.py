@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from t5x_like import trust
 from t5x_like.errors import (
   EXIT_BUG,
   EXIT_PREEMPTED,
@@ -18,6 +19,7 @@ from t5x_like.errors import (
   is_transient,
   one_line,
 )
+from t5x_like.storage import directory
 
 _INTERRUPTED = 130
 _STEPS = 2**31
@@ -40,18 +42,33 @@ def parse(
   parser = Parser(description)
   recipe = "a recipe, with an argument for it after a colon: configs/t5/base.py:small,debug"
   parser.add_argument("--config", required=config_required, metavar="RECIPE", help=recipe)
-  parser.add_argument("--workdir", required=True, metavar="DIR", help="the run's directory, or gs://…")
+  parser.add_argument("--workdir", required=True, type=directory, metavar="DIR", help="the run's directory, or gs://…")
   for name, options in extra:
     parser.add_argument(name, **options)
   return parser.parse(argv)
 
 
 class Parser(argparse.ArgumentParser):
-  """A parser of a program's own flags and of `--config.KEY=VALUE`; it raises `UserError`."""
+  """A parser of a program's own flags and of `--config.KEY=VALUE`; it raises `UserError`.
 
-  def __init__(self, description: str, **options):
+  Parsing starts a command as `trust.begin` does: functions that the flags name may be imported.
+
+  Args:
+    opens_runs: whether the program takes `--trust`, because it may open what another program has saved.
+  """
+
+  def __init__(self, description: str, *, opens_runs: bool = True, **options):
     formatter = argparse.RawDescriptionHelpFormatter
     super().__init__(description=description, formatter_class=formatter, allow_abbrev=False, **options)
+    if opens_runs:
+      says = "import the functions (module:function) that saved files name; only for runs whose makers you trust"
+      self.add_argument(trust.FLAG, action="store_true", help=says)
+
+  def parse_known_args(self, args=None, namespace=None):
+    found, rest = super().parse_known_args(args, namespace)
+    values = [word.partition("=")[2] for word in rest]
+    trust.begin([*vars(found).values(), *values], everything=getattr(found, "trust", False))
+    return found, rest
 
   def parse(self, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """Returns (flags, overrides as `KEY=VALUE`); parses `sys.argv` if `argv` is None.

@@ -20,12 +20,13 @@ split, and of each file of questions.
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 
 from t5x_like import command_line, slots, suites
 from t5x_like.errors import UserError, door
-from t5x_like.storage import is_remote
+from t5x_like.storage import directory, is_remote
 
 _QUESTIONS, _AT_ONCE = "questions", 32
 _OF_SUITES = (  # flags that have no meaning without --suite
@@ -41,6 +42,7 @@ _OF_SUITES = (  # flags that have no meaning without --suite
   "shots",
   "max_examples",
 )
+_output = functools.partial(directory, flag="--output")
 
 
 @door
@@ -61,7 +63,7 @@ def main(argv: list[str]) -> None:
       "--epochs",
       {"type": float, "metavar": "N", "help": "of each task's training split (default: the recipe's steps)"},
     ),
-    ("--output", {"metavar": "DIR", "help": "of the suite (default: <workdir>/suites/<suite>)"}),
+    ("--output", {"type": _output, "metavar": "DIR", "help": "of the suite (default: <workdir>/suites/<suite>)"}),
     ("--data_dir", {"metavar": "DIR", "help": "of TensorFlow datasets; see python -m tools.prepare_dataset"}),
     ("--from_scratch", {"action": "store_true", "help": "the suite with fresh weights of the same architecture"}),
     ("--compare", {"metavar": "DIR", "help": "another table of the suite, to print the differences from"}),
@@ -131,7 +133,7 @@ def _suite(args, overrides: list[str]) -> None:
   """Runs a suite and prints its table."""
   from t5x_like.training import compile_cache, process, report, suite, suite_tables
 
-  names, workdirs = args.suite.split(","), args.workdir.split(",")
+  names, workdirs = args.suite.split(","), [directory(word) for word in args.workdir.split(",")]
   try:
     rates = [float(word) for word in (args.rates or "").split(",") if word]
   except ValueError:

@@ -32,8 +32,9 @@ class Held(UserError):
 class Lease:
   """Holds a file in a directory; a context manager.
 
-  Whoever finds a lease watches it: if it changes, its holder lives. Clocks are not compared. A lease of a process of
-  this host that is gone is taken at once.
+  Whoever finds a lease watches it: if it changes, its holder lives. Clocks are not compared. A lease whose holder is
+  known to be gone is taken at once. Only a process of the same boot of the same kernel, in the same namespace of
+  process numbers, knows that: two containers may share the name of a host, and each has a process 1.
 
   Args:
     storage: the directory.
@@ -48,6 +49,7 @@ class Lease:
   def __init__(self, storage: Files, *, name: str = "lease", doing: str = _TRAINING, seconds: float = 60):
     self._storage, self._name, self._doing, self._seconds = storage, name, doing, seconds
     self.content = {"holder": uuid.uuid4().hex, "host": socket.gethostname(), "process": os.getpid()}
+    self.content |= {"place": _place(), "started": _started(os.getpid())}
     self._ended, self._beats, self._thread = threading.Event(), 0, None
     self._alive = time.monotonic()
 
@@ -126,14 +128,43 @@ def _told(data: bytes) -> str:
 
 
 def _dead(data: bytes) -> bool:
-  """Whether the holder was a process of this host and is gone."""
-  found = _parsed(data)
-  if found.get("host") != socket.gethostname() or not isinstance(found.get("process"), int):
+  """Whether the holder is known to be gone: a process that could be seen from here, and is not there."""
+  found, here = _parsed(data), _place()
+  process, started = found.get("process"), found.get("started")
+  if here is None or found.get("place") != here or type(process) is not int or not 0 < process < 2**31:
     return False
   try:
-    os.kill(found["process"], 0)
+    os.kill(process, 0)
   except ProcessLookupError:
     return True
   except OSError:
-    pass
-  return False
+    pass  # another user's
+  now = _started(process)
+  return None not in (now, started) and now != started  # its number has gone to another process
+
+
+def _place() -> list[str] | None:
+  """Where a process number means what it means here: the host, its boot, and the namespaces of processes and of time.
+
+  None where the system does not say.
+  """
+  try:
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+      boot = file.read().strip()
+    place = [socket.gethostname(), boot, os.readlink("/proc/self/ns/pid")]
+  except (OSError, ValueError):
+    return None
+  try:
+    place.append(os.readlink("/proc/self/ns/time"))
+  except OSError:
+    place.append("")  # a kernel before 5.6, with one time for all
+  return place if boot else None
+
+
+def _started(process: int) -> int | None:
+  """When a process started, in ticks since boot; None where the system does not say."""
+  try:
+    with open(f"/proc/{process}/stat", "rb") as file:
+      return int(file.read().rpartition(b")")[2].split()[19])
+  except (OSError, ValueError, IndexError):
+    return None

@@ -9,9 +9,8 @@ Exit codes: 0 it fits, 5 it does not or the compiler failed, 2 an error that one
 """
 
 import json
-import pathlib
 
-from t5x_like import command_line
+from t5x_like import command_line, outputs
 from t5x_like.errors import UserError, door
 
 EXIT_DOES_NOT_FIT = 5
@@ -36,32 +35,36 @@ def main(argv: list[str]) -> int:
     "--timeout_seconds", type=float, default=1800, metavar="S", help="for the compiler (default: 1800)"
   )
   args, overrides = parser.parse(argv)
-  if args.json and not pathlib.Path(args.json).resolve().parent.is_dir():
-    raise UserError(f"--json={args.json}: no such directory; make it first")
+  recipe = args.config.partition(":")[0]
+  saved = outputs.Output(args.json, "--json", [recipe]) if args.json else None
+  if args.hlo:
+    outputs.Output(args.hlo, "--hlo", [recipe])  # the process that compiles writes it
   hardware.parse(args.topology, args.slices)
-  request = child.Request(args.config, args.topology, args.slices, args.step, args.phase, tuple(overrides), args.hlo)
+  request = child.Request(
+    args.config, args.topology, args.slices, args.step, args.phase, tuple(overrides), args.hlo, trust=args.trust
+  )
   if args.search is not None:
-    return _search(request, args)
+    return _search(request, args, saved)
   found = child.plan(request, args.timeout_seconds)
-  _write(args.json, found)
+  _write(saved, found)
   print(table.text(found))
   return 0 if found["fits"] else EXIT_DOES_NOT_FIT
 
 
-def _search(request, args) -> int:
+def _search(request, args, saved: outputs.Output | None) -> int:
   from t5x_like.planning import search, table
 
   if args.search < 1 or args.step != "train":
     raise UserError(f"--search={args.search}: expected how many plans of a train step to compile, at least 1")
   found = search.search(request, args.search, args.timeout_seconds, lambda line: print(line, flush=True))
-  _write(args.json, found)
+  _write(saved, found)
   print(table.ranking(found))
   return 0 if found[0]["fits"] else EXIT_DOES_NOT_FIT
 
 
-def _write(file: str | None, found) -> None:
-  if file:
-    pathlib.Path(file).write_text(json.dumps(found, indent=2) + "\n")
+def _write(output: outputs.Output | None, found) -> None:
+  if output:
+    output.write([json.dumps(found, indent=2) + "\n"])
 
 
 if __name__ == "__main__":

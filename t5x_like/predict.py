@@ -30,6 +30,10 @@ By default the likeliest token is taken at every step. Flags change that:
   ten candidates for each mask           --top_k=10
   from standard input to standard output --input=- --output=-
 
+The output may be a device, a pipe or /dev/fd/N too; a file is replaced when all of it is written. It may not be the
+input, nor a file of a workdir or a store. A lone surrogate, which UTF-8 cannot hold, is written as the JSON escape
+\\udXXX, and the lines that have any are counted on stderr.
+
 A sample depends only on the seed, the number of its text and its own number, not on the batch size or the number of
 devices.
 """
@@ -38,7 +42,7 @@ import contextlib
 import sys
 from typing import Any
 
-from t5x_like import command_line
+from t5x_like import command_line, outputs
 from t5x_like.errors import UserError, door
 
 LONGEST = "the most tokens to generate (default: the length of training targets; decoders up to 64)"
@@ -70,7 +74,7 @@ def main(argv: list[str]) -> None:
       "--input",
       {"required": True, "metavar": "FILE", "help": "UTF-8, one text or JSON object per line; - is stdin; or images"},
     ),
-    ("--output", {"required": True, "metavar": "FILE", "help": "the JSONL file to write; - is stdout"}),
+    ("--output", {"required": True, "metavar": "FILE", "help": "the JSONL file, device or pipe to write; - is stdout"}),
     ("--text_field", {"metavar": "KEY", "help": "key of the text in JSONL input (default for .jsonl: text)"}),
     ("--texts", {"metavar": "FILE", "help": "a text a line, for a model of images and texts to choose from"}),
     ("--step", {"type": command_line.step, "metavar": "N", "help": "the checkpoint to use (default: the newest)"}),
@@ -92,10 +96,13 @@ def main(argv: list[str]) -> None:
   process.prepare()
   if args.input == "-" and jax.process_count() > 1:
     raise UserError("--input=-: several processes cannot share standard input; give a file that all can read")
-  with contextlib.redirect_stdout(sys.stderr if args.output == "-" else sys.stdout):
+  output = outputs.Output(args.output, inputs=[args.input, args.texts]) if process.first() else None
+  with contextlib.redirect_stdout(sys.stderr if output and output.to_stdout else sys.stdout):
     answers = _answers(args, overrides)
-  if process.first():
-    texts.write(args.output, answers)
+  if output:
+    output.write(texts.lines(answers))
+    if told := output.told():
+      print(told, file=sys.stderr)
 
 
 def _answers(args, overrides: list[str]) -> list[dict[str, Any]]:

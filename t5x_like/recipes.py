@@ -19,12 +19,12 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
-from t5x_like import laptop
+from t5x_like import laptop, trust
 from t5x_like.errors import UserError, did_you_mean, one_line
 
 
 def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
-  """Reads a recipe and applies `key=value` overrides.
+  """Reads a recipe and applies `key=value` overrides; functions that it names may be imported, see `t5x_like.trust`.
 
   Args:
     path: `configs/t5/base.py`, or with an argument `configs/t5/base.py:large` or `configs/t5/base.py:v1_0,debug`.
@@ -43,7 +43,9 @@ def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
     config_lib.check_keys(config, file)
     if form:
       laptop.shrink(config, form, getattr(recipe, "LAPTOP", {}))
-  return config_lib.override(config, overrides, file)
+  config = config_lib.override(config, overrides, file)
+  trust.admit(config)
+  return config
 
 
 @contextlib.contextmanager

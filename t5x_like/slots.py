@@ -14,13 +14,13 @@ import inspect
 import math
 import pathlib
 import re
-import sys
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
-from t5x_like.errors import UserError, did_you_mean, one_line
+from t5x_like import trust
+from t5x_like.errors import UserError, did_you_mean
 
 Registry = types.ModuleType | Mapping[str, Callable]
 
@@ -90,13 +90,13 @@ def find(where: str, name: str | None, registry: Registry, member: str = "") -> 
 
   Args:
     where: the key, for messages, such as `config.task`.
-    name: a name in the registry; if that is a package, also `module:function` for one outside of it.
+    name: a name in the registry; if that is a package, also `module:function`, which `t5x_like.trust` imports.
     member: what a package's modules define, such as `Objective`.
   Raises:
-    UserError: there is no such name (suggests the nearest), or a module cannot be imported or lacks the function.
+    UserError: there is no such name (suggests the nearest), or as `trust.function`.
   """
   if isinstance(name, str) and ":" in name and not isinstance(registry, Mapping):
-    return outside(where, name)
+    return trust.function(where, name)
   if name is not None and not isinstance(name, str):
     raise UserError(f"{where}: found {shown(name)}, expected one of {', '.join(names(registry))}")
   known = names(registry)
@@ -106,22 +106,6 @@ def find(where: str, name: str | None, registry: Registry, member: str = "") -> 
   if isinstance(registry, Mapping):
     return registry[name]
   return getattr(importlib.import_module(f"{registry.__name__}.{name}"), member)
-
-
-def outside(where: str, name: str) -> Callable:
-  """The function `module:function`, from the installed packages or the current directory.
-
-  Raises:
-    UserError: the module cannot be imported, or has no such function.
-  """
-  module, _, attribute = name.partition(":")
-  here = str(pathlib.Path.cwd())
-  if here not in sys.path:
-    sys.path.insert(0, here)
-  try:
-    return getattr(importlib.import_module(module), attribute)
-  except Exception as error:
-    raise UserError(f"{where}: {name!r} cannot be used: {type(error).__name__}: {one_line(error)}") from error
 
 
 def fill(

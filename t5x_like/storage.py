@@ -5,9 +5,11 @@ renamed, and what must not be half there is committed by one last object. Calls 
 """
 
 import contextlib
+import errno
 import logging
 import os
 import pathlib
+import re
 import uuid
 
 import fsspec
@@ -17,8 +19,67 @@ from t5x_like.errors import UserError, one_line, retried
 _CLIENTS = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "az": "adlfs", "abfs": "adlfs", "hf": "huggingface_hub"}
 
 
+_UNSYNCED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EROFS)  # of file systems that cannot
+_ON_DISK = ("file", "local")  # schemes of fsspec for what is a path
+_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/[^/].*|/?)")
+_PROJECT = pathlib.Path(__file__).resolve().parents[1]
+
+
 def is_remote(path) -> bool:
   return "://" in str(path)
+
+
+def directory(text, flag: str = "--workdir") -> str:
+  """Checks the address of a directory to write to, and returns it without slashes at its end.
+
+  The root of a file system, the home directory and the project's own directory are what remains of a path with a
+  variable that is not set, and nothing is ever meant to be written right into them; a home directory that holds a run
+  is one. `file:///path` is the path.
+
+  Args:
+    text: as the user gave it.
+    flag: that it was given by, for the message.
+  Raises:
+    UserError: the address is empty, a scheme without a bucket, or one of those directories.
+  """
+  found, told = str(text), f"{flag}={text}"
+  mend = "give a directory for the run, such as runs/small or gs://bucket/run"
+  if not found.strip():
+    raise UserError(f"{told}: found an empty address; is its variable set? {mend}")
+  scheme, separator, rest = found.partition("://")
+  if separator and scheme.lower() in _ON_DISK:
+    return directory(rest, flag)
+  if separator:
+    bucket = rest.lstrip("/") if scheme == "memory" else rest.partition("/")[0]
+    if not scheme or not bucket.strip():
+      lacking = "bucket" if scheme else "scheme"
+      raise UserError(f"{told}: found no {lacking} in the address; is its variable set? {mend}")
+    return found.rstrip("/")
+  if match := _ONE_SLASH.fullmatch(found):
+    path = match[2].strip("/") or "bucket/run"
+    raise UserError(f"{told}: found a scheme without '//', expected {match[1]}://{path} or ./{found} for a directory")
+  if found == "~" or found.startswith("~/"):
+    raise UserError(f"{told}: the shell has not replaced '~'; write {flag}=$HOME{found[1:]}")
+  path = pathlib.Path(found)
+  where = pathlib.Path(os.path.realpath(path))
+  homes = {os.path.realpath(os.path.expanduser("~")), _PROJECT.as_posix()}
+  if where == where.parent or where.as_posix() in homes and not (where / "config.json").exists():
+    names = {where.parent: "the root of the file system", _PROJECT: "the project's own directory"}
+    name = names.get(where, "the home directory")
+    raise UserError(f"{told}: found {name}, expected a directory of its own; is its variable set? {mend}")
+  return found.rstrip("/")
+
+
+def synced(path) -> None:
+  """Puts a file, or the names in a directory, on disk, so that they outlast a loss of power."""
+  number = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(number)
+  except OSError as error:
+    if error.errno not in _UNSYNCED:
+      raise
+  finally:
+    os.close(number)
 
 
 class Storage:
@@ -56,7 +117,7 @@ class Storage:
     return retried(call, self.where(name))
 
   def write(self, name: str, data: bytes) -> None:
-    """Writes a file; readers see the old one or all of the new one."""
+    """Writes a file; readers see the old one or all of the new one, also after a loss of power."""
     retried(lambda: self._write(name, data), self.where(name))
 
   def upload(self, name: str, path) -> None:
@@ -110,9 +171,16 @@ class Storage:
       self._files.pipe_file(path, data)
       return
     temporary = pathlib.Path(f"{path}.{uuid.uuid4().hex[:8]}.tmp")
+    made = not temporary.parent.exists()
     temporary.parent.mkdir(parents=True, exist_ok=True)
     try:
-      temporary.write_bytes(data)
+      with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
       os.replace(temporary, path)
+      synced(temporary.parent)
+      if made:
+        synced(temporary.parent.parent)
     finally:
       temporary.unlink(missing_ok=True)

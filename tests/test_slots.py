@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import pytest
 from ml_collections import ConfigDict
 
-from t5x_like import objectives, slots
+from t5x_like import objectives, slots, trust
 from t5x_like.errors import UserError
 
 
@@ -120,6 +120,7 @@ def test_a_package_is_a_registry_of_its_public_modules():
 def test_a_function_from_outside(tmp_path, monkeypatch):
   (tmp_path / "my_waves.py").write_text("def long(scale: int = 2):\n  return 10 * scale\n")
   monkeypatch.chdir(tmp_path)
+  trust.begin(["my_waves:long", "my_waves:short", "no_waves:long"])
   package = types.ModuleType("package")
   package.__path__ = []
   assert slots.make("config.task", {"name": "my_waves:long", "scale": 3}, package, "task") == 30

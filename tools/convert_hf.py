@@ -10,11 +10,13 @@ newest checkpoint of the workdir (or --step) with its tokenizer, and loads with 
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 
 from t5x_like import command_line, recipes
 from t5x_like.errors import UserError, door
+from t5x_like.storage import directory
 from t5x_like.training.huge_pages import use_huge_pages
 
 
@@ -22,7 +24,10 @@ from t5x_like.training.huge_pages import use_huge_pages
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.convert_hf")
   parser.add_argument("--input", required=True, metavar="DIR", help="a Hugging Face directory, or a workdir")
-  parser.add_argument("--output", required=True, metavar="DIR", help="the new workdir or Hugging Face directory")
+  kind = functools.partial(directory, flag="--output")
+  parser.add_argument(
+    "--output", required=True, type=kind, metavar="DIR", help="the new workdir or Hugging Face directory"
+  )
   parser.add_argument("--config", metavar="RECIPE", help="the recipe of a new workdir")
   parser.add_argument(
     "--sentinels",

@@ -23,19 +23,20 @@ python -m t5x_like.evaluate --suite=… --questions=FILE puts the scores into a 
 
 import dataclasses
 import json
-import pathlib
 import sys
 
-from t5x_like import command_line
+from t5x_like import command_line, outputs
 from t5x_like.errors import UserError, door
 from t5x_like.inference import questions
+from t5x_like.storage import directory
 from t5x_like.training import trained
 
 
 @door
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.few_shot")
-  parser.add_argument("--workdir", required=True, metavar="DIR", help="of the model, or a Hugging Face directory")
+  given = "of the model, or a Hugging Face directory"
+  parser.add_argument("--workdir", required=True, type=directory, metavar="DIR", help=given)
   parser.add_argument("--input", required=True, action="append", metavar="FILE", help="questions; repeatable")
   parser.add_argument("--shots", type=int, default=0, metavar="K", help="examples before each question (default: 0)")
   parser.add_argument("--examples", metavar="FILE", help="where these come from")
@@ -49,6 +50,8 @@ def main(argv: list[str] | None = None) -> None:
   if args.shots < 0 or args.batch_size < 1 or (args.limit or 1) < 1 or (args.stride or 1) < 1:
     raise UserError("--shots, --batch_size, --limit and --stride: expected positive numbers")
   files = {name: questions.read(path) for name, path in questions.files(args.input).items()}
+  inputs = [*(file.path for file in files.values()), args.examples]
+  output = outputs.Output(args.output, inputs=inputs) if args.output else None
   examples = questions.read(args.examples) if args.examples else None
   options = {field.name: getattr(args, field.name) for field in dataclasses.fields(questions.Options)}
   opened = trained.open_model(args.workdir, args.batch_size)
@@ -62,8 +65,8 @@ def main(argv: list[str] | None = None) -> None:
       print(f"{file.path}: left out: {error}", flush=True)
       continue
     print(f"{file.path}: " + ", ".join(f"{name} {value:,.4g}" for name, value in found.items()), flush=True)
-  if args.output:
-    pathlib.Path(args.output).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+  if output:
+    output.write([json.dumps(results, indent=1) + "\n"])
   if refused:
     raise UserError(refused[0] if len(files) == 1 else f"{len(refused)} of {len(files)} files left out: {refused[0]}")
 

@@ -11,7 +11,6 @@ change is also shown as it was before them.
 
 import dataclasses
 import json
-import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -22,9 +21,9 @@ from ml_collections import ConfigDict
 from rich.console import Console
 from rich.text import Text
 
-from t5x_like import command_line, recipes
+from t5x_like import command_line, outputs, recipes
 from t5x_like.data.vocabularies import Vocabulary
-from t5x_like.errors import UserError, door, one_line
+from t5x_like.errors import UserError, door
 
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 _TOKENS = "_tokens"
@@ -209,17 +208,15 @@ def main(argv: Sequence[str] | None = None) -> None:
   args, overrides = parser.parse(argv)
   if args.examples < 1:
     raise UserError(f"--examples={args.examples}: expected at least 1")
+  page = outputs.Output(args.html, "--html", [args.config]) if args.html else None
   config = recipes.load(args.config, overrides)
   examples, facts = examples_of(config, args.split or config.train_split, args.step, args.examples)
-  if not args.html:
+  if page is None:
     console = Console()
     console.print(Text(facts))
     to_terminal(console, examples, args.ids)
     return
-  try:
-    pathlib.Path(args.html).write_text(to_html(examples, args.config, facts), encoding="utf-8")
-  except OSError as error:
-    raise UserError(f"--html={args.html}: cannot be written ({one_line(error)})") from error
+  page.write([to_html(examples, args.config, facts)])
   print(f"{args.html}: {len(examples)} examples; {facts}")
 
 

@@ -7,12 +7,12 @@ Tasks are lm_eval's, and those of --include_path; results are printed as its tab
 
 import functools
 import json
-import pathlib
 import sys
 from typing import Any
 
-from t5x_like import command_line
+from t5x_like import command_line, outputs
 from t5x_like.errors import UserError, door
+from t5x_like.storage import directory
 
 _ROWS = 64  # in a batch
 
@@ -163,7 +163,8 @@ def __getattr__(name: str):
 @door
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.lm_eval")
-  parser.add_argument("--workdir", required=True, metavar="DIR", help="of the model, or a Hugging Face directory")
+  given = "of the model, or a Hugging Face directory"
+  parser.add_argument("--workdir", required=True, type=directory, metavar="DIR", help=given)
   parser.add_argument("--tasks", required=True, metavar="TASK,TASK", help="lm_eval's names")
   parser.add_argument("--num_fewshot", type=int, metavar="K", help="examples before each question")
   parser.add_argument("--limit", type=float, metavar="N", help="the first N examples of each task")
@@ -173,6 +174,7 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument("--start", action="store_true", help="begin every context with the start token")
   parser.add_argument("--output", metavar="FILE", help="the results as JSON")
   args = parser.parse_args(sys.argv[1:] if argv is None else argv)
+  output = outputs.Output(args.output) if args.output else None
   made = model_class()(args.workdir, batch_size=args.batch_size, longest=args.longest, start=args.start)
   from lm_eval import evaluator
   from lm_eval.tasks import TaskManager
@@ -186,9 +188,8 @@ def main(argv: list[str] | None = None) -> None:
     model=made, tasks=names, num_fewshot=args.num_fewshot, limit=args.limit, task_manager=tasks
   )
   print(make_table(found))
-  if args.output:
-    path = pathlib.Path(args.output)
-    path.write_text(json.dumps(found["results"], indent=1, default=str) + "\n", encoding="utf-8")
+  if output:
+    output.write([json.dumps(found["results"], indent=1, default=str) + "\n"])
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def _row(name: str, plan: dict[str, Any]) -> str:
 
 @door
 def main(argv: list[str] | None = None) -> int:
-  parser = command_line.Parser(__doc__)
+  parser = command_line.Parser(__doc__, opens_runs=False)
   parser.add_argument("--only", default="", metavar="REGEX", help="plans whose name matches (default: all)")
   parser.add_argument("--timeout_seconds", type=float, default=1800, metavar="S", help="for each (default: 1800)")
   args = parser.parse_args(sys.argv[1:] if argv is None else argv)

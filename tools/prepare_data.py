@@ -12,6 +12,7 @@ refused. With --engine=beam, flags not listed here are options of the Beam pipel
 
 import argparse
 import dataclasses
+import functools
 import hashlib
 import importlib.util
 import json
@@ -20,6 +21,7 @@ import pathlib
 import sys
 from typing import Any
 
+from t5x_like import file_names, trust
 from t5x_like.data import sources, vocabularies
 from t5x_like.data.objects import place
 from t5x_like.data.prepare import cleaning, duplicates, engines
@@ -28,6 +30,7 @@ from t5x_like.data.prepare.job import Job, Part, facts_hash, summary, whole_plan
 from t5x_like.data.store import reader
 from t5x_like.data.store.writer import SHARD_TOKENS
 from t5x_like.errors import TransientError, UserError, door, one_line
+from t5x_like.storage import directory
 
 
 def _plan(source: sources.Source, pairs: list[str], fraction: float) -> dict[str, Part]:
@@ -105,7 +108,12 @@ def _parser() -> argparse.ArgumentParser:
     help=f"where documents come from, FORMAT:REST; formats: {', '.join(sources.formats())} (t5x_like/data/sources)",
   )
   parser.add_argument("--vocabulary", required=True, help="a vocabulary directory, a SentencePiece .model, or bytes")
-  parser.add_argument("--output", required=True, help="directory to make, with a token store for each split")
+  parser.add_argument(
+    "--output",
+    required=True,
+    type=functools.partial(directory, flag="--output"),
+    help="directory to make, with a token store for each split",
+  )
   parser.add_argument(
     "--split",
     action="append",
@@ -170,8 +178,7 @@ def _steps(args: argparse.Namespace) -> tuple[tuple[str, ...], cleaning.C4]:
   for step in steps:
     if step not in cleaning.STEPS:
       raise UserError(f"--clean={args.clean}: found {step!r}, expected some of {', '.join(cleaning.STEPS)}")
-  if args.language_id:
-    cleaning.hook(args.language_id)
+  trust.begin(args.language_id)
   words: tuple[str, ...] = ()
   if args.bad_words:
     try:
@@ -213,7 +220,7 @@ def main(argv: list[str] | None = None) -> None:
       record["cleaning"] = json.loads(json.dumps({"steps": steps, **(dataclasses.asdict(c4) if "c4" in steps else {})}))
     if "near" in steps:
       record["cleaning"]["near"] = duplicates.NEAR
-    name = args.name or source.name
+    name = file_names.check("--name", args.name or source.name)
     progress = f"{root}/.{output}.progress"
     if _exists(path, vocabulary, {**record, "name": name, "append_eos": args.append_eos}):
       place(progress).rmtree(missing_ok=True)

@@ -15,6 +15,7 @@ from typing import Any
 
 from t5x_like import recipes
 from t5x_like.errors import UserError, door
+from t5x_like.storage import directory
 from t5x_like.training import suite_comparison
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.writer import read_metrics
@@ -36,7 +37,8 @@ _TUNING = {
 def main(argv: list[str] | None = None) -> None:
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument("--data_dir", default="data", help="directory of corpus and token store (default: %(default)s)")
-  parser.add_argument("--workdir", default="runs/quickstart", help="the run's directory (default: %(default)s)")
+  given = "the run's directory (default: %(default)s)"
+  parser.add_argument("--workdir", default="runs/quickstart", type=directory, help=given)
   parser.add_argument(
     "--steps", type=int, help="pretrain for fewer or more steps than the recipe says, and fine-tune in proportion"
   )

@@ -13,6 +13,7 @@ output already holds it.
 """
 
 import argparse
+import functools
 import heapq
 import io
 import json
@@ -25,6 +26,7 @@ from pathlib import Path
 
 from t5x_like.data import vocabularies
 from t5x_like.errors import UserError, door, one_line
+from t5x_like.storage import directory
 from tools import train_tokenizer
 
 RECORD = "training.json"
@@ -238,7 +240,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
   parser.add_argument("--data_dir", help="where TensorFlow datasets are or will be prepared")
   parser.add_argument("--text_field", default="text", help="the key, feature or column of the text (default: text)")
   parser.add_argument("--split", default="train", help="the split to train on (default: train)")
-  parser.add_argument("--output", required=True, help="the directory to write")
+  kind = functools.partial(directory, flag="--output")
+  parser.add_argument("--output", required=True, type=kind, help="the directory to write")
   parser.add_argument("--size", type=int, required=True, help="the number of ids, sentinels included")
   parser.add_argument("--extra_ids", type=int, default=vocabularies.T5_EXTRA_IDS, help="sentinels (default: 100)")
   parser.add_argument(

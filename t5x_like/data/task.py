@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from t5x_like import config, slots
+from t5x_like import config, file_names, slots
 from t5x_like.data import tasks
 from t5x_like.data.features import Feature
 from t5x_like.data.preprocessors import own
@@ -102,7 +102,9 @@ def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any])
   function = slots.find(f"{where}.name", name, tasks, "task")
   arguments, preprocessors = own.taken_from(arguments, function)
   arguments, given = config.store_from(where, arguments, function)
+  file_names.check(f"{where}: its split", split, "choose another split")
   made = function(split=split, **given, **slots.fill(where, arguments, function, given=("split", *given)))
+  file_names.check(f"{where}: the task's name", made.name, "its files are named after it; name its data otherwise")
   return own.behind(made, f"{where}.preprocessors", preprocessors) if preprocessors else made
 
 

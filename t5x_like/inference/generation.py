@@ -5,12 +5,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from t5x_like.data import vocabularies
 from t5x_like.data.supervised.chat import Chat, Message
 from t5x_like.errors import UserError
-from t5x_like.inference import masks
+from t5x_like.inference import capacity, masks
 from t5x_like.inference.likelihood import positions
 from t5x_like.inference.strategies import Strategy
 from t5x_like.inference.texts import shown
@@ -50,13 +51,27 @@ class Generation:
 
   def __call__(self, run: Runner, ids: Sequence[Sequence[int]], texts: Sequence[str]) -> list[dict[str, Any]]:
     """An answer for each text: `input`, `prediction`, `score` and, if the text has sentinels, `filled`. If there are
-    several predictions per text, `predictions`, `scores` and `filled` are lists."""
+    several predictions per text, `predictions`, `scores` and `filled` are lists.
+
+    Raises:
+      UserError: memory cannot hold so many new tokens.
+    """
     options = dict(max_length=self.new_tokens, eos=self.ends)
 
     def function(model, batch):
       return self.strategy(model, self.batch(batch), batch["numbers"], **options)
 
     copies = self.strategy.rows
+    longest = self.padded(max(map(len, ids)))
+    shape = jax.ShapeDtypeStruct((1, longest), np.int32)
+    capacity.check(
+      run,
+      self.batch({"tokens": shape, "valid": shape}),
+      rows=copies * len(ids),
+      beams=getattr(self.strategy, "beams", 1),
+      prompt=self.prompt_slots(longest),
+      new_tokens=self.new_tokens,
+    )
     numbers = np.stack(np.meshgrid(np.arange(len(ids)), np.arange(copies), indexing="ij"), -1).reshape(-1, 2)
     repeated = [ids[text] for text, _ in numbers]
     results = run.changed(for_decoding)(function, repeated, {"numbers": numbers.astype(np.uint32)}, self.padded)
@@ -99,6 +114,9 @@ class TextToText(Generation):
 
   def decoder_inputs(self, model):
     return model.decoder_inputs
+
+  def prompt_slots(self, length: int) -> int:
+    return 0
 
   def encode(self, texts: Sequence[str], origin: str) -> list[list[int]]:
     """Ids of each text, its spelled-out sentinels and masks included, and EOS.
@@ -143,6 +161,9 @@ class Continuation(Generation):
 
   def decoder_inputs(self, model):
     return model.inputs
+
+  def prompt_slots(self, length: int) -> int:
+    return length
 
   def encode(self, texts: Sequence[str], origin: str) -> list[list[int]]:
     """Ids of the start token and each text.

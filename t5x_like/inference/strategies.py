@@ -7,7 +7,6 @@ text, `rows` the number of batch rows it takes.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 
 import jax
@@ -23,6 +22,7 @@ FILTERS: dict[str, Callable[[float], Transform]] = {
   "top_p": TopP,
   "min_p": MinP,
 }  # in the order of application
+_STEEPEST = 10  # a length penalty beyond it leaves float32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,8 +116,8 @@ def choose(
     if samples > beams:
       raise UserError(f"--samples={samples} --beams={beams}: a search has as many sequences as beams; raise --beams")
     penalty = 0.6 if length_penalty is None else length_penalty
-    if not math.isfinite(penalty):
-      raise UserError(f"--length_penalty={penalty}: expected a finite number")
+    if not abs(penalty) <= _STEEPEST:
+      raise UserError(f"--length_penalty={penalty}: expected -{_STEEPEST} to {_STEEPEST}")
     return Beams(beams, samples, penalty, shortest)
   if length_penalty is not None:
     raise UserError(f"--length_penalty={length_penalty}: ranks the sequences of a beam search; give --beams=4 too")

@@ -1,10 +1,9 @@
-"""Reading texts and writing JSON lines."""
+"""Texts from lines, and lines of JSON."""
 
 import json
-import os
 import pathlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from t5x_like.errors import UserError, did_you_mean, one_line
@@ -49,23 +48,9 @@ def _text(line: str, field: str, where: str) -> str:
   return record[field]
 
 
-def write(path: str, rows: Iterable[dict[str, Any]]) -> None:
-  """Writes a JSONL file atomically, or to standard output if the path is `-`.
-
-  Raises:
-    UserError: the file cannot be written.
-  """
-  lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-  if path == "-":
-    sys.stdout.writelines(lines)
-    return
-  temporary = pathlib.Path(f"{path}.tmp")
-  try:
-    with open(temporary, "w", encoding="utf-8") as file:
-      file.writelines(lines)
-    os.replace(temporary, path)
-  except OSError as error:
-    raise UserError(f"--output={path}: cannot be written: {error.strerror}") from error
+def lines(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
+  """Return each row as a line of JSON."""
+  return (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def shown(text: str, number: int) -> str:

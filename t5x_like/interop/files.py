@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import safetensors
 
+from t5x_like import file_names
 from t5x_like.errors import UserError, one_line
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -37,7 +38,8 @@ class Files:
     if index.is_file():
       try:
         weight_map = json.loads(read_text(index))["weight_map"]
-      except (ValueError, KeyError, TypeError) as error:
+        file_names.check_all(f"{index}: weight_map", weight_map.values(), "copy the model again")
+      except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{index}: cannot be read ({one_line(error)}); copy it again") from error
       files = {name: _File(directory / name) for name in sorted(set(weight_map.values()))}
       for name, file in weight_map.items():

@@ -29,6 +29,8 @@ class Step:
   eos: tuple[int, ...]
 
 
+_COLDEST, _HOTTEST = 1e-6, 1e6  # beyond these, quotients of logits leave float32
+
 Transform = Callable[[jax.Array, Step], jax.Array]
 
 
@@ -46,8 +48,11 @@ class Temperature:
   value: float
 
   def __post_init__(self):
-    if not self.value > 0:
-      raise UserError(f"Temperature: found {self.value}, expected a number above 0; use greedy for the likeliest token")
+    if not _COLDEST <= self.value <= _HOTTEST:
+      raise UserError(
+        f"Temperature: found {self.value}, expected a number above 0, from {_COLDEST:g} to {_HOTTEST:g}; use greedy for"
+        " the likeliest token"
+      )
 
   def __call__(self, scores_BV: jax.Array, step: Step) -> jax.Array:
     return scores_BV / self.value
@@ -81,6 +86,7 @@ class TopP:
     sorted_BV = -jnp.sort(-scores_BV, axis=-1)
     probs_BV = jax.nn.softmax(sorted_BV, axis=-1)
     kept_BV = jnp.cumsum(probs_BV, axis=-1) - probs_BV < self.p  # the tokens before it do not reach p
+    kept_BV |= jnp.arange(probs_BV.shape[-1]) == 0  # p may be less than float32 can express
     least_B1 = jnp.min(jnp.where(kept_BV, sorted_BV, jnp.inf), axis=-1, keepdims=True)
     return jnp.where(scores_BV >= least_B1, scores_BV, -jnp.inf)
 

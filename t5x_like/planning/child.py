@@ -29,6 +29,7 @@ class Request:
     phase: of the recipe; None is what it ends on.
     hlo: a file for the text of the compiled program, or None.
     search: asks for what might be planned instead, see `search.candidates`.
+    trust: whether the command has `--trust`, see `t5x_like.trust`.
   """
 
   config: str
@@ -39,6 +40,7 @@ class Request:
   overrides: tuple[str, ...] = ()
   hlo: str | None = None
   search: bool = False
+  trust: bool = False
 
 
 def plan(request: Request, timeout_seconds: float) -> dict[str, Any]:

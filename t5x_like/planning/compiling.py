@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from t5x_like import recipes, slots
+from t5x_like import outputs, recipes, slots, trust
 from t5x_like.errors import UserError, one_line
 from t5x_like.nn import params
 from t5x_like.nn.cores._calls import cores_used
@@ -90,7 +90,7 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
   told |= {"compile_seconds": time.perf_counter() - start, "compile_cpu_seconds": time.process_time() - busy}
   told |= _memory(told["memory"], compiled.memory_analysis())
   if request["hlo"]:
-    pathlib.Path(request["hlo"]).write_text(text)
+    outputs.write(request["hlo"], text, "--hlo")
   program = Program(text)
   rows = collectives(program, mesh)
   told |= _costs(told, topology, program, rows, parts.rules.mesh.devices)
@@ -201,6 +201,7 @@ def main(request: str, answer: str) -> None:
   jax.config.update("jax_threefry_partitionable", True)
   try:
     asked = json.loads(pathlib.Path(request).read_text())
+    trust.begin((), asked["trust"])
     found = {"candidates": search.candidates(asked)} if asked["search"] else plan(asked)
   except UserError as error:
     found = {"error": one_line(error)}

@@ -144,6 +144,10 @@ class Checkpoints:
     """The committed steps, oldest first, as this process sees them; only `restore` detects damage."""
     return self._store.steps()
 
+  def committed(self, step: int) -> bool:
+    """Whether the save of a step that this process began is committed, without waiting for it."""
+    return self._store.committed(step)
+
   def metadata(self, step: int) -> dict[str, Any]:
     """The metadata saved with a step.
 
@@ -303,6 +307,11 @@ class Checkpoints:
         raise UserError(
           f"{where}: checkpoint could not be written: {os.strerror(number)}; free space or fix the permissions and "
           f"run the same command again (steps saved: {self.steps()})"
+        ) from error
+      if not is_remote(self._directory) and self._used and not os.path.isdir(self._directory):
+        raise UserError(
+          f"{self._directory}: the directory of the checkpoints is gone; mount or restore it and run the same command "
+          "again"
         ) from error
       if any(word in str(error) for word in _TIMEOUT_WORDS):
         raise TransientError(

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from t5x_like import file_names
 from t5x_like.errors import UserError, did_you_mean, one_line
 
 FORMAT = "t5x_like.checkpoint.v2"
@@ -83,6 +84,9 @@ def read(fetch: Callable[[], str], step: int) -> dict[str, Any]:
     raise Damaged(f"manifest has format {found!r}, expected {FORMAT!r}")
   if manifest.pop("digest", None) != _digest(manifest) or manifest["step"] != step:
     raise Damaged("manifest does not match its own digest")
+  for name, entry in manifest["tensors"].items():
+    if not file_names.is_inside(name) or "stored" in entry:
+      raise Damaged(f"manifest has a tensor {file_names.shown(name)}, which no checkpoint has")
   if manifest["format"] == _FIRST_EDITION:
     manifest["tensors"] = _renamed(manifest["tensors"])
   return manifest

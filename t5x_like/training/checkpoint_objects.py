@@ -46,12 +46,16 @@ class ObjectSteps:
     self._saving: threading.Thread | None = None
     self._failed: BaseException | None = None
     self._cleaned, self._agreed, self._copies = False, {}, Copies()
+    self._written: int | None = None
 
   def where(self, step: int) -> str:
     return self._storage.where(str(step))
 
   def steps(self) -> list[int]:
     return sorted(self._committed())
+
+  def committed(self, step: int) -> bool:
+    return self._written == step
 
   def agreed_steps(self) -> list[int]:
     found = distributed.from_first(lambda: list(self._committed().items()))
@@ -183,6 +187,7 @@ class ObjectSteps:
       )
       if mine == 0:
         self._storage.write(f"{attempt}/{_MANIFEST}", json.dumps(manifest).encode())
+        self._written = manifest["step"]
         self._clean(attempt)
       self._meet(f"{attempt}/committed" if not mine else "", [f"{attempt}/committed"])
     except BaseException as error:

@@ -1,6 +1,7 @@
 """Steps of a checkpoint in a local directory, written by orbax (OCDBT, committed by an atomic rename)."""
 
 import concurrent.futures
+import contextlib
 import functools
 import os
 import pathlib
@@ -13,6 +14,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from t5x_like.parallel import distributed
+from t5x_like.storage import synced
 from t5x_like.training.checkpoint_copies import Copies
 from t5x_like.training.checkpoint_manifest import nest
 from t5x_like.training.checkpoint_reading import read_tensors
@@ -75,6 +77,10 @@ class LocalSteps:
       return sorted(ocp.utils.checkpoint_steps(self._directory))
     except (FileNotFoundError, NotADirectoryError):
       return []
+
+  def committed(self, step: int) -> bool:
+    """Whether a step is committed."""
+    return step in self.steps()
 
   def agreed_steps(self) -> list[int]:
     """The committed steps, as process 0 sees them; all processes must call it."""
@@ -149,6 +155,14 @@ class LocalSteps:
     if self._manager is not None:
       self._manager.reload()
 
+  def _sync(self) -> None:
+    """Puts all files of a step on disk, just before the rename that commits it; older steps are removed after that."""
+    if jax.process_index() == 0:
+      for folder in pathlib.Path(self._directory).glob("*.orbax-checkpoint-tmp*"):
+        for path in [*folder.rglob("*"), folder]:
+          with contextlib.suppress(FileNotFoundError):
+            synced(path)
+
   def _open(self) -> _Manager:
     """The orbax manager, made on first use, as only saving may change the directory."""
     if self._manager is None:
@@ -164,7 +178,9 @@ class LocalSteps:
         cleanup_tmp_directories=True,
         lightweight_initialize=True,
         # If directories were created asynchronously and one failed, threads would wait for it until the timeout.
-        async_options=ocp.options.AsyncOptions(timeout_secs=self._timeout, create_directories_asynchronously=False),
+        async_options=ocp.options.AsyncOptions(
+          timeout_secs=self._timeout, create_directories_asynchronously=False, post_finalization_callback=self._sync
+        ),
       )
       self._manager = _Manager(self._directory, options=options)
       self._pool = concurrent.futures.ThreadPoolExecutor(1, "save")

@@ -3,17 +3,26 @@
 jax keys an entry by the program, the versions and the flags. On CPU an entry is machine code for the features of one
 processor, so entries lie in a directory of their own per set of features. An entry is written in place; one that a kill
 cut short is removed at the next start, since jax would warn of it at every start and never replace it.
+
+A program that is read is run, so one is read from a workdir only if this user has written it there: the directory's
+name has a part that depends on the workdir's path and on a secret in the user's cache directory. A workdir from
+elsewhere brings programs under other names, which nothing looks for.
 """
 
 import contextlib
 import hashlib
+import hmac
 import json
 import os
 import pathlib
 import platform
+import secrets
 from collections.abc import Callable
 
 import jax
+
+from t5x_like.errors import one_line
+from t5x_like.parallel import distributed
 
 _SEEN = ".checked"
 _HIT = "/jax/compilation_cache/cache_hits"
@@ -34,7 +43,11 @@ def use(workdir: str) -> str:
   if not jax.config.jax_compilation_cache_dir:
     if jax.default_backend() == "cpu" and jax.local_device_count() > 1:
       return "compiled programs are not kept: on several simulated CPU devices those read again may wait for each other"
-    jax.config.update("jax_compilation_cache_dir", str(_place(workdir) / "compiled" / _machine()))
+    try:
+      path = _place(workdir)
+    except (OSError, RuntimeError) as error:
+      return f"compiled programs are not kept: {one_line(error)}; set T5X_LIKE_CACHE to a directory of yours"
+    jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST_SECONDS)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
   _count_hits()
@@ -63,8 +76,37 @@ def remembered(name: str, measure: Callable[[], float]) -> float:
 
 
 def _place(workdir: str) -> pathlib.Path:
-  local = [place for place in (os.environ.get("T5X_LIKE_CACHE"), workdir) if place and "://" not in place]
-  return pathlib.Path(local[0]).absolute() if local else pathlib.Path.home() / ".cache" / "t5x_like"
+  """The directory of this machine's programs.
+
+  Raises:
+    OSError, RuntimeError: the user's secret can be neither read nor made, or there is no home directory.
+  """
+  shared = os.environ.get("T5X_LIKE_CACHE", "")
+  if shared and "://" not in shared:
+    return pathlib.Path(shared).absolute() / "compiled" / _machine()
+  if "://" in workdir:
+    return _home() / "compiled" / _machine()
+  local = pathlib.Path(workdir).absolute()
+  own = distributed.from_first(lambda: hmac.new(_secret(), os.fsencode(local), "sha256").hexdigest()[:16])
+  return local / "compiled" / f"{_machine()}-{own}"
+
+
+def _home() -> pathlib.Path:
+  return pathlib.Path.home() / ".cache" / "t5x_like"
+
+
+def _secret() -> bytes:
+  """What only this user can read; made once."""
+  path = _home() / "secret"
+  path.parent.mkdir(parents=True, exist_ok=True)
+  fresh = path.with_name(f"secret-{secrets.token_hex(8)}")
+  if not path.exists():
+    fresh.touch(mode=0o600)
+    fresh.write_bytes(secrets.token_bytes(32))
+    with contextlib.suppress(FileExistsError):
+      os.link(fresh, path)  # of several that begin at once, the first counts
+    fresh.unlink()
+  return path.read_bytes()
 
 
 def hits() -> int:

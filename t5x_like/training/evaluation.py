@@ -25,7 +25,7 @@ import jax
 from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
-from t5x_like import evals, slots
+from t5x_like import evals, file_names, slots
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.evals import Setting
 from t5x_like.parallel.rules import local_rows
@@ -45,6 +45,7 @@ def resolve(config: ConfigDict) -> dict[str, dict[str, Any]]:
   resolved = {}
   for name, value in config.evals.items():
     where = f"config.evals.{name}"
+    file_names.check("config.evals", name, "its results are in files of that name")
     evaluator, arguments = slots.split(where, value)
     evaluator = evaluator or name
     function = slots.find(f"{where}.name", evaluator, evals, "Evaluator")

@@ -8,7 +8,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 import t5x_like.models
-from t5x_like import data, slots
+from t5x_like import data, slots, trust
 from t5x_like.errors import UserError, one_line
 from t5x_like.nn.design import Variant
 from t5x_like.storage import Storage
@@ -49,6 +49,7 @@ def _read(workdir) -> dict[str, Any] | None:
     if content is None:
       return None
     found = json.loads(content)
+    trust.was_read(f"{workdir}/{FILE}", found)
     return {"model": dict(found["model"]), "vocabulary": str(found["vocabulary"])}
   except (OSError, ValueError, KeyError, TypeError) as error:
     raise UserError(f"{workdir}/{FILE}: damaged ({one_line(error)}); convert the weights into a new workdir") from None

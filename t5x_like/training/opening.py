@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +11,10 @@ import jax
 from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
+from t5x_like.errors import UserError
 from t5x_like.parallel import distributed
-from t5x_like.training import assembly, imported, init_from, phases, process, selection, sizes, teacher
+from t5x_like.storage import is_remote
+from t5x_like.training import assembly, history, imported, init_from, phases, process, selection, sizes, teacher
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.assembly import Parts
 from t5x_like.training.checkpoint import Checkpoints
@@ -36,6 +39,68 @@ class Restored:
   step: int
   rollbacks: dict[str, int]
   loaded: dict[str, Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Past:
+  """What a workdir says about the run in it, the same in all processes.
+
+  Attributes:
+    identity: as `config.json` has it; None of a new run.
+    went_back: the step that the last start was asked to go back to.
+    began: when it was first started, in seconds since the epoch.
+    trained: how it is known that a step was saved; None of a run that may never have saved one.
+    intervals: how many steps apart lines of metrics were; several if that has changed.
+  """
+
+  identity: dict[str, Any] | None
+  went_back: int | None
+  began: float
+  trained: str | None
+  intervals: list[int]
+
+  def last_line(self, step: int) -> int:
+    """A step up to this one from which on there is a line of metrics, unless lines are gone; 0 if there may be none."""
+    if not self.intervals:
+      return 0
+    longest = max(self.intervals)
+    return step // longest * longest if len(self.intervals) == 1 else max(0, step + 1 - 2 * longest)
+
+
+def past(workdir: pathlib.Path, address: str) -> Past:
+  """Reads the workdir, at an address, in the first process; the workdir must be this run's by then.
+
+  Raises:
+    UserError: `config.json` is damaged, and history has no copy of it.
+  """
+
+  def read() -> list:
+    rows = history.read(workdir, address)
+    identity = workdirs.read(workdir, address)
+    configs = [identity, *(row.get("config") for row in rows)]
+    intervals = {_count(one, "log_every") for one in configs} - {None}
+    trained = _trained(workdir, rows, identity)
+    return [identity, history.went_back(rows), history.began(rows), trained, sorted(intervals)]
+
+  return Past(*distributed.from_first(read))
+
+
+def _trained(workdir: pathlib.Path, rows: history.Rows, identity: dict[str, Any] | None) -> str | None:
+  step = history.saved(rows)
+  if step is not None:
+    return f"{history.FILE} says that step {step} was saved"
+  if (workdir / imported.FILE).exists():
+    return f"{imported.FILE} says that it holds imported weights"
+  last = max((row["step"] for row in read_metrics(workdir)), default=0)
+  every = _count(identity and identity.get("checkpoint"), "every")
+  if every and last > 2 * every:  # a save begins once the one before it is committed
+    return f"metrics.jsonl reaches step {last}, and a step was saved every {every}"
+  return None
+
+
+def _count(values: Any, key: str) -> int | None:
+  found = values.get(key) if isinstance(values, dict) else None
+  return found if type(found) is int and found > 0 else None
 
 
 def make_phases(config: ConfigDict) -> list[phases.Phase]:
@@ -91,14 +156,13 @@ def _batch_key(phase: phases.Phase) -> str:
   return "batch_size" if phase.name == "main" else f"phases.{phase.name}.batch_size"
 
 
-def check(workdir: pathlib.Path, address: str, config: ConfigDict, identity: dict[str, Any]) -> list[str]:
-  """Compares the workdir, at an address, with this config, in all processes alike. Returns the allowed changes.
+def check(past: Past, address: str, config: ConfigDict, identity: dict[str, Any]) -> list[str]:
+  """Compares the run in a workdir with this config, in all processes alike. Returns the allowed changes.
 
   Raises:
     UserError: keys changed that may not, or processes have different configs, data or code.
   """
-  saved = distributed.from_first(lambda: workdirs.read(workdir))
-  changes = [] if saved is None else _changes(saved, identity, address, config)
+  changes = [] if past.identity is None else _changes(past.identity, identity, address, config)
   distributed.agree(
     {
       "config": config_lib.digest(config),
@@ -111,11 +175,20 @@ def check(workdir: pathlib.Path, address: str, config: ConfigDict, identity: dic
 
 
 def open_checkpoints(address: str, config: ConfigDict) -> Checkpoints:
-  """The run's checkpoints, as `config.checkpoint` says."""
+  """The run's checkpoints, as `config.checkpoint` says.
+
+  Raises:
+    UserError: their place is no directory, or a link to what is not there.
+  """
+  path = f"{address}/checkpoints"
+  if not is_remote(path) and os.path.lexists(path) and not os.path.isdir(path):
+    link = os.path.islink(path)
+    found = f"a link to {os.readlink(path)}, which is not there" if link else "a file"
+    raise UserError(f"{path}: found {found}, expected a directory; {'mount or restore it' if link else 'move it away'}")
   options = config.checkpoint.to_dict()
   for name in ("fresh_optimizer", "minutes"):
     del options[name]
-  return Checkpoints(f"{address}/checkpoints", **options)
+  return Checkpoints(path, **options)
 
 
 def restore(
@@ -124,17 +197,24 @@ def restore(
   config: ConfigDict,
   parts: Parts,
   identity: dict[str, Any],
+  trained: str | None = None,
   step: int | None = None,
 ) -> Restored:
   """The state of a checkpoint, the newest by default, or of a new run if there is none.
 
+  Args:
+    trained: how it is known that the run has saved a step; then one must be there.
+    step: which one; 0 without a checkpoint of it begins anew.
   Raises:
-    UserError: the checkpoint is of another config; otherwise as `Checkpoints.restore`.
+    UserError: the checkpoint is of another config, or there is none and `trained` says that there was; otherwise as
+      `Checkpoints.restore`.
   """
+  anew = step == 0 and 0 not in distributed.from_first(checkpoints.steps)
   fresh, abstract = config.checkpoint.fresh_optimizer, parts.state
-  found = checkpoints.restore(lambda saved: _wanted(saved, abstract, fresh), step)
+  found = None if anew else checkpoints.restore(lambda saved: _wanted(saved, abstract, fresh), step)
   none = {"times": 0, "batches_passed": 0}
   if found is None:
+    _check_lost(address, trained, anew)
     process.say(f"new run in {address}")
     state = init_state(parts.make_model, parts.optimizer, abstract, config.seed)
     report = None
@@ -155,10 +235,21 @@ def restore(
   return Restored(from_tree(tree, abstract, parts.optimizer), step, rollbacks)
 
 
-def goodput(workdir: pathlib.Path, step: int) -> Goodput:
-  """That of a run that goes on from a step, by its history and its metrics."""
+def _check_lost(address: str, trained: str | None, anew: bool) -> None:
+  """Refuses to begin a run whose checkpoints are gone, unless that is asked for, and weights are not the recipe's."""
+  told = f"{address}/checkpoints: holds no checkpoint, but {trained}; restore or mount the directory"
+  if trained and trained.startswith(imported.FILE):
+    raise UserError(f"{told}, or convert the weights again into another workdir")
+  if trained and not anew:
+    raise UserError(
+      f"{told}; to begin anew, use another --workdir, or --from_step=0, which keeps metrics.jsonl under another name"
+    )
+
+
+def goodput(workdir: pathlib.Path, began: float, step: int) -> Goodput:
+  """That of a run that goes on from a step, by its first start and its metrics."""
   timed = [row["train/seconds_per_step"] for row in read_metrics(workdir) if "train/seconds_per_step" in row]
-  return Goodput(workdirs.began(workdir), sum(timed) / max(1, len(timed)) * step)
+  return Goodput(began, sum(timed) / max(1, len(timed)) * step)
 
 
 def record(
@@ -174,7 +265,7 @@ def record(
   found = environment() | cores
   workdirs.write(workdir, workdirs.FILE, identity)
   workdirs.write(workdir, "environment.json", found)
-  workdirs.add_to_history(workdir, step, identity, changes, found, from_step)
+  history.add_start(workdir, step, identity, changes, found, from_step)
   vocabulary.save(workdir / "vocabulary")
 
 

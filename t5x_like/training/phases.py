@@ -21,7 +21,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
-from t5x_like import slots
+from t5x_like import file_names, slots
 from t5x_like.errors import UserError
 from t5x_like.slots import Positive
 
@@ -54,6 +54,7 @@ def check(config: ConfigDict) -> None:
   """
   ends = set()
   for name, values in _filled(config).items():
+    file_names.check("config.phases", name)
     if values["until"] in ends:
       raise UserError(f"config.phases.{name}.until: found {values['until']} twice, expected another for every phase")
     if "name" in values["task"]:

@@ -4,7 +4,6 @@ import base64
 import io
 import json
 import math
-import os
 import pathlib
 import re
 from typing import Any
@@ -12,7 +11,8 @@ from typing import Any
 import jinja2
 
 from t5x_like.errors import UserError, one_line
-from t5x_like.training.report_charts import charts, series
+from t5x_like.storage import Storage
+from t5x_like.training.report_charts import charts, gaps, series
 from t5x_like.training.writer import read_metrics
 
 FILE = "report.html"
@@ -39,6 +39,7 @@ def write_report(workdir) -> pathlib.Path:
     headlines=_headlines(rows, config),
     charts=charts(rows),
     evals=_evals(rows),
+    gaps=gaps(rows),
     not_finite=sum(value is None for row in rows for value in row.values()),
     benchmarks=_benchmarks(workdir / "suites"),
     samples=_samples(workdir / "samples"),
@@ -46,14 +47,11 @@ def write_report(workdir) -> pathlib.Path:
     config=config,
     environment=_flat(_read_object(workdir / "environment.json")),
   )
-  path = workdir / FILE
-  temporary = path.with_name(FILE + ".tmp")
   try:
-    temporary.write_text(html, encoding="utf-8")
-    os.replace(temporary, path)
+    Storage(workdir).write(FILE, html.encode())
   except OSError as error:
-    raise UserError(f"{path}: report could not be written: {error.strerror or one_line(error)}") from error
-  return path
+    raise UserError(f"{workdir / FILE}: report could not be written: {error.strerror or one_line(error)}") from error
+  return workdir / FILE
 
 
 def render(template: str, **values: Any) -> str:

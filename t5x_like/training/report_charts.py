@@ -7,6 +7,7 @@ import statistics
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup, escape
 
 _INK = "#010203"  # drawn with this, then replaced by the page's own colour
 _COLOURS = ("#3b82f6", "#f97316", "#10b981", "#a855f7", "#ef4444", "#14b8a6")
@@ -20,6 +21,21 @@ def series(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
   kept = [(step, value) for step, value in sorted(found.items()) if math.isfinite(value)]
   steps, values = zip(*kept) if kept else ((), ())
   return np.asarray(steps, np.int64), np.asarray(values, np.float64)
+
+
+def gaps(rows: Rows) -> list[tuple[int, int]]:
+  """The first and the last step of every stretch whose lines were lost, as `writer.MetricsWriter` marks it."""
+  return [(row["missing_from"], row["step"]) for row in rows if type(row.get("missing_from")) is int]
+
+
+def broken(steps: np.ndarray, values: np.ndarray, lost: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+  """A curve with a point that is not a number in every gap, where the line ends and begins again."""
+  places = [(int(np.searchsorted(steps, first)), first) for first, _ in lost]
+  places = [(place, first) for place, first in places if 0 < place < len(steps)]
+  if not places:
+    return steps, values
+  index, firsts = zip(*places)
+  return np.insert(steps, index, firsts), np.insert(values, index, np.nan)
 
 
 def charts(rows: Rows) -> list[dict[str, str]]:
@@ -36,7 +52,7 @@ def charts(rows: Rows) -> list[dict[str, str]]:
   ):
     steps, values = series(rows, name)
     if len(steps):
-      drawn.append({"title": title, "svg": _line_chart(title, steps, values, **options), "width": ""})
+      drawn.append({"title": title, "svg": _line_chart(title, steps, values, gaps(rows), **options), "width": ""})
   return drawn
 
 
@@ -116,16 +132,17 @@ def _eval_names(rows: Rows, metric: str) -> list[str]:
 def _loss_chart(rows: Rows) -> str:
   figure, axes = _axes("loss", 9.4, 3.7)
   steps, values = series(rows, "train/loss")
-  seen = []
+  seen, lost = [], gaps(rows)
   if len(steps):
-    _curve(axes, steps, values, "train")
+    _curve(axes, steps, values, "train", lost)
     seen.append(values)
   for index, name in enumerate(_eval_names(rows, "loss")):
     colour = _COLOURS[1 + index % (len(_COLOURS) - 1)]
     task = name.removeprefix("eval/").removesuffix("/loss")
     steps, values = series(rows, name)
     if len(steps):
-      axes.plot(steps, values, color=colour, linewidth=1.6, marker="o", markersize=4.5, label=f"eval {task}")
+      line = {"color": colour, "linewidth": 1.6, "marker": "o", "markersize": 4.5, "label": f"eval {task}"}
+      axes.plot(*broken(steps, values, lost), **line)
       seen.append(values)
     _, entropy = series(rows, f"eval/{task}/unigram_entropy")
     if len(entropy):
@@ -147,12 +164,12 @@ def _loss_chart(rows: Rows) -> str:
   return _svg(figure, "loss")
 
 
-def _line_chart(title: str, steps, values, *, noise=True, log=False, from_zero=False, percent=False) -> str:
+def _line_chart(title: str, steps, values, lost, *, noise=True, log=False, from_zero=False, percent=False) -> str:
   from matplotlib.ticker import EngFormatter, NullFormatter
 
   figure, axes = _axes(title, 4.7, 2.7)
   values = values * 100 if percent else values
-  _curve(axes, steps, values, None, noise)
+  _curve(axes, steps, values, None, lost, noise)
   if log and values.min() > 0 and values.max() > 30 * values.min():
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(EngFormatter(sep=""))  # the scale's own writes 10^3 as mathematics
@@ -165,11 +182,11 @@ def _line_chart(title: str, steps, values, *, noise=True, log=False, from_zero=F
   return _svg(figure, title)
 
 
-def _curve(axes, steps, values, label: str | None, noise: bool = True) -> None:
-  """Draws a curve; a noisy one faintly, with its running mean on top."""
+def _curve(axes, steps, values, label: str | None, lost, noise: bool = True) -> None:
+  """Draws a curve, not over gaps; a noisy one faintly, with its running mean on top."""
   noisy = noise and len(steps) >= 30
   axes.plot(
-    *_thinned(steps, values),
+    *broken(*_thinned(steps, values), lost),
     color=_COLOURS[0],
     linewidth=0.8 if noisy else 1.7,
     alpha=0.35 if noisy else 1,
@@ -179,7 +196,10 @@ def _curve(axes, steps, values, label: str | None, noise: bool = True) -> None:
   )
   if noisy:
     axes.plot(
-      *_thinned(steps, _smoothed(values)), color=_COLOURS[0], linewidth=1.8, label=label and f"{label} (smoothed)"
+      *broken(*_thinned(steps, _smoothed(values)), lost),
+      color=_COLOURS[0],
+      linewidth=1.8,
+      label=label and f"{label} (smoothed)",
     )
 
 
@@ -207,8 +227,11 @@ def _axes(title: str, width: float, height: float):
   return figure, axes
 
 
-def _svg(figure, name: str) -> str:
-  """The figure as an <svg> element: no fixed size, no date, unique ids, the page's colours and fonts."""
+def _svg(figure, name: str) -> Markup:
+  """The figure as an <svg> element: no fixed size, no date, unique ids, the page's colours and fonts.
+
+  Matplotlib escapes the texts in it. The element is markup already, so that a page does not escape it again.
+  """
   import matplotlib
   from matplotlib.text import Text
 
@@ -222,11 +245,11 @@ def _svg(figure, name: str) -> str:
   text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
   text = re.sub(r"font: [^;\"]*?([\d.]+)px[^;\"]*", r"font-size: \1px; font-family: inherit", text)
   head, rest = text.split(">", 1)
-  head = re.sub(r' (width|height)="[^"]*"', "", head) + f' role="img" aria-label="{name}"'
+  head = re.sub(r' (width|height)="[^"]*"', "", head) + f' role="img" aria-label="{escape(name)}"'
   prefix = re.sub(r"\W+", "_", name.lower())
   rest = re.sub(r'\bid="', f'id="{prefix}-', rest)
   rest = re.sub(r"url\(#", f"url(#{prefix}-", rest)
-  return head + ">" + re.sub(r'xlink:href="#', f'xlink:href="#{prefix}-', rest)
+  return Markup(head + ">" + re.sub(r'xlink:href="#', f'xlink:href="#{prefix}-', rest))
 
 
 def _thinned(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -13,8 +13,8 @@ from ml_collections import ConfigDict
 from t5x_like.nn import params
 from t5x_like.parallel import distributed
 from t5x_like.parallel.rules import from_local_rows, local_rows, sharding_table
-from t5x_like.storage import is_remote
-from t5x_like.training import init_from, opening, phases, pictures, process, writable
+from t5x_like.storage import directory, is_remote
+from t5x_like.training import history, init_from, opening, phases, pictures, process, writable
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.compilation import compile_step
 from t5x_like.training.evaluation import Group
@@ -26,9 +26,9 @@ from t5x_like.training.report import write_report
 from t5x_like.training.selection import FOLDER, Selection
 from t5x_like.training.state import to_tree
 from t5x_like.training.watchdog import Watchdog
-from t5x_like.training.writer import MetricsWriter, read_metrics
+from t5x_like.training.writer import MetricsWriter, read_metrics, set_aside
 
-_FOLDERS = ("", "checkpoints", "logs", "pictures", "profile", "samples", FOLDER)  # that a run writes to
+_FOLDERS = ("checkpoints", "logs", "pictures", "profile", "samples", FOLDER)  # that a run writes to
 
 
 class Run:
@@ -51,10 +51,10 @@ class Run:
   """
 
   def __init__(self, config: ConfigDict, workdir: str, from_step: int | None = None):
-    self.address, self.total_steps = str(workdir).rstrip("/"), config.total_steps
+    self.address, self.total_steps = directory(workdir), config.total_steps
     self._primary, self.between_batches = process.first(), lambda: None
     self._mirror = Mirror(self.address) if is_remote(self.address) else None
-    self.workdir = self._mirror.local if self._mirror else pathlib.Path(workdir)
+    self.workdir = self._mirror.local if self._mirror else pathlib.Path(self.address)
     self._watchdog = Watchdog(config.step_timeout_seconds, self.workdir / "logs", jax.process_index())
     beat = lambda: (self._watchdog.beat("evaluating"), self.between_batches())  # noqa: E731
     checked = opening.checked(config, self.address, beat)
@@ -68,12 +68,17 @@ class Run:
       self._stack = stack.pop_all()
 
   def _start(self, from_step: int | None, stack: contextlib.ExitStack) -> None:
-    """Takes the workdir, restores, and compiles."""
-    if self._primary and self._mirror:
-      self._mirror.pull()
-    changes = opening.check(self.workdir, self.address, self.config, self._identity)
+    """Takes the workdir, restores, and compiles.
+
+    What the run goes on from is read once the workdir is this run's: until then, another may add to it.
+    """
     if self._primary:
       self._held = stack.enter_context(contextlib.closing(workdirs.hold(self.address)))
+      if self._mirror:
+        self._mirror.pull()
+    self._past = opening.past(self.workdir, self.address)
+    changes = opening.check(self._past, self.address, self.config, self._identity)
+    if self._primary:
       writable.check("--workdir", self.workdir, _FOLDERS)
     stack.enter_context(self._watchdog)
     process.say(sharding_table(params.named_params(self._parts.model), self._parts.rules))
@@ -85,14 +90,17 @@ class Run:
     self._evaluated: tuple[int, dict[str, Group]] | None = None
     self._meter: Meter | None = None
     self._phase: phases.Phase | None = None
-    back = from_step is not None and from_step != distributed.from_first(lambda: workdirs.went_back(self.workdir))
+    back = from_step is not None and from_step != self._past.went_back
     self._restore(from_step if back else None)
     if back:
       self._checkpoints.set_aside(from_step, "set_aside")
+      if self._primary:
+        set_aside(self.workdir)
     if self._primary:
       vocabulary = self._phases[-1].task.vocabulary
       opening.record(self.workdir, self.step, self._identity, changes, self._cores, vocabulary, from_step)
-    self._open_writer()
+      self._noted = self.step > 0
+    self._open_writer(self._past.last_line(self.step))
     self._flush()
     if self.step < self.total_steps:
       self._enter_phase()
@@ -120,20 +128,27 @@ class Run:
     return self.step + self._rollbacks["batches_passed"]
 
   def _restore(self, step: int | None) -> None:
-    found = opening.restore(self.address, self._checkpoints, self.config, self._parts, self._identity, step)
+    found = opening.restore(
+      self.address, self._checkpoints, self.config, self._parts, self._identity, self._past.trained, step
+    )
     self.state, self.step, self._rollbacks = found.state, found.step, found.rollbacks
     self.saved = self.step
     if found.loaded and self._primary:
       workdirs.write(self.workdir, init_from.FILE, found.loaded)
 
-  def _open_writer(self) -> None:
+  def _open_writer(self, expected: int = 0) -> None:
     self._writer = MetricsWriter(
-      self.workdir, resume_step=self.step, total_steps=self.total_steps, primary=self._primary
+      self.workdir, resume_step=self.step, total_steps=self.total_steps, primary=self._primary, expected=expected
     )
+    if missing := self._writer.missing:
+      process.say(
+        f"{self.address}/metrics.jsonl: steps {missing[0]} to {missing[1]} have no metrics (the file was cut or "
+        "removed); the report leaves a gap there"
+      )
     if self.config.selection:
       rows = distributed.from_first(lambda: read_metrics(self.workdir))
       self._selection = Selection(self.config, self.address, rows)
-    self._goodput = opening.goodput(self.workdir, self.step)
+    self._goodput = opening.goodput(self.workdir, self._past.began, self.step)
 
   def advance(self) -> None:
     """Dispatches the next step, then writes the metrics of the one before it."""
@@ -152,6 +167,7 @@ class Run:
     self.state, metrics = step(self.state, batch)
     self._meter.dispatched(since)
     self._pending = (self.step, metrics)
+    self._note_saved()
     self._write(previous)
 
   def drain(self) -> None:
@@ -192,7 +208,7 @@ class Run:
     self._restore(to)
     self._rollbacks, self._pending = {"times": times, "batches_passed": passed}, None
     if self._primary:
-      workdirs.add_event(self.workdir, {"rollback": why, "from": bad, "step": to, "batches_passed": passed})
+      history.add(self.workdir, {"rollback": why, "from": bad, "step": to, "batches_passed": passed})
     self._open_writer()
     process.say(f"step {bad}: {why}; back to step {to}, and on with the batches of step {bad + 1}")
     self._enter_phase()
@@ -228,6 +244,14 @@ class Run:
     self._checkpoints.save(self.step, to_tree(self.state), metadata, before=self._flush)
     self._meter.away(since)
 
+  def _note_saved(self) -> None:
+    """Puts into history that a first step is committed: without checkpoints, this run then never begins again."""
+    if self._primary and not self._noted and self.saved and self._checkpoints.committed(self.saved):
+      self._noted = True
+      self._held.check()
+      history.add(self.workdir, {"saved": self.saved})
+      self._flush()
+
   @property
   def exhausted(self) -> bool:
     """Whether training has stopped early, as `config.selection` says."""
@@ -253,7 +277,7 @@ class Run:
     self.drain()
     if not self.evaluated():
       self.evaluate()
-    self._checkpoints.wait()
+    self.wait_for_save()
     self._writer.flush()
     self._watchdog.beat("making pictures")
     groups = self._evaluated[1] if self._evaluated and self._evaluated[0] == self.step else {}
@@ -274,6 +298,7 @@ class Run:
 
   def wait_for_save(self) -> None:
     self._checkpoints.wait()
+    self._note_saved()
 
   def __enter__(self) -> "Run":
     return self

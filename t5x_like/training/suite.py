@@ -373,4 +373,4 @@ def _read(path: pathlib.Path, asked: dict[str, Any]) -> dict[str, Any] | None:
       f"{path}: was made with {other[0]}={before}, found {other[0]}={now}; give another --output, or delete"
       f" {path.parent} to make it again"
     )
-  return found
+  return found | {"workdir": str(path.parent)}  # not where it says that it was made

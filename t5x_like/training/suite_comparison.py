@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from t5x_like import slots
+from t5x_like import file_names, slots
 from t5x_like.errors import UserError, one_line
 from t5x_like.metrics.classification import Classification, Matches
 from t5x_like.metrics.correlation import Correlation
@@ -112,6 +112,7 @@ def _tests(first: str, second: str, label: str) -> dict[str, Any]:
 
 
 def predictions(run: str, label: str) -> Rows:
+  file_names.check(f"{run}: the group of a score", label, "run its suite again")
   path = pathlib.Path(run) / "predictions" / f"{label}.jsonl"
   try:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -1,21 +1,21 @@
 """The files that identify a workdir's run, and which config changes a resumed run may make."""
 
 import dataclasses
-import datetime
 import fcntl
-import hashlib
 import json
+import logging
 import pathlib
 from typing import IO, Any
 
 from t5x_like import config as config_lib
-from t5x_like import data
+from t5x_like import data, file_names, trust
 from t5x_like.errors import UserError, one_line
 from t5x_like.lease import Lease
 from t5x_like.storage import Storage, is_remote
+from t5x_like.training import history
 
 FILE = "config.json"
-HISTORY = "history.jsonl"
+_log = logging.getLogger("t5x_like.workdir")
 # With any of these changed, a run would resume from a state or a data order that is not its own ...
 _FIXED = ("model.", "seed", "batch_size", "fingerprints.", "optimizer.name", "objective.name", "tuning.", "teacher.")
 # ... except for those that only change how the same model is computed.
@@ -47,27 +47,50 @@ def identity(config, task, early: dict[str, Any] = {}) -> dict[str, Any]:  # noq
   }
 
 
-def read(workdir) -> dict[str, Any] | None:
-  """The saved identity of the run in a workdir, or None.
+def read(workdir, address=None) -> dict[str, Any] | None:
+  """The saved identity of the run in a workdir, or None if there is no run.
 
+  If the file is missing or damaged, its copy in `history.jsonl` takes its place, with a warning.
+
+  Args:
+    address: of the workdir, for messages, if it is another.
   Raises:
-    UserError: the file is not a JSON object.
+    UserError: the file is not a JSON object and history has no copy, or it cannot be read.
   """
-  path = f"{workdir}/{FILE}"
+  path = f"{address or workdir}/{FILE}"
+  content = _content(workdir, FILE, path)
   try:
-    content = Storage(workdir).read(FILE) if is_remote(workdir) else pathlib.Path(path).read_bytes()
-    if content is None:
-      return None
-    found = json.loads(content)
-    if not isinstance(found, dict):
-      raise ValueError("not a JSON object")
+    if content is not None:
+      found = json.loads(content)
+      if not isinstance(found, dict):
+        raise ValueError("not a JSON object")
+      trust.was_read(path, found)
+      return found
+    damage = "missing"
+  except (ValueError, RecursionError) as error:
+    damage = f"damaged ({one_line(error) if content.strip() else 'empty'})"
+  where = f"{address or workdir}/{history.FILE}"
+  past = _content(workdir, history.FILE, where)
+  copy = history.config(history.parsed(past, where)) if past else None
+  if copy is not None:
+    _log.warning("%s: %s; its copy in %s is used", path, damage, history.FILE)
+    trust.was_read(where, copy)
+    return copy
+  if content is None:
+    return None
+  raise UserError(
+    f"{path}: {damage}, and {history.FILE} has no copy of it; restore the file from a backup, or delete it and run the "
+    "train command that the run was started with (checkpoints say whether the config is theirs)"
+  )
+
+
+def _content(workdir, name: str, path: str) -> bytes | None:
+  try:
+    return Storage(workdir).read(name) if is_remote(workdir) else (pathlib.Path(workdir) / name).read_bytes()
   except FileNotFoundError:
     return None
-  except ValueError as error:
-    raise UserError(f"{path}: damaged ({one_line(error)}); restore this run's config or use a new workdir") from None
   except OSError as error:
     raise UserError(f"{path}: cannot be read: {error.strerror}; use a directory for --workdir") from None
-  return found
 
 
 def check(saved: dict[str, Any], current: dict[str, Any], workdir, *, other_optimizer: bool = False) -> list[str]:
@@ -139,64 +162,12 @@ def write_lines(workdir, name: str, rows: list[dict[str, Any]]) -> None:
 
 
 def _replace(workdir, name: str, text: str) -> None:
+  file_names.check(f"{workdir}: a file's name", name)
   try:
     Storage(workdir).write(name, text.encode())
   except OSError as error:
     why = error.strerror or one_line(error)
     raise UserError(f"{workdir}/{name}: cannot be written: {why}; free space, or use another --workdir") from error
-
-
-def went_back(workdir) -> int | None:
-  """The step that the last start was asked to go back to, if it was."""
-  return next((row.get("from_step") for row in reversed(_history(workdir)) if "environment" in row), None)
-
-
-def began(workdir) -> float:
-  """When the run was first started, in seconds since the epoch; now for a new one."""
-  times = [row["time"] for row in _history(workdir)[:1]] or [datetime.datetime.now(datetime.UTC).isoformat()]
-  return datetime.datetime.fromisoformat(times[0]).timestamp()
-
-
-def _history(workdir) -> list[dict[str, Any]]:
-  try:
-    lines = (pathlib.Path(workdir) / HISTORY).read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
-  except (FileNotFoundError, ValueError):
-    return []
-
-
-def add_to_history(
-  workdir, step: int, identity: dict[str, Any], changes: list[str], environment: dict, from_step: int | None = None
-) -> None:
-  """Adds a line to `history.jsonl` for this start: time, step, config digest, changes and environment.
-
-  The first line, and every line with changes, also has the config.
-
-  Raises:
-    UserError: the file cannot be written.
-  """
-  row = {
-    "step": step,
-    "config_digest": hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16],
-    "changes": changes,
-    "environment": environment,
-  }
-  if from_step is not None:
-    row["from_step"] = from_step
-  if changes or not (pathlib.Path(workdir) / HISTORY).exists():
-    row["config"] = identity
-  add_event(workdir, row)
-
-
-def add_event(workdir, row: dict[str, Any]) -> None:
-  """Adds a line to `history.jsonl`, with the time."""
-  path = pathlib.Path(workdir) / HISTORY
-  row = {"time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")} | row
-  try:
-    with open(path, "a", encoding="utf-8") as file:
-      file.write(json.dumps(row) + "\n")
-  except OSError as error:
-    raise UserError(f"{path}: cannot be written: {error.strerror}; free space, or use another --workdir") from error
 
 
 @dataclasses.dataclass(frozen=True)

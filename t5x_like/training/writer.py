@@ -1,10 +1,12 @@
 """Metrics of a run: one gapless `metrics.jsonl`, TensorBoard events, and progress on the console.
 
 A line of `metrics.jsonl` is one flat JSON object: `step` first, then names such as `train/loss` with numbers. JSON has
-no infinities, so a value that is not finite is written as null.
+no infinities, so a value that is not finite is written as null. A line with `missing_from` alone says that the lines of
+the steps from there to `step` were lost.
 """
 
 import contextlib
+import datetime
 import json
 import math
 import os
@@ -14,6 +16,8 @@ import time
 from typing import Any
 
 from t5x_like.errors import UserError, one_line
+from t5x_like.storage import Storage, synced
+from t5x_like.training import lines
 
 FILE = "metrics.jsonl"
 _SHOWN = (
@@ -31,11 +35,26 @@ _SHOWN = (
 def read_metrics(workdir) -> list[dict[str, Any]]:
   """The lines of `metrics.jsonl`, in order; [] if there is no file. A partial last line, left by a kill, is ignored.
 
+  A line that is not a JSON object with an integer `step` is skipped, with a warning.
+  """
+  return [row for row, _ in _rows(pathlib.Path(workdir) / FILE)[0]]
+
+
+def set_aside(workdir) -> None:
+  """Keeps a copy of `metrics.jsonl`, as `metrics.<time>.jsonl`, before lines of it are dropped.
+
   Raises:
-    UserError: naming the line that is not a JSON object with an integer `step`.
+    UserError: it cannot be written.
   """
   path = pathlib.Path(workdir) / FILE
-  return [row for row, _ in _rows(path)]
+  try:
+    content = path.read_bytes()
+    name = f"metrics.{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S%f}.jsonl"
+    Storage(workdir).write(name, content)
+  except FileNotFoundError:
+    return
+  except OSError as error:
+    raise UserError(f"{path}: cannot be copied: {error.strerror or one_line(error)}; free space") from error
 
 
 class MetricsWriter:
@@ -47,13 +66,17 @@ class MetricsWriter:
       rename, so that a kill loses nothing), and purged from TensorBoard.
     total_steps: the last step, for the progress bar.
     primary: False makes every method do nothing; only one process of a job may write.
+    expected: a step up to the resumed one; from it on there must be a line, or lines are gone.
+
+  Attributes:
+    missing: the first and the last of the steps up to the resumed one whose lines are gone; None if none are.
 
   Raises:
-    UserError: the directory cannot be written, or a complete line of `metrics.jsonl` is damaged.
+    UserError: the directory cannot be written.
   """
 
-  def __init__(self, workdir, *, resume_step: int, total_steps: int, primary: bool = True):
-    self._file = None
+  def __init__(self, workdir, *, resume_step: int, total_steps: int, primary: bool = True, expected: int = 0):
+    self._file, self.missing = None, None
     if not primary:
       return
     self._path = pathlib.Path(workdir) / FILE
@@ -62,8 +85,9 @@ class MetricsWriter:
     self._last_line = -math.inf
     with self._disk_errors():
       self._path.parent.mkdir(parents=True, exist_ok=True)
-      self._drop_after(resume_step)
+      self._drop_after(resume_step, expected)
       self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 -- closed by close()
+      synced(self._path.parent)
       from tensorboardX import SummaryWriter  # slow to import, and only one process needs it
       from tensorboardX.proto.summary_pb2 import Summary
 
@@ -135,16 +159,19 @@ class MetricsWriter:
   def __exit__(self, *_) -> None:
     self.close()
 
-  def _drop_after(self, resume_step: int) -> None:
-    if not self._path.exists():
-      return
-    kept = [line for row, line in _rows(self._path) if row["step"] <= resume_step]
-    temporary = self._path.with_name(FILE + ".tmp")
-    with open(temporary, "wb") as file:
-      file.writelines(line.rstrip(b"\r\n") + b"\n" for line in kept)
-      file.flush()
-      os.fsync(file.fileno())
-    os.replace(temporary, self._path)
+  def _drop_after(self, resume_step: int, expected: int) -> None:
+    rows, whole = _rows(self._path)
+    kept = [(row, line) for row, line in rows if row["step"] <= resume_step]
+    raw = [line for _, line in kept]
+    trained = [row["step"] for row, _ in kept if "missing_from" in row or any(n.startswith("train/") for n in row)]
+    last = max(trained, default=0)
+    if last < expected:
+      self.missing = last + 1, resume_step
+      raw.append(json.dumps({"step": resume_step, "missing_from": last + 1}).encode() + b"\n")
+    if not whole:  # nothing of a file that someone may want to mend is lost
+      set_aside(self._path.parent)
+    if raw or self._path.exists():
+      Storage(self._path.parent).write(FILE, b"".join(raw))
 
   def _show(self, step: int, values: dict[str, float]) -> None:
     evaluation = {name: value for name, value in values.items() if name.startswith("eval/")}
@@ -171,27 +198,20 @@ class MetricsWriter:
       ) from error
 
 
-def _rows(path: pathlib.Path):
-  """Yields (parsed row, raw line) of every complete line."""
+def _rows(path: pathlib.Path) -> tuple[list[tuple[dict[str, Any], bytes]], bool]:
+  """(row, raw line) of every complete line, and whether none had to be skipped."""
+
+  def check(row: dict[str, Any]) -> None:
+    if type(row.get("step")) is not int:
+      raise ValueError("not an object with an integer step")
+
   try:
-    file = open(path, "rb")  # noqa: SIM115
+    content = path.read_bytes()
   except FileNotFoundError:
-    return
-  with file:
-    for number, line in enumerate(file, start=1):
-      try:
-        row = json.loads(line)
-        if not isinstance(row, dict) or type(row.get("step")) is not int:
-          raise ValueError("not an object with an integer step")
-      except ValueError as error:
-        if not line.endswith(b"\n"):
-          return
-        raise UserError(
-          f"{path}:{number}: {one_line(error)}; expected a JSON object with a step; remove or fix this line"
-        ) from None
-      if not line.endswith(b"\n"):
-        return
-      yield row, line
+    return [], True
+  complete = content[: content.rfind(b"\n") + 1]
+  found = list(lines.rows(complete, path, check))
+  return found, len(found) == sum(bool(line.strip()) for line in complete.split(b"\n"))
 
 
 def _short(value: float) -> str:

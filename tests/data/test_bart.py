@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from chances import assert_fits, expected_spans
+from t5x_like import trust
 from t5x_like.data import loader, random, task
 from t5x_like.data.preprocessors import bart, named_spans
 from t5x_like.data.preprocessors.salient_spans import dates_numbers_and_names
@@ -196,6 +197,7 @@ def finder(text):
 
 
 def test_salient_spans_task():
+  trust.begin(["tests.data.test_bart:finder", "nowhere:none"])
   made = task.build("salient_spans", "train", store="builtin", inputs_length=128, finder="tests.data.test_bart:finder")
   vocabulary = made.vocabulary
   spans = 0

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from t5x_like import trust
 from t5x_like.data.prepare import cleaning
 from t5x_like.data.prepare.cleaning import C4
 from t5x_like.errors import UserError
@@ -39,6 +40,7 @@ def only_english(text: str) -> str:
   ],
 )
 def test_filters_of_a_page(text, kept, counts):
+  trust.admit(f"{__name__}:only_english")
   c4 = C4(bad_words=("darned", "two words", "\u60aa\u3044"), language_id=f"{__name__}:only_english")
   page, reason, removed = c4.clean(text)
   assert page == kept and removed + Counter([reason] if reason else []) == Counter(counts)
@@ -47,6 +49,7 @@ def test_filters_of_a_page(text, kept, counts):
 
 def test_a_hook_that_is_not_there_is_refused():
   for name in ("nowhere:f", "t5x_like.errors:nothing", "plain", "t5x_like.errors:EXIT_PREEMPTED"):
+    trust.begin(name)
     with pytest.raises(UserError, match="language id"):
       cleaning.hook(name)
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from t5x_like import train
+from t5x_like import train, trust
 from t5x_like.data import task
 from t5x_like.errors import UserError
 from tools import inspect_data
@@ -56,6 +56,7 @@ def test_it_is_inspected_and_trained_on(here, compiled, capsys):
 
 
 def test_its_arguments_are_checked_and_it_may_be_part_of_a_mixture(here):
+  trust.begin(["echo_tasks:echo", "echo_tasks:eco"])
   assert task.build("echo_tasks:echo", "train", store="builtin", length=16).features["encoder_input_tokens"].shape == (
     16,
   )

@@ -1,11 +1,13 @@
 """Preprocessors in a file of a user's own, on any task: their effect, their seeds, and their faults, each one line."""
 
 import itertools
+import re
 import sys
 
 import numpy as np
 import pytest
 
+from t5x_like import trust
 from t5x_like.data import loader, task
 from t5x_like.data.preprocessors import own
 from t5x_like.data.quiet_tensorflow import tf
@@ -56,6 +58,7 @@ def mine(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(loader, "_MOST_STEPS", 1)  # made together, of which no more than one is read here
   monkeypatch.setattr(sys, "path", sys.path.copy())
+  trust.begin([f"mine:{name}" for name in re.findall(r"^def (\w+)", MINE, re.MULTILINE)] + ["mine:missing"])
   yield tmp_path / "mine.py"
   sys.modules.pop("mine", None)
 

@@ -53,7 +53,7 @@ def test_a_jobset_is_one_by_its_schema(tmp_path, program):
   (container,) = pod["containers"]
   assert container["resources"]["limits"] == {"google.com/tpu": 4}
   assert pod["nodeSelector"]["cloud.google.com/gke-spot"] == "true"
-  bash, c, script = container["command"]
+  bash, c, script = (word.replace("$$", "$") for word in container["command"])  # as Kubernetes does
   echo = f"python() {{ printf '%s\\n' \"$@\"; }}; {script.replace('exec ', '')}"
   said = subprocess.run([bash, c, echo], capture_output=True, text=True, cwd=tmp_path).stdout.splitlines()
   assert said == [

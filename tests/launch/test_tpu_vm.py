@@ -139,9 +139,9 @@ def test_exit_codes_decide_about_restarts(code, starts, cloud, capsys):
 def test_stop_lets_the_run_save(cloud, capsys):
   cloud(states=[["ACTIVE"]])
   program = (
-    "import os, signal, sys, time\n"
-    "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(75)))\n"
-    "print('up', flush=True)\nopen(os.path.expanduser('~/up'), 'w')\ntime.sleep(30)\n"
+    "import os, signal, sys, time; "
+    "signal.signal(signal.SIGTERM, lambda *_: (print('saved', flush=True), sys.exit(75))); "
+    "print('up', flush=True); open(os.path.expanduser('~/up'), 'w'); time.sleep(30)"
   )
   import threading
   import time

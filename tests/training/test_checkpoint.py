@@ -1,5 +1,6 @@
 """Checkpoints are exact, survive kills and full disks, and never pass damage off as weights."""
 
+import contextlib
 import errno
 import json
 import logging
@@ -370,3 +371,15 @@ def test_nothing_is_printed_and_the_process_ends(tmp_path):
   assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
   assert Checkpoints(tmp_path).steps() == [1, 2]
   assert json.loads((tmp_path / "2" / "manifest" / "metadata").read_text())["format"] == "t5x_like.checkpoint.v2"
+
+
+def test_a_directory_that_is_gone_while_saving_is_one_line(tmp_path):
+  directory, mesh = tmp_path / "checkpoints", mesh_of(8, 1)
+  with contextlib.suppress(UserError), Checkpoints(directory) as checkpoints:
+    checkpoints.save(1, make_state(1, mesh), {}, finite=False)
+    checkpoints.wait()
+    directory.rename(tmp_path / "elsewhere")
+    directory.symlink_to("/mnt/not/mounted")
+    with pytest.raises(UserError, match="checkpoints: the directory of the checkpoints is gone; mount or restore it"):
+      checkpoints.save(2, make_state(2, mesh), {}, finite=False)
+      checkpoints.wait()

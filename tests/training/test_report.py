@@ -78,7 +78,6 @@ def test_a_long_run_makes_a_small_page(tmp_path):
   [
     ("config.json", b"{", "config.json: not a JSON object"),
     ("environment.json", b"[1]", "environment.json: not a JSON object: found list"),
-    ("metrics.jsonl", b"{}\n", "metrics.jsonl:1: "),
     ("samples/books.jsonl", b'{"step": 1, "input": "x"}\n', "books.jsonl:1: expected an object with input, target"),
   ],
 )

@@ -75,18 +75,35 @@ def test_killed_and_resumed_the_sequence_is_gapless(tmp_path):
   assert tensorboard_steps(tmp_path) == list(range(1, 31))
 
 
-def test_a_corrupt_line_in_the_middle_is_named(tmp_path):
+@pytest.mark.parametrize(
+  "bad", [b'{"step": 2, "tr', b"\xff\xfe", b"[2]", b'{"train/loss": 1}', b'{"step": 2.5}', b"[" * 100_000], ids=range(6)
+)
+def test_a_torn_or_foreign_line_is_told_once_and_kept_aside(bad, tmp_path, caplog):
   write(tmp_path, [1, 2, 3])
   path = tmp_path / "metrics.jsonl"
-  for bad in (b'{"step": 2, "tr', b"\xff\xfe", b"[2]", b'{"train/loss": 1}', b'{"step": 2.5}'):
-    lines = path.read_bytes().splitlines()
-    lines[1] = bad
-    path.write_bytes(b"\n".join(lines) + b"\n")
-    for action in (lambda: read_metrics(tmp_path), lambda: write(tmp_path, [], resume_step=3)):
-      with pytest.raises(UserError, match=r"metrics.jsonl:2: ") as refused:
-        action()
-      assert "\n" not in str(refused.value)
-  assert len(path.read_bytes().splitlines()) == 3, "nothing was dropped"
+  lines = path.read_bytes().splitlines()
+  path.write_bytes(b"\n".join([lines[0], bad, lines[2]]) + b"\n")
+  content = path.read_bytes()
+  assert [row["step"] for row in read_metrics(tmp_path)] == [1, 3] == [row["step"] for row in read_metrics(tmp_path)]
+  assert caplog.text.count("metrics.jsonl:2: torn or foreign line is skipped") == 1
+  assert path.read_bytes() == content, "reading changes nothing"
+  write(tmp_path, [4], resume_step=3)
+  assert [row["step"] for row in read_metrics(tmp_path)] == [1, 3, 4]
+  (aside,) = tmp_path.glob("metrics.*.jsonl")
+  assert aside.read_bytes() == content
+
+
+def test_lines_that_are_gone_are_missed_and_marked_once(tmp_path):
+  write(tmp_path, range(1, 10))
+  path = tmp_path / "metrics.jsonl"
+  path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:4]))
+  for expected in ((5, 9), None):
+    with MetricsWriter(tmp_path, resume_step=9, total_steps=10, expected=9) as writer:
+      assert writer.missing == expected
+  assert read_metrics(tmp_path)[4:] == [{"step": 9, "missing_from": 5}]
+  path.unlink()
+  with MetricsWriter(tmp_path, resume_step=9, total_steps=10, expected=6) as writer:
+    assert writer.missing == (1, 9)
 
 
 def test_a_partial_last_line_is_dropped(tmp_path):

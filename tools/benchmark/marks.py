@@ -1,6 +1,7 @@
 """`python -m tools.benchmark marks`: the steps whose speed other systems publish, one after another, on one device."""
 
 import argparse
+import functools
 import json
 import pathlib
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import tempfile
 
 from t5x_like.errors import UserError
+from t5x_like.storage import directory
 
 _SHORT = ["--batch=2", "--steps=2", "--warmup=1"]
 # Name: recipe and sizes, the same made small enough for a CPU, and what is published.
@@ -40,7 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--only", metavar="TEXT", help="the marks with this in their name")
   parser.add_argument("--small", action="store_true", help="tiny models, to try the command on a CPU")
   parser.add_argument("--steps", type=int, default=20, help="steps to time (default: %(default)s)")
-  parser.add_argument("--output", default="marks", help="directory of figures and traces (default: %(default)s)")
+  kind = functools.partial(directory, flag="--output")
+  parser.add_argument(
+    "--output", default="marks", type=kind, help="directory of figures and traces (default: %(default)s)"
+  )
   parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a key of every recipe")
 
 

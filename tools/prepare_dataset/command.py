@@ -29,7 +29,7 @@ from tools.prepare_dataset.tables import OWN_CONFIGS, READERS
 @door
 def main(argv: list[str] | None = None) -> None:
   parser = command_line.Parser(
-    f"{__doc__}\nNAME begins with one of: {', '.join(READERS)}", prog="tools.prepare_dataset"
+    f"{__doc__}\nNAME begins with one of: {', '.join(READERS)}", opens_runs=False, prog="tools.prepare_dataset"
   )
   parser.add_argument("names", nargs="+", metavar="NAME", help="a TFDS name, with its config: glue/sst2")
   parser.add_argument("--from_files", required=True, metavar="DIR", help="a directory, or FILE by split")

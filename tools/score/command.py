@@ -14,14 +14,13 @@ import collections
 import inspect
 import json
 import math
-import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from t5x_like import slots
+from t5x_like import outputs, slots
 from t5x_like.command_line import Parser
 from t5x_like.errors import UserError, did_you_mean, door
 from t5x_like.metrics import resampling
@@ -40,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> None:
   for key in options.keys() - inspect.signature(make).parameters.keys():
     if near := did_you_mean(key, _FLAGS):
       raise UserError(f"--{key}: unknown flag{near}")
+  inputs = [*args.references, *args.predictions, args.compare]
+  output = outputs.Output(args.output, inputs=inputs) if args.output else None
   made = make(**slots.fill(args.name, options, make))
   result = {"benchmark": args.name}
   if isinstance(made, Suite):
@@ -47,17 +48,14 @@ def main(argv: Sequence[str] | None = None) -> None:
   else:
     result |= _result(made, args.references, args.predictions, args)
   text = json.dumps(result, ensure_ascii=False, allow_nan=False)
-  if args.output:
-    try:
-      pathlib.Path(args.output).write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-      raise UserError(f"--output={args.output}: cannot be written: {error.strerror}") from error
+  if output:
+    output.write([text + "\n"])
   print(text)
 
 
 def _arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
   names = ", ".join(slots.names(BENCHMARKS | SUITES))
-  parser = Parser(f"{__doc__}\nNAME is one of: {names}", prog="python -m tools.score")
+  parser = Parser(f"{__doc__}\nNAME is one of: {names}", opens_runs=False, prog="python -m tools.score")
   parser.add_argument("name", metavar="NAME", help="the benchmark")
   parser.add_argument("--references", action="append", required=True, metavar="FILE", help="the references; repeatable")
   parser.add_argument("--predictions", action="append", required=True, metavar="FILE", help="the predictions to score")

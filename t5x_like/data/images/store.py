@@ -11,6 +11,7 @@ in the manifest, and reported.
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -25,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from t5x_like import file_names
 from t5x_like.data.images.checking import checked
 from t5x_like.data.sources import (
   Record,
@@ -37,6 +39,8 @@ from t5x_like.data.sources import (
   parted,
   value,
 )
+from t5x_like.data.store import files as store_files
+from t5x_like.data.store import records as prepared
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.supervised.example_store import lock, reasons
 from t5x_like.data.supervised.labels import number_of, numbered
@@ -171,7 +175,7 @@ def open_store(
             f"config.task.cache: {path} cannot be written ({one_line(error)}); free some space or choose another"
             " directory"
           ) from error
-  return _open(path, opened.name, verify)
+  return _open(path, opened.name, content, verify)
 
 
 def _prepare(path: pathlib.Path, source: Source, split: str, content: dict, notes: Notes | None) -> None:
@@ -257,6 +261,11 @@ def _bytes(record: Record | Skip, field: str, where: str, folder: str) -> bytes 
     return record
   found = value(record, field, where)
   if isinstance(found, str):
+    if folder and not file_names.is_inside(found):
+      raise UserError(
+        f"{where}: found {file_names.shown(found)} in field {field!r}, expected a path below {folder}; without"
+        " config.task.folder, paths are taken as they are"
+      )
     path = found if _filesystem.is_remote(found) else os.path.join(folder, found)
     try:
       with _filesystem.open_file(path) as file:
@@ -277,29 +286,42 @@ def _remedy(path) -> str:
   return f"delete {path} and it is made again"
 
 
-def _open(path: pathlib.Path, name: str, verify: Verify) -> ImageStore:
-  try:
-    record = json.loads((path / FILE).read_bytes())
-    if record["format"] != FORMAT:
-      raise ValueError(f"format {record['format']!r}")
-    labels = np.load(path / "labels.npy", allow_pickle=False)
-    shards, expected = record["shards"], record["labels"]
-    sizes = tuple(int(shard["images"]) for shard in shards)
-  except (OSError, ValueError, KeyError, TypeError) as error:
-    raise UserError(f"{path / FILE}: found damaged contents ({one_line(error)}); {_remedy(path)}") from error
-  if hashlib.sha256(labels.tobytes()).hexdigest() != expected or sum(sizes) != len(labels):
-    raise UserError(f"{path / 'labels.npy'}: found other labels than {FILE} states; {_remedy(path)}")
+@dataclasses.dataclass(frozen=True)
+class _Shard:
+  records: int
+  images: int
+  converted: int
+  bytes: int
+  content: str
+  notes: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Record:
+  """What preparation adds to a record; see `records.read`."""
+
+  num_images: int
+  skipped: dict[str, int]
+  shards: list[_Shard]
+  labels: str  # SHA-256 of the values
+
+
+def _open(path: pathlib.Path, name: str, asked: dict[str, Any], verify: Verify) -> ImageStore:
+  record = prepared.read(_Record, str(path), FILE, asked, _remedy(path))
+  shards = record.shards
+  labels = _labels(path, record)
+  sizes = tuple(shard.images for shard in shards)
   files = tuple(str(path / f"{number:05d}.array_record") for number in range(len(shards)))
-  whole = verify == "full" or (verify == "auto" and sum(shard["bytes"] for shard in shards) <= _READ_WHOLE)
+  whole = verify == "full" or (verify == "auto" and sum(shard.bytes for shard in shards) <= _READ_WHOLE)
   for file, shard in zip(files, shards):
-    found = os.path.getsize(file) if os.path.exists(file) else "no such file"
-    if found != shard["bytes"]:
-      raise UserError(f"{file}: found {found} bytes, expected {shard['bytes']}; {_remedy(path)}")
-  content = {"shards": [shard["content"] for shard in shards], "labels": expected, "classes": record["classes"]}
-  content |= {"notes": [shard.get("notes") for shard in shards]} if "notes" in record else {}
+    found = os.path.getsize(file) if os.path.isfile(file) else "no such file"
+    if found != shard.bytes:
+      raise UserError(f"{file}: found {found} bytes, expected {shard.bytes}; {_remedy(path)}")
+  content = {"shards": [shard.content for shard in shards], "labels": record.labels, "classes": asked["classes"]}
+  content |= {"notes": [shard.notes or None for shard in shards]} if "notes" in asked else {}
   fingerprint = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-  classes, notes = tuple(record["classes"]), _notes(path, shards) if "notes" in record else {}
-  store = ImageStore(str(path), name, classes, labels, files, sizes, record["skipped"], fingerprint, notes)
+  classes, notes = tuple(asked["classes"]), _notes(path, shards) if "notes" in asked else {}
+  store = ImageStore(str(path), name, classes, labels, files, sizes, record.skipped, fingerprint, notes)
   if whole:
     _verify(store, shards)
   told = "contents verified" if whole else "sizes verified"
@@ -308,15 +330,26 @@ def _open(path: pathlib.Path, name: str, verify: Verify) -> ImageStore:
   return store
 
 
-def _notes(path: pathlib.Path, shards: list[dict]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def _labels(path: pathlib.Path, record: _Record) -> np.ndarray:
+  """The labels, int32 [N], as many as the record and its shards have images."""
+  sizes, labels, found = [shard.images for shard in record.shards], None, store_files.at(str(path)).read("labels.npy")
+  with contextlib.suppress(ValueError, EOFError):
+    labels = np.load(io.BytesIO(found or b""), allow_pickle=False)
+  sound = labels is not None and labels.dtype == np.int32 and labels.shape == (record.num_images,) == (sum(sizes),)
+  if not sound or hashlib.sha256(labels.tobytes()).hexdigest() != record.labels:
+    raise UserError(f"{path / 'labels.npy'}: found other labels than {FILE} states; {_remedy(path)}")
+  return labels
+
+
+def _notes(path: pathlib.Path, shards: list[_Shard]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
   """The notes of all shards, whose checksums are compared; UserError if one differs."""
   parts: dict[str, list] = {}
   for number, shard in enumerate(shards):
-    if "notes" not in shard:  # none of its images could be used
+    if not shard.notes:  # none of its images could be used
       continue
     file = path / f"{number:05d}.npz"
-    data = file.read_bytes() if file.exists() else b""
-    if hashlib.sha256(data).hexdigest() != shard["notes"]:
+    data = store_files.at(str(path)).read(file.name) or b""
+    if hashlib.sha256(data).hexdigest() != shard.notes:
       raise UserError(f"{file}: found other contents than {FILE} states; {_remedy(path)}")
     with np.load(io.BytesIO(data), allow_pickle=False) as held:
       for name in held:
@@ -325,13 +358,13 @@ def _notes(path: pathlib.Path, shards: list[dict]) -> dict[str, tuple[np.ndarray
   return {n: (whole[n], whole[f"{n}_per_image"]) for n in whole if not n.endswith("_per_image")}
 
 
-def _verify(store: ImageStore, shards: list[dict]) -> None:
+def _verify(store: ImageStore, shards: list[_Shard]) -> None:
   first = 0
   for file, shard in zip(store.files, shards):
     digest = hashlib.sha256()
-    for start in range(first, first + shard["images"], _AT_ONCE):
-      for data in store.read(np.arange(start, min(start + _AT_ONCE, first + shard["images"]))):
+    for start in range(first, first + shard.images, _AT_ONCE):
+      for data in store.read(np.arange(start, min(start + _AT_ONCE, first + shard.images))):
         _absorb(digest, data)
-    if digest.hexdigest() != shard["content"]:
+    if digest.hexdigest() != shard.content:
       raise UserError(f"{file}: found other contents than {FILE} states; {_remedy(store.path)}")
-    first += shard["images"]
+    first += shard.images

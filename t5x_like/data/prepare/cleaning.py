@@ -11,10 +11,11 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
-from t5x_like import slots
+from t5x_like import trust
 from t5x_like.errors import UserError
 
 ENDINGS = (".", "!", "?", '"', "\u201d")
@@ -38,6 +39,9 @@ class C4:
     bad_words: lower case; a page with one of these words is removed.
     language_id: `module:function` of a function from text to a language's name; empty for no language filter.
     language: the language to keep.
+
+  Raises:
+    UserError: as `hook`.
   """
 
   min_words: int = 5
@@ -45,6 +49,15 @@ class C4:
   bad_words: tuple[str, ...] = ()
   language_id: str = ""
   language: str = "en"
+
+  def __post_init__(self):
+    if self.language_id:
+      hook(self.language_id)
+
+  def __setstate__(self, state: dict[str, Any]) -> None:
+    """Unpickles the filters in a worker of the command that checked them; the worker has no flags to admit names by."""
+    vars(self).update(state)
+    trust.admit(self.language_id)
 
   def clean(self, text: str) -> tuple[str | None, str | None, Counter]:
     """(the cleaned page, or None if removed; why it was removed, or None; how much was removed from it by reason)."""
@@ -108,8 +121,8 @@ def _any_of(words: tuple[str, ...]) -> re.Pattern:
 
 @functools.cache
 def hook(name: str) -> Callable[[str], str]:
-  """The function at `module:function`; UserError if there is none."""
-  found = slots.outside("language id", name)
+  """The function at `module:function`; UserError if there is none, or it may not be imported."""
+  found = trust.function("language id", name)
   if not callable(found):
     raise UserError(f"language id {name!r}: found {type(found).__name__}, expected a function from text to a language")
   return found

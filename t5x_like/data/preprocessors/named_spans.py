@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from t5x_like import slots
+from t5x_like import trust
 from t5x_like.data.sources import Skip, open_source
 from t5x_like.errors import UserError
 
@@ -34,7 +34,7 @@ def load(where: str, name: str) -> tuple[Finder, str]:
     UserError: a function that cannot be imported; a file that cannot be read, or a line without a text and its spans.
   """
   if not re.search(r"\.jsonl(\.\w+)?$", name):
-    return slots.outside(where, name), name
+    return trust.function(where, name), name
   names = {words for text in _names(name) if 0 < len(words := tuple(_WORD.findall(text))) <= _LONGEST}
   if not names:
     raise UserError(f"{where}: {name}: found no spans, expected a line for each text with spans under {_KEYS[0]!r}")

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from t5x_like import slots
+from t5x_like import slots, trust
 from t5x_like.data import random
 from t5x_like.data.features import Features
 from t5x_like.data.quiet_tensorflow import tf
@@ -103,7 +103,7 @@ class _Step:
     if not name or ":" not in name:
       raise UserError(f"{where}[{number}]: found {name!r}, expected a function, module:function")
     self.label = f"{where}: {name}"
-    self._function = slots.outside(f"{where}[{number}]", name)
+    self._function = trust.function(f"{where}[{number}]", name)
     parameters = list(inspect.signature(self._function).parameters)
     if not parameters or parameters[0] not in ("example", "batch"):
       found = f"{parameters[0]!r}" if parameters else "none"

@@ -10,7 +10,7 @@ import re
 
 import numpy as np
 
-from t5x_like import slots
+from t5x_like import trust
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.vocabularies import Vocabulary
 from t5x_like.errors import UserError
@@ -39,7 +39,7 @@ class Sentences:
   """
 
   def __init__(self, vocabulary: Vocabulary, rule: str = DEFAULT_RULE):
-    ends = np.asarray(slots.outside("config.task.sentence_rule", rule)(vocabulary))
+    ends = np.asarray(trust.function("config.task.sentence_rule", rule)(vocabulary))
     if ends.shape != (vocabulary.size,) or ends.dtype != np.bool_:
       raise UserError(
         f"sentence_rule={rule}: returned {ends.dtype} {list(ends.shape)}, expected bool "

@@ -42,7 +42,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from t5x_like import slots
+from t5x_like import file_names, slots
 from t5x_like.errors import UserError, did_you_mean
 
 Record = dict[str, Any]
@@ -129,7 +129,11 @@ def open_source(source: str, *, fields: tuple[str, ...] = (), data_dir: str | No
       f"source {source!r}: found format {name!r}, expected one of {', '.join(formats())}"
       f"{did_you_mean(name, formats())}; write it as format:rest, such as jsonl:corpus/*.jsonl.gz"
     )
-  return slots.find("source", name, sys.modules[__name__], "Source")(rest, fields=fields, data_dir=data_dir)
+  opened = slots.find("source", name, sys.modules[__name__], "Source")(rest, fields=fields, data_dir=data_dir)
+  file_names.check_all(
+    f"source {source}: its name and splits", (opened.name, *opened.splits), "rename its files or splits"
+  )
+  return opened
 
 
 _FIRST = re.compile(r"(.+)\[:([1-9]\d*)\]")

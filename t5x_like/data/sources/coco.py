@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from t5x_like import file_names
 from t5x_like.data.sources import Record, Skip, _filesystem
 from t5x_like.data.sources import Source as Base
 from t5x_like.data.sources._files import _files, _name, _patterns
@@ -47,6 +48,11 @@ class Source(Base):
     for number, image in list(enumerate(content["images"]))[slice(*part) if part else slice(None)]:
       where = f"{path}, image {number}"
       try:
+        if not file_names.is_inside(image["file_name"]):
+          raise UserError(
+            f"{where}: found file_name {file_names.shown(image['file_name'])}, expected a path below {folder}; give the"
+            " directory of the images as FILE@FOLDER"
+          )
         file, height, width = f"{folder}/{image['file_name']}", float(image["height"]), float(image["width"])
         objects = {"bbox": [], "label": [], "area": [], "is_crowd": []}
         for one in own.get(image["id"], ()):

@@ -5,10 +5,12 @@ requested features are decoded; images stay encoded, as bytes. Parts are runs of
 Google's bucket of prepared datasets.
 """
 
+import functools
 import re
 from collections.abc import Iterator
 from typing import Any
 
+from t5x_like import trust
 from t5x_like.data.quiet_tensorflow import tfds
 from t5x_like.data.sources import Record, check_split, column_of
 from t5x_like.data.sources import Source as Base
@@ -23,7 +25,7 @@ def open_builder(rest: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
   if not rest:
     raise UserError("source 'tfds:': found no dataset name, expected tfds:NAME[/config][:version]")
   try:
-    builder = tfds.builder(rest, data_dir=data_dir)
+    builder = _builder(rest, data_dir)
   except tfds.core.DatasetNotFoundError:
     known = tfds.list_builders(with_community_datasets=False)  # listing community datasets would use the network
     raise UserError(
@@ -37,10 +39,41 @@ def open_builder(rest: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
   return builder
 
 
+def _builder(rest: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
+  """`tfds.builder` for datasets whose code is installed, or that need none.
+
+  Raises:
+    UserError: a community dataset, which brings code of its own, without `--trust`; otherwise as `tfds.builder`.
+  """
+  _gate_features()
+  name, _ = tfds.core.naming.parse_builder_name_kwargs(rest)
+  if name.namespace and not trust.everything():
+    raise UserError(
+      f"source tfds:{rest}: names a community dataset, which runs code that it brings; prepare it with TFDS and give"
+      f" its name and the data directory, or add {trust.FLAG}"
+    )
+  return tfds.builder(rest, data_dir=data_dir)
+
+
+@functools.cache
+def _gate_features() -> None:
+  """Keeps TFDS from importing whatever module the files of a prepared dataset name as the class of a feature."""
+  connector = tfds.features.FeatureConnector
+  find = connector.cls_from_name
+
+  def gated(_, name: str) -> type:
+    if name not in connector._registered_features and not name.startswith("tensorflow_datasets."):
+      if not trust.everything():
+        raise ValueError(f"a feature has the class {name!r}, which is not one of TFDS; {trust.FLAG} would import it")
+    return find(name)
+
+  connector.cls_from_name = classmethod(gated)
+
+
 def is_prepared(rest: str, data_dir: str | None) -> bool:
   """Whether the dataset can be read without building or downloading anything."""
   try:
-    return tfds.builder(rest, data_dir=data_dir).is_prepared()
+    return _builder(rest, data_dir).is_prepared()
   except (tfds.core.DatasetNotFoundError, ValueError, AssertionError, KeyError, TypeError, RuntimeError):
     return False
 

@@ -12,6 +12,7 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from typing import Any
 
+from t5x_like import file_names
 from t5x_like.data.sources import Record, Skip, _filesystem
 from t5x_like.data.sources import Source as Base
 from t5x_like.data.sources._files import _name, _patterns, decode
@@ -71,6 +72,8 @@ def _pairs(part: str) -> list[tuple[str, str | None]]:
     folder = part.rstrip("/")
     found = sorted(map(_filesystem.base_name, _filesystem.matches(f"{folder}/Annotations/*.xml")))
     stems = [name.removesuffix(".xml") for name in found]
+  if odd := [stem for stem in stems if not file_names.is_name(stem)]:
+    raise UserError(f"{part}: found {file_names.shown(odd[0])}, expected names of annotations, without their directory")
   if not stems:
     raise UserError(f"source voc:{part}: found no annotations, expected DIR/Annotations/*.xml or a list of their names")
   images = {_filesystem.base_name(p).rpartition(".")[0]: p for p in _filesystem.matches(f"{folder}/JPEGImages/*")}

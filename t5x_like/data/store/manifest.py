@@ -10,6 +10,7 @@ import hashlib
 import json
 from typing import Any
 
+from t5x_like import file_names
 from t5x_like.errors import UserError, did_you_mean
 
 FORMAT = "t5x_like.token_store.v2"
@@ -89,41 +90,46 @@ def parse(data: dict[str, Any], where: str) -> Manifest:
   return manifest
 
 
-def read(kind: type, data: Any, where: str, key: str) -> Any:
+def read(kind: type, data: Any, where: str, key: str, remedy: str = REMEDY) -> Any:
   """A dataclass from the JSON object at `key`, its fields present, known and of the declared types."""
   if not isinstance(data, dict):
-    raise UserError(f"{where}: {key or 'top level'}: found {type(data).__name__}, expected an object: {REMEDY}")
+    raise UserError(f"{where}: {key or 'top level'}: found {type(data).__name__}, expected an object: {remedy}")
   fields = {field.name: field.type for field in dataclasses.fields(kind)}
+  optional = {field.name for field in dataclasses.fields(kind) if field.default is not dataclasses.MISSING}
   prefix = f"{key}." if key else ""
   for name in data:
     if name not in fields:
-      raise UserError(f"{where}: {prefix}{name}: unknown field{did_you_mean(name, fields)}: {REMEDY}")
+      raise UserError(f"{where}: {prefix}{name}: unknown field{did_you_mean(name, fields)}: {remedy}")
   values = {}
   for name, declared in fields.items():
+    if name not in data and name in optional:
+      continue
     if name not in data:
-      raise UserError(f"{where}: {prefix}{name}: missing: {REMEDY}")
-    values[name] = value(declared, data[name], where, prefix + name)
+      raise UserError(f"{where}: {prefix}{name}: missing: {remedy}")
+    values[name] = value(declared, data[name], where, prefix + name, remedy)
   return kind(**values)
 
 
-def value(declared: Any, found: Any, where: str, key: str) -> Any:
+def value(declared: Any, found: Any, where: str, key: str, remedy: str = REMEDY) -> Any:
   """A value of a declared type: a dataclass, a dict or list of one, or a plain type."""
   if dataclasses.is_dataclass(declared):
-    return read(declared, found, where, key)
+    return read(declared, found, where, key, remedy)
   kind, (*_, item) = getattr(declared, "__origin__", declared), getattr(declared, "__args__", (Any,))
   if type(found) is not kind:
-    raise UserError(f"{where}: {key}: found {type(found).__name__}, expected {kind.__name__}: {REMEDY}")
+    raise UserError(f"{where}: {key}: found {type(found).__name__}, expected {kind.__name__}: {remedy}")
   if kind is int and found < 0:
-    raise UserError(f"{where}: {key}: found {found}, expected at least 0: {REMEDY}")
+    raise UserError(f"{where}: {key}: found {found}, expected at least 0: {remedy}")
   if item is not Any and kind is dict:
-    return {name: value(item, one, where, f"{key}.{name}") for name, one in found.items()}
+    return {name: value(item, one, where, f"{key}.{name}", remedy) for name, one in found.items()}
   if item is not Any and kind is list:
-    return [value(item, one, where, f"{key}[{i}]") for i, one in enumerate(found)]
+    return [value(item, one, where, f"{key}[{i}]", remedy) for i, one in enumerate(found)]
   return found
 
 
 def check(manifest: Manifest, where: str) -> None:
-  """UserError for values out of range."""
+  """UserError for values out of range, and for names that could not be names of files."""
+  file_names.check(f"{where}: name", manifest.name, REMEDY)
+  file_names.check(f"{where}: split", manifest.split, REMEDY)
   if manifest.dtype not in DTYPES:
     raise UserError(f"{where}: dtype: found {manifest.dtype!r}, expected one of {', '.join(DTYPES)}: {REMEDY}")
   for key, found in (("num_shards", manifest.num_shards), ("name_digits", manifest.name_digits)):

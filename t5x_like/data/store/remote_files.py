@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
+from t5x_like import file_names
 from t5x_like.data import objects
 from t5x_like.data.store.manifest import REMEDY
 from t5x_like.data.store.shards import Shards
@@ -120,7 +121,7 @@ class RemoteFiles:
     index = f"{directory}/vocabulary.json"
     text = self.read(index)
     try:
-      names = [name for name in json.loads(text or b"{}").get("files", {}) if name == pathlib.PurePosixPath(name).name]
+      names = [name for name in json.loads(text or b"{}").get("files", {}) if file_names.is_name(name)]
     except (ValueError, AttributeError) as error:
       raise UserError(f"{self.name(index)}: not valid JSON ({one_line(error)}): {REMEDY}") from error
     with tempfile.TemporaryDirectory() as copy:

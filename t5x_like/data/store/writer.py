@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from t5x_like import file_names
 from t5x_like.data import vocabularies
 from t5x_like.data.store import manifest as manifests
 from t5x_like.data.store import shards as store_shards
@@ -60,7 +61,8 @@ class TokenStoreWriter(contextlib.AbstractContextManager):
       raise UserError(f"{path}: stores are written to a local directory; write it there, then copy it")
     self.path = pathlib.Path(path)
     self._work = self.path.with_name(f".{self.path.name}.incomplete")
-    self._name, self._split, self._vocabulary = name, split, vocabulary
+    self._name, self._split = file_names.check("name", name), file_names.check("split", split)
+    self._vocabulary = vocabulary
     self._append_eos, self._source, self._shard_tokens = append_eos, dict(source or {}), shard_tokens
     self._dtype = dtype_of(vocabulary)
     self._tokens, self._lengths, self._held = [], [], 0

@@ -28,8 +28,9 @@ from typing import Any
 
 import numpy as np
 
+from t5x_like import file_names
 from t5x_like.data.sources import Record, Skip, Source, check_split, first_records, open_source, parted
-from t5x_like.data.store import builtin
+from t5x_like.data.store import builtin, records
 from t5x_like.data.store.reader import TokenStore, Verify
 from t5x_like.data.store.writer import TokenStoreWriter
 from t5x_like.data.supervised import pieces
@@ -153,7 +154,7 @@ def open_store(
             f"config.task.cache: {path} cannot be written ({one_line(error)}); free some space or choose "
             "another directory"
           ) from error
-  return _open(path, opened.name, verify)
+  return _open(path, opened.name, content, verify)
 
 
 @contextlib.contextmanager
@@ -234,41 +235,53 @@ def _sha256(path: pathlib.Path) -> str:
     return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _open(path: pathlib.Path, name: str, verify: Verify) -> ExampleStore:
-  remedy = "delete the directory and it is made again"
-  try:
-    record = json.loads((path / FILE).read_bytes())
-    if record["format"] != FORMAT:
-      raise ValueError(f"format {record['format']!r}")
-    streams, arrays = dict(record["fingerprints"]), dict(record["arrays"])
-  except (OSError, ValueError, KeyError, TypeError) as error:
-    raise UserError(f"{path / FILE}: found damaged contents ({one_line(error)}); {remedy}") from error
+@dataclasses.dataclass(frozen=True)
+class _Record:
+  """What preparation adds to a record; see `records.read`."""
+
+  num_examples: int
+  skipped: dict[str, int]
+  arrays: dict[str, str]  # SHA-256 of their files
+  fingerprints: dict[str, str]  # of the streams
+
+
+def _open(path: pathlib.Path, name: str, content: dict[str, Any], verify: Verify) -> ExampleStore:
+  remedy = f"delete {path} and it is made again"
+  record = records.read(_Record, str(path), FILE, content, remedy)
+  if record.fingerprints.keys() != content["streams"].keys():
+    raise UserError(
+      f"{path / FILE}: fingerprints: found {sorted(record.fingerprints)}, expected those of the task's "
+      f"streams, {sorted(content['streams'])}: {remedy}"
+    )
   stores = {}
-  for stream, fingerprint in streams.items():
+  for stream, fingerprint in record.fingerprints.items():
+    where = path / "streams" / stream
     try:
-      stores[stream] = TokenStore.open(path / "streams" / stream, verify)
+      stores[stream] = TokenStore.open(where, verify)
     except UserError as error:
-      raise UserError(f"{error}; or delete {path} and it is made again") from error
-    if stores[stream].fingerprint != fingerprint:
-      raise UserError(
-        f"{path / 'streams' / stream}: fingerprint: found {stores[stream].fingerprint[:12]}, expected "
-        f"{fingerprint[:12]} from {FILE}; {remedy}"
-      )
+      raise UserError(f"{error}; or {remedy}") from error
+    found = stores[stream]
+    for key, expected in (("fingerprint", fingerprint), ("num_documents", record.num_examples)):
+      if getattr(found, key) != expected:
+        raise UserError(
+          f"{where}: {key}: found {str(getattr(found, key))[:12]}, expected {str(expected)[:12]} from {FILE}; {remedy}"
+        )
+  lengths = {record.num_examples, *(store.num_tokens for store in stores.values())}
   loaded = {}
-  for array, expected in arrays.items():
-    file = path / "arrays" / f"{array}.npy"
-    if not file.exists() or (found := _sha256(file)) != expected:
-      found = found[:12] if file.exists() else "no such file"
+  for array, expected in record.arrays.items():
+    file_names.check(f"{path / FILE}: arrays", array, remedy)
+    loaded[array] = found = records.array(str(path), f"arrays/{array}.npy", expected, remedy)
+    if not found.ndim or len(found) not in lengths:
       raise UserError(
-        f"{file}: found SHA-256 {found}, expected {expected[:12]}: the file is missing or was changed; {remedy}"
+        f"{path}/arrays/{array}.npy: found the shape {found.shape}, expected one entry per example or "
+        f"token, {sorted(lengths)}; {remedy}"
       )
-    loaded[array] = np.load(file, mmap_mode="r", allow_pickle=False)
-  content = {"streams": streams, "arrays": arrays}
-  fingerprint = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-  store = ExampleStore(str(path), name, stores, loaded, record["skipped"], fingerprint)
+  prints = {"streams": record.fingerprints, "arrays": record.arrays}
+  fingerprint = hashlib.sha256(json.dumps(prints, sort_keys=True).encode()).hexdigest()
+  store = ExampleStore(str(path), name, stores, loaded, record.skipped, fingerprint)
   tokens = ", ".join(f"{s.num_tokens:,} tokens of {name}" for name, s in stores.items())
   print(
-    f"data: {path}: {store.num_examples:,} examples, {tokens}{reasons(record['skipped'])}; "
+    f"data: {path}: {store.num_examples:,} examples, {tokens}{reasons(record.skipped)}; "
     f"{next(iter(stores.values())).verification}",
     flush=True,
   )

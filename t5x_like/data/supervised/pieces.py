@@ -17,6 +17,7 @@ import joblib
 import numpy as np
 from tqdm import tqdm
 
+from t5x_like import file_names
 from t5x_like.data.objects import Place, place
 from t5x_like.data.prepare import progress_files
 from t5x_like.data.sources import Record, Skip
@@ -96,7 +97,7 @@ def read(progress: pathlib.Path, number: int) -> Piece:
   kinds: dict[str, dict[str, np.ndarray]] = {"tokens": {}, "lengths": {}, "arrays": {}}
   for name, values in content.items():
     kind, _, name = name.partition(".")
-    kinds[kind][name] = values
+    kinds[kind][file_names.check(f"{_path(progress, number)}: {kind}", name, "delete the directory")] = values
   return Piece(about["num_examples"], about["skipped"], **kinds)
 
 

@@ -56,7 +56,7 @@ def task(
     mean, std: of the normalisation; CLIP's. One number, or one for each channel.
     image_field: of the encoded image, or of the path of its file; adjacent records of one path are one image.
     caption_field: of a caption, or of a list of them.
-    folder: that relative paths of images begin in.
+    folder: the directory that paths of images are relative to, and stay in; without one they are taken as they are.
     others: see `image_classification`.
 
   Raises:

@@ -5,6 +5,7 @@ import hashlib
 import json
 from typing import Any
 
+from t5x_like import file_names
 from t5x_like.data.objects import Place
 from t5x_like.data.vocabularies import storage
 from t5x_like.data.vocabularies.tokenizer_json import MODEL_FILE, TokenizerVocabulary
@@ -63,11 +64,13 @@ class PublishedVocabulary(TokenizerVocabulary):
 def load(directory: Place, manifest: dict[str, Any]) -> PublishedVocabulary:
   """Opens what `save` wrote."""
   facts = manifest.get("published")
-  names = {field.name for field in dataclasses.fields(Facts)}
-  if not isinstance(facts, dict) or set(facts) != names:
+  known = {field.name for field in dataclasses.fields(Facts)}
+  if not isinstance(facts, dict) or set(facts) != known:
     raise UserError(f"{directory / storage.MANIFEST}: found no complete 'published', expected the file save wrote")
   facts = Facts(**facts | {"sentinels": tuple(facts["sentinels"])})
   brought = [name for name in manifest.get("files", {}) if name.startswith(BROUGHT)]
+  for name in brought:
+    file_names.check(f"{directory / storage.MANIFEST}: files", name.removeprefix(BROUGHT), "copy the vocabulary again")
   return PublishedVocabulary(
     storage.read(directory / MODEL_FILE),
     facts,

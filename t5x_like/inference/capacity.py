@@ -1,0 +1,91 @@
+"""The number of tokens that memory can hold while texts are generated."""
+
+import os
+import pathlib
+
+import jax
+import numpy as np
+
+from t5x_like.errors import UserError
+from t5x_like.nn.unrolled import for_decoding
+from t5x_like.rows import Runner
+
+_COPIES = 2  # of the cache: a step reads one and writes another
+_FEW, _MANY = 2**16, 2**17  # slots, more than any window
+_ROW = 512  # bytes of Python that a finished prediction takes, at least
+_CGROUP = pathlib.Path("/sys/fs/cgroup")
+
+
+def check(run: Runner, features: dict, *, rows: int, beams: int, prompt: int, new_tokens: int) -> None:
+  """Refuse a generation whose caches or answers cannot fit.
+
+  Args:
+    run: applies the model.
+    features: the abstract batch that the model reads, of one row and `prompt` tokens.
+    rows: of all texts and samples.
+    beams: sequences per row.
+    prompt: tokens of the longest prompt that take slots in the cache.
+    new_tokens: the most tokens to generate.
+  Raises:
+    UserError: naming the longest length that fits.
+  """
+  available = free_memory()
+  if available is None:
+    return
+  with run.rules.activate():
+    few, many = (
+      jax.eval_shape(lambda model, batch, n=n: for_decoding(model).start_decoding(batch, n), run.model, features)
+      for n in (_FEW, _MANY)
+    )
+  few, many = _bytes(few), _bytes(many)
+  slot = max((many - few) // (_MANY - _FEW), 1)
+  ways = run.rules.split("batch")
+  together = -(-min(run.batch_size, rows) // ways)  # on one device
+  together *= jax.local_device_count() if jax.default_backend() == "cpu" else 1
+  fixed = max(few - slot * _FEW, 0)
+  batch = _COPIES * together * beams
+  longest = available // max(batch * slot, 1) - prompt - fixed // slot
+  answers = 4 * rows * beams  # bytes for every new token
+  longest = min(longest, max(available - rows * _ROW, 0) // max(answers, 1))
+  if new_tokens > longest:
+    least = f"found room for {max(longest, 0):,} with {rows:,} rows, --batch_size={run.batch_size}, --beams={beams} and"
+    raise UserError(
+      f"--max_new_tokens={new_tokens}: {least} {available / 1e9:.1f} GB of free memory; generate fewer tokens, or use"
+      " fewer samples or beams, a smaller --batch_size or shorter texts"
+    )
+
+
+def free_memory() -> int | None:
+  """Return the bytes free on each accelerator, or on a host without one; None if the system does not tell."""
+  found = jax.local_devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
+  if found and "bytes_limit" in found:
+    return found["bytes_limit"] - found.get("bytes_in_use", 0)
+  if jax.default_backend() != "cpu":
+    return None
+  free = [_available(), _within_group()]
+  return min((one for one in free if one is not None), default=None)
+
+
+def _available() -> int | None:
+  try:
+    lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+  except (OSError, ValueError, StopIteration):
+    pass
+  try:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+  except (ValueError, OSError):
+    return None
+
+
+def _within_group() -> int | None:
+  """The bytes that a container may still take."""
+  try:
+    limit, used = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+  except (OSError, ValueError):  # no limit, or none of this kind
+    return None
+  return max(limit - used, 0)
+
+
+def _bytes(tree) -> int:
+  return sum(int(np.prod(x.shape, dtype=object)) * x.dtype.itemsize for x in jax.tree.leaves(tree))

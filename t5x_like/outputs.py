@@ -1,0 +1,226 @@
+"""Files that commands write for the user: predictions, scores, pages.
+
+A regular file is replaced whole or not at all. Devices, pipes, sockets and open descriptors (`-`, /dev/stdout,
+/dev/fd/3, a shell's `>(…)`) are written to and never replaced. A file that the command reads, and a file that belongs
+to a workdir or a store, is never written.
+"""
+
+import contextlib
+import os
+import pathlib
+import re
+import socket
+import stat
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+
+from t5x_like.errors import UserError
+
+_DESCRIPTOR = re.compile(r"/(?:dev/fd|proc/self/fd)/(\d+)")
+_NAMED = {"-": 1, "/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
+# A device or a terminal may be read and written at the same time; these lose what they hold.
+_LOSES = (stat.S_ISREG, stat.S_ISFIFO, stat.S_ISBLK)
+_STORES, _OURS = ("manifest.json", "examples.json", "images.json"), b'"t5x_like.'
+_WORKDIR = "config.json"
+_WORKDIR_FILES = {
+  "best",
+  "checkpoints",
+  "compiled",
+  _WORKDIR,
+  "environment.json",
+  "history.jsonl",
+  "imported.json",
+  "lease",
+  "lock",
+  "metrics.jsonl",
+  "model.safetensors",
+  "report.html",
+  "tokenizer.json",
+  "vocabulary",
+}
+
+
+class Output:
+  """A destination that was checked before the work began.
+
+  Args:
+    path: a local file, or `-` for standard output.
+    flag: the flag that gave it.
+    inputs: the files and folders that the command reads.
+  Attributes:
+    to_stdout: whether it is the program's standard output, so that messages belong elsewhere.
+    escaped: the lines written so far that hold characters which UTF-8 cannot express.
+  Raises:
+    UserError: it is an input, part of a workdir or a store, a directory, or in a directory that cannot be written.
+  """
+
+  def __init__(self, path: str, flag: str = "--output", inputs: Iterable[str] = ()):
+    self._where = f"{flag}={path}"
+    self.escaped = 0
+    self._descriptor = _descriptor(path)
+    self._path = pathlib.Path(path)
+    if self._descriptor is None:
+      self._path = self._checked(path)
+    found = self._status()
+    self._replaced = self._descriptor is None and (found is None or stat.S_ISREG(found.st_mode))
+    self.to_stdout = found is not None and _same(found, _fstat(1))
+    self._refuse_inputs(found, [file for file in inputs if file])
+    if self._replaced:
+      self._refuse_property()
+      self._refuse_unwritable()
+
+  def write(self, lines: Iterable[str]) -> None:
+    """Writes lines, each with its end; a lone surrogate becomes the six characters `\\udXXX`, which JSON reads back.
+
+    Raises:
+      UserError: it cannot be written; a regular file is then as it was.
+    """
+    try:
+      with self._opened() as file:
+        for line in lines:
+          file.write(self._encoded(line))
+    except BrokenPipeError as error:
+      raise UserError(f"{self._where}: the reader closed it before everything was written") from error
+    except OSError as error:
+      raise UserError(f"{self._where}: cannot be written: {error.strerror}") from error
+
+  def told(self) -> str:
+    """Return a line about what was escaped, or the empty string."""
+    if not self.escaped:
+      return ""
+    lines = f"{self.escaped:,} {'line' if self.escaped == 1 else 'lines'}"
+    return f"{self._where}: {lines} with lone surrogates, which UTF-8 cannot hold; they are written as \\udXXX"
+
+  def _encoded(self, line: str) -> bytes:
+    try:
+      return line.encode()
+    except UnicodeEncodeError:
+      self.escaped += 1
+      return line.encode(errors="backslashreplace")
+
+  def _checked(self, path: str) -> pathlib.Path:
+    """The path behind all links."""
+    if not path:
+      raise UserError(f"{self._where}: empty; name a file, or - for standard output")
+    if "://" in path:
+      raise UserError(f"{self._where}: is an address; name a local file, and copy it afterwards")
+    try:
+      real = pathlib.Path(os.path.realpath(path))
+      if real.is_dir() or path.endswith(os.sep):
+        raise UserError(f"{self._where}: is a directory; name a file in it")
+    except (OSError, ValueError) as error:
+      raise UserError(f"{self._where}: no name of a file: {getattr(error, 'strerror', None) or error}") from error
+    return real
+
+  def _status(self) -> os.stat_result | None:
+    try:
+      return os.stat(self._path) if self._descriptor is None else os.fstat(self._descriptor)
+    except FileNotFoundError:
+      return None
+    except OSError as error:
+      raise UserError(f"{self._where}: cannot be written: {error.strerror}") from error
+
+  def _refuse_inputs(self, found: os.stat_result | None, inputs: list[str]) -> None:
+    for given in inputs:
+      descriptor = 0 if given == "-" else _descriptor(given)
+      try:
+        read = os.stat(given) if descriptor is None else _fstat(descriptor)
+      except (OSError, ValueError):
+        continue  # a pattern, an address, or missing: who reads it says so
+      inside = read is not None and stat.S_ISDIR(read.st_mode) and self._path.is_relative_to(os.path.realpath(given))
+      if _same(found, read) and any(kind(found.st_mode) for kind in _LOSES) or inside and found is not None:
+        raise UserError(f"{self._where}: would overwrite the input {given}; name another file")
+
+  def _refuse_property(self) -> None:
+    for folder in self._path.parents:
+      first = self._path.relative_to(folder).parts[0]
+      if first in _WORKDIR_FILES and (folder / _WORKDIR).is_file():
+        raise UserError(f"{self._where}: belongs to the workdir {folder}; name a file elsewhere")
+      if any(_begins_with(folder / name, _OURS) for name in _STORES):
+        raise UserError(f"{self._where}: is inside the store {folder}; name a file elsewhere")
+
+  def _refuse_unwritable(self) -> None:
+    parent = self._path.parent
+    if not parent.is_dir():
+      raise UserError(f"{self._where}: no directory {parent}; make it first")
+    try:
+      with tempfile.NamedTemporaryFile(dir=parent, prefix=f".{self._path.name[:40]}."):
+        pass
+    except OSError as error:
+      raise UserError(f"{self._where}: cannot be written: {error.strerror}") from error
+
+  @contextlib.contextmanager
+  def _opened(self) -> Iterator:
+    sys.stdout.flush()
+    if self._replaced:
+      with _replacing(self._path) as file:
+        yield file
+    elif self._descriptor == 1 and hasattr(sys.stdout, "buffer"):
+      yield sys.stdout.buffer  # wherever the program sent its standard output
+      sys.stdout.flush()
+    elif self._descriptor is not None:
+      with os.fdopen(os.dup(self._descriptor), "wb") as file:
+        yield file
+    elif stat.S_ISSOCK(os.stat(self._path).st_mode):
+      with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(str(self._path))
+        with peer.makefile("wb") as file:
+          yield file
+    else:
+      with open(self._path, "wb") as file:
+        yield file
+
+
+def _begins_with(file: pathlib.Path, word: bytes) -> bool:
+  try:
+    with open(file, "rb") as opened:
+      return word in opened.read(4096)
+  except OSError:
+    return False
+
+
+@contextlib.contextmanager
+def _replacing(path: pathlib.Path) -> Iterator:
+  """A file beside `path` that takes its place, with its permissions, once it is whole and on the disk."""
+  descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.", suffix=".tmp")
+  try:
+    with os.fdopen(descriptor, "wb") as file:
+      yield file
+      file.flush()
+      os.fsync(file.fileno())
+    os.chmod(aside, stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666 & ~_umask())
+    os.replace(aside, path)
+  except BaseException:
+    pathlib.Path(aside).unlink(missing_ok=True)
+    raise
+
+
+def _umask() -> int:
+  mask = os.umask(0)
+  os.umask(mask)
+  return mask
+
+
+def _descriptor(path: str) -> int | None:
+  """The number of the open descriptor that a path names, if it names one."""
+  if path in _NAMED:
+    return _NAMED[path]
+  found = _DESCRIPTOR.fullmatch(path)
+  return int(found[1]) if found else None
+
+
+def _fstat(descriptor: int) -> os.stat_result | None:
+  try:
+    return os.fstat(descriptor)
+  except OSError:
+    return None
+
+
+def _same(one: os.stat_result | None, other: os.stat_result | None) -> bool:
+  return one is not None and other is not None and os.path.samestat(one, other)
+
+
+def write(path: str, text: str, flag: str = "--output", inputs: Iterable[str] = ()) -> None:
+  """Checks a destination and writes a whole text to it; see `Output`."""
+  Output(path, flag, inputs).write([text])

@@ -1,0 +1,176 @@
+"""Damaged token, example and image stores: right bits, or one line. See `harness`."""
+
+import contextlib
+import functools
+import hashlib
+import io
+import json
+import pathlib
+import random
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from t5x_like.data import loader, task
+from t5x_like.data.images import store as image_store
+from t5x_like.data.store.reader import TokenStore
+from t5x_like.errors import door
+from tests import stores
+from tests.fuzz.harness import Ground, generator
+from tests.fuzz.mutations import copied, digests, files_of, folder_mutation
+from tools import inspect_data
+
+SEED, SAMPLE, ALL = 7, 6, 90  # cases of each kind of store
+
+
+def signed(file: pathlib.Path) -> None:
+  """Give a manifest of a token store the checksum of its changed fields."""
+  manifest = json.loads(file.read_text())
+  if file.name == "manifest.json" and "checksum" in manifest:
+    fields = {key: value for key, value in manifest.items() if key not in ("format", "checksum")}
+    manifest["checksum"] = hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+    file.write_text(json.dumps(manifest))
+
+
+class Tokens:
+  """A token store, of either edition of the format, opened and read whole; or a batch of it shown by a tool."""
+
+  def __init__(self, folder: pathlib.Path):
+    documents = stores.random_documents(40, 30)
+    for name in ("new", "first"):
+      stores.write(folder / name, documents, shard_tokens=150)
+    stores.first_edition(folder / "first")
+    self.folder, self.expected = folder, self._content(TokenStore.open(folder / "new"))
+
+  def damage(self, choice, folder: pathlib.Path) -> str:
+    self._chosen = choice.choice(("new", "new", "first"))
+    self._verify = choice.choice(("auto", "auto", "size"))
+    self._shown = choice.random() < 0.1
+    files = files_of(folder / self._chosen)
+    heads = [file for file in files if file.endswith((".json", ".npy"))]
+    files = heads if choice.random() < 0.7 else files
+    return f"{self._chosen}, {self._verify}: {folder_mutation(choice, folder / self._chosen, files, signed)}"
+
+  def use(self, folder: pathlib.Path) -> None:
+    store = TokenStore.open(folder / self._chosen, self._verify)
+    store.vocabulary  # noqa: B018 -- read and checked
+    found = self._content(store)
+    if self._verify == "auto":
+      assert all(map(np.array_equal, found, self.expected)), "wrong bits"
+
+  def door(self, folder: pathlib.Path) -> int:
+    if not self._shown:
+      return door(self.use)(folder)
+    words = (f"--config.task.store={folder / self._chosen}", '--config.phases={"main": {"steps": 1}}')
+    return inspect_data.main(["--config=tests/recipes/nano.py", *words[:1], "--split=train"])
+
+  def _content(self, store: TokenStore) -> tuple:
+    N, last = store.num_documents, store.num_tokens - 8
+    places = np.arange(0, max(last, 1), 5)
+    spans = store.document_spans(np.arange(N))
+    return store.windows(places, 8), store.document_ends(), *spans, *store.documents_at(places)
+
+
+class Examples:
+  """Prepared examples of a task of texts, opened by the task, and the first batch of an evaluation."""
+
+  def __init__(self, folder: pathlib.Path):
+    rows = "".join(f"a {'word ' * (n % 5)}{n}\tb{n}\n" for n in range(30))
+    self._source = folder.parent / "rows.tsv"
+    self._source.write_text("source\ttarget\n" + rows)
+    self.folder = folder
+    self.expected = self._first(folder)
+
+  def damage(self, choice, folder: pathlib.Path) -> str:
+    files = [file for file in files_of(folder) if not file.endswith(".lock")]
+    top = [file for file in files if file.endswith("examples.json")]
+    return folder_mutation(choice, folder, top if choice.random() < 0.5 else files, signed)
+
+  def door(self, folder: pathlib.Path) -> int:
+    return door(self.use)(folder)
+
+  def use(self, folder: pathlib.Path) -> None:
+    found = self._first(folder)
+    assert all(np.array_equal(found[name], x) for name, x in self.expected.items()), "wrong bits"
+
+  def _first(self, folder: pathlib.Path) -> dict[str, np.ndarray]:
+    built = task.build(
+      "text_to_text",
+      "train",
+      source=f"tsv:{self._source}",
+      inputs="say: {source}",
+      targets="{target}",
+      inputs_length=64,
+      targets_length=16,
+      cache=str(folder),
+    )
+    return next(loader.eval_batches(built, batch_size=4))
+
+
+class Images:
+  """Prepared images, opened, and each of them read."""
+
+  def __init__(self, folder: pathlib.Path):
+    for n in range(6):
+      pixels = np.random.default_rng(n).integers(0, 256, (5, 4, 3)).astype(np.uint8)
+      file = folder.parent / "pictures" / "ab"[n % 2] / f"{n}.png"
+      file.parent.mkdir(parents=True, exist_ok=True)
+      Image.fromarray(pixels).save(file)
+    self._source, self.folder = f"folders:{folder.parent / 'pictures'}", folder
+    self.expected = self._content(folder)
+
+  def damage(self, choice, folder: pathlib.Path) -> str:
+    files = [file for file in files_of(folder) if not file.endswith(".lock")]
+    top = [file for file in files if file.endswith("images.json")]
+    self._verify = choice.choice(("auto", "auto", "size"))
+    return f"{self._verify}: {folder_mutation(choice, folder, top if choice.random() < 0.6 else files)}"
+
+  def door(self, folder: pathlib.Path) -> int:
+    return door(self.use)(folder)
+
+  def use(self, folder: pathlib.Path) -> None:
+    assert self._content(folder, self._verify) == self.expected or self._verify == "size", "wrong bits"
+
+  def _content(self, folder: pathlib.Path, verify: str = "auto"):
+    image_store._reader.cache_clear()
+    store = image_store.open_store(self._source, "train", cache=str(folder), verify=verify)
+    return store.read(np.arange(store.num_images)).tolist(), store.labels.tolist()
+
+
+KINDS = {"tokens": Tokens, "examples": Examples, "images": Images}
+
+
+def tried(kind: str, tmp_path: pathlib.Path, cases: range) -> None:
+  (tmp_path / "sound").mkdir()
+  with contextlib.redirect_stdout(io.StringIO()):
+    subject = KINDS[kind](tmp_path / "sound" / "store")
+  ground = Ground(tmp_path / "ground", memory=2**30)
+  for number in cases:
+    told: list[str] = []
+    name, choice = f"seed {SEED}, {kind} {number}", generator(SEED, f"{kind}/{number}")
+    outcome = ground.run(name, functools.partial(harmed_and_used, subject, choice, told))
+    ground.outcomes[-1] = outcome._replace(case=f"{name}: {''.join(told)}")
+  ground.check(least=len(cases))
+
+
+def harmed_and_used(subject, choice: random.Random, told: list[str], inside: pathlib.Path) -> int:
+  """Damage a copy of a store and use it; what was not damaged stays as it is."""
+  folder = copied(subject.folder, inside / "store")
+  before = digests(folder)
+  told.append(subject.damage(choice, folder))
+  sound = digests(folder).items() & before.items()
+  code = subject.door(folder)
+  assert sound <= digests(folder).items(), "a sound file was changed"
+  return code
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_some_damaged_stores(kind, tmp_path):
+  tried(kind, tmp_path, range(SAMPLE))
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_stores(kind, tmp_path):
+  tried(kind, tmp_path, range(ALL))

@@ -1,0 +1,202 @@
+"""Values in scripts, directives and manifests stay values: hostile ones on every route, run with programs of ours."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import types
+
+import pytest
+
+from launch import commands, gke, local, sky, slurm, tpu_vm
+from t5x_like.errors import UserError
+
+HOSTILE = [
+  "; touch PWNED",
+  "$(touch PWNED)",
+  "`touch PWNED`",
+  "'; touch PWNED; '",
+  '"; touch PWNED; "',
+  "x' && touch PWNED #",
+  "a  b",
+  "#x",
+  "*",
+  "~",
+  "$HOME",
+  "$$x",
+  "back\\",
+  "{a,b}!x",
+  "<(touch PWNED)",
+  "tab\tbed",
+  "é世界",
+]
+BROKEN = ["a\ntouch PWNED", "a\r\ntouch PWNED", "a\0b", "a\x1bb", "a\u2028b", "a\udcffb"]
+COMMAND = ("python", "-m", "t5x_like.train")
+
+
+def job(workdir: str, *words: str, **environment: str):
+  return commands.Job("name", [*COMMAND, f"--workdir={workdir}", *words], workdir, environment)
+
+
+@pytest.fixture
+def run(tmp_path):
+  """Runs a script with `python`, `srun` and `scontrol` that only write down their words; returns those of `python`."""
+  programs = tmp_path / "bin"
+  programs.mkdir()
+  record = f'printf "%s\\0" "$@" "${{VALUE-}}" END >> {tmp_path}/words'
+  for name, text in {"python": record, "srun": 'shift; "$@"', "scontrol": "false", "sleep": "true"}.items():
+    (programs / name).write_text(f"#!/bin/bash\n{text}\n")
+    (programs / name).chmod(0o755)
+  (tmp_path / "here").mkdir()
+
+  def run(script: str, shell: str = "bash") -> list[list[str]]:
+    env = {"PATH": f"{programs}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SKYPILOT_NUM_NODES": "1", "HOME": "/home/other"}
+    (tmp_path / "words").unlink(missing_ok=True)
+    file = tmp_path / "here" / "script.sh"
+    file.write_text(script)
+    assert subprocess.run([shell, "-n", str(file)], capture_output=True, text=True).stderr == ""
+    subprocess.run([shell, str(file)], cwd=tmp_path / "here", env=env, capture_output=True, timeout=60)
+    assert not list(tmp_path.rglob("PWNED")) and not pathlib.Path("PWNED").exists()
+    told = (tmp_path / "words").read_text().split("\0END\0")[:-1]
+    return [one.split("\0") for one in told]
+
+  return run
+
+
+def flags(**changes):
+  """The flags of all routes."""
+  usual = dict(nodes=1, tasks_per_node=None, gpus_per_node=0, partition="", account="", time="", grace_seconds=5)
+  usual |= dict(restarts=0, directory="", sbatch=[], topology="4x4", chips_per_host=4, image="i", accelerator="a")
+  usual |= dict(secret="", spot=False, service_account="", slices=1, accelerators="H100:8", runtime_version="")
+  return types.SimpleNamespace(**usual | changes)
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_every_route_hands_values_over_as_they_are(value, run, tmp_path):
+  given = job(value, value, f"--x={value}", VALUE=value)
+  check, train = ["-m", "launch.preflight", f"--workdir={value}"], [*COMMAND[1:], f"--workdir={value}", value]
+  expected = [[*check, value], [*train, f"--x={value}", value]]
+  jobset = gke.manifest(given, flags())
+  container = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]
+  env = {one["name"]: expanded(one["value"]) for one in container["env"]}
+  script = expanded(container["command"][2])
+  assert env == {"VALUE": value}
+  assert run(f"{commands.exports(env)[0]}\n{script}\n") == expected
+  assert run(sky.task(given, flags())["run"]) == expected
+  assert run(tpu_vm._script(given)) == expected
+  here = tmp_path / f"d {value}"
+  here.mkdir()
+  if not set(value) & set("\\'\""):  # a directive cannot carry these; see below
+    assert run(slurm.script(given, flags(directory=str(here)), "log")) == expected[1:]
+  assert list(here.iterdir()) == []
+
+
+def expanded(text: str) -> str:
+  """A text as Kubernetes reads it: `$(NAME)` is a variable, `$$` a dollar."""
+  out, rest = "", text
+  while "$" in rest:
+    before, _, rest = rest.partition("$")
+    out += before
+    if rest[:1] == "$":
+      out, rest = f"{out}$", rest[1:]
+    elif rest[:1] == "(":
+      raise AssertionError(f"a variable: {rest[:20]}")
+    else:
+      out += "$"
+  return out + rest
+
+
+def test_a_reference_of_kubernetes_is_text():
+  text = json.dumps(gke.manifest(job("gs://b/$(SECRET)'"), flags()))
+  assert "$$(SECRET)" in text and "/$(SECRET)" not in text
+
+
+@pytest.mark.parametrize("value", [*HOSTILE, *BROKEN])
+def test_directives_of_slurm_are_one_line_each_or_refused(value, run):
+  for key, given in (
+    ("--partition", flags(partition=value)),
+    ("--account", flags(account=value)),
+    ("--time", flags(time=value)),
+    ("--comment", flags(sbatch=[f"--comment={value}"])),
+  ):
+    try:
+      script = slurm.script(job("/runs/a"), given, "/runs/a/slurm.log")
+    except UserError as error:
+      assert str(error).startswith(f"{key}: found ") and len(str(error).splitlines()) == 1
+      assert value in BROKEN or set(value) & set("\\'\"")
+      continue
+    assert value not in BROKEN and not set(value) & set("\\'\"")
+    assert sum(line.startswith("#SBATCH") for line in script.splitlines()) >= 8
+    (line,) = [line for line in script.splitlines() if f"{key}=" in line]
+    assert line in (f"#SBATCH {key}={value}", f"#SBATCH '{key}={value}'")
+    run(script)
+
+
+ROUTES = {
+  "slurm": (
+    slurm.main,
+    ["start", "--dry_run"],
+    ("--partition", "--account", "--time", "--directory", "--env=A", "--name"),
+  ),
+  "gke": (
+    gke.main,
+    ["start", "--dry_run", "--image=i"],
+    ("--image", "--accelerator", "--secret", "--service_account", "--env=A", "--topology"),
+  ),
+  "sky": (sky.main, ["start", "--dry_run"], ("--accelerators", "--runtime_version", "--env=A", "--secret")),
+  "tpu_vm": (
+    tpu_vm.main,
+    ["start", "--dry_run", "--project=p", "--zone=z"],
+    ("--zone", "--project", "--accelerator_type", "--runtime_version", "--env=A"),
+  ),
+}
+
+
+@pytest.mark.parametrize("value", BROKEN)
+@pytest.mark.parametrize("route", ROUTES)
+def test_no_value_of_several_lines_is_taken(route, value, capsys, monkeypatch, tmp_path):
+  main, words, keys = ROUTES[route]
+  monkeypatch.chdir(tmp_path)
+  remote = "/runs" if route == "slurm" else "gs://bucket"
+
+  def refused(arguments, *tell):
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert len(err.splitlines()) == 1 and "one line without control characters" in err and not out
+    assert all(one in err for one in tell)
+
+  train = ["--", *COMMAND, f"--workdir={remote}/a"]
+  for key in keys:
+    refused([*words, f"{key}={value}", *train], key.partition("=")[0])
+  refused([*words, "--", *COMMAND, f"--workdir={remote}/{value}"], "--workdir")
+  refused([*words, *train, f"--config.x={value}"], "--config.x")
+  refused([*words, *train, value])
+  if "\0" not in value:
+    monkeypatch.setenv("A", value)
+    refused([*words, "--env=A", *train], "--env=A")
+
+
+@pytest.mark.parametrize("value", ["a\ntouch PWNED", "$(touch PWNED)", "'; touch PWNED; '"])
+def test_processes_of_this_machine_get_words_as_they_are(value, capfdbinary):
+  """There is no script, so that a word may have lines."""
+  program = "import sys; print(ascii(sys.argv[1]))"
+  assert local.main(["--processes=1", "--", sys.executable, "-S", "-c", program, value]) == 0
+  assert capfdbinary.readouterr().out == b"[p0] " + ascii(value).encode() + b"\n"
+
+
+def test_nul_is_for_no_program(capsys):
+  assert local.main(["--processes=1", "--", "true", "a\0b"]) == 2
+  assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_a_workdir_is_no_flag_of_another_program(capsys):
+  assert slurm.main(["logs", "--dry_run", "--", *COMMAND, "--workdir=--follow"]) == 2
+  assert "--workdir=--follow: found a flag, expected a directory; write it as ./--follow" in capsys.readouterr().err
+
+
+def test_secrets_in_values_of_several_lines_are_not_printed(capsys, monkeypatch):
+  monkeypatch.setenv("API_KEY", "s3cr3t\nvalue")
+  assert slurm.main(["start", "--dry_run", "--env=API_KEY", "--", *COMMAND, "--workdir=/runs/a"]) == 2
+  assert "s3cr3t" not in "".join(capsys.readouterr())
+  assert os.environ["API_KEY"]

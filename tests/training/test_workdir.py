@@ -1,0 +1,217 @@
+"""Commands meet workdirs that others write to, that lost files, or that a loss of power has cut; nothing is lost."""
+
+import contextlib
+import json
+import pathlib
+import shutil
+
+import fsspec
+import pytest
+
+import more
+from t5x_like import evaluate, train
+from t5x_like.training import history
+from t5x_like.training import workdir as workdirs
+from t5x_like.training.checkpoint import Checkpoints
+from t5x_like.training.run import Run
+from t5x_like.training.writer import read_metrics
+from tests.runs import NANO, losses, prints, steps
+
+pytestmark = pytest.mark.usefixtures("compiled")
+FLAGS = ("--config.eval_every=4", "--config.checkpoint.every=2", "--config.evals.loss.max_examples=8")
+
+
+def go(workdir, total: int = 4, *flags) -> int:
+  return train.main([f"--config={NANO}", f"--workdir={workdir}", *FLAGS, f"--config.total_steps={total}", *flags])
+
+
+@pytest.fixture
+def mine(trained, tmp_path):
+  """A copy of the run of four steps."""
+  shutil.copytree(trained, tmp_path / "run")
+  return tmp_path / "run"
+
+
+def fetched(address, tmp_path) -> pathlib.Path:
+  """A local directory with the small files of a workdir."""
+  if "://" not in str(address):
+    return pathlib.Path(address)
+  files, root = fsspec.core.url_to_fs(address)
+  folder = tmp_path / "fetched"
+  folder.mkdir(exist_ok=True)
+  for name in ("metrics.jsonl", "history.jsonl"):
+    (folder / name).write_bytes(files.cat_file(f"{root}/{name}"))
+  return folder
+
+
+@pytest.mark.parametrize("address", more.beyond(1, ["memory://handover", "{}/run"]))
+def test_what_another_run_adds_until_it_hands_over_is_kept(address, tmp_path, monkeypatch, capsys):
+  address, hold, others = address.format(tmp_path), workdirs.hold, [4]
+
+  def after_another(workdir):
+    if others:  # the other run goes on, and ends just before this one gets the workdir
+      assert go(address, others.pop()) == 0
+    return hold(workdir)
+
+  assert go(address, 2) == 0
+  monkeypatch.setattr(workdirs, "hold", after_another)
+  assert go(address, 6) == 0 and not others
+  folder = fetched(address, tmp_path)
+  assert [step for step, _ in losses(folder)] == [1, 2, 3, 4, 5, 6]
+  assert [row["changes"] for row in history.read(folder) if "changes" in row] == [
+    [],
+    ["total_steps: 2 -> 4"],
+    ["total_steps: 4 -> 6"],
+  ]
+  assert "from step 4 of 6" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("how", more.beyond(1, ["removed", "empty", "a dangling link", "a file"]))
+def test_a_trained_run_without_its_checkpoints_is_refused_and_harmed_by_nothing(how, mine, capsys):
+  checkpoints, before = mine / "checkpoints", (mine / "metrics.jsonl").read_bytes()
+  checkpoints.rename(mine / "elsewhere")
+  if how == "empty":
+    checkpoints.mkdir()
+  elif how == "a dangling link":
+    checkpoints.symlink_to("/mnt/not/mounted")
+  elif how == "a file":
+    checkpoints.write_text("")
+  for _ in range(2):
+    assert go(mine, 6) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    expected = {"a dangling link": "a link to /mnt/not/mounted, which is not there", "a file": "found a file"}
+    assert expected.get(how, "holds no checkpoint, but history.jsonl says that step") in error
+    assert how in expected or "--from_step=0" in error
+    assert (mine / "metrics.jsonl").read_bytes() == before
+  checkpoints.rmdir() if how == "empty" else checkpoints.unlink(missing_ok=True)
+  (mine / "elsewhere").rename(checkpoints)
+  assert go(mine, 6) == 0 and [step for step, _ in losses(mine)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_beginning_anew_keeps_what_was_there_and_ends_with_the_same_bits(mine, trained, capsys):
+  before = (mine / "metrics.jsonl").read_bytes()
+  shutil.rmtree(mine / "checkpoints")
+  assert go(mine, 2, "--from_step=0") == 0
+  (aside,) = mine.glob("metrics.*.jsonl")
+  assert aside.read_bytes() == before and [step for step, _ in losses(mine)] == [1, 2]
+  assert go(mine, 4, "--from_step=0") == 0, "it acts once"
+  assert "from step 2 of 4" in capsys.readouterr().out and len(list(mine.glob("metrics.*.jsonl"))) == 1
+  assert losses(mine) == losses(trained) and prints(mine, 4) == prints(trained, 4)
+  assert go(mine, 6, "--from_step=2") == 0
+  assert sorted(path.name for path in (mine / "checkpoints").glob("*.set_aside")) == ["4.set_aside"]
+  assert len(list(mine.glob("metrics.*.jsonl"))) == 2
+
+
+@pytest.mark.more
+def test_a_remote_run_without_its_checkpoints_is_refused_too(tmp_path, capsys):
+  address = "memory://vanished/run"
+  assert go(address, 2) == 0
+  files, root = fsspec.core.url_to_fs(address)
+  files.rm(f"{root}/checkpoints", recursive=True)
+  before = files.cat_file(f"{root}/metrics.jsonl")
+  assert go(address, 4) == 2
+  error = capsys.readouterr().err.splitlines()[-1]
+  assert f"{address}/checkpoints: holds no checkpoint, but history.jsonl says that step 2 was saved" in error
+  assert files.cat_file(f"{root}/metrics.jsonl") == before
+  assert go(address, 2, "--from_step=0") == 0
+  assert [name for name in files.ls(root, detail=False) if "/metrics.2" in name]
+
+
+def test_metrics_prove_a_save_where_history_is_gone(mine, capsys):
+  shutil.rmtree(mine / "checkpoints")
+  (mine / "history.jsonl").unlink()
+  with open(mine / "metrics.jsonl", "a") as file:
+    file.write('{"step": 5, "train/loss": 1.0}\n')
+  assert go(mine) == 2
+  assert "metrics.jsonl reaches step 5, and a step was saved every 2" in capsys.readouterr().err
+
+
+@pytest.mark.more
+def test_a_run_that_ended_before_its_first_checkpoint_begins_again(tmp_path, trained, monkeypatch, capsys):
+  def killed(self, *_, **__):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(Checkpoints, "save", killed)
+  for _ in range(2):
+    with contextlib.suppress(KeyboardInterrupt):
+      go(tmp_path)
+  monkeypatch.undo()
+  assert [step for step, _ in losses(tmp_path)] == [1, 2] and history.saved(history.read(tmp_path)) is None
+  assert go(tmp_path) == 0
+  assert capsys.readouterr().out.count("new run in") == 3 and losses(tmp_path) == losses(trained)
+
+
+@pytest.mark.more
+def test_the_first_save_is_noted_while_the_run_goes_on(tmp_path, monkeypatch):
+  noted, advance = [], Run.advance
+
+  def looking(self):
+    if self.step == 4:
+      self.wait_for_save()
+      noted.append(history.saved(history.read(self.workdir)))
+    advance(self)
+
+  monkeypatch.setattr(Run, "advance", looking)
+  assert go(tmp_path, 6) == 0
+  assert noted[0] in (2, 4) and len([row for row in history.read(tmp_path) if "saved" in row]) == 1
+
+
+@pytest.mark.parametrize(
+  "foreign", [b'{"time": "2026-01', b"[1]", b"null", b"{}", b'{"time": 5}', b'{"time": "soon"}', b"\xff"], ids=range(7)
+)
+def test_history_is_read_line_by_line(foreign, tmp_path, caplog):
+  history.add(tmp_path, {"step": 0, "environment": {}, "from_step": 2})
+  path = tmp_path / "history.jsonl"
+  path.write_bytes(foreign + b"\n" + path.read_bytes() + foreign)
+  history.add(tmp_path, {"saved": 7})
+  rows = history.read(tmp_path)
+  assert [row.get("saved") for row in rows] == [None, 7] and history.went_back(rows) == 2 and history.saved(rows) == 7
+  told = [record.getMessage() for record in caplog.records]
+  assert [text.partition(": ")[0] for text in told] == [f"{path}:1", f"{path}:3"] and history.began(rows)
+
+
+@pytest.mark.more
+def test_going_back_acts_once_though_history_has_a_torn_line(mine, caplog):
+  with open(mine / "history.jsonl", "ab") as file:
+    file.write(b'{"time": "2026-01-01T00:00:00+00:00", "st')
+  for _ in range(2):
+    assert go(mine, 4, "--from_step=2") == 0
+  assert caplog.text.count("torn or foreign line is skipped") == 1
+  assert [path.name for path in (mine / "checkpoints").glob("*.set_aside*")] == ["4.set_aside"]
+  assert steps(mine) == [2, 4]
+
+
+@pytest.mark.parametrize("content", more.beyond(1, [b"", b'{"model": {', b"[]", None]))
+def test_a_damaged_config_is_taken_from_history(content, mine, caplog, capsys):
+  path, before = mine / "config.json", (mine / "config.json").read_bytes()
+  path.unlink() if content is None else path.write_bytes(content)
+  assert evaluate.main([f"--workdir={mine}", "--config.evals.loss.max_examples=8"]) == 0
+  assert f"{path}: " in caplog.text and "its copy in history.jsonl is used" in caplog.text
+  assert go(mine, 4, "--config.seed=1") == 2 and "seed: 0 there, 1 here" in capsys.readouterr().err
+  assert go(mine, 4, "--config.evals.loss.max_examples=None") == 0 and path.read_bytes() == before
+
+
+def test_a_damaged_config_without_a_copy_says_how_to_mend_it(mine, capsys):
+  (mine / "config.json").write_bytes(b"")
+  rows = [json.loads(line) for line in (mine / "history.jsonl").read_text().splitlines()]
+  rows[0]["config"]["seed"] = 5  # its digest is another now
+  (mine / "history.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+  for code in (go(mine), evaluate.main([f"--workdir={mine}"])):
+    assert code == 2
+  for error in capsys.readouterr().err.splitlines()[-2:]:
+    assert "config.json: damaged (empty), and history.jsonl has no copy of it; restore the file" in error
+  (mine / "config.json").unlink()
+  assert go(mine) == 0
+
+
+@pytest.mark.parametrize("left", more.beyond(1, [2, None]))
+def test_metrics_that_are_gone_are_told_and_leave_a_gap(left, mine, capsys):
+  path = mine / "metrics.jsonl"
+  lines = path.read_bytes().splitlines(keepends=True)
+  path.unlink() if left is None else path.write_bytes(b"".join(lines[:left]))
+  first = 1 if left is None else 3
+  assert go(mine, 6) == 0
+  assert capsys.readouterr().out.count(f"metrics.jsonl: steps {first} to 4 have no metrics") == 1
+  assert [row["missing_from"] for row in read_metrics(mine) if "missing_from" in row] == [first]
+  assert f"Steps {first} to 4 have no metrics" in (mine / "report.html").read_text()
+  assert go(mine, 6) == 0 and "have no metrics" not in capsys.readouterr().out
