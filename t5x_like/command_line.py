@@ -22,6 +22,7 @@ from t5x_like.errors import (
 from t5x_like.storage import directory
 
 _INTERRUPTED = 130
+_STEPS = 2**31
 
 
 def parse(
@@ -83,6 +84,13 @@ class Parser(argparse.ArgumentParser):
 
   def error(self, message: str):
     raise UserError(f"{message}; see --help")
+
+
+def step(text: str) -> int:
+  """Return the number of a step, the type of such flags; `argparse.ArgumentTypeError` if it cannot be one."""
+  if not text.isdecimal() or not text.isascii() or len(text) > 10 or int(text) >= _STEPS:
+    raise argparse.ArgumentTypeError(f"found {text[:40]!r}, expected a whole number, at least 0 and below 2**31")
+  return int(text)
 
 
 def program(main: Callable[[list[str]], int]) -> NoReturn:

@@ -15,7 +15,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from t5x_like import slots
-from t5x_like.errors import UserError, did_you_mean
+from t5x_like.errors import UserError, did_you_mean, one_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +118,33 @@ def defaults() -> ConfigDict:
   return config
 
 
+KINDS = {  # of the keys that are no slots, beyond the type of their default
+  "batch_size": slots.Positive,
+  "accumulation_steps": slots.Positive,
+  "total_steps": slots.Positive,
+  "eval_every": slots.Positive,
+  "log_every": slots.Positive,
+  "recompute_every": slots.Count,
+  "clip_norm": slots.NotNegative,
+  "step_timeout_seconds": slots.Seconds,
+  "peak_flops": slots.NotNegative,
+}
+
+
+def check_values(config: ConfigDict) -> None:
+  """Refuse values of the wrong type, and names of evaluators, phases and parts that no file or metric can have.
+
+  Raises:
+    UserError: naming the key, what was found and what was expected.
+  """
+  for key, default in defaults().items():
+    kind = dict if isinstance(default, ConfigDict) else KINDS.get(key, type(default))
+    slots.typed(f"config.{key}", config[key], kind)
+  for key in ("evals", "phases"):
+    for name in config[key]:
+      slots.check_name(f"config.{key}", name)
+
+
 def restored(saved: dict[str, Any], overrides: Sequence[str], origin) -> ConfigDict:
   """The config a run saved, with overrides applied; unknown keys are dropped.
 
@@ -155,8 +182,7 @@ def override(config: ConfigDict, overrides: Sequence[str], origin) -> ConfigDict
   check_keys(config, origin)
   for text in sorted(overrides, key=lambda text: not text.partition("=")[0].endswith(".name")):
     _override(config, text)
-  for key, default in defaults().items():
-    slots.typed(f"config.{key}", config[key], dict if isinstance(default, ConfigDict) else type(default))
+  check_values(config)
   return config
 
 
@@ -167,14 +193,17 @@ def _override(config: ConfigDict, text: str) -> None:
   node, last = place(config, key, f"--config.{key}")
   old, value = node.get(last), _value(word)
   if isinstance(old, ConfigDict) and not isinstance(value, dict):
-    raise UserError(f"--config.{key}: found {word!r}, expected one of its keys, --config.{key}.KEY=VALUE")
+    raise UserError(f"--config.{key}: found {slots.shown(word)}, expected one of its keys, --config.{key}.KEY=VALUE")
   if isinstance(old, str) and old != "auto" and not isinstance(value, (dict, list)):
     value = word  # a number or Boolean that replaces a string is a string
   with node.unlocked(), node.ignore_type():
     if last == "name" and key.count(".") == 1 and value != old:  # the old name's arguments do not apply
       for argument in [k for k in node if k != "name"]:
         del node[argument]
-    node[last] = float(value) if isinstance(old, float) and type(value) is int else value
+    try:
+      node[last] = float(value) if isinstance(old, float) and type(value) is int else value
+    except (ValueError, OverflowError) as error:  # a key with a dot; a whole number beyond any float
+      raise UserError(f"--config.{key}: found {slots.shown(word)}, which is no value: {one_line(error)}") from None
     if last in ("source", "store") and key.split(".")[0] in ("task", "phases", "evals"):
       kept = changed({name: node[name] for name in node if name != last}, {last: value})
       for name in [name for name in node if name not in kept]:
@@ -215,7 +244,7 @@ def _value(text: str) -> Any:
     return words[text]
   try:
     return json.loads(text)
-  except ValueError:
+  except (ValueError, RecursionError):
     return text
 
 

@@ -50,7 +50,10 @@ def main(argv: list[str]) -> None:
   args, overrides = command_line.parse(
     argv,
     __doc__,
-    ("--step", {"type": int, "help": "the checkpoint to evaluate, or to fine-tune (default: the newest)"}),
+    (
+      "--step",
+      {"type": command_line.step, "help": "the checkpoint to evaluate, or to fine-tune (default: the newest)"},
+    ),
     ("--evals", {"metavar": "NAME,NAME", "help": "which of config.evals (default: all)"}),
     ("--suite", {"metavar": "NAME,NAME", "help": f"a table of benchmarks: {', '.join(slots.names(suites))}"}),
     ("--tasks", {"metavar": "TASK,TASK", "help": "of the suite (default: all whose data are there)"}),
@@ -74,7 +77,7 @@ def main(argv: list[str]) -> None:
     return _suite(args, overrides)
 
   from t5x_like.data import cache
-  from t5x_like.training import assembly, pictures, process, trained, workdir
+  from t5x_like.training import assembly, pictures, process, trained, workdir, writable
   from t5x_like.training.evaluation import Evaluation
 
   process.prepare()
@@ -86,6 +89,8 @@ def main(argv: list[str]) -> None:
   only = None if args.evals is None else args.evals.split(",")
   evaluation = Evaluation(config, parts.model, parts.objective, parts.rules, only)
   trained.check_model(identity, config, args.workdir, evaluation.task.vocabulary)
+  if process.first():
+    writable.check("--workdir", args.workdir, ("evaluations",))
   step, arrays = trained.restore_params(args.workdir, parts, args.step)
   if not config.evals:
     raise UserError("config.evals: found no evaluators; name one, such as --config.evals.loss={}")

@@ -77,7 +77,7 @@ def main(argv: list[str]) -> None:
     ("--output", {"required": True, "metavar": "FILE", "help": "the JSONL file, device or pipe to write; - is stdout"}),
     ("--text_field", {"metavar": "KEY", "help": "key of the text in JSONL input (default for .jsonl: text)"}),
     ("--texts", {"metavar": "FILE", "help": "a text a line, for a model of images and texts to choose from"}),
-    ("--step", {"type": int, "metavar": "N", "help": "the checkpoint to use (default: the newest)"}),
+    ("--step", {"type": command_line.step, "metavar": "N", "help": "the checkpoint to use (default: the newest)"}),
     ("--batch_size", {"type": int, "metavar": "N", "default": 32, "help": "rows in a batch (default: %(default)s)"}),
     *(
       (f"--{name}", {"type": kind, "metavar": "N" if kind is int else "X", "help": text})

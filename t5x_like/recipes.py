@@ -6,13 +6,14 @@ function's signature says what the recipe takes after the colon: one value of ea
 forms, `tiny` or `debug`; see `t5x_like.laptop`.
 """
 
+import contextlib
 import importlib.util
 import inspect
 import pathlib
 import sys
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -35,20 +36,27 @@ def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
   """
   file, _, argument = path.partition(":")
   recipe = module(file)
-  try:
+  with _failing(file):
     chosen = _chosen(file, argument, arguments(recipe.get_config))
     form = chosen.pop("laptop", None)
     config = recipe.get_config(**chosen)
     config_lib.check_keys(config, file)
     if form:
       laptop.shrink(config, form, getattr(recipe, "LAPTOP", {}))
-  except UserError:
-    raise
-  except Exception as error:
-    raise UserError(f"{file}: the recipe failed: {type(error).__name__}: {one_line(error)}") from error
   config = config_lib.override(config, overrides, file)
   trust.admit(config)
   return config
+
+
+@contextlib.contextmanager
+def _failing(file: str) -> Iterator[None]:
+  """Turn whatever a recipe raises, `SystemExit` included, into one line: a run that never began is not finished."""
+  try:
+    yield
+  except UserError:
+    raise
+  except (Exception, SystemExit) as error:
+    raise UserError(f"{file}: the recipe failed: {type(error).__name__}: {one_line(error)}") from error
 
 
 def arguments(get_config: Callable[..., ConfigDict]) -> dict[str, tuple[str, Any]]:
@@ -96,10 +104,6 @@ def module(file: str) -> types.ModuleType:
     sys.path.insert(0, root)
   spec = importlib.util.spec_from_file_location(f"recipe_{pathlib.Path(file).stem}", file)
   loaded = importlib.util.module_from_spec(spec)
-  try:
+  with _failing(file):
     spec.loader.exec_module(loaded)
-  except UserError:
-    raise
-  except Exception as error:
-    raise UserError(f"{file}: the recipe failed: {type(error).__name__}: {one_line(error)}") from error
   return loaded

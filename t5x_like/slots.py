@@ -11,7 +11,9 @@ signature. There is no second list of either.
 import dataclasses
 import importlib
 import inspect
+import math
 import pathlib
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +32,35 @@ class Condition(NamedTuple):
   holds: Callable[[Any], bool]
 
 
-Positive = Annotated[int, Condition("a whole number above 0", lambda n: n > 0)]
+_INT32, _INT64 = 2**31, 2**63
+LONGEST = 2**24  # positions of a row: far beyond any model, and few enough to count with
+Positive = Annotated[int, Condition("a whole number above 0 and below 2**31", lambda n: 0 < n < _INT32)]
+Count = Annotated[int, Condition("a whole number, at least 0 and below 2**31", lambda n: 0 <= n < _INT32)]
+Length = Annotated[int, Condition(f"a whole number from 1 to {LONGEST:,}", lambda n: 0 < n <= LONGEST)]
+NotNegative = Annotated[float, Condition("a number, at least 0", lambda x: x >= 0)]
+Seconds = Annotated[float, Condition("0, or a number of seconds from 1 to 1e9", lambda x: x == 0 or 1 <= x <= 1e9)]
+AboveZero = Annotated[float, Condition("a number above 0", lambda x: x > 0)]
+Share = Annotated[float, Condition("a number from 0 to 1", lambda x: 0 <= x <= 1)]
+Rate = Annotated[float, Condition("a number, at least 0 and less than 1", lambda x: 0 <= x < 1)]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_LONGEST_NAME = 64
+_DEEPEST = 32  # dicts and lists in one another
+
+
+def check_name(where: str, name: Any) -> None:
+  """Check a name that a recipe gives to a thing of its own: an evaluator, a phase, a part of a mixture.
+
+  It becomes the name of metrics and files, and a part of `--config.KEY`, so it has no dots, slashes or spaces.
+
+  Raises:
+    UserError: it has other characters than letters, digits, _ and -, begins with one of the latter, or is too long.
+  """
+  if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
+    raise UserError(
+      f"{where}: found the name {shown(name)}, expected at most {_LONGEST_NAME} letters, digits, _ and -, and a letter"
+      " or digit first; rename it"
+    )
 
 
 def names(registry: Registry) -> list[str]:
@@ -52,7 +82,7 @@ def split(where: str, value: Any) -> tuple[str | None, dict[str, Any]]:
   if isinstance(value, Mapping) or hasattr(value, "to_dict"):
     arguments = dict(plain(value))
     return arguments.pop("name", None), arguments
-  raise UserError(f"{where}: found {value!r}, expected a name, or a name and its arguments: {{'name': …}}")
+  raise UserError(f"{where}: found {shown(value)}, expected a name, or a name and its arguments: {{'name': …}}")
 
 
 def find(where: str, name: str | None, registry: Registry, member: str = "") -> Callable:
@@ -67,9 +97,11 @@ def find(where: str, name: str | None, registry: Registry, member: str = "") -> 
   """
   if isinstance(name, str) and ":" in name and not isinstance(registry, Mapping):
     return trust.function(where, name)
+  if name is not None and not isinstance(name, str):
+    raise UserError(f"{where}: found {shown(name)}, expected one of {', '.join(names(registry))}")
   known = names(registry)
   if name not in known:
-    found = "no name" if name is None else repr(name)
+    found = "no name" if name is None else shown(name)
     raise UserError(f"{where}: found {found}, expected one of {', '.join(known)}{did_you_mean(str(name), known)}")
   if isinstance(registry, Mapping):
     return registry[name]
@@ -103,10 +135,10 @@ def fill(
   takes = f"it takes {', '.join(keys)}" if keys else "it takes no arguments"
   values = plain(values)
   if not isinstance(values, Mapping):
-    raise UserError(f"{where}: found {values!r}, expected keys and values; {takes}")
+    raise UserError(f"{where}: found {shown(values)}, expected keys and values; {takes}")
   for key in values:
     if key not in keys:
-      raise UserError(f"{where}.{key}: unknown key{did_you_mean(key, keys)}; {takes}")
+      raise UserError(f"{where}.{shown(key, '')}: unknown key{did_you_mean(key, keys)}; {takes}")
   filled = {}
   for key in keys:
     default = parameters[key].default
@@ -184,6 +216,7 @@ def typed(where: str, value: Any, kind: Any) -> Any:
   Raises:
     UserError: it is of another type.
   """
+  _check_inner(where, plain(value))
   if isinstance(value, list) and not fits(value, kind) and fits(tuple(value), kind):
     return tuple(value)
   records = [member for member in (kind, *typing.get_args(kind)) if inspect.isclass(member)]
@@ -191,14 +224,63 @@ def typed(where: str, value: Any, kind: Any) -> Any:
   if record and isinstance(plain(value), Mapping):
     return record(**fill(where, value, record))
   if not fits(value, kind):
-    raise UserError(f"{where}: found {value!r} of type {type(value).__name__}, expected {words(kind)}")
+    raise UserError(
+      f"{where}: found {shown(value)} of type {type(value).__name__}, expected {words(kind)}{_unsound(plain(value))}"
+    )
   return value
 
 
+def _check_inner(where: str, value: Any, depth: int = 0) -> None:
+  """Refuse, by its own key, what no key takes in dicts and lists, and dicts and lists that are too deep."""
+  if depth > _DEEPEST:
+    raise UserError(f"{where[:120]}: found dicts or lists more than {_DEEPEST} deep, expected fewer; flatten them")
+  if isinstance(value, Mapping):
+    for key, one in value.items():
+      if not isinstance(key, str) or _unsound(key):
+        raise UserError(f"{where}: found the key {shown(key)}, expected text{_unsound(key)}")
+      _check_inner(f"{where}.{shown(key, '')}", one, depth + 1)
+  elif isinstance(value, (list, tuple)):
+    for number, one in enumerate(value):
+      _check_inner(f"{where}[{number}]", one, depth + 1)
+  elif depth and (why := _unsound(value)):
+    raise UserError(f"{where}: found {shown(value)} of type {type(value).__name__}, expected one{why.strip(',')}")
+
+
+def _unsound(value: Any) -> str:
+  """Return, for messages, why no key takes a value, as `", finite"`; nothing if some do."""
+  if isinstance(value, float) and not math.isfinite(value):
+    return ", finite"
+  if isinstance(value, int) and not -_INT64 <= value < _INT64:
+    return " of at most 64 bits"
+  if isinstance(value, str) and ("\0" in value or not _encodable(value)):
+    return " that UTF-8 can hold, without NUL"
+  return ""
+
+
+def _encodable(text: str) -> bool:
+  try:
+    text.encode()
+  except UnicodeEncodeError:
+    return False
+  return True
+
+
+def shown(value: Any, quoted: str = "'") -> str:
+  """Return a value for a message: in one line, short, and without characters that a terminal cannot show."""
+  text = repr(value) if quoted else str(value)
+  text = text if text.isprintable() else ascii(text)[1:-1]
+  return text if len(text) <= 120 else f"{text[:100]}… ({len(text):,} characters)"
+
+
 def fits(value: Any, kind: Any) -> bool:
-  """Whether a value is of a declared type. Integers are floats too; Booleans are not numbers."""
+  """Whether a value is of a declared type. Integers are floats too; Booleans are not numbers.
+
+  Numbers are finite and whole ones have at most 64 bits, and texts can be written as UTF-8, whatever is declared.
+  """
   origin = typing.get_origin(kind)
   value = plain(value)
+  if _unsound(value):
+    return False
   if kind is Any:
     return True
   if origin in (typing.Union, types.UnionType):

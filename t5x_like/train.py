@@ -4,6 +4,8 @@ Running the same command again in the same workdir resumes. Exit codes: 0 finish
 explains, 3 numeric, 4 damage, 69 transient, 75 stopped by a signal with the state saved (docs/reference/exit-codes.md).
 """
 
+import argparse
+
 from t5x_like import command_line, recipes
 from t5x_like import config as config_lib
 from t5x_like.errors import UserError, door
@@ -15,11 +17,13 @@ def main(argv: list[str]) -> None:
   profile = ("--profile", {"metavar": "FIRST:LAST", "help": "record a profiler trace of these steps"})
   back = (
     "--from_step",
-    {"type": int, "metavar": "STEP", "help": "go back to this saved step; later ones are set aside"},
+    {"type": command_line.step, "metavar": "STEP", "help": "go back to this saved step; later ones are set aside"},
   )
   args, overrides = command_line.parse(argv, __doc__, profile, back)
   window = _window(args.profile)
   config = recipes.load(args.config, overrides)
+  if window is not None and window.start >= config.total_steps:
+    raise UserError(f"--profile={args.profile}: the run ends at step {config.total_steps}; name steps before that")
 
   from t5x_like.data import cache
   from t5x_like.training import assembly, compile_cache, imported, process
@@ -41,10 +45,12 @@ def _window(text: str | None) -> range | None:
   if text is None:
     return None
   try:
-    first, last = map(int, text.split(":"))
-    return range(first, last + 1)
-  except ValueError:
+    first, last = map(command_line.step, text.split(":"))
+  except (ValueError, argparse.ArgumentTypeError):
     raise UserError(f"--profile={text}: expected FIRST:LAST, two step numbers") from None
+  if last < first:
+    raise UserError(f"--profile={text}: expected FIRST:LAST with FIRST not after LAST")
+  return range(first, last + 1)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,9 @@ def main(argv: list[str] | None = None) -> None:
     metavar="PATTERN",
     help="pieces of the published tokenizer to use as sentinels, as '<unused{}>' (default: its <extra_id_{}>, if any)",
   )
-  parser.add_argument("--step", type=int, help="the workdir's checkpoint to convert (default: the newest)")
+  parser.add_argument(
+    "--step", type=command_line.step, help="the workdir's checkpoint to convert (default: the newest)"
+  )
   parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="dtype of the tensors written")
   args, overrides = parser.parse(argv)
   output = pathlib.Path(args.output)

@@ -201,14 +201,13 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser = command_line.Parser(__doc__, prog="python -m tools.inspect_data")
   parser.add_argument("--config", required=True, help="the recipe; change it with --config.KEY=VALUE as in training")
   parser.add_argument("--split", help="split of the corpus (default: the recipe's training split)")
-  parser.add_argument("--step", type=int, default=0, help="the step whose batch is shown (default: 0)")
+  parser.add_argument("--step", type=command_line.step, default=0, help="the step whose batch is shown (default: 0)")
   parser.add_argument("--examples", type=int, default=3, help="the most rows to show (default: 3)")
   parser.add_argument("--ids", action="store_true", help="print ids beside the pieces in the terminal")
   parser.add_argument("--html", help="write an HTML page to this file instead")
   args, overrides = parser.parse(argv)
-  for name, least in (("step", 0), ("examples", 1)):
-    if getattr(args, name) < least:
-      raise UserError(f"--{name}={getattr(args, name)}: expected at least {least}")
+  if args.examples < 1:
+    raise UserError(f"--examples={args.examples}: expected at least 1")
   page = outputs.Output(args.html, "--html", [args.config]) if args.html else None
   config = recipes.load(args.config, overrides)
   examples, facts = examples_of(config, args.split or config.train_split, args.step, args.examples)

@@ -1,7 +1,8 @@
 """Evaluators, one per file: the module path is the registry (`config.evals = {"loss": {}, …}`).
 
 An evaluator is made once, from a `Setting` and its arguments, and called with the parameters of any step. It returns a
-`Result`, whose metrics are reported under `eval/<task>/`.
+`Result`, whose metrics are reported under `eval/<task>/`. Its `names()` are those of all metrics that it may write, so
+that a name that is asked for, or written twice, is known before the first step.
 """
 
 import dataclasses
@@ -41,6 +42,11 @@ class Setting:
   on: Callable[[str], "Setting"] | None = None
   vocabulary: object | None = None
   beat: Callable[[], None] = lambda: None
+
+  def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes and dtypes of a global batch, without `example_index`."""
+    features = self.task.features.items()
+    return {name: jax.ShapeDtypeStruct((self.batch_size, *one.shape), one.dtype) for name, one in features}
 
   def global_batches(self, max_examples: int | None) -> Iterator[dict[str, jax.Array]]:
     """Batches as global arrays, rows split as in training."""

@@ -88,10 +88,7 @@ def check(
   task = setting.task
   if task.examples is None:
     raise UserError(f"evaluator {evaluator}: task {task.name} has no labelled records; choose another task")
-  batch = {
-    name: jax.ShapeDtypeStruct((setting.batch_size, *feature.shape), feature.dtype)
-    for name, feature in task.features.items()
-  }
+  batch = setting.abstract_batch()
   if "decoder_input_tokens" in batch and "example_weights" not in batch:
     raise UserError(f"evaluator {evaluator}: is for labelled texts, task {task.name} makes {', '.join(batch)}")
   found = jax.eval_shape(functools.partial(outputs, chosen="option_labels" in batch), setting.model, batch)

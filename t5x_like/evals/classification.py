@@ -11,6 +11,7 @@ from t5x_like.evals import Result, Setting, _labelled
 from t5x_like.metrics.classification import SCORES, Classification
 from t5x_like.metrics.correlation import Correlation
 from t5x_like.metrics.multirc import MultiRc
+from t5x_like.slots import Positive
 
 
 class Evaluator:
@@ -36,7 +37,7 @@ class Evaluator:
     scores: tuple[str, ...] = ("accuracy",),
     questions: tuple[str, ...] = (),
     ids: tuple[str, ...] = (),
-    max_examples: int | None = None,
+    max_examples: Positive | None = None,
   ):
     classes = setting.task.classes
     if unknown := [name for name in scores if name not in SCORES]:
@@ -47,6 +48,11 @@ class Evaluator:
     self._rows = _labelled.Rows(setting, _outputs, max_examples)
     self._examples = setting.task.examples((*ids, *questions))[: len(self._rows.tokens)]
     self._questions = questions
+
+  def names(self) -> tuple[str, ...]:
+    """Return the names of all metrics that it may write."""
+    by_question = MultiRc.names if self._questions and self._classes else ()
+    return (*self._metric.names, *by_question, "examples", "unlabelled")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     """The scores, and the numbers of `examples` and, if there are any, of `unlabelled` ones."""

@@ -11,6 +11,7 @@ import numpy as np
 from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting
 from t5x_like.rows import fetch
+from t5x_like.slots import Positive
 
 METRICS = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")
 _SAMPLES = 8
@@ -28,7 +29,7 @@ class Evaluator:
     UserError: the task has no boxes, or the model finds none.
   """
 
-  def __init__(self, setting: Setting, *, max_examples: int | None = None, at_most: int = 100):
+  def __init__(self, setting: Setting, *, max_examples: Positive | None = None, at_most: Positive = 100):
     task = setting.task
     self._setting, self._most, self._at_most, self._classes = setting, max_examples, at_most, task.classes
     if getattr(task, "boxes", None) is None:
@@ -38,6 +39,10 @@ class Evaluator:
       raise UserError("evaluator detection: is for detectors, such as --config.model.name=detr")
 
     self._run = setting.jit(lambda model, batch: (*likeliest(model.outputs(batch)), batch["example_index"]))
+
+  def names(self) -> tuple[str, ...]:
+    """Return the names of all metrics that it may write."""
+    return (*METRICS, "images")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     """`AP` and its parts, and the number of `images`; a part without any object in the images is left out."""
@@ -70,7 +75,9 @@ class Evaluator:
     return {"image": n, "objects": objects, "detections": listed(corners_Q4, class_Q, score_Q, self._classes)}
 
 
-def average_precision(truth, detections: list[tuple], classes: tuple[str, ...], at_most: int = 100) -> dict[str, float]:
+def average_precision(
+  truth, detections: list[tuple], classes: tuple[str, ...], at_most: Positive = 100
+) -> dict[str, float]:
   """The metrics of detections by pycocotools, in percent.
 
   Args:

@@ -7,6 +7,7 @@ from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting
 from t5x_like.parallel.rules import local_rows
 from t5x_like.rows import fetch
+from t5x_like.slots import AboveZero, Count, Positive
 
 
 class Evaluator:
@@ -29,16 +30,14 @@ class Evaluator:
     self,
     setting: Setting,
     *,
-    shots: int = 10,
+    shots: Positive = 10,
     support_split: str = "train",
-    l2: float = 1024.0,
-    seed: int = 0,
-    max_examples: int | None = None,
+    l2: AboveZero = 1024.0,
+    seed: Count = 0,
+    max_examples: Positive | None = None,
   ):
     if not hasattr(setting.model, "features") or setting.task.labels is None or setting.on is None:
       raise UserError(f"evaluator few_shot: is for models and tasks of labelled images, not task {setting.task.name}")
-    if shots < 1 or l2 <= 0:
-      raise UserError(f"evaluator few_shot: found shots={shots} and l2={l2}, expected both above 0")
     self._setting, self._most, self._shots, self._l2 = setting, max_examples, shots, l2
     self._few = setting.on(support_split)
     if self._few is setting:
@@ -48,6 +47,10 @@ class Evaluator:
       )
     self._chosen = chosen(self._few.task.labels, len(setting.task.classes), shots, seed, self._few.task)
     self._run = setting.jit(lambda model, batch: (model.features(batch), batch["label"], batch["example_index"]))
+
+  def names(self) -> tuple[str, ...]:
+    """Return the names of all metrics that it may write."""
+    return (f"{self._shots}_shot_top1", f"{self._shots}_shot_images")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     """`<shots>_shot_top1`, in percent, and `<shots>_shot_images`, the number of images scored."""

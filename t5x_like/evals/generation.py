@@ -1,7 +1,7 @@
 """Generated texts, by the metrics of their benchmarks: labels in words, answers, translations, summaries."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -13,8 +13,10 @@ from t5x_like.metrics.texts import METRICS, texts_of
 from t5x_like.nn.beam_search import GnmtPenalty, beam_search
 from t5x_like.nn.generate import generate, likeliest
 from t5x_like.rows import in_batches, merged_lengths, padded_length
+from t5x_like.slots import Condition, Length, Positive
 
 _UNLABELLED = "-1"
+Beams = Annotated[int, Condition("a whole number from 1 to 1,024", lambda n: 1 <= n <= 1024)]
 
 
 class Evaluator:
@@ -42,17 +44,15 @@ class Evaluator:
     *,
     metrics: tuple[str | dict, ...] = ("exact",),
     references: str | None = None,
-    beams: int = 1,
+    beams: Beams = 1,
     length_penalty: float = 0.6,
-    max_new_tokens: int | None = None,
+    max_new_tokens: Length | None = None,
     ids: tuple[str, ...] = (),
-    max_examples: int | None = None,
+    max_examples: Positive | None = None,
   ):
     task = setting.task
     if task.examples is None or "decoder_target_tokens" not in task.features:
       raise UserError(f"evaluator generation: task {task.name} is not text-to-text; choose another task or evaluator")
-    if beams < 1 or (max_examples or 1) < 1:
-      raise UserError("evaluator generation: beams and max_examples: expected at least 1")
     self._setting, self._ids, self._references = setting, ids, references
     self._metrics = [slots.make("evaluator generation: metrics", metric, METRICS) for metric in metrics]
     self._examples = task.examples((*ids, *([references.split(".")[0]] if references else ())))[:max_examples]
@@ -74,6 +74,11 @@ class Evaluator:
       return (beam_search(model, features, beams=beams, length_penalty=penalty, **options)[0][:, 0],)
 
     self._run = setting.jit(function)
+
+  def names(self) -> tuple[str, ...]:
+    """Return the names of all metrics that it may write."""
+    scores = dict.fromkeys(name for metric in self._metrics for name in metric.metric.names)
+    return (*scores, "examples", "empty", "truncated", "unlabelled")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     """The metrics' scores, and the numbers of `examples`, and of `empty` predictions and `truncated` inputs."""

@@ -6,6 +6,7 @@ import numpy as np
 from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting
 from t5x_like.rows import fetch
+from t5x_like.slots import Positive
 
 _MOST = 5
 _SAMPLES = 8
@@ -21,7 +22,7 @@ class Evaluator:
     UserError: the task has no classes, or the model has no logits of images.
   """
 
-  def __init__(self, setting: Setting, *, max_examples: int | None = None):
+  def __init__(self, setting: Setting, *, max_examples: Positive | None = None):
     self._setting, self._most, self._classes = setting, max_examples, setting.task.classes
     if "image" not in setting.task.features or not self._classes:
       made = ", ".join(setting.task.features)
@@ -32,6 +33,10 @@ class Evaluator:
       return jax.lax.top_k(model(batch)["logits"], places)[1], batch["label"], batch["example_index"]
 
     self._run = setting.jit(likeliest)
+
+  def names(self) -> tuple[str, ...]:
+    """Return the names of all metrics that it may write."""
+    return ("top1", *(("top5",) if len(self._classes) > _MOST else ()), "images")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     """`top1`, `top5` where there are more classes than that, and the number of `images`."""

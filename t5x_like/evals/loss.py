@@ -9,6 +9,7 @@ import numpy as np
 from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting
 from t5x_like.objectives import METRICS, denominator
+from t5x_like.slots import Positive
 
 
 class Evaluator:
@@ -27,7 +28,7 @@ class Evaluator:
     UserError: the task lacks a feature that the objective needs.
   """
 
-  def __init__(self, setting: Setting, *, max_examples: int | None = None):
+  def __init__(self, setting: Setting, *, max_examples: Positive | None = None):
     self._setting = setting
     self._max_examples = max_examples
     objective, size = setting.objective, setting.task.vocabulary.size
@@ -51,6 +52,16 @@ class Evaluator:
 
     self.sums = sums
     self._sums = setting.jit(sums)
+
+  def names(self) -> tuple[str, ...]:
+    """Return the names of all metrics that it may write."""
+    batch = self._setting.abstract_batch()
+    batch["example_index"] = jax.ShapeDtypeStruct((self._setting.batch_size,), jnp.int32)
+    with self._setting.rules.activate():
+      found = jax.eval_shape(self.sums, self._setting.model, batch)
+    classes = ("perplexity", "unigram_entropy") if "counts" in found else ()
+    means = (name for name in found if not name.endswith("weights") and name not in ("counts", "examples"))
+    return (*(METRICS.get(name, name) for name in means), *classes, "examples", "target_tokens")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     """The mean of each of the objective's sums (`loss`, `accuracy`, …), `perplexity` and `unigram_entropy` of classes,

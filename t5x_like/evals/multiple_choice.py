@@ -7,6 +7,7 @@ import numpy as np
 from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting, _labelled
 from t5x_like.metrics.squad import Answers
+from t5x_like.slots import Positive
 
 
 class Evaluator:
@@ -30,7 +31,7 @@ class Evaluator:
     *,
     scores: tuple[str, ...] = ("accuracy",),
     ids: tuple[str, ...] = (),
-    max_examples: int | None = None,
+    max_examples: Positive | None = None,
   ):
     if unknown := [name for name in scores if name not in ("accuracy", "answers")]:
       raise UserError(f"evaluator multiple_choice: scores: found {unknown[0]!r}, expected accuracy or answers")
@@ -41,6 +42,12 @@ class Evaluator:
     _labelled.check(setting, "multiple_choice", {"logits": 2}, choices, "choices")
     self._rows = _labelled.Rows(setting, _outputs, max_examples)
     self._examples = setting.task.examples(ids)[: len(self._rows.tokens)]
+
+  def names(self) -> tuple[str, ...]:
+    """Return the names of all metrics that it may write."""
+    accuracy = ("accuracy",) if "accuracy" in self._scores else ()
+    answers = Answers.names if "answers" in self._scores else ()
+    return (*accuracy, *answers, "examples", "unlabelled")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     """The scores, and the numbers of `examples` and, if there are any, of `unlabelled` ones."""

@@ -7,6 +7,7 @@ from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting
 from t5x_like.evals._embeddings import of_texts
 from t5x_like.rows import fetch
+from t5x_like.slots import Positive
 
 _AT_ONCE = 256
 
@@ -24,7 +25,7 @@ class Evaluator:
     UserError: the task has no captions, or the model no embeddings of texts.
   """
 
-  def __init__(self, setting: Setting, *, at: tuple[int, ...] = (1, 5, 10), max_examples: int | None = None):
+  def __init__(self, setting: Setting, *, at: tuple[Positive, ...] = (1, 5, 10), max_examples: Positive | None = None):
     if setting.task.captions is None or not hasattr(setting.model, "embed_texts"):
       raise UserError(
         f"evaluator retrieval: is for images with captions (task image_text), not task {setting.task.name}"
@@ -35,6 +36,11 @@ class Evaluator:
     self._tokens_CT, self._image_C = tokens_CT[kept], image_C[kept]
     self._images = setting.jit(lambda model, batch: (model.embed_images(batch)[0], batch["example_index"]))
     self._texts = setting.jit(lambda model, batch: (model.embed_texts(batch)[0],))
+
+  def names(self) -> tuple[str, ...]:
+    """Return the names of all metrics that it may write."""
+    recalls = (f"{way}_r{k}" for way in ("image_to_text", "text_to_image") for k in self._at)
+    return (*recalls, "images", "texts")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     """`image_to_text_r1`, `text_to_image_r1`, …, and the numbers of `images` and `texts`."""

@@ -9,6 +9,7 @@ import numpy as np
 from t5x_like.evals import Result, Setting
 from t5x_like.nn.generate import greedy
 from t5x_like.rows import fetch
+from t5x_like.slots import Count, Positive
 
 
 class Evaluator:
@@ -19,12 +20,16 @@ class Evaluator:
     samples: how many decoded examples to keep for the report.
   """
 
-  def __init__(self, setting: Setting, *, max_examples: int | None = 64, samples: int = 8):
+  def __init__(self, setting: Setting, *, max_examples: Positive | None = 64, samples: Count = 8):
     self._setting = setting
     self._max_examples = max_examples
     self._samples = samples
     (length,) = setting.task.features["decoder_target_tokens"].shape
     self._decode = setting.jit(lambda model, batch: greedy(model, batch, max_length=length))
+
+  def names(self) -> tuple[str, ...]:
+    """Return the names of all metrics that it may write."""
+    return ("span_exact_match", "commonest_span", "sequence_exact_match")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     """`span_exact_match` and `sequence_exact_match`, fractions of spans and of whole target sequences,

@@ -12,6 +12,7 @@ from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting, _labelled
 from t5x_like.metrics.answers import normalize_mlqa
 from t5x_like.metrics.squad import Answers, AnswersOrNone, LocalAnswers
+from t5x_like.slots import Positive
 
 _LANGUAGES = ("ar", "de", "el", "en", "es", "hi", "ro", "ru", "th", "tr", "vi", "zh")
 
@@ -43,11 +44,11 @@ class Evaluator:
     *,
     unanswerable: bool = False,
     language: str | None = None,
-    n_best: int = 20,
-    max_answer_tokens: int = 30,
+    n_best: Positive = 20,
+    max_answer_tokens: Positive = 30,
     null_threshold: float = 0.0,
     ids: tuple[str, ...] = ("id",),
-    max_examples: int | None = None,
+    max_examples: Positive | None = None,
   ):
     if language is not None and language not in _LANGUAGES:
       raise UserError(f"evaluator span_qa: language: found {language!r}, expected one of {', '.join(_LANGUAGES)}")
@@ -63,6 +64,10 @@ class Evaluator:
       raise UserError(
         f"evaluator span_qa: task {setting.task.name} has questions without answers; set unanswerable=True"
       )
+
+  def names(self) -> tuple[str, ...]:
+    """Return the names of all metrics that it may write."""
+    return (*self._metric.names, *(AnswersOrNone.detailed if self._unanswerable else ()), "examples")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     """`exact_match` and `f1`, or SQuAD 2.0's `exact`, `f1`, `HasAns_…`, `NoAns_…`, `best_…`; and `examples`."""

@@ -6,6 +6,7 @@ import numpy as np
 
 from t5x_like.evals import Result, Setting, _labelled
 from t5x_like.metrics.tagging import EntityF1, TagAccuracy
+from t5x_like.slots import Positive
 
 _OUTSIDE = "O"
 
@@ -24,7 +25,7 @@ class Evaluator:
     UserError: the model lacks the head or has one of another number of tags; an unknown field.
   """
 
-  def __init__(self, setting: Setting, *, ids: tuple[str, ...] = (), max_examples: int | None = None):
+  def __init__(self, setting: Setting, *, ids: tuple[str, ...] = (), max_examples: Positive | None = None):
     self._tags, self._ids = setting.task.classes, ids
     _labelled.check(setting, "tagging", {"logits": 3}, len(self._tags))
     self._metrics = [TagAccuracy()]
@@ -32,6 +33,10 @@ class Evaluator:
       self._metrics.append(EntityF1())
     self._rows = _labelled.Rows(setting, _outputs, max_examples)
     self._examples = setting.task.examples(ids)[: len(self._rows.tokens)]
+
+  def names(self) -> tuple[str, ...]:
+    """Return the names of all metrics that it may write."""
+    return (*(name for metric in self._metrics for name in metric.names), "examples", "truncated_words")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     """`accuracy` and, for tags such as B-PER, `precision`, `recall` and `f1` of entities, in percent."""

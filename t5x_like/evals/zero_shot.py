@@ -7,6 +7,7 @@ from t5x_like.errors import UserError, one_line
 from t5x_like.evals import Result, Setting
 from t5x_like.evals._embeddings import of_texts
 from t5x_like.rows import fetch
+from t5x_like.slots import Length, Positive
 
 _MOST, _SAMPLES = 5, 8
 
@@ -35,8 +36,8 @@ class Evaluator:
     *,
     templates: tuple[str, ...] = ("a photo of a {}.",),
     names: str | None = None,
-    length: int = 77,
-    max_examples: int | None = None,
+    length: Length = 77,
+    max_examples: Positive | None = None,
   ):
     task = setting.task
     if "image" not in task.features or not task.classes or not hasattr(setting.model, "embed_texts"):
@@ -57,6 +58,10 @@ class Evaluator:
     self._images = setting.jit(
       lambda model, batch: (model.embed_images(batch)[0], batch["label"], batch["example_index"])
     )
+
+  def names(self) -> tuple[str, ...]:
+    """Return the names of all metrics that it may write."""
+    return ("top1", *(("top5",) if len(self._names) > _MOST else ()), "images")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
     """`top1`, `top5` where there are more classes than that, and the number of `images`."""

@@ -53,6 +53,7 @@ class Classification(Metric):
   def __init__(self, classes: int, scores: Sequence[str] = ("accuracy",)):
     self._classes = classes
     self._scores = {name: SCORES[name] for name in scores}
+    self.names = tuple(self._scores)
 
   def rows(self, references: Sequence[int], predictions: Sequence[int | None]) -> np.ndarray:
     def wrong(gold: int) -> int:
@@ -77,7 +78,7 @@ class Matches(Metric):
     self, matches: Callable[..., bool] = lambda reference, prediction: reference == prediction, name: str = "accuracy"
   ):
     self._matches = matches
-    self._name = name
+    self._name, self.names = name, (name,)
 
   def rows(self, references: Sequence, predictions: Sequence) -> np.ndarray:
     return np.array([[self._matches(*pair)] for pair in zip(references, predictions)], bool)

@@ -10,6 +10,8 @@ from t5x_like.metrics.metric import Metric, percent
 class Correlation(Metric):
   """Pearson's and Spearman's correlation; NaN if either side is constant or there are fewer than two pairs."""
 
+  names = ("pearson", "spearman")
+
   def rows(self, references: Sequence[float], predictions: Sequence[float]) -> np.ndarray:
     return np.array([references, predictions], np.float64).T
 

@@ -13,7 +13,12 @@ class Metric(abc.ABC):
   """A metric whose scores depend on each example only through a row of numbers.
 
   Call `metric(references, predictions)`; `rows` and `scores` are separate for `resampling`.
+
+  Attributes:
+    names: of its scores.
   """
+
+  names: tuple[str, ...]
 
   @abc.abstractmethod
   def rows(self, references: Sequence[Any], predictions: Sequence[Any]) -> np.ndarray:

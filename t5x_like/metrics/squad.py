@@ -26,6 +26,8 @@ class Answers(Metric):
     normalize: a normalisation from `answers`.
   """
 
+  names = ("exact_match", "f1")
+
   def __init__(self, normalize: Callable[[str], str] = normalize_squad):
     self._normalize = normalize
 
@@ -66,6 +68,8 @@ class AnswersOrNone(Metric):
     threshold: predictions with a higher no-answer probability count as empty.
   """
 
+  names = tuple(f"{kind}{score}" for kind in ("", "HasAns_", "NoAns_") for score in ("exact", "f1"))
+  detailed = ("total", "HasAns_total", "NoAns_total", "best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh")
   # The columns of rows: scores as predicted, as counted under the threshold, and what the best threshold needs.
   _EXACT, _F1, _COUNTED_EXACT, _COUNTED_F1, _ANSWERABLE, _PROBABILITY, _EMPTY, _GIVEN = range(8)
 

@@ -24,6 +24,8 @@ class Rouge(Metric):
     use_stemmer: whether to use Porter's stemmer, as ROUGE-1.5.5 with `-m` in most papers; T5 does not.
   """
 
+  names = _TYPES
+
   def __init__(self, use_stemmer: bool = True):
     from rouge_score.rouge_scorer import RougeScorer
 

@@ -11,6 +11,8 @@ from t5x_like.metrics.metric import Metric, percent, ratio
 class TagAccuracy(Metric):
   """The share of tokens whose tag is right; examples are sentences, each a sequence of tags."""
 
+  names = ("accuracy",)
+
   def rows(self, references: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]) -> np.ndarray:
     pairs = list(zip(references, predictions))
     return np.array([(sum(g == p for g, p in zip(*pair)), len(pair[0])) for pair in pairs], np.int64)
@@ -29,6 +31,8 @@ class EntityF1(Metric):
   seqeval extracts the entities from BIO (or BIOES) tags in its default mode, which is conlleval's: an I- without its B-
   begins an entity. An entity is right if its type and both its ends are.
   """
+
+  names = ("precision", "recall", "f1")
 
   def rows(self, references: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]) -> np.ndarray:
     """[N, 3]: the numbers of right, predicted and true entities of each sentence."""

@@ -15,7 +15,7 @@ class _SacreBleu(Metric):
   """
 
   def __init__(self, name: str, metric):
-    self._name = name
+    self._name, self.names = name, (name,)
     self._metric = metric
 
   def rows(self, references: Sequence[Sequence[str]], predictions: Sequence[str]) -> np.ndarray:

@@ -16,6 +16,7 @@ from t5x_like.nn.design import Variant
 from t5x_like.nn.embed import Embed
 from t5x_like.nn.mask import positions
 from t5x_like.nn.vocabulary_logits import dense
+from t5x_like.slots import Positive, Rate
 
 Batch = dict[str, jax.Array]
 Dtype = Literal["float32", "bfloat16", "auto"]
@@ -46,8 +47,8 @@ class Architecture(nnx.Module):
     rngs: nnx.Rngs,
     *,
     variant: str | Variant,
-    vocab_size: int | None = None,
-    dropout: float = 0.0,
+    vocab_size: Positive | None = None,
+    dropout: Rate = 0.0,
     dtype: Dtype = "float32",
     remat: str | dict = "none",
     layers: Layers = "scan",

@@ -15,6 +15,7 @@ from t5x_like.nn.heads import lm
 from t5x_like.nn.heads._scores import Scores
 from t5x_like.nn.layer import CacheStart, Context
 from t5x_like.nn.mask import Mask
+from t5x_like.slots import Count
 
 
 class Decoder(Architecture):
@@ -27,7 +28,7 @@ class Decoder(Architecture):
 
   NEEDS = ("decoder_input_tokens",)
 
-  def __init__(self, rngs: nnx.Rngs, *, variant: str | Variant, scores: int = 0, **options):
+  def __init__(self, rngs: nnx.Rngs, *, variant: str | Variant, scores: Count = 0, **options):
     self._number = scores
     super().__init__(rngs, variant=variant, **options)
 

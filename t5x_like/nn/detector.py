@@ -20,7 +20,7 @@ from t5x_like.nn.linear import Linear
 from t5x_like.nn.mask import Mask, positions
 from t5x_like.nn.placed import PlacedBuilder, sines
 from t5x_like.parallel.constrain import constrain
-from t5x_like.slots import Positive
+from t5x_like.slots import Positive, Rate
 
 Places = Literal["attention", "attention_and_input"]
 _BOX_LAYERS = 3
@@ -84,7 +84,7 @@ class Detector(nnx.Module):
     labels: Positive | None = None,
     channels: Positive | None = None,
     places: Places | None = None,
-    dropout: float = 0.0,
+    dropout: Rate = 0.0,
     dtype: Dtype = "float32",
     remat: str | dict = "none",
     layers: Layers = "scan",

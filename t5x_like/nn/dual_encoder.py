@@ -20,7 +20,7 @@ from t5x_like.nn.image_encoder import ImageEncoder, ImageVariant
 from t5x_like.nn.layer import Context
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.mask import Mask, positions
-from t5x_like.slots import Positive
+from t5x_like.slots import Positive, Rate
 
 MOST = math.log(100.0)  # of the logarithm of the scale, to which training holds it (Radford et al. 2021, section 2.5)
 _SIDES = ("image", "text")
@@ -109,11 +109,11 @@ class DualEncoder(nnx.Module):
     *,
     variant: str | DualVariant,
     resolution: Positive | None = None,
-    vocab_size: int | None = None,
+    vocab_size: Positive | None = None,
     scale: float = 1 / 0.07,
     bias: float | None = None,
-    dropout: float = 0.0,
-    drop_path: float = 0.0,
+    dropout: Rate = 0.0,
+    drop_path: Rate = 0.0,
     dtype: Dtype = "float32",
     remat: str | dict = "none",
     layers: Layers = "scan",

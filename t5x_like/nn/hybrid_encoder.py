@@ -25,7 +25,7 @@ from t5x_like.nn.mbconv import Convolution, MbConv, gelu, per_cell, pooled
 from t5x_like.nn.norm import Identity
 from t5x_like.nn.positions import Position
 from t5x_like.parallel.constrain import constrain
-from t5x_like.slots import Positive
+from t5x_like.slots import Positive, Rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +46,10 @@ class HybridVariant:
   widths: tuple[int, ...]
   depths: tuple[int, ...]
   design: Design
-  head_dim: int = 32
-  expansion: int = 4
-  resolution: int = 224
-  channels: int = 3
+  head_dim: Positive = 32
+  expansion: Positive = 4
+  resolution: Positive = 224
+  channels: Positive = 3
   head: str | dict = "image_classification"
 
   class_tokens: ClassVar[int] = 0
@@ -94,8 +94,8 @@ class HybridEncoder(nnx.Module):
     resolution: Positive | None = None,
     channels: Positive | None = None,
     head: str | dict | None = None,
-    dropout: float = 0.0,
-    drop_path: float = 0.0,
+    dropout: Rate = 0.0,
+    drop_path: Rate = 0.0,
     dtype: Dtype = "float32",
     remat: str | dict = "none",
     layers: Layers = "scan",

@@ -21,7 +21,7 @@ from t5x_like.nn.evened import encoded
 from t5x_like.nn.image_positions import Grid
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.mask import positions
-from t5x_like.slots import Positive
+from t5x_like.slots import Count, Positive, Rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +41,10 @@ class ImageVariant:
 
   dims: Dims
   design: Design
-  patch: int = 16
-  resolution: int = 224
-  channels: int = 3
-  class_tokens: int = 1
+  patch: Positive = 16
+  resolution: Positive = 224
+  channels: Positive = 3
+  class_tokens: Count = 1
   head: str | dict = "image_classification"
   patch_bias: bool = True
 
@@ -79,10 +79,10 @@ class ImageEncoder(nnx.Module):
     resolution: Positive | None = None,
     patch: Positive | None = None,
     channels: Positive | None = None,
-    class_tokens: int | None = None,
+    class_tokens: Count | None = None,
     head: str | dict | None = None,
-    dropout: float = 0.0,
-    drop_path: float = 0.0,
+    dropout: Rate = 0.0,
+    drop_path: Rate = 0.0,
     dtype: Dtype = "float32",
     remat: str | dict = "none",
     layers: Layers = "scan",

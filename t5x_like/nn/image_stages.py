@@ -23,7 +23,7 @@ from t5x_like.nn.norm import Identity
 from t5x_like.nn.remat import Remat
 from t5x_like.nn.stack import Stack
 from t5x_like.parallel.constrain import constrain
-from t5x_like.slots import Positive
+from t5x_like.slots import Count, Positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class StagedVariant:
   channels: Positive = 3
   mlp_ratio: float = 4.0
   head: str | dict = "image_classification"
-  class_tokens: int = 0
+  class_tokens: Count = 0
 
   def __post_init__(self):
     if len(self.heads) != len(self.depths):

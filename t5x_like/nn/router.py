@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Annotated, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +12,7 @@ from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.dims import subkey
 from t5x_like.nn.layer import Statistics
-from t5x_like.slots import Condition, Positive
-
-NotNegative = Annotated[float, Condition("a number, at least 0", lambda x: x >= 0)]
+from t5x_like.slots import AboveZero, NotNegative, Positive, Rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,10 +36,10 @@ class Experts:
   normalise: bool | None = None
   router: Literal["softmax", "noisy_top_k"] = "softmax"
   dispatch: Literal["dropless", "capacity"] = "dropless"
-  capacity_factor: Annotated[float, Condition("a number above 0", lambda x: x > 0)] = 1.25
+  capacity_factor: AboveZero = 1.25
   balance_loss: NotNegative = 0.01
   z_loss: NotNegative = 0.001
-  jitter: Annotated[float, Condition("at least 0 and less than 1", lambda x: 0 <= x < 1)] = 0.0
+  jitter: Rate = 0.0
 
   def __post_init__(self):
     if self.top_k > self.experts:

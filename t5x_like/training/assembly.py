@@ -11,6 +11,7 @@ from ml_collections import ConfigDict
 
 import t5x_like.models
 import t5x_like.objectives
+from t5x_like import config as config_lib
 from t5x_like import slots
 from t5x_like.errors import UserError
 from t5x_like.nn import lora, params, remat
@@ -19,6 +20,7 @@ from t5x_like.nn.cores._calls import cores_used
 from t5x_like.nn.design import Variant
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
+from t5x_like.slots import AboveZero, Positive
 from t5x_like.training import evaluation, init_from, offload, phases, process, selection, teacher, tuning
 from t5x_like.training.environment import in_words
 from t5x_like.training.guard import GUARDS, Guard, skipping
@@ -54,11 +56,11 @@ class Parts:
 
 
 def checkpoints(
-  every: int,
-  minutes: float | None = 15,
-  keep_last: int = 3,
-  keep_every: int | None = None,
-  save_timeout_seconds: int = 1200,
+  every: Positive,
+  minutes: AboveZero | None = 15,
+  keep_last: Positive = 3,
+  keep_every: Positive | None = None,
+  save_timeout_seconds: Positive = 1200,
   fresh_optimizer: bool = False,
 ):
   """The keys of `config.checkpoint`; a step is saved every `every` steps, `minutes` after the last save (None: never
@@ -82,6 +84,7 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
   Raises:
     UserError: naming the key, what was found and what was expected.
   """
+  config_lib.check_values(config)
   config = init_from.inherited(config)
   resolved = ConfigDict(config.to_dict())
   values = ConfigDict(config.model.to_dict())
@@ -109,22 +112,6 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
   resolved.checkpoint = _filled("checkpoint", config.checkpoint, checkpoints)
   resolved.evals = evaluation.resolve(config)
   phases.check(config)
-  for key in ("batch_size", "accumulation_steps", "total_steps", "eval_every", "log_every"):
-    if resolved[key] < 1:
-      raise UserError(f"config.{key}: found {resolved[key]}, expected at least 1")
-  if resolved.checkpoint.every < 1:
-    raise UserError(f"config.checkpoint.every: found {resolved.checkpoint.every}, expected at least 1")
-  if resolved.checkpoint.minutes is not None and resolved.checkpoint.minutes <= 0:
-    raise UserError(f"config.checkpoint.minutes: found {resolved.checkpoint.minutes}, expected more than 0, or None")
-  if not 0 <= resolved.model.get("dropout", 0) < 1:
-    raise UserError(f"config.model.dropout: found {resolved.model.dropout}, expected at least 0 and less than 1")
-  if resolved.peak_flops < 0:
-    raise UserError(f"config.peak_flops: found {resolved.peak_flops}, expected FLOP/s, or 0 to look the device up")
-  for key in ("step_timeout_seconds", "recompute_every"):
-    if resolved[key] < 0:
-      raise UserError(f"config.{key}: found {resolved[key]}, expected at least 0, which turns it off")
-  if resolved.clip_norm < 0:
-    raise UserError(f"config.clip_norm: found {resolved.clip_norm}, expected a norm, or 0 for no clipping")
   return resolved
 
 
@@ -299,7 +286,8 @@ def with_tokens(config: ConfigDict, vocabulary) -> ConfigDict:
     found["start"] = start_id(vocabulary)
   elif sides == ["encoder"]:
     found |= {"start": vocabulary.cls_id, "eos": vocabulary.sep_id}
-  given = config.model.tokens.to_dict()
+  usual, given = variant_of(model_class, config.model).tokens, config.model.tokens.to_dict()
+  slots.change("config.model.tokens", usual, given)
   fixed = ("pad",) if len(sides) == 1 else tuple(found)
   for key in fixed:
     if key in given and given[key] != found[key]:
@@ -307,7 +295,6 @@ def with_tokens(config: ConfigDict, vocabulary) -> ConfigDict:
         f"config.model.tokens.{key}: found {given[key]}, but the vocabulary of the data has {found[key]}; leave it "
         "out: special ids come from the vocabulary"
       )
-  usual = variant_of(model_class, config.model).tokens
   ids = {key: i for key, i in found.items() if key in fixed or i is not None} | given
   made = ConfigDict(config.to_dict())
   made.model.tokens = ConfigDict({key: i for key, i in ids.items() if i != getattr(usual, key)})

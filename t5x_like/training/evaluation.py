@@ -14,6 +14,7 @@ Metrics are named `eval/<group>/<metric>`. The group is the task's name if the i
 run's task and split (`eval/c4_span_corruption/loss`), otherwise the instance's name (`eval/french/loss`).
 """
 
+import collections
 import dataclasses
 import json
 import time
@@ -112,6 +113,8 @@ class Evaluation:
       if key not in settings:
         arguments = dict(values)
         task = process.build_task(slot, arguments.pop("name"), split, arguments)
+        if task.num_examples < 1:
+          raise UserError(f"config.{slot}: task {task.name} has no examples in split {split!r}; use another split")
 
         def batches(most: int | None) -> Iterator:
           return loader.eval_batches(task, batch_size=batch_size, rows=rows, max_examples=most)
@@ -137,6 +140,28 @@ class Evaluation:
       evaluator = slots.make(where, values, evals, "Evaluator", setting=made)
       usual = name == values["name"] and made.task is self.task
       self._instances[name] = (self.task.name if usual else name, made.task.name, split, evaluator)
+
+    self._check_names()
+
+  def metrics(self) -> list[str] | None:
+    """Return the names of all metrics that may be written; None if an evaluator from elsewhere tells none."""
+    instances = self._instances.values()
+    if not all(hasattr(evaluator, "names") for *_, evaluator in instances):
+      return None
+    return [f"eval/{label}/{name}" for label, *_, evaluator in instances for name in (*evaluator.names(), "seconds")]
+
+  def _check_names(self) -> None:
+    """Refuse two evaluators that would write one metric, before either is run; UserError."""
+    labels = collections.Counter(label for label, *_ in self._instances.values())
+    seen: dict[tuple[str, str], str] = {}
+    for name, (label, _, _, evaluator) in self._instances.items():
+      for metric in evaluator.names() if labels[label] > 1 and hasattr(evaluator, "names") else ():
+        other = seen.setdefault((label, metric), name)
+        if other != name:
+          raise UserError(
+            f"config.evals.{name}: eval/{label}/{metric} is written twice, by {other} too; give this instance another"
+            " name"
+          )
 
   def __call__(self, arrays: dict[str, jax.Array]) -> dict[str, Group]:
     """The results of all evaluators for these parameters, by group.

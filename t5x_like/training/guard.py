@@ -12,6 +12,7 @@ import numpy as np
 import optax
 
 from t5x_like.errors import NumericError, UserError
+from t5x_like.slots import Count, NotNegative, Positive
 
 Watch = dict[str, jax.Array]
 
@@ -57,17 +58,17 @@ def watch() -> Watch:
   return {"mean_loss": np.float32(0), "accepted": np.int32(0), "refused": np.int32(0)}
 
 
-def stop(*, spike: float = 0.0, window: int = 100) -> Guard:
+def stop(*, spike: NotNegative = 0.0, window: Positive = 100) -> Guard:
   """The run ends; nothing is saved after the last good step."""
   return _checked(Guard(spike, window))
 
 
-def skip(*, spike: float = 0.0, window: int = 100, at_most: int = 10) -> Guard:
+def skip(*, spike: NotNegative = 0.0, window: Positive = 100, at_most: Count = 10) -> Guard:
   """The update is left out and the next batch follows; the run ends after `at_most` in a row."""
   return _checked(Guard(spike, window, skips=True, at_most=at_most))
 
 
-def rollback(*, steps: int, spike: float = 0.0, window: int = 100, at_most: int = 5) -> Guard:
+def rollback(*, steps: Positive, spike: NotNegative = 0.0, window: Positive = 100, at_most: Count = 5) -> Guard:
   """The run goes back to a saved step, at least `steps` before, and on with the batches after the refused one."""
   if steps < 1:
     raise UserError(f"config.guard.steps: found {steps}, expected at least 1")

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,12 +14,13 @@ from t5x_like import config as config_lib
 from t5x_like.errors import UserError
 from t5x_like.parallel import distributed
 from t5x_like.storage import is_remote
-from t5x_like.training import assembly, history, imported, init_from, phases, process, teacher
+from t5x_like.training import assembly, history, imported, init_from, phases, process, selection, sizes, teacher
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.assembly import Parts
 from t5x_like.training.checkpoint import Checkpoints
 from t5x_like.training.checkpoint_manifest import flatten
 from t5x_like.training.environment import environment
+from t5x_like.training.evaluation import Evaluation
 from t5x_like.training.meter import Goodput
 from t5x_like.training.state import TrainState, from_tree, init_state, to_tree
 from t5x_like.training.writer import read_metrics
@@ -118,9 +120,40 @@ def check_phases(config: ConfigDict, parts: Parts, made: list[phases.Phase]) -> 
   """Checks each phase against the model and the objective; returns the attention cores of the last."""
   assembly.check_vocabulary(config, made[-1].task.vocabulary)
   for phase in made:
-    assembly.check_batch(phase.config, parts.rules, f"phases.{phase.name}.batch_size")
+    assembly.check_batch(phase.config, parts.rules, _batch_key(phase))
     cores = assembly.check_task(phase.config, parts, phase.task)
   return cores
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+  """All of a run but its state: made of its config alone, without a step or a compilation."""
+
+  config: ConfigDict
+  phases: list[phases.Phase]
+  parts: Parts
+  cores: dict[str, str]
+  evaluation: Evaluation
+
+
+def checked(config: ConfigDict, address: str, beat: Callable[[], None] = lambda: None) -> Checked:
+  """Make the objects of a run, and check them against each other, its data and this machine.
+
+  Raises:
+    UserError: naming the key, what was found and what was expected.
+  """
+  made = make_phases(config)
+  config = with_vocabulary(config, made[-1].task.vocabulary, address)
+  parts = assembly.build(config)
+  cores = check_phases(config, parts, made)
+  sizes.check(config, parts, [(_batch_key(one), one.config.batch_size, one.task.features) for one in made])
+  evaluation = Evaluation(config, parts.model, parts.objective, parts.rules, beat=beat)
+  selection.check(config, evaluation.metrics() if config.selection else None)
+  return Checked(config, made, parts, cores, evaluation)
+
+
+def _batch_key(phase: phases.Phase) -> str:
+  return "batch_size" if phase.name == "main" else f"phases.{phase.name}.batch_size"
 
 
 def check(past: Past, address: str, config: ConfigDict, identity: dict[str, Any]) -> list[str]:

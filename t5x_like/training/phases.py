@@ -23,6 +23,7 @@ from ml_collections import ConfigDict
 from t5x_like import config as config_lib
 from t5x_like import file_names, slots
 from t5x_like.errors import UserError
+from t5x_like.slots import Positive
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,7 +42,7 @@ class Phase:
   config: ConfigDict
 
 
-def phase(*, until: int, task: dict = {}, batch_size: int | None = None):  # noqa: B006
+def phase(*, until: Positive, task: dict = {}, batch_size: Positive | None = None):  # noqa: B006
   """The keys of one of `config.phases`: the step it ends before, changes to `config.task`, and its batch size."""
 
 
@@ -54,14 +55,10 @@ def check(config: ConfigDict) -> None:
   ends = set()
   for name, values in _filled(config).items():
     file_names.check("config.phases", name)
-    if values["until"] < 1 or values["until"] in ends:
-      raise UserError(
-        f"config.phases.{name}.until: found {values['until']}, expected a step of at least 1, another for every phase"
-      )
+    if values["until"] in ends:
+      raise UserError(f"config.phases.{name}.until: found {values['until']} twice, expected another for every phase")
     if "name" in values["task"]:
       raise UserError(f"config.phases.{name}.task.name: a phase changes arguments of config.task, not which task it is")
-    if values["batch_size"] is not None and values["batch_size"] < 1:
-      raise UserError(f"config.phases.{name}.batch_size: found {values['batch_size']}, expected at least 1")
     ends.add(values["until"])
 
 

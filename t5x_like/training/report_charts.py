@@ -165,11 +165,15 @@ def _loss_chart(rows: Rows) -> str:
 
 
 def _line_chart(title: str, steps, values, lost, *, noise=True, log=False, from_zero=False, percent=False) -> str:
+  from matplotlib.ticker import EngFormatter, NullFormatter
+
   figure, axes = _axes(title, 4.7, 2.7)
   values = values * 100 if percent else values
   _curve(axes, steps, values, None, lost, noise)
   if log and values.min() > 0 and values.max() > 30 * values.min():
     axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(EngFormatter(sep=""))  # the scale's own writes 10^3 as mathematics
+    axes.yaxis.set_minor_formatter(NullFormatter())
   elif from_zero:  # the first step compiles; do not let it compress the rest
     axes.set_ylim(0, 1.15 * max(np.percentile(values, 99), 1e-12))
   if percent:
@@ -229,9 +233,12 @@ def _svg(figure, name: str) -> Markup:
   Matplotlib escapes the texts in it. The element is markup already, so that a page does not escape it again.
   """
   import matplotlib
+  from matplotlib.text import Text
 
-  buffer = io.StringIO()
-  with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif"}):
+  buffer, style = io.StringIO(), {"svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif"}
+  for text in figure.findobj(Text):
+    text.set_parse_math(False)  # a name may have dollars in it
+  with matplotlib.rc_context(style | {"text.parse_math": False}):
     figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
   text = buffer.getvalue()
   text = text[text.index("<svg") :].replace(_INK, "currentColor")

@@ -14,19 +14,21 @@ from t5x_like.nn import params
 from t5x_like.parallel import distributed
 from t5x_like.parallel.rules import from_local_rows, local_rows, sharding_table
 from t5x_like.storage import directory, is_remote
-from t5x_like.training import assembly, history, init_from, opening, phases, pictures, process
+from t5x_like.training import history, init_from, opening, phases, pictures, process, writable
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.compilation import compile_step
-from t5x_like.training.evaluation import Evaluation, Group
+from t5x_like.training.evaluation import Group
 from t5x_like.training.guard import RolledBack, stopped, target, told
 from t5x_like.training.meter import Meter
 from t5x_like.training.recomputation import computed_twice
 from t5x_like.training.remote_workdir import Mirror
 from t5x_like.training.report import write_report
-from t5x_like.training.selection import Selection
+from t5x_like.training.selection import FOLDER, Selection
 from t5x_like.training.state import to_tree
 from t5x_like.training.watchdog import Watchdog
 from t5x_like.training.writer import MetricsWriter, read_metrics, set_aside
+
+_FOLDERS = ("checkpoints", "logs", "pictures", "profile", "samples", FOLDER)  # that a run writes to
 
 
 class Run:
@@ -53,13 +55,12 @@ class Run:
     self._primary, self.between_batches = process.first(), lambda: None
     self._mirror = Mirror(self.address) if is_remote(self.address) else None
     self.workdir = self._mirror.local if self._mirror else pathlib.Path(self.address)
-    self._phases = opening.make_phases(config)
-    config = self.config = opening.with_vocabulary(config, self._phases[-1].task.vocabulary, self.address)
-    parts = self._parts = assembly.build(config)
-    self._cores = opening.check_phases(config, parts, self._phases)
     self._watchdog = Watchdog(config.step_timeout_seconds, self.workdir / "logs", jax.process_index())
     beat = lambda: (self._watchdog.beat("evaluating"), self.between_batches())  # noqa: E731
-    self._evaluation = Evaluation(config, parts.model, parts.objective, parts.rules, beat=beat)
+    checked = opening.checked(config, self.address, beat)
+    config = self.config = checked.config
+    self._phases, self._parts, self._cores = checked.phases, checked.parts, checked.cores
+    self._evaluation = checked.evaluation
     *early, main = self._phases
     self._identity = workdirs.identity(config, main.task, {phase.name: phase.task for phase in early})
     with contextlib.ExitStack() as stack:
@@ -77,6 +78,8 @@ class Run:
         self._mirror.pull()
     self._past = opening.past(self.workdir, self.address)
     changes = opening.check(self._past, self.address, self.config, self._identity)
+    if self._primary:
+      writable.check("--workdir", self.workdir, _FOLDERS)
     stack.enter_context(self._watchdog)
     process.say(sharding_table(params.named_params(self._parts.model), self._parts.rules))
     for change in changes:

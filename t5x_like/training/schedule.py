@@ -4,21 +4,21 @@ import jax.numpy as jnp
 import optax
 
 from t5x_like.errors import UserError
-from t5x_like.slots import Positive
+from t5x_like.slots import Count, NotNegative, Positive
 
 Schedule = optax.Schedule
 
 
-def constant(*, learning_rate: float) -> Schedule:
+def constant(*, learning_rate: NotNegative) -> Schedule:
   return optax.constant_schedule(learning_rate)
 
 
-def rsqrt(*, learning_rate: float = 1.0, warmup_steps: int = 10_000) -> Schedule:
+def rsqrt(*, learning_rate: NotNegative = 1.0, warmup_steps: Count = 10_000) -> Schedule:
   """`learning_rate / sqrt(max(step, warmup_steps))`: constant, then inverse square root (Raffel et al. 2020, 3.1.2)."""
   return lambda step: learning_rate / jnp.sqrt(jnp.maximum(step, warmup_steps))
 
 
-def warmup_rsqrt(*, learning_rate: float, warmup_steps: int) -> Schedule:
+def warmup_rsqrt(*, learning_rate: NotNegative, warmup_steps: Count) -> Schedule:
   """Linear warm-up from zero to `learning_rate`, then inverse square root decay (Vaswani et al. 2017, section 5.3).
 
   The paper's `D^-0.5 * min(step^-0.5, step * warmup^-1.5)` peaks at `(D * warmup)^-0.5`.
@@ -31,29 +31,42 @@ def warmup_rsqrt(*, learning_rate: float, warmup_steps: int) -> Schedule:
   return rate
 
 
-def linear(*, learning_rate: float, warmup_steps: int, total_steps: int, end: float = 0.0) -> Schedule:
-  """Linear warm-up from zero, then linear decay to `end * learning_rate` at `total_steps` (Devlin et al. 2019, A.2)."""
+def linear(
+  *, learning_rate: NotNegative, warmup_steps: Count, total_steps: Positive, end: NotNegative = 0.0
+) -> Schedule:
+  """Linear warm-up from zero, then linear decay to `end * learning_rate` at `total_steps` (Devlin et al. 2019, A.2).
+
+  Raises:
+    UserError: the run ends before the warm-up does.
+  """
+  _check_warmup(warmup_steps, total_steps)
   warmup = optax.linear_schedule(0.0, learning_rate, warmup_steps)
   decay = optax.linear_schedule(learning_rate, end * learning_rate, total_steps - warmup_steps)
   return optax.join_schedules([warmup, decay], [warmup_steps])
 
 
-def cosine(*, learning_rate: float, warmup_steps: int, total_steps: int, end: float = 0.0) -> Schedule:
+def cosine(
+  *, learning_rate: NotNegative, warmup_steps: Count, total_steps: Positive, end: NotNegative = 0.0
+) -> Schedule:
   """Linear warm-up from zero, then a half cosine down to `end * learning_rate` (Loshchilov & Hutter 2017).
 
   Raises:
     UserError: the run ends before the warm-up does.
   """
-  if not 0 <= warmup_steps < total_steps:
+  _check_warmup(warmup_steps, total_steps)
+  return optax.warmup_cosine_decay_schedule(0.0, learning_rate, warmup_steps, total_steps, end * learning_rate)
+
+
+def _check_warmup(warmup_steps: int, total_steps: int) -> None:
+  if warmup_steps >= total_steps:
     raise UserError(
       f"config.schedule.warmup_steps: found {warmup_steps} in a run of {total_steps} steps, expected fewer; set"
       " --config.schedule.warmup_steps"
     )
-  return optax.warmup_cosine_decay_schedule(0.0, learning_rate, warmup_steps, total_steps, end * learning_rate)
 
 
 def drops(
-  *, learning_rate: float, steps: tuple[Positive, ...] = (), factor: float = 0.1, warmup_steps: int = 0
+  *, learning_rate: NotNegative, steps: tuple[Positive, ...] = (), factor: NotNegative = 0.1, warmup_steps: Count = 0
 ) -> Schedule:
   """Linear warm-up from zero, then constant but for a multiplication by `factor` at each of `steps`."""
 

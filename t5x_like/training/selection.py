@@ -6,20 +6,23 @@ one.
 """
 
 import math
+from collections.abc import Collection
 from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
 from t5x_like import slots
 from t5x_like.errors import UserError, did_you_mean
+from t5x_like.slots import Positive
 from t5x_like.training.checkpoint import Checkpoints
 from t5x_like.training.checkpoint_manifest import nest
 
 FOLDER = "best"
+_SMALLER = ("loss", "perplexity")  # of metrics that a run selects by the least of
 Rows = list[dict[str, Any]]
 
 
-def settings(*, metric: str, goal: Literal["max", "min"] = "max", patience: int | None = None):
+def settings(*, metric: str, goal: Literal["max", "min"] = "max", patience: Positive | None = None):
   """The keys of `config.selection`: the metric as in `metrics.jsonl`, what is better, and after how many evaluations
   without a better one training stops (None: never)."""
 
@@ -61,11 +64,7 @@ class Selection:
     Raises:
       UserError: the evaluation lacks the metric, or the parameters cannot be written.
     """
-    if self._metric not in metrics:
-      raise UserError(
-        f"config.selection.metric: found {self._metric!r}, expected one of {', '.join(sorted(metrics))}"
-        f"{did_you_mean(self._metric, metrics)}"
-      )
+    _check_name(self._metric, metrics)
     value = self._defined(metrics[self._metric])
     self._values = [pair for pair in self._values if pair[0] != step] + [(step, value)]
     if self.best_step == step:
@@ -74,11 +73,32 @@ class Selection:
         checkpoints.wait()
 
 
+def check(config: ConfigDict, metrics: Collection[str] | None) -> None:
+  """Refuse, before the first step, a metric that no evaluation writes, and the largest loss as the best.
+
+  Args:
+    metrics: all that evaluations may write; None if that is not known.
+
+  Raises:
+    UserError: naming the key.
+  """
+  if not config.selection:
+    return
+  metric, goal = config.selection.metric, config.selection.goal
+  if metrics is not None:
+    _check_name(metric, metrics)
+  if goal == "max" and metric.endswith(_SMALLER):
+    raise UserError(f"config.selection.goal: found 'max' of {metric}, of which less is better; set it to 'min'")
+
+
+def _check_name(metric: str, metrics: Collection[str]) -> None:
+  if metric not in metrics:
+    known = f"expected one of {', '.join(sorted(metrics))}" if metrics else "but config.evals has no evaluator"
+    raise UserError(f"config.selection.metric: found {slots.shown(metric)}, {known}{did_you_mean(metric, metrics)}")
+
+
 def filled(config: ConfigDict) -> dict[str, Any]:
   """`config.selection`, checked, with its defaults; {} stays so."""
   if not config.selection:
     return {}
-  values = slots.fill("config.selection", config.selection, settings)
-  if values["patience"] is not None and values["patience"] < 1:
-    raise UserError(f"config.selection.patience: found {values['patience']}, expected at least 1, or None")
-  return values
+  return slots.fill("config.selection", config.selection, settings)

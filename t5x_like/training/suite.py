@@ -11,12 +11,13 @@ seeds, the lower of the two in the middle. Its score, metrics and predictions st
 """
 
 import dataclasses
+import itertools
 import json
 import math
 import os
 import pathlib
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from t5x_like import recipes, slots, suites
@@ -26,13 +27,16 @@ from t5x_like.storage import is_remote
 from t5x_like.suites import Benchmark, Form, Suite
 from t5x_like.training import (
   assembly,
+  opening,
   process,
   selection,
   submission,
   suite_comparison,
+  suite_data,
   suite_facts,
   suite_tables,
   trained,
+  writable,
 )
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.checkpoint import Checkpoints
@@ -103,7 +107,11 @@ def run(names: Sequence[str], options: Options, others: Mapping[str, Callable[[]
   for task in options.tasks or ():
     if task not in known:
       raise UserError(f"--tasks: found {task!r}, expected some of {', '.join(known)}{did_you_mean(task, known)}")
+  if process.first():
+    writable.check("--output", options.output)
   parts, unprepared, several = {}, [], len(made) + len(others) > 1
+  for name, suite in made.items():
+    _check(name, suite, kinds, dataclasses.replace(options, output=options.output / name) if several else options)
   for name, suite in made.items():
     own = dataclasses.replace(options, output=options.output / name) if several else options
     found, missing = _suite(name, suite, kinds, own, unprepared)
@@ -148,7 +156,7 @@ def _suite(name: str, suite: Suite, kinds: dict[str, str], options: Options, unp
       continue
     try:
       found[task] = _task(name, task, benchmark, kinds[able[0]], suite, able[0], options)
-    except Unavailable as lack:
+    except suite_data.Unavailable as lack:
       if options.tasks:
         raise UserError(str(lack)) from None
       missing[task] = str(lack)
@@ -157,12 +165,37 @@ def _suite(name: str, suite: Suite, kinds: dict[str, str], options: Options, unp
   return found, missing
 
 
-class Unavailable(Exception):
-  """The data of a task, named `dataset`, are not there."""
+def _check(name: str, suite: Suite, kinds: dict[str, str], options: Options) -> None:
+  """Make all objects of every task's first run, but for its state: its data are prepared, and whatever does not fit is
+  known before the first task is learned. What is finished is not looked at again.
 
-  def __init__(self, dataset: str, why: str):
-    super().__init__(f"{dataset} {why}")
-    self.dataset = dataset
+  Raises:
+    UserError: of the first task that cannot be run, which is named.
+  """
+  for task, benchmark in suite.tasks.items():
+    able = [workdir for workdir, kind in kinds.items() if getattr(benchmark, kind)]
+    folders = [options.output / task / _folder(rate, seed) for rate, seed in _asked_for(options)]
+    if not able or options.tasks and task not in options.tasks:
+      continue
+    if distributed.from_first(lambda folders=folders: all((folder / RESULT).exists() for folder in folders)):
+      continue
+    rate, seed = next(_asked_for(options))
+    try:
+      config = _config(f"{name}/{task}", kinds[able[0]], rate, seed, able[0], options)
+      opening.checked(assembly.resolve(config), str(folders[0]))
+    except suite_data.Unavailable:
+      continue  # told, and left out or refused, when it is this task's turn
+    except UserError as error:
+      raise UserError(f"{name}/{task}: {error}") from error
+
+
+def _asked_for(options: Options) -> Iterator[tuple[float | None, int]]:
+  """The rates and seeds of every task's runs, in order."""
+  return itertools.product(options.rates or (None,), range(options.seeds))
+
+
+def _folder(rate: float | None, seed: int) -> str:
+  return f"{'recipe' if rate is None else f'{rate:g}'}-{seed}"
 
 
 def kind(workdir: str) -> str:
@@ -181,16 +214,14 @@ def _task(
 ) -> dict[str, Any]:
   """The results of all runs of a task, and which of them count."""
   form = getattr(benchmark, kind)
-  rates: Sequence[float | None] = options.rates or (None,)
   runs = []
   asked = _asked(workdir, options)
-  for rate in rates:
-    for seed in range(options.seeds):
-      folder = options.output / task / f"{'recipe' if rate is None else f'{rate:g}'}-{seed}"
-      done = distributed.from_first(lambda folder=folder: _read(folder / RESULT, asked))
-      done = done or _one(f"{name}/{task}", benchmark, form, kind, folder, rate, seed, workdir, options)
-      facts = distributed.from_first(lambda folder=folder: suite_facts.of_run(folder, form.counted))
-      runs.append(done | {"facts": facts})
+  for rate, seed in _asked_for(options):
+    folder = options.output / task / _folder(rate, seed)
+    done = distributed.from_first(lambda folder=folder: _read(folder / RESULT, asked))
+    done = done or _one(f"{name}/{task}", benchmark, form, kind, folder, rate, seed, workdir, options)
+    facts = distributed.from_first(lambda folder=folder: suite_facts.of_run(folder, form.counted))
+    runs.append(done | {"facts": facts})
   by_rate: dict[Any, list[dict]] = {}
   for one in runs:
     by_rate.setdefault(one["rate"], []).append(one)
@@ -233,7 +264,7 @@ def _one(
     train(made)
     best = made.best
   wanted = {} if options.max_examples else benchmark.test
-  tests = {file: split for file, split in wanted.items() if split in _splits(config)}
+  tests = {file: split for file, split in wanted.items() if split in suite_data.splits(config)}
   step, groups = best if best and not tests else _best(config, folder, tests)
   metrics = {
     f"{label}/{key}": value if math.isfinite(value) else None
@@ -284,7 +315,7 @@ def _config(where: str, kind: str, rate: float | None, seed: int, workdir: str, 
     for values in config.evals.values():
       values["split"] = (values.get("split") or config.eval_split) + first
     config.eval_split += first
-  _check_prepared(config)
+  suite_data.check(config)
   if options.epochs is not None and not any(word.startswith("total_steps=") for word in options.overrides):
     rows = _rows(assembly.resolve(config))
     config.total_steps = max(1, math.ceil(options.epochs * rows / config.batch_size))
@@ -303,38 +334,10 @@ def _prepared(options: Options) -> str:
   return f"{shared[0].rstrip('/')}/suites/prepared" if shared else str(options.output / "prepared")
 
 
-def _check_prepared(config) -> None:
-  """Raises Unavailable unless the datasets of a config are prepared, with their splits; a suite downloads nothing."""
-  from t5x_like.data.sources import parted, tfds
-
-  sources = [config.task.source, *(values.get("task", {}).get("source", "") for values in config.evals.values())]
-  for source in dict.fromkeys(source for source in sources if source.startswith("tfds:")):
-    name, data_dir = source.removeprefix("tfds:"), config.task.get("data_dir")
-    if not distributed.from_first(lambda name=name, data_dir=data_dir: tfds.is_prepared(name, data_dir)):
-      raise Unavailable(
-        name,
-        f"is not in {data_dir or 'the data_dir of TFDS'}; make it with python -m tools.prepare_dataset {name}"
-        " --from_files=DIR",
-      )
-  if config.task.source.startswith("tfds:"):
-    found = _splits(config)
-    own = [values["split"] for values in config.evals.values() if "task" not in values]
-    used = [parted(split)[0] for split in (config.train_split, *own)]
-    if lacking := [split for split in used if split not in found]:
-      name = config.task.source.removeprefix("tfds:")
-      raise Unavailable(name, f"has no split {lacking[0]!r}, only {', '.join(found)}; make it with all of its files")
-
-
 def _rows(config) -> int:
   """How many rows an epoch has; prepares the examples."""
   arguments = config.task.to_dict()
   return process.build_task("task", arguments.pop("name"), config.train_split, arguments).num_examples
-
-
-def _splits(config) -> tuple[str, ...]:
-  from t5x_like.data.sources import open_source
-
-  return open_source(config.task.source, data_dir=config.task.get("data_dir")).splits
 
 
 def _asked(workdir: str, options: Options) -> dict[str, Any]:

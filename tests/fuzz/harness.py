@@ -83,8 +83,13 @@ class Ground:
     self.outcomes: list[Outcome] = []
     self._folder, self._seconds, self._memory = pathlib.Path(folder).resolve(), seconds, memory
 
-  def run(self, case: str, call: Callable[[pathlib.Path], int | None]) -> Outcome:
-    """Run `call(directory of the case)`, which returns an exit code, and remember how it ended."""
+  def run(self, case: str, call: Callable[[pathlib.Path], int | None], seconds: float | None = None) -> Outcome:
+    """Run `call(directory of the case)`, which returns an exit code, and remember how it ended.
+
+    Args:
+      seconds: the most that this case may take, such as one that prepares data for all that follow.
+    """
+    seconds = seconds or self._seconds
     inside = self._folder / f"case{len(self.outcomes)}" / "inside"
     inside.mkdir(parents=True)
     shared = self._folder / "tmp"  # where a program may keep what it makes once
@@ -92,12 +97,12 @@ class Ground:
     beside = _listing(inside.parent)
     before, said = _resident(), io.StringIO()
     try:
-      with _timed(self._seconds), _bounded(self._memory), _watched(inside, shared) as outside:
+      with _timed(seconds), _bounded(self._memory), _watched(inside, shared) as outside:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
           code = call(inside)
       end, told = _judged(code, said.getvalue())
     except Hang:
-      end, told = "hang", f"more than {self._seconds} s; {_place()}"
+      end, told = "hang", f"more than {seconds} s; {_place()}"
     except MemoryError:
       end, told = "memory", _place()
     except SystemExit as stop:

@@ -64,7 +64,7 @@ def test_texts_cannot_act_and_hidden_things_are_seen():
 @pytest.mark.parametrize(
   "flags, said",
   [
-    (["--step=-1"], "--step=-1"),
+    (["--step=-1"], "argument --step: found '-1'"),
     (["--examples=0"], "--examples=0"),
     (["--split=nothing"], "nothing"),
     (["--config.no=1"], "--config.no: "),

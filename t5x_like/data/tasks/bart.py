@@ -15,13 +15,14 @@ from t5x_like.data.store.windows import Windows, open_tokens
 from t5x_like.data.task import Feature, Task, fingerprint
 from t5x_like.data.vocabularies import opening, padding, special
 from t5x_like.errors import UserError
+from t5x_like.slots import Length
 
 
 def task(
   *,
   store: str,
   split: str,
-  length: int = 512,
+  length: Length = 512,
   infill: float = 0.3,
   poisson_mean: float = 3.0,
   permute_sentences: bool = True,

@@ -14,13 +14,14 @@ from t5x_like.data.store.reader import Verify
 from t5x_like.data.store.windows import DocumentsEnd, Windows
 from t5x_like.data.task import Feature, Task, fingerprint
 from t5x_like.data.vocabularies import start_id
+from t5x_like.slots import Length
 
 
 def task(
   *,
   store: str,
   split: str,
-  length: int = 1024,
+  length: Length = 1024,
   document_mask: bool = False,
   documents_end: DocumentsEnd = "eos",
   dynamic_offsets: bool = True,

@@ -29,6 +29,7 @@ from t5x_like.data.supervised.templates import Template
 from t5x_like.data.supervised.too_long import TooLong, answered, fit
 from t5x_like.data.task import Task, digest
 from t5x_like.errors import UserError
+from t5x_like.slots import Length
 
 
 def task(
@@ -40,7 +41,7 @@ def task(
   prompt: str | None = None,
   completion: str | None = None,
   vocabulary: str = "bytes",
-  length: int = 2048,
+  length: Length = 2048,
   packed: bool = True,
   too_long: TooLong = "refuse",
   pack_seed: int = 0,

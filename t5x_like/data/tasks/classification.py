@@ -32,6 +32,7 @@ from t5x_like.data.supervised.templates import Template, as_text
 from t5x_like.data.supervised.too_long import TooLong, fit
 from t5x_like.data.task import Feature, Task, digest
 from t5x_like.errors import UserError
+from t5x_like.slots import Length
 
 UNLABELLED = "-1"
 
@@ -45,7 +46,7 @@ def task(
   label_field: str = "label",
   labels: list | tuple | None = None,
   vocabulary: str = "bytes",
-  length: int = 128,
+  length: Length = 128,
   architecture: Literal["encoder", "decoder"] = "encoder",
   both_orders: bool = False,
   too_long: TooLong = "truncate",

@@ -30,6 +30,7 @@ from t5x_like.data.store.reader import Verify
 from t5x_like.data.store.windows import DocumentsEnd, Windows, open_tokens
 from t5x_like.data.task import Task, fingerprint
 from t5x_like.errors import UserError
+from t5x_like.slots import Length
 
 RANDOM_FRACTION = 0.1  # of BERT-style noise
 
@@ -41,7 +42,7 @@ def task(
   store: str,
   split: str,
   style: Style,
-  inputs_length: int = 512,
+  inputs_length: Length = 512,
   noise_density: float = 0.15,
   documents_end: DocumentsEnd = "nothing",
   dynamic_offsets: bool = True,

@@ -23,13 +23,14 @@ from t5x_like.data.store.windows import DocumentsEnd, Windows
 from t5x_like.data.task import Task, fingerprint
 from t5x_like.data.vocabularies import start_id
 from t5x_like.errors import UserError
+from t5x_like.slots import Length
 
 
 def task(
   *,
   store: str,
   split: str,
-  length: int = 1024,
+  length: Length = 1024,
   rate: float = 0.5,
   spm_rate: float = 0.5,
   level: Literal["characters", "tokens"] = "characters",

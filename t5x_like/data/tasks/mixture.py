@@ -69,6 +69,8 @@ def _made(
   """The mixture whose arguments stand at `config.<slot>`."""
   if not parts:
     raise UserError(f"config.{slot}.parts: found none, expected at least one task by label")
+  for name in parts:
+    slots.check_name(f"config.{slot}.parts", name)
   explicit = dict(rates) if hasattr(rates, "keys") else {}
   for name, rate in explicit.items():
     if name not in parts:

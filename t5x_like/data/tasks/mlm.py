@@ -40,6 +40,7 @@ from t5x_like.data.task import Feature, Task, fingerprint
 from t5x_like.data.tasks import _packed_rows
 from t5x_like.data.vocabularies import special
 from t5x_like.errors import UserError
+from t5x_like.slots import Length
 
 Format = Literal["segment_pair", "sentence_pair", "full_sentences", "doc_sentences"]
 PACKED = ("segment_pair", "doc_sentences")
@@ -49,7 +50,7 @@ def task(
   *,
   store: str,
   split: str,
-  length: int = 512,
+  length: Length = 512,
   input_format: Format = "full_sentences",
   masking: Mode = "tokens",
   rate: float = 0.15,

@@ -32,7 +32,7 @@ from t5x_like.data.supervised.templates import Template, as_text
 from t5x_like.data.supervised.too_long import TooLong, fit
 from t5x_like.data.task import Task, digest
 from t5x_like.errors import UserError
-from t5x_like.slots import Positive
+from t5x_like.slots import Length, Positive
 
 UNLABELLED = "-1"
 ABSENT, WRONG, RIGHT = 0, 1, 2
@@ -52,7 +52,7 @@ def task(
   choices: Positive = 4,
   fewer: bool = False,
   vocabulary: str = "bytes",
-  length: int = 128,
+  length: Length = 128,
   architecture: Literal["encoder", "decoder"] = "encoder",
   too_long: TooLong = "truncate",
   cache: str = "data/prepared",

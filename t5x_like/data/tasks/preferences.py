@@ -25,6 +25,7 @@ from t5x_like.data.supervised.templates import as_text
 from t5x_like.data.supervised.too_long import TooLong, answered, fit
 from t5x_like.data.task import Task, digest
 from t5x_like.errors import UserError
+from t5x_like.slots import Length
 
 SIDES = ("chosen", "rejected")
 
@@ -38,7 +39,7 @@ def task(
   chosen: str = "chosen",
   rejected: str = "rejected",
   vocabulary: str = "bytes",
-  length: int = 1024,
+  length: Length = 1024,
   too_long: TooLong = "refuse",
   cache: str = "data/prepared",
   data_dir: str | None = None,

@@ -23,13 +23,14 @@ from t5x_like.data.store.windows import DocumentsEnd, Windows
 from t5x_like.data.task import Feature, Task, fingerprint
 from t5x_like.data.vocabularies import padding, start_id
 from t5x_like.errors import UserError
+from t5x_like.slots import Length
 
 
 def task(
   *,
   store: str,
   split: str,
-  length: int = 512,
+  length: Length = 512,
   architecture: Literal["decoder", "encoder_decoder"] = "decoder",
   documents_end: DocumentsEnd | None = None,
   dynamic_offsets: bool = True,

@@ -18,6 +18,7 @@ from t5x_like.data.store.windows import DocumentsEnd, Windows
 from t5x_like.data.task import Task, fingerprint
 from t5x_like.data.vocabularies import padding
 from t5x_like.errors import UserError
+from t5x_like.slots import Length
 
 _FALLBACK = 3
 
@@ -26,8 +27,8 @@ def task(
   *,
   store: str,
   split: str,
-  inputs_length: int = 512,
-  targets_length: int = 32,
+  inputs_length: Length = 512,
+  targets_length: Length = 32,
   finder: str = DEFAULT_FINDER,
   documents_end: DocumentsEnd = "nothing",
   dynamic_offsets: bool = True,

@@ -12,14 +12,15 @@ from t5x_like.data.store.reader import Verify
 from t5x_like.data.store.windows import DocumentsEnd, Windows, open_tokens
 from t5x_like.data.task import Task, fingerprint
 from t5x_like.data.vocabularies import padding
+from t5x_like.slots import Length
 
 
 def task(
   *,
   store: str,
   split: str,
-  inputs_length: int = 512,
-  targets_length: int | None = None,
+  inputs_length: Length = 512,
+  targets_length: Length | None = None,
   noise_density: float = 0.15,
   mean_noise_span_length: float = 3.0,
   random_roll: bool = False,

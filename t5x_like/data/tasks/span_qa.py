@@ -30,6 +30,7 @@ from t5x_like.data.supervised.templates import as_text
 from t5x_like.data.task import Feature, Task, digest
 from t5x_like.data.vocabularies import Vocabulary
 from t5x_like.errors import UserError
+from t5x_like.slots import Length
 
 
 def task(
@@ -37,9 +38,9 @@ def task(
   source: str,
   split: str,
   vocabulary: str = "bytes",
-  length: int = 384,
-  stride: int = 128,
-  question_length: int = 64,
+  length: Length = 384,
+  stride: Length = 128,
+  question_length: Length = 64,
   cache: str = "data/prepared",
   data_dir: str | None = None,
   label: str | None = None,

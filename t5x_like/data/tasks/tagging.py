@@ -24,6 +24,7 @@ from t5x_like.data.supervised.templates import as_text
 from t5x_like.data.supervised.too_long import TooLong, fit
 from t5x_like.data.task import Feature, Task, digest
 from t5x_like.errors import UserError
+from t5x_like.slots import Length
 
 
 def task(
@@ -34,7 +35,7 @@ def task(
   tokens_field: str = "tokens",
   tags_field: str = "tags",
   vocabulary: str = "bytes",
-  length: int = 128,
+  length: Length = 128,
   too_long: TooLong = "truncate",
   cache: str = "data/prepared",
   data_dir: str | None = None,

@@ -32,6 +32,7 @@ from t5x_like.data.supervised.too_long import TooLong, fit
 from t5x_like.data.task import Feature, Task, digest
 from t5x_like.data.vocabularies import Vocabulary, opening, start_id
 from t5x_like.errors import UserError
+from t5x_like.slots import Length
 
 _RECORDS_AT_ONCE = 1024
 
@@ -43,8 +44,8 @@ def task(
   inputs: str,
   targets: str,
   vocabulary: str = "bytes",
-  inputs_length: int = 512,
-  targets_length: int | None = None,
+  inputs_length: Length = 512,
+  targets_length: Length | None = None,
   architecture: Literal["encoder_decoder", "decoder"] = "encoder_decoder",
   prefix: bool = False,
   packed: bool = True,

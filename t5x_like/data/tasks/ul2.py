@@ -34,13 +34,14 @@ from t5x_like.data.store.windows import DocumentsEnd, Windows
 from t5x_like.data.task import Task, fingerprint
 from t5x_like.data.vocabularies import Vocabulary, padding
 from t5x_like.errors import UserError, did_you_mean
+from t5x_like.slots import Length
 
 
 def task(
   *,
   store: str,
   split: str,
-  length: int = 512,
+  length: Length = 512,
   mode_tokens: bool = False,
   rates: dict = {},  # noqa: B006
   random_roll: bool = False,
