@@ -349,7 +349,8 @@ def test_few_shapes_and_the_order_of_the_rows(decoder):
 def test_families_with_ways_of_their_own(recipe, length):
   """ELECTRA fills with its generator, BigBird's core has a least length, experts have slots: by abstract evaluation."""
   config = assembly.resolve(recipes.load(f"configs/{recipe}.py:debug"))
-  model = assembly.build(config).model
+  parts = assembly.build(config)
+  model = parts.model
   task = tasks.build(split="validation", **config.task.to_dict())
   features = {name: list(feature.shape) for name, feature in task.features.items()}
   answers = inference.predictor(model, task.vocabulary, features, {})
@@ -360,6 +361,7 @@ def test_families_with_ways_of_their_own(recipe, length):
     found = jax.eval_shape(function, model, {"tokens": token, "valid": token} | extras)
     return [tuple(np.zeros(x.shape[1:], x.dtype) for x in found) for _ in ids]
 
+  run.rules, run.model, run.batch_size = parts.rules, model, 8
   run.changed = lambda change: run  # generation makes that change itself where it was not made before
   (answer,) = answers(run, answers.encode(["a [MASK] b"], "-"), ["a [MASK] b"])
   assert {"input"} < set(answer)
