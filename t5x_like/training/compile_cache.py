@@ -1,8 +1,9 @@
 """A cache of compiled programs on disk, so that a run that is started again need not compile again.
 
 jax keys an entry by the program, the versions and the flags. On CPU an entry is machine code for the features of one
-processor, so entries lie in a directory of their own per set of features. An entry is written in place; one that a kill
-cut short is removed at the next start, since jax would warn of it at every start and never replace it.
+processor, so entries lie in a directory of their own per set of features. An entry is written in place, with a
+checksum: machine code with a flipped bit would compute something else, or crash. One that a kill cut short, or a disk
+damaged, is removed at the next start, since jax would warn of it at every start and never replace it.
 
 A program that is read is run, so one is read from a workdir only if this user has written it there: the directory's
 name has a part that depends on the workdir's path and on a secret in the user's cache directory. A workdir from
@@ -24,7 +25,6 @@ import jax
 from t5x_like.errors import one_line
 from t5x_like.parallel import distributed
 
-_SEEN = ".checked"
 _HIT = "/jax/compilation_cache/cache_hits"
 _LEAST_SECONDS = 0.2  # of compiling; smaller programs are not worth a file
 _hits = 0
@@ -51,13 +51,14 @@ def use(workdir: str) -> str:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST_SECONDS)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
   _count_hits()
+  _write_checksums()
   path = pathlib.Path(jax.config.jax_compilation_cache_dir)
   if "://" in str(path):
     return f"compiled programs are kept in {jax.config.jax_compilation_cache_dir}"
-  removed = _remove_torn(path) if jax.process_index() == 0 else 0
+  removed = _remove_damaged(path) if jax.process_index() == 0 else 0
   entries = [entry.stat().st_size for entry in path.glob("*-cache")] if path.is_dir() else []
-  torn = f"; {removed} that were cut short are removed" if removed else ""
-  return f"compiled programs are kept in {path}: {len(entries)} of {sum(entries) / 1e6:,.0f} MB{torn}"
+  told = f"; {removed} that were damaged are removed" if removed else ""
+  return f"compiled programs are kept in {path}: {len(entries)} of {sum(entries) / 1e6:,.0f} MB{told}"
 
 
 def remembered(name: str, measure: Callable[[], float]) -> float:
@@ -136,18 +137,26 @@ def _machine() -> str:
   return f"cpu-{platform.machine()}-{hashlib.sha256(features.encode()).hexdigest()[:8]}"
 
 
-def _remove_torn(path: pathlib.Path) -> int:
-  """Removes entries that cannot be decompressed; looks only at those written since the last look."""
-  removed, seen = 0, path / _SEEN
+def _write_checksums() -> None:
+  """Makes jax end its entries with a checksum, which it compares when it reads them; zlib's have one anyway."""
+  from jax._src import compilation_cache
+
+  if zstandard := getattr(compilation_cache, "zstandard", None):
+    compilation_cache.compress_executable = lambda x: zstandard.ZstdCompressor(write_checksum=True).compress(x)
+  elif zstd := getattr(compilation_cache, "zstd", None):  # of Python 3.14
+    options = {zstd.CompressionParameter.checksum_flag: 1}
+    compilation_cache.compress_executable = lambda x: zstd.compress(x, options=options)
+
+
+def _remove_damaged(path: pathlib.Path) -> int:
+  """Removes entries that cannot be decompressed; returns how many."""
+  removed = 0
   with contextlib.suppress(OSError):
     path.mkdir(parents=True, exist_ok=True)
-    since = seen.stat().st_mtime if seen.exists() else 0.0
     for entry in path.glob("*-cache"):
-      if entry.stat().st_mtime >= since and not _whole(entry):
+      if not _whole(entry):
         entry.unlink()
         removed += 1
-    seen.touch()
-    os.utime(seen)
   return removed
 
 

@@ -1,8 +1,14 @@
-"""Compiled programs are kept between starts, give the same bits, and one that a kill cut short is compiled again."""
+"""Compiled programs are kept between starts, give the same bits, and one that is damaged is compiled again."""
 
+import os
+import random
 import subprocess
 import sys
 
+import pytest
+from jax._src import compilation_cache
+
+from t5x_like.training import compile_cache
 from tests.runs import REPO, environment
 
 PROGRAM = """
@@ -32,16 +38,25 @@ def start(workdir, devices=1, home="home"):
   return said, int(hits), bits
 
 
+def flipped(data: bytes, generator: random.Random) -> bytes:
+  place = generator.randrange(len(data) // 4, len(data))
+  return data[:place] + bytes([data[place] ^ 1 << generator.randrange(8)]) + data[place + 1 :]
+
+
 def test_kept_exact_and_mended(tmp_path):
+  generator = random.Random(0)
   said, hits, bits = start(tmp_path)
   assert "0 of 0 MB" in said and hits == 0
   entries = sorted((tmp_path / "compiled").glob("cpu-*/*-cache"))
   said, hits, again = start(tmp_path)
   assert hits >= len(entries) > 0 and again == bits and f": {len(entries)} of" in said
-  for entry in entries:
-    entry.write_bytes(entry.read_bytes()[:-20])
-  said, hits, again = start(tmp_path)
-  assert hits == 0 and again == bits and f"{len(entries)} that were cut short are removed" in said
+  for damage in (lambda data: data[:-20], lambda data: flipped(data, generator), lambda data: b""):
+    for entry in entries:
+      written = entry.stat()
+      entry.write_bytes(damage(entry.read_bytes()))
+      os.utime(entry, ns=(written.st_atime_ns, written.st_mtime_ns))  # as when a disk loses bits
+    said, hits, again = start(tmp_path)
+    assert hits == 0 and again == bits and f"{len(entries)} that were damaged are removed" in said
   assert start(tmp_path)[1] >= len(entries)
 
 
@@ -59,6 +74,17 @@ def test_without_a_home_none_are_kept(tmp_path):
   said, hits, _ = start(tmp_path)
   assert "are not kept" in said and "set T5X_LIKE_CACHE" in said and hits == 0
   assert not (tmp_path / "compiled").exists()
+
+
+def test_every_flipped_bit_is_found(monkeypatch):
+  """Even where an entry is as good as random, which compression leaves as it is."""
+  generator = random.Random(1)
+  monkeypatch.setattr(compilation_cache, "compress_executable", compilation_cache.compress_executable)
+  compile_cache._write_checksums()
+  entry = compilation_cache.compress_executable(generator.randbytes(5_000) + b"code" * 5_000)
+  for _ in range(300):
+    with pytest.raises(Exception):  # noqa: B017 -- the library's own
+      compilation_cache.decompress_executable(flipped(entry, generator))
 
 
 def test_several_simulated_devices_keep_none(tmp_path):
