@@ -1,15 +1,15 @@
 """The files that identify a workdir's run, and which config changes a resumed run may make."""
 
-import dataclasses
 import fcntl
 import json
 import logging
+import os
 import pathlib
 from typing import IO, Any
 
 from t5x_like import config as config_lib
 from t5x_like import data, file_names, trust
-from t5x_like.errors import UserError, one_line
+from t5x_like.errors import TransientError, UserError, one_line
 from t5x_like.lease import Lease
 from t5x_like.storage import Storage, is_remote
 from t5x_like.training import history
@@ -170,17 +170,55 @@ def _replace(workdir, name: str, text: str) -> None:
     raise UserError(f"{workdir}/{name}: cannot be written: {why}; free space, or use another --workdir") from error
 
 
-@dataclasses.dataclass(frozen=True)
 class Lock:
-  """A lock on a file; the system releases it when the process ends, however it ends."""
+  """A lock on a file; the system releases it when the process ends, however it ends.
 
-  file: IO
+  It holds only while the file stays in its place: whoever finds none there makes another, and locks that.
+
+  Raises:
+    BlockingIOError: another process has it.
+    OSError: the file cannot be made, or the file system has no locks.
+  """
+
+  def __init__(self, path: pathlib.Path):
+    self._path, self._file = path, _locked(path)
 
   def check(self) -> None:
-    """A lock cannot be lost, unlike a `Lease`."""
+    """Call it before anything is written that another run must not see. A deleted file is made and locked again.
+
+    Raises:
+      TransientError: the file was deleted, and another process has made its own.
+      UserError: the file was deleted, and cannot be made again.
+    """
+    gone = f"{self._path}: another process has taken the workdir over after the lock was deleted; this one stops"
+    try:
+      if not os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):
+        raise TransientError(gone)
+      return
+    except FileNotFoundError:
+      pass
+    try:
+      again = _locked(self._path, "x")
+    except (FileExistsError, BlockingIOError):
+      raise TransientError(gone) from None
+    except OSError as error:
+      raise UserError(f"{self._path}: cannot be written: {error.strerror}; run the same command again") from error
+    self._file.close()
+    self._file = again
 
   def close(self) -> None:
-    self.file.close()
+    self._file.close()
+
+
+def _locked(path: pathlib.Path, mode: str = "a") -> IO:
+  """Opens a file and locks it; OSError if either fails."""
+  file = open(path, mode, encoding="utf-8")  # noqa: SIM115 -- held until the run ends
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except OSError:
+    file.close()
+    raise
+  return file
 
 
 def hold(workdir) -> Lock | Lease:
@@ -194,20 +232,17 @@ def hold(workdir) -> Lock | Lease:
   path = pathlib.Path(workdir) / "lock"
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = open(path, "a", encoding="utf-8")  # noqa: SIM115 -- held until the run ends
+    path.touch()
   except OSError as error:
     raise UserError(f"{path}: cannot be written: {error.strerror}; use another --workdir") from error
   try:
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return Lock(path)
   except BlockingIOError:
-    file.close()
     raise UserError(
       f"{workdir}: another process is training in it; wait for it or stop it, or use another --workdir"
     ) from None
   except OSError:  # a file system without locks
-    file.close()
     return Lease(Storage(workdir)).__enter__()
-  return Lock(file)
 
 
 def _short(value: Any) -> str:
