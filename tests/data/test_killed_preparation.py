@@ -1,7 +1,9 @@
 """Preparations that are killed and repeated, with all steps of cleaning and several shards a part, on both engines."""
 
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -10,8 +12,9 @@ import psutil
 import pytest
 
 import more
-from t5x_like.data.prepare import progress_files
+from t5x_like.data.prepare import engines, progress_files
 from t5x_like.data.store.reader import TokenStore
+from t5x_like.errors import UserError
 from tools import prepare_data
 
 
@@ -84,6 +87,25 @@ def test_killed_and_repeated_ends_with_the_same_bytes(engine, cleaning, pages, t
     assert counts["documents_skipped"] == {"exact duplicate": 150, "near duplicate": 37}
     assert counts["removed_within_documents"] == {"line: no terminal punctuation": 1_687, "span: repeated": 214}
     assert manifest.num_documents == 1_500
+
+
+def killed_while_it_sends() -> None:
+  """Ends this process of a pool when it has sent the first bytes of a result, and holds the lock of the pipe."""
+  frame = sys._getframe()
+  while "result_queue" not in frame.f_locals:
+    frame = frame.f_back
+  results = frame.f_locals["result_queue"]
+  results._wlock.acquire()
+  os.write(results._writer.fileno(), (1_000).to_bytes(4, "big") + b"the first bytes")
+  os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_process_killed_while_it_sends_does_not_stop_the_others_for_ever():
+  began = time.monotonic()
+  with pytest.raises(UserError, match="a tokenising process was killed"), engines._pool(2) as pool:
+    others = [pool.submit(time.sleep, 0.1) for _ in range(20)]
+    pool.submit(killed_while_it_sends).result()
+  assert time.monotonic() - began < 60 and all(other.done() for other in others)
 
 
 @pytest.mark.heavy

@@ -19,6 +19,7 @@ from t5x_like.data.prepare.job import Batch, Job, Tokenised, parts_of, tokenise
 from t5x_like.errors import UserError
 
 _BATCHES_AHEAD = 3  # per worker, which bounds memory if the consumer is slow
+_LOOK_SECONDS, _STUCK_SECONDS = 0.5, 3.0
 
 
 def run(job: Job, path: str, *, workers: int, pipeline: Sequence[str] | None = None, **of_manifest: Any) -> None:
@@ -67,7 +68,10 @@ def _worker() -> None:
 
 @contextlib.contextmanager
 def _pool(workers: int) -> Iterator[concurrent.futures.Executor]:
+  ended = threading.Event()
   with concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _worker) as pool:
+    watch = threading.Thread(target=_end_if_stuck, args=(pool, ended), daemon=True)
+    watch.start()
     try:
       yield pool
     except concurrent.futures.process.BrokenProcessPool as error:
@@ -76,7 +80,26 @@ def _pool(workers: int) -> Iterator[concurrent.futures.Executor]:
         "same command again"
       ) from error
     finally:
+      ended.set()
+      watch.join()
       pool.shutdown(cancel_futures=True)
+
+
+def _end_if_stuck(pool: concurrent.futures.ProcessPoolExecutor, ended: threading.Event) -> None:
+  """Breaks a pool of which a process was killed while it sent a result: the pool would wait for the rest for ever.
+
+  The dead process also keeps the lock that the others need to send theirs. The pipe ends when none of them and not this
+  process holds its other end; then the pool notices by itself. There is no public way to it.
+  """
+  while not ended.wait(_LOOK_SECONDS):
+    if all(process.exitcode is None for process in [*(pool._processes or {}).values()]):
+      continue
+    if ended.wait(_STUCK_SECONDS) or pool._broken:  # as a rule it has noticed
+      return
+    for process in [*(pool._processes or {}).values()]:
+      process.kill()
+    pool._result_queue._writer.close()
+    return
 
 
 def _spread(pool: concurrent.futures.Executor, workers: int, job: Job, batches: Iterator[Batch]) -> Iterator[Tokenised]:
