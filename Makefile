@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: quickstart test test-fuzz test-heavy test-howtos test-more test-services plans parity lint clean
+.PHONY: quickstart test test-fuzz test-heavy test-drills test-howtos test-more test-services plans parity lint clean
 
 quickstart: $(VENV)/.ready
 	$(RUN) -m tools.quickstart $(QUICKSTART)
@@ -17,6 +17,10 @@ test: $(VENV)/.ready
 # What make test leaves out because it takes long: runs killed at many moments, each start compiled anew.
 test-heavy: $(VENV)/.ready
 	$(RUN) -m pytest -m heavy $(PYTEST)
+
+# Kills at random moments and other drills, small as they stand; KILLS=100 and STEPS=3000 make them longer.
+test-drills: $(VENV)/.ready
+	T5X_LIKE_KILLS=$(KILLS) T5X_LIKE_STEPS=$(STEPS) $(RUN) -m pytest -m drill $(PYTEST) tests/drills
 
 # The how-tos of docs/ followed to the letter in a copy of the project: each adds something and trains with it.
 test-howtos: $(VENV)/.ready

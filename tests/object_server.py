@@ -21,7 +21,7 @@ class Server:
     requests: the paths and ranges asked for.
     fault: given an operation (`read`, `range`, `list`, `stat`, `write`, `create`, `delete`, `bucket`) and the object's
       name, the name of the answer in `object_answers.ANSWERS`, or None for the right one.
-    unavailable, throttled: the share of requests that are answered with 503, and with 429.
+    unavailable, throttled, failing: the share of requests that are answered with 503, with 429, and with 500.
     readonly: whether uploads and deletions are forbidden.
     uploads: the names of the files that were written.
     stale: the names that listings show, if not those that are there.
@@ -37,6 +37,7 @@ class Server:
     self.unavailable, self.broken, self.delay, self.hangs, self.page = 0.0, 0.0, 0.0, 0, 1_000
     self.readonly, self.uploads = False, []
     self.fault: Callable[[str, str], str | None] = lambda operation, name: None
+    self.failing = 0.0
     self.throttled, self.stale, self.writes_left, self.begun = 0.0, None, None, {}
     self.random, self.stopped, self.lock = random.Random(0), threading.Event(), threading.Lock()
     self.http = _Http(("127.0.0.1", 0), _handler(self))
@@ -56,6 +57,16 @@ class Server:
       self.http.server_close()
 
 
+def environment(server: Server) -> dict[str, str]:
+  """The variables that make clients of Google Cloud Storage use the server."""
+  return {
+    "STORAGE_EMULATOR_HOST": server.url,
+    "TENSORSTORE_GCS_HTTP_URL": server.url,
+    "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # asks Google what kind a bucket is
+    "GCE_METADATA_ROOT": server.url.removeprefix("http://"),  # there are no credentials to be had
+  }
+
+
 BUCKET = "/storage/v1/b/bucket"
 OBJECTS = f"{BUCKET}/o"
 
@@ -63,6 +74,9 @@ OBJECTS = f"{BUCKET}/o"
 class _Http(http.server.ThreadingHTTPServer):
   daemon_threads = True
   request_queue_size = 1_024  # connections that come at once; the 5 of the default are too few
+
+  def handle_error(self, *_):
+    """Says nothing: whoever was being answered is gone."""
 
 
 def _handler(server: Server):
@@ -247,7 +261,7 @@ def _handler(server: Server):
           self.answer(answer.status, object_answers.body(answer, self.s3), Content_Type="application/json")
           return True
         self.most = answer.bytes
-      for status, share in ((503, server.unavailable), (429, server.throttled)):
+      for status, share in ((503, server.unavailable), (429, server.throttled), (500, server.failing)):
         if server.random.random() < share:
           self.answer(status)
           return True

@@ -58,6 +58,10 @@ class Process:
       time.sleep(0.0005)
     return True
 
+  @property
+  def pid(self) -> int:
+    return self._popen.pid
+
   def send(self, number: int) -> None:
     self._popen.send_signal(number)
 
@@ -65,6 +69,10 @@ class Process:
     """Process ids of the workers of a launcher, in the order they were started."""
     path = pathlib.Path(f"/proc/{self._popen.pid}/task/{self._popen.pid}/children")
     return [int(pid) for pid in path.read_text().split()]
+
+  def said(self) -> str:
+    """What it has said so far."""
+    return os.pread(self._output.fileno(), 2**24, 0).decode(errors="replace")
 
   def kill(self) -> str:
     """SIGKILL; returns what it had said."""

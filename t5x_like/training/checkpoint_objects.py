@@ -11,6 +11,7 @@ import json
 import re
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -44,6 +45,7 @@ class ObjectSteps:
   def __init__(self, url: str, kept, timeout_seconds: float):
     self._storage, self._kept, self._timeout = Storage(url), kept, timeout_seconds
     self._saving: threading.Thread | None = None
+    self._deadline = 0.0  # of the save under way
     self._failed: BaseException | None = None
     self._cleaned, self._agreed, self._copies = False, {}, Copies()
     self._written: int | None = None
@@ -102,12 +104,18 @@ class ObjectSteps:
           offset += shard.data.nbytes
     saving = (attempt, index, parts, manifest, before)
     self._saving = threading.Thread(target=self._save, args=saving, name="save", daemon=True)
+    self._deadline = time.monotonic() + self._timeout
     self._saving.start()
 
   def wait(self) -> None:
-    if self._saving is not None:
-      self._saving.join()
-      self._saving = None
+    saving, self._saving = self._saving, None
+    if saving is not None:
+      saving.join(max(0.0, self._deadline - time.monotonic()))
+      if saving.is_alive():  # it dies with the process
+        raise TransientError(
+          f"{self._storage.url}: checkpoint was not written within {self._timeout:g} s (the store is slow, or does not"
+          " answer); run the same command again, or raise --config.checkpoint.save_timeout_seconds"
+        )
     failed, self._failed = self._failed, None
     if failed is not None:
       raise failed

@@ -200,6 +200,7 @@ class Run:
   def _roll_back(self, bad: int, why: str) -> NoReturn:
     """Goes back to a regular step and on with the batches after those of step `bad`."""
     self._checkpoints.wait()
+    self._check_mine()
     saved = distributed.from_first(self._checkpoints.steps)
     to = target(self._parts.guard, why, bad, [s for s in saved if s % self.config.checkpoint.every == 0])
     times, passed = self._rollbacks["times"] + 1, self._rollbacks["batches_passed"] + bad - to
@@ -221,6 +222,7 @@ class Run:
     metrics, samples = {}, []
     groups = self._evaluation(self.state.params)
     self._evaluated = (self.step, groups)
+    self._check_mine()
     for group, found in groups.items():
       values = found.metrics | {"seconds": found.seconds}
       metrics |= {f"eval/{group}/{metric}": value for metric, value in values.items()}
@@ -248,7 +250,7 @@ class Run:
     """Puts into history that a first step is committed: without checkpoints, this run then never begins again."""
     if self._primary and not self._noted and self.saved and self._checkpoints.committed(self.saved):
       self._noted = True
-      self._held.check()
+      self._check_mine()
       history.add(self.workdir, {"saved": self.saved})
       self._flush()
 
@@ -278,7 +280,7 @@ class Run:
     if not self.evaluated():
       self.evaluate()
     self.wait_for_save()
-    self._writer.flush()
+    self._flush()
     self._watchdog.beat("making pictures")
     groups = self._evaluated[1] if self._evaluated and self._evaluated[0] == self.step else {}
     tasks = self._phases[-1].task, self._evaluation.task
@@ -290,11 +292,15 @@ class Run:
 
   def _flush(self) -> None:
     """Puts the metrics and the other small files where they belong, unless another run has taken the workdir."""
-    if self._primary:
-      self._held.check()
+    self._check_mine()
     self._writer.flush()
     if self._mirror and self._primary:
       self._mirror.push()
+
+  def _check_mine(self) -> None:
+    """Raises TransientError if another run has taken the workdir; comes before all that it must not see."""
+    if self._primary:
+      self._held.check()
 
   def wait_for_save(self) -> None:
     self._checkpoints.wait()

@@ -1,0 +1,175 @@
+"""A run that is killed again and again, watched from outside, and compared with one that was not."""
+
+import collections
+import dataclasses
+import json
+import os
+import pathlib
+import random
+import re
+import signal
+import time
+import uuid
+from collections.abc import Callable
+
+import psutil
+
+from t5x_like.training.writer import read_metrics
+from tests.runs import Process, lines, losses, saving
+
+MARK = "T5X_LIKE_DRILL"  # in the environment of all that a drill starts
+EVERY, EVALUATE = 5, 10  # steps between checkpoints, and between evaluations
+FLAGS = (
+  f"--config.checkpoint.every={EVERY}",
+  f"--config.eval_every={EVALUATE}",
+  "--config.evals.loss.max_examples=16",
+  "--config.batch_size=8",
+)
+MOMENTS = ("time", "step", "saving", "evaluating", "starting")
+
+
+def saving_objects(workdir) -> list[int]:
+  """`runs.saving` of a workdir in a bucket, where a step exists once it has a manifest."""
+  found = (pathlib.Path(workdir) / "checkpoints").glob("*-*")
+  return [int(one.name.split("-")[0]) for one in found if not (one / "manifest.json").exists()]
+
+
+@dataclasses.dataclass
+class Drill:
+  """Kills a run.
+
+  Attributes:
+    command: of the run; the same at every start.
+    workdir: where its files are seen from here.
+    total: its last step.
+    random: draws the moments.
+    where: of `Process`.
+    launcher: whether the command starts others, one of which is killed half of the time.
+    saving: the steps under way in a workdir.
+    table: (moment that was drawn, phase that it was killed in) of each kill.
+  """
+
+  command: list[str]
+  workdir: pathlib.Path
+  total: int
+  random: random.Random
+  where: dict
+  launcher: bool = False
+  saving: Callable[[pathlib.Path], list[int]] = saving
+  table: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+  starts: int = 0
+  seconds: float = 60.0  # of a start, up to its first step
+
+  def run(self, kills: int) -> None:
+    """Kills it so many times, then lets it end; every start but the last is killed."""
+    os.environ[MARK] = uuid.uuid4().hex
+    try:
+      for number in range(kills):
+        self._kill(MOMENTS[number % len(MOMENTS)] if number < len(MOMENTS) else self.random.choice(MOMENTS))
+      self.starts += 1
+      with Process(self.command, **self.where) as process:
+        code, said = process.end(1_800)
+      assert code == 0, said
+      self._no_orphans()
+    finally:
+      del os.environ[MARK]
+
+  def _kill(self, moment: str) -> None:
+    self.starts += 1
+    before, under_way, since = lines(self.workdir), set(self.saving(self.workdir)), time.monotonic()
+    with Process(self.command, **self.where) as process:
+      if moment == "starting":
+        wait = self.random.uniform(0, self.seconds)
+        process.until(lambda: time.monotonic() - since > wait)
+      elif moment == "time":
+        wait = self.random.uniform(0, 1.5 * self.seconds)
+        process.until(lambda: time.monotonic() - since > wait or lines(self.workdir) > before + 2 * EVERY)
+      else:
+        steps, wait = self.random.randint(1, EVERY), self.random.uniform(0, 0.03)
+        process.until(lambda: lines(self.workdir) not in (0, before))  # of this start: later lines are dropped by now
+        self.seconds = min(self.seconds, time.monotonic() - since)
+        start, more = lines(self.workdir), {"step": steps}.get(moment, 4 * EVALUATE)
+        reached = {
+          "step": lambda: False,
+          "saving": lambda: set(self.saving(self.workdir)) - under_way,
+          "evaluating": lambda: self._is_evaluating(),
+        }[moment]
+        process.until(lambda: reached() or lines(self.workdir) >= start + more)
+        time.sleep(wait if moment != "saving" else wait / 10)
+      phase = self._phase(process.said(), under_way)
+      workers = process.children() if self.launcher else []
+      if workers and self.random.random() < 0.5:
+        os.kill(self.random.choice(workers), signal.SIGKILL)
+      else:
+        process.send(signal.SIGKILL)
+      code, said = process.end()
+    assert code != 0, f"it ended before it could be killed in {len(self.table)} kills: {said[-2000:]}"
+    assert "Traceback" not in said, said
+    self.table.append((moment, phase))
+    self._no_orphans()
+
+  def _phase(self, said: str, under_way: set[int]) -> str:
+    begun = re.search(r"from step (\d+) of|new run in", said)
+    if begun is None:
+      return "starting"
+    if set(self.saving(self.workdir)) - under_way:
+      return "saving"
+    if self._last().get("step", 0) <= int(begun[1] or 0):
+      return "compiling"
+    return "evaluating" if self._is_evaluating() else "stepping"
+
+  def _is_evaluating(self) -> bool:
+    """Whether the last line of metrics is that of a step whose evaluation comes next."""
+    last = self._last()
+    return last.get("step", 1) % EVALUATE == 0 and "train/loss" in last
+
+  def _last(self) -> dict:
+    """The last line of metrics."""
+    try:
+      with open(self.workdir / "metrics.jsonl", "rb") as file:
+        file.seek(max(0, file.seek(0, 2) - 4_096))
+        return json.loads(file.read().rpartition(b"\n")[0].splitlines()[-1])
+    except (OSError, ValueError, IndexError):
+      return {}
+
+  def _no_orphans(self) -> None:
+    deadline = time.monotonic() + 60
+    while left := marked(os.environ[MARK]):
+      assert time.monotonic() < deadline, f"left behind: {left}"
+      time.sleep(0.05)
+
+  def told(self, name: str) -> str:
+    """The table of a drill."""
+    rows = [f"{name}: {len(self.table)} kills, {self.starts} starts, {self.total} steps: same bits"]
+    for phase, count in collections.Counter(phase for _, phase in self.table).most_common():
+      drawn = collections.Counter(moment for moment, found in self.table if found == phase)
+      rows.append(f"  killed while {phase:<24}{count:>4}  (drawn: {', '.join(f'{m} {n}' for m, n in drawn.items())})")
+    return "\n".join(rows)
+
+
+def marked(value: str) -> list[str]:
+  """The command lines of processes that a drill has started and that live."""
+  found = []
+  for process in psutil.process_iter():
+    try:
+      if process.environ().get(MARK) == value and process.status() != psutil.STATUS_ZOMBIE:
+        found.append(" ".join(process.cmdline())[:200])
+    except psutil.Error:
+      continue
+  return found
+
+
+def assert_same_record(workdir, whole, total: int) -> None:
+  """Losses, evaluations and fingerprints of data are the same, and every step is there once."""
+  ours, theirs = read_metrics(workdir), read_metrics(whole)
+  assert [step for step, _ in losses(workdir)] == list(range(1, total + 1))
+  assert losses(workdir) == losses(whole)
+  evaluations = [[_evaluation(row) for row in rows if "train/loss" not in row] for rows in (ours, theirs)]
+  assert evaluations[0] == evaluations[1] and len(evaluations[0]) == -(-total // EVALUATE)
+  assert [json.loads((pathlib.Path(one) / "config.json").read_text())["fingerprints"] for one in (workdir, whole)] == [
+    json.loads((pathlib.Path(whole) / "config.json").read_text())["fingerprints"]
+  ] * 2
+
+
+def _evaluation(row: dict) -> dict:
+  return {name: value for name, value in row.items() if not name.endswith("seconds")}

@@ -1,0 +1,34 @@
+"""Memory and descriptors of a run over many steps, with saves, evaluations and logging; 3,000 with STEPS=3000."""
+
+import psutil
+import pytest
+
+from tests.drills.moments import steps
+from tests.runs import Process, lines, losses, train
+
+pytestmark = pytest.mark.drill
+MOST_MEGABYTES, MOST_DESCRIPTORS = 64, 8  # threads that save and evaluate open and close some
+
+
+def test_memory_and_descriptors_stay(tmp_path, capsys):
+  total = steps(400)
+  flags = (f"--config.total_steps={total}", "--config.checkpoint.every=20", "--config.eval_every=40")
+  flags += ("--config.evals.loss.max_examples=16", "--config.log_every=1")
+  workdir, table = tmp_path / "run", []
+  with Process(train(workdir, *flags), cache=tmp_path / "compiled") as process:
+    for share in (0.25, 0.4, 0.55, 0.7, 0.85, 0.98):
+      assert process.until(lambda: lines(workdir) >= share * total, 3_600), process.end()  # noqa: B023 -- called at once
+      about = psutil.Process(process.pid)
+      seen = [(about.memory_info().rss / 1e6, about.num_fds(), about.num_threads()) for _ in range(20)]
+      table.append((lines(workdir), *map(min, zip(*seen))))  # the least: saves under way come and go
+    code, said = process.end(3_600)
+  assert code == 0, said
+  assert [step for step, _ in losses(workdir)] == list(range(1, total + 1))
+  with capsys.disabled():
+    print(
+      "\n".join(f"  line {n:>5}: {rss:8.1f} MB, {fds} descriptors, {threads} threads" for n, rss, fds, threads in table)
+    )
+  first, last = table[0], table[-1]
+  assert last[1] - first[1] < MOST_MEGABYTES and last[2] - first[2] <= MOST_DESCRIPTORS
+  assert last[3] - first[3] <= MOST_DESCRIPTORS
+  assert (workdir / "report.html").exists()

@@ -1,0 +1,64 @@
+"""A store that answers slowly, or no more: training goes on while a step is saved, and no save lasts for ever."""
+
+import time
+
+import pytest
+
+from tests import object_server
+from tests.drills.kills import saving_objects
+from tests.runs import Process, losses, run, train
+
+pytestmark = pytest.mark.drill
+STEPS = 80
+FLAGS = (f"--config.total_steps={STEPS}", "--config.checkpoint.every=40", "--config.step_timeout_seconds=60")
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+  pytest.importorskip("gcsfs")
+  server = object_server.Server(tmp_path / "bucket")
+  server.root.mkdir()
+  for name, value in object_server.environment(server).items():
+    monkeypatch.setenv(name, value)
+  with server.running():
+    yield server
+
+
+@pytest.fixture
+def where(tmp_path):
+  return {"cache": tmp_path / "compiled"}
+
+
+def times_of_steps(folder) -> dict[int, float]:
+  """When each step was logged, by its TensorBoard event."""
+  from tensorflow.compat.v1.train import summary_iterator
+
+  files = folder.glob("events.*")
+  return {event.step: event.wall_time for file in files for event in summary_iterator(str(file)) if event.step}
+
+
+def test_training_goes_on_while_a_slow_store_saves(server, where, tmp_path):
+  code, said = run(train(tmp_path / "whole", *FLAGS), **where)
+  assert code == 0, said
+  server.delay = 0.4
+  code, said = run(train("gs://bucket/run", *FLAGS), **where)
+  assert code == 0 and "nothing has ended" not in said, said
+  assert losses(server.root / "run") == losses(tmp_path / "whole")
+  (manifest,) = (server.root / "run").glob("checkpoints/40-*/manifest.json")
+  begun, committed = times_of_steps(server.root / "run"), manifest.stat().st_mtime
+  during = [step for step, at in begun.items() if begun[40] < at < committed]
+  print(f"saving step 40 took {committed - begun[40]:.1f} s; meanwhile {len(during)} steps were taken")
+  assert len(during) > 5
+
+
+def test_a_save_that_is_never_answered_ends_in_time(server, where, monkeypatch):
+  command = train("gs://bucket/run", *FLAGS, "--config.checkpoint.save_timeout_seconds=5")
+  with Process(command, **where) as process:
+    assert process.until(lambda: saving_objects(server.root / "run")), process.end()
+    server.delay, began = 120.0, time.monotonic()
+    code, said = process.end(110)
+  assert code == 69 and "checkpoint was not written within 5 s" in said and "Traceback" not in said, said
+  print(f"ended after {time.monotonic() - began:.1f} s")
+  server.delay = 0.0
+  code, said = run(command, **where)
+  assert code == 0, said

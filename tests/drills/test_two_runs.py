@@ -1,0 +1,75 @@
+"""Two programs at one workdir: a second run after the lock was deleted, and questions asked while a run trains."""
+
+import json
+import signal
+
+import pytest
+
+from t5x_like import evaluate, predict
+from t5x_like.training.writer import read_metrics
+from tests import object_server
+from tests.runs import Process, assert_same_bits, lines, losses, run, train
+
+pytestmark = pytest.mark.drill
+STEPS = 60
+FLAGS = (f"--config.total_steps={STEPS}", "--config.checkpoint.every=5", "--config.eval_every=1000")
+
+
+@pytest.mark.parametrize("where", ["disk", "bucket"])
+def test_after_the_lock_was_deleted_only_the_newcomer_goes_on(where, tmp_path, monkeypatch):
+  """The first is halted while the second starts, so that it wakes in the middle of the other's work."""
+  cache, server = {"cache": tmp_path / "compiled"}, object_server.Server(tmp_path / "bucket")
+  server.root.mkdir()
+  for name, value in object_server.environment(server).items():
+    monkeypatch.setenv(name, value)
+  folder, lock = (tmp_path / "run", "lock") if where == "disk" else (server.root / "run", "lease")
+  command = train(folder if where == "disk" else "gs://bucket/run", *FLAGS)
+  with server.running():
+    code, said = run(train(tmp_path / "whole", *FLAGS), **cache)
+    assert code == 0, said
+    with Process(command, **cache) as first:
+      assert first.until(lambda: lines(folder) >= 10), first.end()
+      first.send(signal.SIGSTOP)
+      (folder / lock).unlink()
+      with Process(command, **cache) as second:
+        assert second.until(lambda: "resuming" in second.said()), second.end()
+        first.send(signal.SIGCONT)
+        code, said = first.end()
+        assert code == 69 and said.count("another process has taken") == 1 and "Traceback" not in said, said
+        code, said = second.end()
+        assert code == 0, said
+  assert losses(folder) == losses(tmp_path / "whole")
+  if where == "disk":
+    assert_same_bits(folder, tmp_path / "whole", STEPS)
+
+
+@pytest.mark.usefixtures("compiled")
+def test_evaluation_and_prediction_beside_a_run_that_deletes_its_old_steps(tmp_path, capsys):
+  """Each gives the answer of one step, or one line; the run does not notice."""
+  workdir, times = tmp_path / "run", 4
+  flags = ("--config.total_steps=100000", "--config.checkpoint.every=1", "--config.checkpoint.keep_last=1")
+  flags += ("--config.eval_every=1", "--config.evals.loss.max_examples=8")
+  (tmp_path / "lines.txt").write_text("def add(a, b):\nReturns the sum\n")
+  codes, found = [], {}
+  with Process(train(workdir, *flags, recipe="tests/recipes/nano_decoder.py")) as trains:
+    assert trains.until(lambda: lines(workdir) >= 4), trains.end()
+    for number in range(times):
+      output = tmp_path / f"{number}.jsonl"
+      codes.append(evaluate.main([f"--workdir={workdir}"]))
+      asked = (f"--input={tmp_path}/lines.txt", f"--output={output}", "--max_new_tokens=4")
+      codes.append(predict.main([f"--workdir={workdir}", *asked]))
+      assert codes[-1] or len(output.read_text().splitlines()) == 2
+      said = capsys.readouterr().err
+      assert "Traceback" not in said and said.count("error: ") == sum(code != 0 for code in codes[-2:]), said
+    before = lines(workdir)
+    assert trains.until(lambda: lines(workdir) > before + 4), trains.end()
+    trains.send(signal.SIGTERM)
+    code, said = trains.end()
+  assert code == 75 and "Traceback" not in said and "warning" not in said, said
+  for row in read_metrics(workdir):
+    found |= {row["step"]: row} if "eval/loss/loss" in row else {}
+  for file in (workdir / "evaluations").glob("*.json"):
+    result = json.loads(file.read_text())
+    assert result["metrics"]["loss"] == pytest.approx(found[result["step"]]["eval/loss/loss"], rel=1e-4)
+  print(f"codes {codes}")
+  assert codes.count(0) >= times
