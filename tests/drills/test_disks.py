@@ -16,7 +16,7 @@ from tests.runs import Process, assert_same_bits, lines, losses, run, steps, tra
 pytestmark = pytest.mark.drill
 SHORT = ("--config.total_steps=6", "--config.checkpoint.every=3", "--config.eval_every=3")
 LONG = ("--config.total_steps=60", "--config.checkpoint.every=5", "--config.eval_every=60")
-IMAGES, DECODER = "tests/recipes/nano_image.py", "tests/recipes/nano_decoder.py"
+IMAGES = "tests/recipes/nano_image.py"
 FILES = ("config.json", "environment.json", "history.jsonl", "vocabulary/", "metrics.jsonl", "samples/", "report.html")
 
 
@@ -70,7 +70,7 @@ def test_killed_while_any_small_file_is_written(where, tmp_path):
 
 def test_killed_while_pictures_and_evaluations_are_written(where, tmp_path):
   workdir = tmp_path / "killed"
-  flags = (*SHORT, "--config.evals.classification.max_examples=16")
+  flags = (*SHORT, "--config.evals.image_classification.max_examples=16")
   command = train(workdir, *flags, recipe=IMAGES)
   killed(command, "open", "pictures/", where, half=True)
   assert_whole(workdir)
@@ -79,10 +79,11 @@ def test_killed_while_pictures_and_evaluations_are_written(where, tmp_path):
   code, said = run(command, **where)
   assert code == 0, said
   evaluate = [command[0], "-m", "t5x_like.evaluate", f"--workdir={workdir}"]
-  killed(evaluate, "open", "evaluations/", where, half=True)
-  assert_whole(workdir)
-  code, said = run(evaluate, **where)
-  assert code == 0, said
+  for name, half in (("evaluations/", True), ("evaluations/", False), ("no such name", False)):
+    event, also = "open" if half else "os.rename", f"import {IMAGES.removesuffix('.py').replace('/', '.')}"
+    code, said = run(killed_at(evaluate, event, name, half=half, also=also), **where)
+    assert code == (0 if name == "no such name" else -signal.SIGXFSZ if half else -signal.SIGKILL), said
+    assert_whole(workdir)
   found = assert_whole(workdir)
   assert any(name.startswith("evaluations/") for name in found) and any(name.endswith(".png") for name in found)
 

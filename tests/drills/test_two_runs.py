@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+import tests.recipes.nano_decoder  # noqa: F401 -- evaluation here knows the variant
 from t5x_like import evaluate, predict
 from t5x_like.training.writer import read_metrics
 from tests import object_server
@@ -24,11 +25,12 @@ def test_after_the_lock_was_deleted_only_the_newcomer_goes_on(where, tmp_path, m
     monkeypatch.setenv(name, value)
   folder, lock = (tmp_path / "run", "lock") if where == "disk" else (server.root / "run", "lease")
   command = train(folder if where == "disk" else "gs://bucket/run", *FLAGS)
+  committed = lambda: " ".join(str(path) for path in folder.glob("checkpoints/[0-9]*/manifest*"))  # noqa: E731
   with server.running():
     code, said = run(train(tmp_path / "whole", *FLAGS), **cache)
     assert code == 0, said
     with Process(command, **cache) as first:
-      assert first.until(lambda: lines(folder) >= 10), first.end()
+      assert first.until(lambda: lines(folder) >= 10 and "manifest" in committed()), first.end()
       first.send(signal.SIGSTOP)
       (folder / lock).unlink()
       with Process(command, **cache) as second:

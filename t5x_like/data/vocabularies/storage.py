@@ -8,13 +8,17 @@ from t5x_like import checked_json
 from t5x_like.data.objects import Place, place
 from t5x_like.data.vocabularies.protocol import Vocabulary
 from t5x_like.errors import UserError, one_line
+from t5x_like.storage import Storage
 
 MANIFEST = "vocabulary.json"
 FORMAT = "t5x_like.vocabulary.v1"
 
 
 def save(directory, kind: str, vocabulary: Vocabulary, files: dict[str, bytes], **more: Any) -> None:
-  """Writes the files and the manifest, with `more` in it; UserError if that fails."""
+  """Writes the files and the manifest, with `more` in it; UserError if that fails.
+
+  Each replaces the file of its name when it is whole: runs save their vocabulary at every start, and others read it.
+  """
   directory = place(directory)
   own = {name: getattr(vocabulary, name) for name in ("mask_id", "cls_id", "sep_id", "bos_id")}
   manifest = {
@@ -31,10 +35,10 @@ def save(directory, kind: str, vocabulary: Vocabulary, files: dict[str, bytes], 
     "fingerprint": vocabulary.fingerprint,
   }
   try:
-    directory.mkdir(parents=True, exist_ok=True)
+    there = Storage(os.fspath(directory))
     for name, data in files.items():
-      (directory / name).write_bytes(data)
-    (directory / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+      there.write(name, data)
+    there.write(MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
   except OSError as error:
     raise UserError(f"vocabulary {directory}: cannot be written ({one_line(error)})") from error
 
