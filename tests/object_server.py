@@ -27,7 +27,7 @@ class Server:
     stale: the names that listings show, if not those that are there.
     writes_left: how many objects can still be written before every connection that tries is lost.
     broken: the share of answers whose connection breaks half-way.
-    delay: seconds before an answer.
+    delay, upload_delay: seconds before an answer, and before one to an upload besides.
     hangs: requests that are never answered, counted down.
     page: names in a page of a listing.
   """
@@ -37,7 +37,7 @@ class Server:
     self.unavailable, self.broken, self.delay, self.hangs, self.page = 0.0, 0.0, 0.0, 0, 1_000
     self.readonly, self.uploads = False, []
     self.fault: Callable[[str, str], str | None] = lambda operation, name: None
-    self.failing = 0.0
+    self.failing, self.upload_delay = 0.0, 0.0
     self.throttled, self.stale, self.writes_left, self.begun = 0.0, None, None, {}
     self.random, self.stopped, self.lock = random.Random(0), threading.Event(), threading.Lock()
     self.http = _Http(("127.0.0.1", 0), _handler(self))
@@ -169,7 +169,7 @@ def _handler(server: Server):
     def post(self):
       """An object in one request (`uploadType=multipart` or `media`), or in parts (`resumable`)."""
       body = self.rfile.read(int(self.headers["Content-Length"]))
-      time.sleep(server.delay)
+      time.sleep(server.delay + server.upload_delay)
       query = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(self.path).query, keep_blank_values=True))
       if self.s3:
         if self.command == "POST":

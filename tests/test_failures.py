@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 import sys
 import threading
@@ -11,6 +10,7 @@ import time
 import pytest
 
 from tests import object_server
+from tests.drills.moments import seeded
 from tests.runs import LAUNCHER, REPO, Process, assert_same_bits, lines, losses, prints, run, saving, steps, train
 
 pytestmark = pytest.mark.heavy
@@ -56,7 +56,7 @@ def assert_ended_the_same(workdir, whole):
 def test_sigterm_to_one_saves_in_both_and_the_same_command_goes_on(whole, cache, tmp_path):
   with Process(pair(tmp_path), **cache) as launcher:
     assert launcher.until(lambda: lines(tmp_path) >= 6)
-    os.kill(random.choice(launcher.children()), signal.SIGTERM)
+    os.kill(seeded("failures").choice(launcher.children()), signal.SIGTERM)
     code, output = launcher.end()
   assert code == 75 and output.count(f"preempted: saved step {steps(tmp_path)[-1]} of {STEPS}") == 2, output
   code, output = run(pair(tmp_path), **cache)
@@ -69,7 +69,7 @@ def test_sigkill_to_one_ends_both_and_they_start_again(when, whole, cache, tmp_p
   with Process(pair(tmp_path, restarts=1), **cache) as launcher:
     ready = {"computing": lambda: lines(tmp_path) >= 6, "saving": lambda: any(s > 4 for s in saving(tmp_path))}[when]
     assert launcher.until(ready)
-    os.kill(random.choice(launcher.children()), signal.SIGKILL)
+    os.kill(seeded("failures").choice(launcher.children()), signal.SIGKILL)
     code, output = launcher.end()
   assert code == 0 and "killed by SIGKILL" in output and "restart 1 of 1" in output, output
   assert_ended_the_same(tmp_path, whole)
@@ -112,7 +112,7 @@ def test_nan_in_a_batch(guard, cache, tmp_path):
   assert code == 0, output
   with Process(command(tmp_path / "killed"), **cache) as launcher:
     assert launcher.until(lambda: lines(tmp_path / "killed") >= 11)
-    os.kill(random.choice(launcher.children()), signal.SIGKILL)
+    os.kill(seeded("failures").choice(launcher.children()), signal.SIGKILL)
     code, output = launcher.end()
   assert code == 0 and "restart 1 of 2" in output, output
   assert losses(tmp_path / "killed") == losses(tmp_path / "whole")

@@ -5,7 +5,6 @@ the heavy variants (`make test-heavy`) compile in full, anew at every start, and
 """
 
 import os
-import random
 import shutil
 import signal
 import time
@@ -15,6 +14,7 @@ import pytest
 
 from t5x_like.data import loader
 from t5x_like.data import task as tasks
+from tests.drills.moments import seeded
 from tests.runs import LAUNCHER, Process, assert_same_bits, lines, losses, run, saving, steps, train
 
 STEPS = 60
@@ -46,7 +46,8 @@ def stop(workdir, number: int, condition, command, **where) -> tuple[int, str]:
 
 def test_a_run_stopped_in_every_way_ends_with_the_bits_of_one_that_was_not(whole, quick, tmp_path):
   command = train(tmp_path)
-  early, late = random.randint(1, 6), random.randint(22, 27)
+  draw = seeded("stopped in every way")
+  early, late = draw.randint(1, 6), draw.randint(22, 27)
   print(f"SIGKILL at line {early} and in a save; SIGTERM; SIGKILL at line {late} after it; SIGINT")
   code, _ = stop(tmp_path, signal.SIGKILL, lambda: lines(tmp_path) >= early, command, **quick)
   assert code == -signal.SIGKILL
@@ -81,7 +82,7 @@ def test_two_processes_of_which_one_is_killed_in_a_save_end_with_the_same_bits(p
   command = [*LAUNCHER, "--restarts=1", "--", *train(tmp_path, *flags, "--config.mesh.fsdp=4")]
   with Process(command, **quick) as launcher:
     assert launcher.until(lambda: any(step > every for step in saving(tmp_path)))
-    os.kill(random.choice(launcher.children()), signal.SIGKILL)
+    os.kill(seeded("two processes").choice(launcher.children()), signal.SIGKILL)
     code, output = launcher.end()
   assert code == 0 and "killed by SIGKILL" in output and "restart 1 of 1" in output, output
   assert "resuming" in output
@@ -133,15 +134,15 @@ def test_killed_at_random_moments(flags, tmp_path):
   """Without a cache: every start compiles anew."""
   code, output = run(train(tmp_path / "whole", *flags))
   assert code == 0, output
-  workdir, kills, code = tmp_path / "killed", 0, None
+  workdir, kills, code, draw = tmp_path / "killed", 0, None, seeded("killed at random moments")
   while code != 0:
     assert kills <= 30, "it does not get further"
     before = lines(workdir)
     with Process(train(workdir, *flags)) as process:
       process.until(lambda: kills > 10 or lines(workdir) not in (0, before))  # noqa: B023 -- called at once
       if kills <= 10:
-        time.sleep(random.uniform(0, 0.25))
-        process.send(random.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)))
+        time.sleep(draw.uniform(0, 0.25))
+        process.send(draw.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)))
       code, output = process.end()
     assert code in (0, 75, 130, -signal.SIGTERM, -signal.SIGKILL), output  # 130 and SIGTERM: while it was starting
     kills += 1

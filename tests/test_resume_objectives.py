@@ -1,12 +1,12 @@
 """Every objective: a run killed at random moments ends with the bits of one that was not (`make test-heavy`)."""
 
-import random
 import signal
 import time
 
 import pytest
 
 from t5x_like import recipes, slots
+from tests.drills.moments import seeded
 from tests.fine_tuning import FINE_TUNING, fine_tuning
 from tests.runs import Process, assert_same_bits, lines, losses, run, train
 
@@ -96,14 +96,14 @@ def killed_at_random(recipe, flags, quick, tmp_path):
   flags = (*FLAGS, *flags)
   code, output = run(train(tmp_path / "whole", *flags, recipe=recipe), **quick)
   assert code == 0, output
-  workdir, kills, code = tmp_path / "killed", 0, None
+  workdir, kills, code, draw = tmp_path / "killed", 0, None, seeded(recipe)
   while code != 0:
-    at = lines(workdir) + random.randint(1, 4)
+    at = lines(workdir) + draw.randint(1, 4)
     with Process(train(workdir, *flags, recipe=recipe), **quick) as process:
       process.until(lambda: kills >= 3 or lines(workdir) >= at)  # noqa: B023 -- called at once
       if kills < 3:
-        time.sleep(random.uniform(0, 0.05))
-        process.send(random.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)))
+        time.sleep(draw.uniform(0, 0.05))
+        process.send(draw.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM)))
       code, output = process.end()
     assert code in (0, 75, -signal.SIGKILL), output
     kills += 1

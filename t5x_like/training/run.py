@@ -229,10 +229,10 @@ class Run:
       samples += [sample | {"task": group, "step": self.step} for sample in found.samples]
     if self._selection:
       self._selection.offer(self.step, metrics, self.state.params, self._identity)
-    if metrics:
-      self._writer.write(self.step, metrics)
     if samples and self._primary:
       workdirs.write_lines(self.workdir / "samples", f"{self.step:09d}.jsonl", samples)
+    if metrics:  # last, as `evaluated` goes by them
+      self._writer.write(self.step, metrics)
     if self._meter:
       self._meter.away(since)
 
