@@ -189,11 +189,14 @@ class Checkpoints:
       return None
     if step is not None and step not in steps:
       raise UserError(f"{self._directory}: no checkpoint of step {step}; steps here: {steps or 'none'}")
-    reasons = {}
+    reasons, gone = {}, False
     for candidate in steps[::-1] if step is None else [step]:
       try:
         state, metadata = self._restore_twice(candidate, abstract_state)
       except Damaged as damage:
+        if candidate not in self._store.agreed_steps():  # a run beside this one has made room for newer steps
+          gone = True
+          continue
         reasons[candidate] = str(damage)
         if step is None:
           where = self._store.where(candidate)
@@ -203,6 +206,8 @@ class Checkpoints:
       if reasons:
         _log.warning("restored the newest intact checkpoint, step %d", candidate)
       return candidate, state, metadata
+    if gone:
+      return self.restore(abstract_state, step)
     if step is not None:
       others = [s for s in steps if s != step]
       raise DamageError(f"{self._store.where(step)}: damaged checkpoint: {reasons[step]}; other steps here: {others}")

@@ -1,8 +1,7 @@
 """Runs that are killed at seeded random moments end with the bits of one that is not (`make test-drills`).
 
 Small as they stand; `T5X_LIKE_KILLS=100` kills 100 times in one process, and 25 times in two and on an object store.
-Every start is a process of its own that
-comes through the door and reads its programs from a cache, as a run on one device does.
+Every start is a process of its own that comes through the door and reads its programs from a cache.
 """
 
 import pytest

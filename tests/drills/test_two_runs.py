@@ -52,7 +52,7 @@ def test_after_the_lock_was_deleted_only_the_newcomer_goes_on(where, tmp_path, m
 def test_evaluation_and_prediction_beside_a_run_that_deletes_its_old_steps(tmp_path, capsys):
   """Each gives the answer of one step, or one line; the run does not notice."""
   workdir, times = tmp_path / "run", 4
-  flags = ("--config.total_steps=100000", "--config.checkpoint.every=1", "--config.checkpoint.keep_last=1")
+  flags = ("--config.total_steps=100000", "--config.checkpoint.every=2", "--config.checkpoint.keep_last=1")
   flags += ("--config.eval_every=1", "--config.evals.loss.max_examples=8")
   (tmp_path / "lines.txt").write_text("def add(a, b):\nReturns the sum\n")
   codes, found = [], {}
@@ -65,17 +65,16 @@ def test_evaluation_and_prediction_beside_a_run_that_deletes_its_old_steps(tmp_p
       codes.append(predict.main([f"--workdir={workdir}", *asked]))
       assert codes[-1] or len(output.read_text().splitlines()) == 2
       said = capsys.readouterr().err
-      assert "Traceback" not in said and said.count("error: ") == sum(code != 0 for code in codes[-2:]), said
+      assert "Traceback" not in said and len(said.splitlines()) <= 2 + said.count("warning"), said
     before = lines(workdir)
     assert trains.until(lambda: lines(workdir) > before + 4), trains.end()
     trains.send(signal.SIGTERM)
     code, said = trains.end()
   assert code == 75 and "Traceback" not in said and "warning" not in said, said
   for row in read_metrics(workdir):
-    found |= {row["step"]: row} if "eval/loss/loss" in row else {}
+    found |= {row["step"]: row} if "eval/builtin_causal_lm/loss" in row else {}
   for file in (workdir / "evaluations").glob("*.json"):
     result = json.loads(file.read_text())
-    assert result["step"] in found, (result, sorted(found))
-    assert result["metrics"]["loss"] == pytest.approx(found[result["step"]]["eval/loss/loss"], rel=1e-4)
+    assert result["metrics"]["loss"] == pytest.approx(found[result["step"]]["eval/builtin_causal_lm/loss"], rel=1e-4)
   print(f"codes {codes}")
   assert codes.count(0) >= times
