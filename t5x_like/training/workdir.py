@@ -233,6 +233,8 @@ def hold(workdir) -> Lock | Lease:
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
+  except (FileExistsError, NotADirectoryError) as error:
+    raise UserError(f"{workdir}: Not a directory; use another --workdir") from error
   except OSError as error:
     raise UserError(f"{path}: cannot be written: {error.strerror}; use another --workdir") from error
   try:
