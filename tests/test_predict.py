@@ -16,11 +16,11 @@ import pytest
 from t5x_like import inference, predict, recipes, rows, train
 from t5x_like.data import task as tasks
 from t5x_like.data import vocabularies
+from t5x_like.decoding.beam_search import GnmtPenalty, beam_search
+from t5x_like.decoding.generate import greedy
+from t5x_like.decoding.sampling import MinLength
 from t5x_like.inference import generation, masks, strategies
 from t5x_like.nn import params
-from t5x_like.nn.beam_search import GnmtPenalty, beam_search
-from t5x_like.nn.generate import greedy
-from t5x_like.nn.sampling import MinLength
 from t5x_like.training import assembly
 from t5x_like.training import trained as trained_run
 from tests.runs import REPO, environment

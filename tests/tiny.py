@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from t5x_like.architectures.design import Variant
 from t5x_like.models import t5
 from t5x_like.nn import params
-from t5x_like.nn.design import Variant
 from t5x_like.nn.dims import Dims
 
 VOCAB = 64

@@ -7,11 +7,11 @@ import jax
 import numpy as np
 
 from t5x_like import slots
+from t5x_like.decoding.beam_search import GnmtPenalty, beam_search
+from t5x_like.decoding.generate import generate, likeliest
 from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting, _labelled
 from t5x_like.metrics.texts import METRICS, texts_of
-from t5x_like.nn.beam_search import GnmtPenalty, beam_search
-from t5x_like.nn.generate import generate, likeliest
 from t5x_like.rows import in_batches, merged_lengths, padded_length
 from t5x_like.slots import Condition, Length, Positive
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from t5x_like.decoding.generate import greedy
 from t5x_like.evals import Result, Setting
-from t5x_like.nn.generate import greedy
 from t5x_like.rows import fetch
 from t5x_like.slots import Count, Positive
 

@@ -6,8 +6,8 @@ import pathlib
 import jax
 import numpy as np
 
+from t5x_like.decoding.unrolled import for_decoding
 from t5x_like.errors import UserError
-from t5x_like.nn.unrolled import for_decoding
 from t5x_like.rows import Runner
 
 _COPIES = 2  # of the cache: a step reads one and writes another

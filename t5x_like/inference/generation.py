@@ -10,13 +10,13 @@ import numpy as np
 
 from t5x_like.data import vocabularies
 from t5x_like.data.supervised.chat import Chat, Message
+from t5x_like.decoding.sampling import MinLength
+from t5x_like.decoding.unrolled import for_decoding
 from t5x_like.errors import UserError
 from t5x_like.inference import capacity, masks
 from t5x_like.inference.likelihood import positions
 from t5x_like.inference.strategies import Strategy
 from t5x_like.inference.texts import shown
-from t5x_like.nn.sampling import MinLength
-from t5x_like.nn.unrolled import for_decoding
 from t5x_like.rows import Runner, padded_length
 
 Batch = dict[str, Any]

@@ -11,10 +11,10 @@ from collections.abc import Callable
 
 import jax
 
+from t5x_like.decoding.beam_search import GnmtPenalty, beam_search
+from t5x_like.decoding.generate import drawn, generate, likeliest
+from t5x_like.decoding.sampling import MinLength, MinP, Temperature, TopK, TopP, Transform
 from t5x_like.errors import UserError
-from t5x_like.nn.beam_search import GnmtPenalty, beam_search
-from t5x_like.nn.generate import drawn, generate, likeliest
-from t5x_like.nn.sampling import MinLength, MinP, Temperature, TopK, TopP, Transform
 
 FILTERS: dict[str, Callable[[float], Transform]] = {
   "temperature": Temperature,

@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from t5x_like.architectures.design import Tokens
 from t5x_like.errors import UserError
 from t5x_like.interop.fields import Fields
 from t5x_like.interop.hf import only
 from t5x_like.nn.cores.auto import EXACT
-from t5x_like.nn.design import Tokens
 
 GATED = {
   "silu": "swiglu",

@@ -6,9 +6,9 @@ on the embeddings. mBART is pre-norm, with a norm at the end of each stack, and 
 
 from dataclasses import replace
 
-from t5x_like.nn.design import Design, Tokens, Variant
+from t5x_like.architectures.design import Design, Tokens, Variant
+from t5x_like.architectures.encoder_decoder import EncoderDecoder
 from t5x_like.nn.dims import Dims
-from t5x_like.nn.encoder_decoder import EncoderDecoder
 
 BART = Design(
   norm="layernorm",

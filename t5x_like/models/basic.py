@@ -6,10 +6,10 @@ sizes of the encoder of texts, and little else of it; here its blocks are pre-no
 
 from dataclasses import replace
 
+from t5x_like.architectures.design import Design, Tokens, Variant
+from t5x_like.architectures.dual_encoder import DualEncoder, DualVariant
 from t5x_like.models import coatnet
-from t5x_like.nn.design import Design, Tokens, Variant
 from t5x_like.nn.dims import Dims
-from t5x_like.nn.dual_encoder import DualEncoder, DualVariant
 
 TEXT = Design(
   norm="layernorm",

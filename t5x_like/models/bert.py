@@ -5,9 +5,9 @@ embeddings. The smaller sizes are those of Turc et al. 2019 (https://arxiv.org/a
 heads, masked tokens (tied to the token table) and next sentence; fine-tuning selects another with `head`.
 """
 
-from t5x_like.nn.design import Design, Tokens, Variant
+from t5x_like.architectures.design import Design, Tokens, Variant
+from t5x_like.architectures.encoder import Encoder
 from t5x_like.nn.dims import Dims
-from t5x_like.nn.encoder import Encoder
 
 DESIGN = Design(
   norm="layernorm",

@@ -8,10 +8,10 @@ The published models continue RoBERTa's weights with tanh-approximated GELU, the
 
 from dataclasses import replace
 
+from t5x_like.architectures.design import Tokens, Variant
+from t5x_like.architectures.encoder import Encoder
 from t5x_like.models import bert
-from t5x_like.nn.design import Tokens, Variant
 from t5x_like.nn.dims import Dims
-from t5x_like.nn.encoder import Encoder
 
 DESIGN = replace(
   bert.DESIGN,

@@ -7,8 +7,8 @@ Kernels start from N(0, 1/(3 D)), divided by sqrt(2 L) if they write to the resi
 
 from dataclasses import replace
 
-from t5x_like.nn.decoder import Decoder
-from t5x_like.nn.design import Design, Variant
+from t5x_like.architectures.decoder import Decoder
+from t5x_like.architectures.design import Design, Variant
 from t5x_like.nn.dims import Dims
 
 DESIGN = Design(

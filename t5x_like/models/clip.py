@@ -7,10 +7,10 @@ no bias on its patches; both have pre-norm blocks and an approximate GELU. A tex
 
 from dataclasses import replace
 
-from t5x_like.nn.design import Design, Tokens, Variant
+from t5x_like.architectures.design import Design, Tokens, Variant
+from t5x_like.architectures.dual_encoder import DualEncoder, DualVariant
+from t5x_like.architectures.image_encoder import ImageVariant
 from t5x_like.nn.dims import Dims
-from t5x_like.nn.dual_encoder import DualEncoder, DualVariant
-from t5x_like.nn.image_encoder import ImageVariant
 
 TEXT = Design(
   norm="layernorm",

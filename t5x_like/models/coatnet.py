@@ -6,8 +6,8 @@ ConvNeXt does, Liu et al. 2022): nothing then depends on the other images of a b
 statistics, and the counts of parameters are the same.
 """
 
-from t5x_like.nn.design import Design
-from t5x_like.nn.hybrid_encoder import HybridEncoder, HybridVariant
+from t5x_like.architectures.design import Design
+from t5x_like.architectures.hybrid_encoder import HybridEncoder, HybridVariant
 
 DESIGN = Design(
   norm="layernorm",

@@ -6,9 +6,9 @@ teacher, DeiT is the ViT of the same size (`models/vit.py`).
 
 from dataclasses import replace
 
+from t5x_like.architectures.image_encoder import ImageEncoder
 from t5x_like.models import vit
 from t5x_like.nn.dims import Dims
-from t5x_like.nn.image_encoder import ImageEncoder
 
 
 def _distilled(name: str):

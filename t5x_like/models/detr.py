@@ -4,8 +4,8 @@ Features of a ResNet with frozen batch norm go through a post-norm encoder; a de
 objects, each with a class, or none, and a box. Sines of the place are added at every attention.
 """
 
-from t5x_like.nn.design import Design
-from t5x_like.nn.detector import Detector, DetectorVariant
+from t5x_like.architectures.design import Design
+from t5x_like.architectures.detector import Detector, DetectorVariant
 from t5x_like.nn.dims import Dims
 
 DESIGN = Design(

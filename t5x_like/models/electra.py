@@ -12,11 +12,11 @@ from typing import Literal
 import jax
 from flax import nnx
 
+from t5x_like.architectures.architecture import Batch
+from t5x_like.architectures.design import Variant
+from t5x_like.architectures.encoder import PLACES, Encoder
 from t5x_like.models import bert
-from t5x_like.nn.architecture import Batch
-from t5x_like.nn.design import Variant
 from t5x_like.nn.dims import Dims, subkey
-from t5x_like.nn.encoder import PLACES, Encoder
 
 
 def _discriminator(embed, mlp, heads, layers, table=None) -> Variant:

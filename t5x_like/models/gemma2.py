@@ -8,8 +8,8 @@ smaller sizes, in 27B by 1/sqrt(4608 / 32).
 
 from dataclasses import replace
 
-from t5x_like.nn.decoder import Decoder
-from t5x_like.nn.design import Design, Tokens, Variant
+from t5x_like.architectures.decoder import Decoder
+from t5x_like.architectures.design import Design, Tokens, Variant
 from t5x_like.nn.dims import Dims
 
 DESIGN = Design(

@@ -6,9 +6,9 @@ The projections E and F are shared by the heads of a layer ("headwise", section 
 
 from dataclasses import replace
 
+from t5x_like.architectures.design import Variant
+from t5x_like.architectures.encoder import Encoder
 from t5x_like.models import roberta
-from t5x_like.nn.design import Variant
-from t5x_like.nn.encoder import Encoder
 
 
 def _linformer(k, like="roberta-base") -> Variant:

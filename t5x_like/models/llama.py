@@ -9,8 +9,8 @@ tokens in every layer; v0.2 drops the window and has a larger rotary base, v0.3 
 from dataclasses import replace
 from functools import partial
 
-from t5x_like.nn.decoder import Decoder
-from t5x_like.nn.design import Design, Tokens, Variant
+from t5x_like.architectures.decoder import Decoder
+from t5x_like.architectures.design import Design, Tokens, Variant
 from t5x_like.nn.dims import Dims
 
 LLAMA2 = Design(

@@ -4,10 +4,10 @@ Otherwise it is Mistral without its window: pre-norm with RMSNorm, SwiGLU, rotar
 key/value heads, no biases, an untied output. The weight of the balance loss is that of transformers' config.
 """
 
-from t5x_like.nn.decoder import Decoder
-from t5x_like.nn.design import Design, Tokens, Variant
+from t5x_like.architectures.decoder import Decoder
+from t5x_like.architectures.design import Design, Tokens, Variant
 from t5x_like.nn.dims import Dims
-from t5x_like.nn.router import Experts
+from t5x_like.nn.experts import Experts
 
 DESIGN = Design(
   norm="rmsnorm",

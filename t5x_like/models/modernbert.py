@@ -11,9 +11,9 @@ from itertools import cycle, islice
 
 from flax import nnx
 
-from t5x_like.nn.design import Design, Tokens, Variant
+from t5x_like.architectures.design import Design, Tokens, Variant
+from t5x_like.architectures.encoder import Encoder
 from t5x_like.nn.dims import Dims
-from t5x_like.nn.encoder import Encoder
 from t5x_like.nn.norm import Identity
 
 GLOBAL, LOCAL = {"name": "rope", "theta": 160_000.0}, {"name": "rope", "theta": 10_000.0}

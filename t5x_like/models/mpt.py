@@ -1,8 +1,8 @@
 """MPT (MosaicML 2023, mosaicml.com/blog/mpt-7b): pre-norm, LayerNorm and projections without biases, GELU, ALiBi, a
 tied output. The vocabulary of GPT-NeoX (50,277 tokens) is padded to 50,432 rows."""
 
-from t5x_like.nn.decoder import Decoder
-from t5x_like.nn.design import Design, Variant
+from t5x_like.architectures.decoder import Decoder
+from t5x_like.architectures.design import Design, Variant
 from t5x_like.nn.dims import Dims
 
 DESIGN = Design(

@@ -5,8 +5,8 @@ between stages, there are fewer and wider tokens; keys and values are always few
 attention returns, and positions are relative, by rows and columns apart.
 """
 
-from t5x_like.nn.design import Design
-from t5x_like.nn.pooling_encoder import PoolingEncoder, PoolingVariant
+from t5x_like.architectures.design import Design
+from t5x_like.architectures.pooling_encoder import PoolingEncoder, PoolingVariant
 
 DESIGN = Design(
   norm="layernorm",

@@ -9,8 +9,8 @@ padded differently.
 
 from dataclasses import replace
 
-from t5x_like.nn.decoder import Decoder
-from t5x_like.nn.design import Design, Variant
+from t5x_like.architectures.decoder import Decoder
+from t5x_like.architectures.design import Design, Variant
 from t5x_like.nn.dims import Dims
 
 DESIGN = Design(

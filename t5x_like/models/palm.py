@@ -6,8 +6,8 @@ input is scaled by 1/sqrt(D); the table starts from N(0, 1), kernels from N(0, 1
 vocabulary of 256,000 tokens, parameter counts are those of table 1.
 """
 
-from t5x_like.nn.decoder import Decoder
-from t5x_like.nn.design import Design, Variant
+from t5x_like.architectures.decoder import Decoder
+from t5x_like.architectures.design import Design, Variant
 from t5x_like.nn.dims import Dims
 
 DESIGN = Design(

@@ -6,10 +6,10 @@ There is one token type, padding is id 1, and position 0 is row 2 of the positio
 
 from dataclasses import replace
 
+from t5x_like.architectures.design import Tokens, Variant
+from t5x_like.architectures.encoder import Encoder
 from t5x_like.models import bert
-from t5x_like.nn.design import Tokens, Variant
 from t5x_like.nn.dims import Dims
-from t5x_like.nn.encoder import Encoder
 
 DESIGN = replace(bert.DESIGN, norm_epsilon=1e-5, position={"name": "learned", "length": 512, "offset": 2})
 TOKENS = Tokens(pad=1, start=0, eos=2)

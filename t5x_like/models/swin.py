@@ -5,8 +5,8 @@ A pre-norm encoder as ViT's. Each layer sees the cells of a window and learns a 
 stages, squares of four patches are merged. The cost grows with the number of patches, not with its square.
 """
 
-from t5x_like.nn.design import Design
-from t5x_like.nn.window_encoder import WindowEncoder, WindowVariant
+from t5x_like.architectures.design import Design
+from t5x_like.architectures.window_encoder import WindowEncoder, WindowVariant
 
 DESIGN = Design(
   norm="layernorm",

@@ -7,8 +7,8 @@ makes the biases of offsets on a logarithmic scale, which `pretrained_windows` k
 
 import dataclasses
 
+from t5x_like.architectures.window_encoder import WindowEncoder, WindowVariant
 from t5x_like.models import swin
-from t5x_like.nn.window_encoder import WindowEncoder, WindowVariant
 
 DESIGN = dataclasses.replace(
   swin.DESIGN, norm_position="res_post", attention_scale="cosine", biases=("qv", "out", "mlp"), position="log_cpb"

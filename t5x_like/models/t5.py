@@ -10,9 +10,9 @@ position table.
 from dataclasses import replace
 from functools import partial
 
-from t5x_like.nn.design import Design, Variant
+from t5x_like.architectures.design import Design, Variant
+from t5x_like.architectures.encoder_decoder import EncoderDecoder
 from t5x_like.nn.dims import Dims
-from t5x_like.nn.encoder_decoder import EncoderDecoder
 
 V1_0 = Design(
   norm="rmsnorm",

@@ -8,9 +8,9 @@ the query, as in an encoder, while those of the language model are all for keys 
 
 from dataclasses import replace
 
+from t5x_like.architectures.decoder import Decoder
+from t5x_like.architectures.design import Variant
 from t5x_like.models import t5
-from t5x_like.nn.decoder import Decoder
-from t5x_like.nn.design import Variant
 
 _CAUSAL = {
   name.removeprefix("t5-"): Variant(variant.dims, variant.design, variant.vocab_size)

@@ -6,9 +6,9 @@ translation models (`opus-mt`) are the base size with SiLU and biases everywhere
 
 from dataclasses import replace
 
-from t5x_like.nn.design import Design, Tokens, Variant
+from t5x_like.architectures.design import Design, Tokens, Variant
+from t5x_like.architectures.encoder_decoder import EncoderDecoder
 from t5x_like.nn.dims import Dims
-from t5x_like.nn.encoder_decoder import EncoderDecoder
 
 VASWANI = Design(
   norm="layernorm",

@@ -5,9 +5,9 @@ order. `design.position` is any scheme of `nn.image_positions` (the paper's tabl
 patches instead. S and Ti are DeiT's sizes (Touvron et al. 2021, table 1).
 """
 
-from t5x_like.nn.design import Design
+from t5x_like.architectures.design import Design
+from t5x_like.architectures.image_encoder import ImageEncoder, ImageVariant
 from t5x_like.nn.dims import Dims
-from t5x_like.nn.image_encoder import ImageEncoder, ImageVariant
 
 DESIGN = Design(
   norm="layernorm",

@@ -106,7 +106,7 @@ class SelfAttention(Attention):
   """Attention among the tokens of one stack, through a cache if one is given."""
 
   place = "attention_core"
-  TOGETHER = ("query", "key", "value")  # see `nn.linear.decoding`
+  TOGETHER = ("query", "key", "value")  # see `decoding.cpu.prepared`
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: dict | None, key: jax.Array | None):
     """Returns ([B, T, D], {}, cache). A cache is {"k", "v"}: [B, K, S, H]; new entries start at `context.slot`."""

@@ -21,7 +21,7 @@ class Context:
     memory_mask: cross-attention's, from this stack's queries to the encoder's keys.
     slot: int32 scalar, where in the cache this call's keys and values are written; None without a cache.
     valid: bool [B, T], False for padding, if `mask` does not say (a causal mask needs no validity).
-    places, memory_places: [B, T, D] and [B, S, D], what `nn.placed` adds to queries and keys.
+    places, memory_places: [B, T, D] and [B, S, D], what `architectures.placed` adds to queries and keys.
     depth: float32 [layers of a block], how deep they lie in the model, from 0 to 1, where drop-path rates grow with it.
   """
 

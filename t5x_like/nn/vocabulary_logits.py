@@ -9,7 +9,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from t5x_like.nn.linear import kernel_first, matmul
+from t5x_like.nn.linear import matmul
 from t5x_like.parallel.constrain import constrain
 
 
@@ -22,7 +22,6 @@ class VocabularyLogits:
     kernel: float32 [V, D] if `tied`, the token table, else [D, V].
     bias: float32 [V], or None.
     softcap: logits become `softcap * tanh(logits / softcap)`; None for no bound.
-    first: whether the kernel, [V, D], is multiplied as `nn.linear.kernel_first` does, for few rows.
   """
 
   x: jax.Array
@@ -30,7 +29,6 @@ class VocabularyLogits:
   bias: jax.Array | None = None
   tied: bool = dataclasses.field(default=False, metadata={"static": True})
   softcap: float | None = dataclasses.field(default=None, metadata={"static": True})
-  first: bool = dataclasses.field(default=False, metadata={"static": True})
 
   @property
   def vocab(self) -> int:
@@ -46,15 +44,15 @@ class VocabularyLogits:
 
   def dense(self) -> jax.Array:
     """float32 [B, T, V]: inputs in the compute dtype, accumulated and returned in float32."""
-    if self.first:
-      logits_BTV = kernel_first(self.kernel, self.x, jnp.float32)
-    else:
-      kernel_DV = self.kernel.T if self.tied else self.kernel
-      logits_BTV = matmul(self.x, kernel_DV, jnp.float32, ("embed", "vocab"))
-    logits_BTV = constrain(logits_BTV, "batch", "length", "activation_vocab")
+    logits_BTV = constrain(self.product(), "batch", "length", "activation_vocab")
     if self.bias is not None:
       logits_BTV = logits_BTV + self.bias
     return self.capped(logits_BTV)
+
+  def product(self) -> jax.Array:
+    """float32 [B, T, V]: `x @ kernel`, before bias and bound."""
+    kernel_DV = self.kernel.T if self.tied else self.kernel
+    return matmul(self.x, kernel_DV, jnp.float32, ("embed", "vocab"))
 
   def capped(self, logits: jax.Array) -> jax.Array:
     return logits if self.softcap is None else self.softcap * jnp.tanh(logits / self.softcap)

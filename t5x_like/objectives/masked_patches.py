@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
-from t5x_like.nn.image_encoder import patchified
+from t5x_like.architectures.image_encoder import patchified
 from t5x_like.objectives import Base
 from t5x_like.objectives._losses import Sums, add_auxiliary
 

@@ -13,11 +13,11 @@ import t5x_like.models
 import t5x_like.objectives
 from t5x_like import config as config_lib
 from t5x_like import slots
+from t5x_like.architectures.chosen import variant_of
+from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
 from t5x_like.nn import lora, params, remat
-from t5x_like.nn.chosen import variant_of
 from t5x_like.nn.cores._calls import cores_used
-from t5x_like.nn.design import Variant
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.slots import AboveZero, Positive

@@ -19,9 +19,9 @@ from ml_collections import ConfigDict
 
 import t5x_like.models
 from t5x_like import slots
+from t5x_like.architectures.chosen import variant_of
 from t5x_like.errors import UserError, one_line
 from t5x_like.nn import lora, params
-from t5x_like.nn.chosen import variant_of
 from t5x_like.training import process
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.state import TrainState

@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from ml_collections import ConfigDict
 
+from t5x_like.architectures.heads.reconstruction import ReconstructionHead
+from t5x_like.architectures.image_encoder import ImageEncoder, patchified
 from t5x_like.data.images.pictures import MEAN, STD
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.cores.auto import EXACT
 from t5x_like.nn.cores.dense import Dense
-from t5x_like.nn.heads.reconstruction import ReconstructionHead
-from t5x_like.nn.image_encoder import ImageEncoder, patchified
 from t5x_like.nn.remat import NONE
 from t5x_like.rows import in_batches
 from t5x_like.training import box_pictures

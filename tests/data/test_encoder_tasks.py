@@ -11,10 +11,10 @@ from flax import nnx
 from scipy import special
 
 import tiny
+from t5x_like.architectures.design import Variant
 from t5x_like.data import loader, task, vocabularies
 from t5x_like.errors import UserError
 from t5x_like.models import bert
-from t5x_like.nn.design import Variant
 from t5x_like.nn.dims import Dims
 from t5x_like.objectives import classification, span_qa, tagging
 

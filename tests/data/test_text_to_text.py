@@ -13,12 +13,12 @@ import pytest
 import tokenizers
 
 import tiny
+from t5x_like.architectures.design import Variant
 from t5x_like.data import loader, task, vocabularies
 from t5x_like.data.sources import check_split, open_source
 from t5x_like.data.supervised.templates import Template
 from t5x_like.errors import DamageError, UserError
 from t5x_like.models import t5
-from t5x_like.nn.design import Variant
 from t5x_like.nn.dims import Dims
 from t5x_like.objectives.encoder_decoder import Objective
 

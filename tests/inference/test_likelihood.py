@@ -8,11 +8,11 @@ import pytest
 
 import published
 import tiny
+from t5x_like.architectures.design import Variant
 from t5x_like.inference.likelihood import Likelihood
 from t5x_like.interop import hf
 from t5x_like.models import gpt
 from t5x_like.nn import params
-from t5x_like.nn.design import Variant
 from t5x_like.nn.dims import Dims
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules

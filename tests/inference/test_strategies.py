@@ -2,9 +2,9 @@
 
 import pytest
 
+from t5x_like.decoding.sampling import MinLength, TopP
 from t5x_like.errors import UserError
 from t5x_like.inference import strategies
-from t5x_like.nn.sampling import MinLength, TopP
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ from safetensors.numpy import load_file, save_file
 
 import tiny
 from interop.test_golden import write
+from t5x_like.architectures.design import Design
 from t5x_like.errors import UserError
 from t5x_like.interop import hf
 from t5x_like.interop.fields import Fields
 from t5x_like.models import gpt, llama, mpt, neox, palm
 from t5x_like.nn import params
-from t5x_like.nn.design import Design
 from t5x_like.nn.dims import Dims
 
 SCALED = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}

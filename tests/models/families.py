@@ -17,13 +17,13 @@ import numpy as np
 from flax import nnx
 
 import t5x_like.models
+from t5x_like.architectures.architecture import Architecture
+from t5x_like.architectures.decoder import Decoder
+from t5x_like.architectures.design import Design, Variant
+from t5x_like.architectures.encoder import Encoder
+from t5x_like.architectures.encoder_decoder import EncoderDecoder
 from t5x_like.nn import params
-from t5x_like.nn.architecture import Architecture
-from t5x_like.nn.decoder import Decoder
-from t5x_like.nn.design import Design, Variant
 from t5x_like.nn.dims import Dims
-from t5x_like.nn.encoder import Encoder
-from t5x_like.nn.encoder_decoder import EncoderDecoder
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 

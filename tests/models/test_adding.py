@@ -12,8 +12,9 @@ from flax import nnx
 
 import t5x_like.models
 from t5x_like import slots
+from t5x_like.architectures import heads
 from t5x_like.errors import UserError
-from t5x_like.nn import cores, heads, params, positions
+from t5x_like.nn import cores, params, positions
 
 CORE = '''
 """Attention that is the same for all visible keys, but for a power of how far they are."""
@@ -85,9 +86,9 @@ make = Toy
 FAMILY = '''
 """An encoder of no published kind."""
 
-from t5x_like.nn.design import Design, Variant
+from t5x_like.architectures.design import Design, Variant
 from t5x_like.nn.dims import Dims
-from t5x_like.nn.encoder import Encoder
+from t5x_like.architectures.encoder import Encoder
 
 VARIANTS = {"small": Variant(Dims(embed=16, heads=4, kv_heads=2, head_dim=4, mlp=32, layers=2), Design(), 32)}
 

@@ -11,10 +11,10 @@ from flax import nnx
 from scipy import special
 from test_families import FORMS, close, same
 
+from t5x_like.architectures.hybrid_encoder import HybridVariant
 from t5x_like.errors import UserError
 from t5x_like.models import coatnet
 from t5x_like.nn import params
-from t5x_like.nn.hybrid_encoder import HybridVariant
 
 HEAD = {"name": "image_classification", "labels": 5, "hidden": True}
 SMALL = HybridVariant(4, (8, 12, 16, 24), (1, 2, 3, 1), coatnet.DESIGN, 4, resolution=45, channels=2, head=HEAD)

@@ -9,10 +9,10 @@ import pytest
 from flax import nnx
 
 from t5x_like import recipes
+from t5x_like.architectures.placed import sines
 from t5x_like.errors import UserError
 from t5x_like.models import detr
 from t5x_like.nn import params
-from t5x_like.nn.placed import sines
 from t5x_like.objectives import detection
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules

@@ -11,13 +11,13 @@ from flax import nnx
 from test_families import same
 
 import more
+from t5x_like.architectures.design import Tokens, Variant
+from t5x_like.architectures.dual_encoder import DualVariant
+from t5x_like.architectures.image_encoder import ImageVariant
 from t5x_like.errors import UserError
 from t5x_like.models import basic, clip, coatnet
 from t5x_like.nn import params
-from t5x_like.nn.design import Tokens, Variant
 from t5x_like.nn.dims import Dims
-from t5x_like.nn.dual_encoder import DualVariant
-from t5x_like.nn.image_encoder import ImageVariant
 from t5x_like.objectives import contrastive, pairwise_sigmoid
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules

@@ -10,9 +10,9 @@ import pytest
 from flax import nnx
 
 import tiny
+from t5x_like.architectures.design import Variant
 from t5x_like.models import mixtral, switch
 from t5x_like.nn import params
-from t5x_like.nn.design import Variant
 from t5x_like.nn.dims import Dims
 from t5x_like.objectives.encoder_decoder import Objective
 from t5x_like.parallel.mesh import make_mesh

@@ -15,13 +15,13 @@ from test_families import FORMS, close, same
 import more
 import t5x_like.models
 from t5x_like import slots
+from t5x_like.architectures.image_encoder import ImageEncoder, patchified
+from t5x_like.architectures.image_stages import StagedEncoder
+from t5x_like.architectures.window_encoder import WindowEncoder
 from t5x_like.errors import UserError
 from t5x_like.nn import image_positions, params
 from t5x_like.nn.dims import Dims
-from t5x_like.nn.image_encoder import ImageEncoder, patchified
 from t5x_like.nn.image_positions import Grid, learned_1d, relative_2d, sinusoidal_2d
-from t5x_like.nn.image_stages import StagedEncoder
-from t5x_like.nn.window_encoder import WindowEncoder
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.training import init_from

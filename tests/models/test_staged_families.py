@@ -12,6 +12,7 @@ from test_families import close
 from test_image_families import case
 
 import more
+from t5x_like.architectures.windows import Merging, WindowAttention
 from t5x_like.errors import UserError
 from t5x_like.interop.families import swin as swin_files
 from t5x_like.nn import params
@@ -19,7 +20,6 @@ from t5x_like.nn.dims import Dims
 from t5x_like.nn.image_positions import Grid, log_cpb, relative_2d
 from t5x_like.nn.layer import Context
 from t5x_like.nn.mask import Mask, positions
-from t5x_like.nn.windows import Merging, WindowAttention
 from t5x_like.training import init_from
 
 

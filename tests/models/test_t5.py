@@ -10,9 +10,9 @@ import pytest
 
 import more
 import tiny
+from t5x_like.decoding.generate import greedy
 from t5x_like.errors import UserError
 from t5x_like.nn import params
-from t5x_like.nn.generate import greedy
 from t5x_like.nn.layer import Context
 from t5x_like.nn.mask import Mask, positions
 from t5x_like.objectives._losses import token_losses

@@ -8,10 +8,10 @@ import pytest
 from flax import nnx
 
 import tiny
+from t5x_like.architectures.encoder import Encoder
 from t5x_like.models import t5, t5_lm
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
-from t5x_like.nn.encoder import Encoder
 
 DIMS = Dims(embed=16, heads=4, kv_heads=4, head_dim=4, mlp=32, layers=2)
 T = 24  # beyond the exact buckets of either kind

@@ -7,13 +7,13 @@ import pytest
 from flax import nnx
 
 import more
+from t5x_like.architectures.decoder import Decoder
+from t5x_like.architectures.design import Design, Variant
+from t5x_like.architectures.encoder import Encoder
+from t5x_like.architectures.encoder_decoder import EncoderDecoder
 from t5x_like.errors import UserError
 from t5x_like.nn import params
-from t5x_like.nn.decoder import Decoder
-from t5x_like.nn.design import Design, Variant
 from t5x_like.nn.dims import Dims
-from t5x_like.nn.encoder import Encoder
-from t5x_like.nn.encoder_decoder import EncoderDecoder
 
 T = 30
 DIMS = Dims(embed=16, heads=4, kv_heads=2, head_dim=4, mlp=32, layers=2)

@@ -11,8 +11,8 @@ from t5x_like.nn.block import Block, Residual
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.dims import Dims, dropout, subkey
 from t5x_like.nn.embed import Embed
+from t5x_like.nn.feed_forward.mlp import Mlp
 from t5x_like.nn.mask import Mask, positions
-from t5x_like.nn.mlp import Mlp
 from t5x_like.nn.norm import RMSNorm
 
 dense = Dense()

@@ -11,14 +11,14 @@ import pytest
 from flax import nnx
 
 from t5x_like import slots
+from t5x_like.architectures.design import Design
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.block import scalars
-from t5x_like.nn.design import Design
+from t5x_like.nn.experts import Experts
+from t5x_like.nn.feed_forward.moe import Moe
 from t5x_like.nn.layer import Context
 from t5x_like.nn.mask import Mask, positions
-from t5x_like.nn.moe import Moe
-from t5x_like.nn.router import Experts
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.training import flops
@@ -72,7 +72,7 @@ def run(made, x_BTD, context, key=None):
 def reference(made, x, valid=None):
   """(outputs, chosen experts, probabilities, logits, dropped choices); loops over everything."""
   arrays = {name: np.asarray(a, np.float64) for name, a in params.arrays(made).items()}
-  options, x = made.options, np.asarray(x, np.float64)
+  options, x = made.experts, np.asarray(x, np.float64)
   k, (rows, length, _) = options.top_k, x.shape
   capacity = min(length, math.ceil(options.capacity_factor * length * k / E))
   capacity = capacity if options.dispatch == "capacity" else length
@@ -117,7 +117,7 @@ def test_full_experts_drop_later_choices(kind):
     y, aux = run(made, tokens(), context(**fields))
     expected, *_, dropped = reference(made, tokens(), marks)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
-    choices = (valid.sum() if marks is not None else B * T) * made.options.top_k
+    choices = (valid.sum() if marks is not None else B * T) * made.experts.top_k
     assert dropped > 0 or marks is not None
     np.testing.assert_allclose(aux["moe_dropped"], dropped / choices, rtol=1e-6)
 
@@ -180,7 +180,7 @@ def test_losses_are_means_over_valid_tokens(kind, where):
   loud = jnp.where(marks[..., None], tokens(), 50.0)  # what padding holds must not matter
   _, aux = run(made, loud, here)
   _, chosen, probs, logits, _ = reference(made, tokens())
-  fractions = np.array([(chosen[marks] == e).sum() for e in range(E)]) / (marks.sum() * made.options.top_k)
+  fractions = np.array([(chosen[marks] == e).sum() for e in range(E)]) / (marks.sum() * made.experts.top_k)
   balance = E * np.sum(fractions * probs[marks].mean(0))
   np.testing.assert_allclose(aux["moe_balance_loss"], 0.3 * balance, rtol=1e-5)
   np.testing.assert_allclose(aux["moe_z_loss"], 0.2 * np.mean(np.log(np.exp(logits[marks]).sum(-1)) ** 2), rtol=1e-5)
@@ -309,7 +309,7 @@ def test_tokens_go_to_experts_and_kernels_stay():
 @pytest.mark.parametrize("kind", ["switch", "mixtral"])
 def test_flops_are_those_of_the_chosen_experts(kind):
   made = layer(**KINDS[kind])
-  k, n = made.options.top_k, B * T
+  k, n = made.experts.top_k, B * T
   count = flops.forward_flops(lambda made, x: made(x, context(), None, None)[0], made, tokens())
   assert count == 2 * n * k * 3 * D * F + 2 * n * D * E
   made = layer(**KINDS[kind], dispatch="capacity", capacity_factor=1.0)

@@ -9,11 +9,11 @@ import pytest
 
 import tiny
 from more import beyond
+from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
 from t5x_like.models import bert, llama, mixtral
 from t5x_like.models import t5 as t5_family
 from t5x_like.nn import params
-from t5x_like.nn.design import Variant
 from t5x_like.nn.dims import Dims
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules

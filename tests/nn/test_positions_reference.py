@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from t5x_like.architectures.build import StackBuilder, deepnorm_weights
+from t5x_like.architectures.design import Design
 from t5x_like.nn import params
 from t5x_like.nn.block import Residual
-from t5x_like.nn.build import StackBuilder, deepnorm_weights
 from t5x_like.nn.cores.dense import Dense
-from t5x_like.nn.design import Design
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.mask import Mask
 from t5x_like.nn.positions.alibi import Alibi, alibi_slopes

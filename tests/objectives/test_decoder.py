@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 import tiny
+from t5x_like.architectures.design import Variant
 from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.models import gpt, t5_lm
-from t5x_like.nn.design import Variant
 from t5x_like.nn.dims import Dims
 from t5x_like.objectives import decoder
 from t5x_like.objectives._losses import token_losses

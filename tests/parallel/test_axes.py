@@ -9,9 +9,9 @@ import pytest
 
 import tiny
 from more import beyond
+from t5x_like.architectures.design import Variant
 from t5x_like.models import bert, gpt, mixtral, t5
 from t5x_like.nn import params
-from t5x_like.nn.design import Variant
 from t5x_like.nn.dims import Dims
 from t5x_like.objectives import decoder, encoder_decoder, mlm
 from t5x_like.parallel.mesh import make_mesh

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from parity import cases, reference
+from t5x_like.decoding.beam_search import PowerPenalty, Transformers, beam_search
+from t5x_like.decoding.generate import greedy
+from t5x_like.decoding.sampling import ForcedBos, ForcedEos, MinLength
 from t5x_like.interop import hf
-from t5x_like.nn.beam_search import PowerPenalty, Transformers, beam_search
-from t5x_like.nn.generate import greedy
-from t5x_like.nn.sampling import ForcedBos, ForcedEos, MinLength
 
 pytestmark = pytest.mark.parity
 

@@ -5,8 +5,8 @@ It compiles in a second or two, which is most of what a run of it costs; tests o
 
 from configs.t5 import base
 from t5x_like import laptop
+from t5x_like.architectures.design import Variant
 from t5x_like.models import t5
-from t5x_like.nn.design import Variant
 from t5x_like.nn.dims import Dims
 
 t5.VARIANTS["nano"] = Variant(Dims(embed=32, heads=4, kv_heads=4, head_dim=8, mlp=64, layers=2), t5.V1_1, 32128)

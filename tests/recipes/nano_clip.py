@@ -2,11 +2,11 @@
 
 from configs.clip import base
 from t5x_like import laptop
+from t5x_like.architectures.design import Tokens, Variant
+from t5x_like.architectures.dual_encoder import DualVariant
+from t5x_like.architectures.image_encoder import ImageVariant
 from t5x_like.models import clip
-from t5x_like.nn.design import Tokens, Variant
 from t5x_like.nn.dims import Dims
-from t5x_like.nn.dual_encoder import DualVariant
-from t5x_like.nn.image_encoder import ImageVariant
 
 _DIMS = Dims(32, 4, 4, 8, 64, 2)
 clip.VARIANTS["nano"] = DualVariant(

@@ -2,8 +2,8 @@
 
 from configs.gpt import gpt2_124m
 from t5x_like import laptop
+from t5x_like.architectures.design import Variant
 from t5x_like.models import gpt
-from t5x_like.nn.design import Variant
 from t5x_like.nn.dims import Dims
 
 gpt.VARIANTS["nano"] = Variant(Dims(embed=32, heads=4, kv_heads=4, head_dim=8, mlp=64, layers=2), gpt.GPT2, 50257)

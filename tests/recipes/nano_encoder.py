@@ -2,8 +2,8 @@
 
 from configs.bert import base
 from t5x_like import laptop
+from t5x_like.architectures.design import Variant
 from t5x_like.models import bert
-from t5x_like.nn.design import Variant
 from t5x_like.nn.dims import Dims
 
 bert.VARIANTS["nano"] = Variant(Dims(32, 4, 4, 8, 64, 2), bert.DESIGN, 30522, bert.TOKENS, types=2)

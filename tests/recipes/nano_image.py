@@ -2,9 +2,9 @@
 
 from configs.vit import base
 from t5x_like import laptop
+from t5x_like.architectures.image_encoder import ImageVariant
 from t5x_like.models import vit
 from t5x_like.nn.dims import Dims
-from t5x_like.nn.image_encoder import ImageVariant
 
 vit.VARIANTS["nano"] = ImageVariant(Dims(32, 4, 4, 8, 64, 2), vit.DESIGN, patch=4, resolution=16, channels=1)
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from t5x_like import evaluate, train
+from t5x_like.architectures.image_encoder import patchified
 from t5x_like.nn.dims import Dims
-from t5x_like.nn.image_encoder import patchified
 from t5x_like.nn.layer import Context
 from t5x_like.nn.mask import Mask
 from t5x_like.training.trained import open_model

@@ -102,10 +102,10 @@ def _ours(config, args: argparse.Namespace, folder: str | None) -> tuple[Callabl
   """Our greedy decoding of a batch and that batch's tokens; the weights are also saved into the folder."""
   import jax
 
+  from t5x_like.decoding.generate import greedy
+  from t5x_like.decoding.unrolled import for_decoding
   from t5x_like.interop import hf
   from t5x_like.nn import params
-  from t5x_like.nn.generate import greedy
-  from t5x_like.nn.unrolled import for_decoding
   from t5x_like.planning import steps
   from t5x_like.rows import Runner
   from t5x_like.training import assembly, process

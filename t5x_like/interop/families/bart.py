@@ -2,12 +2,12 @@
 
 import dataclasses
 
+from t5x_like.architectures.design import Tokens, Variant
 from t5x_like.errors import UserError
 from t5x_like.interop.fields import Fields
 from t5x_like.interop.hf import only
 from t5x_like.interop.mapping import Mapping, places
 from t5x_like.models import bart, transformer
-from t5x_like.nn.design import Tokens, Variant
 from t5x_like.nn.dims import Dims
 
 MODEL_TYPES = ("bart", "mbart", "marian")

@@ -2,11 +2,11 @@
 
 import dataclasses
 
+from t5x_like.architectures.design import Variant
 from t5x_like.interop import causal, fused
 from t5x_like.interop.fields import Fields
 from t5x_like.interop.mapping import Mapping, places
 from t5x_like.models import bloom
-from t5x_like.nn.design import Variant
 from t5x_like.nn.dims import Dims
 
 MODEL_TYPES = ("bloom",)

@@ -2,6 +2,9 @@
 
 import dataclasses
 
+from t5x_like.architectures.design import Design, Tokens, Variant
+from t5x_like.architectures.dual_encoder import DualVariant
+from t5x_like.architectures.image_encoder import ImageVariant
 from t5x_like.errors import UserError
 from t5x_like.interop.encoders import ACTIVATIONS
 from t5x_like.interop.fields import Fields
@@ -9,10 +12,7 @@ from t5x_like.interop.hf import only
 from t5x_like.interop.mapping import Mapping
 from t5x_like.models import clip
 from t5x_like.nn.cores.auto import EXACT
-from t5x_like.nn.design import Design, Tokens, Variant
 from t5x_like.nn.dims import Dims
-from t5x_like.nn.dual_encoder import DualVariant
-from t5x_like.nn.image_encoder import ImageVariant
 
 MODEL_TYPES = ("clip",)
 MODELS = (clip.Model,)

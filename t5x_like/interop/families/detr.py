@@ -7,6 +7,7 @@ import dataclasses
 import json
 import re
 
+from t5x_like.architectures.detector import DetectorVariant
 from t5x_like.errors import UserError
 from t5x_like.interop import images
 from t5x_like.interop.encoders import ACTIVATIONS
@@ -15,7 +16,6 @@ from t5x_like.interop.hf import only
 from t5x_like.interop.mapping import Mapping
 from t5x_like.models import detr
 from t5x_like.nn.cores.auto import EXACT
-from t5x_like.nn.detector import DetectorVariant
 from t5x_like.nn.dims import Dims
 
 MODEL_TYPES = ("detr",)
@@ -24,7 +24,7 @@ BACKBONE = "model.backbone.conv_encoder.model."
 HEADS = ("encoder_attention_heads", "decoder_attention_heads")
 _NORM = {"weight": "scale", "bias": "bias", "running_mean": "mean", "running_var": "variance"}
 _BASIC = {"block": "basic", "widths": (64, 128, 256, 512)}
-_TIMM = {  # names there -> arguments of `nn.backbones.resnet`
+_TIMM = {  # names there -> arguments of `architectures.backbones.resnet`
   "resnet18": _BASIC | {"depths": (2, 2, 2, 2)},
   "resnet34": _BASIC | {"depths": (3, 4, 6, 3)},
   "resnet50": {},
@@ -99,7 +99,7 @@ def build(fields: Fields, names: set[str]):
 
 
 def _backbone(fields: Fields, channels: int) -> dict:
-  """Arguments of `nn.backbones.resnet`."""
+  """Arguments of `architectures.backbones.resnet`."""
   own, name = fields.section("backbone_config"), fields.take("backbone", "resnet50")
   given = own.values
   own.only("num_channels", channels)

@@ -2,13 +2,13 @@
 
 import dataclasses
 
+from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
 from t5x_like.interop import causal
 from t5x_like.interop.families import llama
 from t5x_like.interop.fields import Fields
 from t5x_like.interop.mapping import Mapping
 from t5x_like.models import gemma2
-from t5x_like.nn.design import Variant
 
 MODEL_TYPES = ("gemma2",)
 MODELS = (gemma2.Model,)

@@ -3,12 +3,12 @@
 import dataclasses
 from collections.abc import Callable
 
+from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
 from t5x_like.interop import causal
 from t5x_like.interop.fields import Fields
 from t5x_like.interop.mapping import Mapping, places
 from t5x_like.models import llama
-from t5x_like.nn.design import Variant
 from t5x_like.nn.dims import Dims
 
 MODEL_TYPES = ("llama", "mistral")

@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 
+from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
 from t5x_like.interop.encoders import special
 from t5x_like.interop.fields import Fields
@@ -12,7 +13,6 @@ from t5x_like.interop.hf import only
 from t5x_like.interop.mapping import Mapping, places
 from t5x_like.models import modernbert
 from t5x_like.nn.cores.auto import EXACT
-from t5x_like.nn.design import Variant
 from t5x_like.nn.dims import Dims
 
 MODEL_TYPES = ("modernbert",)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from t5x_like.architectures.window_encoder import WindowVariant
 from t5x_like.errors import UserError
 from t5x_like.interop import images
 from t5x_like.interop.encoders import ACTIVATIONS
@@ -12,7 +13,6 @@ from t5x_like.interop.hf import only
 from t5x_like.interop.mapping import Mapping, places
 from t5x_like.models import swin
 from t5x_like.nn.cores.auto import EXACT
-from t5x_like.nn.window_encoder import WindowVariant
 
 MODEL_TYPES = ("swin",)
 MODELS = (swin.Model,)

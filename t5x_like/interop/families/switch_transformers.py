@@ -6,6 +6,7 @@ No token is dropped here, so logits equal the library's as long as no expert get
 
 import dataclasses
 
+from t5x_like.architectures.design import Tokens, Variant
 from t5x_like.errors import UserError
 from t5x_like.interop.families.t5 import map_stacks
 from t5x_like.interop.fields import Fields
@@ -13,7 +14,6 @@ from t5x_like.interop.hf import only
 from t5x_like.interop.mapping import Mapping
 from t5x_like.models import switch
 from t5x_like.models.t5 import V1_0
-from t5x_like.nn.design import Tokens, Variant
 from t5x_like.nn.dims import Dims
 
 MODEL_TYPES = ("switch_transformers",)

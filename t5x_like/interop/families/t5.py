@@ -3,11 +3,11 @@
 import dataclasses
 from collections.abc import Callable
 
+from t5x_like.architectures.design import Tokens, Variant
 from t5x_like.interop.fields import Fields
 from t5x_like.interop.hf import only
 from t5x_like.interop.mapping import Mapping, places
 from t5x_like.models import t5
-from t5x_like.nn.design import Tokens, Variant
 from t5x_like.nn.dims import Dims
 
 MODEL_TYPES = ("t5", "mt5", "umt5")

@@ -11,18 +11,17 @@ Positions that depend on the query (Shaw) are left to the dense core. All of the
 
 import jax
 
+from t5x_like import slots
+from t5x_like.nn import cores
 from t5x_like.nn.cores import Core, Softmax
-from t5x_like.nn.cores import cudnn as cudnn_core
-from t5x_like.nn.cores.chunked import Chunked
-from t5x_like.nn.cores.cudnn import CuDnn
 from t5x_like.nn.cores.dense import Dense
-from t5x_like.nn.cores.splash import Splash
 from t5x_like.nn.mask import Mask
 from t5x_like.parallel.constrain import ways
 from t5x_like.parallel.target import platform
 
 SHORT = 2**19  # T * S: up to here a head's logits are small, and one matrix product is quicker than a loop over blocks
 
+_KERNELS = {"tpu": "splash", "gpu": "cudnn"}  # by platform; imported only where they are chosen
 
 # The cores that compute the same function, and the name of this choice among them.
 EXACT = ("auto", "dense", "chunked", "ring", "splash", "cudnn")
@@ -38,15 +37,19 @@ class Auto(Core):
     if q.shape[1] * k.shape[1] <= SHORT or softmax.position.query_dependent:
       return Dense()
     placed = not (mask.causal or mask.window is not None) or (mask.aligned and ways("length") == 1)
-    kernel = {"tpu": Splash, "gpu": CuDnn}.get(platform())
-    if kernel is None or not placed or kernel.refused(q, k, mask, softmax):
-      return Chunked()
-    if kernel is CuDnn and not (cudnn_core.fits(q.shape[-1], q.dtype) and (mask.causal or mask.window is None)):
-      return Chunked()
-    return kernel()
+    name = _KERNELS.get(platform())
+    if name is not None and placed:
+      kernel = _core(name)
+      if not kernel.refused(q, k, mask, softmax):
+        return kernel()
+    return _core("chunked")()
 
   def decoding(self) -> "Auto":
     return self
+
+
+def _core(name: str) -> type[Core]:
+  return slots.find("config.model.design.core", name, cores, "make")
 
 
 make = Auto

@@ -14,11 +14,6 @@ DTYPES = (jnp.bfloat16, jnp.float16)
 WIDEST = 128  # head width; 256 from Hopper on
 
 
-def fits(head_dim: int, dtype) -> bool:
-  """Whether cuDNN takes heads of this width in this dtype."""
-  return head_dim <= WIDEST and head_dim % 8 == 0 and dtype in DTYPES
-
-
 class CuDnn(Core):
   """Equal to the dense core, for plain and causal attention, with a causal window, in 16 bits on a GPU."""
 
@@ -26,15 +21,22 @@ class CuDnn(Core):
   per_device = True
   exact = True
 
-  def attend(self, q, k, v, mask, softmax):
+  @classmethod
+  def refused(cls, q, k, mask, softmax):
+    width = q.shape[-1]
+    if words := super().refused(q, k, mask, softmax):
+      return words
     if platform() != "gpu":
-      raise self.refusal(f"a {platform().upper()}, it needs an NVIDIA GPU")
-    if not fits(q.shape[-1], q.dtype):
-      raise self.refusal(f"heads of width {q.shape[-1]} in {q.dtype}, which must be at most {WIDEST} wide in 16 bits")
+      return f"a {platform().upper()}, it needs an NVIDIA GPU"
+    if width > WIDEST or width % 8 or q.dtype not in DTYPES:
+      return f"heads of width {width} in {q.dtype}, which must be at most {WIDEST} wide in 16 bits"
+    if mask.window is not None and not mask.causal:
+      return "a window on both sides"
+    return None
+
+  def attend(self, q, k, v, mask, softmax):
     if (mask.causal or mask.window is not None) and not (mask.aligned and softmax.places.whole):
       raise self.refusal("causality or windows over explicit positions or queries split over devices")
-    if mask.window is not None and not mask.causal:
-      raise self.refusal("a window on both sides")
     window = None if mask.window is None else (mask.window - 1, 0)
     return jax.nn.dot_product_attention(
       q, k, v, scale=1.0, is_causal=mask.causal, local_window_size=window, implementation="cudnn"

@@ -1,0 +1,14 @@
+"""Whole architectures, assembled from the layers of `nn`. A family in `models/` is one of them with a table of sizes.
+
+Read it from the bottom up; each line imports only from the lines above it:
+
+  design                   the choices of an architecture as data, and the variants of a family
+  chosen                   a variant with a recipe's changes
+  build                    a stack made from a design
+  windows pooling placed   blocks that attend within windows, among pooled tokens, or with positions added to queries
+  backbones/ heads/        a detector's convolutional networks, outputs of hidden states: one file each, found by name
+  architecture             the base of the text architectures
+  encoder decoder encoder_decoder  of text
+  image_encoder image_stages window_encoder pooling_encoder hybrid_encoder  of images
+  dual_encoder detector    encoders of images and texts, and detectors
+"""

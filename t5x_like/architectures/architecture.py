@@ -1,0 +1,95 @@
+"""What the three architectures share. A family in `models/` is one of them with a table of variants.
+
+All are called as `model(batch, key) -> {"logits", …}` with the batch features of T5X; see
+docs/explanation/architecture.md. Objectives call `model.outputs` instead, which leaves logits over the vocabulary to
+them. Padding is segment 0 in batches with segment ids, and id `tokens.pad` in others.
+"""
+
+from typing import ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.architectures.chosen import chosen, computed
+from t5x_like.architectures.design import Variant
+from t5x_like.nn.embed import Embed
+from t5x_like.nn.mask import positions
+from t5x_like.nn.vocabulary_logits import dense
+from t5x_like.slots import Positive, Rate
+
+Batch = dict[str, jax.Array]
+Dtype = Literal["float32", "bfloat16", "auto"]
+Layers = Literal["scan", "loop", "auto"]
+
+
+class Architecture(nnx.Module):
+  """A variant with a recipe's changes, the token table, and the parts that `build` adds.
+
+  Args:
+    variant: a name in `VARIANTS`, or a `Variant`. All arguments but `rngs` are keys of `config.model`.
+    vocab_size: rows of the token table; None for the published number.
+    dropout: rate, wherever the design applies dropout.
+    dtype: compute dtype; parameters are float32.
+    remat: what the backward pass keeps, one of `nn.remat`, a name or {"name": …} with its arguments.
+    layers: see `nn.stack.Stack`.
+    pipeline: see `nn.pipeline.Pipeline`.
+    design, tokens: changes to the variant's.
+  Raises:
+    UserError: naming the key, what was found and what was expected.
+  """
+
+  VARIANTS: ClassVar[dict[str, Variant]] = {}
+  NEEDS: ClassVar[tuple[str, ...]] = ()  # required batch features; outputs are aligned with the last
+
+  def __init__(
+    self,
+    rngs: nnx.Rngs,
+    *,
+    variant: str | Variant,
+    vocab_size: Positive | None = None,
+    dropout: Rate = 0.0,
+    dtype: Dtype = "float32",
+    remat: str | dict = "none",
+    layers: Layers = "scan",
+    pipeline: dict = {},  # noqa: B006 (never written to)
+    design: dict = {},  # noqa: B006
+    tokens: dict = {},  # noqa: B006
+  ):
+    self.variant = variant = chosen(self.VARIANTS, variant, design, tokens, vocab_size=vocab_size)
+    self.dtype = jnp.dtype(dtype)
+    self.embed = Embed(variant.vocab_size, variant.embed or variant.dims.embed, rngs, init=variant.design.table_init())
+    self.build(rngs, **computed(dropout, remat, layers, pipeline))
+
+  def build(self, rngs: nnx.Rngs, **options) -> None:
+    """Makes everything after the token table; `options` go to `StackBuilder`."""
+    raise TypeError(f"{type(self).__name__} must define `build`")
+
+  def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
+    """`outputs` with float32 logits: {"logits" [B, T, V], …} of language models."""
+    return dense(self.outputs(batch, key))
+
+  def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict:
+    """The head's outputs, logits over the vocabulary as `VocabularyLogits`, and auxiliary scalars.
+
+    Args:
+      batch: the model's features.
+      key: dropout key, or None for evaluation.
+    """
+    raise TypeError(f"{type(self).__name__} must define `outputs`")
+
+  def _features(self, batch: Batch, side: str):
+    """(tokens, positions, segments, validity) of one side of a batch."""
+    tokens_BT = batch[f"{side}_input_tokens"]
+    pos = batch.get(f"{side}_positions", positions(tokens_BT.shape[1]))
+    segments = batch.get(f"{side}_segment_ids")
+    valid = tokens_BT != self.variant.tokens.pad if self.variant.tokens.pad is not None else None
+    if segments is not None:
+      valid = segments > 0
+    return tokens_BT, pos, segments, valid
+
+
+def aligned(batch: Batch, side: str) -> bool:
+  """Whether positions grow by one from slot to slot within a segment, as `Mask.aligned` has it: those given together
+  with segments do."""
+  return f"{side}_positions" not in batch or f"{side}_segment_ids" in batch

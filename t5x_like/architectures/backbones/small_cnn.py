@@ -1,0 +1,31 @@
+"""A few convolutions of stride 2, for small images and tests; it trains from scratch."""
+
+import jax
+from flax import nnx
+
+from t5x_like.architectures.backbones.resnet import ResidualUnits, Unit
+from t5x_like.nn.convolution import GroupNorm
+from t5x_like.slots import Positive
+
+
+class SmallCnn(nnx.Module):
+  """Features of 1 / 2^N of the image's height and width, by a convolution and N - 1 basic blocks of a ResNet.
+
+  Args:
+    widths: channels of each of the N, multiples of 8.
+  """
+
+  def __init__(self, rngs: nnx.Rngs, channels: int, *, widths: tuple[Positive, ...] = (16, 32, 64)):
+    self.stem = Unit(GroupNorm, 3, channels, widths[0], rngs, stride=2)
+    pairs = zip(widths, widths[1:])
+    self.blocks = nnx.List([ResidualUnits(GroupNorm, i, o, rngs, stride=2, bottleneck=False) for i, o in pairs])
+    self.width = widths[-1]
+
+  def __call__(self, image_BYXC: jax.Array) -> jax.Array:
+    x_BYXC = jax.nn.relu(self.stem(image_BYXC))
+    for block in self.blocks:
+      x_BYXC = block(x_BYXC)
+    return x_BYXC
+
+
+make = SmallCnn

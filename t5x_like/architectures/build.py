@@ -1,0 +1,249 @@
+"""Builds the parts of one stack from a design, turning every choice into an object."""
+
+import dataclasses
+import math
+from functools import cached_property
+from types import ModuleType
+
+import jax
+from flax import nnx
+
+from t5x_like import slots
+from t5x_like.architectures.design import Design
+from t5x_like.errors import UserError
+from t5x_like.nn import cores, feed_forward, positions
+from t5x_like.nn.activations import ACTIVATIONS
+from t5x_like.nn.attention import Attention, CrossAttention, SelfAttention
+from t5x_like.nn.block import Block, Normed, Parallel, Residual
+from t5x_like.nn.cores import Core
+from t5x_like.nn.cores.auto import Auto
+from t5x_like.nn.cores.dense import Dense
+from t5x_like.nn.dims import Dims
+from t5x_like.nn.embed import Inputs, Types
+from t5x_like.nn.image_positions import Grid
+from t5x_like.nn.layer import Layer
+from t5x_like.nn.linear import Linear
+from t5x_like.nn.norm import LayerScale, ScaledUnit, Unit
+from t5x_like.nn.pipeline import EVEN, Pipeline
+from t5x_like.nn.positions import Position
+from t5x_like.nn.remat import NONE, Remat
+from t5x_like.nn.stack import Stack
+
+POSITION, CORE = "config.model.design.position", "config.model.design.core"
+_NORMS = {
+  "pre": ("in_norm",),
+  "sandwich": ("in_norm", "res_norm"),
+  "res_post": ("res_norm",),
+}  # else after the addition
+
+
+@dataclasses.dataclass(frozen=True)
+class StackBuilder:
+  """Builds the inputs and the blocks of one stack.
+
+  Attributes:
+    causal: whether the stack is a decoder.
+    cross: whether blocks have cross-attention.
+    deepnorm: (alpha, gain), used if `norm_position` is "deepnorm"; see `deepnorm_weights`.
+    dropout_rate, remat, layers, pipeline: of the `Stack`.
+    drop_path: rate at which a sublayer is left out, for each example, in training.
+    depths: of all layers, how deep they lie, from 0 to 1, where the rate is to grow with that up to `drop_path`.
+    schemes_of, grid: where position schemes are found, and the grid of patches of an encoder of images.
+    key_grid: that of keys, where it is another.
+  """
+
+  design: Design
+  dims: Dims
+  causal: bool
+  cross: bool = False
+  deepnorm: tuple[float, float] = (1.0, 1.0)
+  dropout_rate: float = 0.0
+  remat: Remat = NONE
+  layers: str = "scan"
+  pipeline: Pipeline = EVEN
+  drop_path: float = 0.0
+  depths: tuple[float, ...] | None = None
+  schemes_of: ModuleType = positions
+  grid: Grid | None = None
+  key_grid: Grid | None = None
+
+  def inputs(self, rngs: nnx.Rngs, *, width: int | None = None, types: int = 0, kind: type[Inputs] = Inputs) -> Inputs:
+    """What turns token vectors into the stack's input. `width` is that of the token vectors, by default the stack's."""
+    design, D = self.design, self.dims.embed
+    width = width or D
+    return kind(
+      scale=math.sqrt(width) if design.embed_scale else 1.0,
+      position=self._position_at("inputs", self.schemes[0], rngs, width),
+      types=Types(types, width, rngs, init=design.table_init()) if types else None,
+      norm=design.make_norm(width, rngs) if design.embed_norm else None,
+      project=Linear((width, D), ("embed", None), design.kernel_init(width), rngs, bias=True) if width != D else None,
+      dropout_rate=self.dropout_rate,
+    )
+
+  def stack(self, rngs: nnx.Rngs) -> Stack:
+    """The blocks, the positions they share and the final norm."""
+    layers, design = self.dims.layers, self.design
+    if layers % self.period:
+      period = f"the layer pattern repeats every {self.period} layers"
+      raise UserError(f"config.model.design: {period}, found {layers} layers, expected a multiple of {self.period}")
+    return Stack(
+      self.block,
+      layers // self.period,
+      rngs,
+      position=self._position_at("stack", self.schemes[0], rngs),
+      pieces_above=jax.eval_shape(lambda: self._core(nnx.Rngs(0))).pieces_above,
+      final_norm=design.make_norm(self.dims.embed, rngs) if design.final_norm else None,
+      dropout_rate=self.mlp_dropout_rate,
+      remat=self.remat,
+      layers=self.layers,
+      pipeline=self.pipeline,
+      depths=self.depths and tuple(self.depths[at : at + self.period] for at in range(0, layers, self.period)),
+    )
+
+  def block(self, rngs: nnx.Rngs) -> Block:
+    """One period of layers; if it has several, their sublayers' names end in the layer's number."""
+    turns = range(self.period)
+    return Block(**{f"{n}_{t}" if self.period > 1 else n: x for t in turns for n, x in self._layer(t, rngs).items()})
+
+  @cached_property
+  def schemes(self) -> tuple[str | dict, ...]:
+    """The position schemes of the layers of a period.
+
+    Raises:
+      UserError: they differ, and one of them does not belong to a layer.
+    """
+    found = self.design.position
+    schemes = found if isinstance(found, tuple) else (found,)
+    for scheme in schemes:
+      if any(scheme != other for other in schemes) and self._place(scheme) != "layer":
+        raise UserError(f"{POSITION}: found {scheme!r} mixed with others, expected schemes that belong to a layer")
+    return schemes
+
+  @cached_property
+  def period(self) -> int:
+    """Number of layers after which the pattern repeats."""
+    experts = self.design.experts_every if self.design.experts else 1
+    return math.lcm(len(self.design.windows), experts, len(self.schemes))
+
+  @property
+  def mlp_dropout_rate(self) -> float:
+    return self.dropout_rate if self.design.mlp_dropout else 0.0
+
+  @property
+  def gain(self) -> float:
+    """Factor of the initial standard deviation of kernels that write to the residual stream."""
+    if self.design.residual_init:
+      return (2 * self.dims.layers) ** -0.5
+    return self.deepnorm[1] if self.design.norm_position == "deepnorm" else 1.0
+
+  @property
+  def inner_gain(self) -> float:
+    """The same for values and the MLP's first kernel, which DeepNorm scales too."""
+    return self.gain if self.design.norm_position == "deepnorm" else 1.0
+
+  def _layer(self, turn: int, rngs: nnx.Rngs) -> dict[str, Layer]:
+    design, dims = self.design, self.dims
+    sparse = design.experts and (turn + 1) % design.experts_every == 0
+    parts = {"self_attention": self._attention(SelfAttention, rngs, turn)}
+    if self.cross:
+      parts["cross_attention"] = self._attention(CrossAttention, rngs)
+    parts["moe" if sparse else "mlp"] = self._mlp(rngs, sparse)
+    if design.parallel == "no":
+      return {name: self._residual(part, rngs, turn) for name, part in parts.items()}
+    if design.parallel == "one_norm":
+      return {"parallel": self._residual(Parallel(**parts), rngs, turn)}
+    branches = {name: Normed(part, norm=design.make_norm(dims.embed, rngs)) for name, part in parts.items()}
+    rates = dict(dropout_rate=self.dropout_rate, drop_path=self.drop_path)
+    return {"parallel": Residual(Parallel(**branches), **rates, turn=turn)}
+
+  def _attention(self, kind: type[Attention], rngs: nnx.Rngs, turn: int | None = None) -> Attention:
+    """Self-attention of a turn; without one, cross-attention, without positions, window or a core of the design."""
+    design, dims, own = self.design, self.dims, turn is not None
+    D, N, H = dims.embed, dims.heads, dims.head_dim
+    cosine = design.attention_scale == "cosine"
+    scale = 1.0 if cosine else 1 / math.sqrt(H) if design.attention_scale is None else design.attention_scale
+    # T5 leaves out the 1/sqrt(H) of the logits and makes queries smaller by it instead.
+    query_gain = H**-0.5 if scale == 1.0 and not cosine and design.init_stddev is None else 1.0
+    q_norm, k_norm = (design.make_norm(H, rngs) if design.qk_norm else None for _ in range(2))
+    return kind(
+      dims,
+      rngs,
+      scale=scale,
+      init=design.kernel_init(D),
+      query_init=design.kernel_init(D, query_gain),
+      value_init=design.kernel_init(D, self.inner_gain),
+      out_init=design.kernel_init(N * H, self.gain),
+      biases=design.biases,
+      q_norm=ScaledUnit(N, rngs) if cosine else q_norm,
+      k_norm=Unit() if cosine else k_norm,
+      position=self._position_at("layer", self.schemes[turn % len(self.schemes)], rngs) if own else None,
+      core=self._core(rngs) if own else Dense() if design.core == "dense" else Auto(),
+      softcap=design.softcap,
+      window=design.windows[turn % len(design.windows)] if own else None,
+      dropout_rate=self.dropout_rate,
+    )
+
+  def _mlp(self, rngs: nnx.Rngs, sparse: bool) -> Layer:
+    design, dims = self.design, self.dims
+    activation, gated = ACTIVATIONS[design.activation]
+    return slots.make(
+      "config.model.design.experts",
+      "moe" if sparse else "mlp",
+      feed_forward,
+      "make",
+      embed=dims.embed,
+      mlp=dims.mlp,
+      rngs=rngs,
+      experts=design.experts,
+      bias="mlp" in design.biases,
+      activation=activation,
+      gated=gated,
+      init=design.kernel_init(dims.embed, self.inner_gain),
+      out_init=design.kernel_init(dims.mlp, self.gain),
+      dropout_rate=self.mlp_dropout_rate,
+    )
+
+  def _residual(self, layer: Layer, rngs: nnx.Rngs, turn: int = 0) -> Residual:
+    design = self.design
+    places = _NORMS.get(design.norm_position, ("out_norm",))
+    gain = 0.0 if design.norm_position == "res_post" else 1.0
+    norms = {place: design.make_norm(self.dims.embed, rngs, gain) for place in places}
+    if design.layer_scale is not None:
+      norms["res_norm"] = LayerScale(self.dims.embed, rngs, initial=design.layer_scale)
+    alpha = self.deepnorm[0] if design.norm_position == "deepnorm" else 1.0
+    rates = dict(dropout_rate=self.dropout_rate, drop_path=self.drop_path)
+    return Residual(layer, **norms, alpha=alpha, **rates, turn=turn)
+
+  def _position(self, spec: str | dict, rngs: nnx.Rngs, width: int | None = None) -> Position:
+    given = dict(dims=self.dims, causal=self.causal, width=width or self.dims.embed, init=self.design.table_init())
+    return slots.make(
+      POSITION, spec, self.schemes_of, "make", rngs=rngs, grid=self.grid, key_grid=self.key_grid, **given
+    )
+
+  def _place(self, spec: str | dict) -> str:
+    return jax.eval_shape(lambda: self._position(spec, nnx.Rngs(0))).place
+
+  def _position_at(self, place: str, spec: str | dict, rngs: nnx.Rngs, width: int | None = None) -> Position | None:
+    """The scheme if it belongs in `place`, else None."""
+    return self._position(spec, rngs, width) if self._place(spec) == place else None
+
+  def _core(self, rngs: nnx.Rngs) -> Core:
+    where, spec = CORE, self.design.core
+    if isinstance(spec, dict) and "name" not in spec:
+      side = "decoder" if self.causal else "encoder"
+      where, spec = f"{CORE}.{side}", slots.fill(CORE, spec, _sides)[side]
+    return slots.make(where, spec, cores, "make", rngs=rngs, dims=self.dims, causal=self.causal)
+
+
+def _sides(encoder: str | dict = "auto", decoder: str | dict = "auto"):
+  """The keys of a `core` that differs between encoder and decoder."""
+
+
+def deepnorm_weights(encoder_layers: int, decoder_layers: int) -> dict[str, tuple[float, float]]:
+  """DeepNet's (alpha, initial gain) for each stack (Wang et al. 2022, figure 2); 0 layers for a missing stack."""
+  N, M = encoder_layers, decoder_layers
+  if N and M:
+    both = (N**4 * M) ** (1 / 16)
+    return {"encoder": (0.81 * both, 0.87 / both), "decoder": ((3 * M) ** 0.25, (12 * M) ** -0.25)}
+  layers = N or M
+  return {"encoder" if N else "decoder": ((2 * layers) ** 0.25, (8 * layers) ** -0.25)}

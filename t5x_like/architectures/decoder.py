@@ -1,0 +1,87 @@
+"""The decoder: every token sees those before it; a prefix that the batch marks is bidirectional."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.architectures.architecture import Architecture, Batch, aligned
+from t5x_like.architectures.build import StackBuilder, deepnorm_weights
+from t5x_like.architectures.design import Variant
+from t5x_like.architectures.heads import lm
+from t5x_like.architectures.heads._scores import Scores
+from t5x_like.nn.decode import DecodeState
+from t5x_like.nn.dims import subkey
+from t5x_like.nn.layer import CacheStart, Context
+from t5x_like.nn.mask import Mask
+from t5x_like.slots import Count
+
+
+class Decoder(Architecture):
+  """A causal stack and a language model head.
+
+  Args:
+    scores: how many numbers a linear layer makes of each row's last token, for tasks on whole texts; 0 for none.
+    others: see `Architecture`.
+  """
+
+  NEEDS = ("decoder_input_tokens",)
+
+  def __init__(self, rngs: nnx.Rngs, *, variant: str | Variant, scores: Count = 0, **options):
+    self._number = scores
+    super().__init__(rngs, variant=variant, **options)
+
+  def build(self, rngs: nnx.Rngs, **options) -> None:
+    variant, dims = self.variant, self.variant.dims
+    deepnorm = deepnorm_weights(0, dims.layers)["decoder"]
+    parts = StackBuilder(variant.design, dims, causal=True, deepnorm=deepnorm, **options)
+    self.inputs = parts.inputs(rngs)
+    self.decoder = parts.stack(rngs)
+    self.head = lm.make(rngs, variant)
+    self.scores = Scores(rngs, variant, parts.dropout_rate, self._number) if self._number else None
+
+  def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict:
+    """Next-token logits at every position.
+
+    Args:
+      batch: `decoder_input_tokens` int32 [B, T]; optional `decoder_causal_attention` (1 where attention is
+        bidirectional), and for packed batches `decoder_segment_ids` and `decoder_positions`.
+      key: dropout key, or None for evaluation.
+    Returns:
+      {"logits": `VocabularyLogits` [B, T, V]} and auxiliary scalars; {"scores": float32 [B, scores]} if it has them.
+    """
+    tokens_BT, pos, segments, valid = self._features(batch, "decoder")
+    prefix = _prefix(batch, valid)
+    # Padding comes last, where causality hides it from the tokens, or is a segment of its own.
+    mask = Mask(pos, pos, segments, segments, None, prefix, causal=True, aligned=aligned(batch, "decoder"))
+    x_BTD = self.inputs(self.embed(tokens_BT, self.dtype), pos, key=subkey(key, 0))
+    x_BTD, aux, _ = self.decoder(x_BTD, Context(mask=mask, valid=valid), key=subkey(key, 1))
+    scores = {} if self.scores is None else self.scores(x_BTD, valid, subkey(key, 2))
+    return self.head(x_BTD, self.embed, valid) | scores | aux
+
+  def prompt(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """What generation starts from: (int32 [B, P] tokens, bool [B, P] False for padding)."""
+    tokens_BP, _, _, valid = self._features(batch, "decoder")
+    return tokens_BP, jnp.ones(tokens_BP.shape, bool) if valid is None else valid
+
+  def start_decoding(self, batch: Batch, slots: int) -> DecodeState:
+    """An empty cache for `slots` tokens, the prompt included."""
+    B = batch["decoder_input_tokens"].shape[0]
+    cache = self.decoder.start_cache(CacheStart(B, slots, self.dtype))
+    return DecodeState.empty(cache, B, slots, prefix="decoder_causal_attention" in batch)
+
+  def decode(self, tokens_BT: jax.Array, state: DecodeState, valid_BT=None, prefix_BT=None):
+    """Feeds the next tokens through the cache; see `DecodeState.advance`. Returns (logits [B, T, V], state)."""
+    q_pos, state = state.advance(tokens_BT, valid_BT, prefix_BT)
+    context = Context(mask=state.mask(q_pos), slot=state.slot - tokens_BT.shape[1])
+    x_BTD = self.inputs(self.embed(tokens_BT, self.dtype), q_pos)
+    x_BTD, _, cache = self.decoder(x_BTD, context, cache=state.cache)
+    return self.head(x_BTD, self.embed)["logits"].dense(), dataclasses.replace(state, cache=cache)
+
+
+def _prefix(batch: Batch, valid) -> jax.Array | None:
+  prefix = batch.get("decoder_causal_attention")
+  if prefix is None:
+    return None
+  return prefix > 0 if valid is None else (prefix > 0) & valid

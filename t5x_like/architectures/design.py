@@ -1,0 +1,147 @@
+"""Designs and variants: the choices in which published Transformers differ, as data.
+
+A family in `models/` is a `Design` and a table of sizes. A recipe may change any field of the design
+(`config.model.design`): a T5 with SwiGLU and RoPE, a pre-norm BERT, a GPT with ALiBi and experts.
+`architectures.build` turns a design into a stack; layers never see it.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal
+
+from flax import nnx
+
+from t5x_like import slots
+from t5x_like.errors import UserError
+from t5x_like.nn import params
+from t5x_like.nn.activations import ACTIVATIONS
+from t5x_like.nn.dims import Dims
+from t5x_like.nn.experts import Experts
+from t5x_like.nn.norm import NORMS
+from t5x_like.slots import Positive
+
+
+@dataclasses.dataclass(frozen=True)
+class Design:
+  """The choices of one architecture.
+
+  Attributes:
+    norm, norm_epsilon: one of `nn.norm.NORMS`.
+    norm_position: before every sublayer ("pre"), after the addition ("post"), before and after the sublayer
+      ("sandwich"), after the sublayer with scales that begin at 0 ("res_post", Liu et al. 2022), or after the addition
+      with DeepNet's weights ("deepnorm", Wang et al. 2022).
+    parallel: attention and MLP read the same input, through one norm (PaLM) or one each (GPT-NeoX).
+    layer_scale: what each channel of a sublayer's output is multiplied by at first, in a pre-norm stack; None is no
+      factor (`norm.LayerScale`).
+    activation: one of `nn.activations.ACTIVATIONS`; names ending in -glu are gated (Shazeer 2020).
+    biases: which projections have one, of "qkv" or "qv" (queries and values), "out" and "mlp".
+    position: a scheme of `nn.positions`, a name or {"name": …} with its arguments; layers cycle through a tuple.
+    qk_norm: a norm on queries and keys.
+    attention_scale: of the logits; None is 1/sqrt(head_dim), "cosine" a learned scale of cosines (`norm.ScaledUnit`).
+    softcap: bound of the attention logits.
+    windows: how far a query sees, None for no limit; layers cycle through the tuple.
+    core: an attention core of `nn.cores`, a name or {"name": …} with its arguments; {"encoder": …,
+      "decoder": …} where the two differ.
+    experts: a mixture of experts in place of the MLP.
+    experts_every: N, if only every N-th layer has experts.
+    mlp_dropout: whether there is dropout inside the MLP too.
+    init_stddev: of all kernels; None is 1/sqrt(fan in).
+    residual_init: divide the initial kernels that write to the residual stream by sqrt(2 * layers) (GPT-2).
+    embed_init: standard deviation of the token table; None is `init_stddev`, or 1.
+    embed_scale, embed_norm: multiply token vectors by sqrt(D); normalise them.
+    tied: the output projection is the token table.
+    logits_scale, logits_softcap, logits_bias: of the output: a factor of 1/sqrt(D) before it, a bound, a bias.
+  """
+
+  norm: str = "rmsnorm"
+  norm_epsilon: float = 1e-6
+  norm_position: Literal["pre", "post", "sandwich", "res_post", "deepnorm"] = "pre"
+  parallel: Literal["no", "one_norm", "two_norms"] = "no"
+  layer_scale: float | None = None
+  activation: str = "relu"
+  biases: tuple[Literal["qkv", "qv", "out", "mlp"], ...] = ()
+  position: str | dict | tuple = "none"
+  qk_norm: bool = False
+  attention_scale: float | Literal["cosine"] | None = None
+  softcap: float | None = None
+  windows: tuple[Positive | None, ...] = (None,)
+  core: str | dict = "auto"
+  experts: Experts | None = None
+  experts_every: Positive = 1
+  mlp_dropout: bool = False
+  init_stddev: float | None = None
+  residual_init: bool = False
+  embed_init: float | None = None
+  embed_scale: bool = False
+  embed_norm: bool = False
+  tied: bool = True
+  logits_scale: bool = False
+  logits_softcap: float | None = None
+  logits_bias: bool = False
+
+  def __post_init__(self):
+    slots.find("config.model.design.norm", self.norm, NORMS)
+    slots.find("config.model.design.activation", self.activation, ACTIVATIONS)
+    if self.parallel != "no" and self.norm_position != "pre":
+      found = f"found {self.parallel!r} with norm_position {self.norm_position!r}"
+      raise UserError(f"config.model.design.parallel: {found}, expected norm_position 'pre'")
+    if self.qk_norm and self.attention_scale == "cosine":
+      raise UserError(
+        "config.model.design.qk_norm: found True with attention_scale 'cosine', which is one; expected False"
+      )
+
+    if self.layer_scale is not None and (self.norm_position != "pre" or self.parallel == "two_norms"):
+      found = f"found {self.layer_scale} with norm_position {self.norm_position!r} and parallel {self.parallel!r}"
+      raise UserError(f"config.model.design.layer_scale: {found}, expected 'pre', and not 'two_norms'")
+
+  @property
+  def final_norm(self) -> bool:
+    """Whether a norm follows the last block."""
+    return self.norm_position in ("pre", "sandwich", "res_post")
+
+  def make_norm(self, dim: int, rngs: nnx.Rngs, gain: float = 1.0) -> nnx.Module:
+    return NORMS[self.norm](dim, rngs, epsilon=self.norm_epsilon, gain=gain)
+
+  def kernel_init(self, fan_in: int, gain: float = 1.0) -> Callable:
+    if self.init_stddev is None:
+      return params.fan_in_normal(fan_in, gain)
+    return params.normal(self.init_stddev * gain)
+
+  def table_init(self) -> Callable:
+    return params.normal(self.embed_init or self.init_stddev or 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens:
+  """Special ids: padding (or None), the decoder's start token, and the end of a sequence."""
+
+  pad: int | None = 0
+  start: int = 0
+  eos: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+  """One published size of a family.
+
+  Attributes:
+    dims: of the encoder, or of the only stack.
+    design: of its blocks.
+    vocab_size: published size of the token table.
+    tokens: special ids.
+    types: token types (BERT's segments).
+    embed: width of the token table if it is not the stack's.
+    decoder_layers: of an encoder-decoder; None for as many as the encoder has.
+    shared: the encoder is the decoder without its cross-attention (Raffel et al. 2020, section 3.2.2).
+    head: an encoder's, one of `architectures.heads`, a name or {"name": …} with its arguments.
+  """
+
+  dims: Dims
+  design: Design
+  vocab_size: int
+  tokens: Tokens = Tokens()
+  types: int = 0
+  embed: int | None = None
+  decoder_layers: int | None = None
+  shared: bool = False
+  head: str | dict = "mlm"

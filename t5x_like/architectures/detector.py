@@ -1,0 +1,177 @@
+"""A detector of objects: a backbone, an encoder of its features, and a decoder of object queries."""
+
+import dataclasses
+from typing import ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from t5x_like import slots
+from t5x_like.architectures import backbones
+from t5x_like.architectures.architecture import Batch, Dtype, Layers
+from t5x_like.architectures.chosen import chosen, computed
+from t5x_like.architectures.design import Design
+from t5x_like.architectures.placed import PlacedBuilder, sines
+from t5x_like.errors import UserError
+from t5x_like.nn import params
+from t5x_like.nn.dims import Dims, dropout, subkey
+from t5x_like.nn.layer import Context
+from t5x_like.nn.linear import Linear
+from t5x_like.nn.mask import Mask, positions
+from t5x_like.parallel.constrain import constrain
+from t5x_like.slots import Positive, Rate
+
+Places = Literal["attention", "attention_and_input"]
+_BOX_LAYERS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class DetectorVariant:
+  """One size of a detector.
+
+  Attributes:
+    dims: of the encoder, and of the decoder but for its layers.
+    design: of the blocks.
+    backbone: one of `architectures.backbones`, a name or {"name": …} with its arguments.
+    decoder_layers, decoder_mlp: of the decoder; None is as the encoder's.
+    queries: the most objects that are found in an image.
+    labels: the number of classes, without that of no object.
+    channels: of the images.
+    places: where the sines, and the vectors of the queries, are added: at every attention, or at the inputs of the
+      encoder and the decoder too, so that values say where they are from.
+  """
+
+  dims: Dims
+  design: Design
+  backbone: str | dict = "resnet"
+  decoder_layers: int | None = None
+  decoder_mlp: int | None = None
+  queries: Positive = 100
+  labels: Positive = 91
+  channels: Positive = 3
+  places: Places = "attention"
+
+  @property
+  def decoder_dims(self) -> Dims:
+    layers, mlp = self.decoder_layers or self.dims.layers, self.decoder_mlp or self.dims.mlp
+    return dataclasses.replace(self.dims, layers=layers, mlp=mlp)
+
+
+class Detector(nnx.Module):
+  """Set prediction by an encoder-decoder (Carion et al. 2020).
+
+  Args:
+    variant: a name in `VARIANTS`, or a `DetectorVariant`. All arguments but `rngs` are keys of `config.model`.
+    backbone, queries, labels, channels, places: None is the variant's.
+    dropout: rate, wherever the design applies dropout.
+    dtype, remat, layers, design: see `architectures.architecture.Architecture`.
+  Raises:
+    UserError: naming the key, what was found and what was expected.
+  """
+
+  VARIANTS: ClassVar[dict[str, DetectorVariant]] = {}
+  VARIANT = DetectorVariant
+  NEEDS = ("image", "image_size")
+
+  def __init__(
+    self,
+    rngs: nnx.Rngs,
+    *,
+    variant: str | DetectorVariant,
+    backbone: str | dict | None = None,
+    queries: Positive | None = None,
+    labels: Positive | None = None,
+    channels: Positive | None = None,
+    places: Places | None = None,
+    dropout: Rate = 0.0,
+    dtype: Dtype = "float32",
+    remat: str | dict = "none",
+    layers: Layers = "scan",
+    design: dict = {},  # noqa: B006 (never written to)
+  ):
+    given = dict(backbone=backbone, queries=queries, labels=labels, channels=channels, places=places)
+    self.variant = variant = chosen(self.VARIANTS, variant, design, **given)
+    dims, scheme = variant.dims, variant.design
+    if dims.embed % 4:
+      raise UserError(f"config.model.variant.dims.embed: found {dims.embed}, expected a multiple of 4, for the sines")
+    if scheme.position != "none":
+      raise UserError(f"config.model.design.position: found {scheme.position!r}, expected 'none': places are added")
+    self.dtype, self.dropout_rate = jnp.dtype(dtype), dropout
+    options = computed(dropout, remat, layers)
+    D = dims.embed
+    self.backbone = slots.make(
+      "config.model.backbone", variant.backbone, backbones, "make", rngs=rngs, channels=variant.channels
+    )
+    width = self.backbone.width
+    self.project = Linear((width, D), (None, "embed"), params.fan_in_normal(width), rngs, bias=True)
+    self.encoder = PlacedBuilder(scheme, dims, causal=False, **options).stack(rngs)
+    self.queries = params.param(rngs, params.normal(1.0), (variant.queries, D), (None, "embed"))
+    self.decoder = PlacedBuilder(scheme, variant.decoder_dims, causal=False, cross=True, **options).stack(rngs)
+    self.decoder_norm = scheme.make_norm(D, rngs)
+    self.classes = Linear((D, variant.labels + 1), ("embed", None), params.fan_in_normal(D), rngs, bias=True)
+    sizes = [D] * _BOX_LAYERS + [4]
+    self.boxes = nnx.List(
+      [Linear((i, o), ("embed", None), params.fan_in_normal(i), rngs, bias=True) for i, o in zip(sizes, sizes[1:])]
+    )
+
+  def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
+    return self.outputs(batch, key)
+
+  def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
+    """What each query found, all float32.
+
+    Args:
+      batch: `image` float32 [B, Y, X, C], padded below and to the right; `image_size` int32 [B, 2], the height and the
+        width of the part that is no padding.
+      key: dropout key, or None for evaluation.
+    Returns:
+      `logits` [B, Q, labels + 1], the last being of no object, and `boxes` [B, Q, 4]: the middle's x and y, width and
+      height, as shares of the part that is no padding. `earlier_logits` and `earlier_boxes`, [B, L - 1, Q, …], are what
+      the layers of the decoder before the last make of it.
+    """
+    image_BYXC = batch["image"]
+    if image_BYXC.shape[-1] != self.variant.channels:
+      found = f"the model is for images of {self.variant.channels} channels, found {image_BYXC.shape[-1]}"
+      raise UserError(f"config.model.channels: {found}; set it and config.task.channels alike")
+    map_BYXC = self.backbone(image_BYXC.astype(self.dtype))
+    valid_BYX = self._valid(batch["image_size"], image_BYXC.shape[1:3], map_BYXC.shape[1:3])
+    memory_BSD = self.project(map_BYXC.reshape(len(map_BYXC), -1, map_BYXC.shape[-1]))
+    memory_BSD = constrain(memory_BSD, "batch", "residual_length", "activation_embed")
+    (B, S, D), valid_BS = memory_BSD.shape, valid_BYX.reshape(len(valid_BYX), -1)
+    places_BSD, pos = sines(valid_BYX, D).astype(self.dtype), positions(S)
+    context = Context(mask=Mask(pos, pos, k_valid=valid_BS, aligned=True), places=places_BSD)
+    at_input = self.variant.places == "attention_and_input"
+    memory_BSD = memory_BSD + places_BSD if at_input else memory_BSD
+    memory_BSD = dropout(memory_BSD, self.dropout_rate, subkey(key, 0))
+    memory_BSD, _, _ = self.encoder(memory_BSD, context, key=subkey(key, 1))
+    Q = self.variant.queries
+    q_pos, queries_BQD = positions(Q), jnp.broadcast_to(self.queries[...].astype(self.dtype), (B, Q, D))
+    context = Context(
+      mask=Mask(q_pos, q_pos, aligned=True),
+      places=queries_BQD,
+      memory=memory_BSD,
+      memory_mask=Mask(q_pos, pos, k_valid=valid_BS),
+      memory_places=places_BSD,
+    )
+    x_BQD = queries_BQD if at_input else jnp.zeros_like(queries_BQD)
+    x_LBQD = self.decoder.every(x_BQD, context, key=subkey(key, 2))
+    x_BTD = jnp.swapaxes(self.decoder_norm(x_LBQD), 0, 1).reshape(B, -1, D)
+    logits_BLQV = self.classes(x_BTD).astype(jnp.float32).reshape(B, -1, Q, self.variant.labels + 1)
+    for layer in self.boxes[:-1]:
+      x_BTD = jax.nn.relu(layer(x_BTD))
+    boxes_BLQ4 = jax.nn.sigmoid(self.boxes[-1](x_BTD).astype(jnp.float32)).reshape(B, -1, Q, 4)
+    return {
+      "logits": logits_BLQV[:, -1],
+      "boxes": boxes_BLQ4[:, -1],
+      "earlier_logits": logits_BLQV[:, :-1],
+      "earlier_boxes": boxes_BLQ4[:, :-1],
+    }
+
+  @staticmethod
+  def _valid(size_B2: jax.Array, whole: tuple[int, int], shrunk: tuple[int, int]) -> jax.Array:
+    """bool [B, Y', X']: the places of the map whose nearest pixel above and to the left is no padding."""
+    pixel = [np.floor(np.arange(n, dtype=np.float32) * np.float32(full / n)) for full, n in zip(whole, shrunk)]
+    rows_BY, columns_BX = (jnp.asarray(p) < size_B2[:, [axis]] for axis, p in enumerate(pixel))
+    return rows_BY[:, :, None] & columns_BX[:, None, :]

@@ -1,0 +1,63 @@
+"""The encoder: every token sees every other."""
+
+import jax
+from flax import nnx
+
+from t5x_like import slots
+from t5x_like.architectures import heads
+from t5x_like.architectures.architecture import Architecture, Batch, aligned
+from t5x_like.architectures.build import StackBuilder, deepnorm_weights
+from t5x_like.architectures.chosen import chosen
+from t5x_like.architectures.design import Variant
+from t5x_like.nn.dims import subkey
+from t5x_like.nn.layer import Context
+from t5x_like.nn.mask import Mask
+
+PLACES = {"encoder_masked_positions": "places_BK", "encoder_cls_positions": "firsts_BP"}
+
+
+class Encoder(Architecture):
+  """A bidirectional stack and a head.
+
+  Args:
+    head: one of `architectures.heads`, a name or {"name": …} with its arguments; None is the variant's.
+    others: see `Architecture`.
+  """
+
+  NEEDS = ("encoder_input_tokens",)
+
+  def __init__(self, rngs: nnx.Rngs, *, variant: str | Variant, head: str | dict | None = None, **options):
+    super().__init__(rngs, variant=chosen(self.VARIANTS, variant, head=head), **options)
+
+  def build(self, rngs: nnx.Rngs, **options) -> None:
+    variant, dims = self.variant, self.variant.dims
+    deepnorm = deepnorm_weights(dims.layers, 0)["encoder"]
+    parts = StackBuilder(variant.design, dims, causal=False, deepnorm=deepnorm, **options)
+    self.inputs = parts.inputs(rngs, width=variant.embed, types=variant.types)
+    self.encoder = parts.stack(rngs)
+    given = dict(rngs=rngs, variant=variant, dropout_rate=parts.dropout_rate)
+    self.head = slots.make("config.model.head", variant.head, heads, "make", **given)
+
+  def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict:
+    """The head's outputs.
+
+    Args:
+      batch: `encoder_input_tokens` int32 [B, S]; optional `encoder_token_types`, and for packed batches
+        `encoder_segment_ids` and `encoder_positions`; `encoder_masked_positions` int32 [B, K] where only some tokens
+        are predicted, and `encoder_cls_positions` int32 [B, P] where several pairs of segments share a row.
+      key: dropout key, or None for evaluation.
+    Returns:
+      {"logits", …}; from the MLM head `VocabularyLogits` [B, S, V], or [B, K, V] at masked positions; see
+      `architectures.heads` for others.
+    """
+    x_BSD, valid, aux = self.encode(batch, subkey(key, 0))
+    places = {argument: batch[name] for name, argument in PLACES.items() if name in batch}
+    return self.head(x_BSD, self.embed, valid, subkey(key, 1), **places) | aux
+
+  def encode(self, batch: Batch, key: jax.Array | None = None):
+    """Returns (hidden states [B, S, D], validity bool [B, S] or None, auxiliary scalars)."""
+    tokens_BS, pos, segments, valid = self._features(batch, "encoder")
+    context = Context(mask=Mask(pos, pos, segments, segments, valid, aligned=aligned(batch, "encoder")))
+    x_BSD = self.inputs(self.embed(tokens_BS, self.dtype), pos, batch.get("encoder_token_types"), subkey(key, 0))
+    x_BSD, aux, _ = self.encoder(x_BSD, context, key=subkey(key, 1))
+    return x_BSD, valid, aux

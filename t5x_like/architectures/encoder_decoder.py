@@ -1,0 +1,101 @@
+"""The encoder-decoder: a decoder that also attends to an encoder's output."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.architectures.architecture import Architecture, Batch, aligned
+from t5x_like.architectures.build import StackBuilder, deepnorm_weights
+from t5x_like.architectures.heads import lm
+from t5x_like.nn.decode import DecodeState
+from t5x_like.nn.dims import subkey
+from t5x_like.nn.layer import CacheStart, Context
+from t5x_like.nn.mask import Mask, positions
+
+
+class EncoderDecoder(Architecture):
+  """A bidirectional stack, a causal one with cross-attention, and a language model head."""
+
+  NEEDS = ("encoder_input_tokens", "decoder_input_tokens")
+
+  def build(self, rngs: nnx.Rngs, **options) -> None:
+    variant, dims, design = self.variant, self.variant.dims, self.variant.design
+    decoder_dims = dataclasses.replace(dims, layers=variant.decoder_layers or dims.layers)
+    deepnorm = deepnorm_weights(dims.layers, decoder_dims.layers)
+    encoder = StackBuilder(design, dims, causal=False, deepnorm=deepnorm["encoder"], **options)
+    decoder = StackBuilder(design, decoder_dims, causal=True, cross=True, deepnorm=deepnorm["decoder"], **options)
+    self.encoder_inputs = encoder.inputs(rngs)
+    self.encoder = None if variant.shared else encoder.stack(rngs)
+    self.decoder_inputs = decoder.inputs(rngs)
+    self.decoder = decoder.stack(rngs)
+    self.head = lm.make(rngs, variant)
+
+  def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict:
+    """Teacher-forced logits.
+
+    Args:
+      batch: `encoder_input_tokens` [B, S] and `decoder_input_tokens` [B, T] int32; packed batches add
+        `{encoder,decoder}_segment_ids` and `{encoder,decoder}_positions`.
+      key: dropout key, or None for evaluation.
+    Returns:
+      {"logits": `VocabularyLogits` [B, T, V]} and auxiliary scalars.
+    """
+    memory_BSD, k_pos, k_segments, k_valid, aux = self.encode(batch, subkey(key, 0))
+    tokens_BT = batch["decoder_input_tokens"]
+    q_pos = batch.get("decoder_positions", positions(tokens_BT.shape[1]))
+    q_segments = batch.get("decoder_segment_ids")
+    both = q_segments is not None and k_segments is not None
+    context = Context(
+      mask=Mask(q_pos, q_pos, q_segments, q_segments, causal=True, aligned=aligned(batch, "decoder")),
+      memory=memory_BSD,
+      memory_mask=Mask(q_pos, k_pos, q_segments if both else None, k_segments if both else None, k_valid),
+      valid=_after_start(tokens_BT, self.variant.tokens.pad) if q_segments is None else None,
+    )
+    x_BTD = self.decoder_inputs(self.embed(tokens_BT, self.dtype), q_pos, key=subkey(key, 1))
+    x_BTD, decoder_aux, _ = self.decoder(x_BTD, context, key=subkey(key, 2))
+    return self.head(x_BTD, self.embed) | {name: aux.get(name, 0.0) + value for name, value in decoder_aux.items()}
+
+  def encode(self, batch: Batch, key: jax.Array | None = None):
+    """Returns (memory [B, S, D], key positions, segments or None, validity bool [B, S] or None, auxiliary scalars)."""
+    tokens_BS, pos, segments, valid = self._features(batch, "encoder")
+    context = Context(mask=Mask(pos, pos, segments, segments, valid, aligned=aligned(batch, "encoder")))
+    encoder = self.decoder.without("cross_attention") if self.encoder is None else self.encoder
+    x_BSD = self.encoder_inputs(self.embed(tokens_BS, self.dtype), pos, key=subkey(key, 0))
+    x_BSD, aux, _ = encoder(x_BSD, context, key=subkey(key, 1))
+    return x_BSD, pos, segments, valid, aux
+
+  def prompt(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """The decoder's start token, then `decoder_prefix_tokens` [B, P] if the batch has them."""
+    B = batch["encoder_input_tokens"].shape[0]
+    start_B1 = jnp.full((B, 1), self.variant.tokens.start, jnp.int32)
+    if "decoder_prefix_tokens" not in batch:
+      return start_B1, jnp.ones((B, 1), bool)
+    forced_BP = batch["decoder_prefix_tokens"]
+    tokens_BP = jnp.concatenate([start_B1, forced_BP], axis=1)
+    pad = self.variant.tokens.pad
+    real_BP = jnp.ones(forced_BP.shape, bool) if pad is None else forced_BP != pad
+    return tokens_BP, jnp.concatenate([jnp.ones((B, 1), bool), real_BP], axis=1)
+
+  def start_decoding(self, batch: Batch, slots: int) -> DecodeState:
+    """Encodes `encoder_input_tokens` and makes an empty cache for `slots` decoded tokens."""
+    memory_BSD, k_pos, _, k_valid, _ = self.encode(batch)
+    B = memory_BSD.shape[0]
+    start = CacheStart(B, slots, self.dtype, memory_BSD, Mask(k_pos, k_pos))
+    return DecodeState.empty(self.decoder.start_cache(start), B, slots, memory_pos=k_pos, memory_valid=k_valid)
+
+  def decode(self, tokens_BT: jax.Array, state: DecodeState, valid_BT=None, prefix_BT=None):
+    """Feeds the next tokens through the cache; see `DecodeState.advance`. Returns (logits [B, T, V], state)."""
+    q_pos, state = state.advance(tokens_BT, valid_BT, prefix_BT)
+    memory_mask = Mask(q_pos, state.memory_pos, k_valid=state.memory_valid)
+    context = Context(state.mask(q_pos), memory_mask=memory_mask, slot=state.slot - tokens_BT.shape[1])
+    x_BTD = self.decoder_inputs(self.embed(tokens_BT, self.dtype), q_pos)
+    x_BTD, _, cache = self.decoder(x_BTD, context, cache=state.cache)
+    return self.head(x_BTD, self.embed)["logits"].dense(), dataclasses.replace(state, cache=cache)
+
+
+def _after_start(tokens_BT: jax.Array, pad: int | None) -> jax.Array | None:
+  """bool [B, T], False for padding. The first token always counts, because T5's start token is the padding id."""
+  first_1T = jnp.arange(tokens_BT.shape[1])[None] == 0
+  return None if pad is None else (tokens_BT != pad) | first_1T

@@ -1,0 +1,23 @@
+"""The pooler of heads that read one token of a sequence."""
+
+import jax
+from flax import nnx
+
+from t5x_like import slots
+from t5x_like.architectures.design import Variant
+from t5x_like.architectures.heads.mlm import at_places
+from t5x_like.nn.activations import ACTIVATIONS
+from t5x_like.nn.linear import Linear
+
+
+class Pooler(nnx.Module):
+  """`activation(dense(x))` of the first token of each sequence."""
+
+  def __init__(self, rngs: nnx.Rngs, variant: Variant, activation: str):
+    D = variant.dims.embed
+    self.dense = Linear((D, D), ("embed", None), variant.design.kernel_init(D), rngs, bias=True)
+    self.activation = slots.find("config.model.head.activation", activation, ACTIVATIONS)[0]
+
+  def __call__(self, x_BTD: jax.Array, firsts_BP: jax.Array | None = None) -> jax.Array:
+    """[B, D], or [B, P, D] of the sequences of a row that begin at `firsts_BP`."""
+    return self.activation(self.dense(x_BTD[:, 0] if firsts_BP is None else at_places(x_BTD, firsts_BP)))

@@ -1,0 +1,35 @@
+"""Classification of sequences, or regression."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.architectures.design import Variant
+from t5x_like.architectures.heads._pooler import Pooler
+from t5x_like.nn.dims import dropout, subkey
+from t5x_like.nn.embed import Embed
+from t5x_like.nn.linear import Linear
+from t5x_like.slots import Positive
+
+
+class SequenceClassifier(nnx.Module):
+  """Logits [B, labels] from a pooled token; one label is a regression.
+
+  Args:
+    activation: of the pooled token's layer ("tanh" in BERT and RoBERTa, "gelu" in ELECTRA).
+  """
+
+  def __init__(
+    self, rngs: nnx.Rngs, variant: Variant, dropout_rate: float, *, labels: Positive = 2, activation: str = "tanh"
+  ):
+    D = variant.dims.embed
+    self.pooler = Pooler(rngs, variant, activation)
+    self.out = Linear((D, labels), ("embed", None), variant.design.kernel_init(D), rngs, bias=True)
+    self.dropout_rate = dropout_rate
+
+  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, jax.Array]:
+    x_BD = dropout(self.pooler(x_BTD), self.dropout_rate, subkey(key, 0), broadcast_axes=())
+    return {"logits": self.out(x_BD).astype(jnp.float32)}
+
+
+make = SequenceClassifier

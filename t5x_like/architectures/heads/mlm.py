@@ -1,0 +1,37 @@
+"""BERT's masked language model head."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.architectures.design import Variant
+from t5x_like.architectures.heads.lm import LmHead
+from t5x_like.nn.activations import ACTIVATIONS
+from t5x_like.nn.embed import Embed
+from t5x_like.nn.linear import Linear
+
+
+class MlmHead(nnx.Module):
+  """`norm(activation(dense(x)))` times the token table, plus a bias (the code of Devlin et al. 2019)."""
+
+  def __init__(self, rngs: nnx.Rngs, variant: Variant):
+    design, D = variant.design, variant.dims.embed
+    width = variant.embed or D
+    norm = design.make_norm(width, rngs)
+    self.dense = Linear((D, width), ("embed", None), design.kernel_init(D), rngs, bias="mlp" in design.biases)
+    self.norm = norm
+    self.lm = LmHead(rngs, bias=variant.vocab_size)
+    self.activation = ACTIVATIONS[design.activation][0]
+
+  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, places_BK=None, **_) -> dict:
+    """Returns {"logits": VocabularyLogits [B, T, V]}, or [B, K, V] at the given places, which saves most of it."""
+    x_BTD = x_BTD if places_BK is None else at_places(x_BTD, places_BK)
+    return self.lm(self.norm(self.activation(self.dense(x_BTD))), embed)
+
+
+def at_places(x_BTD: jax.Array, places_BK: jax.Array) -> jax.Array:
+  """[B, K, D]: each row's states at its positions `places_BK`, int32."""
+  return jnp.take_along_axis(x_BTD, places_BK[..., None], axis=1)
+
+
+make = MlmHead

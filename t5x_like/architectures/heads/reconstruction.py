@@ -1,0 +1,75 @@
+"""The decoder of a masked autoencoder: from the encoded patches to the pixels of those that were masked (MAE)."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.architectures.build import StackBuilder
+from t5x_like.nn import image_positions, params
+from t5x_like.nn.dims import Dims, subkey
+from t5x_like.nn.evened import encoded
+from t5x_like.nn.linear import Linear
+from t5x_like.nn.remat import NONE, Remat
+from t5x_like.slots import Positive
+
+
+class ReconstructionHead(nnx.Module):
+  """{"logits": float32 [B, M, P * P * C]}, the pixels of the masked patches (He et al. 2022, section 3).
+
+  A narrower stack of the model's own design reads the projected visible patches and, for each masked one, a learned
+  vector; positions are added to both.
+
+  Args:
+    layers, embed, heads, mlp: of the decoder.
+  """
+
+  places = ("visible_patches", "masked_patches")
+
+  def __init__(
+    self,
+    rngs: nnx.Rngs,
+    variant,
+    dropout_rate: float,
+    remat: Remat = NONE,
+    layers: str = "scan",
+    *,
+    depth: Positive = 8,
+    embed: Positive = 512,
+    heads: Positive = 16,
+    mlp: Positive = 2048,
+  ):
+    design, D, self.extra = variant.design, variant.dims.embed, variant.class_tokens
+    parts = StackBuilder(
+      design,
+      Dims(embed, heads, heads, embed // heads, mlp, depth),
+      causal=False,
+      dropout_rate=dropout_rate,
+      remat=remat,
+      layers=layers,
+      schemes_of=image_positions,
+      grid=variant.grid,
+    )
+    self.project = Linear((D, embed), ("embed", None), design.kernel_init(D), rngs, bias=True)
+    self.mask = params.param(rngs, design.table_init(), (embed,), (None,))
+    self.inputs = parts.inputs(rngs)
+    self.decoder = parts.stack(rngs)
+    pixels = variant.patch**2 * variant.channels
+    self.out = Linear((embed, pixels), ("embed", None), design.kernel_init(embed), rngs, bias=True)
+
+  def pooled(self, x_BTD: jax.Array) -> jax.Array:
+    """[B, D]: the mean of the patches, for linear evaluations."""
+    return jnp.mean(x_BTD[:, self.extra :], axis=1)
+
+  def __call__(self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None, *, visible_patches, masked_patches):
+    x_BTD = self.project(x_BTD)
+    (B, E), M = (len(x_BTD), self.extra), masked_patches.shape[1]
+    masked = jnp.broadcast_to(self.mask[...].astype(x_BTD.dtype), (B, M, x_BTD.shape[-1]))
+    # Sequences need no order: every patch comes with its position.
+    first = jnp.broadcast_to(jnp.arange(E, dtype=jnp.int32), (B, E))
+    pos_BT = jnp.concatenate([first, visible_patches + E, masked_patches + E], axis=1)
+    x_BTD = self.inputs(jnp.concatenate([x_BTD, masked], axis=1), pos_BT, None, subkey(key, 0))
+    x_BTD, aux = encoded(self.decoder, x_BTD, pos_BT, subkey(key, 1), aligned=False)
+    return {"logits": self.out(x_BTD[:, -M:]).astype(jnp.float32)} | aux
+
+
+make = ReconstructionHead

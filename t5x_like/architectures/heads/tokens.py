@@ -1,0 +1,26 @@
+"""Classification of tokens."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.architectures.design import Variant
+from t5x_like.nn.dims import dropout, subkey
+from t5x_like.nn.embed import Embed
+from t5x_like.nn.linear import Linear
+from t5x_like.slots import Positive
+
+
+class TokenClassifier(nnx.Module):
+  """Logits [B, T, labels]."""
+
+  def __init__(self, rngs: nnx.Rngs, variant: Variant, dropout_rate: float, *, labels: Positive = 2):
+    D = variant.dims.embed
+    self.out = Linear((D, labels), ("embed", None), variant.design.kernel_init(D), rngs, bias=True)
+    self.dropout_rate = dropout_rate
+
+  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, jax.Array]:
+    return {"logits": self.out(dropout(x_BTD, self.dropout_rate, subkey(key, 0))).astype(jnp.float32)}
+
+
+make = TokenClassifier

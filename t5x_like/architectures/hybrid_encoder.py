@@ -1,0 +1,196 @@
+"""The encoder of images that begins with convolutions and ends with attention (CoAtNet)."""
+
+import dataclasses
+import functools
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like import slots
+from t5x_like.architectures import heads
+from t5x_like.architectures.architecture import Batch, Dtype, Layers
+from t5x_like.architectures.build import StackBuilder
+from t5x_like.architectures.chosen import chosen, computed
+from t5x_like.architectures.design import Design
+from t5x_like.architectures.image_encoder import check
+from t5x_like.errors import UserError
+from t5x_like.nn import image_positions, params
+from t5x_like.nn.dims import Dims, dropout, subkey
+from t5x_like.nn.image_positions import Grid
+from t5x_like.nn.layer import Context
+from t5x_like.nn.linear import Linear
+from t5x_like.nn.mask import Mask, positions
+from t5x_like.nn.mbconv import Convolution, MbConv, gelu, per_cell, pooled
+from t5x_like.nn.norm import Identity
+from t5x_like.nn.positions import Position
+from t5x_like.parallel.constrain import constrain
+from t5x_like.slots import Positive, Rate
+
+
+@dataclasses.dataclass(frozen=True)
+class HybridVariant:
+  """One published size of a family of five stages, each on a grid of half the side of the one before.
+
+  Attributes:
+    stem: channels of the first stage, of two convolutions.
+    widths, depths: of the four stages that follow, two of MBConv blocks and two of Transformer blocks.
+    design: of the Transformer blocks; `position` is a scheme of `nn.image_positions`, `norm` that of all blocks.
+    head_dim: width of a head.
+    expansion: of MBConv blocks and of feed-forward layers.
+    resolution, channels: of the images.
+    head: one of `architectures.heads`, a name or {"name": …} with its arguments.
+  """
+
+  stem: int
+  widths: tuple[int, ...]
+  depths: tuple[int, ...]
+  design: Design
+  head_dim: Positive = 32
+  expansion: Positive = 4
+  resolution: Positive = 224
+  channels: Positive = 3
+  head: str | dict = "image_classification"
+
+  class_tokens: ClassVar[int] = 0
+
+  @property
+  def dims(self) -> Dims:
+    """Of the last stage, which the head reads."""
+    return self.dims_of(3)
+
+  def dims_of(self, stage: int) -> Dims:
+    """Of the blocks of a stage after its first."""
+    D, heads = self.widths[stage], self.widths[stage] // self.head_dim
+    return Dims(D, heads, heads, self.head_dim, self.expansion * D, self.depths[stage] - 1)
+
+  def grid_of(self, stage: int) -> Grid:
+    side = self.resolution
+    for _ in range(stage + 2):  # each halving rounds up
+      side = -(-side // 2)
+    return Grid(side, side)
+
+
+class HybridEncoder(nnx.Module):
+  """Convolutions, then a bidirectional stack in each of two stages, and a head.
+
+  Args:
+    variant: a name in `VARIANTS`, or a `HybridVariant`. All arguments but `rngs` are keys of `config.model`.
+    resolution, channels, head: None is the variant's.
+    others: see `architectures.image_encoder.ImageEncoder`.
+  Raises:
+    UserError: naming the key, what was found and what was expected.
+  """
+
+  VARIANTS: ClassVar[dict[str, HybridVariant]] = {}
+  VARIANT = HybridVariant
+  NEEDS = ("image",)
+
+  def __init__(
+    self,
+    rngs: nnx.Rngs,
+    *,
+    variant: str | HybridVariant,
+    resolution: Positive | None = None,
+    channels: Positive | None = None,
+    head: str | dict | None = None,
+    dropout: Rate = 0.0,
+    drop_path: Rate = 0.0,
+    dtype: Dtype = "float32",
+    remat: str | dict = "none",
+    layers: Layers = "scan",
+    pipeline: dict = {},  # noqa: B006 (never written to)
+    design: dict = {},  # noqa: B006
+  ):
+    given = dict(resolution=resolution, channels=channels, head=head)
+    self.variant = variant = chosen(self.VARIANTS, variant, design, **given)
+    self.dtype = jnp.dtype(dtype)
+    options = computed(dropout, remat, layers, pipeline, drop_path)
+    widths = (variant.stem, *variant.widths)
+    norm = functools.partial(variant.design.make_norm, rngs=rngs)
+    mbconv = dict(expansion=variant.expansion, drop_path=drop_path)
+    self.first = Convolution(variant.channels, variant.stem, rngs, stride=2)
+    self.first_norm = norm(variant.stem)
+    self.second = Convolution(variant.stem, variant.stem, rngs)
+    self.convolutions = nnx.List(
+      [
+        MbConv(widths[stage + (block > 0)], widths[stage + 1], norm, rngs, first=block == 0, **mbconv)
+        for stage in (0, 1)
+        for block in range(variant.depths[stage])
+      ]
+    )
+    self.remat = options["remat"]
+    self.third = TransformerStage(widths[2], variant, 2, rngs, options)
+    self.fourth = TransformerStage(widths[3], variant, 3, rngs, options)
+    self.norm = norm(variant.dims.embed)
+    given = dict(rngs=rngs, variant=variant, **options)
+    self.head = slots.make("config.model.head", variant.head, heads, "make", **given)
+
+  def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
+    return self.outputs(batch, key)
+
+  def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
+    """The head's outputs, and auxiliary scalars.
+
+    Args:
+      batch: `image` float32 [B, Y, X, C].
+      key: dropout key, or None for evaluation.
+    """
+    x_BTD, aux = self.encode(batch["image"], subkey(key, 0))
+    return self.head(x_BTD, None, None, subkey(key, 1)) | aux
+
+  def features(self, batch: Batch) -> jax.Array:
+    """float32 [B, D]: what the head classifies."""
+    return self.head.pooled(self.encode(batch["image"])[0]).astype(jnp.float32)
+
+  def encode(self, image_BYXC: jax.Array, key: jax.Array | None = None):
+    """Returns (the cells of the last grid in raster order, [B, T, D]; auxiliary scalars)."""
+    check(image_BYXC, self.variant)
+    x_BYXC = constrain(image_BYXC.astype(self.dtype), "batch", None, None, None)
+    x_BYXC = self.second(gelu(self.first_norm(self.first(x_BYXC))))
+    run = self.remat.wrap(lambda block, x_BYXC, key: block(x_BYXC, key), prevent_cse=True)
+    for number, block in enumerate(self.convolutions):
+      x_BYXC = run(block, x_BYXC, subkey(key, number))
+    x_BYXC, aux = self.third(x_BYXC, subkey(key, len(self.convolutions)))
+    x_BYXC, more = self.fourth(x_BYXC, subkey(key, len(self.convolutions) + 1))
+    x_BTD = self.norm(x_BYXC.reshape(len(x_BYXC), -1, x_BYXC.shape[-1]))
+    return x_BTD, {name: aux.get(name, 0.0) + more.get(name, 0.0) for name in aux | more}
+
+
+class TransformerStage(nnx.Module):
+  """`project(pool(x)) + attention(pool(norm(x)))` and a feed-forward layer, then a stack of usual blocks."""
+
+  def __init__(self, inputs: int, variant: HybridVariant, stage: int, rngs: nnx.Rngs, options: dict):
+    dims, self.grid = variant.dims_of(stage), variant.grid_of(stage)
+    if dims.embed % variant.head_dim:
+      raise UserError(f"config.model.variant.widths: found {dims.embed}, expected a multiple of {variant.head_dim}")
+    common = dict(causal=False, schemes_of=image_positions, grid=self.grid, **options)
+    parts = StackBuilder(variant.design, dims, **common)
+    if type(parts.inputs(rngs).position) is not Position:
+      raise UserError(
+        f"config.model.design.position: found {variant.design.position!r}, expected one between pairs of cells, as"
+        " 'relative_2d', or 'none'"
+      )
+    block, narrow = parts.block(rngs), dataclasses.replace(dims, embed=inputs)
+    entry = StackBuilder(variant.design, narrow, **common).block(rngs).self_attention
+    entry.layer.out = block.self_attention.layer.out
+    self.project = Linear((inputs, dims.embed), ("embed", None), params.fan_in_normal(inputs), rngs, bias=True)
+    self.norm, self.attention, self.mlp = entry.in_norm, entry.layer, block.mlp
+    self.stack = parts.stack(rngs).without(final_norm=Identity()) if dims.layers else None
+    self.drop_path = options["drop_path"]
+
+  def __call__(self, x_BYXC: jax.Array, key: jax.Array | None):
+    """Returns ([B, Y / 2, X / 2, D], auxiliary scalars)."""
+    B, D = len(x_BYXC), self.project.kernel.shape[-1]
+    pos = positions(self.grid.length)
+    context = Context(mask=Mask(pos, pos, aligned=True))
+    entering_BTD = pooled(self.norm(x_BYXC)).reshape(B, self.grid.length, -1)
+    y_BTD, _, _ = self.attention(entering_BTD, context, None, subkey(key, 0))
+    y_BTD = dropout(y_BTD, self.drop_path, subkey(key, 1), broadcast_axes=(-2, -1))
+    x_BTD = per_cell(self.project, pooled(x_BYXC)).reshape(B, -1, D) + y_BTD
+    x_BTD, aux, _ = self.mlp(x_BTD, context, None, subkey(key, 2))
+    if self.stack is not None:
+      x_BTD, more, _ = self.stack(x_BTD, context, key=subkey(key, 3))
+      aux = {name: aux.get(name, 0.0) + more.get(name, 0.0) for name in aux | more}
+    return x_BTD.reshape(B, self.grid.rows, self.grid.columns, D), aux

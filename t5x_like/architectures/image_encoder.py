@@ -1,0 +1,188 @@
+"""The encoder of images: patches, projected and put in a sequence, through the stack that texts go through."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like import slots
+from t5x_like.architectures import heads
+from t5x_like.architectures.architecture import Batch, Dtype, Layers
+from t5x_like.architectures.build import StackBuilder, deepnorm_weights
+from t5x_like.architectures.chosen import chosen, computed
+from t5x_like.architectures.design import Design
+from t5x_like.errors import UserError
+from t5x_like.nn import image_positions, params
+from t5x_like.nn.dims import Dims, subkey
+from t5x_like.nn.evened import encoded
+from t5x_like.nn.image_positions import Grid
+from t5x_like.nn.linear import Linear
+from t5x_like.nn.mask import positions
+from t5x_like.slots import Count, Positive, Rate
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageVariant:
+  """One published size of a family on images.
+
+  Attributes:
+    dims: of its stack.
+    design: of its blocks; `position` is a scheme of `nn.image_positions`.
+    patch: height and width of a patch in pixels.
+    resolution: height and width of the images in pixels.
+    channels: of the images.
+    class_tokens: learned vectors before the patches: 1 in ViT, 2 in DeiT, 0 where patches are averaged.
+    head: one of `architectures.heads`, a name or {"name": …} with its arguments.
+    patch_bias: whether the projection of the patches has a bias.
+  """
+
+  dims: Dims
+  design: Design
+  patch: Positive = 16
+  resolution: Positive = 224
+  channels: Positive = 3
+  class_tokens: Count = 1
+  head: str | dict = "image_classification"
+  patch_bias: bool = True
+
+  @property
+  def grid(self) -> Grid:
+    side = self.resolution // self.patch
+    return Grid(side, side, self.class_tokens)
+
+
+class ImageEncoder(nnx.Module):
+  """A bidirectional stack over patches, and a head.
+
+  Args:
+    variant: a name in `VARIANTS`, or an `ImageVariant`. All arguments but `rngs` are keys of `config.model`.
+    resolution, patch, channels, class_tokens, head: None is the variant's.
+    dropout: rate, wherever the design applies dropout.
+    drop_path: rate at which a sublayer of an image is left out in training (Huang et al. 2016), the same in all layers.
+    dtype, remat, layers, pipeline, design: see `architectures.architecture.Architecture`.
+  Raises:
+    UserError: naming the key, what was found and what was expected.
+  """
+
+  VARIANTS: ClassVar[dict[str, ImageVariant]] = {}
+  VARIANT = ImageVariant
+  NEEDS = ("image",)
+
+  def __init__(
+    self,
+    rngs: nnx.Rngs,
+    *,
+    variant: str | ImageVariant,
+    resolution: Positive | None = None,
+    patch: Positive | None = None,
+    channels: Positive | None = None,
+    class_tokens: Count | None = None,
+    head: str | dict | None = None,
+    dropout: Rate = 0.0,
+    drop_path: Rate = 0.0,
+    dtype: Dtype = "float32",
+    remat: str | dict = "none",
+    layers: Layers = "scan",
+    pipeline: dict = {},  # noqa: B006 (never written to)
+    design: dict = {},  # noqa: B006
+  ):
+    given = dict(resolution=resolution, patch=patch, channels=channels, class_tokens=class_tokens, head=head)
+    self.variant = variant = chosen(self.VARIANTS, variant, design, **given)
+    self.dtype = jnp.dtype(dtype)
+    options = computed(dropout, remat, layers, pipeline, drop_path)
+    self.build(rngs, **options)
+    self.NEEDS = ("image", *getattr(self.head, "places", ()))
+
+  def build(self, rngs: nnx.Rngs, **options) -> None:
+    variant, dims = self.variant, self.variant.dims
+    if variant.resolution % variant.patch:
+      found = f"found {variant.resolution} with patches of {variant.patch}"
+      raise UserError(f"config.model.resolution: {found}, expected a multiple of the patch")
+    init, E = variant.design.table_init(), variant.class_tokens
+    pixels = variant.patch**2 * variant.channels
+    self.patches = Linear(
+      (pixels, dims.embed), (None, "embed"), params.fan_in_normal(pixels), rngs, bias=variant.patch_bias
+    )
+    self.tokens = params.param(rngs, init, (E, dims.embed), (None, "embed")) if E else None
+    deepnorm = deepnorm_weights(dims.layers, 0)["encoder"]
+    parts = StackBuilder(
+      variant.design, dims, causal=False, deepnorm=deepnorm, schemes_of=image_positions, grid=variant.grid, **options
+    )
+    self.inputs = parts.inputs(rngs)
+    self.encoder = parts.stack(rngs)
+    given = dict(rngs=rngs, variant=variant, **options)
+    self.head = slots.make("config.model.head", variant.head, heads, "make", **given)
+
+  def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
+    return self.outputs(batch, key)
+
+  def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
+    """The head's outputs, and auxiliary scalars.
+
+    Args:
+      batch: `image` float32 [B, Y, X, C]; `visible_patches` and `masked_patches`, int32 [B, K] and [B, M], for a head
+        that puts back the patches that were not encoded; `patch_sources` int32 [B, T] for one whose patches are
+        corrupted.
+      key: dropout key, or None for evaluation.
+    """
+    places = {name: batch[name] for name in getattr(self.head, "places", ())}
+    change = getattr(self.head, "corrupted", None)
+    if change is not None:
+      change = functools.partial(change, sources_BT=places["patch_sources"])
+    x_BTD, aux = self.encode(batch["image"], subkey(key, 0), places.get("visible_patches"), change)
+    return self.head(x_BTD, None, None, subkey(key, 1), **places) | aux
+
+  def features(self, batch: Batch) -> jax.Array:
+    """float32 [B, D]: what the head classifies."""
+    return self.head.pooled(self.encode(batch["image"])[0]).astype(jnp.float32)
+
+  def encode(
+    self,
+    image_BYXC: jax.Array,
+    key: jax.Array | None = None,
+    kept_BK: jax.Array | None = None,
+    change: Callable[[jax.Array], jax.Array] | None = None,
+  ):
+    """Returns (hidden states [B, E + K, D] of the class tokens and the patches, auxiliary scalars).
+
+    Args:
+      kept_BK: int32, the numbers of the patches to encode; None is all of them, in raster order.
+      change: of the projected patches [B, T, D], before they have positions.
+    """
+    x_BTD = self.patches(patchified(image_BYXC, self.variant).astype(self.dtype))
+    x_BTD = x_BTD if change is None else change(x_BTD)
+    B, E, pos = len(x_BTD), self.variant.class_tokens, positions(self.variant.grid.length)
+    if kept_BK is not None:
+      x_BTD = jnp.take_along_axis(x_BTD, kept_BK[..., None], axis=1)
+      pos = jnp.concatenate([jnp.broadcast_to(pos[:, :E], (B, E)), kept_BK + E], axis=1)
+    if self.tokens is not None:
+      tokens_BED = jnp.broadcast_to(self.tokens[...].astype(self.dtype), (B, E, x_BTD.shape[-1]))
+      x_BTD = jnp.concatenate([tokens_BED, x_BTD], axis=1)
+    x_BTD = self.inputs(x_BTD, pos, None, subkey(key, 0))
+    return encoded(self.encoder, x_BTD, pos, subkey(key, 1), aligned=kept_BK is None)
+
+
+def patchified(image_BYXC: jax.Array, variant: ImageVariant) -> jax.Array:
+  """[B, patches, P * P * C]: patches in raster order, their pixels by row, column and channel, and zeros where an image
+  ends before its last patch does. Raises as `check`."""
+  check(image_BYXC, variant)
+  B, P, grid = len(image_BYXC), variant.patch, variant.grid
+  below, right = (cells * P - variant.resolution for cells in (grid.rows, grid.columns))
+  x = jnp.pad(image_BYXC, ((0, 0), (0, below), (0, right), (0, 0)))
+  x = x.reshape(B, grid.rows, P, grid.columns, P, variant.channels)
+  return jnp.transpose(x, (0, 1, 3, 2, 4, 5)).reshape(B, grid.patches, -1)
+
+
+def check(image_BYXC: jax.Array, variant: ImageVariant) -> None:
+  """Raises a `UserError` for images that are not those that a model is for."""
+  expected = (variant.resolution, variant.resolution, variant.channels)
+  if image_BYXC.shape[1:] != expected:
+    key = "channels" if image_BYXC.shape[1:3] == expected[:2] else "resolution"
+    raise UserError(
+      f"config.model.{key}: the model is for images of {list(expected)}, found {list(image_BYXC.shape[1:])} (height,"
+      f" width, channels); set config.model.{key} and config.task.{key} alike"
+    )

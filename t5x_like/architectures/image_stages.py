@@ -1,0 +1,166 @@
+"""Encoders of images in stages, each with half as many rows and columns of tokens as the one before, and wider ones."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like import slots
+from t5x_like.architectures import heads
+from t5x_like.architectures.build import StackBuilder
+from t5x_like.architectures.design import Design
+from t5x_like.architectures.image_encoder import ImageEncoder
+from t5x_like.errors import UserError
+from t5x_like.nn import image_positions
+from t5x_like.nn.block import collect
+from t5x_like.nn.dims import Dims, subkey
+from t5x_like.nn.embed import Inputs
+from t5x_like.nn.image_positions import Grid
+from t5x_like.nn.layer import Context, Layer
+from t5x_like.nn.mask import Mask, positions
+from t5x_like.nn.norm import Identity
+from t5x_like.nn.remat import Remat
+from t5x_like.nn.stack import Stack
+from t5x_like.parallel.constrain import constrain
+from t5x_like.slots import Count, Positive
+
+
+@dataclasses.dataclass(frozen=True)
+class StagedVariant:
+  """One published size of a family in stages.
+
+  Attributes:
+    embed: width of the first stage; each stage is twice as wide as the one before.
+    depths, heads: layers and heads of each stage.
+    design: of its blocks.
+    patch: pixels from one patch to the next.
+    resolution, channels: of the images; what is no multiple of the patch gets zeros on the right and at the bottom.
+    mlp_ratio: width of a feed-forward layer in widths of its stage.
+    head: one of `architectures.heads`, a name or {"name": …} with its arguments.
+    class_tokens: none.
+  """
+
+  embed: Positive
+  depths: tuple[Positive, ...]
+  heads: tuple[Positive, ...]
+  design: Design
+  patch: Positive = 4
+  resolution: Positive = 224
+  channels: Positive = 3
+  mlp_ratio: float = 4.0
+  head: str | dict = "image_classification"
+  class_tokens: Count = 0
+
+  def __post_init__(self):
+    if len(self.heads) != len(self.depths):
+      found = f"found {len(self.heads)} for {len(self.depths)} stages"
+      raise UserError(f"config.model.variant.heads: {found}, expected one number for each")
+    if self.class_tokens:
+      raise UserError(f"config.model.class_tokens: found {self.class_tokens}, models in stages have none; leave it out")
+
+  @property
+  def stages(self) -> tuple[Dims, ...]:
+    """The sizes of each stage."""
+    widths = [self.embed << n for n in range(len(self.depths))]
+    return tuple(
+      Dims(D, N, N, D // N, int(D * self.mlp_ratio), L) for D, N, L in zip(widths, self.heads, self.depths, strict=True)
+    )
+
+  @property
+  def dims(self) -> Dims:
+    """Those of the last stage, which the head reads."""
+    return self.stages[-1]
+
+  @property
+  def grids(self) -> tuple[Grid, ...]:
+    """The grid of each stage."""
+    found = [Grid(-(-self.resolution // self.patch), -(-self.resolution // self.patch))]
+    while len(found) < len(self.depths):
+      found.append(found[-1].coarser(2))
+    return tuple(found)
+
+  @property
+  def grid(self) -> Grid:
+    """That of the patches."""
+    return self.grids[0]
+
+  def places(self, stage: int) -> tuple[float, ...]:
+    """How deep the layers of a stage lie among all, from 0 to 1."""
+    first, last = sum(self.depths[:stage]), max(sum(self.depths) - 1, 1)
+    return tuple((first + n) / last for n in range(self.depths[stage]))
+
+
+class Stage(nnx.Module):
+  """What makes a stage's tokens of those of the one before, if anything does, and the blocks, if there are more.
+
+  Args:
+    place: how deep the entry lies, from 0 to 1.
+    length: of the sequences that positions shared by the stack are for.
+  """
+
+  def __init__(self, entry: Layer | None, stack: Stack | None, *, remat: Remat, place: float, length: int):
+    self.entry, self.stack = entry, stack
+    self.remat, self.place, self.length = remat, place, length
+
+  def __call__(self, x_BTD: jax.Array, key: jax.Array | None) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Returns ([B, T / 4, 2 D], auxiliary scalars), in the first stage [B, T, D]."""
+    pos, aux = positions(self.length), {}
+    context = Context(mask=Mask(pos, pos, aligned=True), depth=jnp.full((1,), self.place))
+
+    def enter(entry, x_BTD, key):
+      return entry(x_BTD, context, None, key)[:2]
+
+    if self.entry is not None:
+      x_BTD, more = self.remat.wrap(enter, prevent_cse=True)(self.entry, x_BTD, subkey(key, 0))
+      collect(aux, "entry", more)
+    x_BTD = constrain(x_BTD, "batch", "residual_length", "activation_embed")
+    if self.stack is not None:
+      x_BTD, more, _ = self.stack(x_BTD, context, key=subkey(key, 1))
+      collect(aux, "stack", more)
+    return x_BTD, aux
+
+
+class StagedEncoder(ImageEncoder):
+  """Patches, stages of bidirectional blocks, a norm and a head, which reads the mean of the last stage's tokens.
+
+  Arguments are those of every encoder of images; `drop_path` is the rate of the last layer, to which it grows linearly
+  from 0 in the first. Families define `patches_of` and `stage_of`.
+  """
+
+  VARIANTS: ClassVar[dict[str, StagedVariant]] = {}
+  VARIANT = StagedVariant
+  INPUTS: ClassVar[type[Inputs]] = Inputs
+
+  def patches_of(self, rngs: nnx.Rngs) -> nnx.Module:
+    """Makes what is called with images [B, Y, X, C] and returns patches [B, T, D]."""
+    raise TypeError(f"{type(self).__name__} must define `patches_of`")
+
+  def stage_of(self, number: int, rngs: nnx.Rngs, options: dict) -> Stage:
+    """Makes a stage, from 0; `options` go to `StackBuilder`."""
+    raise TypeError(f"{type(self).__name__} must define `stage_of`")
+
+  def input_design(self) -> Design:
+    return self.variant.design
+
+  def build(self, rngs: nnx.Rngs, **options) -> None:
+    variant, design = self.variant, self.variant.design
+    self.patches = self.patches_of(rngs)
+    given = dict(causal=False, schemes_of=image_positions, grid=variant.grid, dropout_rate=options["dropout_rate"])
+    self.inputs = StackBuilder(self.input_design(), variant.stages[0], **given).inputs(rngs, kind=self.INPUTS)
+    for number in range(len(variant.depths)):
+      setattr(self, f"stage_{number + 1}", self.stage_of(number, rngs, options))
+    self.final_norm = design.make_norm(variant.dims.embed, rngs) if design.final_norm else Identity()
+    self.head = slots.make("config.model.head", variant.head, heads, "make", rngs=rngs, variant=variant, **options)
+    if getattr(self.head, "places", ()):
+      raise UserError(f"config.model.head: found {variant.head!r}, which puts patches back; models in stages lose them")
+
+  def encode(self, image_BYXC: jax.Array, key: jax.Array | None = None, kept_BK: None = None, change: None = None):
+    """Returns (the last stage's tokens [B, T, D], auxiliary scalars)."""
+    aux = {}
+    x_BTD = self.inputs(self.patches(image_BYXC.astype(self.dtype)), positions(self.variant.grid.length), None, key)
+    for number in range(len(self.variant.depths)):
+      x_BTD, more = getattr(self, f"stage_{number + 1}")(x_BTD, subkey(key, 1 + number))
+      collect(aux, f"stage_{number + 1}", more)
+    return self.final_norm(x_BTD), aux

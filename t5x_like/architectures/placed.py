@@ -1,0 +1,60 @@
+"""Attention that adds vectors of places to queries and keys, but not to values (Carion et al. 2020, figure 10)."""
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.architectures.build import StackBuilder
+from t5x_like.nn import attention
+from t5x_like.nn.attention import Attention
+from t5x_like.nn.layer import Context
+from t5x_like.nn.stack import Stack
+
+_TEMPERATURE, _SCALE, _EPSILON = 10_000, 6.283185307179586, 1e-6
+
+
+class SelfAttention(attention.SelfAttention):
+  """Among the vectors of a stack; `context.places` are theirs."""
+
+  def __call__(self, x_BTD: jax.Array, context: Context, cache: None, key: jax.Array | None):
+    placed_BTD, mask = x_BTD + context.places, context.mask
+    kv = self.keys_and_values(self.key(placed_BTD), self.value(x_BTD), mask.q_pos)
+    return self.attend(self.core, self.query(placed_BTD), *kv, mask, context.bias, key), {}, cache
+
+
+class CrossAttention(attention.CrossAttention):
+  """From a decoder, whose places are `context.places`, to the encoder's output, whose are `context.memory_places`."""
+
+  def __call__(self, x_BTD: jax.Array, context: Context, cache: None, key: jax.Array | None):
+    memory_BSD, mask = context.memory, context.memory_mask
+    kv = self.keys_and_values(self.key(memory_BSD + context.memory_places), self.value(memory_BSD), mask.k_pos)
+    return self.attend(self.core, self.query(x_BTD + context.places), *kv, mask, None, key), {}, cache
+
+
+class PlacedBuilder(StackBuilder):
+  """Builds stacks with these attentions. As in DETR, no dropout follows the last block."""
+
+  def stack(self, rngs) -> Stack:
+    return super().stack(rngs).without(dropout_rate=0.0)
+
+  def _attention(self, kind: type[Attention], rngs, turn: int | None = None) -> Attention:
+    return super()._attention(SelfAttention if kind is attention.SelfAttention else CrossAttention, rngs, turn)
+
+
+def sines(valid_BYX: jax.Array, width: int) -> jax.Array:
+  """Sines and cosines of the row and the column, as shares of the part that is image, float32 [B, Y * X, width].
+
+  The first half of the channels is for the row; in each half sine and cosine take turns (Carion et al. 2020, appendix
+  A.4, as in the authors' code).
+
+  Args:
+    valid_BYX: bool, which places are image and not padding.
+  """
+  frequency = _TEMPERATURE ** (-(jnp.arange(width // 2) // 2 * 2) / (width / 2))
+  real_BYX = valid_BYX.astype(jnp.float32)
+  halves = []
+  for axis in (1, 2):
+    count = jnp.cumsum(real_BYX, axis=axis)
+    share = count / (jax.lax.index_in_dim(count, -1, axis) + _EPSILON) * _SCALE
+    angles = share[..., None] * frequency
+    halves.append(jnp.where(jnp.arange(width // 2) % 2, jnp.cos(angles), jnp.sin(angles)))
+  return jnp.concatenate(halves, axis=-1).reshape(len(valid_BYX), -1, width)

@@ -1,0 +1,141 @@
+"""Attention among queries, keys and values that are pooled on their grid (MViT v2), and what is pooled beside it."""
+
+import dataclasses
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.architectures.build import StackBuilder
+from t5x_like.architectures.design import Design
+from t5x_like.nn import params
+from t5x_like.nn.attention import Attention
+from t5x_like.nn.block import Block, Residual
+from t5x_like.nn.dims import subkey
+from t5x_like.nn.image_positions import Grid
+from t5x_like.nn.layer import Context
+from t5x_like.nn.linear import Linear, together
+from t5x_like.nn.mask import Mask, positions
+from t5x_like.nn.norm import LayerScale
+from t5x_like.nn.remat import named
+
+SIZE = 3  # rows and columns of what is pooled
+
+
+class Pool(nnx.Module):
+  """A convolution of each channel by itself, the same for all heads, and a norm over the head width.
+
+  Args:
+    grid: of the tokens, in raster order.
+    stride: of the convolution, whose kernel has 3 x 3 weights for each of `width` channels.
+  """
+
+  def __init__(self, grid: Grid, stride: int, width: int, rngs: nnx.Rngs, *, norm: nnx.Module):
+    self.kernel = params.param(rngs, params.fan_in_normal(SIZE**2), (SIZE, SIZE, width), (None, None, None))
+    self.norm = norm
+    self.grid, self.stride = grid, stride
+
+  def __call__(self, x_BTNH: jax.Array) -> jax.Array:
+    """[B, T / stride², N, H]. A sum of shifted grids, which needs no transposition and leaves heads where they are."""
+    B, _, *heads = x_BTNH.shape
+    x = x_BTNH.astype(jnp.float32).reshape(B, self.grid.rows, self.grid.columns, *heads)
+    x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0), (0, 0)))
+    coarse, s, kernel = self.grid.coarser(self.stride), self.stride, self.kernel[...]
+    rows, columns = s * (coarse.rows - 1) + 1, s * (coarse.columns - 1) + 1
+    cells = ((i, j) for i in range(SIZE) for j in range(SIZE))
+    y = sum(kernel[i, j] * x[:, i : i + rows : s, j : j + columns : s] for i, j in cells)
+    return self.norm(y.reshape(B, coarse.patches, *heads)).astype(x_BTNH.dtype)
+
+
+class PoolingAttention(Attention):
+  """Multi-head pooling attention with residual pooling (Li et al. 2022, https://arxiv.org/abs/2112.01526, section 4.1).
+
+  Args:
+    cells: the grid of the tokens.
+    q_stride, kv_stride: by which queries, and keys and values, are pooled.
+    design: whose norm follows each pooling.
+  """
+
+  place = "attention_core"
+
+  def __init__(self, dims, rngs, *, cells: Grid, q_stride: int, kv_stride: int, design: Design, **options):
+    super().__init__(dims, rngs, **options)
+    pool = lambda stride: Pool(cells, stride, dims.head_dim, rngs, norm=design.make_norm(dims.head_dim, rngs))  # noqa: E731
+    self.pool_query, self.pool_key, self.pool_value = pool(q_stride), pool(kv_stride), pool(kv_stride)
+
+  def __call__(self, x_BTD: jax.Array, context: Context, cache, key: jax.Array | None):
+    """Returns ([B, T / q_stride², D], {}, None)."""
+    q, k, v = together((self.query, self.key, self.value), x_BTD)
+    q_BTNH = named(self.q_norm(self.pool_query(self._heads(q, "activation_heads"))), "query")
+    k_BSKH = named(self.k_norm(self.pool_key(self._heads(k, "activation_kv_heads"))), "key")
+    v_BSKH = named(self.pool_value(self._heads(v, "activation_kv_heads")), "value")
+    mask = Mask(positions(q_BTNH.shape[1]), positions(k_BSKH.shape[1]))
+    options = dict(scale=self.scale, softcap=self.softcap, dropout_rate=self.dropout_rate, key=subkey(key, 0))
+    with jax.named_scope("attention"):
+      o_BTNH = self.core(q_BTNH, k_BSKH, v_BSKH, mask, None, self.position, place=self.place, **options)
+    o_BTNH = named(o_BTNH + q_BTNH, "context")
+    return named(self.out(o_BTNH.reshape(*o_BTNH.shape[:2], -1)), "attention_out"), {}, None
+
+
+class PoolingResidual(Residual):
+  """A residual layer that makes the grid coarser and the tokens wider: what it is added to is the normalised input,
+  through a linear layer and max-pooled."""
+
+  def __init__(self, layer, *, shortcut: Linear, cells: Grid, stride: int, **options):
+    super().__init__(layer, **options)
+    self.shortcut = shortcut
+    self.cells, self.stride = cells, stride
+
+  def __call__(self, x_BTD: jax.Array, context: Context, cache, key: jax.Array | None):
+    x_BTD = self.in_norm(x_BTD)
+    y_BTD, aux, _ = self.layer(x_BTD, context, None, subkey(key, 0))
+    x_BTD = max_pooled(self.shortcut(x_BTD), self.cells, self.stride)
+    return x_BTD + self.dropped(self.res_norm(y_BTD), context, key), aux, None
+
+
+def max_pooled(x_BTD: jax.Array, grid: Grid, stride: int) -> jax.Array:
+  """[B, T / stride², D]: the largest of each 3 x 3 cells of the grid."""
+  B, _, D = x_BTD.shape
+  x_BYXD = x_BTD.reshape(B, grid.rows, grid.columns, D)
+  one = ((0, 0), (1, 1), (1, 1), (0, 0))
+  lowest = -jnp.inf if x_BTD.dtype == jnp.float32 else jnp.finfo(x_BTD.dtype).min
+  found = jax.lax.reduce_window(x_BYXD, lowest, jax.lax.max, (1, SIZE, SIZE, 1), (1, stride, stride, 1), one)
+  return found.reshape(B, -1, D)
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolingBuilder(StackBuilder):
+  """Builds blocks with pooling attention; `grid` is that of queries and `key_grid` that of keys, after pooling.
+
+  Attributes:
+    cells: the grid of the tokens.
+    q_stride, kv_stride: see `PoolingAttention`.
+    width: of the tokens, if it is not that of the result.
+  """
+
+  cells: Grid = Grid(0, 0)
+  q_stride: int = 1
+  kv_stride: int = 1
+  width: int | None = None
+
+  def _attention(self, kind: type[Attention], rngs: nnx.Rngs, turn: int | None = None) -> Attention:
+    given = dict(cells=self.cells, q_stride=self.q_stride, kv_stride=self.kv_stride, design=self.design)
+    return super()._attention(partial(PoolingAttention, width=self.width, **given), rngs, turn)
+
+  def entry(self, rngs: nnx.Rngs) -> Block:
+    """The block that begins a stage: its attention pools queries, and its tokens are wider than those it is given."""
+    width, D = self.width, self.dims.embed
+    shortcut = Linear((width, D), ("embed", None), self.design.kernel_init(width), rngs, bias=True)
+    initial = self.design.layer_scale
+    attention = PoolingResidual(
+      self._attention(PoolingAttention, rngs, 0),
+      res_norm=None if initial is None else LayerScale(D, rngs, initial=initial),
+      in_norm=self.design.make_norm(width, rngs),
+      shortcut=shortcut,
+      cells=self.cells,
+      stride=self.q_stride,
+      dropout_rate=self.dropout_rate,
+      drop_path=self.drop_path,
+    )
+    return Block(self_attention=attention, mlp=self._residual(self._mlp(rngs, False), rngs))

@@ -1,0 +1,80 @@
+"""The encoder of images with pooling attention: Multiscale Vision Transformers."""
+
+import dataclasses
+
+import jax
+from flax import nnx
+
+from t5x_like.architectures.image_encoder import check
+from t5x_like.architectures.image_stages import Stage, StagedEncoder, StagedVariant
+from t5x_like.architectures.pooling import PoolingBuilder
+from t5x_like.errors import UserError
+from t5x_like.nn import image_positions, params
+from t5x_like.nn.norm import Identity
+from t5x_like.slots import Positive
+
+
+@dataclasses.dataclass(frozen=True)
+class PoolingVariant(StagedVariant):
+  """Attributes:
+  patch_size: rows and columns of a patch, more than `patch`, so that patches overlap.
+  kv_stride: by which keys and values are pooled in the first stage; half of it in each stage after, at least 1.
+  """
+
+  patch_size: Positive = 7
+  kv_stride: Positive = 4
+
+
+class OverlappingPatches(nnx.Module):
+  """Patches of images, projected: a convolution with as many zeros around an image as there are cells before a patch's
+  middle."""
+
+  def __init__(self, variant: PoolingVariant, rngs: nnx.Rngs):
+    size, pixels = variant.patch_size, variant.patch_size**2 * variant.channels
+    shape, axes = (size, size, variant.channels, variant.embed), (None, None, None, "embed")
+    self.kernel = params.param(rngs, params.fan_in_normal(pixels), shape, axes)
+    self.bias = params.param(rngs, params.zeros, shape[-1:], axes[-1:])
+    self.variant = variant
+
+  def __call__(self, image_BYXC: jax.Array) -> jax.Array:
+    variant, (Y, X) = self.variant, image_BYXC.shape[1:3]
+    check(image_BYXC, variant)
+    before, last = variant.patch_size // 2, (variant.grid.rows - 1) * variant.patch + variant.patch_size
+    around = [(before, max(0, last - before - side)) for side in (Y, X)]
+    strides, names = (variant.patch, variant.patch), ("NHWC", "HWIO", "NHWC")
+    kernel = self.kernel[...].astype(image_BYXC.dtype)
+    x = jax.lax.conv_general_dilated(image_BYXC, kernel, strides, around, dimension_numbers=names)
+    return x.reshape(len(x), variant.grid.patches, -1) + self.bias[...].astype(x.dtype)
+
+
+class PoolingEncoder(StagedEncoder):
+  """Stages of blocks with pooling attention, the first block of each but the first stage making the grid coarser."""
+
+  VARIANT = PoolingVariant
+
+  def __init__(self, rngs: nnx.Rngs, *, variant: str | PoolingVariant, **options):
+    super().__init__(rngs, variant=variant, **options)
+
+  def patches_of(self, rngs: nnx.Rngs) -> OverlappingPatches:
+    design = self.variant.design
+    if design.norm_position != "pre":
+      found = f"found {design.norm_position!r}"
+      raise UserError(f"config.model.design.norm_position: {found}, expected 'pre' where blocks make the grid coarser")
+    return OverlappingPatches(self.variant, rngs)
+
+  def stage_of(self, number: int, rngs: nnx.Rngs, options: dict) -> Stage:
+    variant, dims, grid = self.variant, self.variant.stages[number], self.variant.grids[number]
+    places, kv_stride = variant.places(number), max(variant.kv_stride >> number, 1)
+    given = dict(causal=False, schemes_of=image_positions, grid=grid, kv_stride=kv_stride, **options)
+    entry = None
+    if number:
+      before, width = variant.grids[number - 1], variant.stages[number - 1].embed
+      pooled = dict(cells=before, key_grid=before.coarser(kv_stride), q_stride=2, width=width)
+      entry = PoolingBuilder(variant.design, dims, **pooled, **given).entry(rngs)
+    rest, stack = places[1:] if number else places, None
+    if rest:
+      layers = dataclasses.replace(dims, layers=len(rest))
+      same = dict(cells=grid, key_grid=grid.coarser(kv_stride), depths=rest)
+      stack = PoolingBuilder(variant.design, layers, **same, **given).stack(rngs)
+      stack = stack.without(final_norm=Identity(), dropout_rate=0.0)  # the whole model has one
+    return Stage(entry, stack, remat=options["remat"], place=places[0], length=grid.patches)

@@ -1,0 +1,140 @@
+"""The encoder of images that attends within windows: Swin Transformers, of both versions."""
+
+import dataclasses
+from typing import Literal
+
+import jax
+from flax import nnx
+
+from t5x_like import slots
+from t5x_like.architectures.chosen import chosen
+from t5x_like.architectures.design import Design
+from t5x_like.architectures.image_encoder import patchified
+from t5x_like.architectures.image_stages import Stage, StagedEncoder, StagedVariant
+from t5x_like.architectures.windows import Merging, WindowStack
+from t5x_like.errors import UserError
+from t5x_like.nn import image_positions
+from t5x_like.nn.embed import Inputs
+from t5x_like.nn.image_positions import Grid
+from t5x_like.nn.linear import Linear
+from t5x_like.nn.norm import Identity
+from t5x_like.slots import Positive
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowVariant(StagedVariant):
+  """Attributes:
+  window: rows and columns of a window; a stage with a smaller grid has one window of that size.
+  patch_position: one of `nn.image_positions` that is added to the patches, besides the design's within windows; "none"
+    in published models. "learned_1d" is the absolute position embedding of Liu et al. 2021 (arXiv:2103.14030), table 4.
+  pretrained_windows: of each stage, the window that its positions were first trained on (`log_cpb`), or 0.
+  rounding: of halved rows and columns where they limit a window; tokens are as many as with "up".
+  """
+
+  window: Positive = 7
+  patch_position: str | dict = "none"
+  pretrained_windows: tuple[int, ...] = ()
+  rounding: Literal["up", "down"] = "up"
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.pretrained_windows and len(self.pretrained_windows) != len(self.depths):
+      found = f"found {len(self.pretrained_windows)} for {len(self.depths)} stages"
+      raise UserError(f"config.model.pretrained_windows: {found}, expected one number for each, or none")
+
+  def window_of(self, stage: int) -> tuple[int, int]:
+    """The window of a stage, and by how much every second layer's is shifted."""
+    window, side = self.window, self.grids[stage].rows
+    if self.rounding == "down":
+      side = max(1, self.resolution // self.patch >> stage)
+    return (window, window // 2) if window < side else (side, 0)
+
+
+class Patches(Linear):
+  """Patches of images, projected."""
+
+  def __init__(self, variant: WindowVariant, rngs: nnx.Rngs):
+    pixels = variant.patch**2 * variant.channels
+    super().__init__((pixels, variant.embed), (None, "embed"), variant.design.kernel_init(pixels), rngs, bias=True)
+    self.variant = variant
+
+  def __call__(self, image_BYXC: jax.Array) -> jax.Array:
+    return super().__call__(patchified(image_BYXC, self.variant))
+
+
+class NormFirst(Inputs):
+  """As `Inputs`, but positions are added to what the norm returns, as in Swin Transformers."""
+
+  def placed(self, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
+    return self.position.embed(self.norm(x_BTD), pos_BT)
+
+
+class WindowEncoder(StagedEncoder):
+  """Stages of layers that attend within windows, and patch merging between them.
+
+  Args:
+    window, patch_position, pretrained_windows: None is the variant's.
+  """
+
+  VARIANT = WindowVariant
+  INPUTS = NormFirst
+  EDGE_EPSILON = 1e-5  # of the norms of patches, in the authors' code and in every published model
+
+  def __init__(
+    self,
+    rngs: nnx.Rngs,
+    *,
+    variant: str | WindowVariant,
+    window: Positive | None = None,
+    patch_position: str | dict | None = None,
+    pretrained_windows: tuple[int, ...] | None = None,
+    **options,
+  ):
+    given = dict(window=window, patch_position=patch_position, pretrained_windows=pretrained_windows)
+    variant = chosen(self.VARIANTS, variant, **given)
+    super().__init__(rngs, variant=variant, **options)
+
+  def input_design(self) -> Design:
+    design, position = self.variant.design, self.variant.patch_position
+    return dataclasses.replace(design, norm_epsilon=self.EDGE_EPSILON, position=position)
+
+  def patches_of(self, rngs: nnx.Rngs) -> Patches:
+    variant = self.variant
+    if variant.grid.rows < variant.window:
+      found = f"images of {variant.resolution} pixels have {variant.grid.rows} patches of {variant.patch} in a row"
+      raise UserError(f"config.model.window: {found}, expected at least the window's {variant.window}")
+    return Patches(variant, rngs)
+
+  def stage_of(self, number: int, rngs: nnx.Rngs, options: dict) -> Stage:
+    variant, (window, shift) = self.variant, self.variant.window_of(number)
+    dims, grid, places = variant.stages[number], variant.grids[number], variant.places(number)
+    stack = WindowStack(
+      self._design(number),
+      dims,
+      causal=False,
+      schemes_of=image_positions,
+      grid=Grid(window, window),
+      cells=grid,
+      shift=shift,
+      depths=places,
+      **options,
+    ).stack(rngs)
+    stack = stack.without(final_norm=Identity(), dropout_rate=0.0)  # the whole model has one
+    entry = self._merging(number, rngs) if number else None
+    return Stage(entry, stack, remat=options["remat"], place=places[0], length=window**2)
+
+  def _design(self, number: int) -> Design:
+    """The design of a stage, with the window that its positions were first trained on."""
+    design, pretrained = self.variant.design, self.variant.pretrained_windows
+    name, arguments = slots.split("config.model.design.position", design.position)
+    if not pretrained or name != "log_cpb":
+      return design
+    return dataclasses.replace(design, position={"name": name, **arguments, "pretrained": pretrained[number]})
+
+  def _merging(self, number: int, rngs: nnx.Rngs) -> Merging:
+    variant, design = self.variant, self.input_design()
+    before, after = variant.stages[number - 1].embed, variant.stages[number].embed
+    first = design.norm_position != "res_post"
+    norm = design.make_norm(4 * before if first else after, rngs)
+    init = design.kernel_init(4 * before)
+    return Merging(variant.grids[number - 1], before, after, rngs, init=init, norm=norm, norm_first=first)

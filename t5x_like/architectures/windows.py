@@ -1,0 +1,109 @@
+"""Attention within windows of a grid, every second layer's shifted by half a window (Liu et al. 2021)."""
+
+import dataclasses
+from functools import cached_property, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from t5x_like.architectures.build import StackBuilder
+from t5x_like.nn.attention import Attention, SelfAttention
+from t5x_like.nn.image_positions import Grid
+from t5x_like.nn.layer import Context, Layer
+from t5x_like.nn.linear import Linear
+from t5x_like.nn.mask import Mask, positions
+
+
+class WindowAttention(SelfAttention):
+  """Self-attention among the cells of one window.
+
+  A grid that is no multiple of the window gets zeros on the right and at the bottom, which are seen like other cells,
+  as in the authors' code. A shifted window is one of the grid rolled up and to the left; cells that meet in it only
+  because the grid was rolled do not see each other (https://arxiv.org/abs/2103.14030, section 3.2, figure 4).
+
+  Args:
+    grid: of the tokens, in raster order.
+    side: rows and columns of a window.
+    shift: by how many rows and columns windows are moved; 0 for none.
+  """
+
+  def __init__(self, *args, grid: Grid, side: int, shift: int, **options):
+    super().__init__(*args, **options)
+    self.grid, self.side, self.shift = grid, side, shift
+
+  def __call__(self, x_BTD: jax.Array, context: Context, cache, key: jax.Array | None):
+    x_BYXD = x_BTD.reshape(len(x_BTD), self.grid.rows, self.grid.columns, -1)
+    below, right = (-cells % self.side for cells in (self.grid.rows, self.grid.columns))
+    x_BYXD = jnp.pad(x_BYXD, ((0, 0), (0, below), (0, right), (0, 0)))
+    shape = x_BYXD.shape
+    windows = split(jnp.roll(x_BYXD, (-self.shift, -self.shift), (1, 2)), self.side)
+    context = dataclasses.replace(context, mask=self.mask(len(x_BTD), *shape[1:3]))
+    y, aux, _ = super().__call__(windows, context, None, key)
+    y_BYXD = jnp.roll(joined(y, shape, self.side), (self.shift, self.shift), (1, 2))
+    return y_BYXD[:, : self.grid.rows, : self.grid.columns].reshape(x_BTD.shape), aux, None
+
+  def mask(self, batch: int, rows: int, columns: int) -> Mask:
+    """Of all windows of a batch: the parts of the grid that a shifted window brings together are segments."""
+    pos = positions(self.side**2)
+    if not self.shift:
+      return Mask(pos, pos)
+    part_y, part_x = (np.arange(n) >= n - self.shift for n in (rows, columns))
+    parts_YX = 2 * part_y[:, None] + part_x
+    segments = split(parts_YX[None, :, :, None].astype(np.int32), self.side)[..., 0]
+    segments = jnp.tile(jnp.asarray(segments), (batch, 1))
+    return Mask(pos, pos, segments, segments)
+
+
+def split(x_BYXD, window: int):
+  """[B, Y, X, D] -> [B * windows, window * window, D], windows and their cells in raster order."""
+  B, Y, X, D = x_BYXD.shape
+  x = x_BYXD.reshape(B, Y // window, window, X // window, window, D)
+  return x.transpose(0, 1, 3, 2, 4, 5).reshape(-1, window * window, D)
+
+
+def joined(x: jax.Array, shape: tuple[int, int, int, int], window: int) -> jax.Array:
+  """The inverse of `split`, for a grid of this shape."""
+  B, Y, X, D = shape
+  x = x.reshape(B, Y // window, X // window, window, window, D)
+  return x.transpose(0, 1, 3, 2, 4, 5).reshape(shape)
+
+
+class Merging(Layer):
+  """Each square of four cells becomes one of another width: their vectors side by side, column by column, through a
+  linear layer, normalised before or after it. An odd grid gets zeros on the right and at the bottom."""
+
+  def __init__(self, grid: Grid, width: int, out: int, rngs: nnx.Rngs, *, init, norm, norm_first: bool):
+    self.linear = Linear((4 * width, out), ("embed", None), init, rngs)
+    self.norm, self.norm_first = norm, norm_first
+    self.grid = grid
+
+  def __call__(self, x_BTD: jax.Array, context, cache, key):
+    (B, _, D), (Y, X) = x_BTD.shape, (self.grid.rows, self.grid.columns)
+    x = jnp.pad(x_BTD.reshape(B, Y, X, D), ((0, 0), (0, Y % 2), (0, X % 2), (0, 0)))
+    x = x.reshape(B, -(-Y // 2), 2, -(-X // 2), 2, D).transpose(0, 1, 3, 4, 2, 5).reshape(B, -1, 4 * D)
+    x = self.linear(self.norm(x)) if self.norm_first else self.norm(self.linear(x))
+    return x, {}, None
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowStack(StackBuilder):
+  """Builds a stack whose layers attend within windows, by turns regular and shifted; `grid` is that of a window.
+
+  Attributes:
+    cells: the grid of the stack's tokens.
+    shift: of every second layer.
+  """
+
+  cells: Grid = Grid(0, 0)
+  shift: int = 0
+
+  @cached_property
+  def period(self) -> int:
+    return 2 if self.dims.layers % 2 == 0 else self.dims.layers
+
+  def _attention(self, kind: type[Attention], rngs: nnx.Rngs, turn: int | None = None) -> Attention:
+    shift = self.shift if turn % 2 else 0
+    made = partial(WindowAttention, grid=self.cells, side=self.grid.rows, shift=shift)
+    return super()._attention(made, rngs, turn)

@@ -1,0 +1,9 @@
+"""Generation from decoders and encoder-decoders: a compiled loop over tokens.
+
+Read it from the bottom up; each line imports only from the lines above it:
+
+  sampling         transforms of the logits: temperature, top-k, top-p, penalties
+  cpu unrolled     a model's layers and kernels, made ready once for a loop over tokens
+  generate         greedy search and sampling
+  beam_search      the best of several hypotheses
+"""

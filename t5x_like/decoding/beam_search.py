@@ -1,0 +1,212 @@
+"""Beam search: keeps the likeliest few sequences at every step.
+
+Finished sequences are ranked by `log probability / penalty(length)`; the length counts new tokens, the end token among
+them. There are two rules for what counts as finished and when to stop: `Attainable`, T5X's, and `Transformers`, that of
+the transformers library.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.decoding.generate import Batch, begin, of_memory, parts
+from t5x_like.decoding.sampling import Step, Transform, apply, greatest, is_in
+from t5x_like.errors import UserError
+from t5x_like.parallel.constrain import constrain
+
+
+class Penalty(Protocol):
+  """Maps a length (a number or float32 scalar) to the divisor of the log-probability."""
+
+  def __call__(self, length): ...
+
+
+@dataclasses.dataclass(frozen=True)
+class GnmtPenalty:
+  """`((5 + length) / 6)^alpha` (Wu et al. 2016, equation 14), as in T5X."""
+
+  alpha: float = 0.6
+
+  def __call__(self, length):
+    return ((5.0 + length) / 6.0) ** self.alpha
+
+
+@dataclasses.dataclass(frozen=True)
+class PowerPenalty:
+  """`length^power`, as in transformers; at 1 the score is the mean log-probability per token."""
+
+  power: float = 1.0
+
+  def __call__(self, length):
+    return length**self.power
+
+
+class NoPenalty:
+  """The log-probability unchanged."""
+
+  def __call__(self, length):
+    return 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Attainable:
+  """T5X's rule: exact for any penalty that is monotone in the length.
+
+  Every candidate that ends may finish. A row is done when its worst finished sequence beats the best score a running
+  one could still reach. A sequence cut off at `max_length` has not finished; it is returned only if none has.
+  """
+
+  def finishing(self, ended_BC: jax.Array, beams: int, last: jax.Array) -> jax.Array:
+    """bool [B, C]: which candidates, best first, join the finished ones. `last`: whether this is the last step."""
+    return ended_BC
+
+  def open(self, best_B: jax.Array, done_BK: jax.Array, length, max_length: int, penalty: Penalty) -> jax.Array:
+    """bool [B]: rows whose search goes on, from the best running log-probability and the finished scores."""
+    return best_B / jnp.maximum(penalty(length), penalty(max_length)) > jnp.min(done_BK, axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Transformers(Attainable):
+  """The rule of `transformers.generate(num_beams=…)`, release 5: the same sequences, token for token.
+
+  A candidate finishes only if it is among the best `beams` of its step; at `max_length`, all running ones finish.
+
+  Args:
+    early_stopping: `False` assumes that no score improves with length, `"never"` bounds the improvement as T5X does,
+      `True` also stops once `beams` sequences have finished.
+  """
+
+  early_stopping: bool | Literal["never"] = False
+
+  def finishing(self, ended_BC: jax.Array, beams: int, last: jax.Array) -> jax.Array:
+    return (ended_BC | last) & (jnp.arange(ended_BC.shape[1]) < beams)
+
+  def open(self, best_B: jax.Array, done_BK: jax.Array, length, max_length: int, penalty: Penalty) -> jax.Array:
+    if self.early_stopping == "never":
+      return super().open(best_B, done_BK, length, max_length, penalty)
+    worst_B = jnp.min(done_BK, axis=1)
+    hopeful_B = best_B / penalty(length) > worst_B
+    return hopeful_B & jnp.isneginf(worst_B) if self.early_stopping else hopeful_B
+
+
+def beam_search(
+  model,
+  batch: Batch,
+  *,
+  max_length: int,
+  beams: int,
+  length_penalty: Penalty | None = GnmtPenalty(0.6),  # noqa: B008 (frozen)
+  rule: Attainable = Attainable(),  # noqa: B008
+  transforms: Sequence[Transform] = (),
+  eos: Sequence[int] | None = None,
+) -> tuple[jax.Array, jax.Array]:
+  """The best `beams` sequences found, best first.
+
+  The prompt is read once for all beams of a row. The encoder's keys and values are copied to every beam once; a step
+  reorders only the decoder's own cache.
+
+  Args:
+    model, batch, max_length, eos: as for `generate.greedy`.
+    beams: K, the number of sequences kept at every step and returned.
+    length_penalty: `GnmtPenalty(alpha)`, `PowerPenalty(power)` or None.
+    rule: `Attainable()` or `Transformers(early_stopping)`.
+    transforms: applied to the log-probabilities of the next token; see `sampling`.
+  Returns:
+    (int32 [B, K, max_length] new tokens as from `greedy`, float32 [B, K] scores: their penalised log-probabilities).
+    Missing sequences, and rows without input, are padding with a score of -inf.
+  Raises:
+    UserError: `beams` is not positive, or as `greedy`.
+  """
+  if beams < 1:
+    raise UserError(f"beams: found {beams}, expected at least 1")
+  K, L, V = beams, max_length, model.variant.vocab_size
+  penalty = NoPenalty() if length_penalty is None else length_penalty
+  start = begin(model, batch, max_length, eos)
+  changing, join = parts(jax.tree_util.tree_map_with_path(lambda path, x: _spread(path, x, K), start.state))
+  B = start.last_B1.shape[0]
+  C = min((1 + len(start.eos)) * K, K * V)  # enough that K of them do not end
+
+  def more(carry):
+    *_, open_B, index = carry
+    return (index < L) & jnp.any(open_B)
+
+  def step(carry):
+    changing, last_BK, running, running_BK, done, done_BK, open_B, index = carry
+    logits_MV, state = start.next_logits(last_BK.reshape(B * K, 1), join(changing), index)
+    scores_MV = apply(transforms, jax.nn.log_softmax(logits_MV, axis=-1), Step(index, L, start.eos))
+    scores_BKV = running_BK[..., None] + scores_MV.reshape(B, K, V)
+    best_BC, at_BC = _best(constrain(scores_BKV.reshape(B, K * V), "batch", None), C)
+    parent_BC, token_BC = at_BC // V, at_BC % V
+    candidates = jax.lax.dynamic_update_slice(_pick(running, parent_BC), token_BC[..., None], (0, 0, index))
+    ended_BC, length = is_in(token_BC, start.eos), (index + 1).astype(jnp.float32)
+
+    finishing_BC = rule.finishing(ended_BC, K, index == L - 1) & open_B[:, None]
+    finished_BC = jnp.where(finishing_BC, best_BC / penalty(length), -jnp.inf)
+    done_BK, kept_BK = _best(jnp.concatenate([done_BK, finished_BC], axis=1), K)
+    done = _pick(jnp.concatenate([done, candidates], axis=1), kept_BK)
+
+    running_BK, kept_BK = _best(jnp.where(ended_BC, -jnp.inf, best_BC), K)
+    running, last_BK, parent_BK = (_pick(x, kept_BK) for x in (candidates, token_BC, parent_BC))
+    state = jax.tree_util.tree_map_with_path(lambda path, x: _follow(path, x, parent_BK), state)
+    open_B = open_B & rule.open(running_BK[:, 0], done_BK, length, L, penalty)
+    return parts(state)[0], last_BK, running, running_BK, done, done_BK, open_B, index + 1
+
+  empty = constrain(jnp.full((B, K, L), start.pad, jnp.int32), "batch", None, None)
+  nothing_BK = constrain(jnp.full((B, K), -jnp.inf, jnp.float32), "batch", None)
+  running_BK = nothing_BK.at[:, 0].set(0.0)  # all beams are equal at first, so only one counts
+  last_BK = jnp.broadcast_to(start.last_B1, (B, K))
+  carry = changing, last_BK, empty, running_BK, empty, nothing_BK, start.alive_B, jnp.int32(0)
+  _, _, running, running_BK, done, done_BK, _, _ = jax.lax.while_loop(more, step, carry)
+
+  unfinished_B1 = jnp.isneginf(done_BK[:, :1])
+  scores_BK = jnp.where(unfinished_B1, running_BK / penalty(float(L)), done_BK)
+  scores_BK = jnp.where(start.alive_B[:, None], scores_BK, -jnp.inf)
+  tokens = jnp.where(unfinished_B1[..., None], running, done)
+  return jnp.where(jnp.isneginf(scores_BK)[..., None], start.pad, tokens), scores_BK
+
+
+def _best(scores_BC: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+  """`jax.lax.top_k`, as [B, count] values and indices, in `count` passes of `greatest`. These stay sharded by rows; the
+  operand of a top-k would be gathered on every device."""
+
+  def take(scores_BC, _):
+    value_B, at_B = greatest(scores_BC)
+    taken_BC = jnp.arange(scores_BC.shape[1]) == at_B[:, None]
+    return jnp.where(taken_BC, -jnp.inf, scores_BC), (value_B, at_B)
+
+  _, (values_KB, at_KB) = jax.lax.scan(take, scores_BC, length=count)
+  return values_KB.T, at_KB.T
+
+
+def _pick(x: jax.Array, at_BK: jax.Array) -> jax.Array:
+  """[B, C, …] -> [B, K, …]: some of each row's C entries. Row by row, so that no device needs another's rows."""
+  return jax.vmap(lambda x_C, at_K: jnp.take(x_C, at_K, axis=0, mode="clip"))(x, at_BK)
+
+
+def _batch_axis(path) -> int:
+  """A stacked cache has the layers before; that of an `Unrolled` stack is a list of theirs."""
+  return int(path[0].name == "cache" and not isinstance(path[1], jax.tree_util.SequenceKey))
+
+
+def _spread(path, x: jax.Array, beams: int) -> jax.Array:
+  """A leaf of a `DecodeState`, every row repeated `beams` times."""
+  if x.ndim == 0:
+    return x
+  axis = _batch_axis(path)
+  x = jnp.expand_dims(x, axis + 1)
+  shape = (*x.shape[: axis + 1], beams, *x.shape[axis + 2 :])
+  return jnp.broadcast_to(x, shape).reshape(*shape[:axis], -1, *shape[axis + 2 :])
+
+
+def _follow(path, x: jax.Array, parent_BK: jax.Array) -> jax.Array:
+  """A leaf of a `DecodeState`, each beam replaced by its parent. Outside of the decoder's own cache, the beams of a row
+  are equal."""
+  if path[0].name != "cache" or of_memory(path):
+    return x
+  axis, shape = _batch_axis(path), x.shape
+  x = x.reshape(*shape[:axis], *parent_BK.shape, *shape[axis + 1 :])
+  pick = jax.vmap(_pick, in_axes=(0, None)) if axis else _pick
+  return pick(x, parent_BK).reshape(shape)

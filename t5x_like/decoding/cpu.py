@@ -1,0 +1,108 @@
+"""Layers as decoding on a CPU runs them: few rows at a time, so a product costs as much as reading its kernel.
+
+XLA on CPU reads a kernel that is the left factor up to twice as fast as a right one, and each product has a cost of its
+own. Kernels are therefore transposed, cast and joined once, before the loop over tokens.
+"""
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.nn import params
+from t5x_like.nn.linear import Linear, contract, replaced
+from t5x_like.nn.vocabulary_logits import VocabularyLogits
+from t5x_like.parallel.constrain import ways
+from t5x_like.parallel.target import platform
+
+_FEW = 64  # rows, of which transposing costs less than reading a kernel
+
+
+def prepared(module: nnx.Module, dtype: jnp.dtype) -> nnx.Module:
+  """Return the module for a loop that reads its kernels at every step.
+
+  Kernels are cast to `dtype` once. On CPU each becomes a `KernelFirst`, except stacked kernels and kernels split over
+  devices. In float32, the layers that a module lists in `TOGETHER` become one `Joined`; XLA on CPU reads small kernels
+  of bfloat16 faster.
+  """
+
+  def held(_, linear: Linear) -> Linear:
+    if type(linear) is not Linear:
+      return linear
+    kernel = linear.kernel
+    if kernel[...].ndim == 2 and reads_first(kernel.axes):
+      return KernelFirst(linear, dtype)
+    cast = copy.copy(linear)
+    cast.kernel = nnx.Param(kernel[...].astype(dtype), axes=kernel.axes, unit=kernel.unit)
+    return cast
+
+  made = replaced(module, held)
+  for _, part in list(nnx.iter_modules(made)) if dtype == jnp.float32 else ():
+    layers = [getattr(part, name) for name in getattr(part, "TOGETHER", ())]
+    if layers and all(isinstance(layer, KernelFirst) for layer in layers):
+      for name, joined in zip(part.TOGETHER, [Joined(layers), *(InJoined() for _ in layers[1:])], strict=True):
+        setattr(part, name, joined)
+  return made
+
+
+def reads_first(axes: params.Axes) -> bool:
+  """Return whether a kernel with these logical axes is read fastest as the left factor: on CPU, whole on its device."""
+  return platform() == "cpu" and all(ways(axis) == 1 for axis in axes if axis is not None)
+
+
+class KernelFirst(Linear):
+  """A `Linear` for few rows, computed as `kernel @ x^T` from a kernel [F, D] in the compute dtype."""
+
+  def __init__(self, linear: Linear, dtype: jnp.dtype):
+    kernel = linear.kernel[...].astype(dtype)
+    axes, unit = linear.kernel.axes[-2:], linear.kernel.unit[-2:]
+    self.kernel = nnx.Param(kernel.T, axes=axes[::-1], unit=unit[::-1])
+    self.bias = linear.bias
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    return self.completed(kernel_first(self.kernel[...], x, x.dtype), x)
+
+
+class Joined(nnx.Module):
+  """Several `KernelFirst` layers fused into one product; stands in the place of the first of them."""
+
+  def __init__(self, layers: Sequence[KernelFirst]):
+    first, *_ = layers
+    self.sizes = tuple(layer.kernel[...].shape[0] for layer in layers)
+    kernels = jnp.concatenate([layer.kernel[...] for layer in layers])
+    self.kernel = nnx.Param(kernels, axes=first.kernel.axes, unit=first.kernel.unit)
+    self.biases = nnx.List([layer.bias for layer in layers])
+
+  def beside(self, layers: Sequence[nnx.Module], x: jax.Array) -> list[jax.Array]:
+    """Apply all fused layers to `x`; `layers` holds this one and its placeholders. See `nn.linear.together`."""
+    y = kernel_first(self.kernel[...], x, x.dtype)
+    parts = jax.lax.split(y, self.sizes, axis=y.ndim - 1)
+    return [part if b is None else part + b[...].astype(x.dtype) for part, b in zip(parts, self.biases, strict=True)]
+
+
+class InJoined(nnx.Module):
+  """Placeholder for a layer fused into `Joined`."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class KernelFirstLogits(VocabularyLogits):
+  """`VocabularyLogits` of few rows; the kernel, [V, D], is the left factor."""
+
+  def product(self) -> jax.Array:
+    return kernel_first(self.kernel, self.x, jnp.float32)
+
+
+jax.tree_util.register_dataclass(KernelFirstLogits)
+
+
+def kernel_first(kernel_FD: jax.Array, x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+  """Compute `x @ kernel^T`: [F, D] and [..., D] -> [..., F] in `dtype`. It has no gradient of its own."""
+  F, D = kernel_FD.shape
+  # Two axes each: with three, XLA on CPU may leave itself a product of bfloat16 that it then cannot compute.
+  y_FM = contract(kernel_FD, x.reshape(-1, D).astype(kernel_FD.dtype), 1, 1, dtype)
+  if y_FM.shape[1] <= _FEW:  # or XLA makes one product of this and the transposition, the kernel on the right
+    y_FM = jax.lax.optimization_barrier(y_FM)
+  return y_FM.T.reshape(*x.shape[:-1], F)

@@ -1,0 +1,215 @@
+"""Generation with a key/value cache, greedy or by sampling; see `beam_search` for beam search.
+
+Everything here is meant to be called under `jax.jit`, within the rules of a mesh if there is one: shapes are static,
+one compilation serves every batch of the same size, and rows stay on their devices. A model needs `prompt`,
+`start_decoding`, `decode` and `variant.tokens` (see `decoder`). The prompt of an encoder-decoder is the start token and
+what the batch forces after it (`decoder_prefix_tokens`).
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from t5x_like.decoding.sampling import Step, Transform, apply, greatest, is_in
+from t5x_like.decoding.unrolled import for_decoding
+from t5x_like.errors import UserError
+from t5x_like.nn.decode import DecodeState
+from t5x_like.parallel.constrain import constrain
+
+Batch = dict[str, jax.Array]
+
+
+def greedy(
+  model, batch: Batch, *, max_length: int, transforms: Sequence[Transform] = (), eos: Sequence[int] | None = None
+) -> jax.Array:
+  """Takes the most likely next token until every row has ended.
+
+  Args:
+    model: a decoder or an encoder-decoder; `unrolled.for_decoding` of it saves every call some work.
+    batch: what its `prompt` and `start_decoding` read. Prompts may be padded on either side; a row of padding alone
+      generates nothing.
+    max_length: the most new tokens to generate.
+    transforms: applied to the logits first; see `sampling`.
+    eos: ids that end a row; None for the model's.
+  Returns:
+    int32 [B, max_length]: the new tokens, then padding (0 if the model has none) after the one that ends a row.
+  Raises:
+    UserError: `max_length` or an id of `eos` is out of range.
+  """
+  return generate(model, batch, likeliest, max_length=max_length, transforms=transforms, eos=eos)[0]
+
+
+def sample(
+  model,
+  batch: Batch,
+  key: jax.Array,
+  *,
+  max_length: int,
+  transforms: Sequence[Transform] = (),
+  eos: Sequence[int] | None = None,
+) -> jax.Array:
+  """Draws tokens from the model's distribution as changed by `transforms`.
+
+  The key of each draw is folded from `key`, the row's number and the step's, so a row's tokens depend neither on the
+  rest of the batch nor on its layout over devices.
+
+  Args:
+    key: random key.
+    transforms: such as `Temperature(0.7), TopK(40), TopP(0.9), MinP(0.05)`, applied in order.
+    model, batch, max_length, eos: as for `greedy`.
+  Returns:
+    int32 [B, max_length], as `greedy`.
+  """
+  rows_B = jnp.arange(model.prompt(batch)[0].shape[0])
+  keys_B = jax.vmap(lambda row: jax.random.fold_in(key, row))(rows_B)
+  return generate(model, batch, drawn(keys_B), max_length=max_length, transforms=transforms, eos=eos)[0]
+
+
+Choose = Callable[[jax.Array, Step], jax.Array]
+
+
+def likeliest(scores_BV: jax.Array, step: Step) -> jax.Array:
+  return greatest(scores_BV)[1]
+
+
+def drawn(keys_B: jax.Array) -> Choose:
+  """Draws a token for each row, from its key folded with the step."""
+
+  def choose(scores_BV, step):
+    step_keys_B = jax.vmap(lambda key: jax.random.fold_in(key, step.index))(keys_B)
+    return jax.vmap(jax.random.categorical)(step_keys_B, scores_BV)
+
+  return choose
+
+
+def generate(
+  model,
+  batch: Batch,
+  choose: Choose,
+  *,
+  max_length: int,
+  transforms: Sequence[Transform] = (),
+  eos: Sequence[int] | None = None,
+) -> tuple[jax.Array, jax.Array]:
+  """Generates token by token, each chosen from the transformed logits.
+
+  Args:
+    choose: `(scores_BV, step) -> int [B]`, `likeliest` or `drawn(keys)`.
+    model, batch, max_length, transforms, eos: as for `greedy`.
+  Returns:
+    (int32 [B, max_length] as `greedy`, float32 [B] log-probability of the new tokens, the end token included, under
+    the model itself, before any transform).
+  """
+  start = begin(model, batch, max_length, eos)
+  changing, join = parts(start.state)
+
+  def more(carry):
+    *_, ended_B, index = carry
+    return (index < max_length) & ~jnp.all(ended_B)
+
+  def advance(carry):
+    tokens_BT, log_p_B, last_B1, changing, ended_B, index = carry
+    logits_BV, state = start.next_logits(last_B1, join(changing), index)
+    step = Step(index, max_length, start.eos)
+    chosen_B = choose(apply(transforms, logits_BV, step), step).astype(jnp.int32)
+    chosen_log_p_B = jnp.take_along_axis(jax.nn.log_softmax(logits_BV), chosen_B[:, None], axis=1)[:, 0]
+    log_p_B = log_p_B + jnp.where(ended_B, 0.0, chosen_log_p_B)
+    next_B = jnp.where(ended_B, start.pad, chosen_B)
+    next_B1 = constrain(next_B[:, None], "batch", None)
+    tokens_BT = jax.lax.dynamic_update_slice(tokens_BT, next_B1, (0, index))
+    return tokens_BT, log_p_B, next_B1, parts(state)[0], ended_B | is_in(next_B, start.eos), index + 1
+
+  B = start.last_B1.shape[0]
+  tokens_BT = constrain(jnp.full((B, max_length), start.pad, jnp.int32), "batch", None)
+  log_p_B = constrain(jnp.zeros(B, jnp.float32), "batch")
+  carry = tokens_BT, log_p_B, start.last_B1, changing, ~start.alive_B, jnp.int32(0)
+  return jax.lax.while_loop(more, advance, carry)[:2]
+
+
+# Shared by all ways of generating
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+  """A model that has read its prompt.
+
+  The last token of a longer prompt is fed twice: with the prompt, for its keys and values, and in the first step, for
+  the logits of the next token. So the logits of a whole prompt, [B, P, V], are never computed, and prompts of any
+  length continue with the same step.
+
+  Attributes:
+    model: as the loop over steps runs it, see `unrolled.for_decoding`.
+    state: the cache, with the prompt in it.
+    last_B1: int32, the last token of each prompt.
+    alive_B: bool, rows that have any input.
+    remembered: whether `last_B1` is already in the cache.
+    pad, eos: the id after the end of a row, and the ids that end it.
+  """
+
+  model: Any
+  state: DecodeState
+  last_B1: jax.Array
+  alive_B: jax.Array
+  remembered: bool
+  pad: int
+  eos: tuple[int, ...]
+
+  def next_logits(self, last_B1: jax.Array, state: DecodeState, index: jax.Array):
+    """(float32 [B, V] logits of the token after `last_B1`, state)."""
+    if not self.remembered:
+      logits_B1V, state = self.model.decode(last_B1, state)
+      return logits_B1V[:, 0], state
+    first = index == 0
+    back = first.astype(jnp.int32)  # the first query repeats the last token's position and adds no key
+    state = dataclasses.replace(state, next_pos=state.next_pos - back)
+    logits_B1V, state = self.model.decode(last_B1, state, jnp.broadcast_to(~first, last_B1.shape))
+    return logits_B1V[:, 0], dataclasses.replace(state, next_pos=state.next_pos + back)
+
+
+def begin(model, batch: Batch, max_length: int, eos: Sequence[int] | None) -> Start:
+  """Reads the whole prompt in one call."""
+  tokens, V = model.variant.tokens, model.variant.vocab_size
+  eos = (tokens.eos,) if eos is None else tuple(eos)
+  if max_length < 1:
+    raise UserError(f"max_length: found {max_length}, expected at least 1")
+  if wrong := [id for id in eos if not 0 <= id < V]:
+    raise UserError(f"eos: found {wrong[0]}, expected ids of the vocabulary, 0 to {V - 1}")
+  model = for_decoding(model)
+  prompt_BP, valid_BP = model.prompt(batch)
+  P = prompt_BP.shape[1]
+  remembered = P > 1
+  state = model.start_decoding(batch, max_length + (P if remembered else 0))
+  alive_B = jnp.any(valid_BP, axis=1)
+  if state.memory_valid is not None:
+    alive_B = alive_B & jnp.any(state.memory_valid, axis=1)
+  if remembered:
+    prefix_BP = batch["decoder_causal_attention"] > 0 if state.prefix is not None else None
+    _, state = model.decode(prompt_BP, state, valid_BP, prefix_BP)
+  at_B1 = jnp.max(jnp.where(valid_BP, jnp.arange(P), 0), axis=1, keepdims=True)
+  last_B1 = jnp.take_along_axis(prompt_BP, at_B1, axis=1).astype(jnp.int32)
+  return Start(model, state, constrain(last_B1, "batch", None), alive_B, remembered, tokens.pad or 0, eos)
+
+
+def parts(state: DecodeState) -> tuple[list[jax.Array], Callable[[list[jax.Array]], DecodeState]]:
+  """The leaves of a state that steps change, and the function that joins them with the others again.
+
+  The encoder's keys and values, the larger part of many caches, stay out of the loop's carry: they are neither copied
+  from step to step nor reordered with the beams.
+  """
+  leaves, treedef = jax.tree_util.tree_flatten_with_path(state)
+  changing = [leaf for path, leaf in leaves if not of_memory(path)]
+
+  def join(changing):
+    rest = iter(changing)
+    return treedef.unflatten([leaf if of_memory(path) else next(rest) for path, leaf in leaves])
+
+  return changing, join
+
+
+def of_memory(path) -> bool:
+  """Whether a leaf of a `DecodeState` belongs to the encoder's output."""
+  names = (str(getattr(part, "key", getattr(part, "name", ""))) for part in path)
+  return any(name.startswith(("cross_attention", "memory_")) for name in names)

@@ -1,0 +1,87 @@
+"""A model as generation runs it, once for every new token: what is the same at every step is made once, before.
+
+Kernels are cast to the compute dtype. Where layers are a Python loop (`nn.stack.Stack.layers`), each has its arrays and
+its cache to itself: a call of a `Stack` slices the stacked parameters and the cache, and joins the caches again, which
+for a few tokens costs more than the layers themselves.
+"""
+
+import copy
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.architectures.heads.lm import LmHead
+from t5x_like.decoding.cpu import KernelFirstLogits, prepared, reads_first
+from t5x_like.nn.block import Block
+from t5x_like.nn.embed import Embed
+from t5x_like.nn.layer import CacheStart, Context
+from t5x_like.nn.stack import Stack
+from t5x_like.nn.vocabulary_logits import VocabularyLogits
+
+
+class Unrolled(nnx.Module):
+  """Called as the `Stack` that it is made of; its cache is a list of the layers' caches."""
+
+  def __init__(self, stack: Stack, dtype: jnp.dtype):
+    self.rest = copy.copy(stack)
+    self.rest.blocks = None
+    self.blocks = nnx.List([prepared(block, dtype) for block in _split(stack.blocks)])
+
+  def __call__(self, x_BTD: jax.Array, context: Context, *, cache: list | None = None, key: None = None):
+    """Returns ([B, T, D], no auxiliary scalars, cache)."""
+    context = dataclasses.replace(context, bias=self.rest.bias(context.mask, x_BTD.shape[0]))
+    after = []
+    for block, layer_cache in zip(self.blocks, cache or [None] * len(self.blocks), strict=True):
+      x_BTD, _, layer_cache = block(x_BTD, context, layer_cache, None)
+      after.append(layer_cache)
+    return self.rest.final_norm(x_BTD), {}, cache and after
+
+  def start_cache(self, start: CacheStart) -> list:
+    return [block.start_cache(start) for block in self.blocks]
+
+  def without(self, *names: str) -> "Unrolled":
+    other = copy.copy(self)
+    kept = [{name: getattr(block, name) for name in block.names if name not in names} for block in self.blocks]
+    other.blocks = nnx.List([Block(**sublayers) for sublayers in kept])
+    return other
+
+
+class HeldHead(nnx.Module):
+  """Called as the language model head that it is made of."""
+
+  def __init__(self, head: LmHead, embed: Embed, dtype: jnp.dtype):
+    tied = head.kernel is None
+    kernel = embed.table if tied else head.kernel
+    values, first = kernel[...].astype(dtype), reads_first(kernel.axes)
+    self.logits = KernelFirstLogits if first else VocabularyLogits
+    self.tied = tied or first
+    self.kernel = nnx.Param(values.T if self.tied != tied else values, axes=kernel.axes, unit=kernel.unit)
+    self.bias, self.scale, self.softcap = head.bias, head.scale, head.softcap
+
+  def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, VocabularyLogits]:
+    bias = None if self.bias is None else self.bias[...]
+    x_BTD = x_BTD if self.scale == 1.0 else x_BTD * self.scale
+    return {"logits": self.logits(x_BTD, self.kernel[...], bias, self.tied, self.softcap)}
+
+
+def for_decoding(model):
+  """The model for a loop over steps, which computes the same function; one that is made so already, as it is."""
+  if getattr(model, "for_decoding", False):
+    return model
+  made = copy.copy(model)
+  for name in ("encoder", "decoder"):
+    if isinstance(stack := getattr(model, name, None), Stack):
+      looped = stack.layers == "loop"
+      setattr(made, name, Unrolled(stack, model.dtype) if looped else prepared(stack, model.dtype))
+  made.head = HeldHead(model.head, model.embed, model.dtype)
+  made.for_decoding = True
+  return made
+
+
+def _split(blocks: Block) -> list[Block]:
+  """Blocks with a leading layers axis, as one for each layer."""
+  leaves, treedef = jax.tree.flatten(blocks)
+  layers_of = ([part.squeeze(0) for part in jax.lax.split(x, [1] * x.shape[0])] for x in leaves)
+  return [treedef.unflatten(layer) for layer in zip(*layers_of, strict=True)]

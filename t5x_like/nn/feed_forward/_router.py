@@ -1,0 +1,121 @@
+"""Routers, which choose experts for each token, and the losses that keep experts evenly loaded."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.nn import params
+from t5x_like.nn.dims import subkey
+from t5x_like.nn.experts import Experts
+from t5x_like.nn.layer import Statistics
+
+
+@dataclasses.dataclass(frozen=True)
+class Routing:
+  """The choices of a router; floats are float32, whatever the compute dtype.
+
+  Attributes:
+    logits_BTE: router logits, noise included.
+    probs_BTE: their softmax.
+    experts_BTk: int32, the chosen experts of each token, best first.
+    gates_BTk: the factor of each one's output.
+  """
+
+  logits_BTE: jax.Array
+  probs_BTE: jax.Array
+  experts_BTk: jax.Array
+  gates_BTk: jax.Array
+
+
+jax.tree_util.register_dataclass(Routing)
+
+
+class Router(nnx.Module):
+  """Top-k of a softmax over experts: Switch is top-1 (Fedus et al. 2022); Mixtral is renormalised top-2, which equals a
+  softmax over the chosen logits alone (Jiang et al. 2024); with noise it is Shazeer et al. 2017, section 2.1."""
+
+  def __init__(self, embed: int, experts: Experts, rngs: nnx.Rngs, *, init: Callable):
+    shape, axes, noisy = (embed, experts.experts), ("embed", None), experts.router == "noisy_top_k"
+    self.kernel = params.param(rngs, init, shape, axes)
+    self.noise = params.param(rngs, params.zeros, shape, axes) if noisy else None
+    self.top_k = experts.top_k
+    self.normalise = experts.top_k > 1 if experts.normalise is None else experts.normalise
+    self.jitter = experts.jitter
+
+  def __call__(self, x_BTD: jax.Array, key: jax.Array | None) -> Routing:
+    """Routes every token; there is jitter and noise only with a key."""
+    x_BTD = x_BTD.astype(jnp.float32)
+    if key is not None and self.jitter:
+      low, high = 1.0 - self.jitter, 1.0 + self.jitter
+      x_BTD = x_BTD * jax.random.uniform(subkey(key, 0), x_BTD.shape, jnp.float32, low, high)
+    logits_BTE = _float32_product(x_BTD, self.kernel[...])
+    if key is not None and self.noise is not None:
+      deviation_BTE = jax.nn.softplus(_float32_product(x_BTD, self.noise[...]))
+      logits_BTE += deviation_BTE * jax.random.normal(subkey(key, 1), logits_BTE.shape, jnp.float32)
+    probs_BTE = jax.nn.softmax(logits_BTE, axis=-1)
+    gates_BTk, experts_BTk = jax.lax.top_k(probs_BTE, self.top_k)
+    if self.normalise:
+      gates_BTk = gates_BTk / jnp.sum(gates_BTk, axis=-1, keepdims=True)
+    return Routing(logits_BTE, probs_BTE, experts_BTk, gates_BTk)
+
+
+@dataclasses.dataclass(frozen=True)
+class Load(Statistics):
+  """What a layer's experts were given. The arrays are float32 sums over valid tokens, which add up over microbatches.
+
+  Attributes:
+    tokens: their number.
+    chosen_E, probs_E: of the shares of each token's choices that fell on an expert, and of its probabilities.
+    z: of `logsumexp(logits)^2`.
+    choices, dropped: all, and those without a slot.
+    balance_loss, z_loss: factors of the losses.
+  """
+
+  tokens: jax.Array
+  chosen_E: jax.Array
+  probs_E: jax.Array
+  z: jax.Array
+  choices: jax.Array
+  dropped: jax.Array
+  balance_loss: float = dataclasses.field(metadata={"static": True})
+  z_loss: float = dataclasses.field(metadata={"static": True})
+
+  @classmethod
+  def of(cls, routing: Routing, valid_BT: jax.Array | None, dropped: jax.Array, experts: Experts) -> "Load":
+    B, T, k = routing.experts_BTk.shape
+    valid_BT = jnp.ones((B, T), bool) if valid_BT is None else valid_BT
+    one_hot = jax.nn.one_hot(routing.experts_BTk, experts.experts, dtype=jnp.float32)
+    z_BT = jnp.square(jax.nn.logsumexp(routing.logits_BTE, axis=-1))
+
+    def total(x: jax.Array) -> jax.Array:
+      valid = valid_BT.reshape(*valid_BT.shape, *[1] * (x.ndim - 2))
+      return jnp.sum(jnp.where(valid, x, 0.0), axis=(0, 1))
+
+    tokens = jnp.sum(valid_BT, dtype=jnp.float32)
+    shares = total(jnp.sum(one_hot, axis=2) / k), total(routing.probs_BTE), total(z_BT)
+    return cls(tokens, *shares, k * tokens, dropped, experts.balance_loss, experts.z_loss)
+
+  def scalars(self) -> dict[str, jax.Array]:
+    """The losses, times their factors, and the fraction of choices dropped.
+
+    The balance loss is `E * sum_e f_e P_e` of fractions of choices and mean probabilities (Fedus et al. 2022, equations
+    4 to 6), 1 if experts are loaded evenly; the other is the mean of z (Zoph et al. 2022, equation 5).
+    """
+    tokens = jnp.maximum(self.tokens, 1.0)
+    balance = self.chosen_E.size * jnp.sum(self.chosen_E / tokens * (self.probs_E / tokens))
+    return {
+      "moe_balance_loss": self.balance_loss * balance,
+      "moe_z_loss": self.z_loss * self.z / tokens,
+      "moe_dropped": self.dropped / jnp.maximum(self.choices, 1.0),
+    }
+
+
+jax.tree_util.register_dataclass(Load)
+
+
+def _float32_product(x_BTD: jax.Array, kernel_DE: jax.Array) -> jax.Array:
+  """A product in full float32; by default, accelerators round the factors to fewer bits."""
+  return jnp.einsum("BTD,DE->BTE", x_BTD, kernel_DE, precision=jax.lax.Precision.HIGHEST)

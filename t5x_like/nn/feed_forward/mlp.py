@@ -1,0 +1,50 @@
+"""The position-wise feed-forward layer."""
+
+from collections.abc import Callable
+
+import jax
+from flax import nnx
+
+from t5x_like.nn import params
+from t5x_like.nn.dims import dropout, subkey
+from t5x_like.nn.layer import Layer
+from t5x_like.nn.linear import Linear, together
+from t5x_like.nn.remat import named
+from t5x_like.parallel.constrain import constrain
+
+
+class Mlp(Layer):
+  """`wo(dropout(activation(wi(x))))`; gated, `wo(dropout(activation(gate(x)) * wi(x)))` (Shazeer 2020, section 2)."""
+
+  TOGETHER = ("wi", "gate")  # see `decoding.cpu.prepared`
+
+  def __init__(
+    self,
+    embed: int,
+    mlp: int,
+    rngs: nnx.Rngs,
+    *,
+    activation: Callable,
+    gated: bool,
+    bias: bool = False,
+    init: Callable | None = None,
+    out_init: Callable | None = None,
+    dropout_rate: float = 0.0,
+  ):
+    init = init or params.fan_in_normal(embed)
+    self.gate = Linear((embed, mlp), ("embed", "mlp"), init, rngs, bias=bias) if gated else None
+    self.wi = Linear((embed, mlp), ("embed", "mlp"), init, rngs, bias=bias)
+    self.wo = Linear((mlp, embed), ("mlp", "embed"), out_init or params.fan_in_normal(mlp), rngs, bias=bias)
+    self.activation = activation
+    self.dropout_rate = dropout_rate
+
+  def __call__(self, x_BTD: jax.Array, context, cache, key: jax.Array | None) -> tuple[jax.Array, dict, None]:
+    layers = [self.wi] if self.gate is None else [self.wi, self.gate]
+    hidden = [constrain(y_BTF, "batch", "length", "activation_mlp") for y_BTF in together(layers, x_BTD)]
+    h_BTF, *gate_BTF = (named(y_BTF, "mlp_hidden") for y_BTF in hidden)
+    h_BTF = self.activation(gate_BTF[0]) * h_BTF if gate_BTF else self.activation(h_BTF)
+    h_BTF = dropout(h_BTF, self.dropout_rate, subkey(key, 0))
+    return named(self.wo(h_BTF), "mlp_out"), {}, None
+
+
+make = Mlp

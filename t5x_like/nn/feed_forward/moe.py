@@ -1,0 +1,229 @@
+"""Mixture of experts: many feed-forward layers, of which each token uses a few.
+
+There are two ways to dispatch tokens to experts; they agree if no token is dropped:
+
+- `dropless` sorts all choices of the batch by expert and multiplies them in one grouped product
+  (`jax.lax.ragged_dot`). TPUs and GPUs have kernels for it, which cost no more than the chosen experts. On CPU, JAX
+  replaces it by a masked product with every expert: exact in every dtype, but E times the work and E copies of the
+  rows. The sort is over the whole batch and gathers the rows of all devices, so use it on one device and in tests, and
+  train on many with `capacity`.
+- `capacity` gives every expert `ceil(capacity_factor * T * k / E)` slots in each row of the batch (Lepikhin et al.
+  2021; the row is the group). All first choices come before all second ones, earlier tokens before later ones; a choice
+  without a slot is dropped, and only the residual connection carries the token on. Padding takes no slot and gets
+  zeros. Slots are found by a sort and tokens moved by a gather, O(T k log(T k)) and O(T k D); GShard's one-hot products
+  are quadratic in T. Experts cost `capacity_factor` times the chosen ones. While decoding, an expert has a slot for
+  every token of the row, so that outputs do not depend on how many tokens are fed at once.
+
+On a mesh whose axis `expert` is longer than 1, kernels stay in place: slots change from being split over rows to being
+split over experts and back, one all-to-all each way.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from t5x_like.nn import params
+from t5x_like.nn.dims import dropout, subkey
+from t5x_like.nn.experts import Experts
+from t5x_like.nn.feed_forward._router import Load, Router, Routing
+from t5x_like.nn.layer import Context, Layer
+from t5x_like.parallel.constrain import constrain, gathered, scattered
+
+
+class Moe(Layer):
+  """Router and experts. Each expert is `wo(activation(wi(x)))`, gated or not, without biases.
+
+  It returns its `Load`, of which `Stack` makes these scalars and adds them up over its layers:
+    moe_balance_loss, moe_z_loss: weighted means over the tokens that are not padding; an objective adds them to its
+      loss per target token. With gradient accumulation, each part of the batch is balanced by itself.
+    moe_dropped: the fraction of choices without a slot.
+
+  Kernels are `wi` and `gate` [E, D, F] and `wo` [E, F, D].
+  """
+
+  def __init__(
+    self,
+    embed: int,
+    mlp: int,
+    rngs: nnx.Rngs,
+    experts: Experts,
+    *,
+    activation: Callable,
+    gated: bool,
+    init: Callable | None = None,
+    out_init: Callable | None = None,
+    dropout_rate: float = 0.0,
+  ):
+    E = experts.experts
+    init = init or params.fan_in_normal(embed)
+    inwards, outwards = _INWARDS, _OUTWARDS
+    self.router = Router(embed, experts, rngs, init=init)
+    self.gate = params.param(rngs, init, (E, embed, mlp), inwards) if gated else None
+    self.wi = params.param(rngs, init, (E, embed, mlp), inwards)
+    self.wo = params.param(rngs, out_init or params.fan_in_normal(mlp), (E, mlp, embed), outwards)
+    self.experts = experts
+    self.activation = activation
+    self.dropout_rate = dropout_rate
+
+  def __call__(self, x_BTD: jax.Array, context: Context, cache, key: jax.Array | None) -> tuple[jax.Array, dict, None]:
+    decoding = context.slot is not None  # the layer itself keeps no cache
+    valid_BT = None if decoding else _valid(context, x_BTD.shape[:2])
+    routing = self.router(x_BTD, subkey(key, 0))
+    if self.experts.dispatch == "dropless":
+      y_BTD, dropped = self._dropless(x_BTD, routing, subkey(key, 1)), jnp.float32(0)
+    else:
+      y_BTD, dropped = self._capacity(x_BTD, routing, valid_BT, decoding, subkey(key, 1))
+    return y_BTD, {"load": Load.of(routing, valid_BT, dropped, self.experts)}, None
+
+  def _dropless(self, x_BTD: jax.Array, routing: Routing, key) -> jax.Array:
+    B, T, D = x_BTD.shape
+    k = self.experts.top_k
+    experts_M = routing.experts_BTk.reshape(B * T, k).T.reshape(-1)
+    order_M, place_M, _, sizes_E = _by_expert(experts_M, self.experts.experts)
+    rows_MD = exchange(x_BTD.reshape(B * T, D), order_M, place_M, k)
+    product = partial(_grouped_product, sizes_E)
+    y_MD = exchange(self._experts(rows_MD, product, (None, "activation_mlp"), key), place_M, order_M, 1)
+    y_ND = _combine(y_MD.reshape(k, B * T, D), routing.gates_BTk.reshape(B * T, k).T)
+    return constrain(y_ND.reshape(B, T, D), "batch", "length", "activation_embed")
+
+  def _capacity(self, x_BTD: jax.Array, routing: Routing, valid_BT, decoding: bool, key) -> tuple[jax.Array, jax.Array]:
+    """Returns (output, how many choices of valid tokens were dropped)."""
+    B, T, D = x_BTD.shape
+    E, k = self.experts.experts, self.experts.top_k
+    C = T if decoding else min(T, math.ceil(self.experts.capacity_factor * T * k / E))
+    experts_BkT = jnp.swapaxes(routing.experts_BTk, 1, 2)
+    if valid_BT is not None:
+      experts_BkT = jnp.where(valid_BT[:, None, :], experts_BkT, E)  # no expert: padding takes no slot
+    experts_BM = experts_BkT.reshape(B, k * T)
+    source_BS, slot_BM = jax.vmap(partial(_slots, experts=E, capacity=C))(experts_BM)
+    move = jax.vmap(exchange, in_axes=(0, 0, 0, None))
+    # Rows may be split over the expert axis too. This pair of constraints is the all-to-all, the next its inverse.
+    x_BECD = constrain(move(x_BTD, source_BS, slot_BM, k).reshape(B, E, C, D), *_ROWS)
+    x_EBCD = constrain(jnp.swapaxes(x_BECD, 0, 1), *_EXPERTS, "activation_embed")
+    y_EBCD = self._experts(x_EBCD, _batched_product, (*_EXPERTS, "activation_mlp"), key)
+    y_EBCD = constrain(y_EBCD, *_EXPERTS, "activation_embed")
+    y_BECD = constrain(jnp.swapaxes(y_EBCD, 0, 1), *_ROWS)
+    y_BkTD = move(y_BECD.reshape(B, E * C, D), slot_BM, source_BS, 1).reshape(B, k, T, D)
+    y_BTD = jax.vmap(_combine)(y_BkTD, jnp.swapaxes(routing.gates_BTk, 1, 2))
+    wanted = jnp.sum(experts_BM < E, dtype=jnp.float32)
+    dropped = wanted - jnp.sum(slot_BM < E * C, dtype=jnp.float32)
+    return constrain(y_BTD, "batch", "length", "activation_embed"), dropped
+
+  def _experts(self, rows: jax.Array, product: Callable, axes: tuple, key) -> jax.Array:
+    """The experts' outputs for their rows; `product(rows, kernel_EXY, its axes)` multiplies each row by its expert's
+    matrix."""
+    h = constrain(product(rows, self.wi[...], _INWARDS), *axes)
+    if self.gate is None:
+      h = self.activation(h)
+    else:
+      h = self.activation(constrain(product(rows, self.gate[...], _INWARDS), *axes)) * h
+    return product(dropout(h, self.dropout_rate, key, broadcast_axes=()), self.wo[...], _OUTWARDS)
+
+
+_INWARDS, _OUTWARDS = ("expert", "embed", "mlp"), ("expert", "mlp", "embed")
+_ROWS = ("batch", None, None, "activation_embed")
+_EXPERTS = ("activation_expert", "batch", None)  # the mesh's expert axis splits the experts, not the rows
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def exchange(x_ND: jax.Array, index_M: jax.Array, back: jax.Array, copies: int) -> jax.Array:
+  """Moves rows: `y[m] = x[index[m] % N]`, zeros where `index[m]` is `copies * N`.
+
+  Args:
+    x_ND: rows; index `c * N + n` is copy c of row n.
+    index_M: int32, each copy of a row at most once.
+    back: int32 [copies * N], the inverse: where each copy went, M if nowhere. It makes the gradient a gather, which
+      unlike a scatter is deterministic and fast everywhere.
+    copies: of each row.
+  """
+  N = x_ND.shape[0]
+  return _take(x_ND, jnp.where(index_M < copies * N, index_M % N, N))
+
+
+def _exchange_backward(copies, back, g_MD):
+  return jnp.sum(_take(g_MD, back).reshape(copies, -1, g_MD.shape[1]), axis=0), None, None
+
+
+exchange.defvjp(lambda x, index, back, copies: (exchange(x, index, back, copies), back), _exchange_backward)
+
+
+def _take(x_ND: jax.Array, index_M: jax.Array) -> jax.Array:
+  return jnp.take(x_ND, index_M, axis=0, mode="fill", fill_value=0)
+
+
+def _by_expert(experts_M: jax.Array, experts: int):
+  """Sorts choices by expert, stably; choices of no expert (E) come last.
+
+  Returns:
+    (int32 [M] sorted choices, int32 [M] place of each choice among them, int32 [E] first place of each expert,
+    int32 [E] number of its choices)
+  """
+  order_M = jnp.argsort(experts_M, stable=True).astype(jnp.int32)
+  place_M = jnp.argsort(order_M).astype(jnp.int32)
+  is_E = experts_M[:, None] == jnp.arange(experts, dtype=jnp.int32)[None, :]
+  sizes_E = jnp.sum(is_E, axis=0, dtype=jnp.int32)
+  return order_M, place_M, jnp.cumsum(sizes_E, dtype=jnp.int32) - sizes_E, sizes_E
+
+
+def _slots(experts_M: jax.Array, *, experts: int, capacity: int) -> tuple[jax.Array, jax.Array]:
+  """Slots of one row: (int32 [E * C] the choice in each, M if empty; int32 [M] the slot of a choice, E * C if none)."""
+  M, C = experts_M.shape[0], capacity
+  order_M, place_M, first_E, sizes_E = _by_expert(experts_M, experts)
+  rank_EC = jnp.broadcast_to(jnp.arange(C, dtype=jnp.int32)[None, :], (experts, C))
+  choice_EC = jnp.take(order_M, first_E[:, None] + rank_EC, mode="clip")
+  source_EC = jnp.where(rank_EC < sizes_E[:, None], choice_EC, M)
+  rank_M = place_M - jnp.take(first_E, experts_M, mode="clip")
+  slot_M = jnp.where((experts_M < experts) & (rank_M < C), experts_M * C + rank_M, experts * C)
+  return source_EC.reshape(-1), slot_M
+
+
+def _combine(y_kND: jax.Array, gates_kN: jax.Array) -> jax.Array:
+  """The gated sum of each token's experts, in float32."""
+  return jnp.sum(y_kND.astype(jnp.float32) * gates_kN[..., None], axis=0).astype(y_kND.dtype)
+
+
+def _grouped_product(sizes_E: jax.Array, rows_MX: jax.Array, kernel_EXY: jax.Array, axes) -> jax.Array:
+  dtype = rows_MX.dtype
+  return jax.lax.ragged_dot(rows_MX, kernel_EXY.astype(dtype), sizes_E, preferred_element_type=dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _batched_product(rows_EBCX: jax.Array, kernel_EXY: jax.Array, axes: params.Axes) -> jax.Array:
+  """Gathers and scatters as `linear.matmul` does."""
+  return _batched_forward(rows_EBCX, kernel_EXY, axes)[0]
+
+
+def _batched_forward(rows_EBCX, kernel_EXY, axes):
+  dtype = rows_EBCX.dtype
+  whole_EXY = gathered(kernel_EXY.astype(dtype), axes, _EXPERTS)
+  y_EBCY = jnp.einsum("EBCX,EXY->EBCY", rows_EBCX, whole_EXY, preferred_element_type=dtype)
+  return y_EBCY, (rows_EBCX, kernel_EXY)
+
+
+def _batched_backward(axes, kept, g_EBCY):
+  rows_EBCX, kernel_EXY = kept
+  dtype = rows_EBCX.dtype
+  whole_EXY = gathered(kernel_EXY.astype(dtype), axes, _EXPERTS)
+  contract = partial(jnp.einsum, "EBCX,EBCY->EXY", preferred_element_type=dtype)
+  d_kernel = scattered(contract, rows_EBCX, g_EBCY, axes, _EXPERTS).astype(kernel_EXY.dtype)
+  return jnp.einsum("EBCY,EXY->EBCX", g_EBCY, whole_EXY, preferred_element_type=dtype), d_kernel
+
+
+_batched_product.defvjp(_batched_forward, _batched_backward)
+
+
+def _valid(context: Context, shape: tuple[int, int]) -> jax.Array | None:
+  """bool [B, T], False for padding; None if the context does not say."""
+  mask = context.mask
+  if context.valid is not None:
+    return context.valid
+  if mask.q_segments is not None:
+    return mask.q_segments > 0
+  return mask.k_valid if mask.k_valid is not None and mask.k_valid.shape == shape else None
+
+
+make = Moe
