@@ -15,6 +15,7 @@ from ml_collections import ConfigDict
 import t5x_like.models
 from t5x_like import slots
 from t5x_like.config import changed, place
+from t5x_like.data import tasks
 from t5x_like.errors import UserError
 
 FORMS = ("tiny", "debug")
@@ -22,26 +23,6 @@ FORMS = ("tiny", "debug")
 # steps to tell which tokens are neighbours, rotary ones none. BERT's deviation of 0.02 is for a width of 768.
 _ENCODER = {"init_stddev": 0.06, "position": "rope"}
 _STEPS, _WARMUP, _LENGTH = 400, 50, 128
-_LABELLED = {  # tasks on labelled records, and what they read of the built-in corpus
-  "text_to_text": {"inputs": "reverse: {text}", "targets": "{reversed}"},
-  "classification": {"text": "{text}", "labels": ["short", "long"]},
-  "tagging": {"tags_field": "tags", "tags": ["short", "long"]},
-  "span_qa": {},
-  "multiple_choice": {
-    "text": "{text}",
-    "options": "options",
-    "option": "{option}",
-    "labels": ["short", "long"],
-    "choices": 2,
-  },
-  "chat": {"template": "plain"},
-  "preferences": {"template": "plain"},
-  "image_classification": {},
-  "masked_images": {},
-  "corrupted_images": {},
-  "image_text": {"caption_field": "label", "image_field": "image", "folder": ""},
-  "object_detection": {},
-}
 _RESOLUTION = 32
 _DEBUG_LENGTH = 64
 
@@ -91,7 +72,7 @@ def shrink(config: ConfigDict, form: str, changes: Mapping[str, Any] = {}) -> No
   config.eval_every = 2 if debug else 100
   for name, values in config.evals.items():
     loss = values.get("name", name) == "loss"
-    if debug or config.task.name not in _LABELLED:
+    if debug or not _told(config.task.name, "BUILT_IN"):
       values.max_examples = (16 if loss else 8) if debug else (512 if loss else 32)
     if "task" in values:
       del values.task  # all phases use the run's corpus
@@ -128,25 +109,24 @@ def _design(variant) -> dict[str, Any]:
   return {field.name: getattr(variant.design, field.name) for field in dataclasses.fields(variant.design)}
 
 
+def _told(task: str | None, member: str) -> Any:
+  """Return what a task's file tells of its laptop form: `BUILT_IN` or `tiny`; None if it tells nothing."""
+  return getattr(slots.module(task, tasks), member, None)
+
+
 def _shorten(task: ConfigDict, length: int) -> None:
   if "resolution" in task:
     task.resolution = _RESOLUTION
     return
-  if task.name == "text_to_text":
-    task.inputs_length = task.targets_length = _LENGTH
-    return
-  if task.name in ("chat", "preferences"):
-    task.length = _LENGTH  # shorter rows have no room for an answer
-    return
-  values = task.get("shared", task)
-  if "inputs_length" in values:
+  values, tiny = task.get("shared", task), _told(task.name, "tiny")
+  if tiny:
+    values.update(tiny(length))
+  elif "inputs_length" in values:
     values.inputs_length = length
     if "targets_length" in values:
       del values.targets_length  # follows from the inputs
   else:
     values.length = length
-    if task.name == "span_qa":
-      task.stride = length // 4
 
 
 def _build_in(config: ConfigDict) -> None:
@@ -158,15 +138,13 @@ def _build_in(config: ConfigDict) -> None:
     model |= {"variant": tiny_variant(model["name"], model["variant"])}
     model |= {key: config.model[key] for key in ("resolution", "channels") if key in config.model}
     config.teacher = {"workdir": "random", "model": model}
-  if task.name in _LABELLED:
+  if built_in := _told(task.name, "BUILT_IN"):
     images = "resolution" in task
-    task.source = "digit_scenes" if task.name == "object_detection" else "digits" if images else "builtin"
     unknown = ("pair", "label_field", "placeholder", "answers", "both_orders", "data_dir")
     for key in [key for key in unknown if key in task]:
       del task[key]
     with task.unlocked():
-      task.update({"vocabulary": "bytes"} if "vocabulary" in task or not images else {})
-      task.update(_LABELLED[task.name])
+      task.update(built_in)
     if config.model.get("scores", 0) and task.name == "classification":
       config.model.scores = 2
     for key in ("labels", "choices"):

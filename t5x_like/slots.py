@@ -17,7 +17,7 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Unpack
 
 from t5x_like import trust
 from t5x_like.errors import UserError, did_you_mean
@@ -108,6 +108,11 @@ def find(where: str, name: str | None, registry: Registry, member: str = "") -> 
   return getattr(importlib.import_module(f"{registry.__name__}.{name}"), member)
 
 
+def module(name: str | None, package: types.ModuleType) -> types.ModuleType | None:
+  """Return a module of a package that is a registry; None if there is none of this name."""
+  return importlib.import_module(f"{package.__name__}.{name}") if name in names(package) else None
+
+
 def fill(
   where: str, values: Any, function: Callable, given: Sequence[str] = (), also: Sequence[Callable] = ()
 ) -> dict[str, Any]:
@@ -166,19 +171,10 @@ def make(where: str, value: Any, registry: Registry, member: str = "", **supplie
   return function(**supplied, **fill(where, arguments, function, given=tuple(supplied)))
 
 
-def with_arguments_of(other: Callable, but: Sequence[str] = ()) -> Callable[[Callable], Callable]:
-  """A decorator: the function, which ends in `**others`, takes the arguments of `other` too, with their types and
-  defaults, except those named in `but` and those that it has itself."""
-
-  def decorated(function: Callable) -> Callable:
-    own, theirs = inspect.signature(function), inspect.signature(other).parameters
-    named = [parameter for parameter in own.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
-    more = [parameter for key, parameter in theirs.items() if key not in (*own.parameters, *but)]
-    function.__signature__ = own.replace(parameters=[*named, *more])
-    function.__annotations__ = {parameter.name: parameter.annotation for parameter in more} | function.__annotations__
-    return function
-
-  return decorated
+def defaults(function: Callable) -> dict[str, Any]:
+  """Return the arguments of a function that have defaults, with these."""
+  parameters, _ = _signature(function)
+  return {name: one.default for name, one in parameters.items() if one.default is not inspect.Parameter.empty}
 
 
 def change(where: str, record: Any, changes: Any) -> Any:
@@ -193,8 +189,11 @@ def change(where: str, record: Any, changes: Any) -> Any:
 
 
 def _signature(function: Callable) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
-  """(parameters, their declared types) by name; for a class, those of its constructor and, if that passes on
-  `**options`, of the constructor it overrides."""
+  """Return a function's parameters and their declared types, by name.
+
+  `**options` stand for the parameters of another signature: `**options: Unpack[Record]` for the fields of a dataclass,
+  those of a class's constructor for the parameters of the constructor it overrides.
+  """
   layers = [function]
   if inspect.isclass(function):
     layers = [vars(base)["__init__"] for base in function.__mro__[:-1] if "__init__" in vars(base)]
@@ -202,9 +201,14 @@ def _signature(function: Callable) -> tuple[dict[str, inspect.Parameter], dict[s
   kinds: dict[str, Any] = {}
   for layer in layers:
     own = dict(inspect.signature(layer).parameters)
+    hints = typing.get_type_hints(layer, include_extras=True)
     open_ended = [name for name, parameter in own.items() if parameter.kind is parameter.VAR_KEYWORD]
     parameters = {name: own[name] for name in own if name not in ("self", *open_ended)} | parameters
-    kinds = typing.get_type_hints(layer, include_extras=True) | kinds
+    records = [typing.get_args(hints[name])[0] for name in open_ended if typing.get_origin(hints.get(name)) is Unpack]
+    for record in records:
+      fields, their_kinds = _signature(record)
+      parameters, hints = parameters | {k: v for k, v in fields.items() if k not in parameters}, their_kinds | hints
+    kinds = hints | kinds
     if not open_ended:
       break
   return parameters, kinds

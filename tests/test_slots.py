@@ -2,7 +2,7 @@
 
 import dataclasses
 import types
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Unpack
 
 import pytest
 from ml_collections import ConfigDict
@@ -93,15 +93,17 @@ def test_refusals_inside_of_arguments(value, message):
     slots.make("config.x", {"name": "steamer", **value}, FLEET, sea=0)
 
 
-def test_a_function_takes_the_arguments_of_the_one_it_calls():
-  def catch(*, nets: slots.Positive, bait: str = "worm", depth: int = 3):
-    return nets, bait, depth
+def test_a_function_takes_the_fields_of_the_record_that_it_unpacks():
+  @dataclasses.dataclass(frozen=True)
+  class Catch:
+    nets: slots.Positive
+    bait: str = "worm"
 
-  @slots.with_arguments_of(catch, but=("depth",))
-  def lake(*, bait: str = "fly", **others):
-    return catch(bait=bait, **others)
+  def lake(*, bait: str = "fly", **catch: Unpack[Catch]):
+    return Catch(bait=bait, **catch)
 
-  assert slots.make("config.x", {"name": "lake", "nets": 2}, {"lake": lake}) == (2, "fly", 3)
+  assert slots.make("config.x", {"name": "lake", "nets": 2}, {"lake": lake}) == Catch(2, "fly")
+  assert slots.defaults(lake) == {"bait": "fly"}
   for values, message in (
     ({"depth": 4}, r"x\.depth: unknown key.*; it takes bait, nets"),
     ({"nets": 0}, "a whole number above 0"),

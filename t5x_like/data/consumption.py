@@ -15,6 +15,8 @@ period, (a 0, b 0, a 1), (a 2, b 1, a 3). If the second period's shuffle begins 
 3 of a are drawn and 0 of b; the next phase, at any rates, draws 2, 4, 5, ... of a and 1, 2, ... of b.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
 

@@ -1,5 +1,7 @@
 """The training batches of a task as an ordinary `tf.data.Dataset`, for other programs; nothing here needs JAX."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 from t5x_like.data import loader

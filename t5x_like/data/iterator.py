@@ -14,6 +14,8 @@ Autotuning is off for the same reason: deleting an iterator also waits for its t
 its cancellation and sleeps for up to a minute (TensorFlow 2.21), with the GIL still held.
 """
 
+from __future__ import annotations
+
 import atexit
 import queue
 import re

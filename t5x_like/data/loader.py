@@ -6,6 +6,8 @@ before, they are counted (`consumption.py`). Nothing is replayed to start at a s
 batches do not change with the number of hosts.
 """
 
+from __future__ import annotations
+
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence

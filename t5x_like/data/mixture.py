@@ -14,6 +14,8 @@ Rates follow Raffel et al. 2020, section 3.5.2: equal; proportional to the numbe
 proportional and T -> infinity equal (section 3.5.2; multilingual BERT and mT5 use the exponents 0.7 and 0.3).
 """
 
+from __future__ import annotations
+
 import dataclasses
 import hashlib
 from collections.abc import Callable, Mapping, Sequence

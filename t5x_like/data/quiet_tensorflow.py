@@ -1,38 +1,64 @@
-"""TensorFlow and TFDS without start-up notices or Keras: `from t5x_like.data.quiet_tensorflow import tf, tfds`.
+"""TensorFlow and TFDS, imported at first use: `from t5x_like.data.quiet_tensorflow import tf, tfds`.
 
-The oneDNN notice ignores the log level and can only be avoided by switching oneDNN off in TensorFlow, which the input
-pipeline does not need; the setting is removed after the import, so that nothing else in the process sees it. TFDS warns
-of its own use of an old attribute.
+Modules that use TensorFlow can thus be imported, and their features and arguments read, on a machine without it.
+
+It starts without notices or Keras. The oneDNN notice ignores the log level and can only be avoided by switching oneDNN
+off in TensorFlow, which the input pipeline does not need; the setting is removed after the import, so that nothing else
+in the process sees it. TFDS warns of its own use of an old attribute.
 
 TensorFlow imports Keras at once, and with it scikit-learn, SciPy's statistics and pyplot: a third of its start. Here
-that import fails, which TensorFlow allows for; `tf.keras` still works, imported when it is used. So is TFDS.
+that import fails, which TensorFlow allows for; `tf.keras` still works, imported when it is used.
 """
 
+import functools
+import importlib
 import logging
 import os
 import sys
+import threading
+import types
 
 _ONEDNN, _KERAS = "TF_ENABLE_ONEDNN_OPTS", "keras.src.optimizers"
-_chosen = os.environ.get(_ONEDNN)
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-os.environ.setdefault(_ONEDNN, "0")
-_left_out = sys.modules.setdefault(_KERAS, None) is None
-try:
-  import tensorflow as tf
-finally:
-  if _left_out:
-    del sys.modules[_KERAS]
-  if _chosen is None:
-    os.environ.pop(_ONEDNN, None)
+_importing = threading.Lock()
 
-logging.getLogger("absl").addFilter(lambda record: ".dtype` is deprecated" not in record.getMessage())
-
-__all__ = ["tf"]
+__all__ = ["tf", "tfds"]
 
 
-def __getattr__(name: str):
-  if name != "tfds":
-    raise AttributeError(name)
-  import tensorflow_datasets
+class _AtFirstUse(types.ModuleType):
+  """Stands for a module that is imported when an attribute of it is first read."""
 
-  return tensorflow_datasets
+  def __init__(self, name, load):
+    super().__init__(name)
+    self.__dict__["_load"] = load
+
+  def __getattr__(self, name: str):
+    value = getattr(self._load(), name)
+    self.__dict__[name] = value
+    return value
+
+
+@functools.cache
+def _tensorflow() -> types.ModuleType:
+  with _importing:
+    chosen = os.environ.get(_ONEDNN)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault(_ONEDNN, "0")
+    left_out = sys.modules.setdefault(_KERAS, None) is None
+    try:
+      loaded = importlib.import_module("tensorflow")
+    finally:
+      if left_out:
+        del sys.modules[_KERAS]
+      if chosen is None:
+        os.environ.pop(_ONEDNN, None)
+  logging.getLogger("absl").addFilter(lambda record: ".dtype` is deprecated" not in record.getMessage())
+  return loaded
+
+
+def _tfds() -> types.ModuleType:
+  _tensorflow()
+  return importlib.import_module("tensorflow_datasets")
+
+
+tf = _AtFirstUse("tensorflow", _tensorflow)
+tfds = _AtFirstUse("tensorflow_datasets", _tfds)

@@ -8,6 +8,8 @@ seed with the epoch and the example index absorbed one after the other; a row's 
 key, that is `mix(key + (j + 1) * GOLDEN_GAMMA)` for j = 0, 1, 2, ...
 """
 
+from __future__ import annotations
+
 import math
 
 import numpy as np

@@ -1,5 +1,7 @@
 """A stream: the endless sequence of a corpus's examples, epoch after epoch, and how far it has been drawn."""
 
+from __future__ import annotations
+
 import dataclasses
 
 import numpy as np
@@ -36,7 +38,7 @@ class Stream:
     epoch_B, place_B = position_B // self.size, position_B % self.size
     return random.shuffled(place_B, epoch_B, self.seed, self.size), epoch_B * self.repeats + turn_B
 
-  def after(self, whole: int, more: np.ndarray = np.zeros(0, np.int64)) -> "Stream":  # noqa: B008
+  def after(self, whole: int, more: np.ndarray = np.zeros(0, np.int64)) -> Stream:  # noqa: B008
     """The stream when draws 0..whole-1 were made, and those in `more`, which lie behind them: int64 [N] ascending."""
     end = max(whole, self.passed.size, int(more[-1]) + 1 if more.size else 0)
     rest = np.setdiff1d(np.arange(whole, end), more)

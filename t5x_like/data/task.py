@@ -4,6 +4,8 @@ The module path is the registry: the task named `span_corruption` is the functio
 `t5x_like/data/tasks/span_corruption.py`, and its keyword arguments are the task's configuration.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import hashlib
 import json

@@ -5,6 +5,8 @@ the batch will have, and the `mean` and `std` of its normalisation. What an augm
 of numbers drawn for that image and epoch alone, so a batch does not depend on who makes it.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Sequence
 

@@ -1,5 +1,7 @@
 """Random boxes inside an image, by area and aspect ratio."""
 
+from __future__ import annotations
+
 import math
 
 import numpy as np

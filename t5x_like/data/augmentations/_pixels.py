@@ -1,5 +1,7 @@
 """Changes of the pixels of one image, float32 [Y, X, C] in 0 to 255, as Pillow defines them."""
 
+from __future__ import annotations
+
 from t5x_like.data.quiet_tensorflow import tf
 
 _LUMA = (0.299, 0.587, 0.114)  # ITU-R 601-2

@@ -1,5 +1,7 @@
 """Brightness, contrast and saturation, each by a random factor."""
 
+from __future__ import annotations
+
 from t5x_like.data.augmentations import Augmentation, _pixels
 from t5x_like.data.quiet_tensorflow import tf
 

@@ -1,5 +1,7 @@
 """Random erasing: a box of noise (Zhong et al. 2020, https://arxiv.org/abs/1708.04896)."""
 
+from __future__ import annotations
+
 from t5x_like.data.augmentations import Augmentation, _box
 from t5x_like.data.quiet_tensorflow import tf
 

@@ -1,5 +1,7 @@
 """Left and right exchanged, every second time."""
 
+from __future__ import annotations
+
 from t5x_like.data.augmentations import Augmentation
 from t5x_like.data.quiet_tensorflow import tf
 

@@ -1,5 +1,7 @@
 """RandAugment: some of fourteen changes, at one magnitude (Cubuk et al. 2020, https://arxiv.org/abs/1909.13719)."""
 
+from __future__ import annotations
+
 import math
 
 from t5x_like.data.augmentations import Augmentation, _pixels

@@ -1,5 +1,7 @@
 """A part of the image as large as itself, after a border was added: a shift by some pixels (Krizhevsky et al. 2012)."""
 
+from __future__ import annotations
+
 from t5x_like.data.augmentations import Augmentation
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.slots import Positive

@@ -1,5 +1,7 @@
 """A random part of the image, resized to the batch's resolution (Szegedy et al. 2015)."""
 
+from __future__ import annotations
+
 from typing import Literal
 
 from t5x_like.data.augmentations import Augmentation, _box

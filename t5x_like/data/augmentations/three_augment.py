@@ -1,5 +1,7 @@
 """3-Augment: grey, solarised or blurred, one of the three (DeiT III, Touvron et al. 2022, section 3.2)."""
 
+from __future__ import annotations
+
 from t5x_like.data.augmentations import Augmentation, _pixels
 from t5x_like.data.quiet_tensorflow import tf
 

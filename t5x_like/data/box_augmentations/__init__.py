@@ -4,12 +4,14 @@ As in `data/augmentations`, what becomes of an image is a function of numbers dr
 `make` takes the arguments that recipes give and, if its signature names it, the `resolution` of the batch.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Sequence
 
 from t5x_like.data.quiet_tensorflow import tf
 
-Boxed = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
+Boxed = tuple["tf.Tensor", "tf.Tensor", "tf.Tensor"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Sizes of images by their shorter and longer side, and parts of images with the boxes in them."""
 
+from __future__ import annotations
+
 from t5x_like.data.box_augmentations import Boxed
 from t5x_like.data.quiet_tensorflow import tf
 

@@ -1,5 +1,7 @@
 """A random part of the image, every second time (Carion et al. 2020, section 4)."""
 
+from __future__ import annotations
+
 from t5x_like.data.box_augmentations import BoxAugmentation, Boxed, _sizes
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.slots import Positive

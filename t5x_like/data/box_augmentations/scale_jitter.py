@@ -1,5 +1,7 @@
 """Scale jitter: a random size, of which a random part is taken where it is too large (Ghiasi et al. 2021, LSJ)."""
 
+from __future__ import annotations
+
 from t5x_like.data.box_augmentations import BoxAugmentation, Boxed, _sizes
 from t5x_like.data.quiet_tensorflow import tf
 

@@ -1,5 +1,8 @@
 """The examples of tasks on labelled images: read, augmented, mixed and normalised, each a function of its index."""
 
+from __future__ import annotations
+
+import dataclasses
 from typing import Literal
 
 import numpy as np
@@ -23,39 +26,68 @@ _OWN, _OTHER, _MIXED = 0, 1, 2  # streams of random numbers of an example: its i
 MORE = 3  # the first that is free for tasks
 
 
-def task(
-  *,
-  source: str,
-  split: str,
-  resolution: Positive = 224,
-  channels: Literal[1, 3] = 3,
-  augmentations: tuple = ("random_resized_crop", "flip"),
-  mixing: Mixing | None = None,
-  repeats: Positive = 1,
-  crop: float = pictures.CROP,
-  mean: tuple[float, ...] = pictures.MEAN,
-  std: tuple[float, ...] = pictures.STD,
-  image_field: str = "image",
-  label_field: str = "label",
-  cache: str = "data/prepared",
-  data_dir: str | None = None,
-  label: str | None = None,
-  verify: Verify = "auto",
-  store: stores.ImageStore | None = None,
-) -> Task:
-  """The task `image_classification`, which tells the arguments; on images that are open already where given."""
-  mean, std = (of_channels(name, values, channels) for name, values in (("mean", mean), ("std", std)))
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Images:
+  """The arguments that tasks on labelled images share.
+
+  Attributes:
+    source: `folders:`, `idx:`, `tfds:` or `digits`, see `data/sources/__init__.py`.
+    split: the split of the source.
+    resolution: height and width of the images in a batch.
+    channels: 3 for RGB, 1 for grey; images of the other kind are converted.
+    augmentations: of training images, in order: modules of `data/augmentations`, names or {"name": …} with arguments.
+      An image of another size after them is resized like the images of evaluations.
+    repeats: copies of each image per epoch, one after the other, each augmented independently (Hoffer et al. 2020;
+      DeiT takes 3); every batch holds them together if its size is a multiple.
+    crop: evaluations resize the shorter side to resolution / crop, and see the middle.
+    mean, std: of the normalisation of pixels in 0 to 1, one number or one for each channel.
+    image_field, label_field: fields of the source.
+    cache, data_dir, verify: see `text_to_text`.
+    label: the name in metrics; by default `<corpus>_<task>`.
+  """
+
+  source: str
+  split: str
+  resolution: Positive = 224
+  channels: Literal[1, 3] = 3
+  augmentations: tuple = ("random_resized_crop", "flip")
+  repeats: Positive = 1
+  crop: float = pictures.CROP
+  mean: tuple[float, ...] = pictures.MEAN
+  std: tuple[float, ...] = pictures.STD
+  image_field: str = "image"
+  label_field: str = "label"
+  cache: str = "data/prepared"
+  data_dir: str | None = None
+  label: str | None = None
+  verify: Verify = "auto"
+
+
+def task(images: Images, mixing: Mixing | None = None, store: stores.ImageStore | None = None) -> Task:
+  """Make the task `image_classification`; `store` holds the images if they are open already.
+
+  Raises:
+    UserError: an unusable source or argument, no usable image, a file changed since it was prepared.
+  """
+  resolution, channels, crop, repeats = images.resolution, images.channels, images.crop, images.repeats
+  mean, std = (of_channels(name, values, channels) for name, values in (("mean", images.mean), ("std", images.std)))
   if not 0 < crop <= 1:
     raise UserError(f"config.task.crop: found {crop}, expected above 0 and at most 1")
   store = store or stores.open_store(
-    source, split, image_field=image_field, label_field=label_field, cache=cache, data_dir=data_dir, verify=verify
+    images.source,
+    images.split,
+    image_field=images.image_field,
+    label_field=images.label_field,
+    cache=images.cache,
+    data_dir=images.data_dir,
+    verify=images.verify,
   )
   given = dict(resolution=resolution, mean=mean, std=std)
-  steps = [slots.make("config.task.augmentations", value, available, "make", **given) for value in augmentations]
+  steps = [slots.make("config.task.augmentations", value, available, "make", **given) for value in images.augmentations]
   augment = together([*steps, Augmentation(0, lambda image_YXC, _: centred(image_YXC, resolution, 1.0))])
   classes, N = store.classes, store.num_images
   arguments = dict(resolution=resolution, channels=channels, crop=crop, mean=mean, std=std, repeats=repeats)
-  features = declared.images(resolution, channels, mixing is not None)
+  features = declared.images(resolution, channels, mixed=mixing is not None)
   labels_N = tf.constant(store.labels)
   mean_C, std_C = tf.constant(mean, tf.float32), tf.constant(std, tf.float32)
 
@@ -114,12 +146,12 @@ def task(
     return finished(made, index_B, index_B, tf.ones_like(index_B, tf.float32))
 
   return Task(
-    name=label or f"{store.name}_image_classification",
+    name=images.label or f"{store.name}_image_classification",
     vocabulary=LabelVocabulary(classes),
     fingerprint=digest(
       task="image_classification.v1",
       images=store.fingerprint,
-      augmentations=[plain(value) for value in augmentations],
+      augmentations=[plain(value) for value in images.augmentations],
       mixing=vars(mixing) if mixing else None,
       **arguments,
     ),

@@ -4,6 +4,8 @@ The other image is drawn for the example and its epoch from all of the corpus, r
 batch depends on its own index alone, whichever host makes it.
 """
 
+from __future__ import annotations
+
 import dataclasses
 
 import numpy as np

@@ -16,6 +16,8 @@ the ends are noise slightly less often, as a span lies between two kept tokens. 
 combined; permutation and rotation come first.
 """
 
+from __future__ import annotations
+
 import math
 
 import numpy as np

@@ -14,6 +14,8 @@ and with a prefix of 2 tokens (Raffel et al. 2020, section 3.2.1 and figure 3), 
     decoder_causal_attention  1 1 1 0
 """
 
+from __future__ import annotations
+
 from t5x_like.data.quiet_tensorflow import tf
 
 

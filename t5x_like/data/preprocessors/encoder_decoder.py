@@ -1,5 +1,7 @@
 """Inputs and targets -> the features of an encoder-decoder, under T5X's names."""
 
+from __future__ import annotations
+
 from t5x_like.data.features import encoder_decoder as features
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.vocabularies import Vocabulary, padding

@@ -22,6 +22,8 @@ Worked example, budget 2, mask 9: [101, 5, 6, 7, 102] with 6 and 7 chosen, 6 mas
 [101, 5, 9, 7, 102], targets [0, 0, 6, 7, 0], weights [0, 0, 1, 1, 0].
 """
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Literal
 

@@ -15,6 +15,8 @@ follow the paper's figure 2, without its final sentinel, which T5's span corrupt
 a whole batch and any noise; the caller ensures that the lengths suffice.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 from t5x_like.data.quiet_tensorflow import tf

@@ -16,6 +16,8 @@ The task's fingerprint has the name, the arguments, and the function's attribute
 of its file: a run does not resume with a file that has changed, unless a version says that its examples are the same.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import hashlib
 import inspect
@@ -34,7 +36,7 @@ from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError, one_line
 
 _SCOPE = "own_preprocessor-"
-Batch = Callable[[tf.Tensor, tf.Tensor, int], dict[str, tf.Tensor]]
+Batch = Callable[["tf.Tensor", "tf.Tensor", int], dict[str, "tf.Tensor"]]
 
 
 def failed(message: str) -> str | None:

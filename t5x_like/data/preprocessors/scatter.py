@@ -1,5 +1,7 @@
 """Values put at places of a row."""
 
+from __future__ import annotations
+
 from t5x_like.data.quiet_tensorflow import tf
 
 

@@ -7,6 +7,8 @@ Worked example, A = 5 6 7, B = 8 9, length 10, [CLS] 2, [SEP] 3:
     segments  1 1 1 1 1 1 1 1 0 0      (1 on what is not padding)
 """
 
+from __future__ import annotations
+
 from t5x_like.data import random
 from t5x_like.data.preprocessors.sentences import Sentences
 from t5x_like.data.quiet_tensorflow import tf

@@ -6,6 +6,8 @@ document begins a sentence. Like other simple splitters, it is wrong after abbre
 a function `(vocabulary) -> bool [size]`, which ids may end a sentence, named `module:function`.
 """
 
+from __future__ import annotations
+
 import re
 
 import numpy as np

@@ -14,6 +14,8 @@ mask of every window by a uniformly random number of tokens, so that each token 
 across the ends becomes two; both sequences have room for the extra sentinel, and end with padding where there is none.
 """
 
+from __future__ import annotations
+
 import dataclasses
 
 from t5x_like.data import random

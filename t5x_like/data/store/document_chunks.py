@@ -12,6 +12,8 @@ chunks of 2: chunks 0 to 2 are tokens 0-1, 2-3 and 4, chunk 3 is token 5, chunks
 chunk needs at least 2 tokens (`least`), they are 0-1, 2, 3-4, 6-7 and 8-9. `chunk_rows.py` puts several into a row.
 """
 
+from __future__ import annotations
+
 import concurrent.futures
 import contextlib
 import hashlib

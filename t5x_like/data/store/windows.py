@@ -12,6 +12,8 @@ and its beginning, as other windows hold the end of one document and the beginni
 Worked example: T = 10 and W = 4. Windows of the first epoch: 0-3 and 4-7; of an epoch with offset 7: 7 8 9 0 and 1-4.
 """
 
+from __future__ import annotations
+
 import os
 import threading
 import weakref

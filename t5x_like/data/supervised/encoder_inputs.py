@@ -3,6 +3,8 @@
 A vocabulary without these pieces lends sentinels, see `vocabularies.special`.
 """
 
+from __future__ import annotations
+
 import unicodedata
 from collections.abc import Callable
 

@@ -4,6 +4,8 @@ Every sequence has its own [CLS], [SEP], segment number and positions, from 0, s
 computes of each what it would compute of it alone in a row. Krell et al. 2021 (arXiv:2107.02027) pack BERT's pairs so.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 import numpy as np

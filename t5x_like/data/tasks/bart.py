@@ -6,16 +6,25 @@ with EOS and are padded to `length`. With a vocabulary published with BART both 
 trained, and windows are a token shorter. `preprocessors/bart.py` defines each noise.
 """
 
+from __future__ import annotations
+
+from t5x_like.data import features as declared
 from t5x_like.data import random
+from t5x_like.data.features import Feature, Features
 from t5x_like.data.preprocessors import bart, sentences
-from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder, features
+from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.store.windows import Windows, open_tokens
-from t5x_like.data.task import Feature, Task, fingerprint
+from t5x_like.data.task import Task, fingerprint
 from t5x_like.data.vocabularies import opening, padding, special
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
+
+
+def features(vocabulary, /, *, length: int, **_) -> Features:
+  """Return the features of the task with these arguments."""
+  return declared.encoder_decoder(length, length) | {"encoder_segment_ids": Feature((length,), "int32")}
 
 
 def task(
@@ -108,7 +117,7 @@ def task(
     ),
     num_examples=windows.num_examples,
     numbering=windows.numbering,
-    features=features(length, length) | {"encoder_segment_ids": Feature((length,), "int32")},
+    features=features(vocabulary, length=length),
     batch=batch,
   )
 

@@ -8,13 +8,21 @@ do not mask attention between them); `document_mask` keeps attention inside a do
 end; a store without it (`prepare_data` without `--append_eos`) is refused unless `documents_end` says otherwise.
 """
 
+from __future__ import annotations
+
+from t5x_like.data.features import Features, decoder
 from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.store.windows import DocumentsEnd, Windows
-from t5x_like.data.task import Feature, Task, fingerprint
+from t5x_like.data.task import Task, fingerprint
 from t5x_like.data.vocabularies import start_id
 from t5x_like.slots import Length
+
+
+def features(vocabulary, /, *, length: int, document_mask: bool, **_) -> Features:
+  """Return the features of the task with these arguments."""
+  return decoder(length, *("segment_ids", "positions") * document_mask)
 
 
 def task(
@@ -51,7 +59,6 @@ def task(
     documents_BT = windows.documents(example_index_B, epoch_B, seed) if document_mask else None
     return decoder_only(windows.read(example_index_B, epoch_B, seed), start, documents_BT)
 
-  names = ["input_tokens", "target_tokens"] + ["segment_ids", "positions"] * document_mask
   return Task(
     name=label or f"{windows.tokens.name}_causal_lm",
     vocabulary=windows.vocabulary,
@@ -60,7 +67,6 @@ def task(
     ),
     num_examples=windows.num_examples,
     numbering=windows.numbering,
-    features={f"decoder_{name}": Feature((length,), "int32") for name in names}
-    | {"decoder_loss_weights": Feature((length,), "float32")},
+    features=features(windows.vocabulary, length=length, document_mask=document_mask),
     batch=batch,
   )

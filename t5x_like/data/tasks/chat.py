@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from t5x_like.data import vocabularies
-from t5x_like.data.features import decoder
+from t5x_like.data.features import Features, decoder
 from t5x_like.data.sources import Record, Skip
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.supervised import encoder_inputs, example_store, packing, records
@@ -30,6 +30,19 @@ from t5x_like.data.supervised.too_long import TooLong, answered, fit
 from t5x_like.data.task import Task, digest
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
+
+# On the built-in corpus, for `:debug`.
+BUILT_IN = {"source": "builtin", "vocabulary": "bytes", "template": "plain"}
+
+
+def tiny(length: int) -> dict[str, int]:
+  """Return the length of its laptop form; shorter rows have no room for an answer."""
+  return {"length": 128}
+
+
+def features(vocabulary, /, *, length: int, **_) -> Features:
+  """Return the features of the task with these arguments."""
+  return decoder(length, "segment_ids", "positions")
 
 
 def task(
@@ -134,7 +147,7 @@ def task(
     found = records.used(source, split, fields=(*fields, *more), data_dir=data_dir, examples=examples)
     return [_asked(chat, record, conversation(record, where)) for where, record in found]
 
-  described = decoder(length, "segment_ids", "positions")
+  described = features(encoding, length=length)
   return Task(
     name=label or f"{store.name}_chat",
     vocabulary=encoding,

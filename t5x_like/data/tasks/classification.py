@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from t5x_like.data import vocabularies
-from t5x_like.data.features import rows_of
+from t5x_like.data.features import Feature, Features, rows_of
 from t5x_like.data.sources import Record, Skip, value
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.supervised import encoder_inputs, example_store, records
@@ -30,11 +30,22 @@ from t5x_like.data.supervised.example_store import Example
 from t5x_like.data.supervised.labels import number_of, numbered
 from t5x_like.data.supervised.templates import Template, as_text
 from t5x_like.data.supervised.too_long import TooLong, fit
-from t5x_like.data.task import Feature, Task, digest
+from t5x_like.data.task import Task, digest
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
 
 UNLABELLED = "-1"
+
+
+# On the built-in corpus, for `:debug`.
+BUILT_IN = {"source": "builtin", "vocabulary": "bytes", "text": "{text}", "labels": ["short", "long"]}
+
+
+def features(vocabulary, /, *, length: int, labels, architecture: str, both_orders: bool, **_) -> Features:
+  """Return the features of the task with these arguments."""
+  described = rows_of(length, architecture, 2 if both_orders else None)
+  label = Feature((), "float32" if labels is None else "int32")
+  return described | {"label": label, "example_weights": Feature((), "float32")}
 
 
 def task(
@@ -113,7 +124,6 @@ def task(
   sequences = make(store, tuple(templates), length)
   exchanged = Delimited(store, tuple(templates)[::-1], length) if both_orders else None
   used, lengths_nD = _fitted(store, sequences, tuple(templates), length, too_long)
-  kind = "float32" if numbers is None else "int32"
 
   def read(index_B: np.ndarray) -> dict[str, np.ndarray]:
     example_B, lengths_BD = used[index_B], lengths_nD[index_B]
@@ -136,8 +146,7 @@ def task(
       out.append({"record": record, "text": list(texts.values()), "label": named if numbers else float(label)})
     return out
 
-  described = rows_of(length, architecture, 2 if both_orders else None)
-  described |= {"label": Feature((), kind), "example_weights": Feature((), "float32")}
+  described = features(encoding, length=length, labels=labels, architecture=architecture, both_orders=both_orders)
   made: dict[str, Any] = {"length": length, "too_long": too_long}
   made |= {} if architecture == "encoder" else {"architecture": architecture, "both_orders": both_orders}
   return Task(

@@ -9,23 +9,36 @@ corrupted; `patch_colours` int32 [T], its mean colour in 8 levels for each chann
 Evaluations are corrupted in the same way every time.
 """
 
+from __future__ import annotations
+
 import dataclasses
-from typing import Literal
+from typing import Literal, Unpack
 
 import numpy as np
 
 from t5x_like.data import features as declared
 from t5x_like.data import random
+from t5x_like.data.features import Feature, Features
 from t5x_like.data.images import examples, pictures
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task, digest
 from t5x_like.errors import UserError
-from t5x_like.slots import Positive, with_arguments_of
+from t5x_like.slots import Positive
 
 _LEVELS = 8  # 3 bits
 
 
-@with_arguments_of(examples.task, but=("mixing", "store"))
+# On the built-in corpus, for `:debug`.
+BUILT_IN = {"source": "digits"}
+
+
+def features(vocabulary, /, *, resolution: int, channels: int, patch: int, **_) -> Features:
+  """Return the features of the task with these arguments."""
+  T = (resolution // patch) ** 2
+  dtypes = {"patch_sources": "int32", "patch_weights": "float32", "patch_colours": "int32"}
+  return declared.images(resolution, channels) | {name: Feature((T,), dtype) for name, dtype in dtypes.items()}
+
+
 def task(
   *,
   resolution: Positive = 224,
@@ -37,7 +50,7 @@ def task(
   mean: tuple[float, ...] = pictures.MEAN,
   std: tuple[float, ...] = pictures.STD,
   label: str | None = None,
-  **others,
+  **images: Unpack[examples.Images],
 ) -> Task:
   """Makes the task.
 
@@ -46,7 +59,7 @@ def task(
     rate: share of the patches that are corrupted; their number is the same in every image.
     masked, swapped: of those, the share that becomes the mask, and that becomes another patch of the image; the others
       stay as they are.
-    others: see `image_classification`.
+    images: see `examples.Images`.
 
   Raises:
     UserError: no whole number of patches, or shares that cannot be; and as `image_classification`.
@@ -58,7 +71,8 @@ def task(
     raise UserError(
       f"config.task: {found}, expected a multiple of the patch, a rate above 0 to 1, and shares of at most 1"
     )
-  images = examples.task(resolution=resolution, channels=channels, mean=mean, std=std, label=label, **others)
+  own = dict(resolution=resolution, channels=channels, mean=mean, std=std, label=label)
+  plain = examples.task(examples.Images(**own, **images))
   places_T, side = np.arange(T, dtype=np.int32), resolution // patch
   mean_C, std_C = (tf.constant(examples.of_channels("", x, channels), tf.float32) for x in (mean, std))
   base_C = tf.constant(_LEVELS ** np.arange(channels)[::-1], tf.int32)
@@ -89,12 +103,12 @@ def task(
     return made
 
   return dataclasses.replace(
-    images,
-    name=label or images.name.replace("image_classification", "corrupted_images"),
+    plain,
+    name=label or plain.name.replace("image_classification", "corrupted_images"),
     fingerprint=digest(
-      task="corrupted_images.v1", images=images.fingerprint, patch=patch, rate=rate, masked=masked, swapped=swapped
+      task="corrupted_images.v1", images=plain.fingerprint, patch=patch, rate=rate, masked=masked, swapped=swapped
     ),
-    features=declared.corrupted(images.features, resolution, patch),
-    batch=with_corruption(images.batch),
-    evaluated=with_corruption(images.evaluated),
+    features=features(None, resolution=resolution, channels=channels, patch=patch),
+    batch=with_corruption(plain.batch),
+    evaluated=with_corruption(plain.evaluated),
   )

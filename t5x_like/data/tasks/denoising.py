@@ -17,13 +17,17 @@ The paper draws noise independently for every token. Here exactly `round(noise_d
 uniformly random subset: the same distribution given that number, and lengths are known in advance.
 """
 
+from __future__ import annotations
+
 from typing import Literal
 
 import numpy as np
 
+from t5x_like.data import features as declared
 from t5x_like.data import random, vocabularies
+from t5x_like.data.features import Features
 from t5x_like.data.preprocessors import noise
-from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder, features
+from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.preprocessors.lengths import denoising as lengths
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import Verify
@@ -35,6 +39,11 @@ from t5x_like.slots import Length
 RANDOM_FRACTION = 0.1  # of BERT-style noise
 
 Style = Literal["bert_style", "mass_style", "replace_spans", "drop_tokens", "deshuffling"]
+
+
+def features(vocabulary, /, *, style: Style, inputs_length: int, noise_density: float, **_) -> Features:
+  """Return the features of the task with these arguments."""
+  return declared.encoder_decoder(inputs_length, lengths(style, inputs_length, noise_density)[2], vocabulary)
 
 
 def task(
@@ -123,7 +132,7 @@ def task(
     ),
     num_examples=windows.num_examples,
     numbering=windows.numbering,
-    features=features(inputs_length, targets_length, vocabulary),
+    features=declared.encoder_decoder(inputs_length, targets_length, vocabulary),
     batch=batch,
   )
 

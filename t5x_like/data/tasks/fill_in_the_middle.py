@@ -9,12 +9,14 @@ targets. The rest of a row is padding without weight; rows that hold several rea
 The sentinels are pieces of the vocabulary, by their usual spellings or as named, or its first three sentinels.
 """
 
+from __future__ import annotations
+
 from typing import Literal
 
 import numpy as np
 
-from t5x_like.data import features as features_of
 from t5x_like.data import random
+from t5x_like.data.features import Features, decoder
 from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.preprocessors.fill_in_the_middle import ROOM, FillInTheMiddle
 from t5x_like.data.quiet_tensorflow import tf
@@ -24,6 +26,11 @@ from t5x_like.data.task import Task, fingerprint
 from t5x_like.data.vocabularies import start_id
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
+
+
+def features(vocabulary, /, *, length: int, document_mask: bool, **_) -> Features:
+  """Return the features of the task with these arguments."""
+  return decoder(length, *("segment_ids", "positions") * document_mask)
 
 
 def task(
@@ -77,8 +84,8 @@ def task(
     found = [windows.read(*at), windows.documents(*at), key_B]
     made = tf.numpy_function(rearranged, found, [tf.int32, tf.int32], stateful=False)
     tokens_BT, documents_BT = (tf.ensure_shape(one, [example_index_B.shape[0], length]) for one in made)
-    features = decoder_only(tokens_BT, start, documents_BT if document_mask else None)
-    return features | {"decoder_loss_weights": tf.cast(documents_BT > 0, tf.float32)}
+    made = decoder_only(tokens_BT, start, documents_BT if document_mask else None)
+    return made | {"decoder_loss_weights": tf.cast(documents_BT > 0, tf.float32)}
 
   return Task(
     name=label or f"{windows.tokens.name}_fill_in_the_middle",
@@ -96,6 +103,6 @@ def task(
     ),
     num_examples=windows.num_examples,
     numbering=windows.numbering,
-    features=features_of.decoder(length, *("segment_ids", "positions") * document_mask),
+    features=features(vocabulary, length=length, document_mask=document_mask),
     batch=batch,
   )

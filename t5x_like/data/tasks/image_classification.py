@@ -10,31 +10,31 @@ float32, the share of the first. In training an image is augmented anew in every
 of it is a function of the image, the epoch and the seed (`data/images`, `data/augmentations`).
 """
 
+from typing import Any, Unpack
+
+from t5x_like.data import features as declared
+from t5x_like.data.features import Features
 from t5x_like.data.images import examples
+from t5x_like.data.images.mixing import Mixing
 from t5x_like.data.task import Task
-from t5x_like.slots import with_arguments_of
+
+# On the built-in corpus, for `:debug`.
+BUILT_IN = {"source": "digits"}
 
 
-@with_arguments_of(examples.task, but=("store",))
-def task(**images) -> Task:
-  """Makes the task.
+def features(vocabulary, /, *, resolution: int, channels: int, mixing: Any, **_) -> Features:
+  """Return the features of the task with these arguments."""
+  return declared.images(resolution, channels, mixed=mixing is not None)
+
+
+def task(*, mixing: Mixing | None = None, **images: Unpack[examples.Images]) -> Task:
+  """Make the task.
 
   Args:
-    source: `folders:`, `idx:`, `tfds:` or `digits`, see `data/sources/__init__.py`.
-    resolution: height and width of the images in a batch.
-    channels: 3 for RGB, 1 for grey; images of the other kind are converted.
-    augmentations: of training images, in order: modules of `data/augmentations`, names or {"name": …} with arguments.
-      What then has another size is resized like the images of evaluations.
     mixing: mixup and CutMix.
-    repeats: how often an image stands in an epoch, one after the other and augmented each time anew (Hoffer et al.
-      2020; DeiT takes 3); every batch holds them together if its size is a multiple.
-    crop: evaluations resize the shorter side to resolution / crop, and see the middle.
-    mean, std: of the normalisation of pixels in 0 to 1, one number or one for each channel.
-    image_field, label_field: fields of the source.
-    cache, data_dir, verify: see `text_to_text`.
-    label: the name in metrics; by default `<corpus>_image_classification`.
+    images: see `examples.Images`.
 
   Raises:
     UserError: an unusable source or argument, no usable image, a file changed since it was prepared.
   """
-  return examples.task(**images)
+  return examples.task(examples.Images(**images), mixing)

@@ -9,6 +9,8 @@ where the vocabulary has one, a caption, EOS and padding; `example_weights`, 1 b
 of an evaluation. Of several captions, one is drawn anew for every image and epoch; evaluations see the first.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Literal
 
@@ -16,14 +18,24 @@ import numpy as np
 
 from t5x_like.data import features as declared
 from t5x_like.data import random, vocabularies
+from t5x_like.data.features import Feature, Features
 from t5x_like.data.images import captions, examples, store
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.task import Task, digest
-from t5x_like.slots import Positive, with_arguments_of
+from t5x_like.slots import Positive
+
+# On the built-in corpus, for `:debug`.
+BUILT_IN = {"source": "digits", "vocabulary": "bytes", "caption_field": "label", "image_field": "image", "folder": ""}
 
 
-@with_arguments_of(examples.task, but=("mixing", "label_field", "store"))
+def features(vocabulary, /, *, resolution: int, channels: int, length: int, **_) -> Features:
+  """Return the features of the task with these arguments."""
+  described = declared.images(resolution, channels)
+  del described["label"]
+  return described | {"text_input_tokens": Feature((length,), "int32")}
+
+
 def task(
   *,
   source: str,
@@ -33,6 +45,7 @@ def task(
   vocabulary: str = "bytes",
   length: Positive = 77,
   augmentations: tuple = ({"name": "random_resized_crop", "area": (0.9, 1.0)},),
+  repeats: Positive = 1,
   crop: float = 1.0,
   mean: tuple[float, ...] = (0.48145466, 0.4578275, 0.40821073),
   std: tuple[float, ...] = (0.26862954, 0.26130258, 0.27577711),
@@ -43,7 +56,6 @@ def task(
   data_dir: str | None = None,
   label: str | None = None,
   verify: Verify = "auto",
-  **others,
 ) -> Task:
   """Makes the task.
 
@@ -57,7 +69,7 @@ def task(
     image_field: of the encoded image, or of the path of its file; adjacent records of one path are one image.
     caption_field: of a caption, or of a list of them.
     folder: the directory that paths of images are relative to, and stay in; without one they are taken as they are.
-    others: see `image_classification`.
+    resolution, channels, augmentations, repeats, crop, cache, data_dir, verify: see `examples.Images`.
 
   Raises:
     UserError: an unusable source or argument, no usable image, a file changed since it was prepared.
@@ -70,7 +82,8 @@ def task(
   if texts.cut:
     print(f"data: {opened.path}: {texts.cut:,} of {len(texts):,} captions cut to {length} tokens", flush=True)
   seen = dict(resolution=resolution, channels=channels, augmentations=augmentations, crop=crop, mean=mean, std=std)
-  images = examples.task(**read, **seen, label_field="", label=label, store=opened, **others)
+  seen |= dict(repeats=repeats, label_field="", label=label)
+  images = examples.task(examples.Images(**read, **seen), store=opened)
 
   def with_text(batch, drawn: bool):
     def made(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
@@ -89,7 +102,7 @@ def task(
     name=label or f"{opened.name}_image_text",
     vocabulary=encoding,
     fingerprint=digest(task="image_text.v1", images=images.fingerprint, length=length, vocabulary=encoding.fingerprint),
-    features=declared.image_text(resolution, channels, length),
+    features=features(encoding, resolution=resolution, channels=channels, length=length),
     batch=with_text(images.batch, True),
     evaluated=with_text(images.evaluated, False),
     classes=(),

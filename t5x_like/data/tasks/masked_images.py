@@ -7,44 +7,67 @@ Features: those of `image_classification`, and `visible_patches` int32 [K] and `
 patches in raster order, drawn anew for every image and epoch. Evaluations have the same masks every time.
 """
 
+from __future__ import annotations
+
 import dataclasses
+from typing import Literal, Unpack
 
 import numpy as np
 
 from t5x_like.data import features as declared
 from t5x_like.data import random
+from t5x_like.data.features import Feature, Features
 from t5x_like.data.images import examples
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task, digest
 from t5x_like.errors import UserError
-from t5x_like.slots import Positive, with_arguments_of
+from t5x_like.slots import Positive
+
+# On the built-in corpus, for `:debug`.
+BUILT_IN = {"source": "digits"}
 
 
-@with_arguments_of(examples.task, but=("mixing", "store"))
+def features(vocabulary, /, *, resolution: int, channels: int, patch: int, mask_ratio: float, **_) -> Features:
+  """Return the features of the task with these arguments."""
+  names = ("visible_patches", "masked_patches")
+  shapes = zip(names, patches(resolution, patch, mask_ratio), strict=True)
+  return declared.images(resolution, channels) | {name: Feature((n,), "int32") for name, n in shapes}
+
+
+def patches(resolution: int, patch: int, mask_ratio: float) -> tuple[int, int]:
+  """Return how many patches of an image are seen, and how many are masked."""
+  whole = (resolution // patch) ** 2
+  visible = int(whole * (1 - mask_ratio))
+  return visible, whole - visible
+
+
 def task(
   *,
   resolution: Positive = 224,
+  channels: Literal[1, 3] = 3,
   patch: Positive = 16,
   mask_ratio: float = 0.75,
   augmentations: tuple = ({"name": "random_resized_crop", "area": (0.2, 1.0)}, "flip"),
   label: str | None = None,
-  **others,
+  **images: Unpack[examples.Images],
 ) -> Task:
   """Makes the task.
 
   Args:
     patch: height and width of a patch, the model's.
     mask_ratio: of the patches, the share that is masked; the number that is seen is rounded down.
-    others: see `image_classification`.
+    images: see `examples.Images`.
 
   Raises:
     UserError: no whole number of patches, or none left on one side; and as `image_classification`.
   """
-  visible, masked = declared.patches(resolution, patch, mask_ratio)
+  visible, masked = patches(resolution, patch, mask_ratio)
   if resolution % patch or not visible or not masked:
     found = f"found resolution {resolution}, patch {patch} and mask_ratio {mask_ratio}"
     raise UserError(f"config.task: {found}, expected a multiple of the patch, and patches both seen and masked")
-  images = examples.task(resolution=resolution, augmentations=augmentations, label=label, **others)
+  plain = examples.task(
+    examples.Images(resolution=resolution, channels=channels, augmentations=augmentations, label=label, **images)
+  )
   places_T = np.arange(visible + masked, dtype=np.int32)
 
   def with_masks(batch):
@@ -58,10 +81,10 @@ def task(
     return made
 
   return dataclasses.replace(
-    images,
-    name=label or images.name.replace("image_classification", "masked_images"),
-    fingerprint=digest(task="masked_images.v1", images=images.fingerprint, patch=patch, mask_ratio=mask_ratio),
-    features=declared.masked(images.features, resolution, patch, mask_ratio),
-    batch=with_masks(images.batch),
-    evaluated=with_masks(images.evaluated),
+    plain,
+    name=label or plain.name.replace("image_classification", "masked_images"),
+    fingerprint=digest(task="masked_images.v1", images=plain.fingerprint, patch=patch, mask_ratio=mask_ratio),
+    features=features(None, resolution=resolution, channels=channels, patch=patch, mask_ratio=mask_ratio),
+    batch=with_masks(plain.batch),
+    evaluated=with_masks(plain.evaluated),
   )

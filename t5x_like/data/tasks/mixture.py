@@ -17,12 +17,25 @@ A part may be a mixture: its rate is shared out among its parts by its own rates
 do together. Worked example: news at 1 and a mixture of books (3) and papers (1) at 2 are drawn 2, 3 and 1 times in six.
 """
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from t5x_like import config, slots
+from t5x_like.data import features as declared
 from t5x_like.data import mixture
+from t5x_like.data.features import Feature, Features
 from t5x_like.data.task import Task, build_at
 from t5x_like.errors import UserError, did_you_mean
+
+
+def features(vocabulary, /, *, parts: Mapping[str, Any], shared: Mapping[str, Any], **_) -> Features:
+  """Return the features of the mixture, each in its greatest length: parts are padded to one another."""
+  common: Features = {}
+  for part in parts.values():
+    for name, feature in declared.of({**shared, **part}).items():
+      longest = tuple(map(max, feature.shape, common.get(name, feature).shape))
+      common[name] = Feature(longest, feature.dtype)
+  return common
 
 
 def task(

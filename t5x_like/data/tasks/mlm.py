@@ -27,16 +27,19 @@ as the corpus was copied in the original BERT (ten copies, so with 40 epochs eac
 section 4.1).
 """
 
+from __future__ import annotations
+
 from typing import Literal
 
 from t5x_like.data import random
+from t5x_like.data.features import Feature, Features, encoder
 from t5x_like.data.preprocessors import segments, sentences
 from t5x_like.data.preprocessors.masking import Masking, Mode
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store import windows
 from t5x_like.data.store.document_chunks import Chunks
 from t5x_like.data.store.reader import TokenStore, Verify
-from t5x_like.data.task import Feature, Task, fingerprint
+from t5x_like.data.task import Task, fingerprint
 from t5x_like.data.tasks import _packed_rows
 from t5x_like.data.vocabularies import special
 from t5x_like.errors import UserError
@@ -44,6 +47,23 @@ from t5x_like.slots import Length
 
 Format = Literal["segment_pair", "sentence_pair", "full_sentences", "doc_sentences"]
 PACKED = ("segment_pair", "doc_sentences")
+
+
+def features(
+  vocabulary, /, *, length: int, input_format: str, masking: str, rate: float, segment_ids: bool, packed: bool, **_
+) -> Features:
+  """Return the features of the task with these arguments."""
+  packed = packed and segment_ids and input_format in PACKED
+  more = ["target_tokens"] + ["segment_ids"] * segment_ids + ["positions"] * packed
+  more += ["span_starts", "span_ends"] if masking == "spans" else []
+  described = encoder(length, *more) | {"encoder_loss_weights": Feature((length,), "float32")}
+  described["encoder_masked_positions"] = Feature((max(1, round(rate * length)),), "int32")
+  if input_format.endswith("_pair"):
+    described["next_sentence_label"] = Feature((), "int32")
+  if packed and input_format == "segment_pair":
+    pairs_K = Feature((_packed_rows.most_pairs(length),), "int32")
+    described |= {"next_sentence_label": pairs_K, "encoder_cls_positions": pairs_K}
+  return described
 
 
 def task(
@@ -152,7 +172,7 @@ def task(
     offset_B = windows.offsets(epoch_B, seed, tokens.num_tokens) if offset_facts else 0
     row = reader(example_index_B, key_B, offset_B)
     masked = masks(row["tokens"], random.row_keys(8, key_B))
-    features = {
+    made = {
       "encoder_input_tokens": masked["inputs"],
       "encoder_target_tokens": masked["targets"],
       "encoder_loss_weights": masked["weights"],
@@ -160,25 +180,15 @@ def task(
       "encoder_masked_positions": places(masked["weights"], masks.most),
     }
     if segment_ids:
-      features["encoder_segment_ids"] = row["segments"]
+      made["encoder_segment_ids"] = row["segments"]
     if packed:
-      features["encoder_positions"] = row["positions"]
+      made["encoder_positions"] = row["positions"]
     if masking == "spans":
-      features |= {"encoder_span_starts": masked["span_starts"], "encoder_span_ends": masked["span_ends"]}
+      made |= {"encoder_span_starts": masked["span_starts"], "encoder_span_ends": masked["span_ends"]}
     if packed and pairs:
-      features["encoder_cls_positions"] = row["firsts"]
-    return features | ({"next_sentence_label": row["label"]} if pairs else {})
+      made["encoder_cls_positions"] = row["firsts"]
+    return made | ({"next_sentence_label": row["label"]} if pairs else {})
 
-  names = ["input_tokens", "target_tokens", "token_types"] + ["segment_ids"] * segment_ids
-  names += ["positions"] * packed + (["span_starts", "span_ends"] if masking == "spans" else [])
-  features = {f"encoder_{name}": Feature((length,), "int32") for name in names}
-  features["encoder_loss_weights"] = Feature((length,), "float32")
-  features["encoder_masked_positions"] = Feature((masks.most,), "int32")
-  if pairs:
-    features["next_sentence_label"] = Feature((), "int32")
-  if pairs and packed:
-    pairs_K = Feature((_packed_rows.most_pairs(length),), "int32")
-    features |= {"next_sentence_label": pairs_K, "encoder_cls_positions": pairs_K}
   return Task(
     name=label or f"{tokens.name}_mlm",
     vocabulary=vocabulary,
@@ -201,7 +211,15 @@ def task(
     numbering=fingerprint(
       "mlm_rows", tokens, length=length, input_format=input_format, sentence_rule=sentence_rule, **facts, **offset_facts
     ),
-    features=features,
+    features=features(
+      vocabulary,
+      length=length,
+      input_format=input_format,
+      masking=masking,
+      rate=rate,
+      segment_ids=segment_ids,
+      packed=packed,
+    ),
     batch=batch,
   )
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from t5x_like.data import vocabularies
-from t5x_like.data.features import multiple_choice
+from t5x_like.data.features import Feature, Features, rows_of
 from t5x_like.data.sources import Record, Skip, value
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.supervised import encoder_inputs, example_store, records
@@ -36,6 +36,24 @@ from t5x_like.slots import Length, Positive
 
 UNLABELLED = "-1"
 ABSENT, WRONG, RIGHT = 0, 1, 2
+
+
+# On the built-in corpus, for `:debug`.
+BUILT_IN = {
+  "source": "builtin",
+  "vocabulary": "bytes",
+  "text": "{text}",
+  "options": "options",
+  "option": "{option}",
+  "labels": ["short", "long"],
+  "choices": 2,
+}
+
+
+def features(vocabulary, /, *, length: int, choices: int, architecture: str, **_) -> Features:
+  """Return the features of the task with these arguments."""
+  more = {"option_labels": Feature((choices,), "int32"), "label": Feature((), "int32")}
+  return rows_of(length, architecture, choices) | more | {"example_weights": Feature((), "float32")}
 
 
 def task(
@@ -196,7 +214,7 @@ def task(
       "answers": list(texts or ()),
     }
 
-  described = multiple_choice(length, choices, architecture)
+  described = features(encoding, length=length, choices=choices, architecture=architecture)
   made = {"length": length, "too_long": too_long}
   made |= {} if architecture == "encoder" else {"architecture": architecture}
   return Task(

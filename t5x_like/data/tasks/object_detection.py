@@ -9,13 +9,15 @@ int32 [M], their classes, -1 where there is no box; `example_weights`. In traini
 anew in every epoch (`data/box_augmentations`), a function of the image, the epoch and the seed.
 """
 
+from __future__ import annotations
+
 from typing import Literal
 
 from t5x_like import slots
 from t5x_like.data import box_augmentations as available
-from t5x_like.data import features as declared
 from t5x_like.data import random
 from t5x_like.data.box_augmentations import Boxed, _sizes, together
+from t5x_like.data.features import Feature, Features
 from t5x_like.data.images import boxes as kept
 from t5x_like.data.images import examples, pictures
 from t5x_like.data.images import store as stores
@@ -25,6 +27,20 @@ from t5x_like.data.store.reader import Verify
 from t5x_like.data.task import Task, digest
 from t5x_like.data.vocabularies import LabelVocabulary
 from t5x_like.slots import Positive, plain
+
+# On the built-in corpus, for `:debug`.
+BUILT_IN = {"source": "digit_scenes"}
+
+
+def features(vocabulary, /, *, resolution: int, channels: int, boxes: int, **_) -> Features:
+  """Return the features of the task with these arguments."""
+  return {
+    "image": Feature((resolution, resolution, channels), "float32"),
+    "image_size": Feature((2,), "int32"),
+    "boxes": Feature((boxes, 4), "float32"),
+    "box_labels": Feature((boxes,), "int32"),
+    "example_weights": Feature((), "float32"),
+  }
 
 
 def task(
@@ -77,7 +93,7 @@ def task(
     slots.make("config.task.augmentations", one, available, "make", resolution=resolution) for one in augmentations
   ]
   augment = together(steps)
-  features = declared.detection(resolution, channels, boxes)
+  described = features(None, resolution=resolution, channels=channels, boxes=boxes)
   boxes_NM4, labels_NM = (tf.constant(x) for x in known.slots(boxes))
   mean_C, std_C = tf.constant(mean, tf.float32), tf.constant(std, tf.float32)
   canvas = tf.TensorSpec([resolution, resolution, channels], tf.float32)
@@ -99,7 +115,7 @@ def task(
       "box_labels": tf.where(real_M, labels_M, -1),
     }
 
-  spec = {name: tf.TensorSpec(features[name].shape, features[name].dtype) for name in features}
+  spec = {name: tf.TensorSpec(described[name].shape, described[name].dtype) for name in described}
   del spec["example_weights"]
 
   def made(index_B: tf.Tensor, one) -> dict[str, tf.Tensor]:
@@ -139,7 +155,7 @@ def task(
       **arguments,
     ),
     num_examples=store.num_images,
-    features=features,
+    features=described,
     batch=batch,
     numbering=store.fingerprint,
     classes=classes,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from t5x_like.data import vocabularies
-from t5x_like.data.features import Feature, decoder
+from t5x_like.data.features import Feature, Features, decoder
 from t5x_like.data.sources import Record, Skip, value
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.supervised import encoder_inputs, example_store, packing
@@ -28,6 +28,20 @@ from t5x_like.errors import UserError
 from t5x_like.slots import Length
 
 SIDES = ("chosen", "rejected")
+
+
+# On the built-in corpus, for `:debug`.
+BUILT_IN = {"source": "builtin", "vocabulary": "bytes", "template": "plain"}
+
+
+def tiny(length: int) -> dict[str, int]:
+  """Return the length of its laptop form; shorter rows have no room for an answer."""
+  return {"length": 128}
+
+
+def features(vocabulary, /, *, length: int, **_) -> Features:
+  """Return the features of the task with these arguments."""
+  return {name: Feature((2, *one.shape), one.dtype) for name, one in decoder(length, "segment_ids").items()}
 
 
 def task(
@@ -128,7 +142,7 @@ def task(
       made["decoder_segment_ids"].append(segments)
     return {name: np.stack(sides, axis=1) for name, sides in made.items()}
 
-  described = {name: Feature((2, *one.shape), one.dtype) for name, one in decoder(length, "segment_ids").items()}
+  described = features(encoding, length=length)
   facts: dict[str, Any] = dict(length=length, too_long=too_long, vocabulary=encoding.fingerprint)
   return Task(
     name=label or f"{store.name}_preferences",

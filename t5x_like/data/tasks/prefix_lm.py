@@ -12,18 +12,29 @@ The decoder-only form reads windows of `length` tokens; the encoder-decoder form
 part and its EOS fit `length` inputs and `length` targets.
 """
 
+from __future__ import annotations
+
 from typing import Literal
 
+from t5x_like.data import features as declared
 from t5x_like.data import random
+from t5x_like.data.features import Features
 from t5x_like.data.preprocessors.decoder_only import decoder_only
-from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder, features
+from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.store.windows import DocumentsEnd, Windows
-from t5x_like.data.task import Feature, Task, fingerprint
+from t5x_like.data.task import Task, fingerprint
 from t5x_like.data.vocabularies import padding, start_id
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
+
+
+def features(vocabulary, /, *, length: int, architecture: str, **_) -> Features:
+  """Return the features of the task with these arguments."""
+  if architecture == "decoder":
+    return declared.decoder(length, "causal_attention")
+  return declared.encoder_decoder(length, length, vocabulary)
 
 
 def task(
@@ -71,17 +82,13 @@ def task(
       return decoder_only(tokens_BW, start, prefix_B=prefix_B)
     return encoder_decoder(*split_at(tokens_BW, prefix_B, vocabulary.eos_id, padding(vocabulary)), vocabulary)
 
-  names = ("input_tokens", "target_tokens", "causal_attention")
-  decoder_features = {f"decoder_{name}": Feature((length,), "int32") for name in names}
   return Task(
     name=label or f"{windows.tokens.name}_prefix_lm",
     vocabulary=vocabulary,
     fingerprint=fingerprint("prefix_lm.v1", windows.tokens, length=length, architecture=architecture, **windows.facts),
     num_examples=windows.num_examples,
     numbering=windows.numbering,
-    features=decoder_features | {"decoder_loss_weights": Feature((length,), "float32")}
-    if decoder
-    else features(length, length, vocabulary),
+    features=features(vocabulary, length=length, architecture=architecture),
     batch=batch,
   )
 

@@ -8,9 +8,13 @@ sentences).
     inputs   The tower was built in <extra_id_0> by his company </s>     targets   <extra_id_0> 1889 </s>
 """
 
+from __future__ import annotations
+
+from t5x_like.data import features as declared
 from t5x_like.data import random
+from t5x_like.data.features import Features
 from t5x_like.data.preprocessors import named_spans
-from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder, features
+from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.preprocessors.salient_spans import DEFAULT_FINDER, TokenSpans
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import Verify
@@ -21,6 +25,11 @@ from t5x_like.errors import UserError
 from t5x_like.slots import Length
 
 _FALLBACK = 3
+
+
+def features(vocabulary, /, *, inputs_length: int, targets_length: int, **_) -> Features:
+  """Return the features of the task with these arguments."""
+  return declared.encoder_decoder(inputs_length, targets_length, vocabulary)
 
 
 def task(
@@ -94,6 +103,6 @@ def task(
     ),
     num_examples=windows.num_examples,
     numbering=windows.numbering,
-    features=features(inputs_length, targets_length, vocabulary),
+    features=features(vocabulary, inputs_length=inputs_length, targets_length=targets_length),
     batch=batch,
   )

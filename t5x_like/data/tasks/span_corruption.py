@@ -4,8 +4,13 @@ Example i is the corrupted window i of W tokens, W = 568 for 512 inputs; tokens 
 The noise is drawn anew for every (seed, epoch, example).
 """
 
+from __future__ import annotations
+
+from t5x_like.data import features as declared
 from t5x_like.data import random
-from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder, features
+from t5x_like.data.features import Features
+from t5x_like.data.preprocessors import lengths
+from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.preprocessors.span_corruption import SpanCorruption
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import Verify
@@ -13,6 +18,26 @@ from t5x_like.data.store.windows import DocumentsEnd, Windows, open_tokens
 from t5x_like.data.task import Task, fingerprint
 from t5x_like.data.vocabularies import padding
 from t5x_like.slots import Length
+
+
+def features(
+  vocabulary,
+  /,
+  *,
+  inputs_length: int,
+  targets_length: int | None,
+  noise_density: float,
+  mean_noise_span_length: float,
+  random_roll: bool,
+  prefix: str,
+  **_,
+) -> Features:
+  """Return the features of the task with these arguments, from its vocabulary alone."""
+  if targets_length is None:
+    kept = inputs_length - len(vocabulary.encode(prefix) if prefix else []) - random_roll
+    _, targets_length = lengths.random_spans_lengths(kept, float(noise_density), float(mean_noise_span_length))
+    targets_length += random_roll
+  return declared.encoder_decoder(inputs_length, targets_length, vocabulary)
 
 
 def task(
@@ -90,6 +115,6 @@ def task(
     ),  # absent where off: older runs resume
     num_examples=windows.num_examples,
     numbering=windows.numbering,
-    features=features(inputs_length, corruption.targets_length, vocabulary),
+    features=declared.encoder_decoder(inputs_length, corruption.targets_length, vocabulary),
     batch=batch,
   )

@@ -22,15 +22,30 @@ from typing import Any
 import numpy as np
 
 from t5x_like.data import vocabularies
+from t5x_like.data.features import Feature, Features, encoder
 from t5x_like.data.sources import Record, Skip, value
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.supervised import encoder_inputs, example_store, records
 from t5x_like.data.supervised.example_store import Example
 from t5x_like.data.supervised.templates import as_text
-from t5x_like.data.task import Feature, Task, digest
+from t5x_like.data.task import Task, digest
 from t5x_like.data.vocabularies import Vocabulary
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
+
+# On the built-in corpus, for `:debug`.
+BUILT_IN = {"source": "builtin", "vocabulary": "bytes"}
+
+
+def tiny(length: int) -> dict[str, int]:
+  """Return the lengths of its laptop form."""
+  return {"length": length, "stride": length // 4}
+
+
+def features(vocabulary, /, *, length: int, **_) -> Features:
+  """Return the features of the task with these arguments."""
+  ends = {name: Feature((), "int32") for name in ("span_start", "span_end")}
+  return encoder(length) | ends | {"example_weights": Feature((), "float32")}
 
 
 def task(
@@ -131,11 +146,7 @@ def task(
         windows.append(about | {"first": int(2 + question_N[n])} | own)
     return windows
 
-  described = encoder_inputs.features(length) | {
-    "span_start": Feature((), "int32"),
-    "span_end": Feature((), "int32"),
-    "example_weights": Feature((), "float32"),
-  }
+  described = features(encoding, length=length)
   return Task(
     name=label or f"{store.name}_span_qa",
     vocabulary=encoding,

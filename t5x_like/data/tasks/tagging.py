@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from t5x_like.data import vocabularies
+from t5x_like.data.features import Feature, Features, encoder
 from t5x_like.data.sources import Record, Skip, value
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.supervised import encoder_inputs, example_store, records
@@ -22,9 +23,17 @@ from t5x_like.data.supervised.example_store import Example
 from t5x_like.data.supervised.labels import number_of, numbered
 from t5x_like.data.supervised.templates import as_text
 from t5x_like.data.supervised.too_long import TooLong, fit
-from t5x_like.data.task import Feature, Task, digest
+from t5x_like.data.task import Task, digest
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
+
+# On the built-in corpus, for `:debug`.
+BUILT_IN = {"source": "builtin", "vocabulary": "bytes", "tags_field": "tags", "tags": ["short", "long"]}
+
+
+def features(vocabulary, /, *, length: int, **_) -> Features:
+  """Return the features of the task with these arguments."""
+  return encoder(length, "target_tokens") | {"encoder_loss_weights": Feature((length,), "float32")}
 
 
 def task(
@@ -125,10 +134,7 @@ def task(
       for where, record in (found[number] for number in used)
     ]
 
-  described = encoder_inputs.features(length) | {
-    "encoder_target_tokens": Feature((length,), "int32"),
-    "encoder_loss_weights": Feature((length,), "float32"),
-  }
+  described = features(encoding, length=length)
   return Task(
     name=label or f"{store.name}_tagging",
     vocabulary=encoding,

@@ -22,19 +22,47 @@ from typing import Any, Literal
 
 import numpy as np
 
+from t5x_like.data import features as declared
 from t5x_like.data import vocabularies
+from t5x_like.data.features import Feature, Features
 from t5x_like.data.sources import Record, Skip
 from t5x_like.data.store.reader import Verify
 from t5x_like.data.supervised import encoder_inputs, example_store, packing, records
 from t5x_like.data.supervised.example_store import Example, ExampleStore
 from t5x_like.data.supervised.templates import Template
 from t5x_like.data.supervised.too_long import TooLong, fit
-from t5x_like.data.task import Feature, Task, digest
+from t5x_like.data.task import Task, digest
 from t5x_like.data.vocabularies import Vocabulary, opening, start_id
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
 
 _RECORDS_AT_ONCE = 1024
+
+
+# On the built-in corpus, for `:debug`.
+BUILT_IN = {"source": "builtin", "vocabulary": "bytes", "inputs": "reverse: {text}", "targets": "{reversed}"}
+
+
+def tiny(length: int) -> dict[str, int]:
+  """Return the lengths of its laptop form, which bytes need whatever `length` is."""
+  return {"inputs_length": 128, "targets_length": 128}
+
+
+def features(
+  vocabulary, /, *, inputs_length: int, targets_length: int | None, architecture: str, prefix: bool, packed: bool, **_
+) -> Features:
+  """Return the features of the task with these arguments.
+
+  Segments mark the padding of decoders, whose start id may be any id, and of vocabularies without a padding id.
+  """
+  places = ("segment_ids", "positions")
+  if architecture == "decoder":
+    return declared.decoder(inputs_length, *("causal_attention",) * prefix, *places)
+  sides = {"encoder": inputs_length, "decoder": inputs_length if targets_length is None else targets_length}
+  described = declared.encoder_decoder(*sides.values())
+  for side, length in sides.items() if packed or vocabulary.pad_id is None else ():
+    described |= {f"{side}_{name}": Feature((length,), "int32") for name in places}
+  return described
 
 
 def task(
@@ -130,8 +158,14 @@ def task(
     ]
 
   make = pieces.decoder if decoder else pieces.encoder_decoder
-  # A decoder's padding is marked by segment 0, as its start id may be any id.
-  features = _features(limits, decoder, prefix, segments=packed or decoder or encoding.pad_id is None)
+  described = features(
+    encoding,
+    inputs_length=inputs_length,
+    targets_length=targets_length,
+    architecture=architecture,
+    prefix=prefix,
+    packed=packed,
+  )
   start = start_id(encoding) if decoder else encoding.decoder_start_id
 
   return Task(
@@ -149,8 +183,8 @@ def task(
       vocabulary=encoding.fingerprint,
     ),
     num_examples=plan.num_rows,
-    features=features,
-    batch=encoder_inputs.batch_of(lambda row_B: make(row_B, start), features),
+    features=described,
+    batch=encoder_inputs.batch_of(lambda row_B: make(row_B, start), described),
     examples=of_records,
     marked=templates["inputs"].marked,
   )
@@ -257,16 +291,3 @@ class Pieces:
       "decoder_positions": positions,
       "decoder_causal_attention": ((segments > 0) & (positions <= prompt)).astype(np.int32),
     }
-
-
-def _features(limits: tuple[int, ...], decoder: bool, prefix: bool, segments: bool) -> dict[str, Feature]:
-  lengths = {"decoder": limits[-1]} if decoder else dict(zip(("encoder", "decoder"), limits))
-  features = {f"{side}_input_tokens": Feature((length,), "int32") for side, length in lengths.items()}
-  features["decoder_target_tokens"] = Feature((limits[-1],), "int32")
-  features["decoder_loss_weights"] = Feature((limits[-1],), "float32")
-  if prefix:
-    features["decoder_causal_attention"] = Feature((limits[-1],), "int32")
-  if segments:
-    for side, length in lengths.items():
-      features |= {f"{side}_{name}": Feature((length,), "int32") for name in ("segment_ids", "positions")}
-  return features

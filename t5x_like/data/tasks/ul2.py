@@ -21,12 +21,16 @@ With `mode_tokens` every input begins with the text of its mode, as in the relea
 has these spellings as pieces gives one token for each, any other spells them out.
 """
 
+from __future__ import annotations
+
 import numpy as np
 
 from t5x_like import slots
+from t5x_like.data import features as declared
 from t5x_like.data import mixture, random
-from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder, features
-from t5x_like.data.preprocessors.lengths import DENOISERS, MODES, QUARTER, noise_counts
+from t5x_like.data.features import Features
+from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
+from t5x_like.data.preprocessors.lengths import DENOISERS, MODES, QUARTER, denoiser, noise_counts
 from t5x_like.data.preprocessors.span_corruption import SpanCorruption
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.store.reader import Verify
@@ -35,6 +39,17 @@ from t5x_like.data.task import Task, fingerprint
 from t5x_like.data.vocabularies import Vocabulary, padding
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.slots import Length
+
+
+def features(vocabulary, /, *, length: int, mode_tokens: bool, rates: dict, random_roll: bool, **_) -> Features:
+  """Return the features of the task with these arguments: the greatest lengths of its denoisers."""
+  inputs, targets = [], []
+  for name in DENOISERS:
+    if rates.get(name, 1):
+      own = denoiser(name, length, random_roll)
+      inputs.append(own[0] + len(vocabulary.encode(MODES[name[0]]) if mode_tokens else []))
+      targets.append(own[1])
+  return declared.encoder_decoder(max(inputs), max(targets), vocabulary)
 
 
 def task(
@@ -83,9 +98,7 @@ def task(
     raise UserError("config.task.rates: found 0 for every denoiser, expected at least one that is drawn")
   windows = Windows(store, split, length, verify, documents_end, dynamic_offsets=dynamic_offsets)
   denoisers = [_Denoiser(name, windows.vocabulary, length, mode_tokens, random_roll) for name in shares]
-  inputs_length = max(denoiser.inputs_length for denoiser in denoisers)
-  targets_length = max(denoiser.corruption.targets_length for denoiser in denoisers)
-  described = features(inputs_length, targets_length, windows.vocabulary)
+  described = features(windows.vocabulary, length=length, mode_tokens=mode_tokens, rates=rates, random_roll=random_roll)
   ends_N = _word_ends(list(shares.values()))
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
@@ -95,10 +108,8 @@ def task(
     which_B = tf.reduce_sum(tf.cast(word_B1 >= ends_N, tf.int32), axis=1)
     rows = tf.dynamic_partition(tf.range(tf.size(which_B)), which_B, len(denoisers))
     made = [
-      mixture.padded(
-        denoiser(tf.gather(window_BL, row_N), tf.gather(key_B, row_N)), described, windows.vocabulary.pad_id
-      )
-      for denoiser, row_N in zip(denoisers, rows, strict=True)
+      mixture.padded(noise(tf.gather(window_BL, row_N), tf.gather(key_B, row_N)), described, windows.vocabulary.pad_id)
+      for noise, row_N in zip(denoisers, rows, strict=True)
     ]
     return {name: tf.dynamic_stitch(rows, [one[name] for one in made]) for name in described}
 
