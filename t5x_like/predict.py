@@ -109,9 +109,9 @@ def _answers(args, overrides: list[str]) -> list[dict[str, Any]]:
   """An answer to each line, or image; bad input is refused before parameters are read."""
   import jax
 
-  from t5x_like import inference, models, slots
+  from t5x_like import models, slots
   from t5x_like.data import vocabularies
-  from t5x_like.inference import image_texts, images, texts
+  from t5x_like.inference import image_texts, images, predictors, texts
   from t5x_like.rows import Runner
   from t5x_like.training import assembly, process, trained
 
@@ -141,7 +141,7 @@ def _answers(args, overrides: list[str]) -> list[dict[str, Any]]:
       process.say(f"{skipped}; `error` in the output says which")
     return answers
   template = config.task.template if config.task.name in ("chat", "preferences") else None
-  predict = inference.predictor(parts.model, vocabulary, trained.row_features(identity), flags, template)
+  predict = predictors.predictor(parts.model, vocabulary, trained.row_features(identity), flags, template)
   ids = predict.encode(inputs, args.input)
   step, arrays = trained.restore_params(args.workdir, parts, args.step)
   process.say(f"{args.workdir}: step {step}; {len(inputs)} lines")

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5x_like import inference, predict, recipes, rows, train
+from t5x_like import predict, recipes, rows, train
 from t5x_like.data import task as tasks
 from t5x_like.data import vocabularies
 from t5x_like.decoding.beam_search import GnmtPenalty, beam_search
 from t5x_like.decoding.generate import greedy
 from t5x_like.decoding.sampling import MinLength
-from t5x_like.inference import generation, masks, strategies
+from t5x_like.inference import generation, masks, predictors, strategies
 from t5x_like.nn import params
 from t5x_like.training import assembly
 from t5x_like.training import trained as trained_run
@@ -353,7 +353,7 @@ def test_families_with_ways_of_their_own(recipe, length):
   model = parts.model
   task = tasks.build(split="validation", **config.task.to_dict())
   features = {name: list(feature.shape) for name, feature in task.features.items()}
-  answers = inference.predictor(model, task.vocabulary, features, {})
+  answers = predictors.predictor(model, task.vocabulary, features, {})
 
   def run(function, ids, extras, padded):
     assert padded(len(ids[0])) == length

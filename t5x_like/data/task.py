@@ -68,12 +68,6 @@ class Task:
   boxes: Any = None
   repeats: int = 1
 
-  def dataset(self, seed: int = 0, start: int = 0, **options: Any) -> tf.data.Dataset:
-    """The training batches from a step on as an ordinary `tf.data.Dataset`; `data/dataset.py` tells the options."""
-    from t5x_like.data.dataset import dataset  # which needs tasks
-
-    return dataset(self, seed, start, **options)
-
   def declared(self, made: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Features of a batch, held to the shapes declared; what comes from a Python function has none of its own."""
     return {name: tf.ensure_shape(value, [None, *self.features[name].shape]) for name, value in made.items()}

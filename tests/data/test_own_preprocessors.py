@@ -9,6 +9,7 @@ import pytest
 
 from t5x_like import trust
 from t5x_like.data import loader, task
+from t5x_like.data.dataset import dataset
 from t5x_like.data.preprocessors import own
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
@@ -175,13 +176,13 @@ def test_inspect_data_shows_before_and_after(mine, capsys, request):
 
 def test_a_dataset_anyone_can_iterate():
   built = build()
-  dataset = built.dataset(5, 3, batch_size=4)
-  assert isinstance(dataset, tf.data.Dataset) and dataset.element_spec[N] == tf.TensorSpec([4, 64], tf.int32)
+  batches = dataset(built, 5, 3, batch_size=4)
+  assert isinstance(batches, tf.data.Dataset) and batches.element_spec[N] == tf.TensorSpec([4, 64], tf.int32)
   expected = loader.train_batches(built, batch_size=4, seed=5, start_step=3)
-  for found in dataset.take(3):
+  for found in batches.take(3):
     for name, value in next(expected).items():
       np.testing.assert_array_equal(found[name].numpy(), value, strict=True)
   for _ in range(5):
-    next(iter(dataset))  # dropped at once
+    next(iter(batches))  # dropped at once
   with pytest.raises(UserError, match="start_step: found -1"):
-    built.dataset(0, -1)
+    dataset(built, 0, -1)

@@ -4,16 +4,16 @@ import types
 
 import pytest
 
-from t5x_like import inference
 from t5x_like.data import vocabularies
 from t5x_like.errors import UserError
+from t5x_like.inference import predictors
 
 BYTES = vocabularies.load("bytes")
 MODEL = types.SimpleNamespace(inputs=types.SimpleNamespace(position=None))
 
 
 def test_a_text_is_a_message_and_the_answer_ends_with_its_turn():
-  answer = inference.predictor(MODEL, BYTES, {"decoder_target_tokens": [64]}, {}, "plain")
+  answer = predictors.predictor(MODEL, BYTES, {"decoder_target_tokens": [64]}, {}, "plain")
   (ids,) = answer.encode(["Hi!"], "-")
   assert ids == [vocabularies.start_id(BYTES), *BYTES.encode("User: Hi!\n\nAssistant:")]
   found = [*BYTES.encode(" Hello."), BYTES.eos_id, *BYTES.encode("\n\nUser:")]
@@ -23,4 +23,4 @@ def test_a_text_is_a_message_and_the_answer_ends_with_its_turn():
 
 def test_a_vocabulary_without_the_pieces_of_the_template_is_refused():
   with pytest.raises(UserError, match="needs the piece '<.im_start.>'"):
-    inference.predictor(MODEL, BYTES, {"decoder_target_tokens": [64]}, {}, "chatml")
+    predictors.predictor(MODEL, BYTES, {"decoder_target_tokens": [64]}, {}, "chatml")

@@ -1,0 +1,31 @@
+"""The kind of prediction that fits a model of text, chosen by the features it was trained on.
+
+An encoder-decoder turns text into text, a decoder continues prompts, an encoder with a masked language model head fills
+masks.
+"""
+
+from typing import Any
+
+from t5x_like.inference import fill_mask, generation, strategies
+
+
+def predictor(model, vocabulary, features: dict[str, list[int]], flags: dict[str, Any], template: str | None = None):
+  """Make the predictor for a model: its `encode(texts, origin)` returns rows of tokens, and a call on them answers.
+
+  Args:
+    model: the abstract model.
+    vocabulary: that it was trained with.
+    features: names and shapes of its training features, without the batch axis.
+    flags: those given on the command line.
+    template: the chat template that a decoder was trained with, if it was.
+  Raises:
+    UserError: the model cannot predict text, or flags do not apply to it or exclude each other.
+  """
+  if "decoder_target_tokens" not in features:
+    return fill_mask.MaskFilling(model, vocabulary, features, **fill_mask.options(flags))
+  new_tokens = flags.pop("max_new_tokens", None)
+  if "encoder_input_tokens" in features:
+    return generation.TextToText(model, vocabulary, features, strategies.choose(**flags), new_tokens)
+  if template is not None:
+    return generation.Answer(model, vocabulary, features, strategies.choose(**flags), new_tokens, template)
+  return generation.Continuation(model, vocabulary, features, strategies.choose(**flags), new_tokens)
