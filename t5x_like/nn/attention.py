@@ -38,7 +38,12 @@ class Attention(Layer):
     core: how the softmax is computed.
     softcap: logits become `softcap * tanh(logits / softcap)` (Gemma 2).
     window: see `Mask`.
+
+  Attributes:
+    place: the name under which logs and records list the core in use.
   """
+
+  place = "attention_core"
 
   def __init__(
     self,
@@ -105,7 +110,6 @@ class Attention(Layer):
 class SelfAttention(Attention):
   """Attention among the tokens of one stack, through a cache if one is given."""
 
-  place = "attention_core"
   TOGETHER = ("query", "key", "value")  # see `decoding.cpu.prepared`
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: dict | None, key: jax.Array | None):

@@ -17,7 +17,7 @@ class Position(nnx.Module):
   Attributes:
     place: what holds the scheme: the "inputs" of a stack, the "stack" for all its layers, or each "layer".
     biased: whether `bias` returns an array.
-    query_dependent: whether the scheme has `logits` and `values`, which only the dense core supports.
+    query_dependent: whether `logits` and `values` do anything, which only the dense core supports.
   """
 
   place: Literal["inputs", "stack", "layer"] = "layer"
@@ -39,3 +39,11 @@ class Position(nnx.Module):
   def of_distance(self, relative_X: jax.Array) -> jax.Array | None:
     """The bias by `key position - query position`, float32 [N, X]; None if it depends on more than that."""
     return None
+
+  def logits(self, q_BTNH: jax.Array, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
+    """Return float32 [B, N, T, S], added to the logits of scaled queries; for `query_dependent` schemes."""
+    raise TypeError(f"{type(self).__name__} is not query_dependent: it has no `logits`")
+
+  def values(self, probs_BNTS: jax.Array, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array:
+    """Return [B, T, N, H], added to the attended values; for `query_dependent` schemes."""
+    raise TypeError(f"{type(self).__name__} is not query_dependent: it has no `values`")
