@@ -11,7 +11,6 @@ that import fails, which TensorFlow allows for; `tf.keras` still works, imported
 """
 
 import functools
-import importlib
 import logging
 import os
 import sys
@@ -45,7 +44,7 @@ def _tensorflow() -> types.ModuleType:
     os.environ.setdefault(_ONEDNN, "0")
     left_out = sys.modules.setdefault(_KERAS, None) is None
     try:
-      loaded = importlib.import_module("tensorflow")
+      import tensorflow as loaded
     finally:
       if left_out:
         del sys.modules[_KERAS]
@@ -57,7 +56,9 @@ def _tensorflow() -> types.ModuleType:
 
 def _tfds() -> types.ModuleType:
   _tensorflow()
-  return importlib.import_module("tensorflow_datasets")
+  import tensorflow_datasets
+
+  return tensorflow_datasets
 
 
 tf = _AtFirstUse("tensorflow", _tensorflow)
