@@ -104,7 +104,8 @@ class Drill:
         process.send(signal.SIGKILL)
       code, said = process.end()
     assert code != 0, f"it ended before it could be killed in {len(self.table)} kills: {said[-2000:]}"
-    assert "Traceback" not in said, said
+    lost = self.launcher and "transient error: " in said  # a process whose peer is gone shows where it waited for it
+    assert "Traceback" not in said or lost, said
     self.table.append((moment, phase))
     self._no_orphans()
 
