@@ -20,7 +20,7 @@ from t5x_like.nn.remat import named
 from t5x_like.parallel.constrain import constrain
 from t5x_like.parallel.target import platform
 
-CAUSAL = "causal_attention"  # named scope in profiles; the FLOP count halves what is in it
+CAUSAL = "causal_attention"  # named scope in profiles; the FLOP count halves its operations
 
 
 class Attention(Layer):
@@ -30,12 +30,12 @@ class Attention(Layer):
 
   Args:
     scale: factor of the logits, usually 1/sqrt(H).
-    init: of keys, and of queries and values unless they have their own.
-    width: of what is projected, if it is not that of the result.
-    biases: which projections have a bias, of "qkv" or "qv" (queries and values), and "out".
+    init: initializer of the key kernel, and of the query and value kernels unless they have their own.
+    width: input width, if it differs from the output width `dims.embed`.
+    biases: projections with a bias: "qkv" or "qv" (queries and values), and "out".
     q_norm, k_norm: norms over the head width, before positions (Henry et al. 2020, Dehghani et al. 2023).
     position: the layer's own position scheme, in addition to the stack's.
-    core: how the softmax is computed.
+    core: computes the softmax.
     softcap: logits become `softcap * tanh(logits / softcap)` (Gemma 2).
     window: see `Mask`.
 
@@ -86,13 +86,13 @@ class Attention(Layer):
     self.dropout_rate = dropout_rate
 
   def keys_and_values(self, k_BSX: jax.Array, v_BSX: jax.Array, pos_BS: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Each [B, S, K, H], from projections [B, S, K * H]."""
+    """Return keys and values, each [B, S, K, H], from projections [B, S, K * H]."""
     k_BSKH = self.k_norm(self._heads(k_BSX, "activation_kv_heads"))
     v_BSKH = self._heads(v_BSX, "activation_kv_heads")
     return named(self.position.rotate(k_BSKH, pos_BS), "key"), named(v_BSKH, "value")
 
   def attend(self, core: Core, q_BTX, k_BSKH, v_BSKH, mask: Mask, bias, key: jax.Array | None) -> jax.Array:
-    """[B, T, D]: attention from projections [B, T, N * H] to keys and values."""
+    """Attend from query projections [B, T, N * H] to keys and values; return [B, T, D]."""
     q_BTNH = self.q_norm(self._heads(q_BTX, "activation_heads"))
     q_BTNH = named(self.position.rotate(q_BTNH, mask.q_pos), "query")
     if self.window is not None:
@@ -108,12 +108,12 @@ class Attention(Layer):
 
 
 class SelfAttention(Attention):
-  """Attention among the tokens of one stack, through a cache if one is given."""
+  """Attention among the tokens of one stack, optionally through a cache."""
 
   TOGETHER = ("query", "key", "value")  # see `decoding.cpu.prepared`
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: dict | None, key: jax.Array | None):
-    """Returns ([B, T, D], {}, cache). A cache is {"k", "v"}: [B, K, S, H]; new entries start at `context.slot`."""
+    """Return ([B, T, D], {}, cache). A cache is {"k", "v"}: [B, K, S, H]; new entries start at `context.slot`."""
     mask, core = context.mask, self.core
     q_BTX, k_BTX, v_BTX = together((self.query, self.key, self.value), x_BTD)
     k_BSKH, v_BSKH = self.keys_and_values(k_BTX, v_BTX, mask.q_pos)
@@ -125,7 +125,7 @@ class SelfAttention(Attention):
     return self.attend(core, q_BTX, k_BSKH, v_BSKH, mask, context.bias, key), {}, cache
 
   def start_cache(self, start: CacheStart) -> dict[str, jax.Array]:
-    shape = (start.batch, self.kv_heads, start.slots, self.head_dim)  # as a step's products read it: no transposes
+    shape = (start.batch, self.kv_heads, start.slots, self.head_dim)  # a step's products read this layout
     empty = constrain(jnp.zeros(shape, _held(start.dtype)), "batch", "activation_kv_heads", None, None)
     return {"k": empty, "v": empty}
 
@@ -152,6 +152,8 @@ class CrossAttention(Attention):
 
 
 def _held(dtype: jnp.dtype) -> jnp.dtype:
-  """Of keys and values in a cache. XLA on CPU multiplies bfloat16 with a batch axis in float32, and would cast the
-  whole cache at every step."""
+  """Return the dtype of cached keys and values: float32 on CPU.
+
+  There, XLA multiplies bfloat16 with a batch axis in float32 and would cast the whole cache at every step.
+  """
   return jnp.dtype(jnp.float32) if platform() == "cpu" else dtype

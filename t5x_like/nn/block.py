@@ -12,8 +12,8 @@ class Residual(Layer):
   """`out_norm(alpha * x + dropout(res_norm(layer(in_norm(x)))))`.
 
   Pre-norm fills `in_norm`, post-norm `out_norm`, sandwich norm `in_norm` and `res_norm`; DeepNorm is post-norm with
-  an `alpha` above 1. With `drop_path`, the layer is left out of an example at that rate (times the depth of the block's
-  layer `turn`, where the context has it), and what is kept is scaled.
+  an `alpha` above 1. `drop_path` is the probability of skipping the layer for an example; the remaining examples are
+  rescaled. If the context has depths, training multiplies the rate by `context.depth[turn]`.
   """
 
   def __init__(
@@ -35,7 +35,7 @@ class Residual(Layer):
     return self.out_norm(self.alpha * x_BTD + self.dropped(y_BTD, context, key)), aux, cache
 
   def dropped(self, y_BTD: jax.Array, context, key: jax.Array | None) -> jax.Array:
-    """`y`, without the examples whose path is dropped."""
+    """Zero the examples of `y` whose path is dropped, and rescale the others."""
     rate = self.drop_path
     if key is not None and rate and context.depth is not None:
       rate = rate * context.depth[self.turn]
@@ -93,7 +93,7 @@ class Normed(Layer):
 
 
 def collect(total: dict, name: str, more: dict) -> None:
-  """Adds the scalars of a sublayer to `total` in place; its statistics are kept, under its name."""
+  """Add a sublayer's scalars to `total` in place; store its statistics under `name/key`."""
   for key, value in more.items():
     if isinstance(value, Statistics):
       total[f"{name}/{key}"] = value
@@ -102,7 +102,7 @@ def collect(total: dict, name: str, more: dict) -> None:
 
 
 def scalars(aux: dict) -> dict[str, jax.Array]:
-  """All as scalars, those of the same name added up."""
+  """Reduce statistics to scalars, and sum scalars of the same name."""
   total = {}
   for key, value in aux.items():
     collect(total, key, value.scalars() if isinstance(value, Statistics) else {key: value})

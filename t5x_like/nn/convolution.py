@@ -10,7 +10,7 @@ from t5x_like.nn import params
 
 
 def convolved(x_BYXC: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
-  """`y[p] = sum_q x[stride p + q] kernel[q]` of a kernel [K, K, in, out] and a border of K // 2 zeros."""
+  """Convolve with a kernel [K, K, in, out] and K // 2 zeros on each side: `y[p] = sum_q x[stride p + q] kernel[q]`."""
   border, form = ((len(kernel) // 2,) * 2,) * 2, ("NHWC", "HWIO", "NHWC")
   return jax.lax.conv_general_dilated(
     x_BYXC, kernel.astype(x_BYXC.dtype), (stride,) * 2, border, dimension_numbers=form
@@ -18,10 +18,10 @@ def convolved(x_BYXC: jax.Array, kernel: jax.Array, stride: int) -> jax.Array:
 
 
 class Conv(nnx.Module):
-  """A square kernel [K, K, in, out], whose border is K // 2 zeros on each side, as in torch's ResNets."""
+  """A convolution with a square kernel [K, K, in, out] and K // 2 zeros on each side, as in torch's ResNets."""
 
   def __init__(self, size: int, inputs: int, outputs: int, rngs: nnx.Rngs, *, stride: int = 1):
-    init = params.normal(math.sqrt(2.0 / (size * size * outputs)))  # He et al. 2015, of ReLU
+    init = params.normal(math.sqrt(2.0 / (size * size * outputs)))  # He et al. 2015, for ReLU
     self.kernel = params.param(rngs, init, (size, size, inputs, outputs), (None, None, None, "embed"))
     self.stride = stride
 
@@ -30,7 +30,7 @@ class Conv(nnx.Module):
 
 
 class FrozenBatchNorm(nnx.Module):
-  """Batch norm of given statistics. None of its parameters is trained (Carion et al. 2020, appendix A.4)."""
+  """Batch norm with fixed statistics. No parameter is trained (Carion et al. 2020, appendix A.4)."""
 
   def __init__(self, channels: int, rngs: nnx.Rngs, *, epsilon: float = 1e-5):
     starts = {"scale": params.ones, "bias": params.zeros, "mean": params.zeros, "variance": params.ones}
@@ -46,7 +46,7 @@ class FrozenBatchNorm(nnx.Module):
 
 
 class GroupNorm(nnx.Module):
-  """Normalised over the pixels and a group of channels of each image (Wu & He 2018)."""
+  """Normalisation over the pixels and one group of channels of each image (Wu & He 2018)."""
 
   def __init__(self, channels: int, rngs: nnx.Rngs, *, groups: int = 8, epsilon: float = 1e-5):
     self.scale = params.param(rngs, params.ones, (channels,), (None,))
@@ -64,7 +64,7 @@ NORMS = {"frozen_batch": FrozenBatchNorm, "group": GroupNorm}
 
 
 def max_pool(x_BYXC: jax.Array) -> jax.Array:
-  """The largest of 3 x 3 pixels, every second one."""
+  """Take the maximum of 3 x 3 pixels with stride 2."""
   border = ((0, 0), (1, 1), (1, 1), (0, 0))
-  # The start is a constant of Python: JAX differentiates a maximum only if it can tell that it is one.
+  # The initial value is a Python constant, so that JAX recognises a maximum and can differentiate it.
   return jax.lax.reduce_window(x_BYXC, -jnp.inf, jax.lax.max, (1, 3, 3, 1), (1, 2, 2, 1), border)

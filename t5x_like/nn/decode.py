@@ -16,8 +16,8 @@ class DecodeState:
   """A key/value cache and the positions of its entries; a pytree.
 
   Attributes:
-    cache: keys and values of every layer; the batch is axis 1. Of an `Unrolled` stack, a list with each
-      layer's, where it is axis 0.
+    cache: keys and values of every layer; the batch is axis 1. An `Unrolled` stack has a list with one cache per
+      layer, where the batch is axis 0.
     pos: int32 [B, slots], the position of the token in each cache slot, -1 if the slot is empty or padding.
     next_pos: int32 [B], the position of each row's next token.
     slot: int32 scalar, the first unused slot.
@@ -42,7 +42,7 @@ class DecodeState:
     return cls(cache, pos, next_pos, jnp.int32(0), marks, memory_pos, memory_valid)
 
   def advance(self, tokens_BT: jax.Array, valid_BT=None, prefix_BT=None) -> tuple[jax.Array, "DecodeState"]:
-    """Gives the next T tokens their positions and slots.
+    """Assign positions and slots to the next T tokens.
 
     Args:
       valid_BT: bool, False for padding (on either side), which takes a slot but no position.
@@ -61,7 +61,7 @@ class DecodeState:
     return q_pos, dataclasses.replace(self, pos=pos, next_pos=next_pos, slot=self.slot + T, prefix=prefix)
 
   def mask(self, q_pos_BT: jax.Array) -> Mask:
-    """The mask from queries at these positions to the cache."""
+    """Return the mask from queries at these positions to the cache."""
     return Mask(q_pos_BT, self.pos, k_valid=self.pos >= 0, k_prefix=self.prefix, causal=True)
 
 

@@ -32,7 +32,7 @@ class Dims:
 def dropout(
   x: jax.Array, rate: float | jax.Array, key: jax.Array | None, *, broadcast_axes: tuple[int, ...] = (-2,)
 ) -> jax.Array:
-  """Zeroes entries of `x` with probability `rate` and rescales the rest; the identity if `key` is None.
+  """Zero entries of `x` with probability `rate` and rescale the rest; do nothing if `key` is None.
 
   One mask is shared along `broadcast_axes`. T5's code shares it along the length axis (axis -2), which makes random
   bits a negligible part of the step.
@@ -47,5 +47,5 @@ def dropout(
 
 
 def subkey(key: jax.Array | None, index: int) -> jax.Array | None:
-  """The `index`-th key derived from `key`; None stays None (no dropout)."""
+  """Derive the `index`-th key from `key`; None stays None (no dropout)."""
   return None if key is None else jax.random.fold_in(key, index)

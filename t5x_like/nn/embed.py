@@ -1,4 +1,4 @@
-"""Token embeddings and what is added to them."""
+"""Token embeddings, and the positions and types added to them."""
 
 from collections.abc import Callable
 
@@ -20,8 +20,11 @@ class Embed(nnx.Module):
     self.table = params.param(rngs, init, (vocab, embed), ("vocab", "embed"))
 
   def __call__(self, ids_BT: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """[B, T, D] in `dtype`. Where vectors are cut (FSDP), each device looks up its part of them for all tokens and the
-    parts are exchanged, or, for more tokens than the table has rows, it is gathered in `dtype`: what moves less."""
+    """Look up `ids_BT`; return [B, T, D] in `dtype`.
+
+    Where vectors are split over devices (FSDP), the cheaper of two transfers runs: each device looks up its slice of
+    every vector and the slices are exchanged, or, if tokens outnumber table rows, the table is gathered in `dtype`.
+    """
     (V, _), (B, T), after = self.table.shape, ids_BT.shape, ("batch", "length", "activation_embed")
     gathers = ways("embed") > 1 and B * T > V * ways("batch") * ways("length")
     table_VD = self.table[...]
@@ -32,14 +35,14 @@ class Embed(nnx.Module):
 
 
 class Inputs(nnx.Module):
-  """From token vectors to the input of a stack: `project(dropout(norm(scale * x + position + type)))`.
+  """The input of a stack, from token vectors: `project(dropout(norm(scale * x + position + type)))`.
 
   Args:
-    scale: of the token vectors, sqrt(D) in Vaswani et al. 2017 and Gemma.
+    scale: factor of the token vectors, sqrt(D) in Vaswani et al. 2017 and Gemma.
     position: a scheme with absolute positions.
-    types: number of token types (segments A and B of BERT); 0 for none.
-    norm: as in BERT, BLOOM and BART.
-    project: from a narrower embedding to the width of the stack (ELECTRA small).
+    types: the `Types` module (segments A and B of BERT); None for no types.
+    norm: norm of the sum, as in BERT, BLOOM and BART.
+    project: projection from a narrower embedding to the width of the stack (ELECTRA small).
   """
 
   def __init__(
@@ -71,7 +74,7 @@ class Inputs(nnx.Module):
 
 
 class Types(nnx.Module):
-  """A vector for each token type."""
+  """A table with a vector for each token type."""
 
   def __init__(self, types: int, embed: int, rngs: nnx.Rngs, *, init: Callable):
     self.table = params.param(rngs, init, (types, embed), (None, "embed"))

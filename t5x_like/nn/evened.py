@@ -1,4 +1,4 @@
-"""Sequences of whatever length through a stack whose sequences are split over devices (`mesh.sequence`)."""
+"""Run sequences of any length through a stack that splits them over devices (`mesh.sequence`)."""
 
 import math
 
@@ -12,13 +12,13 @@ from t5x_like.parallel.constrain import constrain, ways
 
 
 def encoded(stack: Stack, x_BTD: jax.Array, pos_BT: jax.Array, key: jax.Array | None, *, aligned: bool):
-  """Runs a bidirectional stack: ([B, T, D], auxiliary scalars).
+  """Run a bidirectional stack and return ([B, T, D], auxiliary scalars).
 
-  The patches of an image and its class token rarely divide among devices, so tokens that nobody sees fill them up.
+  An image's patches and class token rarely divide evenly among devices, so masked tokens pad the sequence.
 
   Args:
     pos_BT: int32 [B or 1, T].
-    aligned: whether positions are those of the places, as `Mask.aligned` has it.
+    aligned: whether positions equal sequence indices, as in `Mask.aligned`.
   """
   T = x_BTD.shape[1]
   more, valid = -T % math.lcm(ways("length"), ways("residual_length")), None

@@ -12,7 +12,7 @@ class Experts:
   """A design's mixture of experts (`design.experts`).
 
   Attributes:
-    experts, top_k: how many there are, and how many each token uses.
+    experts, top_k: number of experts, and of those that each token uses.
     normalise: whether a token's gates are scaled to sum to one (Mixtral) or remain probabilities (Switch); None is True
       if `top_k` is above 1. A single normalised gate would be the constant 1, without a gradient for the router.
     router: "softmax", or "noisy_top_k", which in training adds normal noise to the logits. A second kernel, initially
@@ -20,7 +20,7 @@ class Experts:
     dispatch: "dropless" or "capacity"; see `nn.feed_forward.moe`.
     capacity_factor: slots per choice in the "capacity" dispatch.
     balance_loss, z_loss: weights of the two losses.
-    jitter: in training, the router's input is multiplied by uniform numbers in [1 - jitter, 1 + jitter] (Switch: 0.01).
+    jitter: training multiplies the router's input by uniform numbers in [1 - jitter, 1 + jitter] (Switch: 0.01).
   """
 
   experts: Positive = 8

@@ -11,18 +11,18 @@ from t5x_like.nn.mask import Mask
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-  """What all layers of one call share.
+  """The inputs that all layers share in one call.
 
   Attributes:
-    mask: self-attention's; its positions also drive the position scheme.
-    bias: what the stack's shared position scheme adds to the logits: float32 [B or 1, N, T, S], or the scheme itself
-      for cores that compute it piece by piece.
+    mask: the self-attention mask; its positions also drive the position scheme.
+    bias: the position bias that the stack's layers share: float32 [B or 1, N, T, S], or the scheme itself for cores
+      that compute it piece by piece.
     memory: [B, S, D] output of the encoder, for stacks with cross-attention.
-    memory_mask: cross-attention's, from this stack's queries to the encoder's keys.
-    slot: int32 scalar, where in the cache this call's keys and values are written; None without a cache.
-    valid: bool [B, T], False for padding, if `mask` does not say (a causal mask needs no validity).
-    places, memory_places: [B, T, D] and [B, S, D], what `architectures.placed` adds to queries and keys.
-    depth: float32 [layers of a block], how deep they lie in the model, from 0 to 1, where drop-path rates grow with it.
+    memory_mask: the cross-attention mask, from this stack's queries to the encoder's keys.
+    slot: int32 scalar, the cache slot where this call's keys and values start; None without a cache.
+    valid: bool [B, T], False for padding, if `mask` does not tell (a causal mask needs no validity).
+    places, memory_places: [B, T, D] and [B, S, D], added to queries and keys by `architectures.placed`.
+    depth: float32 [layers of a block], their depth in the model from 0 to 1; None unless drop-path rates grow with it.
   """
 
   mask: Mask
@@ -41,7 +41,7 @@ jax.tree_util.register_dataclass(Context)
 
 @dataclasses.dataclass(frozen=True)
 class CacheStart:
-  """What a layer needs to make its cache: the number of slots, and the encoder's output if there is one."""
+  """Inputs for building a layer's cache: its sizes, and the encoder's output if there is one."""
 
   batch: int
   slots: int
@@ -51,7 +51,7 @@ class CacheStart:
 
 
 class Statistics:
-  """Sums over the tokens of a layer, as a pytree, and the scalars that they give once all tokens are in them."""
+  """Sums over the tokens of a layer, as a pytree; `scalars` reduces them once every token is counted."""
 
   def scalars(self) -> dict[str, jax.Array]:
     raise TypeError(f"{type(self).__name__} must define `scalars`")

@@ -33,7 +33,7 @@ class Linear(nnx.Module):
     return self.completed(matmul(x, self.kernel[...], x.dtype, self.kernel.axes[-2:]), x)
 
   def completed(self, y: jax.Array, x: jax.Array) -> jax.Array:
-    """The layer's result, from the product `y` of `x` and the kernel."""
+    """Complete the product `y` of `x` and the kernel: add the bias."""
     return y if self.bias is None else y + self.bias[...].astype(y.dtype)
 
   @staticmethod
@@ -58,7 +58,7 @@ def together(layers: Sequence[Linear], x: jax.Array) -> list[jax.Array]:
 
 
 def replaced(module: nnx.Module, function: Callable[[str, Linear], Linear]) -> nnx.Module:
-  """A copy of the module with `function(name, linear)` for every `Linear`."""
+  """Copy the module, replacing every `Linear` by `function(name, linear)`."""
   made = jax.tree.map(lambda x: x, module)
   for name, linear in list(linears(made)):
     parent = made
@@ -70,7 +70,7 @@ def replaced(module: nnx.Module, function: Callable[[str, Linear], Linear]) -> n
 
 
 def linears(module: nnx.Module, path: str = "") -> Iterator[tuple[str, Linear]]:
-  """Every `Linear` of a module by name, such as `mlp/layer/wi`."""
+  """Yield every `Linear` of a module with its name, such as `mlp/layer/wi`."""
   for name, child in vars(module).items():
     if isinstance(child, Linear):
       yield path + name, child
@@ -80,14 +80,14 @@ def linears(module: nnx.Module, path: str = "") -> Iterator[tuple[str, Linear]]:
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def matmul(x: jax.Array, kernel: jax.Array, dtype: jnp.dtype, axes: params.Axes) -> jax.Array:
-  """`x @ kernel`: [B, D] or [B, T, D] and [D, F] -> [..., F], accumulated and returned in `dtype`.
+  """Compute `x @ kernel`: [B, D] or [B, T, D] and [D, F] -> [..., F], accumulated and returned in `dtype`.
 
-  The kernel is cast to the dtype of `x` before it is gathered from the devices that it is split over by its logical
-  `axes`, which is done again for the backward pass, and its gradient is scattered in that dtype.
+  The kernel is split over devices by its logical `axes`. It is cast to the dtype of `x` and then gathered, in the
+  forward and again in the backward pass. Its gradient is scattered in that dtype.
 
-  The gradient of the kernel is computed as `x^T @ g`. JAX's own rule computes `(g^T @ x)^T`; on CPU, XLA then
-  transposes `g`, often the wider of the two, and fuses whatever made `g`, such as the gradient of a GELU, into that
-  strided copy.
+  The kernel's gradient is computed as `x^T @ g`. JAX's own rule computes `(g^T @ x)^T`; on CPU, XLA then transposes
+  `g`, often the wider of the two, and fuses the producer of `g`, such as the gradient of a GELU, into that strided
+  copy.
   """
   return _matmul_forward(x, kernel, dtype, axes)[0]
 
@@ -114,8 +114,8 @@ def contract(a, b, a_axes: int | tuple[int, ...], b_axes: int | tuple[int, ...],
   if platform() != "cpu" or dtype == jnp.float32:
     return product(a, b, preferred_element_type=dtype)
 
-  # On CPU, XLA has fast products of bfloat16 (AMX: four times float32's rate) only for results in float32, and these
-  # only without a batch axis.
+  # On CPU, XLA has fast bfloat16 products (AMX: four times float32's rate) only with float32 results and without a
+  # batch axis.
   wide = custom_vmap(lambda a, b: product(a, b, preferred_element_type=jnp.float32).astype(dtype))
 
   @wide.def_vmap

@@ -1,11 +1,11 @@
 """Low-rank adapters: `y = x @ W + alpha / rank * (x @ A) @ B`, with W frozen (Hu et al. 2021, section 4.1).
 
-A model is built as ever, and some of its `Linear`s are then replaced by `LoraLinear`s. So models know nothing of
-adapters, kernels keep their names, and `lora_a` and `lora_b` stand beside them. Those of a stack have its layers axis
-and are scanned, split over stages and checkpointed with it. A is drawn as the kernels are, B is zero, so that a fresh
+A model is built as usual; some of its `Linear`s are then replaced by `LoraLinear`s. Models therefore know nothing of
+adapters, and kernels keep their names, with `lora_a` and `lora_b` beside them. A stack's adapters have its layers axis
+and are scanned, split over stages and checkpointed with it. A is drawn like the kernels and B is zero, so that a fresh
 adapter changes nothing.
 
-The product with W needs no gradient of W: neither it nor what the optimizer would keep of it is ever computed.
+W needs no gradient: neither its gradient nor its optimizer state is ever computed.
 """
 
 import fnmatch
@@ -27,10 +27,10 @@ class LoraLinear(Linear):
   """A `Linear` with an adapter.
 
   Args:
-    linear: gives kernel [..., D, F] and bias.
-    rank: R, of A [..., D, R] and B [..., R, F], which are split over devices as the kernel is along D and F.
-    scale: of the adapter's output.
-    key: of A's normal distribution, with standard deviation 1/sqrt(D).
+    linear: source of the kernel [..., D, F] and the bias.
+    rank: R of A [..., D, R] and B [..., R, F], which are split over devices like the kernel along D and F.
+    scale: factor of the adapter's output.
+    key: random key for A, drawn from a normal distribution with standard deviation 1/sqrt(D).
   """
 
   def __init__(self, linear: Linear, rank: int, scale: float, key: jax.Array):
@@ -49,15 +49,15 @@ class LoraLinear(Linear):
 
 
 def adapted(model, targets: Sequence[str], rank: int, alpha: float, key: jax.Array, besides: Sequence[str] = ()):
-  """The model with an adapter on every `Linear` that one of `targets` names.
+  """Add an adapter to every `Linear` that matches one of `targets`; return the new model.
 
   Args:
     targets: patterns of whole names or of their last parts, such as `query`, `cross_attention/layer/*`, `*`.
-    key: layer by layer, A is drawn from a key of its own.
-    besides: patterns of kernels that get none, such as `head/*/*`.
+    key: random key; each layer's A is drawn from a key derived from it.
+    besides: patterns of kernels to exclude, such as `head/*/*`.
 
   Raises:
-    UserError: a target that names no `Linear`.
+    UserError: a target matches no `Linear`.
   """
   found = [name for name, _ in linears(model) if not _matches(f"{name}/kernel", besides)]
   for target in targets:
@@ -74,7 +74,7 @@ def adapted(model, targets: Sequence[str], rank: int, alpha: float, key: jax.Arr
 
 
 def merged(model):
-  """The same function without adapters: their products are added to the kernels."""
+  """Return the same function without adapters: add their products to the kernels."""
 
   def kernel(linear: LoraLinear) -> jax.Array:
     with jax.default_matmul_precision("highest"):
@@ -84,7 +84,7 @@ def merged(model):
 
 
 def base(model):
-  """The model as it was before it had adapters."""
+  """Return the model without its adapters: the original kernels."""
   return _plain(model, lambda linear: linear.kernel[...])
 
 

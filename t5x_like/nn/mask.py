@@ -16,7 +16,7 @@ def _static(default):
 
 @dataclasses.dataclass(frozen=True)
 class Mask:
-  """Attention is allowed where every field that is set allows it.
+  """An attention mask: attention is allowed where every field that is set allows it.
 
   The batch axis of a field may be 1 if it is the same for the whole batch, as positions of unpacked sequences are.
   Masks and position biases are then not materialised once per example.
@@ -28,10 +28,10 @@ class Mask:
     k_valid: bool [B, S]; False for padding and for empty cache slots.
     k_prefix: bool [B, S]; keys that causality does not hide (the inputs of a prefix LM).
     causal: whether keys after the query (by position) are hidden.
-    window: if causal, a query sees the `window` latest keys, its own included; else those less than `window` away on
-      either side. None for no limit.
+    window: if causal, a query sees the `window` latest keys, its own included; otherwise the keys less than `window`
+      away on either side. None for no limit.
     aligned: whether query i and key i are the same token, and positions grow by one from slot to slot within a
-      segment (but not in padding). Where a key may be seen is then known without looking at the arrays.
+      segment (but not in padding). Cores then know which keys are visible without reading the arrays.
   """
 
   q_pos: jax.Array
@@ -45,7 +45,7 @@ class Mask:
   aligned: bool = _static(False)
 
   def dense(self) -> jax.Array | None:
-    """bool [B or 1, 1, T, S], True where attention is allowed; None if all of it is."""
+    """Return bool [B or 1, 1, T, S], True where attention is allowed; None if it is allowed everywhere."""
     q_pos, k_pos = self.q_pos[:, None, :, None], self.k_pos[:, None, None, :]
     rules = []
     if self.causal:
@@ -69,5 +69,5 @@ jax.tree_util.register_dataclass(Mask)
 
 
 def positions(length: int) -> jax.Array:
-  """int32 [1, length]: the positions of unpacked sequences, shared by the whole batch."""
+  """Return the positions of unpacked sequences, shared by the whole batch: int32 [1, length]."""
   return jnp.arange(length, dtype=jnp.int32)[None]

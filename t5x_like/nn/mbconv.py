@@ -18,7 +18,7 @@ gelu = functools.partial(jax.nn.gelu, approximate=False)
 
 
 class Convolution(nnx.Module):
-  """A kernel of 3 x 3 with a bias; a stride of 1 keeps the size and 2 halves it, rounded up."""
+  """A 3 x 3 convolution with a bias. A stride of 1 keeps the size; 2 halves it, rounded up."""
 
   def __init__(self, inputs: int, outputs: int, rngs: nnx.Rngs, *, stride: int = 1):
     self.kernel = params.param(rngs, params.fan_in_normal(9 * inputs), (3, 3, inputs, outputs), (None,) * 4)
@@ -31,8 +31,7 @@ class Convolution(nnx.Module):
 
 
 class Depthwise(nnx.Module):
-  """A convolution of 3 x 3 of each channel by itself, as nine shifted products, which the partitioner splits as it does
-  any other."""
+  """A 3 x 3 convolution of each channel by itself, as nine shifted products that the partitioner can split."""
 
   def __init__(self, channels: int, rngs: nnx.Rngs):
     self.kernel = params.param(rngs, params.fan_in_normal(9), (3, 3, channels), (None,) * 3)
@@ -44,7 +43,7 @@ class Depthwise(nnx.Module):
 
 
 class SqueezeExcite(nnx.Module):
-  """`x sigmoid(up(gelu(down(mean of x))))`, a gate for each channel (Hu et al. 2018)."""
+  """A gate for each channel: `x sigmoid(up(gelu(down(mean of x))))` (Hu et al. 2018)."""
 
   def __init__(self, channels: int, squeezed: int, rngs: nnx.Rngs):
     self.down = Linear((channels, squeezed), (None, None), params.fan_in_normal(channels), rngs, bias=True)
@@ -58,7 +57,8 @@ class SqueezeExcite(nnx.Module):
 class MbConv(nnx.Module):
   """`x + shrink(gate(act(norm(depthwise(act(norm(expand(norm(x)))))))))` (Sandler et al. 2018, pre-activation).
 
-  The first of a stage has a stride of 2 in `expand`, and `project(pool(x))` for x (Dai et al. 2021, equation 5).
+  The first block of a stage has a stride of 2 in `expand` and replaces x by `project(pool(x))` (Dai et al. 2021,
+  equation 5).
   """
 
   def __init__(self, inputs: int, width: int, norm: Norm, rngs, *, expansion: int, first: bool, drop_path: float):
@@ -83,14 +83,14 @@ class MbConv(nnx.Module):
 
 
 def pooled(x_BYXC: jax.Array) -> jax.Array:
-  """The greatest of each 2 x 2 cells; an odd last row or column is a cell of its own."""
+  """Take the maximum of each 2 x 2 cells; an odd last row or column is pooled by itself."""
   below, right = (size % 2 for size in x_BYXC.shape[1:3])
-  # A maximum over axes has a gradient that compares it with what it is of, which a fused kernel may round differently.
+  # The gradient of a maximum over axes compares it with its inputs, which a fused kernel may round differently.
   low, border = np.array(-np.inf, x_BYXC.dtype), ((0, 0), (0, below), (0, right), (0, 0))
   return jax.lax.reduce_window(x_BYXC, low, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), border)
 
 
 def per_cell(layer, x_BYXC: jax.Array) -> jax.Array:
-  """A layer of sequences, applied to each cell by itself."""
+  """Apply a layer for sequences to each cell by itself."""
   B, Y, X, _ = x_BYXC.shape
   return layer(x_BYXC.reshape(B, Y * X, -1)).reshape(B, Y, X, -1)

@@ -28,8 +28,10 @@ class RMSNorm(nnx.Module):
 
 
 class LayerNorm(nnx.Module):
-  """`(x - mean(x)) / std(x) * scale + bias` over the last axis (Ba et al. 2016); the bias can be left out. The scale
-  begins at `gain`."""
+  """`(x - mean(x)) / std(x) * scale + bias` over the last axis (Ba et al. 2016).
+
+  The bias is optional; the scale starts at `gain`.
+  """
 
   def __init__(self, dim: int, rngs: nnx.Rngs, *, epsilon: float = 1e-5, bias: bool = True, gain: float = 1.0):
     self.scale = params.param(rngs, params.constant(gain), (dim,), (None,))
@@ -45,7 +47,7 @@ class LayerNorm(nnx.Module):
 
 
 class LayerScale(nnx.Module):
-  """`x * scale`, with a small initial scale for each channel (Touvron et al. 2021, https://arxiv.org/abs/2103.17239)."""
+  """`x * scale`, with a small initial scale per channel (Touvron et al. 2021, https://arxiv.org/abs/2103.17239)."""
 
   def __init__(self, dim: int, rngs: nnx.Rngs, *, initial: float):
     self.scale = params.param(rngs, params.constant(initial), (dim,), (None,))
@@ -64,8 +66,11 @@ class Unit(nnx.Module):
 
 
 class ScaledUnit(Unit):
-  """`x / |x| * exp(s)` with an s for each head that begins at log 10 and counts as log 100 at most: makes logits of the
-  cosines of queries and keys (Liu et al. 2022, https://arxiv.org/abs/2111.09883, equation 2)."""
+  """`x / |x| * exp(s)`, which turns cosines of queries and keys into logits.
+
+  Each head has its own s, which starts at log 10 and is capped at log 100 (Liu et al. 2022,
+  https://arxiv.org/abs/2111.09883, equation 2).
+  """
 
   def __init__(self, heads: int, rngs: nnx.Rngs):
     self.log_scale = params.param(rngs, params.constant(math.log(10)), (heads,), ("heads",))

@@ -15,7 +15,7 @@ Axes = tuple[str | None, ...]
 
 
 def param(rngs: nnx.Rngs, init: Callable, shape: tuple[int, ...], axes: Axes, unit: tuple[int, ...] = ()) -> nnx.Param:
-  """A float32 parameter.
+  """Make a float32 parameter.
 
   Args:
     rngs: source of the random key (stream `params`).
@@ -23,6 +23,9 @@ def param(rngs: nnx.Rngs, init: Callable, shape: tuple[int, ...], axes: Axes, un
     axes: one logical name for each axis.
     unit: for each axis, the length that must stay on one device; ones when omitted. The unit of `heads` axes is the
       head width, so that a mesh that would split a head is refused.
+
+  Raises:
+    ValueError: the shape and `axes` differ in length.
   """
   if len(axes) != len(shape):
     raise ValueError(f"shape {shape} needs {len(shape)} logical axes, got {axes}")
@@ -34,7 +37,7 @@ def normal(stddev: float) -> Callable:
 
 
 def fan_in_normal(fan_in: int, gain: float = 1.0) -> Callable:
-  """Normal with standard deviation `gain / sqrt(fan_in)`."""
+  """Return a normal initializer with standard deviation `gain / sqrt(fan_in)`."""
   return normal(gain / math.sqrt(fan_in))
 
 
@@ -55,22 +58,22 @@ def is_param(x) -> bool:
 
 
 def named_params(model) -> dict[str, nnx.Param]:
-  """Parameters by name, such as `encoder/blocks/mlp/layer/wi/kernel`, in the order of the tree."""
+  """Return parameters by name, such as `encoder/blocks/mlp/layer/wi/kernel`, in the order of the tree."""
   leaves, _ = jax.tree_util.tree_flatten_with_path(model, is_leaf=is_param)
   return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def arrays(model) -> dict[str, jax.Array]:
-  """The model's parameters as plain arrays by name."""
+  """Return the model's parameters as plain arrays by name."""
   return {name: p.get_value() for name, p in named_params(model).items()}
 
 
 def with_arrays(model, values: dict[str, jax.Array]):
-  """The model with parameters replaced by name; `model` may be abstract (`jax.eval_shape`)."""
+  """Return the model with its parameters replaced by name; `model` may be abstract (`jax.eval_shape`)."""
   _, treedef = jax.tree.flatten(model)
   return jax.tree.unflatten(treedef, [values[name] for name in named_params(model)])
 
 
 def count(model) -> int:
-  """Number of parameters of a model, which may be abstract."""
+  """Count the parameters of a model, which may be abstract."""
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(model))

@@ -1,14 +1,14 @@
-"""Pipeline parallelism: the layers of a stack lie on stages, and parts of the batch pass from stage to stage.
+"""Pipeline parallelism: stages hold the layers of a stack, and microbatches pass from stage to stage.
 
-Where the logical axis `layers` is split into S stages, each of them holds an S-th of the layers, and the batch is cut
-into M microbatches. All stages compute at once, each for another microbatch: one `vmap` over an array [S, …] that is
-split over the stages, and that is rotated by one stage between ticks (a collective permute), as in Praxis and MaxText.
-A pass takes M * R + S - 1 ticks, in S - 1 of which a stage waits: the bubble is (S - 1) / (M * R + S - 1).
+Where the logical axis `layers` is split into S stages, each stage holds 1/S of the layers, and the batch is cut into M
+microbatches. All stages compute at once, each for a different microbatch: one `vmap` over an array [S, …] that is
+split over the stages and rotated by one stage between ticks (a collective permute), as in Praxis and MaxText. A pass
+takes M * R + S - 1 ticks. Each stage idles in S - 1 of them: the bubble is (S - 1) / (M * R + S - 1).
 
 With R > 1 rounds the schedule is circular (Narayanan et al. 2021, https://arxiv.org/abs/2104.04473, section 2.2): a
-stage holds R runs of layers and a microbatch passes all stages R times, so that the bubble is R times smaller. The
-layers that a stage computes are then not those that it stores (neighbours, in the order of the checkpoint): they are
-sent to where they are computed, once in a pass.
+stage computes R runs of layers, and a microbatch passes all stages R times, so that the bubble is R times smaller. A
+stage stores neighbouring layers, in the order of the checkpoint, but computes others. Once per pass, layers are sent
+to the stages that compute them.
 """
 
 import dataclasses
@@ -28,12 +28,11 @@ from t5x_like.slots import Positive
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-  """How a stack runs where its layers are split over stages (`mesh.stage`).
+  """The schedule of a stack whose layers are split over stages (`mesh.stage`).
 
   Attributes:
     microbatches: parts of the batch; None for as many as there are stages, or fewer if the rows do not divide.
-    rounds: times that a microbatch passes all stages; if more than one, there are at least as many microbatches as
-      stages.
+    rounds: times that a microbatch passes all stages; above 1, it needs at least as many microbatches as stages.
   """
 
   microbatches: Positive | None = None
@@ -44,19 +43,19 @@ EVEN = Pipeline()
 
 
 def run(pipeline: Pipeline, run_layers: Callable, blocks, x_BTD: jax.Array, context: Context, key, remat: Remat, _):
-  """Runs all layers.
+  """Run all layers.
 
   Args:
-    run_layers: `(blocks, x, context, key, remat) -> (x, aux, None)`: some layers, one after another, on a microbatch,
-      each of them wrapped by `remat`; `aux` has a leading axis of layers.
+    run_layers: `(blocks, x, context, key, remat) -> (x, aux, None)`. Runs some layers in order on a microbatch, each
+      wrapped by `remat`; `aux` has a leading axis of layers.
     blocks: the parameters of all layers, with a leading layers axis, split over the stages.
-    context: its arrays with the batch's rows are cut like it.
+    context: arrays with a row per example are cut like the batch.
     key: dropout key, or None.
-    remat: with several rounds it wraps all that a stage does in a tick.
+    remat: with several rounds it wraps a stage's whole tick.
   Returns:
-    ([B, T, D], aux of every layer, added up over microbatches if it is `Statistics` and else averaged, None)
+    ([B, T, D], aux of every layer, None). Over microbatches, `Statistics` are summed and scalars averaged.
   Raises:
-    UserError: the layers or the rows do not divide.
+    UserError: the layers or the rows do not divide, or there are fewer microbatches than stages with several rounds.
   """
   stages, rounds = constrain.ways("layers"), pipeline.rounds
   layers, B = jax.tree.leaves(blocks)[0].shape[0], x_BTD.shape[0]
@@ -67,12 +66,12 @@ def run(pipeline: Pipeline, run_layers: Callable, blocks, x_BTD: jax.Array, cont
   stage_S = jnp.arange(stages)
 
   def stage(blocks_R, stage, tick, x):
-    """One tick of one stage: its next state, and what its layers say of themselves, [rounds, layers, ...]."""
-    turn = tick - stage  # of this stage's turns, the one that this is
+    """Run one tick of one stage; return its next state and its layers' aux, [rounds, layers, ...]."""
+    turn = tick - stage  # index of this stage's turn; out of range while it idles
     busy = (turn >= 0) & (turn < M * rounds)
     turn = jnp.clip(turn, 0, M * rounds - 1)
     m, r = turn % M, turn // M
-    # With one round, weights are the same in all ticks and are not kept once for each.
+    # With one round, every tick uses the same weights: indexing would save a copy per tick for the backward pass.
     own = jax.tree.map(lambda w: w[0] if rounds == 1 else jax.lax.dynamic_index_in_dim(w, r, keepdims=False), blocks_R)
     own_key = subkey(subkey(key, m), r * stages + stage)
     x, aux, _ = run_layers(own, x, rows.context(context, m), own_key, remat if rounds == 1 else NONE)
@@ -84,12 +83,12 @@ def run(pipeline: Pipeline, run_layers: Callable, blocks, x_BTD: jax.Array, cont
   all_stages = jax.vmap(stage, in_axes=(0, 0, None, 0), spmd_axis_name=constrain.mesh_axes("layers"))
 
   def tick(carry, t):
-    state, waiting = carry  # [S, b, T, D], what each stage is given; [M, b, T, D], what the first stage is given next
+    state, waiting = carry  # [S, b, T, D], inputs of the stages; [M, b, T, D], next inputs of the first stage
     first = jax.lax.dynamic_index_in_dim(waiting, t % M, keepdims=False)
     state = _staged(state.at[0].set(first))
     state, aux = all_stages(blocks, stage_S, t, state)
     state = _staged(jnp.roll(_staged(state), 1, axis=0))
-    # What has left the last stage, for another round or for good: microbatch t - (S - 1).
+    # Microbatch t - (S - 1) has left the last stage, for another round or for good.
     left = t - (stages - 1)
     place = left % M
     kept = jax.lax.dynamic_index_in_dim(waiting, place, keepdims=False)
@@ -100,7 +99,7 @@ def run(pipeline: Pipeline, run_layers: Callable, blocks, x_BTD: jax.Array, cont
   (_, x), aux = jax.lax.scan(tick, (state, x), jnp.arange(M * rounds + stages - 1))
   # [ticks, stages, rounds, layers, ...] -> [all layers, ...], in their order
   aux = jax.tree.map(lambda a: a.sum(0).swapaxes(0, 1).reshape(-1, *a.shape[4:]), aux)
-  # Statistics have the tokens of all microbatches now; of scalars, take the mean.
+  # Statistics now cover the tokens of all microbatches; scalars are averaged.
   return _joined(x), {n: a if isinstance(a, Statistics) else a / M for n, a in aux.items()}, None
 
 
@@ -122,13 +121,13 @@ def _check(stages: int, rounds: int, layers: int, microbatches: int, rows: int) 
 
 
 def _cut(x: jax.Array, parts: int) -> jax.Array:
-  """[B, ...] -> [parts, B / parts, ...]; every device keeps the rows it already holds."""
+  """Cut [B, ...] into [parts, B / parts, ...]; every device keeps its rows."""
   x = jnp.swapaxes(x.reshape(x.shape[0] // parts, parts, *x.shape[1:]), 0, 1)
   return constrain.constrain(x, None, "batch")
 
 
 def _joined(x: jax.Array) -> jax.Array:
-  """The inverse of `_cut`."""
+  """Undo `_cut`."""
   return constrain.constrain(jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:]), "batch")
 
 
@@ -138,7 +137,7 @@ def _staged(x: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Rows:
-  """The arrays of a context that have rows of the batch, [M, B / M, ...] each, by their place in its tree."""
+  """The arrays of a context with a row per example, each cut to [M, B / M, ...], by leaf index in its tree."""
 
   arrays: dict[int, jax.Array]
 
@@ -148,7 +147,7 @@ class _Rows:
     return cls({i: _cut(x, parts) for i, x in enumerate(leaves) if x.shape[0] == batch})
 
   def context(self, context: Context, part) -> Context:
-    """The context of one microbatch."""
+    """Return the context of one microbatch."""
     leaves, treedef = jax.tree.flatten(_per_row(context))
     for i, x in self.arrays.items():
       leaves[i] = jax.lax.dynamic_index_in_dim(x, part, keepdims=False)
@@ -156,6 +155,6 @@ class _Rows:
 
 
 def _per_row(context: Context) -> dict:
-  """The fields of a context whose arrays have the batch (or 1) in front."""
+  """Return the fields of a context whose arrays have the batch (or 1) as first axis."""
   names = ["mask", "memory", "memory_mask", "valid"] + ["bias"] * isinstance(context.bias, jax.Array)
   return {name: getattr(context, name) for name in names}

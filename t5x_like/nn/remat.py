@@ -1,7 +1,7 @@
-"""What the backward pass keeps of a layer's activations, and what it computes again: `config.model.remat`.
+"""Rematerialisation: the activations kept for the backward pass and those recomputed in it: `config.model.remat`.
 
-A name of `REMAT`, or {"name": …} with arguments. Activations have names (`NAMES`), given where they are computed, so
-that a recipe can keep them on the devices or move them to the hosts' memory until the backward pass needs them.
+The setting is a name of `REMAT`, or {"name": …} with arguments. Activations have names (`NAMES`), given where they are
+computed, so that a recipe can keep them on the devices or move them to the hosts' memory until the backward pass.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ class Remat:
   offload: tuple[str, ...] = ()
 
   def wrap(self, body: Callable, *, prevent_cse: bool) -> Callable:
-    """`body` with a backward pass that computes again what is not kept."""
+    """Wrap `body` so that its backward pass recomputes activations that are not kept."""
     if self.keep == "all":
       return body
     policies = jax.checkpoint_policies
@@ -46,32 +46,32 @@ class Remat:
 
 
 def none() -> Remat:
-  """Keeps all activations."""
+  """Keep all activations."""
   return Remat("all")
 
 
 def dots() -> Remat:
-  """Keeps the products with parameters."""
+  """Keep the products with parameters."""
   return Remat("dots")
 
 
 def full() -> Remat:
-  """Keeps the input of each block."""
+  """Keep the input of each block."""
   return Remat("named")
 
 
 def minimal() -> Remat:
-  """Keeps every named activation: what is computed again are norms, activation functions and logits."""
+  """Keep every named activation; recompute norms, activation functions and logits."""
   return Remat("named", NAMES)
 
 
 def save(names: tuple[Name, ...]) -> Remat:
-  """Keeps these activations."""
+  """Keep these activations."""
   return Remat("named", names)
 
 
 def offload(names: tuple[Name, ...], save: tuple[Name, ...] = ()) -> Remat:
-  """Moves the activations `names` to the hosts' memory and back; keeps those of `save` on the devices."""
+  """Move the activations `names` to the hosts' memory and back; keep `save` on the devices."""
   both = sorted(set(names) & set(save))
   if both:
     raise UserError(f"config.model.remat: found {both[0]!r} in both 'names' and 'save', expected it in one of them")
@@ -83,10 +83,10 @@ REMAT = {"none": none, "dots": dots, "full": full, "minimal": minimal, "save": s
 
 
 def make(spec: str | dict) -> Remat:
-  """Raises: UserError: as `slots.make`."""
+  """Build a `Remat` from its setting; raise a UserError as `slots.make` does."""
   return slots.make("config.model.remat", spec, REMAT)
 
 
 def named(x: jax.Array, name: Name) -> jax.Array:
-  """`x`, which a recipe may keep or offload by this name."""
+  """Name `x`, so that a recipe can keep or offload it."""
   return checkpoint_name(x, name)

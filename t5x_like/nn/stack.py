@@ -28,12 +28,12 @@ class Stack(nnx.Module):
   Args:
     make_block: builds one block from its own `nnx.Rngs`.
     repeats: number of blocks; if layers differ, a block holds one period of them.
-    position: the scheme the layers share.
-    pieces_above: pass the layers the scheme itself instead of a bias of more logits than this, for cores that compute
-      it piece by piece; None for never.
+    position: the scheme that the layers share.
+    pieces_above: number of logits (T * S) above which layers receive the scheme itself instead of its bias, for cores
+      that compute it piece by piece; None for never.
     final_norm: applied to the output of the last block.
-    remat: what the backward pass keeps.
-    pipeline: how microbatches pass the stages, where layers are split over these.
+    remat: activations kept for the backward pass.
+    pipeline: schedule of microbatches, where layers are split over stages.
     layers: "scan" compiles one block and loops over it; "loop" unrolls, for debugging and for small models on CPU.
     depths: for each block, `Context.depth` of its layers.
   """
@@ -66,10 +66,10 @@ class Stack(nnx.Module):
     self.depths = depths
 
   def __call__(self, x_BTD: jax.Array, context: Context, *, cache: dict | None = None, key: jax.Array | None = None):
-    """Runs all blocks.
+    """Run all blocks.
 
     Args:
-      x_BTD: what `Inputs` made of the tokens.
+      x_BTD: output of `Inputs`.
       context: masks, memory and cache slot; its `bias` is filled in here from the shared position scheme.
       cache: pytree with a leading layers axis, or None.
       key: dropout key, or None for no dropout.
@@ -86,7 +86,7 @@ class Stack(nnx.Module):
     return dropout(self.final_norm(x_BTD), self.dropout_rate, subkey(key, 1)), aux, cache
 
   def _run(self, blocks: tuple, x_BTD: jax.Array, context: Context, key: jax.Array | None, remat: Remat, cache=None):
-    """Some of the blocks, with their depths, one after another; returns like `__call__`, but `aux` of each layer."""
+    """Run some of the blocks, with their depths, in order; return like `__call__`, but with `aux` per layer."""
     keys_L = None if key is None else jax.random.split(key, jax.tree.leaves(blocks)[0].shape[0])
 
     def body(x_BTD, layer):
@@ -103,7 +103,7 @@ class Stack(nnx.Module):
     return run(remat.wrap(body, prevent_cse=self.layers == "loop"), carry, layers)
 
   def every(self, x_BTD: jax.Array, context: Context, *, key: jax.Array | None = None) -> jax.Array:
-    """[L, B, T, D]: what every block makes, before the final norm; without stages, caches and auxiliary scalars."""
+    """Return every block's output before the final norm, [L, B, T, D]; no stages, caches or auxiliary scalars."""
     keys_L = None if key is None else jax.random.split(key, self.repeats)
 
     def body(x_BTD, layer):
@@ -114,8 +114,11 @@ class Stack(nnx.Module):
     return self._over(body, x_BTD, (self.blocks, keys_L), self.remat)[1]
 
   def bias(self, mask: Mask, batch: int):
-    """The shared bias, [B or 1, N, T, S]. For a loop it is broadcast to the whole batch, so that the layers' gradients
-    are added first and summed over the batch once instead of once per layer."""
+    """Return the shared bias, [B or 1, N, T, S]; the scheme itself above `pieces_above` logits; None without a bias.
+
+    For a loop it is broadcast to the whole batch, so that the layers' gradients are added first and summed over the
+    batch once instead of once per layer.
+    """
     if not self.position.biased:
       return None
     if self.pieces_above is not None and mask.q_pos.shape[1] * mask.k_pos.shape[1] > self.pieces_above:
@@ -124,11 +127,11 @@ class Stack(nnx.Module):
     return bias if self.layers == "scan" else jnp.broadcast_to(bias, (batch, *bias.shape[1:]))
 
   def start_cache(self, start: CacheStart) -> dict:
-    """The empty cache of every layer, with a leading layers axis."""
+    """Return the empty cache of every layer, with a leading layers axis."""
     return jax.vmap(lambda block: block.start_cache(start))(self.blocks)
 
   def without(self, *names: str, **changes) -> "Stack":
-    """The same stack, sharing its parameters, with some sublayers left out and attributes changed."""
+    """Return a stack that shares this one's parameters, without some sublayers and with attributes changed."""
     kept = {name: getattr(self.blocks, name) for name in self.blocks.names if name not in names}
     other = copy.copy(self)
     for name, value in {"blocks": Block(**kept), **changes}.items():
@@ -143,7 +146,7 @@ def _add_layers_axis(blocks: Block) -> Block:
 
 
 def _loop(body, carry, layers):
-  """`jax.lax.scan` as a Python loop."""
+  """Do the work of `jax.lax.scan` in a Python loop."""
   leaves, treedef = jax.tree.flatten(layers)
   # The gradient of a split is one concatenation; that of indexing each layer would add up L zero-padded arrays.
   layers_of = [[x.squeeze(0) for x in jax.lax.split(a, [1] * a.shape[0])] for a in leaves]

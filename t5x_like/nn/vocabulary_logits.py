@@ -1,7 +1,7 @@
-"""Logits over the vocabulary that are not computed yet.
+"""Deferred logits over the vocabulary.
 
-An array [B, T, V] of them is often the largest of a step. So a language model's head returns what they are made of, and
-an objective computes them a piece at a time; see `objectives/_cross_entropy.py`.
+Their array [B, T, V] is often the largest of a step. So a language model's head returns their factors, and an objective
+computes them piece by piece; see `objectives/_cross_entropy.py`.
 """
 
 import dataclasses
@@ -43,14 +43,14 @@ class VocabularyLogits:
     return self.x.ndim
 
   def dense(self) -> jax.Array:
-    """float32 [B, T, V]: inputs in the compute dtype, accumulated and returned in float32."""
+    """Compute all logits, float32 [B, T, V], from inputs in the compute dtype, accumulated in float32."""
     logits_BTV = constrain(self.product(), "batch", "length", "activation_vocab")
     if self.bias is not None:
       logits_BTV = logits_BTV + self.bias
     return self.capped(logits_BTV)
 
   def product(self) -> jax.Array:
-    """float32 [B, T, V]: `x @ kernel`, before bias and bound."""
+    """Compute `x @ kernel`, before bias and bound: float32 [B, T, V]."""
     kernel_DV = self.kernel.T if self.tied else self.kernel
     return matmul(self.x, kernel_DV, jnp.float32, ("embed", "vocab"))
 
@@ -62,5 +62,5 @@ jax.tree_util.register_dataclass(VocabularyLogits)
 
 
 def dense(outputs: dict) -> dict[str, jax.Array]:
-  """A model's outputs with all logits computed."""
+  """Compute all deferred logits among a model's outputs."""
   return {name: x.dense() if isinstance(x, VocabularyLogits) else x for name, x in outputs.items()}
