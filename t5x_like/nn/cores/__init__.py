@@ -1,7 +1,7 @@
-"""Attention cores: how `softmax(q k^T + bias) v` is computed. One file each, named after the core.
+"""Attention cores: implementations of `softmax(q k^T + bias) v`. One file each, named after the core.
 
-A file's `make` takes the arguments that recipes give and, as far as its signature names them, `rngs`, the `dims` of the
-stack and whether it is `causal`. A core computes exactly what it is asked to, or raises a `UserError`.
+A file's `make` takes the arguments that recipes give and, if its signature names them, `rngs`, the `dims` of the stack
+and whether it is `causal`. A core computes exactly what it is asked to, or raises a `UserError`.
 """
 
 import jax
@@ -16,14 +16,14 @@ from t5x_like.nn.positions import Position
 
 
 class Core(nnx.Module):
-  """The base of all cores, which define `attend`; what a core cannot do is refused before that is called.
+  """The base of all cores, which define `attend`. Unsupported calls are refused before `attend` runs.
 
   Attributes:
-    refuses: what it cannot do, of `causal window segments padding prefix bias query_bias softcap dropout lengths`.
-    pieces_above: if not None, the core computes the bias of more logits than this (per head) piece by piece, so that no
-      [T, S] array is ever made.
-    per_device: whether each device runs it by itself, on its rows, heads and queries and on all keys of these.
-    keys_axis: the logical axis along which such a device's keys are a part of all.
+    refuses: unsupported features, of `causal window segments padding prefix bias query_bias softcap dropout lengths`.
+    pieces_above: number of logits per head above which the core computes the bias piece by piece, so that no [T, S]
+      array is ever made; None for never.
+    per_device: whether each device runs the core by itself, on its rows, heads and queries, with all of their keys.
+    keys_axis: the logical axis that splits the keys of a `per_device` core over devices; None if every device has all.
     exact: whether it computes the same function as the dense core, whose FLOPs then count as the model's.
   """
 
@@ -35,7 +35,7 @@ class Core(nnx.Module):
 
   @property
   def name(self) -> str:
-    """The name of its file."""
+    """The name of the core's file."""
     return type(self).__module__.rpartition(".")[2]
 
   def __call__(
@@ -53,16 +53,16 @@ class Core(nnx.Module):
     key: jax.Array | None = None,
     place: str = "attention",
   ) -> jax.Array:
-    """Attention with grouped key/value heads.
+    """Compute attention with grouped key/value heads.
 
     Args:
-      scale: of the logits.
+      scale: factor of the logits.
       bias, position, softcap, dropout_rate, key: see `Softmax`.
-      place: what `cores_used` calls it.
+      place: the name under which `cores_used` records the core.
     Returns:
       [B, T, N, H] in the dtype of `q`. Logits and softmax are float32 whatever the dtype of the inputs.
     Raises:
-      UserError: the core cannot do what is asked.
+      UserError: the core does not support the call.
     """
     softmax = Softmax(bias, position or Position(), softcap, dropout_rate, key)
     core = self.chosen(q_BTNH, k_BSKH, mask, softmax)
@@ -75,16 +75,16 @@ class Core(nnx.Module):
     return on_each_device(core.attend, *arguments, keys_axis=core.keys_axis)
 
   def label(self, q_BTNH: jax.Array) -> str:
-    """What logs and records call it on these queries."""
+    """Return the name that logs and records use for the core on these queries."""
     return self.name
 
   def chosen(self, q: jax.Array, k: jax.Array, mask: Mask, softmax: Softmax) -> "Core":
-    """The core that computes a call: this one, unless its purpose is to choose."""
+    """Return the core that computes a call: this one, unless the core chooses among others."""
     return self
 
   @classmethod
   def refused(cls, q: jax.Array, k: jax.Array, mask: Mask, softmax: Softmax) -> str | None:
-    """What this kind of core cannot do of what is asked, in words, or None."""
+    """Describe the first feature of the call that this kind of core does not support; None if it supports all."""
     T, S = q.shape[1], k.shape[1]
     asked = {
       "causal": (mask.causal, "causal attention"),
@@ -101,11 +101,11 @@ class Core(nnx.Module):
     return next((words for name, (wanted, words) in asked.items() if wanted and name in cls.refuses), None)
 
   def attend(self, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, softmax: Softmax) -> jax.Array:
-    """[B, T, N, H] from scaled queries [B, T, N, H], keys and values [B, S, K, H]."""
+    """Attend from scaled queries [B, T, N, H] to keys and values [B, S, K, H]; return [B, T, N, H]."""
     raise TypeError(f"{type(self).__name__} must define `attend`")
 
   def decoding(self) -> "Core":
-    """The core for steps against a cache."""
+    """Return the core for steps against a cache."""
     raise self.refusal("decoding from a cache")
 
   def refusal(self, what: str) -> UserError:

@@ -1,11 +1,11 @@
-"""Padding and cutting of sequences, for several cores."""
+"""Padding and cutting of sequences, shared by several cores."""
 
 import jax
 import jax.numpy as jnp
 
 
 def padded(x: jax.Array, length: int, axis: int = 1) -> jax.Array:
-  """`x` padded at the end with zeros (False) to `length` along `axis`."""
+  """Pad `x` at the end with zeros (False) to `length` along `axis`."""
   missing = length - x.shape[axis]
   if missing == 0:
     return x
@@ -13,16 +13,16 @@ def padded(x: jax.Array, length: int, axis: int = 1) -> jax.Array:
 
 
 def blocked(x: jax.Array, blocks: int, size: int, axis: int = 1) -> jax.Array:
-  """[..., length, ...] -> [..., blocks, size, ...], padded with zeros at the end."""
+  """Pad with zeros at the end and cut into blocks: [..., length, ...] -> [..., blocks, size, ...]."""
   axis %= x.ndim
   return padded(x, blocks * size, axis).reshape(*x.shape[:axis], blocks, size, *x.shape[axis + 1 :])
 
 
 def toeplitz(x_NX: jax.Array, t: int, s: int) -> jax.Array:
-  """[N, t + s - 1] -> [N, t, s]: element [n, i, j] is `x[n, j - i + t - 1]`.
+  """Expand [N, t + s - 1] to [N, t, s]: element [n, i, j] is `x[n, j - i + t - 1]`.
 
-  Rows are read from a periodic repetition of `x`, each one element later, so that there is neither a gather nor, in the
-  gradient, a scatter.
+  Rows are read from a periodic repetition of `x`, each shifted by one element. This avoids a gather, and a scatter in
+  the gradient.
   """
   N = x_NX.shape[0]
   around = jnp.roll(jnp.pad(x_NX, ((0, 0), (0, 1))), 1 - t, axis=1)

@@ -1,7 +1,7 @@
 """A running softmax over blocks of logits, forward and backward, for the cores with linear memory.
 
-The running maximum and sum follow Milakov and Gimelshein 2018, their use in attention Rabe and Staats 2021 and Dao et
-al. 2022 (https://arxiv.org/abs/2205.14135, section 3.1 and appendix B). Both passes are one loop over the list of
+The running maximum and sum follow Milakov and Gimelshein 2018; their use in attention follows Rabe and Staats 2021 and
+Dao et al. 2022 (https://arxiv.org/abs/2205.14135, section 3.1 and appendix B). Each pass is one loop over the list of
 blocks, so that a program has two loop bodies whatever the length.
 """
 
@@ -24,10 +24,10 @@ _NONE = np.int32(2**31 - 1)
 
 
 def problem(q, k, v, mask: Mask, softmax: Softmax, t: int, s: int) -> tuple["Grid", tuple]:
-  """(what is static, the arrays that `attend`, `forward` and `backward` take): padded to whole blocks.
+  """Pad to whole blocks; return the static grid and the array arguments of `attend`, `forward` and `backward`.
 
   Args:
-    q, k, v, mask, softmax: as a core's `attend` is given them on a device, with a bias that is computed in pieces.
+    q, k, v, mask, softmax: a core's `attend` arguments on a device, with a bias that is computed in pieces.
     t, s: queries and keys in a block; shorter sequences are one block.
   """
   B, T, N, H = q.shape
@@ -55,12 +55,12 @@ def _padded(x: jax.Array | None, length: int) -> jax.Array | None:
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-  """What is static under tracing.
+  """The static description of the blocks.
 
   Attributes:
     t, s: queries and keys in a block.
     rows, columns: number of blocks along either side.
-    blocks: (row, column) of those that are computed, unless they turn out to hold nothing visible.
+    blocks: (row, column) of each computed block; at run time, blocks without a visible pair are skipped.
     aligned: see `Mask`.
     looked_at: whether a block's visibility depends on arrays.
   """
@@ -86,16 +86,16 @@ class Grid:
     return cls(t, s, rows, columns, tuple(blocks), mask.aligned, looked_at, softmax.softcap, rate)
 
   def visible(self, mask: Mask) -> jax.Array:
-    """bool [blocks]: False for blocks in which no query sees any key."""
+    """Return bool [blocks], False for blocks in which no query sees any key."""
     row, column = (np.asarray(side) for side in zip(*self.blocks, strict=True))
 
     def span(x_BL, size, chosen):
-      """(smallest, largest) of every block: [b, blocks]."""
+      """Return (smallest, largest) of every block: [b, blocks]."""
       x = x_BL.reshape(x_BL.shape[0], -1, size)
       return x.min(-1)[:, chosen], x.max(-1)[:, chosen]
 
     def segments(x_BL, size, chosen):
-      """The same, of real segments: 0 is padding."""
+      """Do the same for segments, whose smallest ignores padding (0)."""
       return span(jnp.where(x_BL > 0, x_BL, _NONE), size, chosen)[0], span(x_BL, size, chosen)[1]
 
     (q_low, q_high), (k_low, k_high) = span(mask.q_pos, self.t, row), span(mask.k_pos, self.s, column)
@@ -117,7 +117,7 @@ class Grid:
     return jnp.broadcast_to(seen.any(0), (len(self.blocks),))
 
   def loop(self, body, start, mask: Mask):
-    """`start` after `body(carry, row, column, seen)` for each block; `seen` is None where that is not looked at."""
+    """Fold `body(carry, row, column, seen)` over the blocks; `seen` is None where no array decides visibility."""
     index = jnp.asarray(np.asarray(self.blocks, np.int32))
     seen = self.visible(mask) if self.looked_at else None
 
@@ -128,13 +128,13 @@ class Grid:
     return jax.lax.scan(step, start, (index, seen))[0]
 
   def allowed(self, mask: Mask, row, column) -> jax.Array | None:
-    """bool [B or 1, 1, t, s] of one block; None if all of it is allowed."""
+    """Return one block's mask, bool [B or 1, 1, t, s]; None if it is allowed everywhere."""
     q, k = partial(_cut, start=row * self.t, size=self.t), partial(_cut, start=column * self.s, size=self.s)
     sides = q(mask.q_pos), k(mask.k_pos), q(mask.q_segments), k(mask.k_segments), k(mask.k_valid), k(mask.k_prefix)
     return Mask(*sides, causal=mask.causal, window=mask.window).dense()
 
   def bias(self, schemes, mask: Mask, places: Places, row, column) -> jax.Array | None:
-    """float32 [B or 1, N or 1, t, s] of one block: the differentiable part."""
+    """Return one block's bias, float32 [B or 1, N or 1, t, s], differentiable in `schemes`; None without schemes."""
     parts = [self._scheme_bias(scheme, mask, places, row, column) for scheme in schemes]
     return sum(parts[1:], parts[0]) if parts else None
 
@@ -148,7 +148,7 @@ class Grid:
     return places.own_heads(scheme.bias(q_pos, _cut(mask.k_pos, column * self.s, self.s)), 1)
 
   def dropout(self, weights_BNTS: jax.Array, key, places: Places, column) -> jax.Array:
-    """One mask for all queries, as in the dense core; the same in both passes and on any mesh."""
+    """Drop weights with one mask for all queries, as in the dense core: the same in both passes and on any mesh."""
     if self.dropout_rate == 0.0:
       return weights_BNTS
     fold = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))
@@ -159,7 +159,7 @@ class Grid:
 
 
 def _reached(mask: Mask, q_start: int, k_start: int, t: int, s: int) -> bool:
-  """Whether any query of an aligned block may see any of its keys."""
+  """Return whether any query of an aligned block may see any of its keys."""
   ahead = k_start - (q_start + t - 1)  # the smallest distance from a query to a key; the largest is `behind`
   behind = k_start + s - 1 - q_start
   if mask.causal and mask.k_prefix is None and ahead > 0:
@@ -176,7 +176,7 @@ def _put(x: jax.Array, piece: jax.Array, start, axis: int) -> jax.Array:
 
 
 def _logits(grid: Grid, q, k, schemes, mask, places, row, column):
-  """(float32 logits [B, N, t, s], the same before the bias, what is allowed) of one block."""
+  """Return one block's (float32 logits [B, N, t, s], the same before the bias, mask of allowed pairs)."""
   B, t, K, G, _ = q.shape
   logits = jnp.einsum("BTKGH,BSKH->BKGTS", q, k, preferred_element_type=jnp.float32).reshape(B, K * G, t, -1)
   capped = logits if grid.softcap is None else grid.softcap * jnp.tanh(logits / grid.softcap)
@@ -185,21 +185,21 @@ def _logits(grid: Grid, q, k, schemes, mask, places, row, column):
 
 
 def _grouped(x_BNTX: jax.Array, kv_heads: int) -> jax.Array:
-  """[B, N, T, X] -> [B, K, G, T, X]"""
+  """Reshape [B, N, T, X] to [B, K, G, T, X]."""
   B, N, T, X = x_BNTX.shape
   return x_BNTX.reshape(B, kv_heads, N // kv_heads, T, X)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attend(grid: Grid, q, k, v, schemes, mask: Mask, key, places: Places) -> jax.Array:
-  """[B, T, K, G, H] in the dtype of `q`, from padded arrays."""
+  """Attend over padded arrays; return [B, T, K, G, H] in the dtype of `q`."""
   return forward(grid, q, k, v, schemes, mask, key, places)[0].astype(q.dtype)
 
 
 def forward(grid: Grid, q, k, v, schemes, mask: Mask, key, places: Places) -> tuple[jax.Array, jax.Array]:
-  """(float32 [B, T, K, G, H], float32 [B, N, T]: the logarithm of the sum of exp(logits))."""
-  # What is the same in all layers of a scanned stack, jax would compute once before the stack: masks and biases of all
-  # blocks at once, T * S values a head. This makes them depend on the layer.
+  """Return (float32 [B, T, K, G, H], float32 [B, N, T]: the logarithm of the sum of exp(logits))."""
+  # JAX would hoist values that all layers of a scanned stack share: the masks and biases of all blocks at once, T * S
+  # values per head. The barrier makes them depend on the layer.
   q, k, v, schemes, mask, places = jax.lax.optimization_barrier((q, k, v, schemes, mask, places))
   B, T, K, G, H = q.shape
   N, t, s = K * G, grid.t, grid.s
@@ -241,17 +241,17 @@ def _backward(grid: Grid, kept, d_out):
 
 
 def backward(grid: Grid, kept: tuple, d_out: jax.Array) -> tuple:
-  """The gradients of (q, k, v, schemes), in float32.
+  """Return the gradients of (q, k, v, schemes), in float32.
 
   Args:
-    kept: the arguments of `forward`, its result and its log-sums. These may be of more keys than the ones given: then
-      the gradient of `q` and the schemes is what these keys contribute.
+    kept: the arguments of `forward`, its result and its log-sums. The last two may cover more keys than `k`; the
+      gradients of `q` and the schemes are then the contributions of the keys in `k`.
   """
   q, k, v, schemes, mask, key, places, out, log_sum_BNT = kept
   B, T, K, G, H = q.shape
   N, t, s = K * G, grid.t, grid.s
   d_out = d_out.astype(v.dtype)
-  # What the gradient of a softmax subtracts (Dao et al., appendix B).
+  # The term that the gradient of a softmax subtracts (Dao et al., appendix B).
   inner_BNT = jnp.einsum("BTKGH,BTKGH->BKGT", d_out, out, preferred_element_type=jnp.float32).reshape(B, N, T)
 
   def block(carry, row, column, seen):

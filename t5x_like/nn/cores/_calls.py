@@ -1,4 +1,4 @@
-"""Which cores a traced program calls: recorded by place, or replaced to count what they stand for."""
+"""Record the cores that a traced program calls, by place, or replace them to count FLOPs."""
 
 import contextlib
 import contextvars
@@ -10,7 +10,7 @@ _stand_in: contextvars.ContextVar = contextvars.ContextVar("stand_in", default=N
 
 @contextlib.contextmanager
 def cores_used() -> Iterator[dict[str, set[str]]]:
-  """Within the block, the names of the cores in traced calls are collected by their place in the model."""
+  """Collect the labels of the cores in calls traced within the block, by their place in the model."""
   used: dict[str, set[str]] = {}
   token = _used.set(used)
   try:
@@ -21,7 +21,7 @@ def cores_used() -> Iterator[dict[str, set[str]]]:
 
 @contextlib.contextmanager
 def replaced_by(core) -> Iterator[None]:
-  """Within the block, `core` stands in for all exact cores, whose results it shares."""
+  """Let `core` stand in for all exact cores, which compute the same results, within the block."""
   token = _stand_in.set(core)
   try:
     yield
@@ -30,7 +30,7 @@ def replaced_by(core) -> Iterator[None]:
 
 
 def computing(core, place: str, label: str):
-  """The core that computes a call of `core`, which is noted under its label."""
+  """Record a call of `core` under its label; return the core that computes it."""
   if (used := _used.get()) is not None:
     used.setdefault(place, set()).add(label)
   stand_in = _stand_in.get()

@@ -12,11 +12,11 @@ from t5x_like.parallel import constrain
 
 @dataclasses.dataclass(frozen=True)
 class Places:
-  """Which part of the whole a core is given: its rows, heads and queries, as indices into all of them.
+  """The rows, heads and queries of one device, as indices into the whole arrays.
 
   Attributes:
     rows, heads, queries: int32 [B], [N], [T].
-    whole: whether the queries are those of the whole sequence.
+    whole: whether the queries cover the whole sequence.
   """
 
   rows: jax.Array
@@ -25,7 +25,7 @@ class Places:
   whole: bool = dataclasses.field(default=True, metadata={"static": True})
 
   def own_heads(self, x: jax.Array, axis: int) -> jax.Array:
-    """What belongs to these heads of an array with all of them along `axis`."""
+    """Select these heads from an array with all heads along `axis`."""
     return x if x.shape[axis] in (1, self.heads.size) else jnp.take(x, self.heads, axis=axis)
 
 
@@ -35,8 +35,10 @@ jax.tree_util.register_dataclass(Places)
 def on_each_device(
   attend: Callable, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, softmax, keys_axis: str | None = None
 ) -> jax.Array:
-  """`attend(q, k, v, mask, softmax)` by each device, on its rows, heads and queries, and on all keys of these or, along
-  the logical axis `keys_axis`, its own part of them."""
+  """Run `attend(q, k, v, mask, softmax)` on each device, on its rows, heads and queries.
+
+  Each device gets all keys of these, or its own part of them along the logical axis `keys_axis`.
+  """
   (B, T, N, _), K = q.shape, k.shape[2]
   heads, kv_heads = "activation_heads", None
   ways = constrain.ways(heads)

@@ -1,4 +1,4 @@
-"""What attention is asked for besides its mask."""
+"""The settings of attention's softmax, besides the mask."""
 
 import dataclasses
 
@@ -12,14 +12,14 @@ from t5x_like.nn.positions import Position
 
 @dataclasses.dataclass(frozen=True)
 class Softmax:
-  """What turns logits into weights, besides the mask.
+  """The settings that turn logits into weights, besides the mask.
 
   Attributes:
-    bias: the stack's, an array [B or 1, N, T, S], or a `Position` that computes pieces of it.
-    position: the layer's own.
+    bias: the stack's bias: an array [B or 1, N, T, S], or a `Position` that computes pieces of it.
+    position: the layer's own position scheme.
     softcap: logits become `softcap * tanh(logits / softcap)`.
-    dropout_rate, key: of the weights; no dropout if the key is None.
-    places: set in cores that run on each device by itself.
+    dropout_rate, key: dropout of the weights; none if the key is None.
+    places: the device's part of the arrays, set in cores that run on each device by itself.
   """
 
   bias: jax.Array | Position | None = None
@@ -33,7 +33,7 @@ class Softmax:
     return logits if self.softcap is None else self.softcap * jnp.tanh(logits / self.softcap)
 
   def biases(self, q_pos_BT: jax.Array, k_pos_BS: jax.Array) -> jax.Array | None:
-    """The sum of the stack's and the layer's bias: float32 [B or 1, N, T, S], or None."""
+    """Return the sum of the stack's and the layer's bias: float32 [B or 1, N, T, S], or None."""
     shared = self.bias.bias(q_pos_BT, k_pos_BS) if isinstance(self.bias, Position) else self.bias
     own = self.position.bias(q_pos_BT, k_pos_BS)
     if shared is None or own is None:

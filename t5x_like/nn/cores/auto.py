@@ -1,12 +1,12 @@
-"""The core that suits the platform, the lengths and what is asked; the one place where that is decided.
+"""Choose the core for the platform, the lengths and the features of a call. No other place decides this.
 
-| platform | up to SHORT logits a head | more | more, with what the kernel cannot do |
+| platform | up to SHORT logits a head | more | more, with features that the kernel lacks |
 |---|---|---|---|
 | TPU | dense | splash | chunked |
 | GPU | dense | cudnn | chunked |
 | CPU | dense | chunked | chunked |
 
-Positions that depend on the query (Shaw) are left to the dense core. All of these compute the same function.
+Positions that depend on the query (Shaw) go to the dense core. All these cores compute the same function.
 """
 
 import jax
@@ -19,21 +19,21 @@ from t5x_like.nn.mask import Mask
 from t5x_like.parallel.constrain import ways
 from t5x_like.parallel.target import platform
 
-SHORT = 2**19  # T * S: up to here a head's logits are small, and one matrix product is quicker than a loop over blocks
+SHORT = 2**19  # T * S: up to here a head's logits are small, and one matrix product is faster than a loop over blocks
 
 _KERNELS = {"tpu": "splash", "gpu": "cudnn"}  # by platform; imported only where they are chosen
 
-# The cores that compute the same function, and the name of this choice among them.
+# "auto", and the cores that compute the same function.
 EXACT = ("auto", "dense", "chunked", "ring", "splash", "cudnn")
 
 
 class Auto(Core):
-  """The core of the table above for each call; it refuses nothing."""
+  """A core that picks one from the table above for each call; it refuses nothing."""
 
   pieces_above = SHORT
 
   def chosen(self, q: jax.Array, k: jax.Array, mask: Mask, softmax: Softmax) -> Core:
-    """The core for a call with these queries [B, T, N, H] and keys [B, S, K, H]."""
+    """Choose the core for a call with these queries [B, T, N, H] and keys [B, S, K, H]."""
     if q.shape[1] * k.shape[1] <= SHORT or softmax.position.query_dependent:
       return Dense()
     placed = not (mask.causal or mask.window is not None) or (mask.aligned and ways("length") == 1)

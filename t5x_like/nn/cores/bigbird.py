@@ -1,8 +1,8 @@
-"""BigBird: block-sparse attention (Zaheer et al. 2020, https://arxiv.org/abs/2007.14062, section 2 and appendix D; the
-internal transformer construction, ITC, whose global tokens are tokens of the sequence).
+"""BigBird: block-sparse attention (Zaheer et al. 2020, https://arxiv.org/abs/2007.14062, section 2 and appendix D).
 
-The first and the last block of queries see every key. Each block between them sees the first and the last block of
-keys, itself and its two neighbours, and `random_blocks` others.
+This is the internal transformer construction (ITC), whose global tokens are tokens of the sequence. The first and the
+last block of queries see every key. Each block between them sees the first and the last block of keys, itself, its two
+neighbours and `random_blocks` others.
 
 Cost, with blocks of b tokens and r random blocks: T * (5 + r) * b logits per head, and 4 * b * T for the two global
 blocks of queries, in FLOPs and in memory: linear in the length.
@@ -26,19 +26,19 @@ from t5x_like.slots import Condition, Positive
 class BigBird(Core):
   """Bidirectional attention within one sequence longer than `(5 + 2 * random_blocks) * block` tokens.
 
-  Shorter ones are refused; other implementations switch to full attention there. The core pads to a multiple of the
-  block, and returns zeros for padding (where the mask's keys are not valid).
+  Shorter sequences are refused; other implementations switch to full attention there. The core pads to a multiple of
+  the block, and returns zeros for padding (where the mask's keys are not valid).
 
   The random blocks depend on the seed, the length and the key/value head. They are the same in training and evaluation,
-  and in all layers, which are one scanned program. (Hugging Face seeds each layer's plan by its index in training. In
-  evaluation it puts the first block in place of every random one, so that this block counts `1 + random_blocks` times
-  in the softmax; `plan="first"` computes that.)
+  and in all layers, which are one scanned program. (In training, Hugging Face seeds each layer's plan by its index. In
+  evaluation, it replaces every random block by the first, which so counts `1 + random_blocks` times in the softmax;
+  `plan="first"` computes that.)
 
   Args:
     block: tokens in a block.
-    random_blocks: number that each block of queries sees besides window and global blocks.
-    seed: of the random plan.
-    plan: "random", or "first" for what Hugging Face computes in evaluation.
+    random_blocks: number of random blocks that each block of queries sees, besides window and global blocks.
+    seed: seed of the random plan.
+    plan: "random", or "first" for Hugging Face's evaluation.
   """
 
   refuses = ("causal", "window", "segments", "prefix", "bias", "query_bias", "lengths")
@@ -69,13 +69,13 @@ class BigBird(Core):
     q, k, v, valid = (padded(x, n * b) for x in (q, k, v, valid_BS))
     keys = (None, None) if softmax.key is None else jax.random.split(softmax.key)
 
-    # The global rows: the first and the last block of queries, to every key.
+    # Global rows: the first and the last block of queries attend to every key.
     ends = jnp.concatenate([q[:, :b], q[:, -b:]], axis=1)
     slots = jnp.arange(n * b, dtype=jnp.int32)[None]
     all_keys = Mask(slots[:, : 2 * b], slots, k_valid=valid)
     ends = Dense().attend(ends, k, v, all_keys, dataclasses.replace(softmax, key=keys[0]))
 
-    # The blocks between them, each to its (5 + r) * b keys.
+    # Each block between them attends to its (5 + r) * b keys.
     q = blocked(q, n, b)[:, 1:-1].reshape(B, n - 2, b, K, N // K, H)
     sights = self._sights(n, K)
     (k_ends, k_near, k_far), (v_ends, v_near, v_far) = _sparse(k, n, sights), _sparse(v, n, sights)
@@ -101,15 +101,18 @@ class BigBird(Core):
     return jnp.where(valid_BS[:, :, None, None], out, jnp.zeros_like(out))
 
   def _sights(self, n: int, kv_heads: int) -> np.ndarray:
-    """int32 [K, n - 2, r]: the random blocks of the blocks of queries between first and last."""
+    """Return the random blocks of each block of queries between first and last: int32 [K, n - 2, r]."""
     if self.plan == "first":
       return np.zeros((kv_heads, n - 2, 0), np.int32)
     return random_plan(n, kv_heads, self.random_blocks, self.seed)
 
 
 def random_plan(blocks: int, heads: int, random_blocks: int, seed: int) -> np.ndarray:
-  """int32 [heads, blocks - 2, random_blocks]: for each block between first and last, distinct blocks that are neither
-  global nor adjacent to it."""
+  """Draw distinct blocks for each block between first and last, neither global nor adjacent to it.
+
+  Returns:
+    int32 [heads, blocks - 2, random_blocks]
+  """
   generator = np.random.default_rng([seed, blocks])
   plan = np.zeros((heads, blocks - 2, random_blocks), np.int32)
   for head, row in np.ndindex(heads, blocks - 2):
@@ -119,7 +122,8 @@ def random_plan(blocks: int, heads: int, random_blocks: int, seed: int) -> np.nd
 
 
 def _sparse(x_BSKH: jax.Array, n: int, sights: np.ndarray):
-  """What rows see: global blocks [B, 2b, K, H], the window [B, n - 2, 3b, K, H], random blocks [B, K, n - 2, rb, H]."""
+  """Gather the global blocks [B, 2b, K, H], the windows [B, n - 2, 3b, K, H] and the random blocks [B, K, n - 2, rb, H]
+  of the rows."""
   B, S, K, H = x_BSKH.shape
   b = S // n
   x = blocked(x_BSKH, n, b)
@@ -130,7 +134,7 @@ def _sparse(x_BSKH: jax.Array, n: int, sights: np.ndarray):
 
 
 def _visible(valid_BS: jax.Array, n: int, b: int, sights: np.ndarray) -> jax.Array:
-  """bool [B, n - 2, K, 1, 1, (5 + r) * b] in the order of the logits; a block in sight twice is seen once."""
+  """Return the mask in the order of the logits, bool [B, n - 2, K, 1, 1, (5 + r) * b]; a repeated block counts once."""
   B, K = valid_BS.shape[0], sights.shape[0]
   valid = blocked(valid_BS, n, b)
   ends = jnp.broadcast_to(jnp.concatenate([valid[:, 0], valid[:, -1]], axis=1)[:, None], (B, n - 2, 2 * b))

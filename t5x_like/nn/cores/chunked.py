@@ -1,12 +1,11 @@
 """Exact attention in linear memory: a running softmax over blocks of logits, `query_chunk` x `key_chunk` at a time.
 
-It is plain XLA and runs on every backend; see `_blockwise.py`. Blocks that causality or a window hides wholly are not
-computed. Of the others, those that turn out to hold no visible pair (other segments, padding, empty slots of a cache)
-are passed over as the program runs.
+It is plain XLA and runs on every backend; see `_blockwise.py`. Blocks that causality or a window hides entirely are not
+computed. Other blocks without a visible pair (other segments, padding, empty slots of a cache) are skipped at run time.
 
-Cost: 4 H FLOPs for each logit of the blocks computed and head in the forward pass, 2.5 times as many in the backward
+Cost: 4 H FLOPs per head for each logit of the computed blocks in the forward pass, 2.5 times as many in the backward
 pass, which recomputes the logits from the saved log-sums. Memory: O(T + S), and one block of logits for each head.
-Position biases are computed block by block; where only the distance counts, from a vector of T + S values at most.
+Position biases are computed block by block; if they depend only on the distance, from a vector of at most T + S values.
 """
 
 import jax

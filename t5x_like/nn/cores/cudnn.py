@@ -1,7 +1,7 @@
 """cuDNN's flash attention on NVIDIA GPUs, through `jax.nn.dot_product_attention`.
 
-It takes neither segments nor padding, so that packed rows are refused, not mixed up. Cost: 4 H FLOPs for each visible
-logit and head in the forward pass, 2.5 times as many in the backward pass. Memory: O(T + S).
+It supports neither segments nor padding: packed rows are refused. Cost: 4 H FLOPs per head for each visible logit in
+the forward pass, 2.5 times as many in the backward pass. Memory: O(T + S).
 """
 
 import jax

@@ -1,5 +1,5 @@
-"""Linformer: keys and values projected along the length to a fixed number (Wang et al. 2020,
-https://arxiv.org/abs/2006.04768, section 4): `softmax(q (E k)^T) (F v)`.
+"""Linformer: attention to a fixed number of keys and values, projected along the length: `softmax(q (E k)^T) (F v)`
+(Wang et al. 2020, https://arxiv.org/abs/2006.04768, section 4).
 
 Cost, with `k` projected keys: T * k logits per head and S * k * H multiplications per key/value head for each of the
 two projections, all linear in the length, in FLOPs and in memory. Parameters: k * length for each projection.
@@ -28,7 +28,7 @@ class Linformer(Core):
 
   Args:
     k: number of projected keys.
-    length: of the longest sequence.
+    length: length of the longest sequence.
     share: "none": every key/value head has its own E and F; "headwise": one E and one F for all heads of the layer;
       "kv": a single matrix for both (section 4, "parameter sharing"). Layerwise sharing is not supported.
     start: initial projections. "random": mixtures of all keys, with variance 1/length; "pooling": each pools length/k
@@ -70,7 +70,7 @@ class Linformer(Core):
 
 
 def _pooling(key: jax.Array, shape: tuple[int, ...], dtype) -> jax.Array:
-  """[..., k, length]: row i sums its share of the columns, divided by the square root of their number."""
+  """Return [..., k, length]: row i sums its share of the columns, divided by the square root of their number."""
   k, length = shape[-2:]
   owner = jnp.arange(length) * k // length
   one_hot = (owner == jnp.arange(k)[:, None]).astype(dtype)
@@ -78,7 +78,7 @@ def _pooling(key: jax.Array, shape: tuple[int, ...], dtype) -> jax.Array:
 
 
 def _project(matrix: nnx.Param, x_BSKH: jax.Array, valid_BS: jax.Array | None) -> jax.Array:
-  """[B, k, K, H]: `x` projected along its length, in its dtype."""
+  """Project `x` along its length, in its dtype; return [B, k, K, H]."""
   if valid_BS is not None:
     x_BSKH = jnp.where(valid_BS[:, :, None, None], x_BSKH, jnp.zeros_like(x_BSKH))
   weights = matrix[...][..., : x_BSKH.shape[1]].astype(x_BSKH.dtype)

@@ -4,9 +4,9 @@ The sequence is cut into blocks as long as the window. A block of queries reads 
 and, unless causal, the one after. The mask's window applies exactly within these, so the result equals dense attention
 with the same mask.
 
-Blocks are cut by slot, the window is measured in positions. The two agree if positions grow by one from slot to slot
-within a sequence, as they do in plain and in packed rows. A packed sequence lies in adjacent slots, so a key outside of
-the three blocks is at least a window away, or belongs to another sequence.
+Blocks are cut by slot; the window is measured in positions. The two agree if positions grow by one from slot to slot
+within a sequence, as they do in plain and in packed rows. A packed sequence lies in adjacent slots, so a key outside
+the three blocks is at least a window away or belongs to another sequence.
 
 Cost, with window W: T * 2W (causal) or T * 3W logits per head in FLOPs and in memory, forward and backward.
 """
@@ -27,8 +27,8 @@ class Local(Core):
   """Equal to the dense core with the same window for queries that see any key at all (finite for others).
 
   Args:
-    window: the core's own, counted as in `Mask.window`; if the mask has one too, the narrower applies. None leaves it
-      to the mask (`design.windows`).
+    window: the core's own window, counted as in `Mask.window`; if the mask has one too, the narrower applies. None
+      leaves it to the mask (`design.windows`).
   """
 
   refuses = ("query_bias", "lengths")
@@ -47,13 +47,13 @@ class Local(Core):
     offsets = (0,) if n == 1 else (-1, 0) if mask.causal and mask.k_prefix is None else (-1, 0, 1)
 
     def near(x):
-      """[B, T, ...] -> [B, n, keys of the neighbourhood, ...]; False or zero beyond the ends."""
+      """Gather neighbours: [B, T, ...] -> [B, n, keys of the neighbourhood, ...]; False or zero beyond the ends."""
       x = blocked(x, n, w)
       x = jnp.pad(x, [(0, 0), (1, 1)] + [(0, 0)] * (x.ndim - 2))
       return jnp.concatenate([x[:, 1 + o : 1 + o + n] for o in offsets], axis=2)
 
     def rows(x, cut):
-      """[b, T] -> [b * n, ...]: every block is a row of its own."""
+      """Make every block a row of its own: [b, T] -> [b * n, ...]."""
       x = cut(x)
       return x.reshape(-1, x.shape[2])
 
@@ -90,7 +90,7 @@ class Local(Core):
 
 
 class WindowedDense(Dense):
-  """The dense core with a window: `Local` for steps against a cache."""
+  """The dense core with a window, for steps of `Local` against a cache."""
 
   def __init__(self, window: int):
     self.window = window
@@ -100,7 +100,7 @@ class WindowedDense(Dense):
 
 
 def narrowed(mask: Mask, window: int | None) -> Mask:
-  """The mask under a further window."""
+  """Restrict the mask to a window."""
   if window is None:
     return mask
   return dataclasses.replace(mask, window=window if mask.window is None else min(window, mask.window))
@@ -111,7 +111,7 @@ def _broadcast(x: jax.Array, lead: int) -> jax.Array:
 
 
 def _diagonals(bias_BNTS: jax.Array, n: int, w: int, offsets: tuple[int, ...]) -> jax.Array:
-  """[B or 1, n, N, w, keys of the neighbourhood]: the blocks of a whole bias on and beside its diagonal."""
+  """Gather the blocks on and beside the diagonal of a whole bias: [B or 1, n, N, w, keys of the neighbourhood]."""
   grid = blocked(blocked(bias_BNTS, n, w, axis=3), n, w, axis=2)  # [B or 1, N, n, w, n, w]
   i = jnp.arange(n)
   pieces = [grid[:, :, i, :, jnp.clip(i + o, 0, n - 1)] for o in offsets]  # each [n, B or 1, N, w, w]

@@ -25,13 +25,13 @@ class MemoryCompressed(Core):
   The convolution's kernel is as long as its stride and mixes the channels of one key/value head, so that heads can be
   sharded. Padding counts as zeros, and fills up the last stride.
 
-  Causal: a query sees a compressed key if it may see all of the tokens under it and none of them is padding. It does
-  not see the tokens of its own incomplete stride (the paper alternates with local layers), so that the first queries
-  would see nothing; therefore all queries also see a null key and value per head, learned and initially zero.
-  Bidirectional: a compressed key is seen unless all under it is padding; there is no null key.
+  Causal: a query sees a compressed key if it may see all tokens under it and none of them is padding. It does not see
+  the tokens of its own incomplete stride (the paper alternates with local layers), so the first queries would see
+  nothing. All queries therefore also see a null key and value per head, learned and initially zero.
+  Bidirectional: a compressed key is seen unless all tokens under it are padding; there is no null key.
 
   Args:
-    causal: whether the stack is.
+    causal: whether the stack is causal.
     stride: number of keys compressed into one.
   """
 
@@ -66,14 +66,14 @@ class MemoryCompressed(Core):
     return Dense().attend(q, k, v, compressed, softmax)
 
   def _compress(self, kernel: nnx.Param, x_BSKH: jax.Array, valid_BS: jax.Array) -> jax.Array:
-    """[B, ceil(S / stride), K, H], in the dtype of `x`."""
+    """Compress `x` to [B, ceil(S / stride), K, H], in its dtype."""
     x_BSKH = jnp.where(valid_BS[:, :, None, None], x_BSKH, jnp.zeros_like(x_BSKH))
     x = blocked(x_BSKH, -(-x_BSKH.shape[1] // self.stride), self.stride)
     return jnp.einsum("BnCKH,KCHI->BnKI", x, kernel[...].astype(x.dtype))
 
 
 def _behind(null: nnx.Param, x_BSKH: jax.Array) -> jax.Array:
-  """`x` after the null entry."""
+  """Prepend the null entry to `x`."""
   null = jnp.broadcast_to(null[...].astype(x_BSKH.dtype), (x_BSKH.shape[0], 1, *x_BSKH.shape[2:]))
   return jnp.concatenate([null, x_BSKH], axis=1)
 

@@ -3,13 +3,13 @@ https://arxiv.org/abs/2310.01889).
 
 Where the mesh splits the length in n, every device keeps its own queries, and the pieces of keys and values go around
 the n devices by collective permutes. Each device attends to the piece it holds as the chunked core does, and joins the
-results by their log-sums. In the backward pass the gradients of keys and values travel with them. So the memory for a
-layer's keys and values is an n-th of what gathering takes, for the same bytes sent.
+results by their log-sums. In the backward pass, the gradients of keys and values travel with them. A layer's keys and
+values need 1/n of the memory that gathering takes, for the same bytes sent.
 
-Blocks that causality hides are passed over, but a device waits for the one that computes the most, and of contiguous
-pieces the last sees all keys. So for causal attention the sequence is cut into 2n pieces, and device i attends for
-pieces i and 2n - 1 - i, which gives all the same work (zigzag order, https://github.com/zhuzilin/ring-flash-attention).
-Half of each device's queries, keys, values and results change places for it.
+Blocks that causality hides are skipped, but every device waits for the busiest, and the last of contiguous pieces sees
+all keys. For causal attention, the sequence is therefore cut into 2n pieces, and device i attends for pieces i and
+2n - 1 - i, so that all do the same work (zigzag order, https://github.com/zhuzilin/ring-flash-attention). This moves
+half of each device's queries, keys, values and results.
 """
 
 import dataclasses
@@ -29,11 +29,13 @@ _KEYS = ("k_pos", "k_segments", "k_valid", "k_prefix")
 
 
 class Ring(Chunked):
-  """Equal to the chunked core, which it is where nothing splits the length, keys are others than the queries' tokens
-  (cross-attention), or the length does not divide; refuses dropout of attention probabilities.
+  """Equal to the chunked core; refuses dropout of attention probabilities.
+
+  It becomes the chunked core where nothing splits the length, in cross-attention (keys that are not the queries'
+  tokens), and where the length does not divide.
 
   Args:
-    query_chunk, key_chunk: as of `Chunked`, of a device's own piece.
+    query_chunk, key_chunk: as in `Chunked`, for a device's own piece.
   """
 
   refuses = ("query_bias", "dropout")
@@ -42,14 +44,14 @@ class Ring(Chunked):
   def chosen(self, q, k, mask, softmax):
     n = constrain.ways("length")
     around = n > 1 and q.shape[1] == k.shape[1] and q.shape[1] % n == 0
-    if around or self.refused(q, k, mask, softmax):  # what it refuses on a slice, it refuses on a laptop
+    if around or self.refused(q, k, mask, softmax):  # refuse on a laptop whatever a slice refuses
       return self
     return Chunked(query_chunk=self.query_chunk, key_chunk=self.key_chunk)
 
   def attend(self, q, k, v, mask, softmax):
     if isinstance(softmax.bias, jax.Array):
       raise self.refusal("a position bias that is an array already")
-    mask = dataclasses.replace(mask, aligned=False)  # a query's own key is with another device most of the time
+    mask = dataclasses.replace(mask, aligned=False)  # another device usually holds a query's own key
     over = constrain.mesh_axes("length"), constrain.ways("length")
     zigzag = mask.causal and mask.window is None and mask.k_prefix is None and q.shape[1] % 2 == 0
     if zigzag:
@@ -64,7 +66,7 @@ class Ring(Chunked):
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _attend(grid, over, *arguments) -> jax.Array:
-  """[B, T, K, G, H] in the dtype of `q`; arguments as of `blockwise.attend`."""
+  """Attend around the ring; arguments as in `blockwise.attend`; return [B, T, K, G, H] in the dtype of `q`."""
   return _kept(grid, over, *arguments)[0]
 
 
@@ -114,9 +116,9 @@ _attend.defvjp(_kept, _backward)
 
 
 def _zigzag(over, x: jax.Array, back: bool = False) -> jax.Array:
-  """From a device's piece of the sequence [B, T, ...], pieces 2i and 2i + 1 of 2n, to pieces i and 2n - 1 - i, or back.
+  """Exchange device i's part [B, T, ...], pieces 2i and 2i + 1 of 2n, for pieces i and 2n - 1 - i, or back.
 
-  The one of them with the even number comes first.
+  The even-numbered piece comes first.
   """
   axes, n = over
   moved = []
@@ -127,13 +129,13 @@ def _zigzag(over, x: jax.Array, back: bool = False) -> jax.Array:
 
 
 def _passed_on(over, held):
-  """What the device before this one held."""
+  """Pass `held` on to the next device; return what the previous device held."""
   axes, n = over
   return jax.tree.map(lambda x: jax.lax.ppermute(x, axes, [(i, (i + 1) % n) for i in range(n)]), held)
 
 
 def _shares(log_BNT: jax.Array, out_BTKGH: jax.Array) -> jax.Array:
-  """exp(log) as [B, T, K, G, 1]."""
+  """Return exp(log) as [B, T, K, G, 1]."""
   B, T, K, G, _ = out_BTKGH.shape
   return jnp.moveaxis(jnp.exp(jnp.maximum(log_BNT, NEGATIVE)), 1, 2).reshape(B, T, K, G, 1)
 

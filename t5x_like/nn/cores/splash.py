@@ -1,10 +1,10 @@
-"""TPU splash attention: the Pallas kernels of jax, which skip the blocks that causality or a window hides.
+"""TPU splash attention: JAX's Pallas kernels, which skip the blocks that causality or a window hides.
 
-The kernels are those of `jax.experimental.pallas.ops.tpu.splash_attention` (Dao et al. 2022 with a sparse grid of
-blocks). Elsewhere than on a TPU they run in Pallas' interpreter: right, and very slow.
+The kernels are in `jax.experimental.pallas.ops.tpu.splash_attention` (Dao et al. 2022 with a sparse grid of blocks).
+On other platforms they run in Pallas' interpreter: correct, but very slow.
 
-Cost: 4 H FLOPs for each logit of the blocks computed and head in the forward pass, 2.5 times as many in the backward
-pass. Memory: O(T + S). Lengths are padded to a multiple of the block, head widths to one of 128.
+Cost: 4 H FLOPs per head for each logit of the computed blocks in the forward pass, 2.5 times as many in the backward
+pass. Memory: O(T + S). Lengths are padded to a multiple of the block, head widths to a multiple of 128.
 """
 
 import functools
@@ -22,8 +22,8 @@ LANES = 128  # a TPU's vector registers are this wide
 class Splash(Core):
   """Equal to the dense core for every query that sees a key, in segments, padding, causality, window and cap.
 
-  Needs positions that grow by one from slot to slot, as those of training do (`Mask.aligned`), and whole sequences on
-  each device, if attention is causal or has a window.
+  Causal attention and windows need positions that grow by one from slot to slot, as in training (`Mask.aligned`), and
+  whole sequences on each device.
 
   Args:
     block: tokens in a block, a multiple of 128; shorter sequences are one block.
@@ -52,7 +52,7 @@ class Splash(Core):
     kernel = _kernel((rows, columns), (t, s), N, mask.causal, window, softmax.softcap, interpreted)
 
     def laid_out(x_BLNH, length):
-      """[B, N, length, width]"""
+      """Transpose and pad to [B, N, length, width]."""
       return padded(padded(x_BLNH.swapaxes(1, 2), length, 2), width, 3)
 
     segments = _segments(mask, B, T, S, rows, columns)
@@ -64,9 +64,9 @@ class Splash(Core):
     return out[:, :, :T, :H].swapaxes(1, 2)
 
 
-@functools.lru_cache(maxsize=16)  # the layers of a model share one; finding the blocks of a long mask takes seconds
+@functools.lru_cache(maxsize=16)  # the layers of a model share one; computing the blocks of a long mask takes seconds
 def _kernel(shape, block, heads: int, causal: bool, window, cap: float | None, interpreted: bool):
-  """`(q [N, T, H], k, v [K, S, H], segments) -> [N, T, H]`, differentiable."""
+  """Build a differentiable kernel `(q [N, T, H], k, v [K, S, H], segments) -> [N, T, H]`."""
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
@@ -88,9 +88,9 @@ def _kernel(shape, block, heads: int, causal: bool, window, cap: float | None, i
 
 
 def _segments(mask, B: int, T: int, S: int, rows: int, columns: int) -> tuple[jax.Array, jax.Array] | None:
-  """The segments of queries and of keys, int32 [B, rows] and [B, columns]; those of keys that nobody sees are -1.
+  """Return the segments of queries and keys, int32 [B, rows] and [B, columns]; -1 for keys that no query sees.
 
-  None if there is nothing for them to say: the core's own padding lies behind all queries of a causal mask.
+  None if no segments are needed: causality already hides the core's own padding from all queries.
   """
   if mask.q_segments is None and mask.k_valid is None and (S == columns or mask.causal):
     return None
