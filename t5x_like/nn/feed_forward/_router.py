@@ -21,7 +21,7 @@ class Routing:
     logits_BTE: router logits, noise included.
     probs_BTE: their softmax.
     experts_BTk: int32, the chosen experts of each token, best first.
-    gates_BTk: the factor of each one's output.
+    gates_BTk: the factor of each chosen expert's output.
   """
 
   logits_BTE: jax.Array
@@ -34,8 +34,11 @@ jax.tree_util.register_dataclass(Routing)
 
 
 class Router(nnx.Module):
-  """Top-k of a softmax over experts: Switch is top-1 (Fedus et al. 2022); Mixtral is renormalised top-2, which equals a
-  softmax over the chosen logits alone (Jiang et al. 2024); with noise it is Shazeer et al. 2017, section 2.1."""
+  """Top-k of a softmax over experts.
+
+  Switch is top-1 (Fedus et al. 2022). Mixtral is renormalised top-2, which equals a softmax over the chosen logits
+  alone (Jiang et al. 2024). Noise follows Shazeer et al. 2017, section 2.1.
+  """
 
   def __init__(self, embed: int, experts: Experts, rngs: nnx.Rngs, *, init: Callable):
     shape, axes, noisy = (embed, experts.experts), ("embed", None), experts.router == "noisy_top_k"
@@ -46,7 +49,7 @@ class Router(nnx.Module):
     self.jitter = experts.jitter
 
   def __call__(self, x_BTD: jax.Array, key: jax.Array | None) -> Routing:
-    """Routes every token; there is jitter and noise only with a key."""
+    """Route every token; jitter and noise apply only with a key."""
     x_BTD = x_BTD.astype(jnp.float32)
     if key is not None and self.jitter:
       low, high = 1.0 - self.jitter, 1.0 + self.jitter
@@ -64,13 +67,13 @@ class Router(nnx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class Load(Statistics):
-  """What a layer's experts were given. The arrays are float32 sums over valid tokens, which add up over microbatches.
+  """The load of a layer's experts: float32 sums over valid tokens, which add up over microbatches.
 
   Attributes:
-    tokens: their number.
-    chosen_E, probs_E: of the shares of each token's choices that fell on an expert, and of its probabilities.
-    z: of `logsumexp(logits)^2`.
-    choices, dropped: all, and those without a slot.
+    tokens: number of valid tokens.
+    chosen_E, probs_E: sums of the share of a token's choices that fell on each expert, and of its probabilities.
+    z: sum of `logsumexp(logits)^2`.
+    choices, dropped: number of choices, and of choices without a slot.
     balance_loss, z_loss: factors of the losses.
   """
 
@@ -99,10 +102,10 @@ class Load(Statistics):
     return cls(tokens, *shares, k * tokens, dropped, experts.balance_loss, experts.z_loss)
 
   def scalars(self) -> dict[str, jax.Array]:
-    """The losses, times their factors, and the fraction of choices dropped.
+    """Return the losses, times their factors, and the fraction of choices dropped.
 
-    The balance loss is `E * sum_e f_e P_e` of fractions of choices and mean probabilities (Fedus et al. 2022, equations
-    4 to 6), 1 if experts are loaded evenly; the other is the mean of z (Zoph et al. 2022, equation 5).
+    The balance loss is `E * sum_e f_e P_e` of fractions of choices f and mean probabilities P (Fedus et al. 2022,
+    equations 4 to 6), 1 if experts are loaded evenly. The z loss is the mean of z (Zoph et al. 2022, equation 5).
     """
     tokens = jnp.maximum(self.tokens, 1.0)
     balance = self.chosen_E.size * jnp.sum(self.chosen_E / tokens * (self.probs_E / tokens))
@@ -117,5 +120,5 @@ jax.tree_util.register_dataclass(Load)
 
 
 def _float32_product(x_BTD: jax.Array, kernel_DE: jax.Array) -> jax.Array:
-  """A product in full float32; by default, accelerators round the factors to fewer bits."""
+  """Multiply in full float32; by default, accelerators round the factors to fewer bits."""
   return jnp.einsum("BTD,DE->BTE", x_BTD, kernel_DE, precision=jax.lax.Precision.HIGHEST)

@@ -1,4 +1,4 @@
-"""Mixture of experts: many feed-forward layers, of which each token uses a few.
+"""Mixture of experts: each token uses a few of many feed-forward layers.
 
 There are two ways to dispatch tokens to experts; they agree if no token is dropped:
 
@@ -8,14 +8,14 @@ There are two ways to dispatch tokens to experts; they agree if no token is drop
   rows. The sort is over the whole batch and gathers the rows of all devices, so use it on one device and in tests, and
   train on many with `capacity`.
 - `capacity` gives every expert `ceil(capacity_factor * T * k / E)` slots in each row of the batch (Lepikhin et al.
-  2021; the row is the group). All first choices come before all second ones, earlier tokens before later ones; a choice
-  without a slot is dropped, and only the residual connection carries the token on. Padding takes no slot and gets
-  zeros. Slots are found by a sort and tokens moved by a gather, O(T k log(T k)) and O(T k D); GShard's one-hot products
-  are quadratic in T. Experts cost `capacity_factor` times the chosen ones. While decoding, an expert has a slot for
-  every token of the row, so that outputs do not depend on how many tokens are fed at once.
+  2021; the row is the group). First choices take slots before second choices, earlier tokens before later ones. A
+  choice without a slot is dropped, and only the residual connection carries the token on. Padding takes no slot and
+  gets zeros. A sort assigns slots and a gather moves tokens, O(T k log(T k)) and O(T k D); GShard's one-hot products
+  are quadratic in T. The FLOPs are `capacity_factor` times those of the chosen experts. While decoding, an expert has
+  a slot for every token of the row, so that outputs do not depend on the number of tokens per call.
 
-On a mesh whose axis `expert` is longer than 1, kernels stay in place: slots change from being split over rows to being
-split over experts and back, one all-to-all each way.
+On a mesh whose axis `expert` is longer than 1, kernels stay in place: slots switch from a split over rows to a split
+over experts and back, one all-to-all each way.
 """
 
 import math
@@ -37,9 +37,9 @@ from t5x_like.parallel.constrain import constrain, gathered, scattered
 class Moe(Layer):
   """Router and experts. Each expert is `wo(activation(wi(x)))`, gated or not, without biases.
 
-  It returns its `Load`, of which `Stack` makes these scalars and adds them up over its layers:
-    moe_balance_loss, moe_z_loss: weighted means over the tokens that are not padding; an objective adds them to its
-      loss per target token. With gradient accumulation, each part of the batch is balanced by itself.
+  It returns its `Load`. `Stack` reduces it to these scalars and sums them over its layers:
+    moe_balance_loss, moe_z_loss: weighted means over tokens that are not padding; an objective adds them to its loss
+      per target token. With gradient accumulation, each part of the batch is balanced by itself.
     moe_dropped: the fraction of choices without a slot.
 
   Kernels are `wi` and `gate` [E, D, F] and `wo` [E, F, D].
@@ -91,7 +91,7 @@ class Moe(Layer):
     return constrain(y_ND.reshape(B, T, D), "batch", "length", "activation_embed")
 
   def _capacity(self, x_BTD: jax.Array, routing: Routing, valid_BT, decoding: bool, key) -> tuple[jax.Array, jax.Array]:
-    """Returns (output, how many choices of valid tokens were dropped)."""
+    """Return (output, number of dropped choices of valid tokens)."""
     B, T, D = x_BTD.shape
     E, k = self.experts.experts, self.experts.top_k
     C = T if decoding else min(T, math.ceil(self.experts.capacity_factor * T * k / E))
@@ -114,7 +114,7 @@ class Moe(Layer):
     return constrain(y_BTD, "batch", "length", "activation_embed"), dropped
 
   def _experts(self, rows: jax.Array, product: Callable, axes: tuple, key) -> jax.Array:
-    """The experts' outputs for their rows; `product(rows, kernel_EXY, its axes)` multiplies each row by its expert's
+    """Apply the experts to their rows; `product(rows, kernel_EXY, its axes)` multiplies each row by its expert's
     matrix."""
     h = constrain(product(rows, self.wi[...], _INWARDS), *axes)
     if self.gate is None:
@@ -131,14 +131,14 @@ _EXPERTS = ("activation_expert", "batch", None)  # the mesh's expert axis splits
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def exchange(x_ND: jax.Array, index_M: jax.Array, back: jax.Array, copies: int) -> jax.Array:
-  """Moves rows: `y[m] = x[index[m] % N]`, zeros where `index[m]` is `copies * N`.
+  """Move rows: `y[m] = x[index[m] % N]`, zeros where `index[m]` is `copies * N`.
 
   Args:
     x_ND: rows; index `c * N + n` is copy c of row n.
     index_M: int32, each copy of a row at most once.
-    back: int32 [copies * N], the inverse: where each copy went, M if nowhere. It makes the gradient a gather, which
-      unlike a scatter is deterministic and fast everywhere.
-    copies: of each row.
+    back: int32 [copies * N], the inverse: the destination of each copy, M if none. It makes the gradient a gather,
+      which unlike a scatter is deterministic and fast everywhere.
+    copies: number of copies of each row.
   """
   N = x_ND.shape[0]
   return _take(x_ND, jnp.where(index_M < copies * N, index_M % N, N))
@@ -156,7 +156,7 @@ def _take(x_ND: jax.Array, index_M: jax.Array) -> jax.Array:
 
 
 def _by_expert(experts_M: jax.Array, experts: int):
-  """Sorts choices by expert, stably; choices of no expert (E) come last.
+  """Sort choices by expert, stably; choices of no expert (E) come last.
 
   Returns:
     (int32 [M] sorted choices, int32 [M] place of each choice among them, int32 [E] first place of each expert,
@@ -170,7 +170,11 @@ def _by_expert(experts_M: jax.Array, experts: int):
 
 
 def _slots(experts_M: jax.Array, *, experts: int, capacity: int) -> tuple[jax.Array, jax.Array]:
-  """Slots of one row: (int32 [E * C] the choice in each, M if empty; int32 [M] the slot of a choice, E * C if none)."""
+  """Assign the slots of one row.
+
+  Returns:
+    (int32 [E * C] the choice in each slot, M if empty; int32 [M] the slot of each choice, E * C if none)
+  """
   M, C = experts_M.shape[0], capacity
   order_M, place_M, first_E, sizes_E = _by_expert(experts_M, experts)
   rank_EC = jnp.broadcast_to(jnp.arange(C, dtype=jnp.int32)[None, :], (experts, C))
@@ -182,7 +186,7 @@ def _slots(experts_M: jax.Array, *, experts: int, capacity: int) -> tuple[jax.Ar
 
 
 def _combine(y_kND: jax.Array, gates_kN: jax.Array) -> jax.Array:
-  """The gated sum of each token's experts, in float32."""
+  """Sum each token's gated expert outputs in float32, and return their dtype."""
   return jnp.sum(y_kND.astype(jnp.float32) * gates_kN[..., None], axis=0).astype(y_kND.dtype)
 
 
@@ -193,7 +197,7 @@ def _grouped_product(sizes_E: jax.Array, rows_MX: jax.Array, kernel_EXY: jax.Arr
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def _batched_product(rows_EBCX: jax.Array, kernel_EXY: jax.Array, axes: params.Axes) -> jax.Array:
-  """Gathers and scatters as `linear.matmul` does."""
+  """Multiply each expert's rows by its matrix; gather and scatter kernels as `linear.matmul` does."""
   return _batched_forward(rows_EBCX, kernel_EXY, axes)[0]
 
 
@@ -217,7 +221,7 @@ _batched_product.defvjp(_batched_forward, _batched_backward)
 
 
 def _valid(context: Context, shape: tuple[int, int]) -> jax.Array | None:
-  """bool [B, T], False for padding; None if the context does not say."""
+  """Return bool [B, T], False for padding; None if the context does not tell."""
   mask = context.mask
   if context.valid is not None:
     return context.valid

@@ -1,9 +1,9 @@
-"""Position schemes of images: where a patch lies in its grid. One file each, named after the scheme.
+"""Position schemes for images. One file each, named after the scheme.
 
-As in `nn.positions`, of whose `Position` they are subclasses; `make` is given the `grid` too, and the `key_grid` where
-keys have another. The positions of a
-sequence are 0 to E-1 for the extra tokens before the patches (the class token), and E + row * columns + column for
-patches: whichever patches a call gets, as in masked autoencoders, their positions say where they belong.
+They subclass `Position` and work as in `nn.positions`; `make` also receives the `grid`, and the `key_grid` where keys
+have a different one. The positions of a sequence are 0 to E-1 for the extra tokens before the patches (the class
+token), and E + row * columns + column for patches. So a call may get any subset of patches, as in masked autoencoders:
+their positions tell their places.
 """
 
 import dataclasses
@@ -26,5 +26,5 @@ class Grid:
     return self.extra + self.patches
 
   def coarser(self, stride: int) -> "Grid":
-    """The grid of every `stride`-th row and column."""
+    """Return the grid of every `stride`-th row and column."""
     return Grid(-(-self.rows // stride), -(-self.columns // stride), self.extra)

@@ -1,5 +1,4 @@
-"""Learned vectors for offsets of rows and for those of columns, whose products with queries are added to the logits
-(MViT v2)."""
+"""Learned vectors for row and column offsets; their products with queries are added to the logits (MViT v2)."""
 
 import math
 
@@ -17,9 +16,9 @@ from t5x_like.nn.positions import Position
 class Decomposed2d(Position):
   """Decomposed relative positions, in every layer (Li et al. 2022, arXiv:2112.01526, equations 3 and 4).
 
-  The query of row i and column j and the key of row k and column l add `q · (rows[i - k] + columns[j - l])`, with the
-  query as it is before logits are scaled by 1/sqrt(H). Where one grid is finer than the other, offsets are in cells of
-  the finer one, rounded down, as in the authors' code. Extra tokens add nothing.
+  The query at row i, column j and the key at row k, column l add `q · (rows[i - k] + columns[j - l])`, with the query
+  before logits are scaled by 1/sqrt(H). If one grid is finer than the other, offsets are in cells of the finer one,
+  rounded down, as in the authors' code. Extra tokens add nothing.
   """
 
   query_dependent = True
@@ -36,16 +35,16 @@ class Decomposed2d(Position):
     q_BTNH = q_BTNH * math.sqrt(q_BTNH.shape[-1])
     of_row = self._products(q_BTNH, self.rows, between(self.grid.rows, self.key_grid.rows)[row_BT])
     of_column = self._products(q_BTNH, self.columns, between(self.grid.columns, self.key_grid.columns)[column_BT])
-    rel = (of_row[..., :, None] + of_column[..., None, :]).reshape(*of_row.shape[:3], -1)  # of all cells of the keys
+    rel = (of_row[..., :, None] + of_column[..., None, :]).reshape(*of_row.shape[:3], -1)  # one for each key cell
     if self.grid.extra:
       rel = jnp.where((q_pos_BT >= self.grid.extra)[..., None, None], rel, 0)
       rel = jnp.pad(rel, ((0, 0), (0, 0), (0, 0), (self.grid.extra, 0)))
-    if k_pos_BS.shape[0] > 1 or k_pos_BS.shape[1] != rel.shape[-1]:  # some of them, or in another order
+    if k_pos_BS.shape[0] > 1 or k_pos_BS.shape[1] != rel.shape[-1]:  # a subset of the cells, or another order
       rel = jnp.take_along_axis(rel, k_pos_BS[:, None, None, :], axis=-1)
     return jnp.swapaxes(rel, 1, 2)
 
   def _products(self, q_BTNH: jax.Array, table: nnx.Param, offset_BTK: jax.Array) -> jax.Array:
-    """float32 [B, T, N, K]: of queries and the vectors of their offsets from the keys' rows (or columns)."""
+    """Multiply queries by the vectors of their offsets from the keys' rows (or columns): float32 [B, T, N, K]."""
     vectors_BTKH = jnp.take(table[...].astype(q_BTNH.dtype), offset_BTK, axis=0)
     if len(vectors_BTKH) == 1:
       return jnp.einsum("BTNH,TKH->BTNK", q_BTNH, vectors_BTKH[0], preferred_element_type=jnp.float32)
@@ -56,7 +55,7 @@ class Decomposed2d(Position):
 
 
 def between(queries: int, keys: int) -> jax.Array:
-  """int32 [queries, keys]: the row of the table that stands for the offset of a query's row from a key's."""
+  """Return the table row for the offset of each query's row from each key's: int32 [queries, keys]."""
   q_step, k_step = max(keys / queries, 1.0), max(queries / keys, 1.0)
   offset = np.arange(queries)[:, None] * q_step + (keys - 1 - np.arange(keys)[None, :]) * k_step
   return jnp.asarray(offset.astype(np.int32))

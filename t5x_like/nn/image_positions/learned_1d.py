@@ -19,7 +19,7 @@ class LearnedPatches(LearnedPosition):
     self.grid = grid
 
   def resized(self, table: jax.Array, other: "LearnedPatches") -> jax.Array:
-    """A table of another grid for this one, interpolated in two dimensions (section 3.2); extra tokens keep theirs."""
+    """Interpolate another grid's table for this one, in two dimensions (section 3.2); extra tokens keep their rows."""
     if other.grid.extra != self.grid.extra:
       raise ValueError(f"{other.grid.extra} extra tokens, expected {self.grid.extra}")
     extra, patches = table[: self.grid.extra], table[self.grid.extra :]
@@ -29,7 +29,7 @@ class LearnedPatches(LearnedPosition):
 
 
 def cubic(old: int, new: int) -> np.ndarray:
-  """float32 [new, old]: cubic interpolation with a = -0.75 between cells of equal size, as torch's "bicubic" has it."""
+  """Return float32 [new, old], cubic interpolation with a = -0.75 between cells of equal size, as torch's "bicubic"."""
   a, weights = -0.75, np.zeros((new, old))
   centre = (np.arange(new) + 0.5) * old / new - 0.5
   first = np.floor(centre).astype(int)

@@ -14,8 +14,10 @@ from t5x_like.nn.positions import Position
 
 
 class RowsAndColumns(Position):
-  """Half of the channels tell the row, half the column (Dosovitskiy et al. 2021, appendix D.4); extra tokens have
-  vectors of their own."""
+  """Half of the channels encode the row, half the column (Dosovitskiy et al. 2021, appendix D.4).
+
+  Extra tokens have vectors of their own.
+  """
 
   place = "inputs"
 
@@ -37,7 +39,7 @@ class RowsAndColumns(Position):
     return x_BTD + jnp.take(table, pos_BT, axis=0, mode="clip").astype(x_BTD.dtype)
 
   def resized(self, table: jax.Array, other: "RowsAndColumns") -> jax.Array:
-    """The vectors of the rows, or columns, of another grid for this one, whose grids are square; interpolated."""
+    """Interpolate the row (or column) vectors of another grid for this one; both grids are square."""
     return jnp.einsum("Yy,yd->Yd", cubic(len(table), self.grid.rows), table)
 
 

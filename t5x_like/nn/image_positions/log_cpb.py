@@ -1,4 +1,4 @@
-"""A small network that makes of offsets, on a logarithmic scale, what is added to the logits (Swin V2)."""
+"""A small network that maps offsets, on a logarithmic scale, to biases of the logits (Swin V2)."""
 
 import math
 
@@ -19,12 +19,12 @@ from t5x_like.slots import Positive
 class LogCpb(Position):
   """Log-spaced continuous position bias, in every layer (Liu et al. 2022, arXiv:2111.09883, section 3.3).
 
-  `16 * sigmoid(out(relu(hidden(offset))))`: bounded, as in the authors' code. The parameters are those of any grid.
-  Where there are extra tokens, three more scalars stand for what is seen from them, by them, and among them.
+  `16 * sigmoid(out(relu(hidden(offset))))`: bounded, as in the authors' code. The parameters fit any grid. With extra
+  tokens, each head has three more scalars: from extra tokens to patches, from patches to them, and among them.
 
   Args:
     hidden: the network's width.
-    pretrained: rows of the grid that the parameters were first trained on, which scales offsets; 0 is this one's.
+    pretrained: rows of the grid that the parameters were first trained on, which scales offsets; 0 for this grid.
   """
 
   biased = True
@@ -46,7 +46,10 @@ class LogCpb(Position):
 
 
 def log_offsets(grid: Grid, pretrained: int = 0) -> np.ndarray:
-  """float32 [offsets, 2]: `sign(d) log2(1 + |d|) / 3` of offsets d by rows and columns, scaled to -8…8 (equation 4)."""
+  """Return `sign(d) log2(1 + |d|) / 3` of row and column offsets d, scaled to -8…8 (equation 4).
+
+  float32 [offsets, 2]
+  """
   scaled = []
   for cells in (grid.rows, grid.columns):
     d = np.arange(1 - cells, cells) * 8 / max((pretrained or cells) - 1, 1)

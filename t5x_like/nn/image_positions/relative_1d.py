@@ -1,4 +1,4 @@
-"""Relative positions in raster order: what a query makes of each distance (ViT's appendix D.4)."""
+"""Relative positions in raster order: query-dependent logits for each distance (ViT's appendix D.4)."""
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +11,14 @@ from t5x_like.nn.positions.shaw import ShawPosition
 
 
 class RelativeOrder(ShawPosition):
-  """A learned vector for each distance between two tokens of the sequence, as a key that queries meet (Dosovitskiy et
-  al. 2021, appendix D.4; Shaw et al. 2018, equation 4). Every layer has its own; heads share them."""
+  """A learned vector for each distance between two tokens, added to keys (Dosovitskiy et al. 2021, appendix D.4; Shaw
+  et al. 2018, equation 4). Every layer has its own; heads share them."""
 
   def __init__(self, rngs: nnx.Rngs, dims: Dims, grid: Grid):
     super().__init__(rngs, dims, clip=max(grid.length - 1, 1), values=False)
 
   def resized(self, table: jax.Array, other: "RelativeOrder") -> jax.Array:
-    """A table [..., distances, H] of another grid for this one, interpolated."""
+    """Interpolate another grid's table [..., distances, H] for this one."""
     return jnp.einsum("Xx,...xH->...XH", cubic(2 * other.clip + 1, 2 * self.clip + 1), table)
 
 

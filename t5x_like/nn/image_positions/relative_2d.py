@@ -13,9 +13,10 @@ from t5x_like.nn.positions import Position
 
 
 class Relative2d(Position):
-  """Relative position bias (Liu et al. 2021, section 3.2; Bao et al. 2022), in every layer or, if `shared`, in all.
+  """Relative position bias (Liu et al. 2021, section 3.2; Bao et al. 2022): one per layer or, if `shared`, per stack.
 
-  Where there are extra tokens, three more scalars stand for what is seen from them, by them, and among them.
+  With extra tokens, each head has three more scalars: from extra tokens to patches, from patches to them, and among
+  them.
   """
 
   biased = True
@@ -31,7 +32,7 @@ class Relative2d(Position):
     return jnp.transpose(jnp.take(self.table[...], offset_BTS, axis=0), (0, 3, 1, 2))
 
   def resized(self, table: jax.Array, other: "Relative2d") -> jax.Array:
-    """A table [..., rows, N] of another grid for this one, interpolated in two dimensions."""
+    """Interpolate another grid's table [..., rows, N] for this one, in two dimensions."""
     (Y, X), (y, x) = ((2 * grid.rows - 1, 2 * grid.columns - 1) for grid in (self.grid, other.grid))
     between, extra = table[..., : y * x, :], table[..., y * x :, :]
     between = between.reshape(*table.shape[:-2], y, x, table.shape[-1])
@@ -40,7 +41,7 @@ class Relative2d(Position):
 
 
 def offsets(grid: Grid) -> np.ndarray:
-  """int32 [length, length]: the row of the table for each pair of positions, query and key."""
+  """Return the table row for each pair of query and key positions: int32 [length, length]."""
   row, column = np.divmod(np.arange(grid.patches), grid.columns)
   down, right = (axis[:, None] - axis[None, :] for axis in (row, column))
   between = (down + grid.rows - 1) * (2 * grid.columns - 1) + right + grid.columns - 1

@@ -1,11 +1,11 @@
-"""Sines and cosines of the place in raster order, added to the patches."""
+"""Sines and cosines of the index in raster order, added to the patches."""
 
 from t5x_like.errors import UserError
 from t5x_like.nn.positions.sinusoidal import SinusoidalPosition
 
 
 class SinusoidalOrder(SinusoidalPosition):
-  """As of words (Vaswani et al. 2017, section 3.5); nothing is learned, so any resolution has its own."""
+  """The scheme for words (Vaswani et al. 2017, section 3.5). Nothing is learned, so any resolution works."""
 
   def __init__(self, width: int):
     if width % 2:

@@ -10,8 +10,8 @@ from t5x_like.nn.positions import Position
 
 
 class Sinusoidal2d(Position):
-  """The first half of the channels has sines, then cosines, of the column, the second half those of the row (He et al.
-  2022, as in the authors' code). Extra tokens have none; nothing is learned, so any resolution has its own."""
+  """Sines, then cosines, of the column in the first half of the channels and of the row in the second (He et al. 2022,
+  as in the authors' code). Extra tokens get zeros. Nothing is learned, so any resolution works."""
 
   place = "inputs"
 
@@ -26,7 +26,7 @@ class Sinusoidal2d(Position):
 
 
 def table_of(width: int, grid: Grid) -> np.ndarray:
-  """float32 [length, width]."""
+  """Return the table of encodings, float32 [length, width]."""
   frequency = 1.0 / 10_000 ** (np.arange(width // 4) / (width / 4))
   place = np.arange(grid.patches)
   angles = [np.outer(axis, frequency) for axis in (place % grid.columns, place // grid.columns)]

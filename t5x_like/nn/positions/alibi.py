@@ -10,10 +10,10 @@ from t5x_like.nn.positions import Position
 
 
 class Alibi(Position):
-  """A penalty on the logits that grows with the distance, steeper in some heads than in others (Press et al. 2022).
+  """A penalty on the logits that grows with the distance, with a different slope in each head (Press et al. 2022).
 
-  If the number of heads is not a power of two, the slopes are those of the next lower power followed by every second of
-  the next higher (the paper's code, BLOOM); `mpt` takes those of the next higher, every second one first (MPT).
+  If the number of heads is not a power of two, the slopes of the next lower power are followed by every second slope of
+  the next higher (the paper's code, BLOOM). With `mpt`, all belong to the next higher, every second one first (MPT).
   """
 
   place = "stack"
@@ -31,7 +31,7 @@ class Alibi(Position):
 
 
 def alibi_slopes(heads: int, *, mpt: bool = False) -> tuple[float, ...]:
-  """Geometric slopes, `2^(-8 i / heads)` for a power of two (Press et al. 2022, section 3)."""
+  """Return geometric slopes, `2^(-8 i / heads)` for a power of two (Press et al. 2022, section 3)."""
   low = 2 ** math.floor(math.log2(heads))
   powers = [2.0 ** (-8 * (i + 1) / low) for i in range(low)]
   if low == heads:

@@ -13,7 +13,7 @@ from t5x_like.slots import Positive
 
 
 class LearnedPosition(Position):
-  """A vector for each of `length` positions; row `offset` is that of position 0 (BART and RoBERTa keep two rows)."""
+  """A vector for each of `length` positions; row `offset` holds position 0 (BART and RoBERTa reserve two rows)."""
 
   place = "inputs"
 
@@ -31,7 +31,7 @@ class LearnedPosition(Position):
     return x_BTD + jnp.take(self.table[...], pos_BT + self.offset, axis=0, mode="clip").astype(x_BTD.dtype)
 
   def resized(self, table: jax.Array, other: "LearnedPosition") -> jax.Array:
-    """Another scheme's table with as many rows as this one's: the rows of positions repeat, or are their beginning."""
+    """Resize another scheme's table to this one's rows: repeat its positions, or keep the first of them."""
     rows = jnp.arange(self.length) % (table.shape[0] - self.offset)
     return jnp.concatenate([table[: self.offset], table[self.offset :][rows]])
 

@@ -14,7 +14,7 @@ from t5x_like.slots import Positive
 
 
 def relative_buckets(relative: jax.Array, *, bidirectional: bool, buckets: int, max_distance: int) -> jax.Array:
-  """T5's bucket of `key position - query position` (Raffel et al. 2020, section 2.1).
+  """Return T5's bucket of `key position - query position` (Raffel et al. 2020, section 2.1).
 
   Half of the buckets are exact distances, the other half grow logarithmically up to `max_distance`, and the last holds
   everything beyond. Bidirectional stacks use half of all buckets for keys after the query; causal stacks put those in
@@ -41,7 +41,7 @@ def relative_buckets(relative: jax.Array, *, bidirectional: bool, buckets: int, 
 
 
 def _first_distance(bucket: int, exact: int, buckets: int, max_distance: int) -> int:
-  """Smallest d with `exact + floor(log(d/exact) / log(max_distance/exact) * (buckets-exact)) >= bucket`."""
+  """Return the least d with `exact + floor(log(d/exact) / log(max_distance/exact) * (buckets-exact)) >= bucket`."""
   share = (bucket - exact) / (buckets - exact)
   d = max(exact, math.floor(exact * (max_distance / exact) ** share) - 1)
   # d**n >= exact**(n-k) * max_distance**k, with k = bucket - exact and n = buckets - exact
@@ -55,7 +55,7 @@ class RelativeBias(Position):
   """T5's learned scalar for each (bucket, head), added to the logits (Raffel et al. 2020, section 2.1).
 
   By default the stack holds one table, and its bias is computed once for all layers. In umT5 (Chung et al. 2023) every
-  layer has its own table (`shared=False`). `bidirectional=None` means all stacks but causal ones.
+  layer has its own table (`shared=False`). `bidirectional=None` means every stack that is not causal.
   """
 
   biased = True
@@ -86,7 +86,7 @@ class RelativeBias(Position):
     return jnp.einsum("BTSP,PN->BNTS", onehot_BTSP, self.table[...])
 
   def _onehot(self, relative: jax.Array) -> jax.Array:
-    """float32 [..., buckets]. For a product rather than a lookup: its gradient is a product too, not a scatter."""
+    """Return one-hot buckets, float32 [..., buckets]. Unlike a lookup, a product has no scatter in its gradient."""
     options = dict(bidirectional=self.bidirectional, buckets=self.buckets, max_distance=self.max_distance)
     return jax.nn.one_hot(relative_buckets(relative, **options), self.buckets, dtype=jnp.float32)
 

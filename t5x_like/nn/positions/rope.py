@@ -12,7 +12,7 @@ from t5x_like.nn.positions import Position
 
 @dataclasses.dataclass(frozen=True)
 class LinearScaling:
-  """Multiplies all wavelengths by `factor` (position interpolation, Chen et al. 2023)."""
+  """Scaling of all wavelengths by `factor` (position interpolation, Chen et al. 2023)."""
 
   factor: float
 
@@ -22,7 +22,7 @@ class LinearScaling:
 
 @dataclasses.dataclass(frozen=True)
 class Llama3Scaling:
-  """Multiplies long wavelengths by `factor`, keeps short ones, and interpolates between (Llama 3.1).
+  """Scaling of long wavelengths by `factor`; short ones are kept, and those between are interpolated (Llama 3.1).
 
   Attributes:
     original_length: sequence length before the extension.
@@ -35,7 +35,7 @@ class Llama3Scaling:
   original_length: int = 8192
 
   def __call__(self, frequency: jax.Array) -> jax.Array:
-    turns = self.original_length * frequency / (2 * math.pi)  # that fit in the original length
+    turns = self.original_length * frequency / (2 * math.pi)  # full turns within the original length
     kept = jnp.clip((turns - self.low) / (self.high - self.low), 0.0, 1.0)
     return frequency * (kept + (1 - kept) / self.factor)
 
@@ -44,8 +44,8 @@ class Rope(Position):
   """Rotary positions (Su et al. 2021, section 3.2.2): pairs of channels rotate with the position.
 
   Channel i of the first half is paired with channel i of the second (GPT-NeoX, Llama) or, if `interleaved`, with its
-  neighbour (the paper, PaLM). The first `fraction` of the channels rotate, the others do not. `linear` or `llama3`
-  stretches the wavelengths for sequences longer than those of pretraining.
+  neighbour (the paper, PaLM). Only the first `fraction` of the channels rotate. `linear` or `llama3` stretches the
+  wavelengths for sequences longer than in pretraining.
   """
 
   def __init__(
