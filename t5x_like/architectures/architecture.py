@@ -1,8 +1,8 @@
-"""What the three architectures share. A family in `models/` is one of them with a table of variants.
+"""The base of the three text architectures. A family in `models/` is one of them with a table of variants.
 
 All are called as `model(batch, key) -> {"logits", …}` with the batch features of T5X; see
-docs/explanation/architecture.md. Objectives call `model.outputs` instead, which leaves logits over the vocabulary to
-them. Padding is segment 0 in batches with segment ids, and id `tokens.pad` in others.
+docs/explanation/architecture.md. Objectives call `model.outputs` instead and compute logits over the vocabulary
+themselves. Padding is segment 0 in batches with segment ids, and id `tokens.pad` in others.
 """
 
 from typing import ClassVar, Literal
@@ -31,12 +31,12 @@ class Architecture(nnx.Module):
     vocab_size: rows of the token table; None for the published number.
     dropout: rate, wherever the design applies dropout.
     dtype: compute dtype; parameters are float32.
-    remat: what the backward pass keeps, one of `nn.remat`, a name or {"name": …} with its arguments.
+    remat: activations kept for the backward pass: one of `nn.remat`, a name or {"name": …} with its arguments.
     layers: see `nn.stack.Stack`.
     pipeline: see `nn.pipeline.Pipeline`.
-    design, tokens: changes to the variant's.
+    design, tokens: changes to the variant's design and special ids.
   Raises:
-    UserError: naming the key, what was found and what was expected.
+    UserError: names the key, its value and the expected one.
   """
 
   VARIANTS: ClassVar[dict[str, Variant]] = {}
@@ -62,15 +62,15 @@ class Architecture(nnx.Module):
     self.build(rngs, **computed(dropout, remat, layers, pipeline))
 
   def build(self, rngs: nnx.Rngs, **options) -> None:
-    """Makes everything after the token table; `options` go to `StackBuilder`."""
+    """Build everything after the token table; `options` go to `StackBuilder`."""
     raise TypeError(f"{type(self).__name__} must define `build`")
 
   def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
-    """`outputs` with float32 logits: {"logits" [B, T, V], …} of language models."""
+    """Return `outputs` with float32 logits: {"logits" [B, T, V], …} for language models."""
     return dense(self.outputs(batch, key))
 
   def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict:
-    """The head's outputs, logits over the vocabulary as `VocabularyLogits`, and auxiliary scalars.
+    """Return the head's outputs, with logits over the vocabulary as `VocabularyLogits`, and auxiliary scalars.
 
     Args:
       batch: the model's features.
@@ -79,7 +79,7 @@ class Architecture(nnx.Module):
     raise TypeError(f"{type(self).__name__} must define `outputs`")
 
   def _features(self, batch: Batch, side: str):
-    """(tokens, positions, segments, validity) of one side of a batch."""
+    """Return (tokens, positions, segments, validity) of one side of a batch."""
     tokens_BT = batch[f"{side}_input_tokens"]
     pos = batch.get(f"{side}_positions", positions(tokens_BT.shape[1]))
     segments = batch.get(f"{side}_segment_ids")
@@ -90,6 +90,8 @@ class Architecture(nnx.Module):
 
 
 def aligned(batch: Batch, side: str) -> bool:
-  """Whether positions grow by one from slot to slot within a segment, as `Mask.aligned` has it: those given together
-  with segments do."""
+  """Return whether positions grow by one from slot to slot within a segment (`Mask.aligned`).
+
+  Default positions do, and so do positions that come with segments.
+  """
   return f"{side}_positions" not in batch or f"{side}_segment_ids" in batch

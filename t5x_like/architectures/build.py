@@ -1,4 +1,4 @@
-"""Builds the parts of one stack from a design, turning every choice into an object."""
+"""Build the parts of one stack from a design, turning every choice into an object."""
 
 import dataclasses
 import math
@@ -39,17 +39,17 @@ _NORMS = {
 
 @dataclasses.dataclass(frozen=True)
 class StackBuilder:
-  """Builds the inputs and the blocks of one stack.
+  """A builder of the inputs and the blocks of one stack.
 
   Attributes:
     causal: whether the stack is a decoder.
     cross: whether blocks have cross-attention.
     deepnorm: (alpha, gain), used if `norm_position` is "deepnorm"; see `deepnorm_weights`.
-    dropout_rate, remat, layers, pipeline: of the `Stack`.
-    drop_path: rate at which a sublayer is left out, for each example, in training.
-    depths: of all layers, how deep they lie, from 0 to 1, where the rate is to grow with that up to `drop_path`.
-    schemes_of, grid: where position schemes are found, and the grid of patches of an encoder of images.
-    key_grid: that of keys, where it is another.
+    dropout_rate, remat, layers, pipeline: arguments of the `Stack`.
+    drop_path: rate at which training skips a sublayer, drawn for each example.
+    depths: the depth of every layer, from 0 to 1, if the rate grows with it up to `drop_path`; else None.
+    schemes_of, grid: the package of position schemes, and the grid of patches of an image encoder.
+    key_grid: the grid of keys, if it differs.
   """
 
   design: Design
@@ -68,7 +68,7 @@ class StackBuilder:
   key_grid: Grid | None = None
 
   def inputs(self, rngs: nnx.Rngs, *, width: int | None = None, types: int = 0, kind: type[Inputs] = Inputs) -> Inputs:
-    """What turns token vectors into the stack's input. `width` is that of the token vectors, by default the stack's."""
+    """Build the module from token vectors of `width` (by default the stack's) to the stack's input."""
     design, D = self.design, self.dims.embed
     width = width or D
     return kind(
@@ -81,7 +81,7 @@ class StackBuilder:
     )
 
   def stack(self, rngs: nnx.Rngs) -> Stack:
-    """The blocks, the positions they share and the final norm."""
+    """Build the blocks, the positions they share and the final norm."""
     layers, design = self.dims.layers, self.design
     if layers % self.period:
       period = f"the layer pattern repeats every {self.period} layers"
@@ -101,7 +101,7 @@ class StackBuilder:
     )
 
   def block(self, rngs: nnx.Rngs) -> Block:
-    """One period of layers; if it has several, their sublayers' names end in the layer's number."""
+    """Build one period of layers; if it has several, their sublayers' names end in the layer's number."""
     turns = range(self.period)
     return Block(**{f"{n}_{t}" if self.period > 1 else n: x for t in turns for n, x in self._layer(t, rngs).items()})
 
@@ -110,7 +110,7 @@ class StackBuilder:
     """The position schemes of the layers of a period.
 
     Raises:
-      UserError: they differ, and one of them does not belong to a layer.
+      UserError: the schemes differ, and one does not belong to a layer.
     """
     found = self.design.position
     schemes = found if isinstance(found, tuple) else (found,)
@@ -138,7 +138,7 @@ class StackBuilder:
 
   @property
   def inner_gain(self) -> float:
-    """The same for values and the MLP's first kernel, which DeepNorm scales too."""
+    """The same factor for values and the MLP's first kernel, which DeepNorm scales too."""
     return self.gain if self.design.norm_position == "deepnorm" else 1.0
 
   def _layer(self, turn: int, rngs: nnx.Rngs) -> dict[str, Layer]:
@@ -157,12 +157,12 @@ class StackBuilder:
     return {"parallel": Residual(Parallel(**branches), **rates, turn=turn)}
 
   def _attention(self, kind: type[Attention], rngs: nnx.Rngs, turn: int | None = None) -> Attention:
-    """Self-attention of a turn; without one, cross-attention, without positions, window or a core of the design."""
+    """Build the self-attention of a turn; without one, cross-attention, without positions, window or special core."""
     design, dims, own = self.design, self.dims, turn is not None
     D, N, H = dims.embed, dims.heads, dims.head_dim
     cosine = design.attention_scale == "cosine"
     scale = 1.0 if cosine else 1 / math.sqrt(H) if design.attention_scale is None else design.attention_scale
-    # T5 leaves out the 1/sqrt(H) of the logits and makes queries smaller by it instead.
+    # T5 leaves out the 1/sqrt(H) of the logits and scales the initial query kernel by it instead.
     query_gain = H**-0.5 if scale == 1.0 and not cosine and design.init_stddev is None else 1.0
     q_norm, k_norm = (design.make_norm(H, rngs) if design.qk_norm else None for _ in range(2))
     return kind(
@@ -224,7 +224,7 @@ class StackBuilder:
     return jax.eval_shape(lambda: self._position(spec, nnx.Rngs(0))).place
 
   def _position_at(self, place: str, spec: str | dict, rngs: nnx.Rngs, width: int | None = None) -> Position | None:
-    """The scheme if it belongs in `place`, else None."""
+    """Build the scheme if it belongs in `place`, else return None."""
     return self._position(spec, rngs, width) if self._place(spec) == place else None
 
   def _core(self, rngs: nnx.Rngs) -> Core:
@@ -236,11 +236,11 @@ class StackBuilder:
 
 
 def _sides(encoder: str | dict = "auto", decoder: str | dict = "auto"):
-  """The keys of a `core` that differs between encoder and decoder."""
+  """Declare the keys of a `core` that differs between encoder and decoder."""
 
 
 def deepnorm_weights(encoder_layers: int, decoder_layers: int) -> dict[str, tuple[float, float]]:
-  """DeepNet's (alpha, initial gain) for each stack (Wang et al. 2022, figure 2); 0 layers for a missing stack."""
+  """Return each stack's (alpha, initial gain) in DeepNet (Wang et al. 2022, figure 2); 0 layers for a missing stack."""
   N, M = encoder_layers, decoder_layers
   if N and M:
     both = (N**4 * M) ** (1 / 16)

@@ -1,4 +1,4 @@
-"""What a recipe chooses of a model: a published variant with changes of its own, and how it is computed."""
+"""A recipe's choices for a model: a published variant with changes, and options of its computation."""
 
 import dataclasses
 from typing import Any
@@ -11,11 +11,13 @@ from t5x_like.nn.pipeline import EVEN
 
 
 def chosen(variants: dict[str, Any], variant: Any, design: dict = {}, tokens: dict = {}, **given: Any) -> Any:  # noqa: B006
-  """The variant, found if it is a name, with changes to its design and its special ids, and all that is given and not
-  None.
+  """Return the variant, looked up if it is a name, with its changes.
 
+  Args:
+    design, tokens: changes to its design and special ids.
+    given: other fields; None keeps the variant's.
   Raises:
-    UserError: an unknown variant; a key of a change that is unknown or does not fit.
+    UserError: an unknown variant, or a key of a change that is unknown or does not fit.
   """
   variant = slots.find("config.model.variant", variant, variants) if isinstance(variant, str) else variant
   given = {name: value for name, value in given.items() if value is not None}
@@ -26,7 +28,7 @@ def chosen(variants: dict[str, Any], variant: Any, design: dict = {}, tokens: di
 
 
 def variant_of(model_class: type, model: Any) -> Any:
-  """The variant of `config.model`: one of the family's, or one given by all of its fields."""
+  """Return the variant of `config.model`: a name in the family's table, or a variant given by all its fields."""
   given = slots.plain(model.variant)
   if isinstance(given, str):
     return slots.find("config.model.variant", given, getattr(model_class, "VARIANTS", {}))
@@ -34,10 +36,10 @@ def variant_of(model_class: type, model: Any) -> Any:
 
 
 def computed(dropout: float, remat: str | dict, layers: str, pipeline: dict = {}, drop_path: float = 0.0) -> dict:  # noqa: B006
-  """The options of a `StackBuilder`.
+  """Return the options of a `StackBuilder`.
 
   Raises:
-    UserError: a rate that is none, an unknown policy or key.
+    UserError: a rate outside [0, 1), an unknown policy or key.
   """
   if not 0 <= drop_path < 1:
     raise UserError(f"config.model.drop_path: found {drop_path}, expected at least 0 and less than 1")

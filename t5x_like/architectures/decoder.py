@@ -1,4 +1,4 @@
-"""The decoder: every token sees those before it; a prefix that the batch marks is bidirectional."""
+"""The decoder: every token sees its predecessors; a prefix marked in the batch is bidirectional."""
 
 import dataclasses
 
@@ -22,7 +22,8 @@ class Decoder(Architecture):
   """A causal stack and a language model head.
 
   Args:
-    scores: how many numbers a linear layer makes of each row's last token, for tasks on whole texts; 0 for none.
+    scores: number of scores that a linear layer computes from each row's last token, for tasks on whole texts; 0 for
+      none.
     others: see `Architecture`.
   """
 
@@ -42,18 +43,18 @@ class Decoder(Architecture):
     self.scores = Scores(rngs, variant, parts.dropout_rate, self._number) if self._number else None
 
   def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict:
-    """Next-token logits at every position.
+    """Compute next-token logits at every position.
 
     Args:
       batch: `decoder_input_tokens` int32 [B, T]; optional `decoder_causal_attention` (1 where attention is
         bidirectional), and for packed batches `decoder_segment_ids` and `decoder_positions`.
       key: dropout key, or None for evaluation.
     Returns:
-      {"logits": `VocabularyLogits` [B, T, V]} and auxiliary scalars; {"scores": float32 [B, scores]} if it has them.
+      {"logits": `VocabularyLogits` [B, T, V]} and auxiliary scalars; with `scores`, {"scores": float32 [B, scores]}.
     """
     tokens_BT, pos, segments, valid = self._features(batch, "decoder")
     prefix = _prefix(batch, valid)
-    # Padding comes last, where causality hides it from the tokens, or is a segment of its own.
+    # Padding comes last, where causality hides it from the tokens, or has a segment of its own.
     mask = Mask(pos, pos, segments, segments, None, prefix, causal=True, aligned=aligned(batch, "decoder"))
     x_BTD = self.inputs(self.embed(tokens_BT, self.dtype), pos, key=subkey(key, 0))
     x_BTD, aux, _ = self.decoder(x_BTD, Context(mask=mask, valid=valid), key=subkey(key, 1))
@@ -61,18 +62,18 @@ class Decoder(Architecture):
     return self.head(x_BTD, self.embed, valid) | scores | aux
 
   def prompt(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """What generation starts from: (int32 [B, P] tokens, bool [B, P] False for padding)."""
+    """Return the prompt of generation: (int32 [B, P] tokens, bool [B, P] False for padding)."""
     tokens_BP, _, _, valid = self._features(batch, "decoder")
     return tokens_BP, jnp.ones(tokens_BP.shape, bool) if valid is None else valid
 
   def start_decoding(self, batch: Batch, slots: int) -> DecodeState:
-    """An empty cache for `slots` tokens, the prompt included."""
+    """Make an empty cache for `slots` tokens, including the prompt."""
     B = batch["decoder_input_tokens"].shape[0]
     cache = self.decoder.start_cache(CacheStart(B, slots, self.dtype))
     return DecodeState.empty(cache, B, slots, prefix="decoder_causal_attention" in batch)
 
   def decode(self, tokens_BT: jax.Array, state: DecodeState, valid_BT=None, prefix_BT=None):
-    """Feeds the next tokens through the cache; see `DecodeState.advance`. Returns (logits [B, T, V], state)."""
+    """Feed the next tokens through the cache (see `DecodeState.advance`); return (logits [B, T, V], state)."""
     q_pos, state = state.advance(tokens_BT, valid_BT, prefix_BT)
     context = Context(mask=state.mask(q_pos), slot=state.slot - tokens_BT.shape[1])
     x_BTD = self.inputs(self.embed(tokens_BT, self.dtype), q_pos)

@@ -1,4 +1,4 @@
-"""Designs and variants: the choices in which published Transformers differ, as data.
+"""Designs and variants: the differences between published Transformers, as data.
 
 A family in `models/` is a `Design` and a table of sizes. A recipe may change any field of the design
 (`config.model.design`): a T5 with SwiGLU and RoPE, a pre-norm BERT, a GPT with ALiBi and experts.
@@ -28,29 +28,31 @@ class Design:
   Attributes:
     norm, norm_epsilon: one of `nn.norm.NORMS`.
     norm_position: before every sublayer ("pre"), after the addition ("post"), before and after the sublayer
-      ("sandwich"), after the sublayer with scales that begin at 0 ("res_post", Liu et al. 2022), or after the addition
+      ("sandwich"), after the sublayer with scales that start at 0 ("res_post", Liu et al. 2022), or after the addition
       with DeepNet's weights ("deepnorm", Wang et al. 2022).
     parallel: attention and MLP read the same input, through one norm (PaLM) or one each (GPT-NeoX).
-    layer_scale: what each channel of a sublayer's output is multiplied by at first, in a pre-norm stack; None is no
-      factor (`norm.LayerScale`).
+    layer_scale: initial factor of each channel of a sublayer's output, in a pre-norm stack (`norm.LayerScale`); None
+      for no factor.
     activation: one of `nn.activations.ACTIVATIONS`; names ending in -glu are gated (Shazeer 2020).
-    biases: which projections have one, of "qkv" or "qv" (queries and values), "out" and "mlp".
+    biases: projections with a bias: "qkv" or "qv" (queries and values), "out" and "mlp".
     position: a scheme of `nn.positions`, a name or {"name": …} with its arguments; layers cycle through a tuple.
     qk_norm: a norm on queries and keys.
-    attention_scale: of the logits; None is 1/sqrt(head_dim), "cosine" a learned scale of cosines (`norm.ScaledUnit`).
+    attention_scale: factor of the logits; None is 1/sqrt(head_dim), "cosine" a learned scale of cosines
+      (`norm.ScaledUnit`).
     softcap: bound of the attention logits.
-    windows: how far a query sees, None for no limit; layers cycle through the tuple.
+    windows: range of a query, as in `Mask.window`, None for no limit; layers cycle through the tuple.
     core: an attention core of `nn.cores`, a name or {"name": …} with its arguments; {"encoder": …,
       "decoder": …} where the two differ.
-    experts: a mixture of experts in place of the MLP.
+    experts: a mixture of experts instead of the MLP.
     experts_every: N, if only every N-th layer has experts.
-    mlp_dropout: whether there is dropout inside the MLP too.
-    init_stddev: of all kernels; None is 1/sqrt(fan in).
+    mlp_dropout: whether dropout also applies inside the MLP.
+    init_stddev: standard deviation of all initial kernels; None is 1/sqrt(fan in).
     residual_init: divide the initial kernels that write to the residual stream by sqrt(2 * layers) (GPT-2).
     embed_init: standard deviation of the token table; None is `init_stddev`, or 1.
     embed_scale, embed_norm: multiply token vectors by sqrt(D); normalise them.
     tied: the output projection is the token table.
-    logits_scale, logits_softcap, logits_bias: of the output: a factor of 1/sqrt(D) before it, a bound, a bias.
+    logits_scale, logits_softcap, logits_bias: a factor of 1/sqrt(D) before the output projection, a bound of the output
+      logits, and a bias.
   """
 
   norm: str = "rmsnorm"
@@ -125,15 +127,15 @@ class Variant:
   """One published size of a family.
 
   Attributes:
-    dims: of the encoder, or of the only stack.
-    design: of its blocks.
+    dims: sizes of the encoder, or of the only stack.
+    design: design of the blocks.
     vocab_size: published size of the token table.
     tokens: special ids.
-    types: token types (BERT's segments).
-    embed: width of the token table if it is not the stack's.
-    decoder_layers: of an encoder-decoder; None for as many as the encoder has.
+    types: number of token types (BERT's segments).
+    embed: width of the token table, if it differs from the stack's.
+    decoder_layers: layers of an encoder-decoder's decoder; None for as many as the encoder has.
     shared: the encoder is the decoder without its cross-attention (Raffel et al. 2020, section 3.2.2).
-    head: an encoder's, one of `architectures.heads`, a name or {"name": …} with its arguments.
+    head: an encoder's head: one of `architectures.heads`, a name or {"name": …} with its arguments.
   """
 
   dims: Dims

@@ -1,4 +1,4 @@
-"""A detector of objects: a backbone, an encoder of its features, and a decoder of object queries."""
+"""An object detector: a backbone, an encoder of its features, and a decoder of object queries."""
 
 import dataclasses
 from typing import ClassVar, Literal
@@ -32,15 +32,15 @@ class DetectorVariant:
   """One size of a detector.
 
   Attributes:
-    dims: of the encoder, and of the decoder but for its layers.
-    design: of the blocks.
+    dims: sizes of the encoder, and of the decoder except for `decoder_layers` and `decoder_mlp`.
+    design: design of the blocks.
     backbone: one of `architectures.backbones`, a name or {"name": …} with its arguments.
-    decoder_layers, decoder_mlp: of the decoder; None is as the encoder's.
-    queries: the most objects that are found in an image.
-    labels: the number of classes, without that of no object.
-    channels: of the images.
-    places: where the sines, and the vectors of the queries, are added: at every attention, or at the inputs of the
-      encoder and the decoder too, so that values say where they are from.
+    decoder_layers, decoder_mlp: layers and feed-forward width of the decoder; None for the encoder's.
+    queries: maximal number of objects in an image.
+    labels: number of classes, not counting "no object".
+    channels: channels of the images.
+    places: where the sines and the query vectors are added: at every attention, or also at the inputs of the encoder
+      and the decoder, so that values carry their places too.
   """
 
   dims: Dims
@@ -64,11 +64,11 @@ class Detector(nnx.Module):
 
   Args:
     variant: a name in `VARIANTS`, or a `DetectorVariant`. All arguments but `rngs` are keys of `config.model`.
-    backbone, queries, labels, channels, places: None is the variant's.
+    backbone, queries, labels, channels, places: None for the variant's.
     dropout: rate, wherever the design applies dropout.
     dtype, remat, layers, design: see `architectures.architecture.Architecture`.
   Raises:
-    UserError: naming the key, what was found and what was expected.
+    UserError: names the key, its value and the expected one.
   """
 
   VARIANTS: ClassVar[dict[str, DetectorVariant]] = {}
@@ -120,16 +120,16 @@ class Detector(nnx.Module):
     return self.outputs(batch, key)
 
   def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
-    """What each query found, all float32.
+    """Predict a class and a box for each query.
 
     Args:
-      batch: `image` float32 [B, Y, X, C], padded below and to the right; `image_size` int32 [B, 2], the height and the
-        width of the part that is no padding.
+      batch: `image` float32 [B, Y, X, C], padded below and to the right; `image_size` int32 [B, 2], the height and
+        width without padding.
       key: dropout key, or None for evaluation.
     Returns:
-      `logits` [B, Q, labels + 1], the last being of no object, and `boxes` [B, Q, 4]: the middle's x and y, width and
-      height, as shares of the part that is no padding. `earlier_logits` and `earlier_boxes`, [B, L - 1, Q, …], are what
-      the layers of the decoder before the last make of it.
+      All float32: `logits` [B, Q, labels + 1], the last for "no object", and `boxes` [B, Q, 4]: the centre's x and y,
+      width and height, as fractions of the image without padding. `earlier_logits` and `earlier_boxes`,
+      [B, L - 1, Q, …], are the predictions of the decoder's earlier layers.
     """
     image_BYXC = batch["image"]
     if image_BYXC.shape[-1] != self.variant.channels:
@@ -171,7 +171,7 @@ class Detector(nnx.Module):
 
   @staticmethod
   def _valid(size_B2: jax.Array, whole: tuple[int, int], shrunk: tuple[int, int]) -> jax.Array:
-    """bool [B, Y', X']: the places of the map whose nearest pixel above and to the left is no padding."""
+    """Return bool [B, Y', X'], True for cells of the map whose nearest pixel above and to the left is not padding."""
     pixel = [np.floor(np.arange(n, dtype=np.float32) * np.float32(full / n)) for full, n in zip(whole, shrunk)]
     rows_BY, columns_BX = (jnp.asarray(p) < size_B2[:, [axis]] for axis, p in enumerate(pixel))
     return rows_BY[:, :, None] & columns_BX[:, None, :]

@@ -1,4 +1,4 @@
-"""Two encoders, one of images and one of texts, whose outputs lie in one space (CLIP, BASIC, SigLIP)."""
+"""An image encoder and a text encoder whose outputs share one space (CLIP, BASIC, SigLIP)."""
 
 import dataclasses
 import math
@@ -22,7 +22,7 @@ from t5x_like.nn.linear import Linear
 from t5x_like.nn.mask import Mask, positions
 from t5x_like.slots import Positive, Rate
 
-MOST = math.log(100.0)  # of the logarithm of the scale, to which training holds it (Radford et al. 2021, section 2.5)
+MOST = math.log(100.0)  # upper bound of the scale's logarithm in training (Radford et al. 2021, section 2.5)
 _SIDES = ("image", "text")
 
 
@@ -31,9 +31,10 @@ class DualVariant:
   """One published size of a pair of encoders.
 
   Attributes:
-    image, text: the two; the head of the first is a projection here.
-    width: of the space of both.
-    reading: of texts: causally, by the hidden state at their end, or both ways, by the mean of their tokens.
+    image, text: variants of the two encoders; the image encoder's head is replaced by a projection.
+    width: width of the shared space.
+    reading: "end" reads texts causally and takes the hidden state at their end; "mean" reads them bidirectionally and
+      takes the mean of their tokens.
   """
 
   image: ImageVariant | HybridVariant
@@ -55,7 +56,12 @@ class DualVariant:
 
 
 class TextEncoder(Architecture):
-  """A stack over texts up to their first EOS; see `DualVariant.reading`, an argument here, for the rest."""
+  """A stack over texts up to their first EOS.
+
+  Args:
+    reading: see `DualVariant`.
+    others: see `Architecture`.
+  """
 
   def __init__(self, rngs: nnx.Rngs, *, reading: str, **options):
     self.causal = reading == "end"
@@ -67,12 +73,12 @@ class TextEncoder(Architecture):
     self.encoder = parts.stack(rngs)
 
   def pooled(self, batch: Batch, key: jax.Array | None = None):
-    """Returns ([B, D], what texts are read by; auxiliary scalars)."""
+    """Return ([B, D] the pooled states of the texts, auxiliary scalars)."""
     tokens_BT = batch["text_input_tokens"]
     T, pos = tokens_BT.shape[1], positions(tokens_BT.shape[1])
     end_B = jnp.argmax(tokens_BT == self.variant.tokens.eos, axis=1)
     own_BT = jnp.arange(T) <= end_B[:, None]
-    # Where attention is causal, it hides from the end what follows it.
+    # Causal attention already hides the tokens after the end.
     mask = Mask(pos, pos, k_valid=None if self.causal else own_BT, causal=self.causal, aligned=True)
     x_BTD = self.inputs(self.embed(tokens_BT, self.dtype), pos, key=subkey(key, 0))
     x_BTD, aux, _ = self.encoder(x_BTD, Context(mask=mask, valid=own_BT), key=subkey(key, 1))
@@ -83,19 +89,19 @@ class TextEncoder(Architecture):
 
 
 class DualEncoder(nnx.Module):
-  """An encoder of images and one of texts, each with a projection, and a learned scale of their cosines.
+  """An image encoder and a text encoder, each with a projection, and a learned scale of their cosines.
 
   Args:
     variant: a name in `VARIANTS`, or a `DualVariant`. All arguments but `rngs` are keys of `config.model`.
-    resolution, vocab_size: None is the variant's.
-    scale: of the cosines, at the start; its logarithm is learned, up to that of 100.
-    bias: added to the scaled cosines, at the start, for the objective `pairwise_sigmoid`; None for none.
-    drop_path: of the encoder of images.
-    design: changes to the design of both; `position` is {"image": …, "text": …}, or one of the two.
-    tokens: special ids, of which `eos` ends a text.
+    resolution, vocab_size: None for the variant's.
+    scale: initial factor of the cosines; its logarithm is learned, up to log 100.
+    bias: initial bias of the scaled cosines, for the objective `pairwise_sigmoid`; None for none.
+    drop_path: rate of the image encoder.
+    design: changes to both designs; `position` is {"image": …, "text": …}, or has one of the two keys.
+    tokens: special ids; `eos` ends a text.
     dropout, dtype, remat, layers, pipeline: see `architectures.architecture.Architecture`.
   Raises:
-    UserError: naming the key, what was found and what was expected.
+    UserError: names the key, its value and the expected one.
   """
 
   VARIANTS: ClassVar[dict[str, DualVariant]] = {}
@@ -152,13 +158,13 @@ class DualEncoder(nnx.Module):
     self.bias = None if bias is None else params.param(rngs, lambda *_: jnp.asarray(bias, jnp.float32), (), ())
 
   def __call__(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
-    """`outputs`, and `logits` float32 [images, texts], the scaled cosines of all pairs in the batch."""
+    """Return `outputs`, and `logits` float32 [images, texts], the scaled cosines of all pairs in the batch."""
     found = self.outputs(batch, key)
     cosine_BB = jnp.einsum("IP,TP->IT", found["image_embeddings"], found["text_embeddings"], precision="highest")
     return found | {"logits": found["logit_scale"] * cosine_BB + found.get("logit_bias", 0.0)}
 
   def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
-    """Embeddings of length 1 and the scale of their products.
+    """Compute embeddings of length 1 and the scale of their products.
 
     Args:
       batch: `image` float32 [B, Y, X, C]; `text_input_tokens` int32 [B, T], in which EOS ends a text.
@@ -174,17 +180,17 @@ class DualEncoder(nnx.Module):
     return aux | found | ({} if self.bias is None else {"logit_bias": self.bias[...]})
 
   def embed_images(self, batch: Batch, key: jax.Array | None = None):
-    """Returns (float32 [B, P], of length 1; auxiliary scalars)."""
+    """Return (embeddings of length 1, float32 [B, P]; auxiliary scalars)."""
     found = self.image.outputs({"image": batch["image"]}, key)
     return _unit(found.pop("embeddings")), found
 
   def embed_texts(self, batch: Batch, key: jax.Array | None = None):
-    """Returns (float32 [B, P], of length 1; auxiliary scalars)."""
+    """Return (embeddings of length 1, float32 [B, P]; auxiliary scalars)."""
     x_BD, aux = self.text.pooled(batch, key)
     return _unit(self.projection(x_BD)), aux
 
   def features(self, batch: Batch) -> jax.Array:
-    """float32 [B, D]: of the image, before its projection."""
+    """Return the image's features before their projection, float32 [B, D]."""
     return self.image.features(batch)
 
 
@@ -194,7 +200,7 @@ def _unit(x_BP: jax.Array) -> jax.Array:
 
 
 def _changes(design: dict, side: str) -> dict:
-  """The changes to the design of one of the two encoders."""
+  """Return the changes to the design of one of the two encoders."""
   changes = dict(slots.plain(design))
   position = slots.plain(changes.pop("position", {}))
   if not isinstance(position, dict) or set(position) - {*_SIDES}:

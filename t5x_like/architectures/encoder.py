@@ -20,7 +20,7 @@ class Encoder(Architecture):
   """A bidirectional stack and a head.
 
   Args:
-    head: one of `architectures.heads`, a name or {"name": …} with its arguments; None is the variant's.
+    head: one of `architectures.heads`, a name or {"name": …} with its arguments; None for the variant's.
     others: see `Architecture`.
   """
 
@@ -39,7 +39,7 @@ class Encoder(Architecture):
     self.head = slots.make("config.model.head", variant.head, heads, "make", **given)
 
   def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict:
-    """The head's outputs.
+    """Compute the head's outputs.
 
     Args:
       batch: `encoder_input_tokens` int32 [B, S]; optional `encoder_token_types`, and for packed batches
@@ -47,7 +47,7 @@ class Encoder(Architecture):
         are predicted, and `encoder_cls_positions` int32 [B, P] where several pairs of segments share a row.
       key: dropout key, or None for evaluation.
     Returns:
-      {"logits", …}; from the MLM head `VocabularyLogits` [B, S, V], or [B, K, V] at masked positions; see
+      {"logits", …}. The MLM head returns `VocabularyLogits` [B, S, V], or [B, K, V] at masked positions; see
       `architectures.heads` for others.
     """
     x_BSD, valid, aux = self.encode(batch, subkey(key, 0))
@@ -55,7 +55,7 @@ class Encoder(Architecture):
     return self.head(x_BSD, self.embed, valid, subkey(key, 1), **places) | aux
 
   def encode(self, batch: Batch, key: jax.Array | None = None):
-    """Returns (hidden states [B, S, D], validity bool [B, S] or None, auxiliary scalars)."""
+    """Return (hidden states [B, S, D], validity bool [B, S] or None, auxiliary scalars)."""
     tokens_BS, pos, segments, valid = self._features(batch, "encoder")
     context = Context(mask=Mask(pos, pos, segments, segments, valid, aligned=aligned(batch, "encoder")))
     x_BSD = self.inputs(self.embed(tokens_BS, self.dtype), pos, batch.get("encoder_token_types"), subkey(key, 0))

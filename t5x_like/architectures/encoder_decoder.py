@@ -33,7 +33,7 @@ class EncoderDecoder(Architecture):
     self.head = lm.make(rngs, variant)
 
   def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict:
-    """Teacher-forced logits.
+    """Compute teacher-forced logits.
 
     Args:
       batch: `encoder_input_tokens` [B, S] and `decoder_input_tokens` [B, T] int32; packed batches add
@@ -58,7 +58,7 @@ class EncoderDecoder(Architecture):
     return self.head(x_BTD, self.embed) | {name: aux.get(name, 0.0) + value for name, value in decoder_aux.items()}
 
   def encode(self, batch: Batch, key: jax.Array | None = None):
-    """Returns (memory [B, S, D], key positions, segments or None, validity bool [B, S] or None, auxiliary scalars)."""
+    """Return (memory [B, S, D], key positions, segments or None, validity bool [B, S] or None, auxiliary scalars)."""
     tokens_BS, pos, segments, valid = self._features(batch, "encoder")
     context = Context(mask=Mask(pos, pos, segments, segments, valid, aligned=aligned(batch, "encoder")))
     encoder = self.decoder.without("cross_attention") if self.encoder is None else self.encoder
@@ -67,7 +67,7 @@ class EncoderDecoder(Architecture):
     return x_BSD, pos, segments, valid, aux
 
   def prompt(self, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """The decoder's start token, then `decoder_prefix_tokens` [B, P] if the batch has them."""
+    """Return (tokens, validity) of the prompt: the start token, then any `decoder_prefix_tokens` [B, P]."""
     B = batch["encoder_input_tokens"].shape[0]
     start_B1 = jnp.full((B, 1), self.variant.tokens.start, jnp.int32)
     if "decoder_prefix_tokens" not in batch:
@@ -79,14 +79,14 @@ class EncoderDecoder(Architecture):
     return tokens_BP, jnp.concatenate([jnp.ones((B, 1), bool), real_BP], axis=1)
 
   def start_decoding(self, batch: Batch, slots: int) -> DecodeState:
-    """Encodes `encoder_input_tokens` and makes an empty cache for `slots` decoded tokens."""
+    """Encode `encoder_input_tokens` and make an empty cache for `slots` decoded tokens."""
     memory_BSD, k_pos, _, k_valid, _ = self.encode(batch)
     B = memory_BSD.shape[0]
     start = CacheStart(B, slots, self.dtype, memory_BSD, Mask(k_pos, k_pos))
     return DecodeState.empty(self.decoder.start_cache(start), B, slots, memory_pos=k_pos, memory_valid=k_valid)
 
   def decode(self, tokens_BT: jax.Array, state: DecodeState, valid_BT=None, prefix_BT=None):
-    """Feeds the next tokens through the cache; see `DecodeState.advance`. Returns (logits [B, T, V], state)."""
+    """Feed the next tokens through the cache (see `DecodeState.advance`); return (logits [B, T, V], state)."""
     q_pos, state = state.advance(tokens_BT, valid_BT, prefix_BT)
     memory_mask = Mask(q_pos, state.memory_pos, k_valid=state.memory_valid)
     context = Context(state.mask(q_pos), memory_mask=memory_mask, slot=state.slot - tokens_BT.shape[1])
@@ -96,6 +96,6 @@ class EncoderDecoder(Architecture):
 
 
 def _after_start(tokens_BT: jax.Array, pad: int | None) -> jax.Array | None:
-  """bool [B, T], False for padding. The first token always counts, because T5's start token is the padding id."""
+  """Return bool [B, T], False for padding. The first token always counts: T5's start token is the padding id."""
   first_1T = jnp.arange(tokens_BT.shape[1])[None] == 0
   return None if pad is None else (tokens_BT != pad) | first_1T

@@ -1,4 +1,4 @@
-"""The encoder of images that begins with convolutions and ends with attention (CoAtNet)."""
+"""The image encoder that begins with convolutions and ends with attention (CoAtNet)."""
 
 import dataclasses
 import functools
@@ -31,15 +31,16 @@ from t5x_like.slots import Positive, Rate
 
 @dataclasses.dataclass(frozen=True)
 class HybridVariant:
-  """One published size of a family of five stages, each on a grid of half the side of the one before.
+  """One published size of a family of five stages; each halves the side of the grid.
 
   Attributes:
-    stem: channels of the first stage, of two convolutions.
-    widths, depths: of the four stages that follow, two of MBConv blocks and two of Transformer blocks.
-    design: of the Transformer blocks; `position` is a scheme of `nn.image_positions`, `norm` that of all blocks.
+    stem: channels of the first stage, which has two convolutions.
+    widths, depths: widths and layers of the next four stages, two of MBConv blocks and two of Transformer blocks.
+    design: design of the Transformer blocks; `position` is a scheme of `nn.image_positions`, `norm` applies to all
+      blocks.
     head_dim: width of a head.
-    expansion: of MBConv blocks and of feed-forward layers.
-    resolution, channels: of the images.
+    expansion: expansion of MBConv blocks and feed-forward layers.
+    resolution, channels: height and width, and channels, of the images.
     head: one of `architectures.heads`, a name or {"name": …} with its arguments.
   """
 
@@ -57,11 +58,11 @@ class HybridVariant:
 
   @property
   def dims(self) -> Dims:
-    """Of the last stage, which the head reads."""
+    """Sizes of the last stage, which the head reads."""
     return self.dims_of(3)
 
   def dims_of(self, stage: int) -> Dims:
-    """Of the blocks of a stage after its first."""
+    """Return the sizes of a stage's blocks, not counting its first as a layer."""
     D, heads = self.widths[stage], self.widths[stage] // self.head_dim
     return Dims(D, heads, heads, self.head_dim, self.expansion * D, self.depths[stage] - 1)
 
@@ -77,10 +78,10 @@ class HybridEncoder(nnx.Module):
 
   Args:
     variant: a name in `VARIANTS`, or a `HybridVariant`. All arguments but `rngs` are keys of `config.model`.
-    resolution, channels, head: None is the variant's.
+    resolution, channels, head: None for the variant's.
     others: see `architectures.image_encoder.ImageEncoder`.
   Raises:
-    UserError: naming the key, what was found and what was expected.
+    UserError: names the key, its value and the expected one.
   """
 
   VARIANTS: ClassVar[dict[str, HybridVariant]] = {}
@@ -131,7 +132,7 @@ class HybridEncoder(nnx.Module):
     return self.outputs(batch, key)
 
   def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
-    """The head's outputs, and auxiliary scalars.
+    """Compute the head's outputs and auxiliary scalars.
 
     Args:
       batch: `image` float32 [B, Y, X, C].
@@ -141,11 +142,11 @@ class HybridEncoder(nnx.Module):
     return self.head(x_BTD, None, None, subkey(key, 1)) | aux
 
   def features(self, batch: Batch) -> jax.Array:
-    """float32 [B, D]: what the head classifies."""
+    """Return the features that the head classifies, float32 [B, D]."""
     return self.head.pooled(self.encode(batch["image"])[0]).astype(jnp.float32)
 
   def encode(self, image_BYXC: jax.Array, key: jax.Array | None = None):
-    """Returns (the cells of the last grid in raster order, [B, T, D]; auxiliary scalars)."""
+    """Return (the cells of the last grid in raster order, [B, T, D]; auxiliary scalars)."""
     check(image_BYXC, self.variant)
     x_BYXC = constrain(image_BYXC.astype(self.dtype), "batch", None, None, None)
     x_BYXC = self.second(gelu(self.first_norm(self.first(x_BYXC))))
@@ -159,7 +160,7 @@ class HybridEncoder(nnx.Module):
 
 
 class TransformerStage(nnx.Module):
-  """`project(pool(x)) + attention(pool(norm(x)))` and a feed-forward layer, then a stack of usual blocks."""
+  """`project(pool(x)) + attention(pool(norm(x)))` and a feed-forward layer, then a stack of ordinary blocks."""
 
   def __init__(self, inputs: int, variant: HybridVariant, stage: int, rngs: nnx.Rngs, options: dict):
     dims, self.grid = variant.dims_of(stage), variant.grid_of(stage)
@@ -181,7 +182,7 @@ class TransformerStage(nnx.Module):
     self.drop_path = options["drop_path"]
 
   def __call__(self, x_BYXC: jax.Array, key: jax.Array | None):
-    """Returns ([B, Y / 2, X / 2, D], auxiliary scalars)."""
+    """Return ([B, Y / 2, X / 2, D], auxiliary scalars)."""
     B, D = len(x_BYXC), self.project.kernel.shape[-1]
     pos = positions(self.grid.length)
     context = Context(mask=Mask(pos, pos, aligned=True))

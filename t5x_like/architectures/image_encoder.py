@@ -1,4 +1,4 @@
-"""The encoder of images: patches, projected and put in a sequence, through the stack that texts go through."""
+"""The image encoder: projected patches as a sequence, through the same stack as texts."""
 
 import dataclasses
 import functools
@@ -30,12 +30,12 @@ class ImageVariant:
   """One published size of a family on images.
 
   Attributes:
-    dims: of its stack.
-    design: of its blocks; `position` is a scheme of `nn.image_positions`.
+    dims: sizes of the stack.
+    design: design of the blocks; `position` is a scheme of `nn.image_positions`.
     patch: height and width of a patch in pixels.
     resolution: height and width of the images in pixels.
-    channels: of the images.
-    class_tokens: learned vectors before the patches: 1 in ViT, 2 in DeiT, 0 where patches are averaged.
+    channels: channels of the images.
+    class_tokens: number of learned vectors before the patches: 1 in ViT, 2 in DeiT, 0 where patches are averaged.
     head: one of `architectures.heads`, a name or {"name": …} with its arguments.
     patch_bias: whether the projection of the patches has a bias.
   """
@@ -60,12 +60,12 @@ class ImageEncoder(nnx.Module):
 
   Args:
     variant: a name in `VARIANTS`, or an `ImageVariant`. All arguments but `rngs` are keys of `config.model`.
-    resolution, patch, channels, class_tokens, head: None is the variant's.
+    resolution, patch, channels, class_tokens, head: None for the variant's.
     dropout: rate, wherever the design applies dropout.
-    drop_path: rate at which a sublayer of an image is left out in training (Huang et al. 2016), the same in all layers.
+    drop_path: rate at which training skips a sublayer for an image (Huang et al. 2016), the same in all layers.
     dtype, remat, layers, pipeline, design: see `architectures.architecture.Architecture`.
   Raises:
-    UserError: naming the key, what was found and what was expected.
+    UserError: names the key, its value and the expected one.
   """
 
   VARIANTS: ClassVar[dict[str, ImageVariant]] = {}
@@ -121,12 +121,12 @@ class ImageEncoder(nnx.Module):
     return self.outputs(batch, key)
 
   def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
-    """The head's outputs, and auxiliary scalars.
+    """Compute the head's outputs and auxiliary scalars.
 
     Args:
       batch: `image` float32 [B, Y, X, C]; `visible_patches` and `masked_patches`, int32 [B, K] and [B, M], for a head
-        that puts back the patches that were not encoded; `patch_sources` int32 [B, T] for one whose patches are
-        corrupted.
+        that reconstructs the patches that were not encoded; `patch_sources` int32 [B, T] for a head that corrupts
+        patches.
       key: dropout key, or None for evaluation.
     """
     places = {name: batch[name] for name in getattr(self.head, "places", ())}
@@ -137,7 +137,7 @@ class ImageEncoder(nnx.Module):
     return self.head(x_BTD, None, None, subkey(key, 1), **places) | aux
 
   def features(self, batch: Batch) -> jax.Array:
-    """float32 [B, D]: what the head classifies."""
+    """Return the features that the head classifies, float32 [B, D]."""
     return self.head.pooled(self.encode(batch["image"])[0]).astype(jnp.float32)
 
   def encode(
@@ -147,11 +147,11 @@ class ImageEncoder(nnx.Module):
     kept_BK: jax.Array | None = None,
     change: Callable[[jax.Array], jax.Array] | None = None,
   ):
-    """Returns (hidden states [B, E + K, D] of the class tokens and the patches, auxiliary scalars).
+    """Return (hidden states [B, E + K, D] of the class tokens and the patches, auxiliary scalars).
 
     Args:
-      kept_BK: int32, the numbers of the patches to encode; None is all of them, in raster order.
-      change: of the projected patches [B, T, D], before they have positions.
+      kept_BK: int32, the indices of the patches to encode; None for all, in raster order.
+      change: function of the projected patches [B, T, D], applied before positions are added.
     """
     x_BTD = self.patches(patchified(image_BYXC, self.variant).astype(self.dtype))
     x_BTD = x_BTD if change is None else change(x_BTD)
@@ -167,8 +167,10 @@ class ImageEncoder(nnx.Module):
 
 
 def patchified(image_BYXC: jax.Array, variant: ImageVariant) -> jax.Array:
-  """[B, patches, P * P * C]: patches in raster order, their pixels by row, column and channel, and zeros where an image
-  ends before its last patch does. Raises as `check`."""
+  """Cut images into patches in raster order: [B, patches, P * P * C], pixels by row, column and channel.
+
+  Zeros fill the last patches where an image ends before them. Raises as `check`.
+  """
   check(image_BYXC, variant)
   B, P, grid = len(image_BYXC), variant.patch, variant.grid
   below, right = (cells * P - variant.resolution for cells in (grid.rows, grid.columns))
@@ -178,7 +180,7 @@ def patchified(image_BYXC: jax.Array, variant: ImageVariant) -> jax.Array:
 
 
 def check(image_BYXC: jax.Array, variant: ImageVariant) -> None:
-  """Raises a `UserError` for images that are not those that a model is for."""
+  """Raise a `UserError` unless the images have the variant's resolution and channels."""
   expected = (variant.resolution, variant.resolution, variant.channels)
   if image_BYXC.shape[1:] != expected:
     key = "channels" if image_BYXC.shape[1:3] == expected[:2] else "resolution"

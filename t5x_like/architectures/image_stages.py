@@ -1,4 +1,4 @@
-"""Encoders of images in stages, each with half as many rows and columns of tokens as the one before, and wider ones."""
+"""Image encoders in stages; each halves the rows and columns of tokens and makes them wider."""
 
 import dataclasses
 from typing import ClassVar
@@ -32,11 +32,12 @@ class StagedVariant:
   """One published size of a family in stages.
 
   Attributes:
-    embed: width of the first stage; each stage is twice as wide as the one before.
+    embed: width of the first stage; it doubles from stage to stage.
     depths, heads: layers and heads of each stage.
-    design: of its blocks.
+    design: design of the blocks.
     patch: pixels from one patch to the next.
-    resolution, channels: of the images; what is no multiple of the patch gets zeros on the right and at the bottom.
+    resolution, channels: height and width, and channels, of the images; zeros on the right and at the bottom complete a
+      multiple of the patch.
     mlp_ratio: width of a feed-forward layer in widths of its stage.
     head: one of `architectures.heads`, a name or {"name": …} with its arguments.
     class_tokens: none.
@@ -62,7 +63,7 @@ class StagedVariant:
 
   @property
   def stages(self) -> tuple[Dims, ...]:
-    """The sizes of each stage."""
+    """Sizes of each stage."""
     widths = [self.embed << n for n in range(len(self.depths))]
     return tuple(
       Dims(D, N, N, D // N, int(D * self.mlp_ratio), L) for D, N, L in zip(widths, self.heads, self.depths, strict=True)
@@ -70,7 +71,7 @@ class StagedVariant:
 
   @property
   def dims(self) -> Dims:
-    """Those of the last stage, which the head reads."""
+    """Sizes of the last stage, which the head reads."""
     return self.stages[-1]
 
   @property
@@ -83,21 +84,21 @@ class StagedVariant:
 
   @property
   def grid(self) -> Grid:
-    """That of the patches."""
+    """The grid of the patches."""
     return self.grids[0]
 
   def places(self, stage: int) -> tuple[float, ...]:
-    """How deep the layers of a stage lie among all, from 0 to 1."""
+    """Return the depth of each layer of a stage among all layers, from 0 to 1."""
     first, last = sum(self.depths[:stage]), max(sum(self.depths) - 1, 1)
     return tuple((first + n) / last for n in range(self.depths[stage]))
 
 
 class Stage(nnx.Module):
-  """What makes a stage's tokens of those of the one before, if anything does, and the blocks, if there are more.
+  """An optional entry layer, which makes the stage's tokens from the previous stage's, and an optional stack of blocks.
 
   Args:
-    place: how deep the entry lies, from 0 to 1.
-    length: of the sequences that positions shared by the stack are for.
+    place: depth of the entry in the model, from 0 to 1.
+    length: sequence length for the positions shared by the stack.
   """
 
   def __init__(self, entry: Layer | None, stack: Stack | None, *, remat: Remat, place: float, length: int):
@@ -105,7 +106,7 @@ class Stage(nnx.Module):
     self.remat, self.place, self.length = remat, place, length
 
   def __call__(self, x_BTD: jax.Array, key: jax.Array | None) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Returns ([B, T / 4, 2 D], auxiliary scalars), in the first stage [B, T, D]."""
+    """Return ([B, T / 4, 2 D], auxiliary scalars), in the first stage [B, T, D]."""
     pos, aux = positions(self.length), {}
     context = Context(mask=Mask(pos, pos, aligned=True), depth=jnp.full((1,), self.place))
 
@@ -125,8 +126,8 @@ class Stage(nnx.Module):
 class StagedEncoder(ImageEncoder):
   """Patches, stages of bidirectional blocks, a norm and a head, which reads the mean of the last stage's tokens.
 
-  Arguments are those of every encoder of images; `drop_path` is the rate of the last layer, to which it grows linearly
-  from 0 in the first. Families define `patches_of` and `stage_of`.
+  It takes the arguments of every image encoder. The drop-path rate grows linearly from 0 in the first layer to
+  `drop_path` in the last. Families define `patches_of` and `stage_of`.
   """
 
   VARIANTS: ClassVar[dict[str, StagedVariant]] = {}
@@ -134,11 +135,11 @@ class StagedEncoder(ImageEncoder):
   INPUTS: ClassVar[type[Inputs]] = Inputs
 
   def patches_of(self, rngs: nnx.Rngs) -> nnx.Module:
-    """Makes what is called with images [B, Y, X, C] and returns patches [B, T, D]."""
+    """Build the module that maps images [B, Y, X, C] to patches [B, T, D]."""
     raise TypeError(f"{type(self).__name__} must define `patches_of`")
 
   def stage_of(self, number: int, rngs: nnx.Rngs, options: dict) -> Stage:
-    """Makes a stage, from 0; `options` go to `StackBuilder`."""
+    """Build a stage, counted from 0; `options` go to `StackBuilder`."""
     raise TypeError(f"{type(self).__name__} must define `stage_of`")
 
   def input_design(self) -> Design:
@@ -157,7 +158,7 @@ class StagedEncoder(ImageEncoder):
       raise UserError(f"config.model.head: found {variant.head!r}, which puts patches back; models in stages lose them")
 
   def encode(self, image_BYXC: jax.Array, key: jax.Array | None = None, kept_BK: None = None, change: None = None):
-    """Returns (the last stage's tokens [B, T, D], auxiliary scalars)."""
+    """Return (the last stage's tokens [B, T, D], auxiliary scalars)."""
     aux = {}
     x_BTD = self.inputs(self.patches(image_BYXC.astype(self.dtype)), positions(self.variant.grid.length), None, key)
     for number in range(len(self.variant.depths)):

@@ -1,4 +1,4 @@
-"""Attention that adds vectors of places to queries and keys, but not to values (Carion et al. 2020, figure 10)."""
+"""Attention that adds position vectors to queries and keys, but not to values (Carion et al. 2020, figure 10)."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ _TEMPERATURE, _SCALE, _EPSILON = 10_000, 6.283185307179586, 1e-6
 
 
 class SelfAttention(attention.SelfAttention):
-  """Among the vectors of a stack; `context.places` are theirs."""
+  """Attention among the vectors of a stack, with positions `context.places`."""
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: None, key: jax.Array | None):
     placed_BTD, mask = x_BTD + context.places, context.mask
@@ -22,7 +22,7 @@ class SelfAttention(attention.SelfAttention):
 
 
 class CrossAttention(attention.CrossAttention):
-  """From a decoder, whose places are `context.places`, to the encoder's output, whose are `context.memory_places`."""
+  """Attention from a decoder, with positions `context.places`, to its memory, with `context.memory_places`."""
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache: None, key: jax.Array | None):
     memory_BSD, mask = context.memory, context.memory_mask
@@ -31,7 +31,7 @@ class CrossAttention(attention.CrossAttention):
 
 
 class PlacedBuilder(StackBuilder):
-  """Builds stacks with these attentions. As in DETR, no dropout follows the last block."""
+  """A builder of stacks with these attentions. As in DETR, no dropout follows the last block."""
 
   def stack(self, rngs) -> Stack:
     return super().stack(rngs).without(dropout_rate=0.0)
@@ -41,13 +41,13 @@ class PlacedBuilder(StackBuilder):
 
 
 def sines(valid_BYX: jax.Array, width: int) -> jax.Array:
-  """Sines and cosines of the row and the column, as shares of the part that is image, float32 [B, Y * X, width].
+  """Encode row and column, as fractions of the image without padding, by sines and cosines: float32 [B, Y * X, width].
 
-  The first half of the channels is for the row; in each half sine and cosine take turns (Carion et al. 2020, appendix
-  A.4, as in the authors' code).
+  The first half of the channels encodes the row; in each half, sines and cosines alternate (Carion et al. 2020,
+  appendix A.4, as in the authors' code).
 
   Args:
-    valid_BYX: bool, which places are image and not padding.
+    valid_BYX: bool, False for padding.
   """
   frequency = _TEMPERATURE ** (-(jnp.arange(width // 2) // 2 * 2) / (width / 2))
   real_BYX = valid_BYX.astype(jnp.float32)

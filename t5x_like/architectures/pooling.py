@@ -1,4 +1,4 @@
-"""Attention among queries, keys and values that are pooled on their grid (MViT v2), and what is pooled beside it."""
+"""Attention with queries, keys and values pooled on their grid (MViT v2), and its pooled residual connection."""
 
 import dataclasses
 from functools import partial
@@ -20,15 +20,15 @@ from t5x_like.nn.mask import Mask, positions
 from t5x_like.nn.norm import LayerScale
 from t5x_like.nn.remat import named
 
-SIZE = 3  # rows and columns of what is pooled
+SIZE = 3  # rows and columns of the pooling kernel
 
 
 class Pool(nnx.Module):
   """A convolution of each channel by itself, the same for all heads, and a norm over the head width.
 
   Args:
-    grid: of the tokens, in raster order.
-    stride: of the convolution, whose kernel has 3 x 3 weights for each of `width` channels.
+    grid: grid of the tokens, in raster order.
+    stride: stride of the convolution, whose kernel has 3 x 3 weights for each of `width` channels.
   """
 
   def __init__(self, grid: Grid, stride: int, width: int, rngs: nnx.Rngs, *, norm: nnx.Module):
@@ -37,7 +37,7 @@ class Pool(nnx.Module):
     self.grid, self.stride = grid, stride
 
   def __call__(self, x_BTNH: jax.Array) -> jax.Array:
-    """[B, T / stride², N, H]. A sum of shifted grids, which needs no transposition and leaves heads where they are."""
+    """Pool to [B, T / stride², N, H], as a sum of shifted grids: it needs no transposition and does not move heads."""
     B, _, *heads = x_BTNH.shape
     x = x_BTNH.astype(jnp.float32).reshape(B, self.grid.rows, self.grid.columns, *heads)
     x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0), (0, 0)))
@@ -53,8 +53,8 @@ class PoolingAttention(Attention):
 
   Args:
     cells: the grid of the tokens.
-    q_stride, kv_stride: by which queries, and keys and values, are pooled.
-    design: whose norm follows each pooling.
+    q_stride, kv_stride: pooling strides of queries, and of keys and values.
+    design: provides the norm after each pooling.
   """
 
   place = "attention_core"
@@ -65,7 +65,7 @@ class PoolingAttention(Attention):
     self.pool_query, self.pool_key, self.pool_value = pool(q_stride), pool(kv_stride), pool(kv_stride)
 
   def __call__(self, x_BTD: jax.Array, context: Context, cache, key: jax.Array | None):
-    """Returns ([B, T / q_stride², D], {}, None)."""
+    """Return ([B, T / q_stride², D], {}, None)."""
     q, k, v = together((self.query, self.key, self.value), x_BTD)
     q_BTNH = named(self.q_norm(self.pool_query(self._heads(q, "activation_heads"))), "query")
     k_BSKH = named(self.k_norm(self.pool_key(self._heads(k, "activation_kv_heads"))), "key")
@@ -79,8 +79,10 @@ class PoolingAttention(Attention):
 
 
 class PoolingResidual(Residual):
-  """A residual layer that makes the grid coarser and the tokens wider: what it is added to is the normalised input,
-  through a linear layer and max-pooled."""
+  """A residual layer that makes the grid coarser and the tokens wider.
+
+  Its shortcut is the normalised input, through a linear layer and max-pooled.
+  """
 
   def __init__(self, layer, *, shortcut: Linear, cells: Grid, stride: int, **options):
     super().__init__(layer, **options)
@@ -95,7 +97,7 @@ class PoolingResidual(Residual):
 
 
 def max_pooled(x_BTD: jax.Array, grid: Grid, stride: int) -> jax.Array:
-  """[B, T / stride², D]: the largest of each 3 x 3 cells of the grid."""
+  """Take the maximum of 3 x 3 cells of the grid: [B, T / stride², D]."""
   B, _, D = x_BTD.shape
   x_BYXD = x_BTD.reshape(B, grid.rows, grid.columns, D)
   one = ((0, 0), (1, 1), (1, 1), (0, 0))
@@ -106,12 +108,12 @@ def max_pooled(x_BTD: jax.Array, grid: Grid, stride: int) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class PoolingBuilder(StackBuilder):
-  """Builds blocks with pooling attention; `grid` is that of queries and `key_grid` that of keys, after pooling.
+  """A builder of blocks with pooling attention; `grid` and `key_grid` are the grids of queries and keys after pooling.
 
   Attributes:
     cells: the grid of the tokens.
     q_stride, kv_stride: see `PoolingAttention`.
-    width: of the tokens, if it is not that of the result.
+    width: width of the tokens, if it differs from the result's.
   """
 
   cells: Grid = Grid(0, 0)
@@ -124,7 +126,7 @@ class PoolingBuilder(StackBuilder):
     return super()._attention(partial(PoolingAttention, width=self.width, **given), rngs, turn)
 
   def entry(self, rngs: nnx.Rngs) -> Block:
-    """The block that begins a stage: its attention pools queries, and its tokens are wider than those it is given."""
+    """Build the first block of a stage: its attention pools queries, and its output is wider than its input."""
     width, D = self.width, self.dims.embed
     shortcut = Linear((width, D), ("embed", None), self.design.kernel_init(width), rngs, bias=True)
     initial = self.design.layer_scale

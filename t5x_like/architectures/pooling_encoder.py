@@ -1,4 +1,4 @@
-"""The encoder of images with pooling attention: Multiscale Vision Transformers."""
+"""The image encoder with pooling attention: Multiscale Vision Transformers."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ from t5x_like.slots import Positive
 class PoolingVariant(StagedVariant):
   """Attributes:
   patch_size: rows and columns of a patch, more than `patch`, so that patches overlap.
-  kv_stride: by which keys and values are pooled in the first stage; half of it in each stage after, at least 1.
+  kv_stride: pooling stride of keys and values in the first stage; it halves from stage to stage, down to 1.
   """
 
   patch_size: Positive = 7
@@ -26,8 +26,7 @@ class PoolingVariant(StagedVariant):
 
 
 class OverlappingPatches(nnx.Module):
-  """Patches of images, projected: a convolution with as many zeros around an image as there are cells before a patch's
-  middle."""
+  """Projected patches of images: a convolution with half a patch of zeros around an image."""
 
   def __init__(self, variant: PoolingVariant, rngs: nnx.Rngs):
     size, pixels = variant.patch_size, variant.patch_size**2 * variant.channels
@@ -48,7 +47,7 @@ class OverlappingPatches(nnx.Module):
 
 
 class PoolingEncoder(StagedEncoder):
-  """Stages of blocks with pooling attention, the first block of each but the first stage making the grid coarser."""
+  """Stages of blocks with pooling attention; after the first stage, each stage's first block makes the grid coarser."""
 
   VARIANT = PoolingVariant
 

@@ -1,4 +1,4 @@
-"""The encoder of images that attends within windows: Swin Transformers, of both versions."""
+"""The image encoder that attends within windows: Swin Transformer, versions 1 and 2."""
 
 import dataclasses
 from typing import Literal
@@ -25,10 +25,10 @@ from t5x_like.slots import Positive
 class WindowVariant(StagedVariant):
   """Attributes:
   window: rows and columns of a window; a stage with a smaller grid has one window of that size.
-  patch_position: one of `nn.image_positions` that is added to the patches, besides the design's within windows; "none"
-    in published models. "learned_1d" is the absolute position embedding of Liu et al. 2021 (arXiv:2103.14030), table 4.
-  pretrained_windows: of each stage, the window that its positions were first trained on (`log_cpb`), or 0.
-  rounding: of halved rows and columns where they limit a window; tokens are as many as with "up".
+  patch_position: one of `nn.image_positions`, added to the patches, besides the design's within windows; "none" in
+    published models. "learned_1d" is the absolute position embedding of Liu et al. 2021 (arXiv:2103.14030), table 4.
+  pretrained_windows: for each stage, the window that its positions were first trained on (`log_cpb`), or 0.
+  rounding: rounding of halved rows and columns where they limit a window; the number of tokens always rounds up.
   """
 
   window: Positive = 7
@@ -43,7 +43,7 @@ class WindowVariant(StagedVariant):
       raise UserError(f"config.model.pretrained_windows: {found}, expected one number for each, or none")
 
   def window_of(self, stage: int) -> tuple[int, int]:
-    """The window of a stage, and by how much every second layer's is shifted."""
+    """Return the window of a stage, and the shift of every second layer."""
     window, side = self.window, self.grids[stage].rows
     if self.rounding == "down":
       side = max(1, self.resolution // self.patch >> stage)
@@ -51,7 +51,7 @@ class WindowVariant(StagedVariant):
 
 
 class Patches(Linear):
-  """Patches of images, projected."""
+  """Projected patches of images."""
 
   def __init__(self, variant: WindowVariant, rngs: nnx.Rngs):
     pixels = variant.patch**2 * variant.channels
@@ -63,7 +63,7 @@ class Patches(Linear):
 
 
 class NormFirst(Inputs):
-  """As `Inputs`, but positions are added to what the norm returns, as in Swin Transformers."""
+  """`Inputs` with positions added after the norm, as in Swin Transformer."""
 
   def placed(self, x_BTD: jax.Array, pos_BT: jax.Array) -> jax.Array:
     return self.position.embed(self.norm(x_BTD), pos_BT)
@@ -73,12 +73,12 @@ class WindowEncoder(StagedEncoder):
   """Stages of layers that attend within windows, and patch merging between them.
 
   Args:
-    window, patch_position, pretrained_windows: None is the variant's.
+    window, patch_position, pretrained_windows: None for the variant's.
   """
 
   VARIANT = WindowVariant
   INPUTS = NormFirst
-  EDGE_EPSILON = 1e-5  # of the norms of patches, in the authors' code and in every published model
+  EDGE_EPSILON = 1e-5  # for the norms of patches, in the authors' code and in every published model
 
   def __init__(
     self,
@@ -124,7 +124,7 @@ class WindowEncoder(StagedEncoder):
     return Stage(entry, stack, remat=options["remat"], place=places[0], length=window**2)
 
   def _design(self, number: int) -> Design:
-    """The design of a stage, with the window that its positions were first trained on."""
+    """Return the design of a stage, with the window that its positions were first trained on."""
     design, pretrained = self.variant.design, self.variant.pretrained_windows
     name, arguments = slots.split("config.model.design.position", design.position)
     if not pretrained or name != "log_cpb":

@@ -1,4 +1,4 @@
-"""Attention within windows of a grid, every second layer's shifted by half a window (Liu et al. 2021)."""
+"""Attention within windows of a grid, shifted by half a window in every second layer (Liu et al. 2021)."""
 
 import dataclasses
 from functools import cached_property, partial
@@ -19,14 +19,14 @@ from t5x_like.nn.mask import Mask, positions
 class WindowAttention(SelfAttention):
   """Self-attention among the cells of one window.
 
-  A grid that is no multiple of the window gets zeros on the right and at the bottom, which are seen like other cells,
-  as in the authors' code. A shifted window is one of the grid rolled up and to the left; cells that meet in it only
-  because the grid was rolled do not see each other (https://arxiv.org/abs/2103.14030, section 3.2, figure 4).
+  Zeros on the right and at the bottom complete the grid to a multiple of the window; as in the authors' code, they are
+  attended like other cells. Shifted windows cut the grid rolled up and to the left; cells that meet only because the
+  grid was rolled do not see each other (https://arxiv.org/abs/2103.14030, section 3.2, figure 4).
 
   Args:
-    grid: of the tokens, in raster order.
+    grid: grid of the tokens, in raster order.
     side: rows and columns of a window.
-    shift: by how many rows and columns windows are moved; 0 for none.
+    shift: number of rows and columns by which windows are moved; 0 for none.
   """
 
   def __init__(self, *args, grid: Grid, side: int, shift: int, **options):
@@ -45,7 +45,7 @@ class WindowAttention(SelfAttention):
     return y_BYXD[:, : self.grid.rows, : self.grid.columns].reshape(x_BTD.shape), aux, None
 
   def mask(self, batch: int, rows: int, columns: int) -> Mask:
-    """Of all windows of a batch: the parts of the grid that a shifted window brings together are segments."""
+    """Return the mask of all windows of a batch; the parts of the grid that a shifted window joins are segments."""
     pos = positions(self.side**2)
     if not self.shift:
       return Mask(pos, pos)
@@ -57,22 +57,25 @@ class WindowAttention(SelfAttention):
 
 
 def split(x_BYXD, window: int):
-  """[B, Y, X, D] -> [B * windows, window * window, D], windows and their cells in raster order."""
+  """Cut into windows: [B, Y, X, D] -> [B * windows, window * window, D], windows and their cells in raster order."""
   B, Y, X, D = x_BYXD.shape
   x = x_BYXD.reshape(B, Y // window, window, X // window, window, D)
   return x.transpose(0, 1, 3, 2, 4, 5).reshape(-1, window * window, D)
 
 
 def joined(x: jax.Array, shape: tuple[int, int, int, int], window: int) -> jax.Array:
-  """The inverse of `split`, for a grid of this shape."""
+  """Undo `split`, for a grid of this shape."""
   B, Y, X, D = shape
   x = x.reshape(B, Y // window, X // window, window, window, D)
   return x.transpose(0, 1, 3, 2, 4, 5).reshape(shape)
 
 
 class Merging(Layer):
-  """Each square of four cells becomes one of another width: their vectors side by side, column by column, through a
-  linear layer, normalised before or after it. An odd grid gets zeros on the right and at the bottom."""
+  """A layer that merges each square of four cells into one cell of another width.
+
+  It concatenates their vectors, column by column, and applies a linear layer, with a norm before or after it. An odd
+  grid gets zeros on the right and at the bottom.
+  """
 
   def __init__(self, grid: Grid, width: int, out: int, rngs: nnx.Rngs, *, init, norm, norm_first: bool):
     self.linear = Linear((4 * width, out), ("embed", None), init, rngs)
@@ -89,11 +92,11 @@ class Merging(Layer):
 
 @dataclasses.dataclass(frozen=True)
 class WindowStack(StackBuilder):
-  """Builds a stack whose layers attend within windows, by turns regular and shifted; `grid` is that of a window.
+  """A builder of stacks whose layers attend within windows, alternately regular and shifted; `grid` is a window's.
 
   Attributes:
     cells: the grid of the stack's tokens.
-    shift: of every second layer.
+    shift: the shift of every second layer.
   """
 
   cells: Grid = Grid(0, 0)

@@ -1,4 +1,4 @@
-"""Convolutional networks that turn images into maps of features. One file each, named after the network.
+"""Convolutional networks that turn images into feature maps. One file each, named after the network.
 
 A file's `make` takes the arguments that recipes give, `rngs` and the `channels` of the images. A backbone is called as
 `backbone(image_BYXC) -> [B, Y', X', width]`, where `width` is an attribute.

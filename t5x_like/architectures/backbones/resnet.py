@@ -44,13 +44,13 @@ class ResidualUnits(nnx.Module):
 
 
 class ResNet(nnx.Module):
-  """The last stage's features, of 1/32 of the image's height and width.
+  """A network that returns the last stage's features, at 1/32 of the image's height and width.
 
   Args:
     stem: channels of the first convolution.
     widths, depths: channels and blocks of each stage. By default ResNet-50.
-    block: of 1 x 1, 3 x 3 and 1 x 1 convolutions, or of two of 3 x 3 ("basic", ResNet-18 and -34).
-    norm: frozen batch norm, for a network that was trained before, or group norm, for one that was not.
+    block: blocks of 1 x 1, 3 x 3 and 1 x 1 convolutions, or of two 3 x 3 convolutions ("basic", ResNet-18 and -34).
+    norm: frozen batch norm for a pretrained network, group norm to train from scratch.
   """
 
   def __init__(

@@ -9,10 +9,10 @@ from t5x_like.slots import Positive
 
 
 class SmallCnn(nnx.Module):
-  """Features of 1 / 2^N of the image's height and width, by a convolution and N - 1 basic blocks of a ResNet.
+  """Features at 1 / 2^N of the image's height and width, from a convolution and N - 1 basic ResNet blocks.
 
   Args:
-    widths: channels of each of the N, multiples of 8.
+    widths: channels of the N layers, multiples of 8.
   """
 
   def __init__(self, rngs: nnx.Rngs, channels: int, *, widths: tuple[Positive, ...] = (16, 32, 64)):

@@ -1,8 +1,8 @@
 """Heads of encoders: from the last hidden states to the outputs of a task. One file each, named after the head.
 
-A file's `make` takes the arguments that recipes give and, as far as its signature names them, `rngs`, the `variant` and
-the `dropout_rate`. A head is called as `head(x_BTD, embed, valid_BT, key) -> dict`, where `embed` is the token table
-(for tied heads) and `valid_BT` is False for padding; the result has `logits`, float32, or `VocabularyLogits` if they
-are over the vocabulary. Heads of pretraining also take places of tokens: `places_BK` that are predicted, `firsts_BP`
-where the sequences of a row begin.
+A file's `make` takes the arguments that recipes give and, if its signature names them, `rngs`, the `variant` and the
+`dropout_rate`. A head is called as `head(x_BTD, embed, valid_BT, key) -> dict`, where `embed` is the token table (for
+tied heads) and `valid_BT` is False for padding. The result has `logits`: float32, or `VocabularyLogits` if they are
+over the vocabulary. Pretraining heads also take positions of tokens: `places_BK` to predict, and `firsts_BP` where the
+sequences of a row begin.
 """

@@ -19,5 +19,5 @@ class Pooler(nnx.Module):
     self.activation = slots.find("config.model.head.activation", activation, ACTIVATIONS)[0]
 
   def __call__(self, x_BTD: jax.Array, firsts_BP: jax.Array | None = None) -> jax.Array:
-    """[B, D], or [B, P, D] of the sequences of a row that begin at `firsts_BP`."""
+    """Return [B, D], or [B, P, D] for the sequences of a row that begin at `firsts_BP`."""
     return self.activation(self.dense(x_BTD[:, 0] if firsts_BP is None else at_places(x_BTD, firsts_BP)))

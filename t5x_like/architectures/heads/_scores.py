@@ -1,4 +1,4 @@
-"""Scores of whole rows, read off a decoder's last token."""
+"""Scores of whole rows, from a decoder's last token."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ class Scores(nnx.Module):
     self.dropout_rate = dropout_rate
 
   def __call__(self, x_BTD: jax.Array, valid_BT: jax.Array | None, key: jax.Array | None) -> dict[str, jax.Array]:
-    """Returns {"scores": float32 [B, number]}."""
+    """Return {"scores": float32 [B, number]}."""
     B, T, _ = x_BTD.shape
     last_B = jnp.full((B,), T - 1) if valid_BT is None else jnp.maximum(jnp.sum(valid_BT, axis=1) - 1, 0)
     x_BD = jnp.take_along_axis(x_BTD, last_B[:, None, None], axis=1)[:, 0]

@@ -16,7 +16,7 @@ class SequenceClassifier(nnx.Module):
   """Logits [B, labels] from a pooled token; one label is a regression.
 
   Args:
-    activation: of the pooled token's layer ("tanh" in BERT and RoBERTa, "gelu" in ELECTRA).
+    activation: activation of the pooler ("tanh" in BERT and RoBERTa, "gelu" in ELECTRA).
   """
 
   def __init__(

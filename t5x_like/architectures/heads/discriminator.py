@@ -1,4 +1,4 @@
-"""ELECTRA's head: which tokens were replaced."""
+"""ELECTRA's head: detection of replaced tokens."""
 
 import jax
 import jax.numpy as jnp

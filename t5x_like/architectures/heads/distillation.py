@@ -1,4 +1,4 @@
-"""Two classifiers of images: the class token's learns from labels, the distillation token's from a teacher (DeiT)."""
+"""Two image classifiers: the class token's learns from labels, the distillation token's from a teacher (DeiT)."""
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ class DistillationHead(nnx.Module):
     self.distilled = Linear((D, labels), ("embed", None), params.zeros, rngs, bias=True)
 
   def pooled(self, x_BTD: jax.Array) -> jax.Array:
-    """[B, D]"""
+    """Return the class token's state, [B, D]."""
     return x_BTD[:, 0]
 
   def __call__(self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None) -> dict[str, jax.Array]:

@@ -15,14 +15,14 @@ from t5x_like.slots import Positive
 
 
 class ImageClassifier(nnx.Module):
-  """Logits [B, labels], from the class token or the mean of the patches; they begin at 0 (Dosovitskiy et al. 2021).
+  """Logits [B, labels], from the class token or the mean of the patches; they start at 0 (Dosovitskiy et al. 2021).
 
   Args:
     labels: the number of classes.
-    pooling: what is classified; None is the class token where the model has one.
-    hidden: a tanh layer before, as wide as the stack, as in the paper's pretraining.
-    norm: a LayerNorm of what is classified. On frozen features of a masked autoencoder it takes the place of the batch
-      norm without parameters of He et al. 2022, appendix A.1; in fine-tuning it is the norm of averaged patches there.
+    pooling: classify the class "token" or the "mean" of the patches; None is the class token if the model has one.
+    hidden: precede the classifier by a tanh layer as wide as the stack, as in the paper's pretraining.
+    norm: apply a LayerNorm to the pooled features. On frozen features of a masked autoencoder it replaces the batch
+      norm without parameters of He et al. 2022, appendix A.1; in fine-tuning it is their norm of averaged patches.
   """
 
   def __init__(
@@ -47,7 +47,7 @@ class ImageClassifier(nnx.Module):
     self.dropout_rate = dropout_rate
 
   def pooled(self, x_BTD: jax.Array) -> jax.Array:
-    """[B, D]"""
+    """Return the pooled features, [B, D]."""
     return x_BTD[:, 0] if self.pooling == "token" else jnp.mean(x_BTD[:, self.extra :], axis=1)
 
   def __call__(self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None) -> dict[str, jax.Array]:

@@ -15,8 +15,8 @@ class LmHead(nnx.Module):
   """Logits over the vocabulary, from the token table (tied) or a separate kernel.
 
   Args:
-    shape: of the separate kernel, [D, V]; None ties.
-    scale: of the hidden states (T5 1.0 divides them by sqrt(D)).
+    shape: shape of the separate kernel, [D, V]; None ties.
+    scale: factor of the hidden states (T5 1.0 divides them by sqrt(D)).
     softcap: logits become `softcap * tanh(logits / softcap)`.
     bias: size of the bias; None for none.
   """
@@ -45,7 +45,7 @@ class LmHead(nnx.Module):
 
 
 def make(rngs: nnx.Rngs, variant: Variant) -> LmHead:
-  """The head that the variant's design asks for."""
+  """Build the head that the variant's design asks for."""
   design, D, V = variant.design, variant.dims.embed, variant.vocab_size
   return LmHead(
     rngs,

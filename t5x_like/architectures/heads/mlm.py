@@ -24,13 +24,13 @@ class MlmHead(nnx.Module):
     self.activation = ACTIVATIONS[design.activation][0]
 
   def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, places_BK=None, **_) -> dict:
-    """Returns {"logits": VocabularyLogits [B, T, V]}, or [B, K, V] at the given places, which saves most of it."""
+    """Return {"logits": VocabularyLogits [B, T, V]}, or [B, K, V] at the given places, which saves most of the work."""
     x_BTD = x_BTD if places_BK is None else at_places(x_BTD, places_BK)
     return self.lm(self.norm(self.activation(self.dense(x_BTD))), embed)
 
 
 def at_places(x_BTD: jax.Array, places_BK: jax.Array) -> jax.Array:
-  """[B, K, D]: each row's states at its positions `places_BK`, int32."""
+  """Gather each row's states at its positions `places_BK`, int32: [B, K, D]."""
   return jnp.take_along_axis(x_BTD, places_BK[..., None], axis=1)
 
 

@@ -19,7 +19,7 @@ class MultipleChoice(SequenceClassifier):
     self.choices = choices
 
   def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, jax.Array]:
-    """Returns {"logits" [B, choices]}."""
+    """Return {"logits" [B, choices]}."""
     return {"logits": super().__call__(x_BTD, embed, valid_BT, key)["logits"].reshape(-1, self.choices)}
 
 

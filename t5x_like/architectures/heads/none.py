@@ -8,7 +8,7 @@ from t5x_like.nn.embed import Embed
 
 
 class NoHead(nnx.Module):
-  """The hidden states themselves: {"logits": float32 [B, T, D]}."""
+  """A head that returns the hidden states: {"logits": float32 [B, T, D]}."""
 
   def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None) -> dict[str, jax.Array]:
     return {"logits": x_BTD.astype(jnp.float32)}

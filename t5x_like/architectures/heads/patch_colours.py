@@ -9,7 +9,7 @@ from t5x_like.nn.linear import Linear
 
 
 class ColourHead(nnx.Module):
-  """{"logits": float32 [B, T, 8^C]}, the colour of each patch, of 8 levels in each channel, from its own output."""
+  """{"logits": float32 [B, T, 8^C]}: each patch's colour, with 8 levels in each channel, from its own output."""
 
   places = ("patch_sources",)
 
@@ -19,12 +19,12 @@ class ColourHead(nnx.Module):
     self.out = Linear((D, 8**variant.channels), ("embed", None), variant.design.kernel_init(D), rngs, bias=True)
 
   def corrupted(self, x_BTD: jax.Array, sources_BT: jax.Array) -> jax.Array:
-    """The patches, each that of the number which `sources_BT` gives in its place, a learned vector where that is -1."""
+    """Replace each patch by the patch with index `sources_BT`, or by a learned vector where that is -1."""
     taken_BTD = jnp.take_along_axis(x_BTD, jnp.maximum(sources_BT, 0)[..., None], axis=1)
     return jnp.where(sources_BT[..., None] < 0, self.mask[...].astype(x_BTD.dtype), taken_BTD)
 
   def pooled(self, x_BTD: jax.Array) -> jax.Array:
-    """[B, D]: the mean of the patches, for linear evaluations."""
+    """Return the mean of the patches, for linear evaluations: [B, D]."""
     return jnp.mean(x_BTD[:, self.extra :], axis=1)
 
   def __call__(self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None, *, patch_sources=None):

@@ -21,8 +21,8 @@ class PretrainingHead(nnx.Module):
     self.next_sentence = Linear((D, 2), ("embed", None), variant.design.kernel_init(D), rngs, bias=True)
 
   def __call__(self, x_BTD: jax.Array, embed: Embed, valid_BT=None, key=None, places_BK=None, firsts_BP=None) -> dict:
-    """Returns {"logits" [B, T, V] as `MlmHead`, "next_sentence_logits" [B, 2]}, or [B, P, 2] of the P sequences of a
-    row that begin at `firsts_BP`."""
+    """Return {"logits" [B, T, V] as `MlmHead`, "next_sentence_logits" [B, 2]}, the latter [B, P, 2] if P sequences of a
+    row begin at `firsts_BP`."""
     next_sentence = self.next_sentence(self.pooler(x_BTD, firsts_BP)).astype(jnp.float32)
     return self.mlm(x_BTD, embed, places_BK=places_BK) | {"next_sentence_logits": next_sentence}
 

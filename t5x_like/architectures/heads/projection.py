@@ -1,4 +1,4 @@
-"""Embeddings of images, in the space that they share with texts."""
+"""Image embeddings, in a space shared with texts."""
 
 import jax
 from flax import nnx
@@ -8,14 +8,14 @@ from t5x_like.slots import Positive
 
 
 class ProjectionHead(nnx.Module):
-  """{"embeddings": [B, width]}: the class token, or the mean of the patches where there is none, projected."""
+  """{"embeddings": [B, width]}: the projected class token, or mean of the patches if there is no class token."""
 
   def __init__(self, rngs: nnx.Rngs, variant, *, width: Positive):
     D, self.extra = variant.dims.embed, variant.class_tokens
     self.out = Linear((D, width), ("embed", None), variant.design.kernel_init(D), rngs)
 
   def pooled(self, x_BTD: jax.Array) -> jax.Array:
-    """[B, D]"""
+    """Return the features before their projection, [B, D]."""
     return x_BTD[:, 0] if self.extra else x_BTD.mean(axis=1)
 
   def __call__(self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None) -> dict[str, jax.Array]:

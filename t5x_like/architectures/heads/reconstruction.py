@@ -1,4 +1,4 @@
-"""The decoder of a masked autoencoder: from the encoded patches to the pixels of those that were masked (MAE)."""
+"""The decoder of a masked autoencoder: from encoded patches to the pixels of the masked ones (MAE)."""
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +20,7 @@ class ReconstructionHead(nnx.Module):
   vector; positions are added to both.
 
   Args:
-    layers, embed, heads, mlp: of the decoder.
+    depth, embed, heads, mlp: layers, width, heads and feed-forward width of the decoder.
   """
 
   places = ("visible_patches", "masked_patches")
@@ -57,14 +57,14 @@ class ReconstructionHead(nnx.Module):
     self.out = Linear((embed, pixels), ("embed", None), design.kernel_init(embed), rngs, bias=True)
 
   def pooled(self, x_BTD: jax.Array) -> jax.Array:
-    """[B, D]: the mean of the patches, for linear evaluations."""
+    """Return the mean of the patches, for linear evaluations: [B, D]."""
     return jnp.mean(x_BTD[:, self.extra :], axis=1)
 
   def __call__(self, x_BTD: jax.Array, embed=None, valid_BT=None, key=None, *, visible_patches, masked_patches):
     x_BTD = self.project(x_BTD)
     (B, E), M = (len(x_BTD), self.extra), masked_patches.shape[1]
     masked = jnp.broadcast_to(self.mask[...].astype(x_BTD.dtype), (B, M, x_BTD.shape[-1]))
-    # Sequences need no order: every patch comes with its position.
+    # The order of a sequence does not matter: every patch has its position.
     first = jnp.broadcast_to(jnp.arange(E, dtype=jnp.int32), (B, E))
     pos_BT = jnp.concatenate([first, visible_patches + E, masked_patches + E], axis=1)
     x_BTD = self.inputs(jnp.concatenate([x_BTD, masked], axis=1), pos_BT, None, subkey(key, 0))

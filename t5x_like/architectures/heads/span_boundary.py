@@ -1,4 +1,4 @@
-"""SpanBERT's head: masked tokens, and each again from the tokens beside its span."""
+"""SpanBERT's head: masked tokens, predicted again from the tokens beside their span."""
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,10 @@ from t5x_like.slots import Positive
 
 
 class SpanBoundaryHead(nnx.Module):
-  """Masked tokens, and each again from the tokens beside its span and its place in the span.
+  """Masked tokens, each predicted again from the tokens beside its span and its place in the span.
 
   h = norm(activation(dense([x_before; x_after; p]))), twice, and the logits of h against the token table (Joshi et al.
-  2020, section 3.2); the table of places p has `places` rows, the last for all later places.
+  2020, section 3.2). The table of places p has `places` rows; the last serves all later places.
   """
 
   def __init__(self, rngs: nnx.Rngs, variant: Variant, *, places: Positive = 32, place_dim: Positive = 200):
@@ -37,8 +37,13 @@ class SpanBoundaryHead(nnx.Module):
     return self.mlm(x_BTD, embed, places_BK=places_BK)
 
   def boundary(self, x_BTD: jax.Array, places_BK: jax.Array, starts_BK: jax.Array, ends_BK: jax.Array, embed: Embed):
-    """`VocabularyLogits` [B, K, V] of the tokens at `places`, from those just before and after the span of each, at
-    `starts` and `ends` (all int32 [B, K])."""
+    """Predict the tokens at `places` from the tokens just before and after their spans, at `starts` and `ends`.
+
+    Args:
+      places_BK, starts_BK, ends_BK: int32 positions.
+    Returns:
+      `VocabularyLogits` [B, K, V]
+    """
     distance_BK = places_BK - starts_BK - 1
     p_BKP = jnp.take(self.places[...], distance_BK, axis=0, mode="clip").astype(x_BTD.dtype)
     h_BKD = jnp.concatenate([at_places(x_BTD, starts_BK), at_places(x_BTD, ends_BK), p_BKP], axis=-1)

@@ -1,4 +1,4 @@
-"""Extractive answers: where an answer starts and ends (SQuAD)."""
+"""Extractive answers: the start and end of an answer (SQuAD)."""
 
 import jax
 from flax import nnx
@@ -9,7 +9,7 @@ from t5x_like.nn.embed import Embed
 
 
 class SpanHead(TokenClassifier):
-  """Where an answer starts and ends: {"logits" [B, T, 2], "start_logits" [B, T], "end_logits" [B, T]}."""
+  """Start and end of an answer: {"logits" [B, T, 2], "start_logits" [B, T], "end_logits" [B, T]}."""
 
   def __init__(self, rngs: nnx.Rngs, variant: Variant):
     super().__init__(rngs, variant, 0.0, labels=2)
