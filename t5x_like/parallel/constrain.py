@@ -1,6 +1,6 @@
-"""What layers may ask of the mesh, by logical axis name.
+"""The layers' interface to the mesh, by logical axis names.
 
-Layers are single-device code: all they know of a mesh is the logical names of their activations' axes.
+Layers are single-device code: they know only the logical names of their activations' axes.
 `parallel.rules.Rules.activate` maps these to mesh axes around a traced step; outside of it there is one device.
 """
 
@@ -16,7 +16,7 @@ TOKENS = ("batch", "length")
 
 
 class Layout(Protocol):
-  """What `Rules` offer here; see the functions of the same names."""
+  """The interface that `Rules` implement; see the functions of the same names."""
 
   def constrain(self, x: jax.Array, axes: Axes, first: str | None) -> jax.Array: ...
   def exchanged(self, x: jax.Array, before: Axes, after: Axes) -> jax.Array: ...
@@ -31,67 +31,67 @@ _layout: contextvars.ContextVar[Layout | None] = contextvars.ContextVar("layout"
 
 
 def constrain(x: jax.Array, *axes: str | None, first: str | None = None) -> jax.Array:
-  """Tells the partitioner how `x` is laid out: one logical axis name (or None) for each axis of `x`.
+  """Tell the partitioner the layout of `x`: one logical axis name (or None) for each axis of `x`.
 
-  A mesh axis that several of them ask for is given to the axis named `first`, else to the first in order.
+  A mesh axis that several of them ask for goes to the axis named `first`, otherwise to the first in order.
   """
   layout = _layout.get()
   return x if layout is None else layout.constrain(x, axes, first)
 
 
 def exchanged(x: jax.Array, before: Axes, after: Axes) -> jax.Array:
-  """`x`, which is laid out by `before` with its last axis split first, laid out by `after`: an all-to-all."""
+  """Change the layout of `x` from `before`, whose last axis has priority, to `after`, by an all-to-all."""
   layout = _layout.get()
   return x if layout is None else layout.exchanged(x, before, after)
 
 
 def gathered(kernel: jax.Array, axes: Axes, tokens: Axes = TOKENS) -> jax.Array:
-  """A parameter of these logical `axes`, whole along the mesh axes that split the `batch` and `length` of `tokens`."""
+  """Gather a parameter with logical `axes` along the mesh axes that split the `batch` and `length` of `tokens`."""
   layout = _layout.get()
   return kernel if layout is None else layout.gathered(kernel, axes, tokens)
 
 
 def scattered(contract: Callable, x: jax.Array, g: jax.Array, axes: Axes, tokens: Axes = TOKENS) -> jax.Array:
-  """`contract(x, g)`, a kernel's gradient: a sum over tokens of which each device gets its own part (reduce-scatter).
+  """Compute a kernel's gradient `contract(x, g)`, a sum over tokens, and reduce-scatter it over the devices.
 
   Args:
     contract: sums over the axes `batch` and `length` of both arguments.
     axes: logical axes of the result.
-    tokens: of both arguments' leading axes.
+    tokens: logical axes of both arguments' leading axes.
   """
   layout = _layout.get()
   return contract(x, g) if layout is None else layout.scattered(contract, x, g, axes, tokens)
 
 
 def per_device(function: Callable, arguments: tuple[Any, ...], axes: tuple[Axes, ...]) -> jax.Array:
-  """`function(*arguments)`, run by each device on its own pieces instead of being partitioned by the compiler.
+  """Run `function(*arguments)` on each device, on its own pieces, instead of letting the compiler partition it.
 
   Args:
     arguments: pytrees of arrays, the first an array.
-    axes: for each argument, the logical names of the axes of its arrays, which are among those of the first. An axis of
+    axes: for each argument, the logical names of its arrays' axes; all must occur in the first argument's. An axis of
       length 1 is whole on every device.
   Returns:
-    An array of the shape and the layout of the first argument.
+    An array with the shape and layout of the first argument.
   """
   layout = _layout.get()
   return function(*arguments) if layout is None else layout.per_device(function, arguments, axes)
 
 
 def ways(name: str) -> int:
-  """The number of parts into which the logical axis `name` is split."""
+  """Return the number of parts into which the logical axis `name` is split."""
   layout = _layout.get()
   return 1 if layout is None else layout.split(name)
 
 
 def mesh_axes(name: str) -> tuple[str, ...]:
-  """The mesh axes over which the logical axis `name` is split."""
+  """Return the mesh axes over which the logical axis `name` is split."""
   layout = _layout.get()
   return () if layout is None else layout.axes(name)
 
 
 @contextlib.contextmanager
 def activated(layout: Layout | None) -> Iterator[None]:
-  """Within the block, layers are laid out by `layout`."""
+  """Lay out the layers called within the block by `layout`."""
   token = _layout.set(layout)
   try:
     yield

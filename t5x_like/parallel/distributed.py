@@ -1,7 +1,7 @@
-"""Joins the processes of one job, with a time limit and clear errors.
+"""Join the processes of one job, with a time limit and clear errors.
 
-jax's own initialisation aborts the process from C++ if a port is taken or a process is missing. So the processes first
-meet over a plain socket on the coordinator's port, where every failure becomes a one-line error; then jax takes over
+JAX's own initialisation aborts the process from C++ if a port is taken or a process is missing. So the processes first
+meet over a plain socket on the coordinator's port, where every failure becomes a one-line error. Then JAX takes over
 the port.
 """
 
@@ -40,10 +40,10 @@ class _Job:
 
 
 def initialize(*, timeout_seconds: float = 300) -> None:
-  """Joins the job of this process; does nothing for a single process, or when called again.
+  """Join the job of this process; do nothing for a single process, or when called again.
 
-  The job is read from `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`, or else detected as jax does
-  (TPU pod slice, GKE, Slurm, Open MPI). Call it before the first use of a device.
+  The job is read from `JAX_COORDINATOR_ADDRESS`, `JAX_NUM_PROCESSES` and `JAX_PROCESS_ID`, or else detected by JAX (TPU
+  pod slice, GKE, Slurm, Open MPI). Call it before the first use of a device.
 
   Raises:
     UserError: the variables are incomplete or wrong, or the coordinator's port is in use.
@@ -78,9 +78,9 @@ def initialize(*, timeout_seconds: float = 300) -> None:
 
 
 def _keep_stdout_for_python() -> None:
-  """Keeps what native libraries print off our stdout: threads of theirs break their lines, and would break ours.
+  """Keep the output of native libraries off our stdout: their threads write broken lines, and would break ours.
 
-  On CPU that is Gloo's greeting, which nobody needs; elsewhere, NCCL's log for one, it goes to stderr.
+  On CPU, the output is Gloo's greeting, and is discarded. Elsewhere it goes to stderr (NCCL's log, for example).
   """
   try:
     if sys.stdout.fileno() != 1:
@@ -94,11 +94,11 @@ def _keep_stdout_for_python() -> None:
 
 
 def agree(facts: dict[str, str], *, timeout_seconds: float = 300) -> None:
-  """Checks that all processes have the same facts (config hash, code version, …); all of them must call it.
+  """Check that all processes have the same facts (config hash, code version, …); all of them must call it.
 
   Raises:
-    UserError: naming the process and the fact that differ.
-    TransientError: naming the process that did not report in time.
+    UserError: two processes differ; names the process and the fact.
+    TransientError: a process did not report in time; names it.
   """
   count = next(_agreements)
   if not jax.distributed.is_initialized() or jax.process_count() == 1:
@@ -130,13 +130,13 @@ def agree(facts: dict[str, str], *, timeout_seconds: float = 300) -> None:
 
 
 def first_alone(make: Callable[[], Any], *, timeout_seconds: float = 86_400) -> Any:
-  """What `make` gives, called in process 0 while the others wait, and then in these; all processes must call it.
+  """Call `make` in process 0 while the others wait, then in these; return its result. All processes must call it.
 
-  For what the first call leaves on a shared disk and the others then find there, such as prepared data.
+  It is for results that the first call leaves on a shared disk, such as prepared data.
 
   Raises:
     UserError: `make` raised one in process 0.
-    TransientError: it failed there in another way, or took longer than `timeout_seconds`.
+    TransientError: `make` failed there in another way, or took longer than `timeout_seconds`.
   """
   count = next(_agreements)
   if not jax.distributed.is_initialized() or jax.process_count() == 1:
@@ -174,14 +174,14 @@ def first_alone(make: Callable[[], Any], *, timeout_seconds: float = 86_400) -> 
 
 
 def from_first(make: Callable[[], Any], *, timeout_seconds: float = 600) -> Any:
-  """What `make()` gives in process 0, in all processes; all of them must call it.
+  """Return the result of `make()` in process 0 to all processes; all of them must call it.
 
-  Whatever a file system says is asked once, since two processes may be told two things.
+  Use it to query a file system, which may give two processes different answers.
 
   Args:
-    make: called in process 0 only; its value can be written as JSON.
+    make: called in process 0 only; its result must be serialisable as JSON.
   Raises:
-    Exception: that of process 0, of the same class of `t5x_like.errors` in all processes, or a RuntimeError.
+    Exception: process 0 raised one. The other processes raise the same class of `t5x_like.errors`, or a RuntimeError.
     TransientError: process 0 did not answer in time.
   """
   count = next(_answers)
@@ -211,7 +211,7 @@ def from_first(make: Callable[[], Any], *, timeout_seconds: float = 600) -> Any:
 
 @functools.cache
 def code_version() -> str:
-  """A hash over the names and contents of the package's source files: 16 hexadecimal digits."""
+  """Hash the names and contents of the package's source files: 16 hexadecimal digits."""
   package = pathlib.Path(__file__).resolve().parents[1]
   digest = hashlib.sha256()
   for path in sorted(package.rglob("*.py"), key=lambda p: p.relative_to(package).as_posix()):
@@ -239,7 +239,7 @@ def _job(timeout_seconds: float) -> _Job | None:
 
 
 def _detected_job(timeout_seconds: float) -> _Job | None:
-  from jax._src import clusters  # jax has no public API for what it detects
+  from jax._src import clusters  # the detection has no public API
 
   try:
     detected = clusters.ClusterEnv.auto_detect_unset_distributed_params(
@@ -261,7 +261,7 @@ def _split(address: str) -> tuple[str, int]:
 
 
 def _gather(port: int, count: int, deadline: float, timeout_seconds: float) -> None:
-  """Process 0: waits for all others to connect, then tells all to continue."""
+  """Wait, in process 0, for all others to connect; then tell all to continue."""
   dual = socket.has_dualstack_ipv6()
   try:
     server = socket.create_server(
@@ -306,7 +306,7 @@ def _gather(port: int, count: int, deadline: float, timeout_seconds: float) -> N
 
 
 def _report(host: str, port: int, job: _Job, deadline: float, timeout_seconds: float) -> None:
-  """The other processes: connect to process 0 and wait for its answer."""
+  """Connect to process 0, from another process, and wait for its answer."""
   reason = "no answer"
   while time.monotonic() < deadline:
     try:
@@ -336,7 +336,7 @@ def _send(peer: socket.socket, message: dict) -> None:
 
 
 def _receive(peer: socket.socket, seconds: float) -> dict:
-  """One line of JSON, or {} for anything else."""
+  """Receive one line of JSON; return {} for anything else."""
   peer.settimeout(seconds)
   line = b""
   with contextlib.suppress(OSError, ValueError):

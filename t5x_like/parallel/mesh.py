@@ -13,12 +13,12 @@ AXES = ("replica", "data", "fsdp", "sequence", "tensor", "expert", "stage")
 
 
 def make_mesh(sizes: dict[str, int], devices: list[jax.Device] | None = None) -> Mesh:
-  """Builds a mesh over all devices.
+  """Build a mesh over all devices.
 
   Args:
     sizes: length of each axis of `AXES`, 1 when left out; one axis may be -1 and takes the remaining devices.
-      `replica` spans the slices of TPUs, over the data-centre network, and all others lie within a slice. Nodes of GPUs
-      count as slices where `replica` is a multiple of them; otherwise the first axes span nodes.
+      `replica` spans TPU slices, over the data-centre network; all other axes lie within a slice. GPU nodes count as
+      slices if `replica` is a multiple of their number; otherwise the first axes span nodes.
     devices: all devices of the job when None.
   Returns:
     A mesh with every axis of `AXES` (most of length 1), of type Auto.
@@ -52,7 +52,7 @@ def make_mesh(sizes: dict[str, int], devices: list[jax.Device] | None = None) ->
 
 
 def _arrange(shape: list[int], devices: list[jax.Device]) -> np.ndarray:
-  """Arranges devices so that physical neighbours are neighbours in the mesh, with slices along `replica`."""
+  """Arrange devices so that physical neighbours are neighbours in the mesh, with slices along `replica`."""
   from jax.experimental import mesh_utils
 
   slices = len({getattr(d, "slice_index", 0) for d in devices})
@@ -69,10 +69,10 @@ def _arrange(shape: list[int], devices: list[jax.Device]) -> np.ndarray:
 
 
 def stages(mesh: Mesh, axis: str) -> list[list[list[int]] | None]:
-  """The stages in which to reduce-scatter over a mesh axis: groups of places along it, as `axis_index_groups`.
+  """Return the stages of a reduce-scatter over a mesh axis, each as groups of indices along it (`axis_index_groups`).
 
-  An axis that runs through several dimensions of a TPU's torus has a stage for each, the slowest first. In one stage,
-  the TPU compiler would all-reduce, which moves twice as much. Elsewhere [None], all places at once.
+  An axis that runs through several dimensions of a TPU's torus has one stage for each, the slowest first. In a single
+  stage, the TPU compiler would all-reduce, which moves twice as much. Elsewhere: [None], all indices at once.
   """
   line = np.moveaxis(mesh.devices, mesh.axis_names.index(axis), 0).reshape(mesh.shape[axis], -1)[:, 0]
   coords = [getattr(device, "coords", None) for device in line]

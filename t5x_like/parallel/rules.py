@@ -28,7 +28,7 @@ DEFAULT = {
   "mlp": ("tensor",),
   "expert": ("expert",),
   "layers": ("stage",),
-  "optimizer_embed": ("fsdp",),  # of gradients and optimizer state; what `embed` is, unless a recipe says otherwise
+  "optimizer_embed": ("fsdp",),  # for gradients and optimizer state; follows `embed` unless a recipe sets it
   # Activations
   "batch": ("replica", "data", "fsdp", "expert"),
   "length": ("sequence",),
@@ -44,13 +44,13 @@ DEFAULT = {
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-  """Logical axis -> mesh axes, on one mesh.
+  """A map from logical axes to mesh axes, on one mesh.
 
   Attributes:
-    dropped: what traced steps left unsplit because it does not divide as the rules ask.
+    dropped: descriptions of axes that traced steps left unsplit because they do not divide as the rules ask.
 
   Raises:
-    UserError: from `make`, naming a logical or mesh axis that does not exist, or a mesh axis that no rule uses.
+    UserError: from `make`, for an unknown logical or mesh axis, or a mesh axis that no rule uses; names it.
   """
 
   mesh: Mesh
@@ -59,7 +59,7 @@ class Rules:
 
   @classmethod
   def make(cls, mesh: Mesh, changes: Mapping[str, str | tuple[str, ...] | None] | None = None) -> "Rules":
-    """The default rules with a recipe's changes; a value is one or several mesh axes, or None for not split."""
+    """Apply a recipe's changes to the default rules; a value is one or several mesh axes, or None for not split."""
     table = dict(DEFAULT)
     for name, axes in (changes or {}).items():
       if name not in DEFAULT:
@@ -84,7 +84,10 @@ class Rules:
     return cls(mesh, table)
 
   def spec(self, axes: tuple[str | None, ...], first: str | None = None) -> PartitionSpec:
-    """The partition of an array with these logical axes; each mesh axis is used once, by the first that asks for it."""
+    """Return the partition of an array with these logical axes.
+
+    Each mesh axis is used once: by the axis named `first` if it asks for it, otherwise by the first that does.
+    """
     used: set[str] = set()
     parts = {}
     for i in sorted(range(len(axes)), key=lambda i: axes[i] != first):
@@ -101,23 +104,23 @@ class Rules:
     return NamedSharding(self.mesh, PartitionSpec())
 
   def split(self, name: str) -> int:
-    """The number of parts into which the logical axis `name` is split."""
+    """Return the number of parts into which the logical axis `name` is split."""
     return math.prod(self.mesh.shape[a] for a in self.table[name])
 
   def axes(self, name: str) -> tuple[str, ...]:
-    """The mesh axes, longer than 1, over which the logical axis `name` is split."""
+    """Return the mesh axes, longer than 1, over which the logical axis `name` is split."""
     return tuple(a for a in self.table[name] if self.mesh.shape[a] > 1)
 
   def batch(self) -> NamedSharding:
-    """Sharding of any batch feature: rows split over the batch axes, other axes whole."""
+    """Return the sharding of any batch feature: rows split over the batch axes, other axes whole."""
     return self.sharding(("batch",))
 
   def of_optimizer(self, axes: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    """The logical axes of a parameter's gradient and optimizer state (ZeRO-1, Rajbhandari et al. 2020)."""
+    """Return the logical axes of a parameter's gradient and optimizer state (ZeRO-1, Rajbhandari et al. 2020)."""
     return tuple("optimizer_embed" if a == "embed" else a for a in axes)
 
   def of_params(self, params: dict) -> dict[str, NamedSharding]:
-    """Shardings of named parameters (objects with `.shape`, `.axes` and `.unit`).
+    """Return the shardings of named parameters (objects with `.shape`, `.axes` and `.unit`).
 
     Raises:
       UserError: an axis does not divide into whole units, in the parameter or in its optimizer state; names the
@@ -141,8 +144,7 @@ class Rules:
 
   @contextlib.contextmanager
   def activate(self) -> Iterator[None]:
-    """Within the block (a traced step), `parallel.constrain` lays activations out by these rules, and the mesh's
-    platform is the target."""
+    """Apply these rules to `parallel.constrain` within the block (a traced step), for the mesh's platform."""
     with target(self.mesh.devices.flat[0].platform), activated(self if self.mesh.size > 1 else None):
       yield
 
@@ -176,7 +178,7 @@ class Rules:
     if len(groups) == 1 or not even or rest or all_rows != (*rows, *moved):
       return self.constrain(x, after)
 
-    # In one stage, the TPU compiler would plan a route for every pair of devices, which takes it most of its time.
+    # In one stage, the TPU compiler would plan a route for every pair of devices, which dominates compile time.
     def local(x):
       lengths = [len(group[0]) for group in groups]
       x = x.reshape(*lengths, -1, *x.shape[1:])
@@ -206,7 +208,7 @@ class Rules:
   def scattered(
     self, contract: Callable, x: jax.Array, g: jax.Array, axes: tuple[str | None, ...], tokens: tuple[str | None, ...]
   ) -> jax.Array:
-    # Left to itself, the partitioner would all-reduce the sum, which moves twice as much, and cut it afterwards.
+    # On its own, the partitioner would all-reduce the sum, which moves twice as much, and slice it afterwards.
     even = tuple(a if a is None or size % self.split(a) == 0 else None for a, size in zip(tokens, x.shape))
     inputs = PartitionSpec(*(part or None for part in self._token_parts(even)))
     summed = {axis for part in inputs for axis in _tuple(part)}
@@ -217,8 +219,8 @@ class Rules:
     if not any(parts):
       return self.constrain(contract(x, g), axes)
 
-    # The result has the axes that are not summed over: shared ones (experts), those of `x`, those of `g`. Where these
-    # are split (`tensor`), a device sums its own part: the partitioner would gather the sum along them and then cut it.
+    # The result has the axes that are not summed over: first shared ones (experts), then those of `x`, then those of
+    # `g`. Where these are split (`tensor`), each device sums its own part; the partitioner would gather, then slice.
     shared = [i for i, name in enumerate(tokens) if name and name not in TOKENS]
     sizes = [x.shape[i] for i in shared] + [*x.shape[len(tokens) :], *g.shape[len(tokens) :]]
     own = [tuple(axis for axis in part if axis not in summed) for part in whole]
@@ -230,7 +232,7 @@ class Rules:
     end = len(shared) + x.ndim - len(tokens)
     of_x, of_g = own[len(shared) : end], own[end:]
 
-    # XLA's CPU compiler dies of 16-bit sums within a `shard_map` that leaves mesh axes to the partitioner.
+    # XLA's CPU compiler crashes on 16-bit sums within a `shard_map` that leaves mesh axes to the partitioner.
     on_cpu = self.mesh.devices.flat[0].platform == "cpu"
 
     def local(x, g):
@@ -254,7 +256,7 @@ class Rules:
     return self.constrain(scatter(x, g), axes).astype(dtype)
 
   def _uneven(self, named: Iterable[tuple[jax.Array, tuple[str | None, ...]]]) -> set[str]:
-    """The logical axes of arrays that do not divide and are left whole, which is noted in `dropped`."""
+    """Return the logical axes that do not divide and are left whole; record them in `dropped`."""
     found = {a: n for x, axes in named for a, n in zip(axes, x.shape) if a and n % self.split(a)}
     self.dropped.update(f"{a} of {n} over {'+'.join(self.table[a])}={self.split(a)}" for a, n in found.items())
     return set(found)
@@ -265,17 +267,17 @@ def _tuple(part: str | tuple[str, ...] | None) -> tuple[str, ...]:
 
 
 def local_rows(sharding: NamedSharding, batch_size: int) -> np.ndarray:
-  """The rows of a global batch that this process's devices hold: int64, ascending.
+  """Return the rows of a global batch that this process's devices hold: int64, ascending.
 
-  They need not be a range: on a TPU slice the devices of a host are a block of the torus, and a mesh axis that runs
-  through several hosts meets it again and again.
+  They need not be contiguous: on a TPU slice, the devices of a host are a block of the torus, and a mesh axis that runs
+  through several hosts enters the block repeatedly.
   """
   held = sharding.addressable_devices_indices_map((batch_size,)).values()
   return _union(batch_size, held)
 
 
 def rows_by_process(sharding: NamedSharding, batch_size: int) -> dict[int, np.ndarray]:
-  """`local_rows` of every process of the mesh, whichever this one is."""
+  """Return `local_rows` of every process of the mesh."""
   held: dict[int, list] = {}
   for device, index in sharding.devices_indices_map((batch_size,)).items():
     held.setdefault(device.process_index, []).append(index)
@@ -287,9 +289,9 @@ def _union(batch_size: int, held: Iterable[tuple[slice, ...]]) -> np.ndarray:
 
 
 def from_local_rows(sharding: NamedSharding, rows_R: np.ndarray, x, batch_size: int):
-  """The global array [batch_size, ...] of which this process has the rows `rows_R` of `local_rows` in `x` [R, ...].
+  """Build a global array [batch_size, ...] from this process's rows `x` [R, ...], where `rows_R` are its `local_rows`.
 
-  Of a tree of such arrays, a tree.
+  `x` may be a tree of such arrays; the result is then a tree.
   """
   if jax.process_count() == 1:
     return jax.device_put(x, sharding)
@@ -306,7 +308,7 @@ def from_local_rows(sharding: NamedSharding, rows_R: np.ndarray, x, batch_size: 
 
 
 def sharding_table(params: dict, rules: Rules) -> str:
-  """A printable table: parameter, shape, logical axes, mesh axes and bytes per device, then the totals."""
+  """Format a table of parameters: name, shape, logical axes, mesh axes and MiB per device, then the totals."""
   rows = [("parameter", "shape", "logical axes", "mesh axes", "MiB/device")]
   total = per_device = 0
   for name, sharding in rules.of_params(params).items():

@@ -1,4 +1,4 @@
-"""The platform that a program is traced for, which is another than this process's when a plan is made."""
+"""The platform that a program is traced for; when planning, it differs from this process's platform."""
 
 import contextlib
 import contextvars
@@ -10,13 +10,13 @@ _target: contextvars.ContextVar[str | None] = contextvars.ContextVar("target", d
 
 
 def platform() -> str:
-  """`cpu`, `gpu` or `tpu`: that of the mesh whose rules are active, or this process's default."""
+  """Return `cpu`, `gpu` or `tpu`: the platform of the mesh whose rules are active, or this process's default."""
   return _target.get() or jax.default_backend()
 
 
 @contextlib.contextmanager
 def target(name: str) -> Iterator[None]:
-  """Makes `platform` answer `name` within the block."""
+  """Make `platform` return `name` within the block."""
   token = _target.set(name)
   try:
     yield
