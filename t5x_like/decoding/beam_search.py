@@ -1,8 +1,8 @@
-"""Beam search: keeps the likeliest few sequences at every step.
+"""Beam search: keep the few likeliest sequences at every step.
 
-Finished sequences are ranked by `log probability / penalty(length)`; the length counts new tokens, the end token among
-them. There are two rules for what counts as finished and when to stop: `Attainable`, T5X's, and `Transformers`, that of
-the transformers library.
+Finished sequences are ranked by `log probability / penalty(length)`; the length counts new tokens, including the end
+token. Two rules decide which sequences are finished and when to stop: `Attainable` (T5X) and `Transformers` (the
+transformers library).
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from t5x_like.parallel.constrain import constrain
 
 
 class Penalty(Protocol):
-  """Maps a length (a number or float32 scalar) to the divisor of the log-probability."""
+  """A function from a length (a number or float32 scalar) to the divisor of the log-probability."""
 
   def __call__(self, length): ...
 
@@ -45,7 +45,7 @@ class PowerPenalty:
 
 
 class NoPenalty:
-  """The log-probability unchanged."""
+  """A penalty of 1: the log-probability is unchanged."""
 
   def __call__(self, length):
     return 1.0
@@ -55,16 +55,22 @@ class NoPenalty:
 class Attainable:
   """T5X's rule: exact for any penalty that is monotone in the length.
 
-  Every candidate that ends may finish. A row is done when its worst finished sequence beats the best score a running
-  one could still reach. A sequence cut off at `max_length` has not finished; it is returned only if none has.
+  Every candidate that ends may finish. A row is done when its worst finished sequence beats the best score that a
+  running sequence could still reach. A sequence cut off at `max_length` is unfinished; it is returned only if no
+  sequence has finished.
   """
 
   def finishing(self, ended_BC: jax.Array, beams: int, last: jax.Array) -> jax.Array:
-    """bool [B, C]: which candidates, best first, join the finished ones. `last`: whether this is the last step."""
+    """Return bool [B, C], True for candidates (best first) that finish. `last` tells whether this is the last step."""
     return ended_BC
 
   def open(self, best_B: jax.Array, done_BK: jax.Array, length, max_length: int, penalty: Penalty) -> jax.Array:
-    """bool [B]: rows whose search goes on, from the best running log-probability and the finished scores."""
+    """Return bool [B], True for rows whose search goes on.
+
+    Args:
+      best_B: the best running log-probability of each row.
+      done_BK: scores of the finished sequences.
+    """
     return best_B / jnp.maximum(penalty(length), penalty(max_length)) > jnp.min(done_BK, axis=1)
 
 
@@ -72,7 +78,7 @@ class Attainable:
 class Transformers(Attainable):
   """The rule of `transformers.generate(num_beams=…)`, release 5: the same sequences, token for token.
 
-  A candidate finishes only if it is among the best `beams` of its step; at `max_length`, all running ones finish.
+  A candidate finishes only if it is among the best `beams` of its step; at `max_length`, all running sequences finish.
 
   Args:
     early_stopping: `False` assumes that no score improves with length, `"never"` bounds the improvement as T5X does,
@@ -103,7 +109,7 @@ def beam_search(
   transforms: Sequence[Transform] = (),
   eos: Sequence[int] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-  """The best `beams` sequences found, best first.
+  """Search for the best `beams` sequences; return them best first.
 
   The prompt is read once for all beams of a row. The encoder's keys and values are copied to every beam once; a step
   reorders only the decoder's own cache.
@@ -127,7 +133,7 @@ def beam_search(
   start = begin(model, batch, max_length, eos)
   changing, join = parts(jax.tree_util.tree_map_with_path(lambda path, x: _spread(path, x, K), start.state))
   B = start.last_B1.shape[0]
-  C = min((1 + len(start.eos)) * K, K * V)  # enough that K of them do not end
+  C = min((1 + len(start.eos)) * K, K * V)  # enough to include K that do not end
 
   def more(carry):
     *_, open_B, index = carry
@@ -169,8 +175,10 @@ def beam_search(
 
 
 def _best(scores_BC: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-  """`jax.lax.top_k`, as [B, count] values and indices, in `count` passes of `greatest`. These stay sharded by rows; the
-  operand of a top-k would be gathered on every device."""
+  """Do the work of `jax.lax.top_k` in `count` passes of `greatest`: [B, count] values and indices.
+
+  The passes stay sharded by rows; the operand of a top-k would be gathered on every device.
+  """
 
   def take(scores_BC, _):
     value_B, at_B = greatest(scores_BC)
@@ -182,17 +190,17 @@ def _best(scores_BC: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
 
 
 def _pick(x: jax.Array, at_BK: jax.Array) -> jax.Array:
-  """[B, C, …] -> [B, K, …]: some of each row's C entries. Row by row, so that no device needs another's rows."""
+  """Select K of each row's C entries: [B, C, …] -> [B, K, …]. Works row by row: no device needs another's rows."""
   return jax.vmap(lambda x_C, at_K: jnp.take(x_C, at_K, axis=0, mode="clip"))(x, at_BK)
 
 
 def _batch_axis(path) -> int:
-  """A stacked cache has the layers before; that of an `Unrolled` stack is a list of theirs."""
+  """Return the batch axis of a leaf: 1 in a stacked cache, after the layers axis; else 0, as in a list of caches."""
   return int(path[0].name == "cache" and not isinstance(path[1], jax.tree_util.SequenceKey))
 
 
 def _spread(path, x: jax.Array, beams: int) -> jax.Array:
-  """A leaf of a `DecodeState`, every row repeated `beams` times."""
+  """Repeat every row of a `DecodeState`'s leaf `beams` times."""
   if x.ndim == 0:
     return x
   axis = _batch_axis(path)
@@ -202,8 +210,10 @@ def _spread(path, x: jax.Array, beams: int) -> jax.Array:
 
 
 def _follow(path, x: jax.Array, parent_BK: jax.Array) -> jax.Array:
-  """A leaf of a `DecodeState`, each beam replaced by its parent. Outside of the decoder's own cache, the beams of a row
-  are equal."""
+  """Replace each beam of a `DecodeState`'s leaf by its parent.
+
+  Outside the decoder's own cache, the beams of a row are equal.
+  """
   if path[0].name != "cache" or of_memory(path):
     return x
   axis, shape = _batch_axis(path), x.shape

@@ -1,7 +1,7 @@
-"""Layers as decoding on a CPU runs them: few rows at a time, so a product costs as much as reading its kernel.
+"""Layers for decoding on a CPU, where rows are few and a product costs as much as reading its kernel.
 
-XLA on CPU reads a kernel that is the left factor up to twice as fast as a right one, and each product has a cost of its
-own. Kernels are therefore transposed, cast and joined once, before the loop over tokens.
+XLA on CPU reads a kernel up to twice as fast as the left factor than as the right, and each product has a fixed cost.
+Kernels are therefore transposed, cast and joined once, before the loop over tokens.
 """
 
 import copy
@@ -18,7 +18,7 @@ from t5x_like.nn.vocabulary_logits import VocabularyLogits
 from t5x_like.parallel.constrain import ways
 from t5x_like.parallel.target import platform
 
-_FEW = 64  # rows, of which transposing costs less than reading a kernel
+_FEW = 64  # rows: transposing up to this many costs less than reading a kernel
 
 
 def prepared(module: nnx.Module, dtype: jnp.dtype) -> nnx.Module:
@@ -67,7 +67,7 @@ class KernelFirst(Linear):
 
 
 class Joined(nnx.Module):
-  """Several `KernelFirst` layers fused into one product; stands in the place of the first of them."""
+  """Several `KernelFirst` layers fused into one product; replaces the first of them."""
 
   def __init__(self, layers: Sequence[KernelFirst]):
     first, *_ = layers
@@ -89,7 +89,7 @@ class InJoined(nnx.Module):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class KernelFirstLogits(VocabularyLogits):
-  """`VocabularyLogits` of few rows; the kernel, [V, D], is the left factor."""
+  """`VocabularyLogits` for few rows; the kernel, [V, D], is the left factor."""
 
   def product(self) -> jax.Array:
     return kernel_first(self.kernel, self.x, jnp.float32)
@@ -101,8 +101,8 @@ jax.tree_util.register_dataclass(KernelFirstLogits)
 def kernel_first(kernel_FD: jax.Array, x: jax.Array, dtype: jnp.dtype) -> jax.Array:
   """Compute `x @ kernel^T`: [F, D] and [..., D] -> [..., F] in `dtype`. It has no gradient of its own."""
   F, D = kernel_FD.shape
-  # Two axes each: with three, XLA on CPU may leave itself a product of bfloat16 that it then cannot compute.
+  # Two axes each: with three, XLA on CPU may generate a bfloat16 product that it cannot compute.
   y_FM = contract(kernel_FD, x.reshape(-1, D).astype(kernel_FD.dtype), 1, 1, dtype)
-  if y_FM.shape[1] <= _FEW:  # or XLA makes one product of this and the transposition, the kernel on the right
+  if y_FM.shape[1] <= _FEW:  # or XLA fuses the transposition and moves the kernel to the right
     y_FM = jax.lax.optimization_barrier(y_FM)
   return y_FM.T.reshape(*x.shape[:-1], F)

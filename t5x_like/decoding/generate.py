@@ -1,9 +1,9 @@
 """Generation with a key/value cache, greedy or by sampling; see `beam_search` for beam search.
 
-Everything here is meant to be called under `jax.jit`, within the rules of a mesh if there is one: shapes are static,
-one compilation serves every batch of the same size, and rows stay on their devices. A model needs `prompt`,
-`start_decoding`, `decode` and `variant.tokens` (see `decoder`). The prompt of an encoder-decoder is the start token and
-what the batch forces after it (`decoder_prefix_tokens`).
+Call these functions under `jax.jit`, within the rules of a mesh if there is one. Shapes are static, one compilation
+serves every batch of the same size, and rows stay on their devices. A model needs `prompt`, `start_decoding`, `decode`
+and `variant.tokens` (see `decoder`). The prompt of an encoder-decoder is the start token, followed by
+`decoder_prefix_tokens` if the batch has them.
 """
 
 import dataclasses
@@ -25,17 +25,17 @@ Batch = dict[str, jax.Array]
 def greedy(
   model, batch: Batch, *, max_length: int, transforms: Sequence[Transform] = (), eos: Sequence[int] | None = None
 ) -> jax.Array:
-  """Takes the most likely next token until every row has ended.
+  """Take the most likely next token until every row has ended.
 
   Args:
-    model: a decoder or an encoder-decoder; `unrolled.for_decoding` of it saves every call some work.
-    batch: what its `prompt` and `start_decoding` read. Prompts may be padded on either side; a row of padding alone
-      generates nothing.
-    max_length: the most new tokens to generate.
+    model: a decoder or an encoder-decoder; applying `unrolled.for_decoding` beforehand saves work in every call.
+    batch: the features that its `prompt` and `start_decoding` read. Prompts may be padded on either side; a row of
+      padding alone generates nothing.
+    max_length: maximal number of new tokens.
     transforms: applied to the logits first; see `sampling`.
     eos: ids that end a row; None for the model's.
   Returns:
-    int32 [B, max_length]: the new tokens, then padding (0 if the model has none) after the one that ends a row.
+    int32 [B, max_length]: the new tokens up to the end token, then padding (0 if the model has none).
   Raises:
     UserError: `max_length` or an id of `eos` is out of range.
   """
@@ -51,9 +51,9 @@ def sample(
   transforms: Sequence[Transform] = (),
   eos: Sequence[int] | None = None,
 ) -> jax.Array:
-  """Draws tokens from the model's distribution as changed by `transforms`.
+  """Draw tokens from the model's distribution as changed by `transforms`.
 
-  The key of each draw is folded from `key`, the row's number and the step's, so a row's tokens depend neither on the
+  The key of each draw is folded from `key`, the row index and the step index, so a row's tokens depend neither on the
   rest of the batch nor on its layout over devices.
 
   Args:
@@ -76,7 +76,7 @@ def likeliest(scores_BV: jax.Array, step: Step) -> jax.Array:
 
 
 def drawn(keys_B: jax.Array) -> Choose:
-  """Draws a token for each row, from its key folded with the step."""
+  """Return a choice that draws each row's token with its key, folded with the step."""
 
   def choose(scores_BV, step):
     step_keys_B = jax.vmap(lambda key: jax.random.fold_in(key, step.index))(keys_B)
@@ -94,13 +94,13 @@ def generate(
   transforms: Sequence[Transform] = (),
   eos: Sequence[int] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-  """Generates token by token, each chosen from the transformed logits.
+  """Generate token by token, each chosen from the transformed logits.
 
   Args:
     choose: `(scores_BV, step) -> int [B]`, `likeliest` or `drawn(keys)`.
     model, batch, max_length, transforms, eos: as for `greedy`.
   Returns:
-    (int32 [B, max_length] as `greedy`, float32 [B] log-probability of the new tokens, the end token included, under
+    (int32 [B, max_length] as `greedy`, float32 [B] log-probability of the new tokens, including the end token, under
     the model itself, before any transform).
   """
   start = begin(model, batch, max_length, eos)
@@ -129,7 +129,7 @@ def generate(
   return jax.lax.while_loop(more, advance, carry)[:2]
 
 
-# Shared by all ways of generating
+# Shared by all kinds of generation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Start:
   length continue with the same step.
 
   Attributes:
-    model: as the loop over steps runs it, see `unrolled.for_decoding`.
+    model: the model prepared for the loop over steps; see `unrolled.for_decoding`.
     state: the cache, with the prompt in it.
     last_B1: int32, the last token of each prompt.
     alive_B: bool, rows that have any input.
@@ -158,7 +158,7 @@ class Start:
   eos: tuple[int, ...]
 
   def next_logits(self, last_B1: jax.Array, state: DecodeState, index: jax.Array):
-    """(float32 [B, V] logits of the token after `last_B1`, state)."""
+    """Return (float32 [B, V] logits of the token after `last_B1`, state)."""
     if not self.remembered:
       logits_B1V, state = self.model.decode(last_B1, state)
       return logits_B1V[:, 0], state
@@ -170,7 +170,11 @@ class Start:
 
 
 def begin(model, batch: Batch, max_length: int, eos: Sequence[int] | None) -> Start:
-  """Reads the whole prompt in one call."""
+  """Read the whole prompt in one call.
+
+  Raises:
+    UserError: `max_length` or an id of `eos` is out of range.
+  """
   tokens, V = model.variant.tokens, model.variant.vocab_size
   eos = (tokens.eos,) if eos is None else tuple(eos)
   if max_length < 1:
@@ -194,7 +198,7 @@ def begin(model, batch: Batch, max_length: int, eos: Sequence[int] | None) -> St
 
 
 def parts(state: DecodeState) -> tuple[list[jax.Array], Callable[[list[jax.Array]], DecodeState]]:
-  """The leaves of a state that steps change, and the function that joins them with the others again.
+  """Return the leaves of a state that steps change, and a function that rejoins them with the others.
 
   The encoder's keys and values, the larger part of many caches, stay out of the loop's carry: they are neither copied
   from step to step nor reordered with the beams.
@@ -210,6 +214,6 @@ def parts(state: DecodeState) -> tuple[list[jax.Array], Callable[[list[jax.Array
 
 
 def of_memory(path) -> bool:
-  """Whether a leaf of a `DecodeState` belongs to the encoder's output."""
+  """Return whether a leaf of a `DecodeState` belongs to the encoder's output."""
   names = (str(getattr(part, "key", getattr(part, "name", ""))) for part in path)
   return any(name.startswith(("cross_attention", "memory_")) for name in names)

@@ -1,7 +1,7 @@
 """Transforms of the next token's scores, applied in the order given before a token is chosen.
 
-`Temperature(0.7), TopK(40), TopP(0.9)` are for sampling; `ForcedBos(5), MinLength(10)` suit greedy and beam search as
-well. A transform is any function `(scores_BV, step) -> scores_BV`; tokens it rules out get -inf.
+`Temperature(0.7), TopK(40), TopP(0.9)` are for sampling; `ForcedBos(5), MinLength(10)` also suit greedy and beam
+search. A transform is any function `(scores_BV, step) -> scores_BV`; tokens it rules out get -inf.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ class Step:
 
   Attributes:
     index: int32 scalar, the number of tokens generated so far.
-    max_length: the most that will be generated.
+    max_length: maximal number of generated tokens.
     eos: the ids that end a row.
   """
 
@@ -35,7 +35,7 @@ Transform = Callable[[jax.Array, Step], jax.Array]
 
 
 def apply(transforms: Sequence[Transform], scores_BV: jax.Array, step: Step) -> jax.Array:
-  """All transforms, in order. Scores are float32: logits when sampling, log-probabilities in a beam search."""
+  """Apply all transforms, in order. Scores are float32: logits when sampling, log-probabilities in a beam search."""
   for transform in transforms:
     scores_BV = transform(scores_BV, step)
   return scores_BV
@@ -43,7 +43,7 @@ def apply(transforms: Sequence[Transform], scores_BV: jax.Array, step: Step) -> 
 
 @dataclasses.dataclass(frozen=True)
 class Temperature:
-  """Logits divided by `value`: below 1 sharpens the distribution, above 1 flattens it."""
+  """Division of the logits by `value`: below 1 sharpens the distribution, above 1 flattens it."""
 
   value: float
 
@@ -60,7 +60,7 @@ class Temperature:
 
 @dataclasses.dataclass(frozen=True)
 class TopK:
-  """Keeps the `k` likeliest tokens (Fan et al. 2018), and ties with the last of them."""
+  """Restriction to the `k` likeliest tokens, including ties with the last (Fan et al. 2018)."""
 
   k: int
 
@@ -69,13 +69,13 @@ class TopK:
       raise UserError(f"TopK: found {self.k}, expected at least 1; leave it out to keep all tokens")
 
   def __call__(self, scores_BV: jax.Array, step: Step) -> jax.Array:
-    k = min(self.k, scores_BV.shape[-1])  # a sort splits over devices by rows, a `jax.lax.top_k` does not
+    k = min(self.k, scores_BV.shape[-1])  # a sort, unlike `jax.lax.top_k`, splits over devices by rows
     return jnp.where(scores_BV >= -jnp.sort(-scores_BV, axis=-1)[:, k - 1 : k], scores_BV, -jnp.inf)
 
 
 @dataclasses.dataclass(frozen=True)
 class TopP:
-  """Keeps the smallest set of likeliest tokens whose probabilities reach `p` (Holtzman et al. 2020), and ties."""
+  """Restriction to the fewest likeliest tokens whose probabilities reach `p`, including ties (Holtzman et al. 2020)."""
 
   p: float
 
@@ -93,7 +93,7 @@ class TopP:
 
 @dataclasses.dataclass(frozen=True)
 class MinP:
-  """Keeps tokens at least `p` times as likely as the likeliest (Nguyen et al. 2024)."""
+  """Restriction to tokens at least `p` times as likely as the likeliest (Nguyen et al. 2024)."""
 
   p: float
 
@@ -107,7 +107,7 @@ class MinP:
 
 @dataclasses.dataclass(frozen=True)
 class ForcedBos:
-  """The first new token is `token` (the target language of mBART); it costs a beam nothing."""
+  """A forced first token, `token` (mBART's target language); it does not change a beam's score."""
 
   token: int
 
@@ -117,7 +117,7 @@ class ForcedBos:
 
 @dataclasses.dataclass(frozen=True)
 class ForcedEos:
-  """A row that reaches the last step ends there, with `token` (BART); it costs a beam nothing."""
+  """A forced end, `token`, for rows that reach the last step (BART); it does not change a beam's score."""
 
   token: int
 
@@ -127,7 +127,7 @@ class ForcedEos:
 
 @dataclasses.dataclass(frozen=True)
 class MinLength:
-  """No row ends before it has `length` new tokens, not counting the end token."""
+  """A minimum of `length` new tokens per row, not counting the end token."""
 
   length: int
 
@@ -136,13 +136,15 @@ class MinLength:
 
 
 def is_in(ids: jax.Array, some: tuple[int, ...]) -> jax.Array:
-  """bool, of the shape of `ids`: which are among `some`."""
+  """Return bool, in the shape of `ids`: True for ids among `some`."""
   return jnp.any(ids[..., None] == jnp.asarray(some, ids.dtype), axis=-1)
 
 
 def greatest(scores_BV: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """[B] each: the greatest score of a row, and int32, the first place that has it. Two plain reductions, for XLA on CPU
-  a third of the work of an `argmax`."""
+  """Return each row's greatest score and its first index (int32), [B] each.
+
+  It takes two plain reductions: on CPU, a third of the work of XLA's `argmax`.
+  """
   V, value_B = scores_BV.shape[1], jnp.max(scores_BV, axis=1)
   places_BV = jnp.where(scores_BV == value_B[:, None], jnp.arange(V), V)
   return value_B, jnp.minimum(jnp.min(places_BV, axis=1), V - 1)

@@ -1,8 +1,8 @@
-"""A model as generation runs it, once for every new token: what is the same at every step is made once, before.
+"""Prepare a model for generation, which runs it once per new token: compute the invariants of the loop beforehand.
 
-Kernels are cast to the compute dtype. Where layers are a Python loop (`nn.stack.Stack.layers`), each has its arrays and
-its cache to itself: a call of a `Stack` slices the stacked parameters and the cache, and joins the caches again, which
-for a few tokens costs more than the layers themselves.
+Kernels are cast to the compute dtype. If layers are a Python loop (`nn.stack.Stack.layers`), each gets its own arrays
+and its own cache. A `Stack` would slice stacked parameters and caches in every call and join the caches again; for few
+tokens, that costs more than the layers themselves.
 """
 
 import copy
@@ -22,7 +22,7 @@ from t5x_like.nn.vocabulary_logits import VocabularyLogits
 
 
 class Unrolled(nnx.Module):
-  """Called as the `Stack` that it is made of; its cache is a list of the layers' caches."""
+  """A `Stack` split into its layers, called like it; its cache is a list of the layers' caches."""
 
   def __init__(self, stack: Stack, dtype: jnp.dtype):
     self.rest = copy.copy(stack)
@@ -30,7 +30,7 @@ class Unrolled(nnx.Module):
     self.blocks = nnx.List([prepared(block, dtype) for block in _split(stack.blocks)])
 
   def __call__(self, x_BTD: jax.Array, context: Context, *, cache: list | None = None, key: None = None):
-    """Returns ([B, T, D], no auxiliary scalars, cache)."""
+    """Return ([B, T, D], {} for the auxiliary scalars, cache)."""
     context = dataclasses.replace(context, bias=self.rest.bias(context.mask, x_BTD.shape[0]))
     after = []
     for block, layer_cache in zip(self.blocks, cache or [None] * len(self.blocks), strict=True):
@@ -49,7 +49,7 @@ class Unrolled(nnx.Module):
 
 
 class HeldHead(nnx.Module):
-  """Called as the language model head that it is made of."""
+  """A language model head with its kernel in the compute dtype, called like the original."""
 
   def __init__(self, head: LmHead, embed: Embed, dtype: jnp.dtype):
     tied = head.kernel is None
@@ -67,7 +67,7 @@ class HeldHead(nnx.Module):
 
 
 def for_decoding(model):
-  """The model for a loop over steps, which computes the same function; one that is made so already, as it is."""
+  """Return a model for a loop over steps that computes the same function; return a prepared model unchanged."""
   if getattr(model, "for_decoding", False):
     return model
   made = copy.copy(model)
@@ -81,7 +81,7 @@ def for_decoding(model):
 
 
 def _split(blocks: Block) -> list[Block]:
-  """Blocks with a leading layers axis, as one for each layer."""
+  """Split blocks with a leading layers axis into one block per layer."""
   leaves, treedef = jax.tree.flatten(blocks)
   layers_of = ([part.squeeze(0) for part in jax.lax.split(x, [1] * x.shape[0])] for x in leaves)
   return [treedef.unflatten(layer) for layer in zip(*layers_of, strict=True)]
