@@ -1,7 +1,7 @@
 """BART (Lewis et al. 2020, https://arxiv.org/abs/1910.13461) and mBART (Liu et al. 2020): denoising encoder-decoders.
 
-BART is the post-norm Transformer with GELU, learned positions (two rows of the table are for padding) and a norm
-on the embeddings. mBART is pre-norm, with a norm at the end of each stack, and scales embeddings by sqrt(D).
+BART is the post-norm Transformer with GELU, learned positions (two rows of the table are reserved for padding) and a
+norm on the embeddings. mBART is pre-norm, with a norm at the end of each stack, and scales embeddings by sqrt(D).
 """
 
 from dataclasses import replace
@@ -37,6 +37,6 @@ VARIANTS = {
 
 
 class Model(EncoderDecoder):
-  """A BART or mBART of one of `VARIANTS`; features and arguments are those of every encoder-decoder."""
+  """A BART or mBART of one of `VARIANTS`, with the features and arguments of every encoder-decoder."""
 
   VARIANTS = VARIANTS

@@ -1,7 +1,7 @@
-"""BASIC: a CoAtNet and an encoder of texts, trained as CLIP is (Pham et al. 2021, https://arxiv.org/abs/2111.10050).
+"""BASIC: a CoAtNet and a text encoder, trained like CLIP (Pham et al. 2021, https://arxiv.org/abs/2111.10050).
 
-Texts of up to 64 tokens are read both ways, and stand for themselves by the mean of their tokens. The paper tells the
-sizes of the encoder of texts, and little else of it; here its blocks are pre-norm, and positions are learned.
+Texts of up to 64 tokens are read bidirectionally and represented by the mean of their tokens. The paper gives little
+but the sizes of the text encoder; here its blocks are pre-norm, and positions are learned.
 """
 
 from dataclasses import replace
@@ -36,7 +36,7 @@ VARIANTS = {
 
 
 class Model(DualEncoder):
-  """A BASIC of one of `VARIANTS`; features and arguments are those of every pair of encoders."""
+  """A BASIC of one of `VARIANTS`, with the features and arguments of every dual encoder."""
 
   VARIANTS = VARIANTS
   IMAGES = coatnet.Model

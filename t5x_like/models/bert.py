@@ -1,7 +1,7 @@
 """BERT: the bidirectional encoder of Devlin et al. 2019 (https://arxiv.org/abs/1810.04805).
 
 Post-norm with LayerNorm, exact GELU, biases everywhere, learned positions and token types, and a norm on the
-embeddings. The smaller sizes are those of Turc et al. 2019 (https://arxiv.org/abs/1908.08962). Pretraining has two
+embeddings. The smaller sizes are from Turc et al. 2019 (https://arxiv.org/abs/1908.08962). Pretraining has two
 heads, masked tokens (tied to the token table) and next sentence; fine-tuning selects another with `head`.
 """
 
@@ -42,6 +42,6 @@ VARIANTS = {
 
 
 class Model(Encoder):
-  """A BERT of one of `VARIANTS`; features and arguments are those of every encoder."""
+  """A BERT of one of `VARIANTS`, with the features and arguments of every encoder."""
 
   VARIANTS = VARIANTS

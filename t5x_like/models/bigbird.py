@@ -35,6 +35,6 @@ VARIANTS = {
 
 
 class Model(Encoder):
-  """A BigBird of one of `VARIANTS`; features and arguments are those of every encoder."""
+  """A BigBird of one of `VARIANTS`, with the features and arguments of every encoder."""
 
   VARIANTS = VARIANTS

@@ -2,7 +2,7 @@
 norm on the token vectors, and a token table shared with the output.
 
 Kernels start from N(0, 1/(3 D)), divided by sqrt(2 L) if they write to the residual stream. The table has rows for
-250,680 tokens and 200 spare ones. Padding is id 0, as in vocabularies made here; the published tokenizer pads with 3.
+250,680 tokens and 200 spare rows. Padding is id 0, as in vocabularies built here; the published tokenizer pads with 3.
 """
 
 from dataclasses import replace
@@ -42,6 +42,6 @@ VARIANTS = {
 
 
 class Model(Decoder):
-  """A BLOOM of one of `VARIANTS`; features and arguments are those of every decoder."""
+  """A BLOOM of one of `VARIANTS`, with the features and arguments of every decoder."""
 
   VARIANTS = VARIANTS

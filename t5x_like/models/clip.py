@@ -1,8 +1,8 @@
-"""CLIP: a ViT and a causal encoder of texts, trained to tell which text belongs to which image.
+"""CLIP: a ViT and a causal text encoder, trained to match texts with images.
 
 Radford et al. 2021 (https://arxiv.org/abs/2103.00020), tables 19 and 20. The ViT has a norm before its first block, and
-no bias on its patches; both have pre-norm blocks and an approximate GELU. A text of up to 77 tokens is read at its EOS.
-`configs/clip/siglip.py` trains the same model by pairs.
+no bias on its patches; both have pre-norm blocks and an approximate GELU. The state at EOS represents a text of up to
+77 tokens. `configs/clip/siglip.py` trains the same model with a pairwise loss.
 """
 
 from dataclasses import replace
@@ -43,6 +43,6 @@ VARIANTS = {
 
 
 class Model(DualEncoder):
-  """A CLIP of one of `VARIANTS`; features and arguments are those of every pair of encoders."""
+  """A CLIP of one of `VARIANTS`, with the features and arguments of every dual encoder."""
 
   VARIANTS = VARIANTS

@@ -1,9 +1,9 @@
 """CoAtNet: convolutions on large grids, attention on small ones (Dai et al. 2021, https://arxiv.org/abs/2106.04803).
 
-Two stages of MBConv blocks with squeeze-excite, two of pre-norm blocks with relative positions; sizes are table 3's.
-Where the paper normalises batches, in its convolutions, these normalise the channels of each cell (LayerNorm, as
-ConvNeXt does, Liu et al. 2022): nothing then depends on the other images of a batch, training keeps no running
-statistics, and the counts of parameters are the same.
+Two stages of MBConv blocks with squeeze-excite, two of pre-norm blocks with relative positions; sizes from table 3.
+The paper's convolutions have batch norm; these normalise the channels of each cell (LayerNorm, as in ConvNeXt, Liu et
+al. 2022). So outputs do not depend on the other images of a batch, training keeps no running statistics, and the
+numbers of parameters are the same.
 """
 
 from t5x_like.architectures.design import Design
@@ -36,6 +36,6 @@ VARIANTS = {
 
 
 class Model(HybridEncoder):
-  """A CoAtNet of one of `VARIANTS`; features and arguments are those of other encoders of images."""
+  """A CoAtNet of one of `VARIANTS`, with the features and arguments of other image encoders."""
 
   VARIANTS = VARIANTS

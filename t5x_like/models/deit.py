@@ -25,6 +25,6 @@ VARIANTS = {
 
 
 class Model(ImageEncoder):
-  """A distilled DeiT of one of `VARIANTS`; features and arguments are those of every encoder of images."""
+  """A distilled DeiT of one of `VARIANTS`, with the features and arguments of every image encoder."""
 
   VARIANTS = VARIANTS

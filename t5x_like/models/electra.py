@@ -1,4 +1,4 @@
-"""ELECTRA: an encoder that tells replaced tokens from real ones (Clark et al. 2020, https://arxiv.org/abs/2003.10555).
+"""ELECTRA: an encoder that detects replaced tokens (Clark et al. 2020, https://arxiv.org/abs/2003.10555).
 
 Both networks are BERTs. The generator has the depth of the discriminator and a fraction of its width (table 6). They
 share the embeddings of tokens, positions and types and their norm (section 3.2, "weight sharing"); each network
@@ -25,7 +25,7 @@ def _discriminator(embed, mlp, heads, layers, table=None) -> Variant:
 
 
 def generator(variant: Variant, size: float) -> Variant:
-  """The generator for a discriminator: `size` times its width, with heads of the same width."""
+  """Derive the generator of a discriminator: `size` times its width, with heads of the same width."""
   dims, D = variant.dims, round(variant.dims.embed * size)
   heads = max(1, D // dims.head_dim)
   mlp = round(dims.mlp * size)
@@ -60,11 +60,11 @@ class Generator(Encoder):
 
 
 class Model(Encoder):
-  """Both for pretraining: a discriminator, and in `generator` the parameters that the generator does not share with it.
+  """Both networks, for pretraining: a discriminator, and in `generator` the generator's parameters that are not shared.
 
   Args:
-    generator_size: width of the generator as a fraction of the discriminator's; None is the paper's for its sizes, and
-      a half for others (a quarter to a half worked best in the paper).
+    generator_size: width of the generator as a fraction of the discriminator's; None is the paper's fraction for its
+      sizes and a half for others (a quarter to a half worked best in the paper).
     head: only the default; use `Discriminator` for fine-tuning.
   """
 
@@ -86,7 +86,7 @@ class Model(Encoder):
     self.generator.inputs = self.generator.inputs.project
 
   def outputs(self, batch: Batch, key: jax.Array | None = None) -> dict:
-    """Both networks on the same tokens; in pretraining, the discriminator reads what was sampled from the generator.
+    """Run both networks on the same tokens; in pretraining, the discriminator reads samples of the generator instead.
 
     Returns:
       {"logits": float32 [B, S] of the discriminator, "generator_logits": `VocabularyLogits` [B, S, V]}, and auxiliary
@@ -96,16 +96,19 @@ class Model(Encoder):
     return self.discriminate(batch, subkey(key, 1)) | {"generator_logits": generated}
 
   def discriminate(self, batch: Batch, key: jax.Array | None = None) -> dict[str, jax.Array]:
-    """{"logits": float32 [B, S]}, positive where a token of the batch was replaced."""
+    """Return {"logits": float32 [B, S]}, positive for tokens of the batch judged to be replaced."""
     return super().outputs({name: x for name, x in batch.items() if name not in PLACES}, key)
 
   def generate(self, batch: Batch, key: jax.Array | None = None) -> dict:
-    """{"logits": `VocabularyLogits` [B, S, V]} of the token at each position, or at each masked position if the batch
-    has them."""
+    """Predict the token at each position, or at each masked position if the batch has them.
+
+    Returns:
+      {"logits": `VocabularyLogits` [B, S, V]}, or [B, K, V] at masked positions.
+    """
     return self.networks()[0].outputs(batch, key)
 
   def networks(self) -> tuple[Generator, Discriminator]:
-    """The two as separate models that share their parameters with this one, to fine-tune or save."""
+    """Return both as separate models that share their parameters with this one, to fine-tune or save."""
     inputs = copy.copy(self.inputs)
     inputs.project = self.generator.inputs
     generating = copy.copy(self.generator)

@@ -42,6 +42,6 @@ VARIANTS = {
 
 
 class Model(Decoder):
-  """A Gemma 2 of one of `VARIANTS`; features and arguments are those of every decoder."""
+  """A Gemma 2 of one of `VARIANTS`, with the features and arguments of every decoder."""
 
   VARIANTS = VARIANTS

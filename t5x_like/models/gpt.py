@@ -6,8 +6,7 @@ smaller. GPT-3 is GPT-2 with 2,048 positions; its attention is dense in all laye
 paper is locally banded sparse. Two sizes follow the counts of table D.1 instead of table 2.1: XL has 16 heads, not 24,
 and 13B a width of 5,120, not 5,140.
 
-Special ids are those of vocabularies made here, and of others where the data have them; the published ones have no
-padding.
+Special ids are for vocabularies built here; published vocabularies have no padding, and use the ids of their data.
 """
 
 from dataclasses import replace
@@ -55,6 +54,6 @@ VARIANTS = {
 
 
 class Model(Decoder):
-  """A GPT of one of `VARIANTS`; features and arguments are those of every decoder."""
+  """A GPT of one of `VARIANTS`, with the features and arguments of every decoder."""
 
   VARIANTS = VARIANTS

@@ -25,6 +25,6 @@ VARIANTS = {
 
 
 class Model(Encoder):
-  """A Linformer of one of `VARIANTS`; features and arguments are those of every encoder."""
+  """A Linformer of one of `VARIANTS`, with the features and arguments of every encoder."""
 
   VARIANTS = VARIANTS

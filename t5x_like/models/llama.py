@@ -53,6 +53,6 @@ VARIANTS = {
 
 
 class Model(Decoder):
-  """A Llama or Mistral of one of `VARIANTS`; features and arguments are those of every decoder."""
+  """A Llama or Mistral of one of `VARIANTS`, with the features and arguments of every decoder."""
 
   VARIANTS = VARIANTS

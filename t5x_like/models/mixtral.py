@@ -1,7 +1,7 @@
-"""Mixtral: a decoder whose every feed-forward layer is two of eight experts (Jiang et al. 2024, arXiv:2401.04088).
+"""Mixtral: a decoder whose feed-forward layers use two of eight experts (Jiang et al. 2024, arXiv:2401.04088).
 
 Otherwise it is Mistral without its window: pre-norm with RMSNorm, SwiGLU, rotary positions of base 1e6, eight
-key/value heads, no biases, an untied output. The weight of the balance loss is that of transformers' config.
+key/value heads, no biases, an untied output. The weight of the balance loss is from transformers' config.
 """
 
 from t5x_like.architectures.decoder import Decoder
@@ -35,6 +35,6 @@ VARIANTS = {
 
 
 class Model(Decoder):
-  """A Mixtral of one of `VARIANTS`; features and arguments are those of every decoder."""
+  """A Mixtral of one of `VARIANTS`, with the features and arguments of every decoder."""
 
   VARIANTS = VARIANTS

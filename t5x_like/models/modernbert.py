@@ -1,9 +1,9 @@
 """ModernBERT: the encoder of Warner et al. 2024 (https://arxiv.org/abs/2412.13663).
 
 Pre-norm without biases in the stack, exact GeGLU, rotary positions. Every third layer sees all tokens (rotary base
-160,000), the others those at most 64 away (base 10,000). The first layer's attention has no norm, because the token
-vectors are normalised already (section 2.1.1). So the layer pattern does not repeat, and the stack is one block of all
-its layers: it compiles unrolled, and rematerialisation has no layer boundaries to keep.
+160,000); the others see tokens at most 64 away (base 10,000). The first layer's attention has no norm, because token
+vectors are already normalised (section 2.1.1). The layer pattern therefore does not repeat, and the stack is one block
+of all its layers: it compiles unrolled, and rematerialisation has no layer boundaries to keep.
 """
 
 from dataclasses import replace
@@ -44,10 +44,10 @@ VARIANTS = {
 
 
 class Model(Encoder):
-  """A ModernBERT of one of `VARIANTS`; features and arguments are those of every encoder.
+  """A ModernBERT of one of `VARIANTS`, with the features and arguments of every encoder.
 
-  Layers cycle through `design.windows` and `design.position`, whose lengths need not divide their number; the model's
-  own design has one of each per layer.
+  Layers cycle through `design.windows` and `design.position`, whose lengths need not divide the number of layers; the
+  model's own design has one of each per layer.
   """
 
   VARIANTS = VARIANTS
@@ -60,7 +60,7 @@ class Model(Encoder):
 
 
 def every_layer(design: Design, layers: int) -> Design:
-  """The design with windows and positions spelled out for every layer."""
+  """Spell out the design's windows and positions for every layer."""
   position = design.position if isinstance(design.position, tuple) else (design.position,)
   return replace(
     design, windows=tuple(islice(cycle(design.windows), layers)), position=tuple(islice(cycle(position), layers))

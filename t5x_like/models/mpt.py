@@ -29,6 +29,6 @@ VARIANTS = {
 
 
 class Model(Decoder):
-  """An MPT of one of `VARIANTS`; features and arguments are those of every decoder."""
+  """An MPT of one of `VARIANTS`, with the features and arguments of every decoder."""
 
   VARIANTS = VARIANTS

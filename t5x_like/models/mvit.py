@@ -1,8 +1,8 @@
 """MViT v2: Multiscale Vision Transformers, improved (Li et al. 2022, https://arxiv.org/abs/2112.01526).
 
-A pre-norm encoder whose attention pools queries, keys and values with small convolutions: where queries are pooled,
-between stages, there are fewer and wider tokens; keys and values are always few. Pooled queries are added to what
-attention returns, and positions are relative, by rows and columns apart.
+A pre-norm encoder whose attention pools queries, keys and values with small convolutions. Between stages, pooled
+queries make tokens fewer and wider; keys and values are always few. Pooled queries are added to the output of
+attention. Positions are relative, separately for rows and columns.
 """
 
 from t5x_like.architectures.design import Design
@@ -34,6 +34,6 @@ VARIANTS = {
 
 
 class Model(PoolingEncoder):
-  """An MViT v2 of one of `VARIANTS`; features and arguments are those of every encoder of images."""
+  """An MViT v2 of one of `VARIANTS`, with the features and arguments of every image encoder."""
 
   VARIANTS = VARIANTS

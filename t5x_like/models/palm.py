@@ -37,6 +37,6 @@ VARIANTS = {
 
 
 class Model(Decoder):
-  """A PaLM of one of `VARIANTS`; features and arguments are those of every decoder."""
+  """A PaLM of one of `VARIANTS`, with the features and arguments of every decoder."""
 
   VARIANTS = VARIANTS

@@ -30,6 +30,6 @@ VARIANTS = {
 
 
 class Model(Encoder):
-  """A RoBERTa of one of `VARIANTS`; features and arguments are those of every encoder."""
+  """A RoBERTa of one of `VARIANTS`, with the features and arguments of every encoder."""
 
   VARIANTS = VARIANTS

@@ -1,8 +1,8 @@
 """Swin Transformer: attention within windows that shift from layer to layer, on grids that get coarser from stage to
 stage (Liu et al. 2021, https://arxiv.org/abs/2103.14030).
 
-A pre-norm encoder as ViT's. Each layer sees the cells of a window and learns a scalar for each offset and head; between
-stages, squares of four patches are merged. The cost grows with the number of patches, not with its square.
+A pre-norm encoder like ViT's. Each layer attends within windows and learns a scalar for each offset and head; between
+stages, squares of four patches are merged. The cost grows linearly with the number of patches.
 """
 
 from t5x_like.architectures.design import Design
@@ -39,7 +39,6 @@ VARIANTS = {
 
 
 class Model(WindowEncoder):
-  """A Swin Transformer of one of `VARIANTS`; features and arguments are those of every encoder of images, and
-  `window`."""
+  """A Swin Transformer of one of `VARIANTS`, with `window` and the features and arguments of every image encoder."""
 
   VARIANTS = VARIANTS

@@ -1,8 +1,8 @@
-"""Swin Transformer V2 (Liu et al. 2022, https://arxiv.org/abs/2111.09883): Swin that stays stable when it is large, and
-that another resolution or window does not upset.
+"""Swin Transformer V2 (Liu et al. 2022, https://arxiv.org/abs/2111.09883): Swin that trains stably at large sizes and
+transfers to other resolutions and windows.
 
-Norms follow the sublayers (res-post-norm) and patch merging; logits are cosines times a learned scale; a small network
-makes the biases of offsets on a logarithmic scale, which `pretrained_windows` keeps for another window.
+Norms follow the sublayers (res-post-norm) and patch merging. Logits are cosines times a learned scale. A small network
+maps offsets, on a logarithmic scale, to biases; `pretrained_windows` keeps that scale for another window.
 """
 
 import dataclasses
@@ -35,6 +35,6 @@ VARIANTS = {
 
 
 class Model(WindowEncoder):
-  """A Swin Transformer V2 of one of `VARIANTS`; features and arguments are those of `models/swin.py`."""
+  """A Swin Transformer V2 of one of `VARIANTS`, with the features and arguments of `models/swin.py`."""
 
   VARIANTS = VARIANTS

@@ -1,7 +1,7 @@
 """Switch Transformers: T5s with a mixture of experts, one for each token (Fedus et al. 2022, arXiv:2101.03961).
 
-The second feed-forward layer of each pair has experts; in `switch-c-2048` every one does. Sizes, activations and
-outputs are those of Flaxformer's Switch configurations: base and large have the ReLU of T5 1.0 and a tied output, xxl
+The second feed-forward layer of each pair has experts; in `switch-c-2048` every layer does. Sizes, activations and
+outputs follow Flaxformer's Switch configurations: base and large have the ReLU of T5 1.0 and a tied output, xxl has
 T5 1.1's gated GELU; xxl and c have an untied output. Table 9 of the paper instead describes base and large as gated,
 with feed-forward widths of 2048 and 2816.
 
@@ -43,6 +43,6 @@ VARIANTS = {
 
 
 class Model(EncoderDecoder):
-  """A Switch Transformer of one of `VARIANTS`; features and arguments are those of every encoder-decoder."""
+  """A Switch Transformer of one of `VARIANTS`, with the features and arguments of every encoder-decoder."""
 
   VARIANTS = VARIANTS

@@ -73,6 +73,6 @@ VARIANTS = {
 
 
 class Model(EncoderDecoder):
-  """A T5 of one of `VARIANTS`; features and arguments are those of every encoder-decoder."""
+  """A T5 of one of `VARIANTS`, with the features and arguments of every encoder-decoder."""
 
   VARIANTS = VARIANTS

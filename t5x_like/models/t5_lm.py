@@ -2,8 +2,8 @@
 blocks, in T5's sizes.
 
 The plain sizes are the "language model". Those named `prefix-` are the "prefix LM", for batches that mark their inputs
-in `decoder_causal_attention` (1 where attention is bidirectional): half of their position buckets are for keys after
-the query, as in an encoder, while those of the language model are all for keys before it.
+in `decoder_causal_attention` (1 where attention is bidirectional): half of their position buckets serve keys after the
+query, as in an encoder. The language model uses all buckets for keys before it.
 """
 
 from dataclasses import replace
@@ -26,6 +26,6 @@ VARIANTS = _CAUSAL | {
 
 
 class Model(Decoder):
-  """A language model of one of `VARIANTS`; features and arguments are those of every decoder."""
+  """A language model of one of `VARIANTS`, with the features and arguments of every decoder."""
 
   VARIANTS = VARIANTS

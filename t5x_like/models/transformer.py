@@ -32,7 +32,10 @@ MARIAN = replace(
 
 
 def _vaswani(embed, heads, mlp, layers=6) -> Variant:
-  """The paper's sizes and 37,000 pieces; initial token vectors have length one before they are scaled by sqrt(D)."""
+  """Build a variant with the paper's sizes and 37,000 pieces.
+
+  Initial token vectors have length one before they are scaled by sqrt(D).
+  """
   design = replace(VASWANI, embed_init=embed**-0.5)
   return Variant(Dims(embed, heads, heads, embed // heads, mlp, layers), design, 37_000)
 
@@ -47,6 +50,6 @@ VARIANTS = {
 
 
 class Model(EncoderDecoder):
-  """A Transformer of one of `VARIANTS`; features and arguments are those of every encoder-decoder."""
+  """A Transformer of one of `VARIANTS`, with the features and arguments of every encoder-decoder."""
 
   VARIANTS = VARIANTS

@@ -40,6 +40,6 @@ VARIANTS = {
 
 
 class Model(ImageEncoder):
-  """A ViT of one of `VARIANTS`; features and arguments are those of every encoder of images."""
+  """A ViT of one of `VARIANTS`, with the features and arguments of every image encoder."""
 
   VARIANTS = VARIANTS
