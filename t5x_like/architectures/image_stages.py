@@ -40,7 +40,7 @@ class StagedVariant:
       multiple of the patch.
     mlp_ratio: width of a feed-forward layer in widths of its stage.
     head: one of `architectures.heads`, a name or {"name": …} with its arguments.
-    class_tokens: none.
+    class_tokens: always 0.
   """
 
   embed: Positive

@@ -6,7 +6,8 @@ smaller. GPT-3 is GPT-2 with 2,048 positions; its attention is dense in all laye
 paper is locally banded sparse. Two sizes follow the counts of table D.1 instead of table 2.1: XL has 16 heads, not 24,
 and 13B a width of 5,120, not 5,140.
 
-Special ids are for vocabularies built here; published vocabularies have no padding, and use the ids of their data.
+Special ids are for vocabularies built here; with other vocabularies, the data's ids apply where they have them.
+Published vocabularies have no padding.
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
 """MViT v2: Multiscale Vision Transformers, improved (Li et al. 2022, https://arxiv.org/abs/2112.01526).
 
-A pre-norm encoder whose attention pools queries, keys and values with small convolutions. Between stages, pooled
-queries make tokens fewer and wider; keys and values are always few. Pooled queries are added to the output of
+A pre-norm encoder whose attention pools queries, keys and values with small convolutions. Between stages, queries are
+pooled, and tokens become fewer and wider; keys and values are always few. Pooled queries are added to the output of
 attention. Positions are relative, separately for rows and columns.
 """
 

@@ -148,7 +148,7 @@ def _add_layers_axis(blocks: Block) -> Block:
 def _loop(body, carry, layers):
   """Do the work of `jax.lax.scan` in a Python loop."""
   leaves, treedef = jax.tree.flatten(layers)
-  # The gradient of a split is one concatenation; that of indexing each layer would add up L zero-padded arrays.
+  # The gradient of a split is one concatenation; the gradient of indexing would add up L zero-padded arrays.
   layers_of = [[x.squeeze(0) for x in jax.lax.split(a, [1] * a.shape[0])] for a in leaves]
   outs = []
   for layer in zip(*layers_of, strict=True):

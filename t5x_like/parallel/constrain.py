@@ -33,7 +33,7 @@ _layout: contextvars.ContextVar[Layout | None] = contextvars.ContextVar("layout"
 def constrain(x: jax.Array, *axes: str | None, first: str | None = None) -> jax.Array:
   """Tell the partitioner the layout of `x`: one logical axis name (or None) for each axis of `x`.
 
-  A mesh axis that several of them ask for goes to the axis named `first`, otherwise to the first in order.
+  If several names ask for the same mesh axis, the axis named `first` gets it, otherwise the first in order.
   """
   layout = _layout.get()
   return x if layout is None else layout.constrain(x, axes, first)

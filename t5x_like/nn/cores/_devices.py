@@ -37,7 +37,7 @@ def on_each_device(
 ) -> jax.Array:
   """Run `attend(q, k, v, mask, softmax)` on each device, on its rows, heads and queries.
 
-  Each device gets all keys of these, or its own part of them along the logical axis `keys_axis`.
+  Each device gets all keys of its rows and heads, or its own part along the logical axis `keys_axis`.
   """
   (B, T, N, _), K = q.shape, k.shape[2]
   heads, kv_heads = "activation_heads", None

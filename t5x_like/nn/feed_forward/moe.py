@@ -186,7 +186,7 @@ def _slots(experts_M: jax.Array, *, experts: int, capacity: int) -> tuple[jax.Ar
 
 
 def _combine(y_kND: jax.Array, gates_kN: jax.Array) -> jax.Array:
-  """Sum each token's gated expert outputs in float32, and return their dtype."""
+  """Sum each token's gated expert outputs in float32; return the sum in their dtype."""
   return jnp.sum(y_kND.astype(jnp.float32) * gates_kN[..., None], axis=0).astype(y_kND.dtype)
 
 
