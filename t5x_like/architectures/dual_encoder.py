@@ -56,12 +56,7 @@ class DualVariant:
 
 
 class TextEncoder(Architecture):
-  """A stack over texts up to their first EOS.
-
-  Args:
-    reading: see `DualVariant`.
-    others: see `Architecture`.
-  """
+  """A stack over texts up to their first EOS; for `reading` see `DualVariant`, for other arguments `Architecture`."""
 
   def __init__(self, rngs: nnx.Rngs, *, reading: str, **options):
     self.causal = reading == "end"

@@ -65,12 +65,7 @@ class Attainable:
     return ended_BC
 
   def open(self, best_B: jax.Array, done_BK: jax.Array, length, max_length: int, penalty: Penalty) -> jax.Array:
-    """Return bool [B], True for rows whose search goes on.
-
-    Args:
-      best_B: the best running log-probability of each row.
-      done_BK: scores of the finished sequences.
-    """
+    """Return which rows continue, bool [B], from their best running log-probability and finished scores."""
     return best_B / jnp.maximum(penalty(length), penalty(max_length)) > jnp.min(done_BK, axis=1)
 
 
@@ -210,10 +205,7 @@ def _spread(path, x: jax.Array, beams: int) -> jax.Array:
 
 
 def _follow(path, x: jax.Array, parent_BK: jax.Array) -> jax.Array:
-  """Replace each beam of a `DecodeState`'s leaf by its parent.
-
-  Outside the decoder's own cache, the beams of a row are equal.
-  """
+  """Replace each beam of a `DecodeState`'s leaf by its parent; beams differ only in the decoder's own cache."""
   if path[0].name != "cache" or of_memory(path):
     return x
   axis, shape = _batch_axis(path), x.shape

@@ -37,13 +37,8 @@ class SpanBoundaryHead(nnx.Module):
     return self.mlm(x_BTD, embed, places_BK=places_BK)
 
   def boundary(self, x_BTD: jax.Array, places_BK: jax.Array, starts_BK: jax.Array, ends_BK: jax.Array, embed: Embed):
-    """Predict the tokens at `places` from the tokens just before and after their spans, at `starts` and `ends`.
-
-    Args:
-      places_BK, starts_BK, ends_BK: int32 positions.
-    Returns:
-      `VocabularyLogits` [B, K, V]
-    """
+    """Predict the tokens at `places` from the tokens just before and after their spans, at `starts` and `ends` (all
+    int32 [B, K]); return `VocabularyLogits` [B, K, V]."""
     distance_BK = places_BK - starts_BK - 1
     p_BKP = jnp.take(self.places[...], distance_BK, axis=0, mode="clip").astype(x_BTD.dtype)
     h_BKD = jnp.concatenate([at_places(x_BTD, starts_BK), at_places(x_BTD, ends_BK), p_BKP], axis=-1)
