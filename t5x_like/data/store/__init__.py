@@ -1,1 +1,1 @@
-"""Token stores: a corpus tokenised once, written, checked, and read as windows or chunks of documents."""
+"""Token stores: corpora tokenised once, checked, and read as windows or as chunks of documents."""

@@ -1,8 +1,8 @@
 """The built-in store: the source `docstrings:tiny`, as bytes.
 
-It needs no files, no vocabulary and a few seconds, so that any recipe can be tried (`:debug`) before data is prepared.
-It is too small to learn from; `make quickstart` builds a real corpus. There are two versions, with and without EOS
-after every document, and a task gets the one it asks for.
+It needs no files or vocabulary and takes a few seconds to build, so any recipe can be tried (`:debug`) before data is
+prepared. It is too small to learn from; `make quickstart` builds a real corpus. There are two versions, with and
+without EOS after every document. The task chooses.
 """
 
 import contextlib
@@ -21,11 +21,11 @@ from t5x_like.data.store.writer import TokenStoreWriter
 from t5x_like.data.vocabularies import ByteVocabulary
 
 NAME = "builtin"
-_VERSION = 2  # of its contents
+_VERSION = 2  # of the contents
 
 
 def prepared(append_eos: bool = False) -> str:
-  """The directory of the token stores, made in the temporary folder on this user's first call.
+  """Return the directory of the token stores, which this user's first call builds in the temporary folder.
 
   Args:
     append_eos: whether documents end with EOS.
@@ -40,14 +40,14 @@ def prepared(append_eos: bool = False) -> str:
     for split in documents.source.splits:
       _write(fresh / split, split, list(documents.wanted(split)), append_eos)
     shutil.rmtree(fresh / "tfds")
-    with contextlib.suppress(OSError):  # another process was first, with the same stores
+    with contextlib.suppress(OSError):  # another process has already built the same stores
       fresh.rename(root)
     shutil.rmtree(fresh, ignore_errors=True)
   return str(root)
 
 
 def texts(split: str) -> list[str]:
-  """The documents of a split."""
+  """Return the documents of a split."""
   store = TokenStore.open(f"{prepared()}/{split}", verify="size")
   (tokens,) = store.windows([0], store.num_tokens)
   return [store.vocabulary.decode(ids) for ids in np.split(tokens, store.document_ends()[:-1])]

@@ -1,15 +1,16 @@
-"""Rows of several whole chunks of documents, for corpora whose documents are shorter than a row.
+"""Rows that pack several whole chunks, for corpora whose documents are shorter than a row.
 
-The chunks are those of `document_chunks.py`. Every block of consecutive documents is packed by itself: the last chunks
-of its documents, the longest first, each into the row where it leaves the least room (best-fit decreasing); the chunks
-before them fill a row each. So example i is a row, every chunk is in one row, and what a row holds follows from the
-store: from the rows before each block, and from a byte a document (two where blocks are larger) that names its row
-within the block. Both are counted when the rows are first opened, a million documents in about a second, and kept.
+`document_chunks.py` cuts the chunks. Each block of consecutive documents is packed independently. The last chunks of
+its documents are placed longest first, each in the row where it leaves the least room (best-fit decreasing). Every
+earlier chunk fills a row of its own. Example i is a row, and every chunk is in exactly one row. The store determines
+the contents of a row through two tables: the number of rows before each block, and one byte per document (two in larger
+blocks) for its row within the block. Both are computed when the rows are first opened, at about a million documents per
+second, and cached.
 
-A block has 256 documents, or as many more as give 32 rows on average. Worked example: rows of 8, chunks that need 2
-positions beside their tokens, and documents of 9, 3, 1 and 4 tokens. Their chunks, 6 and 3, 3, 1, 4, need 8 and 5, 5,
-3, 6 positions. The longest of the last ones comes first: document 3 goes to row 0, documents 0 and 1 to rows 1 and 2,
-and document 2 to the rest of row 1. Row 3 has the beginning of document 0.
+A block has 256 documents, or more if it would otherwise average fewer than 32 rows. Worked example: rows of 8, chunks
+that need 2 positions beside their tokens, and documents of 9, 3, 1 and 4 tokens. Their chunks, 6 and 3, 3, 1, 4, need 8
+and 5, 5, 3, 6 positions. The longest last chunk comes first: document 3 goes to row 0, documents 0 and 1 to rows 1 and
+2, and document 2 to the rest of row 1. Row 3 holds the beginning of document 0.
 """
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from t5x_like.data.store.document_chunks import BLOCK, Chunks
 from t5x_like.data.store.reader import TokenStore
 
-_ROWS = 32  # of a block, at least on average
+_ROWS = 32  # minimum average rows per block
 _LARGEST_BLOCK = 2**12
 
 
@@ -26,15 +27,15 @@ class ChunkRows(Chunks):
 
   Args:
     tokens: the store.
-    room: positions of a row.
+    room: positions per row.
     beside: positions that a chunk needs beside its tokens.
-    spare: further ones for a chunk of at least `half`; the largest chunk has `room - beside - spare` tokens.
-    most: chunks in a row, at most.
+    spare: further positions for a chunk of at least `half` tokens; the largest chunk has `room - beside - spare`.
+    most: maximum chunks per row.
     least: see `Chunks`.
 
   Attributes:
-    num_examples: how many rows there are.
-    half: half of the largest chunk's tokens.
+    num_examples: number of rows.
+    half: half the largest chunk's tokens.
 
   Raises:
     UserError: as `Chunks`.
@@ -48,7 +49,7 @@ class ChunkRows(Chunks):
     super().__init__(tokens, length, least, int(np.clip(block, BLOCK, _LARGEST_BLOCK)))
 
   def members(self, row_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The chunks of rows, int64 [B], one row after the other: (place in `row_B`, document, first token in the stream,
+    """Return the chunks of rows int64 [B], row by row: (index into `row_B`, document, first token in the stream,
     tokens), each int64 [n]."""
     within_B, document_B, start_BK, sizes_BK = self._blocks(row_B)
     count_BK = self._count(sizes_BK)
@@ -56,7 +57,7 @@ class ChunkRows(Chunks):
     last_BK = self._counts["rows"][np.minimum(number_BK, self.tokens.num_documents - 1)].astype(np.int64)
     last_BK[count_BK == 0] = -1
     packed_B = last_BK.max(axis=1) + 1
-    ends_BK = np.cumsum(np.maximum(count_BK - 1, 0), axis=1)  # of the chunks that fill a row each
+    ends_BK = np.cumsum(np.maximum(count_BK - 1, 0), axis=1)  # of the chunks that each fill a row
     alone_B = within_B - packed_B
     which_B = np.count_nonzero(ends_BK <= alone_B[:, None], axis=1)
     here_BK = last_BK == within_B[:, None]
@@ -85,14 +86,14 @@ class ChunkRows(Chunks):
 
 
 def best_fit(need_NK: np.ndarray, room: int, most: int) -> np.ndarray:
-  """Best-fit decreasing of N independent lists of items, of which 0 are none.
+  """Pack N independent lists of items into rows by best-fit decreasing.
 
   Args:
-    need_NK: integers [N, K], each at most `room`.
-    most: items in a row, at most.
+    need_NK: integers [N, K], the positions each item needs, at most `room`; 0 marks an absent item.
+    most: maximum items per row.
 
   Returns:
-    int64 [N, K], the row of each item within its list, from 0.
+    int64 [N, K], each item's row within its list, from 0.
   """
   N, K = need_NK.shape
   order_NK = np.argsort(-need_NK, axis=1, kind="stable")
@@ -107,7 +108,7 @@ def best_fit(need_NK: np.ndarray, room: int, most: int) -> np.ndarray:
       more = ((0, 0), (0, free_NR.shape[1]))
       free_NR, left_NR = np.pad(free_NR, more, constant_values=room), np.pad(left_NR, more, constant_values=most)
     rest_NR = free_NR[:, :open_rows] - need_N[:, None].astype(np.int32)
-    best_N = np.argmin(np.where(rest_NR >= 0, rest_NR, room + 1), axis=1)  # a row not used yet has the most room
+    best_N = np.argmin(np.where(rest_NR >= 0, rest_NR, room + 1), axis=1)  # an unused row has the most room, so it is the last choice
     some_N = need_N > 0
     row_NK[at_N, item_N] = best_N
     used_N = np.maximum(used_N, np.where(some_N, best_N + 1, 0))

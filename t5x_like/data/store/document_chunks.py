@@ -1,15 +1,15 @@
-"""Chunks of documents, each of which is an example: for objectives that must know where documents begin.
+"""Chunks of documents as examples, for objectives that must know where documents begin.
 
-A document is cut from its beginning into chunks of `length` tokens, the last one shorter. Example i is chunk i of the
-store, so an epoch has every chunk once. How many chunks a document has follows from its length, and so do the chunks
-before every block of 256 documents: they are counted when the chunks are first opened, which reads all document ends
-(8 bytes a document) and holds a number a block (a 32nd of a byte a document). The counts of large stores are kept under
-`data.cache.directory()`, named by a hash of all they depend on; where that cannot be written, they are counted again.
-Chunk i is found by bisection among the blocks and in the 256 lengths of its block, which are read.
+A document is cut from its beginning into chunks of `length` tokens; the last may be shorter. Example i is chunk i of
+the store, so an epoch has every chunk once. A document's length determines its number of chunks. Opening the chunks for
+the first time counts the chunks before every block of 256 documents: it reads all document ends (8 bytes per document)
+and holds one number per block (a 32nd of a byte per document). The counts of large stores are cached under
+`data.cache.directory()`, named by a hash of everything they depend on; if that is not writable, they are counted again.
+Chunk i is located by bisection among the blocks and then in the 256 lengths of its block, which are read on demand.
 
-An EOS that the store put at the end of every document is no part of it. Worked example, documents of 5, 1 and 4 tokens,
-chunks of 2: chunks 0 to 2 are tokens 0-1, 2-3 and 4, chunk 3 is token 5, chunks 4 and 5 are tokens 6-7 and 8-9. Where a
-chunk needs at least 2 tokens (`least`), they are 0-1, 2, 3-4, 6-7 and 8-9. `chunk_rows.py` puts several into a row.
+An EOS that the store appended to every document is not part of it. Worked example, documents of 5, 1 and 4 tokens,
+chunks of 2: chunks 0 to 2 are tokens 0-1, 2-3 and 4, chunk 3 is token 5, chunks 4 and 5 are tokens 6-7 and 8-9. If a
+chunk needs at least 2 tokens (`least`), they are 0-1, 2, 3-4, 6-7 and 8-9. `chunk_rows.py` packs several into a row.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from t5x_like.data.store.reader import TokenStore
 from t5x_like.errors import TransientError, UserError
 
 BLOCK = 256  # documents
-_PIECE = 2**16  # documents that are counted at once, whole blocks
-_KEPT = 2**17  # documents from which on counts are kept
-_EDITION = 1  # of the counts
+_PIECE = 2**16  # documents counted at once; whole blocks
+_KEPT = 2**17  # stores of at least this many documents cache their counts
+_EDITION = 1  # of the cached counts
 
 
 class Chunks:
@@ -40,13 +40,14 @@ class Chunks:
 
   Args:
     tokens: the store.
-    length: most tokens in a chunk.
-    least: fewest tokens in a chunk: the last one of a document takes what it lacks from the one before, and a document
-      that has fewer has no chunk.
+    length: maximum tokens per chunk.
+    least: minimum tokens per chunk: a shorter last chunk takes tokens from the chunk before it, and a shorter document
+      has no chunk.
+    block: documents per block.
 
   Attributes:
-    num_examples: how many chunks there are.
-    others: stretches of other documents.
+    num_examples: number of chunks.
+    others: reads stretches of other documents.
 
   Raises:
     UserError: the store is shorter than one chunk, or no document is long enough.
@@ -71,11 +72,11 @@ class Chunks:
       raise UserError(f"{tokens.path}: found no document of {least} tokens or more: prepare another corpus")
 
   def read(self, example_index_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The chunks of examples: int64 [B] -> (int32 [B, length], 0 after the chunk; int32 [B], its size)."""
+    """Read the chunks of examples: int64 [B] -> (int32 [B, length], 0 after the chunk; int32 [B], its size)."""
     return _call(lambda index: self._read(*self.places(index)[1:]), (self.length, None), example_index_B)
 
   def read_with_others(self, example_index_B: tf.Tensor, key_B: tf.Tensor):
-    """As `read`, and for each a stretch of another document, by the example's key, uint64 [B].
+    """Read chunks as `read` does, and for each a stretch of another document drawn by the example's key, uint64 [B].
 
     Returns:
       (chunk, size, *what `Others.read` returns, as int32).
@@ -89,7 +90,7 @@ class Chunks:
     return _call(read, (self.length, None, self.others.length, None, None, None), example_index_B, bits_B2)
 
   def places(self, index_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Where chunks are: int64 [B] -> (document, first token in the stream, tokens), each int64 [B]."""
+    """Locate chunks: int64 [B] -> (document, first token in the stream, tokens), each int64 [B]."""
     within_B, document_B, start_BK, sizes_BK = self._blocks(index_B)
     ends_BK = np.cumsum(self._count(sizes_BK), axis=1)
     which_B = np.count_nonzero(ends_BK <= within_B[:, None], axis=1)
@@ -99,8 +100,8 @@ class Chunks:
     return document_B + which_B, start_BK[here] + begin_B, size_B
 
   def _blocks(self, index_B: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The blocks of examples: (the example's number in it, its first document, each int64 [B]; where its documents
-    begin in the stream and their tokens in the store, each int64 [B, K], 0 tokens where a shard has no more)."""
+    """Locate the blocks of examples: (the example's number within its block, the block's first document, each int64
+    [B]; the first token and the size of its documents in the stream, each int64 [B, K]; size 0 past a shard's end)."""
     block_B = np.searchsorted(self._before, index_B, side="right") - 1
     shard_B = np.searchsorted(self._first_block, block_B, side="right") - 1
     document_B = self._first_document[shard_B] + (block_B - self._first_block[shard_B]) * self._block
@@ -109,19 +110,19 @@ class Chunks:
     return index_B - self._before[block_B], document_B, start_BK, sizes_BK
 
   def _cut(self, size_N: np.ndarray, nth_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(first token in its document, tokens) of the nth chunks of documents, by their tokens in the store."""
+    """Return (first token within the document, tokens) of the nth chunk of documents of these stored sizes."""
     size_N = size_N - self._eos
     last_N = (size_N + self.length - 1) // self.length - 1
     begin_N, next_N = (np.minimum(n_N * self.length, size_N - self.least) for n_N in (nth_N, nth_N + 1))
     return begin_N, np.where(nth_N < last_N, next_N, size_N) - begin_N
 
   def _count(self, sizes: np.ndarray) -> np.ndarray:
-    """Chunks of documents by their tokens in the store, of any shape."""
+    """Count the chunks of documents of these stored sizes, of any shape."""
     sizes = sizes - self._eos
     return np.where(sizes >= self.least, (sizes + self.length - 1) // self.length, 0)
 
   def _counted(self) -> dict[str, np.ndarray]:
-    """What `_count_all` returns, from the cache if it is there."""
+    """Return `_count_all()`, from the cache if possible."""
     if self.tokens.num_documents < _KEPT:
       return self._count_all()
     about = {"edition": _EDITION, "store": self.tokens.fingerprint, **self._facts()}
@@ -136,11 +137,11 @@ class Chunks:
     return counts
 
   def _facts(self) -> dict[str, int]:
-    """What the counts of a store depend on."""
+    """Return the settings on which the counts of a store depend."""
     return {"length": self.length, "least": self.least}
 
   def _count_all(self) -> dict[str, np.ndarray]:
-    """`before`: examples before each block of the store, and all of them at the end, int64 [blocks + 1]."""
+    """Return `before`, int64 [blocks + 1]: the examples before each block, and the total at the end."""
     before = np.zeros(self._first_block[-1] + 1, np.int64)
 
     def count(shard: int) -> None:
@@ -158,7 +159,7 @@ class Chunks:
     return {"before": np.cumsum(before, out=before)}
 
   def _examples(self, sizes_NK: np.ndarray, first: int, end: int) -> np.ndarray:
-    """How many examples blocks have, int64 [N], by their documents' tokens; document `first` to, at most, `end`."""
+    """Count the examples of blocks, int64 [N], from their documents' tokens; documents `first` to at most `end`."""
     return self._count(sizes_NK).sum(axis=1)
 
   def _read(self, begins: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -166,15 +167,15 @@ class Chunks:
 
 
 class Others:
-  """Stretches of other documents than given ones.
+  """Stretches of documents other than the given ones.
 
   Args:
     tokens: the store.
     wanted: tokens of a stretch that count.
 
   Attributes:
-    search: tokens before a drawn one, among which a sentence's beginning is looked for.
-    length: most tokens in a stretch, `wanted + search`.
+    search: tokens before the drawn one in which to look for the beginning of a sentence.
+    length: maximum tokens per stretch, `wanted + search`.
   """
 
   def __init__(self, tokens: TokenStore, wanted: int):
@@ -184,14 +185,19 @@ class Others:
     self._eos = int(tokens.manifest.append_eos)
 
   def read(self, document_B: np.ndarray, bits_BN: np.ndarray, size_B: np.ndarray | int = 0) -> tuple[np.ndarray, ...]:
-    """A stretch of another document for each, by N >= 2 words of 32 bits: int64 [B], uint64 [B, N].
+    """Read a stretch of another document for each document.
 
-    The other document is drawn uniformly from all others, of which there has to be one: the first of N - 1 that has
-    `size` tokens, or else the longest. A token is drawn uniformly from it; its stretch begins up to `search` tokens
-    before the drawn one, where there are so many, and ends with the document or after `length` tokens.
+    N - 1 other documents are drawn uniformly; the store must have at least one. The first with `size` tokens is taken,
+    or else the longest. A token is drawn uniformly from it. The stretch begins up to `search` tokens before that token,
+    as far as the document allows, and ends with the document or after `length` tokens.
+
+    Args:
+      document_B: int64 [B].
+      bits_BN: uint64 [B, N], N >= 2 random 32-bit words per row.
+      size_B: the tokens that the other document should have.
 
     Returns:
-      (int32 [B, length], its size, the place of the drawn token in it, 1 where it begins with its document); the others
+      (stretch int32 [B, length], its size, the drawn token's place in it, 1 if it begins its document), the last three
       int32 [B].
     """
     other_BC = _below(self.tokens.num_documents - 1, bits_BN[:, :-1])
@@ -211,7 +217,7 @@ class Others:
 
 
 def stretches(tokens: TokenStore, begins: np.ndarray, sizes: np.ndarray, length: int) -> np.ndarray:
-  """The tokens from places in the stream on, 0 after their sizes: int64 [B] each -> int32 [B, length]."""
+  """Read `sizes` tokens from `begins` on in the stream, then 0: int64 [B] each -> int32 [B, length]."""
   last = tokens.num_tokens - length
   window = tokens.windows(np.minimum(begins, last), length)
   for row in np.flatnonzero(begins > last).tolist():  # near the end of the stream
@@ -221,14 +227,14 @@ def stretches(tokens: TokenStore, begins: np.ndarray, sizes: np.ndarray, length:
 
 
 def _call(function, lengths: tuple[int | None, ...], *arguments):
-  """Runs on the host; the outputs are int32, [B, length], or [B] where the length is None."""
+  """Run `function` on the host; outputs are int32 [B, length], or [B] where the length is None."""
   batch = arguments[0].shape[0]
   found = tf.numpy_function(function, arguments, [tf.int32] * len(lengths), stateful=False)
   return tuple(tf.ensure_shape(x, [batch] if n is None else [batch, n]) for x, n in zip(found, lengths, strict=True))
 
 
 def _below(n: int | np.ndarray, bits_B: np.ndarray) -> np.ndarray:
-  """floor(n * bits / 2^32) without overflow, so uniform in 0..n-1: 32-bit words as uint64, of any shape -> int64."""
+  """Return floor(n * bits / 2^32) without overflow, uniform in 0..n-1: 32-bit words as uint64, any shape -> int64."""
   n = np.asarray(n, np.uint64)
   low = bits_B * (n & np.uint64(2**32 - 1)) >> np.uint64(32)
   return (bits_B * (n >> np.uint64(32)) + low).astype(np.int64)

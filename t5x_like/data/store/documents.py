@@ -1,9 +1,9 @@
-"""Finds where documents begin and end in the files of a token store, without holding them in memory.
+"""Lookup of document boundaries in the files of a token store, without holding them in memory.
 
-A shard's document ends are sorted, so the document of a token is found by interpolation search: the fraction of the
-shard's tokens before the token estimates its document's place in the file, and a block of ends read there either
-contains it or narrows the range. Every other step bisects the range instead, so that no corpus takes more than a few
-steps. The tokens of a batch take each step together.
+A shard's document ends are sorted, so interpolation search locates the document of a token. The fraction of the shard's
+tokens before the token estimates the document's place in the file; the block of ends read there either contains it or
+narrows the range. Every other step bisects the range instead, so no corpus takes more than a few steps. All tokens of a
+batch take each step together.
 """
 
 import numpy as np
@@ -25,12 +25,12 @@ class Documents:
     self._files, self._shards = files, shards
 
   def at(self, places_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The documents that contain tokens: places in the stream [N] -> their (indices, starts, ends), each int64 [N]."""
+    """Find the documents that contain tokens: places in the stream [N] -> (indices, starts, ends), each int64 [N]."""
     shards = self._shards
     shard_N = np.searchsorted(shards.first_token, places_N, side="right") - 1
     first_token_N = shards.first_token[shard_N]
     place_N = places_N - first_token_N
-    # The document is among [low, high) of its shard; the one before `low` ends at `start`, the last one at `end`.
+    # The document is in [low, high) of its shard; document `low - 1` ends at `start`, document `high - 1` at `end`.
     low_N, high_N = np.zeros_like(place_N), shards.first_document[shard_N + 1] - shards.first_document[shard_N]
     start_N, end_N = np.zeros_like(place_N), shards.first_token[shard_N + 1] - first_token_N
     found_3N = np.zeros((3, place_N.size), np.int64)
@@ -56,7 +56,7 @@ class Documents:
     return found_3N[0] + shards.first_document[shard_N], found_3N[1] + first_token_N, found_3N[2] + first_token_N
 
   def spans(self, documents_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where documents begin and end: indices [N] -> (starts, ends), places in the stream, each int64 [N]."""
+    """Return where documents begin and end in the stream: indices [N] -> (starts, ends), each int64 [N]."""
     shards = self._shards
     shard_N = np.searchsorted(shards.first_document, documents_N, side="right") - 1
     inside_N = documents_N - shards.first_document[shard_N]
@@ -66,8 +66,8 @@ class Documents:
     return start_N + first_token_N, ends_N2[row_N, np.minimum(inside_N, 1)] + first_token_N
 
   def sizes(self, documents_N: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Documents that follow one another: the first of each row [N] -> (their starts in the stream, int64 [N]; the
-    tokens of `count` documents from there on, int64 [N, count], 0 after the last one of the shard)."""
+    """Return the sizes of consecutive documents: first documents [N] -> (their starts in the stream, int64 [N]; tokens
+    of `count` documents from there on, int64 [N, count], 0 past the shard's last document)."""
     shards = self._shards
     shard_N = np.searchsorted(shards.first_document, documents_N, side="right") - 1
     inside_N = documents_N - shards.first_document[shard_N]
@@ -78,11 +78,11 @@ class Documents:
     return ends_NK[:, 0] + shards.first_token[shard_N], sizes_NK
 
   def begins(self, starts_B: np.ndarray, length: int) -> np.ndarray:
-    """Whether a document begins at each token of windows: places of first tokens [B] -> bool [B, length]."""
+    """Mark the tokens of windows at which a document begins: first tokens [B] -> bool [B, length]."""
     shards, begins_BW = self._shards, np.zeros((starts_B.size, length), bool)
     document_B, begin_B, end_B = self.at(starts_B)
     begins_BW[begin_B == starts_B, :1] = True
-    row_n = np.flatnonzero(end_B < starts_B + length)  # windows with the beginning of the document after this one
+    row_n = np.flatnonzero(end_B < starts_B + length)  # windows in which the next document begins
     document_n = document_B[row_n]
     while row_n.size:
       shard_n = np.searchsorted(shards.first_document, document_n, side="right") - 1
@@ -98,7 +98,7 @@ class Documents:
     return begins_BW
 
   def ends(self) -> np.ndarray:
-    """Where every document ends in the stream: int64 [documents], all in memory."""
+    """Return where every document ends in the stream: int64 [documents], all in memory."""
     shards = self._shards
     ends_D = np.empty(shards.first_document[-1], "<i8")
     data, bounds = memoryview(ends_D).cast("B"), (_BYTES * shards.first_document).tolist()
@@ -107,7 +107,7 @@ class Documents:
     return ends_D + np.repeat(shards.first_token[:-1], np.diff(shards.first_document))
 
   def _read(self, shard_N: np.ndarray, begin_N: np.ndarray, size_N: np.ndarray, most: int = _BLOCK) -> np.ndarray:
-    """Ends [begin, begin + size) of shards: int64 [N, most], 0 beyond `size`."""
+    """Read document ends [begin, begin + size) of shards: int64 [N, most], 0 beyond `size`."""
     ends_NK = np.zeros((shard_N.size, most), "<i8")
     data = memoryview(ends_NK).cast("B") if ends_NK.size else memoryview(b"")
     rows = zip(shard_N.tolist(), (_BYTES * begin_N).tolist(), (_BYTES * size_N).tolist(), strict=True)

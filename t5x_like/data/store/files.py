@@ -1,4 +1,4 @@
-"""A token store's files: in a local directory, or at an address (`gs://`, `s3://`, ...)."""
+"""The interface to a token store's files, in a local directory or at an address (`gs://`, `s3://`, ...)."""
 
 import contextlib
 import pathlib
@@ -15,32 +15,32 @@ class Files(Protocol):
   """The files of one store, named by their path relative to it."""
 
   def name(self, file: str) -> str:
-    """The full path, for messages."""
+    """Return the full path, for messages."""
 
   def read(self, file: str) -> bytes | None:
-    """The contents, or None if there is no such file."""
+    """Return the contents, or None if the file does not exist."""
 
   def listing(self, directories: Sequence[str]) -> dict[str, int | None] | None:
-    """The files in some directories with their sizes (None if unknown); None if they cannot be listed."""
+    """List the files in directories with their sizes (None if unknown); return None if listing is not possible."""
 
   def sha256(self, file: str, size: int) -> str:
-    """The hexadecimal SHA-256 of a file of `size` bytes."""
+    """Return the hexadecimal SHA-256 of a file of `size` bytes."""
 
   def fill(self, shards: Shards, array: str, reads: Sequence[Read]) -> None:
-    """Reads ranges of the shards' files of one array; thread-safe.
+    """Read ranges of the shards' files of one array; thread-safe.
 
     Raises:
-      UserError: a file is missing, or may not be read.
+      UserError: a file is missing or not readable.
       DamageError: a file is too short.
       TransientError: a file cannot be read now.
     """
 
   def local(self, directory: str) -> contextlib.AbstractContextManager[pathlib.Path]:
-    """A local path with the contents of `directory`."""
+    """Provide a local path with the contents of `directory`."""
 
 
 def at(path: str) -> Files:
-  """The files at a local path or at `scheme://...`; UserError for an address that cannot be opened."""
+  """Return the files at a local path or at `scheme://...`; raise UserError if the address cannot be opened."""
   if path.startswith("file://"):
     return LocalFiles(path.removeprefix("file://"))
   if "://" not in path:

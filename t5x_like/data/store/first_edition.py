@@ -1,11 +1,11 @@
-"""Token stores of the first edition of the format, which remain readable.
+"""Reader for token stores in the first edition of the format.
 
     manifest.json                             as now, but with an entry for every shard and file
     vocabulary/
     shards/00000/tokens/zarr.json, c/0        each array as a directory of Zarr v3
     shards/00000/document_ends/zarr.json, c/0
 
-The files `c/0` have the same bytes as files of the second edition; reading them does not need `zarr.json`.
+The files `c/0` have the same bytes as in the second edition; reading them does not need `zarr.json`.
 """
 
 import dataclasses
@@ -52,17 +52,17 @@ class _Manifest:
 
 
 def parse(data: dict[str, Any], where: str) -> tuple[Manifest, Shards, np.ndarray]:
-  """Reads a manifest of the first edition.
+  """Read a manifest of the first edition.
 
   Args:
     data: the file's JSON object.
     where: the file's path, for messages.
 
   Returns:
-    (the manifest as one of the second edition, the shards, checksums uint8 [S, 2, 32])
+    (the manifest in the form of the second edition, the shards, checksums uint8 [S, 2, 32])
 
   Raises:
-    UserError: see `manifest.parse`; or counts do not add up, or the fingerprint does not match the fields.
+    UserError: see `manifest.parse`; also if counts do not add up or the fingerprint does not match the fields.
   """
 
   def refuse(key: str, found: Any, expected: Any) -> None:

@@ -1,12 +1,12 @@
 """A token store's files in a local directory, read with `preadv` through one pool of open files.
 
-For a batch of windows, whatever the page cache holds is read at once (`RWF_NOWAIT`); the rest is announced to the
-kernel (`POSIX_FADV_WILLNEED`), which reads all of it in parallel, and only then waited for. Memory maps are about as
-fast where the files are cached and 14 to 140 times slower where they are not (docs/reference/token-store.md). A map
-also counts towards `vm.max_map_count`, and Python keeps a descriptor open for each, so 10^5 shards cannot be mapped.
+For a batch of windows, the contents of the page cache are read at once (`RWF_NOWAIT`). The rest is announced to the
+kernel (`POSIX_FADV_WILLNEED`), which reads all of it in parallel; only then does the reader wait. Memory maps are about
+as fast on cached files and 14 to 140 times slower on others (docs/reference/token-store.md). A map also counts towards
+`vm.max_map_count`, and Python keeps a descriptor open for each, so 10^5 shards cannot be mapped.
 
-The pool is shared by all stores of the process and holds up to a quarter of the files it may have open (`ulimit -n`).
-For a shard outside the pool, opening and closing its file takes about 6 microseconds.
+All stores of the process share the pool, which holds up to a quarter of the process's limit of open files
+(`ulimit -n`). For a shard outside the pool, opening and closing its file takes about 6 microseconds.
 """
 
 import contextlib
@@ -25,18 +25,18 @@ from t5x_like.data.store.shards import Shards
 from t5x_like.errors import DamageError, UserError, one_line
 
 _MOST_OPEN = 2**15
-_NOWAIT = getattr(os, "RWF_NOWAIT", None)  # Linux only, as is the announcement
+_NOWAIT = getattr(os, "RWF_NOWAIT", None)  # Linux only, like the announcement
 _serials = itertools.count()
 
 
 def most_open() -> int:
-  """How many files the pool may hold open."""
+  """Return the maximum number of files that the pool holds open."""
   soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
   return max(8, min(_MOST_OPEN, soft // 4))
 
 
 class _Descriptor:
-  """An open file, closed when nobody refers to it."""
+  """An open file, closed with its last reference."""
 
   __slots__ = ("fd",)
 
@@ -50,12 +50,12 @@ class _Descriptor:
 
 
 class _Pool:
-  """The open files of all stores, by (store, array, shard); first opened, first closed."""
+  """The open files of all stores, keyed by (store, array, shard); first opened, first closed."""
 
   def __init__(self):
     self._open: dict[tuple[int, str, int], _Descriptor] = {}
     self._lock = threading.Lock()
-    self._most = 0  # as of the last time that there were more
+    self._most = 0  # the limit when it was last exceeded
     self.get = self._open.get
 
   def open(self, key: tuple[int, str, int], path: str) -> _Descriptor:
@@ -73,7 +73,7 @@ class _Pool:
     return descriptor
 
   def forget(self, serial: int) -> None:
-    """Closes the files of a store."""
+    """Close the files of a store."""
     with self._lock:
       for key in [key for key in list(self._open) if key[0] == serial]:
         self._open.pop(key, None)
@@ -89,7 +89,7 @@ _pool = _Pool()
 
 
 class LocalFiles:
-  """A directory."""
+  """The files of a store in a local directory."""
 
   def __init__(self, root: str):
     self._root, self._serial = root.rstrip("/"), next(_serials)
@@ -120,7 +120,7 @@ class LocalFiles:
             if entry.is_dir():
               waiting.append(f"{directory}/{entry.name}")
             else:
-              with contextlib.suppress(FileNotFoundError):  # a link to nothing
+              with contextlib.suppress(FileNotFoundError):  # a dangling link
                 found[f"{directory}/{entry.name}"] = entry.stat().st_size
       except (FileNotFoundError, NotADirectoryError):
         continue
@@ -176,7 +176,7 @@ class LocalFiles:
 
 
 def _cached(fd: int, into: tuple[memoryview], offset: int) -> int:
-  """Reads what is cached without waiting, and returns how many bytes; 0 if the file system does not support this."""
+  """Read cached bytes without waiting and return their number; 0 if the file system does not support this."""
   try:
     return os.preadv(fd, into, offset, _NOWAIT)
   except BlockingIOError:

@@ -1,8 +1,8 @@
-"""The manifest of a token store, checked field by field when read.
+"""The manifest of a token store, checked field by field on reading.
 
 `manifest.json` names the corpus and split, the vocabulary, the dtype, the counts, the tables of shards with their
-SHA-256, and the fingerprint of the content. Its size does not depend on the number of shards, which are listed in the
-tables (`shards.py`). Its last field is a checksum of the others.
+SHA-256, and the fingerprint of the content. Its size does not depend on the number of shards, because the tables list
+them (`shards.py`). Its last field is a checksum of the others.
 """
 
 import dataclasses
@@ -29,19 +29,19 @@ class VocabularyRecord:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-  """What `manifest.json` holds.
+  """The contents of `manifest.json`.
 
   Attributes:
-    name, split: of the corpus; informative.
-    vocabulary: of the ids.
+    name, split: the corpus and its split; informative.
+    vocabulary: the vocabulary of the ids.
     append_eos: whether EOS ends every document.
-    dtype: of the ids in the files.
-    num_tokens, num_documents, num_shards: the totals.
-    name_digits: digits of a shard's name, which is a number.
-    tables: SHA-256 of the tables of shards, by file.
+    dtype: dtype of the ids in the files.
+    num_tokens, num_documents, num_shards: totals.
+    name_digits: number of digits in a shard's name.
+    tables: SHA-256 of each table of shards, by file.
     source: provenance; any JSON object.
-    fingerprint: SHA-256 over what determines the token stream, see `shards.fingerprint`. Names, provenance and the
-      edition of the format are not part of it.
+    fingerprint: SHA-256 of everything that determines the token stream, see `shards.fingerprint`. It excludes names,
+      provenance and the edition of the format.
   """
 
   name: str
@@ -59,7 +59,7 @@ class Manifest:
 
   @property
   def checksum(self) -> str:
-    """SHA-256 of all fields."""
+    """The SHA-256 of all fields."""
     return hashlib.sha256(json.dumps(dataclasses.asdict(self), sort_keys=True).encode()).hexdigest()
 
   def to_json(self) -> str:
@@ -67,14 +67,14 @@ class Manifest:
 
 
 def parse(data: dict[str, Any], where: str) -> Manifest:
-  """Reads a manifest.
+  """Read a manifest.
 
   Args:
     data: the file's JSON object.
     where: the file's path, for messages.
 
   Raises:
-    UserError: a field missing, unknown, of the wrong type or out of range, or a checksum that is not that of the
+    UserError: a field is missing, unknown, of the wrong type or out of range, or the checksum does not match the
       fields.
   """
   data = dict(data)
@@ -91,7 +91,7 @@ def parse(data: dict[str, Any], where: str) -> Manifest:
 
 
 def read(kind: type, data: Any, where: str, key: str, remedy: str = REMEDY) -> Any:
-  """A dataclass from the JSON object at `key`, its fields present, known and of the declared types."""
+  """Read a dataclass from the JSON object at `key`; raise UserError for a missing, unknown or mistyped field."""
   if not isinstance(data, dict):
     raise UserError(f"{where}: {key or 'top level'}: found {type(data).__name__}, expected an object: {remedy}")
   fields = {field.name: field.type for field in dataclasses.fields(kind)}
@@ -111,7 +111,7 @@ def read(kind: type, data: Any, where: str, key: str, remedy: str = REMEDY) -> A
 
 
 def value(declared: Any, found: Any, where: str, key: str, remedy: str = REMEDY) -> Any:
-  """A value of a declared type: a dataclass, a dict or list of one, or a plain type."""
+  """Check and convert a value of a declared type: a dataclass, a dict or list, or a plain type."""
   if dataclasses.is_dataclass(declared):
     return read(declared, found, where, key, remedy)
   kind, (*_, item) = getattr(declared, "__origin__", declared), getattr(declared, "__args__", (Any,))
@@ -127,7 +127,7 @@ def value(declared: Any, found: Any, where: str, key: str, remedy: str = REMEDY)
 
 
 def check(manifest: Manifest, where: str) -> None:
-  """UserError for values out of range, and for names that could not be names of files."""
+  """Raise UserError for values out of range and for names that are not valid file names."""
   file_names.check(f"{where}: name", manifest.name, REMEDY)
   file_names.check(f"{where}: split", manifest.split, REMEDY)
   if manifest.dtype not in DTYPES:

@@ -1,16 +1,16 @@
 """A token store: one split of a corpus, tokenised once, read as random windows of one long token stream.
 
-    <root>/<split>/manifest.json           the contents: counts, vocabulary, checksums of the tables, fingerprint
+    <root>/<split>/manifest.json           counts, vocabulary, checksums of the tables, fingerprint
     <root>/<split>/shards.npy              tokens and documents of each shard
     <root>/<split>/checksums.npy           SHA-256 of each file
     <root>/<split>/vocabulary/             the vocabulary the ids belong to
     <root>/<split>/tokens/00000            ids, uint16 or int32
     <root>/<split>/document_ends/00000     where documents end in this shard's tokens, int64
 
-Element i of a file is at byte i times its size (`shards.py`), so a window is one ranged read, from a local file
+Element i of a file is at byte i times the element size (`shards.py`), so a window is one ranged read, from a local file
 (`local_files.py`) or over the network (`remote_files.py`). Only the table of shards is held in memory; document ends
-are read on demand (`documents.py`). Opening reads the manifest and the table and lists the files once, whatever the
-number of tokens. Verifying the checksums reads every byte once, in parallel, and is optional.
+are read on demand (`documents.py`). Opening reads the manifest and the table and lists the files once, regardless of
+the number of tokens. Verifying the checksums is optional and reads every byte once, in parallel.
 
 Stores of the first edition of the format remain readable (`first_edition.py`).
 """
@@ -41,12 +41,12 @@ FULL_VERIFY_BYTES = 2 * 2**30  # "auto" checks every byte of stores up to this s
 
 
 class TokenStore:
-  """An open token store; make one with `TokenStore.open`.
+  """An open token store; open it with `TokenStore.open`.
 
   Attributes:
-    path: as given.
-    manifest: its checked manifest.
-    verification: a description of what `open` checked.
+    path: the path given to `open`.
+    manifest: the checked manifest.
+    verification: a description of the checks that `open` made.
   """
 
   def __init__(self, path: str, files: Files, text: bytes, manifest: Manifest, shards: Shards, verification: str):
@@ -56,12 +56,12 @@ class TokenStore:
 
   @classmethod
   def open(cls, path: str | os.PathLike, verify: Verify = "auto") -> "TokenStore":
-    """Opens a store.
+    """Open a store.
 
     Args:
       path: the directory of one split, local or `scheme://`.
-      verify: `size` checks that every file exists with its size; `full` also checks every checksum; `auto` is
-        `full` for stores up to 2 GiB.
+      verify: `size` checks that every file exists and has the expected size; `full` also checks every checksum; `auto`
+        is `full` for stores up to 2 GiB, otherwise `size`.
 
     Raises:
       UserError: the store or a file is missing, or its manifest or table is malformed or inconsistent.
@@ -88,7 +88,7 @@ class TokenStore:
     return cls(path, files, text, manifest, shards, _verify(files, manifest, shards, checksums_SA if full else None))
 
   def is_current(self) -> bool:
-    """Whether the manifest at `path` is still the one that was opened."""
+    """Return whether the manifest at `path` is unchanged since opening."""
     return self._files.read(manifests.FILE) == self._text
 
   @property
@@ -109,7 +109,7 @@ class TokenStore:
 
   @functools.cached_property
   def vocabulary(self) -> vocabularies.Vocabulary:
-    """The vocabulary saved with the store; UserError if it is not the manifest's."""
+    """The vocabulary saved with the store; UserError if it does not match the manifest."""
     with self._files.local(manifests.VOCABULARY) as directory:
       vocabulary = vocabularies.load(str(directory))
     for key in ("fingerprint", "size", "extra_ids"):
@@ -122,11 +122,11 @@ class TokenStore:
     return vocabulary
 
   def windows(self, starts_B: np.ndarray, length: int) -> np.ndarray:
-    """Windows of the token stream; one may cross shard boundaries.
+    """Read windows of the token stream, across shard boundaries.
 
     Args:
       starts_B: integers [B], the first token of each window, in 0..num_tokens - length.
-      length: tokens in a window.
+      length: tokens per window.
 
     Returns:
       int32 [B, length].
@@ -159,37 +159,37 @@ class TokenStore:
     return window_BW.astype(np.int32, copy=False)
 
   def document_ends(self) -> np.ndarray:
-    """Where every document ends in the token stream, ascending, the last at `num_tokens`: int64 [num_documents].
+    """Return where every document ends in the token stream, ascending up to `num_tokens`: int64 [num_documents].
 
-    Reads all of them into memory; at scale, use `documents_at` for some tokens or `document_spans` for some documents.
+    This reads all ends into memory; at scale, use `documents_at` for tokens or `document_spans` for documents.
     """
     return self._documents.ends()
 
   def documents_at(self, places_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The documents that contain tokens: places in the stream [N] -> their (indices, starts, ends), each int64 [N]."""
+    """Find the documents that contain tokens: places in the stream [N] -> (indices, starts, ends), each int64 [N]."""
     return self._documents.at(np.asarray(places_N, np.int64))
 
   def document_begins(self, starts_B: np.ndarray, length: int) -> np.ndarray:
-    """Whether a document begins at each token of windows: first tokens [B] -> bool [B, length]."""
+    """Mark the tokens of windows at which a document begins: first tokens [B] -> bool [B, length]."""
     return self._documents.begins(np.asarray(starts_B, np.int64), length)
 
   def document_spans(self, documents_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where documents begin and end: indices [N] in 0..num_documents-1 -> (starts, ends), each int64 [N]."""
+    """Return where documents begin and end: indices [N] in 0..num_documents-1 -> (starts, ends), each int64 [N]."""
     return self._documents.spans(np.asarray(documents_N, np.int64))
 
   def document_sizes(self, documents_N: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Documents that follow one another in a shard: the first of each row, indices [N] -> (where they start, int64 [N];
-    the tokens of `count` documents from there on, int64 [N, count], 0 after the last one of the shard)."""
+    """Return the sizes of consecutive documents of a shard: first documents [N] -> (their starts, int64 [N]; tokens of
+    `count` documents from there on, int64 [N, count], 0 past the shard's last document)."""
     return self._documents.sizes(np.asarray(documents_N, np.int64), count)
 
   @property
   def first_documents(self) -> np.ndarray:
-    """The documents before each shard, and all of them at the end: int64 [num_shards + 1]."""
+    """The number of documents before each shard, and the total at the end: int64 [num_shards + 1]."""
     return self._shards.first_document
 
 
 def _load(text: bytes, where: str) -> dict[str, Any]:
-  """The JSON object of a manifest of either edition; UserError if it is not one."""
+  """Parse the JSON object of a manifest of either edition; raise UserError for anything else."""
   try:
     data = json.loads(text)
   except (ValueError, RecursionError) as error:
@@ -208,7 +208,7 @@ def _table(files: Files, file: str) -> bytes:
 
 
 def _verify(files: Files, manifest: Manifest, shards: Shards, checksums_SA: np.ndarray | None) -> str:
-  """Checks that all files exist and, given checksums, their contents; returns a description of the check."""
+  """Check that all files exist and, given checksums, their contents; return a description of the check."""
   begin = time.monotonic()
   sizes, found = shards.sizes(), files.listing(shards.roots)
   for file, expected in sizes.items() if found is not None else ():
@@ -253,7 +253,7 @@ def _verify_checksums(files: Files, shards: Shards, checksums_SA: np.ndarray) ->
 
 
 def _missing(path: str) -> str:
-  """The message for a path without a manifest: what is there, and how to make a store."""
+  """Return the message for a path without a manifest: what exists there, and how to make a store."""
   directory = pathlib.Path(path)
   found = "no such directory"
   if directory.parent.is_dir() and "://" not in path:

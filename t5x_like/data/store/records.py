@@ -1,6 +1,6 @@
-"""The records and arrays of prepared data, checked when read.
+"""The records and arrays of prepared data, checked on reading.
 
-A record is a JSON file beside prepared data. It repeats what the data were asked for by, and names their checksums.
+A record is a JSON file beside prepared data. It repeats the request that the data answer, and lists their checksums.
 """
 
 import hashlib
@@ -20,11 +20,12 @@ def read(kind: type, path: str, file: str, content: dict[str, Any], remedy: str)
 
   Args:
     kind: a dataclass of the fields that preparation adds to `content`.
-    path, file: the directory, and the record in it.
-    content: all that the data were asked for by, which the record repeats.
-    remedy: closes a message.
+    path, file: the directory, and the name of the record in it.
+    content: the request, which the record must repeat.
+    remedy: the closing words of error messages.
+
   Raises:
-    UserError: no such file, not JSON, other content, or a field missing, unknown or of the wrong type.
+    UserError: the file is missing or not JSON, its content differs, or a field is missing, unknown or mistyped.
   """
   files = store_files.at(path)
   where, text = files.name(file), files.read(file)
@@ -43,10 +44,10 @@ def read(kind: type, path: str, file: str, content: dict[str, Any], remedy: str)
 
 
 def array(path: str, file: str, sha256: str, remedy: str) -> np.ndarray:
-  """Read an `.npy` file whose checksum is known.
+  """Read an `.npy` file of a known checksum.
 
   Raises:
-    UserError: no such file, another checksum, or not an array.
+    UserError: the file is missing, has another checksum, or is not an array.
   """
   files = store_files.at(path)
   data = files.read(file)

@@ -1,10 +1,10 @@
 """A token store's files at an address, read in ranges through TensorStore or fsspec (`objects.py`).
 
-An element's place in its file is computed, so only the requested windows are read, all those of a batch at once. A
-store that fits the process's cache is read in blocks that are kept: once warm, it is effectively in memory. Windows of
-a larger store are not needed again until the next epoch, so they are read individually and not kept. Transient errors
-(429, 5xx, refused or broken connections) are retried with growing delays, an unanswered read is requested again, and
-after five minutes the run ends with one line.
+An element's place in its file is computed, so only the requested windows are read, all windows of a batch at once. A
+store that fits the process's cache is read in blocks that stay cached: once warm, it is effectively in memory. Windows
+of a larger store are not needed again until the next epoch, so they are read individually and not cached. Transient
+errors (429, 5xx, refused or broken connections) are retried with growing delays, and an unanswered read is requested
+again. After five minutes the run ends with a one-line error.
 """
 
 import contextlib
@@ -22,13 +22,13 @@ from t5x_like.data.store.manifest import REMEDY
 from t5x_like.data.store.shards import Shards
 from t5x_like.errors import DamageError, TransientError, UserError, answered, is_transient, one_line
 
-CACHE_BYTES = 2**30  # of all stores of a process
+CACHE_BYTES = 2**30  # shared by all stores of a process
 PATIENCE_SECONDS = 300.0  # for a read, over all attempts
 _ATTEMPT_SECONDS = 30.0
 _BLOCK = 2**18
 _READ_BYTES = 2**24  # per request when a whole file is read
 
-_Range = tuple[str, slice | None]  # a file and a range of its bytes, or all of it
+_Range = tuple[str, slice | None]  # a file and a range of its bytes; None is the whole file
 
 
 class _Budget:
@@ -38,7 +38,7 @@ class _Budget:
     self._left, self._lock = left, threading.Lock()
 
   def take(self, size: int) -> bool:
-    """Takes `size` bytes if that many are left and returns whether it did; a negative size gives back."""
+    """Take `size` bytes if that many are left and return whether it did; a negative size gives bytes back."""
     with self._lock:
       if size > self._left:
         return False
@@ -50,10 +50,10 @@ _budget = _Budget(CACHE_BYTES)
 
 
 class RemoteFiles:
-  """An address.
+  """The files of a store at an address.
 
   Args:
-    url: of the store.
+    url: the address of the store.
 
   Raises:
     UserError: the address cannot be opened.
@@ -61,8 +61,8 @@ class RemoteFiles:
 
   def __init__(self, url: str):
     self._url = url.rstrip("/") + "/"
-    self._budget, self._taken = _budget, 0  # bytes taken of the cache
-    self._kept: bool | None = None  # whether blocks are kept; decided at the first read
+    self._budget, self._taken = _budget, 0  # bytes taken from the cache budget
+    self._kept: bool | None = None  # whether blocks stay cached; decided at the first read
     self._blocks: dict[tuple[str, int], threading.Event | bytes] = {}
     self._lock = threading.Lock()
     self._files = objects.opened(self._url)
@@ -118,7 +118,7 @@ class RemoteFiles:
 
   @contextlib.contextmanager
   def local(self, directory: str) -> Iterator[pathlib.Path]:
-    """A local copy of a directory whose `vocabulary.json` names its files, so that it need not be listed."""
+    """Copy a directory to a local one; its `vocabulary.json` names its files, so it need not be listed."""
     index = f"{directory}/vocabulary.json"
     text = self.read(index)
     try:
@@ -140,7 +140,7 @@ class RemoteFiles:
         self._taken = size if self._kept else 0
 
   def _read_blocks(self, sizes: dict[tuple[str, int], int]) -> dict[tuple[str, int], bytes]:
-    """Blocks of files, given the files' sizes; concurrent callers share each read."""
+    """Read blocks of files, given the files' sizes; concurrent callers share each read."""
     blocks, own = {}, {}
     with self._lock:
       for key, size in sizes.items():
@@ -170,7 +170,7 @@ class RemoteFiles:
     return blocks
 
   def _present(self, ranges: Sequence[_Range]) -> list[bytes]:
-    """Like `_answers`, but UserError for a missing file."""
+    """Return `_answers(ranges)`; raise UserError for a missing file."""
     found = self._answers(ranges)
     for (file, _), data in zip(ranges, found, strict=True):
       if data is None:
@@ -178,7 +178,7 @@ class RemoteFiles:
     return found
 
   def _answers(self, ranges: Sequence[_Range]) -> list[bytes | None]:
-    """The bytes of all ranges, requested at once; None for a missing file."""
+    """Request all ranges at once and return their bytes; None for a missing file."""
     begin = time.monotonic()
     waiting = [self._files.read(file, part) for file, part in ranges]
     found = []

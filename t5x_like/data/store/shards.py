@@ -1,18 +1,18 @@
 """The shards of a token store: their places in the token stream, files, sizes and checksums.
 
-Next to the manifest are two tables in NumPy's format, with one row per shard:
+Two tables in NumPy's format beside the manifest have one row per shard:
 
     shards.npy      uint64 [shards, 3]     name (a number), tokens, documents
     checksums.npy   uint8 [shards, 2, 32]  SHA-256 of its files of tokens and of document ends
 
-Where a shard begins in the stream of tokens or documents is a prefix sum of the first table, the only data held per
-shard: 10^5 shards take 5 MB. The second table is read when files are verified.
+Prefix sums of the first table give the beginning of each shard in the stream of tokens and of documents. They are the
+only data held per shard: 10^5 shards take 5 MB. The second table is read only to verify files.
 
 A file is one shard of Zarr v3: the plain little-endian array, zeros up to a multiple of 16,384 elements, and the index
 that the `sharding_indexed` codec puts at the end of a shard, for inner chunks that are neither compressed nor elided.
-Element i is at byte i times the size of an element, so any range can be read from disk or over the network without an
-index; and given a `zarr.json`, any Zarr v3 reader can read the file. The first edition of the format had the same bytes
-in a directory per array, so the checksums, and with them the fingerprint, are the same in both.
+Element i is at byte i times the element size, so any range can be read from disk or over the network without an index.
+Given a `zarr.json`, any Zarr v3 reader can read the file. The first edition of the format had the same bytes in a
+directory per array, so both editions have the same checksums and therefore the same fingerprint.
 """
 
 import dataclasses
@@ -46,15 +46,15 @@ class Shards:
   """The shards S of a store, in the order of the stream.
 
   Args:
-    names: of the shards, all with the same number of digits.
-    counts_S2: tokens and documents of each, int64.
-    dtype: of the tokens.
+    names: names of the shards, all with the same number of digits.
+    counts_S2: int64 [S, 2], the tokens and documents of each shard.
+    dtype: dtype of the tokens.
     pattern: a file's path relative to the store, formatted with `array` and `name`.
 
   Attributes:
-    first_token: int64 [S + 1], the tokens before each shard, and all tokens at the end.
-    first_document: int64 [S + 1], likewise.
-    dtypes: of the arrays, by name.
+    first_token: int64 [S + 1], the tokens before each shard, and the total at the end.
+    first_document: int64 [S + 1], likewise for documents.
+    dtypes: dtype of each array, by name.
   """
 
   def __init__(self, names: Sequence[str], counts_S2: np.ndarray, dtype: str, pattern: str = "%(array)s/%(name)s"):
@@ -69,22 +69,22 @@ class Shards:
     return len(self._names)
 
   def file(self, array: str, shard: int) -> str:
-    """The path of a file, relative to the store."""
+    """Return the path of a file, relative to the store."""
     before, after = self._around[array]
     return before + self._names[shard] + after
 
   def sizes(self) -> dict[str, int]:
-    """The bytes of every file."""
+    """Return the size of every file in bytes."""
     return {self.file(array, shard): size for array in ARRAYS for shard, size in enumerate(self._bytes(array).tolist())}
 
   def size(self, array: str, shard: int) -> int:
-    """The bytes of a file."""
+    """Return the size of a file in bytes."""
     firsts = self.first_token if array == "tokens" else self.first_document
     return file_bytes(int(firsts[shard + 1] - firsts[shard]), self.dtypes[array].itemsize)
 
   @property
   def num_bytes(self) -> int:
-    """The bytes of all files."""
+    """The total size of all files in bytes."""
     return sum(int(self._bytes(array).sum()) for array in ARRAYS)
 
   @property
@@ -98,13 +98,13 @@ class Shards:
 
 
 def file_bytes(length, itemsize: int):
-  """Bytes of the file of an array of `length` elements; `length` may be an array."""
+  """Return the size in bytes of the file of an array of `length` elements; `length` may itself be an array."""
   chunks = -(-length // INNER_CHUNK)
   return chunks * (INNER_CHUNK * itemsize + 16) + 4
 
 
 def tail(length: int, itemsize: int) -> bytes:
-  """What follows the array in its file: padding, the offset and size of every inner chunk, their CRC-32C."""
+  """Return the bytes after the array in its file: padding, every inner chunk's offset and size, their CRC-32C."""
   chunks, chunk_bytes = -(-length // INNER_CHUNK), INNER_CHUNK * itemsize
   index_C2 = np.empty((chunks, 2), "<u8")
   index_C2[:, 0], index_C2[:, 1] = np.arange(chunks) * chunk_bytes, chunk_bytes
@@ -113,7 +113,7 @@ def tail(length: int, itemsize: int) -> bytes:
 
 
 def _crc32c(data: bytes) -> int:
-  """CRC-32C (Castagnoli), RFC 3720, section 12.1 and appendix B.4."""
+  """Compute CRC-32C (Castagnoli), RFC 3720, section 12.1 and appendix B.4."""
   table, crc = _crc32c_table(), 0xFFFFFFFF
   for byte in data:
     crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
@@ -129,7 +129,7 @@ def _crc32c_table() -> list[int]:
 
 
 def tables(written: Sequence[Shard]) -> dict[str, bytes]:
-  """The contents of the tables of written shards, by file."""
+  """Return the contents of the tables of written shards, by file."""
   table_S3 = np.array([[int(shard.name), shard.tokens, shard.documents] for shard in written], np.uint64)
   digests = [bytes.fromhex(shard.sha256[array]) for shard in written for array in ARRAYS]
   checksums_SA = np.frombuffer(b"".join(digests), np.uint8).reshape(len(written), len(ARRAYS), 32)
@@ -143,7 +143,7 @@ def _npy(array: np.ndarray) -> bytes:
 
 
 def read_shards(manifest: Manifest, table: bytes, where: str) -> Shards:
-  """The shards of a manifest from `shards.npy`; UserError if the table is invalid or disagrees with the manifest."""
+  """Read the shards from `shards.npy`; raise UserError if the table is invalid or disagrees with the manifest."""
   table_S3 = _read_table(table, np.uint64, (manifest.num_shards, 3), manifest.tables.get(TABLE), where)
   name_S, tokens_S, documents_S = table_S3.astype(np.int64).T
   wrong = np.flatnonzero((documents_S < 1) | (documents_S > tokens_S))
@@ -163,7 +163,7 @@ def read_shards(manifest: Manifest, table: bytes, where: str) -> Shards:
 
 
 def read_checksums(manifest: Manifest, table: bytes, where: str) -> np.ndarray:
-  """`checksums.npy`: uint8 [S, 2, 32]; UserError if it disagrees with the manifest."""
+  """Read `checksums.npy`, uint8 [S, 2, 32]; raise UserError if it disagrees with the manifest."""
   shape = (manifest.num_shards, len(ARRAYS), 32)
   return _read_table(table, np.uint8, shape, manifest.tables.get(CHECKSUMS), where)
 
@@ -187,9 +187,9 @@ def _read_table(table: bytes, dtype: type, shape: tuple[int, ...], sha256: str |
 
 
 def fingerprint(manifest: Manifest, shards: Shards, checksums_SA: np.ndarray) -> str:
-  """SHA-256 over what determines the token stream: vocabulary, EOS, dtype, counts and checksums of every shard.
+  """Hash (SHA-256) what determines the token stream: vocabulary, EOS, dtype, and every shard's counts and checksums.
 
-  The same as in the first edition of the format, so a store keeps it when it is made again in the second.
+  Both editions of the format give the same value, so a store rebuilt in the second edition keeps its fingerprint.
   """
   counts_S2 = np.stack([np.diff(shards.first_token), np.diff(shards.first_document)], axis=1).tolist()
   digests = checksums_SA.tobytes().hex()

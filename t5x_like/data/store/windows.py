@@ -1,13 +1,13 @@
 """Consecutive windows of a token store, the input of tasks that pretrain on running text.
 
 Window i of length W is tokens [i * W, (i + 1) * W) of one split's token stream; the tokens after the last whole window
-are unused. A window may begin in the middle of a document and hold parts of several.
+are unused. A window may begin in the middle of a document and span several documents.
 
-With dynamic offsets this holds for the first epoch and for evaluation. Every later epoch begins at a token of its own,
-drawn uniformly from all T by (seed, epoch), and goes round: window i is the W tokens from (offset + i * W) mod T on;
-after the corpus's last token comes its first. So an epoch has T // W windows whatever the offset, no token is in two of
-them, the T mod W unused tokens are others in each epoch, and one window of an epoch at most holds the end of the corpus
-and its beginning, as other windows hold the end of one document and the beginning of the next.
+With dynamic offsets, this holds only for the first epoch and for evaluation. Every later epoch starts at an offset
+drawn uniformly from all T tokens by (seed, epoch), and wraps around: window i is the W tokens from (offset + i * W) mod
+T on, and the corpus's last token is followed by its first. An epoch therefore has T // W windows at any offset, and no
+token is in two of them. The T mod W unused tokens vary from epoch to epoch. At most one window of an epoch joins the
+end of the corpus to its beginning, just as other windows join two documents.
 
 Worked example: T = 10 and W = 4. Windows of the first epoch: 0-3 and 4-7; of an epoch with offset 7: 7 8 9 0 and 1-4.
 """
@@ -39,19 +39,18 @@ _lock = threading.Lock()
 def open_tokens(
   store: str | Corpus, split: str, verify: Verify = "auto", documents_end: DocumentsEnd = "any"
 ) -> TokenStore:
-  """Opens `<store>/<split>` and reports it, or returns it if a task of this process already has it open.
+  """Open and report `<store>/<split>`, or return it if a task of this process already has it open.
 
   Args:
-    store: the directory or address that holds a token store per split (the `--output` of tools.prepare_data), or
-      `builtin` for the small corpus of `data/store/builtin.py`, or what to make one from; see
-      `data/prepare/corpus.py`.
-    split: which split.
-    verify: what opening the store checks: `size`, `full` (all checksums) or `auto`, see `TokenStore.open`.
-    documents_end: how every document must end: with `eos`, with `nothing`, or with `any` of the two.
+    store: the directory or address that holds a token store per split (the `--output` of tools.prepare_data),
+      `builtin` for the small corpus of `data/store/builtin.py`, or a corpus to prepare; see `data/prepare/corpus.py`.
+    split: name of the split.
+    verify: the checks made on opening: `size`, `full` (all checksums) or `auto`, see `TokenStore.open`.
+    documents_end: required end of every document: `eos`, `nothing`, or `any` for either.
 
   Raises:
     UserError: the store cannot be used, or its documents do not end as required.
-    DamageError: a file of the store is cut short or corrupt.
+    DamageError: a file of the store is truncated or corrupt.
   """
   path = _path(store, split, append_eos=documents_end == "eos")
   with _lock:
@@ -72,7 +71,7 @@ def open_tokens(
 
 def _path(store: str | Corpus, split: str, append_eos: bool) -> str:
   if isinstance(store, Corpus):
-    from t5x_like.data.prepare import corpus  # its engines are not needed otherwise
+    from t5x_like.data.prepare import corpus  # imported late: only corpora need its engines
 
     return corpus.prepared(store, split, append_eos)
   root = builtin.prepared(append_eos) if store == builtin.NAME else store
@@ -93,17 +92,17 @@ class Windows:
   """The windows of one split of a store.
 
   Args:
-    store: its place, see `open_tokens`, or an open store.
-    split: which split; ignored for an open store.
-    length: tokens in a window.
+    store: the location, see `open_tokens`, or an open store.
+    split: name of the split; ignored for an open store.
+    length: tokens per window.
     verify, documents_end: see `open_tokens`; ignored for an open store.
-    dynamic_offsets: whether later epochs begin at other tokens; see above.
+    dynamic_offsets: whether later epochs start at random offsets; see above.
 
   Attributes:
     tokens: the open store.
-    length: tokens in a window.
-    num_examples: how many windows there are.
-    facts: what the windows of later epochs depend on, for the task's fingerprint; empty without dynamic offsets.
+    length: tokens per window.
+    num_examples: number of windows.
+    facts: the contribution of dynamic offsets to the task's fingerprint; empty without them.
 
   Raises:
     UserError: the store cannot be used, its documents do not end as required, or it is shorter than one window.
@@ -136,21 +135,21 @@ class Windows:
 
   @property
   def numbering(self) -> str:
-    """Identifies what the indices count: windows of this length of this store."""
+    """An identifier of the numbering of examples: this store, window length and kind of offsets."""
     return f"{self.tokens.fingerprint}/windows/{self.length}" + "/dynamic_offsets" * bool(self.facts)
 
   def read(self, example_index_B: tf.Tensor, epoch_B: tf.Tensor | None = None, seed: int = 0) -> tf.Tensor:
-    """Raw tokens: int64 [B], each in 0..num_examples-1 -> int32 [B, length].
+    """Read raw tokens: example indices -> int32 [B, length].
 
     Args:
-      example_index_B: int64 [B].
+      example_index_B: int64 [B], each in 0..num_examples-1.
       epoch_B: int64 [B]; None reads the windows of the first epoch.
-      seed: the one that the task's `batch` is given.
+      seed: the seed passed to the task's `batch`.
     """
     return self._read(self.tokens.windows, lambda tokens_BW: tokens_BW, example_index_B, epoch_B, seed)
 
   def documents(self, example_index_B: tf.Tensor, epoch_B: tf.Tensor | None = None, seed: int = 0) -> tf.Tensor:
-    """The number, from 1, of each token's document in its window; arguments and shape as those of `read`."""
+    """Number each token's document within its window, from 1; arguments and shape as for `read`."""
     return self._read(self.tokens.document_begins, _numbered, example_index_B, epoch_B, seed)
 
   def _read(self, read, after, example_index_B: tf.Tensor, epoch_B: tf.Tensor | None, seed: int) -> tf.Tensor:
@@ -164,18 +163,18 @@ class Windows:
 
 
 def _numbered(begins_BW: np.ndarray) -> np.ndarray:
-  """Whether a document begins at a token -> the number of its document in the window, from 1, int32."""
+  """Turn marks of document beginnings into document numbers within the window, from 1: bool -> int32 [B, length]."""
   begins_BW[:, :1] = True
   return np.cumsum(begins_BW, axis=1, dtype=np.int32)
 
 
 def offset_facts(dynamic_offsets: bool) -> dict[str, Any]:
-  """What a fingerprint has of the option: nothing where it is off, as before there was one."""
+  """Return the option's part of a fingerprint: nothing if off, so fingerprints older than the option stay valid."""
   return {"dynamic_offsets": True} if dynamic_offsets else {}
 
 
 def offsets(epoch_B: tf.Tensor, seed: int, num_tokens: int) -> tf.Tensor:
-  """The token that epochs begin at, uniform to within num_tokens / 2^63, and 0 for epoch 0: int64 [B] -> int64 [B]."""
+  """Draw the first token of epochs, uniform to within num_tokens / 2^63; 0 for epoch 0: int64 [B] -> int64 [B]."""
   key_B = random.row_keys(seed, epoch_B, tf.constant(-1, tf.int64))  # no example has this index
   word_B = tf.cast(tf.bitwise.right_shift(key_B, tf.constant(1, tf.uint64)), tf.int64)
   return tf.where(epoch_B > 0, word_B % num_tokens, 0)
@@ -184,10 +183,10 @@ def offsets(epoch_B: tf.Tensor, seed: int, num_tokens: int) -> tf.Tensor:
 def around(
   read: Callable[[np.ndarray, int], np.ndarray], starts_B: np.ndarray, length: int, num_tokens: int
 ) -> np.ndarray:
-  """Windows of a stream whose first token follows its last.
+  """Read windows of a stream that wraps around.
 
   Args:
-    read: (first tokens int64 [N], length) -> [N, length], for windows inside of the stream.
+    read: (first tokens int64 [N], length) -> [N, length], for windows inside the stream.
     starts_B: int64 [B], each in 0..num_tokens - 1.
 
   Returns:

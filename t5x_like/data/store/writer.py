@@ -1,9 +1,9 @@
-"""Writes the token store of one split from the ids of documents, atomically.
+"""The atomic writer of one split's token store, from the ids of documents.
 
 Shards close at the first document end at or after `shard_tokens`, so the bytes depend only on the documents and their
-order, never on how they were batched or how many processes tokenised them. Everything is written to the sibling
+order, not on batching or the number of tokenising processes. Everything is written to the sibling
 `.<split>.incomplete`, flushed to disk and renamed when complete. A directory left by a killed run is emptied and
-reused; one that a live process is writing is an error.
+reused; a directory that a live process is writing is an error.
 """
 
 import contextlib
@@ -31,19 +31,19 @@ SHARD_TOKENS = 2**26
 
 
 class TokenStoreWriter(contextlib.AbstractContextManager):
-  """Writes the store of one split; leaving the `with` block normally publishes it, an exception removes it.
+  """A writer of the store of one split; leaving the `with` block publishes it, an exception removes it.
 
   Args:
     path: the local directory to create, `<root>/<split>`.
-    name: of the corpus; part of metric names.
-    split: recorded in the manifest.
-    vocabulary: of the ids; saved with the store.
+    name: name of the corpus; part of metric names.
+    split: name of the split, recorded in the manifest.
+    vocabulary: vocabulary of the ids; saved with the store.
     append_eos: whether the writer adds EOS after every document (T5 adds none).
     source: a JSON object recorded as provenance.
     shard_tokens: a shard closes at the first document end at or after this many tokens.
 
   Raises:
-    UserError: the path exists, is remote, cannot be written, or another process is writing it.
+    UserError: the path exists, is remote or not writable, or another process is writing it.
   """
 
   def __init__(
@@ -100,14 +100,14 @@ class TokenStoreWriter(contextlib.AbstractContextManager):
 
   @property
   def num_tokens(self) -> int:
-    """Tokens added so far."""
+    """The number of tokens added so far."""
     return self._held + sum(shard.tokens for shard in self._shards)
 
   def add(self, tokens_N: np.ndarray, lengths_D: np.ndarray) -> None:
-    """Adds documents.
+    """Add documents.
 
     Args:
-      tokens_N: integers [N], the ids of D documents one after the other, without EOS.
+      tokens_N: integers [N], the concatenated ids of D documents, without EOS.
       lengths_D: integers [D] that sum to N; documents of length 0 are dropped.
 
     Raises:
@@ -131,7 +131,7 @@ class TokenStoreWriter(contextlib.AbstractContextManager):
       self._close_shards()
 
   def _close_shards(self, last: bool = False) -> None:
-    """Writes every complete shard and, with `last`, the rest."""
+    """Write every complete shard and, if `last`, the rest."""
     tokens, ends = np.concatenate(self._tokens), np.cumsum(np.concatenate(self._lengths))
     while tokens.size >= self._shard_tokens or (last and tokens.size):
       documents = min(int(np.searchsorted(ends, self._shard_tokens)) + 1, ends.size)
@@ -171,7 +171,7 @@ class TokenStoreWriter(contextlib.AbstractContextManager):
 def description(
   shards: Sequence[Shard], *, name: str, split: str, vocabulary: Vocabulary, append_eos: bool, source: dict[str, Any]
 ) -> dict[str, bytes]:
-  """The manifest and the tables of a store of these shards: contents by file, the manifest last."""
+  """Return the tables and the manifest of a store of these shards: contents by file, the manifest last."""
   names = {len(shard.name) for shard in shards}
   tables = store_shards.tables(shards)
   manifest = Manifest(
@@ -195,18 +195,18 @@ def description(
 
 
 def dtype_of(vocabulary: Vocabulary) -> np.dtype:
-  """The dtype of a vocabulary's ids in a store."""
+  """Return the dtype of a vocabulary's ids in a store."""
   return np.dtype(np.uint16 if vocabulary.size <= 2**16 else np.int32)
 
 
 def write_shard(root: pathlib.Path, name: str, tokens_N: np.ndarray, document_ends_D: np.ndarray) -> Shard:
-  """Writes the files of a shard under a store's root, flushed to disk, and describes them.
+  """Write the files of a shard under a store's root, flush them to disk, and describe them.
 
   Args:
-    root: the directory.
-    name: of the shard, digits.
-    tokens_N: ids of the store's dtype.
-    document_ends_D: where each document ends among them.
+    root: the store's directory.
+    name: name of the shard, digits.
+    tokens_N: ids [N] of the store's dtype.
+    document_ends_D: integers [D], where each document ends in `tokens_N`.
   """
   sha256 = {}
   for array, data in (("tokens", tokens_N), ("document_ends", document_ends_D.astype("<i8"))):
@@ -226,7 +226,7 @@ def write_shard(root: pathlib.Path, name: str, tokens_N: np.ndarray, document_en
 
 @contextlib.contextmanager
 def _refusals(path: pathlib.Path):
-  """Reports a full disk, a read-only directory and the like as one line; TensorStore raises ValueError too."""
+  """Report a full disk, a read-only directory and the like as a one-line UserError; TensorStore raises ValueError."""
   try:
     yield
   except (OSError, ValueError, RuntimeError) as error:
@@ -236,7 +236,7 @@ def _refusals(path: pathlib.Path):
 
 
 def flush_small(root: pathlib.Path) -> None:
-  """Flushes to disk a store's directories and its files except shards, which were flushed when written."""
+  """Flush a store's directories and files to disk, except shards, which are flushed when written."""
   for directory, _, names in os.walk(root):
     for path in (directory, *(os.path.join(directory, name) for name in names)):
       if os.path.basename(directory) not in store_shards.ARRAYS or path == directory:
@@ -244,7 +244,7 @@ def flush_small(root: pathlib.Path) -> None:
 
 
 def flush(path: str | os.PathLike) -> None:
-  """Flushes a file or directory to disk."""
+  """Flush a file or directory to disk."""
   descriptor = os.open(path, os.O_RDONLY)
   try:
     os.fsync(descriptor)
