@@ -3,16 +3,16 @@
 Worked examples on A B C . D E ., mask _:
 
     permute_sentences  D E . A B C .      sentences in a uniformly random order
-    rotate             C . D E . A B      begins with a uniformly drawn token
+    rotate             C . D E . A B      rotated to begin with a uniformly drawn token
     mask               A _ C . _ E .      exactly `round(rate * W)` tokens become the mask
     delete             A C . E .          exactly `round(rate * W)` tokens are deleted
     infill             A _ . D _ E .      spans of Poisson(3) tokens become one mask each; an empty span inserts one
 
-Infilling: span lengths are drawn until they sum to `round(rate * W)` tokens, the last one cut to reach it exactly; the
-spans, in random order, are put between the kept tokens at distinct, uniformly drawn places, so no two touch. (The
-authors' code, fairseq's `denoising_dataset.py`, draws lengths in the same way; there, spans may touch, one that runs
+Infilling draws span lengths until they sum to `round(rate * W)` tokens, and cuts the last length to reach it exactly.
+The spans, in random order, go between the kept tokens at distinct, uniformly drawn places, so no two touch. (The
+authors' code, fairseq's `denoising_dataset.py`, draws lengths in the same way. There, spans may touch, a span that runs
 into another covers less, and a tenth of the masks become random tokens, which the paper does not mention.) Tokens near
-the ends are noise slightly less often, as a span lies between two kept tokens. The task decides which rates may be
+the ends are noise slightly less often, because a span lies between two kept tokens. The task decides which rates may be
 combined; permutation and rotation come first.
 """
 
@@ -29,47 +29,56 @@ from t5x_like.data.quiet_tensorflow import tf
 
 
 def permute_sentences(tokens_BW: tf.Tensor, sentences: Sentences, key_B: tf.Tensor) -> tf.Tensor:
-  """Sentences in a random order; the text before the first and after the last boundary counts as a sentence."""
+  """Permute sentences randomly; the text before the first and after the last boundary counts as a sentence.
+
+  Args:
+    tokens_BW: int32 [B, W].
+    sentences: the sentence rule.
+    key_B: uint64 [B], one random key per row.
+
+  Returns:
+    int32 [B, W].
+  """
   W = tokens_BW.shape[1]
   which_BW = tf.pad(tf.cumsum(tf.cast(sentences.starts(tokens_BW), tf.int32), axis=1), [[0, 0], [1, 0]])
   score_BW = tf.gather(tf.bitwise.right_shift(random.bits(key_B, W), tf.constant(1, tf.uint32)), which_BW, batch_dims=1)
-  # One sort by (the sentence's random word, sentence, place), so equal words do not mix two sentences.
+  # Sort once by (the sentence's random word, sentence, place), so equal random words do not mix two sentences.
   order_BW = tf.cast(score_BW, tf.int64) * W + tf.cast(which_BW, tf.int64)
   order_BW = tf.sort(order_BW * W + tf.range(W, dtype=tf.int64), axis=1)
   return tf.gather(tokens_BW, tf.cast(order_BW % W, tf.int32), batch_dims=1)
 
 
 def rotate(tokens_BW: tf.Tensor, key_B: tf.Tensor) -> tf.Tensor:
-  """The window rotated to begin at a random token."""
+  """Rotate each window to begin at a random token: [B, W] -> [B, W]."""
   W = tokens_BW.shape[1]
   first_B = random.integers(random.bits(key_B, 1)[:, 0], W)
   return tf.gather(tokens_BW, (tf.range(W) + first_B[:, None]) % W, batch_dims=1)
 
 
 def mask(tokens_BW: tf.Tensor, rate: float, mask_id: int, key_B: tf.Tensor) -> tf.Tensor:
-  """Token masking."""
+  """Mask tokens: replace `round(rate * W)` of each row with `mask_id`: [B, W] -> [B, W]."""
   W = tokens_BW.shape[1]
   return tf.where(_marked(_subset(W, round(rate * W), key_B), W), mask_id, tokens_BW)
 
 
 def delete(tokens_BW: tf.Tensor, rate: float, key_B: tf.Tensor) -> tf.Tensor:
-  """Token deletion: [B, W] -> [B, W - round(rate * W)]."""
+  """Delete tokens: [B, W] -> [B, W - round(rate * W)]."""
   W = tokens_BW.shape[1]
   return tf.gather(tokens_BW, _subset(W, W - round(rate * W), key_B), batch_dims=1)
 
 
 def most_spans(noise_tokens: int, mean: float) -> int:
-  """The most spans that infilling draws: ten standard deviations above the expected number, and at most `noise_tokens`,
-  so that the result is never longer than the text."""
+  """Return the maximum number of spans in infilling: ten standard deviations above the mean, but at most
+  `noise_tokens`, so the result is never longer than the text."""
   expected = noise_tokens / mean
   return min(math.ceil(expected + 10 * math.sqrt(expected / mean + 1) + 4), noise_tokens)
 
 
 def infill(tokens_BW: tf.Tensor, rate: float, mean: float, mask_id: int, key_B: tf.Tensor):
-  """Text infilling.
+  """Infill text: replace spans of Poisson lengths with one mask each.
 
   Returns:
-    (int32 [B, W - noise + most spans], 0 after the end; int32 [B], its size).
+    (int32 [B, W - noise + most spans], 0 after the end; int32 [B], the size of each row).
   """
   W = tokens_BW.shape[1]
   noise = round(rate * W)
@@ -79,15 +88,15 @@ def infill(tokens_BW: tf.Tensor, rate: float, mean: float, mask_id: int, key_B: 
   sum_BS = tf.concat([sum_BS[:, :-1], tf.fill([tf.shape(sum_BS)[0], 1], noise)], axis=1)  # the last span takes the rest
   length_BS = sum_BS - tf.pad(sum_BS[:, :-1], [[0, 0], [1, 0]])
   spans_B = 1 + tf.reduce_sum(tf.cast(sum_BS[:, :-1] < noise, tf.int32), axis=1)
-  # `spans` of the kept + 1 places between kept tokens, uniformly; unused ones go past the end.
+  # Draw `spans` of the kept + 1 places between kept tokens uniformly; unused spans go past the end.
   bits = tf.bitcast(random.bits(random.row_keys(2, key_B), kept + 1), tf.int32)
   place_BS = tf.math.top_k(bits, k=most, sorted=True).indices
   wanted_BS = tf.range(most) < spans_B[:, None]
-  # Sorted by place, each with its length, so the span that was cut to reach the sum may be anywhere.
+  # Sort by place, each with its length, so the span that was cut to reach the sum may be anywhere.
   both_BS = tf.sort(tf.where(wanted_BS, place_BS, kept + most) * most + tf.range(most), axis=1)
   place_BS, length_BS = both_BS // most, tf.gather(length_BS, both_BS % most, batch_dims=1)
   out = kept + most
-  at_BS = tf.where(wanted_BS, place_BS + tf.range(most), out)  # of masks in the result
+  at_BS = tf.where(wanted_BS, place_BS + tf.range(most), out)  # places of masks in the result
   here_BO = _added(at_BS, tf.ones_like(at_BS), out)
   source_BO = tf.cumsum(1 + _added(at_BS, length_BS - 1, out), axis=1, exclusive=True)
   size_B = kept + spans_B
@@ -97,7 +106,7 @@ def infill(tokens_BW: tf.Tensor, rate: float, mean: float, mask_id: int, key_B: 
 
 
 def poisson(bits_BN: tf.Tensor, mean: float) -> tf.Tensor:
-  """Poisson variates from random words, by inverting the distribution function: uint32 [B, N] -> int32 [B, N]."""
+  """Draw Poisson variates from random words by inverting the CDF: uint32 [B, N] -> int32 [B, N]."""
   share, below, k = math.exp(-mean), [], 0
   total = share
   while total < 1 - 2**-33 and k < 200:
@@ -110,7 +119,7 @@ def poisson(bits_BN: tf.Tensor, mean: float) -> tf.Tensor:
 
 
 def _subset(W: int, k: int, key_B: tf.Tensor) -> tf.Tensor:
-  """Ascending places of a uniformly random subset: int32 [B, k]."""
+  """Draw a uniformly random subset of k of W places, ascending: int32 [B, k]."""
   return random.subsets(random.bits(key_B, W), k)
 
 
@@ -119,5 +128,5 @@ def _marked(place_BK: tf.Tensor, length: int) -> tf.Tensor:
 
 
 def _added(place_BN: tf.Tensor, value_BN: tf.Tensor, length: int) -> tf.Tensor:
-  """As `scatter`, but places at or above `length` are ignored."""
+  """Scatter as `scatter` does, but ignore places at or above `length`."""
   return scatter(tf.minimum(place_BN, length), value_BN, length + 1)[:, :length]

@@ -1,4 +1,4 @@
-"""Inputs and targets -> the features of an encoder-decoder, under T5X's names."""
+"""The features of an encoder-decoder from inputs and targets, under T5X's names."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ __all__ = ["encoder_decoder", "features", "shift_right"]
 
 
 def shift_right(targets_BT: tf.Tensor, start_id: int = 0) -> tf.Tensor:
-  """Teacher-forcing inputs: the targets one place later, the start first: [B, T] -> [B, T]."""
+  """Shift targets right by one, behind `start_id`, for teacher forcing: [B, T] -> [B, T]."""
   return tf.pad(targets_BT[:, :-1], [[0, 0], [1, 0]], constant_values=start_id)
 
 
 def encoder_decoder(
   inputs_BS: tf.Tensor, targets_BT: tf.Tensor, vocabulary: Vocabulary | None = None
 ) -> dict[str, tf.Tensor]:
-  """Makes the features of an unpacked encoder-decoder batch.
+  """Build the features of an unpacked encoder-decoder batch.
 
   Args:
     inputs_BS: int32 [B, S].
     targets_BT: int32 [B, T].
-    vocabulary: says what is padding in both (`vocabularies.padding`) and what the decoder starts with; None is as in
-      vocabularies made here, 0 for both.
+    vocabulary: determines the padding of both (`vocabularies.padding`) and the decoder's start id; None means 0 for
+      both, as in vocabularies made here.
 
   Returns:
     `encoder_input_tokens` int32 [B, S]; `decoder_input_tokens` (targets shifted right behind the start),
-    `decoder_target_tokens` int32 [B, T]; `decoder_loss_weights` float32 [B, T], 1 where a target is not padding. With a
-    vocabulary without padding also `encoder_segment_ids` int32 [B, S], 0 on padding.
+    `decoder_target_tokens` int32 [B, T]; `decoder_loss_weights` float32 [B, T], 1 where a target is not padding. If the
+    vocabulary has no padding, also `encoder_segment_ids` int32 [B, S], 0 on padding.
   """
   pad, start = (0, 0) if vocabulary is None else (padding(vocabulary), vocabulary.decoder_start_id)
   made = {

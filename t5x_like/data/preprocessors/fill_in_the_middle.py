@@ -1,18 +1,18 @@
-"""Fill-in-the-middle: documents rearranged so that a decoder learns to infill (Bavarian et al. 2022, section 3).
+"""Fill-in-the-middle: rearranged documents teach a decoder to infill (Bavarian et al. 2022, section 3).
 
 A document is cut at two random places into prefix, middle and suffix, and written in one of two orders:
 
     PSM   <PRE> prefix <SUF> suffix <MID> middle <EOS>
     SPM   <PRE> <SUF> suffix <MID> prefix middle <EOS>     (the paper's variant for training on both, section 3.1)
 
-It ends with EOS also where the window ends first: that the middle is complete has to be learnt. Worked example, tokens
-[5, 6, 7, 8, 1] with EOS 1, cut after 1 and 3 tokens, sentinels P, S and M: [P, 5, S, 8, M, 6, 7, 1], or [P, S, 8, M, 5,
-6, 7, 1].
+A document ends with EOS even if the window ends before it, because the model must learn that the middle is complete.
+Worked example, tokens [5, 6, 7, 8, 1] with EOS 1, cut after 1 and 3 tokens, sentinels P, S and M: [P, 5, S, 8, M, 6, 7,
+1], or [P, S, 8, M, 5, 6, 7, 1].
 
-Cuts between characters (section 4.3: a model that is asked to go on inside of a word needs them) are uniform among the
-characters. The paper tokenises each of the three parts again; here only a token that is cut in two is spelled anew,
-each half by the longest pieces. So the parts always spell the document. Where no pieces spell a half, as within a
-character of several bytes, the cut is before the token.
+Cuts between characters are uniform among the characters; a model that must continue inside a word needs them (section
+4.3). The paper retokenises each of the three parts. Here only a token that is cut in two is respelled, each half by the
+longest pieces, so the parts always spell the document. If no pieces spell a half, as within a multi-byte character, the
+cut moves to before the token.
 """
 
 import itertools
@@ -25,21 +25,21 @@ from t5x_like.data.supervised import bins
 from t5x_like.data.vocabularies import Vocabulary
 from t5x_like.errors import UserError
 
-ROOM = 6  # for the sentinels, an EOS, and one more token for each cut
+ROOM = 6  # three sentinels, an EOS, and one more token per cut
 KNOWN = (  # prefix, suffix and middle: StarCoder; CodeGemma and Qwen; Code Llama
   ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
   ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
   ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),
   ("<PRE>", "<SUF>", "<MID>"),
 )
-_WORDS = 4  # random words of a document
+_WORDS = 4  # random words per document
 
 
 def sentinels(vocabulary: Vocabulary, pieces: Sequence[str] = ()) -> tuple[int, int, int]:
-  """The ids of prefix, suffix and middle: of these three pieces, or of `KNOWN` ones, or else sentinels 0 to 2.
+  """Return the ids of prefix, suffix and middle: of `pieces`, else of the first of `KNOWN`, else sentinels 0 to 2.
 
   Raises:
-    UserError: the vocabulary has none of them.
+    UserError: the vocabulary lacks them all, or `pieces` are not three pieces of the vocabulary.
   """
   if pieces and len(pieces) != 3:
     raise UserError(f"config.task.sentinels: found {len(pieces)} pieces, expected three: prefix, suffix and middle")
@@ -59,14 +59,14 @@ def sentinels(vocabulary: Vocabulary, pieces: Sequence[str] = ()) -> tuple[int, 
 
 
 class FillInTheMiddle:
-  """Rearranges the documents of windows.
+  """Fill-in-the-middle on the documents of windows.
 
   Args:
-    vocabulary: of the ids.
-    length: of the result; what is longer is cut off at the end.
-    rate: share of documents that are rearranged.
-    spm_rate: share of these in the order SPM.
-    characters: whether cuts are between characters, not tokens.
+    vocabulary: vocabulary of the ids.
+    length: length of the result; longer rows are truncated.
+    rate: share of documents to rearrange.
+    spm_rate: share of rearranged documents in SPM order.
+    characters: whether to cut between characters instead of tokens.
     pieces: see `sentinels`.
   """
 
@@ -90,15 +90,15 @@ class FillInTheMiddle:
       self._pieces = {self._spellings[i]: i for i in text if self._spellings[i] not in ("", "\n")}
 
   def __call__(self, tokens_BW: np.ndarray, begins_BW: np.ndarray, key_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rearranges.
+    """Rearrange a batch.
 
     Args:
       tokens_BW: int32 [B, W].
-      begins_BW: bool [B, W], whether a document begins at a token.
+      begins_BW: bool [B, W], whether a document begins at each token.
       key_B: uint64 [B], one random key per row.
 
     Returns:
-      (tokens, the number from 1 of each one's document), int32 [B, length]; then padding and 0.
+      (tokens, each token's document number from 1), both int32 [B, length]; padding and 0 after the end.
     """
     out_BT = np.full((len(tokens_BW), self._length), self._pad, np.int32)
     documents_BT = np.zeros_like(out_BT)
@@ -122,7 +122,7 @@ class FillInTheMiddle:
     return np.concatenate([*parts, [self._eos]]).astype(np.int32)
 
   def _cut(self, text_N: np.ndarray, *shares: float) -> list[np.ndarray]:
-    """The three parts of a text cut at two shares of its tokens or characters, ascending in 0..1."""
+    """Cut a text into three parts at two shares of its tokens or characters, ascending in 0..1."""
     if self._spellings is None:
       return np.split(text_N, [int(share * (text_N.size + 1)) for share in shares])
     ends_N = np.cumsum(self._sizes[text_N])
@@ -133,7 +133,7 @@ class FillInTheMiddle:
     return [np.array(self._between(text_N, *pair), np.int32) for pair in itertools.pairwise(bounds)]
 
   def _place(self, text_N: np.ndarray, ends_N: np.ndarray, share: float) -> tuple[int, int]:
-    """The token that a cut is in and the characters of it before the cut, 0 where it cannot be cut there."""
+    """Return (the token at a cut, the number of its characters before the cut; 0 if it cannot be cut there)."""
     if not text_N.size:
       return 0, 0
     cut = int(share * (int(ends_N[-1]) + 1))
@@ -146,7 +146,7 @@ class FillInTheMiddle:
     return place, 0 if None in halves else inside
 
   def _between(self, text_N: np.ndarray, first: tuple[int, int], last: tuple[int, int]) -> list[int] | None:
-    """The ids of the text between two cuts; None if there are no pieces that spell it."""
+    """Return the ids of the text between two cuts; None if no pieces spell it."""
     (i, x), (j, y) = first, last
     if i == j:
       return self._spelled(self._spellings[text_N[i]][x:y]) if y else []
@@ -155,7 +155,7 @@ class FillInTheMiddle:
     return [*head, *text_N[i + 1 : j].tolist(), *tail]
 
   def _spelled(self, text: str) -> list[int] | None:
-    """The longest pieces, one after another, that spell a text; None if there are none."""
+    """Spell a text greedily by the longest pieces; return None if that fails."""
     ids, start = [], 0
     while start < len(text):
       end = next((end for end in range(len(text), start, -1) if text[start:end] in self._pieces), None)

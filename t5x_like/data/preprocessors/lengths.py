@@ -1,8 +1,8 @@
-"""How long the inputs and targets of corrupted windows are: arithmetic that needs no data and no TensorFlow."""
+"""Lengths of the inputs and targets of corrupted windows: arithmetic without data or TensorFlow."""
 
 from t5x_like.errors import UserError
 
-MODES = {"r": "[NLU]", "s": "[S2S]", "x": "[NLG]"}  # of UL2
+MODES = {"r": "[NLU]", "s": "[S2S]", "x": "[NLG]"}  # mode tokens of UL2
 QUARTER = None  # a mean span of a quarter of the window
 DENOISERS = {  # label -> (mean span, noise density)
   "r_3": (3.0, 0.15),
@@ -16,10 +16,11 @@ DENOISERS = {  # label -> (mean span, noise density)
 
 
 def noise_counts(length: int, noise_density: float, mean_noise_span_length: float) -> tuple[int, int]:
-  """How many of `length` tokens are noise, and in how many spans: T5's rounding, at least one of each.
+  """Return (noise tokens, noise spans) of a window of `length` tokens: T5's rounding, at least one of each.
 
-  In double precision, as the T5 library computes lengths; it draws masks in single precision, in which a few products
-  that are exactly a half here round up (of 190 tokens at 0.15 it makes 29 noise, here 28).
+  The arithmetic is in double precision, as in the T5 library's computation of lengths. That library draws masks in
+  single precision, where a few products that are exactly a half here round up (190 tokens at 0.15 give 29 noise tokens
+  there and 28 here).
   """
   tokens = min(max(round(length * noise_density), 1), length - 1)
   spans = min(max(round(tokens / mean_noise_span_length), 1), length - tokens)
@@ -27,12 +28,12 @@ def noise_counts(length: int, noise_density: float, mean_noise_span_length: floa
 
 
 def random_spans_lengths(inputs_length: int, noise_density: float, mean_noise_span_length: float) -> tuple[int, int]:
-  """The raw window that becomes exactly `inputs_length` inputs, and its targets' length, both counting EOS.
+  """Return (the raw window that corrupts to `inputs_length` inputs, its targets' length); both lengths include EOS.
 
   512 inputs at 0.15 and 3.0 need 568 raw tokens and give 114 targets.
 
   Raises:
-    UserError: inputs of this length cannot hold a kept token, a sentinel and EOS.
+    UserError: `inputs_length` is less than 3 (a kept token, a sentinel and EOS).
   """
 
   def corrupted(length: int) -> tuple[int, int]:
@@ -51,10 +52,10 @@ def random_spans_lengths(inputs_length: int, noise_density: float, mean_noise_sp
 
 
 def denoising(style: str, inputs_length: int, noise_density: float) -> tuple[int, int, int]:
-  """(tokens of a window, how many of them are noise, targets' length) such that nothing is ever cut off.
+  """Return (window, its noise tokens, targets' length) such that nothing is ever truncated.
 
-  512 inputs at 0.15: 511, 77 and 512 where the targets are the whole window; 511, 77 and 155 for replace_spans, which
-  has at most one run per noise token; 601, 90 and 91 for drop_tokens.
+  512 inputs at 0.15: 511, 77 and 512 if the targets are the whole window; 511, 77 and 155 for replace_spans, which has
+  at most one run per noise token; 601, 90 and 91 for drop_tokens.
   """
 
   def noisy(window: int) -> int:
@@ -72,7 +73,7 @@ def denoising(style: str, inputs_length: int, noise_density: float) -> tuple[int
 
 
 def denoiser(name: str, length: int, random_roll: bool) -> tuple[int, int]:
-  """(inputs' length, targets' length) of one of `DENOISERS` on windows of `length` tokens, without a mode's text."""
+  """Return (inputs' length, targets' length) of a denoiser in `DENOISERS` on windows of `length`, without its mode."""
   mean, density = DENOISERS[name]
   room = int(random_roll and mean is not QUARTER)
   noise, spans = noise_counts(length, density, length * density if mean is QUARTER else mean)

@@ -1,16 +1,16 @@
-"""Masked language modelling: which positions are predicted, and what replaces them, for a whole batch at once.
+"""Masked language modelling: the choice of positions to predict and their replacement, for a whole batch at once.
 
-BERT (Devlin et al. 2019, section 3.1): 15% of the tokens are chosen; of these 80% become the mask, 10% a random token,
-10% stay; the loss is on the chosen ones. The budget of a row is exactly `round(rate * n)` for its n tokens that are not
-special (ties to even, and at least 1), so 76 of 510. BERT's code takes 15% of all tokens, including [CLS] and [SEP] (77
-of 512), and at most `max_predictions_per_seq` (by default 20, for length 128); here the rate applies to the tokens that
-may be chosen, in short rows too, without a limit. Special tokens are never chosen, and random tokens are uniform over
-the ordinary ids, where BERT's code draws from the whole vocabulary. The modes choose, within the budget:
+BERT (Devlin et al. 2019, section 3.1) chooses 15% of the tokens: 80% of these become the mask, 10% a random token, and
+10% stay. Only chosen tokens count in the loss. The budget of a row is exactly `round(rate * n)` for its n ordinary
+tokens (ties to even, and at least 1), so 76 of 510. BERT's code takes 15% of all tokens, including [CLS] and [SEP] (77
+of 512), and at most `max_predictions_per_seq` (by default 20, for length 128); here the rate applies to the ordinary
+tokens, in short rows too, without a limit. Special tokens are never chosen. Random tokens are uniform over the ordinary
+ids, where BERT's code draws from the whole vocabulary. The modes choose, within the budget:
 
 - `tokens`: a uniformly random subset of exactly that size.
-- `words`: whole words in a uniformly random order, every one that still fits (BERT's whole-word masking; as in its
-  code, long words are therefore chosen slightly less often). The budget is never exceeded, and left over only where no
-  word fits.
+- `words`: whole words in a uniformly random order, each if it still fits (BERT's whole-word masking; as in its code,
+  long words are therefore chosen slightly less often). The budget is never exceeded, and is not used up only if no
+  remaining word fits.
 - `spans`: SpanBERT (Joshi et al. 2020, section 3.1): spans of a geometric number of words (p = 0.2, at most 10, so 3.8
   on average) that start at uniformly random words, until the budget is spent. A span ends before the next special
   token, and the last one is cut to the whole words that fit the budget (their code cuts it within a word). Spans
@@ -41,18 +41,18 @@ GEOMETRIC_P, MAX_SPAN_WORDS = 0.2, 10
 
 @dataclasses.dataclass(frozen=True)
 class Masking:
-  """Chooses the positions to predict and corrupts them.
+  """A masking of positions to predict.
 
   Attributes:
-    vocabulary: of the ids.
-    length: of every row.
+    vocabulary: vocabulary of the ids.
+    length: length of every row.
     mode: see above.
     rate: fraction of the ordinary tokens to choose.
     mask_share: fraction of the chosen tokens that become the mask.
     random_share: fraction of the chosen tokens that become a random token; the others stay.
 
   Raises:
-    UserError: on construction, for impossible shares.
+    UserError: on construction, if the rate or the shares are impossible.
   """
 
   vocabulary: Vocabulary
@@ -83,20 +83,20 @@ class Masking:
 
   @property
   def most(self) -> int:
-    """The most tokens chosen in a row."""
+    """The maximum number of tokens chosen in a row."""
     return int(self._budgets.max())
 
   def __call__(self, tokens_BL: tf.Tensor, key_B: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Masks a batch.
+    """Mask a batch.
 
     Args:
       tokens_BL: int32 [B, length].
       key_B: uint64 [B], one random key per row (`random.row_keys`).
 
     Returns:
-      `inputs`, `targets` (0 where nothing is predicted) int32 [B, length], `weights` float32 [B, length]; with mode
-      `spans` also `span_starts` and `span_ends` int32 [B, length], the places of the tokens before and after the span
-      that a chosen token is in.
+      `inputs`, `targets` (0 where nothing is predicted) int32 [B, length], `weights` float32 [B, length]; in mode
+      `spans` also `span_starts` and `span_ends` int32 [B, length], the places of the tokens just before and after the
+      span of each chosen token.
     """
     marks_BL = tf.gather(tf.constant(self._marks), tokens_BL)
     maskable_BL = marks_BL % 2 == 1
@@ -126,20 +126,20 @@ class Masking:
     }
 
   def _tokens(self, maskable_BL, budget_B, key_B):
-    """The `budget` maskable places of highest score; scores are random with the place in the low bits, so distinct."""
+    """Choose the `budget` maskable places of highest random score; the place in the low bits makes scores distinct."""
     score_BL = tf.where(maskable_BL, self._scores(key_B, tf.range(self.length)[None]), -1)
     best = tf.math.top_k(score_BL, k=max(1, int(self._budgets.max())), sorted=True).values
     last = tf.gather(best, tf.maximum(budget_B - 1, 0), batch_dims=1)
     return (score_BL >= last[:, None]) & maskable_BL & (budget_B > 0)[:, None]
 
   def _scores(self, key_B, number_BL):
-    """Random scores 0..2^31-1 for the items of every row, distinct because their low bits are the items' numbers."""
+    """Draw scores 0..2^31-1 for the items of every row, distinct because their low bits are the items' numbers."""
     low = max(1, (self.length - 1).bit_length())
     bits_BL = tf.cast(tf.bitwise.right_shift(random.bits(key_B, self.length), tf.constant(1, tf.uint32)), tf.int32)
     return tf.bitwise.left_shift(tf.bitwise.right_shift(bits_BL, low), low) + number_BL
 
   def _word_starts(self, marks_BL, maskable_BL):
-    """Whether a word begins: by the id, at special tokens, and after them."""
+    """Mark the beginnings of words: by id, at special tokens, and after them."""
     after_special = tf.pad(~maskable_BL[:, :-1], [[0, 0], [1, 0]], constant_values=True)
     return (marks_BL >= 2) | ~maskable_BL | after_special
 
@@ -153,7 +153,7 @@ class Masking:
       return going
 
     def step(taken_BW, left_B, going):
-      # As if one by one: a word is taken if it fits; the budget only shrinks, so a word that did not fit never will.
+      # Equivalent to taking words one by one if they fit: the budget only shrinks, so a misfit never fits later.
       fits_BW = ~taken_BW & (sorted_BW > 0) & (sorted_BW <= left_B[:, None])
       sum_BW = tf.cumsum(tf.where(fits_BW, sorted_BW, 0), axis=1)
       new_BW = fits_BW & (sum_BW <= left_B[:, None])
@@ -171,7 +171,7 @@ class Masking:
     words_B = tf.reduce_max(tf.where(maskable_BL, word_BL, 0), axis=1)  # words up to the last token that may be chosen
     special_BL = tf.cumsum(tf.cast(~maskable_BL, tf.int32), axis=1, exclusive=True)  # before each place
     end_BS = L - scatter(special_BL, tf.where(maskable_BL, 0, L - tf.range(L)), L)  # places of special tokens
-    begin_BW = tf.where(starts_BL, tf.range(L), L)  # where words begin, and after the last of them the row's end
+    begin_BW = tf.where(starts_BL, tf.range(L), L)  # where words begin; the row's end after the last word
     begin_BW = tf.sort(tf.pad(begin_BW, [[0, 0], [0, MAX_SPAN_WORDS]], constant_values=L), axis=1)
     where_BT = tf.cast(random.bits(random.row_keys(3, key_B), tries), tf.int64)
     length_BT = geometric(random.bits(random.row_keys(4, key_B), tries))
@@ -184,7 +184,7 @@ class Masking:
       """One draw per row: a span [a, b), kept if it is free."""
       first_B = tf.cast(tf.bitwise.right_shift(where_BT[:, t] * tf.cast(words_B, tf.int64), 32), tf.int32)
       a_B = at(begin_BW, first_B)
-      end_B = at(end_BS, at(special_BL, a_B))  # of the text that the word is in
+      end_B = at(end_BS, at(special_BL, a_B))  # the end of the text that holds the word
       last_B = tf.minimum(tf.minimum(a_B + left_B, end_B), L - 1)
       fitting_B = at(word_BL, last_B) - 1 - first_B  # words that fit the budget and the text
       b_B = at(begin_BW, first_B + tf.minimum(at(length_BT, spans_B), tf.maximum(fitting_B, 0)))
@@ -199,7 +199,7 @@ class Masking:
         tf.where(here_BS, b_B[:, None], b_BS),
       )
 
-    none_BS = tf.fill([tf.shape(budget_B)[0], most], L + 1)  # unused spans: past the row, and ending before they begin
+    none_BS = tf.fill([tf.shape(budget_B)[0], most], L + 1)  # unused spans begin past the row and end before they begin
     zero_B = tf.zeros_like(budget_B)
     _, _, spans_B, a_BS, b_BS = tf.while_loop(more, step, (tf.constant(0), budget_B, zero_B, none_BS, none_BS - L - 3))
     real_BS = tf.range(most) < spans_B[:, None]
@@ -212,14 +212,14 @@ class Masking:
 
 
 def ordinary_ids(vocabulary: Vocabulary) -> np.ndarray:
-  """The ids of text, ascending, int32 [N]: no special ids, and no sentinels lent for special pieces."""
+  """Return the ids of text, ascending, int32 [N]: no special ids, and no sentinels lent for special pieces."""
   ordinary = np.ones(vocabulary.size, bool)
   ordinary[list(vocabulary.special_ids)] = False
   return np.flatnonzero(ordinary).astype(np.int32)
 
 
 def geometric(bits_BN: tf.Tensor) -> tf.Tensor:
-  """Span lengths 1..10, P(l) in proportion to 0.2 * 0.8^(l - 1), from random words: uint32 [B, N] -> int32 [B, N]."""
+  """Draw span lengths 1..10, P(l) proportional to 0.2 * 0.8^(l - 1), from random words: uint32 [B, N] -> int32."""
   share = GEOMETRIC_P * (1 - GEOMETRIC_P) ** np.arange(MAX_SPAN_WORDS)
   below = np.round(np.cumsum(share / share.sum())[:-1] * 2**32).astype(np.int64)
   return 1 + tf.reduce_sum(tf.cast(tf.cast(bits_BN, tf.int64)[..., None] >= tf.constant(below), tf.int32), axis=-1)

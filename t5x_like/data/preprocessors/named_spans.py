@@ -1,14 +1,14 @@
-"""A finder of salient spans from a file of names that any NER model has found, so that no model runs while training.
+"""A finder of salient spans from a file of names recognised by any NER model, so that no model runs during training.
 
-The file has a JSON object a line (`.jsonl`, plain or compressed): a text, and the spans of characters found in it,
-under `spans`, `entities` or `ents`, as pairs or as objects with `start` and `end` (as spaCy's `Doc.to_json` and the
-token-classification pipeline of `transformers` give them):
+The file has one JSON object per line (`.jsonl`, plain or compressed): a text, and its spans of characters under
+`spans`, `entities` or `ents`, as pairs or as objects with `start` and `end` (as spaCy's `Doc.to_json` and the
+token-classification pipeline of `transformers` write them):
 
     {"text": "Ada Lovelace was born in London.", "spans": [[0, 12], [25, 31]]}
 
-The finder finds what these spans spell wherever it occurs as whole words, the longest first, with any white space and
-with the spaces that a tokenizer puts around punctuation. So the texts may be a sample of the corpus: what is named in
-one place is found in all.
+The finder matches the text of these spans wherever it occurs as whole words, the longest match first, with any white
+space and with the spaces that a tokenizer puts around punctuation. So the texts may be a sample of the corpus: a name
+marked in one place is matched everywhere.
 """
 
 import hashlib
@@ -28,10 +28,10 @@ Finder = Callable[[str], list[tuple[int, int]]]
 
 
 def load(where: str, name: str) -> tuple[Finder, str]:
-  """(the finder of a file of names or of `module:function`, what a fingerprint needs of it).
+  """Return (the finder of a file of names or of `module:function`, its contribution to a fingerprint).
 
   Raises:
-    UserError: a function that cannot be imported; a file that cannot be read, or a line without a text and its spans.
+    UserError: the function cannot be imported, the file cannot be read, or a line lacks a text and its spans.
   """
   if not re.search(r"\.jsonl(\.\w+)?$", name):
     return trust.function(where, name), name
@@ -65,7 +65,7 @@ def _ends(span: Any) -> tuple[Any, Any]:
 
 
 def _finder(names: set[tuple[str, ...]]) -> Finder:
-  longest: dict[str, int] = {}  # of names by their first word
+  longest: dict[str, int] = {}  # longest name by first word, in words
   for words in names:
     longest[words[0]] = max(len(words), longest.get(words[0], 0))
 

@@ -1,4 +1,4 @@
-"""T5's input and target formats, given a window and which of its tokens are noise.
+"""T5's input and target formats, given a window and its noise mask.
 
 Raffel et al. 2020, table 3 and sections 3.3.1 and 3.3.2. Worked example: tokens [10, 11, 12, 13, 14, 15], noise
 TTFFTF, a vocabulary of 1000 whose mask is 50, no EOS:
@@ -7,12 +7,12 @@ TTFFTF, a vocabulary of 1000 whose mask is 50, no EOS:
     replace_spans   inputs [999, 12, 13, 998, 15]      targets [999, 10, 11, 998, 14]
     drop_tokens     inputs [12, 13, 15]                targets [10, 11, 14]
 
-Sentinel i stands for the i-th run of noise in both inputs and targets, also where a window begins with noise; no
-sentinel closes the targets. The T5 library makes targets by replacing the runs of kept tokens, which is the same for
-windows that begin with a kept token and end with noise, as in span corruption. For others, such as the example, its
-targets are [10, 11, 999, 14, 998], in which sentinels do not precede the tokens they stand for; so the targets here
-follow the paper's figure 2, without its final sentinel, which T5's span corruption does not have. Every function takes
-a whole batch and any noise; the caller ensures that the lengths suffice.
+Sentinel i stands for the i-th run of noise in both inputs and targets, even if a window begins with noise; no sentinel
+closes the targets. The T5 library builds targets by replacing the runs of kept tokens, which is equivalent for windows
+that begin with a kept token and end with noise, as in span corruption. For others, such as the example, its targets are
+[10, 11, 999, 14, 998], in which sentinels do not precede the tokens they stand for. The targets here therefore follow
+the paper's figure 2, without its final sentinel, which T5's span corruption does not have. Every function takes a whole
+batch and any noise; the caller ensures that the lengths suffice.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from t5x_like.data.quiet_tensorflow import tf
 def left_justified(
   tokens_BW: tf.Tensor, keep_BW: tf.Tensor, length: int, eos_id: int | None = 1, pad_id: int = 0
 ) -> tf.Tensor:
-  """The kept tokens of every row side by side, then EOS (unless None), then padding.
+  """Move the kept tokens of every row to its left, then append EOS (unless None) and padding.
 
   Args:
     tokens_BW: int32 [B, W].
-    keep_BW: bool [B, W]; no row may keep more than fit.
-    length: of the result.
+    keep_BW: bool [B, W]; the kept tokens and EOS must fit in `length`.
+    length: length of the result.
     eos_id: closes every row.
     pad_id: padding.
 
@@ -54,12 +54,12 @@ def replace_spans(
   eos_id: int | None = 1,
   pad_id: int = 0,
 ) -> dict[str, tf.Tensor]:
-  """Replaces every run of noise by a sentinel; the targets are the runs, each after its sentinel.
+  """Replace every run of noise with a sentinel; the targets are the runs, each after its sentinel.
 
   Args:
     tokens_BW: int32 [B, W].
     noise_BW: bool [B, W].
-    sentinels: the id of each; at least as many as there can be runs.
+    sentinels: ids of the sentinels, at least as many as there can be runs.
     inputs_length: at least the kept tokens, the runs and EOS.
     targets_length: at least the noise, the runs and EOS.
     eos_id: closes both, unless None.
@@ -74,7 +74,7 @@ def replace_spans(
   kept_BW = ~noise_BW | first_BW
   inputs = left_justified(tf.where(first_BW, sentinels_BW, tokens_BW), kept_BW, inputs_length, eos_id, pad_id)
   noises_BW = tf.cumsum(tf.cast(noise_BW, tf.int32), axis=1)
-  place_BW = noises_BW + runs_BW - 1  # of noise tokens; a sentinel goes one place before the first token of its run
+  place_BW = noises_BW + runs_BW - 1  # of noise tokens; a sentinel goes just before the first token of its run
   parts = [(tokens_BW, place_BW, noise_BW), (sentinels_BW, place_BW - 1, first_BW)]
   if eos_id is not None:
     last_B1 = noises_BW[:, -1:] + runs_BW[:, -1:]
@@ -91,7 +91,7 @@ def drop_tokens(
   eos_id: int | None = 1,
   pad_id: int = 0,
 ) -> dict[str, tf.Tensor]:
-  """Moves the noise from the inputs to the targets; see `replace_spans` for shapes."""
+  """Move the noise from the inputs to the targets; see `replace_spans` for shapes."""
   return {
     "inputs": left_justified(tokens_BW, ~noise_BW, inputs_length, eos_id, pad_id),
     "targets": left_justified(tokens_BW, noise_BW, targets_length, eos_id, pad_id),
@@ -107,13 +107,13 @@ def masked(
   ordinary_ids: tf.Tensor | None = None,
   bits_BW: tf.Tensor | None = None,
 ) -> tf.Tensor:
-  """Noise replaced by `mask_id`, or with probability `random_fraction` by a uniformly random one of `ordinary_ids`.
+  """Replace noise with `mask_id` or, with probability `random_fraction`, with a uniformly drawn id of `ordinary_ids`.
 
   Args:
     tokens_BW: int32 [B, W].
     noise_BW: bool [B, W].
     mask_id: the id that replaces noise.
-    random_fraction: of the noise.
+    random_fraction: fraction of the noise that becomes a random id.
     ordinary_ids: int32 [N]; required with a random fraction.
     bits_BW: uint32 [B, W] random words; required with a random fraction.
 
@@ -122,7 +122,7 @@ def masked(
   """
   replacement_BW = tf.fill(tf.shape(tokens_BW), mask_id)
   if random_fraction:
-    # One word decides both: given that it is below the fraction, it is uniform there.
+    # One random word decides both: conditioned on being below the fraction, it is uniform there.
     share_BW = tf.cast(bits_BW, tf.float64) / (2.0**32 * random_fraction)
     which_BW = tf.cast(tf.minimum(share_BW, 1.0) * len(ordinary_ids), tf.int32)
     drawn_BW = tf.gather(ordinary_ids, tf.minimum(which_BW, len(ordinary_ids) - 1))
@@ -131,13 +131,13 @@ def masked(
 
 
 def shuffled(tokens_BW: tf.Tensor, bits_BW: tf.Tensor) -> tf.Tensor:
-  """Every row in a uniformly random order: int32 [B, W], random words uint32 [B, W] -> int32 [B, W]."""
+  """Shuffle every row uniformly: int32 [B, W], random words uint32 [B, W] -> int32 [B, W]."""
   order_BW = tf.argsort(tf.bitcast(bits_BW, tf.int32), axis=1, stable=True)
   return tf.gather(tokens_BW, order_BW, batch_dims=1)
 
 
 def noise_mask(bits_BW: tf.Tensor, k: int) -> tf.Tensor:
-  """A uniformly random subset of `k` tokens of every row: random words uint32 [B, W] -> bool [B, W]."""
+  """Draw a uniformly random subset of `k` tokens per row: random words uint32 [B, W] -> bool [B, W]."""
   places = tf.math.top_k(tf.bitcast(bits_BW, tf.int32), k=k, sorted=False).indices
   batch, length = tf.shape(bits_BW)[0], bits_BW.shape[1]
   flat = tf.reshape(places + tf.range(batch)[:, None] * length, [-1, 1])
@@ -145,7 +145,7 @@ def noise_mask(bits_BW: tf.Tensor, k: int) -> tf.Tensor:
 
 
 def _placed(parts, length: int, pad_id: int) -> tf.Tensor:
-  """Padding [B, length] with, for each (values, places, which) [B, N], the chosen values at their places."""
+  """Put the chosen values of each (values, places, which) [B, N] at their places in padding [B, length]."""
   batch = tf.shape(parts[0][0])[0]
   row_B1 = tf.range(batch)[:, None] * length
   places = tf.concat([tf.boolean_mask(places + row_B1, which) for _, places, which in parts], 0)

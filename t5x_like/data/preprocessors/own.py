@@ -1,10 +1,10 @@
-"""Preprocessors of a user's own: functions named `module:function` in `task.preprocessors`, applied after the task's.
+"""User-defined preprocessors: functions named `module:function` in `task.preprocessors`, applied after the task's.
 
-The name of its first parameter says what a function gets: `example`, the features of one example, or `batch`, those of
-several, each with an axis in front. It returns them changed, every feature with the name, shape and dtype that it had.
-A function that asks for a `seed` gets one for `tf.random.stateless_…` that depends on the run's seed, the epoch and the
-example: int32 [2], or [B, 2] with a batch. Other parameters are arguments, `{"name": "module:function", "rate": 0.1}`.
-As it runs inside of `tf.data`, it uses TensorFlow operations; `tf.numpy_function` makes one of Python code.
+The name of its first parameter decides what a function receives: `example`, the features of one example, or `batch`,
+the features of several, each with a leading batch axis. The function returns all features with unchanged names, shapes
+and dtypes. A parameter `seed` receives a seed for `tf.random.stateless_…` that depends on the run's seed, the epoch and
+the example: int32 [2], or [B, 2] with a batch. Other parameters are arguments, `{"name": "module:function", "rate":
+0.1}`. The function runs inside `tf.data`, so it uses TensorFlow operations; `tf.numpy_function` wraps Python code.
 
     def lowercase(example):  # of bytes, whose ids are the byte plus 3
       ids = example["encoder_input_tokens"]
@@ -12,8 +12,9 @@ As it runs inside of `tf.data`, it uses TensorFlow operations; `tf.numpy_functio
 
     config.task.preprocessors = ("my_module:lowercase",)
 
-The task's fingerprint has the name, the arguments, and the function's attribute `version` or, without one, the SHA-256
-of its file: a run does not resume with a file that has changed, unless a version says that its examples are the same.
+The task's fingerprint includes the name, the arguments, and the function's attribute `version` or, without it, the
+SHA-256 of its file. A run therefore does not resume with a changed file unless an unchanged `version` declares the
+examples the same.
 """
 
 from __future__ import annotations
@@ -40,13 +41,16 @@ Batch = Callable[["tf.Tensor", "tf.Tensor", int], dict[str, "tf.Tensor"]]
 
 
 def failed(message: str) -> str | None:
-  """The preprocessor in which an operation failed, by TensorFlow's message; None if it was in none."""
+  """Return the preprocessor in which an operation failed, from TensorFlow's message; None if it failed elsewhere."""
   found = re.search(rf"{_SCOPE}([\w.]+)\.(\w+)/", message)
   return f"{found[1]}:{found[2]}" if found else None
 
 
 def taken_from(arguments: dict[str, Any], task: Callable) -> tuple[dict[str, Any], Any]:
-  """(a task's arguments without `preprocessors`, these); those of a mixture go to its parts with what they share."""
+  """Split `preprocessors` from a task's arguments: (the rest, the preprocessors).
+
+  A mixture's preprocessors stay in the rest, under the arguments `shared` by its parts, and the second value is None.
+  """
   rest = {key: value for key, value in arguments.items() if key != "preprocessors"}
   found = arguments.get("preprocessors")
   if found and "shared" in inspect.signature(task).parameters:
@@ -55,7 +59,7 @@ def taken_from(arguments: dict[str, Any], task: Callable) -> tuple[dict[str, Any
 
 
 def behind(task: Any, where: str, values: Any) -> Any:
-  """A task with preprocessors behind it; arguments and errors as those of `apply`."""
+  """Return a task followed by preprocessors; arguments and errors as for `apply`."""
   batch, contents = apply(where, values, task.batch, task.features, task.num_examples)
   evaluated = task.evaluated and apply(where, values, task.evaluated, task.features, task.num_examples)[0]
   content = json.dumps([task.fingerprint, contents], sort_keys=True)
@@ -69,20 +73,20 @@ def behind(task: Any, where: str, values: Any) -> Any:
 
 
 def apply(where: str, values: Any, batch: Batch, features: Features, num_examples: int) -> tuple[Batch, list[Any]]:
-  """A task's `batch` followed by preprocessors.
+  """Apply preprocessors after a task's `batch`.
 
   Args:
     where: the key of the preprocessors, for messages.
-    values: of each the name, or the name and arguments.
-    batch, features, num_examples: the task's.
+    values: for each preprocessor its name, or its name and arguments.
+    batch, features, num_examples: the task's attributes.
 
   Returns:
-    (the task's new `batch`, what its fingerprint needs of the preprocessors)
+    (the task's new `batch`, the preprocessors' contribution to its fingerprint)
 
   Raises:
-    UserError: naming the preprocessor: it cannot be imported, takes neither an example nor a batch, is missing an
-      argument, raises, changes names, shapes or dtypes, or its result for the first two examples differs from one call
-      to the next or depends on the rows beside them.
+    UserError: a preprocessor cannot be imported, takes neither an example nor a batch, lacks an argument, raises, or
+      changes names, shapes or dtypes; or its result for the first two examples varies between calls or depends on the
+      other rows. The message names the preprocessor.
   """
   values = [values] if isinstance(values, str) or hasattr(values, "keys") else values
   if not isinstance(values, Sequence):
@@ -97,7 +101,7 @@ def apply(where: str, values: Any, batch: Batch, features: Features, num_example
 
 
 class _Step:
-  """One preprocessor; `content` is what a fingerprint needs of it."""
+  """One preprocessor; `content` is its contribution to a fingerprint."""
 
   def __init__(self, where: str, number: int, value: Any, features: Features):
     self._number, self._features = number, features
@@ -134,7 +138,7 @@ class _Step:
     return made
 
   def _called(self, features: dict[str, tf.Tensor], seed: tf.Tensor, axis: tuple) -> dict[str, tf.Tensor]:
-    """What the function makes of some features, checked; `axis` is (None,) if they have one of rows."""
+    """Apply the function to features and check the result; `axis` is (None,) for a batch, () for one example."""
     try:
       made = self._function(dict(features), **({"seed": seed} if self._seeded else {}), **self._arguments)
     except UserError:
@@ -164,7 +168,7 @@ def _spelled(shape: Any) -> str:
 
 
 def _check(step: _Step, batch: Batch, examples: int) -> None:
-  """Tries a preprocessor on the first examples."""
+  """Try a preprocessor on the first examples."""
 
   @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False)
   def made(index_B: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -190,7 +194,7 @@ def _check(step: _Step, batch: Batch, examples: int) -> None:
 
 
 def reason(message: str) -> str:
-  """What went wrong, from TensorFlow's message: the line before that with the node, after stacks and tracebacks."""
+  """Extract the cause from TensorFlow's message: the line before the node's, after stacks and tracebacks."""
   before = message.partition("[[{{")[0]
   lines = [line for line in re.sub(r"\{\{.*?\}\}", "", before).splitlines() if line.strip()]
   return " ".join((lines or ["no reason was given"])[-1].split())[:300]

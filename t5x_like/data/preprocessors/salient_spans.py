@@ -1,11 +1,11 @@
-"""Salient spans: dates, numbers and names in text, found without any dependency, and the tokens they cover.
+"""Salient spans: dates, numbers and names in text, matched without dependencies, and the tokens they cover.
 
-Guu et al. 2020 (REALM, section 3.4) mask dates and named entities, found by a tagger and a regular expression; Roberts
-et al. 2020 (section 3.3) continue pretraining T5 this way. A finder is a function `(text) -> list of (start, end)` in
-characters, named `module:function`; `dates_numbers_and_names` is the default. It finds months, years, numbers, and runs
-of capitalised words that do not begin a sentence or that follow a title ("Mr. Darcy"), so it needs no tagger and fails
-for languages that capitalise nouns. Spaces before punctuation, as WordPiece decodes text, are allowed in dates and
-titles but not inside numbers ("330 . 5" is two).
+Guu et al. 2020 (REALM, section 3.4) mask dates and named entities, located by a tagger and a regular expression;
+Roberts et al. 2020 (section 3.3) continue pretraining T5 this way. A finder is a function `(text) -> list of (start,
+end)` in characters, named `module:function`; the default is `dates_numbers_and_names`. It matches months, years,
+numbers, and runs of capitalised words that do not begin a sentence or that follow a title ("Mr. Darcy"). It therefore
+needs no tagger, but fails for languages that capitalise nouns. Spaces before punctuation, as in text decoded by
+WordPiece, are allowed in dates and titles but not inside numbers ("330 . 5" is two).
 """
 
 import re
@@ -35,17 +35,17 @@ _SALIENT = re.compile(rf"(?<!\w)(?:{_DATE}|{_NUMBER}|{_TITLED}|{_INSIDE})(?!\w)"
 
 
 def dates_numbers_and_names(text: str) -> list[tuple[int, int]]:
-  """Disjoint spans of characters, from left to right."""
+  """Find dates, numbers and names: disjoint spans of characters, from left to right."""
   return [match.span() for match in _SALIENT.finditer(text)]
 
 
 class TokenSpans:
-  """A finder on tokens.
+  """A finder that works on tokens.
 
   Args:
-    vocabulary: of the ids; an id's text is what it adds after a word.
+    vocabulary: vocabulary of the ids; an id's text is its spelling after a word.
     finder: `(text) -> list of (start, end)`.
-    most: the longest span in tokens; longer ones are ignored.
+    most: maximum tokens per span; longer spans are ignored.
   """
 
   def __init__(self, vocabulary: Vocabulary, finder, most: int):
@@ -54,12 +54,12 @@ class TokenSpans:
     self._lengths = np.array([len(spelling) for spelling in self._spellings], np.int64)
 
   def __call__(self, tokens_BW: np.ndarray, bits_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A random span of each row: int32 [B, W], uint32 [B] -> (starts, ends), int32 [B]; 0, 0 if it has none."""
+    """Draw a span from each row: int32 [B, W], uint32 [B] -> (starts, ends), int32 [B]; 0, 0 if the row has none."""
     found = np.zeros((2, len(tokens_BW)), np.int32)
     ends_BW = np.cumsum(self._lengths[tokens_BW], axis=1)
     for row, texts_W in enumerate(self._spellings[tokens_BW]):
       spans = np.array(self._finder("".join(texts_W)), np.int64).reshape(-1, 2)
-      # The tokens that hold the first and the last character of each span; the space before a word is part of it.
+      # The tokens with the first and the last character of each span; a word's token includes the space before it.
       first = np.searchsorted(ends_BW[row], spans[:, 0], side="right")
       last = np.searchsorted(ends_BW[row], spans[:, 1] - 1, side="right") + 1
       short = np.flatnonzero(last - first <= self._most)

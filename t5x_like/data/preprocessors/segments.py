@@ -1,10 +1,10 @@
-"""Segments -> the inputs of BERT: [CLS] A [SEP], or [CLS] A [SEP] B [SEP] with token types (Devlin et al. 2019, 3.1).
+"""BERT's inputs from segments: [CLS] A [SEP], or [CLS] A [SEP] B [SEP] with token types (Devlin et al. 2019, 3.1).
 
 Worked example, A = 5 6 7, B = 8 9, length 10, [CLS] 2, [SEP] 3:
 
     tokens    2 5 6 7 3 8 9 3 0 0
     types     0 0 0 0 0 1 1 1 0 0
-    segments  1 1 1 1 1 1 1 1 0 0      (1 on what is not padding)
+    segments  1 1 1 1 1 1 1 1 0 0      (0 on padding)
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from t5x_like.data.quiet_tensorflow import tf
 def one(
   a_BT: tf.Tensor, size_B: tf.Tensor, length: int, cls_id: int, sep_id: int, pad_id: int = 0
 ) -> dict[str, tf.Tensor]:
-  """[CLS] A [SEP].
+  """Build [CLS] A [SEP].
 
   Args:
-    a_BT: int32 [B, T]; the first `size` tokens of each row count.
+    a_BT: int32 [B, T]; A is the first `size` tokens of each row.
     size_B: int32 [B], at most `length - 2`.
-    length: of the result.
+    length: length of the result.
     pad_id: padding.
 
   Returns:
@@ -39,9 +39,9 @@ def one(
 
 
 def pair(a_BT, a_start_B, a_size_B, b_BU, b_start_B, b_size_B, length: int, cls_id: int, sep_id: int, pad_id: int = 0):
-  """[CLS] A [SEP] B [SEP]; A is tokens `a_start` to `a_start + a_size` of each row of `a_BT`, and B likewise.
+  """Build [CLS] A [SEP] B [SEP]; A is tokens `a_start` to `a_start + a_size` of each row of `a_BT`, and B likewise.
 
-  Sizes add up to at most `length - 3`. Returns `tokens`, `types` and `segments` as `one` does.
+  The sizes must add up to at most `length - 3`. Returns `tokens`, `types` and `segments` as `one` does.
   """
   place = tf.range(length)[None]
   a_end = a_size_B[:, None] + 1  # of its [SEP]
@@ -58,7 +58,7 @@ def pair(a_BT, a_start_B, a_size_B, b_BU, b_start_B, b_size_B, length: int, cls_
 
 
 def cut(x_BT: tf.Tensor, start_B: tf.Tensor, length: int) -> tf.Tensor:
-  """`length` tokens of each row from `start` on: [B, T] -> [B, length], the last one repeated past the end."""
+  """Take `length` tokens of each row from `start` on: [B, T] -> [B, length], repeating the last token past the end."""
   return _gather(x_BT, tf.range(length) + start_B[:, None])
 
 
@@ -71,15 +71,15 @@ def _gather(x_BT: tf.Tensor, place_BL: tf.Tensor) -> tf.Tensor:
 def separated(
   window_BR: tf.Tensor, start_B: tf.Tensor, end_B: tf.Tensor, first_BR: tf.Tensor, sep_id: int, length: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Text of documents that follow each other, with a separator before each but the first.
+  """Insert a separator between consecutive documents of a text.
 
   Args:
     window_BR: int32 [B, R]; the text is tokens start to end of each row.
     first_BR: bool [B, R], where documents begin.
-    length: of the result; what does not fit is left out.
+    length: length of the result; longer text is truncated.
 
   Returns:
-    (int32 [B, length], int32 [B] its size).
+    (int32 [B, length], its size int32 [B]).
   """
   batch, R = tf.shape(window_BR)[0], tf.shape(window_BR)[1]
   place_R = tf.range(R)
@@ -110,27 +110,27 @@ def split_pair(
   key_B: tf.Tensor,
   room_B: tf.Tensor | None = None,
 ):
-  """Cuts chunks into A and the B that follows, and for a share of the rows takes B from elsewhere.
+  """Cut chunks into A and the following B, and replace B in a share of the rows with text from another document.
 
-  The cut is before a sentence, uniformly drawn from those of the chunk except its first. A B from elsewhere begins with
-  the sentence that holds the drawn token of `other` (or, where that one begins too far before it, the next), so that
-  how B begins does not tell where it is from. Where the chunk has only one sentence, the cut is before any token but
-  the first and a B from elsewhere begins with the drawn token or, where that begins a sentence, the next: there, too,
-  both kinds of B begin alike. (BERT's code always takes B from elsewhere then, so that corpora of short documents have
-  fewer than half that follow.)
+  The cut is before a sentence, drawn uniformly from all sentences of the chunk except its first. A replaced B begins
+  with the sentence that holds the drawn token of `other` (or with the next sentence, if that one begins too far back),
+  so the beginning of B does not reveal its origin. If the chunk has only one sentence, the cut is before any token but
+  the first, and a replaced B begins with the drawn token, or with the next token if the drawn one begins a sentence: so
+  again both kinds of B begin alike. (BERT's code always replaces B in this case, so in corpora of short documents fewer
+  than half of the Bs follow A.)
 
   Args:
     chunk_BT, size_B, other_BU, other_size_B, drawn_B, whole_B: from `Chunks.read_with_others`.
-    single: A and B are one sentence each: the last before the cut and the first after it.
-    random_next: the share of rows whose B is from elsewhere.
-    short: the share of rows whose chunk is first cut to a uniformly drawn size, 2 to T (Devlin et al. 2019, their
-      code: a tenth, so that fine-tuning on short sequences is no surprise).
-    room_B: int32 [B], the most tokens of A and B, where these share a row with others; a B from elsewhere then begins
-      so early that it fills its part where its document, as far as it is given, is long enough. None is the row's.
+    single: whether A and B are one sentence each, the last before the cut and the first after it.
+    random_next: share of rows whose B is replaced.
+    short: share of rows whose chunk is first cut to a uniformly drawn size, 2 to T (a tenth in the code of Devlin et
+      al. 2019, to prepare the model for fine-tuning on short sequences).
+    room_B: int32 [B], the maximum tokens of A and B together if they share a row with others; a replaced B then begins
+      early enough to fill its room, if the given part of its document is long enough. None is the whole row.
 
   Returns:
-    (a_start, a_size, b, b_start, b_size, label): B's tokens int32 [B, T]; label 1 where B is from elsewhere. A chunk
-    of one token has no B that follows, and always label 1; an `other` without tokens (only an EOS) label 0.
+    (a_start, a_size, b, b_start, b_size, label): B's tokens int32 [B, T]; label 1 if B is replaced. A chunk of one
+    token has no following B and always gets label 1; an `other` without tokens (only an EOS) gets label 0.
   """
   T, U = tf.shape(chunk_BT)[1], tf.shape(other_BU)[1]
   word_B4 = random.bits(random.row_keys(7, key_B), 4)
@@ -168,7 +168,7 @@ def split_pair(
   before_B = tf.reduce_max(tf.where(begins & (place_U <= drawn_B[:, None]), place_U, -1), axis=1)
   next_B = after(drawn_B, U)
   other_start_B = tf.where(before_B >= 0, before_B, tf.where(next_B < U, next_B, drawn_B))
-  inside_B = drawn_B + tf.gather(tf.cast(begins, tf.int32), drawn_B, batch_dims=1)  # not at a sentence's beginning
+  inside_B = drawn_B + tf.gather(tf.cast(begins, tf.int32), drawn_B, batch_dims=1)  # never where a sentence begins
   other_start_B = tf.where(total_B > 0, other_start_B, tf.clip_by_value(inside_B, 0, other_size_B - 1))
   other_end_B, end_B, a_start_B = other_size_B, size_B, tf.zeros_like(cut_B)
   if single:

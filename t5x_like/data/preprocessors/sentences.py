@@ -1,9 +1,10 @@
-"""Where sentences begin in a stream of tokens: a rule on stored ids, so that a store needs no second index.
+"""Sentence boundaries in a stream of tokens, by a rule on stored ids, so that a store needs no second index.
 
 The rule: a sentence ends with a token whose text ends in `.`, `!` or `?` (or their full-width forms), possibly followed
-by closing quotes and brackets, if the next token begins a word (`vocabulary.starts_word`; so not inside `3.14`). A
-document begins a sentence. Like other simple splitters, it is wrong after abbreviations ("Dr. Smith"). Another rule is
-a function `(vocabulary) -> bool [size]`, which ids may end a sentence, named `module:function`.
+by closing quotes and brackets, if the next token begins a word (`vocabulary.starts_word`; so not inside `3.14`). The
+beginning of a document also begins a sentence. Like other simple splitters, the rule is wrong after abbreviations ("Dr.
+Smith"). Any function `(vocabulary) -> bool [size]` that marks the ids that may end a sentence can replace it, named
+`module:function`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _END = re.compile("[.!?\u3002\uff01\uff1f\u2026][\"')\\]}\u2019\u201d\u00bb]*$")
 
 
 def punctuation(vocabulary: Vocabulary) -> np.ndarray:
-  """Which ids end in sentence-final punctuation, by their spellings: bool [size]."""
+  """Mark the ids whose spelling ends in sentence-final punctuation: bool [size]."""
   ends = np.fromiter((bool(_END.search(piece)) for piece in vocabulary.pieces_of(range(vocabulary.size))), bool)
   ends[list(vocabulary.special_ids)] = False
   ends[vocabulary.unk_id] = False
@@ -33,11 +34,11 @@ class Sentences:
   """The rule as an operation on batches.
 
   Args:
-    vocabulary: of the ids.
+    vocabulary: vocabulary of the ids.
     rule: `module:function`, see above.
 
   Raises:
-    UserError: no such function, or it does not return bool [size].
+    UserError: the function cannot be imported or does not return bool [size].
   """
 
   def __init__(self, vocabulary: Vocabulary, rule: str = DEFAULT_RULE):
@@ -55,6 +56,6 @@ class Sentences:
     self._table = tf.constant(ends.astype(np.int32) + 2 * begins.astype(np.int32))
 
   def starts(self, tokens_BT: tf.Tensor) -> tf.Tensor:
-    """Whether a sentence begins at each token but the first: int32 [B, T] -> bool [B, T - 1]."""
+    """Mark the tokens after the first at which a sentence begins: int32 [B, T] -> bool [B, T - 1]."""
     marks_BT = tf.gather(self._table, tokens_BT)
     return tf.logical_and(marks_BT[:, :-1] % 2 == 1, marks_BT[:, 1:] >= 2)

@@ -8,10 +8,10 @@ sequences end with EOS, and no sentinel closes the targets.
 There is no per-example map: two `top_k` calls find the cut points of all rows, and inputs and targets are each one
 gather whose indices are a cumulative sum with a jump at every sentinel.
 
-T5's windows never begin with noise and always end with it (T5 issue 905): in a window with few spans, as short ones
-are, the last tokens are noise far more often than others. `random_roll` (its name in the T5 library) rotates the noise
-mask of every window by a uniformly random number of tokens, so that each token is noise equally often. A span rotated
-across the ends becomes two; both sequences have room for the extra sentinel, and end with padding where there is none.
+T5's windows never begin with noise and always end with it (T5 issue 905). In a window with few spans, such as a short
+one, the last tokens are therefore noise far more often than others. `random_roll` (its name in the T5 library) rotates
+the noise mask of every window by a uniformly random number of tokens, so that each token is noise equally often. A span
+rotated across the ends becomes two; both sequences have room for the extra sentinel, and end with padding without it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from t5x_like.errors import UserError
 
 
 def random_segments(bits_BN: tf.Tensor, segments: int) -> tf.Tensor:
-  """Ends of a uniformly random division of N + 1 items into non-empty segments: uint32 [B, N] -> int32 [B, segments].
+  """Divide N + 1 items into non-empty segments uniformly and return their ends: uint32 [B, N] -> int32 [B, segments].
 
-  N + 1 items have N places to cut; a uniform choice of `segments - 1` of them is a uniformly random composition.
+  N + 1 items have N places to cut; a uniform choice of `segments - 1` places is a uniformly random composition.
   """
   items = bits_BN.shape[1] + 1
   cuts = random.subsets(bits_BN, segments - 1) + 1
@@ -37,26 +37,26 @@ def random_segments(bits_BN: tf.Tensor, segments: int) -> tf.Tensor:
 
 
 def _lengths(ends_BN: tf.Tensor) -> tf.Tensor:
-  """Segment lengths from segment ends: int32 [B, N] -> int32 [B, N]."""
+  """Compute segment lengths from segment ends: int32 [B, N] -> int32 [B, N]."""
   return ends_BN - tf.pad(ends_BN[:, :-1], [[0, 0], [1, 0]])
 
 
 @dataclasses.dataclass(frozen=True)
 class SpanCorruption:
-  """Windows of raw tokens -> inputs and targets of fixed lengths.
+  """A mapping from windows of raw tokens to inputs and targets of fixed lengths.
 
   Attributes:
-    sentinels: their ids, in the order of use.
+    sentinels: ids of the sentinels, in the order of use.
     inputs_length: length of the inputs with EOS.
-    targets_length: length of the targets with EOS; None derives it, a larger one is padded.
+    targets_length: length of the targets with EOS; None derives it, a larger value adds padding.
     noise_density: fraction of raw tokens that are noise.
     mean_noise_span_length: mean noise tokens per span.
     eos_id: the id that closes both sequences.
     pad_id: padding.
-    random_roll: rotates the noise, see above; False is T5's pretraining.
-    window: raw tokens of one example; None takes the most whose inputs fit.
-    noise_tokens: how many of them are noise (derived).
-    noise_spans: in how many spans (derived).
+    random_roll: whether to rotate the noise, see above; False is T5's pretraining.
+    window: raw tokens per example; None takes the most whose inputs fit.
+    noise_tokens: noise tokens per window (derived).
+    noise_spans: noise spans per window (derived).
 
   Raises:
     UserError: on construction, for impossible lengths or more spans than sentinels.
@@ -110,15 +110,15 @@ class SpanCorruption:
     object.__setattr__(self, "noise_spans", spans)
 
   def span_ends(self, key_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Where spans end, counted in kept and in noise tokens: uint64 [B] -> two int32 [B, noise_spans]."""
+    """Draw the ends of spans, counted in kept and in noise tokens: uint64 [B] -> two int32 [B, noise_spans]."""
     kept_tokens = self.window - self.noise_tokens
-    bits = random.bits(key_B, self.window - 2)  # a cut between any two neighbours of one kind
+    bits = random.bits(key_B, self.window - 2)  # one for each place to cut, in kept and in noise tokens
     kept_ends = random_segments(bits[:, : kept_tokens - 1], self.noise_spans)
     noise_ends = random_segments(bits[:, kept_tokens - 1 :], self.noise_spans)
     return kept_ends, noise_ends
 
   def noise_mask(self, key_B: tf.Tensor) -> tf.Tensor:
-    """Which raw tokens are noise: uint64 [B] -> bool [B, window]; without a roll, rows start false and end true."""
+    """Mark noise tokens: uint64 [B] -> bool [B, window]; without a roll, rows start false and end true."""
     kept_ends, noise_ends = self.span_ends(key_B)
     starts = kept_ends + noise_ends - _lengths(noise_ends)
     ends = kept_ends + noise_ends
@@ -133,7 +133,7 @@ class SpanCorruption:
     return tf.reshape(tf.gather(tf.reshape(noise_BW, [-1]), tf.reshape(source_BW, [-1])), [-1, self.window])
 
   def __call__(self, window_BW: tf.Tensor, key_B: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Corrupts windows.
+    """Corrupt windows.
 
     Args:
       window_BW: int32 [B, window] raw tokens.
@@ -176,10 +176,10 @@ class SpanCorruption:
     return {"inputs": inputs, "targets": targets}
 
   def _assemble(self, window_BW, sentinels, jumps, start, length, padded):
-    """Tokens of the window with sentinels at `sentinels` [B, N], then EOS, then padding: int32 [B, padded].
+    """Assemble tokens of the window with sentinels at `sentinels` [B, N], then EOS, then padding: int32 [B, padded].
 
-    Place j holds raw token `start + j` plus the jumps so far; `start` is 0 where a jump applies from the place after
-    its sentinel, -1 where it already applies at the sentinel.
+    Place j holds raw token `start + j` plus the jumps so far. `start` is 0 if a jump applies from the place after its
+    sentinel, and -1 if it applies at the sentinel already.
     """
     source = tf.cumsum(1 + scatter(sentinels, jumps, length), axis=1, exclusive=start == 0)
     source = source if start == 0 else source + start

@@ -1,11 +1,11 @@
-"""The text of single ids, from which that of a window is put together with a place for every token."""
+"""The text of single ids; a window's text is their concatenation, so every token has a place in it."""
 
 from t5x_like.data.vocabularies import Vocabulary
 
 
 def spellings(vocabulary: Vocabulary) -> list[str]:
-  """The text that each id adds after a word; a line end, which no span crosses, for ids of no text or of part of a
-  character."""
+  """Return the text that each id adds after a word, or a line end, which no span crosses, for ids without text or with
+  part of a character."""
   lead = vocabulary.encode("a")
   alone, none = len(vocabulary.decode(lead)), vocabulary.special_ids | {vocabulary.unk_id}
   texts = ["\n" if i in none else vocabulary.decode([*lead, i])[alone:] for i in range(vocabulary.size)]
