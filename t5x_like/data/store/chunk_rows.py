@@ -108,7 +108,7 @@ def best_fit(need_NK: np.ndarray, room: int, most: int) -> np.ndarray:
       more = ((0, 0), (0, free_NR.shape[1]))
       free_NR, left_NR = np.pad(free_NR, more, constant_values=room), np.pad(left_NR, more, constant_values=most)
     rest_NR = free_NR[:, :open_rows] - need_N[:, None].astype(np.int32)
-    best_N = np.argmin(np.where(rest_NR >= 0, rest_NR, room + 1), axis=1)  # an unused row has the most room, so it is the last choice
+    best_N = np.argmin(np.where(rest_NR >= 0, rest_NR, room + 1), axis=1)  # unused rows come last
     some_N = need_N > 0
     row_NK[at_N, item_N] = best_N
     used_N = np.maximum(used_N, np.where(some_N, best_N + 1, 0))
