@@ -1,17 +1,17 @@
 """Vocabularies: text to ids and back, behind one protocol, with T5's special ids and sentinels.
 
 In vocabularies made here pad is 0, eos 1, unk 2, and the top `extra_ids` ids are sentinels: sentinel i is id
-`size - 1 - i`, spelled `<extra_id_i>`. Published ones have their own ids, or none, for each. The kinds:
+`size - 1 - i`, spelled `<extra_id_i>`. Published vocabularies keep their own ids and may lack some. The kinds:
 
 - `SentencePieceVocabulary`: a SentencePiece model (Kudo and Richardson 2018); the sentinels are added on top of its
   pieces, so T5's model of 32,000 pieces has size 32,100 and sentinel 0 is id 32,099 (Raffel et al. 2020). `decode` does
-  not restore what the model's normaliser folds: NFKC forms, runs of spaces, line ends and, without byte fallback,
+  not restore text that the model's normaliser folds: NFKC forms, runs of spaces, line ends and, without byte fallback,
   characters that are in no piece. Text after a sentinel starts a new word.
 - `TokenizerVocabulary`: a `tokenizer.json` made here with the tokenizers library: WordPiece or byte-level BPE.
-- `PublishedVocabulary`: the tokenizer of a Hugging Face directory, with the ids that `transformers` gives.
+- `PublishedVocabulary`: the tokenizer of a Hugging Face directory, with the ids of `transformers`.
 - `ByteVocabulary`: UTF-8 bytes (ByT5, Xue et al. 2022), id = byte + 3; `decode(encode(text)) == text` for any Unicode
   text. 125 sentinels by default, so 384 ids as in the released models' embedding tables. (Those models were pretrained
-  with the last bytes, ids 258, 257, ..., as sentinels; here sentinels have ids apart from the bytes.)
+  with the last bytes, ids 258, 257, ..., as sentinels; here the sentinels' ids are separate from the bytes.)
 - `LabelVocabulary`: the classes of a task on images.
 
 Nothing here imports TensorFlow: prediction works on a machine without it.
@@ -79,15 +79,15 @@ __all__ = [
 
 
 def load(path_or_name: str, sentinels: str | None = None) -> Vocabulary:
-  """Opens a vocabulary.
+  """Open a vocabulary.
 
   Args:
     path_or_name: a directory written by `save`, a Hugging Face directory or its `tokenizer.json`, a SentencePiece
-      `*.model` file (100 sentinels, as T5's), or `bytes`.
-    sentinels: of a Hugging Face directory, the pattern of the pieces to use as sentinels, as `<unused{}>`.
+      `*.model` file (100 sentinels, as in T5), or `bytes`.
+    sentinels: for a Hugging Face directory, the pattern of the pieces to use as sentinels, such as `<unused{}>`.
 
   Raises:
-    UserError: no such file, a damaged one, or contents that disagree with the manifest.
+    UserError: the file is missing or damaged, or the contents disagree with the manifest.
   """
   if str(path_or_name) == "bytes":
     return ByteVocabulary()
@@ -146,7 +146,7 @@ def _load_directory(directory: Place, sentinels: str | None) -> Vocabulary:
 
 
 def _model(path: Place, kind: str, extra_ids: int, manifest: dict) -> bytes:
-  """The model file of a directory, checked against the manifest's fingerprint."""
+  """Read the model file of a directory and check it against the manifest's fingerprint."""
   model = storage.read(path)
   expected = protocol.fingerprint(kind, model, extra_ids)
   if expected != manifest["fingerprint"]:

@@ -1,10 +1,10 @@
-"""Reads the tokenizer of a Hugging Face directory, whichever of its forms is there.
+"""Reader of the tokenizer in a Hugging Face directory, in any of its forms.
 
-Version 5 of `transformers` does not run a `tokenizer.json` as it is: for the classes below it takes the pieces and
-merges from it, or from `vocab.json` and `merges.txt`, `vocab.txt` or a SentencePiece model, and sets the rest itself.
-`pipelines` has that rest. A `tokenizer.json` of any other class is taken whole. Added and special tokens are then added
-in the library's order, from `tokenizer_config.json` or the older `special_tokens_map.json` and `added_tokens.json`; ids
-that none of these tell come from `config.json`. `make parity` compares ids on hostile text.
+Version 5 of `transformers` does not run a `tokenizer.json` as it is. For the classes below it takes only the pieces and
+merges from it, or from `vocab.json` and `merges.txt`, `vocab.txt` or a SentencePiece model, and sets the rest itself;
+`pipelines` defines that rest. A `tokenizer.json` of any other class is used whole. Added and special tokens are then
+added in the library's order, from `tokenizer_config.json` or the older `special_tokens_map.json` and
+`added_tokens.json`; `config.json` supplies ids missing from all of these. `make parity` compares ids on hostile text.
 """
 
 import json
@@ -43,7 +43,7 @@ FILES = (
   "generation_config.json",
   "chat_template.jinja",
 )
-SPELLINGS = {  # where no file names them
+SPELLINGS = {  # used if no file names them
   "bos": ("<s>", "<bos>", "<|startoftext|>", "<|begin_of_text|>", "<|endoftext|>"),
   "eos": ("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>", "[EOS]"),
   "unk": ("<unk>", "[UNK]"),
@@ -61,13 +61,13 @@ def has_tokenizer(directory: Place) -> bool:
 
 
 def load(directory: Place, sentinels: str | None = None) -> PublishedVocabulary | ByteVocabulary:
-  """Reads a directory.
+  """Read a directory.
 
   Args:
     sentinels: the pattern of pieces to use as sentinels, such as `<unused{}>`; by default `<extra_id_{}>`, if any.
 
   Raises:
-    UserError: a file is missing or damaged, or of a class that cannot be read; no end of text is named.
+    UserError: a file is missing, damaged or of an unsupported class, or no end-of-text token is named.
   """
   config = tokenizer_files.read(directory, CONFIG) or {}
   model_config = tokenizer_files.read(directory, MODEL_CONFIG) or {}
@@ -111,8 +111,8 @@ def load(directory: Place, sentinels: str | None = None) -> PublishedVocabulary 
 
 
 def files_of(vocabulary: Vocabulary) -> dict[str, bytes]:
-  """The files by which `transformers` opens a vocabulary: those it was published with or, for one made here, its model
-  and the names of its special pieces."""
+  """Return the files by which `transformers` opens a vocabulary: its published files or, for a vocabulary made here,
+  its model and the names of its special pieces."""
   if isinstance(vocabulary, PublishedVocabulary):
     return vocabulary.brought
   if isinstance(vocabulary, ByteVocabulary | LabelVocabulary):
@@ -122,13 +122,13 @@ def files_of(vocabulary: Vocabulary) -> dict[str, bytes]:
   if isinstance(vocabulary, TokenizerVocabulary):
     return {TOKENIZER: vocabulary.model, CONFIG: _bytes(pieces | {"tokenizer_class": "PreTrainedTokenizerFast"})}
   files = {SENTENCE_PIECE[0]: vocabulary.model}
-  if pipelines.is_unigram(vocabulary.model):  # as `T5Tokenizer` takes every model to be
+  if pipelines.is_unigram(vocabulary.model):  # `T5Tokenizer` assumes this of every model
     files[CONFIG] = _bytes(pieces | {"tokenizer_class": "T5Tokenizer", "extra_ids": vocabulary.extra_ids})
   return files
 
 
 def around(vocabulary: PublishedVocabulary) -> tuple[list[int], list[int]]:
-  """The special ids that `transformers` puts before and after a text by default."""
+  """Return the special ids that `transformers` puts before and after a text by default."""
   import tokenizers
 
   config, file = (json.loads(vocabulary.brought.get(name, b"{}")) for name in (CONFIG, TOKENIZER))
@@ -150,7 +150,7 @@ def _bytes(content: dict[str, Any]) -> bytes:
 
 
 def _facts(where: str, ids: dict[str, int], named: dict[str, str], model_config: dict, config: dict, pattern) -> Facts:
-  """The special ids: as named, else as `config.json` has them, else by their usual spellings."""
+  """Determine the special ids: as named, else from `config.json`, else by their usual spellings."""
   size = max(ids.values()) + 1
   found = {}
   for name in NAMES:
@@ -171,7 +171,7 @@ def _facts(where: str, ids: dict[str, int], named: dict[str, str], model_config:
   return Facts(
     pad_id=None
     if found["pad"] in others
-    else found["pad"],  # a piece that also stands for something else is no padding
+    else found["pad"],  # a piece with another role is not padding
     eos_id=eos,
     unk_id=eos if found["unk"] is None else found["unk"],
     bos_id=found["bos"],
@@ -185,7 +185,7 @@ def _facts(where: str, ids: dict[str, int], named: dict[str, str], model_config:
 
 
 def _sentinels(where: str, ids: dict[str, int], pattern: str | None) -> tuple[int, ...]:
-  """The ids of the pieces of a pattern, numbered from 0 (or from 1, if there is no 0) up to the first missing one."""
+  """Return the ids of a pattern's pieces, numbered from 0 (or from 1, if 0 is missing) up to the first gap."""
   if pattern is not None and pattern.count("{}") != 1:
     raise UserError(f"--sentinels={pattern}: expected a pattern with {{}} where the number stands, as '<unused{{}}>'")
   for form in SENTINELS if pattern is None else (pattern,):
@@ -206,7 +206,7 @@ def _such(known: set[str]) -> str:
 
 
 def _pieces(directory: Place, name: str, config: dict[str, Any]) -> pipelines.Pieces:
-  """Pieces and merges from files other than `tokenizer.json`."""
+  """Read pieces and merges from files other than `tokenizer.json`."""
   where = f"vocabulary {directory}"
   for file in SENTENCE_PIECE:
     if (directory / file).exists() and name in pipelines.FROM_SENTENCE_PIECE:
@@ -227,7 +227,7 @@ def _pieces(directory: Place, name: str, config: dict[str, Any]) -> pipelines.Pi
 
 
 def _added_tokens(directory: Place, config: dict, legacy: bool, file: dict | None, special: set[str]) -> dict:
-  """Tokens that were added to the pieces, by id: the newer form, or the older ones together."""
+  """Return the tokens added to the pieces, by id, from the newer file or from all the older ones."""
   if not legacy:
     return {int(i): _added(token) for i, token in config["added_tokens_decoder"].items()}
   found = {}
@@ -239,7 +239,7 @@ def _added_tokens(directory: Place, config: dict, legacy: bool, file: dict | Non
 
 
 def _with_added(described: dict[str, Any], added: dict, named: dict, extra: list) -> tuple[dict, dict[str, int]]:
-  """The tokenizer with all its tokens added as the library adds them, and the ids of all pieces."""
+  """Return (the tokenizer with all tokens added as in the library, the ids of all pieces)."""
   import tokenizers
 
   tokenizer = tokenizers.Tokenizer.from_str(json.dumps(described))
@@ -261,7 +261,7 @@ def _with_added(described: dict[str, Any], added: dict, named: dict, extra: list
 
 
 def _added(token):
-  """A token of a file: text, a list of tokens, or an object with its flags."""
+  """Convert a token of a file: text, a list of tokens, or an object with its flags."""
   import tokenizers
 
   if isinstance(token, list):

@@ -1,4 +1,4 @@
-"""The names of classes, for tasks whose examples are no text."""
+"""The names of classes, for tasks whose examples are not text."""
 
 import json
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class LabelVocabulary:
 
 
 def load(content: bytes, origin: str) -> LabelVocabulary:
-  """The classes of a saved file; UserError if it is damaged."""
+  """Load the classes of a saved file; raise UserError if it is damaged."""
   names = checked_json.parsed(content, list, origin, "a list of class names; copy it again")
   if not all(isinstance(name, str) for name in names):
     raise UserError(f"{origin}: found a name that is not text, expected a list of class names; copy it again")

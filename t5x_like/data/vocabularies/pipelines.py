@@ -1,6 +1,6 @@
-"""What the classes of `transformers` put around pieces and merges: normaliser, words, model and decoder.
+"""Pipelines around pieces and merges, by class of `transformers`: normaliser, words, model and decoder.
 
-Each pipeline is the part of a `tokenizer.json` that its class sets, whatever the file says (version 5 of the library).
+Each pipeline is the part of a `tokenizer.json` that its class sets, overriding the file (version 5 of the library).
 """
 
 import base64
@@ -33,14 +33,14 @@ class Pieces:
 
   @classmethod
   def of(cls, file: dict[str, Any]) -> "Pieces":
-    """Those of a parsed `tokenizer.json`."""
+    """Return the pieces of a parsed `tokenizer.json`."""
     model = file.get("model") or {}
     merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges") or []]
     return cls(model.get("vocab") or {}, merges, _charsmap(file.get("normalizer")))
 
   @classmethod
   def of_sentence_piece(cls, data: bytes, name: str, extra_ids: int, where: str) -> "Pieces":
-    """Those of a SentencePiece model, for a class of `FROM_SENTENCE_PIECE`."""
+    """Return the pieces of a SentencePiece model, for a class of `FROM_SENTENCE_PIECE`."""
     try:
       proto = _model_proto().FromString(data)
     except Exception as error:  # protobuf's own
@@ -61,8 +61,8 @@ class Pieces:
 
 @functools.cache
 def _model_proto() -> type:
-  """The message of a SentencePiece model with the fields used here. (The one in the sentencepiece wheel needs another
-  version of protobuf than TensorFlow.)"""
+  """Build the protobuf message of a SentencePiece model with the fields used here. (The sentencepiece wheel's message
+  needs another version of protobuf than TensorFlow.)"""
   from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
   text, number, data, part = 9, 2, 12, 11  # string, float, bytes, message
@@ -87,12 +87,12 @@ def _model_proto() -> type:
 
 
 def is_unigram(model: bytes) -> bool:
-  """Whether a SentencePiece model is a unigram model, as it is if it does not say."""
+  """Return whether a SentencePiece model is a unigram model, which is the format's default."""
   return _model_proto().FromString(model).trainer_spec.model_type in (0, 1)
 
 
 def merges_of(vocab: dict[str, int]) -> list[list[str]]:
-  """The merges that make each piece of a SentencePiece BPE model from two others, in the order of its pieces."""
+  """Derive the merges that join two pieces into each piece of a SentencePiece BPE model, in the order of its pieces."""
   merges = []
   for piece, i in vocab.items():
     cuts = ((piece[:at], piece[at:]) for at in range(1, len(piece)))
@@ -107,10 +107,10 @@ def _charsmap(normalizer: dict[str, Any] | None) -> str | None:
 
 
 def check_charsmap(described: dict[str, Any], where: str) -> None:
-  """Refuses a damaged SentencePiece normalisation, at which the tokenizers library would stop with a Rust panic.
+  """Refuse a damaged SentencePiece normalisation, at which the tokenizers library would stop with a Rust panic.
 
   Raises:
-    UserError: it is not the length of a table, the table, and UTF-8 text.
+    UserError: the normalisation does not consist of a table's length, the table, and UTF-8 text.
   """
   try:
     charsmap = _charsmap(described.get("normalizer"))
@@ -224,7 +224,7 @@ OF_MODELS = {
   "bert": "BertTokenizer",
   "electra": "BertTokenizer",
 }
-WHOLE = {  # model types whose `tokenizer.json` is taken whole; the class is for those without one
+WHOLE = {  # model types whose `tokenizer.json` is used whole; the class serves directories without that file
   "llama": "LlamaTokenizer",
   "mistral": "LlamaTokenizer",
   "mixtral": "LlamaTokenizer",
@@ -233,7 +233,7 @@ WHOLE = {  # model types whose `tokenizer.json` is taken whole; the class is for
 
 
 def class_of(config: dict[str, Any], model_config: dict[str, Any], file: dict[str, Any] | None) -> str | None:
-  """The tokenizer's class as the library chooses it: the one named, or else that of the model type."""
+  """Choose the tokenizer's class as the library does: the named class, else the model type's class."""
   name = config.get("tokenizer_class") or model_config.get("tokenizer_class")
   name, kind = str(name).removesuffix("Fast") if name else None, model_config.get("model_type")
   if file is None:

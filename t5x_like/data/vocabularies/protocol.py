@@ -1,4 +1,4 @@
-"""The vocabulary protocol, its special ids, and what the kinds share."""
+"""The vocabulary protocol, its special ids, and helpers shared by all kinds."""
 
 import functools
 import hashlib
@@ -15,7 +15,7 @@ PAD_ID, EOS_ID, UNK_ID = 0, 1, 2
 T5_EXTRA_IDS = 100
 BYT5_EXTRA_IDS = 125
 MOST_EXTRA_IDS = 2**16
-SPECIAL = ("mask", "cls", "sep", "bos")  # the order of the sentinels that stand in for them, see `special`
+SPECIAL = ("mask", "cls", "sep", "bos")  # in the order of the sentinels that replace them, see `special`
 SPELLINGS = {
   "mask": ("[MASK]", "<mask>"),
   "cls": ("[CLS]", "<cls>"),
@@ -27,23 +27,23 @@ _SENTINEL = re.compile(r"<extra_id_(0|[1-9][0-9]{0,8})>")
 
 
 class Vocabulary(Protocol):
-  """What the rest of the system uses of a vocabulary; ids are 0..size-1.
+  """The interface of a vocabulary to the rest of the system; ids are 0..size-1.
 
   Attributes:
     size: the number of ids, sentinels included.
     sentinels: the id of each sentinel; `size - 1 - i` for sentinel i in vocabularies made here.
     extra_ids: the number of sentinels.
-    pad_id: of padding; None in published vocabularies that have none, such as GPT-2's, whose id 0 is a token.
-    mask_id, cls_id, sep_id, bos_id: the ids of those pieces, None where the vocabulary has none; `special` lends a
+    pad_id: the id of padding; None in published vocabularies without it, such as GPT-2's, whose id 0 is a token.
+    mask_id, cls_id, sep_id, bos_id: the ids of those pieces, None if the vocabulary lacks the piece; `special` lends a
       sentinel instead.
     decoder_start_id: the first input of an encoder-decoder's decoder: padding in T5, EOS in BART.
-    special_ids: the ids that never stand for text: pad, EOS, whichever of the four above exist, and the sentinels. The
-      unknown id stands for text, so it is not one of them.
+    special_ids: the ids that never stand for text: pad, EOS, the existing pieces among the four above, and the
+      sentinels. The unknown id stands for text, so it is not included.
     specials_in_text: whether text spelled like a special piece becomes that piece, as in `transformers`; never in
       vocabularies made here.
     starts_word: bool [size], whether an id begins a new word, for masking and cutting by whole words; true of every
-      special id. What a word is depends on the kind: see each.
-    fingerprint: SHA-256, hexadecimal, of all that determines ids.
+      special id. Each kind of vocabulary defines its words.
+    fingerprint: SHA-256, hexadecimal, of everything that determines ids.
   """
 
   size: int
@@ -63,33 +63,33 @@ class Vocabulary(Protocol):
   fingerprint: str
 
   def encode(self, text: str) -> list[int]:
-    """Ids of plain text, without EOS; `<extra_id_0>` in the text is encoded like any other text."""
+    """Encode plain text, without EOS; `<extra_id_0>` in the text is encoded like any other text."""
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-    """`encode` of each text as an int32 array [length]."""
+    """Encode each text as an int32 array [length]."""
 
   def decode(self, ids: Sequence[int]) -> str:
-    """Text of ids: pad, EOS, BOS, CLS and SEP are dropped, sentinel i becomes `<extra_id_i>`, the mask its spelling.
+    """Decode ids: drop pad, EOS, BOS, CLS and SEP, spell sentinel i as `<extra_id_i>` and the mask as its piece.
 
     Ids at or above `size` are decoded as unknown, since a model's table may be padded beyond the vocabulary. Raises
     UserError for a negative id.
     """
 
   def pieces_of(self, ids: Sequence[int]) -> list[str]:
-    """The spelling of each single id, special ones included, for display."""
+    """Return the spelling of each id, special ids included, for display."""
 
   def save(self, directory) -> None:
-    """Writes a directory that `load` reads; saving the same vocabulary again writes the same bytes."""
+    """Write a directory for `load`; saving the same vocabulary again writes the same bytes."""
 
 
 def special(vocabulary: Vocabulary, name: str) -> int:
-  """The id of a special piece: `mask`, `cls`, `sep` or `bos`.
+  """Return the id of a special piece: `mask`, `cls`, `sep` or `bos`.
 
   A vocabulary without the piece lends a sentinel: 0 is the mask, 1 CLS, 2 SEP, 3 BOS. Objectives that use both
-  sentinels and these pieces need a vocabulary that has the pieces.
+  sentinels and these pieces need a vocabulary with the pieces.
 
   Raises:
-    UserError: an unknown name, or the vocabulary has neither the piece nor enough sentinels.
+    UserError: the name is unknown, or the vocabulary has neither the piece nor enough sentinels.
   """
   if name not in SPECIAL:
     raise UserError(f"special id: found name {name!r}, expected one of {', '.join(SPECIAL)}")
@@ -107,13 +107,13 @@ def special(vocabulary: Vocabulary, name: str) -> int:
 
 
 def padding(vocabulary: Vocabulary) -> int:
-  """What fills the ends of rows: the padding id or, in a vocabulary without one, -1, which `data.padding` replaces."""
+  """Return the id that pads rows: the padding id or, in a vocabulary without it, -1, which `data.padding` replaces."""
   return -1 if vocabulary.pad_id is None else vocabulary.pad_id
 
 
 def outside(vocabulary: Vocabulary, tokens_N: np.ndarray) -> str | None:
-  """What is wrong with the ids of documents, None if they are ids of the vocabulary and, where text never makes it, not
-  its padding."""
+  """Describe the first error in the ids of documents; return None if all are ids of the vocabulary and none is padding
+  (unless text can produce padding)."""
   low, high = int(tokens_N.min()), int(tokens_N.max())
   least = 1 if vocabulary.pad_id == 0 and not vocabulary.specials_in_text else 0
   if least <= low and high < vocabulary.size:
@@ -123,32 +123,32 @@ def outside(vocabulary: Vocabulary, tokens_N: np.ndarray) -> str | None:
 
 
 def opening(vocabulary: Vocabulary) -> list[int]:
-  """What an encoder-decoder's sequences begin with: BOS in vocabularies published with BART, whose decoder starts with
-  EOS and restores `<s> text </s>`; nothing in others."""
+  """Return the ids that begin an encoder-decoder's sequences: BOS in vocabularies published with BART, whose decoder
+  starts with EOS and restores `<s> text </s>`; none in others."""
   bos = vocabulary.bos_id
   return [bos] if bos is not None and vocabulary.decoder_start_id == vocabulary.eos_id else []
 
 
 def start_id(vocabulary: Vocabulary) -> int:
-  """The decoder's first input: the vocabulary's `bos_id`, or its EOS where it has none.
+  """Return the decoder's first input: the vocabulary's `bos_id`, or EOS if there is none.
 
-  Never padding, which a decoder would not see. In a token stream a document follows the EOS of the previous one, so
+  It is never padding, which a decoder would not see. In a token stream a document follows the previous one's EOS, so
   EOS marks its start (as GPT-2's only special token does).
   """
   return vocabulary.eos_id if vocabulary.bos_id is None else vocabulary.bos_id
 
 
 def encode_sentinels(vocabulary: Vocabulary, text: str) -> list[int]:
-  """Ids of text, with each `<extra_id_N>`, N < extra_ids, as its sentinel; no EOS.
+  """Encode text with each `<extra_id_N>`, N < extra_ids, as its sentinel; add no EOS.
 
-  The text between sentinels is encoded separately. A sentinel the vocabulary lacks is plain text.
+  The text between sentinels is encoded separately. A sentinel that the vocabulary lacks is plain text.
   """
   return encode_sentinels_batch(vocabulary, [text])[0].tolist()
 
 
 def encode_sentinels_batch(vocabulary: Vocabulary, texts: Sequence[str]) -> list[np.ndarray]:
-  """`encode_sentinels` of many texts."""
-  between, parts = [], []  # the plain texts of all, and the sentinels of each
+  """Encode many texts as `encode_sentinels` does."""
+  between, parts = [], []  # the plain texts of all texts, and the sentinels of each
   for text in texts:
     start, marks = 0, []
     for match in _SENTINEL.finditer(text):
@@ -164,7 +164,7 @@ def encode_sentinels_batch(vocabulary: Vocabulary, texts: Sequence[str]) -> list
 
 
 def find_specials(piece_id: Callable[[str], int | None]) -> dict[str, int | None]:
-  """The ids of mask, cls, sep and bos by their usual spellings; `piece_id` returns None for an unknown piece."""
+  """Look up mask, cls, sep and bos by their usual spellings; `piece_id` returns None for an unknown piece."""
   found = {}
   for name, spellings in SPELLINGS.items():
     ids = (piece_id(spelling) for spelling in spellings)
@@ -173,13 +173,13 @@ def find_specials(piece_id: Callable[[str], int | None]) -> dict[str, int | None
 
 
 def special_ids(vocabulary: Vocabulary) -> frozenset[int]:
-  """The ids of a vocabulary that never stand for text."""
+  """Return the ids of a vocabulary that never stand for text."""
   own = [vocabulary.pad_id, vocabulary.eos_id, *(getattr(vocabulary, f"{name}_id") for name in SPECIAL)]
   return frozenset([*(i for i in own if i is not None), *vocabulary.sentinels])
 
 
 def words(vocabulary: Vocabulary, starts: Iterable[bool]) -> np.ndarray:
-  """`starts_word` from one bool for each of the first ids; special ids and others start words; read-only."""
+  """Build the read-only `starts_word` from bools for the first ids; special ids and all further ids start words."""
   table, given = np.ones(vocabulary.size, bool), np.fromiter(starts, bool)
   table[: given.size] = given
   table[list(vocabulary.special_ids)] = True
@@ -188,7 +188,7 @@ def words(vocabulary: Vocabulary, starts: Iterable[bool]) -> np.ndarray:
 
 
 def parts(ids: Sequence[int], vocabulary: Vocabulary) -> Iterator[list[int] | str]:
-  """Yields runs of text ids as lists and sentinels as their spelling; drops pad, EOS, BOS, CLS and SEP."""
+  """Yield runs of text ids as lists and sentinels as their spelling; drop pad, EOS, BOS, CLS and SEP."""
   run = []
   dropped = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.bos_id, vocabulary.cls_id, vocabulary.sep_id}
   for i in map(int, ids):
@@ -209,7 +209,7 @@ def parts(ids: Sequence[int], vocabulary: Vocabulary) -> Iterator[list[int] | st
 
 
 def sentinel_piece(vocabulary: Vocabulary, i: int) -> str | None:
-  """The spelling of a sentinel or of an id beyond the vocabulary; None for the others."""
+  """Return the spelling of a sentinel or of an id beyond the vocabulary; None for other ids."""
   if i >= vocabulary.size:
     return f"<{i}?>"
   number = sentinel_number(vocabulary, i)
@@ -217,7 +217,7 @@ def sentinel_piece(vocabulary: Vocabulary, i: int) -> str | None:
 
 
 def sentinel_number(vocabulary: Vocabulary, i: int) -> int | None:
-  """Which sentinel an id is, or None."""
+  """Return the number of the sentinel with this id, or None."""
   return _numbers(vocabulary).get(i)
 
 
@@ -227,7 +227,7 @@ def _numbers(vocabulary: Vocabulary) -> dict[int, int]:
 
 
 def top(size: int, extra_ids: int) -> tuple[int, ...]:
-  """Sentinels that count down from the highest id."""
+  """Return sentinels that count down from the highest id."""
   return tuple(range(size - 1, size - 1 - extra_ids, -1))
 
 
@@ -245,7 +245,7 @@ def fingerprint(kind: str, model: bytes, extra_ids: int) -> str:
 
 
 def well_formed(text: str) -> str:
-  """The text with lone surrogates, which UTF-8 cannot encode, replaced by U+FFFD (and surrogate pairs joined)."""
+  """Replace lone surrogates, which UTF-8 cannot encode, with U+FFFD, and join surrogate pairs."""
   try:
     text.encode()
     return text

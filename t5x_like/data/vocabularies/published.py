@@ -1,4 +1,4 @@
-"""Published tokenizers: a `tokenizer.json` with its special ids as they are, and the files it came from."""
+"""Published tokenizers: a `tokenizer.json` with its own special ids, and its original files."""
 
 import dataclasses
 import hashlib
@@ -13,12 +13,12 @@ from t5x_like.data.vocabularies.tokenizer_json import MODEL_FILE, TokenizerVocab
 from t5x_like.errors import UserError
 
 KIND = "published"
-BROUGHT = "huggingface."  # before the names of the files it came from, beside the others
+BROUGHT = "huggingface."  # prefix of the names of the original files
 
 
 @dataclasses.dataclass(frozen=True)
 class Facts:
-  """Ids that files beside the `tokenizer.json` decide, see `protocol.Vocabulary`; EOS may not be None."""
+  """Ids decided by files beside the `tokenizer.json`, see `protocol.Vocabulary`; EOS must not be None."""
 
   pad_id: int | None
   eos_id: int
@@ -35,14 +35,14 @@ class Facts:
 class PublishedVocabulary(TokenizerVocabulary):
   """The tokenizer of a Hugging Face directory; ids of text are those of `transformers`, without special ids added.
 
-  Text spelled like a special piece becomes that piece, as there, unless `tokenizer_config.json` says
-  `split_special_tokens`. Lone surrogates, which `transformers` does not take, become U+FFFD.
+  Text spelled like a special piece becomes that piece, as there, unless `tokenizer_config.json` sets
+  `split_special_tokens`. Lone surrogates, which `transformers` does not accept, become U+FFFD.
 
   Args:
     model: a `tokenizer.json`, complete with added tokens.
-    facts: its special ids.
-    brought: the files it was made of, by name, for the way back.
-    origin: what to call it in messages.
+    facts: the special ids.
+    brought: the original files, by name, for export.
+    origin: the name of the vocabulary in messages.
 
   Raises:
     UserError: the model is not a tokenizer.
@@ -66,7 +66,7 @@ class PublishedVocabulary(TokenizerVocabulary):
 
 
 def load(directory: Place, manifest: dict[str, Any]) -> PublishedVocabulary:
-  """Opens what `save` wrote."""
+  """Open a directory written by `save`."""
   where, files = f"{directory / storage.MANIFEST}", manifest.get("files", {})
   facts = Facts(**slots.fill(f"{where}: published", manifest.get("published"), Facts))
   if not isinstance(files, dict):

@@ -24,7 +24,7 @@ class SentencePieceVocabulary:
   Args:
     model: the serialised model (the bytes of a `.model` file).
     extra_ids: the number of sentinels.
-    origin: what to call the model in messages.
+    origin: the name of the model in messages.
 
   Raises:
     UserError: the bytes are not a SentencePiece model, its pad, eos and unk ids are not 0, 1 and 2, or it already
@@ -53,7 +53,7 @@ class SentencePieceVocabulary:
     return self._processor.encode(protocol.well_formed(text))
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-    # One thread: tools that tokenise much text run one process per core.
+    # One thread, because tools that tokenise much text run one process per core.
     batch = self._processor.encode([protocol.well_formed(text) for text in texts], num_threads=1)
     return [np.asarray(ids, np.int32) for ids in batch]
 
@@ -76,7 +76,7 @@ class SentencePieceVocabulary:
     storage.save(directory, KIND, self, {MODEL_FILE: self.model})
 
   def _special(self, spelling: str) -> int | None:
-    """The id of a control piece, which encoding never produces; None for other pieces."""
+    """Return the id of a control piece, which encoding never produces; None for other pieces."""
     i = self._processor.piece_to_id(spelling)
     return i if i != UNK_ID and self._processor.is_control(i) else None
 

@@ -15,9 +15,9 @@ FORMAT = "t5x_like.vocabulary.v1"
 
 
 def save(directory, kind: str, vocabulary: Vocabulary, files: dict[str, bytes], **more: Any) -> None:
-  """Writes the files and the manifest, with `more` in it; UserError if that fails.
+  """Write the files and the manifest, which includes `more`; raise UserError on failure.
 
-  Each replaces the file of its name when it is whole: runs save their vocabulary at every start, and others read it.
+  Each file replaces its predecessor atomically, because runs save their vocabulary at every start while others read it.
   """
   directory = place(directory)
   own = {name: getattr(vocabulary, name) for name in ("mask_id", "cls_id", "sep_id", "bos_id")}
@@ -44,7 +44,7 @@ def save(directory, kind: str, vocabulary: Vocabulary, files: dict[str, bytes], 
 
 
 def manifest(path: Place) -> dict:
-  """The manifest at a path; UserError if it is damaged or lacks a key."""
+  """Read the manifest at a path; raise UserError if it is damaged or lacks a key."""
   found = checked_json.parsed(read(path), dict, str(path), "the manifest of a vocabulary; copy its directory again")
   if found.get("format") != FORMAT:
     raise UserError(f"{path}: found format {str(found.get('format'))[:80]!r}, expected {FORMAT!r}")
@@ -56,7 +56,7 @@ def manifest(path: Place) -> dict:
 
 def read(path: Place) -> bytes:
   try:
-    if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe could wait, and a device never end
+    if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe could block, and a device never end
       raise OSError("not a regular file")
     return path.read_bytes()
   except OSError as error:

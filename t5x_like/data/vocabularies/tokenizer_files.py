@@ -1,4 +1,4 @@
-"""The JSON files of a published tokenizer, read with the types of all that is used of them."""
+"""The JSON files of a published tokenizer, with type checks for every value in use."""
 
 import re
 from typing import Annotated, Any
@@ -119,10 +119,10 @@ _EVERY = {ADDED: _Id, VOCABULARY: _Id}  # files whose values are all alike
 
 
 def read(directory: Place, name: str) -> dict[str, Any] | None:
-  """The object in a file of a directory; None if there is none.
+  """Read the JSON object in a file of a directory; return None if the file does not exist.
 
   Raises:
-    UserError: the file is not JSON, or a value that is used of it has another type.
+    UserError: the file is not JSON, or a value in use has the wrong type.
   """
   path = directory / name
   if not path.exists():
@@ -130,7 +130,7 @@ def read(directory: Place, name: str) -> dict[str, Any] | None:
   found = checked_json.parsed(storage.read(path), dict, str(path), "the file of a tokenizer; copy it again")
   for key, value in found.items():
     kind = _EVERY.get(name) or _KINDS.get(name, {}).get(key)
-    negative = name == MODEL_CONFIG and value == -1  # which stands for none
+    negative = name == MODEL_CONFIG and value == -1  # which means none
     if kind is not None and value is not None and not negative and not slots.fits(value, kind):
       raise UserError(
         f"{path}: found {shown(value)} for {key[:80]!r}, expected {slots.words(kind)}; copy the file again"

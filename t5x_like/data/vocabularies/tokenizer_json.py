@@ -1,4 +1,4 @@
-"""Tokenizers of the tokenizers library: WordPiece, byte-level BPE and anything else a `tokenizer.json` describes."""
+"""Tokenizers of the tokenizers library: WordPiece, byte-level BPE and any other `tokenizer.json`."""
 
 import contextlib
 import functools
@@ -19,7 +19,7 @@ SPELLINGS = {
   "unk": ("[UNK]", "<unk>"),
   "eos": ("</s>", "[EOS]", "<eos>", "<|endoftext|>", "<|end_of_text|>", "[SEP]"),
 }
-SPECIAL_TOKENS = ("[PAD]", "</s>", "[UNK]")  # ids 0, 1, 2 of those trained here; then, where asked for:
+SPECIAL_TOKENS = ("[PAD]", "</s>", "[UNK]")  # ids 0, 1, 2 of tokenizers trained here; then, on request:
 MASK_TOKENS = ("[CLS]", "[SEP]", "[MASK]")  # ids 3, 4, 5
 
 _LONG = 2**18  # characters
@@ -28,24 +28,24 @@ _SPACES = " \t\n\r\v\f\u0085\u00a0\u2581"
 
 
 class TokenizerVocabulary:
-  """A `tokenizer.json`; ids are the file's, so `size` is the highest plus one.
+  """A `tokenizer.json` with the ids of the file, so `size` is the highest id plus one.
 
   Sentinels are the special tokens `<extra_id_i>` at the ids `size - 1 - i`, as trained here; a file from elsewhere may
-  have none. Text never produces special tokens: `[MASK]` in a text is not the mask. `decode` does not restore what the
-  normaliser folds (case and accents in BERT's) nor runs of spaces; with byte-level BPE it restores every text. Lone
+  have none. Text never produces special tokens: `[MASK]` in a text is not the mask. `decode` restores neither text that
+  the normaliser folds (case and accents in BERT's) nor runs of spaces; with byte-level BPE it restores every text. Lone
   surrogates, which UTF-8 cannot encode, become U+FFFD. The post-processor's templates ([CLS] ... [SEP]), truncation and
-  padding are ignored: the data system adds what an objective needs.
+  padding are ignored: the data system adds the tokens that an objective needs.
 
-  In WordPiece a word begins at a piece without the `##` mark, so punctuation is a word; in other models at a piece that
-  begins with whitespace. EOS is the first that exists of `</s>`, `[EOS]`, `<eos>`, `<|endoftext|>`, `<|end_of_text|>`
-  and `[SEP]`.
+  In WordPiece a word begins at a piece without the `##` mark, so punctuation is a word; in other models it begins at a
+  piece that begins with whitespace. EOS is the first existing piece of `</s>`, `[EOS]`, `<eos>`, `<|endoftext|>`,
+  `<|end_of_text|>` and `[SEP]`.
 
   Args:
     model: the bytes of the file.
-    origin: what to call it in messages.
+    origin: the name of the vocabulary in messages.
 
   Raises:
-    UserError: the bytes are not a tokenizer, its padding token is not id 0, or it has no end token.
+    UserError: the bytes are not a tokenizer, the padding token is not id 0, or there is no end token.
   """
 
   pad_id = decoder_start_id = PAD_ID
@@ -68,7 +68,7 @@ class TokenizerVocabulary:
     self.fingerprint = protocol.fingerprint(KIND, model, self.extra_ids)
 
   def _open(self, model: bytes, origin: str) -> tuple[dict[str, int], dict[str, int]]:
-    """Reads the file; returns the ids of all pieces and those of special ones."""
+    """Read the file and return (the ids of all pieces, the ids of special pieces)."""
     self._tokenizer, self.model, self._origin = _tokenizer(model, origin), model, origin
     self._tokenizer.encode_special_tokens = not self.specials_in_text
     ids = self._tokenizer.get_vocab(with_added_tokens=True)
@@ -85,7 +85,7 @@ class TokenizerVocabulary:
     return ids, {token.content: i for i, token in added if token.special}
 
   def _finish(self, added: dict[str, int]) -> None:
-    """Makes the tables, once special ids and sentinels are known."""
+    """Build the tables, once special ids and sentinels are known."""
     self.extra_ids = len(self.sentinels)
     self._never = np.zeros(self.size, bool)  # special tokens that text must not produce
     if not self.specials_in_text:
@@ -105,12 +105,12 @@ class TokenizerVocabulary:
       return self._checked(self._tokenizer.encode(text, add_special_tokens=False).ids).tolist()
 
   def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return the ids of a text and, for each, where in the text its characters begin and end."""
+    """Return the ids of a text and the (begin, end) of each id's characters in the text."""
     found = self._tokenizer.encode(protocol.well_formed(text), add_special_tokens=False)
     return self._checked(found.ids).tolist(), found.offsets
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-    # On all cores, unless TOKENIZERS_PARALLELISM=false: tools that run one process a core set it.
+    # On all cores, unless TOKENIZERS_PARALLELISM=false, which tools with one process per core set.
     texts = [protocol.well_formed(text) for text in texts]
     ids = self._ids([text for text in texts if not self._is_long(text)])
     return [self._long(text) if self._is_long(text) else next(ids) for text in texts]
@@ -124,7 +124,7 @@ class TokenizerVocabulary:
     return self._cuts and len(text) > _LONG
 
   def _long(self, text: str) -> np.ndarray:
-    """The ids of a long text, encoded in pieces: the library needs about 200 bytes per character of its input."""
+    """Encode a long text in pieces, because the library needs about 200 bytes per character of its input."""
     ids, start = [], 0
     while start < len(text):
       cut = _BETWEEN_WORDS.search(text, start + _LONG)
@@ -153,7 +153,7 @@ class TokenizerVocabulary:
     storage.save(directory, KIND, self, {MODEL_FILE: self.model})
 
   def _checked(self, ids: list[int]) -> np.ndarray:
-    """Ids as int32, special ones replaced: a word spelled like a special token is unknown."""
+    """Convert ids to int32 and make special ids unknown, for words spelled like special tokens."""
     found = np.asarray(ids, np.int32)
     special = self._never[found]
     return np.where(special, np.int32(self.unk_id), found) if special.any() else found
@@ -165,7 +165,7 @@ class TokenizerVocabulary:
 
 
 def _cuts_before_spaces(described: dict) -> bool:
-  """Whether cutting a text before a space between two words leaves its ids unchanged."""
+  """Return whether cutting a text before a space between two words leaves its ids unchanged."""
   normaliser, words = (described.get(key) or {} for key in ("normalizer", "pre_tokenizer"))
   byte_level = words.get("type") == "ByteLevel" and not words.get("add_prefix_space") and words.get("use_regex", True)
   return (
@@ -179,15 +179,15 @@ def _cuts_before_spaces(described: dict) -> bool:
 
 @functools.cache
 def _characters() -> dict[str, str]:
-  """The ASCII character behind each printable stand-in of byte-level BPE; other bytes are not spaces."""
+  """Map each printable stand-in of byte-level BPE to its ASCII character; other bytes are not spaces."""
   shifted = [b for b in range(256) if not (33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255)]
   return {chr(256 + n): chr(b) for n, b in enumerate(shifted) if b < 128} | {chr(b): chr(b) for b in range(33, 127)}
 
 
 @contextlib.contextmanager
 def refusing(where: str, what: str) -> Iterator[None]:
-  """Turns what the tokenizers library raises into a `UserError`: plain `Exception`, or, where its Rust code stops at a
-  broken invariant of a damaged file, a `PanicException`, which is not even one."""
+  """Turn the tokenizers library's errors into a `UserError`: plain `Exception` or, if its Rust code stops at a broken
+  invariant of a damaged file, `PanicException`, which is not an `Exception`."""
   try:
     yield
   except BaseException as error:

@@ -1,4 +1,4 @@
-"""Bytes as ids (ByT5, Xue et al. 2022)."""
+"""The vocabulary of bytes (ByT5, Xue et al. 2022)."""
 
 from collections.abc import Sequence
 
