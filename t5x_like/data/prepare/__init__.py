@@ -1,1 +1,1 @@
-"""From a source to a token store: cleaning, deduplicating and tokenising, in parts that any machine can make."""
+"""Preparation of a token store from a source: cleaning, deduplication and tokenisation, in parts for any machine."""

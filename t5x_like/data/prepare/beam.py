@@ -1,8 +1,8 @@
-"""A preparation on any runner of Apache Beam (`pip install -r requirements-beam.txt`).
+"""Preparation on any runner of Apache Beam (`pip install -r requirements-beam.txt`).
 
-Beam decides where a part is made and where entries of equal keys meet; the functions that it calls are those of the
-other engine, so the bytes are the same. Pipelines use only what all runners have: Create, Reshuffle, ParDo, Flatten and
-GroupByKey on small integers.
+Beam decides where a part is built and where entries of equal keys meet. It calls the same functions as the other
+engine, so the bytes are the same. Pipelines use only transforms that all runners support: Create, Reshuffle, ParDo,
+Flatten and GroupByKey on small integers.
 """
 
 import contextlib
@@ -22,37 +22,37 @@ from t5x_like.errors import UserError, did_you_mean, one_line
 
 _QUIET = "--default_sdk_harness_log_level=ERROR"  # the local runner's workers log every channel they open
 _MOST_BUCKETS = 4096
-_DASK = "apache_beam.runners.dask.dask_runner.DaskRunner"  # which Beam does not know by its short name
+_DASK = "apache_beam.runners.dask.dask_runner.DaskRunner"  # Beam does not know its short name
 _DASK_PARTITIONS = ("--dask_npartitions", "--dask_partition_size")
 
 
 def run(work: Callable[[int], Any], parts: int, options: Sequence[str], refusals: str) -> None:
-  """Calls a function for every part of a job on a Beam runner; results go to the job's directories.
+  """Call a function for every part of a job on a Beam runner; results go to the job's directories.
 
   Args:
     work: `duplicates.sign` or `building.make_part` of a job, given the part's number. The job's paths must mean the
       same on every worker, so they must be remote on a cluster.
     parts: the number of parts.
-    options: of the pipeline, as on a command line: --runner=DataflowRunner --project=... and so on. Workers log only
-      errors unless an option says otherwise.
+    options: options of the pipeline, as on a command line: --runner=DataflowRunner --project=... and so on. Workers log
+      only errors unless an option says otherwise.
     refusals: a local or remote directory where workers write the messages of their UserErrors instead of raising them,
-      since runners retry whatever raises and log it at length.
+      because runners retry on any exception and log it at length.
 
   Raises:
-    UserError: the options are not Beam's, or some part raised one; the first part's is reported.
+    UserError: an option is unknown to Beam, or a part raised UserError; the first such part is reported.
   """
   with _pipeline(options, refusals) as pipeline:
     _parts(pipeline, parts) | "make" >> beam.Map(_call, work=work, refusals=refusals)
 
 
 def compare(job: Job, one: Comparison, parts: int, options: Sequence[str], refusals: str) -> None:
-  """Makes a comparison as a group-by on a Beam runner.
+  """Make a comparison as a group-by on a Beam runner.
 
-  A part's entries are divided into buckets by their keys, of which there are as many as parts, so that a bucket has
-  about as many entries as a part. A worker holds one of either.
+  A part's entries are divided by key into as many buckets as there are parts, so that a bucket has about as many
+  entries as a part. A worker holds one part or one bucket at a time.
 
   Args:
-    job, one: what is compared.
+    job, one: the job and the comparison.
     parts, options, refusals: as for `run`.
   """
   duplicates.begin(job, one)
@@ -71,7 +71,7 @@ def compare(job: Job, one: Comparison, parts: int, options: Sequence[str], refus
 
 @contextlib.contextmanager
 def _pipeline(options: Sequence[str], refusals: str) -> Iterator[beam.Pipeline]:
-  """A pipeline to be filled, which then runs; UserError if it cannot run, or for the first part that was refused."""
+  """Provide a pipeline to fill, then run it; raise UserError if it cannot run, or for the first refused part."""
   left = place(refusals)
   if left.exists():
     left.rmtree()
@@ -82,7 +82,7 @@ def _pipeline(options: Sequence[str], refusals: str) -> Iterator[beam.Pipeline]:
   try:
     with pipeline:
       yield pipeline
-  except Exception as error:  # no scheduler, or too many workers lost
+  except Exception as error:  # for example no scheduler, or too many lost workers
     if isinstance(error, OSError) or type(error).__module__.startswith("distributed."):
       raise UserError(f"--engine=beam: {type(error).__name__}: {one_line(error)}") from error
     raise
@@ -95,7 +95,7 @@ def _parts(pipeline: beam.Pipeline, parts: int) -> beam.PCollection[int]:
 
 
 def _options(flags: Sequence[str]) -> PipelineOptions:
-  """The pipeline's options; UserError for an unknown flag, unless the runner's job server may define it."""
+  """Parse the pipeline's options; raise UserError for an unknown flag unless the runner's job server may define it."""
   runner = PipelineOptions(list(flags)).get_all_options(retain_unknown_options=True)["runner"]
   if runner in ("FlinkRunner", "PortableRunner", "SparkRunner"):
     return PipelineOptions(list(flags))
@@ -103,10 +103,10 @@ def _options(flags: Sequence[str]) -> PipelineOptions:
     runner = _DASK
     flags = [*flags, f"--runner={_DASK}"]
     if not any(flag.startswith(_DASK_PARTITIONS) for flag in flags):
-      flags.append("--dask_partition_size=1")  # by default, 128 parts are made by one worker
+      flags.append("--dask_partition_size=1")  # by default, one worker builds 128 parts
   if runner:
     try:
-      create_runner(runner)  # imports it, and with it its options
+      create_runner(runner)  # imports the runner and thereby its options
     except (ImportError, AttributeError) as error:
       extra = "dask" if runner == _DASK else "the extra of this runner"
       raise UserError(f"--runner={runner}: {one_line(error)}; pip install 'apache-beam[{extra}]'") from error
@@ -133,7 +133,7 @@ def _call(number: int, work: Callable[[int], Any], refusals: str) -> Any:
 def _divided(
   number: int, job: Job, one: Comparison, buckets: int, refusals: str
 ) -> Iterator[tuple[int, tuple[int, Entries]]]:
-  """A part's entries by bucket."""
+  """Yield (bucket, (part, its entries)) for every bucket with entries of the part."""
   found = _call(number, lambda number: duplicates.entries(job, one, number), refusals)
   if found is None or not found["key"].size:
     return

@@ -1,10 +1,10 @@
-"""Making a token store of a source in parts: read, clean, tokenise, write shards; any part anywhere, at any time.
+"""Building of a token store in parts: read, clean, tokenise, write shards; any part anywhere, at any time.
 
-A source divides a split into parts (runs of files), and a part's shards depend only on the job and the part, so parts
-may be made in any order, by any number of processes or machines. Each shard is written to a temporary file, renamed,
-and recorded in `<progress>/parts/<number>` with its checksums and how far the part has been read; making a part again
-keeps the recorded shards whose files are intact and continues after them. `publish` joins the parts into a store from
-their records alone, without reading the shards. The files in `<progress>` have checksums too; a damaged one counts as
+A source divides a split into parts (runs of files). A part's shards depend only on the job and the part, so any number
+of processes or machines may build parts in any order. Each shard is written to a temporary file, renamed, and recorded
+in `<progress>/parts/<number>` with its checksums and the position reached in the part. Rebuilding a part keeps the
+recorded shards whose files are intact and continues after them. `publish` joins the parts into a store from their
+records alone, without reading the shards. The files in `<progress>` have checksums too; a damaged file counts as
 missing.
 """
 
@@ -37,12 +37,12 @@ _COUNTS = ("skipped", "removed", "lengths")
 def make_part(
   job: Job, number: int, spread: Callable[[Iterator[Batch]], Iterator[Tokenised]] | None = None
 ) -> dict[str, Any]:
-  """Makes the shards of one part, keeping intact ones, and returns the part's record.
+  """Build the shards of one part, keep intact shards, and return the part's record.
 
   Args:
     job: the job.
-    number: of the part.
-    spread: maps batches to their tokens, in order, using other processes.
+    number: number of the part.
+    spread: maps batches to their tokens, in order, in other processes; None tokenises here.
   """
   with progress_files.writing(job.progress):
     return _make_part(job, number, spread)
@@ -77,7 +77,7 @@ def _make_part(
 
 
 class _Held:
-  """Tokenised documents that are in no shard yet."""
+  """Tokenised documents that no shard contains yet."""
 
   def __init__(self, job: Job, vocabulary: vocabularies.Vocabulary):
     self._append_eos, self._vocabulary = job.append_eos, vocabulary
@@ -106,7 +106,7 @@ class _Held:
     self.tokens += tokens_N.size
 
   def take(self, tokens: int | None) -> tuple[np.ndarray, np.ndarray, list[str | None], list[Counter | None]]:
-    """The contents of a shard of at least `tokens`, or everything held: ids, lengths, reasons, removed counts."""
+    """Take a shard of at least `tokens`, or everything held: (ids, lengths, reasons, removed counts)."""
     self._ids = np.concatenate([self._ids, *(ids for ids, _ in self._waiting)])
     self._lengths = np.concatenate([self._lengths, *(lengths for _, lengths in self._waiting)])
     self._waiting = []
@@ -129,11 +129,11 @@ def _write(
   reasons: list[str | None],
   removed: list[Counter | None],
 ) -> None:
-  """Writes one shard, unless it is empty, and adds it to the record."""
+  """Write one shard, unless it is empty, and add it to the record."""
   record["read"] += len(reasons)
   skipped = Counter(reason for reason in reasons if reason)
   lengths_D = lengths_D[lengths_D > 0]
-  histogram = Counter((np.frexp(lengths_D)[1] - 1).tolist())  # floor of the logarithm to base 2
+  histogram = Counter((np.frexp(lengths_D)[1] - 1).tolist())  # floor of log2
   total: Counter[str] = Counter()
   for counts in filter(None, removed):
     total.update(counts)
@@ -170,7 +170,7 @@ def _write(
 
 
 def _resumed(job: Job, path: Place) -> dict[str, Any]:
-  """The record of a part, up to the first shard that is not intact; a fresh one if this job has none."""
+  """Return the record of a part up to the first damaged shard; a fresh record if this job has none."""
   fresh = {"key": job.key, "done": False, "read": 0, "shards": [], "skipped": {}, "removed": {}, "lengths": {}}
   content = progress_files.load(path)
   found = json.loads(content) if content else fresh
@@ -184,8 +184,8 @@ def _resumed(job: Job, path: Place) -> dict[str, Any]:
 
 
 def _intact(job: Job, shards: list[dict[str, Any]]) -> Callable[[dict[str, Any]], bool]:
-  """Tells whether a shard of a part is what was written: by its contents or, at an address, which has files whole or
-  not at all, by its being there."""
+  """Return a test of whether a shard is as written: by its contents or, at an address, where files are whole or
+  absent, by its existence."""
   work = place(job.work)
   if not isinstance(work, Address):
     return lambda shard: all(
@@ -214,7 +214,7 @@ def _sha256(path: Place) -> str | None:
 
 
 def record_of(job: Job, number: int) -> dict[str, Any]:
-  """The record of a finished part; UserError if it is missing."""
+  """Return the record of a finished part; raise UserError if it is missing."""
   path = place(job.progress) / "parts" / f"{number:06d}"
   record = json.loads(progress_files.load(path) or "{}")
   if not record.get("done") or record["key"] != job.key:
@@ -229,7 +229,7 @@ def _save(path: Place, record: dict[str, Any]) -> None:
 def described(
   job: Job, records: list[dict[str, Any]], *, name: str, split: str, source: dict[str, Any]
 ) -> dict[str, bytes]:
-  """The manifest and tables of the store that all parts make, contents by file; `source` gains counts by reason and a
+  """Return the manifest and tables of the store of all parts, contents by file; `source` gains counts by reason and a
   histogram of lengths."""
   totals = {key: sum((Counter(record[key]) for record in records), Counter()) for key in _COUNTS}
   shards = [
@@ -260,7 +260,7 @@ def described(
 
 
 def publish(job: Job, path: str, made: dict[str, bytes]) -> None:
-  """Turns the work directory into the store: vocabulary, tables and manifest, flushed, renamed; the progress goes."""
+  """Turn the work directory into the store: write vocabulary, tables and manifest, flush, rename, delete progress."""
   work = place(job.work)
   vocabulary_of(job).save(work / manifests.VOCABULARY)
   for file, content in made.items():

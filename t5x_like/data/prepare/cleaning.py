@@ -2,7 +2,7 @@
 
 `C4.clean` removes citation marks; lines that do not end in terminal punctuation, have few words or an extremely long
 word, mention JavaScript or are a policy notice; and pages that have few sentences, a bad word, placeholder text or a
-curly brace, or are in another language. `without_spans` removes sentences that `duplicates.py` found to be repeated.
+curly brace, or are in another language. `without_spans` removes sentences that `duplicates.py` marked as repeated.
 """
 
 import dataclasses
@@ -34,14 +34,14 @@ class C4:
   """The filters of one page; the numbers are from the paper, the citation marks and policy phrases from its code.
 
   Attributes:
-    min_words: the fewest words of a line.
-    min_sentences: the fewest sentences of a page.
-    bad_words: lower case; a page with one of these words is removed.
+    min_words: minimum words per line.
+    min_sentences: minimum sentences per page.
+    bad_words: words in lower case; a page with one of them is removed.
     language_id: `module:function` of a function from text to a language's name; empty for no language filter.
     language: the language to keep.
 
   Raises:
-    UserError: as `hook`.
+    UserError: as in `hook`.
   """
 
   min_words: int = 5
@@ -55,12 +55,12 @@ class C4:
       hook(self.language_id)
 
   def __setstate__(self, state: dict[str, Any]) -> None:
-    """Unpickles the filters in a worker of the command that checked them; the worker has no flags to admit names by."""
+    """Unpickle the filters in a worker. The command has checked them; the worker lacks the flags that admit names."""
     vars(self).update(state)
     trust.admit(self.language_id)
 
   def clean(self, text: str) -> tuple[str | None, str | None, Counter]:
-    """(the cleaned page, or None if removed; why it was removed, or None; how much was removed from it by reason)."""
+    """Clean a page: (the page, or None if removed; the reason for removal, or None; amounts removed, by reason)."""
     counts: Counter[str] = Counter()
     lines = []
     for line in text.splitlines():
@@ -81,7 +81,7 @@ class C4:
     return None if reason else page, reason, counts
 
   def long_enough(self, text: str) -> bool:
-    """Whether a text has `min_sentences`."""
+    """Return whether a text has at least `min_sentences`."""
     return sum(1 for _ in itertools.islice(_sentences(text), self.min_sentences)) >= self.min_sentences
 
   def _line(self, line: str) -> str | None:
@@ -121,7 +121,7 @@ def _any_of(words: tuple[str, ...]) -> re.Pattern:
 
 @functools.cache
 def hook(name: str) -> Callable[[str], str]:
-  """The function at `module:function`; UserError if there is none, or it may not be imported."""
+  """Import the function at `module:function`; raise UserError if it is missing or not admitted."""
   found = trust.function("language id", name)
   if not callable(found):
     raise UserError(f"language id {name!r}: found {type(found).__name__}, expected a function from text to a language")
@@ -129,7 +129,7 @@ def hook(name: str) -> Callable[[str], str]:
 
 
 def sentences(text: str) -> list[str]:
-  """Sentences of a text, each with the space after it; they end at . ! ? and closing quotes, and at line ends."""
+  """Split a text into sentences with the space after each; they end at . ! ? and closing quotes, and at line ends."""
   return list(_sentences(text))
 
 
@@ -145,7 +145,7 @@ def _sentences(text: str) -> Iterator[str]:
 
 
 def without_spans(text: str, repeated: np.ndarray) -> str:
-  """The text without the sentences of its repeated spans; bool [spans]."""
+  """Remove the sentences of repeated spans from a text; `repeated` is bool [spans]."""
   found = sentences(text)
   gone = {start + i for start in np.flatnonzero(repeated).tolist() for i in range(SPAN)}
   return "".join(sentence for number, sentence in enumerate(found) if number not in gone).strip() if gone else text

@@ -1,8 +1,8 @@
-"""A comparison of `duplicates.py` in the processes of this machine, through files.
+"""Comparisons of `duplicates.py` in the processes of this machine, through files.
 
-Each part's entries are written to disk sorted by key, so that a range of keys is one slice of every part's files. The
-ranges are chosen to hold about 256 MB each, and are matched one after another or in several processes. Memory is that
-of the ranges at work and of the marks.
+Each part's entries are written to disk sorted by key, so that a range of keys is one slice of every part's files.
+Ranges hold about 256 MB each and are matched one after another or in several processes. Memory holds the ranges at work
+and the marks.
 """
 
 import functools
@@ -23,12 +23,12 @@ Marked = list[tuple[int, np.ndarray]]  # parts, and places in each
 
 
 def run(job: Job, one: Comparison, parts: int, each: Callable[[Callable, Iterable[int]], Iterable]) -> None:
-  """Makes a comparison.
+  """Make a comparison.
 
   Args:
-    job, one: what is compared.
-    parts: how many parts there are.
-    each: `map`, or that of a pool of processes.
+    job, one: the job and the comparison.
+    parts: number of parts.
+    each: `map`, or the `map` of a pool of processes.
   """
   duplicates.begin(job, one)
   scratch = None if "://" in job.progress else job.progress
@@ -45,7 +45,7 @@ def run(job: Job, one: Comparison, parts: int, each: Callable[[Callable, Iterabl
 
 
 def _write(job: Job, one: Comparison, folder: str, number: int) -> int:
-  """Writes a part's entries, sorted by key, and returns their bytes."""
+  """Write a part's entries, sorted by key, and return their size in bytes."""
   found = duplicates.entries(job, one, number)
   order_n = np.argsort(found["key"], kind="stable")
   part = pathlib.Path(folder, str(number))
@@ -56,7 +56,7 @@ def _write(job: Job, one: Comparison, folder: str, number: int) -> int:
 
 
 def _match(one: Comparison, folder: str, parts: int, ranges: int, number: int) -> Marked:
-  """The marks among one of `ranges` equal ranges of keys."""
+  """Mark duplicates in range `number` of `ranges` equal ranges of keys."""
   bounds = [np.uint64(2**64 * edge // ranges - (edge == ranges)) for edge in (number, number + 1)]
   pieces = []
   for part in range(parts):
@@ -69,7 +69,7 @@ def _match(one: Comparison, folder: str, parts: int, ranges: int, number: int) -
 
 
 def matched(one: Comparison, pieces: Iterable[tuple[int, duplicates.Entries]]) -> Marked:
-  """The marks among entries of some parts that have all entries of their keys."""
+  """Mark duplicates; `pieces` must contain every entry of each key."""
   pieces = sorted(((part, found) for part, found in pieces if found["key"].size), key=lambda piece: piece[0])
   if not pieces:
     return []

@@ -1,18 +1,18 @@
-"""A token store made from a source when a task first needs it: `task.source` of a recipe.
+"""Token stores prepared from a source when a task first needs them: `task.source` of a recipe.
 
     <cache>/<corpus>-<request>-<files>/train/         a token store
     <cache>/<corpus>-<request>-<files>/validation/
-    <cache>/.<request>.lock                           held by the process that prepares it (.lease at an address)
+    <cache>/.<request>.lock                           held by the preparing process (.lease at an address)
 
-`request` is a hash of what was asked for: the source as it is spelled, the other fields of `Corpus`, whether documents
-end with EOS, the vocabulary's fingerprint and the edition of preparation. `files` is a hash of what the source then
-holds: names, sizes and, of local files, modification times; of a TensorFlow dataset its version, sizes and metadata.
-Files are not read to compare them. So the same command finds its store again, another one never gets a wrong one, and
-files that have changed are prepared anew in a directory beside the old one, which other runs may still read.
+`request` is a hash of the request: the source as spelled, the other fields of `Corpus`, whether documents end with EOS,
+the vocabulary's fingerprint and the edition of preparation. `files` is a hash of the source's contents at that time:
+names, sizes and, for local files, modification times; for a TensorFlow dataset its version, sizes and metadata. Files
+are not read to compare them. The same command therefore reuses its store, and a different command never gets a wrong
+one. Changed files are prepared again in a directory beside the old one, which other runs may still read.
 
-A split is prepared when it is first opened, as `tools.prepare_data` does it: in parts, going on where an interrupted
-preparation stopped. Processes and jobs that need the same one wait for the one that prepares it; its lock ends with it,
-and its lease a minute later.
+Opening a split for the first time prepares it as `tools.prepare_data` does: in parts, resuming an interrupted
+preparation. Processes and jobs that need the same split wait for the process that prepares it. When that process ends,
+so does its lock; a lease expires a minute later.
 """
 
 import contextlib
@@ -36,24 +36,24 @@ from t5x_like.data.store.writer import SHARD_TOKENS
 from t5x_like.errors import TransientError, UserError, did_you_mean, one_line
 from t5x_like.lease import Held
 
-_EDITION = 1  # of what is made for the same request
+_EDITION = 1  # of the result for the same request
 _PART_BYTES = 2**26
-_WORKER_BYTES = 2**23  # of a source for each process beyond the first, as one takes seconds to start
+_WORKER_BYTES = 2**23  # source bytes per process beyond the first, because a process takes seconds to start
 _PULSE_SECONDS, _SAY_SECONDS = 10.0, 60.0
-_SILENCE_SECONDS = 600.0  # without a pulse of the process that prepares
+_SILENCE_SECONDS = 600.0  # without a pulse of the preparing process
 
 
 def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
-  """The directory of a corpus's token store for a split, made by this call if it does not exist.
+  """Return the directory of a corpus's token store for a split, and prepare the store if it does not exist.
 
   Args:
-    corpus: what it is made from.
+    corpus: the corpus to prepare.
     split: `train`, `validation` or another split of the source.
     append_eos: whether documents end with EOS.
 
   Raises:
-    UserError: a source, vocabulary or cache that cannot be used, a split that there is not, a cleaning step that does
-      not exist; or another process prepares it and shows no sign of life.
+    UserError: the source, vocabulary or cache cannot be used, the split or a cleaning step does not exist, or another
+      process prepares the store and shows no sign of life.
   """
   steps = tuple(step for step in corpus.clean.split(",") if step)
   for step in steps:
@@ -140,7 +140,7 @@ def _opened(corpus: Corpus, root: str, request: str) -> Documents:
 
 
 def _stores(root: str, request: str) -> list[str]:
-  """The directories made for a request, whatever the files; the newest last."""
+  """List the directories made for a request from any files, the newest last."""
   with contextlib.suppress(OSError, UserError, TransientError):
     found = [path for path in place(root).iterdir() if f"-{request}-" in path.name]
     return [os.fspath(path) for path in sorted(found, key=_time)]
@@ -157,7 +157,7 @@ def _hash(content: Any) -> str:
 
 @contextlib.contextmanager
 def _leased(root: str, request: str, source: str, is_there: Callable[[], bool]) -> Iterator[None]:
-  """`_turn` at an address: holds a lease, unless what others wait for is there already."""
+  """Hold a lease, as `_turn` does at an address, unless the awaited store already exists."""
   lease, waiting = leases.lease(root, f".{request}.lease"), _Waiting(source)
   with contextlib.ExitStack() as mine:
     while not is_there():
@@ -170,7 +170,7 @@ def _leased(root: str, request: str, source: str, is_there: Callable[[], bool]) 
 
 
 class _Waiting:
-  """Says now and then that another process is preparing a source."""
+  """A notice, repeated now and then, that another process is preparing a source."""
 
   def __init__(self, source: str):
     self.began = self.said = time.monotonic()
@@ -187,9 +187,9 @@ class _Waiting:
 
 @contextlib.contextmanager
 def _turn(root: str, request: str, source: str, is_there: Callable[[], bool]) -> Iterator[None]:
-  """Holds the lock of a request, after waiting for whoever has it.
+  """Wait for the lock of a request and hold it.
 
-  The holder writes to the lock every few seconds. A process that ends, in whatever way, loses its lock.
+  The holder writes to the lock every few seconds. A process that ends, for whatever reason, loses its lock.
   """
   if "://" in root:
     with _leased(root, request, source, is_there):

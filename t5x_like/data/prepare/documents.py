@@ -1,4 +1,4 @@
-"""The documents of a source: the text of one field of its records; unusable ones are counted by reason."""
+"""The documents of a source: the text of one field of its records. Unusable documents are counted by reason."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ class Documents:
     source: `format:rest`, see `data/sources/__init__.py`.
     text_field: the JSON key, TFDS feature, or TSV, CoNLL or Parquet column that holds the document. A column is a
       header's name, or a number from 0 for files without a header.
-    data_dir: where TensorFlow datasets are or will be prepared; None is TFDS's default.
+    data_dir: directory for prepared TensorFlow datasets; None is TFDS's default.
 
   Attributes:
     source: the open source.
-    skipped: how many documents of each split were skipped, by reason; complete once `wanted` is exhausted.
+    skipped: number of skipped documents per split, by reason; complete once `wanted` is exhausted.
 
   Raises:
     UserError: see `open_source`.
@@ -31,18 +31,18 @@ class Documents:
     self.skipped = {split: Counter() for split in self.source.splits}
 
   def facts(self) -> dict[str, Any]:
-    """What defines the documents and is known without reading them; JSON, free of absolute paths."""
+    """Return the facts that define the documents, known without reading them; JSON, free of absolute paths."""
     return self.source.facts(self._field)
 
   def read(self, split: str, part: tuple[int, int] | None = None) -> Iterator[str | Skip]:
-    """All documents of a split or of one of its parts, unwanted ones included, in the source's order."""
+    """Iterate over all documents of a split or part, unwanted documents included, in the source's order."""
     return self.source.documents(split, self._field, part)
 
   def wanted(self, split: str) -> Iterator[str]:
-    """Yields the usable documents of a split, at least one.
+    """Yield the usable documents of a split, at least one.
 
     Raises:
-      UserError: unknown split, or unreadable, damaged or empty data.
+      UserError: the split is unknown, or the data are unreadable, damaged or empty.
     """
     check_split(self.source, split)
     skipped = self.skipped[split] = Counter()
@@ -61,7 +61,7 @@ class Documents:
 
 
 def unwanted(document: str | Skip) -> str | None:
-  """Why a document is skipped, or None."""
+  """Return the reason to skip a document, or None."""
   if isinstance(document, Skip):
     return document.reason
   if not document or document.isspace():

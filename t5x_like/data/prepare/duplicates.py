@@ -1,6 +1,6 @@
-"""Duplicates in a whole split: pages are signed part by part, compared in one step after another, and marked by part.
+"""Removal of duplicates in a whole split: pages are signed by part, compared step by step, and marked by part.
 
-The first of equals stays. The steps, as far as a job wants them:
+The first of several equal pages stays. The optional steps of a job, in order:
 
 - exact: pages with the same text, except for case and spaces;
 - near: pages whose sets of five-word shingles have a Jaccard similarity of about 0.8 or more. `bands` finds the bands
@@ -8,11 +8,11 @@ The first of equals stays. The steps, as far as a job wants them:
 - spans: three consecutive sentences that occur more than once in the remaining pages, except for case and spaces; all
   but the first occurrence are removed from their pages.
 
-A comparison is a group-by: `entries` gives the keys of a part, `Comparison.match` marks those of any set of whole keys,
-and `save` collects a part's marks. Every engine calls these three, so that all find the same. A part sends each key of
-`exact`, `bands` and `spans` once, which bounds the entries of a key by the number of parts.
+A comparison is a group-by: `entries` returns the keys of a part, `Comparison.match` marks duplicates in any set of
+complete keys, and `save` collects a part's marks. Every engine calls these three functions, so all give the same
+result. A part sends each key of `exact`, `bands` and `spans` once, so a key has at most one entry per part.
 
-Each comparison leaves a file per part in the job's progress directory and, at its end, a file `done`.
+Each comparison leaves one file per part in the job's progress directory and, at its end, a file `done`.
 """
 
 import concurrent.futures
@@ -38,9 +38,9 @@ class Comparison:
   """A group-by over a split.
 
   Attributes:
-    name: of the comparison and of the directory of its marks.
-    step: of `cleaning.STEPS`, for which it is made.
-    pick: a job, a part, its signatures and its dropped pages -> the part's entries.
+    name: name of the comparison and of the directory of its marks.
+    step: the step of `cleaning.STEPS` that needs it.
+    pick: function of a job, a part, its signatures and its dropped pages that returns the part's entries.
     match: see `matching.py`.
   """
 
@@ -51,12 +51,12 @@ class Comparison:
 
 
 def wanted(job: Job) -> list[Comparison]:
-  """The comparisons that the job's steps need, in order."""
+  """Return the comparisons that the job's steps need, in order."""
   return [one for one in _COMPARISONS if one.step in job.steps]
 
 
 def missing(job: Job) -> list[Comparison]:
-  """The comparisons that have to be made: from the first one on that is not complete and intact."""
+  """Return the comparisons to make: the first one that is not complete and intact, and all after it."""
   for number, one in enumerate(wanted(job)):
     paths = (_path(job, one.name, part) for part in range(len(parts_of(job))))
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
@@ -66,7 +66,7 @@ def missing(job: Job) -> list[Comparison]:
 
 
 def sign(job: Job, number: int) -> None:
-  """Saves the signatures of a part's documents, unless they exist."""
+  """Save the signatures of a part's documents, unless they exist."""
   path = _path(job, "signatures", number)
   if progress_files.load(path) is None:
     with progress_files.writing(job.progress):
@@ -91,30 +91,30 @@ def _sign(job: Job, number: int, path: Place) -> None:
 
 
 def begin(job: Job, one: Comparison) -> None:
-  """Withdraws what says that the comparison is complete."""
+  """Delete the completion marker."""
   _done(job, one).unlink(missing_ok=True)
 
 
 def entries(job: Job, one: Comparison, number: int) -> Entries:
-  """A part's entries."""
+  """Return a part's entries."""
   found = _arrays(job, "signatures", number)
   return one.pick(job, number, found, _dropped(job, number, found, before=one.name))
 
 
 def save(job: Job, one: Comparison, number: int, places: Iterable[np.ndarray]) -> None:
-  """Saves the marked places of a part."""
+  """Save the marked places of a part."""
   with progress_files.writing(job.progress):
     found = np.unique(np.concatenate([np.zeros(0, np.int64), *places]))
     progress_files.save_arrays(_path(job, one.name, number), places=found)
 
 
 def end(job: Job, one: Comparison) -> None:
-  """Records that the comparison is complete."""
+  """Record that the comparison is complete."""
   progress_files.save(_done(job, one), b"")
 
 
 def marks(job: Job, number: int) -> Marks | None:
-  """The duplicates of a part, by document; None if the job looks for none."""
+  """Return the duplicates of a part, by document; None if the job removes no duplicates."""
   if not wanted(job):
     return None
   found = _arrays(job, "signatures", number)
@@ -131,7 +131,7 @@ def marks(job: Job, number: int) -> Marks | None:
 
 
 def _dropped(job: Job, number: int, found: dict[str, np.ndarray], before: str | None = None) -> np.ndarray:
-  """Which pages of a part the comparisons before one, or all, drop: uint8 [P], 1 for exact, 2 for near duplicates."""
+  """Mark the pages of a part dropped by comparisons before `before`, or by all: uint8 [P], 1 exact, 2 near, 0 kept."""
   dropped_P = np.zeros(found["exact"].size, np.uint8)
   for one in wanted(job):
     if one.name == before:
@@ -181,7 +181,7 @@ def _live_spans(found: dict[str, np.ndarray], dropped_P: np.ndarray) -> np.ndarr
 
 
 def _repeats(key_N: np.ndarray) -> np.ndarray:
-  """Whether a key has occurred before in its part: bool [N]."""
+  """Mark keys that have occurred before in their part: bool [N]."""
   return matching.earlier(np.zeros(key_N.size, np.int64), key_N, np.arange(key_N.size))
 
 

@@ -1,4 +1,4 @@
-"""Runs a preparation job: its parts on this machine's processes or on Apache Beam, then its store is published."""
+"""The engines of a preparation job: build its parts in local processes or on Apache Beam, then publish its store."""
 
 import collections
 import concurrent.futures
@@ -18,22 +18,22 @@ from t5x_like.data.prepare import building, comparing, duplicates, leases, progr
 from t5x_like.data.prepare.job import Batch, Job, Tokenised, parts_of, tokenise
 from t5x_like.errors import UserError
 
-_BATCHES_AHEAD = 3  # per worker, which bounds memory if the consumer is slow
+_BATCHES_AHEAD = 3  # per worker; bounds memory if the consumer is slow
 _LOOK_SECONDS, _STUCK_SECONDS = 0.5, 3.0
 
 
 def run(job: Job, path: str, *, workers: int, pipeline: Sequence[str] | None = None, **of_manifest: Any) -> None:
-  """Makes the store of a job, going on where an interrupted run stopped.
+  """Build the store of a job, resuming an interrupted run.
 
   Args:
     job: the job.
-    path: of the store.
-    workers: processes, without Beam.
-    pipeline: options of a Beam pipeline that makes the parts; None makes them here.
+    path: path of the store.
+    workers: number of processes without Beam.
+    pipeline: options of a Beam pipeline that builds the parts; None builds them here.
     **of_manifest: `name`, `split` and `source` of the manifest.
 
   Raises:
-    UserError: another process is at it, the files cannot be written, or the source or vocabulary cannot be used.
+    UserError: another process builds it, the files cannot be written, or the source or vocabulary cannot be used.
   """
   split = of_manifest["split"]
   with _begun(job) as check:
@@ -55,13 +55,13 @@ def run(job: Job, path: str, *, workers: int, pipeline: Sequence[str] | None = N
 
 
 def _worker() -> None:
-  """Sets up a worker process: one thread for the tokenizers library, and exit when the parent ends."""
+  """Set up a worker process: one thread for the tokenizers library, and exit when the parent ends."""
   os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
   parent = multiprocessing.parent_process()
 
   def follow() -> None:
     multiprocessing.connection.wait([parent.sentinel])
-    os._exit(1)  # the parent was killed, or it would have ended this process
+    os._exit(1)  # the parent was killed; otherwise it would have ended this process
 
   threading.Thread(target=follow, daemon=True).start()
 
@@ -86,15 +86,15 @@ def _pool(workers: int) -> Iterator[concurrent.futures.Executor]:
 
 
 def _end_if_stuck(pool: concurrent.futures.ProcessPoolExecutor, ended: threading.Event) -> None:
-  """Breaks a pool of which a process was killed while it sent a result: the pool would wait for the rest for ever.
+  """Break a pool if a process was killed while sending a result: the pool would wait forever for the rest.
 
-  The dead process also keeps the lock that the others need to send theirs. The pipe ends when none of them and not this
-  process holds its other end; then the pool notices by itself. There is no public way to it.
+  The dead process also keeps the lock that the others need to send their results. The pipe ends once neither they nor
+  this process hold its other end; then the pool notices by itself. There is no public interface for this.
   """
   while not ended.wait(_LOOK_SECONDS):
     if all(process.exitcode is None for process in [*(pool._processes or {}).values()]):
       continue
-    if ended.wait(_STUCK_SECONDS) or pool._broken:  # as a rule it has noticed
+    if ended.wait(_STUCK_SECONDS) or pool._broken:  # usually the pool has noticed
       return
     for process in [*(pool._processes or {}).values()]:
       process.kill()
@@ -103,7 +103,7 @@ def _end_if_stuck(pool: concurrent.futures.ProcessPoolExecutor, ended: threading
 
 
 def _spread(pool: concurrent.futures.Executor, workers: int, job: Job, batches: Iterator[Batch]) -> Iterator[Tokenised]:
-  """Tokens of batches, in order, made by the processes of the pool."""
+  """Tokenise batches in the processes of the pool and yield the results in order."""
 
   def submit(batch: Batch) -> concurrent.futures.Future:
     return pool.submit(tokenise, job, batch)
@@ -115,7 +115,7 @@ def _spread(pool: concurrent.futures.Executor, workers: int, job: Job, batches: 
 
 
 def _make_in_processes(job: Job, parts: int, workers: int) -> None:
-  """Makes the parts: one per process if there are enough, else one after another with their batches spread."""
+  """Build the parts: one per process if there are enough, else one after another with their batches spread."""
   if workers == 1:
     for number in range(parts):
       building.make_part(job, number)
@@ -132,7 +132,7 @@ def _make_in_processes(job: Job, parts: int, workers: int) -> None:
 def _mark_duplicates(
   job: Job, left: list[duplicates.Comparison], parts: int, workers: int, pipeline: Sequence[str] | None
 ) -> None:
-  """Signs the parts and makes the comparisons that are left."""
+  """Sign the parts and make the remaining comparisons."""
   sign = functools.partial(duplicates.sign, job)
   if pipeline is not None:
     from t5x_like.data.prepare import beam
@@ -150,8 +150,8 @@ def _mark_duplicates(
 
 @contextlib.contextmanager
 def _begun(job: Job) -> Iterator[Callable[[], None]]:
-  """Makes the job's directories, emptied if they are another job's, and keeps other processes out: by a lock or, at an
-  address, by a lease. What it gives is to be called before the store is published: it raises if the lease was lost."""
+  """Create the job's directories, empty them if another job left them, and keep other processes out by a lock or, at an
+  address, a lease. Yield a function to call before publishing the store; it raises if the lease was lost."""
   progress, work, mine = place(job.progress), place(job.work), contextlib.ExitStack()
   check: Callable[[], None] = lambda: None  # noqa: E731 -- a lock cannot be lost
   try:

@@ -1,4 +1,4 @@
-"""A job that prepares a token store, and what it does with documents: splitting, cleaning, tokenising."""
+"""A job that prepares a token store, and its operations on documents: splitting, cleaning, tokenising."""
 
 import dataclasses
 import functools
@@ -19,7 +19,7 @@ from t5x_like.errors import UserError
 _LONGEST_FACTS = 4096  # characters of JSON
 _BATCH_CHARACTERS = 2**19  # text cleaned and tokenised at once
 _DROPPED = {1: "exact duplicate", 2: "near duplicate"}
-_VERSION = 4  # of parts and signatures; those of another version are made again
+_VERSION = 4  # of parts and signatures; other versions are rebuilt
 _OTHER_SIDE = ""  # the reason of documents that belong to another split; not counted
 
 Marks = tuple[np.ndarray, list[np.ndarray]]  # of a part's documents: uint8 [documents], and bool [spans] for each
@@ -35,7 +35,7 @@ class Part:
 
 
 def whole_plan(source: Source, fraction: float) -> dict[str, Part]:
-  """The splits of a source, each with its part; without a validation split, train lends `fraction` of its documents."""
+  """Return the part of each split; without a validation split, train lends it `fraction` of its documents."""
   plan = {split: Part(split) for split in source.splits}
   if "train" in plan and "validation" not in plan and fraction:
     plan |= {"train": Part("train", low=fraction), "validation": Part("train", high=fraction)}
@@ -44,15 +44,15 @@ def whole_plan(source: Source, fraction: float) -> dict[str, Part]:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """Everything that determines a store's bytes, and where it is made; pickled to other processes and machines.
+  """Everything that determines a store's bytes, and its directories; pickled to other processes and machines.
 
   Attributes:
-    source, data_dir, text_field: what to open; `facts` is the SHA-256 of the source's facts, checked on opening.
-    changed: when the source's files were last written; parts made from older contents are made again.
+    source, data_dir, text_field: the source to open; `facts` is the SHA-256 of its facts, checked on opening.
+    changed: last modification times of the source's files; parts built from older contents are rebuilt.
     split, low, high: the documents of the source's split whose hash, as a fraction of all, lies in [low, high).
-    vocabulary: its path; `vocabulary_fingerprint` is checked on opening.
-    steps: of `cleaning.STEPS`; c4: the filters, if among the steps.
-    work, progress: the directory that becomes the store, and the one for progress; local or remote.
+    vocabulary: path of the vocabulary; `vocabulary_fingerprint` is checked on opening.
+    steps: steps of `cleaning.STEPS`; c4: the filters, if among the steps.
+    work, progress: the directory that becomes the store, and the directory for progress; local or remote.
   """
 
   source: str
@@ -75,7 +75,7 @@ class Job:
 
   @functools.cached_property
   def key(self) -> str:
-    """SHA-256 of what determines the bytes."""
+    """The SHA-256 of everything that determines the bytes."""
     places = ("source", "data_dir", "vocabulary", "work", "progress")
     content = {key: value for key, value in dataclasses.asdict(self).items() if key not in places}
     content["version"] = _VERSION
@@ -93,7 +93,7 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class Tokenised:
-  """Concatenated ids, each document's length (0 if skipped), why it was skipped, and what was removed from it."""
+  """Concatenated ids, each document's length (0 if skipped), the reason for skipping it, and the amounts removed."""
 
   tokens_N: np.ndarray
   lengths_D: np.ndarray
@@ -102,7 +102,7 @@ class Tokenised:
 
 
 def summary(facts: Any) -> Any:
-  """What a manifest records of a source's facts: all of them or, if that is too long, their SHA-256."""
+  """Return a source's facts for a manifest: the facts themselves or, if too long, their SHA-256."""
   text = json.dumps(facts, sort_keys=True)
   if len(text) <= _LONGEST_FACTS:
     return facts
@@ -143,16 +143,16 @@ def parts_of(job: Job) -> list[tuple[int, int]]:
 
 
 def is_inside(job: Job, text: str) -> bool:
-  """Whether a document is on this job's side of the split."""
+  """Return whether a document is on this job's side of the split."""
   if (job.low, job.high) == (0, 1):
     return True
-  # By a hash of the text, so copies of a text are on one side, whatever the order.
+  # A hash of the text decides, so copies of a text are on the same side in any order.
   digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
   return job.low * 2**64 <= int.from_bytes(digest, "big") < job.high * 2**64
 
 
 def cleaned(job: Job, document: str | Skip) -> tuple[str | None, str | None, Counter]:
-  """(text, None, what was removed by reason), or (None, why it is skipped, what was removed)."""
+  """Clean a document: (text, None, amounts removed by reason), or (None, reason for skipping, amounts removed)."""
   if reason := unwanted(document):
     return None, reason, Counter()
   if not is_inside(job, document):
@@ -163,7 +163,7 @@ def cleaned(job: Job, document: str | Skip) -> tuple[str | None, str | None, Cou
 
 
 def tokenise(job: Job, batch: Batch) -> Tokenised:
-  """Cleans and tokenises a batch."""
+  """Clean and tokenise a batch."""
   vocabulary = vocabulary_of(job)
   texts, reasons, removed = [], [], []
   for number, document in enumerate(batch.documents):
@@ -188,7 +188,7 @@ def tokenise(job: Job, batch: Batch) -> Tokenised:
 
 
 def batches(documents: Iterable[str | Skip], marks: Marks | None, start: int) -> Iterator[Batch]:
-  """Groups documents, the first being number `start` of its part, into batches of about 512 K characters."""
+  """Group documents into batches of about 512 K characters; the first is number `start` of its part."""
   held, characters, first = [], 0, start
 
   def batch() -> Batch:

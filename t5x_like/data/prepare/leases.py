@@ -7,7 +7,7 @@ SECONDS = 60.0  # after which the lease of a dead process is taken over
 
 
 class _Directory:
-  """A directory at an address, as a lease takes it."""
+  """A directory at an address, in the form that a lease needs."""
 
   def __init__(self, url: str):
     self.url, self._place = url, Address(url)
@@ -29,6 +29,6 @@ class _Directory:
 
 
 def lease(url: str, name: str) -> Lease:
-  """The lease `<url>/<name>`, for as long as something is prepared there."""
+  """Return the lease `<url>/<name>`, to hold while something is prepared there."""
   doing = "is writing this store ({}): wait for it or stop it, or choose another place"
   return Lease(_Directory(url.rstrip("/")), name=name, doing=doing, seconds=SECONDS)

@@ -1,19 +1,19 @@
-"""Which keys were seen before: the comparisons behind the removal of duplicates, on any set of whole groups of keys.
+"""The comparisons behind the removal of duplicates, on any set of complete groups of equal keys.
 
-A comparison takes N entries, each with a key, the number of the part of the corpus it comes from, and its place in that
-part, and says which entries it marks. Entries are compared only with those of the same key, in the order of the corpus,
-so entries may be divided among machines by their keys in any way, and arrive in any order.
+A comparison takes N entries, each with a key, its part of the corpus, and its place in that part, and marks some of
+them. Entries are compared only within the same key, in the order of the corpus. They may therefore be divided among
+machines by key in any way, and arrive in any order.
 """
 
 import numpy as np
 
-SIMILAR = 0.8  # the share of equal minima from which two pages are near duplicates
-REPRESENTATIVES = 1024  # pages of a key that others are compared with
-_ROWS = 2**14  # compared at once, which bounds memory
+SIMILAR = 0.8  # minimum share of equal minima in near duplicates
+REPRESENTATIVES = 1024  # maximum pages per key with which others are compared
+_ROWS = 2**14  # compared at once; bounds memory
 
 
 def earlier(part: np.ndarray, key: np.ndarray, place: np.ndarray, **_: np.ndarray) -> np.ndarray:
-  """Entries whose key has an earlier entry: integers [N] each -> bool [N]."""
+  """Mark entries whose key has an earlier entry: integers [N] each -> bool [N]."""
   order_N, repeats_N = _sorted(part, key, place)
   marked_N = np.empty_like(repeats_N)
   marked_N[order_N] = repeats_N
@@ -21,7 +21,7 @@ def earlier(part: np.ndarray, key: np.ndarray, place: np.ndarray, **_: np.ndarra
 
 
 def shared(part: np.ndarray, key: np.ndarray, place: np.ndarray, **_: np.ndarray) -> np.ndarray:
-  """Entries whose key has another entry: integers [N] each -> bool [N]."""
+  """Mark entries whose key has another entry: integers [N] each -> bool [N]."""
   order_N, repeats_N = _sorted(part, key, place)
   marked_N = np.empty_like(repeats_N)
   marked_N[order_N] = repeats_N | np.append(repeats_N[1:], False)[: repeats_N.size]
@@ -29,10 +29,10 @@ def shared(part: np.ndarray, key: np.ndarray, place: np.ndarray, **_: np.ndarray
 
 
 def similar(part: np.ndarray, key: np.ndarray, place: np.ndarray, minhash: np.ndarray, **_) -> np.ndarray:
-  """Entries that are similar to an earlier representative of their key, with uint32 [N, hashes] -> bool [N].
+  """Mark entries similar to an earlier representative of their key, by `minhash` uint32 [N, hashes]: -> bool [N].
 
-  The first entry of a key is a representative. Every later one that is similar to a representative is marked, and
-  otherwise becomes one itself, up to `REPRESENTATIVES`.
+  The first entry of a key is a representative. Every later entry is marked if it is similar to a representative, and
+  otherwise becomes a representative itself, up to `REPRESENTATIVES`.
   """
   order_N, repeats_N = _sorted(part, key, place)
   marked_N, left, first = np.zeros(order_N.size, bool), order_N, ~repeats_N
@@ -54,7 +54,7 @@ def similar(part: np.ndarray, key: np.ndarray, place: np.ndarray, minhash: np.nd
 
 
 def _sorted(part: np.ndarray, key: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """The entries by key and, within a key, in the order of the corpus; and which of them are not their key's first."""
+  """Sort entries by key and then by the order of the corpus; also mark all but the first of each key."""
   order_N = np.lexsort((place, part, key))
   sorted_N = key[order_N]
   return order_N, np.concatenate([np.zeros(min(1, sorted_N.size), bool), sorted_N[1:] == sorted_N[:-1]])

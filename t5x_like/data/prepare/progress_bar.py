@@ -1,4 +1,4 @@
-"""A job's progress, from what its parts report: a bar in a terminal, else a line every 30 seconds.
+"""A job's progress, from the reports of its parts: a bar in a terminal, else a line every 30 seconds.
 
 Bytes are the stored sizes of the source's files. A part in progress counts by its tokens or documents, at the bytes per
 token or document of the finished parts.
@@ -21,7 +21,7 @@ _LINE_SECONDS = 30.0
 
 
 class _Parts:
-  """The parts of one stage of a job: how many bytes, tokens or documents are done."""
+  """The parts of one stage of a job, with the bytes, tokens or documents done."""
 
   def __init__(self, job: Job, stage: str):
     self._directory = place(job.progress) / "now" / stage
@@ -30,11 +30,11 @@ class _Parts:
     self.total = sum(self._sizes)
 
   def look(self) -> tuple[int, int]:
-    """(bytes, amount)."""
+    """Return (bytes done, amount done)."""
     under_way = {}
     with contextlib.suppress(OSError, UserError, TransientError):
       for path in self._directory.iterdir():
-        with contextlib.suppress(OSError, UserError, TransientError, ValueError):  # written at this moment
+        with contextlib.suppress(OSError, UserError, TransientError, ValueError):  # a file is being written
           if (number := int(path.name)) not in self._done:
             amount, done = map(int, path.read_text().split())
             (self._done if done else under_way)[number] = amount
@@ -46,7 +46,7 @@ class _Parts:
 
 @contextlib.contextmanager
 def shown(job: Job, stage: str, title: str, unit: str) -> Iterator[None]:
-  """Shows the progress of a stage while the block runs: `parts` by tokens or `signatures` by documents."""
+  """Show the progress of a stage while the block runs: `parts` by tokens or `signatures` by documents."""
   parts, stop = _Parts(job, stage), threading.Event()
   first_size, first_amount = parts.look()
   began = said = time.monotonic()

@@ -1,7 +1,7 @@
 """Atomically written files in a job's progress directory.
 
-A file begins with the SHA-256 of the rest. One that is truncated, changed or missing reads as None, and its contents
-are made again.
+A file begins with the SHA-256 of the rest. A truncated, changed or missing file reads as None, and its contents are
+made again.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ _PATIENCE_SECONDS = 5.0
 
 
 def save(path: Place, content: bytes) -> None:
-  """Writes a file whole: a temporary one that is renamed or, at an address, as it is."""
+  """Write a file atomically: through a temporary file that is renamed or, at an address, directly."""
   content = hashlib.sha256(content).hexdigest().encode() + b"\n" + content
   path.parent.mkdir(parents=True, exist_ok=True)
   if isinstance(path, Address):
@@ -34,7 +34,7 @@ def save(path: Place, content: bytes) -> None:
 
 
 def load(path: Place) -> bytes | None:
-  """What `save` wrote, or None."""
+  """Return the content written by `save`, or None."""
   try:
     data = path.read_bytes()
   except OSError:
@@ -50,7 +50,7 @@ def save_arrays(path: Place, **arrays: np.ndarray) -> None:
 
 
 def load_arrays(path: Place) -> dict[str, np.ndarray] | None:
-  """What `save_arrays` wrote, or None."""
+  """Return the arrays written by `save_arrays`, or None."""
   content = load(path)
   if content is None:
     return None
@@ -60,7 +60,7 @@ def load_arrays(path: Place) -> dict[str, np.ndarray] | None:
 
 @contextlib.contextmanager
 def writing(progress: str) -> Iterator[None]:
-  """Marks a local job as being written by this process, until the block or the process ends."""
+  """Mark a local job as being written by this process, until the block or the process ends."""
   with _writers(progress) as lock:
     if lock is not None:
       fcntl.flock(lock, fcntl.LOCK_SH)
@@ -68,8 +68,8 @@ def writing(progress: str) -> Iterator[None]:
 
 
 def is_written(progress: str) -> bool:
-  """Whether a process is still `writing` a local job; a runner's process may outlive the run that started it."""
-  patience = time.monotonic() + _PATIENCE_SECONDS  # a process that has just lost its parent soon ends
+  """Return whether a process is still `writing` a local job; a runner's process may outlive the run that started it."""
+  patience = time.monotonic() + _PATIENCE_SECONDS  # a process ends soon after losing its parent
   with _writers(progress) as lock:
     while lock is not None:
       try:
@@ -96,7 +96,7 @@ def _writers(progress: str) -> Iterator[int | None]:
 
 
 class Pulse:
-  """Records a part's progress every few seconds, for the progress bar; called with an amount in the stage's unit."""
+  """A recorder of a part's progress every few seconds, for the progress bar; call it with an amount of the stage."""
 
   def __init__(self, path: Place):
     self._path, self._next = path, time.monotonic() + _PULSE_SECONDS

@@ -1,9 +1,9 @@
-"""Hashes by which pages are compared, pure functions of their texts.
+"""Hashes for comparing pages, pure functions of their texts.
 
-- exact: of the text without case and spaces;
-- minhash: 128 minima over the five-word shingles (Broder 1997); the share of equal ones estimates the Jaccard
+- exact: hash of the text without case and spaces;
+- minhash: 128 minima over the five-word shingles (Broder 1997); the share of equal minima estimates the Jaccard
   similarity of two pages;
-- spans: of every three consecutive sentences, without case and spaces.
+- spans: hash of every three consecutive sentences, without case and spaces.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ HASHES, BANDS = 128, 16  # 16 bands of 8: a pair of similarity 0.8 shares a band
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-  """Hashes by which a page is compared with others.
+  """Hashes for comparing a page with others.
 
   Attributes:
-    exact: uint64 [], of the text without case and spaces; 0 if not computed.
+    exact: uint64 [], hash of the text without case and spaces; 0 if not computed.
     minhash: uint32 [HASHES]; empty if not computed.
-    spans: uint64 [spans], of every three consecutive sentences; empty if not computed.
+    spans: uint64 [spans], hash of every three consecutive sentences; empty if not computed.
   """
 
   exact: np.uint64
@@ -63,7 +63,7 @@ class Signatures:
 
 
 def signature(text: str, steps: Sequence[str] = STEPS) -> Signature:
-  """The signature of a page; only what `steps` need is computed."""
+  """Compute the hashes of a page that `steps` need."""
   words = text.lower().split() if {"exact", "near"} & set(steps) else []
   exact = np.uint64(_hash(" ".join(words)) if "exact" in steps else 0)
   minhash = _minhash(words) if "near" in steps else np.zeros(0, np.uint32)
@@ -72,7 +72,7 @@ def signature(text: str, steps: Sequence[str] = STEPS) -> Signature:
 
 
 def same_bands(minhash: np.ndarray) -> np.ndarray:
-  """Band keys of MinHash signatures: uint32 [..., HASHES] -> uint64 [..., BANDS]. Pages that share one are compared."""
+  """Compute band keys of MinHash signatures: uint32 [..., HASHES] -> uint64 [..., BANDS]; equal keys are compared."""
   rows = minhash.reshape(*minhash.shape[:-1], BANDS, HASHES // BANDS).astype(np.uint64)
   key = np.broadcast_to(np.arange(BANDS, dtype=np.uint64), rows.shape[:-1])
   for row in range(rows.shape[-1]):
@@ -81,7 +81,7 @@ def same_bands(minhash: np.ndarray) -> np.ndarray:
 
 
 def _hash(text: str) -> int:
-  """64 bits of BLAKE2b."""
+  """Hash a text to 64 bits of BLAKE2b."""
   return int.from_bytes(hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
@@ -89,7 +89,7 @@ _word_hash = functools.lru_cache(2**17)(_hash)  # most words recur
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
-  """SplitMix64's finaliser (Steele et al. 2014): uint64 to uint64."""
+  """Apply SplitMix64's finaliser (Steele et al. 2014): uint64 -> uint64."""
   x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
   x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
   return x ^ (x >> np.uint64(31))
@@ -105,7 +105,7 @@ def _multipliers() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _minhash(words: list[str]) -> np.ndarray:
-  """The minimum of each of 128 hashes over the shingles; a page shorter than one shingle is padded to one."""
+  """Compute the minimum of each of 128 hashes over the shingles; a page shorter than one shingle is padded to one."""
   hashed = np.fromiter(map(_word_hash, words), np.uint64, len(words))
   hashed = np.pad(hashed, (0, max(0, SHINGLE - hashed.size)))
   shingles = np.zeros(hashed.size - SHINGLE + 1, np.uint64)
