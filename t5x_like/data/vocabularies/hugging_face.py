@@ -171,7 +171,7 @@ def _facts(where: str, ids: dict[str, int], named: dict[str, str], model_config:
   return Facts(
     pad_id=None
     if found["pad"] in others
-    else found["pad"],  # a piece with another role is not padding
+    else found["pad"],  # a piece that also stands for something else is not padding
     eos_id=eos,
     unk_id=eos if found["unk"] is None else found["unk"],
     bos_id=found["bos"],
