@@ -1,4 +1,4 @@
-"""Sources: where records come from. A source is spelled `format:rest`; each format is a file of this folder.
+"""Sources of records. A source is spelled `format:rest`; each format is a file of this folder.
 
     jsonl:/corpus/*.jsonl.gz                        one record per line, a JSON object; fields are its keys
     jsonl:train=a/*.jsonl.gz,validation=b.jsonl.gz  several splits; works for every file format
@@ -10,26 +10,26 @@
     lines:news.en.gz                                one record per line; field `text`
     parallel:corpus/{split}.{field}.gz              translation: line n of `train.en.gz` and of `train.de.gz`
     squad:train=train-v2.0.json.gz                  SQuAD's files; id, title, context, question, answers
-    conll:ner.conll                                 one record per sentence; `tokens`, and each column by its number
+    conll:ner.conll                                 one record per sentence; `tokens`, and the columns by number
     conllu:en_ewt.conllu                            one record per sentence; `tokens`, `text`, `sent_id`, and columns
-    tfds:NAME[/config][:version]                    any TensorFlow dataset, already prepared or buildable
+    tfds:NAME[/config][:version]                    any TensorFlow dataset, prepared or buildable
     folders:train=imagenet/train,validation=…       images in one folder per class; `image` (bytes), `label`
     idx:train=train-images-idx3-ubyte.gz,…          MNIST's files of images, their labels beside; `image`, `label`
     voc:VOC2012                                     images with boxes, Pascal VOC's layout; `image`, `objects`
     coco:train=instances_train2017.json,…           images with boxes, COCO's JSON; `image`, `objects`
-    digit_scenes                                    tiny images with boxes, made of `digits`; `image`, `objects`
+    digit_scenes                                    tiny images with boxes, composed of `digits`; `image`, `objects`
     digits                                          1,797 tiny images that come with scikit-learn; `image`, `label`
     docstrings                                      the embedded corpus, built on first use
-    docstring_tasks:name                            supervised tasks made of it: package, halves, name, parameter
+    docstring_tasks:name                            supervised tasks from that corpus: package, halves, name, parameter
     builtin                                         a tiny corpus with a field for every task, for trying out recipes
 
-A record is a dictionary of fields. Supervised tasks use its fields; pretraining takes one of them as the text of a
-document (`Source.documents`), for which CoNLL's sentences are joined back into documents.
+A record is a dictionary of fields. Supervised tasks use its fields. Pretraining takes one field as the text of a
+document (`Source.documents`); CoNLL's sentences are then joined back into documents.
 
-A pattern without split names is the split `train`; `{00000..00007}` expands to those numbers, and each file must
-exist. Files are local or remote (`gs://`, or any scheme fsspec knows) and read in sorted order; gzip, bzip2, xz and
-zstd are recognised by their first bytes; text is UTF-8 (a byte order mark is dropped). Lines over 128 MiB are skipped;
-anything else that is wrong raises a `UserError` naming the file and line.
+A pattern without split names is the split `train`. `{00000..00007}` expands to those numbers, and each file must
+exist. Files are local or remote (`gs://`, or any scheme that fsspec knows) and read in sorted order. gzip, bzip2, xz
+and zstd are recognised by their first bytes. Text is UTF-8 (a byte order mark is dropped). Lines over 128 MiB are
+skipped; any other defect raises a `UserError` that names the file and line.
 
 To add a format `x`, add `x.py` here with a class `Source`; for a file format, subclass `FileSource` and define `read`.
 """
@@ -51,17 +51,17 @@ Record = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Skip:
-  """Takes the place of a record or document that cannot be used."""
+  """A placeholder for an unusable record or document."""
 
   reason: str
 
 
 class Source(abc.ABC):
-  """The records of a corpus by split, always in the same order; constructed by `open_source`.
+  """The records of a corpus by split, always in the same order; opened by `open_source`.
 
   Attributes:
-    name: a short name of the corpus: letters, digits, `_`, `-` and `.`.
-    splits: the names of its splits.
+    name: short name of the corpus: letters, digits, `_`, `-` and `.`.
+    splits: names of the splits.
   """
 
   name: str
@@ -69,44 +69,44 @@ class Source(abc.ABC):
 
   @abc.abstractmethod
   def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
-    """Yields (the record's location, for messages; the record) for a split or one of its `parts`.
+    """Yield (the record's location, for messages; the record) for a split or one of its `parts`.
 
     Raises:
       UserError: unreadable or damaged data.
     """
 
   def documents(self, split: str, field: str, part: tuple[int, int] | None = None) -> Iterator[str | Skip]:
-    """Yields the texts of a field; UserError for a record where the field is missing or not text."""
+    """Yield the texts of a field; raise UserError for a record whose field is missing or not text."""
     for where, record in self.records(split, part):
       yield record if isinstance(record, Skip) else text_of(record, field, where)
 
   def classes(self, field: str) -> tuple[str, ...]:
-    """The names of the classes in a field, in their order, where the source knows them before reading its records.
+    """Return the class names of a field, in order, if the source knows them before reading its records.
 
     Raises:
-      UserError: it does not.
+      UserError: the source does not know them.
     """
     raise UserError(f"source {self.name}: the classes of {field!r} are not known; choose another source")
 
   def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
-    """Ranges that divide the split into parts of about `part_bytes`, read separately; deterministic."""
+    """Divide the split into separately readable parts of about `part_bytes`, as ranges; deterministic."""
     return [(0, 1)]
 
   def part_size(self, split: str, part: tuple[int, int]) -> int:
-    """The stored size of a part in bytes, for showing progress."""
+    """Return the stored size of a part in bytes, for progress display."""
     return 1
 
   def changed(self, split: str) -> list[int | None]:
-    """When each file of the split was last written, in nanoseconds; None where that is unknown."""
+    """Return the last modification time of each file of the split in nanoseconds; None if unknown."""
     return []
 
   @abc.abstractmethod
   def facts(self, field: str) -> dict[str, Any]:
-    """What defines the documents of `field` and is known without reading them; JSON, free of absolute paths."""
+    """Return the facts that define the documents of `field`, known without reading them: JSON, no absolute paths."""
 
   @abc.abstractmethod
   def split_facts(self, split: str) -> dict[str, Any]:
-    """What defines the records of a split and is known without reading them; JSON, free of absolute paths."""
+    """Return the facts that define the records of a split, known without reading them: JSON, no absolute paths."""
 
 
 def formats() -> list[str]:
@@ -114,15 +114,15 @@ def formats() -> list[str]:
 
 
 def open_source(source: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None) -> Source:
-  """Opens a source by its spelling; see the top of this file.
+  """Open a source by its spelling; see the top of this file.
 
   Args:
-    source: `format:rest`, or a format alone where there is no rest.
-    fields: the fields that will be used, so that formats can skip the others; empty means all.
-    data_dir: where TensorFlow datasets are or will be prepared; None is TFDS's default.
+    source: `format:rest`, or a format alone.
+    fields: the fields in use, so that formats can skip the others; empty means all.
+    data_dir: directory for prepared TensorFlow datasets; None is TFDS's default.
 
   Raises:
-    UserError: unknown format; no such file, dataset or field; an empty file.
+    UserError: the format, file, dataset or field does not exist, or a file is empty.
   """
   name, _, rest = source.partition(":")
   if name not in formats():
@@ -141,19 +141,19 @@ _FIRST = re.compile(r"(.+)\[:([1-9]\d*)\]")
 
 
 def parted(split: str) -> tuple[str, int | None]:
-  """A split's name, and how many of its records are meant: `validation[:200]` is the first 200; None is all."""
+  """Parse a split into (name, number of records): `validation[:200]` means the first 200; None means all."""
   found = _FIRST.fullmatch(split)
   return (found[1], int(found[2])) if found else (split, None)
 
 
 def first_records(source: Source, split: str) -> Iterator[tuple[str, Record | Skip]]:
-  """The records of a split, or of `split[:N]`, of which no more are read."""
+  """Iterate over the records of a split, or over the first N of `split[:N]` without reading more."""
   name, most = parted(split)
   return itertools.islice(source.records(name), most)
 
 
 def check_split(source: Source, split: str) -> None:
-  """Raises UserError unless the source has the split."""
+  """Raise UserError unless the source has the split."""
   if split not in source.splits:
     raise UserError(
       f"source {source.name}: found no split {split!r}, expected one of {', '.join(source.splits)}"
@@ -162,7 +162,7 @@ def check_split(source: Source, split: str) -> None:
 
 
 def check_fields(fields: tuple[str, ...], names: list[str], where: str) -> None:
-  """Raises UserError for a field whose column is not among `names`, or is there more than once."""
+  """Raise UserError for a field whose column is missing from `names` or occurs more than once."""
   for field in fields:
     column = column_of(field, names)
     if not names.count(column):
@@ -173,17 +173,17 @@ def check_fields(fields: tuple[str, ...], names: list[str], where: str) -> None:
 
 
 def column_of(field: str, names: list[str]) -> str:
-  """The top-level column that holds a field: `answers` for `answers.0.text`."""
+  """Return the top-level column that holds a field: `answers` for `answers.0.text`."""
   return field if field in names else field.partition(".")[0]
 
 
 def value(record: Record, field: str, where: str) -> Any:
-  """The value at `field`: a name, or a path of names and indices such as `answers.0.text`; `*` is a whole list.
+  """Return the value at `field`: a name, or a path of names and indices such as `answers.0.text`; `*` is a whole list.
 
-  Returns None for an index past the end of a list.
+  An index past the end of a list gives None.
 
   Raises:
-    UserError: the record has no such field.
+    UserError: the record lacks the field.
   """
   if field in record:
     return record[field]
@@ -204,7 +204,7 @@ def value(record: Record, field: str, where: str) -> Any:
 
 
 def text_of(record: Record, field: str, where: str) -> str:
-  """The text of a field, as a document; UserError if the field is missing or not text."""
+  """Return the text of a field, as a document; raise UserError if the field is missing or not text."""
   try:
     found = value(record, field, where)
   except UserError as error:

@@ -1,4 +1,4 @@
-"""Plain bytes from plain or compressed files; compression is detected by the first bytes, else by the suffix."""
+"""Plain bytes from plain or compressed files; the first bytes, else the suffix, reveal the compression."""
 
 import bz2
 import functools
@@ -12,14 +12,14 @@ from typing import BinaryIO
 from t5x_like.data.sources import _filesystem
 
 _MAGIC = {"gzip": b"\x1f\x8b", "bzip2": b"BZh", "xz": b"\xfd7zXZ\0", "zstd": b"\x28\xb5\x2f\xfd"}
-_BZIP2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")  # text, too, can begin with "BZh"
+_BZIP2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")  # text can also begin with "BZh"
 _ENDS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
 _PIECE = 2**17
 DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError)
 
 
 def kind(path: str) -> str | None:
-  """gzip, bzip2, xz, zstd, or None for a plain file."""
+  """Return gzip, bzip2, xz or zstd, or None for a plain file."""
   with _filesystem.open_file(path) as file:
     head = file.read(10)
   for name, magic in _MAGIC.items():
@@ -29,7 +29,7 @@ def kind(path: str) -> str | None:
 
 
 def opened(path: str) -> BinaryIO:
-  """The file's plain bytes; reading raises one of `DAMAGED` for damaged or truncated data."""
+  """Open the file's plain bytes; reading raises one of `DAMAGED` for damaged or truncated data."""
   found = kind(path)
   file = _filesystem.open_file(path)
   if found is None:
@@ -47,8 +47,8 @@ def opened(path: str) -> BinaryIO:
 class _Streams(io.RawIOBase):
   """The plain bytes of concatenated bzip2 or xz streams.
 
-  The standard library's readers stop silently at anything after a stream that is not another one, such as a stream
-  whose first byte is damaged. Here anything but zeros, which are padding, raises one of `DAMAGED`.
+  The standard library's readers stop silently if anything but another stream follows a stream, such as a stream whose
+  first byte is damaged. Here anything but zeros, which are padding, raises one of `DAMAGED`.
   """
 
   def __init__(self, file: BinaryIO, new_decoder: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]):

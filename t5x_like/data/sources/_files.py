@@ -1,4 +1,4 @@
-"""Shared by the file formats: patterns to files by split, and lines from plain or compressed files."""
+"""Helpers shared by the file formats: patterns to files by split, and lines from plain or compressed files."""
 
 import abc
 import codecs
@@ -11,7 +11,7 @@ from typing import Any
 from t5x_like.data.sources import Record, Skip, Source, _compression, _filesystem, check_split, text_of
 from t5x_like.errors import UserError, one_line
 
-LONGEST = 2**27  # bytes of a line, or of a file that is one text; longer ones are skipped and counted
+LONGEST = 2**27  # maximum bytes of a line, or of a file that is one text; longer texts are skipped and counted
 
 _SPLIT_WORDS = {"train", "training", "validation", "valid", "val", "dev", "test"}
 _PIECE = 2**20
@@ -24,11 +24,11 @@ class FileSource(Source):
   Args:
     rest: a glob pattern (`{00000..00007}` expands to those numbers), or `split=pattern,...`; a split named
       twice gets the files of both patterns.
-    fields: those that will be used; empty means all.
+    fields: the fields in use; empty means all.
     data_dir: ignored for files.
   """
 
-  only_text = False  # whether a document's text does not depend on the field
+  only_text = False  # whether a document's text is independent of the field
 
   def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     self.fields, self.format = fields, type(self).__module__.rpartition(".")[2]
@@ -38,10 +38,10 @@ class FileSource(Source):
 
   @abc.abstractmethod
   def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
-    """Yields (where, record) of one file."""
+    """Yield (where, record) of one file."""
 
   def documents_of(self, path: str, field: str) -> Iterator[str | Skip]:
-    """Yields the texts of one file, for pretraining."""
+    """Yield the texts of one file, for pretraining."""
     for where, record in self.read(path):
       yield record if isinstance(record, Skip) else text_of(record, field, where)
 
@@ -55,7 +55,7 @@ class FileSource(Source):
     return self._files[split][slice(*part) if part else slice(None)]
 
   def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
-    """Runs of files of at least `part_bytes` each, as ranges [first, past) of file numbers."""
+    """Return runs of files of at least `part_bytes` each, as ranges [first, past) of file numbers."""
     check_split(self, split)
     parts, first, held = [], 0, 0
     for number, path in enumerate(self._files[split]):
@@ -69,7 +69,7 @@ class FileSource(Source):
     return sum(map(_filesystem.size, self._paths(split, part)))
 
   def changed(self, split: str) -> list[int | None]:
-    """When each file of the split was last written, in nanoseconds; None for remote ones."""
+    """Return the last modification time of each file of the split in nanoseconds; None for remote files."""
     return [_filesystem.changed(path) for path in self._files[split]]
 
   def facts(self, field: str) -> dict[str, Any]:
@@ -88,9 +88,9 @@ class FileSource(Source):
 
 
 def lines(path: str) -> Iterator[tuple[int, str | Skip]]:
-  """Yields (line number from 1, line without its terminator) of a plain or compressed UTF-8 file.
+  """Yield (line number from 1, line without its terminator) of a plain or compressed UTF-8 file.
 
-  Holds one line at a time. A line ends with LF or CR LF; one of more than `LONGEST` bytes yields a `Skip`.
+  Memory holds one line at a time. A line ends with LF or CR LF; a line over `LONGEST` bytes yields a `Skip`.
   """
   number = 0
   try:
@@ -109,7 +109,7 @@ def lines(path: str) -> Iterator[tuple[int, str | Skip]]:
 
 
 def whole(path: str) -> str | Skip:
-  """The text of a plain or compressed UTF-8 file, or a `Skip` for one of more than `LONGEST` bytes."""
+  """Read the text of a plain or compressed UTF-8 file; return a `Skip` for a file over `LONGEST` bytes."""
   try:
     with _compression.opened(path) as file:
       data = file.read(LONGEST + 1)
@@ -125,7 +125,7 @@ def whole(path: str) -> str | Skip:
 
 
 def decode(data: bytes, where: str) -> str:
-  """Bytes as UTF-8 text; UserError names the place and the byte that is not."""
+  """Decode UTF-8 text; raise UserError with the place of the first invalid byte."""
   try:
     return data.decode()
   except UnicodeDecodeError as error:
@@ -150,7 +150,7 @@ def _unreadable(where: str, path: str, error: Exception) -> UserError:
 
 
 def _patterns(format: str, rest: str) -> dict[str, list[str]]:
-  """Patterns by split, from `train=a,validation=b` or a bare pattern, which is the split train."""
+  """Parse patterns by split from `train=a,validation=b`, or from a bare pattern, which is the split train."""
   if not rest:
     raise UserError(
       f"source '{format}:': found no files, expected a path or pattern after the colon, such as "
@@ -169,7 +169,7 @@ def _patterns(format: str, rest: str) -> dict[str, list[str]]:
 
 
 def _files(format: str, patterns: list[str]) -> list[str]:
-  """The files of the patterns, sorted within each; UserError for no match, a missing file or an empty one."""
+  """Return the files of the patterns, sorted within each; raise UserError for no match, a missing or an empty file."""
   files: dict[str, None] = {}
   for pattern in itertools.chain.from_iterable(map(_filesystem.expand, patterns)):
     literal = _filesystem.exists(pattern)
@@ -194,9 +194,9 @@ def _files(format: str, patterns: list[str]) -> list[str]:
 
 
 def _name(format: str, files: list[str]) -> str:
-  """A corpus name: the stem of a single file, else the nearest folder that holds all files, else the format.
+  """Derive a corpus name: the stem of a single file, else the nearest folder that holds all files, else the format.
 
-  A single file named after its split is also named by its folder.
+  The name of a single file that is named after its split also includes its folder.
   """
   files = [_filesystem.absolute(path) for path in files]
   word = os.path.basename(files[0]).split(".")[0]

@@ -31,7 +31,7 @@ def absolute(path: str) -> str:
 
 
 def expand(pattern: str) -> list[str]:
-  """One pattern per number of each `{00000..00007}`, zero-padded like the first; without one, the pattern."""
+  """Expand each `{00000..00007}` to one pattern per number, zero-padded like the first; else return the pattern."""
   pieces, ranges, start = [], [], 0
   for match in _RANGE.finditer(pattern):
     low, high = int(match[1]), int(match[2])
@@ -58,7 +58,7 @@ def exists(path: str) -> bool:
 
 
 def kind(path: str) -> str:
-  """`file`, `directory`, or a phrase for what else an existing path is; UserError if it cannot be examined."""
+  """Return `file`, `directory`, or a phrase for another kind of path; raise UserError if it cannot be examined."""
   if is_remote(path):
     with _refusals(path):
       is_file = not epath.Path(path).is_dir() if path.startswith(_ETILS) else _fsspec(path).isfile(path)
@@ -74,7 +74,7 @@ def kind(path: str) -> str:
 
 
 def matches(pattern: str) -> list[str]:
-  """The paths that match a glob pattern, sorted; UserError for a directory that cannot be listed."""
+  """Return the sorted paths that match a glob pattern; raise UserError for a directory that cannot be listed."""
   if not is_remote(pattern):
     return sorted(_local_matches(pattern))
   fixed = re.split(r"[*?\[]", pattern, maxsplit=1)[0].rpartition("/")[0]
@@ -86,7 +86,7 @@ def matches(pattern: str) -> list[str]:
 
 
 def _local_matches(pattern: str) -> list[str]:
-  """Like `glob.glob(pattern, recursive=True)`, but safe from link cycles; UserError for an unreadable directory."""
+  """Match like `glob.glob(pattern, recursive=True)`, but safe from link cycles; UserError for an unreadable one."""
   found = ["/" if pattern.startswith("/") else ""]
   *parts, last = [part for part in pattern.split("/") if part]
   for part in (*parts, *(("**", "*") if last == "**" else (last,))):
@@ -105,7 +105,7 @@ def _local_matches(pattern: str) -> list[str]:
 
 
 def _directories(path: str, seen: set[tuple[int, int]]) -> Iterator[str]:
-  """A directory and every directory below it that is not hidden, each once, by the first path that reaches it."""
+  """Yield a directory and every visible directory below it, each once, by the first path that reaches it."""
   if not os.path.isdir(path or "."):
     return
   found = os.stat(path or ".")
@@ -137,19 +137,19 @@ def _is_there(path: str) -> bool:
 
 
 def size(path: str) -> int:
-  """Bytes of a file."""
+  """Return the size of a file in bytes."""
   if not is_remote(path):
     return os.path.getsize(path)
   return epath.Path(path).stat().length if path.startswith(_ETILS) else _fsspec(path).size(path)
 
 
 def changed(path: str) -> int | None:
-  """When a local file was last written, in nanoseconds; None for a remote one, whose stores differ."""
+  """Return the last modification time of a local file in nanoseconds; None for a remote file, as stores differ."""
   return None if is_remote(path) else os.stat(path).st_mtime_ns
 
 
 def open_file(path: str) -> BinaryIO:
-  """A file open for reading bytes."""
+  """Open a file for reading bytes."""
   if not is_remote(path):
     return open(path, "rb")
   return epath.Path(path).open("rb") if path.startswith(_ETILS) else _fsspec(path).open(path, "rb")
@@ -162,7 +162,7 @@ def _fsspec(path: str):
 
 
 class _refusals:
-  """Turns the error of an unreachable location into a one-line `UserError`."""
+  """A context that turns the error of an unreachable location into a one-line `UserError`."""
 
   def __init__(self, path: str):
     self._path = path

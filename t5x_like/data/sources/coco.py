@@ -1,7 +1,7 @@
-"""`coco:train=instances_train2017.json,validation=…`: images with boxes as COCO keeps them; fields `image`, `objects`.
+"""`coco:train=instances_train2017.json,validation=…`: images with boxes in COCO's format; fields `image`, `objects`.
 
-Images are in the directory after an `@` (`coco:train=boxes.json@pictures`), or where COCO has them, or beside the JSON.
-Classes are numbered by the ids of the categories, as in published models, unless these are far more than categories.
+Images are in the directory after an `@` (`coco:train=boxes.json@pictures`), or in COCO's usual directory, or beside the
+JSON. Classes are numbered by the ids of the categories, as in published models, unless the ids far exceed their number.
 `objects` are as in TensorFlow datasets: `bbox` (ymin, xmin, ymax, xmax, as shares of the image), `label`, `area` in
 pixels, `is_crowd`.
 """
@@ -19,7 +19,7 @@ from t5x_like.errors import UserError, one_line
 
 
 class Source(Base):
-  """Images and their boxes, one JSON for each split."""
+  """Images and their boxes, from one JSON file per split."""
 
   def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
     del fields, data_dir
@@ -90,7 +90,7 @@ class Source(Base):
 
 
 def _wrong(error: Exception, names: dict[int, str]) -> str:
-  """What of an image or its annotations cannot be used, by the error that it led to."""
+  """Describe the unusable part of an image or its annotations, from the error that it caused."""
   if not isinstance(error, KeyError):
     return "a size of 0" if isinstance(error, ZeroDivisionError) else f"a value of another kind ({one_line(error)})"
   key = error.args[0]
@@ -98,7 +98,7 @@ def _wrong(error: Exception, names: dict[int, str]) -> str:
 
 
 def _images_of(path: str) -> str:
-  """annotations/instances_train2017.json -> train2017, if that is there; else the directory of the file."""
+  """Return train2017 for annotations/instances_train2017.json, if it exists; else the directory of the file."""
   folder, file = os.path.split(path)
   usual = os.path.join(os.path.dirname(folder), file.removesuffix(".json").rpartition("_")[2])
   return usual if os.path.basename(folder) == "annotations" and _filesystem.exists(usual) else folder or "."
@@ -118,7 +118,7 @@ def _load(path: str) -> dict[str, Any]:
 
 
 def _categories(content: dict[str, Any], path: str) -> dict[int, str]:
-  """Names by id, in the order of the ids."""
+  """Return category names by id, in the order of the ids."""
   try:
     names = {one["id"]: one["name"] for one in sorted(content["categories"], key=lambda one: one["id"])}
   except (KeyError, TypeError) as error:
@@ -129,7 +129,7 @@ def _categories(content: dict[str, Any], path: str) -> dict[int, str]:
 
 
 def _numbered(names: dict[int, str]) -> tuple[str, ...]:
-  """The names by their number."""
+  """Return class names in the order of their numbers."""
   if not names or min(names) < 0 or max(names) > 2 * len(names) + 10:
     return tuple(names.values())
   return tuple(names.get(i, f"no category {i}") for i in range(max(names) + 1))

@@ -1,10 +1,10 @@
-"""`conll:PATTERN`: one token per line in columns, blank lines between sentences, as in the files of CoNLL-2003.
+"""`conll:PATTERN`: one token per line in columns, blank lines between sentences, as in CoNLL-2003.
 
 A record is a sentence: `tokens`, the words of the first column, and each column as a list under its number.
-`-DOCSTART-` lines separate documents, whose sentences are one line each; in a file without them, each sentence is a
-document. Its text field is the number of the column with the word, 0 by default; words are joined by spaces. Columns
-are separated by tabs or, in a line without tabs, by spaces. A line that begins with `# ` where a sentence may begin is
-a comment, unless it has as many columns as the next line: then `#` is a word.
+`-DOCSTART-` lines separate documents, whose sentences become one line each; in a file without these lines, each
+sentence is a document. The text field is the number of the column with the word, 0 by default; words are joined by
+spaces. Columns are separated by tabs or, in a line without tabs, by spaces. A line that begins with `# ` where a
+sentence may begin is a comment, unless it has as many columns as the next line: then `#` is a word.
 """
 
 import itertools
@@ -54,10 +54,10 @@ def _column(field: str) -> str:
 
 
 def sentences(path: str, column: int = 0) -> Iterator[list[list[str]] | None]:
-  """Yields sentences as rows of columns, and None at each `-DOCSTART-`.
+  """Yield sentences as rows of columns, and None at each `-DOCSTART-`.
 
   Raises:
-    UserError: a row without the column, or with a different number of columns than the first of its sentence.
+    UserError: a row lacks the column, or its number of columns differs from the first row of its sentence.
   """
   rows: list[list[str]] = []
   marked: list[list[str]] = []  # lines that begin with `# ` where a sentence may begin

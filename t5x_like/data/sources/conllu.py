@@ -1,9 +1,9 @@
 """`conllu:PATTERN`: treebanks of Universal Dependencies, ten tab-separated columns per token (CoNLL-U).
 
 A record is a sentence: `tokens`, its words, a list under the name of each column but the first (form, lemma, upos, …),
-and `text` and `sent_id` from its comments (an empty id if it has none). `# newdoc` comments
-separate documents, and each paragraph (`# newpar`) begins a new line; in a file without `# newdoc`, each sentence is a
-document. The text is that of the `# text` comments, or the word forms joined as `SpaceAfter=No` says.
+and `text` and `sent_id` from its comments (an empty id if there is none). `# newdoc` comments separate documents, and
+each paragraph (`# newpar`) begins a new line; in a file without `# newdoc`, each sentence is a document. The text comes
+from the `# text` comments, or else joins the word forms according to `SpaceAfter=No`.
 """
 
 import re
@@ -24,7 +24,7 @@ class Source(FileSource):
 
   def read(self, path: str) -> Iterator[tuple[str, Record]]:
     for number, (comments, rows) in enumerate(sentences(path), 1):
-      words = [row for row in rows if row[0].isdecimal()]  # skips the ranges of contractions and empty nodes
+      words = [row for row in rows if row[0].isdecimal()]  # skip ranges of contractions and empty nodes
       columns = {name: [word[place] for word in words] for place, name in enumerate(COLUMNS) if place}
       ids = [value.strip() for name, _, value in (c.partition("=") for c in comments) if name.strip() == "sent_id"]
       about = {"tokens": columns["form"], "text": text(comments, rows), "sent_id": ids[0] if ids else ""}
@@ -48,7 +48,7 @@ class Source(FileSource):
 
 
 def sentences(path: str) -> Iterator[tuple[list[str], list[list[str]]]]:
-  """Yields (comments without `# `, rows of ten columns) per sentence; UserError for a malformed row."""
+  """Yield (comments without `# `, rows of ten columns) per sentence; raise UserError for a malformed row."""
   comments: list[str] = []
   rows: list[list[str]] = []
   for number, line in lines(path):
@@ -71,7 +71,7 @@ def sentences(path: str) -> Iterator[tuple[list[str], list[list[str]]]]:
 
 
 def text(comments: list[str], rows: list[list[str]]) -> str:
-  """The text of a sentence."""
+  """Return the text of a sentence."""
   for comment in comments:
     key, _, value = comment.partition("=")
     if key.strip() == "text":

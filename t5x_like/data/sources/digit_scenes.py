@@ -1,7 +1,7 @@
-"""`digit_scenes`: grey images of 40 x 40 pixels with one to four digits in them, to try recipes of detection on.
+"""`digit_scenes`: grey images of 40 x 40 pixels with one to four digits, for trying out detection recipes.
 
-Made of the digits of scikit-learn (`digits.py`): validation scenes have others than training scenes. Fields `image` (a
-PNG) and `objects`, whose boxes are of the ink.
+The digits come from scikit-learn (`digits.py`); validation scenes and training scenes use different digits. Fields are
+`image` (a PNG) and `objects`, whose boxes enclose the ink.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _SCENES = {"train": 1000, "validation": 120}
 
 
 class Source(digits.Source):
-  """Scenes that are the same on every machine."""
+  """Scenes of digits, identical on every machine."""
 
   name = "digit_scenes"
 
@@ -33,7 +33,7 @@ class Source(digits.Source):
 def _scene(found, own: np.ndarray, generator: np.random.Generator) -> Record:
   image = generator.integers(0, 30, (_SIDE, _SIDE)).astype(np.uint8)
   objects = {"bbox": [], "label": [], "area": [], "is_crowd": []}
-  free = generator.permutation((_SIDE // (2 * _GLYPH)) ** 2)  # cells of a grid, so that digits do not overlap
+  free = generator.permutation((_SIDE // (2 * _GLYPH)) ** 2)  # grid cells keep digits from overlapping
   for cell in free[: generator.integers(1, _MOST + 1)]:
     digit, zoom = int(generator.choice(own)), int(generator.integers(1, 3))
     side, cells = zoom * _GLYPH, _SIDE // (2 * _GLYPH)

@@ -1,4 +1,4 @@
-"""`digits`: 1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn, to try recipes on images.
+"""`digits`: 1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn, for trying out image recipes.
 
 Alpaydin and Kaynak's "Optical Recognition of Handwritten Digits" (UCI, 1998). The last 297 are the validation split.
 """

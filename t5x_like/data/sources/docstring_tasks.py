@@ -1,8 +1,8 @@
-"""`docstring_tasks:TASK`: supervised records made of the embedded corpus; no download, and no text in two splits.
+"""`docstring_tasks:TASK`: supervised records from the embedded corpus; no download, and no text in two splits.
 
-`test` is made of the modules that the corpus `docstrings` holds out, so nothing of it is seen in pretraining on it;
-`train` and `validation` of the others, by module too. The tasks are in `_docstrings/benchmark.py`. `TASK/tiny` is made
-of the corpus `docstrings:tiny`.
+`test` comes from the modules that the corpus `docstrings` holds out, so pretraining on that corpus never sees it.
+`train` and `validation` come from the other modules, also divided by module. The tasks are in
+`_docstrings/benchmark.py`. `TASK/tiny` comes from the corpus `docstrings:tiny`.
 """
 
 import functools
@@ -16,12 +16,12 @@ from t5x_like.errors import UserError, did_you_mean
 
 
 class Source(Base):
-  """The records of one task; its fields are those in `benchmark.py`, and `id`."""
+  """The records of one task, with the fields listed in `benchmark.py` and `id`."""
 
   splits = ("train", "validation", "test")
 
   def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
-    del fields  # there are few, and they are short
+    del fields  # all are read, because they are few and short
     self._task, _, corpus = rest.partition("/")
     if self._task not in benchmark.TASKS:
       raise UserError(

@@ -1,6 +1,6 @@
 """`docstrings`: the embedded corpus (`data/docstrings/`), built in `data_dir` on first use.
 
-`docstrings:tiny` holds the few standard-library modules that the built-in store is made from.
+`docstrings:tiny` holds the few standard-library modules behind the built-in store.
 """
 
 import sys
@@ -29,7 +29,7 @@ class Source(tfds.Source):
 
 
 class _Progress:
-  """Counts files on stderr: one line rewritten in place on a terminal, else a line at each tenth."""
+  """A count of files on stderr: one line rewritten in place on a terminal, else a line at each tenth."""
 
   def __init__(self):
     self._shown = 0

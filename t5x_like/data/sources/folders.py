@@ -1,7 +1,7 @@
-"""`folders:DIR` or `folders:train=DIR,validation=DIR`: images in one folder for each class; fields `image` and `label`.
+"""`folders:DIR` or `folders:train=DIR,validation=DIR`: images in one folder per class; fields `image` and `label`.
 
-`image` is a file's bytes, `label` the name of its folder. Files are read by class, then by name; what is no image is
-skipped and counted when the images are prepared.
+`image` is a file's bytes, `label` the name of its folder. Files are read by class, then by name. Preparation skips and
+counts files that are not images.
 """
 
 import hashlib

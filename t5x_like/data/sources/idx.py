@@ -1,6 +1,6 @@
 """`idx:train=train-images-idx3-ubyte.gz,validation=t10k-images-idx3-ubyte.gz`: MNIST's files; `image` and `label`.
 
-The labels are in the file beside that has `labels` for `images` and `idx1` for `idx3` in its name. A label is its
+The labels are in the neighbouring file whose name has `labels` for `images` and `idx1` for `idx3`. A label is its
 number, as text; an image becomes a PNG. Files may be compressed.
 """
 
@@ -16,7 +16,7 @@ from t5x_like.data.sources import Record, _compression, _filesystem
 from t5x_like.data.sources._files import FileSource, _unreadable
 from t5x_like.errors import UserError
 
-_SMALL, _PACKED = 2**26, 200  # bytes of values that any file may hold, and how many times its size a packed one more
+_SMALL, _PACKED = 2**26, 200  # bytes of values allowed in any file, and further bytes per byte of its stored size
 
 
 class Source(FileSource):
@@ -39,7 +39,7 @@ class Source(FileSource):
 
 
 def png(image: np.ndarray) -> bytes:
-  """uint8 [Y, X], [Y, X, 1] or [Y, X, 3] as a PNG."""
+  """Encode uint8 [Y, X], [Y, X, 1] or [Y, X, 3] as a PNG."""
   from PIL import Image
 
   file = io.BytesIO()
@@ -63,7 +63,7 @@ def _labels(path: str) -> np.ndarray:
 
 
 def _array(path: str, axes: tuple[int, ...]) -> np.ndarray:
-  """The array of a file; UserError if it is none of uint8 with one of these numbers of axes, or is cut short."""
+  """Read the array of a file; raise UserError unless it is whole, uint8, and has one of these numbers of axes."""
   try:
     with _compression.opened(path) as file:
       begin = file.read(4)
@@ -77,7 +77,7 @@ def _array(path: str, axes: tuple[int, ...]) -> np.ndarray:
         raise UserError(
           f"{path}: found the shape {list(shape)}, expected at most {most:,} values of a file of its size"
         )
-      # Packed zeros may be endless: no more is unpacked than the shape has, and one byte by which more would be seen.
+      # Packed zeros may be endless: unpack no more than the shape's bytes and one more, which reveals any excess.
       data = b"".join(_pieces(file, math.prod(shape) + 1))
   except _compression.DAMAGED as error:
     raise _unreadable(path, path, error) from error

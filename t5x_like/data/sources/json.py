@@ -1,6 +1,6 @@
 """`json:PATTERN`: one array per file, of objects or of strings; a string is the field `text`.
 
-A file is read whole, so one over 128 MiB is an error; JSON lines (`jsonl`) are read one at a time.
+A file is read whole, so a file over 128 MiB is an error; JSON lines (`jsonl`) are read one at a time.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class Source(FileSource):
 
 
 def parsed(path: str, kind: type, expected: str) -> Any:
-  """The parsed contents of a JSON file; UserError if it is too large, not JSON, or of another type."""
+  """Parse a JSON file; raise UserError if it is too large, not JSON, or of another type."""
   text = whole(path)
   if isinstance(text, Skip):
     raise UserError(f"{path}: found a {text.reason}, expected a smaller one; JSON lines (jsonl) may be of any size")

@@ -34,7 +34,7 @@ class Source(Base):
     return self._pattern.replace("{split}", split).replace("{field}", field)
 
   def _splits(self) -> tuple[str, ...]:
-    """The values of {split} for which the first field has a file."""
+    """Return the values of {split} for which the first field has a file."""
     first = self._fields[0]
     splits = {
       word
@@ -52,7 +52,7 @@ class Source(Base):
   def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
     paths = {field: self._path(split, field) for field in self._fields}
     end = ("", None)
-    columns = (side.records("train") for side in self._sides(split).values())  # of a pattern without split names
+    columns = (side.records("train") for side in self._sides(split).values())  # a pattern without split names
     for number, row in enumerate(itertools.zip_longest(*columns, fillvalue=end), 1):
       short = [path for path, line in zip(paths.values(), row) if line is end]
       if short:

@@ -1,4 +1,4 @@
-"""`tfds:NAME[/config][:version]`: a TensorFlow dataset, read if it is prepared in `data_dir`, else built there.
+"""`tfds:NAME[/config][:version]`: a TensorFlow dataset, read from `data_dir` if prepared there, else built there.
 
 Both record formats are read in shard order: `array_record` by random access, `tfrecord` through tf.data. Only the
 requested features are decoded; images stay encoded, as bytes. Parts are runs of shards. Building never consults
@@ -21,7 +21,7 @@ _EXAMPLES_AT_ONCE = 256
 
 
 def open_builder(rest: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
-  """The prepared builder of NAME[/config][:version]; UserError if it is unknown or cannot be prepared."""
+  """Return the prepared builder of NAME[/config][:version]; raise UserError if it is unknown or cannot be prepared."""
   if not rest:
     raise UserError("source 'tfds:': found no dataset name, expected tfds:NAME[/config][:version]")
   try:
@@ -40,10 +40,10 @@ def open_builder(rest: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
 
 
 def _builder(rest: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
-  """`tfds.builder` for datasets whose code is installed, or that need none.
+  """Return `tfds.builder` for datasets that need no code or whose code is installed.
 
   Raises:
-    UserError: a community dataset, which brings code of its own, without `--trust`; otherwise as `tfds.builder`.
+    UserError: a community dataset, which brings its own code, lacks `--trust`. Other errors are as in `tfds.builder`.
   """
   _gate_features()
   name, _ = tfds.core.naming.parse_builder_name_kwargs(rest)
@@ -57,7 +57,7 @@ def _builder(rest: str, data_dir: str | None) -> tfds.core.DatasetBuilder:
 
 @functools.cache
 def _gate_features() -> None:
-  """Keeps TFDS from importing whatever module the files of a prepared dataset name as the class of a feature."""
+  """Keep TFDS from importing arbitrary modules that a prepared dataset's files name as the class of a feature."""
   connector = tfds.features.FeatureConnector
   find = connector.cls_from_name
 
@@ -71,7 +71,7 @@ def _gate_features() -> None:
 
 
 def is_prepared(rest: str, data_dir: str | None) -> bool:
-  """Whether the dataset can be read without building or downloading anything."""
+  """Return whether the dataset can be read without building or downloading anything."""
   try:
     return _builder(rest, data_dir).is_prepared()
   except (tfds.core.DatasetNotFoundError, ValueError, AssertionError, KeyError, TypeError, RuntimeError):
@@ -79,7 +79,7 @@ def is_prepared(rest: str, data_dir: str | None) -> bool:
 
 
 def _prepare(builder: tfds.core.DatasetBuilder) -> None:
-  """Builds the dataset in its data directory unless it is already prepared there."""
+  """Build the dataset in its data directory unless it is already prepared there."""
   if builder.is_prepared():
     return
   config = tfds.download.DownloadConfig(try_download_gcs=False)
@@ -122,7 +122,7 @@ class Source(Base):
     return tuple(feature.names)
 
   def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
-    """Runs of shards of at least `part_bytes` each, as ranges [first, past) of records."""
+    """Return runs of shards of at least `part_bytes` each, as ranges [first, past) of records."""
     check_split(self, split)
     parts, first, past = [], 0, 0
     for examples in self._builder.info.splits[split].shard_lengths:
@@ -198,7 +198,7 @@ class Source(Base):
 
 
 def _plain(found: Any, feature: Any, where: str) -> Any:
-  """A TFDS value in plain Python types: bytes as text, class labels by name."""
+  """Convert a TFDS value to plain Python types: bytes to text, class labels to names."""
   if isinstance(found, dict):
     return {
       name: _plain(part, feature[name] if hasattr(feature, "keys") else None, where) for name, part in found.items()

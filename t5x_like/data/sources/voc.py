@@ -1,8 +1,8 @@
 """`voc:DIR` or `voc:train=PART,validation=PART`: images with boxes in Pascal VOC's layout; fields `image`, `objects`.
 
-DIR holds Annotations/*.xml and JPEGImages. Its splits are those of ImageSets/Main/*.txt, where `val` is called
-`validation`, or else `train`, all of it. A PART is such a list, or a directory of which all is taken. `objects` are as
-in TensorFlow datasets: `bbox` (ymin, xmin, ymax, xmax, as shares of the image), `label`, `area` in pixels, `is_crowd`.
+DIR holds Annotations/*.xml and JPEGImages. ImageSets/Main/*.txt list its splits, with `val` renamed to `validation`;
+without lists, everything is `train`. A PART is such a list, or a directory to take whole. `objects` are as in
+TensorFlow datasets: `bbox` (ymin, xmin, ymax, xmax, as shares of the image), `label`, `area` in pixels, `is_crowd`.
 """
 
 import functools
@@ -62,7 +62,7 @@ class Source(Base):
 
 
 def _pairs(part: str) -> list[tuple[str, str | None]]:
-  """(annotation, image or None) of a list or of a whole directory."""
+  """Return (annotation, image or None) pairs of a list or of a whole directory."""
   if not _filesystem.exists(part):
     raise UserError(f"source voc:{part}: found nothing there, expected a directory or a list of names")
   if _filesystem.kind(part) == "file":
@@ -93,7 +93,7 @@ def _read(path: str) -> bytes:
 
 
 class _Builder(ElementTree.TreeBuilder):
-  """Refuses document types, whose entities may grow without end or stand for other files."""
+  """An XML builder that refuses document types, whose entities may expand without end or refer to other files."""
 
   def doctype(self, name: str, public: str | None, system: str | None) -> None:
     raise ValueError("a document type, which annotations do not have")
@@ -105,7 +105,7 @@ def _annotation(path: str) -> Record:
 
 @functools.lru_cache(100_000)
 def _parsed(path: str, changed: int | None) -> Record:
-  """The objects of an annotation; without a size of the image, boxes are in `pixels`."""
+  """Parse the objects of an annotation; if it lacks the image's size, boxes are in `pixels`."""
   try:
     root = ElementTree.fromstring(_read(path), ElementTree.XMLParser(target=_Builder()))
     height, width = (int(root.findtext(f"size/{side}") or 0) for side in ("height", "width"))

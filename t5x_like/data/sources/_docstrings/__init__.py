@@ -1,4 +1,4 @@
 """The embedded corpus: English technical prose from the docstrings of installed packages; needs no download.
 
-`extract.py` finds and cleans the docstrings (standard library only), `builder.py` is the TFDS builder over it.
+`extract.py` extracts and cleans the docstrings (standard library only); `builder.py` wraps it in a TFDS builder.
 """

@@ -1,12 +1,12 @@
-"""Supervised tasks made of docstrings: which package, do two halves belong together, what is it called, which words.
+"""Supervised tasks from docstrings: classify the package, match halves, name the function, extract a description.
 
-    package    text, label: the first words, without the names of packages, and the package they are from
-    halves     first, second, label: the beginning of a docstring, and what follows it or the same part of another
+    package    text, label: the first words, without the names of packages, and their package
+    halves     first, second, label: the beginning of a docstring, and its continuation or another docstring's
     name       text, name: the summary of a function, and the words of its name
-    parameter  question, context, answers: a parameter, the descriptions of some, and that of this one, as in SQuAD
+    parameter  question, context, answers: a parameter, several descriptions, and its own description, as in SQuAD
 
-Every record also has an `id`. Documents are put in the order of a hash and all choices follow from it, so the same
-documents give the same records wherever they come from. Classes are exactly balanced.
+Every record also has an `id`. Documents are ordered by a hash that determines all choices, so the same documents give
+the same records on any machine. Classes are exactly balanced.
 """
 
 import hashlib
@@ -21,24 +21,24 @@ Record = dict[str, Any]
 
 PACKAGES = ("jax", "keras", "matplotlib", "orbax", "scipy", "stdlib", "tensorflow")
 HALVES = ("apart", "together")
-MOST = 8_000  # records of a split
-KEPT = 0.05  # of the modules seen in pretraining: the split validation
+MOST = 8_000  # records per split
+KEPT = 0.05  # share of the modules seen in pretraining that form the split validation
 _TEXT, _HALF, _SUMMARY, _DESCRIPTION = 30, 15, 30, 8  # words: 64 tokens hold most inputs
 _AROUND = 1  # parameters before and after the one in question
 
 _PACKAGE_NAMES = re.compile(r"\b(jax|jnp|keras|matplotlib|mpl|plt|numpy|np|ocp|orbax|scipy|tensorflow|tf)\b", re.I)
 _NAME_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_ENTRY = re.compile(r"\*{0,2}(\w+)(?: ?\(.*?\))?(?::\s*(.*)| *)$")  # of the section Args, written as Google does
+_ENTRY = re.compile(r"\*{0,2}(\w+)(?: ?\(.*?\))?(?::\s*(.*)| *)$")  # of the section Args in Google's style
 _NUMPY_ENTRY = re.compile(r"(\w+)(?: ?:.*)?$")
 
 
 def is_kept(module: str) -> bool:
-  """Whether a module of the corpus's training split is in the benchmark's split validation, not in its train."""
+  """Return whether a module of the corpus's training split is in the benchmark's validation instead of its train."""
   return int.from_bytes(_digest("benchmark", module)[:8], "big") / 2**64 < KEPT
 
 
 def package(documents: Sequence[Document]) -> list[Record]:
-  """Records of the task `package`, as many of each package as there are of the rarest that occurs."""
+  """Return records of the task `package`, as many per package as the rarest package has."""
   classes: dict[str, list[Record]] = {name: [] for name in PACKAGES}
   for document in documents:
     if document["package"] in classes:
@@ -48,7 +48,7 @@ def package(documents: Sequence[Document]) -> list[Record]:
 
 
 def halves(documents: Sequence[Document]) -> list[Record]:
-  """Records of the task `halves`: every second document keeps its own second half, the others have that of the next."""
+  """Return records of the task `halves`: every second document keeps its second half, the others take the next's."""
   pairs = []
   for document in documents:
     words = document["text"].split()[: 2 * _HALF]
@@ -62,7 +62,7 @@ def halves(documents: Sequence[Document]) -> list[Record]:
 
 
 def name(documents: Sequence[Document]) -> list[Record]:
-  """Records of the task `name`: functions and methods, but those that Python names (`__init__`) or the summary does."""
+  """Return records of the task `name`: functions, except those that Python (`__init__`) or their summary names."""
   made = []
   for document in documents:
     leaf = document["qualname"].rpartition(".")[2]
@@ -70,13 +70,13 @@ def name(documents: Sequence[Document]) -> list[Record]:
     summary = _words(document["text"].split("\n\n")[0], _SUMMARY)
     if not words or leaf.startswith("__") or not leaf.lstrip("_")[:1].islower():
       continue
-    if len(words) == 1 or leaf not in summary:  # a name of one word is one that the summary may well use
+    if len(words) == 1 or leaf not in summary:  # the summary may well use a name of one word
       made.append({"text": summary, "name": " ".join(words)})
   return made
 
 
 def parameter(documents: Sequence[Document]) -> list[Record]:
-  """Records of the task `parameter`: one for each docstring that describes at least two."""
+  """Return records of the task `parameter`: one per docstring that describes at least two parameters."""
   made = []
   for document in documents:
     entries = [
@@ -105,13 +105,13 @@ TASKS: dict[str, Callable[[Sequence[Document]], list[Record]]] = {
 
 
 def records(task: str, documents: Sequence[Document]) -> list[Record]:
-  """At most `MOST` records of a task, whatever the order of the documents."""
+  """Return at most `MOST` records of a task, independent of the order of the documents."""
   ordered = sorted(documents, key=lambda d: _digest(d["module"], d["qualname"], d["text"]))
   return [{"id": f"{task}-{number}"} | record for number, record in enumerate(TASKS[task](ordered)[:MOST])]
 
 
 def parameters(text: str) -> list[tuple[str, str]]:
-  """(name, description) of the parameters that a docstring describes, in Google's or NumPy's form."""
+  """Parse (name, description) of a docstring's parameters, in Google's or NumPy's style."""
   lines = text.splitlines()
   for number, line in enumerate(lines):
     if line in ("Args:", "Arguments:"):
@@ -125,7 +125,7 @@ def parameters(text: str) -> list[tuple[str, str]]:
 
 
 def _entries(lines: list[str], form: re.Pattern) -> Iterator[tuple[str, str]]:
-  """Lines that are not indented begin an entry; those of another form end the one before."""
+  """Yield entries: an unindented line of the form begins an entry, any other unindented line ends it."""
   begins = [n for n, line in enumerate(lines) if line[:1].strip()]
   for first, past in zip(begins, [*begins[1:], len(lines)]):
     if found := form.match(lines[first]):

@@ -61,10 +61,10 @@ docstring, without indentation, at least 80 characters and mostly letters; exact
 
 @dataclasses.dataclass
 class DocstringsConfig(tfds.core.BuilderConfig):
-  """What to read.
+  """The packages to read.
 
   Attributes:
-    packages: top-level names, or `stdlib`; those that are not installed are ignored.
+    packages: top-level names, or `stdlib`; packages that are not installed are ignored.
     validation: the packages of the split validation; if empty, a share of all modules.
   """
 
@@ -77,12 +77,12 @@ class Docstrings(tfds.core.GeneratorBasedBuilder):
 
   Args:
     config: a name among BUILDER_CONFIGS (`installed` by default) or another `DocstringsConfig`.
-    data_dir: where TFDS keeps prepared datasets; its default when None.
+    data_dir: directory for prepared datasets; None is TFDS's default.
     file_format: the record format to write.
-    progress: called with (files read, total files) as the packages are read.
+    progress: called with (files read, total files) while the packages are read.
 
   Raises (when prepared):
-    UserError: no package is installed, or one split would be empty.
+    UserError: no package is installed, or a split would be empty.
   """
 
   VERSION = tfds.core.Version("1.0.0")
@@ -146,10 +146,10 @@ class Docstrings(tfds.core.GeneratorBasedBuilder):
 
 
 def prepare(builder: Docstrings) -> bool:
-  """Builds the corpus in its data directory, silently; returns False if it was already there.
+  """Build the corpus silently in its data directory; return False if it already exists.
 
   Raises:
-    UserError: the directory cannot be written, or no package is installed.
+    UserError: the directory is not writable, or no package is installed.
   """
   with _quietly():
     if builder.is_prepared():
@@ -163,7 +163,7 @@ def prepare(builder: Docstrings) -> bool:
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-  """Silences TFDS's notices, some printed and some logged."""
+  """Silence TFDS's notices, both printed and logged."""
   verbosity = logging.get_verbosity()
   logging.set_verbosity(logging.ERROR)
   try:
@@ -176,6 +176,6 @@ def _quietly() -> Iterator[None]:
 
 
 def split_of(module: str) -> str:
-  """The split of a module's docstrings; the same on every machine."""
+  """Return the split of a module's docstrings, the same on every machine."""
   draw = int.from_bytes(hashlib.sha256(module.encode()).digest()[:8], "big") / 2**64
   return "validation" if draw < VALIDATION_SHARE else "train"

@@ -1,8 +1,8 @@
 """Docstrings of installed packages, read from their source files by `ast`; nothing is imported or executed.
 
-`scan` yields them in a fixed order (package as given, then path, then position), so that the result is the same for
-the same installed files. Parsing runs in child processes of this module, each of which takes every n-th file and
-writes one line of JSON per file; the parent reads the lines in turn, so it holds only a few files at any time.
+`scan` yields them in a fixed order (package as given, then path, then position), so the same installed files give the
+same result. Child processes of this module do the parsing: each takes every n-th file and writes one line of JSON per
+file. The parent reads the lines in turn, so it holds only a few files at any time.
 """
 
 import ast
@@ -24,7 +24,7 @@ from t5x_like.errors import UserError
 
 STANDARD_LIBRARY = "stdlib"
 MIN_CHARACTERS = 80
-MIN_LETTERS = 0.6  # of the characters that are not white space
+MIN_LETTERS = 0.6  # share of the characters other than white space
 
 _NOT_PROSE = frozenset({"test", "tests", "site-packages", "dist-packages", "__pycache__", "_vendor"})
 _LETTERS = re.compile(r"[^\W\d_]+")
@@ -33,7 +33,7 @@ _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Docstring(NamedTuple):
-  """One docstring: its text without indentation, and where it is from (`qualname` is empty for a module)."""
+  """One docstring: its text without indentation, and its origin (`qualname` is empty for a module)."""
 
   text: str
   package: str
@@ -42,7 +42,7 @@ class Docstring(NamedTuple):
 
 
 def source_files(packages: Sequence[str]) -> list[tuple[str, str, str]]:
-  """(package, module, path) of every Python file of the packages that are installed, in order.
+  """List (package, module, path) of every Python file of the installed packages, in order.
 
   Raises:
     UserError: none of the packages is installed as source files.
@@ -65,11 +65,11 @@ def source_files(packages: Sequence[str]) -> list[tuple[str, str, str]]:
 
 
 def scan(packages: Sequence[str], processes: int = 2) -> Iterator[tuple[int, int, list[Docstring]]]:
-  """Yields (number of files done, number of files, docstrings of the next file), file after file.
+  """Yield (number of files done, number of files, docstrings of the next file), file after file.
 
   Args:
-    packages: top-level names of packages or modules, or `stdlib`; those that are not installed are ignored.
-    processes: how many child processes parse; the result does not depend on it.
+    packages: top-level names of packages or modules, or `stdlib`; packages that are not installed are ignored.
+    processes: number of child processes that parse; it does not affect the result.
 
   Raises:
     UserError: no package is installed, or a child process died.
@@ -101,7 +101,7 @@ def scan(packages: Sequence[str], processes: int = 2) -> Iterator[tuple[int, int
 
 
 def parse(source: bytes) -> list[tuple[str, str]]:
-  """(text, qualname) of each docstring in one file's source that `is_prose`; none if it is not Python."""
+  """Return (text, qualname) of each docstring in one file's source that `is_prose`; none if it is not Python."""
   if b'"""' not in source and b"'''" not in source:
     return []
   try:
@@ -114,7 +114,7 @@ def parse(source: bytes) -> list[tuple[str, str]]:
 
 
 def is_prose(text: str) -> bool:
-  """Whether a text is long enough, mostly letters, and free of characters that no text file should hold."""
+  """Return whether a text is long enough, mostly letters, and free of characters that no text file should hold."""
   if len(text) < MIN_CHARACTERS or _NOT_TEXT.search(text):
     return False
   visible = sum(map(len, text.split()))
@@ -135,7 +135,7 @@ def _docstrings(node: ast.AST, outer: str) -> Iterator[tuple[str, str]]:
 
 
 def _roots(package: str) -> list[tuple[Path, tuple[str, ...]]]:
-  """(directory or single file, module prefix) of a top-level package, found without importing it."""
+  """Locate a top-level package without importing it: (directory or single file, module prefix) pairs."""
   if package == STANDARD_LIBRARY:
     return [(Path(sysconfig.get_path("stdlib")), ())]
   try:
