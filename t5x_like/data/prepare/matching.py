@@ -54,7 +54,7 @@ def similar(part: np.ndarray, key: np.ndarray, place: np.ndarray, minhash: np.nd
 
 
 def _sorted(part: np.ndarray, key: np.ndarray, place: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Sort entries by key and then by the order of the corpus; also mark all but the first of each key."""
+  """Return (the order of the entries by key, then by corpus; marks of all but the first entry of each key)."""
   order_N = np.lexsort((place, part, key))
   sorted_N = key[order_N]
   return order_N, np.concatenate([np.zeros(min(1, sorted_N.size), bool), sorted_N[1:] == sorted_N[:-1]])

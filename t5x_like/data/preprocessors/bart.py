@@ -29,15 +29,9 @@ from t5x_like.data.quiet_tensorflow import tf
 
 
 def permute_sentences(tokens_BW: tf.Tensor, sentences: Sentences, key_B: tf.Tensor) -> tf.Tensor:
-  """Permute sentences randomly; the text before the first and after the last boundary counts as a sentence.
+  """Permute sentences randomly: int32 [B, W], random keys uint64 [B] -> int32 [B, W].
 
-  Args:
-    tokens_BW: int32 [B, W].
-    sentences: the sentence rule.
-    key_B: uint64 [B], one random key per row.
-
-  Returns:
-    int32 [B, W].
+  The text before the first and after the last boundary counts as a sentence.
   """
   W = tokens_BW.shape[1]
   which_BW = tf.pad(tf.cumsum(tf.cast(sentences.starts(tokens_BW), tf.int32), axis=1), [[0, 0], [1, 0]])

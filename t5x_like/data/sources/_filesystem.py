@@ -86,7 +86,7 @@ def matches(pattern: str) -> list[str]:
 
 
 def _local_matches(pattern: str) -> list[str]:
-  """Match like `glob.glob(pattern, recursive=True)`, but safe from link cycles; UserError for an unreadable one."""
+  """Glob recursively, safe from link cycles; raise UserError for an unreadable directory."""
   found = ["/" if pattern.startswith("/") else ""]
   *parts, last = [part for part in pattern.split("/") if part]
   for part in (*parts, *(("**", "*") if last == "**" else (last,))):

@@ -33,7 +33,7 @@ class Facts:
 
 
 class PublishedVocabulary(TokenizerVocabulary):
-  """The tokenizer of a Hugging Face directory; ids of text are those of `transformers`, without special ids added.
+  """The tokenizer of a Hugging Face directory; text gets the same ids as in `transformers`, without added special ids.
 
   Text spelled like a special piece becomes that piece, as there, unless `tokenizer_config.json` sets
   `split_special_tokens`. Lone surrogates, which `transformers` does not accept, become U+FFFD.

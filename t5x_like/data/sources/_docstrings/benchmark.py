@@ -62,7 +62,7 @@ def halves(documents: Sequence[Document]) -> list[Record]:
 
 
 def name(documents: Sequence[Document]) -> list[Record]:
-  """Return records of the task `name`: functions, except those that Python (`__init__`) or their summary names."""
+  """Return records of the task `name`: functions and methods not named by Python (`__init__`) or by their summary."""
   made = []
   for document in documents:
     leaf = document["qualname"].rpartition(".")[2]
