@@ -3,8 +3,9 @@
 The name of its first parameter decides what a function receives: `example`, the features of one example, or `batch`,
 the features of several, each with a leading batch axis. The function returns all features with unchanged names, shapes
 and dtypes. A parameter `seed` receives a seed for `tf.random.stateless_…` that depends on the run's seed, the epoch and
-the example: int32 [2], or [B, 2] with a batch. Other parameters are arguments, `{"name": "module:function", "rate":
-0.1}`. The function runs inside `tf.data`, so it uses TensorFlow operations; `tf.numpy_function` wraps Python code.
+the example: int32 [2], or [B, 2] with a batch. Other parameters are arguments:
+`{"name": "module:function", "rate": 0.1}`. The function runs inside `tf.data`, so it uses TensorFlow operations;
+`tf.numpy_function` wraps Python code.
 
     def lowercase(example):  # of bytes, whose ids are the byte plus 3
       ids = example["encoder_input_tokens"]
