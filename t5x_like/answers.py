@@ -1,7 +1,7 @@
-"""One kind for every answer of an object store, whichever client gave it: docs/reference/exit-codes.md has the table.
+"""One kind for each answer of an object store, whatever the client: docs/reference/exit-codes.md has the table.
 
 fsspec's clients (gcsfs, s3fs, adlfs, http), TensorStore and the operating system each have their own exceptions for the
-same answers. `kind` reads them, `error` makes of a kind the error that the program ends with.
+same answers. `kind` classifies them; `errors.answered` turns a kind into the error that ends the program.
 """
 
 import enum
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 
 class Kind(enum.Enum):
-  """What an answer means for the program; the value is what its message says."""
+  """The meaning of an answer for the program; the value is the wording of its message."""
 
   ABSENT = "found no such file"
   NO_BUCKET = "does not exist; create it, or correct the address"
@@ -23,7 +23,7 @@ class Kind(enum.Enum):
   OTHER = "the store refuses"
 
 
-_CODES = {  # of S3 and Azure, which say more than the status
+_CODES = {  # of S3 and Azure, more precise than the status
   "NoSuchBucket": Kind.NO_BUCKET,
   "ContainerNotFound": Kind.NO_BUCKET,
   "ContainerBeingDeleted": Kind.NO_BUCKET,
@@ -66,7 +66,7 @@ _STATUSES = {
   500: Kind.TRANSIENT,
   501: Kind.OTHER,
 }
-# Of clients that need not be installed: aiohttp, requests, urllib3, botocore, fsspec, google.auth.
+# By name, because their packages are optional: aiohttp, requests, urllib3, botocore, fsspec, google.auth.
 _CLASSES = {
   **dict.fromkeys(
     (
@@ -104,7 +104,7 @@ _ERRNOS = {
   errno.EPERM: Kind.REFUSED,
 }
 _TYPES = {FileNotFoundError: Kind.ABSENT, FileExistsError: Kind.EXISTS, PermissionError: Kind.REFUSED}
-_WORDS = {  # absl's codes as TensorStore writes them, and what others say without a status
+_WORDS = {  # absl's codes as TensorStore writes them, and phrases of messages without a status
   **dict.fromkeys(
     (
       "UNAVAILABLE",
@@ -141,7 +141,7 @@ _CODE = re.compile(r"<Code>(\w+)</Code>")
 _BODY = re.compile(r"\s*\[(?:http_response_(?:body|code)|HTTP code)\b.*")
 _NO_BUCKET = re.compile(r"(?i)\b(?:bucket|container) does not exist|bucket .{1,80} not found")
 _EXPIRED = re.compile(r"(?i)\bexpired\b|\binvalid credentials\b")
-_RIGHTS = {  # on Google's store, replacing takes the right to delete
+_RIGHTS = {  # on Google's store, replacing an object requires the right to delete
   "gs": {
     "read": "storage.objects.get",
     "listed": "storage.objects.list",
@@ -153,7 +153,7 @@ _RIGHTS = {  # on Google's store, replacing takes the right to delete
 
 
 def chain(error: BaseException | None, *, explicit: bool = False) -> Iterator[BaseException]:
-  """The exception, its cause, the cause of that, and so on; unless `explicit`, also what was being handled then."""
+  """Yield the exception and its causes in turn; unless `explicit`, follow implicit contexts (`__context__`) too."""
   seen: set[int] = set()
   while error is not None and id(error) not in seen:
     seen.add(id(error))
@@ -162,10 +162,10 @@ def chain(error: BaseException | None, *, explicit: bool = False) -> Iterator[Ba
 
 
 def kind(error: BaseException) -> Kind | None:
-  """Return the kind of an exception, or None for one that is no answer of a store, network or disk.
+  """Return the kind of an exception; None if it did not come from a store, network or disk.
 
-  What the server said, a code or a status, comes before what its client made of it. What was being handled when the
-  exception was raised, perhaps the end of the whole run, counts only where there is nothing else to go by.
+  The server's code or status takes precedence over the client's exception class. An exception that was being handled
+  when this one was raised, perhaps the end of the whole run, counts only as a last resort.
   """
   return _kind(list(chain(error, explicit=True))) or _kind(list(chain(error)))
 
@@ -178,7 +178,7 @@ def _kind(links: list[BaseException]) -> Kind | None:
 
 
 def _said(error: BaseException) -> Kind | None:
-  """Return the kind by the server's own code or status."""
+  """Classify by the server's own code or status."""
   text, response = str(error), getattr(error, "response", None)
   code, status = getattr(error, "error_code", None), None  # Azure's
   if isinstance(response, dict):  # botocore's
@@ -204,7 +204,7 @@ def _said(error: BaseException) -> Kind | None:
 
 
 def _made(error: BaseException) -> Kind | None:
-  """Return the kind by the exception's class, number or words."""
+  """Classify by the exception's class, errno or wording."""
   names = [one.__name__ for one in type(error).__mro__]
   if (found := next((_CLASSES[name] for name in names if name in _CLASSES), None)) is not None:
     return Kind.TRANSIENT if found is Kind.EXPIRED and getattr(error, "retryable", False) else found
@@ -218,17 +218,17 @@ def _made(error: BaseException) -> Kind | None:
 
 
 def words(error: BaseException) -> str:
-  """Return what the server, or else the client, said, in one short line."""
+  """Return the server's message, or else the client's, as one short line."""
   text = " ".join(_BODY.sub("", " ".join(str(error).split())).split())
   return text[:300] or type(error).__name__
 
 
 def message(kind: Kind | None, address: str, done: str, error: BaseException) -> str:
-  """Return the one line about an answer.
+  """Return the one-line message for an answer.
 
   Args:
-    address: of the object or directory.
-    done: what could not be done with it: `read`, `listed`, `written` or `deleted`.
+    address: the address of the object or directory.
+    done: the operation that failed: `read`, `listed`, `written` or `deleted`.
   """
   scheme, mark, rest = address.partition("://")
   if kind is Kind.NO_BUCKET:

@@ -1,4 +1,4 @@
-"""JSON that others wrote, parsed and checked for its outermost type: the one way in which such files are read."""
+"""The only reader of JSON from outside the program: it parses and checks the outermost type."""
 
 import json
 from typing import Any
@@ -7,15 +7,15 @@ from t5x_like.errors import UserError, one_line
 
 
 def parsed(content: bytes | str, kind: type, where: str, expected: str) -> Any:
-  """Returns the value in a file.
+  """Return the value of a JSON text.
 
   Args:
-    content: of the file.
-    kind: `dict` or `list`, which the value must be; `object` for any.
-    where: the file or the line, for messages.
-    expected: for messages: the contents that were expected, and what to do.
+    content: the text.
+    kind: the value's required type, `dict` or `list`; `object` for any.
+    where: the file or line, for messages.
+    expected: the expected contents and the remedy, for messages.
   Raises:
-    UserError: it is not JSON, is nested too deeply, has a number of too many digits, or is of another type.
+    UserError: it is not JSON, is nested too deeply, has a number with too many digits, or has another type.
   """
   try:
     found = json.loads(content)
@@ -27,6 +27,6 @@ def parsed(content: bytes | str, kind: type, where: str, expected: str) -> Any:
 
 
 def kind_of(found: Any) -> str:
-  """The name of a value's JSON type."""
+  """Return the name of a value's JSON type."""
   kinds = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
   return kinds.get(type(found), "null")

@@ -28,12 +28,12 @@ _STEPS = 2**31
 def parse(
   argv: Sequence[str], description: str, *extra: tuple[str, dict], config_required: bool = True
 ) -> tuple[argparse.Namespace, list[str]]:
-  """Parses a program's arguments.
+  """Parse a program's arguments.
 
   Args:
     argv: arguments without the program's name.
     description: for `--help`.
-    extra: the program's own flags, as (name, keyword arguments of `add_argument`).
+    extra: the program's own flags, each as (name, keyword arguments of `add_argument`).
   Returns:
     (namespace, overrides of the recipe as `KEY=VALUE`)
   Raises:
@@ -49,12 +49,12 @@ def parse(
 
 
 class Parser(argparse.ArgumentParser):
-  """A parser of a program's own flags and of `--config.KEY=VALUE`; it raises `UserError`.
+  """A parser of a program's own flags and of `--config.KEY=VALUE`; errors are `UserError`.
 
-  Parsing starts a command as `trust.begin` does: functions that the flags name may be imported.
+  Parsing calls `trust.begin`: functions named by the flags may be imported.
 
   Args:
-    opens_runs: whether the program takes `--trust`, because it may open what another program has saved.
+    opens_runs: whether the program may open runs saved by another program, and so takes `--trust`.
   """
 
   def __init__(self, description: str, *, opens_runs: bool = True, **options):
@@ -71,10 +71,10 @@ class Parser(argparse.ArgumentParser):
     return found, rest
 
   def parse(self, argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
-    """Returns (flags, overrides as `KEY=VALUE`); parses `sys.argv` if `argv` is None.
+    """Parse `argv`, or `sys.argv` if None, into (flags, overrides as `KEY=VALUE`).
 
     Raises:
-      UserError: an argument that is neither a flag nor an override.
+      UserError: an argument is neither a flag nor an override.
     """
     args, rest = self.parse_known_args(_joined(sys.argv[1:] if argv is None else argv))
     for word in rest:
@@ -87,22 +87,22 @@ class Parser(argparse.ArgumentParser):
 
 
 def step(text: str) -> int:
-  """Return the number of a step, the type of such flags; `argparse.ArgumentTypeError` if it cannot be one."""
+  """Parse a step number, as the type of a flag; raise `argparse.ArgumentTypeError` if it is invalid."""
   if not text.isdecimal() or not text.isascii() or len(text) > 10 or int(text) >= _STEPS:
     raise argparse.ArgumentTypeError(f"found {text[:40]!r}, expected a whole number, at least 0 and below 2**31")
   return int(text)
 
 
 def program(main: Callable[[list[str]], int]) -> NoReturn:
-  """Runs `main` and exits with the code it returns; docs/reference/exit-codes.md lists them.
+  """Run `main` and exit with the code it returns; docs/reference/exit-codes.md lists the codes.
 
-  In a job of several processes, one that fails exits at once. An orderly shutdown of jax would wait minutes for the
+  In a job of several processes, a failing process exits at once. An orderly shutdown of jax would wait minutes for the
   others, which wait for this one in a collective; after a hard exit they fail too, and the launcher can act.
   """
-  gc.set_threshold(100_000, 20, 20)  # imports and traces leave millions of objects and little to collect
+  gc.set_threshold(100_000, 20, 20)  # imports and traces leave millions of objects, but little garbage
   try:
     code = main(sys.argv[1:])
-  except KeyboardInterrupt:  # outside of the training loop, which saves and stops by itself
+  except KeyboardInterrupt:  # outside the training loop, which saves and stops by itself
     print("interrupted", file=sys.stderr)
     code = _INTERRUPTED
   except Exception as error:
@@ -117,7 +117,7 @@ def program(main: Callable[[list[str]], int]) -> NoReturn:
 
 
 def _unforeseen(error: Exception) -> int:
-  """The exit code of an exception that no code expected; says in one line what it means."""
+  """Return the exit code of an unexpected exception, and explain it in one line on stderr."""
   told = f"{type(error).__name__}: {one_line(error)[:300]}"
   if is_out_of_memory(error):
     print(f"error: out of memory ({told}); use a smaller batch, more devices, or --config.model.remat", file=sys.stderr)
@@ -129,6 +129,6 @@ def _unforeseen(error: Exception) -> int:
 
 
 def _joined(argv: Sequence[str]) -> list[str]:
-  """`--config.key value` as `--config.key=value`."""
+  """Rewrite `--config.key value` as `--config.key=value`."""
   words = iter(argv)
   return [f"{w}={next(words, '')}" if w.startswith("--config.") and "=" not in w else w for w in words]

@@ -1,6 +1,6 @@
 """The config of a run: its keys, and how `--config.…` flags change them.
 
-Top-level keys are those of `defaults()` and no others. A *slot* (`model`, `task`, `optimizer`, …) is a dict whose
+The top-level keys are exactly the keys of `defaults()`. A *slot* (`model`, `task`, `optimizer`, …) is a dict whose
 `name` picks an object and whose other keys are its arguments; see `t5x_like.slots`. `t5x_like.recipes` loads configs
 from files in `configs/`.
 """
@@ -20,16 +20,16 @@ from t5x_like.errors import UserError, did_you_mean, one_line
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-  """What a task's token store is made from, where the recipe names no `store`: arguments of any task on running text.
+  """The source of a task's token store, if the recipe names no `store`. Any task on running text takes these arguments.
 
   Attributes:
-    source: where documents come from, `FORMAT:REST`; see `data/sources/__init__.py`.
+    source: the documents' origin, `FORMAT:REST`; see `data/sources/__init__.py`.
     vocabulary: a vocabulary's directory, a SentencePiece model, a `tokenizer.json`, or `bytes`.
     text_field: the field that holds a document's text.
-    data_dir: where TensorFlow datasets are or will be prepared.
-    clean: steps of cleaning with commas, see `tools.prepare_data`.
-    validation_fraction: of the documents, held out of train where the source has no validation split.
-    cache: where the store is made; None is what `data/cache.py` says.
+    data_dir: the directory of prepared TensorFlow datasets, present or future.
+    clean: comma-separated cleaning steps; see `tools.prepare_data`.
+    validation_fraction: the share of documents held out of train if the source has no validation split.
+    cache: the directory for the new store; None uses the default of `data/cache.py`.
   """
 
   source: str
@@ -45,7 +45,7 @@ _CORPUS = tuple(field.name for field in dataclasses.fields(Corpus))
 
 
 def changed(task: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-  """A task's arguments with some changed; a `source` takes the place of a `store`, and a store that of a source."""
+  """Return a task's arguments with `changes` applied; a new `source` replaces a `store`, and a new store a source."""
   kept = dict(task)
   if changes.get("source") is not None:
     kept.pop("store", None)
@@ -62,17 +62,17 @@ _LATER = (
   "teacher",
   "tuning",
   "selection",
-)  # keys that the configs of older runs lack
+)  # keys missing from the configs of older runs
 
 
 def store_from(where: str, arguments: Mapping[str, Any], task: Callable) -> tuple[dict[str, Any], dict[str, Any]]:
-  """Takes what a store is made from out of a task's arguments.
+  """Separate the arguments that describe a store's source from a task's other arguments.
 
   Returns:
-    (the other arguments; {"store": a `Corpus`} where they name a source and the task takes a store, else {})
+    (the other arguments; {"store": a `Corpus`} if they name a source and the task takes a store, else {})
 
   Raises:
-    UserError: a source and a store, or an argument of the wrong type.
+    UserError: both a source and a store are given, or an argument has the wrong type.
   """
   rest, takes = dict(arguments), inspect.signature(task).parameters
   if "store" not in takes or "source" in takes:
@@ -86,39 +86,39 @@ def store_from(where: str, arguments: Mapping[str, Any], task: Callable) -> tupl
 
 
 def defaults() -> ConfigDict:
-  """Every key of a recipe, with its default value."""
+  """Return every key of a recipe, with its default value."""
   config = ConfigDict()
   config.model = {}  # name: a module of models/; the rest are arguments of its Model
   config.task = {}  # name: a module of data/tasks/; the rest are arguments of its task()
   config.phases = {}  # other arguments of the task or batch sizes up to a step; see training/phases.py
   config.init = {}  # another run to start from, {"workdir": …}; see training/init_from.py
-  config.teacher = {}  # the run that a distilled one learns from, {"workdir": …}; see training/teacher.py
-  config.tuning = {"name": "all"}  # which parameters are trained; see training/tuning.py
+  config.teacher = {}  # the teacher's run, for distillation, {"workdir": …}; see training/teacher.py
+  config.tuning = {"name": "all"}  # the parameters to train; see training/tuning.py
   config.selection = {}  # the metric that stops training and picks a checkpoint; see training/selection.py
   config.train_split = "train"
   config.eval_split = "validation"
   config.objective = {"name": "encoder_decoder"}
-  config.batch_size = 128  # examples in one step, over all devices and all accumulation steps
+  config.batch_size = 128  # examples per step, over all devices and all accumulation steps
   config.accumulation_steps = 1
   config.total_steps = 1000
   config.seed = 0
   config.optimizer = {"name": "adafactor"}
   config.schedule = {"name": "rsqrt"}
   config.clip_norm = 0.0  # global gradient norm; 0 for no clipping
-  config.guard = {"name": "stop"}  # what to do about NaN and spikes: stop, skip, rollback; see training/guard.py
+  config.guard = {"name": "stop"}  # the response to NaN and spikes: stop, skip, rollback; see training/guard.py
   config.mesh = {"data": -1}  # length of each mesh axis; -1 for the remaining devices
   config.rules = {}  # changes to parallel.rules.DEFAULT
   config.evals = {"loss": {}}  # evaluators by name, {"valid": {"name": "loss", …}}; see training/evaluation.py
   config.eval_every = 1000
   config.log_every = 1
-  config.step_timeout_seconds = 1800.0  # a process in which nothing ends for so long ends itself; 0 for no limit
-  config.recompute_every = 0  # steps between two that are computed twice, to find faulty devices; 0 for none
+  config.step_timeout_seconds = 1800.0  # a process without progress for this long exits; 0 for no limit
+  config.recompute_every = 0  # every so many steps, compute one twice to detect faulty devices; 0 for never
   config.checkpoint = {"every": 1000, "keep_last": 3}
   config.peak_flops = 0.0  # per device, for the MFU; 0 to look it up by device
   return config
 
 
-KINDS = {  # of the keys that are no slots, beyond the type of their default
+KINDS = {  # of keys that are not slots, where the type of the default is not strict enough
   "batch_size": slots.Positive,
   "accumulation_steps": slots.Positive,
   "total_steps": slots.Positive,
@@ -132,10 +132,10 @@ KINDS = {  # of the keys that are no slots, beyond the type of their default
 
 
 def check_values(config: ConfigDict) -> None:
-  """Refuse values of the wrong type, and names of evaluators, phases and parts that no file or metric can have.
+  """Check the types of all values, and that the names of evaluators and phases can name metrics and files.
 
   Raises:
-    UserError: naming the key, what was found and what was expected.
+    UserError: a value or name is invalid; names the key, the value and the expectation.
   """
   for key, default in defaults().items():
     kind = dict if isinstance(default, ConfigDict) else KINDS.get(key, type(default))
@@ -146,10 +146,10 @@ def check_values(config: ConfigDict) -> None:
 
 
 def restored(saved: dict[str, Any], overrides: Sequence[str], origin) -> ConfigDict:
-  """The config a run saved, with overrides applied; unknown keys are dropped.
+  """Return a run's saved config with overrides applied; unknown keys are dropped.
 
   Raises:
-    UserError: a key is missing, or as `override`.
+    UserError: a key is missing, or `override` refuses.
   """
   known = defaults()
   saved = {key: known.to_dict()[key] for key in _LATER} | saved
@@ -160,10 +160,10 @@ def restored(saved: dict[str, Any], overrides: Sequence[str], origin) -> ConfigD
 
 
 def check_keys(config: Any, origin) -> None:
-  """Refuses a config without exactly the keys of `defaults()`.
+  """Check that a config has exactly the keys of `defaults()`.
 
   Raises:
-    UserError: naming the key.
+    UserError: names the unknown key, or says that some are missing.
   """
   known = defaults()
   if not isinstance(config, ConfigDict) or not set(known) <= set(config):
@@ -174,7 +174,7 @@ def check_keys(config: Any, origin) -> None:
 
 
 def override(config: ConfigDict, overrides: Sequence[str], origin) -> ConfigDict:
-  """The config with `KEY=VALUE` overrides applied, names of slots first, otherwise left to right.
+  """Apply `KEY=VALUE` overrides to the config and return it: names of slots first, the rest from left to right.
 
   Raises:
     UserError: an unknown key, or a value of the wrong type.
@@ -211,12 +211,12 @@ def _override(config: ConfigDict, text: str) -> None:
 
 
 def place(config: ConfigDict, key: str, says: str) -> tuple[ConfigDict, str]:
-  """The dict and last part of a dotted key: `model.design.windows` -> (`config.model.design`, "windows").
+  """Return the dict and last part of a dotted key: `model.design.windows` -> (`config.model.design`, "windows").
 
-  Missing dicts inside a slot are created, because unknown arguments are refused when the slot is filled.
+  Create missing dicts inside a slot; unknown arguments are refused later, when the slot is filled.
 
   Raises:
-    UserError: no such key; the message begins with `says`.
+    UserError: there is no such key; the message begins with `says`.
   """
   *path, last = key.split(".")
   node, where = config, "config"
@@ -253,7 +253,7 @@ def to_json(config: ConfigDict) -> str:
 
 
 def digest(config: ConfigDict) -> str:
-  """A hash of the whole config: 16 hexadecimal digits."""
+  """Return a hash of the whole config: 16 hexadecimal digits."""
   return hashlib.sha256(to_json(config).encode()).hexdigest()[:16]
 
 

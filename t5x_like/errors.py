@@ -1,8 +1,8 @@
-"""The classes of errors and their exit codes: docs/reference/exit-codes.md.
+"""The error classes and their exit codes: docs/reference/exit-codes.md.
 
 Every program (`train`, `evaluate`, `predict`, the tools and launchers) wraps its `main` in `door`. An error of a class
-below becomes one line on stderr that names the file, key or tensor, what was found, what was expected and what to do;
-any other exception is a bug, or a fault of the machinery, and keeps its traceback.
+below becomes one line on stderr that names the file, key or tensor, the value, the expectation and the remedy. Any
+other exception is a bug or a machine fault, and keeps its traceback.
 """
 
 import difflib
@@ -23,7 +23,7 @@ EXIT_NUMERIC = 3
 EXIT_DAMAGE = 4
 EXIT_TRANSIENT = 69  # EX_UNAVAILABLE: launchers start the same command again
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL: the state was saved; run the same command again
-# Starting again with the same command ends in the same way.
+# Running the same command again would end the same way.
 EXITS_NOT_RESTARTED = (EXIT_USER_ERROR, EXIT_NUMERIC, EXIT_DAMAGE)
 
 _T = TypeVar("_T")
@@ -35,19 +35,19 @@ class UserError(Exception):
 
 
 class NumericError(Exception):
-  """The training itself went wrong (NaN, infinity, a spike); nothing bad was saved. Message: one complete line."""
+  """A numeric failure of training (NaN, infinity, a spike); nothing bad was saved. Its message is one complete line."""
 
 
 class DamageError(Exception):
-  """Every copy of something saved is corrupt; message: one complete line."""
+  """Saved data of which every copy is corrupt; its message is one complete line."""
 
 
 class TransientError(Exception):
-  """A fault outside the program (network, disk, another host) that outlasted the retries; starting again may help."""
+  """A fault outside the program (network, disk, another host) that outlasted the retries; a restart may help."""
 
 
 class Preempted(Exception):
-  """The run was asked to stop and has saved its state; the same command continues it."""
+  """A requested stop, with the run's state saved; the same command continues it."""
 
 
 _ENDS = {
@@ -60,25 +60,25 @@ _ENDS = {
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
-  """Returns `" (did you mean 'x'?)"` for the candidate nearest to `word`, or the empty string."""
+  """Return `" (did you mean 'x'?)"` for the candidate nearest to `word`, or the empty string if none is near."""
   near = difflib.get_close_matches(str(word), [str(c) for c in candidates], n=1, cutoff=0.6)
   return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def one_line(error: BaseException) -> str:
-  """The message of an exception folded into a single line."""
+  """Return an exception's message on a single line."""
   return " ".join(str(error).split()) or type(error).__name__
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-  """Whether memory ran out, of the host or of a device."""
+  """Return whether the host or a device ran out of memory."""
   return any(isinstance(e, MemoryError) or any(word in str(e) for word in _MEMORY_WORDS) for e in chain(error))
 
 
 def is_transient(error: BaseException) -> bool:
-  """Whether trying again later may help: errors of networks and disks, throttling, another process that is gone.
+  """Return whether a retry may help: after errors of networks and disks, throttling, or the loss of another process.
 
-  Running out of memory is not among them, nor is a full disk or a lack of permission.
+  Lack of memory, a full disk and missing permissions are not transient.
   """
   if exit_code(error) is not None:
     return isinstance(error, TransientError)
@@ -86,12 +86,12 @@ def is_transient(error: BaseException) -> bool:
 
 
 def answered(error: Exception, address: str, done: str, kind: Kind | None = None) -> Exception:
-  """Return the error to end with for the answer of an object store, or the error itself if it has a class or is a bug.
+  """Translate an object store's error to a class above; return it unchanged if it has a class or is a bug.
 
   Args:
-    address: of the object or directory.
-    done: what could not be done with it: `read`, `listed`, `written` or `deleted`.
-    kind: of the answer, where the caller knows better than its client.
+    address: the address of the object or directory.
+    done: the operation that failed: `read`, `listed`, `written` or `deleted`.
+    kind: the kind of the answer, if the caller knows better than the client.
   """
   if exit_code(error) is not None or is_out_of_memory(error):
     return error
@@ -105,14 +105,14 @@ def answered(error: Exception, address: str, done: str, kind: Kind | None = None
 
 
 def retried(call: Callable[[], _T], what, *, seconds: float | None = None, first_wait: float = 0.5) -> _T:
-  """Returns `call()`, tried again after transient errors with waits that double up to 15 s.
+  """Return `call()`, retrying after transient errors with waits that double up to 15 s.
 
   Args:
-    call: safe to repeat.
+    call: a function that is safe to repeat.
     what: the path or address, for the message.
-    seconds: how long to keep trying; by default `T5X_LIKE_RETRY_SECONDS` of the environment, or 120.
+    seconds: how long to keep trying; default: the environment's `T5X_LIKE_RETRY_SECONDS`, or 120.
   Raises:
-    TransientError: the last error was still transient when the time was up.
+    TransientError: the call still failed with a transient error when time ran out.
   """
   seconds = float(os.environ.get("T5X_LIKE_RETRY_SECONDS", 120)) if seconds is None else seconds
   start, wait = time.monotonic(), first_wait
@@ -131,12 +131,12 @@ def retried(call: Callable[[], _T], what, *, seconds: float | None = None, first
 
 
 def exit_code(error: BaseException) -> int | None:
-  """The exit code of an error that has a class; None for others."""
+  """Return the exit code of an error of a class above; None for other errors."""
   return next((code for kind, (_, code) in _ENDS.items() if isinstance(error, kind)), None)
 
 
 def door(main: Callable[..., int | None]) -> Callable[..., int]:
-  """Wraps a program's `main`: an error of a class above becomes one line and its exit code."""
+  """Wrap a program's `main`: print an error of a class above as one line and return its exit code."""
 
   @functools.wraps(main)
   def run(*args, **kwargs) -> int:

@@ -112,7 +112,7 @@ def main(argv: list[str]) -> None:
 
 
 def _check_flags(args) -> None:
-  """Raises UserError for a flag that the command would not look at."""
+  """Raise UserError for a flag that the command would ignore."""
   given = {name for name, value in vars(args).items() if value is not None and value is not False}
   if args.suite is None and (useless := [name for name in _OF_SUITES if name in given]):
     more = "; see also python -m tools.few_shot" if "questions" in useless else ""
@@ -130,7 +130,7 @@ def _flags(names: list[str]) -> str:
 
 
 def _suite(args, overrides: list[str]) -> None:
-  """Runs a suite and prints its table."""
+  """Run a suite and print its table."""
   from t5x_like.training import compile_cache, process, report, suite, suite_tables
 
   names, workdirs = args.suite.split(","), [directory(word) for word in args.workdir.split(",")]

@@ -1,7 +1,7 @@
-"""Which strings may be names of files: asked of every name that is read, before a path is built from it.
+"""Checks of file names: every name read from a file is checked before a path is built from it.
 
-Stores, manifests, configs and checkpoints may come from anybody. A name with a separator, or `..`, would lead out of
-the directory that it belongs to.
+Stores, manifests, configs and checkpoints may come from anybody. A name with a separator, or `..`, could escape its
+directory.
 """
 
 import unicodedata
@@ -10,12 +10,12 @@ from typing import Any
 
 from t5x_like.errors import UserError
 
-LONGEST = 200  # bytes of UTF-8; file systems take 255, of which suffixes and steps need some
+LONGEST = 200  # bytes of UTF-8; file systems allow 255, and suffixes and steps need some of these
 RULE = f"a name of 1 to {LONGEST} bytes without separators and control characters"
 
 
 def is_name(text: Any) -> bool:
-  """Whether a value may be the name of one file or directory: a single path component, not `.` or `..`."""
+  """Return whether a value may name a file or directory: a single path component, not `.` or `..`."""
   if not isinstance(text, str) or text in ("", ".", "..") or "/" in text or "\\" in text:
     return False
   try:
@@ -26,7 +26,7 @@ def is_name(text: Any) -> bool:
 
 
 def is_inside(path: Any) -> bool:
-  """Whether a value is a path that stays in the directory it is relative to: names with slashes between them."""
+  """Return whether a value is a relative path that stays in its directory: valid names joined by slashes."""
   if not isinstance(path, str) or path.startswith("/"):
     return False
   parts = [part for part in path.split("/") if part not in ("", ".")]
@@ -34,13 +34,13 @@ def is_inside(path: Any) -> bool:
 
 
 def check(where: str, text: Any, remedy: str = "give it another name") -> str:
-  """Returns a name that may be one of a file.
+  """Return a name after checking that it may name a file.
 
   Args:
-    where: the file and key that it was read from, for messages.
-    remedy: what to do about another.
+    where: the file and key that contain it, for messages.
+    remedy: the advice in the message.
   Raises:
-    UserError: it may not.
+    UserError: it is no valid name.
   """
   if not is_name(text):
     raise UserError(f"{where}: found {shown(text)}, expected {RULE}; {remedy}")
@@ -48,12 +48,12 @@ def check(where: str, text: Any, remedy: str = "give it another name") -> str:
 
 
 def check_all(where: str, texts: Iterable[Any], remedy: str = "give it another name") -> None:
-  """Checks several names; UserError for the first that may not be one."""
+  """Check several names; raise UserError for the first invalid name."""
   for text in texts:
     check(where, text, remedy)
 
 
 def shown(value: Any) -> str:
-  """A value for a message: on one line, and not longer than one."""
+  """Format a value for a message, shortened to fit on one line."""
   text = ascii(value)
   return text if len(text) <= 120 else f"{text[:100]}..."

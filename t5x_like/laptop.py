@@ -1,7 +1,7 @@
 """The laptop forms of a recipe: `:tiny` learns within minutes, `:debug` shows in two steps that it runs.
 
 Both keep a recipe's objective, data format, optimizer and shape of schedule, and shrink its model, lengths, batch and
-steps. Every recipe has both; one that needs other changes lists them in a table `LAPTOP`, with the keys of its flags:
+steps. Every recipe has both. A recipe that needs further changes lists them in a table `LAPTOP`, keyed like flags:
 
   LAPTOP = {"schedule.learning_rate": 1e-3, "model.design.windows": [16]}
 """
@@ -19,8 +19,8 @@ from t5x_like.data import tasks
 from t5x_like.errors import UserError
 
 FORMS = ("tiny", "debug")
-# The design of a tiny encoder. It predicts one token in seven from its neighbours; learned positions need thousands of
-# steps to tell which tokens are neighbours, rotary ones none. BERT's deviation of 0.02 is for a width of 768.
+# The design of a tiny encoder. It predicts one token in seven from its neighbours. Learned positions need thousands of
+# steps to identify neighbours; rotary positions need none. BERT's standard deviation of 0.02 suits a width of 768.
 _ENCODER = {"init_stddev": 0.06, "position": "rope"}
 _STEPS, _WARMUP, _LENGTH = 400, 50, 128
 _RESOLUTION = 32
@@ -28,11 +28,11 @@ _DEBUG_LENGTH = 64
 
 
 def shrink(config: ConfigDict, form: str, changes: Mapping[str, Any] = {}) -> None:  # noqa: B006 (never written to)
-  """Changes a recipe at full size to one of its laptop forms, in place.
+  """Change a full-size recipe to one of its laptop forms, in place.
 
-  `:tiny` is 400 steps on rows of 128 tokens, or images of 32 x 32 pixels, of the recipe's corpus, or of that given by
+  `:tiny` is 400 steps on rows of 128 tokens, or images of 32 x 32 pixels, from the recipe's corpus or
   `--config.task.store`; the loss should end well below `unigram_entropy`. `:debug` is two steps of 8 rows of 64 tokens,
-  or images, of a built-in corpus, one step in each phase.
+  or 8 images, from a built-in corpus, one step in each phase.
 
   Args:
     config: the recipe at full size.
@@ -46,7 +46,7 @@ def shrink(config: ConfigDict, form: str, changes: Mapping[str, Any] = {}) -> No
     config.model.variant = tiny_variant(config.model.get("name"), config.model.get("variant"))
   with config.model.unlocked(), config.model.ignore_type():
     config.model.remat = "none"
-    if "resolution" in config.task:  # of images
+    if "resolution" in config.task:  # a task on images
       if config.task.name != "object_detection":
         config.model.resolution = _RESOLUTION
       for key in [key for key in ("patch", "drop_path") if key in config.model]:
@@ -91,11 +91,12 @@ def shrink(config: ConfigDict, form: str, changes: Mapping[str, Any] = {}) -> No
 
 
 def tiny_variant(family: str, variant: str) -> str:
-  """The tiny size of a family, such as `t5-v1_1-tiny` for `mt5-base`: of the variants with "tiny" in their name, the
-  one whose design is most like that of `variant`.
+  """Return the tiny size of a family, such as `t5-v1_1-tiny` for `mt5-base`.
+
+  Among the variants with "tiny" in their name, it is the variant whose design is most like the design of `variant`.
 
   Raises:
-    UserError: no such family or variant, or none of its sizes is tiny.
+    UserError: there is no such family or variant, or the family has no tiny size.
   """
   variants = slots.find("config.model.name", family, t5x_like.models, "Model").VARIANTS
   full = _design(slots.find("config.model.variant", variant, variants))
@@ -110,7 +111,7 @@ def _design(variant) -> dict[str, Any]:
 
 
 def _told(task: str | None, member: str) -> Any:
-  """Return what a task's file tells of its laptop form: `BUILT_IN` or `tiny`; None if it tells nothing."""
+  """Return `BUILT_IN` or `tiny` of a task's file, which describe its laptop form; None if it has no such member."""
   return getattr(slots.module(task, tasks), member, None)
 
 
@@ -130,8 +131,10 @@ def _shorten(task: ConfigDict, length: int) -> None:
 
 
 def _build_in(config: ConfigDict) -> None:
-  """The corpus that needs no data, and a teacher that needs no run. Evaluators of labels judge what it has of them, by
-  their defaults."""
+  """Switch to the built-in corpus, which needs no data, and to a random teacher, which needs no run.
+
+  Evaluators of labels use the built-in labels and their own defaults.
+  """
   task = config.task
   if config.teacher:
     model = (config.teacher.get("model") or config.model).to_dict()

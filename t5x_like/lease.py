@@ -1,4 +1,4 @@
-"""A lease on a directory where there are no locks: one process holds it, and says now and then that it is alive."""
+"""A lease on a directory without file locks: one process holds it and regularly signals that it is alive."""
 
 import json
 import logging
@@ -13,11 +13,11 @@ from t5x_like.errors import TransientError, UserError
 
 _TRAINING = "is training in it ({}); wait for it or stop it, or use another --workdir"
 _log = logging.getLogger("t5x_like.lease")
-_BEATS = 6  # signs of life in the time after which a lease may be taken
+_BEATS = 6  # signs of life during the time after which a silent lease may be taken
 
 
 class Files(Protocol):
-  """What a lease needs of a directory, such as `storage.Storage`; see there."""
+  """The directory operations that a lease needs; see `storage.Storage`."""
 
   url: str
 
@@ -28,21 +28,21 @@ class Files(Protocol):
 
 
 class Held(UserError):
-  """Another process holds the lease."""
+  """An error: another process holds the lease."""
 
 
 class Lease:
-  """Holds a file in a directory; a context manager.
+  """A file that reserves a directory for one process; a context manager.
 
-  Whoever finds a lease watches it: if it changes, its holder lives. Clocks are not compared. A lease whose holder is
-  known to be gone is taken at once. Only a process of the same boot of the same kernel, in the same namespace of
-  process numbers, knows that: two containers may share the name of a host, and each has a process 1.
+  A process that meets a lease watches it: if it changes, its holder is alive. Clocks are not compared. A lease whose
+  holder is known to be dead is taken at once. Only a process under the same boot of the same kernel, in the same PID
+  namespace, can know: two containers may share a host name, and each has a process 1.
 
   Args:
     storage: the directory.
-    name: of the file.
-    doing: what to say that another process is doing, with a place for which process it is.
-    seconds: how long a lease must have stayed unchanged to be taken.
+    name: the name of the lease file.
+    doing: the other process's activity, for messages, with a placeholder for the process.
+    seconds: how long a lease must stay unchanged before it may be taken.
 
   Raises:
     Held: on entering, if another process holds the lease.
@@ -68,24 +68,24 @@ class Lease:
     try:
       if self._is_mine(self._storage.read(self._name)):
         self._storage.delete(self._name)
-    except (OSError, UserError, TransientError) as error:  # it must not hide how the run has ended
+    except (OSError, UserError, TransientError) as error:  # it must not hide how the run ended
       _log.warning("the lease is left to run out: %s", error)
 
   def close(self) -> None:
     self.__exit__()
 
   def abandon(self) -> None:
-    """Gives no more signs of life, and leaves the lease."""
+    """Stop giving signs of life, but leave the lease file."""
     self._ended.set()
     if self._thread is not None:
       self._thread.join()
 
   def check(self) -> None:
-    """Call it before anything is written that another run must not see.
+    """Check that this process still holds the lease. Call it before writing anything another run must not see.
 
     Raises:
-      TransientError: another process has taken the lease, since this one gave no sign of life for too long; or its file
-        is gone.
+      TransientError: another process took the lease after this one gave no sign of life for too long, or the file is
+        gone.
       UserError: the directory may no longer be read, or its bucket does not exist.
     """
     found = self._storage.read(self._name)
@@ -98,7 +98,7 @@ class Lease:
       raise TransientError(f"{self._storage.url}: another process has taken it over; this one stops")
 
   def _take(self) -> None:
-    """Removes the lease that is there if its holder is dead."""
+    """Delete the existing lease if its holder is dead; raise `Held` if it is alive."""
     seen = self._storage.read(self._name)
     deadline = time.monotonic() + self._seconds
     while seen is not None and not _dead(seen) and time.monotonic() < deadline:
@@ -141,7 +141,7 @@ def _told(data: bytes) -> str:
 
 
 def _dead(data: bytes) -> bool:
-  """Whether the holder is known to be gone: a process that could be seen from here, and is not there."""
+  """Return whether the holder is known to be dead: it would be visible from this process, and is not."""
   found, here = _parsed(data), _place()
   process, started = found.get("process"), found.get("started")
   if here is None or found.get("place") != here or type(process) is not int or not 0 < process < 2**31:
@@ -151,15 +151,15 @@ def _dead(data: bytes) -> bool:
   except ProcessLookupError:
     return True
   except OSError:
-    pass  # another user's
+    pass  # a process of another user
   now = _started(process)
-  return None not in (now, started) and now != started  # its number has gone to another process
+  return None not in (now, started) and now != started  # its number was reused by another process
 
 
 def _place() -> list[str] | None:
-  """Where a process number means what it means here: the host, its boot, and the namespaces of processes and of time.
+  """Return the scope in which a process number is valid: the host, its boot, and its PID and time namespaces.
 
-  None where the system does not say.
+  None if the system does not tell.
   """
   try:
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
@@ -170,12 +170,12 @@ def _place() -> list[str] | None:
   try:
     place.append(os.readlink("/proc/self/ns/time"))
   except OSError:
-    place.append("")  # a kernel before 5.6, with one time for all
+    place.append("")  # kernels before 5.6 have no time namespaces
   return place if boot else None
 
 
 def _started(process: int) -> int | None:
-  """When a process started, in ticks since boot; None where the system does not say."""
+  """Return the start time of a process, in ticks since boot; None if the system does not tell."""
   try:
     with open(f"/proc/{process}/stat", "rb") as file:
       return int(file.read().rpartition(b")")[2].split()[19])

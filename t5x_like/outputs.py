@@ -1,8 +1,8 @@
 """Files that commands write for the user: predictions, scores, pages.
 
-A regular file is replaced whole or not at all. Devices, pipes, sockets and open descriptors (`-`, /dev/stdout,
-/dev/fd/3, a shell's `>(…)`) are written to and never replaced. A file that the command reads, and a file that belongs
-to a workdir or a store, is never written.
+A regular file is replaced atomically. Devices, pipes, sockets and open descriptors (`-`, /dev/stdout, /dev/fd/3, a
+shell's `>(…)`) are written to and never replaced. The command's input files, and files of a workdir or a store, are
+never written.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from t5x_like.errors import UserError
 
 _DESCRIPTOR = re.compile(r"/(?:dev/fd|proc/self/fd)/(\d+)")
 _NAMED = {"-": 1, "/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
-# A device or a terminal may be read and written at the same time; these lose what they hold.
+# A device or a terminal may be read and written at the same time; writing to these destroys their content.
 _LOSES = (stat.S_ISREG, stat.S_ISFIFO, stat.S_ISBLK)
 _STORES, _OURS = ("manifest.json", "examples.json", "images.json"), b'"t5x_like.'
 _WORKDIR = "config.json"
@@ -42,17 +42,17 @@ _WORKDIR_FILES = {
 
 
 class Output:
-  """A destination that was checked before the work began.
+  """A destination, checked before the work begins.
 
   Args:
     path: a local file, or `-` for standard output.
     flag: the flag that gave it.
     inputs: the files and folders that the command reads.
   Attributes:
-    to_stdout: whether it is the program's standard output, so that messages belong elsewhere.
-    escaped: the lines written so far that hold characters which UTF-8 cannot express.
+    to_stdout: whether it is the program's standard output, so that messages must go elsewhere.
+    escaped: the number of lines written so far with characters that UTF-8 cannot encode.
   Raises:
-    UserError: it is an input, part of a workdir or a store, a directory, or in a directory that cannot be written.
+    UserError: it is an input, part of a workdir or a store, a directory, or in an unwritable directory.
   """
 
   def __init__(self, path: str, flag: str = "--output", inputs: Iterable[str] = ()):
@@ -71,10 +71,10 @@ class Output:
       self._refuse_unwritable()
 
   def write(self, lines: Iterable[str]) -> None:
-    """Writes lines, each with its end; a lone surrogate becomes the six characters `\\udXXX`, which JSON reads back.
+    """Write lines, which include their line ends; a lone surrogate becomes the six characters `\\udXXX`, valid in JSON.
 
     Raises:
-      UserError: it cannot be written; a regular file is then as it was.
+      UserError: it cannot be written; a regular file is then unchanged.
     """
     try:
       with self._opened() as file:
@@ -86,7 +86,7 @@ class Output:
       raise UserError(f"{self._where}: cannot be written: {error.strerror}") from error
 
   def told(self) -> str:
-    """Return a line about what was escaped, or the empty string."""
+    """Return a line about the escaped characters, or the empty string."""
     if not self.escaped:
       return ""
     lines = f"{self.escaped:,} {'line' if self.escaped == 1 else 'lines'}"
@@ -100,7 +100,7 @@ class Output:
       return line.encode(errors="backslashreplace")
 
   def _checked(self, path: str) -> pathlib.Path:
-    """The path behind all links."""
+    """Return the path with all links resolved; raise UserError if it cannot name a file."""
     if not path:
       raise UserError(f"{self._where}: empty; name a file, or - for standard output")
     if "://" in path:
@@ -127,7 +127,7 @@ class Output:
       try:
         read = os.stat(given) if descriptor is None else _fstat(descriptor)
       except (OSError, ValueError):
-        continue  # a pattern, an address, or missing: who reads it says so
+        continue  # a pattern, an address, or missing: its reader reports the error
       inside = read is not None and stat.S_ISDIR(read.st_mode) and self._path.is_relative_to(os.path.realpath(given))
       if _same(found, read) and any(kind(found.st_mode) for kind in _LOSES) or inside and found is not None:
         raise UserError(f"{self._where}: would overwrite the input {given}; name another file")
@@ -182,7 +182,7 @@ def _begins_with(file: pathlib.Path, word: bytes) -> bool:
 
 @contextlib.contextmanager
 def _replacing(path: pathlib.Path) -> Iterator:
-  """A file beside `path` that takes its place, with its permissions, once it is whole and on the disk."""
+  """Open a temporary file beside `path`; once complete and flushed to disk, it replaces `path`, keeping permissions."""
   descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.", suffix=".tmp")
   try:
     with os.fdopen(descriptor, "wb") as file:
@@ -203,7 +203,7 @@ def _umask() -> int:
 
 
 def _descriptor(path: str) -> int | None:
-  """The number of the open descriptor that a path names, if it names one."""
+  """Return the number of the open descriptor that a path names, or None."""
   if path in _NAMED:
     return _NAMED[path]
   found = _DESCRIPTOR.fullmatch(path)
@@ -222,5 +222,5 @@ def _same(one: os.stat_result | None, other: os.stat_result | None) -> bool:
 
 
 def write(path: str, text: str, flag: str = "--output", inputs: Iterable[str] = ()) -> None:
-  """Checks a destination and writes a whole text to it; see `Output`."""
+  """Check a destination and write a text to it; see `Output`."""
   Output(path, flag, inputs).write([text])

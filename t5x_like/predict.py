@@ -106,7 +106,7 @@ def main(argv: list[str]) -> None:
 
 
 def _answers(args, overrides: list[str]) -> list[dict[str, Any]]:
-  """An answer to each line, or image; bad input is refused before parameters are read."""
+  """Return an answer for each line or image; refuse bad input before reading parameters."""
   import jax
 
   from t5x_like import models, slots
@@ -126,7 +126,7 @@ def _answers(args, overrides: list[str]) -> list[dict[str, Any]]:
   if not identity["features"] and not of_images:
     raise UserError(f"{args.workdir}: holds imported weights, and no step was trained yet; train first")
   vocabulary = vocabularies.load(f"{args.workdir}/vocabulary")
-  config.batch_size, config.accumulation_steps = jax.device_count(), 1  # fits any mesh; the runner has its own
+  config.batch_size, config.accumulation_steps = jax.device_count(), 1  # fits any mesh; the runner has its own size
   config = assembly.resolve(config)
   trained.check_model(identity, config, args.workdir, vocabulary)
   parts = assembly.build(config)

@@ -1,9 +1,9 @@
 """Recipes: how a file in `configs/`, its argument and the `--config.…` flags become one checked `ConfigDict`.
 
 A recipe is a Python file with `get_config()`, which starts from `config.defaults()` and fills in its paper's table. The
-function's signature says what the recipe takes after the colon: one value of each `Literal` parameter
-(`size: Literal["base", "large"] = "base"`) and the name of each `bool`. Every recipe also takes one of its laptop
-forms, `tiny` or `debug`; see `t5x_like.laptop`.
+function's signature defines the recipe's arguments after the colon: one value of each `Literal` parameter
+(`size: Literal["base", "large"] = "base"`) and the name of each `bool`. Every recipe also takes one of the laptop
+forms `tiny` and `debug`; see `t5x_like.laptop`.
 """
 
 import contextlib
@@ -24,14 +24,14 @@ from t5x_like.errors import UserError, did_you_mean, one_line
 
 
 def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
-  """Reads a recipe and applies `key=value` overrides; functions that it names may be imported, see `t5x_like.trust`.
+  """Read a recipe and apply `key=value` overrides; functions that it names may be imported, see `t5x_like.trust`.
 
   Args:
     path: `configs/t5/base.py`, or with an argument `configs/t5/base.py:large` or `configs/t5/base.py:v1_0,debug`.
     overrides: such as `model.dropout=0.1`, left to right. Values are JSON, or else plain strings. A new `name` for a
-      slot (`optimizer.name=adamw`) leaves the arguments of the old one behind.
+      slot (`optimizer.name=adamw`) discards the arguments of the old name.
   Raises:
-    UserError: the recipe does not exist or fails, does not take an argument, a key does not exist, or a value has the
+    UserError: the recipe does not exist, fails, or does not take an argument; a key does not exist; or a value has the
       wrong type.
   """
   file, _, argument = path.partition(":")
@@ -50,7 +50,7 @@ def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
 
 @contextlib.contextmanager
 def _failing(file: str) -> Iterator[None]:
-  """Turn whatever a recipe raises, `SystemExit` included, into one line: a run that never began is not finished."""
+  """Turn any exception of a recipe into a UserError. A `SystemExit` must not make an unstarted run look finished."""
   try:
     yield
   except UserError:
@@ -60,7 +60,7 @@ def _failing(file: str) -> Iterator[None]:
 
 
 def arguments(get_config: Callable[..., ConfigDict]) -> dict[str, tuple[str, Any]]:
-  """The words that a recipe takes after the colon, each with the parameter it sets and its value:
+  """Return the words that a recipe takes after the colon, each mapped to the parameter it sets and its value:
   `{"large": ("size", "large"), "v1_0": ("v1_0", True), "tiny": ("laptop", "tiny"), …}`.
   """
   words = {}
@@ -74,7 +74,7 @@ def arguments(get_config: Callable[..., ConfigDict]) -> dict[str, tuple[str, Any
 
 
 def _chosen(file: str, argument: str, choices: dict[str, tuple[str, Any]]) -> dict[str, Any]:
-  """The parameters that an argument such as `large,debug` sets."""
+  """Return the parameters that an argument such as `large,debug` sets."""
   chosen = {}
   for word in filter(None, map(str.strip, argument.split(","))):
     if word not in choices:
@@ -88,7 +88,7 @@ def _chosen(file: str, argument: str, choices: dict[str, tuple[str, Any]]) -> di
 
 
 def module(file: str) -> types.ModuleType:
-  """The recipe as a module; recipes import one another from the current directory.
+  """Import a recipe as a module; recipes import one another from the current directory.
 
   Raises:
     UserError: the file does not exist or cannot be imported.

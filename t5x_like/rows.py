@@ -1,7 +1,7 @@
-"""Token rows of unequal lengths through one compiled function, in batches of few shapes.
+"""Apply a compiled function to token rows of unequal lengths, in batches of few shapes.
 
-Rows of similar length share a batch: lengths are padded to a power of two, and a program is compiled for each that
-occurs. The padding of a row depends only on its own length, so its answer does not depend on the rest of the batch.
+Rows of similar length share a batch: lengths are padded to powers of two, and a program is compiled for each padded
+length. A row's padding depends only on its own length, so its result does not depend on the rest of the batch.
 """
 
 import collections
@@ -19,13 +19,13 @@ SHORTEST = 32
 
 
 def padded_length(length: int, longest: int | None) -> int:
-  """The smallest power of two that holds `length` tokens, at least `SHORTEST` and at most `longest`."""
+  """Return the smallest power of two that holds `length` tokens, at least `SHORTEST` and at most `longest`."""
   size = max(SHORTEST, 1 << (length - 1).bit_length())
   return size if longest is None else min(size, longest)
 
 
 def merged_lengths(lengths: Sequence[int], batch_size: int) -> list[int]:
-  """Padded lengths; one that fewer rows than a batch have becomes the next that occurs: fewer programs to compile."""
+  """Raise padded lengths with less than a batch of rows to the next length in use, so that fewer programs compile."""
   raised, waiting, rows = {}, [], collections.Counter(lengths)
   for length in sorted(rows):
     waiting.append(length)
@@ -37,13 +37,13 @@ def merged_lengths(lengths: Sequence[int], batch_size: int) -> list[int]:
 
 @dataclasses.dataclass(frozen=True)
 class Runner:
-  """Applies functions of a model and a batch to rows of any length.
+  """A runner of functions of a model and a batch, on rows of any length.
 
   Attributes:
     model: the abstract model.
     rules: mesh and sharding rules.
     arrays: the parameters by name.
-    batch_size: the most rows in a batch, rounded up to a multiple of the parts into which the mesh splits a batch.
+    batch_size: the most rows in a batch, rounded up to a multiple of the mesh's batch shards.
   """
 
   model: object
@@ -52,7 +52,7 @@ class Runner:
   batch_size: int
 
   def changed(self, change: Callable) -> "Runner":
-    """A runner of `change(model)`, which is computed here and not at every call."""
+    """Return a runner of `change(model)`, computed once here instead of at every call."""
     found = lambda arrays: change(params.with_arrays(self.model, arrays))  # noqa: E731
     with self.rules.activate():
       model = jax.eval_shape(found, self.arrays)
@@ -61,11 +61,11 @@ class Runner:
   def __call__(
     self, function: Callable, ids: Sequence[Sequence[int]], extras: dict[str, np.ndarray], padded: Callable[[int], int]
   ) -> list[tuple[np.ndarray, ...]]:
-    """`function` of every row, in the order of the rows.
+    """Apply `function` to every row; return the results in the order of the rows.
 
     Args:
       function: `(model, batch) -> arrays`, each with a leading axis B. The batch has `tokens` int32 [B, P], padded on
-        the right, `valid` int32 [B, P], 0 for padding, and the extras. Rows that fill up a batch are all padding.
+        the right, `valid` int32 [B, P], 0 for padding, and the extras. Rows that complete a batch are all padding.
       ids: the token ids of each row.
       extras: other inputs, with a leading axis over all rows.
       padded: maps the length of a row to its padded length.
@@ -92,14 +92,14 @@ class Runner:
 def in_batches(
   run: Callable, rules: Rules, batch_size: int, lengths: Sequence[int], features: Callable
 ) -> list[tuple[np.ndarray, ...]]:
-  """`run` of every row, in the order of the rows; rows of equal padded length share batches.
+  """Apply `run` to every row, in batches of equal padded length; return the results in the order of the rows.
 
   Args:
     run: `(batch of global arrays) -> a tuple of arrays`, each with a leading axis B.
-    batch_size: the most rows in a batch, rounded up to a multiple of the parts into which the mesh splits a batch.
+    batch_size: the most rows in a batch, rounded up to a multiple of the mesh's batch shards.
     lengths: the padded length of each row.
-    features: `(numbers of some rows, their padded length) -> arrays` with a leading axis over them. Every process makes
-      them for all rows and contributes its own; rows of zeros fill up a batch.
+    features: `(numbers of some rows, their padded length) -> arrays` with a leading axis over these rows. Every process
+      makes them for all rows and contributes its share; rows of zeros complete a batch.
   """
   members: dict[int, list[int]] = {}
   for number, length in enumerate(lengths):
@@ -122,7 +122,7 @@ def in_batches(
 
 
 def fetch(x: jax.Array) -> np.ndarray:
-  """The whole of a global array on this host, whichever processes hold it."""
+  """Return an entire global array on this host, whichever processes hold it."""
   if x.is_fully_addressable:
     return np.asarray(x)
   return np.asarray(multihost_utils.process_allgather(x, tiled=True))

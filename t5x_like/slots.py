@@ -1,8 +1,8 @@
-"""Slots: how a name with arguments, as recipes write them, becomes a checked object.
+"""Slots: turn a name with arguments, as written in a recipe, into a checked object.
 
 A slot's value is a name, or `{"name": …}` with arguments. Names come from a registry: the public modules of a package,
-each of which defines the requested member, or the keys of a table. The arguments and their types come from the
-signature. There is no second list of either.
+each defining the requested member, or the keys of a table. The arguments and their types come from the signature.
+Neither is listed a second time.
 
   slots.make("config.schedule", {"name": "cosine", "learning_rate": 1e-3, …}, SCHEDULES)
   slots.make("config.model.design.core", "local", nn.cores, "make", rngs=rngs, dims=dims, causal=True)
@@ -26,14 +26,14 @@ Registry = types.ModuleType | Mapping[str, Callable]
 
 
 class Condition(NamedTuple):
-  """A condition on a value besides its type: `Annotated[float, Condition("a number above 0", lambda x: x > 0)]`."""
+  """A condition on a value beyond its type: `Annotated[float, Condition("a number above 0", lambda x: x > 0)]`."""
 
   words: str
   holds: Callable[[Any], bool]
 
 
 _INT32, _INT64 = 2**31, 2**63
-LONGEST = 2**24  # positions of a row: far beyond any model, and few enough to count with
+LONGEST = 2**24  # positions of a row: far beyond any model, and small enough for arithmetic
 Positive = Annotated[int, Condition("a whole number above 0 and below 2**31", lambda n: 0 < n < _INT32)]
 Count = Annotated[int, Condition("a whole number, at least 0 and below 2**31", lambda n: 0 <= n < _INT32)]
 Length = Annotated[int, Condition(f"a whole number from 1 to {LONGEST:,}", lambda n: 0 < n <= LONGEST)]
@@ -45,16 +45,16 @@ Rate = Annotated[float, Condition("a number, at least 0 and less than 1", lambda
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _LONGEST_NAME = 64
-_DEEPEST = 32  # dicts and lists in one another
+_DEEPEST = 32  # levels of nested dicts and lists
 
 
 def check_name(where: str, name: Any) -> None:
-  """Check a name that a recipe gives to a thing of its own: an evaluator, a phase, a part of a mixture.
+  """Check a name chosen by a recipe: of an evaluator, a phase or a part of a mixture.
 
   It becomes the name of metrics and files, and a part of `--config.KEY`, so it has no dots, slashes or spaces.
 
   Raises:
-    UserError: it has other characters than letters, digits, _ and -, begins with one of the latter, or is too long.
+    UserError: it has characters other than letters, digits, _ and -, begins with _ or -, or is too long.
   """
   if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > _LONGEST_NAME:
     raise UserError(
@@ -64,7 +64,7 @@ def check_name(where: str, name: Any) -> None:
 
 
 def names(registry: Registry) -> list[str]:
-  """The names in a registry, sorted; modules whose names begin with an underscore are private."""
+  """Return the names in a registry, sorted; modules whose names begin with an underscore are private."""
   if isinstance(registry, Mapping):
     return sorted(registry)
   folders = map(pathlib.Path, registry.__path__)
@@ -72,10 +72,10 @@ def names(registry: Registry) -> list[str]:
 
 
 def split(where: str, value: Any) -> tuple[str | None, dict[str, Any]]:
-  """`"rope"` or `{"name": "rope", "theta": 1e4}` -> (name, arguments); the name is None if none is given.
+  """Split `"rope"` or `{"name": "rope", "theta": 1e4}` into (name, arguments); a missing name is None.
 
   Raises:
-    UserError: the value is neither.
+    UserError: the value is neither a string nor a dict.
   """
   if isinstance(value, str):
     return value, {}
@@ -86,14 +86,14 @@ def split(where: str, value: Any) -> tuple[str | None, dict[str, Any]]:
 
 
 def find(where: str, name: str | None, registry: Registry, member: str = "") -> Callable:
-  """The object that a name stands for.
+  """Return the object of a given name.
 
   Args:
     where: the key, for messages, such as `config.task`.
-    name: a name in the registry; if that is a package, also `module:function`, which `t5x_like.trust` imports.
-    member: what a package's modules define, such as `Objective`.
+    name: a name in the registry; if the registry is a package, also `module:function`, imported by `t5x_like.trust`.
+    member: the attribute to take from a package's module, such as `Objective`.
   Raises:
-    UserError: there is no such name (suggests the nearest), or as `trust.function`.
+    UserError: there is no such name (suggests the nearest), or `trust.function` refuses.
   """
   if isinstance(name, str) and ":" in name and not isinstance(registry, Mapping):
     return trust.function(where, name)
@@ -109,23 +109,23 @@ def find(where: str, name: str | None, registry: Registry, member: str = "") -> 
 
 
 def module(name: str | None, package: types.ModuleType) -> types.ModuleType | None:
-  """Return a module of a package that is a registry; None if there is none of this name."""
+  """Import and return the module of this name from a registry package; None if there is none."""
   return importlib.import_module(f"{package.__name__}.{name}") if name in names(package) else None
 
 
 def fill(
   where: str, values: Any, function: Callable, given: Sequence[str] = (), also: Sequence[Callable] = ()
 ) -> dict[str, Any]:
-  """Arguments for a function, checked against its signature, with its defaults filled in.
+  """Return arguments for a function, checked against its signature and completed with its defaults.
 
   Args:
-    where: their key, for messages.
+    where: the arguments' key, for messages.
     values: the arguments from the recipe and flags.
     function: a function, class or dataclass.
-    given: parameters that the program supplies, which are not keys.
-    also: functions whose arguments have the same key.
+    given: parameters supplied by the program; they are not valid keys.
+    also: further functions whose arguments share this key.
   Raises:
-    UserError: a key is unknown or missing, a value has the wrong type, or two of the functions declare one argument.
+    UserError: a key is unknown or missing, a value has the wrong type, or two functions declare the same argument.
   """
   parameters, kinds = {}, {}
   for one in (*also, function):
@@ -154,13 +154,13 @@ def fill(
 
 
 def make(where: str, value: Any, registry: Registry, member: str = "", **supplied: Any) -> Any:
-  """The object in a slot: what its name stands for, called with its arguments.
+  """Make the object in a slot: call the named function or class with the slot's arguments.
 
   Args:
     where: the slot's key, for messages.
     value: a name, or {"name": …} with arguments.
     registry, member: see `find`.
-    **supplied: arguments from the program; a function gets those that its signature names.
+    **supplied: arguments from the program; only parameters in the function's signature are passed.
   Raises:
     UserError: as `find` and `fill`.
   """
@@ -172,13 +172,13 @@ def make(where: str, value: Any, registry: Registry, member: str = "", **supplie
 
 
 def defaults(function: Callable) -> dict[str, Any]:
-  """Return the arguments of a function that have defaults, with these."""
+  """Return the default values of a function's arguments, by name."""
   parameters, _ = _signature(function)
   return {name: one.default for name, one in parameters.items() if one.default is not inspect.Parameter.empty}
 
 
 def change(where: str, record: Any, changes: Any) -> Any:
-  """A dataclass with some of its fields changed, checked as `fill` does.
+  """Return a copy of a dataclass with some fields changed, checked by `fill`.
 
   Raises:
     UserError: as `fill`.
@@ -192,7 +192,7 @@ def _signature(function: Callable) -> tuple[dict[str, inspect.Parameter], dict[s
   """Return a function's parameters and their declared types, by name.
 
   `**options` stand for the parameters of another signature: `**options: Unpack[Record]` for the fields of a dataclass,
-  those of a class's constructor for the parameters of the constructor it overrides.
+  and `**options` of a class's constructor for the parameters of the constructor it overrides.
   """
   layers = [function]
   if inspect.isclass(function):
@@ -215,10 +215,10 @@ def _signature(function: Callable) -> tuple[dict[str, inspect.Parameter], dict[s
 
 
 def typed(where: str, value: Any, kind: Any) -> Any:
-  """The value, if it is of the declared type; lists become tuples and dicts dataclasses where these are declared.
+  """Return the value if it has the declared type; convert lists to declared tuples and dicts to declared dataclasses.
 
   Raises:
-    UserError: it is of another type.
+    UserError: it has another type.
   """
   _check_inner(where, plain(value))
   if isinstance(value, list) and not fits(value, kind) and fits(tuple(value), kind):
@@ -235,7 +235,7 @@ def typed(where: str, value: Any, kind: Any) -> Any:
 
 
 def _check_inner(where: str, value: Any, depth: int = 0) -> None:
-  """Refuse, by its own key, what no key takes in dicts and lists, and dicts and lists that are too deep."""
+  """Refuse values inside dicts and lists that no key accepts, naming their key, and nesting that is too deep."""
   if depth > _DEEPEST:
     raise UserError(f"{where[:120]}: found dicts or lists more than {_DEEPEST} deep, expected fewer; flatten them")
   if isinstance(value, Mapping):
@@ -251,7 +251,7 @@ def _check_inner(where: str, value: Any, depth: int = 0) -> None:
 
 
 def _unsound(value: Any) -> str:
-  """Return, for messages, why no key takes a value, as `", finite"`; nothing if some do."""
+  """Return why no key accepts a value, for messages, such as `", finite"`; the empty string if it is acceptable."""
   if isinstance(value, float) and not math.isfinite(value):
     return ", finite"
   if isinstance(value, int) and not -_INT64 <= value < _INT64:
@@ -270,16 +270,16 @@ def _encodable(text: str) -> bool:
 
 
 def shown(value: Any, quoted: str = "'") -> str:
-  """Return a value for a message: in one line, short, and without characters that a terminal cannot show."""
+  """Format a value for a message: short, on one line, and printable."""
   text = repr(value) if quoted else str(value)
   text = text if text.isprintable() else ascii(text)[1:-1]
   return text if len(text) <= 120 else f"{text[:100]}… ({len(text):,} characters)"
 
 
 def fits(value: Any, kind: Any) -> bool:
-  """Whether a value is of a declared type. Integers are floats too; Booleans are not numbers.
+  """Return whether a value has a declared type. Integers count as floats; Booleans are not numbers.
 
-  Numbers are finite and whole ones have at most 64 bits, and texts can be written as UTF-8, whatever is declared.
+  Whatever is declared, numbers must be finite, integers fit 64 bits, and texts be encodable as UTF-8.
   """
   origin = typing.get_origin(kind)
   value = plain(value)
@@ -302,7 +302,7 @@ def fits(value: Any, kind: Any) -> bool:
 
 
 def words(kind: Any) -> str:
-  """A declared type in words: `int | None` is "int or None"."""
+  """Describe a declared type in words: `int | None` is "int or None"."""
   if typing.get_origin(kind) in (typing.Union, types.UnionType):
     return " or ".join(words(member) for member in typing.get_args(kind))
   if typing.get_origin(kind) is typing.Literal:
@@ -315,5 +315,5 @@ def words(kind: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-  """A `ConfigDict` as a dict; anything else unchanged."""
+  """Convert a `ConfigDict` to a dict; return anything else unchanged."""
   return value.to_dict() if hasattr(value, "to_dict") else value

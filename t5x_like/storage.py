@@ -1,7 +1,7 @@
-"""A directory of small files and large objects, anywhere: on a local disk, or at any address that fsspec knows.
+"""A directory of small files and large objects, on a local disk or at any address that fsspec knows.
 
-What an object store promises is little: an object appears whole or not at all, and listings may lag. So nothing here is
-renamed, and what must not be half there is committed by one last object. Calls are retried after transient errors.
+An object store promises little: an object appears whole or not at all, and listings may lag. So nothing here is
+renamed, and a set of objects is committed by writing one last object. Calls are retried after transient errors.
 """
 
 import errno
@@ -24,8 +24,8 @@ _T = TypeVar("_T")
 _CLIENTS = {"gs": "gcsfs", "gcs": "gcsfs", "s3": "s3fs", "az": "adlfs", "abfs": "adlfs", "hf": "huggingface_hub"}
 
 
-_UNSYNCED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EROFS)  # of file systems that cannot
-_ON_DISK = ("file", "local")  # schemes of fsspec for what is a path
+_UNSYNCED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EROFS)  # of file systems without fsync
+_ON_DISK = ("file", "local")  # fsspec's schemes for local paths
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/[^/].*|/?)")
 _PROJECT = pathlib.Path(__file__).resolve().parents[1]
 
@@ -35,17 +35,17 @@ def is_remote(path) -> bool:
 
 
 def directory(text, flag: str = "--workdir") -> str:
-  """Checks the address of a directory to write to, and returns it without slashes at its end.
+  """Check the address of a directory to write to, and return it without trailing slashes.
 
-  The root of a file system, the home directory and the project's own directory are what remains of a path with a
-  variable that is not set, and nothing is ever meant to be written right into them; a home directory that holds a run
-  is one. `file:///path` is the path.
+  Refuse the root of a file system, the home directory and the project's own directory: nobody means to write a run
+  right into them, and they are typically the remains of a path with an unset variable. A home or project directory
+  that already holds a run is accepted. `file:///path` becomes the path.
 
   Args:
-    text: as the user gave it.
-    flag: that it was given by, for the message.
+    text: the address as the user gave it.
+    flag: the flag that gave it, for the message.
   Raises:
-    UserError: the address is empty, a scheme without a bucket, or one of those directories.
+    UserError: the address is empty, is a scheme without a bucket, or is one of these directories.
   """
   found, told = str(text), f"{flag}={text}"
   mend = "give a directory for the run, such as runs/small or gs://bucket/run"
@@ -76,7 +76,7 @@ def directory(text, flag: str = "--workdir") -> str:
 
 
 def synced(path) -> None:
-  """Puts a file, or the names in a directory, on disk, so that they outlast a loss of power."""
+  """Flush a file, or a directory's entries, to disk, so that they survive a power failure."""
   number = os.open(path, os.O_RDONLY)
   try:
     os.fsync(number)
@@ -88,7 +88,7 @@ def synced(path) -> None:
 
 
 def look(files: fsspec.AbstractFileSystem, url: str) -> None:
-  """Asks for the bucket of an address, of Google's or Amazon's; raises the client's error if it is not there."""
+  """Query the bucket of a Google or Amazon address; raise the client's error if it does not exist."""
   scheme, _, path = url.partition("://")
   bucket = path.partition("/")[0]
   files.invalidate_cache()
@@ -104,7 +104,7 @@ class Storage:
   Args:
     url: a local path, or `gs://bucket/run`, `s3://…`, `memory://…`.
   Raises:
-    UserError: the address needs a package that is not installed, or is not one.
+    UserError: the address is invalid, or needs a package that is not installed.
   """
 
   def __init__(self, url):
@@ -116,36 +116,36 @@ class Storage:
       mend = f"pip install {client}" if client else "use an address that fsspec knows, or a mounted directory"
       raise UserError(f"{self.url}: cannot be opened ({one_line(error)[:200]}); {mend}") from error
     self._local = not is_remote(self.url)
-    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs a stack for every error that it also raises
+    logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs a traceback for every error, and raises it too
 
   def where(self, name: str) -> str:
     return f"{self.url}/{name}"
 
   def read(self, name: str, start: int | None = None, end: int | None = None) -> bytes | None:
-    """The bytes of a file, or a range of them; None if there is no such file.
+    """Return the bytes of a file, or of a range in it; None if there is no such file.
 
     Raises:
-      DamageError: the range begins behind the end of the file.
+      DamageError: the range begins past the end of the file.
     """
     return self._answer(lambda: self._files.cat_file(self._path(name), start=start, end=end), name, "read")
 
   def exists(self, name: str) -> bool:
-    """Whether there is such a file, be it empty."""
+    """Return whether a file exists, even an empty one."""
     try:
       return self.read(name, 0, 1) is not None
-    except DamageError:  # a range of nothing
+    except DamageError:  # the file is empty, so the range begins past its end
       return True
 
   def write(self, name: str, data: bytes) -> None:
-    """Writes a file; readers see the old one or all of the new one, also after a loss of power."""
+    """Write a file atomically: readers see the old or the complete new content, even after a power failure."""
     self._answer(lambda: self._write(name, data), name, "written")
 
   def upload(self, name: str, path) -> None:
-    """Writes a file with the content of a local one, of any size."""
+    """Write a file with the content of a local file of any size."""
     self._answer(lambda: self._files.put_file(os.fspath(path), self._path(name)), name, "written")
 
   def create(self, name: str, data: bytes) -> bool:
-    """Writes a file if there is none of this name; False if there is. `data` must differ from call to call."""
+    """Write a file unless the name exists; return whether it was written. `data` must differ from call to call."""
 
     def call():
       if self._local:
@@ -158,11 +158,11 @@ class Storage:
           return False
         raise
 
-    # The answer to a write that succeeded may have been lost; then the second attempt finds what the first wrote.
+    # The reply to a successful write may have been lost; the second attempt then finds the data of the first.
     return self._answer(call, name, "written") or self.read(name) == data
 
   def names(self, directory: str = "") -> list[str]:
-    """What is directly in a directory, sorted; [] if there is none."""
+    """Return the sorted names of a directory's direct entries; [] if there is no such directory."""
 
     def call():
       self._files.invalidate_cache()
@@ -172,7 +172,7 @@ class Storage:
     return sorted({name.rstrip("/").rpartition("/")[2] for name in found} - {""})
 
   def delete(self, name: str) -> None:
-    """Removes a file, or a directory with all in it; nothing if there is none."""
+    """Delete a file, or a directory with its contents; do nothing if it does not exist."""
 
     def call():
       self._files.invalidate_cache()
@@ -181,11 +181,11 @@ class Storage:
     self._answer(call, name, "deleted")
 
   def _answer(self, call: Callable[[], _T], name: str, done: str) -> _T | None:
-    """Returns `call()`, tried again after transient errors; None where there is nothing of this name.
+    """Return `call()`, retrying after transient errors; None if the name does not exist.
 
     Raises:
-      OSError: of a local disk.
-      UserError, DamageError, TransientError: of an object store, as docs/reference/exit-codes.md says.
+      OSError: from a local disk.
+      UserError, DamageError, TransientError: from an object store; see docs/reference/exit-codes.md.
     """
     where = self.where(name) if name else self.url
     try:
@@ -198,13 +198,13 @@ class Storage:
         return None
       if self._local:
         raise
-      # What is written to a bucket that is there is never absent.
+      # Writing to an existing bucket never yields "absent", so the bucket must be missing.
       raise answered(error, where, done, Kind.NO_BUCKET if absent else None) from error
 
   def _check_bucket(self, where: str, done: str, absent: Exception) -> None:
-    """Raises UserError if a file is not there since its bucket is not; a bucket that may not be listed counts as there.
+    """Raise UserError if a file is absent because its bucket is; a bucket that may not be listed counts as present.
 
-    Clients tell an absent bucket and an absent file alike.
+    Clients report an absent bucket like an absent file.
     """
     try:
       retried(lambda: look(self._files, self.url), where)

@@ -1,15 +1,15 @@
-"""The gate before every import of a name: which functions spelled `module:function` may be imported.
+"""The gate before every import by name: the functions, spelled `module:function`, that may be imported.
 
 Importing a module runs it, so a name is imported only if the user gave exactly that name in this command: in the recipe
-of `--config`, in a `--config.…` flag, or in another flag. `Parser.parse` and `recipes.load` admit these names, and
-nothing else does. A name that stands in a file which the program reads (the `config.json` of a run, of its teacher, or
-of the run that it starts from) is refused, unless the command has `--trust`.
+of `--config`, in a `--config.…` flag, or in another flag. Only `Parser.parse` and `recipes.load` admit these names.
+A name read from a file (the `config.json` of a run, of its teacher, or of the run that it starts from) is refused
+unless the command has `--trust`.
 
-A program that uses t5x_like as a library, such as a notebook, admits the names that it needs by itself:
+A program that uses t5x_like as a library, such as a notebook, must admit the names it needs:
 
     t5x_like.trust.admit("my_tasks:echo")
 
-Every command in the same process begins with no name admitted.
+Every command in the same process starts with no names admitted.
 """
 
 import importlib
@@ -23,7 +23,7 @@ from typing import Any
 from t5x_like.errors import UserError, one_line
 
 FLAG = "--trust"
-# Functions of this package that defaults and recipes name so, and saved configs therefore too.
+# Functions of this package that defaults and recipes name in this form, and so saved configs too.
 OWN = frozenset(
   {
     "t5x_like.data.preprocessors.salient_spans:dates_numbers_and_names",
@@ -34,11 +34,11 @@ OWN = frozenset(
 _NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _admitted: set[str] = set()
 _everything = False
-_files: dict[str, str] = {}  # where names were read, for messages
+_files: dict[str, str] = {}  # the file of each name that was read, for messages
 
 
 def begin(given: Any, everything: bool = False) -> None:
-  """Starts a command: admits the names in its flags, and forgets the names of the one before.
+  """Start a command: admit the names in its flags, and forget those of the previous command.
 
   Args:
     given: the values of flags: strings, lists, dictionaries.
@@ -52,27 +52,27 @@ def begin(given: Any, everything: bool = False) -> None:
 
 
 def admit(given: Any) -> None:
-  """Admits the names in a value that the user gave: a name, or a list or dictionary with names anywhere in it."""
+  """Admit the names in a value given by the user: a name, or a list or dictionary with names anywhere in it."""
   _admitted.update(_names(given))
 
 
 def everything() -> bool:
-  """Whether this command has `--trust`."""
+  """Return whether this command has `--trust`."""
   return _everything
 
 
 def was_read(path: str, content: Any) -> None:
-  """Notes the file that names come from; a refusal tells it."""
+  """Record the file that contains these names, so that a refusal can mention it."""
   _files.update(dict.fromkeys(_names(content), path))
 
 
 def function(where: str, name: str) -> Callable:
-  """Imports the function `module:function` from the installed packages or the current directory.
+  """Import the function `module:function` from the installed packages or the current directory.
 
   Args:
     where: the key, for messages, such as `config.task.name`.
   Raises:
-    UserError: the name is not admitted, the module cannot be imported, or it has no such function.
+    UserError: the name is not admitted, or the module cannot be imported or lacks the function.
   """
   if name not in OWN and name not in _admitted and not _everything:
     raise _refused(where, name)
@@ -99,7 +99,7 @@ def _refused(where: str, name: str) -> UserError:
 
 
 def _names(value: Any) -> Iterator[str]:
-  """The names in a value; a string may also be JSON."""
+  """Yield the names in a value; a string may also be JSON."""
   value = value.to_dict() if hasattr(value, "to_dict") else value
   if isinstance(value, str):
     if _NAME.fullmatch(value):
