@@ -1,4 +1,4 @@
-"""Shared by objectives: losses of the classes of examples."""
+"""Classification losses shared by objectives."""
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +9,13 @@ from t5x_like.objectives._losses import Batch, Sums, token_losses
 def label_losses(
   logits_BV: jax.Array, batch: Batch, label_smoothing: float = 0.0, loss: str = "softmax"
 ) -> tuple[jax.Array, Sums]:
-  """(loss sum, sums) of the classes of examples: `loss`, without smoothing, `correct` and `weights`.
+  """Return (loss sum, sums) of classification: `loss` without smoothing, `correct` and `weights`.
 
   Args:
-    batch: `label` int32 [B] and `example_weights` float32 [B]; where examples are mixed, `other_label` int32 [B] and
-      `label_share` float32 [B], the share of `label`, by which the losses of both are weighted.
-    loss: one of `LABEL_LOSSES`: cross-entropy, or the binary cross-entropies of all classes, their mean (DeiT III).
+    logits_BV: any float dtype; computed in float32.
+    batch: `label` int32 [B] and `example_weights` float32 [B]; for mixed examples also `other_label` int32 [B] and
+      `label_share` float32 [B], the share of `label`, which weights the losses of the two labels.
+    loss: one of `LABEL_LOSSES`: cross-entropy, or the mean of the binary cross-entropies of all classes (DeiT III).
   """
   label_B, weights_B = batch["label"], batch["example_weights"]
   shares = [(label_B, weights_B)]

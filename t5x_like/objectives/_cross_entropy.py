@@ -1,12 +1,12 @@
-"""What cross-entropy needs to know of logits over a vocabulary, without an array of them all.
+"""The statistics of vocabulary logits that cross-entropy needs, without materialising all logits.
 
-The vocabulary is cut into chunks and, where a device has very many tokens, so are sequences. The forward pass keeps a
-running maximum and sum (Milakov and Gimelshein 2018); the backward pass computes each chunk of logits again (Wijmans et
-al. 2024, https://arxiv.org/abs/2411.09009), which costs a third more products than keeping them. Logits that fit into
-one chunk are kept.
+The vocabulary is cut into chunks, and so are sequences if a device has very many tokens. The forward pass keeps a
+running maximum and sum (Milakov and Gimelshein 2018). The backward pass recomputes each chunk of logits (Wijmans et al.
+2024, https://arxiv.org/abs/2411.09009), which costs a third more products than keeping them. Logits that fit into one
+chunk are kept.
 
-On a mesh, each device computes the logits of its part of the vocabulary (`activation_vocab`), and what the parts found
-is added up once. A kernel split over `fsdp` is gathered chunk by chunk, and its gradient scattered likewise.
+On a mesh, each device computes the logits of its part of the vocabulary (`activation_vocab`), and the parts' results
+are combined once. A kernel split over `fsdp` is gathered chunk by chunk, and its gradient scattered likewise.
 """
 
 import dataclasses
@@ -21,14 +21,14 @@ import jax.numpy as jnp
 from t5x_like.nn.vocabulary_logits import VocabularyLogits
 from t5x_like.parallel.constrain import constrain, gathered, scattered, ways
 
-LOGITS = 2**24  # at most so many in a chunk on one device
+LOGITS = 2**24  # the most logits of a chunk on one device
 LEAST, MOST = 1024, 8192  # columns of a chunk, on one device
-COLUMNS = "columns_"  # named scope of products, with how many columns there are of those computed; for the FLOP count
-LANES = 128  # and a multiple of this, as wide as an accelerator's registers
+COLUMNS = "columns_"  # prefix of the products' named scope, with real and computed columns, for the FLOP count
+LANES = 128  # columns are a multiple of this, the width of an accelerator's registers
 
 
 class Statistics(NamedTuple):
-  """Of the V logits of each token, float32 [B, T]: log sum exp, the target's logit, their sum, their maximum."""
+  """Statistics of each token's V logits, float32 [B, T]: log-sum-exp, the target's logit, sum, maximum."""
 
   log_z_BT: jax.Array
   target_BT: jax.Array
@@ -37,12 +37,12 @@ class Statistics(NamedTuple):
 
 
 def statistics(logits: jax.Array | VocabularyLogits, targets_BT: jax.Array, *, total: bool = False) -> Statistics:
-  """Differentiable but for the maximum.
+  """Compute the statistics of logits; all but the maximum are differentiable.
 
   Args:
-    logits: any float dtype, [B, T, V].
+    logits: [B, T, V], any float dtype.
     targets_BT: int32.
-    total: whether the sum is wanted; it may be zero otherwise.
+    total: whether the sum is needed; otherwise it may be zero.
   """
   if isinstance(logits, VocabularyLogits):
     chunks = Chunks.of(logits)
@@ -58,8 +58,10 @@ def statistics(logits: jax.Array | VocabularyLogits, targets_BT: jax.Array, *, t
 
 
 def sample(logits: jax.Array | VocabularyLogits, key: jax.Array, temperature: float) -> jax.Array:
-  """One id per token, from softmax(logits / temperature), as the argmax with Gumbel noise: int32 [B, T], without
-  gradient."""
+  """Sample one id per token from softmax(logits / temperature): int32 [B, T], without gradient.
+
+  The sample is the argmax of the logits plus Gumbel noise.
+  """
   logits = jax.lax.stop_gradient(logits)
 
   def noisy(logits, key):
@@ -88,8 +90,8 @@ class Piece(NamedTuple):
   Attributes:
     kernel: in the compute dtype, [p, c, D] if tied, else [D, p, c].
     bias_pc: float32, or None.
-    start: int32, of the first column of each part.
-    ids_pc: int32; -1 for columns that the chunk before has had.
+    start: int32, the index of the first column within each part.
+    ids_pc: int32; -1 for columns that were in the previous chunk.
   """
 
   kernel: jax.Array
@@ -100,13 +102,13 @@ class Piece(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Chunks:
-  """How logits are cut.
+  """The division of logits into chunks.
 
   Attributes:
     vocab, tied, softcap: see `VocabularyLogits`.
-    parts: into which the vocabulary is split over the mesh; every chunk has columns of each.
-    columns: of each part in a chunk; the last chunk ends where the part does, and leaves out what others have had.
-    splits, rows: parts into which sequences are split over the mesh, and chunks of each.
+    parts: the number of parts of the vocabulary over the mesh; every chunk has columns of each part.
+    columns: columns of each part in a chunk; the last chunk ends with the part and masks columns of the previous chunk.
+    splits, rows: the number of parts of a sequence over the mesh, and of chunks in each part.
   """
 
   vocab: int
@@ -143,26 +145,26 @@ class Chunks:
     return -(-self.vocab // self.parts // self.columns)
 
   def over(self, body: Callable, carry):
-    """`carry = body(carry, index)` for every chunk of the vocabulary."""
+    """Run `carry = body(carry, index)` for every chunk of the vocabulary; return the last carry."""
     return jax.lax.scan(lambda carry, index: (body(carry, index), None), carry, jnp.arange(self.count))[0]
 
   @property
   def axis(self) -> int:
-    """Of the columns within a part, in a kernel cut into parts."""
+    """The axis of the columns within a part, in a kernel cut into parts."""
     return 1 if self.tied else 2
 
   @property
   def axes(self) -> tuple[str | None, ...]:
-    """Logical axes of a kernel cut into parts."""
+    """The logical axes of a kernel cut into parts."""
     return ("vocab", None, "embed") if self.tied else ("embed", "vocab", None)
 
   def view(self, kernel: jax.Array) -> jax.Array:
-    """A kernel [V, D] or [D, V], cut into parts."""
+    """Reshape a kernel [V, D] or [D, V] into parts."""
     wide = (self.parts, self.vocab // self.parts)
     return kernel.reshape(*wide, -1) if self.tied else kernel.reshape(-1, *wide)
 
   def cut(self, x: jax.Array) -> jax.Array:
-    """[B, T, ...] -> [rows, B, T / rows, ...]; every device keeps the tokens it has."""
+    """Reshape [B, T, ...] to [rows, B, T / rows, ...]; every device keeps its tokens."""
     (B, T), rest = x.shape[:2], x.shape[2:]
     x = x.reshape(B, self.splits, self.rows, T // (self.splits * self.rows), *rest)
     return jnp.moveaxis(x, 2, 0).reshape(self.rows, B, T // self.rows, *rest)
@@ -173,7 +175,7 @@ class Chunks:
     return jnp.moveaxis(x, 0, 2).reshape(B, rows * length, *rest)
 
   def added(self, total: jax.Array, more: jax.Array, start: jax.Array, axis: int) -> jax.Array:
-    """`total` with a chunk of gradients; columns that were in it before get zeros more."""
+    """Add a chunk of gradients to `total`; columns that were in an earlier chunk get zeros added."""
     more = more.astype(total.dtype)
     if self.uneven:
       more += jax.lax.dynamic_slice_in_dim(total, start, self.columns, axis)
@@ -192,7 +194,7 @@ class Chunks:
     return Piece(gathered(w, self.axes), bias_pc, start, ids_pc)
 
   def logits(self, x: jax.Array, piece: Piece) -> jax.Array:
-    """float32 [B, T, p, c] of the piece's columns, -inf for those that the chunk before has had."""
+    """Compute the logits of the piece's columns, float32 [B, T, p, c]; -inf for columns of the previous chunk."""
     product = "BTD,pcD->BTpc" if self.tied else "BTD,Dpc->BTpc"
     with jax.named_scope(f"{COLUMNS}{self.vocab}_of_{self.parts * self.columns * self.count}"):
       logits = jnp.einsum(product, x, piece.kernel, preferred_element_type=jnp.float32)
@@ -207,7 +209,7 @@ class Chunks:
 def _statistics(
   chunks: Chunks, sum_up: bool, x: jax.Array, kernel: jax.Array, bias: jax.Array | None, targets: jax.Array
 ):
-  """The four of `Statistics`."""
+  """Return the four fields of `Statistics`."""
   return _forward(chunks, sum_up, x, kernel, bias, targets)[0]
 
 

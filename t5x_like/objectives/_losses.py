@@ -1,4 +1,4 @@
-"""Shared by objectives: weighted sums of cross-entropy, and weights by which one division yields two means."""
+"""Weighted sums of cross-entropy, shared by objectives, and weights that let one division yield two means."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ Sums = dict[str, jax.Array]
 
 
 class EncoderTargets(Base):
-  """Predictions for some or all tokens of an encoder."""
+  """The base of objectives that predict some or all tokens of an encoder."""
 
   beside = ("encoder_input_tokens",)
   targets = "encoder_target_tokens"
@@ -20,21 +20,21 @@ class EncoderTargets(Base):
 
 
 class DecoderTargets(Base):
-  """Cross-entropy of a decoder's targets. The subclasses have fields `label_smoothing` and `z_loss`."""
+  """Cross-entropy of a decoder's targets. Subclasses have the fields `label_smoothing` and `z_loss`."""
 
   beside = ("decoder_input_tokens",)
   targets = "decoder_target_tokens"
   weights = "decoder_loss_weights"
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-    """Runs the model on a batch.
+    """Run the model on a batch.
 
     Args:
       batch: the model's features and `decoder_target_tokens` [B, T] int32, `decoder_loss_weights` [B, T] float32.
       key: dropout key; None evaluates.
     Returns:
-      (sum of the weighted losses, sums): the sums are `loss` (cross-entropy alone), `z_loss`, `correct` and `weights`,
-      and the scalars of the model; see `add_auxiliary`.
+      (sum of the weighted losses, sums): `loss` (cross-entropy alone), `z_loss`, `correct` and `weights`, and the
+      scalars of the model; see `add_auxiliary`.
     """
     outputs = model.outputs(batch, key)
     targets_BT, weights_BT = batch[self.targets], batch[self.weights]
@@ -43,9 +43,9 @@ class DecoderTargets(Base):
 
 
 def add_auxiliary(loss: jax.Array, sums: Sums, outputs: dict) -> tuple[jax.Array, Sums]:
-  """Adds the scalars among a model's outputs, such as those of a router, to an objective's (loss sum, sums).
+  """Add the scalars among a model's outputs, such as a router's losses, to an objective's (loss sum, sums).
 
-  They are means, so each is multiplied by the sum of weights; those named `…_loss` are added to the loss.
+  They are means, so each is multiplied by the sum of weights. Scalars named `…_loss` are also added to the loss.
   """
   scalars = {name: value * sums["weights"] for name, value in outputs.items() if value.ndim == 0}
   losses = [value for name, value in scalars.items() if name.endswith("_loss")]
@@ -59,10 +59,10 @@ def token_losses(
   label_smoothing: float,
   z_loss: float,
 ) -> tuple[jax.Array, Sums]:
-  """Weighted sums of cross-entropy, in nats.
+  """Compute weighted sums of cross-entropy, in nats.
 
   Args:
-    logits: [B, T, V], any float dtype; computed in float32. Over a vocabulary they are computed in chunks.
+    logits: [B, T, V], any float dtype; computed in float32. `VocabularyLogits` are computed in chunks.
     targets_BT: int32; weights_BT: float32.
     label_smoothing: probability moved from the target to the other V - 1 tokens (Szegedy et al. 2016), with the
       constant that makes a perfect prediction cost zero, as in T5X.
@@ -91,20 +91,20 @@ def token_losses(
 
 
 def predicted(batch: Batch) -> tuple[jax.Array, jax.Array]:
-  """Targets int32 and weights float32 [B, K] at `encoder_masked_positions`; without that feature, everywhere, [B, S].
+  """Return targets int32 and weights float32 [B, K] at `encoder_masked_positions`; without this feature, all [B, S].
 
-  Unused places of a row point to position 0, which holds [CLS] and has no weight.
+  Unused slots of a row point to position 0, which holds [CLS] and has no weight.
   """
   return at_masked(batch, "encoder_target_tokens"), at_masked(batch, "encoder_loss_weights")
 
 
 def at_masked(batch: Batch, name: str) -> jax.Array:
-  """A feature [B, S] of the batch at its `encoder_masked_positions` [B, K]; unchanged if it has none."""
+  """Gather a feature [B, S] at the batch's `encoder_masked_positions` [B, K]; unchanged if the batch has none."""
   if "encoder_masked_positions" not in batch:
     return batch[name]
   return jnp.take_along_axis(batch[name], batch["encoder_masked_positions"], axis=1)
 
 
 def shared(total: jax.Array, real: jax.Array) -> jax.Array:
-  """Divides `total` equally among the places where `real` is 1, so that a weighted sum divided by `total` is a mean."""
+  """Divide `total` equally among the places where `real` is 1, so that a weighted sum divided by `total` is a mean."""
   return real * (total / jnp.maximum(jnp.sum(real), 1.0))

@@ -1,4 +1,4 @@
-"""Shared by the objectives on pairs of an image and a text: embeddings of a batch, a part of it at a time if asked."""
+"""Shared by the objectives on pairs of an image and a text: embed a batch, optionally in parts."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ MASKED = -1e9  # finite, so that rows without weight keep finite gradients
 
 
 class Pairs(Base):
-  """Images and texts, of which row i of the one belongs to row i of the other. The subclasses have a field `chunks`."""
+  """The base of objectives on pairs: image i belongs to text i. Subclasses have a field `chunks`."""
 
   beside = ("text_input_tokens",)
   targets = "text_input_tokens"
@@ -25,10 +25,10 @@ class Pairs(Base):
 
 
 def embedded(model, batch: Batch, key: jax.Array | None, chunks: int) -> dict[str, jax.Array]:
-  """The outputs of a model for a batch, which is encoded in `chunks` parts, one after another.
+  """Return the outputs of a model for a batch, encoded in `chunks` consecutive parts.
 
-  The backward pass encodes each part again, so that activations of one part are held at a time (Pham et al. 2021,
-  section 4): the gradient is that of the whole batch, for a third more work.
+  The backward pass encodes each part again, so that memory holds the activations of one part at a time (Pham et al.
+  2021, section 4). The gradient equals the whole batch's, at the cost of a third more work.
   """
   if chunks == 1:
     return model.outputs(batch, key)
@@ -43,10 +43,10 @@ def embedded(model, batch: Batch, key: jax.Array | None, chunks: int) -> dict[st
 
 
 def split(x: jax.Array, chunks: int) -> jax.Array:
-  """[B, …] -> [chunks, B / chunks, …]; every device keeps the rows that it holds.
+  """Reshape [B, …] to [chunks, B / chunks, …]; every device keeps its rows.
 
   Raises:
-    UserError: the batch does not divide.
+    UserError: `chunks` does not divide the batch size.
   """
   if len(x) % chunks:
     raise UserError(f"config.objective.chunks: found {chunks}, expected a divisor of the batch size {len(x)}")
@@ -55,13 +55,12 @@ def split(x: jax.Array, chunks: int) -> jax.Array:
 
 
 def joined(x: jax.Array) -> jax.Array:
-  """The inverse of `split`."""
+  """Undo `split`."""
   return jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:])
 
 
 def by_rows(function, chunks: int, *arrays: jax.Array) -> jax.Array:
-  """`function(*rows)`, arrays [b], of all rows of some arrays, in `chunks` parts, one after another; the backward pass
-  computes each again."""
+  """Apply `function(*rows) -> arrays [b]` to all rows in `chunks` consecutive parts; the backward pass recomputes them."""
   if chunks == 1:
     return function(*arrays)
   found = jax.lax.map(jax.checkpoint(lambda rows: function(*rows)), tuple(split(x, chunks) for x in arrays))
@@ -69,10 +68,10 @@ def by_rows(function, chunks: int, *arrays: jax.Array) -> jax.Array:
 
 
 def whole(x: jax.Array) -> jax.Array:
-  """All rows of the global batch, on every device."""
+  """Gather all rows of the global batch on every device."""
   return constrain(x, *[None] * x.ndim)
 
 
 def cosines(a_bP: jax.Array, b_BP: jax.Array) -> jax.Array:
-  """float32 [b, B]; at full precision, as they are multiplied by up to 100."""
+  """Return the cosines of all pairs, float32 [b, B], at full precision because they are scaled by up to 100."""
   return jnp.einsum("bP,BP->bB", a_bP, b_BP, precision="highest", preferred_element_type=jnp.float32)

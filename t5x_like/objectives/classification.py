@@ -17,8 +17,8 @@ class Objective(Base):
 
   Attributes:
     label_smoothing: probability moved from the label to the others.
-    loss: of classes, `softmax`, or `sigmoid`: the mean of the binary cross-entropies of all classes, in which mixed
-      examples are of both (DeiT III, Touvron et al. 2022, section 3.2).
+    loss: of classes, `softmax`, or `sigmoid`: the mean of the binary cross-entropies of all classes, where mixed
+      examples belong to both classes (DeiT III, Touvron et al. 2022, section 3.2).
   """
 
   beside = ("encoder_input_tokens", "image")
@@ -31,11 +31,11 @@ class Objective(Base):
   loss: Literal[*LABEL_LOSSES] = "softmax"
 
   def __call__(self, model, batch: dict[str, jax.Array], key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-    """Runs the model on a batch.
+    """Run the model on a batch.
 
     Args:
-      batch: the model's features, `label` [B] and `example_weights` float32 [B]; where examples are mixed,
-        `other_label` int32 [B] and `label_share` float32 [B], the share of `label`, whose cross-entropies are weighted.
+      batch: the model's features, `label` [B] and `example_weights` float32 [B]; for mixed examples also `other_label`
+        int32 [B] and `label_share` float32 [B], the share of `label`, which weights the losses of the two labels.
       key: dropout key; None evaluates.
     Returns:
       (loss sum, sums): `loss`, `correct` (classification only), `weights`, and the scalars of the model.

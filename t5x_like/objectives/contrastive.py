@@ -1,4 +1,4 @@
-"""Contrastive training of an encoder of images and one of texts (CLIP, Radford et al. 2021, figure 3)."""
+"""Contrastive training of an image encoder and a text encoder (CLIP, Radford et al. 2021, figure 3)."""
 
 import dataclasses
 
@@ -15,19 +15,19 @@ class Objective(Pairs):
   """Cross-entropy of each image's text among all texts of the global batch, and of each text's image among all images.
 
   Attributes:
-    chunks: parts in which a batch is encoded and compared; memory is that of one part.
+    chunks: the number of parts in which a batch is encoded and compared; memory holds one part at a time.
   """
 
   chunks: Positive = 1
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-    """Runs the model on a batch.
+    """Run the model on a batch.
 
     Args:
-      batch: the model's features and `example_weights` float32 [B]; rows of weight 0 are not among those compared.
+      batch: the model's features and `example_weights` float32 [B]; rows of weight 0 are left out of the comparison.
       key: dropout key; None evaluates.
     Returns:
-      (loss sum, sums): `loss`, the mean of both directions; `correct` (an image's own text is the likeliest) and
+      (loss sum, sums): `loss`, the mean of both directions; `correct` (an image's own text is likeliest) and
       `weights`; and the scalars of the model.
     """
     outputs = embedded(model, batch, key, self.chunks)

@@ -1,7 +1,7 @@
 """The objective of decoder-only models: cross-entropy of the next token, with label smoothing and z-loss.
 
-The same for a causal LM, a prefix LM and a packed batch: the batch holds the targets and their weights
-(`decoder_target_tokens`, `decoder_loss_weights`), and other features tell the model what each token may attend to.
+It serves causal LMs, prefix LMs and packed batches alike: the batch holds the targets and their weights
+(`decoder_target_tokens`, `decoder_loss_weights`), and other features define the model's attention mask.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Detection as set prediction (DETR, Carion et al. 2020, section 3.1): each box is matched with one query."""
+"""Detection as set prediction (DETR, Carion et al. 2020, section 3.1): match each box with one query."""
 
 import dataclasses
 
@@ -17,13 +17,13 @@ _TOTALS = "detection_totals"
 
 @dataclasses.dataclass(frozen=True)
 class Objective(Base):
-  """Cross-entropy of the classes of all queries, and L1 and generalised IoU losses of the boxes of those matched.
+  """Cross-entropy of the classes of all queries, and L1 and generalised IoU losses of the matched queries' boxes.
 
-  The matching has the least sum of costs: the probability of the class, negative, and the two box losses. It is made
-  anew for every layer of the decoder, each of which has these losses.
+  The matching minimises the sum of costs: the negative probability of the class and the two box losses. Every decoder
+  layer has these losses and its own matching.
 
   Attributes:
-    class_cost, l1, giou: weights of the costs of matching; `l1` and `giou` are the losses' too.
+    class_cost, l1, giou: weights of the matching costs; `l1` and `giou` also weight the losses.
     no_object: weight of the cross-entropy of queries without a box.
     earlier: whether layers before the last have losses.
   """
@@ -52,20 +52,21 @@ class Objective(Base):
       )
 
   def prepare(self, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Adds the numbers of boxes and images of the global batch, by which losses are divided, to each row."""
+    """Add the global batch's numbers of boxes and images, which divide the losses, to each row."""
     totals_2 = jnp.stack([jnp.sum(_real(batch)), jnp.sum(batch["example_weights"])])
     return batch | {_TOTALS: jnp.broadcast_to(totals_2, (len(batch["boxes"]), 2))}
 
   def __call__(self, model, batch: dict[str, jax.Array], key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-    """Runs the model on a batch.
+    """Run the model on a batch.
 
     Args:
       batch: the model's features, and `boxes` float32 [B, M, 4] (ymin, xmin, ymax, xmax, as shares of the image),
-        `box_labels` int32 [B, M], -1 where there is no box, and `example_weights` float32 [B].
+        `box_labels` int32 [B, M], -1 for padding, and `example_weights` float32 [B].
       key: dropout key; None evaluates.
     Returns:
-      (loss sum, sums): `loss`, of all layers; of the last, `class_loss` with `class_weights`, `l1_loss`, `giou_loss`,
-      and `matched_accuracy`, the matched queries whose likeliest class is right; `weights`, the number of boxes.
+      (loss sum, sums): `loss`, of all layers; `weights`, the number of boxes; and for the last layer `class_loss` with
+      `class_weights`, `l1_loss`, `giou_loss`, and `matched_accuracy`, the number of matched queries whose likeliest
+      class is right.
     """
     if _TOTALS not in batch:
       batch = self.prepare(batch)
@@ -109,20 +110,20 @@ class Objective(Base):
     }
 
   def _matched(self, p_BLQV, boxes_BLQ4, label_BM, target_BM4, real_BM) -> jax.Array:
-    """float32 [B, L, M, Q]: 1 where a box is matched with a query. Boxes that are padding have none."""
+    """Return the matching, float32 [B, L, M, Q]: 1 for a box and its query. Padding matches no query."""
     label_B1M = jnp.broadcast_to(label_BM[:, None], (*p_BLQV.shape[:2], label_BM.shape[1]))
     p_BLMQ = jnp.take_along_axis(jnp.swapaxes(p_BLQV, 2, 3), label_B1M[..., None], axis=2)
     found_BL1Q4, target_B1M14 = boxes_BLQ4[:, :, None], target_BM4[:, None, :, None]
     l1_BLMQ = jnp.sum(jnp.abs(found_BL1Q4 - target_B1M14), axis=-1)
     cost_BLMQ = self.l1 * l1_BLMQ - self.class_cost * p_BLMQ - self.giou * generalised_iou(found_BL1Q4, target_B1M14)
-    # All queries cost padding the same, so it does not change what real boxes get. A NaN would never be matched.
+    # Padding costs the same for all queries, so it does not affect the matching of real boxes. A NaN would never match.
     cost_BLMQ = jnp.nan_to_num(cost_BLMQ * real_BM[:, None, :, None])
     matched = per_device(assigned, (jax.lax.stop_gradient(cost_BLMQ),), (("batch", None, None, None),))
     return matched * real_BM[:, None, :, None]
 
 
 def assigned(cost_BLMQ: jax.Array) -> jax.Array:
-  """float32 [B, L, M, Q], one 1 in each row and at most one in each column, of the least sum of costs; M <= Q."""
+  """Solve the assignment of least cost: float32 [B, L, M, Q], one 1 per row, at most one per column; M <= Q."""
 
   def one(cost_MQ):
     rows, columns = optax.assignment.hungarian_algorithm(cost_MQ)
@@ -132,13 +133,13 @@ def assigned(cost_BLMQ: jax.Array) -> jax.Array:
 
 
 def centred(boxes: jax.Array) -> jax.Array:
-  """Boxes as x and y of the middle, width and height, from ymin, xmin, ymax, xmax."""
+  """Convert boxes from (ymin, xmin, ymax, xmax) to (centre x, centre y, width, height)."""
   y0, x0, y1, x1 = jnp.moveaxis(boxes, -1, 0)
   return jnp.stack([(x0 + x1) / 2, (y0 + y1) / 2, x1 - x0, y1 - y0], axis=-1)
 
 
 def generalised_iou(a: jax.Array, b: jax.Array) -> jax.Array:
-  """GIoU of boxes by middle and size, [..., 4] each, which broadcast (Rezatofighi et al. 2019, algorithm 1)."""
+  """Compute the GIoU of boxes by centre and size, both [..., 4], broadcast (Rezatofighi et al. 2019, algorithm 1)."""
   low_a, high_a, low_b, high_b = (x[..., :2] + s * x[..., 2:] / 2 for x in (a, b) for s in (-1, 1))
   area = lambda low, high: jnp.prod(jnp.maximum(high - low, 0.0), axis=-1)  # noqa: E731
   both = area(jnp.maximum(low_a, low_b), jnp.minimum(high_a, high_b))
@@ -148,5 +149,5 @@ def generalised_iou(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _real(batch: dict[str, jax.Array]) -> jax.Array:
-  """float32 [B, M]: 1 for boxes that are no padding."""
+  """Return the weight of each box, float32 [B, M]: the example's weight, 0 for padding."""
   return (batch["box_labels"] >= 0) * batch["example_weights"][:, None]

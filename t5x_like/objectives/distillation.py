@@ -1,6 +1,6 @@
-"""Distillation: a classifier learns from labels and from a teacher, which does not change.
+"""Distillation: a classifier learns from labels and from a fixed teacher.
 
-Of DeiT (Touvron et al. 2021, section 3, https://arxiv.org/abs/2012.12877), for classifiers of texts as well.
+The method is DeiT's (Touvron et al. 2021, section 3, https://arxiv.org/abs/2012.12877); it serves text classifiers too.
 """
 
 import dataclasses
@@ -21,13 +21,13 @@ class Objective(Base):
 
   D is the cross-entropy of the teacher's likeliest class (`hard`, equation 3 with a share of 1/2), or
   `temperature^2 * KL(softmax(teacher / temperature) || softmax(student / temperature))` (`soft`, equation 2, where the
-  paper takes a share of 0.1 and a temperature of 3). A model without a distillation head learns both by its only one.
-  The teacher, `model.reference`, sees the same pixels or tokens as the student, augmented and mixed, without dropout.
+  paper takes a share of 0.1 and a temperature of 3). A model without a distillation head learns both with its only
+  head. The teacher, `model.reference`, sees the student's augmented and mixed pixels or tokens, without dropout.
 
   Attributes:
     share: lambda, the teacher's share of the loss.
-    label_smoothing: of the labels; the teacher's classes are not smoothed.
-    loss: of the labels, see `objectives/classification.py`.
+    label_smoothing: smoothing of the labels; the teacher's classes are not smoothed.
+    loss: the loss of the labels; see `objectives/classification.py`.
   """
 
   beside = ("encoder_input_tokens", "image")
@@ -75,10 +75,10 @@ class Objective(Base):
       )
 
   def __call__(self, model, batch: dict[str, jax.Array], key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-    """Runs the model and its teacher on a batch.
+    """Run the model and its teacher on a batch.
 
     Args:
-      model: with `model.reference`.
+      model: the student; its teacher is `model.reference`.
       batch: see `objectives/classification.py`; labels are int32.
       key: dropout key of the model; None evaluates.
     Returns:

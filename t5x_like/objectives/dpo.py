@@ -1,5 +1,4 @@
-"""Direct preference optimisation: of two answers to a prompt, the preferred one becomes likelier (Rafailov et al.
-2023)."""
+"""Direct preference optimisation: make the preferred of two answers to a prompt likelier (Rafailov et al. 2023)."""
 
 import dataclasses
 
@@ -17,14 +16,13 @@ from t5x_like.objectives._losses import Batch, DecoderTargets, Sums, add_auxilia
 class Objective(DecoderTargets):
   """`-log sigmoid(margin)`, with margin `beta * (log p(chosen)/r(chosen) - log p(rejected)/r(rejected))` (equation 7).
 
-  p is the model, r the reference: the weights that the run began with, which stay as they are. They are held beside
-  those that are trained; where only adapters are trained, the model without them is the reference, and there is no
-  second copy. Log-probabilities are sums over the answer's tokens. The reference is run in the step, without dropout
-  and without a backward pass.
+  p is the model, r the reference, which has the run's initial weights. These are kept beside the trained weights; if
+  only adapters are trained, the model without them is the reference, and there is no second copy. Log-probabilities are
+  sums over the answer's tokens. The step runs the reference without dropout and without a backward pass.
 
   Attributes:
-    beta: how much departing from the reference costs.
-    label_smoothing: the probability that a preference is the wrong way round ("conservative DPO", Mitchell 2023).
+    beta: the cost of departing from the reference.
+    label_smoothing: the probability that a preference is reversed ("conservative DPO", Mitchell 2023).
   """
 
   gives = (
@@ -53,15 +51,15 @@ class Objective(DecoderTargets):
   several = True
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-    """Runs the model and its reference on a batch.
+    """Run the model and its reference on a batch.
 
     Args:
-      model: with adapters, or with `model.reference`.
+      model: a decoder with adapters, or with `model.reference`.
       batch: the model's features, [B, 2, …], of the chosen and the rejected answer; `decoder_target_tokens` int32 and
         `decoder_loss_weights` float32, 1 on the tokens of the answer, both [B, 2, T].
       key: dropout key; None evaluates.
     Returns:
-      (loss sum, sums), sums over pairs: `loss`, `correct` (pairs of a positive margin), `margin`, `weights` (pairs),
+      (loss sum, sums), sums over pairs: `loss`, `correct` (pairs with a positive margin), `margin`, `weights` (pairs),
       the rewards `beta * log p/r` of both answers and their log-probabilities, and the scalars of the model.
     """
     rows = flat(batch)
@@ -91,6 +89,6 @@ class Objective(DecoderTargets):
 
 
 def _log_probabilities(logits, rows: Batch) -> jax.Array:
-  """float32 [B, 2]: of each row's weighted targets, summed."""
+  """Sum the log-probabilities of each row's weighted targets: float32 [B, 2]."""
   log_z_RT, target_logit_RT, *_ = statistics(logits, rows["decoder_target_tokens"], total=False)
   return jnp.sum((target_logit_RT - log_z_RT) * rows["decoder_loss_weights"], axis=1).reshape(-1, 2)

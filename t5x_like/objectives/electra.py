@@ -14,18 +14,18 @@ _EVALUATION_KEY = 0
 
 @dataclasses.dataclass(frozen=True)
 class Objective(EncoderTargets):
-  """Mean MLM loss of the generator over masked tokens + 50 * mean loss of the discriminator over all tokens (Clark et
-  al. 2020, section 2 and appendix A).
+  """Mean MLM loss of the generator over masked tokens + 50 * mean loss of the discriminator over all tokens.
 
-  The generator's tokens are sampled in the step, as the argmax of its logits plus Gumbel noise, without gradient. A
-  token that it guesses right counts as original. Evaluation samples with a fixed key.
+  The objective is Clark et al. 2020's (section 2 and appendix A). The step samples the generator's tokens, as the
+  argmax of its logits plus Gumbel noise, without gradient. A correct guess counts as original. Evaluation samples with
+  a fixed key.
 
   The two means have different denominators; as in `objectives.mlm`, `prepare` weights every token of the global batch
   so that one division suffices.
 
   Attributes:
     discriminator: weight of the second mean.
-    temperature: of the sampling.
+    temperature: sampling temperature.
   """
 
   outputs = {"generator_logits": 3, "logits": 2}
@@ -35,19 +35,19 @@ class Objective(EncoderTargets):
   temperature: float = 1.0
 
   def prepare(self, batch: Batch) -> Batch:
-    """Adds `discriminator_weights` float32 [B, S]: masked tokens per real token, 0 on padding."""
+    """Add `discriminator_weights` float32 [B, S]: masked tokens per real token, 0 on padding."""
     tokens_BS = batch["encoder_input_tokens"]
     real_BS = (batch.get("encoder_segment_ids", tokens_BS) > 0).astype(jnp.float32)
     return batch | {"discriminator_weights": shared(jnp.sum(batch["encoder_loss_weights"]), real_BS)}
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-    """Runs both networks on a batch.
+    """Run both networks on a batch.
 
     Args:
-      model: of `models.electra`, with `generate` and `discriminate`.
+      model: a model of `models.electra`, with `generate` and `discriminate`.
       batch: the model's features, `encoder_target_tokens` int32 [B, S] and `encoder_loss_weights` float32 [B, S]; with
         `encoder_masked_positions` int32 [B, K] the generator's logits are computed there only.
-      key: of dropout and sampling; None evaluates.
+      key: key of dropout and sampling; None evaluates.
     Returns:
       (loss sum, sums): `loss`, `z_loss`, `correct`, `weights` of the generator; over all tokens `discriminator_loss`,
       `discriminator_accuracy` and `discriminator_weights`, `replaced` and `replaced_weights`.
@@ -63,7 +63,7 @@ class Objective(EncoderTargets):
     sampled_BS = sample(generated["logits"], sampling_key, self.temperature)
     if "encoder_masked_positions" in batch:  # put each row's K samples at their positions
       places = jnp.arange(tokens_BS.shape[0])[:, None], batch["encoder_masked_positions"]
-      sampled_BS = tokens_BS.at[places].set(sampled_BS)  # unused places point to [CLS], which is never chosen
+      sampled_BS = tokens_BS.at[places].set(sampled_BS)  # unused slots point to [CLS], which is never masked
     chosen_BS = weights_BS > 0
     replaced_BS = (chosen_BS & (sampled_BS != batch["encoder_target_tokens"])).astype(jnp.float32)
     corrupted = batch | {"encoder_input_tokens": jnp.where(chosen_BS, sampled_BS, tokens_BS)}

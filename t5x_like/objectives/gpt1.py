@@ -1,4 +1,4 @@
-"""GPT-1's fine-tuning: labels from the last token of a row, and language modelling beside (Radford et al. 2018)."""
+"""GPT-1's fine-tuning: labels from a row's last token, with auxiliary language modelling (Radford et al. 2018)."""
 
 import dataclasses
 
@@ -11,15 +11,14 @@ from t5x_like.objectives._losses import Batch, Sums, add_auxiliary, shared, toke
 
 @dataclasses.dataclass(frozen=True)
 class Objective(Base):
-  """L2 + lambda * L1 (equation 5): the mean loss of the labels over examples, and lambda times the mean loss of the
-  language model over the tokens of their rows.
+  """L2 + lambda * L1 (equation 5): the labels' mean loss over examples + lambda * the language model's over tokens.
 
-  An example has one row, or two where a pair is read in both orders, whose scores are added up, or one for each option,
-  of which the right one is chosen by a softmax over their scores. As in `objectives.mlm`, `prepare` weights every token
-  so that one division serves both means.
+  An example has one row; or two rows, a pair in both orders, whose scores are added; or one row per option, with a
+  softmax over the options' scores. As in `objectives.mlm`, `prepare` weights every token so that one division serves
+  both means.
 
   Attributes:
-    language_model: lambda; 0 leaves L1 out.
+    language_model: lambda; 0 drops L1.
   """
 
   beside = ("decoder_input_tokens",)
@@ -35,21 +34,21 @@ class Objective(Base):
   several = True
 
   def prepare(self, batch: Batch) -> Batch:
-    """Adds `language_model_weights` float32 [B, R, S]: examples per predicted token of the rows of these."""
+    """Add `language_model_weights` float32 [B, R, S]: examples per predicted token of their rows."""
     weights_B = batch["example_weights"]
     real_BRS = batch["decoder_loss_weights"] * (weights_B > 0)[:, None, None]
     return batch | {"language_model_weights": shared(jnp.sum(weights_B), real_BRS)}
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-    """Runs a decoder with scores on a batch.
+    """Run a decoder with scores on a batch.
 
     Args:
-      model: with `config.model.scores`, the number of classes, or 1 for regression and options.
+      model: a decoder with `config.model.scores` scores: the number of classes, or 1 for regression and options.
       batch: the model's features, `decoder_target_tokens` and `decoder_loss_weights`, all [B, R, S]; `label` [B],
-        `example_weights` float32 [B], and of options `option_labels` int32 [B, R], as `multiple_choice` makes them.
+        `example_weights` float32 [B], and for options `option_labels` int32 [B, R], as `multiple_choice` makes them.
       key: dropout key; None evaluates.
     Returns:
-      (loss sum, sums): `loss`, `correct` (not of regression) and `weights` of the examples, `language_model_loss`,
+      (loss sum, sums): `loss`, `correct` (not for regression) and `weights` of the examples, `language_model_loss`,
       `language_model_accuracy` and `language_model_weights` of the tokens, and the scalars of the model.
     """
     if "language_model_weights" not in batch:
@@ -74,7 +73,7 @@ class Objective(Base):
     sums = {"loss": loss, "weights": jnp.sum(weights_B)}
     if correct_B is not None:
       sums["correct"] = jnp.sum(correct_B * weights_B)
-    each_RS = batch["language_model_weights"].reshape(rows["decoder_loss_weights"].shape)  # the same of every token
+    each_RS = batch["language_model_weights"].reshape(rows["decoder_loss_weights"].shape)  # equal for all tokens
     real_RS = (each_RS > 0).astype(jnp.float32)
     total, found = token_losses(outputs["logits"], rows["decoder_target_tokens"], real_RS, 0.0, 0.0)
     sums |= {

@@ -12,10 +12,10 @@ from t5x_like.objectives._losses import Sums, add_auxiliary
 
 @dataclasses.dataclass(frozen=True)
 class Objective(Base):
-  """The squared error of the pixels of the masked patches, a mean for each image.
+  """The mean squared error of each image's masked pixels.
 
   Attributes:
-    normalised: whether a patch's targets are its pixels less their mean and over their deviation (section 4.1).
+    normalised: whether a patch's targets are its pixels, normalised by their mean and standard deviation (section 4.1).
   """
 
   beside = ("masked_patches",)
@@ -27,7 +27,7 @@ class Objective(Base):
   normalised: bool = True
 
   def __call__(self, model, batch: dict[str, jax.Array], key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-    """Runs the model on a batch.
+    """Run the model on a batch.
 
     Args:
       batch: `image` float32 [B, Y, X, C], `visible_patches` int32 [B, K], `masked_patches` int32 [B, M],

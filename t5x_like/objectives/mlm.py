@@ -1,4 +1,4 @@
-"""Masked language modelling, with BERT's next sentence prediction where data and model provide for it."""
+"""Masked language modelling, with BERT's next-sentence prediction if data and model support it."""
 
 import dataclasses
 
@@ -13,10 +13,10 @@ class Objective(EncoderTargets):
   """Mean over predicted tokens + mean over examples (Devlin et al. 2019, appendix A.2: "the sum of the mean masked LM
   likelihood and the mean next sentence prediction likelihood").
 
-  A step divides the loss by one number, the predicted tokens of the global batch. So every example's next-sentence loss
-  is weighted by the mean number of predicted tokens per example, which is a pair of segments: the quotient is then the
-  sum of the two means. `prepare` computes that weight from the global batch, before a step divides it, so it does not
-  depend on the number of devices or accumulation steps.
+  A step divides the loss by one number, the predicted tokens of the global batch. So the next-sentence loss of every
+  example, a pair of segments, is weighted by the mean number of predicted tokens per example. The quotient is then the
+  sum of the two means. `prepare` computes this weight from the global batch, before a step splits it, so the weight
+  does not depend on the number of devices or accumulation steps.
 
   Attributes:
     z_loss: coefficient of `log(Z)^2` of the token predictions.
@@ -29,7 +29,7 @@ class Objective(EncoderTargets):
   next_sentence: float = 1.0
 
   def prepare(self, batch: Batch) -> Batch:
-    """Adds `next_sentence_weights`, predicted tokens per pair, float32 of the shape of the labels, if there are any."""
+    """Add `next_sentence_weights`, predicted tokens per pair, float32 of the labels' shape, if there are labels."""
     if "next_sentence_label" not in batch:
       return batch
     weights_BS = batch["encoder_loss_weights"]
@@ -40,13 +40,13 @@ class Objective(EncoderTargets):
     return batch | {"next_sentence_weights": shared(jnp.sum(weights_BS), real.astype(jnp.float32))}
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-    """Runs the model on a batch.
+    """Run the model on a batch.
 
     Args:
       batch: the model's features, `encoder_target_tokens` int32 [B, S], `encoder_loss_weights` float32 [B, S], and for
-        next sentences `next_sentence_label` int32 [B] (0 follows, 1 is from elsewhere); [B, P] where rows hold several
-        pairs, which begin at `encoder_cls_positions` int32 [B, P], the first at 0 and those there are not at 0, too.
-        With `encoder_masked_positions` int32 [B, K] logits are computed there only.
+        next sentences `next_sentence_label` int32 [B] (0 follows, 1 is from elsewhere). If rows hold several pairs, it
+        is [B, P], and the pairs begin at `encoder_cls_positions` int32 [B, P]; the first entry and unused entries are
+        0. With `encoder_masked_positions` int32 [B, K], logits are computed at these positions only.
       key: dropout key; None evaluates.
     Returns:
       (loss sum, sums): `loss`, `z_loss`, `correct` and `weights` of the masked tokens; with next sentences

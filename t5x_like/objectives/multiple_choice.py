@@ -1,4 +1,4 @@
-"""Multiple choice: cross-entropy of the right option among all options of an example."""
+"""Multiple choice: cross-entropy of the right option among an example's options."""
 
 import dataclasses
 
@@ -13,7 +13,7 @@ from t5x_like.objectives._losses import Batch, Sums, add_auxiliary
 @dataclasses.dataclass(frozen=True)
 class Objective(Base):
   """A softmax over the scores of an example's options (Devlin et al. 2019, section 4.4; Radford et al. 2018, section
-  3.3). Of several right options, the probabilities are added up."""
+  3.3). The probabilities of several right options are added."""
 
   beside = ("encoder_input_tokens",)
   targets = "label"
@@ -26,7 +26,7 @@ class Objective(Base):
 
   @classmethod
   def check(cls, model, features) -> None:
-    """Refuses a head for another number of options; UserError."""
+    """Raise UserError if the head is for another number of options."""
     found, (wanted,) = getattr(model.head, "choices", None), features["option_labels"].shape
     if found is not None and found != wanted:
       raise UserError(
@@ -34,12 +34,12 @@ class Objective(Base):
       )
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-    """Runs the model on a batch.
+    """Run the model on a batch.
 
     Args:
-      model: with the head `multiple_choice`.
-      batch: the model's features, [B, C, …]; `option_labels` int32 [B, C], 2 for right, 1 for wrong and 0 for no
-        options; `example_weights` float32 [B].
+      model: a model with the head `multiple_choice`.
+      batch: the model's features, [B, C, …]; `option_labels` int32 [B, C], 2 for right, 1 for wrong and 0 for
+        missing options; `example_weights` float32 [B].
       key: dropout key; None evaluates.
     Returns:
       (loss sum, sums): `loss`, `correct` (the best option is a right one), `weights`, and the scalars of the model.

@@ -1,4 +1,4 @@
-"""Contrastive training, each pair of an image and a text by itself: do they match? (SigLIP, Zhai et al. 2023)"""
+"""Contrastive training that classifies each image-text pair as matching or not (SigLIP, Zhai et al. 2023)."""
 
 import dataclasses
 
@@ -13,23 +13,24 @@ from t5x_like.slots import Positive
 
 @dataclasses.dataclass(frozen=True)
 class Objective(Pairs):
-  """`-log sigmoid(z (scale cosine + bias))` of all pairs in the global batch, z being 1 for those of a row and -1 for
-  others; the sum over a row is its loss (algorithm 1).
+  """`-log sigmoid(z (scale cosine + bias))` of all pairs in the global batch; z is 1 for matching pairs, else -1.
+
+  A row's loss is the sum over its pairs (algorithm 1).
 
   Attributes:
-    chunks: parts in which a batch is encoded and compared; memory is that of one part.
+    chunks: the number of parts in which a batch is encoded and compared; memory holds one part at a time.
   """
 
   chunks: Positive = 1
 
   @classmethod
   def check(cls, model, features: dict) -> None:
-    """Refuses a model without a bias, whose loss would begin with the weight of all the pairs that are none."""
+    """Refuse a model without a bias: its initial loss would be dominated by the many pairs that do not match."""
     if getattr(model, "bias", None) is None:
       raise UserError("config.model.bias: found None, pairwise_sigmoid needs one; set --config.model.bias=-10")
 
   def __call__(self, model, batch: Batch, key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-    """Runs the model on a batch; as `contrastive`, but for the loss."""
+    """Run the model on a batch; like `contrastive`, except for the loss."""
     outputs = embedded(model, batch, key, self.chunks)
     scale, bias, weights_B = outputs["logit_scale"], outputs["logit_bias"], batch["example_weights"]
     others_B = jnp.where(whole(weights_B) > 0, 0.0, MASKED)

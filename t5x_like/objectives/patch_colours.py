@@ -10,7 +10,7 @@ from t5x_like.objectives._losses import Sums, add_auxiliary, token_losses
 
 @dataclasses.dataclass(frozen=True)
 class Objective(Base):
-  """Cross-entropy of `patch_colours`, a mean over corrupted patches, as BERT's is over masked tokens."""
+  """Cross-entropy of `patch_colours`, averaged over corrupted patches as BERT's loss is over masked tokens."""
 
   beside = ("patch_sources",)
   targets = "patch_colours"
@@ -18,7 +18,7 @@ class Objective(Base):
   gives = ("loss", "correct")
 
   def __call__(self, model, batch: dict[str, jax.Array], key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-    """Runs the model on a batch.
+    """Run the model on a batch.
 
     Args:
       batch: the model's features, `patch_colours` int32 [B, T], `patch_weights` float32 [B, T] and `example_weights`

@@ -1,4 +1,4 @@
-"""SpanBERT: masked language modelling of spans, and prediction of the same tokens from the span's boundaries."""
+"""SpanBERT: masked language modelling of spans, and prediction of the same tokens from the spans' boundaries."""
 
 import dataclasses
 
@@ -25,11 +25,11 @@ class Objective(EncoderTargets):
   span_boundary: float = 1.0
 
   def __call__(self, model, batch: dict[str, jax.Array], key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-    """Runs an encoder with the head `span_boundary` on a batch.
+    """Run an encoder with the head `span_boundary` on a batch.
 
     Args:
-      batch: as for `objectives.mlm`, with `encoder_span_starts` and `encoder_span_ends` int32 [B, S], the places before
-        and after the span of each predicted token.
+      batch: as for `objectives.mlm`, with `encoder_span_starts` and `encoder_span_ends` int32 [B, S], the positions
+        before and after the span of each predicted token.
       key: dropout key; None evaluates.
     Returns:
       (loss sum, sums): `loss`, `z_loss`, `correct`, `weights` of the masked language model, `span_boundary_loss` and

@@ -1,4 +1,4 @@
-"""Extractive question answering: where the answer begins and ends (Devlin et al. 2019, section 4.2)."""
+"""Extractive question answering: predict the answer's start and end (Devlin et al. 2019, section 4.2)."""
 
 import dataclasses
 
@@ -11,7 +11,7 @@ from t5x_like.objectives._losses import Sums, add_auxiliary, token_losses
 
 @dataclasses.dataclass(frozen=True)
 class Objective(Base):
-  """The mean of the cross-entropies of the answer's start and end, over the positions that hold tokens."""
+  """The mean of the cross-entropies of the answer's start and end, over all positions but padding."""
 
   beside = ("encoder_input_tokens",)
   targets = "span_start"
@@ -21,10 +21,10 @@ class Objective(Base):
   gives = ("loss", "correct")
 
   def __call__(self, model, batch: dict[str, jax.Array], key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-    """Runs a model with a span head on a batch.
+    """Run a model with a span head on a batch.
 
     Args:
-      batch: the model's features, `span_start` and `span_end` int32 [B] (0, the first token, where there is no answer)
+      batch: the model's features, `span_start` and `span_end` int32 [B] (0, the first token, if there is no answer)
         and `example_weights` float32 [B].
       key: dropout key; None evaluates.
     Returns:

@@ -16,7 +16,7 @@ class Objective(EncoderTargets):
   label_smoothing: float = 0.0
 
   def __call__(self, model, batch: dict[str, jax.Array], key: jax.Array | None = None) -> tuple[jax.Array, Sums]:
-    """Runs a model with a token head on a batch.
+    """Run a model with a token head on a batch.
 
     Args:
       batch: the model's features, `encoder_target_tokens` int32 [B, S] (tags) and `encoder_loss_weights` float32
