@@ -1,8 +1,8 @@
 """Evaluators, one per file: the module path is the registry (`config.evals = {"loss": {}, …}`).
 
 An evaluator is made once, from a `Setting` and its arguments, and called with the parameters of any step. It returns a
-`Result`, whose metrics are reported under `eval/<task>/`. Its `names()` are those of all metrics that it may write, so
-that a name that is asked for, or written twice, is known before the first step.
+`Result`, whose metrics are reported under `eval/<task>/`. Its `names()` lists all metrics it may write, so that unknown
+and duplicate names are detected before the first step.
 """
 
 import dataclasses
@@ -18,19 +18,19 @@ from t5x_like.parallel.rules import Rules, from_local_rows, local_rows
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """What evaluators share.
+  """The context shared by evaluators.
 
   Attributes:
     model: the abstract model.
     objective: `(model, batch, key) -> (loss sum, sums)`.
-    task: the task evaluated on, see `data.task.Task`.
+    task: the task to evaluate on; see `data.task.Task`.
     batches: `(max_examples) -> iterator` of this host's rows of fixed-shape batches, each example once; see
       `data.loader.eval_batches`.
     batch_size: rows of a global batch.
     rules: mesh and sharding rules.
-    on: the same on another split of the task, by its name.
-    vocabulary: the run's, which is not that of a task of labelled images; None is the task's.
-    beat: called before every batch that a compiled function is given.
+    on: `(split) -> Setting` for another split of the task.
+    vocabulary: the run's vocabulary, if it is not the task's, as for a task of labelled images; None is the task's.
+    beat: called before every call of a compiled function.
   """
 
   model: object
@@ -49,18 +49,18 @@ class Setting:
     return {name: jax.ShapeDtypeStruct((self.batch_size, *one.shape), one.dtype) for name, one in features}
 
   def global_batches(self, max_examples: int | None) -> Iterator[dict[str, jax.Array]]:
-    """Batches as global arrays, rows split as in training."""
+    """Yield batches as global arrays, with rows split as in training."""
     return self.placed(self.batches(max_examples))
 
   def placed(self, batches: Iterator[dict[str, np.ndarray]]) -> Iterator[dict[str, jax.Array]]:
-    """This host's rows of some batches as global arrays."""
+    """Turn batches of this host's rows into global arrays."""
     sharding = self.rules.batch()
     rows = local_rows(sharding, self.batch_size)
     for batch in batches:
       yield from_local_rows(sharding, rows, batch, self.batch_size)
 
   def jit(self, function: Callable) -> Callable:
-    """`function(model, batch)` compiled to take (named parameters, batch), on this mesh."""
+    """Compile `function(model, batch)` to take (named parameters, batch) on this mesh."""
 
     @jax.jit
     def run(arrays, batch):
@@ -76,12 +76,12 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """What an evaluator found.
+  """An evaluator's result.
 
   Attributes:
     metrics: numbers by name.
     samples: a few examples for the report, as dicts of text.
-    predictions: what was predicted for every example, with its input, as JSON.
+    predictions: a JSON object for every example, with its input and prediction.
   """
 
   metrics: dict[str, float]

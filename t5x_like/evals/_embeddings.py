@@ -1,4 +1,4 @@
-"""Shared by the evaluators of models of images and texts: the embeddings of texts."""
+"""Embeddings of texts, shared by the evaluators of models of images and texts."""
 
 import jax
 import numpy as np
@@ -8,7 +8,7 @@ from t5x_like.rows import in_batches
 
 
 def of_texts(setting: Setting, run, arrays: dict[str, jax.Array], tokens_CT: np.ndarray) -> np.ndarray:
-  """float32 [C, P]: what `run(parameters, batch)`, a tuple of one array, makes of texts."""
+  """Embed texts with `run(parameters, batch) -> (array,)`: float32 [C, P]."""
   rows = in_batches(
     lambda batch: run(arrays, batch),
     setting.rules,

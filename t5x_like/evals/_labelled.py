@@ -1,4 +1,4 @@
-"""Shared by the evaluators of labelled tasks: all rows through an encoder, by length, and checks before training."""
+"""Shared by the evaluators of labelled tasks: run all rows, grouped by length, and check settings before training."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -17,11 +17,11 @@ SAMPLES = 8
 
 
 class Rows:
-  """The rows of a labelled task, each once, through one compiled function, rows of similar length together.
+  """All rows of a labelled task and a compiled function of them; rows of similar length share batches.
 
   Args:
     function: `(model, batch) -> a tuple of arrays` with a leading axis B.
-    max_examples: how many rows, from the first; None is all of them.
+    max_examples: the number of rows, from the first; None means all.
 
   Attributes:
     tokens: int32 [N, S], all rows; [N, C, S] if an example has several.
@@ -43,12 +43,12 @@ class Rows:
     N, *_, S = self.tokens.shape
     real = self._rows["decoder_segment_ids"] if decoder else self.tokens
     used_N = (S - np.argmax(real[..., ::-1] != 0, axis=-1)).reshape(N, -1).max(axis=1)
-    dense = setting.model.variant.design.core == "dense"  # other cores need the length they were made for
+    dense = setting.model.variant.design.core == "dense"  # other cores need the length they were built for
     lengths = [padded_length(int(used), S) if dense else S for used in used_N]
     self._lengths = merged_lengths(lengths, setting.batch_size)
 
   def __call__(self, arrays: dict[str, jax.Array]) -> list[tuple[np.ndarray, ...]]:
-    """The function's outputs for every row, in order."""
+    """Return the function's outputs for every row, in order."""
     shape = self.tokens.shape[1:]
 
     def features(chosen: list[int], length: int) -> dict[str, np.ndarray]:
@@ -62,8 +62,11 @@ class Rows:
 
 
 def outputs(model, batch: dict[str, jax.Array], chosen: bool = False) -> dict[str, jax.Array]:
-  """The outputs for each example, whichever rows it has. A decoder's `scores` take the place of its logits: one for
-  each row if rows are `chosen` among, sums over the rows if these are the orders of a pair."""
+  """Return the model's outputs for each example, however many rows it has.
+
+  A decoder's `scores` replace its logits: one score per row if the rows are options to choose from (`chosen`), sums
+  over the rows if these are the orders of a pair.
+  """
   several = next(x for name, x in batch.items() if name.endswith("_input_tokens")).ndim == 3
   found = model(flat(batch) if several else batch)
   if "scores" not in found:
@@ -75,15 +78,15 @@ def outputs(model, batch: dict[str, jax.Array], chosen: bool = False) -> dict[st
 def check(
   setting: Setting, evaluator: str, wanted: dict[str, int], labels: int | None = None, key: str = "labels"
 ) -> None:
-  """Refuses a task or a model whose labels or outputs an evaluator cannot use.
+  """Check that the task has labels and the model has the outputs that an evaluator needs.
 
   Args:
-    wanted: outputs of the model and their numbers of axes.
-    labels: the length of the last axis of `logits`.
-    key: of the head, that sets it.
+    wanted: the required outputs of the model and their numbers of axes.
+    labels: the required length of the last axis of `logits`.
+    key: the head's argument that sets this length.
 
   Raises:
-    UserError: naming what is missing, and what to set.
+    UserError: the task or the model does not fit; names the setting to change.
   """
   task = setting.task
   if task.examples is None:
@@ -107,10 +110,10 @@ def check(
 
 
 def identified(row: dict[str, Any], record: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-  """A row of predictions, begun with the fields of its record that identify it."""
+  """Prepend the identifying fields of its record to a row of predictions."""
   return {name: record[name] for name in names if name in record} | row
 
 
 def samples(predictions: list[dict[str, Any]]) -> list[dict[str, str]]:
-  """The first predictions, for the report."""
+  """Return the first predictions, as samples for the report."""
   return [{key: str(row[key]) for key in ("input", "target", "prediction")} for row in predictions[:SAMPLES]]

@@ -1,4 +1,4 @@
-"""Classification and regression of whole texts, by the metrics of their benchmarks."""
+"""Classification and regression of whole texts, with their benchmarks' metrics."""
 
 import collections
 
@@ -15,19 +15,19 @@ from t5x_like.slots import Positive
 
 
 class Evaluator:
-  """Scores the likeliest class of every example or, in a regression, the predicted numbers.
+  """An evaluator of every example's likeliest class or, in a regression, of the predicted numbers.
 
   Examples without a label are predicted, but not scored.
 
   Args:
-    scores: of classes: accuracy, f1 (of class 1), macro_f1, matthews_correlation; of numbers always Pearson's and
-      Spearman's correlation. In percent, as all benchmark metrics.
-    questions: fields that together name the question an example belongs to: adds MultiRC's `f1a` and `exact_match`.
-    ids: fields copied to the predictions.
-    max_examples: how many examples, from the first; None means all.
+    scores: for classes: accuracy, f1 (of class 1), macro_f1, matthews_correlation; for numbers always Pearson's and
+      Spearman's correlation. In percent, like all benchmark metrics.
+    questions: fields that together identify an example's question; adds MultiRC's `f1a` and `exact_match`.
+    ids: fields to copy to the predictions.
+    max_examples: the number of examples, from the first; None means all.
 
   Raises:
-    UserError: the model lacks the head or has one of another number of classes; an unknown score or field.
+    UserError: the model lacks the head, or its head has another number of classes; or a score or field is unknown.
   """
 
   def __init__(
@@ -50,12 +50,12 @@ class Evaluator:
     self._questions = questions
 
   def names(self) -> tuple[str, ...]:
-    """Return the names of all metrics that it may write."""
+    """Return the names of all metrics it may write."""
     by_question = MultiRc.names if self._questions and self._classes else ()
     return (*self._metric.names, *by_question, "examples", "unlabelled")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """The scores, and the numbers of `examples` and, if there are any, of `unlabelled` ones."""
+    """Return the scores and the number of `examples` and, if there are any, of `unlabelled` examples."""
     outputs = [logits for (logits,) in self._rows(arrays)]
     predictions = [self._prediction(*pair) for pair in zip(self._examples, outputs)]
     scored = [n for n, example in enumerate(self._examples) if example["label"] is not None]

@@ -19,14 +19,14 @@ SHOWN = 0.5
 
 
 class Evaluator:
-  """Finds the objects of every image once. Each query gives its likeliest class, without that of no object.
+  """An evaluator that detects the objects of every image once. Each query predicts its likeliest class of object.
 
   Args:
-    max_examples: how many images, from the first; None means all.
-    at_most: detections of an image, the likeliest, that count; COCO's 100.
+    max_examples: the number of images, from the first; None means all.
+    at_most: the number of likeliest detections per image that count; COCO's is 100.
 
   Raises:
-    UserError: the task has no boxes, or the model finds none.
+    UserError: the task has no boxes, or the model is no detector.
   """
 
   def __init__(self, setting: Setting, *, max_examples: Positive | None = None, at_most: Positive = 100):
@@ -41,11 +41,11 @@ class Evaluator:
     self._run = setting.jit(lambda model, batch: (*likeliest(model.outputs(batch)), batch["example_index"]))
 
   def names(self) -> tuple[str, ...]:
-    """Return the names of all metrics that it may write."""
+    """Return the names of all metrics it may write."""
     return (*METRICS, "images")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """`AP` and its parts, and the number of `images`; a part without any object in the images is left out."""
+    """Return `AP`, its parts and the number of `images`; a part for which the images hold no object is left out."""
     parts = [[fetch(x) for x in self._run(arrays, batch)] for batch in self._setting.global_batches(self._most)]
     score_NQ, class_NQ, box_NQ4, index_N = (np.concatenate(one) for one in zip(*parts, strict=True))
     order = np.argsort(index_N, kind="stable")
@@ -78,13 +78,13 @@ class Evaluator:
 def average_precision(
   truth, detections: list[tuple], classes: tuple[str, ...], at_most: Positive = 100
 ) -> dict[str, float]:
-  """The metrics of detections by pycocotools, in percent.
+  """Compute the metrics of detections with pycocotools, in percent.
 
   Args:
     truth: a `data.images.boxes.Boxes`.
-    detections: (number of the image, boxes [Q, 4] in pixels as ymin, xmin, ymax, xmax, classes [Q], scores [Q]) of
-      each image that is judged.
-    classes: their names.
+    detections: for each image to score, (its number, boxes [Q, 4] in pixels as ymin, xmin, ymax, xmax, classes [Q],
+      scores [Q]).
+    classes: the names of the classes.
   """
   from pycocotools.coco import COCO
   from pycocotools.cocoeval import COCOeval
@@ -115,7 +115,7 @@ def average_precision(
     judge.params.maxDets = [1, 10, at_most]
     judge.evaluate()
     judge.accumulate()
-  # [thresholds of IoU, recall, class, area, at most]; -1 where there is nothing to find
+  # [thresholds of IoU, recall, class, area, at most]; -1 where there is no object
   precision = judge.eval["precision"][..., -1]
   places = [(slice(None), 0), (0, 0), (5, 0), *((slice(None), area) for area in (1, 2, 3))]
   chosen = {name: precision[iou, ..., area] for name, (iou, area) in zip(METRICS, places, strict=True)}
@@ -123,19 +123,19 @@ def average_precision(
 
 
 def likeliest(outputs: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """(probability [B, Q], class [B, Q], box [B, Q, 4]) of each query's likeliest class, without that of no object."""
+  """Return (probability [B, Q], class [B, Q], box [B, Q, 4]) of each query's likeliest class except "no object"."""
   p_BQV = jax.nn.softmax(outputs["logits"])[..., :-1]
   return jnp.max(p_BQV, axis=-1), jnp.argmax(p_BQV, axis=-1), outputs["boxes"]
 
 
 def corners(boxes_Q4: np.ndarray) -> np.ndarray:
-  """ymin, xmin, ymax, xmax from the middle's x and y, width and height, cut off at the border of the image."""
+  """Convert (centre x, centre y, width, height) to (ymin, xmin, ymax, xmax), clipped to the image."""
   x, y, w, h = np.moveaxis(boxes_Q4, -1, 0)
   return np.clip(np.stack([y - h / 2, x - w / 2, y + h / 2, x + w / 2], axis=-1), 0.0, 1.0)
 
 
 def listed(corners_Q4: np.ndarray, class_Q: np.ndarray, score_Q: np.ndarray, names: Sequence[str]) -> list[dict]:
-  """The `label`, `score` and `box` (ymin, xmin, ymax, xmax in pixels) of each detection, as JSON takes them."""
+  """Return the `label`, `score` and `box` (ymin, xmin, ymax, xmax in pixels) of each detection, as JSON values."""
   return [
     {"label": names[label], "score": round(float(score), 4), "box": _rounded(box)}
     for box, label, score in zip(corners_Q4, class_Q, score_Q)

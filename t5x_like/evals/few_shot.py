@@ -1,4 +1,4 @@
-"""Few-shot linear evaluation: how well classes can be told apart by the features of a frozen model."""
+"""Few-shot linear evaluation: how well a frozen model's features separate classes."""
 
 import jax
 import numpy as np
@@ -11,16 +11,17 @@ from t5x_like.slots import AboveZero, Count, Positive
 
 
 class Evaluator:
-  """Ridge regression in closed form from the features of a few images per class to targets of 1 and -1, scored on the
-  evaluation split (Dosovitskiy et al. 2021, section 4.1). Features are what the model's head reads, standardised by the
-  few images.
+  """Ridge regression in closed form from the features of a few images per class to targets of 1 and -1.
+
+  It is scored on the evaluation split (Dosovitskiy et al. 2021, section 4.1). Features are the inputs of the model's
+  head, standardised with the statistics of the few images.
 
   Args:
     shots: images per class.
-    support_split: the split that the seed draws these from.
-    l2: weight of the squared norm of the solution, whose bias is free of it.
-    seed: of the draw.
-    max_examples: how many images to score on, from the first; None means all.
+    support_split: the split to draw these images from.
+    l2: weight of the squared norm of the solution; the bias is not penalised.
+    seed: the seed of the draw.
+    max_examples: the number of images to score, from the first; None means all.
 
   Raises:
     UserError: the model is not for images, a class has fewer images, or the two splits are the same.
@@ -49,11 +50,11 @@ class Evaluator:
     self._run = setting.jit(lambda model, batch: (model.features(batch), batch["label"], batch["example_index"]))
 
   def names(self) -> tuple[str, ...]:
-    """Return the names of all metrics that it may write."""
+    """Return the names of all metrics it may write."""
     return (f"{self._shots}_shot_top1", f"{self._shots}_shot_images")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """`<shots>_shot_top1`, in percent, and `<shots>_shot_images`, the number of images scored."""
+    """Return `<shots>_shot_top1`, in percent, and `<shots>_shot_images`, the number of images scored."""
     few_ND, label_N = self._features(arrays, self._few, self._read(self._few))
     test_MD, label_M = self._features(arrays, self._setting, self._setting.batches(self._most))
     guess_M = ridge(few_ND, label_N, test_MD, len(self._setting.task.classes), self._l2)
@@ -73,7 +74,7 @@ class Evaluator:
 
 
 def chosen(labels: np.ndarray, classes: int, shots: int, seed: int, task) -> np.ndarray:
-  """Ascending indices of `shots` examples of every class; UserError if one has fewer."""
+  """Draw `shots` examples of every class; return ascending indices. Raise UserError if a class has fewer."""
   order = np.random.default_rng(seed).permutation(len(labels))
   out = []
   for number in range(classes):
@@ -88,7 +89,7 @@ def chosen(labels: np.ndarray, classes: int, shots: int, seed: int, task) -> np.
 
 
 def ridge(few_ND: np.ndarray, label_N: np.ndarray, test_MD: np.ndarray, classes: int, l2: float) -> np.ndarray:
-  """The class of each test row, int [M], by ridge regression on the few.
+  """Predict the class of each test row, int [M], by ridge regression on the few rows.
 
   Standardised columns have mean 0, so the bias is the mean of the targets, and the weights are
   `X^T (X X^T + l2 I)^-1 (Y - mean(Y))`.

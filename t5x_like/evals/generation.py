@@ -1,4 +1,4 @@
-"""Generated texts, by the metrics of their benchmarks: labels in words, answers, translations, summaries."""
+"""Generated texts, scored with their benchmarks' metrics: labels in words, answers, translations, summaries."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -20,22 +20,22 @@ Beams = Annotated[int, Condition("a whole number from 1 to 1,024", lambda n: 1 <
 
 
 class Evaluator:
-  """Generates the target of every example of a text-to-text task, and scores it.
+  """An evaluator that generates and scores the target of every example of a text-to-text task.
 
-  Inputs that are longer than the task's rows are truncated as in training, and counted as `truncated`. Examples whose
-  target is -1, TFDS's label of what has none, are predicted, but not scored.
+  Inputs longer than the task's rows are truncated as in training, and counted as `truncated`. Examples with the target
+  -1, which in TFDS marks a missing label, are predicted, but not scored.
 
   Args:
-    metrics: one of `metrics.texts.METRICS`, or several, each a name or a name with its options.
-    references: the field of the records with the right texts, such as `answers`; None is the task's target.
-    beams: 1 takes the likeliest token at every step.
+    metrics: one or more of `metrics.texts.METRICS`, each a name or a name with its options.
+    references: the record field with the right texts, such as `answers`; None is the task's target.
+    beams: the number of beams; 1 takes the likeliest token at every step.
     length_penalty: alpha of the beams' score, as in `predict`.
     max_new_tokens: the most tokens to generate; None is the length of the task's targets.
-    ids: fields copied to the predictions.
-    max_examples: how many examples, from the first; None means all.
+    ids: fields to copy to the predictions.
+    max_examples: the number of examples, from the first; None means all.
 
   Raises:
-    UserError: the task is not text-to-text, an unknown metric or field, or a reference that the metric cannot read.
+    UserError: the task is not text-to-text, a metric or field is unknown, or a metric cannot read a reference.
   """
 
   def __init__(
@@ -76,12 +76,12 @@ class Evaluator:
     self._run = setting.jit(function)
 
   def names(self) -> tuple[str, ...]:
-    """Return the names of all metrics that it may write."""
+    """Return the names of all metrics it may write."""
     scores = dict.fromkeys(name for metric in self._metrics for name in metric.metric.names)
     return (*scores, "examples", "empty", "truncated", "unlabelled")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """The metrics' scores, and the numbers of `examples`, and of `empty` predictions and `truncated` inputs."""
+    """Return the metrics' scores, and the numbers of `examples`, `empty` predictions and `truncated` inputs."""
     rules, batch_size = self._setting.rules, self._setting.batch_size
     lengths = merged_lengths([padded_length(len(prompt), self._longest) for prompt in self._prompts], batch_size)
     found = in_batches(lambda batch: self._run(arrays, batch), rules, batch_size, lengths, self._rows)
@@ -104,7 +104,7 @@ class Evaluator:
     return Result(scores, _labelled.samples(predictions), predictions)
 
   def _right(self, example: dict[str, Any]) -> list[Any]:
-    """The references of an example, as each metric takes them."""
+    """Return an example's reference in the form that each metric takes."""
     name = self._setting.task.name
     try:
       right = list(self._texts(example))
@@ -115,14 +115,14 @@ class Evaluator:
       raise UserError(f"task {name}, input {example['inputs'][:60]!r}: {error}") from None
 
   def _texts(self, example: dict[str, Any]) -> Sequence[str]:
-    """The right texts of an example."""
+    """Return the right texts of an example."""
     from t5x_like.data.sources import value
 
     name = self._setting.task.name
     return texts_of(value(example["record"], self._references, name) if self._references else example["targets"])
 
   def _encode(self) -> tuple[list[list[int]], int]:
-    """Ids of the prompts, and how many were too long. A task may give ids of its own, which lose their beginning."""
+    """Encode the prompts; return their ids and how many were too long. A task's own ids are cut at the beginning."""
     from t5x_like.data import vocabularies
 
     vocabulary, truncated, rows = self._setting.task.vocabulary, 0, []

@@ -1,4 +1,4 @@
-"""Classification of images: the share whose class is the likeliest, and among the five likeliest."""
+"""Classification of images: top-1 and top-5 accuracy."""
 
 import jax
 import numpy as np
@@ -13,13 +13,13 @@ _SAMPLES = 8
 
 
 class Evaluator:
-  """Scores every image once, on its middle, in percent.
+  """An evaluator that classifies the centre crop of every image once; scores are in percent.
 
   Args:
-    max_examples: how many images, from the first; None means all.
+    max_examples: the number of images, from the first; None means all.
 
   Raises:
-    UserError: the task has no classes, or the model has no logits of images.
+    UserError: the task has no images or no classes.
   """
 
   def __init__(self, setting: Setting, *, max_examples: Positive | None = None):
@@ -35,11 +35,11 @@ class Evaluator:
     self._run = setting.jit(likeliest)
 
   def names(self) -> tuple[str, ...]:
-    """Return the names of all metrics that it may write."""
+    """Return the names of all metrics it may write."""
     return ("top1", *(("top5",) if len(self._classes) > _MOST else ()), "images")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """`top1`, `top5` where there are more classes than that, and the number of `images`."""
+    """Return `top1`, `top5` if there are more than five classes, and the number of `images`."""
     found = [[fetch(x) for x in self._run(arrays, batch)] for batch in self._setting.global_batches(self._most)]
     best_NK, label_N, index_N = (np.concatenate(parts) for parts in zip(*found, strict=True))
     best_NK, label_N, index_N = (x[index_N >= 0] for x in (best_NK, label_N, index_N))

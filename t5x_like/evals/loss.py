@@ -13,16 +13,16 @@ from t5x_like.slots import Positive
 
 
 class Evaluator:
-  """Teacher-forced evaluation.
+  """An evaluator of the objective, teacher-forced.
 
-  The unigram entropy (nats) is the loss of the best predictor that knows only how often each target token occurs: a
-  model whose loss is above it has learned nothing from its input. Pixels have neither it nor a perplexity.
+  The unigram entropy (nats) is the loss of the best predictor that knows only the frequency of each target token: a
+  model with a higher loss has learned nothing from its input. Pixels have neither a unigram entropy nor a perplexity.
 
   Args:
-    max_examples: how many examples to evaluate, from the first; None means all.
+    max_examples: the number of examples, from the first; None means all.
 
   Attributes:
-    sums: `(model, batch) -> sums`, what is computed of every batch.
+    sums: `(model, batch) -> sums`, computed for every batch.
 
   Raises:
     UserError: the task lacks a feature that the objective needs.
@@ -54,7 +54,7 @@ class Evaluator:
     self._sums = setting.jit(sums)
 
   def names(self) -> tuple[str, ...]:
-    """Return the names of all metrics that it may write."""
+    """Return the names of all metrics it may write."""
     batch = self._setting.abstract_batch()
     batch["example_index"] = jax.ShapeDtypeStruct((self._setting.batch_size,), jnp.int32)
     with self._setting.rules.activate():
@@ -64,8 +64,8 @@ class Evaluator:
     return (*(METRICS.get(name, name) for name in means), *classes, "examples", "target_tokens")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """The mean of each of the objective's sums (`loss`, `accuracy`, …), `perplexity` and `unigram_entropy` of classes,
-    and `examples` and `target_tokens`."""
+    """Return the means of the objective's sums (`loss`, `accuracy`, …), `examples` and `target_tokens`; for classes
+    also `perplexity` and `unigram_entropy`."""
     pending, total = [], None
     for batch in self._setting.global_batches(self._max_examples):
       pending.append(self._sums(arrays, batch))
@@ -87,6 +87,6 @@ class Evaluator:
 
 
 def _add(total: dict[str, np.ndarray] | None, sums: dict[str, jax.Array]) -> dict[str, np.ndarray]:
-  """Adds in float64, as float32 would lose precision over many batches."""
+  """Add a batch's sums to the total, in float64, because float32 would lose precision over many batches."""
   sums = {name: np.asarray(value, np.float64) for name, value in jax.device_get(sums).items()}
   return sums if total is None else {name: total[name] + sums[name] for name in sums}

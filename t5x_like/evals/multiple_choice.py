@@ -11,18 +11,18 @@ from t5x_like.slots import Positive
 
 
 class Evaluator:
-  """Scores the option that the model likes best.
+  """An evaluator of the option with the highest score.
 
   Examples without a label are predicted, but not scored.
 
   Args:
-    scores: "accuracy", or "answers": exact match and F1 of the option's text with the nearest right one, as ReCoRD's
-      (Zhang et al. 2018). In percent.
-    ids: fields copied to the predictions.
-    max_examples: how many examples, from the first; None means all.
+    scores: "accuracy", or "answers": exact match and F1 of the option's text with the nearest right answer, as in
+      ReCoRD (Zhang et al. 2018). In percent.
+    ids: fields to copy to the predictions.
+    max_examples: the number of examples, from the first; None means all.
 
   Raises:
-    UserError: the task is not multiple choice, the model lacks the head, or an unknown score or field.
+    UserError: the task is not multiple choice, the model lacks the head, or a score or field is unknown.
   """
 
   def __init__(
@@ -44,13 +44,13 @@ class Evaluator:
     self._examples = setting.task.examples(ids)[: len(self._rows.tokens)]
 
   def names(self) -> tuple[str, ...]:
-    """Return the names of all metrics that it may write."""
+    """Return the names of all metrics it may write."""
     accuracy = ("accuracy",) if "accuracy" in self._scores else ()
     answers = Answers.names if "answers" in self._scores else ()
     return (*accuracy, *answers, "examples", "unlabelled")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """The scores, and the numbers of `examples` and, if there are any, of `unlabelled` ones."""
+    """Return the scores and the number of `examples` and, if there are any, of `unlabelled` examples."""
     pairs = zip(self._examples, (logits for (logits,) in self._rows(arrays)))
     predictions = [self._prediction(*pair) for pair in pairs]
     scored = [n for n, example in enumerate(self._examples) if example["answers"]]

@@ -1,4 +1,4 @@
-"""Retrieval: the text of an image among all texts, and the image of a text among all images."""
+"""Retrieval: find the text of an image among all texts, and the image of a text among all images."""
 
 import jax
 import numpy as np
@@ -13,16 +13,16 @@ _AT_ONCE = 256
 
 
 class Evaluator:
-  """Recall in percent, by cosine, over all images and all of their captions (Radford et al. 2021, table 13).
+  """An evaluator of recall at k by cosine, in percent, over all images and captions (Radford et al. 2021, table 13).
 
-  An image finds one of its texts among the k nearest, a text its image; equal cosines count against both.
+  A hit is an image with one of its texts, or a text with its image, among the k nearest; ties count as misses.
 
   Args:
     at: the values of k.
-    max_examples: how many images, from the first, with their captions; None means all.
+    max_examples: the number of images, from the first, with their captions; None means all.
 
   Raises:
-    UserError: the task has no captions, or the model no embeddings of texts.
+    UserError: the task has no captions, or the model has no embeddings of texts.
   """
 
   def __init__(self, setting: Setting, *, at: tuple[Positive, ...] = (1, 5, 10), max_examples: Positive | None = None):
@@ -38,12 +38,12 @@ class Evaluator:
     self._texts = setting.jit(lambda model, batch: (model.embed_texts(batch)[0],))
 
   def names(self) -> tuple[str, ...]:
-    """Return the names of all metrics that it may write."""
+    """Return the names of all metrics it may write."""
     recalls = (f"{way}_r{k}" for way in ("image_to_text", "text_to_image") for k in self._at)
     return (*recalls, "images", "texts")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """`image_to_text_r1`, `text_to_image_r1`, …, and the numbers of `images` and `texts`."""
+    """Return `image_to_text_r1`, `text_to_image_r1`, …, and the numbers of `images` and `texts`."""
     found = [[fetch(x) for x in self._images(arrays, batch)] for batch in self._setting.global_batches(self._most)]
     image_NP, index_N = (np.concatenate(parts) for parts in zip(*found, strict=True))
     image_NP = image_NP[index_N >= 0]
@@ -58,8 +58,12 @@ class Evaluator:
 
 
 def ranked(image_NP: np.ndarray, text_CP: np.ndarray, image_C: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """How many texts are nearer to each image than the nearest of its own, int [N], and how many images are nearer to
-  each text than its own, int [C]."""
+  """Rank the matches from 0, with ties counted as nearer.
+
+  Returns:
+    (for each image, the number of texts nearer than its own nearest text, int [N]; for each text, the number of images
+    nearer than its own, int [C])
+  """
   of_image, of_text = np.zeros(len(image_NP), int), np.zeros(len(text_CP), int)
   for first in range(0, len(image_NP), _AT_ONCE):
     cosine_nC = image_NP[first : first + _AT_ONCE] @ text_CP.T

@@ -1,4 +1,4 @@
-"""Greedy span infilling: how often the model restores exactly the spans that were removed from the text."""
+"""Greedy span infilling: how often the model restores exactly the spans removed from the text."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from t5x_like.slots import Count, Positive
 
 
 class Evaluator:
-  """Decodes corrupted inputs greedily and compares the spans after each sentinel.
+  """An evaluator that decodes corrupted inputs greedily and compares the spans after each sentinel.
 
   Args:
-    max_examples: how many examples to decode; None means all.
-    samples: how many decoded examples to keep for the report.
+    max_examples: the number of examples to decode; None means all.
+    samples: the number of decoded examples to keep for the report.
   """
 
   def __init__(self, setting: Setting, *, max_examples: Positive | None = 64, samples: Count = 8):
@@ -28,12 +28,14 @@ class Evaluator:
     self._decode = setting.jit(lambda model, batch: greedy(model, batch, max_length=length))
 
   def names(self) -> tuple[str, ...]:
-    """Return the names of all metrics that it may write."""
+    """Return the names of all metrics it may write."""
     return ("span_exact_match", "commonest_span", "sequence_exact_match")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """`span_exact_match` and `sequence_exact_match`, fractions of spans and of whole target sequences,
-    `commonest_span`, the `span_exact_match` of giving the commonest span every time, and the number of `sequences`.
+    """Return the scores and the number of `sequences`.
+
+    `span_exact_match` and `sequence_exact_match` are fractions of spans and of whole target sequences. `commonest_span`
+    is the `span_exact_match` of always predicting the commonest span.
     """
     vocabulary = self._setting.task.vocabulary
     spans_right = sequences_right = sequences = 0
@@ -64,7 +66,7 @@ class Evaluator:
 
 
 def spans_by_sentinel(ids: Sequence[int], vocabulary) -> dict[int, tuple[int, ...]]:
-  """`<s0> a b <s1> c </s>` -> {s0: (a, b), s1: (c,)}; tokens before the first sentinel are ignored."""
+  """Split `<s0> a b <s1> c </s>` into {s0: (a, b), s1: (c,)}; tokens before the first sentinel are ignored."""
   sentinels = frozenset(vocabulary.sentinels)
   spans: dict[int, tuple[int, ...]] = {}
   current = None

@@ -1,4 +1,4 @@
-"""Extractive question answering: exact match and F1 of SQuAD 1.1, 2.0 and its translations."""
+"""Extractive question answering: exact match and F1 of SQuAD 1.1, SQuAD 2.0 and translations of SQuAD."""
 
 import heapq
 import math
@@ -18,24 +18,24 @@ _LANGUAGES = ("ar", "de", "el", "en", "es", "hi", "ro", "ru", "th", "tr", "vi", 
 
 
 class Evaluator:
-  """Answers every question from the best span of any window of its context (Devlin et al. 2019, section 4.3).
+  """An evaluator that answers each question with the best span of any window (Devlin et al. 2019, section 4.3).
 
-  A span's score is the sum of the logits of its first and last token; it lies within the context and has at most
-  `max_answer_tokens`. Where windows overlap, only that with most context around a span's first token scores it. If
-  questions may have no answer, that is predicted where the lowest score of [CLS] over the windows exceeds the best
-  span's by more than `null_threshold`, and `best_f1` and `best_exact` are those of the best threshold. The text of an
-  answer is that of the context, as spelled there.
+  A span's score is the sum of the logits of its first and last token. It lies within the context and has at most
+  `max_answer_tokens` tokens. If windows overlap, only the window with the most context around a span's first token
+  scores the span. If questions may have no answer, "no answer" is predicted when the lowest score of [CLS] over the
+  windows exceeds the best span's by more than `null_threshold`; `best_f1` and `best_exact` use the best threshold. The
+  text of an answer is spelled as in the context.
 
   Args:
     unanswerable: whether questions may have no answer, as in SQuAD 2.0.
-    language: of XQuAD or MLQA, whose normalisation is then used; None is SQuAD's.
+    language: the language of XQuAD or MLQA, which selects MLQA's normalisation; None selects SQuAD's.
     n_best: candidates in the predictions, and the number of starts and ends tried in each window.
     max_answer_tokens, null_threshold: see above.
-    ids: fields copied to the predictions.
-    max_examples: how many windows, from the first; None means all.
+    ids: fields to copy to the predictions.
+    max_examples: the number of windows, from the first; None means all.
 
   Raises:
-    UserError: the model lacks the head; an unknown language or field; a question without an answer.
+    UserError: the model lacks the head, a language or field is unknown, or a question has no answer unexpectedly.
   """
 
   def __init__(
@@ -66,11 +66,11 @@ class Evaluator:
       )
 
   def names(self) -> tuple[str, ...]:
-    """Return the names of all metrics that it may write."""
+    """Return the names of all metrics it may write."""
     return (*self._metric.names, *(AnswersOrNone.detailed if self._unanswerable else ()), "examples")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """`exact_match` and `f1`, or SQuAD 2.0's `exact`, `f1`, `HasAns_…`, `NoAns_…`, `best_…`; and `examples`."""
+    """Return `exact_match` and `f1`, or SQuAD 2.0's `exact`, `f1`, `HasAns_…`, `NoAns_…`, `best_…`; and `examples`."""
     questions: dict[int, dict[str, Any]] = {}
     for window, (start_S, end_S) in zip(self._windows, self._rows(arrays)):
       about = questions.setdefault(window["question"], {"window": window, "spans": [], "null": math.inf})
@@ -91,7 +91,7 @@ class Evaluator:
     return Result(found | {"examples": len(gold)}, _labelled.samples(predictions), predictions)
 
   def _candidates(self, window: dict, start_S: np.ndarray, end_S: np.ndarray) -> list[tuple[float, str]]:
-    """The best spans of a window: (score, text)."""
+    """Return the best spans of a window, each as (score, text)."""
     first, spans_n2 = window["first"], window["spans"]
     starts, ends = (x[first : first + len(spans_n2)] for x in (start_S, end_S))
     starts = np.where(window["most_context"], starts, -np.inf)

@@ -12,17 +12,17 @@ _OUTSIDE = "O"
 
 
 class Evaluator:
-  """Scores the likeliest tag of every word, at its first token.
+  """An evaluator of every word's likeliest tag, predicted at its first token.
 
-  Words beyond the length of a row, of which the model sees nothing, count as O or, if there is no such tag, as wrong;
+  Words beyond the length of a row, which the model does not see, count as tagged O or, without such a tag, as wrong;
   `truncated_words` is their number.
 
   Args:
-    ids: fields copied to the predictions.
-    max_examples: how many sentences, from the first; None means all.
+    ids: fields to copy to the predictions.
+    max_examples: the number of sentences, from the first; None means all.
 
   Raises:
-    UserError: the model lacks the head or has one of another number of tags; an unknown field.
+    UserError: the model lacks the head, its head has another number of tags, or a field is unknown.
   """
 
   def __init__(self, setting: Setting, *, ids: tuple[str, ...] = (), max_examples: Positive | None = None):
@@ -35,11 +35,11 @@ class Evaluator:
     self._examples = setting.task.examples(ids)[: len(self._rows.tokens)]
 
   def names(self) -> tuple[str, ...]:
-    """Return the names of all metrics that it may write."""
+    """Return the names of all metrics it may write."""
     return (*(name for metric in self._metrics for name in metric.names), "examples", "truncated_words")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """`accuracy` and, for tags such as B-PER, `precision`, `recall` and `f1` of entities, in percent."""
+    """Return `accuracy` and, for tags such as B-PER, `precision`, `recall` and `f1` of entities, in percent."""
     predictions, truncated = [], 0
     for example, (tags_S, first_S) in zip(self._examples, self._rows(arrays)):
       held = [self._tags[tag] for tag in tags_S[first_S > 0]]

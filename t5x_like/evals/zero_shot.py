@@ -1,4 +1,4 @@
-"""Zero-shot classification of images: the class whose description is nearest (CLIP, Radford et al. 2021)."""
+"""Zero-shot classification of images: pick the class with the nearest description (CLIP, Radford et al. 2021)."""
 
 import jax
 import numpy as np
@@ -13,21 +13,21 @@ _MOST, _SAMPLES = 5, 8
 
 
 class Evaluator:
-  """Scores every labelled image once, on its middle, in percent, by a model of images and texts.
+  """An evaluator that classifies the centre crop of every labelled image once; scores are in percent.
 
-  A class is the mean of the embeddings of its name in every template (prompt ensembling, section 3.1.4). In a recipe
-  the labelled images are the evaluator's own task:
+  A class is represented by the mean embedding of its name in all templates (prompt ensembling, section 3.1.4). In a
+  recipe, the labelled images are the evaluator's own task:
 
     config.evals.zero_shot = {"task": {"name": "image_classification", "source": "folders:validation=imagenet/val", …}}
 
   Args:
-    templates: texts with {} where the name of the class stands.
-    names: a file of names, a line for each class in the order of the classes; None for the task's own.
-    length: of the rows of text, that of the model's training.
-    max_examples: how many images, from the first; None means all.
+    templates: texts with {} in place of the class name.
+    names: a file of names, one line per class in the order of the classes; None for the task's own.
+    length: the length of the text rows, as in the model's training.
+    max_examples: the number of images, from the first; None means all.
 
   Raises:
-    UserError: the task has no classes, the model no embeddings of texts, or there are other names than classes.
+    UserError: the task has no classes, the model has no embeddings of texts, or there are not as many names as classes.
   """
 
   def __init__(
@@ -60,11 +60,11 @@ class Evaluator:
     )
 
   def names(self) -> tuple[str, ...]:
-    """Return the names of all metrics that it may write."""
+    """Return the names of all metrics it may write."""
     return ("top1", *(("top5",) if len(self._names) > _MOST else ()), "images")
 
   def __call__(self, arrays: dict[str, jax.Array]) -> Result:
-    """`top1`, `top5` where there are more classes than that, and the number of `images`."""
+    """Return `top1`, `top5` if there are more than five classes, and the number of `images`."""
     text_CP = of_texts(self._setting, self._texts, arrays, self._tokens_CT)
     mean_VP = text_CP.reshape(len(self._names), -1, text_CP.shape[-1]).mean(axis=1)
     class_VP = mean_VP / np.linalg.norm(mean_VP, axis=1, keepdims=True)
