@@ -1,7 +1,7 @@
-"""Normalisation of answers before they are compared, and the overlap of their tokens.
+"""Normalisation of answers before comparison, and the overlap of their tokens.
 
-SQuAD's rules, and T5's of the same name (`evaluation/qa_utils.py`), delete ASCII punctuation; TriviaQA's replace it and
-four more quotes by spaces; MLQA's delete all Unicode punctuation, and the articles of each language.
+SQuAD's rules, and T5's of the same name (`evaluation/qa_utils.py`), delete ASCII punctuation. TriviaQA's rules replace
+it, and four more quotes, with spaces. MLQA's rules delete all Unicode punctuation, and the articles of each language.
 """
 
 import collections
@@ -18,7 +18,7 @@ _TO_SPACE = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`", " "))
 
 
 def normalize_squad(text: str) -> str:
-  """Lower case, without ASCII punctuation, without the words a, an, the; one space between words (evaluate-v1.1.py).
+  """Lower-case, delete ASCII punctuation and the words a, an, the, and collapse white space (evaluate-v1.1.py).
 
   `"The U.S.-led  Army"` -> `"usled army"`
   """
@@ -26,15 +26,15 @@ def normalize_squad(text: str) -> str:
 
 
 def normalize_trivia_qa(text: str) -> str:
-  """As `normalize_squad`, but punctuation becomes spaces (triviaqa_evaluation.py): `"U.S.-led"` -> `"u s led"`."""
+  """Like `normalize_squad`, but turn punctuation into spaces (triviaqa_evaluation.py): `"U.S.-led"` -> `"u s led"`."""
   return _words(_ENGLISH_ARTICLES.sub(" ", text.lower().translate(_TO_SPACE)))
 
 
 def normalize_mlqa(text: str, language: str) -> str:
-  """MLQA's rules (mlqa_evaluation_v1.py): no Unicode punctuation, none of the language's articles.
+  """Apply MLQA's rules (mlqa_evaluation_v1.py): lower-case, delete Unicode punctuation and the language's articles.
 
   Chinese is split into single ideographs. Languages that MLQA lacks are treated like its Hindi: no articles are
-  removed, and words are split at spaces (so that those of Thai are whole phrases).
+  removed, and words are split at spaces (so the "words" of Thai are whole phrases).
   """
   text = text.lower().translate(_unicode_punctuation())
   if language in _ARTICLES:
@@ -54,7 +54,7 @@ _IDEOGRAPH = re.compile("([\u4e00-\u9fa5])")
 
 @functools.cache
 def _unicode_punctuation() -> dict[int, None]:
-  """Characters of category P, and ASCII's punctuation (of which $+<=>^`|~ are symbols), for `str.translate`."""
+  """Return characters of category P and ASCII punctuation (where $+<=>^`|~ are symbols), for `str.translate`."""
   named = filter(lambda i: unicodedata.category(chr(i)).startswith("P"), range(sys.maxunicode))
   return dict.fromkeys([*named, *map(ord, string.punctuation)])
 
@@ -64,7 +64,7 @@ def _words(text: str) -> str:
 
 
 def token_f1(gold: str, predicted: str) -> float:
-  """F1 of the multisets of words of two normalised texts; 0 without a common word, even if both are empty (v1.1)."""
+  """Return the F1 of two normalised texts' word multisets; 0 without a common word, even if both are empty (v1.1)."""
   gold_words, predicted_words = gold.split(), predicted.split()
   same = sum((collections.Counter(gold_words) & collections.Counter(predicted_words)).values())
   if not same:
@@ -74,10 +74,10 @@ def token_f1(gold: str, predicted: str) -> float:
 
 
 def token_f1_or_empty(gold: str, predicted: str) -> float:
-  """`token_f1`, but 1 for two empty texts: the rule of SQuAD 2.0, where an empty answer can be right."""
+  """Return `token_f1`, but 1 for two empty texts, as in SQuAD 2.0, where an empty answer can be right."""
   return float(gold == predicted) if not gold or not predicted else token_f1(gold, predicted)
 
 
 def best(score: Callable[[str, str], float], golds: list[str], predicted: str) -> float:
-  """The maximum score over several right answers."""
+  """Return the maximum score over several right answers."""
   return max(float(score(gold, predicted)) for gold in golds)

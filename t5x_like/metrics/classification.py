@@ -34,7 +34,7 @@ def _matthews(gold, predicted, weights, classes: int) -> float:
 SCORES: Mapping[str, Callable] = {
   "accuracy": _accuracy,
   "f1": _f1,  # of class 1
-  "macro_f1": _macro_f1,  # the mean over all classes, even those that do not occur (T5's mean_multiclass_f1)
+  "macro_f1": _macro_f1,  # the mean over all classes, even absent ones (T5's mean_multiclass_f1)
   "matthews_correlation": _matthews,
 }
 
@@ -42,8 +42,8 @@ SCORES: Mapping[str, Callable] = {
 class Classification(Metric):
   """Scores of one class index per example.
 
-  A prediction of None, such as a generated text that names no class, counts as wrong: as the other class if there are
-  two (T5's `f1_score_with_invalid`), else as an additional class.
+  A prediction of None, such as a generated text that names no class, counts as wrong: as the other of two classes (T5's
+  `f1_score_with_invalid`), or else as an additional class.
 
   Args:
     classes: number of classes; references are 0 to `classes - 1`.
@@ -63,7 +63,7 @@ class Classification(Metric):
     return np.array(pairs, np.int64).reshape(-1, 2)
 
   def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
-    """Computed from the (gold, predicted) pairs that occur, weighted by their counts, which is faster than all rows."""
+    """Compute the scores from distinct (gold, predicted) pairs weighted by count, which is faster than from all rows."""
     width = self._classes + 1
     counts = np.bincount(rows_NC[:, 0] * width + rows_NC[:, 1], minlength=width * width)
     cells = np.flatnonzero(counts)
@@ -72,7 +72,7 @@ class Classification(Metric):
 
 
 class Matches(Metric):
-  """The share of examples whose prediction is right according to a function of (reference, prediction)."""
+  """The share of right predictions, according to a function of (reference, prediction)."""
 
   def __init__(
     self, matches: Callable[..., bool] = lambda reference, prediction: reference == prediction, name: str = "accuracy"

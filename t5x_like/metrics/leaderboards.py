@@ -1,4 +1,4 @@
-"""The averages of the GLUE and SuperGLUE leaderboards: tasks with several scores count once, with their mean."""
+"""The averages of the GLUE and SuperGLUE leaderboards: a task with several scores counts once, with their mean."""
 
 from collections.abc import Mapping, Sequence
 
@@ -26,10 +26,10 @@ SUPERGLUE = {
 
 
 def average(results: Mapping[str, Mapping[str, float]], tasks: Mapping[str, Sequence[str]] = GLUE) -> float:
-  """The mean over all tasks of the mean of each task's scores, in the scores' unit.
+  """Return the mean over all tasks of the mean of each task's scores, in the scores' unit.
 
   Args:
-    results: by task, its scores by name; MNLI's are the accuracies `matched` and `mismatched`.
+    results: the scores of each task by name; MNLI's are the accuracies `matched` and `mismatched`.
     tasks: `GLUE` or `SUPERGLUE`.
   Raises:
     KeyError: a task or a score is missing.

@@ -1,4 +1,4 @@
-"""The base of metrics: a row of numbers for each example, and scores of any set of rows."""
+"""The base class of metrics: a row of numbers for each example, and scores of any set of rows."""
 
 import abc
 from collections.abc import Sequence
@@ -15,25 +15,25 @@ class Metric(abc.ABC):
   Call `metric(references, predictions)`; `rows` and `scores` are separate for `resampling`.
 
   Attributes:
-    names: of its scores.
+    names: the names of its scores.
   """
 
   names: tuple[str, ...]
 
   @abc.abstractmethod
   def rows(self, references: Sequence[Any], predictions: Sequence[Any]) -> np.ndarray:
-    """[N, C] numbers of N examples."""
+    """Return C numbers for each of N examples, [N, C]."""
 
   @abc.abstractmethod
   def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
-    """Scores of a set of examples; NaN if a score is undefined for it."""
+    """Return the scores of a set of examples, by name; an undefined score is NaN."""
 
   def details(self, rows_NC: np.ndarray, references: Sequence[Any], predictions: Sequence[Any]) -> dict[str, Any]:
-    """Other results to print beside the scores: counts, parts, a signature."""
+    """Return further results to print beside the scores: counts, parts, a signature."""
     return {}
 
   def checked_rows(self, references: Sequence[Any], predictions: Sequence[Any]) -> np.ndarray:
-    """`rows`, checked to have one prediction for each reference and at least one example.
+    """Return `rows` after checking that there are examples, and one prediction for each reference.
 
     Raises:
       UserError: there are no examples, or the numbers differ.
@@ -45,7 +45,7 @@ class Metric(abc.ABC):
     return self.rows(references, predictions)
 
   def __call__(self, references: Sequence[Any], predictions: Sequence[Any]) -> dict[str, float]:
-    """The scores of predictions, one for each reference; raises as `checked_rows`."""
+    """Return the scores of predictions, one for each reference; raises as `checked_rows`."""
     return self.scores(self.checked_rows(references, predictions))
 
 
@@ -54,5 +54,5 @@ def percent(share: float) -> float:
 
 
 def ratio(part: float, whole: float) -> float:
-  """`part / whole` in percent; NaN if `whole` is 0."""
+  """Return `part / whole` in percent; NaN if `whole` is 0."""
   return percent(part / whole) if whole else float("nan")

@@ -8,12 +8,12 @@ from t5x_like.metrics.metric import Metric, percent
 
 
 class MultiRc(Metric):
-  """Examples are questions: references and predictions are a 0 or 1 for each answer option."""
+  """MultiRC's scores. Examples are questions; references and predictions are a 0 or 1 for each answer option."""
 
   names = ("f1a", "exact_match")
 
   def rows(self, references: Sequence[Sequence[int]], predictions: Sequence[Sequence[int]]) -> np.ndarray:
-    """[N, 4]: whether all options are right, and the number that are 1 in both, in the prediction, in the reference."""
+    """Return [N, 4]: whether all options are right, and the number of ones in both, in predictions, in references."""
     pairs = [(np.asarray(gold), np.asarray(given)) for gold, given in zip(references, predictions)]
     return np.array([((g == p).all(), (g & p).sum(), p.sum(), g.sum()) for g, p in pairs], np.int64)
 

@@ -7,7 +7,7 @@ _NUMBER = re.compile(r"(?:(?<![\w)])-)?\$?\d[\d,]*(?:\.\d+)?")  # the minus of "
 
 
 def final_number(text: str) -> str | None:
-  """The number after `####`, as in GSM8K's answers, else the last number in the text, or None.
+  """Return the number after `####`, as in GSM8K's answers, else the last number in the text, or None.
 
   Dollar signs, thousands separators and redundant zeros are removed: `"… so it is $1,050.00."` -> `"1050"`.
   """

@@ -11,11 +11,11 @@ LEVEL = 95.0
 
 
 def bootstrap(metric: Metric, rows_NC: np.ndarray, samples: int, seed: int) -> dict[str, Any]:
-  """Percentile intervals (Efron & Tibshirani 1993, chapter 13): examples are drawn with replacement, `samples` times.
+  """Compute percentile intervals (Efron & Tibshirani 1993, chapter 13) from `samples` draws with replacement.
 
   Returns:
-    by score, `{"low", "high", "standard_error"}`, or null if no sample defines it. `undefined` counts, by score, the
-    samples left out because they do not.
+    `intervals`: by score, `{"low", "high", "standard_error"}`, or None if no sample defines the score. `undefined`: by
+    score, the number of samples left out because the score is undefined.
   """
   rng = np.random.default_rng(seed)
   draws = [metric.scores(rows_NC[rng.integers(len(rows_NC), size=len(rows_NC))]) for _ in range(samples)]
@@ -42,15 +42,15 @@ def bootstrap(metric: Metric, rows_NC: np.ndarray, samples: int, seed: int) -> d
 
 
 def paired_test(metric: Metric, first_NC: np.ndarray, second_NC: np.ndarray, samples: int, seed: int) -> dict[str, Any]:
-  """Whether the second system's scores differ from the first's, on the same examples.
+  """Test whether the second system's scores differ from the first's, on the same examples.
 
-  The two-sided p-value is by approximate randomisation (Noreen 1989; Riezler & Maxwell 2005): each of `samples` trials
-  exchanges the two systems' predictions for each example with probability 1/2, and the p-value is the share of trials,
-  the systems themselves included, whose scores differ by at least as much as the systems'. The interval of the
-  difference is by paired bootstrap (Koehn 2004): both systems are scored on the same resampled examples.
+  The two-sided p-value uses approximate randomisation (Noreen 1989; Riezler & Maxwell 2005): each of `samples` trials
+  exchanges the two systems' predictions for each example with probability 1/2. The p-value is the share of trials, the
+  actual systems included, whose scores differ by at least as much as the systems'. The interval of the difference uses
+  a paired bootstrap (Koehn 2004): both systems are scored on the same resampled examples.
 
   Returns:
-    by score, `{"difference": second - first, "p_value", "low", "high"}`, or null if it is undefined.
+    `differences`: by score, `{"difference": second - first, "p_value", "low", "high"}`, or None if it is undefined.
   """
   rng = np.random.default_rng(seed)
   stacked_2NC = np.stack([first_NC, second_NC])
@@ -81,9 +81,9 @@ def _compared(name: str, difference: float, exchanged: list[dict], redrawn: list
     return None
   chance = np.array([draw[name] for draw in exchanged])
   chance = chance[np.isfinite(chance)]
-  at_least = np.abs(chance) >= abs(difference) - 1e-9  # rounding in sums taken in another order
+  at_least = np.abs(chance) >= abs(difference) - 1e-9  # allow for rounding: the sums are taken in another order
   with warnings.catch_warnings():
-    warnings.simplefilter("ignore", RuntimeWarning)  # nothing but NaN
+    warnings.simplefilter("ignore", RuntimeWarning)  # all values are NaN
     low, high = np.nanpercentile([draw[name] for draw in redrawn], [50 - LEVEL / 2, 50 + LEVEL / 2])
   return {
     "difference": float(difference),

@@ -10,7 +10,7 @@ from t5x_like.metrics.metric import Metric, percent, ratio
 
 
 def answer_row(answers: Sequence[str], prediction: str | None, normalize: Callable[[str], str]) -> tuple[float, float]:
-  """(exact match, F1) of one prediction, each the best over the answers."""
+  """Return (exact match, F1) of one prediction, each the best over the answers."""
   if prediction is None:
     return 0.0, 0.0
   golds, predicted = list(map(normalize, answers)), normalize(prediction)
@@ -46,7 +46,7 @@ class LocalAnswers(Answers):
   """`Answers` in several languages: a reference is (language, answers).
 
   Args:
-    normalize: of a text and a language, such as `answers.normalize_mlqa`.
+    normalize: a normalisation of (text, language), such as `answers.normalize_mlqa`.
   """
 
   def __init__(self, normalize: Callable[[str, str], str]):
@@ -59,10 +59,10 @@ class LocalAnswers(Answers):
 
 
 class AnswersOrNone(Metric):
-  """SQuAD 2.0 (evaluate-v2.0.py): questions may have no answer, and an empty prediction says so.
+  """SQuAD 2.0's scores (evaluate-v2.0.py): questions may have no answer, which an empty prediction states.
 
   References are the answers of each question, empty if it has none. A prediction is a text and the probability that
-  there is no answer, or None if the question was left out; as in the official script, averages then leave it out too.
+  there is no answer, or None if the question was skipped; as in the official script, averages then skip it too.
 
   Args:
     threshold: predictions with a higher no-answer probability count as empty.
@@ -70,7 +70,7 @@ class AnswersOrNone(Metric):
 
   names = tuple(f"{kind}{score}" for kind in ("", "HasAns_", "NoAns_") for score in ("exact", "f1"))
   detailed = ("total", "HasAns_total", "NoAns_total", "best_exact", "best_exact_thresh", "best_f1", "best_f1_thresh")
-  # The columns of rows: scores as predicted, as counted under the threshold, and what the best threshold needs.
+  # The columns of rows: scores as predicted, scores under the threshold, and the data for finding the best threshold.
   _EXACT, _F1, _COUNTED_EXACT, _COUNTED_F1, _ANSWERABLE, _PROBABILITY, _EMPTY, _GIVEN = range(8)
 
   def __init__(self, threshold: float = 1.0):
@@ -100,7 +100,7 @@ class AnswersOrNone(Metric):
     return found
 
   def details(self, rows_NC: np.ndarray, references, predictions) -> dict[str, Any]:
-    """Scores by kind of question and, if no-answer probabilities differ, the best thresholds."""
+    """Return the counts by kind of question and, if no-answer probabilities differ, the best thresholds."""
     given_NC = rows_NC[rows_NC[:, self._GIVEN] > 0]
     answerable = int(given_NC[:, self._ANSWERABLE].sum())
     found = {"total": len(given_NC), "HasAns_total": answerable, "NoAns_total": len(given_NC) - answerable}
@@ -110,7 +110,7 @@ class AnswersOrNone(Metric):
     return found
 
   def _best_threshold(self, rows_NC: np.ndarray, given_NC: np.ndarray, column: int) -> tuple[float, float]:
-    """(score, threshold) of the official sweep, which starts with no answers and adds the most confident first."""
+    """Return (score, threshold) of the official sweep, which starts without answers and adds the surest first."""
     gains = np.where(given_NC[:, self._ANSWERABLE] > 0, given_NC[:, column], given_NC[:, self._EMPTY] - 1)
     order = np.argsort(given_NC[:, self._PROBABILITY], kind="stable")
     unanswerable = (rows_NC[:, self._ANSWERABLE] == 0).sum()

@@ -10,7 +10,7 @@ _TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
 def split_sentences(summary: str) -> str:
-  """T5's preparation for ROUGE-Lsum, for which lines are sentences: starts a new line after each " . "."""
+  """Start a new line after each " . ", as T5 does for ROUGE-Lsum, which treats lines as sentences."""
   return summary.replace(" . ", " .\n")
 
 
@@ -18,7 +18,7 @@ class Rouge(Metric):
   """F-measures, averaged over examples. With several reference summaries, each type of ROUGE takes the highest
   (rouge-score's `score_multi`; SciTLDR's convention).
 
-  For ROUGE-Lsum, lines are sentences; `split_sentences` is applied to both sides, as in T5.
+  ROUGE-Lsum treats lines as sentences, so `split_sentences` is applied to both sides, as in T5.
 
   Args:
     use_stemmer: whether to use Porter's stemmer, as ROUGE-1.5.5 with `-m` in most papers; T5 does not.

@@ -26,23 +26,23 @@ class TagAccuracy(Metric):
 
 
 class EntityF1(Metric):
-  """Precision, recall and F1 of entities, micro-averaged like conlleval's; by type in `details`.
+  """Precision, recall and F1 of entities, micro-averaged as in conlleval; `details` has them by type.
 
   seqeval extracts the entities from BIO (or BIOES) tags in its default mode, which is conlleval's: an I- without its B-
-  begins an entity. An entity is right if its type and both its ends are.
+  begins an entity. An entity is right if its type and both its ends are right.
   """
 
   names = ("precision", "recall", "f1")
 
   def rows(self, references: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]]) -> np.ndarray:
-    """[N, 3]: the numbers of right, predicted and true entities of each sentence."""
+    """Return [N, 3]: the numbers of right, predicted and true entities of each sentence."""
     from seqeval.metrics.sequence_labeling import get_entities
 
     pairs = [(set(get_entities(list(g))), set(get_entities(list(p)))) for g, p in zip(references, predictions)]
     return np.array([(len(gold & given), len(given), len(gold)) for gold, given in pairs], np.int64)
 
   def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
-    """Scores with a denominator of 0 are 0, as in seqeval."""
+    """Return the scores; a score with a denominator of 0 is 0, as in seqeval."""
     right, predicted, true = rows_NC.sum(0).tolist()
     return {
       "precision": ratio(right, predicted) if predicted else 0.0,

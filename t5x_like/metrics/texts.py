@@ -1,6 +1,6 @@
 """Metrics of generated texts by name: `{"name": "answers", "normalization": "triviaqa"}`.
 
-Each entry of `METRICS` is a function of its options that returns a `TextMetric`: a metric, and how it reads the texts.
+Each entry of `METRICS` is a function of its options that returns a `TextMetric`: a metric and its readers of texts.
 """
 
 import dataclasses
@@ -23,11 +23,13 @@ _SENTINEL = re.compile(r"<extra_id_([0-9]{1,3})>")
 
 @dataclasses.dataclass(frozen=True)
 class TextMetric:
-  """Attributes:
-  metric: its scores.
-  reference: from the right texts of an example, at least one, to what the metric takes; a ValueError says what was
-    expected.
-  prediction: from a generated text to what the metric takes; None counts as wrong.
+  """A metric of texts.
+
+  Attributes:
+    metric: the metric that scores the converted texts.
+    reference: converts an example's right texts, at least one, to the metric's reference; raises ValueError if it
+      cannot.
+    prediction: converts a generated text to the metric's prediction; None counts as wrong.
   """
 
   metric: Metric
@@ -36,7 +38,7 @@ class TextMetric:
 
 
 def labels(*, classes: tuple[str, ...], scores: tuple[str, ...] = ("accuracy",)) -> TextMetric:
-  """Class names; any other text is wrong, as in T5 (`f1_score_with_invalid`)."""
+  """Score class names; any other text is wrong, as in T5 (`f1_score_with_invalid`)."""
   index = {name: number for number, name in enumerate(classes)}
 
   def reference(texts: list[str]) -> int:
@@ -48,7 +50,7 @@ def labels(*, classes: tuple[str, ...], scores: tuple[str, ...] = ("accuracy",))
 
 
 def number(*, invalid: float = -1.0) -> TextMetric:
-  """Correlations of numbers; a text that is none counts as `invalid`, as in T5's STS-B."""
+  """Correlate numbers; a text that is no number counts as `invalid`, as in T5's STS-B."""
 
   def prediction(text: str) -> float:
     try:
@@ -66,18 +68,18 @@ def number(*, invalid: float = -1.0) -> TextMetric:
 
 
 def answers(*, normalization: Literal["squad", "triviaqa"] = "squad") -> TextMetric:
-  """Exact match and F1, the best over the right answers; closed-book QA and SQuAD as text."""
+  """Score exact match and F1, the best over the right answers; for closed-book QA and SQuAD as text."""
   return TextMetric(Answers({"squad": normalize_squad, "triviaqa": normalize_trivia_qa}[normalization]))
 
 
 def exact() -> TextMetric:
-  """Whether the text is one of the right ones, white space at its ends aside."""
+  """Score whether the text equals a right text, ignoring white space at its ends."""
   clean = lambda texts: [text.strip() for text in texts]  # noqa: E731
   return TextMetric(Matches(lambda gold, given: given in gold, "exact_match"), clean, str.strip)
 
 
 def final(*, invalid: str = "") -> TextMetric:
-  """Whether the last number is the right one (GSM8K, SVAMP)."""
+  """Score whether the last number is right (GSM8K, SVAMP)."""
   return TextMetric(
     Matches(name="exact_match"), lambda texts: final_number(texts[0]), lambda text: final_number(text) or invalid
   )
@@ -96,20 +98,20 @@ def rouge(*, use_stemmer: bool = True) -> TextMetric:
 
 
 def tags() -> TextMetric:
-  """The share of words whose tag is right; a word without a tag counts as wrong.
+  """Score the share of words whose tag is right; a word without a tag counts as wrong.
 
-  Tags are between spaces; one behind `<extra_id_N>` is word N's, and one without that of the next word.
+  Tags are separated by spaces. A tag after `<extra_id_N>` belongs to word N, any other to the next word.
   """
   return TextMetric(TagAccuracy(), lambda texts: _in_order(texts[0]), _in_order)
 
 
 def entities() -> TextMetric:
-  """Precision, recall and F1 of the entities that `tags` say; a word without a tag is in none."""
+  """Score precision, recall and F1 of the entities that the tags mark; a word without a tag is outside all entities."""
   return TextMetric(EntityF1(), lambda texts: _in_order(texts[0], "O"), lambda text: _in_order(text, "O"))
 
 
 def _in_order(text: str, missing: str = "") -> list[str]:
-  """The tag of each word, of several the last."""
+  """Return the tag of each word; the last of several tags counts."""
   place, found = 0, {}
   for number, part in enumerate(_SENTINEL.split(text)):
     if number % 2:
@@ -135,7 +137,7 @@ METRICS: dict[str, Callable[..., TextMetric]] = {
 
 
 def texts_of(found: Any) -> Sequence[str]:
-  """The right texts in a record's field: a text, a list, or SQuAD's and TFDS's answers."""
+  """Return the right texts in a record's field: a text, a list, or SQuAD's and TFDS's answers."""
   if isinstance(found, dict):
     found = found.get("text", found.get("aliases", found.get("value", ())))
   several = found if isinstance(found, list) else [found]

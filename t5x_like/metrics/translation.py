@@ -1,4 +1,4 @@
-"""Corpus BLEU and chrF, by sacrebleu, with its signature."""
+"""Corpus BLEU and chrF, computed by sacrebleu, with its signature."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from t5x_like.metrics.metric import Metric
 
 
 class _SacreBleu(Metric):
-  """Rows are the sentence statistics that sacrebleu itself resamples (`sacrebleu.significance`).
+  """The base of sacrebleu's metrics. Rows are the sentence statistics that `sacrebleu.significance` resamples.
 
   A reference is a sequence of translations, whose number may differ from sentence to sentence.
   """
@@ -55,7 +55,7 @@ class Bleu(_SacreBleu):
 
 
 class Chrf(_SacreBleu):
-  """Corpus chrF; with `word_order=2` chrF++."""
+  """Corpus chrF, or chrF++ with `word_order=2`."""
 
   def __init__(self, char_order: int = 6, word_order: int = 0, beta: int = 2, lowercase: bool = False):
     from sacrebleu.metrics import CHRF
