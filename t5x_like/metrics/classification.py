@@ -63,7 +63,7 @@ class Classification(Metric):
     return np.array(pairs, np.int64).reshape(-1, 2)
 
   def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
-    """Compute the scores from distinct (gold, predicted) pairs weighted by count, which is faster than from all rows."""
+    """Compute the scores from distinct (gold, predicted) pairs weighted by count, which is faster than by rows."""
     width = self._classes + 1
     counts = np.bincount(rows_NC[:, 0] * width + rows_NC[:, 1], minlength=width * width)
     cells = np.flatnonzero(counts)

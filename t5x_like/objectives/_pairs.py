@@ -60,7 +60,7 @@ def joined(x: jax.Array) -> jax.Array:
 
 
 def by_rows(function, chunks: int, *arrays: jax.Array) -> jax.Array:
-  """Apply `function(*rows) -> arrays [b]` to all rows in `chunks` consecutive parts; the backward pass recomputes them."""
+  """Apply `function(*rows) -> arrays [b]` to all rows in `chunks` parts, which the backward pass recomputes."""
   if chunks == 1:
     return function(*arrays)
   found = jax.lax.map(jax.checkpoint(lambda rows: function(*rows)), tuple(split(x, chunks) for x in arrays))
