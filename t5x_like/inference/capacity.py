@@ -1,4 +1,4 @@
-"""The number of tokens that memory can hold while texts are generated."""
+"""Check that memory can hold the tokens of a generation."""
 
 import os
 import pathlib
@@ -12,22 +12,22 @@ from t5x_like.rows import Runner
 
 _COPIES = 2  # of the cache: a step reads one and writes another
 _FEW, _MANY = 2**16, 2**17  # slots, more than any window
-_ROW = 512  # bytes of Python that a finished prediction takes, at least
+_ROW = 512  # the least bytes of Python objects per finished prediction
 _CGROUP = pathlib.Path("/sys/fs/cgroup")
 
 
 def check(run: Runner, features: dict, *, rows: int, beams: int, prompt: int, new_tokens: int) -> None:
-  """Refuse a generation whose caches or answers cannot fit.
+  """Refuse a generation whose caches or answers do not fit into memory.
 
   Args:
     run: applies the model.
     features: the abstract batch that the model reads, of one row and `prompt` tokens.
-    rows: of all texts and samples.
+    rows: the number of rows of all texts and samples.
     beams: sequences per row.
-    prompt: tokens of the longest prompt that take slots in the cache.
+    prompt: cache slots taken by the longest prompt.
     new_tokens: the most tokens to generate.
   Raises:
-    UserError: naming the longest length that fits.
+    UserError: it does not fit; names the longest length that does.
   """
   available = free_memory()
   if available is None:
@@ -56,7 +56,7 @@ def check(run: Runner, features: dict, *, rows: int, beams: int, prompt: int, ne
 
 
 def free_memory() -> int | None:
-  """Return the bytes free on each accelerator, or on a host without one; None if the system does not tell."""
+  """Return the free bytes of the first accelerator, or of a host without one; None if the system does not tell."""
   found = jax.local_devices()[0].memory_stats() if jax.default_backend() != "cpu" else None
   if found and "bytes_limit" in found:
     return found["bytes_limit"] - found.get("bytes_in_use", 0)
@@ -79,10 +79,10 @@ def _available() -> int | None:
 
 
 def _within_group() -> int | None:
-  """The bytes that a container may still take."""
+  """Return the bytes that the container may still allocate; None without a limit."""
   try:
     limit, used = (int((_CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
-  except (OSError, ValueError):  # no limit, or none of this kind
+  except (OSError, ValueError):  # no limit, or another version of cgroups
     return None
   return max(limit - used, 0)
 

@@ -1,4 +1,4 @@
-"""Filling masks with encoders: the likeliest pieces for each mask of a text, with their probabilities."""
+"""Fill masks with encoders: find the likeliest pieces for each mask of a text, with their probabilities."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,10 +16,10 @@ from t5x_like.rows import Runner, padded_length
 
 
 def options(flags: dict[str, Any]) -> dict[str, Any]:
-  """The flags that mask filling takes.
+  """Return the flags after checking that mask filling takes all of them.
 
   Raises:
-    UserError: naming a flag that it does not take.
+    UserError: names a flag that it does not take.
   """
   if other := [name for name in flags if name != "top_k"]:
     raise UserError(
@@ -30,11 +30,11 @@ def options(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 class MaskFilling:
-  """Fills `[MASK]`, `<mask>` or the vocabulary's own spelling of its mask.
+  """A predictor that fills `[MASK]`, `<mask>` or the vocabulary's own spelling of its mask.
 
   Args:
     model: the abstract model.
-    vocabulary: that it was trained with.
+    vocabulary: the vocabulary of its training.
     features: names and shapes of its training features.
     top_k: candidates for each mask.
   Raises:
@@ -56,10 +56,10 @@ class MaskFilling:
     self.dense = model.variant.design.core in ("auto", "dense")
 
   def encode(self, texts: Sequence[str], origin: str) -> list[list[int]]:
-    """Ids of each text between CLS and SEP.
+    """Encode each text between CLS and SEP.
 
     Raises:
-      UserError: a text has no mask, or is longer than the model was trained for.
+      UserError: a text has no mask, or is longer than in training.
     """
     (longest,) = self.features["encoder_input_tokens"]
     cls_id, sep_id = (special(self.vocabulary, name) for name in ("cls", "sep"))
@@ -78,10 +78,11 @@ class MaskFilling:
     return rows
 
   def __call__(self, run: Runner, ids: Sequence[Sequence[int]], texts: Sequence[str]) -> list[dict[str, Any]]:
-    """An answer for each text: `input`, `predictions` (for each mask its candidates, likeliest first, each with `text`,
-    `piece` and `probability`) and `filled`, the text with the likeliest candidates in place of its masks.
+    """Return an answer for each text: `input`, `predictions` and `filled`.
 
-    Probabilities are over all ids of the model; ids that stand for no text are not candidates.
+    `predictions` has the candidates for each mask, likeliest first, each with `text`, `piece` and `probability`.
+    `filled` is the text with its masks replaced by the likeliest candidates. Probabilities are over all ids of the
+    model; special ids are not candidates.
     """
     places = [[place for place, i in enumerate(row) if i == self.mask_id] for row in ids]
     most = 1 << (max(map(len, places)) - 1).bit_length()
@@ -90,12 +91,12 @@ class MaskFilling:
     return [self._answer(*each) for each in zip(texts, ids, places, results)]
 
   def _padded(self, length: int) -> int:
-    """Sparse cores need a minimum length, or the length they were trained with."""
+    """Pad to few lengths, or to the trained length for sparse cores, which need a minimum length or that length."""
     (longest,) = self.features["encoder_input_tokens"]
     return padded_length(length, longest) if self.dense else longest
 
   def _candidates(self, model, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """(int32 ids, float32 probabilities) [B, K, top_k] at the places of masks."""
+    """Return (int32 ids, float32 probabilities), both [B, K, top_k], at the masks' positions."""
     tokens_BS = batch["tokens"]
     features = {"encoder_input_tokens": tokens_BS, "encoder_masked_positions": batch["places"]}
     if "encoder_segment_ids" in self.features:
@@ -124,7 +125,7 @@ class MaskFilling:
 
 
 def _masked_lm(model) -> Callable:
-  """The function that computes logits at masked positions: the model, or ELECTRA's generator.
+  """Return the function that computes logits at masked positions: the model, or ELECTRA's generator.
 
   Raises:
     UserError: the model has no such head.

@@ -1,4 +1,4 @@
-"""Text from encoder-decoders and decoders."""
+"""Text generation with encoder-decoders and decoders."""
 
 import logging
 import re
@@ -23,13 +23,13 @@ Batch = dict[str, Any]
 
 
 class Generation:
-  """The base of text generation with both architectures.
+  """The base class of text generation with both architectures.
 
   Args:
     model: the abstract model.
-    vocabulary: that it was trained with.
+    vocabulary: the vocabulary of its training.
     features: names and shapes of its training features.
-    strategy: how tokens are chosen.
+    strategy: the decoding strategy.
     new_tokens: the most tokens to generate; None for a default that suits the architecture.
   """
 
@@ -50,8 +50,9 @@ class Generation:
         )
 
   def __call__(self, run: Runner, ids: Sequence[Sequence[int]], texts: Sequence[str]) -> list[dict[str, Any]]:
-    """An answer for each text: `input`, `prediction`, `score` and, if the text has sentinels, `filled`. If there are
-    several predictions per text, `predictions`, `scores` and `filled` are lists.
+    """Return an answer for each text: `input`, `prediction`, `score` and, if the text has sentinels, `filled`.
+
+    With several predictions per text, `predictions`, `scores` and `filled` are lists.
 
     Raises:
       UserError: memory cannot hold so many new tokens.
@@ -93,12 +94,12 @@ class Generation:
     return answer if filled is None else answer | {"filled": filled}
 
   def _until_eos(self, ids: list[int]) -> list[int]:
-    """The ids before the end that the vocabulary knows; token tables may have more rows."""
+    """Return the ids before the end token, without ids unknown to the vocabulary: token tables may have more rows."""
     end = next((place for place, i in enumerate(ids) if i in self.ends), len(ids))
     return [i for i in ids[:end] if i < self.vocabulary.size]
 
   def check_new_tokens(self, length: int, what: str) -> None:
-    """UserError if the model has too few positions for the new tokens after `length` others; `what` has these."""
+    """Raise UserError if the model lacks positions for the new tokens after `length` tokens, described by `what`."""
     if self.positions is not None and length + self.new_tokens > self.positions:
       raise UserError(
         f"{what}--max_new_tokens={self.new_tokens}: the model has positions for {self.positions} tokens in all; "
@@ -107,7 +108,7 @@ class Generation:
 
 
 class TextToText(Generation):
-  """An encoder-decoder: the text is encoded, the answer decoded."""
+  """Generation with an encoder-decoder: encode the text, decode the answer."""
 
   def default_new_tokens(self) -> int:
     return self.trained_length
@@ -119,10 +120,10 @@ class TextToText(Generation):
     return 0
 
   def encode(self, texts: Sequence[str], origin: str) -> list[list[int]]:
-    """Ids of each text, its spelled-out sentinels and masks included, and EOS.
+    """Encode each text, with its spelled-out sentinels and masks, and EOS.
 
     Raises:
-      UserError: a text is longer than the model was trained for, or it has too few positions for the new tokens.
+      UserError: a text is longer than in training, or the model has too few positions for the new tokens.
     """
     self.check_new_tokens(0, "")
     (longest,) = self.features["encoder_input_tokens"]
@@ -154,7 +155,7 @@ class TextToText(Generation):
 
 
 class Continuation(Generation):
-  """A decoder: continues the text. A prefix LM attends to all of the text in both directions."""
+  """Generation with a decoder: continue the text. A prefix LM attends to the text in both directions."""
 
   def default_new_tokens(self) -> int:
     return min(64, max(1, self.trained_length // 2))
@@ -166,7 +167,7 @@ class Continuation(Generation):
     return length
 
   def encode(self, texts: Sequence[str], origin: str) -> list[list[int]]:
-    """Ids of the start token and each text.
+    """Encode each text after the start token.
 
     Raises:
       UserError: the model has too few positions.
@@ -174,7 +175,7 @@ class Continuation(Generation):
     rows, longest = [], 0
     for number, text in enumerate(texts):
       ids = [vocabularies.start_id(self.vocabulary), *self.prompt(text)]
-      # The last generated token is never read, so it needs no position.
+      # The model never reads the last generated token, so it needs no position.
       self.check_new_tokens(len(ids) - 1, f"--input={origin}: {shown(text, number)} has {len(ids) - 1} tokens, ")
       longest = max(longest, len(ids))
       rows.append(ids)
@@ -199,7 +200,7 @@ class Continuation(Generation):
     return features | prefix
 
   def text_of(self, prompt: Sequence[int], ids: list[int]) -> str:
-    """The new text, decoded after the prompt, because by itself it would lose a leading space."""
+    """Return the new text. It is decoded after the prompt, because alone it would lose a leading space."""
     special = self.vocabulary.special_ids
     before, after = ([i for i in part if i not in special] for part in (prompt, ids))
     start, whole = self.vocabulary.decode(before), self.vocabulary.decode(before + after)
@@ -210,7 +211,7 @@ class Continuation(Generation):
 
 
 class Answer(Continuation):
-  """A decoder trained on conversations: the answer to the text as a user's message, which ends with its turn.
+  """Generation with a decoder trained on conversations: answer the text as a user's message, until the turn ends.
 
   Args:
     template: one of `chat.TEMPLATES`.
@@ -233,7 +234,7 @@ SENTINEL = re.compile(r"<extra_id_\d+>")
 
 
 def fill(text: str, prediction: str) -> str:
-  """The text with each sentinel replaced by what follows it in the prediction; sentinels not in it stay."""
+  """Replace each sentinel of the text with the prediction's text after it; keep sentinels that the prediction lacks."""
   parts = re.split(f"({SENTINEL.pattern})", prediction)
   spans = dict(zip(parts[1::2], (span.strip() for span in parts[2::2])))
   return SENTINEL.sub(lambda found: spans.get(found[0], found[0]), text)

@@ -1,4 +1,4 @@
-"""Which of some texts says best what an image shows, by a model of images and texts (Radford et al. 2021, 3.1)."""
+"""Zero-shot classification: rank captions for an image with a model of images and texts (Radford et al. 2021, 3.1)."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,15 +15,15 @@ from t5x_like.rows import Runner, in_batches
 
 
 class TextChoice(ImageClassification):
-  """Classifies images as `ImageClassification` does; the classes are texts.
+  """An `ImageClassification` whose classes are texts.
 
-  Probabilities are the softmax over the texts of the scaled cosines, or their sigmoid where the model has a bias.
+  Probabilities are the softmax over the texts of the scaled cosines, or their sigmoid if the model has a bias.
 
   Args:
     model, vocabulary, task, flags: see `images.predictor`.
-    texts: those to choose from, such as 'a photo of a cat'.
+    texts: the texts to choose from, such as 'a photo of a cat'.
   Raises:
-    UserError: fewer than two texts, or a flag that is not for images.
+    UserError: there are fewer than two texts, or a flag does not apply to images.
   """
 
   def __init__(self, model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any], texts: Sequence[str]):

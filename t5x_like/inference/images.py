@@ -1,4 +1,4 @@
-"""What images show: their classes, or the objects in them, likeliest first."""
+"""Predictions for images: their classes or the objects in them, likeliest first."""
 
 import concurrent.futures
 import glob
@@ -21,10 +21,10 @@ from t5x_like.rows import Runner, in_batches
 
 
 def files(path: str) -> list[str]:
-  """The files of a folder and those below it, of a pattern such as `photos/*.jpg`, or one file; in the order of names.
+  """List the files under a folder, of a pattern such as `photos/*.jpg`, or a single file, sorted by name.
 
   Raises:
-    UserError: there is none.
+    UserError: there is no file.
   """
   if os.path.isdir(path):
     found = [str(file) for file in pathlib.Path(path).rglob("*") if file.is_file() and not file.name.startswith(".")]
@@ -40,20 +40,20 @@ def files(path: str) -> list[str]:
 
 
 def told(answers: Sequence[dict[str, Any]]) -> str:
-  """How many files were skipped, by reason; empty if none was."""
+  """Report how many files were skipped, by reason; empty if none was."""
   skipped = Counter(answer["error"] for answer in answers if "error" in answer)
   reasons = ", ".join(f"{n} {reason}" for reason, n in sorted(skipped.items()))
   return f"{skipped.total()} of {len(answers)} files skipped ({reasons})" if skipped else ""
 
 
 def predictor(model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any]):
-  """The predictor for a model of images: calling it on a `Runner` and files returns answers.
+  """Make the predictor for a model of images: calling it on a `Runner` and files returns answers.
 
   Args:
     model: the abstract model.
-    vocabulary: of its classes.
-    task: the arguments of `config.task` that it was trained with.
-    flags: those given on the command line.
+    vocabulary: the vocabulary of its classes.
+    task: the arguments of `config.task` in its training.
+    flags: the flags given on the command line.
   Raises:
     UserError: the model finds neither classes nor objects, or a flag does not apply to it.
   """
@@ -61,13 +61,13 @@ def predictor(model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any])
 
 
 class _OfImages:
-  """Answers for files, a batch at a time.
+  """The base class of predictors that answer files, a batch at a time.
 
-  A subclass says what the model takes of a file (`features`), computes (`found`, traced) and answers (`answer`).
+  A subclass defines the model's inputs for a file (`features`), its computation (`found`, traced) and its `answer`.
   """
 
   def __call__(self, run: Runner, paths: Sequence[str]) -> list[dict[str, Any]]:
-    """An answer for each file: `input`, and what was found, or an `error`.
+    """Return an answer for each file: `input` and either the predictions or an `error`.
 
     Raises:
       UserError: none of the files is an image.
@@ -109,7 +109,7 @@ class _OfImages:
 
 
 class ImageClassification(_OfImages):
-  """Classifies the middle of each image, as evaluations see it; `--top_k` says how many classes to give."""
+  """A predictor that classifies the centre crop of each image, as in evaluation; `--top_k` is the number of classes."""
 
   def __init__(self, model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any]):
     self.read_options(model.variant, task, flags)
@@ -134,7 +134,7 @@ class ImageClassification(_OfImages):
     return {"image": self._normalised(pictures.centred(image_YXC, self._resolution, self._crop))}
 
   def probabilities(self, model, batch: dict[str, jax.Array]) -> jax.Array:
-    """float32 [B, V], of each class."""
+    """Return the probability of each class, float32 [B, V]."""
     return jax.nn.softmax(model(batch)["logits"], axis=-1)
 
   def found(self, model, batch):
@@ -143,14 +143,16 @@ class ImageClassification(_OfImages):
     return best_BK, jnp.take_along_axis(p_BV, best_BK, axis=-1)
 
   def answer(self, size, best_K: np.ndarray, p_K: np.ndarray) -> dict[str, Any]:
-    """`prediction`, its `probability`, and `predictions`, the likeliest classes with their probabilities."""
+    """Return `prediction`, its `probability`, and `predictions`, the likeliest classes with their probabilities."""
     found = [{"label": self.names[n], "probability": float(f"{p:.6g}")} for n, p in zip(best_K.tolist(), p_K.tolist())]
     return {"prediction": found[0]["label"], "probability": found[0]["probability"], "predictions": found}
 
 
 class ObjectDetection(_OfImages):
-  """Finds the objects in each image, resized as evaluations see it: those with a score of at least 0.5, or with
-  `--top_k` so many of the likeliest."""
+  """A predictor that detects the objects in each image, resized as in evaluation.
+
+  It returns the objects with a score of at least 0.5 or, with `--top_k`, that many of the likeliest.
+  """
 
   def __init__(self, model, vocabulary, task: Mapping[str, Any], flags: dict[str, Any]):
     self._top_k = _most(flags, "finds objects in images", "objects", 0)
@@ -169,7 +171,7 @@ class ObjectDetection(_OfImages):
     return likeliest(model.outputs(batch))
 
   def answer(self, size, score_Q: np.ndarray, class_Q: np.ndarray, box_Q4: np.ndarray) -> dict[str, Any]:
-    """`detections`: the `label`, `score` and `box` of each, ymin, xmin, ymax, xmax in pixels of the file's image."""
+    """Return `detections`, each with `label`, `score` and `box` (ymin, xmin, ymax, xmax in the file's pixels)."""
     order = np.argsort(-score_Q, kind="stable")
     chosen = order[: self._top_k] if self._top_k else order[score_Q[order] >= SHOWN]
     boxes = corners(box_Q4[chosen].astype(np.float64)) * np.tile(size, 2)
@@ -177,7 +179,7 @@ class ObjectDetection(_OfImages):
 
 
 def _most(flags: dict[str, Any], does: str, what: str, default: int) -> int:
-  """`--top_k`, the only flag of generation that says something about images."""
+  """Return `--top_k`, the only flag of generation that applies to images; raise UserError for others."""
   if other := [name for name in flags if name != "top_k"]:
     raise UserError(
       f"--{other[0]}={flags[other[0]]}: the model {does} and generates nothing; of these flags it takes --top_k, the"

@@ -1,4 +1,4 @@
-"""How likely a model finds given continuations: log-probabilities of tokens after a context, and of whole texts."""
+"""Log-probabilities that a model assigns to given continuations of a context, and to whole texts."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,10 +16,12 @@ Ids = Sequence[int]
 
 @dataclasses.dataclass(frozen=True)
 class Scored:
-  """Attributes:
-  log_probability: of the continuation, in nats, summed over its tokens.
-  greedy: whether each of its tokens is the likeliest.
-  truncated: whether the context lost its beginning.
+  """A scored continuation.
+
+  Attributes:
+    log_probability: the log-probability of the continuation, in nats, summed over its tokens.
+    greedy: whether each of its tokens is the likeliest.
+    truncated: whether the context lost its beginning.
   """
 
   log_probability: float
@@ -28,21 +30,20 @@ class Scored:
 
 
 class Likelihood:
-  """Scores continuations with a decoder or an encoder-decoder.
+  """A scorer of continuations by a decoder or an encoder-decoder.
 
-  Contexts that are too long are cut from their beginning. An encoder-decoder reads the context in its encoder; a prefix
-  LM sees it in both directions.
+  Contexts that are too long lose their beginning. An encoder-decoder reads the context in its encoder; a prefix LM sees
+  it in both directions.
 
   Args:
     run: applies the model to rows.
     features: names and shapes of the model's training features.
-    longest: the most tokens that the model reads, which are those of context and continuation but the last (of an
-      encoder-decoder: of the context); None is the number of its positions or, where these have no end, the length it
-      was trained on.
+    longest: the most tokens that the model reads: all tokens of context and continuation but the last, or the context
+      for an encoder-decoder. None is the number of its positions or, if these are unlimited, its training length.
 
   Attributes:
     longest: as above.
-    longest_answer: the most tokens of a continuation; None for an encoder-decoder whose positions have no end.
+    longest_answer: the most tokens of a continuation; None for an encoder-decoder with unlimited positions.
 
   Raises:
     UserError: the model is an encoder.
@@ -58,10 +59,10 @@ class Likelihood:
     self.longest_answer = positions(run.model.decoder_inputs) if self._both else self.longest
 
   def __call__(self, pairs: Sequence[tuple[Ids, Ids]]) -> list[Scored]:
-    """The score of each (context, continuation), both ids; a decoder needs at least one token of context.
+    """Score each (context, continuation), both ids; a decoder needs at least one token of context.
 
     Raises:
-      UserError: an empty continuation, or one longer than the model takes.
+      UserError: a continuation is empty or longer than the model takes.
     """
     for context, continuation in pairs:
       if not len(continuation) or not (len(context) or self._both):
@@ -73,9 +74,10 @@ class Likelihood:
     return self._of_targets(pairs) if self._both else self._of_rows(pairs)
 
   def rolling(self, ids: Ids, start: int, stride: int | None = None) -> float:
-    """The log-probability of a whole text, every token once, after `start`.
+    """Return the log-probability of a whole text after `start`, scoring every token once, in windows.
 
-    Each window but the first has `longest + 1 - stride` tokens of context; None is the whole length, with one.
+    Each window but the first has `longest + 1 - stride` tokens of context. A stride of None is `longest`, which leaves
+    one token of context.
     """
     size = self.longest
     stride = min(stride or size, size)
@@ -90,7 +92,7 @@ class Likelihood:
   def _of_rows(self, pairs) -> list[Scored]:
     rows = [[*context, *continuation][-self.longest - 1 :] for context, continuation in pairs]
     extras = {
-      "last": np.array([[row[-1]] for row in rows], np.int32),  # which is never read
+      "last": np.array([[row[-1]] for row in rows], np.int32),  # a target only: the model does not read it
       "counts": np.array([[len(continuation), len(row) - 1] for (_, continuation), row in zip(pairs, rows)], np.int32),
     }
 
@@ -104,7 +106,7 @@ class Likelihood:
       wanted_BT = (places >= read_B1 - wanted_B1) & (places < read_B1)
       return _sums(model(features)["logits"].astype(jnp.float32), targets_BT, wanted_BT)
 
-    # A row of one bucket more than its inputs need costs little, and keeps one shape for contexts of any length.
+    # Padding to a bucket costs little, and keeps few shapes for contexts of any length.
     ids = [row[:-1] for row in rows]
     found = self._run(function, ids, extras, lambda length: padded_length(length, self.longest))
     cut = [len(context) + len(continuation) > self.longest + 1 for context, continuation in pairs]
@@ -137,12 +139,12 @@ class Likelihood:
 
 
 def positions(inputs) -> int | None:
-  """The number of positions a stack has, None if unlimited."""
+  """Return a stack's number of positions; None if unlimited."""
   return inputs.position.length if isinstance(inputs.position, LearnedPosition) else None
 
 
 def _sums(logits_BTV: jax.Array, targets_BT: jax.Array, wanted_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """(log-probability, whether all are the likeliest) [B] of the wanted targets."""
+  """Return (log-probability, whether all are likeliest), both [B], of the wanted targets."""
   log_p_BT = jnp.take_along_axis(jax.nn.log_softmax(logits_BTV), targets_BT[..., None], axis=-1)[..., 0]
   right_BT = jnp.argmax(logits_BTV, axis=-1) == targets_BT
   return jnp.sum(jnp.where(wanted_BT, log_p_BT, 0.0), axis=1), jnp.all(right_BT | ~wanted_BT, axis=1)

@@ -8,14 +8,14 @@ from t5x_like.data.vocabularies import ByteVocabulary, Vocabulary
 
 
 def encode_pieces(vocabulary: Vocabulary, text: str) -> list[int]:
-  """Ids of a text with spelled-out sentinels and, if the vocabulary has one, mask pieces; no EOS."""
+  """Encode a text with spelled-out sentinels and, if the vocabulary has a mask, mask pieces; no EOS."""
   if vocabulary.mask_id is None:
     return vocabularies.encode_sentinels(vocabulary, text)
   return encode_masks(vocabulary, text, vocabulary.mask_id, vocabulary.pieces_of([vocabulary.mask_id]))
 
 
 def encode_masks(vocabulary: Vocabulary, text: str, mask_id: int, spellings: Iterable[str]) -> list[int]:
-  """Ids of a text with sentinels, in which each of `spellings` stands for the mask; no EOS.
+  """Encode a text with sentinels, in which each of `spellings` stands for the mask; no EOS.
 
   A mask stands for a piece and the space before it, as in the vocabulary; for bytes, the space is a separate piece.
   """

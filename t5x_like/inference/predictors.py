@@ -10,14 +10,14 @@ from t5x_like.inference import fill_mask, generation, strategies
 
 
 def predictor(model, vocabulary, features: dict[str, list[int]], flags: dict[str, Any], template: str | None = None):
-  """Make the predictor for a model: its `encode(texts, origin)` returns rows of tokens, and a call on them answers.
+  """Make the predictor for a model: `encode(texts, origin)` returns rows of tokens, and calling it answers them.
 
   Args:
     model: the abstract model.
-    vocabulary: that it was trained with.
+    vocabulary: the vocabulary of its training.
     features: names and shapes of its training features, without the batch axis.
-    flags: those given on the command line.
-    template: the chat template that a decoder was trained with, if it was.
+    flags: the flags given on the command line.
+    template: the chat template of a decoder trained on conversations, else None.
   Raises:
     UserError: the model cannot predict text, or flags do not apply to it or exclude each other.
   """

@@ -1,4 +1,4 @@
-"""Questions asked of a model without training, by likelihood or by generation; `tools.few_shot` tells the files."""
+"""Ask a model questions without training, by likelihood or generation; `tools.few_shot` describes the files."""
 
 import collections
 import dataclasses
@@ -22,7 +22,7 @@ _TEXTS = (str, "a string")
 _LISTS = (list, "a list")
 _ANY = (object, "a value")
 _INDEX = (int, "an index from 0")
-# By kind, the keys that a row has and what they hold; the most special kind first.
+# The keys of a row and their types, by kind; the most specific kind comes first.
 _KINDS: dict[str, dict[str, tuple[type, str]]] = {
   "schema": {"context_options": _LISTS, "continuation": _TEXTS, "gold": _INDEX},
   "letters": {"question": _TEXTS, "choices": _LISTS, "answer": _TEXTS},
@@ -31,17 +31,18 @@ _KINDS: dict[str, dict[str, tuple[type, str]]] = {
   "answers": {"context": _TEXTS, "answer": _ANY},
   "texts": {"text": _TEXTS},
 }
-SCORES = {"answers": "exact_match", "texts": "bits_per_byte"}  # what counts first; accuracy of the other kinds
+SCORES = {"answers": "exact_match", "texts": "bits_per_byte"}  # the main score; accuracy for the other kinds
 
 
 @dataclasses.dataclass(frozen=True)
 class Questions:
-  """The rows of a file, all of one kind.
+  """The questions of a file, all of one kind.
 
   Attributes:
     path: the file.
-    kind: how they are asked, a method of `Asker`.
-    rows: the records, and `wheres` the place of each in the file.
+    kind: the way to ask them, a method of `Asker`.
+    rows: the records.
+    wheres: the place of each record in the file, for messages.
   """
 
   path: str
@@ -51,7 +52,7 @@ class Questions:
 
 
 def files(patterns: Sequence[str]) -> dict[str, str]:
-  """The files of some patterns, each by the first part of its name; UserError if there are none or two of one name."""
+  """List the files of patterns by the first part of their names; raise UserError if none match or names collide."""
   found: dict[str, str] = {}
   for pattern in patterns:
     given = "://" in pattern or pathlib.Path(pattern).exists()
@@ -67,11 +68,11 @@ def files(patterns: Sequence[str]) -> dict[str, str]:
 
 
 def read(path: str) -> Questions:
-  """The questions of a file of JSON lines, plain or compressed.
+  """Read the questions of a file of JSON lines, plain or compressed.
 
   Raises:
-    UserError: naming the row: no such file, no questions or no known kind, a key that is missing or holds something
-      else, or an answer that is none of the choices.
+    UserError: there is no such file, no question or no known kind; or, naming the row, a key is missing or has the
+      wrong type, or the answer is not among the choices.
   """
   source = open_source(f"jsonl:{path}")
   found = [(where, row) for where, row in source.records(source.splits[0]) if not isinstance(row, Skip)]
@@ -108,14 +109,14 @@ def _check(where: str, row: Record, kind: str) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """How questions are asked.
+  """The options of asking.
 
   Attributes:
-    shots: answered examples before each.
-    seed: of their choice.
-    limit: how many questions of a file, from the first; None is all.
-    stride: of windows over texts; None is their length.
-    max_new_tokens: of generated answers.
+    shots: answered examples before each question.
+    seed: the seed of their choice.
+    limit: the number of questions of a file, from the first; None means all.
+    stride: the stride of windows over texts; None is their length.
+    max_new_tokens: the most tokens of a generated answer.
   """
 
   shots: int = 0
@@ -126,15 +127,15 @@ class Options:
 
 
 class Asker:
-  """Asks a model the questions of files.
+  """A callable that asks a model the questions of files.
 
-  Contexts that are longer than what the model reads lose their beginning, as in EleutherAI's harness, and are counted:
-  `truncated` is the number of questions of which any was cut.
+  Contexts longer than the model reads lose their beginning, as in EleutherAI's harness; `truncated` is the number of
+  questions with any truncated context.
 
   Args:
     opened: the model, a `training.trained.Opened`.
-    options: how to ask.
-    examples: what answered examples are drawn from; None is the file of the question itself.
+    options: the options of asking.
+    examples: the source of answered examples; None is the file of the question itself.
   """
 
   def __init__(self, opened: Any, options: Options, examples: Questions | None = None):
@@ -144,10 +145,10 @@ class Asker:
     self._likelihood = Likelihood(opened.run, opened.features)
 
   def __call__(self, questions: Questions) -> dict[str, float]:
-    """The scores, in percent unless they are perplexities, and the number of `examples`.
+    """Ask the questions; return the scores and counts. Accuracy and exact match are in percent.
 
     Raises:
-      UserError: an answer that the model has no room for, or running text for an encoder-decoder.
+      UserError: an answer is too long for the model, or running text is given to an encoder-decoder.
     """
     if self._examples and self._examples.kind != questions.kind:
       raise UserError(
@@ -157,7 +158,7 @@ class Asker:
     return getattr(self, f"_{questions.kind}")(questions)
 
   def _pair(self, where: str, context: str, continuation: str) -> tuple[list[int], list[int]]:
-    """Ids of a context and what follows; an encoder-decoder ends both with EOS."""
+    """Encode a context and its continuation; for an encoder-decoder, both end with EOS."""
     encode, eos = self._vocabulary.encode, [self._vocabulary.eos_id]
     if self._both:
       pair = [*encode(context), *eos], [*encode(continuation.lstrip()), *eos]
@@ -173,7 +174,7 @@ class Asker:
     return pair
 
   def _asked(self, questions: Questions, shown: Callable[[Record], str]) -> list[tuple[str, Record, str]]:
-    """For each question where it is, its row, and what stands before it: `shots` other rows, answered."""
+    """Return for each question its place, its row, and its prefix of `shots` other rows with answers."""
     rows, options, out = questions.rows, self._options, []
     for number, row in enumerate(rows[: options.limit]):
       rng = random.Random(options.seed * 1_000_003 + number)
@@ -203,7 +204,7 @@ class Asker:
     return self._likeliest([(len(row["context_options"]), row["gold"]) for _, row, _ in asked], pairs, texts)
 
   def _letters(self, questions: Questions) -> dict[str, float]:
-    """MMLU (Hendrycks et al. 2021): the four letters after "Answer:"."""
+    """Ask as in MMLU (Hendrycks et al. 2021): score the letters of the choices after "Answer:"."""
     by_subject = collections.defaultdict(list)
     for row in questions.rows if self._pool is None else self._pool:
       if row.get("split") == "dev":
@@ -227,7 +228,7 @@ class Asker:
     return self._likeliest(right, pairs, texts)
 
   def _likeliest(self, right: list[tuple[int, int]], pairs, texts: list[str]) -> dict[str, float]:
-    """Of questions, each the number of its choices, which follow one another, and the right one among them."""
+    """Score choices by likelihood; `right` has (number of choices, index of the right one) for each question."""
     found = self._likelihood(pairs)
     hits = hits_norm = truncated = place = 0
     for count, gold in right:
@@ -260,7 +261,7 @@ class Asker:
     return scores | {"truncated": sum(one.truncated for one in found)}
 
   def _answers(self, questions: Questions) -> dict[str, float]:
-    """Generated up to the end of the line; numbers up to the end of the paragraph."""
+    """Generate answers; judge texts up to the end of the line, numbers up to the end of the paragraph."""
     opened, new = self._opened, self._options.max_new_tokens
     rows = questions.rows[: self._options.limit]
     numeric = all("chain_of_thought" in row or final_number(str(row["answer"])) == str(row["answer"]) for row in rows)
@@ -292,7 +293,7 @@ class Asker:
     return {"exact_match": 100.0 * right / len(rows)} | counts
 
   def _texts(self, questions: Questions) -> dict[str, float]:
-    """Every token once; see `Likelihood.rolling`."""
+    """Score every token of each text once; see `Likelihood.rolling`."""
     if self._both:
       raise UserError(f"{questions.path}: the model is an encoder-decoder, which gives running text no probability")
     nats, counts = 0.0, collections.Counter()

@@ -22,12 +22,12 @@ FILTERS: dict[str, Callable[[float], Transform]] = {
   "top_p": TopP,
   "min_p": MinP,
 }  # in the order of application
-_STEEPEST = 10  # a length penalty beyond it leaves float32
+_STEEPEST = 10  # a larger length penalty overflows float32
 
 
 @dataclasses.dataclass(frozen=True)
 class Greedy:
-  """The likeliest next token."""
+  """The strategy that takes the likeliest next token."""
 
   transforms: tuple[Transform, ...] = ()
   predictions = rows = 1  # per text, in the output and in batches
@@ -39,9 +39,9 @@ class Greedy:
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """Tokens drawn from the model's distribution as changed by the transforms.
+  """The strategy that draws tokens from the model's distribution, changed by the transforms.
 
-  A sample depends only on the seed, the text's number and the sample's.
+  A sample depends only on the seed, the text's number and the sample's number.
   """
 
   seed: int
@@ -63,7 +63,7 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True)
 class Beams:
-  """The best `predictions` of a search with `beams`, by `log-probability / ((5 + length) / 6)^length_penalty`."""
+  """Beam search for the best `predictions` by `log-probability / ((5 + length) / 6)^length_penalty`."""
 
   beams: int
   predictions: int
@@ -96,12 +96,12 @@ def choose(
   min_new_tokens: int | None = None,
   **filters: float,
 ) -> Strategy:
-  """The strategy that the command line's flags ask for.
+  """Return the strategy selected by the command line's flags.
 
   Args:
-    filters: of `FILTERS`; any of them samples.
+    filters: values by the names of `FILTERS`; any filter selects sampling.
   Raises:
-    UserError: a value out of range, or flags that exclude each other.
+    UserError: a value is out of range, or flags exclude each other.
   """
   for name, value, least in (("beams", beams, 1), ("samples", samples, 1), ("min_new_tokens", min_new_tokens, 0)):
     if value is not None and value < least:

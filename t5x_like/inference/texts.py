@@ -1,4 +1,4 @@
-"""Texts from lines, and lines of JSON."""
+"""Read texts from files, and write JSON lines."""
 
 import json
 import pathlib
@@ -10,14 +10,14 @@ from t5x_like.errors import UserError, did_you_mean, one_line
 
 
 def read(path: str, field: str | None = None, flag: str = "--input") -> list[str]:
-  """The texts of a file: its non-blank lines or, in JSON lines, the values of a key.
+  """Return the texts of a file: its non-blank lines or, in JSON lines, the values of a key.
 
   Args:
     path: a UTF-8 file, or `-` for standard input. A `.jsonl` file has a JSON object on every line.
     field: the key of the text, by default `text`; if given, any file is read as JSON lines.
-    flag: that gave the path.
+    flag: the flag that gave the path, for messages.
   Raises:
-    UserError: the file is missing, empty or not UTF-8, or a line is not such an object.
+    UserError: the file is missing, empty or not UTF-8, or a line is not an object with this key.
   """
   try:
     data = sys.stdin.buffer.read() if path == "-" else pathlib.Path(path).read_bytes()
@@ -54,5 +54,5 @@ def lines(rows: Iterable[dict[str, Any]]) -> Iterator[str]:
 
 
 def shown(text: str, number: int) -> str:
-  """How a message names a text, counted from 0."""
+  """Describe a text for a message; `number` counts from 0."""
   return f"text {number + 1} ({text[:40]!r}{'…' if len(text) > 40 else ''})"
