@@ -1,1 +1,1 @@
-"""What a step costs on hardware that is not there: it is compiled for a named topology, and the program is read."""
+"""Estimate a step's cost on absent hardware: compile it for a named topology and read the program."""

@@ -1,4 +1,4 @@
-"""Plans are made in processes of their own: another environment and stack, and a compiler that may crash."""
+"""Make plans in child processes: they need another environment and stack, and the compiler may crash."""
 
 import dataclasses
 import json
@@ -20,15 +20,15 @@ COMMAND = (sys.executable, "-m", "t5x_like.planning.compiling")
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """What to plan.
+  """A request for a plan.
 
   Attributes:
     config, overrides: as for training.
     topology, slices: see `hardware.parse`.
     step: one of `steps.STEPS`.
-    phase: of the recipe; None is what it ends on.
+    phase: a phase of the recipe; None is the end of the run.
     hlo: a file for the text of the compiled program, or None.
-    search: asks for what might be planned instead, see `search.candidates`.
+    search: whether to return candidates for planning instead; see `search.candidates`.
     trust: whether the command has `--trust`, see `t5x_like.trust`.
   """
 
@@ -44,10 +44,10 @@ class Request:
 
 
 def plan(request: Request, timeout_seconds: float) -> dict[str, Any]:
-  """The plan, or, if the compiler does not survive it, a finding: `fits` False and a `verdict` with the exit code.
+  """Return the plan or, if the compiler fails, a finding: `fits` False and a `verdict` with the exit code.
 
   Raises:
-    UserError: the request cannot be: an unknown recipe, topology or mesh.
+    UserError: the request is invalid, such as an unknown recipe, topology or mesh.
   """
   topology = hardware.parse(request.topology, request.slices)
   environment = os.environ | hardware.environment(topology)
@@ -80,13 +80,13 @@ def _run(command: list[str], environment: dict[str, str], sink, timeout_seconds:
 
 
 def _deep_stack() -> None:
-  """The compiler's threads overflow ordinary stacks on transformers (SIGSEGV); their size is read when jax starts."""
+  """Raise the stack limit before jax reads it: on Transformers, the compiler's threads overflow ordinary stacks."""
   _, hard = resource.getrlimit(resource.RLIMIT_STACK)
   resource.setrlimit(resource.RLIMIT_STACK, (hard, hard))
 
 
 def _finding(request: Request, topology, code: int, seconds: float, log: str) -> dict[str, Any]:
-  """What is known of a program whose compiler ended without an answer."""
+  """Describe a program whose compiler ended without an answer."""
   if code == -signal.SIGALRM:
     what = f"the compiler was not done after {seconds:.0f} s"
   elif code < 0:

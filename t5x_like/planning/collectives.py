@@ -1,13 +1,14 @@
-"""The collectives of a compiled program: what every device sends in a step, over which mesh axes, and whether it waits.
+"""The collectives of a compiled program: the bytes each device sends, over which mesh axes, and whether it waits.
 
-*Ring bytes* are what one device sends when N devices do a collective around a ring, which is the least that any
-algorithm can do (Patarasuk and Yuan 2009): of a result of b bytes (N - 1) / N * b for an all-gather, of an operand of b
-bytes as much for a reduce-scatter or all-to-all, twice that for an all-reduce; b for a permutation.
+*Ring bytes* are the bytes one device sends when N devices run a collective around a ring, the minimum of any algorithm
+(Patarasuk and Yuan 2009): (N - 1) / N * b for an all-gather with a result of b bytes, the same for a reduce-scatter or
+all-to-all with an operand of b bytes, twice that for an all-reduce, and b for a permutation.
 
-A reduce-scatter that the TPU compiler prints as one fusion of an all-reduce and a slice counts as what it is. An
-all-reduce whose result is sliced elsewhere counts as an all-reduce: that is what is sent. An asynchronous collective is
-executed where it starts; the TPU compiler prints it again, under the same channel, in the computations that it runs
-beside. Between slices, it prints what a device hands to its host, which sends it over the data-centre network.
+A reduce-scatter that the TPU compiler prints as one fusion of an all-reduce and a slice counts as a reduce-scatter. An
+all-reduce whose result is sliced elsewhere counts as an all-reduce, because that is what is sent. An asynchronous
+collective executes where it starts; the TPU compiler prints it again, under the same channel, in the computations that
+overlap with it. Between slices, the compiler prints the data that a device hands to its host, which sends it over the
+data-centre network.
 """
 
 import dataclasses
@@ -28,17 +29,17 @@ _BETWEEN_SLICES = re.compile(r'_xla_megascale_target="\{[\d,]+\}x\{0:(\d+)\}",_x
 
 @dataclasses.dataclass
 class Collective:
-  """Collectives of a kind over the same devices, executed in one step.
+  """All collectives of a kind over the same mesh axes in one step.
 
   Attributes:
-    axes: mesh axes that the groups extend along, joined by "+"; "" for groups that no axes make.
-    devices: in a group.
+    axes: the mesh axes along which the groups extend, joined by "+"; "" for groups that match no axes.
+    devices: the number of devices in a group.
     count: executions in a step, loops multiplied.
-    bytes: of the results (operands of reduce-scatter and all-to-all), over all executions.
-    ring_bytes: what one device sends.
-    asynchronous: whether other work may be done meanwhile.
-    where: the operation that the largest of them comes from, as traced.
-    group: devices of the program that do the largest together.
+    bytes: bytes of the results (operands for all-reduce, reduce-scatter, all-to-all), over all executions.
+    ring_bytes: the bytes that one device sends.
+    asynchronous: whether it overlaps with other work.
+    where: the traced operation behind the largest collective.
+    group: a group of devices that runs the largest collective.
   """
 
   kind: str
@@ -57,10 +58,10 @@ class Collective:
 
 
 def collectives(program: Program, mesh: Mapping[str, int]) -> list[Collective]:
-  """All collectives of a program, largest first.
+  """Return all collectives of a program, largest first.
 
   Args:
-    mesh: the length of each axis, in the order of the mesh; device i of the program is the i-th of the flattened mesh.
+    mesh: the length of each axis, in mesh order; device i of the program is the i-th device of the flattened mesh.
   """
   found: dict[tuple, Collective] = {}
   started = _started(program)
@@ -74,7 +75,7 @@ def collectives(program: Program, mesh: Mapping[str, int]) -> list[Collective]:
       kind, asynchronous = _kind(instruction)
       start = started.get(instruction.attribute("channel_id"), {computation})
       if kind is None or computation not in start:
-        continue  # printed again beside what it runs beside, or where it is waited for
+        continue  # a repeated print, in an overlapping computation or where it is awaited
       fused = computation in program.fused
       scattered = kind == "all-reduce" and fused and instruction.name in slices
       asynchronous |= instruction.attribute("channel_id") in started or computation in program.asynchronous
@@ -97,7 +98,7 @@ def collectives(program: Program, mesh: Mapping[str, int]) -> list[Collective]:
 
 
 def _started(program: Program) -> dict[str | None, set[str]]:
-  """The computations that start an asynchronous collective of the TPU compiler, by channel."""
+  """Return the computations that start an asynchronous collective of the TPU compiler, by channel."""
   started: dict[str | None, set[str]] = {}
   for computation, instructions in program.computations.items():
     if any(i.opcode == "custom-call" and _STARTS in i.rest for i in instructions):
@@ -109,7 +110,7 @@ def _started(program: Program) -> dict[str | None, set[str]]:
 
 
 def _kind(instruction: Instruction) -> tuple[str | None, bool]:
-  """(kind, whether it is a start) of an instruction; (None, …) of others."""
+  """Return (kind, whether it is a start) of a collective instruction; (None, …) for others."""
   opcode = instruction.opcode
   if opcode == "send" and (between := _BETWEEN_SLICES.search(instruction.rest)):
     kind = between[2].lower().replace("_", "-")
@@ -125,7 +126,7 @@ def _share(kind: str, n: int) -> float:
 
 
 def _bytes(instruction: Instruction, kind: str, shapes: Mapping[str, str], n: int) -> float:
-  """Bytes of the larger side: the operands of what scatters, the results of what gathers from `n` devices."""
+  """Return the bytes of the larger side: the operands of a reduction or scatter, the results of a gather."""
   if instruction.opcode == "send":
     return type_bytes(elements(instruction.type)[0]) * (n if kind == "all-gather" else 1)
   if kind in ("all-reduce", "reduce-scatter", "all-to-all", "ragged-all-to-all", "collective-permute"):
@@ -137,7 +138,7 @@ def _bytes(instruction: Instruction, kind: str, shapes: Mapping[str, str], n: in
 
 
 def _groups(instruction: Instruction, devices: int) -> list[list[int]]:
-  """The groups of devices that take part, in any of the ways that they are printed in."""
+  """Parse the groups of participating devices, in any of their printed forms."""
   text = instruction.rest
   if instruction.opcode == "send" and (between := _BETWEEN_SLICES.search(text)):
     return np.arange(devices).reshape(-1, int(between[1]) + 1).T.tolist()  # slices are one after another in the mesh
@@ -162,7 +163,10 @@ def _groups(instruction: Instruction, devices: int) -> list[list[int]]:
 
 
 def _named_groups(mesh: str, ids: str | None, chosen: str) -> list[list[int]]:
-  """`'a'=2, 'b'=4`, chosen `'b'`: groups along b, one for each place on a. `'b':(2)2` is a part of an axis."""
+  """Return the groups along the chosen axes: for mesh `'a'=2, 'b'=4` and `'b'`, one group for each index of a.
+
+  `'b':(2)2` is a part of an axis.
+  """
   sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh)}
   dims, along = [], []
   parts = {}
@@ -185,7 +189,7 @@ def _named_groups(mesh: str, ids: str | None, chosen: str) -> list[list[int]]:
 
 
 def _listed_ids(text: str) -> np.ndarray:
-  """`0,1,2,3` or `[2,4]T(1,0)`."""
+  """Parse `0,1,2,3` or `[2,4]T(1,0)`."""
   iota = re.match(r"\[([\d,]+)\](?:T\(([\d,]+)\))?$", text)
   if iota is None:
     return np.array(list(map(int, re.findall(r"\d+", text))))
@@ -195,7 +199,7 @@ def _listed_ids(text: str) -> np.ndarray:
 
 
 def _axes(groups: Sequence[Sequence[int]], mesh: Mapping[str, int], kind: str) -> str:
-  """The mesh axes along which the members of a group differ, if the groups are exactly those of these axes."""
+  """Return the mesh axes along which a group's members differ; "part of …" if the groups do not span these axes."""
   names, shape = list(mesh), tuple(mesh.values())
   if max((max(group) for group in groups if group), default=0) >= math.prod(shape):
     return ""

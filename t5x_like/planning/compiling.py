@@ -1,4 +1,4 @@
-"""Compiles a step for a topology and measures the program: what the child process of a plan does.
+"""Compile a step for a topology and measure the program, in the child process of a plan.
 
   python -m t5x_like.planning.compiling REQUEST.json ANSWER.json
 
@@ -34,7 +34,7 @@ _GATHERS = "; parameters are gathered for every token: mesh.tensor in place of m
 
 
 def plan(request: dict[str, Any]) -> dict[str, Any]:
-  """The plan that `request` (see `child.Request`) asks for, as JSON-serialisable values; bytes are per device."""
+  """Make the plan for `request` (see `child.Request`), as JSON-serialisable values; bytes are per device."""
   topology = hardware.parse(request["topology"], request["slices"])
   devices = hardware.devices(topology)
   config = recipes.load(request["config"], request["overrides"])
@@ -99,11 +99,11 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compile(lowered: jax.stages.Lowered, cpu: bool) -> tuple[jax.stages.Compiled, str]:
-  """(the compiled program, its text)."""
+  """Return (the compiled program, its text)."""
   if cpu:
     compiled = lowered.compile()
     return compiled, compiled.as_text()
-  # libtpu writes the text itself: jaxlib, which would read the program back, may be behind it and refuse instructions.
+  # libtpu writes the text itself: jaxlib, which would read the program back, may be older and refuse instructions.
   with tempfile.TemporaryDirectory() as folder:
     compiled = lowered.compile({"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
     written = list(pathlib.Path(folder).glob("*.after_codegen.txt"))
@@ -111,7 +111,7 @@ def _compile(lowered: jax.stages.Lowered, cpu: bool) -> tuple[jax.stages.Compile
 
 
 def _rows(rules, batch_size: int) -> dict[str, int]:
-  """How the rows of a global batch are spread over hosts."""
+  """Describe how the rows of a global batch are spread over hosts."""
   held = rows_by_process(rules.batch(), batch_size)
   counts = [len(rows) for rows in held.values()]
   read = np.unique(np.concatenate(list(held.values())))
@@ -125,7 +125,7 @@ def _rows(rules, batch_size: int) -> dict[str, int]:
 
 
 def _out_of_memory(error: Exception) -> str | None:
-  """What the compiler says of a program that needs more memory than there is."""
+  """Return the compiler's message about a program that needs more memory than there is; None for other errors."""
   text = one_line(error)
   if "RESOURCE_EXHAUSTED" not in text and "Ran out of memory" not in text:
     return None
@@ -134,7 +134,7 @@ def _out_of_memory(error: Exception) -> str | None:
 
 
 def _memory(kinds: dict[str, float | None], found) -> dict[str, Any]:
-  """Bytes by kind, and whether all of it fits."""
+  """Return the bytes by kind, and whether their total fits."""
   kinds |= {
     "arguments": found.argument_size_in_bytes,
     "outputs": found.output_size_in_bytes - found.alias_size_in_bytes,
@@ -153,7 +153,7 @@ def _memory(kinds: dict[str, float | None], found) -> dict[str, Any]:
 
 
 def _costs(told, topology: hardware.Topology, program: Program, rows: list[Collective], mesh_devices) -> dict[str, Any]:
-  """FLOPs, bytes sent, and an estimate of the time that they take."""
+  """Return FLOPs, bytes sent, and an estimate of their time."""
   executed = products.flops(program)
   costs = {
     "hlo_flops": executed,
@@ -170,7 +170,7 @@ def _costs(told, topology: hardware.Topology, program: Program, rows: list[Colle
   waiting = {True: 0.0, False: 0.0}
   for row in rows:
     waiting[row.asynchronous] += hardware.seconds(row.ring_bytes, [flat[i] for i in row.group], chip)
-  multiplying = max(executed, told["model_flops"] / len(flat)) / peak  # the program's leave kernels out
+  multiplying = max(executed, told["model_flops"] / len(flat)) / peak  # the program's FLOPs leave out kernels
   busy = max(multiplying, expected)
   total = max(busy, waiting[True]) + waiting[False]
   costs["seconds"] = {

@@ -1,6 +1,6 @@
-"""Named hardware: `v5e:16x16`, two slices of it, or `cpu:8`, as devices that programs can be compiled for.
+"""Named hardware, such as `v5e:16x16`, two slices of it, or `cpu:8`, as devices to compile programs for.
 
-TPU topologies come from libtpu, the compiler that TPU hosts run, which needs no TPU (requirements-plan.txt).
+TPU topologies come from libtpu, the compiler of TPU hosts, which needs no TPU (requirements-plan.txt).
 """
 
 import dataclasses
@@ -12,17 +12,17 @@ from collections.abc import Mapping
 
 from t5x_like.errors import UserError, did_you_mean, one_line
 
-LIBRARY = "TPU_LIBRARY_PATH"  # where libtpu.so is, if it is not an installed package
+LIBRARY = "TPU_LIBRARY_PATH"  # the path of libtpu.so, if libtpu is not an installed package
 
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """What a data sheet says of one jax device, which is a chip, or a half of one on TPU7x.
+  """Data-sheet values of one jax device, which is a chip, or half a chip on TPU7x.
 
   Attributes:
     memory: bytes of HBM.
-    link: bytes a second that one link to a neighbour carries in one direction.
-    clock: cycles a second; with the size and number of the matrix units it makes the peak rate.
+    link: bytes per second of one link to a neighbour in one direction.
+    clock: cycles per second; with the size and number of the matrix units it determines the peak rate.
     options: arguments of the topology. Real v4 slices show both cores of a chip as one device.
   """
 
@@ -40,7 +40,7 @@ CHIPS = {
   "v6e": Chip(32 * 2**30, 90e9, 1.75e9),
   "tpu7x": Chip(96 * 2**30, 100e9, 2.2e9),
 }
-NETWORK = 6.25e9  # bytes a second and chip between slices, over the data-centre network
+NETWORK = 6.25e9  # bytes per second and chip between slices, over the data-centre network
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +69,10 @@ class Topology:
 
 
 def parse(text: str, slices: int = 1) -> Topology:
-  """Reads a topology's name.
+  """Parse a topology's name.
 
   Raises:
-    UserError: an unknown kind, a shape that is none, or slices of CPUs.
+    UserError: the kind is unknown, the shape is invalid, or several slices of CPUs are requested.
   """
   kind, _, shape = text.partition(":")
   known = ("cpu", *CHIPS)
@@ -88,10 +88,10 @@ def parse(text: str, slices: int = 1) -> Topology:
 
 
 def library() -> str:
-  """The path of libtpu.so: of `TPU_LIBRARY_PATH`, or of the installed package.
+  """Return the path of libtpu.so, from `TPU_LIBRARY_PATH` or the installed package.
 
   Raises:
-    UserError: there is none.
+    UserError: libtpu.so is not there.
   """
   given = os.environ.get(LIBRARY)
   if given:
@@ -109,7 +109,7 @@ def library() -> str:
 
 
 def environment(topology: Topology) -> dict[str, str]:
-  """What a process needs in its environment, before it starts, to compile for a topology; devices are never looked for.
+  """Return the environment variables that a process needs to compile for a topology; it never looks for devices.
 
   Raises:
     UserError: as `library`.
@@ -130,10 +130,10 @@ def environment(topology: Topology) -> dict[str, str]:
 
 
 def devices(topology: Topology) -> list:
-  """The devices of a topology, in a process with its `environment`.
+  """Return the devices of a topology; the process must have its `environment`.
 
   Raises:
-    UserError: the compiler knows no such topology.
+    UserError: the compiler does not know the topology.
   """
   import jax
   from jax.experimental import topologies
@@ -151,10 +151,10 @@ def devices(topology: Topology) -> list:
 
 
 def seconds(ring_bytes: float, group: list, chip: Chip) -> float:
-  """How long a ring over a group of devices takes at least to send so many bytes from each.
+  """Return the least time, in seconds, for a ring over a group of devices to send `ring_bytes` from each.
 
-  Within a slice both directions of a link are used, and the links of every dimension of the torus that the group
-  extends in; between slices the data-centre network, on which a hierarchical collective sends a slice's share.
+  Within a slice, it uses both directions of the links in every dimension of the torus along which the group extends.
+  Between slices, it uses the data-centre network, over which a hierarchical collective sends a slice's share.
   """
   places = [tuple(getattr(device, "coords", ())) for device in group]
   dimensions = max(1, sum(len(set(values)) > 1 for values in zip(*places)))

@@ -1,7 +1,7 @@
-"""Reads the text of a compiled program (HLO): its computations, and how often each of them is executed.
+"""Read the text of a compiled program (HLO): its computations and the number of executions of each.
 
-Loops are multiplied by the number of their iterations, which is the compiler's `known_trip_count` where it says so
-(CPU, GPU), and otherwise read from the loop's condition, start value and increment (TPU).
+Loops are multiplied by their number of iterations: the compiler's `known_trip_count` if it is given (CPU, GPU), or else
+derived from the loop's condition, start value and increment (TPU).
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ _CALLED = re.compile(
   r"\b(calls|to_apply|body|condition|true_computation|false_computation|branch_computations)=(\{[^}]*\}|%?[^\s,{}]+)"
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-_COMPARISONS = {"LT": 0, "GT": 0, "NE": 0, "LE": 1, "GE": 1}  # iterations more than (bound - start) / increment
+_COMPARISONS = {"LT": 0, "GT": 0, "NE": 0, "LE": 1, "GE": 1}  # iterations beyond (bound - start) / increment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Instruction:
     type: the printed type of the result, an array or a tuple.
     operands: names, without `%`.
     rest: everything after the operands, with attributes and metadata.
-    arguments: what stands between the parentheses: operands, a literal or a parameter's number.
+    arguments: the text between the parentheses: operands, a literal or a parameter's number.
   """
 
   name: str
@@ -45,12 +45,12 @@ class Instruction:
     ]
 
   def attribute(self, name: str) -> str | None:
-    """The value of `name=…`: a word, or what stands in braces."""
+    """Return the value of `name=…`: a word or a text in braces; None if it is missing."""
     found = re.search(rf"\b{name}=(\{{[^{{}}]*\}}|[^\s,]+)", self.rest)
     return found[1] if found else None
 
   def called(self) -> list[tuple[str, str]]:
-    """(kind, name) of the computations it names, such as ("body", "region_1")."""
+    """Return (kind, name) of the computations it names, such as ("body", "region_1")."""
     return [
       (kind, name.strip().lstrip("%"))
       for kind, names in _CALLED.findall(self.rest)
@@ -61,7 +61,7 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-  """A `while` instruction: its computations, and its iterations; None where they cannot be read."""
+  """A `while` instruction: its computations and its iterations, None if they are unknown."""
 
   body: str
   condition: str
@@ -73,10 +73,10 @@ class Program:
 
   Attributes:
     computations: instructions by computation.
-    entry: the name of the first to be executed.
-    executions: how often each computation is executed; a branch of a conditional counts as if always taken.
-    fused, asynchronous: the computations that a fusion or an `async-start` executes.
-    unknown: the loops whose iterations could not be read, and which count once.
+    entry: the name of the entry computation.
+    executions: the number of executions of each computation; every branch of a conditional counts as taken.
+    fused, asynchronous: the computations executed by a fusion or an `async-start`.
+    unknown: the loops with an unknown number of iterations, which count once.
   """
 
   def __init__(self, text: str):
@@ -88,7 +88,7 @@ class Program:
     self._count(self.entry, 1)
 
   def shapes(self, computation: str) -> dict[str, str]:
-    """The types of a computation's instructions."""
+    """Return the types of a computation's instructions."""
     return {instruction.name: instruction.type for instruction in self.computations[computation]}
 
   def loop(self, computation: str, instruction: Instruction) -> Loop:
@@ -98,7 +98,7 @@ class Program:
     return Loop(parts["body"], parts["condition"], trips)
 
   def _count(self, computation: str, times: int) -> None:
-    """Adds `times` executions of a computation and of all that it calls."""
+    """Add `times` executions of a computation and of all that it calls."""
     if computation not in self.computations:
       return
     self.executions[computation] = self.executions.get(computation, 0) + times
@@ -110,16 +110,16 @@ class Program:
         self._count(loop.body, times * (1 if loop.trips is None else loop.trips))
         continue
       if instruction.opcode.endswith(("-update", "-done")):
-        continue  # these name the computation that their start has executed
+        continue  # these name the computation that their start executed
       marked = {"fusion": self.fused, "async-start": self.asynchronous}.get(instruction.opcode)
       for kind, name in instruction.called():
         if marked is not None:
           marked.add(name)
-        if kind != "to_apply" or instruction.opcode == "call":  # what a reduction applies costs nothing
+        if kind != "to_apply" or instruction.opcode == "call":  # a reduction's function costs nothing
           self._count(name, times)
 
   def _trips(self, computation: str, loop: Instruction, body: str, condition: str) -> int | None:
-    """Iterations of a counting loop: (bound - start) / increment, rounded up."""
+    """Return the iterations of a counting loop: (bound - start) / increment, rounded up; None if unknown."""
     compared = self._comparison(condition)
     if compared is None:
       return None
@@ -133,7 +133,7 @@ class Program:
     return max(0, math.ceil((distance + math.copysign(_COMPARISONS[direction], step)) / step))
 
   def _comparison(self, condition: str) -> tuple[int, int | None, str] | None:
-    """(index of the counter in the state, bound, direction) of a condition; None if it is not a counter's."""
+    """Return (index of the counter in the state, bound, direction) of a condition; None if it tests no counter."""
     found = self._compare_in(condition)
     if found is None:
       return None
@@ -149,7 +149,7 @@ class Program:
     return sides[0][1], sides[1][1], direction
 
   def _compare_in(self, condition: str):
-    """(computation, instruction, the fusion that calls it and its computation) of the first comparison."""
+    """Find the first comparison: (computation, instruction, None or (condition, the fusion that calls it))."""
     for instruction in self.computations.get(condition, ()):
       if instruction.opcode == "compare":
         return condition, instruction, None
@@ -161,7 +161,7 @@ class Program:
     return None
 
   def _resolve(self, computation: str, name: str, outer) -> tuple[str, int | None]:
-    """("constant", value), ("element", index in the loop's state) or ("other", None)."""
+    """Return ("constant", value), ("element", index in the loop's state) or ("other", None)."""
     instructions = {i.name: i for i in self.computations[computation]}
     found = instructions.get(name)
     while found is not None:
@@ -178,7 +178,7 @@ class Program:
     return "other", None
 
   def _element(self, computation: str, name: str, index: int) -> int | None:
-    """The constant at an index of a tuple; None if it is none."""
+    """Return the constant at an index of a tuple; None if it is not constant."""
     instructions = {i.name: i for i in self.computations[computation]}
     made = instructions.get(name)
     while made is not None and made.opcode in ("copy", "opt-barrier"):
@@ -189,7 +189,7 @@ class Program:
     return value if kind == "constant" else None
 
   def _increment(self, body: str, index: int) -> int | None:
-    """What a loop's body adds to an element of its state; None where it cannot be read."""
+    """Return the amount that a loop's body adds to an element of its state; None if unknown."""
     instructions = {i.name: i for i in self.computations[body]}
     root = next((i for i in instructions.values() if i.root), None)
     if root is None or root.opcode != "tuple" or index >= len(root.operands):
@@ -210,7 +210,7 @@ class Program:
 
 
 def arrays(printed: str) -> list[tuple[str, tuple[int, ...]]]:
-  """(dtype, shape) of every array of a printed type: `(bf16[2,4]{1,0}, u32[])` -> [("bf16", (2, 4)), ("u32", ())]."""
+  """Parse the arrays of a printed type: `(bf16[2,4]{1,0}, u32[])` -> [("bf16", (2, 4)), ("u32", ())]."""
   return [
     (dtype, tuple(int(n.lstrip("<=")) for n in shape.split(",") if n)) for dtype, shape in _ARRAY.findall(printed)
   ]
@@ -225,18 +225,18 @@ def array_bytes(dtype: str, shape: tuple[int, ...]) -> float:
 
 
 def type_bytes(printed: str) -> float:
-  """Bytes of all arrays of a printed type, without padding."""
+  """Return the bytes of all arrays of a printed type, without padding."""
   return sum(array_bytes(*array) for array in arrays(printed))
 
 
 def elements(printed: str) -> list[str]:
-  """The members of a printed tuple, or the type itself."""
+  """Return the members of a printed tuple, or the type itself."""
   printed = printed.strip()
   return [part.strip() for part in _split(printed[1:-1])] if printed.startswith("(") else [printed]
 
 
 def _split(text: str) -> list[str]:
-  """Splits at the commas that are in no bracket."""
+  """Split at commas outside brackets."""
   parts, depth, start = [], 0, 0
   for place, letter in enumerate(text):
     if letter in "({[":
@@ -277,7 +277,7 @@ def _parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
 
 
 def _end(line: str, start: int) -> int:
-  """The place after the parenthesis that closes the one at `start`."""
+  """Return the position after the parenthesis that closes the parenthesis at `start`."""
   depth = 0
   for found in re.compile(r"[()]").finditer(line, start):
     depth += 1 if found[0] == "(" else -1

@@ -1,8 +1,8 @@
-"""The least that a device must send in a step, to compare the compiler's program with.
+"""The minimum bytes that a device must send in a step, as a yardstick for the compiled program.
 
-Every parameter of P elements is, on the mesh, split f ways over axes that also split the batch (FSDP), t ways over
-others (tensor, expert, stage), and its gradient is a sum over f * d parts of the batch. With b bytes an element of the
-compute dtype, one device must at least send
+On the mesh, a parameter of P elements is split f ways over axes that also split the batch (FSDP) and t ways over other
+axes (tensor, expert, stage), and its gradient is a sum over f * d parts of the batch. With b bytes per element of the
+compute dtype, one device must send at least
 
   gathers      2 * b * P / t * (f - 1) / f          for the forward and the backward pass of each part of the batch
   reductions       b * P / t * (f - 1) / f          a reduce-scatter of the gradient over f
@@ -10,8 +10,8 @@ compute dtype, one device must at least send
 
 These are ring bytes (`planning/collectives.py`) of 16-bit gathers and gradients where the compute dtype is bfloat16.
 Evaluation and decoding gather once and reduce nothing. A token table whose vectors are exchanged (`nn/embed.py`) is
-counted as if it were gathered: a program may send less. What activations cost under tensor, sequence, expert or
-pipeline parallelism is not in it: it depends on what is kept and what computed again.
+counted as if it were gathered: a program may send less. The cost of activations under tensor, sequence, expert or
+pipeline parallelism is left out: it depends on what is kept and what is recomputed.
 """
 
 import math
@@ -19,17 +19,17 @@ from collections.abc import Mapping
 
 from t5x_like.parallel.rules import Rules
 
-_BATCH = ("batch", "length")  # the logical axes over which each device has other tokens
+_BATCH = ("batch", "length")  # the logical axes over which devices have different tokens
 
 
 def ring_bytes(named: Mapping, rules: Rules, itemsize: int, train: bool, parts: int = 1) -> dict[str, float]:
-  """{"gathers": …, "reductions": …} in bytes per device and step.
+  """Return {"gathers": …, "reductions": …} in bytes per device and step.
 
   Args:
     named: parameters by name, with `.shape` and `.axes`.
     itemsize: bytes of the compute dtype.
-    train: or a forward pass only.
-    parts: into which the batch is divided (accumulation); parameters are gathered for each, gradients reduced once.
+    train: whether the step trains; otherwise it is a forward pass.
+    parts: accumulation steps; parameters are gathered for each, gradients reduced once.
   """
   tokens = {axis for name in _BATCH for axis in rules.table[name] if rules.mesh.shape[axis] > 1}
   gathers = reductions = 0.0

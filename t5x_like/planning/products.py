@@ -1,7 +1,7 @@
-"""The FLOPs of a compiled program: its matrix products and convolutions as the compiler left them, loops multiplied.
+"""The FLOPs of a compiled program: its matrix products and convolutions, loops multiplied.
 
-Unlike model FLOPs they hold what is computed again, padding, and attention's hidden half; kernels (custom calls) count
-as what they declare, which is often nothing.
+Unlike model FLOPs, they include recomputation, padding and the masked half of attention. Kernels (custom calls) count
+with the FLOPs they declare, which are often none.
 """
 
 import math
@@ -15,7 +15,7 @@ _KERNEL = 'custom_call_target="tpu_custom_call"'
 
 
 def flops(program: Program) -> float:
-  """FLOPs of all executions, two for a multiplication and an addition."""
+  """Return the FLOPs of all executions; a multiplication with an addition counts as two."""
   total = 0.0
   for computation, instructions in program.computations.items():
     times = program.executions.get(computation, 0)
@@ -32,7 +32,7 @@ def flops(program: Program) -> float:
 
 
 def kernels(program: Program) -> int:
-  """Executions of kernels that declare no FLOPs, such as those of Pallas."""
+  """Return the number of executions of kernels that declare no FLOPs, such as Pallas kernels."""
   return sum(
     program.executions.get(computation, 0)
     for computation, instructions in program.computations.items()
@@ -42,7 +42,7 @@ def kernels(program: Program) -> int:
 
 
 def cycles(program: Program) -> float:
-  """The cycles that the TPU compiler expects of all fusions and copies; it expects none of kernels and collectives."""
+  """Return the TPU compiler's estimated cycles of all fusions and copies; it has none for kernels and collectives."""
   total = 0.0
   for computation, instructions in program.computations.items():
     times = 0 if computation in program.fused else program.executions.get(computation, 0)
@@ -65,7 +65,7 @@ def _dot(instruction: Instruction, shapes: dict[str, str]) -> float:
 
 
 def _convolution(instruction: Instruction, shapes: dict[str, str]) -> float:
-  """Only products of elements that are there, neither padding nor the gaps of a dilation."""
+  """Count only products of real elements, neither padding nor the gaps of a dilation."""
   left, right = (_shape(shapes[name]) for name in instruction.operands[:2])
   out = _shape(instruction.type)
   lhs, rest = (instruction.attribute("dim_labels") or "").split("_")
@@ -88,7 +88,7 @@ def _window(text: str) -> dict[str, list]:
 
 
 def _pairs(size: int, kernel: int, out: int, window: dict) -> int:
-  """How many (output, kernel) positions meet an element of the input, along one axis."""
+  """Count the (output, kernel) positions that meet an element of the input, along one axis."""
   if window.keys() <= {"size"} and kernel == 1:
     return out
   low = window["pad"][0] if "pad" in window else 0

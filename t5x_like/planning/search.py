@@ -1,9 +1,9 @@
-"""Meshes, remat and batch sizes that fit a topology, best first: candidates are ranked by a bound, then compiled.
+"""Search meshes, remat and batch sizes that fit a topology: rank candidates by a bound, then compile the best.
 
-A candidate's bound on the time of a step is the longer of its model FLOPs at the peak rate (a third more under full
-remat) and the analytic minimum of its ring bytes at the links' rate, over the tokens of its batch. Candidates whose
-parameters, optimizer state, gradients and kept activations alone are more than the memory are not compiled. What is
-ranked in the end is what the compiler made of them: tokens a second, by the estimated time of a step.
+A candidate's bound is its batch's tokens over the least time of a step: the longer of its model FLOPs at the peak rate
+(a third more under full remat) and the analytic minimum of its ring bytes at the links' rate. Candidates whose
+parameters, optimizer state, gradients and kept activations alone exceed the memory are not compiled. The final ranking
+uses the compiled programs: model FLOPs per second, by the estimated time of a step.
 """
 
 import dataclasses
@@ -29,17 +29,17 @@ from t5x_like.training.state import abstract_state
 
 _SEARCHED = ("mesh", "batch_size", "model.remat")
 _REMAT = ("none", "minimal", "full")
-_ROWS = (1, 2, 4, 8, 16, 32)  # of a device, or of the devices that share a row
+_ROWS = (1, 2, 4, 8, 16, 32)  # rows of a device, or of the devices that share a row
 _TENSOR = (1, 2, 4, 8)
 
 
 @dataclasses.dataclass
 class Candidate:
-  """Overrides of a recipe, with what is known before it is compiled.
+  """Overrides of a recipe, with estimates before compilation.
 
   Attributes:
-    bound: tokens a second and device, at most.
-    memory: bytes of a device, at least.
+    bound: the most tokens per second and device.
+    memory: the least bytes per device.
   """
 
   overrides: tuple[str, ...]
@@ -48,7 +48,7 @@ class Candidate:
 
 
 def candidates(request: dict[str, Any]) -> list[dict[str, Any]]:
-  """All that may fit, best bound first; runs where `hardware.devices` does (see `compiling`)."""
+  """Return all candidates that may fit, best bound first; needs the process of `hardware.devices` (see `compiling`)."""
   topology = hardware.parse(request["topology"], request["slices"])
   devices = hardware.devices(topology)
   config = recipes.load(request["config"], request["overrides"])
@@ -93,7 +93,7 @@ def _made(config: ConfigDict, task, topology: hardware.Topology, devices: list) 
 
 
 def _meshes(config: ConfigDict, slices: int, devices: int) -> Iterator[dict[str, int]]:
-  """Every way to share the devices of a slice among data, fsdp, tensor and, with experts, expert."""
+  """Yield every split of a slice's devices among data, fsdp, tensor and, for models with experts, expert."""
   inside = devices // slices
   experts = config.model.get("design", {}).get("experts") or config.mesh.get("expert", 1) > 1
   for tensor, expert in itertools.product(_TENSOR, (1, 2, 4, 8) if experts else (1,)):
@@ -106,8 +106,11 @@ def _meshes(config: ConfigDict, slices: int, devices: int) -> Iterator[dict[str,
 
 
 def _kept(model, task, itemsize: int) -> dict[str | None, float]:
-  """Bytes that the backward pass needs of each row, by remat, at least: the residual stream of every layer; its named
-  activations besides, some eight times as wide; and twice that with all that lies between."""
+  """Return the least bytes that the backward pass keeps of each row, by remat.
+
+  "full" keeps the residual stream of every layer. "minimal" adds named activations, about eight times as wide in all.
+  "none" keeps everything in between, twice as much again.
+  """
   residual = 0.0
   for name, feature in task.features.items():
     side = name.partition("_")[0]
@@ -117,7 +120,7 @@ def _kept(model, task, itemsize: int) -> dict[str | None, float]:
 
 
 def _width(model, side: str) -> int:
-  """Layers times embedding width of the stacks, from the shapes of their parameters."""
+  """Return the stack's layers times its embedding width, from the shapes of its parameters."""
   named = params.named_params(model)
   of = {name: p for name, p in named.items() if side in name} or named
   layers = max((p.shape[p.axes.index("layers")] for p in of.values() if "layers" in p.axes), default=1)
@@ -125,10 +128,10 @@ def _width(model, side: str) -> int:
 
 
 def search(request: Request, most: int, timeout_seconds: float, tell: Callable[[str], None]) -> list[dict[str, Any]]:
-  """Plans of the `most` best candidates, fastest first; those that do not fit are last.
+  """Return plans of the `most` best candidates, fastest first; candidates that do not fit come last.
 
   Args:
-    tell: is given a line on each candidate as it is done.
+    tell: receives a line about each finished candidate.
   """
   listed = planned(dataclasses.replace(request, search=True), timeout_seconds)
   if "candidates" not in listed:
@@ -144,7 +147,7 @@ def search(request: Request, most: int, timeout_seconds: float, tell: Callable[[
 
 
 def _diverse(listed: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-  """The best candidates, of each mesh and remat the one with the most rows that may fit."""
+  """Choose the best candidates, at most one per mesh and remat."""
   seen, chosen = set(), []
   for one in listed:
     key = tuple(word for word in one["overrides"] if not word.startswith("batch_size"))
@@ -155,7 +158,7 @@ def _diverse(listed: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
 
 
 def rate(plan: dict[str, Any]) -> float:
-  """Model FLOPs a second, by the estimated time of a step; 0 for what does not fit."""
+  """Return a plan's model FLOPs per second, by the estimated time of a step; 0 if it does not fit."""
   if not plan["fits"]:
     return 0.0
   return plan["model_flops"] / plan["seconds"]["step"] if "seconds" in plan else 1 / plan["total_gigabytes"]

@@ -1,7 +1,7 @@
-"""The step to plan, traced from shapes alone: what training, evaluation or prediction runs, on the mesh of a topology.
+"""The step to plan, as training, evaluation or prediction runs it on a topology's mesh, traced from shapes alone.
 
-Nothing is allocated, no data is opened and TensorFlow is not imported, unless a recipe's task is none of the package's
-own: such a task is made from its data, as training makes it.
+Nothing is allocated, no data is opened and TensorFlow is not imported. The exception is a recipe with a task from
+outside the package: it is made from its data, as in training.
 """
 
 import dataclasses
@@ -24,10 +24,12 @@ STEPS = ("train", "eval", "decode")
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-  """Attributes:
-  batch: shapes and shardings of its input.
-  lower: traces the step.
-  model_flops: of the whole step, over all devices; see `training/flops.py`.
+  """A step to plan.
+
+  Attributes:
+    batch: shapes and shardings of its input.
+    lower: traces and lowers the step.
+    model_flops: the model FLOPs of the whole step, over all devices; see `training/flops.py`.
   """
 
   batch: dict[str, jax.ShapeDtypeStruct]
@@ -36,10 +38,12 @@ class Step:
 
 
 def resolve(config: ConfigDict, platform: str, phase: str | None) -> tuple[ConfigDict, Any]:
-  """(the resolved config of a phase, its task's stand-in: `features` and `vocabulary`).
+  """Return (the resolved config of a phase, its task or a stand-in with `features` and `vocabulary`).
 
   Args:
-    phase: a key of `config.phases`; None is what the run ends on.
+    phase: a key of `config.phases`; None is the end of the run.
+  Raises:
+    UserError: there is no such phase.
   """
   config = ConfigDict(config.to_dict())
   if config.model.get("vocab_size") == "auto":
@@ -73,7 +77,7 @@ def _task(arguments: dict[str, Any], split: str):
 
 
 def make(kind: str, config: ConfigDict, parts: assembly.Parts, task) -> Step:
-  """The step of a kind of `STEPS`.
+  """Make the step of a kind in `STEPS`.
 
   Raises:
     UserError: model, objective and task do not fit each other, or the model does not decode.
@@ -103,7 +107,7 @@ def _evaluated(config: ConfigDict, parts: assembly.Parts, task) -> dict[str, jax
 
 
 def _evaluation(config: ConfigDict, parts: assembly.Parts, task) -> Callable:
-  """What the evaluator `loss` runs on each batch."""
+  """Return the function that the evaluator `loss` runs on each batch."""
   from t5x_like.evals import Setting, loss
 
   setting = Setting(parts.model, parts.objective, task, lambda most: iter(()), config.batch_size, parts.rules)
@@ -111,7 +115,7 @@ def _evaluation(config: ConfigDict, parts: assembly.Parts, task) -> Callable:
 
 
 def _decoding(config: ConfigDict, parts: assembly.Parts, task) -> tuple[dict[str, jax.ShapeDtypeStruct], Callable]:
-  """What `predict` runs on each batch, greedily: prompts of the trained length, as many new tokens as by default."""
+  """Return the batch and function of greedy `predict`, with the default new tokens within the trained length."""
   from t5x_like.inference import generation, strategies
 
   shapes = {name: list(feature.shape) for name, feature in task.features.items()}
@@ -134,5 +138,5 @@ def _decoding(config: ConfigDict, parts: assembly.Parts, task) -> tuple[dict[str
 
 
 def shard_bytes(tree) -> float:
-  """Bytes that one device holds of a tree of abstract arrays with shardings, without the padding of tiles."""
+  """Return one device's bytes of a tree of abstract arrays with shardings, without the padding of tiles."""
   return float(sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)))

@@ -7,7 +7,7 @@ _GIGA = 1e9
 
 
 def text(plan: dict[str, Any]) -> str:
-  """A printable report of a plan."""
+  """Return a printable report of a plan."""
   if "memory" not in plan or "total" not in plan["memory"]:
     return f"{_title(plan)}\n{plan['verdict']}"
   memory, rows = plan["memory"], plan["rows"]
@@ -59,7 +59,7 @@ def text(plan: dict[str, Any]) -> str:
 
 
 def ranking(plans: list[dict[str, Any]]) -> str:
-  """A printable table of plans, in their order."""
+  """Return a printable table of plans, in their order."""
   lines = [f"{'':>4}{'GB':>8}{'ring GB':>9}{'seconds':>9}{'TFLOP/s':>9}{'MFU':>6}  flags"]
   for number, plan in enumerate(plans, 1):
     flags = shlex.join(f"--config.{override}" for override in plan["candidate"])
