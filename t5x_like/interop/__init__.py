@@ -1,1 +1,1 @@
-"""Reading and writing the models of other libraries."""
+"""Read and write the models of other libraries."""

@@ -1,4 +1,4 @@
-"""Shared by the configs of decoder-only families: special ids, rotary positions, and what they cannot express."""
+"""Shared by the configs of decoder-only families: special ids, rotary positions, and refusals of other designs."""
 
 from typing import Any
 
@@ -36,19 +36,21 @@ _LLAMA3 = {
 
 
 def name_of(table: dict[str, str], ours: str) -> str:
-  """The first of the library's names for one of our activations."""
+  """Return the library's first name for one of our activations."""
   return next(theirs for theirs, name in table.items() if name == ours)
 
 
 def optional(fields: Fields, name: str, default: Any) -> Any:
-  """The value of a field in which null is meaningful; the default if it is missing."""
+  """Return the value of a field for which null is meaningful; the default if it is missing."""
   value = fields.take(name, None)
   return value if name in fields.values else default
 
 
 def special_ids(fields: Fields, *, pad: int | None = None, start: int | None = None, eos: int | None = None) -> Tokens:
-  """The special ids of a config, or a family's defaults. A negative padding id means none; of several end ids, the
-  first is taken."""
+  """Return the special ids of a config, or a family's defaults.
+
+  A negative padding id means none. The first of several end ids counts.
+  """
   pad, start, eos = (optional(fields, f"{n}_token_id", d) for n, d in (("pad", pad), ("bos", start), ("eos", eos)))
   eos = eos[0] if isinstance(eos, list) else eos
   return Tokens(None if pad is None or pad < 0 else pad, start or 0, eos or 0)
@@ -61,16 +63,16 @@ def ids_config(tokens: Tokens) -> dict[str, int | None]:
 def rope(
   fields: Fields, *, theta: float = 1e4, fraction: float | None = None, names=("rope_theta", "partial_rotary_factor")
 ) -> dict:
-  """The rotary positions of a config.
+  """Return the rotary positions of a config.
 
   Version 5 of the library writes everything to `rope_parameters`; older files have the base and the fraction next to
   `rope_scaling`, which takes precedence if both exist.
 
   Args:
     theta, fraction: defaults; a fraction of None is for families that always rotate whole heads.
-    names: of the base and the fraction in older files.
+    names: the names of the base and the fraction in older files.
   Raises:
-    UserError: the scaling is of another kind, or has other parameters.
+    UserError: the kind of scaling or its parameters are not supported.
   """
   whole = fraction is None
   theta, fraction = fields.take(names[0], theta), fields.take(names[1], fraction or 1.0)
@@ -96,7 +98,7 @@ def rope(
 
 
 def rope_config(position: dict, **more: float) -> dict:
-  """`rope_parameters` for a design's position, and `more`."""
+  """Return `rope_parameters` for a design's position, extended by `more`."""
   if position.get("linear"):
     scaling = {"rope_type": "linear", **position["linear"]}
   elif position.get("llama3"):
@@ -108,7 +110,7 @@ def rope_config(position: dict, **more: float) -> dict:
 
 
 def position_of(model, name: str, *cells: str) -> dict:
-  """The position scheme of a design, with its arguments.
+  """Return the position scheme of a design, with its arguments.
 
   Raises:
     UserError: the scheme is not `name`, or has arguments besides `cells`.
@@ -122,15 +124,15 @@ def position_of(model, name: str, *cells: str) -> dict:
 
 
 def refuse_others(model, *, square: bool = True, heads: bool = True, mlp: bool = True, **expected) -> None:
-  """Refuses designs that a model type cannot express.
+  """Refuse designs that a model type cannot express.
 
   Args:
     square: require heads that together are as wide as the embedding.
     heads: require as many key/value heads as query heads.
     mlp: require a feed-forward layer four times as wide as the embedding.
-    expected: by field of the design, the values allowed; other fields must be as in a plain pre-norm `Design`.
+    expected: allowed values by field of the design; other fields must be as in a plain pre-norm `Design`.
   Raises:
-    UserError: naming the field or the sizes.
+    UserError: the design cannot be expressed; names the field or the sizes.
   """
   D, H = model.variant.dims.embed, model.variant.dims.head_dim
   core = model.variant.design.core

@@ -25,13 +25,13 @@ IGNORED = ("embeddings.position_ids", "embeddings.token_type_ids")  # buffers of
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-  """One class of a family.
+  """A class of a family.
 
   Attributes:
     task: suffix of the class's name, such as "ForMaskedLM"; "Model" for the body alone, whose tensors have no prefix.
-    name: of our head.
+    name: the name of our head.
     tensors: library's name -> ours, within the head: linear layers, norms, or single tensors that end in "bias".
-    activation: of the pooler.
+    activation: the pooler's activation.
   """
 
   task: str
@@ -40,24 +40,24 @@ class Head:
   activation: str = "tanh"
 
   def spec(self, labels: int) -> str | dict:
-    """The head as in `Variant.head`."""
+    """Return the head in the form of `Variant.head`."""
     options = {"labels": labels} if self.name in ("classification", "tokens") else {}
     if self.activation != "tanh":
       options["activation"] = self.activation
     return {"name": self.name, **options} if options else self.name
 
   def complete(self, names: set[str]) -> bool:
-    """Whether the head's tensors are all among `names`."""
+    """Return whether the head's tensors are all among `names`."""
     return all(n in names or f"{n}.weight" in names for n in self.tensors)
 
 
 def under(part: str, tensors: dict[str, str]) -> dict[str, str]:
-  """The same tensors, within a part of a head."""
+  """Move the tensors' names under a part of a head."""
   return {theirs: f"{part}/{ours}" for theirs, ours in tensors.items()}
 
 
 def find_head(fields: Fields, names: set[str], prefix: str, heads: tuple[Head, ...]) -> str | dict:
-  """The head of a file: that of `architectures`, or else the first whose tensors it has.
+  """Return the head of a file: the head of `architectures`, or else the first head with all its tensors in the file.
 
   Raises:
     UserError: the class is not among `heads`.
@@ -71,18 +71,18 @@ def find_head(fields: Fields, names: set[str], prefix: str, heads: tuple[Head, .
 
 
 def special(fields: Fields, default: Tokens) -> Tokens:
-  """Padding, start and end of a config; the defaults are those of the family's variants."""
+  """Return the ids of padding, start and end of a config; the defaults come from the family's variants."""
   pad = fields.take("pad_token_id", None if "pad_token_id" in fields.values else default.pad)
   start, eos = fields.values.get("bos_token_id"), fields.take("eos_token_id", default.eos)
   return Tokens(pad, default.start if start is None else start, eos if isinstance(eos, int) else eos[0])
 
 
 def build(fields: Fields, names: set[str], base: Variant, prefix: str, heads: tuple[Head, ...], **changes) -> Variant:
-  """The variant of a config with BERT's fields.
+  """Return the variant of a config with BERT's fields.
 
   Args:
     base: has the family's design and special tokens; `changes` are made to the design.
-    prefix: of its classes, "Bert".
+    prefix: the prefix of its class names, such as "Bert".
   """
   fields.ignore("hidden_dropout_prob", "attention_probs_dropout_prob")
   fields.only("position_embedding_type", "absolute")
@@ -114,14 +114,14 @@ def _offset(design: Design) -> int:
 
 
 def config(model, model_type: str, prefix: str, heads: tuple[Head, ...], *, offset: int = 0, **expected) -> dict:
-  """BERT's fields of a model.
+  """Return BERT's fields of a model.
 
   Args:
-    prefix: of its classes, "Bert".
+    prefix: the prefix of its class names, such as "Bert".
     offset: the row of position 0.
-    expected: allowed values of fields of the design, for `hf.only`, besides or instead of the usual ones.
+    expected: allowed values of the design's fields, for `hf.only`, besides or instead of the usual values.
   Raises:
-    UserError: naming the field of the design, or the head, that the type cannot express.
+    UserError: the type cannot express a field of the design, or the head; names it.
   """
   variant, design, dims = model.variant, model.variant.design, model.variant.dims
   usual = dict(
@@ -182,16 +182,16 @@ def config(model, model_type: str, prefix: str, heads: tuple[Head, ...], *, offs
 
 
 def _meant(spec: str | dict) -> dict:
-  """A head's spec with its defaults, without the arguments that affect no tensor and no field."""
+  """Return a head's spec with its defaults, without arguments that affect neither tensors nor fields."""
   spec = {"name": spec} if isinstance(spec, str) else {n: v for n, v in spec.items() if n != "choices"}
   return {"activation": "tanh", **({"labels": 2} if spec["name"] in ("classification", "tokens") else {}), **spec}
 
 
 def tensors(m: Mapping, prefix: str, heads: tuple[Head, ...]) -> None:
-  """Maps every tensor of the body and of the head.
+  """Map every tensor of the body and of the head.
 
   Args:
-    prefix: of the body's tensors, "bert".
+    prefix: the prefix of the body's tensors, such as "bert".
   """
   variant = m.model.variant
   name = _meant(variant.head)["name"]

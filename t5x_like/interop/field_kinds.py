@@ -1,7 +1,7 @@
-"""What each field of a Hugging Face `config.json` holds: its type, its range, and what in the files bounds it.
+"""The fields of a Hugging Face `config.json`: their types, their ranges, and their bounds by the files' tensors.
 
-Every field that a family reads is here once, whichever family that is, and is checked before any is used. A null field
-counts as missing. Sections are objects within the config, whose fields are the same.
+Every field that any family reads is listed once, and is checked before use. A null field counts as missing. Sections
+are objects within the config; their fields are checked alike.
 """
 
 import math
@@ -13,7 +13,7 @@ from t5x_like.errors import UserError
 from t5x_like.file_names import shown
 from t5x_like.slots import Condition
 
-MOST = 2**31 - 1  # what a size may be at most, whatever the files hold
+MOST = 2**31 - 1  # the largest size, whatever the files hold
 
 Size = Annotated[int, Condition(f"a whole number from 1 to {MOST}", lambda n: 0 < n <= MOST)]
 Whole = Annotated[int, Condition(f"a whole number from 0 to {MOST}", lambda n: 0 <= n <= MOST)]
@@ -26,7 +26,7 @@ Sizes = Annotated[list, Condition("a list of sizes", lambda n: len(n) > 0 and al
 Wholes = Annotated[list, Condition("a list of whole numbers", lambda n: all(slots.fits(i, Whole) for i in n))]
 
 _NAMES: dict[Any, str] = {
-  # Widths and lengths, each of which is an axis of a tensor or divides one.
+  # Widths and lengths: each is the size of a tensor's axis or divides one.
   Size: """
     block_size d_ff d_kv d_model decoder_attention_heads decoder_ffn_dim decoder_hidden_size decoder_intermediate_size
     decoder_num_attention_heads embed_dim embedding_size encoder_attention_heads encoder_ffn_dim
@@ -67,29 +67,29 @@ _NAMES: dict[Any, str] = {
 }
 KINDS = {name: kind for kind, names in _NAMES.items() for name in names.split()}
 _SECTIONS = set(_NAMES[dict].split()) - {"id2label"}
-# Fields of which a unit has tensors of its own: there are no more units than tensors.
+# Counts of units with tensors of their own: there are no more units than tensors.
 _COUNTS = set(
   """
   decoder_layers decoder_num_hidden_layers depths encoder_layers n_layer n_layers num_decoder_layers num_experts
   num_hidden_layers num_layers num_local_experts
   """.split()
 )
-_UNBOUNDED = set(  # which no tensor has to be as long as
+_UNBOUNDED = set(  # sizes that may exceed every tensor
   "max_position_embeddings original_max_position_embeddings relative_attention_max_distance sliding_window "
   "query_pre_attn_scalar global_attn_every_n_layers".split()
 )
 
 
 def check(values: dict[str, Any], origin: str, tensors: int | None = None, held: int | None = None) -> None:
-  """Refuses a config that has a field of another type, out of its range, or too large for the files beside it.
+  """Refuse a config with a field of the wrong type, out of range, or too large for the files beside it.
 
   Args:
     values: the parsed config, or a section of it.
     origin: the file, for messages.
-    tensors: how many tensors the files hold; None where there are no files.
-    held: how many values these have in all.
+    tensors: the number of tensors in the files; None without files.
+    held: the number of values in these tensors.
   Raises:
-    UserError: naming the first such field.
+    UserError: a field is invalid; names the first.
   """
   for name, value in values.items():
     kind = KINDS.get(name)

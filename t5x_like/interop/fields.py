@@ -1,4 +1,4 @@
-"""Reading a Hugging Face `config.json`: every field is used, known not to matter, or refused by name."""
+"""Read a Hugging Face `config.json`: every field is used, known to be irrelevant, or refused by name."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ _WITHOUT_EFFECT = frozenset(
   """.split()
 )
 
-# Fields that would change the model if they had another value.
+# Fields whose other values would change the model.
 _ONLY = {
   "is_decoder": (False,),
   "add_cross_attention": (False,),
@@ -36,14 +36,14 @@ _ONLY = {
 
 
 class Fields:
-  """A config's fields, each of its declared type, and to be used once.
+  """A config's fields, checked for their types, and tracked so that none is left unused.
 
   Args:
     values: the parsed JSON.
     origin: the file, for messages.
-    tensors, held: how many tensors and values there are in the files beside it, see `field_kinds.check`.
+    tensors, held: the number of tensors and of values in the files beside it; see `field_kinds.check`.
   Raises:
-    UserError: a field is of another type, or out of its range.
+    UserError: a field has the wrong type or is out of range.
   """
 
   def __init__(self, values: dict[str, Any], origin: str, tensors: int | None = None, held: int | None = None):
@@ -52,10 +52,10 @@ class Fields:
     self._left = set(values) - _WITHOUT_EFFECT
 
   def take(self, name: str, default: Any = ...) -> Any:
-    """The value of a field, or the default if it is missing or null.
+    """Return the value of a field, or the default if it is missing or null.
 
     Raises:
-      UserError: it is missing, and there is no default.
+      UserError: it is missing or null, and there is no default.
     """
     self._left.discard(name)
     value = self.values.get(name)
@@ -64,31 +64,31 @@ class Fields:
     return default if value is None else value
 
   def choose(self, name: str, table: dict, default: Any = ...) -> Any:
-    """The entry of a table for the value of a field."""
+    """Look up the value of a field in a table; raise UserError if the table lacks it."""
     value = self.take(name, default)
     if not isinstance(value, str | bool) or value not in table:
       raise self.refusal(name, value, " or ".join(map(repr, table)))
     return table[value]
 
   def only(self, name: str, *allowed: Any) -> None:
-    """Refuses a field that is present and has none of these values."""
+    """Refuse a field that is present with another value than these."""
     self._left.discard(name)
     if name in self.values and self.values[name] not in allowed:
       raise self.refusal(name, self.values[name], " or ".join(map(repr, allowed)))
 
   def section(self, name: str) -> "Fields":
-    """The fields of an object within the config, none if it is missing; to be finished like the config's own."""
+    """Return the fields of an object within the config, empty if it is missing; call their `finish` too."""
     return Fields(self.take(name, {}), f"{self.origin}, {name}")
 
   def ignore(self, *names: str) -> None:
-    """Marks fields that do not affect logits, such as dropout rates."""
+    """Mark fields as used that do not affect logits, such as dropout rates."""
     self._left -= set(names)
 
   def finish(self) -> None:
-    """Refuses fields that were not used.
+    """Refuse unused fields.
 
     Raises:
-      UserError: naming the first.
+      UserError: a field was not used; names the first.
     """
     for name, allowed in _ONLY.items():
       self.only(name, *allowed)

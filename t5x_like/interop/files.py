@@ -11,27 +11,27 @@ from t5x_like import checked_json, file_names
 from t5x_like.errors import UserError, one_line
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-MAPPED_BYTES = 2**28  # how much of a file may stay in memory after being read
+MAPPED_BYTES = 2**28  # bytes of a file that may stay in memory after being read
 
 _FLOATS = ("F32", "BF16", "F16", "F64")
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 
 
 class Files:
-  """All tensors of a directory: one file, or several with an index.
+  """All tensors of a directory, in one file or in several with an index.
 
   Args:
-    directory: where they are.
+    directory: the directory.
     renamed: maps a name in the files to the name that `read` takes.
 
   Attributes:
     where: the directory, for messages.
-    names: of all tensors.
-    dtype: of the first floating-point tensor.
-    held: how many values the tensors have in all.
+    names: the names of all tensors.
+    dtype: the dtype of the first floating-point tensor.
+    held: the number of values in all tensors.
 
   Raises:
-    UserError: no weights, or a file that is missing, damaged or lacks a tensor of the index.
+    UserError: there are no weights, or a file is missing, damaged or lacks a tensor of the index.
   """
 
   def __init__(self, directory: pathlib.Path, renamed: Callable[[str], str]):
@@ -62,7 +62,7 @@ class Files:
     self.dtype = next(filter(None, dtypes), "float32")
 
   def read(self, name: str) -> np.ndarray:
-    """The values of a tensor; UserError if they are no floating-point numbers."""
+    """Read a tensor; raise UserError if it is not of floating-point numbers."""
     file, written = self._at[name]
     if file.dtypes[written] not in _FLOATS:
       raise UserError(
@@ -73,7 +73,7 @@ class Files:
 
 
 class _File:
-  """One memory-mapped file. It is reopened now and then, because what was read stays in memory until then."""
+  """A memory-mapped file. It is reopened now and then, because pages once read stay in memory until then."""
 
   def __init__(self, path: pathlib.Path):
     self._path, self._read = path, 0

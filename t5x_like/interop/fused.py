@@ -1,4 +1,4 @@
-"""Query, key and value in one tensor, in each family's order; biases if the model has them."""
+"""Map tensors that fuse query, key and value, in each family's order; biases are mapped if the model has them."""
 
 import numpy as np
 
@@ -8,13 +8,13 @@ QKV = ("query", "key", "value")
 
 
 def conv1d(m: Mapping, theirs: str, ours: str, *index: int) -> None:
-  """A linear layer of GPT and GPT-2, whose kernels are [in, out], as here."""
+  """Map a linear layer of GPT and GPT-2, whose kernels are [in, out], like ours."""
   m.copy(f"{theirs}.weight", f"{ours}/kernel", *index)
   m.copy(f"{theirs}.bias", f"{ours}/bias", *index)
 
 
 def conv1d_qkv(m: Mapping, theirs: str, ours: str, *index: int) -> None:
-  """[in, 3 N H]: all queries, all keys, all values (GPT and GPT-2)."""
+  """Map [in, 3 N H]: all queries, all keys, all values (GPT and GPT-2)."""
   for their_name, name in (("weight", "kernel"), ("bias", "bias")):
     m.fused(
       f"{theirs}.{their_name}",
@@ -26,7 +26,7 @@ def conv1d_qkv(m: Mapping, theirs: str, ours: str, *index: int) -> None:
 
 
 def stacked_qkv(m: Mapping, theirs: str, ours: str, *index: int) -> None:
-  """[3 N H, in]: all queries, all keys, all values (MPT)."""
+  """Map [3 N H, in]: all queries, all keys, all values (MPT)."""
   for their_name, name in _held(m, ours):
     m.fused(
       f"{theirs}.{their_name}",
@@ -38,7 +38,7 @@ def stacked_qkv(m: Mapping, theirs: str, ours: str, *index: int) -> None:
 
 
 def interleaved_qkv(m: Mapping, theirs: str, ours: str, *index: int, heads: int) -> None:
-  """[N 3 H, in]: query, key and value of a head, then those of the next (BLOOM, GPT-NeoX)."""
+  """Map [N 3 H, in]: query, key and value of each head in turn (BLOOM, GPT-NeoX)."""
 
   def split(x):
     x_N3H = x.reshape(heads, 3, x.shape[0] // heads // 3, *x.shape[1:])

@@ -35,12 +35,12 @@ SHARD_BYTES = 5 * 10**9
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-  """Where a loaded model came from, for `save`.
+  """The origin of a loaded model, for `save`.
 
   Attributes:
     path: the directory.
     config: its config.json, as text.
-    dtype: of its tensors.
+    dtype: the dtype of its tensors.
   """
 
   path: str
@@ -49,18 +49,18 @@ class Origin:
 
 
 def load(path: str, *, rules=None, dtype: str = "float32", layers: str = "scan") -> nnx.Module:
-  """Reads a Hugging Face directory into one of our models.
+  """Load a Hugging Face directory into one of our models.
 
   Args:
     path: the directory.
-    rules: `parallel.rules.Rules` by which each parameter is placed on its devices before the next is read; None keeps
-      all on the default device.
+    rules: `parallel.rules.Rules` that place each parameter on its devices before the next is read; None keeps all
+      parameters on the default device.
     dtype: compute dtype of the model; parameters are float32.
     layers: "scan" or "loop".
   Returns:
     A model called as `model(batch) -> {"logits", …}`.
   Raises:
-    UserError: naming the file and the field or tensor that is missing, unknown, of another shape or unsupported.
+    UserError: a field or tensor is missing, unknown, unsupported or of another shape; names it and the file.
   """
   directory = pathlib.Path(path)
   text, family, files, model_class, arguments = _read(directory)
@@ -85,13 +85,13 @@ def load(path: str, *, rules=None, dtype: str = "float32", layers: str = "scan")
 
 
 def architecture(path: str) -> tuple[type, Variant]:
-  """The class and the variant of the model in a directory, without its weights; raises as `load`."""
+  """Return the class and the variant of a directory's model, without loading its weights; raise as `load`."""
   _, _, _, model_class, arguments = _read(pathlib.Path(path))
   return model_class, arguments["variant"]
 
 
 def _read(directory: pathlib.Path):
-  """(config.json as text, family, files, class, arguments) of a directory."""
+  """Return (config.json as text, family, files, class, arguments) of a directory."""
   text = read_text(directory / "config.json")
   where = f"{directory}/config.json"
   values = checked_json.parsed(text, dict, where, "the config of a Hugging Face model; copy it again")
@@ -106,7 +106,7 @@ def _read(directory: pathlib.Path):
 
 @contextlib.contextmanager
 def _sizes_of(where: str):
-  """Turns the errors of layers whose sizes contradict each other into a `UserError` that names the config."""
+  """Turn errors from contradictory layer sizes into a `UserError` that names the config."""
   try:
     yield
   except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -117,11 +117,11 @@ def _sizes_of(where: str):
 
 
 def save(model: nnx.Module, path: str, *, dtype: str | None = None, labels: Sequence[str] = ()) -> None:
-  """Writes a model as a directory that `transformers` loads, with the tokenizer files of the directory it came from.
+  """Save a model as a directory that `transformers` loads, with the tokenizer files of its original directory.
 
   Args:
-    path: a new directory, or an empty one.
-    dtype: of the tensors; None for that of the files the model was loaded from, or float32.
+    path: a new or empty directory.
+    dtype: the dtype of the tensors; None for the dtype of the files it was loaded from, or float32.
     labels: the names of the classes, for a config that has them.
   Raises:
     UserError: the directory is not empty, the model has no Hugging Face form, or a file cannot be written.
@@ -171,7 +171,7 @@ def save(model: nnx.Module, path: str, *, dtype: str | None = None, labels: Sequ
 
 
 def model_types() -> dict[str, str]:
-  """Hugging Face model type -> module of `interop.families`."""
+  """Map Hugging Face model types to modules of `interop.families`."""
   names = [module.name for module in pkgutil.iter_modules(families.__path__)]
   return {t: name for name in names for t in _module(name).MODEL_TYPES}
 
@@ -189,7 +189,7 @@ def _family(model_type: str | None, origin: str):
 
 
 def _config_of(model, model_type: str | None) -> tuple:
-  """(family module, config) of the first family that can express this model, starting with that of `model_type`."""
+  """Return (module, config) of the first family that can express the model, trying the family of `model_type` first."""
   reasons, known = [], model_types()
   for name in sorted(set(known.values()), key=lambda name: (name != known.get(model_type), name)):
     family = _module(name)
@@ -203,7 +203,7 @@ def _config_of(model, model_type: str | None) -> tuple:
 
 
 def _check(mapping: Mapping, files: Files) -> None:
-  """Refuses files with missing or unknown tensors, or copies of tied ones that differ."""
+  """Refuse files with missing or unknown tensors, or with tied tensors that differ."""
   expected = {t.name for t in mapping.tensors}
   for name in sorted(expected - files.names):
     raise UserError(
@@ -220,7 +220,7 @@ def _check(mapping: Mapping, files: Files) -> None:
 
 
 def _unread(mapping: Mapping, directory: pathlib.Path, family) -> dict[str, np.ndarray]:
-  """The tensors that the model does not use, from the files it was loaded from, if these still exist."""
+  """Read the tensors that the model does not use from the files it was loaded from, if these still exist."""
   if not mapping.unread or not (directory / "config.json").is_file():
     return {}
   files = Files(directory, getattr(family, "renamed", str))
@@ -228,7 +228,7 @@ def _unread(mapping: Mapping, directory: pathlib.Path, family) -> dict[str, np.n
 
 
 def _assemble(name: str, shape: tuple[int, ...], mapping: Mapping, files: Files) -> np.ndarray:
-  """One parameter, float32, from the tensors that hold its slices."""
+  """Assemble one parameter, float32, from the tensors that hold its slices."""
   out, filled = None, 0
   for tensor in mapping.tensors:
     for number, (ours, index) in enumerate(tensor.parts):
@@ -244,7 +244,7 @@ def _assemble(name: str, shape: tuple[int, ...], mapping: Mapping, files: Files)
           f"{files.where}: tensor {tensor.name!r} has shape {list(raw.shape)}, expected what fits "
           f"{name} of {list(shape[len(index) :])}; config.json is of another model"
         )
-      if out is None:  # only now, when the files have shown that they hold so much
+      if out is None:  # allocate only now that the files are known to hold this much
         out = np.empty(shape, np.float32)
       out[index] = part
       filled += part.size
@@ -257,7 +257,7 @@ def _joined(tensor, arrays: dict[str, jax.Array]) -> np.ndarray:
 
 
 def _shards(mapping: Mapping, arrays: dict[str, jax.Array], itemsize: int) -> list[list]:
-  """The tensors in order, grouped so that each file holds at most SHARD_BYTES."""
+  """Return the tensors in order, grouped so that each file holds at most SHARD_BYTES."""
   shards, size = [[]], 0
   for tensor in mapping.tensors:
     values = sum(math.prod(arrays[name].shape[len(index) :]) for name, index in tensor.parts)
@@ -270,10 +270,10 @@ def _shards(mapping: Mapping, arrays: dict[str, jax.Array], itemsize: int) -> li
 
 
 def only(model, **expected) -> None:
-  """Refuses a model whose design a Hugging Face model type cannot express.
+  """Refuse a model whose design a Hugging Face model type cannot express.
 
   Raises:
-    UserError: naming the field.
+    UserError: a field of the design has another value than `expected` allows; names it.
   """
   expected = {"layer_scale": None} | expected
   with contextlib.suppress(AttributeError):

@@ -19,7 +19,7 @@ ATTENTION = ("attention.query", "attention.key", "attention.value", "output.dens
 
 
 def build(fields: Fields, base: ImageVariant, **changes) -> ImageVariant:
-  """The variant of a config with ViT's fields; `changes` are to the base."""
+  """Return the variant of a config with ViT's fields; `changes` apply to the base."""
   fields.ignore("hidden_dropout_prob", "attention_probs_dropout_prob", "encoder_stride", "pooler_act")
   fields.ignore("pooler_output_size", "layer_norm_type", "image_mean", "image_std")
   biases = fields.choose("qkv_bias", {True: ("qkv", "out", "mlp"), False: ("out", "mlp")}, True)
@@ -43,7 +43,7 @@ def build(fields: Fields, base: ImageVariant, **changes) -> ImageVariant:
 
 
 def side(fields: Fields, name: str, default: int) -> int:
-  """The height and width that a field stands for."""
+  """Return the side length that a field, a number or a pair, gives for height and width."""
   found = fields.take(name, default)
   if isinstance(found, int):
     return found
@@ -57,10 +57,10 @@ def labels_of(fields: Fields) -> int:
 
 
 def config(model, model_type: str, positions: tuple[str, ...] = ("learned_1d",)) -> dict:
-  """ViT's fields of a model, without those of its classes.
+  """Return ViT's fields of a model, except the fields of its classes.
 
   Raises:
-    UserError: naming the field of the design that the type cannot express.
+    UserError: the type cannot express a field of the design; names it.
   """
   variant, design, dims = model.variant, model.variant.design, model.variant.dims
   only(
@@ -98,16 +98,16 @@ def config(model, model_type: str, positions: tuple[str, ...] = ("learned_1d",))
 
 
 def label_fields(labels: int) -> dict:
-  """The fields that tell the number of classes."""
+  """Return the fields that define the number of classes."""
   names = {i: f"LABEL_{i}" for i in range(labels)}
   return {"id2label": {str(i): n for i, n in names.items()}, "label2id": {n: i for i, n in names.items()}}
 
 
 def tensors(m: Mapping, prefix: str, tokens: tuple[str, ...]) -> None:
-  """Maps the body: embeddings, layers and the last norm.
+  """Map the body: embeddings, layers and the last norm.
 
   Args:
-    prefix: of the body's tensors, "vit.", or empty.
+    prefix: the prefix of the body's tensors, "vit." or empty.
     tokens: the names of the tokens before the patches.
   """
   patches(m, f"{prefix}embeddings.patch_embeddings.projection")
@@ -119,7 +119,7 @@ def tensors(m: Mapping, prefix: str, tokens: tuple[str, ...]) -> None:
 
 
 def patches(m: Mapping, theirs: str) -> None:
-  """Maps the projection of patches, there a convolution."""
+  """Map the projection of patches, which is a convolution in the library."""
   P, C = m.model.variant.patch, m.model.variant.channels
   m.fused(
     f"{theirs}.weight",
@@ -131,7 +131,7 @@ def patches(m: Mapping, theirs: str) -> None:
 
 
 def positions(m: Mapping, theirs: str, ours: str, scheme: Position) -> None:
-  """Maps a table of positions, or writes a fixed one."""
+  """Map a table of positions; write a fixed scheme as a table."""
   if f"{ours}/position/table" in m.names:
     m.fused(theirs, [f"{ours}/position/table"], split=lambda x: [x[0]], join=leading(1))
   else:
@@ -139,7 +139,7 @@ def positions(m: Mapping, theirs: str, ours: str, scheme: Position) -> None:
 
 
 def layers(m: Mapping, theirs: str, ours: str, number: int) -> None:
-  """Maps the layers of a stack."""
+  """Map the layers of a stack."""
   for at in range(number):
     m.attention(f"{theirs}.{at}.attention", f"{ours}/blocks/self_attention/layer", at, names=ATTENTION)
     m.norm(f"{theirs}.{at}.layernorm_before", f"{ours}/blocks/self_attention/in_norm", at)
@@ -149,5 +149,5 @@ def layers(m: Mapping, theirs: str, ours: str, number: int) -> None:
 
 
 def leading(axes: int):
-  """Joins one part with axes of length 1 in front."""
+  """Return a `join` of one part that prepends axes of length 1."""
   return lambda xs: np.asarray(xs[0]).reshape((1,) * axes + np.shape(xs[0]))

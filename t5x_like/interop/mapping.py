@@ -1,4 +1,4 @@
-"""The mapping between tensors of a Hugging Face file and slices of parameters, in both directions."""
+"""The two-way mapping between tensors of a Hugging Face file and slices of parameters."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -13,13 +13,13 @@ Part = tuple[str, tuple[int, ...]]  # a parameter's name, and the indices of its
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-  """One tensor of a file, made of one or several slices of parameters.
+  """A tensor of a file, made of one or several slices of parameters.
 
   Attributes:
-    name: in the file.
+    name: its name in the file.
     parts: the slices it holds.
-    split: from the tensor to one array per part.
-    join: from one array per part to the tensor.
+    split: splits the tensor into one array per part.
+    join: joins one array per part into the tensor.
   """
 
   name: str
@@ -29,13 +29,13 @@ class Tensor:
 
 
 class Mapping:
-  """Collects the tensors of one model. Biases are mapped where the model has them.
+  """The tensors of one model. Biases are mapped if the model has them.
 
   Attributes:
-    tensors: all that make up the model.
-    copies: names of tensors that a file may hold again (tied weights), each with the name of the one it equals.
+    tensors: all tensors of the model.
+    copies: names of duplicate tensors that a file may hold (tied weights), each with the name of its original.
     ignored: suffixes of names to skip (buffers of older versions).
-    unread: suffixes of names that a class has or had but does not use; not part of our model, but written to files.
+    unread: suffixes of names that a class has or had but does not use; our model lacks them, but they are saved again.
   """
 
   def __init__(self, model):
@@ -47,39 +47,39 @@ class Mapping:
     self.unread: tuple[str, ...] = ()
 
   def copy(self, theirs: str, ours: str, *index: int) -> None:
-    """The same array in both."""
+    """Map a tensor to an equal array."""
     self.tensors.append(Tensor(theirs, ((ours, index),), lambda x: [x], lambda xs: xs[0]))
 
   def transposed(self, theirs: str, ours: str, *index: int) -> None:
-    """A transposed matrix: torch keeps the kernels of linear layers as [out, in]."""
+    """Map a transposed matrix: torch stores the kernels of linear layers as [out, in]."""
     self.tensors.append(Tensor(theirs, ((ours, index),), lambda x: [x.T], lambda xs: xs[0].T))
 
   def linear(self, theirs: str, ours: str, *index: int) -> None:
-    """A torch `Linear`: kernel, and bias if there is one."""
+    """Map a torch `Linear`: the kernel, and the bias if there is one."""
     self.transposed(f"{theirs}.weight", f"{ours}/kernel", *index)
     if f"{ours}/bias" in self.names:
       self.copy(f"{theirs}.bias", f"{ours}/bias", *index)
 
   def norm(self, theirs: str, ours: str, *index: int) -> None:
-    """A norm: scale, and bias if there is one."""
+    """Map a norm: the scale, and the bias if there is one."""
     self.copy(f"{theirs}.weight", f"{ours}/scale", *index)
     if f"{ours}/bias" in self.names:
       self.copy(f"{theirs}.bias", f"{ours}/bias", *index)
 
   def fused(self, theirs: str, ours: Sequence[str], *index: int, split: Callable, join: Callable) -> None:
-    """One tensor that holds several parameters."""
+    """Map one tensor that holds several parameters."""
     self.tensors.append(Tensor(theirs, tuple((name, index) for name in ours), split, join))
 
   def attention(self, theirs: str, ours: str, *index: int, names: Sequence[str]) -> None:
-    """Four linear layers; `names` are theirs for query, key, value and output."""
+    """Map the four linear layers of attention; `names` are their names for query, key, value and output."""
     for their_name, name in zip(names, ("query", "key", "value", "out"), strict=True):
       self.linear(f"{theirs}.{their_name}", f"{ours}/{name}", *index)
 
 
 def places(stack: Stack, layers: int) -> list[tuple[str, int]]:
-  """(suffix of the sublayers' names in the block, index of the block) for each layer.
+  """Return (suffix of the sublayers' names in the block, index of the block) for each layer.
 
-  Blocks hold one layer, without a suffix, or one period of layers, numbered.
+  A block holds one layer, without a suffix, or one period of numbered layers.
   """
   period = layers // stack.repeats
   return [(f"_{layer % period}" if period > 1 else "", layer // period) for layer in range(layers)]

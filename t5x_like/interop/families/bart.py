@@ -1,4 +1,4 @@
-"""BART, mBART and Marian, whose files are laid out alike."""
+"""BART, mBART and Marian, whose files have the same layout."""
 
 import dataclasses
 

@@ -1,7 +1,7 @@
 """BERT.
 
 A `BertModel` becomes a model whose logits are the last hidden states, with `pooled` beside them if the file has a
-pooler. A pooler that a class does not use is not part of the model, and is written back as it was in the file.
+pooler. A pooler that a class does not use is not part of the model; it is written back unchanged from the file.
 """
 
 from t5x_like.interop import encoders
@@ -36,7 +36,7 @@ HEADS = (
 
 
 def renamed(name: str) -> str:
-  """Older files name scales and biases of norms as TensorFlow does."""
+  """Rename the scales and biases of norms, which older files name as TensorFlow does."""
   return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 

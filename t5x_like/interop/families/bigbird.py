@@ -1,9 +1,9 @@
 """BigBird.
 
 `attention_type` "block_sparse" becomes the bigbird core with the library's plan for evaluation, where the first block
-replaces every random one; to train, choose another with `design.core = {"name": "bigbird", …}`. Both plans are written
-as "block_sparse". For sequences that are too short the library switches to full attention; ours refuses them, and
-`design.core = "dense"` computes full attention.
+replaces every random block; to train, choose another plan with `design.core = {"name": "bigbird", …}`. Both plans are
+written as "block_sparse". For sequences that are too short, the library switches to full attention; ours refuses them,
+and `design.core = "dense"` computes full attention.
 """
 
 from t5x_like.interop import encoders

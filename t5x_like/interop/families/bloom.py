@@ -59,7 +59,7 @@ def config(model, model_type: str | None) -> dict:
 
 
 def renamed(name: str) -> str:
-  """The oldest files lack the prefix."""
+  """Add the prefix that the oldest files lack."""
   return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
 
 

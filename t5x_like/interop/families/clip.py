@@ -17,7 +17,7 @@ from t5x_like.nn.dims import Dims
 MODEL_TYPES = ("clip",)
 MODELS = (clip.Model,)
 ATTENTION = ("q_proj", "k_proj", "v_proj", "out_proj")
-_LEGACY_EOS = 2  # what published configs say, while EOS is the highest id
+_LEGACY_EOS = 2  # the value of published configs, although EOS is the highest id
 _UNUSED = ("attention_dropout", "dropout", "projection_dim", "initializer_factor", "tie_word_embeddings")
 
 

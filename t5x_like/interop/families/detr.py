@@ -1,6 +1,6 @@
-"""DETR, as a detector of objects, with a ResNet of this library or of timm, whose tensors have other names.
+"""DETR, as an object detector, with the library's own ResNet or timm's, whose tensors have other names.
 
-A file's names are kept when it is written again; a model without a past is written with the library's own ResNet.
+A file's names are kept when it is written again; a model that was not loaded is written with the library's ResNet.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ _STEM = {"conv1.": "embedder.embedder.convolution.", "bn1.": "embedder.embedder.
 
 
 def renamed(name: str) -> str:
-  """A tensor's name as the library has it, where it is timm's."""
+  """Translate a tensor's name from timm's to the library's; return other names unchanged."""
   rest = name.removeprefix(BACKBONE)
   for theirs, ours in _STEM.items():
     if rest != name and rest.startswith(theirs):
@@ -59,7 +59,7 @@ def renamed(name: str) -> str:
 
 
 def of_timm(name: str) -> str:
-  """The inverse of `renamed`."""
+  """Undo `renamed`."""
   rest = name.removeprefix(BACKBONE)
   for theirs, ours in _STEM.items():
     if rest.startswith(ours):
@@ -99,7 +99,7 @@ def build(fields: Fields, names: set[str]):
 
 
 def _backbone(fields: Fields, channels: int) -> dict:
-  """Arguments of `architectures.backbones.resnet`."""
+  """Return the arguments of `architectures.backbones.resnet`."""
   own, name = fields.section("backbone_config"), fields.take("backbone", "resnet50")
   given = own.values
   own.only("num_channels", channels)
@@ -217,7 +217,7 @@ def tensors(m: Mapping) -> None:
 
 
 def _unit(m: Mapping, theirs: str, ours: str) -> None:
-  """A convolution and its norm."""
+  """Map a convolution and its norm."""
   m.fused(
     f"{BACKBONE}{theirs}.convolution.weight",
     [f"backbone/{ours}/conv/kernel"],
@@ -229,7 +229,7 @@ def _unit(m: Mapping, theirs: str, ours: str) -> None:
 
 
 def _has_timm(model) -> bool:
-  """Whether a model comes from a file with a ResNet of timm, and is still the model of its config."""
+  """Return whether a model comes from a file with timm's ResNet, and still matches its config."""
   origin = getattr(model, "origin", None)
   values = json.loads(origin.config) if origin else {}
   if values.get("model_type") != "detr":

@@ -1,4 +1,4 @@
-"""ELECTRA: generators are `ElectraForMaskedLM`, everything else is a discriminator's.
+"""ELECTRA: generators are `ElectraForMaskedLM`; all other classes are discriminators.
 
 A joint `electra.Model` is saved as its two networks: `generator, discriminator = model.networks()`.
 """

@@ -73,7 +73,7 @@ def config(model, model_type: str | None) -> dict:
 
 
 def renamed(name: str) -> str:
-  """Files of the first models lack the prefix."""
+  """Add the prefix that files of the first models lack."""
   return name if name.startswith(("transformer.", "lm_head.")) else f"transformer.{name}"
 
 

@@ -14,7 +14,7 @@ from t5x_like.nn.dims import Dims
 MODEL_TYPES = ("llama", "mistral")
 MODELS = (llama.Model,)
 NAMES = ("q_proj", "k_proj", "v_proj", "o_proj")
-EPSILON = 1e-6  # if the config does not say
+EPSILON = 1e-6  # if the config has none
 
 
 def build(fields: Fields, names: set[str]):
@@ -38,7 +38,7 @@ def build(fields: Fields, names: set[str]):
 
 
 def variant_of(fields: Fields, design, *, kv_heads: int | None) -> Variant:
-  """The variant of a config; `kv_heads` is the default, None for as many as heads."""
+  """Return the variant of a config; `kv_heads` is the default number, None for as many as query heads."""
   fields.ignore("max_position_embeddings", "attention_dropout")
   D, heads = fields.take("hidden_size"), fields.take("num_attention_heads")
   dims = Dims(
@@ -76,7 +76,7 @@ def config(model, model_type: str | None) -> dict:
 
 
 def sizes_config(model) -> dict:
-  """The fields that Llama and its relatives share."""
+  """Return the fields that Llama and its relatives share."""
   variant, design, dims = model.variant, model.variant.design, model.variant.dims
   if dims.embed % dims.heads:
     raise UserError(f"embedding width {dims.embed} is not a multiple of {dims.heads} heads, as this type needs")
@@ -101,7 +101,7 @@ def tensors(m: Mapping) -> None:
 
 
 def map_decoder(m: Mapping, feed_forward: Callable) -> None:
-  """Maps all but the feed-forward layers, which `feed_forward(mapping, their prefix, our prefix, block)` maps."""
+  """Map all but the feed-forward layers, which `feed_forward(mapping, their prefix, our prefix, block)` maps."""
   m.copy("model.embed_tokens.weight", "embed/table")
   if m.model.variant.design.tied:
     m.copies["lm_head.weight"] = "model.embed_tokens.weight"

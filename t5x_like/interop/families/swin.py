@@ -1,4 +1,4 @@
-"""Swin Transformers that classify images; what Swin V2 (`swinv2.py`) shares with them."""
+"""Swin Transformers that classify images, and the code they share with Swin V2 (`swinv2.py`)."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,7 +27,7 @@ def build(fields: Fields, names: set[str]):
 
 
 def variant(fields: Fields, base: WindowVariant, biased: str, **changes) -> WindowVariant:
-  """The variant of a config; `biased` is what a `qkv_bias` stands for."""
+  """Return the variant of a config; `biased` is the entry of `design.biases` for `qkv_bias`."""
   fields.ignore("hidden_dropout_prob", "attention_probs_dropout_prob", "drop_path_rate", "encoder_stride", "path_norm")
   fields.ignore("num_layers", "hidden_size", "out_features", "out_indices", "stage_names")
   design = replace(
@@ -63,10 +63,10 @@ def config(model, model_type: str | None) -> dict:
 
 
 def common(model, model_type: str, biased: str, **design) -> dict:
-  """The fields of a model; `design` is what is told apart by the type.
+  """Return the fields of a model; `design` has the values required by the model type.
 
   Raises:
-    UserError: naming the field of the design that the type cannot express.
+    UserError: the type cannot express a field of the design; names it.
   """
   only(
     model,
@@ -116,12 +116,12 @@ def tensors(m: Mapping) -> None:
 
 
 def body(m: Mapping, prefix: str, norm: str, attention: Callable[[str, str, int], None]) -> None:
-  """Maps everything.
+  """Map all tensors.
 
   Args:
-    prefix: of the body's tensors.
-    norm: which of a sublayer's norms it has.
-    attention: maps what attention has besides its projections, from their layer and our sublayer, of an index.
+    prefix: the prefix of the body's tensors.
+    norm: the name of the sublayers' norm.
+    attention: maps attention's tensors besides its projections, given their layer, our sublayer and its index.
   """
   images.patches(m, f"{prefix}embeddings.patch_embeddings.projection")
   m.norm(f"{prefix}embeddings.norm", "inputs/norm")

@@ -1,7 +1,7 @@
 """Switch Transformers.
 
-No token is dropped here, so logits equal the library's as long as no expert gets more than the config's
-`expert_capacity` tokens (64 by default) of one sequence.
+We drop no tokens, so logits equal the library's as long as no expert gets more than the config's `expert_capacity`
+tokens (64 by default) of one sequence.
 """
 
 import dataclasses

@@ -19,8 +19,8 @@ NAMES = ("q", "k", "v", "o")
 def build(fields: Fields, names: set[str]):
   umt5 = fields.values["model_type"] == "umt5"
   tied = "lm_head.weight" not in names
-  # Whether the output is scaled: T5 files of version 5 of the library say so; for older ones and umT5 it is implied by
-  # tied weights; mT5 never scales.
+  # Whether the output is scaled: T5 files of the library's version 5 say so; in older files and umT5, tied weights
+  # imply it; mT5 never scales.
   scaled = fields.take("scale_decoder_outputs", fields.take("tie_word_embeddings", True))
   fields.ignore("dropout_rate", "dense_act_fn", "is_gated_act", "n_positions")
   design = dataclasses.replace(
@@ -82,7 +82,7 @@ def config(model, model_type: str | None) -> dict:
     "relative_attention_max_distance": position.get("max_distance", 128),
     "layer_norm_epsilon": design.norm_epsilon,
     "feed_forward_proj": {ours: theirs for theirs, ours in ACTIVATIONS.items()}[design.activation],
-    "tie_word_embeddings": design.logits_scale,  # which the library takes to mean scaling in this family
+    "tie_word_embeddings": design.logits_scale,  # the library takes it to mean scaling in this family
     **({"scale_decoder_outputs": design.logits_scale} if model_type == "t5" else {}),
     "pad_token_id": variant.tokens.pad,
     "eos_token_id": variant.tokens.eos,
@@ -95,7 +95,7 @@ def tensors(m: Mapping) -> None:
 
 
 def map_stacks(m: Mapping, feed_forward: Callable) -> None:
-  """Maps all but the feed-forward layers, which `feed_forward(mapping, their prefix, our prefix, block)` maps."""
+  """Map all but the feed-forward layers, which `feed_forward(mapping, their prefix, our prefix, block)` maps."""
   variant = m.model.variant
   m.copy("shared.weight", "embed/table")
   m.copies = {f"{side}.embed_tokens.weight": "shared.weight" for side in ("encoder", "decoder")}
@@ -126,7 +126,7 @@ def map_stacks(m: Mapping, feed_forward: Callable) -> None:
 
 
 def dense(m: Mapping, theirs: str, ours: str, at: int) -> None:
-  """The feed-forward layer, gated or not."""
+  """Map the feed-forward layer, gated or not."""
   gated = f"{ours}/gate/kernel" in m.names
   if gated:
     m.linear(f"{theirs}.DenseReluDense.wi_0", f"{ours}/gate", at)

@@ -1,4 +1,4 @@
-"""ViT, as a classifier of images."""
+"""ViT, as an image classifier."""
 
 from t5x_like.errors import UserError
 from t5x_like.interop import images
@@ -24,7 +24,7 @@ def config(model, model_type: str | None) -> dict:
 
 
 def classifier(model, model_type: str) -> int:
-  """The classes of a model that classifies its class token; UserError for another head."""
+  """Return the number of classes of a model that classifies its class token; raise UserError for another head."""
   head = model.variant.head if isinstance(model.variant.head, dict) else {"name": model.variant.head}
   plain = head["name"] == "image_classification" and head.get("pooling") in (None, "token")
   plain = plain and not head.get("hidden") and not head.get("norm")

@@ -1,7 +1,7 @@
 """Masked autoencoders: a ViT whose head is their decoder.
 
-The positions of a file are read as a table, which in published files is the fixed one of sines and cosines; a model
-with `sinusoidal_2d` is written with that.
+A file's positions are read as a table. In published files it is the fixed table of sines and cosines, and a model with
+`sinusoidal_2d` is written with this table.
 """
 
 from t5x_like.errors import UserError
@@ -12,7 +12,7 @@ from t5x_like.models import vit
 
 MODEL_TYPES = ("vit_mae",)
 MODELS = (vit.Model,)
-SIZES = {  # of the decoder: theirs, and its default -> ours
+SIZES = {  # of the decoder: their name -> our name and the default
   "decoder_num_hidden_layers": ("depth", 8),
   "decoder_hidden_size": ("embed", 512),
   "decoder_num_attention_heads": ("heads", 16),
@@ -21,7 +21,7 @@ SIZES = {  # of the decoder: theirs, and its default -> ours
 
 
 def renamed(name: str) -> str:
-  """Some versions of the library write the decoder's layers under another name."""
+  """Rename the decoder's layers, which some versions of the library write under another name."""
   return name.replace("decoder.decoder_encoder.layer.", "decoder.decoder_layers.")
 
 
