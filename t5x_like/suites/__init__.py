@@ -1,8 +1,8 @@
-"""Suites of benchmarks, as data: one file each, the module path is the registry (`--suite=glue`).
+"""Suites of benchmarks, as data: one file each; the module path is the registry (`--suite=glue`).
 
-A file defines `SUITE`. Its tasks say where their data are and how each architecture learns them; a recipe of
-`configs/finetune/` says everything else. Data are read through TFDS names, which `tools.prepare_dataset` can write from
-raw files.
+A file defines `SUITE`. Its tasks name their data and the form in which each architecture learns them; a recipe of
+`configs/finetune/` defines everything else. Data are read through TFDS names; `tools.prepare_dataset` can write such
+data from raw files.
 """
 
 import dataclasses
@@ -14,13 +14,14 @@ Values = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-  """How a kind of model learns a task.
+  """The form in which a kind of model learns a task.
 
   Attributes:
     task, objective, evaluator: values of the config's slots, `task` without its source.
-    head: of an encoder; scores: of a decoder.
-    symmetric: whether the order of a pair of texts means nothing.
     counted: the scores whose mean is the task's figure in a table, as `<evaluation>/<score>`.
+    head: the head of an encoder.
+    scores: the number of scores of a decoder.
+    symmetric: whether the order of a pair of texts is irrelevant.
   """
 
   task: Values
@@ -37,13 +38,13 @@ class Benchmark:
   """A task of a suite.
 
   Attributes:
-    source: where its records come from.
-    examples: how many the training split has, as published.
-    encoder, text: its forms for encoders and for models of text-to-text; None where it has none.
-    evaluated: by evaluation, the split (of the task's own source) or other changes to the task, with `split`; the first
-      selects the checkpoint.
-    test: by file of a submission, the split that it is predicted from.
-    train_split: what is trained on.
+    source: the source of its records.
+    examples: the published number of training examples.
+    encoder, text: its forms for encoders and for text-to-text models; None if there is no such form.
+    evaluated: the evaluations by name, each a split of the task's source, or changes to the task including `split`; the
+      first selects the checkpoint.
+    test: the files of a submission, each with the split to predict.
+    train_split: the training split.
   """
 
   source: str
@@ -56,7 +57,7 @@ class Benchmark:
 
   @property
   def decoder(self) -> Form | None:
-    """GPT-1's form (Radford et al. 2018, section 3.3), for tasks of labels and of options."""
+    """GPT-1's form (Radford et al. 2018, section 3.3), for tasks with labels or options; None for other tasks."""
     form = self.encoder
     if form is None or form.task["name"] not in ("classification", "multiple_choice"):
       return None
@@ -70,8 +71,8 @@ class Suite:
   """Benchmarks and their average.
 
   Attributes:
-    tasks: by name.
-    submission: how predictions for the test splits are written: "glue" (TSV), "superglue" (JSONL), or None.
+    tasks: the benchmarks by name.
+    submission: the format of predictions for the test splits: "glue" (TSV), "superglue" (JSONL), or None.
   """
 
   tasks: Mapping[str, Benchmark]
@@ -95,7 +96,7 @@ def labelled(
   evaluated: Mapping[str, str | Values] | None = None,
   test: Mapping[str, str] | None = None,
 ) -> Benchmark:
-  """A benchmark of labels, or numbers if `labels` is None. As text, the target is the label's name."""
+  """Make a benchmark of labels, or of numbers if `labels` is None. As text, the target is the label's name."""
   evaluated = evaluated or {"dev": "validation"}
   found = counted or (scores if labels else ("pearson", "spearman"))
   counted = tuple(f"{name}/{score}" for name in evaluated for score in found)
@@ -111,7 +112,7 @@ def labelled(
   )
   metric = {"name": "labels", "classes": list(labels), "scores": list(scores)} if labels else {"name": "number"}
   as_text = None
-  if not questions:  # whose scores are of groups of examples
+  if not questions:  # scores by question need groups of examples, which the text form lacks
     as_text = _text(inputs, "{label}", [metric], counted, inputs_length=max(128, length), targets_length=16, ids=ids)
   return Benchmark(source, examples, encoder, as_text, evaluated, test or {})
 
@@ -140,8 +141,10 @@ def chosen(
   test: Mapping[str, str] | None = None,
   **task: Any,
 ) -> Benchmark:
-  """A benchmark of multiple choice, each option a row; `task` are further arguments of the task, and `instead` has the
-  form in text."""
+  """Make a benchmark of multiple choice, each option a row.
+
+  `task` are further arguments of the task; `instead` provides the text form.
+  """
   evaluated = evaluated or {"dev": "validation"}
   given = {"text": text, "options": options if isinstance(options, str) else list(options), "choices": choices}
   form = Form(
@@ -167,7 +170,7 @@ def generated(
   evaluated: Mapping[str, str | Values] | None = None,
   **judge: Any,
 ) -> Benchmark:
-  """A benchmark of generated text; `judge` are further arguments of the evaluator."""
+  """Make a benchmark of generated text; `judge` are further arguments of the evaluator."""
   evaluated = evaluated or {"dev": "validation"}
   scores = tuple(f"{name}/{score}" for name in evaluated for score in counted)
   lengths = {"inputs_length": inputs_length, "targets_length": targets_length}
@@ -177,7 +180,7 @@ def generated(
 
 
 def tagged(source: str, examples: int, *, tags: Sequence[str], field: str, score: str) -> Benchmark:
-  """A benchmark of tags of words; as text, words and tags are behind sentinels, each its own."""
+  """Make a benchmark of word tags; as text, each word and each tag follows its own sentinel."""
   evaluated, counted = {"dev": "validation", "test": "test"}, (f"dev/{score}",)
   form = Form(
     {"name": "tagging", "tags_field": field, "tags": list(tags), "length": 128},
@@ -200,7 +203,7 @@ def spans(
   evaluated: Mapping[str, str | Values] | None = None,
   counted: Sequence[str] = (),
 ) -> Benchmark:
-  """A benchmark of extractive answers; in English alone, as text the answer is generated."""
+  """Make a benchmark of extractive answers. The text form, which generates the answer, exists for English SQuAD 1.1."""
   counted = tuple(counted) or tuple(f"dev/{name}" for name in ("exact" if unanswerable else "exact_match", "f1"))
   form = Form(
     {"name": "span_qa", "length": 384, "stride": 128},
@@ -218,7 +221,7 @@ def spans(
 
 
 def apply(config: Any, benchmark: Benchmark, form: Form) -> None:
-  """Fills in the slots of a recipe's config: task, objective, head, evaluators and what selects a checkpoint."""
+  """Fill in a recipe's slots: task, objective, head, evaluators and the metric that selects a checkpoint."""
   config.task = {"source": benchmark.source} | form.task
   config.objective = dict(form.objective)
   if form.head:
@@ -239,5 +242,5 @@ def _where(where: str | Values) -> Values:
 
 
 def score(metrics: Mapping[str, float | None], counted: Sequence[str]) -> float:
-  """The mean of the counted scores of a result, `{"<evaluation>/<score>": value}`; undefined ones (None) are 0."""
+  """Return the mean of a result's counted scores, `{"<evaluation>/<score>": value}`; undefined scores (None) are 0."""
   return sum(metrics[name] or 0.0 for name in counted) / len(counted)

@@ -1,6 +1,6 @@
-"""A benchmark without a download, made of the corpus `docstrings` (`data/sources/docstring_tasks.py`).
+"""A benchmark without a download, made from the corpus `docstrings` (`data/sources/docstring_tasks.py`).
 
-The test split counts: its modules are in no other split, nor in what the corpus gives to pretraining.
+The test split counts: its modules are in no other split, nor in the corpus's pretraining documents.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ _COMMON = {"evaluated": _SPLITS, "ids": ("id",)}
 
 
 def _on_test(benchmark: Benchmark) -> Benchmark:
-  """The same, of which only the scores on the test split count."""
+  """Return the benchmark with only its scores on the test split counted."""
 
   def form(one):
     return one and dataclasses.replace(one, counted=tuple(name for name in one.counted if name.startswith("test/")))

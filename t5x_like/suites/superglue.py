@@ -1,7 +1,7 @@
 """SuperGLUE (Wang et al. 2019, https://arxiv.org/abs/1905.00537).
 
 Encoders give each alternative of COPA, and each entity of ReCoRD, a row and a score; in text-to-text the answer is
-generated (Raffel et al. 2020, appendix D). Of a passage's entities 32 are candidates, as few have more.
+generated (Raffel et al. 2020, appendix D). At most 32 entities of a passage are candidates; few passages have more.
 """
 
 from t5x_like.suites import Suite, chosen, generated, labelled
