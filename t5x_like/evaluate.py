@@ -1,20 +1,20 @@
 """Evaluates a checkpoint: python -m t5x_like.evaluate --workdir=runs/small [--step=N] [--evals=NAME,NAME]
    python -m t5x_like.evaluate --workdir=runs/small --suite=glue [--tasks=cola,rte] [--seeds=3] [--rates=3e-5,1e-4]
 
-Without --config it uses the config the run was trained with. Prints the metrics of the evaluators in `config.evals` and
-writes them to evaluations/<step>_<group>_<split>.json in the workdir, and what was predicted for each input, or decoded
-samples, to a .jsonl file beside it; of runs on images also pictures. Groups name the run's metrics; see
+Without --config it uses the config of the run's training. It prints the metrics of the evaluators in `config.evals` and
+writes them to evaluations/<step>_<group>_<split>.json in the workdir. Beside it, a .jsonl file has the prediction for
+each input, or decoded samples; runs on images also write pictures. Groups name the run's metrics; see
 t5x_like/training/evaluation.py.
 
-With --suite it fine-tunes the checkpoint, the newest or that of --step, on every task of t5x_like/suites/NAME.py and
-prints one table, which --output also holds as results.json, results.md and results.html, with files for the
-leaderboard. --config.KEY=VALUE are then those of the fine-tuning recipe. A suite that was stopped goes on with the same
-command. --suite=glue,tags,text makes one table of three, and --workdir=runs/bert,runs/t5 gives each task to the first
-run that can learn it. --compare=DIR adds the differences from another table of the same suites, such as one made
---from_scratch, to all of these and, in a local workdir, to report.html. With a workdir at an address (gs://…), --output
-must be given. A flag that means nothing with, or without, --suite is refused.
+With --suite it fine-tunes the checkpoint, the newest or the one given by --step, on every task of
+t5x_like/suites/NAME.py and prints one table. --output also holds it as results.json, results.md and results.html, with
+files for the leaderboard. --config.KEY=VALUE then change the fine-tuning recipe. The same command continues a suite
+that was stopped. --suite=glue,tags,text makes one table of three suites, and --workdir=runs/bert,runs/t5 gives each
+task to the first run that can learn it. --compare=DIR adds the differences from another table of the same suites, such
+as one made --from_scratch, to all of these and, in a local workdir, to report.html. With a workdir at an address
+(gs://…), --output is required. A flag that has no meaning with, or without, --suite is refused.
 
---questions='lm_eval/*.jsonl.gz' adds what the first run that can tell answers without training (see
+--questions='lm_eval/*.jsonl.gz' adds the answers of the first decoder or encoder-decoder run without training (see
 python -m tools.few_shot), after --shots examples each. --max_examples=200 evaluates on the first 200 examples of each
 split, and of each file of questions.
 """

@@ -1,7 +1,7 @@
 """Predicts with a trained model: python -m t5x_like.predict --workdir=runs/small --input=lines.txt --output=out.jsonl
 
-Every line of the input is a text (or, in a .jsonl file, an object with one). The output has a JSON object for each, in
-the same order: `input`, the prediction, and its `score`, the log-probability. The prediction depends on the
+Every line of the input is a text or, in a .jsonl file, an object with a text. The output has a JSON object for each
+line, in the same order: `input`, the prediction, and its `score`, the log-probability. The prediction depends on the
 architecture:
 
   encoder-decoder  the target text; sentinels in the input are filled in too
@@ -23,16 +23,16 @@ architecture:
     photos/                                 ->  {"input": "photos/1.jpg", "detections": [
                                                  {"label": "cat", "score": 0.93, "box": [12.5, 4.0, 210.0, 187.5]}, …]}
 
-By default the likeliest token is taken at every step. Flags change that:
+By default it takes the likeliest token at every step. Flags change that:
 
   four beams, the best two of them       --beams=4 --samples=2 --length_penalty=0.6
   three samples of nucleus sampling      --samples=3 --top_p=0.9 --temperature=0.8 --seed=1
   ten candidates for each mask           --top_k=10
   from standard input to standard output --input=- --output=-
 
-The output may be a device, a pipe or /dev/fd/N too; a file is replaced when all of it is written. It may not be the
-input, nor a file of a workdir or a store. A lone surrogate, which UTF-8 cannot hold, is written as the JSON escape
-\\udXXX, and the lines that have any are counted on stderr.
+The output may also be a device, a pipe or /dev/fd/N; a file is replaced once its content is complete. The output must
+not be the input, nor a file of a workdir or a store. A lone surrogate, which UTF-8 cannot encode, is written as the
+JSON escape \\udXXX; stderr reports the number of lines with surrogates.
 
 A sample depends only on the seed, the number of its text and its own number, not on the batch size or the number of
 devices.
