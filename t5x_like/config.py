@@ -258,7 +258,7 @@ def digest(config: ConfigDict) -> str:
 
 
 def flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-  """`{"model": {"name": "t5"}}` -> `{"model.name": "t5"}`."""
+  """Flatten nested dicts: `{"model": {"name": "t5"}}` -> `{"model.name": "t5"}`."""
   out = {}
   for key, value in tree.items():
     if isinstance(value, dict):

@@ -14,9 +14,9 @@ task to the first run that can learn it. --compare=DIR adds the differences from
 as one made --from_scratch, to all of these and, in a local workdir, to report.html. With a workdir at an address
 (gs://…), --output is required. A flag that has no meaning with, or without, --suite is refused.
 
---questions='lm_eval/*.jsonl.gz' adds the answers of the first decoder or encoder-decoder run without training (see
-python -m tools.few_shot), after --shots examples each. --max_examples=200 evaluates on the first 200 examples of each
-split, and of each file of questions.
+--questions='lm_eval/*.jsonl.gz' adds questions to the first run that holds a decoder or an encoder-decoder, asked
+without training (see python -m tools.few_shot), after --shots examples each. --max_examples=200 evaluates on the first
+200 examples of each split, and of each file of questions.
 """
 
 import dataclasses

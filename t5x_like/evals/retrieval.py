@@ -15,7 +15,7 @@ _AT_ONCE = 256
 class Evaluator:
   """An evaluator of recall at k by cosine, in percent, over all images and captions (Radford et al. 2021, table 13).
 
-  A hit is an image with one of its texts, or a text with its image, among the k nearest; ties count as misses.
+  A hit is an image with one of its texts, or a text with its image, among the k nearest; ties count against it.
 
   Args:
     at: the values of k.

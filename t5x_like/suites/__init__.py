@@ -203,7 +203,10 @@ def spans(
   evaluated: Mapping[str, str | Values] | None = None,
   counted: Sequence[str] = (),
 ) -> Benchmark:
-  """Make a benchmark of extractive answers. The text form, which generates the answer, exists for English SQuAD 1.1."""
+  """Make a benchmark of extractive answers.
+
+  The text form, which generates the answer, exists only for answerable questions in English (no `evaluated`).
+  """
   counted = tuple(counted) or tuple(f"dev/{name}" for name in ("exact" if unanswerable else "exact_match", "f1"))
   form = Form(
     {"name": "span_qa", "length": 384, "stride": 128},
