@@ -1,20 +1,20 @@
-"""Where data is kept that a run makes for itself: stores of the sources that its recipe names, counts of chunks.
+"""The directory of data that a run prepares itself: stores of the sources in its recipe, counts of chunks.
 
-`T5X_LIKE_CACHE`, a directory or an address, is shared by all runs that have it set. Otherwise it is `data/` in the
-workdir of the run.
+`T5X_LIKE_CACHE`, a directory or an address, is shared by all runs that set it. Otherwise each run uses `data/` in its
+workdir.
 """
 
 import os
 
-_default = "data/prepared"  # where there is no workdir
+_default = "data/prepared"  # without a workdir
 
 
 def use(workdir: str) -> None:
-  """Makes `data/` in a workdir the default of this process."""
+  """Make `data/` in a workdir the default of this process."""
   global _default
   _default = f"{str(workdir).rstrip('/')}/data"
 
 
 def directory() -> str:
-  """The directory or address, without a slash at its end."""
+  """Return the directory or address, without a trailing slash."""
   return (os.environ.get("T5X_LIKE_CACHE") or _default).rstrip("/")

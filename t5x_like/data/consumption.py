@@ -1,14 +1,14 @@
-"""Consumption: where in every corpus a phase of a run begins, counted from what the earlier phases drew.
+"""Consumption: the position in every corpus at which a phase of a run begins, given the draws of earlier phases.
 
-What a run reads is a few *streams*, one for each part of a mixture (a single task is one without a label) and each
-numbering of examples that it had. The positions of a stream count its examples epoch after epoch: position g is place
-g % size of the permutation of epoch g // size. A phase of n examples takes the next n positions of a task, and of a
-mixture those that stand in the first n places of its schedule: whole periods by multiplication, the rest of one period
-by a table. Nothing else is needed to go on in a phase with another batch size, other rates or other parts: no position
-is taken twice, and a part that rests goes on later where it stopped.
+A run reads a few *streams*, one for each part of a mixture and each numbering of its examples; a single task is a part
+without a label. Positions of a stream count its examples epoch after epoch: position g is place g % size of the
+permutation of epoch g // size. A phase of n examples takes the next n positions of a task. A mixture takes the
+positions in the first n places of its schedule: whole periods by multiplication, the rest of one period by a table.
+That suffices to continue with another batch size, other rates or other parts: no position is taken twice, and a part
+that pauses later continues where it stopped.
 
-A mixture that stops inside a period has taken some draws of that period and not others, as the period is shuffled.
-Those passed over come first in the next phase that draws from the stream, so nothing is skipped either.
+Periods are shuffled, so a mixture that stops inside one has taken only some of its draws. The skipped draws come first
+in the next phase that draws from the stream, so no example is lost.
 
 Worked example: parts a and b at counts (2, 1) for a phase of 4 examples, whose places hold, before the shuffle of each
 period, (a 0, b 0, a 1), (a 2, b 1, a 3). If the second period's shuffle begins with its last place, positions 0, 1 and
@@ -41,13 +41,13 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-  """What a phase draws: example n of it is number `offset + n` of a task that reads `streams`.
+  """The beginning of a phase: its example n is example `offset + n` of the task over `streams`.
 
   Attributes:
-    task: the phase's.
-    seed: the run's.
-    offset: examples drawn before the phase by phases alike, which this one continues.
-    streams: as the first of those found them: one for each part, in their order, or the one of a single task.
+    task: the task of the phase.
+    seed: the seed of the run.
+    offset: examples drawn by directly preceding phases with the same draws, which this phase continues.
+    streams: the streams at the first of these phases: one per part, in order, or the single task's stream.
   """
 
   task: Task
@@ -56,7 +56,7 @@ class Start:
   streams: tuple[Stream, ...]
 
   def batch(self, index_B: tf.Tensor) -> dict[str, tf.Tensor]:
-    """The features of examples of the phase: int64 [B] -> each [B, *shape]."""
+    """Return the features of examples of the phase: int64 [B] -> each [B, *shape]."""
     index_B += self.offset
     if not isinstance(self.task, Mixture):
       (stream,) = self.streams
@@ -66,7 +66,7 @@ class Start:
     return self.task.rows(random.shuffled(place_B, period_B, self.seed, period), period_B, self.streams)
 
   def after(self, examples: int) -> tuple[Stream, ...]:
-    """The streams when the phase has drawn so many examples."""
+    """Return the streams after the phase has drawn `examples` examples."""
     if not isinstance(self.task, Mixture):
       return tuple(stream.after(self.offset + examples) for stream in self.streams)
     drawn = self.task.schedule.drawn(self.offset + examples, self.seed)
@@ -74,14 +74,14 @@ class Start:
 
 
 def start(task: Task, seed: int, earlier: Sequence[Phase] = ()) -> Start:
-  """Where a phase of `task` begins after others.
+  """Return the start of a phase of `task` after earlier phases.
 
-  Takes time and memory in the number of phases and the periods of their schedules, whatever the number of steps.
+  Time and memory grow with the number of phases and the periods of their schedules, not with the number of steps.
 
   Args:
-    task: the phase's.
-    seed: the run's.
-    earlier: the phases before it, from the first step on.
+    task: the task of the phase.
+    seed: the seed of the run.
+    earlier: the preceding phases, from the run's first step on.
 
   Raises:
     UserError: an earlier phase without steps or with an empty batch.
@@ -114,10 +114,10 @@ def _leaves(task: Task) -> dict[str, Task]:
 
 
 def _keys(task: Task) -> list[Key]:
-  """What tells the streams of a task from all others."""
+  """Return the keys that identify the streams of a task."""
   return [(label, part.numbering or part.fingerprint, part.num_examples) for label, part in _leaves(task).items()]
 
 
 def _draws(task: Task) -> tuple:
-  """What the order of a task's draws depends on besides the seed; equal for phases that continue each other."""
+  """Return everything but the seed that determines the order of draws; equal for phases that continue each other."""
   return (*_keys(task), task.schedule.counts if isinstance(task, Mixture) else ())

@@ -12,19 +12,19 @@ from t5x_like.data.task import Task
 def dataset(
   task: Task, seed: int = 0, start: int = 0, *, batch_size: int = 128, rows: Sequence[int] | None = None
 ) -> tf.data.Dataset:
-  """The batches from a step on, without end: those of a run with this seed and batch size and without earlier phases.
+  """Return the endless batches of a run with this seed and batch size, without earlier phases, from a step on.
 
   Args:
     task: the task.
-    seed: of the order and of whatever the task draws.
-    start: the step of the first batch; any opens as fast as the first.
+    seed: the seed of the order and of the task's random draws.
+    start: the step of the first batch; any step opens as fast as the first.
     batch_size: rows of the global batch.
-    rows: those that are wanted, ascending; None is all of them.
+    rows: the rows to return, ascending; None for all.
 
   Returns:
-    A dataset of the task's features with an axis of rows in front. It makes one batch after another, when asked, and
-    calls Python functions for it. If an iterator over a `prefetch` or a parallel `map` behind it is dropped early,
-    TensorFlow can wait for itself; for batches made ahead and in parallel take `loader.train_batches`.
+    A dataset of the task's features with a leading axis of rows. It makes each batch on request and calls Python
+    functions. Dropping an iterator over a later `prefetch` or parallel `map` early can deadlock TensorFlow; for
+    batches made ahead and in parallel use `loader.train_batches`.
 
   Raises:
     UserError: rows outside the batch, or a negative start.

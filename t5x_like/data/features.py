@@ -1,7 +1,7 @@
-"""Features of examples: their names, shapes and dtypes, told without TensorFlow, a corpus or a store.
+"""Features of examples: names, shapes and dtypes, without TensorFlow, a corpus or a store.
 
-Each task's file declares its own in `features(vocabulary, **arguments)`; plans are compiled from them where there is no
-data. The functions below describe the layouts that several tasks share.
+Each task's file declares its features in `features(vocabulary, **arguments)`, so that plans compile without data. The
+functions below describe layouts that several tasks share.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from t5x_like.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Feature:
-  """The shape, without the batch axis, and the dtype's name of a feature."""
+  """The shape of a feature, without the batch axis, and the name of its dtype."""
 
   shape: tuple[int, ...]
   dtype: str
@@ -25,7 +25,7 @@ Features = dict[str, Feature]
 
 
 def known(name: str | None) -> bool:
-  """Return whether a task's features can be told without making it."""
+  """Return whether a task's features are known without building it."""
   return name in slots.names(tasks)
 
 
@@ -33,7 +33,7 @@ def of(arguments: Mapping[str, Any]) -> Features:
   """Return the features of a task.
 
   Args:
-    arguments: its name and arguments as recipes give them; the others have their defaults.
+    arguments: its name and arguments, as in a recipe; missing arguments have their defaults.
 
   Raises:
     UserError: the task is not `known`.
@@ -81,7 +81,7 @@ def encoder(length: int, *more: str) -> Features:
 
 
 def rows_of(length: int, architecture: str, rows: int | None) -> Features:
-  """Describe the rows of labelled texts; None is an encoder's only row, without an axis of its own."""
+  """Describe the rows of labelled texts; without `rows`, an encoder has a single row and no axis for it."""
   described = encoder(length) if architecture == "encoder" else decoder(length, "segment_ids")
   if rows is None and architecture == "encoder":
     return described
@@ -89,7 +89,7 @@ def rows_of(length: int, architecture: str, rows: int | None) -> Features:
 
 
 def images(resolution: int, channels: int, mixed: bool = False) -> Features:
-  """Describe a labelled image; `mixed` is whether another image is mixed in."""
+  """Describe a labelled image; `mixed` adds the label and share of a second image mixed in."""
   described = {
     "image": Feature((resolution, resolution, channels), "float32"),
     "label": Feature((), "int32"),

@@ -32,12 +32,12 @@ from t5x_like.errors import DamageError, TransientError, UserError
 def iterate(
   steps: tf.data.Dataset, through: Callable[[tf.data.Dataset], tf.data.Dataset]
 ) -> Iterator[dict[str, np.ndarray]]:
-  """The elements of `through(steps)` as numpy arrays, which must not be written to.
+  """Return the elements of `through(steps)` as numpy arrays, which must not be written to.
 
   Args:
     steps: the start of the pipeline; may be infinite.
-    through: what follows, such as maps and batches; it must end when `steps` ends. It sets its own parallelism: nothing
-      is autotuned.
+    through: the rest of the pipeline, such as maps and batches. It must end when `steps` ends, and it sets its own
+      parallelism: nothing is autotuned.
 
   Returns:
     A lazy iterator. Close or drop it at any time, on any thread; its memory is released a few batches later.
@@ -88,7 +88,7 @@ class _Pipeline:
     return element
 
   def drain(self) -> None:
-    """Ends the pipeline and waits until nothing of it is in flight."""
+    """End the pipeline and wait until none of its calls is in flight."""
     self._drained = True
     self._running.assign(False)
     while True:

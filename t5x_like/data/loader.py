@@ -1,9 +1,9 @@
 """Batches of a task: a pure function of the step, so the state of the input pipeline is the step number.
 
 Global example i is in epoch i // num_examples, at place i % num_examples of that epoch's permutation; step s holds the
-global examples s * batch_size to (s + 1) * batch_size - 1, of which a host makes its rows. Where a run had other phases
-before, they are counted (`consumption.py`). Nothing is replayed to start at a step, no iterator state is saved, and the
-batches do not change with the number of hosts.
+global examples s * batch_size to (s + 1) * batch_size - 1, and each host makes only its own rows. A run's earlier
+phases are taken into account (`consumption.py`). Starting at a step replays nothing, no iterator state is saved, and
+the batches do not depend on the number of hosts.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 
 EVAL_SEED = 0
-_PREFETCH = 2  # finished batches held, besides those being made
-# Small batches are made several in one call, as a call has a cost of its own: up to this many numbers and steps.
+_PREFETCH = 2  # finished batches held, besides the batches in progress
+# One call makes several small batches, to share its overhead: up to this many numbers and steps.
 _TOGETHER, _MOST_STEPS = 2**20, 64
 
 
@@ -34,21 +34,21 @@ def train_batches(
   rows: Sequence[int] | None = None,
   earlier: Sequence[consumption.Phase] = (),
 ) -> Iterator[dict[str, np.ndarray]]:
-  """The endless training batches of this host.
+  """Return the endless training batches of this host.
 
   Args:
-    task: what to train on.
+    task: the task to train on.
     batch_size: rows of the global batch.
-    seed: of the order and of whatever the task draws.
-    start_step: the first batch yielded is that of this step of the run; any step opens as fast as the first.
-    rows: this host's rows of the global batch, ascending; None is all of them.
-    earlier: the run's phases before this one, whose steps come before this task's first.
+    seed: the seed of the order and of the task's random draws.
+    start_step: the run's step of the first batch yielded; any step opens as fast as the first.
+    rows: this host's rows of the global batch, ascending; None for all.
+    earlier: the run's phases before this one; their steps precede this task's first.
 
   Returns:
     An iterator over the task's features, each [len(rows), *shape].
 
   Raises:
-    UserError: rows outside the batch, a step before the phase's first, or earlier phases of no steps.
+    UserError: rows outside the batch, a step before the phase's first, or an earlier phase without steps.
   """
   rows = checked_rows(batch_size, rows)
   return _iterate(*training(task, batch_size, seed, start_step, rows, earlier), task, rows)
@@ -57,7 +57,7 @@ def train_batches(
 def training(
   task: Task, batch_size: int, seed: int, start_step: int, rows: np.ndarray, earlier: Sequence[consumption.Phase]
 ) -> tuple[tf.data.Dataset, Callable[[tf.Tensor], dict[str, tf.Tensor]]]:
-  """The steps from one on, and what makes the batches of some of them, one after the other: int64 [S] -> features."""
+  """Return the steps from `start_step` on and a function from steps, int64 [S], to their concatenated batches."""
   first_step = sum(phase.steps for phase in earlier)
   if start_step < first_step:
     raise UserError(f"start_step: found {start_step}, expected at least {first_step}")
@@ -66,26 +66,26 @@ def training(
   def made(step_S: tf.Tensor) -> dict[str, tf.Tensor]:
     return task.declared(start.batch(_rows_of(step_S - first_step, batch_size, rows)))
 
-  last_step = np.iinfo(np.int64).max // (2 * batch_size) - 1  # whose examples still have an int64 index
+  last_step = np.iinfo(np.int64).max // (2 * batch_size) - 1  # its example indices still fit int64
   return tf.data.Dataset.range(start_step, last_step), made
 
 
 def eval_batches(
   task: Task, *, batch_size: int, rows: Sequence[int] | None = None, max_examples: int | None = None, only=None
 ) -> Iterator[dict[str, np.ndarray]]:
-  """Every example once, in the order of their index, with noise that is the same in every evaluation.
+  """Return every example once, in index order; the noise is the same in every evaluation.
 
   Args:
-    task: what to evaluate on.
+    task: the task to evaluate on.
     batch_size: rows of the global batch.
-    rows: this host's rows of the global batch, ascending; None is all of them.
-    max_examples: how many examples, from the first; None is all of them.
-    only: the indices of the examples wanted, int64 in any order; None is all of them.
+    rows: this host's rows of the global batch, ascending; None for all.
+    max_examples: use only the first so many examples; None for all.
+    only: the indices of the examples to use, int64 in any order; None for all.
 
   Returns:
-    An iterator over ceil(examples / batch_size) batches, equally many on every host, of the task's features, each
-    [len(rows), *shape], and `example_index` int32 [len(rows)]. Rows past the last example are 0 in every feature (so
-    their loss weights are 0) and have example_index -1.
+    An iterator over ceil(examples / batch_size) batches, the same number on every host. A batch holds the task's
+    features, each [len(rows), *shape], and `example_index` int32 [len(rows)]. Rows past the last example are 0 in every
+    feature (so their loss weights are 0) and have example_index -1.
 
   Raises:
     UserError: rows outside the batch, or max_examples below 1.
@@ -111,7 +111,7 @@ def eval_batches(
 
 
 def _rows_of(step_S: tf.Tensor, batch_size: int, rows: np.ndarray) -> tf.Tensor:
-  """The global indices of this host's rows of some steps, one after the other: int64 [S] -> int64 [S * rows]."""
+  """Return the global indices of this host's rows, step after step: int64 [S] -> int64 [S * rows]."""
   return tf.reshape(step_S[:, None] * batch_size + rows, [-1])
 
 
@@ -127,12 +127,12 @@ def checked_rows(batch_size: int, rows: Sequence[int] | None) -> np.ndarray:
 def _iterate(
   steps: tf.data.Dataset, made: Callable[[tf.Tensor], dict[str, tf.Tensor]], task: Task, rows: np.ndarray
 ) -> Iterator[dict[str, np.ndarray]]:
-  """The batches of `steps`, in order, some of them made together, side by side and ahead of their use."""
+  """Return the batches of `steps` in order; they are made several per call, in parallel and ahead of use."""
   _hide_accelerators()
   made = tf.autograph.experimental.do_not_convert(made)
   workers = max(2, min(16, os.cpu_count() or 2))
   options = tf.data.Options()
-  options.threading.max_intra_op_parallelism = 1  # a call is one worker's, which costs no splitting
+  options.threading.max_intra_op_parallelism = 1  # one worker per call: no overhead of splitting operations
   batch = len(rows)
   numbers = batch * sum(math.prod(feature.shape) for feature in task.features.values())
   together = max(1, min(_TOGETHER // numbers, _MOST_STEPS))
@@ -149,7 +149,7 @@ def _iterate(
 
 
 def _hide_accelerators() -> None:
-  """Leaves accelerators to JAX; TensorFlow would otherwise claim their memory with its first operation."""
+  """Leave accelerators to JAX; TensorFlow would otherwise claim their memory with its first operation."""
   for kind in ("GPU", "TPU"):
     try:
       tf.config.set_visible_devices([], kind)

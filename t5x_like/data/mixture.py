@@ -1,10 +1,10 @@
-"""Mixtures of tasks: how often each is drawn, and which of its examples stands at a global index, in closed form.
+"""Mixtures of tasks: a schedule that maps a global index to a task and one of its examples, in closed form.
 
-The schedule is periodic. A period of P places holds task t exactly `counts[t]` times, its rate times P, rounded so
-that the counts add up to P, and spread evenly; the loader shuffles the places of each period by the seed. Before
-the shuffle, a place q of period p that is the k-th of its task in the period is the `p * counts[t] + k`-th draw of that
-task ever made. So the draws of a task are counted without gaps, whatever the step a run is opened at, and are spent on
-its epochs: each visits every example of the task once, in an order of its own.
+The schedule is periodic. A period of P places holds task t exactly `counts[t]` times: its rate times P, rounded so
+that the counts add up to P. The places of a task are spread evenly, and the loader shuffles the places of each period
+by the seed. Before the shuffle, the k-th place of task t in period p is draw `p * counts[t] + k` of that task. So the
+draws of a task are counted without gaps, at whatever step a run starts. They fill the task's epochs: each epoch visits
+every example of the task once, in its own order.
 
 Worked example, counts (2, 1), so P = 3: the places of period 0, before the shuffle, are (task 0, draw 0), (1, 0),
 (0, 1); those of period 5 are (0, 10), (1, 5), (0, 11).
@@ -30,10 +30,10 @@ from t5x_like.errors import UserError
 
 
 def temperature(num_examples: Sequence[int], temperature: float, maximum: int | None = None) -> list[float]:
-  """Rates proportional to the number of examples, to the power of 1 / temperature, normalised.
+  """Return normalised rates, proportional to the number of examples to the power of 1 / temperature.
 
   Args:
-    num_examples: of each task.
+    num_examples: examples of each task.
     temperature: 1 is proportional, larger is more equal.
     maximum: a task with more examples counts as having this many.
 
@@ -50,9 +50,9 @@ def temperature(num_examples: Sequence[int], temperature: float, maximum: int | 
 
 
 def counts(rates: Mapping[str, float], period: int) -> list[int]:
-  """How often each task stands in a period: rates, of any sum, to whole numbers that add up to `period`.
+  """Convert rates, of any sum, to each task's count in a period; the counts add up to `period`.
 
-  The largest remainders are rounded up (of equal ones, the first).
+  The largest remainders are rounded up; among equal remainders, the first.
 
   Raises:
     UserError: a rate that is negative or not a number, a task that would never be drawn, or a period below 1.
@@ -78,14 +78,14 @@ def counts(rates: Mapping[str, float], period: int) -> list[int]:
 
 
 class Schedule:
-  """Which draw of which task stands where; see the module.
+  """The map from places to tasks and their draws; see the module.
 
   Args:
-    counts: how often each task stands in a period.
+    counts: places of each task in a period.
 
   Attributes:
-    counts: these.
-    period: their sum.
+    counts: places of each task in a period.
+    period: the sum of the counts.
   """
 
   def __init__(self, counts: Sequence[int]):
@@ -97,20 +97,20 @@ class Schedule:
     self._task_P, self._which_P = task_P[order_P], which_P[order_P]
 
   def at(self, place_B: tf.Tensor, period_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """(task int32 [B], which of its draws int64 [B]) of places int64 [B] in 0..period-1 before the shuffle."""
+    """Return (task int32 [B], number of its draw int64 [B]) of unshuffled places, int64 [B] in 0..period-1."""
     task_B = tf.gather(self._task_P, place_B)
     return task_B, period_B * tf.gather(tf.constant(self.counts, tf.int64), task_B) + tf.gather(self._which_P, place_B)
 
   def draws(self, global_index_B: tf.Tensor, seed: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """`at` for global indices int64 [B]: what the loader and `mix` make of them together."""
+    """Return `at` for global indices int64 [B], after the shuffle of the loader and `mix`."""
     place_B, period_B = global_index_B % self.period, global_index_B // self.period
     return self.at(random.shuffled(place_B, period_B, seed, self.period), period_B)
 
   def drawn(self, examples: int, seed: int) -> list[tuple[int, np.ndarray]]:
-    """Which draws of each task stand among the first `examples` global indices.
+    """Return each task's draws among the first `examples` global indices.
 
     Returns:
-      For each task (n, more): draws 0 to n - 1 and, of the period that these examples end in, `more`, int64 ascending.
+      For each task (n, more): draws 0 to n - 1, and the draws `more`, int64 ascending, from the unfinished period.
     """
     periods, rest = divmod(examples, self.period)
     last_B = tf.range(periods * self.period, periods * self.period + rest, dtype=tf.int64)
@@ -120,13 +120,13 @@ class Schedule:
 
 @dataclasses.dataclass(frozen=True)
 class Mixture(Task):
-  """A task of several: see `mix`, which makes it.
+  """A task made of several tasks by `mix`.
 
   Attributes:
     parts: the tasks by label, in the schedule's order; none is a mixture.
-    schedule: how often each stands in a period.
-    rows: (place int64 [B] before the shuffle, period int64 [B], a stream for each part) -> features: `batch` for
-      parts that have been drawn from before.
+    schedule: the places of each part in a period.
+    rows: (unshuffled place int64 [B], period int64 [B], a stream for each part) -> features. It replaces `batch` where
+      earlier phases have drawn from the parts.
   """
 
   parts: dict[str, Task] = dataclasses.field(kw_only=True)
@@ -135,28 +135,28 @@ class Mixture(Task):
 
 
 def corpus_examples(task: Task) -> int:
-  """Different examples of a task, for rates that depend on it: those of a mixture are its parts' together."""
+  """Return the number of distinct examples, for rates that depend on it; a mixture counts its parts' sum."""
   return sum(part.num_examples for part in task.parts.values()) if isinstance(task, Mixture) else task.num_examples
 
 
 def mix(parts: Mapping[str, Task], rates: Mapping[str, float], *, period: int, name: str) -> Mixture:
-  """One task whose examples are those of several, each as often as its rate says.
+  """Mix several tasks into one that draws each at its rate.
 
   Its epoch is a period of the schedule, so `num_examples` is `period`, and the loader's order of an epoch is the
-  shuffle of that period. Of a batch, every part makes only the rows that are its own. Shorter parts are padded at the
-  end of every axis with 0.
+  shuffle of that period. Each part makes only its own rows of a batch. Shorter features are padded at the end of every
+  axis; see `padded`.
 
-  A part that is a mixture shares out its rate among its own parts, as often as each stands in a period of it; they
-  become parts of this one, labelled `<part>/<its part>`.
+  A part that is a mixture divides its rate among its own parts by their counts in its period. They become parts of the
+  new mixture, labelled `<part>/<its part>`.
 
   Args:
-    parts: at least one task by a name of it; they are kept in the order of their names.
-    rates: one for each, of any sum.
+    parts: at least one task, by label; the mixture sorts them by label.
+    rates: a rate for each label, of any sum.
     period: places in a period.
-    name: what metrics call the mixture.
+    name: the mixture's name in metrics.
 
   Raises:
-    UserError: parts with other features, dtypes or vocabularies than the first, or see `counts`.
+    UserError: a part's features, dtypes or vocabulary differ from the first part's; or see `counts`.
   """
   parts, rates = _unnested(parts, rates)
   labels = sorted(parts)
@@ -198,7 +198,7 @@ def mix(parts: Mapping[str, Task], rates: Mapping[str, float], *, period: int, n
 
 
 def _unnested(parts: Mapping[str, Task], rates: Mapping[str, float]) -> tuple[dict[str, Task], dict[str, float]]:
-  """Parts and rates with the parts of every mixture in its place."""
+  """Return parts and rates, with every mixture replaced by its parts."""
   leaves, shares = {}, {}
   for label, part in parts.items():
     inner = (
@@ -213,13 +213,15 @@ def _unnested(parts: Mapping[str, Task], rates: Mapping[str, float]) -> tuple[di
 
 
 def part_seed(seed: int, label: str) -> int:
-  """The seed of a part, from the mixture's and the part's name: parts over one corpus draw independently."""
+  """Derive a part's seed from the mixture's seed and the part's label: parts over one corpus draw independently."""
   return int.from_bytes(hashlib.sha256(f"{seed}/{label}".encode()).digest()[:8], "little")
 
 
 def padded(made: dict[str, tf.Tensor], features: dict[str, Feature], pad_id: int | None = 0) -> dict[str, tf.Tensor]:
-  """Features [B, ...] with padding at the end of every axis that is shorter than in `features`: `pad_id` in tokens, if
-  there is one, and 0 in others."""
+  """Pad values [B, ...] at the end of every axis to the shapes of `features`, tokens with `pad_id` and others with 0.
+
+  Without a `pad_id`, tokens are also padded with 0.
+  """
   room = {
     name: [wanted - found for wanted, found in zip(features[name].shape, value.shape[1:], strict=True)]
     for name, value in made.items()

@@ -1,10 +1,10 @@
-"""Files at an address, read and written: `gs://`, `s3://` and `http(s)://` by TensorStore, other schemes by fsspec.
+"""Reads and writes files at an address: `gs://`, `s3://` and `http(s)://` by TensorStore, other schemes by fsspec.
 
-`place` gives local paths and addresses the same few methods, those of pathlib that preparation and training need. At
-an address a file appears whole or not at all, as object stores have it, so nothing is renamed; directories exist as far
-as files are in them. Refused or unanswered requests (429, 5xx, broken connections) are sent again with growing delays.
+`place` gives local paths and addresses the same interface, the few pathlib methods that preparation and training need.
+Object stores write a file whole or not at all, so nothing is renamed at an address. A directory exists while it holds
+files. Refused or unanswered requests (429, 5xx, broken connections) are repeated with growing delays.
 
-`AWS_ENDPOINT_URL` and `AWS_REGION` are heeded for `s3://`, so that other S3 servers than Amazon's can be used.
+`s3://` respects `AWS_ENDPOINT_URL` and `AWS_REGION`, so that S3 servers other than Amazon's can be used.
 """
 
 import concurrent.futures
@@ -26,9 +26,9 @@ from t5x_like.answers import Kind
 from t5x_like.errors import TransientError, UserError, answered, exit_code, is_transient, one_line, retried
 
 _ATTEMPT_SECONDS = 60.0
-_LOOK_SECONDS = 1.0  # for so long a bucket that was there is not asked for again
+_LOOK_SECONDS = 1.0  # do not check a bucket again within this time of finding it
 _AT_ONCE = 32  # requests of fsspec
-_ABSENT = b"\x02"  # TensorStore's generation of a file that is not there
+_ABSENT = b"\x02"  # TensorStore's generation of an absent file
 _DRIVERS = ("gcs", "s3", "http")
 _CONTEXT = {
   **{f"{d}_request_retries": {"max_retries": 8, "initial_delay": "100ms", "max_delay": "8s"} for d in _DRIVERS},
@@ -37,7 +37,7 @@ _CONTEXT = {
 
 
 class Answer(NamedTuple):
-  """A read: `state` is "missing" where there is no such file."""
+  """The answer to a read; `state` is "missing" if there is no such file."""
 
   state: str
   value: bytes = b""
@@ -47,30 +47,30 @@ class Objects(Protocol):
   """The files below an address, by key; every request returns a future."""
 
   def read(self, key: str, part: slice | None = None) -> Any:
-    """All bytes or a range of them, as an `Answer`."""
+    """Read all bytes or a range, as an `Answer`."""
 
   def write(self, key: str, data: bytes | None) -> Any:
-    """Writes a file whole, or deletes it."""
+    """Write a whole file, or delete it if `data` is None."""
 
   def create(self, key: str, data: bytes) -> Any:
-    """Writes a file if there is none; False if there is."""
+    """Write a file unless it exists; False if it exists."""
 
   def list(self, prefix: str) -> Any:
-    """The keys that begin with a prefix, and their sizes (None where they are not known)."""
+    """List the keys that begin with a prefix, with their sizes (None if unknown)."""
 
   def delete(self, prefix: str) -> Any:
-    """Deletes the files whose keys begin with a prefix."""
+    """Delete the files whose keys begin with a prefix."""
 
   def look(self) -> None:
-    """Raises the client's error if there is no bucket here, or none that may be listed."""
+    """Raise the client's error if the bucket does not exist or must not be listed."""
 
 
 def opened(url: str) -> Objects:
-  """The files below `scheme://...`.
+  """Open the files below `scheme://...`.
 
   Raises:
     UserError: the address cannot be used.
-    TransientError: not now.
+    TransientError: the address cannot be used now.
   """
   scheme = url.partition("://")[0]
   try:
@@ -122,7 +122,7 @@ class _TensorStore:
 class _Then(NamedTuple):
   future: Any
   change: Callable[[Any], Any]
-  exists: Any = None  # the result where the answer is that there is such a file already
+  exists: Any = None  # the result if the file exists already
 
   def result(self, timeout: float | None = None):
     try:
@@ -190,13 +190,13 @@ class _Fsspec:
 
 
 def look(files: Objects, url: str, done: str) -> None:
-  """Raises the error of what was not found at an address, if that is since its bucket is not there.
+  """Raise an error if a file is missing at an address because its bucket does not exist.
 
   Args:
-    done: `read`, or `listed`; then it is also raised if the bucket may not be listed.
+    done: `read`, or `listed`, which also raises if the bucket must not be listed.
 
   Raises:
-    UserError, TransientError: see above.
+    UserError, TransientError: the bucket does not exist, must not be listed or does not answer.
   """
   root = url[: (url + "/").index("/", url.index("://") + 3)]
   if time.monotonic() - _looked.get(root, -_LOOK_SECONDS) < _LOOK_SECONDS:
@@ -210,7 +210,7 @@ def look(files: Objects, url: str, done: str) -> None:
   _looked[root] = time.monotonic()
 
 
-_looked: dict[str, float] = {}  # when a bucket was last there
+_looked: dict[str, float] = {}  # the time at which each bucket was last found
 
 
 @functools.cache
@@ -219,10 +219,10 @@ def _fsspec_pool() -> concurrent.futures.ThreadPoolExecutor:
 
 
 class Address:
-  """A file or directory at an address, with the methods of `pathlib.Path` that are used of it.
+  """A file or directory at an address, with the `pathlib.Path` methods that the package uses.
 
-  An absent file raises FileNotFoundError; other answers raise the errors of docs/reference/exit-codes.md, those that
-  may be others later after two minutes of trying.
+  An absent file raises FileNotFoundError. Other failures raise the errors of docs/reference/exit-codes.md; temporary
+  failures only after two minutes of retries.
   """
 
   def __init__(self, url: str):
@@ -273,12 +273,12 @@ class Address:
     self.write_bytes(text.encode())
 
   def create(self, data: bytes) -> bool:
-    """Writes it if there is no such file; False if there is. `data` must differ from call to call."""
-    # The answer to a write that succeeded may have been lost; then the second attempt finds what the first wrote.
+    """Write the file unless it exists; False if it exists. `data` must differ from call to call."""
+    # The answer to a successful write may have been lost; the second attempt then finds the data of the first.
     return self._answer(lambda files: files.create(self._key, data), "written") or self._read() == ("value", data)
 
   def sizes(self, prefix: str = "") -> dict[str, int | None]:
-    """The files in this directory whose names begin with a prefix, and their sizes (None where they are not known)."""
+    """Return the files in this directory whose names begin with a prefix, with their sizes (None if unknown)."""
     found = self._answer(lambda files: files.list(f"{self._key}/{prefix}".lstrip("/")), "listed")
     if not found:
       look(_root(self._root), self._url, "listed")
@@ -310,7 +310,7 @@ class Address:
     try:
       return retried(lambda: request(files).result(timeout=_ATTEMPT_SECONDS), self._url)
     except Exception as error:
-      # An absent file is an answer, and an error only where its bucket is absent.
+      # An absent file is an answer; it is an error only if its bucket is absent.
       gone = exit_code(error) is None and answers.kind(error) is Kind.ABSENT
       raise answered(error, self._url, done, Kind.NO_BUCKET if gone else None) from error
 
@@ -324,7 +324,7 @@ Place = pathlib.Path | Address
 
 
 def place(path: str | os.PathLike) -> Place:
-  """A local path, or an address."""
+  """Return a local path or an `Address`."""
   path = os.fspath(path)
   if path.startswith("file://"):
     return epath.Path(path.removeprefix("file://"))

@@ -1,13 +1,13 @@
 """TensorFlow and TFDS, imported at first use: `from t5x_like.data.quiet_tensorflow import tf, tfds`.
 
-Modules that use TensorFlow can thus be imported, and their features and arguments read, on a machine without it.
+So a machine without TensorFlow can import modules that use it, and read their features and arguments.
 
-It starts without notices or Keras. The oneDNN notice ignores the log level and can only be avoided by switching oneDNN
-off in TensorFlow, which the input pipeline does not need; the setting is removed after the import, so that nothing else
-in the process sees it. TFDS warns of its own use of an old attribute.
+TensorFlow starts without notices or Keras. The oneDNN notice ignores the log level; only switching oneDNN off avoids
+it. The input pipeline does not need oneDNN, and the setting is removed after the import, so that nothing else in the
+process sees it. The log filter drops a warning of TFDS about its own use of an old attribute.
 
-TensorFlow imports Keras at once, and with it scikit-learn, SciPy's statistics and pyplot: a third of its start. Here
-that import fails, which TensorFlow allows for; `tf.keras` still works, imported when it is used.
+TensorFlow imports Keras at once, and with it scikit-learn, SciPy's statistics and pyplot: a third of its start-up time.
+Here that import fails, which TensorFlow allows for; `tf.keras` still works and is imported on first use.
 """
 
 import functools
@@ -24,7 +24,7 @@ __all__ = ["tf", "tfds"]
 
 
 class _AtFirstUse(types.ModuleType):
-  """Stands for a module that is imported when an attribute of it is first read."""
+  """A placeholder that imports its module when an attribute is first read."""
 
   def __init__(self, name, load):
     super().__init__(name)

@@ -37,7 +37,7 @@ _ROUND_CONSTANTS = np.array(
 
 
 def _mix(word: tf.Tensor) -> tf.Tensor:
-  """The SplitMix64 finaliser, elementwise: uint64 -> uint64."""
+  """Apply the SplitMix64 finaliser elementwise: uint64 -> uint64."""
   for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
     word = tf.bitwise.bitwise_xor(word, tf.bitwise.right_shift(word, tf.constant(shift, tf.uint64)))
     word = word * tf.constant(factor, tf.uint64)
@@ -45,7 +45,7 @@ def _mix(word: tf.Tensor) -> tf.Tensor:
 
 
 def row_keys(seed: int, *words_B: tf.Tensor) -> tf.Tensor:
-  """One 64-bit key per row from an integer seed and any number of integer tensors [B]; returns uint64 [B]."""
+  """Return a 64-bit key per row, uint64 [B], from an integer seed and any number of integer tensors [B]."""
   key_B = _mix(tf.constant((int(seed) + GOLDEN_GAMMA) % _WORD, tf.uint64))
   for word_B in words_B:
     key_B = _absorbed(key_B, tf.cast(word_B, tf.uint64))
@@ -57,17 +57,17 @@ def _absorbed(key_B: tf.Tensor, word_B: tf.Tensor) -> tf.Tensor:
 
 
 def bits(key_B: tf.Tensor, n: int) -> tf.Tensor:
-  """The first `n` 32-bit words of every row's stream: uint64 [B] -> uint32 [B, n] (low half of each word first)."""
+  """Return the first `n` 32-bit words of each row's stream: uint64 [B] -> uint32 [B, n] (low half of a word first)."""
   counters = np.arange(1, (n + 1) // 2 + 1, dtype=np.uint64) * np.uint64(GOLDEN_GAMMA)
   words = _mix(key_B[:, None] + tf.constant(counters))
   return tf.reshape(tf.bitcast(words, tf.uint32), [tf.shape(key_B)[0], 2 * counters.size])[:, :n]
 
 
 def subsets(bits_BN: tf.Tensor, k: int) -> tf.Tensor:
-  """A uniformly random `k`-subset of range(N) per row, ascending: int32 [B, k].
+  """Draw a uniformly random `k`-subset of range(N) per row, ascending: int32 [B, k].
 
-  The `k` places that hold the largest words. Words are 32 bits, so two of N are equal with probability below
-  N^2 / 2^33; the lower place wins then.
+  The subset is the places of the `k` largest words. Words have 32 bits, so two of N are equal with probability below
+  N^2 / 2^33; then the lower place wins.
   """
   # top_k is fast for signed words only; the order of reinterpreted random words is as random as any.
   places = tf.math.top_k(tf.bitcast(bits_BN, tf.int32), k=k, sorted=False).indices
@@ -75,10 +75,10 @@ def subsets(bits_BN: tf.Tensor, k: int) -> tf.Tensor:
 
 
 def shuffled(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int, size: int) -> tf.Tensor:
-  """Which example is at place `index` of an epoch's random order of range(size).
+  """Return the example at place `index` of an epoch's random order of range(size).
 
-  For every (seed, epoch) a permutation of range(size), computed without materialising it: `permuted` with the epoch's
-  key. docs/explanation/permutation.md defines it, with tests.
+  The order is a permutation keyed by (seed, epoch) and is computed without materialising it: `permuted` with the
+  epoch's key. docs/explanation/permutation.md defines it, with tests.
 
   Args:
     index_B: int64 [B], each in 0..size-1.
@@ -97,7 +97,7 @@ def shuffled(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int, size: int) -> tf
 
 
 def permuted(index_B: tf.Tensor, key_B: tf.Tensor, size: int) -> tf.Tensor:
-  """The image of an index under the permutation of range(size) given by a key: int64 [B], uint64 [B] -> int64 [B].
+  """Map an index by the permutation of range(size) that the key selects: int64 [B], uint64 [B] -> int64 [B].
 
   Sizes up to 256 sort keyed words; larger ones use a Feistel network whose halves are digits of mixed radix (Black and
   Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002), with cycle walking for values outside range(size).
@@ -116,16 +116,16 @@ def permuted(index_B: tf.Tensor, key_B: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def _sorted_words(index_B: tf.Tensor, key_B: tf.Tensor, size: int) -> tf.Tensor:
-  """The place of the `index`-th largest, read as signed, of the first `size` words of the key's stream."""
+  """Return the place of the `index`-th largest (as signed) among the first `size` words of the key's stream."""
   key_U, which_B = tf.unique(key_B)  # rows of one epoch share their order
   counters_N = tf.constant(np.arange(1, size + 1, dtype=np.uint64) * np.uint64(GOLDEN_GAMMA))
   words_UN = tf.bitcast(_mix(key_U[:, None] + counters_N), tf.int64)
-  order_UN = tf.math.top_k(words_UN, k=size).indices  # of equal words the lower place comes first
+  order_UN = tf.math.top_k(words_UN, k=size).indices  # among equal words the lower place comes first
   return tf.cast(tf.gather_nd(order_UN, tf.stack([tf.cast(which_B, tf.int64), index_B], axis=1)), tf.int64)
 
 
 def _enciphered(index_B: tf.Tensor, key_B: tf.Tensor, size: int) -> tf.Tensor:
-  """The Feistel network with cycle walking."""
+  """Apply the Feistel network with cycle walking."""
   radices = high, low = _radices(size)
   place_B = _feistel(tf.cast(index_B, tf.uint64), key_B, radices)
   if high * low > size:
@@ -141,14 +141,14 @@ def _enciphered(index_B: tf.Tensor, key_B: tf.Tensor, size: int) -> tf.Tensor:
 
 
 def _radices(size: int) -> tuple[int, int]:
-  """Two numbers near the square root of `size` whose product is `size` or slightly more, so that walks are rare."""
+  """Return two numbers near sqrt(`size`) whose product is `size` or slightly more, so that walks are rare."""
   root = math.isqrt(size - 1) + 1
   high = min(range(root, min(2 * root, root + 1024)), key=lambda high: -size % high)
   return high, -(-size // high)
 
 
 def _feistel(value_B: tf.Tensor, key_B: tf.Tensor, radices: tuple[int, int]) -> tf.Tensor:
-  """A permutation of range(high * low) by the key: uint64 [B], uint64 [B] -> uint64 [B].
+  """Permute range(high * low) by the key: uint64 [B], uint64 [B] -> uint64 [B].
 
   With value = left * low + right, each round adds to one digit a random function of the other: word number `other` of
   the SplitMix64 stream that starts at the round's key.
@@ -169,6 +169,6 @@ def _feistel(value_B: tf.Tensor, key_B: tf.Tensor, radices: tuple[int, int]) -> 
 
 
 def integers(bits_BN: tf.Tensor, n: int) -> tf.Tensor:
-  """Integers 0..n-1 from 32-bit words: uint32 [...] -> int32 [...]; uniform to within n / 2^32."""
+  """Map 32-bit words to integers 0..n-1: uint32 [...] -> int32 [...]; uniform to within n / 2^32."""
   scaled = tf.cast(bits_BN, tf.uint64) * tf.constant(n, tf.uint64)
   return tf.cast(tf.bitwise.right_shift(scaled, tf.constant(32, tf.uint64)), tf.int32)

@@ -12,14 +12,14 @@ from t5x_like.data.quiet_tensorflow import tf
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stream:
-  """A stream from some point on: draw 0 is the next that it gives.
+  """A stream from some point on: draw 0 is its next example.
 
   Attributes:
-    seed: of its epochs' permutations, and of what the task draws for an example.
-    size: different examples in an epoch.
-    next: the first position that nothing was drawn from yet, nor any after it.
-    passed: positions before it that were passed over, int64 ascending; they are drawn first.
-    repeats: times that an example stands in its epoch, one after the other; to the task, they are of different epochs.
+    seed: the seed of its epochs' permutations and of the task's random draws for an example.
+    size: distinct examples in an epoch.
+    next: the first position from which on nothing has been drawn.
+    passed: skipped positions before `next`, int64 ascending; they are drawn first.
+    repeats: consecutive copies of each example per epoch; the task sees the copies as different epochs.
   """
 
   seed: int
@@ -29,7 +29,7 @@ class Stream:
   repeats: int = 1
 
   def at(self, draw_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """(example, epoch) of draws, each int64 [B]."""
+    """Return (example, epoch) of each draw, both int64 [B]."""
     position_B = draw_B + (self.next - self.passed.size)
     if self.passed.size:
       early_B = tf.gather(self.passed, tf.minimum(draw_B, self.passed.size - 1))
@@ -39,7 +39,7 @@ class Stream:
     return random.shuffled(place_B, epoch_B, self.seed, self.size), epoch_B * self.repeats + turn_B
 
   def after(self, whole: int, more: np.ndarray = np.zeros(0, np.int64)) -> Stream:  # noqa: B008
-    """The stream when draws 0..whole-1 were made, and those in `more`, which lie behind them: int64 [N] ascending."""
+    """Return the stream after draws 0..whole-1 and the later draws in `more`, int64 [N] ascending."""
     end = max(whole, self.passed.size, int(more[-1]) + 1 if more.size else 0)
     rest = np.setdiff1d(np.arange(whole, end), more)
     passed = np.where(

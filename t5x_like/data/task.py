@@ -29,26 +29,26 @@ class Task:
 
   Attributes:
     name: its name in metrics (`eval/<name>/loss`).
-    vocabulary: of the ids.
+    vocabulary: the vocabulary of the ids.
     fingerprint: SHA-256 over everything an example depends on besides seed, epoch and index: the store's content,
       the preprocessor and its arguments, the lengths.
     num_examples: examples in an epoch.
-    features: of every example, by name.
+    features: the features of every example, by name.
     batch: (example_index int64 [B] in 0..num_examples-1, epoch int64 [B], seed) -> features with a leading axis B.
       TensorFlow operations only, so it works eagerly and inside `tf.function`. Row b depends only on element b of its
       arguments and the seed.
-    numbering: what the indices count; None means a numbering particular to this fingerprint.
-    examples: what metrics need to know of each example, for tasks made from labelled records: `(names of other fields
-      of the records) -> dicts` in the order of the indices, with the keys that the task states. They are read from the
-      source again, in every process.
-    marked: whether `<extra_id_N>` in the `inputs` of its `examples` is a sentinel, and not text.
-    classes: the names of the classes of its labels, in order; empty if these are numbers or texts.
+    numbering: identifies the meaning of the indices; None means a numbering particular to this fingerprint.
+    examples: the metrics' view of each example, for tasks made from labelled records: `(names of further record
+      fields) -> dicts` in index order, with the keys that the task documents. Every process reads them from the
+      source again.
+    marked: whether `<extra_id_N>` in the `inputs` of its `examples` is a sentinel rather than text.
+    classes: the class names of its labels, in order; empty if labels are numbers or texts.
     ends: ids besides EOS that end a generated text.
-    labels: the class of every example, int32 [num_examples], where that is known without making them.
-    evaluated: what evaluations see in place of `batch`, such as images that are not augmented; None is `batch`.
+    labels: the class of every example, int32 [num_examples], if known without making the examples.
+    evaluated: replaces `batch` in evaluations, for example without image augmentation; None is `batch`.
     captions: for images with texts, `() -> (int32 [C, T] rows of all captions, int64 [C] the example of each)`.
-    boxes: of every example, a `data.images.boxes.Boxes`, where there are.
-    repeats: times that an example stands in its epoch, one after the other, each drawn for anew.
+    boxes: the boxes of all examples, a `data.images.boxes.Boxes`, for tasks that have boxes.
+    repeats: consecutive copies of each example per epoch, each with its own random draws.
   """
 
   name: str
@@ -69,12 +69,12 @@ class Task:
   repeats: int = 1
 
   def declared(self, made: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-    """Features of a batch, held to the shapes declared; what comes from a Python function has none of its own."""
+    """Set the declared shapes on a batch; values from a Python function have no static shape of their own."""
     return {name: tf.ensure_shape(value, [None, *self.features[name].shape]) for name, value in made.items()}
 
 
 def build(name: str | None, split: str, **kwargs: Any) -> Task:
-  """Makes a task by name.
+  """Make a task by name.
 
   Args:
     name: a module of `t5x_like/data/tasks`.
@@ -82,17 +82,17 @@ def build(name: str | None, split: str, **kwargs: Any) -> Task:
     **kwargs: the arguments of the module's `task` function, as a recipe gives them.
 
   Raises:
-    UserError: no such task; an unknown, missing or wrongly typed argument, named as `config.task.<key>`; and whatever
-      the task raises.
+    UserError: no such task; an unknown, missing or wrongly typed argument, named as `config.task.<key>`; any error of
+      the task itself.
   """
   return build_at("task", name, split, kwargs)
 
 
 def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any]) -> Task:
-  """`build` for the arguments at `config.<slot>`, such as a part of a mixture.
+  """Make a task from the arguments at `config.<slot>`, such as a part of a mixture; see `build`.
 
-  Any task takes `preprocessors`, see `data/preprocessors/own.py`; one that takes a `store` also takes the fields of
-  `config.Corpus` to make it from.
+  Every task accepts `preprocessors`, see `data/preprocessors/own.py`. A task with a `store` also accepts the fields of
+  `config.Corpus`, from which the store is then made.
   """
   where = f"config.{slot}"
   function = slots.find(f"{where}.name", name, tasks, "task")
@@ -105,10 +105,10 @@ def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any])
 
 
 def fingerprint(task: str, tokens: TokenStore, **arguments: Any) -> str:
-  """The SHA-256 of a task over one token store: its name and version, the store's content, the arguments (as JSON)."""
+  """Return the SHA-256 of a task over one token store: name and version, the store's content, arguments as JSON."""
   return digest(task=task, store=tokens.fingerprint, **arguments)
 
 
 def digest(**content: Any) -> str:
-  """The SHA-256 of JSON-serialisable content, hexadecimal."""
+  """Return the hexadecimal SHA-256 of JSON-serialisable content."""
   return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
