@@ -1,7 +1,7 @@
-"""Rows of masked language modelling that hold several chunks of documents, each a sequence of its own.
+"""Packed rows of masked language modelling: several chunks of documents, each a separate sequence.
 
-Every sequence has its own [CLS], [SEP], segment number and positions, from 0, so that none sees another: the model
-computes of each what it would compute of it alone in a row. Krell et al. 2021 (arXiv:2107.02027) pack BERT's pairs so.
+Every sequence has its own [CLS], [SEP], segment number and positions from 0, and attends only to itself. So the model
+computes the same for it as in a row of its own. Krell et al. 2021 (arXiv:2107.02027) pack BERT's pairs this way.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from t5x_like.data.supervised import packing
 
 
 def most_pairs(length: int) -> int:
-  """How many pairs a row can have."""
+  """Return the greatest number of pairs in a row."""
   return length // 8
 
 
 class DocSentences:
-  """[CLS] text [SEP] of one document after the other; see `mlm`."""
+  """Rows of [CLS] text [SEP] sequences, each from one document; see `mlm`."""
 
   def __init__(self, tokens: TokenStore, length: int, cls_id: int, sep_id: int, pad_id: int):
     self._rows, self._length, self._ids = ChunkRows(tokens, length, beside=2), length, (cls_id, sep_id, pad_id)
@@ -48,12 +48,12 @@ class DocSentences:
 
 
 class Pairs:
-  """[CLS] A [SEP] B [SEP] of one chunk after the other, whether each B is from elsewhere, and where each pair begins.
+  """Rows of [CLS] A [SEP] B [SEP] pairs, each from one chunk, with each pair's label and first position.
 
-  `short` of the pairs are short: so many chunks of at least half the greatest length are cut, at a uniformly drawn
-  token, into two, of which each becomes a pair. (BERT's code cuts a tenth of the chunks short and goes on from there.)
-  A B from elsewhere has no more tokens than the one it stands for, and where it can as many: its document is drawn up
-  to four times, until one is as long as the chunk.
+  A share `short` of the pairs is short: some chunks of at least half the greatest length are cut in two at a uniformly
+  drawn token, and each part becomes a pair. (BERT's code cuts a tenth of the chunks short and goes on from there.) A B
+  from another document has at most as many tokens as the B it replaces, and equally many if possible: its document is
+  drawn up to four times, until one is as long as the chunk.
   """
 
   def __init__(
@@ -104,7 +104,7 @@ class Pairs:
     }
 
   def _pairs(self, index_B, words_B2):
-    """(place in the batch, number in the row, document, first token in the stream, tokens) of the pairs of rows."""
+    """Return (place in the batch, number in the row, document, first token in the stream, tokens) of each pair."""
     row_n, document_n, start_n, size_n = self._rows.members(index_B)
     draw_n2 = words_B2[row_n] / 2**32
     cut_n = (size_n >= max(self._rows.half, 4)) & (draw_n2[:, 0] < self._share)  # a row has one such chunk at most
@@ -116,14 +116,14 @@ class Pairs:
     return row_n[of_n], _numbers(row_n[of_n]), document_n[of_n], start_n, size_n
 
   def _texts(self, document_n, start_n, size_n, words_n5):
-    """(chunk, its tokens, *what `Others.read` returns) of pairs, int32."""
+    """Return (chunk, its tokens, *the values of `Others.read`) of each pair, int32."""
     tokens, width = self._rows.tokens, int(size_n.max(initial=2))
     others = Others(tokens, width).read(document_n, words_n5, size_n)
     return stretches(tokens, start_n, size_n, width), size_n.astype(np.int32), *others
 
   def _layout(self, row_n, number_n, used_n, label_n, sizes):
-    """Where the tokens of every row are among those of all pairs, their segments and positions, int32 [B, L] each;
-    where its pairs begin and their labels, int32 [B, K]."""
+    """Return each row's token indices into all pairs' tokens, segments and positions, int32 [B, L] each; and its pairs'
+    first positions and labels, int32 [B, K]."""
     rows, width = sizes.tolist()
     index_nW = np.arange(row_n.size * width, dtype=np.int32).reshape(-1, width)
     placed = _placed(index_nW, used_n, row_n, (rows, self._length))
@@ -133,18 +133,18 @@ class Pairs:
 
 
 def _placed(values_nW: np.ndarray, size_n: np.ndarray, row_n: np.ndarray, shape: tuple[int, int]):
-  """The first `size` values of sequences one after the other in their rows: `packing.scatter`."""
+  """Place the first `size` values of each sequence in its row, one sequence after another: `packing.scatter`."""
   valid_nW = np.arange(values_nW.shape[1]) < size_n[:, None]
   return packing.scatter(values_nW, valid_nW, row_n, _numbers(row_n), _offsets(size_n, row_n), shape)
 
 
 def _numbers(row_n: np.ndarray) -> np.ndarray:
-  """The number of each sequence in its row, from rows ascending."""
+  """Return the number of each sequence within its row; rows are ascending."""
   return np.arange(row_n.size) - np.searchsorted(row_n, row_n)
 
 
 def _offsets(size_n: np.ndarray, row_n: np.ndarray) -> np.ndarray:
-  """Where each sequence begins in its row."""
+  """Return the first position of each sequence in its row."""
   before_n = np.cumsum(size_n, dtype=np.int64) - size_n
   return before_n - before_n[np.searchsorted(row_n, row_n)]
 

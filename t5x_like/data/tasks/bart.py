@@ -43,11 +43,11 @@ def task(
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
-  """Makes the task.
+  """Make the task.
 
   Args:
     store, split, verify: see `span_corruption`.
-    length: of inputs and targets, EOS included.
+    length: length of inputs and targets, EOS included.
     infill: fraction of the tokens in spans that become one mask each.
     poisson_mean: mean tokens of such a span.
     permute_sentences: puts the sentences in a random order.
@@ -55,7 +55,7 @@ def task(
     mask: fraction of tokens that become the mask.
     delete: fraction of tokens deleted.
     sentence_rule: `module:function`, see `data/preprocessors/sentences.py`.
-    dynamic_offsets: begin the windows of every later epoch elsewhere, see `data/store/windows.py`.
+    dynamic_offsets: shift the windows in every later epoch, see `data/store/windows.py`.
     label: the name in metrics; by default `<corpus>_bart`.
 
   Raises:
@@ -125,7 +125,7 @@ def task(
 def _closed(
   tokens_BT: tf.Tensor, size_B: tf.Tensor | None, length: int, begin: list[int], eos_id: int, pad_id: int
 ) -> tf.Tensor:
-  """Beginning, tokens up to their size, EOS, padding: int32 [B, length]; tokens that do not fit are dropped."""
+  """Join beginning, tokens up to their size, EOS and padding: int32 [B, length]; tokens that do not fit are dropped."""
   if begin:
     tokens_BT = tf.pad(tokens_BT, [[0, 0], [len(begin), 0]], constant_values=begin[0])
     size_B = None if size_B is None else size_B + len(begin)

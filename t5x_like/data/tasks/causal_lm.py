@@ -1,11 +1,11 @@
-"""Language modelling: every token of a window is predicted from those before it, by a decoder-only model.
+"""Language modelling: a decoder-only model predicts every token of a window from the preceding tokens.
 
-Example i is window i of `length` tokens, all of them targets, so that an epoch predicts every token once; the inputs
-are the window one place later behind a start token (see `preprocessors/decoder_only.py`, with a worked example).
-Documents are packed as they follow each other in the stream (Radford et al. 2019; Brown et al. 2020, section 2.3, who
-do not mask attention between them); `document_mask` keeps attention inside a document and starts its positions at 0
-(as Grattafiori et al. 2024, section 3.2, do for Llama 3). EOS ends every document, so that the model learns where texts
-end; a store without it (`prepare_data` without `--append_eos`) is refused unless `documents_end` says otherwise.
+Example i is window i of `length` tokens. All tokens are targets, so an epoch predicts every token once. The inputs are
+the window shifted by one place behind a start token (see `preprocessors/decoder_only.py`, with a worked example).
+Documents are packed in stream order (Radford et al. 2019; Brown et al. 2020, section 2.3, who do not mask attention
+between documents). `document_mask` keeps attention inside a document and starts its positions at 0 (as Grattafiori et
+al. 2024, section 3.2, do for Llama 3). EOS ends every document, so that the model learns where texts end. A store
+without EOS (`prepare_data` without `--append_eos`) is refused unless `documents_end` says otherwise.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ def task(
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
-  """Makes the task.
+  """Make the task.
 
   Args:
     store: the directory or address that holds a token store per split, or `builtin`; see `Windows`.
-    split: which of them.
+    split: the split to read.
     length: tokens in a window, and of every feature.
     document_mask: adds `decoder_segment_ids` and `decoder_positions`, which restart with every document.
-    documents_end: what stands at the end of the store's documents: `eos`, which the model learns to predict, `nothing`
+    documents_end: the end of each document in the store: `eos`, which the model learns to predict, `nothing`
       or `any`.
-    dynamic_offsets: begin the windows of every later epoch elsewhere, see `data/store/windows.py`.
+    dynamic_offsets: shift the windows in every later epoch, see `data/store/windows.py`.
     label: the name in metrics; by default `<corpus>_causal_lm`.
-    verify: what opening the store checks, see `TokenStore.open`.
+    verify: the checks on opening the store, see `TokenStore.open`.
 
   Raises:
     UserError: the store cannot be used, is shorter than one window, or its documents do not end as they should.

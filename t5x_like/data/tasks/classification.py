@@ -66,7 +66,7 @@ def task(
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
-  """Makes the task.
+  """Make the task.
 
   Args:
     source, split, vocabulary, cache, data_dir, verify: see `text_to_text`.
@@ -162,7 +162,7 @@ def task(
 
 
 def _fitted(store, sequences, streams, length, too_long) -> tuple[np.ndarray, np.ndarray]:
-  """The examples used and the lengths of their texts; truncation shortens the longer text first."""
+  """Return the examples used and the lengths of their texts; truncation shortens the longer text first."""
   lengths_ND = np.stack([store.lengths[name] for name in streams], axis=1)
   room = length - sequences.extra
   if room < len(streams):

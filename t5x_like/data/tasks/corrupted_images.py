@@ -52,17 +52,17 @@ def task(
   label: str | None = None,
   **images: Unpack[examples.Images],
 ) -> Task:
-  """Makes the task.
+  """Make the task.
 
   Args:
     patch: height and width of a patch, the model's.
     rate: share of the patches that are corrupted; their number is the same in every image.
-    masked, swapped: of those, the share that becomes the mask, and that becomes another patch of the image; the others
+    masked, swapped: shares of the corrupted patches that become the mask, and another patch of the image; the others
       stay as they are.
     images: see `examples.Images`.
 
   Raises:
-    UserError: no whole number of patches, or shares that cannot be; and as `image_classification`.
+    UserError: no whole number of patches, or impossible shares; and as `image_classification`.
   """
   T = (resolution // patch) ** 2
   corrupted = round(T * rate)

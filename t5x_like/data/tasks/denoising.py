@@ -58,15 +58,15 @@ def task(
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
-  """Makes the task.
+  """Make the task.
 
   Args:
     store, split, verify: see `span_corruption`.
     style: the objective.
-    inputs_length: encoder length, EOS included; the window and the targets' length follow from it.
-    noise_density: fraction of tokens that are noise; deshuffling has none.
-    documents_end: what stands at the end of the store's documents: `nothing` (T5 joins them), `eos` or `any`.
-    dynamic_offsets: begin the windows of every later epoch elsewhere, see `data/store/windows.py`.
+    inputs_length: encoder length, EOS included; it determines the window and the targets' length.
+    noise_density: fraction of tokens that are noise; deshuffling has no noise.
+    documents_end: the end of each document in the store: `nothing` (T5 joins them), `eos` or `any`.
+    dynamic_offsets: shift the windows in every later epoch, see `data/store/windows.py`.
     label: the name in metrics; by default `<corpus>_<style>`.
 
   Raises:
@@ -138,6 +138,6 @@ def task(
 
 
 def ordinary_ids(vocabulary) -> np.ndarray:
-  """Ids of text, int32 [N]: all but padding, EOS, unknown, sentinels and the vocabulary's special ids."""
+  """Return the ids of text, int32 [N]: all but padding, EOS, unknown, sentinels and the vocabulary's special ids."""
   special = vocabulary.special_ids | {vocabulary.unk_id}
   return np.setdiff1d(np.arange(vocabulary.size, dtype=np.int32), np.array(sorted(special)))

@@ -48,7 +48,7 @@ def task(
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
-  """Makes the task.
+  """Make the task.
 
   Args:
     store, split, verify: see `causal_lm`.
@@ -58,8 +58,8 @@ def task(
     level: what cuts are between.
     sentinels: the pieces for prefix, suffix and middle; by default `preprocessors.fill_in_the_middle.KNOWN` ones.
     document_mask: adds `decoder_segment_ids` and `decoder_positions`, which restart with every document.
-    documents_end: what stands at the end of the store's documents: `eos`, `nothing` or `any`.
-    dynamic_offsets: begin the windows of every later epoch elsewhere, see `data/store/windows.py`.
+    documents_end: the end of each document in the store: `eos`, `nothing` or `any`.
+    dynamic_offsets: shift the windows in every later epoch, see `data/store/windows.py`.
     label: the name in metrics; by default `<corpus>_fill_in_the_middle`.
 
   Raises:

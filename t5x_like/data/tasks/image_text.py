@@ -57,7 +57,7 @@ def task(
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
-  """Makes the task.
+  """Make the task.
 
   Args:
     source: records with an image and captions: `jsonl:`, `tsv:`, `csv:`, `parquet:` or `tfds:` (COCO's captions are

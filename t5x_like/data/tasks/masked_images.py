@@ -35,7 +35,7 @@ def features(vocabulary, /, *, resolution: int, channels: int, patch: int, mask_
 
 
 def patches(resolution: int, patch: int, mask_ratio: float) -> tuple[int, int]:
-  """Return how many patches of an image are seen, and how many are masked."""
+  """Return the numbers of visible and masked patches of an image."""
   whole = (resolution // patch) ** 2
   visible = int(whole * (1 - mask_ratio))
   return visible, whole - visible
@@ -51,11 +51,11 @@ def task(
   label: str | None = None,
   **images: Unpack[examples.Images],
 ) -> Task:
-  """Makes the task.
+  """Make the task.
 
   Args:
     patch: height and width of a patch, the model's.
-    mask_ratio: of the patches, the share that is masked; the number that is seen is rounded down.
+    mask_ratio: share of the patches that are masked; the number of visible patches is rounded down.
     images: see `examples.Images`.
 
   Raises:

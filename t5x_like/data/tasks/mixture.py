@@ -10,10 +10,10 @@
       "rates": {"news": 1, "books": 2},  # or "equal", "proportional", "temperature"
     }
 
-The schedule and the rates are those of `data/mixture.py`. An evaluation sees one period, in which every part stands as
-often as its rate says; evaluate a part on its own to see each of its examples once.
+`data/mixture.py` defines the schedule and the rates. An evaluation sees one period, in which every part occurs at its
+rate; evaluate a part on its own to see each of its examples once.
 
-A part may be a mixture: its rate is shared out among its parts by its own rates, and it counts as many examples as they
+A part may be a mixture: it divides its rate among its parts by its own rates, and counts as many examples as its parts
 do together. Worked example: news at 1 and a mixture of books (3) and papers (1) at 2 are drawn 2, 3 and 1 times in six.
 """
 
@@ -29,7 +29,7 @@ from t5x_like.errors import UserError, did_you_mean
 
 
 def features(vocabulary, /, *, parts: Mapping[str, Any], shared: Mapping[str, Any], **_) -> Features:
-  """Return the features of the mixture, each in its greatest length: parts are padded to one another."""
+  """Return the features of the mixture, each padded to its greatest length in any part."""
   common: Features = {}
   for part in parts.values():
     for name, feature in declared.of({**shared, **part}).items():
@@ -49,16 +49,16 @@ def task(
   shared: dict = {},  # noqa: B006
   label: str | None = None,
 ) -> Task:
-  """Makes the task.
+  """Make the task.
 
   Args:
-    split: of every part.
-    parts: for each label the part's task, `name` and arguments.
-    rates: of the parts, by label, in any unit and 1 for those it leaves out; or how rates come about.
-    maximum: examples of a part that count for proportional and temperature rates, at most.
-    temperature: of `rates="temperature"`.
-    period: the schedule's; rates are exact in every period, up to rounding to a whole number of examples.
-    shared: arguments of all parts that do not say otherwise.
+    split: the split of every part.
+    parts: each part's task by label: `name` and arguments.
+    rates: the parts' rates by label, in any unit; missing ones are 1. Or the rule that computes them.
+    maximum: the most examples of a part that count for proportional and temperature rates.
+    temperature: the temperature of `rates="temperature"`.
+    period: places in a period of the schedule; rates are exact in it, up to rounding to whole examples.
+    shared: default arguments of all parts.
     label: the name in metrics; by default `mixture`.
 
   Raises:
@@ -79,7 +79,7 @@ def _made(
   shared: dict,
   label: str | None,
 ) -> mixture.Mixture:
-  """The mixture whose arguments stand at `config.<slot>`."""
+  """Build the mixture whose arguments are at `config.<slot>`."""
   if not parts:
     raise UserError(f"config.{slot}.parts: found none, expected at least one task by label")
   for name in parts:

@@ -1,6 +1,6 @@
-"""Masked language modelling of encoders, with next sentences or without: BERT, RoBERTa, SpanBERT and ELECTRA's data.
+"""Masked language modelling of encoders, with or without next sentences: the data of BERT, RoBERTa, SpanBERT, ELECTRA.
 
-What a row holds is one of the four formats that RoBERTa compares (Liu et al. 2019, section 4.2):
+A row has one of the four formats that RoBERTa compares (Liu et al. 2019, section 4.2):
 
 - `segment_pair`: [CLS] A [SEP] B [SEP], two stretches of sentences, with the label of BERT's next sentence prediction:
   in half of the rows B follows A in its document, in the other half it is from another document. The cut between them
@@ -16,15 +16,13 @@ What a row holds is one of the four formats that RoBERTa compares (Liu et al. 20
 - `doc_sentences`: [CLS] text [SEP], up to `length - 2` tokens of one document, which may begin within a sentence, as
   above; those at the end of documents are short. (RoBERTa then takes more rows into a batch; shapes are fixed here.)
 
-An epoch has every chunk of every document once as `doc_sentences` and as the stretch that A is taken from, which B
-follows in half of the pairs. Where segments tell sequences apart, a row holds several of them (`packed`), of
-`doc_sentences` and `segment_pair`; see `_packed_rows.py`. Sentence pairs, of which the size is known only when they are
-drawn, have a row each.
+An epoch has every chunk of every document once, as `doc_sentences` or as the source of A, which B follows in half of
+the pairs. With segments, a row of `doc_sentences` or `segment_pair` holds several sequences (`packed`); see
+`_packed_rows.py`. A sentence pair has a row of its own, because its size is known only once it is drawn.
 
-Sentences are found by a rule on ids, see `data/preprocessors/sentences.py`; pairs and single documents by
-`data/store/document_chunks.py`. What is predicted is drawn anew in every epoch, or with `static_copies` as many times
-as the corpus was copied in the original BERT (ten copies, so with 40 epochs each mask is seen four times; RoBERTa,
-section 4.1).
+A rule on ids finds sentences, see `data/preprocessors/sentences.py`; `data/store/document_chunks.py` finds pairs and
+single documents. Every epoch draws new masks. With `static_copies` there are only so many masks per example, as the
+original BERT copied its corpus (ten copies, so with 40 epochs each mask is seen four times; RoBERTa, section 4.1).
 """
 
 from __future__ import annotations
@@ -86,33 +84,33 @@ def task(
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
-  """Makes the task.
+  """Make the task.
 
   Args:
     store: the directory or address that holds a token store per split, or `builtin`; see `windows.open_tokens`.
-    split: which of them.
+    split: the split to read.
     length: of every feature, special tokens included.
     input_format: see above.
     masking: `tokens`, `words` (whole words) or `spans` (SpanBERT); see `preprocessors/masking.py`.
-    rate: share of the tokens that is predicted.
-    mask_share, random_share: of these, how many become the mask and how many a random token.
-    static_copies: how many masks each example has, used in turn from epoch to epoch; None draws a new one each time.
+    rate: share of the tokens that are predicted.
+    mask_share, random_share: shares of the predicted tokens that become the mask and a random token.
+    static_copies: masks per example, used in turn from epoch to epoch; None draws a new mask each time.
     random_next: share of pairs whose second segment is from another document.
     short_pairs: share of segment pairs that are cut to a random size.
     sentence_rule: `module:function`, see `data/preprocessors/sentences.py`.
-    segment_ids: tells tokens (1) from padding (0). Attention cores that take no segments, such as BigBird's, need them
-      left out; padding is then told by the vocabulary's padding id.
+    segment_ids: adds segments, 1 for tokens and 0 for padding. Turn them off for attention cores without segments, such
+      as BigBird's; the vocabulary's padding id then marks padding.
     packed: several sequences per row of `doc_sentences` and `segment_pair`, told apart by segments; a pair's features
       then have an axis K for the pairs of a row: `next_sentence_label`, and `encoder_cls_positions`, where each begins
       (0 also where there is none).
     dynamic_offsets: begin the rows of every later epoch elsewhere, see `data/store/windows.py`; of full_sentences, as
       chunks of documents begin with these, and without static_copies, which are copies of the same rows.
     label: the name in metrics; by default `<corpus>_mlm`.
-    verify: what opening the store checks, see `TokenStore.open`.
+    verify: the checks on opening the store, see `TokenStore.open`.
 
   Raises:
-    UserError: the store cannot be used or is shorter than one row, its vocabulary has no mask, [CLS] or [SEP] and no
-      sentinels to lend; shares or a length that cannot be.
+    UserError: the store cannot be used or is shorter than one row; its vocabulary has no mask, [CLS] or [SEP] and no
+      sentinels to lend; impossible shares or length.
   """
   tokens = windows.open_tokens(store, split, verify)
   vocabulary = tokens.vocabulary
@@ -225,7 +223,7 @@ def task(
 
 
 def places(weights_BL: tf.Tensor, most: int) -> tf.Tensor:
-  """Where tokens are predicted, in order: int32 [B, most]; what is left over in a row is 0, the place of [CLS]."""
+  """Return the predicted positions in order, int32 [B, most]; unused places are 0, the position of [CLS]."""
   chosen_BL = weights_BL > 0
   row_n, place_n = tf.unstack(tf.cast(tf.where(chosen_BL), tf.int32), axis=1)
   count_B = tf.reduce_sum(tf.cast(chosen_BL, tf.int32), axis=1)
@@ -235,7 +233,7 @@ def places(weights_BL: tf.Tensor, most: int) -> tf.Tensor:
 
 
 class FullSentences:
-  """[CLS] text [SEP] across documents; see above."""
+  """Rows of [CLS] text [SEP] across documents; see the module."""
 
   def __init__(self, tokens: TokenStore, length: int, rule: sentences.Sentences, cls_id: int, sep_id: int, pad_id: int):
     self._tokens, self._rule, self._sep, self._ids = tokens, rule, sep_id, (cls_id, sep_id, pad_id)
@@ -257,7 +255,7 @@ class FullSentences:
     window_BR, first_BR = tf.ensure_shape(window_BR, [batch, R]), tf.ensure_shape(first_BR, [batch, R])
 
     def begin(place):
-      """Of the first sentence among `search` tokens at a place, or the place itself."""
+      """Return the first beginning of a sentence among `search` tokens from `place` on, or `place` itself."""
       here = self._rule.starts(window_BR[:, place - 1 : place + search]) | first_BR[:, place : place + search]
       return place + tf.argmax(here, axis=1, output_type=tf.int32)  # 0 where there is none
 
@@ -271,13 +269,13 @@ class FullSentences:
     return segments.one(text_BT, size_B, self._length, *self._ids)
 
   def _read(self, starts_B):
-    """The tokens from places on, and where documents begin among them."""
+    """Return the tokens from each place on and the beginnings of documents among them."""
     R, T = self._read_length, self._tokens.num_tokens
     return tuple(windows.around(read, starts_B, R, T) for read in (self._tokens.windows, self._tokens.document_begins))
 
 
 class DocSentences:
-  """[CLS] text [SEP] of one document; see above."""
+  """Rows of [CLS] text [SEP] from one document; see the module."""
 
   def __init__(self, tokens: TokenStore, length: int, cls_id: int, sep_id: int, pad_id: int):
     self._chunks, self._length, self._ids = Chunks(tokens, length - 2), length, (cls_id, sep_id, pad_id)
@@ -289,7 +287,7 @@ class DocSentences:
 
 
 class Pairs:
-  """[CLS] A [SEP] B [SEP] and whether B is from elsewhere; see above."""
+  """Rows of [CLS] A [SEP] B [SEP], labelled by whether B is from another document; see the module."""
 
   def __init__(
     self,

@@ -78,7 +78,7 @@ def task(
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
-  """Makes the task.
+  """Make the task.
 
   Args:
     source, split, vocabulary, cache, data_dir, verify: see `text_to_text`.
@@ -124,7 +124,7 @@ def task(
     return [as_text(one, str(options), where) for one in found]
 
   def parsed(record: Record, where: str) -> tuple[str | None, list[str], list[str], np.ndarray | None]:
-    """(text, options, their rows, which are right; None if that is not said)."""
+    """Return (text, options, their rows, the right options or None without a label)."""
     found = found_options(record, where)[:choices]
     if placeholder is not None:
       whole = Template(option, "option")(record, where) or ""
@@ -230,7 +230,7 @@ def task(
 
 
 def _each(option: str, placeholder: str | None) -> Template | None:
-  """The template of an option's row; UserError unless the option has a place in it."""
+  """Return the template of an option's row; UserError unless it has a place for the option."""
   made = Template(option, "option")
   if placeholder is None and "option" not in made.fields:
     raise UserError(f"config.task.option: found {option!r}, expected {{option}} in it, or a placeholder")

@@ -62,7 +62,7 @@ def task(
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
-  """Makes the task.
+  """Make the task.
 
   Args:
     source: `voc:`, `coco:`, `tfds:` or `digit_scenes`, see `data/sources/__init__.py`.

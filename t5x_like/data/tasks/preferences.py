@@ -60,7 +60,7 @@ def task(
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
-  """Makes the task.
+  """Make the task.
 
   Args:
     source, split, vocabulary, cache, data_dir, verify: see `text_to_text`.

@@ -48,18 +48,18 @@ def task(
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
-  """Makes the task.
+  """Make the task.
 
   Args:
     store: the directory or address that holds a token store per split, or `builtin`; see `Windows`.
-    split: which of them.
+    split: the split to read.
     length: of every feature; the window follows from it.
     architecture: what the features are for.
-    documents_end: what stands at the end of the store's documents: `eos`, `nothing` or `any`; by default `eos` for
+    documents_end: the end of each document in the store: `eos`, `nothing` or `any`; by default `eos` for
       decoders and `nothing` for encoder-decoders, which T5 trained on joined documents.
-    dynamic_offsets: begin the windows of every later epoch elsewhere, see `data/store/windows.py`.
+    dynamic_offsets: shift the windows in every later epoch, see `data/store/windows.py`.
     label: the name in metrics; by default `<corpus>_prefix_lm`.
-    verify: what opening the store checks, see `TokenStore.open`.
+    verify: the checks on opening the store, see `TokenStore.open`.
 
   Raises:
     UserError: a length that cannot be cut; the store cannot be used, is shorter than one window, or its documents do
@@ -94,7 +94,7 @@ def task(
 
 
 def split_at(tokens_BW: tf.Tensor, prefix_B: tf.Tensor, eos_id: int, pad_id: int = 0) -> tuple[tf.Tensor, tf.Tensor]:
-  """Cuts windows: int32 [B, W] and int32 [B] in 0..W -> inputs and targets, int32 [B, W + 1], each with EOS behind."""
+  """Cut windows: int32 [B, W] and int32 [B] in 0..W -> inputs and targets, int32 [B, W + 1], each ended by EOS."""
   batch, length = tf.shape(tokens_BW)[0], tokens_BW.shape[1]
   place_T, prefix_B1 = tf.range(length + 1), prefix_B[:, None]
   closed_BT = tf.pad(tokens_BW, [[0, 0], [0, 1]], constant_values=eos_id)

@@ -44,7 +44,7 @@ def task(
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
-  """Makes the task.
+  """Make the task.
 
   Args:
     store, split, verify: see `span_corruption`.
@@ -52,8 +52,8 @@ def task(
     targets_length: decoder length; a span has at most two tokens fewer.
     finder: `module:function`, `(text) -> list of (start, end)`, see `preprocessors/salient_spans.py`; or a `.jsonl`
       of the names that a NER model has found, see `preprocessors/named_spans.py`.
-    documents_end: what stands at the end of the store's documents: `nothing` (T5 joins them), `eos` or `any`.
-    dynamic_offsets: begin the windows of every later epoch elsewhere, see `data/store/windows.py`.
+    documents_end: the end of each document in the store: `nothing` (T5 joins them), `eos` or `any`.
+    dynamic_offsets: shift the windows in every later epoch, see `data/store/windows.py`.
     label: the name in metrics; by default `<corpus>_salient_spans`.
 
   Raises:

@@ -1,7 +1,7 @@
 """T5's pretraining task: span corruption of consecutive windows of a token store, as encoder-decoder features.
 
-Example i is the corrupted window i of W tokens, W = 568 for 512 inputs; tokens after the last whole window are unused.
-The noise is drawn anew for every (seed, epoch, example).
+Example i is window i of W tokens, corrupted; W = 568 for 512 inputs. Tokens after the last whole window are unused.
+Every (seed, epoch, example) draws new noise.
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ def task(
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
-  """Makes the task.
+  """Make the task.
 
   Args:
     store: the directory or address that holds a token store per split (the `--output` of tools.prepare_data), or
       `builtin`, see `data/store/builtin.py`.
-    split: which split.
+    split: the split to read.
     inputs_length: encoder length, EOS included; the raw window follows from it.
     targets_length: decoder length, EOS included; None derives it (114 for 512).
     noise_density: fraction of tokens that are noise.
     mean_noise_span_length: mean noise tokens per span.
     random_roll: lets noise begin or end anywhere in the window, see `preprocessors/span_corruption.py`.
     prefix: text before the inputs, such as a mode token of UL2; its tokens count towards `inputs_length`.
-    documents_end: what stands at the end of the store's documents: `nothing` (T5 joins them), `eos` or `any`.
-    dynamic_offsets: begin the windows of every later epoch elsewhere, see `data/store/windows.py`.
+    documents_end: the end of each document in the store: `nothing` (T5 joins them), `eos` or `any`.
+    dynamic_offsets: shift the windows in every later epoch, see `data/store/windows.py`.
     label: the name in metrics; by default `<corpus>_span_corruption`.
-    verify: what opening the store checks: `size`, `full` (all checksums) or `auto`, see `TokenStore.open`.
+    verify: the checks on opening the store: `size`, `full` (all checksums) or `auto`, see `TokenStore.open`.
 
   Raises:
     UserError: the store cannot be used, is shorter than one window, or its vocabulary lacks sentinels; impossible
@@ -112,7 +112,7 @@ def task(
       mean_noise_span_length=corruption.mean_noise_span_length,
       **{name: value for name, value in options.items() if value},
       **windows.facts,
-    ),  # absent where off: older runs resume
+    ),  # absent if off, so that older runs resume
     num_examples=windows.num_examples,
     numbering=windows.numbering,
     features=declared.encoder_decoder(inputs_length, corruption.targets_length, vocabulary),

@@ -61,7 +61,7 @@ def task(
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
-  """Makes the task.
+  """Make the task.
 
   Args:
     source, split, vocabulary, cache, data_dir, verify: see `text_to_text`. The records have fields question, context
@@ -174,7 +174,7 @@ def _most_context(windows: Sequence[slice], tokens: int) -> np.ndarray:
 
 
 class _Spans:
-  """Where the tokens of a context begin and end in it: int64 [n, 2]; the last context is kept."""
+  """The first and end characters of a context's tokens, int64 [n, 2]; caches the last context."""
 
   def __init__(self, vocabulary: Vocabulary):
     self._vocabulary, self._cut = vocabulary, encoder_inputs.Words(vocabulary)
@@ -198,7 +198,7 @@ class _Spans:
 def _examples(
   vocabulary: Vocabulary, rows: Iterator[tuple[str, Record]], locate: bool = True
 ) -> Iterator[Example | Skip]:
-  """Examples; without `locate` only which records are skipped is right."""
+  """Yield examples; without `locate`, only the choice of skipped records is right."""
   cut = encoder_inputs.Words(vocabulary)
   for where, record in rows:
     question, context = (as_text(value(record, name, where), name, where) for name in ("question", "context"))
@@ -218,12 +218,12 @@ def _examples(
 
 
 def _first(answers, where: str) -> tuple[str, int] | None:
-  """The first answer's text and place in the context; None without answers."""
+  """Return the first answer's text and place in the context; None without answers."""
   return next(iter(_all(answers, where)), None)
 
 
 def _all(answers, where: str) -> list[tuple[str, int]]:
-  """The answers' texts and places in the context."""
+  """Return the answers' texts and places in the context."""
   found = answers
   try:
     if isinstance(answers, dict):  # TFDS has parallel lists
@@ -242,7 +242,7 @@ def _all(answers, where: str) -> list[tuple[str, int]]:
 
 
 def _locate(context: str, answer, cut, vocabulary, where: str) -> tuple[np.ndarray, int, int]:
-  """The tokens of the context, and the first and last of the answer's (-1 without one)."""
+  """Return the tokens of the context and the answer's first and last token (-1 without an answer)."""
   words, places, at = context.split(), [], 0
   for word in words:
     at = context.index(word, at)

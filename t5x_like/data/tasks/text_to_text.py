@@ -44,7 +44,7 @@ BUILT_IN = {"source": "builtin", "vocabulary": "bytes", "inputs": "reverse: {tex
 
 
 def tiny(length: int) -> dict[str, int]:
-  """Return the lengths of its laptop form, which bytes need whatever `length` is."""
+  """Return the lengths of its laptop form, independent of `length` because bytes need them."""
   return {"inputs_length": 128, "targets_length": 128}
 
 
@@ -84,7 +84,7 @@ def task(
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
-  """Makes the task.
+  """Make the task.
 
   Args:
     source, split: where the records come from, see `data/sources/__init__.py`.
@@ -193,7 +193,7 @@ def task(
 def _examples(
   templates: dict[str, Template], vocabulary: Vocabulary, begin: list[int], rows: Iterator[tuple[str, Record]]
 ) -> Iterator[Example | Skip]:
-  """Tokenises records, a batch at a time; their sequences begin with `begin`."""
+  """Tokenise records in batches; every sequence starts with `begin`."""
   while held := list(itertools.islice(rows, _RECORDS_AT_ONCE)):
     texts: dict[str, list[str]] = {name: [] for name in templates}
     for where, record in held:
@@ -229,11 +229,11 @@ def _report(store: ExampleStore, plan: packing.Plan, packed: bool) -> None:
 
 
 class Pieces:
-  """Rows of a plan, read from the store.
+  """The rows of a plan, read from the store.
 
   Args:
     used: int64 [n], the store's number of each example of the plan.
-    lengths_n2: int64 [n, 2], how many tokens of its inputs and targets are used; truncated ones end with EOS.
+    lengths_n2: int64 [n, 2], the used lengths of its inputs and targets; truncated sequences end with EOS.
   """
 
   def __init__(
@@ -250,7 +250,7 @@ class Pieces:
     return tokens_nL, valid_nL
 
   def encoder_decoder(self, row_B: np.ndarray, start: int) -> dict[str, np.ndarray]:
-    """Rows int64 [B] -> the features of an encoder-decoder."""
+    """Return the features of an encoder-decoder for rows, int64 [B]."""
     place_n, row_n, number_n = self._plan.members(row_B)
     which_n, offset_n2 = self._plan.examples[place_n], self._plan.offsets[place_n]
     out = {}
@@ -266,7 +266,7 @@ class Pieces:
     return out | {"decoder_input_tokens": inputs, "decoder_loss_weights": (segments > 0).astype(np.float32)}
 
   def decoder(self, row_B: np.ndarray, start: int) -> dict[str, np.ndarray]:
-    """Rows int64 [B] -> the features of a decoder: inputs and targets in one sequence."""
+    """Return the features of a decoder, inputs and targets in one sequence, for rows, int64 [B]."""
     place_n, row_n, number_n = self._plan.members(row_B)
     which_n = self._plan.examples[place_n]
     inputs_nL, valid_nL = self._stream(0, which_n, ends=False)

@@ -1,8 +1,7 @@
 """UL2's mixture of denoisers: seven span corruptions of one corpus (Tay et al. 2022, section 3.1 and table 1).
 
-Example i is window i of `length` raw tokens, as for every task on running text, so an epoch holds each window once.
-Which denoiser it meets is drawn anew in each epoch, from a key of seed, epoch and i: equally often each, or as `rates`
-say.
+Example i is window i of `length` raw tokens, as for every task on running text, so an epoch holds each window once. A
+key of seed, epoch and i selects its denoiser anew in each epoch, all equally often or by `rates`.
 
                   mean span  noise                       mode token
     R  regular        3, 8    15%                          [NLU]
@@ -65,23 +64,23 @@ def task(
   label: str | None = None,
   verify: Verify = "auto",
 ) -> Task:
-  """Makes the task.
+  """Make the task.
 
   Args:
     store: the directory or address that holds a token store per split, or `builtin`; see `Windows`.
-    split: which of them.
+    split: the split to read.
     length: raw tokens in a window.
     mode_tokens: begin the inputs with `MODES`.
-    rates: of some of `DENOISERS`; 1 for the others, 0 leaves one out.
+    rates: rates of some `DENOISERS`; the others have 1, and 0 leaves a denoiser out.
     random_roll: let the noise of R and X lie anywhere; see `preprocessors/span_corruption.py`.
-    documents_end: what stands at the end of the store's documents: `nothing` (T5 joins them), `eos` or `any`.
-    dynamic_offsets: begin the windows of every later epoch elsewhere, see `data/store/windows.py`.
+    documents_end: the end of each document in the store: `nothing` (T5 joins them), `eos` or `any`.
+    dynamic_offsets: shift the windows in every later epoch, see `data/store/windows.py`.
     label: the name in metrics; by default `<corpus>_ul2`.
-    verify: what opening the store checks, see `TokenStore.open`.
+    verify: the checks on opening the store, see `TokenStore.open`.
 
   Raises:
     UserError: the store cannot be used, is shorter than one window, or its vocabulary has too few sentinels; a window
-      too short to have a quarter; rates of denoisers there are not.
+      too short for a quarter of it to be noise; rates of unknown denoisers.
   """
   if length < 8:
     raise UserError(f"length: found {length}, expected windows of at least 8 tokens")
@@ -136,8 +135,8 @@ class _Denoiser:
   """One of `DENOISERS` on windows of `length` tokens.
 
   Attributes:
-    corruption: what it does to a window.
-    inputs_length: of its inputs, with EOS and the text of its mode.
+    corruption: its span corruption of a window.
+    inputs_length: the length of its inputs, with EOS and the text of its mode.
   """
 
   def __init__(self, name: str, vocabulary: Vocabulary, length: int, mode_tokens: bool, random_roll: bool):
@@ -165,5 +164,5 @@ class _Denoiser:
 
 
 def _word_ends(shares: list[float]) -> np.ndarray:
-  """Where the share of each of N but the last ends among the words of 32 bits: int64 [N - 1]."""
+  """Return the upper limit among 32-bit words of each share but the last: int64 [N - 1]."""
   return np.round(np.cumsum(shares)[:-1] / sum(shares) * 2**32).astype(np.int64)
