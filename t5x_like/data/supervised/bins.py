@@ -33,12 +33,15 @@ _LARGEST_FIRST = (4, 0, 1)  # every fourth row, no row, every row
 
 
 def rows(lengths_ND: np.ndarray, limits_D: np.ndarray, seed: int) -> np.ndarray:
-  """The row of each example, int64 [N], from int64 [N, D] lengths, none above its limit."""
+  """Return the row of each example, int64 [N], from int64 [N, D] lengths, none above its limit."""
   return (_best_fit if limits_D.size == 1 else _fewest)(lengths_ND, limits_D, seed)
 
 
 def random(seed: int, index_N: np.ndarray) -> np.ndarray:
-  """uint64 [N], a pure function of (seed, index), the same in every version of numpy; see `data/random.py`."""
+  """Return random words, uint64 [N], as a pure function of (seed, index), the same in every version of numpy.
+
+  See `data/random.py`.
+  """
   word = (index_N.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(seed % 2**64)
   for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
     word = (word ^ (word >> np.uint64(shift))) * np.uint64(factor)
@@ -65,12 +68,12 @@ class _Groups:
     return (self.lengths_GD * self.cost_D).sum(axis=1)
 
   def examples(self, seed: int) -> np.ndarray:
-    """int64 [N], the example numbers, group by group, in random order within a group."""
+    """Return the example numbers, int64 [N], group by group, in random order within a group."""
     return np.lexsort((random(seed, np.arange(self.group_N.size)), self.group_N))
 
 
 def _groups(lengths_ND: np.ndarray, limits_D: np.ndarray, most: int) -> _Groups:
-  """At most `most` groups, sorted by length in the last stream, then in the first; lengths are rounded up if needed."""
+  """Make at most `most` groups, sorted by length in the last stream, then in the first; round lengths up if needed."""
   load_D = lengths_ND.sum(axis=0) / limits_D
   cost_D = load_D / max(load_D.max(), 1e-9) / limits_D
   step_D = np.ones_like(limits_D)
@@ -84,7 +87,7 @@ def _groups(lengths_ND: np.ndarray, limits_D: np.ndarray, most: int) -> _Groups:
 
 
 def _best_fit(lengths_ND: np.ndarray, limits_D: np.ndarray, seed: int) -> np.ndarray:
-  """Best-fit decreasing: the row of each example, int64 [N]."""
+  """Return the row of each example, int64 [N], by best-fit decreasing."""
   groups = _groups(lengths_ND, limits_D, _MOST_GROUPS["best_fit"])
   examples = groups.examples(seed)
   start_G = np.cumsum(groups.count_G) - groups.count_G
@@ -119,12 +122,12 @@ def _best_fit(lengths_ND: np.ndarray, limits_D: np.ndarray, seed: int) -> np.nda
 
 
 def _times(room_D: np.ndarray, length_D: np.ndarray) -> int:
-  """How many times an example fits into a room; 2^30 if it is empty."""
+  """Return how many times an example fits into a room; 2^30 for an empty example."""
   return int(np.where(length_D > 0, room_D // np.maximum(length_D, 1), 2**30).min())
 
 
 def _fill(row_N, todo, row, each, room_D, length_D, changed) -> np.ndarray:
-  """Puts `each` of the examples `todo` into every row, fewer into the last; records the room left, returns the rest."""
+  """Put `each` of the examples `todo` into every row, fewer into the last; record the room left, return the rest."""
   placed = min(todo.size, row.size * each)
   row_N[todo[:placed]] = np.repeat(row, min(each, todo.size))[:placed]  # any number of empty examples fits
   full = placed // each
@@ -136,7 +139,7 @@ def _fill(row_N, todo, row, each, room_D, length_D, changed) -> np.ndarray:
 
 
 def _fewest(lengths_ND: np.ndarray, limits_D: np.ndarray, seed: int) -> np.ndarray:
-  """The plan with fewer rows for two streams: the row of each example, int64 [N]."""
+  """Return the row of each example, int64 [N], by the plan with fewer rows for two streams."""
   groups = _groups(lengths_ND, limits_D, _MOST_GROUPS["patterns"])
   reach_D = np.array([_reach(groups.lengths_GD[:, d], int(limits_D[d])) for d in range(2)])
   load_D = groups.count_G @ groups.lengths_GD / np.maximum(reach_D, 1)
@@ -165,7 +168,7 @@ def _fewest(lengths_ND: np.ndarray, limits_D: np.ndarray, seed: int) -> np.ndarr
 
 
 def _reach(length_G: np.ndarray, limit: int) -> int:
-  """The largest sum, up to the limit, of any multiset of these lengths."""
+  """Return the largest sum, up to the limit, of any multiset of these lengths."""
   sums, mask = 1, (1 << limit + 1) - 1  # bit n: n tokens can be made
   for length in np.unique(length_G[length_G > 0]).tolist():
     while length <= limit:
@@ -175,7 +178,7 @@ def _reach(length_G: np.ndarray, limit: int) -> int:
 
 
 def _patterns(left: "_Left", limits_D: np.ndarray, period: int, seed: int) -> tuple[list[np.ndarray], list[int]]:
-  """Rows as arrays of groups, and how often each is used; every `period`-th begins with the largest example."""
+  """Return rows as arrays of groups and their numbers of uses; every `period`-th begins with the largest example."""
   left, patterns, times = left.among(left.count_G > 0), [], []  # a copy
   while left.group_G.size:
     forced = [int(np.argmax(left.size_G))] if period and len(patterns) % period == 0 else []
@@ -205,7 +208,7 @@ class _Left:
 
 
 def _compose(left: _Left, limits: list[int], forced: list[int], seed: int) -> list[int]:
-  """One row, as places among the remaining groups, none used more often than its count."""
+  """Compose one row, as places among the remaining groups, none used more often than its count."""
   count_G = left.count_G.copy()
   count_G[forced] -= 1
   total, all_x, all_y = int(count_G.sum()), int(left.x_G @ left.count_G), int(left.y_G @ left.count_G)
@@ -239,7 +242,7 @@ def _compose(left: _Left, limits: list[int], forced: list[int], seed: int) -> li
 
 
 def _complete(left: _Left, count_G: np.ndarray, x: int, y: int) -> tuple[list[int], int, int]:
-  """The groups that best fill a room of x and y, found one or two at a time, and the room that remains."""
+  """Return the groups that best fill a room of x and y, one or two at a time, and the room that remains."""
   row = []
   while (open_G := np.flatnonzero((count_G > 0) & (left.x_G <= x) & (left.y_G <= y))).size:
     for place in open_G[_pair(left.x_G[open_G], left.y_G[open_G], count_G[open_G], x, y)].tolist():
@@ -250,7 +253,7 @@ def _complete(left: _Left, count_G: np.ndarray, x: int, y: int) -> tuple[list[in
 
 
 def _pair(x_G: np.ndarray, y_G: np.ndarray, count_G: np.ndarray, x: int, y: int) -> list[int]:
-  """The one or two groups that leave the least of x and, among those, of y. All fit; sorted by x, then y."""
+  """Return the one or two groups that leave the least of x, then the least of y. All fit; sorted by x, then y."""
   key_G = x_G * (y + 1) + y_G
   one, x_n, y_n = np.arange(x_G.size), x - x_G, y - y_G  # the first of a pair, and the room it leaves
   first = np.lexsort((y_n, x_n))[0]
@@ -269,13 +272,13 @@ def _pair(x_G: np.ndarray, y_G: np.ndarray, count_G: np.ndarray, x: int, y: int)
       found = np.lexsort((room_y, room_x))[0]
       if (room_x[found], room_y[found]) < best:
         best, pair = (room_x[found], room_y[found]), [one[fits[found]], two[fits[found]]]
-    # Where the second is too long in y, try the next that is not; where one example is left, the next shorter group.
+    # If the second is too long in y, try the next that fits; if one example is left, the next shorter group.
     two = np.where(low, two - 1, np.searchsorted(key_G, x_G[two] * (y + 1) + y_n, side="right") - 1)
     two[fits] = -1
 
 
 def _repeat(patterns: list[np.ndarray], times: list[int], groups: _Groups, seed: int) -> np.ndarray:
-  """The row of each example, int64 [N], from the patterns and how often each is used."""
+  """Return the row of each example, int64 [N], from the patterns and their numbers of uses."""
   times_P = np.array(times, np.int64)
   size_P = np.array([pattern.size for pattern in patterns], np.int64)
   group_n = np.concatenate([np.zeros(0, np.int64), *patterns])

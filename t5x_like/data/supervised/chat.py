@@ -1,10 +1,9 @@
-"""Conversations become tokens, of which the assistant's words are told apart: a chat template is data.
+"""Writes conversations as tokens and marks the assistant's words; a chat template is data.
 
-A turn is written as what its template has before the content, the content, and what it has after it. Loss is on the
-assistant's contents and on the end that follows each, by which a model says that it has finished. Pieces such as
-`<|im_start|>` are single ids of the vocabulary; EOS stands for whatever ends texts in it. Texts between them are
-encoded one by one, so that a content has the same ids whatever is around it. The first token of all, a decoder's start,
-is not part of it.
+A turn is the template's text before the content, the content, and the template's text after it. Loss is on the
+assistant's contents and on the end piece after each, by which a model says that it has finished. Pieces such as
+`<|im_start|>` are single ids of the vocabulary; EOS is the vocabulary's end of text. Texts between pieces are encoded
+separately, so that a content has the same ids in every context. The decoder's start token is not included.
 """
 
 import dataclasses
@@ -25,13 +24,13 @@ EOS = "<EOS>"
 
 @dataclasses.dataclass(frozen=True)
 class ChatTemplate:
-  """How turns are written.
+  """The format of turns.
 
   Attributes:
-    turns: by role, the text before and after the content; `{role}` in it is the role's name.
-    ends: the piece at the beginning of the text after an answer that ends it.
+    turns: the text before and after the content, by role; `{role}` in it is the role's name.
+    ends: the piece that ends an answer, at the beginning of the text after it.
     pieces: spellings that are single ids of the vocabulary; `EOS` is the vocabulary's.
-    lead: before every content, in one piece with it, as tokenizers that keep spaces know most words by the space.
+    lead: text before every content, encoded together with it; space-keeping tokenizers know most words by their space.
     stripped: whether white space around contents is dropped.
   """
 
@@ -51,7 +50,7 @@ TEMPLATES = {
   "plain": ChatTemplate(
     {"system": ("System:", "\n\n"), "user": ("User:", "\n\n"), ASSISTANT: ("Assistant:", f"{EOS}\n\n")}, EOS, lead=" "
   ),
-  # OpenAI's ChatML, of Qwen and many others.
+  # OpenAI's ChatML, used by Qwen and many others.
   "chatml": ChatTemplate(_alike("<|im_start|>{role}\n", "<|im_end|>\n"), "<|im_end|>", ("<|im_start|>", "<|im_end|>")),
   # Llama 3's; `<|begin_of_text|>` is the decoder's start.
   "llama3": ChatTemplate(
@@ -80,7 +79,7 @@ class Chat:
 
   Args:
     template: one of `TEMPLATES`.
-    vocabulary: of the ids.
+    vocabulary: the vocabulary of the ids.
 
   Raises:
     UserError: an unknown template, or the vocabulary lacks one of its pieces.
@@ -107,11 +106,11 @@ class Chat:
 
   @property
   def end(self) -> int:
-    """The id that ends an answer."""
+    """Return the id that ends an answer."""
     return self._pieces[self._template.ends]
 
   def check(self, messages: Sequence[Message], where: str) -> Skip | None:
-    """Why a conversation cannot be learned from, if so: no answer, an empty one, or a content that spells a piece.
+    """Return why a conversation is unusable, if it is: no answer, an empty answer, or a content that spells a piece.
 
     Raises:
       UserError: a role that the template does not have.
@@ -129,7 +128,7 @@ class Chat:
     return None if any(message.role == ASSISTANT for message in messages) else Skip("no answer")
 
   def __call__(self, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
-    """(int32 [n] ids, int8 [n] 1 where the assistant's words are) up to the end of the last answer."""
+    """Return (ids int32 [n], int8 [n] with 1 at the assistant's words), up to the end of the last answer."""
     ids: list[int] = []
     answer: list[int] = []
 
@@ -150,7 +149,7 @@ class Chat:
     return np.asarray(ids[:last], np.int32), learned[:last]
 
   def prompt(self, messages: Sequence[Message]) -> list[int]:
-    """The ids from which an answer to these messages is generated."""
+    """Return the ids from which an answer to these messages is generated."""
     ids: list[int] = []
     for message in messages:
       before, after = self._template.turns[message.role]
@@ -162,7 +161,7 @@ class Chat:
     return list(self._vocabulary.encode(self._template.lead + content))
 
   def _around(self, text: str) -> list[int]:
-    """Ids of the template's own text, with its pieces."""
+    """Return the ids of the template's own text, with its pieces."""
     parts = filter(None, self._cut.split(text))
     return [
       i for part in parts for i in ([self._pieces[part]] if part in self._pieces else self._vocabulary.encode(part))
@@ -170,10 +169,10 @@ class Chat:
 
 
 def messages_of(record: Record, field: str, where: str) -> list[Message]:
-  """The conversation in a field: a list of objects with `role` and `content`.
+  """Return the conversation in a field: a list of objects with `role` and `content`.
 
   Raises:
-    UserError: the field is missing, or is something else.
+    UserError: the field is missing, or is not such a list.
   """
   found = value(record, field, where)
   if not isinstance(found, list) or not found:
@@ -196,5 +195,5 @@ def _message(found: Any, where: str) -> Message:
 
 @functools.lru_cache(4)
 def _ids(vocabulary: Vocabulary) -> dict[str, int]:
-  """The id of every piece by its spelling."""
+  """Return the id of every piece by its spelling."""
   return {piece: i for i, piece in enumerate(vocabulary.pieces_of(range(vocabulary.size)))}

@@ -1,8 +1,8 @@
 """Texts as rows of a decoder: start, text, extract, or start, text, delimiter, second text, extract (Radford et al.
 2018, section 3.3).
 
-The start token is that of every decoder. The delimiter and the extract token are the vocabulary's SEP and CLS; one
-without these lends sentinels, see `vocabularies.special`. Worked example, texts [5, 6] and [7]:
+The start token is every decoder's. The delimiter and the extract token are the vocabulary's SEP and CLS, or sentinels
+if it has none, see `vocabularies.special`. Worked example, texts [5, 6] and [7]:
 
     decoder_input_tokens   start 5 6 delimiter 7 extract 0     decoder_segment_ids    1 1 1 1 1 1 0
     decoder_target_tokens  5 6 delimiter 7 extract 0 0         decoder_loss_weights   1 1 1 1 0 0 0
@@ -18,9 +18,9 @@ class Delimited:
   """Rows of one or two streams of a store.
 
   Args:
-    store: holds the streams, without EOS.
+    store: the store of the streams, without EOS.
     streams: one or two names, in the order of the row.
-    length: of a row.
+    length: length of a row.
 
   Attributes:
     extra: the number of special tokens in a row.
@@ -35,7 +35,7 @@ class Delimited:
     self.extra = 1 + len(streams)
 
   def __call__(self, example_B: np.ndarray, lengths_BD: np.ndarray, skip_B=0) -> dict[str, np.ndarray]:
-    """Rows of the first `lengths` tokens of each stream; in the last stream of a pair, those after the first `skip`.
+    """Make rows of the first `lengths` tokens of each stream, after `skip` tokens in the last stream of a pair.
 
     Returns:
       The features of a decoder, [B, length].
@@ -61,5 +61,5 @@ class Delimited:
 
 
 def stacked(rows: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-  """The features of several rows of each example, [B, R, length]."""
+  """Stack the features of several rows of each example: [B, R, length]."""
   return {name: np.stack([row[name] for row in rows], axis=1) for name in rows[0]}

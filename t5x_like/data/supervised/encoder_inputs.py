@@ -21,12 +21,12 @@ __all__ = ["Sequences", "Words", "batch_of", "features"]
 
 
 class Sequences:
-  """Joins one or two streams of a store in rows.
+  """Rows of one or two streams of a store.
 
   Args:
-    store: holds the streams, without EOS.
+    store: the store of the streams, without EOS.
     streams: one or two names.
-    length: of a row.
+    length: length of a row.
 
   Attributes:
     extra: the number of special tokens in a row.
@@ -47,7 +47,7 @@ class Sequences:
   def __call__(
     self, example_B: np.ndarray, lengths_BD: np.ndarray, skip_B: np.ndarray | int = 0
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of the first `lengths` tokens of each stream; in the last stream, those after the first `skip`.
+    """Make rows of the first `lengths` tokens of each stream, after `skip` tokens in the last stream.
 
     Returns:
       `encoder_input_tokens` and `encoder_token_types` (0 up to the first [SEP], 1 after it), int32 [B, length].
@@ -70,7 +70,7 @@ class Sequences:
 
 
 def batch_of(read: Callable[[np.ndarray], dict[str, np.ndarray]], described: dict[str, Feature]):
-  """A task's `batch`, from a function of the example indices alone."""
+  """Make a task's `batch` from a function of the example indices alone."""
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
     def arrays(index_B: np.ndarray) -> list[np.ndarray]:
@@ -87,7 +87,7 @@ def batch_of(read: Callable[[np.ndarray], dict[str, np.ndarray]], described: dic
 
 
 def character_spans(word: str, ids: list[int], vocabulary) -> list[tuple[int, int]]:
-  """Return where each token of a word is in it, (begin, past).
+  """Return the characters of each token of a word, (begin, end).
 
   A vocabulary of the tokenizers library keeps these places itself. For any other, the decoded tokens are aligned with
   the word: cased and accented letters equal those to which a vocabulary folds them. If the ids do not spell the word,
@@ -126,7 +126,7 @@ def _folded(text: str) -> str:
 
 
 class Words:
-  """Splits words into the tokens they have in running text, each word separately; results are cached."""
+  """A splitter of single words into the tokens they have in running text; it caches results."""
 
   def __init__(self, vocabulary):
     self._vocabulary, self._known = vocabulary, {}
@@ -135,7 +135,7 @@ class Words:
     self._lead = "" if together == alone else " "  # bytes and byte-level BPE see the space before a word
 
   def __call__(self, words: list[str]) -> list[list[int]]:
-    """The ids of each word; a word without ids becomes the unknown id."""
+    """Return the ids of each word; a word without ids becomes the unknown id."""
     out = []
     for number, word in enumerate(words):
       text = (self._lead if number else "") + word

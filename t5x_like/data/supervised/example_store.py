@@ -8,9 +8,8 @@
 
 A task prepares its examples when it first needs them, under a key of all they depend on (the source's files and sizes,
 the modification times of local ones, templates, vocabulary), and reuses them from then on; training never tokenises.
-They are made in pieces by several processes (`pieces.py`), and a killed preparation goes on with the pieces that are
-there. Other processes wait during preparation. Records that cannot be used are counted by reason in `examples.json` and
-reported.
+Several processes make them in pieces (`pieces.py`), and a killed preparation continues from the finished pieces. Other
+processes wait during preparation. Unusable records are counted by reason in `examples.json` and reported.
 """
 
 import contextlib
@@ -48,7 +47,7 @@ class ExampleStore:
 
   Attributes:
     path: the directory.
-    name: of the corpus.
+    name: the name of the corpus.
     streams: token stores by name, each with one document per example.
     arrays: numbers by name, [N, …] or one per token of a stream.
     skipped: how many records were skipped, by reason.
@@ -72,7 +71,7 @@ class ExampleStore:
 
   @functools.cached_property
   def ends(self) -> dict[str, np.ndarray]:
-    """Where each example ends in each stream: int64 [N]."""
+    """The end of each example in each stream: int64 [N]."""
     return {name: store.document_ends() for name, store in self.streams.items()}
 
   @functools.cached_property
@@ -83,7 +82,7 @@ class ExampleStore:
   def read(
     self, stream: str, example_n: np.ndarray, length_n: np.ndarray, skip_n: np.ndarray | int = 0
   ) -> tuple[np.ndarray, np.ndarray]:
-    """The first `length_n` tokens of some examples, after skipping `skip_n`.
+    """Read the first `length_n` tokens of some examples, after skipping `skip_n`.
 
     Returns:
       (int32 [n, L], bool [n, L]): tokens, and which of them belong to the example; L is the longest of `length_n`.
@@ -117,20 +116,20 @@ def open_store(
   data_dir: str | None = None,
   verify: Verify = "auto",
 ) -> ExampleStore:
-  """Opens the examples of a task, preparing them first if necessary.
+  """Open the examples of a task, preparing them first if necessary.
 
   Args:
-    source, split, data_dir: where the records come from, see `data/sources/__init__.py`; of `validation[:200]`, the
-      first 200.
-    task: its name and version.
-    fields: the fields of the records that are used.
-    facts: what else the examples depend on besides the vocabulary; JSON-serialisable.
-    vocabulary: of the ids.
+    source, split, data_dir: the source of the records, see `data/sources/__init__.py`; `validation[:200]` is the first
+      200 of them.
+    task: the name and version of the task.
+    fields: the record fields in use.
+    facts: all else that determines the examples besides the vocabulary; JSON-serialisable.
+    vocabulary: the vocabulary of the ids.
     streams: the names of the token streams, and whether their examples end with EOS.
     examples: turns (where, record) pairs into examples, each by itself; a `Skip` is counted. Called only for
       preparation, and in other processes.
     cache: the local directory of all prepared examples.
-    verify: what opening checks, see `TokenStore.open`.
+    verify: the checks on opening, see `TokenStore.open`.
 
   Raises:
     UserError: an unusable source, an unwritable cache, no usable record, or a file changed since preparation.
@@ -174,7 +173,7 @@ def lock(path: pathlib.Path):
 
 
 def _prepare(path: pathlib.Path, source: Source, split: str, content: dict, vocabulary: Vocabulary, examples) -> None:
-  """Makes the pieces and joins them; what fails leaves the pieces, which the next preparation goes on with."""
+  """Make the pieces and join them; a failure leaves the pieces, and the next preparation continues from them."""
   progress, work = (path.with_name(f".{path.name}.{kind}") for kind in ("progress", "incomplete"))
   number = pieces.make(first_records(source, split), examples, tuple(content["streams"]), progress, path.name)
   shutil.rmtree(work, ignore_errors=True)  # left by a run that was killed
@@ -192,7 +191,7 @@ def _prepare(path: pathlib.Path, source: Source, split: str, content: dict, voca
 def _join(
   work: pathlib.Path, made: Iterator[Piece], source: Source, split: str, content: dict, vocabulary: Vocabulary
 ) -> tuple[int, Counter]:
-  """Writes the store of some pieces; the number of examples and what was skipped."""
+  """Write the store of some pieces; return the number of examples and the skipped records by reason."""
   skipped: Counter[str] = Counter()
   arrays: dict[str, list] = {}
   count = 0
@@ -237,7 +236,7 @@ def _sha256(path: pathlib.Path) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Record:
-  """What preparation adds to a record; see `records.read`."""
+  """The additions of preparation to a record; see `records.read`."""
 
   num_examples: int
   skipped: dict[str, int]
@@ -271,7 +270,7 @@ def _open(path: pathlib.Path, name: str, content: dict[str, Any], verify: Verify
   for array, expected in record.arrays.items():
     file_names.check(f"{path / FILE}: arrays", array, remedy)
     loaded[array] = found = records.array(str(path), f"arrays/{array}.npy", expected, remedy)
-    # A task may keep several numbers of each example, one after the other, such as those of its options.
+    # A task may keep several consecutive numbers per example, such as one per option.
     if not found.ndim or (
       len(found) not in token_counts and (not len(found) or len(found) % max(record.num_examples, 1))
     ):

@@ -6,7 +6,7 @@ from t5x_like.errors import UserError, did_you_mean
 
 
 def numbered(names: list | tuple, key: str) -> dict[str, int]:
-  """Class names to their numbers; UserError for no name or a repeated one."""
+  """Number the class names; UserError for no name or a repeated one."""
   numbers = {str(name): number for number, name in enumerate(names)}
   if len(numbers) != len(names) or not names:
     found = f"{list(names)}, with a repeated name" if names else "none"
@@ -15,7 +15,7 @@ def numbered(names: list | tuple, key: str) -> dict[str, int]:
 
 
 def number_of(found: str, numbers: dict[str, int] | None, field: str, where: str) -> np.ndarray:
-  """A label's class number (int32), or its value (float32) without `numbers`."""
+  """Return a label's class number (int32), or its value (float32) without `numbers`."""
   if numbers is None:
     try:
       number = float(found)

@@ -1,8 +1,8 @@
 """Packing: several short examples in one row, by a plan made from their lengths before any token is read.
 
-A plan says which examples each row holds. It is a pure function of (lengths, limits, seed), so rows are addressed by
-index like unpacked examples: shuffled anew in every epoch, resumed at any step and divided among hosts, and every epoch
-has every example once. An example has one length per stream (the inputs and the targets of an encoder-decoder, or one
+A plan assigns examples to rows. It is a pure function of (lengths, limits, seed), so rows are addressed by index like
+unpacked examples: shuffled anew in every epoch, resumed at any step and divided among hosts, and every epoch has every
+example once. An example has one length per stream (the inputs and the targets of an encoder-decoder, or one
 sequence), and a row has one limit per stream.
 
 `data/supervised/bins.py` finds the rows.
@@ -30,17 +30,17 @@ from t5x_like.data.prepare import progress_files
 from t5x_like.data.supervised import bins
 from t5x_like.errors import TransientError, UserError
 
-EDITION = 1  # of the plans; one more whenever `plan` gives another result
+EDITION = 1  # of the plans; increment it whenever the result of `plan` changes
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """Which examples each row holds.
+  """An assignment of examples to rows.
 
   Attributes:
     examples: int64 [N], the example numbers, row by row.
-    row_starts: int64 [R + 1], where each row begins in `examples`.
-    offsets: int64 [N, D], where each of them begins within its row, in each stream.
+    row_starts: int64 [R + 1], the beginning of each row in `examples`.
+    offsets: int64 [N, D], the beginning of each example within its row, in each stream.
     tokens, limits: total positions used and the length of a row, in each stream.
   """
 
@@ -61,7 +61,7 @@ class Plan:
     return tuple(used / max(self.num_rows * limit, 1) for used, limit in parts)
 
   def members(self, row_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The examples of some rows: (place in `examples`, place in `row_B`, number within its row), each int64 [n]."""
+    """Return the examples of rows: (place in `examples`, place in `row_B`, number within its row), each int64 [n]."""
     row_B = np.asarray(row_B, np.int64)
     count_B = self.row_starts[row_B + 1] - self.row_starts[row_B]
     which_n = np.repeat(np.arange(row_B.size), count_B)
@@ -70,13 +70,13 @@ class Plan:
 
 
 def alone(lengths_ND: np.ndarray, limits: Sequence[int]) -> Plan:
-  """The plan of a task that does not pack: row i is example i."""
+  """Return the plan of a task that does not pack: row i is example i."""
   N, D = lengths_ND.shape
   return Plan(np.arange(N), np.arange(N + 1), np.zeros((N, D), np.int64), _sums(lengths_ND), tuple(limits))
 
 
 def plan(lengths_ND: np.ndarray, limits: Sequence[int], seed: int = 0) -> Plan:
-  """Packs examples.
+  """Pack examples into rows.
 
   Args:
     lengths_ND: integers [N, D], the tokens of each example in each of one or two streams.
@@ -108,10 +108,10 @@ def plan(lengths_ND: np.ndarray, limits: Sequence[int], seed: int = 0) -> Plan:
 
 
 def cached(lengths_ND: np.ndarray, limits: Sequence[int], seed: int, folder: str) -> Plan:
-  """`plan`, made once: it is kept in a file named by a hash of all it depends on.
+  """Return `plan`, cached in a file named by a hash of all it depends on.
 
-  A file that is damaged, or of another edition of the method, is not used. Where the folder cannot be written, the plan
-  is made again each time.
+  A damaged file, or one from another edition of the method, is ignored. If the folder is not writable, the plan is made
+  again each time.
   """
   lengths_ND = np.ascontiguousarray(lengths_ND, np.int64)
   about = json.dumps({"edition": EDITION, "limits": list(limits), "seed": seed, "shape": lengths_ND.shape})
@@ -144,7 +144,7 @@ def scatter(
   offset_n: np.ndarray,
   shape: tuple[int, int],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Places examples in rows.
+  """Place examples in rows.
 
   Args:
     tokens_nL, valid_nL: int32 and bool [n, L], the examples and which of their tokens are real.
@@ -165,6 +165,6 @@ def scatter(
 
 
 def shifted(targets_BT: np.ndarray, segments_BT: np.ndarray, positions_BT: np.ndarray, start_id: int) -> np.ndarray:
-  """A decoder's inputs: in every segment `start_id`, then all its targets but the last; 0 outside of segments."""
+  """Return a decoder's inputs: in every segment `start_id`, then its targets but the last; 0 outside segments."""
   before_BT = np.roll(targets_BT, 1, axis=1)
   return np.where(positions_BT > 0, before_BT, np.where(segments_BT > 0, start_id, 0)).astype(np.int32)

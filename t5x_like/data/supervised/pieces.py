@@ -1,7 +1,7 @@
-"""Records become examples in pieces of consecutive records, made in any order by several processes.
+"""Turns records into examples in pieces of consecutive records, made in any order by several processes.
 
-A piece is a file that depends only on its records, so a preparation that is killed goes on with the intact ones, and
-ends with the bytes of one that was not. The records are read by one process, which hands them out and writes the files.
+A piece is a file that depends only on its records. So a killed preparation continues from the intact pieces and ends
+with the same bytes as an uninterrupted one. One process reads the records, hands them out and writes the files.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ Example = dict[str, Any]  # ids (int32 [n]) of each stream, numbers of each arra
 Examples = Callable[[Iterator[tuple[str, Record]]], Iterator[Example | Skip]]
 
 _RECORDS = 4096  # of a piece
-_ALONE = 2  # pieces that are not worth starting processes for
+_ALONE = 2  # up to so many pieces, starting processes does not pay
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Piece:
   """Examples of consecutive records.
 
   Attributes:
-    num_examples: how many.
+    num_examples: number of examples.
     skipped: records without an example, by reason.
     tokens: int32 [N] for each stream, the examples one after the other.
     lengths: int64 [num_examples] for each stream.
@@ -56,14 +56,14 @@ def make(
   progress: pathlib.Path,
   title: str,
 ) -> int:
-  """Makes the pieces that are missing in a directory and returns how many there are.
+  """Make the missing pieces of a directory and return the number of pieces.
 
   Args:
-    records: of the split, with their places.
+    records: the records of the split, with their places.
     examples: turns records into examples.
-    streams: the names of the token streams; whatever else an example has is an array.
+    streams: the names of the token streams; all other entries of an example are arrays.
     progress: the directory.
-    title: of the progress bar.
+    title: the title of the progress bar.
   """
   number = 0
 
@@ -89,7 +89,7 @@ def make(
 
 
 def read(progress: pathlib.Path, number: int) -> Piece:
-  """A piece that was made; UserError if its file has been damaged since."""
+  """Read a finished piece; UserError if its file has been damaged since."""
   content = progress_files.load_arrays(_path(progress, number))
   if content is None:
     raise UserError(f"{_path(progress, number)}: missing or damaged; run the same command again")
@@ -104,7 +104,7 @@ def read(progress: pathlib.Path, number: int) -> Piece:
 def _make(
   number: int, held: list[tuple[str, Record | Skip]], examples: Examples, streams: tuple[str, ...]
 ) -> tuple[int, dict[str, np.ndarray]]:
-  """The contents of a piece's file."""
+  """Return the number of a piece and the contents of its file."""
   os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the processes share the cores
   skipped: Counter[str] = Counter()
   made: list[Example] = []
@@ -124,7 +124,7 @@ def _make(
 
 
 def usable(records: Iterator[tuple[str, Record | Skip]], skipped: Counter) -> Iterator[tuple[str, Record]]:
-  """The records without NUL in a text or a list of texts; counts the others."""
+  """Yield the records without NUL in a text or a list of texts; count the others."""
   for where, record in records:
     if isinstance(record, Skip):
       skipped[record.reason] += 1

@@ -1,4 +1,4 @@
-"""The records behind prepared examples, read from the source again: what metrics need, and ids do not hold."""
+"""The records behind prepared examples, read from the source again for metrics, because ids do not hold them."""
 
 import collections
 from collections.abc import Callable, Iterator, Sequence
@@ -15,10 +15,10 @@ def used(
   data_dir: str | None,
   examples: Callable[[Iterator[tuple[str, Record]]], Iterator[dict | Skip]],
 ) -> list[tuple[str, Record]]:
-  """(where, record) of every example of `example_store.open_store` with the same arguments, in the same order.
+  """Return (where, record) of every example of `example_store.open_store` with the same arguments, in the same order.
 
   Args:
-    fields: those that the records must have, at least those of the examples.
+    fields: the required fields of the records, at least the fields of the examples.
 
   Raises:
     UserError: a field is missing.

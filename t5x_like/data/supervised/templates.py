@@ -15,7 +15,7 @@ from t5x_like.errors import UserError, one_line
 
 
 class Template:
-  """A parsed template, for a vocabulary with so many sentinels.
+  """A parsed template, for a vocabulary with a given number of sentinels.
 
   Attributes:
     fields: its field names, in order.
@@ -44,7 +44,7 @@ class Template:
     self.marked = sentinels > 0 and any(field != _list(field) for _, field in self._parts if field is not None)
 
   def __call__(self, record: Record, where: str) -> str | None:
-    """The text, or None if a field is null or empty; UserError for an unknown field or one that is not text."""
+    """Return the text, or None if a field is null or empty; UserError if a field is unknown or not text."""
     out = []
     for literal, field in self._parts:
       out.append(literal)
@@ -66,7 +66,7 @@ class Template:
 
 
 def as_text(found: Any, field: str, where: str) -> str:
-  """A field's text, "" for null or white space; numbers and booleans are written out."""
+  """Return a field's text, "" for null or white space; numbers and booleans are written out."""
   if found is None:
     return ""
   if not isinstance(found, str | int | float):
@@ -81,7 +81,7 @@ def as_text(found: Any, field: str, where: str) -> str:
 
 
 def _list(field: str) -> str:
-  """The field with a plain `*` for `<*>`."""
+  """Return the field with a plain `*` for `<*>`."""
   return ".".join("*" if part == "<*>" else part for part in field.split("."))
 
 

@@ -1,4 +1,4 @@
-"""What a task does with examples longer than a row; they are always counted and reported."""
+"""The treatment of examples longer than a row; they are always counted and reported."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -13,7 +13,7 @@ TooLong = Literal["refuse", "skip", "truncate"]
 def fit(
   lengths_ND: np.ndarray, limits: Sequence[int], too_long: TooLong, where: str, names: Sequence[str]
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Which examples are used, and how long they are.
+  """Select the examples to use and their lengths.
 
   Args:
     lengths_ND: integers [N, D], the length of each stream.
@@ -54,10 +54,10 @@ def fit(
 def answered(
   used: np.ndarray, lengths_nD: np.ndarray, first_ND: np.ndarray, where: str
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Those of the examples used, int64 [n], of whose answers anything is left, and their lengths.
+  """Return the used examples, int64 [n], that keep a part of their answers, and their lengths.
 
   Raises:
-    UserError: there are none.
+    UserError: no example keeps any.
   """
   kept = (lengths_nD > first_ND[used]).all(axis=1)
   if not kept.any():
