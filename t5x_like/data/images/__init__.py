@@ -1,1 +1,1 @@
-"""Images: encoded bytes in a store, read by index; what becomes of them in a batch is in `data/augmentations`."""
+"""Images: encoded bytes in a store, read by index; `data/augmentations` changes them in a batch."""

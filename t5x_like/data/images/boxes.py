@@ -1,4 +1,4 @@
-"""The boxes of images: kept with them in the store, and what of them cannot be used."""
+"""The boxes of images: stored with the images, checked and padded."""
 
 import dataclasses
 import io
@@ -19,16 +19,16 @@ _LESS = (EMPTY, OUTSIDE, CUT)
 
 @dataclasses.dataclass(frozen=True)
 class Boxes:
-  """The boxes of all images of a store, one after another; those of image n end at `ends[n]`.
+  """The concatenated boxes of all images of a store.
 
   Attributes:
-    ends: int64 [N].
+    ends: int64 [N], the end of each image's boxes.
     pixels: int32 [N, 2], height and width of the images.
     boxes: float32 [K, 4]: ymin, xmin, ymax, xmax, as shares of the image, inside of it.
     labels: int32 [K].
     areas: float32 [K], in pixels.
-    crowds: bool [K]: groups of objects, which are not learned, and neither right nor wrong to find.
-    left_out: how many boxes are not here, or are cut, by reason.
+    crowds: bool [K]: groups of objects; they are not learned, and detecting one counts as neither right nor wrong.
+    left_out: number of boxes left out or cut, by reason.
   """
 
   ends: np.ndarray
@@ -40,11 +40,11 @@ class Boxes:
   left_out: dict[str, int]
 
   def of(self, n: int) -> slice:
-    """Where the boxes of image n are."""
+    """Return the slice of image n's boxes."""
     return slice(int(self.ends[n - 1]) if n else 0, int(self.ends[n]))
 
   def slots(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """(float32 [N, number, 4], int32 [N, number]): the boxes that are learned and their labels; -1 is padding."""
+    """Return the learned boxes, float32 [N, number, 4], and their labels, int32 [N, number]; -1 is padding."""
     image_K = np.searchsorted(self.ends, np.arange(len(self.labels)), side="right")[~self.crowds]
     first_N = np.searchsorted(image_K, np.arange(len(self.ends)))
     place_K = np.arange(len(image_K)) - first_N[image_K]
@@ -60,11 +60,11 @@ class Boxes:
 
 
 def notes(source: Source, field: str, image_field: str, classes: tuple[str, ...]) -> tuple[Notes, tuple[str, ...]]:
-  """(what a store keeps of boxes, the names of the classes).
+  """Return (a store's notes of boxes, the names of the classes).
 
   Args:
-    field: a dictionary of lists, as in TensorFlow datasets: `bbox`, `label` and, where there are, `area`, `is_crowd`.
-    classes: their names; none are those of the source.
+    field: a dictionary of lists, as in TensorFlow datasets: `bbox`, `label` and, if present, `area`, `is_crowd`.
+    classes: the names of the classes; if empty, the source's.
   """
   classes = classes or source.classes(f"{field}.label")
   numbers = numbered(classes, "classes")
@@ -116,9 +116,9 @@ def of_store(store: ImageStore) -> Boxes:
 
 
 def inside(boxes_K4: np.ndarray) -> tuple[np.ndarray, np.ndarray, Counter]:
-  """(the boxes cut off at the border of the image, which of them are left, how many are not or are cut, by reason).
+  """Return (boxes clipped to the image, mask of the remaining ones, numbers left out or clipped by reason).
 
-  A box without area, or of numbers that are none, is left out, and one that is outside of the image.
+  A box without area, with NaN or infinite numbers or outside the image is left out.
   """
   finite_K = np.isfinite(boxes_K4).all(axis=1)
   boxes_K4 = np.where(finite_K[:, None], boxes_K4, 0.0)

@@ -1,4 +1,4 @@
-"""Captions of images: kept with them in the store as ids, and put in rows."""
+"""Captions of images: stored with the images as ids, and arranged in rows."""
 
 from collections.abc import Iterator
 
@@ -11,10 +11,10 @@ from t5x_like.errors import UserError
 
 
 def notes(vocabulary: Vocabulary, caption_field: str) -> Notes:
-  """What a store keeps of captions: `tokens` int32 of all of an image, and `captions` int32, the length of each.
+  """Return a store's notes of captions: `tokens` int32 of all of an image's captions, `captions` int32 their lengths.
 
   Args:
-    caption_field: the field of one caption, or of a list of them. Adjacent records of the same path are one image.
+    caption_field: the field of a caption or a list of captions. Adjacent records of the same path are one image.
   """
 
   def texts(record: Record, where: str) -> list[str]:
@@ -57,11 +57,11 @@ class Captions:
   """The captions of a store as rows: the start of text where the vocabulary has one, the text, EOS, and padding.
 
   Args:
-    length: of a row; longer captions are cut, and end in EOS all the same.
+    length: length of a row; longer captions are cut, and still end in EOS.
 
   Attributes:
-    first_N, number_N: of each image, its first caption and how many it has.
-    cut: how many captions are longer than a row.
+    first_N, number_N: the first caption and the number of captions of each image.
+    cut: number of captions longer than a row.
   """
 
   def __init__(self, store: ImageStore, vocabulary: Vocabulary, length: int):
@@ -80,7 +80,7 @@ class Captions:
     return len(self._lengths_C)
 
   def rows(self, caption_B: np.ndarray) -> np.ndarray:
-    """int32 [B, length]."""
+    """Return the rows of captions, int32 [B, length]."""
     length_B, start_B = self._lengths_C[caption_B], self._start_C[caption_B]
     places = np.arange(self._length - len(self._lead) - 1)
     valid_BT = places < length_B[:, None]
@@ -92,9 +92,9 @@ class Captions:
     return rows_BT
 
   def of_images(self, index_B: np.ndarray, share_B: np.ndarray) -> np.ndarray:
-    """int32 [B, length]: of each image, the caption at this share, in [0, 1), of all that it has."""
+    """Return one caption per image, int32 [B, length]: the one at this share, in [0, 1), of the image's captions."""
     return self.rows(self.first_N[index_B] + np.floor(share_B * self.number_N[index_B]).astype(np.int64))
 
   def images(self) -> np.ndarray:
-    """int64 [C]: the image of each caption."""
+    """Return the image of each caption, int64 [C]."""
     return np.repeat(np.arange(len(self.number_N)), self.number_N)

@@ -1,4 +1,4 @@
-"""Which images a store takes, and in which form: each is looked at once, when the store is made."""
+"""Checks each image once, when a store is made, and converts it if necessary."""
 
 import io
 
@@ -10,16 +10,17 @@ _KEPT = {"JPEG": ("L", "RGB"), "PNG": ("L", "RGB")}
 
 
 def checked(data: bytes) -> tuple[bytes, bool] | Skip:
-  """What the store keeps of a file's bytes.
+  """Return the bytes that the store keeps of an image file.
 
   Returns:
-    (bytes, whether they are others): grey and RGB images in JPEG or PNG as they are; others that Pillow reads (CMYK,
-    palettes, transparency, 16 bits, WebP, TIFF, …) as an 8-bit grey or RGB PNG. Or why the image cannot be used.
+    (bytes, whether they were converted), or why the image cannot be used. Grey and RGB images in JPEG or PNG stay as
+    they are; others that Pillow reads (CMYK, palettes, transparency, 16 bits, WebP, TIFF, …) become an 8-bit grey or
+    RGB PNG.
   """
 
   def kept(image) -> tuple[bytes, bool]:
     if image.mode in _KEPT.get(image.format, ()):
-      tf.io.decode_image(data, expand_animations=False)  # it is what reads them later
+      tf.io.decode_image(data, expand_animations=False)  # batches decode with it later
       return data, False
     file = io.BytesIO()
     plain(image).save(file, "PNG")

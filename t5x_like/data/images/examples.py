@@ -23,7 +23,7 @@ from t5x_like.errors import UserError
 from t5x_like.slots import Positive, plain
 
 _OWN, _OTHER, _MIXED = 0, 1, 2  # streams of random numbers of an example: its image, the image mixed in, the mixing
-MORE = 3  # the first that is free for tasks
+MORE = 3  # the first stream free for tasks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Images:
     repeats: copies of each image per epoch, one after the other, each augmented independently (Hoffer et al. 2020;
       DeiT takes 3); every batch holds them together if its size is a multiple.
     crop: evaluations resize the shorter side to resolution / crop, and see the middle.
-    mean, std: of the normalisation of pixels in 0 to 1, one number or one for each channel.
+    mean, std: mean and deviation for normalising pixels in 0 to 1, one number or one per channel.
     image_field, label_field: fields of the source.
     cache, data_dir, verify: see `text_to_text`.
     label: the name in metrics; by default `<corpus>_<task>`.
@@ -126,7 +126,7 @@ def task(images: Images, mixing: Mixing | None = None, store: stores.ImageStore 
     other_B = tf.cast(random.integers(random.bits(key_B, 1)[:, 0], N), tf.int64)
     mixed_BN = numbers(_MIXED, NUMBERS)
     wanted_B = mixing.wanted(mixed_BN)
-    needed_2B = tf.concat([tf.ones_like(wanted_B), wanted_B], 0)  # others are not decoded
+    needed_2B = tf.concat([tf.ones_like(wanted_B), wanted_B], 0)  # the others are not decoded
     numbers_2BN = tf.concat([own_BN, numbers(_OTHER, augment.numbers)], 0)
     image_2BYXC = tf.map_fn(
       lambda one: tf.cond(one[2], lambda: augment.apply(decoded(one[0]), one[1]), lambda: tf.zeros(shape.shape)),
@@ -167,7 +167,7 @@ def task(images: Images, mixing: Mixing | None = None, store: stores.ImageStore 
 
 
 def centred(image_YXC: tf.Tensor, resolution: int, crop: float) -> tf.Tensor:
-  """The middle of an image whose shorter side was resized to resolution / crop: [resolution, resolution, C]."""
+  """Resize the shorter side to resolution / crop and return the middle: [resolution, resolution, C]."""
   shape = tf.shape(image_YXC)[:2]
   side = round(resolution / crop)
   scale = side / tf.reduce_min(shape)
@@ -193,12 +193,12 @@ def centred(image_YXC: tf.Tensor, resolution: int, crop: float) -> tf.Tensor:
 
 
 def uniform(bits: tf.Tensor) -> tf.Tensor:
-  """Numbers in [0, 1) from 32-bit words, of which they have the highest 24 bits."""
+  """Return numbers in [0, 1) from the highest 24 bits of 32-bit words."""
   return tf.cast(tf.bitwise.right_shift(bits, tf.constant(8, tf.uint32)), tf.float32) * 2.0**-24
 
 
 def of_channels(name: str, values: tuple, channels: int) -> tuple[float, ...]:
-  """One number for each channel, of one for all or one for each; UserError for others."""
+  """Return one number per channel, from one for all or one for each; UserError for any other number of values."""
   if len(values) not in (1, channels) or not np.isfinite(values).all() or (name == "std" and min(values) <= 0):
     raise UserError(
       f"config.task.{name}: found {list(values)}, expected one number, or one for each of {channels} channels"

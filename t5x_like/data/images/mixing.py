@@ -1,7 +1,7 @@
 """Mixup and CutMix: an image and its label, mixed with another's.
 
-The other image is drawn for the example and its epoch from all of the corpus, rather than from the batch: so a row of a
-batch depends on its own index alone, whichever host makes it.
+The other image is drawn from the whole corpus, for the example and its epoch, not from the batch. So a row of a batch
+depends on its own index alone, on any host.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _TABLE = 4096
 
 @dataclasses.dataclass(frozen=True)
 class Mixing:
-  """How images are mixed; a rate of 0 turns one of the two off, and where both are on, each is taken half of the time.
+  """The mixing of images. An alpha of 0 turns its method off; with both on, each is used half of the time.
 
   Attributes:
     mixup: alpha of the Beta distribution of mixup's share (Zhang et al. 2018; DeiT takes 0.8).
-    cutmix: alpha of CutMix's (Yun et al. 2019; DeiT takes 1.0).
-    probability: of mixing an image at all.
+    cutmix: alpha of the Beta distribution of CutMix's share (Yun et al. 2019; DeiT takes 1.0).
+    probability: probability of mixing an image at all.
   """
 
   mixup: float = 0.0
@@ -33,17 +33,17 @@ class Mixing:
   probability: float = 1.0
 
   def wanted(self, u_BN: tf.Tensor) -> tf.Tensor:
-    """Whether images are mixed, bool [B], from the numbers drawn for them, float32 [B, NUMBERS] in [0, 1)."""
+    """Return whether images are mixed, bool [B], from their random numbers, float32 [B, NUMBERS] in [0, 1)."""
     return u_BN[..., 0] < self.probability
 
   def __call__(self, image_YXC: tf.Tensor, other_YXC: tf.Tensor, u_N: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """(the mixed image, the share of the first in it); the image alone where none is wanted."""
+    """Return (the mixed image, the share of the first in it); the first image alone if no mixing is wanted."""
     cuts = u_N[1] < (0.5 if self.mixup and self.cutmix else float(self.cutmix > 0))
     share = tf.where(cuts, _beta(self.cutmix, u_N[2]), _beta(self.mixup, u_N[2]))
     shape = tf.shape(image_YXC)
     Y, X = tf.cast(shape[0], tf.float32), tf.cast(shape[1], tf.float32)
     side = tf.sqrt(1.0 - share)
-    # A box around a random middle, cut off at the border: the share is what is left of the image.
+    # A box around a random middle, cut off at the border; the share is the rest of the image.
     y0, x0 = tf.floor(u_N[3] * Y - side * Y / 2), tf.floor(u_N[4] * X - side * X / 2)
     y1, x1 = y0 + tf.round(side * Y), x0 + tf.round(side * X)
     y0, x0, y1, x1 = tf.maximum(y0, 0.0), tf.maximum(x0, 0.0), tf.minimum(y1, Y), tf.minimum(x1, X)
@@ -56,7 +56,7 @@ class Mixing:
 
 
 def _beta(alpha: float, u: tf.Tensor) -> tf.Tensor:
-  """A draw from Beta(alpha, alpha), by its quantile function."""
+  """Draw from Beta(alpha, alpha) by its quantile function."""
   if not alpha:
     return tf.ones_like(u)
   table = tf.constant(special.betaincinv(alpha, alpha, np.linspace(0, 1, _TABLE + 1)), tf.float32)

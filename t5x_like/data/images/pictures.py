@@ -1,4 +1,4 @@
-"""Pictures without TensorFlow: what is readable, 8-bit pixels, and the middle that evaluations see."""
+"""Pictures without TensorFlow: reading files, 8-bit pixels, and the resized middle for evaluations."""
 
 import io
 import warnings
@@ -9,7 +9,7 @@ import numpy as np
 
 from t5x_like.data.sources import Skip
 
-MOST_PIXELS = 2**26  # 67 million; one image of more would hold up a batch, and take gigabytes as float32
+MOST_PIXELS = 2**26  # 67 million; a larger image would hold up a batch and take gigabytes as float32
 # Defaults of tasks on images.
 CROP, MEAN, STD = 0.875, (0.5,), (0.5,)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -17,7 +17,7 @@ _GREY = ("1", "L", "LA", "La", "F")
 
 
 def readable(data: bytes, use: Callable) -> Any | Skip:
-  """`use` of a Pillow image, or why the bytes of a file cannot be used."""
+  """Return `use` of the Pillow image, or why the bytes of a file cannot be used."""
   from PIL import Image
 
   with warnings.catch_warnings():
@@ -36,7 +36,7 @@ def readable(data: bytes, use: Callable) -> Any | Skip:
 
 
 def plain(image):
-  """A Pillow image as 8-bit grey or RGB."""
+  """Convert a Pillow image to 8-bit grey or RGB."""
   from PIL import Image
 
   if image.mode.startswith("I"):  # 16 bits, which Pillow would clip
@@ -45,7 +45,7 @@ def plain(image):
 
 
 def pixels(data: bytes, channels: int) -> np.ndarray | Skip:
-  """float32 [Y, X, C] in 0 to 255 of a file, or why it cannot be used; colours become grey, or grey colours."""
+  """Return a file's pixels, float32 [Y, X, C] in 0 to 255, or why it is unusable; converts between grey and RGB."""
 
   def array(image) -> np.ndarray:
     return np.asarray(plain(image).convert("L" if channels == 1 else "RGB"), np.float32)
@@ -55,9 +55,9 @@ def pixels(data: bytes, channels: int) -> np.ndarray | Skip:
 
 
 def centred(image_YXC: np.ndarray, resolution: int, crop: float) -> np.ndarray:
-  """The middle of an image whose shorter side was resized to resolution / crop: float32 [resolution, resolution, C].
+  """Resize the shorter side to resolution / crop and return the middle: float32 [resolution, resolution, C].
 
-  Equal to what `data/images/examples.py` does in TensorFlow.
+  Equal to `centred` of `data/images/examples.py`, which uses TensorFlow.
   """
   shape, side = np.array(image_YXC.shape[:2]), round(resolution / crop)
   size = np.maximum(np.round(shape * (side / shape.min())).astype(int), side)
@@ -69,9 +69,9 @@ def centred(image_YXC: np.ndarray, resolution: int, crop: float) -> np.ndarray:
 
 
 def within(image_YXC: np.ndarray, shortest: int, longest: int) -> np.ndarray:
-  """The image, its shorter side `shortest` pixels long, or less if the longer would be longer than `longest`.
+  """Resize the shorter side to `shortest` pixels, or less so that the longer side is at most `longest`.
 
-  Equal to what `data/box_augmentations/_sizes.py` does in TensorFlow.
+  Equal to `resized` of `data/box_augmentations/_sizes.py`, which uses TensorFlow.
   """
   shape = np.array(image_YXC.shape[:2])
   scale = min(np.float32(shortest) / np.float32(shape.min()), np.float32(longest) / np.float32(shape.max()))
@@ -87,8 +87,10 @@ def _interpolated(image_YXC: np.ndarray, rows: np.ndarray, columns: np.ndarray) 
 
 
 def _weights(old: int, new: int, at_R: np.ndarray, kernel: Callable) -> np.ndarray:
-  """float32 [R, old]: the interpolation of some places of a side of `new` pixels from one of `old`; the kernel is
-  widened where it makes an image smaller."""
+  """Return the weights, float32 [R, old], that interpolate places of a side of `new` pixels from `old` pixels.
+
+  Downsampling widens the kernel.
+  """
   wide = max(old / new, 1.0)
   centre = (at_R + 0.5) * old / new - 0.5
   weights = kernel(np.abs(centre[:, None] - np.arange(old)) / wide)
@@ -96,7 +98,7 @@ def _weights(old: int, new: int, at_R: np.ndarray, kernel: Callable) -> np.ndarr
 
 
 def _cubic(x: np.ndarray) -> np.ndarray:
-  """Of Keys (1981), with a = -0.5."""
+  """Evaluate the cubic kernel of Keys (1981) with a = -0.5."""
   near, far = 1.5 * x**3 - 2.5 * x**2 + 1, -0.5 * x**3 + 2.5 * x**2 - 4 * x + 2
   return np.where(x < 1, near, np.where(x < 2, far, 0.0))
 

@@ -1,4 +1,4 @@
-"""Texts written for a model of images and texts, as rows like those of its captions."""
+"""Prompts for a model of images and texts, as rows in the format of its captions."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,9 @@ from t5x_like.errors import UserError
 
 
 def rows(texts: Sequence[str], vocabulary: Vocabulary, length: int) -> np.ndarray:
-  """int32 [N, length]: the start of text where the vocabulary has one, the text, EOS, and padding.
+  """Return rows, int32 [N, length]: the start of text if the vocabulary has one, the text, EOS, and padding.
 
-  Longer texts are cut, and end in EOS all the same.
+  Longer texts are cut, and still end in EOS.
 
   Raises:
     UserError: rows have no room for text.

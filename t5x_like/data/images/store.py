@@ -6,8 +6,8 @@
     <cache>/<name>-<split>-<key>/labels.npy           int32 [N], the class of each image; 0 where they have none
 
 A task prepares its images when it first needs them, under a key of all that they depend on, and every later run opens
-them. A preparation that is killed goes on after its last whole shard. Images that cannot be used are counted by reason
-in the manifest, and reported.
+them. A killed preparation continues after its last whole shard. Unusable images are counted by reason in the manifest
+and reported.
 """
 
 import concurrent.futures
@@ -59,13 +59,12 @@ class ImageStore:
 
   Attributes:
     path: the directory.
-    name: of the corpus.
-    classes: their names; `labels` [N] are their numbers.
+    name: the name of the corpus.
+    classes: the names of the classes; `labels` [N] are their numbers.
     files, sizes: the shards and the number of images in each.
-    skipped: how many images were skipped, by reason.
+    skipped: number of skipped images, by reason.
     fingerprint: SHA-256 of images, labels, classes and notes.
-    notes: by name, the values [M, …] of all images, one after the other, and how many of them each image has, int64
-      [N].
+    notes: by name, the concatenated values [M, …] of all images, and the number of values of each image, int64 [N].
   """
 
   path: str
@@ -83,7 +82,7 @@ class ImageStore:
     return len(self.labels)
 
   def read(self, index_B: np.ndarray) -> np.ndarray:
-    """The encoded images of some indices, in their order: an array of bytes objects [B]."""
+    """Return the encoded images of some indices, in their order: an array of bytes objects [B]."""
     out = np.empty(len(index_B), object)
     ends = np.cumsum(self.sizes)
     shard_B = np.searchsorted(ends, index_B, side="right")
@@ -101,13 +100,13 @@ class ImageStore:
 
 @dataclasses.dataclass(frozen=True)
 class Notes:
-  """What is kept of each record besides its image.
+  """Data kept of each record besides its image.
 
   Attributes:
-    fields: of the source.
-    facts: all that they depend on besides the records; JSON.
-    of: `(record, where) -> arrays by name`, each with a leading axis of any length; or why there are none.
-    joined: `(records, image field) -> records`, where several records of a source are one.
+    fields: the fields of the source.
+    facts: all that the notes depend on besides the records; JSON.
+    of: `(record, where) -> arrays by name`, each with a leading axis of any length; or the reason for having none.
+    joined: `(records, image field) -> records`, for sources whose records have to be merged.
   """
 
   fields: tuple[str, ...]
@@ -135,17 +134,16 @@ def open_store(
   data_dir: str | None = None,
   verify: Verify = "auto",
 ) -> ImageStore:
-  """Opens the images of a source's split, preparing them first if necessary.
+  """Open the images of a source's split, preparing them first if necessary.
 
   Args:
-    source, split, data_dir: see `data/sources/__init__.py`; the source knows the classes of its labels. Of
-      `train[:1000]`, the first 1,000 records.
+    source, split, data_dir: see `data/sources/__init__.py`; the source knows the classes of its labels.
+      `train[:1000]` is the first 1,000 records.
     image_field, label_field: the fields of encoded images, or of their paths, and of labels; None for no labels.
-    folder: of images that have relative paths.
-    notes: what else is kept; None for nothing.
-    cache: the local directory of everything prepared.
-    verify: what opening checks: `size` of the files, their contents (`full`), or `auto`: the contents if they are
-      small.
+    folder: the directory of relative image paths.
+    notes: further data to keep; None for none.
+    cache: the local directory of all prepared data.
+    verify: the checks on opening: `size` of the files, their contents (`full`), or `auto`: the contents if small.
 
   Raises:
     UserError: an unusable source, an unwritable cache, no usable image, or a file changed since preparation.
@@ -213,7 +211,7 @@ def _prepare(path: pathlib.Path, source: Source, split: str, content: dict, note
 
 
 def _write_shard(about: pathlib.Path, records: Iterator, content: dict, notes: Notes | None) -> dict[str, Any]:
-  """Writes a shard and, when it is whole, what is known of it."""
+  """Write a shard and, once it is whole, its record."""
   from array_record.python.array_record_module import ArrayRecordWriter
 
   image_field, label_field = content["fields"]
@@ -256,7 +254,7 @@ def _write_shard(about: pathlib.Path, records: Iterator, content: dict, notes: N
 
 
 def _bytes(record: Record | Skip, field: str, where: str, folder: str) -> bytes | Skip:
-  """The encoded image of a record."""
+  """Return the encoded image of a record."""
   if isinstance(record, Skip):
     return record
   found = value(record, field, where)
@@ -298,7 +296,7 @@ class _Shard:
 
 @dataclasses.dataclass(frozen=True)
 class _Record:
-  """What preparation adds to a record; see `records.read`."""
+  """The additions of preparation to a record; see `records.read`."""
 
   num_images: int
   skipped: dict[str, int]
@@ -331,7 +329,7 @@ def _open(path: pathlib.Path, name: str, asked: dict[str, Any], verify: Verify) 
 
 
 def _labels(path: pathlib.Path, record: _Record) -> np.ndarray:
-  """The labels, int32 [N], as many as the record and its shards have images."""
+  """Read the labels, int32 [N], and verify their number and checksum; UserError if they differ from the record's."""
   sizes, labels, found = [shard.images for shard in record.shards], None, store_files.at(str(path)).read("labels.npy")
   with contextlib.suppress(ValueError, EOFError):
     labels = np.load(io.BytesIO(found or b""), allow_pickle=False)
@@ -342,7 +340,7 @@ def _labels(path: pathlib.Path, record: _Record) -> np.ndarray:
 
 
 def _notes(path: pathlib.Path, shards: list[_Shard]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-  """The notes of all shards, whose checksums are compared; UserError if one differs."""
+  """Read the notes of all shards and verify their checksums; UserError if one differs."""
   parts: dict[str, list] = {}
   for number, shard in enumerate(shards):
     if not shard.notes:  # none of its images could be used
