@@ -1,8 +1,8 @@
 """Augmentations of images: one file each, named after it, for `config.task.augmentations`.
 
-A file's `make` takes the arguments that recipes give and, as far as its signature names them, the `resolution` that
-the batch will have, and the `mean` and `std` of its normalisation. What an augmentation does to an image is a function
-of numbers drawn for that image and epoch alone, so a batch does not depend on who makes it.
+A file's `make` takes the arguments of the recipe and, if its signature names them, the `resolution` of the batch and
+the `mean` and `std` of its normalisation. An augmentation is a function of the image and of random numbers drawn for
+that image and epoch alone, so a batch does not depend on the host that makes it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Augmentation:
   """A random change of one image.
 
   Attributes:
-    numbers: how many random numbers it takes.
+    numbers: number of random numbers it takes.
     apply: (float32 [Y, X, C] in 0 to 255, float32 [numbers] in [0, 1)) -> float32 [Y', X', C].
   """
 
@@ -27,7 +27,7 @@ class Augmentation:
 
 
 def together(steps: Sequence[Augmentation]) -> Augmentation:
-  """Several, one after the other; each has numbers of its own."""
+  """Chain several augmentations; each has its own random numbers."""
 
   def apply(image_YXC: tf.Tensor, u_N: tf.Tensor) -> tf.Tensor:
     start = 0

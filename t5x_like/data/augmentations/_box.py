@@ -15,16 +15,16 @@ NUMBERS = 2 * TRIES + 2
 def box(
   u_N: tf.Tensor, height: tf.Tensor, width: tf.Tensor, area: tuple[float, float], ratio: tuple[float, float]
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """The first of ten boxes that fits, as in torchvision's `RandomResizedCrop`.
+  """Return the first of ten random boxes that fits, as in torchvision's `RandomResizedCrop`.
 
   Args:
     u_N: float32 [NUMBERS] in [0, 1).
-    height, width: of the image, int32.
-    area: the smallest and the largest share of the image's.
-    ratio: the narrowest and the widest, width over height; drawn by its logarithm.
+    height, width: the size of the image, int32.
+    area: the smallest and the largest share of the image's area.
+    ratio: the smallest and the largest width over height; drawn uniformly in its logarithm.
   Returns:
-    (int32 [4]: y, x, height, width; whether one fitted: without, it is the largest box in the middle whose ratio is
-    allowed)
+    (int32 [4]: y, x, height, width; whether a box fitted). If none fits, the box is the largest one in the middle with
+    an allowed ratio.
   """
   Y, X = tf.cast(height, tf.float32), tf.cast(width, tf.float32)
   area_T = Y * X * (area[0] + u_N[:TRIES] * (area[1] - area[0]))
@@ -42,7 +42,7 @@ def box(
 
 
 def inside(box_4: tf.Tensor, height: tf.Tensor, width: tf.Tensor) -> tf.Tensor:
-  """bool [Y, X, 1], true in the box."""
+  """Return a mask, bool [Y, X, 1], true in the box."""
   y, x, h, w = tf.unstack(box_4)
   rows, columns = tf.range(height)[:, None, None], tf.range(width)[None, :, None]
   return (rows >= y) & (rows < y + h) & (columns >= x) & (columns < x + w)

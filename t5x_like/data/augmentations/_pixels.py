@@ -12,7 +12,7 @@ def clipped(image: tf.Tensor) -> tf.Tensor:
 
 
 def grey(image: tf.Tensor) -> tf.Tensor:
-  """[Y, X, 1]; a grey image is its own."""
+  """Convert to grey, [Y, X, 1]; a grey image stays as it is."""
   return image if image.shape[-1] == 1 else tf.tensordot(image, tf.constant(_LUMA), 1)[..., None]
 
 
@@ -33,7 +33,7 @@ def saturation(image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
 
 
 def sharpness(image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
-  """Towards or away from a smoothed image; the border stays."""
+  """Blend with a smoothed image, towards or away from it; the border stays."""
   kernel = tf.constant([[1.0, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
   kernel = tf.tile(kernel[..., None, None], [1, 1, image.shape[-1], 1])
   shape = tf.shape(image)
@@ -44,24 +44,24 @@ def sharpness(image: tf.Tensor, factor: tf.Tensor) -> tf.Tensor:
 
 
 def posterize(image: tf.Tensor, bits: tf.Tensor) -> tf.Tensor:
-  """Keeps the highest `bits` of 8."""
+  """Keep the highest `bits` of 8."""
   step = 2.0 ** (8.0 - tf.cast(bits, tf.float32))
   return tf.floor(tf.floor(image) / step) * step
 
 
 def solarize(image: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
-  """Inverts pixels at the threshold and above."""
+  """Invert pixels at the threshold and above."""
   return tf.where(image < threshold, image, 255.0 - image)
 
 
 def autocontrast(image: tf.Tensor) -> tf.Tensor:
-  """Stretches each channel to 0 to 255."""
+  """Stretch each channel to 0 to 255."""
   low, high = tf.reduce_min(image, [0, 1]), tf.reduce_max(image, [0, 1])
   return tf.where(high > low, (image - low) * 255.0 / tf.maximum(high - low, 1e-6), image)
 
 
 def equalize(image: tf.Tensor) -> tf.Tensor:
-  """A flat histogram for each channel, of whole levels."""
+  """Flatten the histogram of each channel, in whole levels."""
   levels = tf.cast(tf.round(image), tf.int32)
   return tf.stack([_equalized(channel) for channel in tf.unstack(levels, image.shape[-1], -1)], -1)
 
@@ -76,7 +76,7 @@ def _equalized(levels: tf.Tensor) -> tf.Tensor:
 
 
 def affine(image: tf.Tensor, matrix: list, fill: float = 128.0) -> tf.Tensor:
-  """The pixel at (x, y) is that at (a x + b y + c, d x + e y + f) of the image, counted from its middle."""
+  """Take the pixel at (x, y) from (a x + b y + c, d x + e y + f) of the image, both relative to its middle."""
   a, b, c, d, e, f = matrix
   shape = tf.shape(image)
   y, x = (tf.cast(n - 1, tf.float32) / 2 for n in (shape[0], shape[1]))
@@ -94,7 +94,7 @@ def affine(image: tf.Tensor, matrix: list, fill: float = 128.0) -> tf.Tensor:
 
 
 def blur(image: tf.Tensor, sigma: tf.Tensor, radius: int = 5) -> tf.Tensor:
-  """Gaussian blur of standard deviation `sigma` pixels, cut off after `radius`; the border is reflected."""
+  """Blur by a Gaussian of standard deviation `sigma` pixels, cut off after `radius`; the border is reflected."""
   kernel = tf.nn.softmax(-(tf.range(-radius, radius + 1, dtype=tf.float32) ** 2) / (2 * sigma**2))
   channels, size = image.shape[-1], 2 * radius + 1
   wide = tf.pad(image, [[radius, radius], [radius, radius], [0, 0]], "SYMMETRIC")[None]

@@ -7,7 +7,7 @@ from t5x_like.data.quiet_tensorflow import tf
 
 
 def make(*, brightness: float = 0.3, contrast: float = 0.3, saturation: float = 0.3) -> Augmentation:
-  """Factors are between 1 - s and 1 + s (not below 0) for a strength s of each."""
+  """Make the change; a strength s draws a factor between 1 - s (but at least 0) and 1 + s."""
   steps = ((_pixels.brightness, brightness), (_pixels.contrast, contrast), (_pixels.saturation, saturation))
 
   def apply(image_YXC: tf.Tensor, u_3: tf.Tensor) -> tf.Tensor:

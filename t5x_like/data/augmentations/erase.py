@@ -14,7 +14,10 @@ def make(
   area: tuple[float, ...] = (0.02, 1 / 3),
   ratio: tuple[float, ...] = (0.3, 3.3),
 ) -> Augmentation:
-  """The noise has the images' mean and deviation; `area` is a share of the image's, `ratio` width over height."""
+  """Make the erasure; the noise has the images' mean and deviation.
+
+  `area` is the range of the box's share of the image, `ratio` the range of its width over height.
+  """
 
   def apply(image_YXC: tf.Tensor, u_N: tf.Tensor) -> tf.Tensor:
     shape = tf.shape(image_YXC)

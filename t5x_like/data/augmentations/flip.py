@@ -1,4 +1,4 @@
-"""Left and right exchanged, every second time."""
+"""A horizontal flip, with probability 1/2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RandAugment: some of fourteen changes, at one magnitude (Cubuk et al. 2020, https://arxiv.org/abs/1909.13719)."""
+"""RandAugment: random ones of fourteen changes, at one magnitude (Cubuk et al. 2020, arXiv:1909.13719)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from t5x_like.slots import Positive
 
 
 def changes(image: tf.Tensor, size: tf.Tensor, sign: tf.Tensor) -> list:
-  """The changes, as functions without arguments.
+  """Return the changes as functions without arguments.
 
   Args:
     size: the magnitude as a share of its range, 0 to 1.
@@ -42,7 +42,7 @@ _CHANGES = 14
 
 
 def make(*, ops: Positive = 2, magnitude: float = 9.0) -> Augmentation:
-  """`ops` changes at a `magnitude` of 0 to 10; which way a change goes is random."""
+  """Make `ops` changes at a `magnitude` of 0 to 10; the direction of each change is random."""
 
   def apply(image_YXC: tf.Tensor, u_N: tf.Tensor) -> tf.Tensor:
     for number in range(ops):

@@ -1,4 +1,4 @@
-"""A part of the image as large as itself, after a border was added: a shift by some pixels (Krizhevsky et al. 2012)."""
+"""A random crop of the image's own size after adding a border: a shift by some pixels (Krizhevsky et al. 2012)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from t5x_like.slots import Positive
 
 
 def make(*, border: Positive = 4) -> Augmentation:
-  """`border` is of black pixels, on each side."""
+  """Make the crop; `border` is the number of black pixels on each side."""
 
   def apply(image_YXC: tf.Tensor, u_2: tf.Tensor) -> tf.Tensor:
     shape = tf.shape(image_YXC)

@@ -15,7 +15,13 @@ def make(
   ratio: tuple[float, ...] = (3 / 4, 4 / 3),
   method: Literal["bilinear", "bicubic"] = "bicubic",
 ) -> Augmentation:
-  """`area` is of the part, as a share of the image's, `ratio` its width over its height; `method` is of resizing."""
+  """Make the crop.
+
+  Args:
+    area: the range of the part's share of the image.
+    ratio: the range of its width over height.
+    method: the interpolation of resizing.
+  """
 
   def apply(image_YXC: tf.Tensor, u_N: tf.Tensor) -> tf.Tensor:
     shape = tf.shape(image_YXC)

@@ -1,7 +1,7 @@
 """Augmentations of images with boxes: one file each, named after it, for `config.task.augmentations` of detection.
 
-As in `data/augmentations`, what becomes of an image is a function of numbers drawn for it and its epoch alone. A file's
-`make` takes the arguments that recipes give and, if its signature names it, the `resolution` of the batch.
+As in `data/augmentations`, a change is a function of the image and of random numbers drawn for it and its epoch alone.
+A file's `make` takes the arguments of the recipe and, if its signature names it, the `resolution` of the batch.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class BoxAugmentation:
   """A random change of one image and its boxes.
 
   Attributes:
-    numbers: how many random numbers it takes.
-    apply: (image float32 [Y, X, C] in 0 to 255, boxes float32 [M, 4] as shares of the image, bool [M] which of them
-      there are; float32 [numbers] in [0, 1)) -> the same of the changed image.
+    numbers: number of random numbers it takes.
+    apply: ((image float32 [Y, X, C] in 0 to 255, boxes float32 [M, 4] as shares of the image, bool [M] mask of real
+      boxes), float32 [numbers] in [0, 1)) -> the same three for the changed image.
   """
 
   numbers: int
@@ -29,7 +29,7 @@ class BoxAugmentation:
 
 
 def together(steps: Sequence[BoxAugmentation]) -> BoxAugmentation:
-  """Several, one after the other; each has numbers of its own."""
+  """Chain several augmentations; each has its own random numbers."""
 
   def apply(boxed: Boxed, u_N: tf.Tensor) -> Boxed:
     start = 0

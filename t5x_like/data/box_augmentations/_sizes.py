@@ -7,7 +7,7 @@ from t5x_like.data.quiet_tensorflow import tf
 
 
 def resized(image_YXC: tf.Tensor, shortest: tf.Tensor, longest: int) -> tf.Tensor:
-  """The image, its shorter side `shortest` pixels long, or less if the longer would be longer than `longest`."""
+  """Resize the shorter side to `shortest` pixels, or less so that the longer side is at most `longest`."""
   shape = tf.shape(image_YXC)[:2]
   sides = tf.cast(shape, tf.float32)
   low, high = tf.reduce_min(sides), tf.reduce_max(sides)
@@ -27,10 +27,10 @@ def scaled(image_YXC: tf.Tensor, scale: tf.Tensor) -> tf.Tensor:
 
 
 def part(boxed: Boxed, box_4: tf.Tensor, centres: bool) -> Boxed:
-  """A part of the image, int32 (y, x, height, width), with the boxes, cut off, that reach into it.
+  """Cut out a part of the image, int32 (y, x, height, width), and clip the boxes that reach into it.
 
   Args:
-    centres: whether only boxes are kept whose middle is in the part.
+    centres: whether to keep only boxes whose middle is in the part.
   """
   image_YXC, boxes_M4, real_M = boxed
   y, x, h, w = tf.unstack(box_4)

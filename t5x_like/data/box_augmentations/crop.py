@@ -1,4 +1,4 @@
-"""A random part of the image, every second time (Carion et al. 2020, section 4)."""
+"""A random crop, by default with probability 1/2 (Carion et al. 2020, section 4)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from t5x_like.data.box_augmentations import BoxAugmentation, Boxed, _sizes
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.slots import Positive
 
-_LONGEST = 4  # times the shorter side, for the few images that are longer: they would take gigabytes
+_LONGEST = 4  # times the shorter side; the few longer images would take gigabytes
 
 
 def make(
@@ -16,12 +16,13 @@ def make(
   sides: tuple[Positive, ...] = (384, 600),
   centres: bool = False,
 ) -> BoxAugmentation:
-  """The image is resized first; then each side of the part has a random length.
+  """Make the crop: the image is resized, then each side of the part has a random length.
 
   Args:
+    probability: the probability of cropping.
     shortest: lengths of the shorter side of the resized image.
-    sides: the least and the greatest side of the part, as far as the image has it.
-    centres: whether a box is kept only if its middle is in the part; else any that reaches into it. All are cut off.
+    sides: the least and the greatest side of the part, limited by the image.
+    centres: whether to keep only boxes whose middle is in the part, not all that reach into it. Boxes are clipped.
   """
   least, most = sides
 

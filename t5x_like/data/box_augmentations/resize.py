@@ -1,4 +1,4 @@
-"""Another size: the shorter side as long as one of several lengths (Carion et al. 2020, section 4)."""
+"""A random size: the shorter side has one of several lengths (Carion et al. 2020, section 4)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def make(
   shortest: tuple[Positive, ...] = (480, 512, 544, 576, 608, 640, 672, 704, 736, 768, 800),
   longest: Positive | None = None,
 ) -> BoxAugmentation:
-  """The longer side is at most `longest`, or the batch's resolution if that is less."""
+  """Make the resizing; the longer side is at most `longest`, or the batch's resolution if that is less."""
 
   def apply(boxed: Boxed, u_1: tf.Tensor) -> Boxed:
     chosen = tf.constant(shortest)[tf.cast(u_1[0] * len(shortest), tf.int32)]

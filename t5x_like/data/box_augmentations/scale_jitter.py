@@ -1,4 +1,4 @@
-"""Scale jitter: a random size, of which a random part is taken where it is too large (Ghiasi et al. 2021, LSJ)."""
+"""Scale jitter: a random size, and a random crop if it is too large (Ghiasi et al. 2021, LSJ)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from t5x_like.data.quiet_tensorflow import tf
 
 
 def make(resolution: int, *, scale: tuple[float, ...] = (0.1, 2.0), centres: bool = True) -> BoxAugmentation:
-  """`scale` is of the longer side, as shares of the batch's resolution; `centres` as in `crop`."""
+  """Make the jitter; `scale` is the range of the longer side as a share of the resolution, `centres` as in `crop`."""
   low, high = scale
 
   def apply(boxed: Boxed, u_3: tf.Tensor) -> Boxed:
