@@ -1,4 +1,4 @@
-"""A horizontal flip, with probability 1/2."""
+"""A horizontal flip, by default with probability 1/2."""
 
 from __future__ import annotations
 
