@@ -5,8 +5,8 @@ section 3.5, call it SFT).
                  "vocabulary": "vocabulary", "template": "chatml", "length": 2048}
 
 A record has a list of messages, `{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", …}]}`, or, with
-`prompt` and `completion`, two texts. A chat template writes it as tokens; see `data/supervised/chat.py`. What follows
-the last answer is left out. A packed row holds several conversations, which do not attend to each other; an epoch and
+`prompt` and `completion`, two texts. A chat template writes it as tokens; see `data/supervised/chat.py`. Messages after
+the last answer are left out. A packed row holds several conversations, which do not attend to each other; an epoch and
 an evaluation's `max_examples` then count rows.
 
 `Task.examples` gives `record`, `inputs` and `targets` (texts: the last user's words, and the last answer) and `ids`,
@@ -70,9 +70,8 @@ def task(
     template: one of `chat.TEMPLATES`.
     messages: the field of the conversation.
     prompt, completion: instead, templates of a user's message and the answer to it, such as `{instruction}`.
-    length: of a row.
-    too_long: what to do with longer conversations; truncation cuts their end, and those of which no answer is left
-      are skipped.
+    length: length of a row.
+    too_long: treatment of longer conversations; truncation cuts their end, and skips those left without an answer.
     label: the name in metrics; by default `<corpus>_chat`.
 
   Raises:

@@ -73,10 +73,10 @@ def task(
     text, pair: templates of the text or texts.
     label_field: the field of the label.
     labels: its possible values, in the order of the classes; None for regression.
-    length: of a row, its special tokens included.
+    length: length of a row, its special tokens included.
     architecture: the kind of model that the features are for.
-    both_orders: for a decoder, pairs in both orders, for what does not depend on it (GPT-1's similarity).
-    too_long: what to do with longer examples; truncation shortens the longer text first, from its end.
+    both_orders: for a decoder, rows of pairs in both orders, for labels independent of it (GPT-1's similarity).
+    too_long: treatment of longer examples; truncation shortens the longer text first, from its end.
     label: the name in metrics; by default `<corpus>_classification`.
 
   Raises:

@@ -1,12 +1,12 @@
-"""Images of which some patches are corrupted, for the masked patch prediction of ViT (Dosovitskiy et al. 2021, B.1.2).
+"""Images with some corrupted patches, for the masked patch prediction of ViT (Dosovitskiy et al. 2021, B.1.2).
 
   config.task = {"name": "corrupted_images", "source": "folders:train=imagenet/train,validation=imagenet/val",
                  "resolution": 224, "patch": 16, "rate": 0.5}
 
-Features: those of `image_classification`, and for each patch, in raster order, `patch_sources` int32 [T], the number of
-the patch that stands in its place, or -1 for the mask; `patch_weights` float32 [T], 1 where it was chosen to be
-corrupted; `patch_colours` int32 [T], its mean colour in 8 levels for each channel, the last channel running fastest.
-Evaluations are corrupted in the same way every time.
+Features: as in `image_classification`, and for each patch, in raster order, `patch_sources` int32 [T], the number of
+the patch that replaces it, or -1 for the mask; `patch_weights` float32 [T], 1 if it was chosen to be corrupted;
+`patch_colours` int32 [T], its mean colour in 8 levels per channel, the last channel running fastest. Every evaluation
+has the same corruptions.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def task(
 
   Args:
     patch: height and width of a patch, the model's.
-    rate: share of the patches that are corrupted; their number is the same in every image.
+    rate: share of corrupted patches; their number is the same in every image.
     masked, swapped: shares of the corrupted patches that become the mask, and another patch of the image; the others
       stay as they are.
     images: see `examples.Images`.

@@ -3,8 +3,8 @@
 Example i is window i of `length - 6` tokens. Each document in it, or what of it lies in the window (the paper's
 context-level FIM, section 4.4), is with probability `rate` cut into prefix, middle and suffix and rearranged, so that
 the middle comes last; see `preprocessors/fill_in_the_middle.py` for orders, cuts and a worked example. All tokens are
-targets. The rest of a row is padding without weight; rows that hold several rearranged documents may be longer than
-`length`, and lose as many tokens at their end.
+targets. The rest of a row is padding without weight. Rows with several rearranged documents may exceed `length`; the
+excess is cut from their end.
 
 The sentinels are pieces of the vocabulary, by their usual spellings or as named, or its first three sentinels.
 """
@@ -52,11 +52,11 @@ def task(
 
   Args:
     store, split, verify: see `causal_lm`.
-    length: of every feature.
-    rate: share of documents that are rearranged; the paper finds 0.5 to 0.9 free of cost for the others.
-    spm_rate: share of these in the order SPM, not PSM.
-    level: what cuts are between.
-    sentinels: the pieces for prefix, suffix and middle; by default `preprocessors.fill_in_the_middle.KNOWN` ones.
+    length: length of every feature.
+    rate: share of rearranged documents; the paper finds that 0.5 to 0.9 costs the others nothing.
+    spm_rate: share of rearranged documents in the order SPM, not PSM.
+    level: the units between which cuts fall.
+    sentinels: the pieces for prefix, suffix and middle; by default one of `preprocessors.fill_in_the_middle.KNOWN`.
     document_mask: adds `decoder_segment_ids` and `decoder_positions`, which restart with every document.
     documents_end: the end of each document in the store: `eos`, `nothing` or `any`.
     dynamic_offsets: shift the windows in every later epoch, see `data/store/windows.py`.

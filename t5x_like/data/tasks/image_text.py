@@ -64,11 +64,12 @@ def task(
       `caption_field="captions.text"` of `tfds:coco_captions`); or any source of labelled images, with the label as
       the caption.
     vocabulary: a directory, such as that of a published model, or `bytes`; see `data/vocabularies`.
-    length: of a row of text.
-    mean, std: of the normalisation; CLIP's. One number, or one for each channel.
-    image_field: of the encoded image, or of the path of its file; adjacent records of one path are one image.
-    caption_field: of a caption, or of a list of them.
-    folder: the directory that paths of images are relative to, and stay in; without one they are taken as they are.
+    length: length of a row of text.
+    mean, std: mean and deviation for normalisation, one number or one per channel; by default CLIP's.
+    image_field: the field of the encoded image or its path; adjacent records of one path are one image.
+    caption_field: the field of a caption or a list of captions.
+    folder: the directory to which image paths are relative and which they must not leave; without it, paths are used
+      as they are.
     resolution, channels, augmentations, repeats, crop, cache, data_dir, verify: see `examples.Images`.
 
   Raises:

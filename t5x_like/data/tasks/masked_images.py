@@ -1,10 +1,10 @@
-"""Images of which an encoder sees a random part of the patches, for masked autoencoders (He et al. 2022).
+"""Images whose encoder sees a random part of the patches, for masked autoencoders (He et al. 2022).
 
   config.task = {"name": "masked_images", "source": "folders:train=imagenet/train,validation=imagenet/val",
                  "resolution": 224, "patch": 16, "mask_ratio": 0.75}
 
-Features: those of `image_classification`, and `visible_patches` int32 [K] and `masked_patches` int32 [M], numbers of
-patches in raster order, drawn anew for every image and epoch. Evaluations have the same masks every time.
+Features: as in `image_classification`, with `visible_patches` int32 [K] and `masked_patches` int32 [M], numbers of
+patches in raster order, drawn anew for every image and epoch. Every evaluation has the same masks.
 """
 
 from __future__ import annotations

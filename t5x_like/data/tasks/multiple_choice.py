@@ -82,18 +82,18 @@ def task(
 
   Args:
     source, split, vocabulary, cache, data_dir, verify: see `text_to_text`.
-    text: the template of what the options answer.
+    text: the template of the text that the options answer.
     options: the field with the list of options, or a template for each of them.
     option: the template of an option's row, with `{option}` for the option itself.
-    placeholder: what stands for the option in `option` instead, such as ReCoRD's `@placeholder`.
+    placeholder: another spelling of `{option}` in `option`, such as ReCoRD's `@placeholder`.
     label_field: the field of the right option's name; None with `answers`.
     labels: the options' names, in order; None for numbers from 0.
     answers: instead, the field with the list of the right options' texts, of which there may be several.
-    choices: how many options an example has.
-    fewer: whether it may have fewer, or more, of which the last are left out.
-    length: of a row, its special tokens included.
+    choices: number of options of an example.
+    fewer: whether an example may have fewer options, or more, whose last ones are left out.
+    length: length of a row, its special tokens included.
     architecture: the kind of model that the features are for.
-    too_long: what to do with longer examples; truncation shortens the text, and then options, from their ends.
+    too_long: treatment of longer examples; truncation shortens the text, and then options, from their ends.
     label: the name in metrics; by default `<corpus>_multiple_choice`.
 
   Raises:

@@ -1,12 +1,12 @@
-"""Detection of objects in images (Carion et al. 2020).
+"""Object detection in images (Carion et al. 2020).
 
   config.task = {"name": "object_detection", "source": "coco:train=annotations/instances_train2017.json,validation=…",
                  "resolution": 1333, "shortest": 800, "augmentations": ["flip", "crop", "resize"]}
 
 Features: `image` float32 [R, R, C], normalised, padded below and on the right; `image_size` int32 [2],
-height and width of what is no padding; `boxes` float32 [M, 4], ymin, xmin, ymax, xmax as shares of that; `box_labels`
-int32 [M], their classes, -1 where there is no box; `example_weights`. In training an image and its boxes are augmented
-anew in every epoch (`data/box_augmentations`), a function of the image, the epoch and the seed.
+height and width without padding; `boxes` float32 [M, 4], ymin, xmin, ymax, xmax as shares of that size; `box_labels`
+int32 [M], their classes, -1 for no box; `example_weights`. Training augments an image and its boxes anew in every epoch
+(`data/box_augmentations`), as a function of the image, the epoch and the seed.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def task(
   Args:
     source: `voc:`, `coco:`, `tfds:` or `digit_scenes`, see `data/sources/__init__.py`.
     resolution: height and width of the batch; larger images are resized to fit.
-    shortest: in evaluations, the shorter side of an image, as far as the longer fits.
+    shortest: the shorter side of an image in evaluations, or less so that the longer side fits.
     channels: 3 for RGB, 1 for grey; images of the other kind are converted.
     boxes: places for boxes; an image with more is refused.
     augmentations: of training images, in order: modules of `data/box_augmentations`, names or {"name": …} with
-      arguments. What is too large afterwards is resized to fit.
-    classes: their names, in the order of their numbers; by default those of the source.
-    mean, std: of the normalisation of pixels in 0 to 1; by default ImageNet's.
+      arguments. Images that are too large afterwards are resized to fit.
+    classes: the names of the classes, in the order of their numbers; by default the source's.
+    mean, std: mean and deviation for normalising pixels in 0 to 1; by default ImageNet's.
     image_field, objects_field: fields of the source.
     cache, data_dir, verify: see `text_to_text`.
     label: the name in metrics; by default `<corpus>_object_detection`.

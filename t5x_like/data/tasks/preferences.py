@@ -66,9 +66,8 @@ def task(
     source, split, vocabulary, cache, data_dir, verify: see `text_to_text`.
     template: one of `chat.TEMPLATES`.
     prompt, chosen, rejected: the fields; None where the answers are whole conversations.
-    length: of each row.
-    too_long: what to do with pairs of which one is longer; truncation cuts ends, and pairs of which an answer is lost
-      are skipped.
+    length: length of each row.
+    too_long: treatment of pairs with a longer row; truncation cuts ends, and skips pairs that lose an answer.
     label: the name in metrics; by default `<corpus>_preferences`.
 
   Raises:

@@ -1,9 +1,8 @@
 """Salient span masking of T5: one date, number or name of a window is the target (Roberts et al. 2020, section 3.3).
 
-Example i is window i of `inputs_length - 1` tokens. One of the spans that the finder finds in it, drawn uniformly,
-becomes sentinel 0; the target is the sentinel and the span; both sequences end with EOS. In a window without a span
-that fits the targets, three random consecutive tokens serve, so that no example is lost (the papers skip such
-sentences).
+Example i is window i of `inputs_length - 1` tokens. A uniformly drawn span of the finder becomes sentinel 0; the target
+is the sentinel and the span; both sequences end with EOS. In a window without a span that fits the targets, three
+random consecutive tokens replace it, so that no example is lost (the papers skip such sentences).
 
     inputs   The tower was built in <extra_id_0> by his company </s>     targets   <extra_id_0> 1889 </s>
 """
@@ -51,7 +50,7 @@ def task(
     inputs_length: encoder length, EOS included.
     targets_length: decoder length; a span has at most two tokens fewer.
     finder: `module:function`, `(text) -> list of (start, end)`, see `preprocessors/salient_spans.py`; or a `.jsonl`
-      of the names that a NER model has found, see `preprocessors/named_spans.py`.
+      of names from a NER model, see `preprocessors/named_spans.py`.
     documents_end: the end of each document in the store: `nothing` (T5 joins them), `eos` or `any`.
     dynamic_offsets: shift the windows in every later epoch, see `data/store/windows.py`.
     label: the name in metrics; by default `<corpus>_salient_spans`.

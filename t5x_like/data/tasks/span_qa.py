@@ -9,10 +9,9 @@ are 0, the place of [CLS], where there is no answer or the window does not hold 
 counts. Its characters are located in the context by `answer_start`, and the label is the shortest run of tokens that
 covers all of them: exactly the answer, unless it begins or ends within a token.
 
-`Task.examples` gives of each window `record`, `context`, `answers` (texts), `question` (the number of its question),
-`first` (the place in the row of the first token of the context that it holds), `spans`, int64 [n, 2]: where in the
-context the tokens that it holds begin and end, and `most_context`, bool [n]: whether no other window has more context
-around the token.
+`Task.examples` gives for each window `record`, `context`, `answers` (texts), `question` (the number of its question),
+`first` (the position in the row of its first context token), `spans`, int64 [n, 2]: the beginning and end of its tokens
+in the context, and `most_context`, bool [n]: whether no other window has more context around the token.
 """
 
 import functools
@@ -66,8 +65,8 @@ def task(
   Args:
     source, split, vocabulary, cache, data_dir, verify: see `text_to_text`. The records have fields question, context
       and answers, a possibly empty list of {text, answer_start} (or TFDS's dict of lists).
-    length: of a row, its special tokens included.
-    stride: tokens of the context from the beginning of a window to that of the next.
+    length: length of a row, its special tokens included.
+    stride: context tokens from the beginning of a window to the beginning of the next.
     question_length: longer questions are truncated to this many tokens, and counted in the report.
     label: the name in metrics; by default `<corpus>_span_qa`.
 

@@ -57,8 +57,8 @@ def task(
     source, split, vocabulary, cache, data_dir, verify: see `text_to_text`.
     tags: all tags, in the order of the classes.
     tokens_field, tags_field: the fields with the list of words and the list of their tags.
-    length: of a row, [CLS] and [SEP] included.
-    too_long: what to do with longer sentences; metrics do not count truncated words.
+    length: length of a row, [CLS] and [SEP] included.
+    too_long: treatment of longer sentences; metrics do not count truncated words.
     label: the name in metrics; by default `<corpus>_tagging`.
 
   Raises:

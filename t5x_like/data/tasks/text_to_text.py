@@ -87,7 +87,7 @@ def task(
   """Make the task.
 
   Args:
-    source, split: where the records come from, see `data/sources/__init__.py`.
+    source, split: the source of the records, see `data/sources/__init__.py`.
     inputs, targets: templates over a record's fields. Records where one is empty are skipped and counted.
     vocabulary: a vocabulary's directory or file, or `bytes`.
     inputs_length: tokens in a row of the encoder or, for a decoder, in the whole row.
@@ -95,12 +95,12 @@ def task(
     architecture: the kind of model that the features are for.
     prefix: for a decoder, adds `decoder_causal_attention`.
     packed: several examples per row; otherwise one.
-    too_long: what to do with examples longer than a row: `refuse` (an error), `skip` (with a report) or `truncate`.
-    pack_seed: of the packing plan; decides which examples share a row.
+    too_long: treatment of examples longer than a row: `refuse` (an error), `skip` (with a report) or `truncate`.
+    pack_seed: seed of the packing plan; decides which examples share a row.
     cache: the directory of prepared examples.
     data_dir: where TensorFlow datasets are prepared.
     label: the name in metrics; by default `<corpus>_text_to_text`.
-    verify: what opening the prepared examples checks, see `TokenStore.open`.
+    verify: the checks on opening the prepared examples, see `TokenStore.open`.
 
   Raises:
     UserError: unusable source, templates or lengths; no examples; a file changed since preparation.
