@@ -106,7 +106,7 @@ class Notes:
     fields: the fields of the source.
     facts: all that the notes depend on besides the records; JSON.
     of: `(record, where) -> arrays by name`, each with a leading axis of any length; or the reason for having none.
-    joined: `(records, image field) -> records`, for sources whose records have to be merged.
+    joined: `(records, image field) -> records`, merges records of a source that belong to one image.
   """
 
   fields: tuple[str, ...]

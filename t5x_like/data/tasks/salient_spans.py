@@ -2,7 +2,7 @@
 
 Example i is window i of `inputs_length - 1` tokens. A uniformly drawn span of the finder becomes sentinel 0; the target
 is the sentinel and the span; both sequences end with EOS. In a window without a span that fits the targets, three
-random consecutive tokens replace it, so that no example is lost (the papers skip such sentences).
+random consecutive tokens are the span, so that no example is lost (the papers skip such sentences).
 
     inputs   The tower was built in <extra_id_0> by his company </s>     targets   <extra_id_0> 1889 </s>
 """
