@@ -13,7 +13,8 @@ from tools import inspect_data
 REPO = pathlib.Path(__file__).resolve().parents[2]
 RECIPE = f"--config={REPO}/configs/t5/base.py:debug"
 ECHO = """
-from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder, features
+from t5x_like.data import features
+from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.store.windows import Windows
 from t5x_like.data.task import Task, fingerprint
 
@@ -30,7 +31,7 @@ def echo(*, store: str, split: str, length: int = 8) -> Task:
     vocabulary=windows.vocabulary,
     fingerprint=fingerprint("echo.v1", windows.tokens, length=length),
     num_examples=windows.num_examples,
-    features=features(length, length),
+    features=features.encoder_decoder(length, length),
     batch=batch,
   )
 """

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from t5x_like.data.features import encoder_decoder as features
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.vocabularies import Vocabulary, padding
 
-__all__ = ["encoder_decoder", "features", "shift_right"]
+__all__ = ["encoder_decoder", "shift_right"]
 
 
 def shift_right(targets_BT: tf.Tensor, start_id: int = 0) -> tf.Tensor:
