@@ -78,7 +78,8 @@ def markdown(found: dict[str, Any]) -> str:
 
 def notes(found: dict[str, Any]) -> str:
   """Say what the columns are."""
-  evaluations = max((result["facts"]["evaluations"] for result in found["tasks"].values() if result["runs"]), default=1)
+  facts = [result.get("facts", {}) for result in found["tasks"].values()]
+  evaluations = max((one.get("evaluations", 1) for one in facts), default=1)
   words = "`score` is of the only evaluation of a run, so `last` is the same. "
   if evaluations > 1:
     words = (

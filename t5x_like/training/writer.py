@@ -20,6 +20,7 @@ from t5x_like.storage import Storage, synced
 from t5x_like.training import lines
 
 FILE = "metrics.jsonl"
+_FLUSH_SECONDS = 30  # TensorBoard sees new events about this often
 _SHOWN = (
   "train/loss",
   "train/accuracy",
@@ -88,19 +89,7 @@ class MetricsWriter:
       self._drop_after(resume_step, expected)
       self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 -- closed by close()
       synced(self._path.parent)
-      from tensorboardX import SummaryWriter  # slow to import, and only one process needs it
-      from tensorboardX.proto.summary_pb2 import Summary
-
-      # One event for all values of a step: each costs a passage from thread to thread. The values are plain floats, so
-      # that they need none of the checks of `summary.scalar`.
-      self._summary = lambda values: Summary(value=[Summary.Value(tag=n, simple_value=v) for n, v in values.items()])
-
-      self._events = SummaryWriter(
-        str(workdir),
-        purge_step=resume_step + 1,
-        flush_secs=30,
-        filename_suffix=f".{resume_step}.{os.getpid()}",  # two starts within a second must not share a file
-      )
+      self._open_events(resume_step)
     if sys.stderr.isatty():
       from tqdm import tqdm
 
@@ -119,7 +108,9 @@ class MetricsWriter:
     with self._disk_errors():
       self._file.write(json.dumps(row, allow_nan=False) + "\n")
       self._file.flush()
-      self._events.file_writer.add_summary(self._summary(values), step)
+      self._events.write_event(self._event(int(step), values))
+      if time.monotonic() - self._flushed > _FLUSH_SECONDS:
+        self._flush_events()
     self._show(int(step), values)
 
   def flush(self) -> None:
@@ -133,7 +124,7 @@ class MetricsWriter:
     with self._disk_errors():
       self._file.flush()
       os.fsync(self._file.fileno())
-      self._events.flush()
+      self._flush_events()
 
   def close(self) -> None:
     """Flushes and closes; safe to call twice.
@@ -152,6 +143,30 @@ class MetricsWriter:
         self._events.close()
       if self._bar is not None:
         self._bar.close()
+
+  def _open_events(self, resume_step: int) -> None:
+    """Open the file for TensorBoard, and mark the steps after `resume_step` in earlier files as purged.
+
+    `SummaryWriter` is not used: its thread still holds events when its `flush` returns, and a kill then loses them.
+    """
+    from tensorboardX.event_file_writer import EventsWriter  # slow to import, and only one process needs it
+    from tensorboardX.proto.event_pb2 import Event, SessionLog
+    from tensorboardX.proto.summary_pb2 import Summary
+
+    def event(step: int, values: dict[str, float]) -> Event:
+      summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
+      return Event(wall_time=time.time(), step=step, summary=summary)
+
+    self._event = event
+    # Two starts within a second must not share a file.
+    self._events = EventsWriter(str(self._path.parent / "events"), f".{resume_step}.{os.getpid()}")
+    self._events.write_event(Event(step=resume_step + 1, file_version="brain.Event:2"))
+    self._events.write_event(Event(step=resume_step + 1, session_log=SessionLog(status=SessionLog.START)))
+    self._flush_events()
+
+  def _flush_events(self) -> None:
+    self._events.flush()
+    self._flushed = time.monotonic()
 
   def __enter__(self) -> "MetricsWriter":
     return self

@@ -224,9 +224,17 @@ def test_loader_refuses(train, call, message):
   [
     ("span_coruption", {}, "task.name: found 'span_coruption'.*did you mean 'span_corruption'"),
     ("span_corruption", dict(input_length=64), "task.input_length: .*did you mean 'inputs_length'"),
-    ("span_corruption", dict(inputs_length="64"), "task.inputs_length: found '64' of type str, expected int"),
-    ("span_corruption", dict(inputs_length=True), "task.inputs_length: found True of type bool, expected int"),
-    ("span_corruption", dict(targets_length=2.5), "task.targets_length: .*expected int or None"),
+    (
+      "span_corruption",
+      dict(inputs_length="64"),
+      "task.inputs_length: found '64' of type str, expected a whole number",
+    ),
+    (
+      "span_corruption",
+      dict(inputs_length=True),
+      "task.inputs_length: found True of type bool, expected a whole number",
+    ),
+    ("span_corruption", dict(targets_length=2.5), "task.targets_length: .*expected a whole number from 1 .* or None"),
     ("span_corruption", dict(noise_density="0.15"), "task.noise_density: .*expected float"),
     ("span_corruption", dict(verify="never"), "task.verify: .*expected 'auto' or 'full' or 'size'"),
     ("span_corruption", dict(store=None), "task.store: found None"),

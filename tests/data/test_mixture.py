@@ -223,7 +223,8 @@ def test_a_nested_mixture_shares_out_its_rate_and_counts_the_examples_of_its_par
   inner = {"name": "mixture", "parts": {"b": b, "c": c}, "rates": {"b": 3, "c": 1}, "period": 8}
   built = build({"a": a, "few": inner}, rates={"a": 1, "few": 2}, period=60)
   assert dict(zip(built.parts, built.schedule.counts)) == {"a": 20, "few/b": 30, "few/c": 10}
-  flat = build({"a": a, "few/b": b, "few/c": c}, rates={"a": 2, "few/b": 3, "few/c": 1}, period=60)
+  alone = {name: task.build(split="train", **part) for name, part in {"a": a, "few/b": b, "few/c": c}.items()}
+  flat = mixture.mix(alone, {"a": 2, "few/b": 3, "few/c": 1}, period=60, name="mixture")
   assert built.fingerprint == flat.fingerprint
   corpora.assert_same(*(next(loader.train_batches(one, batch_size=90, seed=4)) for one in (built, flat)))
   sizes = build({"a": a, "few": inner}, rates="proportional", period=37)
@@ -231,7 +232,7 @@ def test_a_nested_mixture_shares_out_its_rate_and_counts_the_examples_of_its_par
   shared = {key: value for key, value in a.items() if key != "store"}
   short = {"a": {"store": a["store"]}, "few": inner | {"parts": {n: {"store": str(root / n)} for n in "bc"}}}
   assert build(short, rates="proportional", period=37, shared=shared).fingerprint == sizes.fingerprint
-  with pytest.raises(UserError, match="two parts called few/b"):
+  with pytest.raises(UserError, match="found the name 'few/b'"):
     build({"few/b": a, "few": inner})
 
 

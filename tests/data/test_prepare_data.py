@@ -194,7 +194,7 @@ def test_a_store_that_something_still_writes_is_left_alone(corpus, tmp_path, mon
   assert f"{progress}: a process of an interrupted run still writes this store" in capsys.readouterr().err
   assert prepare(corpus, tmp_path, "--workers=1", "--split=train") == 0
   assert prepare(corpus, "nosuch://place", "--workers=1") == 2
-  assert "--output=nosuch://place: cannot be reached" in capsys.readouterr().err
+  assert "--output=nosuch://place/: cannot be opened (Protocol not known: nosuch)" in capsys.readouterr().err
 
 
 def test_progress_is_lines_where_there_is_no_terminal(corpus, tmp_path, monkeypatch, capsys):

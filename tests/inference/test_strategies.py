@@ -17,7 +17,7 @@ from t5x_like.inference import strategies
     ({"samples": 0}, "--samples=0: expected at least 1"),
     ({"min_new_tokens": -1}, "--min_new_tokens=-1: expected at least 0"),
     ({"length_penalty": 1.0}, "--length_penalty=1.0: .*--beams=4"),
-    ({"beams": 2, "length_penalty": float("nan")}, "--length_penalty=nan: expected a finite number"),
+    ({"beams": 2, "length_penalty": float("nan")}, "--length_penalty=nan: expected -10 to 10"),
     ({"top_p": 1.5}, "--top_p=1.5: found 1.5, expected a number above 0 and at most 1"),
     ({"top_p": float("nan")}, "--top_p=nan: found nan"),
     ({"min_p": 0.0}, "--min_p=0.0: found 0.0"),

@@ -322,7 +322,7 @@ def test_flops_are_those_of_the_chosen_experts(kind):
     ({"expert": 8}, "config.model.design.experts.expert: unknown key .did you mean 'experts'"),
     ({"top_k": "two"}, "config.model.design.experts.top_k: found 'two'"),
     ({"experts": 0}, "config.model.design.experts.experts: found 0 .*expected a whole number above 0"),
-    ({"jitter": 1.0}, "config.model.design.experts.jitter: found 1.0 .*expected at least 0 and less than 1"),
+    ({"jitter": 1.0}, "config.model.design.experts.jitter: found 1.0 .*expected a number, at least 0 and less than 1"),
     ({"top_k": 9}, "config.model.design.experts.top_k: found 9, expected 1 to 8"),
     ({"router": "hash"}, "config.model.design.experts.router: found 'hash'"),
     ({"top_k": 1, "normalise": True}, "config.model.design.experts.normalise: found True, expected False"),

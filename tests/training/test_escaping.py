@@ -19,7 +19,21 @@ HOSTILE = [
   "a & b &lt; <!-- c --> ]]>",
   "{{ 997 * 991 }}{% if x %}",
 ]
-ATTRIBUTES = {"class", "src", "alt", "lang", "charset", "name", "content", "id", "style", "transform", "d", "role"}
+ATTRIBUTES = {
+  "class",
+  "src",
+  "alt",
+  "colspan",
+  "lang",
+  "charset",
+  "name",
+  "content",
+  "id",
+  "style",
+  "transform",
+  "d",
+  "role",
+}
 ATTRIBUTES |= {"aria-label", "viewbox", "xmlns", "xmlns:xlink", "version", "xlink:href", "clip-path", "x", "y", "width"}
 ATTRIBUTES |= {"height", "title", "clippathunits", "rel", "type"}
 ELEMENTS = set("html head meta title style body main header h1 h2 h3 small p section div figure figcaption".split())
@@ -83,7 +97,7 @@ def test_in_the_results_of_a_suite(tmp_path, value):
   result = {"counted": [f"{label}/accuracy"], "runs": runs, "metrics": runs[0]["metrics"], "rate": None}
   result |= {"score": 50.0, "best": 50.0, "spread": 0.0}
   found = {"suite": value, "workdir": value, "from_scratch": False, "seeds": 2, "tasks": {task: result}}
-  found |= {"missing": {value + "2": value}, "mean": 50.0, "average": None}
+  found |= {"missing": {value + "2": value}, "mean": 50.0, "average": None, "versions": {value: value}}
   suite_tables.write(tmp_path / "out", found)
   page = Page((tmp_path / "out" / "results.html").read_text())
   assert value in page.texts and f"{value}: targets and predictions" in page.labels

@@ -14,7 +14,7 @@ from t5x_like.file_names import shown
 PAD_ID, EOS_ID, UNK_ID = 0, 1, 2
 T5_EXTRA_IDS = 100
 BYT5_EXTRA_IDS = 125
-MOST_EXTRA_IDS = 2**16
+MOST_EXTRA_IDS = 2**18
 SPECIAL = ("mask", "cls", "sep", "bos")  # in the order of the sentinels that replace them, see `special`
 SPELLINGS = {
   "mask": ("[MASK]", "<mask>"),
