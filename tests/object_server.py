@@ -58,12 +58,16 @@ class Server:
 
 
 def environment(server: Server) -> dict[str, str]:
-  """The variables that make clients of Google Cloud Storage use the server."""
+  """Return the variables that make clients of Google's and of Amazon's storage use the server."""
   return {
     "STORAGE_EMULATOR_HOST": server.url,
     "TENSORSTORE_GCS_HTTP_URL": server.url,
     "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # asks Google what kind a bucket is
     "GCE_METADATA_ROOT": server.url.removeprefix("http://"),  # there are no credentials to be had
+    "AWS_ENDPOINT_URL": server.url,
+    "AWS_ACCESS_KEY_ID": "test",
+    "AWS_SECRET_ACCESS_KEY": "test",
+    "AWS_MAX_ATTEMPTS": "1",
   }
 
 

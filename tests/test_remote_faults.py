@@ -26,17 +26,8 @@ def server(tmp_path_factory):
     quick = {f"{driver}_request_retries": {"max_retries": 1} for driver in objects._DRIVERS}
     monkeypatch.setattr(objects, "_CONTEXT", quick)
     monkeypatch.setattr(objects, "_LOOK_SECONDS", 0)
-    for name, value in {
-      "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # asks Google what kind a bucket is
-      "T5X_LIKE_RETRY_SECONDS": "1",
-      "STORAGE_EMULATOR_HOST": server.url,
-      "TENSORSTORE_GCS_HTTP_URL": server.url,
-      "GCE_METADATA_ROOT": server.url.removeprefix("http://"),  # there are no credentials to be had
-      "AWS_ENDPOINT_URL": server.url,
-      "AWS_ACCESS_KEY_ID": "test",
-      "AWS_SECRET_ACCESS_KEY": "test",
-      "AWS_MAX_ATTEMPTS": "1",
-    }.items():
+    retry = {"T5X_LIKE_RETRY_SECONDS": "1"}
+    for name, value in (object_server.environment(server) | retry).items():
       monkeypatch.setenv(name, value)
     yield server
 

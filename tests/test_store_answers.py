@@ -60,17 +60,8 @@ def server(tmp_path_factory):
     monkeypatch.setattr(remote_files, "PATIENCE_SECONDS", 2)
     quick = types.SimpleNamespace(sleep=lambda seconds: asyncio.sleep(seconds / 10_000))
     monkeypatch.setattr("gcsfs.retry.asyncio", quick)  # its waits between attempts
-    for name, value in {
-      "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # asks Google what kind a bucket is
-      "T5X_LIKE_RETRY_SECONDS": "0.01",
-      "STORAGE_EMULATOR_HOST": server.url,
-      "TENSORSTORE_GCS_HTTP_URL": server.url,
-      "GCE_METADATA_ROOT": server.url.removeprefix("http://"),  # there are no credentials to be had
-      "AWS_ENDPOINT_URL": server.url,
-      "AWS_ACCESS_KEY_ID": "test",
-      "AWS_SECRET_ACCESS_KEY": "test",
-      "AWS_MAX_ATTEMPTS": "1",
-    }.items():
+    retry = {"T5X_LIKE_RETRY_SECONDS": "0.01"}
+    for name, value in (object_server.environment(server) | retry).items():
       monkeypatch.setenv(name, value)
     yield server
 
