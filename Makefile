@@ -29,7 +29,7 @@ test-howtos: $(VENV)/.ready
 # Preparation on a Dask cluster and into an S3 server, both of this machine; they are installed for it alone.
 test-services: $(VENV)/.ready
 	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-services.txt
-	$(RUN) -m pytest -m services $(PYTEST) tests/data tests/test_store_answers.py tests/test_remote_faults.py
+	$(RUN) -m pytest -m services $(PYTEST) tests/corpora tests/store tests/files
 
 # Hostile configs and files, hundreds of each kind; make test runs a few of each.
 test-fuzz: $(VENV)/.ready

@@ -19,7 +19,7 @@ if __package__ in (None, ""):
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
 from t5x_like.errors import TransientError, UserError, door, is_transient, one_line
-from t5x_like.storage import Storage, directory
+from t5x_like.files.storage import Storage, directory
 
 _SIZE = 1024
 _LINK_BYTES = 2**26  # of the all-reduce, a device
@@ -122,7 +122,7 @@ def main(argv: list[str] | None = None) -> None:
   # Each process finds what is wrong with its own host before it waits for the others.
   found = [check_disk(args.free_gigabytes), check_workdir(args.workdir)]
 
-  from t5x_like.training import process
+  from t5x_like.runtime import process
 
   process.prepare()
   found += [check_devices(), check_links(args.devices)]

@@ -23,7 +23,7 @@ class Corpus:
   """The source of a task's token store, if the recipe names no `store`. Any task on running text takes these arguments.
 
   Attributes:
-    source: the documents' origin, `FORMAT:REST`; see `data/sources/__init__.py`.
+    source: the documents' origin, `FORMAT:REST`; see `corpora/sources/__init__.py`.
     vocabulary: a vocabulary's directory, a SentencePiece model, a `tokenizer.json`, or `bytes`.
     text_field: the field that holds a document's text.
     data_dir: the directory of prepared TensorFlow datasets, present or future.

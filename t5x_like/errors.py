@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from t5x_like import answers
-from t5x_like.answers import Kind, chain
+from t5x_like.files import answers
+from t5x_like.files.answers import Kind, chain
 
 EXIT_BUG = 1
 EXIT_USER_ERROR = 2

@@ -7,11 +7,12 @@ each input, or decoded samples; runs on images also write pictures. Groups name 
 t5x_like/training/evaluation.py.
 
 With --suite it fine-tunes the checkpoint, the newest or the one given by --step, on every task of
-t5x_like/suites/NAME.py and prints one table. --output also holds it as results.json, results.md and results.html, with
-files for the leaderboard. --config.KEY=VALUE then change the fine-tuning recipe. The same command continues a suite
-that was stopped. --suite=glue,tags,text makes one table of three suites, and --workdir=runs/bert,runs/t5 gives each
-task to the first run that can learn it. --compare=DIR adds the differences from another table of the same suites, such
-as one made --from_scratch, to all of these and, in a local workdir, to report.html. With a workdir at an address
+t5x_like/benchmarks/suites/NAME.py and prints one table. --output also holds it as results.json, results.md and
+results.html, with files for the leaderboard. --config.KEY=VALUE then change the fine-tuning recipe. The same command
+continues a suite that was stopped. --suite=glue,tags,text makes one table of three suites, and
+--workdir=runs/bert,runs/t5 gives each task to the first run that can learn it. --compare=DIR adds the differences
+from another table of the same suites, such as one made --from_scratch, to all of these and, in a local workdir, to
+report.html. With a workdir at an address
 (gs://…), --output is required. A flag that has no meaning with, or without, --suite is refused.
 
 --questions='lm_eval/*.jsonl.gz' adds questions to the first run that holds a decoder or an encoder-decoder, asked
@@ -24,9 +25,10 @@ import functools
 import json
 import pathlib
 
-from t5x_like import command_line, slots, suites
+from t5x_like import command_line, slots
+from t5x_like.benchmarks import suites
 from t5x_like.errors import UserError, door
-from t5x_like.storage import directory, is_remote
+from t5x_like.files.storage import directory, is_remote
 
 _QUESTIONS, _AT_ONCE = "questions", 32
 _OF_SUITES = (  # flags that have no meaning without --suite
@@ -77,7 +79,10 @@ def main(argv: list[str]) -> None:
     return _suite(args, overrides)
 
   from t5x_like.data import cache
-  from t5x_like.training import assembly, pictures, process, trained, workdir, writable
+  from t5x_like.files import writable
+  from t5x_like.report import pictures
+  from t5x_like.runtime import process
+  from t5x_like.training import assembly, trained, workdir
   from t5x_like.training.evaluation import Evaluation
 
   process.prepare()
@@ -131,7 +136,9 @@ def _flags(names: list[str]) -> str:
 
 def _suite(args, overrides: list[str]) -> None:
   """Run a suite and print its table."""
-  from t5x_like.training import compile_cache, process, report, suite, suite_tables
+  from t5x_like.benchmarks import suite, tables
+  from t5x_like.report import page
+  from t5x_like.runtime import compile_cache, process
 
   names, workdirs = args.suite.split(","), [directory(word) for word in args.workdir.split(",")]
   try:
@@ -163,17 +170,19 @@ def _suite(args, overrides: list[str]) -> None:
     step=args.step,
   )
   others = {_QUESTIONS: _asked(args, output / _QUESTIONS, workdirs)} if args.questions else {}
-  process.say(suite_tables.markdown(suite.run(names, options, others)))
+  process.say(tables.markdown(suite.run(names, options, others)))
   if args.compare and process.first() and not is_remote(workdirs[0]):
-    report.write_report(workdirs[0])
+    page.write_report(workdirs[0])
 
 
 def _asked(args, output: pathlib.Path, workdirs: list[str]):
   """What asks the files of --questions, all read by now: a function that gives results as a suite does. What is in
   `<output>/<file>.json`, asked in the same way, is not asked again."""
+  from t5x_like.benchmarks import suite
   from t5x_like.inference import questions
   from t5x_like.parallel import distributed
-  from t5x_like.training import process, suite, trained, workdir
+  from t5x_like.runtime import process
+  from t5x_like.training import trained, workdir
 
   if args.from_scratch:
     raise UserError("--questions: a model from scratch has learned nothing to be asked; leave out --from_scratch")

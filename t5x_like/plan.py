@@ -11,8 +11,9 @@ Exit codes: 0 it fits, 5 it does not or the compiler failed, 2 an error that one
 
 import json
 
-from t5x_like import command_line, outputs
+from t5x_like import command_line
 from t5x_like.errors import UserError, door
+from t5x_like.files import outputs
 
 EXIT_DOES_NOT_FIT = 5
 _STEPS = ("train", "eval", "decode")

@@ -42,8 +42,9 @@ import contextlib
 import sys
 from typing import Any
 
-from t5x_like import command_line, outputs
+from t5x_like import command_line
 from t5x_like.errors import UserError, door
+from t5x_like.files import outputs
 
 LONGEST = "the most tokens to generate (default: the length of training targets; decoders up to 64)"
 GENERATION = (
@@ -91,7 +92,7 @@ def main(argv: list[str]) -> None:
   import jax
 
   from t5x_like.inference import texts
-  from t5x_like.training import process
+  from t5x_like.runtime import process
 
   process.prepare()
   if args.input == "-" and jax.process_count() > 1:
@@ -109,11 +110,11 @@ def _answers(args, overrides: list[str]) -> list[dict[str, Any]]:
   """Return an answer for each line or image; refuse bad input before reading parameters."""
   import jax
 
-  from t5x_like import models, slots
-  from t5x_like.data import vocabularies
+  from t5x_like import models, slots, vocabularies
   from t5x_like.inference import image_texts, images, predictors, texts
   from t5x_like.rows import Runner
-  from t5x_like.training import assembly, process, trained
+  from t5x_like.runtime import process
+  from t5x_like.training import assembly, trained
 
   config, identity = trained.open_config(args.workdir, args.config, overrides)
   needs = slots.find("config.model.name", config.model.name, models, "Model").NEEDS

@@ -9,7 +9,7 @@ import argparse
 from t5x_like import command_line, recipes
 from t5x_like import config as config_lib
 from t5x_like.errors import UserError, door
-from t5x_like.training.huge_pages import use_huge_pages
+from t5x_like.runtime.huge_pages import use_huge_pages
 
 
 @door
@@ -26,7 +26,8 @@ def main(argv: list[str]) -> None:
     raise UserError(f"--profile={args.profile}: the run ends at step {config.total_steps}; name steps before that")
 
   from t5x_like.data import cache
-  from t5x_like.training import assembly, compile_cache, imported, process
+  from t5x_like.runtime import compile_cache, process
+  from t5x_like.training import assembly, imported
 
   process.prepare()
   cache.use(args.workdir)

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from t5x_like.data.store.writer import TokenStoreWriter
-from t5x_like.data.vocabularies import ByteVocabulary
+from t5x_like.store.writer import TokenStoreWriter
+from t5x_like.vocabularies import ByteVocabulary
 
 SIZE, SENTINELS = 40_000, 1_000
 FIRST = 3  # the id of token 0 of the stream; token i is FIRST + i

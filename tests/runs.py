@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 import tests.recipes.nano  # noqa: F401 -- the variant that the runs are of
-from t5x_like.training.writer import read_metrics
+from t5x_like.report.writer import read_metrics
 
 REPO = pathlib.Path(__file__).resolve().parents[1]
 NANO = "tests/recipes/nano.py"
@@ -135,9 +135,9 @@ def steps(workdir) -> list[int]:
 
 def restored(workdir, step: int) -> dict[str, np.ndarray]:
   """Every tensor of a checkpoint, parameters and optimizer state, by name."""
+  from t5x_like.checkpoints.manager import Checkpoints
+  from t5x_like.checkpoints.manifest import flatten
   from t5x_like.training import assembly, trained
-  from t5x_like.training.checkpoint import Checkpoints
-  from t5x_like.training.checkpoint_manifest import flatten
   from t5x_like.training.state import to_tree
 
   config, _ = trained.open_config(str(workdir), None, [])

@@ -6,9 +6,9 @@ import shutil
 
 import numpy as np
 
-from t5x_like.data.store.reader import TokenStore
-from t5x_like.data.store.writer import TokenStoreWriter
-from t5x_like.data.vocabularies import ByteVocabulary
+from t5x_like.store.reader import TokenStore
+from t5x_like.store.writer import TokenStoreWriter
+from t5x_like.vocabularies import ByteVocabulary
 
 
 def write(path, documents, vocabulary=None, **kwargs):

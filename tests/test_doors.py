@@ -14,11 +14,11 @@ import pytest
 
 from launch import local
 from t5x_like import data, evaluate, predict, train
-from t5x_like.data.store import builtin
-from t5x_like.data.store.writer import TokenStoreWriter
-from t5x_like.data.vocabularies import ByteVocabulary
-from t5x_like.training import checkpoint_manifest
+from t5x_like.checkpoints import manifest as checkpoint_manifest
+from t5x_like.store import builtin
+from t5x_like.store.writer import TokenStoreWriter
 from t5x_like.training import workdir as workdirs
+from t5x_like.vocabularies import ByteVocabulary
 from tests.runs import NANO, REPO, environment, steps
 from tests.runs import train as command
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import more
-from t5x_like import evals, evaluate, predict, slots, train
-from t5x_like.data import loader, vocabularies
+from t5x_like import evals, evaluate, predict, slots, train, vocabularies
+from t5x_like.data import loader
 from t5x_like.data import task as tasks
 from t5x_like.evals import Setting, loss, span_infilling
 from t5x_like.inference import generation
+from t5x_like.report.writer import read_metrics
 from t5x_like.training import assembly
 from t5x_like.training import trained as trained_run
-from t5x_like.training.writer import read_metrics
 from tests.runs import NANO
 
 pytestmark = pytest.mark.usefixtures("compiled")

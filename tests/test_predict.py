@@ -13,9 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5x_like import predict, recipes, rows, train
+from t5x_like import predict, recipes, rows, train, vocabularies
 from t5x_like.data import task as tasks
-from t5x_like.data import vocabularies
 from t5x_like.decoding.beam_search import GnmtPenalty, beam_search
 from t5x_like.decoding.generate import greedy
 from t5x_like.decoding.sampling import MinLength

@@ -12,8 +12,8 @@ from t5x_like import config as config_lib
 from t5x_like import laptop, models, recipes, slots, train
 from t5x_like.errors import UserError
 from t5x_like.nn import params
+from t5x_like.report.writer import read_metrics
 from t5x_like.training import assembly
-from t5x_like.training.writer import read_metrics
 
 pytestmark = pytest.mark.usefixtures("compiled")
 

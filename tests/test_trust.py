@@ -11,8 +11,8 @@ import pytest
 
 from t5x_like import config as config_lib
 from t5x_like import evaluate, predict, recipes, train, trust
-from t5x_like.data.prepare.cleaning import C4
-from t5x_like.data.sources import open_source
+from t5x_like.corpora.cleaning import C4
+from t5x_like.corpora.sources import open_source
 from t5x_like.errors import UserError
 from tests.recipes import nano
 from tools import convert_hf, few_shot, inspect_data

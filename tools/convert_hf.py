@@ -13,10 +13,11 @@ import dataclasses
 import functools
 import pathlib
 
-from t5x_like import checked_json, command_line, recipes
+from t5x_like import command_line, recipes
 from t5x_like.errors import UserError, door
-from t5x_like.storage import directory
-from t5x_like.training.huge_pages import use_huge_pages
+from t5x_like.files import checked_json
+from t5x_like.files.storage import directory
+from t5x_like.runtime.huge_pages import use_huge_pages
 
 
 @door
@@ -61,10 +62,11 @@ def _is_workdir(path: str) -> bool:
 
 
 def _export(workdir: str, output: str, step: int | None, dtype: str | None) -> None:
-  from t5x_like.data import vocabularies
+  from t5x_like import vocabularies
   from t5x_like.interop import hf
   from t5x_like.nn import params
-  from t5x_like.training import assembly, process, trained
+  from t5x_like.runtime import process
+  from t5x_like.training import assembly, trained
 
   process.prepare()
   config, _ = trained.open_config(workdir, None, ['mesh={"data": -1}', "batch_size=65536", "accumulation_steps=1"])
@@ -79,12 +81,13 @@ def _export(workdir: str, output: str, step: int | None, dtype: str | None) -> N
 
 
 def _import(directory: str, workdir: str, recipe: str, overrides: list[str], sentinels: str | None) -> None:
+  from t5x_like.checkpoints.manager import Checkpoints
   from t5x_like.interop import hf
   from t5x_like.nn import params
-  from t5x_like.training import assembly, imported, process
+  from t5x_like.runtime import process
+  from t5x_like.runtime.environment import environment
+  from t5x_like.training import assembly, imported
   from t5x_like.training import workdir as workdirs
-  from t5x_like.training.checkpoint import Checkpoints
-  from t5x_like.training.environment import environment
   from t5x_like.training.state import init_state, to_tree
 
   process.prepare()
@@ -116,8 +119,8 @@ def _import(directory: str, workdir: str, recipe: str, overrides: list[str], sen
 
 def _vocabulary(config, directory: str, sentinels: str | None):
   """The vocabulary of the directory or, if it has none, that of the recipe's data."""
-  from t5x_like.data import vocabularies
-  from t5x_like.training import process
+  from t5x_like import vocabularies
+  from t5x_like.runtime import process
 
   if vocabularies.hugging_face.has_tokenizer(pathlib.Path(directory)):
     return vocabularies.load(directory, sentinels)

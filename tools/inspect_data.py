@@ -21,9 +21,10 @@ from ml_collections import ConfigDict
 from rich.console import Console
 from rich.text import Text
 
-from t5x_like import command_line, outputs, recipes
-from t5x_like.data.vocabularies import Vocabulary
+from t5x_like import command_line, recipes
 from t5x_like.errors import UserError, door
+from t5x_like.files import outputs
+from t5x_like.vocabularies import Vocabulary
 
 _COLOURS = ("cyan", "yellow", "green", "magenta", "blue", "red")
 _TOKENS = "_tokens"

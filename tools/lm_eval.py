@@ -10,9 +10,10 @@ import json
 import sys
 from typing import Any
 
-from t5x_like import command_line, outputs
+from t5x_like import command_line
 from t5x_like.errors import UserError, door
-from t5x_like.storage import directory
+from t5x_like.files import outputs
+from t5x_like.files.storage import directory
 
 _ROWS = 64  # in a batch
 
@@ -44,9 +45,9 @@ def model_class() -> type:
 
     def __init__(self, workdir: str, *, batch_size: int = _ROWS, longest: int | None = None, start: bool = False):
       super().__init__()
-      from t5x_like.data.vocabularies import start_id
       from t5x_like.inference import likelihood
       from t5x_like.training import trained
+      from t5x_like.vocabularies import start_id
 
       self._opened = trained.open_model(workdir, batch_size)
       self._vocabulary = self._opened.vocabulary
@@ -140,7 +141,7 @@ def model_class() -> type:
 
 def _around(vocabulary, both: bool) -> tuple[list[int], list[int]]:
   """The special ids before and after a context."""
-  from t5x_like.data.vocabularies import PublishedVocabulary, hugging_face, opening
+  from t5x_like.vocabularies import PublishedVocabulary, hugging_face, opening
 
   if isinstance(vocabulary, PublishedVocabulary):
     return hugging_face.around(vocabulary)

@@ -21,16 +21,16 @@ import pathlib
 import sys
 from typing import Any
 
-from t5x_like import file_names, trust
-from t5x_like.data import sources, vocabularies
-from t5x_like.data.objects import place
-from t5x_like.data.prepare import cleaning, duplicates, engines
-from t5x_like.data.prepare.documents import Documents
-from t5x_like.data.prepare.job import Job, Part, facts_hash, summary, whole_plan
-from t5x_like.data.store import reader
-from t5x_like.data.store.writer import SHARD_TOKENS
+from t5x_like import trust, vocabularies
+from t5x_like.corpora import cleaning, duplicates, engines, sources
+from t5x_like.corpora.documents import Documents
+from t5x_like.corpora.job import Job, Part, facts_hash, summary, whole_plan
 from t5x_like.errors import DamageError, TransientError, UserError, door, one_line
-from t5x_like.storage import directory
+from t5x_like.files import file_names
+from t5x_like.files.objects import place
+from t5x_like.files.storage import directory
+from t5x_like.store import reader
+from t5x_like.store.writer import SHARD_TOKENS
 
 
 def _plan(source: sources.Source, pairs: list[str], fraction: float) -> dict[str, Part]:
@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument(
     "--source",
     required=True,
-    help=f"where documents come from, FORMAT:REST; formats: {', '.join(sources.formats())} (t5x_like/data/sources)",
+    help=f"where documents come from, FORMAT:REST; formats: {', '.join(sources.formats())} (t5x_like/corpora/sources)",
   )
   parser.add_argument("--vocabulary", required=True, help="a vocabulary directory, a SentencePiece .model, or bytes")
   parser.add_argument(
@@ -139,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     default="",
     metavar="STEPS",
     help=f"of {', '.join(cleaning.STEPS)}, with commas: page filters, exact and near duplicates, "
-    "repeated three-sentence spans (t5x_like/data/prepare/cleaning.py; default: none)",
+    "repeated three-sentence spans (t5x_like/corpora/cleaning.py; default: none)",
   )
   parser.add_argument("--min_words", type=int, default=5, help="fewest words in a line, for c4 (default: %(default)s)")
   parser.add_argument("--min_sentences", type=int, default=3, help="fewest in a page, for c4 (default: %(default)s)")

@@ -14,11 +14,11 @@ import time
 from typing import Any
 
 from t5x_like import recipes
+from t5x_like.benchmarks import comparison
 from t5x_like.errors import UserError, door
-from t5x_like.storage import directory
-from t5x_like.training import suite_comparison
+from t5x_like.files.storage import directory
+from t5x_like.report.writer import read_metrics
 from t5x_like.training import workdir as workdirs
-from t5x_like.training.writer import read_metrics
 
 RECIPE = "configs/t5/quickstart.py"
 _TUNING_STEPS = 40  # of each task, after the recipe's steps of pretraining, which helps less with more labels
@@ -76,7 +76,7 @@ def _run(title: str, module: str, *arguments: str) -> None:
 
 
 def _fine_tune(workdir: str, data: pathlib.Path, pretraining: int, usual: int) -> dict[str, Any]:
-  """What `suite_comparison.compared` found of the model with and without pretraining."""
+  """What `comparison.compared` found of the model with and without pretraining."""
   steps = max(2, _TUNING_STEPS * pretraining // usual)
   values = _TUNING | {
     "schedule.warmup_steps": steps // 10,
@@ -97,7 +97,7 @@ def _fine_tune(workdir: str, data: pathlib.Path, pretraining: int, usual: int) -
     f"--output={scratch}",
   )
   _run("5/5 the same from the checkpoint", "t5x_like.evaluate", *suite, f"--output={output}", f"--compare={scratch}")
-  return suite_comparison.read(output)["compared"]
+  return comparison.read(output)["compared"]
 
 
 def _closing(workdir: str, train: list[str], table: dict[str, Any], seconds: float) -> None:
@@ -124,7 +124,7 @@ def _closing(workdir: str, train: list[str], table: dict[str, Any], seconds: flo
     What pretraining brings: the same model, fine-tuned alike from fresh weights and from the checkpoint, in percent of
     held-out examples.
 
-{suite_comparison.markdown(table)}
+{comparison.markdown(table)}
     report:      {workdir}/report.html
     checkpoints: {workdir}/checkpoints
 

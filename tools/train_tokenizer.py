@@ -8,9 +8,9 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from t5x_like.data.vocabularies import MASK_TOKENS, TokenizerVocabulary
-from t5x_like.data.vocabularies.tokenizer_json import SPECIAL_TOKENS
 from t5x_like.errors import UserError
+from t5x_like.vocabularies import MASK_TOKENS, TokenizerVocabulary
+from t5x_like.vocabularies.tokenizer_json import SPECIAL_TOKENS
 
 KINDS = ("wordpiece", "bytelevel_bpe")
 

@@ -24,9 +24,9 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from t5x_like.data import vocabularies
+from t5x_like import vocabularies
 from t5x_like.errors import UserError, door, one_line
-from t5x_like.storage import directory
+from t5x_like.files.storage import directory
 from tools import train_tokenizer
 
 RECORD = "training.json"
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     raise UserError(f"--lowercase: found it with --kind={options.kind}, expected wordpiece; lowercase the text first")
   if not 0.5 < options.character_coverage <= 1:
     raise UserError(f"--character_coverage: found {options.character_coverage}, expected a share above 0.5 and up to 1")
-  from t5x_like.data.prepare.documents import Documents
+  from t5x_like.corpora.documents import Documents
 
   documents = Documents(options.source, data_dir=options.data_dir, text_field=options.text_field)
   record = {
@@ -236,7 +236,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
   parser = argparse.ArgumentParser(
     prog="python -m tools.train_vocabulary", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  parser.add_argument("--source", required=True, help="FORMAT:REST, as jsonl:corpus/*.gz; see t5x_like/data/sources")
+  parser.add_argument("--source", required=True, help="FORMAT:REST, as jsonl:corpus/*.gz; see t5x_like/corpora/sources")
   parser.add_argument("--data_dir", help="where TensorFlow datasets are or will be prepared")
   parser.add_argument("--text_field", default="text", help="the key, feature or column of the text (default: text)")
   parser.add_argument("--split", default="train", help="the split to train on (default: train)")

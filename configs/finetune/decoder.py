@@ -13,9 +13,9 @@ full size here.
 
 from typing import Literal
 
-from t5x_like import suites
+from t5x_like.benchmarks import suites
+from t5x_like.benchmarks.suites import choices, glue, superglue
 from t5x_like.config import defaults
-from t5x_like.suites import choices, glue, superglue
 
 _TASKS = {
   f"{name}/{task}": benchmark

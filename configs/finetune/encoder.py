@@ -12,9 +12,9 @@ SST-2 93.5, CoLA 52.1. `python -m t5x_like.evaluate --suite=glue` runs a whole t
 
 from typing import Literal
 
-from t5x_like import suites
+from t5x_like.benchmarks import suites
+from t5x_like.benchmarks.suites import choices, docstrings, glue, squad, superglue, tags, xquad
 from t5x_like.config import defaults
-from t5x_like.suites import choices, docstrings, glue, squad, superglue, tags, xquad
 
 _TASKS = {
   f"{name}/{task}": benchmark

@@ -11,9 +11,9 @@ checkpoint on the dev set. Expected for T5 base (table 14): SST-2 95.2, CoLA 51.
 
 from typing import Literal
 
-from t5x_like import suites
+from t5x_like.benchmarks import suites
+from t5x_like.benchmarks.suites import docstrings, glue, squad, superglue, tags, text
 from t5x_like.config import defaults
-from t5x_like.suites import docstrings, glue, squad, superglue, tags, text
 
 _TASKS = {
   f"{name}/{task}": benchmark

@@ -8,8 +8,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from t5x_like import slots
-from t5x_like.data import tasks, vocabularies
+from t5x_like import slots, vocabularies
+from t5x_like.data import tasks
 from t5x_like.errors import UserError
 
 

@@ -14,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from t5x_like import config, file_names, slots
+from t5x_like import config, slots
 from t5x_like.data import tasks
 from t5x_like.data.features import Feature
 from t5x_like.data.preprocessors import own
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.store.reader import TokenStore
-from t5x_like.data.vocabularies import Vocabulary
+from t5x_like.files import file_names
+from t5x_like.store.reader import TokenStore
+from t5x_like.vocabularies import Vocabulary
 
 
 @dataclasses.dataclass(frozen=True)

@@ -82,7 +82,7 @@ class Evaluator:
     return _labelled.identified(row, example["record"], self._ids)
 
   def _by_question(self, scored: list[int], gold: list[int], given: list[int]) -> dict[str, float]:
-    from t5x_like.data.sources import value
+    from t5x_like.corpora.sources import value
 
     groups = collections.defaultdict(lambda: ([], []))
     for n, reference, prediction in zip(scored, gold, given):

@@ -116,14 +116,14 @@ class Evaluator:
 
   def _texts(self, example: dict[str, Any]) -> Sequence[str]:
     """Return the right texts of an example."""
-    from t5x_like.data.sources import value
+    from t5x_like.corpora.sources import value
 
     name = self._setting.task.name
     return texts_of(value(example["record"], self._references, name) if self._references else example["targets"])
 
   def _encode(self) -> tuple[list[list[int]], int]:
     """Encode the prompts; return their ids and how many were too long. A task's own ids are cut at the beginning."""
-    from t5x_like.data import vocabularies
+    from t5x_like import vocabularies
 
     vocabulary, truncated, rows = self._setting.task.vocabulary, 0, []
     room = self._longest - 1 if self._encoder else max(self._longest - self._new, 2)

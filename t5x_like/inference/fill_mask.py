@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t5x_like.data.vocabularies import special
-from t5x_like.data.vocabularies.protocol import SPELLINGS
 from t5x_like.errors import UserError
 from t5x_like.inference import masks
 from t5x_like.inference.texts import shown
 from t5x_like.rows import Runner, padded_length
+from t5x_like.vocabularies import special
+from t5x_like.vocabularies.protocol import SPELLINGS
 
 
 def options(flags: dict[str, Any]) -> dict[str, Any]:

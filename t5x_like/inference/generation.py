@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from t5x_like.data import vocabularies
+from t5x_like import vocabularies
 from t5x_like.data.supervised.chat import Chat, Message
 from t5x_like.decoding.sampling import MinLength
 from t5x_like.decoding.unrolled import for_decoding

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from t5x_like.corpora.sources import Skip
 from t5x_like.data.images import pictures
-from t5x_like.data.sources import Skip
 from t5x_like.errors import UserError, one_line
 from t5x_like.evals.detection import SHOWN, corners, likeliest, listed
 from t5x_like.nn import params

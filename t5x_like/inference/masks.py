@@ -3,8 +3,8 @@
 import re
 from collections.abc import Iterable
 
-from t5x_like.data import vocabularies
-from t5x_like.data.vocabularies import ByteVocabulary, Vocabulary
+from t5x_like import vocabularies
+from t5x_like.vocabularies import ByteVocabulary, Vocabulary
 
 
 def encode_pieces(vocabulary: Vocabulary, text: str) -> list[int]:

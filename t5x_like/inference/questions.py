@@ -9,13 +9,13 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from t5x_like.data.sources import Record, Skip, kind_of, open_source
-from t5x_like.data.vocabularies import start_id
+from t5x_like.corpora.sources import Record, Skip, kind_of, open_source
 from t5x_like.errors import UserError
 from t5x_like.inference import generation, strategies
 from t5x_like.inference.likelihood import Likelihood, Scored
 from t5x_like.metrics.answers import normalize_trivia_qa
 from t5x_like.metrics.numbers import final_number
+from t5x_like.vocabularies import start_id
 
 LETTERS = "ABCDE"
 _TEXTS = (str, "a string")

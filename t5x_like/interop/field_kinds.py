@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from t5x_like import slots
 from t5x_like.errors import UserError
-from t5x_like.file_names import shown
+from t5x_like.files.file_names import shown
 from t5x_like.slots import Condition
 
 MOST = 2**31 - 1  # the largest size, whatever the files hold

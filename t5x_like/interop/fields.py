@@ -3,7 +3,7 @@
 from typing import Any
 
 from t5x_like.errors import UserError
-from t5x_like.file_names import shown
+from t5x_like.files.file_names import shown
 from t5x_like.interop.field_kinds import check
 
 # Fields about training, generation, the tokenizer or the file itself, which do not affect logits.

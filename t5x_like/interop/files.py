@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import safetensors
 
-from t5x_like import checked_json, file_names
 from t5x_like.errors import UserError, one_line
+from t5x_like.files import checked_json, file_names
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAPPED_BYTES = 2**28  # bytes of a file that may stay in memory after being read

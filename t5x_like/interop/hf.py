@@ -19,16 +19,16 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from t5x_like import checked_json
 from t5x_like.architectures.design import Variant
-from t5x_like.data.vocabularies import hugging_face
 from t5x_like.errors import UserError, did_you_mean, one_line
-from t5x_like.file_names import shown
+from t5x_like.files import checked_json
+from t5x_like.files.file_names import shown
 from t5x_like.interop import families
 from t5x_like.interop.fields import Fields
 from t5x_like.interop.files import INDEX, WEIGHTS, Files, read_text
 from t5x_like.interop.mapping import Mapping
 from t5x_like.nn import params
+from t5x_like.vocabularies import hugging_face
 
 SHARD_BYTES = 5 * 10**9
 

@@ -17,16 +17,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from t5x_like import outputs, recipes, slots, trust
+from t5x_like import recipes, slots, trust
 from t5x_like.errors import UserError, one_line
+from t5x_like.files import outputs
 from t5x_like.nn import params
 from t5x_like.nn.cores._calls import cores_used
 from t5x_like.parallel.rules import rows_by_process
 from t5x_like.planning import hardware, minimum, products, search, steps
 from t5x_like.planning.collectives import Collective, collectives
 from t5x_like.planning.hlo import Program
+from t5x_like.runtime.environment import in_words
 from t5x_like.training import assembly, flops
-from t5x_like.training.environment import in_words
 
 _GIGA = 1e9
 _OFTEN = 4

@@ -20,9 +20,10 @@ from t5x_like.nn import lora, params, remat
 from t5x_like.nn.cores._calls import cores_used
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
+from t5x_like.runtime import process
+from t5x_like.runtime.environment import in_words
 from t5x_like.slots import AboveZero, Positive
-from t5x_like.training import evaluation, init_from, offload, phases, process, selection, teacher, tuning
-from t5x_like.training.environment import in_words
+from t5x_like.training import evaluation, init_from, offload, phases, selection, teacher, tuning
 from t5x_like.training.guard import GUARDS, Guard, skipping
 from t5x_like.training.optimizer import OPTIMIZERS, bounded, layerwise
 from t5x_like.training.schedule import SCHEDULES, Schedule
@@ -275,7 +276,7 @@ def with_tokens(config: ConfigDict, vocabulary) -> ConfigDict:
   Raises:
     UserError: the config has ids by which the model would read the data wrongly.
   """
-  from t5x_like.data.vocabularies import start_id  # the step is built without the data system
+  from t5x_like.vocabularies import start_id  # the step is built without the data system
 
   if "tokens" not in config.model:
     return config

@@ -25,11 +25,12 @@ import jax
 from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
-from t5x_like import evals, file_names, slots
+from t5x_like import evals, slots
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.evals import Setting
+from t5x_like.files import file_names
 from t5x_like.parallel.rules import local_rows
-from t5x_like.training import process
+from t5x_like.runtime import process
 
 
 def instance(*, name: str, task: dict = {}, split: str | None = None):  # noqa: B006 (never written to)

@@ -14,7 +14,7 @@ from t5x_like.nn.attention import CAUSAL
 from t5x_like.nn.cores._calls import replaced_by
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.objectives._cross_entropy import COLUMNS
-from t5x_like.training import compile_cache
+from t5x_like.runtime import compile_cache
 
 # Peak dense 16-bit FLOP/s of one jax device, from the vendors' data sheets, by the start of `device_kind`.
 _PEAK = {

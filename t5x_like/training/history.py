@@ -7,7 +7,7 @@ import pathlib
 from typing import Any
 
 from t5x_like.errors import UserError
-from t5x_like.training import lines
+from t5x_like.files import lines
 
 FILE = "history.jsonl"
 Rows = list[dict[str, Any]]

@@ -11,7 +11,7 @@ import t5x_like.models
 from t5x_like import data, slots, trust
 from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError, one_line
-from t5x_like.storage import Storage
+from t5x_like.files.storage import Storage
 from t5x_like.training import workdir as workdirs
 
 FILE = "imported.json"

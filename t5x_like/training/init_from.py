@@ -22,7 +22,7 @@ from t5x_like import slots
 from t5x_like.architectures.chosen import variant_of
 from t5x_like.errors import UserError, one_line
 from t5x_like.nn import lora, params
-from t5x_like.training import process
+from t5x_like.runtime import process
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.state import TrainState
 
@@ -85,7 +85,7 @@ def inherited(config: ConfigDict) -> ConfigDict:
     if found.task.get("vocabulary") is None:
       found.task.vocabulary = vocabulary
     else:
-      from t5x_like.data import vocabularies
+      from t5x_like import vocabularies
 
       _same(vocabularies.load(found.task.vocabulary), found.task.vocabulary, directory)
   return found
@@ -109,7 +109,7 @@ def check_vocabulary(config: ConfigDict, vocabulary) -> None:
 
 
 def _same(vocabulary, ours: str, directory: str) -> None:
-  from t5x_like.data import vocabularies
+  from t5x_like import vocabularies
 
   theirs = str(pathlib.Path(directory) / "vocabulary")
   if vocabulary.fingerprint != vocabularies.load(theirs).fingerprint:

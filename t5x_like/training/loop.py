@@ -5,11 +5,11 @@ from collections.abc import Iterator
 
 import jax
 
-from t5x_like.training import process
+from t5x_like.checkpoints.save_times import SaveTimes
+from t5x_like.runtime import process
 from t5x_like.training.guard import RolledBack
 from t5x_like.training.preemption import StopRequest, saving
 from t5x_like.training.run import Run
-from t5x_like.training.save_times import SaveTimes
 
 
 def train(run: Run, *, profile: range | None = None) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from t5x_like.runtime.stragglers import Stragglers
 from t5x_like.training.compilation import Cost
-from t5x_like.training.stragglers import Stragglers
 
 
 class Goodput:

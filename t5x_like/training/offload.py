@@ -5,10 +5,9 @@ import dataclasses
 import jax
 import optax
 
+from t5x_like.checkpoints.copies import HOST
 from t5x_like.errors import UserError
 from t5x_like.training.state import TrainState
-
-HOST = "pinned_host"
 
 
 def check_memory(key: str, mesh: jax.sharding.Mesh) -> None:

@@ -11,19 +11,20 @@ import jax
 from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
+from t5x_like.checkpoints.manager import Checkpoints
+from t5x_like.checkpoints.manifest import flatten
 from t5x_like.errors import UserError
+from t5x_like.files.storage import is_remote
 from t5x_like.parallel import distributed
-from t5x_like.storage import is_remote
-from t5x_like.training import assembly, history, imported, init_from, phases, process, selection, sizes, teacher
+from t5x_like.report.writer import read_metrics
+from t5x_like.runtime import process
+from t5x_like.runtime.environment import environment
+from t5x_like.training import assembly, history, imported, init_from, phases, selection, sizes, teacher
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.assembly import Parts
-from t5x_like.training.checkpoint import Checkpoints
-from t5x_like.training.checkpoint_manifest import flatten
-from t5x_like.training.environment import environment
 from t5x_like.training.evaluation import Evaluation
 from t5x_like.training.meter import Goodput
 from t5x_like.training.state import TrainState, from_tree, init_state, to_tree
-from t5x_like.training.writer import read_metrics
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,8 +21,9 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
-from t5x_like import file_names, slots
+from t5x_like import slots
 from t5x_like.errors import UserError
+from t5x_like.files import file_names
 from t5x_like.slots import Positive
 
 

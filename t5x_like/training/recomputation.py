@@ -5,9 +5,9 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from t5x_like.checkpoints.fingerprint import fingerprints
+from t5x_like.checkpoints.manifest import flatten
 from t5x_like.errors import TransientError
-from t5x_like.training.checkpoint_manifest import flatten
-from t5x_like.training.fingerprint import fingerprints
 from t5x_like.training.state import TrainState, to_tree
 
 _copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))

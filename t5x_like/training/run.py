@@ -10,23 +10,26 @@ from typing import NoReturn
 import jax
 from ml_collections import ConfigDict
 
+from t5x_like.files import writable
+from t5x_like.files.remote_workdir import Mirror
+from t5x_like.files.storage import directory, is_remote
 from t5x_like.nn import params
 from t5x_like.parallel import distributed
 from t5x_like.parallel.rules import from_local_rows, local_rows, sharding_table
-from t5x_like.storage import directory, is_remote
-from t5x_like.training import history, init_from, opening, phases, pictures, process, writable
+from t5x_like.report import pictures
+from t5x_like.report.page import write_report
+from t5x_like.report.writer import MetricsWriter, read_metrics, set_aside
+from t5x_like.runtime import process
+from t5x_like.runtime.watchdog import Watchdog
+from t5x_like.training import history, init_from, opening, phases
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.compilation import compile_step
 from t5x_like.training.evaluation import Group
 from t5x_like.training.guard import RolledBack, stopped, target, told
 from t5x_like.training.meter import Meter
 from t5x_like.training.recomputation import computed_twice
-from t5x_like.training.remote_workdir import Mirror
-from t5x_like.training.report import write_report
 from t5x_like.training.selection import FOLDER, Selection
 from t5x_like.training.state import to_tree
-from t5x_like.training.watchdog import Watchdog
-from t5x_like.training.writer import MetricsWriter, read_metrics, set_aside
 
 _FOLDERS = ("checkpoints", "logs", "pictures", "profile", "samples", FOLDER)  # that a run writes to
 

@@ -12,10 +12,10 @@ from typing import Any, Literal
 from ml_collections import ConfigDict
 
 from t5x_like import slots
+from t5x_like.checkpoints.manager import Checkpoints
+from t5x_like.checkpoints.manifest import nest
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.slots import Positive
-from t5x_like.training.checkpoint import Checkpoints
-from t5x_like.training.checkpoint_manifest import nest
 
 FOLDER = "best"
 _SMALLER = ("loss", "perplexity")  # of metrics that a run selects by the least of

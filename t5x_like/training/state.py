@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from t5x_like.checkpoints.manifest import flatten, nest
 from t5x_like.nn import params
 from t5x_like.parallel.rules import Rules
 from t5x_like.training import guard, optimizer_names
-from t5x_like.training.checkpoint_manifest import flatten, nest
 from t5x_like.training.optimizer import state_axes
 
 

@@ -15,7 +15,7 @@ from ml_collections import ConfigDict
 from t5x_like import slots
 from t5x_like.data.images.pictures import MEAN, STD
 from t5x_like.errors import UserError
-from t5x_like.training import process
+from t5x_like.runtime import process
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.state import TrainState
 
@@ -65,7 +65,7 @@ def check(config: ConfigDict, vocabulary) -> None:
   saved = workdirs.read(directory) if directory not in (None, RANDOM) else None
   if saved is None:
     return
-  from t5x_like.data import vocabularies
+  from t5x_like import vocabularies
 
   theirs = vocabularies.load(f"{directory}/vocabulary")
   if theirs.fingerprint != vocabulary.fingerprint:

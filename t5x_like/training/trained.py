@@ -10,6 +10,8 @@ from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
 from t5x_like import recipes
+from t5x_like.checkpoints.manager import Checkpoints
+from t5x_like.checkpoints.manifest import flatten
 from t5x_like.data import features
 from t5x_like.errors import UserError
 from t5x_like.nn import lora, params
@@ -19,8 +21,6 @@ from t5x_like.rows import Runner
 from t5x_like.training import imported
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.assembly import Parts
-from t5x_like.training.checkpoint import Checkpoints
-from t5x_like.training.checkpoint_manifest import flatten
 from t5x_like.training.state import to_tree
 
 _LENGTHS = ("n_positions", "max_position_embeddings", "n_ctx", "max_seq_len")  # keys of config.json
@@ -132,8 +132,9 @@ def open_model(workdir: str, batch_size: int, step: int | None = None) -> Opened
   Raises:
     UserError: there is no run and no such checkpoint or model, or its vocabulary is another.
   """
-  from t5x_like.data import vocabularies
-  from t5x_like.training import assembly, process
+  from t5x_like import vocabularies
+  from t5x_like.runtime import process
+  from t5x_like.training import assembly
 
   process.prepare()
   if _is_published(workdir):
@@ -160,7 +161,7 @@ def _is_published(directory: str) -> bool:
 
 
 def _open_published(directory: str, batch_size: int) -> Opened:
-  from t5x_like.data import vocabularies
+  from t5x_like import vocabularies
   from t5x_like.interop import hf
 
   if not vocabularies.hugging_face.has_tokenizer(pathlib.Path(directory)):

@@ -8,10 +8,11 @@ import pathlib
 from typing import IO, Any
 
 from t5x_like import config as config_lib
-from t5x_like import data, file_names, trust
+from t5x_like import data, trust
 from t5x_like.errors import TransientError, UserError, one_line
-from t5x_like.lease import Lease
-from t5x_like.storage import Storage, is_remote
+from t5x_like.files import file_names
+from t5x_like.files.lease import Lease
+from t5x_like.files.storage import Storage, is_remote
 from t5x_like.training import history
 
 FILE = "config.json"

@@ -14,9 +14,9 @@ from t5x_like.data.preprocessors import bart, named_spans
 from t5x_like.data.preprocessors.salient_spans import dates_numbers_and_names
 from t5x_like.data.preprocessors.sentences import Sentences
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.store.writer import TokenStoreWriter
-from t5x_like.data.vocabularies import ByteVocabulary
 from t5x_like.errors import UserError
+from t5x_like.store.writer import TokenStoreWriter
+from t5x_like.vocabularies import ByteVocabulary
 from tools import train_tokenizer
 
 VOCABULARY, MASK = ByteVocabulary(), 383

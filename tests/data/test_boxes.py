@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from t5x_like.corpora.sources import open_source
 from t5x_like.data import box_augmentations, loader, task
 from t5x_like.data.box_augmentations import crop, flip, resize, scale_jitter
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.sources import open_source
 from t5x_like.errors import UserError
 
 Y, X = 40, 60

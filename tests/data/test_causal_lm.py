@@ -8,8 +8,8 @@ from t5x_like.data import loader, task
 from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.tasks.prefix_lm import split_at
-from t5x_like.data.vocabularies import ByteVocabulary, start_id
 from t5x_like.errors import UserError
+from t5x_like.vocabularies import ByteVocabulary, start_id
 
 LENGTH, EXAMPLES = 24, 40
 

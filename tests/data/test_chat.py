@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from t5x_like.data import features, loader, task, vocabularies
+from t5x_like import vocabularies
+from t5x_like.data import features, loader, task
 from t5x_like.data.supervised.chat import TEMPLATES, Chat, Message
 from t5x_like.errors import UserError
 

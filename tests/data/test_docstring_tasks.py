@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from t5x_like.data.sources import open_source
-from t5x_like.data.sources._docstrings import benchmark
+from t5x_like.benchmarks.suites.docstrings import SUITE
+from t5x_like.corpora.sources import open_source
+from t5x_like.corpora.sources._docstrings import benchmark
 from t5x_like.errors import UserError
-from t5x_like.suites.docstrings import SUITE
 
 GOOGLE = """Return the mean.
 

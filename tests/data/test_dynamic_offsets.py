@@ -11,9 +11,9 @@ import more
 from t5x_like import recipes
 from t5x_like.data import loader, task
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.store import windows
-from t5x_like.data.store.windows import Windows
 from t5x_like.errors import UserError
+from t5x_like.store import windows
+from t5x_like.store.windows import Windows
 from t5x_like.training import workdir
 
 TOKENS, LENGTH, SEED = 1_003, 50, 3

@@ -11,8 +11,9 @@ from flax import nnx
 from scipy import special
 
 import tiny
+from t5x_like import vocabularies
 from t5x_like.architectures.design import Variant
-from t5x_like.data import loader, task, vocabularies
+from t5x_like.data import loader, task
 from t5x_like.errors import UserError
 from t5x_like.models import bert
 from t5x_like.nn.dims import Dims

@@ -10,8 +10,8 @@ from PIL import Image
 from t5x_like.data import loader
 from t5x_like.data.images import checking, prompts, store
 from t5x_like.data.task import build
-from t5x_like.data.vocabularies import ByteVocabulary
 from t5x_like.errors import UserError
+from t5x_like.vocabularies import ByteVocabulary
 
 COLORS = [(250, 10, 10), (10, 250, 10), (10, 10, 250)]
 

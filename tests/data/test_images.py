@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from t5x_like.corpora.sources import open_source
 from t5x_like.data import loader, task
 from t5x_like.data.box_augmentations import _sizes
 from t5x_like.data.images import checking, examples, pictures, store
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.sources import open_source
 from t5x_like.errors import UserError
 
 NOISE = np.random.default_rng(0).integers(0, 256, (9, 7, 3)).astype(np.uint8)
@@ -274,7 +274,7 @@ def test_bad_arguments_are_one_line(tmp_path):
 
 
 def test_classes_are_saved_and_read_again(tmp_path):
-  from t5x_like.data import vocabularies
+  from t5x_like import vocabularies
 
   names = vocabularies.LabelVocabulary(("cat", "dög"))
   names.save(tmp_path / "v")

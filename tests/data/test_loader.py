@@ -11,9 +11,9 @@ import pytest
 
 import more
 from t5x_like.data import loader, task
-from t5x_like.data.store.writer import TokenStoreWriter
-from t5x_like.data.vocabularies import ByteVocabulary
 from t5x_like.errors import UserError
+from t5x_like.store.writer import TokenStoreWriter
+from t5x_like.vocabularies import ByteVocabulary
 
 WINDOW = 70  # of 64 inputs
 EXAMPLES = 53

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t5x_like.data import features, loader, task, vocabularies
+from t5x_like import vocabularies
+from t5x_like.data import features, loader, task
 from t5x_like.errors import UserError
 from t5x_like.objectives.multiple_choice import Objective
 

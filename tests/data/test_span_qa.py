@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from t5x_like.data import loader, task, vocabularies
+from t5x_like import vocabularies
+from t5x_like.data import loader, task
 from t5x_like.data.supervised import encoder_inputs
 from t5x_like.data.tasks import span_qa
 from tools import train_tokenizer, train_vocabulary

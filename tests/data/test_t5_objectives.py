@@ -10,9 +10,9 @@ from t5x_like.data.preprocessors import noise
 from t5x_like.data.preprocessors.span_corruption import SpanCorruption
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.tasks import denoising
-from t5x_like.data.vocabularies import ByteVocabulary
-from t5x_like.data.vocabularies.protocol import top
 from t5x_like.errors import UserError
+from t5x_like.vocabularies import ByteVocabulary
+from t5x_like.vocabularies.protocol import top
 
 SIZE, LENGTH, EXAMPLES = corpora.SIZE, 40, 50
 STYLES = ("bert_style", "mass_style", "replace_spans", "drop_tokens", "deshuffling")

@@ -13,9 +13,10 @@ import pytest
 import tokenizers
 
 import tiny
+from t5x_like import vocabularies
 from t5x_like.architectures.design import Variant
-from t5x_like.data import loader, task, vocabularies
-from t5x_like.data.sources import check_split, open_source
+from t5x_like.corpora.sources import check_split, open_source
+from t5x_like.data import loader, task
 from t5x_like.data.supervised.templates import Template
 from t5x_like.errors import DamageError, UserError
 from t5x_like.models import t5

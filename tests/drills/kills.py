@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import psutil
 
-from t5x_like.training.writer import read_metrics
+from t5x_like.report.writer import read_metrics
 from tests.runs import Process, lines, losses, saving
 
 MARK = "T5X_LIKE_DRILL"  # in the environment of all that a drill starts

@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from t5x_like.training.writer import read_metrics
+from t5x_like.report.writer import read_metrics
 from tests.drills.moments import killed_at
 from tests.runs import assert_same_bits, losses, run, train
 

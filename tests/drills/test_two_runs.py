@@ -7,7 +7,7 @@ import pytest
 
 import tests.recipes.nano_decoder  # noqa: F401 -- evaluation here knows the variant
 from t5x_like import evaluate, predict
-from t5x_like.training.writer import read_metrics
+from t5x_like.report.writer import read_metrics
 from tests import object_server
 from tests.runs import Process, assert_same_bits, lines, losses, run, train
 

@@ -12,13 +12,13 @@ from t5x_like import evals, recipes, slots
 from t5x_like.data import loader
 from t5x_like.data import task as tasks
 from t5x_like.data.supervised import encoder_inputs
-from t5x_like.data.vocabularies import load
 from t5x_like.decoding.generate import greedy
 from t5x_like.errors import UserError
 from t5x_like.evals import Setting
 from t5x_like.metrics.squad import Answers
 from t5x_like.nn import params
 from t5x_like.training import assembly
+from t5x_like.vocabularies import load
 
 pytestmark = pytest.mark.usefixtures("compiled")
 ENCODER, T5 = "tests/recipes/nano_encoder.py", "tests/recipes/nano.py"

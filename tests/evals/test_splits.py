@@ -26,8 +26,8 @@ from t5x_like.data import task as tasks
 from t5x_like.errors import UserError
 from t5x_like.evals import detection
 from t5x_like.nn import params
+from t5x_like.report.writer import read_metrics
 from t5x_like.training import assembly, evaluation, trained
-from t5x_like.training.writer import read_metrics
 
 pytestmark = pytest.mark.usefixtures("compiled")
 ENCODER, T5, VIT, CLIP = (f"tests/recipes/{name}.py" for name in ("nano_encoder", "nano", "nano_image", "nano_clip"))

@@ -10,7 +10,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from t5x_like.data.sources import open_source
+from t5x_like.corpora.sources import open_source
 from t5x_like.data.tasks import chat, classification, multiple_choice, preferences, span_qa, tagging, text_to_text
 from tests.fuzz import bending
 from tools import prepare_data

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from t5x_like.corpora.sources import open_source
 from t5x_like.data.images import boxes, store
-from t5x_like.data.sources import open_source
 from tests.fuzz import bending
 
 LAYOUTS = ("idx", "folders", "voc", "coco")

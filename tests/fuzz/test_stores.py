@@ -14,8 +14,8 @@ from PIL import Image
 
 from t5x_like.data import loader, task
 from t5x_like.data.images import store as image_store
-from t5x_like.data.store.reader import TokenStore
 from t5x_like.errors import door
+from t5x_like.store.reader import TokenStore
 from tests import stores
 from tests.fuzz.harness import Ground, generator
 from tests.fuzz.mutations import copied, digests, files_of, folder_mutation

@@ -9,8 +9,8 @@ import tempfile
 import pytest
 
 import published
-from t5x_like.data import vocabularies
-from t5x_like.data.vocabularies import pipelines
+from t5x_like import vocabularies
+from t5x_like.vocabularies import pipelines
 from tests.fuzz import bending
 
 TEXTS = ["the quick brown fox", "naïve 世界 <extra_id_0> </s>", ""]

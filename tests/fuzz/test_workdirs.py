@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from t5x_like import evaluate, predict, train
 from t5x_like.errors import door
-from t5x_like.training import report
+from t5x_like.report import page
 from tests.fuzz.harness import Ground, generator
 from tests.fuzz.mutations import copied, digests, files_of, folder_mutation
 from tools import convert_hf
@@ -89,7 +89,7 @@ class Workdir:
 
   @staticmethod
   def _report(folder: pathlib.Path) -> None:
-    report.write_report(str(folder))
+    page.write_report(str(folder))
 
   @staticmethod
   def _exported(folder: pathlib.Path, output: pathlib.Path, *flags: str):

@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from t5x_like.data import vocabularies
+from t5x_like import vocabularies
 from t5x_like.errors import UserError
 from t5x_like.inference import predictors
 

@@ -80,7 +80,7 @@ def test_questions_are_asked_of_a_published_model(model, tmp_path):
   (tmp_path / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
   output = tmp_path / "scores.json"
   assert not few_shot.main([f"--workdir={tmp_path}/model", f"--input={tmp_path}/asked.jsonl", f"--output={output}"])
-  from t5x_like.data import vocabularies
+  from t5x_like import vocabularies
 
   encode, start, right = vocabularies.load(str(tmp_path / "model")).encode, 0, 0
   for row in rows:

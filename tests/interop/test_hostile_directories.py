@@ -8,7 +8,7 @@ from safetensors.numpy import load_file, save_file
 
 import published
 from interop.test_golden import write
-from t5x_like.data import vocabularies
+from t5x_like import vocabularies
 from t5x_like.errors import UserError
 from t5x_like.interop import hf
 from tests.fuzz.harness import Ground

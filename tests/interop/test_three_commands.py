@@ -10,14 +10,13 @@ import pytest
 from flax import nnx
 
 import published
-from t5x_like import train
+from t5x_like import train, vocabularies
 from t5x_like.architectures.design import Tokens
-from t5x_like.data import vocabularies
-from t5x_like.data.store.reader import TokenStore
 from t5x_like.interop import hf
 from t5x_like.models import bart, gemma2, gpt, llama, roberta, t5
 from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
+from t5x_like.store.reader import TokenStore
 from t5x_like.training import trained as trained_run
 from tools import convert_hf, prepare_data
 

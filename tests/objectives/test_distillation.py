@@ -18,8 +18,8 @@ from t5x_like.nn import params
 from t5x_like.nn.dims import Dims
 from t5x_like.objectives.classification import Objective as Classification
 from t5x_like.objectives.distillation import Objective
+from t5x_like.report.writer import read_metrics
 from t5x_like.training.trained import open_model
-from t5x_like.training.writer import read_metrics
 from tests.fine_tuning import fine_tuning
 from tests.models.families import Case, model
 from tests.runs import assert_same_bits, restored

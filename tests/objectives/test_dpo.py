@@ -9,12 +9,12 @@ import pytest
 
 import more
 import tests.recipes.nano_decoder  # noqa: F401 -- the variant that the runs are of
-from t5x_like import evaluate, train
-from t5x_like.data import features, loader, task, vocabularies
+from t5x_like import evaluate, train, vocabularies
+from t5x_like.data import features, loader, task
 from t5x_like.errors import UserError
 from t5x_like.nn import lora, params
 from t5x_like.objectives.dpo import Objective
-from t5x_like.training.writer import read_metrics
+from t5x_like.report.writer import read_metrics
 from tests.models.families import Case, model, shrunk
 from tests.runs import assert_same_bits, restored
 

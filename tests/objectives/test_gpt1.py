@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import tests.recipes.nano_decoder  # noqa: F401 -- the variant that the runs are of
-from t5x_like import train
-from t5x_like.data import features, loader, task, vocabularies
+from t5x_like import train, vocabularies
+from t5x_like.data import features, loader, task
 from t5x_like.errors import UserError
 from t5x_like.objectives.gpt1 import Objective
-from t5x_like.training.writer import read_metrics
+from t5x_like.report.writer import read_metrics
 
 BYTES = vocabularies.load("bytes")
 START = vocabularies.start_id(BYTES)

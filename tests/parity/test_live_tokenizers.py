@@ -8,8 +8,8 @@ import transformers
 from transformers import AddedToken, AutoTokenizer
 
 import published
-from t5x_like.data import vocabularies
-from t5x_like.data.vocabularies import hugging_face
+from t5x_like import vocabularies
+from t5x_like.vocabularies import hugging_face
 
 pytestmark = pytest.mark.parity
 CLASSES = {

@@ -201,7 +201,7 @@ def test_an_installed_compiler_is_left_alone_by_other_programs(tmp_path):
   (tmp_path / "libtpu").mkdir()
   (tmp_path / "libtpu" / "__init__.py").write_text("def get_library_path():\n  return __file__\n")
   program = (
-    "from t5x_like.training import process\nprocess.prepare()\n"
+    "from t5x_like.runtime import process\nprocess.prepare()\n"
     "import jax, libtpu\nprint(jax.config.jax_platforms, len(jax.devices()))"
   )
   env = {name: value for name, value in os.environ.items() if name != "JAX_PLATFORMS"} | {"PYTHONPATH": str(tmp_path)}

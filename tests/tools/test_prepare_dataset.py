@@ -6,8 +6,8 @@ import pathlib
 
 import pytest
 
+from t5x_like.corpora.sources import open_source
 from t5x_like.data.quiet_tensorflow import tfds
-from t5x_like.data.sources import open_source
 from tools.prepare_dataset import command
 
 SST2 = 'sentence\tlabel\na fine "film\tx\n'.replace("\tx", " \t1") + "dull \t0\n"

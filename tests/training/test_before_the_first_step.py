@@ -7,7 +7,7 @@ import re
 import pytest
 
 from t5x_like import evaluate, train
-from t5x_like.training.report_charts import bars, charts, curves, spread
+from t5x_like.report.charts import bars, charts, curves, spread
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
 LOSS = "--config.evals.loss={}"

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from t5x_like import train
+from t5x_like.report.writer import read_metrics
 from t5x_like.training import phases
 from t5x_like.training.guard import GUARDS, Guard, watch
 from t5x_like.training.run import Run
-from t5x_like.training.writer import read_metrics
 from tests.runs import NANO, losses, prints, steps
 
 pytestmark = pytest.mark.usefixtures("compiled")

@@ -14,8 +14,8 @@ from t5x_like.architectures.image_encoder import patchified
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.layer import Context
 from t5x_like.nn.mask import Mask
+from t5x_like.report.writer import read_metrics
 from t5x_like.training.trained import open_model
-from t5x_like.training.writer import read_metrics
 from tests.runs import LAUNCHER, assert_same_bits, restored
 from tests.runs import run as in_processes
 from tools import convert_hf
@@ -143,7 +143,7 @@ def test_what_is_drawn_is_what_was_computed():
   """Attention rollout in numpy, of the weights of each layer, and the shares of a confusion matrix."""
   from t5x_like.models import vit
   from t5x_like.nn import params
-  from t5x_like.training import pictures
+  from t5x_like.report import pictures
   from tests.models.families import Case, model
 
   variant = dataclasses.replace(vit.VARIANTS["vit-tiny"], dims=Dims(16, 2, 2, 8, 16, 2), patch=4, resolution=8)

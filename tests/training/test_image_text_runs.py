@@ -9,8 +9,8 @@ from PIL import Image
 
 from t5x_like import evaluate, predict, train
 from t5x_like.evals import retrieval
+from t5x_like.report.writer import read_metrics
 from t5x_like.training.trained import open_model
-from t5x_like.training.writer import read_metrics
 from tests.runs import assert_same_bits
 from tools import convert_hf
 

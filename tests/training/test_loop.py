@@ -8,8 +8,8 @@ import pytest
 
 import more
 from t5x_like import train
+from t5x_like.report.writer import read_metrics
 from t5x_like.training import evaluation
-from t5x_like.training.writer import read_metrics
 from tests.runs import NANO, losses, prints, steps
 
 pytestmark = pytest.mark.usefixtures("compiled")

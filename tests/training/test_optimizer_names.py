@@ -9,8 +9,9 @@ import optax
 import pytest
 
 from t5x_like import train
-from t5x_like.training import checkpoint, checkpoint_manifest, optimizer_names
-from t5x_like.training.checkpoint import Checkpoints
+from t5x_like.checkpoints import manager, manifest
+from t5x_like.checkpoints.manager import Checkpoints
+from t5x_like.training import optimizer_names
 from t5x_like.training.optimizer import OPTIMIZERS, layerwise
 from tests.runs import NANO, prints
 from tests.training.test_optimizer import AXES, SHAPES
@@ -77,17 +78,17 @@ def test_a_checkpoint_of_the_first_edition_is_read_by_the_names_of_today(case, c
   old = {f"opt_state/{jax.tree_util.keystr(path, simple=True, separator='/')}": leaf for path, leaf in leaves}
   old |= {f"opt_state/{'1/' * clipped}{group}/2/count": x for group, x in counts.items()} if case != "adafactor" else {}
   old |= {"step": jnp.int32(1), "params/opt_state/v/mu": jnp.ones(3)}
-  monkeypatch.setattr(checkpoint_manifest, "FORMAT", "t5x_like.checkpoint.v1")
+  monkeypatch.setattr(manifest, "FORMAT", "t5x_like.checkpoint.v1")
   with Checkpoints(tmp_path) as checkpoints:
-    checkpoints.save(1, checkpoint_manifest.nest(old), {})
+    checkpoints.save(1, manifest.nest(old), {})
   monkeypatch.undo()
   new = {"step": old["step"], "params/opt_state/v/mu": jnp.ones(3)} | optimizer_names.to_named(state)
   abstract = {n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for n, x in new.items()}
-  _, tree, _ = Checkpoints(tmp_path).restore(checkpoint_manifest.nest(abstract))
-  found = checkpoint_manifest.flatten(tree)
+  _, tree, _ = Checkpoints(tmp_path).restore(manifest.nest(abstract))
+  found = manifest.flatten(tree)
   assert found.keys() == new.keys() and all(np.array_equal(found[n], new[n]) for n in new)
   with Checkpoints(tmp_path) as checkpoints:
-    checkpoints.save(1, checkpoint_manifest.nest(new), {})  # the same values: nothing to save
+    checkpoints.save(1, manifest.nest(new), {})  # the same values: nothing to save
 
 
 @pytest.mark.more
@@ -121,7 +122,7 @@ def checkpoint_count(workdir, step):
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     found["owner"] = name.split("/")[0]
     wanted = {n: jax.ShapeDtypeStruct(e["shape"], e["dtype"], sharding=sharding) for n, e in saved.items()}
-    return checkpoint_manifest.nest({n: x for n, x in wanted.items() if n.startswith(found["owner"])})
+    return manifest.nest({n: x for n, x in wanted.items() if n.startswith(found["owner"])})
 
-  _, tree, _ = checkpoint.Checkpoints(workdir / "checkpoints").restore(counts, step)
+  _, tree, _ = manager.Checkpoints(workdir / "checkpoints").restore(counts, step)
   return found["owner"], int(tree[found["owner"]]["count"])

@@ -10,11 +10,11 @@ import pytest
 
 import more
 from t5x_like import evaluate, train
+from t5x_like.checkpoints.manager import Checkpoints
+from t5x_like.report.writer import read_metrics
 from t5x_like.training import history
 from t5x_like.training import workdir as workdirs
-from t5x_like.training.checkpoint import Checkpoints
 from t5x_like.training.run import Run
-from t5x_like.training.writer import read_metrics
 from tests.runs import NANO, losses, prints, steps
 
 pytestmark = pytest.mark.usefixtures("compiled")

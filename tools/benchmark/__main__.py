@@ -13,7 +13,7 @@ import importlib
 import sys
 
 from t5x_like.errors import door
-from t5x_like.training.huge_pages import use_huge_pages
+from t5x_like.runtime.huge_pages import use_huge_pages
 
 _SUBJECTS = {
   "data": "the input pipeline, from the token store to host batches",

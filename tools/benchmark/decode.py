@@ -108,7 +108,8 @@ def _ours(config, args: argparse.Namespace, folder: str | None) -> tuple[Callabl
   from t5x_like.nn import params
   from t5x_like.planning import steps
   from t5x_like.rows import Runner
-  from t5x_like.training import assembly, process
+  from t5x_like.runtime import process
+  from t5x_like.training import assembly
 
   process.prepare()
   config, _ = steps.resolve(config, jax.default_backend(), None)

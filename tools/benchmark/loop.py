@@ -26,7 +26,8 @@ def main(args: argparse.Namespace) -> None:
     raise UserError("--steps, --saves: expected at least one save, and two steps for each")
   recipe = recipes.load(args.config, [*args.set, f"total_steps={args.steps + 5}", "log_every=1"])
 
-  from t5x_like.training import assembly, process
+  from t5x_like.runtime import process
+  from t5x_like.training import assembly
   from t5x_like.training.run import Run
 
   process.prepare()

@@ -44,7 +44,8 @@ def main(args: argparse.Namespace) -> None:
 
   import jax
 
-  from t5x_like.training import flops, process
+  from t5x_like.runtime import process
+  from t5x_like.training import flops
 
   process.prepare()
   config, compiled, state, batch, model_flops, compile_seconds = _compile(config, args)

@@ -21,13 +21,13 @@ import time
 import numpy as np
 
 from t5x_like.data import loader, task
-from t5x_like.data.store import manifest as manifests
-from t5x_like.data.store import shards as store_shards
-from t5x_like.data.store.reader import TokenStore
-from t5x_like.data.store.shards import Shard
-from t5x_like.data.store.writer import description, dtype_of
-from t5x_like.data.vocabularies import ByteVocabulary
 from t5x_like.errors import UserError
+from t5x_like.store import manifest as manifests
+from t5x_like.store import shards as store_shards
+from t5x_like.store.reader import TokenStore
+from t5x_like.store.shards import Shard
+from t5x_like.store.writer import description, dtype_of
+from t5x_like.vocabularies import ByteVocabulary
 from tools.benchmark.data import synthetic_store
 
 _INPUTS_LENGTH, _WINDOW = 512, 568

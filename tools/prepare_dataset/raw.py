@@ -1,7 +1,7 @@
 """The raw files of benchmarks: which file is which split, and what a record of it is in TFDS.
 
-Records are read by `t5x_like.data.sources`, so files may be compressed. An entry of the tables in `tables.py` says the
-format, the usual names of the files, and how a record becomes examples.
+Records are read by `t5x_like.corpora.sources`, so files may be compressed. An entry of the tables in `tables.py` says
+the format, the usual names of the files, and how a record becomes examples.
 """
 
 import dataclasses
@@ -12,8 +12,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from t5x_like.data.sources import Record, Skip, open_source
-from t5x_like.data.sources._files import lines
+from t5x_like.corpora.sources import Record, Skip, open_source
+from t5x_like.corpora.sources._files import lines
 from t5x_like.errors import UserError, did_you_mean, one_line
 
 Example = dict[str, Any]
@@ -26,7 +26,7 @@ class Raw:
   """How the raw files of a dataset are read.
 
   Attributes:
-    source: a format of `data/sources`.
+    source: a format of `corpora/sources`.
     files: by split, the possible names of its file, the likeliest first; a tuple of names is several files.
     examples: `(record, its number in the split, the split) -> examples`.
     columns: of a table's records, those that every file must have.

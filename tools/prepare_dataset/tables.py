@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from t5x_like.data.sources import Record
+from t5x_like.corpora.sources import Record
 from t5x_like.errors import UserError
 from tools.prepare_dataset.raw import Example, Raw
 

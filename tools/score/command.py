@@ -20,9 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from t5x_like import outputs, slots
+from t5x_like import slots
 from t5x_like.command_line import Parser
 from t5x_like.errors import UserError, did_you_mean, door
+from t5x_like.files import outputs
 from t5x_like.metrics import resampling
 from tools.score.benchmark import Aligned, Benchmark, Example, align, merged
 from tools.score.benchmarks import BENCHMARKS

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from t5x_like.corpora.sources import Record, Source, value
 from t5x_like.data.images.store import ImageStore, Notes
-from t5x_like.data.sources import Record, Source, value
 from t5x_like.data.supervised.labels import number_of, numbered
 from t5x_like.errors import UserError
 

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from t5x_like.corpora.sources import Record, Skip, kind_of, value
 from t5x_like.data.images.store import ImageStore, Notes
-from t5x_like.data.sources import Record, Skip, kind_of, value
-from t5x_like.data.vocabularies import Vocabulary
 from t5x_like.errors import UserError
+from t5x_like.vocabularies import Vocabulary
 
 
 def notes(vocabulary: Vocabulary, caption_field: str) -> Notes:

@@ -2,9 +2,9 @@
 
 import io
 
+from t5x_like.corpora.sources import Skip
 from t5x_like.data.images.pictures import plain, readable
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.sources import Skip
 
 _KEPT = {"JPEG": ("L", "RGB"), "PNG": ("L", "RGB")}
 

@@ -16,11 +16,11 @@ from t5x_like.data.images import pictures
 from t5x_like.data.images import store as stores
 from t5x_like.data.images.mixing import NUMBERS, Mixing
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.store.reader import Verify
 from t5x_like.data.task import Task, digest
-from t5x_like.data.vocabularies import LabelVocabulary
 from t5x_like.errors import UserError
 from t5x_like.slots import Positive, plain
+from t5x_like.store.reader import Verify
+from t5x_like.vocabularies import LabelVocabulary
 
 _OWN, _OTHER, _MIXED = 0, 1, 2  # streams of random numbers of an example: its image, the image mixed in, the mixing
 MORE = 3  # the first stream free for tasks
@@ -31,7 +31,7 @@ class Images:
   """The arguments that tasks on labelled images share.
 
   Attributes:
-    source: `folders:`, `idx:`, `tfds:` or `digits`, see `data/sources/__init__.py`.
+    source: `folders:`, `idx:`, `tfds:` or `digits`, see `corpora/sources/__init__.py`.
     split: the split of the source.
     resolution: height and width of the images in a batch.
     channels: 3 for RGB, 1 for grey; images of the other kind are converted.

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from t5x_like.data.sources import Skip
+from t5x_like.corpora.sources import Skip
 
 MOST_PIXELS = 2**26  # 67 million; a larger image would hold up a batch and take gigabytes as float32
 # Defaults of tasks on images.

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from t5x_like.data.vocabularies import Vocabulary
 from t5x_like.errors import UserError
+from t5x_like.vocabularies import Vocabulary
 
 
 def rows(texts: Sequence[str], vocabulary: Vocabulary, length: int) -> np.ndarray:

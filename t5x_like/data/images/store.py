@@ -26,9 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from t5x_like import file_names
-from t5x_like.data.images.checking import checked
-from t5x_like.data.sources import (
+from t5x_like.corpora.sources import (
   Record,
   Skip,
   Source,
@@ -39,12 +37,14 @@ from t5x_like.data.sources import (
   parted,
   value,
 )
-from t5x_like.data.store import files as store_files
-from t5x_like.data.store import records as prepared
-from t5x_like.data.store.reader import Verify
+from t5x_like.data.images.checking import checked
 from t5x_like.data.supervised.example_store import lock, reasons
 from t5x_like.data.supervised.labels import number_of, numbered
 from t5x_like.errors import UserError, one_line
+from t5x_like.files import file_names
+from t5x_like.store import files as store_files
+from t5x_like.store import records as prepared
+from t5x_like.store.reader import Verify
 
 FORMAT = "t5x_like.images.v1"
 FILE = "images.json"
@@ -137,7 +137,7 @@ def open_store(
   """Open the images of a source's split, preparing them first if necessary.
 
   Args:
-    source, split, data_dir: see `data/sources/__init__.py`; the source knows the classes of its labels.
+    source, split, data_dir: see `corpora/sources/__init__.py`; the source knows the classes of its labels.
       `train[:1000]` is the first 1,000 records.
     image_field, label_field: the fields of encoded images, or of their paths, and of labels; None for no labels.
     folder: the directory of relative image paths.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.vocabularies import Vocabulary, padding
+from t5x_like.vocabularies import Vocabulary, padding
 
 __all__ = ["encoder_decoder", "shift_right"]
 

@@ -22,8 +22,8 @@ import numpy as np
 
 from t5x_like.data.preprocessors.spellings import spellings
 from t5x_like.data.supervised import bins
-from t5x_like.data.vocabularies import Vocabulary
 from t5x_like.errors import UserError
+from t5x_like.vocabularies import Vocabulary
 
 ROOM = 6  # three sentinels, an EOS, and one more token per cut
 KNOWN = (  # prefix, suffix and middle: StarCoder; CodeGemma and Qwen; Code Llama

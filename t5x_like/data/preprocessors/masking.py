@@ -32,8 +32,8 @@ import numpy as np
 from t5x_like.data import random
 from t5x_like.data.preprocessors.scatter import scatter
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.vocabularies import Vocabulary, special
 from t5x_like.errors import UserError
+from t5x_like.vocabularies import Vocabulary, special
 
 Mode = Literal["tokens", "words", "spans"]
 GEOMETRIC_P, MAX_SPAN_WORDS = 0.2, 10

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from t5x_like import trust
-from t5x_like.data.sources import Skip, open_source
+from t5x_like.corpora.sources import Skip, open_source
 from t5x_like.errors import UserError
 
 _KEYS = ("spans", "entities", "ents")

@@ -13,7 +13,7 @@ import re
 import numpy as np
 
 from t5x_like.data.preprocessors.spellings import spellings
-from t5x_like.data.vocabularies import Vocabulary
+from t5x_like.vocabularies import Vocabulary
 
 DEFAULT_FINDER = "t5x_like.data.preprocessors.salient_spans:dates_numbers_and_names"
 

@@ -15,8 +15,8 @@ import numpy as np
 
 from t5x_like import trust
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.vocabularies import Vocabulary
 from t5x_like.errors import UserError
+from t5x_like.vocabularies import Vocabulary
 
 DEFAULT_RULE = "t5x_like.data.preprocessors.sentences:punctuation"
 _END = re.compile("[.!?\u3002\uff01\uff1f\u2026][\"')\\]}\u2019\u201d\u00bb]*$")

@@ -1,6 +1,6 @@
 """The text of single ids; a window's text is their concatenation, so every token has a place in it."""
 
-from t5x_like.data.vocabularies import Vocabulary
+from t5x_like.vocabularies import Vocabulary
 
 
 def spellings(vocabulary: Vocabulary) -> list[str]:

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from t5x_like.data.sources import Record, Skip, kind_of, value
-from t5x_like.data.vocabularies import Vocabulary
+from t5x_like.corpora.sources import Record, Skip, kind_of, value
 from t5x_like.errors import UserError, did_you_mean, one_line
+from t5x_like.vocabularies import Vocabulary
 
 ASSISTANT = "assistant"
 EOS = "<EOS>"

@@ -10,7 +10,7 @@ if it has none, see `vocabularies.special`. Worked example, texts [5, 6] and [7]
 
 import numpy as np
 
-from t5x_like.data import vocabularies
+from t5x_like import vocabularies
 from t5x_like.data.supervised.example_store import ExampleStore
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from t5x_like.data import vocabularies
+from t5x_like import vocabularies
 from t5x_like.data.features import Feature
 from t5x_like.data.features import encoder as features
 from t5x_like.data.quiet_tensorflow import tf

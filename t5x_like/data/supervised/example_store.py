@@ -1,7 +1,7 @@
 """Examples of token streams and labels, prepared once from the records of a source; supervised tasks read them.
 
     <cache>/<name>-<split>-<key>/examples.json      the manifest: source, counts, checksums, fingerprint
-    <cache>/<name>-<split>-<key>/streams/inputs/    a token store (see `data/store/`); example i is document i
+    <cache>/<name>-<split>-<key>/streams/inputs/    a token store (see `store/`); example i is document i
     <cache>/<name>-<split>-<key>/streams/targets/
     <cache>/<name>-<split>-<key>/arrays/label.npy   numbers, one per example, or per token of a stream
     <cache>/<name>-<split>-<key>/plans/             packing plans, see `packing.cached`
@@ -27,15 +27,15 @@ from typing import Any
 
 import numpy as np
 
-from t5x_like import file_names
-from t5x_like.data.sources import Record, Skip, Source, check_split, first_records, open_source, parted
-from t5x_like.data.store import builtin, records
-from t5x_like.data.store.reader import TokenStore, Verify
-from t5x_like.data.store.writer import TokenStoreWriter
+from t5x_like.corpora.sources import Record, Skip, Source, check_split, first_records, open_source, parted
 from t5x_like.data.supervised import pieces
 from t5x_like.data.supervised.pieces import Example, Piece
-from t5x_like.data.vocabularies import Vocabulary
 from t5x_like.errors import DamageError, UserError, one_line
+from t5x_like.files import file_names
+from t5x_like.store import builtin, records
+from t5x_like.store.reader import TokenStore, Verify
+from t5x_like.store.writer import TokenStoreWriter
+from t5x_like.vocabularies import Vocabulary
 
 FORMAT = "t5x_like.examples.v1"
 FILE = "examples.json"
@@ -119,8 +119,8 @@ def open_store(
   """Open the examples of a task, preparing them first if necessary.
 
   Args:
-    source, split, data_dir: the source of the records, see `data/sources/__init__.py`; `validation[:200]` is the first
-      200 of them.
+    source, split, data_dir: the source of the records, see `corpora/sources/__init__.py`; `validation[:200]` is
+      the first 200 of them.
     task: the name and version of the task.
     fields: the record fields in use.
     facts: all else that determines the examples besides the vocabulary; JSON-serialisable.

@@ -25,10 +25,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from t5x_like.data.objects import place
-from t5x_like.data.prepare import progress_files
+from t5x_like.corpora import progress_files
 from t5x_like.data.supervised import bins
 from t5x_like.errors import TransientError, UserError
+from t5x_like.files.objects import place
 
 EDITION = 1  # of the plans; increment it whenever the result of `plan` changes
 

@@ -17,11 +17,11 @@ import joblib
 import numpy as np
 from tqdm import tqdm
 
-from t5x_like import file_names
-from t5x_like.data.objects import Place, place
-from t5x_like.data.prepare import progress_files
-from t5x_like.data.sources import Record, Skip
+from t5x_like.corpora import progress_files
+from t5x_like.corpora.sources import Record, Skip
 from t5x_like.errors import UserError
+from t5x_like.files import file_names
+from t5x_like.files.objects import Place, place
 
 Example = dict[str, Any]  # ids (int32 [n]) of each stream, numbers of each array
 Examples = Callable[[Iterator[tuple[str, Record]]], Iterator[Example | Skip]]

@@ -3,7 +3,7 @@
 import collections
 from collections.abc import Callable, Iterator, Sequence
 
-from t5x_like.data.sources import Record, Skip, first_records, open_source
+from t5x_like.corpora.sources import Record, Skip, first_records, open_source
 from t5x_like.data.supervised import pieces
 
 

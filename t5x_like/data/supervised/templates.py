@@ -10,7 +10,7 @@ import math
 import string
 from typing import Any
 
-from t5x_like.data.sources import Record, value
+from t5x_like.corpora.sources import Record, value
 from t5x_like.errors import UserError, one_line
 
 

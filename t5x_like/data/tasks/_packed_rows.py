@@ -13,10 +13,10 @@ import numpy as np
 from t5x_like.data import random
 from t5x_like.data.preprocessors import segments, sentences
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.store.chunk_rows import ChunkRows
-from t5x_like.data.store.document_chunks import Others, stretches
-from t5x_like.data.store.reader import TokenStore
 from t5x_like.data.supervised import packing
+from t5x_like.store.chunk_rows import ChunkRows
+from t5x_like.store.document_chunks import Others, stretches
+from t5x_like.store.reader import TokenStore
 
 
 def most_pairs(length: int) -> int:

@@ -14,12 +14,12 @@ from t5x_like.data.features import Feature, Features
 from t5x_like.data.preprocessors import bart, sentences
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.store.reader import Verify
-from t5x_like.data.store.windows import Windows, open_tokens
 from t5x_like.data.task import Task, fingerprint
-from t5x_like.data.vocabularies import opening, padding, special
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
+from t5x_like.store.reader import Verify
+from t5x_like.store.windows import Windows, open_tokens
+from t5x_like.vocabularies import opening, padding, special
 
 
 def features(vocabulary, /, *, length: int, **_) -> Features:
@@ -55,7 +55,7 @@ def task(
     mask: fraction of tokens that become the mask.
     delete: fraction of tokens deleted.
     sentence_rule: `module:function`, see `data/preprocessors/sentences.py`.
-    dynamic_offsets: shift the windows in every later epoch, see `data/store/windows.py`.
+    dynamic_offsets: shift the windows in every later epoch, see `store/windows.py`.
     label: the name in metrics; by default `<corpus>_bart`.
 
   Raises:

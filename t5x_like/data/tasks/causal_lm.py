@@ -13,11 +13,11 @@ from __future__ import annotations
 from t5x_like.data.features import Features, decoder
 from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.store.reader import Verify
-from t5x_like.data.store.windows import DocumentsEnd, Windows
 from t5x_like.data.task import Task, fingerprint
-from t5x_like.data.vocabularies import start_id
 from t5x_like.slots import Length
+from t5x_like.store.reader import Verify
+from t5x_like.store.windows import DocumentsEnd, Windows
+from t5x_like.vocabularies import start_id
 
 
 def features(vocabulary, /, *, length: int, document_mask: bool, **_) -> Features:
@@ -45,7 +45,7 @@ def task(
     document_mask: adds `decoder_segment_ids` and `decoder_positions`, which restart with every document.
     documents_end: the end of each document in the store: `eos`, which the model learns to predict, `nothing`
       or `any`.
-    dynamic_offsets: shift the windows in every later epoch, see `data/store/windows.py`.
+    dynamic_offsets: shift the windows in every later epoch, see `store/windows.py`.
     label: the name in metrics; by default `<corpus>_causal_lm`.
     verify: the checks on opening the store, see `TokenStore.open`.
 

@@ -18,10 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from t5x_like.data import vocabularies
+from t5x_like import vocabularies
+from t5x_like.corpora.sources import Record, Skip
 from t5x_like.data.features import Features, decoder
-from t5x_like.data.sources import Record, Skip
-from t5x_like.data.store.reader import Verify
 from t5x_like.data.supervised import encoder_inputs, example_store, packing, records
 from t5x_like.data.supervised.chat import ASSISTANT, Chat, Message, messages_of
 from t5x_like.data.supervised.example_store import Example
@@ -30,6 +29,7 @@ from t5x_like.data.supervised.too_long import TooLong, answered, fit
 from t5x_like.data.task import Task, digest
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
+from t5x_like.store.reader import Verify
 
 # On the built-in corpus, for `:debug`.
 BUILT_IN = {"source": "builtin", "vocabulary": "bytes", "template": "plain"}

@@ -23,18 +23,19 @@ from typing import Literal
 
 import numpy as np
 
+from t5x_like import vocabularies
 from t5x_like.data import features as declared
-from t5x_like.data import random, vocabularies
+from t5x_like.data import random
 from t5x_like.data.features import Features
 from t5x_like.data.preprocessors import noise
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.preprocessors.lengths import denoising as lengths
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.store.reader import Verify
-from t5x_like.data.store.windows import DocumentsEnd, Windows, open_tokens
 from t5x_like.data.task import Task, fingerprint
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
+from t5x_like.store.reader import Verify
+from t5x_like.store.windows import DocumentsEnd, Windows, open_tokens
 
 RANDOM_FRACTION = 0.1  # of BERT-style noise
 
@@ -66,7 +67,7 @@ def task(
     inputs_length: encoder length, EOS included; it determines the window and the targets' length.
     noise_density: fraction of tokens that are noise; deshuffling has no noise.
     documents_end: the end of each document in the store: `nothing` (T5 joins them), `eos` or `any`.
-    dynamic_offsets: shift the windows in every later epoch, see `data/store/windows.py`.
+    dynamic_offsets: shift the windows in every later epoch, see `store/windows.py`.
     label: the name in metrics; by default `<corpus>_<style>`.
 
   Raises:

@@ -20,12 +20,12 @@ from t5x_like.data.features import Features, decoder
 from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.preprocessors.fill_in_the_middle import ROOM, FillInTheMiddle
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.store.reader import Verify
-from t5x_like.data.store.windows import DocumentsEnd, Windows
 from t5x_like.data.task import Task, fingerprint
-from t5x_like.data.vocabularies import start_id
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
+from t5x_like.store.reader import Verify
+from t5x_like.store.windows import DocumentsEnd, Windows
+from t5x_like.vocabularies import start_id
 
 
 def features(vocabulary, /, *, length: int, document_mask: bool, **_) -> Features:
@@ -59,7 +59,7 @@ def task(
     sentinels: the pieces for prefix, suffix and middle; by default one of `preprocessors.fill_in_the_middle.KNOWN`.
     document_mask: adds `decoder_segment_ids` and `decoder_positions`, which restart with every document.
     documents_end: the end of each document in the store: `eos`, `nothing` or `any`.
-    dynamic_offsets: shift the windows in every later epoch, see `data/store/windows.py`.
+    dynamic_offsets: shift the windows in every later epoch, see `store/windows.py`.
     label: the name in metrics; by default `<corpus>_fill_in_the_middle`.
 
   Raises:

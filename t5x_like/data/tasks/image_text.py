@@ -16,14 +16,15 @@ from typing import Literal
 
 import numpy as np
 
+from t5x_like import vocabularies
 from t5x_like.data import features as declared
-from t5x_like.data import random, vocabularies
+from t5x_like.data import random
 from t5x_like.data.features import Feature, Features
 from t5x_like.data.images import captions, examples, store
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.store.reader import Verify
 from t5x_like.data.task import Task, digest
 from t5x_like.slots import Positive
+from t5x_like.store.reader import Verify
 
 # On the built-in corpus, for `:debug`.
 BUILT_IN = {"source": "digits", "vocabulary": "bytes", "caption_field": "label", "image_field": "image", "folder": ""}
@@ -63,7 +64,7 @@ def task(
     source: records with an image and captions: `jsonl:`, `tsv:`, `csv:`, `parquet:` or `tfds:` (COCO's captions are
       `caption_field="captions.text"` of `tfds:coco_captions`); or any source of labelled images, with the label as
       the caption.
-    vocabulary: a directory, such as that of a published model, or `bytes`; see `data/vocabularies`.
+    vocabulary: a directory, such as that of a published model, or `bytes`; see `vocabularies`.
     length: length of a row of text.
     mean, std: mean and deviation for normalisation, one number or one per channel; by default CLIP's.
     image_field: the field of the encoded image or its path; adjacent records of one path are one image.

@@ -20,7 +20,7 @@ An epoch has every chunk of every document once, as `doc_sentences` or as the so
 the pairs. With segments, a row of `doc_sentences` or `segment_pair` holds several sequences (`packed`); see
 `_packed_rows.py`. A sentence pair has a row of its own, because its size is known only once it is drawn.
 
-A rule on ids finds sentences, see `data/preprocessors/sentences.py`; `data/store/document_chunks.py` finds pairs and
+A rule on ids finds sentences, see `data/preprocessors/sentences.py`; `store/document_chunks.py` finds pairs and
 single documents. Every epoch draws new masks. With `static_copies` there are only so many masks per example, as the
 original BERT copied its corpus (ten copies, so with 40 epochs each mask is seen four times; RoBERTa, section 4.1).
 """
@@ -34,14 +34,14 @@ from t5x_like.data.features import Feature, Features, encoder
 from t5x_like.data.preprocessors import segments, sentences
 from t5x_like.data.preprocessors.masking import Masking, Mode
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.store import windows
-from t5x_like.data.store.document_chunks import Chunks
-from t5x_like.data.store.reader import TokenStore, Verify
 from t5x_like.data.task import Task, fingerprint
 from t5x_like.data.tasks import _packed_rows
-from t5x_like.data.vocabularies import special
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
+from t5x_like.store import windows
+from t5x_like.store.document_chunks import Chunks
+from t5x_like.store.reader import TokenStore, Verify
+from t5x_like.vocabularies import special
 
 Format = Literal["segment_pair", "sentence_pair", "full_sentences", "doc_sentences"]
 PACKED = ("segment_pair", "doc_sentences")
@@ -103,7 +103,7 @@ def task(
     packed: several sequences per row of `doc_sentences` and `segment_pair`, told apart by segments; a pair's features
       then have an axis K for the pairs of a row: `next_sentence_label`, and `encoder_cls_positions`, where each begins
       (0 also where there is none).
-    dynamic_offsets: begin the rows of every later epoch elsewhere, see `data/store/windows.py`; of full_sentences, as
+    dynamic_offsets: begin the rows of every later epoch elsewhere, see `store/windows.py`; of full_sentences, as
       chunks of documents begin with these, and without static_copies, which are copies of the same rows.
     label: the name in metrics; by default `<corpus>_mlm`.
     verify: the checks on opening the store, see `TokenStore.open`.

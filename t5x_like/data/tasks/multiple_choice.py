@@ -20,10 +20,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from t5x_like.data import vocabularies
+from t5x_like import vocabularies
+from t5x_like.corpora.sources import Record, Skip, value
 from t5x_like.data.features import Feature, Features, rows_of
-from t5x_like.data.sources import Record, Skip, value
-from t5x_like.data.store.reader import Verify
 from t5x_like.data.supervised import encoder_inputs, example_store, records
 from t5x_like.data.supervised.delimited import Delimited, stacked
 from t5x_like.data.supervised.example_store import Example
@@ -33,6 +32,7 @@ from t5x_like.data.supervised.too_long import TooLong, fit
 from t5x_like.data.task import Task, digest
 from t5x_like.errors import UserError
 from t5x_like.slots import Length, Positive
+from t5x_like.store.reader import Verify
 
 UNLABELLED = "-1"
 ABSENT, WRONG, RIGHT = 0, 1, 2

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Literal
 
 from t5x_like import slots
+from t5x_like.corpora.sources import check_split, open_source, parted
 from t5x_like.data import box_augmentations as available
 from t5x_like.data import random
 from t5x_like.data.box_augmentations import Boxed, _sizes, together
@@ -22,11 +23,10 @@ from t5x_like.data.images import boxes as kept
 from t5x_like.data.images import examples, pictures
 from t5x_like.data.images import store as stores
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.sources import check_split, open_source, parted
-from t5x_like.data.store.reader import Verify
 from t5x_like.data.task import Task, digest
-from t5x_like.data.vocabularies import LabelVocabulary
 from t5x_like.slots import Positive, plain
+from t5x_like.store.reader import Verify
+from t5x_like.vocabularies import LabelVocabulary
 
 # On the built-in corpus, for `:debug`.
 BUILT_IN = {"source": "digit_scenes"}
@@ -65,7 +65,7 @@ def task(
   """Make the task.
 
   Args:
-    source: `voc:`, `coco:`, `tfds:` or `digit_scenes`, see `data/sources/__init__.py`.
+    source: `voc:`, `coco:`, `tfds:` or `digit_scenes`, see `corpora/sources/__init__.py`.
     resolution: height and width of the batch; larger images are resized to fit.
     shortest: the shorter side of an image in evaluations, or less so that the longer side fits.
     channels: 3 for RGB, 1 for grey; images of the other kind are converted.

@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from t5x_like.data import vocabularies
+from t5x_like import vocabularies
+from t5x_like.corpora.sources import Record, Skip, value
 from t5x_like.data.features import Feature, Features, decoder
-from t5x_like.data.sources import Record, Skip, value
-from t5x_like.data.store.reader import Verify
 from t5x_like.data.supervised import encoder_inputs, example_store, packing
 from t5x_like.data.supervised.chat import ASSISTANT, Chat, Message, messages_of
 from t5x_like.data.supervised.example_store import Example
@@ -26,6 +25,7 @@ from t5x_like.data.supervised.too_long import TooLong, answered, fit
 from t5x_like.data.task import Task, digest
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
+from t5x_like.store.reader import Verify
 
 SIDES = ("chosen", "rejected")
 

@@ -22,12 +22,12 @@ from t5x_like.data.features import Features
 from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.store.reader import Verify
-from t5x_like.data.store.windows import DocumentsEnd, Windows
 from t5x_like.data.task import Task, fingerprint
-from t5x_like.data.vocabularies import padding, start_id
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
+from t5x_like.store.reader import Verify
+from t5x_like.store.windows import DocumentsEnd, Windows
+from t5x_like.vocabularies import padding, start_id
 
 
 def features(vocabulary, /, *, length: int, architecture: str, **_) -> Features:
@@ -57,7 +57,7 @@ def task(
     architecture: what the features are for.
     documents_end: the end of each document in the store: `eos`, `nothing` or `any`; by default `eos` for
       decoders and `nothing` for encoder-decoders, which T5 trained on joined documents.
-    dynamic_offsets: shift the windows in every later epoch, see `data/store/windows.py`.
+    dynamic_offsets: shift the windows in every later epoch, see `store/windows.py`.
     label: the name in metrics; by default `<corpus>_prefix_lm`.
     verify: the checks on opening the store, see `TokenStore.open`.
 

@@ -16,12 +16,12 @@ from t5x_like.data.preprocessors import named_spans
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.preprocessors.salient_spans import DEFAULT_FINDER, TokenSpans
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.store.reader import Verify
-from t5x_like.data.store.windows import DocumentsEnd, Windows
 from t5x_like.data.task import Task, fingerprint
-from t5x_like.data.vocabularies import padding
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
+from t5x_like.store.reader import Verify
+from t5x_like.store.windows import DocumentsEnd, Windows
+from t5x_like.vocabularies import padding
 
 _FALLBACK = 3
 
@@ -52,7 +52,7 @@ def task(
     finder: `module:function`, `(text) -> list of (start, end)`, see `preprocessors/salient_spans.py`; or a `.jsonl`
       of names from a NER model, see `preprocessors/named_spans.py`.
     documents_end: the end of each document in the store: `nothing` (T5 joins them), `eos` or `any`.
-    dynamic_offsets: shift the windows in every later epoch, see `data/store/windows.py`.
+    dynamic_offsets: shift the windows in every later epoch, see `store/windows.py`.
     label: the name in metrics; by default `<corpus>_salient_spans`.
 
   Raises:

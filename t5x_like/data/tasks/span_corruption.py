@@ -13,11 +13,11 @@ from t5x_like.data.preprocessors import lengths
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.preprocessors.span_corruption import SpanCorruption
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.store.reader import Verify
-from t5x_like.data.store.windows import DocumentsEnd, Windows, open_tokens
 from t5x_like.data.task import Task, fingerprint
-from t5x_like.data.vocabularies import padding
 from t5x_like.slots import Length
+from t5x_like.store.reader import Verify
+from t5x_like.store.windows import DocumentsEnd, Windows, open_tokens
+from t5x_like.vocabularies import padding
 
 
 def features(
@@ -59,7 +59,7 @@ def task(
 
   Args:
     store: the directory or address that holds a token store per split (the `--output` of tools.prepare_data), or
-      `builtin`, see `data/store/builtin.py`.
+      `builtin`, see `store/builtin.py`.
     split: the split to read.
     inputs_length: encoder length, EOS included; the raw window follows from it.
     targets_length: decoder length, EOS included; None derives it (114 for 512).
@@ -68,7 +68,7 @@ def task(
     random_roll: lets noise begin or end anywhere in the window, see `preprocessors/span_corruption.py`.
     prefix: text before the inputs, such as a mode token of UL2; its tokens count towards `inputs_length`.
     documents_end: the end of each document in the store: `nothing` (T5 joins them), `eos` or `any`.
-    dynamic_offsets: shift the windows in every later epoch, see `data/store/windows.py`.
+    dynamic_offsets: shift the windows in every later epoch, see `store/windows.py`.
     label: the name in metrics; by default `<corpus>_span_corruption`.
     verify: the checks on opening the store: `size`, `full` (all checksums) or `auto`, see `TokenStore.open`.
 

@@ -22,19 +22,19 @@ from typing import Any, Literal
 
 import numpy as np
 
+from t5x_like import vocabularies
+from t5x_like.corpora.sources import Record, Skip
 from t5x_like.data import features as declared
-from t5x_like.data import vocabularies
 from t5x_like.data.features import Feature, Features
-from t5x_like.data.sources import Record, Skip
-from t5x_like.data.store.reader import Verify
 from t5x_like.data.supervised import encoder_inputs, example_store, packing, records
 from t5x_like.data.supervised.example_store import Example, ExampleStore
 from t5x_like.data.supervised.templates import Template
 from t5x_like.data.supervised.too_long import TooLong, fit
 from t5x_like.data.task import Task, digest
-from t5x_like.data.vocabularies import Vocabulary, opening, start_id
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
+from t5x_like.store.reader import Verify
+from t5x_like.vocabularies import Vocabulary, opening, start_id
 
 _RECORDS_AT_ONCE = 1024
 
@@ -87,7 +87,7 @@ def task(
   """Make the task.
 
   Args:
-    source, split: the source of the records, see `data/sources/__init__.py`.
+    source, split: the source of the records, see `corpora/sources/__init__.py`.
     inputs, targets: templates over a record's fields. Records where one is empty are skipped and counted.
     vocabulary: a vocabulary's directory or file, or `bytes`.
     inputs_length: tokens in a row of the encoder or, for a decoder, in the whole row.

@@ -32,12 +32,12 @@ from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.preprocessors.lengths import DENOISERS, MODES, QUARTER, denoiser, noise_counts
 from t5x_like.data.preprocessors.span_corruption import SpanCorruption
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.store.reader import Verify
-from t5x_like.data.store.windows import DocumentsEnd, Windows
 from t5x_like.data.task import Task, fingerprint
-from t5x_like.data.vocabularies import Vocabulary, padding
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.slots import Length
+from t5x_like.store.reader import Verify
+from t5x_like.store.windows import DocumentsEnd, Windows
+from t5x_like.vocabularies import Vocabulary, padding
 
 
 def features(vocabulary, /, *, length: int, mode_tokens: bool, rates: dict, random_roll: bool, **_) -> Features:
@@ -74,7 +74,7 @@ def task(
     rates: rates of some `DENOISERS`; the others have 1, and 0 leaves a denoiser out.
     random_roll: let the noise of R and X lie anywhere; see `preprocessors/span_corruption.py`.
     documents_end: the end of each document in the store: `nothing` (T5 joins them), `eos` or `any`.
-    dynamic_offsets: shift the windows in every later epoch, see `data/store/windows.py`.
+    dynamic_offsets: shift the windows in every later epoch, see `store/windows.py`.
     label: the name in metrics; by default `<corpus>_ul2`.
     verify: the checks on opening the store, see `TokenStore.open`.
 

@@ -1,0 +1,368 @@
+"""A whole table of benchmarks from one checkpoint: every task is fine-tuned, at every rate, from every seed.
+
+  <output>/<task>/<rate>-<seed>/   a run of its own; its `result.json` is written last, and never made again
+  <output>/results.json, results.md, results.html, submission/
+
+Several suites have all of this in `<output>/<suite>/`, and one table of all in `<output>`. Prepared examples are shared
+by all suites of a workdir, in `<workdir>/suites/prepared`, or by all workdirs, in `T5X_LIKE_CACHE`. A suite that was
+killed goes on where it stopped: finished runs are read, and one in the middle resumes from its checkpoint. Of each
+task the rate with the best median over the seeds counts, as the table says. The median is a run: with an even number of
+seeds, the lower of the two in the middle. Its score, metrics and predictions stand for the task.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+import os
+import pathlib
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from t5x_like import recipes, slots
+from t5x_like.benchmarks import comparison, data, submission, suites, tables
+from t5x_like.benchmarks import facts as suite_facts
+from t5x_like.benchmarks.suites import Benchmark, Form, Suite
+from t5x_like.checkpoints.manager import Checkpoints
+from t5x_like.errors import UserError, did_you_mean, one_line
+from t5x_like.files import writable
+from t5x_like.files.storage import is_remote
+from t5x_like.parallel import distributed
+from t5x_like.runtime import process
+from t5x_like.training import assembly, opening, selection, trained
+from t5x_like.training import workdir as workdirs
+from t5x_like.training.evaluation import Evaluation, Group
+from t5x_like.training.loop import train
+from t5x_like.training.run import Run
+
+RESULT, ASKED = "result.json", "asked.json"
+RECIPES = {
+  "encoder": "configs/finetune/encoder.py",
+  "decoder": "configs/finetune/decoder.py",
+  "text": "configs/finetune/text_to_text.py",
+}
+_NAMED = 6  # datasets in a message
+_PARTS = 10  # of a run: evaluations, checkpoints; one of them is the warm-up
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """What to run.
+
+  Attributes:
+    workdirs: of the pretrained runs; a task is learned by the first whose architecture has a form for it.
+    step: the checkpoint to fine-tune from; None is the newest.
+    from_scratch: whether only their architectures and vocabularies are taken.
+    output: the directory of the table.
+    tasks: which of the suites'; None is all that have data.
+    seeds, rates: how many seeds, and which learning rates; no rates is the recipe's.
+    epochs: passes over the training split; None is the recipe's steps.
+    recipe: instead of `RECIPES`, with or without an argument.
+    overrides: `KEY=VALUE` for every run.
+    data_dir: where TensorFlow datasets are.
+    compare: the directory of another table of the suites, to compare this one with.
+    max_examples: the most of each split that evaluations use; then there is no submission.
+  """
+
+  workdirs: Sequence[str]
+  output: pathlib.Path
+  tasks: Sequence[str] | None = None
+  seeds: int = 1
+  rates: Sequence[float] = ()
+  epochs: float | None = None
+  recipe: str | None = None
+  overrides: Sequence[str] = ()
+  data_dir: str | None = None
+  from_scratch: bool = False
+  compare: str | None = None
+  max_examples: int | None = None
+  step: int | None = None
+
+
+Found = tuple[dict[str, dict[str, Any]], dict[str, str]]  # results by task, and why others have none
+
+
+def run(names: Sequence[str], options: Options, others: Mapping[str, Callable[[], Found]] = {}) -> dict[str, Any]:  # noqa: B006
+  """Makes the tables of suites, and returns what the `results.json` of the whole holds.
+
+  Args:
+    others: by name, what makes further parts of the table, without training.
+
+  Raises:
+    UserError: an unknown suite or task, no task with data, a workdir that holds no run, or whatever a run raises.
+  """
+  made = {name: slots.find("--suite", name, suites, "SUITE") for name in names}
+  kinds = {workdir: kind(workdir) for workdir in options.workdirs}
+  other = comparison.read(options.compare) if options.compare else None
+  known = [task for suite in made.values() for task in suite.tasks]
+  for task in options.tasks or ():
+    if task not in known:
+      raise UserError(f"--tasks: found {task!r}, expected some of {', '.join(known)}{did_you_mean(task, known)}")
+  if process.first():
+    writable.check("--output", options.output)
+  parts, unprepared, several = {}, [], len(made) + len(others) > 1
+  for name, suite in made.items():
+    _check(name, suite, kinds, dataclasses.replace(options, output=options.output / name) if several else options)
+  for name, suite in made.items():
+    own = dataclasses.replace(options, output=options.output / name) if several else options
+    found, missing = _suite(name, suite, kinds, own, unprepared)
+    parts[name] = tables.results(name, own, found, missing)
+    if process.first() and found and several:
+      tables.write(own.output, parts[name])
+  if not any(part["tasks"] for part in parts.values()):
+    raise _nothing(names, parts, unprepared, options)
+  parts |= {name: tables.results(name, options, *make()) for name, make in others.items()}
+  results = tables.joined(parts) if several else parts[names[0]]
+  if other and process.first():
+    results["compared"] = comparison.compared(other, results)
+  if process.first():
+    tables.write(options.output, results)
+  return results
+
+
+def _nothing(names: Sequence[str], parts: dict[str, dict], unprepared: list[str], options: Options) -> UserError:
+  """That no task could be run: which, and the command that prepares their data."""
+  where = f"--suite={','.join(names)}: no task could be run"
+  if not unprepared:
+    lacking = [pair for part in parts.values() for pair in part["missing"].items()]
+    return UserError(f"{where}: {lacking[0][0]}: {lacking[0][1]}" + (", nor are the others" if lacking[1:] else ""))
+  few = " ".join(unprepared[:_NAMED]) + (" …" if len(unprepared) > _NAMED else "")
+  place = f" --data_dir={options.data_dir}" if options.data_dir else ""
+  return UserError(
+    f"{where}: the data of {len(unprepared)} are not in {options.data_dir or 'the data_dir of TFDS'}; make them with"
+    f" python -m tools.prepare_dataset {few} --from_files=DIR{place}"
+  )
+
+
+def _suite(name: str, suite: Suite, kinds: dict[str, str], options: Options, unprepared: list[str]) -> Found:
+  """The results of a suite's tasks, and why others have none; names of datasets that lack go to `unprepared`."""
+  found: dict[str, dict[str, Any]] = {}
+  missing: dict[str, str] = {}
+  for task, benchmark in suite.tasks.items():
+    if options.tasks and task not in options.tasks:
+      continue
+    able = [workdir for workdir, kind in kinds.items() if getattr(benchmark, kind)]
+    if not able:
+      missing[task] = f"is not for this architecture ({', '.join(kinds.values())})"
+      continue
+    try:
+      found[task] = _task(name, task, benchmark, kinds[able[0]], suite, able[0], options)
+    except data.Unavailable as lack:
+      if options.tasks:
+        raise UserError(str(lack)) from None
+      missing[task] = str(lack)
+      unprepared.append(lack.dataset)
+      process.say(f"{name}/{task}: left out: {lack}")
+  return found, missing
+
+
+def _check(name: str, suite: Suite, kinds: dict[str, str], options: Options) -> None:
+  """Make all objects of every task's first run, but for its state: its data are prepared, and whatever does not fit is
+  known before the first task is learned. What is finished is not looked at again.
+
+  Raises:
+    UserError: of the first task that cannot be run, which is named.
+  """
+  for task, benchmark in suite.tasks.items():
+    able = [workdir for workdir, kind in kinds.items() if getattr(benchmark, kind)]
+    folders = [options.output / task / _folder(rate, seed) for rate, seed in _asked_for(options)]
+    if not able or options.tasks and task not in options.tasks:
+      continue
+    if distributed.from_first(lambda folders=folders: all((folder / RESULT).exists() for folder in folders)):
+      continue
+    rate, seed = next(_asked_for(options))
+    try:
+      config = _config(f"{name}/{task}", kinds[able[0]], rate, seed, able[0], options)
+      opening.checked(assembly.resolve(config), str(folders[0]))
+    except data.Unavailable:
+      continue  # told, and left out or refused, when it is this task's turn
+    except UserError as error:
+      raise UserError(f"{name}/{task}: {error}") from error
+
+
+def _asked_for(options: Options) -> Iterator[tuple[float | None, int]]:
+  """The rates and seeds of every task's runs, in order."""
+  return itertools.product(options.rates or (None,), range(options.seeds))
+
+
+def _folder(rate: float | None, seed: int) -> str:
+  return f"{'recipe' if rate is None else f'{rate:g}'}-{seed}"
+
+
+def kind(workdir: str) -> str:
+  """The form in which tasks are learned: that of the pretrained run's architecture."""
+  saved = workdirs.read(workdir)
+  if saved is None:
+    raise UserError(f"--workdir={workdir}: holds no run; give that of a pretrained model")
+  features = saved["features"]
+  if "decoder_input_tokens" in features:
+    return "text" if "encoder_input_tokens" in features else "decoder"
+  return "encoder"
+
+
+def _task(
+  name: str, task: str, benchmark: Benchmark, kind: str, suite: Suite, workdir: str, options: Options
+) -> dict[str, Any]:
+  """The results of all runs of a task, and which of them count."""
+  form = getattr(benchmark, kind)
+  runs = []
+  asked = _asked(workdir, options)
+  for rate, seed in _asked_for(options):
+    folder = options.output / task / _folder(rate, seed)
+    done = distributed.from_first(lambda folder=folder: _read(folder / RESULT, asked))
+    done = done or _one(f"{name}/{task}", benchmark, form, kind, folder, rate, seed, workdir, options)
+    facts = distributed.from_first(lambda folder=folder: suite_facts.of_run(folder, form.counted))
+    runs.append(done | {"facts": facts})
+  by_rate: dict[Any, list[dict]] = {}
+  for one in runs:
+    by_rate.setdefault(one["rate"], []).append(one)
+  medians = {rate: statistics.median_low(one["score"] for one in those) for rate, those in by_rate.items()}
+  rate = max(medians, key=lambda rate: medians[rate])
+  chosen = sorted(by_rate[rate], key=lambda one: one["score"])
+  middle, best = chosen[(len(chosen) - 1) // 2], chosen[-1]
+  if benchmark.test and process.first():
+    submission.write(options.output / "submission", suite.submission, task, best["workdir"], benchmark.test)
+  return {
+    "score": middle["score"],
+    "best": best["score"],
+    "spread": best["score"] - chosen[0]["score"],
+    "rate": rate,
+    "counted": list(form.counted),
+    "metrics": middle["metrics"],
+    "facts": middle["facts"],
+    "runs": runs,
+  }
+
+
+def _one(
+  where: str,
+  benchmark: Benchmark,
+  form: Form,
+  kind: str,
+  folder: pathlib.Path,
+  rate: float | None,
+  seed: int,
+  workdir: str,
+  options: Options,
+) -> dict[str, Any]:
+  """Fine-tunes once, and writes the result of the best checkpoint and its predictions."""
+  process.say(f"=== {where}: {folder.name}")
+  asked = _asked(workdir, options)
+  if distributed.from_first(lambda: _read(folder / ASKED, asked)) is None and process.first():
+    workdirs.write(folder, ASKED, {"asked": asked})  # a run that is stopped goes on with the same flags alone
+  config = _config(where, kind, rate, seed, workdir, options)
+  with Run(assembly.resolve(config), str(folder)) as made:
+    train(made)
+    best = made.best
+  wanted = {} if options.max_examples else benchmark.test
+  tests = {file: split for file, split in wanted.items() if split in data.splits(config)}
+  step, groups = best if best and not tests else _best(config, folder, tests)
+  metrics = {
+    f"{label}/{key}": value if math.isfinite(value) else None
+    for label, group in groups.items()
+    for key, value in group.metrics.items()
+    if label not in tests
+  }
+  result = {
+    "workdir": str(folder),
+    "rate": rate,
+    "seed": seed,
+    "step": step,
+    "score": suites.score(metrics, form.counted),
+    "metrics": metrics,
+  }
+  if process.first():
+    for label, group in groups.items():
+      workdirs.write_lines(folder / "predictions", f"{label}.jsonl", group.predictions)
+    workdirs.write(folder, RESULT, result | {"asked": asked})
+  process.say(f"    {where} {folder.name}: {result['score']:.2f} at step {step}")
+  return result
+
+
+def _best(config, folder: pathlib.Path, tests: dict[str, str]) -> tuple[int, dict[str, Group]]:
+  """The step of the best checkpoint and what the evaluators find for it, the first of them also on the test splits."""
+  first, values = next(iter(config.evals.to_dict().items()))
+  for name, split in tests.items():
+    config.evals[name] = {"name": first} | values | {"split": split, "max_examples": None}
+  config = assembly.resolve(config)
+  parts = assembly.build(config)
+  step, arrays = trained.restore_params(str(folder), parts, None, selection.FOLDER)
+  return step, Evaluation(config, parts.model, parts.objective, parts.rules)(arrays)
+
+
+def _config(where: str, kind: str, rate: float | None, seed: int, workdir: str, options: Options):
+  """The recipe's config for a run, with as many steps as the epochs are."""
+  recipe, _, argument = (options.recipe or RECIPES[kind]).partition(":")
+  init = {"workdir": workdir, "step": options.step, "weights": not options.from_scratch}
+  overrides = [f"seed={seed}", f"init={json.dumps(init)}"]
+  if options.data_dir:
+    overrides.append(f"task.data_dir={options.data_dir}")
+  if rate is not None:
+    overrides.append(f"schedule.learning_rate={rate}")
+  overrides += [f"task.cache={_prepared(options)}", *options.overrides]
+  config = recipes.load(f"{recipe}:{where}{',' if argument else ''}{argument}", overrides)
+  if options.max_examples:
+    first = f"[:{options.max_examples}]"
+    for values in config.evals.values():
+      values["split"] = (values.get("split") or config.eval_split) + first
+    config.eval_split += first
+  data.check(config)
+  if options.epochs is not None and not any(word.startswith("total_steps=") for word in options.overrides):
+    rows = _rows(assembly.resolve(config))
+    config.total_steps = max(1, math.ceil(options.epochs * rows / config.batch_size))
+  given = {word.split("=")[0].split(".")[-1] for word in options.overrides}
+  for key, node in (("eval_every", config), ("every", config.checkpoint), ("warmup_steps", config.schedule)):
+    if key in node and key not in given:
+      node[key] = max(1, config.total_steps // _PARTS)
+  return config
+
+
+def _prepared(options: Options) -> str:
+  """Where the examples of tasks are kept."""
+  shared = [
+    place for place in (os.environ.get("T5X_LIKE_CACHE"), options.workdirs[0]) if place and not is_remote(place)
+  ]
+  return f"{shared[0].rstrip('/')}/suites/prepared" if shared else str(options.output / "prepared")
+
+
+def _rows(config) -> int:
+  """How many rows an epoch has; prepares the examples."""
+  arguments = config.task.to_dict()
+  return process.build_task("task", arguments.pop("name"), config.train_split, arguments).num_examples
+
+
+def _asked(workdir: str, options: Options) -> dict[str, Any]:
+  """What a run's result depends on besides its task, rate and seed."""
+  step = [] if options.step is None else [options.step]
+  if not step and not options.from_scratch:
+    with Checkpoints(f"{workdir}/checkpoints") as checkpoints:
+      step = checkpoints.steps()[-1:]
+  keys = {key: value for key, _, value in (word.partition("=") for word in options.overrides)}
+  names = ("epochs", "from_scratch", "max_examples")
+  place = workdir if is_remote(workdir) else os.path.abspath(workdir)
+  asked = {"workdir": place, "step": step, "config": options.recipe}
+  asked |= {name: getattr(options, name) for name in names}
+  return asked | {f"config.{key}": value for key, value in sorted(keys.items())}
+
+
+def _read(path: pathlib.Path, asked: dict[str, Any]) -> dict[str, Any] | None:
+  """A finished run's result; None if it has none yet.
+
+  Raises:
+    UserError: it is damaged, or was made with other flags.
+  """
+  try:
+    found = json.loads(path.read_text(encoding="utf-8"))
+  except FileNotFoundError:
+    return None
+  except ValueError as error:
+    raise UserError(f"{path}: damaged ({one_line(error)}); delete it, and the run is evaluated again") from None
+  made = found.pop("asked", {})
+  if other := [name for name in {**made, **asked} if made.get(name) != asked.get(name)]:
+    before, now = (values.get(other[0]) for values in (made, asked))
+    raise UserError(
+      f"{path}: was made with {other[0]}={before}, found {other[0]}={now}; give another --output, or delete"
+      f" {path.parent} to make it again"
+    )
+  return found | {"workdir": str(path.parent)}  # not where it says that it was made

@@ -1,0 +1,67 @@
+"""A benchmark without a download, made from the corpus `docstrings` (`corpora/sources/docstring_tasks.py`).
+
+The test split counts: its modules are in no other split, nor in the corpus's pretraining documents.
+"""
+
+import dataclasses
+
+from t5x_like.benchmarks.suites import Benchmark, Suite, generated, labelled, spans
+
+_PACKAGES = ("jax", "keras", "matplotlib", "orbax", "scipy", "stdlib", "tensorflow")
+_SPLITS = {"dev": {"split": "validation", "max_examples": 256}, "test": {"split": "test"}}
+_COMMON = {"evaluated": _SPLITS, "ids": ("id",)}
+
+
+def _on_test(benchmark: Benchmark) -> Benchmark:
+  """Return the benchmark with only its scores on the test split counted."""
+
+  def form(one):
+    return one and dataclasses.replace(one, counted=tuple(name for name in one.counted if name.startswith("test/")))
+
+  return dataclasses.replace(benchmark, encoder=form(benchmark.encoder), text=form(benchmark.text))
+
+
+_QUESTION = "parameter: {question} context: {context}"
+_AS_SPANS = spans("docstring_tasks:parameter", 8_000, evaluated=_SPLITS, counted=("test/f1", "test/exact_match"))
+_AS_TEXT = generated(
+  "docstring_tasks:parameter",
+  8_000,
+  inputs=_QUESTION,
+  targets="{answers.0.text}",
+  metrics=["answers"],
+  counted=("f1", "exact_match"),
+  targets_length=32,
+  **_COMMON,
+)
+
+SUITE = Suite(
+  {
+    "package": _on_test(
+      labelled("docstring_tasks:package", 8_000, text="{text}", labels=_PACKAGES, inputs="package: {text}", **_COMMON)
+    ),
+    "halves": _on_test(
+      labelled(
+        "docstring_tasks:halves",
+        8_000,
+        text="{first}",
+        pair="{second}",
+        labels=("apart", "together"),
+        inputs="halves first: {first} second: {second}",
+        **_COMMON,
+      )
+    ),
+    "name": _on_test(
+      generated(
+        "docstring_tasks:name",
+        8_000,
+        inputs="name: {text}",
+        targets="{name}",
+        metrics=["answers"],
+        counted=("f1", "exact_match"),
+        targets_length=16,
+        **_COMMON,
+      )
+    ),
+    "parameter": _on_test(dataclasses.replace(_AS_SPANS, text=_AS_TEXT.text)),
+  }
+)

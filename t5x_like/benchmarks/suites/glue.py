@@ -1,0 +1,97 @@
+"""GLUE (Wang et al. 2018, https://arxiv.org/abs/1804.07461), with T5's texts (Raffel et al. 2020, appendix D)."""
+
+from t5x_like.benchmarks.suites import Suite, labelled
+
+_NLI = ("entailment", "neutral", "contradiction")
+_TWO = ("entailment", "not_entailment")
+_PAIR = {"text": "{sentence1}", "pair": "{sentence2}"}
+_HALVES = {"matched": "validation_matched", "mismatched": "validation_mismatched"}
+
+SUITE = Suite(
+  {
+    "cola": labelled(
+      "tfds:glue/cola",
+      8_551,
+      text="{sentence}",
+      labels=("unacceptable", "acceptable"),
+      scores=("matthews_correlation", "accuracy"),
+      counted=("matthews_correlation",),
+      inputs="cola sentence: {sentence}",
+      test={"CoLA": "test"},
+    ),
+    "sst2": labelled(
+      "tfds:glue/sst2",
+      67_349,
+      text="{sentence}",
+      labels=("negative", "positive"),
+      inputs="sst2 sentence: {sentence}",
+      test={"SST-2": "test"},
+    ),
+    "mrpc": labelled(
+      "tfds:glue/mrpc",
+      3_668,
+      **_PAIR,
+      labels=("not_equivalent", "equivalent"),
+      scores=("f1", "accuracy"),
+      symmetric=True,
+      inputs="mrpc sentence1: {sentence1} sentence2: {sentence2}",
+      test={"MRPC": "test"},
+    ),
+    "stsb": labelled(
+      "tfds:glue/stsb",
+      5_749,
+      **_PAIR,
+      labels=None,
+      symmetric=True,
+      inputs="stsb sentence1: {sentence1} sentence2: {sentence2}",
+      test={"STS-B": "test"},
+    ),
+    "qqp": labelled(
+      "tfds:glue/qqp",
+      363_846,
+      text="{question1}",
+      pair="{question2}",
+      labels=("not_duplicate", "duplicate"),
+      scores=("f1", "accuracy"),
+      symmetric=True,
+      inputs="qqp question1: {question1} question2: {question2}",
+      test={"QQP": "test"},
+    ),
+    "mnli": labelled(
+      "tfds:glue/mnli",
+      392_702,
+      text="{premise}",
+      pair="{hypothesis}",
+      labels=_NLI,
+      inputs="mnli hypothesis: {hypothesis} premise: {premise}",
+      evaluated=_HALVES,
+      test={"MNLI-m": "test_matched", "MNLI-mm": "test_mismatched"},
+    ),
+    "qnli": labelled(
+      "tfds:glue/qnli",
+      104_743,
+      text="{question}",
+      pair="{sentence}",
+      labels=_TWO,
+      inputs="qnli question: {question} sentence: {sentence}",
+      test={"QNLI": "test"},
+    ),
+    "rte": labelled(
+      "tfds:glue/rte",
+      2_490,
+      **_PAIR,
+      labels=_TWO,
+      inputs="rte sentence1: {sentence1} sentence2: {sentence2}",
+      test={"RTE": "test"},
+    ),
+    "wnli": labelled(
+      "tfds:glue/wnli",
+      635,
+      **_PAIR,
+      labels=("not_entailment", "entailment"),
+      inputs="wnli sentence1: {sentence1} sentence2: {sentence2}",
+      test={"WNLI": "test"},
+    ),
+  },
+  submission="glue",
+)

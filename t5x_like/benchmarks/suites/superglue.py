@@ -1,0 +1,116 @@
+"""SuperGLUE (Wang et al. 2019, https://arxiv.org/abs/1905.00537).
+
+Encoders give each alternative of COPA, and each entity of ReCoRD, a row and a score; in text-to-text the answer is
+generated (Raffel et al. 2020, appendix D). At most 32 entities of a passage are candidates; few passages have more.
+"""
+
+from t5x_like.benchmarks.suites import Suite, chosen, generated, labelled
+
+_BOOLEAN = ("False", "True")
+
+SUITE = Suite(
+  {
+    "boolq": labelled(
+      "tfds:super_glue/boolq",
+      9_427,
+      text="{question}",
+      pair="{passage}",
+      labels=_BOOLEAN,
+      inputs="boolq passage: {passage} question: {question}",
+      length=256,
+      test={"BoolQ": "test"},
+    ),
+    "cb": labelled(
+      "tfds:super_glue/cb",
+      250,
+      text="{premise}",
+      pair="{hypothesis}",
+      labels=("entailment", "contradiction", "neutral"),
+      scores=("macro_f1", "accuracy"),
+      inputs="cb hypothesis: {hypothesis} premise: {premise}",
+      length=256,
+      test={"CB": "test"},
+    ),
+    "copa": chosen(
+      "tfds:super_glue/copa",
+      400,
+      text="{premise} What was the {question}?",
+      options=("{choice1}", "{choice2}"),
+      choices=2,
+      labels=["choice1", "choice2"],
+      instead=labelled(
+        "tfds:super_glue/copa",
+        400,
+        text="{premise}",
+        labels=("choice1", "choice2"),
+        inputs="copa choice1: {choice1} choice2: {choice2} premise: {premise} question: {question}",
+      ),
+      test={"COPA": "test"},
+    ),
+    "multirc": labelled(
+      "tfds:super_glue/multirc",
+      27_243,
+      text="{paragraph}",
+      pair="{question} {answer}",
+      labels=_BOOLEAN,
+      questions=("idx.paragraph", "idx.question"),
+      counted=("f1a", "exact_match"),
+      inputs="",
+      length=512,
+      test={"MultiRC": "test"},
+    ),
+    "record": chosen(
+      "tfds:super_glue/record",
+      100_730,
+      text="{passage}",
+      options="entities",
+      option="{query}",
+      placeholder="@placeholder",
+      answers="answers",
+      choices=32,
+      fewer=True,
+      scores=("answers",),
+      counted=("f1", "exact_match"),
+      length=384,
+      instead=generated(
+        "tfds:super_glue/record",
+        100_730,
+        inputs="record query: {query} entities: {entities.*} passage: {passage}",
+        targets="{answers.0}",
+        metrics=["answers"],
+        counted=("f1", "exact_match"),
+        references="answers",
+        inputs_length=512,
+        targets_length=32,
+      ),
+    ),
+    "rte": labelled(
+      "tfds:super_glue/rte",
+      2_490,
+      text="{premise}",
+      pair="{hypothesis}",
+      labels=("entailment", "not_entailment"),
+      inputs="rte hypothesis: {hypothesis} premise: {premise}",
+      test={"RTE": "test"},
+    ),
+    "wic": labelled(
+      "tfds:super_glue/wic",
+      5_428,
+      text="{word}: {sentence1}",
+      pair="{sentence2}",
+      labels=_BOOLEAN,
+      inputs="wic sentence1: {sentence1} sentence2: {sentence2} word: {word}",
+      test={"WiC": "test"},
+    ),
+    "wsc": labelled(
+      "tfds:super_glue/wsc.fixed",
+      554,
+      text="{text}",
+      pair="{span2_text}: {span1_text}",
+      labels=_BOOLEAN,
+      inputs="wsc: {text} {span2_text}: {span1_text}",
+      test={"WSC": "test"},
+    ),
+  },
+  submission="superglue",
+)

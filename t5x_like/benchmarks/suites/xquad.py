@@ -1,0 +1,20 @@
+"""XQuAD (Artetxe et al. 2020): trained on SQuAD 1.1 in English, evaluated in eleven languages."""
+
+from t5x_like.benchmarks.suites import Suite, spans
+
+LANGUAGES = ("ar", "de", "el", "en", "es", "hi", "ru", "th", "tr", "vi", "zh")
+
+SUITE = Suite(
+  {
+    "xquad": spans(
+      "tfds:squad/v1.1",
+      87_599,
+      evaluated={"dev": "validation"}
+      | {
+        language: {"task": {"source": f"tfds:xquad/{language}"}, "split": "test", "language": language}
+        for language in LANGUAGES
+      },
+      counted=tuple(f"{language}/{score}" for language in LANGUAGES for score in ("exact_match", "f1")),
+    )
+  }
+)

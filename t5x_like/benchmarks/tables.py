@@ -1,0 +1,142 @@
+"""The results of a suite as JSON, as a Markdown table, and as a page with charts."""
+
+import math
+import pathlib
+from typing import Any
+
+from t5x_like.benchmarks import charts as suite_charts
+from t5x_like.benchmarks import comparison
+from t5x_like.benchmarks import facts as suite_facts
+from t5x_like.metrics import leaderboards
+from t5x_like.report import page
+from t5x_like.training import workdir as workdirs
+
+_LEADERBOARDS = {"glue": leaderboards.GLUE, "superglue": leaderboards.SUPERGLUE}
+_DASH = "–"
+
+
+def results(name: str, options, found: dict[str, dict[str, Any]], missing: dict[str, str]) -> dict[str, Any]:
+  """What `results.json` holds. `average` is the leaderboard's, None unless every task is there; `mean` that of the
+  tasks which are."""
+  return {
+    "suite": name,
+    "workdir": ", ".join(options.workdirs),
+    "from_scratch": options.from_scratch,
+    "seeds": options.seeds,
+    "average": None if missing or options.tasks else _average(name, found),
+    "mean": _mean(found),
+    "versions": suite_facts.versions(),
+    "tasks": found,
+    "missing": missing,
+  }
+
+
+def joined(parts: dict[str, dict[str, Any]]) -> dict[str, Any]:
+  """The results of several suites as those of one, whose tasks are `<suite>/<task>`."""
+  first = next(iter(parts.values()))
+  whole = {
+    key: {f"{name}/{task}": value for name, part in parts.items() for task, value in part[key].items()}
+    for key in ("tasks", "missing")
+  }
+  return first | {"suite": ",".join(parts), "average": None, "mean": _mean(whole["tasks"])} | whole
+
+
+def _mean(found: dict[str, dict[str, Any]]) -> float | None:
+  """Of the tasks that were learned; questions asked without training are no part of it."""
+  scores = [task["score"] for task in found.values() if task["runs"]]
+  return sum(scores) / len(scores) if scores else None
+
+
+def _average(name: str, found: dict[str, dict[str, Any]]) -> float | None:
+  """The leaderboard's average, from the runs with the median score."""
+  if name not in _LEADERBOARDS:
+    return None
+  by_task = {}
+  for task, result in found.items():
+    scores = {key.split("/", 1)[1]: value for key, value in result["metrics"].items() if value is not None}
+    scores |= {key.split("/", 1)[0]: value for key, value in result["metrics"].items() if key.endswith("/accuracy")}
+    by_task[task] = scores
+  try:
+    return leaderboards.average(by_task, _LEADERBOARDS[name])
+  except KeyError:
+    return None
+
+
+def markdown(found: dict[str, Any]) -> str:
+  """Return notes, a line for each task, the mean and, where every task is there, the leaderboard's average."""
+  head = columns(found)
+  lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+  lines += ["| " + " | ".join([task, *cells(found, result)]) + " |" for task, result in found["tasks"].items()]
+  for task, why in found["missing"].items():
+    lines.append(f"| {task} | {_DASH} " + "| " * (len(head) - 3) + f"| {why} |")
+  blanks = "| " * (len(head) - 2) + "|"
+  lines.append(f"| mean of these | {_shown(found['mean'])} {blanks}")
+  if found["average"] is not None:
+    lines.append(f"| average, as the leaderboard's | {_shown(found['average'])} {blanks}")
+  scratch = ", from scratch" if found["from_scratch"] else ""
+  made = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+  table = f"# {found['suite']}: {found['workdir']}{scratch}\n\n{notes(found)}\n\n" + "\n".join(lines) + f"\n\n{made}\n"
+  return table + (f"\n{comparison.markdown(found['compared'])}" if "compared" in found else "")
+
+
+def notes(found: dict[str, Any]) -> str:
+  """Say what the columns are."""
+  facts = [result.get("facts", {}) for result in found["tasks"].values()]
+  evaluations = max((one.get("evaluations", 1) for one in facts), default=1)
+  words = "`score` is of the only evaluation of a run, so `last` is the same. "
+  if evaluations > 1:
+    words = (
+      f"`score` is the best of a run's evaluations, up to {evaluations}, on the same examples, so it is a little better"
+      " than it would be on others; `last` is that of the last evaluation. "
+    )
+  if found["seeds"] > 1:
+    words += (
+      "Of several seeds the run with the median score counts, with an even number the lower of the two in the middle,"
+      " at the rate where it is best: score, last, details, intervals and charts are of this run. `best seed` is the"
+      " score of the best run, whose predictions a submission has; `spread` is the best minus the worst. "
+    )
+  return words + "`majority` is the score of giving the commonest label every time."
+
+
+def columns(found: dict[str, Any]) -> list[str]:
+  """The names of the columns."""
+  seeds = ["best seed", "spread"] if found["seeds"] > 1 else []
+  return ["task", "score", "last", *seeds, "majority", "rate", "steps", "length", "examples", "seconds", "details"]
+
+
+def cells(found: dict[str, Any], result: dict[str, Any]) -> list[str]:
+  """The columns of a task, but for its name."""
+  facts = result.get("facts", {})
+  details = ", ".join(f"{name} {_shown(result['metrics'].get(name))}" for name in result["counted"])
+  seeds = [result["best"], result["spread"]] if found["seeds"] > 1 else []
+  numbers = [result["score"], facts.get("last"), *seeds, facts.get("majority")]
+  steps = f"{facts['steps']} of {facts['batch_size']}" if facts else _DASH
+  counts = [_DASH if facts.get(key) is None else f"{facts[key]:.0f}" for key in ("examples", "seconds")]
+  return [*map(_shown, numbers), rate_of(result), steps, facts.get("length") or _DASH, *counts, details]
+
+
+def rate_of(result: dict[str, Any]) -> str:
+  """The learning rate of a task, as the tables show it."""
+  if not result["runs"]:
+    return "not trained"
+  return "the recipe's" if result["rate"] is None else f"{result['rate']:g}"
+
+
+def _shown(value: float | None) -> str:
+  return _DASH if value is None or not math.isfinite(value) else f"{value:.2f}"
+
+
+def write(output: pathlib.Path, found: dict[str, Any]) -> None:
+  """Writes `results.json`, `results.md` and `results.html`; UserError if that fails."""
+  workdirs.write(output, "results.json", found)
+  workdirs.write_text(output, "results.md", markdown(found))
+  charts = [
+    chart for task, result in found["tasks"].items() if result["runs"] for chart in suite_charts.charts(task, result)
+  ]
+  workdirs.write_text(
+    output,
+    "results.html",
+    page.render(
+      "suite.html.j2", found=found, charts=charts, shown=_shown, notes=notes(found), columns=columns(found), cells=cells
+    ),
+  )

@@ -1,0 +1,346 @@
+"""Checkpoints: asynchronous, exact and verified.
+
+`orbax` writes them to a local directory, `checkpoint_objects` to an object store. This file adds a manifest with the
+shape, type and fingerprint of every tensor, verifies it when a step is read, falls back with a warning to the newest
+intact step, and gives errors their classes. See docs/reference/checkpoints.md.
+"""
+
+import atexit
+import contextlib
+import dataclasses
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from t5x_like.checkpoints import manifest as checkpoint_manifest
+from t5x_like.checkpoints.fingerprint import examine, fingerprints
+from t5x_like.checkpoints.manifest import Damaged, flatten
+from t5x_like.checkpoints.object_steps import ObjectSteps
+from t5x_like.checkpoints.orbax_steps import LocalSteps
+from t5x_like.checkpoints.quiet_orbax import quiet_abandoned_tasks
+from t5x_like.checkpoints.reading import disk_errno, together
+from t5x_like.errors import (
+  DamageError,
+  NumericError,
+  TransientError,
+  UserError,
+  exit_code,
+  is_transient,
+  one_line,
+  retried,
+)
+from t5x_like.files.storage import is_remote
+
+_TIMEOUT_WORDS = ("DEADLINE_EXCEEDED", "timed out", "Timeout")
+_SECOND_LOOK_SECONDS = 0.5
+_log = logging.getLogger("t5x_like.checkpoint")
+Wanted = dict[str, Any] | Callable[[dict[str, dict]], dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Kept:
+  """The newest step, the one before it where it is no multiple of the interval, the last multiples of the interval, and
+  multiples of `forever`.
+
+  A step between multiples, saved on request or by the clock, makes no room for itself: how a run was interrupted must
+  not decide which steps it can go back to.
+  """
+
+  every: int
+  last: int | None
+  forever: int | None
+
+  def should_preserve(self, checkpoints: Sequence, *, context) -> list[bool]:
+    return self.of([int(info.step) for info in checkpoints])
+
+  def of(self, steps: list[int]) -> list[bool]:
+    """Whether each of the steps, given in order, is kept."""
+    regular = [step for step in steps if step % self.every == 0]
+    newest = steps[-2:] if steps and steps[-1] % self.every else steps[-1:]
+    kept = {*regular[-(self.last or len(steps)) :], *newest}
+    return [s in kept or self.last is None or bool(self.forever) and s % self.forever == 0 for s in steps]
+
+
+class Checkpoints:
+  """The checkpoints of one run, one directory per step.
+
+  Args:
+    directory: of the steps; created by the first `save`. Local (`checkpoint_orbax`), or any address that
+      fsspec knows, such as `gs://…` (`checkpoint_objects`).
+    every: the interval of saving.
+    keep_last: how many of the newest multiples of `every` to keep, besides the newest step, and the one before it where
+      that is no multiple; None keeps all.
+    keep_every: steps that are multiples of this are kept permanently; None keeps none of them.
+    save_timeout_seconds: how long one save may take, over all processes.
+  """
+
+  def __init__(
+    self,
+    directory,
+    *,
+    every: int = 1,
+    keep_last: int | None = 3,
+    keep_every: int | None = None,
+    save_timeout_seconds: int = 600,
+  ):
+    for name, value in (("keep_last", keep_last), ("keep_every", keep_every)):
+      if value is not None and value < 1:
+        raise UserError(f"checkpoint.{name} is {value}; expected at least 1, or None")
+    self._timeout = save_timeout_seconds
+    made = ObjectSteps if is_remote(directory) else LocalSteps
+    self._store = made(os.fspath(directory), _Kept(every, keep_last, keep_every), save_timeout_seconds)
+    self._directory, self._damaged, self._used = os.fspath(directory), [], False
+
+  def save(
+    self,
+    step: int,
+    state: dict[str, Any],
+    metadata: dict[str, Any],
+    *,
+    finite: bool = True,
+    before: Callable[[], None] = lambda: None,
+  ) -> None:
+    """Starts saving a step and returns once the tensors may be donated; `wait` returns when it is committed.
+
+    All processes must call it with the same step. A step already saved with the same values is left as it is.
+
+    Args:
+      step: the number of optimizer steps taken.
+      state: nested dicts with string keys; the leaves are arrays of any shape and any type but complex.
+      metadata: anything `json` can write; returned by `metadata` and `restore`.
+      finite: whether to refuse NaN and infinity.
+      before: called before anything of the step is written, perhaps in another thread; its errors are the save's.
+
+    Raises:
+      UserError: this or the previous save could not be written, or the step exists with other values.
+      NumericError: naming a tensor that is not finite.
+      TransientError: this or the previous save failed, and may not when tried again.
+    """
+    tensors = flatten(state)
+    prints, odd = examine(tensors)
+    if finite and odd:
+      raise NumericError(f"step {step}: {odd[0]} is not finite, and was not saved; steps saved: {self.steps()}")
+    manifest = checkpoint_manifest.build(step, tensors, prints, metadata)
+    with self._disk_errors(step):
+      if not self._used:
+        self._used = True
+        _before_threads_end(self.close)
+      self._store.wait()
+      damaged, self._damaged = self._damaged, []
+      self._move_aside(damaged, "damaged")
+      if step in self._store.agreed_steps():
+        self._check_same(step, prints)
+        before()
+        return
+      self._store.write(step, tensors, manifest, before)
+
+  def steps(self) -> list[int]:
+    """The committed steps, oldest first, as this process sees them; only `restore` detects damage."""
+    return self._store.steps()
+
+  def committed(self, step: int) -> bool:
+    """Whether the save of a step that this process began is committed, without waiting for it."""
+    return self._store.committed(step)
+
+  def metadata(self, step: int) -> dict[str, Any]:
+    """The metadata saved with a step.
+
+    Raises:
+      UserError: no such step.
+      DamageError: its manifest is damaged.
+    """
+    steps, path = self.steps(), self._store.where(step)
+    if step not in steps:
+      raise UserError(f"{self._directory}: no checkpoint of step {step}; steps here: {steps or 'none'}")
+    try:
+      return retried(lambda: self._manifest(step), path)["metadata"]
+    except Damaged as damage:
+      raise DamageError(f"{path}: damaged checkpoint: {damage}") from None
+
+  def restore(self, abstract_state: Wanted, step: int | None = None) -> tuple[int, dict, dict] | None:
+    """Reads a step onto the given shardings and verifies every tensor; all processes must call it.
+
+    Process 0 lists the steps. What is read is damaged only if it is so at a second reading too; an error of the network
+    or the disk is retried, and never damage.
+
+    Args:
+      abstract_state: the tree to restore: `jax.ShapeDtypeStruct` leaves with `.sharding`, on any mesh of any number of
+        processes. Only its top-level keys are read: `{"params": …}` does not read the optimizer's state. Or a function
+        that chooses the tree, given the shape and type of every saved tensor by name.
+      step: which step, or None for the newest intact one. Damaged steps are skipped, each with a warning, and moved
+        aside (`<step>.damaged`) by the next `save`.
+
+    Returns:
+      (step, state, metadata), or None if nothing was saved here.
+
+    Raises:
+      UserError: the requested step is missing, or the tensors of the checkpoint are not those of `abstract_state`.
+      DamageError: the requested step, or every step, is damaged.
+      TransientError: a step cannot be read now.
+    """
+    steps = self._store.agreed_steps()
+    if step is None and not steps:
+      return None
+    if step is not None and step not in steps:
+      raise UserError(f"{self._directory}: no checkpoint of step {step}; steps here: {steps or 'none'}")
+    reasons, gone = {}, False
+    for candidate in steps[::-1] if step is None else [step]:
+      try:
+        state, metadata = self._restore_twice(candidate, abstract_state)
+      except Damaged as damage:
+        if candidate not in self._store.agreed_steps():  # a run beside this one has made room for newer steps
+          gone = True
+          continue
+        reasons[candidate] = str(damage)
+        if step is None:
+          where = self._store.where(candidate)
+          _log.warning("checkpoint step %d is damaged and is skipped: %s (%s)", candidate, damage, where)
+        continue
+      self._damaged += reasons
+      if reasons:
+        _log.warning("restored the newest intact checkpoint, step %d", candidate)
+      return candidate, state, metadata
+    if gone:
+      return self.restore(abstract_state, step)
+    if step is not None:
+      others = [s for s in steps if s != step]
+      raise DamageError(f"{self._store.where(step)}: damaged checkpoint: {reasons[step]}; other steps here: {others}")
+    told = "; ".join(f"step {s}: {r}" for s, r in reasons.items())
+    raise DamageError(
+      f"{self._directory}: every checkpoint is damaged ({told}); restore a copy of one, or start in a new workdir"
+    )
+
+  def set_aside(self, after: int, word: str) -> list[int]:
+    """Makes the steps after one uncommitted, as `<step>.<word>`, newest first; all processes must call it."""
+    self.wait()
+    later = [step for step in self._store.agreed_steps()[::-1] if step > after]
+    self._move_aside(later, word)
+    return later
+
+  def wait(self) -> None:
+    """Returns when the last save is committed.
+
+    Raises:
+      UserError, TransientError: it could not be written.
+    """
+    with self._disk_errors():
+      self._store.wait()
+
+  def close(self) -> None:
+    """Waits for the last save and ends all threads; safe to call twice.
+
+    Raises:
+      UserError, TransientError: the last save could not be written.
+    """
+    with self._disk_errors():
+      self._store.close()
+
+  def __enter__(self) -> "Checkpoints":
+    return self
+
+  def __exit__(self, *_) -> None:
+    self.close()
+
+  def _restore_twice(self, step: int, abstract_state: Wanted) -> tuple[dict, dict]:
+    try:
+      return self._restore_one(step, abstract_state)
+    except Damaged:
+      time.sleep(_SECOND_LOOK_SECONDS)
+      return self._restore_one(step, abstract_state)
+
+  def _restore_one(self, step: int, abstract_state: Wanted) -> tuple[dict, dict]:
+    """Reads and verifies one step; every process gets the same verdict."""
+    path = self._store.where(step)
+    manifest = together(path, lambda: self._manifest(step))
+    if callable(abstract_state):
+      abstract_state = abstract_state(manifest["tensors"])
+    wanted = flatten(abstract_state)
+    saved = {name: entry for name, entry in manifest["tensors"].items() if name.split("/")[0] in abstract_state}
+    checkpoint_manifest.check_tensors(path, saved, wanted)
+    stored = {name: manifest["tensors"][name].get("stored", name) for name in wanted}
+    partial = len(wanted) < len(manifest["tensors"]) or any("stored" in e for e in manifest["tensors"].values())
+    tensors = together(path, lambda: self._store.read(step, wanted, stored, partial))
+    found = fingerprints(tensors)
+    wrong = [name for name in wanted if found[name] != manifest["tensors"][name]["fingerprint"]]
+    if wrong:
+      more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+      raise Damaged(
+        f"tensor {wrong[0]}{more} has fingerprint {found[wrong[0]]}, saved was "
+        f"{manifest['tensors'][wrong[0]]['fingerprint']}"
+      )
+    leaves = [tensors[name] for name in wanted]
+    return jax.tree.unflatten(jax.tree.structure(abstract_state), leaves), manifest["metadata"]
+
+  def _move_aside(self, steps: list[int], word: str) -> None:
+    if steps:
+      self._store.move_aside(steps, word)
+      _log.warning("checkpoints of steps %s are set aside as %s", steps, word)
+
+  def _manifest(self, step: int) -> dict[str, Any]:
+    return checkpoint_manifest.read(lambda: self._store.manifest(step), step)
+
+  def _check_same(self, step: int, prints: dict[str, str]) -> None:
+    try:
+      saved = self._manifest(step)["tensors"]
+    except Damaged as damage:
+      raise UserError(f"{self._store.where(step)}: step exists and is damaged: {damage}; move it away") from None
+    differing = [n for n in sorted({*saved, *prints}) if saved.get(n, {}).get("fingerprint") != prints.get(n)]
+    if differing:
+      raise UserError(
+        f"{self._store.where(step)}: step exists with other values, for example of tensor {differing[0]}; "
+        "move it away or use a new workdir"
+      )
+
+  @contextlib.contextmanager
+  def _disk_errors(self, step: int | None = None):
+    """Gives an error of saving, here or in a background thread, its class and a line that names the path."""
+    where = self._directory if step is None else self._store.where(step)
+    try:
+      yield
+    except Exception as error:
+      if exit_code(error) is not None:
+        raise
+      number = disk_errno(error)
+      quiet_abandoned_tasks()
+      if number is not None:
+        raise UserError(
+          f"{where}: checkpoint could not be written: {os.strerror(number)}; free space or fix the permissions and "
+          f"run the same command again (steps saved: {self.steps()})"
+        ) from error
+      if not is_remote(self._directory) and self._used and not os.path.isdir(self._directory):
+        raise UserError(
+          f"{self._directory}: the directory of the checkpoints is gone; mount or restore it and run the same command "
+          "again"
+        ) from error
+      if any(word in str(error) for word in _TIMEOUT_WORDS):
+        raise TransientError(
+          f"{where}: checkpoint was not written by all processes within {self._timeout} s (one of them failed, or the "
+          f"disk is slow); steps saved: {self.steps()}"
+        ) from error
+      if is_transient(error):
+        raise TransientError(
+          f"{where}: checkpoint could not be written: {one_line(error)[:300]}; run the same command again "
+          f"(steps saved: {self.steps()})"
+        ) from error
+      raise
+
+
+def _before_threads_end(close: Callable[[], None]) -> None:
+  """Calls `close` at the end of the program, while threads may still start others.
+
+  `atexit` is too late: by then the thread pools that a save in flight needs are shut down.
+  """
+
+  def finish():
+    try:
+      close()
+    except Exception as error:
+      print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
+
+  getattr(threading, "_register_atexit", atexit.register)(finish)

@@ -1,0 +1,146 @@
+"""The manifest of a checkpoint step: its tensors, and the fingerprints that prove them unchanged."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from t5x_like.errors import UserError, did_you_mean, one_line
+from t5x_like.files import file_names
+
+FORMAT = "t5x_like.checkpoint.v2"
+_FIRST_EDITION = "t5x_like.checkpoint.v1"  # named an optimizer's tensors as optax nests them
+_NESTED = re.compile(
+  r"opt_state/(?:(?:[0-9]+|whole|layers_[0-9]+|inner_states?)/)*(count|mu|nu|trace|v|v_row|v_col)(/.+)?"
+)
+_OWNERS = {"mu": "adam", "nu": "adam", "trace": "sgd", "v": "adafactor", "v_row": "adafactor", "v_col": "adafactor"}
+
+
+class Damaged(Exception):
+  """A step that is corrupt; the message is the reason."""
+
+
+def flatten(tree: dict[str, Any]) -> dict[str, Any]:
+  """Names every leaf by its path (`params/encoder/kernel`), in the order of `jax.tree.leaves`.
+
+  Raises:
+    TypeError: if the tree is not nested dicts whose keys are strings without a slash.
+  """
+  named = {}
+  for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+    keys = [entry.key if isinstance(entry, jax.tree_util.DictKey) else None for entry in path]
+    if not all(isinstance(key, str) and key and "/" not in key for key in keys):
+      raise TypeError(f"state must be nested dicts with string keys, found {jax.tree_util.keystr(path)}")
+    named["/".join(keys)] = leaf
+  return named
+
+
+def nest(named: dict[str, Any]) -> dict[str, Any]:
+  """The nested dicts of named leaves, without empty ones."""
+  tree: dict[str, Any] = {}
+  for name, leaf in named.items():
+    *parents, last = name.split("/")
+    node = tree
+    for parent in parents:
+      node = node.setdefault(parent, {})
+    node[last] = leaf
+  return tree
+
+
+def build(step: int, tensors: dict[str, Any], prints: dict[str, str], metadata: dict[str, Any]) -> dict[str, Any]:
+  """The manifest to write: `tensors` and their fingerprints by name, with a digest over all of it."""
+  manifest = {
+    "format": FORMAT,
+    "step": int(step),
+    "metadata": metadata,
+    "tensors": {
+      name: {"shape": list(x.shape), "dtype": str(x.dtype), "fingerprint": prints[name]} for name, x in tensors.items()
+    },
+  }
+  manifest["digest"] = _digest(manifest)
+  return manifest
+
+
+def read(fetch: Callable[[], str], step: int) -> dict[str, Any]:
+  """Reads the manifest of a step, whose text `fetch` gives.
+
+  Tensors of the first edition get their names of today, and `stored`, the old ones.
+
+  Raises:
+    Damaged: it is missing, not JSON, of another format or step, or differs from its digest.
+    OSError: it cannot be read.
+  """
+  try:
+    manifest = json.loads(fetch())
+  except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+    raise Damaged(f"manifest: {error.strerror or one_line(error)}") from error
+  except ValueError as error:
+    raise Damaged(f"manifest is not JSON: {one_line(error)}") from None
+  if not isinstance(manifest, dict) or manifest.get("format") not in (FORMAT, _FIRST_EDITION):
+    found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
+    raise Damaged(f"manifest has format {found!r}, expected {FORMAT!r}")
+  if manifest.pop("digest", None) != _digest(manifest) or manifest["step"] != step:
+    raise Damaged("manifest does not match its own digest")
+  for name, entry in manifest["tensors"].items():
+    if not file_names.is_inside(name) or "stored" in entry:
+      raise Damaged(f"manifest has a tensor {file_names.shown(name)}, which no checkpoint has")
+  if manifest["format"] == _FIRST_EDITION:
+    manifest["tensors"] = _renamed(manifest["tensors"])
+  return manifest
+
+
+def _renamed(tensors: dict[str, dict]) -> dict[str, dict]:
+  """Tensors of the first edition by their names of today: `opt_state/1/whole/0/mu/table` is `adam/mu/table`.
+
+  Every group of layers had a copy of each count, and the schedule one of its own; a scalar copy serves for all.
+  """
+  renamed, count, owners = {}, None, set()
+  for name, entry in tensors.items():
+    entry = entry | {"stored": name}
+    nested = _NESTED.fullmatch(name)
+    if nested is None:
+      renamed[name] = entry
+    elif nested[2]:
+      owners.add(_OWNERS[nested[1]])
+      renamed[f"{_OWNERS[nested[1]]}/{nested[1]}{nested[2]}"] = entry
+    elif not entry["shape"]:
+      count = entry
+  counted = {f"{owner}/count": count for owner in owners - {"sgd"} if count}
+  return renamed | counted
+
+
+def check_tensors(where, saved: dict[str, dict], wanted: dict[str, Any]) -> None:
+  """Compares the tensors of a manifest with those to restore (anything with `shape` and `dtype`), by name.
+
+  Raises:
+    UserError: naming the first tensor that is missing, unexpected, or of another shape or type.
+  """
+  advice = "use the config it was saved with"
+  for name, x in wanted.items():
+    expected = f"{x.dtype}{list(x.shape)}"
+    if name not in saved:
+      near = did_you_mean(name, set(saved) - set(wanted))
+      raise UserError(
+        f"{where}: tensor {name} is not in the checkpoint{near}; expected {expected}; {advice}{_or_fresh(name)}"
+      )
+    found = f"{saved[name]['dtype']}{saved[name]['shape']}"
+    if found != expected:
+      raise UserError(f"{where}: tensor {name} is {found}, expected {expected}; {advice}{_or_fresh(name)}")
+  for name, entry in saved.items():
+    if name not in wanted:
+      found = f"{entry['dtype']}{entry['shape']}"
+      raise UserError(
+        f"{where}: tensor {name} {found} is in the checkpoint, expected no such tensor; {advice}{_or_fresh(name)}"
+      )
+
+
+def _or_fresh(name: str) -> str:
+  own = name == "step" or name.startswith("params/")
+  return "" if own else ", or start this optimizer without a state: --config.checkpoint.fresh_optimizer=true"
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+  return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,238 @@
+"""Steps of a checkpoint on an object store, or at any address that fsspec knows.
+
+A step is a directory `<step>-<attempt>-<processes>/`. Every process writes what it holds of the tensors as one object
+(`tensors-<process>.bin`) with an index beside it; when all have, process 0 writes `manifest.json`, and only then the
+step is there. An attempt that was cut short has none and is removed by the next run that saves. Nothing is renamed: a
+step is set aside by an object `aside` in its directory, and may then be saved again as another attempt.
+"""
+
+import concurrent.futures
+import json
+import re
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from t5x_like.checkpoints.copies import Copies
+from t5x_like.checkpoints.manifest import Damaged
+from t5x_like.errors import TransientError
+from t5x_like.files.storage import Storage
+from t5x_like.parallel import distributed
+
+_STEP = re.compile(r"([0-9]+)-[0-9a-f]{8}-([0-9]+)")
+_MANIFEST, _ASIDE = "manifest.json", "aside"
+_READERS = 16
+
+
+class ObjectSteps:
+  """The steps in one directory of a store; see `checkpoint_orbax.LocalSteps` for what each method promises.
+
+  Listings may lag: they only say which directories to look into, and process 0 looks for all. What is in a directory
+  is asked by name.
+
+  Args:
+    url: of the directory.
+    kept: says which steps to keep.
+    timeout_seconds: how long a save may take, over all processes.
+  """
+
+  def __init__(self, url: str, kept, timeout_seconds: float):
+    self._storage, self._kept, self._timeout = Storage(url), kept, timeout_seconds
+    self._saving: threading.Thread | None = None
+    self._deadline = 0.0  # of the save under way
+    self._failed: BaseException | None = None
+    self._cleaned, self._agreed, self._copies = False, {}, Copies()
+    self._written: int | None = None
+
+  def where(self, step: int) -> str:
+    return self._storage.where(str(step))
+
+  def steps(self) -> list[int]:
+    return sorted(self._committed())
+
+  def committed(self, step: int) -> bool:
+    return self._written == step
+
+  def agreed_steps(self) -> list[int]:
+    found = distributed.from_first(lambda: list(self._committed().items()))
+    self._agreed = dict(found)
+    return sorted(self._agreed)
+
+  def manifest(self, step: int) -> str:
+    data = self._storage.read(f"{self._directory(step)}/{_MANIFEST}")
+    if data is None:
+      raise FileNotFoundError(f"{self.where(step)}: no {_MANIFEST}")
+    return data.decode()
+
+  def read(self, step: int, wanted: dict[str, Any], stored: dict[str, str], partial: bool) -> dict[str, jax.Array]:
+    directory = self._directory(step)
+    chunks: dict[str, list[tuple[str, dict]]] = {}
+    for writer in range(int(_STEP.fullmatch(directory)[2])):
+      index = self._storage.read(f"{directory}/tensors-{writer:05d}.json")
+      if index is None:
+        raise Damaged(f"tensors-{writer:05d}.json is missing")
+      for chunk in json.loads(index):
+        chunks.setdefault(chunk["name"], []).append((f"{directory}/tensors-{writer:05d}.bin", chunk))
+    with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
+      parts = pool.map(lambda name: self._local_parts(wanted[name], chunks.get(stored[name], [])), wanted)
+      return {
+        name: jax.make_array_from_callback(x.shape, x.sharding, lambda index, own=own: own[_key(index)])
+        for (name, x), own in zip(wanted.items(), parts, strict=True)
+      }
+
+  def write(
+    self, step: int, tensors: dict[str, jax.Array], manifest: dict[str, Any], before: Callable[[], None]
+  ) -> None:
+    self.wait()
+    attempt = distributed.from_first(lambda: f"{step}-{uuid.uuid4().hex[:8]}-{jax.process_count()}")
+    copies = self._copies(tensors)
+    index, parts, offset = [], [], 0
+    for name, x in (copies or tensors).items():
+      for shard in x.addressable_shards:
+        if shard.replica_id == 0:
+          start, shape = [s.start or 0 for s in shard.index], list(shard.data.shape)
+          size = {"offset": offset, "bytes": shard.data.nbytes}
+          index.append({"name": name, "start": start, "shape": shape, "dtype": str(x.dtype)} | size)
+          # Without copies, the tensor may be donated as soon as this returns.
+          parts.append(shard.data if copies else np.array(shard.data, copy=True))
+          offset += shard.data.nbytes
+    saving = (attempt, index, parts, manifest, before)
+    self._saving = threading.Thread(target=self._save, args=saving, name="save", daemon=True)
+    self._deadline = time.monotonic() + self._timeout
+    self._saving.start()
+
+  def wait(self) -> None:
+    saving, self._saving = self._saving, None
+    if saving is not None:
+      saving.join(max(0.0, self._deadline - time.monotonic()))
+      if saving.is_alive():  # it dies with the process
+        raise TransientError(
+          f"{self._storage.url}: checkpoint was not written within {self._timeout:g} s (the store is slow, or does not"
+          " answer); run the same command again, or raise --config.checkpoint.save_timeout_seconds"
+        )
+    failed, self._failed = self._failed, None
+    if failed is not None:
+      raise failed
+
+  def close(self) -> None:
+    self.wait()
+
+  def move_aside(self, steps: list[int], word: str) -> None:
+    if jax.process_index() == 0:
+      for step in steps:
+        self._storage.write(f"{self._directory(step)}/{_ASIDE}", word.encode())
+    distributed.from_first(lambda: None)
+    self._agreed = {step: name for step, name in self._agreed.items() if step not in steps}
+
+  def _committed(self) -> dict[int, str]:
+    """The directory of every committed step."""
+    found = {}
+    for name in self._storage.names():
+      if (match := _STEP.fullmatch(name)) and self._state(name) == "committed":
+        found[int(match[1])] = name
+    return found
+
+  def _state(self, directory: str) -> str:
+    if self._storage.exists(f"{directory}/{_ASIDE}"):
+      return "aside"
+    return "committed" if self._storage.exists(f"{directory}/{_MANIFEST}") else "begun"
+
+  def _directory(self, step: int) -> str:
+    found = self._agreed.get(step) or self._committed().get(step)
+    if found is None:
+      raise FileNotFoundError(f"{self.where(step)}: no such step")
+    return found
+
+  def _local_parts(self, x, chunks: list[tuple[str, dict]]) -> dict[tuple, np.ndarray]:
+    """This process's shards of a tensor, by index, from the chunks that overlap them."""
+    needed = {_key(index): index for index in x.sharding.addressable_devices_indices_map(x.shape).values()}
+    read: dict[int, np.ndarray] = {}
+    parts = {}
+    for key, index in needed.items():
+      bounds = [s.indices(size)[:2] for s, size in zip(index, x.shape, strict=True)]
+      part, filled = np.empty([stop - start for start, stop in bounds], x.dtype), 0
+      for number, (file, chunk) in enumerate(chunks):
+        edges = [(a, a + n) for a, n in zip(chunk["start"], chunk["shape"], strict=True)]
+        both = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(bounds, edges, strict=True)]
+        if any(low >= high for low, high in both):
+          continue
+        if number not in read:
+          read[number] = self._chunk(file, chunk)
+        there = tuple(slice(low - a, high - a) for (low, high), (a, _) in zip(both, edges))
+        here = tuple(slice(low - a, high - a) for (low, high), (a, _) in zip(both, bounds))
+        part[here] = read[number][there]
+        filled += part[here].size
+      if filled != part.size:
+        raise Damaged(f"{part.size - filled} of {part.size} values of a shard are in no object")
+      parts[key] = part
+    return parts
+
+  def _chunk(self, file: str, chunk: dict) -> np.ndarray:
+    data = self._storage.read(file, chunk["offset"], chunk["offset"] + chunk["bytes"]) if chunk["bytes"] else b""
+    if data is None or len(data) != chunk["bytes"]:
+      raise Damaged(f"{file} has {0 if data is None else len(data)} of {chunk['bytes']} bytes of {chunk['name']}")
+    return np.frombuffer(data, jax.numpy.dtype(chunk["dtype"])).reshape(chunk["shape"])
+
+  def _save(self, attempt: str, index: list[dict], parts: list, manifest: dict[str, Any], before) -> None:
+    """Runs in a thread of every process; process 0 commits."""
+    try:
+      before()
+      mine = jax.process_index()
+      with tempfile.NamedTemporaryFile() as file:
+        while parts:
+          file.write(np.asarray(parts.pop(0)).tobytes())
+        file.flush()
+        self._storage.upload(f"{attempt}/tensors-{mine:05d}.bin", file.name)
+      self._storage.write(f"{attempt}/tensors-{mine:05d}.json", json.dumps(index).encode())
+      self._meet(
+        f"{attempt}/{mine}", [f"{attempt}/{other}" for other in range(jax.process_count())] if not mine else []
+      )
+      if mine == 0:
+        self._storage.write(f"{attempt}/{_MANIFEST}", json.dumps(manifest).encode())
+        self._written = manifest["step"]
+        self._clean(attempt)
+      self._meet(f"{attempt}/committed" if not mine else "", [f"{attempt}/committed"])
+    except BaseException as error:
+      self._failed = error
+
+  def _meet(self, say: str, hear: list[str]) -> None:
+    """Says that something is done, and waits until all of `hear` is."""
+    if jax.process_count() == 1:
+      return
+    from jax._src import distributed as service  # the key-value store has no public API
+
+    client = service.global_state.client
+    if say:
+      client.key_value_set(f"t5x_like/saved/{say}", "done")
+    for name in hear:
+      try:
+        client.blocking_key_value_get(f"t5x_like/saved/{name}", int(self._timeout * 1000))
+      except RuntimeError as error:
+        raise TransientError(
+          f"{self._storage.url}: checkpoint was not written by all processes within {self._timeout:g} s (one of them"
+          " failed, or the store is slow)"
+        ) from error
+
+  def _clean(self, attempt: str) -> None:
+    """Removes steps that are not to be kept and, once, attempts that were cut short; the manifest goes first."""
+    steps = self._committed()
+    steps[int(attempt.partition("-")[0])] = attempt  # whatever the listing says
+    ordered = sorted(steps)
+    gone = [steps[step] for step, keep in zip(ordered, self._kept.of(ordered), strict=True) if not keep]
+    if not self._cleaned:
+      others = [name for name in self._storage.names() if _STEP.fullmatch(name) and name != attempt]
+      gone += [name for name in others if self._state(name) == "begun"]
+      self._cleaned = True
+    for name in gone:
+      self._storage.delete(f"{name}/{_MANIFEST}")
+      self._storage.delete(name)
+
+
+def _key(index) -> tuple:
+  return tuple((s.start, s.stop) for s in index)

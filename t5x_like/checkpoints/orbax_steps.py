@@ -1,0 +1,187 @@
+"""Steps of a checkpoint in a local directory, written by orbax (OCDBT, committed by an atomic rename)."""
+
+import concurrent.futures
+import contextlib
+import functools
+import os
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from etils import epath
+from jax.experimental import multihost_utils
+
+from t5x_like.checkpoints.copies import Copies
+from t5x_like.checkpoints.manifest import nest
+from t5x_like.checkpoints.quiet_orbax import quiet_orbax
+from t5x_like.checkpoints.reading import read_tensors
+from t5x_like.files.storage import synced
+from t5x_like.parallel import distributed
+
+_STATE, _MANIFEST = "state", "manifest"
+_LEAST_SLICE = 2**20  # bytes
+
+
+class _Manager(ocp.CheckpointManager):
+  """Orbax's manager without preemption checks.
+
+  Its checks would call the synchronisation point of `training.preemption` a second time, from another thread, with an
+  older step number and on the primary process only.
+  """
+
+  def reached_preemption(self, step: int) -> bool:
+    return False
+
+
+@functools.cache
+def _write_small_arrays_whole() -> None:
+  """Orbax cuts an array that several devices hold into a slice for each to write, which is a program to compile for
+  each shape; of slices smaller than this it gains nothing."""
+  known = ocp.type_handlers.get_type_handler(jax.Array)
+  handler = ocp.type_handlers.ArrayHandler(
+    array_metadata_store=known._array_metadata_store, min_slice_bytes_for_replica_parallel=_LEAST_SLICE
+  )
+  ocp.type_handlers.register_type_handler(jax.Array, handler, override=True)
+
+
+class LocalSteps:
+  """The steps in one directory.
+
+  Orbax's own work in a save takes longer than many a step, so it happens in a thread, on copies. Its processes then
+  meet through the coordination service: a collective on the devices could meet the step's.
+
+  Args:
+    directory: created by the first `write`.
+    kept: an orbax preservation policy.
+    timeout_seconds: how long a save may take, over all processes.
+  """
+
+  def __init__(self, directory: str, kept, timeout_seconds: float):
+    self._directory = epath.Path(os.path.abspath(directory))
+    self._kept, self._timeout = kept, timeout_seconds
+    self._manager: _Manager | None = None
+    self._copies, self._pool = Copies(), None
+    self._saving: concurrent.futures.Future | None = None
+    quiet_orbax()
+    _write_small_arrays_whole()
+
+  def where(self, step: int) -> str:
+    """The path of a step, for messages."""
+    return str(self._directory / str(step))
+
+  def steps(self) -> list[int]:
+    """The committed steps, oldest first, as this process sees them."""
+    try:
+      return sorted(ocp.utils.checkpoint_steps(self._directory))
+    except (FileNotFoundError, NotADirectoryError):
+      return []
+
+  def committed(self, step: int) -> bool:
+    """Whether a step is committed."""
+    return step in self.steps()
+
+  def agreed_steps(self) -> list[int]:
+    """The committed steps, as process 0 sees them; all processes must call it."""
+    return distributed.from_first(self.steps)
+
+  def manifest(self, step: int) -> str:
+    """The manifest's text.
+
+    Raises:
+      OSError: there is none, or it cannot be read.
+    """
+    return (self._directory / str(step) / _MANIFEST / "metadata").read_text()
+
+  def read(self, step: int, wanted: dict[str, Any], stored: dict[str, str], partial: bool) -> dict[str, jax.Array]:
+    """Tensors by name, without barriers, so that a failing process blocks no other; see `read_tensors`."""
+    return read_tensors(self._directory / str(step) / _STATE, wanted, stored, partial=partial)
+
+  def write(
+    self, step: int, tensors: dict[str, jax.Array], manifest: dict[str, Any], before: Callable[[], None]
+  ) -> None:
+    """Starts writing a step once the one before is committed; returns when the tensors may be donated.
+
+    Args:
+      before: called before anything is written, perhaps in another thread.
+    """
+    manager = self._open()
+    self.wait()
+    copies = self._copies(tensors)
+    items = {_STATE: ocp.args.PyTreeSave(nest(copies or tensors)), _MANIFEST: ocp.args.JsonSave(manifest)}
+
+    def save():
+      before()
+      manager.save(step, args=ocp.args.Composite(**items), force=True)
+
+    if copies is None:
+      save()
+    else:
+      self._saving = self._pool.submit(save)
+
+  def wait(self) -> None:
+    """Returns when the last step is committed; raises what went wrong."""
+    saving, self._saving = self._saving, None
+    if saving is not None:
+      saving.result()
+    if self._manager is not None:
+      self._manager.wait_until_finished()
+
+  def close(self) -> None:
+    """Waits, and ends all threads."""
+    if self._manager is None:
+      return
+    try:
+      self.wait()
+    finally:
+      manager, self._manager = self._manager, None
+      self._pool.shutdown()
+      manager.close()
+
+  def move_aside(self, steps: list[int], word: str) -> None:
+    """Makes steps uncommitted without deleting anything, here by a rename; all processes must call it."""
+    if jax.process_index() == 0:
+      for step in steps:
+        path = pathlib.Path(self._directory) / str(step)
+        target, copies = path.with_name(f"{step}.{word}"), 0
+        while target.exists():
+          copies += 1
+          target = path.with_name(f"{step}.{word}.{copies}")
+        if path.exists():
+          path.rename(target)
+    if jax.process_count() > 1:
+      multihost_utils.sync_global_devices("t5x_like.checkpoint.move_aside")
+    if self._manager is not None:
+      self._manager.reload()
+
+  def _sync(self) -> None:
+    """Puts all files of a step on disk, just before the rename that commits it; older steps are removed after that."""
+    if jax.process_index() == 0:
+      for folder in pathlib.Path(self._directory).glob("*.orbax-checkpoint-tmp*"):
+        for path in [*folder.rglob("*"), folder]:
+          with contextlib.suppress(FileNotFoundError):
+            synced(path)
+
+  def _open(self) -> _Manager:
+    """The orbax manager, made on first use, as only saving may change the directory."""
+    if self._manager is None:
+      count = jax.process_count()
+      if count > 1:  # orbax leaves this to us
+        distributed.from_first(lambda: self._directory.mkdir(parents=True, exist_ok=True))
+      options = ocp.CheckpointManagerOptions(
+        create=count == 1,
+        multiprocessing_options=ocp.options.MultiprocessingOptions(
+          active_processes=set(range(count)) if count > 1 else None
+        ),
+        preservation_policy=self._kept,
+        cleanup_tmp_directories=True,
+        lightweight_initialize=True,
+        # If directories were created asynchronously and one failed, threads would wait for it until the timeout.
+        async_options=ocp.options.AsyncOptions(
+          timeout_secs=self._timeout, create_directories_asynchronously=False, post_finalization_callback=self._sync
+        ),
+      )
+      self._manager = _Manager(self._directory, options=options)
+      self._pool = concurrent.futures.ThreadPoolExecutor(1, "save")
+    return self._manager

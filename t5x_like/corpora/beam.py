@@ -1,0 +1,153 @@
+"""Preparation on any runner of Apache Beam (`pip install -r requirements-beam.txt`).
+
+Beam decides where a part is built and where entries of equal keys meet. It calls the same functions as the other
+engine, so the bytes are the same. Pipelines use only transforms that all runners support: Create, Reshuffle, ParDo,
+Flatten and GroupByKey on small integers.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.runner import create_runner
+
+from t5x_like.corpora import comparing, duplicates
+from t5x_like.corpora.duplicates import Comparison, Entries
+from t5x_like.corpora.job import Job
+from t5x_like.errors import UserError, did_you_mean, one_line
+from t5x_like.files.objects import place
+
+_QUIET = "--default_sdk_harness_log_level=ERROR"  # the local runner's workers log every channel they open
+_MOST_BUCKETS = 4096
+_DASK = "apache_beam.runners.dask.dask_runner.DaskRunner"  # Beam does not know its short name
+_DASK_PARTITIONS = ("--dask_npartitions", "--dask_partition_size")
+
+
+def run(work: Callable[[int], Any], parts: int, options: Sequence[str], refusals: str) -> None:
+  """Call a function for every part of a job on a Beam runner; results go to the job's directories.
+
+  Args:
+    work: `duplicates.sign` or `building.make_part` of a job, given the part's number. The job's paths must mean the
+      same on every worker, so they must be remote on a cluster.
+    parts: the number of parts.
+    options: options of the pipeline, as on a command line: --runner=DataflowRunner --project=... and so on. Workers log
+      only errors unless an option says otherwise.
+    refusals: a local or remote directory where workers write the messages of their UserErrors instead of raising them,
+      because runners retry on any exception and log it at length.
+
+  Raises:
+    UserError: an option is unknown to Beam, or a part raised UserError; the first such part is reported.
+  """
+  with _pipeline(options, refusals) as pipeline:
+    _parts(pipeline, parts) | "make" >> beam.Map(_call, work=work, refusals=refusals)
+
+
+def compare(job: Job, one: Comparison, parts: int, options: Sequence[str], refusals: str) -> None:
+  """Make a comparison as a group-by on a Beam runner.
+
+  A part's entries are divided by key into as many buckets as there are parts, so that a bucket has about as many
+  entries as a part. A worker holds one part or one bucket at a time.
+
+  Args:
+    job, one: the job and the comparison.
+    parts, options, refusals: as for `run`.
+  """
+  duplicates.begin(job, one)
+  buckets = min(parts, _MOST_BUCKETS)
+  with _pipeline(options, refusals) as pipeline:
+    numbers = _parts(pipeline, parts)
+    divided = numbers | "divide" >> beam.FlatMap(
+      _divided, job=job, one=one, buckets=buckets, refusals=refusals
+    ).with_output_types(tuple[int, Any])
+    marked = divided | beam.GroupByKey() | "match" >> beam.FlatMap(_matched, one=one).with_output_types(tuple[int, Any])
+    every = numbers | "every part" >> beam.Map(lambda number: (number, None)).with_output_types(tuple[int, Any])
+    saved = (marked, every) | beam.Flatten() | "by part" >> beam.GroupByKey()
+    saved | "save" >> beam.Map(_saved, job=job, one=one)
+  duplicates.end(job, one)
+
+
+@contextlib.contextmanager
+def _pipeline(options: Sequence[str], refusals: str) -> Iterator[beam.Pipeline]:
+  """Provide a pipeline to fill, then run it; raise UserError if it cannot run, or for the first refused part."""
+  left = place(refusals)
+  if left.exists():
+    left.rmtree()
+  try:
+    pipeline = beam.Pipeline(options=_options([_QUIET, *options]))
+  except ValueError as error:
+    raise UserError(f"--engine=beam: {one_line(error)}") from error
+  try:
+    with pipeline:
+      yield pipeline
+  except Exception as error:  # for example no scheduler, or too many lost workers
+    if isinstance(error, OSError) or type(error).__module__.startswith("distributed."):
+      raise UserError(f"--engine=beam: {type(error).__name__}: {one_line(error)}") from error
+    raise
+  if left.exists():
+    raise UserError(min(left.iterdir()).read_text())
+
+
+def _parts(pipeline: beam.Pipeline, parts: int) -> beam.PCollection[int]:
+  return pipeline | "parts" >> beam.Create(range(parts)) | beam.Reshuffle()
+
+
+def _options(flags: Sequence[str]) -> PipelineOptions:
+  """Parse the pipeline's options; raise UserError for an unknown flag unless the runner's job server may define it."""
+  runner = PipelineOptions(list(flags)).get_all_options(retain_unknown_options=True)["runner"]
+  if runner in ("FlinkRunner", "PortableRunner", "SparkRunner"):
+    return PipelineOptions(list(flags))
+  if runner == "DaskRunner":
+    runner = _DASK
+    flags = [*flags, f"--runner={_DASK}"]
+    if not any(flag.startswith(_DASK_PARTITIONS) for flag in flags):
+      flags.append("--dask_partition_size=1")  # by default, one worker builds 128 parts
+  if runner:
+    try:
+      create_runner(runner)  # imports the runner and thereby its options
+    except (ImportError, AttributeError) as error:
+      extra = "dask" if runner == _DASK else "the extra of this runner"
+      raise UserError(f"--runner={runner}: {one_line(error)}; pip install 'apache-beam[{extra}]'") from error
+  options = PipelineOptions(list(flags))
+  given = options.get_all_options(retain_unknown_options=True)
+  known = PipelineOptions([f"--runner={runner}"] if runner else []).get_all_options()
+  if unknown := sorted(given.keys() - known.keys()):
+    raise UserError(
+      f"--{unknown[0]}: found a flag of neither tools.prepare_data nor Apache Beam"
+      f"{did_you_mean(unknown[0], known)}; --help lists those of the former"
+    )
+  return options
+
+
+def _call(number: int, work: Callable[[int], Any], refusals: str) -> Any:
+  try:
+    return work(number)
+  except UserError as error:
+    left = place(refusals)
+    left.mkdir(parents=True, exist_ok=True)
+    (left / f"{number:06d}").write_text(one_line(error))
+
+
+def _divided(
+  number: int, job: Job, one: Comparison, buckets: int, refusals: str
+) -> Iterator[tuple[int, tuple[int, Entries]]]:
+  """Yield (bucket, (part, its entries)) for every bucket with entries of the part."""
+  found = _call(number, lambda number: duplicates.entries(job, one, number), refusals)
+  if found is None or not found["key"].size:
+    return
+  bucket_n = (found["key"] % np.uint64(buckets)).astype(np.int64)
+  order_n = np.argsort(bucket_n, kind="stable")
+  filled, first = np.unique(bucket_n[order_n], return_index=True)
+  for bucket, some in zip(filled.tolist(), np.split(order_n, first[1:]), strict=True):
+    yield bucket, (number, {name: values[some] for name, values in found.items()})
+
+
+def _matched(bucket: tuple[int, Iterable[tuple[int, Entries]]], one: Comparison) -> comparing.Marked:
+  return comparing.matched(one, bucket[1])
+
+
+def _saved(part: tuple[int, Iterable], job: Job, one: Comparison) -> None:
+  number, places = part
+  duplicates.save(job, one, number, [some for some in places if some is not None])

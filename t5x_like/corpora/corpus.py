@@ -1,0 +1,247 @@
+"""Token stores prepared from a source when a task first needs them: `task.source` of a recipe.
+
+    <cache>/<corpus>-<request>-<files>/train/         a token store
+    <cache>/<corpus>-<request>-<files>/validation/
+    <cache>/.<request>.lock                           held by the preparing process (.lease at an address)
+
+`request` is a hash of the request: the source as spelled, the other fields of `Corpus`, whether documents end with EOS,
+the vocabulary's fingerprint and the edition of preparation. `files` is a hash of the source's contents at that time:
+names, sizes and, for local files, modification times; for a TensorFlow dataset its version, sizes and metadata. Files
+are not read to compare them. The same command therefore reuses its store, and a different command never gets a wrong
+one. Changed files are prepared again in a directory beside the old one, which other runs may still read.
+
+Opening a split for the first time prepares it as `tools.prepare_data` does: in parts, resuming an interrupted
+preparation. Processes and jobs that need the same split wait for the process that prepares it. When that process ends,
+so does its lock; a lease expires a minute later.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from t5x_like import vocabularies
+from t5x_like.config import Corpus
+from t5x_like.corpora import cleaning, duplicates, engines, leases
+from t5x_like.corpora.documents import Documents
+from t5x_like.corpora.job import Job, Part, facts_hash, parts_of, summary, whole_plan
+from t5x_like.data import cache
+from t5x_like.errors import TransientError, UserError, did_you_mean, one_line
+from t5x_like.files.lease import Held
+from t5x_like.files.objects import Address, Place, place
+from t5x_like.store import manifest as manifests
+from t5x_like.store.writer import SHARD_TOKENS
+
+_EDITION = 1  # of the result for the same request
+_PART_BYTES = 2**26
+_WORKER_BYTES = 2**23  # source bytes per process beyond the first, because a process takes seconds to start
+_PULSE_SECONDS, _SAY_SECONDS = 10.0, 60.0
+_SILENCE_SECONDS = 600.0  # without a pulse of the preparing process
+
+
+def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
+  """Return the directory of a corpus's token store for a split, and prepare the store if it does not exist.
+
+  Args:
+    corpus: the corpus to prepare.
+    split: `train`, `validation` or another split of the source.
+    append_eos: whether documents end with EOS.
+
+  Raises:
+    UserError: the source, vocabulary or cache cannot be used, the split or a cleaning step does not exist, or another
+      process prepares the store and shows no sign of life.
+  """
+  steps = tuple(step for step in corpus.clean.split(",") if step)
+  for step in steps:
+    if step not in cleaning.STEPS:
+      raise UserError(f"config.task.clean: found {step!r}, expected some of {', '.join(cleaning.STEPS)}, with commas")
+  if not 0 <= corpus.validation_fraction < 1:
+    raise UserError(f"config.task.validation_fraction: found {corpus.validation_fraction}, expected 0 to below 1")
+  vocabulary = vocabularies.load(corpus.vocabulary)
+  root = corpus.cache.rstrip("/") if corpus.cache else cache.directory()
+  asked = {
+    "source": corpus.source,
+    "text_field": corpus.text_field,
+    "data_dir": corpus.data_dir,
+    "clean": steps,
+    "validation_fraction": corpus.validation_fraction,
+    "append_eos": append_eos,
+    "vocabulary": vocabulary.fingerprint,
+    "edition": [manifests.FORMAT, _EDITION, *([duplicates.NEAR] if "near" in steps else [])],
+  }
+  request = _hash(asked)
+
+  def located() -> tuple[Documents, dict[str, Part], str]:
+    documents = _opened(corpus, root, request)
+    source = documents.source
+    plan = whole_plan(source, corpus.validation_fraction)
+    if split not in plan:
+      raise UserError(
+        f"source {corpus.source}: found no split {split!r}, expected one of {', '.join(plan)}"
+        f"{did_you_mean(split, plan)}"
+      )
+    files = _hash([documents.facts(), {name: source.changed(name) for name in source.splits}])
+    return documents, plan, f"{root}/{source.name}-{request}-{files}"
+
+  def is_there(home: str) -> bool:
+    return (place(f"{home}/{split}") / manifests.FILE).exists()
+
+  with _turn(root, request, corpus.source, lambda: is_there(located()[-1])):
+    documents, plan, home = located()
+    source, path = documents.source, f"{home}/{split}"
+    if is_there(home):
+      return path
+    for old in _stores(root, request):
+      if old != home:
+        print(
+          f"data: {corpus.source}: its files have changed since {old} was made (other names, sizes or times): "
+          f"preparing them anew; delete {old} when no run needs it",
+          flush=True,
+        )
+    print(f"data: {path}: preparing split {split} of {corpus.source}", flush=True)
+    remote, part = "://" in path, plan[split]
+    job = Job(
+      corpus.source,
+      corpus.data_dir,
+      corpus.text_field,
+      facts_hash(documents),
+      tuple(source.changed(part.split)),
+      part.split,
+      part.low,
+      part.high,
+      corpus.vocabulary,
+      vocabulary.fingerprint,
+      append_eos,
+      SHARD_TOKENS,
+      _PART_BYTES,
+      steps,
+      cleaning.C4(),
+      work=path if remote else f"{home}/.{split}.incomplete",
+      progress=f"{home}/.{split}.progress",
+    )
+    size = sum(source.part_size(part.split, one) for one in parts_of(job))
+    workers = max(1, min(os.cpu_count() or 1, size // _WORKER_BYTES))
+    record: dict[str, Any] = {"documents": summary(documents.facts()), **asked}
+    engines.run(job, path, workers=workers, name=source.name, split=split, source=record)
+  return path
+
+
+def _opened(corpus: Corpus, root: str, request: str) -> Documents:
+  try:
+    return Documents(corpus.source, data_dir=corpus.data_dir, text_field=corpus.text_field)
+  except UserError as error:
+    if old := _stores(root, request):
+      raise UserError(f"{error}; what was made of it before is still there: --config.task.store={old[-1]}") from error
+    raise
+
+
+def _stores(root: str, request: str) -> list[str]:
+  """List the directories made for a request from any files, the newest last."""
+  with contextlib.suppress(OSError, UserError, TransientError):
+    found = [path for path in place(root).iterdir() if f"-{request}-" in path.name]
+    return [os.fspath(path) for path in sorted(found, key=_time)]
+  return []
+
+
+def _time(path: Place) -> int:
+  return 0 if isinstance(path, Address) else os.stat(path).st_mtime_ns
+
+
+def _hash(content: Any) -> str:
+  return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+
+
+@contextlib.contextmanager
+def _leased(root: str, request: str, source: str, is_there: Callable[[], bool]) -> Iterator[None]:
+  """Hold a lease, as `_turn` does at an address, unless the awaited store already exists."""
+  lease, waiting = leases.lease(root, f".{request}.lease"), _Waiting(source)
+  with contextlib.ExitStack() as mine:
+    while not is_there():
+      try:
+        mine.enter_context(lease)
+        break
+      except Held:
+        waiting.say()
+    yield
+
+
+class _Waiting:
+  """A notice, repeated now and then, that another process is preparing a source."""
+
+  def __init__(self, source: str):
+    self.began = self.said = time.monotonic()
+    self._source = source
+
+  def say(self) -> None:
+    now = time.monotonic()
+    if self.said == self.began or now - self.said > _SAY_SECONDS:
+      self.said = now
+      print(
+        f"data: {self._source}: another process is preparing it; waiting ({now - self.began:.0f} s so far)", flush=True
+      )
+
+
+@contextlib.contextmanager
+def _turn(root: str, request: str, source: str, is_there: Callable[[], bool]) -> Iterator[None]:
+  """Wait for the lock of a request and hold it.
+
+  The holder writes to the lock every few seconds. A process that ends, for whatever reason, loses its lock.
+  """
+  if "://" in root:
+    with _leased(root, request, source, is_there):
+      yield
+    return
+  path = f"{root}/.{request}.lock"
+  try:
+    os.makedirs(root, exist_ok=True)
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+  except OSError as error:
+    raise UserError(
+      f"{root}: cannot be written ({one_line(error)}): set T5X_LIKE_CACHE to another directory for prepared data"
+    ) from error
+  done = threading.Event()
+  try:
+    _wait(lock, path, source)
+
+    def pulse() -> None:
+      while not done.wait(_PULSE_SECONDS):
+        os.utime(lock)
+
+    thread = threading.Thread(target=pulse, daemon=True)
+    thread.start()
+    try:
+      yield
+    finally:
+      done.set()
+      thread.join()
+  finally:
+    os.close(lock)
+
+
+def _wait(lock: int, path: str, source: str) -> None:
+  waiting, pulse = _Waiting(source), None
+  heard = waiting.began
+  while True:
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      os.utime(lock)
+      return
+    except BlockingIOError:
+      pass
+    except OSError:  # a file system without locks
+      return
+    now = time.monotonic()
+    if (found := os.fstat(lock).st_mtime_ns) != pulse:
+      pulse, heard = found, now
+    if now - heard > _SILENCE_SECONDS:
+      raise UserError(
+        f"{path}: held by another process, which has shown no sign of life for {_SILENCE_SECONDS / 60:.0f} minutes: "
+        "end it and run this command again"
+      )
+    waiting.say()
+    time.sleep(0.5)

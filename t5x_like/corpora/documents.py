@@ -1,0 +1,69 @@
+"""The documents of a source: the text of one field of its records. Unusable documents are counted by reason."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from t5x_like.corpora.sources import Skip, check_split, open_source
+from t5x_like.errors import UserError
+
+
+class Documents:
+  """The documents of a source by split.
+
+  Args:
+    source: `format:rest`, see `corpora/sources/__init__.py`.
+    text_field: the JSON key, TFDS feature, or TSV, CoNLL or Parquet column that holds the document. A column is a
+      header's name, or a number from 0 for files without a header.
+    data_dir: directory for prepared TensorFlow datasets; None is TFDS's default.
+
+  Attributes:
+    source: the open source.
+    skipped: number of skipped documents per split, by reason; complete once `wanted` is exhausted.
+
+  Raises:
+    UserError: see `open_source`.
+  """
+
+  def __init__(self, source: str, *, text_field: str = "text", data_dir: str | None = None):
+    self.source = open_source(source, fields=(text_field,), data_dir=data_dir)
+    self._spelled, self._field = source, text_field
+    self.skipped = {split: Counter() for split in self.source.splits}
+
+  def facts(self) -> dict[str, Any]:
+    """Return the facts that define the documents, known without reading them; JSON, free of absolute paths."""
+    return self.source.facts(self._field)
+
+  def read(self, split: str, part: tuple[int, int] | None = None) -> Iterator[str | Skip]:
+    """Iterate over all documents of a split or part, unwanted documents included, in the source's order."""
+    return self.source.documents(split, self._field, part)
+
+  def wanted(self, split: str) -> Iterator[str]:
+    """Yield the usable documents of a split, at least one.
+
+    Raises:
+      UserError: the split is unknown, or the data are unreadable, damaged or empty.
+    """
+    check_split(self.source, split)
+    skipped = self.skipped[split] = Counter()
+    count = 0
+    for document in self.read(split):
+      if reason := unwanted(document):
+        skipped[reason] += 1
+      else:
+        count += 1
+        yield document
+    if not count:
+      reasons = ", ".join(f"{n} skipped: {reason}" for reason, n in sorted(skipped.items())) or "none skipped"
+      raise UserError(
+        f"source {self._spelled}: found 0 documents in split {split!r} ({reasons}), expected at least one"
+      )
+
+
+def unwanted(document: str | Skip) -> str | None:
+  """Return the reason to skip a document, or None."""
+  if isinstance(document, Skip):
+    return document.reason
+  if not document or document.isspace():
+    return "empty"
+  return "NUL character" if "\0" in document else None

@@ -1,0 +1,223 @@
+"""Sources of records. A source is spelled `format:rest`; each format is a file of this folder.
+
+    jsonl:/corpus/*.jsonl.gz                        one record per line, a JSON object; fields are its keys
+    jsonl:train=a/*.jsonl.gz,validation=b.jsonl.gz  several splits; works for every file format
+    json:records.json                               one array per file, of objects or of strings (field `text`)
+    parquet:corpus/*.parquet                        one record per row; fields are the columns
+    tsv:reviews.tsv                                 one record per line; fields by the header, or numbered from 0
+    csv:swag/train.csv                              one record per row; fields by the header, cells may be quoted
+    text:books/**/*.txt                             one record per file; field `text`
+    lines:news.en.gz                                one record per line; field `text`
+    parallel:corpus/{split}.{field}.gz              translation: line n of `train.en.gz` and of `train.de.gz`
+    squad:train=train-v2.0.json.gz                  SQuAD's files; id, title, context, question, answers
+    conll:ner.conll                                 one record per sentence; `tokens`, and the columns by number
+    conllu:en_ewt.conllu                            one record per sentence; `tokens`, `text`, `sent_id`, and columns
+    tfds:NAME[/config][:version]                    any TensorFlow dataset, prepared or buildable
+    folders:train=imagenet/train,validation=…       images in one folder per class; `image` (bytes), `label`
+    idx:train=train-images-idx3-ubyte.gz,…          MNIST's files of images, their labels beside; `image`, `label`
+    voc:VOC2012                                     images with boxes, Pascal VOC's layout; `image`, `objects`
+    coco:train=instances_train2017.json,…           images with boxes, COCO's JSON; `image`, `objects`
+    digit_scenes                                    tiny images with boxes, composed of `digits`; `image`, `objects`
+    digits                                          1,797 tiny images that come with scikit-learn; `image`, `label`
+    docstrings                                      the embedded corpus, built on first use
+    docstring_tasks:name                            supervised tasks from that corpus: package, halves, name, parameter
+    builtin                                         a tiny corpus with a field for every task, for trying out recipes
+
+A record is a dictionary of fields. Supervised tasks use its fields. Pretraining takes one field as the text of a
+document (`Source.documents`); CoNLL's sentences are then joined back into documents.
+
+A pattern without split names is the split `train`. `{00000..00007}` expands to those numbers, and each file must
+exist. Files are local or remote (`gs://`, or any scheme that fsspec knows) and read in sorted order. gzip, bzip2, xz
+and zstd are recognised by their first bytes. Text is UTF-8 (a byte order mark is dropped). Lines over 128 MiB are
+skipped; any other defect raises a `UserError` that names the file and line.
+
+To add a format `x`, add `x.py` here with a class `Source`; for a file format, subclass `FileSource` and define `read`.
+"""
+
+import abc
+import dataclasses
+import itertools
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from t5x_like import slots
+from t5x_like.errors import UserError, did_you_mean
+from t5x_like.files import file_names
+from t5x_like.files.checked_json import kind_of
+
+Record = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Skip:
+  """A placeholder for an unusable record or document."""
+
+  reason: str
+
+
+class Source(abc.ABC):
+  """The records of a corpus by split, always in the same order; opened by `open_source`.
+
+  Attributes:
+    name: short name of the corpus: letters, digits, `_`, `-` and `.`.
+    splits: names of the splits.
+  """
+
+  name: str
+  splits: tuple[str, ...]
+
+  @abc.abstractmethod
+  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
+    """Yield (the record's location, for messages; the record) for a split or one of its `parts`.
+
+    Raises:
+      UserError: unreadable or damaged data.
+    """
+
+  def documents(self, split: str, field: str, part: tuple[int, int] | None = None) -> Iterator[str | Skip]:
+    """Yield the texts of a field; raise UserError for a record whose field is missing or not text."""
+    for where, record in self.records(split, part):
+      yield record if isinstance(record, Skip) else text_of(record, field, where)
+
+  def classes(self, field: str) -> tuple[str, ...]:
+    """Return the class names of a field, in order, if the source knows them before reading its records.
+
+    Raises:
+      UserError: the source does not know them.
+    """
+    raise UserError(f"source {self.name}: the classes of {field!r} are not known; choose another source")
+
+  def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
+    """Divide the split into separately readable parts of about `part_bytes`, as ranges; deterministic."""
+    return [(0, 1)]
+
+  def part_size(self, split: str, part: tuple[int, int]) -> int:
+    """Return the stored size of a part in bytes, for progress display."""
+    return 1
+
+  def changed(self, split: str) -> list[int | None]:
+    """Return the last modification time of each file of the split in nanoseconds; None if unknown."""
+    return []
+
+  @abc.abstractmethod
+  def facts(self, field: str) -> dict[str, Any]:
+    """Return the facts that define the documents of `field`, known without reading them: JSON, no absolute paths."""
+
+  @abc.abstractmethod
+  def split_facts(self, split: str) -> dict[str, Any]:
+    """Return the facts that define the records of a split, known without reading them: JSON, no absolute paths."""
+
+
+def formats() -> list[str]:
+  return slots.names(sys.modules[__name__])
+
+
+def open_source(source: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None) -> Source:
+  """Open a source by its spelling; see the top of this file.
+
+  Args:
+    source: `format:rest`, or a format alone.
+    fields: the fields in use, so that formats can skip the others; empty means all.
+    data_dir: directory for prepared TensorFlow datasets; None is TFDS's default.
+
+  Raises:
+    UserError: the format, file, dataset or field does not exist, or a file is empty.
+  """
+  name, _, rest = source.partition(":")
+  if name not in formats():
+    raise UserError(
+      f"source {source!r}: found format {name!r}, expected one of {', '.join(formats())}"
+      f"{did_you_mean(name, formats())}; write it as format:rest, such as jsonl:corpus/*.jsonl.gz"
+    )
+  opened = slots.find("source", name, sys.modules[__name__], "Source")(rest, fields=fields, data_dir=data_dir)
+  file_names.check_all(
+    f"source {source}: its name and splits", (opened.name, *opened.splits), "rename its files or splits"
+  )
+  return opened
+
+
+_FIRST = re.compile(r"(.+)\[:([1-9]\d*)\]")
+
+
+def parted(split: str) -> tuple[str, int | None]:
+  """Parse a split into (name, number of records): `validation[:200]` means the first 200; None means all."""
+  found = _FIRST.fullmatch(split)
+  return (found[1], int(found[2])) if found else (split, None)
+
+
+def first_records(source: Source, split: str) -> Iterator[tuple[str, Record | Skip]]:
+  """Iterate over the records of a split, or over the first N of `split[:N]` without reading more."""
+  name, most = parted(split)
+  return itertools.islice(source.records(name), most)
+
+
+def check_split(source: Source, split: str) -> None:
+  """Raise UserError unless the source has the split."""
+  if split not in source.splits:
+    raise UserError(
+      f"source {source.name}: found no split {split!r}, expected one of {', '.join(source.splits)}"
+      f"{did_you_mean(split, source.splits)}"
+    )
+
+
+def check_fields(fields: tuple[str, ...], names: list[str], where: str) -> None:
+  """Raise UserError for a field whose column is missing from `names` or occurs more than once."""
+  for field in fields:
+    column = column_of(field, names)
+    if not names.count(column):
+      raise _missing(column, field, names, where)
+  for column in {column_of(field, names) for field in fields} or names:
+    if names.count(column) > 1:
+      raise UserError(f"{where}: found {names.count(column)} columns {column!r}, expected one; rename the others")
+
+
+def column_of(field: str, names: list[str]) -> str:
+  """Return the top-level column that holds a field: `answers` for `answers.0.text`."""
+  return field if field in names else field.partition(".")[0]
+
+
+def value(record: Record, field: str, where: str) -> Any:
+  """Return the value at `field`: a name, or a path of names and indices such as `answers.0.text`; `*` is a whole list.
+
+  An index past the end of a list gives None.
+
+  Raises:
+    UserError: the record lacks the field.
+  """
+  if field in record:
+    return record[field]
+  found: Any = record
+  for part in field.split("."):
+    if isinstance(found, dict) and part in found:
+      found = found[part]
+    elif isinstance(found, list) and part.isdecimal():
+      if int(part) >= len(found):
+        return None
+      found = found[int(part)]
+    elif isinstance(found, list) and part == "*":
+      rest = field.split(".*.", 1)[1:]
+      return [value({"": one}, f".{rest[0]}", where) for one in found] if rest else found
+    else:
+      raise _missing(part, field, list(record), where)
+  return found
+
+
+def text_of(record: Record, field: str, where: str) -> str:
+  """Return the text of a field, as a document; raise UserError if the field is missing or not text."""
+  try:
+    found = value(record, field, where)
+  except UserError as error:
+    raise UserError(f"{error}; choose the field with --text_field") from None
+  if not isinstance(found, str):
+    raise UserError(f"{where}: found {kind_of(found)} in field {field!r}, expected text")
+  return found
+
+
+def _missing(part: str, field: str, names: list, where: str) -> UserError:
+  known = [str(name) for name in names]
+  return UserError(
+    f"{where}: found no field {part!r} among {', '.join(known[:12]) or 'none'}, expected {field!r}"
+    f"{did_you_mean(part, known)}"
+  )

@@ -1,0 +1,78 @@
+"""Plain bytes from plain or compressed files; the first bytes, else the suffix, reveal the compression."""
+
+import bz2
+import functools
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Callable
+from typing import BinaryIO
+
+from t5x_like.corpora.sources import _filesystem
+
+_MAGIC = {"gzip": b"\x1f\x8b", "bzip2": b"BZh", "xz": b"\xfd7zXZ\0", "zstd": b"\x28\xb5\x2f\xfd"}
+_BZIP2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")  # text can also begin with "BZh"
+_ENDS = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
+_PIECE = 2**17
+DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError)
+
+
+def kind(path: str) -> str | None:
+  """Return gzip, bzip2, xz or zstd, or None for a plain file."""
+  with _filesystem.open_file(path) as file:
+    head = file.read(10)
+  for name, magic in _MAGIC.items():
+    if head.startswith(magic) and (name != "bzip2" or head[4:10] in _BZIP2_BLOCKS):
+      return name
+  return next((name for end, name in _ENDS.items() if path.endswith(end)), None)
+
+
+def opened(path: str) -> BinaryIO:
+  """Open the file's plain bytes; reading raises one of `DAMAGED` for damaged or truncated data."""
+  found = kind(path)
+  file = _filesystem.open_file(path)
+  if found is None:
+    return file
+  if found == "zstd":
+    import pyarrow
+
+    return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(file, mode="r"), "zstd"))
+  if found == "gzip":
+    return gzip.open(file, "rb")
+  decoder = bz2.BZ2Decompressor if found == "bzip2" else functools.partial(lzma.LZMADecompressor, lzma.FORMAT_XZ)
+  return io.BufferedReader(_Streams(file, decoder), _PIECE)
+
+
+class _Streams(io.RawIOBase):
+  """The plain bytes of concatenated bzip2 or xz streams.
+
+  The standard library's readers stop silently if anything but another stream follows a stream, such as a stream whose
+  first byte is damaged. Here anything but zeros, which are padding, raises one of `DAMAGED`.
+  """
+
+  def __init__(self, file: BinaryIO, new_decoder: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]):
+    self._file, self._new_decoder, self._decoder = file, new_decoder, new_decoder()
+
+  def readable(self) -> bool:
+    return True
+
+  def close(self) -> None:
+    self._file.close()
+    super().close()
+
+  def readinto(self, buffer: memoryview) -> int:
+    plain = b""
+    while not plain:
+      packed = b""
+      if self._decoder.eof:
+        packed = self._decoder.unused_data
+        while not (packed := packed.lstrip(b"\0")):
+          if not (packed := self._file.read(_PIECE)):
+            return 0
+        self._decoder = self._new_decoder()
+      elif self._decoder.needs_input and not (packed := self._file.read(_PIECE)):
+        raise EOFError("Compressed file ended before the end-of-stream marker was reached")
+      plain = self._decoder.decompress(packed, len(buffer))
+    buffer[: len(plain)] = plain
+    return len(plain)

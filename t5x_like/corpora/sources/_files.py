@@ -1,0 +1,205 @@
+"""Helpers shared by the file formats: patterns to files by split, and lines from plain or compressed files."""
+
+import abc
+import codecs
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from t5x_like.corpora.sources import Record, Skip, Source, _compression, _filesystem, check_split, text_of
+from t5x_like.errors import UserError, one_line
+
+LONGEST = 2**27  # maximum bytes of a line, or of a file that is one text; longer texts are skipped and counted
+
+_SPLIT_WORDS = {"train", "training", "validation", "valid", "val", "dev", "test"}
+_PIECE = 2**20
+_SPLIT_NAME = re.compile(r"(?:^|,)([A-Za-z][A-Za-z0-9_]*)=")
+
+
+class FileSource(Source):
+  """Records of local or remote files, read one file after another; a format defines `read`.
+
+  Args:
+    rest: a glob pattern (`{00000..00007}` expands to those numbers), or `split=pattern,...`; a split named
+      twice gets the files of both patterns.
+    fields: the fields in use; empty means all.
+    data_dir: ignored for files.
+  """
+
+  only_text = False  # whether a document's text is independent of the field
+
+  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+    self.fields, self.format = fields, type(self).__module__.rpartition(".")[2]
+    self._files = {split: _files(self.format, patterns) for split, patterns in _patterns(self.format, rest).items()}
+    self.name = _name(self.format, sorted({path for files in self._files.values() for path in files}))
+    self.splits = tuple(self._files)
+
+  @abc.abstractmethod
+  def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
+    """Yield (where, record) of one file."""
+
+  def documents_of(self, path: str, field: str) -> Iterator[str | Skip]:
+    """Yield the texts of one file, for pretraining."""
+    for where, record in self.read(path):
+      yield record if isinstance(record, Skip) else text_of(record, field, where)
+
+  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
+    return itertools.chain.from_iterable(map(self.read, self._paths(split, part)))
+
+  def documents(self, split: str, field: str, part: tuple[int, int] | None = None) -> Iterator[str | Skip]:
+    return itertools.chain.from_iterable(self.documents_of(path, field) for path in self._paths(split, part))
+
+  def _paths(self, split: str, part: tuple[int, int] | None) -> list[str]:
+    return self._files[split][slice(*part) if part else slice(None)]
+
+  def parts(self, split: str, part_bytes: int) -> list[tuple[int, int]]:
+    """Return runs of files of at least `part_bytes` each, as ranges [first, past) of file numbers."""
+    check_split(self, split)
+    parts, first, held = [], 0, 0
+    for number, path in enumerate(self._files[split]):
+      held += _filesystem.size(path)
+      if held >= part_bytes:
+        parts.append((first, number + 1))
+        first, held = number + 1, 0
+    return [*parts, (first, len(self._files[split]))] if held else parts
+
+  def part_size(self, split: str, part: tuple[int, int]) -> int:
+    return sum(map(_filesystem.size, self._paths(split, part)))
+
+  def changed(self, split: str) -> list[int | None]:
+    """Return the last modification time of each file of the split in nanoseconds; None for remote files."""
+    return [_filesystem.changed(path) for path in self._files[split]]
+
+  def facts(self, field: str) -> dict[str, Any]:
+    facts = self._facts()
+    return facts if self.only_text else {"form": facts.pop("form"), "text_field": field, **facts}
+
+  def split_facts(self, split: str) -> dict[str, Any]:
+    return self._facts() | {"changed": self.changed(split)}
+
+  def _facts(self) -> dict[str, Any]:
+    splits = {
+      split: [{"file": _filesystem.base_name(path), "bytes": _filesystem.size(path)} for path in files]
+      for split, files in self._files.items()
+    }
+    return {"form": self.format, "splits": splits}
+
+
+def lines(path: str) -> Iterator[tuple[int, str | Skip]]:
+  """Yield (line number from 1, line without its terminator) of a plain or compressed UTF-8 file.
+
+  Memory holds one line at a time. A line ends with LF or CR LF; a line over `LONGEST` bytes yields a `Skip`.
+  """
+  number = 0
+  try:
+    with _compression.opened(path) as file:
+      while line := file.readline(LONGEST + 1):
+        number += 1
+        if len(line) > LONGEST and not line.endswith(b"\n"):
+          while line and not line.endswith(b"\n"):
+            line = file.readline(_PIECE)
+          yield number, Skip(f"line of over {LONGEST >> 20} MiB")
+          continue
+        line = line.removesuffix(b"\n").removesuffix(b"\r")
+        yield number, decode(line.removeprefix(codecs.BOM_UTF8) if number == 1 else line, f"{path}:{number}")
+  except _compression.DAMAGED as error:
+    raise _unreadable(f"{path}:{number + 1}", path, error) from error
+
+
+def whole(path: str) -> str | Skip:
+  """Read the text of a plain or compressed UTF-8 file; return a `Skip` for a file over `LONGEST` bytes."""
+  try:
+    with _compression.opened(path) as file:
+      data = file.read(LONGEST + 1)
+  except _compression.DAMAGED as error:
+    raise _unreadable(path, path, error) from error
+  if len(data) > LONGEST:
+    return Skip(f"file of over {LONGEST >> 20} MiB")
+  try:
+    return data.removeprefix(codecs.BOM_UTF8).decode()
+  except UnicodeDecodeError as error:
+    line = error.object.count(b"\n", 0, error.start) + 1
+    raise _not_utf8(f"{path}:{line}", error) from None
+
+
+def decode(data: bytes, where: str) -> str:
+  """Decode UTF-8 text; raise UserError with the place of the first invalid byte."""
+  try:
+    return data.decode()
+  except UnicodeDecodeError as error:
+    raise _not_utf8(where, error) from None
+
+
+def _not_utf8(where: str, error: UnicodeDecodeError) -> UserError:
+  byte = error.object[error.start]
+  return UserError(f"{where}: found byte 0x{byte:02x} that is not UTF-8 ({error.reason}), expected UTF-8 text")
+
+
+def _unreadable(where: str, path: str, error: Exception) -> UserError:
+  try:
+    kind = _compression.kind(path)
+  except OSError:
+    kind = None
+  if kind is None or isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError)):
+    return UserError(f"{where}: cannot be read ({one_line(error)})")
+  return UserError(
+    f"{where}: found truncated or damaged {kind} data ({one_line(error)}), expected a complete file; fetch it again"
+  )
+
+
+def _patterns(format: str, rest: str) -> dict[str, list[str]]:
+  """Parse patterns by split from `train=a,validation=b`, or from a bare pattern, which is the split train."""
+  if not rest:
+    raise UserError(
+      f"source '{format}:': found no files, expected a path or pattern after the colon, such as "
+      f"{format}:corpus/* or {format}:train=a/*,validation=b/*"
+    )
+  names = list(_SPLIT_NAME.finditer(rest))
+  if not names or names[0].start() != 0:
+    return {"train": [rest]}
+  patterns: dict[str, list[str]] = {}
+  for name, following in zip(names, [*names[1:], None]):
+    pattern = rest[name.end() : following.start() if following else len(rest)]
+    if not pattern:
+      raise UserError(f"source '{format}:{rest}': found no files for split {name[1]!r}, expected {name[1]}=PATTERN")
+    patterns.setdefault(name[1], []).append(pattern)
+  return patterns
+
+
+def _files(format: str, patterns: list[str]) -> list[str]:
+  """Return the files of the patterns, sorted within each; raise UserError for no match, a missing or an empty file."""
+  files: dict[str, None] = {}
+  for pattern in itertools.chain.from_iterable(map(_filesystem.expand, patterns)):
+    literal = _filesystem.exists(pattern)
+    matches = [pattern] if literal else _filesystem.matches(pattern)
+    kinds = {path: _filesystem.kind(path) for path in matches}
+    if odd := next((path for path, kind in kinds.items() if kind not in ("file", "directory")), None):
+      raise UserError(f"source {format}:{odd}: found {kinds[odd]}, expected a file; remove it or change the pattern")
+    found = [path for path, kind in kinds.items() if kind == "file"]
+    if not found:
+      what = "a directory" if literal else "only directories" if matches else "no file of that name"
+      mend = f"name its files by a pattern such as {os.path.join(pattern, '*')}" if literal else "check the path"
+      raise UserError(f"source {format}:{pattern}: found {what}, expected at least one file; {mend}")
+    files.update(dict.fromkeys(found))
+  for path in files:
+    try:
+      size = _filesystem.size(path)
+    except OSError as error:
+      raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
+    if not size:
+      raise UserError(f"{path}: found an empty file, expected documents; fetch it again or leave it out")
+  return list(files)
+
+
+def _name(format: str, files: list[str]) -> str:
+  """Derive a corpus name: the stem of a single file, else the nearest folder that holds all files, else the format.
+
+  The name of a single file that is named after its split also includes its folder.
+  """
+  files = [_filesystem.absolute(path) for path in files]
+  word = os.path.basename(files[0]).split(".")[0]
+  if len(files) > 1 or word in _SPLIT_WORDS:
+    word = os.path.basename(os.path.commonpath([os.path.dirname(path) for path in files]))
+  return re.sub(r"[^A-Za-z0-9_.-]+", "_", word).strip("_.-") or format

@@ -1,0 +1,52 @@
+"""`builtin`: lines of the tiny corpus of `store/builtin.py`, with a field for every task, to try recipes."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from t5x_like.corpora.sources import Record, check_split
+from t5x_like.corpora.sources import Source as Base
+from t5x_like.store import builtin
+
+
+class Source(Base):
+  """Lines of 3 to 12 words; fields text, reversed, label, tokens, tags, question, context and answers, options,
+  messages, prompt, chosen and rejected."""
+
+  splits = ("train", "validation")
+  name = "builtin"
+
+  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+    del rest, fields, data_dir
+
+  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record]]:
+    check_split(self, split)
+    for number, line in enumerate("\n".join(builtin.texts(split)).splitlines(), 1):
+      words = line.split()
+      if 3 <= len(words) <= 12:
+        yield f"built-in corpus, line {number}", _record(words)
+
+  def facts(self, field: str) -> dict[str, Any]:
+    return self.split_facts("train") | {"text_field": field}
+
+  def split_facts(self, split: str) -> dict[str, Any]:
+    return {"form": "builtin.v2"}
+
+
+def _record(words: list[str]) -> Record:
+  text, longest = " ".join(words), max(words, key=len)
+  label, other = ("long", "short") if len(words) > 7 else ("short", "long")
+  return {
+    "text": text,
+    "reversed": " ".join(reversed(words)),
+    "label": label,
+    "tokens": words,
+    "tags": ["long" if len(word) > 4 else "short" for word in words],
+    "question": "Which word is the longest?",
+    "context": text,
+    "answers": [{"text": longest, "answer_start": text.index(longest)}],
+    "options": ["short", "long"],
+    "messages": [{"role": "user", "content": text}, {"role": "assistant", "content": label}],
+    "prompt": text,
+    "chosen": label,
+    "rejected": other,
+  }

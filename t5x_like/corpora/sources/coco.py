@@ -1,0 +1,135 @@
+"""`coco:train=instances_train2017.json,validation=…`: images with boxes in COCO's format; fields `image`, `objects`.
+
+Images are in the directory after an `@` (`coco:train=boxes.json@pictures`), or in COCO's usual directory, or beside the
+JSON. Classes are numbered by the ids of the categories, as in published models, unless the ids far exceed their number.
+`objects` are as in TensorFlow datasets: `bbox` (ymin, xmin, ymax, xmax, as shares of the image), `label`, `area` in
+pixels, `is_crowd`.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from t5x_like.corpora.sources import Record, Skip, _filesystem
+from t5x_like.corpora.sources import Source as Base
+from t5x_like.corpora.sources._files import _files, _name, _patterns
+from t5x_like.errors import UserError, one_line
+from t5x_like.files import checked_json, file_names
+from t5x_like.files.checked_json import kind_of
+
+
+class Source(Base):
+  """Images and their boxes, from one JSON file per split."""
+
+  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+    del fields, data_dir
+    self._parts = {}
+    for split, (part, *more) in _patterns("coco", rest).items():
+      path, _, folder = part.partition("@")
+      if more or len(_files("coco", [path])) != 1:
+        raise UserError(f"source coco:{rest}: found several files for {split!r}, expected one")
+      self._parts[split] = (path, folder.rstrip("/") or _images_of(path))
+    self.splits = tuple(self._parts)
+    self.name = _name("coco", [path for path, _ in self._parts.values()])
+
+  def classes(self, field: str) -> tuple[str, ...]:
+    found = {path: _numbered(_categories(_load(path), path)) for path, _ in self._parts.values()}
+    (first, names), *others = found.items()
+    if different := next((path for path, other in others if other != names), None):
+      raise UserError(f"{different}: found other categories than in {first}, expected the same in every split")
+    return names
+
+  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
+    path, folder = self._parts[split]
+    content = _load(path)
+    names, own = _categories(content, path), {}
+    for number, one in enumerate(content["annotations"]):
+      if not isinstance(of := one.get("image_id"), int | str):
+        raise UserError(f"{path}, annotation {number}: found a JSON {kind_of(of)} for image_id, expected an image's id")
+      own.setdefault(of, []).append(one)
+    for number, image in list(enumerate(content["images"]))[slice(*part) if part else slice(None)]:
+      where = f"{path}, image {number}"
+      try:
+        if not file_names.is_inside(image["file_name"]):
+          raise UserError(
+            f"{where}: found file_name {file_names.shown(image['file_name'])}, expected a path below {folder}; give the"
+            " directory of the images as FILE@FOLDER"
+          )
+        file, height, width = f"{folder}/{image['file_name']}", float(image["height"]), float(image["width"])
+        objects = {"bbox": [], "label": [], "area": [], "is_crowd": []}
+        for one in own.get(image["id"], ()):
+          x, y, w, h = map(float, one["bbox"])
+          objects["bbox"].append([y / height, x / width, (y + h) / height, (x + w) / width])
+          objects["label"].append(names[one["category_id"]])
+          objects["area"].append(float(one.get("area", w * h)))
+          objects["is_crowd"].append(bool(one.get("iscrowd", 0)))
+      except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+          f"{where}: found {_wrong(error, names)}, expected file_name, height, width and id, and annotations with bbox"
+          " [x, y, width, height] and a category_id of its categories"
+        ) from error
+      if not _filesystem.exists(file):
+        yield where, Skip(f"no such file in {folder}")
+        continue
+      try:
+        with _filesystem.open_file(file) as opened:
+          yield where, {"image": opened.read(), "objects": objects}
+      except OSError as error:
+        raise UserError(f"{file}: cannot be read ({one_line(error)})") from error
+
+  def changed(self, split: str) -> list[int | None]:
+    return [_filesystem.changed(self._parts[split][0])]
+
+  def facts(self, field: str) -> dict[str, Any]:
+    return {"form": "coco", "splits": {split: self.split_facts(split) for split in self.splits}}
+
+  def split_facts(self, split: str) -> dict[str, Any]:
+    path, folder = self._parts[split]
+    about = {"size": _filesystem.size(path), "changed": _filesystem.changed(path)}
+    return {"form": "coco.v1", "file": _filesystem.base_name(path), "images": _filesystem.base_name(folder)} | about
+
+
+def _wrong(error: Exception, names: dict[int, str]) -> str:
+  """Describe the unusable part of an image or its annotations, from the error that it caused."""
+  if not isinstance(error, KeyError):
+    return "a size of 0" if isinstance(error, ZeroDivisionError) else f"a value of another kind ({one_line(error)})"
+  key = error.args[0]
+  return f"no {key!r}" if isinstance(key, str) else f"category_id {key}, which is none of {sorted(names)[:8]}"
+
+
+def _images_of(path: str) -> str:
+  """Return train2017 for annotations/instances_train2017.json, if it exists; else the directory of the file."""
+  folder, file = os.path.split(path)
+  usual = os.path.join(os.path.dirname(folder), file.removesuffix(".json").rpartition("_")[2])
+  return usual if os.path.basename(folder) == "annotations" and _filesystem.exists(usual) else folder or "."
+
+
+def _load(path: str) -> dict[str, Any]:
+  try:
+    with _filesystem.open_file(path) as file:
+      content = file.read()
+  except OSError as error:
+    raise UserError(f"{path}: cannot be read ({one_line(error)}), expected COCO's JSON of instances") from error
+  found = checked_json.parsed(content, dict, path, "COCO's JSON of instances")
+  for key in ("images", "annotations", "categories"):
+    if not isinstance(found.get(key), list) or not all(isinstance(one, dict) for one in found[key]):
+      raise UserError(f"{path}: found no list of objects {key!r}, expected COCO's JSON of instances")
+  return found
+
+
+def _categories(content: dict[str, Any], path: str) -> dict[int, str]:
+  """Return category names by id, in the order of the ids."""
+  try:
+    names = {one["id"]: one["name"] for one in sorted(content["categories"], key=lambda one: one["id"])}
+  except (KeyError, TypeError) as error:
+    raise UserError(f"{path}: found a category without id or name, expected both in each") from error
+  if not all(isinstance(i, int) and isinstance(name, str) for i, name in names.items()):
+    raise UserError(f"{path}: found a category whose id is no whole number or whose name is no text, expected both")
+  return names
+
+
+def _numbered(names: dict[int, str]) -> tuple[str, ...]:
+  """Return class names in the order of their numbers."""
+  if not names or min(names) < 0 or max(names) > 2 * len(names) + 10:
+    return tuple(names.values())
+  return tuple(names.get(i, f"no category {i}") for i in range(max(names) + 1))

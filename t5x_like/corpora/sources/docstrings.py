@@ -1,0 +1,43 @@
+"""`docstrings`: the embedded corpus (`data/docstrings/`), built in `data_dir` on first use.
+
+`docstrings:tiny` holds the few standard-library modules behind the built-in store.
+"""
+
+import sys
+
+from t5x_like.corpora.sources import tfds
+from t5x_like.corpora.sources._docstrings.builder import Docstrings, prepare
+from t5x_like.errors import UserError, did_you_mean
+
+
+def _open_builder(rest: str, data_dir: str | None) -> Docstrings:
+  configs = [config.name for config in Docstrings.BUILDER_CONFIGS]
+  if rest and rest not in configs:
+    raise UserError(
+      f"source docstrings:{rest}: found {rest!r} after the colon, expected nothing or one of {', '.join(configs)}"
+      f"{did_you_mean(rest, configs)}"
+    )
+  builder = Docstrings(config=rest or configs[0], data_dir=data_dir, progress=None if rest else _Progress())
+  prepare(builder)
+  return builder
+
+
+class Source(tfds.Source):
+  """One record per docstring; fields text, package, module and qualname."""
+
+  open_builder = staticmethod(_open_builder)
+
+
+class _Progress:
+  """A count of files on stderr: one line rewritten in place on a terminal, else a line at each tenth."""
+
+  def __init__(self):
+    self._shown = 0
+
+  def __call__(self, done: int, total: int) -> None:
+    terminal = sys.stderr.isatty()
+    steps = 100 if terminal else 10
+    if done * steps // total > self._shown or done == total:
+      self._shown = done * steps // total
+      start, end = ("\r", "\n" if done == total else "") if terminal else ("", "\n")
+      print(f"{start}reading docstrings: {done:,} of {total:,} files", end=end, file=sys.stderr, flush=True)

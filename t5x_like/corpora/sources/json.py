@@ -1,0 +1,33 @@
+"""`json:PATTERN`: one array per file, of objects or of strings; a string is the field `text`.
+
+A file is read whole, so a file over 128 MiB is an error; JSON lines (`jsonl`) are read one at a time.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from t5x_like.corpora.sources import Record, Skip
+from t5x_like.corpora.sources._files import FileSource, whole
+from t5x_like.errors import UserError
+from t5x_like.files import checked_json
+from t5x_like.files.checked_json import kind_of
+
+
+class Source(FileSource):
+  """One record per element of the arrays."""
+
+  def read(self, path: str) -> Iterator[tuple[str, Record]]:
+    found = parsed(path, list, f"an array of objects or strings; for one object per line use jsonl:{path}")
+    for number, element in enumerate(found):
+      where = f"{path}, element {number}"
+      if not isinstance(element, str | dict):
+        raise UserError(f"{where}: found a JSON {kind_of(element)}, expected an object or a string")
+      yield where, {"text": element} if isinstance(element, str) else element
+
+
+def parsed(path: str, kind: type, expected: str) -> Any:
+  """Parse a JSON file; raise UserError if it is too large, not JSON, or of another type."""
+  text = whole(path)
+  if isinstance(text, Skip):
+    raise UserError(f"{path}: found a {text.reason}, expected a smaller one; JSON lines (jsonl) may be of any size")
+  return checked_json.parsed(text, kind, path, expected)

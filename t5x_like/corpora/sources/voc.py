@@ -1,0 +1,123 @@
+"""`voc:DIR` or `voc:train=PART,validation=PART`: images with boxes in Pascal VOC's layout; fields `image`, `objects`.
+
+DIR holds Annotations/*.xml and JPEGImages. ImageSets/Main/*.txt list its splits, with `val` renamed to `validation`;
+without lists, everything is `train`. A PART is such a list, or a directory to take whole. `objects` are as in
+TensorFlow datasets: `bbox` (ymin, xmin, ymax, xmax, as shares of the image), `label`, `area` in pixels, `is_crowd`.
+"""
+
+import functools
+import hashlib
+import os
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from typing import Any
+
+from t5x_like.corpora.sources import Record, Skip, _filesystem
+from t5x_like.corpora.sources import Source as Base
+from t5x_like.corpora.sources._files import _name, _patterns, decode
+from t5x_like.errors import UserError, one_line
+from t5x_like.files import file_names
+
+_SPLITS = {"train": "train", "val": "validation", "trainval": "trainval", "test": "test"}
+
+
+class Source(Base):
+  """Images and their boxes, from local or remote directories."""
+
+  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+    del fields, data_dir
+    parts = _patterns("voc", rest)
+    if list(parts) == ["train"] and parts["train"] == [rest] and not rest.endswith(".txt"):
+      lists = {name: f"{rest.rstrip('/')}/ImageSets/Main/{file}.txt" for file, name in _SPLITS.items()}
+      parts = {name: [path] for name, path in lists.items() if _filesystem.exists(path)} or parts
+    self._files = {split: [pair for part in paths for pair in _pairs(part)] for split, paths in parts.items()}
+    self.splits = tuple(self._files)
+    folder = os.path.dirname(os.path.dirname(next(iter(self._files.values()))[0][0]))
+    self.name = _name("voc", [folder or "."])
+
+  def classes(self, field: str) -> tuple[str, ...]:
+    files = dict.fromkeys(path for pairs in self._files.values() for path, _ in pairs)
+    return tuple(sorted({name for path in files for name in _annotation(path)["objects"]["label"]}))
+
+  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
+    for path, image in self._files[split][slice(*part) if part else slice(None)]:
+      if image is None:
+        yield path, Skip("no image of that name in JPEGImages")
+        continue
+      yield path, {"image": _read(image)} | _annotation(path)
+
+  def changed(self, split: str) -> list[int | None]:
+    return [_filesystem.changed(path) for pair in self._files[split] for path in pair if path]
+
+  def facts(self, field: str) -> dict[str, Any]:
+    return {"form": "voc", "splits": {split: self.split_facts(split) for split in self.splits}}
+
+  def split_facts(self, split: str) -> dict[str, Any]:
+    files = [path for pair in self._files[split] for path in pair if path]
+    found = [
+      (_filesystem.base_name(p), _filesystem.size(p), when) for p, when in zip(files, self.changed(split), strict=True)
+    ]
+    content = hashlib.sha256(repr(found).encode()).hexdigest()
+    return {"form": "voc.v1", "files": len(self._files[split]), "content": content}
+
+
+def _pairs(part: str) -> list[tuple[str, str | None]]:
+  """Return (annotation, image or None) pairs of a list or of a whole directory."""
+  if not _filesystem.exists(part):
+    raise UserError(f"source voc:{part}: found nothing there, expected a directory or a list of names")
+  if _filesystem.kind(part) == "file":
+    folder = os.path.dirname(os.path.dirname(os.path.dirname(part)))
+    lines = filter(str.strip, decode(_read(part), part).splitlines())
+    stems = [file_names.check(part, line.split()[0], "list names without .xml") for line in lines]
+  else:
+    folder = part.rstrip("/")
+    found = sorted(map(_filesystem.base_name, _filesystem.matches(f"{folder}/Annotations/*.xml")))
+    stems = [name.removesuffix(".xml") for name in found]
+  if odd := [stem for stem in stems if not file_names.is_name(stem)]:
+    raise UserError(f"{part}: found {file_names.shown(odd[0])}, expected names of annotations, without their directory")
+  if not stems:
+    raise UserError(f"source voc:{part}: found no annotations, expected DIR/Annotations/*.xml or a list of their names")
+  images = {_filesystem.base_name(p).rpartition(".")[0]: p for p in _filesystem.matches(f"{folder}/JPEGImages/*")}
+  pairs = [(f"{folder}/Annotations/{stem}.xml", images.get(stem)) for stem in stems]
+  if missing := next((path for path, _ in pairs if not _filesystem.exists(path)), None):
+    raise UserError(f"{part}: names {_filesystem.base_name(missing)}, but found no file {missing}")
+  return pairs
+
+
+def _read(path: str) -> bytes:
+  try:
+    with _filesystem.open_file(path) as file:
+      return file.read()
+  except OSError as error:
+    raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
+
+
+class _Builder(ElementTree.TreeBuilder):
+  """An XML builder that refuses document types, whose entities may expand without end or refer to other files."""
+
+  def doctype(self, name: str, public: str | None, system: str | None) -> None:
+    raise ValueError("a document type, which annotations do not have")
+
+
+def _annotation(path: str) -> Record:
+  return _parsed(path, _filesystem.changed(path))
+
+
+@functools.lru_cache(100_000)
+def _parsed(path: str, changed: int | None) -> Record:
+  """Parse the objects of an annotation; if it lacks the image's size, boxes are in `pixels`."""
+  try:
+    root = ElementTree.fromstring(_read(path), ElementTree.XMLParser(target=_Builder()))
+    height, width = (int(root.findtext(f"size/{side}") or 0) for side in ("height", "width"))
+    found = {"bbox": [], "label": [], "area": [], "is_crowd": []}
+    for thing in root.iter("object"):
+      y0, x0, y1, x1 = (float(thing.findtext(f"bndbox/{side}")) for side in ("ymin", "xmin", "ymax", "xmax"))
+      found["bbox"].append([y0 / (height or 1), x0 / (width or 1), y1 / (height or 1), x1 / (width or 1)])
+      found["label"].append(thing.findtext("name").strip())
+      found["area"].append(max(y1 - y0, 0.0) * max(x1 - x0, 0.0))
+      found["is_crowd"].append(False)
+  except (ElementTree.ParseError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    raise UserError(
+      f"{path}: cannot be read ({one_line(error)}), expected VOC's XML: size, and objects with name and bndbox"
+    ) from error
+  return {"objects": found} | ({"pixels": True} if not height or not width else {})

@@ -1,0 +1,1 @@
+"""Files wherever they are: names, addresses, locks, object stores and what is written."""

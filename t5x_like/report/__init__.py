@@ -1,0 +1,1 @@
+"""Metrics, pictures and the page of a run."""

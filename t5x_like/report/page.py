@@ -1,0 +1,203 @@
+"""`report.html`: a run's config, curves and results in one self-contained file; a pure function of the workdir."""
+
+import base64
+import io
+import json
+import math
+import pathlib
+import re
+from typing import Any
+
+import jinja2
+
+from t5x_like.errors import UserError, one_line
+from t5x_like.files.storage import Storage
+from t5x_like.report.charts import charts, gaps, series
+from t5x_like.report.writer import read_metrics
+
+FILE = "report.html"
+_SAMPLES_SHOWN = 8
+_SENTINEL = re.compile(r"(<extra_id_\d+>)")
+
+
+def write_report(workdir) -> pathlib.Path:
+  """Writes `<workdir>/report.html` from `metrics.jsonl`, `config.json`, `environment.json`, `samples/*.jsonl`,
+  `pictures/*.png` and what `suites/*/results.json` compare.
+
+  Any of them may be missing; the report then says so. The same files always give the same bytes.
+
+  Raises:
+    UserError: one of them is corrupt or the report cannot be written.
+  """
+  workdir = pathlib.Path(workdir)
+  rows = read_metrics(workdir)
+  config = _flat(_read_object(workdir / "config.json"))
+  html = render(
+    "page.html.j2",
+    name=workdir.absolute().name,
+    subtitle=_subtitle(config),
+    headlines=_headlines(rows, config),
+    charts=charts(rows),
+    evals=_evals(rows),
+    gaps=gaps(rows),
+    not_finite=sum(value is None for row in rows for value in row.values()),
+    benchmarks=_benchmarks(workdir / "suites"),
+    samples=_samples(workdir / "samples"),
+    pictures=_pictures(workdir / "pictures"),
+    config=config,
+    environment=_flat(_read_object(workdir / "environment.json")),
+  )
+  try:
+    Storage(workdir).write(FILE, html.encode())
+  except OSError as error:
+    raise UserError(f"{workdir / FILE}: report could not be written: {error.strerror or one_line(error)}") from error
+  return workdir / FILE
+
+
+def render(template: str, **values: Any) -> str:
+  """A page from a template of this folder; all of its values must be given."""
+  environment = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+  )
+  return environment.get_template(template).render(**values)
+
+
+def _read_object(path: pathlib.Path) -> dict[str, Any]:
+  try:
+    found = json.loads(path.read_bytes())
+    if not isinstance(found, dict):
+      raise ValueError(f"found {type(found).__name__}, expected an object")
+    return found
+  except FileNotFoundError:
+    return {}
+  except ValueError as error:
+    raise UserError(f"{path}: not a JSON object: {one_line(error)}; repair or remove it") from None
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
+  """A nested dict as {"a.b": "text"}, in the same order."""
+  found = {}
+  for name, value in tree.items():
+    if isinstance(value, dict) and value:
+      found |= _flat(value, f"{prefix}{name}.")
+    else:
+      found[f"{prefix}{name}"] = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+  return found
+
+
+def _subtitle(config: dict[str, str]) -> str:
+  parts = [config[name] for name in ("model.name", "model.variant", "model.size", "task.name") if name in config]
+  return " · ".join(parts)
+
+
+def _headlines(rows, config: dict[str, str]) -> list[dict[str, str]]:
+  """The numbers at the top: {label, value, note}."""
+  shown = []
+  if rows:
+    step, total = max(row["step"] for row in rows), config.get("total_steps", "")
+    shown.append({"label": "Steps", "value": f"{step:,}", "note": f"of {int(total):,}" if total.isdecimal() else ""})
+  _, loss = series(rows, "train/loss")
+  if len(loss):
+    last = loss[-max(1, min(100, len(loss) // 10)) :].mean()
+    shown.append({"label": "Training loss", "value": f"{last:.3f}", "note": f"from {loss[0]:.3f}"})
+  for task in _tasks(rows):
+    _, loss = series(rows, f"eval/{task}/loss")
+    _, entropy = series(rows, f"eval/{task}/unigram_entropy")
+    if len(loss):
+      note = f"unigram entropy {entropy[-1]:.3f}" if len(entropy) else f"best {loss.min():.3f}"
+      shown.append({"label": "Eval loss", "value": f"{loss[-1]:.3f}", "note": f"{task}: {note}"})
+  for of in ("Tokens", "Images"):
+    _, rate = series(rows, f"train/{of.lower()}_per_second")
+    if len(rate):
+      shown.append({"label": f"{of} per second", "value": f"{_median(rate):,.0f}", "note": "median"})
+  _, mfu = series(rows, "train/mfu")
+  if len(mfu):
+    shown.append({"label": "MFU", "value": f"{100 * _median(mfu):.1f}%", "note": "median"})
+  _, goodput = series(rows, "train/goodput")
+  if len(goodput):
+    shown.append(
+      {"label": "Goodput", "value": f"{100 * goodput[-1]:.0f}%", "note": "of the time since the first start"}
+    )
+  return shown
+
+
+def _median(values) -> float:
+  return sorted(values)[len(values) // 2]
+
+
+def _tasks(rows) -> list[str]:
+  names = {name for row in rows for name in row if name.startswith("eval/") and name.count("/") > 1}
+  return sorted({name.removeprefix("eval/").rpartition("/")[0] for name in names})
+
+
+def _evals(rows) -> list[dict[str, str]]:
+  """One line per evaluation metric: {task, metric, last, step, first, lowest, highest}."""
+  names = dict.fromkeys(name for row in rows for name in row if name.startswith("eval/"))
+  table = []
+  for name in names:
+    steps, values = series(rows, name)
+    if len(steps):
+      task, _, metric = name.removeprefix("eval/").rpartition("/")
+      numbers = {"last": values[-1], "first": values[0], "lowest": values.min(), "highest": values.max()}
+      line = {"task": task, "metric": metric, "step": f"{steps[-1]:,}"}
+      table.append(line | {key: _number(value) for key, value in numbers.items()})
+  return sorted(table, key=lambda line: line["task"])
+
+
+def _number(value: float) -> str:
+  if not math.isfinite(value):
+    return "–"
+  return f"{value:,.0f}" if value == int(value) and abs(value) >= 100 else f"{value:.4g}"
+
+
+def _benchmarks(directory: pathlib.Path) -> list[dict[str, Any]]:
+  """The comparisons of suites, by the name of their directory: {name, names, rows}; see `suite_comparison.compared`."""
+  found = {path.parent.name: _read_object(path).get("compared") for path in sorted(directory.glob("*/results.json"))}
+  return [{"name": name} | compared for name, compared in found.items() if compared]
+
+
+def _pictures(directory: pathlib.Path) -> list[dict[str, str]]:
+  """The pictures of a run on images, see `pictures.write`: {title, data}, the latter as a data URI."""
+  found = []
+  for path in sorted(directory.glob("*.png")):
+    data = path.read_bytes()
+    try:
+      from PIL import Image
+
+      with Image.open(io.BytesIO(data)) as image:
+        title = image.info.get("Title", path.stem)
+    except Exception as error:
+      raise UserError(f"{path}: not a PNG file ({one_line(error)}); remove it") from None
+    found.append({"title": title, "data": f"data:image/png;base64,{base64.b64encode(data).decode()}"})
+  return found
+
+
+def _samples(directory: pathlib.Path) -> list[dict[str, Any]]:
+  """The newest decoded examples of every task, each text split at its sentinels: {task, step, input, target, …}."""
+  found: dict[str, list[dict]] = {}
+  for path in sorted(directory.glob("*.jsonl")):
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+      try:
+        sample = json.loads(line)
+        texts = {name: str(sample[name]) for name in ("input", "target", "prediction")}
+        entry = {"task": str(sample.get("task", path.stem)), "step": int(sample["step"]), "texts": texts}
+      except (ValueError, TypeError, KeyError) as error:
+        raise UserError(
+          f"{path}:{number}: expected an object with input, target, prediction and step: {one_line(error)}"
+        ) from None
+      found.setdefault(entry["task"], []).append(entry)
+  shown = []
+  for task in sorted(found):
+    newest = max(entry["step"] for entry in found[task])
+    for entry in [e for e in found[task] if e["step"] == newest][:_SAMPLES_SHOWN]:
+      texts = entry["texts"]
+      cut = {
+        name: [(part, bool(_SENTINEL.fullmatch(part))) for part in _SENTINEL.split(text) if part]
+        for name, text in texts.items()
+      }
+      shown.append({"task": task, "step": newest, "exact": texts["target"] == texts["prediction"], **cut})
+  return shown

@@ -1,0 +1,1 @@
+"""The process and the machine of a run: watchdog, compile cache, environment."""

@@ -1,0 +1,60 @@
+"""The built-in store: the source `docstrings:tiny`, as bytes.
+
+It needs no files or vocabulary and takes a few seconds to build, so any recipe can be tried (`:debug`) before data is
+prepared. It is too small to learn from; `make quickstart` builds a real corpus. There are two versions, with and
+without EOS after every document. The task chooses.
+"""
+
+import contextlib
+import os
+import pathlib
+import platform
+import shutil
+import tempfile
+
+import numpy as np
+
+from t5x_like.corpora.documents import Documents
+from t5x_like.store.manifest import FORMAT
+from t5x_like.store.reader import TokenStore
+from t5x_like.store.writer import TokenStoreWriter
+from t5x_like.vocabularies import ByteVocabulary
+
+NAME = "builtin"
+_VERSION = 2  # of the contents
+
+
+def prepared(append_eos: bool = False) -> str:
+  """Return the directory of the token stores, which this user's first call builds in the temporary folder.
+
+  Args:
+    append_eos: whether documents end with EOS.
+  """
+  owner = f"{os.getuid()}_" if hasattr(os, "getuid") else ""
+  version = f"{FORMAT.rpartition('.')[2]}.{_VERSION}"
+  version += "_eos" if append_eos else ""
+  root = pathlib.Path(tempfile.gettempdir()) / f"t5x_like_{owner}builtin_{version}_{platform.python_version()}"
+  if not root.exists():
+    fresh = pathlib.Path(tempfile.mkdtemp(prefix=f"{root.name}.", dir=root.parent))
+    documents = Documents("docstrings:tiny", data_dir=str(fresh / "tfds"))
+    for split in documents.source.splits:
+      _write(fresh / split, split, list(documents.wanted(split)), append_eos)
+    shutil.rmtree(fresh / "tfds")
+    with contextlib.suppress(OSError):  # another process has already built the same stores
+      fresh.rename(root)
+    shutil.rmtree(fresh, ignore_errors=True)
+  return str(root)
+
+
+def texts(split: str) -> list[str]:
+  """Return the documents of a split."""
+  store = TokenStore.open(f"{prepared()}/{split}", verify="size")
+  (tokens,) = store.windows([0], store.num_tokens)
+  return [store.vocabulary.decode(ids) for ids in np.split(tokens, store.document_ends()[:-1])]
+
+
+def _write(path: pathlib.Path, split: str, documents: list[str], append_eos: bool) -> None:
+  vocabulary = ByteVocabulary()
+  with TokenStoreWriter(path, name=NAME, split=split, vocabulary=vocabulary, append_eos=append_eos) as writer:
+    encoded = vocabulary.encode_batch(documents)
+    writer.add(np.concatenate(encoded), np.array([ids.size for ids in encoded]))

@@ -1,0 +1,240 @@
+"""Chunks of documents as examples, for objectives that must know where documents begin.
+
+A document is cut from its beginning into chunks of `length` tokens; the last may be shorter. Example i is chunk i of
+the store, so an epoch has every chunk once. A document's length determines its number of chunks. Opening the chunks for
+the first time counts the chunks before every block of 256 documents: it reads all document ends (8 bytes per document)
+and holds one number per block (a 32nd of a byte per document). The counts of large stores are cached under
+`data.cache.directory()`, named by a hash of everything they depend on; if that is not writable, they are counted again.
+Chunk i is located by bisection among the blocks and then in the 256 lengths of its block, which are read on demand.
+
+An EOS that the store appended to every document is not part of it. Worked example, documents of 5, 1 and 4 tokens,
+chunks of 2: chunks 0 to 2 are tokens 0-1, 2-3 and 4, chunk 3 is token 5, chunks 4 and 5 are tokens 6-7 and 8-9. If a
+chunk needs at least 2 tokens (`least`), they are 0-1, 2, 3-4, 6-7 and 8-9. `chunk_rows.py` packs several into a row.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import hashlib
+import json
+import os
+
+import numpy as np
+
+from t5x_like.corpora import progress_files
+from t5x_like.data import cache, random
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.errors import TransientError, UserError
+from t5x_like.files.objects import place
+from t5x_like.store.reader import TokenStore
+
+BLOCK = 256  # documents
+_PIECE = 2**16  # documents counted at once; whole blocks
+_KEPT = 2**17  # stores of at least this many documents cache their counts
+_EDITION = 1  # of the cached counts
+
+
+class Chunks:
+  """The chunks of an open store.
+
+  Args:
+    tokens: the store.
+    length: maximum tokens per chunk.
+    least: minimum tokens per chunk: a shorter last chunk takes tokens from the chunk before it, and a shorter document
+      has no chunk.
+    block: documents per block.
+
+  Attributes:
+    num_examples: number of chunks.
+    others: reads stretches of other documents.
+
+  Raises:
+    UserError: the store is shorter than one chunk, or no document is long enough.
+  """
+
+  def __init__(self, tokens: TokenStore, length: int, least: int = 1, block: int = BLOCK):
+    self.tokens, self.length, self.least, self._block = tokens, length, least, block
+    self._eos = int(tokens.manifest.append_eos)
+    if tokens.num_tokens < length:
+      raise UserError(
+        f"{tokens.path}: {tokens.num_tokens} tokens are no example: the task needs windows of {length} "
+        "tokens: shorten the task's lengths or prepare a larger corpus"
+      )
+    self.others = Others(tokens, length)
+    self._first_document = tokens.first_documents
+    blocks_S = -(-np.diff(self._first_document) // block)
+    self._first_block = np.concatenate([[0], np.cumsum(blocks_S)])
+    self._counts = self._counted()
+    self._before = self._counts["before"]
+    self.num_examples = int(self._before[-1])
+    if not self.num_examples:
+      raise UserError(f"{tokens.path}: found no document of {least} tokens or more: prepare another corpus")
+
+  def read(self, example_index_B: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Read the chunks of examples: int64 [B] -> (int32 [B, length], 0 after the chunk; int32 [B], its size)."""
+    return _call(lambda index: self._read(*self.places(index)[1:]), (self.length, None), example_index_B)
+
+  def read_with_others(self, example_index_B: tf.Tensor, key_B: tf.Tensor):
+    """Read chunks as `read` does, and for each a stretch of another document drawn by the example's key, uint64 [B].
+
+    Returns:
+      (chunk, size, *what `Others.read` returns, as int32).
+    """
+    bits_B2 = tf.cast(random.bits(random.row_keys(5, key_B), 2), tf.uint64)
+
+    def read(index, bits):
+      document_B, starts, sizes = self.places(index)
+      return *self._read(starts, sizes), *self.others.read(document_B, bits)
+
+    return _call(read, (self.length, None, self.others.length, None, None, None), example_index_B, bits_B2)
+
+  def places(self, index_B: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Locate chunks: int64 [B] -> (document, first token in the stream, tokens), each int64 [B]."""
+    within_B, document_B, start_BK, sizes_BK = self._blocks(index_B)
+    ends_BK = np.cumsum(self._count(sizes_BK), axis=1)
+    which_B = np.count_nonzero(ends_BK <= within_B[:, None], axis=1)
+    here = np.arange(index_B.size), which_B
+    first_B = np.where(which_B > 0, ends_BK[here[0], np.maximum(which_B - 1, 0)], 0)
+    begin_B, size_B = self._cut(sizes_BK[here], within_B - first_B)
+    return document_B + which_B, start_BK[here] + begin_B, size_B
+
+  def _blocks(self, index_B: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Locate the blocks of examples: (the example's number within its block, the block's first document, each int64
+    [B]; the first token and the size of its documents in the stream, each int64 [B, K]; size 0 past a shard's end)."""
+    block_B = np.searchsorted(self._before, index_B, side="right") - 1
+    shard_B = np.searchsorted(self._first_block, block_B, side="right") - 1
+    document_B = self._first_document[shard_B] + (block_B - self._first_block[shard_B]) * self._block
+    start_B, sizes_BK = self.tokens.document_sizes(document_B, self._block)
+    start_BK = start_B[:, None] + np.cumsum(sizes_BK, axis=1) - sizes_BK
+    return index_B - self._before[block_B], document_B, start_BK, sizes_BK
+
+  def _cut(self, size_N: np.ndarray, nth_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return (first token within the document, tokens) of the nth chunk of documents of these stored sizes."""
+    size_N = size_N - self._eos
+    last_N = (size_N + self.length - 1) // self.length - 1
+    begin_N, next_N = (np.minimum(n_N * self.length, size_N - self.least) for n_N in (nth_N, nth_N + 1))
+    return begin_N, np.where(nth_N < last_N, next_N, size_N) - begin_N
+
+  def _count(self, sizes: np.ndarray) -> np.ndarray:
+    """Count the chunks of documents of these stored sizes, of any shape."""
+    sizes = sizes - self._eos
+    return np.where(sizes >= self.least, (sizes + self.length - 1) // self.length, 0)
+
+  def _counted(self) -> dict[str, np.ndarray]:
+    """Return `_count_all()`, from the cache if possible."""
+    if self.tokens.num_documents < _KEPT:
+      return self._count_all()
+    about = {"edition": _EDITION, "store": self.tokens.fingerprint, **self._facts()}
+    about["firsts"] = hashlib.sha256(self._first_document.tobytes()).hexdigest()
+    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+    file = place(cache.directory()) / "chunks" / key[:32]
+    if found := progress_files.load_arrays(file):
+      return found
+    counts = self._count_all()
+    with contextlib.suppress(OSError, UserError, TransientError):
+      progress_files.save_arrays(file, **counts)
+    return counts
+
+  def _facts(self) -> dict[str, int]:
+    """Return the settings on which the counts of a store depend."""
+    return {"length": self.length, "least": self.least}
+
+  def _count_all(self) -> dict[str, np.ndarray]:
+    """Return `before`, int64 [blocks + 1]: the examples before each block, and the total at the end."""
+    before = np.zeros(self._first_block[-1] + 1, np.int64)
+
+    def count(shard: int) -> None:
+      first, end = self._first_document[shard : shard + 2].tolist()
+      block = int(self._first_block[shard]) + 1
+      for piece in range(first, end, _PIECE):
+        blocks = -(-min(end - piece, _PIECE) // self._block)
+        _, sizes_1K = self.tokens.document_sizes(np.array([piece]), blocks * self._block)
+        before[block : block + blocks] = self._examples(sizes_1K.reshape(blocks, self._block), piece, end)
+        block += blocks
+
+    with concurrent.futures.ThreadPoolExecutor(min(16, 2 * (os.cpu_count() or 1))) as pool:
+      for _ in pool.map(count, range(len(self._first_document) - 1)):
+        pass
+    return {"before": np.cumsum(before, out=before)}
+
+  def _examples(self, sizes_NK: np.ndarray, first: int, end: int) -> np.ndarray:
+    """Count the examples of blocks, int64 [N], from their documents' tokens; documents `first` to at most `end`."""
+    return self._count(sizes_NK).sum(axis=1)
+
+  def _read(self, begins: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return stretches(self.tokens, begins, sizes, self.length), sizes.astype(np.int32)
+
+
+class Others:
+  """Stretches of documents other than the given ones.
+
+  Args:
+    tokens: the store.
+    wanted: tokens of a stretch that count.
+
+  Attributes:
+    search: tokens before the drawn one in which to look for the beginning of a sentence.
+    length: maximum tokens per stretch, `wanted + search`.
+  """
+
+  def __init__(self, tokens: TokenStore, wanted: int):
+    self.tokens = tokens
+    self.search = max(0, min(wanted // 2, tokens.num_tokens - wanted))
+    self.length = wanted + self.search
+    self._eos = int(tokens.manifest.append_eos)
+
+  def read(self, document_B: np.ndarray, bits_BN: np.ndarray, size_B: np.ndarray | int = 0) -> tuple[np.ndarray, ...]:
+    """Read a stretch of another document for each document.
+
+    N - 1 other documents are drawn uniformly; the store must have at least one. The first with `size` tokens is taken,
+    or else the longest. A token is drawn uniformly from it. The stretch begins up to `search` tokens before that token,
+    as far as the document allows, and ends with the document or after `length` tokens.
+
+    Args:
+      document_B: int64 [B].
+      bits_BN: uint64 [B, N], N >= 2 random 32-bit words per row.
+      size_B: the tokens that the other document should have.
+
+    Returns:
+      (stretch int32 [B, length], its size, the drawn token's place in it, 1 if it begins its document), the last three
+      int32 [B].
+    """
+    other_BC = _below(self.tokens.num_documents - 1, bits_BN[:, :-1])
+    other_BC += other_BC >= document_B[:, None]
+    begins, ends = (x.copy() for x in self.tokens.document_spans(other_BC[:, 0]))
+    for other_B in other_BC.T[1:]:
+      short_b = np.flatnonzero(ends - begins - self._eos < size_B)
+      found_b, until_b = self.tokens.document_spans(other_B[short_b])
+      longer = until_b - found_b > (ends - begins)[short_b]
+      begins[short_b[longer]], ends[short_b[longer]] = found_b[longer], until_b[longer]
+    ends -= self._eos
+    drawn = begins + _below(np.maximum(ends - begins, 1), bits_BN[:, -1])
+    firsts = np.maximum(begins, drawn - self.search)
+    sizes = np.clip(ends - firsts, 0, self.length)
+    found = sizes, drawn - firsts, firsts == begins
+    return stretches(self.tokens, firsts, sizes, self.length), *(x.astype(np.int32) for x in found)
+
+
+def stretches(tokens: TokenStore, begins: np.ndarray, sizes: np.ndarray, length: int) -> np.ndarray:
+  """Read `sizes` tokens from `begins` on in the stream, then 0: int64 [B] each -> int32 [B, length]."""
+  last = tokens.num_tokens - length
+  window = tokens.windows(np.minimum(begins, last), length)
+  for row in np.flatnonzero(begins > last).tolist():  # near the end of the stream
+    window[row] = np.roll(window[row], -(begins[row] - last))
+  window[np.arange(length) >= sizes[:, None]] = 0
+  return window
+
+
+def _call(function, lengths: tuple[int | None, ...], *arguments):
+  """Run `function` on the host; outputs are int32 [B, length], or [B] where the length is None."""
+  batch = arguments[0].shape[0]
+  found = tf.numpy_function(function, arguments, [tf.int32] * len(lengths), stateful=False)
+  return tuple(tf.ensure_shape(x, [batch] if n is None else [batch, n]) for x, n in zip(found, lengths, strict=True))
+
+
+def _below(n: int | np.ndarray, bits_B: np.ndarray) -> np.ndarray:
+  """Return floor(n * bits / 2^32) without overflow, uniform in 0..n-1: 32-bit words as uint64, any shape -> int64."""
+  n = np.asarray(n, np.uint64)
+  low = bits_B * (n & np.uint64(2**32 - 1)) >> np.uint64(32)
+  return (bits_B * (n >> np.uint64(32)) + low).astype(np.int64)

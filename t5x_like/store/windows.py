@@ -1,0 +1,207 @@
+"""Consecutive windows of a token store, the input of tasks that pretrain on running text.
+
+Window i of length W is tokens [i * W, (i + 1) * W) of one split's token stream; the tokens after the last whole window
+are unused. A window may begin in the middle of a document and span several documents.
+
+With dynamic offsets, this holds only for the first epoch and for evaluation. Every later epoch starts at an offset
+drawn uniformly from all T tokens by (seed, epoch), and wraps around: window i is the W tokens from (offset + i * W) mod
+T on, and the corpus's last token is followed by its first. An epoch therefore has T // W windows at any offset, and no
+token is in two of them. The T mod W unused tokens vary from epoch to epoch. At most one window of an epoch joins the
+end of the corpus to its beginning, just as other windows join two documents.
+
+Worked example: T = 10 and W = 4. Windows of the first epoch: 0-3 and 4-7; of an epoch with offset 7: 7 8 9 0 and 1-4.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, Literal
+
+import numpy as np
+
+from t5x_like.config import Corpus
+from t5x_like.data import random
+from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.errors import DamageError, UserError
+from t5x_like.store import builtin
+from t5x_like.store.reader import TokenStore, Verify
+from t5x_like.vocabularies import Vocabulary
+
+DocumentsEnd = Literal["eos", "nothing", "any"]
+
+_open: weakref.WeakValueDictionary[tuple[str, Verify], TokenStore] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def open_tokens(
+  store: str | Corpus, split: str, verify: Verify = "auto", documents_end: DocumentsEnd = "any"
+) -> TokenStore:
+  """Open and report `<store>/<split>`, or return it if a task of this process already has it open.
+
+  Args:
+    store: the directory or address that holds a token store per split (the `--output` of tools.prepare_data),
+      `builtin` for the small corpus of `store/builtin.py`, or a corpus to prepare; see `corpora/corpus.py`.
+    split: name of the split.
+    verify: the checks made on opening: `size`, `full` (all checksums) or `auto`, see `TokenStore.open`.
+    documents_end: required end of every document: `eos`, `nothing`, or `any` for either.
+
+  Raises:
+    UserError: the store cannot be used, or its documents do not end as required.
+    DamageError: a file of the store is truncated or corrupt.
+  """
+  path = _path(store, split, append_eos=documents_end == "eos")
+  with _lock:
+    tokens = _open.get((path, verify))
+    if tokens is None or not tokens.is_current():
+      try:
+        tokens = _open[path, verify] = TokenStore.open(path, verify=verify)
+      except (UserError, DamageError) as error:
+        remedy = f"; or delete {path} and it is made again" if isinstance(store, Corpus) else ""
+        raise type(error)(f"{error}{remedy}") from error
+      print(
+        f"data: {path}: {tokens.num_tokens:,} tokens in {tokens.num_documents:,} documents, {tokens.verification}",
+        flush=True,
+      )
+  _check_ends(tokens, documents_end)
+  return tokens
+
+
+def _path(store: str | Corpus, split: str, append_eos: bool) -> str:
+  if isinstance(store, Corpus):
+    from t5x_like.corpora import corpus  # imported late: only corpora need its engines
+
+    return corpus.prepared(store, split, append_eos)
+  root = builtin.prepared(append_eos) if store == builtin.NAME else store
+  return f"{root}/{split}" if "://" in root else os.path.join(root, split)
+
+
+def _check_ends(tokens: TokenStore, expected: DocumentsEnd) -> None:
+  found = "eos" if tokens.manifest.append_eos else "nothing"
+  if expected not in (found, "any"):
+    without = "without " if expected == "nothing" else ""
+    raise UserError(
+      f"{tokens.path}: found {found} at the end of documents, expected {expected}: prepare another store with python "
+      f"-m tools.prepare_data {without}--append_eos, or set task.documents_end={found} to train on this one"
+    )
+
+
+class Windows:
+  """The windows of one split of a store.
+
+  Args:
+    store: the location, see `open_tokens`, or an open store.
+    split: name of the split; ignored for an open store.
+    length: tokens per window.
+    verify, documents_end: see `open_tokens`; ignored for an open store.
+    dynamic_offsets: whether later epochs start at random offsets; see above.
+
+  Attributes:
+    tokens: the open store.
+    length: tokens per window.
+    num_examples: number of windows.
+    facts: the contribution of dynamic offsets to the task's fingerprint; empty without them.
+
+  Raises:
+    UserError: the store cannot be used, its documents do not end as required, or it is shorter than one window.
+  """
+
+  def __init__(
+    self,
+    store: str | Corpus | TokenStore,
+    split: str,
+    length: int,
+    verify: Verify = "auto",
+    documents_end: DocumentsEnd = "any",
+    dynamic_offsets: bool = False,
+  ):
+    if length < 1:
+      raise UserError(f"length: found {length}, expected windows of at least 1 token")
+    self.tokens = open_tokens(store, split, verify, documents_end) if not isinstance(store, TokenStore) else store
+    self.length, self.facts = length, offset_facts(dynamic_offsets)
+    self.num_examples = self.tokens.num_tokens // length
+    if not self.num_examples:
+      raise UserError(
+        f"{self.tokens.path}: found {self.tokens.num_tokens} tokens, expected at least one window of "
+        f"{length} tokens; shorten the task's lengths or prepare a larger corpus"
+      )
+
+  @property
+  def vocabulary(self) -> Vocabulary:
+    """The store's vocabulary."""
+    return self.tokens.vocabulary
+
+  @property
+  def numbering(self) -> str:
+    """An identifier of the numbering of examples: this store, window length and kind of offsets."""
+    return f"{self.tokens.fingerprint}/windows/{self.length}" + "/dynamic_offsets" * bool(self.facts)
+
+  def read(self, example_index_B: tf.Tensor, epoch_B: tf.Tensor | None = None, seed: int = 0) -> tf.Tensor:
+    """Read raw tokens: example indices -> int32 [B, length].
+
+    Args:
+      example_index_B: int64 [B], each in 0..num_examples-1.
+      epoch_B: int64 [B]; None reads the windows of the first epoch.
+      seed: the seed passed to the task's `batch`.
+    """
+    return self._read(self.tokens.windows, lambda tokens_BW: tokens_BW, example_index_B, epoch_B, seed)
+
+  def documents(self, example_index_B: tf.Tensor, epoch_B: tf.Tensor | None = None, seed: int = 0) -> tf.Tensor:
+    """Number each token's document within its window, from 1; arguments and shape as for `read`."""
+    return self._read(self.tokens.document_begins, _numbered, example_index_B, epoch_B, seed)
+
+  def _read(self, read, after, example_index_B: tf.Tensor, epoch_B: tf.Tensor | None, seed: int) -> tf.Tensor:
+    starts_B, T = example_index_B * self.length, self.tokens.num_tokens
+    if self.facts and epoch_B is not None:
+      starts_B = (starts_B + offsets(epoch_B, seed, T)) % T
+    out_BW = tf.numpy_function(
+      lambda starts_B: after(around(read, starts_B, self.length, T)), [starts_B], tf.int32, stateful=False
+    )
+    return tf.ensure_shape(out_BW, [example_index_B.shape[0], self.length])
+
+
+def _numbered(begins_BW: np.ndarray) -> np.ndarray:
+  """Turn marks of document beginnings into document numbers within the window, from 1: bool -> int32 [B, length]."""
+  begins_BW[:, :1] = True
+  return np.cumsum(begins_BW, axis=1, dtype=np.int32)
+
+
+def offset_facts(dynamic_offsets: bool) -> dict[str, Any]:
+  """Return the option's part of a fingerprint: nothing if off, so fingerprints older than the option stay valid."""
+  return {"dynamic_offsets": True} if dynamic_offsets else {}
+
+
+def offsets(epoch_B: tf.Tensor, seed: int, num_tokens: int) -> tf.Tensor:
+  """Draw the first token of epochs, uniform to within num_tokens / 2^63; 0 for epoch 0: int64 [B] -> int64 [B]."""
+  key_B = random.row_keys(seed, epoch_B, tf.constant(-1, tf.int64))  # no example has this index
+  word_B = tf.cast(tf.bitwise.right_shift(key_B, tf.constant(1, tf.uint64)), tf.int64)
+  return tf.where(epoch_B > 0, word_B % num_tokens, 0)
+
+
+def around(
+  read: Callable[[np.ndarray, int], np.ndarray], starts_B: np.ndarray, length: int, num_tokens: int
+) -> np.ndarray:
+  """Read windows of a stream that wraps around.
+
+  Args:
+    read: (first tokens int64 [N], length) -> [N, length], for windows inside the stream.
+    starts_B: int64 [B], each in 0..num_tokens - 1.
+
+  Returns:
+    [B, length].
+  """
+  over_B = starts_B > num_tokens - length
+  if not over_B.any():
+    return read(starts_B, length)
+  inside = read(starts_B[~over_B], length)
+  out_BW = np.empty((starts_B.size, length), inside.dtype)
+  out_BW[~over_B] = inside
+  for row in np.flatnonzero(over_B).tolist():
+    filled, place = 0, int(starts_B[row])
+    while filled < length:
+      size = min(length - filled, num_tokens - place)
+      out_BW[row, filled : filled + size] = read(np.array([place]), size)[0]
+      filled, place = filled + size, 0
+  return out_BW

@@ -1,0 +1,297 @@
+"""Reader of the tokenizer in a Hugging Face directory, in any of its forms.
+
+Version 5 of `transformers` does not run a `tokenizer.json` as it is. For the classes below it takes only the pieces and
+merges from it, or from `vocab.json` and `merges.txt`, `vocab.txt` or a SentencePiece model, and sets the rest itself;
+`pipelines` defines that rest. A `tokenizer.json` of any other class is used whole. Added and special tokens are then
+added in the library's order, from `tokenizer_config.json` or the older `special_tokens_map.json` and
+`added_tokens.json`; `config.json` supplies ids missing from all of these. `make parity` compares ids on hostile text.
+"""
+
+import json
+import re
+from typing import Any
+
+from t5x_like.errors import UserError
+from t5x_like.files.objects import Place
+from t5x_like.vocabularies import pipelines, protocol, storage, tokenizer_files
+from t5x_like.vocabularies.labels import LabelVocabulary
+from t5x_like.vocabularies.protocol import Vocabulary
+from t5x_like.vocabularies.published import Facts, PublishedVocabulary
+from t5x_like.vocabularies.tokenizer_files import (
+  ADDED,
+  CONFIG,
+  FLAGS,
+  MODEL_CONFIG,
+  NAMES,
+  SPECIAL,
+  TOKENIZER,
+  VOCABULARY,
+)
+from t5x_like.vocabularies.tokenizer_json import TokenizerVocabulary, refusing
+from t5x_like.vocabularies.utf8_bytes import ByteVocabulary
+
+SENTENCE_PIECE = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
+MAIN = (TOKENIZER, *SENTENCE_PIECE, VOCABULARY, "vocab.txt")  # a directory with one of these has a tokenizer
+FILES = (
+  *MAIN,
+  CONFIG,
+  SPECIAL,
+  ADDED,
+  "merges.txt",
+  "source.spm",
+  "target.spm",
+  "generation_config.json",
+  "chat_template.jinja",
+)
+SPELLINGS = {  # used if no file names them
+  "bos": ("<s>", "<bos>", "<|startoftext|>", "<|begin_of_text|>", "<|endoftext|>"),
+  "eos": ("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>", "[EOS]"),
+  "unk": ("<unk>", "[UNK]"),
+  "sep": ("[SEP]", "<sep>"),
+  "pad": ("<pad>", "[PAD]"),
+  "cls": ("[CLS]", "<cls>"),
+  "mask": ("[MASK]", "<mask>"),
+}
+SENTINELS = ("<extra_id_{}>", "\u2581<extra_id_{}>")
+ENDS_FIRST = ("bart", "mbart")  # model types whose decoder starts with EOS if their config does not say
+
+
+def has_tokenizer(directory: Place) -> bool:
+  return any((directory / name).exists() for name in MAIN)
+
+
+def load(directory: Place, sentinels: str | None = None) -> PublishedVocabulary | ByteVocabulary:
+  """Read a directory.
+
+  Args:
+    sentinels: the pattern of pieces to use as sentinels, such as `<unused{}>`; by default `<extra_id_{}>`, if any.
+
+  Raises:
+    UserError: a file is missing, damaged or of an unsupported class, or no end-of-text token is named.
+  """
+  config = tokenizer_files.read(directory, CONFIG) or {}
+  model_config = tokenizer_files.read(directory, MODEL_CONFIG) or {}
+  file = tokenizer_files.read(directory, TOKENIZER)
+  name = pipelines.class_of(config, model_config, file)
+  if name == "ByT5Tokenizer":
+    return ByteVocabulary()
+  where = f"vocabulary {directory}"
+  legacy = config.get("added_tokens_decoder") is None
+  if legacy:
+    config |= {key: _added(value) for key, value in (tokenizer_files.read(directory, SPECIAL) or {}).items()}
+  if name in pipelines.PIPELINES:
+    pieces = pipelines.Pieces.of(file) if file is not None else _pieces(directory, name, config)
+    if not pieces.vocab:
+      raise UserError(f"{where}: {TOKENIZER} has no pieces; copy it again")
+    described = pipelines.PIPELINES[name](pieces, config)
+    defaults = pipelines.DEFAULTS[name]
+  elif file is None:
+    raise UserError(
+      f"{where}: found no {TOKENIZER}, expected one, as the tokenizer's class {name or 'is not named and'} can be read "
+      f"from no other file; save it with transformers' save_pretrained, or name one of "
+      f"{', '.join(pipelines.PIPELINES)} as tokenizer_class in {CONFIG}"
+    )
+  else:
+    pieces, described, defaults = None, file, {}
+  described = {**described, "truncation": None, "padding": None, "post_processor": None}
+  named = {n: config.get(f"{n}_token", defaults.get(n)) for n in NAMES}
+  extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+  extra = list(extra.values() if isinstance(extra, dict) else extra)
+  if name == "T5Tokenizer" and not any("<extra_id_" in _text(token) for token in extra):
+    extra += [f"<extra_id_{i}>" for i in range(_extra_ids(config, where))]
+  own = pieces.added if pieces is not None else []
+  added = _added_tokens(directory, config, legacy, file, {_text(token) for token in (*named.values(), *extra) if token})
+  pipelines.check_charsmap(described, where)
+  with refusing(where, f"{TOKENIZER if file is not None else 'its files'} cannot be read"):
+    described, ids = _with_added(described, added, named, [*own, *extra])
+  facts = _facts(where, ids, {n: _text(token) for n, token in named.items() if token}, model_config, config, sentinels)
+  model = json.dumps(described, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+  brought = {name: storage.read(directory / name) for name in FILES if (directory / name).exists()}
+  return PublishedVocabulary(model, facts, brought, where)
+
+
+def files_of(vocabulary: Vocabulary) -> dict[str, bytes]:
+  """Return the files by which `transformers` opens a vocabulary: its published files or, for a vocabulary made here,
+  its model and the names of its special pieces."""
+  if isinstance(vocabulary, PublishedVocabulary):
+    return vocabulary.brought
+  if isinstance(vocabulary, ByteVocabulary | LabelVocabulary):
+    return {}
+  names = {name: getattr(vocabulary, f"{name}_id") for name in NAMES}
+  pieces = {f"{name}_token": vocabulary.pieces_of([i])[0] for name, i in names.items() if i is not None}
+  if isinstance(vocabulary, TokenizerVocabulary):
+    return {TOKENIZER: vocabulary.model, CONFIG: _bytes(pieces | {"tokenizer_class": "PreTrainedTokenizerFast"})}
+  files = {SENTENCE_PIECE[0]: vocabulary.model}
+  if pipelines.is_unigram(vocabulary.model):  # `T5Tokenizer` assumes this of every model
+    files[CONFIG] = _bytes(pieces | {"tokenizer_class": "T5Tokenizer", "extra_ids": vocabulary.extra_ids})
+  return files
+
+
+def around(vocabulary: PublishedVocabulary) -> tuple[list[int], list[int]]:
+  """Return the special ids that `transformers` puts before and after a text by default."""
+  import tokenizers
+
+  config, file = (json.loads(vocabulary.brought.get(name, b"{}")) for name in (CONFIG, TOKENIZER))
+  bos, eos = ([] if i is None else [i] for i in (vocabulary.bos_id, vocabulary.eos_id))
+  if "add_bos_token" in config or "add_eos_token" in config:
+    return bos * bool(config.get("add_bos_token")), eos * bool(config.get("add_eos_token"))
+  if file.get("post_processor"):
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(file))
+    bare, whole = (tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True))
+    start = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+    return whole[:start], whole[start + len(bare) :]
+  name = config.get("tokenizer_class")
+  encloses = name in ("BartTokenizer", "RobertaTokenizer")
+  return bos * encloses, eos * (encloses or name == "T5Tokenizer" or SENTENCE_PIECE[0] in vocabulary.brought)
+
+
+def _bytes(content: dict[str, Any]) -> bytes:
+  return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
+
+
+def _facts(where: str, ids: dict[str, int], named: dict[str, str], model_config: dict, config: dict, pattern) -> Facts:
+  """Determine the special ids: as named, else from `config.json`, else by their usual spellings."""
+  size = max(ids.values()) + 1
+  found = {}
+  for name in NAMES:
+    other = model_config.get(f"{name}_token_id")
+    other = other[0] if isinstance(other, list) and other else other
+    spelled = next((ids[s] for s in SPELLINGS[name] if s in ids), None) if not named else None
+    fits = isinstance(other, int) and 0 <= other < size
+    found[name] = ids.get(named[name]) if name in named else other if fits else spelled
+  eos = found["eos"] if found["eos"] is not None else found["sep"]
+  if eos is None:
+    raise UserError(
+      f"{where}: found no end of text, expected eos_token or sep_token in {CONFIG}, or eos_token_id in {MODEL_CONFIG}"
+    )
+  start = model_config.get("decoder_start_token_id")
+  if start is None:
+    start = eos if model_config.get("model_type") in ENDS_FIRST or found["pad"] is None else found["pad"]
+  others = {eos, *(i for name, i in found.items() if name != "pad")}
+  return Facts(
+    pad_id=None
+    if found["pad"] in others
+    else found["pad"],  # a piece that also stands for something else is not padding
+    eos_id=eos,
+    unk_id=eos if found["unk"] is None else found["unk"],
+    bos_id=found["bos"],
+    mask_id=found["mask"],
+    cls_id=found["cls"],
+    sep_id=found["sep"],
+    decoder_start_id=start,
+    sentinels=_sentinels(where, ids, pattern),
+    specials_in_text=not config.get("split_special_tokens", False),
+  )
+
+
+def _sentinels(where: str, ids: dict[str, int], pattern: str | None) -> tuple[int, ...]:
+  """Return the ids of a pattern's pieces, numbered from 0 (or from 1, if 0 is missing) up to the first gap."""
+  if pattern is not None and pattern.count("{}") != 1:
+    raise UserError(f"--sentinels={pattern}: expected a pattern with {{}} where the number stands, as '<unused{{}}>'")
+  for form in SENTINELS if pattern is None else (pattern,):
+    first = 0 if form.format(0) in ids else 1
+    found = []
+    while (piece := form.format(first + len(found))) in ids:
+      found.append(ids[piece])
+    if found:
+      return tuple(found)
+  if pattern is not None:
+    known = {re.sub("[0-9]+", "{}", piece, count=1) for piece in ids if re.fullmatch(r"\W*[a-z_|]+[0-9]+\W*", piece)}
+    raise UserError(f"{where}: found no piece {pattern.format(0)!r}, expected one{_such(known)}")
+  return ()
+
+
+def _such(known: set[str]) -> str:
+  return f"; there are {', '.join(sorted(known)[:8])}" if known else ""
+
+
+def _pieces(directory: Place, name: str, config: dict[str, Any]) -> pipelines.Pieces:
+  """Read pieces and merges from files other than `tokenizer.json`."""
+  where = f"vocabulary {directory}"
+  for file in SENTENCE_PIECE:
+    if (directory / file).exists() and name in pipelines.FROM_SENTENCE_PIECE:
+      return pipelines.Pieces.of_sentence_piece(
+        storage.read(directory / file), name, _extra_ids(config, where), f"vocabulary {directory / file}"
+      )
+  if name == "BertTokenizer" and (directory / "vocab.txt").exists():
+    lines = _lines(directory / "vocab.txt")
+    return pipelines.Pieces({line.rstrip(): i for i, line in enumerate(lines)})
+  vocab = tokenizer_files.read(directory, VOCABULARY)
+  if vocab is None or not (directory / "merges.txt").exists():
+    raise UserError(
+      f"vocabulary {directory}: found no files of a {name}, expected {TOKENIZER}, or vocab.json and merges.txt, "
+      "vocab.txt, or a SentencePiece model, as its class has them; copy them there"
+    )
+  lines = (line.split(" ") for line in _lines(directory / "merges.txt") if not line.startswith("#version"))
+  return pipelines.Pieces(vocab, [pair for pair in lines if len(pair) == 2])
+
+
+def _added_tokens(directory: Place, config: dict, legacy: bool, file: dict | None, special: set[str]) -> dict:
+  """Return the tokens added to the pieces, by id, from the newer file or from all the older ones."""
+  if not legacy:
+    return {int(i): _added(token) for i, token in config["added_tokens_decoder"].items()}
+  found = {}
+  for token, i in (tokenizer_files.read(directory, ADDED) or {}).items():
+    found[i] = _added({"content": token, "normalized": token not in special, "special": token in special})
+  for token in (file or {}).get("added_tokens") or ():
+    found[token["id"]] = _added({key: value for key, value in token.items() if key != "id"})
+  return found
+
+
+def _with_added(described: dict[str, Any], added: dict, named: dict, extra: list) -> tuple[dict, dict[str, int]]:
+  """Return (the tokenizer with all tokens added as in the library, the ids of all pieces)."""
+  import tokenizers
+
+  tokenizer = tokenizers.Tokenizer.from_str(json.dumps(described))
+  by_text = {token.content: token for token in added.values()}
+  named = [_as(token, by_text.get(_text(token))) for token in named.values() if token]
+  extra = [_as(token) for token in extra if token]
+  known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+  new = [token for _, token in sorted(added.items()) if token.content not in known]
+  new += [token for token in [*named, *extra] if token.content not in known | {n.content for n in new}]
+  special = {token.content for token in named}
+  for token in new:
+    token.special = token.special or token.content in special
+  tokenizer.add_tokens(new)
+  tokenizer.add_special_tokens([*named, *extra])
+  held = sorted(tokenizer.get_added_tokens_decoder().items())
+  fields = ("content", *FLAGS)
+  listed = [{"id": i, **{field: getattr(token, field) for field in fields}} for i, token in held]
+  return {**described, "added_tokens": listed}, tokenizer.get_vocab(with_added_tokens=True)
+
+
+def _added(token):
+  """Convert a token of a file: text, a list of tokens, or an object with its flags."""
+  import tokenizers
+
+  if isinstance(token, list):
+    return [_added(one) for one in token]
+  if not isinstance(token, dict) or "content" not in token:
+    return token
+  flags = ("content", *FLAGS)
+  return tokenizers.AddedToken(**{"special": True} | {key: token[key] for key in flags if key in token})
+
+
+def _as(token, known=None):
+  import tokenizers
+
+  token = _added(token)
+  if known is not None or not isinstance(token, str):
+    return known or token
+  return tokenizers.AddedToken(token, special=True, normalized=False)
+
+
+def _text(token) -> str:
+  return token["content"] if isinstance(token, dict) else getattr(token, "content", token)
+
+
+def _extra_ids(config: dict[str, Any], where: str) -> int:
+  extra_ids = config.get("extra_ids")
+  return protocol.T5_EXTRA_IDS if extra_ids is None else protocol.checked_extra_ids(extra_ids, f"{where}, {CONFIG}")
+
+
+def _lines(path: Place) -> list[str]:
+  try:
+    return storage.read(path).decode().removesuffix("\n").split("\n")
+  except UnicodeDecodeError as error:
+    raise UserError(f"{path}: not UTF-8 at byte {error.start}; copy it again") from None

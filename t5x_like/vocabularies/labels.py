@@ -1,0 +1,52 @@
+"""The names of classes, for tasks whose examples are not text."""
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+
+from t5x_like.errors import UserError
+from t5x_like.files import checked_json
+from t5x_like.vocabularies import protocol, storage
+
+KIND = "labels"
+FILE = "labels.json"
+
+
+class LabelVocabulary:
+  """Classes by number: id i is class i, and nothing else is an id. Text cannot be encoded; `decode` names classes."""
+
+  pad_id = eos_id = unk_id = mask_id = cls_id = sep_id = bos_id = decoder_start_id = None
+  sentinels, extra_ids, special_ids, specials_in_text = (), 0, frozenset(), False
+
+  def __init__(self, names: Sequence[str]):
+    self.names = tuple(names)
+    self.size = len(self.names)
+    self.starts_word = np.ones(self.size, bool)
+    self.fingerprint = protocol.fingerprint(KIND, self._content(), 0)
+
+  def encode(self, text: str) -> list[int]:
+    raise UserError(f"found the text {text[:40]!r}, but this run was trained on images: it takes no text")
+
+  def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+    return [np.asarray(self.encode(text), np.int32) for text in texts]
+
+  def decode(self, ids: Sequence[int]) -> str:
+    return " ".join(self.pieces_of(ids))
+
+  def pieces_of(self, ids: Sequence[int]) -> list[str]:
+    return [self.names[i] if 0 <= i < self.size else f"<{i}?>" for i in map(int, ids)]
+
+  def save(self, directory) -> None:
+    storage.save(directory, KIND, self, {FILE: self._content()})
+
+  def _content(self) -> bytes:
+    return json.dumps(list(self.names)).encode()
+
+
+def load(content: bytes, origin: str) -> LabelVocabulary:
+  """Load the classes of a saved file; raise UserError if it is damaged."""
+  names = checked_json.parsed(content, list, origin, "a list of class names; copy it again")
+  if not all(isinstance(name, str) for name in names):
+    raise UserError(f"{origin}: found a name that is not text, expected a list of class names; copy it again")
+  return LabelVocabulary(names)

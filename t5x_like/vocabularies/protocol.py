@@ -1,0 +1,253 @@
+"""The vocabulary protocol, its special ids, and helpers shared by all kinds."""
+
+import functools
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from t5x_like.errors import UserError
+from t5x_like.files.file_names import shown
+
+PAD_ID, EOS_ID, UNK_ID = 0, 1, 2
+T5_EXTRA_IDS = 100
+BYT5_EXTRA_IDS = 125
+MOST_EXTRA_IDS = 2**18
+SPECIAL = ("mask", "cls", "sep", "bos")  # in the order of the sentinels that replace them, see `special`
+SPELLINGS = {
+  "mask": ("[MASK]", "<mask>"),
+  "cls": ("[CLS]", "<cls>"),
+  "sep": ("[SEP]", "<sep>"),
+  "bos": ("[BOS]", "<s>", "<bos>", "<|startoftext|>"),
+}
+
+_SENTINEL = re.compile(r"<extra_id_(0|[1-9][0-9]{0,8})>")
+
+
+class Vocabulary(Protocol):
+  """The interface of a vocabulary to the rest of the system; ids are 0..size-1.
+
+  Attributes:
+    size: the number of ids, sentinels included.
+    sentinels: the id of each sentinel; `size - 1 - i` for sentinel i in vocabularies made here.
+    extra_ids: the number of sentinels.
+    pad_id: the id of padding; None in published vocabularies without it, such as GPT-2's, whose id 0 is a token.
+    mask_id, cls_id, sep_id, bos_id: the ids of those pieces, None if the vocabulary lacks the piece; `special` lends a
+      sentinel instead.
+    decoder_start_id: the first input of an encoder-decoder's decoder: padding in T5, EOS in BART.
+    special_ids: the ids that never stand for text: pad, EOS, the existing pieces among the four above, and the
+      sentinels. The unknown id stands for text, so it is not included.
+    specials_in_text: whether text spelled like a special piece becomes that piece, as in `transformers`; never in
+      vocabularies made here.
+    starts_word: bool [size], whether an id begins a new word, for masking and cutting by whole words; true of every
+      special id. Each kind of vocabulary defines its words.
+    fingerprint: SHA-256, hexadecimal, of everything that determines ids.
+  """
+
+  size: int
+  extra_ids: int
+  sentinels: tuple[int, ...]
+  pad_id: int | None = PAD_ID
+  eos_id: int = EOS_ID
+  unk_id: int = UNK_ID
+  mask_id: int | None
+  cls_id: int | None
+  sep_id: int | None
+  bos_id: int | None
+  decoder_start_id: int = PAD_ID
+  specials_in_text: bool = False
+  special_ids: frozenset[int]
+  starts_word: np.ndarray
+  fingerprint: str
+
+  def encode(self, text: str) -> list[int]:
+    """Encode plain text, without EOS; `<extra_id_0>` in the text is encoded like any other text."""
+
+  def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+    """Encode each text as an int32 array [length]."""
+
+  def decode(self, ids: Sequence[int]) -> str:
+    """Decode ids: drop pad, EOS, BOS, CLS and SEP, spell sentinel i as `<extra_id_i>` and the mask as its piece.
+
+    Ids at or above `size` are decoded as unknown, since a model's table may be padded beyond the vocabulary. Raises
+    UserError for a negative id.
+    """
+
+  def pieces_of(self, ids: Sequence[int]) -> list[str]:
+    """Return the spelling of each id, special ids included, for display."""
+
+  def save(self, directory) -> None:
+    """Write a directory for `load`; saving the same vocabulary again writes the same bytes."""
+
+
+def special(vocabulary: Vocabulary, name: str) -> int:
+  """Return the id of a special piece: `mask`, `cls`, `sep` or `bos`.
+
+  A vocabulary without the piece lends a sentinel: 0 is the mask, 1 CLS, 2 SEP, 3 BOS. Objectives that use both
+  sentinels and these pieces need a vocabulary with the pieces.
+
+  Raises:
+    UserError: the name is unknown, or the vocabulary has neither the piece nor enough sentinels.
+  """
+  if name not in SPECIAL:
+    raise UserError(f"special id: found name {name!r}, expected one of {', '.join(SPECIAL)}")
+  own = getattr(vocabulary, f"{name}_id", None)
+  if own is not None:
+    return own
+  sentinel = SPECIAL.index(name)
+  if sentinel < vocabulary.extra_ids:
+    return vocabulary.sentinels[sentinel]
+  raise UserError(
+    f"vocabulary of {vocabulary.size} ids: found no {name} piece and {vocabulary.extra_ids} sentinels, expected the "
+    f"piece or at least {sentinel + 1} sentinels; python -m tools.train_vocabulary --with_mask makes one with the "
+    "piece, and python -m tools.convert_hf --sentinels takes unused pieces of a published one"
+  )
+
+
+def padding(vocabulary: Vocabulary) -> int:
+  """Return the id that pads rows: the padding id or, in a vocabulary without it, -1, which `data.padding` replaces."""
+  return -1 if vocabulary.pad_id is None else vocabulary.pad_id
+
+
+def outside(vocabulary: Vocabulary, tokens_N: np.ndarray) -> str | None:
+  """Describe the first error in the ids of documents; return None if all are ids of the vocabulary and none is padding
+  (unless text can produce padding)."""
+  low, high = int(tokens_N.min()), int(tokens_N.max())
+  least = 1 if vocabulary.pad_id == 0 and not vocabulary.specials_in_text else 0
+  if least <= low and high < vocabulary.size:
+    return None
+  why = " (0 is padding)" if least else ""
+  return f"found id {low if low < least else high} in a document, expected {least} to {vocabulary.size - 1}{why}"
+
+
+def opening(vocabulary: Vocabulary) -> list[int]:
+  """Return the ids that begin an encoder-decoder's sequences: BOS in vocabularies published with BART, whose decoder
+  starts with EOS and restores `<s> text </s>`; none in others."""
+  bos = vocabulary.bos_id
+  return [bos] if bos is not None and vocabulary.decoder_start_id == vocabulary.eos_id else []
+
+
+def start_id(vocabulary: Vocabulary) -> int:
+  """Return the decoder's first input: the vocabulary's `bos_id`, or EOS if there is none.
+
+  It is never padding, which a decoder would not see. In a token stream a document follows the previous one's EOS, so
+  EOS marks its start (as GPT-2's only special token does).
+  """
+  return vocabulary.eos_id if vocabulary.bos_id is None else vocabulary.bos_id
+
+
+def encode_sentinels(vocabulary: Vocabulary, text: str) -> list[int]:
+  """Encode text with each `<extra_id_N>`, N < extra_ids, as its sentinel; add no EOS.
+
+  The text between sentinels is encoded separately. A sentinel that the vocabulary lacks is plain text.
+  """
+  return encode_sentinels_batch(vocabulary, [text])[0].tolist()
+
+
+def encode_sentinels_batch(vocabulary: Vocabulary, texts: Sequence[str]) -> list[np.ndarray]:
+  """Encode many texts as `encode_sentinels` does."""
+  between, parts = [], []  # the plain texts of all texts, and the sentinels of each
+  for text in texts:
+    start, marks = 0, []
+    for match in _SENTINEL.finditer(text):
+      if int(match[1]) < vocabulary.extra_ids:
+        between.append(text[start : match.start()])
+        marks.append(vocabulary.sentinels[int(match[1])])
+        start = match.end()
+    between.append(text[start:])
+    parts.append(marks)
+  encoded = iter(vocabulary.encode_batch(between))
+  rows = ([next(encoded), *(ids for mark in marks for ids in ([mark], next(encoded)))] for marks in parts)
+  return [np.concatenate(row).astype(np.int32) for row in rows]
+
+
+def find_specials(piece_id: Callable[[str], int | None]) -> dict[str, int | None]:
+  """Look up mask, cls, sep and bos by their usual spellings; `piece_id` returns None for an unknown piece."""
+  found = {}
+  for name, spellings in SPELLINGS.items():
+    ids = (piece_id(spelling) for spelling in spellings)
+    found[name] = next((i for i in ids if i is not None), None)
+  return found
+
+
+def special_ids(vocabulary: Vocabulary) -> frozenset[int]:
+  """Return the ids of a vocabulary that never stand for text."""
+  own = [vocabulary.pad_id, vocabulary.eos_id, *(getattr(vocabulary, f"{name}_id") for name in SPECIAL)]
+  return frozenset([*(i for i in own if i is not None), *vocabulary.sentinels])
+
+
+def words(vocabulary: Vocabulary, starts: Iterable[bool]) -> np.ndarray:
+  """Build the read-only `starts_word` from bools for the first ids; special ids and all further ids start words."""
+  table, given = np.ones(vocabulary.size, bool), np.fromiter(starts, bool)
+  table[: given.size] = given
+  table[list(vocabulary.special_ids)] = True
+  table.flags.writeable = False
+  return table
+
+
+def parts(ids: Sequence[int], vocabulary: Vocabulary) -> Iterator[list[int] | str]:
+  """Yield runs of text ids as lists and sentinels as their spelling; drop pad, EOS, BOS, CLS and SEP."""
+  run = []
+  dropped = {vocabulary.pad_id, vocabulary.eos_id, vocabulary.bos_id, vocabulary.cls_id, vocabulary.sep_id}
+  for i in map(int, ids):
+    if i < 0:
+      raise UserError(
+        f"decode: found id {i}, expected ids in 0..{vocabulary.size - 1} (the vocabulary's size is {vocabulary.size})"
+      )
+    number = sentinel_number(vocabulary, i)
+    if number is not None or i == vocabulary.mask_id:
+      if run:
+        yield run
+      run = []
+      yield vocabulary.pieces_of([i])[0] if number is None else f"<extra_id_{number}>"
+    elif i not in dropped:
+      run.append(i)
+  if run:
+    yield run
+
+
+def sentinel_piece(vocabulary: Vocabulary, i: int) -> str | None:
+  """Return the spelling of a sentinel or of an id beyond the vocabulary; None for other ids."""
+  if i >= vocabulary.size:
+    return f"<{i}?>"
+  number = sentinel_number(vocabulary, i)
+  return None if number is None else f"<extra_id_{number}>"
+
+
+def sentinel_number(vocabulary: Vocabulary, i: int) -> int | None:
+  """Return the number of the sentinel with this id, or None."""
+  return _numbers(vocabulary).get(i)
+
+
+@functools.lru_cache(4)
+def _numbers(vocabulary: Vocabulary) -> dict[int, int]:
+  return {i: number for number, i in enumerate(vocabulary.sentinels)}
+
+
+def top(size: int, extra_ids: int) -> tuple[int, ...]:
+  """Return sentinels that count down from the highest id."""
+  return tuple(range(size - 1, size - 1 - extra_ids, -1))
+
+
+def checked_extra_ids(extra_ids, origin: str) -> int:
+  if not isinstance(extra_ids, int) or isinstance(extra_ids, bool) or not 0 <= extra_ids <= MOST_EXTRA_IDS:
+    raise UserError(
+      f"{origin}: found extra_ids {shown(extra_ids)}, expected a whole number of sentinels, 0 or more and at most"
+      f" {MOST_EXTRA_IDS}"
+    )
+  return extra_ids
+
+
+def fingerprint(kind: str, model: bytes, extra_ids: int) -> str:
+  return hashlib.sha256(f"{kind}\n{extra_ids}\n".encode() + model).hexdigest()
+
+
+def well_formed(text: str) -> str:
+  """Replace lone surrogates, which UTF-8 cannot encode, with U+FFFD, and join surrogate pairs."""
+  try:
+    text.encode()
+    return text
+  except UnicodeEncodeError:
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

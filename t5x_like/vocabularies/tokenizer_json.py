@@ -1,0 +1,225 @@
+"""Tokenizers of the tokenizers library: WordPiece, byte-level BPE and any other `tokenizer.json`."""
+
+import contextlib
+import functools
+import json
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from t5x_like.errors import UserError, one_line
+from t5x_like.vocabularies import protocol, storage
+from t5x_like.vocabularies.protocol import PAD_ID
+
+KIND = "tokenizer"
+MODEL_FILE = "tokenizer.json"
+SPELLINGS = {
+  "pad": ("[PAD]", "<pad>"),
+  "unk": ("[UNK]", "<unk>"),
+  "eos": ("</s>", "[EOS]", "<eos>", "<|endoftext|>", "<|end_of_text|>", "[SEP]"),
+}
+SPECIAL_TOKENS = ("[PAD]", "</s>", "[UNK]")  # ids 0, 1, 2 of tokenizers trained here; then, on request:
+MASK_TOKENS = ("[CLS]", "[SEP]", "[MASK]")  # ids 3, 4, 5
+
+_LONG = 2**18  # characters
+_BETWEEN_WORDS = re.compile(r"(?<=\w) (?=\w)")
+_SPACES = " \t\n\r\v\f\u0085\u00a0\u2581"
+
+
+class TokenizerVocabulary:
+  """A `tokenizer.json` with the ids of the file, so `size` is the highest id plus one.
+
+  Sentinels are the special tokens `<extra_id_i>` at the ids `size - 1 - i`, as trained here; a file from elsewhere may
+  have none. Text never produces special tokens: `[MASK]` in a text is not the mask. `decode` restores neither text that
+  the normaliser folds (case and accents in BERT's) nor runs of spaces; with byte-level BPE it restores every text. Lone
+  surrogates, which UTF-8 cannot encode, become U+FFFD. The post-processor's templates ([CLS] ... [SEP]), truncation and
+  padding are ignored: the data system adds the tokens that an objective needs.
+
+  In WordPiece a word begins at a piece without the `##` mark, so punctuation is a word; in other models it begins at a
+  piece that begins with whitespace. EOS is the first existing piece of `</s>`, `[EOS]`, `<eos>`, `<|endoftext|>`,
+  `<|end_of_text|>` and `[SEP]`.
+
+  Args:
+    model: the bytes of the file.
+    origin: the name of the vocabulary in messages.
+
+  Raises:
+    UserError: the bytes are not a tokenizer, the padding token is not id 0, or there is no end token.
+  """
+
+  pad_id = decoder_start_id = PAD_ID
+  specials_in_text = False
+
+  def __init__(self, model: bytes, origin: str = "tokenizer.json"):
+    ids, added = self._open(model, origin)
+    extra_ids = next(i for i in range(self.size + 1) if ids.get(f"<extra_id_{i}>") != self.size - 1 - i)
+    self.sentinels = protocol.top(self.size, extra_ids)
+    _check_pad(ids, origin)
+    self.eos_id = _first(ids, "eos")
+    if self.eos_id is None:
+      raise UserError(f"{origin}: found no end token, expected one of {', '.join(SPELLINGS['eos'])}; add one")
+    self.unk_id = _first(ids, "unk")
+    if self.unk_id is None:  # a byte-level model encodes every text
+      self.unk_id = self.eos_id
+    found = protocol.find_specials(added.get)
+    self.mask_id, self.cls_id, self.sep_id, self.bos_id = (found[name] for name in protocol.SPECIAL)
+    self._finish(added)
+    self.fingerprint = protocol.fingerprint(KIND, model, self.extra_ids)
+
+  def _open(self, model: bytes, origin: str) -> tuple[dict[str, int], dict[str, int]]:
+    """Read the file and return (the ids of all pieces, the ids of special pieces)."""
+    self._tokenizer, self.model, self._origin = _tokenizer(model, origin), model, origin
+    self._tokenizer.encode_special_tokens = not self.specials_in_text
+    ids = self._tokenizer.get_vocab(with_added_tokens=True)
+    self.size = max(ids.values()) + 1
+    if self.size > len(model):  # every piece takes several bytes, so most ids below would have no piece
+      raise UserError(
+        f"{origin}: found id {self.size - 1} in a file of {len(model)} bytes and {len(ids)} pieces, expected ids that "
+        "count its pieces; it is damaged, copy it again"
+      )
+    self._spelled = [""] * self.size
+    for piece, i in ids.items():
+      self._spelled[i] = piece
+    added = self._tokenizer.get_added_tokens_decoder().items()
+    return ids, {token.content: i for i, token in added if token.special}
+
+  def _finish(self, added: dict[str, int]) -> None:
+    """Build the tables, once special ids and sentinels are known."""
+    self.extra_ids = len(self.sentinels)
+    self._never = np.zeros(self.size, bool)  # special tokens that text must not produce
+    if not self.specials_in_text:
+      self._never[[i for i in added.values() if i != self.unk_id]] = True
+    self.special_ids = protocol.special_ids(self) | frozenset(added.values()) - {self.unk_id}
+    described = json.loads(self.model)
+    self._byte_level = '"ByteLevel"' in json.dumps([described.get("decoder"), described.get("pre_tokenizer")])
+    self._mark = (described["model"].get("continuing_subword_prefix") or "") if not self._byte_level else ""
+    self.starts_word = protocol.words(self, map(self._starts_word, self._spelled))
+    self._cuts = _cuts_before_spaces(described)
+
+  def encode(self, text: str) -> list[int]:
+    text = protocol.well_formed(text)
+    if self._is_long(text):
+      return self._long(text).tolist()
+    with refusing(self._origin, "the text cannot be encoded"):
+      return self._checked(self._tokenizer.encode(text, add_special_tokens=False).ids).tolist()
+
+  def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    """Return the ids of a text and the (begin, end) of each id's characters in the text."""
+    found = self._tokenizer.encode(protocol.well_formed(text), add_special_tokens=False)
+    return self._checked(found.ids).tolist(), found.offsets
+
+  def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+    # On all cores, unless TOKENIZERS_PARALLELISM=false, which tools with one process per core set.
+    texts = [protocol.well_formed(text) for text in texts]
+    ids = self._ids([text for text in texts if not self._is_long(text)])
+    return [self._long(text) if self._is_long(text) else next(ids) for text in texts]
+
+  def _ids(self, texts: Sequence[str]) -> Iterator[np.ndarray]:
+    with refusing(self._origin, "a text cannot be encoded"):
+      batch = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False) if texts else ()
+    return (self._checked(encoding.ids) for encoding in batch)
+
+  def _is_long(self, text: str) -> bool:
+    return self._cuts and len(text) > _LONG
+
+  def _long(self, text: str) -> np.ndarray:
+    """Encode a long text in pieces, because the library needs about 200 bytes per character of its input."""
+    ids, start = [], 0
+    while start < len(text):
+      cut = _BETWEEN_WORDS.search(text, start + _LONG)
+      end = cut.start() if cut else len(text)
+      ids.append(next(self._ids([text[start:end]])))
+      start = end
+    return np.concatenate(ids)
+
+  def decode(self, ids: Sequence[int]) -> str:
+    text = ""
+    for part in protocol.parts(ids, self):
+      if isinstance(part, str):
+        text += f" {part}" if text and not self._byte_level else part
+        continue
+      known = [i if i < self.size and self._spelled[i] else self.unk_id for i in part]
+      with refusing(self._origin, "ids cannot be decoded"):
+        decoded = self._tokenizer.decode(known, skip_special_tokens=False)
+      spaced = text and not self._byte_level and self.starts_word[known[0]] and not decoded.startswith(" ")
+      text += f" {decoded}" if spaced else decoded
+    return text
+
+  def pieces_of(self, ids: Sequence[int]) -> list[str]:
+    return [protocol.sentinel_piece(self, i) or self._spelled[i] or f"<{i}?>" for i in map(int, ids)]
+
+  def save(self, directory) -> None:
+    storage.save(directory, KIND, self, {MODEL_FILE: self.model})
+
+  def _checked(self, ids: list[int]) -> np.ndarray:
+    """Convert ids to int32 and make special ids unknown, for words spelled like special tokens."""
+    found = np.asarray(ids, np.int32)
+    special = self._never[found]
+    return np.where(special, np.int32(self.unk_id), found) if special.any() else found
+
+  def _starts_word(self, piece: str) -> bool:
+    if self._byte_level:
+      return _characters().get(piece[:1], "") in _SPACES if piece else True
+    return not piece.startswith(self._mark) if self._mark else piece[:1] in _SPACES
+
+
+def _cuts_before_spaces(described: dict) -> bool:
+  """Return whether cutting a text before a space between two words leaves its ids unchanged."""
+  normaliser, words = (described.get(key) or {} for key in ("normalizer", "pre_tokenizer"))
+  byte_level = words.get("type") == "ByteLevel" and not words.get("add_prefix_space") and words.get("use_regex", True)
+  return (
+    normaliser.get("type") in (None, "BertNormalizer")
+    and (byte_level or words.get("type") == "BertPreTokenizer")
+    and not any(
+      " " in token["content"] or token["rstrip"] or token["single_word"] for token in described["added_tokens"]
+    )
+  )
+
+
+@functools.cache
+def _characters() -> dict[str, str]:
+  """Map each printable stand-in of byte-level BPE to its ASCII character; other bytes are not spaces."""
+  shifted = [b for b in range(256) if not (33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255)]
+  return {chr(256 + n): chr(b) for n, b in enumerate(shifted) if b < 128} | {chr(b): chr(b) for b in range(33, 127)}
+
+
+@contextlib.contextmanager
+def refusing(where: str, what: str) -> Iterator[None]:
+  """Turn the tokenizers library's errors into a `UserError`: plain `Exception` or, if its Rust code stops at a broken
+  invariant of a damaged file, `PanicException`, which is not an `Exception`."""
+  try:
+    yield
+  except BaseException as error:
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+      raise
+    raise UserError(
+      f"{where}: {what} ({one_line(error)[:300]}), expected the complete files of a tokenizer; copy them again"
+    ) from None
+
+
+def _tokenizer(model: bytes, origin: str):
+  import tokenizers
+
+  with refusing(origin, f"found {len(model)} bytes that are not a tokenizer of the tokenizers library"):
+    tokenizer = tokenizers.Tokenizer.from_buffer(model)
+  tokenizer.no_truncation()
+  tokenizer.no_padding()
+  if not tokenizer.get_vocab_size(with_added_tokens=True):
+    raise UserError(f"{origin}: found a tokenizer without any pieces, expected a trained one")
+  return tokenizer
+
+
+def _check_pad(ids: dict[str, int], origin: str) -> None:
+  pad = _first(ids, "pad")
+  if pad != PAD_ID:
+    at_zero = next((piece for piece, i in ids.items() if i == PAD_ID), None)
+    found = "no padding token" if pad is None else f"padding at id {pad}"
+    raise UserError(
+      f"{origin}: found {found} and {at_zero!r} at id 0, expected [PAD] or <pad> at id 0, since 0 is padding "
+      "everywhere here; train one with python -m tools.train_vocabulary"
+    )
+
+
+def _first(ids: dict[str, int], name: str) -> int | None:
+  return next((ids[spelling] for spelling in SPELLINGS[name] if spelling in ids), None)

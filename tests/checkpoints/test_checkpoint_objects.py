@@ -1,0 +1,224 @@
+"""Checkpoints on an object store are as exact as local ones, through a store that fails, lags and loses connections."""
+
+import asyncio
+import json
+import os
+import threading
+import time
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from t5x_like.checkpoints.manager import Checkpoints
+from t5x_like.errors import DamageError, TransientError, UserError
+from t5x_like.files.lease import Lease
+from t5x_like.files.storage import Storage
+from tests import object_server
+from tests.checkpoints.test_checkpoint import abstract_of, as_bytes, make_state, mesh_of
+
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # asks Google what kind a bucket is
+pytest.importorskip("gcsfs")
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+  server = object_server.Server(tmp_path / "bucket")
+  server.root.mkdir()
+  with server.running():
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+    monkeypatch.setenv("T5X_LIKE_RETRY_SECONDS", "20")
+    quick = types.SimpleNamespace(sleep=lambda seconds: asyncio.sleep(seconds / 100))
+    monkeypatch.setattr("gcsfs.retry.asyncio", quick)  # its waits between attempts
+    yield server
+
+
+URL = "gs://bucket/run/checkpoints"
+
+
+def save(steps, mesh, url=URL, **options):
+  with Checkpoints(url, **options) as checkpoints:
+    for step in steps:
+      checkpoints.save(step, make_state(step, mesh), {"step": step}, finite=False)
+
+
+def restored(mesh, step=None, url=URL):
+  return Checkpoints(url).restore(abstract_of(make_state(1, mesh), mesh), step)
+
+
+@pytest.mark.parametrize("trouble", ["none", "unavailable", "throttled", "broken", "lagging"])
+def test_exact_onto_other_meshes_whatever_the_store_does(server, trouble):
+  mesh = mesh_of(2, 4)
+  if trouble in ("unavailable", "throttled", "broken"):
+    setattr(server, trouble, 0.15)
+  save([1, 2], mesh)
+  if trouble == "lagging":
+    server.stale = server.names()
+  save([3, 4], mesh)
+  for shape in ((2, 4), (8, 1), (1, 8)):
+    step, state, metadata = restored(mesh_of(*shape))
+    assert step == (4 if server.stale is None else 2)
+    server.stale = None
+    assert metadata == {"step": step} and as_bytes(state) == as_bytes(make_state(step, mesh))
+
+
+def test_a_save_that_is_cut_short_is_none_and_is_removed_by_the_next(server, monkeypatch):
+  mesh = mesh_of(8, 1)
+  save([1], mesh)
+  monkeypatch.setenv("T5X_LIKE_RETRY_SECONDS", "0.1")
+  with pytest.raises(TransientError, match="gs://bucket/run/checkpoints/2"):
+    with Checkpoints(URL) as checkpoints:
+      server.writes_left = 1
+      checkpoints.save(2, make_state(2, mesh), {"step": 2}, finite=False)
+  server.writes_left = None
+  assert Checkpoints(URL).steps() == [1] and len(list((server.root / "run/checkpoints").iterdir())) == 2
+  assert as_bytes(restored(mesh)[1]) == as_bytes(make_state(1, mesh))
+  save([3], mesh)
+  assert Checkpoints(URL).steps() == [1, 3] and len(list((server.root / "run/checkpoints").iterdir())) == 2
+
+
+def test_it_outlasts_a_store_that_is_down_for_a_while(server):
+  mesh = mesh_of(8, 1)
+  server.unavailable = 1.0
+  threading.Timer(4, lambda: setattr(server, "unavailable", 0.0)).start()
+  save([1], mesh)
+  assert restored(mesh)[0] == 1
+
+
+def test_keeps_sets_aside_and_finds_damage(server, caplog):
+  mesh = mesh_of(8, 1)
+  save(range(1, 8), mesh, every=2, keep_last=2)
+  assert Checkpoints(URL).steps() == [4, 6, 7]
+  with Checkpoints(URL) as checkpoints:
+    checkpoints.set_aside(6, "set_aside")
+    assert checkpoints.steps() == [4, 6]
+  (blob,) = server.root.glob("run/checkpoints/6-*/tensors-00000.bin")
+  content = bytearray(blob.read_bytes())
+  content[len(content) // 2] ^= 1
+  blob.write_bytes(content)
+  with Checkpoints(URL) as checkpoints:
+    assert checkpoints.restore(abstract_of(make_state(1, mesh), mesh))[0] == 4 and "step 6 is damaged" in caplog.text
+    checkpoints.save(6, make_state(6, mesh), {"step": 6}, finite=False)
+  assert restored(mesh)[0] == 6 and len(list(server.root.glob("run/checkpoints/6-*"))) == 2
+  for blob in server.root.glob("run/checkpoints/*/tensors-00000.bin"):
+    blob.write_bytes(blob.read_bytes()[:-9])
+  with pytest.raises(DamageError, match="every checkpoint is damaged"):
+    restored(mesh)
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "tensors-00000.json", "tensors-00000.bin"])
+def test_a_step_with_a_short_object_is_passed_over(file, server, caplog, monkeypatch):
+  """As it lies there, or as it is answered."""
+  monkeypatch.setattr("t5x_like.checkpoints.manager._SECOND_LOOK_SECONDS", 0)
+  mesh = mesh_of(8, 1)
+  save([1, 2], mesh)
+  (path,) = server.root.glob(f"run/checkpoints/2-*/{file}")
+  content = path.read_bytes()
+  for damage in ("empty", "cut short", "range", "no object", content[:0], content[:40], content[:-1], None):
+    server.fault = lambda at, name, damage=damage: damage if "/2-" in name and name.endswith(file) else None
+    if damage is None:
+      path.unlink()
+    elif isinstance(damage, bytes):
+      server.fault = lambda at, name: None
+      path.write_bytes(damage)
+    caplog.clear()
+    step, state, _ = restored(mesh)
+    assert step == 1 and as_bytes(state) == as_bytes(make_state(1, mesh)), damage
+    uncommitted = file == "manifest.json" and damage in (None, "no object")  # a step without a manifest is none
+    assert ("step 2 is damaged and is skipped" in caplog.text) != uncommitted, damage
+    with pytest.raises(UserError if uncommitted else DamageError, match="gs://bucket/run/checkpoints"):
+      restored(mesh, step=2)
+
+
+@pytest.mark.parametrize("answer, said", [("forbidden", "permission denied"), ("no bucket", "bucket gs://bucket does")])
+def test_a_refusal_is_never_damage(answer, said, server):
+  mesh = mesh_of(8, 1)
+  save([1, 2], mesh)
+  for operations in (("range",), ("read", "range"), ("list",), None)[2 * (answer == "no bucket") :]:
+    server.fault = lambda at, _, asked=operations: answer if asked is None or at in asked else None
+    with pytest.raises(UserError, match=said):
+      restored(mesh)
+  with pytest.raises(UserError, match=said), Checkpoints(URL) as checkpoints:
+    server.fault = lambda at, _: answer if at in ("write", "create") else None
+    checkpoints.save(3, make_state(3, mesh), {"step": 3}, finite=False)
+  server.fault = lambda at, _: None
+  assert restored(mesh)[0] == 2
+
+
+@pytest.mark.parametrize(
+  "answer, kind, said",
+  [
+    ("forbidden", UserError, "permission denied"),
+    ("no bucket", UserError, "bucket gs://bucket does not exist"),
+    ("no object", TransientError, "gs://bucket/run/lease: is gone, removed by another process or by hand"),
+    (None, TransientError, "another process has taken it over"),
+  ],
+)
+def test_a_lease_tells_why_it_is_lost(answer, kind, said, server):
+  storage = Storage("gs://bucket/run")
+  with Lease(storage, seconds=60) as lease:
+    if answer is None:
+      storage.write("lease", b'{"holder": "another"}')
+    server.fault = lambda at, name: answer if name == "run/lease" or answer == "no bucket" else None
+    with pytest.raises(kind, match=said):
+      lease.check()
+  server.fault = lambda at, _: None
+
+
+def test_signs_of_life_go_on_when_a_refusal_is_over(server, capfd):
+  with Lease(Storage("gs://bucket/run"), seconds=0.6) as lease:
+    server.fault = lambda at, _: "forbidden"
+    time.sleep(0.5)
+    server.fault = lambda at, _: None
+    before = Storage("gs://bucket/run").read("lease")
+    time.sleep(0.5)
+    assert Storage("gs://bucket/run").read("lease") != before
+    lease.check()
+  assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("url", ["gs://bucket/run", "memory://lease-{}", "{}"])
+def test_a_lease_is_held_by_one_and_passes_on_when_it_dies(url, server, tmp_path):
+  storage = Storage(url.format(tmp_path))
+  with Lease(storage, seconds=2.4) as lease:
+    with pytest.raises(Exception, match="another process is training in it"):
+      with Lease(Storage(url.format(tmp_path)), seconds=2.4):
+        pass
+    time.sleep(3)
+    lease.check()
+  with Lease(storage, seconds=2.4) as lost:
+    lost.abandon()  # as if its host had lost power
+    began = time.monotonic()
+    with Lease(Storage(url.format(tmp_path)), seconds=2.4) as lease:
+      assert time.monotonic() - began >= 2
+      lease.check()
+      with pytest.raises(TransientError, match="another process has taken"):
+        lost.check()
+  assert storage.read("lease") is None
+
+
+def test_a_lease_of_a_dead_process_on_this_host_is_taken_at_once(tmp_path):
+  storage = Storage(tmp_path)
+  lease = Lease(storage, seconds=60)
+  storage.write("lease", json.dumps(lease.content | {"holder": "x", "process": 2**22 + 1}).encode())
+  began = time.monotonic()
+  with lease:
+    assert time.monotonic() - began < 50
+
+
+def test_storage_writes_whole_files_and_creates_once(server, tmp_path):
+  for url in ("gs://bucket/other", f"memory://{tmp_path.name}", str(tmp_path / "local")):
+    storage = Storage(url)
+    assert storage.read("a/b") is None and storage.names() == [] and storage.names("a") == []
+    storage.write("a/b", b"0123")
+    storage.write("a/b", b"012345")
+    assert storage.read("a/b") == b"012345" and storage.read("a/b", 2, 4) == b"23" and storage.names("a") == ["b"]
+    assert storage.create("a/c", b"one") and not storage.create("a/c", b"two") and storage.read("a/c") == b"one"
+    (tmp_path / "file").write_bytes(np.arange(9, dtype=np.uint8).tobytes())
+    storage.upload("a/d", tmp_path / "file")
+    assert storage.names("a") == ["b", "c", "d"] and len(storage.read("a/d")) == 9 and storage.names() == ["a"]
+    storage.delete("a/b")
+    storage.delete("a")
+    storage.delete("a")
+    assert storage.names("a") == [] and jax.process_count() == 1

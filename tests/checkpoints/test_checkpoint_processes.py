@@ -1,0 +1,106 @@
+"""Checkpoints of several processes: saved by 2 x 4 devices, restored by 1 x 8, passed over or refused by all."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from t5x_like.checkpoints.manager import Checkpoints
+
+REPO = pathlib.Path(__file__).resolve().parents[2]
+PROGRAM = """
+import sys
+sys.path[:0] = [{repo!r}]
+from t5x_like.errors import door
+from t5x_like.parallel import distributed
+
+@door
+def main():
+  distributed.initialize(timeout_seconds=60)
+  import jax, numpy as np, logging
+  from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+  from t5x_like.checkpoints.manager import Checkpoints
+  logging.basicConfig(format="%(message)s")
+  mesh = jax.make_mesh((2, 4), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
+  shardings = {{"w": NamedSharding(mesh, P("fsdp", "tensor")), "n": NamedSharding(mesh, P())}}
+  def state(step):
+    w = np.random.default_rng(step).standard_normal((64, 256)).astype(np.float32)
+    return {{k: jax.make_array_from_callback(x.shape, shardings[k], lambda i, x=x: x[i])
+            for k, x in {{"w": w, "n": np.int32(step)}}.items()}}
+  abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state(0))
+  checkpoints = Checkpoints({directory!r}, save_timeout_seconds={timeout})
+  if jax.process_index() == 1:
+    Checkpoints.steps = lambda self: []  # a stale listing: process 0 decides
+  found = checkpoints.restore(abstract)
+  start = found[0] if found else 0
+  print("from", start, flush=True)
+  if found:
+    for a, b in zip(jax.tree.leaves(found[1]), jax.tree.leaves(state(start))):
+      assert all(np.array_equal(x.data, y.data) for x, y in zip(a.addressable_shards, b.addressable_shards))
+  for step in range(start + 1, start + 4):
+    checkpoints.save(step, state(step), {{"step": step}})
+  {after}
+  checkpoints.close()
+  print("saved", distributed.from_first(checkpoints.steps), flush=True)
+
+sys.exit(main())
+"""
+
+
+def launch(directory, after="pass", timeout=60):
+  program = PROGRAM.format(repo=str(REPO), directory=str(directory), after=after, timeout=timeout)
+  command = [
+    sys.executable,
+    str(REPO / "launch" / "local.py"),
+    "--processes=2",
+    "--devices_per_process=4",
+    "--grace_seconds=2",
+  ]
+  done = subprocess.run(
+    [*command, "--", sys.executable, "-c", program], env=dict(os.environ), capture_output=True, text=True, timeout=600
+  )
+  return done.returncode, done.stdout.splitlines(), done.stderr
+
+
+def test_two_processes_save_one_restores_and_two_go_on(tmp_path):
+  code, lines, err = launch(tmp_path)
+  expected = {"[p0] from 0", "[p0] saved [1, 2, 3]", "[p1] from 0", "[p1] saved [1, 2, 3]"}
+  assert code == 0 and expected <= set(lines), (lines, err)
+  mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+  abstract = {
+    "w": jax.ShapeDtypeStruct((64, 256), np.float32, sharding=NamedSharding(mesh, P(None, "data"))),
+    "n": jax.ShapeDtypeStruct((), np.int32, sharding=NamedSharding(mesh, P())),
+  }
+  with Checkpoints(tmp_path) as checkpoints:
+    step, state, metadata = checkpoints.restore(abstract)
+    assert (step, int(state["n"]), metadata) == (3, 3, {"step": 3})
+    expected = np.random.default_rng(3).standard_normal((64, 256)).astype(np.float32)
+    assert np.array_equal(np.asarray(state["w"]), expected)
+    checkpoints.save(4, {"w": state["w"], "n": state["n"] + 1}, {"step": 4})
+  for file in (tmp_path / "4" / "state").rglob("d/*"):
+    file.write_bytes(file.read_bytes()[:-40])
+  code, lines, err = launch(tmp_path)
+  assert code == 0, (lines, err)
+  assert "[p0] from 3" in lines and "[p1] from 3" in lines and "[p1] saved [4, 5, 6]" in lines
+  assert any("step 4 is damaged and is skipped" in line for line in lines) and (tmp_path / "4.damaged").exists()
+
+
+def test_a_save_that_one_process_cannot_write_ends_the_job_in_one_line_and_harms_nothing(tmp_path):
+  saved = launch(tmp_path)
+  assert saved[0] == 0, saved
+  limit = (
+    "import resource; checkpoints.wait()\n"
+    "  if jax.process_index() == 1: resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))\n"
+    "  checkpoints.save(9, state(9), {})"
+  )
+  code, lines, err = launch(tmp_path, after=limit, timeout=4)
+  errors = [line for line in lines if "error:" in line]
+  assert code == 2 and "process 1 failed" in err and any("File too large" in line for line in errors), (lines, err)
+  assert any("not written by all processes within 4 s" in line for line in errors), lines
+  assert not any("Traceback" in line for line in lines), "\n".join(lines)
+  assert Checkpoints(tmp_path).steps() == [4, 5, 6]

@@ -1,0 +1,60 @@
+"""Cleaning: each filter of C4."""
+
+from collections import Counter
+
+import pytest
+
+from t5x_like import trust
+from t5x_like.corpora import cleaning
+from t5x_like.corpora.cleaning import C4
+from t5x_like.errors import UserError
+
+GOOD = "The quick brown fox jumps over it. A lazy dog sleeps through it all. Nobody knows the reason why!"
+
+
+def only_english(text: str) -> str:
+  return "en" if " the " in text.lower() else "xx"
+
+
+@pytest.mark.parametrize(
+  "text, kept, counts",
+  [
+    (GOOD, GOOD, {}),
+    (
+      f"Menu | Home\n{GOOD}\nToo few words.\n\nTo be continued so they say...",
+      GOOD,
+      {"line: no terminal punctuation": 2, "line: under 5 words": 1},
+    ),
+    (f"Please turn JavaScript on for this.\n{GOOD}", GOOD, {"line: javascript": 1}),
+    (f"By going on you accept our Privacy Policy.\n{GOOD}", GOOD, {"line: policy": 1}),
+    (f"There is a word of {'x' * 1001} in here.\n{GOOD}", GOOD, {"line: word of over 1000 characters": 1}),
+    (f"History[edit]\n[1]\n{GOOD}[12][citation needed]", GOOD, {"citation": 4, "line: no terminal punctuation": 1}),
+    (f"{GOOD}\nLorem Ipsum dolor sit amet here.", None, {"lorem ipsum": 1}),
+    (f"{GOOD}\nif (a) {{ b and c or d.", None, {"curly brace": 1}),
+    ("One sentence of five words. Two such sentences there are.", None, {"under 3 sentences": 1}),
+    (f"{GOOD} It is a darned shame.", None, {"word of the list": 1}),
+    (f"{GOOD} Undarnedly said.", f"{GOOD} Undarnedly said.", {}),
+    (f"{GOOD} \u3042\u60aa\u3044\u3044.", None, {"word of the list": 1}),
+    (GOOD.replace("the", "la"), None, {"not in en": 1}),
+    ("", None, {"under 3 sentences": 1}),
+  ],
+)
+def test_filters_of_a_page(text, kept, counts):
+  trust.admit(f"{__name__}:only_english")
+  c4 = C4(bad_words=("darned", "two words", "\u60aa\u3044"), language_id=f"{__name__}:only_english")
+  page, reason, removed = c4.clean(text)
+  assert page == kept and removed + Counter([reason] if reason else []) == Counter(counts)
+  assert (reason is None) == (kept is not None) and reason not in removed
+
+
+def test_a_hook_that_is_not_there_is_refused():
+  for name in ("nowhere:f", "t5x_like.errors:nothing", "plain", "t5x_like.errors:EXIT_PREEMPTED"):
+    trust.begin(name)
+    with pytest.raises(UserError, match="language id"):
+      cleaning.hook(name)
+
+
+def test_sentences_add_up_to_the_text():
+  text = 'He said "Stop." Then he left.\nA line without an end\n\nMr. X came!  Really?'
+  assert "".join(cleaning.sentences(text)) == text.replace("\n\n", "\n")
+  assert len(cleaning.sentences(text)) == 6

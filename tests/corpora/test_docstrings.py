@@ -1,0 +1,189 @@
+"""The embedded corpus, built small: complete, deterministic, free of duplicates, split by module, never executed."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from t5x_like.corpora.sources._docstrings import extract
+from t5x_like.errors import UserError
+
+PACKAGES = ("json", "email", "logging", "asyncio", "argparse")
+PROSE = "This sentence is long enough to be taken for a document of English technical prose, number {}."
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+  """Two builders of the same small corpus, prepared in two directories."""
+  from t5x_like.corpora.sources._docstrings.builder import Docstrings, DocstringsConfig, prepare
+
+  def build(name):
+    config = DocstringsConfig(name="small", packages=PACKAGES)
+    builder = Docstrings(config=config, data_dir=tmp_path_factory.mktemp(name))
+    assert prepare(builder) and not prepare(builder)
+    return builder
+
+  return build("one"), build("two")
+
+
+def records(builder, split) -> list[dict[str, str]]:
+  return [{key: value.decode() for key, value in record.items()} for record in builder.as_data_source(split)]
+
+
+def test_the_documents_are_the_docstrings_of_the_packages(built):
+  documents = records(built[0], "train") + records(built[0], "validation")
+  found = {(d["module"], d["qualname"]): d["text"] for d in documents}
+  assert {d["package"] for d in documents} == set(PACKAGES)
+  import inspect
+  import json
+  import logging
+
+  assert found["json", "dumps"] == inspect.getdoc(json.dumps)
+  assert found["json.encoder", "JSONEncoder.default"] == inspect.getdoc(json.JSONEncoder.default)
+  assert found["logging", "Formatter.format"] == inspect.getdoc(logging.Formatter.format)
+  assert all(extract.is_prose(text) for text in found.values())
+
+
+def test_the_same_files_give_the_same_records_in_the_same_order(built):
+  one, two = built
+  for split in ("train", "validation"):
+    assert records(one, split) == records(two, split) != []
+  assert one.info.metadata == two.info.metadata and len(one.info.metadata["sha256"]) == 64
+  assert one.info.file_format.value == "array_record"
+
+
+def test_no_validation_document_is_seen_in_training(built):
+  train, validation = records(built[0], "train"), records(built[0], "validation")
+  assert not {d["module"] for d in train} & {d["module"] for d in validation}
+  texts = [d["text"] for d in train + validation]
+  assert len(set(texts)) == len(texts)
+
+
+def test_the_prepared_corpus_is_an_ordinary_tensorflow_dataset(built):
+  from t5x_like.corpora.sources import open_source
+
+  source = open_source("tfds:docstrings/small", data_dir=str(built[0].data_dir).split("/docstrings/")[0])
+  assert source.name == "docstrings" and set(source.splits) == {"train", "validation"}
+  assert list(source.documents("train", "text")) == [d["text"] for d in records(built[0], "train")]
+  assert [record for _, record in source.records("train")] == records(built[0], "train")
+  assert source.facts("text")["metadata"]["sha256"] == built[0].info.metadata["sha256"]
+
+
+def test_the_result_does_not_depend_on_the_number_of_processes():
+  assert list(extract.scan(["json", "asyncio"], processes=1)) == list(extract.scan(["json", "asyncio"], processes=3))
+
+
+def test_validation_is_a_small_fixed_share_of_modules():
+  from t5x_like.corpora.sources._docstrings.builder import split_of
+
+  modules = [module for _, module, _ in extract.source_files([extract.STANDARD_LIBRARY])]
+  share = sum(split_of(module) == "validation" for module in modules) / len(modules)
+  assert 0.02 < share < 0.055
+  assert split_of("json.decoder") == split_of("json.decoder")
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+  """Writes files of a package `odd_package` that can be found but must not be imported."""
+  monkeypatch.syspath_prepend(str(tmp_path))
+
+  def write(**files):
+    (tmp_path / "odd_package").mkdir()
+    for name, source in {"__init__": "raise SystemExit('imported')", **files}.items():
+      data = source if isinstance(source, bytes) else textwrap.dedent(source).encode()
+      (tmp_path / "odd_package" / f"{name}.py").write_bytes(data)
+    return [d for _, _, docstrings in extract.scan(["odd_package"]) for d in docstrings]
+
+  return write
+
+
+def test_source_is_read_and_never_run(package, tmp_path):
+  docstrings = package(
+    a=f'''
+      """{PROSE.format(1)}"""
+      open({str(tmp_path / "executed")!r}, "w")
+      if True:
+        class A:
+          """{PROSE.format(2)}"""
+          async def f(self):
+            """{PROSE.format(3)}
+
+            Then:
+              indented.
+            """
+            def g(): """{PROSE.format(4)}"""
+    ''',
+    broken='"""' + PROSE + '"""\ndef (',
+    latin=b'# -*- coding: latin-1 -*-\n"""' + PROSE.encode() + b' caf\xe9"""',
+    odd_bytes=b'"""' + PROSE.encode() + b' caf\xe9"""',
+    nul=b'"""' + PROSE.encode() + b'\0"""',
+    deep='"""' + PROSE.format(9) + '"""\n' + "(" * 5000,
+    surrogate='"""' + PROSE + '\\ud800"""',
+    short='"""Too short to keep."""',
+    table='"""' + "| 1.25 | 3.50 | " * 20 + '"""',
+  )
+  found = {(d.module, d.qualname): d.text for d in docstrings}
+  assert set(found) == {
+    ("odd_package.a", ""),
+    ("odd_package.a", "A"),
+    ("odd_package.a", "A.f"),
+    ("odd_package.a", "A.f.g"),
+    ("odd_package.latin", ""),
+  }
+  assert found["odd_package.a", "A.f"] == PROSE.format(3) + "\n\nThen:\n  indented."
+  assert found["odd_package.latin", ""].endswith("café")
+  assert not (tmp_path / "executed").exists()
+
+
+def test_packages_that_are_not_installed_are_passed_over():
+  assert extract.source_files(["no_such_package", "json"]) == extract.source_files(["json"])
+  assert [module for _, module, _ in extract.source_files(["argparse"])] == ["argparse"]
+  with pytest.raises(UserError, match="found no Python source files of no_such_package"):
+    extract.source_files(["no_such_package", "sys"])
+
+
+@given(st.text(max_size=300))
+def test_prose_is_long_and_mostly_letters(text):
+  letters, visible = sum(c.isalpha() for c in text), sum(not c.isspace() for c in text)
+  if extract.is_prose(text):
+    assert len(text) >= extract.MIN_CHARACTERS and letters >= extract.MIN_LETTERS * visible and "\0" not in text
+  assert extract.is_prose("word " * 20) and not extract.is_prose("word " * 20 + "\0")
+
+
+def test_the_extractor_needs_no_tensorflow():
+  program = (
+    "import sys, t5x_like.corpora.sources._docstrings.extract; assert not {'tensorflow', 'numpy'} & set(sys.modules)"
+  )
+  subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_the_source_builds_once(tmp_path, capsys, monkeypatch):
+  from t5x_like.corpora.sources import open_source
+  from t5x_like.corpora.sources._docstrings import builder
+
+  monkeypatch.setattr(builder.Docstrings.BUILDER_CONFIGS[0], "packages", ("json", "email"))
+  for builds in (True, False):
+    open_source("docstrings", data_dir=str(tmp_path))
+    assert ("files" in capsys.readouterr().err) == builds
+  with pytest.raises(UserError, match=r"found 'tny' after the colon.*did you mean 'tiny'"):
+    open_source("docstrings:tny", data_dir=str(tmp_path))
+
+
+def test_the_tiny_corpus_is_split_by_name(tmp_path):
+  from t5x_like.corpora.sources import open_source
+
+  source = open_source("docstrings:tiny", data_dir=str(tmp_path))
+  packages = {split: {record["package"] for _, record in source.records(split)} for split in source.splits}
+  assert packages["validation"] == {"statistics", "tarfile", "textwrap"} and len(packages["train"]) == 6
+
+
+def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
+  from t5x_like.corpora.sources import open_source
+
+  (tmp_path / "file").write_text("")
+  with pytest.raises(UserError) as caught:
+    open_source("docstrings", data_dir=f"{tmp_path}/file/deeper")
+  assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)

@@ -1,0 +1,80 @@
+"""How a preparation ends: what the writers recorded is published, and nothing is read again for it."""
+
+import json
+
+import pytest
+
+from t5x_like.corpora import building
+from t5x_like.store import local_files
+from t5x_like.store.reader import TokenStore
+from tools import prepare_data
+
+
+@pytest.fixture
+def flags(tmp_path):
+  for part in range(3):
+    lines = (json.dumps({"text": f"document {i} of part {part}"}) for i in range(50))
+    (tmp_path / f"{part}.jsonl").write_text("\n".join(lines) + "\n")
+  return [
+    f"--source=jsonl:{tmp_path}/*.jsonl",
+    "--vocabulary=bytes",
+    f"--output={tmp_path}/out",
+    "--split=train",
+    "--workers=1",
+    "--part_bytes=1",
+    "--shard_tokens=300",
+  ]
+
+
+def refuse(*_):
+  raise AssertionError("read again")
+
+
+def test_an_uninterrupted_preparation_reads_no_shard_again(flags, tmp_path, monkeypatch, capsys):
+  with monkeypatch.context() as patched:
+    patched.setattr(building, "_sha256", refuse)
+    patched.setattr(local_files.LocalFiles, "sha256", refuse)
+    patched.setattr(local_files.LocalFiles, "fill", refuse)
+    assert prepare_data.main(flags) == 0
+  assert "checked file sizes" in capsys.readouterr().out
+  store = TokenStore.open(tmp_path / "out" / "train", verify="full")
+  assert store.manifest.num_shards > 6 and store.num_documents == 150
+
+
+def test_the_careful_have_it_read_again(flags, monkeypatch, capsys):
+  write = building.write_shard
+
+  def bad_disk(root, name, *arrays):
+    shard = write(root, name, *arrays)
+    if name == "000001000002":
+      (root / "tokens" / name).write_bytes(bytes((root / "tokens" / name).stat().st_size))
+    return shard
+
+  monkeypatch.setattr(building, "write_shard", bad_disk)
+  assert prepare_data.main([*flags, "--verify=full"]) == 4
+  assert "tokens/000001000002: found SHA-256" in capsys.readouterr().err
+
+
+def test_a_run_killed_before_publishing_checks_what_it_kept(flags, tmp_path, monkeypatch):
+  with monkeypatch.context() as patched:
+    patched.setattr(building, "publish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+      prepare_data.main(flags)
+  damaged = tmp_path / "out" / ".train.incomplete" / "tokens" / "000001000002"
+  content = damaged.read_bytes()
+  damaged.write_bytes(bytes(len(content)))
+  assert prepare_data.main(flags) == 0
+  assert (tmp_path / "out" / "train" / "tokens" / "000001000002").read_bytes() == content
+  TokenStore.open(tmp_path / "out" / "train", verify="full")
+
+
+def test_the_manifest_does_not_grow_with_the_files_of_the_source(tmp_path, capsys):
+  (tmp_path / "in").mkdir()
+  for i in range(300):
+    (tmp_path / "in" / f"{i:04d}.txt").write_text("words\n")
+  flags = [f"--source=lines:{tmp_path}/in/*.txt", "--vocabulary=bytes", f"--output={tmp_path}/out", "--split=train"]
+  assert prepare_data.main([*flags, "--workers=1"]) == 0
+  assert (tmp_path / "out" / "train" / "manifest.json").stat().st_size < 3_000
+  assert prepare_data.main(flags) == 0 and "exists already" in capsys.readouterr().out
+  (tmp_path / "in" / "0007.txt").write_text("other words\n")
+  assert prepare_data.main(flags) == 2 and "was made with documents" in capsys.readouterr().err

@@ -1,0 +1,147 @@
+"""A store in S3: prepared, killed, finished; then trained from, killed, resumed. The server is moto's, on this machine.
+
+A proxy in front of it answers some requests with 503 and dawdles over others. moto comes from requirements-services.txt
+(`make test-services`).
+"""
+
+import contextlib
+import http.client
+import http.server
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from t5x_like.store.reader import TokenStore
+from tests.runs import Process, assert_same_bits, losses, run, steps, train
+from tools import prepare_data
+
+pytestmark = pytest.mark.services
+
+
+class Proxy(http.server.ThreadingHTTPServer):
+  """Forwards requests to a port of this machine; `unavailable` of them get 503, and every 20th waits for `delay` s."""
+
+  daemon_threads, request_queue_size = True, 1_024
+
+  def __init__(self, port: int):
+    self.port, self.unavailable, self.delay, self.written, self.random = port, 0.0, 0.0, [], random.Random(0)
+    super().__init__(("127.0.0.1", 0), _Forward)
+
+
+class _Forward(http.server.BaseHTTPRequestHandler):
+  protocol_version, disable_nagle_algorithm, wbufsize = "HTTP/1.1", True, -1
+
+  def log_message(self, *_):
+    pass
+
+  def forward(self):
+    body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+    if self.server.random.random() < 0.05:
+      time.sleep(self.server.delay)
+    status, headers, data = 503, [("Content-Length", "0")], b""
+    if self.server.random.random() >= self.server.unavailable:
+      there = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=60)
+      there.request(self.command, self.path, body, dict(self.headers))
+      answer = there.getresponse()
+      status, data = answer.status, answer.read()
+      headers = [(k, v) for k, v in answer.getheaders() if k.lower() not in ("transfer-encoding", "connection")]
+      there.close()
+      if self.command == "PUT":
+        self.server.written.append(self.path)
+    with contextlib.suppress(OSError):  # whoever asked is gone
+      self.send_response_only(status)
+      for name, value in headers:
+        self.send_header(name, value)
+      self.end_headers()
+      self.wfile.write(data)
+
+  do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = forward
+
+
+@pytest.fixture(scope="module")
+def proxy():
+  pytest.importorskip("moto.server")
+  with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+  command = [sys.executable, "-m", "moto.server", "-p", str(port)]
+  moto = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+  with pytest.MonkeyPatch.context() as patched, Proxy(port) as proxy:
+    threading.Thread(target=proxy.serve_forever, daemon=True).start()
+    patched.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{proxy.server_port}")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+      patched.setenv(name, "test")
+    for _ in range(600):
+      with contextlib.suppress(OSError):
+        there = http.client.HTTPConnection("127.0.0.1", port)
+        there.request("PUT", "/bucket")
+        assert there.getresponse().status == 200
+        break
+      time.sleep(0.1)
+    yield proxy
+    proxy.shutdown()
+  moto.kill()
+  moto.wait()
+
+
+def saved(workdir) -> bool:
+  return (workdir / "checkpoints").exists() and bool(steps(workdir))
+
+
+def test_prepared_killed_trained_killed_and_resumed(proxy, tmp_path):
+  generator = random.Random(0)
+  for part in range(3):
+    texts = (" ".join(f"w{generator.randrange(2_000)}" for _ in range(300)) for _ in range(400))
+    (tmp_path / f"{part}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+  flags = [f"--source=jsonl:{tmp_path}/*.jsonl", "--vocabulary=bytes", "--part_bytes=1", "--shard_tokens=50000"]
+  flags += ["--clean=exact,near", "--workers=2"]
+  local, bucket = tmp_path / "stores", "s3://bucket/stores"
+  assert prepare_data.main([*flags, f"--output={local}"]) == 0
+
+  proxy.unavailable, proxy.delay = 0.1, 0.5
+  command = [sys.executable, "-m", "tools.prepare_data", *flags, f"--output={bucket}"]
+  with subprocess.Popen(command, env=os.environ, stdout=subprocess.DEVNULL) as preparing:
+    while preparing.poll() is None and len([path for path in proxy.written if "/tokens/" in path]) < 5:
+      time.sleep(0.01)
+    preparing.kill()
+  assert preparing.returncode == -9
+  assert subprocess.run(command, env=os.environ).returncode == 0
+  for split in ("train", "validation"):
+    store = TokenStore.open(f"{bucket}/{split}", verify="full")
+    assert store.manifest == TokenStore.open(local / split).manifest
+
+  settings = ["--config.total_steps=30", "--config.eval_every=30"]
+  code, output = run(train(tmp_path / "whole", f"--config.task.store={local}", *settings))
+  assert code == 0, output
+  proxy.unavailable = 0.05
+  workdir, settings = tmp_path / "killed", [f"--config.task.store={bucket}", *settings]
+  with Process(train(workdir, *settings)) as process:
+    assert process.until(lambda: saved(workdir), seconds=500), process.end()
+    process.send(signal.SIGKILL)
+    process.end()
+  code, output = run(train(workdir, *settings))
+  assert code == 0 and "resuming" in output, output
+  assert losses(workdir) == losses(tmp_path / "whole")
+  assert_same_bits(workdir, tmp_path / "whole", 30)
+
+
+def test_a_hot_store_is_read_at_over_ten_million_tokens_a_second(proxy, tmp_path):
+  """In time of the processor, which others on the machine do not take away."""
+  (tmp_path / "a.txt").write_text("many words of a text\n" * 100_000)
+  flags = [f"--source=text:{tmp_path}/a.txt", "--vocabulary=bytes", "--split=train", "--workers=1"]
+  assert prepare_data.main([*flags, "--output=s3://bucket/hot"]) == 0
+  store = TokenStore.open("s3://bucket/hot/train", verify="full")
+  store.windows([0], store.num_tokens)
+  starts, begin = np.random.default_rng(0).integers(0, store.num_tokens - 568, (100, 128)), time.process_time()
+  for starts_B in starts:
+    store.windows(starts_B, 568)
+  assert starts.size * 568 / (time.process_time() - begin) > 10e6

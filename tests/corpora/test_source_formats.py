@@ -1,0 +1,248 @@
+"""Sources: JSON arrays, Parquet, CoNLL; compression, remote places, numbered files and input of any badness."""
+
+import bz2
+import gzip
+import json
+import lzma
+import os
+import resource
+
+import fsspec
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from t5x_like.corpora.documents import Documents
+from t5x_like.corpora.sources import Skip, _files, conllu
+from t5x_like.corpora.sources import parquet as parquet_format
+from t5x_like.errors import UserError
+
+CONLLU = """# newdoc id = a
+# sent_id = 1
+# text = It's fine.
+1-2\tIt's\t_\t_\t_\t_\t_\t_\t_\t_
+1\tIt\tit\tPRON\t_\t_\t0\troot\t_\t_
+2\t's\tbe\tAUX\t_\t_\t1\tcop\t_\t_
+3\tfine\tfine\tADJ\t_\t_\t1\tx\t_\tSpaceAfter=No
+4\t.\t.\tPUNCT\t_\t_\t1\tx\t_\t_
+
+# newpar
+1\tYes\tyes\tX\t_\t_\t0\troot\t_\tSpaceAfter=No
+2\t!\t!\tX\t_\t_\t0\troot\t_\t_
+
+# newdoc
+1\tNew\tnew\tX\t_\t_\t0\troot\t_\t_
+"""
+
+
+def read(source: str, **options) -> list[str]:
+  return list(Documents(source, **options).wanted("train"))
+
+
+def refusal(source: str, **options) -> str:
+  with pytest.raises(UserError) as caught:
+    read(source, **options)
+  assert "\n" not in str(caught.value)
+  return str(caught.value)
+
+
+def parquet(path, column, name="text"):
+  pyarrow.parquet.write_table(pyarrow.table({"id": list(range(len(column))), name: column}), path)
+  return path
+
+
+def zstd(data: bytes) -> bytes:
+  return pyarrow.compress(data, codec="zstd", asbytes=True)
+
+
+def test_json_arrays(tmp_path):
+  (tmp_path / "a.json").write_text(json.dumps(["one", {"text": "two", "n": 1}]))
+  assert read(f"json:{tmp_path}/a.json") == ["one", "two"]
+  for text, said in (
+    ("[1]", "element 0: found a JSON number"),
+    ("{}", "found a JSON object, expected an array"),
+    ('["a"', "found invalid JSON"),
+    ('[{"txet": ""}]', "did you mean 'txet'"),
+    ("[]", "found 0 doc"),
+  ):
+    (tmp_path / "a.json").write_text(text)
+    assert said in refusal(f"json:{tmp_path}/a.json")
+
+
+def test_parquet(tmp_path, monkeypatch):
+  path = parquet(tmp_path / "a.parquet", ["one", None, "two", ""])
+  source = Documents(f"parquet:{path}")
+  assert list(source.wanted("train")) == ["one", "two"]
+  assert source.skipped["train"] == {"null": 1, "empty": 1}
+  monkeypatch.setattr(parquet_format, "LONGEST", 2)
+  assert source.read("train").__next__() == Skip("text of over 0 Mi characters")
+  assert "no field 'body' among id, text" in refusal(f"parquet:{path}", text_field="body")
+  assert "found number in field 'id', expected text" in refusal(f"parquet:{path}", text_field="id")
+  path.write_bytes(path.read_bytes()[:-50])
+  assert f"{path}: found damaged Parquet data" in refusal(f"parquet:{path}")
+
+
+def test_conll_and_conllu(tmp_path):
+  (tmp_path / "a").write_text("-DOCSTART- O\n\nEU B\nrejects O\n\nPeter B\n\n-DOCSTART- O\n\nx O\n")
+  assert read(f"conll:{tmp_path}/a") == ["EU rejects\nPeter", "x"]
+  (tmp_path / "b").write_text("EU\tB\nrejects\tO\n\n\nPeter\tB")
+  assert read(f"conll:{tmp_path}/b") == ["EU rejects", "Peter"]
+  assert read(f"conll:{tmp_path}/b", text_field="1") == ["B O", "B"]
+  assert "b:1: found 2 columns, expected 4" in refusal(f"conll:{tmp_path}/b", text_field="3")
+  (tmp_path / "c").write_text(CONLLU)
+  assert read(f"conllu:{tmp_path}/c") == ["It's fine.\nYes!", "New"]
+  (tmp_path / "d").write_text("\n".join(line for line in CONLLU.splitlines() if not line.startswith("#")))
+  assert read(f"conllu:{tmp_path}/d") == ["It's fine.", "Yes!", "New"]
+  assert [len(rows) for _, rows in conllu.sentences(f"{tmp_path}/c")] == [5, 2, 1]
+  (tmp_path / "d").write_text("1\tNew\n")
+  assert "d:1: found 2 tab-separated columns, expected 10" in refusal(f"conllu:{tmp_path}/d")
+
+
+@pytest.mark.parametrize(
+  "kind, compress", [("gzip", gzip.compress), ("bzip2", bz2.compress), ("xz", lzma.compress), ("zstd", zstd)]
+)
+def test_compressed_files_are_known_by_their_bytes_and_cut_ones_refused(kind, compress, tmp_path):
+  lines = [f"line {i * i * i}" for i in range(3000)]
+  data = compress("\n".join(lines).encode())
+  path = tmp_path / "a.any"
+  path.write_bytes(data)
+  assert read(f"lines:{path}") == lines
+  path.write_bytes(data[: len(data) * 2 // 3])
+  said = refusal(f"lines:{path}")
+  assert str(path) in said and f"truncated or damaged {kind} data" in said
+  path.write_bytes(b"BZhello, plain text")
+  assert read(f"lines:{path}") == ["BZhello, plain text"]
+
+
+@pytest.mark.parametrize(
+  "kind, compress", [("gzip", gzip.compress), ("bzip2", bz2.compress), ("xz", lzma.compress), ("zstd", zstd)]
+)
+def test_several_streams_are_one_text_and_what_is_no_stream_is_refused(kind, compress, tmp_path):
+  one, two = (compress(f"{name} {'x' * 300_000}\n".encode()) for name in ("one", "two"))
+  path = tmp_path / "a.any"
+  path.write_bytes(one + two)
+  assert [line[:3] for line in read(f"lines:{path}")] == ["one", "two"]
+  for wrong in (b"garbage", b"?" + two[1:], two[: len(two) // 2], two[:3]):
+    path.write_bytes(one + wrong)
+    assert f"truncated or damaged {kind} data" in refusal(f"lines:{path}")
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress])
+def test_zeros_after_a_stream_pad(compress, tmp_path):
+  (tmp_path / "a").write_bytes(compress(b"one\n") + bytes(512))
+  assert read(f"lines:{tmp_path}/a") == ["one"]
+
+
+def test_links_in_circles_are_walked_once(tmp_path):
+  for name in ("a.txt", "sub/b.txt", ".hidden/c.txt"):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(name)
+  for number in range(6):  # 6 ** 40 paths, were they all walked
+    (tmp_path / "sub" / f"up{number}").symlink_to("..")
+  assert read(f"lines:{tmp_path}/**/*.txt") == read(f"lines:{tmp_path}/**") == ["a.txt", "sub/b.txt"]
+  assert read(f"lines:{tmp_path}/*/?.txt") == ["sub/b.txt"]
+  assert read(f"lines:{tmp_path}/.hid*/*") == [".hidden/c.txt"]
+
+
+def test_what_is_no_file_is_refused_by_what_it_is(tmp_path):
+  (tmp_path / "a.txt").write_text("a document")
+  (tmp_path / "b.txt").symlink_to("nowhere")
+  for pattern in ("b.txt", "*.txt"):
+    assert f"source lines:{tmp_path}/b.txt: found a link to nothing" in refusal(f"lines:{tmp_path}/{pattern}")
+  os.mkfifo(tmp_path / "pipe")
+  assert "found a pipe, expected a file" in refusal(f"lines:{tmp_path}/pipe")
+  assert "found a device, expected a file" in refusal("lines:/dev/zero")
+  (tmp_path / "loop").symlink_to("loop")
+  assert f"{tmp_path}/loop: cannot be read" in refusal(f"lines:{tmp_path}/loop")
+
+
+def test_directories_that_cannot_be_listed_are_refused(tmp_path, monkeypatch):
+  (tmp_path / "a").mkdir()
+  (tmp_path / "a" / "a.txt").write_text("a document")
+
+  def listdir(path, listdir=os.listdir):
+    if path.endswith("/a"):
+      raise PermissionError(13, "Permission denied")
+    return listdir(path)
+
+  monkeypatch.setattr(os, "listdir", listdir)  # the superuser may list everything
+  for pattern in ("**/*.txt", "*/*.txt", "a/*"):
+    assert f"{tmp_path}/a: cannot be listed" in refusal(f"lines:{tmp_path}/{pattern}")
+
+
+def test_columns_of_one_name_are_refused(tmp_path):
+  (tmp_path / "a.tsv").write_text("text\ttext\na\tb\n")
+  assert "a.tsv:1: found 2 columns 'text', expected one" in refusal(f"tsv:{tmp_path}/a.tsv")
+  assert read(f"tsv:{tmp_path}/a.tsv", text_field="1") == ["text", "b"]
+  table = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
+  pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+  assert "found 2 columns 'text', expected one" in refusal(f"parquet:{tmp_path}/a.parquet")
+
+
+def test_blank_lines_of_tables_are_counted(tmp_path):
+  (tmp_path / "a.tsv").write_text("\ntext\none\n\ntwo\n")
+  source = Documents(f"tsv:{tmp_path}/a.tsv")
+  assert list(source.wanted("train")) == ["one", "two"]
+  assert source.skipped["train"] == {"blank line": 2}
+
+
+def test_words_of_conll_may_be_odd(tmp_path):
+  (tmp_path / "a").write_text("# id 5 of train\n# O\na\u00a0b O\nc\u2028 O\n\n# note\nx O\n\n# O\n")
+  assert read(f"conll:{tmp_path}/a") == ["# a\u00a0b c\u2028", "# x", "#"]
+  (tmp_path / "a").write_text("# note\nx\tO\n\n# O\n")
+  assert read(f"conll:{tmp_path}/a") == ["x"]
+
+
+@pytest.mark.parametrize("number", ["1-x", "3-", "x", "-1", "\u00b2", "9" * 5000])
+def test_ids_of_conllu_are_numbers(number, tmp_path):
+  (tmp_path / "a").write_text(f"1\ta{8 * chr(9)}\n{number}\tb{8 * chr(9)}\n")
+  assert f"{tmp_path}/a:2: found the id" in refusal(f"conllu:{tmp_path}/a")
+
+
+def test_numbered_files_must_all_be_there(tmp_path):
+  for i in range(8, 12):
+    (tmp_path / f"a-{i:05d}").write_text(str(i))
+  assert read(f"lines:{tmp_path}/a-{{00008..00011}}") == ["8", "9", "10", "11"]
+  assert "a-00012: found no file" in refusal(f"lines:{tmp_path}/a-{{00008..00012}}")
+  assert "found the range {3..1}" in refusal(f"lines:{tmp_path}/a-{{3..1}}")
+
+
+@pytest.mark.parametrize("scheme", ["file", "memory"])
+def test_remote_places(scheme, tmp_path):
+  root = f"{scheme}://{tmp_path}"
+  for name, text in (("b.txt", "two"), ("a.txt", "one")):
+    with fsspec.open(f"{root}/{name}", "wb") as file:
+      file.write(gzip.compress(text.encode()))
+  source = Documents(f"lines:{root}/*.txt")
+  assert list(source.wanted("train")) == ["one", "two"]
+  facts = source.facts()["splits"]["train"]
+  assert [entry["file"] for entry in facts] == ["a.txt", "b.txt"] and str(tmp_path) not in json.dumps(facts)
+  assert "found no file" in refusal(f"lines:{root}/*.none")
+  assert "nosuch://x/y: cannot be reached" in refusal("lines:nosuch://x/y")
+
+
+def test_endless_lines_are_passed_over_in_bounded_memory(tmp_path, monkeypatch):
+  """A line of 300 MB, packed to little; the limit lies at 1 MiB for the test."""
+  monkeypatch.setattr(_files, "LONGEST", 2**20)
+  path = tmp_path / "a.gz"
+  with gzip.open(path, "wb", compresslevel=1) as file:
+    file.write(b"one\n")
+    for _ in range(300):
+      file.write(b"x" * 10**6)
+    file.write(b"\r\ntwo\n" + b"y" * 2**20 + b"\n" + b"z" * (2**20 + 1))
+  before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  source = Documents(f"lines:{path}")
+  documents = list(source.wanted("train"))
+  assert [len(document) for document in documents] == [3, 3, 2**20]
+  assert source.skipped["train"] == {"line of over 1 MiB": 2}
+  assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024  # KiB
+  assert Documents(f"text:{path}").read("train").__next__().reason == "file of over 1 MiB"
+
+
+def test_parts_cover_the_split_in_order(tmp_path):
+  for i in range(9):
+    (tmp_path / f"{i}").write_text(f"{i}" * (i + 1))
+  source = Documents(f"text:{tmp_path}/*")
+  parts = source.source.parts("train", 10)
+  assert len(parts) == 4 and parts == source.source.parts("train", 10)
+  assert [d for part in parts for d in source.read("train", part)] == list(source.wanted("train"))

@@ -1,0 +1,273 @@
+"""Sources: what each form yields, in which order, and what is said of files that are missing, damaged or odd."""
+
+import codecs
+import gzip
+import json
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from t5x_like.corpora.documents import Documents
+from t5x_like.corpora.sources import formats
+from t5x_like.errors import UserError
+
+DOCUMENT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")).filter(lambda s: s.strip())
+
+
+def write(path, data: str | bytes):
+  path.parent.mkdir(parents=True, exist_ok=True)
+  data = data.encode() if isinstance(data, str) else data
+  path.write_bytes(gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+  return path
+
+
+def read(source: str, split="train", **options) -> list[str]:
+  return list(Documents(source, **options).wanted(split))
+
+
+def refusal(source: str, split="train", **options) -> str:
+  with pytest.raises(UserError) as caught:
+    read(source, split, **options)
+  assert "\n" not in str(caught.value)
+  return str(caught.value)
+
+
+def test_every_form_of_files_yields_its_documents(tmp_path):
+  write(tmp_path / "a.jsonl", '{"text": "one"}\n\n{"text": "two\\nlines", "id": 3}')
+  assert read(f"jsonl:{tmp_path}/a.jsonl") == ["one", "two\nlines"]
+  write(tmp_path / "a.lines", "one\r\ntwo\u2028still two\nthree")
+  assert read(f"lines:{tmp_path}/a.lines") == ["one", "two\u2028still two", "three"]
+  write(tmp_path / "a.txt", "one\ntwo\n")
+  assert read(f"text:{tmp_path}/a.txt") == ["one\ntwo\n"]
+  write(tmp_path / "a.tsv", 'id\tbody\n1\tsay "hi\n2\ttwo\n')
+  assert read(f"tsv:{tmp_path}/a.tsv", text_field="body") == ['say "hi', "two"]
+  assert read(f"tsv:{tmp_path}/a.tsv", text_field="1") == ["body", 'say "hi', "two"]
+
+
+@settings(max_examples=25)
+@given(documents=st.lists(DOCUMENT, min_size=1, max_size=6), zipped=st.booleans(), ascii_only=st.booleans())
+def test_jsonl_gives_back_every_document(tmp_path_factory, documents, zipped, ascii_only):
+  path = tmp_path_factory.mktemp("jsonl") / ("a.jsonl.gz" if zipped else "a.jsonl")
+  write(path, "".join(json.dumps({"text": text}, ensure_ascii=ascii_only) + "\n" for text in documents))
+  source = Documents(f"jsonl:{path}")
+  assert list(source.wanted("train")) == documents
+  assert not source.skipped["train"]
+
+
+def test_gzip_is_known_by_its_bytes_and_byte_order_marks_are_dropped(tmp_path):
+  write(tmp_path / "plain_name", gzip.compress(codecs.BOM_UTF8 + b"one\ntwo"))
+  assert read(f"lines:{tmp_path}/plain_name") == ["one", "two"]
+  write(tmp_path / "a.txt", codecs.BOM_UTF8 + b"one")
+  assert read(f"text:{tmp_path}/a.txt") == ["one"]
+
+
+def test_files_come_in_sorted_order_and_splits_apart(tmp_path):
+  for name in ("b/2", "b/10", "a/1", "v/1", "odd[1]"):
+    write(tmp_path / name, name)
+  assert read(f"lines:{tmp_path}/**/[0-9]*") == ["a/1", "b/10", "b/2", "v/1"]
+  assert read(f"lines:{tmp_path}/odd[1]") == ["odd[1]"]
+  source = Documents(f"lines:train={tmp_path}/b/*,validation={tmp_path}/v/1,train={tmp_path}/a/*")
+  assert source.source.splits == ("train", "validation")
+  assert list(source.wanted("train")) == ["b/10", "b/2", "a/1"] == list(source.wanted("train"))
+  assert list(source.wanted("validation")) == ["v/1"]
+
+
+def test_names_and_facts_are_free_of_absolute_paths(tmp_path):
+  for place in ("here", "there"):
+    write(tmp_path / place / "my corpus" / "train.txt", "one")
+    write(tmp_path / place / "my corpus" / "validation.txt", "two")
+  here, there = (
+    Documents(f"text:train={tmp_path}/{place}/my corpus/train.txt,validation={tmp_path}/{place}/my corpus/v*")
+    for place in ("here", "there")
+  )
+  assert here.source.name == there.source.name == "my_corpus"
+  assert here.facts() == there.facts() == json.loads(json.dumps(here.facts()))
+  assert str(tmp_path) not in json.dumps(here.facts())
+  assert Documents(f"text:{tmp_path}/here/my corpus/train.txt").source.name == "my_corpus"
+  write(tmp_path / "news.en.gz", "one")
+  assert Documents(f"lines:{tmp_path}/news.en.gz").source.name == "news"
+  before = here.facts()
+  write(tmp_path / "here" / "my corpus" / "train.txt", "one more")
+  assert here.facts() != before
+
+
+def test_empty_documents_and_nuls_are_skipped_and_counted(tmp_path):
+  write(tmp_path / "a", "one\n\n \t\nn\0l\n\u3000\ntwo\n")
+  source = Documents(f"lines:{tmp_path}/a")
+  assert list(source.wanted("train")) == ["one", "two"]
+  assert source.skipped["train"] == {"empty": 3, "NUL character": 1}
+  assert list(source.wanted("train")) and source.skipped["train"]["empty"] == 3
+
+
+def test_missing_files_are_refused(tmp_path):
+  (tmp_path / "folder").mkdir()
+  assert f"jsonl:{tmp_path}/x.jsonl: found no file" in refusal(f"jsonl:{tmp_path}/x.jsonl")
+  assert "found no file" in refusal(f"jsonl:{tmp_path}/*.jsonl")
+  assert f"found a directory, expected at least one file; name its files by a pattern such as {tmp_path}/folder/*" in (
+    refusal(f"text:{tmp_path}/folder")
+  )
+  assert "found no files" in refusal("text:")
+  assert "found no files for split 'train'" in refusal("text:train=,validation=x")
+
+
+def test_empty_files_and_files_without_documents_are_refused(tmp_path):
+  write(tmp_path / "empty", "")
+  assert f"{tmp_path}/empty: found an empty file" in refusal(f"lines:{tmp_path}/empty")
+  write(tmp_path / "blank", "\n \n")
+  assert "blank: found 0 documents in split 'train' (2 skipped: empty)" in refusal(f"lines:{tmp_path}/blank")
+  write(tmp_path / "header.tsv", "text\n")
+  assert "found 0 documents" in refusal(f"tsv:{tmp_path}/header.tsv")
+  write(tmp_path / "empty.gz", "")
+  assert "found 0 documents" in refusal(f"jsonl:{tmp_path}/empty.gz")
+
+
+@pytest.mark.parametrize("form", ["jsonl", "lines", "text", "tsv"])
+def test_damaged_gzip_is_refused(form, tmp_path):
+  whole = gzip.compress("".join(json.dumps({"text": f"document {i * i}"}) + "\n" for i in range(500)).encode())
+  damaged = {"truncated": whole[: len(whole) // 2], "flipped": whole[:-6] + b"\0" + whole[-5:], "other": b"not gzip"}
+  for name, data in damaged.items():
+    path = tmp_path / f"{name}.jsonl.gz"
+    path.write_bytes(data)
+    said = refusal(f"{form}:{path}", text_field="0" if form == "tsv" else "text")
+    assert said.startswith(str(path)) and "truncated or damaged gzip data" in said
+
+
+@pytest.mark.parametrize("form", ["jsonl", "lines", "text", "tsv"])
+def test_bytes_that_are_not_utf8_are_refused_with_their_line(form, tmp_path):
+  path = write(tmp_path / "a", b'{"text": "one"}\n{"text": "caf\xe9"}\n')
+  said = refusal(f"{form}:{path}", text_field="0" if form == "tsv" else "text")
+  assert said.startswith(f"{path}:2: found byte 0xe9 that is not UTF-8")
+
+
+@pytest.mark.parametrize(
+  ("line", "said"),
+  [
+    ('{"text": "cut', "found invalid JSON"),
+    ("[" * 100_000, "found invalid JSON"),
+    ("9" * 10_000, "found invalid JSON"),
+    ('["a"]', "found a JSON array, expected one whole JSON object"),
+    ("null", "found a JSON null"),
+    ('{"texts": "a"}', "found no field 'text' among texts, expected 'text' (did you mean 'texts'?)"),
+    ("{}", "found no field 'text' among none"),
+    ('{"text": 3}', "found number in field 'text', expected text"),
+    ('{"text": null}', "found null in field 'text'"),
+    ('{"text": true}', "found boolean in field 'text'"),
+  ],
+)
+def test_lines_that_are_no_documents_are_refused_with_their_line(line, said, tmp_path):
+  path = write(tmp_path / "a.jsonl", f'{{"text": "one"}}\n{line}\n')
+  assert refusal(f"jsonl:{path}").startswith(f"{path}:2: {said}")
+
+
+def test_tables_of_another_shape_are_refused(tmp_path):
+  path = write(tmp_path / "a.tsv", "sentence\tlabel\nok\t1\n\tx\nodd\n")
+  assert f"{path}:1: found no field 'sentense'" in refusal(f"tsv:{path}", text_field="sentense")
+  assert "(did you mean 'sentence'?)" in refusal(f"tsv:{path}", text_field="sentense")
+  assert f"{path}:4: found 1 tab-separated columns, expected 2" in refusal(f"tsv:{path}", text_field="sentence")
+  assert f"{path}:1: found 2 tab-separated columns, expected 8" in refusal(f"tsv:{path}", text_field="7")
+
+
+def test_unknown_forms_and_splits_are_refused(tmp_path):
+  assert set(formats()) >= {"conll", "conllu", "docstrings", "json", "jsonl", "lines", "parquet", "text", "tfds", "tsv"}
+  assert "found format 'jsnl'" in refusal("jsnl:x") and "(did you mean 'jsonl'?)" in refusal("jsnl:x")
+  assert "found format ''" in refusal(":x")
+  write(tmp_path / "a", "one")
+  said = refusal(f"lines:{tmp_path}/a", "trian")
+  assert "found no split 'trian', expected one of train (did you mean 'train'?)" in said
+
+
+def test_files_are_read_without_tensorflow(tmp_path):
+  write(tmp_path / "a", "one")
+  program = (
+    "import sys; from t5x_like.corpora.documents import Documents;"
+    f"assert list(Documents('lines:{tmp_path}/a').wanted('train')) == ['one'];"
+    "assert 'tensorflow' not in sys.modules"
+  )
+  subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.fixture(scope="module", params=["tfrecord", "array_record"])
+def dataset(request, tmp_path_factory):
+  """The directory of a prepared TFDS dataset of 600 documents, whose builder's code TFDS does not know."""
+  from etils import epath
+
+  from t5x_like.data.quiet_tensorflow import tfds
+
+  with tfds.core.registered.skip_registration():
+
+    class MyTexts(tfds.core.GeneratorBasedBuilder):
+      VERSION = tfds.core.Version("1.2.0")
+      code_path = epath.Path(__file__)
+
+      def _info(self):
+        features = tfds.features.FeaturesDict({"body": tfds.features.Text(), "number": tfds.features.Scalar(np.int64)})
+        return tfds.core.DatasetInfo(builder=self, features=features, disable_shuffling=True)
+
+      def _split_generators(self, dl_manager):
+        texts = [f"document {i} é" if i % 100 else "" for i in range(600)]
+        return {"train": ((i, {"body": text, "number": i}) for i, text in enumerate(texts))}
+
+      def _generate_examples(self):
+        raise AssertionError("the split has its generator")
+
+  directory = tmp_path_factory.mktemp(request.param)
+  MyTexts(data_dir=directory, file_format=request.param).download_and_prepare(
+    download_config=tfds.download.DownloadConfig(num_shards=3)
+  )
+  return directory
+
+
+def test_a_prepared_dataset_is_read_in_order_in_both_formats(dataset):
+  for name in ("my_texts", "my_texts:1.2.0", "my_texts:1.*.*"):
+    source = Documents(f"tfds:{name}", data_dir=str(dataset), text_field="body")
+    assert (source.source.name, source.source.splits) == ("my_texts", ("train",))
+    assert list(source.wanted("train")) == [f"document {i} é" for i in range(600) if i % 100]
+    assert source.skipped["train"] == {"empty": 6}
+    facts = source.facts()
+    assert facts == json.loads(json.dumps(facts)) and facts["splits"]["train"]["examples"] == 600
+    assert facts["name"] == "my_texts/1.2.0" and str(dataset) not in json.dumps(facts)
+
+
+def test_shards_of_a_dataset_are_parts_that_make_up_the_split(dataset):
+  source = Documents("tfds:my_texts", data_dir=str(dataset), text_field="body")
+  parts = source.source.parts("train", 1)
+  assert len(parts) == 3 and source.source.parts("train", 2**40) == [(0, 600)]
+  assert [text for part in parts for text in source.read("train", part)] == list(source.read("train"))
+  assert list(source.read("train", parts[1]))[0] == f"document {parts[1][0]} é" or parts[1][0] % 100 == 0
+
+
+def test_features_and_datasets_that_are_not_there_are_refused(dataset):
+  options = {"data_dir": str(dataset)}
+  assert "found no feature 'text' among body, number" in refusal("tfds:my_texts", **options)
+  assert "found number in field 'number', expected text" in refusal("tfds:my_texts", text_field="number", **options)
+  assert "tfds:my_text: found no such dataset" in refusal("tfds:my_text", **options)
+  assert "tfds:my_texts:9.0.0: found no such dataset" in refusal("tfds:my_texts:9.0.0", **options)
+  assert "found no dataset name" in refusal("tfds:", **options)
+  assert "found no split 'test'" in refusal("tfds:my_texts", "test", text_field="body", **options)
+
+
+def test_a_dataset_with_fewer_examples_than_it_states_is_refused(dataset, tmp_path):
+  shutil.copytree(dataset, tmp_path / "copy")
+  info = tmp_path / "copy/my_texts/1.2.0/dataset_info.json"
+  info.write_text(info.read_text().replace('"200"', '"201"', 1))
+  said = refusal("tfds:my_texts", data_dir=str(tmp_path / "copy"), text_field="body")
+  assert "dataset my_texts/1.2.0: " in said and re.search("only 600|index 200", said)
+
+
+def test_damaged_records_are_refused(dataset, tmp_path):
+  for name in ("cut", "overwritten"):
+    copy = tmp_path / name
+    shutil.copytree(dataset, copy)
+    shard = next(copy.glob("my_texts/1.2.0/my_texts-train*record*"))
+    whole = shard.read_bytes()
+    half = len(whole) // 2
+    shard.write_bytes(whole[:half] if name == "cut" else whole[:3000] + b"x" * 40 + whole[3040:])
+    assert "dataset my_texts/1.2.0: cannot be read from" in refusal(
+      "tfds:my_texts", data_dir=str(copy), text_field="body"
+    )

@@ -1,0 +1,184 @@
+"""Destinations of commands: what is replaced, what is written to, what is refused."""
+
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from t5x_like.errors import UserError
+from t5x_like.files.outputs import Output, write
+from tests.runs import REPO
+
+
+@pytest.fixture
+def source(tmp_path):
+  path = tmp_path / "lines.txt"
+  path.write_text("mine\n")
+  return path
+
+
+@pytest.mark.parametrize("spelling", ["same", "relative", "symlink", "hardlink", "through a linked folder"])
+def test_an_input_is_never_an_output(source, spelling, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "folder").mkdir()
+  (tmp_path / "link").symlink_to(tmp_path)
+  (tmp_path / "soft").symlink_to(source)
+  os.link(source, tmp_path / "hard")
+  path = {
+    "same": str(source),
+    "relative": "folder/../lines.txt",
+    "symlink": "soft",
+    "hardlink": "hard",
+    "through a linked folder": "link/lines.txt",
+  }[spelling]
+  with pytest.raises(UserError, match=f"^--output={path}: would overwrite the input {source}; name another file$"):
+    Output(path, inputs=["elsewhere", str(source)])
+  assert source.read_text() == "mine\n"
+
+
+def test_a_file_of_an_input_folder_is_not_replaced_and_a_new_one_may_be_made(source, tmp_path):
+  with pytest.raises(UserError, match="would overwrite the input"):
+    Output(str(source), inputs=[str(tmp_path)])
+  Output(str(tmp_path / "new"), inputs=[str(tmp_path)]).write(["a\n"])
+  assert (tmp_path / "new").read_text() == "a\n"
+
+
+def test_standard_input_from_the_output_file(source):
+  code = f"from t5x_like.files.outputs import Output; Output({str(source)!r}, inputs=['-'])"
+  with source.open() as file:
+    done = subprocess.run([sys.executable, "-c", code], stdin=file, cwd=REPO, capture_output=True, text=True)
+  assert "would overwrite the input -" in done.stderr
+
+
+@pytest.mark.parametrize(
+  "path, words",
+  [
+    ("", "empty"),
+    (".", "is a directory"),
+    ("new/", "is a directory"),
+    ("missing/out", "no directory .*missing; make it first"),
+    ("lines.txt/out", "no directory|cannot be written"),
+    ("a\0b", "no name of a file"),
+    ("x" * 300, "cannot be written|no name of a file"),
+    ("gs://bucket/out", "is an address"),
+    ("/dev/fd/987", "cannot be written: Bad file descriptor"),
+  ],
+)
+def test_a_place_that_cannot_be_written_is_known_at_once(path, words, source, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(UserError, match=words):
+    Output(path)
+  assert os.listdir(tmp_path) == ["lines.txt"]
+
+
+def test_a_read_only_file_system_is_known_at_once():
+  with pytest.raises(UserError, match="^--output=/proc/out: cannot be written"):
+    Output("/proc/out")
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl", "checkpoints/2/x", "vocabulary/vocabulary.json"])
+def test_a_workdir_keeps_its_files(name, tmp_path):
+  (tmp_path / "config.json").write_text("{}")
+  (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+  with pytest.raises(UserError, match=f"belongs to the workdir {tmp_path}"):
+    Output(str(tmp_path / name))
+  write(str(tmp_path / "predictions.jsonl"), "fine")
+
+
+def test_nothing_is_written_into_a_store(tmp_path):
+  (tmp_path / "manifest.json").write_text(json.dumps({"format": "t5x_like.token_store.v2"}))
+  (tmp_path / "deeper").mkdir()
+  for name in ("manifest.json", "new", "deeper/new"):
+    with pytest.raises(UserError, match="is inside the store"):
+      Output(str(tmp_path / name))
+  (tmp_path / "manifest.json").write_text("{}")  # of another program
+  Output(str(tmp_path / "new"))
+
+
+def test_a_file_is_replaced_whole_with_its_permissions_and_through_links(source, tmp_path):
+  source.chmod(0o640)
+  link = tmp_path / "link"
+  link.symlink_to(source)
+
+  def fails():
+    yield "half\n"
+    raise OSError(28, "No space left on device")
+
+  with pytest.raises(UserError, match="cannot be written: No space left"):
+    Output(str(link)).write(fails())
+  assert source.read_text() == "mine\n" and sorted(os.listdir(tmp_path)) == ["lines.txt", "link"]
+  Output(str(link)).write(["new\n"])
+  assert link.is_symlink() and source.read_text() == "new\n"
+  assert stat.S_IMODE(source.stat().st_mode) == 0o640
+  assert sorted(os.listdir(tmp_path)) == ["lines.txt", "link"]
+
+
+def test_a_device_stays_a_device(tmp_path):
+  null = tmp_path / "null"
+  null.symlink_to("/dev/null")
+  for path in ("/dev/null", str(null)):
+    Output(path, inputs=["/dev/null"]).write(["gone\n"])
+    assert stat.S_ISCHR(os.stat(path).st_mode)
+  with pytest.raises(UserError, match="cannot be written: No space left on device"):
+    write("/dev/full", "x" * 10_000)
+  assert stat.S_ISCHR(os.stat("/dev/full").st_mode)
+
+
+def test_a_pipe_is_written_to(tmp_path):
+  pipe, got = tmp_path / "pipe", []
+  os.mkfifo(pipe)
+  with pytest.raises(UserError, match="would overwrite the input"):
+    Output(str(pipe), inputs=[str(pipe)])
+  reader = threading.Thread(target=lambda: got.append(pipe.read_text()))
+  reader.start()
+  Output(str(pipe)).write(["a\n", "b\n"])
+  reader.join(10)
+  assert got == ["a\nb\n"] and stat.S_ISFIFO(os.stat(pipe).st_mode)
+
+
+def test_a_socket_is_written_to(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  with socket.socket(socket.AF_UNIX) as server:
+    server.bind("socket")
+    server.listen()
+    Output("socket").write(["a\n"])
+    with server.accept()[0] as peer:
+      assert peer.recv(9) == b"a\n"
+
+
+def test_an_open_descriptor_is_written_to(tmp_path):
+  with (tmp_path / "out").open("w") as file:
+    file.write("before\n")
+    file.flush()
+    Output(f"/dev/fd/{file.fileno()}").write(["after\n"])
+  assert (tmp_path / "out").read_text() == "before\nafter\n"
+
+
+@pytest.mark.parametrize("path", ["-", "/dev/stdout", "/dev/fd/1"])
+def test_standard_output(path, tmp_path):
+  code = f"from t5x_like.files.outputs import Output; o = Output({path!r}); "
+  code += "print(o.to_stdout, flush=True); o.write(['é\\n'])"
+  with (tmp_path / "all").open("w") as file:
+    subprocess.run([sys.executable, "-c", code], stdout=file, cwd=REPO, check=True)
+  assert (tmp_path / "all").read_text() == "True\né\n"
+
+
+def test_a_reader_that_leaves_is_one_line():
+  code = "from t5x_like.files.outputs import Output; Output('-').write(['x' * 70 + '\\n'] * 100000)"
+  command = f"{sys.executable} -c {code!r}"
+  done = subprocess.run(["bash", "-c", f"{command} | head -1 >/dev/null"], cwd=REPO, capture_output=True, text=True)
+  assert "--output=-: the reader closed it before everything was written" in done.stderr
+
+
+def test_what_utf8_cannot_hold_is_escaped_and_counted(tmp_path):
+  output = Output(str(tmp_path / "out"))
+  rows = [{"a": "fine é"}, {"a": "\ud83d!"}, {"a": "\udcff\ud800"}]
+  output.write(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+  lines = (tmp_path / "out").read_text(encoding="utf-8").splitlines()
+  assert [json.loads(line) for line in lines] == rows and lines[1] == '{"a": "\\ud83d!"}'
+  assert output.escaped == 2 and "2 lines with lone surrogates" in output.told()

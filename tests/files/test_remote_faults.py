@@ -1,0 +1,236 @@
+"""Runs and stores in a bucket that refuses, vanishes or returns less than was written: one line, and the right code."""
+
+import json
+import shutil
+
+import pytest
+
+from stores import many_documents, write
+from t5x_like import evaluate, predict, train
+from t5x_like.files import objects
+from tests import object_server
+from tools import prepare_data
+
+pytestmark = pytest.mark.usefixtures("compiled")
+pytest.importorskip("gcsfs")
+RUN = ("--config=tests/recipes/nano_decoder.py", "--config.checkpoint.every=2")
+GONE = "://bucket does not exist; create it, or correct the address"
+DENIED, EXPIRED = "permission denied", "the credentials have expired"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+  server = object_server.Server(tmp_path_factory.mktemp("bucket"))
+  with pytest.MonkeyPatch.context() as monkeypatch, server.running():
+    objects._root.cache_clear()  # of another test's server
+    quick = {f"{driver}_request_retries": {"max_retries": 1} for driver in objects._DRIVERS}
+    monkeypatch.setattr(objects, "_CONTEXT", quick)
+    monkeypatch.setattr(objects, "_LOOK_SECONDS", 0)
+    retry = {"T5X_LIKE_RETRY_SECONDS": "1"}
+    for name, value in (object_server.environment(server) | retry).items():
+      monkeypatch.setenv(name, value)
+    yield server
+
+
+@pytest.fixture(scope="module")
+def trained(server, compiled):
+  """A run of four steps with checkpoints at 2 and 4."""
+  assert train.main([*RUN, "--workdir=gs://bucket/trained", "--config.total_steps=4"]) == 0
+  return server.root / "trained"
+
+
+@pytest.fixture(params=["gs", pytest.param("s3", marks=pytest.mark.services)])
+def workdir(request, server, trained, tmp_path):
+  """A copy of it; (address, directory)."""
+  shutil.copytree(trained, server.root / tmp_path.name)
+  yield f"{request.param}://bucket/{tmp_path.name}", server.root / tmp_path.name
+  server.fault = lambda operation, name: None
+  shutil.rmtree(server.root / tmp_path.name, ignore_errors=True)
+
+
+def told(capfd, word: str, quiet: bool = True) -> str:
+  """The one line of an error; if `quiet`, there is no traceback of any thread."""
+  err = capfd.readouterr().err
+  lines = [line for line in err.splitlines() if line.startswith(f"{word}: ")]
+  assert len(lines) == 1 and not (quiet and "Traceback" in err), err
+  return lines[0]
+
+
+def cut(pattern, keep):
+  def damage(directory, server):
+    (file,) = directory.glob(f"checkpoints/4-*/{pattern}")
+    file.write_bytes(file.read_bytes()[:keep])
+
+  return damage
+
+
+def unsatisfied(directory, server):
+  there = f"{directory.name}/checkpoints/4-"
+  server.fault = lambda at, name: "range" if name.startswith(there) and name.endswith(".bin") else None
+
+
+# tests.checkpoints.test_checkpoint_objects.py has more of them.
+DAMAGES = {
+  "manifest empty": cut("manifest.json", 0),
+  "tensors cut": cut("tensors-00000.bin", -9),
+  "tensors answer 416": unsatisfied,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_newest_step_is_passed_over(damage, workdir, server, caplog, capfd):
+  address, directory = workdir
+  damage(directory, server)
+  assert train.main([*RUN, f"--workdir={address}", "--config.total_steps=3"]) == 0
+  told = [record.message for record in caplog.records if "is damaged and is skipped" in record.message]
+  assert len(told) == 1 and told[0].startswith("checkpoint step 4 is") and f"{address}/checkpoints" in told[0]
+  assert "from step 2 of 3" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("damage", ["manifest empty", "tensors answer 416"])
+def test_evaluation_and_prediction_pass_over_it_too(damage, workdir, server, tmp_path, caplog):
+  address, directory = workdir
+  DAMAGES[damage](directory, server)
+  assert evaluate.main([f"--workdir={address}", "--config.evals.loss.max_examples=16"]) == 0
+  assert [json.loads(file.read_text())["step"] for file in directory.glob("evaluations/*.json")] == [2]
+  (tmp_path / "lines.txt").write_text("def f():\n")
+  files = (f"--input={tmp_path}/lines.txt", f"--output={tmp_path}/out.jsonl")
+  assert predict.main([f"--workdir={address}", "--max_new_tokens=2", *files]) == 0
+  assert sum("step 4 is damaged" in record.message for record in caplog.records) == 2
+
+
+def test_when_every_step_is_damaged_the_run_ends_with_the_code_of_damage(workdir, capfd):
+  address, directory = workdir
+  for file in directory.glob("checkpoints/*/manifest.json"):
+    file.write_bytes(b"")
+  assert train.main([*RUN, f"--workdir={address}", "--config.total_steps=6"]) == 4
+  assert f"{address}/checkpoints: every checkpoint is damaged (step 4:" in told(capfd, "damage")
+
+
+LOST = {
+  "may not write": ("forbidden", ("write", "create", "delete"), DENIED),
+  "bucket vanished": ("no bucket", None, GONE),
+  "may do nothing": ("forbidden", None, DENIED),
+  "token expired": ("expired", None, EXPIRED),
+}
+MORE = [pytest.param(*case, id=name, marks=[pytest.mark.more] * (i > 1)) for i, (name, case) in enumerate(LOST.items())]
+
+
+@pytest.mark.parametrize("answer, operations, said", MORE)
+def test_lost_in_mid_run(answer, operations, said, workdir, server, capfd):
+  address, directory = workdir
+  name = directory.name
+  lost = []
+
+  def fault(operation, at):
+    if at.startswith(f"{name}/checkpoints/6-") and at.endswith("manifest.json") and operation == "write":
+      lost.append(at)  # this one is still written
+      return None
+    return answer if lost and (operations is None or operation in operations) else None
+
+  server.fault = fault
+  assert train.main([*RUN, f"--workdir={address}", "--config.total_steps=40"]) == 2
+  line = told(capfd, "error")
+  assert said in line and "taken" not in line and "://bucket" in line and lost
+
+
+def test_a_lease_that_is_gone_is_not_taken_over(workdir, server, capfd):
+  address, directory = workdir
+
+  def fault(operation, name):
+    if "/checkpoints/6-" in name:
+      (directory / "lease").unlink(missing_ok=True)
+
+  server.fault = fault
+  assert train.main([*RUN, f"--workdir={address}", "--config.total_steps=40"]) == 69
+  assert f"{address}/lease: is gone, removed by another process or by hand" in told(capfd, "transient error")
+
+
+@pytest.mark.parametrize("answer, operations, said", LOST.values(), ids=LOST)
+@pytest.mark.parametrize("door", ["train", "evaluate", "predict"])
+def test_lost_before_the_start(door, answer, operations, said, workdir, server, tmp_path, capfd):
+  address, _ = workdir
+  (tmp_path / "lines.txt").write_text("def f():\n")
+  files = (f"--input={tmp_path}/lines.txt", f"--output={tmp_path}/out.jsonl")
+  if operations and door == "predict":
+    return  # it writes nothing there
+  server.fault = lambda operation, name: answer if operations is None or operation in operations else None
+  call = {
+    "train": lambda: train.main([*RUN, f"--workdir={address}", "--config.total_steps=6"]),
+    "evaluate": lambda: evaluate.main([f"--workdir={address}", "--config.evals.loss.max_examples=16"]),
+    "predict": lambda: predict.main([f"--workdir={address}", "--max_new_tokens=2", *files]),
+  }[door]
+  assert call() == 2
+  assert said in told(capfd, "error")
+
+
+@pytest.fixture(scope="module")
+def store(server):
+  for split in ("train", "validation"):
+    write(server.root / "store" / split, many_documents(), shard_tokens=8_000)
+  return server.root / "store"
+
+
+ADDRESSES = {"gs": "gs://bucket/store", "s3": "s3://bucket/store", "http": "{}/store"}
+ANSWERS = {
+  "cut short": ("cut short", 4, "damage", "/tokens/0000000"),
+  "out of range": ("range", 4, "damage", "/tokens/0000000"),
+  "forbidden": ("forbidden", 2, "error", DENIED),
+  "no bucket": ("no bucket", 2, "error", "does not exist"),
+}
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+@pytest.mark.parametrize("scheme", ADDRESSES)
+def test_a_token_store(scheme, answer, store, server, tmp_path, capfd):
+  if (scheme, answer) == ("http", "no bucket"):
+    return  # a web server has none
+  asked, code, word, said = ANSWERS[answer]
+  address = ADDRESSES[scheme].format(server.url)
+  everywhere = asked == "no bucket"
+  server.fault = lambda operation, name: asked if everywhere or "/tokens/" in name else None
+  try:
+    flags = (f"--workdir={tmp_path}/run", f"--config.task.store={address}", "--config.total_steps=2")
+    assert train.main([*RUN, *flags]) == code
+  finally:
+    server.fault = lambda operation, name: None
+  line = told(capfd, word)
+  assert address[:10] in line and said in line
+
+
+@pytest.mark.parametrize("answer", ["cut short", "forbidden"])
+def test_a_token_store_in_mid_run(answer, store, server, tmp_path, capfd):
+  """Its reads are those of tf.data's threads."""
+  _, code, word, said = ANSWERS[answer]
+  flags = (f"--workdir={tmp_path}/run", "--config.task.store=gs://bucket/store", "--config.task.verify=size")
+  flags += ("--config.task.documents_end=nothing",)
+  server.fault = lambda operation, name: answer if "/tokens/" in name else None
+  try:
+    assert train.main([*RUN, *flags, "--config.total_steps=2"]) == code
+  finally:
+    server.fault = lambda operation, name: None
+  assert said in told(capfd, word, quiet=False)  # programs silence TensorFlow before they import it
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "later"])
+@pytest.mark.parametrize("answer, said", [("forbidden", DENIED), ("expired", EXPIRED), ("no bucket", "does not exist")])
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+def test_preparing_into_a_bucket(scheme, answer, said, late, server, tmp_path, capfd):
+  (tmp_path / "a.txt").write_text("many words of a text\n" * 2_000)
+  flags = [f"--source=text:{tmp_path}/a.txt", "--vocabulary=bytes", "--split=train", "--workers=1"]
+  begun = []
+
+  def fault(operation, name):
+    if "tokens" in name and operation == "write":
+      begun.append(name)
+    changes = answer == "no bucket" or operation in ("write", "create", "delete")
+    return answer if changes and (begun or not late) else None
+
+  server.fault = fault
+  try:
+    assert prepare_data.main([*flags, f"--output={scheme}://bucket/{tmp_path.name}"]) == 2
+  finally:
+    server.fault = lambda operation, name: None
+    shutil.rmtree(server.root / tmp_path.name, ignore_errors=True)
+  line = told(capfd, "error")
+  assert said in line and line.startswith(("error: --output=", f"error: {scheme}://bucket"))

@@ -1,0 +1,94 @@
+"""Compiled programs are kept between starts, give the same bits, and one that is damaged is compiled again."""
+
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+from jax._src import compilation_cache
+
+from t5x_like.runtime import compile_cache
+from tests.runs import REPO, environment
+
+PROGRAM = """
+import sys
+sys.path[:0] = [{repo!r}]
+import jax, jax.numpy as jnp
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+from t5x_like.training import compile_cache
+said = compile_cache.use({workdir!r})
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+x = jax.random.normal(jax.random.key(0), (64, 64))
+y = jax.jit(lambda x: jnp.tanh(x @ x).sum(0) / 3)(x)
+print(said)
+print(compile_cache.hits())
+print(hash(y.tobytes()))
+"""
+
+
+def start(workdir, devices=1, home="home"):
+  command = [sys.executable, "-c", PROGRAM.format(repo=str(REPO), workdir=str(workdir))]
+  env = {k: v for k, v in environment(devices).items() if k not in ("JAX_COMPILATION_CACHE_DIR", "T5X_LIKE_CACHE")}
+  done = subprocess.run(
+    command, env=env | {"PYTHONHASHSEED": "0", "HOME": f"{workdir}/{home}"}, capture_output=True, text=True, timeout=600
+  )
+  assert done.returncode == 0 and not done.stderr, done.stderr
+  said, hits, bits = done.stdout.splitlines()
+  return said, int(hits), bits
+
+
+def flipped(data: bytes, generator: random.Random) -> bytes:
+  place = generator.randrange(len(data) // 4, len(data))
+  return data[:place] + bytes([data[place] ^ 1 << generator.randrange(8)]) + data[place + 1 :]
+
+
+def test_kept_exact_and_mended(tmp_path):
+  generator = random.Random(0)
+  said, hits, bits = start(tmp_path)
+  assert "0 of 0 MB" in said and hits == 0
+  entries = sorted((tmp_path / "compiled").glob("cpu-*/*-cache"))
+  said, hits, again = start(tmp_path)
+  assert hits >= len(entries) > 0 and again == bits and f": {len(entries)} of" in said
+  for damage in (lambda data: data[:-20], lambda data: flipped(data, generator), lambda data: b""):
+    for entry in entries:
+      written = entry.stat()
+      entry.write_bytes(damage(entry.read_bytes()))
+      os.utime(entry, ns=(written.st_atime_ns, written.st_mtime_ns))  # as when a disk loses bits
+    said, hits, again = start(tmp_path)
+    assert hits == 0 and again == bits and f"{len(entries)} that were damaged are removed" in said
+  assert start(tmp_path)[1] >= len(entries)
+
+
+def test_programs_that_somebody_else_put_into_a_workdir_are_not_run(tmp_path):
+  assert start(tmp_path, home="theirs")[1] == 0
+  theirs = sorted((tmp_path / "compiled").glob("cpu-*/*-cache"))
+  assert theirs and start(tmp_path, home="theirs")[1] == len(theirs)
+  assert start(tmp_path, home="mine")[1] == 0
+  assert len(list((tmp_path / "compiled").glob("cpu-*"))) == 2
+  assert (tmp_path / "mine/.cache/t5x_like/secret").stat().st_mode & 0o777 == 0o600
+
+
+def test_without_a_home_none_are_kept(tmp_path):
+  (tmp_path / "home").write_text("a file")
+  said, hits, _ = start(tmp_path)
+  assert "are not kept" in said and "set T5X_LIKE_CACHE" in said and hits == 0
+  assert not (tmp_path / "compiled").exists()
+
+
+def test_every_flipped_bit_is_found(monkeypatch):
+  """Even where an entry is as good as random, which compression leaves as it is."""
+  generator = random.Random(1)
+  monkeypatch.setattr(compilation_cache, "compress_executable", compilation_cache.compress_executable)
+  compile_cache._write_checksums()
+  entry = compilation_cache.compress_executable(generator.randbytes(5_000) + b"code" * 5_000)
+  for _ in range(300):
+    with pytest.raises(Exception):  # noqa: B017 -- the library's own
+      compilation_cache.decompress_executable(flipped(entry, generator))
+
+
+def test_several_simulated_devices_keep_none(tmp_path):
+  """Read again, their collectives may deadlock."""
+  said, hits, bits = start(tmp_path, devices=2)
+  assert "are not kept: on several simulated CPU devices" in said and start(tmp_path, devices=2) == (said, 0, bits)
+  assert not (tmp_path / "compiled").exists()

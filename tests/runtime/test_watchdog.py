@@ -1,0 +1,72 @@
+"""A process in which nothing ends for too long says where it stands and exits with the code that launchers restart."""
+
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from t5x_like.errors import TransientError
+from t5x_like.runtime.watchdog import Watchdog
+from t5x_like.training.meter import Goodput
+from t5x_like.training.recomputation import computed_twice
+from t5x_like.training.state import TrainState
+from tests.runs import REPO
+
+PROGRAM = """
+import pathlib, sys, threading, time
+sys.path[:0] = [{repo!r}]
+from t5x_like.runtime.watchdog import Watchdog
+def hangs_here():
+  {hang}
+with Watchdog({seconds}, pathlib.Path({logs!r}), 3) as dog:
+  for step in range(4):
+    time.sleep(0.1)
+    dog.beat(f"computing step {{step}}")
+  hangs_here()
+"""
+
+
+@pytest.mark.parametrize("hang", ["time.sleep(900)", "threading.Lock().acquire() and threading.Event().wait()"])
+def test_a_hung_process_shows_its_stacks_and_exits(hang, tmp_path):
+  program = PROGRAM.format(repo=str(REPO), hang=hang, seconds=1.0, logs=str(tmp_path / "logs"))
+  done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
+  assert done.returncode == 69, done.stderr
+  assert "transient error: process 3: nothing has ended for 1 s while computing step 3;" in done.stderr
+  for text in (done.stderr, (tmp_path / "logs" / "stacks-3.txt").read_text()):
+    assert "in hangs_here" in text and "in _watch" in text
+
+
+def test_beats_keep_it_quiet_and_leaving_ends_it():
+  with Watchdog(10) as dog:  # a busy machine may sleep longer than it is told to
+    for _ in range(13):
+      time.sleep(0.8)
+      dog.beat("computing")
+  assert not dog._thread.is_alive()
+  with Watchdog(0) as dog:
+    dog.beat("nothing")
+
+
+def test_goodput_is_the_share_of_steps_in_the_time_since_the_first_start():
+  goodput = Goodput(began=time.time() - 100, spent=20)
+  assert goodput.add(5) == pytest.approx(0.25, rel=0.1) and goodput.add(1e6) == 1.0
+
+
+def test_a_step_that_comes_out_differently_when_computed_twice_is_noticed():
+  faults = []
+
+  def step(state, _):
+    moved = {"w": state.params["w"] + 1}
+    if faults and faults.pop():
+      moved = {"w": moved["w"].at[5].add(1e-6)}
+    return TrainState(state.step + 1, moved, state.opt_state, state.watch), {}
+
+  made = jax.tree.map(jnp.asarray, TrainState(np.int32(6), {"w": np.ones(64, np.float32)}, {}))
+  state, _ = computed_twice(step, made, None)
+  assert int(state.step) == 7 and (np.asarray(state.params["w"]) == 2).all()
+  faults[:] = [True, False]
+  with pytest.raises(TransientError, match=r"step 8 was computed twice, and params/w \(1 of 5 tensors\) came out"):
+    computed_twice(step, state, None)

@@ -1,0 +1,81 @@
+"""A store of many shards: nothing of its size is held open or in memory. It is simulated by sparse files."""
+
+import json
+import pathlib
+import resource
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from t5x_like.errors import UserError
+from t5x_like.store.reader import TokenStore
+from tools.benchmark import __main__ as benchmark
+from tools.benchmark.store import simulate
+
+TOKENS, SHARDS, DOCUMENTS = 2 * 10**10, 2_000, 2 * 10**8
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+  path = tmp_path_factory.mktemp("scale") / "train"
+  simulate(path, TOKENS, SHARDS, DOCUMENTS)
+  return path
+
+
+@pytest.fixture
+def few_files():
+  """A limit of open files that leaves 60 to the store, of which the pool may take a quarter of all."""
+  soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+  opened = len(list(pathlib.Path("/proc/self/fd").iterdir()))
+  resource.setrlimit(resource.RLIMIT_NOFILE, (opened + 60, hard))
+  yield opened
+  resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_windows_and_documents_of_all_shards_with_few_files_and_little_memory(path, few_files):
+  generator = np.random.default_rng(0)
+  starts = np.append(generator.integers(0, TOKENS - 568, 10_000), np.arange(1, SHARDS) * (TOKENS // SHARDS) - 300)
+  maps = len(pathlib.Path("/proc/self/maps").read_text().splitlines())
+  tracemalloc.start()
+  store = TokenStore.open(path)
+  opening = tracemalloc.get_traced_memory()[1]
+  shards = set()
+  for starts_B in np.array_split(starts, 100):
+    window_BW = store.windows(starts_B, 568)
+    assert window_BW.shape == (len(starts_B), 568) and not window_BW.any()
+    shards |= set((starts_B // (TOKENS // SHARDS)).tolist())
+  for places_B in np.array_split(starts, 100):
+    documents_B, starts_B, ends_B = store.documents_at(places_B)
+    np.testing.assert_array_equal(documents_B // (DOCUMENTS // SHARDS), places_B // (TOKENS // SHARDS))
+    assert ((starts_B <= places_B) & (places_B < ends_B)).all()
+    np.testing.assert_array_equal(store.document_spans(documents_B), (starts_B, ends_B))
+  reading = tracemalloc.get_traced_memory()[1]
+  tracemalloc.stop()
+  assert len(shards) > SHARDS * 0.98
+  assert opening < 4e6 and reading < 8e6  # bytes; all document ends would be 1.6e9
+  assert len(pathlib.Path("/proc/self/maps").read_text().splitlines()) - maps < 20
+  assert (path / "manifest.json").stat().st_size < 1_000
+
+
+def test_documents_are_those_of_the_file(path):
+  store, per_shard = TokenStore.open(path), TOKENS // SHARDS
+  ends = np.fromfile(path / "document_ends" / "00001234", "<i8", DOCUMENTS // SHARDS)
+  inside = np.random.default_rng(1).integers(0, per_shard, 1_000)
+  documents = np.searchsorted(ends, inside, side="right")
+  found, starts, stops = store.documents_at(inside + 1234 * per_shard)
+  np.testing.assert_array_equal(found, documents + 1234 * ends.size)
+  np.testing.assert_array_equal(stops, ends[documents] + 1234 * per_shard)
+  np.testing.assert_array_equal(starts, np.append(0, ends)[documents] + 1234 * per_shard)
+
+
+def test_the_benchmark_of_a_small_one(tmp_path, capfd):
+  flags = ["--tokens=1e8", "--shards=1e3", "--documents=1e6", "--steps=3", "--repeats=1", "--open_files=200"]
+  limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+  assert benchmark.main(["store", *flags, f"--directory={tmp_path}"]) == 0
+  figures = json.loads(capfd.readouterr().out.splitlines()[-1])
+  assert (figures["tokens"], figures["shards"], figures["documents"]) == (10**8, 10**3, 10**6)
+  assert figures["open_files"] < 200 and figures["raw_tokens_per_second_again"] > 0
+  assert resource.getrlimit(resource.RLIMIT_NOFILE) == limits and not list(tmp_path.iterdir())
+  with pytest.raises(UserError, match="--documents=10: found 0 a shard, expected 1 to 100000, its tokens"):
+    simulate(tmp_path / "train", 10**8, 10**3, 10)

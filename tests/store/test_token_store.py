@@ -1,0 +1,227 @@
+"""The token store: what is written is what is read, wherever windows lie and however many shards there are."""
+
+import os
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from stores import many_documents, random_documents, write
+from t5x_like.errors import UserError
+from t5x_like.store import local_files
+from t5x_like.store.reader import TokenStore
+from t5x_like.store.writer import TokenStoreWriter
+from t5x_like.vocabularies import ByteVocabulary
+
+
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory):
+  """A store of 7 shards and the documents in it."""
+  documents = many_documents()
+  path = tmp_path_factory.mktemp("intact") / "train"
+  assert write(path, documents, shard_tokens=8_000).manifest.num_shards >= 6
+  return path, documents
+
+
+def test_documents_come_back_in_order(intact):
+  path, documents = intact
+  store = TokenStore.open(path)
+  assert (store.num_documents, store.num_tokens) == (len(documents), sum(map(len, documents)))
+  np.testing.assert_array_equal(store.document_ends(), np.cumsum([len(document) for document in documents]))
+  np.testing.assert_array_equal(store.windows([0], store.num_tokens)[0], np.concatenate(documents))
+  assert store.vocabulary.fingerprint == ByteVocabulary().fingerprint
+
+
+@pytest.mark.parametrize("address", ["{}", "file://{}"])
+def test_windows_anywhere_locally_and_through_tensorstore(intact, address):
+  path, documents = intact
+  store, stream = TokenStore.open(address.format(path)), np.concatenate(documents)
+  for length in (1, 568, 20_000):  # the last spans several shards
+    starts = np.random.default_rng(length).integers(0, stream.size - length + 1, 40)
+    starts[:2] = 0, stream.size - length
+    windows = store.windows(starts, length)
+    assert windows.dtype == np.int32
+    np.testing.assert_array_equal(windows, stream[starts[:, None] + np.arange(length)])
+  np.testing.assert_array_equal(store.document_ends(), TokenStore.open(path).document_ends())
+  assert store.vocabulary.size == ByteVocabulary().size
+  with pytest.raises(ValueError, match="outside"):
+    store.windows([stream.size - 5], 6)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+  st.lists(st.lists(st.integers(1, 70_000), min_size=0, max_size=40), min_size=1, max_size=12).filter(
+    lambda documents: any(documents)
+  ),
+  st.integers(1, 100),
+  st.booleans(),
+  st.sampled_from([70_100, 65_536]),
+)
+def test_any_documents_any_shards(tmp_path, documents, shard_tokens, append_eos, size):
+  shutil.rmtree(tmp_path / "any", ignore_errors=True)
+  documents = [[min(token, size - 1) for token in document] for document in documents]
+  store = write(
+    tmp_path / "any", documents, ByteVocabulary(extra_ids=size - 259), shard_tokens=shard_tokens, append_eos=append_eos
+  )
+  assert store.manifest.dtype == ("uint16" if size <= 65_536 else "int32")
+  stream = [token for document in documents if document for token in [*document, *[1] * append_eos]]
+  assert store.windows([0], store.num_tokens)[0].tolist() == stream
+  assert len(store.document_ends()) == sum(map(bool, documents))
+
+
+def test_bytes_and_fingerprint_do_not_depend_on_batching(intact, tmp_path):
+  path, documents = intact
+  with TokenStoreWriter(
+    tmp_path / "train", name="other name", split="x", vocabulary=ByteVocabulary(), shard_tokens=8_000
+  ) as writer:
+    for i in range(0, len(documents), 50):
+      part = documents[i : i + 50]
+      writer.add(np.concatenate(part), [len(document) for document in part])
+  files = [file for array in ("tokens", "document_ends") for file in (path / array).iterdir()]
+  assert len(files) == 2 * TokenStore.open(path).manifest.num_shards
+  for file in files:
+    assert file.read_bytes() == (tmp_path / "train" / file.relative_to(path)).read_bytes()
+  assert TokenStore.open(tmp_path / "train").fingerprint == TokenStore.open(path).fingerprint
+
+
+def test_fingerprint_sees_content_vocabulary_and_eos(tmp_path):
+  documents = random_documents(5, 50)
+  stores = [
+    write(tmp_path / "a", documents),
+    write(tmp_path / "b", documents[::-1]),
+    write(tmp_path / "c", documents, ByteVocabulary(extra_ids=130)),
+    write(tmp_path / "d", documents, append_eos=True),
+  ]
+  assert len({store.fingerprint for store in stores}) == 4
+
+
+def open_descriptors():
+  return sum(1 for link in pathlib.Path("/proc/self/fd").iterdir() if "corpus_of_many" in os.path.realpath(link))
+
+
+def test_opening_opens_no_shard_and_the_pool_is_bounded(tmp_path, monkeypatch):
+  monkeypatch.setattr(local_files, "most_open", lambda: 50)
+  documents = random_documents(120, 20)
+  store = write(tmp_path / "corpus_of_many", documents, shard_tokens=1)
+  assert store.manifest.num_shards == 120 and open_descriptors() == 0
+  stream = np.concatenate(documents)
+  store.windows([0], 1)
+  assert open_descriptors() == 1
+  for _ in range(2):
+    np.testing.assert_array_equal(store.windows(np.arange(stream.size), 1)[:, 0], stream)
+    np.testing.assert_array_equal(store.documents_at([stream.size - 1])[2], [stream.size])
+    assert 0 < open_descriptors() <= 50
+  del store
+  assert open_descriptors() == 0
+
+
+def test_files_are_closed_for_others_when_they_run_out(tmp_path, monkeypatch):
+  store = write(tmp_path / "train", random_documents(8, 20), shard_tokens=1)
+  stream = store.windows([0], store.num_tokens)
+  opened, failed = os.open, []
+
+  def scarce(path, *args):
+    if not failed:
+      failed.append(path)
+      raise OSError(24, "Too many open files")
+    return opened(path, *args)
+
+  local_files._pool._keep(0)
+  monkeypatch.setattr(os, "open", scarce)
+  np.testing.assert_array_equal(store.windows([0], store.num_tokens), stream)
+  assert failed
+
+
+@pytest.mark.parametrize("nowait", [True, False])
+@pytest.mark.parametrize("longest", [3, 3_000])
+def test_documents_are_found_among_many(tmp_path, monkeypatch, nowait, longest):
+  """As many as need several steps of the search; of even lengths, and with one that is as long as all others."""
+  monkeypatch.setattr(local_files, "_NOWAIT", local_files._NOWAIT if nowait else None)
+  generator = np.random.default_rng(longest)
+  lengths = np.concatenate([generator.integers(1, 4, 5_000), [longest * 10], generator.integers(1, longest, 3_000)])
+  with TokenStoreWriter(
+    tmp_path / "train", name="n", split="train", vocabulary=ByteVocabulary(), shard_tokens=10**9 if nowait else 9_000
+  ) as writer:
+    writer.add(np.full(lengths.sum(), 7), lengths)
+  store, ends = TokenStore.open(tmp_path / "train"), np.cumsum(lengths)
+  np.testing.assert_array_equal(store.document_ends(), ends)
+  places = np.concatenate([[0, ends[-1] - 1], generator.integers(0, ends[-1], 2_000), ends[:300] - 1, ends[:300]])
+  documents = np.searchsorted(ends, places, side="right")
+  for found, expected in zip(
+    store.documents_at(places), (documents, ends[documents] - lengths[documents], ends[documents]), strict=True
+  ):
+    np.testing.assert_array_equal(found, expected)
+  for found, expected in zip(
+    store.document_spans(documents), (ends[documents] - lengths[documents], ends[documents]), strict=True
+  ):
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("shard_tokens", [1, 40, 10**6])
+def test_where_documents_begin_in_windows(tmp_path, shard_tokens):
+  """In windows of more documents than are read at once, over shards of one document and of many."""
+  lengths = np.random.default_rng(0).integers(1, 9, 60)
+  with TokenStoreWriter(
+    tmp_path / "train", name="n", split="train", vocabulary=ByteVocabulary(), shard_tokens=shard_tokens
+  ) as writer:
+    writer.add(np.full(lengths.sum(), 7), lengths)
+  store, begins = TokenStore.open(tmp_path / "train"), np.zeros(lengths.sum(), bool)
+  begins[np.cumsum(lengths) - lengths] = True
+  for length in (1, 7, 100, lengths.sum()):
+    starts = np.arange(lengths.sum() - length + 1)
+    expected = np.stack([begins[start : start + length] for start in starts])
+    np.testing.assert_array_equal(store.document_begins(starts, length), expected)
+
+
+def test_missing_stores_say_how_to_make_one(intact, tmp_path):
+  with pytest.raises(UserError, match="no such directory.*tools.prepare_data --source"):
+    TokenStore.open(tmp_path / "nowhere" / "train")
+  with pytest.raises(UserError, match="no such split; there are train"):
+    TokenStore.open(intact[0].parent / "validation")
+  (tmp_path / "empty").mkdir()
+  with pytest.raises(UserError, match="without manifest.json"):
+    TokenStore.open(tmp_path / "empty")
+  with pytest.raises(UserError, match="zzz://"):
+    TokenStore.open("zzz://bucket/train")
+  with pytest.raises(UserError, match="no token store"):
+    TokenStore.open(f"file://{tmp_path}/train")
+
+
+def test_writer_publishes_all_or_nothing(tmp_path):
+  path = tmp_path / "train"
+  with pytest.raises(RuntimeError, match="stop"):
+    with TokenStoreWriter(path, name="n", split="train", vocabulary=ByteVocabulary(), shard_tokens=1) as writer:
+      writer.add([5], [1])
+      raise RuntimeError("stop")
+  assert list(tmp_path.iterdir()) == []
+
+  leftover = tmp_path / ".train.incomplete" / "tokens" / "00000077"  # as a killed run leaves it
+  leftover.parent.mkdir(parents=True)
+  leftover.write_bytes(b"")
+  with pytest.raises(UserError, match="unfinished one is there"):
+    TokenStore.open(path)
+  write(path, [[5, 6]])
+  assert [child.name for child in tmp_path.iterdir()] == ["train"]
+  assert not (path / "tokens" / "00000077").exists()
+
+  with pytest.raises(UserError, match="exists already"):
+    write(path, [[5, 6]])
+
+
+def test_writer_refuses(tmp_path):
+  path = tmp_path / "train"
+  with TokenStoreWriter(path, name="n", split="train", vocabulary=ByteVocabulary()) as writer:
+    writer.add([5], [1])
+    with pytest.raises(UserError, match="another process is writing"):
+      write(path, [[5]])
+  for documents, message in (([[5, 0]], "found id 0"), ([[384]], "found id 384"), ([[]], "no documents")):
+    with pytest.raises(UserError, match=message):
+      write(tmp_path / "other", documents)
+  (tmp_path / "file").write_text("")
+  with pytest.raises(UserError, match="cannot be written"):
+    write(tmp_path / "file" / "train", [[5]])
+  with pytest.raises(UserError, match="local directory"):
+    TokenStoreWriter("gs://bucket/train", name="n", split="train", vocabulary=ByteVocabulary())

@@ -1,0 +1,197 @@
+"""Published tokenizers: ids, special ids and sentinels, from each form of their files; `make parity` has the rest."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+import published
+from t5x_like import vocabularies
+from t5x_like.errors import UserError
+from t5x_like.vocabularies import PublishedVocabulary, hugging_face, tokenizer_json
+
+KINDS = list(published.CONFIGS)
+CHARACTERS = st.characters(exclude_categories=["Cs"])
+TEXT = st.lists(CHARACTERS | st.sampled_from([*"ab  \t'", "</s>", "<mask>", "<s>", "fox"]), max_size=40).map("".join)
+
+
+@pytest.fixture(scope="session")
+def directories(tmp_path_factory):
+  root = tmp_path_factory.mktemp("published")
+  return {kind: published.write(root / kind, kind) for kind in KINDS}
+
+
+@pytest.fixture(scope="session")
+def loaded(directories):
+  return {kind: vocabularies.load(str(path)) for kind, path in directories.items()}
+
+
+SPECIAL = {  # pad, bos, eos, unk, mask, cls, sep, and what an encoder-decoder's decoder starts with
+  "gpt2": (None, 0, 0, 0, None, None, None, 0),
+  "roberta": (1, 0, 2, 3, 4, 0, 2, 1),
+  "bart": (1, 0, 2, 3, 4, 0, 2, 2),
+  "llama": (None, 1, 2, 0, None, None, None, 2),
+  "gemma2": (0, 2, 1, 3, 4, None, None, 0),
+  "t5": (0, None, 1, 2, None, None, None, 0),
+  "bert": (0, None, 3, 1, 4, 2, 3, 0),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_ids_are_the_tokenizers_own(loaded, kind):
+  names = ("pad_id", "bos_id", "eos_id", "unk_id", "mask_id", "cls_id", "sep_id", "decoder_start_id")
+  assert tuple(getattr(loaded[kind], name) for name in names) == SPECIAL[kind]
+  assert loaded[kind].extra_ids == (100 if kind == "t5" else 0)
+  assert set(filter(None.__ne__, (loaded[kind].pad_id, loaded[kind].mask_id))) <= loaded[kind].special_ids
+
+
+def pipeline(kind, directory) -> Tokenizer:
+  """The tokenizer of a directory put together with the library's own objects."""
+  if kind in ("gpt2", "roberta", "bart"):
+    tokenizer = Tokenizer(models.BPE.from_file(str(directory / "vocab.json"), str(directory / "merges.txt")))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    specials = ["<|endoftext|>"] if kind == "gpt2" else published.BART
+  else:
+    tokenizer = Tokenizer(models.WordPiece.from_file(str(directory / "vocab.txt"), unk_token="[UNK]"))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    specials = ["[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"]
+  tokenizer.decoder = decoders.ByteLevel()
+  tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
+  return tokenizer
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "roberta", "bart", "bert"])
+def test_text_files_make_the_librarys_tokenizer(directories, loaded, kind):
+  theirs = pipeline(kind, directories[kind])
+  for text in published.HOSTILE:
+    assert loaded[kind].encode(text) == theirs.encode(text, add_special_tokens=False).ids, repr(text)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2", "t5"])
+def test_sentencepiece_files_give_sentencepieces_ids(directories, loaded, kind):
+  """On text without special spellings, odd spaces and characters that normalisers treat differently."""
+  import sentencepiece
+
+  processor = sentencepiece.SentencePieceProcessor()
+  processor.LoadFromSerializedProto(b"".join(path.read_bytes() for path in directories[kind].glob("*.model")))
+  texts = [*published.LINES[:50], "the quick fox, wizards' jugs", "naïve 世界", "zebra & yak"]
+  if kind != "t5":  # these spell what is in no piece as bytes
+    texts += ["\U0001f600 \u05e9", "x" * 50]
+  for text in texts:
+    assert loaded[kind].encode(text) == processor.encode(text), repr(text)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40, deadline=None)
+@given(texts=st.lists(TEXT, max_size=4))
+def test_batches_and_saved_copies_give_the_same_ids(loaded, saved, kind, texts):
+  one, other = loaded[kind], saved[kind]
+  assert (other.fingerprint, other.size, other.sentinels) == (one.fingerprint, one.size, one.sentinels)
+  ids = [one.encode(text) for text in texts]
+  assert [found.tolist() for found in other.encode_batch(texts)] == ids
+  with pytest.MonkeyPatch.context() as patch:  # long texts are encoded in pieces
+    patch.setattr(tokenizer_json, "_LONG", 3)
+    assert [found.tolist() for found in one.encode_batch(texts)] == ids
+  assert all(isinstance(one.decode(found), str) and len(one.pieces_of(found)) == len(found) for found in ids)
+
+
+@pytest.fixture(scope="session")
+def saved(loaded, tmp_path_factory):
+  root = tmp_path_factory.mktemp("saved")
+  for kind, vocabulary in loaded.items():
+    vocabulary.save(root / kind)
+  return {kind: vocabularies.load(str(root / kind)) for kind in loaded}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_way_back_brings_the_files_unchanged(directories, saved, kind):
+  found = hugging_face.files_of(saved[kind])
+  there = {path.name: path.read_bytes() for path in directories[kind].iterdir() if path.name != "config.json"}
+  assert found == there and found
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "roberta", "llama", "gemma2"])
+def test_text_comes_back(loaded, kind):
+  """What is spelled in bytes is restored, except for special pieces."""
+  for text in ("the quick  fox ", "\U0001f469\u200d世界 e\u0301", "\tx\n"):
+    assert loaded[kind].decode(loaded[kind].encode(text)) == text
+  lone = "a\ud800b"
+  assert loaded[kind].decode(loaded[kind].encode(lone)) == "a\ufffdb"
+
+
+def test_special_spellings_are_pieces_unless_the_config_splits_them(directories, tmp_path):
+  path = published.write(tmp_path / "split", "gpt2")
+  (path / "tokenizer_config.json").write_text(json.dumps({"split_special_tokens": True}))
+  split, usual = vocabularies.load(str(path)), vocabularies.load(str(directories["gpt2"]))
+  text = "a<|endoftext|>b"
+  assert 0 in usual.encode(text) and 0 not in split.encode(text)
+  assert split.decode(split.encode(text)) == text and split.fingerprint != usual.fingerprint
+
+
+def test_a_tokenizer_json_of_no_known_class_is_taken_whole(tmp_path):
+  tokenizer = published.byte_level([])
+  tokenizer.normalizer = normalizers.Lowercase()
+  tokenizer.add_special_tokens(["<|begin|>", "<|end|>", "<|fill|>"])
+  tokenizer.add_tokens([AddedToken("quick fox", normalized=False)])
+  tokenizer.save(str(tmp_path / "tokenizer.json"))
+  named = {"bos_token": "<|begin|>", "eos_token": {"content": "<|end|>"}, "pad_token": "<|end|>"}
+  (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | named))
+  found = vocabularies.load(str(tmp_path))
+  assert isinstance(found, PublishedVocabulary)
+  assert (found.bos_id, found.eos_id, found.pad_id) == (360, 361, None)  # EOS is no padding
+  for text in ("The QUICK fox <|fill|>", "quick fox<|end|>"):
+    assert found.encode(text) == tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def test_sentinels_are_taken_from_unused_pieces(directories):
+  found = vocabularies.load(str(directories["gemma2"]), sentinels="<unused{}>")
+  assert found.extra_ids == 40 and found.sentinels == tuple(range(found.sentinels[0], found.sentinels[0] + 40))
+  ids = vocabularies.encode_sentinels(found, "the <extra_id_1> fox")
+  assert found.sentinels[1] in ids and found.decode(ids).split() == ["the", "<extra_id_1>", "fox"]
+  assert set(found.sentinels) < found.special_ids
+  with pytest.raises(UserError, match="no piece '<spare0>', expected one; there are .*<unused{}>"):
+    vocabularies.load(str(directories["gemma2"]), sentinels="<spare{}>")
+  with pytest.raises(UserError, match="--sentinels=unused: expected a pattern with {}"):
+    vocabularies.load(str(directories["gemma2"]), sentinels="unused")
+  assert vocabularies.special(found, "cls") == found.sentinels[1]
+
+
+@pytest.mark.parametrize(
+  "kind, name, content, said",
+  [
+    ("gpt2", "vocab.json", b"{", "vocab.json: found invalid JSON"),
+    ("gpt2", "vocab.json", b"[]", "vocab.json: found a JSON array, expected .*; copy it again"),
+    ("gpt2", "merges.txt", b"\xff", "merges.txt: not UTF-8 at byte 0"),
+    ("t5", "spiece.model", b"\xff\xff", "found 2 bytes that are not a SentencePiece model"),
+    (
+      "bert",
+      "tokenizer_config.json",
+      b'{"tokenizer_class": "FancyTokenizer"}',
+      "class FancyTokenizer can be read from no",
+    ),
+    ("roberta", "tokenizer.json", b"{}", "tokenizer.json has no pieces"),
+  ],
+)
+def test_damaged_files_are_refused_in_one_line(tmp_path, kind, name, content, said):
+  path = published.write(tmp_path / kind, kind)
+  (path / name).write_bytes(content)
+  with pytest.raises(UserError, match=said) as caught:
+    vocabularies.load(str(path))
+  assert "\n" not in str(caught.value)
+
+
+def test_a_tokenizer_without_an_end_is_refused(tmp_path):
+  published.byte_level([]).save(str(tmp_path / "tokenizer.json"))
+  with pytest.raises(UserError, match="found no end of text, expected eos_token or sep_token in tokenizer_config.json"):
+    vocabularies.load(str(tmp_path))
+
+
+def test_words_and_special_ids_of_missing_pieces(loaded):
+  for kind, text in (("gpt2", "the fox box"), ("llama", "the fox box"), ("t5", "the fox box"), ("bert", "the fox box")):
+    assert loaded[kind].starts_word[loaded[kind].encode(text)].sum() in (2, 3)  # the first may lack its space
+  with pytest.raises(UserError, match="found no mask piece and 0 sentinels.*--sentinels takes unused pieces"):
+    vocabularies.special(loaded["gpt2"], "mask")
+  assert np.array_equal(loaded["t5"].sentinels, np.arange(loaded["t5"].size - 1, loaded["t5"].size - 101, -1))

@@ -1,0 +1,171 @@
+"""WordPiece and byte-level BPE: round trips on hostile Unicode, special ids, saving and refusals."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from t5x_like import vocabularies
+from t5x_like.errors import UserError
+from t5x_like.vocabularies import TokenizerVocabulary, encode_sentinels, tokenizer_json
+from tools import train_tokenizer
+
+WORDS = "the quick brown fox jumps over a lazy dog while seven wizards box with jugs of liquid quartz".split()
+LINES = [" ".join(WORDS[i % 18 :] + WORDS[: i % 7] + [str(i)]).encode() for i in range(300)]
+HOSTILE = {
+  "NULs": "a\0b\0\0",
+  "combining": "e\u0301\u0323\u0308o\u0308",
+  "emoji": "\U0001f469\u200d\U0001f469\u200d\U0001f467",
+  "right to left": "\u05e9\u05dc\u05d5\u05dd \u202eabc\u202c \u0645",
+  "long word": "x" * 10_000,
+  "Latin-1": bytes(range(256)).decode("latin-1"),
+  "spaces": "  a \t\n\r\n b\u00a0\u3000 ",
+  "empty": "",
+  "planes": "\U0010ffff\ufeff\ufffd\u2028",
+  "specials": "[MASK] </s> <extra_id_0>[PAD][UNK] <extra_id_99>",
+}
+
+
+@pytest.fixture(scope="module")
+def trained():
+  return {
+    "wordpiece": train_tokenizer.train(LINES, size=120, kind="wordpiece", with_mask=True),
+    "bytelevel_bpe": train_tokenizer.train(LINES, size=300, kind="bytelevel_bpe", with_mask=True),
+  }
+
+
+@pytest.fixture(scope="module")
+def lowercase():
+  return train_tokenizer.train(LINES, size=120, kind="wordpiece", lowercase=True)
+
+
+@pytest.mark.parametrize("kind", train_tokenizer.KINDS)
+def test_ids_lie_where_documented(trained, kind, tmp_path):
+  vocabulary = trained[kind]
+  assert vocabulary.size == {"wordpiece": 220, "bytelevel_bpe": 400}[kind] and vocabulary.extra_ids == 100
+  assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id) == (0, 1, 2)
+  assert (vocabulary.cls_id, vocabulary.sep_id, vocabulary.mask_id, vocabulary.bos_id) == (3, 4, 5, None)
+  assert vocabulary.special_ids == {0, 1, 3, 4, 5, *range(vocabulary.size - 100, vocabulary.size)}
+  ids = encode_sentinels(vocabulary, "<extra_id_0> the fox<extra_id_99>")
+  assert (ids[0], ids[-1]) == (vocabulary.size - 1, vocabulary.size - 100)
+  assert vocabulary.decode([3, *ids, 5, 4, 1, 0]).split() == ["<extra_id_0>", "the"] + (
+    ["fox", "<extra_id_99>", "[MASK]"] if kind == "wordpiece" else ["fox<extra_id_99>[MASK]"]
+  )
+  assert vocabulary.pieces_of([0, 5, vocabulary.size - 1]) == ["[PAD]", "[MASK]", "<extra_id_0>"]
+  vocabulary.save(tmp_path)
+  for path in (tmp_path, tmp_path / "tokenizer.json"):
+    loaded = vocabularies.load(str(path))
+    assert loaded.fingerprint == vocabulary.fingerprint
+    assert loaded.encode("a lazy fox") == vocabulary.encode("a lazy fox")
+  again = train_tokenizer.train(LINES, size=vocabulary.size - 100, kind=kind, with_mask=True)
+  assert again.fingerprint == vocabulary.fingerprint
+  (tmp_path / "tokenizer.json").write_bytes((tmp_path / "tokenizer.json").read_bytes() + b" ")
+  with pytest.raises(UserError, match="the directory is damaged"):
+    vocabularies.load(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_text(trained, name):
+  """Byte-level BPE gives back every text; WordPiece makes ids of it that are no special ones."""
+  text = HOSTILE[name]
+  assert trained["bytelevel_bpe"].decode(trained["bytelevel_bpe"].encode(text)) == text
+  for vocabulary in trained.values():
+    ids = vocabulary.encode_batch([text, "fox", text])
+    assert ids[0].dtype == np.int32 and ids[0].tolist() == ids[2].tolist() == vocabulary.encode(text)
+    assert not set(ids[0].tolist()) & vocabulary.special_ids
+    assert isinstance(vocabulary.decode(ids[0]), str)
+
+
+@settings(max_examples=100)
+@given(
+  st.text(st.characters(exclude_categories=[]) | st.sampled_from("ab'1\u00e9\u0301\u4e2d.   \t\x1c\u00a0"), max_size=80)
+)
+def test_a_long_text_in_pieces_has_the_ids_of_the_whole(trained, lowercase, text):
+  for vocabulary in (*trained.values(), lowercase):
+    whole = vocabulary.encode(text)
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(tokenizer_json, "_LONG", 3)
+      assert vocabulary.encode(text) == whole
+      assert [ids.tolist() for ids in vocabulary.encode_batch([text, "a b", text])][::2] == [whole, whole]
+
+
+def test_texts_are_cut_only_where_it_makes_no_difference(trained, tmp_path, monkeypatch):
+  monkeypatch.setattr(tokenizer_json, "_LONG", 3)
+  calls = []
+  for vocabulary in trained.values():
+    monkeypatch.setattr(vocabulary, "_ids", lambda texts, ids=vocabulary._ids: calls.append(texts) or ids(texts))
+    vocabulary.encode("lazy fox jumps")
+  assert calls == [["lazy"], [" fox"], [" jumps"]] * 2
+
+  def prefixed(data):
+    data["pre_tokenizer"]["add_prefix_space"] = True
+
+  vocabulary = TokenizerVocabulary(edited(trained["bytelevel_bpe"], tmp_path, prefixed))
+  assert vocabulary.decode(vocabulary.encode("lazy fox jumps")) == " lazy fox jumps"
+
+
+@settings(max_examples=60)
+@given(st.text(st.characters(exclude_categories=[]), max_size=60))
+def test_any_text_comes_back_from_byte_level(trained, text):
+  vocabulary = trained["bytelevel_bpe"]
+  assert vocabulary.decode(vocabulary.encode(text)) == text.encode("utf-16-le", "surrogatepass").decode(
+    "utf-16-le", "replace"
+  )
+
+
+@given(st.lists(st.integers(0, 500), max_size=20))
+def test_any_id_is_decoded(trained, ids):
+  for vocabulary in trained.values():
+    assert isinstance(vocabulary.decode(ids), str)
+    assert len(vocabulary.pieces_of(ids)) == len(ids)
+
+
+def test_words_start_where_they_do(trained):
+  for kind, text, count in (("wordpiece", "the zebra, fox", 4), ("bytelevel_bpe", "the zebra, fox", 2)):
+    vocabulary = trained[kind]
+    ids = vocabulary.encode(text)
+    assert vocabulary.starts_word[ids].sum() == count, vocabulary.pieces_of(ids)
+    assert vocabulary.starts_word.shape == (vocabulary.size,)
+
+
+def edited(vocabulary, tmp_path, edit) -> bytes:
+  vocabulary.save(tmp_path)
+  data = json.loads((tmp_path / "tokenizer.json").read_text())
+  edit(data)
+  return json.dumps(data).encode()
+
+
+def swap_pad(data):
+  ids = data["model"]["vocab"]
+  ids["[PAD]"], ids["</s>"] = 1, 0
+  for token in data["added_tokens"]:
+    token["id"] = ids.get(token["content"], token["id"])
+
+
+@pytest.mark.parametrize(
+  "data, said",
+  [
+    (b"", "0 bytes that are not a tokenizer"),
+    (b"{}", "not a tokenizer"),
+    (b'{"model": 3}', "not a tokenizer"),
+    (b"\xff\0", "not a tokenizer"),
+  ],
+)
+def test_what_is_no_tokenizer_is_refused(data, said):
+  with pytest.raises(UserError, match=said) as caught:
+    TokenizerVocabulary(data, origin="x.json")
+  assert "\n" not in str(caught.value) and "x.json" in str(caught.value)
+
+
+def test_padding_elsewhere_than_0_is_refused(trained, tmp_path):
+  with pytest.raises(UserError, match="padding at id 1 and '</s>' at id 0, expected .PAD. or <pad> at id 0"):
+    TokenizerVocabulary(edited(trained["wordpiece"], tmp_path, swap_pad))
+
+
+def test_sizes_that_cannot_be_are_refused():
+  with pytest.raises(UserError, match="found 5000 ids, .*smaller vocabulary"):
+    train_tokenizer.train(LINES, size=5000, kind="wordpiece")
+  with pytest.raises(UserError, match="found 100 ids, .*expected 259"):
+    train_tokenizer.train(LINES, size=100, kind="bytelevel_bpe")

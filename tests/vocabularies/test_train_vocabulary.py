@@ -1,0 +1,168 @@
+"""Training a vocabulary: sizes and special ids, determinism, sampling within bounds, one-line refusals."""
+
+import itertools
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from t5x_like import vocabularies
+from t5x_like.errors import UserError
+from tools import train_vocabulary
+
+_PARTS = [("con", "re", "trans", "pro"), ("form", "port", "duct", "claim", "view", "stitut"), ("", "ed", "ing", "er")]
+WORDS = ["".join(parts) for parts in itertools.product(*_PARTS)]
+
+
+@pytest.fixture
+def corpus(tmp_path):
+  draw = random.Random(0)
+  words = WORDS + ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=5)) for _ in range(200)]
+  path = tmp_path / "corpus.jsonl"
+  path.write_text("\n".join(json.dumps({"text": " ".join(draw.choices(words, k=40)) + "\nß"}) for _ in range(200)))
+  return path
+
+
+def run(corpus, output, *options) -> int:
+  return train_vocabulary.main([f"--source=jsonl:{corpus}", f"--output={output}", *options])
+
+
+@pytest.mark.parametrize("model_type", ["unigram", "bpe"])
+def test_the_size_counts_everything_and_special_ids_are_t5s(model_type, corpus, tmp_path):
+  assert run(corpus, tmp_path / "v", "--size=160", f"--model_type={model_type}") == 0
+  vocabulary = vocabularies.load(str(tmp_path / "v"))
+  assert (vocabulary.size, vocabulary.extra_ids, vocabulary.pieces) == (160, 100, 60)
+  assert (vocabulary.pad_id, vocabulary.eos_id, vocabulary.unk_id) == (0, 1, 2)
+  text = "transformed reporting conductor"
+  assert vocabulary.decode(vocabulary.encode(text)) == text
+  assert vocabulary.unk_id not in vocabulary.encode(text)
+
+
+def test_skipped_documents_are_reported(corpus, tmp_path, capsys):
+  corpus.write_text('{"text": ""}\n{"text": "a\\u0000b"}\n' + corpus.read_text())
+  assert run(corpus, tmp_path / "v", "--size=160") == 0
+  assert "1 skipped (NUL character), 1 skipped (empty) ..." in capsys.readouterr().out
+
+
+def test_the_same_input_gives_the_same_vocabulary_and_is_not_trained_twice(corpus, tmp_path, capsys):
+  for name in ("one", "two"):
+    assert run(corpus, tmp_path / name, "--size=160", "--max_bytes=20000") == 0
+  one, two = (sorted(path.read_bytes() for path in (tmp_path / name).iterdir()) for name in ("one", "two"))
+  assert one == two
+  capsys.readouterr()
+  assert run(corpus, tmp_path / "one", "--size=160", "--max_bytes=20000") == 0
+  assert "exists already" in capsys.readouterr().out
+  assert run(corpus, tmp_path / "one", "--size=150", "--max_bytes=20000") == 2
+  assert "found a vocabulary trained with other size, expected" in capsys.readouterr().err
+  corpus.write_text(corpus.read_text() + "\n")
+  assert run(corpus, tmp_path / "one", "--size=160", "--max_bytes=20000") == 2
+  assert "trained with other source" in capsys.readouterr().err
+  assert sorted(path.read_bytes() for path in (tmp_path / "one").iterdir()) == one
+
+
+def test_byte_fallback_leaves_nothing_unknown(corpus, tmp_path):
+  assert run(corpus, tmp_path / "v", "--size=360", "--byte_fallback", "--extra_ids=10") == 0
+  vocabulary = vocabularies.load(str(tmp_path / "v"))
+  assert vocabulary.decode(vocabulary.encode("port 日本 \U0001f600")) == "port 日本 \U0001f600"
+  assert vocabulary.unk_id not in vocabulary.encode("日本")
+
+
+@pytest.mark.parametrize(
+  ("options", "said"),
+  [
+    (["--size=32100"], "--size: found 32000 pieces"),
+    (["--size=32100", "--model_type=bpe"], "--size: found 32000 pieces"),
+    (["--size=110"], "too few for the characters"),
+    (["--size=100"], "--size: found 100 with 100 sentinels, expected at least 108"),
+    (["--size=160", "--split=validation"], "found no split 'validation'"),
+    (["--size=160", "--text_field=txt"], "found no field 'txt'"),
+    (["--size=160", "--threads=0"], "--threads: found 0"),
+    (["--size=160", "--max_bytes=0"], "--max_bytes: found 0"),
+    (["--size=160", "--extra_ids=-1"], "--extra_ids: found -1"),
+    (["--size=160", "--character_coverage=2"], "--character_coverage: found 2.0"),
+  ],
+)
+def test_what_cannot_be_trained_is_refused_in_one_line(options, said, corpus, tmp_path, capfd):
+  assert run(corpus, tmp_path / "v", *options) == 2
+  error = capfd.readouterr().err
+  assert error.startswith("error: ") and error.count("\n") == 1 and said in error
+  assert not (tmp_path / "v").exists()
+
+
+def test_an_output_that_cannot_be_written_is_refused(corpus, tmp_path, capsys):
+  (tmp_path / "file").write_text("")
+  assert run(corpus, tmp_path / "file" / "v", "--size=160") == 2
+  assert f"{tmp_path}/file/v: cannot be written" in capsys.readouterr().err
+
+
+def test_a_damaged_output_is_not_taken_for_a_vocabulary(corpus, tmp_path, capsys):
+  assert run(corpus, tmp_path / "v", "--size=160") == 0
+  (tmp_path / "v" / "sentencepiece.model").write_bytes(b"damaged")
+  assert run(corpus, tmp_path / "v", "--size=160") == 2
+  assert "the directory is damaged" in capsys.readouterr().err
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), max_size=5), st.integers(8, 40))
+def test_cutting_into_lines_loses_nothing_but_white_space(documents, longest):
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(train_vocabulary, "LONGEST_LINE", longest)
+    lines = list(train_vocabulary.cut_into_lines(documents))
+  assert all(0 < len(line) <= longest and line.decode() for line in lines)
+  assert "".join("".join(documents).split()) == "".join("".join(line.decode() for line in lines).split())
+
+
+@given(st.lists(st.binary(min_size=1, max_size=20), max_size=60), st.integers(1, 400))
+def test_a_sample_is_bounded_in_order_and_always_the_same(lines, max_bytes):
+  kept, total = train_vocabulary.sample(iter(lines), max_bytes)
+  assert total == sum(map(len, lines))
+  assert sum(map(len, kept)) <= max(max_bytes, max(map(len, kept), default=0))
+  remaining = iter(lines)
+  assert all(line in remaining for line in kept)  # a subsequence
+  assert (kept, total) == train_vocabulary.sample(iter(lines), max_bytes)
+  assert kept == lines if total <= max_bytes else kept
+
+
+def test_a_sample_covers_the_whole_corpus():
+  lines = [b"%08d" % i for i in range(10_000)]
+  kept, _ = train_vocabulary.sample(lines, 8 * 1000)
+  assert len(kept) == 1000
+  assert all(60 < sum(i // 1000 == tenth for i in map(int, kept)) < 150 for tenth in range(10))
+
+
+def test_a_model_of_too_many_pieces_is_refused():
+  with pytest.raises(UserError, match="found 5000 pieces"):
+    train_vocabulary.train([b"few words"], size=5000)
+
+
+@pytest.mark.parametrize("kind, size", [("unigram", 170), ("bpe", 170), ("wordpiece", 250), ("bytelevel_bpe", 400)])
+def test_every_kind_has_its_mask_and_is_kept(kind, size, corpus, tmp_path, capsys):
+  flags = (f"--size={size}", f"--kind={kind}", "--with_mask")
+  assert run(corpus, tmp_path / "v", *flags) == 0
+  vocabulary = vocabularies.load(str(tmp_path / "v"))
+  assert (vocabulary.size, vocabulary.extra_ids) == (size, 100)
+  assert (vocabulary.cls_id, vocabulary.sep_id, vocabulary.mask_id) == (3, 4, 5)
+  assert vocabulary.decode(vocabulary.encode("transformed reporting")) == "transformed reporting"
+  assert run(corpus, tmp_path / "v", *flags) == 0 and "exists already" in capsys.readouterr().out
+  assert run(corpus, tmp_path / "v", *flags[:2]) == 2 and "trained with other with_mask" in capsys.readouterr().err
+
+
+def test_records_of_before_the_kinds_are_understood(corpus, tmp_path, capsys):
+  assert run(corpus, tmp_path / "v", "--size=160") == 0
+  path = tmp_path / "v" / train_vocabulary.RECORD
+  record = json.loads(path.read_text())
+  record["model_type"] = record.pop("kind")
+  path.write_text(json.dumps({key: value for key, value in record.items() if key not in ("with_mask", "lowercase")}))
+  capsys.readouterr()
+  assert run(corpus, tmp_path / "v", "--size=160") == 0 and "exists already" in capsys.readouterr().out
+
+
+def test_lowercase_is_wordpieces(corpus, tmp_path, capsys):
+  assert run(corpus, tmp_path / "v", "--size=400", "--kind=bytelevel_bpe", "--lowercase") == 2
+  assert "--lowercase" in capsys.readouterr().err
+  assert run(corpus, tmp_path / "w", "--size=250", "--kind=wordpiece", "--lowercase") == 0
+  vocabulary = vocabularies.load(str(tmp_path / "w"))
+  assert vocabulary.encode("RÉPORTED") == vocabulary.encode("reported")
+  assert run(corpus, tmp_path / "x", "--size=160", "--lowercase") == 2
+  assert "--lowercase: found it with --kind=unigram" in capsys.readouterr().err

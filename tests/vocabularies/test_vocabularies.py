@@ -1,0 +1,269 @@
+"""Vocabularies: round trips, special ids and sentinels, and the refusal of everything that is not a whole model."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import sentencepiece
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from t5x_like import vocabularies
+from t5x_like.errors import UserError
+from t5x_like.vocabularies import ByteVocabulary, SentencePieceVocabulary, encode_sentinels
+
+WORDS = "the quick brown fox jumps over a lazy dog while seven wizards box with jugs of liquid quartz".split()
+TEXT = [" ".join(WORDS[i % 18 :] + WORDS[: i % 7] + [str(i)]) for i in range(400)]
+ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=60)  # surrogates and NUL included
+
+
+def sentencepiece_model(**options) -> bytes:
+  special = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "vocab_size": 80, **options}
+  model = io.BytesIO()
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(TEXT), model_writer=model, minloglevel=2, num_threads=1, **special
+  )
+  return model.getvalue()
+
+
+@pytest.fixture(scope="module")
+def model() -> bytes:
+  return sentencepiece_model()
+
+
+@pytest.fixture(scope="module")
+def pieces(model) -> SentencePieceVocabulary:
+  return SentencePieceVocabulary(model)
+
+
+@pytest.fixture(params=["bytes", "sentencepiece"])
+def vocabulary(request, pieces):
+  return ByteVocabulary() if request.param == "bytes" else pieces
+
+
+def test_special_ids_and_sentinels_lie_where_t5_has_them(pieces):
+  assert (pieces.size, pieces.extra_ids) == (80 + 100, 100)
+  assert (pieces.pad_id, pieces.eos_id, pieces.unk_id) == (0, 1, 2)
+  assert encode_sentinels(pieces, "<extra_id_0><extra_id_99>") == [179, 80]
+  assert pieces.decode([179, 80]) == "<extra_id_0> <extra_id_99>"
+  assert max(max(ids) for ids in pieces.encode_batch(TEXT)) < 80
+
+
+def test_bytes_are_byt5s():
+  byt5 = ByteVocabulary()
+  assert byt5.size == 384 and byt5.extra_ids == 125
+  assert byt5.encode("hé") == [104 + 3, 0xC3 + 3, 0xA9 + 3]
+  assert encode_sentinels(byt5, "<extra_id_0>") == [383]
+  assert encode_sentinels(byt5, "<extra_id_124>") == [259]
+
+
+@given(ANY_TEXT)
+def test_bytes_give_back_every_text(text):
+  byt5 = ByteVocabulary()
+  well_formed = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+  assert byt5.decode(byt5.encode(text)) == well_formed
+  assert byt5.decode(encode_sentinels(byt5, text)) == well_formed
+
+
+@given(st.lists(st.one_of(st.text(max_size=8), st.integers(0, 130).map("<extra_id_{}>".format)), max_size=8))
+def test_bytes_give_back_text_with_sentinels(parts):
+  byt5, text = ByteVocabulary(), "".join(parts)
+  ids = encode_sentinels(byt5, text)
+  assert byt5.decode(ids) == text
+  assert sum(i >= 259 for i in ids) >= sum(f"<extra_id_{n}>" == part for part in parts for n in range(125))
+
+
+@given(st.lists(st.sampled_from([*WORDS, "<extra_id_0>", "<extra_id_7>", "<extra_id_99>"]), max_size=12).map(" ".join))
+def test_pieces_give_back_normalised_text_with_sentinels(pieces, text):
+  ids = encode_sentinels(pieces, text)
+  assert pieces.decode(ids) == text
+  assert sum(i >= 80 for i in ids) == text.count("<extra_id_")
+
+
+@settings(max_examples=50)
+@given(texts=st.lists(ANY_TEXT, max_size=5))
+def test_a_batch_is_its_texts_and_plain_text_never_makes_a_special_id(pieces, texts):
+  texts = [*texts, "<extra_id_0> </s> <pad> <unk>", ""]
+  for vocabulary in (pieces, ByteVocabulary()):
+    batch = vocabulary.encode_batch(texts)
+    assert all(ids.dtype == np.int32 and ids.ndim == 1 for ids in batch)
+    assert [ids.tolist() for ids in batch] == [vocabulary.encode(text) for text in texts]
+    every = {i for ids in batch for i in ids.tolist()}
+    assert not every & {0, 1} and max(every) < vocabulary.size - vocabulary.extra_ids
+
+
+@given(ids=st.lists(st.integers(0, 1000), max_size=20))
+def test_any_id_a_padded_table_can_emit_is_decoded(pieces, ids):
+  for vocabulary in (pieces, ByteVocabulary()):
+    assert isinstance(vocabulary.decode(ids), str)
+    assert vocabulary.decode(np.asarray(ids, np.int32)) == vocabulary.decode([0, *ids, 1, 0])
+
+
+def test_ids_that_are_no_text_are_shown_as_unknown(pieces):
+  assert pieces.decode([1000]) == pieces.decode([2]) == pieces.decode([180])
+  assert ByteVocabulary().decode([2, 104 + 3, 500, 0xFF + 3]) == "\ufffdh\ufffd\ufffd"
+
+
+def test_a_negative_id_is_refused(vocabulary):
+  with pytest.raises(UserError, match=rf"id -1, expected ids in 0..{vocabulary.size - 1}"):
+    vocabulary.decode([5, -1])
+
+
+def test_saved_and_loaded_is_the_same(vocabulary, tmp_path):
+  vocabulary.save(tmp_path / "a" / "b")
+  vocabulary.save(tmp_path / "again")
+  loaded = vocabularies.load(str(tmp_path / "a" / "b"))
+  assert type(loaded) is type(vocabulary)
+  assert (loaded.fingerprint, loaded.size, loaded.extra_ids) == (
+    vocabulary.fingerprint,
+    vocabulary.size,
+    vocabulary.extra_ids,
+  )
+  assert loaded.encode(TEXT[0]) == vocabulary.encode(TEXT[0])
+  names = sorted(path.name for path in (tmp_path / "again").iterdir())
+  assert all((tmp_path / "a/b" / name).read_bytes() == (tmp_path / "again" / name).read_bytes() for name in names)
+
+
+def test_a_model_file_and_the_name_bytes_are_vocabularies_too(model, pieces, tmp_path):
+  (tmp_path / "spiece.model").write_bytes(model)
+  assert vocabularies.load(str(tmp_path / "spiece.model")).fingerprint == pieces.fingerprint
+  assert vocabularies.load("bytes").fingerprint == ByteVocabulary().fingerprint
+
+
+def test_fingerprints_tell_kind_model_and_sentinels_apart(model, pieces):
+  others = [
+    SentencePieceVocabulary(model, 99),
+    SentencePieceVocabulary(sentencepiece_model(vocab_size=70)),
+    ByteVocabulary(),
+    ByteVocabulary(100),
+  ]
+  assert len({v.fingerprint for v in [pieces, *others]}) == 5
+  assert SentencePieceVocabulary(model).fingerprint == pieces.fingerprint
+
+
+@pytest.mark.parametrize(
+  ("options", "said"),
+  [
+    ({"pad_id": -1, "eos_id": 1, "unk_id": 0, "bos_id": 2}, "pad id -1, expected 0"),
+    ({"pad_id": 0, "eos_id": 2, "unk_id": 1}, "eos id 2, expected 1"),
+    ({"pad_id": 0, "eos_id": 1, "unk_id": 3, "bos_id": 2}, "unk id 3, expected 2"),
+    ({"user_defined_symbols": ["<extra_id_0>"]}, "sentinel '<extra_id_0>' among its pieces"),
+  ],
+)
+def test_models_with_other_special_ids_are_refused(options, said):
+  with pytest.raises(UserError, match=said):
+    SentencePieceVocabulary(sentencepiece_model(**options), origin="x.model")
+
+
+def edit(**changes):
+  def damage(directory):
+    path = directory / "vocabulary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+  return damage
+
+
+def pipe(directory):
+  (directory / "vocabulary.json").unlink()
+  os.mkfifo(directory / "vocabulary.json")
+
+
+DAMAGE = {
+  "a pipe": (pipe, "not a regular file"),
+  "no manifest": (lambda d: (d / "vocabulary.json").unlink(), "found no vocabulary.json"),
+  "no model": (lambda d: (d / "sentencepiece.model").unlink(), "sentencepiece.model: cannot be read"),
+  "empty manifest": (lambda d: (d / "vocabulary.json").write_text(""), "invalid JSON"),
+  "manifest not UTF-8": (lambda d: (d / "vocabulary.json").write_bytes(b'{"a": "\xff"}'), "invalid JSON"),
+  "cut manifest": (lambda d: (d / "vocabulary.json").write_text('{"format": "t5x_like'), "invalid JSON"),
+  "deep manifest": (lambda d: (d / "vocabulary.json").write_text("[" * 100_000), "invalid JSON"),
+  "manifest a list": (lambda d: (d / "vocabulary.json").write_text("[]"), "found a JSON array"),
+  "another format": (edit(format="v9"), "found format 'v9'"),
+  "another kind": (
+    edit(kind="wordpiece"),
+    "found kind 'wordpiece', expected 'sentencepiece', 'tokenizer', 'published', 'bytes' or 'labels'",
+  ),
+  "another size": (edit(size=32100), "found size 32100, expected 180"),
+  "another fingerprint": (edit(fingerprint="00"), "fingerprint"),
+  "fewer sentinels": (edit(extra_ids=99), "fingerprint"),
+  "negative sentinels": (edit(extra_ids=-1), "found extra_ids -1"),
+  "sentinels in words": (edit(extra_ids="100"), "found extra_ids '100'"),
+  "cut model": (lambda d: (d / "sentencepiece.model").write_bytes(b"\n\x0e\n\x07"), "the directory is damaged"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_a_damaged_directory_is_refused_in_one_line(case, pieces, tmp_path):
+  pieces.save(tmp_path)
+  damage, said = DAMAGE[case]
+  damage(tmp_path)
+  with pytest.raises(UserError, match=said) as caught:
+    vocabularies.load(str(tmp_path))
+  assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_manifest_without_a_key_is_refused(pieces, tmp_path):
+  pieces.save(tmp_path)
+  manifest = json.loads((tmp_path / "vocabulary.json").read_text())
+  (tmp_path / "vocabulary.json").write_text(json.dumps({k: v for k, v in manifest.items() if k != "size"}))
+  with pytest.raises(UserError, match="found no key 'size'"):
+    vocabularies.load(str(tmp_path))
+
+
+@pytest.mark.parametrize("data", [b"", b"not a model", b"\x00" * 100])
+def test_bytes_that_are_no_model_are_refused(data, tmp_path):
+  (tmp_path / "spiece.model").write_bytes(data)
+  with pytest.raises(UserError, match="spiece.model: found .* not a SentencePiece model"):
+    vocabularies.load(str(tmp_path / "spiece.model"))
+
+
+@settings(max_examples=30)
+@given(cut=st.floats(0.01, 0.99))
+def test_a_cut_model_file_is_refused(model, cut):
+  with pytest.raises(UserError, match="not a SentencePiece model"):
+    SentencePieceVocabulary(model[: int(len(model) * cut)])
+
+
+def test_a_path_with_nothing_there_is_refused():
+  with pytest.raises(UserError, match="vocabulary nowhere: found nothing there"):
+    vocabularies.load("nowhere")
+
+
+def test_a_vocabulary_works_without_tensorflow():
+  program = (
+    "import sys; from t5x_like import vocabularies; vocabularies.load('bytes').encode('x');"
+    "assert 'tensorflow' not in sys.modules and 'tensorflow_datasets' not in sys.modules"
+  )
+  subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_special_pieces_and_their_stand_ins(pieces):
+  """Without own pieces the first sentinels are lent; a model that has them gives them, and text never does."""
+  for vocabulary in (pieces, ByteVocabulary()):
+    top = vocabulary.size - 1
+    assert [vocabularies.special(vocabulary, n) for n in ("mask", "cls", "sep", "bos")] == [top - i for i in range(4)]
+    assert (vocabulary.mask_id, vocabulary.bos_id) == (None, None)
+    assert vocabulary.special_ids == {0, 1, *range(vocabulary.size - vocabulary.extra_ids, vocabulary.size)}
+  own = SentencePieceVocabulary(sentencepiece_model(control_symbols=["[CLS]", "[SEP]", "[MASK]"]))
+  assert [vocabularies.special(own, n) for n in ("cls", "sep", "mask")] == [own.cls_id, own.sep_id, own.mask_id]
+  assert (own.cls_id, own.sep_id, own.mask_id) == (3, 4, 5) and {3, 4, 5} < own.special_ids
+  assert not set(own.encode("[CLS] the [MASK] fox[SEP]")) & own.special_ids
+  fox = own.encode("fox")
+  assert own.decode([3, *fox, 5, *fox, 4, 1]) == "fox [MASK] fox"
+  assert own.pieces_of([0, 3, own.size - 1, own.size]) == ["<pad>", "[CLS]", "<extra_id_0>", f"<{own.size}?>"]
+  with pytest.raises(UserError, match="found no mask piece and 0 sentinels.*--with_mask"):
+    vocabularies.special(ByteVocabulary(0), "mask")
+  with pytest.raises(UserError, match="found name 'msk'"):
+    vocabularies.special(own, "msk")
+
+
+def test_words_start_where_they_do(pieces):
+  ids = pieces.encode("the quick brown fox")
+  assert pieces.starts_word.dtype == bool and pieces.starts_word.shape == (pieces.size,)
+  assert pieces.starts_word[ids].sum() == 4 and pieces.starts_word[ids[0]]
+  assert pieces.starts_word[sorted(pieces.special_ids)].all()
+  byt5 = ByteVocabulary()
+  assert byt5.starts_word[byt5.encode("a b\nc")].tolist() == [False, True, False, True, False]
