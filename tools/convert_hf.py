@@ -75,7 +75,7 @@ def _export(workdir: str, output: str, step: int | None, dtype: str | None) -> N
   vocabulary = vocabularies.load(f"{workdir}/vocabulary")
   labels = getattr(vocabulary, "names", ())  # of a model of images
   hf.save(trained.finished(params.with_arrays(parts.model, arrays)), output, dtype=dtype, labels=labels)
-  for name, data in vocabularies.hugging_face.files_of(vocabulary).items():
+  for name, data in vocabulary.exported().items():
     (pathlib.Path(output) / name).write_bytes(data)
   process.say(f"{output}: step {found} of {workdir}")
 
@@ -122,7 +122,7 @@ def _vocabulary(config, directory: str, sentinels: str | None):
   from t5x_like import vocabularies
   from t5x_like.runtime import process
 
-  if vocabularies.hugging_face.has_tokenizer(pathlib.Path(directory)):
+  if vocabularies.storage.has_tokenizer(pathlib.Path(directory)):
     return vocabularies.load(directory, sentinels)
   if sentinels is not None:
     raise UserError(f"--sentinels={sentinels}: {directory} has no tokenizer to take them from; leave the flag out")

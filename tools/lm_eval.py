@@ -141,10 +141,10 @@ def model_class() -> type:
 
 def _around(vocabulary, both: bool) -> tuple[list[int], list[int]]:
   """The special ids before and after a context."""
-  from t5x_like.vocabularies import PublishedVocabulary, hugging_face, opening
+  from t5x_like.vocabularies import opening
 
-  if isinstance(vocabulary, PublishedVocabulary):
-    return hugging_face.around(vocabulary)
+  if (published := vocabulary.around()) is not None:
+    return published
   return (opening(vocabulary), [vocabulary.eos_id]) if both else ([], [])
 
 

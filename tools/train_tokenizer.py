@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import MASK_TOKENS, TokenizerVocabulary
-from t5x_like.vocabularies.tokenizer_json import SPECIAL_TOKENS
+from t5x_like.vocabularies.kinds.tokenizer import MASK_TOKENS, SPECIAL_TOKENS, TokenizerVocabulary
 
 KINDS = ("wordpiece", "bytelevel_bpe")
 

@@ -27,6 +27,10 @@ from pathlib import Path
 from t5x_like import vocabularies
 from t5x_like.errors import UserError, door, one_line
 from t5x_like.files.storage import directory
+from t5x_like.vocabularies.kinds.sentencepiece import SentencePieceVocabulary
+from t5x_like.vocabularies.kinds.tokenizer import MASK_TOKENS
+from t5x_like.vocabularies.protocol import EOS_ID, PAD_ID, T5_EXTRA_IDS, UNK_ID
+from t5x_like.vocabularies.storage import MANIFEST
 from tools import train_tokenizer
 
 RECORD = "training.json"
@@ -105,7 +109,7 @@ def _train(lines: Sequence[bytes], options: argparse.Namespace) -> vocabularies.
     character_coverage=options.character_coverage,
     byte_fallback=options.byte_fallback,
   )
-  return vocabularies.SentencePieceVocabulary(model, options.extra_ids)
+  return SentencePieceVocabulary(model, options.extra_ids)
 
 
 def cut_into_lines(documents: Iterable[str]) -> Iterator[bytes]:
@@ -181,14 +185,14 @@ def train(
       model_writer=model,
       vocab_size=size,
       model_type=model_type,
-      pad_id=vocabularies.PAD_ID,
-      eos_id=vocabularies.EOS_ID,
-      unk_id=vocabularies.UNK_ID,
+      pad_id=PAD_ID,
+      eos_id=EOS_ID,
+      unk_id=UNK_ID,
       bos_id=-1,
       character_coverage=character_coverage,
       byte_fallback=byte_fallback,
       num_threads=threads,
-      control_symbols=list(vocabularies.MASK_TOKENS) if with_mask else [],
+      control_symbols=list(MASK_TOKENS) if with_mask else [],
       max_sentence_length=2 * LONGEST_LINE,
       minloglevel=2,
     )
@@ -213,7 +217,7 @@ def _training_error(message: str, size: int) -> str:
 
 def _exists(output: Path, record: dict) -> bool:
   """Whether the output holds the vocabulary of this record; raises UserError if it holds another one."""
-  if not (output / vocabularies.MANIFEST).exists():
+  if not (output / MANIFEST).exists():
     return False
   vocabularies.load(str(output))
   try:
@@ -243,7 +247,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
   kind = functools.partial(directory, flag="--output")
   parser.add_argument("--output", required=True, type=kind, help="the directory to write")
   parser.add_argument("--size", type=int, required=True, help="the number of ids, sentinels included")
-  parser.add_argument("--extra_ids", type=int, default=vocabularies.T5_EXTRA_IDS, help="sentinels (default: 100)")
+  parser.add_argument("--extra_ids", type=int, default=T5_EXTRA_IDS, help="sentinels (default: 100)")
   parser.add_argument(
     "--kind",
     "--model_type",

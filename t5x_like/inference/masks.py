@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 
 from t5x_like import vocabularies
-from t5x_like.vocabularies import ByteVocabulary, Vocabulary
+from t5x_like.vocabularies import Vocabulary
 
 
 def encode_pieces(vocabulary: Vocabulary, text: str) -> list[int]:
@@ -22,7 +22,7 @@ def encode_masks(vocabulary: Vocabulary, text: str, mask_id: int, spellings: Ite
   ids: list[int] = []
   parts = re.split("|".join(map(re.escape, spellings)), text)
   for number, part in enumerate(parts):
-    if number < len(parts) - 1 and not isinstance(vocabulary, ByteVocabulary):
+    if number < len(parts) - 1 and not vocabulary.spaces_apart:
       part = part.removesuffix(" ")
     ids += [*vocabularies.encode_sentinels(vocabulary, part), mask_id]
   return ids[:-1]

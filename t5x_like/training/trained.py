@@ -164,7 +164,7 @@ def _open_published(directory: str, batch_size: int) -> Opened:
   from t5x_like import vocabularies
   from t5x_like.interop import hf
 
-  if not vocabularies.hugging_face.has_tokenizer(pathlib.Path(directory)):
+  if not vocabularies.storage.has_tokenizer(pathlib.Path(directory)):
     raise UserError(
       f"{directory}: found no tokenizer beside the model, expected tokenizer.json or its like; copy it there"
     )

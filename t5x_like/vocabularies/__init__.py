@@ -1,41 +1,31 @@
 """Vocabularies: text to ids and back, behind one protocol, with T5's special ids and sentinels.
 
 In vocabularies made here pad is 0, eos 1, unk 2, and the top `extra_ids` ids are sentinels: sentinel i is id
-`size - 1 - i`, spelled `<extra_id_i>`. Published vocabularies keep their own ids and may lack some. The kinds:
+`size - 1 - i`, spelled `<extra_id_i>`. Published vocabularies keep their own ids and may lack some. The kinds, each a
+file of `kinds/`, imported when a vocabulary of the kind is opened:
 
-- `SentencePieceVocabulary`: a SentencePiece model (Kudo and Richardson 2018); the sentinels are added on top of its
-  pieces, so T5's model of 32,000 pieces has size 32,100 and sentinel 0 is id 32,099 (Raffel et al. 2020). `decode` does
-  not restore text that the model's normaliser folds: NFKC forms, runs of spaces, line ends and, without byte fallback,
+- `sentencepiece`: a SentencePiece model (Kudo and Richardson 2018); the sentinels are added on top of its pieces, so
+  T5's model of 32,000 pieces has size 32,100 and sentinel 0 is id 32,099 (Raffel et al. 2020). `decode` does not
+  restore text that the model's normaliser folds: NFKC forms, runs of spaces, line ends and, without byte fallback,
   characters that are in no piece. Text after a sentinel starts a new word.
-- `TokenizerVocabulary`: a `tokenizer.json` made here with the tokenizers library: WordPiece or byte-level BPE.
-- `PublishedVocabulary`: the tokenizer of a Hugging Face directory, with the ids of `transformers`.
-- `ByteVocabulary`: UTF-8 bytes (ByT5, Xue et al. 2022), id = byte + 3; `decode(encode(text)) == text` for any Unicode
-  text. 125 sentinels by default, so 384 ids as in the released models' embedding tables. (Those models were pretrained
-  with the last bytes, ids 258, 257, ..., as sentinels; here the sentinels' ids are separate from the bytes.)
-- `LabelVocabulary`: the classes of a task on images.
+- `tokenizer`: a `tokenizer.json` made here with the tokenizers library: WordPiece or byte-level BPE.
+- `published`: the tokenizer of a Hugging Face directory, with the ids of `transformers`.
+- `bytes`: UTF-8 bytes (ByT5, Xue et al. 2022), id = byte + 3; `decode(encode(text)) == text` for any Unicode text. 125
+  sentinels by default, so 384 ids as in the released models' embedding tables. (Those models were pretrained with the
+  last bytes, ids 258, 257, ..., as sentinels; here the sentinels' ids are separate from the bytes.)
+- `labels`: the classes of a task on images.
 
 Nothing here imports TensorFlow: prediction works on a machine without it.
 """
 
+from types import ModuleType
+
+from t5x_like import slots
 from t5x_like.errors import UserError, one_line
 from t5x_like.files.objects import Place, place
-from t5x_like.vocabularies import (
-  hugging_face,
-  labels,
-  protocol,
-  published,
-  sentence_piece,
-  storage,
-  tokenizer_json,
-  utf8_bytes,
-)
-from t5x_like.vocabularies.labels import LabelVocabulary
+from t5x_like.vocabularies import kinds, storage
+from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 from t5x_like.vocabularies.protocol import (
-  BYT5_EXTRA_IDS,
-  EOS_ID,
-  PAD_ID,
-  T5_EXTRA_IDS,
-  UNK_ID,
   Vocabulary,
   encode_sentinels,
   encode_sentinels_batch,
@@ -45,27 +35,9 @@ from t5x_like.vocabularies.protocol import (
   special,
   start_id,
 )
-from t5x_like.vocabularies.published import PublishedVocabulary
-from t5x_like.vocabularies.sentence_piece import MODEL_FILE, SentencePieceVocabulary
-from t5x_like.vocabularies.storage import FORMAT, MANIFEST
-from t5x_like.vocabularies.tokenizer_json import MASK_TOKENS, TokenizerVocabulary
-from t5x_like.vocabularies.utf8_bytes import ByteVocabulary
 
 __all__ = [
-  "BYT5_EXTRA_IDS",
-  "EOS_ID",
-  "FORMAT",
-  "MANIFEST",
-  "MASK_TOKENS",
-  "MODEL_FILE",
-  "PAD_ID",
-  "PublishedVocabulary",
-  "T5_EXTRA_IDS",
-  "UNK_ID",
   "ByteVocabulary",
-  "LabelVocabulary",
-  "SentencePieceVocabulary",
-  "TokenizerVocabulary",
   "Vocabulary",
   "encode_sentinels",
   "encode_sentinels_batch",
@@ -102,42 +74,29 @@ def load(path_or_name: str, sentinels: str | None = None) -> Vocabulary:
     ) from error
   if not found:
     raise UserError(
-      f"vocabulary {path}: found nothing there, expected a directory with {MANIFEST}, a Hugging Face directory, a "
-      "SentencePiece .model file or the name 'bytes' (python -m tools.train_vocabulary makes a vocabulary)"
+      f"vocabulary {path}: found nothing there, expected a directory with {storage.MANIFEST}, a Hugging Face directory,"
+      " a SentencePiece .model file or the name 'bytes' (python -m tools.train_vocabulary makes a vocabulary)"
     )
-  if path.name == tokenizer_json.MODEL_FILE:
+  if path.name == storage.TOKENIZER:
     path, is_directory = path.parent, True
-  if is_directory:
-    return _load_directory(path, sentinels)
-  return SentencePieceVocabulary(storage.read(path), T5_EXTRA_IDS, origin=f"vocabulary {path}")
+  return _load_directory(path, sentinels) if is_directory else _kind("sentencepiece").read(path)
 
 
 def _load_directory(directory: Place, sentinels: str | None) -> Vocabulary:
-  path = directory / MANIFEST
+  path = directory / storage.MANIFEST
   if not path.exists():
-    if hugging_face.has_tokenizer(directory):
-      return hugging_face.load(directory, sentinels)
+    if storage.has_tokenizer(directory):
+      return _kind("published").read(directory, sentinels)
     raise UserError(
-      f"vocabulary {directory}: found no {MANIFEST} there and no {', '.join(hugging_face.MAIN)}, expected a directory "
-      "written by python -m tools.train_vocabulary, or a Hugging Face directory"
+      f"vocabulary {directory}: found no {storage.MANIFEST} there and no {', '.join(storage.MAIN)}, expected a"
+      " directory written by python -m tools.train_vocabulary, or a Hugging Face directory"
     )
   manifest = storage.manifest(path)
-  kind, extra_ids = manifest["kind"], protocol.checked_extra_ids(manifest["extra_ids"], str(path))
-  if kind == sentence_piece.KIND:
-    model = _model(directory / MODEL_FILE, kind, extra_ids, manifest)
-    vocabulary = SentencePieceVocabulary(model, extra_ids, origin=str(directory / MODEL_FILE))
-  elif kind == tokenizer_json.KIND:
-    path_of_model = directory / tokenizer_json.MODEL_FILE
-    vocabulary = TokenizerVocabulary(_model(path_of_model, kind, extra_ids, manifest), origin=str(path_of_model))
-  elif kind == utf8_bytes.KIND:
-    vocabulary = ByteVocabulary(extra_ids)
-  elif kind == published.KIND:
-    vocabulary = published.load(directory, manifest)
-  elif kind == labels.KIND:
-    vocabulary = labels.load(storage.read(directory / labels.FILE), str(directory / labels.FILE))
-  else:
-    known = "'sentencepiece', 'tokenizer', 'published', 'bytes' or 'labels'"
-    raise UserError(f"{path}: found kind {kind!r}, expected {known}")
+  kind = _kind(manifest["kind"])
+  if kind is None:
+    known = ", ".join(slots.names(kinds))
+    raise UserError(f"{path}: found kind {slots.shown(manifest['kind'])}, expected one of {known}")
+  vocabulary = kind.load(directory, manifest)
   for key in ("size", "fingerprint"):
     if getattr(vocabulary, key) != manifest[key]:
       found, expected = manifest[key], getattr(vocabulary, key)
@@ -145,13 +104,5 @@ def _load_directory(directory: Place, sentinels: str | None) -> Vocabulary:
   return vocabulary
 
 
-def _model(path: Place, kind: str, extra_ids: int, manifest: dict) -> bytes:
-  """Read the model file of a directory and check it against the manifest's fingerprint."""
-  model = storage.read(path)
-  expected = protocol.fingerprint(kind, model, extra_ids)
-  if expected != manifest["fingerprint"]:
-    raise UserError(
-      f"{path}: found a model of {len(model)} bytes with fingerprint {expected[:12]}, expected "
-      f"{str(manifest['fingerprint'])[:12]} as {MANIFEST} states; the directory is damaged, copy or train it again"
-    )
-  return model
+def _kind(name: str) -> ModuleType | None:
+  return slots.module(name, kinds)

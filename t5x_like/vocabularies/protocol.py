@@ -41,6 +41,7 @@ class Vocabulary(Protocol):
       sentinels. The unknown id stands for text, so it is not included.
     specials_in_text: whether text spelled like a special piece becomes that piece, as in `transformers`; never in
       vocabularies made here.
+    spaces_apart: whether the space before a word is an id of its own, as in bytes.
     starts_word: bool [size], whether an id begins a new word, for masking and cutting by whole words; true of every
       special id. Each kind of vocabulary defines its words.
     fingerprint: SHA-256, hexadecimal, of everything that determines ids.
@@ -58,6 +59,7 @@ class Vocabulary(Protocol):
   bos_id: int | None
   decoder_start_id: int = PAD_ID
   specials_in_text: bool = False
+  spaces_apart: bool = False
   special_ids: frozenset[int]
   starts_word: np.ndarray
   fingerprint: str
@@ -80,6 +82,13 @@ class Vocabulary(Protocol):
 
   def save(self, directory) -> None:
     """Write a directory for `load`; saving the same vocabulary again writes the same bytes."""
+
+  def exported(self) -> dict[str, bytes]:
+    """Return the files by which `transformers` opens the vocabulary, by name; none for a vocabulary without a file."""
+    return {}
+
+  def around(self) -> tuple[list[int], list[int]] | None:
+    """Return the ids that `transformers` puts before and after a text by default; None for a vocabulary made here."""
 
 
 def special(vocabulary: Vocabulary, name: str) -> int:

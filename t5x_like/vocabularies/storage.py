@@ -2,16 +2,36 @@
 
 import json
 import os
+import pathlib
 from typing import Any
 
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json
 from t5x_like.files.objects import Place, place
 from t5x_like.files.storage import Storage
-from t5x_like.vocabularies.protocol import Vocabulary
+from t5x_like.vocabularies.protocol import Vocabulary, checked_extra_ids, fingerprint
 
 MANIFEST = "vocabulary.json"
 FORMAT = "t5x_like.vocabulary.v1"
+TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
+SENTENCE_PIECE = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
+MAIN = (TOKENIZER, *SENTENCE_PIECE, "vocab.json", "vocab.txt")  # a directory with one of these has a tokenizer
+FILES = (  # of published tokenizers
+  *MAIN,
+  CONFIG,
+  "special_tokens_map.json",
+  "added_tokens.json",
+  "merges.txt",
+  "source.spm",
+  "target.spm",
+  "generation_config.json",
+  "chat_template.jinja",
+)
+
+
+def has_tokenizer(directory: Place | pathlib.Path) -> bool:
+  """Return whether a Hugging Face directory has a tokenizer."""
+  return any((directory / name).exists() for name in MAIN)
 
 
 def save(directory, kind: str, vocabulary: Vocabulary, files: dict[str, bytes], **more: Any) -> None:
@@ -43,6 +63,13 @@ def save(directory, kind: str, vocabulary: Vocabulary, files: dict[str, bytes], 
     raise UserError(f"vocabulary {directory}: cannot be written ({one_line(error)})") from error
 
 
+def config(vocabulary: Vocabulary, more: dict[str, Any]) -> bytes:
+  """Return a `tokenizer_config.json` with the special pieces of a vocabulary."""
+  names = {name: getattr(vocabulary, f"{name}_id") for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
+  pieces = {f"{name}_token": vocabulary.pieces_of([i])[0] for name, i in names.items() if i is not None}
+  return (json.dumps(pieces | more, indent=2, sort_keys=True) + "\n").encode()
+
+
 def manifest(path: Place) -> dict:
   """Read the manifest at a path; raise UserError if it is damaged or lacks a key."""
   found = checked_json.parsed(read(path), dict, str(path), "the manifest of a vocabulary; copy its directory again")
@@ -54,7 +81,21 @@ def manifest(path: Place) -> dict:
   return found
 
 
+def model(path: Place, manifest: dict) -> tuple[bytes, int]:
+  """Read the model file of a directory, checked against its manifest; return it and the number of sentinels."""
+  where, data = str(path.parent / MANIFEST), read(path)
+  extra_ids = checked_extra_ids(manifest["extra_ids"], where)
+  found, stated = fingerprint(manifest["kind"], data, extra_ids), str(manifest["fingerprint"])
+  if found != stated:
+    raise UserError(
+      f"{path}: found a model of {len(data)} bytes with fingerprint {found[:12]}, expected {stated[:12]} as {MANIFEST}"
+      " states; the directory is damaged, copy or train it again"
+    )
+  return data, extra_ids
+
+
 def read(path: Place) -> bytes:
+  """Read a file; raise UserError if it cannot be read."""
   try:
     if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe could block, and a device never end
       raise OSError("not a regular file")

@@ -275,8 +275,9 @@ def test_bad_arguments_are_one_line(tmp_path):
 
 def test_classes_are_saved_and_read_again(tmp_path):
   from t5x_like import vocabularies
+  from t5x_like.vocabularies.kinds.labels import LabelVocabulary
 
-  names = vocabularies.LabelVocabulary(("cat", "dög"))
+  names = LabelVocabulary(("cat", "dög"))
   names.save(tmp_path / "v")
   again = vocabularies.load(str(tmp_path / "v"))
   assert (again.names, again.size, again.fingerprint) == (names.names, 2, names.fingerprint)

@@ -12,6 +12,7 @@ from t5x_like import vocabularies
 from t5x_like.data import loader, task
 from t5x_like.data.supervised import encoder_inputs
 from t5x_like.data.tasks import span_qa
+from t5x_like.vocabularies.kinds.sentencepiece import SentencePieceVocabulary
 from tools import train_tokenizer, train_vocabulary
 
 TEXT = (
@@ -27,7 +28,7 @@ def vocabulary(kind: str):
   if kind == "bytes":
     return vocabularies.load("bytes")
   if kind == "sentencepiece":
-    return vocabularies.SentencePieceVocabulary(train_vocabulary.train(LINES, size=330, byte_fallback=True))
+    return SentencePieceVocabulary(train_vocabulary.train(LINES, size=330, byte_fallback=True))
   form, size = ("wordpiece", 200) if kind != "bytelevel_bpe" else (kind, 350)
   return train_tokenizer.train(LINES, size=size, kind=form, with_mask=True, lowercase=kind == "uncased")
 

@@ -10,7 +10,10 @@ import pytest
 
 import published
 from t5x_like import vocabularies
-from t5x_like.vocabularies import pipelines
+from t5x_like.vocabularies.kinds._pipelines import _model_proto
+from t5x_like.vocabularies.kinds.labels import LabelVocabulary
+from t5x_like.vocabularies.kinds.sentencepiece import SentencePieceVocabulary
+from t5x_like.vocabularies.kinds.tokenizer import TokenizerVocabulary
 from tests.fuzz import bending
 
 TEXTS = ["the quick brown fox", "naïve 世界 <extra_id_0> </s>", ""]
@@ -24,14 +27,14 @@ def files_of(kind: str) -> dict[str, bytes]:
   with tempfile.TemporaryDirectory() as root:
     path = pathlib.Path(root) / "made"
     if kind == "sentencepiece":
-      vocabularies.SentencePieceVocabulary(published.t5(), 10).save(path)
+      SentencePieceVocabulary(published.t5(), 10).save(path)
     elif kind == "tokenizer":
       model = published.byte_level(["[PAD]", "</s>", "[UNK]"]).to_str().encode()
-      vocabularies.TokenizerVocabulary(model).save(path)
+      TokenizerVocabulary(model).save(path)
     elif kind == "bytes":
       vocabularies.ByteVocabulary().save(path)
     elif kind == "labels":
-      vocabularies.LabelVocabulary(["cat", "dog"]).save(path)
+      LabelVocabulary(["cat", "dog"]).save(path)
     elif kind == "saved":
       vocabularies.load(str(published.write(pathlib.Path(root) / "from", "bert"))).save(path)
     elif kind == "whole":
@@ -57,7 +60,7 @@ def files_of(kind: str) -> dict[str, bytes]:
 
 def mutated_model(data: bytes, rng: random.Random) -> tuple[bytes, str]:
   """A SentencePiece model with other pieces, scores, types or normaliser."""
-  proto = pipelines._model_proto().FromString(data)
+  proto = _model_proto().FromString(data)
   piece, kind = rng.choice(proto.pieces), rng.randint(0, 7)
   if kind == 0:
     piece.piece = what = rng.choice(["", "\0", "<extra_id_0>", "x" * 3000, proto.pieces[0].piece])
@@ -107,14 +110,13 @@ def case(rng: random.Random, root):
 
   def call(out):
     vocabulary = vocabularies.load(str(directory))
-    if not isinstance(vocabulary, vocabularies.LabelVocabulary):
+    if not isinstance(vocabulary, LabelVocabulary):
       ids = vocabulary.encode_batch(TEXTS)
       assert all(0 <= i < vocabulary.size for row in ids for i in row.tolist())
       [vocabulary.decode(row.tolist()) for row in ids]
       vocabularies.encode_sentinels(vocabulary, TEXTS[1])
-    vocabularies.hugging_face.files_of(vocabulary)
-    if isinstance(vocabulary, vocabularies.PublishedVocabulary):
-      vocabularies.hugging_face.around(vocabulary)
+    vocabulary.exported()
+    vocabulary.around()
     vocabulary.save(out / "again")
     assert vocabularies.load(str(out / "again")).fingerprint == vocabulary.fingerprint
 

@@ -9,7 +9,8 @@ from transformers import AddedToken, AutoTokenizer
 
 import published
 from t5x_like import vocabularies
-from t5x_like.vocabularies import hugging_face
+from t5x_like.vocabularies.kinds._tokenizer_files import NAMES
+from t5x_like.vocabularies.kinds.sentencepiece import SentencePieceVocabulary
 
 pytestmark = pytest.mark.parity
 CLASSES = {
@@ -35,7 +36,7 @@ def check(path) -> None:
   theirs, ours = AutoTokenizer.from_pretrained(str(path)), vocabularies.load(str(path))
   for text in texts():
     assert ours.encode(text) == theirs(text, add_special_tokens=False).input_ids, repr(text)
-  for name in hugging_face.NAMES:
+  for name in NAMES:
     i = getattr(theirs, f"{name}_token_id")
     if i is not None and name not in ("eos", "unk"):  # these have stand-ins where there are none
       assert getattr(ours, f"{name}_id") == i
@@ -105,12 +106,12 @@ def test_vocabularies_made_here_open_in_the_library(tmp_path, kind):
   if kind == "unigram":
     from tools import train_vocabulary
 
-    vocabulary = vocabularies.SentencePieceVocabulary(train_vocabulary.train(lines, size=85))
+    vocabulary = SentencePieceVocabulary(train_vocabulary.train(lines, size=85))
   else:
     from tools import train_tokenizer
 
     vocabulary = train_tokenizer.train(lines, size=300, kind=kind, with_mask=True)
-  for name, data in hugging_face.files_of(vocabulary).items():
+  for name, data in vocabulary.exported().items():
     (tmp_path / name).write_bytes(data)
   if kind == "unigram":
     try:

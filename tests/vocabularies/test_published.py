@@ -11,7 +11,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 import published
 from t5x_like import vocabularies
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import PublishedVocabulary, hugging_face, tokenizer_json
+from t5x_like.vocabularies.kinds import tokenizer as tokenizers_kind
+from t5x_like.vocabularies.kinds.published import PublishedVocabulary
 
 KINDS = list(published.CONFIGS)
 CHARACTERS = st.characters(exclude_categories=["Cs"])
@@ -93,7 +94,7 @@ def test_batches_and_saved_copies_give_the_same_ids(loaded, saved, kind, texts):
   ids = [one.encode(text) for text in texts]
   assert [found.tolist() for found in other.encode_batch(texts)] == ids
   with pytest.MonkeyPatch.context() as patch:  # long texts are encoded in pieces
-    patch.setattr(tokenizer_json, "_LONG", 3)
+    patch.setattr(tokenizers_kind, "_LONG", 3)
     assert [found.tolist() for found in one.encode_batch(texts)] == ids
   assert all(isinstance(one.decode(found), str) and len(one.pieces_of(found)) == len(found) for found in ids)
 
@@ -108,7 +109,7 @@ def saved(loaded, tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_way_back_brings_the_files_unchanged(directories, saved, kind):
-  found = hugging_face.files_of(saved[kind])
+  found = saved[kind].exported()
   there = {path.name: path.read_bytes() for path in directories[kind].iterdir() if path.name != "config.json"}
   assert found == there and found
 

@@ -9,7 +9,7 @@ from t5x_like.data import task as tasks
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 from t5x_like.store.writer import TokenStoreWriter
-from t5x_like.vocabularies.published import Facts, PublishedVocabulary
+from t5x_like.vocabularies.kinds.published import Facts, PublishedVocabulary
 
 SIZE, FIRST = 300, 80  # ids of the text are FIRST to 239
 OWN = dict(eos_id=1, unk_id=2, bos_id=None, mask_id=3, cls_id=4, sep_id=5, specials_in_text=True)

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from t5x_like import vocabularies
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import TokenizerVocabulary, encode_sentinels, tokenizer_json
+from t5x_like.vocabularies import encode_sentinels
+from t5x_like.vocabularies.kinds import tokenizer as tokenizers_kind
+from t5x_like.vocabularies.kinds.tokenizer import TokenizerVocabulary
 from tools import train_tokenizer
 
 WORDS = "the quick brown fox jumps over a lazy dog while seven wizards box with jugs of liquid quartz".split()
@@ -86,13 +88,13 @@ def test_a_long_text_in_pieces_has_the_ids_of_the_whole(trained, lowercase, text
   for vocabulary in (*trained.values(), lowercase):
     whole = vocabulary.encode(text)
     with pytest.MonkeyPatch.context() as patch:
-      patch.setattr(tokenizer_json, "_LONG", 3)
+      patch.setattr(tokenizers_kind, "_LONG", 3)
       assert vocabulary.encode(text) == whole
       assert [ids.tolist() for ids in vocabulary.encode_batch([text, "a b", text])][::2] == [whole, whole]
 
 
 def test_texts_are_cut_only_where_it_makes_no_difference(trained, tmp_path, monkeypatch):
-  monkeypatch.setattr(tokenizer_json, "_LONG", 3)
+  monkeypatch.setattr(tokenizers_kind, "_LONG", 3)
   calls = []
   for vocabulary in trained.values():
     monkeypatch.setattr(vocabulary, "_ids", lambda texts, ids=vocabulary._ids: calls.append(texts) or ids(texts))

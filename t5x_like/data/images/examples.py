@@ -20,7 +20,7 @@ from t5x_like.data.task import Task, digest
 from t5x_like.errors import UserError
 from t5x_like.slots import Positive, plain
 from t5x_like.store.reader import Verify
-from t5x_like.vocabularies import LabelVocabulary
+from t5x_like.vocabularies.kinds.labels import LabelVocabulary
 
 _OWN, _OTHER, _MIXED = 0, 1, 2  # streams of random numbers of an example: its image, the image mixed in, the mixing
 MORE = 3  # the first stream free for tasks

@@ -26,7 +26,7 @@ from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.task import Task, digest
 from t5x_like.slots import Positive, plain
 from t5x_like.store.reader import Verify
-from t5x_like.vocabularies import LabelVocabulary
+from t5x_like.vocabularies.kinds.labels import LabelVocabulary
 
 # On the built-in corpus, for `:debug`.
 BUILT_IN = {"source": "digit_scenes"}

@@ -1,11 +1,14 @@
 """The vocabulary of bytes (ByT5, Xue et al. 2022)."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from t5x_like.vocabularies import protocol, storage
-from t5x_like.vocabularies.protocol import BYT5_EXTRA_IDS, EOS_ID, PAD_ID, UNK_ID
+import t5x_like.vocabularies.protocol as protocol
+import t5x_like.vocabularies.storage as storage
+from t5x_like.files.objects import Place
+from t5x_like.vocabularies.protocol import BYT5_EXTRA_IDS, Vocabulary
 
 KIND = "bytes"
 
@@ -14,16 +17,15 @@ _UNKNOWN_CHARACTER = "\ufffd"
 _WHITESPACE = b" \t\n\r\v\f"
 
 
-class ByteVocabulary:
+class ByteVocabulary(Vocabulary):
   """UTF-8 bytes: id = byte + 3, then `extra_ids` sentinels; `size` = 259 + extra_ids.
 
   Lone surrogates, which UTF-8 cannot encode, become U+FFFD; bytes that are not UTF-8 and unknown ids decode to U+FFFD.
   An ASCII whitespace byte starts a word. There is no mask, CLS, SEP or BOS; `vocabularies.special` lends sentinels.
   """
 
-  pad_id, eos_id, unk_id = PAD_ID, EOS_ID, UNK_ID
   mask_id = cls_id = sep_id = bos_id = None
-  decoder_start_id, specials_in_text = PAD_ID, False
+  spaces_apart = True
 
   def __init__(self, extra_ids: int = BYT5_EXTRA_IDS):
     self.extra_ids = protocol.checked_extra_ids(extra_ids, "byte vocabulary")
@@ -57,6 +59,10 @@ class ByteVocabulary:
 
   def save(self, directory) -> None:
     storage.save(directory, KIND, self, {})
+
+
+def load(directory: Place, manifest: dict[str, Any]) -> ByteVocabulary:
+  return ByteVocabulary(protocol.checked_extra_ids(manifest["extra_ids"], str(directory / storage.MANIFEST)))
 
 
 def _spelled(i: int) -> str:

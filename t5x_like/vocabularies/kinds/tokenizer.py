@@ -5,15 +5,18 @@ import functools
 import json
 import re
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
+import t5x_like.vocabularies.protocol as protocol
+import t5x_like.vocabularies.storage as storage
 from t5x_like.errors import UserError, one_line
-from t5x_like.vocabularies import protocol, storage
-from t5x_like.vocabularies.protocol import PAD_ID
+from t5x_like.files.objects import Place
+from t5x_like.vocabularies.protocol import PAD_ID, Vocabulary
 
 KIND = "tokenizer"
-MODEL_FILE = "tokenizer.json"
+MODEL_FILE = storage.TOKENIZER
 SPELLINGS = {
   "pad": ("[PAD]", "<pad>"),
   "unk": ("[UNK]", "<unk>"),
@@ -27,7 +30,7 @@ _BETWEEN_WORDS = re.compile(r"(?<=\w) (?=\w)")
 _SPACES = " \t\n\r\v\f\u0085\u00a0\u2581"
 
 
-class TokenizerVocabulary:
+class TokenizerVocabulary(Vocabulary):
   """A `tokenizer.json` with the ids of the file, so `size` is the highest id plus one.
 
   Sentinels are the special tokens `<extra_id_i>` at the ids `size - 1 - i`, as trained here; a file from elsewhere may
@@ -47,9 +50,6 @@ class TokenizerVocabulary:
   Raises:
     UserError: the bytes are not a tokenizer, the padding token is not id 0, or there is no end token.
   """
-
-  pad_id = decoder_start_id = PAD_ID
-  specials_in_text = False
 
   def __init__(self, model: bytes, origin: str = "tokenizer.json"):
     ids, added = self._open(model, origin)
@@ -152,6 +152,10 @@ class TokenizerVocabulary:
   def save(self, directory) -> None:
     storage.save(directory, KIND, self, {MODEL_FILE: self.model})
 
+  def exported(self) -> dict[str, bytes]:
+    config = storage.config(self, {"tokenizer_class": "PreTrainedTokenizerFast"})
+    return {MODEL_FILE: self.model, storage.CONFIG: config}
+
   def _checked(self, ids: list[int]) -> np.ndarray:
     """Convert ids to int32 and make special ids unknown, for words spelled like special tokens."""
     found = np.asarray(ids, np.int32)
@@ -162,6 +166,11 @@ class TokenizerVocabulary:
     if self._byte_level:
       return _characters().get(piece[:1], "") in _SPACES if piece else True
     return not piece.startswith(self._mark) if self._mark else piece[:1] in _SPACES
+
+
+def load(directory: Place, manifest: dict[str, Any]) -> TokenizerVocabulary:
+  model, _ = storage.model(directory / MODEL_FILE, manifest)
+  return TokenizerVocabulary(model, origin=str(directory / MODEL_FILE))
 
 
 def _cuts_before_spaces(described: dict) -> bool:

@@ -1,13 +1,17 @@
 """SentencePiece models (Kudo and Richardson 2018) with T5's sentinels on top."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import sentencepiece
 
+import t5x_like.vocabularies.protocol as protocol
+import t5x_like.vocabularies.storage as storage
 from t5x_like.errors import UserError, one_line
-from t5x_like.vocabularies import protocol, storage
-from t5x_like.vocabularies.protocol import EOS_ID, PAD_ID, T5_EXTRA_IDS, UNK_ID
+from t5x_like.files.objects import Place
+from t5x_like.vocabularies.kinds._pipelines import is_unigram
+from t5x_like.vocabularies.protocol import EOS_ID, PAD_ID, T5_EXTRA_IDS, UNK_ID, Vocabulary
 
 KIND = "sentencepiece"
 MODEL_FILE = "sentencepiece.model"
@@ -15,7 +19,7 @@ MODEL_FILE = "sentencepiece.model"
 _WORD_START = "\u2581"
 
 
-class SentencePieceVocabulary:
+class SentencePieceVocabulary(Vocabulary):
   """A SentencePiece model with sentinels on top; `size` = pieces + extra_ids.
 
   A piece that begins with the word mark U+2581 starts a word. `mask_id`, `cls_id` and `sep_id` are the control pieces
@@ -30,9 +34,6 @@ class SentencePieceVocabulary:
     UserError: the bytes are not a SentencePiece model, its pad, eos and unk ids are not 0, 1 and 2, or it already
       has sentinels among its pieces.
   """
-
-  pad_id, eos_id, unk_id = PAD_ID, EOS_ID, UNK_ID
-  decoder_start_id, specials_in_text = PAD_ID, False
 
   def __init__(self, model: bytes, extra_ids: int = T5_EXTRA_IDS, origin: str = "SentencePiece model"):
     self._processor = _processor(model, origin)
@@ -75,10 +76,27 @@ class SentencePieceVocabulary:
   def save(self, directory) -> None:
     storage.save(directory, KIND, self, {MODEL_FILE: self.model})
 
+  def exported(self) -> dict[str, bytes]:
+    files = {storage.SENTENCE_PIECE[0]: self.model}
+    if is_unigram(self.model):  # `T5Tokenizer` assumes this of every model
+      config = {"tokenizer_class": "T5Tokenizer", "extra_ids": self.extra_ids}
+      files[storage.CONFIG] = storage.config(self, config)
+    return files
+
   def _special(self, spelling: str) -> int | None:
     """Return the id of a control piece, which encoding never produces; None for other pieces."""
     i = self._processor.piece_to_id(spelling)
     return i if i != UNK_ID and self._processor.is_control(i) else None
+
+
+def load(directory: Place, manifest: dict[str, Any]) -> SentencePieceVocabulary:
+  model, extra_ids = storage.model(directory / MODEL_FILE, manifest)
+  return SentencePieceVocabulary(model, extra_ids, origin=str(directory / MODEL_FILE))
+
+
+def read(path: Place) -> SentencePieceVocabulary:
+  """Read a model file made elsewhere; T5's sentinels are added."""
+  return SentencePieceVocabulary(storage.read(path), T5_EXTRA_IDS, origin=f"vocabulary {path}")
 
 
 def _processor(model: bytes, origin: str) -> sentencepiece.SentencePieceProcessor:

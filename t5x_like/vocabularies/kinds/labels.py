@@ -2,22 +2,26 @@
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+import t5x_like.vocabularies.protocol as protocol
+import t5x_like.vocabularies.storage as storage
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json
-from t5x_like.vocabularies import protocol, storage
+from t5x_like.files.objects import Place
+from t5x_like.vocabularies.protocol import Vocabulary
 
 KIND = "labels"
 FILE = "labels.json"
 
 
-class LabelVocabulary:
+class LabelVocabulary(Vocabulary):
   """Classes by number: id i is class i, and nothing else is an id. Text cannot be encoded; `decode` names classes."""
 
   pad_id = eos_id = unk_id = mask_id = cls_id = sep_id = bos_id = decoder_start_id = None
-  sentinels, extra_ids, special_ids, specials_in_text = (), 0, frozenset(), False
+  sentinels, extra_ids, special_ids = (), 0, frozenset()
 
   def __init__(self, names: Sequence[str]):
     self.names = tuple(names)
@@ -44,9 +48,9 @@ class LabelVocabulary:
     return json.dumps(list(self.names)).encode()
 
 
-def load(content: bytes, origin: str) -> LabelVocabulary:
-  """Load the classes of a saved file; raise UserError if it is damaged."""
-  names = checked_json.parsed(content, list, origin, "a list of class names; copy it again")
+def load(directory: Place, manifest: dict[str, Any]) -> LabelVocabulary:
+  path = directory / FILE
+  names = checked_json.parsed(storage.read(path), list, str(path), "a list of class names; copy it again")
   if not all(isinstance(name, str) for name in names):
-    raise UserError(f"{origin}: found a name that is not text, expected a list of class names; copy it again")
+    raise UserError(f"{path}: found a name that is not text, expected a list of class names; copy it again")
   return LabelVocabulary(names)

@@ -1,48 +1,36 @@
-"""Reader of the tokenizer in a Hugging Face directory, in any of its forms.
+"""The tokenizer of a Hugging Face directory, in any of its forms, with the ids of `transformers`.
 
-Version 5 of `transformers` does not run a `tokenizer.json` as it is. For the classes below it takes only the pieces and
-merges from it, or from `vocab.json` and `merges.txt`, `vocab.txt` or a SentencePiece model, and sets the rest itself;
-`pipelines` defines that rest. A `tokenizer.json` of any other class is used whole. Added and special tokens are then
-added in the library's order, from `tokenizer_config.json` or the older `special_tokens_map.json` and
-`added_tokens.json`; `config.json` supplies ids missing from all of these. `make parity` compares ids on hostile text.
+Version 5 of `transformers` does not run a `tokenizer.json` as it is. For the classes of `_pipelines` it takes only the
+pieces and merges from it, or from `vocab.json` and `merges.txt`, `vocab.txt` or a SentencePiece model, and sets the
+rest itself. A `tokenizer.json` of any other class is used whole. Added and special tokens are then added in the
+library's order, from `tokenizer_config.json` or the older `special_tokens_map.json` and `added_tokens.json`;
+`config.json` supplies ids missing from all of these. `make parity` compares ids on hostile text.
+
+The library itself is not used: with the protobuf that TensorFlow needs, it cannot read SentencePiece models.
 """
 
+import dataclasses
+import hashlib
 import json
 import re
 from typing import Any
 
+import t5x_like.vocabularies.protocol as protocol
+import t5x_like.vocabularies.storage as storage
+from t5x_like import slots
 from t5x_like.errors import UserError
+from t5x_like.files import file_names
+from t5x_like.files.checked_json import kind_of
 from t5x_like.files.objects import Place
-from t5x_like.vocabularies import pipelines, protocol, storage, tokenizer_files
-from t5x_like.vocabularies.labels import LabelVocabulary
-from t5x_like.vocabularies.protocol import Vocabulary
-from t5x_like.vocabularies.published import Facts, PublishedVocabulary
-from t5x_like.vocabularies.tokenizer_files import (
-  ADDED,
-  CONFIG,
-  FLAGS,
-  MODEL_CONFIG,
-  NAMES,
-  SPECIAL,
-  TOKENIZER,
-  VOCABULARY,
-)
-from t5x_like.vocabularies.tokenizer_json import TokenizerVocabulary, refusing
-from t5x_like.vocabularies.utf8_bytes import ByteVocabulary
+from t5x_like.vocabularies.kinds import _pipelines as pipelines
+from t5x_like.vocabularies.kinds import _tokenizer_files as tokenizer_files
+from t5x_like.vocabularies.kinds._tokenizer_files import ADDED, FLAGS, MODEL_CONFIG, NAMES, SPECIAL, VOCABULARY
+from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
+from t5x_like.vocabularies.kinds.tokenizer import TokenizerVocabulary, refusing
+from t5x_like.vocabularies.storage import CONFIG, FILES, SENTENCE_PIECE, TOKENIZER
 
-SENTENCE_PIECE = ("spiece.model", "tokenizer.model", "sentencepiece.bpe.model")
-MAIN = (TOKENIZER, *SENTENCE_PIECE, VOCABULARY, "vocab.txt")  # a directory with one of these has a tokenizer
-FILES = (
-  *MAIN,
-  CONFIG,
-  SPECIAL,
-  ADDED,
-  "merges.txt",
-  "source.spm",
-  "target.spm",
-  "generation_config.json",
-  "chat_template.jinja",
-)
+KIND = "published"
+BROUGHT = "huggingface."  # prefix of the names of the original files
 SPELLINGS = {  # used if no file names them
   "bos": ("<s>", "<bos>", "<|startoftext|>", "<|begin_of_text|>", "<|endoftext|>"),
   "eos": ("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>", "[EOS]"),
@@ -56,11 +44,92 @@ SENTINELS = ("<extra_id_{}>", "\u2581<extra_id_{}>")
 ENDS_FIRST = ("bart", "mbart")  # model types whose decoder starts with EOS if their config does not say
 
 
-def has_tokenizer(directory: Place) -> bool:
-  return any((directory / name).exists() for name in MAIN)
+@dataclasses.dataclass(frozen=True)
+class Facts:
+  """Ids decided by files beside the `tokenizer.json`, see `protocol.Vocabulary`; EOS must not be None."""
+
+  pad_id: int | None
+  eos_id: int
+  unk_id: int
+  bos_id: int | None
+  mask_id: int | None
+  cls_id: int | None
+  sep_id: int | None
+  decoder_start_id: int
+  sentinels: tuple[int, ...]
+  specials_in_text: bool
 
 
-def load(directory: Place, sentinels: str | None = None) -> PublishedVocabulary | ByteVocabulary:
+class PublishedVocabulary(TokenizerVocabulary):
+  """The tokenizer of a Hugging Face directory; text gets the same ids as in `transformers`, without added special ids.
+
+  Text spelled like a special piece becomes that piece, as there, unless `tokenizer_config.json` sets
+  `split_special_tokens`. Lone surrogates, which `transformers` does not accept, become U+FFFD.
+
+  Args:
+    model: a `tokenizer.json`, complete with added tokens.
+    facts: the special ids.
+    brought: the original files, by name, for export.
+    origin: the name of the vocabulary in messages.
+
+  Raises:
+    UserError: the model is not a tokenizer.
+  """
+
+  def __init__(self, model: bytes, facts: Facts, brought: dict[str, bytes], origin: str = "tokenizer.json"):
+    for name, value in dataclasses.asdict(facts).items():
+      setattr(self, name, value)
+    self._facts, self.brought = facts, brought
+    _, added = self._open(model, origin)
+    ids = [*facts.sentinels, *(getattr(facts, f"{name}_id") for name in ("pad", "eos", "unk", *protocol.SPECIAL))]
+    if wrong := [i for i in ids if i is not None and not 0 <= i < self.size]:
+      raise UserError(f"{origin}: found the special id {wrong[0]}, expected ids from 0 to {self.size - 1}")
+    self._finish(added)
+    content = json.dumps(dataclasses.asdict(facts), sort_keys=True)
+    self.fingerprint = hashlib.sha256(f"{KIND}\n{content}\n".encode() + model).hexdigest()
+
+  def save(self, directory) -> None:
+    brought = {BROUGHT + name: data for name, data in self.brought.items()}
+    storage.save(directory, KIND, self, {TOKENIZER: self.model, **brought}, published=dataclasses.asdict(self._facts))
+
+  def exported(self) -> dict[str, bytes]:
+    return self.brought
+
+  def around(self) -> tuple[list[int], list[int]]:
+    import tokenizers
+
+    config, file = (json.loads(self.brought.get(name, b"{}")) for name in (CONFIG, TOKENIZER))
+    bos, eos = ([] if i is None else [i] for i in (self.bos_id, self.eos_id))
+    if "add_bos_token" in config or "add_eos_token" in config:
+      return bos * bool(config.get("add_bos_token")), eos * bool(config.get("add_eos_token"))
+    if file.get("post_processor"):
+      tokenizer = tokenizers.Tokenizer.from_str(json.dumps(file))
+      bare, whole = (tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True))
+      start = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
+      return whole[:start], whole[start + len(bare) :]
+    name = config.get("tokenizer_class")
+    encloses = name in ("BartTokenizer", "RobertaTokenizer")
+    return bos * encloses, eos * (encloses or name == "T5Tokenizer" or SENTENCE_PIECE[0] in self.brought)
+
+
+def load(directory: Place, manifest: dict[str, Any]) -> PublishedVocabulary:
+  """Open a directory written by `save`."""
+  where, files = f"{directory / storage.MANIFEST}", manifest.get("files", {})
+  facts = Facts(**slots.fill(f"{where}: published", manifest.get("published"), Facts))
+  if not isinstance(files, dict):
+    raise UserError(f"{where}: found {kind_of(files)} in 'files', expected an object; copy the directory again")
+  brought = [name for name in files if name.startswith(BROUGHT)]
+  for name in brought:
+    file_names.check(f"{where}: files", name.removeprefix(BROUGHT), "copy the vocabulary again")
+  return PublishedVocabulary(
+    storage.read(directory / TOKENIZER),
+    facts,
+    {name.removeprefix(BROUGHT): storage.read(directory / name) for name in brought},
+    str(directory / TOKENIZER),
+  )
+
+
+def read(directory: Place, sentinels: str | None = None) -> PublishedVocabulary | ByteVocabulary:
   """Read a directory.
 
   Args:
@@ -108,45 +177,6 @@ def load(directory: Place, sentinels: str | None = None) -> PublishedVocabulary 
   model = json.dumps(described, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
   brought = {name: storage.read(directory / name) for name in FILES if (directory / name).exists()}
   return PublishedVocabulary(model, facts, brought, where)
-
-
-def files_of(vocabulary: Vocabulary) -> dict[str, bytes]:
-  """Return the files by which `transformers` opens a vocabulary: its published files or, for a vocabulary made here,
-  its model and the names of its special pieces."""
-  if isinstance(vocabulary, PublishedVocabulary):
-    return vocabulary.brought
-  if isinstance(vocabulary, ByteVocabulary | LabelVocabulary):
-    return {}
-  names = {name: getattr(vocabulary, f"{name}_id") for name in NAMES}
-  pieces = {f"{name}_token": vocabulary.pieces_of([i])[0] for name, i in names.items() if i is not None}
-  if isinstance(vocabulary, TokenizerVocabulary):
-    return {TOKENIZER: vocabulary.model, CONFIG: _bytes(pieces | {"tokenizer_class": "PreTrainedTokenizerFast"})}
-  files = {SENTENCE_PIECE[0]: vocabulary.model}
-  if pipelines.is_unigram(vocabulary.model):  # `T5Tokenizer` assumes this of every model
-    files[CONFIG] = _bytes(pieces | {"tokenizer_class": "T5Tokenizer", "extra_ids": vocabulary.extra_ids})
-  return files
-
-
-def around(vocabulary: PublishedVocabulary) -> tuple[list[int], list[int]]:
-  """Return the special ids that `transformers` puts before and after a text by default."""
-  import tokenizers
-
-  config, file = (json.loads(vocabulary.brought.get(name, b"{}")) for name in (CONFIG, TOKENIZER))
-  bos, eos = ([] if i is None else [i] for i in (vocabulary.bos_id, vocabulary.eos_id))
-  if "add_bos_token" in config or "add_eos_token" in config:
-    return bos * bool(config.get("add_bos_token")), eos * bool(config.get("add_eos_token"))
-  if file.get("post_processor"):
-    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(file))
-    bare, whole = (tokenizer.encode("a", add_special_tokens=special).ids for special in (False, True))
-    start = next(i for i in range(len(whole)) if whole[i : i + len(bare)] == bare)
-    return whole[:start], whole[start + len(bare) :]
-  name = config.get("tokenizer_class")
-  encloses = name in ("BartTokenizer", "RobertaTokenizer")
-  return bos * encloses, eos * (encloses or name == "T5Tokenizer" or SENTENCE_PIECE[0] in vocabulary.brought)
-
-
-def _bytes(content: dict[str, Any]) -> bytes:
-  return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
 
 
 def _facts(where: str, ids: dict[str, int], named: dict[str, str], model_config: dict, config: dict, pattern) -> Facts:

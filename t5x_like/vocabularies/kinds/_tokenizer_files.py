@@ -3,16 +3,16 @@
 import re
 from typing import Annotated, Any
 
+import t5x_like.vocabularies.storage as storage
 from t5x_like import slots
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json
 from t5x_like.files.file_names import shown
 from t5x_like.files.objects import Place
 from t5x_like.slots import Condition
-from t5x_like.vocabularies import storage
+from t5x_like.vocabularies.storage import CONFIG, TOKENIZER
 
-TOKENIZER = "tokenizer.json"
-CONFIG, MODEL_CONFIG = "tokenizer_config.json", "config.json"
+MODEL_CONFIG = "config.json"
 SPECIAL, ADDED, VOCABULARY = "special_tokens_map.json", "added_tokens.json", "vocab.json"
 NAMES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")  # in the order in which the library adds them
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
