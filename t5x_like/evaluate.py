@@ -80,7 +80,7 @@ def main(argv: list[str]) -> None:
 
   from t5x_like.data import cache
   from t5x_like.files import writable
-  from t5x_like.report import pictures
+  from t5x_like.report import results
   from t5x_like.runtime import process
   from t5x_like.training import assembly, trained, workdir
   from t5x_like.training.evaluation import Evaluation
@@ -111,9 +111,8 @@ def main(argv: list[str]) -> None:
       workdir.write(folder, f"{name}.json", content)
       if group.predictions or group.samples:
         workdir.write_lines(folder, f"{name}.jsonl", group.predictions or group.samples)
-  drawn = pictures.made(config, parts, arrays, evaluation.task, evaluation.task, groups)
-  if process.first():
-    pictures.write(f"{args.workdir}/evaluations", drawn)
+  task = evaluation.task
+  results.draw(f"{args.workdir}/evaluations", config, parts, arrays, task, task, groups)
 
 
 def _check_flags(args) -> None:

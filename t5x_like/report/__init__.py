@@ -1,1 +1,1 @@
-"""Metrics, pictures and the page of a run."""
+"""Metrics, pictures and the page of a run. `results` finds the modules that draw by name."""

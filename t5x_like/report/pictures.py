@@ -36,10 +36,10 @@ def made(config: ConfigDict, parts, arrays: dict[str, jax.Array], task, evaluate
   Args:
     config: resolved.
     parts: `assembly.Parts`; `arrays` are the parameters.
-    task: what is trained on; `evaluated` is the task of evaluations. Neither has to be of images.
+    task: what is trained on, with images; `evaluated` is the task of evaluations.
     groups: the results of evaluations, by group (`evaluation.Group`).
   """
-  if "image" not in task.features or task.features["image"].shape[-1] not in (1, 3):
+  if task.features["image"].shape[-1] not in (1, 3):
     return {}
   from t5x_like.data import loader  # tensorflow: only where data is read
 

@@ -16,8 +16,7 @@ from t5x_like.files.storage import directory, is_remote
 from t5x_like.nn import params
 from t5x_like.parallel import distributed
 from t5x_like.parallel.rules import from_local_rows, local_rows, sharding_table
-from t5x_like.report import pictures
-from t5x_like.report.page import write_report
+from t5x_like.report import results
 from t5x_like.report.writer import MetricsWriter, read_metrics, set_aside
 from t5x_like.runtime import process
 from t5x_like.runtime.watchdog import Watchdog
@@ -287,10 +286,9 @@ class Run:
     self._watchdog.beat("making pictures")
     groups = self._evaluated[1] if self._evaluated and self._evaluated[0] == self.step else {}
     tasks = self._phases[-1].task, self._evaluation.task
-    made = pictures.made(self.config, self._parts, self.state.params, *tasks, groups)
+    results.draw(self.workdir, self.config, self._parts, self.state.params, *tasks, groups)
     if self._primary:
-      pictures.write(self.workdir, made)
-      process.say(f"report: {self.address}/{write_report(self.workdir).name}")
+      process.say(f"report: {self.address}/{results.write_page(self.workdir).name}")
     self._flush()
 
   def _flush(self) -> None:

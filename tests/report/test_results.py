@@ -1,0 +1,17 @@
+"""What a finished run shows imports only what its task needs."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import sys, types
+from t5x_like.report import results
+task = types.SimpleNamespace(features={"decoder_input_tokens": None})
+results.draw("nowhere", None, None, None, task, None, {})
+print(*(name for name in sys.modules if name.startswith("t5x_like.") and "image" in name or name.endswith("pictures")))
+"""
+
+
+def test_a_run_on_text_imports_nothing_of_images():
+  done = subprocess.run([sys.executable, "-c", PROGRAM], check=True, capture_output=True, text=True)
+  assert done.stdout.strip() == ""
