@@ -137,6 +137,12 @@ def write(output: pathlib.Path, found: dict[str, Any]) -> None:
     output,
     "results.html",
     page.render(
-      "suite.html.j2", found=found, charts=charts, shown=_shown, notes=notes(found), columns=columns(found), cells=cells
+      pathlib.Path(__file__).with_name("suite.html.j2"),
+      found=found,
+      charts=charts,
+      shown=_shown,
+      notes=notes(found),
+      columns=columns(found),
+      cells=cells,
     ),
   )

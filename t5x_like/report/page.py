@@ -33,7 +33,7 @@ def write_report(workdir) -> pathlib.Path:
   rows = read_metrics(workdir)
   config = _flat(_read_object(workdir / "config.json"))
   html = render(
-    "page.html.j2",
+    pathlib.Path(__file__).with_name("page.html.j2"),
     name=workdir.absolute().name,
     subtitle=_subtitle(config),
     headlines=_headlines(rows, config),
@@ -54,16 +54,16 @@ def write_report(workdir) -> pathlib.Path:
   return workdir / FILE
 
 
-def render(template: str, **values: Any) -> str:
-  """A page from a template of this folder; all of its values must be given."""
+def render(template: pathlib.Path, **values: Any) -> str:
+  """Make a page from a template; all of its values must be given."""
   environment = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(pathlib.Path(__file__).parent),
+    loader=jinja2.FileSystemLoader(template.parent),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
   )
-  return environment.get_template(template).render(**values)
+  return environment.get_template(template.name).render(**values)
 
 
 def _read_object(path: pathlib.Path) -> dict[str, Any]:
