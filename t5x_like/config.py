@@ -65,24 +65,24 @@ _LATER = (
 )  # keys missing from the configs of older runs
 
 
-def store_from(where: str, arguments: Mapping[str, Any], task: Callable) -> tuple[dict[str, Any], dict[str, Any]]:
+def corpus_from(where: str, arguments: Mapping[str, Any], task: Callable) -> tuple[dict[str, Any], Corpus | None]:
   """Separate the arguments that describe a store's source from a task's other arguments.
 
   Returns:
-    (the other arguments; {"store": a `Corpus`} if they name a source and the task takes a store, else {})
+    (the other arguments; the corpus if they name a source and the task takes a store, else None)
 
   Raises:
     UserError: both a source and a store are given, or an argument has the wrong type.
   """
   rest, takes = dict(arguments), inspect.signature(task).parameters
   if "store" not in takes or "source" in takes:
-    return rest, {}
+    return rest, None
   if rest.get("source") is None:
-    return {key: value for key, value in rest.items() if key != "source"}, {}
+    return {key: value for key, value in rest.items() if key != "source"}, None
   if rest.pop("store", None) is not None:
     raise UserError(f"{where}: found both a store and a source, {rest['source']!r}, expected one of the two")
   asked = {key: rest.pop(key) for key in _CORPUS if key in rest and key not in takes}
-  return rest, {"store": Corpus(**slots.fill(where, asked, Corpus))}
+  return rest, Corpus(**slots.fill(where, asked, Corpus))
 
 
 def defaults() -> ConfigDict:

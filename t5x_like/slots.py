@@ -1,8 +1,9 @@
 """Slots: turn a name with arguments, as written in a recipe, into a checked object.
 
 A slot's value is a name, or `{"name": …}` with arguments. Names come from a registry: the public modules of a package,
-each defining the requested member, or the keys of a table. The arguments and their types come from the signature.
-Neither is listed a second time.
+each defining the requested member, or the keys of a table. A package that only some recipes need is given by its dotted
+name and imported when a recipe names something in it. The arguments and their types come from the signature. Neither is
+listed a second time.
 
   slots.make("config.schedule", {"name": "cosine", "learning_rate": 1e-3, …}, SCHEDULES)
   slots.make("config.model.design.core", "local", nn.cores, "make", rngs=rngs, dims=dims, causal=True)
@@ -22,7 +23,7 @@ from typing import Annotated, Any, NamedTuple, Unpack
 from t5x_like import trust
 from t5x_like.errors import UserError, did_you_mean
 
-Registry = types.ModuleType | Mapping[str, Callable]
+Registry = types.ModuleType | str | Mapping[str, Callable]
 
 
 class Condition(NamedTuple):
@@ -67,7 +68,8 @@ def names(registry: Registry) -> list[str]:
   """Return the names in a registry, sorted; modules whose names begin with an underscore are private."""
   if isinstance(registry, Mapping):
     return sorted(registry)
-  folders = map(pathlib.Path, registry.__path__)
+  package = importlib.import_module(registry) if isinstance(registry, str) else registry
+  folders = map(pathlib.Path, package.__path__)
   return sorted(p.stem for folder in folders for p in folder.glob("*.py") if not p.stem.startswith("_"))
 
 
@@ -105,7 +107,8 @@ def find(where: str, name: str | None, registry: Registry, member: str = "") -> 
     raise UserError(f"{where}: found {found}, expected one of {', '.join(known)}{did_you_mean(str(name), known)}")
   if isinstance(registry, Mapping):
     return registry[name]
-  return getattr(importlib.import_module(f"{registry.__name__}.{name}"), member)
+  package = registry if isinstance(registry, str) else registry.__name__
+  return getattr(importlib.import_module(f"{package}.{name}"), member)
 
 
 def module(name: str | None, package: types.ModuleType) -> types.ModuleType | None:

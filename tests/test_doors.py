@@ -15,7 +15,7 @@ import pytest
 from launch import local
 from t5x_like import data, evaluate, predict, train
 from t5x_like.checkpoints import manifest as checkpoint_manifest
-from t5x_like.store import builtin
+from t5x_like.corpora import builtin
 from t5x_like.store.writer import TokenStoreWriter
 from t5x_like.training import workdir as workdirs
 from t5x_like.vocabularies import ByteVocabulary
@@ -164,7 +164,7 @@ def test_a_recipe_that_is_not_there(refused, capsys, tmp_path):
 
 @pytest.fixture
 def store(tmp_path):
-  return pathlib.Path(shutil.copytree(builtin.prepared(), tmp_path / "store"))
+  return pathlib.Path(shutil.copytree(builtin.directory(), tmp_path / "store"))
 
 
 def _flip(path):

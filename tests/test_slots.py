@@ -119,6 +119,12 @@ def test_a_package_is_a_registry_of_its_public_modules():
   assert slots.find("config.objective", "mlm", objectives, "Objective").__module__ == "t5x_like.objectives.mlm"
 
 
+def test_a_package_given_by_its_name_is_imported_when_it_is_asked():
+  assert slots.names("t5x_like.objectives") == slots.names(objectives)
+  member = slots.find("config.objective", "mlm", "t5x_like.objectives", "Objective")
+  assert member is slots.find("config.objective", "mlm", objectives, "Objective")
+
+
 def test_a_function_from_outside(tmp_path, monkeypatch):
   (tmp_path / "my_waves.py").write_text("def long(scale: int = 2):\n  return 10 * scale\n")
   monkeypatch.chdir(tmp_path)

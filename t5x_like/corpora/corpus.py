@@ -30,7 +30,6 @@ from t5x_like.config import Corpus
 from t5x_like.corpora import cleaning, duplicates, engines, leases
 from t5x_like.corpora.documents import Documents
 from t5x_like.corpora.job import Job, Part, facts_hash, parts_of, summary, whole_plan
-from t5x_like.data import cache
 from t5x_like.errors import TransientError, UserError, did_you_mean, one_line
 from t5x_like.files.lease import Held
 from t5x_like.files.objects import Address, Place, place
@@ -48,7 +47,7 @@ def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
   """Return the directory of a corpus's token store for a split, and prepare the store if it does not exist.
 
   Args:
-    corpus: the corpus to prepare.
+    corpus: the corpus to prepare; its cache is set.
     split: `train`, `validation` or another split of the source.
     append_eos: whether documents end with EOS.
 
@@ -63,7 +62,7 @@ def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
   if not 0 <= corpus.validation_fraction < 1:
     raise UserError(f"config.task.validation_fraction: found {corpus.validation_fraction}, expected 0 to below 1")
   vocabulary = vocabularies.load(corpus.vocabulary)
-  root = corpus.cache.rstrip("/") if corpus.cache else cache.directory()
+  root = corpus.cache.rstrip("/")
   asked = {
     "source": corpus.source,
     "text_field": corpus.text_field,

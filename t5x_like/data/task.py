@@ -7,7 +7,9 @@ The module path is the registry: the task named `span_corruption` is the functio
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
+import inspect
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,13 +17,15 @@ from typing import Any
 import numpy as np
 
 from t5x_like import config, slots
-from t5x_like.data import tasks
+from t5x_like.data import cache, tasks
 from t5x_like.data.features import Feature
 from t5x_like.data.preprocessors import own
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.files import file_names
 from t5x_like.store.reader import TokenStore
 from t5x_like.vocabularies import Vocabulary
+
+_PREPARERS = "t5x_like.corpora"  # imported only by recipes that name no store of their own
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,12 +97,19 @@ def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any])
   """Make a task from the arguments at `config.<slot>`, such as a part of a mixture; see `build`.
 
   Every task accepts `preprocessors`, see `data/preprocessors/own.py`. A task with a `store` also accepts the fields of
-  `config.Corpus`, from which the store is then made.
+  `config.Corpus` instead. Its `store` is then a function that prepares a split, see `store.windows.open_tokens`, as it
+  is for `store="builtin"`, the small corpus of `corpora/builtin.py`.
   """
   where = f"config.{slot}"
   function = slots.find(f"{where}.name", name, tasks, "task")
   arguments, preprocessors = own.taken_from(arguments, function)
-  arguments, given = config.store_from(where, arguments, function)
+  arguments, corpus = config.corpus_from(where, arguments, function)
+  given: dict[str, Any] = {}
+  if corpus:
+    corpus = dataclasses.replace(corpus, cache=corpus.cache or cache.directory())
+    given["store"] = functools.partial(slots.find(where, "corpus", _PREPARERS, "prepared"), corpus)
+  elif arguments.get("store") == "builtin" and "store" in inspect.signature(function).parameters:
+    given["store"] = slots.find(where, arguments.pop("store"), _PREPARERS, "prepared")
   file_names.check(f"{where}: its split", split, "choose another split")
   made = function(split=split, **given, **slots.fill(where, arguments, function, given=("split", *given)))
   file_names.check(f"{where}: the task's name", made.name, "its files are named after it; name its data otherwise")

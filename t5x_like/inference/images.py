@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t5x_like.corpora.sources import Skip
 from t5x_like.data.images import pictures
 from t5x_like.errors import UserError, one_line
 from t5x_like.evals.detection import SHOWN, corners, likeliest, listed
@@ -79,8 +78,8 @@ class _OfImages:
     def features(numbers: list[int], _) -> dict[str, np.ndarray]:
       rows = []
       for n, image in zip(numbers, threads.map(self._pixels, [paths[n] for n in numbers])):
-        if isinstance(image, Skip):
-          skipped[n], image = image.reason, nothing
+        if isinstance(image, str):
+          skipped[n], image = image, nothing
         sizes[n] = image.shape[:2]
         rows.append(self.features(image))
       return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
@@ -100,12 +99,14 @@ class _OfImages:
       for n, path in enumerate(paths)
     ]
 
-  def _pixels(self, path: str) -> np.ndarray | Skip:
+  def _pixels(self, path: str) -> np.ndarray | str:
+    """Return a file's pixels, or why it cannot be used."""
     try:
-      data = pathlib.Path(path).read_bytes()
+      return pictures.pixels(pathlib.Path(path).read_bytes(), self.channels)
     except OSError as error:
-      return Skip(f"cannot be read: {error.strerror or one_line(error)}")
-    return pictures.pixels(data, self.channels)
+      return f"cannot be read: {error.strerror or one_line(error)}"
+    except pictures.Unusable as error:
+      return str(error)
 
 
 class ImageClassification(_OfImages):

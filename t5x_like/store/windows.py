@@ -22,28 +22,27 @@ from typing import Any, Literal
 
 import numpy as np
 
-from t5x_like.config import Corpus
 from t5x_like.data import random
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import DamageError, UserError
-from t5x_like.store import builtin
 from t5x_like.store.reader import TokenStore, Verify
 from t5x_like.vocabularies import Vocabulary
 
 DocumentsEnd = Literal["eos", "nothing", "any"]
+Prepared = Callable[[str, bool], str]  # (split, whether documents end with EOS) -> path of the store
 
 _open: weakref.WeakValueDictionary[tuple[str, Verify], TokenStore] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
 def open_tokens(
-  store: str | Corpus, split: str, verify: Verify = "auto", documents_end: DocumentsEnd = "any"
+  store: str | Prepared, split: str, verify: Verify = "auto", documents_end: DocumentsEnd = "any"
 ) -> TokenStore:
   """Open and report `<store>/<split>`, or return it if a task of this process already has it open.
 
   Args:
-    store: the directory or address that holds a token store per split (the `--output` of tools.prepare_data),
-      `builtin` for the small corpus of `store/builtin.py`, or a corpus to prepare; see `corpora/corpus.py`.
+    store: the directory or address that holds a token store per split (the `--output` of tools.prepare_data), or a
+      function that prepares a split's store and returns its path; see `data.task.build_at`.
     split: name of the split.
     verify: the checks made on opening: `size`, `full` (all checksums) or `auto`, see `TokenStore.open`.
     documents_end: required end of every document: `eos`, `nothing`, or `any` for either.
@@ -52,14 +51,14 @@ def open_tokens(
     UserError: the store cannot be used, or its documents do not end as required.
     DamageError: a file of the store is truncated or corrupt.
   """
-  path = _path(store, split, append_eos=documents_end == "eos")
+  path = store(split, documents_end == "eos") if callable(store) else _joined(store, split)
   with _lock:
     tokens = _open.get((path, verify))
     if tokens is None or not tokens.is_current():
       try:
         tokens = _open[path, verify] = TokenStore.open(path, verify=verify)
       except (UserError, DamageError) as error:
-        remedy = f"; or delete {path} and it is made again" if isinstance(store, Corpus) else ""
+        remedy = f"; or delete {path} and it is made again" if callable(store) else ""
         raise type(error)(f"{error}{remedy}") from error
       print(
         f"data: {path}: {tokens.num_tokens:,} tokens in {tokens.num_documents:,} documents, {tokens.verification}",
@@ -69,12 +68,7 @@ def open_tokens(
   return tokens
 
 
-def _path(store: str | Corpus, split: str, append_eos: bool) -> str:
-  if isinstance(store, Corpus):
-    from t5x_like.corpora import corpus  # imported late: only corpora need its engines
-
-    return corpus.prepared(store, split, append_eos)
-  root = builtin.prepared(append_eos) if store == builtin.NAME else store
+def _joined(root: str, split: str) -> str:
   return f"{root}/{split}" if "://" in root else os.path.join(root, split)
 
 
@@ -110,7 +104,7 @@ class Windows:
 
   def __init__(
     self,
-    store: str | Corpus | TokenStore,
+    store: str | Prepared | TokenStore,
     split: str,
     length: int,
     verify: Verify = "auto",

@@ -17,6 +17,7 @@ from t5x_like import evaluate, vocabularies
 from t5x_like.benchmarks import comparison
 from t5x_like.checkpoints import manifest as checkpoint_manifest
 from t5x_like.checkpoints.manager import Checkpoints
+from t5x_like.corpora import builtin
 from t5x_like.corpora.sources import open_source
 from t5x_like.data import task
 from t5x_like.data.images import store as image_store
@@ -24,7 +25,6 @@ from t5x_like.data.supervised import example_store
 from t5x_like.errors import DamageError, UserError
 from t5x_like.files import file_names
 from t5x_like.interop.files import Files
-from t5x_like.store import builtin
 from t5x_like.training import workdir
 from tests import published, stores
 from tools import convert_hf, prepare_data
@@ -95,7 +95,7 @@ def copied(trained, tmp_path):
 @pytest.mark.parametrize("key", ["name", "split"])
 def test_a_foreign_store_writes_no_files_elsewhere(copied, tmp_path, capsys, key):
   store = tmp_path / "store"
-  shutil.copytree(builtin.prepared(), store)
+  shutil.copytree(builtin.directory(), store)
   hostile = "x/../../../elsewhere"
   stores.edit(store / "validation", lambda manifest: manifest.update({key: hostile}), checked=True)
   with nothing_else_written(tmp_path, copied / "data"):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import corpora
+from t5x_like.corpora import builtin
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 from t5x_like.store.windows import Windows, open_tokens
@@ -55,7 +56,7 @@ def test_refusals(root, lengths):
     Windows(str(root), "train", 0)
   with pytest.raises(UserError, match="no such split; there are train"):
     Windows(str(root), "test", 5)
-  assert Windows("builtin", "train", 64).num_examples > 100
+  assert Windows(builtin.prepared, "train", 64).num_examples > 100
 
 
 def test_a_store_is_opened_once_for_all_who_have_it(tmp_path, capsys):

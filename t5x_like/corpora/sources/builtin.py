@@ -1,11 +1,11 @@
-"""`builtin`: lines of the tiny corpus of `store/builtin.py`, with a field for every task, to try recipes."""
+"""`builtin`: lines of the tiny corpus of `corpora/builtin.py`, with a field for every task, to try recipes."""
 
 from collections.abc import Iterator
 from typing import Any
 
+from t5x_like.corpora import builtin
 from t5x_like.corpora.sources import Record, check_split
 from t5x_like.corpora.sources import Source as Base
-from t5x_like.store import builtin
 
 
 class Source(Base):

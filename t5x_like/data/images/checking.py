@@ -3,7 +3,7 @@
 import io
 
 from t5x_like.corpora.sources import Skip
-from t5x_like.data.images.pictures import plain, readable
+from t5x_like.data.images.pictures import Unusable, plain, readable
 from t5x_like.data.quiet_tensorflow import tf
 
 _KEPT = {"JPEG": ("L", "RGB"), "PNG": ("L", "RGB")}
@@ -26,4 +26,7 @@ def checked(data: bytes) -> tuple[bytes, bool] | Skip:
     plain(image).save(file, "PNG")
     return file.getvalue(), True
 
-  return readable(data, kept)
+  try:
+    return readable(data, kept)
+  except Unusable as error:
+    return Skip(str(error))

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from t5x_like.corpora.sources import Skip
-
 MOST_PIXELS = 2**26  # 67 million; a larger image would hold up a batch and take gigabytes as float32
 # Defaults of tasks on images.
 CROP, MEAN, STD = 0.875, (0.5,), (0.5,)
@@ -16,23 +14,25 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _GREY = ("1", "L", "LA", "La", "F")
 
 
-def readable(data: bytes, use: Callable) -> Any | Skip:
-  """Return `use` of the Pillow image, or why the bytes of a file cannot be used."""
+class Unusable(Exception):
+  """The bytes of a file are no image that can be used; the message says why."""
+
+
+def readable(data: bytes, use: Callable) -> Any:
+  """Return `use` of the Pillow image; raise `Unusable` for a damaged or too large image."""
   from PIL import Image
 
   with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of large images, which are refused below
     try:
       with Image.open(io.BytesIO(data)) as image:
-        if image.width * image.height > MOST_PIXELS:
-          return Skip(f"more than {MOST_PIXELS:,} pixels")
-        return use(image)
+        if image.width * image.height <= MOST_PIXELS:
+          return use(image)
     except Image.DecompressionBombError:
-      return Skip(f"more than {MOST_PIXELS:,} pixels")
-    except (
-      Exception
-    ):  # whatever the decoders raise for damaged files: OSError, SyntaxError, ValueError, struct.error, …
-      return Skip("not a readable image")
+      pass
+    except Exception as error:  # each decoder raises its own: OSError, SyntaxError, ValueError, struct.error, …
+      raise Unusable("not a readable image") from error
+  raise Unusable(f"more than {MOST_PIXELS:,} pixels")
 
 
 def plain(image):
@@ -44,14 +44,14 @@ def plain(image):
   return image.convert("L" if image.mode in _GREY else "RGB")
 
 
-def pixels(data: bytes, channels: int) -> np.ndarray | Skip:
-  """Return a file's pixels, float32 [Y, X, C] in 0 to 255, or why it is unusable; converts between grey and RGB."""
+def pixels(data: bytes, channels: int) -> np.ndarray:
+  """Return a file's pixels, float32 [Y, X, C] in 0 to 255, converted between grey and RGB; `Unusable` as `readable`."""
 
   def array(image) -> np.ndarray:
     return np.asarray(plain(image).convert("L" if channels == 1 else "RGB"), np.float32)
 
   found = readable(data, array)
-  return found if isinstance(found, Skip) else found.reshape(*found.shape[:2], channels)
+  return found.reshape(*found.shape[:2], channels)
 
 
 def centred(image_YXC: np.ndarray, resolution: int, crop: float) -> np.ndarray:

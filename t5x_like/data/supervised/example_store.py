@@ -27,12 +27,13 @@ from typing import Any
 
 import numpy as np
 
+from t5x_like.corpora import builtin
 from t5x_like.corpora.sources import Record, Skip, Source, check_split, first_records, open_source, parted
 from t5x_like.data.supervised import pieces
 from t5x_like.data.supervised.pieces import Example, Piece
 from t5x_like.errors import DamageError, UserError, one_line
 from t5x_like.files import file_names
-from t5x_like.store import builtin, records
+from t5x_like.store import records
 from t5x_like.store.reader import TokenStore, Verify
 from t5x_like.store.writer import TokenStoreWriter
 from t5x_like.vocabularies import Vocabulary
@@ -141,7 +142,7 @@ def open_store(
   content = {"format": FORMAT, "facts": facts, "vocabulary": vocabulary.fingerprint, "streams": streams}
   key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
   if opened.name == builtin.NAME:
-    cache = builtin.prepared() + "_examples"
+    cache = builtin.directory() + "_examples"
   path = pathlib.Path(cache) / f"{opened.name}-{whole}{most or ''}-{key[:16]}"
   if not (path / FILE).exists():
     with lock(path):

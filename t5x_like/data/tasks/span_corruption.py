@@ -59,7 +59,7 @@ def task(
 
   Args:
     store: the directory or address that holds a token store per split (the `--output` of tools.prepare_data), or
-      `builtin`, see `store/builtin.py`.
+      `builtin`, see `corpora/builtin.py`.
     split: the split to read.
     inputs_length: encoder length, EOS included; the raw window follows from it.
     targets_length: decoder length, EOS included; None derives it (114 for 512).

@@ -24,7 +24,12 @@ NAME = "builtin"
 _VERSION = 2  # of the contents
 
 
-def prepared(append_eos: bool = False) -> str:
+def prepared(split: str, append_eos: bool) -> str:
+  """Return the path of a split's token store; see `directory`."""
+  return f"{directory(append_eos)}/{split}"
+
+
+def directory(append_eos: bool = False) -> str:
   """Return the directory of the token stores, which this user's first call builds in the temporary folder.
 
   Args:
@@ -48,7 +53,7 @@ def prepared(append_eos: bool = False) -> str:
 
 def texts(split: str) -> list[str]:
   """Return the documents of a split."""
-  store = TokenStore.open(f"{prepared()}/{split}", verify="size")
+  store = TokenStore.open(prepared(split, append_eos=False), verify="size")
   (tokens,) = store.windows([0], store.num_tokens)
   return [store.vocabulary.decode(ids) for ids in np.split(tokens, store.document_ends()[:-1])]
 
