@@ -4,7 +4,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: quickstart test test-fuzz test-heavy test-drills test-howtos test-more test-services plans parity lint clean
+.PHONY: setup quickstart test test-fuzz test-install test-heavy test-drills test-howtos test-more test-services plans parity lint clean
+
+setup: $(VENV)/.ready
 
 quickstart: $(VENV)/.ready
 	$(RUN) -m tools.quickstart $(QUICKSTART)
@@ -28,12 +30,16 @@ test-howtos: $(VENV)/.ready
 
 # Preparation on a Dask cluster and into an S3 server, both of this machine; they are installed for it alone.
 test-services: $(VENV)/.ready
-	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-services.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[services]'
 	$(RUN) -m pytest -m services $(PYTEST) tests/corpora tests/store tests/files
 
 # Hostile configs and files, hundreds of each kind; make test runs a few of each.
 test-fuzz: $(VENV)/.ready
 	$(RUN) -m pytest -n auto --dist loadfile -m fuzz $(PYTEST) tests/fuzz
+
+# The wheel, installed alone into an environment of its own, from an empty directory.
+test-install: $(VENV)/.ready
+	$(RUN) -m pytest -m install $(PYTEST) tests/test_install.py
 
 # Further cases of what make test shows on some: every recipe's debug form, every small size of a corpus.
 test-more: $(VENV)/.ready
@@ -41,13 +47,13 @@ test-more: $(VENV)/.ready
 
 # The TPU compiler against what is stored of it, and docs/plans.md anew; it is installed for this alone. Half an hour.
 plans: $(VENV)/.ready
-	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-plan.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[plan]'
 	$(RUN) -m pytest -m heavy $(PYTEST) tests/planning tests/parallel/test_slices.py
 	$(RUN) -m tools.plans $(PLANS)
 
 # Every family against torch and transformers, live; they are installed for it alone.
 parity: $(VENV)/.ready
-	$(RUN) -m pip install --quiet --disable-pip-version-check -r requirements-parity.txt
+	$(RUN) -m pip install --quiet --disable-pip-version-check -e '.[parity]'
 	$(RUN) -m pytest -m parity $(PYTEST) tests/parity
 
 lint: $(VENV)/.ready
@@ -55,11 +61,11 @@ lint: $(VENV)/.ready
 	$(RUN) -m ruff format --check .
 
 # Exactly the versions of constraints.txt on the Python they were frozen for, the bounds of requirements.txt elsewhere.
-$(VENV)/.ready: requirements.txt requirements-test.txt constraints.txt pyproject.toml
+$(VENV)/.ready: requirements.txt constraints.txt pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --disable-pip-version-check \
 	  $$($(RUN) -c 'import sys; print("-c constraints.txt" if sys.version_info[:2] == (3, 11) else "")') \
-	  -r requirements.txt -r requirements-test.txt -e .
+	  -e '.[test]'
 	touch $@
 
 clean:

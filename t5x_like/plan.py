@@ -3,7 +3,7 @@
 It compiles the very step that training, evaluation (--step=eval) or prediction (--step=decode) would run, for a TPU
 slice (v4:4x4x8, v5e:16x16, v5p:8x8x8, v6e:16x16, tpu7x:4x4x4; --slices=2 for several) or for CPU devices (cpu:8). It
 reports whether the step fits, how much each device sends over which mesh axis and the possible minimum, and the
-estimated time of a step. It needs no TPU and no data, but libtpu: pip install -r requirements-plan.txt. See
+estimated time of a step. It needs no TPU and no data, but libtpu: pip install 't5x-like[plan]'. See
 docs/how-to/plan-a-run.md.
 
 Exit codes: 0 it fits, 5 it does not or the compiler failed, 2 an error that one line on stderr explains.

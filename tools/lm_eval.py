@@ -1,6 +1,6 @@
 """Runs EleutherAI's lm_eval on a model of ours: python -m tools.lm_eval --workdir=runs/gpt2 --tasks=lambada_openai,piqa
 
-Needs `pip install lm_eval` (requirements-lm-eval.txt). The model is a run's or a Hugging Face directory's.
+Needs lm_eval: pip install 't5x-like[eval]'. The model is a run's or a Hugging Face directory's.
 Tasks are lm_eval's, and those of --include_path; results are printed as its table and written as JSON. From Python:
 `lm_eval.simple_evaluate(model=tools.lm_eval.Model(WORKDIR), …)`.
 """
@@ -30,7 +30,7 @@ def model_class() -> type:
     from lm_eval.models.utils import normalize_gen_kwargs
     from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
   except ImportError:
-    raise UserError("lm_eval: not installed; pip install -r requirements-lm-eval.txt") from None
+    raise UserError("lm_eval: not installed; pip install 't5x-like[eval]'") from None
 
   class Model(TemplateLM):
     """A trained model, ours or a published one, driven as lm_eval's own Hugging Face backend drives those.

@@ -3,7 +3,7 @@
   python -m tools.plans                      # all of them, one after another: about half an hour on two cores
   python -m tools.plans --only='llama.*8b'   # those whose name matches; the others keep their lines
 
-Needs libtpu (requirements-plan.txt), but no TPU. The measured plans are kept beside the page, in docs/plans.json.
+Needs libtpu (the extra `plan`), but no TPU. The measured plans are kept beside the page, in docs/plans.json.
 """
 
 import json

@@ -202,7 +202,7 @@ def main(argv: list[str] | None = None) -> None:
   if not 0 <= args.validation_fraction < 1:
     raise UserError(f"--validation_fraction={args.validation_fraction}: expected a fraction from 0 to below 1")
   if args.engine == "beam" and not importlib.util.find_spec("apache_beam"):
-    raise UserError("--engine=beam: found no Apache Beam here; pip install -r requirements-beam.txt")
+    raise UserError("--engine=beam: found no Apache Beam here; pip install 't5x-like[beam]'")
   if "://" in args.output:
     _check_reached(args.output)
   steps, c4 = _steps(args)

@@ -1,4 +1,4 @@
-"""Preparation on any runner of Apache Beam (`pip install -r requirements-beam.txt`).
+"""Preparation on any runner of Apache Beam (the extra `beam`).
 
 Beam decides where a part is built and where entries of equal keys meet. It calls the same functions as the other
 engine, so the bytes are the same. Pipelines use only transforms that all runners support: Create, Reshuffle, ParDo,

@@ -1,6 +1,6 @@
 """Named hardware, such as `v5e:16x16`, two slices of it, or `cpu:8`, as devices to compile programs for.
 
-TPU topologies come from libtpu, the compiler of TPU hosts, which needs no TPU (requirements-plan.txt).
+TPU topologies come from libtpu, the compiler of TPU hosts, which needs no TPU (the extra `plan`).
 """
 
 import dataclasses
@@ -102,7 +102,7 @@ def library() -> str:
   path = pathlib.Path(found.origin).with_name("libtpu.so") if found and found.origin else None
   if path is None or not path.is_file():
     raise UserError(
-      "plans for TPUs are made by libtpu, which is not installed: pip install -r requirements-plan.txt, or set"
+      "plans for TPUs are made by libtpu, which is not installed: pip install 't5x-like[plan]', or set"
       f" {LIBRARY} to the path of a libtpu.so; --topology=cpu:8 needs neither"
     )
   return str(path)

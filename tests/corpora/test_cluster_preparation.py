@@ -1,6 +1,6 @@
 """A preparation on a cluster: Beam's DaskRunner on a scheduler and workers that are processes of their own.
 
-Dask comes from requirements-services.txt (`make test-services`).
+Dask comes from the extra `services` (`make test-services`).
 """
 
 import contextlib

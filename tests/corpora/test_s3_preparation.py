@@ -1,6 +1,6 @@
 """A store in S3: prepared, killed, finished; then trained from, killed, resumed. The server is moto's, on this machine.
 
-A proxy in front of it answers some requests with 503 and dawdles over others. moto comes from requirements-services.txt
+A proxy in front of it answers some requests with 503 and dawdles over others. moto comes from the extra `services`
 (`make test-services`).
 """
 

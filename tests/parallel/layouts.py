@@ -1,6 +1,6 @@
 """Where the devices of TPU slices are and which host has them, as the TPU compiler says, kept in layouts.json.
 
-python -m tests.parallel.layouts     # writes layouts.json anew; needs libtpu (requirements-plan.txt)
+python -m tests.parallel.layouts     # writes layouts.json anew; needs libtpu (the extra `plan`)
 """
 
 import dataclasses

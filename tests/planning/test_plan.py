@@ -85,7 +85,7 @@ def test_a_compiler_that_fails_is_a_finding(program, words, monkeypatch, capsys,
     (["--topology=cpu:8", "--json=/no/such/directory/plan.json"], "no directory /no/such/directory"),
     (["--topology=cpu:8", "--step=fly"], "--step"),
     (["--topology=cpu:8", "--config.nothing=1"], "nothing"),
-    (["--topology=v5e:4x4"], "requirements-plan.txt"),
+    (["--topology=v5e:4x4"], "t5x-like[plan]"),
   ],
 )
 def test_what_cannot_be_planned_is_refused_in_one_line(flags, words, monkeypatch, capsys):

@@ -86,7 +86,7 @@ def main(args: argparse.Namespace) -> None:
       print(f"{name}: {times:.2f} times as fast ({by_cpu:.2f} in processor seconds, which others disturb less)")
     print("the same tokens: " + ", ".join(f"{name} {same:.1%}" for name, same in figures["same_tokens"].items()))
   else:
-    print("torch and transformers are not installed (requirements-parity.txt)")
+    print("torch and transformers are not installed (the extra `parity`)")
   print(json.dumps(figures), flush=True)
 
 
