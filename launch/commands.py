@@ -157,6 +157,45 @@ def exports(environment: dict[str, str]) -> list[str]:
   return [f"export {name}={quoted(check_line(f'--env={name}', value))}" for name, value in environment.items()]
 
 
+_CLIENTS = {"gs": "gcs", "s3": "s3"}  # extras of pyproject.toml by the scheme of the workdir
+
+
+def extras(job: Job, accelerator: str) -> str:
+  """Return the extras of this project that a job needs: its accelerator's, and the client of its workdir."""
+  client = _CLIENTS.get(job.workdir.partition("://")[0])
+  return ",".join([accelerator, client] if client else [accelerator])
+
+
+def installation(extras: str, project: str, venv: str) -> str:
+  """Return a shell script that installs a copy of the project into a virtual environment, once.
+
+  The project needs Python 3.11 or newer; TPU VM images of Ubuntu 22.04 have 3.10. `uv` then brings one. The versions
+  of constraints.txt hold on the Python that they were frozen for.
+
+  Args:
+    extras: of the project, such as `tpu,gcs`.
+    project, venv: directories, as written in a shell script.
+  """
+  new = "import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))"
+  pins = f"import sys; print('-c {project}/constraints.txt' if sys.version_info[:2] == (3, 11) else '')"
+  return "\n".join(
+    [
+      "set -e",
+      f"if [ ! -x {venv}/bin/python ]; then",
+      "  for python in python3.11 python3.12 python3; do",
+      f'    if "$python" -c {quoted(new)} 2> /dev/null; then "$python" -m venv {venv}; break; fi',
+      "  done",
+      "fi",
+      f"if [ ! -x {venv}/bin/python ]; then",
+      f"  python3 -m pip install --quiet --user uv && python3 -m uv venv --quiet --seed --python 3.11 {venv}",
+      "fi",
+      f"pins=$({venv}/bin/python -c {quoted(pins)})",
+      f"{venv}/bin/python -m pip install --quiet $pins -e {project}'[{extras}]'",
+      "",
+    ]
+  )
+
+
 def preflight(job: Job) -> str:
   """The check before a job, as a part of a line of shell script."""
   return quoted("python", "-m", "launch.preflight", f"--workdir={job.workdir}")

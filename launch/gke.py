@@ -1,7 +1,9 @@
-"""Trains on GKE as a JobSet, one slice or several.
+"""Trains on GKE as a JobSet: one TPU slice or several, or nodes with GPUs.
 
   python launch/gke.py start --image=IMAGE --accelerator=tpu-v5-lite-podslice --topology=4x4 -- \\
     python -m t5x_like.train --config=configs/t5/base.py --workdir=gs://bucket/t5_base
+
+With GPUs: --accelerator=nvidia-h100-80gb --nodes=2 --gpus_per_node=8.
 
 `start` applies the manifest with kubectl, in the cluster and namespace that it is set to; --dry_run prints it. The
 image is built by launch/Dockerfile. Pods that are evicted or preempted, and failures that another start may mend,
@@ -10,6 +12,7 @@ failed JobSet is replaced by the same command, which goes on. Secrets come from 
 from the command line. `status`, `logs` and `stop` take the same flags.
 """
 
+import argparse
 import json
 import math
 import pathlib
@@ -23,29 +26,29 @@ from launch.commands import Job, Shell, last_line, say
 from t5x_like.errors import EXITS_NOT_RESTARTED, TransientError, UserError, door
 
 _KIND = "jobsets.jobset.x-k8s.io"
+_UNKNOWN = "unknown"
+_ONE_SLICE_A_POOL = {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
 
 
 def manifest(job: Job, args) -> dict:
   """The JobSet (jobset.x-k8s.io/v1alpha2): a job for each slice, a pod for each of its hosts."""
-  shape = [int(n) for n in args.topology.split("x")]
-  hosts = max(1, math.prod(shape) // args.chips_per_host)
+  hosts, devices, selector = _gpus(args) if _is_gpu(args) else _tpus(args)
   command = f"{commands.preflight(job)} && exec {commands.quoted(*job.command)}"
-  chips = {"google.com/tpu": min(args.chips_per_host, math.prod(shape))}
+  if _is_gpu(args):  # jax finds the hosts of a TPU slice by itself
+    command = f'export JAX_PROCESS_ID="$JOB_COMPLETION_INDEX"; {command}'
+    first = {"JAX_COORDINATOR_ADDRESS": f"{job.name}-slice-0-0.{job.name}:8476", "JAX_NUM_PROCESSES": str(hosts)}
+  environment = job.environment | (first if _is_gpu(args) else {})
   container = {
     "name": "train",
     "image": args.image,
     # exec: the command gets the pod's TERM, and saves.
     "command": ["bash", "-c", _literal(command)],
-    "env": [{"name": name, "value": _literal(value)} for name, value in sorted(job.environment.items())],
-    "resources": {"requests": chips, "limits": chips},
-    "ports": [{"containerPort": port, "protocol": "TCP"} for port in (8471, 8080)],
+    "env": [{"name": name, "value": _literal(value)} for name, value in sorted(environment.items())],
+    "resources": {"requests": devices, "limits": devices},
+    "ports": [{"containerPort": port, "protocol": "TCP"} for port in (8471, 8476, 8080)],
   }
   if args.secret:
     container["envFrom"] = [{"secretRef": {"name": args.secret}}]
-  selector = {
-    "cloud.google.com/gke-tpu-accelerator": args.accelerator,
-    "cloud.google.com/gke-tpu-topology": args.topology,
-  }
   pod = {
     "restartPolicy": "Never",
     "hostNetwork": True,
@@ -74,10 +77,7 @@ def manifest(job: Job, args) -> dict:
   return {
     "apiVersion": "jobset.x-k8s.io/v1alpha2",
     "kind": "JobSet",
-    "metadata": {
-      "name": job.name,
-      "annotations": {"alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"},
-    },
+    "metadata": {"name": job.name} | ({} if _is_gpu(args) else {"annotations": _ONE_SLICE_A_POOL}),
     "spec": {
       "failurePolicy": {
         "maxRestarts": args.restarts,
@@ -86,9 +86,32 @@ def manifest(job: Job, args) -> dict:
           {"name": "again", "action": "RestartJobSet"},
         ],
       },
-      "replicatedJobs": [{"name": "slice", "replicas": args.slices, "template": {"spec": slice_}}],
+      "replicatedJobs": [
+        {"name": "slice", "replicas": 1 if _is_gpu(args) else args.slices, "template": {"spec": slice_}}
+      ],
     },
   }
+
+
+def _is_gpu(args) -> bool:
+  return args.accelerator.startswith("nvidia")
+
+
+def _tpus(args) -> tuple[int, dict, dict]:
+  """Return hosts, devices of each and labels of the nodes for a TPU slice."""
+  chips = math.prod(int(n) for n in args.topology.split("x"))
+  labels = {"gke-tpu-accelerator": args.accelerator, "gke-tpu-topology": args.topology}
+  devices = {"google.com/tpu": min(args.chips_per_host, chips)}
+  return max(1, chips // args.chips_per_host), devices, _labels(labels)
+
+
+def _gpus(args) -> tuple[int, dict, dict]:
+  """Return the same for nodes with GPUs, one process each."""
+  return args.nodes, {"nvidia.com/gpu": args.gpus_per_node}, _labels({"gke-accelerator": args.accelerator})
+
+
+def _labels(labels: dict[str, str]) -> dict[str, str]:
+  return {f"cloud.google.com/{name}": value for name, value in labels.items()}
 
 
 def _literal(text: str) -> str:
@@ -97,8 +120,10 @@ def _literal(text: str) -> str:
 
 
 def state(name: str, shell: Shell) -> str | None:
-  """Completed, Failed or Running; None if there is no such JobSet."""
+  """Completed, Failed or Running; None if there is no such JobSet; unknown in a dry run."""
   done = shell.run(["kubectl", "get", _KIND, name, "--ignore-not-found", "--output=json"], asks=True)
+  if shell.dry_run:
+    return _UNKNOWN
   if done.returncode:
     raise _failure("get", done.stderr)
   if not done.stdout.strip():
@@ -114,7 +139,7 @@ def start(job: Job, args, shell: Shell) -> int:
   if found == "Running":
     say(f"{job.name} is running already; see: status, logs")
     return 0
-  if found is not None or shell.dry_run:
+  if found not in (None, _UNKNOWN):
     stop(job.name, shell)  # a JobSet that has ended is not started again by applying it
   text = json.dumps(manifest(job, args), indent=2)
   if shell.dry_run:
@@ -122,7 +147,8 @@ def start(job: Job, args, shell: Shell) -> int:
   done = shell.run(["kubectl", "apply", "--filename=-"], text=text)
   if done.returncode:
     raise _failure("apply", done.stderr)
-  say(f"{job.name}: {args.slices} slices of {args.topology} asked for")
+  size = f"{args.nodes} nodes of {args.gpus_per_node} GPUs" if _is_gpu(args) else f"{args.slices} x {args.topology}"
+  say(f"{job.name}: {size} asked for" if not shell.dry_run else f"{job.name}: nothing was run")
   return 0
 
 
@@ -141,12 +167,24 @@ def _failure(what: str, text: str) -> Exception:
   return TransientError(f"kubectl {what}: {said}")
 
 
+def _positive(text: str) -> int:
+  if not text.isdecimal() or not int(text):
+    raise argparse.ArgumentTypeError(f"found {text!r}, expected a number above 0")
+  return int(text)
+
+
 @door
 def main(argv: list[str] | None = None) -> int:
   parser = commands.parser(__doc__, ("start", "status", "logs", "stop"))
   parser.add_argument("--image", default="", help="of launch/Dockerfile, in a registry")
-  parser.add_argument("--accelerator", default="tpu-v5-lite-podslice", help="of the node pool (default: %(default)s)")
-  parser.add_argument("--topology", default="4x4", help="of a slice (default: %(default)s)")
+  parser.add_argument(
+    "--accelerator",
+    default="tpu-v5-lite-podslice",
+    help="of the nodes, such as nvidia-h100-80gb (default: %(default)s)",
+  )
+  parser.add_argument("--topology", default="4x4", help="of a TPU slice (default: %(default)s)")
+  parser.add_argument("--nodes", type=_positive, default=1, help="with GPUs (default: 1)")
+  parser.add_argument("--gpus_per_node", type=_positive, default=8, help="(default: 8)")
   parser.add_argument("--chips_per_host", type=int, default=4, help="(default: 4)")
   parser.add_argument("--slices", type=int, default=1, help="how many (default: 1)")
   parser.add_argument("--spot", action="store_true", help="on spot nodes")

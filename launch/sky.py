@@ -26,7 +26,7 @@ _ENDED = ("SUCCEEDED", "FAILED", "CANCELLED")
 
 def task(job: Job, args) -> dict:
   """SkyPilot's task; JSON is YAML."""
-  package = "jax[tpu]" if args.accelerators.startswith("tpu") else "jax[cuda12]"
+  extras = commands.extras(job, "tpu" if args.accelerators.startswith("tpu") else "cuda12")
   tpu = {"accelerator_args": {"runtime_version": args.runtime_version}} if args.runtime_version else {}
   recovery = {
     "strategy": "FAILOVER",
@@ -38,7 +38,7 @@ def task(job: Job, args) -> dict:
     "workdir": str(commands.ROOT),
     "num_nodes": args.nodes,
     "resources": {"accelerators": args.accelerators, "use_spot": args.spot, "job_recovery": recovery} | tpu,
-    "setup": f"python3 -m venv ~/venv && ~/venv/bin/pip install -q -r requirements.txt {commands.quoted(package)}",
+    "setup": commands.installation(extras, ".", '"$HOME"/venv'),
     "run": "\n".join(
       [
         *commands.exports(job.environment),  # SkyPilot's `envs` are in double quotes there, in which `$(…)` is run

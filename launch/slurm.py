@@ -21,6 +21,7 @@ from launch import commands
 from launch.commands import Job, Shell, last_line, say
 from t5x_like.errors import EXITS_NOT_RESTARTED, TransientError, UserError, door
 
+_SRUN = "srun --kill-on-bad-exit=1"
 _STOP = "slurm.stop"  # in the workdir: a job that ends is not put back into the queue
 
 
@@ -45,7 +46,7 @@ def script(job: Job, args, log: str) -> str:
     *map(_directive, given),
     *commands.exports(job.environment),
     f"cd {commands.quoted(args.directory or commands.ROOT)} || exit 2",
-    f"srun --kill-on-bad-exit=1 {commands.quoted(*job.command)}",
+    f"{_SRUN} {commands.preflight(job)} && {_SRUN} {commands.quoted(*job.command)}",
     "code=$?",
     f'[ -e {commands.quoted(pathlib.Path(log).with_name(_STOP))} ] && exit "$code"  # asked to stop',
     f'case "$code" in {ended}) exit "$code" ;; esac',

@@ -34,8 +34,10 @@ _SHIPPED = (
   "launch",
   "tools",
   "pyproject.toml",
+  "setup.py",
+  "LICENSE",
   "README.md",
-  "requirements*.txt",
+  "requirements.txt",
   "constraints.txt",
 )
 _ENDED = ("FAILED", "SUSPENDED", "SUSPENDING")
@@ -132,8 +134,9 @@ class Slices:
       done = self.gcloud("tpu-vm", "describe", node, "--format=json", asks=True)
       if done.returncode:
         raise _failure("describe", done.stderr)
-      endpoints = json.loads(done.stdout or "{}").get("networkEndpoints", [{}])
-      found += [(node, worker) for worker in range(len(endpoints))]
+      told = json.loads(done.stdout or "{}").get("networkEndpoints", [{}])
+      count = hosts_of(self.args.accelerator_type) if self.shell.dry_run else len(told)
+      found += [(node, worker) for worker in range(count)]
     return found
 
   def ssh(self, hosts: list[tuple[str, int]], command: str, tries: int = 4) -> dict[tuple[str, int], str]:
@@ -166,26 +169,37 @@ class Slices:
     return answers
 
 
+def hosts_of(accelerator_type: str) -> int:
+  """Return the hosts of a slice: `v5litepod-64` and `v6e-64` count chips, `v4-64` and `v5p-64` TensorCores.
+
+  A host has four chips, or all eight of `v5litepod-8` and `v6e-8`.
+
+  Raises:
+    UserError: the type does not end in a number.
+  """
+  kind, _, size = accelerator_type.rpartition("-")
+  if not kind or not size.isdecimal() or not int(size):
+    raise UserError(f"--accelerator_type={accelerator_type}: expected a kind and a size, such as v5litepod-64 or v4-64")
+  if kind in ("v5litepod", "v6e"):
+    return 1 if int(size) <= 8 else -(-int(size) // 4)
+  return -(-int(size) // 8)
+
+
 def install(slices: Slices, job: Job) -> None:
   """Puts the project and the job's scripts on every host; hosts that have them are left alone."""
   hosts, folder = slices.hosts(), f"jobs/{job.name}"
   package = _package()
   with tempfile.TemporaryDirectory() as scratch:
-    files = [pathlib.Path(scratch) / name for name in ("run.sh", "control.sh")]
+    files = [pathlib.Path(scratch) / name for name in ("run.sh", "control.sh", "install.sh")]
     slices.shell.write(files[0], _script(job))
     slices.shell.write(files[1], _CONTROL)
+    slices.shell.write(files[2], commands.installation(commands.extras(job, "tpu"), "project", "venv"))
     tar = pathlib.Path(scratch) / "project.tar.gz"
     if not slices.shell.dry_run:
       tar.write_bytes(package)
     slices.ssh(hosts, f"mkdir -p {folder}/project")
     slices.copy(hosts, [*files, tar], folder)
-  steps = (
-    f"cd {folder}",
-    "tar -xzf project.tar.gz -C project",
-    "{ [ -x venv/bin/python ] || python3 -m venv venv; }",
-    "venv/bin/pip install -q -r project/requirements.txt 'jax[tpu]'",
-  )
-  slices.ssh(hosts, " && ".join(steps))
+  slices.ssh(hosts, f"cd {folder} && tar -xzf project.tar.gz -C project && bash install.sh")
 
 
 def _script(job: Job) -> str:
@@ -298,6 +312,7 @@ def main(argv: list[str] | None = None) -> int:
   args = commands.parse(parser, argv)
   if args.slices < 1:
     raise UserError(f"--slices={args.slices}: expected at least 1")
+  hosts_of(args.accelerator_type)
   job = commands.job(args)
   commands.remote(job, "the slice")
   shell = Shell(args.dry_run)

@@ -75,11 +75,10 @@ def scp(words):
   programs = home / folder / "venv" / "bin"
   programs.mkdir(parents=True, exist_ok=True)
   (programs / "python").write_text(
-    f'#!/bin/bash\n[ "$2" = launch.preflight ] && exit 0\nexec {sys.executable} -S "$@"\n'
+    f'#!/bin/bash\n[ "$2" = launch.preflight ] && exit 0\n[ "$2" = pip ] && exec echo "$@" > {home}/installed\n'
+    f'exec {sys.executable} -S "$@"\n'
   )
-  (programs / "pip").write_text("#!/bin/bash\n")
-  for program in programs.iterdir():
-    program.chmod(0o755)
+  (programs / "python").chmod(0o755)
 
 
 def main(words):

@@ -70,6 +70,26 @@ def test_a_jobset_is_one_by_its_schema(tmp_path, program):
   assert job["podFailurePolicy"]["rules"][0]["onExitCodes"]["values"] == [2, 3, 4]
 
 
+def test_a_jobset_of_gpus_finds_its_own_hosts(tmp_path, program):
+  models = pytest.importorskip("kubeflow_trainer_api.models")
+  program("kubectl", f'case "$1" in apply) cat > {tmp_path}/manifest ;; esac')
+  flags = ("--image=i", "--accelerator=nvidia-h100-80gb", "--nodes=2", "--gpus_per_node=8", "--name=run")
+  assert gke.main(["start", *flags, *COMMAND]) == 0
+  manifest = json.loads((tmp_path / "manifest").read_text())
+  assert models.JobsetV1alpha2JobSet.from_dict(manifest).to_dict() == manifest
+  job = manifest["spec"]["replicatedJobs"][0]["template"]["spec"]
+  pod = job["template"]["spec"]
+  (container,) = pod["containers"]
+  assert job["parallelism"] == 2 and container["resources"]["limits"] == {"nvidia.com/gpu": 8}
+  assert pod["nodeSelector"] == {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}
+  env = {one["name"]: one["value"] for one in container["env"]}
+  assert env == {"JAX_COORDINATOR_ADDRESS": "run-slice-0-0.run:8476", "JAX_NUM_PROCESSES": "2"}
+  script = container["command"][2].replace("$$", "$").replace("exec ", "")
+  echo = f'python() {{ echo "$JAX_PROCESS_ID $2"; }}; {script}'
+  said = subprocess.run(["bash", "-c", echo], capture_output=True, text=True, env={"JOB_COMPLETION_INDEX": "1"}).stdout
+  assert said.splitlines() == ["1 launch.preflight", "1 t5x_like.train"]
+
+
 @pytest.mark.parametrize("ended", ["Failed", "Completed"])
 def test_a_jobset_that_has_ended_is_replaced(ended, tmp_path, program):
   answer = json.dumps({"status": {"conditions": [{"type": ended, "status": "True"}]}})
@@ -103,7 +123,7 @@ def test_dry_runs_print_and_do_nothing(program, capsys, monkeypatch):
   monkeypatch.setenv("HF_TOKEN", "s3cr3t")
   assert gke.main(["start", "--dry_run", *GKE, *COMMAND]) == 0
   out = capsys.readouterr().out
-  assert "kubectl apply" in out and "JobSet" in out
+  assert "kubectl apply" in out and "JobSet" in out and "kubectl delete" not in out
   assert sky.main(["start", "--dry_run", "--secret=HF_TOKEN", *COMMAND]) == 0
   out = capsys.readouterr().out
   assert "sky jobs launch" in out and "launch.preflight" in out and "s3cr3t" not in out and "--secret HF_TOKEN" in out
@@ -115,7 +135,7 @@ def test_sky_launches_once(tmp_path, program, capsys, monkeypatch):
   (tmp_path / "queue").write_text("[]")
   assert sky.main(["start", "--accelerators=H100:8", "--nodes=2", *COMMAND]) == 0
   task = json.loads((tmp_path / "task").read_text())
-  assert task["name"].startswith(name) and task["num_nodes"] == 2 and "jax[cuda12]" in task["setup"]
+  assert task["name"].startswith(name) and task["num_nodes"] == 2 and "[cuda12,gcs]" in task["setup"]
   script = 'exec() { "$@"; }; python() { printf \'%s\\n\' "$@"; }; SKYPILOT_NUM_NODES=1\n' + task["run"]
   said = subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=tmp_path).stdout.splitlines()
   assert said[3:] == list(COMMAND[2:]) and not (tmp_path / "pwned").exists()

@@ -26,6 +26,7 @@ def programs(tmp_path, monkeypatch):
   folder.mkdir()
   fake(folder, "squeue", f"cat {tmp_path}/queue 2>/dev/null || true")
   fake(folder, "srun", 'shift; exec "$@"')
+  fake(folder, "python", f'[ "$2" = launch.preflight ] && {{ echo "$@" >> {tmp_path}/checked; exit 0; }}; exit 9')
   fake(folder, "scontrol", f'echo "$@" >> {tmp_path}/scontrol; false')
   fake(folder, "sbatch", f'echo 7; SLURM_JOB_ID=7 bash "${{@: -1}}" > {tmp_path}/out 2>&1; echo $? > {tmp_path}/code')
   monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
@@ -44,8 +45,16 @@ def test_exit_codes_decide_about_the_queue(code, requeued, programs):
   assert start(programs, program=f"import sys; sys.exit({code})") == 0
   assert (programs / "code").read_text().strip() == str(code)
   assert (programs / "scontrol").exists() == requeued
+  assert (programs / "checked").read_text() == f"-m launch.preflight --workdir={programs}/a run\n"
   if requeued:
     assert (programs / "scontrol").read_text() == "requeue 7\n"
+
+
+def test_a_host_that_fails_the_check_trains_nothing(programs):
+  fake(programs / "bin", "python", "exit 69")
+  assert start(programs, program=f"open({str(programs / 'trained')!r}, 'w')") == 0
+  assert (programs / "code").read_text().strip() == "69" and not (programs / "trained").exists()
+  assert (programs / "scontrol").read_text() == "requeue 7\n"
 
 
 def test_restarts_have_an_end(programs, monkeypatch):

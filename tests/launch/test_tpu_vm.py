@@ -2,11 +2,12 @@
 
 import json
 import pathlib
+import subprocess
 import sys
 
 import pytest
 
-from launch import tpu_vm
+from launch import commands, tpu_vm
 
 WORKDIR = "--workdir=memory://bucket/runs/T5 base"
 FLAGS = ("--project=p", "--zone=z", "--accelerator_type=v5litepod-8", "--spot")
@@ -65,6 +66,7 @@ def test_a_job_runs_on_all_hosts_and_again_goes_on(cloud, capsys):
   assert start(program="import os; print('trained', os.getcwd())") == 0
   logs = host_files(cloud, "log")
   assert len(logs) == 2 and all("trained" in log and log.rstrip().endswith("/project") for log in logs)
+  assert all(file.read_text().endswith("-e project[tpu]\n") for file in cloud.folder.glob("host-*/installed"))
   (created,) = calls("queued-resources", "create")
   assert "--spot" in created and "--node-id=t5-base-506d7fdd" in created, created
   assert "waiting_for_resources" in capsys.readouterr().err
@@ -175,6 +177,48 @@ def test_no_shell_reads_arguments_and_no_secret_is_printed(cloud, capsys, monkey
     assert command in out, command
 
 
+@pytest.mark.parametrize(
+  "kind, hosts",
+  [("v5litepod-8", 1), ("v5litepod-64", 16), ("v6e-256", 64), ("v4-8", 1), ("v4-64", 8), ("v5p-128", 16), ("v3-32", 4)],
+)
+def test_a_dry_run_prints_the_commands_of_every_host(kind, hosts, capsys):
+  flags = ["--project=p", "--zone=z", f"--accelerator_type={kind}", "--dry_run"]
+  assert tpu_vm.main(["start", *flags, "--", "python", "x.py", WORKDIR]) == 0
+  out, err = capsys.readouterr()
+  assert f"runs on {hosts} hosts" in err
+  assert f"--worker={hosts - 1} " in out and f"--worker={hosts} " not in out
+  assert "project'[tpu]'" in out
+
+
+@pytest.mark.parametrize("version, source", [("3.10", "uv"), ("3.11", "venv"), ("3.12", "venv")])
+def test_an_image_with_an_old_python_gets_a_new_one(version, source, tmp_path):
+  """The script of the installation, with programs that only say what they are asked for."""
+  new = version != "3.10"
+  programs, venv = tmp_path / "bin", tmp_path / "venv"
+  programs.mkdir()
+  made = f'mkdir -p {venv}/bin; cp {programs}/inside {venv}/bin/python; echo "$*" >> {tmp_path}/made'
+  (programs / "inside").write_text(
+    f'#!/bin/bash\n[ "$1" = -c ] && exec echo -c pins.txt\necho "$*" >> {tmp_path}/installed\n'
+  )
+  (programs / "python3").write_text(
+    f'#!/bin/bash\ncase "$*" in -c*) exit {int(not new)} ;; *venv*) {made} ;; *) echo "$*" >> {tmp_path}/made ;; esac\n'
+  )
+  for name in ("python3.11", "python3.12"):  # not this machine's
+    (programs / name).write_text("#!/bin/bash\nexit 1\n")
+  for program in programs.iterdir():
+    program.chmod(0o755)
+  script = commands.installation("tpu,gcs", "project", str(venv))
+  for _ in range(2):  # the second time the environment is there
+    env = {"PATH": f"{programs}:/bin", "HOME": str(tmp_path)}
+    done = subprocess.run(["/bin/bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+  asked = (tmp_path / "made").read_text().splitlines()
+  assert len(asked) == (1 if new else 2) and (source in asked[-1] and ("uv" in asked[-1]) != new)
+  assert (tmp_path / "installed").read_text().splitlines() == [
+    "-m pip install --quiet -c pins.txt -e project[tpu,gcs]"
+  ] * 2
+
+
 def test_several_slices_are_one_queued_resource(cloud, capsys):
   calls = cloud(states=[["ACTIVE"]], hosts=1)
   assert start("--slices=2") == 0
@@ -188,6 +232,7 @@ def test_several_slices_are_one_queued_resource(cloud, capsys):
   [
     (["start", *FLAGS], "--workdir"),
     (["start", *FLAGS, "--", "python", "x.py", "--workdir=/tmp/run"], "gs://"),
+    (["start", *FLAGS, "--accelerator_type=v5e", "--", "python", "x.py", WORKDIR], "--accelerator_type=v5e"),
     (["start", *FLAGS, "--slices=0", "--", "python", "x.py", WORKDIR], "--slices=0"),
     (["start", *FLAGS, "--name=Bad_Name", "--", "python", "x.py", WORKDIR], "--name=Bad_Name"),
     (["start", *FLAGS, "--env=NO_SUCH_VARIABLE", "--", "python", "x.py", WORKDIR], "NO_SUCH_VARIABLE"),
