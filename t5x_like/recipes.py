@@ -22,6 +22,10 @@ from t5x_like import config as config_lib
 from t5x_like import laptop, trust
 from t5x_like.errors import UserError, did_you_mean, one_line
 
+_PACKAGE = pathlib.Path(__file__).parent
+# In a wheel the recipes lie inside the package, in a clone beside it.
+OWN = next(folder / "configs" for folder in (_PACKAGE, _PACKAGE.parent) if (folder / "configs").is_dir())
+
 
 def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
   """Read a recipe and apply `key=value` overrides; functions that it names may be imported, see `t5x_like.trust`.
@@ -88,22 +92,49 @@ def _chosen(file: str, argument: str, choices: dict[str, tuple[str, Any]]) -> di
 
 
 def module(file: str) -> types.ModuleType:
-  """Import a recipe as a module; recipes import one another from the current directory.
+  """Import a recipe as a module.
 
+  Recipes import one another as `configs.…`: from the current directory, and from this project's own recipes.
+
+  Args:
+    file: a path, or the name of one of the project's own recipes, such as `configs/t5/base.py`, from any directory.
   Raises:
     UserError: the file does not exist or cannot be imported.
   """
-  if not pathlib.Path(file).is_file() or not file.endswith(".py"):
-    near = sorted(p.as_posix() for p in pathlib.Path("configs").rglob("*.py") if p.name != "__init__.py")
+  found = pathlib.Path(file)
+  if not found.is_file() and found.parts[:1] == ("configs",):
+    found = OWN.parent / found
+  if not found.is_file() or found.suffix != ".py":
+    near = names()
     raise UserError(
       f"--config={file}: no such recipe{did_you_mean(file, near)}; recipes are Python files, such as"
       f" {', '.join(near[:3])}"
     )
-  root = str(pathlib.Path.cwd())
-  if root not in sys.path:
-    sys.path.insert(0, root)
-  spec = importlib.util.spec_from_file_location(f"recipe_{pathlib.Path(file).stem}", file)
+  _find_recipes()
+  spec = importlib.util.spec_from_file_location(f"recipe_{found.stem}", found)
   loaded = importlib.util.module_from_spec(spec)
   with _failing(file):
     spec.loader.exec_module(loaded)
   return loaded
+
+
+def names() -> list[str]:
+  """Return the recipes in `configs/` of the current directory and of this project, such as `configs/t5/base.py`."""
+  folders = {pathlib.Path("configs"), OWN}
+  return sorted(
+    {
+      f"configs/{path.relative_to(folder).as_posix()}"
+      for folder in folders
+      for path in folder.rglob("*.py")
+      if path.name != "__init__.py"
+    }
+  )
+
+
+def _find_recipes() -> None:
+  """Let `import configs.…` find the recipes of the current directory first, then this project's."""
+  root = str(pathlib.Path.cwd())
+  if root not in sys.path:
+    sys.path.insert(0, root)
+  package = sys.modules.setdefault("configs", types.ModuleType("configs"))
+  package.__path__ = [f"{root}/configs", str(OWN)]

@@ -26,6 +26,7 @@ FLOORS = {
   "planning": 3.5,
   "command_line": 3.5,  # what the doors share
   **dict.fromkeys(("train", "evaluate", "predict", "plan"), 4),
+  "__main__": 5,
 }
 TOGETHER = {"corpora", "data", "store"}  # not yet apart
 ROOTS = (PACKAGE, "tools", "launch", "configs")

@@ -51,11 +51,11 @@ def main(argv: list[str] | None = None) -> None:
   size = [f"--size={recipe.model.vocab_size}", f"--output={vocabulary}"]
   _run(
     f"1/5 the docstrings of the installed packages, and {recipe.model.vocab_size:,} SentencePiece ids",
-    "tools.train_vocabulary",
+    f"{__package__}.train_vocabulary",
     *source,
     *size,
   )
-  _run("2/5 tokens", "tools.prepare_data", *source, f"--vocabulary={vocabulary}", f"--output={store}")
+  _run("2/5 tokens", f"{__package__}.prepare_data", *source, f"--vocabulary={vocabulary}", f"--output={store}")
   train = [f"--config={RECIPE}", f"--workdir={args.workdir}"]
   if str(store) != "data/docstrings":
     train.append(f"--config.task.store={store}")

@@ -31,7 +31,8 @@ from t5x_like.vocabularies.kinds.sentencepiece import SentencePieceVocabulary
 from t5x_like.vocabularies.kinds.tokenizer import MASK_TOKENS
 from t5x_like.vocabularies.protocol import EOS_ID, PAD_ID, T5_EXTRA_IDS, UNK_ID
 from t5x_like.vocabularies.storage import MANIFEST
-from tools import train_tokenizer
+
+from . import train_tokenizer
 
 RECORD = "training.json"
 LONGEST_LINE = 4096  # bytes; the trainer skips longer ones

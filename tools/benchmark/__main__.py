@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int | None:
   for name, words in _SUBJECTS.items():
     subparser = subparsers.add_parser(name, help=words, description=words)
     if argv[:1] == [name]:  # import only what is measured
-      subject = importlib.import_module(f"tools.benchmark.{name}")
+      subject = importlib.import_module(f"{__package__}.{name}")
       subject.add_arguments(subparser)
   return subject.main(parser.parse_args(argv)) if subject else parser.parse_args(argv) and None
 

@@ -69,7 +69,7 @@ def main(args: argparse.Namespace) -> None:
 
 def _measure(name: str, words: list[str], folder: pathlib.Path) -> dict | None:
   """The figures that the benchmark of a step prints last; None if it failed, after its output."""
-  command = [sys.executable, "-m", "tools.benchmark", "step", *words, f"--profile={folder}"]
+  command = [sys.executable, "-m", __package__, "step", *words, f"--profile={folder}"]
   print(f"\n=== {name}\n$ python {' '.join(command[1:])}", flush=True)
   with tempfile.TemporaryFile("w+") as err:
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=err, text=True)

@@ -10,7 +10,8 @@ import numpy as np
 
 from t5x_like.data import random
 from t5x_like.data.quiet_tensorflow import tf
-from tools.benchmark import randomness
+
+from . import randomness
 
 # TensorFlow's cycle-walks from at least 2^16 places into a small corpus, which takes minutes.
 _SIZES = (1_000, 4_097, 65_537, 10**6, 2**24 + 1, 976_562_500, 17_000_000_000, 10**12, 2**50, 2**62 - 1)

@@ -12,7 +12,8 @@ import numpy as np
 
 from t5x_like import recipes
 from t5x_like.errors import UserError
-from tools.benchmark import profile
+
+from . import profile
 
 _OVERRIDES = ("model.dropout=0.0",)
 

@@ -28,7 +28,8 @@ from t5x_like.store.reader import TokenStore
 from t5x_like.store.shards import Shard
 from t5x_like.store.writer import description, dtype_of
 from t5x_like.vocabularies import ByteVocabulary
-from tools.benchmark.data import synthetic_store
+
+from .data import synthetic_store
 
 _INPUTS_LENGTH, _WINDOW = 512, 568
 _SMALL = 10**7  # tokens in the store to compare with

@@ -1,0 +1,45 @@
+"""Runs a program of the project by its name: t5x-like train --config=configs/t5/base.py --workdir=runs/base
+
+`t5x-like NAME …` is `python -m t5x_like.NAME …`, or `python -m tools.NAME …` for a tool. `t5x-like` alone lists them.
+"""
+
+import importlib.util
+import pathlib
+import runpy
+import sys
+
+from t5x_like import errors
+
+DOORS = ("train", "evaluate", "predict", "plan")
+
+
+def tools() -> dict[str, str]:
+  """Return the module of each tool by its name: inside the package in a wheel, beside it in a clone."""
+  package = "t5x_like.tools" if importlib.util.find_spec("t5x_like.tools") else "tools"
+  spec = importlib.util.find_spec(package)
+  paths = [path for folder in spec.submodule_search_locations for path in pathlib.Path(folder).glob("[!_]*")]
+  names = {path.stem for path in paths if path.suffix == ".py" or (path / "__main__.py").is_file()}
+  return {name: f"{package}.{name}" for name in sorted(names)}
+
+
+def main(argv: list[str] | None = None) -> None:
+  """Run the program named by the first argument with the others; exit as it does, with 2 for an unknown name."""
+  words = sys.argv[1:] if argv is None else argv
+  programs = {name: f"t5x_like.{name}" for name in DOORS} | tools()
+  if not words or words[0] in ("-h", "--help"):
+    print(__doc__)
+    print("programs: " + ", ".join(DOORS))
+    print("tools:    " + ", ".join(name for name in programs if name not in DOORS))
+    print("\nt5x-like NAME --help describes one.")
+    sys.exit(0)
+  if words[0] not in programs:
+    near = errors.did_you_mean(words[0], programs)
+    print(f"error: {words[0]}: no such program{near}; t5x-like lists them", file=sys.stderr)
+    sys.exit(errors.EXIT_USER_ERROR)
+  module = programs[words[0]]
+  sys.argv = [f"t5x-like {words[0]}", *words[1:]]
+  runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,68 @@
+"""The wheel in an environment that has nothing else: `make test-install`, and the parts that need no environment."""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tomllib
+import zipfile
+
+import pytest
+
+from t5x_like import __main__ as command
+from t5x_like import recipes
+
+REPO = pathlib.Path(__file__).resolve().parents[1]
+EXTRAS = {"tpu", "cuda12", "gcs", "s3", "hf", "eval", "plan", "beam", "test"}
+
+
+def test_every_route_has_an_extra():
+  project = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]
+  assert set(project["optional-dependencies"]) >= EXTRAS
+  assert [path.name for path in REPO.glob("requirements*.txt")] == ["requirements.txt"]
+
+
+def test_recipes_are_found_from_any_directory(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  assert "configs/t5/base.py" in recipes.names()
+  assert recipes.load("configs/t5/quickstart.py:debug").total_steps == 2  # it imports another recipe
+  own = tmp_path / "configs" / "mine" / "other.py"
+  own.parent.mkdir(parents=True)
+  own.write_text("from configs.t5 import base\n\n\ndef get_config():\n  return base.get_config('small')\n")
+  assert "configs/mine/other.py" in recipes.names()
+  assert recipes.load("configs/mine/other.py").model.variant == "t5-v1_1-small"
+
+
+def test_a_program_is_called_by_its_name(capsys):
+  for words, code, told in [([], 0, "convert_hf"), (["trian"], 2, "did you mean 'train'"), (["train"], 2, "--config")]:
+    with pytest.raises(SystemExit) as ended:
+      command.main(words)
+    assert ended.value.code == code and told in "".join(capsys.readouterr())
+
+
+@pytest.mark.install
+def test_the_wheel_trains_from_an_empty_directory(tmp_path):
+  """Only the wheel and requirements.txt are installed; one top-level name is added, and everything runs by name."""
+
+  def run(*words, code=0):
+    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(list(map(str, words)), cwd=tmp_path / "empty", env=env, capture_output=True, text=True)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout
+
+  (tmp_path / "empty").mkdir()
+  run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", f"--wheel-dir={tmp_path}", REPO)
+  (wheel,) = tmp_path.glob("*.whl")
+  top = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+  assert {name for name in top if not name.endswith(".dist-info")} == {"t5x_like"}
+  run(sys.executable, "-m", "venv", tmp_path / "venv")
+  bin_ = tmp_path / "venv" / "bin"
+  run(bin_ / "pip", "install", "--quiet", "-c", REPO / "constraints.txt", wheel)
+  assert "train, evaluate" in run(bin_ / "t5x-like")
+  assert "RECIPE" in run(bin_ / "python", "-m", "t5x_like.train", "--help")
+  run(bin_ / "t5x-like", "train", "--config=configs/t5/quickstart.py:debug", "--workdir=run")
+  run(bin_ / "t5x-like", "evaluate", "--workdir=run")
+  run(bin_ / "t5x-like", "convert_hf", "--input=run", "--output=exported")
+  assert (tmp_path / "empty" / "exported" / "model.safetensors").exists()
+  assert "step" in run(bin_ / "t5x-like", "benchmark", "--help")
+  run(bin_ / "python", "-c", "import configs", code=1)
