@@ -179,6 +179,8 @@ def _kind(links: list[BaseException]) -> Kind | None:
 
 def _said(error: BaseException) -> Kind | None:
   """Classify by the server's own code or status."""
+  if any(one.__name__ == "BadHttpMessage" for one in type(error).__mro__):
+    return Kind.TRANSIENT  # a cut answer; the 400 that aiohttp gives it is not the server's
   text, response = str(error), getattr(error, "response", None)
   code, status = getattr(error, "error_code", None), None  # Azure's
   if isinstance(response, dict):  # botocore's

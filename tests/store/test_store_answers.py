@@ -5,6 +5,8 @@ import contextlib
 import errno
 import types
 
+import aiohttp
+import aiohttp.http_exceptions
 import pytest
 
 from t5x_like.errors import DamageError, TransientError, UserError, answered, is_transient
@@ -175,6 +177,13 @@ def s3(code, status, told="told by the server"):
   return outer
 
 
+def cut():
+  """What aiohttp raises for an answer that the connection lost: its parser's number looks like a status."""
+  error = aiohttp.ClientPayloadError("Response payload is not completed")
+  error.__cause__ = aiohttp.http_exceptions.ContentLengthError("Not enough data (70 of 141 bytes).")
+  return error
+
+
 class ClientError(Exception):
   """Stands for botocore's, which is not installed here; `make test-services` has the real one, in s3fs."""
 
@@ -209,6 +218,7 @@ class RefreshError(Exception):
     (PermissionError(errno.EACCES, "Permission denied"), Kind.REFUSED),
     (OSError(errno.EROFS, "Read-only file system"), None),
     (OSError(errno.ENOSPC, "No space left on device"), None),
+    (cut(), Kind.TRANSIENT),
     (ConnectionResetError(), Kind.TRANSIENT),
     (TimeoutError(), Kind.TRANSIENT),
     (ValueError("NOT_FOUND: no such file"), Kind.ABSENT),
