@@ -3,8 +3,7 @@
 Read it from the bottom up; each line imports only from the lines above it:
 
   design                   the choices of an architecture as data, and the variants of a family
-  chosen                   a variant with a recipe's changes
-  build                    a stack made from a design
+  build grid_stack         a stack made from a design, of tokens and of the patches of an image
   windows pooling placed   blocks that attend within windows, among pooled tokens, or with positions added to queries
   backbones/ heads/        a detector's convolutional networks, outputs of hidden states: one file each, found by name
   architecture             the base of the text architectures

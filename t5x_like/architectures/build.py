@@ -4,6 +4,7 @@ import dataclasses
 import math
 from functools import cached_property
 from types import ModuleType
+from typing import Any, ClassVar
 
 import jax
 from flax import nnx
@@ -12,6 +13,7 @@ from t5x_like import slots
 from t5x_like.architectures.design import Design
 from t5x_like.errors import UserError
 from t5x_like.nn import cores, feed_forward, positions
+from t5x_like.nn import remat as policies
 from t5x_like.nn.activations import ACTIVATIONS
 from t5x_like.nn.attention import Attention, CrossAttention, SelfAttention
 from t5x_like.nn.block import Block, Normed, Parallel, Residual
@@ -20,14 +22,12 @@ from t5x_like.nn.cores.auto import Auto
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.embed import Inputs, Types
-from t5x_like.nn.image_positions import Grid
 from t5x_like.nn.layer import Layer
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.norm import LayerScale, ScaledUnit, Unit
-from t5x_like.nn.pipeline import EVEN, Pipeline
 from t5x_like.nn.positions import Position
 from t5x_like.nn.remat import NONE, Remat
-from t5x_like.nn.stack import Stack
+from t5x_like.nn.stack import EVEN, Pipeline, Stack
 
 POSITION, CORE = "config.model.design.position", "config.model.design.core"
 _NORMS = {
@@ -48,9 +48,9 @@ class StackBuilder:
     dropout_rate, remat, layers, pipeline: arguments of the `Stack`.
     drop_path: rate at which training skips a sublayer, drawn for each example.
     depths: the depth of every layer, from 0 to 1, if the rate grows with it up to `drop_path`; else None.
-    schemes_of, grid: the package of position schemes, and the grid of patches of an image encoder.
-    key_grid: the grid of keys, if it differs.
   """
+
+  SCHEMES: ClassVar[ModuleType] = positions  # the package of position schemes
 
   design: Design
   dims: Dims
@@ -63,9 +63,6 @@ class StackBuilder:
   pipeline: Pipeline = EVEN
   drop_path: float = 0.0
   depths: tuple[float, ...] | None = None
-  schemes_of: ModuleType = positions
-  grid: Grid | None = None
-  key_grid: Grid | None = None
 
   def inputs(self, rngs: nnx.Rngs, *, width: int | None = None, types: int = 0, kind: type[Inputs] = Inputs) -> Inputs:
     """Build the module from token vectors of `width` (by default the stack's) to the stack's input."""
@@ -214,11 +211,13 @@ class StackBuilder:
     rates = dict(dropout_rate=self.dropout_rate, drop_path=self.drop_path)
     return Residual(layer, **norms, alpha=alpha, **rates, turn=turn)
 
+  def scheme_arguments(self) -> dict[str, Any]:
+    """Return the arguments that position schemes take from the stack."""
+    return dict(dims=self.dims, causal=self.causal, init=self.design.table_init())
+
   def _position(self, spec: str | dict, rngs: nnx.Rngs, width: int | None = None) -> Position:
-    given = dict(dims=self.dims, causal=self.causal, width=width or self.dims.embed, init=self.design.table_init())
-    return slots.make(
-      POSITION, spec, self.schemes_of, "make", rngs=rngs, grid=self.grid, key_grid=self.key_grid, **given
-    )
+    given = self.scheme_arguments() | dict(width=width or self.dims.embed, rngs=rngs)
+    return slots.make(POSITION, spec, self.SCHEMES, "make", **given)
 
   def _place(self, spec: str | dict) -> str:
     return jax.eval_shape(lambda: self._position(spec, nnx.Rngs(0))).place
@@ -247,3 +246,15 @@ def deepnorm_weights(encoder_layers: int, decoder_layers: int) -> dict[str, tupl
     return {"encoder": (0.81 * both, 0.87 / both), "decoder": ((3 * M) ** 0.25, (12 * M) ** -0.25)}
   layers = N or M
   return {"encoder" if N else "decoder": ((2 * layers) ** 0.25, (8 * layers) ** -0.25)}
+
+
+def computed(dropout: float, remat: str | dict, layers: str, pipeline: dict = {}, drop_path: float = 0.0) -> dict:  # noqa: B006
+  """Return the options of a `StackBuilder`.
+
+  Raises:
+    UserError: a rate outside [0, 1), an unknown policy or key.
+  """
+  if not 0 <= drop_path < 1:
+    raise UserError(f"config.model.drop_path: found {drop_path}, expected at least 0 and less than 1")
+  stages = slots.change("config.model.pipeline", EVEN, pipeline)
+  return dict(dropout_rate=dropout, drop_path=drop_path, remat=policies.make(remat), layers=layers, pipeline=stages)

@@ -11,8 +11,8 @@ from flax import nnx
 from t5x_like import slots
 from t5x_like.architectures import backbones
 from t5x_like.architectures.architecture import Batch, Dtype, Layers
-from t5x_like.architectures.chosen import chosen, computed
-from t5x_like.architectures.design import Design
+from t5x_like.architectures.build import computed
+from t5x_like.architectures.design import Design, chosen
 from t5x_like.architectures.placed import PlacedBuilder, sines
 from t5x_like.errors import UserError
 from t5x_like.nn import params

@@ -11,12 +11,12 @@ from flax import nnx
 from t5x_like import slots
 from t5x_like.architectures import heads
 from t5x_like.architectures.architecture import Batch, Dtype, Layers
-from t5x_like.architectures.build import StackBuilder
-from t5x_like.architectures.chosen import chosen, computed
-from t5x_like.architectures.design import Design
+from t5x_like.architectures.build import computed
+from t5x_like.architectures.design import Design, chosen
+from t5x_like.architectures.grid_stack import GridStackBuilder
 from t5x_like.architectures.image_encoder import check
 from t5x_like.errors import UserError
-from t5x_like.nn import image_positions, params
+from t5x_like.nn import params
 from t5x_like.nn.dims import Dims, dropout, subkey
 from t5x_like.nn.image_positions import Grid
 from t5x_like.nn.layer import Context
@@ -166,15 +166,15 @@ class TransformerStage(nnx.Module):
     dims, self.grid = variant.dims_of(stage), variant.grid_of(stage)
     if dims.embed % variant.head_dim:
       raise UserError(f"config.model.variant.widths: found {dims.embed}, expected a multiple of {variant.head_dim}")
-    common = dict(causal=False, schemes_of=image_positions, grid=self.grid, **options)
-    parts = StackBuilder(variant.design, dims, **common)
+    common = dict(causal=False, grid=self.grid, **options)
+    parts = GridStackBuilder(variant.design, dims, **common)
     if type(parts.inputs(rngs).position) is not Position:
       raise UserError(
         f"config.model.design.position: found {variant.design.position!r}, expected one between pairs of cells, as"
         " 'relative_2d', or 'none'"
       )
     block, narrow = parts.block(rngs), dataclasses.replace(dims, embed=inputs)
-    entry = StackBuilder(variant.design, narrow, **common).block(rngs).self_attention
+    entry = GridStackBuilder(variant.design, narrow, **common).block(rngs).self_attention
     entry.layer.out = block.self_attention.layer.out
     self.project = Linear((inputs, dims.embed), ("embed", None), params.fan_in_normal(inputs), rngs, bias=True)
     self.norm, self.attention, self.mlp = entry.in_norm, entry.layer, block.mlp

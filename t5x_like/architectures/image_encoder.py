@@ -12,11 +12,11 @@ from flax import nnx
 from t5x_like import slots
 from t5x_like.architectures import heads
 from t5x_like.architectures.architecture import Batch, Dtype, Layers
-from t5x_like.architectures.build import StackBuilder, deepnorm_weights
-from t5x_like.architectures.chosen import chosen, computed
-from t5x_like.architectures.design import Design
+from t5x_like.architectures.build import computed, deepnorm_weights
+from t5x_like.architectures.design import Design, chosen
+from t5x_like.architectures.grid_stack import GridStackBuilder
 from t5x_like.errors import UserError
-from t5x_like.nn import image_positions, params
+from t5x_like.nn import params
 from t5x_like.nn.dims import Dims, subkey
 from t5x_like.nn.evened import encoded
 from t5x_like.nn.image_positions import Grid
@@ -109,9 +109,7 @@ class ImageEncoder(nnx.Module):
     )
     self.tokens = params.param(rngs, init, (E, dims.embed), (None, "embed")) if E else None
     deepnorm = deepnorm_weights(dims.layers, 0)["encoder"]
-    parts = StackBuilder(
-      variant.design, dims, causal=False, deepnorm=deepnorm, schemes_of=image_positions, grid=variant.grid, **options
-    )
+    parts = GridStackBuilder(variant.design, dims, causal=False, deepnorm=deepnorm, grid=variant.grid, **options)
     self.inputs = parts.inputs(rngs)
     self.encoder = parts.stack(rngs)
     given = dict(rngs=rngs, variant=variant, **options)

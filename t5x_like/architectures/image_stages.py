@@ -9,11 +9,10 @@ from flax import nnx
 
 from t5x_like import slots
 from t5x_like.architectures import heads
-from t5x_like.architectures.build import StackBuilder
 from t5x_like.architectures.design import Design
+from t5x_like.architectures.grid_stack import GridStackBuilder
 from t5x_like.architectures.image_encoder import ImageEncoder
 from t5x_like.errors import UserError
-from t5x_like.nn import image_positions
 from t5x_like.nn.block import collect
 from t5x_like.nn.dims import Dims, subkey
 from t5x_like.nn.embed import Inputs
@@ -139,7 +138,7 @@ class StagedEncoder(ImageEncoder):
     raise TypeError(f"{type(self).__name__} must define `patches_of`")
 
   def stage_of(self, number: int, rngs: nnx.Rngs, options: dict) -> Stage:
-    """Build a stage, counted from 0; `options` go to `StackBuilder`."""
+    """Build a stage, counted from 0; `options` go to `GridStackBuilder`."""
     raise TypeError(f"{type(self).__name__} must define `stage_of`")
 
   def input_design(self) -> Design:
@@ -148,8 +147,8 @@ class StagedEncoder(ImageEncoder):
   def build(self, rngs: nnx.Rngs, **options) -> None:
     variant, design = self.variant, self.variant.design
     self.patches = self.patches_of(rngs)
-    given = dict(causal=False, schemes_of=image_positions, grid=variant.grid, dropout_rate=options["dropout_rate"])
-    self.inputs = StackBuilder(self.input_design(), variant.stages[0], **given).inputs(rngs, kind=self.INPUTS)
+    given = dict(causal=False, grid=variant.grid, dropout_rate=options["dropout_rate"])
+    self.inputs = GridStackBuilder(self.input_design(), variant.stages[0], **given).inputs(rngs, kind=self.INPUTS)
     for number in range(len(variant.depths)):
       setattr(self, f"stage_{number + 1}", self.stage_of(number, rngs, options))
     self.final_norm = design.make_norm(variant.dims.embed, rngs) if design.final_norm else Identity()

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t5x_like.architectures.build import StackBuilder
 from t5x_like.architectures.design import Design
+from t5x_like.architectures.grid_stack import GridStackBuilder
 from t5x_like.nn import params
 from t5x_like.nn.attention import Attention
 from t5x_like.nn.block import Block, Residual
@@ -107,7 +107,7 @@ def max_pooled(x_BTD: jax.Array, grid: Grid, stride: int) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class PoolingBuilder(StackBuilder):
+class PoolingBuilder(GridStackBuilder):
   """A builder of blocks with pooling attention; `grid` and `key_grid` are the grids of queries and keys after pooling.
 
   Attributes:

@@ -9,7 +9,7 @@ from t5x_like.architectures.image_encoder import check
 from t5x_like.architectures.image_stages import Stage, StagedEncoder, StagedVariant
 from t5x_like.architectures.pooling import PoolingBuilder
 from t5x_like.errors import UserError
-from t5x_like.nn import image_positions, params
+from t5x_like.nn import params
 from t5x_like.nn.norm import Identity
 from t5x_like.slots import Positive
 
@@ -64,7 +64,7 @@ class PoolingEncoder(StagedEncoder):
   def stage_of(self, number: int, rngs: nnx.Rngs, options: dict) -> Stage:
     variant, dims, grid = self.variant, self.variant.stages[number], self.variant.grids[number]
     places, kv_stride = variant.places(number), max(variant.kv_stride >> number, 1)
-    given = dict(causal=False, schemes_of=image_positions, grid=grid, kv_stride=kv_stride, **options)
+    given = dict(causal=False, grid=grid, kv_stride=kv_stride, **options)
     entry = None
     if number:
       before, width = variant.grids[number - 1], variant.stages[number - 1].embed

@@ -7,13 +7,11 @@ import jax
 from flax import nnx
 
 from t5x_like import slots
-from t5x_like.architectures.chosen import chosen
-from t5x_like.architectures.design import Design
+from t5x_like.architectures.design import Design, chosen
 from t5x_like.architectures.image_encoder import patchified
 from t5x_like.architectures.image_stages import Stage, StagedEncoder, StagedVariant
 from t5x_like.architectures.windows import Merging, WindowStack
 from t5x_like.errors import UserError
-from t5x_like.nn import image_positions
 from t5x_like.nn.embed import Inputs
 from t5x_like.nn.image_positions import Grid
 from t5x_like.nn.linear import Linear
@@ -112,7 +110,6 @@ class WindowEncoder(StagedEncoder):
       self._design(number),
       dims,
       causal=False,
-      schemes_of=image_positions,
       grid=Grid(window, window),
       cells=grid,
       shift=shift,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from t5x_like.architectures.build import StackBuilder
+from t5x_like.architectures.grid_stack import GridStackBuilder
 from t5x_like.nn.attention import Attention, SelfAttention
 from t5x_like.nn.image_positions import Grid
 from t5x_like.nn.layer import Context, Layer
@@ -91,7 +91,7 @@ class Merging(Layer):
 
 
 @dataclasses.dataclass(frozen=True)
-class WindowStack(StackBuilder):
+class WindowStack(GridStackBuilder):
   """A builder of stacks whose layers attend within windows, alternately regular and shifted; `grid` is a window's.
 
   Attributes:

@@ -7,7 +7,7 @@ key/value heads, no biases, an untied output. The weight of the balance loss is 
 from t5x_like.architectures.decoder import Decoder
 from t5x_like.architectures.design import Design, Tokens, Variant
 from t5x_like.nn.dims import Dims
-from t5x_like.nn.experts import Experts
+from t5x_like.nn.feed_forward import Experts
 
 DESIGN = Design(
   norm="rmsnorm",

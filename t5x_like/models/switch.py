@@ -15,7 +15,7 @@ from t5x_like.architectures.design import Variant
 from t5x_like.architectures.encoder_decoder import EncoderDecoder
 from t5x_like.models.t5 import V1_0
 from t5x_like.nn.dims import Dims
-from t5x_like.nn.experts import Experts
+from t5x_like.nn.feed_forward import Experts
 
 ROUTING = Experts(top_k=1, normalise=False, jitter=0.01, balance_loss=0.01, z_loss=0.0)
 

@@ -10,8 +10,8 @@ Read it from the bottom up; each line imports only from the lines above it:
   linear norm layer activations       the matrix product, norms, the interface of every sublayer, activation functions
   lora                                low-rank adapters, put on a model from outside
   positions/ image_positions/ cores/  position schemes and attention cores: one file each, found by name
-  attention experts feed_forward/     the sublayers; feed-forward kinds are found by name
-  embed block pipeline stack          token embeddings, residual connections, stages, identical blocks in one scan
+  attention feed_forward/             the sublayers; feed-forward kinds are found by name
+  embed block stack pipeline          token embeddings, residual connections, identical blocks in one scan, its stages
   evened                              a stack over sequences padded for devices
   convolution mbconv                  convolutions, CoAtNet's blocks
   vocabulary_logits decode            logits computed in pieces, the state of decoding

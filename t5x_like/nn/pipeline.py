@@ -22,24 +22,8 @@ from t5x_like.errors import UserError
 from t5x_like.nn.dims import subkey
 from t5x_like.nn.layer import Context, Statistics
 from t5x_like.nn.remat import NONE, Remat
+from t5x_like.nn.stack import Pipeline
 from t5x_like.parallel import constrain
-from t5x_like.slots import Positive
-
-
-@dataclasses.dataclass(frozen=True)
-class Pipeline:
-  """The schedule of a stack whose layers are split over stages (`mesh.stage`).
-
-  Attributes:
-    microbatches: parts of the batch; None for as many as there are stages, or fewer if the rows do not divide.
-    rounds: times that a microbatch passes all stages; above 1, it needs at least as many microbatches as stages.
-  """
-
-  microbatches: Positive | None = None
-  rounds: Positive = 1
-
-
-EVEN = Pipeline()
 
 
 def run(pipeline: Pipeline, run_layers: Callable, blocks, x_BTD: jax.Array, context: Context, key, remat: Remat, _):

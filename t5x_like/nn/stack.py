@@ -9,17 +9,33 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from t5x_like import nn, slots
 from t5x_like.nn import params
-from t5x_like.nn import pipeline as pipelines
 from t5x_like.nn.block import Block, scalars
 from t5x_like.nn.dims import dropout, subkey
 from t5x_like.nn.layer import CacheStart, Context
 from t5x_like.nn.mask import Mask
 from t5x_like.nn.norm import Identity
-from t5x_like.nn.pipeline import EVEN, Pipeline
 from t5x_like.nn.positions import Position
 from t5x_like.nn.remat import NONE, Remat
 from t5x_like.parallel.constrain import ways
+from t5x_like.slots import Positive
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+  """The schedule of a stack whose layers are split over stages (`mesh.stage`).
+
+  Attributes:
+    microbatches: parts of the batch; None for as many as there are stages, or fewer if the rows do not divide.
+    rounds: times that a microbatch passes all stages; above 1, it needs at least as many microbatches as stages.
+  """
+
+  microbatches: Positive | None = None
+  rounds: Positive = 1
+
+
+EVEN = Pipeline()
 
 
 class Stack(nnx.Module):
@@ -79,7 +95,7 @@ class Stack(nnx.Module):
     context = dataclasses.replace(context, bias=self.bias(context.mask, x_BTD.shape[0]))
     run, remat = self._run, self.remat if cache is None else NONE
     if cache is None and ways("layers") > 1:
-      run = partial(pipelines.run, self.pipeline, self._run)
+      run = partial(slots.module("pipeline", nn).run, self.pipeline, self._run)
     depths = None if self.depths is None else jnp.asarray(self.depths, jnp.float32)
     x_BTD, aux, cache = run((self.blocks, depths), x_BTD, context, subkey(key, 0), remat, cache)
     aux = jax.tree.map(jnp.sum, jax.vmap(scalars)(aux)) if aux else {}

@@ -21,12 +21,11 @@ from t5x_like import recipes, slots, trust
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import outputs
 from t5x_like.nn import params
-from t5x_like.nn.cores._calls import cores_used
+from t5x_like.nn.cores import cores_used, in_words
 from t5x_like.parallel.rules import rows_by_process
 from t5x_like.planning import hardware, minimum, products, search, steps
 from t5x_like.planning.collectives import Collective, collectives
 from t5x_like.planning.hlo import Program
-from t5x_like.runtime.environment import in_words
 from t5x_like.training import assembly, flops
 
 _GIGA = 1e9

@@ -19,7 +19,6 @@ from t5x_like.architectures.image_encoder import ImageEncoder, patchified
 from t5x_like.data.images.pictures import MEAN, STD
 from t5x_like.errors import UserError
 from t5x_like.nn import params
-from t5x_like.nn.cores.auto import EXACT
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.remat import NONE
 from t5x_like.report import box_pictures
@@ -174,7 +173,7 @@ def _recordable(model) -> bool:
   """Whether the weights of its attention can be read off: plain blocks, and a core that computes the softmax."""
   attention = getattr(getattr(model, "encoder", None), "blocks", None)
   attention = getattr(getattr(attention, "self_attention", None), "layer", None)
-  return attention is not None and attention.core.name in EXACT and model.NEEDS == ("image",)
+  return attention is not None and attention.core.exact and model.NEEDS == ("image",)
 
 
 def _attended(model, batch: dict[str, jax.Array]) -> jax.Array:

@@ -49,11 +49,6 @@ def environment() -> dict[str, Any]:
   return found
 
 
-def in_words(used: dict[str, set[str]]) -> dict[str, str]:
-  """`cores_used` as {"attention_core": "dense", …}; where layers differ, the names are joined by "+"."""
-  return {place: "+".join(sorted(names)) for place, names in sorted(used.items())}
-
-
 def _cpu_model() -> str:
   try:
     for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():

@@ -13,15 +13,13 @@ import t5x_like.models
 import t5x_like.objectives
 from t5x_like import config as config_lib
 from t5x_like import slots
-from t5x_like.architectures.chosen import variant_of
-from t5x_like.architectures.design import Variant
+from t5x_like.architectures.design import Variant, variant_of
 from t5x_like.errors import UserError
 from t5x_like.nn import lora, params, remat
-from t5x_like.nn.cores._calls import cores_used
+from t5x_like.nn.cores import cores_used, in_words
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.runtime import process
-from t5x_like.runtime.environment import in_words
 from t5x_like.slots import AboveZero, Positive
 from t5x_like.training import evaluation, init_from, offload, phases, selection, teacher, tuning
 from t5x_like.training.guard import GUARDS, Guard, skipping
@@ -190,7 +188,7 @@ def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
   Args:
     task: a `data.task.Task`.
   Returns:
-    The model's attention cores by place, see `environment.in_words`; none for models without attention.
+    The model's attention cores by place, see `cores.in_words`; none for models without attention.
   Raises:
     UserError: naming the missing feature or output, and what to choose instead.
   """

@@ -8,10 +8,9 @@ from collections.abc import Callable
 import jax
 from ml_collections import ConfigDict
 
-from t5x_like.nn.cores._calls import cores_used
+from t5x_like.nn.cores import cores_used, in_words
 from t5x_like.parallel import distributed
 from t5x_like.runtime import compile_cache, process
-from t5x_like.runtime.environment import in_words
 from t5x_like.training import assembly, flops
 from t5x_like.training.state import shardings
 from t5x_like.training.step import make_step

@@ -1,12 +1,16 @@
-"""Measures step times, data waits and padding."""
+"""Measures step times, data waits and padding, and finds the slowest host."""
 
+import json
 import time
 from collections.abc import Iterator
 
+import jax
 import numpy as np
 
-from t5x_like.runtime.stragglers import Stragglers
 from t5x_like.training.compilation import Cost
+
+_PREFIX = "t5x_like/hosts/"
+_EVERY_SECONDS = 20.0
 
 
 class Goodput:
@@ -74,6 +78,37 @@ class Meter:
     slowest = self._stragglers.step_done(self._own)
     self._last, self._waited, self._away, self._own = now, 0.0, 0.0, 0.0
     return figures | slowest
+
+
+class Stragglers:
+  """Finds the slowest host: each tells the others, now and then, how long it works for a step itself.
+
+  All processes of a job take equally long for a step, since each waits for the last. Hosts differ in the time that they
+  spend on their own, waiting for data and preparing the step. Figures pass through the coordinator, without a
+  collective. Does nothing in a single process.
+  """
+
+  def __init__(self):
+    self._seconds, self._steps, self._told = 0.0, 0, time.monotonic()
+    self._client = None
+    if jax.process_count() > 1:
+      from jax._src import distributed  # the key-value store has no public API
+
+      self._client = distributed.global_state.client
+
+  def step_done(self, own_seconds: float) -> dict[str, float]:
+    """Notes a step; in process 0, now and then, the slowest host and the mean time of its own work, in seconds."""
+    self._seconds, self._steps = self._seconds + own_seconds, self._steps + 1
+    if self._client is None or time.monotonic() - self._told < _EVERY_SECONDS:
+      return {}
+    mine = json.dumps(self._seconds / self._steps)
+    self._client.key_value_set(f"{_PREFIX}{jax.process_index()}", mine, allow_overwrite=True)
+    self._seconds, self._steps, self._told = 0.0, 0, time.monotonic()
+    if jax.process_index():
+      return {}
+    found = {int(k.rpartition("/")[2]): json.loads(v) for k, v in self._client.key_value_dir_get(_PREFIX)}
+    slowest = max(found, key=found.get)
+    return {"slowest_host": slowest, "slowest_host_seconds": found[slowest]}
 
 
 def _padding(batch: dict[str, np.ndarray], pad_id: int | None) -> float:

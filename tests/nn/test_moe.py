@@ -15,7 +15,7 @@ from t5x_like.architectures.design import Design
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.block import scalars
-from t5x_like.nn.experts import Experts
+from t5x_like.nn.feed_forward import Experts
 from t5x_like.nn.feed_forward.moe import Moe
 from t5x_like.nn.layer import Context
 from t5x_like.nn.mask import Mask, positions

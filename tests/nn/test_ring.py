@@ -9,8 +9,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from t5x_like.errors import UserError
-from t5x_like.nn.cores import ring
-from t5x_like.nn.cores._calls import cores_used
+from t5x_like.nn.cores import cores_used, ring
 from t5x_like.nn.cores.ring import Ring
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules

@@ -20,7 +20,11 @@ def batch():
   return made | {"decoder_loss_weights": jax.ShapeDtypeStruct((B, T), jnp.float32)}
 
 
-@pytest.mark.parametrize("form", [{"layers": "scan"}, {"layers": "loop"}, {"remat": "full"}, {"remat": "dots"}])
+FORMS = [{"layers": "scan"}, {"layers": "loop"}, {"remat": "full"}, {"remat": "dots"}]
+CORES = [{"design": {"core": core}} for core in ("auto", "chunked", "ring")]  # exact: they count as the dense core
+
+
+@pytest.mark.parametrize("form", [*FORMS, *CORES])
 def test_t5_small_by_hand(form):
   model = jax.eval_shape(
     lambda key: t5.Model(nnx.Rngs(params=key), variant="t5-v1_1-small", vocab_size=32128, **form), jax.random.key(0)

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t5x_like.architectures.build import StackBuilder
-from t5x_like.nn import image_positions, params
+from t5x_like.architectures.grid_stack import GridStackBuilder
+from t5x_like.nn import params
 from t5x_like.nn.dims import Dims, subkey
 from t5x_like.nn.evened import encoded
 from t5x_like.nn.linear import Linear
@@ -39,14 +39,13 @@ class ReconstructionHead(nnx.Module):
     mlp: Positive = 2048,
   ):
     design, D, self.extra = variant.design, variant.dims.embed, variant.class_tokens
-    parts = StackBuilder(
+    parts = GridStackBuilder(
       design,
       Dims(embed, heads, heads, embed // heads, mlp, depth),
       causal=False,
       dropout_rate=dropout_rate,
       remat=remat,
       layers=layers,
-      schemes_of=image_positions,
       grid=variant.grid,
     )
     self.project = Linear((D, embed), ("embed", None), design.kernel_init(D), rngs, bias=True)

@@ -4,15 +4,35 @@ A file's `make` takes the arguments that recipes give and, if its signature name
 and whether it is `causal`. A core computes exactly what it is asked to, or raises a `UserError`.
 """
 
+import contextlib
+import contextvars
+from collections.abc import Iterator
+
 import jax
 from flax import nnx
 
 from t5x_like.errors import UserError
-from t5x_like.nn.cores._calls import computing
-from t5x_like.nn.cores._devices import on_each_device
 from t5x_like.nn.cores._softmax import Softmax
 from t5x_like.nn.mask import Mask
 from t5x_like.nn.positions import Position
+
+_used: contextvars.ContextVar[dict[str, set[str]] | None] = contextvars.ContextVar("used", default=None)
+
+
+@contextlib.contextmanager
+def cores_used() -> Iterator[dict[str, set[str]]]:
+  """Collect the labels of the cores in calls traced within the block, by their place in the model."""
+  used: dict[str, set[str]] = {}
+  token = _used.set(used)
+  try:
+    yield used
+  finally:
+    _used.reset(token)
+
+
+def in_words(used: dict[str, set[str]]) -> dict[str, str]:
+  """Return the cores used as {"attention_core": "dense", …}; where layers differ, names are joined by "+"."""
+  return {place: "+".join(sorted(names)) for place, names in sorted(used.items())}
 
 
 class Core(nnx.Module):
@@ -22,15 +42,11 @@ class Core(nnx.Module):
     refuses: unsupported features, of `causal window segments padding prefix bias query_bias softcap dropout lengths`.
     pieces_above: number of logits per head above which the core computes the bias piece by piece, so that no [T, S]
       array is ever made; None for never.
-    per_device: whether each device runs the core by itself, on its rows, heads and queries, with all of their keys.
-    keys_axis: the logical axis that splits the keys of a `per_device` core over devices; None if every device has all.
     exact: whether it computes the same function as the dense core, whose FLOPs then count as the model's.
   """
 
   refuses: tuple[str, ...] = ()
   pieces_above: int | None = None
-  per_device = False
-  keys_axis: str | None = None
   exact = False
 
   @property
@@ -68,11 +84,9 @@ class Core(nnx.Module):
     core = self.chosen(q_BTNH, k_BSKH, mask, softmax)
     if words := core.refused(q_BTNH, k_BSKH, mask, softmax):
       raise core.refusal(words)
-    core = computing(core, place, core.label(q_BTNH))
-    arguments = q_BTNH * scale, k_BSKH, v_BSKH, mask, softmax
-    if not core.per_device:
-      return core.attend(*arguments)
-    return on_each_device(core.attend, *arguments, keys_axis=core.keys_axis)
+    if (used := _used.get()) is not None:
+      used.setdefault(place, set()).add(core.label(q_BTNH))
+    return core.computed(q_BTNH * scale, k_BSKH, v_BSKH, mask, softmax)
 
   def label(self, q_BTNH: jax.Array) -> str:
     """Return the name that logs and records use for the core on these queries."""
@@ -99,6 +113,10 @@ class Core(nnx.Module):
       "lengths": (T != S, f"attention from {T} queries to {S} keys, which must be as many"),
     }
     return next((words for name, (wanted, words) in asked.items() if wanted and name in cls.refuses), None)
+
+  def computed(self, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, softmax: Softmax) -> jax.Array:
+    """Compute a call on the whole arrays; a core that each device runs by itself does so here (see `_devices`)."""
+    return self.attend(q, k, v, mask, softmax)
 
   def attend(self, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, softmax: Softmax) -> jax.Array:
     """Attend from scaled queries [B, T, N, H] to keys and values [B, S, K, H]; return [B, T, N, H]."""

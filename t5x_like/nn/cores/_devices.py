@@ -6,34 +6,27 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from t5x_like.nn.cores import Core
+from t5x_like.nn.cores._softmax import Places, Softmax
 from t5x_like.nn.mask import Mask
 from t5x_like.parallel import constrain
 
 
-@dataclasses.dataclass(frozen=True)
-class Places:
-  """The rows, heads and queries of one device, as indices into the whole arrays.
+class PerDevice(Core):
+  """A core that each device runs by itself, on its rows, heads and queries.
 
   Attributes:
-    rows, heads, queries: int32 [B], [N], [T].
-    whole: whether the queries cover the whole sequence.
+    keys_axis: the logical axis that splits the keys over devices; None if every device has all keys of its rows.
   """
 
-  rows: jax.Array
-  heads: jax.Array
-  queries: jax.Array
-  whole: bool = dataclasses.field(default=True, metadata={"static": True})
+  keys_axis: str | None = None
 
-  def own_heads(self, x: jax.Array, axis: int) -> jax.Array:
-    """Select these heads from an array with all heads along `axis`."""
-    return x if x.shape[axis] in (1, self.heads.size) else jnp.take(x, self.heads, axis=axis)
+  def computed(self, q, k, v, mask, softmax):
+    return _on_each_device(self.attend, q, k, v, mask, softmax, self.keys_axis)
 
 
-jax.tree_util.register_dataclass(Places)
-
-
-def on_each_device(
-  attend: Callable, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, softmax, keys_axis: str | None = None
+def _on_each_device(
+  attend: Callable, q: jax.Array, k: jax.Array, v: jax.Array, mask: Mask, softmax: Softmax, keys_axis: str | None
 ) -> jax.Array:
   """Run `attend(q, k, v, mask, softmax)` on each device, on its rows, heads and queries.
 

@@ -1,13 +1,34 @@
-"""The settings of attention's softmax, besides the mask."""
+"""The settings of attention's softmax, besides the mask, and the part of it that one device computes."""
 
 import dataclasses
 
 import jax
 import jax.numpy as jnp
 
-from t5x_like.nn.cores._devices import Places
 from t5x_like.nn.dims import dropout
 from t5x_like.nn.positions import Position
+
+
+@dataclasses.dataclass(frozen=True)
+class Places:
+  """The rows, heads and queries of one device, as indices into the whole arrays.
+
+  Attributes:
+    rows, heads, queries: int32 [B], [N], [T].
+    whole: whether the queries cover the whole sequence.
+  """
+
+  rows: jax.Array
+  heads: jax.Array
+  queries: jax.Array
+  whole: bool = dataclasses.field(default=True, metadata={"static": True})
+
+  def own_heads(self, x: jax.Array, axis: int) -> jax.Array:
+    """Select these heads from an array with all heads along `axis`."""
+    return x if x.shape[axis] in (1, self.heads.size) else jnp.take(x, self.heads, axis=axis)
+
+
+jax.tree_util.register_dataclass(Places)
 
 
 @dataclasses.dataclass(frozen=True)

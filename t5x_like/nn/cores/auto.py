@@ -31,6 +31,7 @@ class Auto(Core):
   """A core that picks one from the table above for each call; it refuses nothing."""
 
   pieces_above = SHORT
+  exact = True
 
   def chosen(self, q: jax.Array, k: jax.Array, mask: Mask, softmax: Softmax) -> Core:
     """Choose the core for a call with these queries [B, T, N, H] and keys [B, S, K, H]."""

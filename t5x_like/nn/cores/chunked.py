@@ -10,12 +10,12 @@ Position biases are computed block by block; if they depend only on the distance
 
 import jax
 
-from t5x_like.nn.cores import Core
 from t5x_like.nn.cores import _blockwise as blockwise
+from t5x_like.nn.cores._devices import PerDevice
 from t5x_like.slots import Positive
 
 
-class Chunked(Core):
+class Chunked(PerDevice):
   """Equal to the dense core for every mask, position bias, cap and grouping of heads; refuses Shaw's positions.
 
   A query that sees no key at all gets zeros (the mean of all values from the dense core).
@@ -27,7 +27,6 @@ class Chunked(Core):
   refuses = ("query_bias",)
   pieces_above = 0
   exact = True
-  per_device = True
 
   def __init__(self, *, query_chunk: Positive = 512, key_chunk: Positive = 512):
     self.query_chunk = query_chunk

@@ -7,18 +7,17 @@ the forward pass, 2.5 times as many in the backward pass. Memory: O(T + S).
 import jax
 import jax.numpy as jnp
 
-from t5x_like.nn.cores import Core
+from t5x_like.nn.cores._devices import PerDevice
 from t5x_like.parallel.target import platform
 
 DTYPES = (jnp.bfloat16, jnp.float16)
 WIDEST = 128  # head width; 256 from Hopper on
 
 
-class CuDnn(Core):
+class CuDnn(PerDevice):
   """Equal to the dense core, for plain and causal attention, with a causal window, in 16 bits on a GPU."""
 
   refuses = ("segments", "prefix", "bias", "query_bias", "softcap", "dropout", "padding")
-  per_device = True
   exact = True
 
   @classmethod

@@ -11,6 +11,8 @@ NEGATIVE = -1e10  # finite, so that rows without any allowed key stay finite
 class Dense(Core):
   """Softmax attention (Vaswani et al. 2017, equation 1)."""
 
+  exact = True
+
   def attend(self, q, k, v, mask, softmax):
     (B, T, N, H), K, position = q.shape, k.shape[2], softmax.position
     q_BTKGH = q.reshape(B, T, K, N // K, H)

@@ -12,14 +12,14 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from t5x_like.nn.cores import Core
 from t5x_like.nn.cores._blocks import padded
+from t5x_like.nn.cores._devices import PerDevice
 from t5x_like.parallel.target import platform
 
 LANES = 128  # a TPU's vector registers are this wide
 
 
-class Splash(Core):
+class Splash(PerDevice):
   """Equal to the dense core for every query that sees a key, in segments, padding, causality, window and cap.
 
   Causal attention and windows need positions that grow by one from slot to slot, as in training (`Mask.aligned`), and
@@ -30,7 +30,6 @@ class Splash(Core):
   """
 
   refuses = ("prefix", "bias", "query_bias", "dropout")
-  per_device = True
   exact = True
 
   def __init__(self, *, block: int = 512):

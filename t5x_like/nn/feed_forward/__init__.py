@@ -3,3 +3,44 @@
 A file's `make` builds the layer from the widths of the residual stream and the hidden layer, and takes the builder's
 options that its signature names.
 """
+
+import dataclasses
+from typing import Literal
+
+from t5x_like.errors import UserError
+from t5x_like.slots import AboveZero, NotNegative, Positive, Rate
+
+
+@dataclasses.dataclass(frozen=True)
+class Experts:
+  """A design's mixture of experts (`design.experts`).
+
+  Attributes:
+    experts, top_k: number of experts, and of those that each token uses.
+    normalise: whether a token's gates are scaled to sum to one (Mixtral) or remain probabilities (Switch); None is True
+      if `top_k` is above 1. A single normalised gate would be the constant 1, without a gradient for the router.
+    router: "softmax", or "noisy_top_k", which in training adds normal noise to the logits. A second kernel, initially
+      zero, learns its standard deviation, which starts at softplus(0) (Shazeer et al. 2017, section 2.1).
+    dispatch: "dropless" or "capacity"; see `nn.feed_forward.moe`.
+    capacity_factor: slots per choice in the "capacity" dispatch.
+    balance_loss, z_loss: weights of the two losses.
+    jitter: training multiplies the router's input by uniform numbers in [1 - jitter, 1 + jitter] (Switch: 0.01).
+  """
+
+  experts: Positive = 8
+  top_k: Positive = 2
+  normalise: bool | None = None
+  router: Literal["softmax", "noisy_top_k"] = "softmax"
+  dispatch: Literal["dropless", "capacity"] = "dropless"
+  capacity_factor: AboveZero = 1.25
+  balance_loss: NotNegative = 0.01
+  z_loss: NotNegative = 0.001
+  jitter: Rate = 0.0
+
+  def __post_init__(self):
+    if self.top_k > self.experts:
+      expected = f"1 to {self.experts}, the number of experts"
+      raise UserError(f"config.model.design.experts.top_k: found {self.top_k}, expected {expected}")
+    if self.top_k == 1 and self.normalise:
+      expected = "False with top_k=1: a gate of 1 has no gradient"
+      raise UserError(f"config.model.design.experts.normalise: found True, expected {expected}")

@@ -9,7 +9,7 @@ from flax import nnx
 
 from t5x_like.nn import params
 from t5x_like.nn.dims import subkey
-from t5x_like.nn.experts import Experts
+from t5x_like.nn.feed_forward import Experts
 from t5x_like.nn.layer import Statistics
 
 

@@ -28,7 +28,7 @@ from flax import nnx
 
 from t5x_like.nn import params
 from t5x_like.nn.dims import dropout, subkey
-from t5x_like.nn.experts import Experts
+from t5x_like.nn.feed_forward import Experts
 from t5x_like.nn.feed_forward._router import Load, Router, Routing
 from t5x_like.nn.layer import Context, Layer
 from t5x_like.parallel.constrain import constrain, gathered, scattered
