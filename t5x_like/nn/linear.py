@@ -12,9 +12,17 @@ from t5x_like.nn import params
 from t5x_like.parallel.constrain import TOKENS, gathered, scattered, ways
 from t5x_like.parallel.target import platform
 
+ADAPTERS = ("lora_a", "lora_b")  # names of the parameters of a low-rank adapter; see `nn.lora`
+
 
 class Linear(nnx.Module):
-  """`x @ kernel`, or `x @ kernel + bias`, computed in the dtype of `x`."""
+  """`x @ kernel`, or `x @ kernel + bias`, computed in the dtype of `x`.
+
+  Attributes:
+    adapted: whether it has a low-rank adapter.
+  """
+
+  adapted = False
 
   def __init__(
     self,
@@ -35,6 +43,10 @@ class Linear(nnx.Module):
   def completed(self, y: jax.Array, x: jax.Array) -> jax.Array:
     """Complete the product `y` of `x` and the kernel: add the bias."""
     return y if self.bias is None else y + self.bias[...].astype(y.dtype)
+
+  def without_adapter(self, *, merged: bool) -> "Linear":
+    """Return the layer without its adapter, which is either added to the kernel or dropped."""
+    return self
 
   @staticmethod
   def beside(layers: Sequence["Linear"], x: jax.Array) -> list[jax.Array]:
@@ -67,6 +79,15 @@ def replaced(module: nnx.Module, function: Callable[[str, Linear], Linear]) -> n
       parent = getattr(parent, part)
     setattr(parent, last, function(name, linear))
   return made
+
+
+def without_adapters(module: nnx.Module, *, merged: bool) -> nnx.Module:
+  """Copy the module without adapters: the same function if they are `merged`, else the one that they adapt."""
+  return replaced(module, lambda _, linear: linear.without_adapter(merged=merged))
+
+
+def has_adapters(module: nnx.Module) -> bool:
+  return any(linear.adapted for _, linear in linears(module))
 
 
 def linears(module: nnx.Module, path: str = "") -> Iterator[tuple[str, Linear]]:

@@ -10,7 +10,7 @@ W needs no gradient: neither its gradient nor its optimizer state is ever comput
 
 import fnmatch
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,6 @@ from flax import nnx
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.nn.linear import Linear, linears, matmul, replaced
-
-NAMES = ("lora_a", "lora_b")
 
 
 class LoraLinear(Linear):
@@ -32,6 +30,8 @@ class LoraLinear(Linear):
     scale: factor of the adapter's output.
     key: random key for A, drawn from a normal distribution with standard deviation 1/sqrt(D).
   """
+
+  adapted = True
 
   def __init__(self, linear: Linear, rank: int, scale: float, key: jax.Array):
     self.kernel, self.bias, self.scale = linear.kernel, linear.bias, scale
@@ -46,6 +46,17 @@ class LoraLinear(Linear):
   def completed(self, y: jax.Array, x: jax.Array) -> jax.Array:
     low = matmul(x, self.lora_a[...], x.dtype, self.lora_a.axes[-2:])
     return super().completed(y, x) + self.scale * matmul(low, self.lora_b[...], x.dtype, self.lora_b.axes[-2:])
+
+  def without_adapter(self, *, merged: bool) -> Linear:
+    kernel, bias, axes = self.kernel[...], self.bias is not None, self.kernel.axes
+    if merged:
+      with jax.default_matmul_precision("highest"):
+        kernel = kernel + self.scale * (self.lora_a[...] @ self.lora_b[...])
+    made = jax.eval_shape(lambda: Linear(kernel.shape, axes, params.zeros, nnx.Rngs(0), bias=bias))
+    made.kernel = nnx.Param(kernel, axes=axes, unit=self.kernel.unit)
+    if bias:
+      made.bias = self.bias
+    return made
 
 
 def adapted(model, targets: Sequence[str], rank: int, alpha: float, key: jax.Array, besides: Sequence[str] = ()):
@@ -71,39 +82,6 @@ def adapted(model, targets: Sequence[str], rank: int, alpha: float, key: jax.Arr
   return replaced(
     model, lambda name, linear: LoraLinear(linear, rank, alpha / rank, keys[name]) if name in chosen else linear
   )
-
-
-def merged(model):
-  """Return the same function without adapters: add their products to the kernels."""
-
-  def kernel(linear: LoraLinear) -> jax.Array:
-    with jax.default_matmul_precision("highest"):
-      return linear.kernel[...] + linear.scale * (linear.lora_a[...] @ linear.lora_b[...])
-
-  return _plain(model, kernel)
-
-
-def base(model):
-  """Return the model without its adapters: the original kernels."""
-  return _plain(model, lambda linear: linear.kernel[...])
-
-
-def has_adapters(model) -> bool:
-  return any(isinstance(linear, LoraLinear) for _, linear in linears(model))
-
-
-def _plain(model, kernel: Callable[[LoraLinear], jax.Array]):
-  def plain(_, linear: Linear) -> Linear:
-    if not isinstance(linear, LoraLinear):
-      return linear
-    bias = linear.bias is not None
-    made = jax.eval_shape(lambda: Linear(linear.kernel.shape, linear.kernel.axes, params.zeros, nnx.Rngs(0), bias=bias))
-    made.kernel = nnx.Param(kernel(linear), axes=linear.kernel.axes, unit=linear.kernel.unit)
-    if bias:
-      made.bias = linear.bias
-    return made
-
-  return replaced(model, plain)
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from t5x_like.errors import UserError
-from t5x_like.nn import lora
+from t5x_like.nn.linear import without_adapters
 from t5x_like.objectives import flat
 from t5x_like.objectives._cross_entropy import statistics
 from t5x_like.objectives._losses import Batch, DecoderTargets, Sums, add_auxiliary
@@ -64,7 +64,7 @@ class Objective(DecoderTargets):
     """
     rows = flat(batch)
     outputs = model.outputs(rows, key)
-    reference = getattr(model, "reference", None) or lora.base(model)
+    reference = getattr(model, "reference", None) or without_adapters(model, merged=False)
     own_B2 = _log_probabilities(outputs["logits"], rows)
     base_B2 = jax.lax.stop_gradient(_log_probabilities(reference.outputs(rows)["logits"], rows))
     pairs_B = jnp.any(batch[self.weights] > 0, axis=(1, 2)).astype(jnp.float32)

@@ -15,8 +15,9 @@ from t5x_like import config as config_lib
 from t5x_like import slots
 from t5x_like.architectures.design import Variant, variant_of
 from t5x_like.errors import UserError
-from t5x_like.nn import lora, params, remat
+from t5x_like.nn import params, remat
 from t5x_like.nn.cores import cores_used, in_words
+from t5x_like.nn.linear import has_adapters
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.runtime import process
@@ -322,7 +323,7 @@ def _model(config: ConfigDict):
     model = tune.adapt(bare(key), jax.random.fold_in(key, _ADAPTERS))
     if getattr(objective, "teacher", False):
       model.reference = bare(key, "teacher.model", config.teacher.model)
-    elif getattr(objective, "reference", False) and not lora.has_adapters(model):  # else it is the model without them
+    elif getattr(objective, "reference", False) and not has_adapters(model):  # else it is the model without them
       model.reference = bare(key)
     return model
 

@@ -21,7 +21,8 @@ import t5x_like.models
 from t5x_like import slots
 from t5x_like.architectures.design import variant_of
 from t5x_like.errors import UserError, one_line
-from t5x_like.nn import lora, params
+from t5x_like.nn import params
+from t5x_like.nn.linear import ADAPTERS
 from t5x_like.runtime import process
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.state import TrainState
@@ -159,7 +160,7 @@ def load(config: ConfigDict, parts, state: TrainState) -> tuple[TrainState, dict
     if config.teacher and name.startswith(assembly.REFERENCE):
       continue  # it has its own
     old = arrays.get(name.removeprefix(assembly.REFERENCE))
-    new = name.startswith(_NEW) or name.endswith(lora.NAMES)
+    new = name.startswith(_NEW) or name.endswith(ADAPTERS)
     if old is None or (new and old.shape != fresh.shape):
       if not new:
         raise UserError(f"config.init.workdir: {directory} has no tensor {name}; only heads may be new")

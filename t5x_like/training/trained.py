@@ -14,7 +14,8 @@ from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.checkpoints.manifest import flatten
 from t5x_like.data import features
 from t5x_like.errors import UserError
-from t5x_like.nn import lora, params
+from t5x_like.nn import params
+from t5x_like.nn.linear import without_adapters
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from t5x_like.rows import Runner
@@ -90,7 +91,7 @@ def restore_params(
 
 def finished(model):
   """The model as it is used elsewhere: its adapters merged, without a reference beside it."""
-  model = lora.merged(model)
+  model = without_adapters(model, merged=True)
   if hasattr(model, "reference"):
     del model.reference
   return model

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from t5x_like import nn, slots
 from t5x_like.errors import UserError
-from t5x_like.nn import lora
+from t5x_like.nn.linear import ADAPTERS
 from t5x_like.slots import Positive
 
 Named = dict[str, jax.Array]
@@ -110,10 +111,11 @@ def low_rank(
     raise UserError("config.tuning.targets: found none, expected names of kernels, such as query")
 
   def trained(named):
-    own = [f"*/{name}" for name in lora.NAMES]
+    own = [f"*/{name}" for name in ADAPTERS]
     return [name for name in named if any(fnmatch.fnmatchcase(name, pattern) for pattern in (*own, *also))]
 
-  return Tuning(lambda model, key: lora.adapted(model, targets, rank, alpha, key, also), trained=trained)
+  adapted = slots.module("lora", nn).adapted
+  return Tuning(lambda model, key: adapted(model, targets, rank, alpha, key, also), trained=trained)
 
 
 TUNINGS = {"all": everything, "head": head, "layer_decay": layer_decay, "by_part": by_part, "lora": low_rank}

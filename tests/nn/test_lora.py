@@ -10,7 +10,7 @@ from more import beyond
 from t5x_like.errors import UserError
 from t5x_like.models import bert, gpt, t5
 from t5x_like.nn import lora, params
-from t5x_like.nn.linear import Linear
+from t5x_like.nn.linear import ADAPTERS, Linear, without_adapters
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
 from tests.models.families import Case as Family
@@ -46,7 +46,13 @@ def test_zero_adapters_change_nothing_and_merged_equals_unmerged(kind, layers):
   def logits(batch):
     model = adapted(kind, layers)
     moved = noised(model)
-    made = (plain(CASES[kind], layers), model, moved, lora.merged(moved), lora.base(moved))
+    made = (
+      plain(CASES[kind], layers),
+      model,
+      moved,
+      without_adapters(moved, merged=True),
+      without_adapters(moved, merged=False),
+    )
     return [one(batch)["logits"] for one in made]
 
   before, zero, moved, merged, base = logits(apart(CASES[kind]))
@@ -59,17 +65,17 @@ def test_zero_adapters_change_nothing_and_merged_equals_unmerged(kind, layers):
 def test_names_axes_and_sizes(kind):
   before = params.named_params(jax.eval_shape(lambda: plain(CASES[kind], "scan")))
   after = params.named_params(jax.eval_shape(lambda: adapted(kind)))
-  assert {name: p.shape for name, p in after.items() if not name.endswith(lora.NAMES)} == {
+  assert {name: p.shape for name, p in after.items() if not name.endswith(ADAPTERS)} == {
     name: p.shape for name, p in before.items()
   }
   new = after.keys() - before.keys()
-  assert new and {name.rpartition("/")[2] for name in new} == set(lora.NAMES)
+  assert new and {name.rpartition("/")[2] for name in new} == set(ADAPTERS)
   for name in new:
     kernel, p = before[name.rpartition("/")[0] + "/kernel"], after[name]
     *layers, rows, columns = zip(kernel.shape, kernel.axes, kernel.unit)
     rank = (2, None, 1)
     assert list(zip(p.shape, p.axes, p.unit)) == [*layers, *([rows, rank] if name.endswith("a") else [rank, columns])]
-  merged = params.named_params(jax.eval_shape(lambda: lora.merged(adapted(kind))))
+  merged = params.named_params(jax.eval_shape(lambda: without_adapters(adapted(kind), merged=True)))
   assert {n: (p.shape, p.axes, p.unit) for n, p in merged.items()} == {
     n: (p.shape, p.axes, p.unit) for n, p in before.items()
   }
@@ -97,7 +103,7 @@ def test_split_over_devices_they_compute_the_same(mesh):
   assert adapters and all(len({str(s.index) for s in x.addressable_shards}) > 1 for x in adapters)
 
   def gradients(arrays, batch):
-    own = {name: x for name, x in arrays.items() if name.endswith(lora.NAMES)}
+    own = {name: x for name, x in arrays.items() if name.endswith(ADAPTERS)}
     return jax.grad(lambda own: (params.with_arrays(abstract, arrays | own)(batch)["logits"] ** 2).mean())(own)
 
   @jax.jit

@@ -9,7 +9,8 @@ import pytest
 
 import tests.recipes.nano_decoder  # noqa: F401 -- the variant that the runs are of
 from t5x_like import train
-from t5x_like.nn import lora, params
+from t5x_like.nn import params
+from t5x_like.nn.linear import ADAPTERS
 from t5x_like.training import assembly, trained
 from tests.runs import assert_same_bits, restored
 
@@ -34,7 +35,7 @@ def runs(tmp_path_factory, compiled):
 
 def test_only_adapters_move_and_only_they_have_a_state(runs):
   base, before, after = restored(runs / "base", 2), restored(runs / "lora", 2), restored(runs / "lora", 4)
-  own = {name for name in after if name.startswith("params/") and name.endswith(lora.NAMES)}
+  own = {name for name in after if name.startswith("params/") and name.endswith(ADAPTERS)}
   assert own and all(not np.array_equal(before[name], after[name]) for name in own)
   for name in base:
     if name.startswith("params/"):
