@@ -71,7 +71,7 @@ def test_imports_go_only_to_lower_floors():
         continue
       allowed = FLOORS[other] < FLOORS[own] or (FLOORS[own] == 0 and other in GROUND) or {own, other} <= TOGETHER
       if own in ("nn", "architectures", "decoding") and module.startswith(f"{PACKAGE}.parallel"):
-        allowed = module.startswith((f"{PACKAGE}.parallel.constrain", f"{PACKAGE}.parallel.target"))
+        allowed = module.startswith(f"{PACKAGE}.parallel.constrain")
       if not allowed:
         wrong.append(f"{where(path, line)} imports {module}")
   assert not wrong, "\n".join(wrong)

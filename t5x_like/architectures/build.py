@@ -14,7 +14,6 @@ from t5x_like.architectures.design import Design
 from t5x_like.errors import UserError
 from t5x_like.nn import cores, feed_forward, positions
 from t5x_like.nn import remat as policies
-from t5x_like.nn.activations import ACTIVATIONS
 from t5x_like.nn.attention import Attention, CrossAttention, SelfAttention
 from t5x_like.nn.block import Block, Normed, Parallel, Residual
 from t5x_like.nn.cores import Core
@@ -22,6 +21,7 @@ from t5x_like.nn.cores.auto import Auto
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.dims import Dims
 from t5x_like.nn.embed import Inputs, Types
+from t5x_like.nn.feed_forward import ACTIVATIONS
 from t5x_like.nn.layer import Layer
 from t5x_like.nn.linear import Linear
 from t5x_like.nn.norm import LayerScale, ScaledUnit, Unit

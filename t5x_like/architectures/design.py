@@ -14,9 +14,8 @@ from flax import nnx
 from t5x_like import slots
 from t5x_like.errors import UserError
 from t5x_like.nn import params
-from t5x_like.nn.activations import ACTIVATIONS
 from t5x_like.nn.dims import Dims
-from t5x_like.nn.feed_forward import Experts
+from t5x_like.nn.feed_forward import ACTIVATIONS, Experts
 from t5x_like.nn.norm import NORMS
 from t5x_like.slots import Positive
 
@@ -33,7 +32,7 @@ class Design:
     parallel: attention and MLP read the same input, through one norm (PaLM) or one each (GPT-NeoX).
     layer_scale: initial factor of each channel of a sublayer's output, in a pre-norm stack (`norm.LayerScale`); None
       for no factor.
-    activation: one of `nn.activations.ACTIVATIONS`; names ending in -glu are gated (Shazeer 2020).
+    activation: one of `nn.feed_forward.ACTIVATIONS`; names ending in -glu are gated (Shazeer 2020).
     biases: projections with a bias: "qkv" or "qv" (queries and values), "out" and "mlp".
     position: a scheme of `nn.positions`, a name or {"name": …} with its arguments; layers cycle through a tuple.
     qk_norm: a norm on queries and keys.

@@ -15,8 +15,7 @@ from flax import nnx
 from t5x_like.nn import params
 from t5x_like.nn.linear import Linear, contract, replaced
 from t5x_like.nn.vocabulary_logits import VocabularyLogits
-from t5x_like.parallel.constrain import ways
-from t5x_like.parallel.target import platform
+from t5x_like.parallel.constrain import platform, ways
 
 _FEW = 64  # rows: transposing up to this many costs less than reading a kernel
 

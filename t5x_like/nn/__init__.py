@@ -7,7 +7,7 @@ caches) is an argument; everything that varies between models is a different obj
 Read it from the bottom up; each line imports only from the lines above it:
 
   dims params mask remat              sizes and their letters, parameters with named axes, masks, saved activations
-  linear norm layer activations       the matrix product, norms, the interface of every sublayer, activation functions
+  linear norm layer                   the matrix product, norms, the interface of every sublayer
   lora                                low-rank adapters, put on a model from outside
   positions/ image_positions/ cores/  position schemes and attention cores: one file each, found by name
   attention feed_forward/             the sublayers; feed-forward kinds are found by name

@@ -17,8 +17,7 @@ from t5x_like.nn.mask import Mask
 from t5x_like.nn.norm import Identity
 from t5x_like.nn.positions import Position
 from t5x_like.nn.remat import named
-from t5x_like.parallel.constrain import constrain
-from t5x_like.parallel.target import platform
+from t5x_like.parallel.constrain import constrain, platform
 
 CAUSAL = "causal_attention"  # named scope in profiles; the FLOP count halves its operations
 

@@ -9,8 +9,7 @@ from flax import nnx
 from jax.custom_batching import custom_vmap
 
 from t5x_like.nn import params
-from t5x_like.parallel.constrain import TOKENS, gathered, scattered, ways
-from t5x_like.parallel.target import platform
+from t5x_like.parallel.constrain import TOKENS, gathered, platform, scattered, ways
 
 ADAPTERS = ("lora_a", "lora_b")  # names of the parameters of a low-rank adapter; see `nn.lora`
 

@@ -1,4 +1,4 @@
-"""The layers' interface to the mesh, by logical axis names.
+"""The layers' interface to the mesh, by logical axis names, and to its platform.
 
 Layers are single-device code: they know only the logical names of their activations' axes.
 `parallel.rules.Rules.activate` maps these to mesh axes around a traced step; outside of it there is one device.
@@ -28,6 +28,7 @@ class Layout(Protocol):
 
 
 _layout: contextvars.ContextVar[Layout | None] = contextvars.ContextVar("layout", default=None)
+_target: contextvars.ContextVar[str | None] = contextvars.ContextVar("target", default=None)
 
 
 def constrain(x: jax.Array, *axes: str | None, first: str | None = None) -> jax.Array:
@@ -97,3 +98,21 @@ def activated(layout: Layout | None) -> Iterator[None]:
     yield
   finally:
     _layout.reset(token)
+
+
+def platform() -> str:
+  """Return `cpu`, `gpu` or `tpu`: the platform of the mesh whose rules are active, or this process's default.
+
+  A plan's mesh has another platform than the process that makes the plan.
+  """
+  return _target.get() or jax.default_backend()
+
+
+@contextlib.contextmanager
+def target(name: str) -> Iterator[None]:
+  """Make `platform` return `name` within the block."""
+  token = _target.set(name)
+  try:
+    yield
+  finally:
+    _target.reset(token)

@@ -15,9 +15,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from t5x_like.errors import UserError, did_you_mean
-from t5x_like.parallel.constrain import TOKENS, activated
+from t5x_like.parallel.constrain import TOKENS, activated, target
 from t5x_like.parallel.mesh import stages
-from t5x_like.parallel.target import target
 
 DEFAULT = {
   # Parameters

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from t5x_like.parallel.constrain import ways
-from t5x_like.parallel.target import platform
+from t5x_like.parallel.constrain import platform, ways
 from t5x_like.training.schedule import Schedule
 
 _MIN_FACTORED = 128  # a matrix with a smaller second-largest side keeps a full second moment

@@ -7,10 +7,10 @@ import pytest
 from flax import nnx
 
 from t5x_like.decoding.cpu import Joined, KernelFirst, prepared
-from t5x_like.nn.activations import ACTIVATIONS
+from t5x_like.nn.feed_forward import ACTIVATIONS
 from t5x_like.nn.feed_forward.mlp import Mlp
 from t5x_like.nn.linear import Linear, linears
-from t5x_like.parallel.target import target
+from t5x_like.parallel.constrain import target
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -13,8 +13,7 @@ from test_families import CHECKS, FORMS, same
 from t5x_like import slots
 from t5x_like.architectures.design import Design
 from t5x_like.nn import positions
-from t5x_like.nn.activations import ACTIVATIONS
-from t5x_like.nn.feed_forward import Experts
+from t5x_like.nn.feed_forward import ACTIVATIONS, Experts
 from t5x_like.nn.norm import NORMS
 
 LLAMA3 = {"factor": 4.0, "low": 1.0, "high": 2.0, "original_length": 4}

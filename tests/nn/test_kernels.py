@@ -12,9 +12,9 @@ from t5x_like.nn.cores import Softmax
 from t5x_like.nn.cores.auto import Auto
 from t5x_like.nn.cores.splash import Splash
 from t5x_like.nn.mask import Mask, positions
+from t5x_like.parallel.constrain import target
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.parallel.target import target
 
 CORE = Splash(block=128)
 

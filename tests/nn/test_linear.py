@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from t5x_like.nn.linear import matmul
-from t5x_like.parallel.target import target
+from t5x_like.parallel.constrain import target
 
 AXES = ("embed", "mlp")
 

@@ -11,7 +11,7 @@ import pytest
 
 from t5x_like import plan, recipes
 from t5x_like.errors import UserError
-from t5x_like.parallel.target import platform, target
+from t5x_like.parallel.constrain import platform, target
 from t5x_like.planning import child, compiling, hardware, search, steps, table
 from t5x_like.training import assembly
 

@@ -6,7 +6,7 @@ from flax import nnx
 from t5x_like import slots
 from t5x_like.architectures.design import Variant
 from t5x_like.architectures.heads.mlm import at_places
-from t5x_like.nn.activations import ACTIVATIONS
+from t5x_like.nn.feed_forward import ACTIVATIONS
 from t5x_like.nn.linear import Linear
 
 

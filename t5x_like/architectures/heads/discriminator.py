@@ -5,8 +5,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from t5x_like.architectures.design import Variant
-from t5x_like.nn.activations import ACTIVATIONS
 from t5x_like.nn.embed import Embed
+from t5x_like.nn.feed_forward import ACTIVATIONS
 from t5x_like.nn.linear import Linear
 
 

@@ -6,8 +6,8 @@ from flax import nnx
 
 from t5x_like.architectures.design import Variant
 from t5x_like.architectures.heads.lm import LmHead
-from t5x_like.nn.activations import ACTIVATIONS
 from t5x_like.nn.embed import Embed
+from t5x_like.nn.feed_forward import ACTIVATIONS
 from t5x_like.nn.linear import Linear
 
 

@@ -8,8 +8,8 @@ from t5x_like.architectures.design import Variant
 from t5x_like.architectures.heads.lm import LmHead
 from t5x_like.architectures.heads.mlm import MlmHead, at_places
 from t5x_like.nn import params
-from t5x_like.nn.activations import ACTIVATIONS
 from t5x_like.nn.embed import Embed
+from t5x_like.nn.feed_forward import ACTIVATIONS
 from t5x_like.nn.linear import Linear
 from t5x_like.slots import Positive
 

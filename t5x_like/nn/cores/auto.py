@@ -16,8 +16,7 @@ from t5x_like.nn import cores
 from t5x_like.nn.cores import Core, Softmax
 from t5x_like.nn.cores.dense import Dense
 from t5x_like.nn.mask import Mask
-from t5x_like.parallel.constrain import ways
-from t5x_like.parallel.target import platform
+from t5x_like.parallel.constrain import platform, ways
 
 SHORT = 2**19  # T * S: up to here a head's logits are small, and one matrix product is faster than a loop over blocks
 

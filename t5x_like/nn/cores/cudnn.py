@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from t5x_like.nn.cores._devices import PerDevice
-from t5x_like.parallel.target import platform
+from t5x_like.parallel.constrain import platform
 
 DTYPES = (jnp.bfloat16, jnp.float16)
 WIDEST = 128  # head width; 256 from Hopper on

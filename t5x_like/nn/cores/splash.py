@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from t5x_like.nn.cores._blocks import padded
 from t5x_like.nn.cores._devices import PerDevice
-from t5x_like.parallel.target import platform
+from t5x_like.parallel.constrain import platform
 
 LANES = 128  # a TPU's vector registers are this wide
 

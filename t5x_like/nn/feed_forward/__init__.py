@@ -5,10 +5,35 @@ options that its signature names.
 """
 
 import dataclasses
+from functools import partial
 from typing import Literal
+
+import jax
+import jax.numpy as jnp
 
 from t5x_like.errors import UserError
 from t5x_like.slots import AboveZero, NotNegative, Positive, Rate
+
+_gelu, _gelu_tanh = partial(jax.nn.gelu, approximate=False), partial(jax.nn.gelu, approximate=True)
+
+
+def _quick_gelu(x: jax.Array) -> jax.Array:
+  """`x sigmoid(1.702 x)`, the approximation of GELU in CLIP's code (Hendrycks & Gimpel 2016, section 2)."""
+  return x * jax.nn.sigmoid(1.702 * x)
+
+
+ACTIVATIONS = {  # (function, gated)
+  "relu": (jax.nn.relu, False),
+  "gelu": (_gelu, False),
+  "gelu_tanh": (_gelu_tanh, False),
+  "quick_gelu": (_quick_gelu, False),
+  "silu": (jax.nn.silu, False),
+  "tanh": (jnp.tanh, False),
+  "reglu": (jax.nn.relu, True),
+  "geglu": (_gelu, True),
+  "geglu_tanh": (_gelu_tanh, True),
+  "swiglu": (jax.nn.silu, True),
+}
 
 
 @dataclasses.dataclass(frozen=True)
