@@ -124,6 +124,11 @@ def check_charsmap(described: dict[str, Any], where: str) -> None:
     raise UserError(f"{where}: the normaliser is damaged ({one_line(error)}); copy the directory again") from None
 
 
+def text_of(token) -> str:
+  """Return the text of a token: text, an object of a file, or the library's."""
+  return token["content"] if isinstance(token, dict) else getattr(token, "content", token)
+
+
 def _sequence(kind: str, *parts: dict[str, Any]) -> dict[str, Any]:
   return {"type": "Sequence", kind: list(parts)}
 
@@ -167,9 +172,7 @@ def _llama(pieces: Pieces, config: dict[str, Any]) -> dict[str, Any]:
 def _gemma(pieces: Pieces, config: dict[str, Any]) -> dict[str, Any]:
   words = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
   decoder = _sequence("decoders", _replace(WORD, " "), {"type": "ByteFallback"}, {"type": "Fuse"})
-  unknown = config.get("unk_token", DEFAULTS["GemmaTokenizer"]["unk"])
-  unknown = unknown if isinstance(unknown, str) else getattr(unknown, "content", None) or unknown["content"]
-  model = _bpe(pieces, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+  model = _bpe(pieces, unk_token=text_of(config.get("unk_token", "<unk>")), fuse_unk=True, byte_fallback=True)
   return _described(model, _replace(" ", WORD), words, decoder)
 
 
@@ -184,9 +187,8 @@ def _bert(pieces: Pieces, config: dict[str, Any]) -> dict[str, Any]:
   lowercase, accents = config.get("do_lower_case", True), config.get("strip_accents")
   normalizer = {"type": "BertNormalizer", "clean_text": True, "strip_accents": accents, "lowercase": lowercase}
   normalizer["handle_chinese_chars"] = config.get("tokenize_chinese_chars", True)
-  unknown = config.get("unk_token", "[UNK]")
-  unknown = unknown if isinstance(unknown, str) else getattr(unknown, "content", None) or unknown["content"]
-  model = {"type": "WordPiece", "unk_token": unknown, "continuing_subword_prefix": "##"}
+  model = {"type": "WordPiece", "unk_token": text_of(config.get("unk_token", "[UNK]"))}
+  model |= {"continuing_subword_prefix": "##"}
   model |= {"max_input_chars_per_word": 100, "vocab": pieces.vocab}
   return _described(
     model, normalizer, {"type": "BertPreTokenizer"}, {"type": "WordPiece", "prefix": "##", "cleanup": True}

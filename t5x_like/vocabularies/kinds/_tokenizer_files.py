@@ -1,15 +1,14 @@
 """The JSON files of a published tokenizer, with type checks for every value in use."""
 
 import re
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Any
 
 import t5x_like.vocabularies.storage as storage
-from t5x_like import slots
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json
 from t5x_like.files.file_names import shown
 from t5x_like.files.objects import Place
-from t5x_like.slots import Condition
 from t5x_like.vocabularies.storage import CONFIG, TOKENIZER
 
 MODEL_CONFIG = "config.json"
@@ -20,8 +19,16 @@ FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _MOST = 2**31 - 1
 
 
+def _is(*kinds: type) -> Callable[[Any], bool]:
+  return lambda found: isinstance(found, kinds)
+
+
 def _is_id(found: Any) -> bool:
   return isinstance(found, int) and not isinstance(found, bool) and 0 <= found <= _MOST
+
+
+def _are_ids(found: Any) -> bool:
+  return all(map(_is_id, found if isinstance(found, list) else [found]))
 
 
 def _is_object(found: Any) -> bool:
@@ -33,90 +40,41 @@ def _is_token(found: Any) -> bool:
   return found is None or isinstance(found, str) or _is_object(found)
 
 
-def _are_tokens(found: list | dict) -> bool:
-  return all(map(_is_token, found.values() if isinstance(found, dict) else found))
+def _are_tokens(found: Any) -> bool:
+  return isinstance(found, (list, dict)) and all(map(_is_token, found.values() if isinstance(found, dict) else found))
 
 
-def _is_pair(found: Any) -> bool:
-  return isinstance(found, str) or (
-    isinstance(found, list) and len(found) == 2 and all(slots.fits(x, str) for x in found)
-  )
+def _are_listed(found: Any) -> bool:
+  return isinstance(found, list) and all(_is_object(one) and _is_id(one.get("id")) for one in found)
 
 
-def _is_piece(found: Any) -> bool:
-  return isinstance(found, list) and len(found) == 2 and slots.fits(found[0], str) and slots.fits(found[1], float)
+def _are_added(found: Any) -> bool:
+  return isinstance(found, dict) and all(re.fullmatch("[0-9]{1,9}", i) and _is_object(x) for i, x in found.items())
 
 
-def _is_vocabulary(found: Any) -> bool:
-  if isinstance(found, list):
-    return all(map(_is_piece, found))
-  return isinstance(found, dict) and all(map(_is_id, found.values()))
-
-
-def _is_model(found: dict) -> bool:
-  merges = found.get("merges")
-  return _is_vocabulary(found.get("vocab") or {}) and (
-    merges is None or (isinstance(merges, list) and all(map(_is_pair, merges)))
-  )
-
-
-_Id = Annotated[object, Condition(f"an id from 0 to {_MOST}", _is_id)]
-_Ids = Annotated[
-  object, Condition("an id or a list of ids", lambda x: all(map(_is_id, x if isinstance(x, list) else [x])))
-]
-_Token = Annotated[object, Condition("a token: text, or an object with 'content' and flags", _is_token)]
-_Tokens = Annotated[list | dict, Condition("a list of tokens", _are_tokens)]
-_Added = Annotated[
-  dict,
-  Condition(
-    "an object from ids to tokens, objects with 'content' and flags",
-    lambda found: all(re.fullmatch("[0-9]{1,9}", i) and _is_object(one) for i, one in found.items()),
-  ),
-]
-_Listed = Annotated[
-  list,
-  Condition(
-    "a list of tokens, objects with 'id', 'content' and flags",
-    lambda found: all(_is_object(one) and _is_id(one.get("id")) for one in found),
-  ),
-]
-_Model = Annotated[
-  dict, Condition("an object with 'vocab', ids by piece or scored pieces, and 'merges', pairs", _is_model)
-]
-
-_TOKENS = {f"{name}_token": _Token for name in NAMES} | {
-  "additional_special_tokens": _Tokens,
-  "extra_special_tokens": _Tokens,
+# Expected values, in words, and their test. The tokenizers library checks the inside of a `tokenizer.json`.
+_OBJECT, _TEXT, _BOOL = ("an object", _is(dict)), ("text", _is(str)), ("true or false", _is(bool))
+_ID, _IDS = (f"an id from 0 to {_MOST}", _is_id), ("an id or a list of ids", _are_ids)
+_TOKENS = {f"{name}_token": ("a token: text, or an object with 'content' and flags", _is_token) for name in NAMES} | {
+  name: ("a list of tokens", _are_tokens) for name in ("additional_special_tokens", "extra_special_tokens")
 }
+_ADDED = "an object from ids to tokens, objects with 'content' and flags", _are_added
+_LISTED = "a list of tokens, objects with 'id', 'content' and flags", _are_listed
 _BOOLS = (
   "add_bos_token add_eos_token add_prefix_space do_lower_case legacy split_special_tokens strip_accents "
   "tokenize_chinese_chars"
 )
-_KINDS: dict[str, dict[str, Any]] = {
-  TOKENIZER: {
-    "model": _Model,
-    "added_tokens": _Listed,
-    "normalizer": dict,
-    "pre_tokenizer": dict,
-    "decoder": dict,
-    "post_processor": dict,
-  },
-  CONFIG: {
-    **_TOKENS,
-    **dict.fromkeys(_BOOLS.split(), bool),
-    "tokenizer_class": str,
-    "extra_ids": _Id,
-    "added_tokens_decoder": _Added,
-  },
+_KINDS: dict[str, dict[str, tuple[str, Callable[[Any], bool]]]] = {
+  TOKENIZER: dict.fromkeys(("model", "normalizer", "pre_tokenizer", "decoder", "post_processor"), _OBJECT)
+  | {"added_tokens": _LISTED},
+  CONFIG: _TOKENS
+  | dict.fromkeys(_BOOLS.split(), _BOOL)
+  | {"tokenizer_class": _TEXT, "extra_ids": _ID, "added_tokens_decoder": _ADDED},
   SPECIAL: _TOKENS,
-  MODEL_CONFIG: {
-    "model_type": str,
-    "tokenizer_class": str,
-    "decoder_start_token_id": _Id,
-    **{f"{name}_token_id": _Ids for name in NAMES},
-  },
+  MODEL_CONFIG: dict.fromkeys(("model_type", "tokenizer_class"), _TEXT)
+  | {"decoder_start_token_id": _ID, **{f"{name}_token_id": _IDS for name in NAMES}},
 }
-_EVERY = {ADDED: _Id, VOCABULARY: _Id}  # files whose values are all alike
+_EVERY = {ADDED: _ID, VOCABULARY: _ID}  # files whose values are all alike
 
 
 def read(directory: Place, name: str) -> dict[str, Any] | None:
@@ -130,10 +88,8 @@ def read(directory: Place, name: str) -> dict[str, Any] | None:
     return None
   found = checked_json.parsed(storage.read(path), dict, str(path), "the file of a tokenizer; copy it again")
   for key, value in found.items():
-    kind = _EVERY.get(name) or _KINDS.get(name, {}).get(key)
+    words, fits = _EVERY.get(name) or _KINDS.get(name, {}).get(key) or ("", None)
     negative = name == MODEL_CONFIG and value == -1  # which means none
-    if kind is not None and value is not None and not negative and not slots.fits(value, kind):
-      raise UserError(
-        f"{path}: found {shown(value)} for {key[:80]!r}, expected {slots.words(kind)}; copy the file again"
-      )
+    if fits is not None and value is not None and not negative and not fits(value):
+      raise UserError(f"{path}: found {shown(value)} for {key[:80]!r}, expected {words}; copy the file again")
   return found

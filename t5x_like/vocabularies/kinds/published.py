@@ -24,6 +24,7 @@ from t5x_like.files.checked_json import kind_of
 from t5x_like.files.objects import Place
 from t5x_like.vocabularies.kinds import _pipelines as pipelines
 from t5x_like.vocabularies.kinds import _tokenizer_files as tokenizer_files
+from t5x_like.vocabularies.kinds._pipelines import text_of
 from t5x_like.vocabularies.kinds._tokenizer_files import ADDED, FLAGS, MODEL_CONFIG, NAMES, SPECIAL, VOCABULARY
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 from t5x_like.vocabularies.kinds.tokenizer import TokenizerVocabulary, refusing
@@ -148,32 +149,36 @@ def read(directory: Place, sentinels: str | None = None) -> PublishedVocabulary 
   legacy = config.get("added_tokens_decoder") is None
   if legacy:
     config |= {key: _added(value) for key, value in (tokenizer_files.read(directory, SPECIAL) or {}).items()}
-  if name in pipelines.PIPELINES:
-    pieces = pipelines.Pieces.of(file) if file is not None else _pieces(directory, name, config)
-    if not pieces.vocab:
-      raise UserError(f"{where}: {TOKENIZER} has no pieces; copy it again")
-    described = pipelines.PIPELINES[name](pieces, config)
-    defaults = pipelines.DEFAULTS[name]
-  elif file is None:
-    raise UserError(
-      f"{where}: found no {TOKENIZER}, expected one, as the tokenizer's class {name or 'is not named and'} can be read "
-      f"from no other file; save it with transformers' save_pretrained, or name one of "
-      f"{', '.join(pipelines.PIPELINES)} as tokenizer_class in {CONFIG}"
-    )
-  else:
-    pieces, described, defaults = None, file, {}
-  described = {**described, "truncation": None, "padding": None, "post_processor": None}
-  named = {n: config.get(f"{n}_token", defaults.get(n)) for n in NAMES}
-  extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-  extra = list(extra.values() if isinstance(extra, dict) else extra)
-  if name == "T5Tokenizer" and not any("<extra_id_" in _text(token) for token in extra):
-    extra += [f"<extra_id_{i}>" for i in range(_extra_ids(config, where))]
-  own = pieces.added if pieces is not None else []
-  added = _added_tokens(directory, config, legacy, file, {_text(token) for token in (*named.values(), *extra) if token})
-  pipelines.check_charsmap(described, where)
   with refusing(where, f"{TOKENIZER if file is not None else 'its files'} cannot be read"):
+    if name in pipelines.PIPELINES:
+      pieces = pipelines.Pieces.of(file) if file is not None else _pieces(directory, name, config)
+      if not pieces.vocab:
+        raise UserError(f"{where}: {TOKENIZER} has no pieces; copy it again")
+      described = pipelines.PIPELINES[name](pieces, config)
+      defaults = pipelines.DEFAULTS[name]
+    elif file is None:
+      raise UserError(
+        f"{where}: found no {TOKENIZER}, expected one, as the tokenizer's class {name or 'is not named and'} can be"
+        f" read from no other file; save it with transformers' save_pretrained, or name one of "
+        f"{', '.join(pipelines.PIPELINES)} as tokenizer_class in {CONFIG}"
+      )
+    else:
+      pieces, described, defaults = None, file, {}
+    described = {**described, "truncation": None, "padding": None, "post_processor": None}
+    named = {n: config.get(f"{n}_token", defaults.get(n)) for n in NAMES}
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    extra = list(extra.values() if isinstance(extra, dict) else extra)
+    if name == "T5Tokenizer" and not any("<extra_id_" in text_of(token) for token in extra):
+      extra += [f"<extra_id_{i}>" for i in range(_extra_ids(config, where))]
+    own = pieces.added if pieces is not None else []
+    added = _added_tokens(
+      directory, config, legacy, file, {text_of(token) for token in (*named.values(), *extra) if token}
+    )
+    pipelines.check_charsmap(described, where)
     described, ids = _with_added(described, added, named, [*own, *extra])
-  facts = _facts(where, ids, {n: _text(token) for n, token in named.items() if token}, model_config, config, sentinels)
+  facts = _facts(
+    where, ids, {n: text_of(token) for n, token in named.items() if token}, model_config, config, sentinels
+  )
   model = json.dumps(described, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
   brought = {name: storage.read(directory / name) for name in FILES if (directory / name).exists()}
   return PublishedVocabulary(model, facts, brought, where)
@@ -274,7 +279,7 @@ def _with_added(described: dict[str, Any], added: dict, named: dict, extra: list
 
   tokenizer = tokenizers.Tokenizer.from_str(json.dumps(described))
   by_text = {token.content: token for token in added.values()}
-  named = [_as(token, by_text.get(_text(token))) for token in named.values() if token]
+  named = [_as(token, by_text.get(text_of(token))) for token in named.values() if token]
   extra = [_as(token) for token in extra if token]
   known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
   new = [token for _, token in sorted(added.items()) if token.content not in known]
@@ -309,10 +314,6 @@ def _as(token, known=None):
   if known is not None or not isinstance(token, str):
     return known or token
   return tokenizers.AddedToken(token, special=True, normalized=False)
-
-
-def _text(token) -> str:
-  return token["content"] if isinstance(token, dict) else getattr(token, "content", token)
 
 
 def _extra_ids(config: dict[str, Any], where: str) -> int:

@@ -199,6 +199,8 @@ def refusing(where: str, what: str) -> Iterator[None]:
   invariant of a damaged file, `PanicException`, which is not an `Exception`."""
   try:
     yield
+  except UserError:
+    raise
   except BaseException as error:
     if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
       raise
