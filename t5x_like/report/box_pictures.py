@@ -1,4 +1,4 @@
-"""Pictures of detections: images with what is there and what was found."""
+"""Pictures of detections: images with their objects and the predicted boxes."""
 
 from collections.abc import Sequence
 
@@ -9,12 +9,13 @@ _COLOURS = ("#f97316", "#22c55e", "#3b82f6", "#e11d48", "#a855f7", "#14b8a6", "#
 
 
 def drawn(pixels_NYXC: np.ndarray, size_N2: np.ndarray, rows: Sequence[dict], shape_N2: np.ndarray, classes: Sequence):
-  """A Pillow image of N images, four in a row: what is there in dashes, and over it what was found, with its name and
-  its probability in percent, where this is at least a half. Each class has a colour.
+  """Draw N images, four in a row: objects dashed, predictions with name and probability in percent, a colour a class.
+
+  Predictions with a probability below a half are left out.
 
   Args:
-    pixels_NYXC: of 0 to 255, padded below and to the right; `size_N2` is the size of what is no padding.
-    rows: of `evals.detection`, whose boxes are in pixels of the images as they were, of `shape_N2`.
+    pixels_NYXC: 0 to 255, padded below and to the right; `size_N2` is the size without padding.
+    rows: results of `evals.detection`, whose boxes are in pixels of the original images, of sizes `shape_N2`.
   """
   from PIL import Image, ImageDraw
 

@@ -16,7 +16,7 @@ Rows = list[dict[str, Any]]
 
 
 def series(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
-  """The steps (int64 [N]) and finite values (float64 [N]) of one metric; of lines with equal step, the last counts."""
+  """Return the steps (int64 [N]) and finite values (float64 [N]) of a metric; of lines of one step, the last counts."""
   found = {row["step"]: row[name] for row in rows if isinstance(row.get(name), int | float)}
   kept = [(step, value) for step, value in sorted(found.items()) if math.isfinite(value)]
   steps, values = zip(*kept) if kept else ((), ())
@@ -24,12 +24,12 @@ def series(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def gaps(rows: Rows) -> list[tuple[int, int]]:
-  """The first and the last step of every stretch whose lines were lost, as `writer.MetricsWriter` marks it."""
+  """Return the first and last step of every stretch whose lines were lost, as `writer.MetricsWriter` marks them."""
   return [(row["missing_from"], row["step"]) for row in rows if type(row.get("missing_from")) is int]
 
 
 def broken(steps: np.ndarray, values: np.ndarray, lost: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-  """A curve with a point that is not a number in every gap, where the line ends and begins again."""
+  """Put a point that is not a number into every gap of a curve, so that the line ends and begins again there."""
   places = [(int(np.searchsorted(steps, first)), first) for first, _ in lost]
   places = [(place, first) for place, first in places if 0 < place < len(steps)]
   if not places:
@@ -39,7 +39,7 @@ def broken(steps: np.ndarray, values: np.ndarray, lost: list[tuple[int, int]]) -
 
 
 def charts(rows: Rows) -> list[dict[str, str]]:
-  """One {title, svg, width} per metric that has data; `width` is "wide" for the loss, else ""."""
+  """Draw one {title, svg, width} per metric that has data; `width` is "wide" for the loss, else ""."""
   drawn = []
   if len(series(rows, "train/loss")[0]) or _eval_names(rows, "loss"):
     drawn.append({"title": "Loss", "svg": _loss_chart(rows), "width": "wide"})
@@ -57,7 +57,7 @@ def charts(rows: Rows) -> list[dict[str, str]]:
 
 
 def curves(runs: dict[str, Rows], name: str) -> str:
-  """One metric of several runs by step, as SVG."""
+  """Draw one metric of several runs by step, as SVG."""
   figure, axes = _axes("", 5.2, 2.9)
   for index, (run, rows) in enumerate(runs.items()):
     steps, values = series(rows, name)
@@ -67,7 +67,7 @@ def curves(runs: dict[str, Rows], name: str) -> str:
 
 
 def spread(groups: dict[str, list[float]], name: str) -> str:
-  """A point for each value of each group, and a line at the group's median, of an even number the lower, as SVG."""
+  """Draw a point for each value of each group and a line at its median (the lower of two), as SVG."""
   figure, axes = _axes("", 5.2, 2.9)
   for place, values in enumerate(groups.values()):
     colour = _COLOURS[place % len(_COLOURS)]
@@ -79,7 +79,7 @@ def spread(groups: dict[str, list[float]], name: str) -> str:
 
 
 def bars(groups: dict[str, float], name: str) -> str:
-  """A bar for each group, with its value, as SVG; none for what is not finite."""
+  """Draw a bar for each group whose value is finite, with the value, as SVG."""
   figure, axes = _axes("", 5.2, 2.9)
   for place, value in enumerate(groups.values()):
     if math.isfinite(value):
@@ -90,7 +90,7 @@ def bars(groups: dict[str, float], name: str) -> str:
 
 
 def confusion(classes: list[str], counts_GP: np.ndarray, name: str) -> str:
-  """How many examples of each class (rows) were taken for each (columns), shaded by their share of the row, as SVG."""
+  """Draw the counts of examples by class (rows) and predicted class (columns), shaded by share of the row, as SVG."""
   side = 1.2 + 0.42 * len(classes)
   figure, axes = _axes("", max(side + 0.8, 4.0), max(side, 2.9))
   axes.grid(False)
@@ -183,7 +183,7 @@ def _line_chart(title: str, steps, values, lost, *, noise=True, log=False, from_
 
 
 def _curve(axes, steps, values, label: str | None, lost, noise: bool = True) -> None:
-  """Draws a curve, not over gaps; a noisy one faintly, with its running mean on top."""
+  """Draw a curve, broken at gaps; draw a noisy one faintly, with its running mean on top."""
   noisy = noise and len(steps) >= 30
   axes.plot(
     *broken(*_thinned(steps, values), lost),
@@ -228,7 +228,7 @@ def _axes(title: str, width: float, height: float):
 
 
 def _svg(figure, name: str) -> Markup:
-  """The figure as an <svg> element: no fixed size, no date, unique ids, the page's colours and fonts.
+  """Return the figure as an <svg> element: no fixed size, no date, unique ids, the page's colours and fonts.
 
   Matplotlib escapes the texts in it. The element is markup already, so that a page does not escape it again.
   """
@@ -253,7 +253,7 @@ def _svg(figure, name: str) -> Markup:
 
 
 def _thinned(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """About `_POINTS` points at most, keeping the lowest and highest value of every stretch."""
+  """Keep about `_POINTS` points at most, with the lowest and highest value of every stretch."""
   if len(steps) <= _POINTS:
     return steps, values
   kept = {0, len(steps) - 1}
@@ -264,7 +264,7 @@ def _thinned(steps: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _smoothed(values: np.ndarray) -> np.ndarray:
-  """A running mean over a fiftieth of the run, shorter at both ends."""
+  """Return a running mean over a fiftieth of the run, shorter at both ends."""
   half = max(2, len(values) // 100)
   total = np.concatenate([[0.0], np.cumsum(values)])
   place = np.arange(len(values))

@@ -1,6 +1,6 @@
-"""Pictures of a run on images, for its report: what the model sees in training, what it reconstructs, where it looks,
-what it finds, and which classes it takes for which. They are PNG files in `<workdir>/pictures`, each with its title in
-it.
+"""Pictures of a run on images: augmented inputs, reconstructions, attention, detections and confusion matrices.
+
+They are PNG files in `<workdir>/pictures`, each with its title inside.
 """
 
 import io
@@ -30,7 +30,7 @@ Pictures = dict[str, tuple[str, Any]]
 
 
 def made(config: ConfigDict, parts, arrays: dict[str, jax.Array], task, evaluated, groups: dict) -> Pictures:
-  """The pictures of a state: a title and a Pillow image by the name of the file. All processes have to call it.
+  """Draw the pictures of a state; return a title and a Pillow image by file name. All processes have to call it.
 
   Args:
     config: resolved.
@@ -71,7 +71,7 @@ def made(config: ConfigDict, parts, arrays: dict[str, jax.Array], task, evaluate
 
 
 def write(workdir, pictures: Pictures) -> None:
-  """Writes them into a workdir; UserError if it cannot be written."""
+  """Write pictures into a workdir; raise UserError if it cannot be written."""
   from PIL.PngImagePlugin import PngInfo
 
   folder = pathlib.Path(workdir) / FOLDER
@@ -90,7 +90,7 @@ def write(workdir, pictures: Pictures) -> None:
 
 
 def confusion(rows: Sequence[dict[str, str]], classes: Sequence[str]):
-  """A matrix of predictions, as a Pillow image: what share of each class, in percent, was taken for which."""
+  """Draw the confusion matrix, in percent of each class, as a Pillow image."""
   from PIL import Image, ImageDraw
 
   V, cell, left = len(classes), 34, 8 + 7 * max(len(name[:16]) for name in classes)
@@ -118,13 +118,13 @@ def confusion(rows: Sequence[dict[str, str]], classes: Sequence[str]):
 
 
 def _coloured(image_NYXC: np.ndarray, config: ConfigDict) -> np.ndarray:
-  """Pixels of 0 to 255, float32, from what a task made of them."""
+  """Undo a task's normalisation: return float32 pixels of 0 to 255."""
   mean, std = (np.asarray(config.task.get(name, usual), np.float32) for name, usual in (("mean", MEAN), ("std", STD)))
   return np.clip((image_NYXC * std + mean) * 255, 0, 255)
 
 
 def _grid(pixels_RKYXC: np.ndarray):
-  """Rows of images with a gap between them, small ones enlarged, as a Pillow image."""
+  """Draw rows of images with gaps between them, small ones enlarged, as a Pillow image."""
   from PIL import Image
 
   R, K, Y, X, C = pixels_RKYXC.shape
@@ -136,7 +136,7 @@ def _grid(pixels_RKYXC: np.ndarray):
 
 
 def _run(parts, arrays, function, batch: dict[str, np.ndarray]) -> np.ndarray:
-  """`function(model, batch)`, an array, of a few rows on any mesh."""
+  """Return the array `function(model, batch)` for a few rows, on any mesh."""
 
   @jax.jit
   def run(arrays, batch):
@@ -149,7 +149,7 @@ def _run(parts, arrays, function, batch: dict[str, np.ndarray]) -> np.ndarray:
 
 
 def _reconstructions(config: ConfigDict, parts, arrays, batch: dict[str, np.ndarray]) -> np.ndarray:
-  """[3, N, Y, X, C]: without the masked patches, with those the model made, and as it is."""
+  """Return [3, N, Y, X, C]: images with patches masked, with patches reconstructed, and unchanged."""
   variant = parts.model.variant
   made_NMP = _run(parts, arrays, lambda model, b: model.outputs(b)["logits"], batch)
   original_NTP = np.array(patchified(jnp.asarray(batch["image"]), variant))
@@ -170,16 +170,18 @@ def _unpatchified(x_NTP: np.ndarray, variant) -> np.ndarray:
 
 
 def _recordable(model) -> bool:
-  """Whether the weights of its attention can be read off: plain blocks, and a core that computes the softmax."""
+  """Return whether attention weights can be recorded: plain blocks, and a core that computes the softmax."""
   attention = getattr(getattr(model, "encoder", None), "blocks", None)
   attention = getattr(getattr(attention, "self_attention", None), "layer", None)
   return attention is not None and attention.core.exact and model.NEEDS == ("image",)
 
 
 def _attended(model, batch: dict[str, jax.Array]) -> jax.Array:
-  """float32 [B, patches]: attention rollout (Abnar & Zuidema 2020), as ViT's figure 6 shows it: the mean over heads and
-  the residual connection, half each, multiplied over the layers; from the class token, or all patches where there is
-  none."""
+  """Return attention rollout (Abnar & Zuidema 2020), float32 [B, patches], as in ViT's figure 6.
+
+  Each layer counts half the mean over heads and half the residual connection; the layers are multiplied. Rows are the
+  class token's or, without one, the mean over patches.
+  """
   layers: list[jax.Array] = []
 
   class Recording(Dense):
@@ -204,7 +206,7 @@ def _attended(model, batch: dict[str, jax.Array]) -> jax.Array:
 
 
 def _lit(pixels_NYXC: np.ndarray, weights_NT: np.ndarray) -> np.ndarray:
-  """[2, N, Y, X, C]: the images, and as bright as they were looked at."""
+  """Return [2, N, Y, X, C]: the images, and the images with brightness in proportion to attention."""
   N, Y, X, _ = pixels_NYXC.shape
   side = round(weights_NT.shape[1] ** 0.5)
   light_NT = weights_NT / weights_NT.max(1, keepdims=True)

@@ -1,13 +1,13 @@
-"""A cache of compiled programs on disk, so that a run that is started again need not compile again.
+"""A cache of compiled programs on disk, so that a restarted run does not compile again.
 
 jax keys an entry by the program, the versions and the flags. On CPU an entry is machine code for the features of one
 processor, so entries lie in a directory of their own per set of features. An entry is written in place, with a
-checksum: machine code with a flipped bit would compute something else, or crash. One that a kill cut short, or a disk
-damaged, is removed at the next start, since jax would warn of it at every start and never replace it.
+checksum: machine code with a flipped bit would compute something else, or crash. The next start removes entries that a
+kill cut short or a disk damaged, since jax would warn of them at every start and never replace them.
 
-A program that is read is run, so one is read from a workdir only if this user has written it there: the directory's
-name has a part that depends on the workdir's path and on a secret in the user's cache directory. A workdir from
-elsewhere brings programs under other names, which nothing looks for.
+A program that is read is run. A workdir's programs are therefore read only if this user wrote them: part of the
+directory's name depends on the workdir's path and on a secret in the user's cache directory. The programs of a workdir
+from elsewhere have other names, which nothing looks for.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _hits = 0
 
 
 def use(workdir: str) -> str:
-  """Makes jax keep compiled programs in `compiled/` of a workdir; returns one line about it.
+  """Make jax keep compiled programs in `compiled/` of a workdir; return one line about it.
 
   With `T5X_LIKE_CACHE` they are kept there instead, and with a remote workdir in the user's cache directory.
   `JAX_COMPILATION_CACHE_DIR` names any other directory, and `JAX_ENABLE_COMPILATION_CACHE=false` turns the cache off.
@@ -62,7 +62,7 @@ def use(workdir: str) -> str:
 
 
 def remembered(name: str, measure: Callable[[], float]) -> float:
-  """What `measure()` gives, or gave at an earlier start on a processor like this; kept beside the programs."""
+  """Return `measure()`, or its value at an earlier start on a processor like this; it is kept beside the programs."""
   directory = jax.config.jax_compilation_cache_dir
   if not directory or "://" in directory:
     return measure()
@@ -77,7 +77,7 @@ def remembered(name: str, measure: Callable[[], float]) -> float:
 
 
 def _place(workdir: str) -> pathlib.Path:
-  """The directory of this machine's programs.
+  """Return the directory of this machine's programs.
 
   Raises:
     OSError, RuntimeError: the user's secret can be neither read nor made, or there is no home directory.
@@ -97,7 +97,7 @@ def _home() -> pathlib.Path:
 
 
 def _secret() -> bytes:
-  """What only this user can read; made once."""
+  """Return bytes that only this user can read, made once."""
   path = _home() / "secret"
   path.parent.mkdir(parents=True, exist_ok=True)
   fresh = path.with_name(f"secret-{secrets.token_hex(8)}")
@@ -111,7 +111,7 @@ def _secret() -> bytes:
 
 
 def hits() -> int:
-  """How many programs this process has taken from the cache."""
+  """Return the number of programs that this process has taken from the cache."""
   return _hits
 
 
@@ -126,7 +126,7 @@ def _count_hits() -> None:
 
 
 def _machine() -> str:
-  """`gpu`, `tpu`, or for a CPU its architecture and a digest of its features, which machine code depends on."""
+  """Return `gpu`, `tpu`, or for a CPU its architecture and a digest of the features that machine code depends on."""
   backend = jax.default_backend()
   if backend != "cpu":
     return backend
@@ -138,7 +138,7 @@ def _machine() -> str:
 
 
 def _write_checksums() -> None:
-  """Makes jax end its entries with a checksum, which it compares when it reads them; zlib's have one anyway."""
+  """Make jax end its entries with a checksum, which it compares when it reads them; zlib's have one anyway."""
   from jax._src import compilation_cache
 
   if zstandard := getattr(compilation_cache, "zstandard", None):
@@ -149,7 +149,7 @@ def _write_checksums() -> None:
 
 
 def _remove_damaged(path: pathlib.Path) -> int:
-  """Removes entries that cannot be decompressed; returns how many."""
+  """Remove entries that cannot be decompressed; return their number."""
   removed = 0
   with contextlib.suppress(OSError):
     path.mkdir(parents=True, exist_ok=True)

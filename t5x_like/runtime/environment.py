@@ -27,7 +27,7 @@ _PACKAGES = (
 
 
 def environment() -> dict[str, Any]:
-  """Returns a flat dict of strings and numbers; initialises jax's devices, so call `distributed.initialize` first."""
+  """Return a flat dict of strings and numbers; it initialises jax's devices, so call `distributed.initialize` first."""
   devices = jax.devices()
   found = {
     "devices": len(devices),

@@ -16,7 +16,7 @@ _KERNEL = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
 def use_huge_pages() -> None:
-  """Restarts this process with huge pages, where that helps and is not already decided.
+  """Restart this process with huge pages, where that helps and is not already decided.
 
   Call it at the start of a program's `__main__`, before threads start or jax is imported. The process keeps its id,
   arguments, files and terminal. Does nothing without glibc or a kernel that grants huge pages on request ("madvise"),
@@ -34,7 +34,7 @@ def use_huge_pages() -> None:
 
 
 def with_huge_pages(environment: dict[str, str]) -> dict[str, str] | None:
-  """The environment with the tunable added, or None if it already has it."""
+  """Return the environment with the tunable added; None if it already has it."""
   tunables = environment.get("GLIBC_TUNABLES", "")
   if _TUNABLE in tunables:
     return None

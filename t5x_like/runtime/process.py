@@ -1,4 +1,4 @@
-"""Process set-up before any device is used, and which of several processes prints."""
+"""Set-up of a process before it uses a device, and output by the first of several processes."""
 
 import importlib.util
 import logging
@@ -13,7 +13,7 @@ from t5x_like.parallel import distributed
 
 
 def prepare() -> None:
-  """Joins the job this process belongs to, if any, and sets up jax and logging.
+  """Join the job that this process belongs to, if any, and set up jax and logging.
 
   Raises:
     UserError: the job cannot be joined.
@@ -26,7 +26,7 @@ def prepare() -> None:
 
 
 def build_task(slot: str, name: str | None, split: str, arguments: dict[str, Any]):
-  """`data.task.build_at`; one that is made from a source is built by the first process before the others."""
+  """Build a task by `data.task.build_at`, in the first process before the others if it is made from a source."""
   from t5x_like.data import task as tasks  # tensorflow: only where data is read
 
   def make():
@@ -42,7 +42,7 @@ def _names_a_source(values: Any) -> bool:
 
 
 def _skip_tpus_that_are_not_there() -> None:
-  """Where libtpu is installed, to make plans, jax looks for a TPU at every start: seconds, and warnings on stderr."""
+  """Choose the CPU if libtpu is installed without a TPU, as for plans: jax would look for one for seconds, and warn."""
   chips = [*pathlib.Path("/dev").glob("accel[0-9]*"), *pathlib.Path("/dev/vfio").glob("[0-9]*")]
   others = [name for name in ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_rocm7_plugin") if _installed(name)]
   if jax.config.jax_platforms is None and _installed("libtpu") and not chips and not others:
@@ -54,11 +54,11 @@ def _installed(module: str) -> bool:
 
 
 def first() -> bool:
-  """Whether this is the one process that prints and writes files."""
+  """Return whether this is the one process that prints and writes files."""
   return jax.process_index() == 0
 
 
 def say(text: str) -> None:
-  """Prints in the first process only."""
+  """Print in the first process only."""
   if first():
     print(text, flush=True)

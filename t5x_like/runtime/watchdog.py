@@ -1,4 +1,4 @@
-"""Ends a process in which nothing has happened for too long, so that a launcher can start the job again."""
+"""End a process in which nothing has happened for too long, so that a launcher can start the job again."""
 
 import faulthandler
 import os
@@ -13,9 +13,9 @@ _GRACE_SECONDS = 30.0  # after which a process that cannot even run Python is en
 
 
 class Watchdog:
-  """Prints the stacks of all threads and exits with the code of a transient error when no beat came in time.
+  """A context manager that prints the stacks of all threads and exits as transient when no beat came in time.
 
-  A process that hangs in a collective, because another is gone or stopped, does not end by itself. A context manager.
+  A process that hangs in a collective, because another is gone or stopped, does not end by itself.
 
   Args:
     seconds: the longest time between two beats; 0 for no watchdog.
@@ -31,7 +31,7 @@ class Watchdog:
     self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
   def beat(self, doing: str) -> None:
-    """Says that something has ended, and what begins."""
+    """Note that something has ended, and name the next activity."""
     self._last, self._doing = time.monotonic(), doing
 
   def __enter__(self) -> "Watchdog":
@@ -48,7 +48,7 @@ class Watchdog:
       faulthandler.cancel_dump_traceback_later()
 
   def _arm(self) -> None:
-    """For code that never gives up the interpreter's lock: a thread that needs none."""
+    """Arm a second timer, which works even if code never gives up the interpreter's lock."""
     faulthandler.dump_traceback_later(self._seconds + _GRACE_SECONDS, exit=True, file=sys.__stderr__)
 
   def _watch(self) -> None:
