@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from t5x_like.architectures.build import computed
-from t5x_like.architectures.design import Variant, chosen
+from t5x_like.architectures.build import chosen, computed
+from t5x_like.architectures.design import Variant
 from t5x_like.nn.embed import Embed
 from t5x_like.nn.mask import positions
 from t5x_like.nn.vocabulary_logits import dense

@@ -1,4 +1,7 @@
-"""Build the parts of one stack from a design, turning every choice into an object."""
+"""Build the parts of one stack from a design, turning every choice into an object.
+
+`chosen`, `variant_of` and `computed` read a recipe's choices for a model.
+"""
 
 import dataclasses
 import math
@@ -10,7 +13,7 @@ import jax
 from flax import nnx
 
 from t5x_like import slots
-from t5x_like.architectures.design import Design
+from t5x_like.architectures.design import Design, Variant
 from t5x_like.errors import UserError
 from t5x_like.nn import cores, feed_forward, positions
 from t5x_like.nn import remat as policies
@@ -246,6 +249,31 @@ def deepnorm_weights(encoder_layers: int, decoder_layers: int) -> dict[str, tupl
     return {"encoder": (0.81 * both, 0.87 / both), "decoder": ((3 * M) ** 0.25, (12 * M) ** -0.25)}
   layers = N or M
   return {"encoder" if N else "decoder": ((2 * layers) ** 0.25, (8 * layers) ** -0.25)}
+
+
+def chosen(variants: dict[str, Any], variant: Any, design: dict = {}, tokens: dict = {}, **given: Any) -> Any:  # noqa: B006
+  """Return the variant, looked up if it is a name, with its changes.
+
+  Args:
+    design, tokens: changes to its design and special ids.
+    given: other fields; None keeps the variant's.
+  Raises:
+    UserError: an unknown variant, or a key of a change that is unknown or does not fit.
+  """
+  variant = slots.find("config.model.variant", variant, variants) if isinstance(variant, str) else variant
+  given = {name: value for name, value in given.items() if value is not None}
+  for name, changes in {"design": design, "tokens": tokens}.items():
+    if changes:
+      given[name] = slots.change(f"config.model.{name}", getattr(variant, name), changes)
+  return dataclasses.replace(variant, **given)
+
+
+def variant_of(model_class: type, model: Any) -> Any:
+  """Return the variant of `config.model`: a name in the family's table, or a variant given by all its fields."""
+  given = slots.plain(model.variant)
+  if isinstance(given, str):
+    return slots.find("config.model.variant", given, getattr(model_class, "VARIANTS", {}))
+  return slots.typed("config.model.variant", given, getattr(model_class, "VARIANT", Variant))
 
 
 def computed(dropout: float, remat: str | dict, layers: str, pipeline: dict = {}, drop_path: float = 0.0) -> dict:  # noqa: B006

@@ -7,7 +7,7 @@ A family in `models/` is a `Design` and a table of sizes. A recipe may change an
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 from flax import nnx
 
@@ -146,28 +146,3 @@ class Variant:
   decoder_layers: int | None = None
   shared: bool = False
   head: str | dict = "mlm"
-
-
-def chosen(variants: dict[str, Any], variant: Any, design: dict = {}, tokens: dict = {}, **given: Any) -> Any:  # noqa: B006
-  """Return the variant, looked up if it is a name, with its changes.
-
-  Args:
-    design, tokens: changes to its design and special ids.
-    given: other fields; None keeps the variant's.
-  Raises:
-    UserError: an unknown variant, or a key of a change that is unknown or does not fit.
-  """
-  variant = slots.find("config.model.variant", variant, variants) if isinstance(variant, str) else variant
-  given = {name: value for name, value in given.items() if value is not None}
-  for name, changes in {"design": design, "tokens": tokens}.items():
-    if changes:
-      given[name] = slots.change(f"config.model.{name}", getattr(variant, name), changes)
-  return dataclasses.replace(variant, **given)
-
-
-def variant_of(model_class: type, model: Any) -> Any:
-  """Return the variant of `config.model`: a name in the family's table, or a variant given by all its fields."""
-  given = slots.plain(model.variant)
-  if isinstance(given, str):
-    return slots.find("config.model.variant", given, getattr(model_class, "VARIANTS", {}))
-  return slots.typed("config.model.variant", given, getattr(model_class, "VARIANT", Variant))

@@ -11,8 +11,8 @@ from flax import nnx
 from t5x_like import slots
 from t5x_like.architectures import backbones
 from t5x_like.architectures.architecture import Batch, Dtype, Layers
-from t5x_like.architectures.build import computed
-from t5x_like.architectures.design import Design, chosen
+from t5x_like.architectures.build import chosen, computed
+from t5x_like.architectures.design import Design
 from t5x_like.architectures.placed import PlacedBuilder, sines
 from t5x_like.errors import UserError
 from t5x_like.nn import params
@@ -156,7 +156,7 @@ class Detector(nnx.Module):
       memory_places=places_BSD,
     )
     x_BQD = queries_BQD if at_input else jnp.zeros_like(queries_BQD)
-    x_LBQD = self.decoder.every(x_BQD, context, key=subkey(key, 2))
+    x_LBQD = self._every(x_BQD, context, subkey(key, 2))
     x_BTD = jnp.swapaxes(self.decoder_norm(x_LBQD), 0, 1).reshape(B, -1, D)
     logits_BLQV = self.classes(x_BTD).astype(jnp.float32).reshape(B, -1, Q, self.variant.labels + 1)
     for layer in self.boxes[:-1]:
@@ -168,6 +168,17 @@ class Detector(nnx.Module):
       "earlier_logits": logits_BLQV[:, :-1],
       "earlier_boxes": boxes_BLQ4[:, :-1],
     }
+
+  def _every(self, x_BQD: jax.Array, context: Context, key: jax.Array | None) -> jax.Array:
+    """Return the output of every block of the decoder before the final norm, [L, B, Q, D]."""
+    decoder, keys_L = self.decoder, None if key is None else jax.random.split(key, self.decoder.repeats)
+
+    def body(x_BQD, layer):
+      block, layer_key = layer
+      x_BQD, _, _ = block(x_BQD, context, None, layer_key)
+      return x_BQD, x_BQD
+
+    return decoder.over(body, x_BQD, (decoder.blocks, keys_L), decoder.remat)[1]
 
   @staticmethod
   def _valid(size_B2: jax.Array, whole: tuple[int, int], shrunk: tuple[int, int]) -> jax.Array:

@@ -6,8 +6,8 @@ from flax import nnx
 from t5x_like import slots
 from t5x_like.architectures import heads
 from t5x_like.architectures.architecture import Architecture, Batch, aligned
-from t5x_like.architectures.build import StackBuilder, deepnorm_weights
-from t5x_like.architectures.design import Variant, chosen
+from t5x_like.architectures.build import StackBuilder, chosen, deepnorm_weights
+from t5x_like.architectures.design import Variant
 from t5x_like.nn.dims import subkey
 from t5x_like.nn.layer import Context
 from t5x_like.nn.mask import Mask

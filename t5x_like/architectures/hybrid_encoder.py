@@ -11,8 +11,8 @@ from flax import nnx
 from t5x_like import slots
 from t5x_like.architectures import heads
 from t5x_like.architectures.architecture import Batch, Dtype, Layers
-from t5x_like.architectures.build import computed
-from t5x_like.architectures.design import Design, chosen
+from t5x_like.architectures.build import chosen, computed
+from t5x_like.architectures.design import Design
 from t5x_like.architectures.grid_stack import GridStackBuilder
 from t5x_like.architectures.image_encoder import check
 from t5x_like.errors import UserError

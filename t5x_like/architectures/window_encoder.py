@@ -7,7 +7,8 @@ import jax
 from flax import nnx
 
 from t5x_like import slots
-from t5x_like.architectures.design import Design, chosen
+from t5x_like.architectures.build import chosen
+from t5x_like.architectures.design import Design
 from t5x_like.architectures.image_encoder import patchified
 from t5x_like.architectures.image_stages import Stage, StagedEncoder, StagedVariant
 from t5x_like.architectures.windows import Merging, WindowStack

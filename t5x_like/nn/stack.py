@@ -70,7 +70,9 @@ class Stack(nnx.Module):
     depths: tuple[tuple[float, ...], ...] | None = None,
   ):
     keys_L = jax.random.split(rngs.params(), repeats)
-    self.blocks = _add_layers_axis(jax.vmap(lambda key: make_block(nnx.Rngs(params=key)))(keys_L))
+    blocks = jax.vmap(lambda key: make_block(nnx.Rngs(params=key)))(keys_L)
+    layered = lambda p: nnx.Param(p.get_value(), axes=("layers", *p.axes), unit=(1, *p.unit))  # noqa: E731
+    self.blocks = jax.tree.map(layered, blocks, is_leaf=params.is_param)
     self.position = position or Position()
     self.pieces_above = pieces_above
     self.final_norm = final_norm or Identity()
@@ -111,23 +113,13 @@ class Stack(nnx.Module):
       x_BTD, aux, layer_cache = block(x_BTD, here, layer_cache, layer_key)
       return x_BTD, (aux, layer_cache)
 
-    x_BTD, (aux_L, cache) = self._over(body, x_BTD, (blocks, cache, keys_L), remat)
+    x_BTD, (aux_L, cache) = self.over(body, x_BTD, (blocks, cache, keys_L), remat)
     return x_BTD, aux_L, cache
 
-  def _over(self, body: Callable, carry, layers, remat: Remat):
+  def over(self, body: Callable, carry, layers, remat: Remat):
+    """Do the work of `jax.lax.scan` over layers, in the stack's way; `remat` wraps the body."""
     run = jax.lax.scan if self.layers == "scan" else _loop
     return run(remat.wrap(body, prevent_cse=self.layers == "loop"), carry, layers)
-
-  def every(self, x_BTD: jax.Array, context: Context, *, key: jax.Array | None = None) -> jax.Array:
-    """Return every block's output before the final norm, [L, B, T, D]; no stages, caches or auxiliary scalars."""
-    keys_L = None if key is None else jax.random.split(key, self.repeats)
-
-    def body(x_BTD, layer):
-      block, layer_key = layer
-      x_BTD, _, _ = block(x_BTD, context, None, layer_key)
-      return x_BTD, x_BTD
-
-    return self._over(body, x_BTD, (self.blocks, keys_L), self.remat)[1]
 
   def bias(self, mask: Mask, batch: int):
     """Return the shared bias, [B or 1, N, T, S]; the scheme itself above `pieces_above` logits; None without a bias.
@@ -153,12 +145,6 @@ class Stack(nnx.Module):
     for name, value in {"blocks": Block(**kept), **changes}.items():
       setattr(other, name, value)
     return other
-
-
-def _add_layers_axis(blocks: Block) -> Block:
-  return jax.tree.map(
-    lambda p: nnx.Param(p.get_value(), axes=("layers", *p.axes), unit=(1, *p.unit)), blocks, is_leaf=params.is_param
-  )
 
 
 def _loop(body, carry, layers):

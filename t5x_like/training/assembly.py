@@ -13,7 +13,8 @@ import t5x_like.models
 import t5x_like.objectives
 from t5x_like import config as config_lib
 from t5x_like import slots
-from t5x_like.architectures.design import Variant, variant_of
+from t5x_like.architectures.build import variant_of
+from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError
 from t5x_like.nn import params, remat
 from t5x_like.nn.cores import cores_used, in_words

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 import t5x_like.models
 from t5x_like import slots
-from t5x_like.architectures.design import variant_of
+from t5x_like.architectures.build import variant_of
 from t5x_like.errors import UserError, one_line
 from t5x_like.nn import params
 from t5x_like.nn.linear import ADAPTERS
