@@ -46,7 +46,7 @@ _PEAK = {
 
 
 def step_flops(model, objective: Callable, batch: dict[str, jax.ShapeDtypeStruct]) -> float:
-  """Model FLOPs of one train step: three times the matrix products of the forward pass.
+  """Count the model FLOPs of one train step: three times the matrix products of the forward pass.
 
   The usual convention of MFU: a multiplication and an addition are two FLOPs; the backward pass costs twice the
   forward pass; recomputation, elementwise work, gathers and the optimizer are free. Causal attention counts half of
@@ -73,12 +73,12 @@ def _dense(model):
 
 
 def forward_flops(function: Callable, *args) -> float:
-  """FLOPs of the matrix products of one call of `function` on (abstract) arguments."""
+  """Count the FLOPs of the matrix products of one call of `function` on (abstract) arguments."""
   return _flops(jax.make_jaxpr(function)(*args).jaxpr)
 
 
 def peak_flops(device: jax.Device) -> tuple[float, str]:
-  """(FLOP/s, source of the figure) of one device.
+  """Return (FLOP/s, source of the figure) of one device.
 
   For accelerators the data sheet's dense 16-bit rate; for a CPU, or an accelerator not in the table, the float32
   rate of a large matrix product, measured on all of the process's cores and shared among its CPU devices.
@@ -94,7 +94,7 @@ def peak_flops(device: jax.Device) -> tuple[float, str]:
 
 
 def matmul_flops_per_second(dtype: str = "float32", repeats: int = 5, seconds: float = 1.0) -> float:
-  """The best rate of products of two square matrices that fill a device, timed `repeats` times or for `seconds`."""
+  """Return the best rate of products of two square matrices that fill a device, of `repeats` times or `seconds`."""
   best = 0.0
   for size in (2048, 4096) if jax.default_backend() == "cpu" else (4096, 8192):
     a = jnp.ones((size, size), dtype)
@@ -115,7 +115,7 @@ def _flops(jaxpr: core.Jaxpr, halved: bool = False) -> float:
 
 
 def _equation_flops(equation, halved: bool) -> float:
-  """FLOPs of one equation; `halved` means that causality is already accounted for."""
+  """Count the FLOPs of one equation; `halved` means that causality is already accounted for."""
   if not halved and CAUSAL in str(equation.source_info.name_stack):
     return 0.5 * _equation_flops(equation, True)
   name, params = equation.primitive.name, equation.params
@@ -140,13 +140,13 @@ def _equation_flops(equation, halved: bool) -> float:
 
 
 def _share(scopes: str) -> float:
-  """Of a product's columns, those that are wanted: chunks of a vocabulary may overlap."""
+  """Return the share of a product's columns that counts: chunks of a vocabulary may overlap."""
   found = re.search(COLUMNS + r"(\d+)_of_(\d+)", scopes)
   return int(found[1]) / int(found[2]) if found else 1.0
 
 
 def _inner(params) -> list[core.Jaxpr]:
-  """The jaxprs among an equation's parameters, such as those of jit, scan, checkpoint and while."""
+  """Return the jaxprs among an equation's parameters, as jit, scan, checkpoint and while have them."""
   found = []
   for value in params.values():
     jaxpr = getattr(value, "jaxpr", value)
