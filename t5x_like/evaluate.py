@@ -1,5 +1,5 @@
 """Evaluates a checkpoint: python -m t5x_like.evaluate --workdir=runs/small [--step=N] [--evals=NAME,NAME]
-   python -m t5x_like.evaluate --workdir=runs/small --suite=glue [--tasks=cola,rte] [--seeds=3] [--rates=3e-5,1e-4]
+   python -m t5x_like.evaluate --workdir=runs/small --suite=glue --data=glue_data [--tasks=cola,rte] [--seeds=3]
 
 Without --config it uses the config of the run's training. It prints the metrics of the evaluators in `config.evals` and
 writes them to evaluations/<step>_<group>_<split>.json in the workdir. Beside it, a .jsonl file has the prediction for
@@ -7,13 +7,14 @@ each input, or decoded samples; runs on images also write pictures. Groups name 
 t5x_like/training/evaluation.py.
 
 With --suite it fine-tunes the checkpoint, the newest or the one given by --step, on every task of
-t5x_like/benchmarks/suites/NAME.py and prints one table. --output also holds it as results.json, results.md and
-results.html, with files for the leaderboard. --config.KEY=VALUE then change the fine-tuning recipe. The same command
-continues a suite that was stopped. --suite=glue,tags,text makes one table of three suites, and
---workdir=runs/bert,runs/t5 gives each task to the first run that can learn it. --compare=DIR adds the differences
-from another table of the same suites, such as one made --from_scratch, to all of these and, in a local workdir, to
-report.html. With a workdir at an address
-(gs://…), --output is required. A flag that has no meaning with, or without, --suite is refused.
+t5x_like/benchmarks/suites/NAME.py and prints one table. --data is a directory with the official files of the tasks,
+plain or compressed, or --data_dir has them as TensorFlow datasets. --output also holds it as results.json, results.md
+and results.html, with files for the leaderboard. --config.KEY=VALUE then change the fine-tuning recipe. The same
+command continues a suite that was stopped. --suite=glue,tags,text makes one table of three suites, and
+--workdir=runs/bert,runs/t5 gives each task to the first run that can learn it. --compare=DIR adds the differences from
+another table of the same suites, such as one made --from_scratch, to all of these and, in a local workdir, to
+report.html. With a workdir at an address (gs://…), --output is required. A flag that has no meaning with, or without,
+--suite is refused.
 
 --questions='lm_eval/*.jsonl.gz' adds questions to the first run that holds a decoder or an encoder-decoder, asked
 without training (see python -m tools.few_shot), after --shots examples each. --max_examples=200 evaluates on the first
@@ -37,6 +38,7 @@ _OF_SUITES = (  # flags that have no meaning without --suite
   "rates",
   "epochs",
   "output",
+  "data",
   "data_dir",
   "from_scratch",
   "compare",
@@ -66,7 +68,8 @@ def main(argv: list[str]) -> None:
       {"type": float, "metavar": "N", "help": "of each task's training split (default: the recipe's steps)"},
     ),
     ("--output", {"type": _output, "metavar": "DIR", "help": "of the suite (default: <workdir>/suites/<suite>)"}),
-    ("--data_dir", {"metavar": "DIR", "help": "of TensorFlow datasets; see python -m tools.prepare_dataset"}),
+    ("--data", {"metavar": "DIR", "help": "of the tasks' official files; or, of one task, train=FILE,validation=FILE"}),
+    ("--data_dir", {"metavar": "DIR", "help": "of TensorFlow datasets"}),
     ("--from_scratch", {"action": "store_true", "help": "the suite with fresh weights of the same architecture"}),
     ("--compare", {"metavar": "DIR", "help": "another table of the suite, to print the differences from"}),
     ("--questions", {"metavar": "FILE,FILE", "help": "asked without training, beside the suite; patterns in quotes"}),
@@ -162,6 +165,7 @@ def _suite(args, overrides: list[str]) -> None:
     epochs=args.epochs,
     recipe=args.config,
     overrides=overrides,
+    data=args.data,
     data_dir=args.data_dir,
     from_scratch=args.from_scratch,
     compare=args.compare,

@@ -103,23 +103,19 @@ def untimed_results(output) -> dict:
 
 @pytest.mark.heavy
 def test_a_suite_that_is_killed_again_and_again_ends_with_the_same_table(tmp_path, compiled):
-  from tools.prepare_dataset import command as prepare
-
   for task, rows in (("CoLA", "x\t{1}\t\tsentence {0}\n"), ("SST-2", "sentence {0}\t{1}\n")):
     raw = tmp_path / "raw" / task
     raw.mkdir(parents=True)
     lines = [rows.format(n, n % 2) for n in range(32)]
     for split in ("train", "dev"):
       (raw / f"{split}.tsv").write_text("".join(["sentence\tlabel\n"] * (task == "SST-2") + lines))
-    name = {"CoLA": "cola", "SST-2": "sst2"}[task]
-    assert prepare.main([f"glue/{name}", f"--from_files={raw}", f"--data_dir={tmp_path}/tfds"]) == 0
   length = '--config.model.design.position={"name": "learned", "length": 64}'
   base = [*ENCODER, f"--workdir={tmp_path}/base", *STEPS, "--config.evals={}", length]
   assert train.main(base) == 0
 
   def suite(output):
     flags = ("--seeds=2", "--config.total_steps=6", "--config.batch_size=8", "--config.task.length=64")
-    wanted = [f"--workdir={tmp_path}/base", "--suite=glue", f"--data_dir={tmp_path}/tfds", f"--output={output}"]
+    wanted = [f"--workdir={tmp_path}/base", "--suite=glue", f"--data={tmp_path}/raw", f"--output={output}"]
     return [sys.executable, "-m", "t5x_like.evaluate", *wanted, *flags]
 
   began = time.monotonic()

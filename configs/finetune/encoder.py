@@ -1,13 +1,14 @@
 """BERT, RoBERTa and ELECTRA, fine-tuned with a head (Devlin et al. 2019, section 4; Clark et al. 2020, appendix B).
 
-  python -m t5x_like.train --config=configs/finetune/encoder.py:glue/cola --workdir=runs/cola \\
-      --config.init.workdir=runs/bert_base --config.task.data_dir=data/tfds
+  python -m t5x_like.train --config=configs/finetune/encoder.py:glue/cola,official --workdir=runs/cola \\
+      --config.init.workdir=runs/bert_base --config.task.data_dir=glue_data
 
-The argument is a task of a suite. `init.workdir` is a run of pretraining, ours or made by `tools.convert_hf`; it gives
-the architecture and the vocabulary, and without it the model is trained from scratch. AdamW, 32 examples, 3 epochs,
-a tenth of them to warm up, the best checkpoint on the dev set. The paper takes the best of the rates 5e-5 to 2e-5;
-ELECTRA adds layer-wise rates, `--config.tuning.name=layer_decay --config.tuning.rate=0.8`. Expected of BERT base:
-SST-2 93.5, CoLA 52.1. `python -m t5x_like.evaluate --suite=glue` runs a whole table. Not run at full size here.
+The argument is a task of a suite; with `official` it is read from its official files in `task.data_dir`, otherwise from
+the TensorFlow dataset. `init.workdir` is a run of pretraining, ours or made by `tools.convert_hf`; it gives the
+architecture and the vocabulary, and without it the model is trained from scratch. AdamW, 32 examples, 3 epochs, a tenth
+of them to warm up, the best checkpoint on the dev set. The paper takes the best of the rates 5e-5 to 2e-5; ELECTRA adds
+layer-wise rates, `--config.tuning.name=layer_decay --config.tuning.rate=0.8`. Expected of BERT base: SST-2 93.5, CoLA
+52.1. `python -m t5x_like.evaluate --suite=glue` runs a whole table. Not run at full size here.
 """
 
 from typing import Literal
@@ -33,12 +34,14 @@ _TASKS = {
 LAPTOP = {"schedule.learning_rate": 3e-4}
 
 
-def get_config(task: Literal[tuple(_TASKS)] = "glue/sst2", roberta: bool = False, electra: bool = False):
+def get_config(
+  task: Literal[tuple(_TASKS)] = "glue/sst2", roberta: bool = False, electra: bool = False, official: bool = False
+):
   config = defaults()
   name = "roberta" if roberta else "t5x_like.models.electra:Discriminator" if electra else "bert"
   variant = "roberta-base" if roberta else "electra-base" if electra else "bert-base-uncased"
   config.model = {"name": name, "variant": variant, "dropout": 0.1, "vocab_size": 30_720}
-  suites.apply(config, _TASKS[task], _TASKS[task].encoder)
+  suites.apply(config, _TASKS[task], _TASKS[task].encoder, official)
 
   config.batch_size = 32
   config.total_steps = max(1, 3 * _TASKS[task].examples // 32)

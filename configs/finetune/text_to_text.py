@@ -1,9 +1,10 @@
 """T5 and BART, fine-tuned on text (Raffel et al. 2020, section 3.1.2; Lewis et al. 2020, section 5).
 
-  python -m t5x_like.train --config=configs/finetune/text_to_text.py:glue/cola --workdir=runs/cola \\
-      --config.init.workdir=runs/t5_base --config.task.data_dir=data/tfds
+  python -m t5x_like.train --config=configs/finetune/text_to_text.py:glue/cola,official --workdir=runs/cola \\
+      --config.init.workdir=runs/t5_base --config.task.data_dir=glue_data
 
-The argument is a task of a suite; labels are their names. `init.workdir` is a run of pretraining, ours or made by
+The argument is a task of a suite; with `official` it is read from its official files in `task.data_dir`, otherwise from
+the TensorFlow dataset. Labels are their names. `init.workdir` is a run of pretraining, ours or made by
 `tools.convert_hf`; it gives the architecture and the vocabulary, and without it the model is trained from scratch. T5's
 constant rate of 1e-3 and 2^18 steps of 128 examples are more than most tasks need: here ten epochs, and the best
 checkpoint on the dev set. Expected for T5 base (table 14): SST-2 95.2, CoLA 51.1. Not run at full size here.
@@ -31,11 +32,11 @@ _TASKS = {
 LAPTOP = {"schedule.learning_rate": 1e-3}
 
 
-def get_config(task: Literal[tuple(_TASKS)] = "glue/sst2", bart: bool = False):
+def get_config(task: Literal[tuple(_TASKS)] = "glue/sst2", bart: bool = False, official: bool = False):
   config = defaults()
   name, variant = ("bart", "bart-base") if bart else ("t5", "t5-v1_1-base")
   config.model = {"name": name, "variant": variant, "dropout": 0.1, "vocab_size": 50_304 if bart else 32_128}
-  suites.apply(config, _TASKS[task], _TASKS[task].text)
+  suites.apply(config, _TASKS[task], _TASKS[task].text, official)
 
   config.batch_size = 128
   config.total_steps = max(1, 10 * _TASKS[task].examples // 128)

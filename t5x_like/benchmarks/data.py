@@ -1,39 +1,65 @@
-"""Whether the data of a suite's task are prepared, with the splits that it uses."""
+"""Where the records of a suite's tasks are: official files, or TensorFlow datasets. A suite downloads nothing."""
 
+from typing import Any
+
+from t5x_like.benchmarks.suites import Benchmark
+from t5x_like.corpora.sources import open_source, parted
+from t5x_like.errors import UserError
 from t5x_like.parallel import distributed
 
 
 class Unavailable(Exception):
-  """The data of a task, named `dataset`, are not there."""
-
-  def __init__(self, dataset: str, why: str):
-    super().__init__(f"{dataset} {why}")
-    self.dataset = dataset
+  """The data of a task are not there."""
 
 
-def check(config) -> None:
-  """Raises Unavailable unless the datasets of a config are prepared, with their splits; a suite downloads nothing."""
-  from t5x_like.corpora.sources import parted, tfds
+def keys(benchmark: Benchmark, data: str | None, data_dir: str | None) -> dict[str, str]:
+  """Return the config's keys that say where a benchmark's records are.
 
-  sources = [config.task.source, *(values.get("task", {}).get("source", "") for values in config.evals.values())]
-  for source in dict.fromkeys(source for source in sources if source.startswith("tfds:")):
-    name, data_dir = source.removeprefix("tfds:"), config.task.get("data_dir")
-    if not distributed.from_first(lambda name=name, data_dir=data_dir: tfds.is_prepared(name, data_dir)):
-      raise Unavailable(
-        name,
-        f"is not in {data_dir or 'the data_dir of TFDS'}; make it with python -m tools.prepare_dataset {name}"
-        " --from_files=DIR",
-      )
-  if config.task.source.startswith("tfds:"):
-    found = splits(config)
-    own = [values["split"] for values in config.evals.values() if "task" not in values]
-    used = [parted(split)[0] for split in (config.train_split, *own)]
-    if lacking := [split for split in used if split not in found]:
-      name = config.task.source.removeprefix("tfds:")
-      raise Unavailable(name, f"has no split {lacking[0]!r}, only {', '.join(found)}; make it with all of its files")
+  Args:
+    data: the directory of official files, or the files of each split; see `corpora/sources/official.py`.
+    data_dir: the directory of TensorFlow datasets, which serves benchmarks without official files or `data`.
+
+  Raises:
+    Unavailable: the benchmark has nothing but official files, and there is no `data`.
+  """
+  official = data is not None and benchmark.files is not None
+  if not official and benchmark.source is None:
+    raise Unavailable("needs its official files; give their directory with --data=DIR")
+  place = data if official else data_dir
+  return benchmark.sources(official) | ({} if place is None else {"task.data_dir": place})
 
 
-def splits(config) -> tuple[str, ...]:
-  from t5x_like.corpora.sources import open_source
+def check(config: Any) -> None:
+  """Raise Unavailable unless the records of a config are there, in all splits that it uses."""
+  data_dir, sources = config.task.get("data_dir"), {config.task.source}
+  sources |= {values["task"]["source"] for values in config.evals.values() if "source" in values.get("task", {})}
+  for source in sorted(sources):
+    if lacking := distributed.from_first(lambda source=source: _lacking(source, data_dir)):
+      raise Unavailable(lacking)
+  own = [values["split"] for values in config.evals.values() if "task" not in values]
+  known = splits(config)
+  for split in (config.train_split, *own):
+    if parted(split)[0] not in known:
+      raise Unavailable(f"has no split {parted(split)[0]!r}, only {', '.join(known)}; add its file")
 
+
+def _lacking(source: str, data_dir: str | None) -> str | None:
+  """Say what is not there of a source; None if nothing is."""
+  if source.startswith("tfds:"):
+    from t5x_like.corpora.sources import tfds
+
+    name = source.removeprefix("tfds:")
+    if not tfds.is_prepared(name, data_dir):
+      place = data_dir or "the data_dir of TensorFlow datasets"
+      return f"{name} is not in {place}; give the directory of its official files with --data=DIR"
+  if source.startswith("official:"):
+    try:
+      open_source(source, data_dir=data_dir)
+    except UserError as error:
+      return str(error)
+  return None
+
+
+def splits(config: Any) -> tuple[str, ...]:
+  """Return the splits of a config's task."""
   return open_source(config.task.source, data_dir=config.task.get("data_dir")).splits

@@ -42,7 +42,6 @@ RECIPES = {
   "decoder": "configs/finetune/decoder.py",
   "text": "configs/finetune/text_to_text.py",
 }
-_NAMED = 6  # datasets in a message
 _PARTS = 10  # of a run: evaluations, checkpoints; one of them is the warm-up
 
 
@@ -60,6 +59,7 @@ class Options:
     epochs: passes over the training split; None is the recipe's steps.
     recipe: instead of `RECIPES`, with or without an argument.
     overrides: `KEY=VALUE` for every run.
+    data: the directory of official files, or the files of each split of one task.
     data_dir: where TensorFlow datasets are.
     compare: the directory of another table of the suites, to compare this one with.
     max_examples: the most of each split that evaluations use; then there is no submission.
@@ -73,6 +73,7 @@ class Options:
   epochs: float | None = None
   recipe: str | None = None
   overrides: Sequence[str] = ()
+  data: str | None = None
   data_dir: str | None = None
   from_scratch: bool = False
   compare: str | None = None
@@ -99,19 +100,21 @@ def run(names: Sequence[str], options: Options, others: Mapping[str, Callable[[]
   for task in options.tasks or ():
     if task not in known:
       raise UserError(f"--tasks: found {task!r}, expected some of {', '.join(known)}{did_you_mean(task, known)}")
+  if (options.data or "").partition("=")[0].isidentifier() and "=" in options.data and len(options.tasks or ()) != 1:
+    raise UserError(f"--data={options.data}: names the files of one task; choose it with --tasks=NAME")
   if process.first():
     writable.check("--output", options.output)
-  parts, unprepared, several = {}, [], len(made) + len(others) > 1
+  parts, several = {}, len(made) + len(others) > 1
   for name, suite in made.items():
     _check(name, suite, kinds, dataclasses.replace(options, output=options.output / name) if several else options)
   for name, suite in made.items():
     own = dataclasses.replace(options, output=options.output / name) if several else options
-    found, missing = _suite(name, suite, kinds, own, unprepared)
+    found, missing = _suite(name, suite, kinds, own)
     parts[name] = tables.results(name, own, found, missing)
     if process.first() and found and several:
       tables.write(own.output, parts[name])
   if not any(part["tasks"] for part in parts.values()):
-    raise _nothing(names, parts, unprepared, options)
+    raise _nothing(names, parts)
   parts |= {name: tables.results(name, options, *make()) for name, make in others.items()}
   results = tables.joined(parts) if several else parts[names[0]]
   if other and process.first():
@@ -121,22 +124,15 @@ def run(names: Sequence[str], options: Options, others: Mapping[str, Callable[[]
   return results
 
 
-def _nothing(names: Sequence[str], parts: dict[str, dict], unprepared: list[str], options: Options) -> UserError:
-  """That no task could be run: which, and the command that prepares their data."""
-  where = f"--suite={','.join(names)}: no task could be run"
-  if not unprepared:
-    lacking = [pair for part in parts.values() for pair in part["missing"].items()]
-    return UserError(f"{where}: {lacking[0][0]}: {lacking[0][1]}" + (", nor are the others" if lacking[1:] else ""))
-  few = " ".join(unprepared[:_NAMED]) + (" …" if len(unprepared) > _NAMED else "")
-  place = f" --data_dir={options.data_dir}" if options.data_dir else ""
-  return UserError(
-    f"{where}: the data of {len(unprepared)} are not in {options.data_dir or 'the data_dir of TFDS'}; make them with"
-    f" python -m tools.prepare_dataset {few} --from_files=DIR{place}"
-  )
+def _nothing(names: Sequence[str], parts: dict[str, dict]) -> UserError:
+  """Say that no task could be run, and why the first could not."""
+  lacking = [f"{task}: {why}" for part in parts.values() for task, why in part["missing"].items()]
+  others = f", and {len(lacking) - 1} others in the same way" if lacking[1:] else ""
+  return UserError(f"--suite={','.join(names)}: no task could be run: {lacking[0]}{others}")
 
 
-def _suite(name: str, suite: Suite, kinds: dict[str, str], options: Options, unprepared: list[str]) -> Found:
-  """The results of a suite's tasks, and why others have none; names of datasets that lack go to `unprepared`."""
+def _suite(name: str, suite: Suite, kinds: dict[str, str], options: Options) -> Found:
+  """Return the results of a suite's tasks, and why others have none."""
   found: dict[str, dict[str, Any]] = {}
   missing: dict[str, str] = {}
   for task, benchmark in suite.tasks.items():
@@ -150,9 +146,8 @@ def _suite(name: str, suite: Suite, kinds: dict[str, str], options: Options, unp
       found[task] = _task(name, task, benchmark, kinds[able[0]], suite, able[0], options)
     except data.Unavailable as lack:
       if options.tasks:
-        raise UserError(str(lack)) from None
+        raise UserError(f"{name}/{task}: {lack}") from None
       missing[task] = str(lack)
-      unprepared.append(lack.dataset)
       process.say(f"{name}/{task}: left out: {lack}")
   return found, missing
 
@@ -173,7 +168,7 @@ def _check(name: str, suite: Suite, kinds: dict[str, str], options: Options) -> 
       continue
     rate, seed = next(_asked_for(options))
     try:
-      config = _config(f"{name}/{task}", kinds[able[0]], rate, seed, able[0], options)
+      config = _config(f"{name}/{task}", benchmark, kinds[able[0]], rate, seed, able[0], options)
       opening.checked(assembly.resolve(config), str(folders[0]))
     except data.Unavailable:
       continue  # told, and left out or refused, when it is this task's turn
@@ -251,7 +246,7 @@ def _one(
   asked = _asked(workdir, options)
   if distributed.from_first(lambda: _read(folder / ASKED, asked)) is None and process.first():
     workdirs.write(folder, ASKED, {"asked": asked})  # a run that is stopped goes on with the same flags alone
-  config = _config(where, kind, rate, seed, workdir, options)
+  config = _config(where, benchmark, kind, rate, seed, workdir, options)
   with Run(assembly.resolve(config), str(folder)) as made:
     train(made)
     best = made.best
@@ -291,13 +286,12 @@ def _best(config, folder: pathlib.Path, tests: dict[str, str]) -> tuple[int, dic
   return step, Evaluation(config, parts.model, parts.objective, parts.rules)(arrays)
 
 
-def _config(where: str, kind: str, rate: float | None, seed: int, workdir: str, options: Options):
+def _config(where: str, benchmark: Benchmark, kind: str, rate: float | None, seed: int, workdir: str, options: Options):
   """The recipe's config for a run, with as many steps as the epochs are."""
   recipe, _, argument = (options.recipe or RECIPES[kind]).partition(":")
   init = {"workdir": workdir, "step": options.step, "weights": not options.from_scratch}
   overrides = [f"seed={seed}", f"init={json.dumps(init)}"]
-  if options.data_dir:
-    overrides.append(f"task.data_dir={options.data_dir}")
+  overrides += [f"{key}={found}" for key, found in data.keys(benchmark, options.data, options.data_dir).items()]
   if rate is not None:
     overrides.append(f"schedule.learning_rate={rate}")
   overrides += [f"task.cache={_prepared(options)}", *options.overrides]

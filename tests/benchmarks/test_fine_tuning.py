@@ -194,39 +194,31 @@ def test_training_stops_when_patience_ends_and_the_best_is_evaluated(pretrained,
   assert [row["step"] for row in read_metrics(tmp_path / "run") if "eval/dev/accuracy" in row] == [1, 2, 3]
 
 
-def glue(folder) -> None:
-  """CoLA, so small that a run takes seconds, with a test set; SST-2 with nothing to train on."""
-  from tools.prepare_dataset import command
-
-  raw = folder / "raw" / "CoLA"
-  raw.mkdir(parents=True)
+def glue(folder) -> str:
+  """Write CoLA, so small that a run takes seconds, with a test set; SST-2 with nothing to train on."""
+  raw = folder / "raw"
+  for task in ("CoLA", "SST-2"):
+    (raw / task).mkdir(parents=True)
   rows = "".join(f"x\t{n % 2}\t\t{'good' if n % 2 else 'bad'} sentence {n}\n" for n in range(24))
   for split in ("train", "dev"):
-    (raw / f"{split}.tsv").write_text(rows)
-  (raw / "test.tsv").write_text("index\tsentence\n0\tgood sentence\n1\tbad one\n")
-  (raw / "sst2.tsv").write_text("sentence\tlabel\nfine\t1\n")
-  for name, files in (("cola", raw), ("sst2", f"validation={raw}/sst2.tsv")):
-    assert command.main([f"glue/{name}", f"--from_files={files}", f"--data_dir={folder}/tfds"]) == 0
+    (raw / "CoLA" / f"{split}.tsv").write_text(rows)
+  (raw / "CoLA" / "test.tsv").write_text("index\tsentence\n0\tgood sentence\n1\tbad one\n")
+  (raw / "SST-2" / "dev.tsv").write_text("sentence\tlabel\nfine\t1\n")
+  return f"--data={raw}"
 
 
 def test_a_suite_makes_one_table_and_goes_on_where_it_stopped(pretrained, tmp_path, capsys):
-  glue(tmp_path)
-  output, flags = tmp_path / "out", ("--config.total_steps=2", "--config.batch_size=8", "--config.task.length=64")
-  command = [
-    f"--workdir={pretrained}",
-    "--suite=glue,tags",
-    f"--data_dir={tmp_path}/tfds",
-    f"--output={output}",
-    *flags,
-  ]
+  data, output = glue(tmp_path), tmp_path / "out"
+  flags = ("--config.total_steps=2", "--config.batch_size=8", "--config.task.length=64")
+  command = [f"--workdir={pretrained}", "--suite=glue,tags", data, f"--output={output}", *flags]
   assert evaluate.main(command) == 0, capsys.readouterr().err
-  assert list((pretrained / "suites" / "prepared").glob("glue-train-*")) and not (output / "glue" / "prepared").exists()
+  assert list((pretrained / "suites" / "prepared").glob("CoLA-train-*")) and not (output / "glue" / "prepared").exists()
   whole, output = output, output / "glue"
   joined = (whole / "results.md").read_text()
-  assert joined in capsys.readouterr().out and "| glue/cola |" in joined and "prepare_dataset wnut_17" in joined
+  assert joined in capsys.readouterr().out and "| glue/cola |" in joined and "| tags/pos | – |" in joined
   table, found = (output / "results.md").read_text(), json.loads((output / "results.json").read_text())
-  assert "| cola |" in table and "tools.prepare_dataset glue/mrpc" in table
-  assert "glue/sst2 has no split 'train', only validation" in table
+  assert "| cola |" in table and "found none of the files of MRPC, MRPC/train.tsv" in table
+  assert "has no split 'train', only validation" in table
   assert found["tasks"].keys() == {"cola"} and found["average"] is None and len(found["missing"]) == 8
   page = (output / "results.html").read_text()
   assert page.count("<svg") == 2 and "matthews_correlation by step" in page and "targets and predictions" in page
@@ -247,13 +239,12 @@ def test_a_suite_makes_one_table_and_goes_on_where_it_stopped(pretrained, tmp_pa
 
 def test_a_suite_starts_from_the_step_and_its_details_are_those_of_the_median_run(tmp_path, capsys):
   """Two seeds of two evaluations each: with an even number the lower run counts, whole."""
-  glue(tmp_path)
-  workdir, output = tmp_path / "bert", tmp_path / "out"
+  data, workdir, output = glue(tmp_path), tmp_path / "bert", tmp_path / "out"
   length = '--config.model.design.position={"name": "learned", "length": 64}'
   steps = ("--config.total_steps=4", "--config.checkpoint.every=2", "--config.evals={}")
   assert train.main([f"--config={ENCODER}", f"--workdir={workdir}", *steps, length]) == 0
   flags = ("--config.total_steps=4", "--config.eval_every=2", "--config.batch_size=8", "--config.task.length=64")
-  suite = [f"--workdir={workdir}", "--suite=glue", "--tasks=cola", f"--data_dir={tmp_path}/tfds", f"--output={output}"]
+  suite = [f"--workdir={workdir}", "--suite=glue", "--tasks=cola", data, f"--output={output}"]
   command = [*suite, *flags, "--seeds=2", "--rates=5e-3"]
   assert evaluate.main([*command, "--step=2"]) == 0, capsys.readouterr().err
   folders = [output / "cola" / f"0.005-{seed}" for seed in range(2)]
@@ -309,7 +300,7 @@ def test_a_suite_starts_from_the_step_and_its_details_are_those_of_the_median_ru
     (["--seeds=3", "--tasks=cola"], "--tasks, --seeds: only for a suite"),
     (["--max_examples=4"], "--max_examples: only for a suite"),
     (["--rates=1e-3", "--epochs=2"], "--rates, --epochs: only for a suite"),
-    (["--output=x", "--data_dir=y", "--compare=z"], "--output, --data_dir, --compare: only for a suite"),
+    (["--output=x", "--data=w", "--data_dir=y", "--compare=z"], "--output, --data, --data_dir, --compare: only for"),
     (["--from_scratch"], "--from_scratch: only for a suite"),
     (["--questions=q.jsonl", "--shots=0"], "see also python -m tools.few_shot"),
   ],
@@ -324,7 +315,7 @@ def test_a_flag_that_would_not_be_looked_at_is_refused(flags, words, pretrained,
 def test_a_decoder_takes_the_suite_in_its_own_way(pretrained, tmp_path, capsys):
   """Classes read off its last token, with the language model beside, from the weights of a language model, which is
   the first of two that could; questions are asked of it as it was."""
-  glue(tmp_path)
+  data = glue(tmp_path)
   asked = {"query": "one and one is", "choices": ["two", "three"], "gold": 0}
   (tmp_path / "sums.jsonl").write_text("".join(json.dumps(asked | {"gold": n % 2}) + "\n" for n in range(4)))
   workdir, output = tmp_path / "gpt", tmp_path / "out"
@@ -335,7 +326,7 @@ def test_a_decoder_takes_the_suite_in_its_own_way(pretrained, tmp_path, capsys):
     "--suite=glue",
     f"--questions={tmp_path}/su*.jsonl",
     "--max_examples=6",
-    f"--data_dir={tmp_path}/tfds",
+    data,
     f"--output={output}",
     *flags,
   ]
@@ -348,7 +339,7 @@ def test_a_decoder_takes_the_suite_in_its_own_way(pretrained, tmp_path, capsys):
   assert json.loads((output / "results.json").read_text()) == found
   run = output / "glue" / "cola" / "recipe-0"
   assert json.loads((run / "config.json").read_text())["objective"]["name"] == "gpt1"
-  assert list((workdir / "suites" / "prepared").glob("glue-validation6-*"))  # no more of them
+  assert list((workdir / "suites" / "prepared").glob("CoLA-validation6-*"))  # no more of them
   predictions = [json.loads(line) for line in (run / "predictions" / "dev.jsonl").read_text().splitlines()]
   assert len(predictions) == 6 and all(len(row["probabilities"]) == 2 for row in predictions)
 
@@ -358,8 +349,11 @@ def test_a_decoder_takes_the_suite_in_its_own_way(pretrained, tmp_path, capsys):
   [
     (["--suite=gleu"], "did you mean 'glue'"),
     (["--suite=glue", "--tasks=colla"], "did you mean 'cola'"),
-    (["--suite=glue", "--tasks=mrpc"], "python -m tools.prepare_dataset glue/mrpc"),
-    (["--suite=glue"], "python -m tools.prepare_dataset glue/cola glue/sst2"),
+    (["--suite=glue", "--tasks=mrpc"], "glue/mrpc is not in"),
+    (["--suite=glue"], "give the directory of its official files with --data=DIR, and 8 others"),
+    (["--suite=glue", "--tasks=mrpc", "--data=nowhere"], "glue/mrpc: nowhere: found none of the files of MRPC"),
+    (["--suite=glue", "--data=train=a.tsv"], "names the files of one task; choose it with --tasks=NAME"),
+    (["--suite=tags"], "ner: needs its official files; give their directory with --data=DIR"),
     (["--suite=glue", "--questions=nowhere.jsonl"], "holds encoders"),
     (["--suite=glue", "--max_examples=0"], "expected more than 0"),
     (["--suite=glue", "--rates=fast"], "--rates=fast: expected numbers"),

@@ -1,15 +1,33 @@
 """Suites of benchmarks, as data: one file each; the module path is the registry (`--suite=glue`).
 
-A file defines `SUITE`. Its tasks name their data and the form in which each architecture learns them; a recipe of
-`configs/finetune/` defines everything else. Data are read through TFDS names; `tools.prepare_dataset` can write such
-data from raw files.
+A file defines `SUITE`. Its tasks name their data, as a TensorFlow dataset and as official files, and the form in which
+each architecture learns them; a recipe of `configs/finetune/` defines everything else.
 """
 
 import dataclasses
+import functools
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 Values = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+  """The official files of a benchmark: a table that `corpora/sources/official.py` explains."""
+
+  name: str
+  format: str
+  splits: Mapping[str, Sequence[str | Sequence[str]]]
+  header: Sequence[str] = ()
+  fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  classes: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+
+  @property
+  def source(self) -> str:
+    """The source of their records; `data_dir` is the directory in which they are searched."""
+    return "official:" + json.dumps({key: found for key, found in dataclasses.asdict(self).items() if found})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,22 +56,33 @@ class Benchmark:
   """A task of a suite.
 
   Attributes:
-    source: the source of its records.
+    source: the source of its records that needs no files, such as a TensorFlow dataset; None if there is none.
+    files: its official files; None if there are none.
     examples: the published number of training examples.
     encoder, text: its forms for encoders and for text-to-text models; None if there is no such form.
     evaluated: the evaluations by name, each a split of the task's source, or changes to the task including `split`; the
       first selects the checkpoint.
+    own_files: the official files of evaluations that change the task's source.
     test: the files of a submission, each with the split to predict.
     train_split: the training split.
   """
 
-  source: str
+  source: str | None
+  files: Files | None
   examples: int
   encoder: Form | None = None
   text: Form | None = None
   evaluated: Mapping[str, str | Values] = dataclasses.field(default_factory=lambda: {"dev": "validation"})
+  own_files: Mapping[str, Files] = dataclasses.field(default_factory=dict)
   test: Mapping[str, str] = dataclasses.field(default_factory=dict)
   train_split: str = "train"
+
+  def sources(self, official: bool) -> dict[str, str]:
+    """Return the sources by the config's keys: the official files, or the source that needs none."""
+    if not official:
+      return {"task.source": self.source}
+    own = {f"evals.{name}.task.source": files.source for name, files in self.own_files.items()}
+    return {"task.source": self.files.source} | own
 
   @property
   def decoder(self) -> Form | None:
@@ -80,9 +109,10 @@ class Suite:
 
 
 def labelled(
-  source: str,
+  source: str | None,
   examples: int,
   *,
+  files: Files | None = None,
   text: str,
   pair: str | None = None,
   labels: Sequence[str] | None,
@@ -114,7 +144,8 @@ def labelled(
   as_text = None
   if not questions:  # scores by question need groups of examples, which the text form lacks
     as_text = _text(inputs, "{label}", [metric], counted, inputs_length=max(128, length), targets_length=16, ids=ids)
-  return Benchmark(source, examples, encoder, as_text, evaluated, test or {})
+  files = files and dataclasses.replace(files, classes={"label": labels or ()})
+  return Benchmark(source, files, examples, encoder, as_text, evaluated, test=test or {})
 
 
 def _text(inputs, targets, metrics, counted, *, inputs_length, targets_length, ids=(), **judge) -> Form:
@@ -126,9 +157,10 @@ def _text(inputs, targets, metrics, counted, *, inputs_length, targets_length, i
 
 
 def chosen(
-  source: str,
+  source: str | None,
   examples: int,
   *,
+  files: Files | None = None,
   text: str,
   options: str | Sequence[str],
   choices: int,
@@ -154,13 +186,17 @@ def chosen(
     tuple(f"{name}/{score}" for name in evaluated for score in counted),
     {"name": "multiple_choice", "choices": choices},
   )
-  return Benchmark(source, examples, form, instead.text if instead else None, evaluated, test or {})
+  if files and "answers" not in task:
+    labels = list(map(str, task.get("labels", range(choices))))
+    files = dataclasses.replace(files, classes={task.get("label_field", "label"): labels})
+  return Benchmark(source, files, examples, form, instead.text if instead else None, evaluated, test=test or {})
 
 
 def generated(
-  source: str,
+  source: str | None,
   examples: int,
   *,
+  files: Files | None = None,
   inputs: str,
   targets: str,
   metrics: Sequence[str | Values],
@@ -174,12 +210,13 @@ def generated(
   evaluated = evaluated or {"dev": "validation"}
   scores = tuple(f"{name}/{score}" for name in evaluated for score in counted)
   lengths = {"inputs_length": inputs_length, "targets_length": targets_length}
-  return Benchmark(
-    source, examples, text=_text(inputs, targets, list(metrics), scores, **lengths, **judge), evaluated=evaluated
-  )
+  text = _text(inputs, targets, list(metrics), scores, **lengths, **judge)
+  return Benchmark(source, files, examples, text=text, evaluated=evaluated)
 
 
-def tagged(source: str, examples: int, *, tags: Sequence[str], field: str, score: str) -> Benchmark:
+def tagged(
+  source: str | None, examples: int, *, files: Files, tags: Sequence[str], field: str, score: str
+) -> Benchmark:
   """Make a benchmark of word tags; as text, each word and each tag follows its own sentinel."""
   evaluated, counted = {"dev": "validation", "test": "test"}, (f"dev/{score}",)
   form = Form(
@@ -192,15 +229,17 @@ def tagged(source: str, examples: int, *, tags: Sequence[str], field: str, score
   metrics = ["tags"] if score == "accuracy" else ["entities", "tags"]
   lengths = {"inputs_length": 128, "targets_length": 256}  # a tag may be several tokens
   text = _text("tag: {tokens.<*>}", f"{{{field}.<*>}}", metrics, counted, **lengths)
-  return Benchmark(source, examples, form, text, evaluated)
+  return Benchmark(source, files, examples, form, text, evaluated)
 
 
 def spans(
-  source: str,
+  source: str | None,
   examples: int,
   *,
+  files: Files | None = None,
   unanswerable: bool = False,
   evaluated: Mapping[str, str | Values] | None = None,
+  own_files: Mapping[str, Files] | None = None,
   counted: Sequence[str] = (),
 ) -> Benchmark:
   """Make a benchmark of extractive answers.
@@ -220,12 +259,16 @@ def spans(
   text = None
   if not unanswerable and not evaluated:
     text = _text(inputs, "{answers.text.0}", ["answers"], counted, ids=("id",), references="answers", **lengths)
-  return Benchmark(source, examples, form, text, evaluated or {"dev": "validation"})
+  return Benchmark(source, files, examples, form, text, evaluated or {"dev": "validation"}, own_files or {})
 
 
-def apply(config: Any, benchmark: Benchmark, form: Form) -> None:
-  """Fill in a recipe's slots: task, objective, head, evaluators and the metric that selects a checkpoint."""
-  config.task = {"source": benchmark.source} | form.task
+def apply(config: Any, benchmark: Benchmark, form: Form, official: bool = False) -> None:
+  """Fill in a recipe's slots: task, objective, head, evaluators and the metric that selects a checkpoint.
+
+  Args:
+    official: whether to read the official files in `config.task.data_dir`, even if there is another source.
+  """
+  config.task = {"source": None} | form.task
   config.objective = dict(form.objective)
   if form.head:
     config.model.head = dict(form.head)
@@ -235,13 +278,14 @@ def apply(config: Any, benchmark: Benchmark, form: Form) -> None:
   name, first = next(iter(benchmark.evaluated.items()))
   config.eval_split = first if isinstance(first, str) else first["split"]
   config.evals = {name: dict(form.evaluator) | _where(where) for name, where in benchmark.evaluated.items()}
+  for key, source in benchmark.sources(official or benchmark.source is None).items():
+    *path, last = key.split(".")
+    functools.reduce(lambda node, name: node[name], path, config)[last] = source
   config.selection = {"metric": f"eval/{name}/{form.counted[0].split('/', 1)[1]}"}
 
 
 def _where(where: str | Values) -> Values:
-  if isinstance(where, str):
-    return {"split": where}
-  return dict(where)
+  return {"split": where} if isinstance(where, str) else dict(where)
 
 
 def score(metrics: Mapping[str, float | None], counted: Sequence[str]) -> float:

@@ -1,14 +1,19 @@
 """Multiple choice: RACE (Lai et al. 2017), SWAG (Zellers et al. 2018) and CODAH (Chen et al. 2019), for encoders."""
 
-from t5x_like.benchmarks.suites import Suite, chosen
+from t5x_like.benchmarks.suites import Files, Suite, chosen
 
 _FOUR = ("0", "1", "2", "3")
+_NAMES = {"train": "train", "validation": "dev", "test": "test"}
+_SWAG = {"train": ["data/train.csv"], "validation": ["data/val.csv"], "test": ["data/test.csv"]}
+_CODAH = {"train": ["CODAH/train.tsv", "full_data.tsv"], "validation": ["CODAH/dev.tsv"], "test": ["CODAH/test.tsv"]}
+_ANSWERS = tuple(f"answer{number}" for number in _FOUR)
 
 
 def _race(part: str, examples: int):
   return chosen(
-    f"tfds:race_questions/{part}",
+    None,
     examples,
+    files=Files(f"race_{part}", "race", {split: [f"{name}/{part}/*.txt"] for split, name in _NAMES.items()}),
     text="{article}",
     options="options",
     option="{question} {option}",
@@ -26,8 +31,9 @@ SUITE = Suite(
     "race_middle": _race("middle", 25_421),
     "race_high": _race("high", 62_445),
     "swag": chosen(
-      "tfds:swag/regular",
+      None,
       73_546,
+      files=Files("swag", "csv", _SWAG),
       text="{sent1}",
       options=[f"{{sent2}} {{ending{number}}}" for number in _FOUR],
       choices=4,
@@ -35,13 +41,12 @@ SUITE = Suite(
       ids=("video-id", "fold-ind"),
     ),
     "codah": chosen(
-      "tfds:codah",
+      None,
       1_665,
-      text="{question_propmt}",  # as the hub spells it
-      options="candidate_answers",
+      files=Files("codah", "tsv", _CODAH, header=("category", "prompt", *_ANSWERS, "label")),
+      text="{prompt}",
+      options=[f"{{{answer}}}" for answer in _ANSWERS],
       choices=4,
-      label_field="correct_answer_idx",
-      ids=("id",),
     ),
   }
 )

@@ -1,17 +1,41 @@
 """GLUE (Wang et al. 2018, https://arxiv.org/abs/1804.07461), with T5's texts (Raffel et al. 2020, appendix D)."""
 
-from t5x_like.benchmarks.suites import Suite, labelled
+from t5x_like.benchmarks.suites import Files, Suite, labelled
 
 _NLI = ("entailment", "neutral", "contradiction")
 _TWO = ("entailment", "not_entailment")
 _PAIR = {"text": "{sentence1}", "pair": "{sentence2}"}
 _HALVES = {"matched": "validation_matched", "mismatched": "validation_mismatched"}
 
+
+def _tsv(folder: str, **columns) -> Files:
+  """Return the files of a task in GLUE's archive, where test sets have no labels."""
+  names = {"train": "train", "validation": "dev", "test": "test"}
+  return Files(folder, "tsv", {split: [f"{folder}/{name}.tsv"] for split, name in names.items()}, **columns)
+
+
+_MRPC = _tsv("MRPC", fields={"sentence1": "#1 String", "sentence2": "#2 String", "label": "Quality"})
+_MRPC.splits["train"].append("msr_paraphrase_train.txt")
+_MRPC.splits["test"].append("msr_paraphrase_test.txt")
+_MNLI = Files(
+  "MNLI",
+  "tsv",
+  {"train": ["MNLI/train.tsv"]}
+  | {
+    f"{split}_{half}": [f"MNLI/{short}_{half}.tsv"]
+    for split, short in (("validation", "dev"), ("test", "test"))
+    for half in _HALVES
+  },
+  header=("label", "premise", "hypothesis"),
+  fields={"premise": "sentence1", "hypothesis": "sentence2", "label": "gold_label"},
+)
+
 SUITE = Suite(
   {
     "cola": labelled(
       "tfds:glue/cola",
       8_551,
+      files=_tsv("CoLA", header=("source", "label", "mark", "sentence")),
       text="{sentence}",
       labels=("unacceptable", "acceptable"),
       scores=("matthews_correlation", "accuracy"),
@@ -22,6 +46,7 @@ SUITE = Suite(
     "sst2": labelled(
       "tfds:glue/sst2",
       67_349,
+      files=_tsv("SST-2"),
       text="{sentence}",
       labels=("negative", "positive"),
       inputs="sst2 sentence: {sentence}",
@@ -30,6 +55,7 @@ SUITE = Suite(
     "mrpc": labelled(
       "tfds:glue/mrpc",
       3_668,
+      files=_MRPC,
       **_PAIR,
       labels=("not_equivalent", "equivalent"),
       scores=("f1", "accuracy"),
@@ -40,6 +66,7 @@ SUITE = Suite(
     "stsb": labelled(
       "tfds:glue/stsb",
       5_749,
+      files=_tsv("STS-B", fields={"label": "score"}),
       **_PAIR,
       labels=None,
       symmetric=True,
@@ -49,6 +76,7 @@ SUITE = Suite(
     "qqp": labelled(
       "tfds:glue/qqp",
       363_846,
+      files=_tsv("QQP", fields={"label": "is_duplicate"}),
       text="{question1}",
       pair="{question2}",
       labels=("not_duplicate", "duplicate"),
@@ -60,6 +88,7 @@ SUITE = Suite(
     "mnli": labelled(
       "tfds:glue/mnli",
       392_702,
+      files=_MNLI,
       text="{premise}",
       pair="{hypothesis}",
       labels=_NLI,
@@ -70,6 +99,7 @@ SUITE = Suite(
     "qnli": labelled(
       "tfds:glue/qnli",
       104_743,
+      files=_tsv("QNLI"),
       text="{question}",
       pair="{sentence}",
       labels=_TWO,
@@ -79,6 +109,7 @@ SUITE = Suite(
     "rte": labelled(
       "tfds:glue/rte",
       2_490,
+      files=_tsv("RTE"),
       **_PAIR,
       labels=_TWO,
       inputs="rte sentence1: {sentence1} sentence2: {sentence2}",
@@ -87,6 +118,7 @@ SUITE = Suite(
     "wnli": labelled(
       "tfds:glue/wnli",
       635,
+      files=_tsv("WNLI"),
       **_PAIR,
       labels=("not_entailment", "entailment"),
       inputs="wnli sentence1: {sentence1} sentence2: {sentence2}",

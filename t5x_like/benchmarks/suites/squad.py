@@ -1,7 +1,13 @@
 """SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018)."""
 
-from t5x_like.benchmarks.suites import Suite, spans
+from t5x_like.benchmarks.suites import Files, Suite, spans
+
+FILES = Files("squad", "squad", {"train": ["train-v1.1.json"], "validation": ["dev-v1.1.json"]})
+_FILES_V2 = Files("squad_v2", "squad", {"train": ["train-v2.0.json"], "validation": ["dev-v2.0.json"]})
 
 SUITE = Suite(
-  {"squad": spans("tfds:squad/v1.1", 87_599), "squad_v2": spans("tfds:squad/v2.0", 130_319, unanswerable=True)}
+  {
+    "squad": spans("tfds:squad/v1.1", 87_599, files=FILES),
+    "squad_v2": spans("tfds:squad/v2.0", 130_319, files=_FILES_V2, unanswerable=True),
+  }
 )

@@ -4,15 +4,23 @@ Encoders give each alternative of COPA, and each entity of ReCoRD, a row and a s
 generated (Raffel et al. 2020, appendix D). At most 32 entities of a passage are candidates; few passages have more.
 """
 
-from t5x_like.benchmarks.suites import Suite, chosen, generated, labelled
+from t5x_like.benchmarks.suites import Files, Suite, chosen, generated, labelled
 
 _BOOLEAN = ("False", "True")
+
+
+def _jsonl(folder: str, form: str = "jsonl") -> Files:
+  """Return the files of a task in SuperGLUE's archive, where test sets have no labels."""
+  names = {"train": "train", "validation": "val", "test": "test"}
+  return Files(f"super_{folder}", form, {split: [f"{folder}/{name}.jsonl"] for split, name in names.items()})
+
 
 SUITE = Suite(
   {
     "boolq": labelled(
       "tfds:super_glue/boolq",
       9_427,
+      files=_jsonl("BoolQ"),
       text="{question}",
       pair="{passage}",
       labels=_BOOLEAN,
@@ -23,6 +31,7 @@ SUITE = Suite(
     "cb": labelled(
       "tfds:super_glue/cb",
       250,
+      files=_jsonl("CB"),
       text="{premise}",
       pair="{hypothesis}",
       labels=("entailment", "contradiction", "neutral"),
@@ -34,6 +43,7 @@ SUITE = Suite(
     "copa": chosen(
       "tfds:super_glue/copa",
       400,
+      files=_jsonl("COPA"),
       text="{premise} What was the {question}?",
       options=("{choice1}", "{choice2}"),
       choices=2,
@@ -50,6 +60,7 @@ SUITE = Suite(
     "multirc": labelled(
       "tfds:super_glue/multirc",
       27_243,
+      files=_jsonl("MultiRC", "multirc"),
       text="{paragraph}",
       pair="{question} {answer}",
       labels=_BOOLEAN,
@@ -62,6 +73,7 @@ SUITE = Suite(
     "record": chosen(
       "tfds:super_glue/record",
       100_730,
+      files=_jsonl("ReCoRD", "record"),
       text="{passage}",
       options="entities",
       option="{query}",
@@ -87,6 +99,7 @@ SUITE = Suite(
     "rte": labelled(
       "tfds:super_glue/rte",
       2_490,
+      files=_jsonl("RTE"),
       text="{premise}",
       pair="{hypothesis}",
       labels=("entailment", "not_entailment"),
@@ -96,6 +109,7 @@ SUITE = Suite(
     "wic": labelled(
       "tfds:super_glue/wic",
       5_428,
+      files=_jsonl("WiC"),
       text="{word}: {sentence1}",
       pair="{sentence2}",
       labels=_BOOLEAN,
@@ -105,6 +119,7 @@ SUITE = Suite(
     "wsc": labelled(
       "tfds:super_glue/wsc.fixed",
       554,
+      files=_jsonl("WSC", "wsc"),
       text="{text}",
       pair="{span2_text}: {span1_text}",
       labels=_BOOLEAN,

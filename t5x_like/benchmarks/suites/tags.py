@@ -1,19 +1,36 @@
 """Tags of words: emerging entities (WNUT-17, Derczynski et al. 2017), parts of speech (Universal Dependencies)."""
 
-from t5x_like.benchmarks.suites import Suite, tagged
+from t5x_like.benchmarks.suites import Files, Suite, tagged
 
 _KINDS = ("corporation", "creative-work", "group", "location", "person", "product")
 _POS = "ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X".split()
 
+_WNUT = {
+  "train": ["wnut17train.conll"],
+  "validation": ["emerging.dev.conll"],
+  "test": ["emerging.test.annotated", "emerging.test.annotated.conll"],
+}
+_EWT = {
+  split: [f"en_ewt-ud-{name}.conllu"] for split, name in (("train", "train"), ("validation", "dev"), ("test", "test"))
+}
+
 SUITE = Suite(
   {
     "ner": tagged(
-      "tfds:wnut_17",
+      None,
       3_394,
+      files=Files("wnut_17", "conll", _WNUT, fields={"ner_tags": "1"}),
       tags=("O", *(f"{begin}-{kind}" for kind in _KINDS for begin in "BI")),
       field="ner_tags",
       score="f1",
     ),
-    "pos": tagged("tfds:universal_dependencies/en_ewt", 12_544, tags=_POS, field="upos", score="accuracy"),
+    "pos": tagged(
+      "tfds:universal_dependencies/en_ewt",
+      12_544,
+      files=Files("en_ewt", "conllu", _EWT),
+      tags=_POS,
+      field="upos",
+      score="accuracy",
+    ),
   }
 )

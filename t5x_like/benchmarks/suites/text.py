@@ -1,12 +1,22 @@
 """Generated text: translation (Multi30k), summaries (SciTLDR) and questions without a context (WebQuestions)."""
 
-from t5x_like.benchmarks.suites import Suite, generated
+from t5x_like.benchmarks.suites import Files, Suite, generated
+
+_MULTI30K = {"train": ["train.{field}"], "validation": ["val.{field}"], "test": ["test_2016_flickr.{field}"]}
+_SCITLDR = {
+  split: [f"SciTLDR-A/{name}.jsonl"] for split, name in (("train", "train"), ("validation", "dev"), ("test", "test"))
+}
+_WEB_QUESTIONS = {
+  "train": ["webquestions.examples.train.json", ["trainmodel.json", "val.json", "devtest.json"]],
+  "test": ["webquestions.examples.test.json", "test.json"],
+}
 
 SUITE = Suite(
   {
     "multi30k": generated(
-      "tfds:multi30k/en-de",
+      None,
       29_000,
+      files=Files("multi30k", "parallel", _MULTI30K, header=("en", "de")),
       inputs="translate English to German: {en}",
       targets="{de}",
       metrics=["bleu", "chrf"],
@@ -15,8 +25,9 @@ SUITE = Suite(
       beams=4,
     ),
     "scitldr": generated(
-      "tfds:scitldr",
+      None,
       1_992,
+      files=Files("scitldr", "jsonl", _SCITLDR),
       inputs="summarize: {source.*}",
       targets="{target.0}",
       metrics=["rouge"],
@@ -29,6 +40,7 @@ SUITE = Suite(
     "web_questions": generated(
       "tfds:web_questions",
       3_778,
+      files=Files("web_questions", "webquestions", _WEB_QUESTIONS),
       inputs="question: {question}",
       targets="{answers.0}",
       metrics=["answers"],

@@ -10,6 +10,8 @@
     lines:news.en.gz                                one record per line; field `text`
     parallel:corpus/{split}.{field}.gz              translation: line n of `train.en.gz` and of `train.de.gz`
     squad:train=train-v2.0.json.gz                  SQuAD's files; id, title, context, question, answers
+    multirc: record: wsc: race: webquestions:       the files of these benchmarks, one record per question or option
+    official:{…}                                    a benchmark's files by their usual names, see `benchmarks/suites/`
     conll:ner.conll                                 one record per sentence; `tokens`, and the columns by number
     conllu:en_ewt.conllu                            one record per sentence; `tokens`, `text`, `sent_id`, and columns
     tfds:NAME[/config][:version]                    any TensorFlow dataset, prepared or buildable
@@ -181,7 +183,8 @@ def column_of(field: str, names: list[str]) -> str:
 def value(record: Record, field: str, where: str) -> Any:
   """Return the value at `field`: a name, or a path of names and indices such as `answers.0.text`; `*` is a whole list.
 
-  An index past the end of a list gives None.
+  An index past the end of a list gives None. A name on a list of records gives the list of their values, so that
+  `answers.text.0` is the same as `answers.0.text`.
 
   Raises:
     UserError: the record lacks the field.
@@ -199,6 +202,8 @@ def value(record: Record, field: str, where: str) -> Any:
     elif isinstance(found, list) and part == "*":
       rest = field.split(".*.", 1)[1:]
       return [value({"": one}, f".{rest[0]}", where) for one in found] if rest else found
+    elif isinstance(found, list) and all(isinstance(one, dict) and part in one for one in found):
+      found = [one[part] for one in found]
     else:
       raise _missing(part, field, list(record), where)
   return found

@@ -1,0 +1,30 @@
+"""The base of formats whose lines are JSON objects that hold several records each."""
+
+import abc
+from collections.abc import Iterator
+
+from t5x_like.corpora.sources import Record, Skip, jsonl
+from t5x_like.errors import UserError, one_line
+
+
+class Nested(jsonl.Source):
+  """The records within each line's object; a format defines `within`."""
+
+  expected: str  # the keys of an object, for messages
+
+  @abc.abstractmethod
+  def within(self, found: Record) -> Iterator[Record]:
+    """Yield the records of an object; a KeyError, TypeError or AttributeError says that it has another form."""
+
+  def read(self, path: str) -> Iterator[tuple[str, Record | Skip]]:
+    for where, found in super().read(path):
+      if isinstance(found, Skip):
+        yield where, found
+        continue
+      try:
+        yield from ((where, record) for record in self.within(found))
+      except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(
+          f"{where}: found an object in another form ({type(error).__name__}: {one_line(error)}), expected"
+          f" {self.expected}"
+        ) from None

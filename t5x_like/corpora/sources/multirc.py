@@ -1,0 +1,23 @@
+"""`multirc:PATTERN`: MultiRC in SuperGLUE's JSON lines (Khashabi et al. 2018), one record per answer option."""
+
+from collections.abc import Iterator
+
+from t5x_like.corpora.sources import Record
+from t5x_like.corpora.sources._nested import Nested
+
+
+class Source(Nested):
+  """Fields paragraph, question, answer, label (0, 1, or null in a test set) and idx {paragraph, question, answer}."""
+
+  expected = "idx and passage with questions[] of idx, question and answers[] of idx, text, label"
+
+  def within(self, found: Record) -> Iterator[Record]:
+    for question in found["passage"]["questions"]:
+      for answer in question["answers"]:
+        yield {
+          "paragraph": found["passage"].get("text", ""),
+          "question": question.get("question", ""),
+          "answer": answer.get("text", ""),
+          "label": answer.get("label"),
+          "idx": {"paragraph": found["idx"], "question": question["idx"], "answer": answer["idx"]},
+        }

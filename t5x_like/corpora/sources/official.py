@@ -1,0 +1,221 @@
+"""`official:{…}`: a benchmark's official files, found by their usual names in `data_dir`, plain or compressed.
+
+    official:{"name": "rte", "format": "tsv", "splits": {"train": ["RTE/train.tsv"], "validation": ["RTE/dev.tsv"]},
+              "classes": {"label": ["entailment", "not_entailment"]}}
+
+`benchmarks/suites/` has such a table for each benchmark. Its keys:
+
+    name      the name of the corpus
+    format    the reader of the files, another format of this folder
+    splits    by split, the possible names of its file, the likeliest first; a list is several files that make a split.
+              `RTE/train.tsv` is found in any folder RTE below `data_dir`, or as `data_dir`/train.tsv
+    header    the columns of a TSV file, unless its first line names one of the fields
+    fields    by field, its column, or a path into the record such as `meta.label`; other fields keep their names, and
+              a file without that column may have the field itself
+    classes   by field, the names of the classes in the order of the numbers that files may have instead; no names for
+              a number. A test split may lack them: then the value is -1, as in TensorFlow datasets
+
+Instead of a directory, `data_dir` may name the files by split, or shares of them: `train=a.tsv[:90%],test=a.tsv[90%:]`.
+Splits whose files are not there are left out. A record without `idx` gets its number in the split, from 0.
+"""
+
+import dataclasses
+import fnmatch
+import itertools
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from t5x_like.corpora.sources import Record, Skip, _filesystem, check_fields, check_split, open_source, value
+from t5x_like.corpora.sources import Source as Base
+from t5x_like.errors import UserError, did_you_mean, one_line
+
+_UNLABELLED = "-1"
+_ENDINGS = ("", ".gz", ".bz2", ".xz", ".zst")
+_NAMED = re.compile(r"(?:^|,)([a-z]\w*)=")
+_SHARE = re.compile(r"(.+)\[(\d+)?%?:(?:(\d+)%)?\]")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Table:
+  """See the top of this file."""
+
+  name: str
+  format: str
+  splits: Mapping[str, list[str | list[str]]]
+  header: list[str] = dataclasses.field(default_factory=list)
+  fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  classes: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
+
+
+class Source(Base):
+  """The records of the files under the fields' names."""
+
+  def __init__(self, rest: str, *, fields: tuple[str, ...] = (), data_dir: str | None = None):
+    try:
+      self._about = json.loads(rest)
+      self._table = _Table(**self._about)
+    except (ValueError, TypeError) as error:
+      raise UserError(
+        f"source official:{rest}: found no table of files ({one_line(error)}), expected a JSON object with name, format"
+        " and splits"
+      ) from None
+    self._fields = tuple(dict.fromkeys(field.partition(".")[0] for field in fields)) or tuple(self._table.fields)
+    self._paths, self._shares = _found(self._table, data_dir)
+    self.name, self.splits = self._table.name, tuple(self._paths)
+
+  def _open(self, split: str) -> Base:
+    """Open the files of a split; those of a TSV table with numbered columns, because they may lack a header."""
+    check_split(self, split)
+    table, spelled = self._table, ",".join(f"train={path}" for path in self._paths[split])
+    if table.format == "parallel":
+      return open_source(f"parallel:{self._paths[split][0]}", fields=tuple(table.header))
+    if table.format == "tsv":
+      return open_source(f"tsv:{spelled}", fields=("0",))
+    return open_source(f"{table.format}:{spelled}")
+
+  def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record | Skip]]:
+    rows = self._open(split).records("train")
+    rows = self._headed(rows) if self._table.format == "tsv" else rows
+    if split in self._shares:
+      held = list(rows)
+      rows = itertools.islice(held, *(len(held) * share // 100 for share in self._shares[split]))
+    number = 0
+    for where, record in rows:
+      if not isinstance(record, Skip):
+        record = self._record(split, where, {"idx": number} | record)
+        number += 1
+      yield where, record
+
+  def _headed(self, rows: Iterator[tuple[str, Record | Skip]]) -> Iterator[tuple[str, Record | Skip]]:
+    """Name the columns of a TSV file by its first line or, if that names no field, by `header`."""
+    known = {*self._table.header, *self._table.fields.values(), *self._fields}
+    names: list[str] = []
+    for where, record in rows:
+      if isinstance(record, Skip):
+        if record.reason != "blank line":
+          yield where, record
+        continue
+      cells = list(record.values())
+      if not names or where.endswith(":1"):
+        headed = not self._table.header or bool(known & {*cells})
+        names = cells if headed else self._table.header
+        check_fields((), names, where)
+        if headed:
+          continue
+      if len(cells) < len(names):
+        raise UserError(f"{where}: found {len(cells)} tab-separated columns, expected {len(names)}: {', '.join(names)}")
+      yield where, dict(zip(names, cells))
+
+  def _record(self, split: str, where: str, record: Record) -> Record:
+    out = dict(record)
+    for field in self._fields:
+      column = self._table.fields.get(field, field)
+      if column.partition(".")[0] not in record and field in record:
+        column = field
+      if field in self._table.classes:
+        out[field] = self._class(split, where, record, field, column)
+      else:
+        out[field] = value(record, column, where)
+    return out
+
+  def _class(self, split: str, where: str, record: Record, field: str, column: str) -> str:
+    test, names = split.startswith("test"), self._table.classes[field]
+    found = record.get(column) if test else value(record, column, where)
+    if found is None or found == "":
+      if test:
+        return _UNLABELLED
+      raise UserError(f"{where}: found nothing in {column!r}, expected {'one of ' * bool(names)}{', '.join(names)}")
+    text = str(found)
+    return names[int(text)] if text not in names and text.isdecimal() and int(text) < len(names) else text
+
+  def classes(self, field: str) -> tuple[str, ...]:
+    return tuple(self._table.classes[field]) if self._table.classes.get(field) else super().classes(field)
+
+  def part_size(self, split: str, part: tuple[int, int]) -> int:
+    opened = self._open(split)
+    return sum(opened.part_size("train", one) for one in opened.parts("train", 1 << 62))
+
+  def changed(self, split: str) -> list[int | None]:
+    return self._open(split).changed("train")
+
+  def facts(self, field: str) -> dict[str, Any]:
+    return {"text_field": field, "splits": {split: self.split_facts(split) for split in self.splits}}
+
+  def split_facts(self, split: str) -> dict[str, Any]:
+    files = self._open(split).split_facts("train")
+    return {"form": "official", "table": self._about, "share": self._shares.get(split), "files": files}
+
+
+def _found(table: _Table, where: str | None) -> tuple[dict[str, list[str]], dict[str, tuple[int, int]]]:
+  """Return the files of each split, and the shares of them in percent.
+
+  Raises:
+    UserError: there are none, or two of the same name.
+  """
+  if where is None:
+    raise UserError(f"source official, {table.name}: give the directory of its files, {_names(table)}, as data_dir")
+  if _NAMED.match(where) and not _filesystem.exists(where):
+    return _named(table, where)
+  root = where.rstrip("/")
+  paths = {path.removeprefix(root).strip("/"): path for path in _filesystem.matches(f"{root}/**")}
+  found = {}
+  for split, names in table.splits.items():
+    for name in names:
+      several = [name] if isinstance(name, str) else name
+      files = [_search(one, table, paths, where) for one in several]
+      if all(files):
+        found[split] = files
+        break
+  if not found:
+    raise UserError(f"{where}: found none of the files of {table.name}, {_names(table)} (plain or compressed)")
+  return found, {}
+
+
+def _search(name: str, table: _Table, paths: Mapping[str, str], where: str) -> str | None:
+  """Return the path of a file, or a pattern for the files of a folder or of languages (`{field}`)."""
+  spelled = name.replace("{field}", table.header[0]) if table.header else name
+  wanted = [f"{spelled}{end}".lower() for end in _ENDINGS]
+  bare = [os.path.basename(one) for one in wanted]
+  hits = [path for inside, path in paths.items() if any(fnmatch.fnmatchcase(inside.lower(), one) for one in bare)]
+  hits = hits if "/" in name and "*" not in name else []
+  if not hits:
+    ends = [*wanted, *(f"*/{one}" for one in wanted)]
+    hits = [path for inside, path in paths.items() if any(fnmatch.fnmatchcase(inside.lower(), one) for one in ends)]
+  if "*" in name:
+    folders = dict.fromkeys(path.rpartition("/")[0] for path in hits)
+    hits = [f"{folder}/{os.path.basename(name)}" for folder in folders]
+  if len(hits) > 1:
+    raise UserError(f"{where}: found {hits[0]} and {hits[1]}, expected one {name}; give the folder of one of them")
+  if not hits or "{field}" not in name:
+    return hits[0] if hits else None
+  before, _, after = hits[0].rpartition(f".{table.header[0]}")
+  return f"{before}.{{field}}{after}"
+
+
+def _named(table: _Table, where: str) -> tuple[dict[str, list[str]], dict[str, tuple[int, int]]]:
+  """Parse files by split: `train=FILE,validation=FILE[90%:]`; several files of a split are joined by `+`."""
+  starts = [*_NAMED.finditer(where), None]
+  paths, shares = {}, {}
+  for name, following in zip(starts, starts[1:]):
+    split, path = name[1], where[name.end() : following.start() if following else None]
+    if split not in table.splits:
+      near = did_you_mean(split, table.splits)
+      raise UserError(f"{where}: found the split {split!r}, expected one of {', '.join(table.splits)}{near}")
+    if share := _SHARE.fullmatch(path):
+      path, shares[split] = share[1], (int(share[2] or 0), int(share[3] or 100))
+      if not shares[split][0] < shares[split][1] <= 100:
+        raise UserError(f"{where}: {split}: expected a share such as [:90%] or [90%:]")
+    paths[split] = path.split("+")
+    if table.format != "parallel" and (
+      missing := [p for p in paths[split] if "*" not in p and not _filesystem.exists(p)]
+    ):
+      raise UserError(f"{where}: {split}: {missing[0]}: no such file")
+  return paths, shares
+
+
+def _names(table: _Table) -> str:
+  first = (names[0] for names in table.splits.values())
+  return ", ".join(name if isinstance(name, str) else " + ".join(name) for name in first)

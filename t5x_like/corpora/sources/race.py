@@ -1,0 +1,21 @@
+"""`race:PATTERN`: the articles of RACE (Lai et al. 2017), a file or a line each, one record per question."""
+
+from collections.abc import Iterator
+
+from t5x_like.corpora.sources import Record
+from t5x_like.corpora.sources._nested import Nested
+
+
+class Source(Nested):
+  """Fields example_id (the article's), article, question, options, answer (a letter) and name, `high1.txt-0`."""
+
+  expected = "id, article, and lists of as many questions, options and answers"
+
+  def within(self, found: Record) -> Iterator[Record]:
+    if not isinstance(found["answers"], list):
+      raise TypeError(f"answers: found {found['answers']!r}")
+    shared = {"example_id": found["id"], "article": found.get("article", "")}
+    asked = zip(found["questions"], found["options"], found["answers"], strict=True)
+    for number, (question, options, answer) in enumerate(asked):
+      own = {"question": question, "options": options, "answer": answer, "name": f"{found['id']}-{number}"}
+      yield shared | own

@@ -1,0 +1,29 @@
+"""`wsc:PATTERN`: WSC in SuperGLUE's JSON lines (Levesque et al. 2012), one record per pair of spans."""
+
+from collections.abc import Iterator
+
+from t5x_like.corpora.sources import Record
+from t5x_like.corpora.sources._nested import Nested
+
+
+class Source(Nested):
+  """Fields text, span1_text, span2_text, label (true, false, or null in a test set) and idx.
+
+  Spans are spelled as in the text, as in TFDS's `super_glue/wsc.fixed`: some differ in case, spaces or a full stop.
+  """
+
+  expected = "text, and target with span1_text and span2_text"
+
+  def within(self, found: Record) -> Iterator[Record]:
+    target = found["target"]
+    spans = {name: _spelled(target[name], found["text"]) for name in ("span1_text", "span2_text")}
+    yield {"text": found["text"], **spans, "label": found.get("label"), "idx": found.get("idx")}
+
+
+def _spelled(span: str, text: str) -> str:
+  """Return a span as the text spells it; the span itself if the text has no such words."""
+  if span in text:
+    return span
+  plain = " ".join(span.split()).rstrip(".")
+  start = text.lower().find(plain.lower())
+  return span if start < 0 else text[start : start + len(plain)]

@@ -1,1 +1,0 @@
-"""`python -m tools.prepare_dataset`: raw benchmark files as TensorFlow datasets."""
