@@ -3,7 +3,7 @@
 import gzip
 import json
 
-from tools.score.command import main
+from tools.score.__main__ import main
 
 
 def write(path, content):
@@ -20,6 +20,15 @@ def write(path, content):
 
 def jsonl(rows):
   return [json.dumps(row, ensure_ascii=False) for row in rows]
+
+
+def squad(answers):
+  """SQuAD's JSON with the answers of each question by its id; no answers make it impossible."""
+  qas = [
+    {"id": name, "question": "?", "answers": [{"text": text} for text in texts], "is_impossible": not texts}
+    for name, texts in answers.items()
+  ]
+  return {"data": [{"title": "T", "paragraphs": [{"context": "…", "qas": qas}]}]}
 
 
 def submission(labels):

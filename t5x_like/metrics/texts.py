@@ -85,12 +85,17 @@ def final(*, invalid: str = "") -> TextMetric:
   )
 
 
+def last_word() -> TextMetric:
+  """Score whether the text is the last word of the right text (LAMBADA)."""
+  return TextMetric(Matches(), lambda texts: texts[0].split()[-1], str.strip)
+
+
 def bleu(*, tokenize: str = "13a", lowercase: bool = False) -> TextMetric:
   return TextMetric(Bleu(tokenize, lowercase))
 
 
-def chrf(*, word_order: int = 0) -> TextMetric:
-  return TextMetric(Chrf(word_order=word_order))
+def chrf(*, char_order: int = 6, word_order: int = 0, beta: int = 2, lowercase: bool = False) -> TextMetric:
+  return TextMetric(Chrf(char_order, word_order, beta, lowercase))
 
 
 def rouge(*, use_stemmer: bool = True) -> TextMetric:
@@ -128,6 +133,7 @@ METRICS: dict[str, Callable[..., TextMetric]] = {
   "answers": answers,
   "exact": exact,
   "final_number": final,
+  "last_word": last_word,
   "bleu": bleu,
   "chrf": chrf,
   "rouge": rouge,

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from t5x_like.errors import UserError
 from t5x_like.metrics.metric import Metric
 
 
@@ -41,6 +42,8 @@ class Bleu(_SacreBleu):
   def __init__(self, tokenize: str = "13a", lowercase: bool = False):
     from sacrebleu.metrics import BLEU
 
+    if tokenize not in BLEU.TOKENIZERS:
+      raise UserError(f"bleu: tokenize={tokenize}: expected one of {', '.join(BLEU.TOKENIZERS)}")
     super().__init__("bleu", BLEU(tokenize=tokenize, lowercase=lowercase))
 
   def details(self, rows_NC: np.ndarray, references, predictions) -> dict[str, Any]:

@@ -7,28 +7,10 @@ import sys
 
 import pytest
 
-from scoring import jsonl, run, submission, write
+from scoring import jsonl, run, squad, submission, write
 from tools.score.benchmarks import BENCHMARKS
 
-SQUAD = {
-  "version": "1.1",
-  "data": [
-    {
-      "title": "T",
-      "paragraphs": [
-        {
-          "context": "…",
-          "qas": [
-            {"id": "q1", "question": "?", "answers": [{"text": "the Broncos", "answer_start": 0}] * 2},
-            {"id": "q2", "question": "?", "answers": [{"text": "gold", "answer_start": 0}, {"text": "a gold coin"}]},
-            {"id": "q3", "question": "?", "answers": [{"text": "Été", "answer_start": 0}]},
-            {"id": "q4", "question": "?", "answers": [{"text": "5", "answer_start": 0}]},
-          ],
-        }
-      ],
-    }
-  ],
-}
+SQUAD = squad({"q1": ["the Broncos"] * 2, "q2": ["gold", "a gold coin"], "q3": ["Été"], "q4": ["5"]})
 
 
 def test_squad_as_a_command(tmp_path):
@@ -46,8 +28,7 @@ def test_squad_as_a_command(tmp_path):
 
 def test_squad_v2(score, tmp_path):
   answers = {"r1": ["Rome"], "r2": [], "r3": []}
-  qas = [{"id": k, "answers": [{"text": t} for t in v], "is_impossible": not v} for k, v in answers.items()]
-  references = ("dev.json", {"version": "v2.0", "data": [{"paragraphs": [{"qas": qas}]}]})
+  references = ("dev.json", squad(answers))
   na = write(tmp_path / "na.json", {"r1": 0.2, "r2": 0.9, "r3": 0.5})
   found = score("squad_v2", references, ("p.json", {"r1": "Rome", "r2": "", "r3": "x"}), f"--na_probabilities={na}")
   assert found["exact"] == pytest.approx(200 / 3) and found["NoAns_f1"] == 50.0 and found["HasAns_total"] == 1
@@ -59,10 +40,7 @@ def test_squad_v2(score, tmp_path):
 
 
 def test_languages(score, tmp_path, capsys):
-  def squad(text):
-    return {"data": [{"paragraphs": [{"qas": [{"id": "1", "answers": [{"text": text}]}]}]}]}
-
-  zh, de = squad("北京大学"), squad("der Hund")
+  zh, de = squad({"1": ["北京大学"]}), squad({"1": ["der Hund"]})
   found = score("xquad", ("xquad.zh.json", zh), ("p.json", {"1": "北京"}))
   assert found["f1"] == pytest.approx(200 / 3)
   by_flag = score("mlqa", ("answers.json", zh), ("p.json", {"1": "北京"}), "--language=zh")
@@ -156,7 +134,7 @@ def test_glue_average(tmp_path, capsys):
   assert found["tasks"]["glue/rte"]["accuracy"] == 50
   write(tmp_path / "ours" / "WNLI.tsv", submission(["banana", "0"]))
   code, said = run(capsys, "glue", *flags)
-  assert code == 2 and "WNLI.tsv, line 2: found the label 'banana'" in said
+  assert code == 2 and "WNLI.tsv:2: found the label 'banana'" in said
   assert run(capsys, "glue", *flags, "--invalid=wrong")[1]["average"] == found["average"]
   (tmp_path / "ours" / "MNLI-mm.tsv").unlink()
   code, found = run(capsys, "glue", *flags, "--invalid=wrong")
@@ -188,7 +166,8 @@ RECORD = [{"idx": 0, "qas": [{"idx": 4, "query": "@placeholder", "answers": [{"t
 @pytest.mark.parametrize("task", SUPERGLUE)
 def test_superglue(score, task):
   reference, label, main = SUPERGLUE[task]
-  rows = ("val.jsonl", jsonl({"idx": i, "label": reference} for i in (0, 1)))
+  target = {"span1_text": "a", "span2_text": "b"}  # of WSC
+  rows = ("val.jsonl", jsonl({"idx": i, "label": reference, "text": "a b", "target": target} for i in (0, 1)))
   found = score(f"superglue/{task.lower()}", rows, ("p.jsonl", jsonl({"idx": i, "label": label} for i in (1, 0))))
   assert found[main] == 100 and found["examples"] == 2
 
@@ -213,7 +192,8 @@ def test_multirc_and_record(score):
 
 def test_superglue_average(tmp_path, capsys):
   for task, (reference, label, _) in SUPERGLUE.items():
-    write(tmp_path / "gold" / task / "val.jsonl.gz", jsonl([{"idx": 0, "label": reference}]))
+    row = {"idx": 0, "label": reference, "text": "a b", "target": {"span1_text": "a", "span2_text": "b"}}
+    write(tmp_path / "gold" / task / "val.jsonl.gz", jsonl([row]))
     write(tmp_path / "ours" / f"{task}.jsonl", jsonl([{"idx": 0, "label": label}]))
   for task, gold, given in (("MultiRC", MULTIRC, MULTIRC_GIVEN), ("ReCoRD", RECORD, [{"idx": 4, "label": "Ann"}])):
     write(tmp_path / "gold" / task / "val.jsonl", jsonl(gold))

@@ -70,7 +70,8 @@ def test_mmlu_csv_and_subjects(score):
 
 def test_race(tmp_path, capsys, score):
   for level, answers in (("high", ["A", "C"]), ("middle", ["B"])):
-    text = {"id": f"{level}7.txt", "article": "…", "questions": ["?"] * len(answers), "answers": answers, "options": []}
+    text = {"id": f"{level}7.txt", "article": "…", "questions": ["?"] * len(answers), "answers": answers}
+    text["options"] = [["a", "b", "c", "d"]] * len(answers)
     write(tmp_path / "dev" / level / "7.txt", text)
   given = write(tmp_path / "p.json", {"high7.txt-0": "A", "high7.txt-1": "B", "middle7.txt-0": "B"})
   code, found = run(capsys, "race", f"--references={tmp_path / 'dev'}", f"--predictions={given}")

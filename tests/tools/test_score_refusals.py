@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from scoring import jsonl, run, submission, write
+from scoring import jsonl, run, squad, submission, write
 
 DEV = ["index\tsentence1\tsentence2\tlabel", *(f"{i}\ta\tb\t{label}" for i, label in enumerate("110"))]
 
@@ -53,26 +53,32 @@ def test_required_flags(capsys):
   [
     (("p.tsv", submission("11")), "no prediction for 1 of 3 examples: 2"),
     (("p.tsv", submission("1101")), "1 predictions of no example of the references: 3"),
-    (("p.tsv", submission(["1", "2", "0"])), "p.tsv, line 3: found the label '2', expected one of 0, 1"),
-    (("p.tsv", submission(["1", "", "0"])), "line 3: found the label ''"),
-    (("p.tsv", [*submission("110"), "1\t1"]), "p.tsv, line 5: id 1 stands twice (first:"),
-    (("p.tsv", ["index\tprediction"]), "holds a header, but no predictions"),
-    (("p.tsv", ["index\tprediction", "0\t1", "1"]), "line 3: found 1 columns, expected 2"),
+    (
+      ("p.tsv", submission(["1", "2", "0"])),
+      "p.tsv:3: found the label '2', expected one of not_entailment, entailment",
+    ),
+    (("p.tsv", submission(["1", "", "0"])), "p.tsv:3: found the label ''"),
+    (("p.tsv", [*submission("110"), "1\t1"]), "p.tsv:5: id 1 stands twice (first:"),
+    (("p.tsv", ["index\tprediction"]), "p.tsv: holds no predictions"),
+    (("p.tsv", ["index\tprediction", "0\t1", "1"]), "p.tsv:3: found 1 columns, expected 2"),
     (("p.tsv", ["index\tprediction\n7\t1\n8\t1"]), "none of its ids (7, 8) is one of the references' (0, 1, 2)"),
     (("p.txt", ["1", "1"]), "found 2 predictions without ids for 3 examples"),
     (("p.txt", ""), "p.txt: empty"),
     (("p.txt", "\n \n"), "p.txt: empty"),
     (("p.json", {}), "holds no predictions"),
     (("p.json", []), "holds no predictions"),
-    (("p.jsonl", ['{"idx": 0, "label": 1}', '{"idx": 1, "label"']), "p.jsonl, line 2, column 19: broken JSON"),
-    (("p.jsonl", jsonl([{"idx": 0, "value": 1}])), "line 1: found the keys idx, value, expected one of prediction,"),
-    (("p.jsonl", jsonl([{"idx": 0, "label": 1}, {"label": 1}])), "line 2: no id, but other rows have one"),
+    (
+      ("p.jsonl", ['{"idx": 0, "label": 1}', '{"idx": 1, "label"']),
+      "p.jsonl:2: broken JSON: Expecting ':' delimiter: line 1 column 19",
+    ),
+    (("p.jsonl", jsonl([{"idx": 0, "value": 1}])), "p.jsonl:1: found the keys idx, value, expected one of prediction,"),
+    (("p.jsonl", jsonl([{"idx": 0, "label": 1}, {"label": 1}])), "p.jsonl:2: no id, but other rows have one"),
     (("p.jsonl", ['{"idx": 0, "idx": 1, "label": 1}']), "the key 'idx' stands twice"),
-    (("p", '{\n "0": 1,\n "1": }\n'), "line 3, column 7: broken JSON"),
-    (("p.tsv", None), "p.tsv: cannot be read: No such file or directory"),
-    (("p.gz", gzip.compress(b"1\n" * 100_000)[:-20]), "broken gzip"),
-    (("p.gz", b"\x1f\x8b\x08 and no more"), "p.gz, line 1: broken gzip"),
-    (("p.txt", b"1\n\xff\n0"), "p.txt, line 2: not UTF-8"),
+    (("p", '{\n "0": 1,\n "1": }\n'), "broken JSON: Expecting value: line 3 column 7"),
+    (("p.tsv", None), "No such file or directory"),
+    (("p.gz", gzip.compress(b"1\n" * 100_000)[:-20]), "p.gz: found truncated or damaged gzip data"),
+    (("p.gz", b"\x1f\x8b\x08 and no more"), "p.gz: found truncated or damaged gzip data"),
+    (("p.txt", b"1\n\xff\n0"), "p.txt:2: found byte 0xff that is not UTF-8"),
   ],
 )
 def test_predictions(refused, predictions, expected):
@@ -82,36 +88,40 @@ def test_predictions(refused, predictions, expected):
 @pytest.mark.parametrize(
   "benchmark, references, expected",
   [
-    ("glue/wnli", ("test.tsv", ["index\tsentence", "0\ta"]), "test.tsv, line 2: no label; found index, sentence"),
+    ("glue/wnli", ("test.tsv", ["index\tsentence", "0\ta"]), "test.tsv:2: found no field 'label' among"),
     ("glue/wnli", ("dev.tsv", DEV[:1]), "dev.tsv: holds no examples: a score over zero examples"),
-    ("glue/wnli", ("dev.tsv", [*DEV, "3\ta"]), "line 5: found 2 columns, expected 4"),
-    ("glue/wnli", ("dev.tsv", [*DEV, "3\ta\tb\tyes"]), "dev.tsv, line 5: found the label 'yes'"),
+    ("glue/wnli", ("dev.tsv", [*DEV, "3\ta"]), "dev.tsv:5: found 2 tab-separated columns, expected 4"),
+    ("glue/wnli", ("dev.tsv", [*DEV, "3\ta\tb\tyes"]), "dev.tsv:5: found the label 'yes'"),
     ("glue/wnli", ("dev.tsv", [*DEV, "1\ta\tb\t1"]), "dev.tsv: id 1 stands 2 times, expected once"),
     ("glue/stsb", ("dev.tsv", ["sentence1\tscore", "a\tnan"]), "found 'nan', expected a number"),
-    ("squad", ("dev.json", {"data": [{"paragraphs": [{"qas": [{"id": "1"}]}]}]}), "expected SQuAD's JSON"),
-    ("squad", ("dev.json", {"data": []}), "zero examples"),
-    ("squad", ("dev.json", {"data": [{"paragraphs": [{"qas": [{"id": "1", "answers": []}]}]}]}), "squad_v2 scores"),
-    ("xquad", ("dev.json", {"data": []}), "expected --language"),
-    ("nq", ("dev.jsonl", jsonl([{"question": "?"}])), "line 1: no answers"),
-    ("nq", ("dev.jsonl", jsonl([{"question": "?", "answer": True}])), "line 1: no answers"),
-    ("triviaqa", ("dev.json", {"Data": ["?"]}), "line 1: found '?', expected a JSON object"),
     (
       "squad",
-      ("dev.json", {"data": [{"paragraphs": [{"qas": [{"id": "1", "answers": [{"text": None}]}]}]}]}),
-      "found 'None', ",
+      ("dev.json", {"data": [{"paragraphs": [{"qas": [{"id": "1"}]}]}]}),
+      "expected data > paragraphs > context, qas > id, question, answers",
     ),
+    ("squad", ("dev.json", {"data": []}), "zero examples"),
+    ("squad", ("dev.json", squad({"1": []})), "squad_v2 scores"),
+    ("xquad", ("dev.json", {"data": []}), "expected --language"),
+    ("nq", ("dev.jsonl", jsonl([{"question": "?"}])), "dev.jsonl:1: no answers"),
+    ("nq", ("dev.jsonl", jsonl([{"question": "?", "answer": True}])), "dev.jsonl:1: no answers"),
+    ("triviaqa", ("dev.json", {"Data": ["?"]}), "element 0: found '?', expected named values"),
+    ("squad", ("dev.json", squad({"1": [None]})), "[None], expected one of"),
     (
       "superglue/record",
       ("val.jsonl", jsonl([{"qas": [{"idx": 0, "answers": [{"text": 5}]}]}])),
       "found '5', expected a text",
     ),
-    ("race", ("dev.jsonl", jsonl([{"id": "high1.txt", "answers": 1.5}])), "expected id, answers and options"),
+    (
+      "race",
+      ("dev.jsonl", jsonl([{"id": "high1.txt", "answers": 1.5}])),
+      "expected id, article, and lists of as many questions, options and answers",
+    ),
     ("arc", ("dev.jsonl", jsonl([{"question": "?"}])), "no gold choice"),
-    ("arc", ("dev.jsonl", jsonl([{"choices": ["a", "b"], "gold": 2}])), "found the choice '2', expected one of 0, 1"),
+    ("arc", ("dev.jsonl", jsonl([{"choices": ["a", "b"], "gold": 2}])), "found the label '2', expected one of 0, 1"),
     ("gsm8k", ("dev.jsonl", jsonl([{"answer": "none"}])), "expected an answer with a number"),
-    ("lambada", ("dev.jsonl", jsonl([{"context": "a"}])), "expected continuation, or text"),
-    ("rouge", ("dev.jsonl", jsonl([{"target": []}])), "expected a text or a list of texts"),
-    ("superglue/multirc", ("val.jsonl", jsonl([{"idx": 0}])), "expected idx and passage.questions[]"),
+    ("lambada", ("dev.jsonl", jsonl([{"context": "a"}])), "expected one of references,"),
+    ("rouge", ("dev.jsonl", jsonl([{"target": []}])), "expected one of references,"),
+    ("superglue/multirc", ("val.jsonl", jsonl([{"idx": 0}])), "expected idx and passage with questions[]"),
     ("ner", ("dev.conll", ["Ann\tPERSON", ""]), "sentence 1: found the tag 'PERSON'"),
     ("pos", ("dev.conllu", ["# nothing", ""]), "holds no examples"),
   ],
@@ -121,14 +131,13 @@ def test_references(refused, benchmark, references, expected):
 
 
 def test_values_of_other_benchmarks(refused, tmp_path):
-  qas = [{"id": "1", "answers": [{"text": "a"}]}]
-  squad = ("dev.json", {"data": [{"paragraphs": [{"qas": qas}]}]})
-  assert "id 1: found None, expected a text" in refused("squad", squad, ("p.json", {"1": None}))
+  dev = ("dev.json", squad({"1": ["a"]}))
+  assert "id 1: found None, expected a text" in refused("squad", dev, ("p.json", {"1": None}))
   na = write(tmp_path / "na.json", {"2": 0.5})
   flag = f"--na_probabilities={na}"
-  assert "no probability for the question 1" in refused("squad_v2", squad, ("p.json", {"1": "a"}), flag)
+  assert "no probability for the question 1" in refused("squad_v2", dev, ("p.json", {"1": "a"}), flag)
   write(na, {"1": "high"})
-  assert "found 'high', expected a probability" in refused("squad_v2", squad, ("p.json", {"1": "a"}), flag)
+  assert "found 'high', expected a probability" in refused("squad_v2", dev, ("p.json", {"1": "a"}), flag)
   stsb = ("dev.tsv", ["sentence1\tscore", "a\t1", "b\t2"])
   assert "pearson and spearman are not defined" in refused("glue/stsb", stsb, ("p.txt", ["3", "3"]))
   assert "expected a number" in refused("glue/stsb", stsb, ("p.txt", ["3", "inf"]))

@@ -1,8 +1,256 @@
-"""`python -m tools.score`."""
+"""Scores saved predictions of a benchmark in its official format, and prints one JSON object as the last line.
 
+Examples:
+  python -m tools.score squad --references=dev-v1.1.json --predictions=predictions.json
+  python -m tools.score glue/cola --references=CoLA/dev.tsv --predictions=CoLA.tsv --bootstrap=1000
+  python -m tools.score bleu --references=test.de --predictions=ours.txt --compare=theirs.txt --tokenize=intl
+  python -m tools.score glue --references=glue_data --predictions=submission
+
+Files are plain or compressed; docs/how-to/score-predictions.md has their formats, and the flags of each benchmark.
+"""
+
+import argparse
+import collections
+import dataclasses
+import inspect
+import json
+import math
+import pathlib
 import sys
+from collections.abc import Sequence
+from typing import Any
 
-from tools.score.command import main
+from t5x_like import slots
+from t5x_like.benchmarks import suites
+from t5x_like.benchmarks.suites import glue, superglue
+from t5x_like.command_line import Parser
+from t5x_like.errors import UserError, did_you_mean, door
+from t5x_like.files import outputs
+from t5x_like.metrics import resampling
+from t5x_like.metrics.texts import METRICS
+from tools.score.benchmarks import BENCHMARKS, Benchmark
+from tools.score.files import IDS
+
+_FLAGS = ("references", "predictions", "compare", "bootstrap", "seed", "output")
+_SUITES = {"glue": glue.SUITE, "superglue": superglue.SUITE}
+_ENDINGS = [f"{end}{packed}" for end in (".tsv", ".jsonl", ".json", ".txt") for packed in ("", ".gz")]
+_SAMPLES, _NAMED = 1000, 5
+
+
+@door
+def main(argv: Sequence[str] | None = None) -> None:
+  args, options = _arguments(sys.argv[1:] if argv is None else argv)
+  make = slots.find("NAME", args.name, BENCHMARKS | {name: _options for name in _SUITES})
+  takes = METRICS.get(args.name, make)
+  for key in options.keys() - inspect.signature(takes).parameters.keys():
+    if near := did_you_mean(key, _FLAGS):
+      raise UserError(f"--{key}: unknown flag{near}")
+  options = slots.fill(args.name, options, takes)
+  output = (
+    outputs.Output(args.output, inputs=[*args.references, *args.predictions, args.compare]) if args.output else None
+  )
+  if args.name in _SUITES:
+    found = _suite(args.name, args, options)
+  else:
+    found = _result(make(**options), args.references, args.predictions, args)
+  text = json.dumps({"benchmark": args.name} | found, ensure_ascii=False, allow_nan=False)
+  if output:
+    output.write([text + "\n"])
+  print(text)
+
+
+def _arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
+  names = ", ".join(sorted([*BENCHMARKS, *_SUITES]))
+  parser = Parser(f"{__doc__}\nNAME is one of: {names}", opens_runs=False, prog="python -m tools.score")
+  parser.add_argument("name", metavar="NAME", help="the benchmark")
+  parser.add_argument("--references", action="append", required=True, metavar="FILE", help="the references; repeatable")
+  parser.add_argument("--predictions", action="append", required=True, metavar="FILE", help="the predictions to score")
+  parser.add_argument("--compare", metavar="FILE2", help="other predictions: a paired test of the two")
+  parser.add_argument("--bootstrap", type=int, metavar="N", help="add 95%% intervals from N resamples")
+  parser.add_argument("--seed", type=int, default=0, help="seed of resampling (default: 0)")
+  parser.add_argument("--output", metavar="FILE", help="also write the JSON to this file")
+  args, rest = parser.parse_known_args(argv)
+  if args.bootstrap is not None and args.bootstrap < 1 or args.seed < 0:
+    raise UserError(f"--bootstrap={args.bootstrap}: expected at least 1, and --seed={args.seed}: 0 or more")
+  options = {}
+  for word in rest:
+    key, equals, value = word.removeprefix("--").partition("=")
+    if not word.startswith("--") or not equals:
+      raise UserError(f"{word}: unknown argument, expected --FLAG=VALUE{did_you_mean(key, _FLAGS)}")
+    try:
+      options[key] = json.loads(value.lower() if value in ("True", "False") else value)
+    except ValueError:
+      options[key] = value
+  return args, options
+
+
+@dataclasses.dataclass(frozen=True)
+class _Aligned:
+  """Examples as the metric takes them, with one prediction and the group of each, and counts such as `missing`."""
+
+  gold: list[Any]
+  given: list[Any]
+  groups: list[str | None]
+  counts: collections.Counter
+
+
+def _result(made: Benchmark, references: Sequence[str], predictions: Sequence[str], args) -> dict[str, Any]:
+  aligned, metric = _aligned(made, references, predictions), made.metric
+  rows_NC = metric.checked_rows(aligned.gold, aligned.given)
+  scores = metric.scores(rows_NC)
+  if not any(math.isfinite(score) for score in scores.values()):
+    what = f"{' and '.join(scores)} are not defined for these {len(rows_NC)} examples"
+    raise UserError(f"{predictions[0]}: {what}: is one side the same throughout?")
+  empty = sum(given == "" or isinstance(given, tuple) and not given[0] for given in aligned.given)
+  found = {**_finite(scores), "examples": len(rows_NC), **aligned.counts, **({"empty": empty} if empty else {})}
+  found |= _finite(metric.details(rows_NC, aligned.gold, aligned.given)) | _groups(metric, aligned.groups, rows_NC)
+  if args.bootstrap:
+    found["bootstrap"] = resampling.bootstrap(metric, rows_NC, args.bootstrap, args.seed)
+  if args.compare:
+    other = _aligned(made, references, [args.compare])
+    other_NC = metric.checked_rows(other.gold, other.given)
+    test = resampling.paired_test(metric, rows_NC, other_NC, args.bootstrap or _SAMPLES, args.seed)
+    found["compare"] = {"predictions": args.compare} | _finite(metric.scores(other_NC)) | other.counts | test
+  return found
+
+
+def _groups(metric, groups: list[str | None], rows_NC) -> dict[str, Any]:
+  """Return the scores of each group of examples, and their means over groups."""
+  found = {}
+  for kind in dict.fromkeys(group for group in groups if group is not None):
+    part_NC = rows_NC[[group == kind for group in groups]]
+    found[kind] = _finite(metric.scores(part_NC)) | {"examples": len(part_NC)}
+  means = {}
+  for name in metric.names if found else ():
+    values = [group[name] for group in found.values() if group.get(name) is not None]
+    means[name] = sum(values) / len(values) if values else None
+  return {"groups": found, "mean_of_groups": means} if found else {}
+
+
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+  """Return an undefined score, NaN, as None, because JSON has no NaN."""
+  return {key: None if isinstance(one, float) and not math.isfinite(one) else one for key, one in values.items()}
+
+
+def _aligned(made: Benchmark, references: Sequence[str], predictions: Sequence[str]) -> _Aligned:
+  """Align one set of references, or several pairs of files if the benchmark has parts."""
+  if len(predictions) == 1 and (made.part is None or len(references) == 1):
+    return _pair(made, references, predictions[0])
+  if made.part is None:
+    raise UserError(f"--predictions: found {len(predictions)} files, expected one")
+  if len(references) != len(predictions):
+    raise UserError(f"found {len(references)} --references for {len(predictions)} --predictions, expected pairs")
+  parts = {made.part(path): _pair(made, [path], given) for path, given in zip(references, predictions)}
+  if len(parts) < len(references):
+    raise UserError(f"--references={references[-1]}: a part is given twice")
+  every = parts.values()
+  groups = [part for part, one in parts.items() for _ in one.gold]
+  counts = sum((one.counts for one in every), collections.Counter())
+  return _Aligned([x for one in every for x in one.gold], [x for one in every for x in one.given], groups, counts)
+
+
+def _pair(made: Benchmark, references: Sequence[str], path: str) -> _Aligned:
+  """Give every example its prediction.
+
+  Raises:
+    UserError: examples without prediction or predictions of no example, unless the benchmark counts them; a different
+      number of predictions than of examples, if they have no ids; or an invalid reference or prediction.
+  """
+  found = made.read(references)
+  if not found:
+    raise UserError(f"{references[0]}: holds no examples: a score over zero examples is not defined")
+  gold = []
+  for where, row in found:
+    try:
+      gold.append(made.gold(row))
+    except (ValueError, TypeError, KeyError) as error:
+      raise UserError(f"{where}: {error}") from None
+  values, ids = made.given(path)
+  if ids is None:
+    if len(values) != len(found):
+      expected = f"{len(found)} examples, expected one for each, in order"
+      raise UserError(f"{path}: found {len(values)} predictions without ids for {expected}")
+    entries, counts = values, collections.Counter()
+  else:
+    entries, counts = _by_id(made, references[0], [row for _, row in found], dict(zip(ids, values)), path)
+  given, wrong = [], 0
+  for (_, row), entry in zip(found, entries):
+    try:
+      given.append(None if entry is None else made.prediction(entry[1], row))
+    except ValueError as error:
+      if not made.wrong:
+        raise UserError(f"{entry[0]}: {error}") from None
+      given.append(None)
+      wrong += 1
+  return _Aligned(gold, given, [made.group(row) for _, row in found], counts + collections.Counter(invalid=wrong))
+
+
+def _by_id(made: Benchmark, where: str, rows: list, given: dict[str, tuple], path: str):
+  """Return the predictions of the examples, in order, by the names that match most: numbers, or a field of IDS."""
+  names = [str(number) for number in range(len(rows))]
+  for field in IDS:
+    found = [row.get(field) if isinstance(row, dict) else None for row in rows]
+    own = [name if one is None else str(one) for one, name in zip(found, names)]
+    often = collections.Counter(own).most_common(1)[0]
+    if field in ("index", "idx") and often[1] > 1:
+      raise UserError(f"{where}: id {often[0]} stands {often[1]} times, expected once")
+    if often[1] == 1 and sum(one in given for one in own) > sum(one in given for one in names):
+      names = own
+  missing, extra = [name for name in names if name not in given], [name for name in given if name not in {*names}]
+  if len(missing) == len(names):
+    raise UserError(
+      f"{path}: none of its ids ({_some(list(given))}) is one of the references' ({_some(names)}); are these the"
+      " predictions of this split?"
+    )
+  if missing and not made.partial:
+    raise UserError(f"{path}: no prediction for {len(missing)} of {len(names)} examples: {_some(missing)}")
+  if extra and not made.partial:
+    raise UserError(f"{path}: {len(extra)} predictions of no example of the references: {_some(extra)}")
+  counts = {"missing": len(missing), "extra": len(extra)} if made.partial else {}
+  return [given.get(name) for name in names], collections.Counter(counts)
+
+
+def _some(names: list[str]) -> str:
+  return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+
+
+def _suite(suite: str, args: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]:
+  """Score a directory of submission files against the archive's; the average is the leaderboard's."""
+  if args.compare or len(args.references) > 1 or len(args.predictions) > 1:
+    raise UserError(f"{suite}: takes one directory of --references and one of --predictions, and no --compare")
+  for flag, path in (("references", args.references[0]), ("predictions", args.predictions[0])):
+    if not pathlib.Path(path).is_dir():
+      raise UserError(f"--{flag}={path}: expected a directory, as {suite} is several files")
+  files = {path.name.lower(): str(path) for path in sorted(pathlib.Path(args.predictions[0]).rglob("*"))}
+  results, scores, missing, names = {}, [], [], []
+  for name, task in _SUITES[suite].tasks.items():
+    found = {}
+    folder = task.files.splits["train"][0].partition("/")[0]
+    for label, submitted in zip(task.evaluated, task.test or [folder]):
+      names.append(submitted)
+      path = next((files[one] for end in _ENDINGS if (one := f"{submitted}{end}".lower()) in files), None)
+      if path is None:
+        continue
+      full = f"{suite}/{name}" + f"_{label}" * (len(task.evaluated) > 1)
+      takes = inspect.signature(BENCHMARKS[full]).parameters
+      made = BENCHMARKS[full](**{key: value for key, value in options.items() if key in takes})
+      results[full] = _result(made, args.references, [path], args)
+      found |= {f"{label}/{key}": value for key, value in results[full].items()}
+    if set(task.encoder.counted) <= found.keys():
+      scores.append(suites.score(found, task.encoder.counted))
+    else:
+      missing.append(name)
+  if not results:
+    raise UserError(
+      f"{args.predictions[0]}: no predictions of {suite}, expected files such as {', '.join(names)} (.tsv)"
+    )
+  average = {"average": None, "missing": missing} if missing else {"average": sum(scores) / len(scores)}
+  return average | {"tasks": results}
+
+
+def _options(invalid: str = "refuse") -> None:
+  """Declare the flags of a whole suite."""
+
 
 if __name__ == "__main__":
   sys.exit(main())

@@ -212,7 +212,7 @@ def _named(table: _Table, where: str) -> tuple[dict[str, list[str]], dict[str, t
     if table.format != "parallel" and (
       missing := [p for p in paths[split] if "*" not in p and not _filesystem.exists(p)]
     ):
-      raise UserError(f"{where}: {split}: {missing[0]}: no such file")
+      raise UserError(f"{missing[0]}: no such file, expected that of the split {split}")
   return paths, shares
 
 

@@ -1,4 +1,7 @@
-"""`race:PATTERN`: the articles of RACE (Lai et al. 2017), a file or a line each, one record per question."""
+"""`race:PATTERN`: RACE (Lai et al. 2017), an article in a file or a line, one record per question.
+
+A line may also be a question by itself, as on the Hugging Face hub.
+"""
 
 from collections.abc import Iterator
 
@@ -12,6 +15,9 @@ class Source(Nested):
   expected = "id, article, and lists of as many questions, options and answers"
 
   def within(self, found: Record) -> Iterator[Record]:
+    if "answer" in found:
+      yield found
+      return
     if not isinstance(found["answers"], list):
       raise TypeError(f"answers: found {found['answers']!r}")
     shared = {"example_id": found["id"], "article": found.get("article", "")}
