@@ -14,6 +14,8 @@ from t5x_like import command_line
 from t5x_like.errors import UserError, door
 from t5x_like.files import outputs
 from t5x_like.files.storage import directory
+from t5x_like.inference import prompts, strategies
+from t5x_like.training import trained
 
 _ROWS = 64  # in a batch
 
@@ -28,7 +30,6 @@ def model_class() -> type:
   try:
     from lm_eval.api.model import TemplateLM
     from lm_eval.models.utils import normalize_gen_kwargs
-    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
   except ImportError:
     raise UserError("lm_eval: not installed; pip install 't5x-like[eval]'") from None
 
@@ -45,35 +46,26 @@ def model_class() -> type:
 
     def __init__(self, workdir: str, *, batch_size: int = _ROWS, longest: int | None = None, start: bool = False):
       super().__init__()
-      from t5x_like.inference import likelihood
-      from t5x_like.training import trained
-      from t5x_like.vocabularies import start_id
-
       self._opened = trained.open_model(workdir, batch_size)
-      self._vocabulary = self._opened.vocabulary
-      self.backend = "seq2seq" if "encoder_input_tokens" in self._opened.features else "causal"
-      self._likelihood = likelihood.Likelihood(self._opened.run, self._opened.features, longest)
-      self._start_id = start_id(self._vocabulary)
-      self._before, self._after = _around(self._vocabulary, self.backend == "seq2seq")
-      if start and self.backend == "causal":
-        self._before = [self._start_id]
+      self._prompts = prompts.Prompts(self._opened, longest, start)
+      self.backend = "seq2seq" if self._prompts.both else "causal"
 
     @property
     def eot_token_id(self) -> int:
-      return self._vocabulary.eos_id
+      return self._opened.vocabulary.eos_id
 
     @property
     def prefix_token_id(self) -> int:
-      return self._start_id
+      return self._prompts.start_id
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_) -> list[int]:
-      ids = [int(i) for i in self._vocabulary.encode(string)]
       if add_special_tokens is None:
-        add_special_tokens = not string.startswith(self._vocabulary.pieces_of([self._start_id])[0])
-      return [*self._before, *ids, *self._after] if add_special_tokens else ids
+        first = self._opened.vocabulary.pieces_of([self.prefix_token_id])[0]
+        add_special_tokens = not string.startswith(first)
+      return self._prompts.encode(string, add_special_tokens)
 
     def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, **_) -> list[tuple[float, bool]]:
-      found = self._likelihood([(context, continuation) for _, context, continuation in requests])
+      found = self._prompts.likelihood([(context, continuation) for _, context, continuation in requests])
       scored = [(one.log_probability, one.greedy) for one in found]
       for (key, _, _), answer in zip(requests, scored):
         if key is not None:
@@ -81,17 +73,8 @@ def model_class() -> type:
       return scored
 
     def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
-      out = []
-      for (text,) in (request.args for request in requests):
-        windows = get_rolling_token_windows(
-          token_list=self.tok_encode(text),
-          prefix_token=self.prefix_token_id,
-          max_seq_len=self._likelihood.longest,
-          context_len=1,
-        )
-        found = self._likelihood([make_disjoint_window(window) for window in windows])
-        out.append(sum(one.log_probability for one in found))
-      return out
+      score, start = self._prompts.likelihood.rolling, self.prefix_token_id
+      return [score(self.tok_encode(request.args[0]), start) for request in requests]
 
     def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
       groups: dict[str, list[int]] = {}
@@ -108,44 +91,13 @@ def model_class() -> type:
       return [out[number] for number in range(len(requests))]
 
     def _generated(self, texts: list[str], options: dict[str, Any]) -> list[str]:
-      """The new text after each, decoded by itself."""
-      from t5x_like.inference import generation, strategies
-
-      causal, opened, new = self.backend == "causal", self._opened, options["max_gen_toks"]
+      """Return the new text after each, with as many tokens as the harness's own backend gives an encoder-decoder."""
       sampled = options.get("do_sample") and options.get("temperature", 0.0) > 0
       flags = {name: options[name] for name in ("temperature", "top_p", "top_k") if sampled and name in options}
-      room = self._likelihood.longest - causal * new
-      if room < 1:
-        raise UserError(
-          f"max_gen_toks: found {new}, expected fewer than the {self._likelihood.longest} tokens that the model takes"
-        )
-
-      class Alone(generation.Continuation if causal else generation.TextToText):
-        def text_of(self, prompt, ids):
-          ids = ids if causal else ids[: len(prompt) + new - 1]  # as its backend counts, with a row in a batch
-          return self.vocabulary.decode(
-            [i for i in ids if i not in {*self.vocabulary.special_ids, self.vocabulary.unk_id}]
-          )
-
-        def fills(self, text):
-          return False
-
-      ids = [(self.tok_encode(text) or [self.prefix_token_id])[-room:] for text in texts]
-      most = new if causal else max(map(len, ids)) + new - 1
-      predict = Alone(opened.model, self._vocabulary, opened.features, strategies.choose(**flags), most)
-      predict.ends = opened.ends
-      return [answer["prediction"] for answer in predict(opened.run, ids, texts)]
+      contexts = [self.tok_encode(text) for text in texts]
+      return self._prompts.generate(contexts, options["max_gen_toks"], strategies.choose(**flags), more=True)[0]
 
   return Model
-
-
-def _around(vocabulary, both: bool) -> tuple[list[int], list[int]]:
-  """The special ids before and after a context."""
-  from t5x_like.vocabularies import opening
-
-  if (published := vocabulary.around()) is not None:
-    return published
-  return (opening(vocabulary), [vocabulary.eos_id]) if both else ([], [])
 
 
 def _cut(text: str, stops: list[str]) -> str:

@@ -15,8 +15,7 @@ import numpy as np
 from t5x_like import slots
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import file_names
-from t5x_like.metrics.classification import Classification, Matches
-from t5x_like.metrics.correlation import Correlation
+from t5x_like.metrics.classification import Classification, Correlation, Matches
 from t5x_like.metrics.metric import Metric
 from t5x_like.metrics.resampling import paired_test
 from t5x_like.metrics.tagging import EntityF1, TagAccuracy

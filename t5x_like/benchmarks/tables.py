@@ -7,23 +7,27 @@ from typing import Any
 from t5x_like.benchmarks import charts as suite_charts
 from t5x_like.benchmarks import comparison
 from t5x_like.benchmarks import facts as suite_facts
-from t5x_like.metrics import leaderboards
 from t5x_like.report import page
 from t5x_like.training import workdir as workdirs
 
-_LEADERBOARDS = {"glue": leaderboards.GLUE, "superglue": leaderboards.SUPERGLUE}
+_LEADERBOARDS = ("glue", "superglue")
 _DASH = "–"
 
 
 def results(name: str, options, found: dict[str, dict[str, Any]], missing: dict[str, str]) -> dict[str, Any]:
-  """What `results.json` holds. `average` is the leaderboard's, None unless every task is there; `mean` that of the
-  tasks which are."""
+  """Return the content of `results.json`.
+
+  `mean` is of the tasks that are there. `average` is the leaderboard's, which counts a task once, with the mean of its
+  scores: the same mean, but None unless every task of GLUE or SuperGLUE is there with all of its scores.
+  """
+  undefined = any(result["metrics"].get(key) is None for result in found.values() for key in result["counted"])
+  whole = name in _LEADERBOARDS and found and not (missing or options.tasks or undefined)
   return {
     "suite": name,
     "workdir": ", ".join(options.workdirs),
     "from_scratch": options.from_scratch,
     "seeds": options.seeds,
-    "average": None if missing or options.tasks else _average(name, found),
+    "average": _mean(found) if whole else None,
     "mean": _mean(found),
     "versions": suite_facts.versions(),
     "tasks": found,
@@ -45,21 +49,6 @@ def _mean(found: dict[str, dict[str, Any]]) -> float | None:
   """Of the tasks that were learned; questions asked without training are no part of it."""
   scores = [task["score"] for task in found.values() if task["runs"]]
   return sum(scores) / len(scores) if scores else None
-
-
-def _average(name: str, found: dict[str, dict[str, Any]]) -> float | None:
-  """The leaderboard's average, from the runs with the median score."""
-  if name not in _LEADERBOARDS:
-    return None
-  by_task = {}
-  for task, result in found.items():
-    scores = {key.split("/", 1)[1]: value for key, value in result["metrics"].items() if value is not None}
-    scores |= {key.split("/", 1)[0]: value for key, value in result["metrics"].items() if key.endswith("/accuracy")}
-    by_task[task] = scores
-  try:
-    return leaderboards.average(by_task, _LEADERBOARDS[name])
-  except KeyError:
-    return None
 
 
 def markdown(found: dict[str, Any]) -> str:

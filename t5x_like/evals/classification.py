@@ -8,9 +8,7 @@ import numpy as np
 
 from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting, _labelled
-from t5x_like.metrics.classification import SCORES, Classification
-from t5x_like.metrics.correlation import Correlation
-from t5x_like.metrics.multirc import MultiRc
+from t5x_like.metrics.classification import SCORES, Classification, Correlation, MultiRc
 from t5x_like.slots import Positive
 
 

@@ -3,19 +3,18 @@
 import collections
 import dataclasses
 import glob
+import itertools
 import math
 import pathlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from t5x_like.corpora.sources import Record, Skip, kind_of, open_source
 from t5x_like.errors import UserError
-from t5x_like.inference import generation, strategies
-from t5x_like.inference.likelihood import Likelihood, Scored
-from t5x_like.metrics.answers import normalize_trivia_qa
-from t5x_like.metrics.numbers import final_number
-from t5x_like.vocabularies import start_id
+from t5x_like.inference.likelihood import Scored
+from t5x_like.inference.prompts import Prompts
+from t5x_like.metrics.answers import final_number, normalize_trivia_qa
 
 LETTERS = "ABCDE"
 _TEXTS = (str, "a string")
@@ -139,10 +138,8 @@ class Asker:
   """
 
   def __init__(self, opened: Any, options: Options, examples: Questions | None = None):
-    self._opened, self._options, self._examples = opened, options, examples
-    self._pool = examples and examples.rows
-    self._vocabulary, self._both = opened.vocabulary, "encoder_input_tokens" in opened.features
-    self._likelihood = Likelihood(opened.run, opened.features)
+    self._options, self._examples = options, examples
+    self._prompts = Prompts(opened)
 
   def __call__(self, questions: Questions) -> dict[str, float]:
     """Ask the questions; return the scores and counts. Accuracy and exact match are in percent.
@@ -157,56 +154,37 @@ class Asker:
       )
     return getattr(self, f"_{questions.kind}")(questions)
 
-  def _pair(self, where: str, context: str, continuation: str) -> tuple[list[int], list[int]]:
-    """Encode a context and its continuation; for an encoder-decoder, both end with EOS."""
-    encode, eos = self._vocabulary.encode, [self._vocabulary.eos_id]
-    if self._both:
-      pair = [*encode(context), *eos], [*encode(continuation.lstrip()), *eos]
-    else:
-      before, whole = encode(context), encode(context + continuation)
-      pair = [start_id(self._vocabulary), *before], whole[len(before) :] or whole[-1:]
-    most = self._likelihood.longest_answer
-    if most is not None and len(pair[1]) > most:
-      raise UserError(
-        f"{where}: an answer has {len(pair[1])} tokens, expected at most {most}, as many as the model reads; leave the"
-        " row out or ask a model that reads more"
-      )
-    return pair
-
   def _asked(self, questions: Questions, shown: Callable[[Record], str]) -> list[tuple[str, Record, str]]:
     """Return for each question its place, its row, and its prefix of `shots` other rows with answers."""
     rows, options, out = questions.rows, self._options, []
     for number, row in enumerate(rows[: options.limit]):
       rng = random.Random(options.seed * 1_000_003 + number)
-      others = [one for one in (rows if self._pool is None else self._pool) if one is not row] if options.shots else []
+      pool = self._examples.rows if self._examples else rows
+      others = [one for one in pool if one is not row] if options.shots else []
       chosen = rng.sample(others, min(options.shots, len(others)))
       out.append((questions.wheres[number], row, "".join(f"{shown(one)}\n\n" for one in chosen)))
     return out
 
   def _choices(self, questions: Questions) -> dict[str, float]:
     join = lambda query, choice: query + ("" if query[-1:].isspace() else " ") + choice  # noqa: E731
-    asked = self._asked(questions, lambda row: join(row["query"], row["choices"][row["gold"]]))
-    pairs, texts = [], []
-    for where, row, examples in asked:
-      query = row["query"].rstrip(" ") if not row["query"].endswith("\n") else row["query"]
-      for choice in row["choices"]:
-        texts.append(choice if query.endswith("\n") else f" {choice}")
-        pairs.append(self._pair(where, examples + query, texts[-1]))
-    return self._likeliest([(len(row["choices"]), row["gold"]) for _, row, _ in asked], pairs, texts)
+    asked = []
+    for where, row, before in self._asked(questions, lambda row: join(row["query"], row["choices"][row["gold"]])):
+      query = row["query"] if row["query"].endswith("\n") else row["query"].rstrip(" ")
+      space = "" if query.endswith("\n") else " "
+      asked.append((where, [(before + query, f"{space}{choice}") for choice in row["choices"]], row["gold"]))
+    return self._likeliest(asked)
 
   def _schema(self, questions: Questions) -> dict[str, float]:
     asked = self._asked(questions, lambda row: f"{row['context_options'][row['gold']]} {row['continuation']}")
-    pairs, texts = [], []
-    for where, row, examples in asked:
-      for option in row["context_options"]:
-        texts.append(f" {row['continuation']}")
-        pairs.append(self._pair(where, examples + option, texts[-1]))
-    return self._likeliest([(len(row["context_options"]), row["gold"]) for _, row, _ in asked], pairs, texts)
+    return self._likeliest(
+      (where, [(before + option, f" {row['continuation']}") for option in row["context_options"]], row["gold"])
+      for where, row, before in asked
+    )
 
   def _letters(self, questions: Questions) -> dict[str, float]:
     """Ask as in MMLU (Hendrycks et al. 2021): score the letters of the choices after "Answer:"."""
     by_subject = collections.defaultdict(list)
-    for row in questions.rows if self._pool is None else self._pool:
+    for row in self._examples.rows if self._examples else questions.rows:
       if row.get("split") == "dev":
         by_subject[row.get("subject")].append(row)
     rows = [both for both in zip(questions.wheres, questions.rows) if both[1].get("split") != "dev"]
@@ -217,44 +195,50 @@ class Asker:
       options = "".join(f"\n{letter}. {choice}" for letter, choice in zip(LETTERS, row["choices"]))
       return f"{row['question']}{options}\nAnswer:"
 
-    pairs, texts, right = [], [], []
+    asked = []
     for where, row in rows[: self._options.limit]:
       examples = by_subject[row.get("subject")][: self._options.shots]
-      before = "".join(f"{shown(one)} {one['answer']}\n\n" for one in examples)
-      for letter in LETTERS[: len(row["choices"])]:
-        texts.append(f" {letter}")
-        pairs.append(self._pair(where, before + shown(row), texts[-1]))
-      right.append((len(row["choices"]), LETTERS.index(row["answer"])))
-    return self._likeliest(right, pairs, texts)
+      context = "".join(f"{shown(one)} {one['answer']}\n\n" for one in examples) + shown(row)
+      pairs = [(context, f" {letter}") for letter in LETTERS[: len(row["choices"])]]
+      asked.append((where, pairs, LETTERS.index(row["answer"])))
+    return self._likeliest(asked)
 
-  def _likeliest(self, right: list[tuple[int, int]], pairs, texts: list[str]) -> dict[str, float]:
-    """Score choices by likelihood; `right` has (number of choices, index of the right one) for each question."""
-    found = self._likelihood(pairs)
-    hits = hits_norm = truncated = place = 0
-    for count, gold in right:
-      part = found[place : place + count]
-      sizes = [max(len(text.encode()), 1) for text in texts[place : place + count]]
+  def _likelihoods(self, asked: Iterable[tuple[str, list[tuple[str, str]]]]) -> list[list[Scored]]:
+    """Score the (context, continuation) pairs of each question, which has a place."""
+    pairs, counts, most = [], [], self._prompts.likelihood.longest_answer
+    for where, texts in asked:
+      counts.append(len(texts))
+      pairs += [self._prompts.pair(*text) for text in texts]
+      longest = max(len(answer) for _, answer in pairs[-len(texts) :])
+      if most is not None and longest > most:
+        raise UserError(
+          f"{where}: an answer has {longest} tokens, expected at most {most}, as many as the model reads; leave the row"
+          " out or ask a model that reads more"
+        )
+    found = iter(self._prompts.likelihood(pairs))
+    return [list(itertools.islice(found, count)) for count in counts]
+
+  def _likeliest(self, questions: Iterable[tuple[str, list[tuple[str, str]], int]]) -> dict[str, float]:
+    """Score choices by likelihood; a question has a place, pairs and the index of the right one."""
+    asked = list(questions)
+    found = self._likelihoods((where, pairs) for where, pairs, _ in asked)
+    hits = hits_norm = truncated = 0
+    for (_, pairs, gold), part in zip(asked, found):
       scores = [one.log_probability for one in part]
+      norms = [score / max(len(text.encode()), 1) for score, (_, text) in zip(scores, pairs)]
       hits += scores.index(max(scores)) == gold
-      norms = [score / size for score, size in zip(scores, sizes)]
       hits_norm += norms.index(max(norms)) == gold
       truncated += any(one.truncated for one in part)
-      place += count
-    share = 100.0 / len(right)
-    return {
-      "accuracy": hits * share,
-      "accuracy_norm": hits_norm * share,
-      "examples": len(right),
-      "truncated": truncated,
-    }
+    share = 100.0 / len(asked)
+    counts = {"examples": len(asked), "truncated": truncated}
+    return {"accuracy": hits * share, "accuracy_norm": hits_norm * share} | counts
 
   def _words(self, questions: Questions) -> dict[str, float]:
     asked = self._asked(questions, lambda row: f"{row['context']} {row['continuation']}")
-    pairs = [
-      self._pair(where, examples + row["context"].rstrip(), f" {row['continuation'].strip()}")
-      for where, row, examples in asked
-    ]
-    found: list[Scored] = self._likelihood(pairs)
+    pairs = (
+      (where, [(before + row["context"].rstrip(), f" {row['continuation'].strip()}")]) for where, row, before in asked
+    )
+    found = [one for (one,) in self._likelihoods(pairs)]
     mean = -sum(one.log_probability for one in found) / len(found)
     share = 100.0 * sum(one.greedy for one in found) / len(found)
     scores = {"accuracy": share, "perplexity": math.exp(min(mean, 700.0)), "examples": len(found)}
@@ -262,44 +246,33 @@ class Asker:
 
   def _answers(self, questions: Questions) -> dict[str, float]:
     """Generate answers; judge texts up to the end of the line, numbers up to the end of the paragraph."""
-    opened, new = self._opened, self._options.max_new_tokens
     rows = questions.rows[: self._options.limit]
     numeric = all("chain_of_thought" in row or final_number(str(row["answer"])) == str(row["answer"]) for row in rows)
-    told = lambda row: f"{row['chain_of_thought']} #### {row['answer']}" if numeric else row["answer"]  # noqa: E731
-    asked = self._asked(
-      questions, lambda row: f"{row['context']} {told(row) if 'chain_of_thought' in row else row['answer']}"
-    )
-    texts = [examples + row["context"] for _, row, examples in asked]
-    kind = generation.TextToText if self._both else generation.Continuation
-    predict = kind(opened.model, opened.vocabulary, opened.features, strategies.Greedy(), new)
-    predict.check_new_tokens(0, "")
-    room = self._likelihood.longest - (0 if self._both else new)
-    if room < 1:
-      raise UserError(
-        f"--max_new_tokens={new}: expected fewer than the {self._likelihood.longest} tokens that the model reads"
-      )
-    ids = [self._pair(where, text, "")[0] for (where, _, _), text in zip(asked, texts)]
-    given = [answer["prediction"].strip() for answer in predict(opened.run, [one[-room:] for one in ids], texts)]
-    right = 0
+
+    def shown(row: Record) -> str:
+      thought = f"{row['chain_of_thought']} #### " if numeric and "chain_of_thought" in row else ""
+      return f"{row['context']} {thought}{row['answer']}"
+
+    contexts = [self._prompts.encode(before + row["context"]) for _, row, before in self._asked(questions, shown)]
+    texts, truncated = self._prompts.generate(contexts, self._options.max_new_tokens)
+    given, right = [text.strip() for text in texts], 0
     for row, text in zip(rows, given):
       if numeric:
         right += final_number(text.split("\n\n")[0]) == final_number(str(row["answer"]))
       else:
         golds = {normalize_trivia_qa(str(one)) for one in (row["answer"], *row.get("aliases", ()))}
         right += normalize_trivia_qa(text.split("\n")[0]) in golds
-    truncated = sum(len(one) > room for one in ids)
-    empty = sum(not text for text in given)
-    counts = {"examples": len(rows), "truncated": truncated, "empty": empty}
+    counts = {"examples": len(rows), "truncated": sum(truncated), "empty": sum(not text for text in given)}
     return {"exact_match": 100.0 * right / len(rows)} | counts
 
   def _texts(self, questions: Questions) -> dict[str, float]:
     """Score every token of each text once; see `Likelihood.rolling`."""
-    if self._both:
+    if self._prompts.both:
       raise UserError(f"{questions.path}: the model is an encoder-decoder, which gives running text no probability")
     nats, counts = 0.0, collections.Counter()
     for row in questions.rows[: self._options.limit]:
-      ids = self._vocabulary.encode(row["text"])
-      nats -= self._likelihood.rolling(ids, start_id(self._vocabulary), self._options.stride)
+      ids = self._prompts.encode(row["text"], special=False)
+      nats -= self._prompts.likelihood.rolling(ids, self._prompts.start_id, self._options.stride)
       counts.update(tokens=len(ids), words=len(row["text"].split()), bytes=len(row["text"].encode()))
     per = {name: math.exp(min(nats / max(counts[name], 1), 700.0)) for name in ("tokens", "words")}
     return {

@@ -1,4 +1,4 @@
-"""Normalisation of answers before comparison, and the overlap of their tokens.
+"""Normalisation of answers before comparison, the overlap of their tokens, and the final number of a worked answer.
 
 SQuAD's rules, and T5's of the same name (`evaluation/qa_utils.py`), delete ASCII punctuation. TriviaQA's rules replace
 it, and four more quotes, with spaces. MLQA's rules delete all Unicode punctuation, and the articles of each language.
@@ -81,3 +81,25 @@ def token_f1_or_empty(gold: str, predicted: str) -> float:
 def best(score: Callable[[str, str], float], golds: list[str], predicted: str) -> float:
   """Return the maximum score over several right answers."""
   return max(float(score(gold, predicted)) for gold in golds)
+
+
+_MARKED = re.compile(r"####\s*(-?\$?[\d.,]*\d)")
+_NUMBER = re.compile(r"(?:(?<![\w)])-)?\$?\d[\d,]*(?:\.\d+)?")  # the minus of "16-3" is not a sign
+
+
+def final_number(text: str) -> str | None:
+  """Return the number after `####`, as in GSM8K's answers, else the last number in the text, or None.
+
+  Dollar signs, thousands separators and redundant zeros are removed: `"… so it is $1,050.00."` -> `"1050"`.
+  """
+  marked = _MARKED.findall(text)
+  found = marked or _NUMBER.findall(text)
+  if not found:
+    return None
+  number = found[-1].replace(",", "").replace("$", "")
+  sign, digits = ("-", number[1:]) if number.startswith("-") else ("", number)
+  whole, _, fraction = digits.partition(".")
+  fraction = fraction.rstrip("0")
+  whole = whole.lstrip("0") or "0"
+  number = f"{whole}.{fraction}" if fraction else whole
+  return f"{sign}{number}" if number != "0" else number

@@ -1,4 +1,4 @@
-"""Scores of class labels, by scikit-learn: accuracy, F1, macro F1, Matthews correlation."""
+"""Scores of class labels (scikit-learn), of groups of labels (MultiRC) and of numbers (scipy)."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -85,3 +85,44 @@ class Matches(Metric):
 
   def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
     return {self._name: percent(rows_NC.mean())}
+
+
+class MultiRc(Metric):
+  """MultiRC's F1 over all answer options (F1a), and the share of questions with every option right.
+
+  Examples are questions; references and predictions are a 0 or 1 for each answer option.
+  """
+
+  names = ("f1a", "exact_match")
+
+  def rows(self, references: Sequence[Sequence[int]], predictions: Sequence[Sequence[int]]) -> np.ndarray:
+    """Return [N, 4]: whether all options are right, and the number of ones in both, in predictions, in references."""
+    pairs = [(np.asarray(gold), np.asarray(given)) for gold, given in zip(references, predictions)]
+    return np.array([((g == p).all(), (g & p).sum(), p.sum(), g.sum()) for g, p in pairs], np.int64)
+
+  def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
+    exact, both, predicted, true = rows_NC.sum(0)
+    return {
+      "f1a": percent(2 * both / (predicted + true)) if predicted + true else 0.0,
+      "exact_match": percent(exact / len(rows_NC)),
+    }
+
+
+class Correlation(Metric):
+  """Pearson's and Spearman's correlation; NaN if either side is constant or there are fewer than two pairs."""
+
+  names = ("pearson", "spearman")
+
+  def rows(self, references: Sequence[float], predictions: Sequence[float]) -> np.ndarray:
+    return np.array([references, predictions], np.float64).T
+
+  def scores(self, rows_NC: np.ndarray) -> dict[str, float]:
+    from scipy import stats
+
+    gold, predicted = rows_NC.T
+    if len(rows_NC) < 2 or np.ptp(gold) == 0 or np.ptp(predicted) == 0:
+      return {"pearson": float("nan"), "spearman": float("nan")}
+    return {
+      "pearson": percent(stats.pearsonr(gold, predicted).statistic),
+      "spearman": percent(stats.spearmanr(gold, predicted).statistic),
+    }

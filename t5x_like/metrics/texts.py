@@ -8,11 +8,9 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from t5x_like.metrics.answers import normalize_squad, normalize_trivia_qa
-from t5x_like.metrics.classification import Classification, Matches
-from t5x_like.metrics.correlation import Correlation
+from t5x_like.metrics.answers import final_number, normalize_squad, normalize_trivia_qa
+from t5x_like.metrics.classification import Classification, Correlation, Matches
 from t5x_like.metrics.metric import Metric
-from t5x_like.metrics.numbers import final_number
 from t5x_like.metrics.squad import Answers
 from t5x_like.metrics.summarization import Rouge
 from t5x_like.metrics.tagging import EntityF1, TagAccuracy

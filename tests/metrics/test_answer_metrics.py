@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from t5x_like.metrics.answers import normalize_mlqa, normalize_squad, normalize_trivia_qa, token_f1
-from t5x_like.metrics.numbers import final_number
+from t5x_like.metrics.answers import final_number, normalize_mlqa, normalize_squad, normalize_trivia_qa, token_f1
 from t5x_like.metrics.squad import Answers, AnswersOrNone, LocalAnswers
 
 

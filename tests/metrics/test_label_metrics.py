@@ -9,10 +9,7 @@ import seqeval.metrics
 import sklearn.metrics
 
 from t5x_like.errors import UserError
-from t5x_like.metrics import leaderboards
-from t5x_like.metrics.classification import SCORES, Classification, Matches
-from t5x_like.metrics.correlation import Correlation
-from t5x_like.metrics.multirc import MultiRc
+from t5x_like.metrics.classification import SCORES, Classification, Correlation, Matches, MultiRc
 from t5x_like.metrics.tagging import EntityF1, TagAccuracy
 
 
@@ -92,39 +89,6 @@ def test_multirc_equals_sklearn_over_all_answers():
   flat = sklearn.metrics.f1_score(sum(gold, []), sum(given, []))
   assert found == {"f1a": pytest.approx(100 * flat), "exact_match": pytest.approx(100 / 3)}
   assert MultiRc()([[0]], [[0]]) == {"f1a": 0.0, "exact_match": 100.0}
-
-
-def test_glue_average_is_the_leaderboards():
-  """BERT-large's row of the GLUE leaderboard: 80.5."""
-  row = {
-    "cola": {"matthews_correlation": 60.5},
-    "sst2": {"accuracy": 94.9},
-    "mrpc": {"f1": 89.3, "accuracy": 85.4},
-    "stsb": {"pearson": 87.6, "spearman": 86.5},
-    "qqp": {"f1": 72.1, "accuracy": 89.3},
-    "mnli": {"matched": 86.7, "mismatched": 85.9},
-    "qnli": {"accuracy": 92.7},
-    "rte": {"accuracy": 70.1},
-    "wnli": {"accuracy": 65.1},
-  }
-  assert round(leaderboards.average(row), 1) == 80.5
-  with pytest.raises(KeyError, match="cola"):
-    leaderboards.average({})
-
-
-def test_superglue_average_is_the_leaderboards():
-  """T5-11B's row of the SuperGLUE leaderboard: 89.3."""
-  row = {
-    "boolq": {"accuracy": 91.2},
-    "cb": {"macro_f1": 93.9, "accuracy": 96.8},
-    "copa": {"accuracy": 94.8},
-    "multirc": {"f1a": 88.1, "exact_match": 63.3},
-    "record": {"f1": 94.1, "exact_match": 93.4},
-    "rte": {"accuracy": 92.5},
-    "wic": {"accuracy": 76.9},
-    "wsc": {"accuracy": 93.8},
-  }
-  assert leaderboards.average(row, leaderboards.SUPERGLUE) == pytest.approx(89.3, abs=0.051)  # of rounded scores
 
 
 def test_lengths_and_zero_examples_are_refused():

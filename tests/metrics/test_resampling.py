@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from t5x_like.metrics.classification import Classification, Matches
-from t5x_like.metrics.correlation import Correlation
+from t5x_like.metrics.classification import Classification, Correlation, Matches
 from t5x_like.metrics.resampling import bootstrap, paired_test
 from t5x_like.metrics.squad import Answers
 from t5x_like.metrics.summarization import Rouge

@@ -1,0 +1,95 @@
+"""Prompts of a trained model: texts become ids, and a model's likelihoods and generated texts answer them.
+
+Questions without training (`questions.py`) and EleutherAI's harness (`tools/lm_eval.py`) both ask through it.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from t5x_like.errors import UserError
+from t5x_like.inference import generation, strategies
+from t5x_like.inference.likelihood import Likelihood
+from t5x_like.vocabularies import opening, start_id
+
+Ids = list[int]
+
+
+class Prompts:
+  """The prompts of a decoder or an encoder-decoder, which reads the context in its encoder.
+
+  Args:
+    opened: the model, a `training.trained.Opened`.
+    longest: the most tokens that it reads, see `Likelihood`.
+    start: whether the contexts of a decoder begin with the start token, as our documents do. Otherwise only the ids
+      that the tokenizer of published weights adds by itself stand around a context.
+
+  Attributes:
+    both: whether the model is an encoder-decoder.
+    likelihood: scores pairs of ids.
+    start_id: the start token.
+  """
+
+  def __init__(self, opened: Any, longest: int | None = None, start: bool = True):
+    self.both = "encoder_input_tokens" in opened.features
+    self.likelihood = Likelihood(opened.run, opened.features, longest)
+    self.start_id = start_id(opened.vocabulary)
+    self._opened, self._vocabulary = opened, opened.vocabulary
+    self._before, self._after = opened.vocabulary.around() or ([], [])
+    if self.both and opened.vocabulary.around() is None:
+      self._before, self._after = opening(opened.vocabulary), [opened.vocabulary.eos_id]
+    elif start and not self.both:
+      self._before, self._after = [self.start_id], []
+
+  def encode(self, text: str, special: bool = True) -> Ids:
+    """Return the ids of a context or, without `special`, of what continues one."""
+    ids = [int(i) for i in self._vocabulary.encode(text)]
+    return [*self._before, *ids, *self._after] if special else ids
+
+  def pair(self, context: str, continuation: str) -> tuple[Ids, Ids]:
+    """Encode a context and its continuation; an encoder-decoder's begins without space, and ends with EOS."""
+    if self.both:
+      return self.encode(context), [*self.encode(continuation.lstrip(), special=False), self._vocabulary.eos_id]
+    before, whole = (self.encode(text, special=False) for text in (context, context + continuation))
+    return self.encode(context), whole[len(before) :] or whole[-1:]
+
+  def generate(
+    self, contexts: Sequence[Ids], new: int, strategy: Any = None, more: bool = False
+  ) -> tuple[list[str], list[bool]]:
+    """Continue contexts by up to `new` tokens, which are decoded by themselves, without special ids.
+
+    Args:
+      contexts: ids; those that leave no room for the new tokens lose their beginning.
+      strategy: of decoding; None takes the likeliest token.
+      more: whether an encoder-decoder gets as many tokens more as its context has, but one.
+
+    Returns:
+      The new texts, and whether each context lost its beginning.
+
+    Raises:
+      UserError: the model does not read so many tokens.
+    """
+    opened, vocabulary = self._opened, self._vocabulary
+    room = self.likelihood.longest - (0 if self.both else new)
+    if room < 1:
+      raise UserError(
+        f"max_new_tokens={new}: expected fewer than the {self.likelihood.longest} tokens that the model reads"
+      )
+    skipped = {*vocabulary.special_ids, vocabulary.unk_id}
+
+    def most(context: Sequence[int]) -> int:
+      return new + (len(context) - 1 if more and self.both else 0)
+
+    class Alone(generation.TextToText if self.both else generation.Continuation):
+      def text_of(self, prompt: Sequence[int], ids: Ids) -> str:
+        return vocabulary.decode([i for i in ids[: most(prompt)] if i not in skipped])
+
+      def fills(self, text: str) -> bool:
+        return False
+
+    cut = [(ids or [self.start_id])[-room:] for ids in contexts]
+    options = (strategy or strategies.Greedy(), max(map(most, cut)))
+    predict = Alone(opened.model, vocabulary, opened.features, *options)
+    predict.ends = opened.ends
+    predict.check_new_tokens(0, "")
+    answers = predict(opened.run, cut, [""] * len(cut))
+    return [answer["prediction"] for answer in answers], [len(ids) > room for ids in contexts]
