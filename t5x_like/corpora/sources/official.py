@@ -33,7 +33,7 @@ from t5x_like.corpora.sources import Source as Base
 from t5x_like.errors import UserError, did_you_mean, one_line
 
 _UNLABELLED = "-1"
-_ENDINGS = ("", ".gz", ".bz2", ".xz", ".zst")
+_PACKED = re.compile(r"\.(gz|bz2|xz|zst)$")
 _NAMED = re.compile(r"(?:^|,)([a-z]\w*)=")
 _SHARE = re.compile(r"(.+)\[(\d+)?%?:(?:(\d+)%)?\]")
 
@@ -131,13 +131,6 @@ class Source(Base):
     text = str(found)
     return names[int(text)] if text not in names and text.isdecimal() and int(text) < len(names) else text
 
-  def classes(self, field: str) -> tuple[str, ...]:
-    return tuple(self._table.classes[field]) if self._table.classes.get(field) else super().classes(field)
-
-  def part_size(self, split: str, part: tuple[int, int]) -> int:
-    opened = self._open(split)
-    return sum(opened.part_size("train", one) for one in opened.parts("train", 1 << 62))
-
   def changed(self, split: str) -> list[int | None]:
     return self._open(split).changed("train")
 
@@ -150,49 +143,40 @@ class Source(Base):
 
 
 def _found(table: _Table, where: str | None) -> tuple[dict[str, list[str]], dict[str, tuple[int, int]]]:
-  """Return the files of each split, and the shares of them in percent.
-
-  Raises:
-    UserError: there are none, or two of the same name.
-  """
+  """Return the files of each split, and the shares of them in percent; UserError if there are none, or two alike."""
+  first = [names[0] for names in table.splits.values()]
+  usual = ", ".join(name if isinstance(name, str) else " + ".join(name) for name in first)
   if where is None:
-    raise UserError(f"source official, {table.name}: give the directory of its files, {_names(table)}, as data_dir")
+    raise UserError(f"source official, {table.name}: give the directory of its files, {usual}, as data_dir")
   if _NAMED.match(where) and not _filesystem.exists(where):
     return _named(table, where)
   root = where.rstrip("/")
-  paths = {path.removeprefix(root).strip("/"): path for path in _filesystem.matches(f"{root}/**")}
+  inside = {_PACKED.sub("", path.removeprefix(root)).lower(): path for path in _filesystem.matches(f"{root}/**")}
   found = {}
   for split, names in table.splits.items():
     for name in names:
-      several = [name] if isinstance(name, str) else name
-      files = [_search(one, table, paths, where) for one in several]
+      files = [_search(one, table, inside, where) for one in ([name] if isinstance(name, str) else name)]
       if all(files):
         found[split] = files
         break
   if not found:
-    raise UserError(f"{where}: found none of the files of {table.name}, {_names(table)} (plain or compressed)")
+    raise UserError(f"{where}: found none of the files of {table.name}, {usual} (plain or compressed)")
   return found, {}
 
 
-def _search(name: str, table: _Table, paths: Mapping[str, str], where: str) -> str | None:
-  """Return the path of a file, or a pattern for the files of a folder or of languages (`{field}`)."""
-  spelled = name.replace("{field}", table.header[0]) if table.header else name
-  wanted = [f"{spelled}{end}".lower() for end in _ENDINGS]
-  bare = [os.path.basename(one) for one in wanted]
-  hits = [path for inside, path in paths.items() if any(fnmatch.fnmatchcase(inside.lower(), one) for one in bare)]
-  hits = hits if "/" in name and "*" not in name else []
-  if not hits:
-    ends = [*wanted, *(f"*/{one}" for one in wanted)]
-    hits = [path for inside, path in paths.items() if any(fnmatch.fnmatchcase(inside.lower(), one) for one in ends)]
+def _search(name: str, table: _Table, inside: Mapping[str, str], where: str) -> str | None:
+  """Return the path of a file, or a pattern for the files of a folder (`*`) or of languages (`{field}`)."""
+  spelled = (name.replace("{field}", table.header[0]) if "{field}" in name else name).lower()
+  alone = f"/{os.path.basename(spelled)}"
+  hits = [inside[alone]] if alone in inside else fnmatch.filter(inside, f"*/{spelled}")
+  hits = [inside.get(hit, hit) for hit in hits]
   if "*" in name:
-    folders = dict.fromkeys(path.rpartition("/")[0] for path in hits)
-    hits = [f"{folder}/{os.path.basename(name)}" for folder in folders]
+    hits = list(dict.fromkeys(f"{os.path.dirname(path)}/{os.path.basename(name)}" for path in hits))
   if len(hits) > 1:
     raise UserError(f"{where}: found {hits[0]} and {hits[1]}, expected one {name}; give the folder of one of them")
   if not hits or "{field}" not in name:
     return hits[0] if hits else None
-  before, _, after = hits[0].rpartition(f".{table.header[0]}")
-  return f"{before}.{{field}}{after}"
+  return "{field}".join(hits[0].rsplit(table.header[0], 1))
 
 
 def _named(table: _Table, where: str) -> tuple[dict[str, list[str]], dict[str, tuple[int, int]]]:
@@ -209,13 +193,7 @@ def _named(table: _Table, where: str) -> tuple[dict[str, list[str]], dict[str, t
       if not shares[split][0] < shares[split][1] <= 100:
         raise UserError(f"{where}: {split}: expected a share such as [:90%] or [90%:]")
     paths[split] = path.split("+")
-    if table.format != "parallel" and (
-      missing := [p for p in paths[split] if "*" not in p and not _filesystem.exists(p)]
-    ):
-      raise UserError(f"{missing[0]}: no such file, expected that of the split {split}")
+    for one in paths[split] if table.format != "parallel" else ():
+      if "*" not in one and not _filesystem.exists(one):
+        raise UserError(f"{one}: no such file, expected that of the split {split}")
   return paths, shares
-
-
-def _names(table: _Table) -> str:
-  first = (names[0] for names in table.splits.values())
-  return ", ".join(name if isinstance(name, str) else " + ".join(name) for name in first)
