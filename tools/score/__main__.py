@@ -11,7 +11,6 @@ Files are plain or compressed; docs/how-to/score-predictions.md has their format
 
 import argparse
 import collections
-import dataclasses
 import inspect
 import json
 import math
@@ -20,6 +19,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from t5x_like import slots
 from t5x_like.benchmarks import suites
 from t5x_like.benchmarks.suites import glue, superglue
@@ -27,6 +28,7 @@ from t5x_like.command_line import Parser
 from t5x_like.errors import UserError, did_you_mean, door
 from t5x_like.files import outputs
 from t5x_like.metrics import resampling
+from t5x_like.metrics.metric import Metric
 from t5x_like.metrics.texts import METRICS
 from tools.score.benchmarks import BENCHMARKS, Benchmark
 from tools.score.files import IDS
@@ -84,37 +86,31 @@ def _arguments(argv: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]
   return args, options
 
 
-@dataclasses.dataclass(frozen=True)
-class _Aligned:
-  """Examples as the metric takes them, with one prediction and the group of each, and counts such as `missing`."""
-
-  gold: list[Any]
-  given: list[Any]
-  groups: list[str | None]
-  counts: collections.Counter
+Scored = list[tuple[Any, Any, str | None]]  # what the metric takes of each example, its prediction, and its group
 
 
 def _result(made: Benchmark, references: Sequence[str], predictions: Sequence[str], args) -> dict[str, Any]:
-  aligned, metric = _aligned(made, references, predictions), made.metric
-  rows_NC = metric.checked_rows(aligned.gold, aligned.given)
+  (scored, counts), metric = _aligned(made, references, predictions), made.metric
+  gold, given, groups = map(list, zip(*scored))
+  rows_NC = metric.checked_rows(gold, given)
   scores = metric.scores(rows_NC)
   if not any(math.isfinite(score) for score in scores.values()):
     what = f"{' and '.join(scores)} are not defined for these {len(rows_NC)} examples"
     raise UserError(f"{predictions[0]}: {what}: is one side the same throughout?")
-  empty = sum(given == "" or isinstance(given, tuple) and not given[0] for given in aligned.given)
-  found = {**_finite(scores), "examples": len(rows_NC), **aligned.counts, **({"empty": empty} if empty else {})}
-  found |= _finite(metric.details(rows_NC, aligned.gold, aligned.given)) | _groups(metric, aligned.groups, rows_NC)
+  empty = sum(one == "" or isinstance(one, tuple) and not one[0] for one in given)
+  found = {**_finite(scores), "examples": len(rows_NC), **counts, **({"empty": empty} if empty else {})}
+  found |= _finite(metric.details(rows_NC, gold, given)) | _groups(metric, groups, rows_NC)
   if args.bootstrap:
     found["bootstrap"] = resampling.bootstrap(metric, rows_NC, args.bootstrap, args.seed)
   if args.compare:
-    other = _aligned(made, references, [args.compare])
-    other_NC = metric.checked_rows(other.gold, other.given)
+    other, counts = _aligned(made, references, [args.compare])
+    other_NC = metric.checked_rows(gold, [given for _, given, _ in other])
     test = resampling.paired_test(metric, rows_NC, other_NC, args.bootstrap or _SAMPLES, args.seed)
-    found["compare"] = {"predictions": args.compare} | _finite(metric.scores(other_NC)) | other.counts | test
+    found["compare"] = {"predictions": args.compare} | _finite(metric.scores(other_NC)) | counts | test
   return found
 
 
-def _groups(metric, groups: list[str | None], rows_NC) -> dict[str, Any]:
+def _groups(metric: Metric, groups: list[str | None], rows_NC: np.ndarray) -> dict[str, Any]:
   """Return the scores of each group of examples, and their means over groups."""
   found = {}
   for kind in dict.fromkeys(group for group in groups if group is not None):
@@ -132,48 +128,45 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
   return {key: None if isinstance(one, float) and not math.isfinite(one) else one for key, one in values.items()}
 
 
-def _aligned(made: Benchmark, references: Sequence[str], predictions: Sequence[str]) -> _Aligned:
-  """Align one set of references, or several pairs of files if the benchmark has parts."""
+def _aligned(made: Benchmark, references: Sequence[str], predictions: Sequence[str]) -> tuple[Scored, dict[str, int]]:
+  """Align one set of references, or several pairs of files if the benchmark has parts; also count `missing` etc."""
   if len(predictions) == 1 and (made.part is None or len(references) == 1):
     return _pair(made, references, predictions[0])
-  if made.part is None:
-    raise UserError(f"--predictions: found {len(predictions)} files, expected one")
-  if len(references) != len(predictions):
-    raise UserError(f"found {len(references)} --references for {len(predictions)} --predictions, expected pairs")
-  parts = {made.part(path): _pair(made, [path], given) for path, given in zip(references, predictions)}
-  if len(parts) < len(references):
-    raise UserError(f"--references={references[-1]}: a part is given twice")
-  every = parts.values()
-  groups = [part for part, one in parts.items() for _ in one.gold]
-  counts = sum((one.counts for one in every), collections.Counter())
-  return _Aligned([x for one in every for x in one.gold], [x for one in every for x in one.given], groups, counts)
+  if made.part is None or len(references) != len(predictions):
+    pairs = "one" if made.part is None else f"pairs with the {len(references)} --references"
+    raise UserError(f"--predictions: found {len(predictions)} files, expected {pairs}")
+  scored, counts = [], collections.Counter()
+  for reference, path in zip(references, predictions):
+    part, (found, more) = made.part(reference), _pair(made, [reference], path)
+    if part in {group for _, _, group in scored}:
+      raise UserError(f"--references={reference}: {part} is given twice")
+    scored += [(gold, given, part) for gold, given, _ in found]
+    counts.update(more)
+  return scored, counts
 
 
-def _pair(made: Benchmark, references: Sequence[str], path: str) -> _Aligned:
+def _pair(made: Benchmark, references: Sequence[str], path: str) -> tuple[Scored, dict[str, int]]:
   """Give every example its prediction.
 
   Raises:
     UserError: examples without prediction or predictions of no example, unless the benchmark counts them; a different
       number of predictions than of examples, if they have no ids; or an invalid reference or prediction.
   """
-  found = made.read(references)
+  found, gold, given, wrong = made.read(references), [], [], 0
   if not found:
     raise UserError(f"{references[0]}: holds no examples: a score over zero examples is not defined")
-  gold = []
   for where, row in found:
     try:
       gold.append(made.gold(row))
     except (ValueError, TypeError, KeyError) as error:
       raise UserError(f"{where}: {error}") from None
-  values, ids = made.given(path)
-  if ids is None:
-    if len(values) != len(found):
-      expected = f"{len(found)} examples, expected one for each, in order"
-      raise UserError(f"{path}: found {len(values)} predictions without ids for {expected}")
-    entries, counts = values, collections.Counter()
-  else:
-    entries, counts = _by_id(made, references[0], [row for _, row in found], dict(zip(ids, values)), path)
-  given, wrong = [], 0
+  entries, ids = made.given(path)
+  counts = {}
+  if ids is not None:
+    entries, counts = _by_id(made, references[0], [row for _, row in found], dict(zip(ids, entries)), path)
+  elif len(entries) != len(found):
+    expected = f"{len(found)} examples, expected one for each, in order"
+    raise UserError(f"{path}: found {len(entries)} predictions without ids for {expected}")
   for (_, row), entry in zip(found, entries):
     try:
       given.append(None if entry is None else made.prediction(entry[1], row))
@@ -182,7 +175,9 @@ def _pair(made: Benchmark, references: Sequence[str], path: str) -> _Aligned:
         raise UserError(f"{entry[0]}: {error}") from None
       given.append(None)
       wrong += 1
-  return _Aligned(gold, given, [made.group(row) for _, row in found], counts + collections.Counter(invalid=wrong))
+  return list(zip(gold, given, [made.group(row) for _, row in found])), counts | (
+    {"invalid": wrong} if made.wrong else {}
+  )
 
 
 def _by_id(made: Benchmark, where: str, rows: list, given: dict[str, tuple], path: str):
@@ -207,7 +202,7 @@ def _by_id(made: Benchmark, where: str, rows: list, given: dict[str, tuple], pat
   if extra and not made.partial:
     raise UserError(f"{path}: {len(extra)} predictions of no example of the references: {_some(extra)}")
   counts = {"missing": len(missing), "extra": len(extra)} if made.partial else {}
-  return [given.get(name) for name in names], collections.Counter(counts)
+  return [given.get(name) for name in names], counts
 
 
 def _some(names: list[str]) -> str:

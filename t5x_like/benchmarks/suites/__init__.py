@@ -64,7 +64,6 @@ class Benchmark:
       first selects the checkpoint.
     own_files: the official files of evaluations that change the task's source.
     test: the files of a submission, each with the split to predict.
-    train_split: the training split.
   """
 
   source: str | None
@@ -75,7 +74,6 @@ class Benchmark:
   evaluated: Mapping[str, str | Values] = dataclasses.field(default_factory=lambda: {"dev": "validation"})
   own_files: Mapping[str, Files] = dataclasses.field(default_factory=dict)
   test: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  train_split: str = "train"
 
   def sources(self, official: bool) -> dict[str, str]:
     """Return the sources by the config's keys: the official files, or the source that needs none."""
@@ -274,7 +272,7 @@ def apply(config: Any, benchmark: Benchmark, form: Form, official: bool = False)
     config.model.head = dict(form.head)
   if form.scores:
     config.model.scores = form.scores
-  config.train_split = benchmark.train_split
+  config.train_split = "train"
   name, first = next(iter(benchmark.evaluated.items()))
   config.eval_split = first if isinstance(first, str) else first["split"]
   config.evals = {name: dict(form.evaluator) | _where(where) for name, where in benchmark.evaluated.items()}

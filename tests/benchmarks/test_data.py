@@ -1,0 +1,55 @@
+"""Where a suite's tasks are read from: official files, TensorFlow datasets, or nothing."""
+
+import json
+
+import pytest
+
+from t5x_like import recipes, slots
+from t5x_like.benchmarks import data, suites
+
+FOLDER = "glue_data"
+
+
+def benchmark(name: str):
+  suite, task = name.split("/")
+  return slots.find("suite", suite, suites, "SUITE").tasks[task]
+
+
+def test_official_files_come_before_tensorflow_datasets():
+  rte = benchmark("glue/rte")
+  assert data.keys(rte, None, "tfds") == {"task.source": "tfds:glue/rte", "task.data_dir": "tfds"}
+  found = data.keys(rte, FOLDER, "tfds")
+  assert found == {"task.source": rte.files.source, "task.data_dir": FOLDER}
+  assert json.loads(found["task.source"].removeprefix("official:"))["classes"] == {
+    "label": ["entailment", "not_entailment"]
+  }
+  docstrings = data.keys(benchmark("docstrings/name"), FOLDER, "tfds")  # of no files
+  assert docstrings == {"task.source": "docstring_tasks:name", "task.data_dir": "tfds"}
+  with pytest.raises(data.Unavailable, match="needs its official files; give their directory with --data=DIR"):
+    data.keys(benchmark("tags/ner"), None, "tfds")
+
+
+def test_evaluations_on_other_data_have_files_of_their_own(tmp_path):
+  xquad = benchmark("xquad/xquad")
+  found = data.keys(xquad, FOLDER, None)
+  config = recipes.load("configs/finetune/encoder.py:xquad/xquad,official", [f"task.data_dir={FOLDER}"])
+  assert config.task.source == found["task.source"] == xquad.files.source
+  for language, files in xquad.own_files.items():
+    assert config.evals[language].task.source == found[f"evals.{language}.task.source"] == files.source
+  plain = recipes.load("configs/finetune/encoder.py:xquad/xquad")
+  assert (plain.task.source, plain.evals.de.task.source) == ("tfds:squad/v1.1", "tfds:xquad/de")
+
+
+def test_files_and_splits_that_are_not_there(tmp_path):
+  config = recipes.load("configs/finetune/encoder.py:glue/rte,official", [f"task.data_dir={tmp_path}"])
+  with pytest.raises(data.Unavailable, match="found none of the files of RTE, RTE/train.tsv"):
+    data.check(config)
+  (tmp_path / "RTE").mkdir()
+  for split in ("dev", "train"):
+    with pytest.raises(data.Unavailable):
+      data.check(config)
+    (tmp_path / "RTE" / f"{split}.tsv").write_text("index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n")
+  data.check(config)
+  assert data.splits(config) == ("train", "validation")
+  with pytest.raises(data.Unavailable, match="glue/rte is not in"):
+    data.check(recipes.load("configs/finetune/encoder.py:glue/rte", [f"task.data_dir={tmp_path}"]))
