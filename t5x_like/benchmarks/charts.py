@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from t5x_like.benchmarks import comparison
+from t5x_like.benchmarks import predictions
 from t5x_like.report import charts as report_charts
 from t5x_like.report.writer import read_metrics
 from t5x_like.training import workdir as workdirs
@@ -31,16 +31,16 @@ def charts(task: str, result: dict[str, Any]) -> Charts:
     for one in result["runs"]:
       by_rate["the recipe's rate" if one["rate"] is None else f"{one['rate']:g}"].append(one["score"])
     drawn.append(_chart(f"{task}: score of every seed, by rate", report_charts.spread, by_rate))
-  run = comparison.median(result)
+  run = predictions.median(result)
   saved = workdirs.read(run)
   if label not in saved["evals"]:
     return drawn
-  rows = [row for row in comparison.predictions(run, label) if row["target"] not in (None, "-1")]
+  rows = predictions.labelled(predictions.read(run, label))
   evaluator = saved["evals"][label]
   classes, counts_GP = confusions(_pairs(evaluator, saved["task"], rows))
   if len(classes) > 1:
     drawn.append(_chart(f"{task}: targets and predictions", report_charts.confusion, classes, counts_GP))
-  for metric, reference, prediction in comparison.metrics(evaluator, saved["task"]):
+  for metric, reference, prediction in predictions.metrics(evaluator, saved["task"]):
     by_length = scores_by_length(rows, lambda part: metric([reference(r) for r in part], [prediction(r) for r in part]))  # noqa: B023
     if len(by_length) > 1 and score in next(iter(by_length.values())):
       values = {words: found[score] for words, found in by_length.items()}

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from t5x_like.benchmarks import comparison, suites
+from t5x_like.benchmarks import predictions, suites
 from t5x_like.report.writer import read_metrics
 from t5x_like.runtime.environment import environment
 from t5x_like.training import workdir as workdirs
@@ -63,9 +63,9 @@ def _majority(folder: pathlib.Path, saved: dict[str, Any], counted: Sequence[str
   found: dict[str, float] = {}
   for label in dict.fromkeys(name.split("/", 1)[0] for name in counted):
     evaluator = saved["evals"][label]
-    rows = [row for row in comparison.predictions(str(folder), label) if row["target"] not in (None, "-1")]
+    rows = predictions.labelled(predictions.read(str(folder), label))
     given = _commonest(evaluator, saved["task"], rows)
-    for metric, reference, prediction in comparison.metrics(evaluator, saved["task"]) if given else ():
+    for metric, reference, prediction in predictions.metrics(evaluator, saved["task"]) if given else ():
       scores = metric([reference(row) for row in rows], [prediction(row) for row in given])
       found |= {f"{label}/{name}": value for name, value in scores.items()}
   return suites.score(found, counted) if all(name in found for name in counted) else None

@@ -6,7 +6,7 @@ import numpy as np
 from sklearn.metrics import confusion_matrix
 
 from t5x_like.benchmarks import charts as suite_charts
-from t5x_like.benchmarks import comparison
+from t5x_like.benchmarks import predictions
 from t5x_like.training import workdir as workdirs
 
 
@@ -66,4 +66,4 @@ def test_tags_generated_labels_and_numbers_are_drawn_too(tmp_path):
       f"dev/{score} by words of input",
     ]
     assert all(one["svg"].startswith("<svg") for one in drawn)
-  assert comparison.median(result) == runs[0]["workdir"]
+  assert predictions.median(result) == runs[0]["workdir"]

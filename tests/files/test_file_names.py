@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from t5x_like import evaluate, vocabularies
-from t5x_like.benchmarks import comparison
+from t5x_like.benchmarks import predictions
 from t5x_like.checkpoints import manifest as checkpoint_manifest
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.corpora import builtin
@@ -241,7 +241,7 @@ def test_records_name_images_of_the_folder_that_is_given(tmp_path):
 
 def test_a_suite_reads_no_group_of_another_directory(tmp_path):
   with pytest.raises(UserError, match="the group of a score: found '..'"):
-    comparison.predictions(str(tmp_path), "..")
+    predictions.read(str(tmp_path), "..")
 
 
 def test_small_files_of_a_workdir_have_names(tmp_path):

@@ -18,12 +18,12 @@ from t5x_like.benchmarks.suites import Files, choices, glue, squad, superglue, t
 from t5x_like.corpora.sources import Skip, open_source
 from t5x_like.errors import UserError
 from t5x_like.metrics.answers import normalize_mlqa, normalize_squad
-from t5x_like.metrics.choices import Choices, of_row
 from t5x_like.metrics.classification import Classification, Correlation, Matches, MultiRc
 from t5x_like.metrics.metric import Metric
 from t5x_like.metrics.squad import AnswersOrNone, LocalAnswers
 from t5x_like.metrics.tagging import EntityF1, TagAccuracy
 from t5x_like.metrics.texts import METRICS
+from tools.score.choices import Choices, of_row
 from tools.score.files import Given, Row, form, predictions, records, rows
 
 Invalid = Literal["refuse", "wrong"]  # predictions that are not labels: stop, or count them as wrong
