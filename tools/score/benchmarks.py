@@ -101,7 +101,9 @@ def _labels(task: Task, split: str = "validation", part=None, group=lambda row: 
 
   def make(invalid: Invalid = "refuse") -> Benchmark:
     read = lambda paths: official(one(paths), task.files, split, (field,))  # noqa: E731
-    return Benchmark(metric, lambda r: parse(r[field]), parse, read, group=group, wrong=invalid == "wrong", part=part)
+    return Benchmark(
+      metric, lambda r: parse(r[field]), parse, read, group=group, wrong=invalid == "wrong" and not numbers, part=part
+    )
 
   return make
 
