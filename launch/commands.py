@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from t5x_like.command_line import Parser
 from t5x_like.errors import EXIT_PREEMPTED, EXIT_TRANSIENT, EXITS_NOT_RESTARTED, UserError
-from t5x_like.files.storage import directory
+from t5x_like.files.places import directory
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f\x85\u2028\u2029\ud800-\udfff]")  # a tab is none that breaks lines

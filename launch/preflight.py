@@ -19,7 +19,7 @@ if __package__ in (None, ""):
   sys.path[0] = str(pathlib.Path(__file__).resolve().parents[1])
 
 from t5x_like.errors import TransientError, UserError, door, is_transient, one_line
-from t5x_like.files.storage import Storage, directory
+from t5x_like.files.places import directory, place
 
 _SIZE = 1024
 _LINK_BYTES = 2**26  # of the all-reduce, a device
@@ -82,14 +82,14 @@ def check_workdir(workdir: str) -> str:
   Raises:
     UserError, TransientError: it cannot be.
   """
-  storage = Storage(workdir)
-  name, content = f".preflight-{socket.gethostname()}-{os.getpid()}", os.urandom(2**16)
+  content = os.urandom(2**16)
   start = time.perf_counter()
   try:
-    storage.write(name, content)
-    if storage.read(name) != content:
+    file = place(workdir) / f".preflight-{socket.gethostname()}-{os.getpid()}"
+    file.write_bytes(content)
+    if file.read() != content:
       raise TransientError(f"{workdir}: {socket.gethostname()} reads other bytes than it has written")
-    storage.delete(name)
+    file.unlink()
   except (UserError, TransientError):
     raise
   except Exception as error:

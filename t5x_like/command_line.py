@@ -19,7 +19,7 @@ from t5x_like.errors import (
   is_transient,
   one_line,
 )
-from t5x_like.files.storage import directory
+from t5x_like.files.places import directory
 
 _INTERRUPTED = 130
 _STEPS = 2**31

@@ -29,7 +29,7 @@ import pathlib
 from t5x_like import command_line, slots
 from t5x_like.benchmarks import suites
 from t5x_like.errors import UserError, door
-from t5x_like.files.storage import directory, is_remote
+from t5x_like.files.places import directory, is_remote
 
 _QUESTIONS, _AT_ONCE = "questions", 32
 _OF_SUITES = (  # flags that have no meaning without --suite
@@ -82,7 +82,7 @@ def main(argv: list[str]) -> None:
     return _suite(args, overrides)
 
   from t5x_like.data import cache
-  from t5x_like.files import writable
+  from t5x_like.files.places import check_writable
   from t5x_like.report import results
   from t5x_like.runtime import process
   from t5x_like.training import assembly, trained, workdir
@@ -98,7 +98,7 @@ def main(argv: list[str]) -> None:
   evaluation = Evaluation(config, parts.model, parts.objective, parts.rules, only)
   trained.check_model(identity, config, args.workdir, evaluation.task.vocabulary)
   if process.first():
-    writable.check("--workdir", args.workdir, ("evaluations",))
+    check_writable("--workdir", args.workdir, ("evaluations",))
   step, arrays = trained.restore_params(args.workdir, parts, args.step)
   if not config.evals:
     raise UserError("config.evals: found no evaluators; name one, such as --config.evals.loss={}")

@@ -5,10 +5,10 @@ import pathlib
 
 import pytest
 
-from t5x_like import architectures, decoding, nn
+from t5x_like import architectures, decoding, files, nn
 
 
-@pytest.mark.parametrize("room", [nn, architectures, decoding], ids=lambda room: room.__name__)
+@pytest.mark.parametrize("room", [nn, architectures, decoding, files], ids=lambda room: room.__name__)
 def test_every_module_imports_only_from_those_before_it(room):
   root = pathlib.Path(room.__file__).parent
   lines = [line for line in room.__doc__.splitlines() if line.startswith("  ")]

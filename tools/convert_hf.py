@@ -16,7 +16,7 @@ import pathlib
 from t5x_like import command_line, recipes
 from t5x_like.errors import UserError, door
 from t5x_like.files import checked_json
-from t5x_like.files.storage import directory
+from t5x_like.files.places import directory
 from t5x_like.runtime.huge_pages import use_huge_pages
 
 

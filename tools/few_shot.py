@@ -28,7 +28,7 @@ import sys
 from t5x_like import command_line
 from t5x_like.errors import UserError, door
 from t5x_like.files import outputs
-from t5x_like.files.storage import directory
+from t5x_like.files.places import directory
 from t5x_like.inference import questions
 from t5x_like.training import trained
 

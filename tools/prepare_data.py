@@ -27,8 +27,7 @@ from t5x_like.corpora.documents import Documents
 from t5x_like.corpora.job import Job, Part, facts_hash, summary, whole_plan
 from t5x_like.errors import DamageError, TransientError, UserError, door, one_line
 from t5x_like.files import file_names
-from t5x_like.files.objects import place
-from t5x_like.files.storage import directory
+from t5x_like.files.places import directory, place
 from t5x_like.store import reader
 from t5x_like.store.writer import SHARD_TOKENS
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from t5x_like import vocabularies
 from t5x_like.errors import UserError, door, one_line
-from t5x_like.files.storage import directory
+from t5x_like.files.places import directory
 from t5x_like.vocabularies.kinds.sentencepiece import SentencePieceVocabulary
 from t5x_like.vocabularies.kinds.tokenizer import MASK_TOKENS
 from t5x_like.vocabularies.protocol import EOS_ID, PAD_ID, T5_EXTRA_IDS, UNK_ID

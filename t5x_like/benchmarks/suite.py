@@ -26,8 +26,7 @@ from t5x_like.benchmarks import facts as suite_facts
 from t5x_like.benchmarks.suites import Benchmark, Form, Suite
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.errors import UserError, did_you_mean, one_line
-from t5x_like.files import writable
-from t5x_like.files.storage import is_remote
+from t5x_like.files.places import check_writable, is_remote
 from t5x_like.parallel import distributed
 from t5x_like.runtime import process
 from t5x_like.training import assembly, opening, selection, trained
@@ -103,7 +102,7 @@ def run(names: Sequence[str], options: Options, others: Mapping[str, Callable[[]
   if (options.data or "").partition("=")[0].isidentifier() and "=" in options.data and len(options.tasks or ()) != 1:
     raise UserError(f"--data={options.data}: names the files of one task; choose it with --tasks=NAME")
   if process.first():
-    writable.check("--output", options.output)
+    check_writable("--output", options.output)
   parts, several = {}, len(made) + len(others) > 1
   for name, suite in made.items():
     _check(name, suite, kinds, dataclasses.replace(options, output=options.output / name) if several else options)

@@ -35,7 +35,7 @@ from t5x_like.errors import (
   one_line,
   retried,
 )
-from t5x_like.files.storage import is_remote
+from t5x_like.files.places import is_remote
 
 _TIMEOUT_WORDS = ("DEADLINE_EXCEEDED", "timed out", "Timeout")
 _SECOND_LOOK_SECONDS = 0.5

@@ -1,19 +1,19 @@
 """Steps of a checkpoint on an object store, or at any address that fsspec knows.
 
-A step is a directory `<step>-<attempt>-<processes>/`. Every process writes what it holds of the tensors as one object
-(`tensors-<process>.bin`) with an index beside it; when all have, process 0 writes `manifest.json`, and only then the
-step is there. An attempt that was cut short has none and is removed by the next run that saves. Nothing is renamed: a
-step is set aside by an object `aside` in its directory, and may then be saved again as another attempt.
+A step is a directory `<step>-<attempt>-<processes>/`. Every process writes what it holds of the tensors as an object
+(`tensors-<process>.bin`, further ones `tensors-<process>-<part>.bin`) with an index beside them; when all have, process
+0 writes `manifest.json`, and only then the step is there. An attempt that was cut short has none and is removed by the
+next run that saves. Nothing is renamed: a step is set aside by an object `aside` in its directory, and may then be
+saved again as another attempt.
 """
 
 import concurrent.futures
 import json
 import re
-import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -22,12 +22,13 @@ import numpy as np
 from t5x_like.checkpoints.copies import Copies
 from t5x_like.checkpoints.manifest import Damaged
 from t5x_like.errors import TransientError
-from t5x_like.files.storage import Storage
+from t5x_like.files.places import place
 from t5x_like.parallel import distributed
 
 _STEP = re.compile(r"([0-9]+)-[0-9a-f]{8}-([0-9]+)")
 _MANIFEST, _ASIDE = "manifest.json", "aside"
-_READERS = 16
+_READERS, _WRITERS = 16, 4
+_PART_BYTES = 2**28  # of an object, so that none is too large for a request, and a repeated one costs little
 
 
 class ObjectSteps:
@@ -43,7 +44,7 @@ class ObjectSteps:
   """
 
   def __init__(self, url: str, kept, timeout_seconds: float):
-    self._storage, self._kept, self._timeout = Storage(url), kept, timeout_seconds
+    self._place, self._kept, self._timeout = place(url), kept, timeout_seconds
     self._saving: threading.Thread | None = None
     self._deadline = 0.0  # of the save under way
     self._failed: BaseException | None = None
@@ -51,7 +52,7 @@ class ObjectSteps:
     self._written: int | None = None
 
   def where(self, step: int) -> str:
-    return self._storage.where(str(step))
+    return str(self._place / str(step))
 
   def steps(self) -> list[int]:
     return sorted(self._committed())
@@ -65,7 +66,7 @@ class ObjectSteps:
     return sorted(self._agreed)
 
   def manifest(self, step: int) -> str:
-    data = self._storage.read(f"{self._directory(step)}/{_MANIFEST}")
+    data = (self._place / self._directory(step) / _MANIFEST).read()
     if data is None:
       raise FileNotFoundError(f"{self.where(step)}: no {_MANIFEST}")
     return data.decode()
@@ -74,11 +75,11 @@ class ObjectSteps:
     directory = self._directory(step)
     chunks: dict[str, list[tuple[str, dict]]] = {}
     for writer in range(int(_STEP.fullmatch(directory)[2])):
-      index = self._storage.read(f"{directory}/tensors-{writer:05d}.json")
+      index = (self._place / directory / f"tensors-{writer:05d}.json").read()
       if index is None:
         raise Damaged(f"tensors-{writer:05d}.json is missing")
       for chunk in json.loads(index):
-        chunks.setdefault(chunk["name"], []).append((f"{directory}/tensors-{writer:05d}.bin", chunk))
+        chunks.setdefault(chunk["name"], []).append((f"{directory}/{_file(writer, chunk.get('part', 0))}", chunk))
     with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
       parts = pool.map(lambda name: self._local_parts(wanted[name], chunks.get(stored[name], [])), wanted)
       return {
@@ -92,16 +93,21 @@ class ObjectSteps:
     self.wait()
     attempt = distributed.from_first(lambda: f"{step}-{uuid.uuid4().hex[:8]}-{jax.process_count()}")
     copies = self._copies(tensors)
-    index, parts, offset = [], [], 0
+    index, parts, offset = [], [[]], 0
     for name, x in (copies or tensors).items():
       for shard in x.addressable_shards:
         if shard.replica_id == 0:
-          start, shape = [s.start or 0 for s in shard.index], list(shard.data.shape)
-          size = {"offset": offset, "bytes": shard.data.nbytes}
-          index.append({"name": name, "start": start, "shape": shape, "dtype": str(x.dtype)} | size)
           # Without copies, the tensor may be donated as soon as this returns.
-          parts.append(shard.data if copies else np.array(shard.data, copy=True))
-          offset += shard.data.nbytes
+          whole = shard.data if copies else np.array(shard.data, copy=True)
+          for first, data in _rows(whole):
+            if offset and offset + data.nbytes > _PART_BYTES:
+              parts, offset = [*parts, []], 0
+            start = [s.start or 0 for s in shard.index]
+            start[:1] = [n + first for n in start[:1]]
+            where = {"offset": offset, "bytes": data.nbytes} | ({"part": len(parts) - 1} if len(parts) > 1 else {})
+            index.append({"name": name, "start": start, "shape": list(data.shape), "dtype": str(x.dtype)} | where)
+            parts[-1].append(data)
+            offset += data.nbytes
     saving = (attempt, index, parts, manifest, before)
     self._saving = threading.Thread(target=self._save, args=saving, name="save", daemon=True)
     self._deadline = time.monotonic() + self._timeout
@@ -113,7 +119,7 @@ class ObjectSteps:
       saving.join(max(0.0, self._deadline - time.monotonic()))
       if saving.is_alive():  # it dies with the process
         raise TransientError(
-          f"{self._storage.url}: checkpoint was not written within {self._timeout:g} s (the store is slow, or does not"
+          f"{self._place}: checkpoint was not written within {self._timeout:g} s (the store is slow, or does not"
           " answer); run the same command again, or raise --config.checkpoint.save_timeout_seconds"
         )
     failed, self._failed = self._failed, None
@@ -126,22 +132,22 @@ class ObjectSteps:
   def move_aside(self, steps: list[int], word: str) -> None:
     if jax.process_index() == 0:
       for step in steps:
-        self._storage.write(f"{self._directory(step)}/{_ASIDE}", word.encode())
+        (self._place / self._directory(step) / _ASIDE).write_text(word)
     distributed.from_first(lambda: None)
     self._agreed = {step: name for step, name in self._agreed.items() if step not in steps}
 
   def _committed(self) -> dict[int, str]:
     """The directory of every committed step."""
     found = {}
-    for name in self._storage.names():
+    for name in self._place.names():
       if (match := _STEP.fullmatch(name)) and self._state(name) == "committed":
         found[int(match[1])] = name
     return found
 
   def _state(self, directory: str) -> str:
-    if self._storage.exists(f"{directory}/{_ASIDE}"):
+    if (self._place / directory / _ASIDE).is_file():
       return "aside"
-    return "committed" if self._storage.exists(f"{directory}/{_MANIFEST}") else "begun"
+    return "committed" if (self._place / directory / _MANIFEST).is_file() else "begun"
 
   def _directory(self, step: int) -> str:
     found = self._agreed.get(step) or self._committed().get(step)
@@ -174,27 +180,31 @@ class ObjectSteps:
     return parts
 
   def _chunk(self, file: str, chunk: dict) -> np.ndarray:
-    data = self._storage.read(file, chunk["offset"], chunk["offset"] + chunk["bytes"]) if chunk["bytes"] else b""
-    if data is None or len(data) != chunk["bytes"]:
-      raise Damaged(f"{file} has {0 if data is None else len(data)} of {chunk['bytes']} bytes of {chunk['name']}")
+    part = slice(chunk["offset"], chunk["offset"] + chunk["bytes"])
+    data = (self._place / file).read(part) if chunk["bytes"] else b""
+    if data is None:
+      raise Damaged(f"{file} is missing, which has {chunk['name']}")
     return np.frombuffer(data, jax.numpy.dtype(chunk["dtype"])).reshape(chunk["shape"])
 
-  def _save(self, attempt: str, index: list[dict], parts: list, manifest: dict[str, Any], before) -> None:
+  def _save(self, attempt: str, index: list[dict], parts: list[list], manifest: dict[str, Any], before) -> None:
     """Runs in a thread of every process; process 0 commits."""
     try:
       before()
       mine = jax.process_index()
-      with tempfile.NamedTemporaryFile() as file:
-        while parts:
-          file.write(np.asarray(parts.pop(0)).tobytes())
-        file.flush()
-        self._storage.upload(f"{attempt}/tensors-{mine:05d}.bin", file.name)
-      self._storage.write(f"{attempt}/tensors-{mine:05d}.json", json.dumps(index).encode())
+      there = self._place / attempt
+
+      def put(part: int) -> None:
+        data, parts[part] = parts[part], []
+        (there / _file(mine, part)).write_bytes(b"".join(np.asarray(x).tobytes() for x in data))
+
+      with concurrent.futures.ThreadPoolExecutor(_WRITERS) as pool:
+        list(pool.map(put, range(len(parts))))
+      (there / f"tensors-{mine:05d}.json").write_text(json.dumps(index))
       self._meet(
         f"{attempt}/{mine}", [f"{attempt}/{other}" for other in range(jax.process_count())] if not mine else []
       )
       if mine == 0:
-        self._storage.write(f"{attempt}/{_MANIFEST}", json.dumps(manifest).encode())
+        (there / _MANIFEST).write_text(json.dumps(manifest))
         self._written = manifest["step"]
         self._clean(attempt)
       self._meet(f"{attempt}/committed" if not mine else "", [f"{attempt}/committed"])
@@ -215,7 +225,7 @@ class ObjectSteps:
         client.blocking_key_value_get(f"t5x_like/saved/{name}", int(self._timeout * 1000))
       except RuntimeError as error:
         raise TransientError(
-          f"{self._storage.url}: checkpoint was not written by all processes within {self._timeout:g} s (one of them"
+          f"{self._place}: checkpoint was not written by all processes within {self._timeout:g} s (one of them"
           " failed, or the store is slow)"
         ) from error
 
@@ -226,12 +236,22 @@ class ObjectSteps:
     ordered = sorted(steps)
     gone = [steps[step] for step, keep in zip(ordered, self._kept.of(ordered), strict=True) if not keep]
     if not self._cleaned:
-      others = [name for name in self._storage.names() if _STEP.fullmatch(name) and name != attempt]
+      others = [name for name in self._place.names() if _STEP.fullmatch(name) and name != attempt]
       gone += [name for name in others if self._state(name) == "begun"]
       self._cleaned = True
     for name in gone:
-      self._storage.delete(f"{name}/{_MANIFEST}")
-      self._storage.delete(name)
+      (self._place / name / _MANIFEST).unlink()
+      (self._place / name).rmtree()
+
+
+def _file(process: int, part: int) -> str:
+  return f"tensors-{process:05d}-{part:05d}.bin" if part else f"tensors-{process:05d}.bin"
+
+
+def _rows(x) -> Iterator[tuple[int, Any]]:
+  """Yield an array in runs of rows that fit a part, with the number of the first row of each."""
+  rows = max(1, _PART_BYTES * len(x) // x.nbytes) if x.ndim and x.nbytes > _PART_BYTES else None
+  yield from ((0, x),) if rows is None else ((first, x[first : first + rows]) for first in range(0, len(x), rows))
 
 
 def _key(index) -> tuple:

@@ -17,7 +17,7 @@ from t5x_like.checkpoints.copies import Copies
 from t5x_like.checkpoints.manifest import nest
 from t5x_like.checkpoints.quiet_orbax import quiet_orbax
 from t5x_like.checkpoints.reading import read_tensors
-from t5x_like.files.storage import synced
+from t5x_like.files.local import synced
 from t5x_like.parallel import distributed
 
 _STATE, _MANIFEST = "state", "manifest"

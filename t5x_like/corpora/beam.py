@@ -18,7 +18,7 @@ from t5x_like.corpora import comparing, duplicates
 from t5x_like.corpora.duplicates import Comparison, Entries
 from t5x_like.corpora.job import Job
 from t5x_like.errors import UserError, did_you_mean, one_line
-from t5x_like.files.objects import place
+from t5x_like.files.places import place
 
 _QUIET = "--default_sdk_harness_log_level=ERROR"  # the local runner's workers log every channel they open
 _MOST_BUCKETS = 4096

@@ -26,7 +26,7 @@ from t5x_like import vocabularies
 from t5x_like.corpora import duplicates, progress_files
 from t5x_like.corpora.job import Batch, Job, Tokenised, batches, documents_of, parts_of, tokenise, vocabulary_of
 from t5x_like.errors import UserError, one_line
-from t5x_like.files.objects import Address, Place, place
+from t5x_like.files.places import Place, Remote, place
 from t5x_like.store import manifest as manifests
 from t5x_like.store.shards import ARRAYS, Shard, file_bytes
 from t5x_like.store.writer import description, dtype_of, flush, flush_small, write_shard
@@ -187,7 +187,7 @@ def _intact(job: Job, shards: list[dict[str, Any]]) -> Callable[[dict[str, Any]]
   """Return a test of whether a shard is as written: by its contents or, at an address, where files are whole or
   absent, by its existence."""
   work = place(job.work)
-  if not isinstance(work, Address):
+  if not isinstance(work, Remote):
     return lambda shard: all(
       _sha256(work / array / shard["name"]) == sha256 for array, sha256 in shard["sha256"].items()
     )

@@ -16,23 +16,22 @@ so does its lock; a lease expires a minute later.
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from t5x_like import vocabularies
 from t5x_like.config import Corpus
-from t5x_like.corpora import cleaning, duplicates, engines, leases
+from t5x_like.corpora import cleaning, duplicates, engines
 from t5x_like.corpora.documents import Documents
 from t5x_like.corpora.job import Job, Part, facts_hash, parts_of, summary, whole_plan
 from t5x_like.errors import TransientError, UserError, did_you_mean, one_line
-from t5x_like.files.lease import Held
-from t5x_like.files.objects import Address, Place, place
+from t5x_like.files import locks
+from t5x_like.files.locks import Held
+from t5x_like.files.places import Local, Place, place
 from t5x_like.store import manifest as manifests
 from t5x_like.store.writer import SHARD_TOKENS
 
@@ -90,7 +89,7 @@ def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
   def is_there(home: str) -> bool:
     return (place(f"{home}/{split}") / manifests.FILE).exists()
 
-  with _turn(root, request, corpus.source, lambda: is_there(located()[-1])):
+  with _turn(place(root), request, corpus.source, lambda: is_there(located()[-1])):
     documents, plan, home = located()
     source, path = documents.source, f"{home}/{split}"
     if is_there(home):
@@ -143,41 +142,34 @@ def _stores(root: str, request: str) -> list[str]:
   """List the directories made for a request from any files, the newest last."""
   with contextlib.suppress(OSError, UserError, TransientError):
     found = [path for path in place(root).iterdir() if f"-{request}-" in path.name]
-    return [os.fspath(path) for path in sorted(found, key=_time)]
+    return [os.fspath(path) for path in sorted(found, key=lambda path: path.changed() or 0)]
   return []
-
-
-def _time(path: Place) -> int:
-  return 0 if isinstance(path, Address) else os.stat(path).st_mtime_ns
 
 
 def _hash(content: Any) -> str:
   return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
 
 
-@contextlib.contextmanager
-def _leased(root: str, request: str, source: str, is_there: Callable[[], bool]) -> Iterator[None]:
-  """Hold a lease, as `_turn` does at an address, unless the awaited store already exists."""
-  lease, waiting = leases.lease(root, f".{request}.lease"), _Waiting(source)
-  with contextlib.ExitStack() as mine:
-    while not is_there():
-      try:
-        mine.enter_context(lease)
-        break
-      except Held:
-        waiting.say()
-    yield
-
-
 class _Waiting:
-  """A notice, repeated now and then, that another process is preparing a source."""
+  """A notice, repeated now and then, that another process is preparing a source.
 
-  def __init__(self, source: str):
-    self.began = self.said = time.monotonic()
-    self._source = source
+  Args:
+    lock: the file that shows by its time of modification that the process lives.
+  """
+
+  def __init__(self, source: str, lock: Place):
+    self.began = self.said = self._heard = time.monotonic()
+    self._source, self._lock, self._pulse = source, lock, None
 
   def say(self) -> None:
     now = time.monotonic()
+    if (found := self._lock.changed()) is None or found != self._pulse:
+      self._pulse, self._heard = found, now
+    if now - self._heard > _SILENCE_SECONDS:
+      raise UserError(
+        f"{self._lock}: held by another process, which has shown no sign of life for {_SILENCE_SECONDS / 60:.0f} "
+        "minutes: end it and run this command again"
+      )
     if self.said == self.began or now - self.said > _SAY_SECONDS:
       self.said = now
       print(
@@ -186,61 +178,24 @@ class _Waiting:
 
 
 @contextlib.contextmanager
-def _turn(root: str, request: str, source: str, is_there: Callable[[], bool]) -> Iterator[None]:
-  """Wait for the lock of a request and hold it.
+def _turn(root: Place, request: str, source: str, is_there: Callable[[], bool]) -> Iterator[None]:
+  """Wait for the lock of a request and hold it; at an address, a lease, unless the awaited store already exists.
 
-  The holder writes to the lock every few seconds. A process that ends, for whatever reason, loses its lock.
+  The holder gives signs of life every few seconds. A process that ends, for whatever reason, loses its lock.
   """
-  if "://" in root:
-    with _leased(root, request, source, is_there):
-      yield
-    return
-  path = f"{root}/.{request}.lock"
-  try:
-    os.makedirs(root, exist_ok=True)
-    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-  except OSError as error:
-    raise UserError(
-      f"{root}: cannot be written ({one_line(error)}): set T5X_LIKE_CACHE to another directory for prepared data"
-    ) from error
-  done = threading.Event()
-  try:
-    _wait(lock, path, source)
-
-    def pulse() -> None:
-      while not done.wait(_PULSE_SECONDS):
-        os.utime(lock)
-
-    thread = threading.Thread(target=pulse, daemon=True)
-    thread.start()
-    try:
-      yield
-    finally:
-      done.set()
-      thread.join()
-  finally:
-    os.close(lock)
-
-
-def _wait(lock: int, path: str, source: str) -> None:
-  waiting, pulse = _Waiting(source), None
-  heard = waiting.began
-  while True:
-    try:
-      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      os.utime(lock)
-      return
-    except BlockingIOError:
-      pass
-    except OSError:  # a file system without locks
-      return
-    now = time.monotonic()
-    if (found := os.fstat(lock).st_mtime_ns) != pulse:
-      pulse, heard = found, now
-    if now - heard > _SILENCE_SECONDS:
-      raise UserError(
-        f"{path}: held by another process, which has shown no sign of life for {_SILENCE_SECONDS / 60:.0f} minutes: "
-        "end it and run this command again"
-      )
-    waiting.say()
-    time.sleep(0.5)
+  name = f".{request}.lock"
+  waiting = _Waiting(source, root / name)
+  with contextlib.ExitStack() as mine:
+    while isinstance(root, Local) or not is_there():
+      try:
+        held = locks.hold(root, name, locks.WRITING, f".{request}.lease", _PULSE_SECONDS)
+        mine.enter_context(contextlib.closing(held))
+        break
+      except Held:
+        waiting.say()
+        time.sleep(0.5)
+      except OSError as error:
+        raise UserError(
+          f"{root}: cannot be written ({one_line(error)}): set T5X_LIKE_CACHE to another directory for prepared data"
+        ) from error
+    yield

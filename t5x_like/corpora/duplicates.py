@@ -24,7 +24,7 @@ import numpy as np
 from t5x_like.corpora import matching, progress_files, signatures
 from t5x_like.corpora.job import Job, Marks, cleaned, documents_of, parts_of
 from t5x_like.errors import UserError
-from t5x_like.files.objects import Place, place
+from t5x_like.files.places import Place, place
 
 NEAR = (
   2  # the edition of what counts as a near duplicate, recorded in manifests; the first compared with kept pages only

@@ -3,7 +3,6 @@
 import collections
 import concurrent.futures
 import contextlib
-import fcntl
 import functools
 import itertools
 import multiprocessing
@@ -13,10 +12,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from t5x_like.corpora import building, comparing, duplicates, leases, progress_bar, progress_files
+from t5x_like.corpora import building, comparing, duplicates, progress_bar, progress_files
 from t5x_like.corpora.job import Batch, Job, Tokenised, parts_of, tokenise
 from t5x_like.errors import UserError
-from t5x_like.files.objects import Address, place
+from t5x_like.files import locks
+from t5x_like.files.locks import Lease, Lock
+from t5x_like.files.places import Remote, place
 
 _BATCHES_AHEAD = 3  # per worker; bounds memory if the consumer is slow
 _LOOK_SECONDS, _STUCK_SECONDS = 0.5, 3.0
@@ -156,13 +157,11 @@ def _begun(job: Job) -> Iterator[Callable[[], None]]:
   check: Callable[[], None] = lambda: None  # noqa: E731 -- a lock cannot be lost
   try:
     progress.mkdir(parents=True, exist_ok=True)
-    if isinstance(progress, Address):
-      check = mine.enter_context(leases.lease(str(progress.parent), f"{progress.name}.lease")).check
+    if isinstance(progress, Remote):
+      check = mine.enter_context(Lease(progress.parent, f"{progress.name}.lease", locks.WRITING)).check
     else:
-      lock = os.open(job.progress, os.O_RDONLY)
-      mine.callback(os.close, lock)
       try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        mine.enter_context(Lock(progress))
       except OSError as error:
         raise UserError(f"{progress}: another process is writing this store: wait for it or stop it") from error
     if progress_files.is_written(job.progress):

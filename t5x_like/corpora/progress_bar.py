@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from t5x_like.corpora.job import Job, documents_of, parts_of
 from t5x_like.errors import TransientError, UserError
-from t5x_like.files.objects import place
+from t5x_like.files.places import place
 
 _LOOK_SECONDS = 1.0
 _LINE_SECONDS = 30.0

@@ -238,7 +238,7 @@ def message(kind: Kind | None, address: str, done: str, error: BaseException) ->
   told = f"{address}: cannot be {done}: "
   told += f"{kind.value} ({words(error)})" if kind else words(error)
   if kind is Kind.DAMAGED:
-    return f"{address}: {kind.value} ({words(error)}); restore a copy of it"
+    return f"{address}: {kind.value} ({words(error)}); copy it again"
   if kind is Kind.REFUSED:
     right = _RIGHTS.get({"gcs": "gs", "s3a": "s3"}.get(scheme, scheme), {}).get(done, "the right to it")
     return f"{told}; grant this account {right}, or use the credentials of one that has it"

@@ -1,9 +1,15 @@
-"""The only reader of JSON from outside the program: it parses and checks the outermost type."""
+"""The only reader of JSON from outside the program: it parses and checks the outermost type, of a text or a line."""
 
 import json
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from t5x_like.errors import UserError, one_line
+
+Row = dict[str, Any]
+_log = logging.getLogger("t5x_like.workdir")
+_told: set[tuple[str, int, bytes]] = set()
 
 
 def parsed(content: bytes | str, kind: type, where: str, expected: str) -> Any:
@@ -30,3 +36,27 @@ def kind_of(found: Any) -> str:
   """Return the name of a value's JSON type."""
   kinds = {dict: "object", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
   return kinds.get(type(found), "null")
+
+
+def rows(content: bytes, where, check: Callable[[Row], Any]) -> Iterator[tuple[Row, bytes]]:
+  """Yield each line that holds an object, parsed and raw. Others, torn by a loss of power or edited, are told once.
+
+  Args:
+    content: the file's.
+    where: the file, for the warning.
+    check: raises ValueError, TypeError or KeyError for an object that is no line of this file.
+  """
+  for number, line in enumerate(content.split(b"\n"), start=1):
+    if not line.strip():
+      continue
+    try:
+      row = json.loads(line)
+      if not isinstance(row, dict):
+        raise ValueError("not a JSON object")
+      check(row)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+      if (str(where), number, line) not in _told:
+        _told.add((str(where), number, line))
+        _log.warning("%s:%d: torn or foreign line is skipped (%s)", where, number, one_line(error)[:100])
+      continue
+    yield row, line + b"\n"

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 
 from t5x_like.errors import UserError
+from t5x_like.files.local import replacing
 
 _DESCRIPTOR = re.compile(r"/(?:dev/fd|proc/self/fd)/(\d+)")
 _NAMED = {"-": 1, "/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
@@ -154,7 +155,7 @@ class Output:
   def _opened(self) -> Iterator:
     sys.stdout.flush()
     if self._replaced:
-      with _replacing(self._path) as file:
+      with replacing(self._path) as file:
         yield file
     elif self._descriptor == 1 and hasattr(sys.stdout, "buffer"):
       yield sys.stdout.buffer  # wherever the program sent its standard output
@@ -178,28 +179,6 @@ def _begins_with(file: pathlib.Path, word: bytes) -> bool:
       return word in opened.read(4096)
   except OSError:
     return False
-
-
-@contextlib.contextmanager
-def _replacing(path: pathlib.Path) -> Iterator:
-  """Open a temporary file beside `path`; once complete and flushed to disk, it replaces `path`, keeping permissions."""
-  descriptor, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.", suffix=".tmp")
-  try:
-    with os.fdopen(descriptor, "wb") as file:
-      yield file
-      file.flush()
-      os.fsync(file.fileno())
-    os.chmod(aside, stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666 & ~_umask())
-    os.replace(aside, path)
-  except BaseException:
-    pathlib.Path(aside).unlink(missing_ok=True)
-    raise
-
-
-def _umask() -> int:
-  mask = os.umask(0)
-  os.umask(mask)
-  return mask
 
 
 def _descriptor(path: str) -> int | None:

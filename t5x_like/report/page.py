@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 
 from t5x_like.errors import UserError, one_line
-from t5x_like.files.storage import Storage
+from t5x_like.files.places import place
 from t5x_like.report.charts import charts, gaps, series
 from t5x_like.report.writer import read_metrics
 
@@ -48,7 +48,7 @@ def write_report(workdir) -> pathlib.Path:
     environment=_flat(_read_object(workdir / "environment.json")),
   )
   try:
-    Storage(workdir).write(FILE, html.encode())
+    (place(workdir) / FILE).write_text(html)
   except OSError as error:
     raise UserError(f"{workdir / FILE}: report could not be written: {error.strerror or one_line(error)}") from error
   return workdir / FILE

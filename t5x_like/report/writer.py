@@ -16,8 +16,8 @@ import time
 from typing import Any
 
 from t5x_like.errors import UserError, one_line
-from t5x_like.files import lines
-from t5x_like.files.storage import Storage, synced
+from t5x_like.files import checked_json
+from t5x_like.files.local import Local, synced
 
 FILE = "metrics.jsonl"
 _FLUSH_SECONDS = 30  # TensorBoard sees new events about this often
@@ -51,7 +51,7 @@ def set_aside(workdir) -> None:
   try:
     content = path.read_bytes()
     name = f"metrics.{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%S%f}.jsonl"
-    Storage(workdir).write(name, content)
+    Local(workdir, name).write_bytes(content)
   except FileNotFoundError:
     return
   except OSError as error:
@@ -186,7 +186,7 @@ class MetricsWriter:
     if not whole:  # nothing of a file that someone may want to mend is lost
       set_aside(self._path.parent)
     if raw or self._path.exists():
-      Storage(self._path.parent).write(FILE, b"".join(raw))
+      Local(self._path).write_bytes(b"".join(raw))
 
   def _show(self, step: int, values: dict[str, float]) -> None:
     evaluation = {name: value for name, value in values.items() if name.startswith("eval/")}
@@ -225,7 +225,7 @@ def _rows(path: pathlib.Path) -> tuple[list[tuple[dict[str, Any], bytes]], bool]
   except FileNotFoundError:
     return [], True
   complete = content[: content.rfind(b"\n") + 1]
-  found = list(lines.rows(complete, path, check))
+  found = list(checked_json.rows(complete, path, check))
   return found, len(found) == sum(bool(line.strip()) for line in complete.split(b"\n"))
 
 

@@ -26,7 +26,7 @@ from t5x_like.corpora import progress_files
 from t5x_like.data import cache, random
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import TransientError, UserError
-from t5x_like.files.objects import place
+from t5x_like.files.places import place
 from t5x_like.store.reader import TokenStore
 
 BLOCK = 256  # documents

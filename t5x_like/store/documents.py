@@ -9,7 +9,7 @@ batch take each step together.
 import numpy as np
 
 from t5x_like.errors import UserError
-from t5x_like.store.files import Files
+from t5x_like.files.ranges import Files
 from t5x_like.store.manifest import REMEDY
 from t5x_like.store.shards import Shards
 

@@ -27,12 +27,12 @@ import numpy as np
 
 from t5x_like import vocabularies
 from t5x_like.errors import DamageError, UserError, one_line
-from t5x_like.store import files as store_files
+from t5x_like.files import ranges
+from t5x_like.files.ranges import Files
 from t5x_like.store import first_edition
 from t5x_like.store import manifest as manifests
 from t5x_like.store import shards as store_shards
 from t5x_like.store.documents import Documents
-from t5x_like.store.files import Files
 from t5x_like.store.manifest import REMEDY, Manifest
 from t5x_like.store.shards import ARRAYS, CHECKSUMS, TABLE, Shards
 
@@ -70,7 +70,7 @@ class TokenStore:
     if verify not in get_args(Verify):
       raise UserError(f"verify: found {verify!r}, expected one of {', '.join(get_args(Verify))}")
     path = os.fspath(path)
-    files = store_files.at(path)
+    files = ranges.at(path, REMEDY)
     text = files.read(manifests.FILE)
     if text is None:
       raise UserError(_missing(path))
@@ -110,8 +110,7 @@ class TokenStore:
   @functools.cached_property
   def vocabulary(self) -> vocabularies.Vocabulary:
     """The vocabulary saved with the store; UserError if it does not match the manifest."""
-    with self._files.local(manifests.VOCABULARY) as directory:
-      vocabulary = vocabularies.load(str(directory))
+    vocabulary = vocabularies.load(self._files.name(manifests.VOCABULARY))
     for key in ("fingerprint", "size", "extra_ids"):
       found, expected = getattr(vocabulary, key), getattr(self.manifest.vocabulary, key)
       if found != expected:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from t5x_like.errors import UserError, one_line
-from t5x_like.store import files as store_files
+from t5x_like.files import ranges
 from t5x_like.store import manifest as manifests
 
 
@@ -27,7 +27,7 @@ def read(kind: type, path: str, file: str, content: dict[str, Any], remedy: str)
   Raises:
     UserError: the file is missing or not JSON, its content differs, or a field is missing, unknown or mistyped.
   """
-  files = store_files.at(path)
+  files = ranges.at(path)
   where, text = files.name(file), files.read(file)
   if text is None:
     raise UserError(f"{where}: found no such file: {remedy}")
@@ -49,7 +49,7 @@ def array(path: str, file: str, sha256: str, remedy: str) -> np.ndarray:
   Raises:
     UserError: the file is missing, has another checksum, or is not an array.
   """
-  files = store_files.at(path)
+  files = ranges.at(path)
   data = files.read(file)
   found = "no such file" if data is None else hashlib.sha256(data).hexdigest()
   if found != sha256:

@@ -8,7 +8,6 @@ reused; a directory that a live process is writing is an error.
 
 import contextlib
 import dataclasses
-import fcntl
 import hashlib
 import os
 import pathlib
@@ -21,6 +20,7 @@ import numpy as np
 from t5x_like import vocabularies
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import file_names
+from t5x_like.files.locks import Lock
 from t5x_like.store import manifest as manifests
 from t5x_like.store import shards as store_shards
 from t5x_like.store.manifest import Manifest, VocabularyRecord
@@ -76,11 +76,9 @@ class TokenStoreWriter(contextlib.AbstractContextManager):
       )
     with _refusals(self._work):
       self._work.mkdir(parents=True, exist_ok=True)
-      self._lock = os.open(self._work, os.O_RDONLY)
     try:
-      fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      self._lock = Lock(self._work)
     except OSError as error:
-      os.close(self._lock)
       raise UserError(f"{self._work}: another process is writing this store: wait for it or stop it") from error
     with _refusals(self._work):
       for leftover in self._work.iterdir():
@@ -96,7 +94,7 @@ class TokenStoreWriter(contextlib.AbstractContextManager):
     finally:
       if not published:
         shutil.rmtree(self._work, ignore_errors=True)
-      os.close(self._lock)
+      self._lock.close()
 
   @property
   def num_tokens(self) -> int:

@@ -7,7 +7,7 @@ import pathlib
 from typing import Any
 
 from t5x_like.errors import UserError
-from t5x_like.files import lines
+from t5x_like.files import checked_json, local
 
 FILE = "history.jsonl"
 Rows = list[dict[str, Any]]
@@ -28,7 +28,7 @@ def read(workdir, address=None) -> Rows:
 
 def parsed(content: bytes, where) -> Rows:
   """The lines of a file with this content, without torn and foreign ones."""
-  return [row for row, _ in lines.rows(content, where, _check)]
+  return [row for row, _ in checked_json.rows(content, where, _check)]
 
 
 def went_back(rows: Rows) -> int | None:
@@ -87,7 +87,8 @@ def add(workdir, row: dict[str, Any]) -> None:
   """
   path = pathlib.Path(workdir) / FILE
   try:
-    lines.append(path, {"time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")} | row)
+    timed = {"time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")} | row
+    local.append(path, json.dumps(timed).encode())
   except OSError as error:
     raise UserError(f"{path}: cannot be written: {error.strerror}; free space, or use another --workdir") from error
 

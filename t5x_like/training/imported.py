@@ -11,7 +11,7 @@ import t5x_like.models
 from t5x_like import data, slots, trust
 from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError, one_line
-from t5x_like.files.storage import Storage
+from t5x_like.files.places import place
 from t5x_like.training import workdir as workdirs
 
 FILE = "imported.json"
@@ -45,7 +45,7 @@ def check_vocabulary(workdir, vocabulary) -> None:
 
 def _read(workdir) -> dict[str, Any] | None:
   try:
-    content = Storage(workdir).read(FILE)
+    content = (place(workdir) / FILE).read()
     if content is None:
       return None
     found = json.loads(content)

@@ -14,7 +14,7 @@ from t5x_like import config as config_lib
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.checkpoints.manifest import flatten
 from t5x_like.errors import UserError
-from t5x_like.files.storage import is_remote
+from t5x_like.files.places import is_remote
 from t5x_like.parallel import distributed
 from t5x_like.report.writer import read_metrics
 from t5x_like.runtime import process

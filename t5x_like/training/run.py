@@ -10,9 +10,7 @@ from typing import NoReturn
 import jax
 from ml_collections import ConfigDict
 
-from t5x_like.files import writable
-from t5x_like.files.remote_workdir import Mirror
-from t5x_like.files.storage import directory, is_remote
+from t5x_like.files.places import Mirror, check_writable, directory, is_remote
 from t5x_like.nn import params
 from t5x_like.parallel import distributed
 from t5x_like.parallel.rules import from_local_rows, local_rows, sharding_table
@@ -81,7 +79,7 @@ class Run:
     self._past = opening.past(self.workdir, self.address)
     changes = opening.check(self._past, self.address, self.config, self._identity)
     if self._primary:
-      writable.check("--workdir", self.workdir, _FOLDERS)
+      check_writable("--workdir", self.workdir, _FOLDERS)
     stack.enter_context(self._watchdog)
     process.say(sharding_table(params.named_params(self._parts.model), self._parts.rules))
     for change in changes:

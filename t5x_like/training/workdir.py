@@ -1,18 +1,15 @@
 """The files that identify a workdir's run, and which config changes a resumed run may make."""
 
-import fcntl
 import json
 import logging
-import os
-import pathlib
-from typing import IO, Any
+from typing import Any
 
 from t5x_like import config as config_lib
 from t5x_like import data, trust
-from t5x_like.errors import TransientError, UserError, one_line
-from t5x_like.files import file_names
-from t5x_like.files.lease import Lease
-from t5x_like.files.storage import Storage, is_remote
+from t5x_like.errors import UserError, one_line
+from t5x_like.files import file_names, locks
+from t5x_like.files.locks import Lease, Lock
+from t5x_like.files.places import place
 from t5x_like.training import history
 
 FILE = "config.json"
@@ -87,7 +84,7 @@ def read(workdir, address=None) -> dict[str, Any] | None:
 
 def _content(workdir, name: str, path: str) -> bytes | None:
   try:
-    return Storage(workdir).read(name) if is_remote(workdir) else (pathlib.Path(workdir) / name).read_bytes()
+    return (place(workdir) / name).read_bytes()
   except FileNotFoundError:
     return None
   except OSError as error:
@@ -165,61 +162,10 @@ def write_lines(workdir, name: str, rows: list[dict[str, Any]]) -> None:
 def _replace(workdir, name: str, text: str) -> None:
   file_names.check(f"{workdir}: a file's name", name)
   try:
-    Storage(workdir).write(name, text.encode())
+    (place(workdir) / name).write_text(text)
   except OSError as error:
     why = error.strerror or one_line(error)
     raise UserError(f"{workdir}/{name}: cannot be written: {why}; free space, or use another --workdir") from error
-
-
-class Lock:
-  """A lock on a file; the system releases it when the process ends, however it ends.
-
-  It holds only while the file stays in its place: whoever finds none there makes another, and locks that.
-
-  Raises:
-    BlockingIOError: another process has it.
-    OSError: the file cannot be made, or the file system has no locks.
-  """
-
-  def __init__(self, path: pathlib.Path):
-    self._path, self._file = path, _locked(path)
-
-  def check(self) -> None:
-    """Call it before anything is written that another run must not see. A deleted file is made and locked again.
-
-    Raises:
-      TransientError: the file was deleted, and another process has made its own.
-      UserError: the file was deleted, and cannot be made again.
-    """
-    gone = f"{self._path}: another process has taken the workdir over after the lock was deleted; this one stops"
-    try:
-      if not os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno())):
-        raise TransientError(gone)
-      return
-    except FileNotFoundError:
-      pass
-    try:
-      again = _locked(self._path, "x")
-    except (FileExistsError, BlockingIOError):
-      raise TransientError(gone) from None
-    except OSError as error:
-      raise UserError(f"{self._path}: cannot be written: {error.strerror}; run the same command again") from error
-    self._file.close()
-    self._file = again
-
-  def close(self) -> None:
-    self._file.close()
-
-
-def _locked(path: pathlib.Path, mode: str = "a") -> IO:
-  """Opens a file and locks it; OSError if either fails."""
-  file = open(path, mode, encoding="utf-8")  # noqa: SIM115 -- held until the run ends
-  try:
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except OSError:
-    file.close()
-    raise
-  return file
 
 
 def hold(workdir) -> Lock | Lease:
@@ -228,24 +174,13 @@ def hold(workdir) -> Lock | Lease:
   Raises:
     UserError: another process has it, or the directory cannot be written.
   """
-  if is_remote(workdir):
-    return Lease(Storage(workdir)).__enter__()
-  path = pathlib.Path(workdir) / "lock"
+  doing = "is training in it ({}); wait for it or stop it, or use another --workdir"
   try:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
+    return locks.hold(place(workdir), "lock", doing, lease="lease")
   except (FileExistsError, NotADirectoryError) as error:
     raise UserError(f"{workdir}: Not a directory; use another --workdir") from error
   except OSError as error:
-    raise UserError(f"{path}: cannot be written: {error.strerror}; use another --workdir") from error
-  try:
-    return Lock(path)
-  except BlockingIOError:
-    raise UserError(
-      f"{workdir}: another process is training in it; wait for it or stop it, or use another --workdir"
-    ) from None
-  except OSError:  # a file system without locks
-    return Lease(Storage(workdir)).__enter__()
+    raise UserError(f"{workdir}/lock: cannot be written: {error.strerror}; use another --workdir") from error
 
 
 def _short(value: Any) -> str:

@@ -22,7 +22,7 @@ from types import ModuleType
 
 from t5x_like import slots
 from t5x_like.errors import UserError, one_line
-from t5x_like.files.objects import Place, place
+from t5x_like.files.places import Place, place
 from t5x_like.vocabularies import kinds, storage
 from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 from t5x_like.vocabularies.protocol import (
@@ -65,7 +65,7 @@ def load(path_or_name: str, sentinels: str | None = None) -> Vocabulary:
     return ByteVocabulary()
   try:
     path = place(path_or_name)
-    is_directory = path.is_dir()
+    is_directory = (path / storage.MANIFEST).is_file() or path.is_dir()
     found = is_directory or path.exists()
   except Exception as error:  # each scheme's library raises its own types
     raise UserError(

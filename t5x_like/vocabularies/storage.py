@@ -7,8 +7,7 @@ from typing import Any
 
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json
-from t5x_like.files.objects import Place, place
-from t5x_like.files.storage import Storage
+from t5x_like.files.places import Place, place
 from t5x_like.vocabularies.protocol import Vocabulary, checked_extra_ids, fingerprint
 
 MANIFEST = "vocabulary.json"
@@ -55,10 +54,9 @@ def save(directory, kind: str, vocabulary: Vocabulary, files: dict[str, bytes], 
     "fingerprint": vocabulary.fingerprint,
   }
   try:
-    there = Storage(os.fspath(directory))
     for name, data in files.items():
-      there.write(name, data)
-    there.write(MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+      (directory / name).write_bytes(data)
+    (directory / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
   except OSError as error:
     raise UserError(f"vocabulary {directory}: cannot be written ({one_line(error)})") from error
 
@@ -97,8 +95,7 @@ def model(path: Place, manifest: dict) -> tuple[bytes, int]:
 def read(path: Place) -> bytes:
   """Read a file; raise UserError if it cannot be read."""
   try:
-    if os.path.exists(path) and not os.path.isfile(path):  # reading a pipe could block, and a device never end
-      raise OSError("not a regular file")
-    return path.read_bytes()
+    data = path.read()
+    return path.read_bytes() if data is None else data
   except OSError as error:
     raise UserError(f"{path}: cannot be read ({one_line(error)})") from error

@@ -1,24 +1,19 @@
 """Checkpoints on an object store are as exact as local ones, through a store that fails, lags and loses connections."""
 
-import asyncio
 import json
-import os
 import threading
 import time
-import types
 
-import jax
-import numpy as np
 import pytest
 
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.errors import DamageError, TransientError, UserError
-from t5x_like.files.lease import Lease
-from t5x_like.files.storage import Storage
+from t5x_like.files import clients, remote
+from t5x_like.files.locks import Lease
+from t5x_like.files.places import place
 from tests import object_server
 from tests.checkpoints.test_checkpoint import abstract_of, as_bytes, make_state, mesh_of
 
-os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # asks Google what kind a bucket is
 pytest.importorskip("gcsfs")
 
 
@@ -27,10 +22,11 @@ def server(tmp_path, monkeypatch):
   server = object_server.Server(tmp_path / "bucket")
   server.root.mkdir()
   with server.running():
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
-    monkeypatch.setenv("T5X_LIKE_RETRY_SECONDS", "20")
-    quick = types.SimpleNamespace(sleep=lambda seconds: asyncio.sleep(seconds / 100))
-    monkeypatch.setattr("gcsfs.retry.asyncio", quick)  # its waits between attempts
+    remote.reset()  # of another test's server
+    quick = {"max_retries": 3, "initial_delay": "1ms", "max_delay": "80ms"}
+    monkeypatch.setattr(clients, "_CONTEXT", {"gcs_request_retries": quick})
+    for name, value in (object_server.environment(server) | {"T5X_LIKE_RETRY_SECONDS": "20"}).items():
+      monkeypatch.setenv(name, value)
     yield server
 
 
@@ -146,6 +142,10 @@ def test_a_refusal_is_never_damage(answer, said, server):
   assert restored(mesh)[0] == 2
 
 
+def held(url, seconds: float) -> Lease:
+  return Lease(place(url), "lease", "is training in it ({})", seconds)
+
+
 @pytest.mark.parametrize(
   "answer, kind, said",
   [
@@ -156,10 +156,9 @@ def test_a_refusal_is_never_damage(answer, said, server):
   ],
 )
 def test_a_lease_tells_why_it_is_lost(answer, kind, said, server):
-  storage = Storage("gs://bucket/run")
-  with Lease(storage, seconds=60) as lease:
+  with held("gs://bucket/run", seconds=60) as lease:
     if answer is None:
-      storage.write("lease", b'{"holder": "another"}')
+      place("gs://bucket/run/lease").write_bytes(b'{"holder": "another"}')
     server.fault = lambda at, name: answer if name == "run/lease" or answer == "no bucket" else None
     with pytest.raises(kind, match=said):
       lease.check()
@@ -167,58 +166,52 @@ def test_a_lease_tells_why_it_is_lost(answer, kind, said, server):
 
 
 def test_signs_of_life_go_on_when_a_refusal_is_over(server, capfd):
-  with Lease(Storage("gs://bucket/run"), seconds=0.6) as lease:
+  with held("gs://bucket/run", seconds=0.6) as lease:
     server.fault = lambda at, _: "forbidden"
     time.sleep(0.5)
     server.fault = lambda at, _: None
-    before = Storage("gs://bucket/run").read("lease")
+    before = place("gs://bucket/run/lease").read()
     time.sleep(0.5)
-    assert Storage("gs://bucket/run").read("lease") != before
+    assert place("gs://bucket/run/lease").read() != before
     lease.check()
   assert "Traceback" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("url", ["gs://bucket/run", "memory://lease-{}", "{}"])
 def test_a_lease_is_held_by_one_and_passes_on_when_it_dies(url, server, tmp_path):
-  storage = Storage(url.format(tmp_path))
-  with Lease(storage, seconds=2.4) as lease:
+  url = url.format(tmp_path)
+  with held(url, seconds=2.4) as lease:
     with pytest.raises(Exception, match="another process is training in it"):
-      with Lease(Storage(url.format(tmp_path)), seconds=2.4):
+      with held(url, seconds=2.4):
         pass
     time.sleep(3)
     lease.check()
-  with Lease(storage, seconds=2.4) as lost:
+  with held(url, seconds=2.4) as lost:
     lost.abandon()  # as if its host had lost power
     began = time.monotonic()
-    with Lease(Storage(url.format(tmp_path)), seconds=2.4) as lease:
+    with held(url, seconds=2.4) as lease:
       assert time.monotonic() - began >= 2
       lease.check()
       with pytest.raises(TransientError, match="another process has taken"):
         lost.check()
-  assert storage.read("lease") is None
+  assert (place(url) / "lease").read() is None
 
 
 def test_a_lease_of_a_dead_process_on_this_host_is_taken_at_once(tmp_path):
-  storage = Storage(tmp_path)
-  lease = Lease(storage, seconds=60)
-  storage.write("lease", json.dumps(lease.content | {"holder": "x", "process": 2**22 + 1}).encode())
+  lease = held(tmp_path, seconds=60)
+  (tmp_path / "lease").write_text(json.dumps(lease.content | {"holder": "x", "process": 2**22 + 1}))
   began = time.monotonic()
   with lease:
     assert time.monotonic() - began < 50
 
 
-def test_storage_writes_whole_files_and_creates_once(server, tmp_path):
-  for url in ("gs://bucket/other", f"memory://{tmp_path.name}", str(tmp_path / "local")):
-    storage = Storage(url)
-    assert storage.read("a/b") is None and storage.names() == [] and storage.names("a") == []
-    storage.write("a/b", b"0123")
-    storage.write("a/b", b"012345")
-    assert storage.read("a/b") == b"012345" and storage.read("a/b", 2, 4) == b"23" and storage.names("a") == ["b"]
-    assert storage.create("a/c", b"one") and not storage.create("a/c", b"two") and storage.read("a/c") == b"one"
-    (tmp_path / "file").write_bytes(np.arange(9, dtype=np.uint8).tobytes())
-    storage.upload("a/d", tmp_path / "file")
-    assert storage.names("a") == ["b", "c", "d"] and len(storage.read("a/d")) == 9 and storage.names() == ["a"]
-    storage.delete("a/b")
-    storage.delete("a")
-    storage.delete("a")
-    assert storage.names("a") == [] and jax.process_count() == 1
+def test_a_large_shard_is_written_in_parts(server, monkeypatch):
+  mesh = mesh_of(2, 4)
+  save([1], mesh)
+  monkeypatch.setattr("t5x_like.checkpoints.object_steps._PART_BYTES", 300)
+  save([2], mesh)
+  files = sorted((server.root / "run/checkpoints").glob("2-*/tensors-*.bin"))
+  assert len(files) > 3 and max(file.stat().st_size for file in files) <= 300
+  for step in (1, 2):
+    found, state, _ = restored(mesh_of(8, 1), step)
+    assert found == step and as_bytes(state) == as_bytes(make_state(step, mesh))

@@ -11,11 +11,12 @@ import time
 import numpy as np
 import pytest
 
-from object_server import Server
-from t5x_like.corpora import building, engines, leases
+from object_server import Server, environment
+from t5x_like.corpora import building, engines
 from t5x_like.data import loader, task
-from t5x_like.files import objects
-from t5x_like.files.objects import place
+from t5x_like.files import locks, remote
+from t5x_like.files.locks import Lease
+from t5x_like.files.places import place
 from t5x_like.store.reader import TokenStore
 from tools import prepare_data
 
@@ -43,11 +44,9 @@ def local(flags, tmp_path_factory):
 @pytest.fixture
 def server(tmp_path, monkeypatch):
   with Server(tmp_path / "bucket").running() as server:
-    objects._root.cache_clear()  # of another test's server
-    monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", server.url)
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)  # for gcsfs, which is asked for the bucket
-    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # asks Google what kind a bucket is
-    monkeypatch.setenv("GCE_METADATA_ROOT", server.url.removeprefix("http://"))  # there are no credentials to be had
+    remote.reset()  # of another test's server
+    for name, value in environment(server).items():
+      monkeypatch.setenv(name, value)
     yield server
 
 
@@ -104,9 +103,9 @@ def test_a_lost_shard_is_made_again(flags, local, server, monkeypatch):
 
 
 def test_one_command_prepares_at_a_time(flags, server, monkeypatch, capsys):
-  monkeypatch.setattr(leases, "SECONDS", 1.2)
+  monkeypatch.setattr(locks, "SECONDS", 1.2)
   command = [*flags, "--output=gs://bucket/stores", "--workers=1"]
-  with leases.lease("gs://bucket/stores", ".train.progress.lease"):
+  with Lease(place("gs://bucket/stores"), ".train.progress.lease", locks.WRITING):
     assert prepare_data.main(command) == 2
   told = capsys.readouterr().err.strip().splitlines()[-1]
   assert (
@@ -116,7 +115,7 @@ def test_one_command_prepares_at_a_time(flags, server, monkeypatch, capsys):
 
 
 def test_who_has_lost_the_lease_does_not_publish(flags, local, server, monkeypatch, capsys):
-  monkeypatch.setattr(leases, "SECONDS", 1.2)
+  monkeypatch.setattr(locks, "SECONDS", 1.2)
   command = [*flags, "--output=gs://bucket/stores", "--workers=1"]
   record = engines.building.record_of
 
@@ -134,7 +133,7 @@ def test_who_has_lost_the_lease_does_not_publish(flags, local, server, monkeypat
 
 
 def test_two_runs_that_need_the_same_store_share_one(flags, server, monkeypatch):
-  monkeypatch.setattr(leases, "SECONDS", 1.2)
+  monkeypatch.setattr(locks, "SECONDS", 1.2)
   monkeypatch.setenv("T5X_LIKE_CACHE", "gs://bucket/cache")
   made, write, found = [], building._write, []
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from t5x_like.corpora import building
-from t5x_like.store import local_files
+from t5x_like.files import ranges
 from t5x_like.store.reader import TokenStore
 from tools import prepare_data
 
@@ -33,8 +33,8 @@ def refuse(*_):
 def test_an_uninterrupted_preparation_reads_no_shard_again(flags, tmp_path, monkeypatch, capsys):
   with monkeypatch.context() as patched:
     patched.setattr(building, "_sha256", refuse)
-    patched.setattr(local_files.LocalFiles, "sha256", refuse)
-    patched.setattr(local_files.LocalFiles, "fill", refuse)
+    patched.setattr(ranges.LocalFiles, "sha256", refuse)
+    patched.setattr(ranges.LocalFiles, "fill", refuse)
     assert prepare_data.main(flags) == 0
   assert "checked file sizes" in capsys.readouterr().out
   store = TokenStore.open(tmp_path / "out" / "train", verify="full")

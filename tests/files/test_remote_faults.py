@@ -7,7 +7,7 @@ import pytest
 
 from stores import many_documents, write
 from t5x_like import evaluate, predict, train
-from t5x_like.files import objects
+from t5x_like.files import clients, remote
 from tests import object_server
 from tools import prepare_data
 
@@ -22,10 +22,10 @@ DENIED, EXPIRED = "permission denied", "the credentials have expired"
 def server(tmp_path_factory):
   server = object_server.Server(tmp_path_factory.mktemp("bucket"))
   with pytest.MonkeyPatch.context() as monkeypatch, server.running():
-    objects._root.cache_clear()  # of another test's server
-    quick = {f"{driver}_request_retries": {"max_retries": 1} for driver in objects._DRIVERS}
-    monkeypatch.setattr(objects, "_CONTEXT", quick)
-    monkeypatch.setattr(objects, "_LOOK_SECONDS", 0)
+    remote.reset()  # of another test's server
+    quick = {f"{driver}_request_retries": {"max_retries": 1} for driver in clients._DRIVERS}
+    monkeypatch.setattr(clients, "_CONTEXT", quick)
+    monkeypatch.setattr(remote, "_LOOK_SECONDS", 0)
     retry = {"T5X_LIKE_RETRY_SECONDS": "1"}
     for name, value in (object_server.environment(server) | retry).items():
       monkeypatch.setenv(name, value)
@@ -39,7 +39,7 @@ def trained(server, compiled):
   return server.root / "trained"
 
 
-@pytest.fixture(params=["gs", pytest.param("s3", marks=pytest.mark.services)])
+@pytest.fixture(params=["gs", "s3"])
 def workdir(request, server, trained, tmp_path):
   """A copy of it; (address, directory)."""
   shutil.copytree(trained, server.root / tmp_path.name)

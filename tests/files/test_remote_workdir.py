@@ -5,7 +5,7 @@ import json
 import pytest
 
 from t5x_like import evaluate, predict, train
-from t5x_like.files import objects
+from t5x_like.files import remote
 from tests import object_server
 
 pytestmark = pytest.mark.usefixtures("compiled")
@@ -18,11 +18,9 @@ def server(tmp_path, monkeypatch):
   server = object_server.Server(tmp_path / "bucket")
   server.root.mkdir()
   with server.running():
-    objects._root.cache_clear()  # of another test's server
-    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # asks Google what kind a bucket is
-    monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
-    monkeypatch.setenv("TENSORSTORE_GCS_HTTP_URL", server.url)
-    monkeypatch.setenv("GCE_METADATA_ROOT", server.url.removeprefix("http://"))  # there are no credentials to be had
+    remote.reset()  # of another test's server
+    for name, value in object_server.environment(server).items():
+      monkeypatch.setenv(name, value)
     yield server
 
 

@@ -11,7 +11,7 @@ import tensorstore as ts
 
 from stores import edit, first_edition, many_documents, write
 from t5x_like.errors import DamageError, UserError
-from t5x_like.store import local_files
+from t5x_like.files import ranges
 from t5x_like.store import manifest as manifests
 from t5x_like.store.reader import TokenStore
 from t5x_like.store.writer import TokenStoreWriter
@@ -95,7 +95,7 @@ def test_files_lost_or_cut_after_opening_are_named(damaged, array):
     read(store)
   file.unlink()
   with pytest.raises(UserError, match=f"{array}/00000001: cannot be read"):
-    read(TokenStore(store.path, local_files.LocalFiles(str(damaged)), b"", store.manifest, store._shards, ""))
+    read(TokenStore(store.path, ranges.at(str(damaged)), b"", store.manifest, store._shards, ""))
 
 
 @pytest.mark.parametrize("file", ["tokens/00000001", "document_ends/00000001"])

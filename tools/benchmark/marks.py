@@ -9,7 +9,7 @@ import sys
 import tempfile
 
 from t5x_like.errors import UserError
-from t5x_like.files.storage import directory
+from t5x_like.files.places import directory
 
 _SHORT = ["--batch=2", "--steps=2", "--warmup=1"]
 # Name: recipe and sizes, the same made small enough for a CPU, and what is published.

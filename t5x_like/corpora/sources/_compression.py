@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable
 from typing import BinaryIO
 
-from t5x_like.corpora.sources import _filesystem
+from t5x_like.files.places import place
 
 _MAGIC = {"gzip": b"\x1f\x8b", "bzip2": b"BZh", "xz": b"\xfd7zXZ\0", "zstd": b"\x28\xb5\x2f\xfd"}
 _BZIP2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")  # text can also begin with "BZh"
@@ -20,8 +20,13 @@ DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError)
 
 def kind(path: str) -> str | None:
   """Return gzip, bzip2, xz or zstd, or None for a plain file."""
-  with _filesystem.open_file(path) as file:
-    head = file.read(10)
+  with place(path).open() as file:
+    return _kind(path, file)
+
+
+def _kind(path: str, file: BinaryIO) -> str | None:
+  head = file.read(10)
+  file.seek(0)
   for name, magic in _MAGIC.items():
     if head.startswith(magic) and (name != "bzip2" or head[4:10] in _BZIP2_BLOCKS):
       return name
@@ -30,8 +35,8 @@ def kind(path: str) -> str | None:
 
 def opened(path: str) -> BinaryIO:
   """Open the file's plain bytes; reading raises one of `DAMAGED` for damaged or truncated data."""
-  found = kind(path)
-  file = _filesystem.open_file(path)
+  file = place(path).open()
+  found = _kind(path, file)
   if found is None:
     return file
   if found == "zstd":

@@ -8,8 +8,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from t5x_like.corpora.sources import Record, Skip, Source, _compression, _filesystem, check_split, text_of
+from t5x_like.corpora.sources import Record, Skip, Source, _compression, check_split, text_of
 from t5x_like.errors import UserError, one_line
+from t5x_like.files import globs
+from t5x_like.files.places import place
 
 LONGEST = 2**27  # maximum bytes of a line, or of a file that is one text; longer texts are skipped and counted
 
@@ -59,18 +61,18 @@ class FileSource(Source):
     check_split(self, split)
     parts, first, held = [], 0, 0
     for number, path in enumerate(self._files[split]):
-      held += _filesystem.size(path)
+      held += place(path).size()
       if held >= part_bytes:
         parts.append((first, number + 1))
         first, held = number + 1, 0
     return [*parts, (first, len(self._files[split]))] if held else parts
 
   def part_size(self, split: str, part: tuple[int, int]) -> int:
-    return sum(map(_filesystem.size, self._paths(split, part)))
+    return sum(place(path).size() for path in self._paths(split, part))
 
   def changed(self, split: str) -> list[int | None]:
     """Return the last modification time of each file of the split in nanoseconds; None for remote files."""
-    return [_filesystem.changed(path) for path in self._files[split]]
+    return [place(path).changed() for path in self._files[split]]
 
   def facts(self, field: str) -> dict[str, Any]:
     facts = self._facts()
@@ -81,7 +83,7 @@ class FileSource(Source):
 
   def _facts(self) -> dict[str, Any]:
     splits = {
-      split: [{"file": _filesystem.base_name(path), "bytes": _filesystem.size(path)} for path in files]
+      split: [{"file": os.path.basename(path), "bytes": place(path).size()} for path in files]
       for split, files in self._files.items()
     }
     return {"form": self.format, "splits": splits}
@@ -171,10 +173,10 @@ def _patterns(format: str, rest: str) -> dict[str, list[str]]:
 def _files(format: str, patterns: list[str]) -> list[str]:
   """Return the files of the patterns, sorted within each; raise UserError for no match, a missing or an empty file."""
   files: dict[str, None] = {}
-  for pattern in itertools.chain.from_iterable(map(_filesystem.expand, patterns)):
-    literal = _filesystem.exists(pattern)
-    matches = [pattern] if literal else _filesystem.matches(pattern)
-    kinds = {path: _filesystem.kind(path) for path in matches}
+  for pattern in itertools.chain.from_iterable(map(globs.expand, patterns)):
+    literal = place(pattern).exists()
+    matches = [pattern] if literal else globs.matches(pattern)
+    kinds = {path: globs.kind(path) for path in matches}
     if odd := next((path for path, kind in kinds.items() if kind not in ("file", "directory")), None):
       raise UserError(f"source {format}:{odd}: found {kinds[odd]}, expected a file; remove it or change the pattern")
     found = [path for path, kind in kinds.items() if kind == "file"]
@@ -185,7 +187,7 @@ def _files(format: str, patterns: list[str]) -> list[str]:
     files.update(dict.fromkeys(found))
   for path in files:
     try:
-      size = _filesystem.size(path)
+      size = place(path).size()
     except OSError as error:
       raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
     if not size:
@@ -198,7 +200,7 @@ def _name(format: str, files: list[str]) -> str:
 
   The name of a single file that is named after its split also includes its folder.
   """
-  files = [_filesystem.absolute(path) for path in files]
+  files = [globs.absolute(path) for path in files]
   word = os.path.basename(files[0]).split(".")[0]
   if len(files) > 1 or word in _SPLIT_WORDS:
     word = os.path.basename(os.path.commonpath([os.path.dirname(path) for path in files]))

@@ -10,12 +10,13 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from t5x_like.corpora.sources import Record, Skip, _filesystem
+from t5x_like.corpora.sources import Record, Skip
 from t5x_like.corpora.sources import Source as Base
 from t5x_like.corpora.sources._files import _files, _name, _patterns
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, file_names
 from t5x_like.files.checked_json import kind_of
+from t5x_like.files.places import place
 
 
 class Source(Base):
@@ -68,25 +69,25 @@ class Source(Base):
           f"{where}: found {_wrong(error, names)}, expected file_name, height, width and id, and annotations with bbox"
           " [x, y, width, height] and a category_id of its categories"
         ) from error
-      if not _filesystem.exists(file):
+      if not place(file).exists():
         yield where, Skip(f"no such file in {folder}")
         continue
       try:
-        with _filesystem.open_file(file) as opened:
+        with place(file).open() as opened:
           yield where, {"image": opened.read(), "objects": objects}
       except OSError as error:
         raise UserError(f"{file}: cannot be read ({one_line(error)})") from error
 
   def changed(self, split: str) -> list[int | None]:
-    return [_filesystem.changed(self._parts[split][0])]
+    return [place(self._parts[split][0]).changed()]
 
   def facts(self, field: str) -> dict[str, Any]:
     return {"form": "coco", "splits": {split: self.split_facts(split) for split in self.splits}}
 
   def split_facts(self, split: str) -> dict[str, Any]:
     path, folder = self._parts[split]
-    about = {"size": _filesystem.size(path), "changed": _filesystem.changed(path)}
-    return {"form": "coco.v1", "file": _filesystem.base_name(path), "images": _filesystem.base_name(folder)} | about
+    about = {"size": place(path).size(), "changed": place(path).changed()}
+    return {"form": "coco.v1", "file": os.path.basename(path), "images": os.path.basename(folder.rstrip("/"))} | about
 
 
 def _wrong(error: Exception, names: dict[int, str]) -> str:
@@ -101,12 +102,12 @@ def _images_of(path: str) -> str:
   """Return train2017 for annotations/instances_train2017.json, if it exists; else the directory of the file."""
   folder, file = os.path.split(path)
   usual = os.path.join(os.path.dirname(folder), file.removesuffix(".json").rpartition("_")[2])
-  return usual if os.path.basename(folder) == "annotations" and _filesystem.exists(usual) else folder or "."
+  return usual if os.path.basename(folder) == "annotations" and place(usual).exists() else folder or "."
 
 
 def _load(path: str) -> dict[str, Any]:
   try:
-    with _filesystem.open_file(path) as file:
+    with place(path).open() as file:
       content = file.read()
   except OSError as error:
     raise UserError(f"{path}: cannot be read ({one_line(error)}), expected COCO's JSON of instances") from error

@@ -9,10 +9,12 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from t5x_like.corpora.sources import Record, _filesystem
+from t5x_like.corpora.sources import Record
 from t5x_like.corpora.sources import Source as Base
 from t5x_like.corpora.sources._files import _SPLIT_WORDS, _patterns
 from t5x_like.errors import UserError, one_line
+from t5x_like.files import globs
+from t5x_like.files.places import place
 
 
 class Source(Base):
@@ -24,7 +26,7 @@ class Source(Base):
     self._files = {split: [file for path in paths for file in _images(path)] for split, paths in folders.items()}
     self._classes = tuple(sorted({_class(file) for files in self._files.values() for file in files}))
     self.splits = tuple(self._files)
-    above = [part for part in _filesystem.absolute(next(iter(folders.values()))[0]).split("/") if part]
+    above = [part for part in globs.absolute(next(iter(folders.values()))[0]).split("/") if part]
     self.name = above[-2] if len(above) > 1 and above[-1] in _SPLIT_WORDS else above[-1]
 
   def classes(self, field: str) -> tuple[str, ...]:
@@ -33,33 +35,33 @@ class Source(Base):
   def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record]]:
     for path in self._files[split][slice(*part) if part else slice(None)]:
       try:
-        with _filesystem.open_file(path) as file:
+        with place(path).open() as file:
           yield path, {"image": file.read(), "label": _class(path)}
       except OSError as error:
         raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
 
   def changed(self, split: str) -> list[int | None]:
-    return [_filesystem.changed(path) for path in self._files[split]]
+    return [place(path).changed() for path in self._files[split]]
 
   def facts(self, field: str) -> dict[str, Any]:
     return {"form": "folders", "splits": {split: self.split_facts(split) for split in self.splits}}
 
   def split_facts(self, split: str) -> dict[str, Any]:
     files = [
-      (_class(path), _filesystem.base_name(path), _filesystem.size(path), changed)
+      (_class(path), os.path.basename(path), place(path).size(), changed)
       for path, changed in zip(self._files[split], self.changed(split))
     ]
     return {"form": "folders", "files": len(files), "content": hashlib.sha256(repr(files).encode()).hexdigest()}
 
 
 def _class(path: str) -> str:
-  return _filesystem.base_name(os.path.dirname(path))
+  return os.path.basename(os.path.dirname(path))
 
 
 def _images(folder: str) -> list[str]:
-  if not _filesystem.exists(folder):
+  if not place(folder).exists():
     raise UserError(f"source folders:{folder}: found nothing there, expected a directory; check the path")
-  found = [path for path in _filesystem.matches(f"{folder}/*/*") if _filesystem.kind(path) == "file"]
+  found = [path for path in globs.matches(f"{folder}/*/*") if globs.kind(path) == "file"]
   if not found:
     raise UserError(f"source folders:{folder}: found no files below its folders, expected FOLDER/CLASS/IMAGE")
   return found

@@ -12,9 +12,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from t5x_like.corpora.sources import Record, _compression, _filesystem
+from t5x_like.corpora.sources import Record, _compression
 from t5x_like.corpora.sources._files import FileSource, _unreadable
 from t5x_like.errors import UserError
+from t5x_like.files.places import place
 
 _SMALL, _PACKED = 2**26, 200  # bytes of values allowed in any file, and further bytes per byte of its stored size
 
@@ -35,7 +36,7 @@ class Source(FileSource):
 
   def split_facts(self, split: str) -> dict[str, Any]:
     beside = [_beside(path) for path in self._files[split]]
-    return super().split_facts(split) | {"labels": [[_filesystem.size(p), _filesystem.changed(p)] for p in beside]}
+    return super().split_facts(split) | {"labels": [[place(p).size(), place(p).changed()] for p in beside]}
 
 
 def png(image: np.ndarray) -> bytes:
@@ -50,7 +51,7 @@ def png(image: np.ndarray) -> bytes:
 def _beside(path: str) -> str:
   folder, name = os.path.split(path)
   labels = name.replace("images", "labels").replace("idx3", "idx1").replace("idx4", "idx1")
-  if labels == name or not _filesystem.exists(os.path.join(folder, labels)):
+  if labels == name or not place(os.path.join(folder, labels)).exists():
     raise UserError(
       f"source idx:{path}: found no file of labels beside it, expected a file of images such as "
       "train-images-idx3-ubyte.gz and train-labels-idx1-ubyte.gz beside it"
@@ -72,7 +73,7 @@ def _array(path: str, axes: tuple[int, ...]) -> np.ndarray:
       wanted = f"expected an IDX file of uint8 with {' or '.join(map(str, axes))} axes"
       if begin[:3] != b"\0\0\x08" or len(begin) < 4 or begin[3] not in axes or len(lengths) < 4 * begin[3]:
         raise UserError(f"{path}: found a file that begins with {begin.hex() or 'nothing'}, {wanted}")
-      most = _SMALL + _PACKED * _filesystem.size(path)
+      most = _SMALL + _PACKED * place(path).size()
       if math.prod(shape) > most:
         raise UserError(
           f"{path}: found the shape {list(shape)}, expected at most {most:,} values of a file of its size"

@@ -9,9 +9,10 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from t5x_like.corpora.sources import Record, Skip, _filesystem, lines
+from t5x_like.corpora.sources import Record, Skip, lines
 from t5x_like.corpora.sources import Source as Base
 from t5x_like.errors import UserError
+from t5x_like.files import globs
 
 
 class Source(Base):
@@ -38,9 +39,9 @@ class Source(Base):
     first = self._fields[0]
     splits = {
       word
-      for path in _filesystem.matches(_filesystem.expand(self._path("*", first))[0])
+      for path in globs.matches(globs.expand(self._path("*", first))[0])
       for word in re.findall("[A-Za-z0-9_]+", path)
-      if fnmatch.fnmatch(path, _filesystem.expand(self._path(word, first))[0])
+      if fnmatch.fnmatch(path, globs.expand(self._path(word, first))[0])
     }
     if not splits:
       raise UserError(f"source parallel:{self._path('{split}', first)}: found no such files for any split")

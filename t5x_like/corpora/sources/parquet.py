@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from t5x_like.corpora.sources import Record, Skip, _filesystem, check_fields, column_of, text_of
+from t5x_like.corpora.sources import Record, Skip, check_fields, column_of, text_of
 from t5x_like.corpora.sources._files import LONGEST, FileSource
 from t5x_like.errors import UserError, one_line
+from t5x_like.files.places import place
 
 _AT_ONCE = 1024
 
@@ -18,7 +19,7 @@ class Source(FileSource):
 
     number = 0
     try:
-      with _filesystem.open_file(path) as file:
+      with place(path).open() as file:
         table = pyarrow.parquet.ParquetFile(file)
         names = table.schema_arrow.names
         check_fields(self.fields, names, path)

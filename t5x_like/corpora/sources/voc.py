@@ -12,11 +12,12 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from typing import Any
 
-from t5x_like.corpora.sources import Record, Skip, _filesystem
+from t5x_like.corpora.sources import Record, Skip
 from t5x_like.corpora.sources import Source as Base
 from t5x_like.corpora.sources._files import _name, _patterns, decode
 from t5x_like.errors import UserError, one_line
-from t5x_like.files import file_names
+from t5x_like.files import file_names, globs
+from t5x_like.files.places import place
 
 _SPLITS = {"train": "train", "val": "validation", "trainval": "trainval", "test": "test"}
 
@@ -29,7 +30,7 @@ class Source(Base):
     parts = _patterns("voc", rest)
     if list(parts) == ["train"] and parts["train"] == [rest] and not rest.endswith(".txt"):
       lists = {name: f"{rest.rstrip('/')}/ImageSets/Main/{file}.txt" for file, name in _SPLITS.items()}
-      parts = {name: [path] for name, path in lists.items() if _filesystem.exists(path)} or parts
+      parts = {name: [path] for name, path in lists.items() if place(path).exists()} or parts
     self._files = {split: [pair for part in paths for pair in _pairs(part)] for split, paths in parts.items()}
     self.splits = tuple(self._files)
     folder = os.path.dirname(os.path.dirname(next(iter(self._files.values()))[0][0]))
@@ -47,46 +48,44 @@ class Source(Base):
       yield path, {"image": _read(image)} | _annotation(path)
 
   def changed(self, split: str) -> list[int | None]:
-    return [_filesystem.changed(path) for pair in self._files[split] for path in pair if path]
+    return [place(path).changed() for pair in self._files[split] for path in pair if path]
 
   def facts(self, field: str) -> dict[str, Any]:
     return {"form": "voc", "splits": {split: self.split_facts(split) for split in self.splits}}
 
   def split_facts(self, split: str) -> dict[str, Any]:
     files = [path for pair in self._files[split] for path in pair if path]
-    found = [
-      (_filesystem.base_name(p), _filesystem.size(p), when) for p, when in zip(files, self.changed(split), strict=True)
-    ]
+    found = [(os.path.basename(p), place(p).size(), when) for p, when in zip(files, self.changed(split), strict=True)]
     content = hashlib.sha256(repr(found).encode()).hexdigest()
     return {"form": "voc.v1", "files": len(self._files[split]), "content": content}
 
 
 def _pairs(part: str) -> list[tuple[str, str | None]]:
   """Return (annotation, image or None) pairs of a list or of a whole directory."""
-  if not _filesystem.exists(part):
+  if not place(part).exists():
     raise UserError(f"source voc:{part}: found nothing there, expected a directory or a list of names")
-  if _filesystem.kind(part) == "file":
+  if globs.kind(part) == "file":
     folder = os.path.dirname(os.path.dirname(os.path.dirname(part)))
     lines = filter(str.strip, decode(_read(part), part).splitlines())
     stems = [file_names.check(part, line.split()[0], "list names without .xml") for line in lines]
   else:
     folder = part.rstrip("/")
-    found = sorted(map(_filesystem.base_name, _filesystem.matches(f"{folder}/Annotations/*.xml")))
+    found = sorted(map(os.path.basename, globs.matches(f"{folder}/Annotations/*.xml")))
     stems = [name.removesuffix(".xml") for name in found]
   if odd := [stem for stem in stems if not file_names.is_name(stem)]:
     raise UserError(f"{part}: found {file_names.shown(odd[0])}, expected names of annotations, without their directory")
   if not stems:
     raise UserError(f"source voc:{part}: found no annotations, expected DIR/Annotations/*.xml or a list of their names")
-  images = {_filesystem.base_name(p).rpartition(".")[0]: p for p in _filesystem.matches(f"{folder}/JPEGImages/*")}
+  images = {os.path.basename(p).rpartition(".")[0]: p for p in globs.matches(f"{folder}/JPEGImages/*")}
   pairs = [(f"{folder}/Annotations/{stem}.xml", images.get(stem)) for stem in stems]
-  if missing := next((path for path, _ in pairs if not _filesystem.exists(path)), None):
-    raise UserError(f"{part}: names {_filesystem.base_name(missing)}, but found no file {missing}")
+  if missing := next((path for path, _ in pairs if not place(path).exists()), None):
+    raise UserError(f"{part}: names {os.path.basename(missing)}, but found no file {missing}")
   return pairs
 
 
 def _read(path: str) -> bytes:
   try:
-    with _filesystem.open_file(path) as file:
+    with place(path).open() as file:
       return file.read()
   except OSError as error:
     raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
@@ -100,7 +99,7 @@ class _Builder(ElementTree.TreeBuilder):
 
 
 def _annotation(path: str) -> Record:
-  return _parsed(path, _filesystem.changed(path))
+  return _parsed(path, place(path).changed())
 
 
 @functools.lru_cache(100_000)

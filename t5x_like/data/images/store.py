@@ -26,23 +26,13 @@ from typing import Any
 
 import numpy as np
 
-from t5x_like.corpora.sources import (
-  Record,
-  Skip,
-  Source,
-  _filesystem,
-  check_split,
-  first_records,
-  open_source,
-  parted,
-  value,
-)
+from t5x_like.corpora.sources import Record, Skip, Source, check_split, first_records, open_source, parted, value
 from t5x_like.data.images.checking import checked
 from t5x_like.data.supervised.example_store import lock, reasons
 from t5x_like.data.supervised.labels import number_of, numbered
 from t5x_like.errors import UserError, one_line
-from t5x_like.files import file_names
-from t5x_like.store import files as store_files
+from t5x_like.files import file_names, ranges
+from t5x_like.files.places import is_remote, place
 from t5x_like.store import records as prepared
 from t5x_like.store.reader import Verify
 
@@ -264,9 +254,9 @@ def _bytes(record: Record | Skip, field: str, where: str, folder: str) -> bytes 
         f"{where}: found {file_names.shown(found)} in field {field!r}, expected a path below {folder}; without"
         " config.task.folder, paths are taken as they are"
       )
-    path = found if _filesystem.is_remote(found) else os.path.join(folder, found)
+    path = found if is_remote(found) else os.path.join(folder, found)
     try:
-      with _filesystem.open_file(path) as file:
+      with place(path).open() as file:
         return file.read()
     except (OSError, UserError):
       return Skip("image file not found")
@@ -330,7 +320,7 @@ def _open(path: pathlib.Path, name: str, asked: dict[str, Any], verify: Verify) 
 
 def _labels(path: pathlib.Path, record: _Record) -> np.ndarray:
   """Read the labels, int32 [N], and verify their number and checksum; UserError if they differ from the record's."""
-  sizes, labels, found = [shard.images for shard in record.shards], None, store_files.at(str(path)).read("labels.npy")
+  sizes, labels, found = [shard.images for shard in record.shards], None, ranges.at(str(path)).read("labels.npy")
   with contextlib.suppress(ValueError, EOFError):
     labels = np.load(io.BytesIO(found or b""), allow_pickle=False)
   sound = labels is not None and labels.dtype == np.int32 and labels.shape == (record.num_images,) == (sum(sizes),)
@@ -346,7 +336,7 @@ def _notes(path: pathlib.Path, shards: list[_Shard]) -> dict[str, tuple[np.ndarr
     if not shard.notes:  # none of its images could be used
       continue
     file = path / f"{number:05d}.npz"
-    data = store_files.at(str(path)).read(file.name) or b""
+    data = ranges.at(str(path)).read(file.name) or b""
     if hashlib.sha256(data).hexdigest() != shard.notes:
       raise UserError(f"{file}: found other contents than {FILE} states; {_remedy(path)}")
     with np.load(io.BytesIO(data), allow_pickle=False) as held:

@@ -14,7 +14,6 @@ processes wait during preparation. Unusable records are counted by reason in `ex
 
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import hashlib
 import json
@@ -33,6 +32,7 @@ from t5x_like.data.supervised import pieces
 from t5x_like.data.supervised.pieces import Example, Piece
 from t5x_like.errors import DamageError, UserError, one_line
 from t5x_like.files import file_names
+from t5x_like.files.locks import Lock
 from t5x_like.store import records
 from t5x_like.store.reader import TokenStore, Verify
 from t5x_like.store.writer import TokenStoreWriter
@@ -161,16 +161,13 @@ def open_store(
 def lock(path: pathlib.Path):
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_CREAT | os.O_RDWR)
+    mine = Lock(path.with_name(f".{path.name}.lock"), wait=True)
   except OSError as error:
     raise UserError(
       f"config.task.cache: {path.parent} cannot be written ({one_line(error)}); choose another directory"
     ) from error
-  try:
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
+  with mine:
     yield
-  finally:
-    os.close(descriptor)
 
 
 def _prepare(path: pathlib.Path, source: Source, split: str, content: dict, vocabulary: Vocabulary, examples) -> None:

@@ -21,7 +21,7 @@ from t5x_like.corpora import progress_files
 from t5x_like.corpora.sources import Record, Skip
 from t5x_like.errors import UserError
 from t5x_like.files import file_names
-from t5x_like.files.objects import Place, place
+from t5x_like.files.places import Place, place
 
 Example = dict[str, Any]  # ids (int32 [n]) of each stream, numbers of each array
 Examples = Callable[[Iterator[tuple[str, Record]]], Iterator[Example | Skip]]

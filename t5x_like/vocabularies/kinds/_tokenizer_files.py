@@ -8,7 +8,7 @@ import t5x_like.vocabularies.storage as storage
 from t5x_like.errors import UserError
 from t5x_like.files import checked_json
 from t5x_like.files.file_names import shown
-from t5x_like.files.objects import Place
+from t5x_like.files.places import Place
 from t5x_like.vocabularies.storage import CONFIG, TOKENIZER
 
 MODEL_CONFIG = "config.json"

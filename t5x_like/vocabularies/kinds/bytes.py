@@ -7,7 +7,7 @@ import numpy as np
 
 import t5x_like.vocabularies.protocol as protocol
 import t5x_like.vocabularies.storage as storage
-from t5x_like.files.objects import Place
+from t5x_like.files.places import Place
 from t5x_like.vocabularies.protocol import BYT5_EXTRA_IDS, Vocabulary
 
 KIND = "bytes"

@@ -21,7 +21,7 @@ from t5x_like import slots
 from t5x_like.errors import UserError
 from t5x_like.files import file_names
 from t5x_like.files.checked_json import kind_of
-from t5x_like.files.objects import Place
+from t5x_like.files.places import Place
 from t5x_like.vocabularies.kinds import _pipelines as pipelines
 from t5x_like.vocabularies.kinds import _tokenizer_files as tokenizer_files
 from t5x_like.vocabularies.kinds._pipelines import text_of

@@ -9,7 +9,7 @@ import sentencepiece
 import t5x_like.vocabularies.protocol as protocol
 import t5x_like.vocabularies.storage as storage
 from t5x_like.errors import UserError, one_line
-from t5x_like.files.objects import Place
+from t5x_like.files.places import Place
 from t5x_like.vocabularies.kinds._pipelines import is_unigram
 from t5x_like.vocabularies.protocol import EOS_ID, PAD_ID, T5_EXTRA_IDS, UNK_ID, Vocabulary
 

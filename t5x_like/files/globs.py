@@ -1,4 +1,4 @@
-"""File access: local paths; `gs://`, `s3://` and `az://` through etils; any other `scheme://` through fsspec."""
+"""Glob patterns of files at paths and addresses, with ranges of numbers."""
 
 import fnmatch
 import glob
@@ -7,27 +7,12 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from typing import BinaryIO
-
-from etils import epath
 
 from t5x_like.errors import UserError, one_line
+from t5x_like.files.places import Remote, is_remote, place
 
-_ETILS = ("gs://", "s3://", "az://")
 _RANGE = re.compile(r"\{([0-9]+)\.\.([0-9]+)\}")
 _MOST_NUMBERS = 100_000
-
-
-def is_remote(path: str) -> bool:
-  return "://" in path
-
-
-def base_name(path: str) -> str:
-  return os.path.basename(path.rstrip("/"))
-
-
-def absolute(path: str) -> str:
-  return path if is_remote(path) else os.path.abspath(path)
 
 
 def expand(pattern: str) -> list[str]:
@@ -50,21 +35,18 @@ def expand(pattern: str) -> list[str]:
   ]
 
 
-def exists(path: str) -> bool:
-  if not is_remote(path):
-    return os.path.exists(path)
-  with _refusals(path):
-    return epath.Path(path).exists() if path.startswith(_ETILS) else _fsspec(path).exists(path)
+def absolute(path: str) -> str:
+  """Return the path from the root of the file system; an address is one already."""
+  return str(place(path)) if is_remote(path) else os.path.abspath(place(path))
 
 
 def kind(path: str) -> str:
   """Return `file`, `directory`, or a phrase for another kind of path; raise UserError if it cannot be examined."""
-  if is_remote(path):
-    with _refusals(path):
-      is_file = not epath.Path(path).is_dir() if path.startswith(_ETILS) else _fsspec(path).isfile(path)
-    return "file" if is_file else "directory"
+  file = place(path)
+  if isinstance(file, Remote):
+    return file.about()["type"]
   try:
-    mode = os.stat(path).st_mode
+    mode = os.stat(file).st_mode
   except FileNotFoundError:
     return "a link to nothing"
   except OSError as error:
@@ -75,14 +57,8 @@ def kind(path: str) -> str:
 
 def matches(pattern: str) -> list[str]:
   """Return the sorted paths that match a glob pattern; raise UserError for a directory that cannot be listed."""
-  if not is_remote(pattern):
-    return sorted(_local_matches(pattern))
-  fixed = re.split(r"[*?\[]", pattern, maxsplit=1)[0].rpartition("/")[0]
-  with _refusals(pattern):
-    if pattern.startswith(_ETILS):
-      return sorted(str(path) for path in epath.Path(fixed).glob(pattern[len(fixed) + 1 :]))
-    files = _fsspec(pattern)
-    return sorted(files.unstrip_protocol(path) for path in files.glob(pattern))
+  found = place(pattern)
+  return [str(path) for path in found.matches()] if isinstance(found, Remote) else sorted(_local_matches(str(found)))
 
 
 def _local_matches(pattern: str) -> list[str]:
@@ -134,45 +110,3 @@ def _is_there(path: str) -> bool:
   except OSError as error:
     raise UserError(f"{path}: cannot be read ({one_line(error)})") from error
   return True
-
-
-def size(path: str) -> int:
-  """Return the size of a file in bytes."""
-  if not is_remote(path):
-    return os.path.getsize(path)
-  return epath.Path(path).stat().length if path.startswith(_ETILS) else _fsspec(path).size(path)
-
-
-def changed(path: str) -> int | None:
-  """Return the last modification time of a local file in nanoseconds; None for a remote file, as stores differ."""
-  return None if is_remote(path) else os.stat(path).st_mtime_ns
-
-
-def open_file(path: str) -> BinaryIO:
-  """Open a file for reading bytes."""
-  if not is_remote(path):
-    return open(path, "rb")
-  return epath.Path(path).open("rb") if path.startswith(_ETILS) else _fsspec(path).open(path, "rb")
-
-
-def _fsspec(path: str):
-  import fsspec
-
-  return fsspec.core.url_to_fs(path)[0]
-
-
-class _refusals:
-  """A context that turns the error of an unreachable location into a one-line `UserError`."""
-
-  def __init__(self, path: str):
-    self._path = path
-
-  def __enter__(self) -> None:
-    pass
-
-  def __exit__(self, kind, error, traceback) -> None:
-    if isinstance(error, Exception) and not isinstance(error, UserError):
-      raise UserError(
-        f"{self._path}: cannot be reached ({type(error).__name__}: {one_line(error)}); check the "
-        "address, the credentials and that the library of its scheme is installed"
-      ) from error

@@ -7,7 +7,7 @@ import pytest
 
 from t5x_like import evaluate, predict, train
 from t5x_like.errors import UserError
-from t5x_like.files.storage import Storage, directory
+from t5x_like.files.places import directory, place
 from tools import convert_hf, few_shot, prepare_data, train_vocabulary
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
@@ -83,7 +83,7 @@ def test_a_file_and_its_name_are_put_on_disk(tmp_path, monkeypatch):
   synced, fsync, replace = [], os.fsync, os.replace
   monkeypatch.setattr(os, "fsync", lambda n: (synced.append(os.readlink(f"/proc/self/fd/{n}")), fsync(n)))
   monkeypatch.setattr(os, "replace", lambda a, b: (synced.append("renamed"), replace(a, b)))
-  Storage(tmp_path).write("new/config.json", b"{}")
+  (place(tmp_path) / "new" / "config.json").write_bytes(b"{}")
   file, *rest = synced
   assert file.startswith(f"{tmp_path}/new/config.json.") and rest == ["renamed", f"{tmp_path}/new", str(tmp_path)]
   assert (tmp_path / "new" / "config.json").read_bytes() == b"{}"

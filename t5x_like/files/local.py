@@ -1,0 +1,142 @@
+"""Files on a disk, with the methods of `remote.Remote`; what is written is complete and outlasts a loss of power."""
+
+import contextlib
+import errno
+import os
+import pathlib
+import shutil
+import stat
+import uuid
+from typing import BinaryIO
+
+from t5x_like.errors import retried
+
+_UNSYNCED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EROFS)  # of file systems without fsync
+
+
+def synced(path) -> None:
+  """Flush a file, or a directory's entries, to disk, so that they survive a power failure."""
+  number = os.open(path, os.O_RDONLY)
+  try:
+    os.fsync(number)
+  except OSError as error:
+    if error.errno not in _UNSYNCED:
+      raise
+  finally:
+    os.close(number)
+
+
+@contextlib.contextmanager
+def replacing(path: pathlib.Path):
+  """Open a temporary file beside `path` for writing bytes; once complete and flushed to disk, it replaces `path`."""
+  aside = path.with_name(f"{path.name[:40]}.{uuid.uuid4().hex[:8]}.tmp")
+  try:
+    with open(aside, "xb") as file:
+      yield file
+      file.flush()
+      os.fsync(file.fileno())
+    if path.exists():
+      os.chmod(aside, stat.S_IMODE(path.stat().st_mode))
+    os.replace(aside, path)
+    synced(path.parent)
+  finally:
+    aside.unlink(missing_ok=True)
+
+
+def append(path: pathlib.Path, line: bytes) -> None:
+  """Append a line to a file and flush it to disk; after a torn last line, begin a new one."""
+  made = not path.exists()
+  with open(path, "ab+") as file:
+    size = file.seek(0, os.SEEK_END)
+    torn = size and (file.seek(size - 1), file.read(1))[1] != b"\n"
+    file.write((b"\n" if torn else b"") + line + b"\n")
+    file.flush()
+    os.fsync(file.fileno())
+  if made:
+    synced(path.parent)
+
+
+class Local(type(pathlib.Path())):
+  """A file or directory on a disk: a path that writes whole files, and answers like an address.
+
+  Raises:
+    OSError: of every method; transient errors, as of a network disk, only after `T5X_LIKE_RETRY_SECONDS`.
+  """
+
+  def read(self, part: slice | None = None) -> bytes | None:
+    """Return the bytes of the file, or those of a range that it has; None if there is no such file."""
+
+    def call() -> bytes:
+      if not stat.S_ISREG(os.stat(self).st_mode):
+        raise OSError("not a regular file")  # reading a pipe could wait forever
+      with open(self, "rb") as file:
+        file.seek(part.start if part else 0)
+        return file.read(part.stop - part.start if part else -1)
+
+    try:
+      return retried(call, self)
+    except (FileNotFoundError, NotADirectoryError):
+      return None
+
+  def write_bytes(self, data: bytes) -> None:
+    """Write the file atomically: readers see the old or the complete new content, even after a power failure."""
+
+    def call() -> None:
+      made = not self.parent.exists()
+      self.parent.mkdir(parents=True, exist_ok=True)
+      with replacing(self) as file:
+        file.write(data)
+      if made:
+        synced(self.parent.parent)
+
+    retried(call, self)
+
+  def write_text(self, text: str) -> None:
+    self.write_bytes(text.encode())
+
+  def create(self, data: bytes) -> bool:
+    """Write the file unless it exists; False if it exists. `data` must differ from call to call."""
+    self.parent.mkdir(parents=True, exist_ok=True)
+    try:
+      with open(self, "xb") as file:
+        file.write(data)
+      return True
+    except FileExistsError:
+      return self.read() == data
+
+  def sizes(self, prefix: str = "") -> dict[str, int]:
+    """Return the files below this directory whose names begin with a prefix, with their sizes."""
+    found, waiting = {}, [""]
+    while waiting:
+      directory = waiting.pop()
+      with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(self / directory) as entries:
+        for entry in entries:
+          name = f"{directory}{entry.name}"
+          if entry.is_dir():
+            waiting.append(f"{name}/")
+          elif name.startswith(prefix):
+            with contextlib.suppress(FileNotFoundError):  # a dangling link
+              found[name] = entry.stat().st_size
+    return found
+
+  def names(self) -> list[str]:
+    """Return the sorted names of the directory's entries; [] if there is no such directory."""
+    try:
+      return sorted(retried(lambda: os.listdir(self), self))
+    except (FileNotFoundError, NotADirectoryError):
+      return []
+
+  def size(self) -> int:
+    """Return the size of the file in bytes."""
+    return os.path.getsize(self)
+
+  def changed(self) -> int:
+    """Return when the file was last modified, in nanoseconds."""
+    return os.stat(self).st_mtime_ns
+
+  def open(self, mode: str = "rb", *more, **options) -> BinaryIO:
+    return super().open(mode, *more, **options)
+
+  def rmtree(self, missing_ok: bool = False) -> None:
+    with contextlib.suppress(FileNotFoundError) if missing_ok else contextlib.nullcontext():
+      shutil.rmtree(self)

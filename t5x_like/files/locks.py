@@ -1,0 +1,304 @@
+"""Locks: a directory, or what is made in it, belongs to one process at a time.
+
+A lock of the operating system (`Lock`) ends with its process, however that ends. An address and some file systems have
+none: there a `Lease`, a file that its holder keeps changing, says that the holder is alive.
+"""
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+import weakref
+
+from t5x_like.errors import TransientError, UserError
+from t5x_like.files.local import Local
+from t5x_like.files.places import Place
+
+SECONDS = 60.0  # after which the lease of a dead process is taken over
+WRITING = "is writing this store ({}): wait for it or stop it, or choose another place"
+_log = logging.getLogger("t5x_like.files.locks")
+_BEATS = 6  # signs of life during the time after which a silent lease may be taken
+_open: "weakref.WeakSet[Lock]" = weakref.WeakSet()
+
+
+class Held(UserError):
+  """An error: another process holds the lease."""
+
+
+class NoLocks(OSError):
+  """An error: the file system has no locks."""
+
+
+class Lock(contextlib.AbstractContextManager):
+  """A lock on a local file or directory, held until it is closed or the process ends.
+
+  It belongs to this process alone: neither a program that it starts nor a fork of it keeps the lock. It holds only
+  while the file stays in its place: whoever finds none there makes another, and locks that.
+
+  Args:
+    path: a directory, or a file, made if missing.
+    shared: whether others may hold a shared lock at the same time.
+    wait: whether to wait for the others.
+    beats: the seconds between signs of life, for whoever waits: the file's time of modification changes; None for none.
+
+  Raises:
+    BlockingIOError: another process has it.
+    NoLocks: the file system has no locks.
+    OSError: the file cannot be made.
+  """
+
+  def __init__(self, path: str | os.PathLike, *, shared: bool = False, wait: bool = False, beats: float | None = None):
+    self._path, self._kind = os.fspath(path), fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    self._kind |= 0 if wait else fcntl.LOCK_NB
+    self._file, self._ended = _locked(self._path, os.O_CREAT, self._kind), threading.Event()
+    _open.add(self)
+    if beats is not None:
+      os.utime(self._file)
+      threading.Thread(target=_beat, args=(self._path, self._ended, beats), name="lock", daemon=True).start()
+
+  def check(self) -> None:
+    """Call it before anything is written that another run must not see. A deleted file is made and locked again.
+
+    Raises:
+      TransientError: the file was deleted, and another process has made its own.
+      UserError: the file was deleted, and cannot be made again.
+    """
+    gone = f"{self._path}: another process has taken the workdir over after the lock was deleted; this one stops"
+    try:
+      if not os.path.samestat(os.stat(self._path), os.fstat(self._file)):
+        raise TransientError(gone)
+      return
+    except FileNotFoundError:
+      pass
+    try:
+      again = _locked(self._path, os.O_CREAT | os.O_EXCL, self._kind)
+    except (FileExistsError, BlockingIOError):
+      raise TransientError(gone) from None
+    except OSError as error:
+      raise UserError(f"{self._path}: cannot be written: {error.strerror}; run the same command again") from error
+    os.close(self._file)
+    self._file = again
+
+  def close(self) -> None:
+    self._ended.set()
+    if self._file >= 0:
+      os.close(self._file)
+    self._file = -1
+
+  def __exit__(self, *_) -> None:
+    self.close()
+
+  def __del__(self) -> None:
+    if getattr(self, "_file", -1) >= 0:
+      self.close()
+
+
+def _beat(path: str, ended: threading.Event, seconds: float) -> None:
+  while not ended.wait(seconds):
+    with contextlib.suppress(OSError):
+      os.utime(path)
+
+
+def _locked(path: str, how: int, kind: int) -> int:
+  """Open a file or directory and lock it; see `Lock`."""
+  file = os.open(path, os.O_RDONLY if os.path.isdir(path) else os.O_RDWR | how, 0o666)
+  try:
+    fcntl.flock(file, kind)
+  except BlockingIOError:
+    os.close(file)
+    raise
+  except OSError as error:
+    os.close(file)
+    raise NoLocks(error.errno, error.strerror, path) from error
+  return file
+
+
+def _forget() -> None:
+  for lock in list(_open):
+    lock.close()
+
+
+os.register_at_fork(after_in_child=_forget)  # closing a copy leaves the parent's lock as it is
+
+
+class Lease:
+  """A file that reserves a directory for one process; a context manager.
+
+  A process that meets a lease watches it: if it changes, its holder is alive. Clocks are not compared. A lease whose
+  holder is known to be dead is taken at once. Only a process under the same boot of the same kernel, in the same PID
+  namespace, can know: two containers may share a host name, and each has a process 1.
+
+  Args:
+    directory: the directory.
+    name: the name of the lease file.
+    doing: the other process's activity, for messages, with a placeholder for the process.
+    seconds: how long a lease must stay unchanged before it may be taken.
+
+  Raises:
+    Held: on entering, if another process holds the lease.
+  """
+
+  def __init__(self, directory: Place, name: str, doing: str, seconds: float | None = None):
+    self._directory, self._file, self._doing = str(directory), directory / name, doing
+    self._seconds = SECONDS if seconds is None else seconds
+    self.content = {"holder": uuid.uuid4().hex, "host": socket.gethostname(), "process": os.getpid()}
+    self.content |= {"place": _place(), "started": _started(os.getpid())}
+    self._ended, self._beats, self._thread = threading.Event(), 0, None
+    self._alive = time.monotonic()
+
+  def __enter__(self) -> "Lease":
+    while not self._file.create(self._data()):
+      self._take()
+    self._alive = time.monotonic()
+    self._thread = threading.Thread(target=self._beat, name="lease", daemon=True)
+    self._thread.start()
+    return self
+
+  def __exit__(self, *_) -> None:
+    self.abandon()
+    try:
+      if self._is_mine(self._file.read()):
+        self._file.unlink(missing_ok=True)
+    except (OSError, UserError, TransientError) as error:  # it must not hide how the run ended
+      _log.warning("the lease is left to run out: %s", error)
+
+  def close(self) -> None:
+    self.__exit__()
+
+  def abandon(self) -> None:
+    """Stop giving signs of life, but leave the lease file."""
+    self._ended.set()
+    if self._thread is not None:
+      self._thread.join()
+
+  def check(self) -> None:
+    """Check that this process still holds the lease. Call it before writing anything another run must not see.
+
+    Raises:
+      TransientError: another process took the lease after this one gave no sign of life for too long, or the file is
+        gone.
+      UserError: the directory may no longer be read, or its bucket does not exist.
+    """
+    found = self._file.read()
+    if found is None:
+      raise TransientError(
+        f"{self._file}: is gone, removed by another process or by hand, and so this directory is "
+        "no longer held; this process stops; run the same command again"
+      )
+    if not self._is_mine(found):
+      raise TransientError(f"{self._directory}: another process has taken it over; this one stops")
+
+  def _take(self) -> None:
+    """Delete the existing lease if its holder is dead; raise `Held` if it is alive."""
+    seen = self._file.read()
+    deadline = time.monotonic() + self._seconds
+    while seen is not None and not _dead(seen) and time.monotonic() < deadline:
+      time.sleep(self._seconds / _BEATS)
+      now = self._file.read()
+      if now is not None and now != seen:
+        raise Held(f"{self._directory}: another process {self._doing.format(_told(now))}")
+      seen = now
+    if seen is not None and self._file.read() == seen:
+      self._file.unlink(missing_ok=True)
+
+  def _beat(self) -> None:
+    while not self._ended.wait(self._seconds / _BEATS):
+      try:
+        if not self._is_mine(self._file.read()):
+          return  # `check` will say so
+        self._beats += 1
+        self._file.write_bytes(self._data())
+      except (OSError, UserError, TransientError):
+        continue  # the store is down or locked, perhaps for others too; `check` will say so
+
+  def _data(self) -> bytes:
+    return json.dumps(self.content | {"beats": self._beats}).encode()
+
+  def _is_mine(self, data: bytes | None) -> bool:
+    return data is not None and _parsed(data).get("holder") == self.content["holder"]
+
+
+def hold(directory: Place, name: str, doing: str, lease: str, beats: float | None = None) -> Lock | Lease:
+  """Keep other processes out of a directory until the result is closed: by a lock, or a lease where there are none.
+
+  Args:
+    directory: the directory, made if missing.
+    name: the name of the lock file.
+    doing: the other process's activity, for messages, with a placeholder for the process.
+    lease: the name of the lease file.
+    beats: see `Lock`.
+
+  Raises:
+    Held: another process has it.
+    OSError: the lock file cannot be written.
+  """
+  if isinstance(directory, Local):
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+      return Lock(directory / name, beats=beats)
+    except BlockingIOError:
+      raise Held(f"{directory}: another process {doing.format('').replace(' ()', '')}") from None
+    except NoLocks:
+      pass
+  return Lease(directory, lease, doing).__enter__()
+
+
+def _parsed(data: bytes) -> dict:
+  try:
+    found = json.loads(data)
+  except ValueError:
+    found = {}
+  return found if isinstance(found, dict) else {}
+
+
+def _told(data: bytes) -> str:
+  found = _parsed(data)
+  return f"process {found.get('process')} on {found.get('host')}"
+
+
+def _dead(data: bytes) -> bool:
+  """Return whether the holder is known to be dead: it would be visible from this process, and is not."""
+  found, here = _parsed(data), _place()
+  process, started = found.get("process"), found.get("started")
+  if here is None or found.get("place") != here or type(process) is not int or not 0 < process < 2**31:
+    return False
+  try:
+    os.kill(process, 0)
+  except ProcessLookupError:
+    return True
+  except OSError:
+    pass  # a process of another user
+  now = _started(process)
+  return None not in (now, started) and now != started  # its number was reused by another process
+
+
+def _place() -> list[str] | None:
+  """Return the scope in which a process number is valid: the host, its boot, and its PID and time namespaces.
+
+  None if the system does not tell.
+  """
+  try:
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+      boot = file.read().strip()
+    place = [socket.gethostname(), boot, os.readlink("/proc/self/ns/pid")]
+  except (OSError, ValueError):
+    return None
+  try:
+    place.append(os.readlink("/proc/self/ns/time"))
+  except OSError:
+    place.append("")  # kernels before 5.6 have no time namespaces
+  return place if boot else None
+
+
+def _started(process: int) -> int | None:
+  """Return the start time of a process, in ticks since boot; None if the system does not tell."""
+  try:
+    with open(f"/proc/{process}/stat", "rb") as file:
+      return int(file.read().rpartition(b")")[2].split()[19])
+  except (OSError, ValueError, IndexError):
+    return None

@@ -1,0 +1,132 @@
+"""A file or directory wherever it is: a path, or an address that TensorStore or fsspec serves (`remote`)."""
+
+import os
+import pathlib
+import re
+import tempfile
+import uuid
+from collections.abc import Sequence
+
+from t5x_like.errors import UserError, one_line
+from t5x_like.files.local import Local
+from t5x_like.files.remote import Remote
+
+Place = Local | Remote
+
+_ON_DISK = ("file", "local")  # fsspec's schemes for local paths
+_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/[^/].*|/?)")
+_PROJECT = pathlib.Path(__file__).resolve().parents[2]
+_READ = ("config.json", "environment.json", "history.jsonl", "metrics.jsonl")  # what a resumed run goes on from
+
+
+def is_remote(path) -> bool:
+  """Return whether a path is an address, `file://` aside."""
+  scheme, separator, _ = str(path).partition("://")
+  return bool(separator) and scheme.lower() not in _ON_DISK
+
+
+def place(path: str | os.PathLike) -> Place:
+  """Return the file or directory at a path or address; `file:///path` is the path."""
+  path = os.fspath(path)
+  if is_remote(path):
+    return Remote(path)
+  return Local(path.partition("://")[2] if "://" in path else path)
+
+
+def directory(text, flag: str = "--workdir") -> str:
+  """Check the address of a directory to write to, and return it without trailing slashes.
+
+  Refuse the root of a file system, the home directory and the project's own directory: nobody means to write a run
+  right into them, and they are typically the remains of a path with an unset variable. A home or project directory
+  that already holds a run is accepted. `file:///path` becomes the path.
+
+  Args:
+    text: the address as the user gave it.
+    flag: the flag that gave it, for the message.
+  Raises:
+    UserError: the address is empty, is a scheme without a bucket, or is one of these directories.
+  """
+  found, told = str(text), f"{flag}={text}"
+  mend = "give a directory for the run, such as runs/small or gs://bucket/run"
+  if not found.strip():
+    raise UserError(f"{told}: found an empty address; is its variable set? {mend}")
+  scheme, separator, rest = found.partition("://")
+  if separator and scheme.lower() in _ON_DISK:
+    return directory(rest, flag)
+  if separator:
+    bucket = rest.lstrip("/") if scheme == "memory" else rest.partition("/")[0]
+    if not scheme or not bucket.strip():
+      lacking = "bucket" if scheme else "scheme"
+      raise UserError(f"{told}: found no {lacking} in the address; is its variable set? {mend}")
+    return found.rstrip("/")
+  if match := _ONE_SLASH.fullmatch(found):
+    path = match[2].strip("/") or "bucket/run"
+    raise UserError(f"{told}: found a scheme without '//', expected {match[1]}://{path} or ./{found} for a directory")
+  if found == "~" or found.startswith("~/"):
+    raise UserError(f"{told}: the shell has not replaced '~'; write {flag}=$HOME{found[1:]}")
+  path = pathlib.Path(found)
+  where = pathlib.Path(os.path.realpath(path))
+  homes = {os.path.realpath(os.path.expanduser("~")), _PROJECT.as_posix()}
+  if where == where.parent or where.as_posix() in homes and not (where / "config.json").exists():
+    names = {where.parent: "the root of the file system", _PROJECT: "the project's own directory"}
+    name = names.get(where, "the home directory")
+    raise UserError(f"{told}: found {name}, expected a directory of its own; is its variable set? {mend}")
+  return found.rstrip("/")
+
+
+def check_writable(flag: str, directory, folders: Sequence[str] = ()) -> None:
+  """Write a file into a directory, made if missing, and into those of its folders that are there, and remove it.
+
+  Args:
+    flag: the flag that names the directory, for messages.
+    folders: folders relative to it.
+  Raises:
+    UserError: one cannot be written to, or is a file.
+    TransientError: an object store stays out of reach.
+  """
+  there = [f"{directory}/{folder}" for folder in folders if os.path.lexists(f"{directory}/{folder}")]
+  for where in (str(directory), *there):
+    file = place(where) / f".writable-{uuid.uuid4().hex[:8]}"
+    try:
+      file.write_bytes(b"")
+      file.unlink()
+    except OSError as error:
+      if is_remote(where):
+        raise
+      why = error.strerror or one_line(error)
+      raise UserError(
+        f"{where}: cannot be written to: {why}; make it a directory of yours, or use another {flag}"
+      ) from error
+
+
+class Mirror:
+  """A local directory that stands for a run's workdir at an address, so that its small files can be appended to.
+
+  Only the first process of a job may use it.
+
+  Attributes:
+    local: the directory, removed when the program ends.
+  """
+
+  def __init__(self, url: str):
+    self._there, self._directory = place(url), tempfile.TemporaryDirectory(prefix="t5x_like-")
+    self.local, self._pushed = pathlib.Path(self._directory.name), {}
+
+  def pull(self) -> None:
+    """Fetch what a run goes on from."""
+    for name in _READ:
+      data = (self._there / name).read()
+      if data is not None:
+        (self.local / name).write_bytes(data)
+    self._pushed = self._found()
+
+  def push(self) -> None:
+    """Upload the files that have changed."""
+    for name, version in self._found().items():
+      if self._pushed.get(name) != version:
+        (self._there / name).write_bytes((self.local / name).read_bytes())
+        self._pushed[name] = version
+
+  def _found(self) -> dict[str, tuple[int, int]]:
+    files = [path for path in self.local.rglob("*") if path.is_file() and path.suffix != ".tmp"]
+    return {path.relative_to(self.local).as_posix(): (path.stat().st_mtime_ns, path.stat().st_size) for path in files}

@@ -1,0 +1,311 @@
+"""Files at an address, in the bucket of an object store or anywhere that fsspec knows.
+
+An object store promises little: an object appears whole or not at all, and listings may lag. So nothing here is
+renamed, and a set of objects is committed by writing one last object. A directory exists while it holds files. Refused
+or unanswered requests (429, 5xx, broken connections) are repeated with growing delays; answers become the errors of
+docs/reference/exit-codes.md.
+"""
+
+import contextlib
+import io
+import posixpath
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, BinaryIO, NamedTuple
+
+from t5x_like.errors import DamageError, answered, exit_code, retried
+from t5x_like.files import answers, clients
+from t5x_like.files.answers import Kind
+from t5x_like.files.clients import Part
+
+_ALIASES = {"gcs": "gs", "s3a": "s3"}
+_ATTEMPT_SECONDS = 60.0  # for an answer, besides the time for its bytes
+_SLOWEST = 2**20  # bytes a second
+_LOOK_SECONDS = 1.0  # do not check a bucket again within this time of finding it
+_PIECE = 2**23  # bytes of a request when a file is read from its beginning to its end
+
+_looked: dict[str, float] = {}  # the time at which each bucket was last found
+
+
+def reset() -> None:
+  """Forget all clients and what they found, as if the program had just started."""
+  clients.client.cache_clear(), clients.asked.cache_clear(), _looked.clear()
+
+
+class Remote:
+  """A file or directory at an address, with the methods of `local.Local`.
+
+  A method that needs an absent file raises FileNotFoundError.
+
+  Args:
+    url: `scheme://...`; the root of fsspec's chained addresses is everything but the first path (`zip://a/b::gs://c`).
+
+  Raises:
+    UserError, DamageError, TransientError: of every method, see docs/reference/exit-codes.md; temporary failures only
+      after `T5X_LIKE_RETRY_SECONDS`, two minutes by default.
+  """
+
+  def __init__(self, url: str):
+    first, chain, rest = str(url).partition("::")
+    if "://" not in first:  # as in `simplecache::gs://bucket/file`
+      first, chain, rest = str(url), "", ""
+    scheme, _, path = first.rstrip("/").partition("://")
+    bucket, _, self._key = ("", "", path) if chain else path.partition("/")
+    self._scheme, self._chain = _ALIASES.get(scheme, scheme), chain + rest
+    self._root = f"{self._scheme}://{bucket}{self._chain}" if chain else f"{self._scheme}://{bucket}/"
+    self._url = f"{first.rstrip('/')}{self._chain}"
+
+  def __str__(self) -> str:
+    return self._url
+
+  __fspath__ = __str__
+
+  def __repr__(self) -> str:
+    return f"Remote({self._url!r})"
+
+  def __eq__(self, other: object) -> bool:
+    return isinstance(other, Remote) and self._url == other._url
+
+  def __hash__(self) -> int:
+    return hash(self._url)
+
+  def __lt__(self, other: "Remote") -> bool:
+    return self._url < other._url
+
+  def __truediv__(self, name: str) -> "Remote":
+    return Remote(f"{self._url.removesuffix(self._chain)}/{name}{self._chain}")
+
+  @property
+  def name(self) -> str:
+    return posixpath.basename(self._key)
+
+  @property
+  def suffix(self) -> str:
+    return posixpath.splitext(self._key)[1]
+
+  @property
+  def parent(self) -> "Remote":
+    return Remote(self._url.removesuffix(self._chain).rpartition("/")[0] + self._chain) if self._key else self
+
+  def absolute(self) -> "Remote":
+    return self
+
+  def read(self, part: Part = None) -> bytes | None:
+    """Return the bytes of the file, or of a range in it; None if there is no such file.
+
+    Raises:
+      DamageError: the range is not inside the file.
+    """
+    return _read(self._root, [(self._key, part)], self._address)[0]
+
+  def read_many(self, parts: Sequence[tuple[str, Part]], seconds: float | None = None) -> list[bytes | None]:
+    """Request files of this directory, or ranges of them, all at once; see `read`.
+
+    Args:
+      seconds: how long to wait for each, over all attempts.
+    """
+    before = f"{self._key}/".lstrip("/")
+    return _read(self._root, [(before + name, part) for name, part in parts], self._address, seconds)
+
+  def read_bytes(self) -> bytes:
+    data = self.read()
+    if data is None:
+      raise FileNotFoundError(f"{self}: found no such file")
+    return data
+
+  def read_text(self, encoding: str = "utf-8") -> str:
+    return self.read_bytes().decode(encoding)
+
+  def open(self, mode: str = "rb") -> BinaryIO:
+    """Open the file to read its bytes from the beginning to the end."""
+    return io.BufferedReader(_Stream(self), _PIECE)
+
+  def write_bytes(self, data: bytes) -> None:
+    self._answer(lambda files: files.write(self._key, data), "written", len(data))
+
+  def write_text(self, text: str) -> None:
+    self.write_bytes(text.encode())
+
+  def create(self, data: bytes) -> bool:
+    """Write the file unless it exists; False if it exists. `data` must differ from call to call."""
+    # The answer to a successful write may have been lost; the second attempt then finds the data of the first.
+    return self._answer(lambda files: files.create(self._key, data), "written") or self.read() == data
+
+  def sizes(self, prefix: str = "") -> dict[str, int | None]:
+    """Return the files below this directory whose names begin with a prefix, with their sizes (None if unknown)."""
+    found = self._answer(lambda files: files.find(f"{self._key}/{prefix}".lstrip("/")), "listed")
+    if not found:
+      _look(self._root, self._url, "listed")
+    return {key[len(self._key) :].lstrip("/"): size for key, size in found.items()}
+
+  def names(self) -> list[str]:
+    """Return the sorted names of the directory's entries; [] if there is no such directory."""
+    return sorted({name.partition("/")[0] for name in self.sizes()})
+
+  def iterdir(self) -> Iterator["Remote"]:
+    return iter([self / name for name in self.names()])
+
+  def matches(self) -> list["Remote"]:
+    """Return the sorted files and directories that match this address, a glob pattern."""
+    with _answers(self._url, "listed"):
+      found = retried(lambda: clients.asked(self._root).matches(self._key), self._url)
+    return [Remote(self._address(key)) for key in found]
+
+  def is_dir(self) -> bool:
+    return self._scheme not in ("http", "https") and bool(self.sizes())  # a web server lists nothing
+
+  def is_file(self) -> bool:
+    try:
+      return self.read(slice(0, 1)) is not None
+    except DamageError:  # the file is empty, so the range is not inside it
+      return True
+
+  def exists(self) -> bool:
+    return self.is_file() or self.is_dir()
+
+  def about(self) -> dict[str, Any]:
+    """Return the `type` (`file` or `directory`) and `size` in bytes (None if unknown), as last listed."""
+    client = clients.asked(self._root)
+    try:
+      return retried(lambda: client.files.info(client.path(self._key)), self._url)
+    except Exception as error:
+      if exit_code(error) is None and answers.kind(error) is Kind.ABSENT:
+        _look(self._root, self._url, "read")
+      raise answered(error, self._url, "read") from error
+
+  def size(self) -> int:
+    """Return the size of the file in bytes."""
+    size = self.about()["size"]
+    return len(self.read_bytes()) if size is None else size
+
+  def changed(self) -> int | None:
+    """Return None, as stores differ in when they say that a file was modified."""
+
+  def mkdir(self, **_: bool) -> None:
+    pass
+
+  def unlink(self, missing_ok: bool = False) -> None:
+    self._answer(lambda files: files.write(self._key, None), "deleted")
+
+  def rmtree(self, missing_ok: bool = False) -> None:
+    found = self._answer(lambda files: files.find(f"{self._key}/".lstrip("/")), "deleted")
+    self._answer(lambda files: _All([files.write(key, None) for key in found]), "deleted")
+
+  def _address(self, key: str) -> str:
+    """Return the address of a key of the same bucket."""
+    return f"{self._root.removesuffix(self._chain)}{key}{self._chain}"
+
+  def _answer(self, request: Callable[[clients.Client], Any], done: str, size: int = 0) -> Any:
+    files, timeout = clients.client(self._root), _ATTEMPT_SECONDS + size / _SLOWEST
+    with _answers(self._url, done):
+      return retried(lambda: request(files).result(timeout=timeout), self._url)
+
+
+class _All(NamedTuple):
+  futures: list[Any]
+
+  def result(self, timeout: float | None = None) -> None:
+    for one in self.futures:
+      one.result(timeout=timeout)
+
+
+def _read(
+  root: str, parts: Sequence[tuple[str, Part]], address: Callable[[str], str], seconds: float | None = None
+) -> list[bytes | None]:
+  """Request ranges of files of a bucket at once; None for an absent file."""
+  files, found = clients.client(root), []
+  waiting = [files.read(key, part) for key, part in parts]
+  for (key, part), future in zip(parts, waiting, strict=True):
+    size = part.stop - part.start if part else 0
+    timeout = min(_ATTEMPT_SECONDS, seconds or _ATTEMPT_SECONDS) + size / _SLOWEST
+    first = [future]
+
+    def ask(key=key, part=part, size=size, first=first, timeout=timeout) -> bytes | None:
+      request = first.pop() if first else files.read(key, part)
+      try:
+        answer = request.result(timeout=timeout)
+      except TimeoutError:
+        raise TimeoutError("no answer; check the network and that the store is still there") from None
+      if answer.state == "missing":
+        return None
+      if part and len(answer.value) != size:
+        raise DamageError(
+          answers.message(Kind.DAMAGED, address(key), "read", EOFError(f"{len(answer.value)} of {size} bytes"))
+        )
+      return bytes(answer.value)
+
+    with _answers(address(key), "read"):
+      data = retried(ask, address(key), seconds=seconds)
+    if data is None:
+      _look(root, address(key), "read")
+    found.append(data)
+  return found
+
+
+@contextlib.contextmanager
+def _answers(url: str, done: str) -> Iterator[None]:
+  """Translate a client's errors. An absent file is an answer; it is an error only if its bucket is absent."""
+  try:
+    yield
+  except Exception as error:
+    absent = exit_code(error) is None and answers.kind(error) is Kind.ABSENT
+    raise answered(error, url, done, Kind.NO_BUCKET if absent else None) from error
+
+
+def _look(root: str, url: str, done: str) -> None:
+  """Raise an error if a file is missing at an address because its bucket does not exist.
+
+  Args:
+    done: `read`, or `listed`, which also raises if the bucket must not be listed.
+  """
+  if done == "read" and time.monotonic() - _looked.get(root, -_LOOK_SECONDS) < _LOOK_SECONDS:
+    return
+  scheme = root.partition("://")[0]
+  try:
+    if scheme == "s3" and scheme in clients.TENSORSTORE:
+      retried(lambda: clients.client(root).find("no/such/file/").result(timeout=_ATTEMPT_SECONDS), url)
+    elif scheme in ("gs", "s3"):
+      retried(lambda: clients.asked(root).look(), url)
+  except Exception as error:
+    if isinstance(error.__cause__, ImportError):  # who could tell is not installed
+      return
+    gone = answers.kind(error) in (Kind.ABSENT, Kind.NO_BUCKET)
+    if gone or done == "listed" or exit_code(error) is not None:
+      raise answered(error, url, done, Kind.NO_BUCKET if gone else None) from error
+  _looked[root] = time.monotonic()
+
+
+class _Stream(io.RawIOBase):
+  """The bytes of a file at an address, requested as they are read."""
+
+  def __init__(self, file: Remote):
+    self._file, self._size, self._at = file, file.size(), 0
+
+  def readable(self) -> bool:
+    return True
+
+  def seekable(self) -> bool:
+    return True
+
+  def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+    self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+    return self._at
+
+  def tell(self) -> int:
+    return self._at
+
+  def readinto(self, buffer: memoryview) -> int:
+    data = self._next(len(buffer))
+    buffer[: len(data)] = data
+    return len(data)
+
+  def readall(self) -> bytes:
+    return b"".join(iter(lambda: self._next(_PIECE), b""))
+
+  def _next(self, most: int) -> bytes:
+    size = max(0, min(most, self._size - self._at))
+    data = self._file.read(slice(self._at, self._at + size)) if size else b""
+    if data is None:
+      raise FileNotFoundError(f"{self._file}: found no such file")
+    self._at += size
+    return data
