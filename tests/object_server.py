@@ -289,7 +289,8 @@ def _handler(server: Server):
       if query.get("delimiter"):
         prefixes = {name[: name.index("/", len(prefix)) + 1] for name in names if "/" in name[len(prefix) :]}
         names = [name for name in names if "/" not in name[len(prefix) :]]
-      found = "".join(f"<Contents><Key>{name}</Key><Size>0</Size></Contents>" for name in names)
+      sizes = ((name, (server.root / name).stat().st_size) for name in names)
+      found = "".join(f"<Contents><Key>{name}</Key><Size>{size}</Size></Contents>" for name, size in sizes)
       found += "".join(f"<CommonPrefixes><Prefix>{one}</Prefix></CommonPrefixes>" for one in sorted(prefixes))
       about = f"<Name>bucket</Name><KeyCount>{len(names)}</KeyCount><IsTruncated>false</IsTruncated>"
       self.answer(200, f"<?xml version='1.0'?><ListBucketResult>{about}{found}</ListBucketResult>".encode())
@@ -305,7 +306,9 @@ def _handler(server: Server):
         prefixes = {name[: name.index(delimiter, cut) + 1] for name in names if delimiter in name[cut:]}
         names = [name for name in names if delimiter not in name[cut:]]
       begin = int(query.get("pageToken", 0))
-      items = [{"name": name, "bucket": "bucket", "size": "0"} for name in names[begin : begin + server.page]]
+      size = lambda file: str(file.stat().st_size if file.is_file() else 0)  # noqa: E731 -- a listing may be stale
+      page = names[begin : begin + server.page]
+      items = [{"name": name, "bucket": "bucket", "size": size(server.root / name)} for name in page]
       page = {"items": items} | ({"prefixes": sorted(prefixes)} if prefixes and not begin else {})
       if begin + server.page < len(names):
         page["nextPageToken"] = str(begin + server.page)

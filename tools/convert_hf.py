@@ -12,11 +12,12 @@ newest checkpoint of the workdir (or --step) with its tokenizer, and loads with 
 import dataclasses
 import functools
 import pathlib
+import tempfile
 
 from t5x_like import command_line, recipes
 from t5x_like.errors import UserError, door
 from t5x_like.files import checked_json
-from t5x_like.files.places import directory
+from t5x_like.files.places import directory, is_remote, place
 from t5x_like.runtime.huge_pages import use_huge_pages
 
 
@@ -39,8 +40,8 @@ def main(argv: list[str] | None = None) -> None:
   )
   parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="dtype of the tensors written")
   args, overrides = parser.parse(argv)
-  output = pathlib.Path(args.output)
-  if output.exists() and (not output.is_dir() or any(output.iterdir())):
+  output = place(args.output)
+  if output.exists() and (not output.is_dir() or output.names()):
     raise UserError(f"--output={output}: exists and is not empty; give a new directory")
   if _is_workdir(args.input):
     if args.config or overrides:
@@ -53,7 +54,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _is_workdir(path: str) -> bool:
-  file = pathlib.Path(path) / "config.json"
+  file = place(path) / "config.json"
   try:
     content = file.read_bytes()
   except OSError as error:
@@ -74,9 +75,13 @@ def _export(workdir: str, output: str, step: int | None, dtype: str | None) -> N
   found, arrays = trained.restore_params(workdir, parts, step)
   vocabulary = vocabularies.load(f"{workdir}/vocabulary")
   labels = getattr(vocabulary, "names", ())  # of a model of images
-  hf.save(trained.finished(params.with_arrays(parts.model, arrays)), output, dtype=dtype, labels=labels)
-  for name, data in vocabulary.exported().items():
-    (pathlib.Path(output) / name).write_bytes(data)
+  with tempfile.TemporaryDirectory() as aside:
+    made = pathlib.Path(aside if is_remote(output) else output)
+    hf.save(trained.finished(params.with_arrays(parts.model, arrays)), str(made), dtype=dtype, labels=labels)
+    for name, data in vocabulary.exported().items():
+      (made / name).write_bytes(data)
+    for file in made.iterdir() if is_remote(output) else ():
+      (place(output) / file.name).write_bytes(file.read_bytes())
   process.say(f"{output}: step {found} of {workdir}")
 
 
@@ -101,11 +106,11 @@ def _import(directory: str, workdir: str, recipe: str, overrides: list[str], sen
   state = init_state(parts.make_model, parts.optimizer, parts.state, config.seed)
   state = dataclasses.replace(state, params=params.arrays(model))
   identity = imported.record(workdir, config, vocabulary)
-  with Checkpoints(pathlib.Path(workdir) / "checkpoints") as checkpoints:
+  with Checkpoints(f"{workdir}/checkpoints") as checkpoints:
     checkpoints.save(0, to_tree(state), identity)
     checkpoints.wait()
-  workdirs.write(pathlib.Path(workdir), "environment.json", environment())
-  workdirs.write(pathlib.Path(workdir), workdirs.FILE, identity)
+  workdirs.write(workdir, "environment.json", environment())
+  workdirs.write(workdir, workdirs.FILE, identity)
   flags = "".join(f" --config.{override}" for override in overrides)
   prepare = ""
   if "vocab_size" in config.model:
@@ -122,7 +127,7 @@ def _vocabulary(config, directory: str, sentinels: str | None):
   from t5x_like import vocabularies
   from t5x_like.runtime import process
 
-  if vocabularies.storage.has_tokenizer(pathlib.Path(directory)):
+  if vocabularies.storage.has_tokenizer(place(directory)):
     return vocabularies.load(directory, sentinels)
   if sentinels is not None:
     raise UserError(f"--sentinels={sentinels}: {directory} has no tokenizer to take them from; leave the flag out")

@@ -27,7 +27,7 @@ from t5x_like.corpora.documents import Documents
 from t5x_like.corpora.job import Job, Part, facts_hash, summary, whole_plan
 from t5x_like.errors import DamageError, TransientError, UserError, door, one_line
 from t5x_like.files import file_names
-from t5x_like.files.places import directory, place
+from t5x_like.files.places import directory, is_remote, place
 from t5x_like.store import reader
 from t5x_like.store.writer import SHARD_TOKENS
 
@@ -48,7 +48,7 @@ def _plan(source: sources.Source, pairs: list[str], fraction: float) -> dict[str
 
 def _exists(path: str, vocabulary: vocabularies.Vocabulary, expected: dict[str, Any]) -> bool:
   """Whether the store exists; UserError if it was made from other inputs."""
-  if not (place(path) / "manifest.json").exists() and ("://" in path or not os.path.exists(path)):
+  if not (place(path) / "manifest.json").exists() and (is_remote(path) or not os.path.exists(path)):
     return False
   manifest = reader.TokenStore.open(path, verify="size").manifest
   found = {
@@ -69,7 +69,7 @@ def _exists(path: str, vocabulary: vocabularies.Vocabulary, expected: dict[str, 
 
 
 def _warn_of_changes(source: sources.Source, split: str, path: str) -> None:
-  if "://" not in path:
+  if not is_remote(path):
     made = os.stat(os.path.join(path, "manifest.json")).st_mtime_ns
     count = sum(changed is not None and changed > made for changed in source.changed(split))
     if count:
@@ -202,14 +202,14 @@ def main(argv: list[str] | None = None) -> None:
     raise UserError(f"--validation_fraction={args.validation_fraction}: expected a fraction from 0 to below 1")
   if args.engine == "beam" and not importlib.util.find_spec("apache_beam"):
     raise UserError("--engine=beam: found no Apache Beam here; pip install 't5x-like[beam]'")
-  if "://" in args.output:
+  if is_remote(args.output):
     _check_reached(args.output)
   steps, c4 = _steps(args)
   vocabulary = vocabularies.load(args.vocabulary)
   documents = Documents(args.source, data_dir=args.data_dir, text_field=args.text_field)
   source = documents.source
   for output, part in _plan(source, args.split, args.validation_fraction).items():
-    root = args.output.rstrip("/") if "://" in args.output else str(pathlib.Path(args.output))
+    root = str(place(args.output))
     path = f"{root}/{output}"
     record = {
       "documents": summary(documents.facts()),
@@ -244,7 +244,7 @@ def main(argv: list[str] | None = None) -> None:
       args.part_bytes,
       steps,
       c4,
-      work=path if "://" in path else f"{root}/.{output}.incomplete",
+      work=path if is_remote(path) else f"{root}/.{output}.incomplete",
       progress=progress,
     )
     options = pipeline if args.engine == "beam" else None

@@ -35,7 +35,7 @@ from t5x_like.errors import (
   one_line,
   retried,
 )
-from t5x_like.files.places import is_remote
+from t5x_like.files.places import is_remote, place
 
 _TIMEOUT_WORDS = ("DEADLINE_EXCEEDED", "timed out", "Timeout")
 _SECOND_LOOK_SECONDS = 0.5
@@ -94,7 +94,7 @@ class Checkpoints:
         raise UserError(f"checkpoint.{name} is {value}; expected at least 1, or None")
     self._timeout = save_timeout_seconds
     made = ObjectSteps if is_remote(directory) else LocalSteps
-    self._store = made(os.fspath(directory), _Kept(every, keep_last, keep_every), save_timeout_seconds)
+    self._store = made(str(place(directory)), _Kept(every, keep_last, keep_every), save_timeout_seconds)
     self._directory, self._damaged, self._used = os.fspath(directory), [], False
 
   def save(

@@ -26,7 +26,7 @@ from t5x_like import vocabularies
 from t5x_like.corpora import duplicates, progress_files
 from t5x_like.corpora.job import Batch, Job, Tokenised, batches, documents_of, parts_of, tokenise, vocabulary_of
 from t5x_like.errors import UserError, one_line
-from t5x_like.files.places import Place, Remote, place
+from t5x_like.files.places import Place, Remote, is_remote, place
 from t5x_like.store import manifest as manifests
 from t5x_like.store.shards import ARRAYS, Shard, file_bytes
 from t5x_like.store.writer import description, dtype_of, flush, flush_small, write_shard
@@ -146,7 +146,7 @@ def _write(
   if not ids.size:
     return
   name = f"{number:06d}{len(record['shards']):06d}"
-  work, local = place(job.work), "://" not in job.work
+  work, local = place(job.work), not is_remote(job.work)
   try:
     aside = pathlib.Path(tempfile.mkdtemp(prefix=".", dir=job.progress if local else None))
     try:
@@ -265,7 +265,7 @@ def publish(job: Job, path: str, made: dict[str, bytes]) -> None:
   vocabulary_of(job).save(work / manifests.VOCABULARY)
   for file, content in made.items():
     (work / file).write_bytes(content)
-  if "://" not in job.work:
+  if not is_remote(job.work):
     flush_small(pathlib.Path(job.work))
     os.rename(job.work, path)
     flush(pathlib.Path(path).parent)

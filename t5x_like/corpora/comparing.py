@@ -16,6 +16,7 @@ import numpy as np
 from t5x_like.corpora import duplicates
 from t5x_like.corpora.duplicates import Comparison
 from t5x_like.corpora.job import Job
+from t5x_like.files.places import is_remote
 
 _RANGE_BYTES = 2**28
 
@@ -31,7 +32,7 @@ def run(job: Job, one: Comparison, parts: int, each: Callable[[Callable, Iterabl
     each: `map`, or the `map` of a pool of processes.
   """
   duplicates.begin(job, one)
-  scratch = None if "://" in job.progress else job.progress
+  scratch = None if is_remote(job.progress) else job.progress
   with tempfile.TemporaryDirectory(prefix=".keys.", dir=scratch) as folder:
     size = sum(each(functools.partial(_write, job, one, folder), range(parts)))
     ranges = max(1, -(-size // _RANGE_BYTES))

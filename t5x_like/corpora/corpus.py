@@ -31,7 +31,7 @@ from t5x_like.corpora.job import Job, Part, facts_hash, parts_of, summary, whole
 from t5x_like.errors import TransientError, UserError, did_you_mean, one_line
 from t5x_like.files import locks
 from t5x_like.files.locks import Held
-from t5x_like.files.places import Local, Place, place
+from t5x_like.files.places import Local, Place, is_remote, place
 from t5x_like.store import manifest as manifests
 from t5x_like.store.writer import SHARD_TOKENS
 
@@ -61,7 +61,7 @@ def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
   if not 0 <= corpus.validation_fraction < 1:
     raise UserError(f"config.task.validation_fraction: found {corpus.validation_fraction}, expected 0 to below 1")
   vocabulary = vocabularies.load(corpus.vocabulary)
-  root = corpus.cache.rstrip("/")
+  root = str(place(corpus.cache))
   asked = {
     "source": corpus.source,
     "text_field": corpus.text_field,
@@ -89,7 +89,7 @@ def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
   def is_there(home: str) -> bool:
     return (place(f"{home}/{split}") / manifests.FILE).exists()
 
-  with _turn(place(root), request, corpus.source, lambda: is_there(located()[-1])):
+  with _turn(root, request, corpus.source, lambda: is_there(located()[-1])):
     documents, plan, home = located()
     source, path = documents.source, f"{home}/{split}"
     if is_there(home):
@@ -102,7 +102,7 @@ def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
           flush=True,
         )
     print(f"data: {path}: preparing split {split} of {corpus.source}", flush=True)
-    remote, part = "://" in path, plan[split]
+    remote, part = is_remote(path), plan[split]
     job = Job(
       corpus.source,
       corpus.data_dir,
@@ -178,17 +178,17 @@ class _Waiting:
 
 
 @contextlib.contextmanager
-def _turn(root: Place, request: str, source: str, is_there: Callable[[], bool]) -> Iterator[None]:
+def _turn(root: str, request: str, source: str, is_there: Callable[[], bool]) -> Iterator[None]:
   """Wait for the lock of a request and hold it; at an address, a lease, unless the awaited store already exists.
 
   The holder gives signs of life every few seconds. A process that ends, for whatever reason, loses its lock.
   """
-  name = f".{request}.lock"
-  waiting = _Waiting(source, root / name)
+  name, there = f".{request}.lock", place(root)
+  waiting = _Waiting(source, there / name)
   with contextlib.ExitStack() as mine:
-    while isinstance(root, Local) or not is_there():
+    while isinstance(there, Local) or not is_there():
       try:
-        held = locks.hold(root, name, locks.WRITING, f".{request}.lease", _PULSE_SECONDS)
+        held = locks.hold(there, name, locks.WRITING, f".{request}.lease", _PULSE_SECONDS)
         mine.enter_context(contextlib.closing(held))
         break
       except Held:

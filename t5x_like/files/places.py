@@ -1,13 +1,16 @@
 """A file or directory wherever it is: a path, or an address that TensorStore or fsspec serves (`remote`)."""
 
+import functools
 import os
 import pathlib
 import re
+import shutil
 import tempfile
 import uuid
 from collections.abc import Sequence
 
 from t5x_like.errors import UserError, one_line
+from t5x_like.files import file_names
 from t5x_like.files.local import Local
 from t5x_like.files.remote import Remote
 
@@ -17,6 +20,7 @@ _ON_DISK = ("file", "local")  # fsspec's schemes for local paths
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(/[^/].*|/?)")
 _PROJECT = pathlib.Path(__file__).resolve().parents[2]
 _READ = ("config.json", "environment.json", "history.jsonl", "metrics.jsonl")  # what a resumed run goes on from
+_copies: list[tempfile.TemporaryDirectory] = []  # removed when the program ends
 
 
 def is_remote(path) -> bool:
@@ -31,6 +35,26 @@ def place(path: str | os.PathLike) -> Place:
   if is_remote(path):
     return Remote(path)
   return Local(path.partition("://")[2] if "://" in path else path)
+
+
+@functools.cache
+def fetched(path: str) -> Local:
+  """Return a local directory with the files of a directory: itself or, of an address, a copy that the program keeps.
+
+  Raises:
+    UserError: there is no file at the address.
+  """
+  there = place(path)
+  if isinstance(there, Local):
+    return there
+  names = [name for name in there.sizes() if file_names.is_name(name)]
+  if not names:
+    raise UserError(f"{path}: found no file there, expected a directory; check the address")
+  _copies.append(tempfile.TemporaryDirectory(prefix="t5x_like-"))
+  for name in names:
+    with (there / name).open() as remote, open(f"{_copies[-1].name}/{name}", "wb") as copy:
+      shutil.copyfileobj(remote, copy, 2**23)
+  return Local(_copies[-1].name)
 
 
 def directory(text, flag: str = "--workdir") -> str:

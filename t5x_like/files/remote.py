@@ -7,7 +7,9 @@ docs/reference/exit-codes.md.
 """
 
 import contextlib
+import errno
 import io
+import os
 import posixpath
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -110,7 +112,7 @@ class Remote:
   def read_bytes(self) -> bytes:
     data = self.read()
     if data is None:
-      raise FileNotFoundError(f"{self}: found no such file")
+      raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self))
     return data
 
   def read_text(self, encoding: str = "utf-8") -> str:
@@ -306,6 +308,6 @@ class _Stream(io.RawIOBase):
     size = max(0, min(most, self._size - self._at))
     data = self._file.read(slice(self._at, self._at + size)) if size else b""
     if data is None:
-      raise FileNotFoundError(f"{self._file}: found no such file")
+      raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._file))
     self._at += size
     return data

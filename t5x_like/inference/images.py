@@ -1,9 +1,7 @@
 """Predictions for images: their classes or the objects in them, likeliest first."""
 
 import concurrent.futures
-import glob
 import os
-import pathlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +13,8 @@ import numpy as np
 from t5x_like.data.images import pictures
 from t5x_like.errors import UserError, one_line
 from t5x_like.evals.detection import SHOWN, corners, likeliest, listed
+from t5x_like.files import globs
+from t5x_like.files.places import place
 from t5x_like.nn import params
 from t5x_like.rows import Runner, in_batches
 
@@ -25,12 +25,11 @@ def files(path: str) -> list[str]:
   Raises:
     UserError: there is no file.
   """
-  if os.path.isdir(path):
-    found = [str(file) for file in pathlib.Path(path).rglob("*") if file.is_file() and not file.name.startswith(".")]
+  folder = place(path)
+  if folder.is_dir():
+    found = [str(folder / name) for name in folder.sizes() if not os.path.basename(name).startswith(".")]
   else:
-    found = (
-      [path] if os.path.isfile(path) else [file for file in glob.glob(path, recursive=True) if os.path.isfile(file)]
-    )
+    found = [path] if folder.is_file() else [file for file in globs.matches(path) if globs.kind(file) == "file"]
   if not found:
     raise UserError(
       f"--input={path}: found no file, expected an image, a folder of images, or a pattern such as '*.jpg'"
@@ -102,7 +101,7 @@ class _OfImages:
   def _pixels(self, path: str) -> np.ndarray | str:
     """Return a file's pixels, or why it cannot be used."""
     try:
-      return pictures.pixels(pathlib.Path(path).read_bytes(), self.channels)
+      return pictures.pixels(place(path).read_bytes(), self.channels)
     except OSError as error:
       return f"cannot be read: {error.strerror or one_line(error)}"
     except pictures.Unusable as error:

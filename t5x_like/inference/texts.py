@@ -1,26 +1,26 @@
 """Read texts from files, and write JSON lines."""
 
 import json
-import pathlib
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from t5x_like.errors import UserError, did_you_mean, one_line
+from t5x_like.files.places import place
 
 
 def read(path: str, field: str | None = None, flag: str = "--input") -> list[str]:
   """Return the texts of a file: its non-blank lines or, in JSON lines, the values of a key.
 
   Args:
-    path: a UTF-8 file, or `-` for standard input. A `.jsonl` file has a JSON object on every line.
+    path: a UTF-8 file, a path or an address, or `-` for standard input. A `.jsonl` file has an object on every line.
     field: the key of the text, by default `text`; if given, any file is read as JSON lines.
     flag: the flag that gave the path, for messages.
   Raises:
     UserError: the file is missing, empty or not UTF-8, or a line is not an object with this key.
   """
   try:
-    data = sys.stdin.buffer.read() if path == "-" else pathlib.Path(path).read_bytes()
+    data = sys.stdin.buffer.read() if path == "-" else place(path).read_bytes()
     content = data.decode("utf-8")
   except OSError as error:
     raise UserError(f"{flag}={path}: cannot be read: {error.strerror}") from error

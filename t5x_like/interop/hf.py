@@ -23,6 +23,7 @@ from t5x_like.architectures.design import Variant
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.files import checked_json
 from t5x_like.files.file_names import shown
+from t5x_like.files.places import fetched
 from t5x_like.interop import families
 from t5x_like.interop.fields import Fields
 from t5x_like.interop.files import INDEX, WEIGHTS, Files, read_text
@@ -62,7 +63,7 @@ def load(path: str, *, rules=None, dtype: str = "float32", layers: str = "scan")
   Raises:
     UserError: a field or tensor is missing, unknown, unsupported or of another shape; names it and the file.
   """
-  directory = pathlib.Path(path)
+  directory = fetched(str(path))
   text, family, files, model_class, arguments = _read(directory)
 
   def make(key):
@@ -86,7 +87,7 @@ def load(path: str, *, rules=None, dtype: str = "float32", layers: str = "scan")
 
 def architecture(path: str) -> tuple[type, Variant]:
   """Return the class and the variant of a directory's model, without loading its weights; raise as `load`."""
-  _, _, _, model_class, arguments = _read(pathlib.Path(path))
+  _, _, _, model_class, arguments = _read(fetched(str(path)))
   return model_class, arguments["variant"]
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import pathlib
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -103,5 +102,5 @@ def record(workdir: str, config: ConfigDict, vocabulary) -> dict[str, Any]:
   identity = config.to_dict() | {"fingerprints": prints, "features": {}}
   model = {key: value for key, value in identity["model"].items() if key in _OWN}
   workdirs.write(workdir, FILE, {"model": model, "vocabulary": vocabulary.fingerprint})
-  vocabulary.save(pathlib.Path(workdir) / "vocabulary")
+  vocabulary.save(f"{workdir}/vocabulary")
   return identity

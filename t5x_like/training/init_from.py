@@ -10,7 +10,6 @@ What was loaded, resized, initialised and ignored is printed, and written to `in
 import dataclasses
 import functools
 import json
-import pathlib
 from typing import Any
 
 import jax
@@ -21,6 +20,7 @@ import t5x_like.models
 from t5x_like import slots
 from t5x_like.architectures.build import variant_of
 from t5x_like.errors import UserError, one_line
+from t5x_like.files.places import place
 from t5x_like.nn import params
 from t5x_like.nn.linear import ADAPTERS
 from t5x_like.runtime import process
@@ -80,7 +80,7 @@ def inherited(config: ConfigDict) -> ConfigDict:
     found.model = ConfigDict(theirs | own)
     _lengthen(found)
     found.init = ConfigDict(values | {"inherit": False})
-    vocabulary = str(pathlib.Path(directory) / "vocabulary")
+    vocabulary = str(place(directory) / "vocabulary")
     if found.task.get("store") is not None or "vocab_size" not in found.model:
       return found  # the store has its own, see `check_vocabulary`; images may have other classes
     if found.task.get("vocabulary") is None:
@@ -112,7 +112,7 @@ def check_vocabulary(config: ConfigDict, vocabulary) -> None:
 def _same(vocabulary, ours: str, directory: str) -> None:
   from t5x_like import vocabularies
 
-  theirs = str(pathlib.Path(directory) / "vocabulary")
+  theirs = str(place(directory) / "vocabulary")
   if vocabulary.fingerprint != vocabularies.load(theirs).fingerprint:
     raise UserError(
       f"config.task.vocabulary: {ours} is not the vocabulary that {directory} was trained with; leave the key out, and"

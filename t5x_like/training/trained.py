@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import pathlib
 from typing import Any
 
 import jax
@@ -14,6 +13,7 @@ from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.checkpoints.manifest import flatten
 from t5x_like.data import features
 from t5x_like.errors import UserError
+from t5x_like.files.places import place
 from t5x_like.nn import params
 from t5x_like.nn.linear import without_adapters
 from t5x_like.parallel.mesh import make_mesh
@@ -155,7 +155,7 @@ def open_model(workdir: str, batch_size: int, step: int | None = None) -> Opened
 def _is_published(directory: str) -> bool:
   """Whether a directory is one of Hugging Face: its config names a model type, not a run."""
   try:
-    found = json.loads((pathlib.Path(directory) / workdirs.FILE).read_text())
+    found = json.loads((place(directory) / workdirs.FILE).read_text())
   except (OSError, ValueError):
     return False
   return isinstance(found, dict) and "model_type" in found
@@ -165,7 +165,7 @@ def _open_published(directory: str, batch_size: int) -> Opened:
   from t5x_like import vocabularies
   from t5x_like.interop import hf
 
-  if not vocabularies.storage.has_tokenizer(pathlib.Path(directory)):
+  if not vocabularies.storage.has_tokenizer(place(directory)):
     raise UserError(
       f"{directory}: found no tokenizer beside the model, expected tokenizer.json or its like; copy it there"
     )

@@ -1,7 +1,6 @@
 """A vocabulary's directory: `vocabulary.json` and the model file of its kind."""
 
 import json
-import os
 import pathlib
 from typing import Any
 

@@ -170,7 +170,7 @@ def test_what_cannot_be_written_is_one_line(flags, server, capsys):
   server.readonly = True
   for output, said in (
     ("gs://bucket/stores", "cannot be written"),
-    (f"{server.url}/stores", "--output="),
+    (f"{server.url}/stores", "cannot be written"),
     ("nosuch://place", "cannot be"),
   ):
     assert prepare_data.main([*flags, f"--output={output}", "--workers=1"]) == 2

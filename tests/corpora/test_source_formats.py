@@ -218,7 +218,7 @@ def test_remote_places(scheme, tmp_path):
   facts = source.facts()["splits"]["train"]
   assert [entry["file"] for entry in facts] == ["a.txt", "b.txt"] and str(tmp_path) not in json.dumps(facts)
   assert "found no file" in refusal(f"lines:{root}/*.none")
-  assert "nosuch://x/y: cannot be reached" in refusal("lines:nosuch://x/y")
+  assert "nosuch://x/: cannot be opened" in refusal("lines:nosuch://x/y")
 
 
 def test_endless_lines_are_passed_over_in_bounded_memory(tmp_path, monkeypatch):
