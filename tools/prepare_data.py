@@ -17,7 +17,6 @@ import hashlib
 import importlib.util
 import json
 import os
-import pathlib
 import sys
 from typing import Any
 
@@ -183,7 +182,7 @@ def _steps(args: argparse.Namespace) -> tuple[tuple[str, ...], cleaning.C4]:
   words: tuple[str, ...] = ()
   if args.bad_words:
     try:
-      lines = pathlib.Path(args.bad_words).read_text(encoding="utf-8").splitlines()
+      lines = place(args.bad_words).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
       raise UserError(f"--bad_words={args.bad_words}: cannot be read ({error})") from error
     words = tuple(sorted({line.strip().lower() for line in lines if line.strip()}))

@@ -23,119 +23,58 @@ class Kind(enum.Enum):
   OTHER = "the store refuses"
 
 
-_CODES = {  # of S3 and Azure, more precise than the status
-  "NoSuchBucket": Kind.NO_BUCKET,
-  "ContainerNotFound": Kind.NO_BUCKET,
-  "ContainerBeingDeleted": Kind.NO_BUCKET,
-  "FilesystemNotFound": Kind.NO_BUCKET,
-  "NoSuchKey": Kind.ABSENT,
-  "NoSuchVersion": Kind.ABSENT,
-  "BlobNotFound": Kind.ABSENT,
-  "PathNotFound": Kind.ABSENT,
-  "ExpiredToken": Kind.EXPIRED,
-  "ExpiredTokenException": Kind.EXPIRED,
-  "TokenRefreshRequired": Kind.EXPIRED,
-  "RequestExpired": Kind.EXPIRED,
-  "AccessDenied": Kind.REFUSED,
-  "InvalidAccessKeyId": Kind.REFUSED,
-  "InvalidToken": Kind.REFUSED,
-  "SignatureDoesNotMatch": Kind.REFUSED,
-  "InvalidRange": Kind.DAMAGED,
-  "BadDigest": Kind.DAMAGED,
-  "XAmzContentChecksumMismatch": Kind.DAMAGED,
-  "ConditionalRequestConflict": Kind.EXISTS,
-  "OperationAborted": Kind.TRANSIENT,
-  "RequestTimeout": Kind.TRANSIENT,
-  "IncompleteBody": Kind.TRANSIENT,
-  "SlowDown": Kind.TRANSIENT,
-  "Throttling": Kind.TRANSIENT,
-  "ThrottlingException": Kind.TRANSIENT,
-  "RequestLimitExceeded": Kind.TRANSIENT,
-  "InternalError": Kind.TRANSIENT,
-}
+def _kinds(**names: str) -> dict[str, Kind]:
+  return {name: Kind[kind] for kind, several in names.items() for name in several.split("|")}
+
+
+_CODES = _kinds(  # of S3 and Azure, more precise than the status
+  NO_BUCKET="NoSuchBucket|ContainerNotFound|ContainerBeingDeleted|FilesystemNotFound",
+  ABSENT="NoSuchKey|NoSuchVersion|BlobNotFound|PathNotFound",
+  EXPIRED="ExpiredToken|ExpiredTokenException|TokenRefreshRequired|RequestExpired",
+  REFUSED="AccessDenied|InvalidAccessKeyId|InvalidToken|SignatureDoesNotMatch",
+  DAMAGED="InvalidRange|BadDigest|XAmzContentChecksumMismatch",
+  EXISTS="ConditionalRequestConflict",
+  TRANSIENT="OperationAborted|RequestTimeout|IncompleteBody|SlowDown|Throttling|ThrottlingException|"
+  "RequestLimitExceeded|InternalError",
+)
 _STATUSES = {
-  401: Kind.REFUSED,
-  403: Kind.REFUSED,
+  **dict.fromkeys((408, 425, 429, 500), Kind.TRANSIENT),
+  **dict.fromkeys((401, 403), Kind.REFUSED),
+  **dict.fromkeys((409, 412), Kind.EXISTS),
   404: Kind.ABSENT,
-  408: Kind.TRANSIENT,
-  409: Kind.EXISTS,
-  412: Kind.EXISTS,
   416: Kind.DAMAGED,
-  425: Kind.TRANSIENT,
-  429: Kind.TRANSIENT,
-  500: Kind.TRANSIENT,
   501: Kind.OTHER,
 }
-# By name, because their packages are optional: aiohttp, requests, urllib3, botocore, fsspec, google.auth.
-_CLASSES = {
-  **dict.fromkeys(
-    (
-      "ChunkedEncodingError ClientConnectionError ClientPayloadError ConnectTimeout ConnectTimeoutError "
-      "ConnectionClosedError ConnectionError EndpointConnectionError FSTimeoutError IncompleteRead ProxyError "
-      "ReadTimeout ReadTimeoutError ResponseStreamingError ServerDisconnectedError TimeoutError TransientError "
-      "TransportError"
-    ).split(),
-    Kind.TRANSIENT,
-  ),
-  "ChecksumError": Kind.DAMAGED,
-  "RefreshError": Kind.EXPIRED,
-  "UnauthorizedSSOTokenError": Kind.EXPIRED,
-  "SSOTokenLoadError": Kind.EXPIRED,
-  "TokenRetrievalError": Kind.EXPIRED,
-  "DefaultCredentialsError": Kind.REFUSED,
-  "NoCredentialsError": Kind.REFUSED,
-  "PartialCredentialsError": Kind.REFUSED,
-  "CredentialRetrievalError": Kind.REFUSED,
-  **dict.fromkeys("AzureError BotoCoreError ClientError GoogleAuthError RequestException".split(), Kind.OTHER),
-}
+_CLASSES = _kinds(  # by name, as their packages are optional: aiohttp, requests, urllib3, botocore, fsspec, google.auth
+  TRANSIENT="ChunkedEncodingError|ClientConnectionError|ClientPayloadError|ConnectTimeout|ConnectTimeoutError|"
+  "ConnectionClosedError|ConnectionError|EndpointConnectionError|FSTimeoutError|IncompleteRead|ProxyError|ReadTimeout|"
+  "ReadTimeoutError|ResponseStreamingError|ServerDisconnectedError|TimeoutError|TransientError|TransportError",
+  DAMAGED="ChecksumError",
+  EXPIRED="RefreshError|UnauthorizedSSOTokenError|SSOTokenLoadError|TokenRetrievalError",
+  REFUSED="DefaultCredentialsError|NoCredentialsError|PartialCredentialsError|CredentialRetrievalError",
+  OTHER="AzureError|BotoCoreError|ClientError|GoogleAuthError|RequestException",
+)
 _ERRNOS = {
-  **{
-    getattr(errno, name): Kind.TRANSIENT
-    for name in (
-      "EIO EAGAIN EBUSY EINTR ESTALE ETIMEDOUT ECONNRESET ECONNREFUSED ECONNABORTED EPIPE ENETDOWN ENETUNREACH "
-      "ENETRESET EHOSTDOWN EHOSTUNREACH EREMOTEIO ENOTCONN"
-    ).split()
-    if hasattr(errno, name)
-  },
-  errno.ENOENT: Kind.ABSENT,
-  errno.ENOTDIR: Kind.ABSENT,
-  errno.EEXIST: Kind.EXISTS,
-  errno.EACCES: Kind.REFUSED,
-  errno.EPERM: Kind.REFUSED,
+  getattr(errno, name): kind
+  for name, kind in _kinds(
+    TRANSIENT="EIO|EAGAIN|EBUSY|EINTR|ESTALE|ETIMEDOUT|ECONNRESET|ECONNREFUSED|ECONNABORTED|EPIPE|ENETDOWN|ENETUNREACH|"
+    "ENETRESET|EHOSTDOWN|EHOSTUNREACH|EREMOTEIO|ENOTCONN",
+    ABSENT="ENOENT|ENOTDIR",
+    EXISTS="EEXIST",
+    REFUSED="EACCES|EPERM",
+  ).items()
+  if hasattr(errno, name)
 }
 _TYPES = {FileNotFoundError: Kind.ABSENT, FileExistsError: Kind.EXISTS, PermissionError: Kind.REFUSED}
-_WORDS = {  # absl's codes as TensorStore writes them, and phrases of messages without a status
-  **dict.fromkeys(
-    (
-      "UNAVAILABLE",
-      "DEADLINE_EXCEEDED",
-      "ABORTED",
-      "Too Many Requests",
-      "Service Unavailable",
-      "SlowDown",
-      "Connection reset",
-      "Connection closed",
-      "connection closed",
-      "Connection refused",
-      "Broken pipe",
-      "timed out",
-      "Timeout",
-      "Temporary failure in name resolution",
-      "Input/output error",
-      "Stale file handle",
-      "CURL error",
-    ),
-    Kind.TRANSIENT,
-  ),
-  "Forbidden: ": Kind.REFUSED,
-  "PERMISSION_DENIED": Kind.REFUSED,
-  "UNAUTHENTICATED": Kind.REFUSED,
-  "OUT_OF_RANGE": Kind.DAMAGED,
-  "DATA_LOSS": Kind.DAMAGED,
-  "NOT_FOUND": Kind.ABSENT,
-  "does not support": Kind.OTHER,
-  "Bad Request: ": Kind.OTHER,
-}
+_WORDS = _kinds(  # absl's codes as TensorStore writes them, and phrases of messages without a status
+  TRANSIENT="UNAVAILABLE|DEADLINE_EXCEEDED|ABORTED|Too Many Requests|Service Unavailable|SlowDown|Connection reset|"
+  "Connection closed|connection closed|Connection refused|Broken pipe|timed out|Timeout|"
+  "Temporary failure in name resolution|Input/output error|Stale file handle|CURL error",
+  REFUSED="Forbidden: |PERMISSION_DENIED|UNAUTHENTICATED",
+  DAMAGED="OUT_OF_RANGE|DATA_LOSS",
+  ABSENT="NOT_FOUND",
+  OTHER="does not support|Bad Request: ",
+)
 _STATUS = re.compile(r"http_response_code='(\d{3})'|HTTP (?:response )?(?:code:? )?([45]\d\d)\b")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _BODY = re.compile(r"\s*\[(?:http_response_(?:body|code)|HTTP code)\b.*")

@@ -14,8 +14,7 @@ import logging
 import os
 import posixpath
 import urllib.parse
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import fsspec
 
@@ -43,23 +42,14 @@ class Answer(NamedTuple):
   value: bytes = b""
 
 
-class Client(Protocol):
-  """The files below an address, by key; every request returns a future."""
-
-  def read(self, key: str, part: Part = None) -> Any:
-    """Read all bytes or a range, as an `Answer`."""
-
-  def write(self, key: str, data: bytes | None) -> Any:
-    """Write a whole file, or delete it if `data` is None."""
-
-  def create(self, key: str, data: bytes) -> Any:
-    """Write a file unless it exists; False if it exists."""
-
-  def find(self, prefix: str) -> Any:
-    """List the keys that begin with a prefix, with their sizes (None if unknown)."""
-
-
 class _TensorStore:
+  """The files below an address, by key.
+
+  `read` returns the future of an `Answer` with all bytes or a range; `write` writes a whole file, or deletes it if
+  `data` is None; `create` writes a file that must not exist; `find` returns the keys that begin with a prefix, with the
+  sizes of the files (None if unknown).
+  """
+
   def __init__(self, url: str):
     import tensorstore as ts
 
@@ -74,33 +64,19 @@ class _TensorStore:
   def read(self, key: str, part: Part = None):
     return self._files.read(key, byte_range=part)
 
-  def write(self, key: str, data: bytes | None):
-    return self._files.write(key, data)
+  def write(self, key: str, data: bytes | None, timeout: float) -> None:
+    self._files.write(key, data).result(timeout=timeout)
 
-  def create(self, key: str, data: bytes):
-    return _Then(self._files.write(key, data, if_equal=_ABSENT), lambda stamp: bool(stamp.generation), False)
+  def create(self, key: str, data: bytes, timeout: float) -> bool:
+    return bool(self._files.write(key, data, if_equal=_ABSENT).result(timeout=timeout).generation)
 
-  def find(self, prefix: str):
+  def find(self, prefix: str, timeout: float) -> dict[str, int | None]:
     keys = self._ts.KvStore.KeyRange(prefix, prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else "")
-    return _Then(self._files.list(keys), lambda keys: {key.decode(): None for key in keys})
-
-
-class _Then(NamedTuple):
-  future: Any
-  change: Callable[[Any], Any]
-  exists: Any = None  # the result if the file exists already
-
-  def result(self, timeout: float | None = None):
-    try:
-      return self.change(self.future.result(timeout=timeout))
-    except Exception as error:
-      if self.exists is None or answers.kind(error) is not Kind.EXISTS:
-        raise
-      return self.exists
+    return {key.decode(): None for key in self._files.list(keys).result(timeout=timeout)}
 
 
 class _Fsspec:
-  """Serves its schemes, and every scheme where TensorStore does not know the answer.
+  """As `_TensorStore`, through the clients of fsspec, which have timeouts of their own.
 
   Attributes:
     files: fsspec's file system.
@@ -125,42 +101,31 @@ class _Fsspec:
           raise
         return Answer("missing")
 
-    return _pool().submit(get)
+    return pool().submit(get)
 
-  def write(self, key: str, data: bytes | None):
-    def put() -> None:
-      if data is None:
-        with contextlib.suppress(FileNotFoundError):
-          self.files.rm_file(self.path(key))
-      else:
-        self.files.makedirs(posixpath.dirname(self.path(key)), exist_ok=True)
-        self.files.pipe_file(self.path(key), data)
+  def write(self, key: str, data: bytes | None, timeout: float) -> None:
+    if data is None:
+      with contextlib.suppress(FileNotFoundError):
+        self.files.rm_file(self.path(key))
+    else:
+      self._put(key, data)
 
-    return _pool().submit(put)
+  def create(self, key: str, data: bytes, timeout: float) -> bool:
+    self._put(key, data, mode="create")
+    return True
 
-  def create(self, key: str, data: bytes):
-    def put() -> bool:
-      self.files.makedirs(posixpath.dirname(self.path(key)), exist_ok=True)
-      self.files.pipe_file(self.path(key), data, mode="create")
-      return True
-
-    return _Then(_pool().submit(put), bool, False)
-
-  def find(self, prefix: str):
-    def listed() -> dict[str, int | None]:
-      self.files.invalidate_cache()
-      try:
-        found = self.files.find(self.path(prefix.rpartition("/")[0]), detail=True)
-      except FileNotFoundError:
-        return {}
-      keys = {path[len(self._root) :].lstrip("/"): about.get("size") for path, about in found.items()}
-      return {key: size for key, size in keys.items() if key.startswith(prefix)}
-
-    return _pool().submit(listed)
+  def find(self, prefix: str, timeout: float) -> dict[str, int | None]:
+    self.files.invalidate_cache()
+    try:
+      found = self.files.find(self.path(prefix.rpartition("/")[0]), detail=True)
+    except FileNotFoundError:
+      return {}
+    keys = {self._key(path): about.get("size") for path, about in found.items()}
+    return {key: size for key, size in keys.items() if key.startswith(prefix)}
 
   def matches(self, pattern: str) -> list[str]:
     self.files.invalidate_cache()
-    return sorted(path[len(self._root) :].lstrip("/") for path in self.files.glob(self.path(pattern)))
+    return sorted(map(self._key, self.files.glob(self.path(pattern))))
 
   def look(self) -> None:
     """Query the bucket of a Google or Amazon address; raise the client's error if it must not be listed."""
@@ -172,9 +137,19 @@ class _Fsspec:
     elif scheme == "s3":
       self.files.call_s3("head_bucket", Bucket=bucket)
 
+  def _put(self, key: str, data: bytes, **options) -> None:
+    self.files.makedirs(posixpath.dirname(self.path(key)), exist_ok=True)
+    self.files.pipe_file(self.path(key), data, **options)
+
+  def _key(self, path: str) -> str:
+    return path[len(self._root) :].lstrip("/")
+
+
+Client = _TensorStore | _Fsspec
+
 
 @functools.cache
-def _pool() -> concurrent.futures.ThreadPoolExecutor:
+def pool() -> concurrent.futures.ThreadPoolExecutor:
   return concurrent.futures.ThreadPoolExecutor(_AT_ONCE)
 
 

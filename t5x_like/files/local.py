@@ -7,7 +7,6 @@ import pathlib
 import shutil
 import stat
 import uuid
-from typing import BinaryIO
 
 from t5x_like.errors import retried
 
@@ -133,9 +132,6 @@ class Local(type(pathlib.Path())):
   def changed(self) -> int:
     """Return when the file was last modified, in nanoseconds."""
     return os.stat(self).st_mtime_ns
-
-  def open(self, mode: str = "rb", *more, **options) -> BinaryIO:
-    return super().open(mode, *more, **options)
 
   def rmtree(self, missing_ok: bool = False) -> None:
     with contextlib.suppress(FileNotFoundError) if missing_ok else contextlib.nullcontext():

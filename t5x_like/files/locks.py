@@ -13,7 +13,6 @@ import socket
 import threading
 import time
 import uuid
-import weakref
 
 from t5x_like.errors import TransientError, UserError
 from t5x_like.files.local import Local
@@ -23,7 +22,7 @@ SECONDS = 60.0  # after which the lease of a dead process is taken over
 WRITING = "is writing this store ({}): wait for it or stop it, or choose another place"
 _log = logging.getLogger("t5x_like.files.locks")
 _BEATS = 6  # signs of life during the time after which a silent lease may be taken
-_open: "weakref.WeakSet[Lock]" = weakref.WeakSet()
+_open: set[int] = set()  # the descriptors of all locks of this process
 
 
 class Held(UserError):
@@ -56,7 +55,7 @@ class Lock(contextlib.AbstractContextManager):
     self._path, self._kind = os.fspath(path), fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     self._kind |= 0 if wait else fcntl.LOCK_NB
     self._file, self._ended = _locked(self._path, os.O_CREAT, self._kind), threading.Event()
-    _open.add(self)
+    self._process = os.getpid()
     if beats is not None:
       os.utime(self._file)
       threading.Thread(target=_beat, args=(self._path, self._ended, beats), name="lock", daemon=True).start()
@@ -81,21 +80,16 @@ class Lock(contextlib.AbstractContextManager):
       raise TransientError(gone) from None
     except OSError as error:
       raise UserError(f"{self._path}: cannot be written: {error.strerror}; run the same command again") from error
-    os.close(self._file)
+    _closed(self._file)
     self._file = again
 
   def close(self) -> None:
     self._ended.set()
-    if self._file >= 0:
-      os.close(self._file)
-    self._file = -1
+    if self._process == os.getpid():
+      _closed(self._file)
 
   def __exit__(self, *_) -> None:
     self.close()
-
-  def __del__(self) -> None:
-    if getattr(self, "_file", -1) >= 0:
-      self.close()
 
 
 def _beat(path: str, ended: threading.Event, seconds: float) -> None:
@@ -109,21 +103,22 @@ def _locked(path: str, how: int, kind: int) -> int:
   file = os.open(path, os.O_RDONLY if os.path.isdir(path) else os.O_RDWR | how, 0o666)
   try:
     fcntl.flock(file, kind)
-  except BlockingIOError:
-    os.close(file)
-    raise
   except OSError as error:
     os.close(file)
+    if isinstance(error, BlockingIOError):
+      raise
     raise NoLocks(error.errno, error.strerror, path) from error
+  _open.add(file)
   return file
 
 
-def _forget() -> None:
-  for lock in list(_open):
-    lock.close()
+def _closed(file: int) -> None:
+  if file in _open:
+    _open.remove(file)
+    os.close(file)
 
 
-os.register_at_fork(after_in_child=_forget)  # closing a copy leaves the parent's lock as it is
+os.register_at_fork(after_in_child=lambda: [*map(_closed, [*_open])])  # closing a copy leaves the parent's lock
 
 
 class Lease:

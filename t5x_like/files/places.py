@@ -52,7 +52,7 @@ def fetched(path: str) -> Local:
     raise UserError(f"{path}: found no file there, expected a directory; check the address")
   _copies.append(tempfile.TemporaryDirectory(prefix="t5x_like-"))
   for name in names:
-    with (there / name).open() as remote, open(f"{_copies[-1].name}/{name}", "wb") as copy:
+    with (there / name).open("rb") as remote, open(f"{_copies[-1].name}/{name}", "wb") as copy:
       shutil.copyfileobj(remote, copy, 2**23)
   return Local(_copies[-1].name)
 

@@ -13,7 +13,7 @@ import os
 import posixpath
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from t5x_like.errors import DamageError, answered, exit_code, retried
 from t5x_like.files import answers, clients
@@ -21,8 +21,9 @@ from t5x_like.files.answers import Kind
 from t5x_like.files.clients import Part
 
 _ALIASES = {"gcs": "gs", "s3a": "s3"}
-_ATTEMPT_SECONDS = 60.0  # for an answer, besides the time for its bytes
+_ATTEMPT_SECONDS = 30.0  # for an answer, besides the time for its bytes
 _SLOWEST = 2**20  # bytes a second
+_WHOLE = 2**25  # bytes of a file of unknown size, for that time
 _LOOK_SECONDS = 1.0  # do not check a bucket again within this time of finding it
 _PIECE = 2**23  # bytes of a request when a file is read from its beginning to its end
 
@@ -62,15 +63,6 @@ class Remote:
 
   __fspath__ = __str__
 
-  def __repr__(self) -> str:
-    return f"Remote({self._url!r})"
-
-  def __eq__(self, other: object) -> bool:
-    return isinstance(other, Remote) and self._url == other._url
-
-  def __hash__(self) -> int:
-    return hash(self._url)
-
   def __lt__(self, other: "Remote") -> bool:
     return self._url < other._url
 
@@ -82,15 +74,8 @@ class Remote:
     return posixpath.basename(self._key)
 
   @property
-  def suffix(self) -> str:
-    return posixpath.splitext(self._key)[1]
-
-  @property
   def parent(self) -> "Remote":
     return Remote(self._url.removesuffix(self._chain).rpartition("/")[0] + self._chain) if self._key else self
-
-  def absolute(self) -> "Remote":
-    return self
 
   def read(self, part: Part = None) -> bytes | None:
     """Return the bytes of the file, or of a range in it; None if there is no such file.
@@ -118,24 +103,33 @@ class Remote:
   def read_text(self, encoding: str = "utf-8") -> str:
     return self.read_bytes().decode(encoding)
 
-  def open(self, mode: str = "rb") -> BinaryIO:
-    """Open the file to read its bytes from the beginning to the end."""
+  def open(self, mode: str) -> BinaryIO:
+    """Open the file to read its bytes; `mode` is `rb`."""
     return io.BufferedReader(_Stream(self), _PIECE)
 
   def write_bytes(self, data: bytes) -> None:
-    self._answer(lambda files: files.write(self._key, data), "written", len(data))
+    self._answer(lambda files, timeout: files.write(self._key, data, timeout), "written", len(data))
 
   def write_text(self, text: str) -> None:
     self.write_bytes(text.encode())
 
   def create(self, data: bytes) -> bool:
     """Write the file unless it exists; False if it exists. `data` must differ from call to call."""
+
+    def call(files: clients.Client, timeout: float) -> bool:
+      try:
+        return files.create(self._key, data, timeout)
+      except Exception as error:
+        if answers.kind(error) is not Kind.EXISTS:
+          raise
+        return False
+
     # The answer to a successful write may have been lost; the second attempt then finds the data of the first.
-    return self._answer(lambda files: files.create(self._key, data), "written") or self.read() == data
+    return self._answer(call, "written") or self.read() == data
 
   def sizes(self, prefix: str = "") -> dict[str, int | None]:
     """Return the files below this directory whose names begin with a prefix, with their sizes (None if unknown)."""
-    found = self._answer(lambda files: files.find(f"{self._key}/{prefix}".lstrip("/")), "listed")
+    found = self._find(f"{self._key}/{prefix}", "listed")
     if not found:
       _look(self._root, self._url, "listed")
     return {key[len(self._key) :].lstrip("/"): size for key, size in found.items()}
@@ -187,28 +181,25 @@ class Remote:
     pass
 
   def unlink(self, missing_ok: bool = False) -> None:
-    self._answer(lambda files: files.write(self._key, None), "deleted")
+    self._delete(self._key)
 
   def rmtree(self, missing_ok: bool = False) -> None:
-    found = self._answer(lambda files: files.find(f"{self._key}/".lstrip("/")), "deleted")
-    self._answer(lambda files: _All([files.write(key, None) for key in found]), "deleted")
+    list(clients.pool().map(self._delete, self._find(f"{self._key}/", "deleted")))
 
   def _address(self, key: str) -> str:
     """Return the address of a key of the same bucket."""
     return f"{self._root.removesuffix(self._chain)}{key}{self._chain}"
 
-  def _answer(self, request: Callable[[clients.Client], Any], done: str, size: int = 0) -> Any:
+  def _find(self, prefix: str, done: str) -> dict[str, int | None]:
+    return self._answer(lambda files, timeout: files.find(prefix.lstrip("/"), timeout), done)
+
+  def _delete(self, key: str) -> None:
+    self._answer(lambda files, timeout: files.write(key, None, timeout), "deleted")
+
+  def _answer(self, request: Callable[[clients.Client, float], Any], done: str, size: int = 0) -> Any:
     files, timeout = clients.client(self._root), _ATTEMPT_SECONDS + size / _SLOWEST
     with _answers(self._url, done):
-      return retried(lambda: request(files).result(timeout=timeout), self._url)
-
-
-class _All(NamedTuple):
-  futures: list[Any]
-
-  def result(self, timeout: float | None = None) -> None:
-    for one in self.futures:
-      one.result(timeout=timeout)
+      return retried(lambda: request(files, timeout), self._url)
 
 
 def _read(
@@ -218,7 +209,7 @@ def _read(
   files, found = clients.client(root), []
   waiting = [files.read(key, part) for key, part in parts]
   for (key, part), future in zip(parts, waiting, strict=True):
-    size = part.stop - part.start if part else 0
+    size = part.stop - part.start if part else _WHOLE
     timeout = min(_ATTEMPT_SECONDS, seconds or _ATTEMPT_SECONDS) + size / _SLOWEST
     first = [future]
 
@@ -265,7 +256,7 @@ def _look(root: str, url: str, done: str) -> None:
   scheme = root.partition("://")[0]
   try:
     if scheme == "s3" and scheme in clients.TENSORSTORE:
-      retried(lambda: clients.client(root).find("no/such/file/").result(timeout=_ATTEMPT_SECONDS), url)
+      retried(lambda: clients.client(root).find("no/such/file/", _ATTEMPT_SECONDS), url)
     elif scheme in ("gs", "s3"):
       retried(lambda: clients.asked(root).look(), url)
   except Exception as error:

@@ -1,6 +1,12 @@
 """A lease is taken at once only from a process that is known to be gone, never from one that gives signs of life."""
 
+import contextlib
+import errno
+import fcntl
 import os
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -72,3 +78,46 @@ def test_a_lease_of_a_process_that_is_gone_is_taken_at_once(content, tmp_path):
   began = time.monotonic()
   with lease_on(tmp_path, 30):
     assert time.monotonic() - began < 4
+
+
+def test_a_lock_belongs_to_one_process_alone(tmp_path):
+  """A process that the holder has forked outlives it, and does not keep the lock."""
+  code = (
+    "import os, sys, time; from t5x_like.files.locks import Lock; lock = Lock(sys.argv[1]);"
+    "child = os.fork() or (time.sleep(60), os._exit(0)); print(child, flush=True); sys.stdin.read()"
+  )
+  command = [sys.executable, "-c", code, tmp_path / "lock"]
+  with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+    child = int(holder.stdout.readline())
+    try:
+      with pytest.raises(BlockingIOError):
+        locks.Lock(tmp_path / "lock")
+      holder.kill()
+      holder.wait()
+      os.kill(child, 0)
+      locks.Lock(tmp_path / "lock").close()
+    finally:
+      os.kill(child, signal.SIGKILL)
+
+
+def test_shared_locks_exclude_only_others(tmp_path):
+  with locks.Lock(tmp_path / "a", shared=True), locks.Lock(tmp_path / "a", shared=True):
+    with pytest.raises(BlockingIOError):
+      locks.Lock(tmp_path / "a")
+  locks.Lock(tmp_path / "a").close()
+  locks.Lock(tmp_path).close()  # a directory
+
+
+def test_a_lease_stands_in_where_there_are_no_locks(tmp_path, monkeypatch):
+  def flock(file, how):
+    raise OSError(errno.ENOLCK, "No locks available")
+
+  doing = "is writing ({}); wait"
+  with contextlib.closing(locks.hold(place(tmp_path), "lock", doing, "lease")) as held:
+    assert isinstance(held, locks.Lock)
+    with pytest.raises(Held, match="another process is writing; wait"):
+      locks.hold(place(tmp_path), "lock", doing, "lease")
+  monkeypatch.setattr(fcntl, "flock", flock)
+  with contextlib.closing(locks.hold(place(tmp_path), "lock", doing, "lease")) as held:
+    assert isinstance(held, locks.Lease) and (tmp_path / "lease").exists()
+  assert not (tmp_path / "lease").exists()

@@ -2,12 +2,15 @@
 
 import os
 import pathlib
+import zipfile
 
 import pytest
 
 from t5x_like import evaluate, predict, train
 from t5x_like.errors import UserError
-from t5x_like.files.places import directory, place
+from t5x_like.files import globs, remote
+from t5x_like.files.places import directory, is_remote, place
+from tests import object_server
 from tools import convert_hf, few_shot, prepare_data, train_vocabulary
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
@@ -87,3 +90,70 @@ def test_a_file_and_its_name_are_put_on_disk(tmp_path, monkeypatch):
   file, *rest = synced
   assert file.startswith(f"{tmp_path}/new/config.json.") and rest == ["renamed", f"{tmp_path}/new", str(tmp_path)]
   assert (tmp_path / "new" / "config.json").read_bytes() == b"{}"
+
+
+@pytest.fixture(params=["path", "file", "gs", "s3", "memory"])
+def root(request, tmp_path, monkeypatch):
+  """A directory that is not there yet."""
+  server = object_server.Server(tmp_path / "bucket")
+  server.root.mkdir()
+  local = f"{tmp_path}/local"
+  addresses = {"path": local, "file": f"file://{local}", "memory": f"memory://{tmp_path.name}"}
+  with server.running():
+    for name, value in object_server.environment(server).items():
+      monkeypatch.setenv(name, value)
+    remote.reset()
+    yield place(addresses.get(request.param, f"{request.param}://bucket/run"))
+    remote.reset()
+
+
+def test_a_place_is_read_and_written_alike_wherever_it_is(root):
+  file = root / "a" / "b"
+  assert file.read() is None and root.names() == [] and root.sizes() == {} and not root.exists()
+  with pytest.raises(FileNotFoundError):
+    file.read_bytes()
+  file.write_bytes(b"0123")
+  file.write_bytes(b"012345")
+  assert file.read() == file.read_bytes() == b"012345" and file.read(slice(2, 4)) == b"23"
+  assert (root / "a" / "c").create(b"one") and not (root / "a" / "c").create(b"two")
+  assert (root / "a" / "c").read_text() == "one"
+  (root / "a" / "empty").write_text("")
+  assert (root / "a").names() == ["b", "c", "empty"] and root.names() == ["a"]
+  assert [path.name for path in root.iterdir()] == ["a"] and (root / "a" / "x").parent.name == "a"
+  assert set(root.sizes()) == {"a/b", "a/c", "a/empty"} and set((root / "a").sizes("b")) == {"b"}
+  assert root.sizes()["a/b"] in (6, None)
+  assert (root / "a").is_dir() and not file.is_dir() and file.is_file() and (root / "a" / "empty").is_file()
+  file.unlink()
+  assert not file.exists() and root.exists()
+  root.rmtree(missing_ok=True)
+  root.rmtree(missing_ok=True)
+  assert not root.exists()
+
+
+def test_files_are_found_by_patterns_and_read_piece_by_piece(root, monkeypatch):
+  if str(root).startswith("s3:"):
+    pytest.importorskip("s3fs")
+  monkeypatch.setattr(remote, "_PIECE", 1_000)
+  content = os.urandom(3_500)
+  for name in ("a/0.txt", "a/1.txt", "a/2.csv", "b/0.txt"):
+    (root / name).write_bytes(content)
+  found = globs.matches(f"{root}/*/[01].txt")
+  assert found == [f"{root}/{name}" for name in ("a/0.txt", "a/1.txt", "b/0.txt")]
+  assert {globs.kind(path) for path in found} == {"file"} and globs.kind(f"{root}/a") == "directory"
+  file = root / "a" / "0.txt"
+  assert file.size() == 3_500 and (file.changed() is None) == is_remote(root)
+  with file.open("rb") as opened:
+    assert opened.read(10) == content[:10] and opened.seek(0) == 0 and opened.read() == content
+  with pytest.raises(FileNotFoundError):
+    (root / "none").size()
+
+
+def test_a_file_inside_a_file_has_an_address_too(tmp_path):
+  with zipfile.ZipFile(tmp_path / "pages.zip", "w") as archive:
+    for name in ("a/0.txt", "a/1.txt"):
+      archive.writestr(name, name)
+  assert globs.matches(f"zip://a/*.txt::{tmp_path}/pages.zip") == [
+    f"zip://{name}::{tmp_path}/pages.zip" for name in ("a/0.txt", "a/1.txt")
+  ]
+  file = place(f"zip://a::{tmp_path}/pages.zip") / "1.txt"
+  assert file.read_text() == "a/1.txt" and file.size() == 7 and file.parent.names() == ["0.txt", "1.txt"]

@@ -20,7 +20,7 @@ DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError)
 
 def kind(path: str) -> str | None:
   """Return gzip, bzip2, xz or zstd, or None for a plain file."""
-  with place(path).open() as file:
+  with place(path).open("rb") as file:
     return _kind(path, file)
 
 
@@ -35,7 +35,7 @@ def _kind(path: str, file: BinaryIO) -> str | None:
 
 def opened(path: str) -> BinaryIO:
   """Open the file's plain bytes; reading raises one of `DAMAGED` for damaged or truncated data."""
-  file = place(path).open()
+  file = place(path).open("rb")
   found = _kind(path, file)
   if found is None:
     return file

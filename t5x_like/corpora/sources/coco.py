@@ -73,7 +73,7 @@ class Source(Base):
         yield where, Skip(f"no such file in {folder}")
         continue
       try:
-        with place(file).open() as opened:
+        with place(file).open("rb") as opened:
           yield where, {"image": opened.read(), "objects": objects}
       except OSError as error:
         raise UserError(f"{file}: cannot be read ({one_line(error)})") from error
@@ -107,7 +107,7 @@ def _images_of(path: str) -> str:
 
 def _load(path: str) -> dict[str, Any]:
   try:
-    with place(path).open() as file:
+    with place(path).open("rb") as file:
       content = file.read()
   except OSError as error:
     raise UserError(f"{path}: cannot be read ({one_line(error)}), expected COCO's JSON of instances") from error

@@ -35,7 +35,7 @@ class Source(Base):
   def records(self, split: str, part: tuple[int, int] | None = None) -> Iterator[tuple[str, Record]]:
     for path in self._files[split][slice(*part) if part else slice(None)]:
       try:
-        with place(path).open() as file:
+        with place(path).open("rb") as file:
           yield path, {"image": file.read(), "label": _class(path)}
       except OSError as error:
         raise UserError(f"{path}: cannot be read ({one_line(error)})") from error

@@ -19,7 +19,7 @@ class Source(FileSource):
 
     number = 0
     try:
-      with place(path).open() as file:
+      with place(path).open("rb") as file:
         table = pyarrow.parquet.ParquetFile(file)
         names = table.schema_arrow.names
         check_fields(self.fields, names, path)

@@ -85,7 +85,7 @@ def _pairs(part: str) -> list[tuple[str, str | None]]:
 
 def _read(path: str) -> bytes:
   try:
-    with place(path).open() as file:
+    with place(path).open("rb") as file:
       return file.read()
   except OSError as error:
     raise UserError(f"{path}: cannot be read ({one_line(error)})") from error

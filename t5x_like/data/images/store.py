@@ -256,7 +256,7 @@ def _bytes(record: Record | Skip, field: str, where: str, folder: str) -> bytes 
       )
     path = found if is_remote(found) else os.path.join(folder, found)
     try:
-      with place(path).open() as file:
+      with place(path).open("rb") as file:
         return file.read()
     except (OSError, UserError):
       return Skip("image file not found")
