@@ -3,6 +3,7 @@
 import gzip
 import json
 
+import fsspec
 import pytest
 
 from t5x_like import slots
@@ -160,6 +161,12 @@ def test_a_file_is_found_in_the_folder_of_its_task_or_alone(file, tmp_path):
   write(tmp_path / file, COLA)
   found = records("glue/cola", "train", tmp_path, "sentence label")
   assert [row["label"] for row in found] == ["acceptable", "unacceptable"] and [row["idx"] for row in found] == [0, 1]
+
+
+def test_a_directory_may_be_at_an_address():
+  fsspec.filesystem("memory").pipe("/official/glue/CoLA/train.tsv.gz", gzip.compress(COLA.encode()))
+  (first, _) = records("glue/cola", "train", "memory://official", "sentence label")
+  assert (first["sentence"], first["label"]) == ("The sailors rode.", "acceptable")
 
 
 def test_other_names_columns_and_answers(tmp_path):

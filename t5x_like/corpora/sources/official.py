@@ -28,9 +28,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from t5x_like.corpora.sources import Record, Skip, _filesystem, check_fields, check_split, open_source, value
+from t5x_like.corpora.sources import Record, Skip, check_fields, check_split, open_source, value
 from t5x_like.corpora.sources import Source as Base
 from t5x_like.errors import UserError, did_you_mean, one_line
+from t5x_like.files import globs
+from t5x_like.files.places import place
 
 _UNLABELLED = "-1"
 _PACKED = re.compile(r"\.(gz|bz2|xz|zst)$")
@@ -148,10 +150,10 @@ def _found(table: _Table, where: str | None) -> tuple[dict[str, list[str]], dict
   usual = ", ".join(name if isinstance(name, str) else " + ".join(name) for name in first)
   if where is None:
     raise UserError(f"source official, {table.name}: give the directory of its files, {usual}, as data_dir")
-  if _NAMED.match(where) and not _filesystem.exists(where):
+  if _NAMED.match(where) and not place(where).exists():
     return _named(table, where)
   root = where.rstrip("/")
-  inside = {_PACKED.sub("", path.removeprefix(root)).lower(): path for path in _filesystem.matches(f"{root}/**")}
+  inside = {_PACKED.sub("", path.removeprefix(root)).lower(): path for path in globs.matches(f"{root}/**")}
   found = {}
   for split, names in table.splits.items():
     for name in names:
@@ -194,6 +196,6 @@ def _named(table: _Table, where: str) -> tuple[dict[str, list[str]], dict[str, t
         raise UserError(f"{where}: {split}: expected a share such as [:90%] or [90%:]")
     paths[split] = path.split("+")
     for one in paths[split] if table.format != "parallel" else ():
-      if "*" not in one and not _filesystem.exists(one):
+      if "*" not in one and not place(one).exists():
         raise UserError(f"{one}: no such file, expected that of the split {split}")
   return paths, shares
