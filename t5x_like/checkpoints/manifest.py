@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from t5x_like.errors import UserError, did_you_mean, one_line
-from t5x_like.files import file_names
+from t5x_like.files import file_names, local
 
 FORMAT = "t5x_like.checkpoint.v2"
 _FIRST_EDITION = "t5x_like.checkpoint.v1"  # named an optimizer's tensors as optax nests them
@@ -70,11 +70,13 @@ def read(fetch: Callable[[], str], step: int) -> dict[str, Any]:
   Tensors of the first edition get their names of today, and `stored`, the old ones.
 
   Raises:
-    Damaged: it is missing, not JSON, of another format or step, or differs from its digest.
+    Damaged: it is missing, not a file, not JSON, of another format or step, or differs from its digest.
     OSError: it cannot be read.
   """
   try:
     manifest = json.loads(fetch())
+  except local.Irregular as error:
+    raise Damaged(f"{error.filename}: {error.strerror}") from error
   except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
     raise Damaged(f"manifest: {error.strerror or one_line(error)}") from error
   except ValueError as error:

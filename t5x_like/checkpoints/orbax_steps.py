@@ -17,6 +17,7 @@ from t5x_like.checkpoints.copies import Copies
 from t5x_like.checkpoints.manifest import nest
 from t5x_like.checkpoints.quiet_orbax import quiet_orbax
 from t5x_like.checkpoints.reading import read_tensors
+from t5x_like.files import local
 from t5x_like.files.local import synced
 from t5x_like.parallel import distributed
 
@@ -90,8 +91,9 @@ class LocalSteps:
     """The manifest's text.
 
     Raises:
-      OSError: there is none, or it cannot be read.
+      OSError: there is none, it cannot be read, or a file of the step is a pipe or a device, which no reader survives.
     """
+    local.check_below(self._directory / str(step))
     return (self._directory / str(step) / _MANIFEST / "metadata").read_text()
 
   def read(self, step: int, wanted: dict[str, Any], stored: dict[str, str], partial: bool) -> dict[str, jax.Array]:

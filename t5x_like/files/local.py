@@ -8,9 +8,54 @@ import shutil
 import stat
 import uuid
 
-from t5x_like.errors import retried
+from t5x_like.errors import UserError, one_line, retried
 
 _UNSYNCED = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EROFS)  # of file systems without fsync
+_KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFSOCK: "a socket"}
+
+
+class Irregular(OSError):
+  """A pipe, device, socket or circle of links stands where a file is expected: reading it could wait for ever."""
+
+
+def check(path) -> None:
+  """Raise Irregular if a path leads to a pipe, device or socket, or to itself, and OSError if it leads nowhere."""
+  try:
+    kind = _KINDS.get(stat.S_IFMT(os.stat(path).st_mode))
+  except OSError as error:
+    if error.errno != errno.ELOOP:
+      raise
+    kind = "a link to itself"
+  if kind:
+    raise Irregular(errno.EINVAL, f"found {kind}, expected a file", os.fspath(path))
+
+
+def check_below(folder) -> None:
+  """Raise Irregular if anything below a directory is one."""
+  for parent, _, names in os.walk(folder):
+    for name in names:
+      try:
+        check(os.path.join(parent, name))
+      except Irregular:
+        raise
+      except OSError:  # left to the reader, who knows what the file is for
+        continue
+
+
+def content(path) -> bytes | None:
+  """Return the bytes of a file of a run, None if there is none.
+
+  Raises:
+    UserError: it is no file, or cannot be read.
+  """
+  try:
+    return Local(path).read_bytes()
+  except FileNotFoundError:
+    return None
+  except OSError as error:
+    raise UserError(
+      f"{path}: cannot be read: {error.strerror or one_line(error)}; restore the file, or move it away"
+    ) from error
 
 
 def synced(path) -> None:
@@ -66,8 +111,7 @@ class Local(type(pathlib.Path())):
     """Return the bytes of the file, or those of a range that it has; None if there is no such file."""
 
     def call() -> bytes:
-      if not stat.S_ISREG(os.stat(self).st_mode):
-        raise OSError("not a regular file")  # reading a pipe could wait forever
+      check(self)
       with open(self, "rb") as file:
         file.seek(part.start if part else 0)
         return file.read(part.stop - part.start if part else -1)
@@ -76,6 +120,14 @@ class Local(type(pathlib.Path())):
       return retried(call, self)
     except (FileNotFoundError, NotADirectoryError):
       return None
+
+  def read_bytes(self) -> bytes:
+    check(self)
+    return super().read_bytes()
+
+  def read_text(self, encoding: str | None = "utf-8", errors: str | None = None) -> str:
+    check(self)
+    return super().read_text(encoding, errors)
 
   def write_bytes(self, data: bytes) -> None:
     """Write the file atomically: readers see the old or the complete new content, even after a power failure."""

@@ -117,10 +117,16 @@ def check_writable(flag: str, directory, folders: Sequence[str] = ()) -> None:
     except OSError as error:
       if is_remote(where):
         raise
-      why = error.strerror or one_line(error)
-      raise UserError(
-        f"{where}: cannot be written to: {why}; make it a directory of yours, or use another {flag}"
-      ) from error
+      raise UserError(f"{where}: cannot be written to: {_why(where, error)}, or use another {flag}") from error
+
+
+def _why(where: str, error: OSError) -> str:
+  """Return the reason and the remedy."""
+  if os.path.islink(where) and not os.path.exists(where):
+    return f"found a link to {os.readlink(where)}, which is not there; mount or restore it"
+  if os.path.isfile(where):
+    return "found a file, expected a directory; move it away"
+  return f"{error.strerror or one_line(error)}; make it a directory of yours"
 
 
 class Mirror:

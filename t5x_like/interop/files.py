@@ -9,6 +9,7 @@ import safetensors
 
 from t5x_like.errors import UserError, one_line
 from t5x_like.files import checked_json, file_names
+from t5x_like.files.local import Local
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAPPED_BYTES = 2**28  # bytes of a file that may stay in memory after being read
@@ -99,7 +100,7 @@ class _File:
 
 def read_text(path: pathlib.Path) -> str:
   try:
-    return path.read_text(encoding="utf-8")
+    return Local(path).read_text()
   except OSError as error:
     raise UserError(f"{path}: cannot be read: {error.strerror}; give a Hugging Face model directory") from error
   except UnicodeDecodeError as error:

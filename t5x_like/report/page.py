@@ -11,6 +11,7 @@ from typing import Any
 import jinja2
 
 from t5x_like.errors import UserError, one_line
+from t5x_like.files import local
 from t5x_like.files.places import place
 from t5x_like.report.charts import charts, gaps, series
 from t5x_like.report.writer import read_metrics
@@ -67,13 +68,14 @@ def render(template: pathlib.Path, **values: Any) -> str:
 
 
 def _read_object(path: pathlib.Path) -> dict[str, Any]:
+  content = local.content(path)
+  if content is None:
+    return {}
   try:
-    found = json.loads(path.read_bytes())
+    found = json.loads(content)
     if not isinstance(found, dict):
       raise ValueError(f"found {type(found).__name__}, expected an object")
     return found
-  except FileNotFoundError:
-    return {}
   except ValueError as error:
     raise UserError(f"{path}: not a JSON object: {one_line(error)}; repair or remove it") from None
 
@@ -164,7 +166,7 @@ def _pictures(directory: pathlib.Path) -> list[dict[str, str]]:
   """The pictures of a run on images, see `pictures.write`: {title, data}, the latter as a data URI."""
   found = []
   for path in sorted(directory.glob("*.png")):
-    data = path.read_bytes()
+    data = local.content(path) or b""
     try:
       from PIL import Image
 
@@ -180,7 +182,7 @@ def _samples(directory: pathlib.Path) -> list[dict[str, Any]]:
   """The newest decoded examples of every task, each text split at its sentinels: {task, step, input, target, …}."""
   found: dict[str, list[dict]] = {}
   for path in sorted(directory.glob("*.jsonl")):
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    for number, line in enumerate((local.content(path) or b"").splitlines(), start=1):
       try:
         sample = json.loads(line)
         texts = {name: str(sample[name]) for name in ("input", "target", "prediction")}

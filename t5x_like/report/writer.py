@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 from t5x_like.errors import UserError, one_line
-from t5x_like.files import checked_json
+from t5x_like.files import checked_json, local
 from t5x_like.files.local import Local, synced
 
 FILE = "metrics.jsonl"
@@ -220,10 +220,7 @@ def _rows(path: pathlib.Path) -> tuple[list[tuple[dict[str, Any], bytes]], bool]
     if type(row.get("step")) is not int:
       raise ValueError("not an object with an integer step")
 
-  try:
-    content = path.read_bytes()
-  except FileNotFoundError:
-    return [], True
+  content = local.content(path) or b""
   complete = content[: content.rfind(b"\n") + 1]
   found = list(checked_json.rows(complete, path, check))
   return found, len(found) == sum(bool(line.strip()) for line in complete.split(b"\n"))

@@ -19,11 +19,8 @@ def read(workdir, address=None) -> Rows:
   Args:
     address: of the workdir, for warnings, if it is another.
   """
-  try:
-    content = (pathlib.Path(workdir) / FILE).read_bytes()
-  except FileNotFoundError:
-    return []
-  return parsed(content, f"{address or workdir}/{FILE}")
+  content = local.content(pathlib.Path(workdir) / FILE)
+  return parsed(content or b"", f"{address or workdir}/{FILE}")
 
 
 def parsed(content: bytes, where) -> Rows:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +13,6 @@ from t5x_like import config as config_lib
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.checkpoints.manifest import flatten
 from t5x_like.errors import UserError
-from t5x_like.files.places import is_remote
 from t5x_like.parallel import distributed
 from t5x_like.report.writer import read_metrics
 from t5x_like.runtime import process
@@ -176,20 +174,11 @@ def check(past: Past, address: str, config: ConfigDict, identity: dict[str, Any]
 
 
 def open_checkpoints(address: str, config: ConfigDict) -> Checkpoints:
-  """The run's checkpoints, as `config.checkpoint` says.
-
-  Raises:
-    UserError: their place is no directory, or a link to what is not there.
-  """
-  path = f"{address}/checkpoints"
-  if not is_remote(path) and os.path.lexists(path) and not os.path.isdir(path):
-    link = os.path.islink(path)
-    found = f"a link to {os.readlink(path)}, which is not there" if link else "a file"
-    raise UserError(f"{path}: found {found}, expected a directory; {'mount or restore it' if link else 'move it away'}")
+  """The run's checkpoints, as `config.checkpoint` says."""
   options = config.checkpoint.to_dict()
   for name in ("fresh_optimizer", "minutes"):
     del options[name]
-  return Checkpoints(path, **options)
+  return Checkpoints(f"{address}/checkpoints", **options)
 
 
 def restore(

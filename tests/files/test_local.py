@@ -1,0 +1,117 @@
+"""A pipe or a device in place of a file is told at once: no command waits for it, or reads it without end."""
+
+import contextlib
+import io
+import os
+import pathlib
+import shutil
+import socket
+
+import pytest
+
+from t5x_like.errors import door
+from t5x_like.files import local
+from t5x_like.report import page
+from t5x_like.training import history
+from t5x_like.training import workdir as workdirs
+from tests.fuzz.harness import Ground
+from tools import convert_hf
+
+
+def pipe(path: pathlib.Path) -> None:
+  os.mkfifo(path)
+
+
+def device(path: pathlib.Path) -> None:
+  path.symlink_to("/dev/zero")
+
+
+def bound(path: pathlib.Path) -> None:
+  with socket.socket(socket.AF_UNIX) as one, contextlib.chdir(path.parent):  # a socket's path must be short
+    one.bind(path.name)
+
+
+def loop(path: pathlib.Path) -> None:
+  path.symlink_to(path.name)
+
+
+KINDS = {"a pipe": pipe, "a device": device, "a socket": bound, "a link to itself": loop}
+
+
+def read(path: pathlib.Path) -> bytes:
+  return local.Local(path).read_bytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_no_file(kind, tmp_path):
+  KINDS[kind](tmp_path / "it")
+  for call in (read, local.check, lambda path: local.check_below(path.parent)):
+    with pytest.raises(local.Irregular, match=f"found {kind}, expected a file"):
+      call(tmp_path / "it")
+
+
+def test_files_links_and_holes_are(tmp_path):
+  (tmp_path / "file").write_bytes(b"content")
+  (tmp_path / "link").symlink_to("file")
+  (tmp_path / "dangling").symlink_to("nothing")
+  assert read(tmp_path / "file") == local.content(tmp_path / "link") == b"content"
+  assert local.content(tmp_path / "nothing") is None
+  local.check_below(tmp_path)
+
+
+def export(folder: pathlib.Path) -> int:
+  return convert_hf.main([f"--input={folder}", f"--output={folder.parent / 'exported'}"])
+
+
+@door
+def report(folder: pathlib.Path) -> None:
+  page.write_report(folder)
+
+
+@door
+def read_history(folder: pathlib.Path) -> None:
+  history.read(folder)
+
+
+@door
+def read_config(folder: pathlib.Path) -> None:
+  workdirs.read(folder)
+
+
+# Readers of files of a workdir, and what each says if it goes on without the file.
+READERS = [
+  (export, "config.json", None),
+  (read_config, "config.json", None),
+  (export, "checkpoints/4/manifest/metadata", "step 2 of"),
+  (export, "checkpoints/4/state/_METADATA", "step 2 of"),
+  (report, "metrics.jsonl", None),
+  (report, "environment.json", None),
+  (read_history, "history.jsonl", None),
+]
+
+
+@pytest.mark.parametrize("kind", ["a pipe", "a link to itself"])
+@pytest.mark.parametrize("command, file, expected", READERS)
+def test_in_a_workdir_it_is_told_at_once(command, file, expected, kind, trained, compiled, tmp_path):
+  said = io.StringIO()
+
+  def use(inside: pathlib.Path) -> int:
+    folder = pathlib.Path(shutil.copytree(trained, inside / "run"))
+    (folder / file).unlink()
+    KINDS[kind](folder / file)
+    with contextlib.redirect_stdout(said):
+      return command(folder)
+
+  outcome = Ground(tmp_path / "ground", seconds=120, kept=compiled).run(file, use)
+  if expected is None:
+    assert outcome.end == "refusal" and file in outcome.told, outcome
+  else:
+    assert outcome.end == "success" and expected in said.getvalue(), outcome
+
+
+def test_a_pipe_in_place_of_the_lock_is_not_waited_for(tmp_path):
+  def use(inside: pathlib.Path) -> None:
+    os.mkfifo(inside / "lock")
+    workdirs.hold(str(inside)).close()  # a lease does instead
+
+  assert Ground(tmp_path).run("lock", use).end == "success"
