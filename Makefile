@@ -35,7 +35,7 @@ test-services: $(VENV)/.ready
 
 # Hostile configs and files, hundreds of each kind; make test runs a few of each.
 test-fuzz: $(VENV)/.ready
-	$(RUN) -m pytest -n auto --dist loadfile -m fuzz $(PYTEST) tests/fuzz
+	$(RUN) -m pytest -n auto --dist worksteal -m fuzz $(PYTEST) tests/fuzz
 
 # The wheel, installed alone into an environment of its own, from an empty directory.
 test-install: $(VENV)/.ready

@@ -28,6 +28,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from tests.runs import run
+
 _LINE = re.compile(r"(error|numeric error|damage|transient error|preempted): \S.*\n")
 _CODES = {"error": 2, "numeric error": 3, "damage": 4, "transient error": 69, "preempted": 75}
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -74,13 +76,15 @@ class Ground:
     folder: an empty directory, such as `tmp_path`.
     seconds: the most that a case may take.
     memory: bytes by which a case may grow the process at its peak.
+    kept: a directory of compiled programs, which cases may write too.
 
   Attributes:
     outcomes: of the cases so far.
   """
 
-  def __init__(self, folder, *, seconds: float = 20, memory: int = 2 * 2**30):
+  def __init__(self, folder, *, seconds: float = 20, memory: int = 2 * 2**30, kept: pathlib.Path | None = None):
     self.outcomes: list[Outcome] = []
+    self._kept = (kept.resolve(),) if kept else ()
     self._folder, self._seconds, self._memory = pathlib.Path(folder).resolve(), seconds, memory
 
   def run(self, case: str, call: Callable[[pathlib.Path], int | None], seconds: float | None = None) -> Outcome:
@@ -97,7 +101,7 @@ class Ground:
     beside = _listing(inside.parent)
     before, said = _resident(), io.StringIO()
     try:
-      with _timed(seconds), _bounded(self._memory), _watched(inside, shared) as outside:
+      with _timed(seconds), _bounded(self._memory), _watched(inside, shared, *self._kept) as outside:
         with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
           code = call(inside)
       end, told = _judged(code, said.getvalue())
@@ -131,6 +135,19 @@ class Ground:
     bad = [outcome for outcome in self.outcomes if outcome.end not in SOUND]
     assert not bad, "\n".join([self.figures(), *(f"{one.end}: {one.case}: {one.told}" for one in bad)])
     assert len(self.outcomes) >= least, self.figures()
+
+
+def alone(function: Callable[..., None], *arguments, cache: pathlib.Path) -> None:
+  """Call `function(*arguments)` of a test module in a process that has one device, and fail if it fails.
+
+  Programs of one device run no collectives, so they may be read from a cache (see `uncached`): each is compiled once
+  for all cases and processes. A case that crashes or never comes back ends this process and not a worker of pytest.
+  """
+  program = f"import sys; sys.path.append('tests'); from {function.__module__} import {function.__name__} as function"
+  program += f"; function(*{arguments!r})"
+  code, said = run([sys.executable, "-c", program], cache=cache)
+  print(said[-2_000:])
+  assert code == 0, said[-20_000:]
 
 
 def _judged(code: int | None, said: str) -> tuple[str, str]:
@@ -186,14 +203,14 @@ _watching: list[tuple[tuple[pathlib.Path, ...], list[str]]] = []
 
 
 @contextlib.contextmanager
-def _watched(inside: pathlib.Path, shared: pathlib.Path) -> Iterator[list[str]]:
-  """Collect the paths that Python writes, makes or removes outside of two directories; `shared` has temporary files."""
+def _watched(inside: pathlib.Path, shared: pathlib.Path, *kept: pathlib.Path) -> Iterator[list[str]]:
+  """Collect the paths that Python writes, makes or removes outside of these; `shared` has temporary files."""
   temporary, found = tempfile.tempdir, []
   if _audit not in _hooked:
     sys.addaudithook(_audit)
     _hooked.append(_audit)
   tempfile.tempdir = str(shared)
-  _watching.append(((inside, shared), found))
+  _watching.append(((inside, shared, *kept), found))
   try:
     yield found
   finally:

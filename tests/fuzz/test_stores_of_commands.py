@@ -1,0 +1,80 @@
+"""Damaged token stores given to the commands that train and evaluate: right bits, or one line. See `harness`."""
+
+import functools
+import json
+import pathlib
+import random
+import tempfile
+
+import jax
+import pytest
+
+from t5x_like import evaluate, train
+from tests import stores
+from tests.fuzz.harness import Ground, alone, generator
+from tests.fuzz.mutations import copied, digests, files_of, folder_mutation
+from tests.fuzz.test_stores import signed
+from tests.runs import losses
+
+SEED, ALL, PARTS = 13, 80, 2
+FLAGS = ("--config=tests/recipes/nano.py", "--config.total_steps=2", "--config.eval_every=2")
+FLAGS += ('--config.evals.loss={"max_examples": 16}',)
+
+
+class Stores:
+  """A store of two splits, a run on it, and what the commands find."""
+
+  def __init__(self, folder: pathlib.Path):
+    self.folder, self._run = folder / "store", folder / "run"
+    for split in ("train", "validation"):
+      stores.write(self.folder / split, stores.random_documents(60, 200), shard_tokens=1_500)
+    assert train.main([*FLAGS, f"--workdir={self._run}", f"--config.task.store={self.folder}"]) == 0
+    self._right = {name: self._made(name, self.folder, folder / name) for name in ("train", "evaluate")}
+    assert all(code == 0 for code, _ in self._right.values())
+
+  def use(self, choice: random.Random, told: list[str], inside: pathlib.Path) -> int:
+    """Damage a copy of the store and call a command on it; what was not damaged stays as it is."""
+    store, name = copied(self.folder, inside / "store"), choice.choice(("train", "evaluate"))
+    before, verify = digests(store), choice.choice(("auto", "auto", "size"))
+    split = "validation" if name == "evaluate" else choice.choice(("train", "train", "validation"))
+    files = [file for file in files_of(store) if file.startswith(split)]
+    heads = [file for file in files if file.endswith((".json", ".npy"))]
+    told += [name, verify, folder_mutation(choice, store, heads if choice.random() < 0.7 else files, signed)]
+    sound = digests(store).items() & before.items()
+    code, made = self._made(name, store, inside / "made", f"--config.task.verify={verify}")
+    assert sound <= digests(store).items(), "a sound file was changed"
+    if not code and verify == "auto" and "manifest.json" not in told[-1]:  # another manifest may tell another order
+      assert made == self._right[name][1], "wrong bits"
+    return code
+
+  def _made(self, name: str, store: pathlib.Path, inside: pathlib.Path, *flags: str):
+    """Return a command's exit code, and the losses that it found."""
+    flags += (f"--config.task.store={store}",)
+    if name == "train":
+      code = train.main([*FLAGS, f"--workdir={inside}", *flags])
+      return code, losses(inside) if not code else None
+    code = evaluate.main([f"--workdir={copied(self._run, inside)}", *flags])
+    found = [json.loads(file.read_text())["metrics"] for file in sorted(inside.glob("evaluations/*.json"))]
+    return code, [one["loss"] for one in found]
+
+
+def part(first: int, last: int, cache: str) -> None:
+  """Try some of the cases; called in a process of its own."""
+  for name, value in {"min_compile_time_secs": 0.05, "min_entry_size_bytes": 0}.items():
+    jax.config.update(f"jax_persistent_cache_{name}", value)
+  with tempfile.TemporaryDirectory() as folder:
+    root = pathlib.Path(folder)
+    subject = Stores(root)
+    ground = Ground(root / "ground", seconds=300, memory=2**30, kept=pathlib.Path(cache))
+    for number in range(first, last):
+      told: list[str] = []
+      outcome = ground.run("", functools.partial(subject.use, generator(SEED, number), told))
+      ground.outcomes[-1] = outcome._replace(case=f"seed {SEED}, case {number}: {' '.join(told)}")
+      print(*ground.outcomes[-1], flush=True)
+    ground.check(least=last - first)
+
+
+@pytest.mark.fuzz
+@pytest.mark.parametrize("n", range(PARTS))
+def test_damaged_stores_of_commands(n, compiled):
+  alone(part, n * ALL // PARTS, (n + 1) * ALL // PARTS, str(compiled), cache=compiled)
