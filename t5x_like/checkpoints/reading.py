@@ -82,6 +82,8 @@ def read_tensors(
   Args:
     stored: the name in the checkpoint, by name.
     partial: whether the checkpoint has other tensors too.
+  Raises:
+    Damaged: the description of the tensors is of another form.
   """
   if not wanted:
     return {}
@@ -94,6 +96,8 @@ def read_tensors(
   try:
     args = ocp.args.PyTreeRestore(item=nest(item), restore_args=nest(restore_args), partial_restore=partial)
     tree = handler.restore(path, args=args)
+  except (AttributeError, IndexError, RecursionError) as error:  # orbax believes the JSON beside its tensors
+    raise Damaged(f"a tensor cannot be read: {one_line(error)[:300]}") from error
   finally:
     handler.close()
   tensors = flatten(tree)

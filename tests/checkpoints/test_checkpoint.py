@@ -162,7 +162,19 @@ def edit_manifest(directory, step):
   path.write_text(path.read_text().replace('"seed": 3', '"seed": 4').replace('"seed":3', '"seed":4'))
 
 
-@pytest.mark.parametrize("damage", [flip, truncate, lose_data, lose_manifest, edit_manifest])
+def describe_nothing(directory, step):
+  (directory / str(step) / "state" / "_METADATA").write_text("1")
+
+
+def describe_arrays_as_numbers(directory, step):
+  (path,) = (directory / str(step) / "state" / "array_metadatas").iterdir()
+  path.write_text(json.dumps({"array_metadatas": [1]}))
+
+
+DAMAGES = [flip, truncate, lose_data, lose_manifest, edit_manifest, describe_nothing, describe_arrays_as_numbers]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_damage_is_skipped_loudly_moved_aside_and_never_deleted(tmp_path, caplog, damage):
   mesh = mesh_of(2, 4)
   save_steps(tmp_path, [1, 2, 3], mesh)
