@@ -43,6 +43,12 @@ class _Forward(http.server.BaseHTTPRequestHandler):
   def log_message(self, *_):
     pass
 
+  def handle_expect_100(self):
+    """Says at once that the body may come: s3fs waits for that without end."""
+    going = super().handle_expect_100()
+    self.wfile.flush()
+    return going
+
   def forward(self):
     body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
     if self.server.random.random() < 0.05:
