@@ -18,8 +18,11 @@ def quiet_orbax() -> None:
   show = sys.unraisablehook
 
   def unraisablehook(raised):
-    # Late writes of a failed save call back into a closed event loop, and tensorstore prints each of them.
-    if not (raised.exc_type is RuntimeError and str(raised.exc_value) == "Event loop is closed"):
+    # Late writes of a failed save call back into a closed event loop, and tensorstore prints each of them. Of the reads
+    # of a damaged step, all that fail after the first are collected unseen.
+    late = raised.exc_type is RuntimeError and str(raised.exc_value) == "Event loop is closed"
+    unseen = orbax in getattr(getattr(raised.object, "cr_code", None), "co_filename", "")
+    if not (late or unseen):
       show(raised)
 
   sys.unraisablehook = unraisablehook
