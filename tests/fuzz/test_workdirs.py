@@ -136,8 +136,8 @@ def harmed_and_used(workdir: Workdir, choice: random.Random, doors, told: list[s
   whole = not any(file.startswith(("config.json", "vocabulary/")) for file in harmed)
   code = workdir.use(name, inside, folder, whole)
   after = digests(folder)
-  steps = [file.rpartition("/state/")[0] or file.rpartition("/manifest/")[0] for file in harmed if "/" in file]
-  written = (*WRITES[name], *(("checkpoints/", "best/") if name == "train" and any(steps) else ()))
+  steps = ("checkpoints/", "best/")  # a damaged step is set aside
+  written = WRITES[name] + (steps if name == "train" and any(file.startswith(steps) for file in harmed) else ())
   changed = [file for file, digest in sound.items() if after.get(file) != digest and not file.startswith(written)]
   assert not changed, f"sound files changed: {changed[:5]}"
   return code
