@@ -395,24 +395,3 @@ def test_a_directory_that_is_gone_while_saving_is_one_line(tmp_path):
     with pytest.raises(UserError, match="checkpoints: the directory of the checkpoints is gone; mount or restore it"):
       checkpoints.save(2, make_state(2, mesh), {}, finite=False)
       checkpoints.wait()
-
-
-_ABANDONED = """
-import asyncio, sys
-from t5x_like.checkpoints.quiet_orbax import quiet_orbax
-quiet_orbax()
-text = "async def read(future):\\n  try:\\n    await future\\n  finally:\\n    raise ValueError('unseen')"
-for file in ("/x/orbax/y.py", "/x/other/y.py"):
-  made = {}
-  exec(compile(text, file, "exec"), made)
-  reading = made["read"](asyncio.Future(loop=asyncio.new_event_loop()))
-  reading.send(None)
-  del reading, made
-  print(file, file=sys.stderr)
-"""
-
-
-def test_reads_of_a_damaged_step_that_fail_later_are_not_shown():
-  done = subprocess.run([sys.executable, "-c", _ABANDONED], cwd=REPO, capture_output=True, text=True)
-  first, _, rest = done.stderr.partition("/x/orbax/y.py\n")
-  assert "unseen" not in first and "ValueError: unseen" in rest, done.stderr
