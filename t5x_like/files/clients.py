@@ -95,7 +95,7 @@ class _Fsspec:
     def get() -> Answer:
       try:
         start, end = (part.start, part.stop) if part else (None, None)
-        return Answer("value", self.files.cat_file(self.path(key), start, end))
+        return Answer("value", self.files.cat_file(self.path(key), start=start, end=end))
       except Exception as error:
         if answers.kind(error) is not Kind.ABSENT:
           raise
