@@ -11,7 +11,7 @@ from fine_tuning import FINE_TUNING, fine_tuning
 from t5x_like import evals, recipes, slots
 from t5x_like.data import loader
 from t5x_like.data import task as tasks
-from t5x_like.data.supervised import encoder_inputs
+from t5x_like.data.supervised.words import character_spans
 from t5x_like.decoding.generate import greedy
 from t5x_like.errors import UserError
 from t5x_like.evals import Setting
@@ -172,7 +172,7 @@ def test_no_answer_is_predicted_above_the_threshold_and_the_best_one_is_found(tm
 def test_tokens_know_their_place_in_the_word(word):
   vocabulary = load("bytes")
   ids = vocabulary.encode(word)
-  spans = encoder_inputs.character_spans(word, ids, vocabulary)
+  spans = character_spans(word, ids, vocabulary)
   assert len(spans) == len(ids) and (spans[0][0], spans[-1][1]) == (0, len(word))
   assert {place for a, b in spans for place in range(a, b)} == set(range(len(word)))
   for n, (begin, past) in enumerate(spans):  # a token is within the characters that its bytes spell

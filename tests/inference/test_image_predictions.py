@@ -6,9 +6,9 @@ import shutil
 import numpy as np
 import pytest
 
+from image_files import ODD, folders
 from t5x_like import evaluate, predict, train
 from t5x_like.data.images import store
-from tests.data.test_images import ODD, folders
 
 NANO = "tests/recipes/nano_image.py"
 

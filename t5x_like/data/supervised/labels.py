@@ -4,6 +4,8 @@ import numpy as np
 
 from t5x_like.errors import UserError, did_you_mean
 
+UNLABELLED = "-1"  # the label of an example without one, as in TFDS's test splits
+
 
 def numbered(names: list | tuple, key: str) -> dict[str, int]:
   """Number the class names; UserError for no name or a repeated one."""

@@ -107,6 +107,16 @@ def plan(lengths_ND: np.ndarray, limits: Sequence[int], seed: int = 0) -> Plan:
   return _laid_out(lengths_ND, limits, examples, row_starts)
 
 
+def of_examples(lengths_ND: np.ndarray, limits: Sequence[int], packed: bool, seed: int, path: str) -> Plan:
+  """Return the plan of the examples in the directory `path`, made once if they are packed, and report it."""
+  made = cached(lengths_ND, limits, seed, f"{path}/plans") if packed else alone(lengths_ND, limits)
+  streams = ", ".join(f"{part:.1%} of {limit:,}" for part, limit in zip(made.utilisation, made.limits))
+  how = f"packed into {made.num_rows:,} rows" if packed else "unpacked"
+  used = f"{made.utilisation[-1]:.1%} of positions used ({streams})"
+  print(f"data: {path}: {made.examples.size:,} examples {how}, {used}", flush=True)
+  return made
+
+
 def cached(lengths_ND: np.ndarray, limits: Sequence[int], seed: int, folder: str) -> Plan:
   """Return `plan`, cached in a file named by a hash of all it depends on.
 
@@ -168,3 +178,32 @@ def shifted(targets_BT: np.ndarray, segments_BT: np.ndarray, positions_BT: np.nd
   """Return a decoder's inputs: in every segment `start_id`, then its targets but the last; 0 outside segments."""
   before_BT = np.roll(targets_BT, 1, axis=1)
   return np.where(positions_BT > 0, before_BT, np.where(segments_BT > 0, start_id, 0)).astype(np.int32)
+
+
+def decoder_rows(
+  tokens_nL: np.ndarray,
+  valid_nL: np.ndarray,
+  learned_nL: np.ndarray,
+  placed: tuple[np.ndarray, np.ndarray, np.ndarray],
+  shape: tuple[int, int],
+  start_id: int,
+  pad_id: int,
+) -> dict[str, np.ndarray]:
+  """Return the features of a decoder from examples whose tokens are all targets.
+
+  Args:
+    tokens_nL, valid_nL, shape: see `scatter`.
+    learned_nL: bool [n, L], the tokens with loss.
+    placed: the row, number and offset of each example, see `scatter`.
+    start_id: the first input of each example.
+    pad_id: the target where a row is empty.
+  """
+  targets, segments, positions = scatter(tokens_nL, valid_nL, *placed, shape)
+  learned, _, _ = scatter(learned_nL, valid_nL, *placed, shape)
+  return {
+    "decoder_input_tokens": shifted(targets, segments, positions, start_id),
+    "decoder_target_tokens": np.where(segments > 0, targets, pad_id),
+    "decoder_loss_weights": learned,
+    "decoder_segment_ids": segments,
+    "decoder_positions": positions,
+  }

@@ -13,23 +13,21 @@ an evaluation's `max_examples` then count rows.
 the prompt of that answer, of every conversation, before packing and whatever its length.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
 from t5x_like import vocabularies
-from t5x_like.corpora.sources import Record, Skip
+from t5x_like.corpora.sources import Skip
 from t5x_like.data.features import Features, decoder
-from t5x_like.data.supervised import encoder_inputs, example_store, packing, records
+from t5x_like.data.supervised import packing
 from t5x_like.data.supervised.chat import ASSISTANT, Chat, Message, messages_of
-from t5x_like.data.supervised.example_store import Example
+from t5x_like.data.supervised.labelled import PackedRecords, Rows, beside, labelled
 from t5x_like.data.supervised.templates import Template
 from t5x_like.data.supervised.too_long import TooLong, answered, fit
-from t5x_like.data.task import Task, digest
+from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
-from t5x_like.store.reader import Verify
 
 # On the built-in corpus, for `:debug`.
 BUILT_IN = {"source": "builtin", "vocabulary": "bytes", "template": "plain"}
@@ -47,132 +45,82 @@ def features(vocabulary, /, *, length: int, **_) -> Features:
 
 def task(
   *,
-  source: str,
-  split: str,
   template: str = "plain",
   messages: str = "messages",
   prompt: str | None = None,
   completion: str | None = None,
-  vocabulary: str = "bytes",
   length: Length = 2048,
-  packed: bool = True,
   too_long: TooLong = "refuse",
-  pack_seed: int = 0,
-  cache: str = "data/prepared",
-  data_dir: str | None = None,
-  label: str | None = None,
-  verify: Verify = "auto",
+  **records: Unpack[PackedRecords],
 ) -> Task:
   """Make the task.
 
   Args:
-    source, split, vocabulary, packed, pack_seed, cache, data_dir, verify: see `text_to_text`.
     template: one of `chat.TEMPLATES`.
     messages: the field of the conversation.
     prompt, completion: instead, templates of a user's message and the answer to it, such as `{instruction}`.
     length: length of a row.
     too_long: treatment of longer conversations; truncation cuts their end, and skips those left without an answer.
-    label: the name in metrics; by default `<corpus>_chat`.
+    records: see `PackedRecords`.
 
   Raises:
-    UserError: unusable source, template or length; a message without role or content, or of an unknown role; no
-      examples; a file changed since preparation.
+    UserError: unusable template or length; a message without role or content, or of an unknown role; and as `labelled`.
   """
-  encoding = vocabularies.load(vocabulary)
-  chat = Chat(template, encoding)
+  source = PackedRecords(**records)
+  vocabulary = vocabularies.load(source.vocabulary)
+  chat = Chat(template, vocabulary)
   if (prompt is None) != (completion is None):
     raise UserError("config.task.prompt and completion: found one of them, expected both, or neither and messages")
   parts = {} if prompt is None else {"user": Template(prompt, "prompt"), ASSISTANT: Template(completion, "completion")}
-  fields = tuple(field for part in parts.values() for field in part.fields) or (messages,)
 
-  def conversation(record: Record, where: str) -> list[Message] | Skip:
+  def conversation(record, where):
     if not parts:
       return messages_of(record, messages, where)
     texts = {role: part(record, where) for role, part in parts.items()}
     empty = [{"user": "prompt", ASSISTANT: "answer"}[role] for role, text in texts.items() if text is None]
     return Skip(f"empty {empty[0]}") if empty else [Message(role, text) for role, text in texts.items()]
 
-  def examples(rows: Iterator[tuple[str, Record]]) -> Iterator[Example | Skip]:
-    for where, record in rows:
-      found = conversation(record, where)
-      skip = found if isinstance(found, Skip) else chat.check(found, where)
-      if skip:
-        yield skip
-        continue
-      tokens, answer = chat(found)
-      yield {"tokens": tokens, "answer": answer, "first": np.int32(np.argmax(answer))}
+  def example(record, where):
+    found = conversation(record, where)
+    if skip := found if isinstance(found, Skip) else chat.check(found, where):
+      return skip
+    tokens, answer = chat(found)
+    return {"tokens": tokens, "answer": answer, "first": np.int32(np.argmax(answer))}
 
-  store = example_store.open_store(
+  def view(record, where, _):
+    found = conversation(record, where)
+    last = max(number for number, message in enumerate(found) if message.role == ASSISTANT)
+    asked = found[:last]
+    said = asked[-1].content if asked else ""
+    return {"inputs": said, "targets": found[last].content, "ids": chat.prompt(asked)}
+
+  def rows(store):
+    used, lengths_n1 = fit(store.lengths["tokens"][:, None], (length,), too_long, store.path, ("length",))
+    used, lengths_n1 = answered(used, lengths_n1, np.asarray(store.arrays["first"])[:, None], store.path)
+    plan = packing.of_examples(lengths_n1, (length,), source.packed, source.pack_seed, store.path)
+
+    def read(row_B):
+      place_n, row_n, number_n = plan.members(row_B)
+      which_n = plan.examples[place_n]
+      tokens_nL, valid_nL = store.read("tokens", used[which_n], lengths_n1[which_n, 0])
+      answer_nL = beside(store, "answer", "tokens", used[which_n], valid_nL)
+      placed, shape = (row_n, number_n, plan.offsets[place_n, 0]), (row_B.size, length)
+      ids = vocabularies.start_id(vocabulary), vocabulary.pad_id or 0
+      return packing.decoder_rows(tokens_nL, valid_nL, answer_nL, placed, shape, *ids)
+
+    return Rows(plan.num_rows, read, view=view)
+
+  made = {"length": length, "packed": source.packed, "too_long": too_long, "pack_seed": source.pack_seed}
+  return labelled(
+    "chat.v1",
     source,
-    split,
-    task="chat.v1",
-    fields=fields,
+    vocabulary,
+    fields=tuple(field for part in parts.values() for field in part.fields) or (messages,),
     facts={"template": template, "messages": messages, "prompt": prompt, "completion": completion},
-    vocabulary=encoding,
     streams={"tokens": False},
-    examples=examples,
-    cache=cache,
-    data_dir=data_dir,
-    verify=verify,
-  )
-  used, lengths_n1 = fit(store.lengths["tokens"][:, None], (length,), too_long, store.path, ("length",))
-  used, lengths_n1 = answered(used, lengths_n1, np.asarray(store.arrays["first"])[:, None], store.path)
-  plan = packing.alone(lengths_n1, (length,))
-  if packed:
-    plan = packing.cached(lengths_n1, (length,), pack_seed, f"{store.path}/plans")
-    share = plan.utilisation[-1]
-    print(f"data: {store.path}: {used.size:,} conversations in {plan.num_rows:,} rows, {share:.1%} full", flush=True)
-  starts_N = store.ends["tokens"] - store.lengths["tokens"]
-  start, pad = vocabularies.start_id(encoding), encoding.pad_id or 0
-
-  def read(row_B: np.ndarray) -> dict[str, np.ndarray]:
-    place_n, row_n, number_n = plan.members(row_B)
-    which_n = plan.examples[place_n]
-    tokens_nL, valid_nL = store.read("tokens", used[which_n], lengths_n1[which_n, 0])
-    places_nL = np.where(valid_nL, starts_N[used[which_n]][:, None] + np.arange(tokens_nL.shape[1]), 0)
-    scatter = lambda x_nL: packing.scatter(  # noqa: E731
-      x_nL, valid_nL, row_n, number_n, plan.offsets[place_n, 0], (row_B.size, length)
-    )
-    targets, segments, positions = scatter(tokens_nL)
-    return {
-      "decoder_input_tokens": packing.shifted(targets, segments, positions, start),
-      "decoder_target_tokens": np.where(segments > 0, targets, pad),
-      "decoder_loss_weights": scatter(np.asarray(store.arrays["answer"])[places_nL].astype(np.int32))[0],
-      "decoder_segment_ids": segments,
-      "decoder_positions": positions,
-    }
-
-  def of_records(more: Sequence[str]) -> list[dict[str, Any]]:
-    found = records.used(source, split, fields=(*fields, *more), data_dir=data_dir, examples=examples)
-    return [_asked(chat, record, conversation(record, where)) for where, record in found]
-
-  described = features(encoding, length=length)
-  return Task(
-    name=label or f"{store.name}_chat",
-    vocabulary=encoding,
-    fingerprint=digest(
-      task="chat.v1",
-      examples=store.fingerprint,
-      length=length,
-      packed=packed,
-      too_long=too_long,
-      pack_seed=pack_seed,
-      vocabulary=encoding.fingerprint,
-    ),
-    num_examples=plan.num_rows,
-    features=described,
-    batch=encoder_inputs.batch_of(read, described),
-    examples=of_records,
+    example=example,
+    rows=rows,
+    features=features(vocabulary, length=length),
+    made=made | {"vocabulary": vocabulary.fingerprint},
     ends=(chat.end,),
   )
-
-
-def _asked(chat: Chat, record: Record, messages: list[Message]) -> dict[str, Any]:
-  last = max(number for number, message in enumerate(messages) if message.role == ASSISTANT)
-  asked = messages[:last]
-  return {
-    "record": record,
-    "inputs": asked[-1].content if asked else "",
-    "targets": messages[last].content,
-    "ids": chat.prompt(asked),
-  }

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from image_files import NOISE, ODD, encoded, folders
 from t5x_like.corpora.sources import open_source
 from t5x_like.data import loader, task
 from t5x_like.data.box_augmentations import _sizes
@@ -15,41 +16,10 @@ from t5x_like.data.images import checking, examples, pictures, store
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 
-NOISE = np.random.default_rng(0).integers(0, 256, (9, 7, 3)).astype(np.uint8)
-
-
-def encoded(image, form="PNG", **options) -> bytes:
-  file = io.BytesIO()
-  (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(file, form, **options)
-  return file.getvalue()
-
-
-def folders(root, images: dict[str, bytes]) -> str:
-  for name, data in images.items():
-    (root / name).parent.mkdir(parents=True, exist_ok=True)
-    (root / name).write_bytes(data)
-  return f"folders:{root}"
-
 
 def built(source, folder, **arguments):
   options = dict(resolution=8, crop=1.0, augmentations=(), cache=str(folder / "cache"), split="train") | arguments
   return task.build("image_classification", source=source, **options)
-
-
-ODD = {
-  "a/kept.jpg": encoded(NOISE, "JPEG"),
-  "a/grey.png": encoded(NOISE[..., 0]),
-  "a/cmyk.jpg": encoded(Image.fromarray(NOISE).convert("CMYK"), "JPEG"),
-  "a/clear.png": encoded(np.concatenate([NOISE, NOISE[..., :1]], -1)),
-  "b/palette.png": encoded(Image.fromarray(NOISE).convert("P")),
-  "b/deep.png": encoded(NOISE[..., 0].astype(np.uint16) << 8),
-  "b/pixel.png": encoded(NOISE[:1, :1]),
-  "b/photo.webp": encoded(NOISE, "WEBP", lossless=True),
-  "b/broken.jpg": encoded(np.tile(NOISE, (9, 9, 1)), "JPEG")[:-200],
-  "b/notes.txt": b"no image",
-  "b/empty.png": b"",
-  "b/huge.png": encoded(Image.new("1", (8200, 8200))),
-}
 
 
 def test_what_is_no_image_is_counted_and_others_are_8_bit_grey_or_rgb(tmp_path, capsys):

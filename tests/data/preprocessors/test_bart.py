@@ -197,8 +197,10 @@ def finder(text):
 
 
 def test_salient_spans_task():
-  trust.begin(["tests.data.test_bart:finder", "nowhere:none"])
-  made = task.build("salient_spans", "train", store="builtin", inputs_length=128, finder="tests.data.test_bart:finder")
+  trust.begin(["tests.data.preprocessors.test_bart:finder", "nowhere:none"])
+  made = task.build(
+    "salient_spans", "train", store="builtin", inputs_length=128, finder="tests.data.preprocessors.test_bart:finder"
+  )
   vocabulary = made.vocabulary
   spans = 0
   for index in range(5):

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from t5x_like import vocabularies
 from t5x_like.data import loader, task
-from t5x_like.data.supervised import encoder_inputs
-from t5x_like.data.tasks import span_qa
+from t5x_like.data.supervised.answers import Contexts, most_context
 from t5x_like.vocabularies.kinds.sentencepiece import SentencePieceVocabulary
 from tools import train_tokenizer, train_vocabulary
 
@@ -35,9 +34,9 @@ def vocabulary(kind: str):
 
 def restored(context: str, answer: str, begin: int, kind: str) -> str:
   """What the label of an answer spells in its context, as evaluations read it."""
-  own = vocabulary(kind)
-  _, start, end = span_qa._locate(context, (answer, begin), encoder_inputs.Words(own), own, "here")
-  spans_n2 = span_qa._Spans(own)(context)
+  contexts = Contexts(vocabulary(kind))
+  start, end = contexts.located(context, answer, begin, "here")
+  spans_n2 = contexts(context).spans
   return context[spans_n2[start, 0] : spans_n2[end, 1]]
 
 
@@ -66,10 +65,10 @@ def test_word_pieces_restore_the_answer_without_what_stands_next_to_it(case, kin
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_annotated_one_of_several_occurrences_is_the_label(kind):
-  own, context = vocabulary(kind), "Ada, Bob, Ada, Bob and Ada."
+  contexts, context = Contexts(vocabulary(kind)), "Ada, Bob, Ada, Bob and Ada."
   places = [place for place in range(len(context)) if context.startswith("Ada", place)]
-  labels = [span_qa._locate(context, ("Ada", at), encoder_inputs.Words(own), own, "here")[1] for at in places]
-  spans_n2 = span_qa._Spans(own)(context)
+  labels = [contexts.located(context, "Ada", at, "here")[0] for at in places]
+  spans_n2 = contexts(context).spans
   assert [spans_n2[label, 0] for label in labels] == places
 
 
@@ -87,7 +86,7 @@ LETTERS = "abcXYZ09éßŁİﬁ日本,.;-—'\"()$“”☃\u0301\u200b"
 @given(st.data(), st.sampled_from(KINDS), st.lists(st.text(LETTERS, min_size=1, max_size=6), min_size=1, max_size=6))
 def test_the_label_restores_every_run_of_whole_tokens(data, kind, words):
   context = " ".join(words)
-  spans = span_qa._Spans(vocabulary(kind))(context).tolist()
+  spans = Contexts(vocabulary(kind))(context).spans.tolist()
   first = data.draw(st.integers(0, len(spans) - 1))
   last = data.draw(st.integers(first, len(spans) - 1))
   begin, past = spans[first][0], spans[last][1]
@@ -127,7 +126,7 @@ def test_rows_hold_the_label_in_every_window_with_the_whole_answer(tmp_path):
 def test_each_token_counts_in_the_window_with_most_context(tokens, room, stride):
   begins = range(0, max(tokens - room, 0) + stride, stride) if tokens > room else [0]
   windows = [slice(begin, begin + room) for begin in begins]
-  owner = span_qa._most_context(windows, tokens)
+  owner = most_context(windows, tokens)
   for token in range(tokens):  # as `_check_is_max_context` of run_squad.py has it
     scores = []
     for window in windows:

@@ -1,0 +1,37 @@
+"""Image files of many kinds, usable and not, and folders of them."""
+
+import io
+
+import numpy as np
+from PIL import Image
+
+NOISE = np.random.default_rng(0).integers(0, 256, (9, 7, 3)).astype(np.uint8)
+
+
+def encoded(image, form="PNG", **options) -> bytes:
+  file = io.BytesIO()
+  (Image.fromarray(image) if isinstance(image, np.ndarray) else image).save(file, form, **options)
+  return file.getvalue()
+
+
+def folders(root, images: dict[str, bytes]) -> str:
+  for name, data in images.items():
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_bytes(data)
+  return f"folders:{root}"
+
+
+ODD = {
+  "a/kept.jpg": encoded(NOISE, "JPEG"),
+  "a/grey.png": encoded(NOISE[..., 0]),
+  "a/cmyk.jpg": encoded(Image.fromarray(NOISE).convert("CMYK"), "JPEG"),
+  "a/clear.png": encoded(np.concatenate([NOISE, NOISE[..., :1]], -1)),
+  "b/palette.png": encoded(Image.fromarray(NOISE).convert("P")),
+  "b/deep.png": encoded(NOISE[..., 0].astype(np.uint16) << 8),
+  "b/pixel.png": encoded(NOISE[:1, :1]),
+  "b/photo.webp": encoded(NOISE, "WEBP", lossless=True),
+  "b/broken.jpg": encoded(np.tile(NOISE, (9, 9, 1)), "JPEG")[:-200],
+  "b/notes.txt": b"no image",
+  "b/empty.png": b"",
+  "b/huge.png": encoded(Image.new("1", (8200, 8200))),
+}
