@@ -7,7 +7,6 @@ from files in `configs/`.
 
 import dataclasses
 import hashlib
-import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -74,7 +73,7 @@ def corpus_from(where: str, arguments: Mapping[str, Any], task: Callable) -> tup
   Raises:
     UserError: both a source and a store are given, or an argument has the wrong type.
   """
-  rest, takes = dict(arguments), inspect.signature(task).parameters
+  rest, takes = dict(arguments), slots.takes(task)
   if "store" not in takes or "source" in takes:
     return rest, None
   if rest.get("source") is None:

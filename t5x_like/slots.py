@@ -174,6 +174,11 @@ def make(where: str, value: Any, registry: Registry, member: str = "", **supplie
   return function(**supplied, **fill(where, arguments, function, given=tuple(supplied)))
 
 
+def takes(function: Callable) -> list[str]:
+  """Return the names of a function's arguments, with those of the records that it unpacks."""
+  return list(_signature(function)[0])
+
+
 def defaults(function: Callable) -> dict[str, Any]:
   """Return the default values of a function's arguments, by name."""
   parameters, _ = _signature(function)

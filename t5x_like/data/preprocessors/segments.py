@@ -9,9 +9,19 @@ Worked example, A = 5 6 7, B = 8 9, length 10, [CLS] 2, [SEP] 3:
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from t5x_like.data import random
 from t5x_like.data.preprocessors.sentences import Sentences
 from t5x_like.data.quiet_tensorflow import tf
+
+
+class Ids(NamedTuple):
+  """The ids of the special tokens of a row."""
+
+  cls: int
+  sep: int
+  pad: int
 
 
 def one(

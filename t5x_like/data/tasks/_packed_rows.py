@@ -27,8 +27,8 @@ def most_pairs(length: int) -> int:
 class DocSentences:
   """Rows of [CLS] text [SEP] sequences, each from one document; see `mlm`."""
 
-  def __init__(self, tokens: TokenStore, length: int, cls_id: int, sep_id: int, pad_id: int):
-    self._rows, self._length, self._ids = ChunkRows(tokens, length, beside=2), length, (cls_id, sep_id, pad_id)
+  def __init__(self, tokens: TokenStore, length: int, ids: segments.Ids):
+    self._rows, self._length, self._ids = ChunkRows(tokens, length, beside=2), length, ids
     self.num_examples = self._rows.num_examples
 
   def __call__(self, example_index_B, key_B, offset_B):
@@ -39,12 +39,11 @@ class DocSentences:
 
   def _read(self, index_B):
     row_n, _, start_n, size_n = self._rows.members(index_B)
-    cls_id, sep_id, pad_id = self._ids
     chunk_nT = stretches(self._rows.tokens, start_n, size_n, size_n.max(initial=1))
-    text_nL = np.pad(chunk_nT, ((0, 0), (1, 1)), constant_values=cls_id)
-    text_nL[np.arange(row_n.size), size_n + 1] = sep_id
+    text_nL = np.pad(chunk_nT, ((0, 0), (1, 1)), constant_values=self._ids.cls)
+    text_nL[np.arange(row_n.size), size_n + 1] = self._ids.sep
     tokens, segments_BL, positions = _placed(text_nL, size_n + 2, row_n, (index_B.size, self._length))
-    return np.where(segments_BL > 0, tokens, np.int32(pad_id)), segments_BL, positions
+    return np.where(segments_BL > 0, tokens, np.int32(self._ids.pad)), segments_BL, positions
 
 
 class Pairs:
@@ -60,15 +59,13 @@ class Pairs:
     self,
     tokens: TokenStore,
     length: int,
+    ids: segments.Ids,
     rule: sentences.Sentences,
-    cls_id: int,
-    sep_id: int,
-    pad_id: int,
     *,
     random_next: float,
     short: float,
   ):
-    self._most, self._length, self._ids = most_pairs(length), length, (cls_id, sep_id, pad_id)
+    self._most, self._length, self._ids = most_pairs(length), length, ids
     spare = 3 if short else 0
     self._rows = ChunkRows(tokens, length, beside=3, spare=spare, most=self._most - bool(short), least=2)
     self._share = short / (2 - short)  # of the chunks that are cut: n chunks become (1 + share) n pairs
@@ -95,7 +92,7 @@ class Pairs:
     real_BL = segments_BL > 0
     token_BL, type_BL = (tf.gather(tf.reshape(made[name], [-1]), place_BL) for name in ("tokens", "types"))
     return {
-      "tokens": tf.where(real_BL, token_BL, self._ids[2]),
+      "tokens": tf.where(real_BL, token_BL, self._ids.pad),
       "types": tf.where(real_BL, type_BL, 0),
       "segments": segments_BL,
       "positions": positions_BL,

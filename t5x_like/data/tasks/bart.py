@@ -8,17 +8,18 @@ trained, and windows are a token shorter. `preprocessors/bart.py` defines each n
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from t5x_like.data import features as declared
 from t5x_like.data import random
 from t5x_like.data.features import Feature, Features
 from t5x_like.data.preprocessors import bart, sentences
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.task import Task, fingerprint
+from t5x_like.data.running_text import Text
+from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
-from t5x_like.store.reader import Verify
-from t5x_like.store.windows import Windows, open_tokens
 from t5x_like.vocabularies import opening, padding, special
 
 
@@ -29,8 +30,6 @@ def features(vocabulary, /, *, length: int, **_) -> Features:
 
 def task(
   *,
-  store: str,
-  split: str,
   length: Length = 512,
   infill: float = 0.3,
   poisson_mean: float = 3.0,
@@ -39,14 +38,11 @@ def task(
   mask: float = 0.0,
   delete: float = 0.0,
   sentence_rule: str = sentences.DEFAULT_RULE,
-  dynamic_offsets: bool = True,
-  label: str | None = None,
-  verify: Verify = "auto",
+  **text: Unpack[Text],
 ) -> Task:
   """Make the task.
 
   Args:
-    store, split, verify: see `span_corruption`.
     length: length of inputs and targets, EOS included.
     infill: fraction of the tokens in spans that become one mask each.
     poisson_mean: mean tokens of such a span.
@@ -55,8 +51,7 @@ def task(
     mask: fraction of tokens that become the mask.
     delete: fraction of tokens deleted.
     sentence_rule: `module:function`, see `data/preprocessors/sentences.py`.
-    dynamic_offsets: shift the windows in every later epoch, see `store/windows.py`.
-    label: the name in metrics; by default `<corpus>_bart`.
+    text: see `Text`.
 
   Raises:
     UserError: more than one of infill, mask and delete, which the paper does not combine; an impossible fraction; the
@@ -73,10 +68,11 @@ def task(
     raise UserError(f"poisson_mean: found {poisson_mean}, expected at least 1")
   if length < 8:
     raise UserError(f"length: found {length}, expected at least 8")
-  tokens = open_tokens(store, split, verify)
-  vocabulary, pad_id, begin = tokens.vocabulary, padding(tokens.vocabulary), opening(tokens.vocabulary)
+  source = Text(**text)
+  vocabulary = source.tokens().vocabulary
+  pad_id, begin = padding(vocabulary), opening(vocabulary)
   W = length - 1 - len(begin)
-  windows = Windows(tokens, split, W, dynamic_offsets=dynamic_offsets)
+  windows = source.windows(W)
   mask_id, eos_id = special(vocabulary, "mask"), vocabulary.eos_id
   rule = sentences.Sentences(vocabulary, sentence_rule)
 
@@ -101,25 +97,9 @@ def task(
     made = encoder_decoder(inputs_BS, targets_BT, vocabulary)
     return made | {"encoder_segment_ids": tf.cast(inputs_BS != pad_id, tf.int32)}
 
-  return Task(
-    name=label or f"{windows.tokens.name}_bart",
-    vocabulary=vocabulary,
-    fingerprint=fingerprint(
-      "bart.v2",
-      windows.tokens,
-      length=length,
-      poisson_mean=poisson_mean,
-      rotate=rotate,
-      permute_sentences=permute_sentences,
-      sentence_rule=sentence_rule,
-      **rates,
-      **windows.facts,
-    ),
-    num_examples=windows.num_examples,
-    numbering=windows.numbering,
-    features=features(vocabulary, length=length),
-    batch=batch,
-  )
+  made = dict(length=length, poisson_mean=poisson_mean, rotate=rotate, permute_sentences=permute_sentences)
+  made |= dict(sentence_rule=sentence_rule, **rates)
+  return source.task("bart.v2", windows, batch, features(vocabulary, length=length), **made)
 
 
 def _closed(

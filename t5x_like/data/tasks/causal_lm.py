@@ -10,13 +10,15 @@ without EOS (`prepare_data` without `--append_eos`) is refused unless `documents
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from t5x_like.data.features import Features, decoder
 from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.task import Task, fingerprint
+from t5x_like.data.running_text import Text
+from t5x_like.data.task import Task
 from t5x_like.slots import Length
-from t5x_like.store.reader import Verify
-from t5x_like.store.windows import DocumentsEnd, Windows
+from t5x_like.store.windows import DocumentsEnd
 from t5x_like.vocabularies import start_id
 
 
@@ -26,47 +28,27 @@ def features(vocabulary, /, *, length: int, document_mask: bool, **_) -> Feature
 
 
 def task(
-  *,
-  store: str,
-  split: str,
-  length: Length = 1024,
-  document_mask: bool = False,
-  documents_end: DocumentsEnd = "eos",
-  dynamic_offsets: bool = True,
-  label: str | None = None,
-  verify: Verify = "auto",
+  *, length: Length = 1024, document_mask: bool = False, documents_end: DocumentsEnd = "eos", **text: Unpack[Text]
 ) -> Task:
   """Make the task.
 
   Args:
-    store: the directory or address that holds a token store per split, or `builtin`; see `Windows`.
-    split: the split to read.
     length: tokens in a window, and of every feature.
     document_mask: adds `decoder_segment_ids` and `decoder_positions`, which restart with every document.
     documents_end: the end of each document in the store: `eos`, which the model learns to predict, `nothing`
       or `any`.
-    dynamic_offsets: shift the windows in every later epoch, see `store/windows.py`.
-    label: the name in metrics; by default `<corpus>_causal_lm`.
-    verify: the checks on opening the store, see `TokenStore.open`.
+    text: see `Text`.
 
   Raises:
     UserError: the store cannot be used, is shorter than one window, or its documents do not end as they should.
   """
-  windows = Windows(store, split, length, verify, documents_end, dynamic_offsets=dynamic_offsets)
+  source = Text(**text)
+  windows = source.windows(length, documents_end)
   start = start_id(windows.vocabulary)
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
     documents_BT = windows.documents(example_index_B, epoch_B, seed) if document_mask else None
     return decoder_only(windows.read(example_index_B, epoch_B, seed), start, documents_BT)
 
-  return Task(
-    name=label or f"{windows.tokens.name}_causal_lm",
-    vocabulary=windows.vocabulary,
-    fingerprint=fingerprint(
-      "causal_lm.v1", windows.tokens, length=length, document_mask=document_mask, **windows.facts
-    ),
-    num_examples=windows.num_examples,
-    numbering=windows.numbering,
-    features=features(windows.vocabulary, length=length, document_mask=document_mask),
-    batch=batch,
-  )
+  made = dict(length=length, document_mask=document_mask)
+  return source.task("causal_lm.v1", windows, batch, features(windows.vocabulary, **made), **made)

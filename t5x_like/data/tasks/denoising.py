@@ -19,7 +19,8 @@ uniformly random subset: the same distribution given that number, and lengths ar
 
 from __future__ import annotations
 
-from typing import Literal
+import dataclasses
+from typing import Literal, Unpack
 
 import numpy as np
 
@@ -31,11 +32,11 @@ from t5x_like.data.preprocessors import noise
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.preprocessors.lengths import denoising as lengths
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.task import Task, fingerprint
+from t5x_like.data.running_text import Text
+from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
-from t5x_like.store.reader import Verify
-from t5x_like.store.windows import DocumentsEnd, Windows, open_tokens
+from t5x_like.store.windows import DocumentsEnd
 
 RANDOM_FRACTION = 0.1  # of BERT-style noise
 
@@ -49,26 +50,20 @@ def features(vocabulary, /, *, style: Style, inputs_length: int, noise_density: 
 
 def task(
   *,
-  store: str,
-  split: str,
   style: Style,
   inputs_length: Length = 512,
   noise_density: float = 0.15,
   documents_end: DocumentsEnd = "nothing",
-  dynamic_offsets: bool = True,
-  label: str | None = None,
-  verify: Verify = "auto",
+  **text: Unpack[Text],
 ) -> Task:
   """Make the task.
 
   Args:
-    store, split, verify: see `span_corruption`.
     style: the objective.
     inputs_length: encoder length, EOS included; it determines the window and the targets' length.
     noise_density: fraction of tokens that are noise; deshuffling has no noise.
     documents_end: the end of each document in the store: `nothing` (T5 joins them), `eos` or `any`.
-    dynamic_offsets: shift the windows in every later epoch, see `store/windows.py`.
-    label: the name in metrics; by default `<corpus>_<style>`.
+    text: see `Text`; the name in metrics is by default `<corpus>_<style>`.
 
   Raises:
     UserError: the store cannot be used, is shorter than one window, or its vocabulary lacks a mask or sentinels;
@@ -79,7 +74,8 @@ def task(
   if inputs_length < 3:
     raise UserError(f"inputs_length: found {inputs_length}, expected at least 3 (two tokens and EOS)")
   window, tokens_of_noise, targets_length = lengths(style, inputs_length, noise_density)
-  tokens = open_tokens(store, split, verify, documents_end)
+  source = Text(**text)
+  tokens = source.tokens(documents_end)
   vocabulary = tokens.vocabulary
   runs = min(tokens_of_noise, window - tokens_of_noise + 1)
   if style == "replace_spans" and runs > vocabulary.extra_ids:
@@ -89,7 +85,7 @@ def task(
       f"vocabulary with at least {runs} extra ids"
     )
   mask_id = vocabularies.special(vocabulary, "mask") if style in ("bert_style", "mass_style") else None
-  windows = Windows(tokens, split, window, dynamic_offsets=dynamic_offsets)
+  windows = source.windows(window)
   ordinary = tf.constant(ordinary_ids(vocabulary))
   words = window * (2 if style == "bert_style" else 1)  # which tokens are noise, and what they become
 
@@ -119,23 +115,11 @@ def task(
     )
     return encoder_decoder(tf.pad(inputs, [[0, 0], [0, 1]], constant_values=vocabulary.eos_id), whole, vocabulary)
 
-  return Task(
-    name=label or f"{tokens.name}_{style}",
-    vocabulary=vocabulary,
-    fingerprint=fingerprint(
-      "denoising.v1",
-      tokens,
-      style=style,
-      inputs_length=inputs_length,
-      noise_density=None if style == "deshuffling" else float(noise_density),
-      mask_id=mask_id,
-      **windows.facts,
-    ),
-    num_examples=windows.num_examples,
-    numbering=windows.numbering,
-    features=declared.encoder_decoder(inputs_length, targets_length, vocabulary),
-    batch=batch,
-  )
+  noisy = None if style == "deshuffling" else float(noise_density)
+  made = dict(style=style, inputs_length=inputs_length, noise_density=noisy, mask_id=mask_id)
+  described = declared.encoder_decoder(inputs_length, targets_length, vocabulary)
+  named = dataclasses.replace(source, label=source.label or f"{tokens.name}_{style}")
+  return named.task("denoising.v1", windows, batch, described, **made)
 
 
 def ordinary_ids(vocabulary) -> np.ndarray:

@@ -11,7 +11,7 @@ The sentinels are pieces of the vocabulary, by their usual spellings or as named
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Unpack
 
 import numpy as np
 
@@ -20,11 +20,11 @@ from t5x_like.data.features import Features, decoder
 from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.preprocessors.fill_in_the_middle import ROOM, FillInTheMiddle
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.task import Task, fingerprint
+from t5x_like.data.running_text import Text
+from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
-from t5x_like.store.reader import Verify
-from t5x_like.store.windows import DocumentsEnd, Windows
+from t5x_like.store.windows import DocumentsEnd
 from t5x_like.vocabularies import start_id
 
 
@@ -35,8 +35,6 @@ def features(vocabulary, /, *, length: int, document_mask: bool, **_) -> Feature
 
 def task(
   *,
-  store: str,
-  split: str,
   length: Length = 1024,
   rate: float = 0.5,
   spm_rate: float = 0.5,
@@ -44,14 +42,11 @@ def task(
   sentinels: tuple[str, ...] = (),
   document_mask: bool = False,
   documents_end: DocumentsEnd = "eos",
-  dynamic_offsets: bool = True,
-  label: str | None = None,
-  verify: Verify = "auto",
+  **text: Unpack[Text],
 ) -> Task:
   """Make the task.
 
   Args:
-    store, split, verify: see `causal_lm`.
     length: length of every feature.
     rate: share of rearranged documents; the paper finds that 0.5 to 0.9 costs the others nothing.
     spm_rate: share of rearranged documents in the order SPM, not PSM.
@@ -59,8 +54,7 @@ def task(
     sentinels: the pieces for prefix, suffix and middle; by default one of `preprocessors.fill_in_the_middle.KNOWN`.
     document_mask: adds `decoder_segment_ids` and `decoder_positions`, which restart with every document.
     documents_end: the end of each document in the store: `eos`, `nothing` or `any`.
-    dynamic_offsets: shift the windows in every later epoch, see `store/windows.py`.
-    label: the name in metrics; by default `<corpus>_fill_in_the_middle`.
+    text: see `Text`.
 
   Raises:
     UserError: the store cannot be used, is shorter than one window, or its documents do not end as they should; a
@@ -70,7 +64,8 @@ def task(
     raise UserError(f"length: found {length}, expected at least {ROOM + 3}")
   if not 0 <= rate <= 1 or not 0 <= spm_rate <= 1:
     raise UserError(f"rate, spm_rate: found {rate} and {spm_rate}, expected shares of 0 to 1")
-  windows = Windows(store, split, length - ROOM, verify, documents_end, dynamic_offsets)
+  source = Text(**text)
+  windows = source.windows(length - ROOM, documents_end)
   vocabulary = windows.vocabulary
   rearrange = FillInTheMiddle(vocabulary, length, float(rate), float(spm_rate), level == "characters", sentinels)
   start = start_id(vocabulary)
@@ -87,22 +82,6 @@ def task(
     made = decoder_only(tokens_BT, start, documents_BT if document_mask else None)
     return made | {"decoder_loss_weights": tf.cast(documents_BT > 0, tf.float32)}
 
-  return Task(
-    name=label or f"{windows.tokens.name}_fill_in_the_middle",
-    vocabulary=vocabulary,
-    fingerprint=fingerprint(
-      "fill_in_the_middle.v1",
-      windows.tokens,
-      length=length,
-      rate=float(rate),
-      spm_rate=float(spm_rate),
-      level=level,
-      sentinels=rearrange.sentinels,
-      document_mask=document_mask,
-      **windows.facts,
-    ),
-    num_examples=windows.num_examples,
-    numbering=windows.numbering,
-    features=features(vocabulary, length=length, document_mask=document_mask),
-    batch=batch,
-  )
+  made = dict(length=length, document_mask=document_mask)
+  rates = dict(rate=float(rate), spm_rate=float(spm_rate), level=level, sentinels=rearrange.sentinels)
+  return source.task("fill_in_the_middle.v1", windows, batch, features(vocabulary, **made), **made, **rates)

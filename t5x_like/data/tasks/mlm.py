@@ -27,24 +27,37 @@ original BERT copied its corpus (ten copies, so with 40 epochs each mask is seen
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal, Unpack
 
 from t5x_like.data import random
 from t5x_like.data.features import Feature, Features, encoder
 from t5x_like.data.preprocessors import segments, sentences
 from t5x_like.data.preprocessors.masking import Masking, Mode
 from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.running_text import Text
 from t5x_like.data.task import Task, fingerprint
 from t5x_like.data.tasks import _packed_rows
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
 from t5x_like.store import windows
 from t5x_like.store.document_chunks import Chunks
-from t5x_like.store.reader import TokenStore, Verify
+from t5x_like.store.reader import TokenStore
 from t5x_like.vocabularies import special
 
 Format = Literal["segment_pair", "sentence_pair", "full_sentences", "doc_sentences"]
 PACKED = ("segment_pair", "doc_sentences")
+_FEATURES = {  # by the names of readers and masks
+  "inputs": "encoder_input_tokens",
+  "targets": "encoder_target_tokens",
+  "weights": "encoder_loss_weights",
+  "types": "encoder_token_types",
+  "segments": "encoder_segment_ids",
+  "positions": "encoder_positions",
+  "span_starts": "encoder_span_starts",
+  "span_ends": "encoder_span_ends",
+  "firsts": "encoder_cls_positions",
+  "label": "next_sentence_label",
+}
 
 
 def features(
@@ -66,8 +79,6 @@ def features(
 
 def task(
   *,
-  store: str,
-  split: str,
   length: Length = 512,
   input_format: Format = "full_sentences",
   masking: Mode = "tokens",
@@ -80,15 +91,11 @@ def task(
   sentence_rule: str = sentences.DEFAULT_RULE,
   segment_ids: bool = True,
   packed: bool = True,
-  dynamic_offsets: bool = True,
-  label: str | None = None,
-  verify: Verify = "auto",
+  **text: Unpack[Text],
 ) -> Task:
   """Make the task.
 
   Args:
-    store: the directory or address that holds a token store per split, or `builtin`; see `windows.open_tokens`.
-    split: the split to read.
     length: of every feature, special tokens included.
     input_format: see above.
     masking: `tokens`, `words` (whole words) or `spans` (SpanBERT); see `preprocessors/masking.py`.
@@ -103,16 +110,15 @@ def task(
     packed: several sequences per row of `doc_sentences` and `segment_pair`, told apart by segments; a pair's features
       then have an axis K for the pairs of a row: `next_sentence_label`, and `encoder_cls_positions`, where each begins
       (0 also where there is none).
-    dynamic_offsets: begin the rows of every later epoch elsewhere, see `store/windows.py`; of full_sentences, as
-      chunks of documents begin with these, and without static_copies, which are copies of the same rows.
-    label: the name in metrics; by default `<corpus>_mlm`.
-    verify: the checks on opening the store, see `TokenStore.open`.
+    text: see `Text`. Offsets are dynamic for full_sentences, as chunks of documents begin with these, and without
+      static_copies, which are copies of the same rows.
 
   Raises:
     UserError: the store cannot be used or is shorter than one row; its vocabulary has no mask, [CLS] or [SEP] and no
       sentinels to lend; impossible shares or length.
   """
-  tokens = windows.open_tokens(store, split, verify)
+  source = Text(**text)
+  tokens = source.tokens()
   vocabulary = tokens.vocabulary
   masks = Masking(vocabulary, length, masking, float(rate), float(mask_share), float(random_share))
   if not 0 <= random_next <= 1 or not 0 <= short_pairs <= 1:
@@ -133,91 +139,45 @@ def task(
       f"config.task.segment_ids: found False, but the vocabulary of {tokens.path} has no padding piece, so that only "
       "segments tell padding; leave it out"
     )
-  ids = (
-    special(vocabulary, "cls"),
-    special(vocabulary, "sep"),
-    vocabulary.eos_id if vocabulary.pad_id is None else vocabulary.pad_id,
-  )
-  facts, offset_facts = {}, {}
+  pad_id = vocabulary.eos_id if vocabulary.pad_id is None else vocabulary.pad_id
+  ids = segments.Ids(special(vocabulary, "cls"), special(vocabulary, "sep"), pad_id)
   packed = packed and segment_ids and input_format in PACKED
-  if packed:
-    facts["packed"] = True
-  if packed and pairs:
-    facts["cut_chunks"] = bool(short_pairs)  # whether chunks leave room for it
-    options = dict(random_next=float(random_next), short=float(short_pairs))
-    reader = _packed_rows.Pairs(tokens, length, rule, *ids, **options)
+  rows = dict(length=length, input_format=input_format, sentence_rule=sentence_rule) | (
+    {"packed": True} if packed else {}
+  )
+  shares = dict(random_next=float(random_next), short=float(short_pairs) * (input_format == "segment_pair"))
+  if input_format == "full_sentences":
+    reader = FullSentences(tokens, length, ids, rule)
+    rows |= windows.offset_facts(source.dynamic_offsets and static_copies is None)
+  elif not pairs:
+    reader = (_packed_rows.DocSentences if packed else DocSentences)(tokens, length, ids)
   elif packed:
-    reader = _packed_rows.DocSentences(tokens, length, *ids)
-  elif input_format == "full_sentences":
-    reader = FullSentences(tokens, length, rule, *ids)
-    offset_facts = windows.offset_facts(dynamic_offsets and static_copies is None)
-  elif pairs:
-    reader = Pairs(
-      tokens,
-      length,
-      rule,
-      *ids,
-      single=input_format == "sentence_pair",
-      random_next=float(random_next),
-      short=float(short_pairs) if input_format == "segment_pair" else 0.0,
-    )
+    rows["cut_chunks"] = bool(short_pairs)  # whether chunks leave room for it
+    reader = _packed_rows.Pairs(tokens, length, ids, rule, **shares)
   else:
-    reader = DocSentences(tokens, length, *ids)
+    reader = Pairs(tokens, length, ids, rule, single=input_format == "sentence_pair", **shares)
+  layout = dict(input_format=input_format, masking=masking, rate=rate, segment_ids=segment_ids, packed=packed)
+  described = features(vocabulary, length=length, **layout)
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
     copy_B = epoch_B if static_copies is None else epoch_B % static_copies
     key_B = random.row_keys(seed, copy_B, example_index_B)
-    offset_B = windows.offsets(epoch_B, seed, tokens.num_tokens) if offset_facts else 0
+    offset_B = windows.offsets(epoch_B, seed, tokens.num_tokens) if "dynamic_offsets" in rows else 0
     row = reader(example_index_B, key_B, offset_B)
     masked = masks(row["tokens"], random.row_keys(8, key_B))
-    made = {
-      "encoder_input_tokens": masked["inputs"],
-      "encoder_target_tokens": masked["targets"],
-      "encoder_loss_weights": masked["weights"],
-      "encoder_token_types": row["types"],
-      "encoder_masked_positions": places(masked["weights"], masks.most),
-    }
-    if segment_ids:
-      made["encoder_segment_ids"] = row["segments"]
-    if packed:
-      made["encoder_positions"] = row["positions"]
-    if masking == "spans":
-      made |= {"encoder_span_starts": masked["span_starts"], "encoder_span_ends": masked["span_ends"]}
-    if packed and pairs:
-      made["encoder_cls_positions"] = row["firsts"]
-    return made | ({"next_sentence_label": row["label"]} if pairs else {})
+    made = {_FEATURES[name]: x for name, x in (row | masked).items() if name in _FEATURES}
+    made["encoder_masked_positions"] = places(masked["weights"], masks.most)
+    return {name: made[name] for name in described}
 
+  facts = dict(masking=masking, rate=rate, mask_share=mask_share, random_share=random_share, **rows)
+  facts |= {"random_next": random_next, "short_pairs": short_pairs} if pairs else {}
   return Task(
-    name=label or f"{tokens.name}_mlm",
+    name=source.label or f"{tokens.name}_mlm",
     vocabulary=vocabulary,
-    fingerprint=fingerprint(
-      "mlm.v3",
-      tokens,
-      length=length,
-      input_format=input_format,
-      masking=masking,
-      rate=rate,
-      mask_share=mask_share,
-      random_share=random_share,
-      static_copies=static_copies,
-      sentence_rule=sentence_rule,
-      **({"random_next": random_next, "short_pairs": short_pairs} if pairs else {}),
-      **facts,
-      **offset_facts,
-    ),
+    fingerprint=fingerprint("mlm.v3", tokens, static_copies=static_copies, **facts),
     num_examples=reader.num_examples,
-    numbering=fingerprint(
-      "mlm_rows", tokens, length=length, input_format=input_format, sentence_rule=sentence_rule, **facts, **offset_facts
-    ),
-    features=features(
-      vocabulary,
-      length=length,
-      input_format=input_format,
-      masking=masking,
-      rate=rate,
-      segment_ids=segment_ids,
-      packed=packed,
-    ),
+    numbering=fingerprint("mlm_rows", tokens, **rows),
+    features=described,
     batch=batch,
   )
 
@@ -235,8 +195,8 @@ def places(weights_BL: tf.Tensor, most: int) -> tf.Tensor:
 class FullSentences:
   """Rows of [CLS] text [SEP] across documents; see the module."""
 
-  def __init__(self, tokens: TokenStore, length: int, rule: sentences.Sentences, cls_id: int, sep_id: int, pad_id: int):
-    self._tokens, self._rule, self._sep, self._ids = tokens, rule, sep_id, (cls_id, sep_id, pad_id)
+  def __init__(self, tokens: TokenStore, length: int, ids: segments.Ids, rule: sentences.Sentences):
+    self._tokens, self._rule, self._ids = tokens, rule, ids
     self._length, self._search = length, max(1, min(4, length // 16), length // 24)
     self._stride = length - 2 - self._search
     self._read_length = 2 + self._stride + self._search
@@ -261,11 +221,11 @@ class FullSentences:
 
     start_B, end_B = begin(1), begin(1 + stride)
     if self._tokens.manifest.append_eos:  # a separator stands between documents already
-      text_BT = tf.where(window_BR == self._tokens.vocabulary.eos_id, self._sep, window_BR)
+      text_BT = tf.where(window_BR == self._tokens.vocabulary.eos_id, self._ids.sep, window_BR)
       text_BT = segments.cut(text_BT, start_B, self._length - 2)
       size_B = end_B - start_B - tf.cast(tf.gather(first_BR, end_B, batch_dims=1), tf.int32)
     else:
-      text_BT, size_B = segments.separated(window_BR, start_B, end_B, first_BR, self._sep, self._length - 2)
+      text_BT, size_B = segments.separated(window_BR, start_B, end_B, first_BR, self._ids.sep, self._length - 2)
     return segments.one(text_BT, size_B, self._length, *self._ids)
 
   def _read(self, starts_B):
@@ -277,8 +237,8 @@ class FullSentences:
 class DocSentences:
   """Rows of [CLS] text [SEP] from one document; see the module."""
 
-  def __init__(self, tokens: TokenStore, length: int, cls_id: int, sep_id: int, pad_id: int):
-    self._chunks, self._length, self._ids = Chunks(tokens, length - 2), length, (cls_id, sep_id, pad_id)
+  def __init__(self, tokens: TokenStore, length: int, ids: segments.Ids):
+    self._chunks, self._length, self._ids = Chunks(tokens, length - 2), length, ids
     self.num_examples = self._chunks.num_examples
 
   def __call__(self, example_index_B, key_B, offset_B):
@@ -289,21 +249,9 @@ class DocSentences:
 class Pairs:
   """Rows of [CLS] A [SEP] B [SEP], labelled by whether B is from another document; see the module."""
 
-  def __init__(
-    self,
-    tokens: TokenStore,
-    length: int,
-    rule: sentences.Sentences,
-    cls_id: int,
-    sep_id: int,
-    pad_id: int,
-    *,
-    single: bool,
-    random_next: float,
-    short: float,
-  ):
-    self._chunks, self._length, self._ids = Chunks(tokens, length - 3, least=2), length, (cls_id, sep_id, pad_id)
-    self._options = dict(sentences=rule, single=single, random_next=random_next, short=short)
+  def __init__(self, tokens: TokenStore, length: int, ids: segments.Ids, rule: sentences.Sentences, **options: Any):
+    self._chunks, self._length, self._ids = Chunks(tokens, length - 3, least=2), length, ids
+    self._options = dict(sentences=rule, **options)  # see `segments.split_pair`
     self.num_examples = self._chunks.num_examples
 
   def __call__(self, example_index_B, key_B, offset_B):

@@ -14,7 +14,7 @@ part and its EOS fit `length` inputs and `length` targets.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Unpack
 
 from t5x_like.data import features as declared
 from t5x_like.data import random
@@ -22,11 +22,11 @@ from t5x_like.data.features import Features
 from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.task import Task, fingerprint
+from t5x_like.data.running_text import Text
+from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
-from t5x_like.store.reader import Verify
-from t5x_like.store.windows import DocumentsEnd, Windows
+from t5x_like.store.windows import DocumentsEnd
 from t5x_like.vocabularies import padding, start_id
 
 
@@ -39,27 +39,19 @@ def features(vocabulary, /, *, length: int, architecture: str, **_) -> Features:
 
 def task(
   *,
-  store: str,
-  split: str,
   length: Length = 512,
   architecture: Literal["decoder", "encoder_decoder"] = "decoder",
   documents_end: DocumentsEnd | None = None,
-  dynamic_offsets: bool = True,
-  label: str | None = None,
-  verify: Verify = "auto",
+  **text: Unpack[Text],
 ) -> Task:
   """Make the task.
 
   Args:
-    store: the directory or address that holds a token store per split, or `builtin`; see `Windows`.
-    split: the split to read.
     length: of every feature; the window follows from it.
     architecture: what the features are for.
     documents_end: the end of each document in the store: `eos`, `nothing` or `any`; by default `eos` for
       decoders and `nothing` for encoder-decoders, which T5 trained on joined documents.
-    dynamic_offsets: shift the windows in every later epoch, see `store/windows.py`.
-    label: the name in metrics; by default `<corpus>_prefix_lm`.
-    verify: the checks on opening the store, see `TokenStore.open`.
+    text: see `Text`.
 
   Raises:
     UserError: a length that cannot be cut; the store cannot be used, is shorter than one window, or its documents do
@@ -69,8 +61,8 @@ def task(
   window = length if decoder else length - 1
   if window < 2:
     raise UserError(f"length: found {length}, expected at least {length - window + 2}: a token on each side of the cut")
-  ends = documents_end or ("eos" if decoder else "nothing")
-  windows = Windows(store, split, window, verify, ends, dynamic_offsets)
+  source = Text(**text)
+  windows = source.windows(window, documents_end or ("eos" if decoder else "nothing"))
   vocabulary = windows.vocabulary
   start = start_id(vocabulary)
 
@@ -82,15 +74,8 @@ def task(
       return decoder_only(tokens_BW, start, prefix_B=prefix_B)
     return encoder_decoder(*split_at(tokens_BW, prefix_B, vocabulary.eos_id, padding(vocabulary)), vocabulary)
 
-  return Task(
-    name=label or f"{windows.tokens.name}_prefix_lm",
-    vocabulary=vocabulary,
-    fingerprint=fingerprint("prefix_lm.v1", windows.tokens, length=length, architecture=architecture, **windows.facts),
-    num_examples=windows.num_examples,
-    numbering=windows.numbering,
-    features=features(vocabulary, length=length, architecture=architecture),
-    batch=batch,
-  )
+  made = dict(length=length, architecture=architecture)
+  return source.task("prefix_lm.v1", windows, batch, features(vocabulary, **made), **made)
 
 
 def split_at(tokens_BW: tf.Tensor, prefix_B: tf.Tensor, eos_id: int, pad_id: int = 0) -> tuple[tf.Tensor, tf.Tensor]:

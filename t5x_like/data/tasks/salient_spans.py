@@ -9,6 +9,8 @@ random consecutive tokens are the span, so that no example is lost (the papers s
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from t5x_like.data import features as declared
 from t5x_like.data import random
 from t5x_like.data.features import Features
@@ -16,11 +18,11 @@ from t5x_like.data.preprocessors import named_spans
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.preprocessors.salient_spans import DEFAULT_FINDER, TokenSpans
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.task import Task, fingerprint
+from t5x_like.data.running_text import Text
+from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
-from t5x_like.store.reader import Verify
-from t5x_like.store.windows import DocumentsEnd, Windows
+from t5x_like.store.windows import DocumentsEnd
 from t5x_like.vocabularies import padding
 
 _FALLBACK = 3
@@ -33,27 +35,21 @@ def features(vocabulary, /, *, inputs_length: int, targets_length: int, **_) -> 
 
 def task(
   *,
-  store: str,
-  split: str,
   inputs_length: Length = 512,
   targets_length: Length = 32,
   finder: str = DEFAULT_FINDER,
   documents_end: DocumentsEnd = "nothing",
-  dynamic_offsets: bool = True,
-  label: str | None = None,
-  verify: Verify = "auto",
+  **text: Unpack[Text],
 ) -> Task:
   """Make the task.
 
   Args:
-    store, split, verify: see `span_corruption`.
     inputs_length: encoder length, EOS included.
     targets_length: decoder length; a span has at most two tokens fewer.
     finder: `module:function`, `(text) -> list of (start, end)`, see `preprocessors/salient_spans.py`; or a `.jsonl`
       of names from a NER model, see `preprocessors/named_spans.py`.
     documents_end: the end of each document in the store: `nothing` (T5 joins them), `eos` or `any`.
-    dynamic_offsets: shift the windows in every later epoch, see `store/windows.py`.
-    label: the name in metrics; by default `<corpus>_salient_spans`.
+    text: see `Text`.
 
   Raises:
     UserError: no such finder, lengths too short, a vocabulary without sentinels, or the store cannot be used.
@@ -63,8 +59,8 @@ def task(
       f"inputs_length, targets_length: found {inputs_length} and {targets_length}, expected at least "
       f"{_FALLBACK + 3} and {_FALLBACK + 2}"
     )
-  W = inputs_length - 1
-  windows = Windows(store, split, W, verify, documents_end, dynamic_offsets=dynamic_offsets)
+  source, W = Text(**text), inputs_length - 1
+  windows = source.windows(W, documents_end)
   vocabulary = windows.vocabulary
   if not vocabulary.extra_ids:
     raise UserError(f"{windows.tokens.path}: its vocabulary has no sentinels, expected at least 1")
@@ -89,19 +85,5 @@ def task(
     targets = tf.where(place <= size, targets, tf.where(place == size + 1, eos_id, pad_id))
     return encoder_decoder(inputs, tf.where(place == 0, sentinel, targets), vocabulary)
 
-  return Task(
-    name=label or f"{windows.tokens.name}_salient_spans",
-    vocabulary=vocabulary,
-    fingerprint=fingerprint(
-      "salient_spans.v2",
-      windows.tokens,
-      inputs_length=inputs_length,
-      targets_length=targets_length,
-      finder=facts,
-      **windows.facts,
-    ),
-    num_examples=windows.num_examples,
-    numbering=windows.numbering,
-    features=features(vocabulary, inputs_length=inputs_length, targets_length=targets_length),
-    batch=batch,
-  )
+  lengths = dict(inputs_length=inputs_length, targets_length=targets_length)
+  return source.task("salient_spans.v2", windows, batch, features(vocabulary, **lengths), **lengths, finder=facts)

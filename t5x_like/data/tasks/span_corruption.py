@@ -6,6 +6,8 @@ Every (seed, epoch, example) draws new noise.
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from t5x_like.data import features as declared
 from t5x_like.data import random
 from t5x_like.data.features import Features
@@ -13,10 +15,10 @@ from t5x_like.data.preprocessors import lengths
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.preprocessors.span_corruption import SpanCorruption
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.task import Task, fingerprint
+from t5x_like.data.running_text import Text
+from t5x_like.data.task import Task
 from t5x_like.slots import Length
-from t5x_like.store.reader import Verify
-from t5x_like.store.windows import DocumentsEnd, Windows, open_tokens
+from t5x_like.store.windows import DocumentsEnd
 from t5x_like.vocabularies import padding
 
 
@@ -42,8 +44,6 @@ def features(
 
 def task(
   *,
-  store: str,
-  split: str,
   inputs_length: Length = 512,
   targets_length: Length | None = None,
   noise_density: float = 0.15,
@@ -51,16 +51,11 @@ def task(
   random_roll: bool = False,
   prefix: str = "",
   documents_end: DocumentsEnd = "nothing",
-  dynamic_offsets: bool = True,
-  label: str | None = None,
-  verify: Verify = "auto",
+  **text: Unpack[Text],
 ) -> Task:
   """Make the task.
 
   Args:
-    store: the directory or address that holds a token store per split (the `--output` of tools.prepare_data), or
-      `builtin`, see `corpora/builtin.py`.
-    split: the split to read.
     inputs_length: encoder length, EOS included; the raw window follows from it.
     targets_length: decoder length, EOS included; None derives it (114 for 512).
     noise_density: fraction of tokens that are noise.
@@ -68,16 +63,14 @@ def task(
     random_roll: lets noise begin or end anywhere in the window, see `preprocessors/span_corruption.py`.
     prefix: text before the inputs, such as a mode token of UL2; its tokens count towards `inputs_length`.
     documents_end: the end of each document in the store: `nothing` (T5 joins them), `eos` or `any`.
-    dynamic_offsets: shift the windows in every later epoch, see `store/windows.py`.
-    label: the name in metrics; by default `<corpus>_span_corruption`.
-    verify: the checks on opening the store: `size`, `full` (all checksums) or `auto`, see `TokenStore.open`.
+    text: see `Text`.
 
   Raises:
     UserError: the store cannot be used, is shorter than one window, or its vocabulary lacks sentinels; impossible
       lengths or densities.
   """
-  tokens = open_tokens(store, split, verify, documents_end)
-  vocabulary = tokens.vocabulary
+  source = Text(**text)
+  vocabulary = source.tokens(documents_end).vocabulary
   prefix_ids = vocabulary.encode(prefix) if prefix else []
   corruption = SpanCorruption(
     sentinels=vocabulary.sentinels,
@@ -89,7 +82,7 @@ def task(
     pad_id=padding(vocabulary),
     random_roll=random_roll,
   )
-  windows = Windows(tokens, split, corruption.window, dynamic_offsets=dynamic_offsets)
+  windows = source.windows(corruption.window)
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
     window_BW = windows.read(example_index_B, epoch_B, seed)
@@ -99,22 +92,13 @@ def task(
       inputs = tf.concat([tf.tile(tf.constant([prefix_ids], tf.int32), [tf.shape(inputs)[0], 1]), inputs], axis=1)
     return encoder_decoder(inputs, corrupted["targets"], vocabulary)
 
-  options = {"random_roll": random_roll, "prefix": prefix_ids}
-  return Task(
-    name=label or f"{tokens.name}_span_corruption",
-    vocabulary=vocabulary,
-    fingerprint=fingerprint(
-      "span_corruption.v1",
-      tokens,
-      inputs_length=inputs_length,
-      targets_length=corruption.targets_length,
-      noise_density=corruption.noise_density,
-      mean_noise_span_length=corruption.mean_noise_span_length,
-      **{name: value for name, value in options.items() if value},
-      **windows.facts,
-    ),  # absent if off, so that older runs resume
-    num_examples=windows.num_examples,
-    numbering=windows.numbering,
-    features=declared.encoder_decoder(inputs_length, corruption.targets_length, vocabulary),
-    batch=batch,
+  made = dict(
+    inputs_length=inputs_length,
+    targets_length=corruption.targets_length,
+    noise_density=corruption.noise_density,
+    mean_noise_span_length=corruption.mean_noise_span_length,
   )
+  options = {"random_roll": random_roll, "prefix": prefix_ids}
+  made |= {name: value for name, value in options.items() if value}  # absent if off, so that older runs resume
+  described = declared.encoder_decoder(inputs_length, corruption.targets_length, vocabulary)
+  return source.task("span_corruption.v1", windows, batch, described, **made)

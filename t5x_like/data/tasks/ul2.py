@@ -22,6 +22,8 @@ has these spellings as pieces gives one token for each, any other spells them ou
 
 from __future__ import annotations
 
+from typing import Unpack
+
 import numpy as np
 
 from t5x_like import slots
@@ -32,11 +34,11 @@ from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
 from t5x_like.data.preprocessors.lengths import DENOISERS, MODES, QUARTER, denoiser, noise_counts
 from t5x_like.data.preprocessors.span_corruption import SpanCorruption
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.task import Task, fingerprint
+from t5x_like.data.running_text import Text
+from t5x_like.data.task import Task
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.slots import Length
-from t5x_like.store.reader import Verify
-from t5x_like.store.windows import DocumentsEnd, Windows
+from t5x_like.store.windows import DocumentsEnd
 from t5x_like.vocabularies import Vocabulary, padding
 
 
@@ -53,30 +55,22 @@ def features(vocabulary, /, *, length: int, mode_tokens: bool, rates: dict, rand
 
 def task(
   *,
-  store: str,
-  split: str,
   length: Length = 512,
   mode_tokens: bool = False,
   rates: dict = {},  # noqa: B006
   random_roll: bool = False,
   documents_end: DocumentsEnd = "nothing",
-  dynamic_offsets: bool = True,
-  label: str | None = None,
-  verify: Verify = "auto",
+  **text: Unpack[Text],
 ) -> Task:
   """Make the task.
 
   Args:
-    store: the directory or address that holds a token store per split, or `builtin`; see `Windows`.
-    split: the split to read.
     length: raw tokens in a window.
     mode_tokens: begin the inputs with `MODES`.
     rates: rates of some `DENOISERS`; the others have 1, and 0 leaves a denoiser out.
     random_roll: let the noise of R and X lie anywhere; see `preprocessors/span_corruption.py`.
     documents_end: the end of each document in the store: `nothing` (T5 joins them), `eos` or `any`.
-    dynamic_offsets: shift the windows in every later epoch, see `store/windows.py`.
-    label: the name in metrics; by default `<corpus>_ul2`.
-    verify: the checks on opening the store, see `TokenStore.open`.
+    text: see `Text`.
 
   Raises:
     UserError: the store cannot be used, is shorter than one window, or its vocabulary has too few sentinels; a window
@@ -95,7 +89,8 @@ def task(
   shares = {name: share for name, share in shares.items() if share}
   if not shares:
     raise UserError("config.task.rates: found 0 for every denoiser, expected at least one that is drawn")
-  windows = Windows(store, split, length, verify, documents_end, dynamic_offsets=dynamic_offsets)
+  source = Text(**text)
+  windows = source.windows(length, documents_end)
   denoisers = [_Denoiser(name, windows.vocabulary, length, mode_tokens, random_roll) for name in shares]
   described = features(windows.vocabulary, length=length, mode_tokens=mode_tokens, rates=rates, random_roll=random_roll)
   ends_N = _word_ends(list(shares.values()))
@@ -112,23 +107,8 @@ def task(
     ]
     return {name: tf.dynamic_stitch(rows, [one[name] for one in made]) for name in described}
 
-  return Task(
-    name=label or f"{windows.tokens.name}_ul2",
-    vocabulary=windows.vocabulary,
-    fingerprint=fingerprint(
-      "ul2.v2",
-      windows.tokens,
-      length=length,
-      mode_tokens=mode_tokens,
-      rates=shares,
-      random_roll=random_roll,
-      **windows.facts,
-    ),
-    num_examples=windows.num_examples,
-    numbering=windows.numbering,
-    features=described,
-    batch=batch,
-  )
+  made = dict(length=length, mode_tokens=mode_tokens, rates=shares, random_roll=random_roll)
+  return source.task("ul2.v2", windows, batch, described, **made)
 
 
 class _Denoiser:
