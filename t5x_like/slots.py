@@ -209,7 +209,8 @@ def _signature(function: Callable) -> tuple[dict[str, inspect.Parameter], dict[s
   kinds: dict[str, Any] = {}
   for layer in layers:
     own = dict(inspect.signature(layer).parameters)
-    hints = typing.get_type_hints(layer, include_extras=True)
+    # The fields that a dataclass inherits name types of the module that declares them.
+    hints = typing.get_type_hints(function if dataclasses.is_dataclass(function) else layer, include_extras=True)
     open_ended = [name for name, parameter in own.items() if parameter.kind is parameter.VAR_KEYWORD]
     parameters = {name: own[name] for name in own if name not in ("self", *open_ended)} | parameters
     records = [typing.get_args(hints[name])[0] for name in open_ended if typing.get_origin(hints.get(name)) is Unpack]

@@ -9,31 +9,35 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 from t5x_like.data.quiet_tensorflow import tf
 
+Image = TypeVar("Image")
+
 
 @dataclasses.dataclass(frozen=True)
-class Augmentation:
+class Augmentation(Generic[Image]):
   """A random change of one image.
 
   Attributes:
     numbers: number of random numbers it takes.
-    apply: (float32 [Y, X, C] in 0 to 255, float32 [numbers] in [0, 1)) -> float32 [Y', X', C].
+    apply: (image, float32 [numbers] in [0, 1)) -> image. An image is float32 [Y, X, C] in 0 to 255, of any size, or
+      one with boxes, see `data/box_augmentations`.
   """
 
   numbers: int
-  apply: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+  apply: Callable[[Image, tf.Tensor], Image]
 
 
-def together(steps: Sequence[Augmentation]) -> Augmentation:
+def chained(steps: Sequence[Augmentation[Image]]) -> Augmentation[Image]:
   """Chain several augmentations; each has its own random numbers."""
 
-  def apply(image_YXC: tf.Tensor, u_N: tf.Tensor) -> tf.Tensor:
+  def apply(image: Image, u_N: tf.Tensor) -> Image:
     start = 0
     for step in steps:
-      image_YXC = step.apply(image_YXC, u_N[start : start + step.numbers])
+      image = step.apply(image, u_N[start : start + step.numbers])
       start += step.numbers
-    return image_YXC
+    return image
 
   return Augmentation(sum(step.numbers for step in steps), apply)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from t5x_like.data.box_augmentations import BoxAugmentation, Boxed, _sizes
+from t5x_like.data.augmentations import Augmentation
+from t5x_like.data.box_augmentations import Boxed, _sizes
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.slots import Positive
 
@@ -15,7 +16,7 @@ def make(
   shortest: tuple[Positive, ...] = (400, 500, 600),
   sides: tuple[Positive, ...] = (384, 600),
   centres: bool = False,
-) -> BoxAugmentation:
+) -> Augmentation[Boxed]:
   """Make the crop: the image is resized, then each side of the part has a random length.
 
   Args:
@@ -40,4 +41,4 @@ def make(
     image, boxes_M4, real_M = tf.cond(u_N[0] < probability, lambda: cropped(boxed, u_N), lambda: boxed)
     return tf.ensure_shape(image, [None, None, boxed[0].shape[-1]]), boxes_M4, real_M
 
-  return BoxAugmentation(6, apply)
+  return Augmentation(6, apply)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from t5x_like.data.box_augmentations import BoxAugmentation, Boxed
+from t5x_like.data.augmentations import Augmentation
+from t5x_like.data.box_augmentations import Boxed
 from t5x_like.data.quiet_tensorflow import tf
 
 
-def make(*, probability: float = 0.5) -> BoxAugmentation:
+def make(*, probability: float = 0.5) -> Augmentation[Boxed]:
   def apply(boxed: Boxed, u_1: tf.Tensor) -> Boxed:
     image_YXC, boxes_M4, real_M = boxed
     y0, x0, y1, x1 = tf.unstack(boxes_M4, axis=1)
@@ -14,4 +15,4 @@ def make(*, probability: float = 0.5) -> BoxAugmentation:
     wanted = u_1[0] < probability
     return tf.where(wanted, image_YXC[:, ::-1], image_YXC), tf.where(wanted, turned_M4, boxes_M4), real_M
 
-  return BoxAugmentation(1, apply)
+  return Augmentation(1, apply)

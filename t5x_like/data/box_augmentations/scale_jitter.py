@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from t5x_like.data.box_augmentations import BoxAugmentation, Boxed, _sizes
+from t5x_like.data.augmentations import Augmentation
+from t5x_like.data.box_augmentations import Boxed, _sizes
 from t5x_like.data.quiet_tensorflow import tf
 
 
-def make(resolution: int, *, scale: tuple[float, ...] = (0.1, 2.0), centres: bool = True) -> BoxAugmentation:
+def make(resolution: int, *, scale: tuple[float, ...] = (0.1, 2.0), centres: bool = True) -> Augmentation[Boxed]:
   """Make the jitter; `scale` is the range of the longer side as a share of the resolution, `centres` as in `crop`."""
   low, high = scale
 
@@ -19,4 +20,4 @@ def make(resolution: int, *, scale: tuple[float, ...] = (0.1, 2.0), centres: boo
     image_YXC, *rest = _sizes.part((image, *boxed[1:]), tf.concat([start_2, part_2], 0), centres)
     return tf.ensure_shape(image_YXC, [None, None, boxed[0].shape[-1]]), *rest
 
-  return BoxAugmentation(3, apply)
+  return Augmentation(3, apply)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy as np
 
@@ -11,15 +12,15 @@ from t5x_like import slots
 from t5x_like.data import augmentations as available
 from t5x_like.data import features as declared
 from t5x_like.data import random
-from t5x_like.data.augmentations import Augmentation, together
+from t5x_like.data.augmentations import Augmentation, chained
+from t5x_like.data.features import Features
 from t5x_like.data.images import pictures
 from t5x_like.data.images import store as stores
 from t5x_like.data.images.mixing import NUMBERS, Mixing
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.task import Task, digest
+from t5x_like.data.task import Source, Task, digest
 from t5x_like.errors import UserError
 from t5x_like.slots import Positive, plain
-from t5x_like.store.reader import Verify
 from t5x_like.vocabularies.kinds.labels import LabelVocabulary
 
 _OWN, _OTHER, _MIXED = 0, 1, 2  # streams of random numbers of an example: its image, the image mixed in, the mixing
@@ -27,12 +28,10 @@ MORE = 3  # the first stream free for tasks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Images:
-  """The arguments that tasks on labelled images share.
+class Seen(Source):
+  """The arguments that tasks on single images share.
 
   Attributes:
-    source: `folders:`, `idx:`, `tfds:` or `digits`, see `corpora/sources/__init__.py`.
-    split: the split of the source.
     resolution: height and width of the images in a batch.
     channels: 3 for RGB, 1 for grey; images of the other kind are converted.
     augmentations: of training images, in order: modules of `data/augmentations`, names or {"name": …} with arguments.
@@ -41,13 +40,9 @@ class Images:
       DeiT takes 3); every batch holds them together if its size is a multiple.
     crop: evaluations resize the shorter side to resolution / crop, and see the middle.
     mean, std: mean and deviation for normalising pixels in 0 to 1, one number or one per channel.
-    image_field, label_field: fields of the source.
-    cache, data_dir, verify: see `text_to_text`.
-    label: the name in metrics; by default `<corpus>_<task>`.
+    image_field: the field of the encoded image.
   """
 
-  source: str
-  split: str
   resolution: Positive = 224
   channels: Literal[1, 3] = 3
   augmentations: tuple = ("random_resized_crop", "flip")
@@ -56,54 +51,93 @@ class Images:
   mean: tuple[float, ...] = pictures.MEAN
   std: tuple[float, ...] = pictures.STD
   image_field: str = "image"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Images(Seen):
+  """The arguments that tasks on labelled images share; sources are `folders:`, `idx:`, `tfds:` and `digits`.
+
+  Attributes:
+    label_field: the field of the label.
+  """
+
   label_field: str = "label"
-  cache: str = "data/prepared"
-  data_dir: str | None = None
-  label: str | None = None
-  verify: Verify = "auto"
 
 
-def task(images: Images, mixing: Mixing | None = None, store: stores.ImageStore | None = None) -> Task:
+@dataclasses.dataclass(frozen=True)
+class Draws:
+  """The random numbers of examples in their epochs, in independent streams; tasks use the streams from `MORE` on."""
+
+  seed: int
+  epoch_B: tf.Tensor
+  index_B: tf.Tensor
+
+  def bits(self, stream: int, n: int, *words: int) -> tf.Tensor:
+    """Return random words, uint32 [B, n]."""
+    words_B = (tf.constant(word, tf.int64) for word in (stream, *words))
+    return random.bits(random.row_keys(self.seed, self.epoch_B, self.index_B, *words_B), n)
+
+  def uniform(self, stream: int, n: int) -> tf.Tensor:
+    """Return numbers in [0, 1), float32 [B, n], of 24 bits each."""
+    return tf.cast(tf.bitwise.right_shift(self.bits(stream, n), tf.constant(8, tf.uint32)), tf.float32) * 2.0**-24
+
+
+class Pixels:
+  """The pixels of a store's images.
+
+  Args:
+    store: the images.
+    channels: 3 for RGB, 1 for grey.
+    mean, std: mean and deviation for normalisation, one number or one per channel.
+
+  Raises:
+    UserError: another number of means or deviations.
+  """
+
+  def __init__(self, store: stores.ImageStore, channels: int, mean: tuple, std: tuple):
+    self._store, self._channels = store, channels
+    self.mean, self.std = (of_channels(name, x, channels) for name, x in (("mean", mean), ("std", std)))
+
+  def read(self, index_B: tf.Tensor) -> tf.Tensor:
+    """Return the encoded images of some indices, string [B]."""
+    found_B = tf.numpy_function(self._store.read, [index_B], tf.string, stateful=False)
+    return tf.ensure_shape(found_B, index_B.shape)
+
+  def decoded(self, data: tf.Tensor) -> tf.Tensor:
+    """Decode an image: float32 [Y, X, C] in 0 to 255."""
+    image = tf.io.decode_image(data, self._channels, expand_animations=False)
+    return tf.cast(tf.ensure_shape(image, [None, None, self._channels]), tf.float32)
+
+  def normalised(self, image_YXC: tf.Tensor) -> tf.Tensor:
+    return (image_YXC / 255.0 - tf.constant(self.mean, tf.float32)) / tf.constant(self.std, tf.float32)
+
+
+def task(images: Seen, mixing: Mixing | None = None, store: stores.ImageStore | None = None) -> Task:
   """Make the task `image_classification`; `store` holds the images if they are open already.
 
   Raises:
     UserError: an unusable source or argument, no usable image, a file changed since it was prepared.
   """
   resolution, channels, crop, repeats = images.resolution, images.channels, images.crop, images.repeats
-  mean, std = (of_channels(name, values, channels) for name, values in (("mean", images.mean), ("std", images.std)))
   if not 0 < crop <= 1:
     raise UserError(f"config.task.crop: found {crop}, expected above 0 and at most 1")
-  store = store or stores.open_store(
-    images.source,
-    images.split,
-    image_field=images.image_field,
-    label_field=images.label_field,
-    cache=images.cache,
-    data_dir=images.data_dir,
-    verify=images.verify,
-  )
-  given = dict(resolution=resolution, mean=mean, std=std)
+  if store is None:
+    store = stores.open_store(**images.opening, image_field=images.image_field, label_field=images.label_field)
+  pixels = Pixels(store, channels, images.mean, images.std)
+  given = dict(resolution=resolution, mean=pixels.mean, std=pixels.std)
   steps = [slots.make("config.task.augmentations", value, available, "make", **given) for value in images.augmentations]
-  augment = together([*steps, Augmentation(0, lambda image_YXC, _: centred(image_YXC, resolution, 1.0))])
+  augment = chained([*steps, Augmentation(0, lambda image_YXC, _: centred(image_YXC, resolution, 1.0))])
   classes, N = store.classes, store.num_images
-  arguments = dict(resolution=resolution, channels=channels, crop=crop, mean=mean, std=std, repeats=repeats)
   features = declared.images(resolution, channels, mixed=mixing is not None)
   labels_N = tf.constant(store.labels)
-  mean_C, std_C = tf.constant(mean, tf.float32), tf.constant(std, tf.float32)
-
-  def read(index_B: tf.Tensor) -> tf.Tensor:
-    return tf.ensure_shape(tf.numpy_function(store.read, [index_B], tf.string, stateful=False), index_B.shape)
-
-  def decoded(data: tf.Tensor) -> tf.Tensor:
-    image = tf.io.decode_image(data, channels, expand_animations=False)
-    return tf.cast(tf.ensure_shape(image, [None, None, channels]), tf.float32)
+  shape = tf.TensorSpec([resolution, resolution, channels], tf.float32)
 
   def finished(
     image_BYXC: tf.Tensor, index_B: tf.Tensor, other_B: tf.Tensor, share_B: tf.Tensor
   ) -> dict[str, tf.Tensor]:
     label_B = tf.gather(labels_N, index_B)
     made = {
-      "image": (image_BYXC / 255.0 - mean_C) / std_C,
+      "image": pixels.normalised(image_BYXC),
       "label": label_B,
       "example_weights": tf.ones_like(label_B, tf.float32),
       "other_label": tf.gather(labels_N, other_B),
@@ -111,26 +145,23 @@ def task(images: Images, mixing: Mixing | None = None, store: stores.ImageStore 
     }
     return {name: made[name] for name in features}
 
-  def batch(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    def numbers(stream: int, n: int) -> tf.Tensor:
-      return uniform(random.bits(random.row_keys(seed, epoch_B, index_B, tf.constant(stream, tf.int64)), n))
+  def augmented(data: tf.Tensor, u_N: tf.Tensor) -> tf.Tensor:
+    return augment.apply(pixels.decoded(data), u_N)
 
-    shape = tf.TensorSpec([resolution, resolution, channels], tf.float32)
-    own_BN = numbers(_OWN, augment.numbers)
+  def batch(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+    draws = Draws(seed, epoch_B, index_B)
+    own_BN = draws.uniform(_OWN, augment.numbers)
     if mixing is None:
-      made = tf.map_fn(
-        lambda one: augment.apply(decoded(one[0]), one[1]), (read(index_B), own_BN), fn_output_signature=shape
-      )
+      made = tf.map_fn(lambda one: augmented(*one), (pixels.read(index_B), own_BN), fn_output_signature=shape)
       return finished(made, index_B, index_B, tf.ones_like(index_B, tf.float32))
-    key_B = random.row_keys(seed, epoch_B, index_B, tf.constant(_OTHER, tf.int64), tf.constant(1, tf.int64))
-    other_B = tf.cast(random.integers(random.bits(key_B, 1)[:, 0], N), tf.int64)
-    mixed_BN = numbers(_MIXED, NUMBERS)
+    other_B = tf.cast(random.integers(draws.bits(_OTHER, 1, 1)[:, 0], N), tf.int64)
+    mixed_BN = draws.uniform(_MIXED, NUMBERS)
     wanted_B = mixing.wanted(mixed_BN)
     needed_2B = tf.concat([tf.ones_like(wanted_B), wanted_B], 0)  # the others are not decoded
-    numbers_2BN = tf.concat([own_BN, numbers(_OTHER, augment.numbers)], 0)
+    numbers_2BN = tf.concat([own_BN, draws.uniform(_OTHER, augment.numbers)], 0)
     image_2BYXC = tf.map_fn(
-      lambda one: tf.cond(one[2], lambda: augment.apply(decoded(one[0]), one[1]), lambda: tf.zeros(shape.shape)),
-      (read(tf.concat([index_B, other_B], 0)), numbers_2BN, needed_2B),
+      lambda one: tf.cond(one[2], lambda: augmented(*one[:2]), lambda: tf.zeros(shape.shape)),
+      (pixels.read(tf.concat([index_B, other_B], 0)), numbers_2BN, needed_2B),
       fn_output_signature=shape,
     )
     image_BYXC, share_B = tf.map_fn(
@@ -141,8 +172,8 @@ def task(images: Images, mixing: Mixing | None = None, store: stores.ImageStore 
     return finished(image_BYXC, index_B, other_B, share_B)
 
   def evaluated(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-    shape = tf.TensorSpec([resolution, resolution, channels], tf.float32)
-    made = tf.map_fn(lambda data: centred(decoded(data), resolution, crop), read(index_B), fn_output_signature=shape)
+    middle = lambda data: centred(pixels.decoded(data), resolution, crop)  # noqa: E731
+    made = tf.map_fn(middle, pixels.read(index_B), fn_output_signature=shape)
     return finished(made, index_B, index_B, tf.ones_like(index_B, tf.float32))
 
   return Task(
@@ -153,7 +184,7 @@ def task(images: Images, mixing: Mixing | None = None, store: stores.ImageStore 
       images=store.fingerprint,
       augmentations=[plain(value) for value in images.augmentations],
       mixing=vars(mixing) if mixing else None,
-      **arguments,
+      **dict(channels=channels, crop=crop, repeats=repeats, **given),
     ),
     num_examples=N,
     features=features,
@@ -163,6 +194,43 @@ def task(images: Images, mixing: Mixing | None = None, store: stores.ImageStore 
     labels=store.labels,
     evaluated=evaluated,
     repeats=repeats,
+  )
+
+
+def extended(
+  version: str,
+  images: Seen,
+  whole: Task,
+  features: Features,
+  more: Callable[[dict[str, tf.Tensor], Draws, bool], dict[str, tf.Tensor]],
+  **facts: Any,
+) -> Task:
+  """Return a task on images with further features.
+
+  Args:
+    version: the task's name and version; raise the version when its examples change.
+    images: its arguments.
+    whole: the task whose features it extends.
+    features: its features; those of `whole` that are missing are left out.
+    more: (features of a batch, its random numbers, whether it is for training) -> further features.
+    facts: all that the further features depend on; JSON.
+  """
+
+  def extending(batch, training: bool):
+    def made(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
+      found = batch(index_B, epoch_B, seed)
+      found |= more(found, Draws(seed, epoch_B, index_B), training)
+      return {name: found[name] for name in features}
+
+    return made
+
+  return dataclasses.replace(
+    whole,
+    name=images.label or whole.name.replace("image_classification", version.partition(".")[0]),
+    fingerprint=digest(task=version, images=whole.fingerprint, **facts),
+    features=features,
+    batch=extending(whole.batch, True),
+    evaluated=extending(whole.evaluated, False),
   )
 
 
@@ -190,11 +258,6 @@ def centred(image_YXC: tf.Tensor, resolution: int, crop: float) -> tf.Tensor:
 
   made = tf.cond(tf.reduce_all(size == shape), cut, resized)
   return tf.ensure_shape(made, [resolution, resolution, image_YXC.shape[-1]])
-
-
-def uniform(bits: tf.Tensor) -> tf.Tensor:
-  """Return numbers in [0, 1) from the highest 24 bits of 32-bit words."""
-  return tf.cast(tf.bitwise.right_shift(bits, tf.constant(8, tf.uint32)), tf.float32) * 2.0**-24
 
 
 def of_channels(name: str, values: tuple, channels: int) -> tuple[float, ...]:

@@ -17,31 +17,19 @@ from t5x_like.data.features import Features
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.supervised import example_store, records
 from t5x_like.data.supervised.example_store import Example, ExampleStore
-from t5x_like.data.task import Task, digest
-from t5x_like.store.reader import Verify
+from t5x_like.data.task import Source, Task, digest
 from t5x_like.vocabularies import Vocabulary
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Records:
-  """The records of a labelled task and the place of its prepared examples.
+class Records(Source):
+  """The records of a labelled task.
 
   Attributes:
-    source, split: the source of the records, see `corpora/sources/__init__.py`; `validation[:200]` is the first 200.
     vocabulary: a vocabulary's directory or file, or `bytes`.
-    cache: the directory of prepared examples.
-    data_dir: where TensorFlow datasets are prepared.
-    label: the name in metrics; by default `<corpus>_<task>`.
-    verify: the checks on opening the prepared examples, see `TokenStore.open`.
   """
 
-  source: str
-  split: str
   vocabulary: str = "bytes"
-  cache: str = "data/prepared"
-  data_dir: str | None = None
-  label: str | None = None
-  verify: Verify = "auto"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,9 +99,8 @@ def labelled(
   def examples(found: Iterator[tuple[str, Record]]) -> Iterator[Example | Skip]:
     return (example(record, where) for where, record in found)
 
-  kept = dict(cache=source.cache, data_dir=source.data_dir, verify=source.verify)
   told = dict(task=version, fields=tuple(fields), facts=facts, vocabulary=vocabulary, streams=streams)
-  store = example_store.open_store(source.source, source.split, examples=examples, **told, **kept)
+  store = example_store.open_store(examples=examples, **told, **source.opening)
   table = rows(store)
 
   def viewed(further: Sequence[str]) -> list[dict[str, Any]]:

@@ -11,17 +11,16 @@ has the same corruptions.
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Literal, Unpack
+from typing import Unpack
 
 import numpy as np
 
 from t5x_like.data import features as declared
 from t5x_like.data import random
 from t5x_like.data.features import Feature, Features
-from t5x_like.data.images import examples, pictures
+from t5x_like.data.images import examples
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.task import Task, digest
+from t5x_like.data.task import Task
 from t5x_like.errors import UserError
 from t5x_like.slots import Positive
 
@@ -41,15 +40,10 @@ def features(vocabulary, /, *, resolution: int, channels: int, patch: int, **_) 
 
 def task(
   *,
-  resolution: Positive = 224,
-  channels: Literal[1, 3] = 3,
   patch: Positive = 16,
   rate: float = 0.5,
   masked: float = 0.8,
   swapped: float = 0.1,
-  mean: tuple[float, ...] = pictures.MEAN,
-  std: tuple[float, ...] = pictures.STD,
-  label: str | None = None,
   **images: Unpack[examples.Images],
 ) -> Task:
   """Make the task.
@@ -64,17 +58,17 @@ def task(
   Raises:
     UserError: no whole number of patches, or impossible shares; and as `image_classification`.
   """
-  T = (resolution // patch) ** 2
-  corrupted = round(T * rate)
-  if resolution % patch or not 0 < corrupted <= T or min(masked, swapped) < 0 or masked + swapped > 1:
+  source = examples.Images(**images)
+  resolution, channels, side = source.resolution, source.channels, source.resolution // patch
+  corrupted = round(side**2 * rate)
+  if resolution % patch or not 0 < corrupted <= side**2 or min(masked, swapped) < 0 or masked + swapped > 1:
     found = f"found resolution {resolution}, patch {patch}, rate {rate}, masked {masked} and swapped {swapped}"
     raise UserError(
       f"config.task: {found}, expected a multiple of the patch, a rate above 0 to 1, and shares of at most 1"
     )
-  own = dict(resolution=resolution, channels=channels, mean=mean, std=std, label=label)
-  plain = examples.task(examples.Images(**own, **images))
-  places_T, side = np.arange(T, dtype=np.int32), resolution // patch
-  mean_C, std_C = (tf.constant(examples.of_channels("", x, channels), tf.float32) for x in (mean, std))
+  whole = examples.task(source)
+  T, places_T = side**2, np.arange(side**2, dtype=np.int32)
+  mean_C, std_C = (tf.constant(examples.of_channels("", x, channels), tf.float32) for x in (source.mean, source.std))
   base_C = tf.constant(_LEVELS ** np.arange(channels)[::-1], tf.int32)
 
   def colours(image_BYXC: tf.Tensor) -> tf.Tensor:
@@ -82,33 +76,19 @@ def task(
     level_BTC = tf.reshape(tf.reduce_mean(pixels, [2, 4]), [-1, T, channels]) * _LEVELS
     return tf.reduce_sum(tf.clip_by_value(tf.cast(level_BTC, tf.int32), 0, _LEVELS - 1) * base_C, -1)
 
-  def with_corruption(batch):
-    def made(index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
-      def bits(stream: int, n: int) -> tf.Tensor:
-        return random.bits(random.row_keys(seed, epoch_B, index_B, tf.constant(stream, tf.int64)), n)
+  def corruption(found: dict[str, tf.Tensor], draws: examples.Draws, training: bool) -> dict[str, tf.Tensor]:
+    chosen_BK = random.subsets(draws.bits(examples.MORE, T), corrupted)
+    chosen_BT = tf.reduce_any(chosen_BK[:, :, None] == places_T, axis=1)
+    fate_BT = draws.uniform(examples.MORE + 1, T)
+    away_BT = random.integers(draws.bits(examples.MORE + 2, T), max(T - 1, 1))
+    other_BT = (places_T + 1 + tf.cast(away_BT, tf.int32)) % T
+    source_BT = tf.where(fate_BT < masked, -1, tf.where(fate_BT < masked + swapped, other_BT, places_T))
+    return {
+      "patch_sources": tf.where(chosen_BT, source_BT, places_T),
+      "patch_weights": tf.cast(chosen_BT, tf.float32),
+      "patch_colours": colours(found["image"]),
+    }
 
-      chosen_BK = random.subsets(bits(examples.MORE, T), corrupted)
-      chosen_BT = tf.reduce_any(chosen_BK[:, :, None] == places_T, axis=1)
-      fate_BT = examples.uniform(bits(examples.MORE + 1, T))
-      away_BT = random.integers(bits(examples.MORE + 2, T), max(T - 1, 1))
-      other_BT = (places_T + 1 + tf.cast(away_BT, tf.int32)) % T
-      source_BT = tf.where(fate_BT < masked, -1, tf.where(fate_BT < masked + swapped, other_BT, places_T))
-      found = batch(index_B, epoch_B, seed)
-      return found | {
-        "patch_sources": tf.where(chosen_BT, source_BT, places_T),
-        "patch_weights": tf.cast(chosen_BT, tf.float32),
-        "patch_colours": colours(found["image"]),
-      }
-
-    return made
-
-  return dataclasses.replace(
-    plain,
-    name=label or plain.name.replace("image_classification", "corrupted_images"),
-    fingerprint=digest(
-      task="corrupted_images.v1", images=plain.fingerprint, patch=patch, rate=rate, masked=masked, swapped=swapped
-    ),
-    features=features(None, resolution=resolution, channels=channels, patch=patch),
-    batch=with_corruption(plain.batch),
-    evaluated=with_corruption(plain.evaluated),
-  )
+  described = features(None, resolution=resolution, channels=channels, patch=patch)
+  own = dict(patch=patch, rate=rate, masked=masked, swapped=swapped)
+  return examples.extended("corrupted_images.v1", source, whole, described, corruption, **own)

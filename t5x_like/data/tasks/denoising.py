@@ -85,7 +85,7 @@ def task(
       f"vocabulary with at least {runs} extra ids"
     )
   mask_id = vocabularies.special(vocabulary, "mask") if style in ("bert_style", "mass_style") else None
-  windows = source.windows(window)
+  windows = source.windows(window, documents_end)
   ordinary = tf.constant(ordinary_ids(vocabulary))
   words = window * (2 if style == "bert_style" else 1)  # which tokens are noise, and what they become
 

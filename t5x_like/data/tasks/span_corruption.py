@@ -82,7 +82,7 @@ def task(
     pad_id=padding(vocabulary),
     random_roll=random_roll,
   )
-  windows = source.windows(corruption.window)
+  windows = source.windows(corruption.window, documents_end)
 
   def batch(example_index_B: tf.Tensor, epoch_B: tf.Tensor, seed: int) -> dict[str, tf.Tensor]:
     window_BW = windows.read(example_index_B, epoch_B, seed)

@@ -8,7 +8,8 @@ import pytest
 from PIL import Image
 
 from t5x_like.corpora.sources import open_source
-from t5x_like.data import box_augmentations, loader, task
+from t5x_like.data import loader, task
+from t5x_like.data.augmentations import chained
 from t5x_like.data.box_augmentations import crop, flip, resize, scale_jitter
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
@@ -205,7 +206,7 @@ AUGMENTATIONS = {
 @pytest.mark.parametrize("name", AUGMENTATIONS)
 def test_boxes_move_with_their_pixels(name):
   """The box of a colour is where that colour is, whatever was done; a box that is gone has no pixels, or few."""
-  step = box_augmentations.together([AUGMENTATIONS[name]])
+  step = chained([AUGMENTATIONS[name]])
   image = tf.constant(np.asarray(Image.open(io.BytesIO(picture()))), tf.float32)
   boxes = tf.constant([[e / s for e, s in zip(edges, (Y, X, Y, X))] for _, edges in GOOD], tf.float32)
   boxed = (image, tf.concat([boxes, tf.zeros([1, 4])], 0), tf.constant([True, True, False]))
