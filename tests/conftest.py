@@ -92,12 +92,23 @@ def uncached():
   compilation_cache.reset_cache()
 
 
+@pytest.fixture
+def one_device():
+  """One of the eight devices; fixtures of modules and sessions are made before, on all unless they say otherwise."""
+  from tests.runs import alone
+
+  with alone():
+    yield
+
+
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory, compiled):
-  """The workdir of a finished run of four steps, with checkpoints of steps 2 and 4; not to be changed."""
+  """The workdir of a finished run of four steps on one device, with checkpoints of steps 2 and 4; not to be changed."""
   from t5x_like import train
+  from tests.runs import alone
 
   workdir = tmp_path_factory.mktemp("trained")
   flags = ("--config.total_steps=4", "--config.eval_every=4", "--config.checkpoint.every=2", "--config.evals.loss={}")
-  assert train.main(["--config=tests/recipes/nano.py", f"--workdir={workdir}", *flags]) == 0
+  with alone():
+    assert train.main(["--config=tests/recipes/nano.py", f"--workdir={workdir}", *flags]) == 0
   return workdir

@@ -1,5 +1,6 @@
 """Real runs in processes of their own: started, watched, stopped, and read back bit by bit."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -12,6 +13,7 @@ import time
 
 import jax
 import numpy as np
+import pytest
 
 import tests.recipes.nano  # noqa: F401 -- the variant that the runs are of
 from t5x_like.report.writer import read_metrics
@@ -155,3 +157,13 @@ def assert_same_bits(workdir, other, step: int) -> None:
   assert ours.keys() == theirs.keys() and any(n.split("/")[0] not in ("step", "params") for n in ours)
   for name, x in ours.items():
     assert x.dtype == theirs[name].dtype and x.tobytes() == theirs[name].tobytes(), name
+
+
+@contextlib.contextmanager
+def alone():
+  """Hides all devices but the first: programs that no layout changes compile and run in fewer seconds."""
+  with pytest.MonkeyPatch.context() as patch:
+    first = jax.devices()[:1]
+    patch.setattr(jax, "devices", lambda *_: first)
+    patch.setattr(jax, "device_count", lambda *_: 1)
+    yield

@@ -94,7 +94,7 @@ def test_the_first_examples_only(restored):
   assert not any(x[name][-5:].any() for x in batches[1:] for name in task.features)
 
 
-def test_the_door_finds_what_the_loop_found(trained, tmp_path, capsys):
+def test_the_door_finds_what_the_loop_found(trained, one_device, tmp_path, capsys):
   assert evaluate.main([f"--config={NANO}", f"--workdir={trained}", "--config.evals.loss={}"]) == 0
   output = capsys.readouterr().out
   name = "builtin_span_corruption"

@@ -21,7 +21,7 @@ from t5x_like.data.features import Feature
 from t5x_like.data.preprocessors import own
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.files import file_names
-from t5x_like.store.reader import TokenStore, Verify
+from t5x_like.store.reader import TokenStore
 from t5x_like.vocabularies import Vocabulary
 
 _PREPARERS = "t5x_like.corpora"  # imported only by recipes that name no store of their own
@@ -75,31 +75,6 @@ class Task:
   def declared(self, made: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
     """Set the declared shapes on a batch; values from a Python function have no static shape of their own."""
     return {name: tf.ensure_shape(value, [None, *self.features[name].shape]) for name, value in made.items()}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Source:
-  """The records of a task and the place of its prepared examples.
-
-  Attributes:
-    source, split: the source of the records, see `corpora/sources/__init__.py`; `validation[:200]` is the first 200.
-    cache: the directory of prepared examples.
-    data_dir: where TensorFlow datasets are prepared.
-    label: the name in metrics; by default `<corpus>_<task>`.
-    verify: the checks on opening the prepared examples, see `TokenStore.open`.
-  """
-
-  source: str
-  split: str
-  cache: str = "data/prepared"
-  data_dir: str | None = None
-  label: str | None = None
-  verify: Verify = "auto"
-
-  @property
-  def opening(self) -> dict[str, Any]:
-    """The arguments with which a store of examples is opened."""
-    return {key: getattr(self, key) for key in ("source", "split", "cache", "data_dir", "verify")}
 
 
 def build(name: str | None, split: str, **kwargs: Any) -> Task:

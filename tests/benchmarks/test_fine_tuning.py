@@ -18,9 +18,9 @@ from t5x_like.models import bert
 from t5x_like.nn import params
 from t5x_like.report.writer import read_metrics
 from t5x_like.training import assembly, init_from, selection, tuning
-from tests.runs import restored
+from tests.runs import alone, restored
 
-pytestmark = pytest.mark.usefixtures("compiled")
+pytestmark = pytest.mark.usefixtures("compiled", "one_device")
 ENCODER = "tests/recipes/nano_encoder.py"
 SHORT = ("--config.total_steps=2", "--config.eval_every=2", "--config.checkpoint.every=2", "--config.evals={}")
 
@@ -30,7 +30,8 @@ def pretrained(tmp_path_factory, compiled):
   """The workdir of a BERT pretrained for two steps, with positions for 64 bytes."""
   workdir = tmp_path_factory.mktemp("pretrained")
   length = '--config.model.design.position={"name": "learned", "length": 64}'
-  assert train.main([f"--config={ENCODER}", f"--workdir={workdir}", *SHORT, length]) == 0
+  with alone():
+    assert train.main([f"--config={ENCODER}", f"--workdir={workdir}", *SHORT, length]) == 0
   return workdir
 
 

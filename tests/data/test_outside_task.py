@@ -46,7 +46,7 @@ def here(tmp_path, monkeypatch):
   return tmp_path
 
 
-def test_it_is_inspected_and_trained_on(here, compiled, capsys):
+def test_it_is_inspected_and_trained_on(here, compiled, one_device, capsys):
   flags = [RECIPE, '--config.task={"name": "echo_tasks:echo", "store": "builtin"}']
   assert inspect_data.main([*flags, "--ids"]) == 0
   shown = capsys.readouterr().out

@@ -29,7 +29,7 @@ from t5x_like.nn import params
 from t5x_like.report.writer import read_metrics
 from t5x_like.training import assembly, evaluation, trained
 
-pytestmark = pytest.mark.usefixtures("compiled")
+pytestmark = pytest.mark.usefixtures("compiled", "one_device")
 ENCODER, T5, VIT, CLIP = (f"tests/recipes/{name}.py" for name in ("nano_encoder", "nano", "nano_image", "nano_clip"))
 DETR = "configs/detr/base.py:debug"
 ALL = slots.names(evals)

@@ -18,7 +18,8 @@ from t5x_like.data.images import pictures
 from t5x_like.data.images import store as stores
 from t5x_like.data.images.mixing import NUMBERS, Mixing
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.data.task import Source, Task, digest
+from t5x_like.data.source import Source
+from t5x_like.data.task import Task, digest
 from t5x_like.errors import UserError
 from t5x_like.slots import Positive, plain
 from t5x_like.vocabularies.kinds.labels import LabelVocabulary

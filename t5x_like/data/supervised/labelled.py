@@ -15,9 +15,10 @@ import numpy as np
 from t5x_like.corpora.sources import Record, Skip
 from t5x_like.data.features import Features
 from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.source import Source
 from t5x_like.data.supervised import example_store, records
 from t5x_like.data.supervised.example_store import Example, ExampleStore
-from t5x_like.data.task import Source, Task, digest
+from t5x_like.data.task import Task, digest
 from t5x_like.vocabularies import Vocabulary
 
 

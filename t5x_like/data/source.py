@@ -1,0 +1,31 @@
+"""The source of a task's records, for tasks that prepare their examples themselves."""
+
+import dataclasses
+from typing import Any
+
+from t5x_like.store.reader import Verify
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+  """The records of a task and the place of its prepared examples.
+
+  Attributes:
+    source, split: the source of the records, see `corpora/sources/__init__.py`; `validation[:200]` is the first 200.
+    cache: the directory of prepared examples.
+    data_dir: where TensorFlow datasets are prepared.
+    label: the name in metrics; by default `<corpus>_<task>`.
+    verify: the checks on opening the prepared examples, see `TokenStore.open`.
+  """
+
+  source: str
+  split: str
+  cache: str = "data/prepared"
+  data_dir: str | None = None
+  label: str | None = None
+  verify: Verify = "auto"
+
+  @property
+  def opening(self) -> dict[str, Any]:
+    """The arguments with which a store of examples is opened."""
+    return {key: getattr(self, key) for key in ("source", "split", "cache", "data_dir", "verify")}
