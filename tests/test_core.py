@@ -18,7 +18,7 @@ START = (
   "evals.loss",
   "evals.span_infilling",
 )
-LIMITS = {"core modules": 198, "core lines": 23_300, "circles": 2, "package lines": 50_700}
+LIMITS = {"core modules": 152, "core lines": 17_750, "circles": 1, "package lines": 50_700}
 AIMS = {"core modules": 110, "core lines": 14_000, "circles": 0, "package lines": 43_000}
 
 
