@@ -10,7 +10,7 @@ import sys
 
 from t5x_like import errors
 
-DOORS = ("train", "evaluate", "predict", "plan")
+DOORS = ("train", "evaluate", "predict", "chat", "plan")
 
 
 def tools() -> dict[str, str]:

@@ -143,7 +143,7 @@ def _answers(args, overrides: list[str]) -> list[dict[str, Any]]:
     return answers
   template = config.task.template if config.task.name in ("chat", "preferences") else None
   predict = predictors.predictor(parts.model, vocabulary, trained.row_features(identity), flags, template)
-  ids = predict.encode(inputs, args.input)
+  ids = predict.encode(inputs, f"--input={args.input}")
   step, arrays = trained.restore_params(args.workdir, parts, args.step)
   process.say(f"{args.workdir}: step {step}; {len(inputs)} lines")
   return predict(Runner(parts.model, parts.rules, arrays, args.batch_size), ids, inputs)

@@ -7,6 +7,7 @@ length. A row's padding depends only on its own length, so its result does not d
 import collections
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -50,13 +51,20 @@ class Runner:
   rules: Rules
   arrays: dict[str, jax.Array]
   batch_size: int
+  _made: dict[Callable, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)  # kept by function
 
   def changed(self, change: Callable) -> "Runner":
-    """Return a runner of `change(model)`, computed once here instead of at every call."""
+    """Return a runner of `change(model)`, computed once instead of at every call."""
+    if change not in self._made:
+      self._made[change] = self._changed(change)
+    return self._made[change]
+
+  def _changed(self, change: Callable) -> "Runner":
     found = lambda arrays: change(params.with_arrays(self.model, arrays))  # noqa: E731
     with self.rules.activate():
       model = jax.eval_shape(found, self.arrays)
-      return dataclasses.replace(self, model=model, arrays=jax.jit(lambda x: params.arrays(found(x)))(self.arrays))
+      arrays = jax.jit(lambda x: params.arrays(found(x)))(self.arrays)
+    return Runner(model, self.rules, arrays, self.batch_size)
 
   def __call__(
     self, function: Callable, ids: Sequence[Sequence[int]], extras: dict[str, np.ndarray], padded: Callable[[int], int]
@@ -66,15 +74,11 @@ class Runner:
     Args:
       function: `(model, batch) -> arrays`, each with a leading axis B. The batch has `tokens` int32 [B, P], padded on
         the right, `valid` int32 [B, P], 0 for padding, and the extras. Rows that complete a batch are all padding.
+        A function that is given again is not traced again.
       ids: the token ids of each row.
       extras: other inputs, with a leading axis over all rows.
       padded: maps the length of a row to its padded length.
     """
-
-    @jax.jit
-    def run(arrays, batch):
-      with self.rules.activate():
-        return function(params.with_arrays(self.model, arrays), batch)
 
     def features(chosen: list[int], length: int) -> dict[str, np.ndarray]:
       shape = (len(chosen), length)
@@ -85,8 +89,18 @@ class Runner:
       return made | {name: x[chosen] for name, x in extras.items()}
 
     pad = self.model.variant.tokens.pad or 0
+    run = self._program(function)
     apply = lambda batch: run(self.arrays, batch)  # noqa: E731
     return in_batches(apply, self.rules, self.batch_size, [padded(len(row)) for row in ids], features)
+
+  def _program(self, function: Callable) -> Callable:
+    """Return the compiled form of a function of the model and a batch."""
+
+    def run(arrays, batch):
+      with self.rules.activate():
+        return function(params.with_arrays(self.model, arrays), batch)
+
+    return self._made.setdefault(function, jax.jit(run))
 
 
 def in_batches(

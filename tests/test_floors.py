@@ -25,7 +25,7 @@ FLOORS = {
   "benchmarks": 3.2,
   "planning": 3.5,
   "command_line": 3.5,  # what the doors share
-  **dict.fromkeys(("train", "evaluate", "predict", "plan"), 4),
+  **dict.fromkeys(("train", "evaluate", "predict", "chat", "plan"), 4),
   "__main__": 5,
 }
 TOGETHER = {"corpora", "data", "store"}  # not yet apart

@@ -169,6 +169,11 @@ class Start:
     return logits_B1V[:, 0], dataclasses.replace(state, next_pos=state.next_pos + back)
 
 
+jax.tree_util.register_dataclass(
+  Start, data_fields=["model", "state", "last_B1", "alive_B"], meta_fields=["remembered", "pad", "eos"]
+)
+
+
 def begin(model, batch: Batch, max_length: int, eos: Sequence[int] | None) -> Start:
   """Read the whole prompt in one call.
 

@@ -66,7 +66,7 @@ class MaskFilling:
     rows = []
     for number, text in enumerate(texts):
       ids = masks.encode_masks(self.vocabulary, text, self.mask_id, self.spellings)
-      where = f"--input={origin}: {shown(text, number)}"
+      where = f"{origin}: {shown(text, number)}"
       if self.mask_id not in ids:
         raise UserError(f"{where} has nothing to fill; write {self.spellings[0]} where a token is missing")
       if len(ids) + 2 > longest:

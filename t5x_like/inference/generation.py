@@ -20,6 +20,7 @@ from t5x_like.inference.texts import shown
 from t5x_like.rows import Runner, padded_length
 
 Batch = dict[str, Any]
+_CONTEXT = 512  # tokens of a conversation, by default
 
 
 class Generation:
@@ -57,11 +58,6 @@ class Generation:
     Raises:
       UserError: memory cannot hold so many new tokens.
     """
-    options = dict(max_length=self.new_tokens, eos=self.ends)
-
-    def function(model, batch):
-      return self.strategy(model, self.batch(batch), batch["numbers"], **options)
-
     copies = self.strategy.rows
     longest = self.padded(max(map(len, ids)))
     shape = jax.ShapeDtypeStruct((1, longest), np.int32)
@@ -75,13 +71,16 @@ class Generation:
     )
     numbers = np.stack(np.meshgrid(np.arange(len(ids)), np.arange(copies), indexing="ij"), -1).reshape(-1, 2)
     repeated = [ids[text] for text, _ in numbers]
-    results = run.changed(for_decoding)(function, repeated, {"numbers": numbers.astype(np.uint32)}, self.padded)
+    results = run.changed(for_decoding)(self._decode, repeated, {"numbers": numbers.astype(np.uint32)}, self.padded)
     answers = []
     for number, text in enumerate(texts):
       found = results[number * copies : (number + 1) * copies]
       pairs = [(tokens, score) for t, s in found for tokens, score in zip(t.tolist(), s.tolist()) if score > -np.inf]
       answers.append(self._answer(text, ids[number], pairs))
     return answers
+
+  def _decode(self, model, batch: Batch):
+    return self.strategy(model, self.batch(batch), batch["numbers"], max_length=self.new_tokens, eos=self.ends)
 
   def _answer(self, text: str, prompt: Sequence[int], found: list[tuple[list[int], float]]) -> dict[str, Any]:
     predictions = [self.text_of(prompt, self._until_eos(tokens)) for tokens, _ in found]
@@ -133,11 +132,15 @@ class TextToText(Generation):
       ids = [*vocabularies.opening(self.vocabulary), *text_ids, self.vocabulary.eos_id]
       if len(ids) > longest:
         raise UserError(
-          f"--input={origin}: {shown(text, number)} has {len(ids)} tokens, expected at most {longest}, the length the"
+          f"{origin}: {shown(text, number)} has {len(ids)} tokens, expected at most {longest}, the length the"
           " model was trained with; shorten or split it"
         )
       rows.append(ids)
     return rows
+
+  def longest_prompt(self, wanted: int | None) -> int:
+    (longest,) = self.features["encoder_input_tokens"]
+    return min(wanted or longest, longest)
 
   def padded(self, length: int) -> int:
     (longest,) = self.features["encoder_input_tokens"]
@@ -176,7 +179,7 @@ class Continuation(Generation):
     for number, text in enumerate(texts):
       ids = [vocabularies.start_id(self.vocabulary), *self.prompt(text)]
       # The model never reads the last generated token, so it needs no position.
-      self.check_new_tokens(len(ids) - 1, f"--input={origin}: {shown(text, number)} has {len(ids) - 1} tokens, ")
+      self.check_new_tokens(len(ids) - 1, f"{origin}: {shown(text, number)} has {len(ids) - 1} tokens, ")
       longest = max(longest, len(ids))
       rows.append(ids)
     if longest > self.trained_length:
@@ -190,6 +193,14 @@ class Continuation(Generation):
 
   def prompt(self, text: str) -> list[int]:
     return self.vocabulary.encode(text)
+
+  def longest_prompt(self, wanted: int | None) -> int:
+    """Return the length to which prompts are padded: as wanted, or the training's up to 512, where positions allow."""
+    room = None if self.positions is None else self.positions - self.new_tokens + 1
+    if wanted is not None and room is not None and wanted > room:
+      raise UserError(f"--context={wanted}: the model has positions for {room} beside the answer's; lower one of them")
+    wanted = wanted or min(self.trained_length, _CONTEXT)
+    return wanted if room is None else min(wanted, room)
 
   def padded(self, length: int) -> int:
     return padded_length(length, self.positions)
@@ -225,6 +236,10 @@ class Answer(Continuation):
 
   def prompt(self, text: str) -> list[int]:
     return self._chat.prompt([Message("user", text)])
+
+  def opened(self, messages: Sequence[Message]) -> list[int]:
+    """Return the ids of a conversation, after the start token, from which its next answer is generated."""
+    return [vocabularies.start_id(self.vocabulary), *self._chat.prompt(messages)]
 
   def text_of(self, prompt: Sequence[int], ids: list[int]) -> str:
     return super().text_of(prompt, ids).strip()

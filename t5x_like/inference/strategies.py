@@ -108,7 +108,7 @@ def choose(
       raise UserError(f"--{name}={value}: expected at least {least}")
   if seed is not None and not 0 <= seed < 2**32:
     raise UserError(f"--seed={seed}: expected 0 to 2^32 - 1")
-  transforms = tuple(_made(name, filters[name]) for name in FILTERS if name in filters)
+  transforms = restrictions(filters)
   shortest = (MinLength(min_new_tokens),) if min_new_tokens else ()
   if beams > 1:
     if sampling := [name for name in (*FILTERS, "seed") if name in filters or name == "seed" and seed is not None]:
@@ -126,6 +126,15 @@ def choose(
   if seed is not None:
     raise UserError(f"--seed={seed}: nothing is drawn; add --temperature, --top_k, --top_p, --min_p or --samples")
   return Greedy(shortest)
+
+
+def restrictions(filters: dict[str, float]) -> tuple[Transform, ...]:
+  """Return the transforms of flags, in their order of application.
+
+  Raises:
+    UserError: a value is out of range.
+  """
+  return tuple(_made(name, filters[name]) for name in FILTERS if name in filters)
 
 
 def _made(name: str, value: float) -> Transform:

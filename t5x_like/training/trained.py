@@ -116,6 +116,7 @@ class Opened:
     run: applies it to rows, with the parameters of a checkpoint.
     vocabulary, features: those that it was trained with.
     ends: ids that end a text; none of a model of images.
+    template: the chat template of a decoder trained on conversations, else None.
   """
 
   model: Any
@@ -123,6 +124,7 @@ class Opened:
   vocabulary: Any
   features: dict[str, list[int]]
   ends: tuple[int, ...]
+  template: str | None = None
 
 
 def open_model(workdir: str, batch_size: int, step: int | None = None) -> Opened:
@@ -149,7 +151,8 @@ def open_model(workdir: str, batch_size: int, step: int | None = None) -> Opened
   _, arrays = restore_params(workdir, parts, step)
   run = Runner(parts.model, parts.rules, arrays, batch_size)
   ends = (vocabulary.eos_id,) if hasattr(vocabulary, "eos_id") else ()
-  return Opened(parts.model, run, vocabulary, row_features(identity), ends)
+  template = config.task.template if config.task.name in ("chat", "preferences") else None
+  return Opened(parts.model, run, vocabulary, row_features(identity), ends, template)
 
 
 def _is_published(directory: str) -> bool:

@@ -1,0 +1,98 @@
+"""Generates text token by token for a reader who waits: two programs are compiled once and serve every prompt."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t5x_like.decoding.generate import Start, begin
+from t5x_like.decoding.sampling import Step, Transform, apply, greatest
+from t5x_like.decoding.unrolled import for_decoding
+from t5x_like.errors import UserError
+from t5x_like.inference.generation import Generation
+from t5x_like.nn import params
+from t5x_like.parallel.rules import from_local_rows, local_rows
+from t5x_like.rows import Runner
+
+_UNFINISHED = "\ufffd"  # the end of a text whose last character lacks bytes
+
+
+class Stream:
+  """Generation that yields text as it comes.
+
+  Prompts are padded to one length, so that one program reads them all and one makes every next token.
+
+  Args:
+    run: a runner of the model.
+    predict: encodes prompts and decodes answers; its `new_tokens` limits an answer.
+    transforms: restrict the tokens to draw from; see `sampling`.
+    context: the most tokens of a prompt.
+    seed: of the draws; every answer has draws of its own.
+  """
+
+  def __init__(
+    self, run: Runner, predict: Generation, transforms: Sequence[Transform] = (), context: int = 512, seed: int = 0
+  ):
+    self._run, self._predict, self._transforms = run.changed(for_decoding), predict, tuple(transforms)
+    self.context, self._key, self._answers = context, jax.random.key(seed), 0
+    self._rows = run.rules.split("batch")  # the text is the first row; the others complete a batch
+    self._read, self._step = jax.jit(self._first), jax.jit(self._next, donate_argnums=1)
+
+  def __call__(self, ids: Sequence[int], temperature: float = 0.0) -> Iterator[str]:
+    """Yield the pieces of an answer to a prompt, until the model ends it or `new_tokens` are made.
+
+    Args:
+      ids: the tokens of the prompt, at most `context`.
+      temperature: of the draws; 0 takes the likeliest token.
+    Raises:
+      UserError: the prompt is longer.
+    """
+    if len(ids) > self.context:
+      raise UserError(
+        f"the prompt has {len(ids)} tokens, expected at most {self.context}; shorten it, /reset, or raise --context"
+      )
+    tokens, valid = np.zeros((2, self._rows, self.context), np.int32)
+    tokens[0, : len(ids)], valid[0, : len(ids)] = ids, 1
+    batch = {"tokens": self._placed(tokens), "valid": self._placed(valid)}
+    key, self._answers = jax.random.fold_in(self._key, self._answers), self._answers + 1
+    start, last_B1 = self._read(self._run.arrays, batch)
+    made: list[int] = []
+    told = ""
+    for index in range(self._predict.new_tokens):
+      start, last_B1 = self._step(self._run.arrays, start, last_B1, jnp.int32(index), key, jnp.float32(temperature))
+      token = int(np.asarray(last_B1.addressable_data(0))[0, 0])
+      if token in self._predict.ends:
+        break
+      if token < self._predict.vocabulary.size:  # token tables may have more rows
+        made.append(token)
+      text = self._predict.text_of(ids, made)
+      if not text.endswith(_UNFINISHED) and text.startswith(told) and len(text) > len(told):
+        yield text[len(told) :]
+        told = text
+    rest = self._predict.text_of(ids, made) if made else ""
+    if len(rest) > len(told) and rest.startswith(told):
+      yield rest[len(told) :]
+
+  def _first(self, arrays, batch) -> tuple[Start, jax.Array]:
+    with self._run.rules.activate():
+      model = params.with_arrays(self._run.model, arrays)
+      made = self._predict.batch(batch)
+      start = begin(model, made, self._predict.new_tokens, self._predict.ends)
+      return dataclasses.replace(start, model=None, last_B1=None), start.last_B1
+
+  def _next(self, arrays, start: Start, last_B1, index, key, temperature) -> tuple[Start, jax.Array]:
+    with self._run.rules.activate():
+      model = for_decoding(params.with_arrays(self._run.model, arrays))
+      logits_BV, state = dataclasses.replace(start, model=model).next_logits(last_B1, start.state, index)
+      step = Step(index, self._predict.new_tokens, start.eos)
+      scores_BV = apply(self._transforms, logits_BV / jnp.maximum(temperature, 1e-6), step)
+      drawn_B = jax.random.categorical(jax.random.fold_in(key, index), scores_BV)
+      token_B = jnp.where(temperature > 0, drawn_B, greatest(logits_BV)[1])
+      return dataclasses.replace(start, state=state), token_B.astype(jnp.int32)[:, None]
+
+  def _placed(self, x: np.ndarray) -> jax.Array:
+    sharding = self._run.rules.batch()
+    rows = local_rows(sharding, len(x))
+    return from_local_rows(sharding, rows, x[rows], len(x))

@@ -1,0 +1,71 @@
+"""Talks with a model of text: what it is told and answers, turn by turn."""
+
+from collections.abc import Iterator, Sequence
+
+from t5x_like.data.supervised.chat import Message
+from t5x_like.errors import UserError
+from t5x_like.inference.fill_mask import MaskFilling
+from t5x_like.inference.generation import Answer, Generation, TextToText, fill
+from t5x_like.inference.streaming import Stream
+from t5x_like.rows import Runner
+
+_CANDIDATES = 5
+_ORIGIN = "the prompt"
+
+
+class Talk:
+  """Answers messages by the kind of the model.
+
+  A decoder that was trained on conversations answers the whole conversation, without its oldest turns where it is too
+  long. Another decoder continues the last message, an encoder-decoder answers it or fills its blanks, and an encoder
+  fills its masks.
+
+  Args:
+    run: a runner of the model.
+    predict: of `predictors.predictor`.
+    stream: its stream; None for an encoder, whose answers come at once.
+  """
+
+  def __init__(self, run: Runner, predict: Generation | MaskFilling, stream: Stream | None):
+    self._run, self._predict, self._stream = run, predict, stream
+
+  @property
+  def told(self) -> str:
+    """Describe in a sentence what to write."""
+    if self._stream is None:
+      return f"It fills {self._predict.spellings[0]} in your text."
+    if isinstance(self._predict, TextToText):
+      return "It answers a text in the form of its training; <extra_id_0>, <extra_id_1> … in a text are filled."
+    return "It answers you." if isinstance(self._predict, Answer) else "It continues your text."
+
+  def __call__(self, messages: Sequence[Message], temperature: float = 0.0) -> Iterator[str]:
+    """Yield the pieces of an answer to a conversation whose last message is the user's.
+
+    Raises:
+      UserError: the last message is too long, or has nothing to fill.
+    """
+    text = messages[-1].content
+    if self._stream is None:
+      (answer,) = self._predict(self._run, self._predict.encode([text], _ORIGIN), [text])
+      yield answer["filled"]
+      for number, candidates in enumerate(answer["predictions"], 1):
+        shown = ", ".join(f"{one['text']!r} {one['probability']:.1%}" for one in candidates[:_CANDIDATES])
+        yield f"\n  {number}: {shown}"
+    elif isinstance(self._predict, Answer):
+      yield from self._stream(self._conversation(messages), temperature)
+    elif self._predict.fills(text):
+      (ids,) = self._predict.encode([text], _ORIGIN)
+      yield fill(text, "".join(self._stream(ids, temperature)))
+    else:
+      (ids,) = self._predict.encode([text], _ORIGIN)
+      yield from self._stream(ids, temperature)
+
+  def _conversation(self, messages: Sequence[Message]) -> list[int]:
+    """Return the ids of the newest turns that fit, with the system's message if there is one."""
+    system = [one for one in messages[:1] if one.role == "system"]
+    turns = list(messages[len(system) :])
+    while len(ids := self._predict.opened([*system, *turns])) > self._stream.context and len(turns) > 2:
+      turns = turns[2:]  # a question and its answer
+    if len(ids) > self._stream.context:
+      raise UserError(f"the message has {len(ids)} tokens, expected at most {self._stream.context}; shorten it")
+    return ids

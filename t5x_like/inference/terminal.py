@@ -1,0 +1,78 @@
+"""A conversation in a terminal, or from a pipe a line at a time."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import TextIO
+
+from t5x_like.data.supervised.chat import ASSISTANT, Message
+from t5x_like.errors import UserError
+from t5x_like.inference.talk import Talk
+
+COMMANDS = "/reset, /temperature X, /system TEXT, /quit"
+
+
+def run(talk: Talk, temperature: float, system: str | None, given: TextIO, out: TextIO) -> None:
+  """Read messages and print answers until the input ends or says /quit."""
+  with contextlib.suppress(ImportError):
+    import readline  # noqa: F401 -- gives `input` a history
+  person = given.isatty()
+  if person:
+    print(f"{talk.told} ({COMMANDS}; ^C stops an answer)", file=out, flush=True)
+  history = _begun(system)
+  while (line := _line(given, person)) is not None:
+    word, _, rest = line.partition(" ")
+    if word == "/quit":
+      return
+    if word == "/reset":
+      history = _begun(system)
+    elif word == "/system":
+      system = rest or None
+      history = _begun(system)
+    elif word == "/temperature":
+      temperature = _temperature(rest, temperature, out)
+    elif word.startswith("/") and word[1:].isalpha():
+      print(f"{word}: no such command; there are {COMMANDS}", file=out, flush=True)
+    elif line.strip():
+      history = _answered(talk, [*history, Message("user", line)], temperature, out)
+
+
+def _answered(talk: Talk, messages: list[Message], temperature: float, out: TextIO) -> Sequence[Message]:
+  """Print the answer as it comes; return the conversation with it, or without the message if it was refused."""
+  said = []
+  try:
+    for piece in talk(messages, temperature):
+      said.append(piece)
+      print(piece, end="", file=out, flush=True)
+  except UserError as error:
+    print(f"error: {error}", file=out, flush=True)
+    return messages[:-1]
+  except KeyboardInterrupt:
+    print(" …", end="", file=out)
+  print(file=out, flush=True)
+  return [*messages, Message(ASSISTANT, "".join(said))]
+
+
+def _line(given: TextIO, person: bool) -> str | None:
+  """Return the next line without its end; None at the end of the input."""
+  try:
+    if person:
+      return input("> ")
+    line = given.readline()
+    return line.rstrip("\n") if line else None
+  except (EOFError, KeyboardInterrupt):
+    return None
+
+
+def _begun(system: str | None) -> list[Message]:
+  return [Message("system", system)] if system else []
+
+
+def _temperature(text: str, before: float, out: TextIO) -> float:
+  try:
+    value = float(text)
+    if 0 <= value <= 1e3:
+      return value
+  except ValueError:
+    pass
+  print(f"/temperature {text}: expected a number from 0 to 1000; it stays {before:g}", file=out, flush=True)
+  return before

@@ -1,0 +1,142 @@
+"""A page on this machine to talk with a model: no build step, no other program, nothing from the network."""
+
+import http.server
+import json
+import pathlib
+import threading
+from typing import Any
+
+from t5x_like.data.supervised.chat import Message
+from t5x_like.errors import UserError, one_line
+from t5x_like.inference.talk import Talk
+
+PAGE = pathlib.Path(__file__).with_name("chat.html")
+_ROLES = ("system", "user", "assistant")
+_LARGEST = 2**20  # bytes of a request
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+
+
+def serve(talk: Talk, port: int, name: str, temperature: float, system: str | None) -> None:
+  """Serve the page until interrupted; port 0 takes a free one.
+
+  Raises:
+    UserError: the port is in use.
+  """
+  try:
+    server = Server(talk, port, {"name": name, "told": talk.told, "temperature": temperature, "system": system})
+  except OSError as error:
+    raise UserError(f"--web={port}: the port cannot be used: {error.strerror}; give another") from None
+  print(f"talk at http://localhost:{server.server_port} (^C ends)", flush=True)
+  try:
+    server.serve_forever()
+  except KeyboardInterrupt:
+    pass
+  finally:
+    server.server_close()
+
+
+class Server(http.server.ThreadingHTTPServer):
+  """Serves `/` (the page), `/about` (facts as JSON) and `/say` (a conversation as JSON; the answer as a text stream).
+
+  It listens on the loopback address only, and answers only requests that name it, from pages of its own: another site
+  that is open in the browser can neither read nor use it. One answer is made at a time.
+  """
+
+  daemon_threads = True
+
+  def __init__(self, talk: Talk, port: int, about: dict[str, Any]):
+    super().__init__(("127.0.0.1", port), _Handler)
+    self.talk, self.about, self.lock = talk, about, threading.Lock()
+    self.names = {f"{host}:{self.server_port}" for host in ("localhost", "127.0.0.1")}
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+  server: Server
+
+  def do_GET(self):
+    if not self._is_own():
+      return
+    if self.path == "/":
+      self._send(200, "text/html; charset=utf-8", PAGE.read_bytes())
+    elif self.path == "/about":
+      self._send(200, "application/json", json.dumps(self.server.about).encode())
+    else:
+      self._refuse(404, "no such page")
+
+  def do_POST(self):
+    if not self._is_own():
+      return
+    if self.path != "/say" or self.headers.get("Content-Type") != "application/json":
+      return self._refuse(404, "expected JSON at /say")
+    try:
+      messages, temperature = _read(self.rfile.read(self._length()))
+    except UserError as error:
+      return self._refuse(400, str(error))
+    self.send_response(200)
+    self._headers("text/plain; charset=utf-8")
+    try:
+      with self.server.lock:
+        for piece in self.server.talk(messages, temperature):
+          self.wfile.write(piece.encode("utf-8", "replace"))
+          self.wfile.flush()
+    except UserError as error:
+      self.wfile.write(f"[{error}]".encode())
+    except (BrokenPipeError, ConnectionResetError):
+      pass  # the reader stopped the answer
+
+  def _is_own(self) -> bool:
+    """Return whether the request names this server and comes from its page, or from no page; refuse it otherwise."""
+    origin = self.headers.get("Origin")
+    own = self.headers.get("Host") in self.server.names
+    if own and (origin is None or origin.removeprefix("http://") in self.server.names):
+      return True
+    self._refuse(403, "this page is for this machine only")
+    return False
+
+  def _length(self) -> int:
+    text = self.headers.get("Content-Length") or ""
+    if not text.isdecimal() or int(text) > _LARGEST:
+      raise UserError(f"found a request of {text[:20] or 'unknown'} bytes, expected at most {_LARGEST}")
+    return int(text)
+
+  def _send(self, code: int, kind: str, content: bytes) -> None:
+    self.send_response(code)
+    self._headers(kind)
+    self.wfile.write(content)
+
+  def _headers(self, kind: str) -> None:
+    for name, value in (
+      ("Content-Type", kind),
+      ("Content-Security-Policy", _POLICY),
+      ("X-Content-Type-Options", "nosniff"),
+      ("Cache-Control", "no-store"),
+      ("Connection", "close"),
+    ):
+      self.send_header(name, value)
+    self.end_headers()
+
+  def _refuse(self, code: int, why: str) -> None:
+    self._send(code, "text/plain; charset=utf-8", why.encode())
+
+  def log_message(self, *_):
+    pass  # the terminal is the user's
+
+
+def _read(content: bytes) -> tuple[list[Message], float]:
+  """Return the messages and the temperature of a request.
+
+  Raises:
+    UserError: it is anything else.
+  """
+  try:
+    found = json.loads(content)
+    messages = [Message(one["role"], one["content"]) for one in found["messages"]]
+    temperature = float(found.get("temperature", 0))
+  except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    raise UserError(
+      f"found no conversation ({one_line(error)[:80]}), expected messages with role and content"
+    ) from None
+  good = all(one.role in _ROLES and isinstance(one.content, str) for one in messages)
+  if not messages or not good or messages[-1].role != "user" or not 0 <= temperature <= 1e3:
+    raise UserError("expected messages of system, user and assistant, the last the user's, and a temperature 0 to 1000")
+  return messages, temperature
