@@ -9,6 +9,7 @@ docs/reference/exit-codes.md.
 import contextlib
 import errno
 import io
+import math
 import os
 import posixpath
 import time
@@ -210,7 +211,7 @@ def _read(
   waiting = [files.read(key, part) for key, part in parts]
   for (key, part), future in zip(parts, waiting, strict=True):
     size = part.stop - part.start if part else _WHOLE
-    timeout = min(_ATTEMPT_SECONDS, seconds or _ATTEMPT_SECONDS) + size / _SLOWEST
+    timeout = min(_ATTEMPT_SECONDS + size / _SLOWEST, seconds or math.inf)
     first = [future]
 
     def ask(key=key, part=part, size=size, first=first, timeout=timeout) -> bytes | None:
