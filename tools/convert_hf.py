@@ -17,7 +17,6 @@ import tempfile
 from t5x_like import command_line, recipes
 from t5x_like.errors import UserError, door
 from t5x_like.files import checked_json
-from t5x_like.files.local import Local
 from t5x_like.files.places import directory, is_remote, place
 from t5x_like.runtime.huge_pages import use_huge_pages
 
@@ -57,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
 def _is_workdir(path: str) -> bool:
   file = place(path) / "config.json"
   try:
-    content = Local(file).read_bytes()
+    content = file.read_bytes()
   except OSError as error:
     raise UserError(f"{file}: cannot be read: {error.strerror}; give a workdir or a model directory") from error
   return "fingerprints" in checked_json.parsed(content, dict, str(file), "that of a workdir or a model; copy it again")
