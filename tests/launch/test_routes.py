@@ -180,8 +180,8 @@ def test_devices_links_and_disk(tmp_path):
   assert "8 devices of 1 hosts add up right" in preflight.check_links(8)
   assert "free in" in preflight.check_disk(0.001)
   assert "written and read" in preflight.check_workdir(str(tmp_path / "run"))
-  assert "written and read" in preflight.check_workdir("memory://bucket/run")
-  assert not list((tmp_path / "run").iterdir()) and not fsspec.filesystem("memory").find("/bucket")
+  assert "written and read" in preflight.check_workdir("memory://preflight/run")
+  assert not list((tmp_path / "run").iterdir()) and not fsspec.filesystem("memory").find("/preflight")
 
 
 def test_what_is_wrong_with_a_host_is_said_in_one_line(tmp_path, capsys):

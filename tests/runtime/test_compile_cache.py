@@ -16,7 +16,7 @@ import sys
 sys.path[:0] = [{repo!r}]
 import jax, jax.numpy as jnp
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-from t5x_like.training import compile_cache
+from t5x_like.runtime import compile_cache
 said = compile_cache.use({workdir!r})
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 x = jax.random.normal(jax.random.key(0), (64, 64))
