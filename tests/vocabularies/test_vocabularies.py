@@ -175,7 +175,7 @@ def pipe(directory):
 
 
 DAMAGE = {
-  "a pipe": (pipe, "not a regular file"),
+  "a pipe": (pipe, "found a pipe, expected a file"),
   "no manifest": (lambda d: (d / "vocabulary.json").unlink(), "found no vocabulary.json"),
   "no model": (lambda d: (d / "sentencepiece.model").unlink(), "sentencepiece.model: cannot be read"),
   "empty manifest": (lambda d: (d / "vocabulary.json").write_text(""), "invalid JSON"),
