@@ -189,3 +189,9 @@ def test_models_and_the_step_import_without_the_data_system(blocked):
   done = subprocess.run([sys.executable, "-c", program], cwd=REPO, capture_output=True, text=True, timeout=600)
   assert done.returncode == 0, done.stderr[-1500:]
   assert f"imported {len(modules)}" in done.stdout
+
+
+def test_no_two_tests_share_a_file_name():
+  """Files outside of packages are modules of one name space; pytest drops the second of a name from a run."""
+  names = [path.name for path in (REPO / "tests").rglob("test_*.py") if not (path.parent / "__init__.py").exists()]
+  assert not {name for name in names if names.count(name) > 1}

@@ -150,6 +150,7 @@ def test_evaluations_that_cannot_be_written(trained, capsys, tmp_path):
 
   workdir = tmp_path / "copy"
   shutil.copytree(trained, workdir)
+  shutil.rmtree(workdir / "evaluations", ignore_errors=True)
   (workdir / "evaluations").write_text("a file")
   assert evaluate.main([f"--workdir={workdir}"]) == 2
   assert "evaluations: cannot be written to" in capsys.readouterr().err
