@@ -263,9 +263,8 @@ class Checkpoints:
     wanted = flatten(abstract_state)
     saved = {name: entry for name, entry in manifest["tensors"].items() if name.split("/")[0] in abstract_state}
     checkpoint_manifest.check_tensors(path, saved, wanted)
-    stored = {name: manifest["tensors"][name].get("stored", name) for name in wanted}
-    partial = len(wanted) < len(manifest["tensors"]) or any("stored" in e for e in manifest["tensors"].values())
-    tensors = together(path, lambda: self._store.read(step, wanted, stored, partial))
+    partial = len(wanted) < len(manifest["tensors"])
+    tensors = together(path, lambda: self._store.read(step, wanted, partial))
     found = fingerprints(tensors)
     wrong = [name for name in wanted if found[name] != manifest["tensors"][name]["fingerprint"]]
     if wrong:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,11 +11,6 @@ from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.files import file_names, local
 
 FORMAT = "t5x_like.checkpoint.v2"
-_FIRST_EDITION = "t5x_like.checkpoint.v1"  # named an optimizer's tensors as optax nests them
-_NESTED = re.compile(
-  r"opt_state/(?:(?:[0-9]+|whole|layers_[0-9]+|inner_states?)/)*(count|mu|nu|trace|v|v_row|v_col)(/.+)?"
-)
-_OWNERS = {"mu": "adam", "nu": "adam", "trace": "sgd", "v": "adafactor", "v_row": "adafactor", "v_col": "adafactor"}
 
 
 class Damaged(Exception):
@@ -67,8 +61,6 @@ def build(step: int, tensors: dict[str, Any], prints: dict[str, str], metadata: 
 def read(fetch: Callable[[], str], step: int) -> dict[str, Any]:
   """Reads the manifest of a step, whose text `fetch` gives.
 
-  Tensors of the first edition get their names of today, and `stored`, the old ones.
-
   Raises:
     Damaged: it is missing, not a file, not JSON, of another format or step, or differs from its digest.
     OSError: it cannot be read.
@@ -81,37 +73,15 @@ def read(fetch: Callable[[], str], step: int) -> dict[str, Any]:
     raise Damaged(f"manifest: {error.strerror or one_line(error)}") from error
   except ValueError as error:
     raise Damaged(f"manifest is not JSON: {one_line(error)}") from None
-  if not isinstance(manifest, dict) or manifest.get("format") not in (FORMAT, _FIRST_EDITION):
+  if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
     found = manifest.get("format") if isinstance(manifest, dict) else type(manifest).__name__
     raise Damaged(f"manifest has format {found!r}, expected {FORMAT!r}")
   if manifest.pop("digest", None) != _digest(manifest) or manifest["step"] != step:
     raise Damaged("manifest does not match its own digest")
-  for name, entry in manifest["tensors"].items():
-    if not file_names.is_inside(name) or "stored" in entry:
+  for name in manifest["tensors"]:
+    if not file_names.is_inside(name):
       raise Damaged(f"manifest has a tensor {file_names.shown(name)}, which no checkpoint has")
-  if manifest["format"] == _FIRST_EDITION:
-    manifest["tensors"] = _renamed(manifest["tensors"])
   return manifest
-
-
-def _renamed(tensors: dict[str, dict]) -> dict[str, dict]:
-  """Tensors of the first edition by their names of today: `opt_state/1/whole/0/mu/table` is `adam/mu/table`.
-
-  Every group of layers had a copy of each count, and the schedule one of its own; a scalar copy serves for all.
-  """
-  renamed, count, owners = {}, None, set()
-  for name, entry in tensors.items():
-    entry = entry | {"stored": name}
-    nested = _NESTED.fullmatch(name)
-    if nested is None:
-      renamed[name] = entry
-    elif nested[2]:
-      owners.add(_OWNERS[nested[1]])
-      renamed[f"{_OWNERS[nested[1]]}/{nested[1]}{nested[2]}"] = entry
-    elif not entry["shape"]:
-      count = entry
-  counted = {f"{owner}/count": count for owner in owners - {"sgd"} if count}
-  return renamed | counted
 
 
 def check_tensors(where, saved: dict[str, dict], wanted: dict[str, Any]) -> None:

@@ -71,7 +71,7 @@ class ObjectSteps:
       raise FileNotFoundError(f"{self.where(step)}: no {_MANIFEST}")
     return data.decode()
 
-  def read(self, step: int, wanted: dict[str, Any], stored: dict[str, str], partial: bool) -> dict[str, jax.Array]:
+  def read(self, step: int, wanted: dict[str, Any], partial: bool) -> dict[str, jax.Array]:
     directory = self._directory(step)
     chunks: dict[str, list[tuple[str, dict]]] = {}
     for writer in range(int(_STEP.fullmatch(directory)[2])):
@@ -81,7 +81,7 @@ class ObjectSteps:
       for chunk in json.loads(index):
         chunks.setdefault(chunk["name"], []).append((f"{directory}/{_file(writer, chunk.get('part', 0))}", chunk))
     with concurrent.futures.ThreadPoolExecutor(_READERS) as pool:
-      parts = pool.map(lambda name: self._local_parts(wanted[name], chunks.get(stored[name], [])), wanted)
+      parts = pool.map(lambda name: self._local_parts(wanted[name], chunks.get(name, [])), wanted)
       return {
         name: jax.make_array_from_callback(x.shape, x.sharding, lambda index, own=own: own[_key(index)])
         for (name, x), own in zip(wanted.items(), parts, strict=True)

@@ -96,9 +96,9 @@ class LocalSteps:
     local.check_below(self._directory / str(step))
     return (self._directory / str(step) / _MANIFEST / "metadata").read_text()
 
-  def read(self, step: int, wanted: dict[str, Any], stored: dict[str, str], partial: bool) -> dict[str, jax.Array]:
+  def read(self, step: int, wanted: dict[str, Any], partial: bool) -> dict[str, jax.Array]:
     """Tensors by name, without barriers, so that a failing process blocks no other; see `read_tensors`."""
-    return read_tensors(self._directory / str(step) / _STATE, wanted, stored, partial=partial)
+    return read_tensors(self._directory / str(step) / _STATE, wanted, partial=partial)
 
   def write(
     self, step: int, tensors: dict[str, jax.Array], manifest: dict[str, Any], before: Callable[[], None]

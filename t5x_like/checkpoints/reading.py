@@ -74,13 +74,10 @@ def _verdict(error: Exception | None) -> str:
   return "damaged" if isinstance(error, (Damaged, *_DAMAGE)) else "failed"
 
 
-def read_tensors(
-  path: epath.Path, wanted: dict[str, Any], stored: dict[str, str], *, partial: bool
-) -> dict[str, jax.Array]:
+def read_tensors(path: epath.Path, wanted: dict[str, Any], *, partial: bool) -> dict[str, jax.Array]:
   """Reads the tensors through orbax's handler, which has no barriers, so a failing process blocks no other.
 
   Args:
-    stored: the name in the checkpoint, by name.
     partial: whether the checkpoint has other tensors too.
   Raises:
     Damaged: the description of the tensors is of another form.
@@ -88,20 +85,19 @@ def read_tensors(
   if not wanted:
     return {}
   restore_args = {
-    stored[name]: ocp.ArrayRestoreArgs(sharding=x.sharding, global_shape=x.shape, dtype=x.dtype, strict=True)
+    name: ocp.ArrayRestoreArgs(sharding=x.sharding, global_shape=x.shape, dtype=x.dtype, strict=True)
     for name, x in wanted.items()
   }
-  item = {stored[name]: x for name, x in wanted.items()}
   handler = ocp.PyTreeCheckpointHandler()
   try:
-    args = ocp.args.PyTreeRestore(item=nest(item), restore_args=nest(restore_args), partial_restore=partial)
+    args = ocp.args.PyTreeRestore(item=nest(wanted), restore_args=nest(restore_args), partial_restore=partial)
     tree = handler.restore(path, args=args)
   except (AttributeError, IndexError, RecursionError) as error:  # orbax believes the JSON beside its tensors
     raise Damaged(f"a tensor cannot be read: {one_line(error)[:300]}") from error
   finally:
     handler.close()
   tensors = flatten(tree)
-  return {name: tensors[stored[name]] for name in wanted}
+  return {name: tensors[name] for name in wanted}
 
 
 def disk_errno(error: BaseException | None) -> int | None:

@@ -1,4 +1,4 @@
-"""Tensors of an optimizer's state have names with a meaning, whatever it is wrapped in, and old names are read on."""
+"""Tensors of an optimizer's state have names with a meaning, whatever it is wrapped in."""
 
 import json
 
@@ -10,7 +10,6 @@ import pytest
 
 from t5x_like import train
 from t5x_like.checkpoints import manager, manifest
-from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.training import optimizer_names
 from t5x_like.training.optimizer import OPTIMIZERS, layerwise
 from tests.runs import NANO, prints
@@ -66,29 +65,6 @@ def test_names_are_those_of_the_statistics_and_wrappers_leave_no_trace(case):
     back = optimizer_names.from_named(tensors, states[name])
     assert jax.tree.structure(back) == jax.tree.structure(states[name])
     assert all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(back), jax.tree.leaves(states[name])))
-
-
-@pytest.mark.parametrize("clipped", [False, True])
-@pytest.mark.parametrize("case", [case for case in CASES if case not in ("lion", "muon")])  # later ones
-def test_a_checkpoint_of_the_first_edition_is_read_by_the_names_of_today(case, clipped, tmp_path, monkeypatch):
-  """The first edition named tensors by their paths through optax, where schedules had counts of their own."""
-  optimizer = wrapped(CASES[case])["clipped" if clipped else "bare"]
-  state, counts = state_of(optimizer), {"whole": jnp.int32(1), "layers_3": jnp.ones(3, jnp.int32)}
-  leaves = jax.tree_util.tree_flatten_with_path(state)[0]
-  old = {f"opt_state/{jax.tree_util.keystr(path, simple=True, separator='/')}": leaf for path, leaf in leaves}
-  old |= {f"opt_state/{'1/' * clipped}{group}/2/count": x for group, x in counts.items()} if case != "adafactor" else {}
-  old |= {"step": jnp.int32(1), "params/opt_state/v/mu": jnp.ones(3)}
-  monkeypatch.setattr(manifest, "FORMAT", "t5x_like.checkpoint.v1")
-  with Checkpoints(tmp_path) as checkpoints:
-    checkpoints.save(1, manifest.nest(old), {})
-  monkeypatch.undo()
-  new = {"step": old["step"], "params/opt_state/v/mu": jnp.ones(3)} | optimizer_names.to_named(state)
-  abstract = {n: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for n, x in new.items()}
-  _, tree, _ = Checkpoints(tmp_path).restore(manifest.nest(abstract))
-  found = manifest.flatten(tree)
-  assert found.keys() == new.keys() and all(np.array_equal(found[n], new[n]) for n in new)
-  with Checkpoints(tmp_path) as checkpoints:
-    checkpoints.save(1, manifest.nest(new), {})  # the same values: nothing to save
 
 
 @pytest.mark.more
