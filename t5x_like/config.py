@@ -1,6 +1,6 @@
 """The config of a run: its keys, and how `--config.…` flags change them.
 
-The top-level keys are exactly the keys of `defaults()`. A *slot* (`model`, `task`, `optimizer`, …) is a dict whose
+The top-level keys are the fields of `Recipe`. A *slot* (`model`, `task`, `optimizer`, …) is a dict whose
 `name` picks an object and whose other keys are its arguments; see `t5x_like.slots`. `t5x_like.recipes` loads configs
 from files in `configs/`.
 """
@@ -8,8 +8,9 @@ from files in `configs/`.
 import dataclasses
 import hashlib
 import json
+import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ml_collections import ConfigDict
 
@@ -53,17 +54,6 @@ def changed(task: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
   return kept | dict(changes)
 
 
-_LATER = (
-  "guard",
-  "step_timeout_seconds",
-  "recompute_every",
-  "init",
-  "teacher",
-  "tuning",
-  "selection",
-)  # keys missing from the configs of older runs
-
-
 def corpus_from(where: str, arguments: Mapping[str, Any], task: Callable) -> tuple[dict[str, Any], Corpus | None]:
   """Separate the arguments that describe a store's source from a task's other arguments.
 
@@ -84,50 +74,138 @@ def corpus_from(where: str, arguments: Mapping[str, Any], task: Callable) -> tup
   return rest, Corpus(**slots.fill(where, asked, Corpus))
 
 
+def _slot(**values: Any) -> Any:
+  return dataclasses.field(default_factory=lambda: dict(values))
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+  """The top-level keys of a recipe, with their types and defaults."""
+
+  model: dict = _slot()  # name: a module of models/; the rest are arguments of its Model
+  task: dict = _slot()  # name: a module of data/tasks/; the rest are arguments of its task()
+  phases: dict = _slot()  # by name, a `Phase`: earlier steps on another length, batch size or corpus
+  init: dict = _slot()  # an `Init`: another run to start from
+  teacher: dict = _slot()  # a `Teacher`, for distillation
+  tuning: dict = _slot(name="all")  # the parameters to train; see training/tuning.py
+  selection: dict = _slot()  # a `Selection`: the metric that stops training and picks a checkpoint
+  train_split: str = "train"
+  eval_split: str = "validation"
+  objective: dict = _slot(name="encoder_decoder")  # name: a module of objectives/
+  batch_size: slots.Positive = 128  # examples per step, over all devices and all accumulation steps
+  accumulation_steps: slots.Positive = 1
+  total_steps: slots.Positive = 1000
+  seed: int = 0
+  optimizer: dict = _slot(name="adafactor")  # name: a key of training/optimizer.OPTIMIZERS; also `OptimizerMemory`
+  schedule: dict = _slot(name="rsqrt")  # name: a key of training/schedule.SCHEDULES
+  clip_norm: slots.NotNegative = 0.0  # global gradient norm; 0 for no clipping
+  guard: dict = _slot(name="stop")  # the response to NaN and spikes: stop, skip, rollback; see training/guard.py
+  mesh: dict = _slot(data=-1)  # length of each mesh axis; -1 for the remaining devices
+  rules: dict = _slot()  # changes to parallel.rules.DEFAULT
+  evals: dict = _slot(loss={})  # by name, an `Instance` and its evaluator's arguments; see training/evaluation.py
+  eval_every: slots.Positive = 1000
+  log_every: slots.Positive = 1
+  step_timeout_seconds: slots.Seconds = 1800.0  # a process without progress for this long exits; 0 for no limit
+  recompute_every: slots.Count = 0  # every so many steps, compute one twice to detect faulty devices; 0 for never
+  checkpoint: dict = _slot(every=1000, keep_last=3)  # a `Checkpoint`
+  peak_flops: slots.NotNegative = 0.0  # per device, for the MFU; 0 to look it up by device
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+  """`config.checkpoint`: a step is saved every `every` steps, `minutes` after the last save and at the end.
+
+  Attributes:
+    minutes: None never saves by the clock.
+    keep_last: how many of the newest multiples of `every` are kept.
+    keep_every: multiples of this are kept for good; None keeps none of them.
+    fresh_optimizer: take only parameters and step from a checkpoint with another optimizer's state.
+  """
+
+  every: slots.Positive
+  minutes: slots.AboveZero | None = 15
+  keep_last: slots.Positive = 3
+  keep_every: slots.Positive | None = None
+  save_timeout_seconds: slots.Positive = 1200
+  fresh_optimizer: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerMemory:
+  """The key of `config.optimizer` beside the optimizer's own: `offload` keeps its arrays in the hosts' memory."""
+
+  offload: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Init:
+  """`config.init`: the run to start from; see `training/weights.py`.
+
+  Attributes:
+    step: its checkpoint; None is the newest.
+    weights: whether to load its parameters; otherwise only its architecture and vocabulary are taken.
+    inherit: whether to take the architecture and the vocabulary; False in a resolved config, which states them.
+  """
+
+  workdir: str
+  step: int | None = None
+  weights: bool = True
+  inherit: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Teacher:
+  """`config.teacher`: the run to distil; see `training/weights.py`.
+
+  Attributes:
+    workdir: the run's; `random` is a teacher with random weights, for two steps of `:debug`.
+    step: its checkpoint; None is the newest.
+    model: its `config.model`, so that a recipe can be planned before there is a teacher.
+    inherit: whether to take the model from the run; False in a resolved config, which states it.
+  """
+
+  workdir: str | None = None
+  step: int | None = None
+  model: dict = _slot()
+  inherit: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+  """`config.selection`: the metric that stops training early and picks the best checkpoint.
+
+  Attributes:
+    metric: its name in `metrics.jsonl`.
+    goal: whether more or less of it is better.
+    patience: evaluations without a better one after which training stops; None never stops it.
+  """
+
+  metric: str
+  goal: Literal["max", "min"] = "max"
+  patience: slots.Positive | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Phase:
+  """An entry of `config.phases`: the step before which it ends, changes to `config.task`, and its batch size."""
+
+  until: slots.Positive
+  task: dict = _slot()
+  batch_size: slots.Positive | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Instance:
+  """The keys of an entry of `config.evals` beside its evaluator's arguments: evaluator, changes to the task, split."""
+
+  name: str
+  task: dict = _slot()
+  split: str | None = None
+
+
 def defaults() -> ConfigDict:
   """Return every key of a recipe, with its default value."""
-  config = ConfigDict()
-  config.model = {}  # name: a module of models/; the rest are arguments of its Model
-  config.task = {}  # name: a module of data/tasks/; the rest are arguments of its task()
-  config.phases = {}  # other arguments of the task or batch sizes up to a step; see training/phases.py
-  config.init = {}  # another run to start from, {"workdir": …}; see training/init_from.py
-  config.teacher = {}  # the teacher's run, for distillation, {"workdir": …}; see training/teacher.py
-  config.tuning = {"name": "all"}  # the parameters to train; see training/tuning.py
-  config.selection = {}  # the metric that stops training and picks a checkpoint; see training/selection.py
-  config.train_split = "train"
-  config.eval_split = "validation"
-  config.objective = {"name": "encoder_decoder"}
-  config.batch_size = 128  # examples per step, over all devices and all accumulation steps
-  config.accumulation_steps = 1
-  config.total_steps = 1000
-  config.seed = 0
-  config.optimizer = {"name": "adafactor"}
-  config.schedule = {"name": "rsqrt"}
-  config.clip_norm = 0.0  # global gradient norm; 0 for no clipping
-  config.guard = {"name": "stop"}  # the response to NaN and spikes: stop, skip, rollback; see training/guard.py
-  config.mesh = {"data": -1}  # length of each mesh axis; -1 for the remaining devices
-  config.rules = {}  # changes to parallel.rules.DEFAULT
-  config.evals = {"loss": {}}  # evaluators by name, {"valid": {"name": "loss", …}}; see training/evaluation.py
-  config.eval_every = 1000
-  config.log_every = 1
-  config.step_timeout_seconds = 1800.0  # a process without progress for this long exits; 0 for no limit
-  config.recompute_every = 0  # every so many steps, compute one twice to detect faulty devices; 0 for never
-  config.checkpoint = {"every": 1000, "keep_last": 3}
-  config.peak_flops = 0.0  # per device, for the MFU; 0 to look it up by device
-  return config
-
-
-KINDS = {  # of keys that are not slots, where the type of the default is not strict enough
-  "batch_size": slots.Positive,
-  "accumulation_steps": slots.Positive,
-  "total_steps": slots.Positive,
-  "eval_every": slots.Positive,
-  "log_every": slots.Positive,
-  "recompute_every": slots.Count,
-  "clip_norm": slots.NotNegative,
-  "step_timeout_seconds": slots.Seconds,
-  "peak_flops": slots.NotNegative,
-}
+  return ConfigDict(dataclasses.asdict(Recipe()))
 
 
 def check_values(config: ConfigDict) -> None:
@@ -136,8 +214,7 @@ def check_values(config: ConfigDict) -> None:
   Raises:
     UserError: a value or name is invalid; names the key, the value and the expectation.
   """
-  for key, default in defaults().items():
-    kind = dict if isinstance(default, ConfigDict) else KINDS.get(key, type(default))
+  for key, kind in typing.get_type_hints(Recipe, include_extras=True).items():
     slots.typed(f"config.{key}", config[key], kind)
   for key in ("evals", "phases"):
     for name in config[key]:
@@ -151,7 +228,6 @@ def restored(saved: dict[str, Any], overrides: Sequence[str], origin) -> ConfigD
     UserError: a key is missing, or `override` refuses.
   """
   known = defaults()
-  saved = {key: known.to_dict()[key] for key in _LATER} | saved
   missing = [key for key in known if key not in saved]
   if missing:
     raise UserError(f"{origin}: key {missing[0]!r} is missing; it was written by another version or is damaged")

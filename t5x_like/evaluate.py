@@ -85,21 +85,19 @@ def main(argv: list[str]) -> None:
   from t5x_like.files.places import check_writable
   from t5x_like.report import results
   from t5x_like.runtime import process
-  from t5x_like.training import assembly, trained, workdir
+  from t5x_like.training import trained, workdir
   from t5x_like.training.evaluation import Evaluation
 
   process.prepare()
   cache.use(args.workdir)
-  config, identity = trained.open_config(args.workdir, args.config, overrides)
-  config = assembly.resolve(config)
-  trained.check_model(identity, config, args.workdir)
-  parts = assembly.build(config)
+  run = trained.open_run(args.workdir, args.config, overrides)
+  config = run.config
   only = None if args.evals is None else args.evals.split(",")
-  evaluation = Evaluation(config, parts.model, parts.objective, parts.rules, only)
-  trained.check_model(identity, config, args.workdir, evaluation.task.vocabulary)
+  evaluation = Evaluation(config, run.model, run.objective, run.rules, only)
+  run.check(evaluation.task.vocabulary)
   if process.first():
     check_writable("--workdir", args.workdir, ("evaluations",))
-  step, arrays = trained.restore_params(args.workdir, parts, args.step)
+  step, arrays = run.restore(args.step)
   if not config.evals:
     raise UserError("config.evals: found no evaluators; name one, such as --config.evals.loss={}")
   groups = evaluation(arrays)
@@ -115,7 +113,7 @@ def main(argv: list[str]) -> None:
       if group.predictions or group.samples:
         workdir.write_lines(folder, f"{name}.jsonl", group.predictions or group.samples)
   task = evaluation.task
-  results.draw(f"{args.workdir}/evaluations", config, parts, arrays, task, task, groups)
+  results.draw(f"{args.workdir}/evaluations", config, run, arrays, task, task, groups)
 
 
 def _check_flags(args) -> None:

@@ -108,45 +108,39 @@ def main(argv: list[str]) -> None:
 
 def _answers(args, overrides: list[str]) -> list[dict[str, Any]]:
   """Return an answer for each line or image; refuse bad input before reading parameters."""
-  import jax
-
-  from t5x_like import models, slots, vocabularies
   from t5x_like.inference import image_texts, images, predictors, texts
   from t5x_like.rows import Runner
   from t5x_like.runtime import process
-  from t5x_like.training import assembly, trained
+  from t5x_like.training import trained
 
-  config, identity = trained.open_config(args.workdir, args.config, overrides)
-  needs = slots.find("config.model.name", config.model.name, models, "Model").NEEDS
+  run = trained.open_run(args.workdir, args.config, overrides, rows=True)
+  model, config = run.model, run.config
+  needs = model.NEEDS
   of_images, of_both = "image" in needs, "text_input_tokens" in needs
   if of_both != (args.texts is not None):
     found, expected = ("a", "a file of texts to choose from") if of_both else ("no", "none")
     raise UserError(f"--texts={args.texts}: the model is {found} model of images and texts, expected {expected}")
   choices = texts.read(args.texts, flag="--texts") if of_both else None
   inputs = images.files(args.input) if of_images else texts.read(args.input, args.text_field)
-  if not identity["features"] and not of_images:
+  if not run.identity["features"] and not of_images:
     raise UserError(f"{args.workdir}: holds imported weights, and no step was trained yet; train first")
-  vocabulary = vocabularies.load(f"{args.workdir}/vocabulary")
-  config.batch_size, config.accumulation_steps = jax.device_count(), 1  # fits any mesh; the runner has its own size
-  config = assembly.resolve(config)
-  trained.check_model(identity, config, args.workdir, vocabulary)
-  parts = assembly.build(config)
+  vocabulary = run.vocabulary()
   flags = {name: getattr(args, name) for name, *_ in GENERATION if getattr(args, name) is not None}
   if of_images:
-    given = (parts.model, vocabulary, config.task.to_dict(), flags)
+    given = (model, vocabulary, config.task.to_dict(), flags)
     predict = images.predictor(*given) if choices is None else image_texts.TextChoice(*given, choices)
-    step, arrays = trained.restore_params(args.workdir, parts, args.step)
+    step, arrays = run.restore(args.step)
     process.say(f"{args.workdir}: step {step}; {len(inputs)} files")
-    answers = predict(Runner(parts.model, parts.rules, arrays, args.batch_size), inputs)
+    answers = predict(Runner(model, run.rules, arrays, args.batch_size), inputs)
     if skipped := images.told(answers):
       process.say(f"{skipped}; `error` in the output says which")
     return answers
   template = config.task.template if config.task.name in ("chat", "preferences") else None
-  predict = predictors.predictor(parts.model, vocabulary, trained.row_features(identity), flags, template)
+  predict = predictors.predictor(model, vocabulary, run.row_features(), flags, template)
   ids = predict.encode(inputs, f"--input={args.input}")
-  step, arrays = trained.restore_params(args.workdir, parts, args.step)
+  step, arrays = run.restore(args.step)
   process.say(f"{args.workdir}: step {step}; {len(inputs)} lines")
-  return predict(Runner(parts.model, parts.rules, arrays, args.batch_size), ids, inputs)
+  return predict(Runner(model, run.rules, arrays, args.batch_size), ids, inputs)
 
 
 if __name__ == "__main__":

@@ -220,6 +220,9 @@ def _signature(function: Callable) -> tuple[dict[str, inspect.Parameter], dict[s
     kinds = hints | kinds
     if not open_ended:
       break
+  for field in dataclasses.fields(function) if dataclasses.is_dataclass(function) else ():
+    if field.name in parameters and field.default_factory is not dataclasses.MISSING:
+      parameters[field.name] = parameters[field.name].replace(default=field.default_factory())
   return parameters, kinds
 
 

@@ -27,18 +27,19 @@ def main(argv: list[str]) -> None:
 
   from t5x_like.data import cache
   from t5x_like.runtime import compile_cache, process
-  from t5x_like.training import assembly, imported
+  from t5x_like.training import imported
+  from t5x_like.training.resolve import resolve
 
   process.prepare()
   cache.use(args.workdir)
   process.say(compile_cache.use(args.workdir))
-  config = assembly.resolve(imported.adopt(config, args.workdir))
+  config = resolve(imported.adopt(config, args.workdir))
   process.say(config_lib.to_json(config))
 
   from t5x_like.training.loop import train
-  from t5x_like.training.run import Run
+  from t5x_like.training.run import opened
 
-  with Run(config, args.workdir, args.from_step) as run:
+  with opened(config, args.workdir, args.from_step) as run:
     train(run, profile=window)
 
 

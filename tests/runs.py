@@ -139,12 +139,12 @@ def restored(workdir, step: int) -> dict[str, np.ndarray]:
   """Every tensor of a checkpoint, parameters and optimizer state, by name."""
   from t5x_like.checkpoints.manager import Checkpoints
   from t5x_like.checkpoints.manifest import flatten
-  from t5x_like.training import assembly, trained
+  from t5x_like.training import trained
+  from t5x_like.training.build import build
   from t5x_like.training.state import to_tree
 
-  config, _ = trained.open_config(str(workdir), None, [])
-  config.batch_size, config.accumulation_steps, config.mesh = jax.device_count(), 1, {"data": -1}
-  abstract = to_tree(assembly.build(assembly.resolve(config)).state)
+  run = trained.open_run(str(workdir), None, ['mesh={"data": -1}'], rows=True)
+  abstract = to_tree(build(run.config).state)
   with Checkpoints(pathlib.Path(workdir) / "checkpoints") as checkpoints:
     _, tree, _ = checkpoints.restore(abstract, step)
   return {name: np.asarray(x) for name, x in flatten(tree).items()}

@@ -14,7 +14,6 @@ from t5x_like.data import task as tasks
 from t5x_like.evals import Setting, loss, span_infilling
 from t5x_like.inference import generation
 from t5x_like.report.writer import read_metrics
-from t5x_like.training import assembly
 from t5x_like.training import trained as trained_run
 from tests.runs import NANO
 
@@ -24,10 +23,9 @@ pytestmark = pytest.mark.usefixtures("compiled")
 @pytest.fixture(scope="module")
 def restored(trained):
   """(parts, task, arrays) of the finished run."""
-  config, _ = trained_run.open_config(str(trained), NANO, [])
-  parts = assembly.build(assembly.resolve(config))
-  task = tasks.build(split="validation", **config.task.to_dict())
-  return parts, task, trained_run.restore_params(str(trained), parts, None)[1]
+  run = trained_run.open_run(str(trained), NANO, [])
+  task = tasks.build(split="validation", **run.config.task.to_dict())
+  return run, task, run.restore()[1]
 
 
 def setting(restored, batch_size: int, rows=None) -> Setting:
@@ -126,15 +124,15 @@ def test_several_tasks_and_splits_in_one_run_are_those_of_the_door(tmp_path, res
   assert train.main([f"--config={NANO}", f"--workdir={tmp_path}", *flags]) == 0
   (loop,) = [row for row in read_metrics(tmp_path) if "eval/same/loss" in row]
   parts, task, _ = restored
-  arrays = trained_run.restore_params(str(tmp_path), parts, None)[1]
+  run = trained_run.open_run(str(tmp_path), NANO, [])
+  arrays = run.restore()[1]
   for name, changes, split, most in (
     (task.name, {}, "validation", 16),
     ("same", {}, "validation", 16),
     ("trained_on", {}, "train", 24),
     ("shorter", {"inputs_length": 16, "targets_length": 8}, "validation", 16),
   ):
-    config, _ = trained_run.open_config(str(tmp_path), NANO, [])
-    other = tasks.build(split=split, **(config.task.to_dict() | changes))
+    other = tasks.build(split=split, **(run.config.task.to_dict() | changes))
     expected = loss.Evaluator(setting((parts, other, None), 8), max_examples=most)(arrays).metrics
     assert {metric: loop[f"eval/{name}/{metric}"] for metric in expected} == expected
   assert len({loop[f"eval/{name}/loss"] for name in ("same", "trained_on", "shorter", "others")}) == 4

@@ -20,8 +20,9 @@ from t5x_like.decoding.generate import greedy
 from t5x_like.decoding.sampling import MinLength
 from t5x_like.inference import generation, masks, predictors, strategies
 from t5x_like.nn import params
-from t5x_like.training import assembly
 from t5x_like.training import trained as trained_run
+from t5x_like.training.build import build
+from t5x_like.training.resolve import resolve
 from tests.runs import REPO, environment
 
 pytestmark = pytest.mark.usefixtures("compiled")
@@ -75,11 +76,9 @@ def read(path) -> list[dict]:
 
 def opened(workdir):
   """(model, vocabulary) of a finished run."""
-  config, _ = trained_run.open_config(str(workdir), None, [])
-  config.batch_size = 8
-  parts = assembly.build(assembly.resolve(config))
-  _, arrays = trained_run.restore_params(str(workdir), parts, None)
-  return params.with_arrays(parts.model, jax.device_get(arrays)), vocabularies.load(str(workdir / "vocabulary"))
+  run = trained_run.open_saved(str(workdir))
+  _, arrays = run.restore()
+  return params.with_arrays(run.model, jax.device_get(arrays)), vocabularies.load(str(workdir / "vocabulary"))
 
 
 def shown(vocabulary, ids) -> str:
@@ -218,13 +217,11 @@ class Fixed(strategies.Greedy):
 
 
 def test_the_end_ends_and_special_ids_are_not_shown(decoder):
-  config, identity = trained_run.open_config(str(decoder), None, [])
-  config.batch_size = 8
-  parts = assembly.build(assembly.resolve(config))
-  _, arrays = trained_run.restore_params(str(decoder), parts, None)
-  said = generation.Continuation(parts.model, vocabularies.ByteVocabulary(), identity["features"], Fixed(), 7)
+  run = trained_run.open_saved(str(decoder))
+  _, arrays = run.restore()
+  said = generation.Continuation(run.model, vocabularies.ByteVocabulary(), run.identity["features"], Fixed(), 7)
   ids = said.encode(PROMPTS, "-")
-  answers = said(rows.Runner(parts.model, parts.rules, arrays, 8), ids, PROMPTS)
+  answers = said(rows.Runner(run.model, run.rules, arrays, 8), ids, PROMPTS)
   assert [answer["prediction"] for answer in answers] == ["ab"] * len(PROMPTS)
 
 
@@ -324,9 +321,7 @@ def test_from_standard_input_to_standard_output(decoder, ask, monkeypatch, capsy
 
 
 def test_few_shapes_and_the_order_of_the_rows(decoder):
-  config, _ = trained_run.open_config(str(decoder), None, [])
-  config.batch_size = 8
-  parts = assembly.build(assembly.resolve(config))
+  parts = trained_run.open_saved(str(decoder))
   shapes = []
 
   def total(model, batch):
@@ -347,8 +342,8 @@ def test_few_shapes_and_the_order_of_the_rows(decoder):
 )
 def test_families_with_ways_of_their_own(recipe, length):
   """ELECTRA fills with its generator, BigBird's core has a least length, experts have slots: by abstract evaluation."""
-  config = assembly.resolve(recipes.load(f"configs/{recipe}.py:debug"))
-  parts = assembly.build(config)
+  config = resolve(recipes.load(f"configs/{recipe}.py:debug"))
+  parts = build(config)
   model = parts.model
   task = tasks.build(split="validation", **config.task.to_dict())
   features = {name: list(feature.shape) for name, feature in task.features.items()}

@@ -13,7 +13,8 @@ from t5x_like import laptop, models, recipes, slots, train
 from t5x_like.errors import UserError
 from t5x_like.nn import params
 from t5x_like.report.writer import read_metrics
-from t5x_like.training import assembly
+from t5x_like.training.build import build
+from t5x_like.training.resolve import resolve
 
 pytestmark = pytest.mark.usefixtures("compiled")
 
@@ -61,8 +62,8 @@ GOLDEN = {
 
 
 def parts(recipe: str, *overrides: str):
-  config = assembly.resolve(recipes.load(recipe, overrides))
-  built = assembly.build(config)
+  config = resolve(recipes.load(recipe, overrides))
+  built = build(config)
   return config, built, sum(math.prod(p.shape) for p in params.named_params(built.model).values())
 
 
@@ -135,8 +136,8 @@ def test_an_unknown_argument_is_refused(recipe):
 def test_every_argument_resolves_to_a_config_of_its_own(recipe):
   words = [word for word, (parameter, _) in recipes.arguments(recipes.module(recipe).get_config).items()]
   assert words[-2:] == ["tiny", "debug"]
-  default = config_lib.to_json(assembly.resolve(recipes.load(recipe)))
-  resolved = {config_lib.to_json(assembly.resolve(recipes.load(f"{recipe}:{word}"))) for word in words[:-2]}
+  default = config_lib.to_json(resolve(recipes.load(recipe)))
+  resolved = {config_lib.to_json(resolve(recipes.load(f"{recipe}:{word}"))) for word in words[:-2]}
   parameters = inspect.signature(recipes.module(recipe).get_config).parameters
   defaults = sum(str(parameter.default) in words for parameter in parameters.values())  # the size of the recipe itself
   assert len(resolved) == len(words) - 2 and (default in resolved) == bool(defaults)

@@ -11,6 +11,7 @@ newest checkpoint of the workdir (or --step) with its tokenizer, and loads with 
 
 import dataclasses
 import functools
+import json
 import pathlib
 import tempfile
 
@@ -63,21 +64,21 @@ def _is_workdir(path: str) -> bool:
 
 
 def _export(workdir: str, output: str, step: int | None, dtype: str | None) -> None:
-  from t5x_like import vocabularies
   from t5x_like.interop import hf
   from t5x_like.nn import params
+  from t5x_like.parallel.mesh import make_mesh
+  from t5x_like.parallel.rules import Rules
   from t5x_like.runtime import process
-  from t5x_like.training import assembly, trained
+  from t5x_like.training import trained
 
   process.prepare()
-  config, _ = trained.open_config(workdir, None, ['mesh={"data": -1}', "batch_size=65536", "accumulation_steps=1"])
-  parts = assembly.build(assembly.resolve(config))
-  found, arrays = trained.restore_params(workdir, parts, step)
-  vocabulary = vocabularies.load(f"{workdir}/vocabulary")
+  run = trained.open_saved(workdir, Rules.make(make_mesh({"data": -1})))
+  found, arrays = run.restore(step)
+  vocabulary = run.vocabulary()
   labels = getattr(vocabulary, "names", ())  # of a model of images
   with tempfile.TemporaryDirectory() as aside:
     made = pathlib.Path(aside if is_remote(output) else output)
-    hf.save(trained.finished(params.with_arrays(parts.model, arrays)), str(made), dtype=dtype, labels=labels)
+    hf.save(trained.finished(params.with_arrays(run.model, arrays)), str(made), dtype=dtype, labels=labels)
     for name, data in vocabulary.exported().items():
       (made / name).write_bytes(data)
     for file in made.iterdir() if is_remote(output) else ():
@@ -91,21 +92,23 @@ def _import(directory: str, workdir: str, recipe: str, overrides: list[str], sen
   from t5x_like.nn import params
   from t5x_like.runtime import process
   from t5x_like.runtime.environment import environment
-  from t5x_like.training import assembly, imported
+  from t5x_like.training import assembly
   from t5x_like.training import workdir as workdirs
+  from t5x_like.training.build import build
+  from t5x_like.training.resolve import resolve
   from t5x_like.training.state import init_state, to_tree
 
   process.prepare()
-  config = imported.model_of(recipes.load(recipe, overrides), *hf.architecture(directory), directory)
+  config = _with_architecture(recipes.load(recipe, overrides), directory)
   vocabulary = _vocabulary(config, directory, sentinels)
-  config = assembly.with_tokens(assembly.resolve(config), vocabulary)
+  config = assembly.with_tokens(resolve(config), vocabulary)
   assembly.check_vocabulary(config, vocabulary)
-  parts = assembly.build(config)
+  parts = build(config)
   model = hf.load(directory, rules=parts.rules)
   _check_parameters(model, parts.model, directory, recipe)
   state = init_state(parts.make_model, parts.optimizer, parts.state, config.seed)
   state = dataclasses.replace(state, params=params.arrays(model))
-  identity = imported.record(workdir, config, vocabulary)
+  identity = _record(workdir, config, vocabulary)
   with Checkpoints(f"{workdir}/checkpoints") as checkpoints:
     checkpoints.save(0, to_tree(state), identity)
     checkpoints.wait()
@@ -120,6 +123,41 @@ def _import(directory: str, workdir: str, recipe: str, overrides: list[str], sen
     )
   command = f"--config={recipe} --workdir={workdir}{flags}"
   process.say(f"{workdir}: step 0 with the weights of {directory}{prepare}; train with {command}")
+
+
+def _with_architecture(config, directory: str):
+  """Return a recipe's config with the architecture of a directory's model; raise UserError for another family."""
+  import t5x_like.models
+  from t5x_like import slots
+  from t5x_like.interop import hf
+  from t5x_like.training import imported
+
+  model_class, variant = hf.architecture(directory)
+  ours = slots.find("config.model.name", config.model.get("name"), t5x_like.models, "Model")
+  if ours is not model_class:
+    raise UserError(
+      f"config.model.name: found {config.model.name!r}, but {directory} holds "
+      f"{model_class.__module__.rpartition('.')[2]!r}; use a recipe of that family"
+    )
+  found = json.loads(json.dumps(dataclasses.asdict(variant)))
+  text = hasattr(variant, "vocab_size")
+  of_images = {key: found[key] for key in ("head", "labels", "queries") if key in found}
+  more = {"vocab_size": variant.vocab_size, "tokens": {}} if text else of_images
+  return imported.with_model(config, {"variant": found} | more, directory)
+
+
+def _record(workdir: str, config, vocabulary) -> dict:
+  """Write the vocabulary and the marks of imported weights; return the identity of a run that has seen no data yet."""
+  from t5x_like import data
+  from t5x_like.training import imported
+  from t5x_like.training import workdir as workdirs
+
+  prints = {"data_edition": data.EDITION, "vocabulary": vocabulary.fingerprint}
+  identity = config.to_dict() | {"fingerprints": prints, "features": {}}
+  model = {key: value for key, value in identity["model"].items() if key in imported.OWN}
+  workdirs.write(workdir, imported.FILE, {"model": model, "vocabulary": vocabulary.fingerprint})
+  vocabulary.save(f"{workdir}/vocabulary")
+  return identity
 
 
 def _vocabulary(config, directory: str, sentinels: str | None):

@@ -29,11 +29,13 @@ from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.files.places import check_writable, is_remote
 from t5x_like.parallel import distributed
 from t5x_like.runtime import process
-from t5x_like.training import assembly, opening, selection, trained
+from t5x_like.training import selection, trained
 from t5x_like.training import workdir as workdirs
+from t5x_like.training.assembly import assemble
 from t5x_like.training.evaluation import Evaluation, Group
 from t5x_like.training.loop import train
-from t5x_like.training.run import Run
+from t5x_like.training.resolve import resolve
+from t5x_like.training.run import opened
 
 RESULT, ASKED = "result.json", "asked.json"
 RECIPES = {
@@ -168,7 +170,7 @@ def _check(name: str, suite: Suite, kinds: dict[str, str], options: Options) -> 
     rate, seed = next(_asked_for(options))
     try:
       config = _config(f"{name}/{task}", benchmark, kinds[able[0]], rate, seed, able[0], options)
-      opening.checked(assembly.resolve(config), str(folders[0]))
+      assemble(resolve(config), str(folders[0]))
     except data.Unavailable:
       continue  # told, and left out or refused, when it is this task's turn
     except UserError as error:
@@ -246,7 +248,7 @@ def _one(
   if distributed.from_first(lambda: _read(folder / ASKED, asked)) is None and process.first():
     workdirs.write(folder, ASKED, {"asked": asked})  # a run that is stopped goes on with the same flags alone
   config = _config(where, benchmark, kind, rate, seed, workdir, options)
-  with Run(assembly.resolve(config), str(folder)) as made:
+  with opened(resolve(config), str(folder)) as made:
     train(made)
     best = made.best
   wanted = {} if options.max_examples else benchmark.test
@@ -277,12 +279,10 @@ def _one(
 def _best(config, folder: pathlib.Path, tests: dict[str, str]) -> tuple[int, dict[str, Group]]:
   """The step of the best checkpoint and what the evaluators find for it, the first of them also on the test splits."""
   first, values = next(iter(config.evals.to_dict().items()))
-  for name, split in tests.items():
-    config.evals[name] = {"name": first} | values | {"split": split, "max_examples": None}
-  config = assembly.resolve(config)
-  parts = assembly.build(config)
-  step, arrays = trained.restore_params(str(folder), parts, None, selection.FOLDER)
-  return step, Evaluation(config, parts.model, parts.objective, parts.rules)(arrays)
+  added = {name: {"name": first} | values | {"split": split, "max_examples": None} for name, split in tests.items()}
+  run = trained.open_run(str(folder), None, [f"evals.{name}={json.dumps(one)}" for name, one in added.items()])
+  step, arrays = run.restore(None, selection.FOLDER)
+  return step, Evaluation(run.config, run.model, run.objective, run.rules)(arrays)
 
 
 def _config(where: str, benchmark: Benchmark, kind: str, rate: float | None, seed: int, workdir: str, options: Options):
@@ -302,7 +302,7 @@ def _config(where: str, benchmark: Benchmark, kind: str, rate: float | None, see
     config.eval_split += first
   data.check(config)
   if options.epochs is not None and not any(word.startswith("total_steps=") for word in options.overrides):
-    rows = _rows(assembly.resolve(config))
+    rows = _rows(resolve(config))
     config.total_steps = max(1, math.ceil(options.epochs * rows / config.batch_size))
   given = {word.split("=")[0].split(".")[-1] for word in options.overrides}
   for key, node in (("eval_every", config), ("every", config.checkpoint), ("warmup_steps", config.schedule)):

@@ -26,7 +26,8 @@ from t5x_like.parallel.rules import rows_by_process
 from t5x_like.planning import hardware, minimum, products, search, steps
 from t5x_like.planning.collectives import Collective, collectives
 from t5x_like.planning.hlo import Program
-from t5x_like.training import assembly, flops
+from t5x_like.training import flops
+from t5x_like.training.build import build
 
 _GIGA = 1e9
 _OFTEN = 4
@@ -41,7 +42,7 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
   config, task = steps.resolve(config, topology.platform, request["phase"])
   if request["step"] != "train":
     config.accumulation_steps = 1
-  parts = assembly.build(config, devices)
+  parts = build(config, devices)
   rules, mesh = parts.rules, dict(parts.rules.mesh.shape)
   step = steps.make(request["step"], config, parts, task)
   named = params.named_params(parts.model)

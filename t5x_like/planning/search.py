@@ -24,7 +24,8 @@ from t5x_like.parallel.rules import Rules
 from t5x_like.planning import hardware, minimum, steps
 from t5x_like.planning.child import Request
 from t5x_like.planning.child import plan as planned
-from t5x_like.training import assembly, flops
+from t5x_like.training import flops
+from t5x_like.training.build import abstract_batch, build
 from t5x_like.training.state import abstract_state
 
 _SEARCHED = ("mesh", "batch_size", "model.remat")
@@ -62,10 +63,10 @@ def candidates(request: dict[str, Any]) -> list[dict[str, Any]]:
 def _made(config: ConfigDict, task, topology: hardware.Topology, devices: list) -> Iterator[Candidate]:
   base = ConfigDict(config.to_dict())
   base.mesh, base.batch_size, base.accumulation_steps = {"data": 1}, 1, 1
-  parts = assembly.build(base, devices[:1])
+  parts = build(base, devices[:1])
   named = params.named_params(parts.model)
   itemsize = np.dtype(config.model.get("dtype", "float32")).itemsize
-  row = flops.step_flops(parts.model, parts.objective, assembly.abstract_batch(base, parts, task))  # of one row
+  row = flops.step_flops(parts.model, parts.objective, abstract_batch(base, parts.rules, task))  # of one row
   tokens = sum(math.prod(f.shape) for name, f in task.features.items() if name.endswith("_input_tokens"))
   kept = _kept(parts.model, task, itemsize)
   chip = topology.chip

@@ -18,6 +18,8 @@ from t5x_like.data import features
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.nn import params
 from t5x_like.training import assembly, compilation, flops, phases
+from t5x_like.training.build import Parts, abstract_batch
+from t5x_like.training.resolve import resolve as resolved
 
 STEPS = ("train", "eval", "decode")
 
@@ -50,7 +52,7 @@ def resolve(config: ConfigDict, platform: str, phase: str | None) -> tuple[Confi
     size = features.vocabulary(_store(config)).size
     with config.ignore_type():
       config.model.vocab_size = -(-size // 128) * 128
-  config = assembly.resolve(config, platform)
+  config = resolved(config, platform)
   made = phases.build(config, lambda arguments: _task(arguments, config.train_split))
   by_name = {one.name: one for one in made[:-1]}
   if phase is not None and phase not in by_name:
@@ -76,7 +78,7 @@ def _task(arguments: dict[str, Any], split: str):
   return task.build(split=split, **arguments)
 
 
-def make(kind: str, config: ConfigDict, parts: assembly.Parts, task) -> Step:
+def make(kind: str, config: ConfigDict, parts: Parts, task) -> Step:
   """Make the step of a kind in `STEPS`.
 
   Raises:
@@ -84,7 +86,7 @@ def make(kind: str, config: ConfigDict, parts: assembly.Parts, task) -> Step:
   """
   assembly.check_task(config, parts, task)
   if kind == "train":
-    batch = assembly.abstract_batch(config, parts, task)
+    batch = abstract_batch(config, parts.rules, task)
     cost = flops.step_flops(parts.model, parts.objective, batch)
     return Step(batch, lambda: compilation.lower_step(config, parts, batch), cost)
   if kind == "eval":
@@ -101,12 +103,12 @@ def make(kind: str, config: ConfigDict, parts: assembly.Parts, task) -> Step:
   return Step(batch, lambda: jax.jit(run).lower(parts.state.params, batch), cost)
 
 
-def _evaluated(config: ConfigDict, parts: assembly.Parts, task) -> dict[str, jax.ShapeDtypeStruct]:
+def _evaluated(config: ConfigDict, parts: Parts, task) -> dict[str, jax.ShapeDtypeStruct]:
   index = jax.ShapeDtypeStruct((config.batch_size,), jnp.int32, sharding=parts.rules.batch())
-  return assembly.abstract_batch(config, parts, task) | {"example_index": index}
+  return abstract_batch(config, parts.rules, task) | {"example_index": index}
 
 
-def _evaluation(config: ConfigDict, parts: assembly.Parts, task) -> Callable:
+def _evaluation(config: ConfigDict, parts: Parts, task) -> Callable:
   """Return the function that the evaluator `loss` runs on each batch."""
   from t5x_like.evals import Setting, loss
 
@@ -114,7 +116,7 @@ def _evaluation(config: ConfigDict, parts: assembly.Parts, task) -> Callable:
   return loss.Evaluator(setting).sums
 
 
-def _decoding(config: ConfigDict, parts: assembly.Parts, task) -> tuple[dict[str, jax.ShapeDtypeStruct], Callable]:
+def _decoding(config: ConfigDict, parts: Parts, task) -> tuple[dict[str, jax.ShapeDtypeStruct], Callable]:
   """Return the batch and function of greedy `predict`, with the default new tokens within the trained length."""
   from t5x_like.inference import generation, strategies
 

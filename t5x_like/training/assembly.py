@@ -1,198 +1,96 @@
-"""From a recipe to the objects of a run. Everything that can be checked is checked here, before any work."""
+"""Assemble a run: its tasks, parts and evaluators, checked against each other, the data and this machine.
+
+All of it follows from the config alone, and comes before a workdir is touched, a step is compiled or weights are read.
+"""
 
 import dataclasses
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import jax
-import optax
-from flax import nnx
 from ml_collections import ConfigDict
 
 import t5x_like.models
 import t5x_like.objectives
-from t5x_like import config as config_lib
-from t5x_like import slots
+from t5x_like import slots, vocabularies
 from t5x_like.architectures.build import variant_of
-from t5x_like.architectures.design import Variant
+from t5x_like.data import tasks
 from t5x_like.errors import UserError
-from t5x_like.nn import params, remat
 from t5x_like.nn.cores import cores_used, in_words
-from t5x_like.nn.linear import has_adapters
-from t5x_like.parallel.mesh import make_mesh
-from t5x_like.parallel.rules import Rules
 from t5x_like.runtime import process
-from t5x_like.slots import AboveZero, Positive
-from t5x_like.training import evaluation, init_from, offload, phases, selection, teacher, tuning
-from t5x_like.training.guard import GUARDS, Guard, skipping
-from t5x_like.training.optimizer import OPTIMIZERS, bounded, layerwise
-from t5x_like.training.schedule import SCHEDULES, Schedule
-from t5x_like.training.state import TrainState, abstract_state
-from t5x_like.training.tuning import TUNINGS
+from t5x_like.training import imported, phases, selection, sizes
+from t5x_like.training import workdir as workdirs
+from t5x_like.training.build import Parts, abstract_batch, build, check_batch
+from t5x_like.training.evaluation import Evaluation
+from t5x_like.training.resolve import RANDOM, table_size
 
-REFERENCE = "reference/"  # of the names of its parameters
-_CLASSES = {"label": "head.labels", "box_labels": "labels"}  # what is predicted -> the model's key of its classes
-_ADAPTERS = 1  # folded into the key of the model's parameters
+_CLASSES = {"label": "head.labels", "box_labels": "labels"}  # a target -> the model's key of its classes
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
-  """What a step is made of.
+class Assembly:
+  """All of a run but its state and its workdir.
 
   Attributes:
-    model: the abstract model; `make_model(key)` makes a concrete one.
-    state: the abstract state, with shardings.
-    trained: names of the parameters that are trained, None if all are.
+    config: resolved, with the special ids of the data's vocabulary.
+    phases: with their tasks, in order.
+    cores: the model's attention cores by place.
   """
 
-  model: nnx.Module
-  make_model: Callable[[jax.Array], nnx.Module]
-  objective: Callable
-  optimizer: optax.GradientTransformation
-  schedule: Schedule
-  rules: Rules
-  state: TrainState
-  guard: Guard
-  trained: frozenset[str] | None = None
+  config: ConfigDict
+  phases: list[phases.Phase]
+  parts: Parts
+  cores: dict[str, str]
+  evaluation: Evaluation
+
+  @property
+  def task(self):
+    """The task that the run ends on."""
+    return self.phases[-1].task
+
+  @property
+  def identity(self) -> dict[str, Any]:
+    """The content of `config.json`."""
+    *early, main = self.phases
+    return workdirs.identity(self.config, main.task, {phase.name: phase.task for phase in early})
 
 
-def checkpoints(
-  every: Positive,
-  minutes: AboveZero | None = 15,
-  keep_last: Positive = 3,
-  keep_every: Positive | None = None,
-  save_timeout_seconds: Positive = 1200,
-  fresh_optimizer: bool = False,
-):
-  """The keys of `config.checkpoint`; a step is saved every `every` steps, `minutes` after the last save (None: never
-  by the clock) and at the end.
+def assemble(config: ConfigDict, workdir: str) -> Assembly:
+  """Make the objects of a run, and check that they fit.
 
-  With `fresh_optimizer`, a checkpoint whose optimizer state is not this optimizer's gives its parameters and step only.
-  """
-
-
-def optimizer_memory(offload: bool = False):
-  """The keys of `config.optimizer` beside the optimizer's: `offload` keeps its arrays in the hosts' memory."""
-
-
-def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
-  """Checks every slot against what it names and fills in all defaults, for a platform; None is this process's.
-
-  `auto`, or no value, becomes bfloat16 on accelerators and float32 on CPU for `model.dtype`, and scan and loop for
-  `model.layers`. A `model.vocab_size` of None becomes the published one, and `auto` that of the data, rounded up to a
-  multiple of 128.
-
+  Args:
+    config: resolved.
+    workdir: the directory or address of the run, whose imported weights, if any, fix the vocabulary.
   Raises:
-    UserError: naming the key, what was found and what was expected.
+    UserError: naming the key, the value and the expectation.
   """
-  config_lib.check_values(config)
-  config = init_from.inherited(config)
-  resolved = ConfigDict(config.to_dict())
-  values = ConfigDict(config.model.to_dict())
-  if values.get("vocab_size") == "auto":
-    with values.ignore_type():
-      values.vocab_size = _table_size(config)
-  resolved.model = _resolved_model("model", values, platform)
-  objective = slots.find("config.objective.name", config.objective.get("name"), t5x_like.objectives, "Objective")
-  computed = {key: resolved.model[key] for key in ("dtype", "layers") if key in resolved.model}
-  fill = lambda model: _resolved_model("teacher.model", ConfigDict(model | computed), platform)  # noqa: E731
-  resolved.teacher = ConfigDict(teacher.resolved(config, getattr(objective, "teacher", False), fill))
-  resolved.objective = _filled("objective", config.objective, objective)
-  optimizer = slots.find("config.optimizer.name", config.optimizer.get("name"), OPTIMIZERS)
-  resolved.optimizer = _filled("optimizer", config.optimizer, optimizer, given=("schedule",), also=(optimizer_memory,))
-  schedule = slots.find("config.schedule.name", config.schedule.get("name"), SCHEDULES)
-  values = ConfigDict(config.schedule.to_dict())
-  if schedule in (SCHEDULES["linear"], SCHEDULES["cosine"]) and "total_steps" not in values:
-    values.total_steps = config.total_steps
-  resolved.schedule = _filled("schedule", values, schedule)
-  guard = slots.find("config.guard.name", config.guard.get("name"), GUARDS)
-  resolved.guard = _filled("guard", config.guard, guard)
-  tune = slots.find("config.tuning.name", config.tuning.get("name"), TUNINGS)
-  resolved.tuning = ConfigDict(json.loads(json.dumps(_filled("tuning", config.tuning, tune).to_dict())))
-  resolved.selection = ConfigDict(selection.filled(config))
-  resolved.checkpoint = _filled("checkpoint", config.checkpoint, checkpoints)
-  resolved.evals = evaluation.resolve(config)
-  phases.check(config)
-  return resolved
-
-
-def _resolved_model(slot: str, values: ConfigDict, platform: str | None) -> ConfigDict:
-  """A `config.model`, checked, with all of its defaults."""
-  model_class = slots.find(f"config.{slot}.name", values.get("name"), t5x_like.models, "Model")
-  resolved = _filled(slot, values, model_class, given=("rngs",))
-  if "variant" in resolved:
-    with resolved.ignore_type():
-      resolved.variant = values.variant  # as given: all of its fields may be
-    _resolve_design(resolved, variant_of(model_class, values))
-  on_cpu = (platform or jax.default_backend()) == "cpu"
-  suited = {"dtype": "float32", "layers": "loop"} if on_cpu else {"dtype": "bfloat16", "layers": "scan"}
-  for key, value in suited.items():
-    if key in resolved and values.get(key, "auto") == "auto":
-      resolved[key] = value
-  return resolved
-
-
-def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
-  """Builds everything but data from a resolved config, without allocating.
-
-  Raises:
-    UserError: the mesh does not fit the devices, or a parameter or the batch does not divide over it.
-  """
-  rules = Rules.make(make_mesh(config.mesh.to_dict(), devices), config.rules.to_dict())
-  check_batch(config, rules)
-  model, make_model = _model(config)
-  named = params.named_params(model)
-  schedule = slots.make("config.schedule", config.schedule, SCHEDULES)
-  arguments = config.optimizer.to_dict()
-  offloaded = arguments.pop("offload", False)
-  inner = slots.make("config.optimizer", arguments, OPTIMIZERS, schedule=schedule)
-  optimizer = layerwise(inner, {name: p.axes for name, p in named.items()})
-  if config.clip_norm:
-    optimizer = optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
-  tune = slots.make("config.tuning", config.tuning, TUNINGS)
-  optimizer = bounded(tune.rates(optimizer, named), {n: p.most for n, p in named.items() if hasattr(p, "most")})
-  trained = [name for name in tune.trained(named) if not name.startswith(REFERENCE)]
-  if len(trained) < len(named):
-    optimizer = tuning.only(optimizer, trained)
-  objective = slots.make("config.objective", config.objective, t5x_like.objectives, "Objective")
-  if getattr(objective, "among_rows", False) and config.accumulation_steps > 1:
-    raise UserError(
-      f"config.accumulation_steps: found {config.accumulation_steps}, but {config.objective.name} compares all rows of"
-      f" a batch with one another; set it to 1 and --config.objective.chunks={config.accumulation_steps}"
-    )
-  state = abstract_state(model, optimizer, rules)
-  guard = slots.make("config.guard", config.guard, GUARDS)
-  _check_kept(config, guard)
-  if guard.skips:
-    optimizer = skipping(optimizer)
-  if offloaded:
-    offload.check_memory("config.optimizer.offload", rules.mesh)
-    optimizer, state = offload.optimizer_state(optimizer, state)
-  if remat.make(config.model.get("remat", "none")).offload:
-    offload.check_memory("config.model.remat", rules.mesh)
-  learned = frozenset(trained) if len(trained) < len(named) else None
-  return Parts(model, make_model, objective, optimizer, schedule, rules, state, guard, learned)
-
-
-def _check_kept(config: ConfigDict, guard: Guard) -> None:
-  """Checks that a step to go back to is always kept."""
-  kept = None if config.checkpoint.keep_last is None else (config.checkpoint.keep_last - 1) * config.checkpoint.every
-  if kept is not None and guard.steps > kept:
-    raise UserError(
-      f"config.guard.steps: found {guard.steps}, expected at most {kept}, (checkpoint.keep_last - 1) *"
-      " checkpoint.every, as a step that far back must still be there; raise --config.checkpoint.keep_last"
-    )
+  split = config.train_split
+  made = phases.build(config, lambda values: process.build_task("task", values.pop("name"), split, values))
+  vocabulary = made[-1].task.vocabulary
+  imported.check_vocabulary(workdir, vocabulary)
+  _check_start(config, vocabulary)
+  _check_teacher(config, vocabulary)
+  config = with_tokens(config, vocabulary)
+  parts = build(config)
+  check_vocabulary(config, vocabulary)
+  for phase in made:
+    check_batch(phase.config, parts.rules, phase.batch_key)
+    cores = check_task(phase.config, parts, phase.task)
+  sizes.check(config, parts, made)
+  evaluation = Evaluation(config, parts.model, parts.objective, parts.rules)
+  selection.check(config, evaluation.metrics() if config.selection else None)
+  return Assembly(config, made, parts, cores, evaluation)
 
 
 def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
-  """Checks that a task, the objective and the model fit each other, before anything is compiled.
+  """Check that a task, the objective and the model fit each other, before anything is compiled.
 
   Args:
-    task: a `data.task.Task`.
+    task: a `data.task.Task`, or a stand-in with its name and features.
   Returns:
     The model's attention cores by place, see `cores.in_words`; none for models without attention.
   Raises:
-    UserError: naming the missing feature or output, and what to choose instead.
+    UserError: naming the missing feature or output, and a choice that fits.
   """
   objective, name, model = parts.objective, config.objective.name, config.model.name
   makes = f"which task {config.task.name} does not make (it makes {', '.join(task.features)})"
@@ -225,7 +123,7 @@ def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
   objective.check(parts.model, task.features)
   rows = lambda model, batch: model(objective.rows(batch))  # noqa: E731
   with cores_used() as used, parts.rules.activate():
-    outputs = jax.eval_shape(rows, parts.model, abstract_batch(config, parts, task))
+    outputs = jax.eval_shape(rows, parts.model, abstract_batch(config, parts.rules, task))
   for output, axes in objective.outputs.items():
     found = f"{outputs[output].ndim} axes" if output in outputs else "none"
     if found != f"{axes} axes":
@@ -243,48 +141,28 @@ def check_task(config: ConfigDict, parts: Parts, task) -> dict[str, str]:
   return in_words(used)
 
 
-def abstract_batch(config: ConfigDict, parts: Parts, task) -> dict[str, jax.ShapeDtypeStruct]:
-  """The global batch of a task: shapes, dtypes and sharding."""
-  return {
-    name: jax.ShapeDtypeStruct((config.batch_size, *feature.shape), feature.dtype, sharding=parts.rules.batch())
-    for name, feature in task.features.items()
-  }
-
-
 def check_vocabulary(config: ConfigDict, vocabulary) -> None:
-  """Checks that the model's table has every id of a vocabulary."""
+  """Check that the model's table has every id of a vocabulary; raise UserError."""
   if vocabulary.size > config.model.get("vocab_size", vocabulary.size):
     raise UserError(
       f"config.model.vocab_size: found {config.model.vocab_size}, but the vocabulary of the data has {vocabulary.size}"
-      f" ids; set --config.model.vocab_size={_table(vocabulary)}"
+      f" ids; set --config.model.vocab_size={table_size(vocabulary)}"
     )
 
 
-def _table(vocabulary) -> int:
-  return -(-vocabulary.size // 128) * 128
-
-
-def _table_size(config: ConfigDict) -> int:
-  """Rows that the token table needs for every id of the data."""
-  name, arguments = slots.split("config.task", config.task)
-  return _table(process.build_task("task", name, config.train_split, arguments).vocabulary)
-
-
 def with_tokens(config: ConfigDict, vocabulary) -> ConfigDict:
-  """The config with the model's special ids as the vocabulary of its data has them, where the variant has others.
+  """Return the config with the special ids of the data's vocabulary, where they differ from the variant's.
 
   Raises:
     UserError: the config has ids by which the model would read the data wrongly.
   """
-  from t5x_like.vocabularies import start_id  # the step is built without the data system
-
   if "tokens" not in config.model:
     return config
   model_class = slots.find("config.model.name", config.model.name, t5x_like.models, "Model")
   sides = [feature.partition("_")[0] for feature in model_class.NEEDS]
   found = {"pad": vocabulary.pad_id, "start": vocabulary.decoder_start_id, "eos": vocabulary.eos_id}
   if sides == ["decoder"]:
-    found["start"] = start_id(vocabulary)
+    found["start"] = vocabularies.start_id(vocabulary)
   elif sides == ["encoder"]:
     found |= {"start": vocabulary.cls_id, "eos": vocabulary.sep_id}
   usual, given = variant_of(model_class, config.model).tokens, config.model.tokens.to_dict()
@@ -302,49 +180,45 @@ def with_tokens(config: ConfigDict, vocabulary) -> ConfigDict:
   return made
 
 
-def _resolve_design(model: ConfigDict, variant: Variant) -> None:
-  """Checks changes to the family's design, and fills in the published vocabulary size."""
-  if "design" in model:
-    changes = model.design.to_dict()
-    slots.change("config.model.design", variant.design, changes)
-    with model.ignore_type():
-      model.design = ConfigDict(json.loads(json.dumps(changes)))  # as a saved config has it: lists, no tuples
-  if "vocab_size" in model and model.vocab_size is None:
-    model.vocab_size = variant.vocab_size
+def _check_start(config: ConfigDict, vocabulary) -> None:
+  """Refuse data of another vocabulary than the run of `config.init` has; classes of images may differ."""
+  if config.init and ("resolution" not in config.model or "vocab_size" in config.model):
+    saved = workdirs.read(config.init.workdir)
+    if saved is None:
+      raise UserError(f"config.init.workdir: {config.init.workdir} holds no run; restore it, its vocabulary is needed")
+    workdirs.check_vocabulary(config.init.workdir, saved, vocabulary, "that of the data")
 
 
-def _model(config: ConfigDict):
-  tune = slots.make("config.tuning", config.tuning, TUNINGS)
-  objective = slots.find("config.objective.name", config.objective.name, t5x_like.objectives, "Objective")
+def _check_teacher(config: ConfigDict, vocabulary) -> None:
+  """Refuse a teacher of other classes, another vocabulary or other normalised pixels than the data's.
 
-  def bare(key, slot="model", values=config.model):
-    return slots.make(f"config.{slot}", values, t5x_like.models, "Model", rngs=nnx.Rngs(params=key))
-
-  def make_model(key):
-    model = tune.adapt(bare(key), jax.random.fold_in(key, _ADAPTERS))
-    if getattr(objective, "teacher", False):
-      model.reference = bare(key, "teacher.model", config.teacher.model)
-    elif getattr(objective, "reference", False) and not has_adapters(model):  # else it is the model without them
-      model.reference = bare(key)
-    return model
-
-  return jax.eval_shape(make_model, jax.random.key(0)), make_model
-
-
-def _filled(
-  slot: str, values: ConfigDict, function: Callable, given: Sequence[str] = (), also: Sequence[Callable] = ()
-) -> ConfigDict:
-  """A slot with all its arguments filled in, and its name if it has one."""
-  name, arguments = slots.split(f"config.{slot}", values)
-  return ConfigDict(({"name": name} if name else {}) | slots.fill(f"config.{slot}", arguments, function, given, also))
-
-
-def check_batch(config: ConfigDict, rules: Rules, key: str = "batch_size") -> None:
-  """Checks that a batch divides over the mesh; `key` is the config key of its size, for messages."""
-  ways, parts = rules.split("batch"), config.accumulation_steps
-  if config.batch_size % (ways * parts):
-    axes = "x".join(f"{a}={rules.mesh.shape[a]}" for a in rules.table["batch"] if rules.mesh.shape[a] > 1) or "1 device"
+  A teacher that is gone is not missed here: a resumed run has its parameters.
+  """
+  directory = config.teacher.get("workdir")
+  saved = workdirs.read(directory) if directory not in (None, RANDOM) else None
+  if saved is None:
+    return
+  if saved["fingerprints"]["vocabulary"] != vocabulary.fingerprint:
+    theirs = vocabularies.load(f"{directory}/vocabulary")
+    names = getattr(theirs, "names", None) and getattr(vocabulary, "names", None)
+    told = f"{len(theirs.names)} classes, {_short(theirs.names)}" if names else "another vocabulary"
+    ours = f"the {vocabulary.size} of the data, {_short(vocabulary.names)}" if names else "that of the data"
+    raise UserError(f"config.teacher.workdir: {directory} was trained with {told}, expected {ours}")
+  if "resolution" not in config.model or not saved["features"]:
+    return
+  pixels, ours = _normalisation(saved["task"]), _normalisation(config.task)
+  if pixels != ours:
     raise UserError(
-      f"config.{key}: found {config.batch_size}, expected a multiple of {ways * parts}: it is split over {axes}"
-      f" ({ways} ways) and into {parts} accumulation steps"
+      f"config.task: found {ours}, but the teacher in {directory} was trained with {pixels}; set them alike"
     )
+
+
+def _normalisation(task: Mapping[str, Any]) -> str:
+  """Describe the mean and the deviation of pixels, by one number where all channels have the same."""
+  usual = slots.defaults(slots.find("config.task.name", task["name"], tasks, "task"))
+  given = ((name, task.get(name, usual.get(name, ()))) for name in ("mean", "std"))
+  return ", ".join(f"{name} {list(dict.fromkeys(x)) if len(set(x)) == 1 else list(x)}" for name, x in given)
+
+
+def _short(names) -> str:
+  return ", ".join(names[:4]) + ", …" * (len(names) > 4)

@@ -1,4 +1,4 @@
-"""Compiles the step of a run, and computes what one step costs."""
+"""Compile the step of a run, and compute its cost."""
 
 import dataclasses
 import math
@@ -11,7 +11,8 @@ from ml_collections import ConfigDict
 from t5x_like.nn.cores import cores_used, in_words
 from t5x_like.parallel import distributed
 from t5x_like.runtime import compile_cache, process
-from t5x_like.training import assembly, flops
+from t5x_like.training import flops
+from t5x_like.training.build import Parts, abstract_batch
 from t5x_like.training.state import shardings
 from t5x_like.training.step import make_step
 
@@ -24,7 +25,7 @@ class Cost:
     positions: input positions of the global batch, padding included, or its images.
     flops: model FLOPs, see `flops.step_flops`.
     peak: peak FLOP/s of all devices together.
-    of: what positions are, "tokens" or "images".
+    of: the unit of `positions`, "tokens" or "images".
   """
 
   positions: int
@@ -33,8 +34,8 @@ class Cost:
   of: str = "tokens"
 
 
-def lower_step(config: ConfigDict, parts: assembly.Parts, batch: dict[str, jax.ShapeDtypeStruct]) -> jax.stages.Lowered:
-  """The step for batches of these shapes, traced and ready to be compiled for the mesh's devices."""
+def lower_step(config: ConfigDict, parts: Parts, batch: dict[str, jax.ShapeDtypeStruct]) -> jax.stages.Lowered:
+  """Trace the step for batches of these shapes, ready to be compiled for the mesh's devices."""
   arguments = (parts.model, parts.objective, parts.optimizer, parts.schedule, parts.rules)
   options = dict(accumulation_steps=config.accumulation_steps, guard=parts.guard, trained=parts.trained)
   step = make_step(*arguments, seed=config.seed, **options)
@@ -42,13 +43,13 @@ def lower_step(config: ConfigDict, parts: assembly.Parts, batch: dict[str, jax.S
   return jax.jit(step, donate_argnums=0, out_shardings=out).lower(parts.state, batch)
 
 
-def compile_step(config: ConfigDict, parts: assembly.Parts, task) -> tuple[Callable, Cost]:
-  """The step for batches of a task, compiled in all processes; prints the time taken and the step's cost.
+def compile_step(config: ConfigDict, parts: Parts, task) -> tuple[Callable, Cost]:
+  """Compile the step for batches of a task in all processes; print the time and the step's cost.
 
   Returns:
     (`(state, batch) -> (state, metrics)`, which donates the state; its cost)
   """
-  batch = assembly.abstract_batch(config, parts, task)
+  batch = abstract_batch(config, parts.rules, task)
   start, hits = time.perf_counter(), compile_cache.hits()
   with cores_used() as used:
     lowered = lower_step(config, parts, batch)

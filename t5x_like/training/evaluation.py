@@ -1,4 +1,4 @@
-"""Evaluation during and after a run: the named evaluators of `config.evals` are made and called only here.
+"""Make and call the evaluators of `config.evals`, during and after a run.
 
   config.evals = {
     "loss": {},  # the evaluator of that name, on the run's own task and split
@@ -28,32 +28,12 @@ from t5x_like import config as config_lib
 from t5x_like import evals, slots
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.evals import Setting
-from t5x_like.files import file_names
 from t5x_like.parallel.rules import local_rows
 from t5x_like.runtime import process
 
 
-def instance(*, name: str, task: dict = {}, split: str | None = None):  # noqa: B006 (never written to)
-  """The keys that every entry of `config.evals` has besides the arguments of its evaluator."""
-
-
-def resolve(config: ConfigDict) -> dict[str, dict[str, Any]]:
-  """`config.evals`, checked, with all defaults filled in.
-
-  Raises:
-    UserError: naming the key, what was found and what was expected.
-  """
-  resolved = {}
-  for name, value in config.evals.items():
-    where = f"config.evals.{name}"
-    file_names.check("config.evals", name, "its results are in files of that name")
-    evaluator, arguments = slots.split(where, value)
-    evaluator = evaluator or name
-    function = slots.find(f"{where}.name", evaluator, evals, "Evaluator")
-    keys = {"name": evaluator} | arguments
-    filled = slots.fill(where, keys, function, given=("setting",), also=(instance,))
-    resolved[name] = json.loads(json.dumps(filled))  # as a saved config has it: lists, no tuples
-  return resolved
+class _Stopped(Exception):
+  """Leaves an evaluator between two batches; raised and caught in this file only."""
 
 
 @dataclasses.dataclass
@@ -62,7 +42,7 @@ class Group:
 
   Attributes:
     task, split: names.
-    seconds: how long evaluation took.
+    seconds: the time that evaluation took.
     metrics, samples, predictions: see `evals.Result`.
   """
 
@@ -82,7 +62,6 @@ class Evaluation:
     model: the abstract model.
     objective, rules: see `evals.Setting`.
     only: names of the instances to make; None makes all.
-    beat: called before every batch.
 
   Attributes:
     task: the run's task, on `config.eval_split`.
@@ -91,22 +70,11 @@ class Evaluation:
     UserError: no such instance or split, or a task that cannot be built or has another vocabulary.
   """
 
-  def __init__(
-    self,
-    config: ConfigDict,
-    model,
-    objective,
-    rules,
-    only: Sequence[str] | None = None,
-    beat: Callable[[], None] = lambda: None,
-  ):
+  def __init__(self, config: ConfigDict, model, objective, rules, only: Sequence[str] | None = None):
     from t5x_like.data import loader  # tensorflow: only where data is read
 
-    own, batch_size, rows = (
-      {"name": None} | config.task.to_dict(),
-      config.batch_size,
-      local_rows(rules.batch(), config.batch_size),
-    )
+    own, batch_size = {"name": None} | config.task.to_dict(), config.batch_size
+    rows = local_rows(rules.batch(), batch_size)
     settings: dict[str, Setting] = {}
 
     def setting(slot: str, values: dict[str, Any], split: str) -> Setting:
@@ -122,9 +90,10 @@ class Evaluation:
 
         vocabulary = task.vocabulary if slot == "task" else self.task.vocabulary
         on = lambda other: setting(slot, values, other)  # noqa: E731
-        settings[key] = Setting(model, objective, task, batches, batch_size, rules, on, vocabulary, beat)
+        settings[key] = Setting(model, objective, task, batches, batch_size, rules, on, vocabulary, self._beat)
       return settings[key]
 
+    self._asked: Callable[[], bool] = lambda: False
     self.task = setting("task", own, config.eval_split).task
     self._instances = {}
     for name in _chosen(config.evals.to_dict(), only):
@@ -141,7 +110,6 @@ class Evaluation:
       evaluator = slots.make(where, values, evals, "Evaluator", setting=made)
       usual = name == values["name"] and made.task is self.task
       self._instances[name] = (self.task.name if usual else name, made.task.name, split, evaluator)
-
     self._check_names()
 
   def metrics(self) -> list[str] | None:
@@ -152,7 +120,7 @@ class Evaluation:
     return [f"eval/{label}/{name}" for label, *_, evaluator in instances for name in (*evaluator.names(), "seconds")]
 
   def _check_names(self) -> None:
-    """Refuse two evaluators that would write one metric, before either is run; UserError."""
+    """Refuse two evaluators that would write one metric, before either is run; raise UserError."""
     labels = collections.Counter(label for label, *_ in self._instances.values())
     seen: dict[tuple[str, str], str] = {}
     for name, (label, _, _, evaluator) in self._instances.items():
@@ -164,16 +132,24 @@ class Evaluation:
             " name"
           )
 
-  def __call__(self, arrays: dict[str, jax.Array]) -> dict[str, Group]:
-    """The results of all evaluators for these parameters, by group.
+  def __call__(
+    self, arrays: dict[str, jax.Array], asked: Callable[[], bool] = lambda: False
+  ) -> dict[str, Group] | None:
+    """Return the results of all evaluators for these parameters, by group; None if `asked` to stop.
 
+    Args:
+      asked: called before every batch; the evaluation ends once it returns true.
     Raises:
       UserError: two evaluators write the same metric.
     """
     groups: dict[str, Group] = {}
+    self._asked = asked
     for name, (label, task, split, evaluator) in self._instances.items():
       since = time.perf_counter()
-      result = evaluator(arrays)
+      try:
+        result = evaluator(arrays)
+      except _Stopped:
+        return None
       group = groups.setdefault(label, Group(task, split))
       for metric in (metric for metric in result.metrics if metric in group.metrics):
         raise UserError(f"config.evals.{name}: eval/{label}/{metric} is written twice; give this instance another name")
@@ -182,6 +158,10 @@ class Evaluation:
       group.predictions += result.predictions
       group.seconds += time.perf_counter() - since
     return groups
+
+  def _beat(self) -> None:
+    if self._asked():
+      raise _Stopped
 
 
 def _chosen(known: dict[str, Any], only: Sequence[str] | None) -> list[str]:

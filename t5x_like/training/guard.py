@@ -1,7 +1,7 @@
-"""What a run does about an update that is not a number, or a spike of the loss: `config.guard = {"name": ...}`.
+"""Guards against updates that are not finite and spikes of the loss: `config.guard = {"name": ...}`.
 
-The verdict is computed in the step, from its loss, its gradient norm and a running mean that is part of the state, and
-read one step later. It is a function of the state and the batch alone, so a resumed run comes to the same verdicts.
+The step computes the verdict, from its loss, its gradient norm and a running mean in the state; the loop reads it one
+step later. It is a function of the state and the batch alone, so a resumed run comes to the same verdicts.
 """
 
 import dataclasses
@@ -17,19 +17,15 @@ from t5x_like.slots import Count, NotNegative, Positive
 Watch = dict[str, jax.Array]
 
 
-class RolledBack(Exception):
-  """The run has gone back to an earlier step."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Guard:
   """A policy.
 
   Attributes:
-    spike: a loss above this many times the running mean of accepted ones is refused; 0 for none.
-    window: over how many updates the mean runs; there are no spikes in the first so many.
+    spike: refuse a loss above this many times the running mean of accepted losses; 0 refuses none.
+    window: the number of updates in the mean; the first `window` updates are never spikes.
     skips: whether a refused update leaves parameters and optimizer as they were.
-    steps: how far to go back before a refused update; 0 not to.
+    steps: the least number of steps to go back before a refused update; 0 never goes back.
     at_most: refused updates in a row, or times to go back, before the run stops.
   """
 
@@ -40,7 +36,7 @@ class Guard:
   at_most: int = 0
 
   def judge(self, watch: Watch, loss: jax.Array, gradient_norm: jax.Array) -> tuple[jax.Array, Watch]:
-    """(whether the update is accepted, what the next verdict rests on); scalars."""
+    """Return (whether the update is accepted, the `watch` of the next step); scalars."""
     accepted = jnp.isfinite(loss) & jnp.isfinite(gradient_norm)
     if self.spike:
       accepted &= (watch["accepted"] < self.window) | (loss <= self.spike * watch["mean_loss"])
@@ -54,22 +50,22 @@ class Guard:
 
 
 def watch() -> Watch:
-  """That of a new run: the mean of accepted losses, how many there were, and how many were refused since the last."""
+  """Return the watch of a new run: mean and number of accepted losses, and number of refused ones since the last."""
   return {"mean_loss": np.float32(0), "accepted": np.int32(0), "refused": np.int32(0)}
 
 
 def stop(*, spike: NotNegative = 0.0, window: Positive = 100) -> Guard:
-  """The run ends; nothing is saved after the last good step."""
+  """End the run; nothing is saved after the last good step."""
   return _checked(Guard(spike, window))
 
 
 def skip(*, spike: NotNegative = 0.0, window: Positive = 100, at_most: Count = 10) -> Guard:
-  """The update is left out and the next batch follows; the run ends after `at_most` in a row."""
+  """Leave the update out and take the next batch; end the run after more than `at_most` in a row."""
   return _checked(Guard(spike, window, skips=True, at_most=at_most))
 
 
 def rollback(*, steps: Positive, spike: NotNegative = 0.0, window: Positive = 100, at_most: Count = 5) -> Guard:
-  """The run goes back to a saved step, at least `steps` before, and on with the batches after the refused one."""
+  """Go back to a saved step, at least `steps` before, and on with the batches after the refused one."""
   if steps < 1:
     raise UserError(f"config.guard.steps: found {steps}, expected at least 1")
   return _checked(Guard(spike, window, steps=steps, at_most=at_most))
@@ -84,7 +80,7 @@ def _checked(guard: Guard) -> Guard:
 
 
 def told(guard: Guard, values: dict[str, float]) -> str | None:
-  """What is wrong with an update, from its metrics; None if nothing is."""
+  """Return the fault of an update, from its metrics, for messages; None if there is none."""
   for name in ("loss", "gradient_norm", "parameter_norm"):
     if not np.isfinite(values[name]):
       return f"train/{name} is {values[name]}"
@@ -94,7 +90,7 @@ def told(guard: Guard, values: dict[str, float]) -> str | None:
 
 
 def skipping(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-  """The optimizer, whose state stays as it was unless the argument `accepted` of `update` is true."""
+  """Return the optimizer; its state changes only if the argument `accepted` of `update` is true."""
 
   def update(grads, state, params=None, *, accepted, **extra):
     updates, new = optimizer.update(grads, state, params, **extra)
@@ -104,7 +100,7 @@ def skipping(optimizer: optax.GradientTransformation) -> optax.GradientTransform
 
 
 def stopped(why: str, step: int, saved: list[int]) -> NumericError:
-  """The error that ends a run."""
+  """Return the error that ends a run."""
   return NumericError(
     f"{why} at step {step}; the newest step saved is {max(saved, default='none')}; lower the learning rate, clip"
     " gradients (--config.clip_norm=1.0) or leave such updates out (--config.guard.name=skip), and run the same command"
@@ -113,7 +109,7 @@ def stopped(why: str, step: int, saved: list[int]) -> NumericError:
 
 
 def target(guard: Guard, why: str, bad: int, saved: list[int]) -> int:
-  """The step to go back to before step `bad`, of those saved.
+  """Return the saved step to go back to before step `bad`.
 
   Raises:
     NumericError: none is early enough.

@@ -1,4 +1,4 @@
-"""`history.jsonl` of a workdir: a line for each start, and for what later starts have to know."""
+"""`history.jsonl` of a workdir: a line for each start, first save and rollback."""
 
 import datetime
 import hashlib
@@ -14,33 +14,33 @@ Rows = list[dict[str, Any]]
 
 
 def read(workdir, address=None) -> Rows:
-  """The lines of a local workdir, without torn and foreign ones; [] if there is no file.
+  """Return the lines of a local workdir, without torn and foreign ones; [] if there is no file.
 
   Args:
-    address: of the workdir, for warnings, if it is another.
+    address: the workdir's address, for warnings, if it differs.
   """
   content = local.content(pathlib.Path(workdir) / FILE)
   return parsed(content or b"", f"{address or workdir}/{FILE}")
 
 
 def parsed(content: bytes, where) -> Rows:
-  """The lines of a file with this content, without torn and foreign ones."""
+  """Return the lines of a file with this content, without torn and foreign ones."""
   return [row for row, _ in checked_json.rows(content, where, _check)]
 
 
 def went_back(rows: Rows) -> int | None:
-  """The step that the last start was asked to go back to, if it was."""
+  """Return the step that the last start was asked to go back to, if any."""
   return next((_whole(row.get("from_step")) for row in reversed(rows) if "environment" in row), None)
 
 
 def began(rows: Rows) -> float:
-  """When the run was first started, in seconds since the epoch; now for a new one."""
+  """Return the time of the run's first start, in seconds since the epoch; the present for a new run."""
   time = datetime.datetime.fromisoformat(rows[0]["time"]) if rows else datetime.datetime.now(datetime.UTC)
   return time.timestamp()
 
 
 def saved(rows: Rows) -> int | None:
-  """A step after 0 that was saved since the run began, or began anew; None if none is known."""
+  """Return a step after 0 that was saved since the run began, or began anew; None if none is known."""
   step = None
   for row in rows:
     if _whole(row.get("from_step")) == 0 and _whole(row.get("step")) == 0:
@@ -50,7 +50,7 @@ def saved(rows: Rows) -> int | None:
 
 
 def config(rows: Rows) -> dict[str, Any] | None:
-  """The content of `config.json` as the last start wrote it; None if no line has it, or its digest is another."""
+  """Return the content of `config.json` at the last start; None if no line has it, or its digest differs."""
   starts = [row for row in rows if "config_digest" in row]
   found = next((row["config"] for row in reversed(starts) if isinstance(row.get("config"), dict)), None)
   return found if found is not None and _digest(found) == starts[-1]["config_digest"] else None
@@ -59,9 +59,9 @@ def config(rows: Rows) -> dict[str, Any] | None:
 def add_start(
   workdir, step: int, identity: dict[str, Any], changes: list[str], environment: dict, from_step: int | None = None
 ) -> None:
-  """Adds a line for a start: time, step, config digest, changes and environment.
+  """Add a line for a start: time, step, config digest, changes and environment.
 
-  The first line, and every line whose config is another than before, also has the config.
+  The first line, and every line after a change of the config, also has the config.
 
   Raises:
     UserError: the file cannot be written.
@@ -77,7 +77,7 @@ def add_start(
 
 
 def add(workdir, row: dict[str, Any]) -> None:
-  """Adds a line, with the time.
+  """Add a line, with the time.
 
   Raises:
     UserError: the file cannot be written.

@@ -6,17 +6,17 @@ from collections.abc import Iterator
 import jax
 
 from t5x_like.checkpoints.save_times import SaveTimes
+from t5x_like.errors import Preempted
 from t5x_like.runtime import process
-from t5x_like.training.guard import RolledBack
-from t5x_like.training.preemption import StopRequest, saving
+from t5x_like.training.preemption import StopRequest
 from t5x_like.training.run import Run
 
 
 def train(run: Run, *, profile: range | None = None) -> None:
-  """Trains a run to its end: dispatches steps, reads metrics one step late, saves, evaluates, and stops on a signal.
+  """Train a run to its end: dispatch steps, read metrics one step late, save, evaluate.
 
   A step is saved before it is evaluated, so that a failing evaluator costs no training. A signal also ends an
-  evaluation, between two batches; one that was missed is made up for at the next start.
+  evaluation, between two batches; the next start makes up for it.
 
   Args:
     run: an open run; the caller closes it.
@@ -25,44 +25,53 @@ def train(run: Run, *, profile: range | None = None) -> None:
     Preempted: a signal asked to stop; the state was saved.
     NumericError: the guard, or the state to save, found a value that is not finite, or a spike.
   """
-  evaluate_every, due = run.config.eval_every, SaveTimes(run.config.checkpoint, run.step).due
-  with saving(run), StopRequest() as stop, _profiler(run) as trace:
-    run.between_batches = stop.check
-    if run.step and run.step % evaluate_every == 0 and run.step < run.total_steps and not run.evaluated():
-      run.evaluate()
-    while run.step < run.total_steps and not run.exhausted:
-      with contextlib.suppress(RolledBack):  # the guard has taken the run to an earlier step
-        trace(run.step, profile)
-        run.advance()
-        last = run.step == run.total_steps
-        if due(run.step) or last:
-          run.save()
-        stop.check()
-        if run.step % evaluate_every == 0 and not last:  # the last step is evaluated by `finish`
-          run.evaluate()
-          if run.exhausted:
-            process.say(
-              f"step {run.step}: no better evaluation for as long as config.selection.patience says; stopping"
-            )
-            run.save()
+  every, total, due = run.config.eval_every, run.config.total_steps, SaveTimes(run.config.checkpoint, run.step).due
+  with StopRequest() as stop, _profiler(run, profile) as trace:
+    asked = False
+    if 0 < run.step < total and run.step % every == 0 and not run.evaluated():
+      asked = not run.evaluate(stop.requested)
+    while run.step < total and not run.exhausted and not asked:
+      if not (trace(run.step) and run.advance()):
+        continue  # the guard took the run back to an earlier step
+      saves, evaluates = due(run.step) or run.step == total, run.step % every == 0 and run.step < total
+      if (saves or evaluates) and not run.drain():
+        continue
+      if saves:
+        run.save()
+      asked = stop.requested() or (evaluates and not run.evaluate(stop.requested))
+      if (asked or run.exhausted) and run.drain():
+        run.save()
+    if run.step < total and run.exhausted:
+      process.say(f"step {run.step}: no better evaluation for as long as config.selection.patience says; stopping")
+    if asked or not (run.evaluated() or run.evaluate(stop.requested)):  # the last step is evaluated here
+      run.session.wait_for_save()
+      raise Preempted(
+        f"saved step {run.session.saved} of {total} in {run.session.address}; the same command continues it"
+      )
     run.finish()
 
 
 @contextlib.contextmanager
-def _profiler(run: Run) -> Iterator:
-  """Records a trace to `profile/` in the workdir while the step is in the requested window."""
+def _profiler(run: Run, window: range | None) -> Iterator:
+  """Record a trace to `profile/` in the workdir while the step is in the window.
+
+  Yields:
+    A function to call before each step; it returns False if the guard took the run back.
+  """
   active = False
 
-  def trace(step: int, window: range | None) -> None:
+  def trace(step: int) -> bool:
     nonlocal active
     if window is None or active == (step in window):
-      return
-    run.drain()
+      return True
+    if not run.drain():
+      return False
     active = step in window
     if active:
-      jax.profiler.start_trace(str(run.workdir / "profile"))
+      jax.profiler.start_trace(str(run.session.workdir / "profile"))
     else:
       jax.profiler.stop_trace()
+    return True
 
   try:
     yield trace

@@ -1,4 +1,4 @@
-"""Measures step times, data waits and padding, and finds the slowest host."""
+"""Measure step times, data waits and padding, and find the slowest host."""
 
 import json
 import time
@@ -17,26 +17,27 @@ class Goodput:
   """The share of a run's life that went into steps that count: not starts, saves, waits, or steps computed again.
 
   Args:
-    began: when the run was first started, in seconds since the epoch.
-    spent: seconds spent before on the steps that this start goes on from.
+    began: the time of the run's first start, in seconds since the epoch.
+    spent: seconds that earlier starts spent on the steps up to this one.
   """
 
   def __init__(self, began: float, spent: float):
     self._began, self._spent = began, spent
 
   def add(self, seconds: float) -> float:
+    """Count seconds of a step, and return the goodput up to now."""
     self._spent += seconds
     return min(1.0, self._spent / max(time.time() - self._began, 1e-9))
 
 
 class Meter:
-  """Times steps without waiting for the one just dispatched.
+  """Time steps without waiting for the one just dispatched.
 
   Args:
     batches: this host's batches.
-    cost: of one step.
-    goodput: of the run.
-    pad_id: of padding in features without segments; None for none.
+    cost: the cost of one step.
+    goodput: the run's goodput.
+    pad_id: the id of padding in features without segments; None for none.
   """
 
   def __init__(self, batches: Iterator[dict[str, np.ndarray]], cost: Cost, goodput: Goodput, pad_id: int | None):
@@ -47,7 +48,7 @@ class Meter:
     self._padding: list[float] = []
 
   def next_batch(self) -> dict[str, np.ndarray]:
-    """The next batch; the time taken counts as data wait."""
+    """Return the next batch; the time taken counts as data wait."""
     start = time.perf_counter()
     batch = next(self._batches)
     self._waited += time.perf_counter() - start
@@ -55,15 +56,15 @@ class Meter:
     return batch
 
   def dispatched(self, since: float) -> None:
-    """Counts the time from `since` until now as this host's own work for a step."""
+    """Count the time from `since` until now as this host's own work for a step."""
     self._own += time.perf_counter() - since
 
   def away(self, since: float) -> None:
-    """Excludes the time from `since` (of `time.perf_counter`) until now from step times, such as an evaluation."""
+    """Exclude the time from `since` (of `time.perf_counter`) until now from step times, such as an evaluation."""
     self._away += time.perf_counter() - since
 
   def step_done(self) -> dict[str, float]:
-    """The figures of the step whose metrics have just arrived."""
+    """Return the figures of the step whose metrics have just arrived."""
     now = time.perf_counter()
     seconds = max(now - self._last - self._away, 1e-9)
     figures = {
@@ -81,11 +82,11 @@ class Meter:
 
 
 class Stragglers:
-  """Finds the slowest host: each tells the others, now and then, how long it works for a step itself.
+  """Finds the slowest host by the time that each spends on its own work for a step.
 
-  All processes of a job take equally long for a step, since each waits for the last. Hosts differ in the time that they
-  spend on their own, waiting for data and preparing the step. Figures pass through the coordinator, without a
-  collective. Does nothing in a single process.
+  All processes of a job take equally long for a step, since each waits for the last. Hosts differ in the time for
+  waiting for data and preparing the step. Figures pass through the coordinator every 20 s, without a collective. Does
+  nothing in a single process.
   """
 
   def __init__(self):
@@ -97,7 +98,7 @@ class Stragglers:
       self._client = distributed.global_state.client
 
   def step_done(self, own_seconds: float) -> dict[str, float]:
-    """Notes a step; in process 0, now and then, the slowest host and the mean time of its own work, in seconds."""
+    """Note a step; now and then, return in process 0 the slowest host and the mean seconds of its own work."""
     self._seconds, self._steps = self._seconds + own_seconds, self._steps + 1
     if self._client is None or time.monotonic() - self._told < _EVERY_SECONDS:
       return {}
@@ -112,7 +113,7 @@ class Stragglers:
 
 
 def _padding(batch: dict[str, np.ndarray], pad_id: int | None) -> float:
-  """The share of places that hold no token: those of segment 0 or, without segments, of the padding id."""
+  """Return the share of padding: places of segment 0 or, without segments, of the padding id."""
   empty = total = 0
   for side, tokens in (("encoder", "encoder_input_tokens"), ("decoder", "decoder_target_tokens")):
     if tokens not in batch:

@@ -1,14 +1,14 @@
-"""Phases: stretches of a run on other lengths, batch sizes, rates or corpora than it ends on, in one workdir.
+"""Phases: stretches of a run on other lengths, batch sizes, rates or corpora, in one workdir.
 
-A recipe's `task` and `batch_size` are what the run ends on, and what evaluations are of throughout. `config.phases`
-says what differs before: BERT's `{"short": {"until": 900_000, "task": {"length": 128}}}` trains on `config.task` with
-length 128 up to step 900,000; `{"ramp": {"until": 10_000, "batch_size": 64}}` starts with smaller batches; a run that
-ends on another store or other rates of a mixture, as for annealing, says in a phase what they were before.
+A recipe's `task` and `batch_size` are those of the last phase and of all evaluations. `config.phases` lists the
+differences before: BERT's `{"short": {"until": 900_000, "task": {"length": 128}}}` trains on `config.task` with length
+128 up to step 900,000; `{"ramp": {"until": 10_000, "batch_size": 64}}` starts with smaller batches. A run that ends on
+another store or other rates of a mixture, as for annealing, names the earlier ones in a phase.
 
-The phase is a function of the step alone, and so is every batch of it: what a phase draws begins where the earlier
-ones left each corpus, which is counted from the config (`data/consumption.py`). So a run resumes on either side of a
-boundary as it does elsewhere. A step is compiled for one shape; at a boundary it is compiled again, once. The
-optimizer's state and the schedule go on.
+The phase is a function of the step alone, and so is each of its batches. A phase goes on in each corpus where the
+earlier phases stopped, which is counted from the config (`data/consumption.py`). So a run resumes on either side of a
+boundary as elsewhere. A step is compiled for one shape, so it is compiled again at a boundary. The optimizer's state
+and the schedule go on.
 """
 
 import copy
@@ -23,8 +23,6 @@ from ml_collections import ConfigDict
 from t5x_like import config as config_lib
 from t5x_like import slots
 from t5x_like.errors import UserError
-from t5x_like.files import file_names
-from t5x_like.slots import Positive
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -32,8 +30,8 @@ class Phase:
   """Steps `start` to `until` - 1 of a run.
 
   Attributes:
-    task: made by `data.task.build`.
-    config: the run's, with the batch size of the phase.
+    task: a `data.task.Task`.
+    config: the run's config, with the batch size of the phase.
   """
 
   name: str
@@ -42,29 +40,14 @@ class Phase:
   task: Any
   config: ConfigDict
 
-
-def phase(*, until: Positive, task: dict = {}, batch_size: Positive | None = None):  # noqa: B006
-  """The keys of one of `config.phases`: the step it ends before, changes to `config.task`, and its batch size."""
-
-
-def check(config: ConfigDict) -> None:
-  """Refuses phases that cannot be.
-
-  Raises:
-    UserError: naming the key.
-  """
-  ends = set()
-  for name, values in _filled(config).items():
-    file_names.check("config.phases", name)
-    if values["until"] in ends:
-      raise UserError(f"config.phases.{name}.until: found {values['until']} twice, expected another for every phase")
-    if "name" in values["task"]:
-      raise UserError(f"config.phases.{name}.task.name: a phase changes arguments of config.task, not which task it is")
-    ends.add(values["until"])
+  @property
+  def batch_key(self) -> str:
+    """The key of its batch size, without `config.`."""
+    return "batch_size" if self.name == "main" else f"phases.{self.name}.batch_size"
 
 
 def build(config: ConfigDict, make_task: Callable[[dict[str, Any]], Any]) -> list[Phase]:
-  """The phases in order, the last one without end on `config.task` itself; `make_task` takes a task's arguments."""
+  """Return the phases in order, with the run's own task last and without end; `make_task` takes a task's arguments."""
   built, start = [], 0
   for name, until, changes, batch_size in _in_order(config):
     own = copy.deepcopy(config)
@@ -76,12 +59,12 @@ def build(config: ConfigDict, make_task: Callable[[dict[str, Any]], Any]) -> lis
 
 
 def at(phases: list[Phase], step: int) -> Phase:
-  """The phase that a step is in."""
+  """Return the phase of a step."""
   return next(phase for phase in phases if step < phase.until)
 
 
 def batches(phases: list[Phase], step: int, rows: Sequence[int] | None = None) -> Iterator[dict[str, Any]]:
-  """The batches from a step on, to the end of its phase and on as if that had none; see `loader.train_batches`."""
+  """Return the batches from a step on, as if its phase had no end; see `loader.train_batches`."""
   from t5x_like.data import consumption, loader  # tensorflow: only where data is read
 
   now = at(phases, step)
@@ -97,11 +80,10 @@ def batches(phases: list[Phase], step: int, rows: Sequence[int] | None = None) -
 
 
 def check_past(saved: dict[str, Any], now: ConfigDict, step: int, workdir) -> None:
-  """Refuses phases other than those that a run has made its steps with so far; later ones may change.
+  """Refuse a change of the phases in which a run has made its steps so far; later ones may change.
 
   Args:
-    saved: the config that the steps before `step` were made with.
-
+    saved: the config of the steps before `step`.
   Raises:
     UserError: naming the first stretch of steps that differs.
   """
@@ -123,7 +105,7 @@ def _told(phase: tuple[str, int, int] | None) -> str:
 
 
 def _in_order(config: ConfigDict) -> list[tuple[str, int, dict[str, Any], int]]:
-  """(name, until, changes to the task, batch size) of the phases and of `main`, which comes last."""
+  """Return (name, until, changes to the task, batch size) of every phase; the last is `main`."""
   early = sorted((values["until"], name, values) for name, values in _filled(config).items())
   return [
     *((name, until, values["task"], values["batch_size"] or config.batch_size) for until, name, values in early),
@@ -132,4 +114,7 @@ def _in_order(config: ConfigDict) -> list[tuple[str, int, dict[str, Any], int]]:
 
 
 def _filled(config: ConfigDict) -> dict[str, dict[str, Any]]:
-  return {name: slots.fill(f"config.phases.{name}", values, phase) for name, values in config.phases.to_dict().items()}
+  filled = {}
+  for name, values in config.phases.to_dict().items():
+    filled[name] = slots.fill(f"config.phases.{name}", values, config_lib.Phase)
+  return filled

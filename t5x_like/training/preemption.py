@@ -1,27 +1,22 @@
-"""Graceful stopping: on a signal, all processes stop after the same step and the state is saved.
+"""Graceful stopping: after a signal, all processes stop at the same step and the state is saved.
 
 In one process, SIGTERM or SIGINT sets a flag that the loop reads between steps, and an evaluation between batches. In
-several, the signal reaches jax's notifier, which tells the coordination service, which picks one step (or batch) that
-no process has passed yet.
+several, the signal reaches jax's notifier, which tells the coordination service. The service picks a step (or batch)
+that no process has passed yet.
 """
 
-import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
 
 import jax
 from jax.experimental import multihost_utils
-
-from t5x_like.errors import Preempted
-from t5x_like.training.guard import RolledBack
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopRequest:
-  """A context manager around the loop; after SIGTERM or SIGINT, `requested()` is true.
+  """A context manager around the loop; `requested()` becomes true after SIGTERM or SIGINT.
 
   A second SIGINT ends the process at once (committed checkpoints are safe). Outside the main thread, where Python
   cannot handle signals, it only follows the other processes. The previous handlers are restored on exit.
@@ -47,9 +42,9 @@ class StopRequest:
     self._previous = {}
 
   def requested(self) -> bool:
-    """Whether to save and stop now; becomes true after the same step in all processes.
+    """Return whether to save and stop now; becomes true after the same step in all processes, and stays so.
 
-    All processes must call it equally often, after every step and batch of an evaluation; once true, it stays so.
+    All processes must call it equally often: after every step and before every batch of an evaluation.
     """
     self._calls += 1
     if self._distributed and not self._agreed:
@@ -58,33 +53,9 @@ class StopRequest:
       self._agreed = multihost_utils.reached_preemption_sync_point(self._calls)
     return self._agreed if self._distributed else self._flag.is_set()
 
-  def check(self) -> None:
-    """Raises `Asked` if `requested()`."""
-    if self.requested():
-      raise Asked
-
   def _on_signal(self, number: int, _frame) -> None:
     if number == signal.SIGINT:
       signal.signal(signal.SIGINT, signal.SIG_DFL)  # the next one ends the process
     self._flag.set()
     if self._distributed:
       os.kill(os.getpid(), signal.SIGTERM)
-
-
-class Asked(Exception):
-  """A signal asked to stop."""
-
-
-@contextlib.contextmanager
-def saving(run) -> Iterator[None]:
-  """Around the loop: when it stops because it was `Asked` to, the run's step is saved, and `Preempted` raised."""
-  try:
-    yield
-  except Asked:
-    with contextlib.suppress(RolledBack):  # of the step to save: the one gone back to is saved
-      if run.saved != run.step:
-        run.save()
-    run.wait_for_save()
-    raise Preempted(
-      f"saved step {run.step} of {run.total_steps} in {run.address}; the same command continues it"
-    ) from None

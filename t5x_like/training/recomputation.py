@@ -1,4 +1,4 @@
-"""A step computed twice, which finds devices that compute wrongly now and then (`config.recompute_every`)."""
+"""Compute a step twice, to find devices that compute wrongly now and then (`config.recompute_every`)."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ _copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 
 
 def computed_twice(step: Callable, state: TrainState, batch) -> tuple[TrainState, dict[str, jax.Array]]:
-  """What `step(state, batch)` gives, which donates the state, having computed it twice; needs memory for two states.
+  """Return `step(state, batch)`, which donates the state, computed twice; needs memory for two states.
 
   Raises:
     TransientError: the two differ in some bit.

@@ -1,319 +1,265 @@
-"""A run: the objects of a recipe, opened in a workdir, checked, restored and ready to step."""
+"""A run: the state of training in a workdir, and what one iteration of the loop does with it."""
 
 import contextlib
+import dataclasses
 import functools
 import math
-import pathlib
 import time
-from typing import NoReturn
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 from ml_collections import ConfigDict
 
-from t5x_like.files.places import Mirror, check_writable, directory, is_remote
+from t5x_like.files.places import directory
 from t5x_like.nn import params
 from t5x_like.parallel import distributed
 from t5x_like.parallel.rules import from_local_rows, local_rows, sharding_table
 from t5x_like.report import results
-from t5x_like.report.writer import MetricsWriter, read_metrics, set_aside
 from t5x_like.runtime import process
-from t5x_like.runtime.watchdog import Watchdog
-from t5x_like.training import history, init_from, opening, phases
-from t5x_like.training import workdir as workdirs
-from t5x_like.training.compilation import compile_step
+from t5x_like.training import phases, restoring
+from t5x_like.training.assembly import Assembly, assemble
+from t5x_like.training.compilation import Cost, compile_step
 from t5x_like.training.evaluation import Group
-from t5x_like.training.guard import RolledBack, stopped, target, told
+from t5x_like.training.guard import stopped, target, told
 from t5x_like.training.meter import Meter
 from t5x_like.training.recomputation import computed_twice
-from t5x_like.training.selection import FOLDER, Selection
+from t5x_like.training.restoring import Restored
+from t5x_like.training.selection import Selection
+from t5x_like.training.session import Session
 from t5x_like.training.state import to_tree
 
-_FOLDERS = ("checkpoints", "logs", "pictures", "profile", "samples", FOLDER)  # that a run writes to
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+  """The phase that a run is in, compiled.
+
+  Attributes:
+    rows: this host's rows of a batch.
+    step: `(state, batch) -> (state, metrics)`; donates the state.
+  """
+
+  phase: phases.Phase
+  rows: Sequence[int]
+  step: Callable
+  cost: Cost
+  meter: Meter
 
 
 class Run:
-  """Opens a run, resuming it if the workdir holds one.
-
-  All errors that can be detected are raised before the first step: in the config, the mesh, the data, the vocabulary,
-  or a workdir of another config. A context manager; on exit it closes the writer and waits for the last checkpoint.
+  """The state of a run and its step.
 
   Args:
-    config: a resolved config (`assembly.resolve`).
-    workdir: a directory, made if missing, or an address that fsspec knows.
-    from_step: a saved step to go back to, once: steps saved after it are set aside, and later starts that ask for the
-      same continue.
+    made: all of the run but its state.
+    session: the hold on its workdir, begun at the restored step.
+    restored: the state to go on from.
 
   Attributes:
-    state, step, saved: the current state, its step, and the step that was saved last.
-    total_steps: from the config.
-    address: the workdir as it was given; `workdir` is a local directory that stands for it.
-    between_batches: called between the batches of evaluations.
+    config: resolved, with the special ids of the vocabulary.
+    session: as given.
+    state, step: the current state and its step.
   """
 
-  def __init__(self, config: ConfigDict, workdir: str, from_step: int | None = None):
-    self.address, self.total_steps = directory(workdir), config.total_steps
-    self._primary, self.between_batches = process.first(), lambda: None
-    self._mirror = Mirror(self.address) if is_remote(self.address) else None
-    self.workdir = self._mirror.local if self._mirror else pathlib.Path(self.address)
-    self._watchdog = Watchdog(config.step_timeout_seconds, self.workdir / "logs", jax.process_index())
-    beat = lambda: (self._watchdog.beat("evaluating"), self.between_batches())  # noqa: E731
-    checked = opening.checked(config, self.address, beat)
-    config = self.config = checked.config
-    self._phases, self._parts, self._cores = checked.phases, checked.parts, checked.cores
-    self._evaluation = checked.evaluation
-    *early, main = self._phases
-    self._identity = workdirs.identity(config, main.task, {phase.name: phase.task for phase in early})
-    with contextlib.ExitStack() as stack:
-      self._start(from_step, stack)
-      self._stack = stack.pop_all()
-
-  def _start(self, from_step: int | None, stack: contextlib.ExitStack) -> None:
-    """Takes the workdir, restores, and compiles.
-
-    What the run goes on from is read once the workdir is this run's: until then, another may add to it.
-    """
-    if self._primary:
-      self._held = stack.enter_context(contextlib.closing(workdirs.hold(self.address)))
-      if self._mirror:
-        self._mirror.pull()
-    self._past = opening.past(self.workdir, self.address)
-    changes = opening.check(self._past, self.address, self.config, self._identity)
-    if self._primary:
-      check_writable("--workdir", self.workdir, _FOLDERS)
-    stack.enter_context(self._watchdog)
-    process.say(sharding_table(params.named_params(self._parts.model), self._parts.rules))
-    for change in changes:
-      process.say(f"resuming with a changed config: {change}")
-    self._checkpoints = opening.open_checkpoints(self.address, self.config)
+  def __init__(self, made: Assembly, session: Session, restored: Restored):
+    self._made, self.config, self.session = made, made.config, session
+    self.state, self.step, self._rollbacks = restored.state, restored.step, restored.rollbacks
     self._pending: tuple[int, dict[str, jax.Array]] | None = None
-    self._selection: Selection | None = None
     self._evaluated: tuple[int, dict[str, Group]] | None = None
-    self._meter: Meter | None = None
-    self._phase: phases.Phase | None = None
-    back = from_step is not None and from_step != self._past.went_back
-    self._restore(from_step if back else None)
-    if back:
-      self._checkpoints.set_aside(from_step, "set_aside")
-      if self._primary:
-        set_aside(self.workdir)
-    if self._primary:
-      vocabulary = self._phases[-1].task.vocabulary
-      opening.record(self.workdir, self.step, self._identity, changes, self._cores, vocabulary, from_step)
-      self._noted = self.step > 0
-    self._open_writer(self._past.last_line(self.step))
-    self._flush()
-    if self.step < self.total_steps:
+    self._stage: Stage | None = None
+    self._read_metrics()
+    if self.step < self.config.total_steps:
       self._enter_phase()
     else:
       process.say(
-        f"{self.address} is finished at step {self.step}; set --config.total_steps={2 * self.step} to continue"
+        f"{session.address} is finished at step {self.step}; set --config.total_steps={2 * self.step} to continue"
       )
 
-  def _enter_phase(self) -> None:
-    """Compiles the step for the current phase and opens its batches."""
-    phase, parts = phases.at(self._phases, self._position), self._parts
-    known, self._phase = phase is self._phase, phase
-    if len(self._phases) > 1:
-      process.say(f"phase {phase.name} from step {self.step}")
-    self._rows = local_rows(parts.rules.batch(), phase.config.batch_size)
-    batches = phases.batches(self._phases, self._position, self._rows)
-    self._watchdog.beat("compiling")
-    if not known:  # as after a rollback
-      self._step, self._cost = compile_step(phase.config, parts, phase.task)
-    self._meter = Meter(batches, self._cost, self._goodput, phase.task.vocabulary.pad_id)
+  def _read_metrics(self) -> None:
+    """Take up selection and goodput from the metrics up to this step."""
+    self._selection: Selection | None = None
+    if self.config.selection:
+      rows = distributed.from_first(self.session.metrics)
+      self._selection = Selection(self.config, self.session.address, rows)
+    self._goodput = self.session.goodput(self.step)
 
   @property
   def _position(self) -> int:
     """The step whose batch is next: later than `step` if the run has gone back and passed over batches."""
     return self.step + self._rollbacks["batches_passed"]
 
-  def _restore(self, step: int | None) -> None:
-    found = opening.restore(
-      self.address, self._checkpoints, self.config, self._parts, self._identity, self._past.trained, step
-    )
-    self.state, self.step, self._rollbacks = found.state, found.step, found.rollbacks
-    self.saved = self.step
-    if found.loaded and self._primary:
-      workdirs.write(self.workdir, init_from.FILE, found.loaded)
+  def _enter_phase(self) -> None:
+    """Compile the step for the current phase and open its batches."""
+    made, before = self._made, self._stage
+    phase = phases.at(made.phases, self._position)
+    if len(made.phases) > 1:
+      process.say(f"phase {phase.name} from step {self.step}")
+    rows = local_rows(made.parts.rules.batch(), phase.config.batch_size)
+    batches = phases.batches(made.phases, self._position, rows)
+    self.session.beat("compiling")
+    if before and before.phase is phase:  # as after a rollback
+      step, cost = before.step, before.cost
+    else:
+      step, cost = compile_step(phase.config, made.parts, phase.task)
+    meter = Meter(batches, cost, self._goodput, phase.task.vocabulary.pad_id)
+    self._stage = Stage(phase, rows, step, cost, meter)
 
-  def _open_writer(self, expected: int = 0) -> None:
-    self._writer = MetricsWriter(
-      self.workdir, resume_step=self.step, total_steps=self.total_steps, primary=self._primary, expected=expected
-    )
-    if missing := self._writer.missing:
-      process.say(
-        f"{self.address}/metrics.jsonl: steps {missing[0]} to {missing[1]} have no metrics (the file was cut or "
-        "removed); the report leaves a gap there"
-      )
-    if self.config.selection:
-      rows = distributed.from_first(lambda: read_metrics(self.workdir))
-      self._selection = Selection(self.config, self.address, rows)
-    self._goodput = opening.goodput(self.workdir, self._past.began, self.step)
-
-  def advance(self) -> None:
-    """Dispatches the next step, then writes the metrics of the one before it."""
-    if self._position == self._phase.until:
-      self.drain()
+  def advance(self) -> bool:
+    """Dispatch the next step, then write the metrics of the one before it; return False after a rollback."""
+    if self._position == self._stage.phase.until:
+      if not self.drain():
+        return False
       self._enter_phase()
-    sharding, batch_size = self._parts.rules.batch(), self._phase.config.batch_size
-    self._watchdog.beat(f"computing step {self.step + 1}")
-    local = self._meter.next_batch()
+    stage, rules = self._stage, self._made.parts.rules
+    self.session.beat(f"computing step {self.step + 1}")
+    local = stage.meter.next_batch()
     since = time.perf_counter()
-    batch = from_local_rows(sharding, self._rows, local, batch_size)
+    batch = from_local_rows(rules.batch(), stage.rows, local, stage.phase.config.batch_size)
     previous = self._pending
     self.step += 1
     twice = self.config.recompute_every and self.step % self.config.recompute_every == 0
-    step = functools.partial(computed_twice, self._step) if twice else self._step
+    step = functools.partial(computed_twice, stage.step) if twice else stage.step
     self.state, metrics = step(self.state, batch)
-    self._meter.dispatched(since)
+    stage.meter.dispatched(since)
     self._pending = (self.step, metrics)
-    self._note_saved()
-    self._write(previous)
+    self.session.note_saved()
+    return self._write(previous)
 
-  def drain(self) -> None:
-    """Writes the metrics of the last dispatched step, waiting for it."""
+  def drain(self) -> bool:
+    """Wait for the last dispatched step and write its metrics; return False after a rollback."""
     pending, self._pending = self._pending, None
-    self._write(pending)
+    return self._write(pending)
 
-  def _write(self, pending) -> None:
+  def _write(self, pending) -> bool:
+    """Write the metrics of a step, and follow the guard's verdict on it; return False after a rollback.
+
+    All processes reach the same verdict.
+
+    Raises:
+      NumericError: the run must stop.
+    """
     if pending is None:
-      return
+      return True
     step, metrics = pending
-    values = {name: float(value) for name, value in jax.device_get(metrics).items()} | self._meter.step_done()
-    why = told(self._parts.guard, values)
-    if why or step % self.config.log_every == 0 or step == self.total_steps:
-      self._writer.write(step, {f"train/{name}": value for name, value in values.items()})
-    if why:
-      self._refuse(step, values, why)
-
-  def _refuse(self, step: int, values: dict[str, float], why: str) -> None:
-    """Does what the guard says about an update that is not a number, or a spike; all processes come here together."""
-    guard = self._parts.guard
+    guard = self._made.parts.guard
+    values = {name: float(value) for name, value in jax.device_get(metrics).items()} | self._stage.meter.step_done()
+    why = told(guard, values)
+    if why or step % self.config.log_every == 0 or step == self.config.total_steps:
+      self.session.write_metrics(step, {f"train/{name}": value for name, value in values.items()})
+    if not why:
+      return True
     if guard.skips and values["updates_refused"] <= guard.at_most and math.isfinite(values["parameter_norm"]):
       process.say(f"step {step}: {why}; this update was left out")
-    elif guard.steps and self._rollbacks["times"] < guard.at_most:
+      return True
+    if guard.steps and self._rollbacks["times"] < guard.at_most:
       self._roll_back(step, why)
-    else:
-      self._checkpoints.wait()
-      raise stopped(why, step, self._checkpoints.steps())
+      return False
+    self.session.checkpoints.wait()
+    raise stopped(why, step, self.session.checkpoints.steps())
 
-  def _roll_back(self, bad: int, why: str) -> NoReturn:
-    """Goes back to a regular step and on with the batches after those of step `bad`."""
-    self._checkpoints.wait()
-    self._check_mine()
-    saved = distributed.from_first(self._checkpoints.steps)
-    to = target(self._parts.guard, why, bad, [s for s in saved if s % self.config.checkpoint.every == 0])
+  def _roll_back(self, bad: int, why: str) -> None:
+    """Go back to a regular step, and on with the batches after those of step `bad`."""
+    session = self.session
+    session.checkpoints.wait()
+    session.check()
+    saved = distributed.from_first(session.checkpoints.steps)
+    regular = [step for step in saved if step % self.config.checkpoint.every == 0]
+    to = target(self._made.parts.guard, why, bad, regular)
     times, passed = self._rollbacks["times"] + 1, self._rollbacks["batches_passed"] + bad - to
-    self._writer.close()
-    self._checkpoints.set_aside(to, "rolled_back")
-    self._restore(to)
-    self._rollbacks, self._pending = {"times": times, "batches_passed": passed}, None
-    if self._primary:
-      history.add(self.workdir, {"rollback": why, "from": bad, "step": to, "batches_passed": passed})
-    self._open_writer()
+    restored = restoring.restore(self._made, session, to)
+    session.go_back(to, bad, why, passed)
+    self.state, self.step, self._pending = restored.state, restored.step, None
+    self._rollbacks = {"times": times, "batches_passed": passed}
+    self._read_metrics()
     process.say(f"step {bad}: {why}; back to step {to}, and on with the batches of step {bad + 1}")
     self._enter_phase()
-    raise RolledBack
 
-  def evaluate(self) -> None:
-    """Runs every evaluator on the current parameters and writes the results."""
-    self.drain()
+  def save(self) -> None:
+    """Start a checkpoint of this step, unless it is saved; its metrics must be written, see `drain`."""
+    if self.session.saved == self.step:
+      return
+    self.session.beat(f"saving step {self.step}")
     since = time.perf_counter()
-    metrics, samples = {}, []
-    groups = self._evaluation(self.state.params)
+    self.session.save(self.step, to_tree(self.state), self._rollbacks)
+    self._stage.meter.away(since)
+
+  def evaluate(self, asked: Callable[[], bool] = lambda: False) -> bool:
+    """Run every evaluator on the current parameters and write the results; return False if `asked` to stop."""
+    since, session = time.perf_counter(), self.session
+
+    def between() -> bool:
+      session.beat("evaluating")
+      return asked()
+
+    groups = self._made.evaluation(self.state.params, between)
+    if groups is None:
+      return False
     self._evaluated = (self.step, groups)
-    self._check_mine()
+    session.check()
+    metrics, samples = {}, []
     for group, found in groups.items():
       values = found.metrics | {"seconds": found.seconds}
       metrics |= {f"eval/{group}/{metric}": value for metric, value in values.items()}
       samples += [sample | {"task": group, "step": self.step} for sample in found.samples]
     if self._selection:
-      self._selection.offer(self.step, metrics, self.state.params, self._identity)
-    if samples and self._primary:
-      workdirs.write_lines(self.workdir / "samples", f"{self.step:09d}.jsonl", samples)
+      self._selection.offer(self.step, metrics, self.state.params, session.identity)
+    session.write_samples(self.step, samples)
     if metrics:  # last, as `evaluated` goes by them
-      self._writer.write(self.step, metrics)
-    if self._meter:
-      self._meter.away(since)
-
-  def save(self) -> None:
-    """Starts a checkpoint of this step, after putting all metrics up to it on disk."""
-    self.drain()
-    self._watchdog.beat(f"saving step {self.step}")
-    since = time.perf_counter()
-    metadata = self._identity | {"rollbacks": self._rollbacks}
-    self.saved = self.step
-    self._checkpoints.save(self.step, to_tree(self.state), metadata, before=self._flush)
-    self._meter.away(since)
-
-  def _note_saved(self) -> None:
-    """Puts into history that a first step is committed: without checkpoints, this run then never begins again."""
-    if self._primary and not self._noted and self.saved and self._checkpoints.committed(self.saved):
-      self._noted = True
-      self._check_mine()
-      history.add(self.workdir, {"saved": self.saved})
-      self._flush()
-
-  @property
-  def exhausted(self) -> bool:
-    """Whether training has stopped early, as `config.selection` says."""
-    return self._selection is not None and self._selection.exhausted
-
-  @property
-  def best(self) -> tuple[int, dict[str, Group]] | None:
-    """The step that `config.selection` picked and its results; None if they are not of the last evaluation here."""
-    picked = self._selection and self._selection.best_step
-    return self._evaluated if self._evaluated and self._evaluated[0] == picked else None
+      session.write_metrics(self.step, metrics)
+    if self._stage:
+      self._stage.meter.away(since)
+    return True
 
   def evaluated(self) -> bool:
-    """Whether the metrics hold an evaluation of this step; the same answer in all processes."""
+    """Return whether the metrics hold an evaluation of this step; the same answer in all processes."""
 
     def found() -> bool:
-      rows = [row for row in read_metrics(self.workdir) if row["step"] == self.step]
+      rows = [row for row in self.session.metrics() if row["step"] == self.step]
       return any(name.startswith("eval/") for row in rows for name in row)
 
     return distributed.from_first(found)
 
+  @property
+  def exhausted(self) -> bool:
+    """Whether training stops early, as `config.selection` says."""
+    return self._selection is not None and self._selection.exhausted
+
+  @property
+  def best(self) -> tuple[int, dict[str, Group]] | None:
+    """The step that `config.selection` picked and its results; None if the last evaluation here has another step."""
+    picked = self._selection and self._selection.best_step
+    return self._evaluated if self._evaluated and self._evaluated[0] == picked else None
+
   def finish(self) -> None:
-    """Evaluates the last step, waits for its checkpoint and writes the report."""
-    self.drain()
-    if not self.evaluated():
-      self.evaluate()
-    self.wait_for_save()
-    self._flush()
-    self._watchdog.beat("making pictures")
+    """Wait for the last checkpoint, and write the pictures and the report of a run that is evaluated."""
+    session, made = self.session, self._made
+    session.wait_for_save()
+    session.flush()
+    session.beat("making pictures")
     groups = self._evaluated[1] if self._evaluated and self._evaluated[0] == self.step else {}
-    tasks = self._phases[-1].task, self._evaluation.task
-    results.draw(self.workdir, self.config, self._parts, self.state.params, *tasks, groups)
-    if self._primary:
-      process.say(f"report: {self.address}/{results.write_page(self.workdir).name}")
-    self._flush()
+    tasks = made.task, made.evaluation.task
+    results.draw(session.workdir, self.config, made.parts, self.state.params, *tasks, groups)
+    if process.first():
+      process.say(f"report: {session.address}/{results.write_page(session.workdir).name}")
+    session.flush()
 
-  def _flush(self) -> None:
-    """Puts the metrics and the other small files where they belong, unless another run has taken the workdir."""
-    self._check_mine()
-    self._writer.flush()
-    if self._mirror and self._primary:
-      self._mirror.push()
 
-  def _check_mine(self) -> None:
-    """Raises TransientError if another run has taken the workdir; comes before all that it must not see."""
-    if self._primary:
-      self._held.check()
+@contextlib.contextmanager
+def opened(config: ConfigDict, workdir: str, from_step: int | None = None) -> Iterator[Run]:
+  """Open a run, resuming it if the workdir holds one; on exit, wait for the last checkpoint and leave the workdir.
 
-  def wait_for_save(self) -> None:
-    self._checkpoints.wait()
-    self._note_saved()
+  All errors that can be detected are raised before the first step: in the config, the mesh, the data, the vocabulary,
+  or a workdir of another config.
 
-  def __enter__(self) -> "Run":
-    return self
-
-  def __exit__(self, *_) -> None:
-    try:
-      self._checkpoints.close()
-    finally:
-      try:
-        self._flush()
-        self._writer.close()
-      finally:
-        self._stack.close()
+  Args:
+    config: resolved (`resolve.resolve`).
+    workdir: a directory, made if missing, or an address that fsspec knows.
+    from_step: a saved step to go back to, once: later steps are set aside, and later starts with the same `from_step`
+      go on.
+  """
+  address = directory(workdir)
+  made = assemble(config, address)
+  with Session(address, made.config, made.identity) as session:
+    process.say(sharding_table(params.named_params(made.parts.model), made.parts.rules))
+    back = from_step is not None and from_step != session.past.went_back
+    restored = restoring.restore(made, session, from_step if back else None)
+    session.begin(restored.step, made, restored.loaded, from_step, back)
+    yield Run(made, session, restored)

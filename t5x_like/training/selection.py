@@ -1,13 +1,12 @@
 """Early stopping, and the best checkpoint: `config.selection = {"metric": "eval/sst2/accuracy", "patience": 3}`.
 
-After each evaluation, parameters that score best so far are saved under `best/` in the workdir, before the scores are
-written. What is best, and when to stop, follow from `metrics.jsonl` alone, so a killed run decides as an uninterrupted
-one.
+After each evaluation, the parameters with the best score so far are saved under `best/` in the workdir, before the
+scores are written. Both decisions follow from `metrics.jsonl` alone, so a killed run decides as an uninterrupted one.
 """
 
 import math
 from collections.abc import Collection
-from typing import Any, Literal
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -15,24 +14,18 @@ from t5x_like import slots
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.checkpoints.manifest import nest
 from t5x_like.errors import UserError, did_you_mean
-from t5x_like.slots import Positive
 
 FOLDER = "best"
-_SMALLER = ("loss", "perplexity")  # of metrics that a run selects by the least of
+_SMALLER = ("loss", "perplexity")  # endings of metrics of which less is better
 Rows = list[dict[str, Any]]
 
 
-def settings(*, metric: str, goal: Literal["max", "min"] = "max", patience: Positive | None = None):
-  """The keys of `config.selection`: the metric as in `metrics.jsonl`, what is better, and after how many evaluations
-  without a better one training stops (None: never)."""
-
-
 class Selection:
-  """Chooses by a metric of the evaluations.
+  """Choose the best step, and the time to stop, by a metric of the evaluations.
 
   Args:
-    config: resolved; `None` is made by `of` if it selects nothing.
-    workdir: of the run.
+    config: resolved, with a selection.
+    workdir: the run's directory or address.
     rows: the metrics so far, the same in all processes.
   """
 
@@ -50,16 +43,16 @@ class Selection:
 
   @property
   def exhausted(self) -> bool:
-    """Whether the last `patience` evaluations were not better than one before."""
+    """Whether none of the last `patience` evaluations was better than one before."""
     steps = [step for step, _ in self._values]
     return self._patience is not None and bool(steps) and len(steps) - 1 - steps.index(self.best_step) >= self._patience
 
   def _defined(self, value: float | None) -> float:
-    """The value; one that is not defined, such as the correlation of a constant, is worse than any other."""
+    """Return the value; an undefined one, such as the correlation of a constant, is worse than any other."""
     return value if value is not None and math.isfinite(value) else -self._sign * 1e9
 
   def offer(self, step: int, metrics: dict[str, float], arrays: dict, metadata: dict[str, Any]) -> None:
-    """Takes note of an evaluation and, if it is the best, saves its parameters; all processes must call it.
+    """Note an evaluation and save its parameters if it is the best; all processes must call it.
 
     Raises:
       UserError: the evaluation lacks the metric, or the parameters cannot be written.
@@ -95,10 +88,3 @@ def _check_name(metric: str, metrics: Collection[str]) -> None:
   if metric not in metrics:
     known = f"expected one of {', '.join(sorted(metrics))}" if metrics else "but config.evals has no evaluator"
     raise UserError(f"config.selection.metric: found {slots.shown(metric)}, {known}{did_you_mean(metric, metrics)}")
-
-
-def filled(config: ConfigDict) -> dict[str, Any]:
-  """`config.selection`, checked, with its defaults; {} stays so."""
-  if not config.selection:
-    return {}
-  return slots.fill("config.selection", config.selection, settings)

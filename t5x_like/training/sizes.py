@@ -1,24 +1,22 @@
-"""Whether a run can fit at all: its state and a batch against the memory there is, before any of it is allocated."""
+"""Compare a run's state and batches with the memory of this machine, before any of it is allocated."""
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import jax
 from ml_collections import ConfigDict
 
 from t5x_like.errors import UserError
-from t5x_like.training.assembly import Parts
+from t5x_like.training.build import Parts
+from t5x_like.training.phases import Phase
 
 
-def check(config: ConfigDict, parts: Parts, batches: Iterable[tuple[str, int, dict]]) -> None:
+def check(config: ConfigDict, parts: Parts, phases: Sequence[Phase]) -> None:
   """Refuse a state or a batch that no memory here holds; one that barely fits may still run out in a step.
 
-  Args:
-    batches: for each phase the key of its batch size, that size, and the features of its task.
-
   Raises:
-    UserError: naming what is too large, how large it is, and how much memory there is.
+    UserError: naming the object, its size, and the memory.
   """
   leaves = jax.tree.leaves((parts.state.params, parts.state.opt_state))
   device = parts.rules.mesh.devices.flat[0]
@@ -32,12 +30,13 @@ def check(config: ConfigDict, parts: Parts, batches: Iterable[tuple[str, int, di
       " choose a smaller --config.model.variant or sizes, or more devices"
     )
   host = _host_memory()
-  for key, rows, features in batches:
-    need = rows * sum(_bytes(x.shape, x.dtype) for x in features.values()) // jax.process_count()
+  for phase in phases:
+    rows, features = phase.config.batch_size, phase.task.features.values()
+    need = rows * sum(_bytes(x.shape, x.dtype) for x in features) // jax.process_count()
     if need > host:
       raise UserError(
-        f"config.{key}: found {rows}, a batch of which takes {_told(need)} of the {_told(host)} of this machine; choose"
-        " a smaller batch or shorter rows"
+        f"config.{phase.batch_key}: found {rows}, a batch of which takes {_told(need)} of the {_told(host)} of this"
+        " machine; choose a smaller batch or shorter rows"
       )
 
 

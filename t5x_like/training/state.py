@@ -1,4 +1,4 @@
-"""The state of a run: what a step reads and writes, and what a checkpoint holds. It contains no random keys."""
+"""The state of a run, which a step reads and writes and a checkpoint holds. It contains no random keys."""
 
 import dataclasses
 from typing import Any
@@ -17,10 +17,10 @@ from t5x_like.training.optimizer import state_axes
 @dataclasses.dataclass(frozen=True)
 class TrainState:
   """Attributes:
-  step: int32 scalar, number of finished steps.
+  step: int32 scalar, the number of finished steps.
   params: float32 arrays by name.
   opt_state: the optimizer's state over the same names.
-  watch: what the guard's verdicts rest on; scalars.
+  watch: the guard's record of past losses; scalars.
   """
 
   step: jax.Array
@@ -32,15 +32,19 @@ class TrainState:
 jax.tree_util.register_dataclass(TrainState)
 
 
+def abstract_params(model, rules: Rules) -> dict[str, jax.ShapeDtypeStruct]:
+  """Return shapes, dtypes and shardings of the parameters of an abstract model, by name."""
+  shardings = rules.of_params(params.named_params(model))
+  return {n: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=shardings[n]) for n, a in params.arrays(model).items()}
+
+
 def abstract_state(model, optimizer: optax.GradientTransformation, rules: Rules) -> TrainState:
-  """Shapes, dtypes and shardings of a run's state, without allocating anything.
+  """Return shapes, dtypes and shardings of a run's state, without allocating anything.
 
   Args:
     model: the abstract model (`jax.eval_shape` of its constructor).
   """
-  named = params.named_params(model)
-  shardings = rules.of_params(named)
-  arrays = params.arrays(model)
+  named, arrays = params.named_params(model), params.arrays(model)
   opt_state = jax.eval_shape(optimizer.init, arrays)
   opt_axes = state_axes(opt_state, named)
   sharded = jax.tree.map(
@@ -50,26 +54,26 @@ def abstract_state(model, optimizer: optax.GradientTransformation, rules: Rules)
   )
   return TrainState(
     step=jax.ShapeDtypeStruct((), jnp.int32, sharding=rules.replicated),
-    params={n: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=shardings[n]) for n, a in arrays.items()},
+    params=abstract_params(model, rules),
     opt_state=sharded,
     watch={n: jax.ShapeDtypeStruct((), x.dtype, sharding=rules.replicated) for n, x in guard.watch().items()},
   )
 
 
 def shardings(state):
-  """The shardings of an abstract state, or part of one, as a tree of the same structure."""
+  """Return the shardings of an abstract state, or part of one, as a tree of the same structure."""
   return jax.tree.map(lambda leaf: leaf.sharding, state)
 
 
 def to_tree(state: TrainState) -> dict:
-  """The state as nested dicts with string keys, as in a checkpoint; see `optimizer_names`."""
+  """Return the state as nested dicts with string keys, as in a checkpoint; see `optimizer_names`."""
   named = {"step": state.step} | {f"params/{name}": x for name, x in state.params.items()}
   named |= {f"guard/{name}": x for name, x in state.watch.items()}
   return nest(named | optimizer_names.to_named(state.opt_state))
 
 
 def from_tree(tree: dict, like: TrainState, optimizer: optax.GradientTransformation) -> TrainState:
-  """The inverse of `to_tree`. A tree without the optimizer's tensors, or the guard's, gets those of a new run.
+  """Invert `to_tree`; a tree without the tensors of optimizer and guard gets a new run's.
 
   Args:
     like: an abstract state of the same structure.
@@ -85,7 +89,7 @@ def from_tree(tree: dict, like: TrainState, optimizer: optax.GradientTransformat
 
 
 def init_state(make_model, optimizer: optax.GradientTransformation, abstract: TrainState, seed: int) -> TrainState:
-  """A fresh state, made in place on the mesh: each device draws only its part, and the values are the same on any mesh.
+  """Make a fresh state in place on the mesh: each device draws only its part, and values are the same on any mesh.
 
   Args:
     make_model: `key -> model`.

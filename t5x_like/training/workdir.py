@@ -1,4 +1,4 @@
-"""The files that identify a workdir's run, and which config changes a resumed run may make."""
+"""The files that identify a workdir's run, and the config changes that a resumed run may make."""
 
 import json
 import logging
@@ -16,8 +16,7 @@ FILE = "config.json"
 _log = logging.getLogger("t5x_like.workdir")
 # With any of these changed, a run would resume from a state or a data order that is not its own ...
 _FIXED = ("model.", "seed", "batch_size", "fingerprints.", "optimizer.name", "objective.name", "tuning.", "teacher.")
-# ... except for those that only change how the same model is computed.
-# ... or follow from the vocabulary, which has a fingerprint of its own.
+# ... except for these, which only change how the same model is computed, or follow from the vocabulary.
 _FREE = (
   "model.dtype",
   "model.layers",
@@ -27,16 +26,16 @@ _FREE = (
   "teacher.model.dtype",
   "teacher.model.layers",
 )
-_IMPORTED = ("model.", "fingerprints.vocabulary", "optimizer.name")  # of a run with weights, but no data yet
-_LATER = {"tuning.name": "all", "model.scores": 0}  # keys that older runs lack, and what they had
-_EDITION = "data_edition"  # `data.EDITION`; runs of edition 1 did not record it
+_IMPORTED = ("model.", "fingerprints.vocabulary", "optimizer.name")  # fixed in a run with weights, but no data yet
+_EDITION = "data_edition"  # `data.EDITION`
 
 
 def identity(config, task, early: dict[str, Any] = {}) -> dict[str, Any]:  # noqa: B006 (never written to)
-  """The content of `config.json`: the resolved config, fingerprints of data and vocabulary, and feature lengths.
+  """Return the content of `config.json`: the resolved config, fingerprints of data and vocabulary, feature shapes.
 
   Args:
-    early: tasks of earlier phases, by phase.
+    task: the task that the run ends on.
+    early: the tasks of earlier phases, by phase.
   """
   prints = {"data": task.fingerprint, _EDITION: data.EDITION, "vocabulary": task.vocabulary.fingerprint}
   return config.to_dict() | {
@@ -46,12 +45,12 @@ def identity(config, task, early: dict[str, Any] = {}) -> dict[str, Any]:  # noq
 
 
 def read(workdir, address=None) -> dict[str, Any] | None:
-  """The saved identity of the run in a workdir, or None if there is no run.
+  """Return the saved identity of the run in a workdir, or None if there is no run.
 
   If the file is missing or damaged, its copy in `history.jsonl` takes its place, with a warning.
 
   Args:
-    address: of the workdir, for messages, if it is another.
+    address: the workdir's address, for messages, if it differs.
   Raises:
     UserError: the file is not a JSON object and history has no copy, or it cannot be read.
   """
@@ -92,47 +91,28 @@ def _content(workdir, name: str, path: str) -> bytes | None:
 
 
 def check(saved: dict[str, Any], current: dict[str, Any], workdir, *, other_optimizer: bool = False) -> list[str]:
-  """Compares two identities.
+  """Compare two identities.
 
   Args:
     other_optimizer: whether the optimizer may change.
   Returns:
-    One line per changed key whose change is allowed.
+    One line for each changed key that may change.
   Raises:
-    UserError: the run's data are of another edition, or keys changed whose change would make resuming meaningless; all
-      of them are listed.
+    UserError: the run's data are of another edition, or keys changed that may not; all of them are listed.
   """
   as_saved = json.loads(json.dumps(current))  # where tuples are lists
   before, now = config_lib.flat(saved), config_lib.flat(as_saved)
-  before = {key: value for key, value in _LATER.items() if key in now} | before
   edition = now.get(f"fingerprints.{_EDITION}")  # none where only models are compared
   found = before.get(f"fingerprints.{_EDITION}", 1)
-  older = edition == 3 and found == 2  # other data only where the fingerprints differ
-  if edition is not None and found != edition and not older:
+  if edition is not None and found != edition:
     raise UserError(
       f"{workdir}: holds a run on data of edition {found}, and this version of t5x_like makes edition {edition}, other "
-      "batches at every step; finish the run with the version that began it, or begin a new one in another --workdir "
-      "(token stores can stay as they are)"
+      "batches at every step; finish the run with the version that began it, or begin a new one in another --workdir"
     )
   changed = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
   begun = edition is None or "fingerprints.data" in before
   fixed, free = _FIXED if begun else _IMPORTED, (*_FREE, "optimizer.name") if other_optimizer else _FREE
-  refused = [key for key in changed if key.startswith(fixed) and not key.startswith(free)]
-  packs = "features.encoder_positions" in now and "features.encoder_positions" not in before
-  if refused and packs and now.get("task.packed") and "task.packed" not in before:
-    raise UserError(
-      f"{workdir}: holds a run of which every row has one sequence, and now rows have several; set "
-      "--config.task.packed=False to continue it, or begin a new run in another --workdir"
-    )
-  if older:
-    refused = [key for key in refused if key != f"fingerprints.{_EDITION}"]
-    if refused and all(key.startswith("fingerprints.data") for key in refused):
-      raise UserError(
-        f"{workdir}: holds a run on data of edition 2, in which windows begin at the same tokens in every epoch; "
-        "set --config.task.dynamic_offsets=False to continue it (task.shared.dynamic_offsets of a mixture), or "
-        "begin a new run in another --workdir (token stores can stay as they are)"
-      )
-  if refused:
+  if refused := [key for key in changed if key.startswith(fixed) and not key.startswith(free)]:
     told = ", ".join(f"{key}: {_short(before.get(key))} there, {_short(now.get(key))} here" for key in refused)
     raise UserError(
       f"{workdir}: holds a run of another config ({told}); use a new --workdir, or the config that run was started with"
@@ -140,8 +120,17 @@ def check(saved: dict[str, Any], current: dict[str, Any], workdir, *, other_opti
   return [f"{key}: {before.get(key)!r} -> {now.get(key)!r}" for key in changed if begun]
 
 
+def check_vocabulary(workdir, saved: dict[str, Any], vocabulary, named: str) -> None:
+  """Refuse a vocabulary, `named` for messages, other than that of the run in a workdir; raise UserError."""
+  if vocabulary.fingerprint != saved["fingerprints"]["vocabulary"]:
+    raise UserError(
+      f"config.task.vocabulary: {named} is not the vocabulary that {workdir} was trained with; leave the key out, and"
+      f" {workdir}/vocabulary is used, or prepare the store with it"
+    )
+
+
 def write(workdir, name: str, content: dict[str, Any]) -> None:
-  """Writes a JSON file atomically.
+  """Write a JSON file atomically.
 
   Raises:
     UserError: it cannot be written.
@@ -150,12 +139,12 @@ def write(workdir, name: str, content: dict[str, Any]) -> None:
 
 
 def write_text(workdir, name: str, text: str) -> None:
-  """Writes a text file atomically; UserError if it cannot be written."""
+  """Write a text file atomically; raise UserError if it cannot be written."""
   _replace(workdir, name, text)
 
 
 def write_lines(workdir, name: str, rows: list[dict[str, Any]]) -> None:
-  """Writes a JSONL file atomically."""
+  """Write a JSONL file atomically; raise UserError if it cannot be written."""
   _replace(workdir, name, "".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -169,7 +158,7 @@ def _replace(workdir, name: str, text: str) -> None:
 
 
 def hold(workdir) -> Lock | Lease:
-  """Keeps other runs out of a workdir until what is returned is closed; a lease where there are no locks.
+  """Keep other runs out of a workdir until the returned lock is closed; a lease where there are no locks.
 
   Raises:
     UserError: another process has it, or the directory cannot be written.

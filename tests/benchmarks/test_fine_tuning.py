@@ -17,7 +17,9 @@ from t5x_like.errors import UserError
 from t5x_like.models import bert
 from t5x_like.nn import params
 from t5x_like.report.writer import read_metrics
-from t5x_like.training import assembly, init_from, selection, tuning
+from t5x_like.training import selection, tuning
+from t5x_like.training.build import build
+from t5x_like.training.resolve import resolve
 from tests.runs import alone, restored
 
 pytestmark = pytest.mark.usefixtures("compiled", "one_device")
@@ -46,7 +48,7 @@ def test_a_run_begins_with_the_weights_of_another_and_a_head_of_its_own(pretrain
   longer = '--config.model.design={"position": {"name": "learned", "length": 100}}'
   still = ("--config.schedule.learning_rate=0.0", "--config.optimizer.weight_decay=0.0", "--config.task.length=100")
   assert train.main(tuned(pretrained, tmp_path, longer, *still)) == 0, capsys.readouterr().err
-  report = json.loads((tmp_path / "run" / init_from.FILE).read_text())
+  report = json.loads((tmp_path / "run" / "init.json").read_text())
   assert (
     report["initialised"] == ["head/out/bias", "head/out/kernel"] and "head/pooler/dense/kernel" in report["loaded"]
   )
@@ -81,7 +83,7 @@ def test_what_cannot_be_started_from_is_refused(override, words, pretrained, tmp
   ByteVocabulary(7).save(tmp_path / "other")
   overrides = [*fine_tuning("classification", tmp_path), f"init={json.dumps({'workdir': str(pretrained)})}"]
   with pytest.raises(UserError) as error:
-    assembly.resolve(recipes.load(ENCODER, [*overrides, override.replace("TMP", str(tmp_path))]))
+    resolve(recipes.load(ENCODER, [*overrides, override.replace("TMP", str(tmp_path))]))
   assert words in str(error.value) and "\n" not in str(error.value)
 
 
@@ -94,12 +96,12 @@ def test_a_run_of_a_variant_given_by_all_of_its_fields_can_be_started_from(pretr
   (tmp_path / "run" / "vocabulary").symlink_to(pretrained / "vocabulary")
   overrides = [*fine_tuning("classification", tmp_path), "task.length=100"]
   init = f"init={json.dumps({'workdir': str(tmp_path / 'run')})}"
-  found = assembly.build(assembly.resolve(recipes.load(ENCODER, [*overrides, init]))).model
+  found = build(resolve(recipes.load(ENCODER, [*overrides, init]))).model
   assert found.variant.dims == bert.VARIANTS["nano"].dims and found.variant.design.position["length"] == 100
 
 
 def parts(tmp_path, *overrides: str):
-  return assembly.build(assembly.resolve(recipes.load(ENCODER, [*fine_tuning("classification", tmp_path), *overrides])))
+  return build(resolve(recipes.load(ENCODER, [*fine_tuning("classification", tmp_path), *overrides])))
 
 
 def test_only_the_head_is_trained_and_only_it_has_a_state(tmp_path):

@@ -8,33 +8,14 @@ import pytest
 
 import corpora
 import more
-from t5x_like import recipes
 from t5x_like.data import loader, task
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.errors import UserError
 from t5x_like.store import windows
 from t5x_like.store.windows import Windows
-from t5x_like.training import workdir
 
 TOKENS, LENGTH, SEED = 1_003, 50, 3
 EXAMPLES = TOKENS // LENGTH
 DOCUMENTS = [1, 13, 50, 7, 0, 0, 111, 2, 30]
-
-
-def test_a_run_with_one_sequence_a_row_goes_on_so(root, tmp_path):
-  config = recipes.load("tests/recipes/nano.py")
-
-  def identity(packed):
-    with config.unlocked():
-      config.task.packed = packed
-    about = dict(store=root, length=32, input_format="doc_sentences", packed=packed)
-    return workdir.identity(config, task.build("mlm", "train", **about))
-
-  then = identity(False)
-  del then["task"]["packed"]  # there was no such option
-  assert workdir.check(then, identity(False), tmp_path) == ["task.packed: None -> False"]
-  with pytest.raises(UserError, match="set --config.task.packed=False to continue it"):
-    workdir.check(then, identity(True), tmp_path)
 
 
 TASKS = {
@@ -153,23 +134,3 @@ def test_full_sentences(root):
     for on in (True, False)
   }
   assert pairs[True].fingerprint == pairs[False].fingerprint
-
-
-def test_a_run_on_data_of_the_second_edition_goes_on_without_offsets(root, tmp_path):
-  config = recipes.load("tests/recipes/nano.py")
-
-  def identity(on):
-    return workdir.identity(
-      config, task.build("span_corruption", "train", store=root, inputs_length=45, dynamic_offsets=on)
-    )
-
-  now = identity(False)
-  then = now | {"fingerprints": now["fingerprints"] | {"data_edition": 2}}
-  assert workdir.check(then, now, tmp_path) == ["fingerprints.data_edition: 2 -> 3"]
-  with pytest.raises(UserError, match="data of edition 2, .* set --config.task.dynamic_offsets=False to continue it"):
-    workdir.check(then, identity(True), tmp_path)
-  with pytest.raises(UserError, match=r"another config \(seed: 0 there, 1 here\)"):
-    workdir.check(then, now | {"seed": 1}, tmp_path)
-  now["fingerprints"]["data_edition"] = 1
-  with pytest.raises(UserError, match="holds a run on data of edition 1"):
-    workdir.check(now, identity(False), tmp_path)

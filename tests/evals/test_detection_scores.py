@@ -14,7 +14,8 @@ from t5x_like.data import task as tasks
 from t5x_like.data.images.boxes import Boxes
 from t5x_like.evals import Setting, detection
 from t5x_like.nn import params
-from t5x_like.training import assembly
+from t5x_like.training.build import build
+from t5x_like.training.resolve import resolve
 
 CLASSES = ("cat", "dog", "bat")
 
@@ -97,8 +98,8 @@ def test_what_is_exact_is_perfect_and_what_is_not_there_is_nothing():
 def made(folder, devices: int, batch_size: int):
   """(evaluator, parameters, task, parts) of a small random DETR on scenes of digits."""
   overrides = [f"batch_size={batch_size}", f"task.cache={folder}", "model.labels=10"]
-  config = assembly.resolve(recipes.load("configs/detr/base.py:debug", overrides))
-  parts = assembly.build(config, jax.devices()[:devices])
+  config = resolve(recipes.load("configs/detr/base.py:debug", overrides))
+  parts = build(config, jax.devices()[:devices])
   arrays = params.arrays(parts.make_model(jax.random.key(1)))
   placed = {n: jax.device_put(np.asarray(a), parts.state.params[n].sharding) for n, a in arrays.items()}
   task = tasks.build(split="validation", **config.task.to_dict())

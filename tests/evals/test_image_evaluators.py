@@ -11,6 +11,8 @@ from t5x_like.errors import UserError
 from t5x_like.evals import Setting, few_shot
 from t5x_like.nn import params
 from t5x_like.training import assembly
+from t5x_like.training.build import build
+from t5x_like.training.resolve import resolve
 
 pytestmark = pytest.mark.usefixtures("compiled")
 RECIPE = "tests/recipes/nano_image.py"
@@ -19,8 +21,8 @@ RECIPE = "tests/recipes/nano_image.py"
 def made(name: str, folder, devices: int, batch_size: int, extra=(), **arguments):
   """(evaluator, parameters, task, parts)."""
   overrides = [f"batch_size={batch_size}", f"task.cache={folder}", *extra]
-  config = assembly.resolve(recipes.load(RECIPE, overrides))
-  parts = assembly.build(config, jax.devices()[:devices])
+  config = resolve(recipes.load(RECIPE, overrides))
+  parts = build(config, jax.devices()[:devices])
   arrays = params.arrays(parts.make_model(jax.random.key(1)))
   arrays["head/out/kernel"] = np.random.default_rng(0).standard_normal(arrays["head/out/kernel"].shape, np.float32)
   placed = {n: jax.device_put(np.asarray(a), parts.state.params[n].sharding) for n, a in arrays.items()}
@@ -83,8 +85,8 @@ def test_few_shots_are_as_many_of_each_class_and_tell_digits_apart_by_their_pixe
 
 
 def test_a_head_with_too_few_classes_is_refused_before_anything_runs(tmp_path):
-  config = assembly.resolve(recipes.load(RECIPE, [f"task.cache={tmp_path}", "model.head.labels=9"]))
-  parts = assembly.build(config, jax.devices()[:1])
+  config = resolve(recipes.load(RECIPE, [f"task.cache={tmp_path}", "model.head.labels=9"]))
+  parts = build(config, jax.devices()[:1])
   task = tasks.build(split="train", **config.task.to_dict())
   with pytest.raises(
     UserError, match="config.model.head.labels: found 9, but task image_classification has 10 classes"

@@ -17,7 +17,8 @@ from t5x_like.errors import UserError
 from t5x_like.evals import Setting
 from t5x_like.metrics.squad import Answers
 from t5x_like.nn import params
-from t5x_like.training import assembly
+from t5x_like.training.build import build
+from t5x_like.training.resolve import resolve
 from t5x_like.vocabularies import load
 
 pytestmark = pytest.mark.usefixtures("compiled")
@@ -38,8 +39,8 @@ def made(name: str, folder, devices: int = 8, batch_size: int = 8, extra=(), **a
   """(evaluator, parameters, task, parts)."""
   recipe = T5 if name == "generation" else ENCODER
   flags = [f"task={json.dumps(TEXT)}"] if name == "generation" else fine_tuning(name, folder)
-  config = assembly.resolve(recipes.load(recipe, [*flags, f"batch_size={batch_size}", *extra]))
-  parts = assembly.build(config, jax.devices()[:devices])
+  config = resolve(recipes.load(recipe, [*flags, f"batch_size={batch_size}", *extra]))
+  parts = build(config, jax.devices()[:devices])
   task = tasks.build(split="validation", **config.task.to_dict())
   arrays = params.arrays(jax.jit(parts.make_model)(jax.random.key(1)))
   placed = {n: jax.device_put(np.asarray(a), parts.state.params[n].sharding) for n, a in arrays.items()}

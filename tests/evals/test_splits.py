@@ -21,13 +21,16 @@ import pytest
 from PIL import Image
 
 from t5x_like import evals, evaluate, slots, train
+from t5x_like.config import Instance
 from t5x_like.data import loader
 from t5x_like.data import task as tasks
 from t5x_like.errors import UserError
 from t5x_like.evals import detection
 from t5x_like.nn import params
+from t5x_like.parallel.mesh import make_mesh
+from t5x_like.parallel.rules import Rules
 from t5x_like.report.writer import read_metrics
-from t5x_like.training import assembly, evaluation, trained
+from t5x_like.training import trained
 
 pytestmark = pytest.mark.usefixtures("compiled", "one_device")
 ENCODER, T5, VIT, CLIP = (f"tests/recipes/{name}.py" for name in ("nano_encoder", "nano", "nano_image", "nano_clip"))
@@ -204,11 +207,8 @@ class Run:
 
   @functools.cached_property
   def _model(self):
-    config, _ = trained.open_config(str(self.workdir), None, [])
-    config = assembly.resolve(config)
-    parts = assembly.build(config, jax.devices()[:1])
-    _, arrays = trained.restore_params(str(self.workdir), parts, None)
-    return config, params.with_arrays(parts.model, arrays)
+    run = trained.open_saved(str(self.workdir), Rules.make(make_mesh({"data": 1}, jax.devices()[:1])))
+    return run.config, params.with_arrays(run.model, run.restore()[1])
 
   def opened(self, split: str):
     """(model with its parameters, all examples of a split of its task in one batch, the task)."""
@@ -353,7 +353,7 @@ def test_few_shot_refuses_to_score_the_images_that_it_learns_from(runs, capsys):
 
 @pytest.mark.parametrize("name", ALL)
 def test_no_evaluator_has_an_argument_with_the_name_of_a_key_of_its_instance(name):
-  keys = inspect.signature(evaluation.instance).parameters
+  keys = inspect.signature(Instance).parameters
   assert {"name", "task", "split"} == set(keys)
   own = inspect.signature(slots.find("evals", name, evals, "Evaluator")).parameters
   assert not keys.keys() & own.keys()
@@ -370,4 +370,4 @@ def test_an_evaluator_that_shadows_a_key_is_refused(runs, capsys):
   (line,) = capsys.readouterr().err.splitlines()
   assert "config.evals.mine: " in line and "Shadowing declares the argument 'split'" in line
   with pytest.raises(UserError, match="declares the argument 'split'"):
-    slots.fill("x", {}, Shadowing, given=("setting",), also=(evaluation.instance,))
+    slots.fill("x", {}, Shadowing, given=("setting",), also=(Instance,))

@@ -8,7 +8,8 @@ import pathlib
 import pytest
 
 from t5x_like import recipes, train
-from t5x_like.training import assembly, opening
+from t5x_like.training import restoring
+from t5x_like.training.resolve import resolve
 from tests.fuzz.harness import Ground, generator
 
 SEED = int(os.environ.get("T5X_LIKE_FUZZ_SEED", 30))
@@ -53,7 +54,7 @@ def known(tmp_path_factory):
       config = recipes.load(base.removesuffix(_MIXTURE))
       if base.endswith(_MIXTURE):
         mixture(config)
-      found[base] = _keys(assembly.resolve(config).to_dict())
+      found[base] = _keys(resolve(config).to_dict())
     return found[base]
 
   return of
@@ -155,7 +156,7 @@ def stopping(monkeypatch):
   def ready(*_, **__):
     raise Ready
 
-  monkeypatch.setattr(opening, "restore", ready)
+  monkeypatch.setattr(restoring, "restore", ready)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from safetensors.numpy import load_file, save_file
 from t5x_like import train
 from t5x_like.interop import hf
 from t5x_like.nn import params
-from t5x_like.training import assembly
 from t5x_like.training import trained as trained_run
 from tools import convert_hf
 
@@ -17,8 +16,7 @@ NANO = "tests/recipes/nano.py"
 
 
 def arrays(workdir, step):
-  config, _ = trained_run.open_config(str(workdir), None, ["batch_size=8"])
-  return trained_run.restore_params(str(workdir), assembly.build(assembly.resolve(config)), step)[1]
+  return trained_run.open_saved(str(workdir)).restore(step)[1]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,8 @@ from t5x_like.nn import params
 from t5x_like.objectives import detection
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training import assembly
+from t5x_like.training.build import build
+from t5x_like.training.resolve import resolve
 
 RESNET = {"name": "resnet", "stem": 8, "widths": (16, 32), "depths": (1, 2)}
 
@@ -78,8 +79,8 @@ def test_every_way_of_computing_is_the_same_function_and_all_but_frozen_norms_is
 
 
 def test_published_sizes():
-  config = assembly.resolve(recipes.load("configs/detr/base.py"))
-  parts = assembly.build(config)
+  config = resolve(recipes.load("configs/detr/base.py"))
+  parts = build(config)
   sizes = {name: math.prod(p.shape) for name, p in params.named_params(parts.model).items()}
   buffers = {name for name in sizes if name.startswith("backbone/") and "/norm/" in name}
   assert sum(size for name, size in sizes.items() if name not in buffers) == 41_524_768
@@ -140,8 +141,8 @@ def test_dropout_needs_a_key_and_what_does_not_fit_is_refused():
 def test_parts_at_rates_of_their_own():
   overrides = ["tuning.name=by_part", "clip_norm=0.0", "schedule.learning_rate=0.1", "optimizer.weight_decay=0.0"]
   rates = '{"backbone/*": 0.1, "backbone/stem/*": 0.0}'
-  config = assembly.resolve(recipes.load("configs/detr/base.py:tiny", [*overrides, f"tuning.rates={rates}"]))
-  parts = assembly.build(config, jax.devices()[:1])
+  config = resolve(recipes.load("configs/detr/base.py:tiny", [*overrides, f"tuning.rates={rates}"]))
+  parts = build(config, jax.devices()[:1])
   arrays = params.arrays(parts.make_model(jax.random.key(0)))
   trained = {name: x for name, x in arrays.items() if name in parts.trained}
   assert {name for name in arrays if name not in trained} == {n for n in arrays if n.startswith("backbone/stem/")}
@@ -153,8 +154,6 @@ def test_parts_at_rates_of_their_own():
   assert sizes["project/kernel"] == pytest.approx(0.1, rel=1e-3)
   assert sizes["backbone/blocks/0/units/0/conv/kernel"] == pytest.approx(0.01, rel=1e-3)
   with pytest.raises(UserError, match="no parameter is called 'backbon/.'"):
-    assembly.build(
-      assembly.resolve(
-        recipes.load("configs/detr/base.py:tiny", ["tuning.name=by_part", 'tuning.rates={"backbon/*": 0.1}'])
-      )
+    build(
+      resolve(recipes.load("configs/detr/base.py:tiny", ["tuning.name=by_part", 'tuning.rates={"backbon/*": 0.1}']))
     )

@@ -10,7 +10,8 @@ from t5x_like import objectives, recipes, slots
 from t5x_like.data import loader
 from t5x_like.data import task as tasks
 from t5x_like.nn import params
-from t5x_like.training import assembly
+from t5x_like.training.build import build
+from t5x_like.training.resolve import resolve
 from tests.fine_tuning import FINE_TUNING, fine_tuning
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -36,7 +37,7 @@ def config_for(name, folder):
 def test_objective(name, tmp_path):
   config = config_for(name, tmp_path)
   config.model.layers, config.mesh = "scan", {"data": 1}
-  parts = assembly.build(assembly.resolve(config), jax.devices()[:1])
+  parts = build(resolve(config), jax.devices()[:1])
   task = tasks.build(split="train", **config.task.to_dict())
   batch = next(loader.train_batches(task, batch_size=4, seed=1))
   objective, arrays = parts.objective, params.arrays(jax.jit(parts.make_model)(jax.random.key(0)))

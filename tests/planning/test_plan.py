@@ -13,7 +13,7 @@ from t5x_like import plan, recipes
 from t5x_like.errors import UserError
 from t5x_like.parallel.constrain import platform, target
 from t5x_like.planning import child, compiling, hardware, search, steps, table
-from t5x_like.training import assembly
+from t5x_like.training.build import build
 
 NANO = "--config=tests/recipes/nano.py"
 FIELDS = (
@@ -127,7 +127,7 @@ def test_steps_are_those_of_evaluation_and_prediction():
   """What is lowered takes parameters and a batch of rows split over the mesh, and is compiled only when asked."""
   for recipe, more in ((NANO.partition("=")[2], ()), ("configs/llama/8b.py:debug", ("task.length=32",))):
     config, task = steps.resolve(recipes.load(recipe, ("mesh.fsdp=2", *more)), "cpu", None)
-    parts = assembly.build(config)
+    parts = build(config)
     costs = {kind: steps.make(kind, config, parts, task) for kind in ("train", "eval", "decode")}
     assert costs["train"].model_flops == pytest.approx(3 * costs["eval"].model_flops)
     for kind in ("eval", "decode"):

@@ -1,42 +1,20 @@
-"""What `resolve` makes of a recipe, which parts fit each other, and what a run records of its model."""
+"""Parts that do not fit each other are refused, and a run records the attention cores of its model."""
 
 import dataclasses
 import json
 
 import pytest
 
-from t5x_like import config as config_lib
 from t5x_like import recipes
 from t5x_like.data import task as tasks
 from t5x_like.errors import UserError
 from t5x_like.training import assembly
+from t5x_like.training.build import build
+from t5x_like.training.resolve import resolve
 
 
 def resolved(*overrides):
-  return assembly.resolve(recipes.load("tests/recipes/nano.py", overrides))
-
-
-def test_a_vocabulary_that_is_not_given_is_the_published_one():
-  assert resolved("model.vocab_size=None").model.vocab_size == 32128
-  assert resolved("model.vocab_size=500").model.vocab_size == 500
-  config = recipes.load("tests/recipes/nano.py")
-  config.model = {"name": "t5", "variant": "byt5-small"}
-  assert assembly.resolve(config).model.vocab_size == 384
-
-
-def test_a_recipe_changes_the_design_of_its_family():
-  config = resolved("model.design.activation=swiglu", "model.design.windows=[null, 4]", "model.layers=loop")
-  assert config.model.design.to_dict() == {"activation": "swiglu", "windows": [None, 4]}
-  assert config.model.to_dict() == json.loads(config_lib.to_json(config))["model"]
-  design = assembly.build(config).model.variant.design
-  assert (design.activation, design.windows, design.norm) == ("swiglu", (None, 4), "rmsnorm")
-  assert resolved().model.design.to_dict() == {}
-
-
-def test_a_word_stays_one_unless_a_table_replaces_it():
-  load = lambda *overrides: recipes.load("configs/roberta/base.py", overrides)  # noqa: E731
-  assert load("task.store=1815").task.store == "1815"
-  assert load('model.head={"name": "tokens", "labels": 3}').model.head.to_dict() == {"name": "tokens", "labels": 3}
+  return resolve(recipes.load("tests/recipes/nano.py", overrides))
 
 
 def test_the_attention_cores_in_use_are_named():
@@ -44,7 +22,7 @@ def test_the_attention_cores_in_use_are_named():
     config = resolved(*overrides)
     task = tasks.build(split="train", **config.task.to_dict())
     features = {name: dataclasses.replace(feature, shape=(length,)) for name, feature in task.features.items()}
-    return assembly.check_task(config, assembly.build(config), dataclasses.replace(task, features=features))
+    return assembly.check_task(config, build(config), dataclasses.replace(task, features=features))
 
   assert cores(32) == {"attention_core": "dense", "cross_attention_core": "dense"}
   assert cores(1024) == {"attention_core": "chunked", "cross_attention_core": "chunked"}
@@ -104,7 +82,7 @@ def test_parts_that_do_not_fit_are_refused_before_anything_is_compiled(overrides
   config = resolved(*overrides)
   task = tasks.build(split="train", **config.task.to_dict())
   with pytest.raises(UserError, match=words):
-    assembly.check_task(config, assembly.build(config), task)
+    assembly.check_task(config, build(config), task)
 
 
 def test_a_head_of_another_kind_is_refused():
@@ -114,7 +92,7 @@ def test_a_head_of_another_kind_is_refused():
   tokens = {"encoder_input_tokens": task.features["encoder_input_tokens"]}
   task = dataclasses.replace(task, features=tokens | labels)
   with pytest.raises(UserError, match="'logits' with 2 axes, found 3 axes with model bert"):
-    assembly.check_task(config, assembly.build(config), task)
+    assembly.check_task(config, build(config), task)
   classifier = ENCODER.replace("}", ', "head": {"name": "classification", "labels": 2}}')
   config = resolved(f"model={classifier}", f"task={MLM}", "objective.name=classification")
-  assembly.check_task(config, assembly.build(config), task)
+  assembly.check_task(config, build(config), task)

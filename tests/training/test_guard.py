@@ -34,7 +34,7 @@ def go(workdir, *flags, stop_at: int = 0) -> tuple[int, list[int]]:
   def signalled(self):
     calls.append(self.step)
     try:
-      advance(self)
+      return advance(self)
     finally:
       if len(calls) == stop_at:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -3,13 +3,15 @@
 import json
 import os
 import signal
+import types
 
 import pytest
 
 import more
 from t5x_like import train
+from t5x_like.errors import Preempted
 from t5x_like.report.writer import read_metrics
-from t5x_like.training import evaluation
+from t5x_like.training import evaluation, loop
 from tests.runs import NANO, losses, prints, steps
 
 pytestmark = pytest.mark.usefixtures("compiled")
@@ -64,10 +66,11 @@ def test_a_signal_waits_for_no_evaluation(moment, step, whole, tmp_path, monkeyp
   advance, evaluate = Run.advance, Evaluator.__call__
 
   def signalled(self):
-    advance(self)
+    forward = advance(self)
     signalled.step = self.step
     if moment == "advance" and self.step == step:
       os.kill(os.getpid(), signal.SIGTERM)
+    return forward
 
   def evaluating(self, arrays):
     if moment == "evaluate" and signalled.step == step:
@@ -96,3 +99,75 @@ def test_every_start_leaves_a_line_of_history(tmp_path):
   assert rows[2]["config"] == json.loads((tmp_path / "config.json").read_text())
   assert rows[2]["environment"] == json.loads((tmp_path / "environment.json").read_text())
   assert rows[0]["time"] <= rows[1]["time"] <= rows[2]["time"]
+
+
+class Scripted:
+  """A run whose updates are refused at some steps: each takes it back to the step saved last, once."""
+
+  exhausted = False
+
+  def __init__(self, refused: list[int], signalled: int | None = None):
+    self.refused, self.signalled, self.step, self.pending, self.done = refused, signalled, 0, None, []
+    self.session = types.SimpleNamespace(saved=0, address="here", wait_for_save=lambda: None)
+    options = types.SimpleNamespace(every=3, minutes=None)
+    self.config = types.SimpleNamespace(eval_every=4, total_steps=8, checkpoint=options)
+
+  def _write(self, pending) -> bool:
+    if pending not in self.refused:
+      return True
+    self.refused.remove(pending)
+    self.step, self.pending = self.session.saved, None
+    self.done.append(f"back to {self.step}")
+    return False
+
+  def advance(self) -> bool:
+    previous, self.pending = self.pending, self.step + 1
+    self.step += 1
+    if self.step == self.signalled:
+      os.kill(os.getpid(), signal.SIGTERM)
+    return self._write(previous)
+
+  def drain(self) -> bool:
+    previous, self.pending = self.pending, None
+    return self._write(previous)
+
+  def save(self) -> None:
+    assert self.pending is None, "the metrics of a step that is saved are written"
+    if self.session.saved != self.step:
+      self.session.saved = self.step
+      self.done.append(f"save {self.step}")
+
+  def evaluate(self, asked) -> bool:
+    assert self.pending is None and not asked()
+    self.done.append(f"evaluate {self.step}")
+    return True
+
+  def evaluated(self) -> bool:
+    return f"evaluate {self.step}" in self.done
+
+  def finish(self) -> None:
+    self.done.append("finish")
+
+
+@pytest.mark.parametrize(
+  ("refused", "expected"),
+  [
+    ([], "save 3, evaluate 4, save 6, save 8, evaluate 8, finish"),
+    ([1], "back to 0, save 3, evaluate 4, save 6, save 8, evaluate 8, finish"),  # read while step 2 runs
+    ([3], "back to 0, save 3, evaluate 4, save 6, save 8, evaluate 8, finish"),  # before a save
+    ([4], "save 3, back to 3, evaluate 4, save 6, save 8, evaluate 8, finish"),  # before an evaluation
+    ([8], "save 3, evaluate 4, save 6, back to 6, save 8, evaluate 8, finish"),  # at the end
+  ],
+)
+def test_a_refused_update_takes_the_loop_back(refused, expected):
+  run = Scripted(refused)
+  loop.train(run)
+  assert ", ".join(run.done) == expected
+
+
+@pytest.mark.parametrize(("refused", "saved"), [([], 5), ([5], 3)])
+def test_a_signal_saves_the_step_or_the_one_gone_back_to(refused, saved):
+  run = Scripted(refused, signalled=5)
+  with pytest.raises(Preempted, match=f"saved step {saved} of 8 in here"):
+    loop.train(run)
+  assert run.session.saved == saved and "finish" not in run.done

@@ -8,7 +8,9 @@ import pytest
 
 from t5x_like import recipes
 from t5x_like.errors import UserError
-from t5x_like.training import assembly, offload
+from t5x_like.training import offload
+from t5x_like.training.build import build
+from t5x_like.training.resolve import resolve
 from t5x_like.training.state import init_state, shardings
 from t5x_like.training.step import make_step
 
@@ -17,8 +19,8 @@ NANO = ("mesh.data=2", "mesh.fsdp=4", "optimizer.name=adamw", "model.layers=scan
 
 def trained(*overrides):
   """(losses of three steps, the state after them)"""
-  config = assembly.resolve(recipes.load("tests/recipes/nano.py", NANO + overrides))
-  parts = assembly.build(config)
+  config = resolve(recipes.load("tests/recipes/nano.py", NANO + overrides))
+  parts = build(config)
   state = init_state(parts.make_model, parts.optimizer, parts.state, seed=1)
   step = make_step(parts.model, parts.objective, parts.optimizer, parts.schedule, parts.rules, seed=1)
   step = jax.jit(step, donate_argnums=0, out_shardings=(shardings(parts.state), None))

@@ -7,7 +7,8 @@ import pytest
 from t5x_like import recipes, train
 from t5x_like.data import loader, task
 from t5x_like.errors import UserError
-from t5x_like.training import assembly, phases
+from t5x_like.training import phases
+from t5x_like.training.resolve import resolve
 from tests.runs import losses, prints
 
 FLAGS = (
@@ -79,4 +80,4 @@ def test_batches_go_on_across_phases():
 )
 def test_what_is_no_phase_is_refused(changes, words):
   with pytest.raises(UserError, match=words):
-    assembly.resolve(recipes.load("configs/bert/base.py:debug", [f"phases={changes}"]))
+    resolve(recipes.load("configs/bert/base.py:debug", [f"phases={changes}"]))

@@ -11,9 +11,7 @@ import time
 
 import pytest
 
-from t5x_like.errors import Preempted
-from t5x_like.training.guard import RolledBack
-from t5x_like.training.preemption import Asked, StopRequest, saving
+from t5x_like.training.preemption import StopRequest
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
 LOOP = """
@@ -111,18 +109,3 @@ def test_works_in_a_thread_that_cannot_take_signals():
   thread.start()
   thread.join()
   assert seen == [False]
-
-
-def test_a_run_that_goes_back_while_it_saves_on_a_signal_ends_in_order():
-  class Run:
-    step, saved, total_steps, address = 5, 4, 9, "here"
-
-    def save(self):
-      self.step = self.saved = 2
-      raise RolledBack
-
-    def wait_for_save(self):
-      pass
-
-  with pytest.raises(Preempted, match="saved step 2 of 9"), saving(Run()):
-    raise Asked

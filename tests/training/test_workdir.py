@@ -147,9 +147,9 @@ def test_the_first_save_is_noted_while_the_run_goes_on(tmp_path, monkeypatch):
 
   def looking(self):
     if self.step == 4:
-      self.wait_for_save()
-      noted.append(history.saved(history.read(self.workdir)))
-    advance(self)
+      self.session.wait_for_save()
+      noted.append(history.saved(history.read(self.session.workdir)))
+    return advance(self)
 
   monkeypatch.setattr(Run, "advance", looking)
   assert go(tmp_path, 6) == 0

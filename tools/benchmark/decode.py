@@ -109,11 +109,11 @@ def _ours(config, args: argparse.Namespace, folder: str | None) -> tuple[Callabl
   from t5x_like.planning import steps
   from t5x_like.rows import Runner
   from t5x_like.runtime import process
-  from t5x_like.training import assembly
+  from t5x_like.training.build import build
 
   process.prepare()
   config, _ = steps.resolve(config, jax.default_backend(), None)
-  parts = assembly.build(config)
+  parts = build(config)
   if not hasattr(parts.model, "decode"):
     raise UserError(f"--config={args.config}: the model is an encoder, which generates nothing; give another recipe")
   made = jax.jit(lambda key: params.arrays(parts.make_model(key)))(jax.random.key(0))

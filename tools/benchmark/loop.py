@@ -27,11 +27,11 @@ def main(args: argparse.Namespace) -> None:
   recipe = recipes.load(args.config, [*args.set, f"total_steps={args.steps + 5}", "log_every=1"])
 
   from t5x_like.runtime import process
-  from t5x_like.training import assembly
-  from t5x_like.training.run import Run
+  from t5x_like.training.resolve import resolve
+  from t5x_like.training.run import opened
 
   process.prepare()
-  config = assembly.resolve(recipe)
+  config = resolve(recipe)
   every = args.steps // args.saves
   print(
     f"Method: the loop of {args.config} (layers={config.model.layers}, dtype={config.model.dtype}), which writes its"
@@ -43,11 +43,12 @@ def main(args: argparse.Namespace) -> None:
     " cores from the step.",
     flush=True,
   )
-  with tempfile.TemporaryDirectory() as workdir, Run(config, workdir) as run:
+  with tempfile.TemporaryDirectory() as workdir, opened(config, workdir) as run:
     for _ in range(5):
       run.advance()
+    run.drain()
     run.save()
-    run.wait_for_save()
+    run.session.wait_for_save()
     run.advance()
     run.drain()
     host, wall, saving = [], [], []

@@ -130,11 +130,11 @@ def _compile(config, args: argparse.Namespace):
   import jax
 
   from t5x_like.planning import steps
-  from t5x_like.training import assembly
+  from t5x_like.training.build import build
   from t5x_like.training.state import init_state
 
   config, task = steps.resolve(config, jax.default_backend(), None)
-  parts = assembly.build(config)
+  parts = build(config)
   step = steps.make("train", config, parts, task)
   start = time.perf_counter()
   compiled = step.lower().compile()

@@ -1,0 +1,155 @@
+"""Build the parts of a step from a resolved config: mesh, rules, model, optimizer, objective and abstract state."""
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import optax
+from flax import nnx
+from ml_collections import ConfigDict
+
+import t5x_like.models
+import t5x_like.objectives
+from t5x_like import slots
+from t5x_like.errors import UserError
+from t5x_like.nn import params, remat
+from t5x_like.nn.linear import has_adapters
+from t5x_like.parallel.mesh import make_mesh
+from t5x_like.parallel.rules import Rules
+from t5x_like.training import offload, tuning
+from t5x_like.training.guard import GUARDS, Guard, skipping
+from t5x_like.training.optimizer import OPTIMIZERS, bounded, layerwise
+from t5x_like.training.schedule import SCHEDULES, Schedule
+from t5x_like.training.state import TrainState, abstract_state
+from t5x_like.training.tuning import TUNINGS
+
+REFERENCE = "reference/"  # begins the names of a reference model's parameters
+_ADAPTERS = 1  # folded into the key of the model's parameters
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+  """The parts of a step.
+
+  Attributes:
+    model: the abstract model; `make_model(key)` makes a concrete one.
+    state: the abstract state, with shardings.
+    trained: names of the parameters that are trained, None if all are.
+  """
+
+  model: nnx.Module
+  make_model: Callable[[jax.Array], nnx.Module]
+  objective: Callable
+  optimizer: optax.GradientTransformation
+  schedule: Schedule
+  rules: Rules
+  state: TrainState
+  guard: Guard
+  trained: frozenset[str] | None = None
+
+
+def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
+  """Build all parts but the data, without allocating anything.
+
+  Args:
+    config: resolved.
+    devices: of the mesh; None takes all.
+  Raises:
+    UserError: the mesh does not fit the devices, or a parameter or the batch does not divide over it.
+  """
+  rules = mesh_rules(config, devices)
+  check_batch(config, rules)
+  model, make_model = model_of(config)
+  named = params.named_params(model)
+  schedule = slots.make("config.schedule", config.schedule, SCHEDULES)
+  optimizer, trained = _optimizer(config, schedule, named)
+  objective = objective_of(config)
+  if getattr(objective, "among_rows", False) and config.accumulation_steps > 1:
+    raise UserError(
+      f"config.accumulation_steps: found {config.accumulation_steps}, but {config.objective.name} compares all rows of"
+      f" a batch with one another; set it to 1 and --config.objective.chunks={config.accumulation_steps}"
+    )
+  state = abstract_state(model, optimizer, rules)
+  guard = slots.make("config.guard", config.guard, GUARDS)
+  _check_kept(config, guard)
+  if guard.skips:
+    optimizer = skipping(optimizer)
+  if config.optimizer.get("offload", False):
+    offload.check_memory("config.optimizer.offload", rules.mesh)
+    optimizer, state = offload.optimizer_state(optimizer, state)
+  if remat.make(config.model.get("remat", "none")).offload:
+    offload.check_memory("config.model.remat", rules.mesh)
+  return Parts(model, make_model, objective, optimizer, schedule, rules, state, guard, trained)
+
+
+def mesh_rules(config: ConfigDict, devices: list[jax.Device] | None = None) -> Rules:
+  """Return the mesh and the sharding rules; raise UserError if the mesh does not fit the devices."""
+  return Rules.make(make_mesh(config.mesh.to_dict(), devices), config.rules.to_dict())
+
+
+def objective_of(config: ConfigDict) -> Callable:
+  """Return the objective."""
+  return slots.make("config.objective", config.objective, t5x_like.objectives, "Objective")
+
+
+def model_of(config: ConfigDict):
+  """Return (the abstract model, `key -> model`), with the adapters and the reference that the config asks for."""
+  tune = slots.make("config.tuning", config.tuning, TUNINGS)
+  objective = slots.find("config.objective.name", config.objective.name, t5x_like.objectives, "Objective")
+
+  def bare(key, slot="model", values=config.model):
+    return slots.make(f"config.{slot}", values, t5x_like.models, "Model", rngs=nnx.Rngs(params=key))
+
+  def make_model(key):
+    model = tune.adapt(bare(key), jax.random.fold_in(key, _ADAPTERS))
+    if getattr(objective, "teacher", False):
+      model.reference = bare(key, "teacher.model", config.teacher.model)
+    elif getattr(objective, "reference", False) and not has_adapters(model):  # else it is the model without them
+      model.reference = bare(key)
+    return model
+
+  return jax.eval_shape(make_model, jax.random.key(0)), make_model
+
+
+def _optimizer(config: ConfigDict, schedule: Schedule, named: dict):
+  """Return (the optimizer of the parameters that are trained, their names or None for all)."""
+  arguments = {key: value for key, value in config.optimizer.to_dict().items() if key != "offload"}
+  inner = slots.make("config.optimizer", arguments, OPTIMIZERS, schedule=schedule)
+  optimizer = layerwise(inner, {name: p.axes for name, p in named.items()})
+  if config.clip_norm:
+    optimizer = optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
+  tune = slots.make("config.tuning", config.tuning, TUNINGS)
+  optimizer = bounded(tune.rates(optimizer, named), {n: p.most for n, p in named.items() if hasattr(p, "most")})
+  trained = [name for name in tune.trained(named) if not name.startswith(REFERENCE)]
+  if len(trained) == len(named):
+    return optimizer, None
+  return tuning.only(optimizer, trained), frozenset(trained)
+
+
+def _check_kept(config: ConfigDict, guard: Guard) -> None:
+  """Check that a step to go back to is always kept; raise UserError."""
+  kept = (config.checkpoint.keep_last - 1) * config.checkpoint.every
+  if guard.steps > kept:
+    raise UserError(
+      f"config.guard.steps: found {guard.steps}, expected at most {kept}, (checkpoint.keep_last - 1) *"
+      " checkpoint.every, as a step that far back must still be there; raise --config.checkpoint.keep_last"
+    )
+
+
+def check_batch(config: ConfigDict, rules: Rules, key: str = "batch_size") -> None:
+  """Check that a batch divides over the mesh; `key` is the config key of its size, for the UserError."""
+  ways, parts = rules.split("batch"), config.accumulation_steps
+  if config.batch_size % (ways * parts):
+    axes = "x".join(f"{a}={rules.mesh.shape[a]}" for a in rules.table["batch"] if rules.mesh.shape[a] > 1) or "1 device"
+    raise UserError(
+      f"config.{key}: found {config.batch_size}, expected a multiple of {ways * parts}: it is split over {axes}"
+      f" ({ways} ways) and into {parts} accumulation steps"
+    )
+
+
+def abstract_batch(config: ConfigDict, rules: Rules, task) -> dict[str, jax.ShapeDtypeStruct]:
+  """Return shapes, dtypes and sharding of the global batch of a task."""
+  return {
+    name: jax.ShapeDtypeStruct((config.batch_size, *feature.shape), feature.dtype, sharding=rules.batch())
+    for name, feature in task.features.items()
+  }

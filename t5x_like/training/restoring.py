@@ -1,0 +1,80 @@
+"""Restore the state of a run: from its checkpoint, or anew, with the weights of other runs loaded last."""
+
+import dataclasses
+from typing import Any
+
+from t5x_like.checkpoints.manifest import flatten
+from t5x_like.errors import UserError
+from t5x_like.parallel import distributed
+from t5x_like.runtime import process
+from t5x_like.training import imported, phases, weights
+from t5x_like.training.assembly import Assembly
+from t5x_like.training.session import Session
+from t5x_like.training.state import TrainState, from_tree, init_state, to_tree
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+  """The point from which a run goes on.
+
+  Attributes:
+    rollbacks: how often the guard took the run back (`times`), and the `batches_passed` over by that.
+    loaded: the content of `init.json`, for a run that begins with the weights of another.
+  """
+
+  state: TrainState
+  step: int
+  rollbacks: dict[str, int]
+  loaded: dict[str, Any] | None = None
+
+
+def restore(made: Assembly, session: Session, step: int | None = None) -> Restored:
+  """Return the state of a checkpoint, or of a new run if there is none.
+
+  Args:
+    step: which one, None for the newest intact one; 0 without a checkpoint of it begins anew.
+  Raises:
+    UserError: the checkpoint is of another config, or there is none although a step was saved; otherwise as
+      `Checkpoints.restore`.
+  """
+  config, parts, checkpoints = made.config, made.parts, session.checkpoints
+  anew = step == 0 and 0 not in distributed.from_first(checkpoints.steps)
+  fresh = config.checkpoint.fresh_optimizer
+  found = None if anew else checkpoints.restore(lambda saved: _wanted(saved, parts.state, fresh), step)
+  none = {"times": 0, "batches_passed": 0}
+  if found is None:
+    _check_lost(session, anew)
+    process.say(f"new run in {session.address}")
+    state = init_state(parts.make_model, parts.optimizer, parts.state, config.seed)
+    state, loaded = weights.load(config, parts, state)
+    return Restored(state, 0, none, loaded)
+  step, tree, metadata = found
+  rollbacks = none | metadata.pop("rollbacks", {})
+  session.check_config(metadata, f"{session.address}/checkpoints/{step}")
+  if step:  # imported weights have no past
+    phases.check_past(metadata, config, step + rollbacks["batches_passed"], session.address)
+  if step < config.total_steps:
+    process.say(f"resuming {session.address} from step {step} of {config.total_steps}")
+  if not tree.keys() - {"step", "params"}:
+    process.say(f"{config.optimizer.name} starts without a state at step {step}")
+  return Restored(from_tree(tree, parts.state, parts.optimizer), step, rollbacks)
+
+
+def _wanted(saved: dict[str, dict], abstract: TrainState, fresh_optimizer: bool) -> dict:
+  """Return the tree to restore: the state, or only step and parameters in place of another optimizer's state."""
+  tree = to_tree(abstract)
+  own = {name: [list(x.shape), str(x.dtype)] for name, x in flatten(tree).items()}
+  same = own == {name: [entry["shape"], entry["dtype"]] for name, entry in saved.items()}
+  return tree if same or not fresh_optimizer else {key: tree[key] for key in ("step", "params")}
+
+
+def _check_lost(session: Session, anew: bool) -> None:
+  """Refuse to begin a run whose checkpoints are gone, unless that is asked for and the weights are the recipe's."""
+  trained = session.past.trained
+  told = f"{session.address}/checkpoints: holds no checkpoint, but {trained}; restore or mount the directory"
+  if trained and trained.startswith(imported.FILE):
+    raise UserError(f"{told}, or convert the weights again into another workdir")
+  if trained and not anew:
+    raise UserError(
+      f"{told}; to begin anew, use another --workdir, or --from_step=0, which keeps metrics.jsonl under another name"
+    )

@@ -1,0 +1,248 @@
+"""A session: a run's hold on its workdir, with the metrics, the checkpoints and the history in it."""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from t5x_like import config as config_lib
+from t5x_like.checkpoints.manager import Checkpoints
+from t5x_like.files.places import Mirror, check_writable, is_remote
+from t5x_like.parallel import distributed
+from t5x_like.report.writer import MetricsWriter, read_metrics, set_aside
+from t5x_like.runtime import process
+from t5x_like.runtime.environment import environment
+from t5x_like.runtime.watchdog import Watchdog
+from t5x_like.training import history, imported, selection
+from t5x_like.training import workdir as workdirs
+from t5x_like.training.assembly import Assembly
+from t5x_like.training.meter import Goodput
+
+_FOLDERS = ("checkpoints", "logs", "pictures", "profile", "samples", selection.FOLDER)  # that a run writes to
+
+
+@dataclasses.dataclass(frozen=True)
+class Past:
+  """The record of a run in its workdir, the same in all processes.
+
+  Attributes:
+    identity: the content of `config.json`; None for a new run.
+    went_back: the step that the last start was asked to go back to.
+    began: the time of the first start, in seconds since the epoch.
+    trained: the evidence that a step was saved; None if there is none.
+    intervals: the numbers of steps between lines of metrics; several if that has changed.
+  """
+
+  identity: dict[str, Any] | None
+  went_back: int | None
+  began: float
+  trained: str | None
+  intervals: list[int]
+
+  def last_line(self, step: int) -> int:
+    """Return a step up to this one from which on there is a line of metrics, unless lines are gone; 0 if unknown."""
+    if not self.intervals:
+      return 0
+    longest = max(self.intervals)
+    return step // longest * longest if len(self.intervals) == 1 else max(0, step + 1 - 2 * longest)
+
+
+class Session:
+  """Takes a workdir, and compares the run in it with this one; a context manager that releases it.
+
+  The past is read once the workdir is taken: until then, another run may add to it.
+
+  Args:
+    address: a directory, made if missing, or an address that fsspec knows.
+    config: resolved.
+    identity: the content of `config.json` for this run.
+
+  Attributes:
+    address, identity: as given.
+    workdir: a local directory that stands for the address.
+    past: the record of earlier starts.
+    checkpoints: of the run.
+    saved: the step saved last.
+
+  Raises:
+    UserError: another run holds the workdir, it cannot be written, its run has another config, or the processes have
+      different configs, data or code.
+  """
+
+  def __init__(self, address: str, config: ConfigDict, identity: dict[str, Any]):
+    self.address, self.identity, self.saved, self._noted = address, identity, 0, False
+    self._config, self._primary = config, process.first()
+    self._writer: MetricsWriter | None = None
+    self._mirror = Mirror(address) if is_remote(address) else None
+    self.workdir = self._mirror.local if self._mirror else pathlib.Path(address)
+    with contextlib.ExitStack() as stack:
+      if self._primary:
+        self._held = stack.enter_context(contextlib.closing(workdirs.hold(address)))
+        if self._mirror:
+          self._mirror.pull()
+      self.past = Past(*distributed.from_first(self._read_past))
+      self._changes = self.check_config(self.past.identity, address) if self.past.identity else []
+      distributed.agree(
+        {
+          "config": config_lib.digest(config),
+          "data and vocabulary": json.dumps(identity["fingerprints"]),
+          "code version": distributed.code_version(),
+          "jax version": jax.__version__,
+        }
+      )
+      if self._primary:
+        check_writable("--workdir", self.workdir, _FOLDERS)
+      watchdog = Watchdog(config.step_timeout_seconds, self.workdir / "logs", jax.process_index())
+      self.beat = stack.enter_context(watchdog).beat
+      for change in self._changes:
+        process.say(f"resuming with a changed config: {change}")
+      self.checkpoints = _checkpoints(f"{address}/checkpoints", config)
+      self._stack = stack.pop_all()
+
+  def _read_past(self) -> list:
+    rows = history.read(self.workdir, self.address)
+    identity = workdirs.read(self.workdir, self.address)
+    intervals = {_count(one, "log_every") for one in [identity, *(row.get("config") for row in rows)]} - {None}
+    return [identity, history.went_back(rows), history.began(rows), self._trained(rows, identity), sorted(intervals)]
+
+  def _trained(self, rows: history.Rows, identity: dict[str, Any] | None) -> str | None:
+    """Return the evidence that a step was saved, from history, imported weights or metrics."""
+    step = history.saved(rows)
+    if step is not None:
+      return f"{history.FILE} says that step {step} was saved"
+    if (self.workdir / imported.FILE).exists():
+      return f"{imported.FILE} says that it holds imported weights"
+    last = max((row["step"] for row in self.metrics()), default=0)
+    every = _count(identity and identity.get("checkpoint"), "every")
+    if every and last > 2 * every:  # a save begins once the one before it is committed
+      return f"metrics.jsonl reaches step {last}, and a step was saved every {every}"
+    return None
+
+  def check_config(self, saved: dict[str, Any], where: str) -> list[str]:
+    """Return the allowed changes since a saved identity; raise UserError for others."""
+    fresh = self._config.checkpoint.fresh_optimizer
+    return workdirs.check(saved, self.identity, where, other_optimizer=fresh)
+
+  def begin(self, step: int, made: Assembly, loaded: dict[str, Any] | None, back_to: int | None, back: bool) -> None:
+    """Record a start in the workdir, and open the metrics.
+
+    Args:
+      step: the step that the run goes on from.
+      loaded: the report on weights of another run, if any.
+      back_to: the step that the start was asked to go back to, if any; `back` says whether this start does.
+    """
+    self.saved = step
+    if back:
+      self.checkpoints.set_aside(step, "set_aside")
+    if self._primary:
+      if loaded:
+        workdirs.write(self.workdir, "init.json", loaded)
+      if back:
+        set_aside(self.workdir)
+      found = environment() | made.cores
+      workdirs.write(self.workdir, workdirs.FILE, self.identity)
+      workdirs.write(self.workdir, "environment.json", found)
+      history.add_start(self.workdir, step, self.identity, self._changes, found, back_to)
+      made.task.vocabulary.save(self.workdir / "vocabulary")
+      self._noted = step > 0
+    self._open_metrics(step, self.past.last_line(step))
+    self.flush()
+
+  def go_back(self, step: int, bad: int, why: str, passed: int) -> None:
+    """Set aside the checkpoints and metrics after a step, because step `bad` was refused, and record it."""
+    self.saved = step
+    self._writer.close()
+    self.checkpoints.set_aside(step, "rolled_back")
+    if self._primary:
+      history.add(self.workdir, {"rollback": why, "from": bad, "step": step, "batches_passed": passed})
+    self._open_metrics(step)
+
+  def _open_metrics(self, step: int, expected: int = 0) -> None:
+    total = self._config.total_steps
+    self._writer = MetricsWriter(
+      self.workdir, resume_step=step, total_steps=total, primary=self._primary, expected=expected
+    )
+    if missing := self._writer.missing:
+      process.say(
+        f"{self.address}/metrics.jsonl: steps {missing[0]} to {missing[1]} have no metrics (the file was cut or "
+        "removed); the report leaves a gap there"
+      )
+
+  def metrics(self) -> list[dict[str, Any]]:
+    """Return the lines of `metrics.jsonl` in this process's copy of the workdir."""
+    return read_metrics(self.workdir)
+
+  def goodput(self, step: int) -> Goodput:
+    """Return the goodput of a run that goes on from a step, by its first start and its metrics."""
+    timed = [row["train/seconds_per_step"] for row in self.metrics() if "train/seconds_per_step" in row]
+    return Goodput(self.past.began, sum(timed) / max(1, len(timed)) * step)
+
+  def write_metrics(self, step: int, metrics: dict[str, float]) -> None:
+    """Append a line to `metrics.jsonl`."""
+    self._writer.write(step, metrics)
+
+  def write_samples(self, step: int, samples: list[dict[str, Any]]) -> None:
+    """Write the samples of an evaluation, if there are any."""
+    if samples and self._primary:
+      workdirs.write_lines(self.workdir / "samples", f"{step:09d}.jsonl", samples)
+
+  def save(self, step: int, tree: dict[str, Any], rollbacks: dict[str, int]) -> None:
+    """Start a checkpoint, which is committed after all metrics written so far."""
+    self.saved = step
+    self.checkpoints.save(step, tree, self.identity | {"rollbacks": rollbacks}, before=self.flush)
+
+  def wait_for_save(self) -> None:
+    """Wait until the last checkpoint is committed."""
+    self.checkpoints.wait()
+    self.note_saved()
+
+  def note_saved(self) -> None:
+    """Record the first committed step: without checkpoints, this run then never begins again."""
+    if self._primary and not self._noted and self.saved and self.checkpoints.committed(self.saved):
+      self._noted = True
+      self.check()
+      history.add(self.workdir, {"saved": self.saved})
+      self.flush()
+
+  def check(self) -> None:
+    """Prove that the workdir is still this run's, before a write that another run must not see.
+
+    Raises:
+      TransientError: another run has taken it.
+    """
+    if self._primary:
+      self._held.check()
+
+  def flush(self) -> None:
+    """Put the metrics and the other small files on disk or on the object store; raise as `check`."""
+    self.check()
+    self._writer.flush()
+    if self._mirror and self._primary:
+      self._mirror.push()
+
+  def __enter__(self) -> "Session":
+    return self
+
+  def __exit__(self, *_) -> None:
+    """Wait for the last checkpoint, close the metrics and release the workdir."""
+    with self._stack, contextlib.ExitStack() as stack:
+      if self._writer:
+        stack.callback(self._writer.close)
+        stack.callback(self.flush)
+      self.checkpoints.close()
+
+
+def _count(values: Any, key: str) -> int | None:
+  found = values.get(key) if isinstance(values, dict) else None
+  return found if type(found) is int and found > 0 else None
+
+
+def _checkpoints(path: str, config: ConfigDict) -> Checkpoints:
+  options = config.checkpoint.to_dict()
+  for name in ("fresh_optimizer", "minutes"):
+    del options[name]
+  return Checkpoints(path, **options)

@@ -1,0 +1,95 @@
+"""Resolving a recipe fills in defaults and sizes, and opens no data."""
+
+import json
+import pathlib
+
+import pytest
+
+import stores
+from t5x_like import config as config_lib
+from t5x_like import recipes
+from t5x_like.data import task as tasks
+from t5x_like.errors import UserError
+from t5x_like.store import reader
+from t5x_like.training.build import build
+from t5x_like.training.resolve import resolve, table_size, task_vocabulary
+
+REPO = pathlib.Path(__file__).resolve().parents[2]
+RECIPES = sorted(str(path.relative_to(REPO)) for path in REPO.glob("configs/*/*.py") if path.stem != "__init__")
+
+
+def resolved(*overrides):
+  return resolve(recipes.load("tests/recipes/nano.py", overrides))
+
+
+def test_a_vocabulary_that_is_not_given_is_the_published_one():
+  assert resolved("model.vocab_size=None").model.vocab_size == 32128
+  assert resolved("model.vocab_size=500").model.vocab_size == 500
+  config = recipes.load("tests/recipes/nano.py")
+  config.model = {"name": "t5", "variant": "byt5-small"}
+  assert resolve(config).model.vocab_size == 384
+
+
+def test_a_recipe_changes_the_design_of_its_family():
+  config = resolved("model.design.activation=swiglu", "model.design.windows=[null, 4]", "model.layers=loop")
+  assert config.model.design.to_dict() == {"activation": "swiglu", "windows": [None, 4]}
+  assert config.model.to_dict() == json.loads(config_lib.to_json(config))["model"]
+  design = build(config).model.variant.design
+  assert (design.activation, design.windows, design.norm) == ("swiglu", (None, 4), "rmsnorm")
+  assert resolved().model.design.to_dict() == {}
+
+
+def test_a_word_stays_one_unless_a_table_replaces_it():
+  load = lambda *overrides: recipes.load("configs/roberta/base.py", overrides)  # noqa: E731
+  assert load("task.store=1815").task.store == "1815"
+  assert load('model.head={"name": "tokens", "labels": 3}').model.head.to_dict() == {"name": "tokens", "labels": 3}
+
+
+@pytest.fixture
+def closed(monkeypatch):
+  """Fails a test that builds a task or opens a store."""
+
+  def opened(*_, **__):
+    raise AssertionError("data were opened")
+
+  monkeypatch.setattr(tasks, "build_at", opened)
+  monkeypatch.setattr(reader.TokenStore, "open", opened)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_no_recipe_opens_data(recipe, closed, monkeypatch):
+  monkeypatch.chdir(REPO)
+  model = resolve(recipes.load(f"{recipe}:debug")).model
+  assert isinstance(model.get("vocab_size", 0), int)
+
+
+@pytest.mark.parametrize(
+  "task",
+  [
+    {"name": "span_corruption", "store": "STORE"},
+    {"name": "mixture", "parts": {"a": {"name": "span_corruption"}}, "shared": {"store": "STORE"}},
+    {"name": "mixture", "parts": {"a": {"name": "span_corruption", "store": "STORE"}}},
+    {"name": "span_corruption", "source": "text:*.txt", "vocabulary": "STORE/train/vocabulary"},
+    {"name": "text_to_text", "source": "jsonl:{split}.jsonl", "vocabulary": "STORE/train/vocabulary"},
+  ],
+)
+def test_the_token_table_is_sized_by_the_vocabulary(task, tmp_path, monkeypatch, request):
+  vocabulary = stores.ByteVocabulary(900)
+  stores.write(tmp_path / "train", [[5, 6, 7]], vocabulary)
+  request.getfixturevalue("closed")
+  config = recipes.load("tests/recipes/nano.py", ["model.vocab_size=auto"])
+  config.task = json.loads(json.dumps(task).replace("STORE", str(tmp_path)))
+  assert task_vocabulary(config).fingerprint == vocabulary.fingerprint
+  assert resolve(config).model.vocab_size == table_size(vocabulary) == 1280
+
+
+def test_a_task_without_a_vocabulary_needs_a_size(closed):
+  config = recipes.load("tests/recipes/nano.py", ["model.vocab_size=auto"])
+  config.task = {"name": "image_classification", "source": "digits"}
+  with pytest.raises(UserError, match="vocab_size: found 'auto', but config.task names neither .* give the size$"):
+    resolve(config)
+
+
+def test_resolving_twice_changes_nothing():
+  config = resolved()
+  assert resolve(config).to_dict() == config.to_dict()
