@@ -32,20 +32,8 @@ from t5x_like.errors import UserError, door
 from t5x_like.files.places import directory, is_remote
 
 _QUESTIONS, _AT_ONCE = "questions", 32
-_OF_SUITES = (  # flags that have no meaning without --suite
-  "tasks",
-  "seeds",
-  "rates",
-  "epochs",
-  "output",
-  "data",
-  "data_dir",
-  "from_scratch",
-  "compare",
-  "questions",
-  "shots",
-  "max_examples",
-)
+# Flags that have no meaning without --suite.
+_OF_SUITES = "tasks seeds rates epochs output data data_dir from_scratch compare questions shots max_examples".split()
 _output = functools.partial(directory, flag="--output")
 
 

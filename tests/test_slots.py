@@ -22,6 +22,21 @@ def test_a_word_and_a_dictionary_are_the_same_slot():
   assert slots.make("config.x", {"name": "flat"}, TABLE) == slots.make("config.x", "flat", TABLE) == 0
 
 
+@dataclasses.dataclass(frozen=True)
+class Sea:
+  depth: float
+  waves: dict = dataclasses.field(default_factory=dict)
+
+
+def test_a_dataclass_is_a_schema_and_its_defaults_are_made_anew():
+  filled = [slots.fill("config.x", {"depth": 2}, Sea) for _ in range(2)]
+  assert filled == [{"depth": 2, "waves": {}}] * 2 and filled[0]["waves"] is not filled[1]["waves"]
+  with pytest.raises(
+    UserError, match=r"config\.x\.depht: unknown key \(did you mean 'depth'\?\); it takes depth, waves"
+  ):
+    slots.fill("config.x", {"depht": 2}, Sea)
+
+
 def test_arguments_are_filled_in_and_what_is_supplied_is_no_key():
   values = ConfigDict({"name": "wave", "length": 3, "bends": [1, 2]})
   assert slots.make("config.x", values, TABLE, sea="calm", shore="unused") == (3, 1.0, "sine", (1, 2), "calm")

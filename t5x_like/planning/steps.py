@@ -20,6 +20,7 @@ from t5x_like.nn import params
 from t5x_like.training import assembly, compilation, flops, phases
 from t5x_like.training.build import Parts, abstract_batch
 from t5x_like.training.resolve import resolve as resolved
+from t5x_like.training.resolve import table_size
 
 STEPS = ("train", "eval", "decode")
 
@@ -49,9 +50,9 @@ def resolve(config: ConfigDict, platform: str, phase: str | None) -> tuple[Confi
   """
   config = ConfigDict(config.to_dict())
   if config.model.get("vocab_size") == "auto":
-    size = features.vocabulary(_store(config)).size
+    store = config.task.get("shared", config.task).get("store", "builtin")
     with config.ignore_type():
-      config.model.vocab_size = -(-size // 128) * 128
+      config.model.vocab_size = table_size(features.vocabulary(store))
   config = resolved(config, platform)
   made = phases.build(config, lambda arguments: _task(arguments, config.train_split))
   by_name = {one.name: one for one in made[:-1]}
@@ -62,11 +63,6 @@ def resolve(config: ConfigDict, platform: str, phase: str | None) -> tuple[Confi
     )
   chosen = made[-1] if phase is None else by_name[phase]
   return chosen.config, chosen.task
-
-
-def _store(config: ConfigDict) -> str:
-  task = config.task.get("shared", config.task)
-  return task.get("store", "builtin")
 
 
 def _task(arguments: dict[str, Any], split: str):

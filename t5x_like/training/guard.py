@@ -66,16 +66,12 @@ def skip(*, spike: NotNegative = 0.0, window: Positive = 100, at_most: Count = 1
 
 def rollback(*, steps: Positive, spike: NotNegative = 0.0, window: Positive = 100, at_most: Count = 5) -> Guard:
   """Go back to a saved step, at least `steps` before, and on with the batches after the refused one."""
-  if steps < 1:
-    raise UserError(f"config.guard.steps: found {steps}, expected at least 1")
   return _checked(Guard(spike, window, steps=steps, at_most=at_most))
 
 
 def _checked(guard: Guard) -> Guard:
   if guard.spike and guard.spike <= 1:
     raise UserError(f"config.guard.spike: found {guard.spike}, expected a factor above 1, or 0 for no such check")
-  if guard.window < 1 or guard.at_most < 0:
-    raise UserError(f"config.guard: found window {guard.window} and at_most {guard.at_most}, expected at least 1 and 0")
   return guard
 
 

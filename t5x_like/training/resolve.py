@@ -19,6 +19,8 @@ from t5x_like.architectures.build import variant_of
 from t5x_like.data import tasks
 from t5x_like.errors import UserError
 from t5x_like.files import file_names
+from t5x_like.files.places import place
+from t5x_like.training import phases
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.guard import GUARDS
 from t5x_like.training.optimizer import OPTIMIZERS
@@ -29,18 +31,7 @@ RANDOM = "random"  # a teacher without a run
 _TO_TOTAL = ("linear", "cosine")  # schedules that end with the run by default
 _OFF = ("dropout", "drop_path")  # of a teacher
 # Keys of config.model that a run with `init` keeps; the others are those of the run it starts from.
-_OWN = (
-  "head",
-  "scores",
-  "dropout",
-  "drop_path",
-  "resolution",
-  "window",
-  "pretrained_windows",
-  "dtype",
-  "layers",
-  "remat",
-)
+_OWN = "head scores dropout drop_path resolution window pretrained_windows dtype layers remat".split()
 
 
 def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
@@ -77,7 +68,7 @@ def resolve(config: ConfigDict, platform: str | None = None) -> ConfigDict:
     resolved.selection = _filled("selection", config.selection, config_lib.Selection)
   resolved.checkpoint = _filled("checkpoint", config.checkpoint, config_lib.Checkpoint)
   resolved.evals = {name: _evaluator(name, values) for name, values in config.evals.items()}
-  _check_phases(config)
+  phases.in_order(config)  # refuses phases that cannot be
   return resolved
 
 
@@ -137,7 +128,16 @@ def task_vocabulary(config: ConfigDict) -> vocabularies.Vocabulary:
       "config.model.vocab_size: found 'auto', but config.task names neither a vocabulary nor a store; name one, or give"
       " the size"
     )
-  return vocabularies.load("bytes" if store == "builtin" else f"{store}/{config.train_split}/vocabulary")
+  if store == "builtin":
+    return vocabularies.load("bytes")
+  directory = f"{store}/{config.train_split}"
+  if not place(f"{directory}/vocabulary").is_dir():
+    found = "no vocabulary in it" if place(directory).is_dir() else "no such directory"
+    raise UserError(
+      f"{directory}: no token store ({found}): make one with python -m tools.prepare_data --source=... --vocabulary=..."
+      f" --output={store}"
+    )
+  return vocabularies.load(f"{directory}/vocabulary")
 
 
 def table_size(vocabulary: vocabularies.Vocabulary) -> int:
@@ -233,16 +233,3 @@ def _evaluator(name: str, value: Any) -> ConfigDict:
   function = slots.find(f"{where}.name", evaluator, evals, "Evaluator")
   keys = {"name": evaluator} | arguments
   return _as_saved(slots.fill(where, keys, function, given=("setting",), also=(config_lib.Instance,)))
-
-
-def _check_phases(config: ConfigDict) -> None:
-  """Check that each phase ends at a step of its own, and changes arguments of the task only; raise UserError."""
-  ends = set()
-  for name, given in config.phases.to_dict().items():
-    values = slots.fill(f"config.phases.{name}", given, config_lib.Phase)
-    file_names.check("config.phases", name)
-    if values["until"] in ends:
-      raise UserError(f"config.phases.{name}.until: found {values['until']} twice, expected another for every phase")
-    if "name" in values["task"]:
-      raise UserError(f"config.phases.{name}.task.name: a phase changes arguments of config.task, not which task it is")
-    ends.add(values["until"])

@@ -33,27 +33,6 @@ from t5x_like.training.state import TrainState
 _NEW = ("head/", "scores/")
 
 
-@dataclasses.dataclass
-class Report:
-  """The fate of every tensor, by name."""
-
-  workdir: str
-  step: int
-  loaded: list[str]
-  resized: dict[str, str]
-  initialised: list[str]
-  ignored: list[str]
-
-  def say(self) -> None:
-    """Print the report."""
-    total = len(self.loaded) + len(self.initialised)
-    lines = [f"weights of {self.workdir}, step {self.step}: {len(self.loaded)} of {total} tensors loaded"]
-    resized = [f"{name} ({how})" for name, how in self.resized.items()]
-    for word, names in (("resized", resized), ("initialised", self.initialised), ("ignored", self.ignored)):
-      lines.append(f"  {word + ':':12} {', '.join(names) or 'none'}")
-    process.say("\n".join(lines))
-
-
 def load(config: ConfigDict, parts: Parts, state: TrainState) -> tuple[TrainState, dict[str, Any] | None]:
   """Return a new run's state with the weights that the config asks for, and the content of `init.json`, if any.
 
@@ -74,7 +53,7 @@ def load(config: ConfigDict, parts: Parts, state: TrainState) -> tuple[TrainStat
 def _started(config: ConfigDict, parts: Parts, state: TrainState) -> tuple[TrainState, dict[str, Any]]:
   directory = config.init.workdir
   step, arrays, their_model = _of_run(directory, config.init.step, parts)
-  made, report = dict(state.params), Report(directory, step, [], {}, [], sorted({*arrays} - {*state.params}))
+  made, loaded, resized, initialised, ignored = dict(state.params), [], {}, [], sorted({*arrays} - {*state.params})
   for name, fresh in state.params.items():
     if config.teacher and name.startswith(REFERENCE):
       continue  # the teacher's, loaded next
@@ -83,18 +62,22 @@ def _started(config: ConfigDict, parts: Parts, state: TrainState) -> tuple[Train
     if old is None or (new and old.shape != fresh.shape):
       if not new:
         raise UserError(f"config.init.workdir: {directory} has no tensor {name}; only heads may be new")
-      report.initialised.append(name)
-      report.ignored += [name] if old is not None else []
+      initialised.append(name)
+      ignored += [name] if old is not None else []
       continue
-    report.loaded.append(name)
+    loaded.append(name)
     if old.shape != fresh.shape:
       rows = next((sizes for sizes in zip(old.shape, fresh.shape) if sizes[0] != sizes[1]), (0, 0))
-      report.resized[name] = f"{rows[0]} to {rows[1]} rows"
+      resized[name] = f"{rows[0]} to {rows[1]} rows"
       old = _resized(name.removeprefix(REFERENCE), old, fresh, (parts.model, their_model), directory)
     copies = name.startswith(REFERENCE)  # the step gives back the memory of each array of its state once
     made[name] = jax.device_put(jnp.copy(old) if copies else old, fresh.sharding)
-  report.say()
-  return dataclasses.replace(state, params=made), dataclasses.asdict(report)
+  process.say(f"weights of {directory}, step {step}: {len(loaded)} of {len(loaded) + len(initialised)} tensors loaded")
+  lists = {"resized": [f"{n} ({how})" for n, how in resized.items()], "initialised": initialised, "ignored": ignored}
+  for word, names in lists.items():
+    process.say(f"  {word + ':':12} {', '.join(names) or 'none'}")
+  report = {"workdir": directory, "step": step, "loaded": loaded, "resized": resized}
+  return dataclasses.replace(state, params=made), report | {"initialised": initialised, "ignored": ignored}
 
 
 def _taught(config: ConfigDict, parts: Parts, state: TrainState) -> TrainState:
