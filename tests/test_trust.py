@@ -82,7 +82,11 @@ def pwned(tmp_path, monkeypatch):
 @pytest.mark.parametrize("command", ["predict", "evaluate", "export", "few_shot"])
 def test_a_foreign_config_runs_nothing(trained, tmp_path, capsys, pwned, slot, command):
   workdir = foreign(trained, tmp_path, **{slot: pwned})
-  line = refused(capsys, commands(workdir, tmp_path)[command]())
+  done = commands(workdir, tmp_path)[command]()
+  if slot == "evals__loss" and command in ("export", "few_shot"):
+    assert done == 0  # they make no evaluator, and look none up
+    return
+  line = refused(capsys, done)
   assert f"{workdir}/config.json: config." in line and "--trust" in line and "recipe or a flag" in line
 
 

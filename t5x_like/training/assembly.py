@@ -198,7 +198,7 @@ def _check_teacher(config: ConfigDict, vocabulary) -> None:
   saved = workdirs.read(directory) if directory not in (None, RANDOM) else None
   if saved is None:
     return
-  if saved["fingerprints"]["vocabulary"] != vocabulary.fingerprint:
+  if workdirs.vocabulary_print(saved) != vocabulary.fingerprint:
     theirs = vocabularies.load(f"{directory}/vocabulary")
     names = getattr(theirs, "names", None) and getattr(vocabulary, "names", None)
     told = f"{len(theirs.names)} classes, {_short(theirs.names)}" if names else "another vocabulary"

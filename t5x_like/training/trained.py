@@ -51,7 +51,7 @@ class Trained:
     now, then = {"model": self.config.model.to_dict()}, {"model": dict(self.identity["model"])}
     if vocabulary is not None:
       now["fingerprints"] = {"vocabulary": vocabulary.fingerprint}
-      then["fingerprints"] = {"vocabulary": self.identity["fingerprints"]["vocabulary"]}
+      then["fingerprints"] = {"vocabulary": workdirs.vocabulary_print(self.identity)}
     for tree in (now, then):  # dropout does not affect a trained model
       tree["model"].pop("dropout", None)
     workdirs.check(then, now, self.workdir)

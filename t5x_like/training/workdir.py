@@ -113,9 +113,14 @@ def check(saved: dict[str, Any], current: dict[str, Any], workdir, *, other_opti
   return [f"{key}: {before.get(key)!r} -> {now.get(key)!r}" for key in changed if begun]
 
 
+def vocabulary_print(saved: dict[str, Any]) -> str | None:
+  """Return the fingerprint of the vocabulary in a saved identity; None if it is damaged."""
+  return config_lib.flat(saved).get("fingerprints.vocabulary")
+
+
 def check_vocabulary(workdir, saved: dict[str, Any], vocabulary, named: str) -> None:
   """Refuse a vocabulary, `named` for messages, other than that of the run in a workdir; raise UserError."""
-  if vocabulary.fingerprint != saved["fingerprints"]["vocabulary"]:
+  if vocabulary.fingerprint != vocabulary_print(saved):
     raise UserError(
       f"config.task.vocabulary: {named} is not the vocabulary that {workdir} was trained with; leave the key out, and"
       f" {workdir}/vocabulary is used, or prepare the store with it"
