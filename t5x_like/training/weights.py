@@ -1,12 +1,10 @@
 """Load the weights of other runs into a new run's state: `config.init` and `config.teacher`.
 
-  config.init = {"workdir": "runs/bert"}         the start
-  config.teacher = {"workdir": "runs/vit_l16"}   the teacher of a distilled run
-
-Either run is ours or was made by `tools.convert_hf`. For `init` it may have another task and another head. It gives the
-architecture, the vocabulary and every parameter that both models have; the recipe keeps its head, dropout and ways of
-computing. Only heads and adapters are new, and the other run's adapters are merged. A longer table of positions repeats
-the other's (Beltagy et al. 2020, section 5), a shorter one is its beginning; one for images is interpolated.
+Either is the workdir of a run, ours or made by `tools.convert_hf`. The run of `init` may have another task and another
+head. It gives the architecture, the vocabulary and every parameter that both models have; the recipe keeps its head,
+dropout and ways of computing. Only heads and adapters are new, and the other run's adapters are merged. A longer table
+of positions repeats the other's (Beltagy et al. 2020, section 5), a shorter one is its beginning; one for images is
+interpolated.
 
 A teacher may be of any family. Its parameters stand in the state beside the trained ones, as DPO's reference does:
 split over the same mesh, saved, restored and never changed. A resumed run takes them from its own checkpoint.
