@@ -27,8 +27,8 @@ from t5x_like.corpora.job import Job, Part, facts_hash, summary, whole_plan
 from t5x_like.errors import DamageError, TransientError, UserError, door, one_line
 from t5x_like.files import file_names
 from t5x_like.files.places import directory, is_remote, place
-from t5x_like.store import reader
-from t5x_like.store.writer import SHARD_TOKENS
+from t5x_like.store.tokens import TokenStore
+from t5x_like.store.writer import SHARD_VALUES
 
 
 def _plan(source: sources.Source, pairs: list[str], fraction: float) -> dict[str, Part]:
@@ -49,13 +49,14 @@ def _exists(path: str, vocabulary: vocabularies.Vocabulary, expected: dict[str, 
   """Whether the store exists; UserError if it was made from other inputs."""
   if not (place(path) / "manifest.json").exists() and (is_remote(path) or not os.path.exists(path)):
     return False
-  manifest = reader.TokenStore.open(path, verify="size").manifest
+  store = TokenStore.open(path, verify="size")
+  manifest = store.manifest
   found = {
     **manifest.source,
     "documents": summary(manifest.source.get("documents")),
-    "vocabulary": manifest.vocabulary.fingerprint,
+    "vocabulary": manifest.facts["vocabulary"]["fingerprint"],
     "name": manifest.name,
-    "append_eos": manifest.append_eos,
+    "append_eos": store.append_eos,
   }
   expected = {**expected, "vocabulary": vocabulary.fingerprint}
   for key, value in expected.items():
@@ -159,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument(
     "--shard_tokens",
     type=int,
-    default=SHARD_TOKENS,
+    default=SHARD_VALUES,
     help="a shard closes at the first document end at or after this many tokens (default: %(default)s)",
   )
   parser.add_argument(
@@ -248,9 +249,9 @@ def main(argv: list[str] | None = None) -> None:
     )
     options = pipeline if args.engine == "beam" else None
     engines.run(job, path, workers=args.workers, pipeline=options, name=name, split=output, source=record)
-    store = reader.TokenStore.open(path, verify=args.verify)
+    store = TokenStore.open(path, verify=args.verify)
     counts = store.manifest.source["counts"]
-    skipped = "".join(f", {n} skipped ({reason})" for reason, n in counts["documents_skipped"].items())
+    skipped = "".join(f", {n} skipped ({reason})" for reason, n in store.manifest.skipped.items())
     print(
       f"{path}: {store.num_tokens:,} tokens in {store.num_documents:,} documents{skipped}; fingerprint "
       f"{store.fingerprint[:12]}; {store.verification}",

@@ -26,11 +26,16 @@ from t5x_like import vocabularies
 from t5x_like.corpora import duplicates, progress_files
 from t5x_like.corpora.job import Batch, Job, Tokenised, batches, documents_of, parts_of, tokenise, vocabulary_of
 from t5x_like.errors import UserError, one_line
+from t5x_like.files.local import synced
 from t5x_like.files.places import Place, Remote, is_remote, place
 from t5x_like.store import manifest as manifests
-from t5x_like.store.shards import ARRAYS, Shard, file_bytes
-from t5x_like.store.writer import description, dtype_of, flush, flush_small, write_shard
+from t5x_like.store import token_writer
+from t5x_like.store.shards import Shard, files_of
+from t5x_like.store.tokens import TOKENS
+from t5x_like.store.writer import described as store_described
+from t5x_like.store.writer import flush_small, write_shard
 
+_DIRECTORIES = files_of(TOKENS)
 _COUNTS = ("skipped", "removed", "lengths")
 
 
@@ -60,7 +65,7 @@ def _make_part(
   vocabulary = vocabulary_of(job)
   held = _Held(job, vocabulary)
   pulse = progress_files.Pulse(place(job.progress) / "now" / "parts" / f"{number:06d}")
-  tokens = sum(shard["tokens"] for shard in record["shards"])
+  tokens = sum(shard["values"][TOKENS] for shard in record["shards"])
   for made in spread(stream) if spread else (tokenise(job, batch) for batch in stream):
     held.add(made)
     tokens += made.tokens_N.size
@@ -81,8 +86,7 @@ class _Held:
 
   def __init__(self, job: Job, vocabulary: vocabularies.Vocabulary):
     self._append_eos, self._vocabulary = job.append_eos, vocabulary
-    self._dtype = dtype_of(vocabulary)
-    self._ids, self._lengths = np.zeros(0, self._dtype), np.zeros(0, np.int64)
+    self._ids, self._lengths = np.zeros(0, token_writer.array(vocabulary).dtype), np.zeros(0, np.int64)
     self._waiting: list[tuple[np.ndarray, np.ndarray]] = []
     self._reasons: list[str | None] = []
     self._removed: list[Counter | None] = []
@@ -93,17 +97,11 @@ class _Held:
     return len(self._reasons)
 
   def add(self, made: Tokenised) -> None:
-    tokens_N, lengths_D = made.tokens_N, made.lengths_D
-    if tokens_N.size and (wrong := vocabularies.outside(self._vocabulary, tokens_N)):
-      raise UserError(f"vocabulary: {wrong}")
-    tokens_N = tokens_N.astype(self._dtype)
-    if self._append_eos:
-      tokens_N = np.insert(tokens_N, np.cumsum(lengths_D)[lengths_D > 0], self._vocabulary.eos_id)
-      lengths_D = lengths_D + (lengths_D > 0)
-    self._waiting.append((tokens_N, lengths_D))
+    stored = token_writer.stored(self._vocabulary, self._append_eos, made.tokens_N, made.lengths_D, "vocabulary")
+    self._waiting.append(stored)
     self._reasons += made.reasons
     self._removed += made.removed
-    self.tokens += tokens_N.size
+    self.tokens += stored[0].size
 
   def take(self, tokens: int | None) -> tuple[np.ndarray, np.ndarray, list[str | None], list[Counter | None]]:
     """Take a shard of at least `tokens`, or everything held: (ids, lengths, reasons, removed counts)."""
@@ -150,8 +148,8 @@ def _write(
   try:
     aside = pathlib.Path(tempfile.mkdtemp(prefix=".", dir=job.progress if local else None))
     try:
-      shard = write_shard(aside, name, ids, np.cumsum(lengths_D))
-      for array in ARRAYS:
+      shard = write_shard(aside, name, [token_writer.array(vocabulary_of(job))], {TOKENS: (ids, lengths_D)})
+      for array in _DIRECTORIES:
         target = work / array / name
         target.parent.mkdir(parents=True, exist_ok=True)
         if local:
@@ -192,15 +190,12 @@ def _intact(job: Job, shards: list[dict[str, Any]]) -> Callable[[dict[str, Any]]
       _sha256(work / array / shard["name"]) == sha256 for array, sha256 in shard["sha256"].items()
     )
   part = shards[0]["name"][:6] if shards else ""
-  found = {array: (work / array).sizes(part) if shards else {} for array in ARRAYS}
+  found = {array: (work / array).sizes(part) if shards else {} for array in _DIRECTORIES}
 
   def there(shard: dict[str, Any]) -> bool:
-    lengths = {
-      "tokens": (shard["tokens"], dtype_of(vocabulary_of(job)).itemsize),
-      "document_ends": (shard["documents"], 8),
-    }
-    sizes = {array: found[array].get(shard["name"], -1) for array in ARRAYS}
-    return all(size is None or size == file_bytes(*lengths[array]) for array, size in sizes.items())
+    itemsize = np.dtype(token_writer.array(vocabulary_of(job)).dtype).itemsize
+    expected = shard["values"][TOKENS] * itemsize, shard["items"] * 8
+    return all(found[one].get(shard["name"], -1) in (None, size) for one, size in zip(_DIRECTORIES, expected))
 
   return there
 
@@ -233,7 +228,7 @@ def described(
   histogram of lengths."""
   totals = {key: sum((Counter(record[key]) for record in records), Counter()) for key in _COUNTS}
   shards = [
-    Shard(one["name"], one["tokens"], one["documents"], one["sha256"]) for record in records for one in record["shards"]
+    Shard(one["name"], one["items"], one["values"], one["sha256"]) for record in records for one in record["shards"]
   ]
   if not shards:
     reasons = ", ".join(f"{n} skipped: {reason}" for reason, n in sorted(totals["skipped"].items())) or "none skipped"
@@ -242,16 +237,16 @@ def described(
       "check the source, or for a split by validation_fraction raise the fraction"
     )
   powers = sorted((int(power), n) for power, n in totals["lengths"].items())
-  return description(
+  return store_described(
     shards,
     name=name,
     split=split,
-    vocabulary=vocabulary_of(job),
-    append_eos=job.append_eos,
+    arrays=[token_writer.array(vocabulary_of(job))],
+    facts=token_writer.facts(vocabulary_of(job), job.append_eos),
+    skipped=totals["skipped"],
     source={
       **source,
       "counts": {
-        "documents_skipped": dict(sorted(totals["skipped"].items())),
         "removed_within_documents": dict(sorted(totals["removed"].items())),
         "document_lengths": {f"{2**p}-{2 ** (p + 1) - 1}": n for p, n in powers},
       },
@@ -268,5 +263,5 @@ def publish(job: Job, path: str, made: dict[str, bytes]) -> None:
   if not is_remote(job.work):
     flush_small(pathlib.Path(job.work))
     os.rename(job.work, path)
-    flush(pathlib.Path(path).parent)
+    synced(pathlib.Path(path).parent)
   place(job.progress).rmtree(missing_ok=True)

@@ -16,8 +16,8 @@ import numpy as np
 
 from t5x_like.corpora.documents import Documents
 from t5x_like.store.manifest import FORMAT
-from t5x_like.store.reader import TokenStore
-from t5x_like.store.writer import TokenStoreWriter
+from t5x_like.store.token_writer import TokenStoreWriter
+from t5x_like.store.tokens import TokenStore
 from t5x_like.vocabularies import ByteVocabulary
 
 NAME = "builtin"

@@ -33,7 +33,7 @@ from t5x_like.files import locks
 from t5x_like.files.locks import Held
 from t5x_like.files.places import Local, Place, is_remote, place
 from t5x_like.store import manifest as manifests
-from t5x_like.store.writer import SHARD_TOKENS
+from t5x_like.store.writer import SHARD_VALUES
 
 _EDITION = 1  # of the result for the same request
 _PART_BYTES = 2**26
@@ -115,7 +115,7 @@ def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
       corpus.vocabulary,
       vocabulary.fingerprint,
       append_eos,
-      SHARD_TOKENS,
+      SHARD_VALUES,
       _PART_BYTES,
       steps,
       cleaning.C4(),

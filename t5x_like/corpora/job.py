@@ -19,7 +19,7 @@ from t5x_like.errors import UserError
 _LONGEST_FACTS = 4096  # characters of JSON
 _BATCH_CHARACTERS = 2**19  # text cleaned and tokenised at once
 _DROPPED = {1: "exact duplicate", 2: "near duplicate"}
-_VERSION = 4  # of parts and signatures; other versions are rebuilt
+_VERSION = 5  # of parts and signatures; other versions are rebuilt
 _OTHER_SIDE = ""  # the reason of documents that belong to another split; not counted
 
 Marks = tuple[np.ndarray, list[np.ndarray]]  # of a part's documents: uint8 [documents], and bool [spans] for each

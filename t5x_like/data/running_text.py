@@ -8,8 +8,9 @@ from typing import Any
 from t5x_like.data.features import Features
 from t5x_like.data.preprocessors.own import Batch
 from t5x_like.data.task import Task, fingerprint
-from t5x_like.store.reader import TokenStore, Verify
-from t5x_like.store.windows import DocumentsEnd, Windows, open_tokens
+from t5x_like.data.windows import DocumentsEnd, Windows, open_tokens
+from t5x_like.store.reader import Verify
+from t5x_like.store.tokens import TokenStore
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,7 @@ class Text:
     store: the directory or address that holds a token store per split (the `--output` of tools.prepare_data), or
       `builtin`, see `corpora/builtin.py`.
     split: the split to read.
-    dynamic_offsets: shift the windows in every later epoch, see `store/windows.py`.
+    dynamic_offsets: shift the windows in every later epoch, see `data/windows.py`.
     label: the name in metrics; by default `<corpus>_<task>`.
     verify: the checks on opening the store: `size`, `full` (all checksums) or `auto`, see `TokenStore.open`.
   """

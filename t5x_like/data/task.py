@@ -21,7 +21,7 @@ from t5x_like.data.features import Feature
 from t5x_like.data.preprocessors import own
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.files import file_names
-from t5x_like.store.reader import TokenStore
+from t5x_like.store.tokens import TokenStore
 from t5x_like.vocabularies import Vocabulary
 
 _PREPARERS = "t5x_like.corpora"  # imported only by recipes that name no store of their own
@@ -96,7 +96,7 @@ def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any])
   """Make a task from the arguments at `config.<slot>`, such as a part of a mixture; see `build`.
 
   Every task accepts `preprocessors`, see `data/preprocessors/own.py`. A task with a `store` also accepts the fields of
-  `config.Corpus` instead. Its `store` is then a function that prepares a split, see `store.windows.open_tokens`, as it
+  `config.Corpus` instead. Its `store` is then a function that prepares a split, see `data.windows.open_tokens`, as it
   is for `store="builtin"`, the small corpus of `corpora/builtin.py`.
   """
   where = f"config.{slot}"

@@ -22,7 +22,7 @@ _DESCRIPTOR = re.compile(r"/(?:dev/fd|proc/self/fd)/(\d+)")
 _NAMED = {"-": 1, "/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2}
 # A device or a terminal may be read and written at the same time; writing to these destroys their content.
 _LOSES = (stat.S_ISREG, stat.S_ISFIFO, stat.S_ISBLK)
-_STORES, _OURS = ("manifest.json", "examples.json", "images.json"), b'"t5x_like.'
+_STORES, _OURS = ("manifest.json",), b'"t5x_like.'
 _WORKDIR = "config.json"
 _WORKDIR_FILES = {
   "best",

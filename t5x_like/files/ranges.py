@@ -2,7 +2,7 @@
 
 On a disk, for a batch of ranges, the contents of the page cache are read at once (`RWF_NOWAIT`). The rest is announced
 to the kernel (`POSIX_FADV_WILLNEED`), which reads all of it in parallel; only then does the reader wait. Memory maps
-are about as fast on cached files and 14 to 140 times slower on others (docs/reference/token-store.md). A map also
+are about as fast on cached files and 14 to 140 times slower on others (docs/reference/stores.md). A map also
 counts towards `vm.max_map_count`, and Python keeps a descriptor open for each, so 10^5 shards cannot be mapped. All
 stores of the process share one pool of open files, which holds up to a quarter of the process's limit (`ulimit -n`).
 For a file outside the pool, opening and closing takes about 6 microseconds.

@@ -1,1 +1,1 @@
-"""Token stores: corpora tokenised once, checked, and read as windows or as chunks of documents."""
+"""Stores: named ragged arrays of documents, examples or images, written once, checked, and read by index."""

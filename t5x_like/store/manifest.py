@@ -1,30 +1,42 @@
-"""The manifest of a token store, checked field by field on reading.
+"""The manifest of a store, checked field by field on reading.
 
-`manifest.json` names the corpus and split, the vocabulary, the dtype, the counts, the tables of shards with their
-SHA-256, and the fingerprint of the content. Its size does not depend on the number of shards, because the tables list
-them (`shards.py`). Its last field is a checksum of the others.
+`manifest.json` names the arrays, the counts, the tables of shards with their SHA-256 (`shards.py`), the skipped
+records and the fingerprint of the content. Its size does not depend on the number of shards. Its last field is a
+checksum of the others.
 """
 
 import dataclasses
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any
 
-from t5x_like.errors import UserError, did_you_mean
+from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.files import file_names
 
-FORMAT = "t5x_like.token_store.v2"
+FORMAT = "t5x_like.store.v3"
 FILE = "manifest.json"
 VOCABULARY = "vocabulary"
-DTYPES = ("uint16", "int32")
+DTYPES = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "int64", "float32", "float64")
 REMEDY = "make the store again with python -m tools.prepare_data"
+_WIDEST, _MOST_DIGITS = 2**16, 20
 
 
 @dataclasses.dataclass(frozen=True)
-class VocabularyRecord:
-  fingerprint: str
-  size: int
-  extra_ids: int
+class Array:
+  """A ragged array: any number of values for each item of the store.
+
+  Attributes:
+    name: the name, and the directory of its files.
+    dtype: dtype of the numbers in the files.
+    width: numbers per value; above 1, values are rows.
+    num_values: values of all items.
+  """
+
+  name: str
+  dtype: str
+  width: int = 1
+  num_values: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,24 +45,23 @@ class Manifest:
 
   Attributes:
     name, split: the corpus and its split; informative.
-    vocabulary: the vocabulary of the ids.
-    append_eos: whether EOS ends every document.
-    dtype: dtype of the ids in the files.
-    num_tokens, num_documents, num_shards: totals.
+    arrays: the arrays, each with values for every item.
+    facts: the meaning of the values, such as their vocabulary; any JSON object, part of the fingerprint.
+    skipped: the number of records that gave no item, by reason.
+    num_items, num_shards: totals; an item is a document, an example or an image.
     name_digits: number of digits in a shard's name.
     tables: SHA-256 of each table of shards, by file.
     source: provenance; any JSON object.
-    fingerprint: SHA-256 of everything that determines the token stream, see `shards.fingerprint`. It excludes names,
-      provenance and the edition of the format.
+    fingerprint: SHA-256 of everything that determines the content, see `shards.fingerprint`; excludes names, provenance
+      and skipped records.
   """
 
   name: str
   split: str
-  vocabulary: VocabularyRecord
-  append_eos: bool
-  dtype: str
-  num_tokens: int
-  num_documents: int
+  arrays: list[Array]
+  facts: dict[str, Any]
+  skipped: dict[str, int]
+  num_items: int
   num_shards: int
   name_digits: int
   tables: dict[str, str]
@@ -66,21 +77,26 @@ class Manifest:
     return json.dumps({"format": FORMAT, **dataclasses.asdict(self), "checksum": self.checksum}, indent=1) + "\n"
 
 
-def parse(data: dict[str, Any], where: str) -> Manifest:
+def parse(text: bytes, where: str) -> Manifest:
   """Read a manifest.
 
   Args:
-    data: the file's JSON object.
+    text: the file's contents.
     where: the file's path, for messages.
 
   Raises:
-    UserError: a field is missing, unknown, of the wrong type or out of range, or the checksum does not match the
-      fields.
+    UserError: the file is not JSON or of another format, a field is missing, unknown, of the wrong type or out of
+      range, or the checksum does not match the fields.
   """
-  data = dict(data)
-  data.pop("format")
+  try:
+    data = json.loads(text)
+  except (ValueError, RecursionError) as error:
+    raise UserError(f"{where}: not valid JSON ({one_line(error)[:200]}): {REMEDY}") from error
+  found = data.pop("format", None) if isinstance(data, dict) else type(data).__name__
+  if found != FORMAT:
+    raise UserError(f"{where}: format: found {file_names.shown(found)}, expected {FORMAT!r}: {REMEDY}")
   checksum = data.pop("checksum", None)
-  manifest = read(Manifest, data, where, "")
+  manifest = _value(Manifest, data, where, "")
   check(manifest, where)
   if checksum != manifest.checksum:
     raise UserError(
@@ -90,48 +106,56 @@ def parse(data: dict[str, Any], where: str) -> Manifest:
   return manifest
 
 
-def read(kind: type, data: Any, where: str, key: str, remedy: str = REMEDY) -> Any:
-  """Read a dataclass from the JSON object at `key`; raise UserError for a missing, unknown or mistyped field."""
-  if not isinstance(data, dict):
-    raise UserError(f"{where}: {key or 'top level'}: found {type(data).__name__}, expected an object: {remedy}")
-  fields = {field.name: field.type for field in dataclasses.fields(kind)}
-  optional = {field.name for field in dataclasses.fields(kind) if field.default is not dataclasses.MISSING}
-  prefix = f"{key}." if key else ""
-  for name in data:
-    if name not in fields:
-      raise UserError(f"{where}: {prefix}{name}: unknown field{did_you_mean(name, fields)}: {remedy}")
-  values = {}
-  for name, declared in fields.items():
-    if name not in data and name in optional:
-      continue
-    if name not in data:
-      raise UserError(f"{where}: {prefix}{name}: missing: {remedy}")
-    values[name] = value(declared, data[name], where, prefix + name, remedy)
-  return kind(**values)
-
-
-def value(declared: Any, found: Any, where: str, key: str, remedy: str = REMEDY) -> Any:
+def _value(declared: Any, found: Any, where: str, key: str) -> Any:
   """Check and convert a value of a declared type: a dataclass, a dict or list, or a plain type."""
-  if dataclasses.is_dataclass(declared):
-    return read(declared, found, where, key, remedy)
+
+  def refuse(key: str, what: str) -> None:
+    raise UserError(f"{where}: {key or 'top level'}: {what}: {REMEDY}")
+
   kind, (*_, item) = getattr(declared, "__origin__", declared), getattr(declared, "__args__", (Any,))
-  if type(found) is not kind:
-    raise UserError(f"{where}: {key}: found {type(found).__name__}, expected {kind.__name__}: {remedy}")
+  fields = {one.name: one.type for one in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else {}
+  expected, prefix = dict if fields else kind, f"{key}." if key else ""
+  if type(found) is not expected:
+    refuse(key, f"found {type(found).__name__}, expected {'an object' if fields else expected.__name__}")
   if kind is int and found < 0:
-    raise UserError(f"{where}: {key}: found {found}, expected at least 0: {remedy}")
+    refuse(key, f"found {found}, expected at least 0")
+  for name in fields and [*found, *fields]:
+    if name not in fields:
+      refuse(prefix + name, f"unknown field{did_you_mean(name, fields)}")
+    if name not in found:
+      refuse(prefix + name, "missing")
+  if fields:
+    return kind(**{name: _value(one, found[name], where, prefix + name) for name, one in fields.items()})
   if item is not Any and kind is dict:
-    return {name: value(item, one, where, f"{key}.{name}", remedy) for name, one in found.items()}
+    return {name: _value(item, one, where, prefix + name) for name, one in found.items()}
   if item is not Any and kind is list:
-    return [value(item, one, where, f"{key}[{i}]", remedy) for i, one in enumerate(found)]
+    return [_value(item, one, where, f"{key}[{i}]") for i, one in enumerate(found)]
   return found
+
+
+def vocabulary_facts(vocabulary: Any) -> dict[str, Any]:
+  """Return what a manifest says of a vocabulary."""
+  return {key: getattr(vocabulary, key) for key in ("fingerprint", "size", "extra_ids")}
 
 
 def check(manifest: Manifest, where: str) -> None:
   """Raise UserError for values out of range and for names that are not valid file names."""
   file_names.check(f"{where}: name", manifest.name, REMEDY)
   file_names.check(f"{where}: split", manifest.split, REMEDY)
-  if manifest.dtype not in DTYPES:
-    raise UserError(f"{where}: dtype: found {manifest.dtype!r}, expected one of {', '.join(DTYPES)}: {REMEDY}")
-  for key, found in (("num_shards", manifest.num_shards), ("name_digits", manifest.name_digits)):
-    if not found:
-      raise UserError(f"{where}: {key}: found 0, expected at least 1: {REMEDY}")
+  check_arrays(manifest.arrays, where)
+  for key, most in (("num_shards", 2**63), ("name_digits", _MOST_DIGITS)):
+    if not 1 <= (found := getattr(manifest, key)) <= most:
+      raise UserError(f"{where}: {key}: found {found}, expected 1 to {most}: {REMEDY}")
+
+
+def check_arrays(arrays: Sequence[Array], where: object) -> None:
+  """Raise UserError for arrays that no store can hold."""
+  names = [array.name for array in arrays]
+  file_names.check_all(f"{where}: arrays", names, REMEDY)
+  if not names or len(set(names)) < len(names) or any("." in name or name == VOCABULARY for name in names):
+    raise UserError(f"{where}: arrays: found {file_names.shown(names)}, expected other names, without dots: {REMEDY}")
+  for array in arrays:
+    if array.dtype not in DTYPES:
+      raise UserError(f"{where}: dtype: found {array.dtype!r}, expected one of {', '.join(DTYPES)}: {REMEDY}")
+    if not 1 <= array.width <= _WIDEST:
+      raise UserError(f"{where}: width: found {array.width}, expected 1 to {_WIDEST}: {REMEDY}")

@@ -1,47 +1,42 @@
-"""A token store: one split of a corpus, tokenised once, read as random windows of one long token stream.
+"""A store: named ragged arrays with values for each of its items, read by index.
 
-    <root>/<split>/manifest.json           counts, vocabulary, checksums of the tables, fingerprint
-    <root>/<split>/shards.npy              tokens and documents of each shard
-    <root>/<split>/checksums.npy           SHA-256 of each file
-    <root>/<split>/vocabulary/             the vocabulary the ids belong to
-    <root>/<split>/tokens/00000            ids, uint16 or int32
-    <root>/<split>/document_ends/00000     where documents end in this shard's tokens, int64
+    <path>/manifest.json              arrays, counts, checksums of the tables, fingerprint (`manifest.py`)
+    <path>/shards.table               items of each shard, and values of each array in it (`shards.py`)
+    <path>/checksums.table            SHA-256 of each file
+    <path>/vocabulary/                the vocabulary of the ids, if there are any
+    <path>/<array>/00000000           values, one item after the other
+    <path>/<array>.ends/00000000      where the values of each item end in this shard
 
-Element i of a file is at byte i times the element size (`shards.py`), so a window is one ranged read, from a local file
-(`local_files.py`) or over the network (`remote_files.py`). Only the table of shards is held in memory; document ends
-are read on demand (`documents.py`). Opening reads the manifest and the table and lists the files once, regardless of
-the number of tokens. Verifying the checksums is optional and reads every byte once, in parallel.
-
-Stores of the first edition of the format remain readable (`first_edition.py`).
+Stores of tokens (`tokens.py`), examples and images are all of this form. A stretch of values is one ranged read, from a
+local file or over the network (`files/ranges.py`). Only the table of shards is held in memory.
+Opening reads the manifest and the table and lists the files once, regardless of their size. Verifying the checksums is
+optional and reads every byte once, in parallel.
 """
 
 import concurrent.futures
 import functools
-import json
 import os
 import pathlib
 import time
-from typing import Any, Literal, get_args
+from typing import Literal, Self, get_args
 
 import numpy as np
 
 from t5x_like import vocabularies
-from t5x_like.errors import DamageError, UserError, one_line
+from t5x_like.errors import DamageError, UserError
 from t5x_like.files import ranges
 from t5x_like.files.ranges import Files
-from t5x_like.store import first_edition
 from t5x_like.store import manifest as manifests
 from t5x_like.store import shards as store_shards
-from t5x_like.store.documents import Documents
 from t5x_like.store.manifest import REMEDY, Manifest
-from t5x_like.store.shards import ARRAYS, CHECKSUMS, TABLE, Shards
+from t5x_like.store.shards import CHECKSUMS, TABLE, Shards, files_of
 
 Verify = Literal["auto", "full", "size"]
 FULL_VERIFY_BYTES = 2 * 2**30  # "auto" checks every byte of stores up to this size
 
 
-class TokenStore:
-  """An open token store; open it with `TokenStore.open`.
+class Store:
+  """An open store; open it with `Store.open`.
 
   Attributes:
     path: the path given to `open`.
@@ -52,14 +47,14 @@ class TokenStore:
   def __init__(self, path: str, files: Files, text: bytes, manifest: Manifest, shards: Shards, verification: str):
     self.path, self.manifest, self.verification = path, manifest, verification
     self._files, self._text, self._shards = files, text, shards
-    self._documents = Documents(files, shards)
+    self._widths = {array.name: array.width for array in manifest.arrays}
 
   @classmethod
-  def open(cls, path: str | os.PathLike, verify: Verify = "auto") -> "TokenStore":
+  def open(cls, path: str | os.PathLike, verify: Verify = "auto") -> Self:
     """Open a store.
 
     Args:
-      path: the directory of one split, local or `scheme://`.
+      path: the directory, local or `scheme://`.
       verify: `size` checks that every file exists and has the expected size; `full` also checks every checksum; `auto`
         is `full` for stores up to 2 GiB, otherwise `size`.
 
@@ -74,18 +69,11 @@ class TokenStore:
     text = files.read(manifests.FILE)
     if text is None:
       raise UserError(_missing(path))
-    where = files.name(manifests.FILE)
-    data = _load(text, where)
-    checksums_SA = None
-    if data["format"] == first_edition.FORMAT:
-      manifest, shards, checksums_SA = first_edition.parse(data, where)
-    else:
-      manifest = manifests.parse(data, where)
-      shards = store_shards.read_shards(manifest, _table(files, TABLE), files.name(TABLE))
+    manifest = manifests.parse(text, files.name(manifests.FILE))
+    table = _table(files, TABLE)
+    shards = store_shards.read_shards(manifest, table, files.name(TABLE))
     full = verify == "full" or (verify == "auto" and shards.num_bytes <= FULL_VERIFY_BYTES)
-    if full and checksums_SA is None:
-      checksums_SA = store_shards.read_checksums(manifest, _table(files, CHECKSUMS), files.name(CHECKSUMS))
-    return cls(path, files, text, manifest, shards, _verify(files, manifest, shards, checksums_SA if full else None))
+    return cls(path, files, text, manifest, shards, _verify(files, manifest, shards, table if full else None))
 
   def is_current(self) -> bool:
     """Return whether the manifest at `path` is unchanged since opening."""
@@ -96,107 +84,96 @@ class TokenStore:
     return self.manifest.name
 
   @property
-  def num_tokens(self) -> int:
-    return self.manifest.num_tokens
-
-  @property
-  def num_documents(self) -> int:
-    return self.manifest.num_documents
+  def num_items(self) -> int:
+    return self.manifest.num_items
 
   @property
   def fingerprint(self) -> str:
     return self.manifest.fingerprint
 
+  @property
+  def first_items(self) -> np.ndarray:
+    """The number of items before each shard, and the total at the end: int64 [num_shards + 1]."""
+    return self._shards.first_item
+
   @functools.cached_property
   def vocabulary(self) -> vocabularies.Vocabulary:
     """The vocabulary saved with the store; UserError if it does not match the manifest."""
     vocabulary = vocabularies.load(self._files.name(manifests.VOCABULARY))
-    for key in ("fingerprint", "size", "extra_ids"):
-      found, expected = getattr(vocabulary, key), getattr(self.manifest.vocabulary, key)
-      if found != expected:
-        raise UserError(
-          f"{self._files.name(manifests.VOCABULARY)}: {key}: found {found!r}, expected {expected!r} from "
-          f"{manifests.FILE}: {REMEDY}"
-        )
+    found, expected = manifests.vocabulary_facts(vocabulary), self.manifest.facts.get("vocabulary")
+    if found != expected:
+      raise UserError(
+        f"{self._files.name(manifests.VOCABULARY)}: found {found}, expected {expected} from {manifests.FILE}: {REMEDY}"
+      )
     return vocabulary
 
-  def windows(self, starts_B: np.ndarray, length: int) -> np.ndarray:
-    """Read windows of the token stream, across shard boundaries.
+  def stretches(self, array: str, starts_N: np.ndarray, sizes_N: np.ndarray) -> np.ndarray:
+    """Read stretches of an array's values, across the bounds of items and shards.
 
     Args:
-      starts_B: integers [B], the first token of each window, in 0..num_tokens - length.
-      length: tokens per window.
+      array: the name of the array.
+      starts_N: int64 [N], the first value of each stretch.
+      sizes_N: int64 [N], the number of its values.
 
     Returns:
-      int32 [B, length].
+      The values [n] of all stretches, one after the other, or [n, width] where the array has rows.
 
     Raises:
-      ValueError: a window is not inside the store.
+      ValueError: a stretch is not inside the array.
       UserError: a shard can no longer be read.
       DamageError: a shard is truncated.
     """
-    start_B = np.asarray(starts_B, np.int64)
-    if start_B.size and not 0 <= start_B.min() <= start_B.max() <= self.num_tokens - length:
-      raise ValueError(f"windows {start_B.min()}..{start_B.max()} + {length} outside 0..{self.num_tokens}")
-    dtype, firsts = self._shards.dtypes["tokens"], self._shards.first_token
-    window_BW = np.empty((start_B.size, length), dtype)
-    if not window_BW.size:
-      return window_BW.astype(np.int32)
-    data, bytes_of = memoryview(window_BW).cast("B"), dtype.itemsize
-    shard_B = np.searchsorted(firsts, start_B, side="right") - 1
-    offset_B, left_B = start_B - firsts[shard_B], firsts[shard_B + 1] - start_B
-    reads = []
-    rows = zip(shard_B.tolist(), (bytes_of * offset_B).tolist(), (bytes_of * left_B).tolist(), strict=True)
-    for row, (shard, offset, left) in enumerate(rows):
-      into = data[row * length * bytes_of : (row + 1) * length * bytes_of]
-      while len(into) > left:
-        reads.append((shard, offset, into[:left]))
-        into, shard, offset = into[left:], shard + 1, 0
-        left = bytes_of * int(firsts[shard + 1] - firsts[shard])
-      reads.append((shard, offset, into))
-    self._files.fill(self._shards, "tokens", reads)
-    return window_BW.astype(np.int32, copy=False)
+    firsts, dtype, width = self._shards.first_value[array], self._shards.dtypes[array], self._widths[array]
+    ends_N = starts_N + sizes_N
+    if ends_N.size and not (0 <= starts_N.min() and (starts_N <= ends_N).all() and ends_N.max() <= firsts[-1]):
+      raise ValueError(f"{array}: {starts_N.min()}..{ends_N.max()} outside 0..{firsts[-1]}")
+    values = np.empty(int(sizes_N.sum()) * width, dtype)
+    if values.size:
+      data, size_of, place = memoryview(values).cast("B"), dtype.itemsize * width, 0
+      shard_N = np.minimum(np.searchsorted(firsts, starts_N, side="right") - 1, len(self._shards) - 1)
+      offset_N, left_N = size_of * (starts_N - firsts[shard_N]), size_of * (firsts[shard_N + 1] - starts_N)
+      rows, reads = (x.tolist() for x in (shard_N, offset_N, left_N, size_of * sizes_N)), []
+      for shard, offset, left, size in zip(*rows, strict=True):
+        while size > left:
+          if left:
+            reads.append((shard, offset, data[place : place + left]))
+          place, size, shard, offset = place + left, size - left, shard + 1, 0
+          left = size_of * int(firsts[shard + 1] - firsts[shard])
+        if size:
+          reads.append((shard, offset, data[place : place + size]))
+          place += size
+      self._files.fill(self._shards, array, reads)
+    return values if width == 1 else values.reshape(-1, width)
 
-  def document_ends(self) -> np.ndarray:
-    """Return where every document ends in the token stream, ascending up to `num_tokens`: int64 [num_documents].
+  def padded(self, array: str, starts_N: np.ndarray, sizes_N: np.ndarray, length: int) -> np.ndarray:
+    """Read stretches of at most `length` values as rows, 0 after each stretch: int32 [N, length]; see `stretches`."""
+    rows_NL = np.zeros((sizes_N.size, length), np.int32)
+    rows_NL[np.arange(length) < sizes_N[:, None]] = self.stretches(array, starts_N, sizes_N)
+    return rows_NL
 
-    This reads all ends into memory; at scale, use `documents_at` for tokens or `document_spans` for documents.
+  def values(self, array: str) -> np.ndarray:
+    """Read all values of an array: [n] or [n, width]."""
+    return self.stretches(array, np.zeros(1, np.int64), self._shards.first_value[array][-1:])
+
+  def ends(self, array: str) -> np.ndarray:
+    """Read where the values of every item end in an array: int64 [num_items], all in memory.
+
+    Raises:
+      DamageError: the ends do not ascend to the number of values.
     """
-    return self._documents.ends()
-
-  def documents_at(self, places_N: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Find the documents that contain tokens: places in the stream [N] -> (indices, starts, ends), each int64 [N]."""
-    return self._documents.at(np.asarray(places_N, np.int64))
-
-  def document_begins(self, starts_B: np.ndarray, length: int) -> np.ndarray:
-    """Mark the tokens of windows at which a document begins: first tokens [B] -> bool [B, length]."""
-    return self._documents.begins(np.asarray(starts_B, np.int64), length)
-
-  def document_spans(self, documents_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return where documents begin and end: indices [N] in 0..num_documents-1 -> (starts, ends), each int64 [N]."""
-    return self._documents.spans(np.asarray(documents_N, np.int64))
-
-  def document_sizes(self, documents_N: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sizes of consecutive documents of a shard: first documents [N] -> (their starts, int64 [N]; tokens of
-    `count` documents from there on, int64 [N, count], 0 past the shard's last document)."""
-    return self._documents.sizes(np.asarray(documents_N, np.int64), count)
-
-  @property
-  def first_documents(self) -> np.ndarray:
-    """The number of documents before each shard, and the total at the end: int64 [num_shards + 1]."""
-    return self._shards.first_document
-
-
-def _load(text: bytes, where: str) -> dict[str, Any]:
-  """Parse the JSON object of a manifest of either edition; raise UserError for anything else."""
-  try:
-    data = json.loads(text)
-  except (ValueError, RecursionError) as error:
-    raise UserError(f"{where}: not valid JSON ({one_line(error)}): {REMEDY}") from error
-  if not isinstance(data, dict) or data.get("format") not in (manifests.FORMAT, first_edition.FORMAT):
-    found = data.get("format") if isinstance(data, dict) else type(data).__name__
-    raise UserError(f"{where}: format: found {found!r}, expected {manifests.FORMAT!r}: {REMEDY}")
-  return data
+    shards, directory = self._shards, files_of(array)[1]
+    ends_N = np.empty(self.num_items, "<i8")
+    data, bounds = memoryview(ends_N).cast("B"), (8 * shards.first_item).tolist()
+    reads = [(shard, 0, data[bounds[shard] : bounds[shard + 1]]) for shard in range(len(shards))]
+    self._files.fill(shards, directory, reads)
+    ends_N += np.repeat(shards.first_value[array][:-1], np.diff(shards.first_item))
+    last_S = ends_N[shards.first_item[1:] - 1]
+    if ends_N[0] < 0 or (ends_N[1:] < ends_N[:-1]).any() or (last_S != shards.first_value[array][1:]).any():
+      raise DamageError(
+        f"{self._files.name(directory)}: found ends that do not ascend to the last value of a shard: copy it again or "
+        f"{REMEDY}"
+      )
+    return ends_N
 
 
 def _table(files: Files, file: str) -> bytes:
@@ -206,8 +183,8 @@ def _table(files: Files, file: str) -> bytes:
   return table
 
 
-def _verify(files: Files, manifest: Manifest, shards: Shards, checksums_SA: np.ndarray | None) -> str:
-  """Check that all files exist and, given checksums, their contents; return a description of the check."""
+def _verify(files: Files, manifest: Manifest, shards: Shards, table: bytes | None) -> str:
+  """Check that all files exist and, given the table of shards, their contents; return a description of the check."""
   begin = time.monotonic()
   sizes, found = shards.sizes(), files.listing(shards.roots)
   for file, expected in sizes.items() if found is not None else ():
@@ -220,30 +197,31 @@ def _verify(files: Files, manifest: Manifest, shards: Shards, checksums_SA: np.n
   what = "nothing but the manifest, as this address cannot be listed" if found is None else "that every file is there"
   if found is not None and None not in found.values():
     what = "file sizes"
-  if checksums_SA is not None:
+  if table is None:
+    what += " (verify=full would check the checksums)"
+  else:
     what = "all checksums"
-    _verify_checksums(files, shards, checksums_SA)
-    if (computed := store_shards.fingerprint(manifest, shards, checksums_SA)) != manifest.fingerprint:
+    checksums_SF = store_shards.read_checksums(manifest, _table(files, CHECKSUMS), files.name(CHECKSUMS))
+    _verify_checksums(files, shards, checksums_SF)
+    if (computed := store_shards.fingerprint(manifest, table, checksums_SF.tobytes())) != manifest.fingerprint:
       raise UserError(
         f"{files.name(manifests.FILE)}: fingerprint: found {manifest.fingerprint[:12]!r}, but the content gives "
         f"{computed[:12]!r}; {REMEDY}"
       )
-  else:
-    what += " (verify=full would check the checksums)"
   return f"checked {what}: {len(sizes)} files, {shards.num_bytes / 1e6:.1f} MB in {time.monotonic() - begin:.2f} s"
 
 
-def _verify_checksums(files: Files, shards: Shards, checksums_SA: np.ndarray) -> None:
-  def check(array: str, shard: int) -> None:
-    file, expected = shards.file(array, shard), checksums_SA[shard, ARRAYS.index(array)].tobytes().hex()
-    if (found := files.sha256(file, shards.size(array, shard))) != expected:
+def _verify_checksums(files: Files, shards: Shards, checksums_SF: np.ndarray) -> None:
+  def check(shard: int, number: int, directory: str) -> None:
+    file, expected = shards.file(directory, shard), checksums_SF[shard, number].tobytes().hex()
+    if (found := files.sha256(file, shards.size(directory, shard))) != expected:
       raise DamageError(
         f"{files.name(file)}: found SHA-256 {found[:12]}, expected {expected[:12]}: the file is corrupt; copy it "
         f"again or {REMEDY}"
       )
 
   with concurrent.futures.ThreadPoolExecutor(min(16, 2 * (os.cpu_count() or 1))) as pool:
-    checks = [pool.submit(check, array, shard) for shard in range(len(shards)) for array in ARRAYS]
+    checks = [pool.submit(check, shard, *one) for shard in range(len(shards)) for one in enumerate(shards.roots)]
     try:
       for done in checks:
         done.result()
@@ -253,14 +231,11 @@ def _verify_checksums(files: Files, shards: Shards, checksums_SA: np.ndarray) ->
 
 def _missing(path: str) -> str:
   """Return the message for a path without a manifest: what exists there, and how to make a store."""
-  directory = pathlib.Path(path)
-  found = "no such directory"
-  if directory.parent.is_dir() and "://" not in path:
+  directory, found = pathlib.Path(path), "no such directory"
+  if "://" not in path and directory.parent.is_dir():
     splits = sorted(child.name for child in directory.parent.iterdir() if (child / manifests.FILE).is_file())
-    if splits:
-      found = f"no such split; there are {', '.join(splits)}"
-    if directory.is_dir():
-      found = f"a directory without {manifests.FILE}"
+    found = f"no such split; there are {', '.join(splits)}" if splits else found
+    found = f"a directory without {manifests.FILE}" if directory.is_dir() else found
     if directory.with_name(f".{directory.name}.incomplete").exists():
       found += "; an unfinished one is there, the same prepare_data command finishes it"
   return (

@@ -1,208 +1,148 @@
-"""The shards of a token store: their places in the token stream, files, sizes and checksums.
+"""The shards of a store: their places in its arrays, files, sizes and checksums.
 
-Two tables in NumPy's format beside the manifest have one row per shard:
+A shard holds consecutive items. Each of its arrays has two files: `<array>/<shard>`, the values of its items one after
+the other, and `<array>.ends/<shard>`, int64, where the values of each item end. A file is the plain little-endian
+array: element i is at byte i times the element size, so any range is read without an index. Two tables beside the
+manifest, plain arrays too, have one row per shard:
 
-    shards.npy      uint64 [shards, 3]     name (a number), tokens, documents
-    checksums.npy   uint8 [shards, 2, 32]  SHA-256 of its files of tokens and of document ends
+    shards.table       uint64 [shards, 2 + arrays]       name (a number), items, values of each array
+    checksums.table    uint8 [shards, 2 * arrays, 32]    SHA-256 of its files: values and ends of each array
 
-Prefix sums of the first table give the beginning of each shard in the stream of tokens and of documents. They are the
-only data held per shard: 10^5 shards take 5 MB. The second table is read only to verify files.
-
-A file is one shard of Zarr v3: the plain little-endian array, zeros up to a multiple of 16,384 elements, and the index
-that the `sharding_indexed` codec puts at the end of a shard, for inner chunks that are neither compressed nor elided.
-Element i is at byte i times the element size, so any range can be read from disk or over the network without an index.
-Given a `zarr.json`, any Zarr v3 reader can read the file. The first edition of the format had the same bytes in a
-directory per array, so both editions have the same checksums and therefore the same fingerprint.
+Prefix sums of the first table give the beginning of each shard in every array. They are the only data held per shard:
+10^5 shards of one array take 5 MB. The second table is read only to verify files.
 """
 
 import dataclasses
-import functools
 import hashlib
-import io
 import json
 from collections.abc import Sequence
 
 import numpy as np
 
-from t5x_like.errors import DamageError, UserError, one_line
-from t5x_like.store.manifest import REMEDY, Manifest
+from t5x_like.errors import DamageError, UserError
+from t5x_like.store.manifest import FORMAT, REMEDY, Array, Manifest
 
-TABLE, CHECKSUMS = "shards.npy", "checksums.npy"
-ARRAYS = ("tokens", "document_ends")
-INNER_CHUNK = 16384
+TABLE, CHECKSUMS = "shards.table", "checksums.table"
+_MOST = 2**40  # items or values in a shard
+
+
+def files_of(array: str) -> tuple[str, str]:
+  """Return the directories of an array's files: values and ends."""
+  return array, f"{array}.ends"
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-  """A written shard: `tokens` ids in `documents` whole documents, and the hexadecimal SHA-256 of each array's file."""
+  """A written shard: its items, the values of each array, and the hexadecimal SHA-256 of each file by directory."""
 
   name: str
-  tokens: int
-  documents: int
+  items: int
+  values: dict[str, int]
   sha256: dict[str, str]
 
 
 class Shards:
-  """The shards S of a store, in the order of the stream.
+  """The shards S of a store, in order.
 
   Args:
     names: names of the shards, all with the same number of digits.
-    counts_S2: int64 [S, 2], the tokens and documents of each shard.
-    dtype: dtype of the tokens.
-    pattern: a file's path relative to the store, formatted with `array` and `name`.
+    counts_SA: int64 [S, 1 + arrays], the items and the values of each array of each shard.
+    arrays: the arrays.
 
   Attributes:
-    first_token: int64 [S + 1], the tokens before each shard, and the total at the end.
-    first_document: int64 [S + 1], likewise for documents.
-    dtypes: dtype of each array, by name.
+    first_item: int64 [S + 1], the items before each shard, and the total at the end.
+    first_value: int64 [S + 1] by array, likewise for its values.
+    dtypes: dtype of the files in each directory.
   """
 
-  def __init__(self, names: Sequence[str], counts_S2: np.ndarray, dtype: str, pattern: str = "%(array)s/%(name)s"):
+  def __init__(self, names: Sequence[str], counts_SA: np.ndarray, arrays: Sequence[Array]):
     self._names = names
-    self._around = {array: (pattern % {"array": array, "name": "*"}).split("*") for array in ARRAYS}
-    firsts_2S = np.zeros((2, len(names) + 1), np.int64)
-    np.cumsum(counts_S2.T, axis=1, out=firsts_2S[:, 1:])
-    self.first_token, self.first_document = firsts_2S
-    self.dtypes = {"tokens": np.dtype(dtype).newbyteorder("<"), "document_ends": np.dtype("<i8")}
+    firsts_AS = np.zeros((1 + len(arrays), len(names) + 1), np.int64)
+    np.cumsum(counts_SA.T, axis=1, out=firsts_AS[:, 1:])
+    self.first_item, self.first_value = firsts_AS[0], {}
+    self.dtypes: dict[str, np.dtype] = {}
+    self._firsts: dict[str, tuple[np.ndarray, int]] = {}  # by directory: what its files hold, bytes of each
+    for array, first_value in zip(arrays, firsts_AS[1:], strict=True):
+      self.first_value[array.name] = first_value
+      values, ends = files_of(array.name)
+      self.dtypes |= {values: np.dtype(array.dtype).newbyteorder("<"), ends: np.dtype("<i8")}
+      self._firsts[values] = first_value, array.width * self.dtypes[values].itemsize
+      self._firsts[ends] = self.first_item, 8
 
   def __len__(self) -> int:
     return len(self._names)
 
-  def file(self, array: str, shard: int) -> str:
+  @property
+  def roots(self) -> list[str]:
+    """The store's directories that hold the files."""
+    return list(self.dtypes)
+
+  def file(self, directory: str, shard: int) -> str:
     """Return the path of a file, relative to the store."""
-    before, after = self._around[array]
-    return before + self._names[shard] + after
+    return f"{directory}/{self._names[shard]}"
+
+  def size(self, directory: str, shard: int) -> int:
+    """Return the size of a file in bytes."""
+    firsts, size = self._firsts[directory]
+    return int(firsts[shard + 1] - firsts[shard]) * size
 
   def sizes(self) -> dict[str, int]:
     """Return the size of every file in bytes."""
-    return {self.file(array, shard): size for array in ARRAYS for shard, size in enumerate(self._bytes(array).tolist())}
-
-  def size(self, array: str, shard: int) -> int:
-    """Return the size of a file in bytes."""
-    firsts = self.first_token if array == "tokens" else self.first_document
-    return file_bytes(int(firsts[shard + 1] - firsts[shard]), self.dtypes[array].itemsize)
+    return {self.file(one, shard): self.size(one, shard) for one in self.roots for shard in range(len(self))}
 
   @property
   def num_bytes(self) -> int:
     """The total size of all files in bytes."""
-    return sum(int(self._bytes(array).sum()) for array in ARRAYS)
-
-  @property
-  def roots(self) -> list[str]:
-    """The store's directories that hold the files."""
-    return sorted({self.file(array, 0).partition("/")[0] for array in ARRAYS})
-
-  def _bytes(self, array: str) -> np.ndarray:
-    firsts = self.first_token if array == "tokens" else self.first_document
-    return file_bytes(np.diff(firsts), self.dtypes[array].itemsize)
+    return sum(int(firsts[-1]) * size for firsts, size in self._firsts.values())
 
 
-def file_bytes(length, itemsize: int):
-  """Return the size in bytes of the file of an array of `length` elements; `length` may itself be an array."""
-  chunks = -(-length // INNER_CHUNK)
-  return chunks * (INNER_CHUNK * itemsize + 16) + 4
-
-
-def tail(length: int, itemsize: int) -> bytes:
-  """Return the bytes after the array in its file: padding, every inner chunk's offset and size, their CRC-32C."""
-  chunks, chunk_bytes = -(-length // INNER_CHUNK), INNER_CHUNK * itemsize
-  index_C2 = np.empty((chunks, 2), "<u8")
-  index_C2[:, 0], index_C2[:, 1] = np.arange(chunks) * chunk_bytes, chunk_bytes
-  index = index_C2.tobytes()
-  return bytes(chunks * chunk_bytes - length * itemsize) + index + _crc32c(index).to_bytes(4, "little")
-
-
-def _crc32c(data: bytes) -> int:
-  """Compute CRC-32C (Castagnoli), RFC 3720, section 12.1 and appendix B.4."""
-  table, crc = _crc32c_table(), 0xFFFFFFFF
-  for byte in data:
-    crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-  return crc ^ 0xFFFFFFFF
-
-
-@functools.cache
-def _crc32c_table() -> list[int]:
-  table = list(range(256))
-  for _ in range(8):
-    table = [(entry >> 1) ^ (0x82F63B78 if entry & 1 else 0) for entry in table]
-  return table
-
-
-def tables(written: Sequence[Shard]) -> dict[str, bytes]:
+def tables(written: Sequence[Shard], arrays: Sequence[Array]) -> dict[str, bytes]:
   """Return the contents of the tables of written shards, by file."""
-  table_S3 = np.array([[int(shard.name), shard.tokens, shard.documents] for shard in written], np.uint64)
-  digests = [bytes.fromhex(shard.sha256[array]) for shard in written for array in ARRAYS]
-  checksums_SA = np.frombuffer(b"".join(digests), np.uint8).reshape(len(written), len(ARRAYS), 32)
-  return {TABLE: _npy(table_S3), CHECKSUMS: _npy(checksums_SA)}
-
-
-def _npy(array: np.ndarray) -> bytes:
-  buffer = io.BytesIO()
-  np.save(buffer, array, allow_pickle=False)
-  return buffer.getvalue()
+  rows = [[int(shard.name), shard.items, *(shard.values[array.name] for array in arrays)] for shard in written]
+  digests = [shard.sha256[file] for shard in written for array in arrays for file in files_of(array.name)]
+  return {TABLE: np.array(rows, "<u8").tobytes(), CHECKSUMS: bytes.fromhex("".join(digests))}
 
 
 def read_shards(manifest: Manifest, table: bytes, where: str) -> Shards:
-  """Read the shards from `shards.npy`; raise UserError if the table is invalid or disagrees with the manifest."""
-  table_S3 = _read_table(table, np.uint64, (manifest.num_shards, 3), manifest.tables.get(TABLE), where)
-  name_S, tokens_S, documents_S = table_S3.astype(np.int64).T
-  wrong = np.flatnonzero((documents_S < 1) | (documents_S > tokens_S))
-  if wrong.size:
-    shard = wrong[0]
-    raise UserError(
-      f"{where}: row {shard}: found {documents_S[shard]} documents, expected 1 to {tokens_S[shard]} (the shard's "
-      f"tokens): {REMEDY}"
-    )
-  for key, counts_S in (("num_tokens", tokens_S), ("num_documents", documents_S)):
-    if getattr(manifest, key) != counts_S.sum():
-      raise UserError(
-        f"{where}: {key}: found {counts_S.sum()} in all, expected {getattr(manifest, key)} from the manifest: {REMEDY}"
-      )
-  names = [f"{name:0{manifest.name_digits}d}" for name in name_S.tolist()]
-  return Shards(names, np.stack([tokens_S, documents_S], axis=1), manifest.dtype)
+  """Read the shards from their table; raise UserError if the table is invalid or disagrees with the manifest."""
+  table_SA = _read(manifest, TABLE, table, "<u8", (2 + len(manifest.arrays),), where)
+  counts_SA = table_SA[:, 1:].astype(np.int64)
+  if ((table_SA[:, 1:] > _MOST) | (table_SA[:, 1:] < [1, *[0] * len(manifest.arrays)])).any():
+    raise UserError(f"{where}: found a count out of range, expected items from 1 and at most 2^40 of each: {REMEDY}")
+  expected = {"num_items": manifest.num_items} | {f"{one.name}: num_values": one.num_values for one in manifest.arrays}
+  for (key, count), found in zip(expected.items(), counts_SA.sum(axis=0).tolist(), strict=True):
+    if count != found:
+      raise UserError(f"{where}: {key}: found {found} in all, expected {count} from the manifest: {REMEDY}")
+  names = [f"{name:0{manifest.name_digits}d}" for name in table_SA[:, 0].tolist()]
+  return Shards(names, counts_SA, manifest.arrays)
 
 
 def read_checksums(manifest: Manifest, table: bytes, where: str) -> np.ndarray:
-  """Read `checksums.npy`, uint8 [S, 2, 32]; raise UserError if it disagrees with the manifest."""
-  shape = (manifest.num_shards, len(ARRAYS), 32)
-  return _read_table(table, np.uint8, shape, manifest.tables.get(CHECKSUMS), where)
+  """Read the checksums, uint8 [S, 2 * arrays, 32]; raise UserError if they disagree with the manifest."""
+  return _read(manifest, CHECKSUMS, table, "u1", (2 * len(manifest.arrays), 32), where)
 
 
-def _read_table(table: bytes, dtype: type, shape: tuple[int, ...], sha256: str | None, where: str) -> np.ndarray:
-  found = hashlib.sha256(table).hexdigest()
-  if found != sha256:
+def _read(manifest: Manifest, file: str, table: bytes, dtype: str, row: tuple[int, ...], where: str) -> np.ndarray:
+  found, expected = hashlib.sha256(table).hexdigest(), manifest.tables.get(file)
+  if found != expected:
     raise DamageError(
-      f"{where}: found SHA-256 {found[:12]}, expected {str(sha256)[:12]} from the manifest: the file is corrupt; copy "
-      f"it again or {REMEDY}"
+      f"{where}: found SHA-256 {found[:12]}, expected {str(expected)[:12]} from the manifest: the file is corrupt; "
+      f"copy it again or {REMEDY}"
     )
-  try:
-    array = np.load(io.BytesIO(table), allow_pickle=False)
-  except (ValueError, EOFError) as error:
-    raise UserError(f"{where}: not a NumPy array ({one_line(error)}): {REMEDY}") from error
-  if array.dtype != dtype or array.shape != shape:
+  size = manifest.num_shards * int(np.prod(row)) * np.dtype(dtype).itemsize
+  if len(table) != size:
     raise UserError(
-      f"{where}: found {array.dtype} of shape {array.shape}, expected {np.dtype(dtype)} of shape {shape}: {REMEDY}"
+      f"{where}: found {len(table)} bytes, expected {size} for {manifest.num_shards} shards of "
+      f"{len(manifest.arrays)} arrays: {REMEDY}"
     )
-  return array
+  return np.frombuffer(table, dtype).reshape(manifest.num_shards, *row)
 
 
-def fingerprint(manifest: Manifest, shards: Shards, checksums_SA: np.ndarray) -> str:
-  """Hash (SHA-256) what determines the token stream: vocabulary, EOS, dtype, and every shard's counts and checksums.
-
-  Both editions of the format give the same value, so a store rebuilt in the second edition keeps its fingerprint.
-  """
-  counts_S2 = np.stack([np.diff(shards.first_token), np.diff(shards.first_document)], axis=1).tolist()
-  digests = checksums_SA.tobytes().hex()
-  content = {
-    "format": "t5x_like.token_store.v1",
-    "vocabulary": dataclasses.asdict(manifest.vocabulary),
-    "append_eos": manifest.append_eos,
-    "dtype": manifest.dtype,
-    "num_tokens": manifest.num_tokens,
-    "num_documents": manifest.num_documents,
-    "shards": [
-      [*counts, digests[128 * shard : 128 * shard + 64], digests[128 * shard + 64 : 128 * shard + 128]]
-      for shard, counts in enumerate(counts_S2)
-    ],
-  }
-  return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+def fingerprint(manifest: Manifest, table: bytes, checksums: bytes) -> str:
+  """Hash (SHA-256) what determines the content: arrays, facts, and every shard's counts and checksums."""
+  arrays = [dataclasses.asdict(array) for array in manifest.arrays]
+  digest = hashlib.sha256(json.dumps([FORMAT, arrays, manifest.facts], sort_keys=True).encode())
+  counts_SA = np.frombuffer(table, "<u8").reshape(manifest.num_shards, -1)[:, 1:]
+  digest.update(counts_SA.tobytes())
+  digest.update(checksums)
+  return digest.hexdigest()

@@ -17,7 +17,7 @@ from t5x_like.data import loader, task
 from t5x_like.files import locks, remote
 from t5x_like.files.locks import Lease
 from t5x_like.files.places import place
-from t5x_like.store.reader import TokenStore
+from t5x_like.store.tokens import TokenStore
 from tools import prepare_data
 
 pytest.importorskip("gcsfs")  # imported before the clock of a lease of 1.2 s runs
@@ -58,7 +58,7 @@ def test_a_bucket_gets_the_bytes_of_a_local_store_and_training_reads_them(flags,
   server.unavailable, server.delay = 0.1, 0.001
   assert prepare_data.main([*flags, "--output=gs://bucket/stores", "--workers=1"]) == 0
   assert files_of(server.root / "stores") == files_of(local)
-  assert not [path for path, _ in server.requests if "/train/tokens/" in path or "/train/document_ends/" in path]
+  assert not [path for path, _ in server.requests if "/train/tokens/" in path or "/train/tokens.ends/" in path]
   assert prepare_data.main([*flags, "--output=gs://bucket/stores", "--workers=1"]) == 0  # there already
   about = dict(inputs_length=64, verify="size")
   tasks = (task.build("span_corruption", "train", store=str(store), **about) for store in (local, "gs://bucket/stores"))

@@ -16,7 +16,7 @@ from t5x_like.config import Corpus
 from t5x_like.corpora import building, corpus
 from t5x_like.data import cache, task
 from t5x_like.errors import UserError
-from t5x_like.store.reader import TokenStore
+from t5x_like.store.tokens import TokenStore
 from tools import prepare_data
 
 REPO = pathlib.Path(__file__).resolve().parents[2]
@@ -87,7 +87,7 @@ def test_changed_files_are_prepared_anew_beside_what_was_made(here, capsys):
 
 
 def test_an_interrupted_preparation_goes_on(here, monkeypatch, capsys):
-  monkeypatch.setattr(corpus, "SHARD_TOKENS", 10_000)
+  monkeypatch.setattr(corpus, "SHARD_VALUES", 10_000)
   expected = build(cache=str(here / "uninterrupted")).fingerprint
   write, written = building._write, []
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from t5x_like.corpora import cleaning, comparing, matching, signatures
-from t5x_like.store.reader import TokenStore
+from t5x_like.store.tokens import TokenStore
 from tools import prepare_data
 
 
@@ -128,7 +128,7 @@ def test_a_preparation_removes_what_a_loop_removes(steps, tmp_path, monkeypatch)
   found = [store.vocabulary.decode(ids) for ids in np.split(stream, store.document_ends()[:-1])]
   assert found == left and store.num_tokens == sum(len(text) for text in left)
   counts = store.manifest.source["counts"]
-  assert counts["documents_skipped"] == skipped and counts["removed_within_documents"] == removed
+  assert store.manifest.skipped == skipped and counts["removed_within_documents"] == removed
   assert len(skipped) + len(removed) >= steps.count(",") and store.manifest.num_shards > 6
   if steps.count(",") < 3:
     return

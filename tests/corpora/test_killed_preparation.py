@@ -14,7 +14,7 @@ import pytest
 import more
 from t5x_like.corpora import engines, progress_files
 from t5x_like.errors import UserError
-from t5x_like.store.reader import TokenStore
+from t5x_like.store.tokens import TokenStore
 from tools import prepare_data
 
 
@@ -84,9 +84,9 @@ def test_killed_and_repeated_ends_with_the_same_bytes(engine, cleaning, pages, t
   assert manifest.num_shards > 10
   if cleaning:
     counts = manifest.source["counts"]
-    assert counts["documents_skipped"] == {"exact duplicate": 150, "near duplicate": 37}
+    assert manifest.skipped == {"exact duplicate": 150, "near duplicate": 37}
     assert counts["removed_within_documents"] == {"line: no terminal punctuation": 1_687, "span: repeated": 214}
-    assert manifest.num_documents == 1_500
+    assert manifest.num_items == 1_500
 
 
 def killed_while_it_sends() -> None:

@@ -13,7 +13,7 @@ from t5x_like.corpora import building, cleaning, progress_bar, progress_files
 from t5x_like.corpora.documents import Documents
 from t5x_like.corpora.job import Job, facts_hash
 from t5x_like.errors import UserError
-from t5x_like.store.reader import TokenStore
+from t5x_like.store.tokens import TokenStore
 from tools import prepare_data
 
 
@@ -133,7 +133,7 @@ def test_append_eos_and_chosen_splits(corpus, tmp_path):
   assert prepare(corpus, tmp_path, "--append_eos", "--split=everything=train", "--name=letters", "--workers=1") == 0
   store = TokenStore.open(tmp_path / "everything")
   assert [child.name for child in tmp_path.iterdir()] == ["everything"]
-  assert store.manifest.append_eos and store.name == "letters" and store.num_documents == len(corpus[1])
+  assert store.append_eos and store.name == "letters" and store.num_documents == len(corpus[1])
   ends = store.document_ends()
   assert (store.windows(ends - 1, 1) == 1).all()
 
@@ -212,11 +212,9 @@ def test_what_was_skipped_and_how_long_documents_are_is_in_the_manifest(tmp_path
   (tmp_path / "a.txt").write_text("one\n\nt\0wo\nthree three\n")
   flags = [f"--source=lines:{tmp_path}/a.txt", "--vocabulary=bytes", f"--output={tmp_path}/out", "--split=train"]
   assert prepare_data.main([*flags, "--workers=1"]) == 0
-  assert TokenStore.open(tmp_path / "out" / "train").manifest.source["counts"] == {
-    "documents_skipped": {"NUL character": 1, "empty": 1},
-    "removed_within_documents": {},
-    "document_lengths": {"2-3": 1, "8-15": 1},
-  }
+  manifest = TokenStore.open(tmp_path / "out" / "train").manifest
+  assert manifest.skipped == {"NUL character": 1, "empty": 1}
+  assert manifest.source["counts"] == {"removed_within_documents": {}, "document_lengths": {"2-3": 1, "8-15": 1}}
 
 
 def web_pages(folder):
@@ -250,10 +248,10 @@ def test_cleaning_is_counted_and_the_same_with_any_workers(tmp_path, capsys):
   assert "exact duplicate" in capsys.readouterr().out
   assert files_of(tmp_path / "1") == files_of(tmp_path / "2")
   store = TokenStore.open(tmp_path / "1" / "train")
-  counts = store.manifest.source["counts"]
-  assert counts["documents_skipped"]["exact duplicate"] == 1 and counts["documents_skipped"]["under 3 sentences"] == 1
+  counts, skipped = store.manifest.source["counts"], store.manifest.skipped
+  assert skipped["exact duplicate"] == 1 and skipped["under 3 sentences"] == 1
   assert counts["removed_within_documents"]["line: no terminal punctuation"] == 1
-  assert store.num_documents + sum(counts["documents_skipped"].values()) == len(pages)
+  assert store.num_documents + sum(skipped.values()) == len(pages)
   assert prepare_data.main([*flags[:4], f"--output={tmp_path}/1", "--clean=exact"]) == 2
   assert "was made with cleaning" in capsys.readouterr().err
 

@@ -20,7 +20,7 @@ import time
 import numpy as np
 import pytest
 
-from t5x_like.store.reader import TokenStore
+from t5x_like.store.tokens import TokenStore
 from tests.runs import Process, assert_same_bits, losses, run, steps, train
 from tools import prepare_data
 

@@ -8,10 +8,9 @@ import pytest
 
 import corpora
 import more
-from t5x_like.data import loader, task
+from t5x_like.data import loader, task, windows
 from t5x_like.data.quiet_tensorflow import tf
-from t5x_like.store import windows
-from t5x_like.store.windows import Windows
+from t5x_like.data.windows import Windows
 
 TOKENS, LENGTH, SEED = 1_003, 50, 3
 EXAMPLES = TOKENS // LENGTH

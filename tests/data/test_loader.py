@@ -12,7 +12,7 @@ import pytest
 import more
 from t5x_like.data import loader, task
 from t5x_like.errors import UserError
-from t5x_like.store.writer import TokenStoreWriter
+from t5x_like.store.token_writer import TokenStoreWriter
 from t5x_like.vocabularies import ByteVocabulary
 
 WINDOW = 70  # of 64 inputs

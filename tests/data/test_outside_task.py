@@ -15,7 +15,7 @@ RECIPE = f"--config={REPO}/configs/t5/base.py:debug"
 ECHO = """
 from t5x_like.data import features
 from t5x_like.data.preprocessors.encoder_decoder import encoder_decoder
-from t5x_like.store.windows import Windows
+from t5x_like.data.windows import Windows
 from t5x_like.data.task import Task, fingerprint
 
 

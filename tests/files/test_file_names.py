@@ -21,7 +21,6 @@ from t5x_like.corpora import builtin
 from t5x_like.corpora.sources import open_source
 from t5x_like.data import task
 from t5x_like.data.images import store as image_store
-from t5x_like.data.supervised import example_store
 from t5x_like.errors import DamageError, UserError
 from t5x_like.files import file_names
 from t5x_like.interop.files import Files
@@ -148,15 +147,13 @@ def test_a_store_is_not_made_under_a_name_that_cannot_be_read(tmp_path, capsys):
 
 
 def test_examples_of_a_foreign_cache_stay_inside(tmp_path):
-  asked = {"format": example_store.FORMAT, "streams": {}}
-  made = {"num_examples": 0, "skipped": {}, "arrays": {}, "fingerprints": {}}
-  for change, message in (
-    ({"fingerprints": {"../../x": "0"}}, r"fingerprints: found \['\.\./\.\./x'\], expected those of the task"),
-    ({"arrays": {"../x": "0"}}, r"arrays: found '\.\./x', expected a name"),
-  ):
-    (tmp_path / example_store.FILE).write_text(json.dumps(asked | made | change))
-    with pytest.raises(UserError, match=message):
-      example_store._open(tmp_path, "x", asked, "auto")
+  (tmp_path / "a.tsv").write_text("a\tb\nx\ty\n")
+  arguments = dict(source=f"tsv:{tmp_path}/a.tsv", inputs="{a}", targets="{b}", cache=str(tmp_path / "cache"))
+  task.build("text_to_text", "train", **arguments)
+  (store,) = (tmp_path / "cache").glob("a-*")
+  stores.edit(store, lambda manifest: manifest["arrays"][0].update(name="../x"), checked=True)
+  with pytest.raises(UserError, match=r"manifest.json: arrays: found '\.\./x', expected a name"):
+    task.build("text_to_text", "train", **arguments)
 
 
 def test_a_checkpoint_names_no_tensor_elsewhere(copied, tmp_path, capsys):

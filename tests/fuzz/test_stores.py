@@ -15,7 +15,7 @@ from PIL import Image
 from t5x_like.data import loader, task
 from t5x_like.data.images import store as image_store
 from t5x_like.errors import door
-from t5x_like.store.reader import TokenStore
+from t5x_like.store.tokens import TokenStore
 from tests import stores
 from tests.fuzz.harness import Ground, generator
 from tests.fuzz.mutations import copied, digests, files_of, folder_mutation
@@ -25,7 +25,7 @@ SEED, SAMPLE, ALL = 7, 6, 90  # cases of each kind of store
 
 
 def signed(file: pathlib.Path) -> None:
-  """Give a manifest of a token store the checksum of its changed fields."""
+  """Give a manifest the checksum of its changed fields."""
   manifest = json.loads(file.read_text())
   if file.name == "manifest.json" and "checksum" in manifest:
     fields = {key: value for key, value in manifest.items() if key not in ("format", "checksum")}
@@ -34,26 +34,21 @@ def signed(file: pathlib.Path) -> None:
 
 
 class Tokens:
-  """A token store, of either edition of the format, opened and read whole; or a batch of it shown by a tool."""
+  """A token store, opened and read whole; or a batch of it shown by a tool."""
 
   def __init__(self, folder: pathlib.Path):
-    documents = stores.random_documents(40, 30)
-    for name in ("new", "first"):
-      stores.write(folder / name, documents, shard_tokens=150)
-    stores.first_edition(folder / "first")
-    self.folder, self.expected = folder, self._content(TokenStore.open(folder / "new"))
+    store = stores.write(folder / "train", stores.random_documents(40, 30), shard_tokens=150)
+    self.folder, self.expected = folder, self._content(store)
 
   def damage(self, choice, folder: pathlib.Path) -> str:
-    self._chosen = choice.choice(("new", "new", "first"))
     self._verify = choice.choice(("auto", "auto", "size"))
     self._shown = choice.random() < 0.1
-    files = files_of(folder / self._chosen)
-    heads = [file for file in files if file.endswith((".json", ".npy"))]
-    files = heads if choice.random() < 0.7 else files
-    return f"{self._chosen}, {self._verify}: {folder_mutation(choice, folder / self._chosen, files, signed)}"
+    files = files_of(folder)
+    heads = [file for file in files if file.endswith((".json", ".table"))]
+    return f"{self._verify}: {folder_mutation(choice, folder, heads if choice.random() < 0.7 else files, signed)}"
 
   def use(self, folder: pathlib.Path) -> None:
-    store = TokenStore.open(folder / self._chosen, self._verify)
+    store = TokenStore.open(folder / "train", self._verify)
     store.vocabulary  # noqa: B018 -- read and checked
     found = self._content(store)
     if self._verify == "auto":
@@ -62,8 +57,7 @@ class Tokens:
   def door(self, folder: pathlib.Path) -> int:
     if not self._shown:
       return door(self.use)(folder)
-    words = (f"--config.task.store={folder / self._chosen}", '--config.phases={"main": {"steps": 1}}')
-    return inspect_data.main(["--config=tests/recipes/nano.py", *words[:1], "--split=train"])
+    return inspect_data.main(["--config=tests/recipes/nano.py", f"--config.task.store={folder}", "--split=train"])
 
   def _content(self, store: TokenStore) -> tuple:
     N, last = store.num_documents, store.num_tokens - 8
@@ -84,7 +78,7 @@ class Examples:
 
   def damage(self, choice, folder: pathlib.Path) -> str:
     files = [file for file in files_of(folder) if not file.endswith(".lock")]
-    top = [file for file in files if file.endswith("examples.json")]
+    top = [file for file in files if file.endswith((".json", ".table"))]
     return folder_mutation(choice, folder, top if choice.random() < 0.5 else files, signed)
 
   def door(self, folder: pathlib.Path) -> int:
@@ -122,9 +116,9 @@ class Images:
 
   def damage(self, choice, folder: pathlib.Path) -> str:
     files = [file for file in files_of(folder) if not file.endswith(".lock")]
-    top = [file for file in files if file.endswith("images.json")]
+    top = [file for file in files if file.endswith((".json", ".table"))]
     self._verify = choice.choice(("auto", "auto", "size"))
-    return f"{self._verify}: {folder_mutation(choice, folder, top if choice.random() < 0.6 else files)}"
+    return f"{self._verify}: {folder_mutation(choice, folder, top if choice.random() < 0.6 else files, signed)}"
 
   def door(self, folder: pathlib.Path) -> int:
     return door(self.use)(folder)
@@ -133,7 +127,6 @@ class Images:
     assert self._content(folder, self._verify) == self.expected or self._verify == "size", "wrong bits"
 
   def _content(self, folder: pathlib.Path, verify: str = "auto"):
-    image_store._reader.cache_clear()
     store = image_store.open_store(self._source, "train", cache=str(folder), verify=verify)
     return store.read(np.arange(store.num_images)).tolist(), store.labels.tolist()
 

@@ -12,7 +12,7 @@ from stores import many_documents, write
 from t5x_like.data import loader, task
 from t5x_like.errors import DamageError, TransientError, UserError
 from t5x_like.files import ranges, remote
-from t5x_like.store.reader import TokenStore
+from t5x_like.store.tokens import TokenStore
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
-"""The files of a token store: both editions of the format are read, and damage is refused by name."""
+"""The files of a token store: plain arrays, whose damage is refused by name."""
 
 import hashlib
-import json
 import os
 import shutil
 
@@ -9,12 +8,14 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
-from stores import edit, first_edition, many_documents, write
+from stores import edit, many_documents, write
 from t5x_like.errors import DamageError, UserError
 from t5x_like.files import ranges
 from t5x_like.store import manifest as manifests
-from t5x_like.store.reader import TokenStore
-from t5x_like.store.writer import TokenStoreWriter
+from t5x_like.store import token_writer
+from t5x_like.store.token_writer import TokenStoreWriter
+from t5x_like.store.tokens import TOKENS, TokenStore
+from t5x_like.store.writer import StoreWriter
 from t5x_like.vocabularies import ByteVocabulary
 
 
@@ -32,57 +33,42 @@ def damaged(intact, tmp_path):
   return shutil.copytree(intact[0], tmp_path / "train")
 
 
-@pytest.mark.parametrize("shard_tokens", [8_000, 50_000])
-def test_files_are_shards_of_zarr(intact, tmp_path, shard_tokens):
-  """Of one inner chunk and of several, read by TensorStore and, as the first edition of the format, by ours."""
-  stream = np.concatenate(intact[1])
-  store = write(tmp_path / "train", intact[1], shard_tokens=shard_tokens)
-  path = first_edition(shutil.copytree(tmp_path / "train", tmp_path / "first"))
-  for array, expected in (("tokens", stream), ("document_ends", np.cumsum([len(d) for d in intact[1]]))):
-    opened = ts.open({"driver": "zarr3", "kvstore": f"file://{path}/shards/00000/{array}/"}).result()
-    np.testing.assert_array_equal(opened.read().result(), expected[: opened.shape[0]])
-  first = TokenStore.open(path, verify="full")
-  assert first.fingerprint == store.fingerprint and first.vocabulary.fingerprint == store.vocabulary.fingerprint
-  np.testing.assert_array_equal(first.windows([0], stream.size)[0], stream)
-  np.testing.assert_array_equal(first.document_ends(), store.document_ends())
+def test_files_are_plain_arrays(intact):
+  """NumPy reads them, and any reader of Zarr with a description beside them."""
+  path, stream, ends = intact[0], np.concatenate(intact[1]), np.cumsum([len(document) for document in intact[1]])
+  for directory, dtype, expected in (("tokens", "uint16", stream), ("tokens.ends", "int64", ends)):
+    read = np.fromfile(path / directory / "00000000", dtype)
+    np.testing.assert_array_equal(read, expected[: read.size])
+    opened = ts.open(
+      {
+        "driver": "zarr3",
+        "kvstore": {"driver": "memory"},
+        "metadata": {"shape": [read.size], "data_type": dtype, "codecs": [{"name": "bytes"}]},
+        "create": True,
+      }
+    ).result()
+    opened.kvstore.write("c/0", (path / directory / "00000000").read_bytes()).result()
+    np.testing.assert_array_equal(opened.read().result(), read)
 
 
-def test_the_fingerprint_is_the_first_editions(tmp_path):
-  """The number is of the code that wrote the first edition."""
+def test_the_fingerprint_is_of_the_content(tmp_path):
+  """The number is of this edition of the format: checkpoints know their data by it."""
   with TokenStoreWriter(
     tmp_path / "train", name="corpus", split="train", vocabulary=ByteVocabulary(), shard_tokens=20_000
   ) as writer:
     writer.add(np.arange(60_000) % 250 + 1, np.full(120, 500))
-  expected = "68e8c3701f6b02720ed1f9c348685f446ad6da582645a999b8b179fb11dda43e"
+  expected = "7088359929775cd1607c36abe1ceb7d923d8ba9eb19b9e1d83fef849d15ceba7"
   assert TokenStore.open(tmp_path / "train", verify="full").fingerprint == expected
-  assert TokenStore.open(first_edition(tmp_path / "train")).fingerprint == expected
 
 
-def test_damage_in_a_store_of_the_first_edition_is_named(intact, tmp_path):
-  path = first_edition(shutil.copytree(intact[0], tmp_path / "train"))
-  file = path / "shards" / "00001" / "tokens" / "c" / "0"
-  content = file.read_bytes()
-  file.write_bytes(bytes([content[0] ^ 1]) + content[1:])
-  with pytest.raises(DamageError, match="00001/tokens/c/0: found SHA-256 .*corrupt"):
-    TokenStore.open(path)
-  file.unlink()
-  with pytest.raises(UserError, match="00001/tokens/c/0: found no such file"):
-    TokenStore.open(path, verify="size")
-  for change, message in (
-    (lambda m: m["shards"][0].update(name="../x"), r"shards\[0\].name"),
-    (lambda m: m["shards"][0]["files"].pop("tokens/c/0"), r"shards\[0\].files"),
-    (lambda m: m.update(num_documents=m["num_documents"] + 1), "num_documents: .*the sum over the shards"),
-    (lambda m: m["vocabulary"].update(size=7), "fingerprint: .*edited or damaged"),
-    (lambda m: m.update(fingerprint=None), "fingerprint: .*edited or damaged"),
-  ):
-    before = (path / "manifest.json").read_text()
-    edit(path, change)
-    with pytest.raises(UserError, match=f"manifest.json: {message}"):
-      TokenStore.open(path)
-    (path / "manifest.json").write_text(before)
+@pytest.mark.parametrize("kind", ["t5x_like.token_store.v1", "t5x_like.token_store.v2", "t5x_like.examples.v1"])
+def test_a_store_of_another_edition_is_refused(damaged, kind):
+  edit(damaged, lambda manifest: manifest.update(format=kind))
+  with pytest.raises(UserError, match=f"manifest.json: format: found '{kind}', expected '.*': make the store again"):
+    TokenStore.open(damaged)
 
 
-@pytest.mark.parametrize("array", ["tokens", "document_ends"])
+@pytest.mark.parametrize("array", ["tokens", "tokens.ends"])
 def test_files_lost_or_cut_after_opening_are_named(damaged, array):
   def read(store):
     return store.windows([0], store.num_tokens) if array == "tokens" else store.document_ends()
@@ -98,7 +84,7 @@ def test_files_lost_or_cut_after_opening_are_named(damaged, array):
     read(TokenStore(store.path, ranges.at(str(damaged)), b"", store.manifest, store._shards, ""))
 
 
-@pytest.mark.parametrize("file", ["tokens/00000001", "document_ends/00000001"])
+@pytest.mark.parametrize("file", ["tokens/00000001", "tokens.ends/00000001"])
 @pytest.mark.parametrize("address", ["{}", "file://{}"])
 def test_damaged_files_are_named(damaged, file, address):
   path = damaged / file
@@ -119,7 +105,7 @@ def test_damaged_files_are_named(damaged, file, address):
     TokenStore.open(url, verify="size")
 
 
-@pytest.mark.parametrize("file", ["shards.npy", "checksums.npy"])
+@pytest.mark.parametrize("file", ["shards.table", "checksums.table"])
 def test_damaged_tables_are_named(damaged, file):
   path = damaged / file
   content = path.read_bytes()
@@ -135,19 +121,19 @@ def test_damaged_tables_are_named(damaged, file):
 @pytest.mark.parametrize(
   "change, message",
   [
-    (lambda table: table[:-1], r"shards.npy: found uint64 of shape"),
-    (lambda table: table.astype(np.int32), "shards.npy: found int32 of shape"),
-    (lambda table: table + [[0, 0, 10**9]], "shards.npy: row 0: found 10000.* documents, expected 1 to"),
-    (lambda table: table + [[0, 1, 0]], "shards.npy: num_tokens: found .* in all, expected"),
+    (lambda table: table[:-1], r"shards.table: found \d+ bytes, expected \d+ for"),
+    (lambda table: table * [[1, 0, 1]], "shards.table: found a count out of range, expected items from 1"),
+    (lambda table: table + [[0, 0, 2**41]], "shards.table: found a count out of range"),
+    (lambda table: table + [[0, 0, 1]], "shards.table: tokens: num_values: found .* in all, expected"),
   ],
 )
 def test_tables_that_contradict_the_manifest_are_refused(damaged, change, message):
-  table = change(np.load(damaged / "shards.npy"))
-  np.save(damaged / "shards.npy", table if table.dtype == np.int32 else table.astype(np.uint64))
-  digest = hashlib.sha256((damaged / "shards.npy").read_bytes()).hexdigest()
-  edit(damaged, lambda m: m["tables"].update({"shards.npy": digest}), checked=True)
+  table = np.fromfile(damaged / "shards.table", np.int64).reshape(-1, 3)
+  change(table).tofile(damaged / "shards.table")
+  digest = hashlib.sha256((damaged / "shards.table").read_bytes()).hexdigest()
+  edit(damaged, lambda m: m["tables"].update({"shards.table": digest}), checked=True)
   with pytest.raises(UserError, match=message):
-    TokenStore.open(damaged)
+    TokenStore.open(damaged, verify="size")
 
 
 def test_the_manifest_does_not_grow_with_shards(tmp_path):
@@ -163,15 +149,19 @@ def test_the_manifest_does_not_grow_with_shards(tmp_path):
   "change, message",
   [
     (lambda m: m.update(format="v0"), "format: found 'v0'"),
-    (lambda m: m.pop("dtype"), "dtype: missing"),
-    (lambda m: m.update(num_token=1), "num_token: unknown field.*did you mean 'num_tokens'"),
-    (lambda m: m.update(num_tokens="7"), "num_tokens: found str, expected int"),
-    (lambda m: m.update(append_eos=0), "append_eos: found int, expected bool"),
-    (lambda m: m.update(num_documents=m["num_documents"] + 1), "checksum: .*edited or damaged"),
-    (lambda m: m.update(dtype="int8"), "dtype: found 'int8', expected one of uint16, int32"),
-    (lambda m: m["tables"].update({"shards.npy": 7}), "tables.shards.npy: found int, expected str"),
+    (lambda m: m.pop("facts"), "facts: missing"),
+    (lambda m: m.update(num_item=1), "num_item: unknown field.*did you mean 'num_items'"),
+    (lambda m: m.update(num_items="7"), "num_items: found str, expected int"),
+    (lambda m: m["facts"].update(append_eos=0), "checksum: .*edited or damaged"),
+    (lambda m: m.update(num_items=m["num_items"] + 1), "checksum: .*edited or damaged"),
+    (lambda m: m["arrays"][0].update(dtype="object"), "dtype: found 'object', expected one of bool, uint8"),
+    (lambda m: m["arrays"][0].update(width=0), "width: found 0, expected 1 to"),
+    (lambda m: m["arrays"][0].update(name="../x"), "arrays: found '../x', expected a name"),
+    (lambda m: m["arrays"][0].update(name="x.ends"), "arrays: found .*, expected other names, without dots"),
+    (lambda m: m["arrays"].append(m["arrays"][0]), "arrays: found .*, expected other names, without dots"),
+    (lambda m: m["tables"].update({"shards.table": 7}), "tables.shards.table: found int, expected str"),
     (lambda m: m.update(num_shards=0), "num_shards: found 0"),
-    (lambda m: m["vocabulary"].update(size=7), "checksum: .*edited or damaged"),
+    (lambda m: m.update(name_digits=10**15), "name_digits: found 10+, expected 1 to 20"),
     (lambda m: m.update(fingerprint=None), "fingerprint: found NoneType, expected str"),
     (lambda m: m.update(fingerprint="0"), "checksum: .*edited or damaged"),
   ],
@@ -180,6 +170,35 @@ def test_wrong_manifests_are_refused(damaged, change, message):
   edit(damaged, change)
   with pytest.raises(UserError, match=f"manifest.json: {message}"):
     TokenStore.open(damaged)
+
+
+@pytest.mark.parametrize(
+  "change, message",
+  [
+    (lambda m: m["facts"].update(append_eos=0), "facts.append_eos: found 0, expected a bool"),
+    (lambda m: m["arrays"][0].update(name="x"), "arrays: found .*.x., .*, expected ids named .tokens"),
+    (lambda m: m["arrays"][0].update(dtype="uint8"), "arrays: found .*.tokens., .uint8., 1.*, expected ids"),
+  ],
+)
+def test_other_stores_than_of_tokens_are_refused(damaged, change, message):
+  edit(damaged, change, checked=True)
+  if ".x." in message:
+    (damaged / "tokens").rename(damaged / "x")
+    (damaged / "tokens.ends").rename(damaged / "x.ends")
+  if "uint8" in message:
+    for file in (damaged / "tokens").iterdir():
+      file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+  with pytest.raises(UserError, match=f"manifest.json: {message}"):
+    TokenStore.open(damaged, verify="size")
+
+
+def test_documents_without_tokens_are_refused(tmp_path):
+  vocabulary = ByteVocabulary()
+  about = dict(name="n", split="x", facts=token_writer.facts(vocabulary, False), vocabulary=vocabulary)
+  with StoreWriter(tmp_path / "x", arrays=[token_writer.array(vocabulary)], **about) as writer:
+    writer.extend({TOKENS: (np.array([5, 6], np.uint16), np.array([1, 0, 1]))})
+  with pytest.raises(UserError, match="shards.table: row 0: found 3 documents, expected 1 to 2 .the shard's tokens."):
+    TokenStore.open(tmp_path / "x")
 
 
 def test_manifest_that_is_not_json(damaged):
@@ -195,13 +214,13 @@ def test_manifest_that_is_not_json(damaged):
 
 def test_vocabulary_of_another_store_is_refused(damaged):
   ByteVocabulary(extra_ids=7).save(damaged / "vocabulary")
-  with pytest.raises(UserError, match="vocabulary: fingerprint: found"):
+  with pytest.raises(UserError, match="vocabulary: found .*fingerprint"):
     _ = TokenStore.open(damaged).vocabulary
 
 
 def test_manifest_text_round_trips(intact):
   text = (intact[0] / "manifest.json").read_bytes()
-  assert manifests.parse(json.loads(text), "here").to_json().encode() == text
+  assert manifests.parse(text, "here").to_json().encode() == text
 
 
 def test_a_fingerprint_that_is_not_the_contents_is_found(damaged):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from t5x_like.errors import UserError
-from t5x_like.store.reader import TokenStore
+from t5x_like.store.tokens import TokenStore
 from tools.benchmark import __main__ as benchmark
 from tools.benchmark.store import simulate
 
@@ -60,7 +60,7 @@ def test_windows_and_documents_of_all_shards_with_few_files_and_little_memory(pa
 
 def test_documents_are_those_of_the_file(path):
   store, per_shard = TokenStore.open(path), TOKENS // SHARDS
-  ends = np.fromfile(path / "document_ends" / "00001234", "<i8", DOCUMENTS // SHARDS)
+  ends = np.fromfile(path / "tokens.ends" / "00001234", "<i8", DOCUMENTS // SHARDS)
   inside = np.random.default_rng(1).integers(0, per_shard, 1_000)
   documents = np.searchsorted(ends, inside, side="right")
   found, starts, stops = store.documents_at(inside + 1234 * per_shard)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from stores import many_documents, random_documents, write
 from t5x_like.errors import UserError
 from t5x_like.files import ranges
-from t5x_like.store.reader import TokenStore
-from t5x_like.store.writer import TokenStoreWriter
+from t5x_like.store.token_writer import TokenStoreWriter
+from t5x_like.store.tokens import TokenStore
 from t5x_like.vocabularies import ByteVocabulary
 
 
@@ -66,7 +66,7 @@ def test_any_documents_any_shards(tmp_path, documents, shard_tokens, append_eos,
   store = write(
     tmp_path / "any", documents, ByteVocabulary(extra_ids=size - 259), shard_tokens=shard_tokens, append_eos=append_eos
   )
-  assert store.manifest.dtype == ("uint16" if size <= 65_536 else "int32")
+  assert store.manifest.arrays[0].dtype == ("uint16" if size <= 65_536 else "int32")
   stream = [token for document in documents if document for token in [*document, *[1] * append_eos]]
   assert store.windows([0], store.num_tokens)[0].tolist() == stream
   assert len(store.document_ends()) == sum(map(bool, documents))
@@ -80,7 +80,7 @@ def test_bytes_and_fingerprint_do_not_depend_on_batching(intact, tmp_path):
     for i in range(0, len(documents), 50):
       part = documents[i : i + 50]
       writer.add(np.concatenate(part), [len(document) for document in part])
-  files = [file for array in ("tokens", "document_ends") for file in (path / array).iterdir()]
+  files = [file for array in ("tokens", "tokens.ends") for file in (path / array).iterdir()]
   assert len(files) == 2 * TokenStore.open(path).manifest.num_shards
   for file in files:
     assert file.read_bytes() == (tmp_path / "train" / file.relative_to(path)).read_bytes()

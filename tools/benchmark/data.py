@@ -17,8 +17,8 @@ from t5x_like import vocabularies
 from t5x_like.data import loader, mixture, task
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
-from t5x_like.store.reader import TokenStore
-from t5x_like.store.writer import TokenStoreWriter
+from t5x_like.store.token_writer import TokenStoreWriter
+from t5x_like.store.tokens import TokenStore
 
 _FAR_STEP = 1_000_000_000
 _SIZE = 32_100

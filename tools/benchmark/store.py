@@ -23,10 +23,10 @@ import numpy as np
 from t5x_like.data import loader, task
 from t5x_like.errors import UserError
 from t5x_like.store import manifest as manifests
-from t5x_like.store import shards as store_shards
-from t5x_like.store.reader import TokenStore
-from t5x_like.store.shards import Shard
-from t5x_like.store.writer import description, dtype_of
+from t5x_like.store import token_writer
+from t5x_like.store.shards import Shard, files_of
+from t5x_like.store.tokens import TokenStore
+from t5x_like.store.writer import described
 from t5x_like.vocabularies import ByteVocabulary
 
 from .data import synthetic_store
@@ -101,31 +101,32 @@ def simulate(path: str | os.PathLike, tokens: int, shards: int, documents: int) 
   if not 1 <= ends <= per_shard:
     raise UserError(f"--documents={documents}: found {ends} a shard, expected 1 to {per_shard}, its tokens")
   vocabulary = ByteVocabulary(extra_ids=32_100 - ByteVocabulary(extra_ids=0).size)
-  dtype = dtype_of(vocabulary)
+  array = token_writer.array(vocabulary)
+  values, item_ends = files_of(array.name)
   cuts = np.random.default_rng(0).choice(per_shard - 1, ends - 1, replace=False) + 1
   ends_D = np.append(np.sort(cuts), per_shard).astype("<i8")
-  ends_file = ends_D.tobytes() + store_shards.tail(ends_D.size, 8)
-  size = store_shards.file_bytes(per_shard, dtype.itemsize)
+  size = per_shard * np.dtype(array.dtype).itemsize
   try:
-    for array in store_shards.ARRAYS:
-      (path / array).mkdir(parents=True)
+    for directory in (values, item_ends):
+      (path / directory).mkdir(parents=True)
     linked = None
     for shard in range(shards):
-      with open(path / "tokens" / f"{shard:08d}", "wb") as stream:
+      with open(path / values / f"{shard:08d}", "wb") as stream:
         stream.truncate(size)
-      file = path / "document_ends" / f"{shard:08d}"
+      file = path / item_ends / f"{shard:08d}"
       try:
         os.link(linked or "", file)
       except OSError:  # the first one, or the file system's limit of links to a file
-        file.write_bytes(ends_file)
+        file.write_bytes(ends_D.tobytes())
         linked = file
-    digests = {"tokens": "0" * 64, "document_ends": "0" * 64}  # as many bytes as real ones, and not checked
-    contents = description(
-      [Shard(f"{shard:08d}", per_shard, ends, digests) for shard in range(shards)],
+    digests = {values: "0" * 64, item_ends: "0" * 64}  # as many bytes as real ones, and not checked
+    contents = described(
+      [Shard(f"{shard:08d}", ends, {array.name: per_shard}, digests) for shard in range(shards)],
       name="simulated",
       split=_SPLIT,
-      vocabulary=vocabulary,
-      append_eos=False,
+      arrays=[array],
+      facts=token_writer.facts(vocabulary, False),
+      skipped={},
       source={},
     )
     vocabulary.save(path / manifests.VOCABULARY)

@@ -38,7 +38,7 @@ class Piece:
     num_examples: number of examples.
     skipped: records without an example, by reason.
     tokens: int32 [N] for each stream, the examples one after the other.
-    lengths: int64 [num_examples] for each stream.
+    lengths: int64 [num_examples] for each stream and array.
     arrays: numbers by name, those of all examples one after the other.
   """
 
@@ -119,7 +119,9 @@ def _make(
     content[f"tokens.{stream}"] = np.concatenate([np.zeros(0, np.int32), *(example[stream] for example in made)])
     content[f"lengths.{stream}"] = np.array([len(example[stream]) for example in made], np.int64)
   for array in made[0].keys() - set(streams) if made else ():
-    content[f"arrays.{array}"] = np.concatenate([np.atleast_1d(example[array]) for example in made])
+    parts = [np.atleast_1d(example[array]) for example in made]
+    content[f"arrays.{array}"] = np.concatenate(parts)
+    content[f"lengths.{array}"] = np.array([len(part) for part in parts], np.int64)
   return number, content
 
 

@@ -11,12 +11,12 @@ from collections.abc import Callable
 import numpy as np
 
 from t5x_like.data import random
+from t5x_like.data.chunk_rows import ChunkRows
+from t5x_like.data.document_chunks import Others
 from t5x_like.data.preprocessors import segments, sentences
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.supervised import packing
-from t5x_like.store.chunk_rows import ChunkRows
-from t5x_like.store.document_chunks import Others, stretches
-from t5x_like.store.reader import TokenStore
+from t5x_like.store.tokens import TOKENS, TokenStore
 
 
 def most_pairs(length: int) -> int:
@@ -39,7 +39,7 @@ class DocSentences:
 
   def _read(self, index_B):
     row_n, _, start_n, size_n = self._rows.members(index_B)
-    chunk_nT = stretches(self._rows.tokens, start_n, size_n, size_n.max(initial=1))
+    chunk_nT = self._rows.tokens.padded(TOKENS, start_n, size_n, size_n.max(initial=1))
     text_nL = np.pad(chunk_nT, ((0, 0), (1, 1)), constant_values=self._ids.cls)
     text_nL[np.arange(row_n.size), size_n + 1] = self._ids.sep
     tokens, segments_BL, positions = _placed(text_nL, size_n + 2, row_n, (index_B.size, self._length))
@@ -116,7 +116,7 @@ class Pairs:
     """Return (chunk, its tokens, *the values of `Others.read`) of each pair, int32."""
     tokens, width = self._rows.tokens, int(size_n.max(initial=2))
     others = Others(tokens, width).read(document_n, words_n5, size_n)
-    return stretches(tokens, start_n, size_n, width), size_n.astype(np.int32), *others
+    return tokens.padded(TOKENS, start_n, size_n, width), size_n.astype(np.int32), *others
 
   def _layout(self, row_n, number_n, used_n, label_n, sizes):
     """Return each row's token indices into all pairs' tokens, segments and positions, int32 [B, L] each; and its pairs'

@@ -34,9 +34,9 @@ from t5x_like.data.preprocessors.lengths import denoising as lengths
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.running_text import Text
 from t5x_like.data.task import Task
+from t5x_like.data.windows import DocumentsEnd
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
-from t5x_like.store.windows import DocumentsEnd
 
 RANDOM_FRACTION = 0.1  # of BERT-style noise
 

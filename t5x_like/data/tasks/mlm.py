@@ -20,7 +20,7 @@ An epoch has every chunk of every document once, as `doc_sentences` or as the so
 the pairs. With segments, a row of `doc_sentences` or `segment_pair` holds several sequences (`packed`); see
 `_packed_rows.py`. A sentence pair has a row of its own, because its size is known only once it is drawn.
 
-A rule on ids finds sentences, see `data/preprocessors/sentences.py`; `store/document_chunks.py` finds pairs and
+A rule on ids finds sentences, see `data/preprocessors/sentences.py`; `data/document_chunks.py` finds pairs and
 single documents. Every epoch draws new masks. With `static_copies` there are only so many masks per example, as the
 original BERT copied its corpus (ten copies, so with 40 epochs each mask is seen four times; RoBERTa, section 4.1).
 """
@@ -29,7 +29,8 @@ from __future__ import annotations
 
 from typing import Any, Literal, Unpack
 
-from t5x_like.data import random
+from t5x_like.data import random, windows
+from t5x_like.data.document_chunks import Chunks
 from t5x_like.data.features import Feature, Features, encoder
 from t5x_like.data.preprocessors import segments, sentences
 from t5x_like.data.preprocessors.masking import Masking, Mode
@@ -39,9 +40,7 @@ from t5x_like.data.task import Task, fingerprint
 from t5x_like.data.tasks import _packed_rows
 from t5x_like.errors import UserError
 from t5x_like.slots import Length
-from t5x_like.store import windows
-from t5x_like.store.document_chunks import Chunks
-from t5x_like.store.reader import TokenStore
+from t5x_like.store.tokens import TokenStore
 from t5x_like.vocabularies import special
 
 Format = Literal["segment_pair", "sentence_pair", "full_sentences", "doc_sentences"]
@@ -220,7 +219,7 @@ class FullSentences:
       return place + tf.argmax(here, axis=1, output_type=tf.int32)  # 0 where there is none
 
     start_B, end_B = begin(1), begin(1 + stride)
-    if self._tokens.manifest.append_eos:  # a separator stands between documents already
+    if self._tokens.append_eos:  # a separator stands between documents already
       text_BT = tf.where(window_BR == self._tokens.vocabulary.eos_id, self._ids.sep, window_BR)
       text_BT = segments.cut(text_BT, start_B, self._length - 2)
       size_B = end_B - start_B - tf.cast(tf.gather(first_BR, end_B, batch_dims=1), tf.int32)

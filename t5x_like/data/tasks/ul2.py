@@ -36,9 +36,9 @@ from t5x_like.data.preprocessors.span_corruption import SpanCorruption
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.running_text import Text
 from t5x_like.data.task import Task
+from t5x_like.data.windows import DocumentsEnd
 from t5x_like.errors import UserError, did_you_mean
 from t5x_like.slots import Length
-from t5x_like.store.windows import DocumentsEnd
 from t5x_like.vocabularies import Vocabulary, padding
 
 

@@ -15,7 +15,7 @@ from t5x_like.data.preprocessors.salient_spans import dates_numbers_and_names
 from t5x_like.data.preprocessors.sentences import Sentences
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
-from t5x_like.store.writer import TokenStoreWriter
+from t5x_like.store.token_writer import TokenStoreWriter
 from t5x_like.vocabularies import ByteVocabulary
 from tools import train_tokenizer
 

@@ -49,8 +49,8 @@ def test_processes_make_the_same_bytes(source, whole, tmp_path, monkeypatch):
   monkeypatch.setattr(pieces, "_RECORDS", 300)
   build(source, tmp_path)
   assert files_of(tmp_path) == whole
-  record = next(json.loads(content) for name, content in whole.items() if name.endswith("examples.json"))
-  assert record["skipped"] == {"NUL character": 1, "empty targets": 3_000 - 1 - record["num_examples"]}
+  record = next(json.loads(content) for name, content in whole.items() if name.endswith("manifest.json"))
+  assert record["skipped"] == {"NUL character": 1, "empty targets": 3_000 - 1 - record["num_items"]}
 
 
 def test_one_that_was_stopped_goes_on(source, whole, tmp_path, monkeypatch):

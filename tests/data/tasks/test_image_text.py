@@ -10,7 +10,7 @@ from PIL import Image
 from t5x_like.data import loader
 from t5x_like.data.images import checking, prompts, store
 from t5x_like.data.task import build
-from t5x_like.errors import UserError
+from t5x_like.errors import DamageError, UserError
 from t5x_like.vocabularies import ByteVocabulary
 
 COLORS = [(250, 10, 10), (10, 250, 10), (10, 10, 250)]
@@ -96,10 +96,10 @@ def test_a_killed_preparation_goes_on_and_damage_is_told(pairs, monkeypatch):
   assert len(seen) < 8 and again.num_examples == 3
   for found, wanted in zip(again.captions(), expected.captions(), strict=True):
     np.testing.assert_array_equal(found, wanted)
-  notes = sorted((pairs / "cache").glob("other-train-*/*.npz"))
+  notes = sorted((pairs / "cache").glob("other-train-*/tokens/*"))
   assert len(notes) == 3
-  notes[0].write_bytes(notes[0].read_bytes()[:-1])
-  with pytest.raises(UserError, match="00000.npz: found other contents than images.json states; delete"):
+  notes[0].write_bytes(notes[0].read_bytes()[:-1] + b"?")
+  with pytest.raises(DamageError, match="tokens/00000000: found SHA-256 .* or delete .*other-train-.* made again"):
     made(pairs, source=f"jsonl:train={other}")
 
 

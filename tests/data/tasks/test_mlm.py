@@ -7,7 +7,7 @@ from chances import assert_fits, assert_share
 from t5x_like.data import task
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
-from t5x_like.store.writer import TokenStoreWriter
+from t5x_like.store.token_writer import TokenStoreWriter
 from t5x_like.vocabularies import ByteVocabulary, special
 
 VOCABULARY = ByteVocabulary()

@@ -226,11 +226,11 @@ def test_bad_input_is_one_line(tmp_path, tsv, text, changes, message):
 
 def test_a_file_changed_since_is_named(tmp_path, tsv):
   build(tmp_path, tsv)
-  (shard,) = (tmp_path / "cache").glob("*/streams/targets/tokens/00000000")
+  (shard,) = (tmp_path / "cache").glob("*/targets/00000000")
   data = bytearray(shard.read_bytes())
   data[3] ^= 1
   shard.write_bytes(data)
-  with pytest.raises(DamageError, match=r"streams/targets/tokens/00000000: found SHA-256.*delete .* made again"):
+  with pytest.raises(DamageError, match=r"targets/00000000: found SHA-256.*delete .* made again"):
     build(tmp_path, tsv)
 
 

@@ -25,7 +25,8 @@ import numpy as np
 from t5x_like.data import random
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import DamageError, UserError
-from t5x_like.store.reader import TokenStore, Verify
+from t5x_like.store.reader import Verify
+from t5x_like.store.tokens import TokenStore
 from t5x_like.vocabularies import Vocabulary
 
 DocumentsEnd = Literal["eos", "nothing", "any"]
@@ -73,7 +74,7 @@ def _joined(root: str, split: str) -> str:
 
 
 def _check_ends(tokens: TokenStore, expected: DocumentsEnd) -> None:
-  found = "eos" if tokens.manifest.append_eos else "nothing"
+  found = "eos" if tokens.append_eos else "nothing"
   if expected not in (found, "any"):
     without = "without " if expected == "nothing" else ""
     raise UserError(

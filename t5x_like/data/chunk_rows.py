@@ -15,8 +15,8 @@ and 5, 5, 3, 6 positions. The longest last chunk comes first: document 3 goes to
 
 import numpy as np
 
-from t5x_like.store.document_chunks import BLOCK, Chunks
-from t5x_like.store.reader import TokenStore
+from t5x_like.data.document_chunks import BLOCK, Chunks
+from t5x_like.store.tokens import TokenStore
 
 _ROWS = 32  # minimum average rows per block
 _LARGEST_BLOCK = 2**12

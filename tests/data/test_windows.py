@@ -8,8 +8,8 @@ import pytest
 import corpora
 from t5x_like.corpora import builtin
 from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.windows import Windows, open_tokens
 from t5x_like.errors import UserError
-from t5x_like.store.windows import Windows, open_tokens
 
 TOKENS, LENGTH = 1_003, 50
 

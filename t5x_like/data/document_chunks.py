@@ -27,7 +27,7 @@ from t5x_like.data import cache, random
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import TransientError, UserError
 from t5x_like.files.places import place
-from t5x_like.store.reader import TokenStore
+from t5x_like.store.tokens import TOKENS, TokenStore
 
 BLOCK = 256  # documents
 _PIECE = 2**16  # documents counted at once; whole blocks
@@ -55,14 +55,14 @@ class Chunks:
 
   def __init__(self, tokens: TokenStore, length: int, least: int = 1, block: int = BLOCK):
     self.tokens, self.length, self.least, self._block = tokens, length, least, block
-    self._eos = int(tokens.manifest.append_eos)
+    self._eos = int(tokens.append_eos)
     if tokens.num_tokens < length:
       raise UserError(
         f"{tokens.path}: {tokens.num_tokens} tokens are no example: the task needs windows of {length} "
         "tokens: shorten the task's lengths or prepare a larger corpus"
       )
     self.others = Others(tokens, length)
-    self._first_document = tokens.first_documents
+    self._first_document = tokens.first_items
     blocks_S = -(-np.diff(self._first_document) // block)
     self._first_block = np.concatenate([[0], np.cumsum(blocks_S)])
     self._counts = self._counted()
@@ -163,7 +163,7 @@ class Chunks:
     return self._count(sizes_NK).sum(axis=1)
 
   def _read(self, begins: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return stretches(self.tokens, begins, sizes, self.length), sizes.astype(np.int32)
+    return self.tokens.padded(TOKENS, begins, sizes, self.length), sizes.astype(np.int32)
 
 
 class Others:
@@ -182,7 +182,7 @@ class Others:
     self.tokens = tokens
     self.search = max(0, min(wanted // 2, tokens.num_tokens - wanted))
     self.length = wanted + self.search
-    self._eos = int(tokens.manifest.append_eos)
+    self._eos = int(tokens.append_eos)
 
   def read(self, document_B: np.ndarray, bits_BN: np.ndarray, size_B: np.ndarray | int = 0) -> tuple[np.ndarray, ...]:
     """Read a stretch of another document for each document.
@@ -213,17 +213,7 @@ class Others:
     firsts = np.maximum(begins, drawn - self.search)
     sizes = np.clip(ends - firsts, 0, self.length)
     found = sizes, drawn - firsts, firsts == begins
-    return stretches(self.tokens, firsts, sizes, self.length), *(x.astype(np.int32) for x in found)
-
-
-def stretches(tokens: TokenStore, begins: np.ndarray, sizes: np.ndarray, length: int) -> np.ndarray:
-  """Read `sizes` tokens from `begins` on in the stream, then 0: int64 [B] each -> int32 [B, length]."""
-  last = tokens.num_tokens - length
-  window = tokens.windows(np.minimum(begins, last), length)
-  for row in np.flatnonzero(begins > last).tolist():  # near the end of the stream
-    window[row] = np.roll(window[row], -(begins[row] - last))
-  window[np.arange(length) >= sizes[:, None]] = 0
-  return window
+    return self.tokens.padded(TOKENS, firsts, sizes, self.length), *(x.astype(np.int32) for x in found)
 
 
 def _call(function, lengths: tuple[int | None, ...], *arguments):

@@ -1,7 +1,6 @@
 """Chunks of documents: each once an epoch, however long documents are; stretches of others, of any number."""
 
 import itertools
-import types
 
 import numpy as np
 import pytest
@@ -9,11 +8,10 @@ import pytest
 import more
 import stores
 from chances import assert_share
-from t5x_like.data import loader, random, task
+from t5x_like.data import chunk_rows, loader, random, task
+from t5x_like.data.document_chunks import Chunks, Others
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
-from t5x_like.store import chunk_rows
-from t5x_like.store.document_chunks import Chunks, Others
 from t5x_like.vocabularies import ByteVocabulary, special
 
 SIZE = 64  # tokens of every document
@@ -24,10 +22,11 @@ class Uniform:
 
   def __init__(self, num_documents: int):
     self.num_documents, self.num_tokens = num_documents, num_documents * SIZE
-    self.manifest = types.SimpleNamespace(append_eos=False)
+    self.append_eos = False
 
-  def windows(self, starts_B, length):
-    return ((starts_B[:, None] + np.arange(length)) // SIZE % 2**31).astype(np.int32)
+  def padded(self, array, starts_B, sizes_B, length):
+    tokens_BL = (starts_B[:, None] + np.arange(length)) // SIZE % 2**31
+    return np.where(np.arange(length) < sizes_B[:, None], tokens_BL, 0).astype(np.int32)
 
   def document_spans(self, documents_N):
     assert (0 <= documents_N).all() and (documents_N < self.num_documents).all()
@@ -208,7 +207,7 @@ def test_rows_are_those_of_best_fit_decreasing(tmp_path, append_eos, room, besid
   made = chunk_rows.ChunkRows(store, room, beside, spare=spare, most=most, least=least)
   length, expected = room - beside - spare, []
   starts = np.cumsum([0, *(size + append_eos for size in sizes)])
-  for first, end in itertools.pairwise(store.first_documents.tolist()):
+  for first, end in itertools.pairwise(store.first_items.tolist()):
     for block in range(first, end, 256):
       last, alone = [], []
       for number in range(block, min(block + 256, end)):
@@ -235,7 +234,7 @@ def test_counts_are_kept_and_only_used_for_what_they_count(tmp_path, monkeypatch
   other = stores.write(tmp_path / "other", stores.many_documents()[1:], shard_tokens=8_000)
   expected, calls, count_all = Chunks(store, 50), [], Chunks._count_all
   monkeypatch.setenv("T5X_LIKE_CACHE", str(tmp_path / "cache"))
-  monkeypatch.setattr("t5x_like.store.document_chunks._KEPT", 1)
+  monkeypatch.setattr("t5x_like.data.document_chunks._KEPT", 1)
   monkeypatch.setattr(Chunks, "_count_all", lambda chunks: calls.append(1) or count_all(chunks))
   index = np.arange(expected.num_examples)
   for _ in range(2):

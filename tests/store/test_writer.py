@@ -1,0 +1,142 @@
+"""Stores of any arrays: what is written is what is read, in one stream of items or in parts joined later."""
+
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from t5x_like.errors import DamageError, UserError
+from t5x_like.store.manifest import Array
+from t5x_like.store.reader import Store
+from t5x_like.store.writer import StoreWriter, described, publish, write_shard
+
+ARRAYS = [Array("ids", "uint16"), Array("boxes", "float32", 4), Array("label", "int32")]
+ABOUT = dict(name="n", split="train", facts={"classes": ["a", "b"]}, source={"from": "here"})
+
+
+def items_of(lengths):
+  """The items of a store, some without values; lengths [N, 2] of ids and boxes, and one label for each."""
+  generator, lengths = np.random.default_rng(0), np.asarray(lengths).reshape(-1, 2)
+  ids, boxes = lengths.sum(axis=0)
+  return {
+    "ids": (generator.integers(0, 2**16, ids).astype(np.uint16), lengths[:, 0]),
+    "boxes": (generator.random((boxes, 4), np.float32), lengths[:, 1]),
+    "label": (np.arange(len(lengths), dtype=np.int32), np.ones(len(lengths), np.int64)),
+  }
+
+
+def part_of(items, first, end):
+  cut = {}
+  for name, (values, lengths) in items.items():
+    ends = np.append(0, np.cumsum(lengths))
+    cut[name] = values[ends[first] : ends[end]], lengths[first:end]
+  return cut
+
+
+def write(path, items, shard_values=10**9, at_once=10**9):
+  with StoreWriter(path, arrays=ARRAYS, shard_values=shard_values, **ABOUT) as writer:
+    count = len(items["label"][1])
+    for first in range(0, count, at_once):
+      writer.extend(part_of(items, first, min(first + at_once, count)))
+    writer.skipped["too long"] += 3
+  return Store.open(path, "full")
+
+
+def files_of(root):
+  return {str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()}
+
+
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory):
+  """A store of several shards and its items."""
+  items = items_of(np.random.default_rng(1).integers(0, 5, (60, 2)))
+  path = tmp_path_factory.mktemp("intact") / "train"
+  assert write(path, items, shard_values=90).manifest.num_shards > 2
+  return path, items
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+  st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=30),
+  st.integers(1, 60),
+  st.integers(1, 40),
+  st.randoms(use_true_random=False),
+)
+def test_any_items_any_shards(tmp_path, lengths, shard_values, at_once, random):
+  for name in ("one", "two"):
+    shutil.rmtree(tmp_path / name, ignore_errors=True)
+  items = items_of(lengths)
+  store = write(tmp_path / "one", items, shard_values, at_once)
+  write(tmp_path / "two", items, shard_values)
+  assert files_of(tmp_path / "one") == files_of(tmp_path / "two")
+  assert store.num_items == len(lengths) and store.manifest.skipped == {"too long": 3}
+  for name, (values, counts) in items.items():
+    np.testing.assert_array_equal(store.values(name), values, strict=True)
+    np.testing.assert_array_equal(store.ends(name), np.cumsum(counts))
+    starts = np.array([random.randint(0, len(values)) for _ in range(8)])
+    sizes = np.array([random.randint(0, len(values) - start) for start in starts.tolist()])
+    expected = np.concatenate([values[start : start + size] for start, size in zip(starts, sizes, strict=True)])
+    np.testing.assert_array_equal(store.stretches(name, starts, sizes), expected, strict=True)
+
+
+def test_stretches_as_rows_and_outside(intact):
+  store, values = Store.open(intact[0]), intact[1]["ids"][0]
+  rows = store.padded("ids", np.array([3, len(values) - 2]), np.array([4, 2]), 5)
+  assert rows.dtype == np.int32 and rows.tolist() == [[*values[3:7], 0], [*values[-2:], 0, 0, 0]]
+  for start, size in ((-1, 2), (len(values) - 1, 2), (5, -1)):
+    with pytest.raises(ValueError, match="outside|negative"):
+      store.stretches("ids", np.array([start]), np.array([size]))
+
+
+def test_parts_written_apart_are_joined_to_the_same_content(intact, tmp_path):
+  store, items = Store.open(intact[0]), intact[1]
+  bounds, work = store.first_items.tolist(), tmp_path / "work"
+  work.mkdir()
+  shards = {
+    number: write_shard(work, f"{number:06d}", ARRAYS, part_of(items, bounds[number], bounds[number + 1]))
+    for number in reversed(range(len(bounds) - 1))
+  }
+  joined = described([shards[number] for number in sorted(shards)], arrays=ARRAYS, skipped={}, **ABOUT)
+  publish(work, tmp_path / "train", joined, None)
+  again = Store.open(tmp_path / "train", "full")
+  assert again.fingerprint == store.fingerprint  # names of shards and skipped records are no content
+  np.testing.assert_array_equal(again.values("boxes"), items["boxes"][0])
+
+
+def test_every_damaged_file_is_found(intact, tmp_path):
+  path = pathlib.Path(shutil.copytree(intact[0], tmp_path / "train"))
+  files = sorted(file for file in path.rglob("*") if file.is_file() and file.stat().st_size)
+  assert len(files) > 3 + 2 * 3 * 2
+  for file in files:
+    content = file.read_bytes()
+    for place in (0, len(content) // 2, len(content) - 1):
+      file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+      with pytest.raises((DamageError, UserError), match=file.name):
+        Store.open(path, "full")
+    file.write_bytes(content)
+  Store.open(path, "full")
+
+
+def test_ends_that_do_not_ascend_are_refused(intact, tmp_path):
+  path = pathlib.Path(shutil.copytree(intact[0], tmp_path / "train"))
+  file = path / "boxes.ends" / "00000001"
+  ends = np.fromfile(file, "<i8")
+  around = np.array([2**63 - 1, 5 - 2**63, -1, *ends[3:]])  # its differences overflow and are positive
+  for wrong in (ends[::-1], ends + 1, ends - 1, np.full_like(ends, 2**62), around):
+    wrong.tofile(file)
+    with pytest.raises(DamageError, match="boxes.ends: found ends that do not ascend"):
+      Store.open(path, "size").ends("boxes")
+
+
+def test_what_cannot_be_kept_is_refused(tmp_path):
+  for array, message in (
+    (Array("../x", "int32"), "arrays: found '../x', expected a name"),
+    (Array("x", "complex64"), "dtype: found 'complex64', expected one of"),
+  ):
+    with pytest.raises(UserError, match=message):
+      with StoreWriter(tmp_path / "a" / "b" / "train", arrays=[array], **ABOUT) as writer:
+        writer.extend({array.name: (np.zeros(2, array.dtype), np.array([2]))})
+  assert not [file for file in tmp_path.rglob("*") if file.is_file()]
