@@ -26,6 +26,7 @@ from t5x_like.training.guard import GUARDS
 from t5x_like.training.optimizer import OPTIMIZERS
 from t5x_like.training.schedule import SCHEDULES
 from t5x_like.training.tuning import TUNINGS
+from t5x_like.vocabularies import storage
 
 RANDOM = "random"  # a teacher without a run
 _TO_TOTAL = ("linear", "cosine")  # schedules that end with the run by default
@@ -131,7 +132,8 @@ def task_vocabulary(config: ConfigDict) -> vocabularies.Vocabulary:
   if store == "builtin":
     return vocabularies.load("bytes")
   directory = f"{store}/{config.train_split}"
-  if not place(f"{directory}/vocabulary").is_dir():
+  manifest = place(f"{directory}/vocabulary/{storage.MANIFEST}")  # web servers have files, but no directories
+  if not (manifest.is_file() or manifest.parent.is_dir()):
     found = "no vocabulary in it" if place(directory).is_dir() else "no such directory"
     raise UserError(
       f"{directory}: no token store ({found}): make one with python -m tools.prepare_data --source=... --vocabulary=..."
