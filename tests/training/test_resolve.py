@@ -10,7 +10,7 @@ from t5x_like import config as config_lib
 from t5x_like import recipes
 from t5x_like.data import task as tasks
 from t5x_like.errors import UserError
-from t5x_like.store import reader
+from t5x_like.store import tokens
 from t5x_like.training.build import build
 from t5x_like.training.resolve import resolve, table_size, task_vocabulary
 
@@ -53,7 +53,7 @@ def closed(monkeypatch):
     raise AssertionError("data were opened")
 
   monkeypatch.setattr(tasks, "build_at", opened)
-  monkeypatch.setattr(reader.TokenStore, "open", opened)
+  monkeypatch.setattr(tokens.TokenStore, "open", opened)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
