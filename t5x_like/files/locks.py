@@ -181,6 +181,7 @@ class Lease:
     """
     found = self._file.read()
     if found is None:
+      self._file.parent.sizes(self._file.name)  # raises the error of a bucket that is gone
       raise TransientError(
         f"{self._file}: is gone, removed by another process or by hand, and so this directory is "
         "no longer held; this process stops; run the same command again"

@@ -7,7 +7,8 @@ import pytest
 
 from stores import many_documents, write
 from t5x_like import evaluate, predict, train
-from t5x_like.files import clients, remote
+from t5x_like.errors import UserError
+from t5x_like.files import clients, locks, remote
 from tests import object_server
 from tools import prepare_data
 
@@ -144,6 +145,18 @@ def test_a_lease_that_is_gone_is_not_taken_over(workdir, server, capfd):
   server.fault = fault
   assert train.main([*RUN, f"--workdir={address}", "--config.total_steps=40"]) == 69
   assert f"{address}/lease: is gone, removed by another process or by hand" in told(capfd, "transient error")
+
+
+def test_a_lease_in_a_bucket_that_is_gone(workdir, server, monkeypatch):
+  """The bucket is named, although it was found a moment ago."""
+  monkeypatch.setattr(remote, "_LOOK_SECONDS", 60)
+  directory = remote.Remote(workdir[0])
+  with locks.Lease(directory, "lease", "is here: {}") as lease:
+    assert (directory / "no_such_file").read() is None
+    server.fault = lambda operation, name: "no bucket"
+    with pytest.raises(UserError, match=GONE):
+      lease.check()
+    server.fault = lambda operation, name: None
 
 
 @pytest.mark.parametrize("answer, operations, said", LOST.values(), ids=LOST)
