@@ -4,7 +4,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
@@ -76,10 +75,10 @@ def test_a_killed_preparation_worker_is_told_and_the_same_command_goes_on(part_b
   assert prepare_data.main([*flags(lines, tmp_path / "whole", 1), size]) == 0
   command = [sys.executable, "-m", "tools.prepare_data", *flags(lines, output, 2), size]
   preparation = subprocess.Popen(command, cwd=REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-  begun, helpers, wait = output / ".train.incomplete" / "tokens", [], draw.uniform(0, 0.5)
-  while preparation.poll() is None and not (begun.is_dir() and any(begun.iterdir())):
+  begun, helpers = output / ".train.incomplete" / "tokens", []
+  enough = draw.randint(1, max(1, len(list((tmp_path / "whole" / "train" / "tokens").iterdir())) // 3))
+  while preparation.poll() is None and not (begun.is_dir() and len(list(begun.iterdir())) >= enough):
     helpers = psutil.Process(preparation.pid).children(recursive=True)
-  time.sleep(wait)
   workers = [one for one in helpers if one.is_running() and "spawn_main" in " ".join(one.cmdline())]
   draw.choice(workers).kill()
   _, said = preparation.communicate(timeout=600)
