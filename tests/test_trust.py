@@ -11,7 +11,7 @@ import pytest
 
 from t5x_like import config as config_lib
 from t5x_like import evaluate, predict, recipes, train, trust
-from t5x_like.corpora.cleaning import C4
+from t5x_like.corpora.cleaning import c4
 from t5x_like.corpora.sources import open_source
 from t5x_like.errors import UserError
 from tests.recipes import nano
@@ -189,9 +189,9 @@ def test_a_worker_may_import_the_language_id_of_its_command(tmp_path, monkeypatc
   monkeypatch.chdir(tmp_path)
   trust.begin(())
   with pytest.raises(UserError, match="language id: found 'lang:german', which this command does not name"):
-    C4(language_id="lang:german")
+    c4.Step(language_id="lang:german")
   trust.begin("lang:german")
-  data = pickle.dumps(C4(language_id="lang:german"))
+  data = pickle.dumps(c4.Step(language_id="lang:german"))
   done = subprocess.run([sys.executable, "-c", WORKER], input=data, capture_output=True, env={"PYTHONPATH": str(REPO)})
   assert done.stdout.decode().strip() == "not in en {'lang:german'}", done.stderr.decode()
 

@@ -14,16 +14,16 @@ import argparse
 import dataclasses
 import functools
 import hashlib
-import importlib.util
 import json
 import os
 import sys
 from typing import Any
 
-from t5x_like import trust, vocabularies
-from t5x_like.corpora import cleaning, duplicates, engines, sources
+from t5x_like import slots, trust, vocabularies
+from t5x_like.corpora import cleaning, engines, preparing, sources
 from t5x_like.corpora.documents import Documents
-from t5x_like.corpora.job import Job, Part, facts_hash, summary, whole_plan
+from t5x_like.corpora.job import Job
+from t5x_like.corpora.tokens import PART_BYTES, Part, Tokens, summary, whole_plan
 from t5x_like.errors import DamageError, TransientError, UserError, door, one_line
 from t5x_like.files import file_names
 from t5x_like.files.places import directory, is_remote, place
@@ -137,8 +137,8 @@ def _parser() -> argparse.ArgumentParser:
     "--clean",
     default="",
     metavar="STEPS",
-    help=f"of {', '.join(cleaning.STEPS)}, with commas: page filters, exact and near duplicates, "
-    "repeated three-sentence spans (t5x_like/corpora/cleaning.py; default: none)",
+    help=f"of {', '.join(cleaning.names())}, with commas: page filters, exact and near duplicates, "
+    "repeated three-sentence spans (t5x_like/corpora/cleaning; default: none)",
   )
   parser.add_argument("--min_words", type=int, default=5, help="fewest words in a line, for c4 (default: %(default)s)")
   parser.add_argument("--min_sentences", type=int, default=3, help="fewest in a page, for c4 (default: %(default)s)")
@@ -152,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument("--language", default="en", help="(default: %(default)s)")
   parser.add_argument(
     "--engine",
-    choices=("processes", "beam"),
+    choices=slots.names(engines),
     default="processes",
     help="processes of this machine, or Apache Beam (default: %(default)s)",
   )
@@ -166,7 +166,7 @@ def _parser() -> argparse.ArgumentParser:
   parser.add_argument(
     "--part_bytes",
     type=int,
-    default=2**26,
+    default=PART_BYTES,
     help="bytes of source files in a part, which one worker makes (default: %(default)s)",
   )
   verify = "full reads the finished store again and compares its checksums with those of what was written"
@@ -174,11 +174,7 @@ def _parser() -> argparse.ArgumentParser:
   return parser
 
 
-def _steps(args: argparse.Namespace) -> tuple[tuple[str, ...], cleaning.C4]:
-  steps = tuple(step for step in args.clean.split(",") if step)
-  for step in steps:
-    if step not in cleaning.STEPS:
-      raise UserError(f"--clean={args.clean}: found {step!r}, expected some of {', '.join(cleaning.STEPS)}")
+def _steps(args: argparse.Namespace) -> tuple[cleaning.Step, ...]:
   trust.begin(args.language_id)
   words: tuple[str, ...] = ()
   if args.bad_words:
@@ -187,24 +183,32 @@ def _steps(args: argparse.Namespace) -> tuple[tuple[str, ...], cleaning.C4]:
     except (OSError, UnicodeDecodeError) as error:
       raise UserError(f"--bad_words={args.bad_words}: cannot be read ({error})") from error
     words = tuple(sorted({line.strip().lower() for line in lines if line.strip()}))
-  return steps, cleaning.C4(args.min_words, args.min_sentences, words, args.language_id, args.language)
+  c4 = {name: getattr(args, name) for name in ("min_words", "min_sentences", "language_id", "language")}
+  return cleaning.steps(f"--clean={args.clean}", args.clean, {"c4": c4 | {"bad_words": words}})
+
+
+def _cleaning(listed: str, steps: tuple[cleaning.Step, ...]) -> dict[str, Any]:
+  """Return the record of the steps for a manifest."""
+  record: dict[str, Any] = {"steps": [step for step in listed.split(",") if step]}
+  for step in steps:
+    record |= dataclasses.asdict(step) | ({step.name: step.edition} if step.edition else {})
+  return json.loads(json.dumps(record))
 
 
 @door
 def main(argv: list[str] | None = None) -> None:
   args, pipeline = _parser().parse_known_args(argv)
-  if pipeline and args.engine != "beam":
+  engine_class = slots.find("--engine", args.engine, engines, "Engine")
+  if pipeline and not engine_class.takes_options:
     _parser().error(f"unrecognized arguments: {' '.join(pipeline)}")
   for name in ("workers", "shard_tokens", "part_bytes"):
     if getattr(args, name) < 1:
       raise UserError(f"--{name}={getattr(args, name)}: expected at least 1")
   if not 0 <= args.validation_fraction < 1:
     raise UserError(f"--validation_fraction={args.validation_fraction}: expected a fraction from 0 to below 1")
-  if args.engine == "beam" and not importlib.util.find_spec("apache_beam"):
-    raise UserError("--engine=beam: found no Apache Beam here; pip install 't5x-like[beam]'")
   if is_remote(args.output):
     _check_reached(args.output)
-  steps, c4 = _steps(args)
+  steps = _steps(args)
   vocabulary = vocabularies.load(args.vocabulary)
   documents = Documents(args.source, data_dir=args.data_dir, text_field=args.text_field)
   source = documents.source
@@ -218,9 +222,7 @@ def main(argv: list[str] | None = None) -> None:
       "part_bytes": args.part_bytes,
     }
     if steps:
-      record["cleaning"] = json.loads(json.dumps({"steps": steps, **(dataclasses.asdict(c4) if "c4" in steps else {})}))
-    if "near" in steps:
-      record["cleaning"]["near"] = duplicates.NEAR
+      record["cleaning"] = _cleaning(args.clean, steps)
     name = file_names.check("--name", args.name or source.name)
     progress = f"{root}/.{output}.progress"
     if _exists(path, vocabulary, {**record, "name": name, "append_eos": args.append_eos}):
@@ -228,27 +230,10 @@ def main(argv: list[str] | None = None) -> None:
       print(f"{path}: exists already, made from the same inputs (files by name and size); nothing to do", flush=True)
       _warn_of_changes(source, part.split, path)
       continue
-    job = Job(
-      args.source,
-      args.data_dir,
-      args.text_field,
-      facts_hash(documents),
-      tuple(source.changed(part.split)),
-      part.split,
-      part.low,
-      part.high,
-      args.vocabulary,
-      vocabulary.fingerprint,
-      args.append_eos,
-      args.shard_tokens,
-      args.part_bytes,
-      steps,
-      c4,
-      work=path if is_remote(path) else f"{root}/.{output}.incomplete",
-      progress=progress,
-    )
-    options = pipeline if args.engine == "beam" else None
-    engines.run(job, path, workers=args.workers, pipeline=options, name=name, split=output, source=record)
+    sizes = {"shard_values": args.shard_tokens, "part_bytes": args.part_bytes}
+    tokens = Tokens.of(documents, part, args.vocabulary, append_eos=args.append_eos, steps=steps, **sizes)
+    engine = engine_class(args.workers, pipeline)
+    preparing.prepare(Job.at(path, tokens), path, engine, name=name, split=output, source=record)
     store = TokenStore.open(path, verify=args.verify)
     counts = store.manifest.source["counts"]
     skipped = "".join(f", {n} skipped ({reason})" for reason, n in store.manifest.skipped.items())

@@ -25,18 +25,18 @@ from typing import Any
 
 from t5x_like import vocabularies
 from t5x_like.config import Corpus
-from t5x_like.corpora import cleaning, duplicates, engines
+from t5x_like.corpora import cleaning, preparing
 from t5x_like.corpora.documents import Documents
-from t5x_like.corpora.job import Job, Part, facts_hash, parts_of, summary, whole_plan
+from t5x_like.corpora.engines import processes
+from t5x_like.corpora.job import Job
+from t5x_like.corpora.tokens import Part, Tokens, summary, whole_plan
 from t5x_like.errors import TransientError, UserError, did_you_mean, one_line
 from t5x_like.files import locks
 from t5x_like.files.locks import Held
-from t5x_like.files.places import Local, Place, is_remote, place
+from t5x_like.files.places import Local, Place, place
 from t5x_like.store import manifest as manifests
-from t5x_like.store.writer import SHARD_VALUES
 
 _EDITION = 1  # of the result for the same request
-_PART_BYTES = 2**26
 _WORKER_BYTES = 2**23  # source bytes per process beyond the first, because a process takes seconds to start
 _PULSE_SECONDS, _SAY_SECONDS = 10.0, 60.0
 _SILENCE_SECONDS = 600.0  # without a pulse of the preparing process
@@ -54,10 +54,7 @@ def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
     UserError: the source, vocabulary or cache cannot be used, the split or a cleaning step does not exist, or another
       process prepares the store and shows no sign of life.
   """
-  steps = tuple(step for step in corpus.clean.split(",") if step)
-  for step in steps:
-    if step not in cleaning.STEPS:
-      raise UserError(f"config.task.clean: found {step!r}, expected some of {', '.join(cleaning.STEPS)}, with commas")
+  steps = cleaning.steps("config.task.clean", corpus.clean)
   if not 0 <= corpus.validation_fraction < 1:
     raise UserError(f"config.task.validation_fraction: found {corpus.validation_fraction}, expected 0 to below 1")
   vocabulary = vocabularies.load(corpus.vocabulary)
@@ -66,11 +63,11 @@ def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
     "source": corpus.source,
     "text_field": corpus.text_field,
     "data_dir": corpus.data_dir,
-    "clean": steps,
+    "clean": [step for step in corpus.clean.split(",") if step],
     "validation_fraction": corpus.validation_fraction,
     "append_eos": append_eos,
     "vocabulary": vocabulary.fingerprint,
-    "edition": [manifests.FORMAT, _EDITION, *([duplicates.NEAR] if "near" in steps else [])],
+    "edition": [manifests.FORMAT, _EDITION, *(step.edition for step in steps if step.edition)],
   }
   request = _hash(asked)
 
@@ -102,30 +99,11 @@ def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
           flush=True,
         )
     print(f"data: {path}: preparing split {split} of {corpus.source}", flush=True)
-    remote, part = is_remote(path), plan[split]
-    job = Job(
-      corpus.source,
-      corpus.data_dir,
-      corpus.text_field,
-      facts_hash(documents),
-      tuple(source.changed(part.split)),
-      part.split,
-      part.low,
-      part.high,
-      corpus.vocabulary,
-      vocabulary.fingerprint,
-      append_eos,
-      SHARD_VALUES,
-      _PART_BYTES,
-      steps,
-      cleaning.C4(),
-      work=path if remote else f"{home}/.{split}.incomplete",
-      progress=f"{home}/.{split}.progress",
-    )
-    size = sum(source.part_size(part.split, one) for one in parts_of(job))
-    workers = max(1, min(os.cpu_count() or 1, size // _WORKER_BYTES))
+    tokens = Tokens.of(documents, plan[split], corpus.vocabulary, append_eos=append_eos, steps=steps)
+    size = sum(map(tokens.part_size, range(tokens.num_parts)))
+    engine = processes.Engine(max(1, min(os.cpu_count() or 1, size // _WORKER_BYTES)))
     record: dict[str, Any] = {"documents": summary(documents.facts()), **asked}
-    engines.run(job, path, workers=workers, name=source.name, split=split, source=record)
+    preparing.prepare(Job.at(path, tokens), path, engine, name=source.name, split=split, source=record)
   return path
 
 

@@ -19,6 +19,7 @@ class Documents:
 
   Attributes:
     source: the open source.
+    spelled, text_field, data_dir: the arguments.
     skipped: number of skipped documents per split, by reason; complete once `wanted` is exhausted.
 
   Raises:
@@ -27,16 +28,16 @@ class Documents:
 
   def __init__(self, source: str, *, text_field: str = "text", data_dir: str | None = None):
     self.source = open_source(source, fields=(text_field,), data_dir=data_dir)
-    self._spelled, self._field = source, text_field
+    self.spelled, self.text_field, self.data_dir = source, text_field, data_dir
     self.skipped = {split: Counter() for split in self.source.splits}
 
   def facts(self) -> dict[str, Any]:
     """Return the facts that define the documents, known without reading them; JSON, free of absolute paths."""
-    return self.source.facts(self._field)
+    return self.source.facts(self.text_field)
 
   def read(self, split: str, part: tuple[int, int] | None = None) -> Iterator[str | Skip]:
     """Iterate over all documents of a split or part, unwanted documents included, in the source's order."""
-    return self.source.documents(split, self._field, part)
+    return self.source.documents(split, self.text_field, part)
 
   def wanted(self, split: str) -> Iterator[str]:
     """Yield the usable documents of a split, at least one.
@@ -55,9 +56,7 @@ class Documents:
         yield document
     if not count:
       reasons = ", ".join(f"{n} skipped: {reason}" for reason, n in sorted(skipped.items())) or "none skipped"
-      raise UserError(
-        f"source {self._spelled}: found 0 documents in split {split!r} ({reasons}), expected at least one"
-      )
+      raise UserError(f"source {self.spelled}: found 0 documents in split {split!r} ({reasons}), expected at least one")
 
 
 def unwanted(document: str | Skip) -> str | None:

@@ -1,72 +1,44 @@
-"""Removal of duplicates in a whole split: pages are signed by part, compared step by step, and marked by part.
+"""Removal of duplicates in a whole split: items are signed by part, compared step by step, and marked by part.
 
-The first of several equal pages stays. The optional steps of a job, in order:
-
-- exact: pages with the same text, except for case and spaces;
-- near: pages whose sets of five-word shingles have a Jaccard similarity of about 0.8 or more. `bands` finds the bands
-  that two pages share, so that `near` compares only pages that share one (`matching.similar`);
-- spans: three consecutive sentences that occur more than once in the remaining pages, except for case and spaces; all
-  but the first occurrence are removed from their pages.
-
-A comparison is a group-by: `entries` returns the keys of a part, `Comparison.match` marks duplicates in any set of
-complete keys, and `save` collects a part's marks. Every engine calls these three functions, so all give the same
-result. A part sends each key of `exact`, `bands` and `spans` once, so a key has at most one entry per part.
+A comparison is a group-by: `entries` returns the keys of a part, `matched` marks duplicates in any set of complete
+keys, and `save` collects a part's marks. Every engine calls these three functions, so all give the same result. The
+steps (`cleaning/`) say what the keys are and which entries of a key are duplicates.
 
 Each comparison leaves one file per part in the job's progress directory and, at its end, a file `done`.
 """
 
 import concurrent.futures
-import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from t5x_like.corpora import matching, progress_files, signatures
-from t5x_like.corpora.job import Job, Marks, cleaned, documents_of, parts_of
+from t5x_like.corpora import progress_files
+from t5x_like.corpora.cleaning import Comparison, Duplicates, Entries
+from t5x_like.corpora.job import Job, Marks
 from t5x_like.errors import UserError
 from t5x_like.files.places import Place, place
 
-NEAR = (
-  2  # the edition of what counts as a near duplicate, recorded in manifests; the first compared with kept pages only
-)
-
-Entries = dict[str, np.ndarray]  # key uint64 [n], place int64 [n] and, for `near`, minhash uint32 [n, HASHES]
+Marked = list[tuple[int, np.ndarray]]  # parts, and places in each
 
 
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-  """A group-by over a split.
-
-  Attributes:
-    name: name of the comparison and of the directory of its marks.
-    step: the step of `cleaning.STEPS` that needs it.
-    pick: function of a job, a part, its signatures and its dropped pages that returns the part's entries.
-    match: see `matching.py`.
-  """
-
-  name: str
-  step: str
-  pick: Callable[[Job, int, dict[str, np.ndarray], np.ndarray], Entries]
-  match: Callable[..., np.ndarray]
-
-
-def wanted(job: Job) -> list[Comparison]:
-  """Return the comparisons that the job's steps need, in order."""
-  return [one for one in _COMPARISONS if one.step in job.steps]
+def steps(job: Job) -> list[Duplicates]:
+  """Return the steps of a job that remove duplicates, in order."""
+  return [step for step in job.kind.steps if isinstance(step, Duplicates)]
 
 
 def missing(job: Job) -> list[Comparison]:
   """Return the comparisons to make: the first one that is not complete and intact, and all after it."""
-  for number, one in enumerate(wanted(job)):
-    paths = (_path(job, one.name, part) for part in range(len(parts_of(job))))
+  wanted = [one for step in steps(job) for one in step.comparisons]
+  for number, one in enumerate(wanted):
+    paths = (_path(job, one.name, part) for part in range(job.kind.num_parts))
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
       if not _done(job, one).exists() or None in pool.map(progress_files.load, paths):
-        return wanted(job)[number:]
+        return wanted[number:]
   return []
 
 
 def sign(job: Job, number: int) -> None:
-  """Save the signatures of a part's documents, unless they exist."""
+  """Save the signatures of a part's items, unless they exist."""
   path = _path(job, "signatures", number)
   if progress_files.load(path) is None:
     with progress_files.writing(job.progress):
@@ -76,17 +48,19 @@ def sign(job: Job, number: int) -> None:
 def _sign(job: Job, number: int, path: Place) -> None:
   pulse = progress_files.Pulse(place(job.progress) / "now" / "signatures" / f"{number:06d}")
   kept: list[bool] = []
-  signed: list[signatures.Signature] = []
-  for document in documents_of(job).read(job.split, parts_of(job)[number]):
-    text = cleaned(job, document)[0]
+  comparing = steps(job)
+  signed = {step.name: [step.sign("")[:0]] for step in comparing}
+  for item in job.kind.read(number):
+    text = job.kind.clean(item)[0]
     kept.append(text is not None)
     if text is not None:
-      signed.append(signatures.signature(text, job.steps))
+      for step in comparing:
+        signed[step.name].append(step.sign(text))
     pulse(len(kept))
-  found = signatures.Signatures.of(signed)
-  progress_files.save_arrays(
-    path, kept=np.array(kept, bool), exact=found.exact, minhash=found.minhash, spans=found.spans, lengths=found.lengths
-  )
+  arrays = {"kept": np.array(kept, bool)}
+  for name, pages in signed.items():
+    arrays |= {name: np.concatenate(pages), f"{name}_lengths": np.array([len(page) for page in pages[1:]], np.int64)}
+  progress_files.save_arrays(path, **arrays)
   pulse(len(kept), done=True)
 
 
@@ -98,7 +72,26 @@ def begin(job: Job, one: Comparison) -> None:
 def entries(job: Job, one: Comparison, number: int) -> Entries:
   """Return a part's entries."""
   found = _arrays(job, "signatures", number)
-  return one.pick(job, number, found, _dropped(job, number, found, before=one.name))
+  for step, live_n in _live(job, number, found):
+    if one in step.comparisons:
+      before = step.comparisons[: step.comparisons.index(one)]
+      marked = _places(job, before[-1], number) if before else np.zeros(0, np.int64)
+      return one.entries(found[step.name][live_n], live_n, marked)
+  raise ValueError(f"no step of the job compares {one.name}")
+
+
+def matched(one: Comparison, pieces: Iterable[tuple[int, Entries]]) -> Marked:
+  """Mark duplicates; `pieces`, pairs of a part and entries of it, must contain every entry of each key."""
+  pieces = sorted(((part, found) for part, found in pieces if found["key"].size), key=lambda piece: piece[0])
+  if not pieces:
+    return []
+  part_N = np.concatenate([np.full(found["key"].size, part) for part, found in pieces])
+  found = {name: np.concatenate([found[name] for _, found in pieces]) for name in pieces[0][1]}
+  marked_N = one.match(part_N, **found)
+  if not marked_N.any():
+    return []
+  part_p, first_p = np.unique(part_N[marked_N], return_index=True)
+  return list(zip(part_p.tolist(), np.split(found["place"][marked_N], first_p[1:]), strict=True))
 
 
 def save(job: Job, one: Comparison, number: int, places: Iterable[np.ndarray]) -> None:
@@ -113,80 +106,39 @@ def end(job: Job, one: Comparison) -> None:
   progress_files.save(_done(job, one), b"")
 
 
-def marks(job: Job, number: int) -> Marks | None:
-  """Return the duplicates of a part, by document; None if the job removes no duplicates."""
-  if not wanted(job):
-    return None
+def marks(job: Job, number: int) -> dict[str, Marks]:
+  """Return the marks of a part's items by step."""
+  if not steps(job):
+    return {}
   found = _arrays(job, "signatures", number)
-  dropped_P = _dropped(job, number, found)
-  repeated_S = np.zeros(found["spans"].size, bool)
-  if "spans" in job.steps:
-    live = _live_spans(found, dropped_P)
-    repeated_S[live[_repeats(found["spans"][live])]] = True
-    repeated_S[_places(job, "spans", number)] = True
-  kept_D = found["kept"]
-  dropped_D, lengths_D = np.zeros(kept_D.size, np.uint8), np.zeros(kept_D.size, np.int64)
-  dropped_D[kept_D], lengths_D[kept_D] = dropped_P, found["lengths"]
-  return dropped_D, np.split(repeated_S, np.cumsum(lengths_D)[:-1])
+  marks = {}
+  for step, live_n in _live(job, number, found):
+    marked_n = np.zeros(len(found[step.name]), bool)
+    marked_n[_marked(job, number, step, found, live_n)] = True
+    lengths_D = np.zeros(found["kept"].size, np.int64)
+    lengths_D[found["kept"]] = found[f"{step.name}_lengths"]
+    marks[step.name] = Marks(marked_n, np.concatenate([[0], np.cumsum(lengths_D)]))
+  return marks
 
 
-def _dropped(job: Job, number: int, found: dict[str, np.ndarray], before: str | None = None) -> np.ndarray:
-  """Mark the pages of a part dropped by comparisons before `before`, or by all: uint8 [P], 1 exact, 2 near, 0 kept."""
-  dropped_P = np.zeros(found["exact"].size, np.uint8)
-  for one in wanted(job):
-    if one.name == before:
-      break
-    if one.name == "exact":
-      dropped_P[_repeats(found["exact"])] = 1
-    if one.name in ("exact", "near"):
-      dropped_P[_places(job, one.name, number)] = 1 if one.name == "exact" else 2
-  return dropped_P
+def _live(job: Job, number: int, found: dict[str, np.ndarray]) -> Iterator[tuple[Duplicates, np.ndarray]]:
+  """Yield each step and the places of a part's signatures of pages that no earlier step has removed."""
+  live_P = np.ones(np.count_nonzero(found["kept"]), bool)
+  for step in steps(job):
+    page_n = np.repeat(np.arange(live_P.size), found[f"{step.name}_lengths"])
+    live_n = np.flatnonzero(live_P[page_n])
+    yield step, live_n
+    if step.whole_pages:
+      live_P[page_n[_marked(job, number, step, found, live_n)]] = False
 
 
-def _exact(job: Job, number: int, found: dict[str, np.ndarray], dropped_P: np.ndarray) -> Entries:
-  key, place = np.unique(found["exact"], return_index=True)
-  return {"key": key, "place": place}
+def _marked(job: Job, number: int, step: Duplicates, found: dict[str, np.ndarray], live_n: np.ndarray) -> np.ndarray:
+  """Return the places of a part's signatures that a step marks."""
+  return np.union1d(live_n[step.repeats(found[step.name][live_n])], _places(job, step.comparisons[-1], number))
 
 
-def _bands(job: Job, number: int, found: dict[str, np.ndarray], dropped_P: np.ndarray) -> Entries:
-  key = np.unique(signatures.same_bands(found["minhash"][dropped_P == 0]))
-  return {"key": key, "place": key.view(np.int64)}
-
-
-def _near(job: Job, number: int, found: dict[str, np.ndarray], dropped_P: np.ndarray) -> Entries:
-  live = np.flatnonzero(dropped_P == 0)
-  key_n = signatures.same_bands(found["minhash"][live]).reshape(-1)
-  _, inverse_n, count = np.unique(key_n, return_inverse=True, return_counts=True)
-  some = np.flatnonzero((count[inverse_n] > 1) | np.isin(key_n, _places(job, "bands", number).view(np.uint64)))
-  place = live[some // signatures.BANDS]
-  return {"key": key_n[some], "place": place, "minhash": found["minhash"][place]}
-
-
-def _spans(job: Job, number: int, found: dict[str, np.ndarray], dropped_P: np.ndarray) -> Entries:
-  live = _live_spans(found, dropped_P)
-  key, first = np.unique(found["spans"][live], return_index=True)
-  return {"key": key, "place": live[first]}
-
-
-_COMPARISONS = (
-  Comparison("exact", "exact", _exact, matching.earlier),
-  Comparison("bands", "near", _bands, matching.shared),
-  Comparison("near", "near", _near, matching.similar),
-  Comparison("spans", "spans", _spans, matching.earlier),
-)
-
-
-def _live_spans(found: dict[str, np.ndarray], dropped_P: np.ndarray) -> np.ndarray:
-  return np.flatnonzero(np.repeat(dropped_P == 0, found["lengths"]))
-
-
-def _repeats(key_N: np.ndarray) -> np.ndarray:
-  """Mark keys that have occurred before in their part: bool [N]."""
-  return matching.earlier(np.zeros(key_N.size, np.int64), key_N, np.arange(key_N.size))
-
-
-def _places(job: Job, name: str, number: int) -> np.ndarray:
-  return _arrays(job, name, number)["places"]
+def _places(job: Job, one: Comparison, number: int) -> np.ndarray:
+  return _arrays(job, one.name, number)["places"]
 
 
 def _arrays(job: Job, kind: str, number: int) -> dict[str, np.ndarray]:

@@ -1,204 +1,161 @@
-"""A job that prepares a token store, and its operations on documents: splitting, cleaning, tokenising."""
+"""A job that prepares a store, and the kinds of stores: what a part of a source becomes, and where that is kept.
 
+A kind divides a source into parts and makes arrays of a part's items, batch by batch. The kind is chosen when the job
+is made: tokens of documents (`tokens.py`), examples, images. `building.py` and the engines treat all alike.
+"""
+
+import abc
 import dataclasses
 import functools
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from t5x_like import vocabularies
 from t5x_like.corpora import cleaning
-from t5x_like.corpora.documents import Documents, unwanted
-from t5x_like.corpora.sources import Skip, Source
-from t5x_like.errors import UserError
+from t5x_like.files.places import is_remote
+from t5x_like.vocabularies import Vocabulary
 
-_LONGEST_FACTS = 4096  # characters of JSON
-_BATCH_CHARACTERS = 2**19  # text cleaned and tokenised at once
-_DROPPED = {1: "exact duplicate", 2: "near duplicate"}
 _VERSION = 5  # of parts and signatures; other versions are rebuilt
-_OTHER_SIDE = ""  # the reason of documents that belong to another split; not counted
-
-Marks = tuple[np.ndarray, list[np.ndarray]]  # of a part's documents: uint8 [documents], and bool [spans] for each
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-  """The documents of a source's split whose hash, as a fraction of all hashes, lies in [low, high)."""
-
-  split: str
-  low: float = 0.0
-  high: float = 1.0
-
-
-def whole_plan(source: Source, fraction: float) -> dict[str, Part]:
-  """Return the part of each split; without a validation split, train lends it `fraction` of its documents."""
-  plan = {split: Part(split) for split in source.splits}
-  if "train" in plan and "validation" not in plan and fraction:
-    plan |= {"train": Part("train", low=fraction), "validation": Part("train", high=fraction)}
-  return plan
-
-
-@dataclasses.dataclass(frozen=True)
-class Job:
-  """Everything that determines a store's bytes, and its directories; pickled to other processes and machines.
+class Made:
+  """What a batch of D items has become.
 
   Attributes:
-    source, data_dir, text_field: the source to open; `facts` is the SHA-256 of its facts, checked on opening.
-    changed: last modification times of the source's files; parts built from older contents are rebuilt.
-    split, low, high: the documents of the source's split whose hash, as a fraction of all, lies in [low, high).
-    vocabulary: path of the vocabulary; `vocabulary_fingerprint` is checked on opening.
-    steps: steps of `cleaning.STEPS`; c4: the filters, if among the steps.
-    work, progress: the directory that becomes the store, and the directory for progress; local or remote.
+    arrays: by name, the concatenated values of all items, and the number of values of each, int64 [D]; 0 if skipped.
+      Empty if all are skipped.
+    reasons: for each item, why it is skipped: None if it is not, and empty if it is skipped but not counted.
+    removed: for each item, the amounts removed from it, by reason.
   """
 
-  source: str
-  data_dir: str | None
-  text_field: str
-  facts: str
-  changed: tuple[int | None, ...]
-  split: str
-  low: float
-  high: float
-  vocabulary: str
-  vocabulary_fingerprint: str
-  append_eos: bool
-  shard_tokens: int
-  part_bytes: int
-  steps: tuple[str, ...]
-  c4: cleaning.C4
-  work: str
-  progress: str
-
-  @functools.cached_property
-  def key(self) -> str:
-    """The SHA-256 of everything that determines the bytes."""
-    places = ("source", "data_dir", "vocabulary", "work", "progress")
-    content = {key: value for key, value in dataclasses.asdict(self).items() if key not in places}
-    content["version"] = _VERSION
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-@dataclasses.dataclass(frozen=True)
-class Batch:
-  """Consecutive documents of a part: texts or skips, the marks of duplicates, and the spans to remove."""
-
-  documents: list[str | Skip]
-  dropped: np.ndarray | None = None
-  spans: list[np.ndarray] | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Tokenised:
-  """Concatenated ids, each document's length (0 if skipped), the reason for skipping it, and the amounts removed."""
-
-  tokens_N: np.ndarray
-  lengths_D: np.ndarray
+  arrays: dict[str, tuple[np.ndarray, np.ndarray]]
   reasons: list[str | None]
   removed: list[Counter | None]
 
 
-def summary(facts: Any) -> Any:
-  """Return a source's facts for a manifest: the facts themselves or, if too long, their SHA-256."""
-  text = json.dumps(facts, sort_keys=True)
-  if len(text) <= _LONGEST_FACTS:
-    return facts
-  return {"form": facts.get("form"), "facts_sha256": hashlib.sha256(text.encode()).hexdigest()}
+class Kind(abc.ABC):
+  """The base of kinds, which are frozen dataclasses: they are pickled to other processes and machines.
+
+  Attributes:
+    unit: the array whose values are counted: for the sizes of shards and in messages.
+    shard_values: a shard closes at the first item that ends at or after this many values of `unit`.
+    items: the name of the items in messages.
+    advice: what to do if there are none, for a message.
+    whole_batches: whether shards close only between batches, because a batch's results are in another order.
+    counted: whether the manifest counts what was removed from items, and their lengths.
+    steps: the cleaning steps.
+    vocabulary: the vocabulary of the ids; None for none.
+    store_facts: the facts of the manifest.
+  """
+
+  unit: str
+  shard_values: int
+  items: str
+  advice: str
+  whole_batches: bool = False
+  counted: bool = False
+  steps: tuple[cleaning.Step, ...] = ()
+  vocabulary: Vocabulary | None
+  store_facts: dict[str, Any]
+
+  @property
+  @abc.abstractmethod
+  def facts(self) -> dict[str, Any]:
+    """Everything that determines the bytes, as JSON."""
+
+  @property
+  @abc.abstractmethod
+  def num_parts(self) -> int:
+    """The number of parts of the source."""
+
+  @abc.abstractmethod
+  def part_size(self, number: int) -> int:
+    """Return the stored bytes of a part, for progress display."""
+
+  @abc.abstractmethod
+  def read(self, number: int) -> Iterator[Any]:
+    """Yield the items of a part, in order."""
+
+  @abc.abstractmethod
+  def characters(self, item: Any, /) -> int:
+    """Return the size of an item, for dividing items into batches."""
+
+  @abc.abstractmethod
+  def make(self, batch: "Batch") -> Made:
+    """Make the arrays of a batch; called in any process."""
 
 
-def facts_hash(documents: Documents) -> str:
-  return hashlib.sha256(json.dumps(documents.facts(), sort_keys=True).encode()).hexdigest()
+@dataclasses.dataclass(frozen=True)
+class Job:
+  """A store to make.
+
+  Attributes:
+    kind: what it is made of.
+    work, progress: the directory that becomes the store, and the directory for progress; local or remote.
+  """
+
+  kind: Kind
+  work: str
+  progress: str
+
+  @classmethod
+  def at(cls, path: str, kind: Kind) -> "Job":
+    """Return the job that makes the store at `path`; an address, where files appear whole, is written in place."""
+    root, name = path[: path.rfind("/") + 1], path[path.rfind("/") + 1 :]
+    return cls(kind, work=path if is_remote(path) else f"{root}.{name}.incomplete", progress=f"{root}.{name}.progress")
+
+  @functools.cached_property
+  def key(self) -> str:
+    """The SHA-256 of everything that determines the bytes."""
+    return hashlib.sha256(json.dumps({**self.kind.facts, "version": _VERSION}, sort_keys=True).encode()).hexdigest()
 
 
-@functools.lru_cache(2)
-def _opened_documents(source: str, data_dir: str | None, text_field: str, facts: str) -> Documents:
-  documents = Documents(source, data_dir=data_dir, text_field=text_field)
-  if facts_hash(documents) != facts:
-    raise UserError(f"source {source}: found other files than when the preparation began; run the same command again")
-  return documents
+@dataclasses.dataclass(frozen=True)
+class Batch:
+  """Consecutive items of a part, and for each step that removes duplicates the marks of each item."""
+
+  items: list[Any]
+  marks: dict[str, list[np.ndarray]]
 
 
-@functools.lru_cache(2)
-def _opened_vocabulary(path: str, fingerprint: str) -> vocabularies.Vocabulary:
-  vocabulary = vocabularies.load(path)
-  if vocabulary.fingerprint != fingerprint:
-    raise UserError(f"vocabulary {path}: found another one than when the preparation began; run the same command again")
-  return vocabulary
+@dataclasses.dataclass(frozen=True)
+class Marks:
+  """The marks of a step on the signatures of a part's items.
+
+  Attributes:
+    marked: bool [n].
+    ends: int64 [D + 1], where the signatures of each item end, after a 0.
+  """
+
+  marked: np.ndarray
+  ends: np.ndarray
+
+  def of(self, first: int, past: int) -> list[np.ndarray]:
+    """Return the marks of items `first` to `past` - 1."""
+    ends = self.ends[first : past + 1]
+    return np.split(self.marked[ends[0] : ends[-1]], ends[1:-1] - ends[0])
 
 
-def vocabulary_of(job: Job) -> vocabularies.Vocabulary:
-  return _opened_vocabulary(job.vocabulary, job.vocabulary_fingerprint)
+BATCH_CHARACTERS, _BATCH_ITEMS = 2**19, 2**16
 
 
-def documents_of(job: Job) -> Documents:
-  return _opened_documents(job.source, job.data_dir, job.text_field, job.facts)
-
-
-@functools.lru_cache(2)
-def parts_of(job: Job) -> list[tuple[int, int]]:
-  return documents_of(job).source.parts(job.split, job.part_bytes)
-
-
-def is_inside(job: Job, text: str) -> bool:
-  """Return whether a document is on this job's side of the split."""
-  if (job.low, job.high) == (0, 1):
-    return True
-  # A hash of the text decides, so copies of a text are on the same side in any order.
-  digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-  return job.low * 2**64 <= int.from_bytes(digest, "big") < job.high * 2**64
-
-
-def cleaned(job: Job, document: str | Skip) -> tuple[str | None, str | None, Counter]:
-  """Clean a document: (text, None, amounts removed by reason), or (None, reason for skipping, amounts removed)."""
-  if reason := unwanted(document):
-    return None, reason, Counter()
-  if not is_inside(job, document):
-    return None, _OTHER_SIDE, Counter()
-  if "c4" not in job.steps:
-    return document, None, Counter()
-  return job.c4.clean(document)
-
-
-def tokenise(job: Job, batch: Batch) -> Tokenised:
-  """Clean and tokenise a batch."""
-  vocabulary = vocabulary_of(job)
-  texts, reasons, removed = [], [], []
-  for number, document in enumerate(batch.documents):
-    text, reason, gone = cleaned(job, document)
-    if text is not None and batch.dropped is not None:
-      if reason := _DROPPED.get(int(batch.dropped[number])):
-        text = None
-      elif batch.spans[number].any():
-        text = cleaning.without_spans(text, batch.spans[number])
-        gone["span: repeated"] += int(batch.spans[number].sum())
-        if not text or ("c4" in job.steps and not job.c4.long_enough(text)):
-          text, reason = None, "too short without repeated spans"
-    texts.append(text or "")
-    reasons.append(reason)
-    removed.append(gone or None)
-  ids = vocabulary.encode_batch(texts)
-  for number, document in enumerate(ids):
-    if texts[number] and not document.size:
-      reasons[number] = "no tokens"
-  lengths_D = np.array([document.size for document in ids], np.int64)
-  return Tokenised(np.concatenate(ids), lengths_D, reasons, removed)
-
-
-def batches(documents: Iterable[str | Skip], marks: Marks | None, start: int) -> Iterator[Batch]:
-  """Group documents into batches of about 512 K characters; the first is number `start` of its part."""
-  held, characters, first = [], 0, start
+def batches(kind: Kind, items: Iterator[Any], marks: dict[str, Marks], start: int) -> Iterator[Batch]:
+  """Group items into batches of about 512 K characters; the first is number `start` of its part."""
+  held: list[Any] = []
+  characters, first = 0, start
 
   def batch() -> Batch:
-    past = first + len(held)
-    return Batch(held) if marks is None else Batch(held, marks[0][first:past], marks[1][first:past])
+    return Batch(held, {step: each.of(first, first + len(held)) for step, each in marks.items()})
 
-  for document in documents:
-    held.append(document)
-    characters += len(document) if isinstance(document, str) else 1
-    if characters >= _BATCH_CHARACTERS or len(held) >= 2**16:
+  for item in items:
+    held.append(item)
+    characters += kind.characters(item)
+    if characters >= BATCH_CHARACTERS or len(held) >= _BATCH_ITEMS:
       yield batch()
       first, held, characters = first + len(held), [], 0
   if held:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from tqdm import tqdm
 
-from t5x_like.corpora.job import Job, documents_of, parts_of
+from t5x_like.corpora.job import Job
 from t5x_like.errors import TransientError, UserError
 from t5x_like.files.places import place
 
@@ -25,7 +25,7 @@ class _Parts:
 
   def __init__(self, job: Job, stage: str):
     self._directory = place(job.progress) / "now" / stage
-    self._sizes = [documents_of(job).source.part_size(job.split, part) for part in parts_of(job)]
+    self._sizes = [job.kind.part_size(number) for number in range(job.kind.num_parts)]
     self._done: dict[int, int] = {}
     self.total = sum(self._sizes)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from object_server import Server, environment
-from t5x_like.corpora import building, engines
+from t5x_like.corpora import building
 from t5x_like.data import loader, task
 from t5x_like.files import locks, remote
 from t5x_like.files.locks import Lease
@@ -117,14 +117,14 @@ def test_one_command_prepares_at_a_time(flags, server, monkeypatch, capsys):
 def test_who_has_lost_the_lease_does_not_publish(flags, local, server, monkeypatch, capsys):
   monkeypatch.setattr(locks, "SECONDS", 1.2)
   command = [*flags, "--output=gs://bucket/stores", "--workers=1"]
-  record = engines.building.record_of
+  record = building.record_of
 
   def taken(*arguments):
     place("gs://bucket/stores/.train.progress.lease").write_text('{"holder": "another"}')
     return record(*arguments)
 
   with monkeypatch.context() as patched:
-    patched.setattr(engines.building, "record_of", taken)
+    patched.setattr(building, "record_of", taken)
     assert prepare_data.main(command) == 69
   assert "another process has taken it over" in capsys.readouterr().err
   assert not place("gs://bucket/stores/train/manifest.json").exists()

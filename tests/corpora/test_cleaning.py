@@ -5,8 +5,7 @@ from collections import Counter
 import pytest
 
 from t5x_like import trust
-from t5x_like.corpora import cleaning
-from t5x_like.corpora.cleaning import C4
+from t5x_like.corpora.cleaning import _sentences, c4
 from t5x_like.errors import UserError
 
 GOOD = "The quick brown fox jumps over it. A lazy dog sleeps through it all. Nobody knows the reason why!"
@@ -41,8 +40,8 @@ def only_english(text: str) -> str:
 )
 def test_filters_of_a_page(text, kept, counts):
   trust.admit(f"{__name__}:only_english")
-  c4 = C4(bad_words=("darned", "two words", "\u60aa\u3044"), language_id=f"{__name__}:only_english")
-  page, reason, removed = c4.clean(text)
+  step = c4.Step(bad_words=("darned", "two words", "\u60aa\u3044"), language_id=f"{__name__}:only_english")
+  page, reason, removed = step.clean(text)
   assert page == kept and removed + Counter([reason] if reason else []) == Counter(counts)
   assert (reason is None) == (kept is not None) and reason not in removed
 
@@ -51,10 +50,10 @@ def test_a_hook_that_is_not_there_is_refused():
   for name in ("nowhere:f", "t5x_like.errors:nothing", "plain", "t5x_like.errors:EXIT_PREEMPTED"):
     trust.begin(name)
     with pytest.raises(UserError, match="language id"):
-      cleaning.hook(name)
+      c4.hook(name)
 
 
 def test_sentences_add_up_to_the_text():
   text = 'He said "Stop." Then he left.\nA line without an end\n\nMr. X came!  Really?'
-  assert "".join(cleaning.sentences(text)) == text.replace("\n\n", "\n")
-  assert len(cleaning.sentences(text)) == 6
+  assert "".join(_sentences.sentences(text)) == text.replace("\n\n", "\n")
+  assert len(list(_sentences.sentences(text))) == 6

@@ -1,5 +1,6 @@
 """Token stores that tasks make for themselves from a source: once, by one process, and anew when files change."""
 
+import functools
 import json
 import os
 import pathlib
@@ -13,7 +14,7 @@ import pytest
 
 from t5x_like import config, recipes
 from t5x_like.config import Corpus
-from t5x_like.corpora import building, corpus
+from t5x_like.corpora import building, corpus, tokens
 from t5x_like.data import cache, task
 from t5x_like.errors import UserError
 from t5x_like.store.tokens import TokenStore
@@ -87,7 +88,7 @@ def test_changed_files_are_prepared_anew_beside_what_was_made(here, capsys):
 
 
 def test_an_interrupted_preparation_goes_on(here, monkeypatch, capsys):
-  monkeypatch.setattr(corpus, "SHARD_VALUES", 10_000)
+  monkeypatch.setattr(tokens.Tokens, "of", functools.partial(tokens.Tokens.of, shard_values=10_000))
   expected = build(cache=str(here / "uninterrupted")).fingerprint
   write, written = building._write, []
 

@@ -6,7 +6,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from t5x_like.corpora import cleaning, comparing, matching, signatures
+from t5x_like.corpora.cleaning import _repeats, exact, near, spans
+from t5x_like.corpora.cleaning._sentences import sentences
+from t5x_like.corpora.engines import processes
 from t5x_like.store.tokens import TokenStore
 from tools import prepare_data
 
@@ -17,20 +19,20 @@ def words(seed: int, count: int = 300) -> list[str]:
 
 def by_hand(texts, steps, min_sentences=3):
   """The remaining texts, and how many pages and spans are removed, by loops over the corpus."""
-  signed = [signatures.signature(text, cleaning.STEPS) for text in texts]
   counts, removed = Counter(), Counter()
   seen, kept = set(), []
-  for number, one in enumerate(signed):
-    if "exact" in steps and one.exact in seen:
+  for number, text in enumerate(texts):
+    (signature,) = exact.Step().sign(text).tolist()
+    if "exact" in steps and signature in seen:
       counts["exact duplicate"] += 1
     else:
       kept.append(number)
-    seen.add(one.exact)
+    seen.add(signature)
   if "near" in steps:
     representatives, live, kept = {}, kept, []
     for number in live:
-      minhash, like = signed[number].minhash, False
-      for key in signatures.same_bands(minhash).tolist():
+      minhash, like = near.minhash(texts[number]), False
+      for key in near.same_bands(minhash).tolist():
         others = representatives.setdefault(key, [])
         if any(np.mean(other == minhash) >= 0.8 for other in others):
           like = True
@@ -43,12 +45,13 @@ def by_hand(texts, steps, min_sentences=3):
     text = texts[number]
     if "spans" in steps:
       repeated = []
-      for span in signed[number].spans.tolist():
+      for span in spans.Step().sign(text).tolist():
         repeated.append(span in seen)
         seen.add(span)
       removed["span: repeated"] += sum(repeated)
-      text = cleaning.without_spans(text, np.array(repeated, bool))
-      if any(repeated) and len(cleaning.sentences(text)) < min_sentences:
+      if any(repeated):
+        text = spans.Step().without(text, np.array(repeated, bool))[0]
+      if any(repeated) and len(list(sentences(text))) < min_sentences:
         counts["too short without repeated spans"] += 1
         continue
     left.append(text)
@@ -67,7 +70,7 @@ def corpus(seed: int = 0) -> list[str]:
       if kind == 1:
         texts.append(other.upper())
         continue
-      page = [sentence.strip(" .").split() for sentence in cleaning.sentences(other)]
+      page = [sentence.strip(" .").split() for sentence in sentences(other)]
       if kind == 2:  # similar by about 0.8, more or less
         for _ in range(int(generator.integers(1, 4))):
           page[int(generator.integers(len(page)))][0] = f"changed{i}"
@@ -91,19 +94,19 @@ def test_comparisons_are_those_of_a_loop(count, monkeypatch):
   order = sorted(range(count), key=lambda n: (found["part"][n], found["place"][n]))
   keys, times = found["key"].tolist(), Counter(found["key"].tolist())
   firsts = {key: next(n for n in order if keys[n] == key) for key in times}
-  assert matching.earlier(**found).tolist() == [firsts[key] != n for n, key in enumerate(keys)]
-  assert matching.shared(**found).tolist() == [times[key] > 1 for key in keys]
+  assert _repeats.earlier(**found).tolist() == [firsts[key] != n for n, key in enumerate(keys)]
+  assert near.shared(**found).tolist() == [times[key] > 1 for key in keys]
   minhash = generator.integers(0, 2, (count, 16)).astype(np.uint32)
-  monkeypatch.setattr(matching, "_ROWS", 7)
+  monkeypatch.setattr(near, "_ROWS", 7)
   for most in (3, 1_000):
-    monkeypatch.setattr(matching, "REPRESENTATIVES", most)
+    monkeypatch.setattr(near, "REPRESENTATIVES", most)
     expected, representatives = [False] * count, {}
     for n in order:
       others = representatives.setdefault(keys[n], [])
       expected[n] = any(np.mean(other == minhash[n]) >= 0.8 for other in others)
       if not expected[n] and len(others) < most:
         others.append(minhash[n])
-    assert matching.similar(**found, minhash=minhash).tolist() == expected
+    assert near.similar(**found, minhash=minhash).tolist() == expected
 
 
 @pytest.mark.parametrize("steps", ["exact", "near", "spans", "exact,near", "c4,exact,near,spans"])
@@ -120,7 +123,7 @@ def test_a_preparation_removes_what_a_loop_removes(steps, tmp_path, monkeypatch)
     f"--clean={steps}",
   ]
   flags += ["--workers=1", "--shard_tokens=20000", "--min_words=1"]
-  monkeypatch.setattr(comparing, "_RANGE_BYTES", 10_000)  # so there are many ranges of keys
+  monkeypatch.setattr(processes, "_RANGE_BYTES", 10_000)  # so there are many ranges of keys
   assert prepare_data.main([*flags, f"--output={tmp_path}/here"]) == 0
   store = TokenStore.open(tmp_path / "here" / "train")
   left, skipped, removed = by_hand(texts, steps.split(","), 3 if "c4" in steps else 1)
@@ -142,7 +145,7 @@ def test_a_preparation_removes_what_a_loop_removes(steps, tmp_path, monkeypatch)
 def test_minhash_estimates_the_similarity_of_shingles():
   base = words(3, 2000)
   mixed = base[:1000] + words(4, 1000)
-  a, b = (signatures.signature(" ".join(one)).minhash for one in (base, mixed))
+  a, b = (near.minhash(" ".join(one)) for one in (base, mixed))
   assert abs(np.mean(a == b) - 1 / 3) < 0.13  # 3 standard deviations of 128 draws
 
 

@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 import more
-from t5x_like.corpora import engines, progress_files
+from t5x_like.corpora import progress_files
+from t5x_like.corpora.engines import processes
 from t5x_like.errors import UserError
 from t5x_like.store.tokens import TokenStore
 from tools import prepare_data
@@ -102,7 +103,7 @@ def killed_while_it_sends() -> None:
 
 def test_a_process_killed_while_it_sends_does_not_stop_the_others_for_ever():
   began = time.monotonic()
-  with pytest.raises(UserError, match="a tokenising process was killed"), engines._pool(2) as pool:
+  with pytest.raises(UserError, match="a tokenising process was killed"), processes._pool(2) as pool:
     others = [pool.submit(time.sleep, 0.1) for _ in range(20)]
     pool.submit(killed_while_it_sends).result()
   assert time.monotonic() - began < 60 and all(other.done() for other in others)

@@ -8,10 +8,10 @@ import sys
 import numpy as np
 import pytest
 
-from t5x_like import vocabularies
-from t5x_like.corpora import building, cleaning, progress_bar, progress_files
+from t5x_like.corpora import building, progress_bar, progress_files
 from t5x_like.corpora.documents import Documents
-from t5x_like.corpora.job import Job, facts_hash
+from t5x_like.corpora.job import Job
+from t5x_like.corpora.tokens import Part, Tokens
 from t5x_like.errors import UserError
 from t5x_like.store.tokens import TokenStore
 from tools import prepare_data
@@ -291,7 +291,7 @@ def test_parts_and_splits_without_documents(tmp_path, capsys):
   assert prepare_data.main([*flags, f"--source=lines:{tmp_path}/*.txt", "--split=train"]) == 0
   assert TokenStore.open(tmp_path / "out" / "train").num_documents == 1
   assert prepare_data.main([*flags, f"--source=lines:{tmp_path}/a.txt", "--split=none=train"]) == 2
-  assert "has no documents with any tokens (2 skipped: empty)" in capsys.readouterr().err
+  assert "split 'none': found 0 documents, 2 records skipped (empty), expected at least one" in capsys.readouterr().err
   assert prepare_data.main([*flags, f"--source=lines:{tmp_path}/b.txt", "--clean=c5"]) == 2
   assert "found 'c5', expected some of c4" in capsys.readouterr().err
 
@@ -299,25 +299,17 @@ def test_parts_and_splits_without_documents(tmp_path, capsys):
 def test_a_source_that_changes_meanwhile_is_refused(tmp_path):
   (tmp_path / "a.txt").write_text("one\n")
   documents = Documents(f"lines:{tmp_path}/a.txt")
-  job = Job(
-    f"lines:{tmp_path}/a.txt",
-    None,
-    "text",
-    facts_hash(documents),
-    (),
-    "train",
-    0.0,
-    1.0,
-    "bytes",
-    vocabularies.load("bytes").fingerprint,
-    False,
-    100,
-    100,
-    (),
-    cleaning.C4(),
-    f"{tmp_path}/w",
-    f"{tmp_path}/p",
-  )
+  job = Job.at(f"{tmp_path}/train", Tokens.of(documents, Part("train"), "bytes", append_eos=False))
   (tmp_path / "a.txt").write_text("one more\n")
   with pytest.raises(UserError, match="found other files than when the preparation began"):
     building.make_part(job, 0)
+
+
+def test_a_job_works_beside_its_store():
+  for path, work, progress in (
+    ("a/b/train", "a/b/.train.incomplete", "a/b/.train.progress"),
+    ("train", ".train.incomplete", ".train.progress"),
+    ("gs://b/train", "gs://b/train", "gs://b/.train.progress"),
+  ):
+    job = Job.at(path, None)
+    assert (job.work, job.progress) == (work, progress)

@@ -42,7 +42,7 @@ def test_an_uninterrupted_preparation_reads_no_shard_again(flags, tmp_path, monk
 
 
 def test_the_careful_have_it_read_again(flags, monkeypatch, capsys):
-  write = building.write_shard
+  write = building.writer.write_shard
 
   def bad_disk(root, name, *arrays):
     shard = write(root, name, *arrays)
@@ -50,7 +50,7 @@ def test_the_careful_have_it_read_again(flags, monkeypatch, capsys):
       (root / "tokens" / name).write_bytes(bytes((root / "tokens" / name).stat().st_size))
     return shard
 
-  monkeypatch.setattr(building, "write_shard", bad_disk)
+  monkeypatch.setattr(building.writer, "write_shard", bad_disk)
   assert prepare_data.main([*flags, "--verify=full"]) == 4
   assert "tokens/000001000002: found SHA-256" in capsys.readouterr().err
 

@@ -1,4 +1,4 @@
-"""Preparation on any runner of Apache Beam (the extra `beam`).
+"""`beam`: work on any runner of Apache Beam (the extra `beam`).
 
 Beam decides where a part is built and where entries of equal keys meet. It calls the same functions as the other
 engine, so the bytes are the same. Pipelines use only transforms that all runners support: Create, Reshuffle, ParDo,
@@ -6,19 +6,24 @@ Flatten and GroupByKey on small integers.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import apache_beam as beam
 import numpy as np
-from apache_beam.options.pipeline_options import PipelineOptions
-from apache_beam.runners.runner import create_runner
 
-from t5x_like.corpora import comparing, duplicates
-from t5x_like.corpora.duplicates import Comparison, Entries
+from t5x_like.corpora import building, duplicates, engines
+from t5x_like.corpora.cleaning import Comparison, Entries
 from t5x_like.corpora.job import Job
 from t5x_like.errors import UserError, did_you_mean, one_line
 from t5x_like.files.places import place
+
+try:
+  import apache_beam as beam
+  from apache_beam.options.pipeline_options import PipelineOptions
+  from apache_beam.runners.runner import create_runner
+except ImportError as error:
+  raise UserError("--engine=beam: found no Apache Beam here; pip install 't5x-like[beam]'") from error
 
 _QUIET = "--default_sdk_harness_log_level=ERROR"  # the local runner's workers log every channel they open
 _MOST_BUCKETS = 4096
@@ -26,47 +31,62 @@ _DASK = "apache_beam.runners.dask.dask_runner.DaskRunner"  # Beam does not know 
 _DASK_PARTITIONS = ("--dask_npartitions", "--dask_partition_size")
 
 
-def run(work: Callable[[int], Any], parts: int, options: Sequence[str], refusals: str) -> None:
-  """Call a function for every part of a job on a Beam runner; results go to the job's directories.
+class Engine(engines.Engine):
+  """An engine that runs on a Beam runner; results go to the job's directories.
+
+  The job's paths must mean the same on every worker, so they must be remote on a cluster.
 
   Args:
-    work: `duplicates.sign` or `building.make_part` of a job, given the part's number. The job's paths must mean the
-      same on every worker, so they must be remote on a cluster.
-    parts: the number of parts.
-    options: options of the pipeline, as on a command line: --runner=DataflowRunner --project=... and so on. Workers log
-      only errors unless an option says otherwise.
-    refusals: a local or remote directory where workers write the messages of their UserErrors instead of raising them,
-      because runners retry on any exception and log it at length.
+    workers: ignored.
+    options: options of the pipeline: --runner=DataflowRunner --project=... and so on. Workers log only errors unless an
+      option says otherwise.
 
   Raises:
-    UserError: an option is unknown to Beam, or a part raised UserError; the first such part is reported.
+    UserError, when it works: an option is unknown to Beam, or a part raised UserError; the first such part is reported.
   """
-  with _pipeline(options, refusals) as pipeline:
-    _parts(pipeline, parts) | "make" >> beam.Map(_call, work=work, refusals=refusals)
+
+  takes_options = True
+
+  def __init__(self, workers: int, options: Sequence[str] = ()):
+    self._options = options
+
+  def sign(self, job: Job) -> None:
+    self._each(job, functools.partial(duplicates.sign, job))
+
+  def make(self, job: Job) -> None:
+    self._each(job, functools.partial(building.make_part, job))
+
+  def _each(self, job: Job, work: Callable[[int], None]) -> None:
+    with _pipeline(self._options, _refusals(job)) as pipeline:
+      _parts(pipeline, job) | "make" >> beam.Map(_call, work=work, refusals=_refusals(job))
+
+  def compare(self, job: Job, one: Comparison) -> None:
+    """Make a comparison as a group-by.
+
+    A part's entries are divided by key into as many buckets as there are parts, so that a bucket has about as many
+    entries as a part. A worker holds one part or one bucket at a time.
+    """
+    duplicates.begin(job, one)
+    with _pipeline(self._options, _refusals(job)) as pipeline:
+      numbers = _parts(pipeline, job)
+      divided = numbers | "divide" >> beam.FlatMap(
+        _divided, job=job, one=one, buckets=min(job.kind.num_parts, _MOST_BUCKETS)
+      ).with_output_types(tuple[int, Any])
+      marked = (
+        divided | beam.GroupByKey() | "match" >> beam.FlatMap(_matched, one=one).with_output_types(tuple[int, Any])
+      )
+      every = numbers | "every part" >> beam.Map(lambda number: (number, None)).with_output_types(tuple[int, Any])
+      saved = (marked, every) | beam.Flatten() | "by part" >> beam.GroupByKey()
+      saved | "save" >> beam.Map(_saved, job=job, one=one)
+    duplicates.end(job, one)
 
 
-def compare(job: Job, one: Comparison, parts: int, options: Sequence[str], refusals: str) -> None:
-  """Make a comparison as a group-by on a Beam runner.
+def _refusals(job: Job) -> str:
+  """Return the directory where workers write the messages of their UserErrors.
 
-  A part's entries are divided by key into as many buckets as there are parts, so that a bucket has about as many
-  entries as a part. A worker holds one part or one bucket at a time.
-
-  Args:
-    job, one: the job and the comparison.
-    parts, options, refusals: as for `run`.
+  They do not raise them, because runners retry on any exception and log it at length.
   """
-  duplicates.begin(job, one)
-  buckets = min(parts, _MOST_BUCKETS)
-  with _pipeline(options, refusals) as pipeline:
-    numbers = _parts(pipeline, parts)
-    divided = numbers | "divide" >> beam.FlatMap(
-      _divided, job=job, one=one, buckets=buckets, refusals=refusals
-    ).with_output_types(tuple[int, Any])
-    marked = divided | beam.GroupByKey() | "match" >> beam.FlatMap(_matched, one=one).with_output_types(tuple[int, Any])
-    every = numbers | "every part" >> beam.Map(lambda number: (number, None)).with_output_types(tuple[int, Any])
-    saved = (marked, every) | beam.Flatten() | "by part" >> beam.GroupByKey()
-    saved | "save" >> beam.Map(_saved, job=job, one=one)
-  duplicates.end(job, one)
+  return f"{job.progress}/refusals"
 
 
 @contextlib.contextmanager
@@ -90,8 +110,8 @@ def _pipeline(options: Sequence[str], refusals: str) -> Iterator[beam.Pipeline]:
     raise UserError(min(left.iterdir()).read_text())
 
 
-def _parts(pipeline: beam.Pipeline, parts: int) -> beam.PCollection[int]:
-  return pipeline | "parts" >> beam.Create(range(parts)) | beam.Reshuffle()
+def _parts(pipeline: beam.Pipeline, job: Job) -> beam.PCollection[int]:
+  return pipeline | "parts" >> beam.Create(range(job.kind.num_parts)) | beam.Reshuffle()
 
 
 def _options(flags: Sequence[str]) -> PipelineOptions:
@@ -130,11 +150,9 @@ def _call(number: int, work: Callable[[int], Any], refusals: str) -> Any:
     (left / f"{number:06d}").write_text(one_line(error))
 
 
-def _divided(
-  number: int, job: Job, one: Comparison, buckets: int, refusals: str
-) -> Iterator[tuple[int, tuple[int, Entries]]]:
+def _divided(number: int, job: Job, one: Comparison, buckets: int) -> Iterator[tuple[int, tuple[int, Entries]]]:
   """Yield (bucket, (part, its entries)) for every bucket with entries of the part."""
-  found = _call(number, lambda number: duplicates.entries(job, one, number), refusals)
+  found = _call(number, lambda number: duplicates.entries(job, one, number), _refusals(job))
   if found is None or not found["key"].size:
     return
   bucket_n = (found["key"] % np.uint64(buckets)).astype(np.int64)
@@ -144,8 +162,8 @@ def _divided(
     yield bucket, (number, {name: values[some] for name, values in found.items()})
 
 
-def _matched(bucket: tuple[int, Iterable[tuple[int, Entries]]], one: Comparison) -> comparing.Marked:
-  return comparing.matched(one, bucket[1])
+def _matched(bucket: tuple[int, Iterable[tuple[int, Entries]]], one: Comparison) -> duplicates.Marked:
+  return duplicates.matched(one, bucket[1])
 
 
 def _saved(part: tuple[int, Iterable], job: Job, one: Comparison) -> None:

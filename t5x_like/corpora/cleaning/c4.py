@@ -1,8 +1,8 @@
-"""Cleaning of web text in the spirit of C4 (Raffel et al. 2020, section 2.2), as pure functions of one page.
+"""`c4`: cleaning of web text in the spirit of C4 (Raffel et al. 2020, section 2.2).
 
-`C4.clean` removes citation marks; lines that do not end in terminal punctuation, have few words or an extremely long
-word, mention JavaScript or are a policy notice; and pages that have few sentences, a bad word, placeholder text or a
-curly brace, or are in another language. `without_spans` removes sentences that `duplicates.py` marked as repeated.
+It removes citation marks; lines that do not end in terminal punctuation, have few words or an extremely long word,
+mention JavaScript or are a policy notice; and pages that have few sentences, a bad word, placeholder text or a curly
+brace, or are in another language.
 """
 
 import dataclasses
@@ -10,19 +10,16 @@ import functools
 import itertools
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from t5x_like import trust
+from t5x_like.corpora.cleaning import Cleaned, Filter
+from t5x_like.corpora.cleaning._sentences import sentences
 from t5x_like.errors import UserError
 
 ENDINGS = (".", "!", "?", '"', "\u201d")
-STEPS = ("c4", "exact", "near", "spans")
-SPAN = 3  # sentences
 
-_SENTENCE_END = re.compile(r"(?<=[.!?])[\"'\u201d\u2019)]*(?:\s+|$)")
 _CITATION = re.compile(r"\[(?:\d*|edit|citation needed)\]")  # as in Wikipedia
 _POLICY = ("terms of use", "privacy policy", "cookie policy", "uses cookies", "use of cookies", "use cookies")
 _LONGEST_WORD = 1000  # characters
@@ -30,7 +27,7 @@ _UNSPACED = re.compile("[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff]")  # Thai, Jap
 
 
 @dataclasses.dataclass(frozen=True)
-class C4:
+class Step(Filter):
   """The filters of one page; the numbers are from the paper, the citation marks and policy phrases from its code.
 
   Attributes:
@@ -44,6 +41,7 @@ class C4:
     UserError: as in `hook`.
   """
 
+  stage = 0
   min_words: int = 5
   min_sentences: int = 3
   bad_words: tuple[str, ...] = ()
@@ -59,8 +57,7 @@ class C4:
     vars(self).update(state)
     trust.admit(self.language_id)
 
-  def clean(self, text: str) -> tuple[str | None, str | None, Counter]:
-    """Clean a page: (the page, or None if removed; the reason for removal, or None; amounts removed, by reason)."""
+  def clean(self, text: str) -> Cleaned:
     counts: Counter[str] = Counter()
     lines = []
     for line in text.splitlines():
@@ -82,7 +79,7 @@ class C4:
 
   def long_enough(self, text: str) -> bool:
     """Return whether a text has at least `min_sentences`."""
-    return sum(1 for _ in itertools.islice(_sentences(text), self.min_sentences)) >= self.min_sentences
+    return sum(1 for _ in itertools.islice(sentences(text), self.min_sentences)) >= self.min_sentences
 
   def _line(self, line: str) -> str | None:
     words = line.split()
@@ -126,26 +123,3 @@ def hook(name: str) -> Callable[[str], str]:
   if not callable(found):
     raise UserError(f"language id {name!r}: found {type(found).__name__}, expected a function from text to a language")
   return found
-
-
-def sentences(text: str) -> list[str]:
-  """Split a text into sentences with the space after each; they end at . ! ? and closing quotes, and at line ends."""
-  return list(_sentences(text))
-
-
-def _sentences(text: str) -> Iterator[str]:
-  for line in text.splitlines(keepends=True):
-    start = 0
-    for match in _SENTENCE_END.finditer(line):
-      if not (sentence := line[start : match.end()]).isspace():
-        yield sentence
-      start = match.end()
-    if line[start:].strip():
-      yield line[start:]
-
-
-def without_spans(text: str, repeated: np.ndarray) -> str:
-  """Remove the sentences of repeated spans from a text; `repeated` is bool [spans]."""
-  found = sentences(text)
-  gone = {start + i for start in np.flatnonzero(repeated).tolist() for i in range(SPAN)}
-  return "".join(sentence for number, sentence in enumerate(found) if number not in gone).strip() if gone else text

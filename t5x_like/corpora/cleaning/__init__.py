@@ -1,0 +1,115 @@
+"""Cleaning steps of a corpus, one file each, found by name: `--clean=c4,exact,near,spans`.
+
+A file's `Step` filters each page by itself (`Filter`) or removes what a split contains more than once (`Duplicates`).
+Steps apply in the order of their `stage`, in whatever order they are listed. All are pure functions of texts and
+hashes; `corpora/duplicates.py` applies them to a split.
+"""
+
+import abc
+import dataclasses
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from t5x_like import slots
+from t5x_like.errors import UserError
+
+Cleaned = tuple[str | None, str | None, Counter]  # (text, or None if removed; why it is removed; amounts removed)
+Entries = dict[str, np.ndarray]  # key uint64 [n], place int64 [n], and what else a comparison needs
+
+
+class Step(abc.ABC):
+  """The base of cleaning steps, which are frozen dataclasses.
+
+  Attributes:
+    stage: position among the steps.
+    edition: edition of what the step removes, recorded in manifests; 0 if there has been one only.
+    name: the name of the step's file.
+  """
+
+  stage: ClassVar[int]
+  edition: ClassVar[int] = 0
+
+  @property
+  def name(self) -> str:
+    return type(self).__module__.rpartition(".")[2]
+
+
+class Filter(Step):
+  """A step that cleans each page by itself."""
+
+  @abc.abstractmethod
+  def clean(self, text: str) -> Cleaned:
+    """Clean a page."""
+
+  @abc.abstractmethod
+  def long_enough(self, text: str) -> bool:
+    """Return whether a page from which a later step has removed text is still long enough."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+  """A group-by over a split.
+
+  Attributes:
+    name: name of the comparison and of the directory of its marks.
+    entries: (signatures [n, ...] of a part, their places int64 [n], places that the step's comparison before marked)
+      -> entries to compare.
+    match: (part, key, place int64 [N], ...) -> bool [N], the marked ones of all entries of some keys. Only entries of
+      the same key are compared, in the order of the corpus. They may therefore be divided among machines by key in any
+      way, and arrive in any order.
+  """
+
+  name: str
+  entries: Callable[[np.ndarray, np.ndarray, np.ndarray], Entries]
+  match: Callable[..., np.ndarray]
+
+
+class Duplicates(Step):
+  """A step that compares all pages of a split and removes duplicates; the first of several stays.
+
+  Attributes:
+    comparisons: the comparisons to make, in order; the marks of the last one are duplicates.
+    whole_pages: whether marked pages are removed whole, so that later steps do not compare them.
+  """
+
+  comparisons: ClassVar[tuple[Comparison, ...]]
+  whole_pages: ClassVar[bool] = True
+
+  @abc.abstractmethod
+  def sign(self, text: str) -> np.ndarray:
+    """Return the signatures of a page: [n, ...], for any n."""
+
+  @abc.abstractmethod
+  def without(self, text: str, marked_n: np.ndarray) -> Cleaned:
+    """Remove duplicates from a page, at least one of whose signatures is marked."""
+
+  def repeats(self, signatures: np.ndarray) -> np.ndarray:
+    """Mark the duplicates that need no comparison with other parts: signatures [n, ...] of a part -> bool [n]."""
+    return np.zeros(len(signatures), bool)
+
+
+def names() -> list[str]:
+  return slots.names(sys.modules[__name__])
+
+
+def steps(where: str, listed: str, arguments: Mapping[str, Mapping[str, Any]] | None = None) -> tuple[Step, ...]:
+  """Make cleaning steps.
+
+  Args:
+    where: the flag or key, for messages.
+    listed: names of steps, with commas.
+    arguments: arguments of steps, by name.
+
+  Returns:
+    The steps in the order of application.
+  """
+  made = {}
+  for name in filter(None, listed.split(",")):
+    if name not in names():
+      raise UserError(f"{where}: found {name!r}, expected some of {', '.join(names())}, with commas")
+    made[name] = slots.find(where, name, sys.modules[__name__], "Step")(**(arguments or {}).get(name, {}))
+  return tuple(sorted(made.values(), key=lambda step: step.stage))

@@ -1,0 +1,128 @@
+"""`near`: of pages that are alike, the first stays.
+
+Pages are alike if their sets of five-word shingles have a Jaccard similarity of about 0.8 or more. A page's signature
+is its MinHash, 128 minima over its shingles (Broder 1997). The share of equal minima estimates the similarity. `bands`
+finds the bands of minima that two pages of the split share, so that `near` compares only pages that share one.
+"""
+
+import dataclasses
+import functools
+from collections import Counter
+
+import numpy as np
+
+from t5x_like.corpora.cleaning import Cleaned, Comparison, Duplicates, Entries
+from t5x_like.corpora.cleaning._repeats import by_key, hashed
+
+SHINGLE = 5  # words
+HASHES, BANDS = 128, 16  # 16 bands of 8: a pair of similarity 0.8 shares a band with probability 0.95, one of 0.5 0.06
+SIMILAR = 0.8  # minimum share of equal minima in near duplicates
+REPRESENTATIVES = 1024  # maximum pages per key with which others are compared
+_ROWS = 2**14  # compared at once; bounds memory
+
+
+def shared(part: np.ndarray, key: np.ndarray, place: np.ndarray, **_: np.ndarray) -> np.ndarray:
+  """Mark entries whose key has another entry: integers [N] each -> bool [N]."""
+  order_N, repeats_N = by_key(part, key, place)
+  marked_N = np.empty_like(repeats_N)
+  marked_N[order_N] = repeats_N | np.append(repeats_N[1:], False)[: repeats_N.size]
+  return marked_N
+
+
+def similar(part: np.ndarray, key: np.ndarray, place: np.ndarray, minhash: np.ndarray, **_) -> np.ndarray:
+  """Mark entries similar to an earlier representative of their key, by `minhash` uint32 [N, hashes]: -> bool [N].
+
+  The first entry of a key is a representative. Every later entry is marked if it is similar to a representative, and
+  otherwise becomes a representative itself, up to `REPRESENTATIVES`.
+  """
+  order_N, repeats_N = by_key(part, key, place)
+  marked_N, left, first = np.zeros(order_N.size, bool), order_N, ~repeats_N
+  for _ in range(REPRESENTATIVES):
+    group = np.cumsum(first) - 1
+    others = np.flatnonzero(~first)
+    if not others.size:
+      break
+    like = np.concatenate(
+      [
+        np.mean(minhash[left[some]] == minhash[left[first][group[some]]], axis=1) >= SIMILAR
+        for some in np.split(others, range(_ROWS, others.size, _ROWS))
+      ]
+    )
+    marked_N[left[others[like]]] = True
+    left, group = left[others[~like]], group[others[~like]]
+    first = np.diff(group, prepend=-1) != 0
+  return marked_N
+
+
+def same_bands(minhash: np.ndarray) -> np.ndarray:
+  """Compute band keys of MinHash signatures: uint32 [..., HASHES] -> uint64 [..., BANDS]; equal keys are compared."""
+  rows = minhash.reshape(*minhash.shape[:-1], BANDS, HASHES // BANDS).astype(np.uint64)
+  key = np.broadcast_to(np.arange(BANDS, dtype=np.uint64), rows.shape[:-1])
+  for row in range(rows.shape[-1]):
+    key = _mix(key ^ rows[..., row])
+  return key
+
+
+def _bands(minhash: np.ndarray, places: np.ndarray, before: np.ndarray) -> Entries:
+  key = np.unique(same_bands(minhash))
+  return {"key": key, "place": key.view(np.int64)}
+
+
+def _near(minhash: np.ndarray, places: np.ndarray, before: np.ndarray) -> Entries:
+  key_n = same_bands(minhash).reshape(-1)
+  _, inverse_n, count = np.unique(key_n, return_inverse=True, return_counts=True)
+  some = np.flatnonzero((count[inverse_n] > 1) | np.isin(key_n, before.view(np.uint64)))
+  return {"key": key_n[some], "place": places[some // BANDS], "minhash": minhash[some // BANDS]}
+
+
+@dataclasses.dataclass(frozen=True)
+class Step(Duplicates):
+  stage = 2
+  edition = 2  # the first compared with kept pages only
+  comparisons = (Comparison("bands", _bands, shared), Comparison("near", _near, similar))
+
+  def sign(self, text: str) -> np.ndarray:
+    return minhash(text)[None]
+
+  def without(self, text: str, marked_n: np.ndarray) -> Cleaned:
+    return None, "near duplicate", Counter()
+
+
+def minhash(text: str) -> np.ndarray:
+  """Compute the minimum of each of 128 hashes over a page's shingles: uint32 [HASHES].
+
+  A page shorter than one shingle is padded to one.
+  """
+  words = text.lower().split()
+  hashes = np.fromiter(map(_word_hash, words), np.uint64, len(words))
+  hashes = np.pad(hashes, (0, max(0, SHINGLE - hashes.size)))
+  shingles = np.zeros(hashes.size - SHINGLE + 1, np.uint64)
+  for place in range(SHINGLE):
+    shingles = _mix(shingles ^ hashes[place : place + shingles.size])
+  high = (shingles >> np.uint64(32)).astype(np.uint32)
+  multiply, add = _multipliers()
+  least = np.full(HASHES, 2**32 - 1, np.uint32)
+  for start in range(0, high.size, 512):  # fits in a core's cache
+    mixed = high[start : start + 512, None] * multiply  # modulo 2^32
+    mixed += add
+    np.minimum(least, mixed.min(axis=0), out=least)
+  return least
+
+
+_word_hash = functools.lru_cache(2**17)(hashed)  # most words recur
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+  """Apply SplitMix64's finaliser (Steele et al. 2014): uint64 -> uint64."""
+  x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+  x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+  return x ^ (x >> np.uint64(31))
+
+
+@functools.cache
+def _multipliers() -> tuple[np.ndarray, np.ndarray]:
+  generator = np.random.default_rng(20)  # part of the definition of a signature
+  return (
+    generator.integers(0, 2**32, HASHES, dtype=np.uint32) | np.uint32(1),
+    generator.integers(0, 2**32, HASHES, dtype=np.uint32),
+  )

@@ -1,0 +1,37 @@
+"""Engines, which do the work on the parts of a job: one file each, found by name, `--engine=processes`.
+
+A file's `Engine` is made from the number of workers of this machine and the options of a pipeline.
+"""
+
+import abc
+from collections.abc import Sequence
+from typing import ClassVar
+
+from t5x_like.corpora.cleaning import Comparison
+from t5x_like.corpora.job import Job
+
+
+class Engine(abc.ABC):
+  """The base of engines. All leave the same files.
+
+  Attributes:
+    takes_options: whether it has options of its own, as on a command line.
+  """
+
+  takes_options: ClassVar[bool] = False
+
+  @abc.abstractmethod
+  def __init__(self, workers: int, options: Sequence[str] = ()):
+    """Keep the arguments."""
+
+  @abc.abstractmethod
+  def sign(self, job: Job) -> None:
+    """Call `duplicates.sign` for every part."""
+
+  @abc.abstractmethod
+  def compare(self, job: Job, one: Comparison) -> None:
+    """Make a comparison of all parts: begin, entries, matched, save, end; see `duplicates.py`."""
+
+  @abc.abstractmethod
+  def make(self, job: Job) -> None:
+    """Call `building.make_part` for every part."""

@@ -1,0 +1,164 @@
+"""`processes`: work in processes of this machine.
+
+Entries of a comparison meet through files: each part's are written to disk sorted by key, so that a range of keys is
+one slice of every part's files. Ranges hold about 256 MB each and are matched one after another or in several
+processes. Memory holds the ranges at work and the marks.
+"""
+
+import collections
+import concurrent.futures
+import contextlib
+import functools
+import itertools
+import multiprocessing
+import multiprocessing.connection
+import os
+import pathlib
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from t5x_like.corpora import building, duplicates, engines
+from t5x_like.corpora.cleaning import Comparison
+from t5x_like.corpora.job import Batch, Job, Made
+from t5x_like.errors import UserError
+from t5x_like.files.places import is_remote
+
+_RANGE_BYTES = 2**28
+_BATCHES_AHEAD = 3  # per worker; bounds memory if the consumer is slow
+_LOOK_SECONDS, _STUCK_SECONDS = 0.5, 3.0
+
+
+class Engine(engines.Engine):
+  """An engine of `workers` processes, or of this one alone."""
+
+  def __init__(self, workers: int, options: Sequence[str] = ()):
+    self._workers = workers
+
+  def sign(self, job: Job) -> None:
+    with self._each(job) as each:
+      collections.deque(each(functools.partial(duplicates.sign, job), range(job.kind.num_parts)), maxlen=0)
+
+  def compare(self, job: Job, one: Comparison) -> None:
+    duplicates.begin(job, one)
+    parts, marked = job.kind.num_parts, collections.defaultdict(list)
+    scratch = None if is_remote(job.progress) else job.progress
+    with self._each(job) as each, tempfile.TemporaryDirectory(prefix=".keys.", dir=scratch) as folder:
+      size = sum(each(functools.partial(_write, job, one, folder), range(parts)))
+      ranges = max(1, -(-size // _RANGE_BYTES))
+      for found in each(functools.partial(_match, one, folder, parts, ranges), range(ranges)):
+        for part, places in found:
+          marked[part].append(places)
+    for part in range(parts):
+      duplicates.save(job, one, part, marked.pop(part, ()))
+    duplicates.end(job, one)
+
+  def make(self, job: Job) -> None:
+    """Build the parts: one per process if there are enough, else one after another with their batches spread."""
+    parts, make = range(job.kind.num_parts), functools.partial(building.make_part, job)
+    if self._workers == 1:
+      collections.deque(map(make, parts), maxlen=0)
+      return
+    with _pool(self._workers) as pool:
+      if len(parts) < 2 * self._workers:
+        for number in parts:
+          make(number, functools.partial(_spread, pool, self._workers))
+      else:
+        for future in concurrent.futures.as_completed([pool.submit(make, number) for number in parts]):
+          future.result()
+
+  @contextlib.contextmanager
+  def _each(self, job: Job) -> Iterator:
+    """Provide `map`, or the `map` of a pool of processes."""
+    if self._workers == 1 or job.kind.num_parts == 1:
+      yield map
+    else:
+      with _pool(self._workers) as pool:
+        yield pool.map
+
+
+def _write(job: Job, one: Comparison, folder: str, number: int) -> int:
+  """Write a part's entries, sorted by key, and return their size in bytes."""
+  found = duplicates.entries(job, one, number)
+  order_n = np.argsort(found["key"], kind="stable")
+  part = pathlib.Path(folder, str(number))
+  part.mkdir()
+  for name, values in found.items():
+    np.save(part / f"{name}.npy", values[order_n])
+  return sum(values.nbytes for values in found.values())
+
+
+def _match(one: Comparison, folder: str, parts: int, ranges: int, number: int) -> duplicates.Marked:
+  """Mark duplicates in range `number` of `ranges` equal ranges of keys."""
+  bounds = [np.uint64(2**64 * edge // ranges - (edge == ranges)) for edge in (number, number + 1)]
+  pieces = []
+  for part in range(parts):
+    found = {file.stem: np.load(file, mmap_mode="r") for file in pathlib.Path(folder, str(part)).iterdir()}
+    low, high = (int(np.searchsorted(found["key"], bound)) for bound in bounds)
+    if number + 1 == ranges:
+      high = found["key"].size
+    pieces.append((part, {name: np.array(values[low:high]) for name, values in found.items()}))  # closes the files
+  return duplicates.matched(one, pieces)
+
+
+def _spread(pool: concurrent.futures.Executor, workers: int, job: Job, batches: Iterable[Batch]) -> Iterator[Made]:
+  """Make batches in the processes of the pool and yield the results in order."""
+  waiting = iter(batches)
+
+  def submitted(count: int) -> Iterator[concurrent.futures.Future]:
+    return (pool.submit(job.kind.make, batch) for batch in itertools.islice(waiting, count))
+
+  ahead = collections.deque(submitted(workers * _BATCHES_AHEAD))
+  while ahead:
+    yield ahead.popleft().result()
+    ahead.extend(submitted(1))
+
+
+def _worker() -> None:
+  """Set up a worker process: one thread for the tokenizers library, and exit when the parent ends."""
+  os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+  parent = multiprocessing.parent_process()
+
+  def follow() -> None:
+    multiprocessing.connection.wait([parent.sentinel])
+    os._exit(1)  # the parent was killed; otherwise it would have ended this process
+
+  threading.Thread(target=follow, daemon=True).start()
+
+
+@contextlib.contextmanager
+def _pool(workers: int) -> Iterator[concurrent.futures.Executor]:
+  ended = threading.Event()
+  with concurrent.futures.ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _worker) as pool:
+    watch = threading.Thread(target=_end_if_stuck, args=(pool, ended), daemon=True)
+    watch.start()
+    try:
+      yield pool
+    except concurrent.futures.process.BrokenProcessPool as error:
+      raise UserError(
+        "a tokenising process was killed, by the system if memory ran out: lower --workers and run the "
+        "same command again"
+      ) from error
+    finally:
+      ended.set()
+      watch.join()
+      pool.shutdown(cancel_futures=True)
+
+
+def _end_if_stuck(pool: concurrent.futures.ProcessPoolExecutor, ended: threading.Event) -> None:
+  """Break a pool if a process was killed while sending a result: the pool would wait forever for the rest.
+
+  The dead process also keeps the lock that the others need to send their results. The pipe ends once neither they nor
+  this process hold its other end; then the pool notices by itself. There is no public interface for this.
+  """
+  while not ended.wait(_LOOK_SECONDS):
+    if all(process.exitcode is None for process in [*(pool._processes or {}).values()]):
+      continue
+    if ended.wait(_STUCK_SECONDS) or pool._broken:  # usually the pool has noticed
+      return
+    for process in [*(pool._processes or {}).values()]:
+      process.kill()
+    pool._result_queue._writer.close()
+    return

@@ -1,0 +1,75 @@
+"""Preparation of a store: sign and compare its parts, build them, publish; resumed after any interruption."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from t5x_like.corpora import building, duplicates, progress_bar, progress_files
+from t5x_like.corpora.engines import Engine
+from t5x_like.corpora.job import Job
+from t5x_like.errors import UserError
+from t5x_like.files import locks
+from t5x_like.files.locks import Lease, Lock
+from t5x_like.files.places import Remote, place
+
+
+def prepare(job: Job, path: str, engine: Engine, **of_manifest: Any) -> dict[str, int]:
+  """Make the store of a job, and return the amounts removed from items or changed in them, by reason.
+
+  Args:
+    job: the job.
+    path: path of the store.
+    engine: where parts are built.
+    **of_manifest: `name`, `split` and `source` of the manifest.
+
+  Raises:
+    UserError: another process builds it, the files cannot be written, or the source or vocabulary cannot be used.
+  """
+  split = of_manifest["split"]
+  with _begun(job) as check:
+    if left := duplicates.missing(job):
+      with progress_bar.shown(job, "signatures", f"{split}, signatures", job.kind.items):
+        engine.sign(job)
+        for one in left:
+          engine.compare(job, one)
+    with progress_bar.shown(job, "parts", split, job.kind.unit):
+      engine.make(job)
+    records = [building.record_of(job, number) for number in range(job.kind.num_parts)]
+    made = building.described(job, records, **of_manifest)
+    check()
+    building.publish(job, path, made)
+  return sum((Counter(record["removed"]) for record in records), Counter())
+
+
+@contextlib.contextmanager
+def _begun(job: Job) -> Iterator[Callable[[], None]]:
+  """Create the job's directories, empty them if another job left them, and keep other processes out by a lock or, at an
+  address, a lease. Yield a function to call before publishing the store; it raises if the lease was lost."""
+  progress, work, mine = place(job.progress), place(job.work), contextlib.ExitStack()
+  check: Callable[[], None] = lambda: None  # noqa: E731 -- a lock cannot be lost
+  try:
+    progress.mkdir(parents=True, exist_ok=True)
+    if isinstance(progress, Remote):
+      check = mine.enter_context(Lease(progress.parent, f"{progress.name}.lease", locks.WRITING)).check
+    else:
+      try:
+        mine.enter_context(Lock(progress))
+      except OSError as error:
+        raise UserError(f"{progress}: another process is writing this store: wait for it or stop it") from error
+    if progress_files.is_written(job.progress):
+      raise UserError(f"{progress}: a process of an interrupted run still writes this store: wait for it or stop it")
+    record = progress / "job"
+    if not record.exists() or record.read_text() != job.key:
+      if record.exists():
+        print(f"{progress}: left by a run with other inputs or files that changed since; starting anew", flush=True)
+      for leftover in (*progress.iterdir(), work):
+        if leftover.exists():
+          leftover.rmtree() if leftover.is_dir() else leftover.unlink()
+      record.write_text(job.key)
+    work.mkdir(parents=True, exist_ok=True)
+    yield check
+  except OSError as error:
+    raise UserError(f"{progress}: cannot be written ({error}): free some space or choose another output") from error
+  finally:
+    mine.close()

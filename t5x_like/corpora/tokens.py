@@ -1,0 +1,210 @@
+"""The tokens of documents: the kind of store that pretraining reads. Splits, cleans and tokenises."""
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from t5x_like import vocabularies
+from t5x_like.corpora import cleaning
+from t5x_like.corpora.documents import Documents, unwanted
+from t5x_like.corpora.job import Batch, Kind, Made
+from t5x_like.corpora.sources import Skip, Source
+from t5x_like.errors import UserError
+from t5x_like.store import token_writer
+from t5x_like.store.tokens import TOKENS
+from t5x_like.store.writer import SHARD_VALUES
+
+PART_BYTES = 2**26
+_LONGEST_FACTS = 4096  # characters of JSON
+_OTHER_SIDE = ""  # the reason of documents that belong to another split; not counted
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """The documents of a source's split whose hash, as a fraction of all hashes, lies in [low, high)."""
+
+  split: str
+  low: float = 0.0
+  high: float = 1.0
+
+  def has(self, text: str) -> bool:
+    """Return whether a document of the split is in the part; copies of a text are in the same part."""
+    if (self.low, self.high) == (0, 1):
+      return True
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return self.low * 2**64 <= int.from_bytes(digest, "big") < self.high * 2**64
+
+
+def whole_plan(source: Source, fraction: float) -> dict[str, Part]:
+  """Return the part of each split; without a validation split, train lends it `fraction` of its documents."""
+  plan = {split: Part(split) for split in source.splits}
+  if "train" in plan and "validation" not in plan and fraction:
+    plan |= {"train": Part("train", low=fraction), "validation": Part("train", high=fraction)}
+  return plan
+
+
+def summary(facts: Any) -> Any:
+  """Return a source's facts for a manifest: the facts themselves or, if too long, their SHA-256."""
+  if len(json.dumps(facts, sort_keys=True)) <= _LONGEST_FACTS:
+    return facts
+  return {"form": facts.get("form"), "facts_sha256": _sha256(facts)}
+
+
+def _sha256(facts: Any) -> str:
+  return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens(Kind):
+  """The tokens of a part of a split.
+
+  Attributes:
+    source, data_dir, text_field: the documents, see `Documents`; `documents_sha256` is checked when they are opened.
+    changed: last modification times of the source's files; parts built from older contents are rebuilt.
+    part: the part of the source's split.
+    vocabulary_path: path of the vocabulary; `vocabulary_fingerprint` is checked when it is opened.
+    append_eos: whether documents end with EOS.
+    steps: the cleaning steps.
+    shard_values: a shard closes at the first document end at or after this many tokens.
+    part_bytes: source bytes that are built together.
+  """
+
+  source: str
+  data_dir: str | None
+  text_field: str
+  documents_sha256: str
+  changed: tuple[int | None, ...]
+  part: Part
+  vocabulary_path: str
+  vocabulary_fingerprint: str
+  append_eos: bool
+  steps: tuple[cleaning.Step, ...] = ()
+  shard_values: int = SHARD_VALUES
+  part_bytes: int = PART_BYTES
+
+  unit = TOKENS
+  items = "documents"
+  advice = "check the source, or for a split by validation_fraction raise the fraction"
+  counted = True
+
+  @classmethod
+  def of(cls, documents: Documents, part: Part, vocabulary: str, **more: Any) -> "Tokens":
+    """Return the tokens of open documents, with the vocabulary at a path; `more` are further attributes."""
+    return cls(
+      source=documents.spelled,
+      data_dir=documents.data_dir,
+      text_field=documents.text_field,
+      documents_sha256=_sha256(documents.facts()),
+      changed=tuple(documents.source.changed(part.split)),
+      part=part,
+      vocabulary_path=vocabulary,
+      vocabulary_fingerprint=vocabularies.load(vocabulary).fingerprint,
+      **more,
+    )
+
+  @property
+  def facts(self) -> dict[str, Any]:
+    places = ("source", "data_dir", "vocabulary_path")
+    facts = {key: value for key, value in dataclasses.asdict(self).items() if key not in places}
+    return facts | {"steps": {step.name: dataclasses.asdict(step) for step in self.steps}}
+
+  @property
+  def vocabulary(self) -> vocabularies.Vocabulary:
+    return _vocabulary(self)
+
+  @property
+  def store_facts(self) -> dict[str, Any]:
+    return token_writer.facts(self.vocabulary, self.append_eos)
+
+  @property
+  def num_parts(self) -> int:
+    return len(_parts(self))
+
+  def part_size(self, number: int) -> int:
+    return _documents(self).source.part_size(self.part.split, _parts(self)[number])
+
+  def read(self, number: int) -> Iterator[str | Skip]:
+    return _documents(self).read(self.part.split, _parts(self)[number])
+
+  def characters(self, item: str | Skip) -> int:
+    return len(item) if isinstance(item, str) else 1
+
+  def clean(self, document: str | Skip) -> cleaning.Cleaned:
+    """Clean a document by itself."""
+    removed: Counter[str] = Counter()
+    if reason := unwanted(document):
+      return None, reason, removed
+    if not self.part.has(document):
+      return None, _OTHER_SIDE, removed
+    for step in self._filters:
+      document, reason, amounts = step.clean(document)
+      removed += amounts
+      if document is None:
+        return None, reason, removed
+    return document, None, removed
+
+  @property
+  def _filters(self) -> list[cleaning.Filter]:
+    return [step for step in self.steps if isinstance(step, cleaning.Filter)]
+
+  def _without_duplicates(self, text: str, marks: dict[str, np.ndarray]) -> cleaning.Cleaned:
+    removed: Counter[str] = Counter()
+    for step in self.steps:
+      if step.name in marks and marks[step.name].any():
+        text, reason, amounts = step.without(text, marks[step.name])
+        removed += amounts
+        if text is not None and not (text and all(one.long_enough(text) for one in self._filters)):
+          text, reason = None, f"too short without repeated {step.name}"
+        if text is None:
+          return None, reason, removed
+    return text, None, removed
+
+  def make(self, batch: Batch) -> Made:
+    texts, reasons, removed = [], [], []
+    for number, document in enumerate(batch.items):
+      text, reason, gone = self.clean(document)
+      if text is not None:
+        text, reason, more = self._without_duplicates(text, {step: each[number] for step, each in batch.marks.items()})
+        gone += more
+      texts.append(text or "")
+      reasons.append(reason)
+      removed.append(gone or None)
+    ids = self.vocabulary.encode_batch(texts)
+    for number, document in enumerate(ids):
+      if texts[number] and not document.size:
+        reasons[number] = "no tokens"
+    lengths_D = np.array([document.size for document in ids], np.int64)
+    stored = token_writer.stored(self.vocabulary, self.append_eos, np.concatenate(ids), lengths_D, "vocabulary")
+    return Made({TOKENS: stored}, reasons, removed)
+
+
+@functools.lru_cache(2)
+def _documents(tokens: Tokens) -> Documents:
+  documents = Documents(tokens.source, data_dir=tokens.data_dir, text_field=tokens.text_field)
+  if _sha256(documents.facts()) != tokens.documents_sha256:
+    raise UserError(
+      f"source {tokens.source}: found other files than when the preparation began; run the same command again"
+    )
+  return documents
+
+
+@functools.lru_cache(2)
+def _parts(tokens: Tokens) -> list[tuple[int, int]]:
+  return _documents(tokens).source.parts(tokens.part.split, tokens.part_bytes)
+
+
+@functools.lru_cache(2)
+def _vocabulary(tokens: Tokens) -> vocabularies.Vocabulary:
+  vocabulary = vocabularies.load(tokens.vocabulary_path)
+  if vocabulary.fingerprint != tokens.vocabulary_fingerprint:
+    raise UserError(
+      f"vocabulary {tokens.vocabulary_path}: found another one than when the preparation began; run the same command "
+      "again"
+    )
+  return vocabulary
