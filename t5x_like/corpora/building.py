@@ -121,12 +121,15 @@ def _write(job: Job, number: int, record: dict, made: Made) -> None:
     record[key] = dict(sorted((Counter(record[key]) + counts).items()))
   if not powers.size:
     return
+  if not record["arrays"]:  # the first shard decides their types
+    found = [Array(name, values.dtype.name, *values.shape[1:]) for name, (values, _) in arrays.items()]
+    record["arrays"] = list(map(dataclasses.asdict, found))
+  described = [Array(**array) for array in record["arrays"]]
   name = f"{number:06d}{len(record['shards']):06d}"
   work, local = place(job.work), not is_remote(job.work)
   try:
     aside = pathlib.Path(tempfile.mkdtemp(prefix=".", dir=job.progress if local else None))
     try:
-      described = [Array(name, values.dtype.name, *values.shape[1:]) for name, (values, _) in arrays.items()]
       shard = writer.write_shard(aside, name, described, arrays)
       for array in shard.sha256:
         target = work / array / name
@@ -142,7 +145,6 @@ def _write(job: Job, number: int, record: dict, made: Made) -> None:
       f"{work}: cannot be written ({one_line(error)}): free some space or choose another output"
     ) from error
   counts = {key: dict(record[key]) for key in _COUNTS}
-  record["arrays"] = record["arrays"] or list(map(dataclasses.asdict, described))
   record["shards"].append({"read": record["read"], **counts, **dataclasses.asdict(shard)})
 
 

@@ -1,12 +1,13 @@
 """Stores that tasks prepare themselves, once, from the records of a source.
 
     <cache>/<name>-<split>-<key>/               a store, see `store/reader.py`
-    <cache>/.<name>-<split>-<key>.progress/     finished parts of a preparation
+    <cache>/.<name>-<split>-<key>.incomplete/   finished shards of a preparation
+    <cache>/.<name>-<split>-<key>.progress/     their records
     <cache>/.<name>-<split>-<key>.lock          held by the preparing process
 
 A task prepares its store when it first needs it, under a key of all that it depends on (the source's files and sizes,
 the modification times of local ones, the arguments of the task), and every later run opens it. A killed preparation
-continues from its finished parts. Other processes wait during preparation. The manifest counts unusable records by
+continues from its finished shards. Other processes wait during preparation. The manifest counts unusable records by
 reason.
 """
 
@@ -16,33 +17,45 @@ import functools
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
+from t5x_like.corpora import preparing
+from t5x_like.corpora.engines import Engine
+from t5x_like.corpora.job import Job, Kind
 from t5x_like.corpora.sources import Record, Skip, Source, check_split, first_records, open_source, parted
 from t5x_like.errors import DamageError, UserError, one_line
 from t5x_like.files.locks import Lock
 from t5x_like.store import manifest as manifests
 from t5x_like.store.reader import Store, Verify
+from t5x_like.vocabularies import Vocabulary
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
-  """A store as a task asks for it.
+class Records(Kind):
+  """The base of kinds of stores that are made of a source's records.
 
   Attributes:
-    source: the open source.
+    source: the open source; None in other processes, which only make batches.
     split: the split; `validation[:200]` is its first 200 records.
     cache: the local directory of all prepared stores.
-    facts: the facts of the manifest.
+    store_facts: the facts of the manifest.
     arguments: all else that determines the items; JSON.
+    vocabulary: the vocabulary of the ids; None for none.
   """
 
-  source: Source
+  source: Source | None
   split: str
   cache: str
-  facts: dict[str, Any]
+  store_facts: dict[str, Any]
   arguments: dict[str, Any]
+  vocabulary: Vocabulary | None
+
+  whole_batches = True
+  num_parts = 1
+
+  def __getstate__(self) -> dict[str, Any]:
+    return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)} | {"source": None}
 
   @functools.cached_property
   def content(self) -> dict[str, Any]:
@@ -54,26 +67,35 @@ class Request:
     return json.loads(json.dumps(content))
 
   @property
+  def facts(self) -> dict[str, Any]:
+    return {"content": self.content, "facts": self.store_facts}
+
+  @property
   def path(self) -> pathlib.Path:
     """The directory of the store."""
     whole, most = parted(self.split)
-    key = hashlib.sha256(json.dumps([self.content, self.facts], sort_keys=True).encode()).hexdigest()
+    key = hashlib.sha256(json.dumps([self.content, self.store_facts], sort_keys=True).encode()).hexdigest()
     return pathlib.Path(self.cache) / f"{self.source.name}-{whole}{most or ''}-{key[:16]}"
 
-  @property
-  def progress(self) -> pathlib.Path:
-    """The directory of finished parts."""
-    return self.path.with_name(f".{self.path.name}.progress")
-
-  @property
-  def about(self) -> dict[str, Any]:
-    """The arguments that a writer of the store takes from the request."""
+  def part_size(self, number: int) -> int:
     whole, _ = parted(self.split)
-    return {"name": self.source.name, "split": whole, "facts": self.facts, "source": self.content}
+    return sum(self.source.part_size(whole, part) for part in self.source.parts(whole, 2**62))
 
-  def records(self) -> Iterator[tuple[str, Record | Skip]]:
-    """Read the records, with their places."""
+  def read(self, number: int) -> Iterator[tuple[str, Record | Skip]]:
     return first_records(self.source, self.split)
+
+  def prepare(self, engine: Engine) -> None:
+    """Make the store and report it."""
+    path, (whole, _) = str(self.path), parted(self.split)
+    changed = preparing.prepare(
+      Job.at(path, self), path, engine, name=self.source.name, split=whole, source=self.content
+    )
+    manifest = Store.open(path, "size").manifest
+    counts = "".join(f", {number:,} {reason}" for reason, number in sorted(changed.items()))
+    print(
+      f"data: {path}: prepared {manifest.num_items:,} {self.items}{counts}{manifests.skips(manifest.skipped)}",
+      flush=True,
+    )
 
 
 def source(name: str, fields: tuple[str, ...], data_dir: str | None) -> Source:
@@ -81,43 +103,32 @@ def source(name: str, fields: tuple[str, ...], data_dir: str | None) -> Source:
   return open_source(name, fields=tuple(dict.fromkeys(fields)), data_dir=data_dir)
 
 
-def opened(request: Request, make: Callable[[Request], None], verify: Verify) -> Store:
+def opened(records: Records, engine: Engine, verify: Verify) -> Store:
   """Open a store, after preparing it if necessary.
 
   Args:
-    request: the store to open.
-    make: prepares it.
+    records: the store to open.
+    engine: prepares it.
     verify: the checks on opening, see `Store.open`.
 
   Raises:
     UserError: an unusable source, an unwritable cache, no usable record, or a file changed since preparation.
     DamageError: a file is truncated or corrupt.
   """
-  path = request.path
+  path = records.path
   if not (path / manifests.FILE).exists():
     with _lock(path):
       if not (path / manifests.FILE).exists():
-        try:
-          make(request)
-        except OSError as error:
-          raise UserError(
-            f"config.task.cache: {path} cannot be written ({one_line(error)}); free some space or choose "
-            "another directory"
-          ) from error
+        records.prepare(engine)
   remedy = f"delete {path} and it is made again"
   try:
     store = Store.open(path, verify)
   except (UserError, DamageError) as error:
     raise type(error)(f"{error}; or {remedy}") from error
-  for key, expected in (("source", request.content), ("facts", request.facts)):
+  for key, expected in (("source", records.content), ("facts", records.store_facts)):
     if json.dumps(getattr(store.manifest, key), sort_keys=True) != json.dumps(expected, sort_keys=True):
       raise UserError(f"{path / manifests.FILE}: {key}: not as the task asks for it; {remedy}")
   return store
-
-
-def skips(skipped: Mapping[str, int]) -> str:
-  """Return the words that report skipped records, to follow the number of used ones."""
-  return "".join(f", {number:,} records skipped ({reason})" for reason, number in sorted(skipped.items()))
 
 
 @contextlib.contextmanager

@@ -6,37 +6,31 @@ A store (see `data/prepared.py`) whose items are images, with the arrays
     label     int32, the number of its class; absent where images have none
     …         the notes of a task about each image, such as its captions
 
-Every `_SHARD` of the source's records make a shard; the shards of a killed preparation are kept.
 """
 
 import concurrent.futures
 import dataclasses
-import functools
-import itertools
-import json
 import os
-import pathlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from t5x_like.corpora import progress_files
+from t5x_like.corpora.engines import processes
+from t5x_like.corpora.job import Batch, Made
 from t5x_like.corpora.sources import Record, Skip, value
 from t5x_like.data import prepared
 from t5x_like.data.images.checking import checked
-from t5x_like.data.prepared import Request, skips
 from t5x_like.data.supervised.labels import number_of, numbered
 from t5x_like.errors import UserError
 from t5x_like.files import file_names
 from t5x_like.files.places import is_remote, place
+from t5x_like.store import manifest as manifests
 from t5x_like.store.manifest import Array
 from t5x_like.store.reader import Store, Verify
-from t5x_like.store.writer import Shard, ShardWriter, described, publish
 
-_SHARD = 8192  # records
-_AT_ONCE = 256  # images in memory
+_CHARACTERS = 2**11  # of an image, so that a batch has 256
 _IMAGE, _LABEL = "image", "label"
 
 
@@ -71,7 +65,10 @@ class ImageStore:
     self.labels = store.values(_LABEL) if self.classes else np.zeros(store.num_items, np.int32)
     self.notes = {name: (store.values(name), np.diff(store.ends(name), prepend=0)) for name in arrays}
     of = f" of {len(self.classes)} classes" if self.classes else ""
-    print(f"data: {self.path}: {self.num_images:,} images{of}{skips(self.skipped)}; {store.verification}", flush=True)
+    print(
+      f"data: {self.path}: {self.num_images:,} images{of}{manifests.skips(self.skipped)}; {store.verification}",
+      flush=True,
+    )
 
   @property
   def num_images(self) -> int:
@@ -134,74 +131,53 @@ def open_store(
   opened = prepared.source(source, (image_field, *filter(None, [label_field]), *notes.fields), data_dir)
   classes = list(opened.classes(label_field)) if label_field else []
   arguments = {"fields": [image_field, label_field], "folder": folder, "notes": notes.facts}
-  request = Request(opened, split, cache, {"classes": classes}, arguments)
-  return ImageStore(prepared.opened(request, functools.partial(_prepare, notes=notes), verify))
+  made = Images(opened, split, cache, {"classes": classes}, arguments, None, notes)
+  return ImageStore(prepared.opened(made, processes.Engine(1), verify))
 
 
-def _prepare(request: Request, notes: Notes) -> None:
-  """Write the missing shards and join all of them."""
-  work, made = request.progress, []
-  records = notes.joined(request.records(), request.arguments["fields"][0])
-  while True:
-    record = place(work) / "records" / f"{len(made):08d}"
-    if content := progress_files.load(record):
-      made.append(json.loads(content))
-      for _ in itertools.islice(records, made[-1]["records"]):
-        pass
-      continue
-    held = itertools.islice(records, _SHARD)
-    if (first := next(held, None)) is None:
-      break
-    made.append(_write_shard(work, len(made), itertools.chain([first], held), request, notes))
-    progress_files.save(record, json.dumps(made[-1]).encode())
-  skipped = sum((Counter(one["skipped"]) for one in made), Counter())
-  shards = [Shard(**one["shard"]) for one in made if one["shard"]]
-  if not shards:
-    raise UserError(
-      f"{request.source.name}, split {request.split!r}: found 0 images{skips(skipped)}, expected at least one"
-    )
-  arrays = next([Array(**array) for array in one["arrays"]] for one in made if one["shard"])
-  (place(work) / "records").rmtree()
-  publish(work, request.path, described(shards, arrays=arrays, skipped=skipped, **request.about), None)
-  converted, images = (sum(numbers) for numbers in ((one["converted"] for one in made), (s.items for s in shards)))
-  changed = f", {converted:,} converted to PNG" if converted else ""
-  print(f"data: {request.path}: prepared {images:,} images{changed}{skips(skipped)}", flush=True)
+@dataclasses.dataclass(frozen=True)
+class Images(prepared.Records):
+  """The images of a source, with notes."""
 
+  notes: Notes
 
-def _write_shard(work: pathlib.Path, number: int, records: Iterator, request: Request, notes: Notes) -> dict[str, Any]:
-  """Write the shard of some records, and return its record."""
-  image_field, label_field = request.arguments["fields"]
-  numbers = numbered(request.facts["classes"], "label_field") if label_field else {}
-  skipped, converted, read, arrays, writer = Counter(), 0, 0, [], None
-  with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
-    while some := list(itertools.islice(records, _AT_ONCE)):
-      images = [_bytes(record, image_field, where, request.arguments["folder"]) for where, record in some]
-      usable, items = threads.map(lambda data: data if isinstance(data, Skip) else checked(data), images), []
-      read += len(some)
-      for (where, record), kept in zip(some, usable):
-        note = kept if isinstance(kept, Skip) else notes.of(record, where)
+  items = "images"
+  advice = "check the source and its fields"
+  unit = _IMAGE
+  shard_values = 2**27  # bytes
+
+  def read(self, number: int) -> Iterator[tuple[str, Record | Skip]]:
+    return self.notes.joined(super().read(number), self.arguments["fields"][0])
+
+  def characters(self, item: tuple[str, Record | Skip], /) -> int:
+    return _CHARACTERS
+
+  def make(self, batch: Batch) -> Made:
+    """Check images in threads; items are made in the order of the records."""
+    image_field, label_field = self.arguments["fields"]
+    numbers = numbered(self.store_facts["classes"], "label_field") if label_field else {}
+    items, reasons, changed = [], [], []
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
+      images = [_bytes(record, image_field, where, self.arguments["folder"]) for where, record in batch.items]
+      usable = threads.map(lambda data: data if isinstance(data, Skip) else checked(data), images)
+      for (where, record), kept in zip(batch.items, usable):
+        note = kept if isinstance(kept, Skip) else self.notes.of(record, where)
+        reasons.append(note.reason if isinstance(note, Skip) else None)
         if isinstance(note, Skip):
-          skipped[note.reason] += 1
+          changed.append(None)
           continue
         item = {_IMAGE: np.frombuffer(kept[0], np.uint8)}
         if label_field:
           label = number_of(str(value(record, label_field, where)), numbers, label_field, where)
           item[_LABEL] = np.array([label], np.int32)
         items.append(item | note)
-        converted += kept[1]
-      if items and not writer:
-        arrays = [Array(name, found.dtype.name, *found.shape[1:]) for name, found in items[0].items()]
-        writer = ShardWriter(work, f"{number:08d}", arrays)
-      if items:
-        parts = {name: [item[name] for item in items] for name in items[0]}
-        writer.add({name: (np.concatenate(part), [len(one) for one in part]) for name, part in parts.items()})
-  return {
-    "records": read,
-    "converted": converted,
-    "skipped": skipped,
-    "arrays": [dataclasses.asdict(array) for array in arrays],
-    "shard": dataclasses.asdict(writer.close()) if writer else None,
-  }
+        changed.append(Counter({"converted to PNG": 1}) if kept[1] else None)
+    arrays, kept_D = {}, np.array([reason is None for reason in reasons])
+    for name in items[0] if items else ():
+      lengths_D = np.zeros(kept_D.size, np.int64)
+      lengths_D[kept_D] = [len(item[name]) for item in items]
+      arrays[name] = np.concatenate([item[name] for item in items]), lengths_D
+    return Made(arrays, reasons, changed)
 
 
 def _bytes(record: Record | Skip, field: str, where: str, folder: str) -> bytes | Skip:

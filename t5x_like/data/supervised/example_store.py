@@ -2,13 +2,11 @@
 
 A store (see `data/prepared.py`) whose items are examples. Token streams are arrays of ids; the other arrays hold
 numbers, one or several per example, or one per token of a stream. `plans/` beside them has packing plans, see
-`packing.cached`. Several processes make the examples in pieces (`pieces.py`), which are then joined; training never
-tokenises.
+`packing.cached`. Several processes make the examples; training never tokenises.
 """
 
-import contextlib
-import functools
-import shutil
+import dataclasses
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,18 +14,19 @@ from typing import Any
 import numpy as np
 
 from t5x_like.corpora import builtin
+from t5x_like.corpora.engines import batches
+from t5x_like.corpora.job import Batch, Made
 from t5x_like.corpora.sources import Record, Skip
 from t5x_like.data import prepared
-from t5x_like.data.prepared import Request, skips
-from t5x_like.data.supervised import pieces
-from t5x_like.data.supervised.pieces import Example
+from t5x_like.data.supervised import records
 from t5x_like.errors import UserError
 from t5x_like.store import manifest as manifests
 from t5x_like.store import token_writer
-from t5x_like.store.manifest import Array
 from t5x_like.store.reader import Store, Verify
-from t5x_like.store.writer import StoreWriter
 from t5x_like.vocabularies import Vocabulary
+
+Example = dict[str, Any]  # ids (int32 [n]) of each stream, numbers of each array
+_CHARACTERS = 2**7  # of a record besides its texts, for dividing records into batches
 
 
 class ExampleStore:
@@ -64,7 +63,7 @@ class ExampleStore:
     self.ends = {name: store.ends(name) for name in streams}
     self.lengths = {name: np.diff(ends, prepend=0) for name, ends in self.ends.items()}
     sizes = ", ".join(f"{found[name]:,} tokens of {name}" for name in streams)
-    skipped = skips(store.manifest.skipped)
+    skipped = manifests.skips(store.manifest.skipped)
     print(f"data: {self.path}: {self.num_examples:,} examples, {sizes}{skipped}; {store.verification}", flush=True)
 
   @property
@@ -119,36 +118,49 @@ def open_store(
   opened = prepared.source(source, fields, data_dir)
   if opened.name == builtin.NAME:
     cache = builtin.directory() + "_examples"
-  request = Request(opened, split, cache, token_writer.facts(vocabulary, streams), {"task": task, **facts})
-  make = functools.partial(_prepare, vocabulary=vocabulary, streams=streams, examples=examples)
-  return ExampleStore(prepared.opened(request, make, verify))
+  about = dict(source=opened, split=split, cache=cache, vocabulary=vocabulary, arguments={"task": task, **facts})
+  made = Examples(
+    store_facts=token_writer.facts(vocabulary, streams),
+    streams=streams,
+    examples=examples,
+    unit=next(iter(streams)),
+    **about,
+  )
+  return ExampleStore(prepared.opened(made, batches.Engine(os.cpu_count() or 1), verify))
 
 
-def _prepare(request: Request, vocabulary: Vocabulary, streams: dict[str, bool], examples) -> None:
-  """Make the pieces and join them; a failure leaves the pieces, and the next preparation continues from them."""
-  path, progress, skipped = request.path, request.progress, Counter()
-  number = pieces.make(request.records(), examples, tuple(streams), progress, path.name)
-  with contextlib.ExitStack() as stack:
-    writer = None
-    for piece in (pieces.read(progress, one) for one in range(number)):
-      skipped.update(piece.skipped)
-      if not piece.num_examples:
-        continue
-      if writer is None:
-        arrays = [token_writer.array(vocabulary, stream) for stream in streams]
-        arrays += [Array(name, values.dtype.name) for name, values in sorted(piece.arrays.items())]
-        writer = StoreWriter(path, arrays=arrays, vocabulary=vocabulary, **request.about)
-        stack.enter_context(writer)
-      items = {name: (values, piece.lengths[name]) for name, values in piece.arrays.items()}
-      for stream, append_eos in streams.items():
-        given = piece.tokens[stream], piece.lengths[stream]
-        items[stream] = token_writer.stored(vocabulary, append_eos, *given, request.source.name)
-      writer.extend(items)
-    if writer is None:
-      raise UserError(
-        f"{request.source.name}, split {request.split!r}: found 0 examples{skips(skipped)}, expected at least one: "
-        "check the source and the fields of the task"
-      )
-    writer.skipped = skipped
-  shutil.rmtree(progress, ignore_errors=True)
-  print(f"data: {path}: prepared {writer.num_items:,} examples{skips(skipped)}", flush=True)
+@dataclasses.dataclass(frozen=True)
+class Examples(prepared.Records):
+  """The examples of a task; `streams`, `examples`: see `open_store`. The other entries of an example are numbers."""
+
+  streams: dict[str, bool]
+  examples: Callable[[Iterator[tuple[str, Record]]], Iterator[Example | Skip]]
+  unit: str
+
+  items = "examples"
+  advice = "check the source and the fields of the task"
+  shard_values = 2**22
+
+  def characters(self, item: tuple[str, Record | Skip], /) -> int:
+    _, record = item
+    return _CHARACTERS + (0 if isinstance(record, Skip) else sum(len(x) for x in record.values() if isinstance(x, str)))
+
+  def make(self, batch: Batch) -> Made:
+    skipped: Counter[str] = Counter()
+    made, used = [], records.usable(iter(batch.items), skipped)
+    for example in self.examples(used):
+      if isinstance(example, Skip):
+        skipped[example.reason] += 1
+      else:
+        made.append(example)
+    if len(made) + skipped.total() != len(batch.items):
+      raise ValueError(f"{len(made)} examples and {skipped.total()} skips of {len(batch.items)} records")
+    arrays = {}
+    for name in [*self.streams, *sorted(made[0].keys() - self.streams.keys())] if made else ():
+      parts = [np.atleast_1d(example[name]) for example in made]
+      values, lengths = np.concatenate(parts), np.array([len(part) for part in parts], np.int64)
+      if name in self.streams:
+        given = self.vocabulary, self.streams[name], values, lengths, self.arguments["task"]
+        values, lengths = token_writer.stored(*given)
+      arrays[name] = values, np.concatenate([lengths, np.zeros(skipped.total(), np.int64)])
+    return Made(arrays, [None] * len(made) + list(skipped.elements()), [None] * len(batch.items))

@@ -1,10 +1,10 @@
 """The records behind prepared examples, read from the source again for metrics, because ids do not hold them."""
 
-import collections
+import itertools
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from t5x_like.corpora.sources import Record, Skip, first_records, open_source
-from t5x_like.data.supervised import pieces
 
 
 def used(
@@ -24,9 +24,22 @@ def used(
     UserError: a field is missing.
   """
   opened = open_source(source, fields=tuple(dict.fromkeys(fields)), data_dir=data_dir)
-  records = pieces.usable(first_records(opened, split), collections.Counter())
+  records = usable(first_records(opened, split), Counter())
   return [
     (where, record)
     for where, record in records
     if not any(isinstance(made, Skip) for made in examples(iter([(where, record)])))
   ]
+
+
+def usable(records: Iterator[tuple[str, Record | Skip]], skipped: Counter) -> Iterator[tuple[str, Record]]:
+  """Yield the records without NUL in a text or a list of texts; count the others."""
+  for where, record in records:
+    if isinstance(record, Skip):
+      skipped[record.reason] += 1
+      continue
+    texts = itertools.chain.from_iterable(x if isinstance(x, list) else (x,) for x in record.values())
+    if any(isinstance(text, str) and "\0" in text for text in texts):
+      skipped["NUL character"] += 1
+    else:
+      yield where, record

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from image_files import NOISE, ODD, encoded, folders
+from t5x_like.corpora import job
 from t5x_like.corpora.sources import open_source
 from t5x_like.data import loader, task
 from t5x_like.data.box_augmentations import _sizes
@@ -61,7 +62,8 @@ def test_the_first_images_of_a_split_are_a_split(tmp_path):
 def test_a_killed_preparation_goes_on_and_damage_is_told(tmp_path, monkeypatch):
   images = {f"{'ab'[n % 2]}/{n:02}.png": encoded(NOISE + np.uint8(n)) for n in range(10)}
   source = folders(tmp_path / "pictures", images)
-  monkeypatch.setattr(store, "_SHARD", 4)
+  monkeypatch.setattr(store, "_CHARACTERS", job.BATCH_CHARACTERS // 4)
+  monkeypatch.setattr(store.Images, "shard_values", 1)
   whole = store.open_store(source, "train", cache=str(tmp_path / "one"))
   seen = []
 
@@ -79,11 +81,11 @@ def test_a_killed_preparation_goes_on_and_damage_is_told(tmp_path, monkeypatch):
   assert again.read(np.arange(10)).tolist() == whole.read(np.arange(10)).tolist()
 
   assert len(list((tmp_path / "one").glob("*/image/*"))) == 3
-  shard = next((tmp_path / "one").glob("*/image/00000001"))
+  shard = next((tmp_path / "one").glob("*/image/000000000001"))
   data = bytearray(shard.read_bytes())
   data[len(data) // 2 :] = data[len(data) // 2 :][::-1]
   shard.write_bytes(data)
-  with pytest.raises(DamageError, match="image/00000001: .*SHA-256.*delete .* and it is made again"):
+  with pytest.raises(DamageError, match="image/000000000001: .*SHA-256.*delete .* and it is made again"):
     store.open_store(source, "train", cache=str(tmp_path / "one"))
   shard.write_bytes(data[:-1])
   with pytest.raises(DamageError, match=f"found {len(data) - 1} bytes, expected {len(data)}"):

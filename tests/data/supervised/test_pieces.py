@@ -9,8 +9,10 @@ import time
 import numpy as np
 import pytest
 
+from t5x_like.corpora import building, job
+from t5x_like.corpora.engines import batches
 from t5x_like.data import task
-from t5x_like.data.supervised import packing, pieces
+from t5x_like.data.supervised import example_store, packing
 from t5x_like.errors import UserError
 
 
@@ -36,43 +38,52 @@ def files_of(root):
   return {str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def small():
+  """Batches of about 250 records, and as many shards."""
+  with pytest.MonkeyPatch.context() as patched:
+    patched.setattr(job, "BATCH_CHARACTERS", 2**15)
+    patched.setattr(example_store.Examples, "shard_values", 1)
+    yield
+
+
 @pytest.fixture(scope="module")
-def whole(source, tmp_path_factory):
+def whole(source, small, tmp_path_factory):
   cache = tmp_path_factory.mktemp("whole")
   with pytest.MonkeyPatch.context() as patched:
-    patched.setattr(pieces, "_ALONE", 1_000)
+    patched.setattr(batches, "_ALONE", 1_000)
     build(source, cache)
   return files_of(cache)
 
 
-def test_processes_make_the_same_bytes(source, whole, tmp_path, monkeypatch):
-  monkeypatch.setattr(pieces, "_RECORDS", 300)
+def test_processes_make_the_same_bytes(source, whole, tmp_path):
   build(source, tmp_path)
   assert files_of(tmp_path) == whole
   record = next(json.loads(content) for name, content in whole.items() if name.endswith("manifest.json"))
   assert record["skipped"] == {"NUL character": 1, "empty targets": 3_000 - 1 - record["num_items"]}
+  assert record["num_shards"] > 10
 
 
 def test_one_that_was_stopped_goes_on(source, whole, tmp_path, monkeypatch):
-  make, made = pieces._make, []
+  write, written = building._write, []
 
-  def spied(number, *arguments):
-    if len(made) == 7:
+  def stopping(*arguments):
+    if len(written) == 7:
       raise KeyboardInterrupt
-    made.append(number)
-    return make(number, *arguments)
+    written.append(write(*arguments))
 
-  monkeypatch.setattr(pieces, "_RECORDS", 200)
-  monkeypatch.setattr(pieces, "_ALONE", 1_000)
-  monkeypatch.setattr(pieces, "_make", spied)
-  with pytest.raises(KeyboardInterrupt):
-    build(source, tmp_path)
-  (progress,) = tmp_path.glob(".*.progress")
-  (progress / "000003").write_bytes(b"damaged")
-  monkeypatch.setattr(pieces, "_make", lambda number, *arguments: made.append(number) or make(number, *arguments))
+  monkeypatch.setattr(batches, "_ALONE", 1_000)
+  with monkeypatch.context() as patched:
+    patched.setattr(building, "_write", stopping)
+    with pytest.raises(KeyboardInterrupt):
+      build(source, tmp_path)
+  (shards,) = tmp_path.glob(".*.incomplete/inputs")
+  sorted(shards.iterdir())[3].write_bytes(b"damaged")
+  more = []
+  monkeypatch.setattr(building, "_write", lambda *arguments: more.append(write(*arguments)))
   build(source, tmp_path)
-  assert made == [*range(7), 3, *range(7, 15)]
   assert files_of(tmp_path) == whole and not list(tmp_path.glob(".*.progress"))
+  assert len(more) == len([name for name in whole if "/inputs/" in name]) - 3
 
 
 @pytest.mark.heavy
@@ -80,15 +91,16 @@ def test_one_that_was_stopped_goes_on(source, whole, tmp_path, monkeypatch):
 def test_one_that_was_killed_goes_on(count, source, whole, tmp_path):
   program = """
 import sys
+from t5x_like.corpora import job
 from t5x_like.data import task
-from t5x_like.data.supervised import pieces
-pieces._RECORDS = 200
+from t5x_like.data.supervised import example_store
+job.BATCH_CHARACTERS, example_store.Examples.shard_values = 2**15, 1
 about = dict(source=sys.argv[1], inputs="{a}", targets="{b}", inputs_length=128, cache=sys.argv[2])
 task.build("text_to_text", "train", **about)
 """  # without `if __name__ == "__main__"`, as in a notebook
   command = [sys.executable, "-c", program, source, str(tmp_path)]
   run = subprocess.Popen(command)
-  while run.poll() is None and len(list(tmp_path.glob(".*.progress/0*"))) < count:
+  while run.poll() is None and len(list(tmp_path.glob(".*.incomplete/inputs/0*"))) < count:
     time.sleep(0.001)
   run.kill()
   assert run.wait() == -9
@@ -98,7 +110,7 @@ task.build("text_to_text", "train", **about)
 
 def test_a_source_that_changed_since_is_prepared_anew(tmp_path, monkeypatch):
   file = tmp_path / "a.jsonl"
-  monkeypatch.setattr(pieces, "_make", lambda *_: (_ for _ in ()).throw(UserError("stopped here")))
+  monkeypatch.setattr(building, "publish", lambda *_: (_ for _ in ()).throw(UserError("stopped here")))
   file.write_text('{"a": "one", "b": "two"}\n')
   with pytest.raises(UserError, match="stopped here"):
     build(f"jsonl:{file}", tmp_path / "cache")

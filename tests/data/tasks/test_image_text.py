@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from t5x_like.corpora import job
 from t5x_like.data import loader
 from t5x_like.data.images import checking, prompts, store
 from t5x_like.data.task import build
@@ -88,7 +89,8 @@ def test_a_killed_preparation_goes_on_and_damage_is_told(pairs, monkeypatch):
       raise KeyboardInterrupt
     return checking.checked(data)
 
-  monkeypatch.setattr(store, "_SHARD", 2)
+  monkeypatch.setattr(store, "_CHARACTERS", job.BATCH_CHARACTERS // 2)
+  monkeypatch.setattr(store.Images, "shard_values", 1)
   monkeypatch.setattr(store, "checked", counted)
   with pytest.raises(KeyboardInterrupt):
     made(pairs, source=f"jsonl:train={other}")
@@ -99,7 +101,7 @@ def test_a_killed_preparation_goes_on_and_damage_is_told(pairs, monkeypatch):
   notes = sorted((pairs / "cache").glob("other-train-*/tokens/*"))
   assert len(notes) == 3
   notes[0].write_bytes(notes[0].read_bytes()[:-1] + b"?")
-  with pytest.raises(DamageError, match="tokens/00000000: found SHA-256 .* or delete .*other-train-.* made again"):
+  with pytest.raises(DamageError, match="tokens/000000000000: found SHA-256 .* or delete .*other-train-.* made again"):
     made(pairs, source=f"jsonl:train={other}")
 
 
