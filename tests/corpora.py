@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from t5x_like.store.token_writer import TokenStoreWriter
+from stores import TokenStoreWriter
 from t5x_like.vocabularies import ByteVocabulary
 
 SIZE, SENTINELS = 40_000, 1_000

@@ -1,13 +1,48 @@
 """Small token stores, and how to harm them."""
 
+import contextlib
 import hashlib
 import json
 
 import numpy as np
 
-from t5x_like.store.token_writer import TokenStoreWriter
-from t5x_like.store.tokens import TokenStore
+from t5x_like.files.places import place
+from t5x_like.store import ids, writer
+from t5x_like.store.tokens import TOKENS, TokenStore
 from t5x_like.vocabularies import ByteVocabulary
+
+
+def write_store(path, items, arrays, shard_values=writer.SHARD_VALUES, vocabulary=None, **about):
+  """Writes a store; its shards close at the first item that ends at or after so many values of all arrays."""
+  work, shards, first = place(f"{path}.work"), [], 0
+  ends = {name: np.append(0, np.cumsum(lengths)).astype(int) for name, (_, lengths) in items.items()}
+  total = np.sum(list(ends.values()), axis=0)
+  while first < total.size - 1:
+    end = min(int(np.searchsorted(total, total[first] + shard_values)), total.size - 1)
+    part = {name: (x[ends[name][first] : ends[name][end]], n[first:end]) for name, (x, n) in items.items()}
+    shards.append(writer.write_shard(work, f"{len(shards):08d}", arrays, part))
+    first = end
+  about = dict(skipped={}, source={}) | about
+  writer.publish(work, path, writer.described(shards, arrays=arrays, **about), vocabulary)
+
+
+class TokenStoreWriter(contextlib.AbstractContextManager):
+  """Writes a token store of the documents that are added, without EOS, in the `with` block."""
+
+  def __init__(self, path, *, vocabulary, append_eos=False, shard_tokens=writer.SHARD_VALUES, **about):
+    self._path, self._vocabulary, self._append_eos, self._shard_tokens = path, vocabulary, append_eos, shard_tokens
+    self._about, self._held = about, []
+
+  def add(self, tokens, lengths):
+    lengths = np.asarray(lengths, np.int64)
+    self._held.append(ids.stored(self._vocabulary, self._append_eos, tokens, lengths[lengths > 0], self._path))
+
+  def __exit__(self, kind, error, traceback):
+    if kind is None:
+      items = {TOKENS: tuple(map(np.concatenate, zip(*self._held, strict=True)))}
+      facts = ids.facts(self._vocabulary, self._append_eos)
+      about = dict(arrays=[ids.array(self._vocabulary)], vocabulary=self._vocabulary, facts=facts) | self._about
+      write_store(self._path, items, shard_values=self._shard_tokens, **about)
 
 
 def write(path, documents, vocabulary=None, **kwargs):

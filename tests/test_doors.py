@@ -13,10 +13,10 @@ import sys
 import pytest
 
 from launch import local
+from stores import TokenStoreWriter
 from t5x_like import data, evaluate, predict, train
 from t5x_like.checkpoints import manifest as checkpoint_manifest
 from t5x_like.corpora import builtin
-from t5x_like.store.token_writer import TokenStoreWriter
 from t5x_like.training import workdir as workdirs
 from t5x_like.vocabularies import ByteVocabulary
 from tests.runs import NANO, REPO, environment, steps

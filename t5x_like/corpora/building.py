@@ -11,10 +11,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import os
-import pathlib
-import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -23,8 +19,8 @@ import numpy as np
 
 from t5x_like.corpora import duplicates, progress_files
 from t5x_like.corpora.job import Batch, Job, Made, batches
-from t5x_like.errors import UserError, one_line
-from t5x_like.files.places import Place, Remote, is_remote, place
+from t5x_like.errors import UserError
+from t5x_like.files.places import Place, Remote, place
 from t5x_like.store import manifest as manifests
 from t5x_like.store import writer
 from t5x_like.store.manifest import Array
@@ -126,24 +122,7 @@ def _write(job: Job, number: int, record: dict, made: Made) -> None:
     record["arrays"] = list(map(dataclasses.asdict, found))
   described = [Array(**array) for array in record["arrays"]]
   name = f"{number:06d}{len(record['shards']):06d}"
-  work, local = place(job.work), not is_remote(job.work)
-  try:
-    aside = pathlib.Path(tempfile.mkdtemp(prefix=".", dir=job.progress if local else None))
-    try:
-      shard = writer.write_shard(aside, name, described, arrays)
-      for array in shard.sha256:
-        target = work / array / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if local:
-          os.replace(aside / array / name, target)
-        else:
-          target.write_bytes((aside / array / name).read_bytes())
-    finally:
-      shutil.rmtree(aside, ignore_errors=True)
-  except OSError as error:
-    raise UserError(
-      f"{work}: cannot be written ({one_line(error)}): free some space or choose another output"
-    ) from error
+  shard = writer.write_shard(place(job.work), name, described, arrays)
   counts = {key: dict(record[key]) for key in _COUNTS}
   record["shards"].append({"read": record["read"], **counts, **dataclasses.asdict(shard)})
 
@@ -236,12 +215,5 @@ def described(
 
 def publish(job: Job, path: str, made: dict[str, bytes]) -> None:
   """Turn the work directory into the store: write vocabulary, tables and manifest, flush, rename, delete progress."""
-  if not is_remote(job.work):
-    writer.publish(pathlib.Path(job.work), pathlib.Path(path), made, job.kind.vocabulary)
-  else:
-    work = place(job.work)
-    if job.kind.vocabulary:
-      job.kind.vocabulary.save(work / manifests.VOCABULARY)
-    for file, content in made.items():
-      (work / file).write_bytes(content)
+  writer.publish(place(job.work), path, made, job.kind.vocabulary)
   place(job.progress).rmtree(missing_ok=True)

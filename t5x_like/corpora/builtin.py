@@ -14,11 +14,13 @@ import tempfile
 
 import numpy as np
 
+from t5x_like.corpora import preparing
 from t5x_like.corpora.documents import Documents
+from t5x_like.corpora.engines import processes
+from t5x_like.corpora.job import Job
+from t5x_like.corpora.tokens import Part, Tokens
 from t5x_like.store.manifest import FORMAT
-from t5x_like.store.token_writer import TokenStoreWriter
 from t5x_like.store.tokens import TokenStore
-from t5x_like.vocabularies import ByteVocabulary
 
 NAME = "builtin"
 _VERSION = 2  # of the contents
@@ -43,7 +45,8 @@ def directory(append_eos: bool = False) -> str:
     fresh = pathlib.Path(tempfile.mkdtemp(prefix=f"{root.name}.", dir=root.parent))
     documents = Documents("docstrings:tiny", data_dir=str(fresh / "tfds"))
     for split in documents.source.splits:
-      _write(fresh / split, split, list(documents.wanted(split)), append_eos)
+      job = Job.at(f"{fresh}/{split}", Tokens.of(documents, Part(split), "bytes", append_eos=append_eos))
+      preparing.prepare(job, f"{fresh}/{split}", processes.Engine(1), name=NAME, split=split, source={})
     shutil.rmtree(fresh / "tfds")
     with contextlib.suppress(OSError):  # another process has already built the same stores
       fresh.rename(root)
@@ -56,10 +59,3 @@ def texts(split: str) -> list[str]:
   store = TokenStore.open(prepared(split, append_eos=False), verify="size")
   (tokens,) = store.windows([0], store.num_tokens)
   return [store.vocabulary.decode(ids) for ids in np.split(tokens, store.document_ends()[:-1])]
-
-
-def _write(path: pathlib.Path, split: str, documents: list[str], append_eos: bool) -> None:
-  vocabulary = ByteVocabulary()
-  with TokenStoreWriter(path, name=NAME, split=split, vocabulary=vocabulary, append_eos=append_eos) as writer:
-    encoded = vocabulary.encode_batch(documents)
-    writer.add(np.concatenate(encoded), np.array([ids.size for ids in encoded]))

@@ -16,7 +16,7 @@ from t5x_like.corpora.documents import Documents, unwanted
 from t5x_like.corpora.job import Batch, Kind, Made
 from t5x_like.corpora.sources import Skip, Source
 from t5x_like.errors import UserError
-from t5x_like.store import token_writer
+from t5x_like.store import ids
 from t5x_like.store.tokens import TOKENS
 from t5x_like.store.writer import SHARD_VALUES
 
@@ -120,7 +120,7 @@ class Tokens(Kind):
 
   @property
   def store_facts(self) -> dict[str, Any]:
-    return token_writer.facts(self.vocabulary, self.append_eos)
+    return ids.facts(self.vocabulary, self.append_eos)
 
   @property
   def num_parts(self) -> int:
@@ -175,12 +175,12 @@ class Tokens(Kind):
       texts.append(text or "")
       reasons.append(reason)
       removed.append(gone or None)
-    ids = self.vocabulary.encode_batch(texts)
-    for number, document in enumerate(ids):
+    encoded = self.vocabulary.encode_batch(texts)
+    for number, document in enumerate(encoded):
       if texts[number] and not document.size:
         reasons[number] = "no tokens"
-    lengths_D = np.array([document.size for document in ids], np.int64)
-    stored = token_writer.stored(self.vocabulary, self.append_eos, np.concatenate(ids), lengths_D, "vocabulary")
+    lengths_D = np.array([document.size for document in encoded], np.int64)
+    stored = ids.stored(self.vocabulary, self.append_eos, np.concatenate(encoded), lengths_D, "vocabulary")
     return Made({TOKENS: stored}, reasons, removed)
 
 

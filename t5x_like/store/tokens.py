@@ -1,6 +1,6 @@
 """Token stores: one split of a corpus, tokenised once, read as random windows of one long token stream.
 
-A store of one array, `tokens`, whose items are documents of at least one token (written by `token_writer.py`).
+A store of one array, `tokens`, whose items are documents of at least one token (made by `corpora/tokens.py`).
 
 Boundaries of documents are not held in memory. A shard's document ends are sorted, so interpolation search locates the
 document of a token. The fraction of the shard's tokens before the token estimates the document's place in the file; the

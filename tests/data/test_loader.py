@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import more
+from stores import TokenStoreWriter
 from t5x_like.data import loader, task
 from t5x_like.errors import UserError
-from t5x_like.store.token_writer import TokenStoreWriter
 from t5x_like.vocabularies import ByteVocabulary
 
 WINDOW = 70  # of 64 inputs

@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
-from stores import edit, many_documents, write
+from stores import TokenStoreWriter, edit, many_documents, write, write_store
 from t5x_like.errors import DamageError, UserError
 from t5x_like.files import ranges
+from t5x_like.store import ids
 from t5x_like.store import manifest as manifests
-from t5x_like.store import token_writer
-from t5x_like.store.token_writer import TokenStoreWriter
 from t5x_like.store.tokens import TOKENS, TokenStore
-from t5x_like.store.writer import StoreWriter
 from t5x_like.vocabularies import ByteVocabulary
 
 
@@ -194,9 +192,9 @@ def test_other_stores_than_of_tokens_are_refused(damaged, change, message):
 
 def test_documents_without_tokens_are_refused(tmp_path):
   vocabulary = ByteVocabulary()
-  about = dict(name="n", split="x", facts=token_writer.facts(vocabulary, False), vocabulary=vocabulary)
-  with StoreWriter(tmp_path / "x", arrays=[token_writer.array(vocabulary)], **about) as writer:
-    writer.extend({TOKENS: (np.array([5, 6], np.uint16), np.array([1, 0, 1]))})
+  about = dict(name="n", split="x", facts=ids.facts(vocabulary, False), vocabulary=vocabulary)
+  items = {TOKENS: (np.array([5, 6], np.uint16), np.array([1, 0, 1]))}
+  write_store(tmp_path / "x", items, [ids.array(vocabulary)], **about)
   with pytest.raises(UserError, match="shards.table: row 0: found 3 documents, expected 1 to 2 .the shard's tokens."):
     TokenStore.open(tmp_path / "x")
 

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stores import many_documents, random_documents, write
+from stores import TokenStoreWriter, many_documents, random_documents, write
 from t5x_like.errors import UserError
 from t5x_like.files import ranges
-from t5x_like.store.token_writer import TokenStoreWriter
 from t5x_like.store.tokens import TokenStore
 from t5x_like.vocabularies import ByteVocabulary
 
@@ -70,21 +69,6 @@ def test_any_documents_any_shards(tmp_path, documents, shard_tokens, append_eos,
   stream = [token for document in documents if document for token in [*document, *[1] * append_eos]]
   assert store.windows([0], store.num_tokens)[0].tolist() == stream
   assert len(store.document_ends()) == sum(map(bool, documents))
-
-
-def test_bytes_and_fingerprint_do_not_depend_on_batching(intact, tmp_path):
-  path, documents = intact
-  with TokenStoreWriter(
-    tmp_path / "train", name="other name", split="x", vocabulary=ByteVocabulary(), shard_tokens=8_000
-  ) as writer:
-    for i in range(0, len(documents), 50):
-      part = documents[i : i + 50]
-      writer.add(np.concatenate(part), [len(document) for document in part])
-  files = [file for array in ("tokens", "tokens.ends") for file in (path / array).iterdir()]
-  assert len(files) == 2 * TokenStore.open(path).manifest.num_shards
-  for file in files:
-    assert file.read_bytes() == (tmp_path / "train" / file.relative_to(path)).read_bytes()
-  assert TokenStore.open(tmp_path / "train").fingerprint == TokenStore.open(path).fingerprint
 
 
 def test_fingerprint_sees_content_vocabulary_and_eos(tmp_path):
@@ -191,38 +175,19 @@ def test_missing_stores_say_how_to_make_one(intact, tmp_path):
     TokenStore.open(f"file://{tmp_path}/train")
 
 
-def test_writer_publishes_all_or_nothing(tmp_path):
-  path = tmp_path / "train"
-  with pytest.raises(RuntimeError, match="stop"):
-    with TokenStoreWriter(path, name="n", split="train", vocabulary=ByteVocabulary(), shard_tokens=1) as writer:
-      writer.add([5], [1])
-      raise RuntimeError("stop")
-  assert list(tmp_path.iterdir()) == []
-
-  leftover = tmp_path / ".train.incomplete" / "tokens" / "00000077"  # as a killed run leaves it
-  leftover.parent.mkdir(parents=True)
-  leftover.write_bytes(b"")
+def test_an_unfinished_store_is_told(tmp_path):
+  (tmp_path / ".train.incomplete" / "tokens").mkdir(parents=True)
   with pytest.raises(UserError, match="unfinished one is there"):
-    TokenStore.open(path)
-  write(path, [[5, 6]])
-  assert [child.name for child in tmp_path.iterdir()] == ["train"]
-  assert not (path / "tokens" / "00000077").exists()
-
-  with pytest.raises(UserError, match="exists already"):
-    write(path, [[5, 6]])
+    TokenStore.open(tmp_path / "train")
 
 
-def test_writer_refuses(tmp_path):
-  path = tmp_path / "train"
-  with TokenStoreWriter(path, name="n", split="train", vocabulary=ByteVocabulary()) as writer:
-    writer.add([5], [1])
-    with pytest.raises(UserError, match="another process is writing"):
-      write(path, [[5]])
-  for documents, message in (([[5, 0]], "found id 0"), ([[384]], "found id 384"), ([[]], "no documents")):
+def test_what_is_no_token_and_what_cannot_be_written_is_refused(tmp_path):
+  for documents, message in (([[5, 0]], "found id 0"), ([[384]], "found id 384")):
     with pytest.raises(UserError, match=message):
       write(tmp_path / "other", documents)
+  write(tmp_path / "train", [[5]])
+  with pytest.raises(UserError, match="cannot be written"):
+    write(tmp_path / "train", [[5]])
   (tmp_path / "file").write_text("")
   with pytest.raises(UserError, match="cannot be written"):
     write(tmp_path / "file" / "train", [[5]])
-  with pytest.raises(UserError, match="local directory"):
-    TokenStoreWriter("gs://bucket/train", name="n", split="train", vocabulary=ByteVocabulary())

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
+from stores import TokenStoreWriter
 from t5x_like.data import task as tasks
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
-from t5x_like.store.token_writer import TokenStoreWriter
 from t5x_like.vocabularies.kinds.published import Facts, PublishedVocabulary
 
 SIZE, FIRST = 300, 80  # ids of the text are FIRST to 239

@@ -17,7 +17,8 @@ from t5x_like import vocabularies
 from t5x_like.data import loader, mixture, task
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
-from t5x_like.store.token_writer import TokenStoreWriter
+from t5x_like.files.places import place
+from t5x_like.store import ids, writer
 from t5x_like.store.tokens import TokenStore
 
 _FAR_STEP = 1_000_000_000
@@ -241,10 +242,12 @@ def synthetic_store(path: pathlib.Path, tokens: int) -> None:
   """Random bytes in documents of 500, under a byte vocabulary with as many ids as T5's (32,100)."""
   vocabulary = vocabularies.ByteVocabulary(extra_ids=_SIZE - vocabularies.ByteVocabulary(extra_ids=0).size)
   generator = np.random.default_rng(0)
-  with TokenStoreWriter(path, name="synthetic", split=path.name, vocabulary=vocabulary) as writer:
-    for start in range(0, tokens, 10_000_000):
-      count = min(10_000_000, tokens - start)
-      ids = generator.integers(3, 3 + 256, count, dtype=np.uint16)  # other ids are not text and never masked
-      lengths = np.full(-(-count // _DOCUMENT), _DOCUMENT)
-      lengths[-1] -= lengths.sum() - count
-      writer.add(ids, lengths)
+  work, arrays, shards = place(f"{path}.incomplete"), [ids.array(vocabulary)], []
+  for start in range(0, tokens, 10_000_000):
+    count = min(10_000_000, tokens - start)
+    tokens_N = generator.integers(3, 3 + 256, count, dtype=np.uint16)  # other ids are not text and never masked
+    lengths = np.full(-(-count // _DOCUMENT), _DOCUMENT)
+    lengths[-1] -= lengths.sum() - count
+    shards.append(writer.write_shard(work, f"{len(shards):08d}", arrays, {arrays[0].name: (tokens_N, lengths)}))
+  about = dict(name="synthetic", split=path.name, facts=ids.facts(vocabulary, False), skipped={}, source={})
+  writer.publish(work, path, writer.described(shards, arrays=arrays, **about), vocabulary)

@@ -22,8 +22,8 @@ import numpy as np
 
 from t5x_like.data import loader, task
 from t5x_like.errors import UserError
+from t5x_like.store import ids
 from t5x_like.store import manifest as manifests
-from t5x_like.store import token_writer
 from t5x_like.store.shards import Shard, files_of
 from t5x_like.store.tokens import TokenStore
 from t5x_like.store.writer import described
@@ -101,7 +101,7 @@ def simulate(path: str | os.PathLike, tokens: int, shards: int, documents: int) 
   if not 1 <= ends <= per_shard:
     raise UserError(f"--documents={documents}: found {ends} a shard, expected 1 to {per_shard}, its tokens")
   vocabulary = ByteVocabulary(extra_ids=32_100 - ByteVocabulary(extra_ids=0).size)
-  array = token_writer.array(vocabulary)
+  array = ids.array(vocabulary)
   values, item_ends = files_of(array.name)
   cuts = np.random.default_rng(0).choice(per_shard - 1, ends - 1, replace=False) + 1
   ends_D = np.append(np.sort(cuts), per_shard).astype("<i8")
@@ -125,7 +125,7 @@ def simulate(path: str | os.PathLike, tokens: int, shards: int, documents: int) 
       name="simulated",
       split=_SPLIT,
       arrays=[array],
-      facts=token_writer.facts(vocabulary, False),
+      facts=ids.facts(vocabulary, False),
       skipped={},
       source={},
     )

@@ -20,8 +20,8 @@ from t5x_like.corpora.sources import Record, Skip
 from t5x_like.data import prepared
 from t5x_like.data.supervised import records
 from t5x_like.errors import UserError
+from t5x_like.store import ids
 from t5x_like.store import manifest as manifests
-from t5x_like.store import token_writer
 from t5x_like.store.reader import Store, Verify
 from t5x_like.vocabularies import Vocabulary
 
@@ -120,11 +120,7 @@ def open_store(
     cache = builtin.directory() + "_examples"
   about = dict(source=opened, split=split, cache=cache, vocabulary=vocabulary, arguments={"task": task, **facts})
   made = Examples(
-    store_facts=token_writer.facts(vocabulary, streams),
-    streams=streams,
-    examples=examples,
-    unit=next(iter(streams)),
-    **about,
+    store_facts=ids.facts(vocabulary, streams), streams=streams, examples=examples, unit=next(iter(streams)), **about
   )
   return ExampleStore(prepared.opened(made, batches.Engine(os.cpu_count() or 1), verify))
 
@@ -161,6 +157,6 @@ class Examples(prepared.Records):
       values, lengths = np.concatenate(parts), np.array([len(part) for part in parts], np.int64)
       if name in self.streams:
         given = self.vocabulary, self.streams[name], values, lengths, self.arguments["task"]
-        values, lengths = token_writer.stored(*given)
+        values, lengths = ids.stored(*given)
       arrays[name] = values, np.concatenate([lengths, np.zeros(skipped.total(), np.int64)])
     return Made(arrays, [None] * len(made) + list(skipped.elements()), [None] * len(batch.items))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from chances import assert_fits, expected_spans
+from stores import TokenStoreWriter
 from t5x_like import trust
 from t5x_like.data import loader, random, task
 from t5x_like.data.preprocessors import bart, named_spans
@@ -15,7 +16,6 @@ from t5x_like.data.preprocessors.salient_spans import dates_numbers_and_names
 from t5x_like.data.preprocessors.sentences import Sentences
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
-from t5x_like.store.token_writer import TokenStoreWriter
 from t5x_like.vocabularies import ByteVocabulary
 from tools import train_tokenizer
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from chances import assert_fits, assert_share
+from stores import TokenStoreWriter
 from t5x_like.data import task
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
-from t5x_like.store.token_writer import TokenStoreWriter
 from t5x_like.vocabularies import ByteVocabulary, special
 
 VOCABULARY = ByteVocabulary()

@@ -1,6 +1,5 @@
-"""The writer of a token store, and the forms in which stores keep ids."""
+"""Ids of a vocabulary, in the form in which stores keep them."""
 
-import os
 from typing import Any
 
 import numpy as np
@@ -9,7 +8,6 @@ from t5x_like import vocabularies
 from t5x_like.errors import UserError
 from t5x_like.store.manifest import Array, vocabulary_facts
 from t5x_like.store.tokens import TOKENS
-from t5x_like.store.writer import SHARD_VALUES, StoreWriter
 from t5x_like.vocabularies import Vocabulary
 
 
@@ -39,39 +37,3 @@ def stored(
     tokens_N = np.insert(tokens_N, np.cumsum(lengths_D)[lengths_D > 0], vocabulary.eos_id)
     lengths_D = lengths_D + (lengths_D > 0)
   return tokens_N, lengths_D
-
-
-class TokenStoreWriter(StoreWriter):
-  """A writer of a token store from the ids of documents.
-
-  Args:
-    append_eos: whether the writer adds EOS after every document (T5 adds none).
-    shard_tokens: a shard closes at the first document end at or after this many tokens.
-    path, vocabulary, about: see `StoreWriter`.
-  """
-
-  def __init__(
-    self,
-    path: str | os.PathLike,
-    *,
-    vocabulary: Vocabulary,
-    append_eos: bool = False,
-    shard_tokens: int = SHARD_VALUES,
-    **about: Any,
-  ):
-    about |= dict(arrays=[array(vocabulary)], facts=facts(vocabulary, append_eos))
-    super().__init__(path, vocabulary=vocabulary, shard_values=shard_tokens, **about)
-    self._append_eos = append_eos
-
-  def add(self, tokens_N: np.ndarray, lengths_D: np.ndarray) -> None:
-    """Add documents.
-
-    Args:
-      tokens_N: integers [N], the concatenated ids of D documents, without EOS.
-      lengths_D: integers [D] that sum to N; documents of length 0 are dropped.
-
-    Raises:
-      UserError: an id is padding or outside the vocabulary, or a shard cannot be written.
-    """
-    lengths_D = np.asarray(lengths_D, np.int64)
-    self.extend({TOKENS: stored(self._vocabulary, self._append_eos, tokens_N, lengths_D[lengths_D > 0], self.path)})
