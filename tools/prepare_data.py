@@ -20,10 +20,11 @@ import sys
 from typing import Any
 
 from t5x_like import slots, trust, vocabularies
-from t5x_like.corpora import cleaning, engines, preparing, sources
+from t5x_like.corpora import cleaning, engines, held_out, losses, preparing, sources
 from t5x_like.corpora.documents import Documents
-from t5x_like.corpora.job import Job
-from t5x_like.corpora.tokens import PART_BYTES, Part, Tokens, summary, whole_plan
+from t5x_like.corpora.held_out import Part
+from t5x_like.corpora.job import Job, skips
+from t5x_like.corpora.tokens import PART_BYTES, Tokens, summary
 from t5x_like.errors import DamageError, TransientError, UserError, door, one_line
 from t5x_like.files import file_names
 from t5x_like.files.places import directory, is_remote, place
@@ -31,16 +32,16 @@ from t5x_like.store.tokens import TokenStore
 from t5x_like.store.writer import SHARD_VALUES
 
 
-def _plan(source: sources.Source, pairs: list[str], fraction: float) -> dict[str, Part]:
+def _plan(documents: Documents, pairs: list[str], fraction: float) -> dict[str, Part]:
   """The splits to make, each with its part of the source."""
   if not pairs:
-    return whole_plan(source, fraction)
+    return held_out.plan(documents, fraction)
   plan = {}
   for pair in pairs:
     output, _, split = pair.partition("=")
     if not output.replace("_", "").isalnum() or output in plan:
       raise UserError(f"--split={pair}: expected OUTPUT=SOURCE with a new name of letters, digits and _ for OUTPUT")
-    sources.check_split(source, split or output)
+    sources.check_split(documents.source, split or output)
     plan[output] = Part(split or output)
   return plan
 
@@ -212,38 +213,40 @@ def main(argv: list[str] | None = None) -> None:
   vocabulary = vocabularies.load(args.vocabulary)
   documents = Documents(args.source, data_dir=args.data_dir, text_field=args.text_field)
   source = documents.source
-  for output, part in _plan(source, args.split, args.validation_fraction).items():
-    root = str(place(args.output))
+  root, jobs = str(place(args.output)), []
+  for output, part in _plan(documents, args.split, args.validation_fraction).items():
     path = f"{root}/{output}"
     record = {
       "documents": summary(documents.facts()),
-      "part": dataclasses.asdict(part),
+      "part": part.record,
       "shard_tokens": args.shard_tokens,
       "part_bytes": args.part_bytes,
     }
     if steps:
       record["cleaning"] = _cleaning(args.clean, steps)
     name = file_names.check("--name", args.name or source.name)
-    progress = f"{root}/.{output}.progress"
+    sizes = {"shard_values": args.shard_tokens, "part_bytes": args.part_bytes}
+    tokens = Tokens.of(documents, part, args.vocabulary, append_eos=args.append_eos, steps=steps, **sizes)
+    job = Job(tokens, path, name, output, record)
     if _exists(path, vocabulary, {**record, "name": name, "append_eos": args.append_eos}):
-      place(progress).rmtree(missing_ok=True)
+      place(job.progress).rmtree(missing_ok=True)
       print(f"{path}: exists already, made from the same inputs (files by name and size); nothing to do", flush=True)
       _warn_of_changes(source, part.split, path)
       continue
-    sizes = {"shard_values": args.shard_tokens, "part_bytes": args.part_bytes}
-    tokens = Tokens.of(documents, part, args.vocabulary, append_eos=args.append_eos, steps=steps, **sizes)
-    engine = engine_class(args.workers, pipeline)
-    preparing.prepare(Job.at(path, tokens), path, engine, name=name, split=output, source=record)
-    store = TokenStore.open(path, verify=args.verify)
+    jobs.append(job)
+  preparing.prepare(jobs, engine_class(args.workers, pipeline))
+  for job in jobs:
+    store = TokenStore.open(job.path, verify=args.verify)
     counts = store.manifest.source["counts"]
-    skipped = "".join(f", {n} skipped ({reason})" for reason, n in store.manifest.skipped.items())
     print(
-      f"{path}: {store.num_tokens:,} tokens in {store.num_documents:,} documents{skipped}; fingerprint "
-      f"{store.fingerprint[:12]}; {store.verification}",
+      f"{job.path}: {store.num_tokens:,} tokens in {store.num_documents:,} documents{skips(store.manifest.skipped)}; "
+      f"fingerprint {store.fingerprint[:12]}; {store.verification}",
       flush=True,
     )
     if counts["removed_within_documents"]:
       print("  removed: " + ", ".join(f"{n:,} {reason}" for reason, n in counts["removed_within_documents"].items()))
+  if jobs and (told := losses.told(vocabulary, documents.wanted(jobs[0].kind.part.split))):
+    print(f"vocabulary {args.vocabulary}: {told}", flush=True)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> None:
   vocabulary, store = data / "vocabulary", data / "docstrings"
   source = ["--source=docstrings", f"--data_dir={data / 'tfds'}"]
   recipe = recipes.load(RECIPE)
-  size = [f"--size={recipe.model.vocab_size}", f"--output={vocabulary}"]
+  size = ["--kind=unigram", f"--size={recipe.model.vocab_size}", f"--output={vocabulary}"]
   _run(
     f"1/5 the docstrings of the installed packages, and {recipe.model.vocab_size:,} SentencePiece ids",
     f"{__package__}.train_vocabulary",

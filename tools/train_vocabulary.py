@@ -1,15 +1,16 @@
-"""Trains a vocabulary on any source: SentencePiece (unigram, bpe), WordPiece or byte-level BPE.
+"""Trains a vocabulary on any source: byte-level BPE, SentencePiece (unigram, bpe) or WordPiece.
 
 Example:
-  python -m tools.train_vocabulary --source=docstrings --data_dir=data/tfds --size=8192 --output=data/vocabulary
-  python -m tools.train_vocabulary --source=jsonl:corpus/*.jsonl.gz --size=32100 --kind=bpe --output=vocabulary
+  python -m tools.train_vocabulary --source=text:book.txt --size=8192 --output=data/vocabulary
+  python -m tools.train_vocabulary --source=jsonl:corpus/*.jsonl.gz --size=32100 --kind=unigram --output=vocabulary
   python -m tools.train_vocabulary --source=text:b/*.txt --size=30000 --kind=wordpiece --with_mask --output=vocabulary
 
 The size counts everything: pad (0), eos (1), unk (2), with --with_mask also [CLS] (3), [SEP] (4) and [MASK] (5), the
-pieces, and the sentinels (100 at the top). unigram and bpe are SentencePiece models, wordpiece (BERT's) and
-bytelevel_bpe (GPT-2's) a tokenizer.json. Documents are split into lines, of which a fixed random sample is used if they
-exceed --max_bytes. The same input, options and number of threads give the same vocabulary. Nothing is done if the
-output already holds it.
+pieces, and the sentinels (100 at the top). bytelevel_bpe (GPT-2's) gives every text back as it was: line ends,
+indentation, any character. The others lose some, and the share is printed: unigram (T5's) and bpe are SentencePiece
+models, which fold spaces and line ends, and wordpiece is BERT's. A fixed random sample of the lines is used if they
+exceed --max_bytes; bytelevel_bpe learns from several lines at once. The same input, options and number of threads give
+the same vocabulary. Nothing is done if the output already holds it.
 """
 
 import argparse
@@ -34,7 +35,7 @@ from t5x_like.vocabularies.storage import MANIFEST
 
 from . import train_tokenizer
 
-RECORD = "training.json"
+RECORD, LOSSLESS = "training.json", "bytelevel_bpe"
 LONGEST_LINE = 4096  # bytes; the trainer skips longer ones
 _SEED = 0
 
@@ -55,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     raise UserError(f"--lowercase: found it with --kind={options.kind}, expected wordpiece; lowercase the text first")
   if not 0.5 < options.character_coverage <= 1:
     raise UserError(f"--character_coverage: found {options.character_coverage}, expected a share above 0.5 and up to 1")
+  from t5x_like.corpora import losses
   from t5x_like.corpora.documents import Documents
 
   documents = Documents(options.source, data_dir=options.data_dir, text_field=options.text_field)
@@ -67,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"vocabulary {output} exists already and is the requested one, nothing to do")
     return 0
   started = time.monotonic()
-  lines, total = sample(cut_into_lines(documents.wanted(options.split)), options.max_bytes)
+  cut_up = cut_into_runs if options.kind == LOSSLESS else cut_into_lines
+  lines, total = sample(cut_up(documents.wanted(options.split)), options.max_bytes)
   used = sum(map(len, lines))
   skipped = "".join(f", {n:,} skipped ({reason})" for reason, n in sorted(documents.skipped[options.split].items()))
   print(
@@ -86,6 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     f"vocabulary {output}: {vocabulary.size:,} ids ({vocabulary.extra_ids} of them sentinels), "
     f"{per_token:.2f} bytes a token, fingerprint {vocabulary.fingerprint[:12]}, {time.monotonic() - started:.0f} s"
   )
+  if told := losses.told(vocabulary, documents.wanted(options.split)):
+    print(f"  it {told}; --kind={LOSSLESS} loses none")
   return 0
 
 
@@ -131,6 +136,20 @@ def cut_into_lines(documents: Iterable[str]) -> Iterator[bytes]:
           start += 1
       if start < len(data):
         yield data[start:]
+
+
+def cut_into_runs(documents: Iterable[str]) -> Iterator[bytes]:
+  """The documents in UTF-8, whole or cut after LONGEST_LINE bytes: at a line end, else at a space or a character."""
+  for document in documents:
+    data, start = document.encode(errors="replace"), 0
+    while start < len(data):
+      end = start + LONGEST_LINE
+      if end < len(data):
+        end = data.rfind(b"\n", start, end) + 1 or max(data.rfind(b" ", start + 1, end), 0) or end
+        while data[end] & 0xC0 == 0x80:  # inside a character
+          end -= 1
+      yield data[start:end]
+      start = end
 
 
 def sample(lines: Iterable[bytes], max_bytes: int) -> tuple[list[bytes], int]:
@@ -252,9 +271,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
   parser.add_argument(
     "--kind",
     "--model_type",
-    choices=("unigram", "bpe", *train_tokenizer.KINDS),
-    default="unigram",
-    help="(default: unigram)",
+    choices=(*train_tokenizer.KINDS, "unigram", "bpe"),
+    default=LOSSLESS,
+    help="(default: %(default)s, which loses nothing)",
   )
   parser.add_argument("--with_mask", action="store_true", help="add [CLS], [SEP] and [MASK], as BERT's family needs")
   parser.add_argument("--lowercase", action="store_true", help="fold case and accents (wordpiece only)")

@@ -7,6 +7,8 @@ machine or many. From the bottom up:
     documents       the text of one field of the records
     cleaning/       steps that filter pages or remove duplicates, one a file
     job             the kinds of stores, their batches, and the job that makes one
+    losses          the characters that a vocabulary does not give back
+    held_out        the documents of each split, or their parts
     tokens          the kind that pretraining reads; examples and images are under `data/`
     duplicates      the comparisons of all pages of a split, by group-bys
     building        a part's shards, their records, and the store that joins them

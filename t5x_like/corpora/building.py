@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 
 from t5x_like.corpora import duplicates, progress_files
-from t5x_like.corpora.job import Batch, Job, Made, batches
+from t5x_like.corpora.job import Batch, Job, Made, batches, skips
 from t5x_like.errors import UserError
 from t5x_like.files.places import Place, Remote, place
-from t5x_like.store import manifest as manifests
 from t5x_like.store import writer
 from t5x_like.store.manifest import Array
 from t5x_like.store.shards import Shard, files_of
@@ -185,18 +184,17 @@ def _save(path: Place, record: dict[str, Any]) -> None:
   progress_files.save(path, json.dumps(record).encode())
 
 
-def described(
-  job: Job, records: list[dict[str, Any]], *, name: str, split: str, source: dict[str, Any]
-) -> dict[str, bytes]:
+def described(job: Job, records: list[dict[str, Any]]) -> dict[str, bytes]:
   """Return the manifest and tables of the store of all parts: contents by file."""
   totals = {key: sum((Counter(record[key]) for record in records), Counter()) for key in _COUNTS}
   fields = [field.name for field in dataclasses.fields(Shard)]
   shards = [Shard(**{field: one[field] for field in fields}) for record in records for one in record["shards"]]
   if not shards:
     raise UserError(
-      f"{name}, split {split!r}: found 0 {job.kind.items}{manifests.skips(totals['skipped'])}, expected at least one: "
-      f"{job.kind.advice}"
+      f"{job.name}, split {job.split!r}: found 0 {job.kind.items}{skips(totals['skipped'])}, expected at "
+      f"least one: {job.kind.advice}"
     )
+  source = job.source
   if job.kind.counted:
     powers = sorted((int(power), n) for power, n in totals["lengths"].items())
     lengths = {f"{2**power}-{2 ** (power + 1) - 1}": n for power, n in powers}
@@ -204,8 +202,8 @@ def described(
     source = {**source, "counts": {"removed_within_documents": removed, "document_lengths": lengths}}
   return writer.described(
     shards,
-    name=name,
-    split=split,
+    name=job.name,
+    split=job.split,
     arrays=[Array(**array) for array in next(record["arrays"] for record in records if record["shards"])],
     facts=job.kind.store_facts,
     skipped=totals["skipped"],
@@ -213,7 +211,7 @@ def described(
   )
 
 
-def publish(job: Job, path: str, made: dict[str, bytes]) -> None:
+def publish(job: Job, made: dict[str, bytes]) -> None:
   """Turn the work directory into the store: write vocabulary, tables and manifest, flush, rename, delete progress."""
-  writer.publish(place(job.work), path, made, job.kind.vocabulary)
+  writer.publish(place(job.work), job.path, made, job.kind.vocabulary)
   place(job.progress).rmtree(missing_ok=True)

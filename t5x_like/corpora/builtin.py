@@ -17,8 +17,9 @@ import numpy as np
 from t5x_like.corpora import preparing
 from t5x_like.corpora.documents import Documents
 from t5x_like.corpora.engines import processes
+from t5x_like.corpora.held_out import Part
 from t5x_like.corpora.job import Job
-from t5x_like.corpora.tokens import Part, Tokens
+from t5x_like.corpora.tokens import Tokens
 from t5x_like.store.manifest import FORMAT
 from t5x_like.store.tokens import TokenStore
 
@@ -45,8 +46,8 @@ def directory(append_eos: bool = False) -> str:
     fresh = pathlib.Path(tempfile.mkdtemp(prefix=f"{root.name}.", dir=root.parent))
     documents = Documents("docstrings:tiny", data_dir=str(fresh / "tfds"))
     for split in documents.source.splits:
-      job = Job.at(f"{fresh}/{split}", Tokens.of(documents, Part(split), "bytes", append_eos=append_eos))
-      preparing.prepare(job, f"{fresh}/{split}", processes.Engine(1), name=NAME, split=split, source={})
+      tokens = Tokens.of(documents, Part(split), "bytes", append_eos=append_eos)
+      preparing.prepare([Job(tokens, f"{fresh}/{split}", NAME, split, {})], processes.Engine(1))
     shutil.rmtree(fresh / "tfds")
     with contextlib.suppress(OSError):  # another process has already built the same stores
       fresh.rename(root)

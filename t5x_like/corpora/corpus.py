@@ -25,11 +25,11 @@ from typing import Any
 
 from t5x_like import vocabularies
 from t5x_like.config import Corpus
-from t5x_like.corpora import cleaning, preparing
+from t5x_like.corpora import cleaning, held_out, losses, preparing
 from t5x_like.corpora.documents import Documents
 from t5x_like.corpora.engines import processes
 from t5x_like.corpora.job import Job
-from t5x_like.corpora.tokens import Part, Tokens, summary, whole_plan
+from t5x_like.corpora.tokens import Tokens, summary
 from t5x_like.errors import TransientError, UserError, did_you_mean, one_line
 from t5x_like.files import locks
 from t5x_like.files.locks import Held
@@ -71,23 +71,22 @@ def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
   }
   request = _hash(asked)
 
-  def located() -> tuple[Documents, dict[str, Part], str]:
+  def located() -> tuple[Documents, str]:
     documents = _opened(corpus, root, request)
-    source = documents.source
-    plan = whole_plan(source, corpus.validation_fraction)
-    if split not in plan:
+    source, names = documents.source, held_out.names(documents.source, corpus.validation_fraction)
+    if split not in names:
       raise UserError(
-        f"source {corpus.source}: found no split {split!r}, expected one of {', '.join(plan)}"
-        f"{did_you_mean(split, plan)}"
+        f"source {corpus.source}: found no split {split!r}, expected one of {', '.join(names)}"
+        f"{did_you_mean(split, names)}"
       )
     files = _hash([documents.facts(), {name: source.changed(name) for name in source.splits}])
-    return documents, plan, f"{root}/{source.name}-{request}-{files}"
+    return documents, f"{root}/{source.name}-{request}-{files}"
 
   def is_there(home: str) -> bool:
     return (place(f"{home}/{split}") / manifests.FILE).exists()
 
   with _turn(root, request, corpus.source, lambda: is_there(located()[-1])):
-    documents, plan, home = located()
+    documents, home = located()
     source, path = documents.source, f"{home}/{split}"
     if is_there(home):
       return path
@@ -99,11 +98,14 @@ def prepared(corpus: Corpus, split: str, append_eos: bool) -> str:
           flush=True,
         )
     print(f"data: {path}: preparing split {split} of {corpus.source}", flush=True)
-    tokens = Tokens.of(documents, plan[split], corpus.vocabulary, append_eos=append_eos, steps=steps)
+    part = held_out.plan(documents, corpus.validation_fraction)[split]
+    tokens = Tokens.of(documents, part, corpus.vocabulary, append_eos=append_eos, steps=steps)
     size = sum(map(tokens.part_size, range(tokens.num_parts)))
     engine = processes.Engine(max(1, min(os.cpu_count() or 1, size // _WORKER_BYTES)))
     record: dict[str, Any] = {"documents": summary(documents.facts()), **asked}
-    preparing.prepare(Job.at(path, tokens), path, engine, name=source.name, split=split, source=record)
+    preparing.prepare([Job(tokens, path, source.name, split, record)], engine)
+    if told := losses.told(vocabulary, documents.wanted(part.split)):
+      print(f"data: vocabulary {corpus.vocabulary}: {told}", flush=True)
   return path
 
 

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -96,18 +96,29 @@ class Job:
 
   Attributes:
     kind: what it is made of.
-    work, progress: the directory that becomes the store, and the directory for progress; local or remote.
+    path: the directory of the store, local or at an address.
+    name, split, source: the corpus, its split and the provenance, for the manifest.
   """
 
   kind: Kind
-  work: str
-  progress: str
+  path: str
+  name: str
+  split: str
+  source: dict[str, Any]
 
-  @classmethod
-  def at(cls, path: str, kind: Kind) -> "Job":
-    """Return the job that makes the store at `path`; an address, where files appear whole, is written in place."""
-    root, name = path[: path.rfind("/") + 1], path[path.rfind("/") + 1 :]
-    return cls(kind, work=path if is_remote(path) else f"{root}.{name}.incomplete", progress=f"{root}.{name}.progress")
+  @property
+  def work(self) -> str:
+    """The directory that becomes the store; at an address, where files appear whole, the store's own."""
+    return self.path if is_remote(self.path) else self._beside("incomplete")
+
+  @property
+  def progress(self) -> str:
+    """The directory of the records of finished parts."""
+    return self._beside("progress")
+
+  def _beside(self, what: str) -> str:
+    start = self.path.rfind("/") + 1
+    return f"{self.path[:start]}.{self.path[start:]}.{what}"
 
   @functools.cached_property
   def key(self) -> str:
@@ -160,3 +171,8 @@ def batches(kind: Kind, items: Iterator[Any], marks: dict[str, Marks], start: in
       first, held, characters = first + len(held), [], 0
   if held:
     yield batch()
+
+
+def skips(skipped: Mapping[str, int]) -> str:
+  """Return the words that report skipped records, to follow the number of used ones."""
+  return "".join(f", {number:,} records skipped ({reason})" for reason, number in sorted(skipped.items()))

@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from t5x_like.corpora import building, duplicates, progress_bar, progress_files
@@ -14,32 +14,39 @@ from t5x_like.files.locks import Lease, Lock
 from t5x_like.files.places import Remote, place
 
 
-def prepare(job: Job, path: str, engine: Engine, **of_manifest: Any) -> dict[str, int]:
-  """Make the store of a job, and return the amounts removed from items or changed in them, by reason.
+def prepare(jobs: Sequence[Job], engine: Engine) -> list[dict[str, int]]:
+  """Make the stores of jobs and publish them together, so that a failure leaves none of them.
 
   Args:
-    job: the job.
-    path: path of the store.
+    jobs: the jobs.
     engine: where parts are built.
-    **of_manifest: `name`, `split` and `source` of the manifest.
+
+  Returns:
+    For each job, the amounts removed from items or changed in them, by reason.
 
   Raises:
     UserError: another process builds it, the files cannot be written, or the source or vocabulary cannot be used.
   """
-  split = of_manifest["split"]
-  with _begun(job) as check:
-    if left := duplicates.missing(job):
-      with progress_bar.shown(job, "signatures", f"{split}, signatures", job.kind.items):
-        engine.sign(job)
-        for one in left:
-          engine.compare(job, one)
-    with progress_bar.shown(job, "parts", split, job.kind.unit):
-      engine.make(job)
-    records = [building.record_of(job, number) for number in range(job.kind.num_parts)]
-    made = building.described(job, records, **of_manifest)
-    check()
-    building.publish(job, path, made)
-  return sum((Counter(record["removed"]) for record in records), Counter())
+  with contextlib.ExitStack() as held:
+    checks = [held.enter_context(_begun(job)) for job in jobs]
+    records = [_records(job, engine) for job in jobs]
+    made = [building.described(job, parts) for job, parts in zip(jobs, records, strict=True)]
+    for job, check, contents in zip(jobs, checks, made, strict=True):
+      check()
+      building.publish(job, contents)
+  return [sum((Counter(part["removed"]) for part in parts), Counter()) for parts in records]
+
+
+def _records(job: Job, engine: Engine) -> list[dict[str, Any]]:
+  """Build the parts of a job and return their records."""
+  if left := duplicates.missing(job):
+    with progress_bar.shown(job, "signatures", f"{job.split}, signatures", job.kind.items):
+      engine.sign(job)
+      for one in left:
+        engine.compare(job, one)
+  with progress_bar.shown(job, "parts", job.split, job.kind.unit):
+    engine.make(job)
+  return [building.record_of(job, number) for number in range(job.kind.num_parts)]
 
 
 @contextlib.contextmanager
@@ -60,7 +67,9 @@ def _begun(job: Job) -> Iterator[Callable[[], None]]:
     if progress_files.is_written(job.progress):
       raise UserError(f"{progress}: a process of an interrupted run still writes this store: wait for it or stop it")
     record = progress / "job"
-    if not record.exists() or record.read_text() != job.key:
+    if record.exists() and record.read_text() == job.key:
+      print(f"{progress}: left by an interrupted run with the same inputs; going on from there", flush=True)
+    else:
       if record.exists():
         print(f"{progress}: left by a run with other inputs or files that changed since; starting anew", flush=True)
       for leftover in (*progress.iterdir(), work):

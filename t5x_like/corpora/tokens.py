@@ -13,8 +13,9 @@ import numpy as np
 from t5x_like import vocabularies
 from t5x_like.corpora import cleaning
 from t5x_like.corpora.documents import Documents, unwanted
+from t5x_like.corpora.held_out import Part
 from t5x_like.corpora.job import Batch, Kind, Made
-from t5x_like.corpora.sources import Skip, Source
+from t5x_like.corpora.sources import Skip
 from t5x_like.errors import UserError
 from t5x_like.store import ids
 from t5x_like.store.tokens import TOKENS
@@ -23,30 +24,6 @@ from t5x_like.store.writer import SHARD_VALUES
 PART_BYTES = 2**26
 _LONGEST_FACTS = 4096  # characters of JSON
 _OTHER_SIDE = ""  # the reason of documents that belong to another split; not counted
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-  """The documents of a source's split whose hash, as a fraction of all hashes, lies in [low, high)."""
-
-  split: str
-  low: float = 0.0
-  high: float = 1.0
-
-  def has(self, text: str) -> bool:
-    """Return whether a document of the split is in the part; copies of a text are in the same part."""
-    if (self.low, self.high) == (0, 1):
-      return True
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return self.low * 2**64 <= int.from_bytes(digest, "big") < self.high * 2**64
-
-
-def whole_plan(source: Source, fraction: float) -> dict[str, Part]:
-  """Return the part of each split; without a validation split, train lends it `fraction` of its documents."""
-  plan = {split: Part(split) for split in source.splits}
-  if "train" in plan and "validation" not in plan and fraction:
-    plan |= {"train": Part("train", low=fraction), "validation": Part("train", high=fraction)}
-  return plan
 
 
 def summary(facts: Any) -> Any:
@@ -140,7 +117,7 @@ class Tokens(Kind):
     removed: Counter[str] = Counter()
     if reason := unwanted(document):
       return None, reason, removed
-    if not self.part.has(document):
+    if not (document := self.part.of(document)):
       return None, _OTHER_SIDE, removed
     for step in self._filters:
       document, reason, amounts = step.clean(document)

@@ -22,7 +22,7 @@ from typing import Any
 
 from t5x_like.corpora import preparing
 from t5x_like.corpora.engines import Engine
-from t5x_like.corpora.job import Job, Kind
+from t5x_like.corpora.job import Job, Kind, skips
 from t5x_like.corpora.sources import Record, Skip, Source, check_split, first_records, open_source, parted
 from t5x_like.errors import DamageError, UserError, one_line
 from t5x_like.files.locks import Lock
@@ -87,15 +87,10 @@ class Records(Kind):
   def prepare(self, engine: Engine) -> None:
     """Make the store and report it."""
     path, (whole, _) = str(self.path), parted(self.split)
-    changed = preparing.prepare(
-      Job.at(path, self), path, engine, name=self.source.name, split=whole, source=self.content
-    )
+    (changed,) = preparing.prepare([Job(self, path, self.source.name, whole, self.content)], engine)
     manifest = Store.open(path, "size").manifest
     counts = "".join(f", {number:,} {reason}" for reason, number in sorted(changed.items()))
-    print(
-      f"data: {path}: prepared {manifest.num_items:,} {self.items}{counts}{manifests.skips(manifest.skipped)}",
-      flush=True,
-    )
+    print(f"data: {path}: prepared {manifest.num_items:,} {self.items}{counts}{skips(manifest.skipped)}", flush=True)
 
 
 def source(name: str, fields: tuple[str, ...], data_dir: str | None) -> Source:

@@ -8,7 +8,7 @@ checksum of the others.
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from t5x_like.errors import UserError, did_you_mean, one_line
@@ -136,11 +136,6 @@ def _value(declared: Any, found: Any, where: str, key: str) -> Any:
 def vocabulary_facts(vocabulary: Any) -> dict[str, Any]:
   """Return what a manifest says of a vocabulary."""
   return {key: getattr(vocabulary, key) for key in ("fingerprint", "size", "extra_ids")}
-
-
-def skips(skipped: Mapping[str, int]) -> str:
-  """Return the words that report skipped records, to follow the number of used ones."""
-  return "".join(f", {number:,} records skipped ({reason})" for reason, number in sorted(skipped.items()))
 
 
 def check(manifest: Manifest, where: str) -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from t5x_like.corpora import building, progress_bar, progress_files
 from t5x_like.corpora.documents import Documents
+from t5x_like.corpora.held_out import Part
 from t5x_like.corpora.job import Job
-from t5x_like.corpora.tokens import Part, Tokens
+from t5x_like.corpora.tokens import Tokens
 from t5x_like.errors import UserError
 from t5x_like.store.tokens import TokenStore
 from tools import prepare_data
@@ -299,7 +300,8 @@ def test_parts_and_splits_without_documents(tmp_path, capsys):
 def test_a_source_that_changes_meanwhile_is_refused(tmp_path):
   (tmp_path / "a.txt").write_text("one\n")
   documents = Documents(f"lines:{tmp_path}/a.txt")
-  job = Job.at(f"{tmp_path}/train", Tokens.of(documents, Part("train"), "bytes", append_eos=False))
+  tokens = Tokens.of(documents, Part("train"), "bytes", append_eos=False)
+  job = Job(tokens, f"{tmp_path}/train", "a", "train", {})
   (tmp_path / "a.txt").write_text("one more\n")
   with pytest.raises(UserError, match="found other files than when the preparation began"):
     building.make_part(job, 0)
@@ -311,5 +313,5 @@ def test_a_job_works_beside_its_store():
     ("train", ".train.incomplete", ".train.progress"),
     ("gs://b/train", "gs://b/train", "gs://b/.train.progress"),
   ):
-    job = Job.at(path, None)
+    job = Job(None, path, "name", "train", {})
     assert (job.work, job.progress) == (work, progress)

@@ -65,7 +65,7 @@ COMMANDS = {
   "predict": (predict.main, ["--workdir={}", "--input=in.txt", "--output=out.jsonl"]),
   "convert_hf": (convert_hf.main, ["--input=model", RECIPE, "--output={}"]),
   "prepare_data": (prepare_data.main, ["--source=text:in.txt", "--vocabulary=bytes", "--output={}"]),
-  "train_vocabulary": (train_vocabulary.main, ["--source=text:in.txt", "--size=300", "--output={}"]),
+  "train_vocabulary": (train_vocabulary.main, ["--source=text:in.txt", "--kind=unigram", "--size=300", "--output={}"]),
   "few_shot": (few_shot.main, ["--workdir={}", "--input=in.jsonl"]),
 }
 

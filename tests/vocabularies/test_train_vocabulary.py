@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import re
 
 import pytest
 from hypothesis import given
@@ -26,7 +27,34 @@ def corpus(tmp_path):
 
 
 def run(corpus, output, *options) -> int:
-  return train_vocabulary.main([f"--source=jsonl:{corpus}", f"--output={output}", *options])
+  return train_vocabulary.main([f"--source=jsonl:{corpus}", f"--output={output}", "--kind=unigram", *options])
+
+
+CODE = "def f(x):\n    if x:\n\t\treturn  x  # \U0001f600 na\u00efve, \ufb01\r\n\n\n"
+
+
+def test_the_default_loses_nothing_and_others_tell_their_share(tmp_path, capsys):
+  """Indentation is learned over line ends: what stands before the words of a line is one token."""
+  (tmp_path / "code.txt").write_text(CODE * 400)
+  flags = [f"--source=text:{tmp_path}/code.txt", "--extra_ids=0"]
+  assert train_vocabulary.main([*flags, "--size=290", f"--output={tmp_path}/default"]) == 0
+  assert "it loses" not in capsys.readouterr().out
+  vocabulary = vocabularies.load(str(tmp_path / "default"))
+  assert vocabulary.decode(vocabulary.encode(CODE + "\u4e2d")) == CODE + "\u4e2d"
+  assert len(vocabulary.encode("\n    if")) <= 3
+  assert train_vocabulary.main([*flags, "--size=24", "--kind=unigram", f"--output={tmp_path}/t5"]) == 0
+  told = re.search(r"it loses (\d+) % of the characters .*--kind=bytelevel_bpe loses none", capsys.readouterr().out)
+  lost = CODE.count("\n") + CODE.count("\r") + CODE.count("\t") + 4 + 1 + 2  # spaces; the emoji and the ligature
+  assert abs(int(told[1]) - 100 * lost / len(CODE)) <= 4
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), max_size=5), st.integers(8, 40))
+def test_cutting_into_runs_loses_nothing(documents, longest):
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(train_vocabulary, "LONGEST_LINE", longest)
+    runs = list(train_vocabulary.cut_into_runs(documents))
+  assert all(0 < len(run) <= longest and run.decode() for run in runs)
+  assert b"".join(runs).decode() == "".join(documents)
 
 
 @pytest.mark.parametrize("model_type", ["unigram", "bpe"])

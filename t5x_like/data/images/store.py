@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from t5x_like.corpora.engines import processes
-from t5x_like.corpora.job import Batch, Made
+from t5x_like.corpora.job import Batch, Made, skips
 from t5x_like.corpora.sources import Record, Skip, value
 from t5x_like.data import prepared
 from t5x_like.data.images.checking import checked
@@ -26,7 +26,6 @@ from t5x_like.data.supervised.labels import number_of, numbered
 from t5x_like.errors import UserError
 from t5x_like.files import file_names
 from t5x_like.files.places import is_remote, place
-from t5x_like.store import manifest as manifests
 from t5x_like.store.manifest import Array
 from t5x_like.store.reader import Store, Verify
 
@@ -65,10 +64,7 @@ class ImageStore:
     self.labels = store.values(_LABEL) if self.classes else np.zeros(store.num_items, np.int32)
     self.notes = {name: (store.values(name), np.diff(store.ends(name), prepend=0)) for name in arrays}
     of = f" of {len(self.classes)} classes" if self.classes else ""
-    print(
-      f"data: {self.path}: {self.num_images:,} images{of}{manifests.skips(self.skipped)}; {store.verification}",
-      flush=True,
-    )
+    print(f"data: {self.path}: {self.num_images:,} images{of}{skips(self.skipped)}; {store.verification}", flush=True)
 
   @property
   def num_images(self) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 
 from t5x_like.corpora import builtin
 from t5x_like.corpora.engines import batches
-from t5x_like.corpora.job import Batch, Made
+from t5x_like.corpora.job import Batch, Made, skips
 from t5x_like.corpora.sources import Record, Skip
 from t5x_like.data import prepared
 from t5x_like.data.supervised import records
@@ -63,7 +63,7 @@ class ExampleStore:
     self.ends = {name: store.ends(name) for name in streams}
     self.lengths = {name: np.diff(ends, prepend=0) for name, ends in self.ends.items()}
     sizes = ", ".join(f"{found[name]:,} tokens of {name}" for name in streams)
-    skipped = manifests.skips(store.manifest.skipped)
+    skipped = skips(store.manifest.skipped)
     print(f"data: {self.path}: {self.num_examples:,} examples, {sizes}{skipped}; {store.verification}", flush=True)
 
   @property

@@ -1,0 +1,114 @@
+"""The validation part of any corpus, through the command: whole documents, or the end of one."""
+
+import pytest
+
+from t5x_like.corpora import building
+from t5x_like.errors import UserError
+from t5x_like.store.tokens import TokenStore
+from tools import prepare_data
+
+BOOK = "".join(f"Line {i} of the book, and it goes on. So it does.\n" for i in range(400))
+LINE = "One sentence stands here. " * 200 + "And the last one."
+
+
+def prepare(folder, *flags, name="*.txt"):
+  return prepare_data.main(
+    [f"--source=text:{folder}/{name}", "--vocabulary=bytes", f"--output={folder}/out", "--workers=1", *flags]
+  )
+
+
+def texts(folder, split):
+  store = TokenStore.open(folder / "out" / split)
+  stream, ends = store.windows([0], store.num_tokens)[0], store.document_ends().tolist()
+  return [store.vocabulary.decode(stream[a:b]) for a, b in zip([0, *ends], ends, strict=False)]
+
+
+@pytest.mark.parametrize(
+  "text, end, last",
+  [
+    (BOOK, "a line", "\n"),
+    (LINE, "a sentence", ". "),
+    (LINE.replace(".", ","), "a word", " "),
+    ("\u4e00\u4e8c\u4e09\u3002" * 300, "a sentence", "\u3002"),
+    ("x" * 1_000, "a character", "x"),
+    ("\U0001f600\u00e9", "a character", "\U0001f600"),
+  ],
+)
+def test_one_document_is_cut_near_the_fraction_where_something_ends(text, end, last, tmp_path, capsys):
+  (tmp_path / "a.txt").write_text(text)
+  assert prepare(tmp_path, "--validation_fraction=0.02") == 0
+  said = capsys.readouterr().out
+  (train,), (validation,) = texts(tmp_path, "train"), texts(tmp_path, "validation")
+  assert train + validation == text and train.endswith(last)
+  assert len(text) < 9 or 0.01 <= len(validation) / len(text) <= 0.03
+  assert f"it gets the last {len(validation):,} of {len(text):,} characters, cut after {end}" in said
+  assert prepare(tmp_path, "--validation_fraction=0.02") == 0 and capsys.readouterr().out.count("exists already") == 2
+
+
+def test_few_documents_fill_validation_in_any_order_and_copies_are_cut_alike(tmp_path):
+  """The second copy of a document must not show train the end of the first."""
+  names = {"a": BOOK, "b": BOOK[1_000:], "c": "Short.\n", "d": BOOK}
+  for order in (sorted(names), sorted(names, reverse=True)):
+    folder = tmp_path / order[0]
+    folder.mkdir()
+    for number, name in enumerate(order):
+      (folder / f"{number}.txt").write_text(names[name])
+    assert prepare(folder, "--validation_fraction=0.01") == 0
+  (first, second) = ({split: texts(tmp_path / x, split) for split in ("train", "validation")} for x in "ad")
+  assert {split: sorted(found) for split, found in first.items()} == {
+    split: sorted(found) for split, found in second.items()
+  }
+  held = sum(map(len, first["validation"]))
+  assert 0.005 * len(BOOK) < held and sum(map(len, first["train"])) + held == sum(map(len, names.values()))
+  assert not set(first["validation"]) & set(first["train"])
+
+
+def test_cleaning_and_workers_see_the_same_cut(tmp_path):
+  (tmp_path / "a.txt").write_text(BOOK)
+  assert prepare(tmp_path, "--clean=exact,near", "--workers=2") == 0
+  assert "".join(texts(tmp_path, "train") + texts(tmp_path, "validation")) == BOOK
+
+
+def test_one_character_cannot_be_shared(tmp_path, capsys):
+  (tmp_path / "a.txt").write_text("x")
+  assert prepare(tmp_path) == 2
+  assert "split 'validation': found 0 documents, expected at least one" in capsys.readouterr().err
+  assert prepare(tmp_path, "--validation_fraction=0") == 0 and texts(tmp_path, "train") == ["x"]
+
+
+def test_a_failure_stands_in_nobodys_way(tmp_path, capsys, monkeypatch):
+  """Of a preparation that fails at its second split the first is not there; the next one resumes, or starts anew."""
+  (tmp_path / "a.txt").write_text(BOOK)
+  described = building.described
+
+  def failing(job, *arguments):
+    if job.split == "validation":
+      raise UserError("no space")
+    return described(job, *arguments)
+
+  with monkeypatch.context() as patched:
+    patched.setattr(building, "described", failing)
+    assert prepare(tmp_path) == 2
+  assert not (tmp_path / "out" / "train").exists()
+  capsys.readouterr()
+  with monkeypatch.context() as patched:
+    patched.setattr(building, "described", failing)
+    assert prepare(tmp_path) == 2
+  said = capsys.readouterr().out
+  assert said.count("left by an interrupted run with the same inputs; going on from there") == 2
+  assert prepare(tmp_path, "--validation_fraction=0.3", "--append_eos") == 0
+  assert capsys.readouterr().out.count("left by a run with other inputs") == 2
+  assert TokenStore.open(tmp_path / "out" / "train").append_eos
+  assert sorted(child.name for child in (tmp_path / "out").iterdir()) == ["train", "validation"]
+
+
+def test_a_loss_is_told_when_preparing(tmp_path, capsys):
+  from tools import train_vocabulary
+
+  (tmp_path / "a.txt").write_text(BOOK)
+  flags = [f"--source=text:{tmp_path}/a.txt", "--size=60", "--extra_ids=0", "--kind=bpe", f"--output={tmp_path}/v"]
+  assert train_vocabulary.main(flags) == 0
+  capsys.readouterr()
+  assert prepare(tmp_path, f"--vocabulary={tmp_path}/v") == 0
+  share = 100 * BOOK.count("\n") / len(BOOK)
+  assert f"loses {share:.2g} % of the characters (400 x '\\n' of the first {len(BOOK):,})" in capsys.readouterr().out
