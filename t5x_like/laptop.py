@@ -18,7 +18,6 @@ from t5x_like.config import changed, place
 from t5x_like.data import tasks
 from t5x_like.errors import UserError
 
-FORMS = ("tiny", "debug")
 # The design of a tiny encoder. It predicts one token in seven from its neighbours. Learned positions need thousands of
 # steps to identify neighbours; rotary positions need none. BERT's standard deviation of 0.02 suits a width of 768.
 _ENCODER = {"init_stddev": 0.06, "position": "rope"}
@@ -36,7 +35,7 @@ def shrink(config: ConfigDict, form: str, changes: Mapping[str, Any] = {}) -> No
 
   Args:
     config: the recipe at full size.
-    form: one of `FORMS`.
+    form: one of `recipes.FORMS`.
     changes: the recipe's `LAPTOP`, which overrides everything but the corpus of `:debug`.
   Raises:
     UserError: a changed key does not exist, or the family has no tiny size.

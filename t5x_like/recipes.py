@@ -19,9 +19,10 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
-from t5x_like import laptop, trust
+from t5x_like import slots, trust
 from t5x_like.errors import UserError, did_you_mean, one_line
 
+FORMS = ("tiny", "debug")  # laptop forms, made by `t5x_like.laptop`
 _PACKAGE = pathlib.Path(__file__).parent
 # In a wheel the recipes lie inside the package, in a clone beside it.
 OWN = next(folder / "configs" for folder in (_PACKAGE, _PACKAGE.parent) if (folder / "configs").is_dir())
@@ -46,7 +47,7 @@ def load(path: str, overrides: Sequence[str] = ()) -> ConfigDict:
     config = recipe.get_config(**chosen)
     config_lib.check_keys(config, file)
     if form:
-      laptop.shrink(config, form, getattr(recipe, "LAPTOP", {}))
+      slots.module("laptop", "t5x_like").shrink(config, form, getattr(recipe, "LAPTOP", {}))
   config = config_lib.override(config, overrides, file)
   trust.admit(config)
   return config
@@ -74,7 +75,7 @@ def arguments(get_config: Callable[..., ConfigDict]) -> dict[str, tuple[str, Any
       words[name] = name, True
     elif typing.get_origin(kinds.get(name)) is typing.Literal:
       words.update({str(value): (name, value) for value in typing.get_args(kinds[name])})
-  return words | {form: ("laptop", form) for form in laptop.FORMS}
+  return words | {form: ("laptop", form) for form in FORMS}
 
 
 def _chosen(file: str, argument: str, choices: dict[str, tuple[str, Any]]) -> dict[str, Any]:

@@ -11,10 +11,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from t5x_like.nn import params
-from t5x_like.parallel.rules import Rules, from_local_rows, local_rows
+from t5x_like.parallel.rules import Rules, fetch, from_local_rows, local_rows
 
 SHORTEST = 32
 
@@ -157,10 +156,3 @@ def in_batches(
       outputs = [fetch(x) for x in outputs]
       results |= {n: tuple(x[row] for x in outputs) for row, n in enumerate(chosen)}
   return [results[number] for number in range(len(lengths))]
-
-
-def fetch(x: jax.Array) -> np.ndarray:
-  """Return an entire global array on this host, whichever processes hold it."""
-  if x.is_fully_addressable:
-    return np.asarray(x)
-  return np.asarray(multihost_utils.process_allgather(x, tiled=True))

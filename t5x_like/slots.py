@@ -111,9 +111,10 @@ def find(where: str, name: str | None, registry: Registry, member: str = "") -> 
   return getattr(importlib.import_module(f"{package}.{name}"), member)
 
 
-def module(name: str | None, package: types.ModuleType) -> types.ModuleType | None:
+def module(name: str | None, package: types.ModuleType | str) -> types.ModuleType | None:
   """Import and return the module of this name from a registry package; None if there is none."""
-  return importlib.import_module(f"{package.__name__}.{name}") if name in names(package) else None
+  root = package if isinstance(package, str) else package.__name__
+  return importlib.import_module(f"{root}.{name}") if name in names(package) else None
 
 
 def fill(

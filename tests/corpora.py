@@ -3,7 +3,7 @@
 import numpy as np
 
 from stores import TokenStoreWriter
-from t5x_like.vocabularies import ByteVocabulary
+from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 SIZE, SENTINELS = 40_000, 1_000
 FIRST = 3  # the id of token 0 of the stream; token i is FIRST + i

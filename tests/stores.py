@@ -9,7 +9,7 @@ import numpy as np
 from t5x_like.files.places import place
 from t5x_like.store import ids, writer
 from t5x_like.store.tokens import TOKENS, TokenStore
-from t5x_like.vocabularies import ByteVocabulary
+from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 
 def write_store(path, items, arrays, shard_values=writer.SHARD_VALUES, vocabulary=None, **about):

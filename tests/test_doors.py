@@ -18,7 +18,7 @@ from t5x_like import data, evaluate, predict, train
 from t5x_like.checkpoints import manifest as checkpoint_manifest
 from t5x_like.corpora import builtin
 from t5x_like.training import workdir as workdirs
-from t5x_like.vocabularies import ByteVocabulary
+from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 from tests.runs import NANO, REPO, environment, steps
 from tests.runs import train as command
 

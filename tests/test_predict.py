@@ -23,6 +23,7 @@ from t5x_like.nn import params
 from t5x_like.training import trained as trained_run
 from t5x_like.training.build import build
 from t5x_like.training.resolve import resolve
+from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 from tests.runs import REPO, environment
 
 pytestmark = pytest.mark.usefixtures("compiled")
@@ -211,7 +212,7 @@ class Fixed(strategies.Greedy):
   """Says the same to every text."""
 
   def __call__(self, model, batch, numbers_B2, *, max_length, eos):
-    B, vocabulary = len(numbers_B2), vocabularies.ByteVocabulary()
+    B, vocabulary = len(numbers_B2), ByteVocabulary()
     said = [*vocabulary.encode("ab"), 0, vocabulary.size - 1, vocabulary.size + 5, vocabulary.eos_id, 100]
     return jnp.tile(jnp.array(said), (B, 1, 1)), jnp.zeros((B, 1))
 
@@ -219,7 +220,7 @@ class Fixed(strategies.Greedy):
 def test_the_end_ends_and_special_ids_are_not_shown(decoder):
   run = trained_run.open_saved(str(decoder))
   _, arrays = run.restore()
-  said = generation.Continuation(run.model, vocabularies.ByteVocabulary(), run.identity["features"], Fixed(), 7)
+  said = generation.Continuation(run.model, ByteVocabulary(), run.identity["features"], Fixed(), 7)
   ids = said.encode(PROMPTS, "-")
   answers = said(rows.Runner(run.model, run.rules, arrays, 8), ids, PROMPTS)
   assert [answer["prediction"] for answer in answers] == ["ab"] * len(PROMPTS)
@@ -248,7 +249,7 @@ def test_masked_tokens_have_the_probabilities_of_the_model(encoder, ask):
 
 
 def test_a_mask_takes_the_space_before_it_with_it():
-  vocabulary = vocabularies.ByteVocabulary()
+  vocabulary = ByteVocabulary()
   assert masks.encode_masks(vocabulary, "a [MASK]b", 7, ["[MASK]"]) == [
     *vocabulary.encode("a "),
     7,

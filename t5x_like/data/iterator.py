@@ -24,7 +24,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from t5x_like.data.preprocessors import own
+from t5x_like import slots
+from t5x_like.data import preprocessors
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import DamageError, TransientError, UserError
 
@@ -75,8 +76,9 @@ class _Pipeline:
       element = next(self._elements, None)
     except tf.errors.OpError as error:
       refusal = re.search(r"\b(UserError|DamageError|TransientError): (.*)", error.message)
-      if refusal is None and (name := own.failed(error.message)):
-        raise UserError(f"config.task.preprocessors: {name} failed: {own.reason(error.message)}") from error
+      mine = slots.module("own", preprocessors).told(error.message) if preprocessors.OWN in error.message else None
+      if refusal is None and mine:
+        raise UserError(f"config.task.preprocessors: {mine}") from error
       if refusal is None:
         raise
       kinds = {kind.__name__: kind for kind in (UserError, DamageError, TransientError)}

@@ -6,8 +6,7 @@ import dataclasses
 from typing import Any
 
 from t5x_like.data.features import Features
-from t5x_like.data.preprocessors.own import Batch
-from t5x_like.data.task import Task, fingerprint
+from t5x_like.data.task import Batch, Task, fingerprint
 from t5x_like.data.windows import DocumentsEnd, Windows, open_tokens
 from t5x_like.store.reader import Verify
 from t5x_like.store.tokens import TokenStore

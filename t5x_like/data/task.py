@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from t5x_like import config, slots
-from t5x_like.data import cache, tasks
+from t5x_like.data import cache, preprocessors, tasks
 from t5x_like.data.features import Feature
-from t5x_like.data.preprocessors import own
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.files import file_names
 from t5x_like.store.tokens import TokenStore
 from t5x_like.vocabularies import Vocabulary
 
+Batch = Callable[["tf.Tensor", "tf.Tensor", int], dict[str, "tf.Tensor"]]  # see `Task.batch`
 _PREPARERS = "t5x_like.corpora"  # imported only by recipes that name no store of their own
 
 
@@ -60,14 +60,14 @@ class Task:
   fingerprint: str
   num_examples: int
   features: dict[str, Feature]
-  batch: Callable[[tf.Tensor, tf.Tensor, int], dict[str, tf.Tensor]]
+  batch: Batch
   numbering: str | None = None
   examples: Callable[[Sequence[str]], list[dict[str, Any]]] | None = None
   marked: bool = False
   classes: tuple[str, ...] = ()
   ends: tuple[int, ...] = ()
   labels: np.ndarray | None = None
-  evaluated: Callable[[tf.Tensor, tf.Tensor, int], dict[str, tf.Tensor]] | None = None
+  evaluated: Batch | None = None
   captions: Callable[[], tuple[np.ndarray, np.ndarray]] | None = None
   boxes: Any = None
   repeats: int = 1
@@ -101,7 +101,10 @@ def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any])
   """
   where = f"config.{slot}"
   function = slots.find(f"{where}.name", name, tasks, "task")
-  arguments, preprocessors = own.taken_from(arguments, function)
+  after = arguments.get("preprocessors")
+  arguments = {key: value for key, value in arguments.items() if key != "preprocessors"}
+  if after and "shared" in slots.takes(function):  # of a mixture: its parts apply them
+    arguments["shared"], after = {"preprocessors": after} | dict(arguments.get("shared", {})), None
   arguments, corpus = config.corpus_from(where, arguments, function)
   given: dict[str, Any] = {}
   if corpus:
@@ -112,7 +115,7 @@ def build_at(slot: str, name: str | None, split: str, arguments: dict[str, Any])
   file_names.check(f"{where}: its split", split, "choose another split")
   made = function(split=split, **given, **slots.fill(where, arguments, function, given=("split", *given)))
   file_names.check(f"{where}: the task's name", made.name, "its files are named after it; name its data otherwise")
-  return own.behind(made, f"{where}.preprocessors", preprocessors) if preprocessors else made
+  return slots.module("own", preprocessors).behind(made, f"{where}.preprocessors", after) if after else made
 
 
 def fingerprint(task: str, tokens: TokenStore, **arguments: Any) -> str:

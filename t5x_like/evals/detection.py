@@ -10,7 +10,7 @@ import numpy as np
 
 from t5x_like.errors import UserError
 from t5x_like.evals import Result, Setting
-from t5x_like.rows import fetch
+from t5x_like.parallel.rules import fetch
 from t5x_like.slots import Positive
 
 METRICS = ("AP", "AP50", "AP75", "AP_small", "AP_medium", "AP_large")

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from t5x_like import decoding, slots
+from t5x_like import slots
 from t5x_like.evals import Result, Setting
-from t5x_like.rows import fetch
+from t5x_like.parallel.rules import fetch
 from t5x_like.slots import Count, Positive
 
 
@@ -25,7 +25,7 @@ class Evaluator:
     self._max_examples = max_examples
     self._samples = samples
     (length,) = setting.task.features["decoder_target_tokens"].shape
-    greedy = slots.module("generate", decoding).greedy
+    greedy = slots.module("generate", "t5x_like.decoding").greedy
     self._decode = setting.jit(lambda model, batch: greedy(model, batch, max_length=length))
 
   def names(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import numpy as np
 from t5x_like.errors import UserError, one_line
 from t5x_like.evals import Result, Setting
 from t5x_like.evals._embeddings import of_texts
-from t5x_like.rows import fetch
+from t5x_like.parallel.rules import fetch
 from t5x_like.slots import Length, Positive
 
 _MOST, _SAMPLES = 5, 8

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from t5x_like.errors import UserError, did_you_mean
@@ -304,6 +305,13 @@ def from_local_rows(sharding: NamedSharding, rows_R: np.ndarray, x, batch_size: 
     return jax.make_array_from_callback((batch_size, *x.shape[1:]), sharding, shard)
 
   return jax.tree.map(made, x)
+
+
+def fetch(x: jax.Array) -> np.ndarray:
+  """Return an entire global array on this host, whichever processes hold it."""
+  if x.is_fully_addressable:
+    return np.asarray(x)
+  return np.asarray(multihost_utils.process_allgather(x, tiled=True))
 
 
 def sharding_table(params: dict, rules: Rules) -> str:

@@ -12,13 +12,13 @@ from ml_collections import ConfigDict
 
 import t5x_like.models
 import t5x_like.objectives
-from t5x_like import slots, vocabularies
+from t5x_like import slots, training, vocabularies
 from t5x_like.architectures.build import variant_of
 from t5x_like.data import tasks
 from t5x_like.errors import UserError
 from t5x_like.nn.cores import cores_used, in_words
 from t5x_like.runtime import process
-from t5x_like.training import imported, phases, selection, sizes
+from t5x_like.training import imported, phases, sizes
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.build import Parts, abstract_batch, build, check_batch
 from t5x_like.training.evaluation import Evaluation
@@ -78,7 +78,8 @@ def assemble(config: ConfigDict, workdir: str) -> Assembly:
     cores = check_task(phase.config, parts, phase.task)
   sizes.check(config, parts, made)
   evaluation = Evaluation(config, parts.model, parts.objective, parts.rules)
-  selection.check(config, evaluation.metrics() if config.selection else None)
+  if config.selection:
+    slots.module("selection", training).check(config, evaluation.metrics())
   return Assembly(config, made, parts, cores, evaluation)
 
 

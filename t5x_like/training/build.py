@@ -10,13 +10,13 @@ from ml_collections import ConfigDict
 
 import t5x_like.models
 import t5x_like.objectives
-from t5x_like import slots
+from t5x_like import slots, training
 from t5x_like.errors import UserError
 from t5x_like.nn import params, remat
 from t5x_like.nn.linear import has_adapters
 from t5x_like.parallel.mesh import make_mesh
 from t5x_like.parallel.rules import Rules
-from t5x_like.training import offload, tuning
+from t5x_like.training import tuning
 from t5x_like.training.guard import GUARDS, Guard, skipping
 from t5x_like.training.optimizer import OPTIMIZERS, bounded, layerwise
 from t5x_like.training.schedule import SCHEDULES, Schedule
@@ -75,10 +75,9 @@ def build(config: ConfigDict, devices: list[jax.Device] | None = None) -> Parts:
   if guard.skips:
     optimizer = skipping(optimizer)
   if config.optimizer.get("offload", False):
-    offload.check_memory("config.optimizer.offload", rules.mesh)
-    optimizer, state = offload.optimizer_state(optimizer, state)
+    optimizer, state = slots.module("offload", training).optimizer_state(optimizer, state, rules.mesh)
   if remat.make(config.model.get("remat", "none")).offload:
-    offload.check_memory("config.model.remat", rules.mesh)
+    slots.module("offload", training).check_memory("config.model.remat", rules.mesh)
   return Parts(model, make_model, objective, optimizer, schedule, rules, state, guard, trained)
 
 

@@ -20,12 +20,16 @@ def check_memory(key: str, mesh: jax.sharding.Mesh) -> None:
 
 
 def optimizer_state(
-  optimizer: optax.GradientTransformation, state: TrainState
+  optimizer: optax.GradientTransformation, state: TrainState, mesh: jax.sharding.Mesh
 ) -> tuple[optax.GradientTransformation, TrainState]:
   """The same optimizer with its arrays in the hosts' memory between steps, and the abstract state that says so.
 
   Numbers such as counts stay on the devices. An update brings the arrays to the devices and back.
+
+  Raises:
+    UserError: the devices cannot reach memory of their hosts.
   """
+  check_memory("config.optimizer.offload", mesh)
   on_devices = jax.tree.map(lambda leaf: leaf.sharding, state.opt_state)
   places = jax.tree.map(
     lambda leaf: leaf.sharding.with_memory_kind(HOST) if leaf.ndim else leaf.sharding, state.opt_state

@@ -3,11 +3,12 @@
 import dataclasses
 from typing import Any
 
+from t5x_like import slots, training
 from t5x_like.checkpoints.manifest import flatten
 from t5x_like.errors import UserError
 from t5x_like.parallel import distributed
 from t5x_like.runtime import process
-from t5x_like.training import imported, phases, weights
+from t5x_like.training import imported, phases
 from t5x_like.training.assembly import Assembly
 from t5x_like.training.session import Session
 from t5x_like.training.state import TrainState, from_tree, init_state, to_tree
@@ -46,7 +47,9 @@ def restore(made: Assembly, session: Session, step: int | None = None) -> Restor
     _check_lost(session, anew)
     process.say(f"new run in {session.address}")
     state = init_state(parts.make_model, parts.optimizer, parts.state, config.seed)
-    state, loaded = weights.load(config, parts, state)
+    loaded = None
+    if config.init.get("weights") or config.teacher:
+      state, loaded = slots.module("weights", training).load(config, parts, state)
     return Restored(state, 0, none, loaded)
   step, tree, metadata = found
   rollbacks = none | metadata.pop("rollbacks", {})

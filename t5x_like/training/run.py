@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import jax
 from ml_collections import ConfigDict
 
+from t5x_like import slots, training
 from t5x_like.files.places import directory
 from t5x_like.nn import params
 from t5x_like.parallel import distributed
@@ -22,9 +23,7 @@ from t5x_like.training.compilation import Cost, compile_step
 from t5x_like.training.evaluation import Group
 from t5x_like.training.guard import stopped, target, told
 from t5x_like.training.meter import Meter
-from t5x_like.training.recomputation import computed_twice
 from t5x_like.training.restoring import Restored
-from t5x_like.training.selection import Selection
 from t5x_like.training.session import Session
 from t5x_like.training.state import to_tree
 
@@ -75,10 +74,10 @@ class Run:
 
   def _read_metrics(self) -> None:
     """Take up selection and goodput from the metrics up to this step."""
-    self._selection: Selection | None = None
+    self._selection = None  # a `selection.Selection`
     if self.config.selection:
       rows = distributed.from_first(self.session.metrics)
-      self._selection = Selection(self.config, self.session.address, rows)
+      self._selection = slots.module("selection", training).Selection(self.config, self.session.address, rows)
     self._goodput = self.session.goodput(self.step)
 
   @property
@@ -115,8 +114,9 @@ class Run:
     batch = from_local_rows(rules.batch(), stage.rows, local, stage.phase.config.batch_size)
     previous = self._pending
     self.step += 1
-    twice = self.config.recompute_every and self.step % self.config.recompute_every == 0
-    step = functools.partial(computed_twice, stage.step) if twice else stage.step
+    step = stage.step
+    if self.config.recompute_every and self.step % self.config.recompute_every == 0:
+      step = functools.partial(slots.module("recomputation", training).computed_twice, step)
     self.state, metrics = step(self.state, batch)
     stage.meter.dispatched(since)
     self._pending = (self.step, metrics)

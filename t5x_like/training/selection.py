@@ -75,8 +75,6 @@ def check(config: ConfigDict, metrics: Collection[str] | None) -> None:
   Raises:
     UserError: naming the key.
   """
-  if not config.selection:
-    return
   metric, goal = config.selection.metric, config.selection.goal
   if metrics is not None:
     _check_name(metric, metrics)

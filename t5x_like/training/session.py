@@ -17,12 +17,12 @@ from t5x_like.report.writer import MetricsWriter, read_metrics, set_aside
 from t5x_like.runtime import process
 from t5x_like.runtime.environment import environment
 from t5x_like.runtime.watchdog import Watchdog
-from t5x_like.training import history, imported, selection
+from t5x_like.training import history, imported
 from t5x_like.training import workdir as workdirs
 from t5x_like.training.assembly import Assembly
 from t5x_like.training.meter import Goodput
 
-_FOLDERS = ("checkpoints", "logs", "pictures", "profile", "samples", selection.FOLDER)  # that a run writes to
+_FOLDERS = ("checkpoints", "logs", "pictures", "profile", "samples", "best")  # that a run writes to
 
 
 @dataclasses.dataclass(frozen=True)

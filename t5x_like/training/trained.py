@@ -8,7 +8,7 @@ import jax
 from ml_collections import ConfigDict
 
 from t5x_like import config as config_lib
-from t5x_like import interop, recipes, slots, vocabularies
+from t5x_like import recipes, slots, vocabularies
 from t5x_like.checkpoints.manager import Checkpoints
 from t5x_like.checkpoints.manifest import flatten, nest
 from t5x_like.data import features
@@ -160,7 +160,7 @@ def open_model(workdir: str, batch_size: int, step: int | None = None) -> Opened
   """
   process.prepare()
   if "model_type" in (workdirs.read(workdir) or {}):
-    return slots.module("published", interop).opened(workdir, batch_size)
+    return slots.module("published", "t5x_like.interop").opened(workdir, batch_size)
   run = open_saved(workdir)
   vocabulary = run.vocabulary()
   _, arrays = run.restore(step)

@@ -23,8 +23,7 @@ from types import ModuleType
 from t5x_like import slots
 from t5x_like.errors import UserError, one_line
 from t5x_like.files.places import Place, place
-from t5x_like.vocabularies import kinds, storage
-from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
+from t5x_like.vocabularies import storage
 from t5x_like.vocabularies.protocol import (
   Vocabulary,
   encode_sentinels,
@@ -37,7 +36,6 @@ from t5x_like.vocabularies.protocol import (
 )
 
 __all__ = [
-  "ByteVocabulary",
   "Vocabulary",
   "encode_sentinels",
   "encode_sentinels_batch",
@@ -48,6 +46,8 @@ __all__ = [
   "special",
   "start_id",
 ]
+
+_KINDS = "t5x_like.vocabularies.kinds"
 
 
 def load(path_or_name: str, sentinels: str | None = None) -> Vocabulary:
@@ -62,7 +62,7 @@ def load(path_or_name: str, sentinels: str | None = None) -> Vocabulary:
     UserError: the file is missing or damaged, or the contents disagree with the manifest.
   """
   if str(path_or_name) == "bytes":
-    return ByteVocabulary()
+    return _kind("bytes").ByteVocabulary()
   try:
     path = place(path_or_name)
     is_directory = (path / storage.MANIFEST).is_file() or path.is_dir()
@@ -94,7 +94,7 @@ def _load_directory(directory: Place, sentinels: str | None) -> Vocabulary:
   manifest = storage.manifest(path)
   kind = _kind(manifest["kind"])
   if kind is None:
-    known = ", ".join(slots.names(kinds))
+    known = ", ".join(slots.names(_KINDS))
     raise UserError(f"{path}: found kind {slots.shown(manifest['kind'])}, expected one of {known}")
   vocabulary = kind.load(directory, manifest)
   for key in ("size", "fingerprint"):
@@ -105,4 +105,4 @@ def _load_directory(directory: Place, sentinels: str | None) -> Vocabulary:
 
 
 def _kind(name: str) -> ModuleType | None:
-  return slots.module(name, kinds)
+  return slots.module(name, _KINDS)

@@ -11,7 +11,7 @@ from t5x_like.data import consumption, loader, mixture, random, task
 from t5x_like.data.consumption import Phase
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import ByteVocabulary
+from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 SEED = 7
 NAMES = "abcdefgh"

@@ -12,7 +12,8 @@ from t5x_like.data import chunk_rows, loader, random, task
 from t5x_like.data.document_chunks import Chunks, Others
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import ByteVocabulary, special
+from t5x_like.vocabularies import special
+from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 SIZE = 64  # tokens of every document
 

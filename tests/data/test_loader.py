@@ -13,7 +13,7 @@ import more
 from stores import TokenStoreWriter
 from t5x_like.data import loader, task
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import ByteVocabulary
+from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 WINDOW = 70  # of 64 inputs
 EXAMPLES = 53

@@ -11,6 +11,7 @@ import pytest
 import published
 from t5x_like import vocabularies
 from t5x_like.vocabularies.kinds._pipelines import _model_proto
+from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 from t5x_like.vocabularies.kinds.labels import LabelVocabulary
 from t5x_like.vocabularies.kinds.sentencepiece import SentencePieceVocabulary
 from t5x_like.vocabularies.kinds.tokenizer import TokenizerVocabulary
@@ -32,7 +33,7 @@ def files_of(kind: str) -> dict[str, bytes]:
       model = published.byte_level(["[PAD]", "</s>", "[UNK]"]).to_str().encode()
       TokenizerVocabulary(model).save(path)
     elif kind == "bytes":
-      vocabularies.ByteVocabulary().save(path)
+      ByteVocabulary().save(path)
     elif kind == "labels":
       LabelVocabulary(["cat", "dog"]).save(path)
     elif kind == "saved":

@@ -8,9 +8,9 @@ from safetensors.numpy import load_file, save_file
 
 import published
 from interop.test_golden import write
-from t5x_like import vocabularies
 from t5x_like.errors import UserError
 from t5x_like.interop import hf
+from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 from tests.fuzz.harness import Ground
 from tools import convert_hf, prepare_data
 
@@ -59,7 +59,7 @@ def test_an_index_that_maps_nothing_to_files_is_refused(weight_map, tmp_path):
 
 
 def test_extra_ids_of_a_billion_are_refused_at_once(tmp_path):
-  vocabularies.ByteVocabulary().save(tmp_path / "vocabulary")
+  ByteVocabulary().save(tmp_path / "vocabulary")
   file = tmp_path / "vocabulary" / "vocabulary.json"
   file.write_text(json.dumps(json.loads(file.read_text()) | {"extra_ids": 10**9, "size": 10**9 + 259}))
   refused(tmp_path, "found extra_ids 1000000000, expected a whole number of sentinels")

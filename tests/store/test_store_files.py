@@ -14,7 +14,7 @@ from t5x_like.files import ranges
 from t5x_like.store import ids
 from t5x_like.store import manifest as manifests
 from t5x_like.store.tokens import TOKENS, TokenStore
-from t5x_like.vocabularies import ByteVocabulary
+from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from stores import TokenStoreWriter, many_documents, random_documents, write
 from t5x_like.errors import UserError
 from t5x_like.files import ranges
 from t5x_like.store.tokens import TokenStore
-from t5x_like.vocabularies import ByteVocabulary
+from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 
 @pytest.fixture(scope="module")

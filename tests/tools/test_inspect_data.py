@@ -9,7 +9,7 @@ from rich.console import Console
 
 from t5x_like import recipes
 from t5x_like.data import loader, task
-from t5x_like.vocabularies import ByteVocabulary
+from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 from tools import inspect_data
 
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from t5x_like import vocabularies
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import ByteVocabulary, encode_sentinels
+from t5x_like.vocabularies import encode_sentinels
+from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 from t5x_like.vocabularies.kinds.sentencepiece import SentencePieceVocabulary
 
 WORDS = "the quick brown fox jumps over a lazy dog while seven wizards box with jugs of liquid quartz".split()

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from t5x_like import vocabularies
 from t5x_like.data import loader, mixture, task
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
 from t5x_like.files.places import place
 from t5x_like.store import ids, writer
 from t5x_like.store.tokens import TokenStore
+from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 _FAR_STEP = 1_000_000_000
 _SIZE = 32_100
@@ -240,7 +240,7 @@ def _first_batch(built: task.Task, batch_size: int, step: int) -> float:
 
 def synthetic_store(path: pathlib.Path, tokens: int) -> None:
   """Random bytes in documents of 500, under a byte vocabulary with as many ids as T5's (32,100)."""
-  vocabulary = vocabularies.ByteVocabulary(extra_ids=_SIZE - vocabularies.ByteVocabulary(extra_ids=0).size)
+  vocabulary = ByteVocabulary(extra_ids=_SIZE - ByteVocabulary(extra_ids=0).size)
   generator = np.random.default_rng(0)
   work, arrays, shards = place(f"{path}.incomplete"), [ids.array(vocabulary)], []
   for start in range(0, tokens, 10_000_000):

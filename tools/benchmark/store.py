@@ -27,7 +27,7 @@ from t5x_like.store import manifest as manifests
 from t5x_like.store.shards import Shard, files_of
 from t5x_like.store.tokens import TokenStore
 from t5x_like.store.writer import described
-from t5x_like.vocabularies import ByteVocabulary
+from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 from .data import synthetic_store
 

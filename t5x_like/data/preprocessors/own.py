@@ -26,7 +26,7 @@ import inspect
 import json
 import pathlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -34,29 +34,22 @@ import numpy as np
 from t5x_like import slots, trust
 from t5x_like.data import random
 from t5x_like.data.features import Features
+from t5x_like.data.preprocessors import OWN
 from t5x_like.data.quiet_tensorflow import tf
+from t5x_like.data.task import Batch
 from t5x_like.errors import UserError, one_line
-
-_SCOPE = "own_preprocessor-"
-Batch = Callable[["tf.Tensor", "tf.Tensor", int], dict[str, "tf.Tensor"]]
 
 
 def failed(message: str) -> str | None:
   """Return the preprocessor in which an operation failed, from TensorFlow's message; None if it failed elsewhere."""
-  found = re.search(rf"{_SCOPE}([\w.]+)\.(\w+)/", message)
+  found = re.search(rf"{OWN}([\w.]+)\.(\w+)/", message)
   return f"{found[1]}:{found[2]}" if found else None
 
 
-def taken_from(arguments: dict[str, Any], task: Callable) -> tuple[dict[str, Any], Any]:
-  """Split `preprocessors` from a task's arguments: (the rest, the preprocessors).
-
-  A mixture's preprocessors stay in the rest, under the arguments `shared` by its parts, and the second value is None.
-  """
-  rest = {key: value for key, value in arguments.items() if key != "preprocessors"}
-  found = arguments.get("preprocessors")
-  if found and "shared" in inspect.signature(task).parameters:
-    return rest | {"shared": {"preprocessors": found} | dict(rest.get("shared", {}))}, None
-  return rest, found
+def told(message: str) -> str | None:
+  """Return the failed preprocessor and the cause, from TensorFlow's message; None if an operation failed elsewhere."""
+  name = failed(message)
+  return name and f"{name} failed: {reason(message)}"
 
 
 def behind(task: Any, where: str, values: Any) -> Any:
@@ -117,7 +110,7 @@ class _Step:
       raise UserError(f"{self.label}: found {found} as its first parameter, expected `example` or `batch`")
     self._together, self._seeded = parameters[0] == "batch", "seed" in parameters
     self._arguments = slots.fill(f"{where}[{number}]", arguments, self._function, given=(parameters[0], "seed"))
-    self._scope = f"{_SCOPE}{name.replace(':', '.')}"
+    self._scope = f"{OWN}{name.replace(':', '.')}"
     version = getattr(self._function, "version", None)
     if version is None:
       file = pathlib.Path(inspect.getsourcefile(inspect.unwrap(self._function)))

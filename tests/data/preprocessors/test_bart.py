@@ -16,7 +16,7 @@ from t5x_like.data.preprocessors.salient_spans import dates_numbers_and_names
 from t5x_like.data.preprocessors.sentences import Sentences
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import ByteVocabulary
+from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 from tools import train_tokenizer
 
 VOCABULARY, MASK = ByteVocabulary(), 383

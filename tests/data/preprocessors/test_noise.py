@@ -11,7 +11,7 @@ from t5x_like.data.preprocessors.span_corruption import SpanCorruption
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.tasks import denoising
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import ByteVocabulary
+from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 from t5x_like.vocabularies.protocol import top
 
 SIZE, LENGTH, EXAMPLES = corpora.SIZE, 40, 50

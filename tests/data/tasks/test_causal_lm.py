@@ -9,7 +9,8 @@ from t5x_like.data.preprocessors.decoder_only import decoder_only
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.data.tasks.prefix_lm import split_at
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import ByteVocabulary, start_id
+from t5x_like.vocabularies import start_id
+from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 LENGTH, EXAMPLES = 24, 40
 

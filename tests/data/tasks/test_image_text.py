@@ -12,7 +12,7 @@ from t5x_like.data import loader
 from t5x_like.data.images import checking, prompts, store
 from t5x_like.data.task import build
 from t5x_like.errors import DamageError, UserError
-from t5x_like.vocabularies import ByteVocabulary
+from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 COLORS = [(250, 10, 10), (10, 250, 10), (10, 10, 250)]
 

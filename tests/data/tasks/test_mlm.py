@@ -8,7 +8,8 @@ from stores import TokenStoreWriter
 from t5x_like.data import task
 from t5x_like.data.quiet_tensorflow import tf
 from t5x_like.errors import UserError
-from t5x_like.vocabularies import ByteVocabulary, special
+from t5x_like.vocabularies import special
+from t5x_like.vocabularies.kinds.bytes import ByteVocabulary
 
 VOCABULARY = ByteVocabulary()
 CLS, SEP, MASK = (special(VOCABULARY, name) for name in ("cls", "sep", "mask"))
